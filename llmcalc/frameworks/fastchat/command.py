@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any, NamedTuple
 
+from ..launch.auto_values import AUTO_BUCKETS, AUTO_FORMATS
 from ..launch.command_line import arguments_of, model_name, plain_arguments
 from ..launch.record import CommandLine, Launch, LaunchReader, LaunchSource, Table, reading_of
 from ..launch.trainer import keys_read, launch_as_trainer
@@ -54,8 +55,7 @@ IGNORED = frozenset(
 
 QWEN_CONFIGS: Mapping[str, Table] = {
     f"finetune/ds_config_zero{stage}.json": {
-        "fp16": {"enabled": "auto"},
-        "bf16": {"enabled": "auto"},
+        **AUTO_FORMATS,
         "optimizer": {"type": "AdamW"},
         "zero_optimization": {"stage": stage, "overlap_comm": True, "contiguous_gradients": True, **buckets},
         "gradient_accumulation_steps": "auto",
@@ -63,10 +63,9 @@ QWEN_CONFIGS: Mapping[str, Table] = {
     }
     for stage, buckets in (
         (2, {"allgather_bucket_size": 200_000_000, "reduce_bucket_size": 200_000_000}),
-        (3, {"reduce_bucket_size": "auto", "stage3_prefetch_bucket_size": "auto",
-             "stage3_param_persistence_threshold": "auto"}),
+        (3, AUTO_BUCKETS),
     )
-}  # fmt: skip
+}
 """The DeepSpeed configs that come with Qwen's finetune.py: path → what of them decides memory."""
 
 LENGTHS = {"finetune": 8192}

@@ -327,6 +327,46 @@ class LaunchReader:
         """Returns the value of an argument as a whole number of at least `least`, or the program's default."""
         return size_of(self, argument_name, self.value(config, argument_name, default), least=least)
 
+    def optional_size(self, config: Table, argument_name: str) -> int | None:
+        """Returns the value of an argument as a whole number of at least 1; None without it."""
+        value = config.get(argument_name)
+        return None if value is None else size_of(self, argument_name, value)
+
+    def node_devices(self, config: Table, nodes: str, node_devices: str, prefix: str = "") -> int:
+        """Returns the devices of all nodes of a config: by default 1 node with 8 devices.
+
+        nodes, node_devices: the arguments with the number of nodes, and of devices of each.
+        prefix: what precedes the arguments in the file; empty by default.
+        Raises `InputError` for `--devices` with another number.
+        """
+        counts = [
+            size_of(self, prefix + name, self.value(config, name, default))
+            for name, default in ((node_devices, 8), (nodes, 1))
+        ]
+        world_size = counts[0] * counts[1]
+        if self.source.devices_typed and self.source.world_size not in (None, world_size):
+            raise self.wrong(
+                "--devices",
+                f"{self.source.world_size}; the file has {nodes} · {node_devices} = {counts[1]} · {counts[0]}",
+            )
+        return world_size
+
+    def sequence_ranks(self, config: Table, argument_name: str, world_size: int, prefix: str = "") -> int:
+        """Returns the ranks that divide each sequence, with a note. Raises `InputError` for no divisor of the devices.
+
+        prefix: what precedes the argument in the file; empty by default.
+        """
+        ranks = self.size(config, argument_name, 1)
+        if world_size % ranks:
+            raise self.wrong(
+                prefix + argument_name, f"{ranks} on {world_size} devices; expected a divisor, or other --devices"
+            )
+        if ranks > 1:
+            self.notes.append(
+                f"{prefix}{argument_name} {ranks}: each rank has 1/{ranks} of a sequence; what it sends is not counted"
+            )
+        return ranks
+
     def flag(self, config: Table, argument_name: str, default: bool = False) -> bool:
         """Returns the value of an argument as a boolean, or its default.
 

@@ -11,7 +11,7 @@ from typing import Any
 from ...device_memory.optimizers.registry import LARGEST_RANK
 from ...errors import shown
 from ..frozen_model import FrozenModel
-from ..launch.record import Launch, LaunchReader, LaunchSource, Table, reading_of, size_of
+from ..launch.record import Launch, LaunchReader, LaunchSource, Table, reading_of
 from ..launch.trainer import (
     TRAINER_DEFAULTS,
     TRAINER_IGNORED,
@@ -257,7 +257,7 @@ def _low_rank_optimizer(
         if reader.value(config, f"{name}_{key}", value) not in (value, [value]):
             reader.unknown[f"{name}_{key}"] = f"{value} alone is modelled"
     reader.filled_in.pop("optim", None)
-    rank = size_of(reader, f"{name}_rank", reader.value(config, f"{name}_rank", 16))
+    rank = reader.size(config, f"{name}_rank", 16)
     if rank > LARGEST_RANK:
         raise reader.wrong(f"{name}_rank", f"{rank:,}; expected at most {LARGEST_RANK:,}")
     settings: dict[str, Any] = {"optimizer": f"{name}-r{rank}", "optimizer_impl": "loop"}

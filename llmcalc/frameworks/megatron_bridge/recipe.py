@@ -197,6 +197,9 @@ def _read_configuration(reader: LaunchReader, config: Config, name: str) -> Laun
             reader.filled_in[key] = default
         return size_of(reader, key, default if get(key) is None else get(key))
 
+    def optional_size(key: str) -> int | None:
+        return None if get(key) is None else size_of(reader, key, get(key))
+
     adapters = _adapter_settings(reader, config)
     reader.refuse_other_values(config, OFF, ending=" for a model that is named")
     precision = config.get("mixed_precision", config.get(f"mixed_precision.{CALLED}"))
@@ -207,7 +210,6 @@ def _read_configuration(reader: LaunchReader, config: Config, name: str) -> Laun
     )
     tp, pp, cp = (size(f"model.{kind}_parallel_size", 1) for kind in ("tensor_model", "pipeline_model", "context"))
     ep = size("model.expert_model_parallel_size", 1)
-    etp, vpp = get("model.expert_tensor_parallel_size"), get("model.virtual_pipeline_model_parallel_size")
     batch, global_batch = size("train.micro_batch_size", 1), size("train.global_batch_size", 1)
     gpus = re.search(r"_(\d{1,5})gpu_", name)
     world_size = reader.source.world_size
@@ -216,8 +218,8 @@ def _read_configuration(reader: LaunchReader, config: Config, name: str) -> Laun
         pp=pp,
         cp=cp,
         ep=ep,
-        etp=None if etp is None else size_of(reader, "model.expert_tensor_parallel_size", etp),
-        vpp=1 if vpp is None else size_of(reader, "model.virtual_pipeline_model_parallel_size", vpp),
+        etp=optional_size("model.expert_tensor_parallel_size"),
+        vpp=optional_size("model.virtual_pipeline_model_parallel_size") or 1,
         sequence_parallel=get("model.sequence_parallel") is True,
         distributed_optimizer=any(
             get(f"{section}.use_distributed_optimizer", True) is not False for section in ("ddp", "optimizer")

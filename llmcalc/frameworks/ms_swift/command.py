@@ -10,6 +10,7 @@ from dataclasses import replace
 from typing import Any
 
 from ...errors import shown
+from ..launch.auto_values import AUTO_BATCH, AUTO_BUCKETS, AUTO_FORMATS
 from ..launch.command_line import arguments_of, model_name, plain_arguments
 from ..launch.grpo import grpo_length, with_log_probabilities
 from ..launch.record import CommandLine, Launch, LaunchReader, LaunchSource, Table, reading_of, size_of, unknown_keys
@@ -48,8 +49,6 @@ IGNORED = frozenset(
 
 OFFLOADED = {"zero2_offload": 2, "zero3_offload": 3}
 
-AUTO = "auto"
-
 
 def deepspeed_config(name: str) -> dict[str, Any] | None:
     """Returns the DeepSpeed config shipped with ms-swift under a name such as `zero3`; None for another name."""
@@ -63,25 +62,15 @@ def deepspeed_config(name: str) -> dict[str, Any] | None:
     zero["contiguous_gradients"] = True
     if stage == 3:
         zero |= {
+            **AUTO_BUCKETS,
             "offload_param": {"device": device},
             "sub_group_size": 1_000_000_000,
-            "reduce_bucket_size": AUTO,
-            "stage3_prefetch_bucket_size": AUTO,
-            "stage3_param_persistence_threshold": AUTO,
             "stage3_max_live_parameters": 1_000_000_000,
             "stage3_max_reuse_distance": 1_000_000_000,
         }
     else:
         zero |= {"allgather_bucket_size": 200_000_000, "reduce_bucket_size": 200_000_000, "reduce_scatter": True}
-    return {
-        "fp16": {"enabled": AUTO},
-        "bf16": {"enabled": AUTO},
-        "zero_optimization": zero,
-        "gradient_accumulation_steps": AUTO,
-        "gradient_clipping": AUTO,
-        "train_batch_size": AUTO,
-        "train_micro_batch_size_per_gpu": AUTO,
-    }
+    return {"zero_optimization": zero, **AUTO_FORMATS, **AUTO_BATCH}
 
 
 def starts_program(command_line: CommandLine) -> bool:
@@ -185,22 +174,6 @@ def _check_visible_devices(reader: LaunchReader, config: Table) -> None:
     )
 
 
-def _sequence_ranks(reader: LaunchReader, data: Table) -> int:
-    """Returns the ranks that divide each sequence (swift/sequence_parallel/*.py, Ulysses): each has a part of its
-    tokens, and of their logits."""
-    ranks = reader.size(data, "sequence_parallel_size", 1)
-    world_size = reader.source.world_size or 1
-    if world_size % ranks:
-        raise reader.wrong(
-            "--sequence_parallel_size", f"{ranks} on {world_size} devices; expected a divisor, or --devices"
-        )
-    if ranks > 1:
-        reader.notes.append(
-            f"--sequence_parallel_size {ranks}: each rank has 1/{ranks} of a sequence; what it sends is not counted"
-        )
-    return ranks
-
-
 def _adapter_arguments(reader: LaunchReader, config: Table) -> dict[str, Any]:
     """Returns the Trainer's arguments of LoRA adapters."""
     table = {
@@ -254,7 +227,8 @@ def _trainer_table(reader: LaunchReader, data: Table, rlhf_type: str, verb: str)
     length = data.get("packing_length", data.get("max_length"))
     if rlhf_type == "grpo":
         length = grpo_length(reader, data, "max_length", tuner == "lora", GRPO_BETA)["seq"]
-    sequence_ranks = _sequence_ranks(reader, data)
+    # swift/sequence_parallel/*.py, Ulysses: each rank has a part of the tokens, and of their logits
+    sequence_ranks = reader.sequence_ranks(data, "sequence_parallel_size", world_size, "--")
     if length is not None:
         table["max_length"] = -(-size_of(reader, "max_length", length) // sequence_ranks)
     elif sequence_ranks > 1:

@@ -97,14 +97,13 @@ def run_of_megatron(
         reader.notes.append(SFT_NOTE)
     if length is None:
         raise reader.wrong("--max_length", "missing; the length is that of the model; expected --max_length N")
-    vpp = config.get("virtual_pipeline_model_parallel_size")
     parallel_run = MegatronRun(
         tp=sizes["tensor_model_parallel_size"],
         pp=sizes["pipeline_model_parallel_size"],
         cp=sizes["context_parallel_size"],
         ep=sizes["expert_model_parallel_size"],
         etp=sizes["expert_tensor_parallel_size"],
-        vpp=1 if vpp is None else size_of(reader, "virtual_pipeline_model_parallel_size", vpp),
+        vpp=reader.optional_size(config, "virtual_pipeline_model_parallel_size") or 1,
         sequence_parallel=reader.flag(config, "sequence_parallel"),
         distributed_optimizer=reader.flag(config, "use_distributed_optimizer", True),
         batch=_sequences(reader, rlhf_type, sizes["micro_batch_size"], adapters),

@@ -86,10 +86,7 @@ def _model_of(reader: LaunchReader, model: Table) -> ModelSpec:
     if activation not in ("swiglu", "gelu", "relu"):
         raise reader.wrong("model.activation_type", f"{shown(activation)}; expected swiglu, gelu or relu")
     is_gated = activation == "swiglu"
-    hidden = model.get("mlp_hidden_size")
-    inner_width = (
-        reader.size(model, "mlp_ratio", 4) * width if hidden is None else size_of(reader, "mlp_hidden_size", hidden)
-    )
+    inner_width = reader.optional_size(model, "mlp_hidden_size") or reader.size(model, "mlp_ratio", 4) * width
     norm_type = str(reader.value(model, "layer_norm_type", "default"))
     if norm_type not in ("default", "low_precision", "rms", "amd_compatible"):
         raise reader.wrong("model.layer_norm_type", f"{shown(norm_type)}; expected default, low_precision or rms")

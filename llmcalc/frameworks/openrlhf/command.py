@@ -14,6 +14,7 @@ from typing import Any
 from ...errors import shown
 from ..deepspeed.config_file import run_of_program
 from ..frozen_model import FrozenModel
+from ..launch.auto_values import AUTO_BUCKETS
 from ..launch.command_line import arguments_of, model_name, plain_arguments
 from ..launch.record import CommandLine, Launch, LaunchReader, LaunchSource, Table, reading_of, share_of, size_of
 from ..launch.rollout import Model, Place, Rollout
@@ -142,15 +143,7 @@ def _refuse_unmodelled(reader: LaunchReader, config: Table) -> None:
 
 def _actor_devices(reader: LaunchReader, config: Table) -> int:
     """Returns the number of devices of the actor's placement group."""
-    gpus_per_node = size_of(reader, "--actor.num_gpus_per_node", reader.value(config, "actor.num_gpus_per_node", 8))
-    nodes = size_of(reader, "--actor.num_nodes", reader.value(config, "actor.num_nodes", 1))
-    world_size = gpus_per_node * nodes
-    world_option = reader.source.world_size if reader.source.devices_typed else None
-    if world_option not in (None, world_size):
-        raise reader.wrong(
-            "--devices", f"{world_option}; the actor has {nodes} · {gpus_per_node} = {world_size} devices in the file"
-        )
-    return world_size
+    return reader.node_devices(config, "actor.num_nodes", "actor.num_gpus_per_node", "--")
 
 
 def _pair_settings(
@@ -180,11 +173,9 @@ def _deepspeed_config(reader: LaunchReader, data: Table, world_size: int | None)
     if data.get("train.dynamic_batch_enable"):
         micro_batch = 1
     zero: dict[str, Any] = {
-        "stage": size_of(reader, "--ds.zero_stage", reader.value(data, "ds.zero_stage", 2), least=0),
+        "stage": reader.size(data, "ds.zero_stage", 2, least=0),
         "offload_optimizer": {"device": "cpu" if reader.flag(data, "ds.adam_offload") else "none"},
-        "reduce_bucket_size": "auto",
-        "stage3_prefetch_bucket_size": "auto",
-        "stage3_param_persistence_threshold": "auto",
+        **AUTO_BUCKETS,
     }
     if reader.flag(data, "ds.overlap_comm"):
         zero["overlap_comm"] = True

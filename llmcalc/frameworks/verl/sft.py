@@ -43,14 +43,10 @@ def run_of_sft(reader: LaunchReader, config: Table) -> LaunchSettings:
         elif argument_name not in READ:
             reader.unknown[argument_name[:100]] = "no key that is known"
     world_size = reader.devices(reader.source.world_size)
-    cp = reader.size(config, "ulysses_sequence_parallel_size", 1)
+    cp = reader.sequence_ranks(config, "ulysses_sequence_parallel_size", world_size)
     length = reader.size(config, "data.max_length", 1024)
-    if world_size % cp or length % cp:
-        raise reader.wrong(
-            "ulysses_sequence_parallel_size", f"{cp} on {world_size} devices; expected --devices of a multiple of {cp}"
-        )
-    if cp > 1:
-        reader.notes.append(f"Ulysses over {cp} ranks: each has 1/{cp} of the tokens; what they send is not counted")
+    if length % cp:
+        raise reader.wrong("ulysses_sequence_parallel_size", f"{cp}; expected a divisor of data.max_length {length}")
     ranks = world_size // cp
     if config.get("data.micro_batch_size") is not None:
         batch = max(1, size_of(reader, "data.micro_batch_size", config["data.micro_batch_size"]) // ranks)

@@ -199,3 +199,11 @@ def test_devices_of_experts_and_of_context_are_multiples_of_both() -> None:
     assert smallest_run(MegatronRun(tp=4, ep=6, etp=1)) == 12
     assert smallest_run(MegatronRun(tp=2, pp=2, ep=8)) == 32
     assert smallest_run(MegatronRun(tp=8, ep=2, etp=1)) == 8
+
+
+def test_groups_of_ranks_in_the_config_of_accelerate_launch(tmp_path: Path) -> None:
+    config = {"distributed_type": "FSDP", "num_processes": 4, "parallelism_config": {"parallelism_config_cp_size": 2}}
+    (tmp_path / "a.yaml").write_text(yaml.safe_dump(config))
+    script = "accelerate launch --config_file a.yaml train.py --model_name_or_path gpt2 --per_device_train_batch_size 2"
+    layout = launch_of(f"#!/bin/bash\n{script}\n", "x.sh", None, folder=tmp_path).layout
+    assert (layout.cp, layout.dp) == (2, 2)
