@@ -57,6 +57,7 @@ def _with_command_flags(table: dict[str, Any], flags: Table) -> dict[str, Any]:
     for section, pattern in (
         ("fsdp_config", r"fsdp_\w+"),
         ("deepspeed_config", r"zero_stage|deepspeed_config_file|offload_\w+"),
+        ("parallelism_config", r"parallelism_config_\w+"),
     ):
         section_flags = {key: value for key, value in flags.items() if re.fullmatch(pattern, key)}
         if section_flags:

@@ -52,19 +52,13 @@ class MegatronArguments:
     )
     rotary_base: int = 10000
     rotary_percent: float = 1.0
-    rotary_interleaved: bool = False
-    rotary_seq_len_interpolation_factor: int | None = None
-    use_rope_scaling: bool = False
-    rope_scaling_factor: float = 8.0
     no_rope_freq: int | tuple[int, ...] | None = None
     no_position_embedding: bool = False
     use_rotary_position_embeddings: bool = False
-    mrope_section: tuple[int, ...] | None = None
     relative_attention_num_buckets: int = 32
     relative_attention_max_distance: int = 128
     normalization: Literal["LayerNorm", "RMSNorm"] = "LayerNorm"
     norm_epsilon: float = 1e-05
-    apply_layernorm_1p: bool = False
     qk_layernorm: bool = False
     qk_l2_norm: bool = False
     qk_clip: bool = False
@@ -103,14 +97,11 @@ class MegatronArguments:
     encoder_num_layers: int | None = None
     decoder_num_layers: int | None = None
     bert_no_binary_head: bool = False
-    num_classes: int = 1000
     heterogeneous_layers_config_path: str | None = None
     heterogeneous_layers_config_encoded_json: str | None = None
     spec: tuple[str, ...] | None = None
-    use_mcore_models: bool = False
     transformer_impl: Literal["local", "transformer_engine", "inference_optimized"] = "transformer_engine"
     enable_mhc_connections: bool = False
-    mhc_num_residual_streams: int = 4
     tensor_parallel_num_weight_shards: int | None = None
     expert_tensor_parallel_num_weight_shards: int | None = None
 
@@ -122,8 +113,6 @@ class MegatronArguments:
     vocab_extra_ids: int = 0
     tokenizer_type: str | None = None
     tokenizer_model: str | None = None
-    tiktoken_num_special_tokens: int = 1000
-    null_tokenizer_eod_id: int | None = None
 
     # Multi-head latent attention.
     multi_latent_attention: bool = False
@@ -132,11 +121,7 @@ class MegatronArguments:
     qk_head_dim: int = 128
     qk_pos_emb_head_dim: int = 64
     v_head_dim: int = 128
-    rotary_scaling_factor: float = 1.0
-    mscale: float = 1.0
-    mscale_all_dim: float = 0.0
     mla_down_proj_fusion: bool = False
-    cache_mla_latents: bool = False
     rope_type: Literal["rope", "yarn"] | None = None
 
     # Experts.
@@ -147,16 +132,11 @@ class MegatronArguments:
     moe_shared_expert_gate: bool = False
     moe_shared_expert_overlap: bool = False
     moe_router_topk: int = 2
-    moe_router_pre_softmax: bool = False
-    moe_router_topk_scaling_factor: float | None = None
     moe_router_score_function: Literal["softmax", "sigmoid", "sqrtsoftplus"] = "softmax"
     moe_router_dtype: Literal["fp32", "fp64"] | None = None
     moe_router_enable_expert_bias: bool = False
-    moe_router_num_groups: int | None = None
-    moe_router_group_topk: int | None = None
     moe_router_load_balancing_type: tuple[str, ...] = ("aux_loss",)
     moe_aux_loss_coeff: tuple[float, ...] = (0.0,)
-    moe_router_force_load_balancing: bool = False
     moe_router_padding_for_quantization: bool = False
     moe_router_padding_for_fp8: bool = False
     moe_router_fusion: bool = False
@@ -173,7 +153,6 @@ class MegatronArguments:
     moe_permute_fusion_into_hybridep: bool = False
     moe_expert_capacity_factor: float | None = None
     moe_pad_expert_input_to_capacity: bool = False
-    moe_token_drop_policy: Literal["probs", "position"] = "probs"
     moe_expert_rank_capacity_factor: float | None = None
     moe_layer_recompute: bool = False
     moe_latent_size: int | None = None
@@ -219,12 +198,8 @@ class MegatronArguments:
     decoder_seq_length: int | None = None
     no_create_attention_mask_in_dataloader: bool = False
     dataloader_inter_document_masking: bool = False
-    reset_attention_mask: bool = False
-    reset_position_ids: bool = False
     sft: bool = False
     hybrid_context_parallel: bool = False
-    max_seqlen_per_dp_cp_rank: int | None = None
-    train_iters: int | None = None
     skip_train: bool = False
     freeze_all_layers: bool = False
 
@@ -235,7 +210,6 @@ class MegatronArguments:
     # Kernels.
     attention_backend: Literal["auto", "flash", "fused", "unfused", "local"] = "auto"
     use_flash_attn: bool = False
-    flash_attention_version: int | None = None
     attention_softmax_in_fp32: bool = False
     apply_query_key_layer_scaling: bool = False
     no_masked_softmax_fusion: bool = False
@@ -243,12 +217,10 @@ class MegatronArguments:
     no_bias_swiglu_fusion: bool = False
     no_bias_dropout_fusion: bool = False
     no_rope_fusion: bool = False
-    no_persist_layer_norm: bool = False
     cross_entropy_loss_fusion: bool = False
     cross_entropy_fusion_impl: Literal["native", "te"] = "native"
     fp16_lm_cross_entropy: bool = False
     output_logit_dtype: Literal["bf16", "fp32"] | None = None
-    calculate_per_token_loss: bool = False
     no_gradient_accumulation_fusion: bool = False
     deterministic_mode: bool = False
     batch_invariant_mode: bool = False
@@ -279,10 +251,7 @@ class MegatronArguments:
     first_last_layers_bf16: bool = False
     num_layers_at_start_in_bf16: int = 1
     num_layers_at_end_in_bf16: int = 1
-    keep_fp8_transpose_cache: bool = False
-    reuse_grad_buf_for_mxfp8_param_ag: bool = False
     fp4_format: Literal["e2m1"] | None = None
-    fp4_recipe: Literal["nvfp4", "custom"] = "nvfp4"
     fp4_param_gather: bool = False
     te_precision_config_file: str | None = None
 
@@ -295,24 +264,17 @@ class MegatronArguments:
     distribute_saved_activations: bool = False
     cpu_offloading_num_layers: int = 0
     fine_grained_activation_offloading: bool = False
-    offload_modules: tuple[str, ...] = ()
-    activation_offload_fraction: float = 1.0
-    mhc_recompute_layer_num: int | None = None
 
     # CUDA graphs.
     enable_cuda_graph: bool = False
     external_cuda_graph: bool = False
     cuda_graph_impl: Literal["none", "local", "transformer_engine", "full_iteration"] = "none"
-    cuda_graph_modules: tuple[str, ...] = ()
-    cuda_graph_scope: tuple[str, ...] | None = None
-    cuda_graph_warmup_steps: int = 3
     optimizer_cuda_graph: bool = False
 
     # The layout.
     tensor_model_parallel_size: int = 1
     pipeline_model_parallel_size: int = 1
     context_parallel_size: int = 1
-    hierarchical_context_parallel_sizes: tuple[int, ...] | None = None
     cp_comm_type: tuple[str, ...] = ("p2p",)
     expert_model_parallel_size: int = 1
     expert_tensor_parallel_size: int | None = None
@@ -327,12 +289,10 @@ class MegatronArguments:
     pipeline_model_parallel_layout: str | None = None
     no_overlap_p2p_communication: bool = False
     overlap_p2p_communication_warmup_flush: bool = False
-    use_ring_exchange_p2p: bool = False
     defer_embedding_wgrad_compute: bool = False
     wgrad_deferral_limit: int = 0
     tp_comm_overlap: bool = False
     tp_comm_overlap_cfg: str | None = None
-    use_tp_pp_dp_mapping: bool = False
 
     # Data parallelism.
     use_distributed_optimizer: bool = False
@@ -342,7 +302,6 @@ class MegatronArguments:
     ddp_num_buckets: int | None = None
     ddp_bucket_size: int | None = None
     ddp_pad_buckets_for_high_nccl_busbw: bool = False
-    ddp_average_in_collective: bool = False
     ddp_reduce_scatter_with_fp32_accumulation: bool = False
     ddp_param_name_patterns_for_fp32_local_accumulation: tuple[str, ...] = ()
     num_distributed_optimizer_instances: int = 1
@@ -354,21 +313,11 @@ class MegatronArguments:
     data_parallel_sharding_strategy: Literal["no_shard", "optim", "optim_grads", "optim_grads_params"] = (
         "optim_grads_params"
     )
-    outer_dp_sharding_strategy: Literal["no_shard", "optim"] = "no_shard"
-    fsdp_double_buffer: bool = False
-    megatron_fsdp_version: int = 1
-    megatron_fsdp_main_params_dtype: Literal["fp32", "bf16", "fp16", "auto"] = "fp32"
-    megatron_fsdp_main_grads_dtype: Literal["fp32", "bf16", "fp16", "auto"] = "auto"
-    megatron_fsdp_grad_comm_dtype: Literal["fp32", "fp16", "bf16", "auto"] = "auto"
-    suggested_communication_unit_size: int | None = None
-    enable_full_sharding_in_hsdp: bool = False
     torch_fsdp2_no_reshard_after_forward: bool = False
 
     # The optimizer.
     optimizer: Literal["adam", "sgd", "muon", "dist_muon", "lion", "soap", "adaptive_muon"] = "adam"
     sgd_momentum: float = 0.9
-    muon_momentum: float = 0.9
-    muon_no_split_qkv: bool = False
     muon_tp_mode: Literal["blockwise", "duplicated", "distributed"] = "duplicated"
     muon_scalar_optimizer: Literal["adam", "lion"] = "adam"
     muon_use_syrk: bool = False
@@ -377,26 +326,15 @@ class MegatronArguments:
     main_params_dtype: Literal["fp32", "fp16"] = "fp32"
     exp_avg_dtype: Literal["fp32", "fp16", "bf16", "fp8"] = "fp32"
     exp_avg_sq_dtype: Literal["fp32", "fp16", "bf16", "fp8"] = "fp32"
-    decoupled_lr: float | None = None
     optimizer_cpu_offload: bool = False
-    optimizer_offload_fraction: float = 1.0
-    no_weight_decay_cond_type: Literal["apply_wd_to_qk_layernorm"] | None = None
-    apply_wd_to_qk_layernorm: bool = False
-    clip_grad: float = 1.0
-    weight_decay: float = 0.01
-    log_num_zeros_in_grad: bool = False
-    empty_unused_memory_level: int = 0
 
     # Work beside training steps.
     perform_rl_step: bool = False
-    rl_use_sequence_packing: bool = False
     logits_load_dir: str | None = None
     logits_save_dir: str | None = None
     save_wgrads_interval: int | None = None
     save_dgrads_interval: int | None = None
     save_activations_interval: int | None = None
-    check_weight_hash_across_dp_replicas_interval: int | None = None
-    rerun_mode: Literal["disabled", "validate_results", "report_stats"] = "validate_results"
     log_max_attention_logit: bool = False
     moe_routing_trace_path: str | None = None
 

@@ -16,6 +16,7 @@ from llmcalc.frameworks.launch.accelerate import read_accelerate
 from llmcalc.frameworks.launch.read import launch_of
 from llmcalc.frameworks.launch.record import Launch, LaunchSource
 from llmcalc.frameworks.launch.trainer import read_trainer
+from llmcalc.frameworks.megatron.arguments import MegatronArguments
 from llmcalc.frameworks.megatron.named_model import MegatronRun, smallest_run
 
 FRAMEWORKS = Path(llmcalc.__file__).parent / "frameworks"
@@ -207,3 +208,29 @@ def test_groups_of_ranks_in_the_config_of_accelerate_launch(tmp_path: Path) -> N
     script = "accelerate launch --config_file a.yaml train.py --model_name_or_path gpt2 --per_device_train_batch_size 2"
     layout = launch_of(f"#!/bin/bash\n{script}\n", "x.sh", None, folder=tmp_path).layout
     assert (layout.cp, layout.dp) == (2, 2)
+    script = script.replace("launch", "launch --parallelism_config_cp_size 4")
+    assert launch_of(f"#!/bin/bash\n{script}\n", "x.sh", None, folder=tmp_path).layout.cp == 4
+
+
+def test_each_field_of_megatrons_arguments_is_looked_up() -> None:
+    files = [file for file in FRAMEWORKS.rglob("*.py") if file != FRAMEWORKS / "megatron" / "arguments.py"]
+    nodes = [node for file in files for node in ast.walk(ast.parse(file.read_text()))]
+    names = {node.attr for node in nodes if isinstance(node, ast.Attribute)}
+    names |= {node.value for node in nodes if isinstance(node, ast.Constant) and isinstance(node.value, str)}
+    assert not set(MegatronArguments.flags().values()) - names
+
+
+@pytest.mark.parametrize(
+    ("flag", "reason"),
+    [
+        ("--fp16-lm-cross-entropy", "other kernels than those that run by default"),
+        ("--overlap-p2p-communication-warmup-flush", "work that overlaps"),
+        ("--muon-scalar-optimizer lion", "another optimizer's shards"),
+    ],
+)
+def test_arguments_of_megatron_that_are_not_modelled(flag: str, reason: str) -> None:
+    sizes = "--num-layers 2 --hidden-size 64 --num-attention-heads 4 --seq-length 64 --max-position-embeddings 64"
+    command = f"torchrun pretrain_gpt.py {sizes} --micro-batch-size 1 --vocab-size 100 --tokenizer-type NullTokenizer"
+    assert _script(command, 1).framework == "megatron"
+    with pytest.raises(InputError, match=reason):
+        _script(f"{command} {flag}", 1)
