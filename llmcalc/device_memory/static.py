@@ -279,7 +279,7 @@ def _training_memory(spec: ModelSpec, count: ParameterCount, settings: Settings)
         "training",
         weights,
         Workload(batch, seq, source=settings.source, phase="training"),
-        grad_dtype=_float_format(settings.grad_dtype, "--grad-dtype", adapter_dtype or weights),
+        grad_dtype=_gradient_format(settings.grad_dtype, adapter_dtype or weights),
         has_master=has_master,
         optimizer=_optimizer_state(record, settings, count, weights, has_master, adapters, adapter_dtype),
         precision=_precision_name(settings, weights, has_master),
@@ -368,6 +368,23 @@ def _precision_name(settings: Settings, weights: str, has_master: bool) -> str:
     if DTYPE_BITS[weights] >= 32:
         return "autocast" if settings.precision == "autocast" else short_dtype(weights)
     return short_dtype(weights) + ("-master" if has_master else "")
+
+
+def _gradient_format(format_name: str | None, weights: str) -> str:
+    """Returns the full name of the gradients' format. Raises `InputError` for a format in which none are summed.
+
+    weights: the number format of the trained weights, which is the default.
+    """
+    number_format = _float_format(format_name, "--grad-dtype", weights)
+    if number_format not in (*GRADIENT_FORMATS, weights):
+        raise InputError(
+            f"--grad-dtype {short_dtype(number_format)}: no framework sums gradients in it; expected fp32, bf16 or fp16"
+        )
+    return number_format
+
+
+GRADIENT_FORMATS = "float32", "bfloat16", "float16"
+"""Number formats in which frameworks sum gradients of weights in any format."""
 
 
 def _float_format(format_name: str | None, option: str, default: str) -> str:

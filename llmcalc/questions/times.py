@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Callable
 from dataclasses import replace
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from ..device_memory.settings import Settings
@@ -15,6 +16,7 @@ from ..reports.answer import ReportedAnswer
 from ..sources.preset import Preset
 from ..sources.target import load
 from ..timing.calibration import UNCHANGED, Calibration, Factors
+from ..workload.lora import PARALLEL_LIBRARIES
 from ..workload.setting import declared, option
 from .durations import parse_duration
 from .runs import RunQuestion
@@ -154,10 +156,17 @@ def _training_time(question: RunQuestion, options: TimeOptions) -> TimedRun:
         if getattr(options, name):
             raise InputError(f"{option(name)}: is of inference; expected --phase prefill or decode")
     assert question.hardware is not None
-    with suggest_nearest_layouts(question.preset.model, question.layout, question.tokens):
+    layout_question = question.preset.model, question.layout, question.tokens
+    with suggest_nearest_layouts(*layout_question):
         memory, record, layout = training_run(question)
         micro_batches = micro_batches_of(memory, layout, options.global_batch)
         settings = time_settings(question, record, options)
+    adapters = memory.states.adapters
+    divides_adapters = adapters is not None and adapters.library in PARALLEL_LIBRARIES
+    check_layout = partial(record.check_layout, memory) if divides_adapters else None
+    with suggest_nearest_layouts(*layout_question, check_layout=check_layout):
+        if check_layout is not None:  # as `memory` refuses it
+            check_layout(layout)
         return time_training(memory, question.hardware, layout, micro_batches, settings)
 
 

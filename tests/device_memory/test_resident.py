@@ -200,6 +200,8 @@ def test_it_fits_to_the_last_byte() -> None:
         (Settings(optimizer_dtype="fp32"), "--optimizer-dtype: it is not for the phase inference"),
         (Settings(dtype="bf17"), "unknown dtype 'bf17'"),
         (Settings("training", dtype="int8"), "--dtype int8: integers take no gradient"),
+        (Settings("training", grad_dtype="fp64"), "--grad-dtype fp64: no framework sums gradients in it"),
+        (Settings("training", grad_dtype="fp8"), "--grad-dtype fp8: no framework sums gradients in it"),
         (Settings("training", optimizer="shampoo"), "--optimizer: 'shampoo' is not known; expected one of adamw"),
         (Settings("training", optimizer="adamw", momentum=True), "--momentum: for --optimizer sgd, not adamw"),
         (

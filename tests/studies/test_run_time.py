@@ -186,6 +186,15 @@ def test_an_accelerator_without_peaks_is_ordered_by_memory(run: Any) -> None:
     assert "no memory bandwidth is known" in refusal(run, *words, "--by", "time")
 
 
+def test_adapters_of_divided_experts_are_refused_as_in_memory(run: Any) -> None:
+    layout = ("--framework", "megatron", "--tp", "2", "--ep", "2", "--etp", "2", "--dp", "4", "--zero", "1")
+    adapters = ("--lora-rank", "8", "--lora-library", "mcore-bridge", "--lora-targets", "all-linear")
+    words = ("qwen3-30b-a3b", "--phase", "training", "--seq", "512", *layout, *adapters)
+    message = refusal(run, "memory", *words)
+    assert "--etp 2: not modelled with adapters of experts; expected --etp 1" in message
+    assert refusal(run, "time", *words, *H100) == message
+
+
 def test_adapters_of_peft_under_megatron_are_timed_although_their_memory_is_not_modelled(run: Any) -> None:
     words = (SMALL, "--phase", "training", "--framework", "megatron", "--tp", "2", "--seq", "512")
     adapters = ("--lora-rank", "8", "--lora-targets", "q_proj,v_proj")
