@@ -79,7 +79,7 @@ def read_command(command_line: CommandLine, source_file: LaunchSource) -> Launch
         check_keys(reader, config)
         world_size = _training_devices(reader, config)
         parallel_run = _megatron_run(reader, config, world_size) if megatron else _fsdp_run(reader, config, world_size)
-        rollout = read_rollout(reader, config, parallel_run.layout, megatron, _micro_batch_shape(reader, config))
+        rollout = read_rollout(reader, config, parallel_run, megatron)
         reader.ignored += [key for key in config if not _is_read(key, rollout)]
         return reader.launch("megatron" if megatron else "fsdp2", parallel_run, target=target, rollout=rollout)
 
@@ -113,19 +113,18 @@ def _training_devices(reader: LaunchReader, config: Table) -> int:
     return reader.node_devices(config, "trainer.nnodes", "trainer.n_gpus_per_node")
 
 
-def _micro_batch_shape(reader: LaunchReader, config: Table) -> tuple[int, int]:
-    """Returns the sequences of a micro-batch, and the largest number of tokens per sequence."""
+def _micro_batch_shape(reader: LaunchReader, config: Table, sequence_ranks: int) -> tuple[int, int]:
+    """Returns the sequences of a micro-batch, and the largest number of tokens per sequence on all of its ranks."""
     prompt_tokens = reader.size(config, "data.max_prompt_length", 512)
     response_tokens = reader.size(config, "data.max_response_length", 512)
     if reader.flag(config, f"{ACTOR}.use_dynamic_bsz"):
         tokens = reader.size(config, f"{ACTOR}.ppo_max_token_len_per_gpu", 16384)
-        note = "use_dynamic_bsz: micro-batches of ppo_max_token_len_per_gpu tokens"
-        reader.notes += [] if note in reader.notes else [note]
-        return 1, tokens
+        reader.notes.append("use_dynamic_bsz: micro-batches of ppo_max_token_len_per_gpu tokens")
+        return 1, tokens * sequence_ranks  # workers/actor/dp_actor.py, `max_token_len`
     name = f"{ACTOR}.ppo_micro_batch_size_per_gpu"
     total_key = f"{ACTOR}.ppo_micro_batch_size"
     if config.get(name) is None and config.get(total_key) is not None:
-        ranks = _training_devices(reader, config) // reader.size(config, f"{ACTOR}.ulysses_sequence_parallel_size", 1)
+        ranks = _training_devices(reader, config) // sequence_ranks
         return max(1, size_of(reader, total_key, config[total_key]) // max(1, ranks)), prompt_tokens + response_tokens
     if config.get(name) is None:
         raise reader.wrong(name, "missing; expected it, or use_dynamic_bsz=True")
@@ -196,7 +195,7 @@ def _fsdp_run(reader: LaunchReader, config: Table, world_size: int) -> LaunchSet
     if reader.flag(config, f"{MODEL}.enable_gradient_checkpointing", True):
         settings["recompute"] = "full"
     cp = reader.sequence_ranks(config, f"{ACTOR}.ulysses_sequence_parallel_size", world_size)
-    batch, tokens = _micro_batch_shape(reader, config)
+    batch, tokens = _micro_batch_shape(reader, config, cp)
     if tokens % cp:
         raise reader.wrong(
             f"{ACTOR}.ulysses_sequence_parallel_size", f"{cp}; expected a divisor of the {tokens} tokens of a sequence"
@@ -250,7 +249,7 @@ def _megatron_run(reader: LaunchReader, config: Table, world_size: int) -> Launc
     tp, pp, cp = (
         size(f"{argument_name}_parallel_size") for argument_name in ("tensor_model", "pipeline_model", "context")
     )
-    batch, tokens = _micro_batch_shape(reader, config)
+    batch, tokens = _micro_batch_shape(reader, config, cp)
     parallel_run = MegatronRun(
         tp=tp,
         pp=pp,

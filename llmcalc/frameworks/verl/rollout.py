@@ -10,7 +10,7 @@ from typing import Any
 from ...errors import shown
 from ...parallel.layout import Layout
 from ..engines.registry import engine
-from ..launch.record import LaunchReader, Table, share_of, size_of
+from ..launch.record import LaunchReader, LaunchSettings, Table, share_of, size_of
 from ..launch.rollout import Model, Place, Rollout, States
 
 MODEL, ACTOR = "actor_rollout_ref.model", "actor_rollout_ref.actor"
@@ -36,17 +36,13 @@ SOURCE = "verl/workers/fsdp_workers.py, megatron_workers.py"
 """Where the files of verl say what is on a device in each phase."""
 
 
-def read_rollout(
-    reader: LaunchReader, config: Table, layout: Layout, megatron: bool, micro_batch: tuple[int, int]
-) -> Rollout:
-    """Returns the rollout engine and the models beside the actor (trainer/config/rollout/rollout.yaml, ref, critic).
-
-    micro_batch: sequences of a micro-batch of the update, and tokens of each.
-    """
+def read_rollout(reader: LaunchReader, config: Table, actor_run: LaunchSettings, megatron: bool) -> Rollout:
+    """Returns the rollout engine and the models beside the actor (trainer/config/rollout/rollout.yaml, ref, critic)."""
+    layout, rank_tokens = actor_run.layout, actor_run.settings["seq"] // actor_run.layout.cp
     kind = "megatron" if megatron else "fsdp_config"
     reader.notes.append("rollouts at their longest")
     engine_name, flags = _engine_and_flags(reader, config)
-    sequences, tokens = _log_probability_batch(reader, config, *micro_batch)
+    sequences, tokens = _log_probability_batch(reader, config, actor_run.settings["batch"], rank_tokens)
     is_compiled = reader.flag(config, f"{ACTOR}.use_torch_compile", True)
     is_fused = reader.flag(config, f"{MODEL}.use_fused_kernels")
     bucket = f"{ROLLOUT}.checkpoint_engine.update_weights_bucket_megabytes"
@@ -118,16 +114,18 @@ def _engine_arguments(reader: LaunchReader, config: Table, name: str) -> dict[st
 
 
 def _log_probability_batch(reader: LaunchReader, config: Table, sequences: int, tokens: int) -> tuple[int, int]:
-    """Returns sequences, and tokens per sequence, of a micro-batch of log-probabilities; by default the actor's."""
-    sequence_ranks = reader.size(config, f"{ACTOR}.ulysses_sequence_parallel_size", 1)
+    """Returns the sequences of a micro-batch of log-probabilities, and a rank's tokens of each.
+
+    sequences, tokens: those of a micro-batch of the update, which are the default.
+    """
     if reader.flag(config, f"{ROLLOUT}.log_prob_use_dynamic_bsz", reader.flag(config, f"{ACTOR}.use_dynamic_bsz")):
         length_key = f"{ROLLOUT}.log_prob_max_token_len_per_gpu"
         default = reader.size(config, f"{ACTOR}.ppo_max_token_len_per_gpu", 16384)
-        return 1, reader.size(config, length_key, default) // sequence_ranks
+        return 1, reader.size(config, length_key, default)
     micro_batch_value = config.get(f"{ROLLOUT}.log_prob_micro_batch_size_per_gpu")
     if micro_batch_value is not None:
         sequences = size_of(reader, f"{ROLLOUT}.log_prob_micro_batch_size_per_gpu", micro_batch_value)
-    return sequences, tokens // sequence_ranks
+    return sequences, tokens
 
 
 def _reference_model(reader: LaunchReader, config: Table, layout: Layout, megatron: bool) -> Model:

@@ -234,3 +234,27 @@ def test_arguments_of_megatron_that_are_not_modelled(flag: str, reason: str) -> 
     assert _script(command, 1).framework == "megatron"
     with pytest.raises(InputError, match=reason):
         _script(f"{command} {flag}", 1)
+
+
+VERL = (
+    "python3 -m verl.trainer.main_ppo actor_rollout_ref.model.path=Qwen/Qwen2.5-7B trainer.n_gpus_per_node=8 "
+    "trainer.nnodes=1 actor_rollout_ref.actor.use_dynamic_bsz=True "
+    "actor_rollout_ref.actor.ppo_max_token_len_per_gpu=6000 "
+)
+
+
+def test_tokens_of_each_device_in_dynamic_micro_batches_of_verl() -> None:
+    """A micro-batch has so many tokens for each rank of a sequence (`max_token_len` of dp_actor.py)."""
+    for more in ("", "actor_rollout_ref.actor.ulysses_sequence_parallel_size=2"):
+        launch = _script(VERL + more)
+        assert launch.settings["seq"] == 6000
+        assert launch.rollout is not None
+        assert launch.rollout.tokens == 6000
+    megatron = "actor_rollout_ref.actor.strategy=megatron actor_rollout_ref.actor.megatron.context_parallel_size=2"
+    launch = _script(VERL + megatron)
+    assert (launch.settings["seq"], launch.layout.cp) == (12000, 2)
+
+
+def test_adapted_layers_of_verl_are_a_list() -> None:
+    more = "actor_rollout_ref.model.lora_rank=8 actor_rollout_ref.model.target_modules=[q_proj,v_proj]"
+    assert _script(VERL + more).settings["lora_targets"] == ("q_proj", "v_proj")
