@@ -195,7 +195,10 @@ def _groups_of_ranks(reader: LaunchReader, config: Table) -> tuple[int | None, d
         reader.notes.append("context_parallel_size: keys of all heads are gathered at once, an upper bound")
     groups = {"tp_size": tp, "cp_size": cp, "cp_comm_strategy": "allgather" if is_packed or cp == 1 else "alltoall"}
     if shards == 1:
-        return world_size, {**groups, "dp_replicate_size": replicas}
+        fewest = tp * cp * replicas
+        if world_size is None and fewest > 1:
+            reader.notes.append(f"{fewest} devices are assumed, as few as the groups can have")
+        return world_size or (fewest if fewest > 1 else None), {**groups, "dp_replicate_size": replicas}
     world_size = world_size or tp * cp * replicas * shards
     if replicas == 1:
         replicas = max(1, world_size // (tp * cp * shards))

@@ -96,6 +96,12 @@ def test_groups_of_ranks_of_axolotl() -> None:
     assert "keeps the embedding whole" in " ".join(launch.notes)
 
 
+def test_devices_of_axolotls_groups_are_assumed() -> None:
+    launch = _changed("axolotl_full_fsdp2.yaml", context_parallel_size=4)
+    assert (launch.layout.world, launch.layout.cp) == (4, 4)
+    assert "4 devices are assumed, as few as the groups can have" in launch.notes
+
+
 def test_groups_of_ranks_of_axolotl_without_fsdp() -> None:
     assert "dp_shard_size: 2 without FSDP; expected fsdp_config" in _refusal("axolotl_qlora.yaml", dp_shard_size=2)
     refusal = _refusal("axolotl_qlora.yaml", 2, context_parallel_size=2)
