@@ -131,8 +131,8 @@ def _dropout_fields(family: Family, spec: ModelSpec) -> dict[str, float]:
     """Returns the dropout probabilities that differ from the class's defaults; nothing for a spec without dropout."""
     if spec.dropout is None:
         return {}
-    fields = {field: getattr(spec.dropout, place) or 0.0 for place, field in family.dropout.places.items()}
-    return {field: value for field, value in fields.items() if value != family.dropout.defaults.get(field, 0.0)}
+    fields = {field: getattr(spec.dropout, place) or 0.0 for place, field in family.dropout.items()}
+    return {field: value for field, value in fields.items() if value != family.defaults.get(field, 0.0)}
 
 
 def _fill_fields(config: dict[str, Any], family: Family, config_values: ConfigValues, fields: list[str]) -> None:

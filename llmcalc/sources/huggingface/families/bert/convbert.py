@@ -5,8 +5,6 @@ Jiang et al. 2020 (arXiv:2008.02496). transformers: models/convbert.
 
 from __future__ import annotations
 
-from typing import Any
-
 from ...config import Config
 from ...dropout import BERT_DROPOUT
 from ...family import EVERY, Family, Quirks
@@ -14,7 +12,6 @@ from ...parts import OF_CHOICES, Table, architecture, encoder, layernorm, mlp
 from ...writes import Writes
 from .bert import (
     BERT_MODULES,
-    COMMON,
     OLD,
     bert_act,
     bert_head,
@@ -70,22 +67,11 @@ WRITES: Writes = {
     "num_groups": lambda s: getattr(s.first.block.feed_forward, "up_groups", 1),
 }
 
-DEFAULTS: dict[str, Any] = {
-    **COMMON,
-    "type_vocab_size": 2,
-    "embedding_size": 768,
-    "head_ratio": 2,
-    "conv_kernel_size": 9,
-    "num_groups": 1,
-    "is_decoder": False,
-    "add_cross_attention": False,
-}
 
 FAMILIES = {
     "convbert": Family(
         _convbert,
-        DEFAULTS,
-        OLD | {"summary_activation", "summary_last_dropout", "summary_type", "summary_use_proj"},
+        ignored=OLD | {"summary_activation", "summary_last_dropout", "summary_type", "summary_use_proj"},
         writes=WRITES,
         quirks=Quirks(reads_values=EVERY),
         modules={

@@ -13,7 +13,7 @@ from ...dropout import BERT_DROPOUT
 from ...family import EVERY, Family, Modules, Quirks
 from ...parts import ACTIVATIONS, Table, encoder, layernorm, token_types
 from ...writes import Value, Writes
-from .bert import BERT_MODULES, COMMON, OLD, SECOND_BIAS, bert_act, bert_block, bert_head, bert_positions, bert_score
+from .bert import BERT_MODULES, OLD, SECOND_BIAS, bert_act, bert_block, bert_head, bert_positions, bert_score
 
 if TYPE_CHECKING:
     from ....to_hf.config_values import ConfigValues
@@ -123,34 +123,6 @@ def _parts(config: Config, name: str) -> list[str]:
     return [text for text in texts if text not in ("", "none")]
 
 
-DEBERTA: dict[str, Any] = {
-    **COMMON,
-    "vocab_size": 50265,
-    "type_vocab_size": 0,
-    "layer_norm_eps": 1e-7,
-    "relative_attention": False,
-    "max_relative_positions": -1,
-    "position_biased_input": True,
-    "pos_att_type": None,
-    "legacy": True,
-    "embedding_size": None,
-    "talking_head": None,
-}
-V2: dict[str, Any] = {
-    **{k: v for k, v in DEBERTA.items() if k != "talking_head"},
-    "vocab_size": 128100,
-    "hidden_size": 1536,
-    "num_hidden_layers": 24,
-    "num_attention_heads": 24,
-    "intermediate_size": 6144,
-    "position_buckets": None,
-    "norm_rel_ebd": None,
-    "share_att_key": None,
-    "attention_head_size": None,
-    "conv_kernel_size": None,
-    "conv_groups": 1,
-    "conv_act": "tanh",
-}
 IGNORED = OLD | {
     "conv_act",
     "conv_groups",
@@ -207,7 +179,7 @@ DEBERTA_MODULES: Modules = {
 FAMILIES = {
     "deberta": Family(
         _deberta,
-        DEBERTA,
+        {"embedding_size": None, "talking_head": None},
         IGNORED,
         writes=DEBERTA_WRITES,
         deviations=(SECOND_BIAS,),
@@ -224,7 +196,16 @@ FAMILIES = {
     ),
     "deberta-v2": Family(
         _deberta_v2,
-        V2,
+        {
+            "embedding_size": None,
+            "position_buckets": None,
+            "norm_rel_ebd": None,
+            "share_att_key": None,
+            "attention_head_size": None,
+            "conv_kernel_size": None,
+            "conv_groups": 1,
+            "conv_act": "tanh",
+        },
         IGNORED,
         writes={
             **DEBERTA_WRITES,

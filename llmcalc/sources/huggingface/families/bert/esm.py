@@ -5,13 +5,11 @@ transformers: models/esm. The structure prediction of `EsmForProteinFolding` is 
 
 from __future__ import annotations
 
-from typing import Any
-
 from ...config import Config
 from ...dropout import BERT_DROPOUT
 from ...family import Family
 from ...parts import QKVO, Table, architecture, biases, encoder, layernorm, mlp, pooler, rope
-from .bert import DECODER, OLD, ROBERTA_MODULES, bert_head, bert_score, padded_positions
+from .bert import OLD, ROBERTA_MODULES, bert_head, bert_score, padded_positions
 
 
 def _esm(config: Config) -> Table:
@@ -42,27 +40,12 @@ def _esm(config: Config) -> Table:
     return encoder(config, block, stack, bert_head(config, "gelu"), bert_score("tanh"), **model)
 
 
-DEFAULTS: dict[str, Any] = {
-    **DECODER,
-    "vocab_size": None,
-    "hidden_size": 768,
-    "num_hidden_layers": 12,
-    "num_attention_heads": 12,
-    "intermediate_size": 3072,
-    "max_position_embeddings": 1026,
-    "layer_norm_eps": 1e-12,
-    "position_embedding_type": "absolute",
-    "emb_layer_norm_before": None,
-    "tie_word_embeddings": True,
-    "pad_token_id": None,
-}
 IGNORED = OLD | {"esmfold_config", "hidden_act", "is_folding_model", "token_dropout", "vocab_list"}
 
 FAMILIES = {
     "esm": Family(
         _esm,
-        DEFAULTS,
-        IGNORED,
+        ignored=IGNORED,
         modules={
             **ROBERTA_MODULES,
             "embed_norm": "embeddings.layer_norm",

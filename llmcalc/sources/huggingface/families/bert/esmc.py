@@ -31,20 +31,6 @@ def _esmc(config: Config) -> Table:
 FAMILIES = {
     "esmc": Family(
         _esmc,
-        {
-            "vocab_size": 64,
-            "hidden_size": 2560,
-            "intermediate_size": 6912,
-            "num_hidden_layers": 80,
-            "num_attention_heads": 40,
-            "num_key_value_heads": None,
-            "head_dim": None,
-            "hidden_act": "silu",
-            "max_position_embeddings": 2048,
-            "attention_bias": False,
-            "mlp_bias": False,
-            "tie_word_embeddings": False,
-        },
         modules={"lm_head.norm": "layer_norm", "classifier.dense": "dense"},
     ),
 }

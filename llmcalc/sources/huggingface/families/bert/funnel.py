@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from .....components.base import MOST_LAYERS
 from ...config import Config
-from ...family import DropoutFields, Family
+from ...family import Family
 from ...parts import ACTIVATIONS, OF_CHOICES, Table, architecture, encoder, layernorm, mlp, scores_sequences
 from ...writes import Writes
 from .bert import has_pretraining_head
@@ -129,16 +129,13 @@ WRITES: Writes = {
     "pool_q_only": lambda s: not any(getattr(layer, "halves_keys", False) for layer in s.first.kinds().values()),
 }
 
-DROPOUT = DropoutFields(
-    {
-        "embedding": "hidden_dropout",
-        "attention": "attention_dropout",
-        "attention_output": "hidden_dropout",
-        "activation": "activation_dropout",
-        "feed_forward": "hidden_dropout",
-    },
-    {"hidden_dropout": 0.1, "attention_dropout": 0.1},
-)
+DROPOUT = {
+    "embedding": "hidden_dropout",
+    "attention": "attention_dropout",
+    "attention_output": "hidden_dropout",
+    "activation": "activation_dropout",
+    "feed_forward": "hidden_dropout",
+}
 
 
 def _lists_of_layers() -> str:
@@ -152,25 +149,9 @@ def _lists_of_layers() -> str:
 FAMILIES = {
     "funnel": Family(
         _funnel,
-        {
-            "vocab_size": 30522,
-            "block_sizes": (4, 4, 4),
-            "block_repeats": None,
-            "num_decoder_layers": 2,
-            "d_model": 768,
-            "n_head": 12,
-            "d_head": 64,
-            "d_inner": 3072,
-            "hidden_act": "gelu_new",
-            "layer_norm_eps": 1e-9,
-            "attention_type": "relative_shift",
-            "pooling_type": "mean",
-            "separate_cls": True,
-            "truncate_seq": True,
-            "pool_q_only": True,
-            "tie_word_embeddings": True,
-        },
-        frozenset({"initializer_std", "pooling_type", "type_vocab_size", "max_position_embeddings", "rel_attn_type"}),
+        ignored=frozenset(
+            {"initializer_std", "pooling_type", "type_vocab_size", "max_position_embeddings", "rel_attn_type"}
+        ),
         aliases={"hidden_size": "d_model", "num_attention_heads": "n_head"},
         writes=WRITES,
         modules={

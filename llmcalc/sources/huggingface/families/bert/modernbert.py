@@ -8,14 +8,13 @@ transformers: models/modernbert, models/modernbert_decoder, models/eurobert, mod
 
 from __future__ import annotations
 
-from dataclasses import replace
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from .....components.classifier import Classifier
 from ...absent import present
 from ...config import Config
 from ...dropout import BERT_DROPOUT
-from ...family import DropoutFields, Family, Modules, Quirks
+from ...family import Family, Modules, Quirks
 from ...parts import (
     ACTIVATIONS,
     FULL_OR_SLIDING,
@@ -226,26 +225,6 @@ def _rotary_encoder(config: Config, network: Table, theta: float, score: Table, 
     return encoder(config, block, stack, bert_head(config, "gelu"), score, **pooler(has_pooler))
 
 
-MODERN: dict[str, Any] = {
-    "vocab_size": 50368,
-    "hidden_size": 768,
-    "intermediate_size": 1152,
-    "num_hidden_layers": 22,
-    "num_attention_heads": 12,
-    "hidden_activation": "gelu",
-    "max_position_embeddings": 8192,
-    "norm_eps": 1e-5,
-    "norm_bias": False,
-    "attention_bias": False,
-    "layer_types": None,
-    "local_attention": 128,
-    "mlp_bias": False,
-    "decoder_bias": True,
-    "classifier_bias": False,
-    "classifier_activation": "gelu",
-    "tie_word_embeddings": True,
-    "global_attn_every_n_layers": 3,
-}
 OF_MODERN = OLD | {
     "causal_mask",
     "is_causal",
@@ -376,72 +355,40 @@ NOMIC_MODULES: Modules = {
 FAMILIES = {
     "modernbert": Family(
         _modernbert,
-        MODERN,
+        {"global_attn_every_n_layers": 3},
         OF_MODERN,
         writes={**MODERN_WRITES, **UNPADDED},
         quirks=Quirks(reads_values=("ForMultipleChoice",)),
         modules=MODERN_MODULES,
-        dropout=DropoutFields(
-            {
-                "embedding": "embedding_dropout",
-                "attention": "attention_dropout",
-                "attention_output": "attention_dropout",
-                "activation": "mlp_dropout",
-            }
-        ),
+        dropout={
+            "embedding": "embedding_dropout",
+            "attention": "attention_dropout",
+            "attention_output": "attention_dropout",
+            "activation": "mlp_dropout",
+        },
     ),
     "modernbert-decoder": Family(
         _modernbert_decoder,
-        MODERN,
+        {"global_attn_every_n_layers": 3},
         OF_MODERN,
         writes={**MODERN_WRITES, "local_attention": lambda s: 2 * present(s.window), "pad_token_id": lambda s: 0},
         modules=MODERN_MODULES,
-        dropout=DropoutFields(
-            {
-                "embedding": "embedding_dropout",
-                "attention": "attention_dropout",
-                "attention_output": "attention_dropout",
-                "activation": "mlp_dropout",
-            }
-        ),
+        dropout={
+            "embedding": "embedding_dropout",
+            "attention": "attention_dropout",
+            "attention_output": "attention_dropout",
+            "activation": "mlp_dropout",
+        },
     ),
     "eurobert": Family(
         _eurobert,
-        {
-            "vocab_size": 128256,
-            "hidden_size": 768,
-            "intermediate_size": 3072,
-            "num_hidden_layers": 12,
-            "num_attention_heads": 12,
-            "num_key_value_heads": None,
-            "hidden_act": "silu",
-            "max_position_embeddings": 8192,
-            "rms_norm_eps": 1e-5,
-            "tie_word_embeddings": False,
-            "attention_bias": False,
-            "mlp_bias": False,
-            "head_dim": None,
-            "classifier_pooling": "late",
-        },
-        OLD | {"mask_token_id", "clf_pooling", "use_sliding_window"},
+        ignored=OLD | {"mask_token_id", "clf_pooling", "use_sliding_window"},
         writes={"classifier_pooling": _pooling, **UNPADDED},
         modules={"classifier": "dense + classifier | classifier", "classifier.dense": ".dense"},
     ),
     "gte": Family(
         _gte,
-        {
-            "vocab_size": 250048,
-            "hidden_size": 768,
-            "num_hidden_layers": 12,
-            "num_attention_heads": 12,
-            "intermediate_size": 3072,
-            "hidden_act": "gelu",
-            "max_position_embeddings": 8192,
-            "type_vocab_size": 1,
-            "layer_norm_eps": 1e-12,
-            "tie_word_embeddings": True,
-        },
-        OLD,
+        ignored=OLD,
         modules=NOMIC_MODULES,
         earlier={
             "layers": "encoder.layer",
@@ -452,23 +399,11 @@ FAMILIES = {
             "gate_proj": "up_gate_proj",
             "mlp.up_proj": "mlp.up_gate_proj",
         },
-        dropout=replace(BERT_DROPOUT, defaults={"hidden_dropout_prob": 0.1}),
+        dropout=BERT_DROPOUT,
     ),
     "jina_embeddings_v3": Family(
         _jina_embeddings_v3,
-        {
-            "vocab_size": 250002,
-            "hidden_size": 1024,
-            "num_hidden_layers": 24,
-            "num_attention_heads": 16,
-            "intermediate_size": 4096,
-            "hidden_act": "gelu",
-            "max_position_embeddings": 8194,
-            "type_vocab_size": 1,
-            "layer_norm_eps": 1e-5,
-            "tie_word_embeddings": True,
-        },
-        OLD | OF_JINA,
+        ignored=OLD | OF_JINA,
         uncounted=JINA_ADAPTERS,
         deviations=(SECOND_BIAS,),
         modules={**NOMIC_MODULES, "up_proj": "fc1", "down_proj": "fc2"},
@@ -478,17 +413,7 @@ FAMILIES = {
     "nomic_bert": Family(
         _nomic_bert,
         {
-            "vocab_size": 30528,
-            "hidden_size": 768,
-            "intermediate_size": 3072,
-            "num_hidden_layers": 12,
-            "num_attention_heads": 12,
-            "hidden_act": "silu",
-            "max_position_embeddings": 2048,
-            "type_vocab_size": 2,
-            "layer_norm_eps": 1e-12,
             "tie_word_embeddings": True,
-            "head_dim": None,
             "qkv_proj_bias": None,
             "mlp_fc1_bias": None,
             "mlp_fc2_bias": None,
@@ -500,6 +425,6 @@ FAMILIES = {
         deviations=(SECOND_BIAS,),
         modules=NOMIC_MODULES,
         earlier={**NOMIC_EARLIER, "gate_proj": "fc12", "up_proj": "fc11", "down_proj": "fc2"},
-        dropout=replace(BERT_DROPOUT, defaults={}),
+        dropout=BERT_DROPOUT,
     ),
 }

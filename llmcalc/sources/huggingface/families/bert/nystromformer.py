@@ -19,7 +19,7 @@ from ...dropout import BERT_DROPOUT
 from ...family import EVERY, Deviation, Family, Modules, Quirks
 from ...parts import Table, encoder
 from ...writes import Writes
-from .bert import BERT_MODULES, COMMON, OLD, SECOND_BIAS, bert_act, bert_block, bert_head, bert_score, bert_stack
+from .bert import BERT_MODULES, OLD, SECOND_BIAS, bert_act, bert_block, bert_head, bert_score, bert_stack
 
 if TYPE_CHECKING:
     from ....to_hf.config_values import ConfigValues
@@ -118,19 +118,7 @@ MODULES: Modules = {
 FAMILIES = {
     "nystromformer": Family(
         _nystromformer,
-        {
-            **COMMON,
-            "vocab_size": 30000,
-            "hidden_act": "gelu_new",
-            "max_position_embeddings": 510,
-            "type_vocab_size": 2,
-            "layer_norm_eps": 1e-5,
-            "segment_means_seq_len": 64,
-            "num_landmarks": 64,
-            "conv_kernel_size": 65,
-            "inv_coeff_init_option": False,
-        },
-        OLD,
+        ignored=OLD,
         writes=_kernel("conv_kernel_size"),
         deviations=(SECOND_BIAS,),
         quirks=Quirks(reads_values=EVERY),
@@ -139,15 +127,7 @@ FAMILIES = {
     ),
     "yoso": Family(
         _yoso,
-        {
-            **COMMON,
-            "vocab_size": 50265,
-            "max_position_embeddings": 4096,
-            "type_vocab_size": 1,
-            "use_expectation": True,
-            "conv_window": None,
-        },
-        OLD | {"hash_code_len", "lsh_backward", "num_hash", "use_fast_hash"},
+        ignored=OLD | {"hash_code_len", "lsh_backward", "num_hash", "use_fast_hash"},
         writes=_kernel("conv_window"),
         deviations=(SECOND_BIAS,),
         quirks=Quirks(reads_values=EVERY, refuses_bfloat16=EVERY),
@@ -156,16 +136,7 @@ FAMILIES = {
     ),
     "mra": Family(
         _mra,
-        {
-            **COMMON,
-            "vocab_size": 50265,
-            "type_vocab_size": 1,
-            "layer_norm_eps": 1e-5,
-            "block_per_row": 4,
-            "approx_mode": "full",
-            "add_cross_attention": False,
-        },
-        OLD | {"initial_prior_diagonal_n_blocks", "initial_prior_first_n_blocks"},
+        ignored=OLD | {"initial_prior_diagonal_n_blocks", "initial_prior_first_n_blocks"},
         writes={
             "block_per_row": _blocks_per_row,
             "approx_mode": lambda s: "full" if s.first.block.attention.approximated else "sparse",

@@ -10,7 +10,7 @@ from ...dropout import BERT_DROPOUT
 from ...family import EVERY, Family, Quirks
 from ...parts import Table, encoder, layernorm, pooler
 from ...writes import Writes
-from .bert import BERT_MODULES, COMMON, OLD, SECOND_BIAS, bert_act, bert_head, bert_stack
+from .bert import BERT_MODULES, OLD, SECOND_BIAS, bert_act, bert_head, bert_stack
 
 GROUPS = ("q_groups", "k_groups", "v_groups", "post_attention_groups", "intermediate_groups", "output_groups")
 
@@ -61,14 +61,7 @@ WRITES: Writes = {
 FAMILIES = {
     "squeezebert": Family(
         _squeezebert,
-        {
-            **COMMON,
-            "type_vocab_size": 2,
-            "embedding_size": 768,
-            **dict.fromkeys(GROUPS, 4),
-            "post_attention_groups": 1,
-        },
-        OLD,
+        ignored=OLD,
         writes=WRITES,
         deviations=(SECOND_BIAS,),
         quirks=Quirks(reads_values=EVERY),

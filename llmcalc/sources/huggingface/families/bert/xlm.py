@@ -5,10 +5,8 @@ transformers: models/xlm, models/flaubert.
 
 from __future__ import annotations
 
-from typing import Any
-
 from ...config import Config
-from ...family import EVERY, DropoutFields, Family, Modules, Quirks
+from ...family import EVERY, Family, Modules, Quirks
 from ...parts import (
     OF_CHOICES,
     QKVO,
@@ -65,23 +63,6 @@ def _flaubert(config: Config) -> Table:
     return _xlm(config, "pre" if config.flag("pre_norm") else "post")
 
 
-DEFAULTS: dict[str, Any] = {
-    "vocab_size": 30145,
-    "emb_dim": 2048,
-    "n_layers": 12,
-    "n_heads": 16,
-    "gelu_activation": True,
-    "causal": False,
-    "asm": False,
-    "n_langs": 1,
-    "use_lang_emb": True,
-    "max_position_embeddings": 512,
-    "layer_norm_eps": 1e-12,
-    "is_encoder": True,
-    "tie_word_embeddings": True,
-    "summary_use_proj": True,
-    "summary_proj_to_labels": True,
-}
 ALIASES = {
     "hidden_size": "emb_dim",
     "num_hidden_layers": "n_layers",
@@ -118,21 +99,17 @@ MODULES: Modules = {
     "down_proj": "lin2",
     "lm_head": "pred_layer.proj",
 }
-DROPOUT = DropoutFields(
-    {
-        "embedding": "dropout",
-        "attention": "attention_dropout",
-        "attention_output": "dropout",
-        "feed_forward": "dropout",
-    },
-    {"dropout": 0.1, "attention_dropout": 0.1},
-)
+DROPOUT = {
+    "embedding": "dropout",
+    "attention": "attention_dropout",
+    "attention_output": "dropout",
+    "feed_forward": "dropout",
+}
 
 FAMILIES = {
     "xlm": Family(
         _xlm,
-        DEFAULTS,
-        NO_COUNT,
+        ignored=NO_COUNT,
         aliases=ALIASES,
         quirks=Quirks(reads_values=EVERY),
         modules=MODULES,
@@ -140,8 +117,7 @@ FAMILIES = {
     ),
     "flaubert": Family(
         _flaubert,
-        {**DEFAULTS, "pre_norm": False},
-        NO_COUNT,
+        ignored=NO_COUNT,
         aliases=ALIASES,
         quirks=Quirks(reads_values=EVERY),
         modules=MODULES,

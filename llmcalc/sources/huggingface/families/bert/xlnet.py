@@ -5,10 +5,8 @@ transformers: models/xlnet. The cached states of earlier segments (`mems`) are n
 
 from __future__ import annotations
 
-from typing import Any
-
 from ...config import Config
-from ...family import DropoutFields, Family
+from ...family import Family
 from ...parts import (
     ACTIVATIONS,
     OF_SIMPLE_ANSWERS,
@@ -48,21 +46,6 @@ def _summary_classifier(config: Config) -> Table:
     return {"transform": {"hidden_act": "tanh", "norm": None}}
 
 
-DEFAULTS: dict[str, Any] = {
-    "vocab_size": 32000,
-    "d_model": 1024,
-    "n_layer": 24,
-    "n_head": 16,
-    "d_inner": 4096,
-    "d_head": None,
-    "ff_activation": "gelu",
-    "attn_type": "bi",
-    "layer_norm_eps": 1e-12,
-    "bi_data": False,
-    "tie_word_embeddings": True,
-    "summary_use_proj": True,
-    "summary_proj_to_labels": None,
-}
 IGNORED = frozenset(
     {
         "clamp_len",
@@ -92,7 +75,7 @@ ALIASES = {
 FAMILIES = {
     "xlnet": Family(
         _xlnet,
-        DEFAULTS,
+        {"summary_proj_to_labels": None},
         IGNORED,
         aliases=ALIASES,
         modules={
@@ -119,11 +102,8 @@ FAMILIES = {
             "classifier.dense": ".sequence_summary.summary",
             "classifier.out_proj": ".logits_proj | .classifier | .qa_outputs",
         },
-        dropout=DropoutFields(
-            dict.fromkeys(
-                ("embedding", "attention", "attention_output", "activation", "feed_forward", "final"), "dropout"
-            ),
-            {"dropout": 0.1},
+        dropout=dict.fromkeys(
+            ("embedding", "attention", "attention_output", "activation", "feed_forward", "final"), "dropout"
         ),
     )
 }

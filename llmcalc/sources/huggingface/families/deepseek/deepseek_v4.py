@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 from math import floor
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from .....ops import KVCache, Op
 from ...config import Config
@@ -129,36 +129,6 @@ def _scoring(config: Config) -> str:
     return scoring
 
 
-DEFAULTS: dict[str, Any] = {
-    "vocab_size": 129280,
-    "hidden_size": 4096,
-    "num_hidden_layers": 43,
-    "num_attention_heads": 64,
-    "head_dim": 512,
-    "q_lora_rank": 1024,
-    "moe_intermediate_size": 2048,
-    "n_routed_experts": 256,
-    "n_shared_experts": 1,
-    "num_experts_per_tok": 6,
-    "scoring_func": "sqrtsoftplus",
-    "layer_types": None,
-    "mlp_layer_types": None,
-    "hc_mult": 4,
-    "hc_sinkhorn_iters": 20,
-    "sliding_window": 128,
-    "o_groups": 8,
-    "o_lora_rank": 1024,
-    "index_n_heads": 64,
-    "index_head_dim": 128,
-    "index_topk": 512,
-    "hidden_act": "silu",
-    "rms_norm_eps": 1e-6,
-    "mlp_bias": False,
-    "max_position_embeddings": 1048576,
-    "tie_word_embeddings": False,
-}
-
-
 def _written_layer_types(config_values: ConfigValues) -> list[str]:
     """Returns the kind of each layer under DeepSeek-V4's names."""
     type_names = ("sliding_attention", "compressed_sparse_attention", "heavily_compressed_attention")
@@ -200,8 +170,7 @@ HYPER_MODULES: Modules = {
 FAMILIES = {
     "deepseek_v4": Family(
         _deepseek_v4,
-        DEFAULTS,
-        frozenset(
+        ignored=frozenset(
             """
             attention_bias compress_rate_csa compress_rate_hca compress_rates compress_ratios compress_rope_theta
             expert_dtype hc_eps norm_topk_prob num_hash_layers num_key_value_heads

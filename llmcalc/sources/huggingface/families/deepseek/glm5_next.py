@@ -145,49 +145,10 @@ def _indexer(config_values: ConfigValues) -> Any:
     return present(_latent(config_values).indexer)
 
 
-DEFAULTS: dict[str, Any] = {
-    "vocab_size": 154880,
-    "hidden_size": 4096,
-    "intermediate_size": 12288,
-    "moe_intermediate_size": 2048,
-    "num_hidden_layers": 45,
-    "num_attention_heads": 64,
-    "num_key_value_heads": 64,
-    "n_shared_experts": 1,
-    "n_routed_experts": 288,
-    "num_experts_per_tok": 8,
-    "kv_lora_rank": 512,
-    "q_lora_rank": 1536,
-    "qk_rope_head_dim": 0,
-    "v_head_dim": 256,
-    "qk_nope_head_dim": 256,
-    "hidden_act": "silu",
-    "max_position_embeddings": 1048576,
-    "rms_norm_eps": 1e-5,
-    "tie_word_embeddings": False,
-    "attention_bias": False,
-    "mlp_layer_types": None,
-    "layer_types": None,
-    "indexer_types": None,
-    "index_topk": 2048,
-    "index_head_dim": 128,
-    "index_n_heads": 32,
-    "index_topk_freq": 1,
-    "index_skip_topk_offset": 2,
-    "index_kpool": 16,
-    "index_kpool_always_select_tail": True,
-    "linear_head_dim": 128,
-    "linear_num_heads": 64,
-    "linear_conv_kernel_dim": 4,
-    "linear_lower_bound": BOUND,
-    "hc_mult": 4,
-    "hc_sinkhorn_iters": 20,
-}
-
 FAMILIES = {
     "glm5_next_text": Family(
         _glm5_next_text,
-        DEFAULTS,
+        {"index_topk_freq": 1, "index_skip_topk_offset": 2},
         ROUTING
         | {"hc_eps", "swiglu_limit", "index_skip_topk_offset", "index_topk_freq", "index_topk_pattern", "safe_gate"},
         writes={
@@ -224,7 +185,6 @@ FAMILIES = {
     ),
     "glm5_next": Family(
         None,
-        {"tie_word_embeddings": False},
         text="glm5_next_text",
         tower_file="glm",
         quirks=Quirks(reads_values=EVERY),

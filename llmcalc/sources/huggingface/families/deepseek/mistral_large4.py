@@ -116,41 +116,11 @@ MODULES: Modules = {
     "indexer.input_norm": "q_input_norm",
 }
 
-DEFAULTS: dict[str, Any] = {
-    "vocab_size": 204800,
-    "hidden_size": 6144,
-    "intermediate_size": 24576,
-    "moe_intermediate_size": 6144,
-    "num_hidden_layers": 72,
-    "num_attention_heads": 64,
-    "n_shared_experts": 1,
-    "n_routed_experts": 128,
-    "num_experts_per_tok": 4,
-    "kv_lora_rank": 512,
-    "qk_rope_head_dim": 64,
-    "qk_nope_head_dim": 64,
-    "v_head_dim": 128,
-    "hidden_act": "silu",
-    "max_position_embeddings": 1048576,
-    "rms_norm_eps": 1e-5,
-    "tie_word_embeddings": False,
-    "attention_bias": False,
-    "index_topk": 2048,
-    "index_head_dim": 128,
-    "index_n_heads": 32,
-    "first_k_dense_replace": 1,
-    "mlp_layer_types": None,
-    "indexer_types": None,
-    "no_rope_layers": None,
-    "kv_source_layers": None,
-    "index_topk_freq": 1,
-    "index_skip_topk_offset": 2,
-}
 
 FAMILIES = {
     "mistral_large4_text": Family(
         _mistral_large4_text,
-        DEFAULTS,
+        {"index_topk_freq": 1, "index_skip_topk_offset": 2},
         ROUTING
         | {
             "layer_types",
@@ -187,7 +157,6 @@ FAMILIES = {
     ),
     "mistral_large4": Family(
         None,
-        {"tie_word_embeddings": False},
         text="mistral_large4_text",
         modules={"towers.map_1": "patch_merger.merging_layer", "towers.map_2": "linear_1", "towers.map_3": "linear_2"},
         tower_file="pixtral",

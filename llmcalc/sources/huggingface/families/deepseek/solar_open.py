@@ -7,8 +7,6 @@ transformers: models/solar_open, models/mellum.
 
 from __future__ import annotations
 
-from typing import Any
-
 from ...config import Config
 from ...family import Family
 from ...parts import (
@@ -90,51 +88,15 @@ def _mellum(config: Config) -> Table:
     )
 
 
-COMMON: dict[str, Any] = {
-    "num_key_value_heads": 8,
-    "head_dim": 128,
-    "hidden_act": "silu",
-    "max_position_embeddings": 131072,
-    "tie_word_embeddings": False,
-    "attention_bias": False,
-    "num_experts_per_tok": 8,
-}
-
 FAMILIES = {
     "solar_open": Family(
         _solar_open,
-        {
-            **COMMON,
-            "vocab_size": 196608,
-            "hidden_size": 4096,
-            "num_hidden_layers": 48,
-            "num_attention_heads": 64,
-            "rms_norm_eps": 1e-5,
-            "moe_intermediate_size": 1280,
-            "n_routed_experts": 128,
-            "n_shared_experts": 1,
-        },
-        ROUTING,
+        ignored=ROUTING,
         writes=UNGROUPED_WRITES,
     ),
     "mellum": Family(
         _mellum,
-        {
-            **COMMON,
-            "vocab_size": 98304,
-            "hidden_size": 2304,
-            "intermediate_size": 7168,
-            "num_hidden_layers": 28,
-            "num_attention_heads": 32,
-            "num_key_value_heads": 4,
-            "rms_norm_eps": 1e-6,
-            "sliding_window": 1024,
-            "moe_intermediate_size": 896,
-            "num_experts": 64,
-            "layer_types": None,
-            "mlp_layer_types": None,
-        },
-        frozenset(
+        ignored=frozenset(
             {
                 "intermediate_size",
                 "mtp_layer_types",

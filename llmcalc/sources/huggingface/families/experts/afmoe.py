@@ -7,8 +7,6 @@ transformers: models/afmoe, models/laguna.
 
 from __future__ import annotations
 
-from typing import Any
-
 from ...absent import present
 from ...config import Config
 from ...family import Family
@@ -117,36 +115,10 @@ def _window(config: Config) -> Table:
     return {} if config.maybe("sliding_window") is None else {"sliding_window": config.size("sliding_window")}
 
 
-COMMON: dict[str, Any] = {
-    "hidden_size": 2048,
-    "head_dim": 128,
-    "hidden_act": "silu",
-    "attention_bias": False,
-    "tie_word_embeddings": False,
-    "layer_types": None,
-}
-
 FAMILIES = {
     "afmoe": Family(
         _afmoe,
-        {
-            **COMMON,
-            "vocab_size": 200192,
-            "num_hidden_layers": 32,
-            "num_attention_heads": 16,
-            "num_key_value_heads": None,
-            "intermediate_size": 6144,
-            "moe_intermediate_size": 1408,
-            "num_experts": 64,
-            "num_experts_per_tok": 6,
-            "num_shared_experts": 2,
-            "num_dense_layers": 1,
-            "global_attn_every_n_layers": 4,
-            "sliding_window": 1024,
-            "rms_norm_eps": 1e-5,
-            "max_position_embeddings": 16384,
-        },
-        frozenset(
+        ignored=frozenset(
             """
             global_attn_every_n_layers load_balance_coeff mup_enabled n_group num_expert_groups num_limited_groups
             output_router_logits route_norm route_scale score_func topk_group use_grouped_mm
@@ -161,25 +133,7 @@ FAMILIES = {
     ),
     "laguna": Family(
         _laguna,
-        {
-            **COMMON,
-            "vocab_size": 100352,
-            "num_hidden_layers": 40,
-            "num_attention_heads": 48,
-            "num_key_value_heads": 8,
-            "intermediate_size": 8192,
-            "moe_intermediate_size": 512,
-            "num_experts": 256,
-            "num_experts_per_tok": 8,
-            "shared_expert_intermediate_size": 512,
-            "sliding_window": 512,
-            "rms_norm_eps": 1e-6,
-            "max_position_embeddings": 131072,
-            "gating": True,
-            "num_attention_heads_per_layer": None,
-            "moe_apply_router_weight_on_input": False,
-        },
-        frozenset(
+        ignored=frozenset(
             {
                 "moe_routed_scaling_factor",
                 "moe_router_logit_softcapping",

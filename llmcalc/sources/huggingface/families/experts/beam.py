@@ -60,26 +60,7 @@ def _beam(config: Config) -> Table:
 FAMILIES = {
     "beam": Family(
         _beam,
-        {
-            "vocab_size": 151936,
-            "hidden_size": 5120,
-            "intermediate_size": 20480,
-            "num_hidden_layers": 52,
-            "num_attention_heads": 48,
-            "num_key_value_heads": 8,
-            "head_dim": 128,
-            "hidden_act": "silu",
-            "max_position_embeddings": 8192,
-            "rms_norm_eps": 1e-6,
-            "attention_bias": False,
-            "sliding_window": 512,
-            "layer_types": None,
-            "moe_intermediate_size": 2560,
-            "num_experts": 256,
-            "num_experts_per_tok": 8,
-            "tie_word_embeddings": False,
-        },
-        frozenset({"final_logit_softcapping", "n_group", "norm_topk_prob", "output_router_logits"})
+        ignored=frozenset({"final_logit_softcapping", "n_group", "norm_topk_prob", "output_router_logits"})
         | {"routed_scaling_factor", "topk_group"},
         quirks=Quirks(reads_values=EVERY),
         modules={"self_attn.gate_proj": "gate_proj + gate_bias", "gate_proj.head_bias": ".self_attn.gate_bias"},

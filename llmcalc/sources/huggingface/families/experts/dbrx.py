@@ -6,7 +6,7 @@ transformers: models/dbrx.
 from __future__ import annotations
 
 from ...config import Config
-from ...family import EVERY, DropoutFields, Family, Quirks
+from ...family import EVERY, Family, Quirks
 from ...parts import ACTIVATIONS, Table, decoder, layernorm, moe, rope
 
 
@@ -48,17 +48,7 @@ UNBOUNDED = 1e9
 FAMILIES = {
     "dbrx": Family(
         _dbrx,
-        {
-            "vocab_size": 32000,
-            "d_model": 2048,
-            "n_heads": 16,
-            "n_layers": 24,
-            "max_seq_len": 2048,
-            "attn_config": None,
-            "ffn_config": None,
-            "tie_word_embeddings": False,
-        },
-        frozenset({"emb_pdrop"}),
+        ignored=frozenset({"emb_pdrop"}),
         aliases={
             "num_attention_heads": "n_heads",
             "hidden_size": "d_model",
@@ -97,6 +87,6 @@ FAMILIES = {
             "up_proj": "v1",
             "down_proj": "w2",
         },
-        dropout=DropoutFields({}),
+        dropout={},
     ),
 }

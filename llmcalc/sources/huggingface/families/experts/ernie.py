@@ -9,11 +9,11 @@ transformers: models/ernie4_5, models/ernie4_5_moe, models/paddleocr_vl; the tex
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from .....components.base import MOST_EXPERTS
 from ...config import Config
-from ...family import DropoutFields, Family, Modules
+from ...family import Family, Modules
 from ...parts import (
     QKVO,
     Table,
@@ -121,15 +121,6 @@ def _network_kinds(config: Config, names: list[str], width: int, head: Table, **
     )
 
 
-COMMON: dict[str, Any] = {
-    "vocab_size": 103424,
-    "hidden_act": "silu",
-    "max_position_embeddings": 131072,
-    "rms_norm_eps": 1e-5,
-    "tie_word_embeddings": True,
-    "use_bias": False,
-}
-
 NO_COUNT = frozenset(
     """
     compression_ratio freq_allocation fuse_rope max_sequence_length moe_aux_loss_lambda moe_capacity
@@ -142,19 +133,6 @@ NO_COUNT = frozenset(
 
 ALIASES = {"num_experts": "moe_num_experts", "num_experts_per_tok": "moe_k"}
 
-MOE: dict[str, Any] = {
-    **COMMON,
-    "hidden_size": 2560,
-    "intermediate_size": 12288,
-    "num_hidden_layers": 28,
-    "num_attention_heads": 20,
-    "num_key_value_heads": 4,
-    "head_dim": None,
-    "moe_k": 6,
-    "moe_num_experts": 64,
-    "moe_num_shared_experts": 2,
-}
-
 
 def _expert_interval(config_values: ConfigValues) -> int:
     moe_layers = config_values.with_experts()
@@ -166,35 +144,19 @@ ERNIE_MOE_MODULES: Modules = {
     "mlp.score_correction": ".mlp.gate.moe_statics",
 }
 
-DENSE: dict[str, Any] = {
-    **COMMON,
-    "hidden_size": 1024,
-    "intermediate_size": 3072,
-    "num_hidden_layers": 18,
-    "num_attention_heads": 16,
-    "num_key_value_heads": 2,
-    "head_dim": 128,
-}
 
 FAMILIES = {
-    "ernie4_5": Family(_ernie4_5, DENSE, NO_COUNT, dropout=DropoutFields({})),
+    "ernie4_5": Family(_ernie4_5, ignored=NO_COUNT, dropout={}),
     "paddleocr_vl": Family(
         None,
-        {"tie_word_embeddings": True},
         text="paddleocr_vl_text",
         ties="either",
         uncounted_encoders={"vision_config": "paddleocr_vl_vision"},
     ),
-    "paddleocr_vl_text": Family(_ernie4_5, DENSE, NO_COUNT | {"use_3d_rope"}, dropout=DropoutFields({})),
+    "paddleocr_vl_text": Family(_ernie4_5, ignored=NO_COUNT | {"use_3d_rope"}, dropout={}),
     "ernie4_5_moe": Family(
         _ernie4_5_moe,
-        {
-            **MOE,
-            "moe_intermediate_size": 1536,
-            "moe_layer_start_index": 1,
-            "moe_layer_end_index": -1,
-            "moe_layer_interval": 1,
-        },
+        {"head_dim": None},
         NO_COUNT,
         aliases=ALIASES,
         writes={
@@ -203,11 +165,10 @@ FAMILIES = {
             "moe_layer_interval": _expert_interval,
         },
         modules=ERNIE_MOE_MODULES,
-        dropout=DropoutFields({}),
+        dropout={},
     ),
     "ernie4_5_vl_moe": Family(
         None,
-        {"tie_word_embeddings": True},
         text="ernie4_5_vl_moe_text",
         modules={
             "towers.resampler_spatial": "resampler_model.spatial_linear",
@@ -221,7 +182,7 @@ FAMILIES = {
     ),
     "ernie4_5_vl_moe_text": Family(
         _ernie4_5_vl_moe_text,
-        {**MOE, "moe_intermediate_size": None, "mlp_layer_types": None},
+        {"head_dim": None},
         NO_COUNT | {"pixel_hidden_size", "spatial_conv_size", "temporal_conv_size"},
         aliases=ALIASES,
         alone=False,
@@ -233,6 +194,6 @@ FAMILIES = {
             "vision_experts.router": "gate - gate.moe_statics",
             "vision_experts.score_correction": "gate.moe_statics",
         },
-        dropout=DropoutFields({}),
+        dropout={},
     ),
 }

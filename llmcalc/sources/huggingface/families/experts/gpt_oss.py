@@ -71,48 +71,14 @@ GPT_OSS_MODULES: Modules = {
 FAMILIES = {
     "gpt_oss": Family(
         _gpt_oss,
-        {
-            "vocab_size": 201088,
-            "hidden_size": 2880,
-            "num_hidden_layers": 36,
-            "num_attention_heads": 64,
-            "num_key_value_heads": 8,
-            "head_dim": 64,
-            "intermediate_size": 2880,
-            "num_local_experts": 128,
-            "num_experts_per_tok": 4,
-            "sliding_window": 128,
-            "layer_types": None,
-            "attention_bias": True,
-            "hidden_act": "silu",
-            "rms_norm_eps": 1e-5,
-            "max_position_embeddings": 131072,
-            "tie_word_embeddings": False,
-        },
-        frozenset(
+        ignored=frozenset(
             {"swiglu_alpha", "swiglu_limit", "initial_context_length", "experts_per_token", "output_router_logits"}
         ),
         modules=GPT_OSS_MODULES,
     ),
     "openai_privacy_filter": Family(
         _privacy_filter,
-        {
-            "vocab_size": 200064,
-            "hidden_size": 640,
-            "num_hidden_layers": 8,
-            "num_attention_heads": 14,
-            "num_key_value_heads": 2,
-            "head_dim": 64,
-            "intermediate_size": 640,
-            "num_local_experts": 128,
-            "num_experts_per_tok": 4,
-            "sliding_window": 128,
-            "attention_bias": True,
-            "rms_norm_eps": 1e-5,
-            "max_position_embeddings": 131072,
-            "tie_word_embeddings": False,
-            "num_labels": 33,
-        },
+        {"num_labels": 33},
         frozenset(
             """
             swiglu_alpha swiglu_limit initial_context_length experts_per_token output_router_logits classifier_dropout

@@ -150,25 +150,6 @@ def _hy_v3(config: Config) -> Table:
     )
 
 
-COMMON: dict[str, Any] = {
-    "hidden_size": 4096,
-    "num_key_value_heads": None,
-    "head_dim": None,
-    "hidden_act": "silu",
-    "rms_norm_eps": 1e-5,
-    "tie_word_embeddings": False,
-    "attention_bias": False,
-}
-
-V1: dict[str, Any] = {
-    **COMMON,
-    "vocab_size": 290943,
-    "intermediate_size": 11008,
-    "num_hidden_layers": 32,
-    "num_attention_heads": 32,
-    "max_position_embeddings": 2048,
-}
-
 NO_COUNT = frozenset(
     """
     bos_id capacity_factor eos_id image_token_id max_vit_seq_len pad_id sep_id vision_config video_token_id
@@ -196,10 +177,9 @@ def _top_k_values(config_values: ConfigValues) -> Any:
 HUNYUAN_MODULES: Modules = {"q_norm": "query_layernorm", "k_norm": "key_layernorm", "shared_expert": "shared_mlp"}
 
 FAMILIES = {
-    "hunyuan_v1_dense": Family(_hunyuan_v1_dense, V1, NO_COUNT | OF_EXPERTS, modules=HUNYUAN_MODULES),
+    "hunyuan_v1_dense": Family(_hunyuan_v1_dense, ignored=NO_COUNT | OF_EXPERTS, modules=HUNYUAN_MODULES),
     "hunyuan_vl": Family(
         None,
-        {"tie_word_embeddings": True},
         text="hunyuan_vl_text",
         ties="either",
         modules={
@@ -217,39 +197,21 @@ FAMILIES = {
     ),
     "hunyuan_vl_text": Family(
         _hunyuan_vl_text,
-        {**V1, "tie_word_embeddings": True},
-        NO_COUNT | OF_EXPERTS,
+        ignored=NO_COUNT | OF_EXPERTS,
         aliases={"head_dim": "attention_head_dim", "vocab_size": "org_vocab_size"},
         spelled_as_read=True,
         modules=HUNYUAN_MODULES,
     ),
     "hunyuan_v1_moe": Family(
         _hunyuan_v1_moe,
-        {**V1, "num_experts": 1, "moe_topk": 1},
-        NO_COUNT,
+        ignored=NO_COUNT,
         aliases={"num_experts_per_tok": "moe_topk"},
         writes={"moe_topk": _top_k_values},
         modules=HUNYUAN_MODULES,
     ),
     "hy_v3": Family(
         _hy_v3,
-        {
-            **COMMON,
-            "vocab_size": 120832,
-            "intermediate_size": 13312,
-            "num_hidden_layers": 80,
-            "num_attention_heads": 64,
-            "num_key_value_heads": 8,
-            "head_dim": 128,
-            "max_position_embeddings": 131072,
-            "mlp_bias": False,
-            "num_experts": 192,
-            "num_experts_per_tok": 8,
-            "num_shared_experts": 1,
-            "moe_intermediate_size": 1536,
-            "mlp_layer_types": None,
-        },
-        NO_COUNT | {"expert_hidden_dim", "qk_norm"},
+        ignored=NO_COUNT | {"expert_hidden_dim", "qk_norm"},
         earlier={"mlp.gate": "mlp.router.gate", "shared_experts": "shared_mlp"},
     ),
 }

@@ -127,34 +127,6 @@ def _sliding(config_values: ConfigValues) -> Any:
     return present(next((mixer for mixer in config_values.mixers if mixer.sliding_window is not None), None))
 
 
-DEFAULTS: dict[str, Any] = {
-    "vocab_size": 201024,
-    "hidden_size": 6144,
-    "num_hidden_layers": 66,
-    "num_attention_heads": 64,
-    "num_key_value_heads": 8,
-    "head_dim": 128,
-    "swa_num_attention_heads": 64,
-    "swa_num_key_value_heads": 16,
-    "swa_head_dim": 128,
-    "sliding_window_size": 512,
-    "d_rel": 16,
-    "rel_extent": 1024,
-    "local_layer_ids": None,
-    "layer_types": None,
-    "mlp_layer_types": None,
-    "max_position_embeddings": 131072,
-    "rms_norm_eps": 1e-6,
-    "conv_kernel_size": 4,
-    "intermediate_size": 24576,
-    "hidden_act": "silu",
-    "moe_intermediate_size": 3072,
-    "n_routed_experts": 256,
-    "num_experts_per_tok": 6,
-    "n_shared_experts": 2,
-    "tie_word_embeddings": False,
-}
-
 MIXER_WRITES: Writes = {
     "num_attention_heads": lambda s: _full(s).num_attention_heads,
     "num_key_value_heads": lambda s: _full(s).num_key_value_heads,
@@ -185,7 +157,7 @@ MODULES = {
 FAMILIES = {
     "inkling_text": Family(
         _inkling_text,
-        DEFAULTS,
+        {"tie_word_embeddings": False},
         frozenset(
             """
             chain_hidden_post_norm dense_mlp_idx intermediate_size log_scaling_alpha log_scaling_n_floor

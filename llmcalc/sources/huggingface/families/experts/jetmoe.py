@@ -28,21 +28,7 @@ def _jetmoe(config: Config) -> Table:
 FAMILIES = {
     "jetmoe": Family(
         _jetmoe,
-        {
-            "vocab_size": 32000,
-            "hidden_size": 2048,
-            "num_hidden_layers": 12,
-            "num_key_value_heads": 16,
-            "kv_channels": 128,
-            "intermediate_size": 5632,
-            "max_position_embeddings": 4096,
-            "activation_function": "silu",
-            "num_local_experts": 8,
-            "num_experts_per_tok": 2,
-            "tie_word_embeddings": True,
-            "rms_norm_eps": 1e-6,
-        },
-        frozenset(
+        ignored=frozenset(
             {
                 "aux_loss_coef",
                 "bias",

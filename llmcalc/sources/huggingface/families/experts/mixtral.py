@@ -6,8 +6,6 @@ transformers: models/mixtral, models/qwen2_moe, models/qwen3_moe, models/phimoe.
 
 from __future__ import annotations
 
-from typing import Any
-
 from ...config import Config
 from ...family import Family
 from ...parts import (
@@ -127,28 +125,6 @@ def qwen_moe(config: Config, experts: int, mixer: Table, fields: Table, *axes: t
     return decoder(config, block, norm, stack=combined_kinds(*axes, (names, layer_tables)))
 
 
-COMMON: dict[str, Any] = {
-    "hidden_act": "silu",
-    "num_hidden_layers": 32,
-    "num_attention_heads": 32,
-    "rms_norm_eps": 1e-5,
-    "tie_word_embeddings": False,
-    "head_dim": None,
-}
-
-QWEN: dict[str, Any] = {
-    **COMMON,
-    "vocab_size": 151936,
-    "hidden_size": 2048,
-    "num_hidden_layers": 24,
-    "max_position_embeddings": 32768,
-    "rms_norm_eps": 1e-6,
-    "use_sliding_window": False,
-    "sliding_window": 4096,
-    "decoder_sparse_step": 1,
-    "mlp_only_layers": None,
-}
-
 NO_COUNT = frozenset({"norm_topk_prob", "original_max_position_embeddings", "input_jitter_noise"})
 OF_ABSENT_LAYERS = {"intermediate_size", "moe_intermediate_size", "num_experts_per_tok"}
 """Fields that are not read if no layer is dense or no layer has experts."""
@@ -156,64 +132,21 @@ OF_ABSENT_LAYERS = {"intermediate_size", "moe_intermediate_size", "num_experts_p
 FAMILIES = {
     "mixtral": Family(
         _mixtral,
-        {
-            **COMMON,
-            "vocab_size": 32000,
-            "hidden_size": 4096,
-            "intermediate_size": 14336,
-            "num_key_value_heads": 8,
-            "max_position_embeddings": 131072,
-            "sliding_window": None,
-            "num_experts_per_tok": 2,
-            "num_local_experts": 8,
-        },
         earlier={"mlp": "block_sparse_moe"},
     ),
     "qwen2_moe": Family(
         _qwen2_moe,
-        {
-            **QWEN,
-            "num_attention_heads": 16,
-            "num_key_value_heads": 16,
-            "intermediate_size": 5632,
-            "moe_intermediate_size": 1408,
-            "shared_expert_intermediate_size": 5632,
-            "num_experts": 60,
-            "num_experts_per_tok": 4,
-            "qkv_bias": True,
-            "max_window_layers": 28,
-            "layer_types": None,
-        },
+        {"head_dim": None},
         NO_COUNT | OF_ABSENT_LAYERS,
     ),
     "qwen3_moe": Family(
         qwen3_moe,
-        {
-            **QWEN,
-            "num_key_value_heads": 4,
-            "intermediate_size": 6144,
-            "moe_intermediate_size": 768,
-            "num_experts": 128,
-            "num_experts_per_tok": 8,
-            "attention_bias": False,
-        },
+        {"head_dim": None},
         NO_COUNT | OF_ABSENT_LAYERS | {"max_window_layers"},
     ),
     "phimoe": Family(
         _phimoe,
-        {
-            **COMMON,
-            "vocab_size": 32064,
-            "hidden_size": 4096,
-            "intermediate_size": 6400,
-            "num_key_value_heads": 8,
-            "max_position_embeddings": 131072,
-            "sliding_window": None,
-            "num_experts_per_tok": 2,
-            "num_local_experts": 16,
-            "attention_bias": False,
-            "lm_head_bias": False,
-        },
+        {"head_dim": None},
         NO_COUNT,
         earlier={"mlp": "block_sparse_moe"},
     ),

@@ -8,8 +8,6 @@ transformers: models/step3p7. Configs of earlier code list more layers than num_
 
 from __future__ import annotations
 
-from typing import Any
-
 from ...config import Config, is_whole
 from ...family import EVERY, Family, Quirks
 from ...parts import (
@@ -112,29 +110,6 @@ NO_COUNT = frozenset(
     """.split()  # noqa: SIM905
 )
 
-DEFAULTS: dict[str, Any] = {
-    "vocab_size": 128815,
-    "hidden_size": 4096,
-    "intermediate_size": 11264,
-    "num_hidden_layers": 45,
-    "num_attention_heads": 64,
-    "num_key_value_heads": 8,
-    "num_sliding_attention_heads": None,
-    "head_dim": 128,
-    "hidden_act": "silu",
-    "max_position_embeddings": 128000,
-    "rms_norm_eps": 1e-5,
-    "attention_bias": False,
-    "sliding_window": None,
-    "layer_types": None,
-    "mlp_layer_types": None,
-    "moe_layers_enum": None,
-    "moe_intermediate_size": 1280,
-    "n_routed_experts": 288,
-    "num_experts_per_tok": 8,
-    "share_expert_dim": 1280,
-    "tie_word_embeddings": False,
-}
 
 FAMILIES = {
     "step3p7": Family(
@@ -143,6 +118,10 @@ FAMILIES = {
         uncounted_encoders={"vision_config": "step3p5_vision"},
     ),
     "step3p5": Family(
-        _step3p5, DEFAULTS, NO_COUNT, modules={"self_attn.gate_proj": "g_proj"}, quirks=Quirks(reads_values=EVERY)
+        _step3p5,
+        {"moe_layers_enum": None},
+        NO_COUNT,
+        modules={"self_attn.gate_proj": "g_proj"},
+        quirks=Quirks(reads_values=EVERY),
     ),
 }

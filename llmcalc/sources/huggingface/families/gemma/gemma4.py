@@ -155,42 +155,6 @@ def _layered(config: Config, experts: bool, per_layer: bool) -> Table:
     return table
 
 
-UNIFIED: dict[str, Any] = {
-    "vocab_size": 262144,
-    "hidden_size": 2304,
-    "intermediate_size": 9216,
-    "num_hidden_layers": 30,
-    "num_attention_heads": 8,
-    "num_key_value_heads": 4,
-    "head_dim": 256,
-    "global_head_dim": 512,
-    "num_global_key_value_heads": None,
-    "hidden_activation": "gelu_pytorch_tanh",
-    "max_position_embeddings": 262144,
-    "rms_norm_eps": 1e-6,
-    "tie_word_embeddings": True,
-    "attention_bias": False,
-    "sliding_window": 1024,
-    "layer_types": None,
-    "use_bidirectional_attention": "vision",
-    "attention_k_eq_v": False,
-    "num_kv_shared_layers": 0,
-    "use_double_wide_mlp": False,
-}
-
-DEFAULTS: dict[str, Any] = {
-    **UNIFIED,
-    "max_position_embeddings": 131072,
-    "sliding_window": 512,
-    "use_bidirectional_attention": None,
-    "vocab_size_per_layer_input": 262144,
-    "hidden_size_per_layer_input": 256,
-    "enable_moe_block": False,
-    "num_experts": None,
-    "top_k_experts": None,
-    "moe_intermediate_size": None,
-}
-
 IGNORED = frozenset(
     """
     final_logit_softcapping hidden_act cache_implementation vocab_size_per_layer_input global_head_dim
@@ -262,7 +226,7 @@ TOWER_MODULES: Modules = {
 FAMILIES = {
     "gemma4_text": Family(
         _gemma4,
-        DEFAULTS,
+        {"global_head_dim": 512, "num_global_key_value_heads": None},
         IGNORED,
         writes={
             **LOCAL_THETA_WRITES,
@@ -294,17 +258,19 @@ FAMILIES = {
     ),
     "gemma4": Family(
         None,
-        {"tie_word_embeddings": True},
         text="gemma4_text",
         quirks=Quirks(makes_mask=("ForConditionalGeneration",)),
         modules=TOWER_MODULES,
         tower_file="gemma",
         writes_towers=gemma4_sections,
     ),
-    "gemma4_unified_text": Family(_unified, UNIFIED, IGNORED | {"hidden_size_per_layer_input", "enable_moe_block"}),
+    "gemma4_unified_text": Family(
+        _unified,
+        {"global_head_dim": 512, "num_global_key_value_heads": None},
+        IGNORED | {"hidden_size_per_layer_input", "enable_moe_block"},
+    ),
     "gemma4_unified": Family(
         None,
-        {"tie_word_embeddings": True},
         text="gemma4_unified_text",
         quirks=Quirks(makes_mask=("ForConditionalGeneration",)),
         modules={

@@ -12,7 +12,7 @@ from .....components.mixers.attention import Attention
 from ...absent import present
 from ...config import Config
 from ...dropout import T5_DROPOUT
-from ...family import CLASSIFIERS, DropoutFields, Family, Modules, Quirks
+from ...family import CLASSIFIERS, Family, Modules, Quirks
 from ...parts import (
     QKVO,
     Table,
@@ -226,7 +226,6 @@ IMAGES = frozenset(
         "tie_word_embeddings",
     }
 )
-WHOLE: dict[str, Any] = {"encoder": None, "decoder": None, "is_encoder_decoder": True, "tie_word_embeddings": True}
 
 
 def _stack_config(config_values: ConfigValues, stack_name: str) -> dict[str, Any]:
@@ -267,8 +266,7 @@ T5GEMMA_MODULES: Modules = {
 FAMILIES = {
     "t5gemma": Family(
         _t5gemma,
-        WHOLE,
-        IGNORED,
+        ignored=IGNORED,
         writes={
             "encoder": lambda s: _stack_config(s, "encoder"),
             "decoder": lambda s: _stack_config(s, "decoder"),
@@ -276,18 +274,17 @@ FAMILIES = {
         },
         quirks=Quirks(CLASSIFIERS, ("ForConditionalGeneration", "GemmaModel", "EncoderModel"), CLASSIFIERS),
         modules=T5GEMMA_MODULES,
-        dropout=DropoutFields({**T5_DROPOUT.places, "attention": "attention_dropout"}),
+        dropout={**T5_DROPOUT, "attention": "attention_dropout"},
     ),
     "t5gemma2": Family(
         _t5gemma2,
-        WHOLE,
-        IGNORED | {"eoi_token_index", "image_token_index", "classifier_dropout_rate"},
+        ignored=IGNORED | {"eoi_token_index", "image_token_index", "classifier_dropout_rate"},
         quirks=Quirks(reads_values=CLASSIFIERS, refuses_cache=CLASSIFIERS),
         modules={
             **T5GEMMA_MODULES,
             "towers.output_marks": ".text_model.embed_tokens.eoi_embedding + .decoder.embed_tokens.eoi_embedding",
         },
         tower_file="siglip",
-        dropout=DropoutFields({**T5_DROPOUT.places, "attention": "attention_dropout"}),
+        dropout={**T5_DROPOUT, "attention": "attention_dropout"},
     ),
 }

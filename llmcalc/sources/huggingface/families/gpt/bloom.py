@@ -12,7 +12,7 @@ from .....components.mixers.attention import Attention
 from .....ops import AttentionCore, KVCache, Op
 from ...config import Config
 from ...dropout import HIDDEN_DROPOUT
-from ...family import Deviation, DropoutFields, Family, Modules
+from ...family import Deviation, Family, Modules
 from ...parts import QKVO, Table, biases, decoder, layernorm, mlp, rope
 from .gpt import full_width_heads, plain_ffn
 
@@ -168,15 +168,7 @@ BLOOM_MODULES: Modules = {
 FAMILIES = {
     "bloom": Family(
         _bloom,
-        {
-            "vocab_size": 250880,
-            "hidden_size": 64,
-            "n_layer": 2,
-            "n_head": 8,
-            "layer_norm_epsilon": 1e-5,
-            "tie_word_embeddings": True,
-        },
-        frozenset(
+        ignored=frozenset(
             {
                 "apply_residual_connection_post_layernorm",
                 "attention_softmax_in_fp32",
@@ -198,25 +190,7 @@ FAMILIES = {
     ),
     "falcon": Family(
         _falcon,
-        {
-            "vocab_size": 65024,
-            "hidden_size": 4544,
-            "num_hidden_layers": 32,
-            "num_attention_heads": 71,
-            "num_ln_in_parallel_attn": None,
-            "layer_norm_epsilon": 1e-5,
-            "num_kv_heads": None,
-            "alibi": False,
-            "new_decoder_architecture": False,
-            "multi_query": True,
-            "parallel_attn": True,
-            "bias": False,
-            "max_position_embeddings": 2048,
-            "ffn_hidden_size": None,
-            "activation": "gelu",
-            "tie_word_embeddings": True,
-        },
-        frozenset({"apply_residual_connection_post_layernorm", "ff_factor", "multi_query", "num_kv_heads"}),
+        ignored=frozenset({"apply_residual_connection_post_layernorm", "ff_factor", "multi_query", "num_kv_heads"}),
         aliases={"hidden_size": "n_embed"},
         writes={
             "alibi": lambda s: s.full.position is not None and s.full.position.type == "alibi",
@@ -236,23 +210,11 @@ FAMILIES = {
             "mlp_pre_norm": "ln_mlp | post_attention_layernorm",
             "pre_norm": "input_layernorm | ln_attn",
         },
-        dropout=DropoutFields({"feed_forward": "hidden_dropout"}),  # of the sum of both branches
+        dropout={"feed_forward": "hidden_dropout"},  # of the sum of both branches
     ),
     "mpt": Family(
         _mpt,
-        {
-            "vocab_size": 50368,
-            "d_model": 2048,
-            "n_layers": 24,
-            "n_heads": 16,
-            "max_seq_len": 2048,
-            "expansion_ratio": 4,
-            "layer_norm_epsilon": 1e-5,
-            "no_bias": True,
-            "attn_config": None,
-            "ffn_config": None,
-            "tie_word_embeddings": True,
-        },
+        {"ffn_config": None},
         frozenset(
             {
                 "emb_pdrop",
@@ -288,6 +250,6 @@ FAMILIES = {
             "up_proj": "up_proj",
             "down_proj": "down_proj",
         },
-        dropout=DropoutFields({}),
+        dropout={},
     ),
 }

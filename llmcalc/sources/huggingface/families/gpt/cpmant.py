@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from ...absent import present
 from ...config import Config
-from ...family import DropoutFields, Family
+from ...family import Family
 from ...parts import Table, decoder, rmsnorm
 from ...writes import Writes
 
@@ -66,21 +66,6 @@ WRITES: Writes = {
 FAMILIES = {
     "cpmant": Family(
         _cpmant,
-        {
-            "vocab_size": 30720,
-            "hidden_size": 4096,
-            "num_attention_heads": 32,
-            "dim_head": 128,
-            "dim_ff": 10240,
-            "num_hidden_layers": 48,
-            "position_bias_num_buckets": 512,
-            "position_bias_max_distance": 2048,
-            "eps": 1e-6,
-            "prompt_types": 32,
-            "prompt_length": 32,
-            "segment_types": 32,
-            "tie_word_embeddings": True,
-        },
         writes=WRITES,
         modules={
             "layers": "encoder.layers",
@@ -102,8 +87,6 @@ FAMILIES = {
             "down_proj": "w_out",
             "norm": "encoder.output_layernorm",
         },
-        dropout=DropoutFields(
-            dict.fromkeys(("attention", "attention_output", "activation", "feed_forward"), "dropout_p")
-        ),
+        dropout=dict.fromkeys(("attention", "attention_output", "activation", "feed_forward"), "dropout_p"),
     ),
 }

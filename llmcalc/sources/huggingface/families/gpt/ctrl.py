@@ -6,7 +6,7 @@ transformers: models/ctrl.
 from __future__ import annotations
 
 from ...config import Config
-from ...family import DropoutFields, Family
+from ...family import Family
 from ...parts import QKVO, Table, biases, decoder, layernorm, mlp
 from .gpt import ALIASES, full_width_heads
 
@@ -31,17 +31,7 @@ def _ctrl(config: Config) -> Table:
 FAMILIES = {
     "ctrl": Family(
         _ctrl,
-        {
-            "vocab_size": 246534,
-            "n_positions": 256,
-            "n_embd": 1280,
-            "dff": 8192,
-            "n_layer": 48,
-            "n_head": 16,
-            "layer_norm_epsilon": 1e-6,
-            "tie_word_embeddings": True,
-        },
-        frozenset(
+        ignored=frozenset(
             {
                 "n_ctx",
                 "summary_activation",
@@ -68,9 +58,6 @@ FAMILIES = {
             "up_proj": "0",
             "down_proj": "2",
         },
-        dropout=DropoutFields(
-            {"embedding": "embd_pdrop", "attention_output": "resid_pdrop", "feed_forward": "resid_pdrop"},
-            {"embd_pdrop": 0.1, "resid_pdrop": 0.1},
-        ),
+        dropout={"embedding": "embd_pdrop", "attention_output": "resid_pdrop", "feed_forward": "resid_pdrop"},
     ),
 }

@@ -39,37 +39,11 @@ def _nanochat(config: Config) -> Table:
 FAMILIES = {
     "bitnet": Family(
         _bitnet,
-        {
-            "vocab_size": 128256,
-            "hidden_size": 2560,
-            "intermediate_size": 6912,
-            "num_hidden_layers": 30,
-            "num_attention_heads": 20,
-            "num_key_value_heads": 5,
-            "hidden_act": "relu2",
-            "max_position_embeddings": 2048,
-            "rms_norm_eps": 1e-5,
-            "tie_word_embeddings": False,
-            "attention_bias": False,
-        },
         modules={"mlp.sub_norm": "ffn_sub_norm", "self_attn.sub_norm": "attn_sub_norm"},
     ),
     "nanochat": Family(
         _nanochat,
-        {
-            "vocab_size": 50304,
-            "hidden_size": 768,
-            "intermediate_size": 8192,
-            "num_hidden_layers": 12,
-            "num_attention_heads": 6,
-            "num_key_value_heads": None,
-            "hidden_act": "relu2",
-            "max_position_embeddings": 2048,
-            "rms_norm_eps": 1e-6,
-            "tie_word_embeddings": False,
-            "attention_bias": False,
-        },
-        frozenset({"final_logit_softcapping", "logits_soft_cap", "qkv_bias", "pretraining_tp"}),
+        ignored=frozenset({"final_logit_softcapping", "logits_soft_cap", "qkv_bias", "pretraining_tp"}),
         modules={"up_proj": "fc1", "down_proj": "fc2"},
     ),
 }

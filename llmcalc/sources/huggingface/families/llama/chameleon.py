@@ -34,22 +34,7 @@ def _chameleon(config: Config) -> Table:
 FAMILIES = {
     "chameleon": Family(
         _chameleon,
-        {
-            "vocab_size": 65536,
-            "hidden_size": 4096,
-            "intermediate_size": 11008,
-            "num_hidden_layers": 32,
-            "num_attention_heads": 32,
-            "num_key_value_heads": 32,
-            "hidden_act": "silu",
-            "max_position_embeddings": 4096,
-            "rms_norm_eps": 1e-5,
-            "attention_bias": False,
-            "mlp_bias": False,
-            "swin_norm": False,
-            "tie_word_embeddings": False,
-        },
-        frozenset({"model_parallel_size", "vocabulary_map"}),
+        ignored=frozenset({"model_parallel_size", "vocabulary_map"}),
         towers="Chameleon",
         uncounted_encoders={"vq_config": "chameleon_vqgan"},
         uncounted_modules="model.vqmodel",

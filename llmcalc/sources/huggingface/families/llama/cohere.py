@@ -9,7 +9,7 @@ transformers: models/cohere, cohere2, cohere2_moe, cohere_compass.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from ...absent import Absent
 from ...config import Config
@@ -141,20 +141,6 @@ def _compass(config: Config) -> Table:
     return _parallel(config, attention(config, **_biased(config)), glu(config), _norm(config), stack)
 
 
-COMMON: dict[str, Any] = {
-    "vocab_size": 256000,
-    "hidden_size": 8192,
-    "intermediate_size": 22528,
-    "num_hidden_layers": 40,
-    "num_attention_heads": 64,
-    "num_key_value_heads": None,
-    "hidden_act": "silu",
-    "max_position_embeddings": 8192,
-    "layer_norm_eps": 1e-5,
-    "tie_word_embeddings": True,
-    "attention_bias": False,
-}
-
 IGNORED = frozenset(
     {
         "logit_scale",
@@ -173,8 +159,6 @@ IGNORED = frozenset(
     }
 )
 
-WINDOWS = {"sliding_window": 4096, "layer_types": None, "sliding_window_pattern": 4}
-
 
 def _rms_eps(config_values: ConfigValues) -> float:
     """Returns the epsilon of an RMSNorm. Only an RMSNorm has the field, because its presence selects RMSNorm."""
@@ -184,33 +168,18 @@ def _rms_eps(config_values: ConfigValues) -> float:
 
 
 FAMILIES = {
-    "aya_vision": Family(None, {"tie_word_embeddings": True}, text="cohere2", tower_file="siglip"),
-    "cohere2_vision": Family(None, {"tie_word_embeddings": True}, text="cohere2", tower_file="siglip"),
-    "cohere_compass": Family(None, {"tie_word_embeddings": False}, text="cohere_compass_text", tower_file="qwen"),
+    "aya_vision": Family(None, text="cohere2", tower_file="siglip"),
+    "cohere2_vision": Family(None, text="cohere2", tower_file="siglip"),
+    "cohere_compass": Family(None, text="cohere_compass_text", tower_file="qwen"),
     "cohere_compass_text": Family(
         _compass,
-        {**COMMON, "sliding_window": 4096, "layer_types": None},
-        IGNORED | {"pooling", "sliding_window_pattern"},
+        ignored=IGNORED | {"pooling", "sliding_window_pattern"},
     ),
-    "cohere": Family(_cohere, {**COMMON, "use_qk_norm": False}, IGNORED),
-    "cohere2": Family(_cohere2, {**COMMON, **WINDOWS, "use_qk_norm": None}, IGNORED),
+    "cohere": Family(_cohere, ignored=IGNORED),
+    "cohere2": Family(_cohere2, {"sliding_window_pattern": 4, "use_qk_norm": None}, IGNORED),
     "cohere2_moe": Family(
         _cohere2_moe,
-        {
-            **COMMON,
-            **WINDOWS,
-            "head_dim": 128,
-            "num_experts": 8,
-            "num_experts_per_tok": 2,
-            "num_shared_experts": 0,
-            "expert_selection_fn": "softmax",
-            "mlp_layer_types": None,
-            "first_k_dense_replace": 0,
-            "prefix_dense_sliding_window_pattern": 1,
-            "prefix_dense_intermediate_size": None,
-            "rms_norm_eps": None,
-            "use_qk_norm": None,
-        },
+        {"first_k_dense_replace": 0, "use_qk_norm": None},
         IGNORED,
         writes={
             "rms_norm_eps": _rms_eps,

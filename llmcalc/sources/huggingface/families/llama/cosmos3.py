@@ -26,21 +26,6 @@ FAMILIES = {
     ),
     "cosmos3_edge_text": Family(
         _cosmos3_edge_text,
-        {
-            "vocab_size": 131072,
-            "hidden_size": 2048,
-            "intermediate_size": 9216,
-            "num_hidden_layers": 28,
-            "num_attention_heads": 16,
-            "num_key_value_heads": 8,
-            "head_dim": 128,
-            "max_position_embeddings": 131072,
-            "attention_bias": False,
-            "mlp_bias": False,
-            "hidden_act": "relu2",
-            "rms_norm_eps": 1e-5,
-            "tie_word_embeddings": False,
-        },
         modules={"up_proj": "fc1", "down_proj": "fc2"},
     ),
 }

@@ -47,24 +47,7 @@ def _evolla(config: Config) -> Table:
 FAMILIES = {
     "evolla": Family(
         _evolla,
-        {
-            "vocab_size": 128256,
-            "hidden_size": 4096,
-            "intermediate_size": 14336,
-            "num_hidden_layers": 32,
-            "num_attention_heads": 32,
-            "num_key_value_heads": 8,
-            "hidden_act": "silu",
-            "max_position_embeddings": 8192,
-            "rms_norm_eps": 1e-5,
-            "attention_bias": False,
-            "mlp_bias": False,
-            "aligner_ffn_mult": 4,
-            "aligner_enable_bias": True,
-            "aligner_num_add_layers": 8,
-            "tie_word_embeddings": False,
-        },
-        frozenset(
+        ignored=frozenset(
             {
                 "aligner_attention_probs_dropout_prob",
                 *(f"resampler_{name}" for name in ("depth", "dim_head", "heads", "num_latents", "ff_mult")),

@@ -5,8 +5,6 @@ transformers: models/exaone4, models/exaone_moe.
 
 from __future__ import annotations
 
-from typing import Any
-
 from ...config import Config
 from ...family import Family
 from ...parts import (
@@ -112,22 +110,6 @@ def _exaone_moe(config: Config) -> Table:
     return decoder(config, block, norm, stack={"variants": variants, **pattern})
 
 
-COMMON: dict[str, Any] = {
-    "vocab_size": 102400,
-    "hidden_size": 4096,
-    "intermediate_size": 16384,
-    "num_hidden_layers": 32,
-    "num_attention_heads": 32,
-    "num_key_value_heads": 32,
-    "hidden_act": "silu",
-    "max_position_embeddings": 2048,
-    "rms_norm_eps": 1e-5,
-    "tie_word_embeddings": False,
-    "sliding_window": 4096,
-    "sliding_window_pattern": 4,
-    "layer_types": None,
-}
-
 IGNORED = frozenset(
     {
         "mtp_loss_scaling_factor",
@@ -143,19 +125,10 @@ IGNORED = frozenset(
 )
 
 FAMILIES = {
-    "exaone4": Family(_exaone4, COMMON, IGNORED, writes=WINDOW),
+    "exaone4": Family(_exaone4, ignored=IGNORED, writes=WINDOW),
     "exaone_moe": Family(
         _exaone_moe,
-        {
-            **COMMON,
-            "mlp_layer_types": None,
-            "first_k_dense_replace": 1,
-            "moe_intermediate_size": 1024,
-            "num_experts": 64,
-            "num_experts_per_tok": 8,
-            "num_shared_experts": 1,
-        },
-        IGNORED | {"first_last_k_dense_replace"},
+        ignored=IGNORED | {"first_last_k_dense_replace"},
         writes=UNGROUPED_WRITES,
     ),
 }

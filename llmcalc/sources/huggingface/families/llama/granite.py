@@ -112,24 +112,6 @@ def _granitemoe_swa(config: Config) -> Table:
     return _swa(config, _shared(config))
 
 
-COMMON: dict[str, Any] = {
-    "vocab_size": 32000,
-    "hidden_size": 4096,
-    "intermediate_size": 11008,
-    "num_hidden_layers": 32,
-    "num_attention_heads": 32,
-    "num_key_value_heads": None,
-    "hidden_act": "silu",
-    "max_position_embeddings": 2048,
-    "rms_norm_eps": 1e-6,
-    "tie_word_embeddings": False,
-    "attention_bias": False,
-}
-
-EXPERTS = {"num_local_experts": 8, "num_experts_per_tok": 2}
-
-WINDOWS = {"sliding_window": 128, "layer_types": None, "layer_rope_theta": None}
-
 IGNORED = frozenset({"embedding_multiplier", "logits_scaling", "residual_multiplier", "attention_multiplier"})
 
 
@@ -156,74 +138,42 @@ GRANITE_EARLIER: Modules = {
 }
 
 FAMILIES = {
-    "granite": Family(_granite, {**COMMON, "mlp_bias": False}, IGNORED),
+    "granite": Family(_granite, ignored=IGNORED),
     "granite4_vision": Family(
         None,
-        {"tie_word_embeddings": False},
         text="granite4_vision_text",
         uncounted_encoders={"vision_config": "clip_vision_model", "qformer_config": "blip_2_qformer"},
     ),
-    "granite4_vision_text": Family(_granite, {**COMMON, "mlp_bias": False}, IGNORED, quirks=Quirks(makes_mask=EVERY)),
+    "granite4_vision_text": Family(_granite, ignored=IGNORED, quirks=Quirks(makes_mask=EVERY)),
     "granite_docling": Family(
         None,
-        {"tie_word_embeddings": True},
         text="granite_docling_text",
         uncounted_encoders={"vision_config": "granite_docling_vision"},
     ),
     "granite_docling_text": Family(
         _granite,
-        {
-            **COMMON,
-            "mlp_bias": False,
-            "vocab_size": 133800,
-            "hidden_size": 1024,
-            "intermediate_size": 2048,
-            "num_hidden_layers": 28,
-            "num_attention_heads": 16,
-            "num_key_value_heads": 4,
-            "max_position_embeddings": 32768,
-            "rms_norm_eps": 1e-5,
-            "tie_word_embeddings": True,
-        },
-        IGNORED,
+        ignored=IGNORED,
     ),
-    "granitemoe": Family(_granitemoe, {**COMMON, **EXPERTS}, IGNORED, modules=GRANITE_MODULES, earlier=GRANITE_EARLIER),
+    "granitemoe": Family(_granitemoe, ignored=IGNORED, modules=GRANITE_MODULES, earlier=GRANITE_EARLIER),
     "granitemoeshared": Family(
         _granitemoeshared,
-        {**COMMON, **EXPERTS, "shared_intermediate_size": 0},
-        IGNORED,
+        ignored=IGNORED,
         modules=GRANITE_MODULES,
         earlier=GRANITE_EARLIER,
     ),
     "hyperclovax": Family(
         _hyperclovax,
-        {**COMMON, "mlp_bias": False, "head_dim": None, "use_post_norm": True},
-        IGNORED,
+        ignored=IGNORED,
         modules={"self_attn_post_norm": "post_norm1", "mlp_post_norm": "post_norm2"},
     ),
     "granite_swa": Family(
         _granite_swa,
-        {
-            **COMMON,
-            **WINDOWS,
-            "mlp_bias": False,
-            "vocab_size": 100352,
-            "hidden_size": 2560,
-            "intermediate_size": 8192,
-            "num_hidden_layers": 24,
-            "num_attention_heads": 20,
-            "num_key_value_heads": 4,
-            "max_position_embeddings": 8192,
-            "rms_norm_eps": 1e-5,
-            "tie_word_embeddings": True,
-        },
-        IGNORED,
+        ignored=IGNORED,
         writes=BASES_WRITES,
     ),
     "granitemoe_swa": Family(
         _granitemoe_swa,
-        {**COMMON, **EXPERTS, **WINDOWS, "shared_intermediate_size": 0},
-        IGNORED,
+        ignored=IGNORED,
         writes=BASES_WRITES,
         modules=GRANITE_MODULES,
     ),

@@ -46,24 +46,7 @@ def _hrm_text(config: Config) -> Table:
 FAMILIES = {
     "hrm_text": Family(
         _hrm_text,
-        {
-            "vocab_size": 151808,
-            "hidden_size": 1536,
-            "intermediate_size": 4096,
-            "num_hidden_layers": 16,
-            "num_layers_per_stack": None,
-            "num_attention_heads": 12,
-            "head_dim": 128,
-            "hidden_act": "silu",
-            "max_position_embeddings": 2048,
-            "rms_norm_eps": 1e-6,
-            "attention_bias": False,
-            "mlp_bias": False,
-            "H_cycles": 2,
-            "L_cycles": 3,
-            "tie_word_embeddings": False,
-        },
-        frozenset({"L_bp_cycles", "embedding_scale", "prefix_lm"}),
+        ignored=frozenset({"L_bp_cycles", "embedding_scale", "prefix_lm"}),
         modules={"layers": "L_module.layers.* + H_module.layers.*", "second_stream": "z_L_init"},
         earlier={
             **{f"self_attn.{leaf}": "attn.gqkv_proj" for leaf in ("gate_proj", "q_proj", "k_proj", "v_proj")},

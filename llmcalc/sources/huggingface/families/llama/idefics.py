@@ -9,7 +9,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from ...config import Config
-from ...family import EVERY, DropoutFields, Family, Quirks
+from ...family import EVERY, Family, Quirks
 from ...parts import Table, attention, decoder, glu, layer_pattern, qk_norm, rmsnorm
 from ...writes import Writes
 
@@ -73,23 +73,7 @@ WRITES: Writes = {
 FAMILIES = {
     "idefics": Family(
         _idefics,
-        {
-            "vocab_size": 32000,
-            "additional_vocab_size": 0,
-            "hidden_size": 4096,
-            "intermediate_size": 11008,
-            "num_hidden_layers": 32,
-            "num_attention_heads": 32,
-            "hidden_act": "silu",
-            "alpha_type": "float",
-            "rms_norm_eps": 1e-6,
-            "cross_layer_interval": 1,
-            "qk_layer_norms": False,
-            "use_resampler": False,
-            "max_position_embeddings": 2048,
-            "tie_word_embeddings": False,
-        },
-        frozenset(
+        ignored=frozenset(
             """
             alpha_initializer alphas_initializer_range freeze_lm_head freeze_text_layers freeze_text_module_exceptions
             freeze_vision_layers freeze_vision_module_exceptions use_resampler
@@ -109,6 +93,6 @@ FAMILIES = {
             "mlp_gate": "alpha_dense",
             "mlp_pre_norm": "post_attention_layernorm",
         },
-        dropout=DropoutFields({"attention": "dropout", "attention_output": "dropout", "feed_forward": "dropout"}),
+        dropout={"attention": "dropout", "attention_output": "dropout", "feed_forward": "dropout"},
     ),
 }

@@ -112,17 +112,7 @@ COMMON: dict[str, Any] = {
 FAMILIES = {
     "llama": Family(
         _llama,
-        {
-            **COMMON,
-            "vocab_size": 32000,
-            "intermediate_size": 11008,
-            "num_key_value_heads": None,
-            "head_dim": None,
-            "max_position_embeddings": 2048,
-            "attention_bias": False,
-            "mlp_bias": False,
-        },
-        frozenset(
+        ignored=frozenset(
             {
                 "activation",
                 "is_llama_config",
@@ -135,65 +125,17 @@ FAMILIES = {
     ),
     "mistral": Family(
         _mistral,
-        {
-            **COMMON,
-            "vocab_size": 32000,
-            "intermediate_size": 14336,
-            "num_key_value_heads": 8,
-            "head_dim": None,
-            "max_position_embeddings": 131072,
-            "sliding_window": 4096,
-        },
         writes=WINDOW,
     ),
     "qwen2": Family(
         _qwen2,
-        {
-            **COMMON,
-            "vocab_size": 151936,
-            "intermediate_size": 22016,
-            "num_key_value_heads": 32,
-            "head_dim": None,
-            "max_position_embeddings": 32768,
-            "use_sliding_window": False,
-            "sliding_window": 4096,
-            "max_window_layers": 28,
-            "layer_types": None,
-        },
+        {"head_dim": None},
         frozenset({"dual_chunk_attention_config", "is_causal", "use_mrope"}),
     ),
     "qwen3": Family(
         _qwen3,
-        {
-            **COMMON,
-            "vocab_size": 151936,
-            "intermediate_size": 22016,
-            "num_key_value_heads": 32,
-            "head_dim": 128,
-            "max_position_embeddings": 32768,
-            "attention_bias": False,
-            "use_sliding_window": False,
-            "sliding_window": 4096,
-            "max_window_layers": 28,
-            "layer_types": None,
-        },
     ),
     "cwm": Family(
         _cwm,
-        {
-            **COMMON,
-            "vocab_size": 128256,
-            "hidden_size": 6144,
-            "intermediate_size": 21504,
-            "num_hidden_layers": 64,
-            "num_attention_heads": 48,
-            "num_key_value_heads": 8,
-            "head_dim": 128,
-            "max_position_embeddings": 131072,
-            "rms_norm_eps": 1e-5,
-            "mlp_bias": False,
-            "sliding_window": 8192,
-            "layer_types": None,
-        },
     ),
 }

@@ -8,7 +8,7 @@ transformers: models/mllama.
 from __future__ import annotations
 
 from ...config import Config
-from ...family import DropoutFields, Family
+from ...family import Family
 from ...parts import Table, attention, decoder, glu, layer_pattern, qk_norm, rmsnorm
 
 IMAGE_TOKENS = 8
@@ -45,25 +45,12 @@ FAMILIES = {
     ),
     "mllama_text_model": Family(
         _mllama_text_model,
-        {
-            "vocab_size": 128256,
-            "hidden_size": 4096,
-            "hidden_act": "silu",
-            "num_hidden_layers": 40,
-            "num_attention_heads": 32,
-            "num_key_value_heads": 8,
-            "intermediate_size": 14336,
-            "rms_norm_eps": 1e-5,
-            "max_position_embeddings": 131072,
-            "cross_attention_layers": None,
-            "tie_word_embeddings": False,
-        },
         modules={
             "cross_attn_pre_norm": "input_layernorm",
             "cross_attn_gate": "cross_attn_attn_gate",
             "mlp_gate": "cross_attn_mlp_gate",
             "mlp_pre_norm": "post_attention_layernorm",
         },
-        dropout=DropoutFields({"attention": "dropout"}),
+        dropout={"attention": "dropout"},
     ),
 }

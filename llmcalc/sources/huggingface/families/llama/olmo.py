@@ -7,8 +7,6 @@ transformers: models/olmo, models/olmo2, models/olmo3, models/olmoe, models/flex
 
 from __future__ import annotations
 
-from typing import Any
-
 from ...config import Config
 from ...family import Family
 from ...parts import (
@@ -72,51 +70,19 @@ def _flex_olmo(config: Config) -> Table:
     return _normed(config, _experts(config), "output")
 
 
-COMMON: dict[str, Any] = {
-    "vocab_size": 50304,
-    "hidden_size": 4096,
-    "intermediate_size": 11008,
-    "num_hidden_layers": 32,
-    "num_attention_heads": 32,
-    "num_key_value_heads": None,
-    "hidden_act": "silu",
-    "max_position_embeddings": 2048,
-    "tie_word_embeddings": False,
-    "attention_bias": False,
-}
-
 IGNORED = frozenset({"clip_qkv", "norm_topk_prob"})
 
 FAMILIES = {
-    "olmo": Family(_olmo, COMMON, IGNORED),
-    "olmo2": Family(_olmo2, {**COMMON, "rms_norm_eps": 1e-5}, IGNORED),
-    "olmo3": Family(_olmo3, {**COMMON, "rms_norm_eps": 1e-5, "sliding_window": 4096, "layer_types": None}, IGNORED),
+    "olmo": Family(_olmo, ignored=IGNORED),
+    "olmo2": Family(_olmo2, ignored=IGNORED),
+    "olmo3": Family(_olmo3, ignored=IGNORED),
     "olmoe": Family(
         _olmoe,
-        {
-            **COMMON,
-            "hidden_size": 2048,
-            "intermediate_size": 2048,
-            "num_hidden_layers": 16,
-            "num_attention_heads": 16,
-            "max_position_embeddings": 4096,
-            "rms_norm_eps": 1e-5,
-            "num_experts": 64,
-            "num_experts_per_tok": 8,
-        },
-        IGNORED,
+        ignored=IGNORED,
     ),
     "flex_olmo": Family(
         _flex_olmo,
-        {
-            **COMMON,
-            "vocab_size": 100352,
-            "max_position_embeddings": 4096,
-            "rms_norm_eps": 1e-6,
-            "num_experts": 7,
-            "num_experts_per_tok": 5,
-        },
-        IGNORED,
+        ignored=IGNORED,
         writes=UNPADDED,
     ),
 }

@@ -310,27 +310,6 @@ def _has_rope(config: Config) -> bool:
     ) is not None
 
 
-QWEN: dict[str, Any] = {
-    "hidden_size": 2048,
-    "num_attention_heads": 16,
-    "num_key_value_heads": 2,
-    "head_dim": 256,
-    "hidden_act": "silu",
-    "max_position_embeddings": 32768,
-    "rms_norm_eps": 1e-6,
-    "tie_word_embeddings": False,
-    "attention_bias": False,
-    "linear_conv_kernel_dim": 4,
-    "linear_key_head_dim": 128,
-    "linear_value_head_dim": 128,
-    "linear_num_key_heads": 16,
-    "linear_num_value_heads": 32,
-    "layer_types": None,
-    "full_attention_interval": 4,
-}
-
-MOE: dict[str, Any] = {"moe_intermediate_size": 512, "shared_expert_intermediate_size": 512}
-
 IGNORED = frozenset(
     {
         "attn_output_gate",
@@ -422,17 +401,7 @@ QWEN3_5_MODULES: Modules = {
 FAMILIES = {
     "qwen3_next": Family(
         _qwen3_next,
-        {
-            **QWEN,
-            **MOE,
-            "vocab_size": 151936,
-            "intermediate_size": 5632,
-            "num_hidden_layers": 48,
-            "num_experts": 512,
-            "num_experts_per_tok": 10,
-            "decoder_sparse_step": 1,
-            "mlp_only_layers": None,
-        },
+        {"full_attention_interval": 4},
         IGNORED | {"intermediate_size", "use_sliding_window"},
         writes={**QWEN_WRITES, **PARTIAL_ROTARY},
         modules={
@@ -445,30 +414,23 @@ FAMILIES = {
     ),
     "qwen3_5_text": Family(
         _qwen3_5,
-        {
-            **QWEN,
-            "vocab_size": 248320,
-            "hidden_size": 4096,
-            "intermediate_size": 12288,
-            "num_hidden_layers": 32,
-            "num_key_value_heads": 4,
-        },
+        {"full_attention_interval": 4},
         IGNORED,
         writes={**QWEN_WRITES, **PARTIAL_ROTARY},
         modules=QWEN3_5_MODULES,
     ),
-    "qwen3_5": Family(None, {"tie_word_embeddings": False}, text="qwen3_5_text", tower_file="qwen"),
+    "qwen3_5": Family(None, text="qwen3_5_text", tower_file="qwen"),
     "qwen3_5_moe_text": Family(
         _qwen3_5_moe,
-        {**QWEN, **MOE, "vocab_size": 248320, "num_hidden_layers": 40, "num_experts": 256, "num_experts_per_tok": 8},
+        {"full_attention_interval": 4},
         IGNORED | {"mlp_only_layers", "intermediate_size"},
         writes={**QWEN_WRITES, **PARTIAL_ROTARY},
         modules=QWEN3_5_MODULES,
     ),
-    "qwen3_5_moe": Family(None, {"tie_word_embeddings": False}, text="qwen3_5_moe_text", tower_file="qwen"),
+    "qwen3_5_moe": Family(None, text="qwen3_5_moe_text", tower_file="qwen"),
     "kimi_linear": Family(
         _kimi_linear,
-        KIMI_LINEAR,
+        {"first_k_dense_replace": 1, "moe_layer_freq": 1},
         ROUTING,
         aliases=KIMI_NAMES,
         writes={**LATENT_WRITES, **UNPADDED},
@@ -477,36 +439,7 @@ FAMILIES = {
     ),
     "bailing_hybrid": Family(
         _bailing_hybrid,
-        {
-            "vocab_size": 157184,
-            "hidden_size": 2560,
-            "intermediate_size": 6144,
-            "moe_intermediate_size": 768,
-            "num_hidden_layers": 42,
-            "num_attention_heads": 32,
-            "num_key_value_heads": 32,
-            "n_shared_experts": 1,
-            "kv_lora_rank": 512,
-            "q_lora_rank": None,
-            "qk_rope_head_dim": 64,
-            "v_head_dim": 128,
-            "qk_nope_head_dim": 128,
-            "num_experts_per_tok": 8,
-            "first_k_dense_replace": 2,
-            "hidden_act": "silu",
-            "max_position_embeddings": 262144,
-            "rms_norm_eps": 1e-6,
-            "tie_word_embeddings": False,
-            "attention_bias": False,
-            "num_local_experts": 512,
-            "head_dim": 128,
-            "short_conv_kernel_size": 4,
-            "layer_group_size": 6,
-            "kda_safe_gate": True,
-            "kda_lower_bound": -5.0,
-            "layer_types": None,
-            "mlp_layer_types": None,
-        },
+        {"q_lora_rank": None},
         ROUTING | OF_LING,
         aliases=KIMI_NAMES,
         writes={
@@ -522,27 +455,7 @@ FAMILIES = {
     ),
     "olmo_hybrid": Family(
         _olmo_hybrid,
-        {
-            "vocab_size": 100352,
-            "hidden_size": 3840,
-            "intermediate_size": 11008,
-            "num_hidden_layers": 32,
-            "num_attention_heads": 30,
-            "num_key_value_heads": None,
-            "hidden_act": "silu",
-            "max_position_embeddings": 65536,
-            "rms_norm_eps": 1e-6,
-            "tie_word_embeddings": False,
-            "attention_bias": False,
-            "layer_types": None,
-            "linear_num_key_heads": None,
-            "linear_num_value_heads": None,
-            "linear_key_head_dim": None,
-            "linear_value_head_dim": None,
-            "linear_conv_kernel_dim": 4,
-            "linear_allow_neg_eigval": True,
-        },
-        frozenset(
+        ignored=frozenset(
             {
                 "linear_a_log_min",
                 "linear_a_log_max",

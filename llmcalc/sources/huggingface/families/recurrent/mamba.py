@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from ...absent import Absent
 from ...config import Config
-from ...family import DropoutFields, Family, Modules
+from ...family import Family, Modules
 from ...parts import ACTIVATIONS, Table, decoder, rmsnorm
 from ...writes import Value, Writes
 
@@ -80,23 +80,6 @@ def _mamba2(config: Config) -> Table:
     )
 
 
-COMMON: Table = {
-    "layer_norm_epsilon": 1e-5,
-    "expand": 2,
-    "conv_kernel": 4,
-    "use_bias": False,
-    "use_conv_bias": True,
-    "hidden_act": "silu",
-}
-MAMBA: Table = {
-    **COMMON,
-    "vocab_size": 50280,
-    "hidden_size": 768,
-    "num_hidden_layers": 32,
-    "state_size": 16,
-    "time_step_rank": "auto",
-    "tie_word_embeddings": True,
-}
 IGNORED = frozenset(
     """
     time_step_rank time_step_scale time_step_min time_step_max time_step_init_scheme time_step_floor time_step_limit
@@ -169,35 +152,21 @@ MAMBA_MODULES: Modules = {"embed_tokens": "embeddings", "mamba_pre_norm": "norm"
 FAMILIES = {
     "mamba": Family(
         _mamba,
-        MAMBA,
-        IGNORED,
+        ignored=IGNORED,
         writes=ALONE_WRITES,
         modules=MAMBA_MODULES,
-        dropout=DropoutFields({}),
+        dropout={},
     ),
     "falcon_mamba": Family(
         _falcon_mamba,
-        {**MAMBA, "mixer_rms_eps": 1e-6},
-        IGNORED,
+        ignored=IGNORED,
         writes=ALONE_WRITES,
         modules=MAMBA_MODULES,
-        dropout=DropoutFields({}),
+        dropout={},
     ),
     "mamba2": Family(
         _mamba2,
-        {
-            **COMMON,
-            "vocab_size": 32768,
-            "hidden_size": 4096,
-            "num_hidden_layers": 64,
-            "state_size": 128,
-            "num_heads": 128,
-            "head_dim": 64,
-            "n_groups": 8,
-            "chunk_size": 256,
-            "tie_word_embeddings": False,
-        },
-        IGNORED,
+        ignored=IGNORED,
         writes={
             "expand": expansion,
             "use_bias": state_space_field("use_bias"),
@@ -205,6 +174,6 @@ FAMILIES = {
             "hidden_act": state_space_field("hidden_act"),
         },
         modules=MAMBA_MODULES,
-        dropout=DropoutFields({}),
+        dropout={},
     ),
 }

@@ -146,9 +146,6 @@ def single_sublayers(config: Config, layers: list[tuple[str, Config]]) -> Table:
     )
 
 
-COMMON: Table = {"tie_word_embeddings": False, "max_position_embeddings": 4096, "mlp_bias": False}
-
-
 def _pattern_letters(config_values: ConfigValues) -> str:
     """Returns Nemotron-H's pattern: one letter per layer, each of which is a single sublayer."""
     mixers = {"mamba2": "M", "attention": "*"}
@@ -161,20 +158,7 @@ def _pattern_letters(config_values: ConfigValues) -> str:
 FAMILIES = {
     "nemotron": Family(
         _nemotron,
-        {
-            **COMMON,
-            "vocab_size": 256000,
-            "hidden_size": 6144,
-            "intermediate_size": 24576,
-            "num_hidden_layers": 32,
-            "num_attention_heads": 48,
-            "head_dim": None,
-            "num_key_value_heads": None,
-            "hidden_act": "relu2",
-            "norm_eps": 1e-5,
-            "attention_bias": False,
-        },
-        frozenset(
+        ignored=frozenset(
             """
             kv_channels layernorm_type rope_percent partial_rotary_factor rotary_percent rope_percentage
             """.split()  # noqa: SIM905
@@ -183,33 +167,7 @@ FAMILIES = {
     ),
     "nemotron_h": Family(
         _nemotron_h,
-        {
-            **COMMON,
-            "vocab_size": 131072,
-            "hidden_size": 4096,
-            "num_hidden_layers": 4,
-            "intermediate_size": 21504,
-            "num_attention_heads": 32,
-            "num_key_value_heads": 8,
-            "head_dim": 128,
-            "mlp_hidden_act": "relu2",
-            "ssm_state_size": 128,
-            "mamba_num_heads": 128,
-            "mamba_head_dim": 64,
-            "mamba_hidden_act": "silu",
-            "n_groups": 8,
-            "conv_kernel": 4,
-            "use_conv_bias": True,
-            "chunk_size": 128,
-            "use_bias": False,
-            "layer_norm_epsilon": 1e-5,
-            "hybrid_override_pattern": "ME*-",
-            "n_routed_experts": 8,
-            "num_experts_per_tok": 2,
-            "moe_intermediate_size": 7688,
-            "moe_shared_expert_intermediate_size": 7688,
-            "moe_latent_size": None,
-        },
+        {"num_hidden_layers": 4, "hybrid_override_pattern": "ME*-"},
         IGNORED
         | {
             "attention_bias",

@@ -59,23 +59,7 @@ def _recurrent_gemma(config: Config) -> Table:
 FAMILIES = {
     "recurrent_gemma": Family(
         _recurrent_gemma,
-        {
-            "num_hidden_layers": 26,
-            "vocab_size": 256000,
-            "hidden_size": 2560,
-            "intermediate_size": 7680,
-            "num_attention_heads": 10,
-            "lru_width": None,
-            "attention_window_size": 2048,
-            "conv1d_width": 4,
-            "rms_norm_eps": 1e-6,
-            "hidden_activation": "gelu_pytorch_tanh",
-            "block_types": ("recurrent", "recurrent", "attention"),
-            "num_key_value_heads": None,
-            "attention_bias": False,
-            "tie_word_embeddings": True,
-        },
-        frozenset(
+        ignored=frozenset(
             {"logits_soft_cap", "w_init_variance_scale", "final_w_init_variance_scale", "embeddings_scale_by_sqrt_dim"}
         ),
         writes={

@@ -6,7 +6,7 @@ transformers: models/rwkv.
 from __future__ import annotations
 
 from ...config import Config
-from ...family import DropoutFields, Family
+from ...family import Family
 from ...parts import Table, decoder, layernorm
 
 
@@ -22,17 +22,7 @@ def _rwkv(config: Config) -> Table:
 FAMILIES = {
     "rwkv": Family(
         _rwkv,
-        {
-            "vocab_size": 50277,
-            "context_length": 1024,
-            "hidden_size": 4096,
-            "num_hidden_layers": 32,
-            "attention_hidden_size": None,
-            "intermediate_size": None,
-            "layer_norm_epsilon": 1e-5,
-            "tie_word_embeddings": False,
-        },
-        frozenset({"rescale_every"}),
+        ignored=frozenset({"rescale_every"}),
         aliases={"max_position_embeddings": "context_length"},
         writes={"intermediate_size": lambda s: s.networks[0].intermediate_size},
         modules={
@@ -46,6 +36,6 @@ FAMILIES = {
             "norm": "ln_out",
             "lm_head": "head",
         },
-        dropout=DropoutFields({}),
+        dropout={},
     ),
 }

@@ -9,7 +9,7 @@ from math import floor
 
 from ...absent import present
 from ...config import Config
-from ...family import DropoutFields, Family
+from ...family import Family
 from ...parts import Table, biases, decoder, rmsnorm
 from ...writes import Value
 
@@ -75,24 +75,7 @@ def _width_factor(field: str) -> Value:
 FAMILIES = {
     "xlstm": Family(
         _xlstm,
-        {
-            "vocab_size": 50304,
-            "hidden_size": 4096,
-            "embedding_dim": None,
-            "num_hidden_layers": 32,
-            "num_blocks": None,
-            "num_heads": 8,
-            "use_bias": False,
-            "tie_word_embeddings": False,
-            "norm_eps": 1e-6,
-            "qk_dim_factor": 0.5,
-            "v_dim_factor": 1.0,
-            "chunk_size": 64,
-            "ffn_proj_factor": 2.667,
-            "ffn_round_up_to_multiple_of": 64,
-            "gate_soft_cap": 15.0,
-        },
-        RUNNING,
+        ignored=RUNNING,
         writes={
             "qk_dim_factor": _width_factor("qk_head_dim"),
             "v_dim_factor": _width_factor("v_head_dim"),
@@ -119,6 +102,6 @@ FAMILIES = {
             "ogate": "ogate_preact | qkv_opreact",
             "mlstm.norm": "multihead_norm",
         },
-        dropout=DropoutFields({}),
+        dropout={},
     ),
 }

@@ -179,17 +179,6 @@ def _zamba2(config: Config) -> Table:
     return _hybrid_decoder(config, mixer, block, names, config.size("num_mem_blocks"), **length_fields)
 
 
-COMMON: Table = {
-    "vocab_size": 32000,
-    "max_position_embeddings": 4096,
-    "hidden_act": "gelu",
-    "num_key_value_heads": None,
-    "rms_norm_eps": 1e-5,
-    "tie_word_embeddings": True,
-    "mamba_d_conv": 4,
-    "mamba_expand": 2,
-    "layers_block_type": None,
-}
 OTHER = IGNORED | {
     "kv_channels",
     "num_query_groups",
@@ -260,24 +249,7 @@ ZAMBA_MODULES: Modules = {
 FAMILIES = {
     "zamba": Family(
         _zamba,
-        {
-            **COMMON,
-            "hidden_size": 3712,
-            "intermediate_size": 14848,
-            "num_hidden_layers": 76,
-            "num_attention_heads": 16,
-            "num_key_value_heads": 16,
-            "attention_head_dim": None,
-            "n_mamba_heads": 2,
-            "hidden_mamba_act": "silu",
-            "attn_layer_period": 6,
-            "attn_layer_offset": 4,
-            "mamba_d_state": 16,
-            "mamba_dt_rank": "auto",
-            "mamba_conv_bias": True,
-            "mamba_proj_bias": False,
-        },
-        OTHER,
+        ignored=OTHER,
         aliases={"layers_block_type": "layer_types", "attention_head_dim": "head_dim"},
         writes={
             **ZAMBA_WRITES,
@@ -294,24 +266,7 @@ FAMILIES = {
     ),
     "zamba2": Family(
         _zamba2,
-        {
-            **COMMON,
-            "hidden_size": 2560,
-            "intermediate_size": None,
-            "num_hidden_layers": 54,
-            "num_attention_heads": 32,
-            "n_mamba_heads": 8,
-            "mamba_d_state": 64,
-            "mamba_ngroups": 1,
-            "chunk_size": 256,
-            "add_bias_linear": False,
-            "num_mem_blocks": 1,
-            "use_shared_attention_adapter": False,
-            "adapter_rank": 128,
-            "use_mem_rope": False,
-            "use_long_context": False,
-        },
-        OTHER,
+        ignored=OTHER,
         aliases={"layers_block_type": "layer_types", "attention_head_dim": "head_dim"},
         writes={
             **ZAMBA_WRITES,

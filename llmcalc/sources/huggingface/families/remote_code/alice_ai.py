@@ -5,6 +5,7 @@ The fields are those of Qwen3-Next. Sources: vLLM's file in `Family.code`, and i
 
 from __future__ import annotations
 
+from ...class_defaults import class_defaults
 from ...config import Config
 from ...family import Family
 from ...parts import Table, attention, glu, listed_kinds, moe, offset_rmsnorm, qk_norm, rope
@@ -58,6 +59,7 @@ FAMILIES = {
     "alice_ai": Family(
         _alice_ai,
         {
+            **class_defaults("qwen3_next"),
             **QWEN.defaults,
             "vocab_size": 129024,
             "max_position_embeddings": 262144,

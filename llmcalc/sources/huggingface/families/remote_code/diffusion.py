@@ -12,6 +12,7 @@ from __future__ import annotations
 from typing import Any
 
 from .....components.base import LARGEST
+from ...class_defaults import class_defaults
 from ...config import Config
 from ...family import Family
 from ...parts import (
@@ -191,7 +192,7 @@ FAMILIES = {
     ),
     "rnd1": Family(
         _rnd1,
-        mixtral.FAMILIES["qwen3_moe"].defaults,
+        class_defaults("qwen3_moe"),
         mixtral.FAMILIES["qwen3_moe"].ignored | BLOCKS | {"moe_backend", "num_diffusion_steps"},
         generates=True,
         code=f"{GITHUB}RadicalNumerics/RND1/blob/main/rnd/modeling_rnd.py",

@@ -9,6 +9,7 @@ Sources: the modeling files of the models' repositories, in `Family.code` of eac
 
 from __future__ import annotations
 
+from ...class_defaults import class_defaults
 from ...config import Config
 from ...dropout import BERT_DROPOUT
 from ...family import Family
@@ -30,7 +31,6 @@ from ...parts import (
     token_types,
 )
 from ..bert.bert import OLD, bert_act, bert_head
-from ..llama import llama
 
 
 def _jina_bert(config: Config) -> Table:
@@ -128,6 +128,8 @@ FAMILIES = {
     "jina_bert": Family(
         _jina_bert,
         {
+            "hidden_dropout_prob": 0.1,
+            "attention_probs_dropout_prob": 0.1,
             "vocab_size": 30528,
             "hidden_size": 768,
             "num_hidden_layers": 12,
@@ -171,6 +173,8 @@ FAMILIES = {
     "nomic_bert_moe": Family(
         _nomic_bert_moe,
         {
+            "hidden_dropout_prob": 0.1,
+            "attention_probs_dropout_prob": 0.1,
             "activation_function": "gelu",
             "layer_norm_epsilon": 1e-5,
             "moe_every_n_layers": 2,
@@ -210,13 +214,13 @@ FAMILIES = {
     ),
     "llama_bidirec": Family(
         _llama_bidirec,
-        llama.FAMILIES["llama"].defaults,
+        class_defaults("llama"),
         OLD | {"pooling", "mlp_bias"},
         code=f"{HUB}nvidia/llama-nemotron-embed-1b-v2 llama_bidirectional_model.py",
     ),
     "bidir_mistral": Family(
         _bidir_mistral,
-        llama.FAMILIES["mistral"].defaults,
+        class_defaults("mistral"),
         OLD | {"sliding_window"},
         code=f"{HUB}nvidia/NV-Embed-v2 modeling_nvembed.py",
     ),

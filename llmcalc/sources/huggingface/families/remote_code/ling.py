@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
+from ...class_defaults import class_defaults
 from ...config import Config
 from ...family import Family
 from ...parts import Table, combined_kinds, decoder, dense_or_moe, glu, rmsnorm, uncounted_prediction
@@ -51,6 +52,11 @@ FAMILIES = {
         code=f"{VLLM}bailing_moe_linear.py",
     ),
     "bailing_moe_v3": replace(
-        delta.FAMILIES["bailing_hybrid"], read=delta.ling_3, code=f"{VLLM}bailing_moe_v3.py", writes={}, modules={}
+        delta.FAMILIES["bailing_hybrid"],
+        read=delta.ling_3,
+        defaults={**class_defaults("bailing_hybrid"), **delta.FAMILIES["bailing_hybrid"].defaults},
+        code=f"{VLLM}bailing_moe_v3.py",
+        writes={},
+        modules={},
     ),
 }

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from .....components.base import LARGEST
 from ...config import Config, is_whole
-from ...family import DropoutFields, Family
+from ...family import Family
 from ...parts import Table, combined_kinds, decoder, glu, layernorm
 from ..recurrent.mamba import step_rank
 
@@ -96,7 +96,7 @@ FAMILIES = {
             "lm_head_bias": False,
         },
         frozenset({"embd_pdrop", "resid_pdrop", "rope_scaling", "rope_theta", "mamba_inner_layernorms"}),
-        dropout=DropoutFields({"embedding": "embd_pdrop", "attention": "attention_dropout"}),
+        dropout={"embedding": "embd_pdrop", "attention": "attention_dropout"},
         code="https://huggingface.co/microsoft/Phi-4-mini-flash-reasoning modeling_phi4flash.py",
     ),
 }

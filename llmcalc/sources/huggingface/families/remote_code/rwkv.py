@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from .....components.base import LARGEST
 from ...config import Config
-from ...family import DropoutFields, Family
+from ...family import Family
 from ...parts import Table, decoder, layernorm
 
 LARGE = 4096
@@ -109,7 +109,7 @@ FAMILIES = {
             frozenset({"rescale_every", "model_version"}),
             aliases={"max_position_embeddings": "context_length"},
             code=code,
-            dropout=DropoutFields({}),
+            dropout={},
         )
         for kind, read, code in (
             ("rwkv5", _rwkv5, f"{HUB}RWKV/rwkv-5-world-1b5 modeling_rwkv5.py"),
@@ -145,6 +145,6 @@ FAMILIES = {
         aliases={"head_dim": "head_size"},
         unread=frozenset(),
         code="https://github.com/fla-org/flash-linear-attention/blob/main/fla/models/rwkv7/modeling_rwkv7.py",
-        dropout=DropoutFields({}),
+        dropout={},
     ),
 }

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
+from ...class_defaults import class_defaults
 from ...config import Config
 from ...family import Family
 from ...parts import Table
@@ -85,7 +86,7 @@ FAMILIES = {
     "interns1_pro_text": replace(
         qwen_vl.FAMILIES["qwen3_vl_moe_text"],
         read=_interns1_pro_text,
-        defaults={**qwen_vl.FAMILIES["qwen3_vl_moe_text"].defaults, "tie_word_embeddings": False},
+        defaults={**class_defaults("qwen3_vl_moe_text"), "tie_word_embeddings": False},
         ignored=qwen_vl.FAMILIES["qwen3_vl_moe_text"].ignored | {"router_n_groups"},
         code=f"{HUB}internlm/Intern-S1-Pro modeling_interns1_pro.py",
     ),

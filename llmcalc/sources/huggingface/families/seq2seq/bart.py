@@ -10,7 +10,6 @@ transformers: models/bart, models/mbart, models/m2m_100, models/marian, models/p
 
 from __future__ import annotations
 
-from dataclasses import replace
 from typing import TYPE_CHECKING, Any, Literal
 
 from .....components.networks.moe import MoE
@@ -212,20 +211,6 @@ def learned_positions(config: Config, offset: int = 0) -> Table:
     return {"type": "learned", "max_position_embeddings": config.size("max_position_embeddings"), "offset": offset}
 
 
-COMMON: dict[str, Any] = {
-    "vocab_size": 50265,
-    "d_model": 1024,
-    "encoder_layers": 12,
-    "decoder_layers": 12,
-    "encoder_attention_heads": 16,
-    "decoder_attention_heads": 16,
-    "encoder_ffn_dim": 4096,
-    "decoder_ffn_dim": 4096,
-    "max_position_embeddings": 1024,
-    "activation_function": "gelu",
-    "tie_word_embeddings": True,
-    "is_encoder_decoder": True,
-}
 ALIASES = {
     "hidden_size": "d_model",
     "num_attention_heads": "encoder_attention_heads",
@@ -286,7 +271,7 @@ BART_MODULES: Modules = {
 FAMILIES = {
     "bart": Family(
         _bart,
-        {**COMMON, "num_labels": 3},
+        {"num_labels": 3},
         IGNORED,
         aliases=ALIASES,
         writes=SIDES_WRITES,
@@ -296,8 +281,7 @@ FAMILIES = {
     ),
     "mvp": Family(
         _mvp,
-        {**COMMON, "vocab_size": 50267, "use_prompt": False},
-        IGNORED | {"prompt_length", "prompt_mid_dim"},
+        ignored=IGNORED | {"prompt_length", "prompt_mid_dim"},
         aliases=ALIASES,
         writes=SIDES_WRITES,
         quirks=LOOKS_FOR_THE_END,
@@ -306,8 +290,7 @@ FAMILIES = {
     ),
     "mbart": Family(
         _mbart,
-        COMMON,
-        IGNORED,
+        ignored=IGNORED,
         aliases=ALIASES,
         writes=SIDES_WRITES,
         quirks=LOOKS_FOR_THE_END,
@@ -316,17 +299,15 @@ FAMILIES = {
     ),
     "m2m_100": Family(
         _m2m_100,
-        {**COMMON, "vocab_size": 128112, "activation_function": "relu"},
-        IGNORED,
+        ignored=IGNORED,
         aliases=ALIASES,
         writes=SIDES_WRITES,
         modules=BART_MODULES,
-        dropout=replace(BART_DROPOUT, defaults={"dropout": 0.1, "attention_dropout": 0.1}),
+        dropout=BART_DROPOUT,
     ),
     "marian": Family(
         _marian,
-        {**COMMON, "vocab_size": 58101, "decoder_vocab_size": None, "share_encoder_decoder_embeddings": True},
-        IGNORED,
+        ignored=IGNORED,
         aliases=ALIASES,
         writes={
             **SIDES_WRITES,
@@ -342,23 +323,14 @@ FAMILIES = {
     ),
     "fsmt": Family(
         _fsmt,
-        {
-            **{k: v for k, v in COMMON.items() if k != "vocab_size"},
-            "src_vocab_size": 42024,
-            "tgt_vocab_size": 42024,
-            "activation_function": "relu",
-            "tie_word_embeddings": False,
-            "pad_token_id": 1,
-        },
-        IGNORED | {"decoder", "langs"},
+        ignored=IGNORED | {"decoder", "langs"},
         aliases={**ALIASES, "vocab_size": "tgt_vocab_size"},
         modules={**BART_MODULES, "lm_head": "decoder.output_projection"},
         dropout=BART_DROPOUT,
     ),
     "pegasus": Family(
         _pegasus,
-        COMMON,
-        IGNORED,
+        ignored=IGNORED,
         aliases=ALIASES,
         writes=SIDES_WRITES,
         modules=BART_MODULES,
@@ -366,19 +338,7 @@ FAMILIES = {
     ),
     "blenderbot": Family(
         _pegasus,
-        {
-            **COMMON,
-            "vocab_size": 8008,
-            "d_model": 2560,
-            "encoder_layers": 2,
-            "decoder_layers": 24,
-            "encoder_attention_heads": 32,
-            "decoder_attention_heads": 32,
-            "encoder_ffn_dim": 10240,
-            "decoder_ffn_dim": 10240,
-            "max_position_embeddings": 128,
-        },
-        IGNORED,
+        ignored=IGNORED,
         aliases=ALIASES,
         writes=SIDES_WRITES,
         modules=BART_MODULES,
@@ -386,16 +346,7 @@ FAMILIES = {
     ),
     "blenderbot-small": Family(
         _blenderbot_small,
-        {
-            **COMMON,
-            "d_model": 512,
-            "encoder_layers": 8,
-            "decoder_layers": 8,
-            "encoder_ffn_dim": 2048,
-            "decoder_ffn_dim": 2048,
-            "max_position_embeddings": 512,
-        },
-        IGNORED,
+        ignored=IGNORED,
         aliases=ALIASES,
         writes=SIDES_WRITES,
         modules=BART_MODULES,
@@ -403,19 +354,7 @@ FAMILIES = {
     ),
     "bigbird_pegasus": Family(
         _bigbird_pegasus,
-        {
-            **COMMON,
-            "vocab_size": 96103,
-            "encoder_layers": 16,
-            "decoder_layers": 16,
-            "max_position_embeddings": 4096,
-            "activation_function": "gelu_new",
-            "attention_type": "block_sparse",
-            "block_size": 64,
-            "num_random_blocks": 3,
-            "use_bias": False,
-        },
-        IGNORED,
+        ignored=IGNORED,
         aliases=ALIASES,
         writes={**SIDES_WRITES, "attention_type": lambda _: "original_full"},
         quirks=Quirks(reads_values=EVERY, counted_as={"attention_type": "original_full"}),
@@ -434,39 +373,18 @@ FAMILIES = {
     ),
     "pp_formulanet_text": Family(
         _pp_formulanet_text,
-        {
-            "vocab_size": 50000,
-            "d_model": 512,
-            "decoder_layers": 8,
-            "decoder_attention_heads": 16,
-            "decoder_ffn_dim": 2048,
-            "max_position_embeddings": 2560,
-            "activation_function": "gelu",
-            "tie_word_embeddings": False,
-        },
-        IGNORED,
+        ignored=IGNORED,
         aliases=ALIASES,
         modules=BART_MODULES,
         dropout=BART_DROPOUT,
     ),
     "plbart": Family(
         _bart,
-        {
-            **COMMON,
-            "vocab_size": 50005,
-            "d_model": 768,
-            "encoder_layers": 6,
-            "decoder_layers": 6,
-            "encoder_attention_heads": 12,
-            "decoder_attention_heads": 12,
-            "encoder_ffn_dim": 3072,
-            "decoder_ffn_dim": 3072,
-        },
-        IGNORED,
+        ignored=IGNORED,
         aliases=ALIASES,
         writes=SIDES_WRITES,
         quirks=LOOKS_FOR_THE_END,
         modules=BART_MODULES,
-        dropout=replace(BART_DROPOUT, defaults={"dropout": 0.1, "attention_dropout": 0.1}),
+        dropout=BART_DROPOUT,
     ),
 }

@@ -244,15 +244,11 @@ EARLIER: dict[str, str] = {
 }
 """Names of Cohere Transcribe's modules → those of NeMo, which its checkpoint has."""
 
-SECTIONS: dict[str, Any] = {"encoder_config": None, "is_encoder_decoder": True}
 
 FAMILIES = {
     "canary": Family(
         _canary,
-        {**SECTIONS, "decoder_config": None, "vocab_size": 16384, "tie_word_embeddings": True},
         modules=MODULES,
     ),
-    "cohere_asr": Family(
-        _cohere_asr, {**DECODER, **SECTIONS, "tie_word_embeddings": False}, modules=MODULES, earlier=EARLIER
-    ),
+    "cohere_asr": Family(_cohere_asr, modules=MODULES, earlier=EARLIER),
 }

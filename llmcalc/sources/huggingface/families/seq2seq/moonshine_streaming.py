@@ -117,22 +117,7 @@ def _streaming_encoder(config: Config, decoder_width: int) -> Table:
 FAMILIES = {
     "moonshine_streaming": Family(
         _moonshine_streaming,
-        {
-            "encoder_config": None,
-            "vocab_size": 32768,
-            "hidden_size": 320,
-            "intermediate_size": 1280,
-            "num_hidden_layers": 6,
-            "num_attention_heads": 8,
-            "head_dim": None,
-            "pad_head_dim_to_multiple_of": None,
-            "hidden_act": "silu",
-            "max_position_embeddings": 4096,
-            "is_encoder_decoder": True,
-            "attention_bias": False,
-            "tie_word_embeddings": False,
-        },
-        frozenset({"max_source_positions"}),
+        ignored=frozenset({"max_source_positions"}),
         modules={
             "stem": "embedder",
             "stem.log_gain": "comp",

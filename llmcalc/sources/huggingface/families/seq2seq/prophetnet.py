@@ -103,31 +103,11 @@ WRITES: Writes = {
     "relative_max_distance": lambda s: s.main.block.attention.relative_max_distance,
 }
 
-DEFAULTS: dict[str, Any] = {
-    "vocab_size": 30522,
-    "hidden_size": 1024,
-    "num_encoder_layers": 12,
-    "num_decoder_layers": 12,
-    "num_encoder_attention_heads": 16,
-    "num_decoder_attention_heads": 16,
-    "encoder_ffn_dim": 4096,
-    "decoder_ffn_dim": 4096,
-    "activation_function": "gelu",
-    "max_position_embeddings": 512,
-    "ngram": 2,
-    "num_buckets": 32,
-    "relative_max_distance": 128,
-    "pad_token_id": 0,
-    "is_encoder_decoder": True,
-    "add_cross_attention": True,
-    "tie_word_embeddings": True,
-}
 
 FAMILIES = {
     "prophetnet": Family(
         _prophetnet,
-        DEFAULTS,
-        frozenset({"activation_dropout", "disable_ngram_loss", "eps", "gradient_checkpointing"}),
+        ignored=frozenset({"activation_dropout", "disable_ngram_loss", "eps", "gradient_checkpointing"}),
         aliases={"num_attention_heads": "num_encoder_attention_heads", "num_hidden_layers": "num_encoder_layers"},
         writes=WRITES,
         quirks=Quirks(reads_values=EVERY),

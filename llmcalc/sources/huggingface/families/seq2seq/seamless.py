@@ -7,10 +7,8 @@ transformers: models/seamless_m4t, models/seamless_m4t_v2.
 
 from __future__ import annotations
 
-from typing import Any
-
 from ...config import Config
-from ...family import DropoutFields, Family
+from ...family import Family
 from ...parts import ACTIVATIONS, QKVO, Table, architecture, biases, head_table, layernorm, mlp
 
 OTHER_PARTS = {
@@ -57,19 +55,6 @@ def _seamless(config: Config) -> Table:
     return table
 
 
-DEFAULTS: dict[str, Any] = {
-    "vocab_size": 256102,
-    "hidden_size": 1024,
-    "encoder_layers": 24,
-    "decoder_layers": 24,
-    "encoder_attention_heads": 16,
-    "decoder_attention_heads": 16,
-    "encoder_ffn_dim": 8192,
-    "decoder_ffn_dim": 8192,
-    "activation_function": "relu",
-    "tie_word_embeddings": True,
-}
-
 IGNORED = frozenset(
     """
     activation_dropout adaptor_dropout adaptor_kernel_size adaptor_stride add_adapter char_vocab_size
@@ -90,44 +75,38 @@ IGNORED = frozenset(
 )
 """Fields of the speech encoder, of the model from text to units and of the vocoder, and those that change no count."""
 
-DROPOUT = DropoutFields(
-    {
-        "embedding": "dropout",
-        "attention": "attention_dropout",
-        "attention_output": "dropout",
-        "activation": "activation_dropout",
-        "feed_forward": "activation_dropout",
+DROPOUT = {
+    "embedding": "dropout",
+    "attention": "attention_dropout",
+    "attention_output": "dropout",
+    "activation": "activation_dropout",
+    "feed_forward": "activation_dropout",
+}
+
+
+SEAMLESS = Family(
+    _seamless,
+    ignored=IGNORED,
+    generates=True,
+    uncounted_modules="speech_encoder + t2u_model + vocoder",
+    modules={
+        "encoder": "text_encoder",
+        "decoder": "text_decoder",
+        "embed_tokens": "shared",
+        "encoder.embed_tokens": "embed_tokens",
+        "unused_embedding": "text_decoder.embed_tokens",
+        "self_attn_pre_norm": "self_attn_layer_norm",
+        "cross_attn": "cross_attention",
+        "cross_attn_pre_norm": "cross_attention_layer_norm",
+        "mlp_pre_norm": "ffn_layer_norm",
+        "mlp": "ffn",
+        "up_proj": "fc1",
+        "down_proj": "fc2",
+        "o_proj": "out_proj",
+        "norm": "layer_norm",
     },
-    {"dropout": 0.1, "attention_dropout": 0.1},
+    dropout=DROPOUT,
 )
 
 
-def _family_of_version(context_length: int) -> Family:
-    """Returns the record of a version. context_length: the default of its `max_position_embeddings`."""
-    return Family(
-        _seamless,
-        {**DEFAULTS, "max_position_embeddings": context_length},
-        IGNORED,
-        generates=True,
-        uncounted_modules="speech_encoder + t2u_model + vocoder",
-        modules={
-            "encoder": "text_encoder",
-            "decoder": "text_decoder",
-            "embed_tokens": "shared",
-            "encoder.embed_tokens": "embed_tokens",
-            "unused_embedding": "text_decoder.embed_tokens",
-            "self_attn_pre_norm": "self_attn_layer_norm",
-            "cross_attn": "cross_attention",
-            "cross_attn_pre_norm": "cross_attention_layer_norm",
-            "mlp_pre_norm": "ffn_layer_norm",
-            "mlp": "ffn",
-            "up_proj": "fc1",
-            "down_proj": "fc2",
-            "o_proj": "out_proj",
-            "norm": "layer_norm",
-        },
-        dropout=DROPOUT,
-    )
-
-
-FAMILIES = {"seamless_m4t": _family_of_version(1024), "seamless_m4t_v2": _family_of_version(4096)}
+FAMILIES = {"seamless_m4t": SEAMLESS, "seamless_m4t_v2": SEAMLESS}

@@ -5,8 +5,7 @@ transformers: models/switch_transformers, models/nllb_moe.
 
 from __future__ import annotations
 
-from dataclasses import replace
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from .....components.networks.moe import MoE
 from .....components.networks.router import LinearRouter
@@ -102,20 +101,6 @@ def _sparse_stack(expert_flags: list[bool], experts: Table) -> Table:
     }
 
 
-SWITCH: dict[str, Any] = {
-    **{k: v for k, v in t5.T5.items() if k != "feed_forward_proj"},
-    "d_model": 768,
-    "num_layers": 12,
-    "num_decoder_layers": 12,
-    "num_heads": 12,
-    "dense_act_fn": "relu",
-    "num_experts": 8,
-    "expert_capacity": 64,
-    "router_bias": False,
-    "router_dtype": "float32",
-    "num_sparse_encoder_layers": 3,
-    "num_sparse_decoder_layers": 3,
-}
 OF_EXPERTS = frozenset(
     """
     add_router_probs batch_prioritized_routing expert_capacity moe_eval_capacity_token_fraction moe_token_dropout
@@ -153,7 +138,7 @@ EVERY_EXPERT = Deviation(
 FAMILIES = {
     "switch_transformers": Family(
         _switch,
-        SWITCH,
+        {"n_positions": None},
         t5.IGNORED | OF_EXPERTS,
         aliases=t5.ALIASES,
         unread=t5.UNREAD | {"head_dim"},
@@ -177,17 +162,7 @@ FAMILIES = {
     ),
     "nllb-moe": Family(
         _nllb_moe,
-        {
-            **bart.COMMON,
-            "vocab_size": 128112,
-            "activation_function": "relu",
-            "num_experts": 128,
-            "router_bias": False,
-            "router_dtype": "float32",
-            "encoder_sparse_step": 4,
-            "decoder_sparse_step": 4,
-        },
-        bart.IGNORED | OF_EXPERTS,
+        ignored=bart.IGNORED | OF_EXPERTS,
         aliases=bart.ALIASES,
         writes={
             **SIDES_WRITES,
@@ -209,6 +184,6 @@ FAMILIES = {
             "experts.down_proj": "expert_*.fc2",
             "router": "router.classifier | router",
         },
-        dropout=replace(BART_DROPOUT, defaults={"dropout": 0.1, "attention_dropout": 0.1}),
+        dropout=BART_DROPOUT,
     ),
 }
