@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import math
 import re
 from collections.abc import Iterator
 from importlib import import_module
@@ -149,10 +150,10 @@ def written(found: dict[str, list[str]], bases: bool = False, **lists: list[str]
 
 
 def is_plain(value: Any) -> bool:
-    """Whether a default is a number, a text, null, or a list of them."""
-    return (
-        value is None or isinstance(value, int | float | str) or (isinstance(value, list) and all(map(is_plain, value)))
-    )
+    """Whether a default is a finite number, a text, null, or a list of them."""
+    if isinstance(value, list):
+        return all(map(is_plain, value))
+    return value is None or isinstance(value, int | str) or (isinstance(value, float) and math.isfinite(value))
 
 
 def defaults_of(cls: Any) -> dict[str, Any]:

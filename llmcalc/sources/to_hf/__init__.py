@@ -113,6 +113,8 @@ def _candidate_config(model_type: str, family: Family, name: str, config_values:
     config: dict[str, Any] = {"model_type": model_type, "architectures": [name]}
     _fill_fields(config, family, config_values, [*family.defaults, *family.writes])
     read_fields = _fields_read(family, config)
+    kept_fields = {"model_type", "architectures", *family.writes} | read_fields
+    config = {field: value for field, value in config.items() if field in kept_fields}
     _fill_fields(config, family, config_values, [field for field in ALSO if field in read_fields])
     return (
         config | _logit_cap_field(model_type, family, config_values.spec) | _dropout_fields(family, config_values.spec)

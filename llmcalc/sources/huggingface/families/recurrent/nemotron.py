@@ -146,13 +146,13 @@ def single_sublayers(config: Config, layers: list[tuple[str, Config]]) -> Table:
     )
 
 
-def _pattern_letters(config_values: ConfigValues) -> str:
-    """Returns Nemotron-H's pattern: one letter per layer, each of which is a single sublayer."""
-    mixers = {"mamba2": "M", "attention": "*"}
-    return "".join(
-        mixers.get(layer.attention.type) or {"mlp": "-", "moe": "E"}[layer.feed_forward.type]
+def _names_of_layers(config_values: ConfigValues) -> list[str]:
+    """Returns the name of each layer in `layers_block_type`; each layer is a single sublayer."""
+    mixers = {"mamba2": "mamba", "attention": "attention"}
+    return [
+        mixers.get(layer.attention.type) or {"mlp": "mlp", "moe": "moe"}[layer.feed_forward.type]
         for layer in config_values.layers
-    )
+    ]
 
 
 FAMILIES = {
@@ -205,7 +205,7 @@ FAMILIES = {
         },
         aliases={"layer_types": "layers_block_type", "n_routed_experts": "num_local_experts"},
         writes={
-            "hybrid_override_pattern": _pattern_letters,
+            "layers_block_type": _names_of_layers,
             "use_bias": state_space_field("use_bias"),
             "mamba_num_heads": state_space_field("num_heads"),
             "mamba_head_dim": state_space_field("head_dim"),
