@@ -19,3 +19,11 @@ def _defaults_by_type() -> dict[str, dict[str, Any]]:
 def class_defaults(model_type: str) -> Mapping[str, Any]:
     """Returns field → default of a model type's configuration class; empty for a type without a class."""
     return _defaults_by_type().get(model_type, {})
+
+
+def class_fields(model_type: str) -> frozenset[str]:
+    """Returns the fields of a model type's configuration class: those that its reader does not read change no count.
+
+    Sections with the configuration of another part, which may be an encoder, are left out.
+    """
+    return frozenset(field for field in class_defaults(model_type) if not field.endswith("_config"))

@@ -109,7 +109,8 @@ class Family:
     read: function from a config to the `model` table of a native description.
     defaults: defaults of fields that its configuration class in `transformers` does not state, or all of its defaults
         if it has no class there; `registry` adds those of the class (`class_defaults`).
-    ignored: its own fields that change no count.
+    ignored: fields of its configs that change no count and that its class in `transformers` does not have; of the
+        class's own fields `registry` adds all, for a test compares those that are not read with the class.
     uncounted: field of its configs → the remark that the part it describes is not counted, because its class does not
         have it; `{}` in the remark is the field's value.
     published_as: other model types in published configs whose class is of this family; the class's name decides.

@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 
 from ...components.head_kind import HeadKind
 from ...errors import InputError, shown, suggest
-from .class_defaults import class_defaults
+from .class_defaults import class_defaults, class_fields
 from .config import Config
 from .drafts import CLASSES, as_draft
 from .dropout import dropout_of
@@ -284,7 +284,11 @@ def families_in(file: str) -> Mapping[str, Family]:
     """Returns the records of a file in `families` by model type."""
     records: Mapping[str, Family] = import_module(f".families.{file}", __package__).FAMILIES
     return {
-        model_type: replace(family, defaults={**class_defaults(model_type), **family.defaults})
+        model_type: replace(
+            family,
+            defaults={**class_defaults(model_type), **family.defaults},
+            ignored=family.ignored | class_fields(model_type),
+        )
         for model_type, family in records.items()
     }
 
