@@ -295,7 +295,7 @@ OLD = frozenset(
     }
 )
 """Fields of earlier versions of the classes."""
-OF_ERNIE = OLD | {"enable_recompute", "fuse", "pool_act", "task_type_vocab_size"}
+OF_ERNIE = OLD | {"enable_recompute", "fuse", "pool_act"}
 
 
 def offset(config_values: ConfigValues) -> int:
@@ -444,7 +444,7 @@ FAMILIES = {
     "camembert": ROBERTA,
     "fnet": Family(
         _fnet,
-        ignored=OLD | {"tpu_short_seq_length", "use_tpu_fourier_optimizations"},
+        ignored=OLD,
         deviations=(SECOND_BIAS,),
         quirks=Quirks(refuses_bfloat16=EVERY),
         modules={
@@ -457,7 +457,7 @@ FAMILIES = {
     ),
     "big_bird": Family(
         _big_bird,
-        ignored=OLD | {"rescale_embeddings", "sep_token_id"},
+        ignored=OLD,
         deviations=(SECOND_BIAS,),
         writes={"attention_type": lambda _: "original_full"},
         quirks=Quirks(reads_values=EVERY, counted_as={"attention_type": "original_full"}),
@@ -466,7 +466,7 @@ FAMILIES = {
     ),
     "ibert": Family(
         _roberta,
-        ignored=OLD | {"force_dequant", "quant_mode"},
+        ignored=OLD,
         writes=ROBERTA_WRITES,
         deviations=(SECOND_BIAS,),
         quirks=Quirks(reads_values=EVERY),
@@ -475,7 +475,7 @@ FAMILIES = {
     ),
     "distilbert": Family(
         _distilbert,
-        ignored=frozenset({"sinusoidal_pos_embds", "tie_weights_", "qa_dropout", "seq_classif_dropout"}),
+        ignored=frozenset({"tie_weights_"}),
         aliases={
             "hidden_size": "dim",
             "num_attention_heads": "n_heads",
@@ -508,15 +508,7 @@ FAMILIES = {
     ),
     "electra": Family(
         _electra,
-        ignored=OLD
-        | {
-            "summary_activation",
-            "summary_last_dropout",
-            "summary_type",
-            "summary_use_proj",
-            "generator_size",
-            "generator_hidden_size",
-        },
+        ignored=OLD | {"generator_size", "generator_hidden_size"},
         modules={
             **BERT_MODULES,
             "input_proj": "embeddings_project",
@@ -532,8 +524,7 @@ FAMILIES = {
     ),
     "albert": Family(
         _albert,
-        ignored=OLD
-        | {"classifier_dropout_prob", "down_scale_factor", "gap_size", "net_structure_type", "num_memory_blocks"},
+        ignored=OLD | {"down_scale_factor", "gap_size", "net_structure_type", "num_memory_blocks"},
         writes={
             "num_hidden_groups": lambda s: len({*_parameter_owners(s)}) // _layers_per_group(s),
             "inner_group_num": _layers_per_group,

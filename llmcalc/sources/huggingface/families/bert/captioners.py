@@ -42,7 +42,6 @@ def _blip_text_model(config: Config) -> Table:
 FAMILIES = {
     "git": Family(
         _git,
-        ignored=frozenset({"num_image_with_embedding"}),
         towers="Git",
         uncounted_encoders={"vision_config": "git_vision_model"},
         uncounted_modules="git.image_encoder + git.visual_projection + git.img_temporal_embedding",
@@ -58,7 +57,6 @@ FAMILIES = {
     ),
     "blip_text_model": Family(
         _blip_text_model,
-        ignored=frozenset({"label_smoothing", "projection_dim"}),
         deviations=(SECOND_BIAS,),
         modules=BERT_MODULES,
         dropout=BERT_DROPOUT,

@@ -123,18 +123,7 @@ def _parts(config: Config, name: str) -> list[str]:
     return [text for text in texts if text not in ("", "none")]
 
 
-IGNORED = OLD | {
-    "conv_act",
-    "conv_groups",
-    "cls_dropout",
-    "model_name",
-    "pooler_dropout",
-    "pooler_hidden_act",
-    "padding_idx",
-    "z_steps",
-    "mask_token_id",
-    "cls_token_id",
-}
+IGNORED = OLD | {"conv_act", "conv_groups", "cls_dropout", "model_name", "padding_idx", "z_steps", "cls_token_id"}
 
 
 def _distances(config_values: ConfigValues) -> Any:

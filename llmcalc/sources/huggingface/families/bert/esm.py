@@ -40,7 +40,7 @@ def _esm(config: Config) -> Table:
     return encoder(config, block, stack, bert_head(config, "gelu"), bert_score("tanh"), **model)
 
 
-IGNORED = OLD | {"esmfold_config", "hidden_act", "is_folding_model", "token_dropout", "vocab_list"}
+IGNORED = OLD | {"esmfold_config", "hidden_act"}
 
 FAMILIES = {
     "esm": Family(

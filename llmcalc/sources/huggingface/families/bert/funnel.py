@@ -149,9 +149,7 @@ def _lists_of_layers() -> str:
 FAMILIES = {
     "funnel": Family(
         _funnel,
-        ignored=frozenset(
-            {"initializer_std", "pooling_type", "type_vocab_size", "max_position_embeddings", "rel_attn_type"}
-        ),
+        ignored=frozenset({"type_vocab_size", "max_position_embeddings", "rel_attn_type"}),
         aliases={"hidden_size": "d_model", "num_attention_heads": "n_head"},
         writes=WRITES,
         modules={

@@ -85,7 +85,7 @@ MODULES: Modules = {
 FAMILIES = {
     "longformer": Family(
         _longformer,
-        ignored=OLD | {"attention_mode", "ignore_attention_mask", "onnx_export", "sep_token_id"},
+        ignored=OLD | {"attention_mode", "ignore_attention_mask"},
         writes={**ROBERTA_WRITES, **WINDOW_WRITES},
         deviations=(SECOND_BIAS, CHUNKS),
         quirks=Quirks(reads_values=EVERY),

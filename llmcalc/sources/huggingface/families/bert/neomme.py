@@ -128,11 +128,6 @@ MODULES: Modules = {
 FAMILIES = {
     "neomme": Family(
         _neomme,
-        ignored=frozenset(
-            """
-            document_token_id image_token_id initializer_range patch_size residual_multiplier
-            """.split()  # noqa: SIM905
-        ),
         uncounted_modules="model.patch_embeddings + patch_embeddings",
         modules=MODULES,
     ),

@@ -127,7 +127,7 @@ FAMILIES = {
     ),
     "yoso": Family(
         _yoso,
-        ignored=OLD | {"hash_code_len", "lsh_backward", "num_hash", "use_fast_hash"},
+        ignored=OLD,
         writes=_kernel("conv_window"),
         deviations=(SECOND_BIAS,),
         quirks=Quirks(reads_values=EVERY, refuses_bfloat16=EVERY),
@@ -136,7 +136,7 @@ FAMILIES = {
     ),
     "mra": Family(
         _mra,
-        ignored=OLD | {"initial_prior_diagonal_n_blocks", "initial_prior_first_n_blocks"},
+        ignored=OLD,
         writes={
             "block_per_row": _blocks_per_row,
             "approx_mode": lambda s: "full" if s.first.block.attention.approximated else "sparse",

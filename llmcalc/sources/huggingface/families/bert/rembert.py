@@ -103,7 +103,7 @@ FAMILIES = {
     ),
     "rembert": Family(
         _rembert,
-        ignored=OLD | {"classifier_dropout_prob", "embedding_size"},
+        ignored=OLD | {"embedding_size"},
         writes={
             "input_embedding_size": lambda s: s.spec.embedding_size,
             "output_embedding_size": lambda s: present(s.head.transform).size,
@@ -122,7 +122,6 @@ FAMILIES = {
         {"summary_use_proj": None},
         OLD
         | {
-            "rotary_value",
             "summary_activation",
             "summary_first_dropout",
             "summary_last_dropout",

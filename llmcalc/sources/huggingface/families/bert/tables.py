@@ -63,17 +63,7 @@ FAMILIES = {
     ),
     "tapas": Family(
         _tapas,
-        ignored=OLD
-        | frozenset(
-            """
-            aggregation_labels aggregation_loss_weight aggregation_temperature allow_empty_column_selection
-            answer_loss_cutoff answer_loss_importance average_approximation_function average_logits_per_cell
-            cell_selection_preference disable_per_token_loss huber_loss_delta init_cell_selection_weights_to_zero
-            max_num_columns max_num_rows no_aggregation_label_index positive_label_weight
-            reset_position_index_per_cell select_one_column softmax_temperature type_vocab_size
-            use_answer_as_supervision use_gumbel_for_aggregation use_gumbel_for_cells use_normalized_answer_loss
-            """.split()  # noqa: SIM905
-        ),
+        ignored=OLD | frozenset({"softmax_temperature", "type_vocab_size"}),
         deviations=(SECOND_BIAS,),
         quirks=Quirks(reads_values=EVERY),
         modules={

@@ -71,11 +71,9 @@ ALIASES = {
 }
 NO_COUNT = frozenset(
     """
-    amp asm_cutoffs asm_div_value bos_index bptt clip_grad_norm embed_init_std emb_dim end_n_top encoder_only eos_index
-    fp16 group_by_size id2lang lang2id lang_id langs lg_sampling_factor layerdrop mask_index max_batch_size max_vocab
-    mlm_steps pad_index sample_alpha share_inout_emb sinusoidal_embeddings start_n_top summary_activation
-    summary_first_dropout summary_proj_to_labels summary_type summary_use_proj unk_index word_blank word_dropout
-    word_keep word_mask word_mask_keep_rand word_pred word_rand word_shuffle
+    amp asm_cutoffs asm_div_value bos_index bptt clip_grad_norm encoder_only eos_index fp16 group_by_size id2lang
+    lang2id langs lg_sampling_factor layerdrop max_batch_size max_vocab mlm_steps pad_index sample_alpha
+    share_inout_emb word_blank word_dropout word_keep word_mask word_mask_keep_rand word_pred word_rand word_shuffle
     """.split()  # noqa: SIM905
 )
 MODULES: Modules = {

@@ -46,25 +46,7 @@ def _summary_classifier(config: Config) -> Table:
     return {"transform": {"hidden_act": "tanh", "norm": None}}
 
 
-IGNORED = frozenset(
-    {
-        "clamp_len",
-        "d_head",
-        "end_n_top",
-        "mem_len",
-        "reuse_len",
-        "same_length",
-        "start_n_top",
-        "summary_activation",
-        "summary_last_dropout",
-        "summary_proj_to_labels",
-        "summary_type",
-        "summary_use_proj",
-        "untie_r",
-        "use_mems_eval",
-        "use_mems_train",
-    }
-)
+IGNORED = frozenset({"summary_proj_to_labels", "untie_r"})
 ALIASES = {
     "hidden_size": "d_model",
     "num_attention_heads": "n_head",

@@ -185,7 +185,7 @@ DEEPSEEK_V3: dict[str, Any] = {
 ROUTING = frozenset(
     """
     aux_loss_alpha ep_size head_dim intermediate_size moe_layer_freq n_group norm_topk_prob num_key_value_heads
-    output_router_logits qk_head_dim rope_interleave routed_scaling_factor scoring_func seq_aux topk_group topk_method
+    qk_head_dim rope_interleave routed_scaling_factor scoring_func seq_aux topk_group topk_method
     """.split()  # noqa: SIM905
 )
 """Fields that choose the experts, and fields that latent attention ignores."""
@@ -229,13 +229,13 @@ FAMILIES = {
     ),
     "minicpm3": Family(
         _minicpm3,
-        ignored=ROUTING | {"scale_emb", "scale_depth", "dim_model_base"},
+        ignored=ROUTING,
         writes=LATENT_WRITES,
     ),
     "youtu": Family(
         _youtu,
         {"mlp_bias": False},
-        ROUTING | {"embedding_initializer_range"},
+        ROUTING,
         writes=LATENT_WRITES,
     ),
 }

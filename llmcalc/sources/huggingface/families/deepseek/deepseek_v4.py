@@ -172,9 +172,8 @@ FAMILIES = {
         _deepseek_v4,
         ignored=frozenset(
             """
-            attention_bias compress_rate_csa compress_rate_hca compress_rates compress_ratios compress_rope_theta
-            expert_dtype hc_eps norm_topk_prob num_hash_layers num_key_value_heads
-            output_router_logits partial_rotary_factor qk_rope_head_dim routed_scaling_factor swiglu_limit topk_method
+            compress_rate_csa compress_rate_hca compress_ratios expert_dtype num_hash_layers qk_rope_head_dim
+            topk_method
             """.split()  # noqa: SIM905
         ),
         writes={

@@ -106,7 +106,7 @@ FAMILIES = {
     "deepseek_v32": Family(
         _deepseek_v32,
         {"moe_layer_freq": 1},
-        ROUTING | {"layer_types"},
+        ROUTING,
         writes=UNGROUPED_LATENT_WRITES,
         modules=DSA_MODULES,
     ),
@@ -115,7 +115,6 @@ FAMILIES = {
         {"moe_layer_freq": 1, "index_topk_freq": 1, "index_skip_topk_offset": 2},
         ROUTING
         | {
-            "layer_types",
             "index_share_for_mtp_iteration",
             "index_skip_topk_offset",
             "index_topk_freq",
@@ -132,7 +131,7 @@ FAMILIES = {
     "axk2": Family(
         _axk2,
         {"first_k_dense_replace": 1, "moe_layer_freq": 1},
-        ROUTING | {"layer_types", "mlp_bias", "first_k_dense_replace"},
+        ROUTING | {"mlp_bias", "first_k_dense_replace"},
         writes=LATENT_WRITES,
         modules={
             **DSA_MODULES,

@@ -87,7 +87,7 @@ FAMILIES = {
     "dots1": Family(
         _dots1,
         {"moe_layer_freq": 1},
-        ROUTING | {"use_sliding_window", "max_window_layers"},
+        ROUTING | {"use_sliding_window"},
         writes=UNGROUPED_WRITES,
     ),
     "minimax_m2": Family(

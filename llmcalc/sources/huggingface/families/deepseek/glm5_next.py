@@ -149,8 +149,7 @@ FAMILIES = {
     "glm5_next_text": Family(
         _glm5_next_text,
         {"index_topk_freq": 1, "index_skip_topk_offset": 2},
-        ROUTING
-        | {"hc_eps", "swiglu_limit", "index_skip_topk_offset", "index_topk_freq", "index_topk_pattern", "safe_gate"},
+        ROUTING | {"index_skip_topk_offset", "index_topk_freq", "index_topk_pattern", "safe_gate"},
         writes={
             **UNGROUPED_LATENT_WRITES,
             **UNPADDED,

@@ -71,7 +71,7 @@ def _hy_v4(config: Config) -> Table:
 FAMILIES = {
     "hy_v4": Family(
         _hy_v4,
-        ignored=ROUTING | {"layer_types", "learnable_sink_init", "swiglu_limit", "num_nextn_predict_layers"},
+        ignored=ROUTING | {"num_nextn_predict_layers"},
         writes=UNPADDED,
         modules={**HYPER_MODULES, **DSA_MODULES},
         earlier={"gate_proj": "linear_gate"},

@@ -73,13 +73,11 @@ def _flint(config: Config) -> Table:
 FAMILIES = {
     "kolibri1": Family(
         _kolibri1,
-        ignored=frozenset({"norm_topk_prob"}),
         aliases={"num_experts": "num_local_experts"},
         modules=GLM4_MODULES,
     ),
     "flint": Family(
         _flint,
         {"mlp_only_layers": [0, 1]},
-        frozenset({"norm_topk_prob", "intermediate_size"}),
     ),
 }

@@ -121,15 +121,7 @@ FAMILIES = {
     "mistral_large4_text": Family(
         _mistral_large4_text,
         {"index_topk_freq": 1, "index_skip_topk_offset": 2},
-        ROUTING
-        | {
-            "layer_types",
-            "final_logit_softcapping",
-            "index_skip_topk_offset",
-            "index_topk_freq",
-            "index_topk_pattern",
-            "no_rope_layer_interval",
-        },
+        ROUTING | {"index_skip_topk_offset", "index_topk_freq", "index_topk_pattern", "no_rope_layer_interval"},
         writes={
             **UNGROUPED_LATENT_WRITES,
             "qk_nope_head_dim": lambda s: _rotary_attention(s).qk_nope_head_dim,

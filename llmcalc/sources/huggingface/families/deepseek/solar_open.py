@@ -96,16 +96,7 @@ FAMILIES = {
     ),
     "mellum": Family(
         _mellum,
-        ignored=frozenset(
-            {
-                "intermediate_size",
-                "mtp_layer_types",
-                "mtp_mlp_layer_types",
-                "norm_topk_prob",
-                "max_window_layers",
-                "use_sliding_window",
-            }
-        ),
+        ignored=frozenset({"max_window_layers", "use_sliding_window"}),
         aliases={"num_nextn_predict_layers": "num_mtp_layers"},
         spelled_as_read=True,
     ),

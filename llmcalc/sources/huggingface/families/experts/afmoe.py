@@ -120,8 +120,8 @@ FAMILIES = {
         _afmoe,
         ignored=frozenset(
             """
-            global_attn_every_n_layers load_balance_coeff mup_enabled n_group num_expert_groups num_limited_groups
-            output_router_logits route_norm route_scale score_func topk_group use_grouped_mm
+            load_balance_coeff n_group num_expert_groups num_limited_groups route_norm score_func topk_group
+            use_grouped_mm
             """.split()  # noqa: SIM905
         ),
         modules={
@@ -135,8 +135,6 @@ FAMILIES = {
         _laguna,
         ignored=frozenset(
             {
-                "moe_routed_scaling_factor",
-                "moe_router_logit_softcapping",
                 "partial_rotary_factor",
                 "norm_topk_prob",
                 "use_bidirectional_attention",

@@ -60,8 +60,6 @@ def _beam(config: Config) -> Table:
 FAMILIES = {
     "beam": Family(
         _beam,
-        ignored=frozenset({"final_logit_softcapping", "n_group", "norm_topk_prob", "output_router_logits"})
-        | {"routed_scaling_factor", "topk_group"},
         quirks=Quirks(reads_values=EVERY),
         modules={"self_attn.gate_proj": "gate_proj + gate_bias", "gate_proj.head_bias": ".self_attn.gate_bias"},
     ),

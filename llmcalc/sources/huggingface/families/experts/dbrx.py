@@ -48,7 +48,6 @@ UNBOUNDED = 1e9
 FAMILIES = {
     "dbrx": Family(
         _dbrx,
-        ignored=frozenset({"emb_pdrop"}),
         aliases={
             "num_attention_heads": "n_heads",
             "hidden_size": "d_model",

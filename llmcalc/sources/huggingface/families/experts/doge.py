@@ -83,7 +83,7 @@ OF_FIRST_CODE = frozenset(
 FAMILIES = {
     "doge": Family(
         _doge,
-        ignored=OF_FIRST_CODE | {"num_experts", "num_experts_per_tok", "norm_topk_prob"},
+        ignored=OF_FIRST_CODE,
         writes={"is_moe": lambda s: bool(getattr(s.networks[0], "num_experts", 0))},
         modules={
             "mlp.experts": "",

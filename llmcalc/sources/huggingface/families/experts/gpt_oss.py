@@ -71,19 +71,13 @@ GPT_OSS_MODULES: Modules = {
 FAMILIES = {
     "gpt_oss": Family(
         _gpt_oss,
-        ignored=frozenset(
-            {"swiglu_alpha", "swiglu_limit", "initial_context_length", "experts_per_token", "output_router_logits"}
-        ),
+        ignored=frozenset({"initial_context_length", "experts_per_token"}),
         modules=GPT_OSS_MODULES,
     ),
     "openai_privacy_filter": Family(
         _privacy_filter,
         {"num_labels": 33},
-        frozenset(
-            """
-            swiglu_alpha swiglu_limit initial_context_length experts_per_token output_router_logits classifier_dropout
-            """.split()  # noqa: SIM905
-        ),
+        frozenset({"initial_context_length", "experts_per_token"}),
         modules=GPT_OSS_MODULES,
         quirks=Quirks(reads_values=EVERY),
     ),

@@ -157,11 +157,11 @@ NO_COUNT = frozenset(
     cla_share_factor class_num dense_list enable_attention_fp32_softmax enable_lm_head_fp32 enable_moe_fp32_combine
     eod_token_id group_limited_greedy im_end_id im_newline_id im_start_id kv_lora_rank mask_init_id moe_drop_tokens
     moe_random_routing_dropped_token moe_router_enable_expert_bias moe_router_use_sigmoid n_group norm_topk_prob
-    num_media_embeds org_vocab_size output_router_logits pool_type position_embedding_xdrope q_lora_rank
-    qk_nope_head_dim qk_rope_head_dim route_norm routed_scaling_factor router_scaling_factor skip_cls_token text_end_id
-    text_start_id topk_group use_grouped_mm use_mixed_mlp_moe use_rotary_pos_emb v_head_dim video_end_id video_start_id
-    vit_add_patchemb_bias vit_input_resolution vit_mapping_type vit_norm_type vit_patch vit_path vit_remove_prenorm
-    vit_token vit_type vit_used_rms_norm xdrope_section
+    num_media_embeds org_vocab_size pool_type position_embedding_xdrope q_lora_rank qk_nope_head_dim qk_rope_head_dim
+    route_norm routed_scaling_factor router_scaling_factor skip_cls_token text_end_id text_start_id topk_group
+    use_grouped_mm use_mixed_mlp_moe use_rotary_pos_emb v_head_dim video_end_id video_start_id vit_add_patchemb_bias
+    vit_input_resolution vit_mapping_type vit_norm_type vit_patch vit_path vit_remove_prenorm vit_token vit_type
+    vit_used_rms_norm xdrope_section
     """.split()  # noqa: SIM905
 )
 

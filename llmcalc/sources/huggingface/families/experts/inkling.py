@@ -158,13 +158,7 @@ FAMILIES = {
     "inkling_text": Family(
         _inkling_text,
         {"tie_word_embeddings": False},
-        frozenset(
-            """
-            chain_hidden_post_norm dense_mlp_idx intermediate_size log_scaling_alpha log_scaling_n_floor
-            logits_mup_width_multiplier mtp_hidden_states_first mtp_local_layer_ids num_mtp_layers
-            rms_norm_eps_moe_gate route_scale shared_expert_sink tie_word_embeddings unpadded_vocab_size
-            """.split()  # noqa: SIM905
-        ),
+        frozenset({"dense_mlp_idx", "tie_word_embeddings"}),
         writes={**MIXER_WRITES, "n_shared_experts": lambda s: present(s.moe.shared_scores).shared_experts},
         modules={
             **MODULES,

@@ -87,12 +87,7 @@ FAMILIES = {
     "inkling2_text": Family(
         _inkling2_text,
         {"tie_word_embeddings": False},
-        frozenset(
-            """
-            log_scaling_alpha log_scaling_n_floor mlp_gate_softcap mlp_up_softcap qk_l2_clip_threshold
-            rel_l2_clip_threshold route_scale scoring_func tie_word_embeddings unpadded_vocab_size
-            """.split()  # noqa: SIM905
-        ),
+        frozenset({"tie_word_embeddings"}),
         writes={**MIXER_WRITES, "n_layers_per_attn_res_block": _block_size, "hidden_act": lambda s: "silu"},
         modules={
             **MODULES,

@@ -29,16 +29,7 @@ FAMILIES = {
     "jetmoe": Family(
         _jetmoe,
         ignored=frozenset(
-            {
-                "aux_loss_coef",
-                "bias",
-                "ffn_hidden_size",
-                "glu",
-                "moe_num_experts",
-                "moe_top_k",
-                "num_attention_heads",
-                "num_layers",
-            }
+            {"bias", "ffn_hidden_size", "glu", "moe_num_experts", "moe_top_k", "num_attention_heads", "num_layers"}
         ),
         aliases={"kv_channels": "head_dim"},
         writes={

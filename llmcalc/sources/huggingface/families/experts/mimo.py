@@ -121,12 +121,10 @@ FAMILIES = {
         ROUTING
         | {
             "attention_chunk_size",
-            "attention_value_scale",
             "hybrid_block_size",
             "layernorm_epsilon",
             "n_shared_experts",
             "partial_rotary_factor",
-            "sliding_window",
             "swa_rope_theta",
         },
         writes={

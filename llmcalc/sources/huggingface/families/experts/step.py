@@ -103,10 +103,9 @@ def _sliding_heads(config: Config) -> int:
 
 NO_COUNT = frozenset(
     """
-    att_impl_type mlp_bias moe_router_activation moe_router_scaling_factor mtp_layer_types mtp_mlp_layer_types
-    need_fp32_gate norm_expert_weight output_router_logits partial_rotary_factors per_layer_config
-    query_pre_attn_scalar scaling_factor sink swiglu_limits swiglu_limits_shared use_head_wise_attn_gate use_mfa
-    use_moe use_moe_router_bias use_qk_norm use_rope_layers yarn_only_types zero_centered
+    att_impl_type moe_router_activation need_fp32_gate norm_expert_weight partial_rotary_factors per_layer_config
+    scaling_factor sink use_head_wise_attn_gate use_mfa use_moe use_moe_router_bias use_qk_norm use_rope_layers
+    yarn_only_types zero_centered
     """.split()  # noqa: SIM905
 )
 

@@ -77,7 +77,7 @@ def _scale_and_bias(name: str) -> str:
 FAMILIES = {
     "zaya": Family(
         _zaya,
-        ignored=frozenset({"output_router_logits", "zaya_mlp_expansion"}),
+        ignored=frozenset({"zaya_mlp_expansion"}),
         writes={
             "layer_types": lambda s: s.kinds(full_attention="hybrid", sliding_attention="hybrid_sliding"),
             **PARTIAL_ROTARY,

@@ -111,7 +111,6 @@ FAMILIES = {
     ),
     "diffusion_gemma": Family(
         None,
-        ignored=frozenset({"canvas_length"}),
         text="diffusion_gemma_text",
         modules=TOWER_MODULES,
         tower_file="gemma",

@@ -122,17 +122,7 @@ VAULT = {name: value for name, value in COMMON.items() if name != "use_bidirecti
 """Defaults of VaultGemma, whose class is always causal."""
 VAULT["attn_logit_softcapping"] = 50.0
 
-IGNORED = frozenset(
-    {
-        "query_pre_attn_scalar",
-        "final_logit_softcapping",
-        "attn_logit_softcapping",
-        "cache_implementation",
-        "rope_local_base_freq",
-        "sliding_window_size",
-        "num_image_tokens",
-    }
-)
+IGNORED = frozenset({"cache_implementation", "rope_local_base_freq", "sliding_window_size", "num_image_tokens"})
 
 LOCAL_THETA_WRITES: Writes = {"rope_local_base_freq": lambda s: s.sliding.position.rope_theta}
 

@@ -103,18 +103,7 @@ def _gemma3n(config: Config) -> Table:
 
 
 IGNORED = frozenset(
-    {
-        "final_logit_softcapping",
-        "altup_active_idx",
-        "altup_coef_clip",
-        "altup_correct_scale",
-        "activation_sparsity_pattern",
-        "hidden_act",
-        "rope_local_base_freq",
-        "query_pre_attn_scalar",
-        "cache_implementation",
-        "altup_lr_multiplier",
-    }
+    {"hidden_act", "rope_local_base_freq", "query_pre_attn_scalar", "cache_implementation", "altup_lr_multiplier"}
 )
 
 

@@ -157,8 +157,8 @@ def _layered(config: Config, experts: bool, per_layer: bool) -> Table:
 
 IGNORED = frozenset(
     """
-    final_logit_softcapping hidden_act cache_implementation vocab_size_per_layer_input global_head_dim
-    num_global_key_value_heads num_experts top_k_experts moe_intermediate_size expert_intermediate_size
+    hidden_act cache_implementation vocab_size_per_layer_input global_head_dim num_global_key_value_heads num_experts
+    top_k_experts moe_intermediate_size expert_intermediate_size
     """.split()  # noqa: SIM905
 )
 

@@ -131,12 +131,9 @@ def _window(config: Config, layer_kind: str) -> Table:
     return {"sliding_window": config.size("sliding_window")} if layer_kind == "sliding" else {}
 
 
-NO_COUNT = frozenset({"final_logit_softcapping", "output_multiplier", "post_norm_eps", "qk_scale_factor"})
-
-
 FAMILIES = {
     "muse_glimmer": Family(None, text="muse_glimmer_text", uncounted_encoders={"vision_config": "muse_glimmer_vision"}),
-    "muse_glimmer_text": Family(_muse_glimmer_text, ignored=NO_COUNT),
+    "muse_glimmer_text": Family(_muse_glimmer_text),
     "muse_spark": Family(
         None,
         text="muse_spark_text",
@@ -145,7 +142,6 @@ FAMILIES = {
     ),
     "muse_spark_text": Family(
         _muse_spark_text,
-        ignored=NO_COUNT - {"post_norm_eps"} | {"residual_gate_temperature", "routed_scaling_factor"},
         writes={
             "post_norm_eps": lambda s: s.first.block.attention_output_norm.eps,
             "mlp_layer_types": lambda s: [

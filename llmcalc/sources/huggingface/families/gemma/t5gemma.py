@@ -194,13 +194,9 @@ IGNORED = frozenset(
         "query_pre_attn_scalar",
         "final_logit_softcapping",
         "cache_implementation",
-        "dropout_rate",
-        "classifier_dropout_rate",
         "hidden_act",
-        "tie_word_embeddings",
         "vocab_size",
         "hidden_size",
-        "cross_attention_hidden_size",
         "max_position_embeddings",
     }
 )
@@ -278,7 +274,7 @@ FAMILIES = {
     ),
     "t5gemma2": Family(
         _t5gemma2,
-        ignored=IGNORED | {"eoi_token_index", "image_token_index", "classifier_dropout_rate"},
+        ignored=IGNORED,
         quirks=Quirks(reads_values=CLASSIFIERS, refuses_cache=CLASSIFIERS),
         modules={
             **T5GEMMA_MODULES,

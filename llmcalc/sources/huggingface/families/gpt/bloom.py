@@ -170,8 +170,6 @@ FAMILIES = {
         _bloom,
         ignored=frozenset(
             {
-                "apply_residual_connection_post_layernorm",
-                "attention_softmax_in_fp32",
                 "bias_dropout_fusion",
                 "masked_softmax_fusion",
                 "n_inner",
@@ -179,8 +177,6 @@ FAMILIES = {
                 "seq_length",
                 "skip_bias_add",
                 "skip_bias_add_qkv",
-                "slow_but_exact",
-                "unk_token_id",
             }
         ),
         aliases={"hidden_size": "n_embed", "num_hidden_layers": "n_layer", "num_attention_heads": "n_head"},
@@ -190,7 +186,7 @@ FAMILIES = {
     ),
     "falcon": Family(
         _falcon,
-        ignored=frozenset({"apply_residual_connection_post_layernorm", "ff_factor", "multi_query", "num_kv_heads"}),
+        ignored=frozenset({"apply_residual_connection_post_layernorm", "ff_factor"}),
         aliases={"hidden_size": "n_embed"},
         writes={
             "alibi": lambda s: s.full.position is not None and s.full.position.type == "alibi",
@@ -215,20 +211,7 @@ FAMILIES = {
     "mpt": Family(
         _mpt,
         {"ffn_config": None},
-        frozenset(
-            {
-                "emb_pdrop",
-                "embedding_fraction",
-                "fc_type",
-                "init_config",
-                "init_device",
-                "learned_pos_emb",
-                "logit_scale",
-                "norm_type",
-                "tokenizer_name",
-                "verbose",
-            }
-        ),
+        frozenset({"fc_type", "init_config", "tokenizer_name", "verbose"}),
         aliases={
             "hidden_size": "d_model",
             "num_hidden_layers": "n_layers",

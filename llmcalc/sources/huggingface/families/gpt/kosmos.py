@@ -38,7 +38,7 @@ def _kosmos2_5(config: Config) -> Table:
     return _kosmos(config, token_types(2))
 
 
-NO_COUNT = frozenset({"activation_dropout", "layerdrop", "scale_embedding", "no_scale_embedding"})
+NO_COUNT = frozenset({"no_scale_embedding"})
 ALIASES = {"hidden_size": "embed_dim", "num_hidden_layers": "layers", "num_attention_heads": "attention_heads"}
 MODULES: Modules = {
     "self_attn_pre_norm": "self_attn_layer_norm",

@@ -55,7 +55,7 @@ def _fairseq(config: Config, width: str, act: str, position: Table, **softmax: b
     return decoder(config, block, norm, stack={"position": position})
 
 
-NO_COUNT = frozenset({"activation_dropout", "layerdrop", "learned_embeddings", "scale_embedding", "scale_embeddings"})
+NO_COUNT = frozenset({"activation_dropout", "learned_embeddings", "scale_embedding", "scale_embeddings"})
 
 
 def _pre(config_values: ConfigValues) -> bool:

@@ -98,16 +98,7 @@ FAMILIES = {
     "phi3": Family(
         _phi3,
         {"head_dim": None},
-        frozenset(
-            {
-                "original_max_position_embeddings",
-                "attention_bias",
-                "full_attn_mod",
-                "interpolate_factor",
-                "lm_head_bias",
-                "mlp_bias",
-            }
-        ),
+        frozenset({"attention_bias", "full_attn_mod", "interpolate_factor", "lm_head_bias", "mlp_bias"}),
         writes={**UNPADDED, **PARTIAL_ROTARY},
         modules=PHI3_MODULES,
         dropout={"attention": "attention_dropout", "attention_output": "resid_pdrop", "feed_forward": "resid_pdrop"},
@@ -160,7 +151,7 @@ FAMILIES = {
     "starcoder2": Family(
         _starcoder2,
         {"head_dim": None},
-        frozenset({"embedding_dropout", "mlp_type", "norm_type"}),
+        frozenset({"mlp_type", "norm_type"}),
         writes={"use_bias": lambda s: s.network.up_bias},
         modules={"up_proj": "c_fc", "down_proj": "c_proj"},
         dropout={

@@ -43,7 +43,7 @@ FAMILIES = {
     ),
     "nanochat": Family(
         _nanochat,
-        ignored=frozenset({"final_logit_softcapping", "logits_soft_cap", "qkv_bias", "pretraining_tp"}),
+        ignored=frozenset({"logits_soft_cap", "qkv_bias"}),
         modules={"up_proj": "fc1", "down_proj": "fc2"},
     ),
 }

@@ -34,7 +34,6 @@ def _chameleon(config: Config) -> Table:
 FAMILIES = {
     "chameleon": Family(
         _chameleon,
-        ignored=frozenset({"model_parallel_size", "vocabulary_map"}),
         towers="Chameleon",
         uncounted_encoders={"vq_config": "chameleon_vqgan"},
         uncounted_modules="model.vqmodel",

@@ -143,7 +143,6 @@ def _compass(config: Config) -> Table:
 
 IGNORED = frozenset(
     {
-        "logit_scale",
         "model_max_length",
         "cache_implementation",
         "layer_switch",
@@ -173,7 +172,7 @@ FAMILIES = {
     "cohere_compass": Family(None, text="cohere_compass_text", tower_file="qwen"),
     "cohere_compass_text": Family(
         _compass,
-        ignored=IGNORED | {"pooling", "sliding_window_pattern"},
+        ignored=IGNORED | {"sliding_window_pattern"},
     ),
     "cohere": Family(_cohere, ignored=IGNORED),
     "cohere2": Family(_cohere2, {"sliding_window_pattern": 4, "use_qk_norm": None}, IGNORED),

@@ -31,6 +31,6 @@ def _diffllama(config: Config) -> Table:
 FAMILIES = {
     "diffllama": Family(
         _diffllama,
-        ignored=frozenset({"lambda_std_dev", "mlp_bias", "patch_size"}),
+        ignored=frozenset({"mlp_bias", "patch_size"}),
     ),
 }

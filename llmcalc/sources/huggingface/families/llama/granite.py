@@ -112,9 +112,6 @@ def _granitemoe_swa(config: Config) -> Table:
     return _swa(config, _shared(config))
 
 
-IGNORED = frozenset({"embedding_multiplier", "logits_scaling", "residual_multiplier", "attention_multiplier"})
-
-
 def _rope_bases(config_values: ConfigValues) -> Any:
     """Returns RoPE's base in each layer, 0 for a layer without positions."""
     return [position.rope_theta if isinstance(position, Rope) else 0 for position in config_values.positions]
@@ -138,13 +135,13 @@ GRANITE_EARLIER: Modules = {
 }
 
 FAMILIES = {
-    "granite": Family(_granite, ignored=IGNORED),
+    "granite": Family(_granite),
     "granite4_vision": Family(
         None,
         text="granite4_vision_text",
         uncounted_encoders={"vision_config": "clip_vision_model", "qformer_config": "blip_2_qformer"},
     ),
-    "granite4_vision_text": Family(_granite, ignored=IGNORED, quirks=Quirks(makes_mask=EVERY)),
+    "granite4_vision_text": Family(_granite, quirks=Quirks(makes_mask=EVERY)),
     "granite_docling": Family(
         None,
         text="granite_docling_text",
@@ -152,28 +149,23 @@ FAMILIES = {
     ),
     "granite_docling_text": Family(
         _granite,
-        ignored=IGNORED,
     ),
-    "granitemoe": Family(_granitemoe, ignored=IGNORED, modules=GRANITE_MODULES, earlier=GRANITE_EARLIER),
+    "granitemoe": Family(_granitemoe, modules=GRANITE_MODULES, earlier=GRANITE_EARLIER),
     "granitemoeshared": Family(
         _granitemoeshared,
-        ignored=IGNORED,
         modules=GRANITE_MODULES,
         earlier=GRANITE_EARLIER,
     ),
     "hyperclovax": Family(
         _hyperclovax,
-        ignored=IGNORED,
         modules={"self_attn_post_norm": "post_norm1", "mlp_post_norm": "post_norm2"},
     ),
     "granite_swa": Family(
         _granite_swa,
-        ignored=IGNORED,
         writes=BASES_WRITES,
     ),
     "granitemoe_swa": Family(
         _granitemoe_swa,
-        ignored=IGNORED,
         writes=BASES_WRITES,
         modules=GRANITE_MODULES,
     ),

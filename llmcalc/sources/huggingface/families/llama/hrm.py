@@ -46,7 +46,6 @@ def _hrm_text(config: Config) -> Table:
 FAMILIES = {
     "hrm_text": Family(
         _hrm_text,
-        ignored=frozenset({"L_bp_cycles", "embedding_scale", "prefix_lm"}),
         modules={"layers": "L_module.layers.* + H_module.layers.*", "second_stream": "z_L_init"},
         earlier={
             **{f"self_attn.{leaf}": "attn.gqkv_proj" for leaf in ("gate_proj", "q_proj", "k_proj", "v_proj")},

@@ -73,12 +73,6 @@ WRITES: Writes = {
 FAMILIES = {
     "idefics": Family(
         _idefics,
-        ignored=frozenset(
-            """
-            alpha_initializer alphas_initializer_range freeze_lm_head freeze_text_layers freeze_text_module_exceptions
-            freeze_vision_layers freeze_vision_module_exceptions use_resampler
-            """.split()  # noqa: SIM905
-        ),
         towers="Idefics",
         uncounted_encoders={"vision_config": "idefics_vision", "perceiver_config": "idefics_perciever"},
         uncounted_modules="model.vision_model + model.perceiver_resampler + vision_model + perceiver_resampler",

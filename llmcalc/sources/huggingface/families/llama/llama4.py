@@ -105,9 +105,7 @@ EVERY_EXPERT = Deviation(
 FAMILIES = {
     "llama4_text": Family(
         _llama4_text,
-        ignored=frozenset(
-            {"attn_scale", "attn_temperature_tuning", "floor_scale", "for_llm_compressor", "output_router_logits"}
-        ),
+        ignored=frozenset({"for_llm_compressor"}),
         writes={
             "intermediate_size": lambda s: s.moe.expert.intermediate_size,
             "intermediate_size_mlp": lambda s: s.network.intermediate_size,

@@ -35,7 +35,6 @@ FAMILIES = {
     ),
     "molmo2_text": Family(
         _molmo2_text,
-        ignored=frozenset({"rope_scaling_layers"}),
         modules={"self_attn_post_norm": "input_layernorm", "mlp_post_norm": "post_attention_layernorm"},
         earlier={
             **{f"self_attn.{leaf}": "self_attn.att_proj" for leaf in ("q_proj", "k_proj", "v_proj")},

@@ -25,7 +25,7 @@ FAMILIES = {
         frozenset(
             """
             attention_bias audio_config audio_processor embd_layer full_attn_mod img_processor interpolate_factor
-            lm_head_bias mlp_bias original_max_position_embeddings speech_lora vision_config vision_lora
+            lm_head_bias mlp_bias speech_lora vision_config vision_lora
             """.split()  # noqa: SIM905
         ),
         towers="Phi4Multimodal",

@@ -28,9 +28,6 @@ CONDITION_RANK = 32
 FAMILIES = {
     "voxtral_realtime": Family(
         None,
-        ignored=frozenset(
-            {"audio_length_per_tok", "default_num_delay_tokens", "downsample_factor", "projector_hidden_act"}
-        ),
         text="voxtral_realtime_text",
         filled={
             "vocab_size": 131072,

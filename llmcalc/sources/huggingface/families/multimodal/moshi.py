@@ -64,7 +64,6 @@ MODULES: Modules = {
 FAMILIES = {
     "moshi": Family(
         _moshi,
-        ignored=frozenset({"audio_vocab_size", "num_codebooks"}),
         towers="MoshiForConditionalGeneration",
         uncounted_encoders={"audio_encoder_config": "mimi", "depth_decoder_config": "moshi_depth"},
         uncounted_modules="embed_tokens.* + audio_encoder + depth_decoder",
@@ -73,7 +72,7 @@ FAMILIES = {
     ),
     "kyutai_speech_to_text": Family(
         _kyutai_speech_to_text,
-        ignored=frozenset({"audio_bos_token_id", "audio_pad_token_id", "frame_size"}),
+        ignored=frozenset({"frame_size"}),
         towers="KyutaiSpeechToTextForConditionalGeneration",
         uncounted_encoders={"codec_config": "mimi"},
         uncounted_modules="codec_model",

@@ -105,7 +105,6 @@ FAMILIES = {
         None,
         text="persimmon",
         towers="Fuyu",
-        ignored=frozenset({"image_size", "num_channels", "patch_size"}),
         uncounted_encoders={"vision_embed_tokens": "a projection of patches"},
     ),
     "modernvbert": Family(None, text="modernbert", uncounted_encoders={"vision_config": "siglip_vision_model"}),

@@ -207,7 +207,7 @@ FAMILIES = {
     "qwen4_exp_text": Family(
         _qwen4,
         {"full_attention_interval": 4},
-        frozenset({"mtp_num_hidden_layers", "norm_topk_prob", "output_gate_type", "seed", "split_ngram_parts"}),
+        frozenset({"mtp_num_hidden_layers"}),
         writes={
             **PARTIAL_ROTARY,
             "layer_types": lambda s: [

@@ -332,9 +332,9 @@ ROUTING = frozenset(
 OF_LING = frozenset(
     """
     embedding_dropout gated_attention_proj_granularity_type group_norm_size linear_silu max_window_layers
-    moe_router_enable_expert_bias moe_shared_expert_intermediate_size mtp_loss_scaling_factor no_kda_lora num_mtp_layers
-    num_nextn_predict_layers qk_head_dim rope_interleave rotary_dim router_dtype score_function sliding_window use_bias
-    use_qk_norm use_qkv_bias use_rmsnorm use_sliding_window
+    moe_router_enable_expert_bias moe_shared_expert_intermediate_size no_kda_lora num_nextn_predict_layers qk_head_dim
+    rope_interleave rotary_dim router_dtype score_function sliding_window use_bias use_qk_norm use_qkv_bias
+    use_rmsnorm use_sliding_window
     """.split()  # noqa: SIM905
 )
 """Fields of Ling's checkpoints that its class does not have."""
@@ -402,7 +402,7 @@ FAMILIES = {
     "qwen3_next": Family(
         _qwen3_next,
         {"full_attention_interval": 4},
-        IGNORED | {"intermediate_size", "use_sliding_window"},
+        IGNORED | {"use_sliding_window"},
         writes={**QWEN_WRITES, **PARTIAL_ROTARY},
         modules={
             **GATED_Q_MODULES,
@@ -455,16 +455,7 @@ FAMILIES = {
     ),
     "olmo_hybrid": Family(
         _olmo_hybrid,
-        ignored=frozenset(
-            {
-                "linear_a_log_min",
-                "linear_a_log_max",
-                "linear_dt_min",
-                "linear_dt_max",
-                "linear_dt_init_floor",
-                "partial_rotary_factor",
-            }
-        ),
+        ignored=frozenset({"partial_rotary_factor"}),
         writes=UNPADDED,
     ),
 }

@@ -59,9 +59,7 @@ def _recurrent_gemma(config: Config) -> Table:
 FAMILIES = {
     "recurrent_gemma": Family(
         _recurrent_gemma,
-        ignored=frozenset(
-            {"logits_soft_cap", "w_init_variance_scale", "final_w_init_variance_scale", "embeddings_scale_by_sqrt_dim"}
-        ),
+        ignored=frozenset({"final_w_init_variance_scale", "embeddings_scale_by_sqrt_dim"}),
         writes={
             "block_types": lambda s: s.kinds(sliding_attention="attention"),
             "attention_window_size": lambda s: present(s.window),

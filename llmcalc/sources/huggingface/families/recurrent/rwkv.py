@@ -22,7 +22,6 @@ def _rwkv(config: Config) -> Table:
 FAMILIES = {
     "rwkv": Family(
         _rwkv,
-        ignored=frozenset({"rescale_every"}),
         aliases={"max_position_embeddings": "context_length"},
         writes={"intermediate_size": lambda s: s.networks[0].intermediate_size},
         modules={

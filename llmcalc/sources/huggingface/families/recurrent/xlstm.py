@@ -57,11 +57,9 @@ def _head_size(config: Config, factor: str, hidden: int, heads: int) -> int:
 
 RUNNING = frozenset(
     """
-    add_out_norm autocast_kernel_dtype chunkwise_kernel eps head_dim inference_state_dtype max_inference_chunksize mode
-    norm_reduction_force_float32 output_logit_soft_cap return_last_states sequence_kernel step_kernel weight_mode
-    add_embedding_dropout add_forward_backend_padding add_post_blocks_norm add_post_norm add_qk_norm cell_norm_eps
-    force_bos_token_insert forward_backend_name gate_linears igate_bias_init_range lm_head_bias logit_soft_cap
-    mlstm_round_up_to_multiple_of
+    head_dim add_embedding_dropout add_forward_backend_padding add_post_blocks_norm add_post_norm add_qk_norm
+    cell_norm_eps force_bos_token_insert forward_backend_name gate_linears igate_bias_init_range lm_head_bias
+    logit_soft_cap mlstm_round_up_to_multiple_of
     """.split()  # noqa: SIM905
 )
 """Fields that choose how the model runs, and a norm that the class always has."""

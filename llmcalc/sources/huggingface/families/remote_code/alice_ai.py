@@ -5,7 +5,7 @@ The fields are those of Qwen3-Next. Sources: vLLM's file in `Family.code`, and i
 
 from __future__ import annotations
 
-from ...class_defaults import class_defaults
+from ...class_defaults import class_defaults, class_fields
 from ...config import Config
 from ...family import Family
 from ...parts import Table, attention, glu, listed_kinds, moe, offset_rmsnorm, qk_norm, rope
@@ -69,7 +69,9 @@ FAMILIES = {
             "router_bias_correction": True,
             "mtp_num_hidden_layers": 1,
         },
-        QWEN.ignored | {"intermediate_size", "kda_allow_negative_eigenvalues", "number_of_conv_states"},
+        QWEN.ignored
+        | class_fields("qwen3_next")
+        | {"intermediate_size", "kda_allow_negative_eigenvalues", "number_of_conv_states"},
         aliases={"mtp_num_hidden_layers": "num_nextn_predict_layers"},
         code=f"{VLLM}alice_ai.py",
     ),

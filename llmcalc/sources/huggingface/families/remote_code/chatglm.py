@@ -81,10 +81,10 @@ FAMILIES = {
         },
         frozenset(
             """
-            add_qkv_bias apply_query_key_layer_scaling apply_residual_connection_post_layernorm
-            attention_softmax_in_fp32 bias_dropout_fusion fp32_residual_connection gmask_token_id interleaved_qkv
-            multi_query_group_num original_rope position_encoding_2d pre_seq_len prefix_projection quantization_bit
-            rope_ratio seq_length boi_token_id eoi_token_id vision_config
+            add_qkv_bias apply_query_key_layer_scaling apply_residual_connection_post_layernorm bias_dropout_fusion
+            fp32_residual_connection gmask_token_id interleaved_qkv multi_query_group_num original_rope
+            position_encoding_2d pre_seq_len prefix_projection quantization_bit rope_ratio seq_length boi_token_id
+            eoi_token_id vision_config
             """.split()  # noqa: SIM905
         ),
         towers="ChatGLM",

@@ -12,7 +12,7 @@ from __future__ import annotations
 from typing import Any
 
 from .....components.base import LARGEST
-from ...class_defaults import class_defaults
+from ...class_defaults import class_defaults, class_fields
 from ...config import Config
 from ...family import Family
 from ...parts import (
@@ -117,17 +117,17 @@ def _rnd1(config: Config) -> Table:
 
 BLOCKS = frozenset(
     """
-    bd_size block_length block_size debug ep_size fuse_cross_entropy mask_token_id max_window_layers micro_forward
-    skip_checkpoint sliding_window use_deepep use_sliding_window
+    bd_size block_length block_size debug ep_size fuse_cross_entropy max_window_layers micro_forward skip_checkpoint
+    sliding_window use_deepep use_sliding_window
     """.split()  # noqa: SIM905
 )
 """Fields of training and sampling in blocks."""
 
 NEMOTRON = frozenset(
     """
-    ar_loss_weight attn_implementation default_diffusion_min_threshold default_diffusion_sampler
-    default_diffusion_sampling_scaling_factor default_diffusion_steps default_diffusion_threshold
-    default_generation_mode dlm_loss_weight dlm_paradigm dp_varying_mask_ratio
+    ar_loss_weight default_diffusion_min_threshold default_diffusion_sampler default_diffusion_sampling_scaling_factor
+    default_diffusion_steps default_diffusion_threshold default_generation_mode dlm_loss_weight dlm_paradigm
+    dp_varying_mask_ratio
     """.split()  # noqa: SIM905
 )
 """Fields of Nemotron Labs Diffusion's training and sampling."""
@@ -172,11 +172,11 @@ FAMILIES = {
         BLOCKS
         | frozenset(
             """
-            activation_type alibi_bias_max attention_layer_norm_with_affine block_group_size clip_qkv embedding_dropout
-            flash_attention init_cutoff_factor init_device init_fn init_std layer_norm_with_affine multi_query_attention
-            moe_router_enable_expert_bias moe_router_score_function moe_router_topk_scaling_factor norm_topk_prob
-            precision residual_dropout rope_full_precision routed_scaling_factor router_num_group router_topk_group
-            scale_logits
+            activation_type alibi_bias_max attention_layer_norm_with_affine block_group_size clip_qkv
+            embedding_dropout flash_attention init_cutoff_factor init_device init_fn layer_norm_with_affine
+            multi_query_attention moe_router_enable_expert_bias moe_router_score_function
+            moe_router_topk_scaling_factor norm_topk_prob precision rope_full_precision routed_scaling_factor
+            router_num_group router_topk_group scale_logits
             """.split()  # noqa: SIM905
         ),
         aliases=OLMO_NAMES,
@@ -193,7 +193,10 @@ FAMILIES = {
     "rnd1": Family(
         _rnd1,
         class_defaults("qwen3_moe"),
-        mixtral.FAMILIES["qwen3_moe"].ignored | BLOCKS | {"moe_backend", "num_diffusion_steps"},
+        mixtral.FAMILIES["qwen3_moe"].ignored
+        | class_fields("qwen3_moe")
+        | BLOCKS
+        | {"moe_backend", "num_diffusion_steps"},
         generates=True,
         code=f"{GITHUB}RadicalNumerics/RND1/blob/main/rnd/modeling_rnd.py",
     ),

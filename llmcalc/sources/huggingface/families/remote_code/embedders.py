@@ -143,7 +143,7 @@ FAMILIES = {
             "feed_forward_type": "geglu",
             "tie_word_embeddings": True,
         },
-        OLD | {"attn_implementation", "emb_pooler", "model_max_length"},
+        OLD | {"emb_pooler", "model_max_length"},
         code=f"{HUB}jinaai/jina-bert-implementation modeling_bert.py",
         dropout=BERT_DROPOUT,
     ),

@@ -349,7 +349,7 @@ FAMILIES = {
     "Klear": Family(
         _klear,
         {**COMMON, "mlp_only_layers": None, "decoder_sparse_step": 1, "n_shared_experts": 1},
-        ROUTING | {"moe_aux_loss_coeff", "output_router_logits", "sliding_window", "use_sliding_window"},
+        ROUTING | {"moe_aux_loss_coeff", "sliding_window", "use_sliding_window"},
         code=f"{MLX}Klear.py",
     ),
     "hunyuan": Family(
@@ -402,7 +402,7 @@ FAMILIES = {
         frozenset(
             """
             enable_expert_tensor_parallelism moe_eval_capacity_factor moe_min_capacity moe_token_dropping
-            moe_train_capacity_factor parallel_attn_mlp_res quantization sliding_window
+            moe_train_capacity_factor parallel_attn_mlp_res sliding_window
             """.split()  # noqa: SIM905
         ),
         code="https://github.com/vllm-project/vllm/blob/main/vllm/model_executor/models/arctic.py",
@@ -448,7 +448,7 @@ FAMILIES = {
         frozenset(
             """
             model_name moe_enable_early_router moe_enable_secondary_experts moe_primary_router_apply_softmax
-            moe_secondary_expert_size moe_num_secondary_experts norm_topk_prob output_router_logits sliding_window
+            moe_secondary_expert_size moe_num_secondary_experts norm_topk_prob sliding_window
             """.split()  # noqa: SIM905
         ),
         code="https://github.com/SJTU-IPADS/SmallThinker sglang/srt/models/smallthinker.py",
@@ -474,7 +474,7 @@ FAMILIES = {
             for part in ("full_attention", "linear_attention", "mlp")
             for factor in ("alpha", "beta")
         )
-        | {"shared_moe_mode", "router_jitter_noise", "router_aux_loss_coef", "output_router_logits"},
+        | {"shared_moe_mode"},
         aliases={"num_local_experts": "num_experts"},
         code="https://huggingface.co/MiniMaxAI/MiniMax-Text-01 modeling_minimax_text_01.py",
     ),

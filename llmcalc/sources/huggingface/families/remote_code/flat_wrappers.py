@@ -213,8 +213,8 @@ FAMILIES = {
         tower_file="published_code",
         ignored=frozenset(
             """
-            max_sequence_length pixel_shuffle_scale video_patch_size vision_attn_implementation vision_config
-            vision_max_num_patches vision_min_num_patches vision_patch_size vision_rescale_factor vision_token
+            pixel_shuffle_scale video_patch_size vision_attn_implementation vision_config vision_max_num_patches
+            vision_min_num_patches vision_patch_size vision_rescale_factor vision_token
             """.split()  # noqa: SIM905
         ),
         code=f"{GITHUB}vllm-project/vllm/blob/main/vllm/model_executor/models/isaac.py",

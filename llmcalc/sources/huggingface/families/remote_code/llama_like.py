@@ -209,7 +209,7 @@ FAMILIES = {
     "baichuan": Family(
         _baichuan,
         COMMON,
-        frozenset({"z_loss_weight", "gradient_checkpointing"}),
+        frozenset({"z_loss_weight"}),
         code=f"{HUB}baichuan-inc/Baichuan2-13B-Chat modeling_baichuan.py",
     ),
     "minicpm": Family(

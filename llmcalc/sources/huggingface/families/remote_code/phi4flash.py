@@ -95,7 +95,7 @@ FAMILIES = {
             "mlp_bias": False,
             "lm_head_bias": False,
         },
-        frozenset({"embd_pdrop", "resid_pdrop", "rope_scaling", "rope_theta", "mamba_inner_layernorms"}),
+        frozenset({"mamba_inner_layernorms"}),
         dropout={"embedding": "embd_pdrop", "attention": "attention_dropout"},
         code="https://huggingface.co/microsoft/Phi-4-mini-flash-reasoning modeling_phi4flash.py",
     ),

@@ -120,7 +120,7 @@ FAMILIES = {
         },
         frozenset({"capacity_factor", "eval_attention_n_bit", "eval_mlp_n_bit", "head_dim", "rope_local_theta"})
         | {"expert_dropout", "group_size", "k_expert", "linear_type", "n_expert", "sparse_intermediate_size"}
-        | {"sparse_step", "shared_intermediate_size", "use_cache", "use_predefined_initial_state"},
+        | {"sparse_step", "shared_intermediate_size", "use_predefined_initial_state"},
         code=f"{VLLM}plamo2.py",
     ),
     "plamo3": Family(

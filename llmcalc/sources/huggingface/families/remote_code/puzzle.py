@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from ...class_defaults import class_defaults
+from ...class_defaults import class_defaults, class_fields
 from ...config import Config
 from ...parts import Table
 from ..recurrent.nemotron import FAMILIES as NEMOTRON
@@ -49,7 +49,7 @@ FAMILIES = {
         NEMOTRON["nemotron_h"],
         read=_puzzle,
         defaults={**class_defaults("nemotron_h"), **NEMOTRON["nemotron_h"].defaults},
-        ignored=NEMOTRON["nemotron_h"].ignored | {"mtp_block_configs"},
+        ignored=NEMOTRON["nemotron_h"].ignored | class_fields("nemotron_h") | {"mtp_block_configs"},
         code="https://huggingface.co/nvidia/NVIDIA-Nemotron-Labs-3-Puzzle-75B-A9B-NVFP4 modeling_nemotron_h_puzzle.py",
     ),
 }

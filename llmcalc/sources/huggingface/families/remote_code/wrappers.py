@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from ...class_defaults import class_defaults
+from ...class_defaults import class_defaults, class_fields
 from ...config import Config
 from ...family import Family
 from ...parts import Table
@@ -87,7 +87,7 @@ FAMILIES = {
         qwen_vl.FAMILIES["qwen3_vl_moe_text"],
         read=_interns1_pro_text,
         defaults={**class_defaults("qwen3_vl_moe_text"), "tie_word_embeddings": False},
-        ignored=qwen_vl.FAMILIES["qwen3_vl_moe_text"].ignored | {"router_n_groups"},
+        ignored=qwen_vl.FAMILIES["qwen3_vl_moe_text"].ignored | class_fields("qwen3_vl_moe_text") | {"router_n_groups"},
         code=f"{HUB}internlm/Intern-S1-Pro modeling_interns1_pro.py",
     ),
     "intern_s2_preview": Family(

@@ -218,10 +218,10 @@ ALIASES = {
 }
 IGNORED = frozenset(
     """
-    activation_dropout add_bias_logits add_final_layer_norm classif_dropout decoder_layerdrop encoder_layerdrop
-    extra_pos_embeddings force_bos_token_to_be_generated gradient_checkpointing normalize_before normalize_embedding
-    save_step scale_embedding static_position_embeddings layernorm_variant do_blenderbot_90_layernorm
-    replicate_parameters extra_layer_norm variant
+    add_bias_logits add_final_layer_norm classif_dropout encoder_layerdrop extra_pos_embeddings
+    force_bos_token_to_be_generated normalize_before normalize_embedding save_step scale_embedding
+    static_position_embeddings layernorm_variant do_blenderbot_90_layernorm replicate_parameters extra_layer_norm
+    variant
     """.split()  # noqa: SIM905
 )
 
@@ -281,7 +281,7 @@ FAMILIES = {
     ),
     "mvp": Family(
         _mvp,
-        ignored=IGNORED | {"prompt_length", "prompt_mid_dim"},
+        ignored=IGNORED,
         aliases=ALIASES,
         writes=SIDES_WRITES,
         quirks=LOOKS_FOR_THE_END,
@@ -323,7 +323,7 @@ FAMILIES = {
     ),
     "fsmt": Family(
         _fsmt,
-        ignored=IGNORED | {"decoder", "langs"},
+        ignored=IGNORED | {"decoder"},
         aliases={**ALIASES, "vocab_size": "tgt_vocab_size"},
         modules={**BART_MODULES, "lm_head": "decoder.output_projection"},
         dropout=BART_DROPOUT,

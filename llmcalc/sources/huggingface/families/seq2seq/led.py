@@ -31,7 +31,7 @@ def _led(config: Config) -> Table:
 FAMILIES = {
     "led": Family(
         _led,
-        ignored=IGNORED | {"attention_probs_dropout_prob"},
+        ignored=IGNORED,
         aliases=ALIASES,
         writes={
             **SIDES_WRITES,

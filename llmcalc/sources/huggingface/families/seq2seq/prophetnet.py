@@ -107,7 +107,6 @@ WRITES: Writes = {
 FAMILIES = {
     "prophetnet": Family(
         _prophetnet,
-        ignored=frozenset({"activation_dropout", "disable_ngram_loss", "eps", "gradient_checkpointing"}),
         aliases={"num_attention_heads": "num_encoder_attention_heads", "num_hidden_layers": "num_encoder_layers"},
         writes=WRITES,
         quirks=Quirks(reads_values=EVERY),

@@ -104,7 +104,7 @@ MOONSHINE_MODULES = {
 FAMILIES = {
     "speech_to_text": Family(
         _speech_to_text,
-        ignored=IGNORED | {"early_stopping"},
+        ignored=IGNORED,
         aliases={**ALIASES, "max_position_embeddings": "max_target_positions"},
         writes={
             **SIDES_WRITES,

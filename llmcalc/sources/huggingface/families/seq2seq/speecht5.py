@@ -91,17 +91,7 @@ def _stem_convolutions(config: Config, hidden: int) -> Table:
     }
 
 
-IGNORED = frozenset(
-    """
-    activation_dropout apply_spec_augment decoder_layerdrop encoder_layerdrop feat_proj_dropout
-    guided_attention_loss_num_heads guided_attention_loss_scale guided_attention_loss_sigma mask_feature_length
-    mask_feature_min_masks mask_time_length mask_time_min_masks max_speech_positions num_feat_extract_layers
-    num_mel_bins positional_dropout reduction_factor scale_embedding speaker_embedding_dim
-    speech_decoder_postnet_dropout speech_decoder_postnet_kernel speech_decoder_postnet_layers
-    speech_decoder_postnet_units speech_decoder_prenet_dropout speech_decoder_prenet_layers
-    speech_decoder_prenet_units use_guided_attention_loss
-    """.split()  # noqa: SIM905
-)
+IGNORED = frozenset({"num_feat_extract_layers"})
 
 FAMILIES = {
     "speecht5": Family(

@@ -103,9 +103,9 @@ def _sparse_stack(expert_flags: list[bool], experts: Table) -> Table:
 
 OF_EXPERTS = frozenset(
     """
-    add_router_probs batch_prioritized_routing expert_capacity moe_eval_capacity_token_fraction moe_token_dropout
-    normalize_router_prob_before_dropping router_ignore_padding_tokens router_type router_z_loss_coef
-    second_expert_policy feed_forward_proj is_gated_act num_selected_experts
+    add_router_probs batch_prioritized_routing moe_eval_capacity_token_fraction moe_token_dropout
+    normalize_router_prob_before_dropping router_type second_expert_policy feed_forward_proj is_gated_act
+    num_selected_experts
     """.split()  # noqa: SIM905
 )
 

@@ -129,9 +129,7 @@ ALIASES = {
     "intermediate_size": "d_ff",
 }
 UNREAD = frozenset({"intermediate_size"})
-IGNORED = frozenset(
-    {"dropout_rate", "scalable_attention", "dense_act_fn", "is_gated_act", "scale_decoder_outputs", "tokenizer_class"}
-)
+IGNORED = frozenset({"scalable_attention", "dense_act_fn", "is_gated_act", "scale_decoder_outputs"})
 
 T5_WRITES: Writes = {
     "num_decoder_layers": lambda s: present(s.spec.decoder).num_hidden_layers,
@@ -208,7 +206,7 @@ FAMILIES = {
     "longt5": replace(
         OF_T5,
         read=_longt5,
-        ignored=IGNORED | {"global_block_size"},
+        ignored=IGNORED,
         writes={**T5_WRITES, **LONG_WRITES},
         quirks=Quirks(),
         modules={

@@ -92,7 +92,7 @@ FAMILIES = {
     ),
     "pix2struct_text_model": Family(
         _pix2struct_text_model,
-        ignored=frozenset({"add_cross_attention", "feed_forward_proj", "is_gated_act"}),
+        ignored=frozenset({"feed_forward_proj", "is_gated_act"}),
         modules={
             "layers": "layer",
             "relative_bias": "layer.0.self_attention.attention.relative_attention_bias",

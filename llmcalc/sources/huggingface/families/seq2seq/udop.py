@@ -88,7 +88,7 @@ FAMILIES = {
     "udop": Family(
         _udop,
         {"n_positions": None},
-        IGNORED | {"image_size", "num_channels", "patch_size"},
+        IGNORED,
         aliases=ALIASES,
         unread=UNREAD | {"head_dim"},
         uncounted_modules="patch_embed + encoder.embed_patches + decoder.embed_patches",
