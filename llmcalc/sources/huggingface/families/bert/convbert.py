@@ -8,7 +8,7 @@ from __future__ import annotations
 from ...config import Config
 from ...dropout import BERT_DROPOUT
 from ...family import EVERY, Family, Quirks
-from ...parts import OF_CHOICES, Table, architecture, encoder, layernorm, mlp
+from ...parts import OF_CHOICES, Table, architecture, encoder, layer_table, layernorm, mlp
 from ...writes import Writes
 from .bert import (
     BERT_MODULES,
@@ -33,12 +33,12 @@ def _convbert(config: Config) -> Table:
     kernel = config.size("conv_kernel_size")
     if kernel % 2 == 0:
         raise config.wrong("conv_kernel_size", kernel, "an odd number: the class adds as many rows as it reads")
-    block = {
-        "attention": {"type": "span_convolution", "num_attention_heads": heads, "conv_kernel_size": kernel},
-        "feed_forward": _grouped_network(config, hidden),
-        "norm": layernorm(config.number("layer_norm_eps")),
-        "norm_placement": "post",
-    }
+    block = layer_table(
+        {"type": "span_convolution", "num_attention_heads": heads, "conv_kernel_size": kernel},
+        _grouped_network(config, hidden),
+        layernorm(config.number("layer_norm_eps")),
+        "post",
+    )
     model = embedding_size(config)
     stack = {**bert_stack(config), **input_size(model)}
     return encoder(config, block, stack, bert_head(config, "gelu"), bert_score(bert_act(config)), **model)

@@ -8,7 +8,7 @@ from __future__ import annotations
 from ...config import Config
 from ...dropout import BERT_DROPOUT
 from ...family import Family
-from ...parts import QKVO, Table, architecture, biases, encoder, layernorm, mlp, pooler, rope
+from ...parts import QKVO, Table, architecture, biases, encoder, layer_table, layernorm, mlp, pooler, rope
 from .bert import OLD, ROBERTA_MODULES, bert_head, bert_score, padded_positions
 
 
@@ -21,12 +21,7 @@ def _esm(config: Config) -> Table:
     norm, heads = layernorm(config.number("layer_norm_eps")), config.size("num_attention_heads")
     config.divided("num_attention_heads", config.size("hidden_size"), heads)
     mixer: Table = {"num_attention_heads": heads, **biases(True, *QKVO)}
-    block = {
-        "attention": mixer,
-        "feed_forward": mlp(config.size("intermediate_size"), "gelu"),
-        "norm": norm,
-        "norm_placement": "pre",
-    }
+    block = layer_table(mixer, mlp(config.size("intermediate_size"), "gelu"), norm)
     stack: Table = {"final_norm": norm}
     model: Table = {**pooler(config.head == "none"), "contact_head": {}}
     kind = config.get("position_embedding_type")

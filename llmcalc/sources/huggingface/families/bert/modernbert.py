@@ -28,6 +28,7 @@ from ...parts import (
     head_table,
     labels,
     layer_pattern,
+    layer_table,
     layernorm,
     listed_kinds,
     mlp,
@@ -89,12 +90,7 @@ def _modernbert_layers(config: Config, window: int) -> tuple[Table, Table]:
         "fused_qkv": True,
         **biases(config.flag("attention_bias"), *QKVO),
     }
-    block = {
-        "attention": mixer,
-        "feed_forward": glu(config, config.flag("mlp_bias"), act="hidden_activation"),
-        "norm": norm,
-        "norm_placement": "pre",
-    }
+    block = layer_table(mixer, glu(config, config.flag("mlp_bias"), act="hidden_activation"), norm)
     names = [f"first_{layer_kinds[0]}", *layer_kinds[1:]]
     changes: Table = {"full": {}, "sliding": {"attention": {"sliding_window": window}}}
     variants = {name: changes[name.removeprefix("first_")] for name in dict.fromkeys(names)}
@@ -117,12 +113,7 @@ def _modern_head(config: Config, norm: Table) -> Table:
 def _eurobert(config: Config) -> Table:
     norm = rmsnorm(config.number("rms_norm_eps"))
     mixer = attention(config, **biases(config.flag("attention_bias"), *QKVO))
-    block = {
-        "attention": mixer,
-        "feed_forward": glu(config, config.flag("mlp_bias")),
-        "norm": norm,
-        "norm_placement": "pre",
-    }
+    block = layer_table(mixer, glu(config, config.flag("mlp_bias")), norm)
     unit = config.choice({"late": "token", "bos": "sequence", "mean": "sequence"}, "classifier_pooling")
     return encoder(
         config,
@@ -174,7 +165,7 @@ def _nomic_bert(config: Config) -> Table:
     mixer: Table = {"num_attention_heads": config.size("num_attention_heads"), "position": rope(config)}
     if config.maybe("head_dim") is not None:
         mixer["head_dim"] = config.size("head_dim")
-    block = {"attention": mixer, "feed_forward": network, "norm": norm, "norm_placement": "post"}
+    block = layer_table(mixer, network, norm, "post")
     types = config.count("type_vocab_size")
     stack = {"embedding_norm": norm, **token_types(types)}
     head = {"bias": True, "transform": {"hidden_act": config.choice(GATED, "hidden_act"), "norm": norm}}
@@ -220,7 +211,7 @@ def _rotary_encoder(config: Config, network: Table, theta: float, score: Table, 
         "position": {"rope_theta": theta, **rope(config)},
         **biases(True, *QKVO),
     }
-    block = {"attention": mixer, "feed_forward": network, "norm": norm, "norm_placement": "post"}
+    block = layer_table(mixer, network, norm, "post")
     stack = {"embedding_norm": norm, **token_types(types)}
     return encoder(config, block, stack, bert_head(config, "gelu"), score, **pooler(has_pooler))
 

@@ -20,6 +20,7 @@ from ...parts import (
     every_nth_full,
     glu,
     layer_pattern,
+    layer_table,
     listed_kinds,
     rmsnorm,
     rope,
@@ -37,12 +38,7 @@ def _ultrabert(config: Config) -> Table:
     )
     layer_kinds, window = _layer_kinds_and_distance(config, depth)
     window_fields = {"position": rope(config, kind="sliding_attention"), "sliding_window": window}
-    block = {
-        "attention": mixer,
-        "feed_forward": glu(config, config.flag("mlp_bias")),
-        "norm": norm,
-        "norm_placement": "pre",
-    }
+    block = layer_table(mixer, glu(config, config.flag("mlp_bias")), norm)
     variants: Table = {"full": {}, "sliding": {"attention": window_fields}}
     used_variants = {name: variants[name] for name in dict.fromkeys(layer_kinds)}
     stack = bidirectional(

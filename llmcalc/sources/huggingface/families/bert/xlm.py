@@ -14,6 +14,7 @@ from ...parts import (
     architecture,
     biases,
     encoder,
+    layer_table,
     layernorm,
     learned_positions,
     mlp,
@@ -33,12 +34,12 @@ def _xlm(config: Config, placement: str = "post") -> Table:
     )
     config.divided("n_heads", width, heads)
     languages = config.count("n_langs")
-    block = {
-        "attention": {"num_attention_heads": heads, **biases(True, *QKVO)},
-        "feed_forward": mlp(4 * width, "gelu" if config.flag("gelu_activation") else "relu"),
-        "norm": norm,
-        "norm_placement": placement,
-    }
+    block = layer_table(
+        {"num_attention_heads": heads, **biases(True, *QKVO)},
+        mlp(4 * width, "gelu" if config.flag("gelu_activation") else "relu"),
+        norm,
+        placement,
+    )
     stack = {
         "position": learned_positions(config),
         "embedding_norm": norm,

@@ -13,6 +13,7 @@ from ...parts import (
     Table,
     architecture,
     encoder,
+    layer_table,
     layernorm,
     mlp,
     scores_sequences,
@@ -30,7 +31,7 @@ def _xlnet(config: Config) -> Table:
         raise config.wrong("d_head", config.get("d_head"), f"d_model / n_head ({size})")
     mixer = {"type": "relative", "num_attention_heads": heads, "head_dim": size}
     network = mlp(config.size("d_inner"), config.choice(ACTIVATIONS, "ff_activation"))
-    block = {"attention": mixer, "feed_forward": network, "norm": norm, "norm_placement": "post"}
+    block = layer_table(mixer, network, norm, "post")
     return encoder(config, block, {"second_stream": {}}, {"bias": True}, _summary_classifier(config), **model)
 
 

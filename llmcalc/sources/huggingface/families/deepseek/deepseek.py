@@ -10,7 +10,7 @@ from typing import Any
 
 from ...config import Config
 from ...family import Family
-from ...parts import Table, combined_kinds, decoder, dense_or_moe, full_rope, glu, moe, prediction, rmsnorm
+from ...parts import Table, combined_kinds, decoder, dense_or_moe, full_rope, glu, layer_table, moe, prediction, rmsnorm
 from ...writes import PARTIAL_ROTARY, Writes
 
 
@@ -68,7 +68,7 @@ def deepseek(
         {"dense": {}, "moe": {"feed_forward": experts, **moe_layer}},
     )
     network = glu(config, mlp_bias) if "dense" in names else experts
-    block = {"attention": attention, "feed_forward": network, "norm": norm, "norm_placement": "pre"}
+    block = layer_table(attention, network, norm)
     return decoder(config, block, norm, stack=combined_kinds((names, layer_kinds)), **prediction(config))
 
 
@@ -147,7 +147,7 @@ def _dense(config: Config, attention: Table, mlp_bias: bool = False) -> Table:
     norm = rmsnorm(config.number("rms_norm_eps"))
     return decoder(
         config,
-        {"attention": attention, "feed_forward": glu(config, mlp_bias), "norm": norm, "norm_placement": "pre"},
+        layer_table(attention, glu(config, mlp_bias), norm),
         norm,
     )
 

@@ -12,7 +12,7 @@ from dataclasses import replace
 from .....ops import KVCache, Op
 from ...config import Config
 from ...family import Deviation, Family
-from ...parts import DENSE_OR_MOE, Table, combined_kinds, decoder, glu, listed_kinds, moe, rmsnorm
+from ...parts import DENSE_OR_MOE, Table, combined_kinds, decoder, glu, layer_table, listed_kinds, moe, rmsnorm
 from .deepseek import ROUTING, SIGMOID, mla
 from .dsa import DSA_MODULES
 
@@ -47,7 +47,7 @@ def _dots3_note_text(config: Config) -> Table:
         "indexed": {"attention": {"indexer": indexer}},
         "sliding": {"attention": {**_window_sizes(config), "sliding_window": _window(config)}},
     }
-    block = {"attention": mixer, "feed_forward": glu(config), "norm": norm, "norm_placement": "pre"}
+    block = layer_table(mixer, glu(config), norm)
     network_kinds: Table = {"dense": {}, "moe": {"feed_forward": experts}}
     stack = combined_kinds(
         (_attention_kinds(config, depth), layer_tables), (_network_kinds(config, depth), network_kinds)

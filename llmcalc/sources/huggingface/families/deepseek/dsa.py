@@ -8,7 +8,18 @@ from __future__ import annotations
 
 from ...config import Config
 from ...family import Family, Modules
-from ...parts import DENSE_OR_MOE, Table, combined_kinds, decoder, dense_or_moe, glu, listed_kinds, prediction, rmsnorm
+from ...parts import (
+    DENSE_OR_MOE,
+    Table,
+    combined_kinds,
+    decoder,
+    dense_or_moe,
+    glu,
+    layer_table,
+    listed_kinds,
+    prediction,
+    rmsnorm,
+)
 from .deepseek import LATENT_WRITES, ROUTING, SIGMOID, UNGROUPED_LATENT_WRITES, mla, routed
 
 
@@ -61,7 +72,7 @@ def _sparse_attention_model(config: Config, choices: list[str]) -> Table:
         glu(config) if "dense" in networks else experts,
         {"dense": {}, "moe": {"feed_forward": experts}},
     )
-    block = {"attention": mla(config, indexer=indexer), "feed_forward": network, "norm": norm, "norm_placement": "pre"}
+    block = layer_table(mla(config, indexer=indexer), network, norm)
     stack = combined_kinds(
         (choices, {"full": {}, "shared": {"attention": {"indexer": {"shared": True}}}}), (networks, layer_kinds)
     )

@@ -20,6 +20,7 @@ from ...parts import (
     decoder,
     dense_or_moe,
     glu,
+    layer_table,
     listed_kinds,
     moe,
     qk_norm,
@@ -56,7 +57,7 @@ def _dots1(config: Config) -> Table:
     }
     experts: Table = {"dense": {}, "moe": {"feed_forward": routed(config, **SIGMOID)} if "moe" in networks else {}}
     mixer = attention(config, **biases(config.flag("attention_bias"), *QKVO), **qk_norm(norm))
-    block = {"attention": mixer, "feed_forward": glu(config), "norm": norm, "norm_placement": "pre"}
+    block = layer_table(mixer, glu(config), norm)
     return decoder(config, block, norm, stack=combined_kinds((ranges, attention_fields), (networks, experts)))
 
 
@@ -74,7 +75,7 @@ def _minimax_m2(config: Config) -> Table:
     experts = moe(
         config.size("num_local_experts", "num_experts"), config.size("num_experts_per_tok"), glu(config), **SIGMOID
     )
-    return decoder(config, {"attention": mixer, "feed_forward": experts, "norm": norm, "norm_placement": "pre"}, norm)
+    return decoder(config, layer_table(mixer, experts, norm), norm)
 
 
 FAMILIES = {

@@ -18,6 +18,7 @@ from ...parts import (
     decoder,
     every_nth_full,
     glu,
+    layer_table,
     listed_kinds,
     moe,
     qk_norm,
@@ -39,12 +40,7 @@ def _kolibri1(config: Config) -> Table:
         glu(config, width=config.size("moe_intermediate_size")),
         glu(config, width=config.size("shared_expert_intermediate_size")), **SIGMOID,
     )  # fmt: skip
-    block = {
-        "attention": attention(config, **qk_norm(norm)),
-        "feed_forward": experts,
-        "norm": norm,
-        "norm_placement": "sandwich",
-    }
+    block = layer_table(attention(config, **qk_norm(norm)), experts, norm, "sandwich")
     return decoder(config, block, norm, stack=sliding_stack(config, every_nth_full(depth, 5), full_fields=UNTURNED))
 
 

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 from .....components.mixers.mla import MLA
 from ...config import Config
 from ...family import Family, Modules
-from ...parts import Table, combined_kinds, decoder, dense_or_moe, glu, layernorm, rmsnorm
+from ...parts import Table, combined_kinds, decoder, dense_or_moe, glu, layer_table, layernorm, rmsnorm
 from .deepseek import ROUTING, UNGROUPED_LATENT_WRITES, mla, routed
 from .dsa import DSA_MODULES, indexer_kinds
 
@@ -41,12 +41,7 @@ def _mistral_large4_text(config: Config) -> Table:
     sharing = _latent_kinds(config, positions)
     networks = dense_or_moe(config, depth, config.count("first_k_dense_replace"))
     experts = routed(config, other_names=("num_experts", "num_local_experts"))
-    block = {
-        "attention": mixer,
-        "feed_forward": glu(config) if "dense" in networks else experts,
-        "norm": norm,
-        "norm_placement": "pre",
-    }
+    block = layer_table(mixer, glu(config) if "dense" in networks else experts, norm)
     layers = list(zip(positions, choices, sharing, strict=True))
     layer_tables: Table = {}
     for position, choice, latents in layers:

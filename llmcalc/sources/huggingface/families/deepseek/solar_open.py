@@ -20,6 +20,7 @@ from ...parts import (
     decoder,
     dense_or_moe,
     glu,
+    layer_table,
     listed_kinds,
     moe,
     qk_norm,
@@ -41,7 +42,7 @@ def _solar_open(config: Config) -> Table:
     mixer = attention(config, **biases(config.flag("attention_bias"), *QKV))
     return decoder(
         config,
-        {"attention": mixer, "feed_forward": routed(config, **SIGMOID), "norm": norm, "norm_placement": "pre"},
+        layer_table(mixer, routed(config, **SIGMOID), norm),
         norm,
     )
 
@@ -73,12 +74,7 @@ def _mellum(config: Config) -> Table:
         config.size("num_experts_per_tok"),
         glu(config, width=config.size("moe_intermediate_size")),
     )
-    block = {
-        "attention": mixer,
-        "feed_forward": glu(config) if "dense" in networks else experts,
-        "norm": norm,
-        "norm_placement": "pre",
-    }
+    block = layer_table(mixer, glu(config) if "dense" in networks else experts, norm)
     layer_tables: Table = {"dense": {}, "moe": {"feed_forward": experts} if "dense" in networks else {}}
     return decoder(
         config,

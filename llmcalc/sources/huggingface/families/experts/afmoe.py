@@ -22,6 +22,7 @@ from ...parts import (
     every_nth_full,
     float32_rmsnorm,
     glu,
+    layer_table,
     listed_kinds,
     moe,
     qk_norm,
@@ -67,7 +68,7 @@ def _afmoe(config: Config) -> Table:
         dense_or_moe(config, depth, config.count("num_dense_layers")),
         config.size("moe_intermediate_size") * config.count("num_shared_experts"),
     )
-    block = {"attention": mixer, "feed_forward": glu(config), "norm": norm, "norm_placement": "sandwich"}
+    block = layer_table(mixer, glu(config), norm, "sandwich")
     return decoder(config, block, norm, stack=combined_kinds(ranges, networks))
 
 
@@ -107,7 +108,7 @@ def _laguna(config: Config) -> Table:
     networks = _dense_and_expert_networks(
         config, dense_or_moe(config, depth, 1), config.count("shared_expert_intermediate_size")
     )
-    block = {"attention": mixer, "feed_forward": glu(config), "norm": norm, "norm_placement": "pre"}
+    block = layer_table(mixer, glu(config), norm)
     return decoder(config, block, norm, stack=combined_kinds((names, attention_fields), networks))
 
 

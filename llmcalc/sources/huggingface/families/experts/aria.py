@@ -9,15 +9,13 @@ from __future__ import annotations
 
 from ...config import Config
 from ...family import Family
-from ...parts import QKVO, Table, attention, biases, decoder, glu, moe, rmsnorm
+from ...parts import QKVO, Table, attention, biases, decoder, glu, layer_table, moe, rmsnorm
 
 
 def _pre_norm(config: Config, feed_forward: Table) -> Table:
     norm = rmsnorm(config.number("rms_norm_eps"))
     mixer = attention(config, **biases(config.flag("attention_bias"), *QKVO))
-    return decoder(
-        config, {"attention": mixer, "feed_forward": feed_forward, "norm": norm, "norm_placement": "pre"}, norm
-    )
+    return decoder(config, layer_table(mixer, feed_forward, norm), norm)
 
 
 def _aria(config: Config) -> Table:

@@ -20,6 +20,7 @@ from ...parts import (
     dense_or_moe,
     float32_rmsnorm,
     glu,
+    layer_table,
     listed_kinds,
     moe,
     qk_norm,
@@ -50,7 +51,7 @@ def _beam(config: Config) -> Table:
         glu(config, width=config.size("moe_intermediate_size")),
         **SIGMOID,
     )
-    block = {"attention": mixer, "feed_forward": glu(config), "norm": norm, "norm_placement": "sandwich"}
+    block = layer_table(mixer, glu(config), norm, "sandwich")
     layer_tables: Table = {"full": full_layer_changes, "sliding": {"attention": {"sliding_window": window}}}
     network_kinds: Table = {"dense": {}, "moe": {"feed_forward": experts}}
     stack = combined_kinds((ranges, layer_tables), (dense_or_moe(config, depth, 3), network_kinds))

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from ...config import Config
 from ...family import EVERY, Family, Quirks
-from ...parts import ACTIVATIONS, Table, decoder, layernorm, moe, rope
+from ...parts import ACTIVATIONS, Table, decoder, layer_table, layernorm, moe, rope
 
 
 def _dbrx(config: Config) -> Table:
@@ -19,12 +19,7 @@ def _dbrx(config: Config) -> Table:
     mixer = {"num_attention_heads": heads, "num_key_value_heads": attn.size("kv_n_heads"), "position": rope(attn)}
     config.divided("num_attention_heads", config.size("hidden_size"), heads)
     expert = {"intermediate_size": ffn.size("ffn_hidden_size"), "hidden_act": ACTIVATIONS[act], "gated": True}
-    block = {
-        "attention": mixer,
-        "feed_forward": moe(ffn.size("moe_num_experts"), ffn.size("moe_top_k"), expert, expert_loop=True),
-        "norm": norm,
-        "norm_placement": "pre",
-    }
+    block = layer_table(mixer, moe(ffn.size("moe_num_experts"), ffn.size("moe_top_k"), expert, expert_loop=True), norm)
     return decoder(config, block, norm)
 
 

@@ -12,7 +12,7 @@ from math import isqrt
 from ...config import Config
 from ...dropout import HIDDEN_DROPOUT
 from ...family import Family
-from ...parts import ACTIVATIONS, Table, decoder, glu, rmsnorm, rope
+from ...parts import ACTIVATIONS, Table, decoder, glu, layer_table, rmsnorm, rope
 
 
 def _doge(config: Config) -> Table:
@@ -36,12 +36,9 @@ def _doge(config: Config) -> Table:
     if config.maybe("sliding_window") is not None:
         mixer["sliding_window"] = config.size("sliding_window")
     dense_network = glu(config, config.flag("mlp_bias"))
-    block = {
-        "attention": mixer,
-        "feed_forward": _product_key_experts(config, dense_network) if config.flag("is_moe") else dense_network,
-        "norm": norm,
-        "norm_placement": "pre",
-    }
+    block = layer_table(
+        mixer, _product_key_experts(config, dense_network) if config.flag("is_moe") else dense_network, norm
+    )
     return decoder(config, {**block, "residual_scale": "residual"}, norm)
 
 

@@ -23,6 +23,7 @@ from ...parts import (
     decoder,
     dense_or_moe,
     glu,
+    layer_table,
     moe,
     rmsnorm,
     uncounted_prediction,
@@ -110,12 +111,7 @@ def _network_kinds(config: Config, names: list[str], width: int, head: Table, **
         router=CORRECTED,
         **expert_fields,
     )
-    block = {
-        "attention": attention(config, **biases(bias, *QKVO)),
-        "feed_forward": glu(config, bias),
-        "norm": norm,
-        "norm_placement": "pre",
-    }
+    block = layer_table(attention(config, **biases(bias, *QKVO)), glu(config, bias), norm)
     return decoder(
         config, block, norm, head=head, stack=combined_kinds((names, {"dense": {}, "moe": {"feed_forward": experts}}))
     )

@@ -22,6 +22,7 @@ from ...parts import (
     every_nth_full,
     float32_rmsnorm,
     glu,
+    layer_table,
     moe,
     sliding_stack,
 )
@@ -43,7 +44,7 @@ def _gpt_oss_layer(config: Config, expert: Table, **fields: Any) -> Table:
     )
     mixer = attention(config, sinks=True, **biases(config.flag("attention_bias"), *QKVO), **fields)
     norm = float32_rmsnorm(config.number("rms_norm_eps"))
-    return {"attention": mixer, "feed_forward": experts, "norm": norm, "norm_placement": "pre"}
+    return layer_table(mixer, experts, norm)
 
 
 def _privacy_filter(config: Config) -> Table:

@@ -23,6 +23,7 @@ from ...parts import (
     decoder,
     dense_or_moe,
     glu,
+    layer_table,
     moe,
     qk_norm,
     rmsnorm,
@@ -106,12 +107,7 @@ def _hunyuan_v1_moe(config: Config) -> Table:
         f"top{k}": {"feed_forward": {"num_experts_per_tok": k}} if k != top_k_by_layer[0] else {}
         for k in top_k_by_layer
     }
-    block = {
-        "attention": _mixer(config),
-        "feed_forward": moe(experts, top_k_by_layer[0], glu(config), glu(config)),
-        "norm": norm,
-        "norm_placement": "pre",
-    }
+    block = layer_table(_mixer(config), moe(experts, top_k_by_layer[0], glu(config), glu(config)), norm)
     return decoder(config, block, norm, stack=combined_kinds(([f"top{k}" for k in top_k_by_layer], layer_tables)))
 
 
@@ -139,12 +135,7 @@ def _hy_v3(config: Config) -> Table:
         **SIGMOID,
     )
     networks: Table = {"dense": {}, "moe": {"feed_forward": experts}}
-    block = {
-        "attention": _mixer(config, "before_rope"),
-        "feed_forward": glu(config, bias),
-        "norm": norm,
-        "norm_placement": "pre",
-    }
+    block = layer_table(_mixer(config, "before_rope"), glu(config, bias), norm)
     return decoder(
         config, block, norm, stack=combined_kinds((dense_or_moe(config, config.size("num_hidden_layers"), 1), networks))
     )

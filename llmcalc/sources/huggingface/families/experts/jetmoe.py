@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from ...config import Config
 from ...family import EVERY, Family, Quirks
-from ...parts import Table, decoder, glu, moe, rmsnorm, rope
+from ...parts import Table, decoder, glu, layer_table, moe, rmsnorm, rope
 
 
 def _jetmoe(config: Config) -> Table:
@@ -21,7 +21,7 @@ def _jetmoe(config: Config) -> Table:
         "position": rope(config),
     }
     network = moe(experts, top_k, glu(config, act="activation_function"), output_bias=True)
-    block: Table = {"attention": mixer, "feed_forward": network, "norm": rmsnorm(), "norm_placement": "pre"}
+    block: Table = layer_table(mixer, network, rmsnorm())
     return decoder(config, block, rmsnorm(config.number("rms_norm_eps")))
 
 

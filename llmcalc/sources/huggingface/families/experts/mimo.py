@@ -19,6 +19,7 @@ from ...parts import (
     combined_kinds,
     decoder,
     glu,
+    layer_table,
     listed_kinds,
     moe,
     prediction,
@@ -32,12 +33,7 @@ def _mimo(config: Config) -> Table:
     config.must("attention_bias", True)
     config.must("use_sliding_window", False)
     norm = rmsnorm(config.number("rms_norm_eps"))
-    block = {
-        "attention": attention(config, **biases(True, *QKV)),
-        "feed_forward": glu(config),
-        "norm": norm,
-        "norm_placement": "pre",
-    }
+    block = layer_table(attention(config, **biases(True, *QKV)), glu(config), norm)
     return decoder(config, block, norm, **prediction(config))
 
 
@@ -78,7 +74,7 @@ def _mimo_v2_flash(config: Config) -> Table:
     networks = listed_kinds(config, "mlp_layer_types", DENSE_OR_MOE, ["moe" if i else "dense" for i in range(depth)])
     _require_layers(config, "hybrid_layer_pattern", "sliding", ranges)
     _require_layers(config, "moe_layer_freq", "moe", networks)
-    block = {"attention": mixer, "feed_forward": glu(config), "norm": norm, "norm_placement": "pre"}
+    block = layer_table(mixer, glu(config), norm)
     attention_fields, network = (
         {"full": {}, "sliding": {"attention": sliding}},
         {"dense": {}, "moe": {"feed_forward": experts}},

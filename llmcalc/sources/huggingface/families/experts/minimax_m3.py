@@ -19,6 +19,7 @@ from ...parts import (
     combined_kinds,
     decoder,
     full_rope,
+    layer_table,
     listed_kinds,
     moe,
     offset_rmsnorm,
@@ -81,7 +82,7 @@ def _minimax_m3(config: Config) -> Table:
         _swiglu(config, "shared_intermediate_size"),
         **SIGMOID,
     )
-    block = {"attention": mixer, "feed_forward": experts, "norm": norm, "norm_placement": "pre"}
+    block = layer_table(mixer, experts, norm)
     attention_fields: Table = {"full": {}, "sparse": {"attention": {"block_indexer": {**indexer, "norm": norm}}}}
     dense_network: Table = {"type": "mlp", **_swiglu(config, "dense_intermediate_size")}
     return decoder(

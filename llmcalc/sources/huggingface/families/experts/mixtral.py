@@ -18,6 +18,7 @@ from ...parts import (
     combined_kinds,
     decoder,
     glu,
+    layer_table,
     layernorm,
     listed_kinds,
     moe,
@@ -30,7 +31,7 @@ def _mixtral(config: Config) -> Table:
     norm = rmsnorm(config.number("rms_norm_eps"))
     experts = moe(config.size("num_local_experts", "num_experts"), config.size("num_experts_per_tok"), glu(config))
     mixer = attention(config, sliding_window=config.maybe("sliding_window"))
-    return decoder(config, {"attention": mixer, "feed_forward": experts, "norm": norm, "norm_placement": "pre"}, norm)
+    return decoder(config, layer_table(mixer, experts, norm), norm)
 
 
 def _phimoe(config: Config) -> Table:
@@ -44,12 +45,7 @@ def _phimoe(config: Config) -> Table:
     mixer = attention(
         config, sliding_window=config.maybe("sliding_window"), **biases(config.flag("attention_bias"), *QKVO)
     )
-    block = {
-        "attention": mixer,
-        "feed_forward": moe(config.size("num_local_experts"), 2, glu(config)),
-        "norm": norm,
-        "norm_placement": "pre",
-    }
+    block = layer_table(mixer, moe(config.size("num_local_experts"), 2, glu(config)), norm)
     return decoder(config, block, norm, head=biases(config.flag("lm_head_bias"), "bias"))
 
 
@@ -120,7 +116,7 @@ def qwen_moe(config: Config, experts: int, mixer: Table, fields: Table, *axes: t
         else {}
     )
     network = glu(config) if "dense" in names else has_experts
-    block = {"attention": mixer, "feed_forward": network, "norm": norm, "norm_placement": "pre"}
+    block = layer_table(mixer, network, norm)
     layer_tables: Table = {"dense": {}, "moe": {"feed_forward": has_experts} if "dense" in names else {}}
     return decoder(config, block, norm, stack=combined_kinds(*axes, (names, layer_tables)))
 

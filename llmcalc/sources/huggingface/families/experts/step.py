@@ -20,6 +20,7 @@ from ...parts import (
     combined_kinds,
     decoder,
     glu,
+    layer_table,
     listed_kinds,
     moe,
     offset_rmsnorm,
@@ -54,7 +55,7 @@ def _step3p5(config: Config) -> Table:
         **SIGMOID,
     )
     networks = listed_kinds(config, "mlp_layer_types", DENSE_OR_MOE, _layers_with_experts(config, depth))
-    block = {"attention": mixer, "feed_forward": glu(config), "norm": norm, "norm_placement": "pre"}
+    block = layer_table(mixer, glu(config), norm)
     layer_tables: Table = {"full": {}, "sliding": {"attention": sliding}}
     network_kinds: Table = {"dense": {}, "moe": {"feed_forward": experts}}
     return decoder(config, block, norm, stack=combined_kinds((ranges, layer_tables), (networks, network_kinds)))

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from ...config import Config
 from ...family import Family
-from ...parts import Table, biases, combined_kinds, decoder, glu, listed_kinds, moe, rmsnorm, rope
+from ...parts import Table, biases, combined_kinds, decoder, glu, layer_table, listed_kinds, moe, rmsnorm, rope
 from ...writes import PARTIAL_ROTARY
 
 
@@ -59,7 +59,7 @@ def _zaya(config: Config) -> Table:
         glu(config, width=config.size("moe_intermediate_size")),
         router=router,
     )
-    block = {"attention": mixer, "feed_forward": experts, "norm": norm, "norm_placement": "pre", "residual_scale": True}
+    block = layer_table(mixer, experts, norm, residual_scale=True)
     positions = ["first" if i == 0 else "further" for i in range(depth)]
     router_fields: Table = {"first": {}, "further": {"feed_forward": {"router": {"adds_below": True}}}}
     stack = {

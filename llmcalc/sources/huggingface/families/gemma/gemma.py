@@ -21,6 +21,7 @@ from ...parts import (
     decoder,
     every_nth_full,
     glu,
+    layer_table,
     offset_rmsnorm,
     qk_norm,
     rope,
@@ -34,7 +35,7 @@ def gemma_like(
     config: Config, mixer: Table, placement: str, stack: Table | None = None, act: str = "hidden_activation"
 ) -> Table:
     norm = offset_rmsnorm(config.number("rms_norm_eps"))
-    block = {"attention": mixer, "feed_forward": glu(config, act=act), "norm": norm, "norm_placement": placement}
+    block = layer_table(mixer, glu(config, act=act), norm, placement)
     table = decoder(config, block, norm, stack=stack)
     if "use_bidirectional_attention" not in config.defaults or config.get("use_bidirectional_attention") is None:
         return table

@@ -22,6 +22,7 @@ from ...parts import (
     biases,
     decoder,
     glu,
+    layer_table,
     listed_kinds,
     moe,
     offset_rmsnorm,
@@ -34,12 +35,7 @@ from ...parts import (
 
 def _muse_glimmer_text(config: Config) -> Table:
     eps = config.number("rms_norm_eps")
-    block = {
-        "attention": _gated_attention(config),
-        "feed_forward": glu(config, act="hidden_activation"),
-        "norm": offset_rmsnorm(eps),
-        "norm_placement": "sandwich",
-    }
+    block = layer_table(_gated_attention(config), glu(config, act="hidden_activation"), offset_rmsnorm(eps), "sandwich")
     stack = {**stack_of_layers(_attention_kinds(config)), "embedding_norm": rmsnorm(eps, weight=False)}
     return decoder(config, block, offset_rmsnorm(eps), stack=stack)
 

@@ -22,6 +22,7 @@ from ...parts import (
     every_nth_full,
     glu,
     head_table,
+    layer_table,
     offset_rmsnorm,
     qk_norm,
     rope,
@@ -40,12 +41,7 @@ def _config_and_stack(config: Config, name: str, has_cross_attention: bool = Fal
     side_config = Config(section, MODULE, config.model_type, config.head, f"{config.where}{name}.")
     norm = offset_rmsnorm(side_config.number("rms_norm_eps"))
     mixer = attention(side_config, **score_cap(side_config), **biases(side_config.flag("attention_bias"), *QKVO))
-    block: Table = {
-        "attention": mixer,
-        "feed_forward": glu(side_config, act="hidden_activation"),
-        "norm": norm,
-        "norm_placement": "sandwich",
-    }
+    block: Table = layer_table(mixer, glu(side_config, act="hidden_activation"), norm, "sandwich")
     if has_cross_attention:
         block["cross_attention"] = {field: value for field, value in mixer.items() if field != "position"}
     depth = side_config.size("num_hidden_layers")
@@ -159,12 +155,7 @@ def _gemma3_side(config: Config, has_merged_attention: bool = False) -> Table:
         }
     else:
         mixer = attention(config, **position_field, **score_cap(config), **qk_norm(norm), **biases(bias, *QKVO))
-    block: Table = {
-        "attention": mixer,
-        "feed_forward": glu(config, act="hidden_activation"),
-        "norm": norm,
-        "norm_placement": "sandwich",
-    }
+    block: Table = layer_table(mixer, glu(config, act="hidden_activation"), norm, "sandwich")
     layer_kinds = every_nth_full(depth, config.maybe("sliding_window_pattern") or 6)
     local_attention_fields = {"position": {"rope_theta": local_theta(config)}}
     return {

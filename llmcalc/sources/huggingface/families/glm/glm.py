@@ -7,16 +7,14 @@ from __future__ import annotations
 
 from ...config import Config
 from ...family import Family, Modules
-from ...parts import QKV, Table, attention, biases, decoder, fused_glu, rmsnorm, rope
+from ...parts import QKV, Table, attention, biases, decoder, fused_glu, layer_table, rmsnorm, rope
 from ...writes import PARTIAL_ROTARY, UNPADDED
 
 
 def _glm(config: Config, placement: str = "pre") -> Table:
     norm = rmsnorm(config.number("rms_norm_eps"))
     mixer = attention(config, position=rope(config, share=0.5), **biases(config.flag("attention_bias"), *QKV))
-    return decoder(
-        config, {"attention": mixer, "feed_forward": fused_glu(config), "norm": norm, "norm_placement": placement}, norm
-    )
+    return decoder(config, layer_table(mixer, fused_glu(config), norm, placement), norm)
 
 
 def _glm4(config: Config) -> Table:

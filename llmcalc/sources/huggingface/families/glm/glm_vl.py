@@ -15,6 +15,7 @@ from ...parts import (
     decoder,
     dense_or_moe,
     fused_glu,
+    layer_table,
     rmsnorm,
     rope,
     uncounted_prediction,
@@ -35,7 +36,7 @@ def _dense(config: Config, mixer: Table) -> Table:
     norm = rmsnorm(config.number("rms_norm_eps"))
     return decoder(
         config,
-        {"attention": mixer, "feed_forward": fused_glu(config), "norm": norm, "norm_placement": "sandwich"},
+        layer_table(mixer, fused_glu(config), norm, "sandwich"),
         norm,
     )
 

@@ -13,7 +13,7 @@ from .....ops import AttentionCore, KVCache, Op
 from ...config import Config
 from ...dropout import HIDDEN_DROPOUT
 from ...family import Deviation, Family, Modules
-from ...parts import QKVO, Table, biases, decoder, layernorm, mlp, rope
+from ...parts import QKVO, Table, biases, decoder, layer_table, layernorm, mlp, rope
 from .gpt import full_width_heads, plain_ffn
 
 if TYPE_CHECKING:
@@ -26,12 +26,7 @@ def _bloom(config: Config) -> Table:
     mixer = full_width_heads(
         config, position={"type": "alibi"}, fused_qkv=True, names_scores=True, **biases(True, *QKVO)
     )
-    block = {
-        "attention": mixer,
-        "feed_forward": mlp(4 * config.size("hidden_size"), "gelu_tanh"),
-        "norm": norm,
-        "norm_placement": "pre",
-    }
+    block = layer_table(mixer, mlp(4 * config.size("hidden_size"), "gelu_tanh"), norm)
     return decoder(config, block, norm, stack={"embedding_norm": norm})
 
 
@@ -62,12 +57,9 @@ def _falcon(config: Config) -> Table:
     )
     if kv_heads == heads:
         del mixer["num_key_value_heads"]
-    block: Table = {
-        "attention": mixer,
-        "feed_forward": plain_ffn(config, "ffn_hidden_size", "activation", _nullable_flag(config, "bias")),
-        "norm": norm,
-        "norm_placement": "pre",
-    }
+    block: Table = layer_table(
+        mixer, plain_ffn(config, "ffn_hidden_size", "activation", _nullable_flag(config, "bias")), norm
+    )
     if parallel:
         block["parallel"] = "separate" if new_architecture and norms in (None, 2) else "shared"
     return decoder(config, block, norm)
@@ -98,12 +90,7 @@ def _mpt(config: Config) -> Table:
     if isinstance(network, dict) and network.get("ffn_type", "mptmlp") != "mptmlp":
         raise config.wrong("ffn_config", network, "a table whose ffn_type is 'mptmlp'")
     mixer = full_width_heads(config, position={"type": "alibi"}, fused_qkv=True)
-    block = {
-        "attention": mixer,
-        "feed_forward": mlp(4 * config.size("hidden_size"), "gelu", bias=False),
-        "norm": norm,
-        "norm_placement": "pre",
-    }
+    block = layer_table(mixer, mlp(4 * config.size("hidden_size"), "gelu", bias=False), norm)
     return decoder(config, block, norm)
 
 

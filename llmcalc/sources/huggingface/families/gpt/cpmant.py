@@ -9,7 +9,7 @@ from __future__ import annotations
 from ...absent import present
 from ...config import Config
 from ...family import Family
-from ...parts import Table, decoder, rmsnorm
+from ...parts import Table, decoder, layer_table, rmsnorm
 from ...writes import Writes
 
 FEWEST_PROMPTS = 3
@@ -30,12 +30,11 @@ def _cpmant(config: Config) -> Table:
     prompts = config.size("prompt_types")
     if prompts < FEWEST_PROMPTS:
         raise config.wrong("prompt_types", prompts, f"at least {FEWEST_PROMPTS}: the class reads the third prompt")
-    block = {
-        "attention": {"num_attention_heads": heads, "head_dim": config.size("dim_head"), "whole_pass": True},
-        "feed_forward": {"intermediate_size": config.size("dim_ff"), "hidden_act": "gelu", "gated": True},
-        "norm": norm,
-        "norm_placement": "pre",
-    }
+    block = layer_table(
+        {"num_attention_heads": heads, "head_dim": config.size("dim_head"), "whole_pass": True},
+        {"intermediate_size": config.size("dim_ff"), "hidden_act": "gelu", "gated": True},
+        norm,
+    )
     stack = {
         "streams": {
             "type": "prompt_tokens",

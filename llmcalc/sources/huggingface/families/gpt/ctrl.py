@@ -7,18 +7,13 @@ from __future__ import annotations
 
 from ...config import Config
 from ...family import Family
-from ...parts import QKVO, Table, biases, decoder, layernorm, mlp
+from ...parts import QKVO, Table, biases, decoder, layer_table, layernorm, mlp
 from .gpt import ALIASES, full_width_heads
 
 
 def _ctrl(config: Config) -> Table:
     norm = layernorm(1e-6)
-    block = {
-        "attention": full_width_heads(config, **biases(True, *QKVO)),
-        "feed_forward": mlp(config.size("dff"), "relu"),
-        "norm": norm,
-        "norm_placement": "pre",
-    }
+    block = layer_table(full_width_heads(config, **biases(True, *QKVO)), mlp(config.size("dff"), "relu"), norm)
     return decoder(
         config,
         block,

@@ -26,6 +26,7 @@ from ...parts import (
     decoder,
     labels,
     layer_pattern,
+    layer_table,
     layernorm,
     learned_positions,
     mlp,
@@ -130,12 +131,7 @@ def _openai_gpt(config: Config) -> Table:
         4 * config.size("hidden_size"),
         config.choice({"gelu": "gelu_new", "relu": "relu", "silu": "silu", "swish": "silu"}, "afn"),
     )
-    block = {
-        "attention": full_width_heads(config, float32_softmax=False, **biases(True, *QKVO)),
-        "feed_forward": network,
-        "norm": norm,
-        "norm_placement": "post",
-    }
+    block = layer_table(full_width_heads(config, float32_softmax=False, **biases(True, *QKVO)), network, norm, "post")
     return decoder(config, block, None, stack={"position": learned_positions(config)}, **_choice_head(config))
 
 
@@ -155,12 +151,7 @@ def _gpt_neox(config: Config) -> Table:
     norm = layernorm(config.number("layer_norm_eps"))
     position = rope(config, 0.25, "rotary_pct", "rotary_emb_base")
     mixer = full_width_heads(config, position=position, fused_qkv=True, **biases(config.flag("attention_bias"), *QKVO))
-    block = {
-        "attention": mixer,
-        "feed_forward": plain_ffn(config, "intermediate_size", "hidden_act"),
-        "norm": norm,
-        "norm_placement": "pre",
-    }
+    block = layer_table(mixer, plain_ffn(config, "intermediate_size", "hidden_act"), norm)
     return decoder(
         config, {**block, **({"parallel": "separate"} if config.flag("use_parallel_residual") else {})}, norm
     )
@@ -174,12 +165,9 @@ def _gpt_neox_japanese(config: Config) -> Table:
         config.size("intermediate_multiple_size") * config.size("hidden_size"),
     )
     network = mlp(width, config.choice(ACTIVATIONS, "hidden_act"), bias=False)
-    block = {
-        "attention": full_width_heads(config, position=rope(config, 1.0, "rotary_pct", "rotary_emb_base")),
-        "feed_forward": network,
-        "norm": norm,
-        "norm_placement": "pre",
-    }
+    block = layer_table(
+        full_width_heads(config, position=rope(config, 1.0, "rotary_pct", "rotary_emb_base")), network, norm
+    )
     layer_tables = {"plain": {}, "biased": {"attention": {"o_bias": True}}}
     names = ["plain"] * (depth - 1) + ["biased"]
     return decoder(

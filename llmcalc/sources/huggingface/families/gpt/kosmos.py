@@ -12,19 +12,16 @@ from typing import Any
 from ...config import Config
 from ...dropout import BART_DROPOUT
 from ...family import Family, Modules
-from ...parts import ACTIVATIONS, QKVO, Table, biases, decoder, layernorm, mlp, token_types
+from ...parts import ACTIVATIONS, QKVO, Table, biases, decoder, layer_table, layernorm, mlp, token_types
 
 
 def _kosmos(config: Config, stack: Table, **mixing: Any) -> Table:
     norm, heads = layernorm(config.number("layer_norm_eps")), config.size("num_attention_heads")
     config.divided("attention_heads", config.size("hidden_size"), heads)
     network = mlp(config.size("ffn_dim"), config.choice(ACTIVATIONS, "activation_function"))
-    block = {
-        "attention": {"num_attention_heads": heads, **biases(True, *QKVO), **mixing},
-        "feed_forward": {**network, "sub_norm": norm},
-        "norm": norm,
-        "norm_placement": "pre",
-    }
+    block = layer_table(
+        {"num_attention_heads": heads, **biases(True, *QKVO), **mixing}, {**network, "sub_norm": norm}, norm
+    )
     return decoder(config, block, norm, stack={"position": {"type": "sinusoidal"}, **stack})
 
 

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 from ...config import Config
 from ...dropout import BART_DROPOUT, BERT_DROPOUT
 from ...family import Family, Modules
-from ...parts import QKVO, Table, biases, decoder, layernorm, learned_positions
+from ...parts import QKVO, Table, biases, decoder, layer_table, layernorm, learned_positions
 from .gpt import full_width_heads, plain_ffn
 
 if TYPE_CHECKING:
@@ -20,12 +20,12 @@ if TYPE_CHECKING:
 def _opt(config: Config) -> Table:
     bias, pre_norm, hidden = config.flag("enable_bias"), config.flag("do_layer_norm_before"), config.size("hidden_size")
     norm = layernorm(weight=config.flag("layer_norm_elementwise_affine"))
-    block = {
-        "attention": full_width_heads(config, **biases(bias, *QKVO)),
-        "feed_forward": plain_ffn(config, "ffn_dim", "activation_function", bias),
-        "norm": norm,
-        "norm_placement": "pre" if pre_norm else "post",
-    }
+    block = layer_table(
+        full_width_heads(config, **biases(bias, *QKVO)),
+        plain_ffn(config, "ffn_dim", "activation_function", bias),
+        norm,
+        "pre" if pre_norm else "post",
+    )
     width = config.maybe("word_embed_proj_dim") or hidden
     final_norm = norm if pre_norm and not config.flag("_remove_final_layer_norm") else None
     embedding_fields: Table = {} if width == hidden else {"embedding_size": width}
@@ -46,12 +46,7 @@ def _biogpt(config: Config) -> Table:
 def _fairseq(config: Config, width: str, act: str, position: Table, **softmax: bool) -> Table:
     """Returns a decoder of fairseq. softmax: further fields of its attention."""
     norm = layernorm()
-    block = {
-        "attention": full_width_heads(config, **softmax, **biases(True, *QKVO)),
-        "feed_forward": plain_ffn(config, width, act),
-        "norm": norm,
-        "norm_placement": "pre",
-    }
+    block = layer_table(full_width_heads(config, **softmax, **biases(True, *QKVO)), plain_ffn(config, width, act), norm)
     return decoder(config, block, norm, stack={"position": position})
 
 

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from ...config import Config
 from ...family import Family, Modules
-from ...parts import QKV, QKVO, Table, attention, biases, decoder, fused_glu, glu, layernorm, qk_norm, rope
+from ...parts import QKV, QKVO, Table, attention, biases, decoder, fused_glu, glu, layer_table, layernorm, qk_norm, rope
 from ...writes import PARTIAL_ROTARY, UNPADDED
 from ..llama.llama import llama_like
 from .gpt import full_width_heads, plain_ffn
@@ -22,13 +22,7 @@ def _phi(config: Config) -> Table:
     norm = layernorm(config.number("layer_norm_eps"))
     normed = qk_norm(norm) if config.flag("qk_layernorm") else {}
     mixer = attention(config, position=rope(config, 0.5), **biases(True, *QKVO), **normed)
-    block = {
-        "attention": mixer,
-        "feed_forward": plain_ffn(config, "intermediate_size", "hidden_act"),
-        "norm": norm,
-        "norm_placement": "pre",
-        "parallel": "shared",
-    }
+    block = layer_table(mixer, plain_ffn(config, "intermediate_size", "hidden_act"), norm, parallel="shared")
     return decoder(config, block, norm, head={"bias": True})
 
 
@@ -38,12 +32,7 @@ def _persimmon(config: Config) -> Table:
     mixer = full_width_heads(config, position=rope(config, 0.5), **biases(True, *QKVO), **normed)
     return decoder(
         config,
-        {
-            "attention": mixer,
-            "feed_forward": plain_ffn(config, "intermediate_size", "hidden_act"),
-            "norm": norm,
-            "norm_placement": "pre",
-        },
+        layer_table(mixer, plain_ffn(config, "intermediate_size", "hidden_act"), norm),
         norm,
     )
 
@@ -67,12 +56,7 @@ def _starcoder2(config: Config) -> Table:
     mixer = attention(config, sliding_window=config.maybe("sliding_window"), **biases(bias, *QKVO))
     return decoder(
         config,
-        {
-            "attention": mixer,
-            "feed_forward": plain_ffn(config, "intermediate_size", "hidden_act", bias),
-            "norm": norm,
-            "norm_placement": "pre",
-        },
+        layer_table(mixer, plain_ffn(config, "intermediate_size", "hidden_act", bias), norm),
         norm,
     )
 
@@ -83,7 +67,7 @@ def _jais2(config: Config) -> Table:
         attention(config, **biases(config.flag("attention_bias"), *QKVO)),
     )
     network = plain_ffn(config, "intermediate_size", "hidden_act", config.flag("mlp_bias"))
-    return decoder(config, {"attention": mixer, "feed_forward": network, "norm": norm, "norm_placement": "pre"}, norm)
+    return decoder(config, layer_table(mixer, network, norm), norm)
 
 
 PHI3_MODULES: Modules = {

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from ...config import Config
 from ...family import Family
-from ...parts import QKVO, Table, attention, biases, decoder, glu, qk_norm, rmsnorm
+from ...parts import QKVO, Table, attention, biases, decoder, glu, layer_table, qk_norm, rmsnorm
 from ..gpt.gpt import plain_ffn
 
 
@@ -18,7 +18,7 @@ def _bitnet(config: Config) -> Table:
     mixer = attention(config, sub_norm=norm, **biases(config.flag("attention_bias"), *QKVO))
     return decoder(
         config,
-        {"attention": mixer, "feed_forward": {**glu(config), "sub_norm": norm}, "norm": norm, "norm_placement": "pre"},
+        layer_table(mixer, {**glu(config), "sub_norm": norm}, norm),
         norm,
     )
 
@@ -27,12 +27,7 @@ def _nanochat(config: Config) -> Table:
     """Reads nanochat: norms have no weights; there is a norm on the embeddings, and QK-norm comes after RoPE."""
     norm = rmsnorm(config.number("rms_norm_eps"), weight=False)
     mixer = attention(config, **biases(config.flag("attention_bias"), *QKVO), **qk_norm(norm, order="after_rope"))
-    block = {
-        "attention": mixer,
-        "feed_forward": plain_ffn(config, "intermediate_size", "hidden_act", False),
-        "norm": norm,
-        "norm_placement": "pre",
-    }
+    block = layer_table(mixer, plain_ffn(config, "intermediate_size", "hidden_act", False), norm)
     return decoder(config, block, norm, stack={"embedding_norm": norm})
 
 

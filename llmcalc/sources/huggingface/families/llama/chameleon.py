@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from ...config import Config
 from ...family import Family
-from ...parts import QKVO, Table, attention, biases, decoder, glu, layernorm, qk_norm, rmsnorm
+from ...parts import QKVO, Table, attention, biases, decoder, glu, layer_table, layernorm, qk_norm, rmsnorm
 
 
 def _chameleon(config: Config) -> Table:
@@ -22,12 +22,7 @@ def _chameleon(config: Config) -> Table:
         **qk_norm(layernorm(), "per_head"),
     )
     placement = "output" if config.get("swin_norm") is True else "pre"
-    block = {
-        "attention": mixer,
-        "feed_forward": glu(config, config.flag("mlp_bias")),
-        "norm": norm,
-        "norm_placement": placement,
-    }
+    block = layer_table(mixer, glu(config, config.flag("mlp_bias")), norm, placement)
     return decoder(config, block, norm)
 
 

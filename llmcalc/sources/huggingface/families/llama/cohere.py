@@ -24,6 +24,7 @@ from ...parts import (
     every_nth_full,
     glu,
     layer_pattern,
+    layer_table,
     layernorm,
     listed_kinds,
     moe,
@@ -38,13 +39,7 @@ if TYPE_CHECKING:
 
 
 def _parallel(config: Config, mixer: Table, feed_forward: Table, norm: Table, stack: Table | None = None) -> Table:
-    block = {
-        "attention": mixer,
-        "feed_forward": feed_forward,
-        "norm": norm,
-        "norm_placement": "pre",
-        "parallel": "shared",
-    }
+    block = layer_table(mixer, feed_forward, norm, parallel="shared")
     return decoder(config, block, norm, stack=stack)
 
 

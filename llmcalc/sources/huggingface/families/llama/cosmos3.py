@@ -7,14 +7,14 @@ from __future__ import annotations
 
 from ...config import Config
 from ...family import Family
-from ...parts import ACTIVATIONS, QKVO, Table, attention, biases, decoder, mlp, rmsnorm
+from ...parts import ACTIVATIONS, QKVO, Table, attention, biases, decoder, layer_table, mlp, rmsnorm
 
 
 def _cosmos3_edge_text(config: Config) -> Table:
     norm = rmsnorm(config.number("rms_norm_eps"))
     network = mlp(config.size("intermediate_size"), config.choice(ACTIVATIONS, "hidden_act"), config.flag("mlp_bias"))
     mixer = attention(config, **biases(config.flag("attention_bias"), *QKVO))
-    return decoder(config, {"attention": mixer, "feed_forward": network, "norm": norm, "norm_placement": "pre"}, norm)
+    return decoder(config, layer_table(mixer, network, norm), norm)
 
 
 FAMILIES = {

@@ -8,7 +8,19 @@ from __future__ import annotations
 
 from ...config import Config
 from ...family import Family
-from ...parts import IDLE_CROSS_ATTENTION, QKVO, Table, attention, biases, decoder, glu, layernorm, mlp, rmsnorm
+from ...parts import (
+    IDLE_CROSS_ATTENTION,
+    QKVO,
+    Table,
+    attention,
+    biases,
+    decoder,
+    glu,
+    layer_table,
+    layernorm,
+    mlp,
+    rmsnorm,
+)
 
 
 def _evolla(config: Config) -> Table:
@@ -20,12 +32,9 @@ def _evolla(config: Config) -> Table:
     )
     heads = config.size("num_attention_heads")
     config.divided("num_attention_heads", width, heads)
-    block = {
-        "attention": attention(config, **biases(config.flag("attention_bias"), *QKVO)),
-        "feed_forward": glu(config, config.flag("mlp_bias")),
-        "norm": norm,
-        "norm_placement": "pre",
-    }
+    block = layer_table(
+        attention(config, **biases(config.flag("attention_bias"), *QKVO)), glu(config, config.flag("mlp_bias")), norm
+    )
     cross_attention = {
         "num_attention_heads": heads,
         **biases(True, "q_bias", "k_bias", "v_bias"),

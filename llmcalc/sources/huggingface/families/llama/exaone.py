@@ -14,6 +14,7 @@ from ...parts import (
     decoder,
     glu,
     layer_pattern,
+    layer_table,
     listed_kinds,
     moe,
     qk_norm,
@@ -42,12 +43,7 @@ def _attention_kinds(config: Config) -> list[str]:
 def _exaone4(config: Config) -> Table:
     uncounted_prediction(config)
     norm = rmsnorm(config.number("rms_norm_eps"))
-    block = {
-        "attention": attention(config, **qk_norm(norm)),
-        "feed_forward": glu(config),
-        "norm": norm,
-        "norm_placement": "output",
-    }
+    block = layer_table(attention(config, **qk_norm(norm)), glu(config), norm, "output")
     return decoder(
         config, block, norm, stack=sliding_stack(config, _attention_kinds(config), full_fields={"position": "none"})
     )
@@ -101,12 +97,7 @@ def _exaone_moe(config: Config) -> Table:
             for attention_kind, network_kind in zip(attention_kinds, network_kinds, strict=True)
         ]
     )
-    block = {
-        "attention": attention(config, **qk_norm(norm)),
-        "feed_forward": experts,
-        "norm": norm,
-        "norm_placement": "pre",
-    }
+    block = layer_table(attention(config, **qk_norm(norm)), experts, norm)
     return decoder(config, block, norm, stack={"variants": variants, **pattern})
 
 

@@ -24,6 +24,7 @@ from ...parts import (
     biases,
     decoder,
     glu,
+    layer_table,
     listed_kinds,
     moe,
     rmsnorm,
@@ -43,7 +44,7 @@ def _decoder_with_attention(
     mixer = attention(config, **biases(config.flag("attention_bias"), *QKVO), **mixing)
     return decoder(
         config,
-        {"attention": mixer, "feed_forward": feed_forward, "norm": norm, "norm_placement": placement},
+        layer_table(mixer, feed_forward, norm, placement),
         norm,
         stack=stack,
     )

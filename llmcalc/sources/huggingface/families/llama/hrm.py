@@ -12,7 +12,7 @@ from .....components.base import MOST_LAYERS
 from .....components.stack import MOST_KINDS
 from ...config import Config
 from ...family import Family
-from ...parts import QKVO, Table, attention, biases, decoder, glu, rmsnorm
+from ...parts import QKVO, Table, attention, biases, decoder, glu, layer_table, rmsnorm
 
 
 def _hrm_text(config: Config) -> Table:
@@ -34,12 +34,7 @@ def _hrm_text(config: Config) -> Table:
         "shared_layers": [*low_names, *high_names],
         "second_stream": {},
     }
-    block = {
-        "attention": mixer,
-        "feed_forward": glu(config, config.flag("mlp_bias")),
-        "norm": norm,
-        "norm_placement": "pre",
-    }
+    block = layer_table(mixer, glu(config, config.flag("mlp_bias")), norm)
     return decoder(config, block, norm, stack=stack)
 
 

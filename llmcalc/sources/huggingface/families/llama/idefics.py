@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from ...config import Config
 from ...family import EVERY, Family, Quirks
-from ...parts import Table, attention, decoder, glu, layer_pattern, qk_norm, rmsnorm
+from ...parts import Table, attention, decoder, glu, layer_pattern, layer_table, qk_norm, rmsnorm
 from ...writes import Writes
 
 if TYPE_CHECKING:
@@ -26,12 +26,7 @@ def _idefics(config: Config) -> Table:
     config.divided("cross_layer_interval", depth, interval)
     vision = Config(config.table("vision_config") if config.has("vision_config") else {}, {}, "idefics_vision")
     width = vision.size("embed_dim") if vision.has("embed_dim") else IMAGE_WIDTH
-    block = {
-        "attention": attention(config),
-        "feed_forward": glu(config),
-        "norm": norm,
-        "norm_placement": "pre",
-    }
+    block = layer_table(attention(config), glu(config), norm)
     image: Table = {
         "type": "gated_cross_text",
         "attention": {"position": "none", **(qk_norm(norm) if config.flag("qk_layer_norms") else {})},

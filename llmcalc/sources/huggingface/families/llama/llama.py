@@ -19,6 +19,7 @@ from ...parts import (
     decoder,
     glu,
     layer_pattern,
+    layer_table,
     listed_kinds,
     qk_norm,
     rmsnorm,
@@ -36,12 +37,7 @@ def llama_like(
     by_layer: whether `layer_types` counts although the family has no default for it.
     """
     norm = rmsnorm(config.number("rms_norm_eps"))
-    block = {
-        "attention": mixer,
-        "feed_forward": network or glu(config, mlp_bias),
-        "norm": norm,
-        "norm_placement": "pre",
-    }
+    block = layer_table(mixer, network or glu(config, mlp_bias), norm)
     return decoder(config, block, norm, stack=sliding(config, by_layer))
 
 
@@ -92,12 +88,7 @@ def _qwen3(config: Config) -> Table:
 def _cwm(config: Config) -> Table:
     """Reads Code World Model: each fourth layer, starting with the lowest, has full attention."""
     depth, norm = config.size("num_hidden_layers"), rmsnorm(config.number("rms_norm_eps"))
-    block = {
-        "attention": attention(config),
-        "feed_forward": glu(config, config.flag("mlp_bias")),
-        "norm": norm,
-        "norm_placement": "pre",
-    }
+    block = layer_table(attention(config), glu(config, config.flag("mlp_bias")), norm)
     config.size("sliding_window")
     return decoder(
         config, block, norm, stack=sliding_stack(config, ["sliding" if i % 4 else "full" for i in range(depth)])

@@ -12,7 +12,20 @@ from typing import TYPE_CHECKING
 from .....components.mixers.attention import Attention
 from ...config import Config
 from ...family import Deviation, Family, every_expert
-from ...parts import QKVO, Table, attention, biases, combined_kinds, decoder, glu, listed_kinds, moe, qk_norm, rmsnorm
+from ...parts import (
+    QKVO,
+    Table,
+    attention,
+    biases,
+    combined_kinds,
+    decoder,
+    glu,
+    layer_table,
+    listed_kinds,
+    moe,
+    qk_norm,
+    rmsnorm,
+)
 
 if TYPE_CHECKING:
     from ....to_hf.config_values import ConfigValues
@@ -62,12 +75,7 @@ def _llama4_text(config: Config) -> Table:
         else {}
     )
     networks = ["moe" if i in expert_layers else "dense" for i in range(depth)]
-    block = {
-        "attention": mixer,
-        "feed_forward": glu(config, width=config.size("intermediate_size_mlp")),
-        "norm": norm,
-        "norm_placement": "pre",
-    }
+    block = layer_table(mixer, glu(config, width=config.size("intermediate_size_mlp")), norm)
     layer_kinds = [
         f"{attention_range}_{position_kind}" for attention_range, position_kind in zip(ranges, positions, strict=True)
     ]

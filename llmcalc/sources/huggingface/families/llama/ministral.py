@@ -7,12 +7,12 @@ from __future__ import annotations
 
 from ...config import Config
 from ...family import Family
-from ...parts import Table, attention, decoder, glu, rmsnorm, sliding_stack
+from ...parts import Table, attention, decoder, glu, layer_table, rmsnorm, sliding_stack
 
 
 def _ministral(config: Config) -> Table:
     norm = rmsnorm(config.number("rms_norm_eps"))
-    block = {"attention": attention(config), "feed_forward": glu(config), "norm": norm, "norm_placement": "pre"}
+    block = layer_table(attention(config), glu(config), norm)
     return decoder(config, block, norm, stack=sliding_stack(config, ["sliding"] * config.size("num_hidden_layers")))
 
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from ...config import Config
 from ...family import Family
-from ...parts import Table, attention, decoder, glu, layer_pattern, qk_norm, rmsnorm
+from ...parts import Table, attention, decoder, glu, layer_pattern, layer_table, qk_norm, rmsnorm
 
 IMAGE_TOKENS = 8
 """Rows of the embedding beyond the vocabulary, which the class adds."""
@@ -20,12 +20,7 @@ def _mllama_text_model(config: Config) -> Table:
     layers = config.get("cross_attention_layers")
     cross_layers = {3, 8, 13, 18, 23, 28, 33, 38} if layers is None else {*config.sizes("cross_attention_layers")}
     mixer = attention(config, head_dim=None)
-    layer: Table = {
-        "attention": mixer,
-        "feed_forward": glu(config),
-        "norm": norm,
-        "norm_placement": "pre",
-    }
+    layer: Table = layer_table(mixer, glu(config), norm)
     image: Table = {"type": "gated_cross", "attention": {"position": "none", **qk_norm(norm)}}
     names = ["image" if i in cross_layers else "block" for i in range(depth)]
     if "image" in names:

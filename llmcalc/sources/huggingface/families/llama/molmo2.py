@@ -9,19 +9,14 @@ from __future__ import annotations
 
 from ...config import Config
 from ...family import Family
-from ...parts import QKV, Table, attention, biases, decoder, glu, qk_norm, rmsnorm
+from ...parts import QKV, Table, attention, biases, decoder, glu, layer_table, qk_norm, rmsnorm
 
 
 def _molmo2_text(config: Config) -> Table:
     norm = rmsnorm(config.number("rms_norm_eps"))
     scope = config.choice({"qwen3": "head", "olmo": "projection"}, "qk_norm_type")
     mixer = attention(config, **biases(config.flag("attention_bias"), *QKV), **qk_norm(norm, scope))
-    block = {
-        "attention": mixer,
-        "feed_forward": glu(config),
-        "norm": norm,
-        "norm_placement": "output" if config.flag("norm_after") else "pre",
-    }
+    block = layer_table(mixer, glu(config), norm, "output" if config.flag("norm_after") else "pre")
     further_rows = config.count("additional_vocab_size") or None
     return decoder(config, block, norm, additional_vocab_size=further_rows)
 

@@ -17,6 +17,7 @@ from ...parts import (
     decoder,
     every_nth_full,
     glu,
+    layer_table,
     layernorm,
     moe,
     qk_norm,
@@ -29,9 +30,7 @@ from ...writes import UNPADDED
 def _olmo(config: Config) -> Table:
     norm = layernorm(1e-5, weight=False, float32_product=True)
     mixer = attention(config, **biases(config.flag("attention_bias"), *QKVO))
-    return decoder(
-        config, {"attention": mixer, "feed_forward": glu(config), "norm": norm, "norm_placement": "pre"}, norm
-    )
+    return decoder(config, layer_table(mixer, glu(config), norm), norm)
 
 
 def _normed(
@@ -42,7 +41,7 @@ def _normed(
     mixer = attention(config, **biases(config.flag("attention_bias"), *QKVO), **qk_norm(norm, "projection"))
     return decoder(
         config,
-        {"attention": mixer, "feed_forward": feed_forward, "norm": norm, "norm_placement": placement},
+        layer_table(mixer, feed_forward, norm, placement),
         norm,
         stack=stack,
     )

@@ -20,6 +20,7 @@ from ...parts import (
     decoder,
     glu,
     layer_pattern,
+    layer_table,
     listed_kinds,
     mlp,
     qk_norm,
@@ -32,7 +33,7 @@ def _pre_norm_decoder(config: Config, mixer: Table, feed_forward: Table, stack: 
     norm = rmsnorm(config.number("rms_norm_eps"))
     return decoder(
         config,
-        {"attention": mixer, "feed_forward": feed_forward, "norm": norm, "norm_placement": "pre"},
+        layer_table(mixer, feed_forward, norm),
         norm,
         stack=stack,
     )

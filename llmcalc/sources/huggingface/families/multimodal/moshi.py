@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from ...config import Config
 from ...family import EVERY, Family, Modules, Quirks
-from ...parts import ACTIVATIONS, Table, architecture, attention, decoder, float32_rmsnorm
+from ...parts import ACTIVATIONS, Table, architecture, attention, decoder, float32_rmsnorm, layer_table
 
 
 def _moshi(config: Config) -> Table:
@@ -38,16 +38,15 @@ def _sliding_decoder(config: Config) -> Table:
     if width % 2:
         raise config.wrong("ffn_dim", width, "an even number")
     window = config.maybe("sliding_window")
-    block = {
-        "attention": attention(config, sliding_window=window),
-        "feed_forward": {
+    block = layer_table(
+        attention(config, sliding_window=window),
+        {
             "intermediate_size": width // 2,
             "hidden_act": config.choice(ACTIVATIONS, "hidden_act"),
             "gated": True,
         },
-        "norm": norm,
-        "norm_placement": "pre",
-    }
+        norm,
+    )
     return decoder(config, block, norm)
 
 

@@ -24,6 +24,7 @@ from ...parts import (
     dense_or_moe,
     float32_rmsnorm,
     glu,
+    layer_table,
     listed_kinds,
     moe,
     offset_rmsnorm,
@@ -88,14 +89,7 @@ def _qwen_decoder(config: Config, expert_flags: list[bool]) -> Table:
             shared_expert_gate=True,
         )
     layer_tables = {
-        mixer + network: {
-            "attention": mixers[mixer],
-            "feed_forward": networks[network],
-            "norm": norm,
-            "norm_placement": "pre",
-        }
-        for mixer in mixers
-        for network in networks
+        mixer + network: layer_table(mixers[mixer], networks[network], norm) for mixer in mixers for network in networks
     }
     period = config.size("full_attention_interval")
     default = ["linear" if (i + 1) % period else "full" for i in range(depth)]

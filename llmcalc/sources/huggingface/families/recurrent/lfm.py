@@ -12,7 +12,20 @@ from .....components.mixers.attention import Attention
 from .....components.networks.router import LinearRouter
 from ...config import Config
 from ...family import Family, Modules
-from ...parts import QKVO, Table, attention, biases, decoder, listed_kinds, moe, qk_norm, rmsnorm, rope, stack_of_kinds
+from ...parts import (
+    QKVO,
+    Table,
+    attention,
+    biases,
+    decoder,
+    layer_table,
+    listed_kinds,
+    moe,
+    qk_norm,
+    rmsnorm,
+    rope,
+    stack_of_kinds,
+)
 from ...writes import UNPADDED
 
 if TYPE_CHECKING:
@@ -80,12 +93,7 @@ def _lfm2_moe(config: Config) -> Table:
     )
     networks = {"dense": _swiglu(config.size("intermediate_size")), "moe": experts}
     layer_tables = {
-        f"{mixer}_{network}": {
-            "attention": table,
-            "feed_forward": networks[network],
-            "norm": norm,
-            "norm_placement": "pre",
-        }
+        f"{mixer}_{network}": layer_table(table, networks[network], norm)
         for mixer, table in _mixer_tables(config, norm).items()
         for network in networks
     }

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 from ...absent import Absent
 from ...config import Config
 from ...family import Family, Modules
-from ...parts import ACTIVATIONS, Table, decoder, rmsnorm
+from ...parts import ACTIVATIONS, Table, decoder, layer_table, rmsnorm
 from ...writes import Value, Writes
 
 if TYPE_CHECKING:
@@ -26,7 +26,7 @@ def step_rank(config: Config, name: str) -> int:
 
 def _alone(config: Config, mixer: Table) -> Table:
     norm = rmsnorm(config.number("layer_norm_epsilon"))
-    return decoder(config, {"attention": mixer, "feed_forward": NONE, "norm": norm, "norm_placement": "pre"}, norm)
+    return decoder(config, layer_table(mixer, NONE, norm), norm)
 
 
 def _mamba(config: Config, **fields: Any) -> Table:

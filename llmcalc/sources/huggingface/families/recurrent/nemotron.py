@@ -19,6 +19,7 @@ from ...parts import (
     attention,
     biases,
     decoder,
+    layer_table,
     layernorm,
     mlp,
     moe,
@@ -53,7 +54,7 @@ def _nemotron(config: Config) -> Table:
     norm = layernorm(config.number("norm_eps"), unit_offset=True)
     mixer = attention(config, position=rope(config, 0.5), **biases(config.flag("attention_bias"), *QKVO))
     network = mlp(config.size("intermediate_size"), config.choice(ACTIVATIONS, "hidden_act"), config.flag("mlp_bias"))
-    return decoder(config, {"attention": mixer, "feed_forward": network, "norm": norm, "norm_placement": "pre"}, norm)
+    return decoder(config, layer_table(mixer, network, norm), norm)
 
 
 def layer_kinds(config: Config) -> list[str]:

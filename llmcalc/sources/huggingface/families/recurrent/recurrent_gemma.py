@@ -8,7 +8,19 @@ from __future__ import annotations
 from ...absent import present
 from ...config import Config
 from ...family import Family
-from ...parts import ACTIVATIONS, QKV, Table, attention, biases, decoder, glu, layer_pattern, offset_rmsnorm, rope
+from ...parts import (
+    ACTIVATIONS,
+    QKV,
+    Table,
+    attention,
+    biases,
+    decoder,
+    glu,
+    layer_pattern,
+    layer_table,
+    offset_rmsnorm,
+    rope,
+)
 from ...writes import PARTIAL_ROTARY
 
 
@@ -42,7 +54,7 @@ def _recurrent_gemma(config: Config) -> Table:
         width=config.divided("intermediate_size", config.size("intermediate_size") // 2 * 2, 2),
         act="hidden_activation",
     )
-    block: Table = {"attention": local_attention, "feed_forward": network, "norm": norm, "norm_placement": "pre"}
+    block: Table = layer_table(local_attention, network, norm)
     block_types = config.texts("block_types")
     if not block_types or set(block_types) - {"recurrent", "attention"}:
         raise config.wrong("block_types", config.get("block_types"), "a list of recurrent and attention")

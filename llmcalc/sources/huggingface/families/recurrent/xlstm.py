@@ -10,7 +10,7 @@ from math import floor
 from ...absent import present
 from ...config import Config
 from ...family import Family
-from ...parts import Table, biases, decoder, rmsnorm
+from ...parts import Table, biases, decoder, layer_table, rmsnorm
 from ...writes import Value
 
 
@@ -39,7 +39,7 @@ def _xlstm(config: Config) -> Table:
         "gated": True,
         **biases(has_bias, "gate_bias", "up_bias", "down_bias"),
     }
-    block: Table = {"attention": mixer, "feed_forward": network, "norm": norm, "norm_placement": "pre"}
+    block: Table = layer_table(mixer, network, norm)
     depth = {"num_hidden_layers": config.size("num_blocks")} if config.has("num_blocks") else {}
     return {**decoder(config, block, rmsnorm(eps), stack=depth), "tie_word_embeddings": False}
 

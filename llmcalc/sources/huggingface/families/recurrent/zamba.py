@@ -17,6 +17,7 @@ from ...parts import (
     decoder,
     glu,
     layer_pattern,
+    layer_table,
     listed_kinds,
     rmsnorm,
     rope,
@@ -54,7 +55,7 @@ def _hybrid_decoder(config: Config, mixer: Table, block: Table, names: list[str]
             config.get("layers_block_type"),
             f"{depth} times mamba or hybrid, as num_hidden_layers says",
         )
-    mixer_fields = {"attention": mixer, "feed_forward": NONE, "norm": norm, "norm_placement": "pre"}
+    mixer_fields = layer_table(mixer, NONE, norm)
     hybrids = [i for i, name in enumerate(names) if name == "hybrid"]
     block_of_layer = {layer: f"hybrid_{i % blocks + 1}" if blocks > 1 else "hybrid" for i, layer in enumerate(hybrids)}
     layer_tables: dict[str, Table] = {"mamba": {"type": "block", **mixer_fields}}

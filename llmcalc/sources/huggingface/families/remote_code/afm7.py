@@ -8,7 +8,7 @@ from __future__ import annotations
 from .....components.base import LARGEST
 from ...config import Config
 from ...family import Family
-from ...parts import Table, attention, decoder, qk_norm, rmsnorm, stack_of_layers
+from ...parts import Table, attention, decoder, layer_table, qk_norm, rmsnorm, stack_of_layers
 
 
 def _afm7(config: Config) -> Table:
@@ -24,7 +24,7 @@ def _afm7(config: Config) -> Table:
     )
     network = {"intermediate_size": int(hidden * factor), "hidden_act": "silu", "gated": True}
     norm = rmsnorm(config.number("rms_norm_eps"))
-    block = {"attention": mixer, "feed_forward": network, "norm": norm, "norm_placement": "pre"}
+    block = layer_table(mixer, network, norm)
     config.notes.append("quantization of keys and values: its two scales in each layer that caches are not counted")
     layers: list[tuple[str, Table]] = [
         ("own", {}) if layer < depth - reusing_layers else ("shared", {"attention": {"kv_shared": True}})

@@ -8,7 +8,7 @@ from __future__ import annotations
 from ...class_defaults import class_defaults, class_fields
 from ...config import Config
 from ...family import Family
-from ...parts import Table, attention, glu, listed_kinds, moe, offset_rmsnorm, qk_norm, rope
+from ...parts import Table, attention, glu, layer_table, listed_kinds, moe, offset_rmsnorm, qk_norm, rope
 from ..deepseek.deepseek import SIGMOID
 from ..recurrent.delta import FAMILIES as DELTA
 from ..recurrent.delta import LINEAR_OR_FULL
@@ -50,7 +50,7 @@ def _alice_ai(config: Config) -> Table:
     default = ["linear" if (i + 1) % period else "full" for i in range(depth)]
     changes: dict[str, Table] = {"linear": {}, "full": {"attention": {"type": "attention", **full_attention}}}
     kinds = listed_kinds(config, "layer_types", LINEAR_OR_FULL, default)
-    base: Table = {"norm": norm, "norm_placement": "pre", "attention": linear, "feed_forward": experts}
+    base: Table = layer_table(linear, experts, norm)
     layers = [(kind, changes[kind]) for kind in kinds]
     return block_residual_decoder(config, base, layers, config.size("block_attn_res_block_size"))
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from ...config import Config
 from ...family import Family
-from ...parts import QKV, QKVO, Table, architecture, biases, decoder, layernorm, mlp, rmsnorm, rope
+from ...parts import QKV, QKVO, Table, architecture, biases, decoder, layer_table, layernorm, mlp, rmsnorm, rope
 
 
 def _chatglm(config: Config) -> Table:
@@ -27,12 +27,7 @@ def _chatglm1(config: Config) -> Table:
         "position": {"type": "rope"},
         **biases(True, *QKVO),
     }
-    block = {
-        "attention": mixer,
-        "feed_forward": mlp(config.size("inner_hidden_size"), "gelu_tanh"),
-        "norm": norm,
-        "norm_placement": "post",
-    }
+    block = layer_table(mixer, mlp(config.size("inner_hidden_size"), "gelu_tanh"), norm, "post")
     return decoder(config, block, None, stack={"embedding_norm": norm})
 
 
@@ -60,9 +55,7 @@ def _chatglm2(config: Config) -> Table:
         **biases(bias, "gate_bias", "up_bias", "down_bias"),
     }
     final_norm = norm if config.flag("post_layer_norm") else None
-    return decoder(
-        config, {"attention": mixer, "feed_forward": network, "norm": norm, "norm_placement": "pre"}, final_norm
-    )
+    return decoder(config, layer_table(mixer, network, norm), final_norm)
 
 
 FAMILIES = {

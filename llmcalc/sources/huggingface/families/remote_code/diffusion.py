@@ -24,6 +24,7 @@ from ...parts import (
     combined_kinds,
     encoder,
     glu,
+    layer_table,
     moe,
     qk_norm,
     rmsnorm,
@@ -55,12 +56,7 @@ def _llada(config: Config) -> Table:
     if width > LARGEST:
         raise config.wrong("mlp_ratio", config.get("mlp_ratio"), f"a width of at most {LARGEST}")
     mixer = attention(config, **biases(qkv_bias, *QKV), **biases(bias, "o_bias"))
-    block = {
-        "attention": mixer,
-        "feed_forward": glu(config, bias, width),
-        "norm": norm,
-        "norm_placement": "pre",
-    }
+    block = layer_table(mixer, glu(config, bias, width), norm)
     is_tied = config.flag("tie_word_embeddings")
     rows = config.maybe("embedding_size") or config.size("vocab_size")
     config.fields_read.add("vocab_size")
@@ -91,7 +87,7 @@ def _llada_moe(config: Config) -> Table:
         {"type": "mlp", **glu(config, width=config.size("dense_intermediate_size"))} if "dense" in names else {}
     )
     config.fields_read.add("dense_intermediate_size")
-    block = {"attention": mixer, "feed_forward": experts, "norm": norm, "norm_placement": "pre"}
+    block = layer_table(mixer, experts, norm)
     stack = combined_kinds((names, {"moe": {}, "dense": {"feed_forward": dense_network} if dense_network else {}}))
     return encoder(config, block, {**stack, "final_norm": norm}, {})
 
@@ -102,7 +98,7 @@ def _dream(config: Config) -> Table:
     config.must("use_sliding_window", False)
     norm = rmsnorm(config.number("rms_norm_eps"))
     mixer = attention(config, **biases(True, *QKV))
-    block = {"attention": mixer, "feed_forward": glu(config), "norm": norm, "norm_placement": "pre"}
+    block = layer_table(mixer, glu(config), norm)
     return encoder(config, block, {"final_norm": norm}, {})
 
 

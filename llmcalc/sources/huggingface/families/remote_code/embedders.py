@@ -21,6 +21,7 @@ from ...parts import (
     combined_kinds,
     encoder,
     glu,
+    layer_table,
     layernorm,
     moe,
     pooler,
@@ -53,7 +54,7 @@ def _jina_bert(config: Config) -> Table:
         "gated": True,
         "down_bias": True,
     }
-    block = {"attention": mixer, "feed_forward": network, "norm": norm, "norm_placement": "post"}
+    block = layer_table(mixer, network, norm, "post")
     stack = {"embedding_norm": norm, **token_types(config.count("type_vocab_size"))}
     pools = config.head == "none" or scores_sequences(config)
     return encoder(config, block, stack, bert_head(config, bert_act(config)), {}, **pooler(pools))
@@ -68,7 +69,7 @@ def _neobert(config: Config) -> Table:
     width = -(-(2 * stated_width // 3) // 8) * 8
     config.must("hidden_act", "swiglu", "SwiGLU")
     network = {"intermediate_size": width, "hidden_act": "silu", "gated": True}
-    block = {"attention": attention(config), "feed_forward": network, "norm": norm, "norm_placement": "pre"}
+    block = layer_table(attention(config), network, norm)
     score = {"transform": {"hidden_act": "tanh", "norm": None}}
     return encoder(config, block, {"final_norm": norm}, {"bias": True}, score)
 
@@ -101,7 +102,7 @@ def _nomic_bert_moe(config: Config) -> Table:
         output_bias=True,
     )
     names = ["moe" if i % period == 1 else "dense" for i in range(depth)]
-    block = {"attention": mixer, "feed_forward": dense_network, "norm": norm, "norm_placement": "post"}
+    block = layer_table(mixer, dense_network, norm, "post")
     layers = combined_kinds((names, {"dense": {}, "moe": {"feed_forward": experts}}))
     stack = {**layers, "embedding_norm": norm, **token_types(config.count("type_vocab_size"))}
     return encoder(config, block, stack, bert_head(config, "gelu", norm), {})
@@ -118,7 +119,7 @@ def _bidir_mistral(config: Config) -> Table:
 
 def _without_mask(config: Config, mixer: Table, network: Table) -> Table:
     norm = rmsnorm(config.number("rms_norm_eps"))
-    block = {"attention": mixer, "feed_forward": network, "norm": norm, "norm_placement": "pre"}
+    block = layer_table(mixer, network, norm)
     return encoder(config, block, {"final_norm": norm}, {}, {"bias": False})
 
 

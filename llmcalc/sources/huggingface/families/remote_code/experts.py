@@ -21,6 +21,7 @@ from ...parts import (
     decoder,
     full_rope,
     glu,
+    layer_table,
     moe,
     qk_norm,
     rmsnorm,
@@ -108,7 +109,7 @@ def _bailing_linear(config: Config) -> Table:
     first_moe, experts = config.count("first_k_dense_replace"), ling_experts(config)
     networks = ["dense" if i < first_moe else "moe" for i in range(depth)]
     mixers = ["full" if (i + 1) % group == 0 or i >= depth // group * group else "linear" for i in range(depth)]
-    block = {"attention": linear, "feed_forward": experts, "norm": norm, "norm_placement": "pre"}
+    block = layer_table(linear, experts, norm)
     mixer_kinds: Table = {"linear": {}, "full": {"attention": full_attention}}
     network_kinds: Table = {"moe": {}, "dense": {"feed_forward": {"type": "mlp", **glu(config)}}}
     return decoder(config, block, norm, stack=combined_kinds((mixers, mixer_kinds), (networks, network_kinds)))
@@ -129,7 +130,7 @@ def _klear(config: Config) -> Table:
         shared_expert_mix=True,
         **SIGMOID,
     )
-    block = {"attention": mixer, "feed_forward": experts, "norm": norm, "norm_placement": "pre"}
+    block = layer_table(mixer, experts, norm)
     layer_tables: Table = {
         "moe": {},
         "dense": {"feed_forward": {"type": "mlp", **glu(config)}} if "dense" in names else {},
@@ -166,7 +167,7 @@ def _hunyuan(config: Config) -> Table:
         )
     layer_tables: Table = {"computed": {}, "shared": {"attention": {"kv_shared": True}}}
     names = ["shared" if i % period else "computed" for i in range(depth)]
-    block = {"attention": mixer, "feed_forward": network, "norm": norm, "norm_placement": "pre"}
+    block = layer_table(mixer, network, norm)
     return decoder(config, block, norm, stack=combined_kinds((names, layer_tables)))
 
 
@@ -187,7 +188,7 @@ def _grok(config: Config) -> Table:
         config.size("num_experts"), config.size("num_experts_per_tok"), {**glu(config), "hidden_act": "gelu_tanh"}
     )
     mixer = attention(config, attn_logit_softcapping=config.number("attn_logit_softcapping"))
-    block = {"attention": mixer, "feed_forward": experts, "norm": norm, "norm_placement": "sandwich"}
+    block = layer_table(mixer, experts, norm, "sandwich")
     return decoder(config, block, norm)
 
 
@@ -225,7 +226,7 @@ def _grok_2(config: Config) -> Table:
     )
     cap = config.number("attn_logit_softcapping")
     mixer = attention(config, **({"attn_logit_softcapping": cap} if cap else {}))
-    block = {"attention": mixer, "feed_forward": experts, "norm": norm, "norm_placement": "sandwich"}
+    block = layer_table(mixer, experts, norm, "sandwich")
     return decoder(config, block, norm)
 
 
@@ -275,7 +276,7 @@ def _smallthinker(config: Config) -> Table:
         fields |= {"sliding_window": window} if is_windowed and window else {}
         names.append(f"{'sliding' if is_windowed else 'full'}{'' if rotates else '_no_rope'}")
         layer_tables[names[-1]] = {"attention": fields} if fields else {}
-    block = {"attention": attention(config), "feed_forward": experts, "norm": norm, "norm_placement": "pre"}
+    block = layer_table(attention(config), experts, norm)
     return decoder(config, block, norm, stack=combined_kinds((names, layer_tables)))
 
 

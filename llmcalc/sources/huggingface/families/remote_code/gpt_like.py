@@ -22,6 +22,7 @@ from ...parts import (
     biases,
     decoder,
     glu,
+    layer_table,
     layernorm,
     learned_positions,
     moe,
@@ -91,9 +92,7 @@ def _phi(config: Config) -> Table:
 def _stablelm_epoch(config: Config) -> Table:
     norm = layernorm(config.number("norm_eps"))
     mixer = attention(config, position=rope(config, 0.25, "rope_pct"), **biases(config.flag("use_qkv_bias"), *QKV))
-    return decoder(
-        config, {"attention": mixer, "feed_forward": glu(config), "norm": norm, "norm_placement": "pre"}, norm
-    )
+    return decoder(config, layer_table(mixer, glu(config), norm), norm)
 
 
 def _refined_web(config: Config) -> Table:

@@ -11,7 +11,7 @@ from typing import NamedTuple
 from .....algebra import ceil_div
 from ...config import Config
 from ...family import Family
-from ...parts import Table, decoder, dense_or_moe, glu, moe, rmsnorm, stack_of_layers
+from ...parts import Table, decoder, dense_or_moe, glu, layer_table, moe, rmsnorm, stack_of_layers
 from ..deepseek.deepseek import SIGMOID, mla
 from ..recurrent.delta import KDA_MODULES, KIMI_LINEAR, KIMI_NAMES, ROUTING, kda, kimi_mixers, linear_attention_config
 
@@ -22,7 +22,7 @@ def _kimi_k3(config: Config) -> Table:
     depth, norm = config.size("num_hidden_layers"), rmsnorm(config.number("rms_norm_eps"))
     mixers = _attention_mixers(config, depth)
     experts, block_size = _latent_experts(config), config.maybe("attn_res_block_size")
-    base: Table = {"norm": norm, "norm_placement": "pre", "attention": mixers.linear, "feed_forward": experts}
+    base: Table = layer_table(mixers.linear, experts, norm)
     changes: dict[str, Table] = {
         "linear": {},
         "full": {"attention": mixers.full},

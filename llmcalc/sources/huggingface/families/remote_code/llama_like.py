@@ -12,7 +12,21 @@ from typing import Any
 from .....errors import shown
 from ...config import Config
 from ...family import Family
-from ...parts import QKVO, Table, attention, biases, decoder, glu, layernorm, mlp, moe, qk_norm, rmsnorm, rope
+from ...parts import (
+    QKVO,
+    Table,
+    attention,
+    biases,
+    decoder,
+    glu,
+    layer_table,
+    layernorm,
+    mlp,
+    moe,
+    qk_norm,
+    rmsnorm,
+    rope,
+)
 from ..deepseek.deepseek import LATENT, mla
 from ..llama.llama import llama_like
 
@@ -93,7 +107,7 @@ def _plm(config: Config) -> Table:
     norm = rmsnorm(config.number("rms_norm_eps"))
     network = mlp(config.size("intermediate_size"), "relu2", bias=config.flag("mlp_bias"))
     config.fields_read.update(("num_key_value_heads", "hidden_act"))
-    block = {"attention": mla(config), "feed_forward": network, "norm": norm, "norm_placement": "pre"}
+    block = layer_table(mla(config), network, norm)
     return decoder(config, block, norm)
 
 
@@ -101,19 +115,14 @@ def _lille(config: Config) -> Table:
     """Reads Lille 130M: the width of its network is 8/3 of the model's, rounded to 256."""
     norm = rmsnorm(config.number("layer_norm_eps"))
     width = max(1, round(8 * config.size("hidden_size") // 3 / 256)) * 256
-    block = {
-        "attention": attention(config),
-        "feed_forward": {"intermediate_size": width, "hidden_act": "silu", "gated": True},
-        "norm": norm,
-        "norm_placement": "pre",
-    }
+    block = layer_table(attention(config), {"intermediate_size": width, "hidden_act": "silu", "gated": True}, norm)
     return decoder(config, block, norm)
 
 
 def _orion(config: Config) -> Table:
     """Reads Orion: LayerNorm with a bias, whose eps is in `rms_norm_eps`."""
     norm = layernorm(config.number("rms_norm_eps"))
-    block = {"attention": attention(config), "feed_forward": glu(config), "norm": norm, "norm_placement": "pre"}
+    block = layer_table(attention(config), glu(config), norm)
     return decoder(config, block, norm)
 
 
@@ -127,12 +136,12 @@ def _telechat(config: Config) -> Table:
         "gated": True,
         "down_bias": True,
     }
-    return decoder(config, {"attention": mixer, "feed_forward": network, "norm": norm, "norm_placement": "pre"}, norm)
+    return decoder(config, layer_table(mixer, network, norm), norm)
 
 
 def _exaone(config: Config) -> Table:
     norm = rmsnorm(config.number("layer_norm_epsilon"))
-    block = {"attention": attention(config), "feed_forward": glu(config), "norm": norm, "norm_placement": "pre"}
+    block = layer_table(attention(config), glu(config), norm)
     return decoder(config, block, norm)
 
 
@@ -157,7 +166,7 @@ def _plamo(config: Config) -> Table:
     kv_heads = config.divided("n_shared_head", heads, config.size("n_shared_head"))
     config.fields_read.add("num_key_value_heads")
     mixer = attention(config, num_key_value_heads=kv_heads)
-    block = {"attention": mixer, "feed_forward": glu(config), "norm": norm, "norm_placement": "pre"}
+    block = layer_table(mixer, glu(config), norm)
     return decoder(config, {**block, "parallel": "shared"}, norm)
 
 

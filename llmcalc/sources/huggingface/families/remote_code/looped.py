@@ -14,7 +14,7 @@ from .....components.base import MOST_LAYERS
 from .....components.stack import MOST_KINDS
 from ...config import Config
 from ...family import Family
-from ...parts import QKVO, Table, attention, biases, decoder, glu, listed_kinds, rmsnorm, rope
+from ...parts import QKVO, Table, attention, biases, decoder, glu, layer_table, listed_kinds, rmsnorm, rope
 
 OTHER_STRUCTURES = (
     "enable_double_loop_split",
@@ -38,7 +38,7 @@ def _ouro(config: Config) -> Table:
         f"({config.size('hidden_size') + 1} parameters), are not counted"
     )
     norm = rmsnorm(config.number("rms_norm_eps"))
-    block = {"attention": attention(config), "feed_forward": glu(config), "norm": norm, "norm_placement": "sandwich"}
+    block = layer_table(attention(config), glu(config), norm, "sandwich")
     return decoder(config, block, norm, stack=stack)
 
 
@@ -57,7 +57,7 @@ def _nanbeige(config: Config) -> Table:
         config.notes.append("num_loops: the norm after each loop but the last is not counted; it adds no parameters")
     norm = rmsnorm(config.number("rms_norm_eps"))
     mixer = attention(config, **biases(config.flag("attention_bias"), *QKVO))
-    block = {"attention": mixer, "feed_forward": glu(config), "norm": norm, "norm_placement": "pre"}
+    block = layer_table(mixer, glu(config), norm)
     return decoder(config, block, norm, stack=_steps(config, loop_count))
 
 

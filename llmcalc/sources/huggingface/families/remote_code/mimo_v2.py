@@ -9,7 +9,19 @@ from __future__ import annotations
 
 from ...config import Config
 from ...family import Family
-from ...parts import QKV, Table, attention, biases, combined_kinds, decoder, glu, moe, rmsnorm, uncounted_prediction
+from ...parts import (
+    QKV,
+    Table,
+    attention,
+    biases,
+    combined_kinds,
+    decoder,
+    glu,
+    layer_table,
+    moe,
+    rmsnorm,
+    uncounted_prediction,
+)
 from ..deepseek.deepseek import ROUTING, SIGMOID
 
 SIZES = ("num_attention_heads", "num_key_value_heads", "head_dim", "v_head_dim")
@@ -38,7 +50,7 @@ def _mimo_v2(config: Config) -> Table:
         glu(config, width=config.size("moe_intermediate_size")),
         **SIGMOID,
     )
-    block = {"attention": mixer, "feed_forward": glu(config), "norm": norm, "norm_placement": "pre"}
+    block = layer_table(mixer, glu(config), norm)
     attention_kinds: Table = {
         "full": {},
         "sliding": {"attention": {**mixer, **sliding_sizes, **sinks, "sliding_window": window}},

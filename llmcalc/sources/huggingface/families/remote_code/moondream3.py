@@ -10,7 +10,7 @@ from typing import Any
 
 from ...config import Config
 from ...family import Family
-from ...parts import QKVO, Table, biases, combined_kinds, decoder, layernorm, moe
+from ...parts import QKVO, Table, biases, combined_kinds, decoder, layer_table, layernorm, moe
 
 TEXT = {
     "dim": 2048,
@@ -58,7 +58,7 @@ def _moondream3(config: Config) -> Table:
         "hidden_act": "gelu_tanh",
         **biases(True, "up_bias", "down_bias"),
     }
-    block = {"attention": mixer, "feed_forward": dense, "norm": norm, "norm_placement": "pre", "parallel": "shared"}
+    block = layer_table(mixer, dense, norm, parallel="shared")
     first_expert_layer = experts.count("start_layer")
     layer_tables: Table = {"dense": {}, "moe": {"feed_forward": routed}}
     names = ["dense" if layer < first_expert_layer else "moe" for layer in range(depth)]

@@ -11,7 +11,7 @@ from __future__ import annotations
 from .....components.base import LARGEST
 from ...config import Config, is_whole
 from ...family import Family
-from ...parts import Table, combined_kinds, decoder, glu, layernorm
+from ...parts import Table, combined_kinds, decoder, glu, layer_table, layernorm
 from ..recurrent.mamba import step_rank
 
 
@@ -52,7 +52,7 @@ def _phi4flash(config: Config) -> Table:
     half_depth = depth // 2
     names = [*["mamba", "sliding"] * (half_depth // 2), "memory", "full", *["gate", "shared"] * ((half_depth - 2) // 2)]
     network = glu(config, config.flag("mlp_bias"))
-    block = {"attention": mamba, "feed_forward": network, "norm": norm, "norm_placement": "pre"}
+    block = layer_table(mamba, network, norm)
     head = {"bias": True} if config.flag("lm_head_bias") else None
     kinds = {name: fields for name, fields in kinds.items() if name in names}
     return decoder(config, block, norm, head, combined_kinds((names, kinds)))

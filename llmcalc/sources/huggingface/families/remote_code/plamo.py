@@ -14,6 +14,7 @@ from ...parts import (
     combined_kinds,
     decoder,
     glu,
+    layer_table,
     listed_kinds,
     offset_rmsnorm,
     qk_norm,
@@ -46,7 +47,7 @@ def _plamo2(config: Config) -> Table:
         "chunk_size": config.size("mamba_chunk_size"),
         "norm": rmsnorm(eps),
     }
-    block = {"attention": sliding, "feed_forward": glu(config), "norm": norm, "norm_placement": "sandwich"}
+    block = layer_table(sliding, glu(config), norm, "sandwich")
     layer_tables: Table = {"sliding": {}, "full": {"attention": mixer}, "mamba": {"attention": mamba}}
     names = [
         "mamba"
@@ -87,7 +88,7 @@ def _plamo3(config: Config) -> Table:
         window = next(iter(window_sizes), window)
     names = listed_kinds(config, "layer_types", FULL_OR_SLIDING, default)
     mixer = attention(config, **qk_norm(norm))
-    block = {"attention": mixer, "feed_forward": glu(config), "norm": norm, "norm_placement": "sandwich"}
+    block = layer_table(mixer, glu(config), norm, "sandwich")
     sliding: Table = {} if window is None else {"attention": {"sliding_window": window}}
     return decoder(config, block, norm, stack=combined_kinds((names, {"full": {}, "sliding": sliding})))
 

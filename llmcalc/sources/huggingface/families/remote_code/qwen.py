@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from ...config import Config
 from ...family import Family
-from ...parts import QKV, Table, biases, decoder, rmsnorm, rope
+from ...parts import QKV, Table, biases, decoder, layer_table, rmsnorm, rope
 
 
 def _qwen(config: Config) -> Table:
@@ -31,7 +31,7 @@ def _qwen(config: Config) -> Table:
         "gated": True,
         **biases(bias, "gate_bias", "up_bias", "down_bias"),
     }
-    return decoder(config, {"attention": mixer, "feed_forward": network, "norm": norm, "norm_placement": "pre"}, norm)
+    return decoder(config, layer_table(mixer, network, norm), norm)
 
 
 FAMILIES = {

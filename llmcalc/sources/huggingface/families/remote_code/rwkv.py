@@ -8,7 +8,7 @@ from __future__ import annotations
 from .....components.base import LARGEST
 from ...config import Config
 from ...family import Family
-from ...parts import Table, decoder, layernorm
+from ...parts import Table, decoder, layer_table, layernorm
 
 LARGE = 4096
 """Hidden size at which RWKV-6's low ranks are twice as large."""
@@ -49,7 +49,7 @@ def _with_first_norm(
 ) -> Table:
     """Returns a model of RWKV's layers. first_layer_norm: fields of the first layer's mixing that differ."""
     norm = layernorm(eps)
-    block: Table = {"attention": mixing, "feed_forward": channels, "norm": norm, "norm_placement": "pre"}
+    block: Table = layer_table(mixing, channels, norm)
     changes: Table = {"input_norm": norm, **({"attention": {**mixing, **first_layer_norm}} if first_layer_norm else {})}
     stack = {"variants": {"first": changes}, "first_layers": ["first"], "pattern": ["block"]}
     return decoder(config, block, norm, stack=stack)

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from ...config import Config
 from ...family import Family
-from ...parts import QKVO, Table, attention, biases, decoder, glu, rmsnorm, rope, sliding_stack
+from ...parts import QKVO, Table, attention, biases, decoder, glu, layer_table, rmsnorm, rope, sliding_stack
 
 
 def _spark(config: Config) -> Table:
@@ -21,7 +21,7 @@ def _spark(config: Config) -> Table:
         **biases(config.flag("attention_bias"), *QKVO),
     )
     network = glu(config, config.flag("mlp_bias"))
-    block = {"attention": mixer, "feed_forward": network, "norm": norm, "norm_placement": "pre"}
+    block = layer_table(mixer, network, norm)
     if not config.has("layer_types"):
         raise config.wrong(
             "layer_types", config.data.get("layer_types"), f"a list with the kind of each of {depth} layers"

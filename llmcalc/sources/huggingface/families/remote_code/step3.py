@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from ...config import Config
 from ...family import Family
-from ...parts import Table, attention, combined_kinds, decoder, glu, moe, rmsnorm
+from ...parts import Table, attention, combined_kinds, decoder, glu, layer_table, moe, rmsnorm
 
 
 def _step3_text(config: Config) -> Table:
@@ -25,7 +25,7 @@ def _step3_text(config: Config) -> Table:
     expert_layers = _layers_with_experts(config, depth)
     names = ["moe" if i in expert_layers else "dense" for i in range(depth)]
     dense_network = {"type": "mlp", **glu(config)}
-    block = {"attention": mixer, "feed_forward": experts, "norm": norm, "norm_placement": "pre"}
+    block = layer_table(mixer, experts, norm)
     return decoder(
         config, block, norm, stack=combined_kinds((names, {"moe": {}, "dense": {"feed_forward": dense_network}}))
     )

@@ -10,7 +10,7 @@ from typing import Any
 
 from ...config import Config
 from ...family import Family, Modules
-from ...parts import ACTIVATIONS, QKVO, Table, biases, head_table, layernorm, learned_positions, mlp
+from ...parts import ACTIVATIONS, QKVO, Table, biases, head_table, layer_table, layernorm, learned_positions, mlp
 
 
 def _canary(config: Config) -> Table:
@@ -71,13 +71,12 @@ def _decoder(section: Config, position: Table) -> Table:
         **biases(section.flag("attention_bias"), *QKVO),
     }
     norm = layernorm()
-    block = {
-        "attention": mixer,
-        "cross_attention": mixer,
-        "feed_forward": mlp(section.size("intermediate_size"), section.choice(ACTIVATIONS, "hidden_act")),
-        "norm": norm,
-        "norm_placement": "pre",
-    }
+    block = layer_table(
+        mixer,
+        mlp(section.size("intermediate_size"), section.choice(ACTIVATIONS, "hidden_act")),
+        norm,
+        cross_attention=mixer,
+    )
     depth = section.size("num_hidden_layers")
     return {
         "num_hidden_layers": depth,

@@ -10,7 +10,7 @@ from typing import Any
 
 from ...config import Config, is_whole
 from ...family import Family
-from ...parts import ACTIVATIONS, QKV, QKVO, Table, biases, head_table, layernorm, mlp, rope
+from ...parts import ACTIVATIONS, QKV, QKVO, Table, biases, head_table, layer_table, layernorm, mlp, rope
 from .speech import MOONSHINE_MODULES
 
 ENCODER: dict[str, Any] = {
@@ -53,13 +53,9 @@ def _moonshine_streaming(config: Config) -> Table:
     }
     decoder = {
         "num_hidden_layers": config.size("num_hidden_layers"),
-        "block": {
-            "attention": {**mixer, "position": rope(config, rotary_fraction)},
-            "cross_attention": mixer,
-            "feed_forward": network,
-            "norm": norm,
-            "norm_placement": "pre",
-        },
+        "block": layer_table(
+            {**mixer, "position": rope(config, rotary_fraction)}, network, norm, cross_attention=mixer
+        ),
         "final_norm": norm,
     }
     return {
@@ -96,12 +92,9 @@ def _streaming_encoder(config: Config, decoder_width: int) -> Table:
     encoder: Table = {
         "num_hidden_layers": section.size("num_hidden_layers"),
         "stem": {"type": "frames", "frame_size": frame_size},
-        "block": {
-            "attention": mixer,
-            "feed_forward": mlp(section.size("intermediate_size"), section.choice(ACTIVATIONS, "hidden_act")),
-            "norm": norm,
-            "norm_placement": "pre",
-        },
+        "block": layer_table(
+            mixer, mlp(section.size("intermediate_size"), section.choice(ACTIVATIONS, "hidden_act")), norm
+        ),
         "final_norm": norm,
         "output_positions": {
             "type": "learned",

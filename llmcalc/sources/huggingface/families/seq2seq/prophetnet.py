@@ -11,7 +11,18 @@ from ...absent import present
 from ...config import Config, is_whole
 from ...dropout import BART_DROPOUT
 from ...family import EVERY, Family, Quirks
-from ...parts import ACTIVATIONS, IDLE_CROSS_ATTENTION, QKVO, Table, architecture, biases, head_table, layernorm, mlp
+from ...parts import (
+    ACTIVATIONS,
+    IDLE_CROSS_ATTENTION,
+    QKVO,
+    Table,
+    architecture,
+    biases,
+    head_table,
+    layer_table,
+    layernorm,
+    mlp,
+)
 from ...writes import Writes
 from .bart import SIDES_WRITES
 
@@ -50,12 +61,7 @@ def _post_norm_stack(config: Config, stack_name: str) -> Table:
     config.divided(f"num_{stack_name}_attention_heads", hidden, heads)
     attention: Table = {"num_attention_heads": heads, **biases(True, *QKVO)}
     act = config.choice(ACTIVATIONS, "activation_function")
-    block: Table = {
-        "attention": attention,
-        "feed_forward": mlp(config.size(f"{stack_name}_ffn_dim"), act),
-        "norm": layernorm(),
-        "norm_placement": "post",
-    }
+    block: Table = layer_table(attention, mlp(config.size(f"{stack_name}_ffn_dim"), act), layernorm(), "post")
     stack: Table = {
         "num_hidden_layers": config.size(f"num_{stack_name}_layers"),
         "block": block,

@@ -10,7 +10,7 @@ from ...absent import present
 from ...config import Config, is_whole
 from ...dropout import BART_DROPOUT
 from ...family import Family
-from ...parts import ACTIVATIONS, QKV, Table, biases, head_table, layernorm, mlp, rope
+from ...parts import ACTIVATIONS, QKV, Table, biases, head_table, layer_table, layernorm, mlp, rope
 from .bart import ALIASES, BART_MODULES, IGNORED, SIDES_WRITES, bart_like
 
 
@@ -42,24 +42,22 @@ def _moonshine(config: Config) -> Table:
     encoder = {
         "num_hidden_layers": config.size("encoder_num_hidden_layers"),
         "stem": {"type": "waveform"},
-        "block": {
-            "attention": {**mixers["encoder"], "position": rope(config, 0.9)},
-            "feed_forward": mlp(width, config.choice(ACTIVATIONS, "encoder_hidden_act")),
-            "norm": norm,
-            "norm_placement": "pre",
-        },
+        "block": layer_table(
+            {**mixers["encoder"], "position": rope(config, 0.9)},
+            mlp(width, config.choice(ACTIVATIONS, "encoder_hidden_act")),
+            norm,
+        ),
         "final_norm": norm,
     }
     network = {"intermediate_size": width, "hidden_act": config.choice(ACTIVATIONS, "hidden_act"), "gated": True}
     decoder = {
         "num_hidden_layers": config.size("num_hidden_layers"),
-        "block": {
-            "attention": {**mixers["decoder"], "position": rope(config, 0.9)},
-            "cross_attention": mixers["decoder"],
-            "feed_forward": {**network, **biases(True, "gate_bias", "up_bias", "down_bias")},
-            "norm": norm,
-            "norm_placement": "pre",
-        },
+        "block": layer_table(
+            {**mixers["decoder"], "position": rope(config, 0.9)},
+            {**network, **biases(True, "gate_bias", "up_bias", "down_bias")},
+            norm,
+            cross_attention=mixers["decoder"],
+        ),
         "final_norm": norm,
     }
     return {

@@ -14,7 +14,7 @@ from ...absent import present
 from ...config import Config
 from ...dropout import T5_DROPOUT
 from ...family import LOOKS_FOR_THE_END, Deviation, Family, Modules, Quirks, untied
-from ...parts import ACTIVATIONS, Table, architecture, head_table, labels, rmsnorm
+from ...parts import ACTIVATIONS, Table, architecture, head_table, labels, layer_table, rmsnorm
 from ...writes import Writes
 
 
@@ -85,12 +85,7 @@ def decoder_depth(config: Config) -> int:
 def t5_block(config: Config, feed_forward: Table | None = None) -> Table:
     """Returns a pre-norm RMSNorm layer without biases."""
     norm = rmsnorm(config.number("layer_norm_epsilon"), scales_x=True)
-    return {
-        "attention": _t5_attention(config),
-        "feed_forward": feed_forward or t5_feed_forward(config),
-        "norm": norm,
-        "norm_placement": "pre",
-    }
+    return layer_table(_t5_attention(config), feed_forward or t5_feed_forward(config), norm)
 
 
 def _t5_attention(config: Config) -> Table:

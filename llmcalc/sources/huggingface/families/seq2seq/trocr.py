@@ -17,6 +17,7 @@ from ...parts import (
     Table,
     biases,
     decoder,
+    layer_table,
     layernorm,
     learned_positions,
     mlp,
@@ -61,14 +62,13 @@ def _pix2struct_text_model(config: Config) -> Table:
         "relative_attention_num_buckets": config.size("relative_attention_num_buckets"),
         "relative_attention_max_distance": config.size("relative_attention_max_distance"),
     }
-    block = {
-        "attention": {"num_attention_heads": heads},
-        "cross_attention": {"num_attention_heads": heads},
-        "idle_cross_attention": True,
-        "feed_forward": network,
-        "norm": norm,
-        "norm_placement": "pre",
-    }
+    block = layer_table(
+        {"num_attention_heads": heads},
+        network,
+        norm,
+        cross_attention={"num_attention_heads": heads},
+        idle_cross_attention=True,
+    )
     config.notes.append(IDLE_CROSS_ATTENTION)
     return decoder(config, block, norm, stack={"relative_bias": bias})
 
