@@ -237,6 +237,11 @@ class Config:
             raise self.wrong(self._name_in_config(names), value, "a table of fields")
         return value
 
+    def section(self, name: str, defaults: Mapping[str, Any] | None = None) -> Config:
+        """Returns the table in a field as a config; a missing one is empty. defaults: those of its own fields."""
+        table = self.table(name) if self.has(name) else {}
+        return Config(table, defaults or {}, self.model_type, self.head, f"{self.where}{name}.")
+
     def choice(self, options: Mapping[str, Any], *names: str) -> Any:
         """Returns the entry of `options` that a field's text names."""
         value = self.get(*names)

@@ -283,14 +283,16 @@ def family_files() -> list[str]:
 def families_in(file: str) -> Mapping[str, Family]:
     """Returns the records of a file in `families` by model type."""
     records: Mapping[str, Family] = import_module(f".families.{file}", __package__).FAMILIES
-    return {
-        model_type: replace(
-            family,
-            defaults={**class_defaults(model_type), **family.defaults},
-            ignored=family.ignored | class_fields(model_type),
-        )
-        for model_type, family in records.items()
-    }
+    return {model_type: _with_class_fields(family, family.like or model_type) for model_type, family in records.items()}
+
+
+def _with_class_fields(family: Family, model_type: str) -> Family:
+    """Returns a record with the defaults and the fields of a model type's configuration class."""
+    return replace(
+        family,
+        defaults={**class_defaults(model_type), **family.defaults},
+        ignored=family.ignored | class_fields(model_type),
+    )
 
 
 def usual_name(model_type: str) -> str:

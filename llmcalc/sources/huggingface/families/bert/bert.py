@@ -386,13 +386,7 @@ ROBERTA = Family(
 )
 
 FAMILIES = {
-    "bert": Family(
-        bert,
-        ignored=OLD,
-        deviations=(SECOND_BIAS,),
-        modules=BERT_MODULES,
-        dropout=BERT_DROPOUT,
-    ),
+    "bert": Family(bert, ignored=OLD, deviations=(SECOND_BIAS,), modules=BERT_MODULES, dropout=BERT_DROPOUT),
     "ernie": Family(
         bert,
         ignored=OF_ERNIE,

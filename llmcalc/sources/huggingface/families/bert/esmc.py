@@ -24,8 +24,5 @@ def _esmc(config: Config) -> Table:
 
 
 FAMILIES = {
-    "esmc": Family(
-        _esmc,
-        modules={"lm_head.norm": "layer_norm", "classifier.dense": "dense"},
-    ),
+    "esmc": Family(_esmc, modules={"lm_head.norm": "layer_norm", "classifier.dense": "dense"}),
 }

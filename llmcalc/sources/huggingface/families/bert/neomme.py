@@ -126,9 +126,5 @@ MODULES: Modules = {
 }
 
 FAMILIES = {
-    "neomme": Family(
-        _neomme,
-        uncounted_modules="model.patch_embeddings + patch_embeddings",
-        modules=MODULES,
-    ),
+    "neomme": Family(_neomme, uncounted_modules="model.patch_embeddings + patch_embeddings", modules=MODULES),
 }

@@ -145,11 +145,7 @@ def _youtu(config: Config) -> Table:
 
 def _dense(config: Config, attention: Table, mlp_bias: bool = False) -> Table:
     norm = rmsnorm(config.number("rms_norm_eps"))
-    return decoder(
-        config,
-        layer_table(attention, glu(config, mlp_bias), norm),
-        norm,
-    )
+    return decoder(config, layer_table(attention, glu(config, mlp_bias), norm), norm)
 
 
 LATENT: dict[str, Any] = {
@@ -159,29 +155,6 @@ LATENT: dict[str, Any] = {
     "qk_rope_head_dim": 64,
     "v_head_dim": 128,
 }
-COMMON: dict[str, Any] = {
-    **LATENT,
-    "hidden_act": "silu",
-    "rms_norm_eps": 1e-6,
-    "attention_bias": False,
-    "tie_word_embeddings": False,
-}
-MOE: dict[str, Any] = {**COMMON, "moe_layer_freq": 1, "n_shared_experts": 1}
-
-DEEPSEEK_V3: dict[str, Any] = {
-    **MOE,
-    "vocab_size": 129280,
-    "hidden_size": 7168,
-    "num_hidden_layers": 61,
-    "num_attention_heads": 128,
-    "intermediate_size": 18432,
-    "moe_intermediate_size": 2048,
-    "n_routed_experts": 256,
-    "num_experts_per_tok": 8,
-    "first_k_dense_replace": 3,
-    "max_position_embeddings": 4096,
-}
-
 ROUTING = frozenset(
     """
     aux_loss_alpha ep_size head_dim intermediate_size moe_layer_freq n_group norm_topk_prob num_key_value_heads
@@ -199,14 +172,9 @@ UNGROUPED_LATENT_WRITES: Writes = {**LATENT_WRITES, **UNGROUPED_WRITES}
 
 
 FAMILIES = {
-    "deepseek_v2": Family(
-        _deepseek_v2,
-        {"moe_layer_freq": 1},
-        ROUTING,
-        writes=UNGROUPED_LATENT_WRITES,
-    ),
+    "deepseek_v2": Family(_deepseek_v2, {"moe_layer_freq": 1}, ROUTING, writes=UNGROUPED_LATENT_WRITES),
     "deepseek_v3": Family(_deepseek_v3, {"moe_layer_freq": 1}, ROUTING, writes=UNGROUPED_LATENT_WRITES),
-    "kimi_k2": Family(_deepseek_v3, DEEPSEEK_V3, ROUTING, like="deepseek_v3"),
+    "kimi_k2": Family(_deepseek_v3, {"moe_layer_freq": 1}, ROUTING, like="deepseek_v3"),
     "kimi_k25": Family(None, text="deepseek_v3", tower_file="qwen"),
     "mistral4": Family(
         _mistral4,
@@ -227,15 +195,6 @@ FAMILIES = {
         writes=UNGROUPED_LATENT_WRITES,
         modules={"mlp": "mlp - mlp.post_mlp_layernorm | mlp", "mlp_post_norm": "mlp.post_mlp_layernorm"},
     ),
-    "minicpm3": Family(
-        _minicpm3,
-        ignored=ROUTING,
-        writes=LATENT_WRITES,
-    ),
-    "youtu": Family(
-        _youtu,
-        {"mlp_bias": False},
-        ROUTING,
-        writes=LATENT_WRITES,
-    ),
+    "minicpm3": Family(_minicpm3, ignored=ROUTING, writes=LATENT_WRITES),
+    "youtu": Family(_youtu, {"mlp_bias": False}, ROUTING, writes=LATENT_WRITES),
 }

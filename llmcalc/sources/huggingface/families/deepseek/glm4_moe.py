@@ -85,12 +85,7 @@ FAMILIES = {
         ROUTING,
         writes={**UNGROUPED_WRITES, **PARTIAL_ROTARY},
     ),
-    "dots1": Family(
-        _dots1,
-        {"moe_layer_freq": 1},
-        ROUTING | {"use_sliding_window"},
-        writes=UNGROUPED_WRITES,
-    ),
+    "dots1": Family(_dots1, {"moe_layer_freq": 1}, ROUTING | {"use_sliding_window"}, writes=UNGROUPED_WRITES),
     "minimax_m2": Family(
         _minimax_m2,
         {

@@ -182,10 +182,5 @@ FAMILIES = {
             "indexer.position_bias": "index_kpool_compress_ape",
         },
     ),
-    "glm5_next": Family(
-        None,
-        text="glm5_next_text",
-        tower_file="glm",
-        quirks=Quirks(reads_values=EVERY),
-    ),
+    "glm5_next": Family(None, text="glm5_next_text", tower_file="glm", quirks=Quirks(reads_values=EVERY)),
 }

@@ -67,13 +67,6 @@ def _flint(config: Config) -> Table:
 
 
 FAMILIES = {
-    "kolibri1": Family(
-        _kolibri1,
-        aliases={"num_experts": "num_local_experts"},
-        modules=GLM4_MODULES,
-    ),
-    "flint": Family(
-        _flint,
-        {"mlp_only_layers": [0, 1]},
-    ),
+    "kolibri1": Family(_kolibri1, aliases={"num_experts": "num_local_experts"}, modules=GLM4_MODULES),
+    "flint": Family(_flint, {"mlp_only_layers": [0, 1]}),
 }

@@ -40,11 +40,7 @@ def _solar_open(config: Config) -> Table:
     config.size("n_shared_experts")
     norm = rmsnorm(config.number("rms_norm_eps"))
     mixer = attention(config, **biases(config.flag("attention_bias"), *QKV))
-    return decoder(
-        config,
-        layer_table(mixer, routed(config, **SIGMOID), norm),
-        norm,
-    )
+    return decoder(config, layer_table(mixer, routed(config, **SIGMOID), norm), norm)
 
 
 def _mellum(config: Config) -> Table:
@@ -85,11 +81,7 @@ def _mellum(config: Config) -> Table:
 
 
 FAMILIES = {
-    "solar_open": Family(
-        _solar_open,
-        ignored=ROUTING,
-        writes=UNGROUPED_WRITES,
-    ),
+    "solar_open": Family(_solar_open, ignored=ROUTING, writes=UNGROUPED_WRITES),
     "mellum": Family(
         _mellum,
         ignored=frozenset({"max_window_layers", "use_sliding_window"}),

@@ -11,7 +11,7 @@ from ...parts import ACTIVATIONS, Table, decoder, layer_table, layernorm, moe, r
 
 
 def _dbrx(config: Config) -> Table:
-    attn, ffn = _nested_config(config, "attn_config", {"kv_n_heads": 1}), _nested_config(config, "ffn_config", FFN)
+    attn, ffn = config.section("attn_config", {"kv_n_heads": 1}), config.section("ffn_config", FFN)
     heads, norm = config.size("num_attention_heads"), layernorm(bias=False)
     act = ffn.table("ffn_act_fn").get("name", "silu")
     if act not in ACTIVATIONS:
@@ -21,17 +21,6 @@ def _dbrx(config: Config) -> Table:
     expert = {"intermediate_size": ffn.size("ffn_hidden_size"), "hidden_act": ACTIVATIONS[act], "gated": True}
     block = layer_table(mixer, moe(ffn.size("moe_num_experts"), ffn.size("moe_top_k"), expert, expert_loop=True), norm)
     return decoder(config, block, norm)
-
-
-def _nested_config(config: Config, name: str, defaults: Table) -> Config:
-    """Reads a nested table as a config; null is an empty table."""
-    return Config(
-        {} if config.get(name) is None else config.table(name),
-        defaults,
-        config.model_type,
-        config.head,
-        f"{config.where}{name}.",
-    )
 
 
 FFN: Table = {"ffn_hidden_size": 3584, "moe_num_experts": 4, "moe_top_k": 1, "ffn_act_fn": {"name": "silu"}}

@@ -26,7 +26,6 @@ from ...parts import (
     rmsnorm,
 )
 from ..deepseek.deepseek import ROUTING, SIGMOID
-from ..llama.llama import COMMON
 
 
 def _mimo(config: Config) -> Table:
@@ -98,16 +97,7 @@ SLIDING = ("num_attention_heads", "num_key_value_heads", "head_dim", "v_head_dim
 FAMILIES = {
     "mimo": Family(
         _mimo,
-        {
-            **COMMON,
-            "vocab_size": 151936,
-            "intermediate_size": 22016,
-            "num_key_value_heads": 32,
-            "head_dim": None,
-            "max_position_embeddings": 32768,
-            "attention_bias": True,
-            "use_sliding_window": False,
-        },
+        {"head_dim": None, "attention_bias": True},
         frozenset({"sliding_window", "max_window_layers"}),
         like="qwen2",
     ),

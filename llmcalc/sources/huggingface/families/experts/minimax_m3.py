@@ -58,8 +58,7 @@ def _minimax_m3(config: Config) -> Table:
     for name, value in FIXED.items():
         config.must(name, None, value)
     depth, norm = config.size("num_hidden_layers"), offset_rmsnorm(config.number("rms_norm_eps"))
-    table = config.table("sparse_attention_config") if config.has("sparse_attention_config") else {}
-    older_config = Config(table, {}, config.model_type, config.head, f"{config.where}sparse_attention_config.")
+    older_config = config.section("sparse_attention_config")
     indexer = {
         field: older_config.size(name) if older_config.has(name) else config.size(field)
         for field, name in OLDER.items()

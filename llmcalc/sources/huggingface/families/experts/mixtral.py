@@ -126,24 +126,8 @@ OF_ABSENT_LAYERS = {"intermediate_size", "moe_intermediate_size", "num_experts_p
 """Fields that are not read if no layer is dense or no layer has experts."""
 
 FAMILIES = {
-    "mixtral": Family(
-        _mixtral,
-        earlier={"mlp": "block_sparse_moe"},
-    ),
-    "qwen2_moe": Family(
-        _qwen2_moe,
-        {"head_dim": None},
-        NO_COUNT | OF_ABSENT_LAYERS,
-    ),
-    "qwen3_moe": Family(
-        qwen3_moe,
-        {"head_dim": None},
-        NO_COUNT | OF_ABSENT_LAYERS | {"max_window_layers"},
-    ),
-    "phimoe": Family(
-        _phimoe,
-        {"head_dim": None},
-        NO_COUNT,
-        earlier={"mlp": "block_sparse_moe"},
-    ),
+    "mixtral": Family(_mixtral, earlier={"mlp": "block_sparse_moe"}),
+    "qwen2_moe": Family(_qwen2_moe, {"head_dim": None}, NO_COUNT | OF_ABSENT_LAYERS),
+    "qwen3_moe": Family(qwen3_moe, {"head_dim": None}, NO_COUNT | OF_ABSENT_LAYERS | {"max_window_layers"}),
+    "phimoe": Family(_phimoe, {"head_dim": None}, NO_COUNT, earlier={"mlp": "block_sparse_moe"}),
 }

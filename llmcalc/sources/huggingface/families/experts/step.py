@@ -85,12 +85,7 @@ def _sliding_heads(config: Config) -> int:
     usual_heads = config.size("num_attention_heads")
     if not config.has("attention_other_setting"):
         return usual_heads
-    setting = Config(
-        config.table("attention_other_setting"),
-        {"num_attention_heads": usual_heads},
-        config.model_type,
-        where=f"{config.where}attention_other_setting.",
-    )
+    setting = config.section("attention_other_setting", {"num_attention_heads": usual_heads})
     heads = setting.size("num_attention_heads")
     for name, value in (
         ("num_attention_groups", config.size("num_key_value_heads")),
@@ -112,11 +107,7 @@ NO_COUNT = frozenset(
 
 
 FAMILIES = {
-    "step3p7": Family(
-        None,
-        text="step3p5",
-        uncounted_encoders={"vision_config": "step3p5_vision"},
-    ),
+    "step3p7": Family(None, text="step3p5", uncounted_encoders={"vision_config": "step3p5_vision"}),
     "step3p5": Family(
         _step3p5,
         {"moe_layers_enum": None},

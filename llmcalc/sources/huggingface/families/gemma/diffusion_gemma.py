@@ -109,10 +109,5 @@ FAMILIES = {
             "self_conditioning.mlp": "",
         },
     ),
-    "diffusion_gemma": Family(
-        None,
-        text="diffusion_gemma_text",
-        modules=TOWER_MODULES,
-        tower_file="gemma",
-    ),
+    "diffusion_gemma": Family(None, text="diffusion_gemma_text", modules=TOWER_MODULES, tower_file="gemma"),
 }

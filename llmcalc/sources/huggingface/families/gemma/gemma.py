@@ -101,38 +101,13 @@ def _gemma3(config: Config) -> Table:
     )
 
 
-COMMON: dict[str, Any] = {
-    "vocab_size": 256000,
-    "hidden_size": 2304,
-    "intermediate_size": 9216,
-    "num_hidden_layers": 26,
-    "num_attention_heads": 8,
-    "num_key_value_heads": 4,
-    "head_dim": 256,
-    "hidden_activation": "gelu_pytorch_tanh",
-    "max_position_embeddings": 8192,
-    "rms_norm_eps": 1e-6,
-    "tie_word_embeddings": True,
-    "attention_bias": False,
-    "sliding_window": 4096,
-    "layer_types": None,
-    "use_bidirectional_attention": None,
-}
-
-VAULT = {name: value for name, value in COMMON.items() if name != "use_bidirectional_attention"}
-"""Defaults of VaultGemma, whose class is always causal."""
-VAULT["attn_logit_softcapping"] = 50.0
-
 IGNORED = frozenset({"cache_implementation", "rope_local_base_freq", "sliding_window_size", "num_image_tokens"})
 
 LOCAL_THETA_WRITES: Writes = {"rope_local_base_freq": lambda s: s.sliding.position.rope_theta}
 
 
 FAMILIES = {
-    "gemma": Family(
-        _gemma,
-        ignored=frozenset({"hidden_activation", "num_image_tokens"}),
-    ),
+    "gemma": Family(_gemma, ignored=frozenset({"hidden_activation", "num_image_tokens"})),
     "gemma2": Family(_gemma2, ignored=IGNORED | {"hidden_act"}),
     "vaultgemma": Family(_vaultgemma, ignored=IGNORED | {"hidden_act"}),
     "gemma3_text": Family(

@@ -28,7 +28,7 @@ from ...parts import (
     rope,
     sliding_stack,
 )
-from .gemma import COMMON, local_theta, score_cap
+from .gemma import local_theta, score_cap
 
 if TYPE_CHECKING:
     from ....to_hf.config_values import ConfigValues
@@ -36,9 +36,7 @@ if TYPE_CHECKING:
 
 def _config_and_stack(config: Config, name: str, has_cross_attention: bool = False) -> tuple[Config, Table]:
     """Returns the config and the stack of the encoder or the decoder; a missing section has the class's defaults."""
-    section = config.get(name)
-    section = {} if section is None else dict(config.table(name))
-    side_config = Config(section, MODULE, config.model_type, config.head, f"{config.where}{name}.")
+    side_config = config.section(name, SIDE)
     norm = offset_rmsnorm(side_config.number("rms_norm_eps"))
     mixer = attention(side_config, **score_cap(side_config), **biases(side_config.flag("attention_bias"), *QKVO))
     block: Table = layer_table(mixer, glu(side_config, act="hidden_activation"), norm, "sandwich")
@@ -87,10 +85,10 @@ def _t5gemma(config: Config) -> Table:
 
 def _t5gemma2(config: Config) -> Table:
     config.must("is_encoder_decoder", True)
-    encoder_wrapper = _nested_config(config, "encoder", {"text_config": None})
+    encoder_wrapper = config.section("encoder", {"text_config": None})
     encoder_config, decoder_config = (
-        _nested_config(encoder_wrapper, "text_config", TEXT),
-        _nested_config(config, "decoder", TEXT),
+        encoder_wrapper.section("text_config", TEXT),
+        config.section("decoder", TEXT),
     )
     for name in ("hidden_size", "vocab_size"):
         if encoder_config.size(name) != decoder_config.size(name):
@@ -124,12 +122,6 @@ def _t5gemma2(config: Config) -> Table:
     if not is_tied:
         encoder["vocab_size"] = encoder_config.size("vocab_size")
     return {**table, "towers": towers} if towers else table
-
-
-def _nested_config(config: Config, name: str, defaults: dict[str, Any]) -> Config:
-    """Returns a nested config; a missing one has the class's defaults."""
-    section = {} if config.get(name) is None else dict(config.table(name))
-    return Config(section, defaults, config.model_type, config.head, f"{config.where}{name}.")
 
 
 def _gemma3_side(config: Config, has_merged_attention: bool = False) -> Table:
@@ -171,14 +163,23 @@ def _token_classifier(config: Config) -> Table:
     return head_table(config, None, {"over": "token"})
 
 
-MODULE: dict[str, Any] = {
-    **{
-        name: value
-        for name, value in COMMON.items()
-        if name not in ("tie_word_embeddings", "use_bidirectional_attention")
-    },
+SIDE: dict[str, Any] = {
+    "vocab_size": 256000,
+    "hidden_size": 2304,
+    "intermediate_size": 9216,
+    "num_hidden_layers": 26,
+    "num_attention_heads": 8,
+    "num_key_value_heads": 4,
+    "head_dim": 256,
+    "hidden_activation": "gelu_pytorch_tanh",
+    "max_position_embeddings": 8192,
+    "rms_norm_eps": 1e-6,
+    "attention_bias": False,
+    "sliding_window": 4096,
+    "layer_types": None,
     "attn_logit_softcapping": 50.0,
 }
+"""Defaults of the encoder and of the decoder of T5Gemma."""
 
 IGNORED = frozenset(
     {
@@ -193,7 +194,7 @@ IGNORED = frozenset(
 )
 
 TEXT: dict[str, Any] = {
-    **MODULE,
+    **SIDE,
     "vocab_size": 262208,
     "max_position_embeddings": 131072,
     "attn_logit_softcapping": None,

@@ -34,11 +34,7 @@ def _head_dim(config: Config) -> int:
 
 def _dense(config: Config, mixer: Table) -> Table:
     norm = rmsnorm(config.number("rms_norm_eps"))
-    return decoder(
-        config,
-        layer_table(mixer, fused_glu(config), norm, "sandwich"),
-        norm,
-    )
+    return decoder(config, layer_table(mixer, fused_glu(config), norm, "sandwich"), norm)
 
 
 def _glm4v_text(config: Config) -> Table:
@@ -66,12 +62,7 @@ FAMILIES = {
         {"tie_word_embeddings": False, "head_dim": None, "attention_bias": None},
         modules={**HALVES_MODULES, **GLM4_MODULES},
     ),
-    "glm_ocr": Family(
-        None,
-        text="glm_ocr_text",
-        ties="either",
-        tower_file="glm",
-    ),
+    "glm_ocr": Family(None, text="glm_ocr_text", ties="either", tower_file="glm"),
     "glm_ocr_text": Family(
         _glm_ocr_text,
         {"tie_word_embeddings": False, "head_dim": None},

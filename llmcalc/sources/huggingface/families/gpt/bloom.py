@@ -75,13 +75,7 @@ def _mpt(config: Config) -> Table:
     norm = layernorm(config.number("layer_norm_epsilon"), bias=False)
     config.must("expansion_ratio", 4)
     config.must("no_bias", True)
-    attention_table = config.get("attn_config")
-    attention_config = Config(
-        {} if attention_table is None else config.table("attn_config"),
-        ATTENTION,
-        "mpt",
-        where=f"{config.where}attn_config.",
-    )
+    attention_config = config.section("attn_config", ATTENTION)
     attention_config.must("attn_type", "multihead_attention")
     attention_config.must("alibi", True)
     attention_config.must("qk_ln", False)

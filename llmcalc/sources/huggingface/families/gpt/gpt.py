@@ -268,20 +268,8 @@ FAMILIES = {
         },
         dropout=GPT2_DROPOUT,
     ),
-    "gpt2": Family(
-        _gpt2,
-        ignored=NO_COUNT,
-        aliases=ALIASES,
-        modules=GPT2_MODULES,
-        dropout=GPT2_DROPOUT,
-    ),
-    "gpt-sw3": Family(
-        _gpt2,
-        ignored=NO_COUNT,
-        aliases=ALIASES,
-        modules=GPT2_MODULES,
-        dropout=GPT2_DROPOUT,
-    ),
+    "gpt2": Family(_gpt2, ignored=NO_COUNT, aliases=ALIASES, modules=GPT2_MODULES, dropout=GPT2_DROPOUT),
+    "gpt-sw3": Family(_gpt2, ignored=NO_COUNT, aliases=ALIASES, modules=GPT2_MODULES, dropout=GPT2_DROPOUT),
     "gpt_bigcode": Family(
         _gpt_bigcode,
         {"summary_use_proj": True, "summary_proj_to_labels": True},

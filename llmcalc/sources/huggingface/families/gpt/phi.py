@@ -30,11 +30,7 @@ def _persimmon(config: Config) -> Table:
     norm = layernorm(config.number("layer_norm_eps"))
     normed = qk_norm(norm) if config.flag("qk_layernorm") else {}
     mixer = full_width_heads(config, position=rope(config, 0.5), **biases(True, *QKVO), **normed)
-    return decoder(
-        config,
-        layer_table(mixer, plain_ffn(config, "intermediate_size", "hidden_act"), norm),
-        norm,
-    )
+    return decoder(config, layer_table(mixer, plain_ffn(config, "intermediate_size", "hidden_act"), norm), norm)
 
 
 def _stablelm(config: Config) -> Table:
@@ -145,8 +141,5 @@ FAMILIES = {
             "feed_forward": "residual_dropout",
         },
     ),
-    "jais2": Family(
-        _jais2,
-        ignored=frozenset({"rope_interleaved"}),
-    ),
+    "jais2": Family(_jais2, ignored=frozenset({"rope_interleaved"})),
 }

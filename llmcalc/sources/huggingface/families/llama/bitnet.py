@@ -16,11 +16,7 @@ def _bitnet(config: Config) -> Table:
     """Reads BitNet: a norm before the output projection of each sublayer."""
     norm = rmsnorm(config.number("rms_norm_eps"))
     mixer = attention(config, sub_norm=norm, **biases(config.flag("attention_bias"), *QKVO))
-    return decoder(
-        config,
-        layer_table(mixer, {**glu(config), "sub_norm": norm}, norm),
-        norm,
-    )
+    return decoder(config, layer_table(mixer, {**glu(config), "sub_norm": norm}, norm), norm)
 
 
 def _nanochat(config: Config) -> Table:
@@ -32,10 +28,7 @@ def _nanochat(config: Config) -> Table:
 
 
 FAMILIES = {
-    "bitnet": Family(
-        _bitnet,
-        modules={"mlp.sub_norm": "ffn_sub_norm", "self_attn.sub_norm": "attn_sub_norm"},
-    ),
+    "bitnet": Family(_bitnet, modules={"mlp.sub_norm": "ffn_sub_norm", "self_attn.sub_norm": "attn_sub_norm"}),
     "nanochat": Family(
         _nanochat,
         ignored=frozenset({"logits_soft_cap", "qkv_bias"}),

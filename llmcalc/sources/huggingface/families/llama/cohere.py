@@ -165,10 +165,7 @@ FAMILIES = {
     "aya_vision": Family(None, text="cohere2", tower_file="siglip"),
     "cohere2_vision": Family(None, text="cohere2", tower_file="siglip"),
     "cohere_compass": Family(None, text="cohere_compass_text", tower_file="qwen"),
-    "cohere_compass_text": Family(
-        _compass,
-        ignored=IGNORED | {"sliding_window_pattern"},
-    ),
+    "cohere_compass_text": Family(_compass, ignored=IGNORED | {"sliding_window_pattern"}),
     "cohere": Family(_cohere, ignored=IGNORED),
     "cohere2": Family(_cohere2, {"sliding_window_pattern": 4, "use_qk_norm": None}, IGNORED),
     "cohere2_moe": Family(

@@ -24,8 +24,5 @@ FAMILIES = {
         ties="never",
         uncounted_encoders={"vision_config": "cosmos3_edge_vision"},
     ),
-    "cosmos3_edge_text": Family(
-        _cosmos3_edge_text,
-        modules={"up_proj": "fc1", "down_proj": "fc2"},
-    ),
+    "cosmos3_edge_text": Family(_cosmos3_edge_text, modules={"up_proj": "fc1", "down_proj": "fc2"}),
 }

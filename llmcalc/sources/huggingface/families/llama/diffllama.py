@@ -29,8 +29,5 @@ def _diffllama(config: Config) -> Table:
 
 
 FAMILIES = {
-    "diffllama": Family(
-        _diffllama,
-        ignored=frozenset({"mlp_bias", "patch_size"}),
-    ),
+    "diffllama": Family(_diffllama, ignored=frozenset({"mlp_bias", "patch_size"})),
 }

@@ -42,12 +42,7 @@ def _decoder_with_attention(
 ) -> Table:
     norm = rmsnorm(config.number("rms_norm_eps"))
     mixer = attention(config, **biases(config.flag("attention_bias"), *QKVO), **mixing)
-    return decoder(
-        config,
-        layer_table(mixer, feed_forward, norm, placement),
-        norm,
-        stack=stack,
-    )
+    return decoder(config, layer_table(mixer, feed_forward, norm, placement), norm, stack=stack)
 
 
 def _granite(config: Config) -> Table:
@@ -148,26 +143,13 @@ FAMILIES = {
         text="granite_docling_text",
         uncounted_encoders={"vision_config": "granite_docling_vision"},
     ),
-    "granite_docling_text": Family(
-        _granite,
-    ),
+    "granite_docling_text": Family(_granite),
     "granitemoe": Family(_granitemoe, modules=GRANITE_MODULES, earlier=GRANITE_EARLIER),
-    "granitemoeshared": Family(
-        _granitemoeshared,
-        modules=GRANITE_MODULES,
-        earlier=GRANITE_EARLIER,
-    ),
+    "granitemoeshared": Family(_granitemoeshared, modules=GRANITE_MODULES, earlier=GRANITE_EARLIER),
     "hyperclovax": Family(
         _hyperclovax,
         modules={"self_attn_post_norm": "post_norm1", "mlp_post_norm": "post_norm2"},
     ),
-    "granite_swa": Family(
-        _granite_swa,
-        writes=BASES_WRITES,
-    ),
-    "granitemoe_swa": Family(
-        _granitemoe_swa,
-        writes=BASES_WRITES,
-        modules=GRANITE_MODULES,
-    ),
+    "granite_swa": Family(_granite_swa, writes=BASES_WRITES),
+    "granitemoe_swa": Family(_granitemoe_swa, writes=BASES_WRITES, modules=GRANITE_MODULES),
 }

@@ -29,12 +29,6 @@ def _iquestcoder(config: Config) -> Table:
 
 
 FAMILIES = {
-    "internlm3": Family(
-        _internlm3,
-        aliases={"attention_bias": "qkv_bias", "mlp_bias": "bias"},
-    ),
-    "iquestcoder": Family(
-        _iquestcoder,
-        ignored=frozenset({"max_window_layers"}),
-    ),
+    "internlm3": Family(_internlm3, aliases={"attention_bias": "qkv_bias", "mlp_bias": "bias"}),
+    "iquestcoder": Family(_iquestcoder, ignored=frozenset({"max_window_layers"})),
 }

@@ -5,8 +5,6 @@ transformers: models/llama, models/mistral, models/qwen2, models/qwen3, models/c
 
 from __future__ import annotations
 
-from typing import Any
-
 from ...config import Config
 from ...family import Family
 from ...parts import (
@@ -95,11 +93,6 @@ def _cwm(config: Config) -> Table:
     )
 
 
-COMMON: dict[str, Any] = {
-    "hidden_size": 4096, "num_hidden_layers": 32, "num_attention_heads": 32, "hidden_act": "silu", "rms_norm_eps": 1e-6,
-    "tie_word_embeddings": False,
-}  # fmt: skip
-
 FAMILIES = {
     "llama": Family(
         _llama,
@@ -114,19 +107,12 @@ FAMILIES = {
             }
         ),
     ),
-    "mistral": Family(
-        _mistral,
-        writes=WINDOW,
-    ),
+    "mistral": Family(_mistral, writes=WINDOW),
     "qwen2": Family(
         _qwen2,
         {"head_dim": None},
         frozenset({"dual_chunk_attention_config", "is_causal", "use_mrope"}),
     ),
-    "qwen3": Family(
-        _qwen3,
-    ),
-    "cwm": Family(
-        _cwm,
-    ),
+    "qwen3": Family(_qwen3),
+    "cwm": Family(_cwm),
 }

@@ -17,13 +17,8 @@ def _ministral(config: Config) -> Table:
 
 
 FAMILIES = {
-    "ministral": Family(
-        _ministral,
-    ),
-    "ministral3": Family(
-        _ministral,
-        {"layer_types": None},
-    ),
+    "ministral": Family(_ministral),
+    "ministral3": Family(_ministral, {"layer_types": None}),
     "mistral3": Family(
         None,
         text="mistral",

@@ -39,12 +39,7 @@ def _normed(
     """Returns RMSNorm layers with QK-norm over the full projection. float32_product: as in `Norm`, but for OLMoE."""
     norm = rmsnorm(config.number("rms_norm_eps"), **biases(float32_product, "float32_product"))
     mixer = attention(config, **biases(config.flag("attention_bias"), *QKVO), **qk_norm(norm, "projection"))
-    return decoder(
-        config,
-        layer_table(mixer, feed_forward, norm, placement),
-        norm,
-        stack=stack,
-    )
+    return decoder(config, layer_table(mixer, feed_forward, norm, placement), norm, stack=stack)
 
 
 def _olmo2(config: Config) -> Table:
@@ -75,13 +70,6 @@ FAMILIES = {
     "olmo": Family(_olmo, ignored=IGNORED),
     "olmo2": Family(_olmo2, ignored=IGNORED),
     "olmo3": Family(_olmo3, ignored=IGNORED),
-    "olmoe": Family(
-        _olmoe,
-        ignored=IGNORED,
-    ),
-    "flex_olmo": Family(
-        _flex_olmo,
-        ignored=IGNORED,
-        writes=UNPADDED,
-    ),
+    "olmoe": Family(_olmoe, ignored=IGNORED),
+    "flex_olmo": Family(_flex_olmo, ignored=IGNORED, writes=UNPADDED),
 }

@@ -31,12 +31,7 @@ from ...writes import UNPADDED
 
 def _pre_norm_decoder(config: Config, mixer: Table, feed_forward: Table, stack: Table | None = None) -> Table:
     norm = rmsnorm(config.number("rms_norm_eps"))
-    return decoder(
-        config,
-        layer_table(mixer, feed_forward, norm),
-        norm,
-        stack=stack,
-    )
+    return decoder(config, layer_table(mixer, feed_forward, norm), norm, stack=stack)
 
 
 def _smollm3(config: Config) -> Table:
@@ -105,11 +100,7 @@ def _helium(config: Config) -> Table:
 
 
 FAMILIES = {
-    "smollm3": Family(
-        _smollm3,
-        ignored=frozenset({"max_window_layers"}),
-        writes=UNPADDED,
-    ),
+    "smollm3": Family(_smollm3, ignored=frozenset({"max_window_layers"}), writes=UNPADDED),
     "seed_oss": Family(
         _seed_oss,
         writes={"attention_out_bias": lambda s: s.full.o_bias},
@@ -119,9 +110,7 @@ FAMILIES = {
             "feed_forward": "residual_dropout",
         },
     ),
-    "arcee": Family(
-        _arcee,
-    ),
+    "arcee": Family(_arcee),
     "apertus": Family(
         _apertus,
         ignored=frozenset({"mlp_bias", "post_norm", "qk_norm"}),
@@ -132,7 +121,5 @@ FAMILIES = {
             "xielu.alpha": "alpha_p + alpha_n",
         },
     ),
-    "helium": Family(
-        _helium,
-    ),
+    "helium": Family(_helium),
 }

@@ -7,8 +7,6 @@ from __future__ import annotations
 
 from ...family import Family
 
-UNTIED, TIED = {"tie_word_embeddings": False}, {"tie_word_embeddings": True}
-
 FAMILIES = {
     "vision-encoder-decoder": Family(
         None, text="bert", text_section="decoder", decodes=True, ties="text", uncounted_encoders={"encoder": "vit"}

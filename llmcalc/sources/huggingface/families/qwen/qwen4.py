@@ -178,10 +178,6 @@ def _inputs(config_values: ConfigValues) -> dict[int, Any]:
     return {layer_number: part for layer_number, part in parts.items() if part is not None}
 
 
-def _input_of(config_values: ConfigValues) -> Any:
-    return present(next(iter(_inputs(config_values).values()), None))
-
-
 MODULES = {
     **QWEN3_5_MODULES,
     "self_attn_connection": ".attn_hyper_connection",
@@ -225,10 +221,5 @@ FAMILIES = {
         quirks=Quirks(reads_values=EVERY),
         deviations=(QUERY_BY_QUERY,),
     ),
-    "qwen4_exp": Family(
-        None,
-        text="qwen4_exp_text",
-        tower_file="qwen",
-        quirks=Quirks(reads_values=EVERY),
-    ),
+    "qwen4_exp": Family(None, text="qwen4_exp_text", tower_file="qwen", quirks=Quirks(reads_values=EVERY)),
 }

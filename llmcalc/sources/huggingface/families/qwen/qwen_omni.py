@@ -44,10 +44,7 @@ FAMILIES = {
         ),
     ),
     "qwen2_5_omni_thinker": Family(None, text="qwen2_5_omni_text", uncounted_encoders=OF_QWEN2_5),
-    "qwen2_5_omni_text": Family(
-        _qwen2_5_omni_text,
-        {"head_dim": None},
-    ),
+    "qwen2_5_omni_text": Family(_qwen2_5_omni_text, {"head_dim": None}),
     "qwen3_omni_moe": Family(
         None,
         text="qwen3_omni_moe_thinker",

@@ -447,9 +447,5 @@ FAMILIES = {
         modules={**KDA_MODULES, "self_attn.gate_proj": "g_proj"},
         earlier={"self_attn": "attention", "forget_gate.f_proj": "f_proj", "attention.o_proj": "attention.dense"},
     ),
-    "olmo_hybrid": Family(
-        _olmo_hybrid,
-        ignored=frozenset({"partial_rotary_factor"}),
-        writes=UNPADDED,
-    ),
+    "olmo_hybrid": Family(_olmo_hybrid, ignored=frozenset({"partial_rotary_factor"}), writes=UNPADDED),
 }

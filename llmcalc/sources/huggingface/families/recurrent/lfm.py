@@ -168,12 +168,7 @@ FAMILIES = {
         modules=LFM_MODULES,
         dropout={},
     ),
-    "lfm2_vl": Family(
-        None,
-        text="lfm2",
-        aliases={"tie_word_embeddings": "tie_embedding"},
-        tower_file="siglip",
-    ),
+    "lfm2_vl": Family(None, text="lfm2", aliases={"tie_word_embeddings": "tie_embedding"}, tower_file="siglip"),
     "lfm3": Family(
         _lfm3,
         ignored=UNUSED,

@@ -150,13 +150,7 @@ ALONE_WRITES: Writes = {
 MAMBA_MODULES: Modules = {"embed_tokens": "embeddings", "mamba_pre_norm": "norm", "norm": "norm_f"}
 
 FAMILIES = {
-    "mamba": Family(
-        _mamba,
-        ignored=IGNORED,
-        writes=ALONE_WRITES,
-        modules=MAMBA_MODULES,
-        dropout={},
-    ),
+    "mamba": Family(_mamba, ignored=IGNORED, writes=ALONE_WRITES, modules=MAMBA_MODULES, dropout={}),
     "falcon_mamba": Family(
         _falcon_mamba,
         ignored=IGNORED,

@@ -6,6 +6,7 @@ Source: the class in `Family.code`.
 from __future__ import annotations
 
 from .....components.base import LARGEST
+from ...code_addresses import MLX
 from ...config import Config
 from ...family import Family
 from ...parts import Table, attention, decoder, layer_table, qk_norm, rmsnorm, stack_of_layers
@@ -53,6 +54,6 @@ FAMILIES = {
             "num_key_value_heads": "num_kv_heads",
         },
         modules={"embed_tokens": "embedding", "norm": "output_norm", "o_proj": "out_proj"},
-        code="https://github.com/ml-explore/mlx-lm/blob/main/mlx_lm/models/afm7.py",
+        code=f"{MLX}afm7.py",
     ),
 }

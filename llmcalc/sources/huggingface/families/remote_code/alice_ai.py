@@ -6,13 +6,13 @@ The fields are those of Qwen3-Next. Sources: vLLM's file in `Family.code`, and i
 from __future__ import annotations
 
 from ...class_defaults import class_defaults, class_fields
+from ...code_addresses import VLLM
 from ...config import Config
 from ...family import Family
 from ...parts import Table, attention, glu, layer_table, listed_kinds, moe, offset_rmsnorm, qk_norm, rope
 from ..deepseek.deepseek import SIGMOID
 from ..recurrent.delta import FAMILIES as DELTA
 from ..recurrent.delta import LINEAR_OR_FULL
-from .experts import VLLM
 from .kimi_k3 import block_residual_decoder
 
 QWEN = DELTA["qwen3_next"]

@@ -6,6 +6,7 @@ modeling file in `Family.code`.
 
 from __future__ import annotations
 
+from ...code_addresses import HUB
 from ...config import Config
 from ...family import Family
 from ...parts import Table, combined_kinds, decoder, glu, layer_table, rmsnorm, rope
@@ -53,6 +54,6 @@ FAMILIES = {
             "num_swa_key_value_heads": None,
             "sliding_window_layers": (),
         },
-        code="https://huggingface.co/baichuan-inc/Baichuan-M1-14B-Base modeling_baichuan.py",
+        code=f"{HUB}baichuan-inc/Baichuan-M1-14B-Base modeling_baichuan.py",
     ),
 }

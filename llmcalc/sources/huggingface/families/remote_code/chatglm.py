@@ -6,6 +6,7 @@ its normalised input, which is a norm on the embeddings and one after each addit
 
 from __future__ import annotations
 
+from ...code_addresses import HUB
 from ...config import Config
 from ...family import Family
 from ...parts import QKV, QKVO, Table, architecture, biases, decoder, layer_table, layernorm, mlp, rmsnorm, rope
@@ -89,6 +90,6 @@ FAMILIES = {
             "head_dim": "kv_channels",
             "vocab_size": "padded_vocab_size",
         },
-        code="https://huggingface.co/THUDM/chatglm3-6b modeling_chatglm.py",
+        code=f"{HUB}THUDM/chatglm3-6b modeling_chatglm.py",
     ),
 }

@@ -13,6 +13,7 @@ from typing import Any
 
 from .....components.base import LARGEST
 from ...class_defaults import class_defaults, class_fields
+from ...code_addresses import GITHUB, HUB, MLX_VLM
 from ...config import Config
 from ...family import Family
 from ...parts import (
@@ -138,7 +139,6 @@ QWEN: dict[str, Any] = {
     "use_sliding_window": False,
 }
 
-GITHUB, HUB = "https://github.com/", "https://huggingface.co/"
 
 FAMILIES = {
     "llada": Family(
@@ -209,7 +209,7 @@ FAMILIES = {
         generates=True,
         ties="text",
         ignored=BLOCKS | NEMOTRON,
-        code=f"{GITHUB}Blaizzy/mlx-vlm/tree/main/mlx_vlm/models/nemotron_labs_diffusion",
+        code=f"{MLX_VLM}nemotron_labs_diffusion",
     ),
     "llada2_moe": Family(
         None,

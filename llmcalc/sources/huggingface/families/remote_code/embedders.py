@@ -10,6 +10,7 @@ Sources: the modeling files of the models' repositories, in `Family.code` of eac
 from __future__ import annotations
 
 from ...class_defaults import class_defaults
+from ...code_addresses import GITHUB, HUB
 from ...config import Config
 from ...dropout import BERT_DROPOUT
 from ...family import Family
@@ -122,8 +123,6 @@ def _without_mask(config: Config, mixer: Table, network: Table) -> Table:
     block = layer_table(mixer, network, norm)
     return encoder(config, block, {"final_norm": norm}, {}, {"bias": False})
 
-
-GITHUB, HUB = "https://github.com/", "https://huggingface.co/"
 
 FAMILIES = {
     "jina_bert": Family(

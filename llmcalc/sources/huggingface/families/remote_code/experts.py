@@ -9,6 +9,7 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import Any
 
+from ...code_addresses import HUB, MLX, SGLANG, VLLM
 from ...config import Config
 from ...family import Family
 from ...parts import (
@@ -306,8 +307,6 @@ ROUTING = frozenset(
     aux_loss_alpha ep_size n_group norm_topk_prob routed_scaling_factor scoring_func seq_aux topk_group topk_method
     """.split()  # noqa: SIM905
 )
-MLX = "https://github.com/ml-explore/mlx-lm/blob/main/mlx_lm/models/"
-VLLM = "https://github.com/vllm-project/vllm/blob/main/vllm/model_executor/models/"
 
 LING: dict[str, Any] = {
     **COMMON,
@@ -333,7 +332,7 @@ FAMILIES = {
         _deepseek,
         {**COMMON, "n_routed_experts": None, "n_shared_experts": None, "first_k_dense_replace": 0},
         ROUTING | {"intermediate_size"},
-        code="https://huggingface.co/deepseek-ai/deepseek-moe-16b-base modeling_deepseek.py",
+        code=f"{HUB}deepseek-ai/deepseek-moe-16b-base modeling_deepseek.py",
     ),
     "bailing_moe": Family(
         _bailing_moe,
@@ -385,7 +384,7 @@ FAMILIES = {
             attn_output_multiplier embedding_multiplier_scale max_attn_value output_multiplier_scale
             """.split()  # noqa: SIM905
         ),
-        code="https://github.com/vllm-project/vllm/blob/main/vllm/model_executor/models/grok1.py",
+        code=f"{VLLM}grok1.py",
     ),
     "arctic": Family(
         _arctic,
@@ -406,7 +405,7 @@ FAMILIES = {
             moe_train_capacity_factor parallel_attn_mlp_res sliding_window
             """.split()  # noqa: SIM905
         ),
-        code="https://github.com/vllm-project/vllm/blob/main/vllm/model_executor/models/arctic.py",
+        code=f"{VLLM}arctic.py",
     ),
     "grok-2": Family(
         _grok_2,
@@ -425,7 +424,7 @@ FAMILIES = {
             rope_type router_logit_softcapping sliding_window_size
             """.split()  # noqa: SIM905
         ),
-        code="https://github.com/sgl-project/sglang/blob/main/python/sglang/srt/models/grok.py",
+        code=f"{SGLANG}grok.py",
     ),
     "sarvam_mla": Family(
         _sarvam_mla,
@@ -441,7 +440,7 @@ FAMILIES = {
         CHOICE
         | frozenset({"embedding_dropout", "moe_router_enable_routed_scaling", "output_dropout", "router_dtype"})
         | {"q_head_dim", "score_function", "use_qk_norm"},
-        code="https://github.com/vllm-project/vllm/blob/main/vllm/model_executor/models/sarvam.py",
+        code=f"{VLLM}sarvam.py",
     ),
     "smallthinker": Family(
         _smallthinker,
@@ -477,7 +476,7 @@ FAMILIES = {
         )
         | {"shared_moe_mode"},
         aliases={"num_local_experts": "num_experts"},
-        code="https://huggingface.co/MiniMaxAI/MiniMax-Text-01 modeling_minimax_text_01.py",
+        code=f"{HUB}MiniMaxAI/MiniMax-Text-01 modeling_minimax_text_01.py",
     ),
 }
 FAMILIES["bailing_moe_v2"] = FAMILIES["bailing_moe"]

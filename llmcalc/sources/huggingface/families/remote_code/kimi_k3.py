@@ -9,6 +9,7 @@ from __future__ import annotations
 from typing import NamedTuple
 
 from .....algebra import ceil_div
+from ...code_addresses import HUB
 from ...config import Config
 from ...family import Family
 from ...parts import Table, decoder, dense_or_moe, glu, layer_table, moe, rmsnorm, stack_of_layers
@@ -117,7 +118,7 @@ FAMILIES = {
         None,
         {"tie_word_embeddings": False},
         text="kimi_k3_text",
-        code="https://huggingface.co/moonshotai/Kimi-K3 modeling_kimi_k3.py",
+        code=f"{HUB}moonshotai/Kimi-K3 modeling_kimi_k3.py",
         tower_file="published_code",
     ),
     "kimi_k3_text": Family(
@@ -137,6 +138,6 @@ FAMILIES = {
         modules={**KDA_MODULES, "latent_in": "routed_expert_down_proj", "latent_out": "routed_expert_up_proj"},
         earlier={"mlp": "block_sparse_moe"},
         unconverted=(r"re:.*routed_expert_(down|up)_proj",),
-        code="https://huggingface.co/moonshotai/Kimi-K3 modeling_kimi_linear.py",
+        code=f"{HUB}moonshotai/Kimi-K3 modeling_kimi_linear.py",
     ),
 }

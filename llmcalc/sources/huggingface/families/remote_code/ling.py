@@ -10,12 +10,13 @@ from __future__ import annotations
 from dataclasses import replace
 
 from ...class_defaults import class_defaults
+from ...code_addresses import VLLM
 from ...config import Config
 from ...family import Family
 from ...parts import Table, combined_kinds, decoder, dense_or_moe, glu, layer_table, rmsnorm, uncounted_prediction
 from ..deepseek.deepseek import LATENT, mla
 from ..recurrent import delta
-from .experts import LING, LING_IGNORED, VLLM, ling_experts, ling_lightning
+from .experts import LING, LING_IGNORED, ling_experts, ling_lightning
 
 
 def _ling_2_5(config: Config) -> Table:

@@ -10,6 +10,7 @@ from __future__ import annotations
 from typing import Any
 
 from .....errors import shown
+from ...code_addresses import HUB, LLAMA_CPP, MLX, SGLANG, VLLM
 from ...config import Config
 from ...family import Family
 from ...parts import (
@@ -199,8 +200,6 @@ COMMON: dict[str, Any] = {
     "tie_word_embeddings": False,
 }
 
-HUB, VLLM = "https://huggingface.co/", "https://github.com/vllm-project/vllm/blob/main/vllm/model_executor/models/"
-LLAMA_CPP = "https://github.com/ggml-org/llama.cpp/blob/master/src/models/"
 
 FAMILIES = {
     "internlm": Family(
@@ -251,7 +250,7 @@ FAMILIES = {
             "num_key_value_heads": "n_kv_heads",
             "max_position_embeddings": "block_size",
         },
-        code="https://github.com/ml-explore/mlx-lm/blob/main/mlx_lm/models/lille-130m.py",
+        code=f"{MLX}lille-130m.py",
     ),
     "orion": Family(_orion, COMMON, code=f"{HUB}OrionStarAI/Orion-14B-Base modeling_orion.py"),
     "telechat": Family(
@@ -271,7 +270,7 @@ FAMILIES = {
     "telechat3": Family(
         _telechat3,
         {**COMMON, "attention_bias": False, "mlp_bias": False},
-        code="https://github.com/ml-explore/mlx-lm/blob/main/mlx_lm/models/telechat3.py",
+        code=f"{MLX}telechat3.py",
     ),
     "mobilellm": Family(
         _mobilellm,
@@ -296,7 +295,7 @@ FAMILIES = {
         _solar,
         {**COMMON, "attention_bias": False, "mlp_bias": False},
         frozenset({"bskcn_1", "bskcn_2", "bskcn_3", "bskcn_4", "bskcn_tv", "sliding_window"}),
-        code="https://github.com/sgl-project/sglang/blob/main/python/sglang/srt/models/solar.py",
+        code=f"{SGLANG}solar.py",
     ),
     "cogvlm": Family(
         _cogvlm,
@@ -304,13 +303,13 @@ FAMILIES = {
         frozenset({"template_version"}),
         uncounted={"vision_config": "its encoder is not counted"},
         aliases={"num_key_value_heads": "num_multi_query_heads"},
-        code="https://huggingface.co/zai-org/cogvlm2-llama3-chat-19B modeling_cogvlm.py",
+        code=f"{HUB}zai-org/cogvlm2-llama3-chat-19B modeling_cogvlm.py",
     ),
     "plamo": Family(
         _plamo,
         {**COMMON, "n_shared_head": 8},
         frozenset({"rope_traditional"}),
-        code="https://github.com/ml-explore/mlx-lm/blob/main/mlx_lm/models/plamo.py",
+        code=f"{MLX}plamo.py",
     ),
     "xverse": Family(
         _xverse,

@@ -9,6 +9,7 @@ from dataclasses import replace
 
 from .....components.base import LARGEST
 from ...class_defaults import class_defaults
+from ...code_addresses import MLX
 from ...config import Config
 from ...family import Quirks
 from ...parts import Table
@@ -52,7 +53,7 @@ FAMILIES = {
             "emb_neighbor_num": 4,
             "emb_split_num": 4,
         },
-        code="https://github.com/ml-explore/mlx-lm/blob/main/mlx_lm/models/longcat_flash_ngram.py",
+        code=f"{MLX}longcat_flash_ngram.py",
         writes={},
         modules={},
         quirks=Quirks(),

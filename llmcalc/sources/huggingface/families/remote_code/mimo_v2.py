@@ -7,6 +7,7 @@ Source: the file in `Family.code`.
 
 from __future__ import annotations
 
+from ...code_addresses import VLLM
 from ...config import Config
 from ...family import Family
 from ...parts import (
@@ -91,6 +92,6 @@ FAMILIES = {
             "num_mtp_layers": "the {} multi-token-prediction modules are not counted",
         },
         aliases={"rms_norm_eps": "layernorm_epsilon"},
-        code="https://github.com/vllm-project/vllm/blob/main/vllm/model_executor/models/mimo_v2.py",
+        code=f"{VLLM}mimo_v2.py",
     ),
 }

@@ -6,6 +6,7 @@ Source: the modeling file in `Family.code`; sequences of up to `dense_len` token
 from __future__ import annotations
 
 from .....errors import shown
+from ...code_addresses import HUB
 from ...config import Config
 from ...family import Family
 from ...parts import QKVO, Table, attention, biases, combined_kinds, decoder, glu, layer_table, rmsnorm, rope
@@ -73,6 +74,6 @@ FAMILIES = {
             "tie_word_embeddings": False,
         },
         frozenset({"dim_model_base", "lightning_scale", "mup_denominator", "scale_depth", "scale_emb", "shift_labels"}),
-        code="https://huggingface.co/openbmb/MiniCPM-SALA modeling_minicpm_sala.py",
+        code=f"{HUB}openbmb/MiniCPM-SALA modeling_minicpm_sala.py",
     ),
 }

@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
+from ...code_addresses import VLLM
 from ...config import Config
 from ...family import Family
 from ...parts import QKVO, Table, biases, combined_kinds, decoder, layer_table, layernorm, moe
@@ -86,9 +87,5 @@ def _config_section(config: Config, sections: Mapping[str, Any], name: str) -> M
 
 
 FAMILIES = {
-    "moondream3": Family(
-        _moondream3,
-        generates=True,
-        code="https://github.com/vllm-project/vllm/blob/main/vllm/model_executor/models/moondream3.py",
-    ),
+    "moondream3": Family(_moondream3, generates=True, code=f"{VLLM}moondream3.py"),
 }

@@ -10,6 +10,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from .....components.base import LARGEST
+from ...code_addresses import VLLM
 from ...config import Config
 from ...family import Family
 from ...parts import (
@@ -179,7 +180,6 @@ OLMO, OPEN_LM = (
     "https://github.com/allenai/OLMo olmo/model.py",
     "https://github.com/mlfoundations/open_lm open_lm/model.py",
 )
-VLLM = "https://github.com/vllm-project/vllm/blob/main/vllm/model_executor/models/"
 
 OLMO_NAMES = {
     "hidden_size": "d_model",

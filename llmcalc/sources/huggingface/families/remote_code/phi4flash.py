@@ -9,6 +9,7 @@ of NVIDIA/TensorRT-LLM.
 from __future__ import annotations
 
 from .....components.base import LARGEST
+from ...code_addresses import HUB
 from ...config import Config, is_whole
 from ...family import Family
 from ...parts import Table, combined_kinds, decoder, glu, layer_table, layernorm
@@ -97,6 +98,6 @@ FAMILIES = {
         },
         frozenset({"mamba_inner_layernorms"}),
         dropout={"embedding": "embd_pdrop", "attention": "attention_dropout"},
-        code="https://huggingface.co/microsoft/Phi-4-mini-flash-reasoning modeling_phi4flash.py",
+        code=f"{HUB}microsoft/Phi-4-mini-flash-reasoning modeling_phi4flash.py",
     ),
 }

@@ -5,6 +5,7 @@ Sources: the files of vLLM in `Family.code` of each model type.
 
 from __future__ import annotations
 
+from ...code_addresses import VLLM
 from ...config import Config
 from ...family import Family
 from ...parts import (
@@ -92,8 +93,6 @@ def _plamo3(config: Config) -> Table:
     sliding: Table = {} if window is None else {"attention": {"sliding_window": window}}
     return decoder(config, block, norm, stack=combined_kinds((names, {"full": {}, "sliding": sliding})))
 
-
-VLLM = "https://github.com/vllm-project/vllm/blob/main/vllm/model_executor/models/"
 
 FAMILIES = {
     "plamo2": Family(

@@ -5,6 +5,7 @@ Source: modeling_qwen.py of Qwen/Qwen-7B and Qwen/Qwen-72B. The first revision o
 
 from __future__ import annotations
 
+from ...code_addresses import HUB
 from ...config import Config
 from ...family import Family
 from ...parts import QKV, Table, biases, decoder, layer_table, rmsnorm, rope
@@ -59,7 +60,7 @@ FAMILIES = {
             "max_position_embeddings": "n_positions",
             "head_dim": "kv_channels",
         },
-        code="https://huggingface.co/Qwen/Qwen-72B modeling_qwen.py",
+        code=f"{HUB}Qwen/Qwen-72B modeling_qwen.py",
         towers="QWen",
         tower_file="published_code",
     ),

@@ -6,6 +6,7 @@ Sources: the modeling files in `Family.code` of each model type.
 from __future__ import annotations
 
 from .....components.base import LARGEST
+from ...code_addresses import HUB
 from ...config import Config
 from ...family import Family
 from ...parts import Table, decoder, layer_table, layernorm
@@ -99,7 +100,6 @@ RWKV = {
     "layer_norm_epsilon": 1e-5,
     "tie_word_embeddings": False,
 }
-HUB = "https://huggingface.co/"
 
 FAMILIES = {
     **{

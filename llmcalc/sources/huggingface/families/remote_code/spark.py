@@ -5,6 +5,7 @@ Sources: the modeling file in `Family.code`, and its ports in SGLang (models/spa
 
 from __future__ import annotations
 
+from ...code_addresses import HUB
 from ...config import Config
 from ...family import Family
 from ...parts import QKVO, Table, attention, biases, decoder, glu, layer_table, rmsnorm, rope, sliding_stack
@@ -47,6 +48,6 @@ FAMILIES = {
             "tie_word_embeddings": False,
         },
         modules={"embed_tokens": "embedding", "self_attn.gate_proj": "g_proj", "self_attn.o_proj": "out_proj"},
-        code="https://huggingface.co/XHToken/Spark-X2.5-4B modeling_spark.py",
+        code=f"{HUB}XHToken/Spark-X2.5-4B modeling_spark.py",
     ),
 }

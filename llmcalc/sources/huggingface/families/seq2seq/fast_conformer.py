@@ -245,9 +245,6 @@ EARLIER: dict[str, str] = {
 
 
 FAMILIES = {
-    "canary": Family(
-        _canary,
-        modules=MODULES,
-    ),
+    "canary": Family(_canary, modules=MODULES),
     "cohere_asr": Family(_cohere_asr, modules=MODULES, earlier=EARLIER),
 }

@@ -33,13 +33,7 @@ def _switch(config: Config) -> Table:
         "intermediate_size": config.size("intermediate_size"),
         "hidden_act": config.choice(ACTIVATIONS, "dense_act_fn"),
     }
-    experts = moe(
-        config.size("num_experts"),
-        1,
-        dense_network,
-        router=_router(config),
-        expert_loop=True,
-    )
+    experts = moe(config.size("num_experts"), 1, dense_network, router=_router(config), expert_loop=True)
     sparse_depths = {
         "encoder": config.size_by_name("num_layers"),
         "decoder": t5.decoder_depth(config),
