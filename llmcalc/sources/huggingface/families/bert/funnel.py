@@ -36,7 +36,7 @@ def _funnel(config: Config) -> Table:
         "separate_cls": separate_cls,
         "truncate_seq": config.flag("truncate_seq"),
     }
-    stack = {"embedding_norm": norm, **_layers(sizes, repeats, decoders, not config.flag("pool_q_only"))}
+    stack = {"embedding_norm": norm, **_stack_of_blocks(sizes, repeats, decoders, not config.flag("pool_q_only"))}
     config.fields_read.add("pooling_type")
     score: Table = {"over": "token"}
     if scores_sequences(config) or name.endswith(OF_CHOICES):
@@ -61,7 +61,7 @@ def _block_repeats(config: Config) -> list[int]:
     return repeats
 
 
-def _layers(sizes: list[int], repeats: list[int], decoders: int, halves_keys: bool) -> Table:
+def _stack_of_blocks(sizes: list[int], repeats: list[int], decoders: int, halves_keys: bool) -> Table:
     """Returns the kinds of layers of a stack: `blockN` and further names for layers that differ in block N."""
     names: list[str] = []
     shared_layers: list[str] = []
@@ -94,7 +94,7 @@ def _layers(sizes: list[int], repeats: list[int], decoders: int, halves_keys: bo
     }
 
 
-def _blocks(config_values: ConfigValues) -> list[list[tuple[str, Any]]]:
+def _layers_by_block(config_values: ConfigValues) -> list[list[tuple[str, Any]]]:
     """Returns the layers of each block, with their names; layers of the decoder are left out."""
     blocks: list[list[tuple[str, Any]]] = [[]]
     names = config_values.first.layer_names()
@@ -108,10 +108,10 @@ def _blocks(config_values: ConfigValues) -> list[list[tuple[str, Any]]]:
     return blocks
 
 
-def _repeats(config_values: ConfigValues) -> list[int]:
+def _repeats_of_blocks(config_values: ConfigValues) -> list[int]:
     return [
         sum(name == block[0][0] for name, _ in block) if _is_shared(config_values, block) else 1
-        for block in _blocks(config_values)
+        for block in _layers_by_block(config_values)
     ]
 
 
@@ -120,9 +120,11 @@ def _is_shared(config_values: ConfigValues, block: list[tuple[str, Any]]) -> boo
 
 
 WRITES: Writes = {
-    "block_sizes": lambda s: [len(block) // times for block, times in zip(_blocks(s), _repeats(s), strict=True)],
-    "block_repeats": _repeats,
-    "num_decoder_layers": lambda s: s.first.num_hidden_layers - sum(map(len, _blocks(s))),
+    "block_sizes": lambda s: [
+        len(block) // times for block, times in zip(_layers_by_block(s), _repeats_of_blocks(s), strict=True)
+    ],
+    "block_repeats": _repeats_of_blocks,
+    "num_decoder_layers": lambda s: s.first.num_hidden_layers - sum(map(len, _layers_by_block(s))),
     "d_head": lambda s: s.first.block.attention.head_dim,
     "separate_cls": lambda s: s.first.block.separate_cls,
     "truncate_seq": lambda s: s.first.block.truncate_seq,

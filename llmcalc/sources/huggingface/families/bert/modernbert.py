@@ -279,7 +279,7 @@ JINA_ADAPTERS = {
 }
 
 
-def _pooling(config_values: ConfigValues) -> str:
+def _classifier_pooling(config_values: ConfigValues) -> str:
     return (
         "bos"
         if isinstance(config_values.spec.head, Classifier) and config_values.spec.head.over == "sequence"
@@ -368,7 +368,7 @@ FAMILIES = {
     "eurobert": Family(
         _eurobert,
         ignored=OLD | {"clf_pooling", "use_sliding_window"},
-        writes={"classifier_pooling": _pooling, **UNPADDED},
+        writes={"classifier_pooling": _classifier_pooling, **UNPADDED},
         modules={"classifier": "dense + classifier | classifier", "classifier.dense": ".dense"},
     ),
     "gte": Family(

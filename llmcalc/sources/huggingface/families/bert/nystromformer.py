@@ -32,13 +32,13 @@ def _nystromformer(config: Config) -> Table:
             "as many landmarks as tokens"
         )
     config.must("inv_coeff_init_option", False)
-    return _convolving(config, "conv_kernel_size")
+    return _bert_with_convolution(config, "conv_kernel_size")
 
 
 def _yoso(config: Config) -> Table:
     if not config.flag("use_expectation"):
         config.notes.append("use_expectation: attention by hashes is not counted: every token attends to all")
-    return _convolving(config, "conv_window")
+    return _bert_with_convolution(config, "conv_window")
 
 
 MRA_BLOCK = 32
@@ -75,7 +75,7 @@ NO_KERNEL = Deviation(
 )
 
 
-def _convolving(config: Config, field: str) -> Table:
+def _bert_with_convolution(config: Config, field: str) -> Table:
     """Reads BERT without a pooler and with a convolution of the values. field: the config field of its kernel size.
 
     A question-answering head has two scores, whatever the number of labels.
@@ -93,7 +93,7 @@ def _convolving(config: Config, field: str) -> Table:
     return encoder(config, block, stack, head, bert_score(act), answers=2)
 
 
-def _kernel(field: str) -> Writes:
+def _kernel_writes(field: str) -> Writes:
     return {
         field: lambda s: getattr(s.first.block.attention.value_convolution, "conv_kernel_size", None),
         "max_position_embeddings": lambda s: present(s.first.position).max_position_embeddings,
@@ -119,7 +119,7 @@ FAMILIES = {
     "nystromformer": Family(
         _nystromformer,
         ignored=OLD,
-        writes=_kernel("conv_kernel_size"),
+        writes=_kernel_writes("conv_kernel_size"),
         deviations=(SECOND_BIAS,),
         quirks=Quirks(reads_values=EVERY),
         modules=MODULES,
@@ -128,7 +128,7 @@ FAMILIES = {
     "yoso": Family(
         _yoso,
         ignored=OLD,
-        writes=_kernel("conv_window"),
+        writes=_kernel_writes("conv_window"),
         deviations=(SECOND_BIAS,),
         quirks=Quirks(reads_values=EVERY, refuses_bfloat16=EVERY),
         modules=MODULES,

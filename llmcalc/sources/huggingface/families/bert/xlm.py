@@ -5,6 +5,8 @@ transformers: models/xlm, models/flaubert.
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 from ...config import Config
 from ...family import EVERY, Family, Modules, Quirks
 from ...parts import (
@@ -105,21 +107,8 @@ DROPOUT = {
     "feed_forward": "dropout",
 }
 
-FAMILIES = {
-    "xlm": Family(
-        _xlm,
-        ignored=NO_COUNT,
-        aliases=ALIASES,
-        quirks=Quirks(reads_values=EVERY),
-        modules=MODULES,
-        dropout=DROPOUT,
-    ),
-    "flaubert": Family(
-        _flaubert,
-        ignored=NO_COUNT,
-        aliases=ALIASES,
-        quirks=Quirks(reads_values=EVERY),
-        modules=MODULES,
-        dropout=DROPOUT,
-    ),
-}
+XLM = Family(
+    _xlm, ignored=NO_COUNT, aliases=ALIASES, quirks=Quirks(reads_values=EVERY), modules=MODULES, dropout=DROPOUT
+)
+
+FAMILIES = {"xlm": XLM, "flaubert": replace(XLM, read=_flaubert)}

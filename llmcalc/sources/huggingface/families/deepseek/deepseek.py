@@ -135,15 +135,15 @@ def _minicpm3(config: Config) -> Table:
     value = config.maybe("v_head_dim") or config.divided(
         "num_attention_heads", config.size("hidden_size"), config.size("num_attention_heads")
     )
-    return _dense(config, mla(config, value), config.flag("mlp_bias"))
+    return _dense_decoder(config, mla(config, value), config.flag("mlp_bias"))
 
 
 def _youtu(config: Config) -> Table:
     config.must("mlp_bias", False)
-    return _dense(config, mla(config))
+    return _dense_decoder(config, mla(config))
 
 
-def _dense(config: Config, attention: Table, mlp_bias: bool = False) -> Table:
+def _dense_decoder(config: Config, attention: Table, mlp_bias: bool = False) -> Table:
     norm = rmsnorm(config.number("rms_norm_eps"))
     return decoder(config, layer_table(attention, glu(config, mlp_bias), norm), norm)
 

@@ -55,14 +55,14 @@ def _deepseek_v4(config: Config) -> Table:
     rates = _compression_rates(config)
     variants: Table = {"sliding": {}, "heavy": {"attention": {"compress_rate": rates[HEAVY]}}}
     variants["sparse"] = {"attention": {"compress_rate": rates[SPARSE], "overlap": True, "indexer": indexer}}
-    biased_network = clamped(glu(config, config.flag("mlp_bias"), width))
-    scoring = _scoring(config)
+    shared_network = clamped(glu(config, config.flag("mlp_bias"), width))
+    scoring = _scoring_func(config)
     table_router: Table = {"type": "token_table", "scoring_func": scoring}
     experts = moe(
         config.size("n_routed_experts", "num_local_experts"),
         config.size("num_experts_per_tok"),
         clamped(glu(config, width=width)),
-        biased_network,
+        shared_network,
         router={"scoring_func": scoring},
     )
     networks: Table = {
@@ -124,7 +124,7 @@ def _routing_kinds(config: Config, depth: int) -> list[str]:
     )
 
 
-def _scoring(config: Config) -> str:
+def _scoring_func(config: Config) -> str:
     scoring: str = config.choice({name: name for name in ("softmax", "sigmoid", "sqrtsoftplus")}, "scoring_func")
     return scoring
 
@@ -146,7 +146,7 @@ def _rates_by_kind(config_values: ConfigValues) -> dict[str, int]:
     }
 
 
-def _keys_and_values(op: Op) -> Op:
+def _doubled_cache(op: Op) -> Op:
     return replace(op, width=2 * op.width) if isinstance(op, KVCache) and op.kind == "sliding_attention" else op
 
 
@@ -154,7 +154,7 @@ KEPT_TWICE = Deviation(
     "DeepSeek-V4's cache",
     "layers without compressed entries cache their shared key/value tensor twice",
     "cache_bytes",
-    follow=_keys_and_values,
+    follow=_doubled_cache,
 )
 
 

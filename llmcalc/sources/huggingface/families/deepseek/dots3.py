@@ -45,7 +45,7 @@ def _dots3_note_text(config: Config) -> Table:
     layer_tables: Table = {
         "full": {},
         "indexed": {"attention": {"indexer": indexer}},
-        "sliding": {"attention": {**_window_sizes(config), "sliding_window": _window(config)}},
+        "sliding": {"attention": {**_window_sizes(config), "sliding_window": _window_size(config)}},
     }
     block = layer_table(mixer, glu(config), norm)
     network_kinds: Table = {"dense": {}, "moe": {"feed_forward": experts}}
@@ -79,7 +79,7 @@ def _network_kinds(config: Config, depth: int) -> list[str]:
     return listed_kinds(config, "mlp_layer_types", DENSE_OR_MOE, default)
 
 
-def _window(config: Config) -> int:
+def _window_size(config: Config) -> int:
     return config.maybe("sliding_window") or config.size("sliding_window_size")
 
 
@@ -98,7 +98,7 @@ def _window_sizes(config: Config) -> Table:
     return {**latent_sizes, "qk_rope_head_dim": rotary}
 
 
-def _in_float32(op: Op) -> Op:
+def _float32_cache(op: Op) -> Op:
     return replace(op, width=2 * op.width) if isinstance(op, KVCache) and op.kind == "indexer" else op
 
 
@@ -106,7 +106,7 @@ FLOAT32_KEYS = Deviation(
     "Dots 3's indexer",
     "its keys are cached in float32, because they are rotated by angles in float32",
     "cache_bytes",
-    follow=_in_float32,
+    follow=_float32_cache,
 )
 
 NO_COUNT = ROUTING | {"swa_num_key_value_heads", "swa_rope_theta", "swa_head_dim", "per_layer_config"}

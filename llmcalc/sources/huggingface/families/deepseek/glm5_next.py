@@ -121,7 +121,7 @@ def _attention_kinds(config: Config, depth: int) -> list[str]:
     return mixers
 
 
-def _with_validity(op: Op) -> Op:
+def _with_padding_flag(op: Op) -> Op:
     return replace(op, width=op.width + 1) if isinstance(op, KVCache) and op.kind == "indexer" else op
 
 
@@ -129,20 +129,20 @@ VALIDITY = Deviation(
     "GLM-5.3's indexer",
     "beside each key it caches whether the token is padding, as a number in the format of the keys",
     "cache_bytes",
-    follow=_with_validity,
+    follow=_with_padding_flag,
 )
 
 
-def _linear(config_values: ConfigValues) -> Any:
+def _kimi_delta_attention(config_values: ConfigValues) -> Any:
     return config_values.find(KimiDeltaAttention)
 
 
-def _latent(config_values: ConfigValues) -> Any:
+def _mla(config_values: ConfigValues) -> Any:
     return config_values.find(MLA)
 
 
-def _indexer(config_values: ConfigValues) -> Any:
-    return present(_latent(config_values).indexer)
+def _mla_indexer(config_values: ConfigValues) -> Any:
+    return present(_mla(config_values).indexer)
 
 
 FAMILIES = {
@@ -153,17 +153,17 @@ FAMILIES = {
         writes={
             **UNGROUPED_LATENT_WRITES,
             **UNPADDED,
-            "num_attention_heads": lambda s: _latent(s).num_attention_heads,
-            "num_key_value_heads": lambda s: _latent(s).num_attention_heads,
+            "num_attention_heads": lambda s: _mla(s).num_attention_heads,
+            "num_key_value_heads": lambda s: _mla(s).num_attention_heads,
             "layer_types": lambda s: [
                 "indexed_attention" if isinstance(m, MLA) else "linear_attention" for m in s.mixers
             ],
             "indexer_types": lambda s: [
                 "shared" if isinstance(m, MLA) and present(m.indexer).shared else "full" for m in s.mixers
             ],
-            "index_topk": lambda s: _indexer(s).index_topk,
-            "index_kpool": lambda s: _indexer(s).index_kpool,
-            "linear_lower_bound": lambda s: _linear(s).kda_lower_bound,
+            "index_topk": lambda s: _mla_indexer(s).index_topk,
+            "index_kpool": lambda s: _mla_indexer(s).index_kpool,
+            "linear_lower_bound": lambda s: _kimi_delta_attention(s).kda_lower_bound,
         },
         quirks=Quirks(reads_values=EVERY),
         unconverted=(r"re:.*index_kpool_compress_gate",),

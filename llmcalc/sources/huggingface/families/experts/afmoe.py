@@ -58,7 +58,7 @@ def _afmoe(config: Config) -> Table:
         config, output_gate={"per": "element"}, **biases(config.flag("attention_bias"), *QKVO), **qk_norm(norm)
     )
     full_period = config.size("global_attn_every_n_layers") if config.get("layer_types") is None else depth
-    sliding = {"position": mixer.pop("position"), **_window(config)}
+    sliding = {"position": mixer.pop("position"), **_window_field(config)}
     ranges = (
         listed_kinds(config, "layer_types", FULL_OR_SLIDING, every_nth_full(depth, full_period)),
         {"full": {}, "sliding": {"attention": sliding}},
@@ -100,7 +100,7 @@ def _laguna(config: Config) -> Table:
         f"{layer_kind}{head_count}" if heads_vary else layer_kind
         for layer_kind, head_count in zip(ranges, heads, strict=True)
     ]
-    window = {"full": {}, "sliding": _window(config)}
+    window = {"full": {}, "sliding": _window_field(config)}
     attention_fields = {
         name: {"attention": {"num_attention_heads": head_count, **window[layer_kind]}}
         for name, head_count, layer_kind in zip(names, heads, ranges, strict=True)
@@ -112,7 +112,7 @@ def _laguna(config: Config) -> Table:
     return decoder(config, block, norm, stack=combined_kinds((names, attention_fields), networks))
 
 
-def _window(config: Config) -> Table:
+def _window_field(config: Config) -> Table:
     return {} if config.maybe("sliding_window") is None else {"sliding_window": config.size("sliding_window")}
 
 

@@ -34,12 +34,12 @@ if TYPE_CHECKING:
     from ....to_hf.config_values import ConfigValues
 
 
-def _biased(config: Config) -> bool:
+def _has_bias(config: Config) -> bool:
     return config.get("use_bias") is not None and config.flag("use_bias")
 
 
 def _ernie4_5(config: Config) -> Table:
-    return llama_like(config, attention(config, **biases(_biased(config), *QKVO)), _biased(config))
+    return llama_like(config, attention(config, **biases(_has_bias(config), *QKVO)), _has_bias(config))
 
 
 CORRECTED: Table = {"score_correction": "parameter"}
@@ -58,7 +58,7 @@ def _ernie4_5_moe(config: Config) -> Table:
     )
     last_moe = depth - 1 if config.get("moe_layer_end_index") == -1 else config.count("moe_layer_end_index")
     names = ["moe" if first_moe <= i <= last_moe and (i + 1) % interval == 0 else "dense" for i in range(depth)]
-    return _network_kinds(config, names, config.size("moe_intermediate_size"), {"bias": _biased(config)})
+    return _network_kinds(config, names, config.size("moe_intermediate_size"), {"bias": _has_bias(config)})
 
 
 def _ernie4_5_vl_moe_text(config: Config) -> Table:
@@ -100,7 +100,7 @@ def _of_both(config: Config, name: str, maximum: int) -> int:
 
 
 def _network_kinds(config: Config, names: list[str], width: int, head: Table, **expert_fields: Table) -> Table:
-    norm, bias = rmsnorm(config.number("rms_norm_eps")), _biased(config)
+    norm, bias = rmsnorm(config.number("rms_norm_eps")), _has_bias(config)
     without_shared = config.data.get("model_type") == OWN_CODE and not config.has("moe_num_shared_experts")
     shared_count = 0 if without_shared else config.count("moe_num_shared_experts")
     experts = moe(

@@ -36,7 +36,7 @@ if TYPE_CHECKING:
     from ....to_hf.config_values import ConfigValues
 
 
-def _mixer(config: Config, order: str = "after_rope", **fields: Any) -> Table:
+def _attention_with_norms(config: Config, order: str = "after_rope", **fields: Any) -> Table:
     return attention(
         config,
         **biases(config.flag("attention_bias"), *QKVO),
@@ -60,7 +60,7 @@ def _check_published_fields(config: Config) -> None:
 
 def _hunyuan_v1_dense(config: Config) -> Table:
     _check_published_fields(config)
-    return llama_like(config, _mixer(config))
+    return llama_like(config, _attention_with_norms(config))
 
 
 def _hunyuan_vl_text(config: Config) -> Table:
@@ -107,7 +107,7 @@ def _hunyuan_v1_moe(config: Config) -> Table:
         f"top{k}": {"feed_forward": {"num_experts_per_tok": k}} if k != top_k_by_layer[0] else {}
         for k in top_k_by_layer
     }
-    block = layer_table(_mixer(config), moe(experts, top_k_by_layer[0], glu(config), glu(config)), norm)
+    block = layer_table(_attention_with_norms(config), moe(experts, top_k_by_layer[0], glu(config), glu(config)), norm)
     return decoder(config, block, norm, stack=combined_kinds(([f"top{k}" for k in top_k_by_layer], layer_tables)))
 
 
@@ -135,7 +135,7 @@ def _hy_v3(config: Config) -> Table:
         **SIGMOID,
     )
     networks: Table = {"dense": {}, "moe": {"feed_forward": experts}}
-    block = layer_table(_mixer(config, "before_rope"), glu(config, bias), norm)
+    block = layer_table(_attention_with_norms(config, "before_rope"), glu(config, bias), norm)
     return decoder(
         config, block, norm, stack=combined_kinds((dense_or_moe(config, config.size("num_hidden_layers"), 1), networks))
     )

@@ -107,7 +107,7 @@ def _uncounted_prediction(config: Config) -> None:
         config.notes.append("num_mtp_layers: the multi-token-prediction modules are not counted")
 
 
-def _in_float32(op: Op) -> Op:
+def _float32_states(op: Op) -> Op:
     return replace(op, bits=32) if isinstance(op, State) and op.kind == "conv_state" else op
 
 
@@ -115,28 +115,28 @@ FLOAT32_STATES = Deviation(
     "Inkling's convolutions",
     "they run in float32, so that the states of their last inputs are float32 too",
     "cache_bytes",
-    follow=_in_float32,
+    follow=_float32_states,
 )
 
 
-def _full(config_values: ConfigValues) -> Any:
+def _full_attention(config_values: ConfigValues) -> Any:
     return present(next((mixer for mixer in config_values.mixers if mixer.sliding_window is None), None))
 
 
-def _sliding(config_values: ConfigValues) -> Any:
+def _sliding_attention(config_values: ConfigValues) -> Any:
     return present(next((mixer for mixer in config_values.mixers if mixer.sliding_window is not None), None))
 
 
 MIXER_WRITES: Writes = {
-    "num_attention_heads": lambda s: _full(s).num_attention_heads,
-    "num_key_value_heads": lambda s: _full(s).num_key_value_heads,
-    "head_dim": lambda s: _full(s).head_dim,
-    "rel_extent": lambda s: _full(s).relative_extent,
+    "num_attention_heads": lambda s: _full_attention(s).num_attention_heads,
+    "num_key_value_heads": lambda s: _full_attention(s).num_key_value_heads,
+    "head_dim": lambda s: _full_attention(s).head_dim,
+    "rel_extent": lambda s: _full_attention(s).relative_extent,
     "d_rel": "relative_rank",
-    "swa_num_attention_heads": lambda s: _sliding(s).num_attention_heads,
-    "swa_num_key_value_heads": lambda s: _sliding(s).num_key_value_heads,
-    "swa_head_dim": lambda s: _sliding(s).head_dim,
-    "sliding_window_size": lambda s: _sliding(s).sliding_window,
+    "swa_num_attention_heads": lambda s: _sliding_attention(s).num_attention_heads,
+    "swa_num_key_value_heads": lambda s: _sliding_attention(s).num_key_value_heads,
+    "swa_head_dim": lambda s: _sliding_attention(s).head_dim,
+    "sliding_window_size": lambda s: _sliding_attention(s).sliding_window,
     "conv_kernel_size": lambda s: s.first.block.conv_kernel_size,
     "layer_types": lambda s: ["hybrid" if mixer.sliding_window is None else "hybrid_sliding" for mixer in s.mixers],
 }

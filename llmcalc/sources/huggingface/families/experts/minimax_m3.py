@@ -112,7 +112,7 @@ def _attention_kinds(config_values: ConfigValues) -> list[str]:
     return ["full_attention" if mixer.block_indexer is None else "minimax_m3_sparse" for mixer in config_values.mixers]
 
 
-def _ratio(field: str) -> Value:
+def _indexer_field(field: str) -> Value:
     return lambda config_values: getattr(config_values.named("block_indexer"), field)
 
 
@@ -148,7 +148,7 @@ FAMILIES = {
             "layer_types": _attention_kinds,
             "intermediate_size": lambda s: s.moe.expert.intermediate_size,
             "dense_intermediate_size": lambda s: s.dense.intermediate_size,
-            **{field: _ratio(field) for field in OF_THE_INDEXER},
+            **{field: _indexer_field(field) for field in OF_THE_INDEXER},
         },
         modules=HALVES_MODULES,
         earlier={

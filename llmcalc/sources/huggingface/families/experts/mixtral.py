@@ -101,11 +101,11 @@ def qwen_moe(config: Config, experts: int, mixer: Table, fields: Table, *axes: t
         config.size("num_hidden_layers"),
         config.size("decoder_sparse_step"),
     )
-    dense_ones = set() if config.get("mlp_only_layers") is None else set(config.sizes("mlp_only_layers"))
+    dense_layers = set() if config.get("mlp_only_layers") is None else set(config.sizes("mlp_only_layers"))
     names = [
-        "moe" if experts and i not in dense_ones and (i + 1) % expert_interval == 0 else "dense" for i in range(depth)
+        "moe" if experts and i not in dense_layers and (i + 1) % expert_interval == 0 else "dense" for i in range(depth)
     ]
-    has_experts = (
+    expert_network = (
         moe(
             experts,
             config.size("num_experts_per_tok"),
@@ -115,9 +115,9 @@ def qwen_moe(config: Config, experts: int, mixer: Table, fields: Table, *axes: t
         if "moe" in names
         else {}
     )
-    network = glu(config) if "dense" in names else has_experts
+    network = glu(config) if "dense" in names else expert_network
     block = layer_table(mixer, network, norm)
-    layer_tables: Table = {"dense": {}, "moe": {"feed_forward": has_experts} if "dense" in names else {}}
+    layer_tables: Table = {"dense": {}, "moe": {"feed_forward": expert_network} if "dense" in names else {}}
     return decoder(config, block, norm, stack=combined_kinds(*axes, (names, layer_tables)))
 
 

@@ -104,14 +104,16 @@ def _layer_fields_and_kinds(config: Config, layer_kinds: list[str], wider: str) 
 
 
 def _gemma4(config: Config) -> Table:
-    return _layered(config, config.flag("enable_moe_block"), config.get("hidden_size_per_layer_input") not in (None, 0))
+    return _gemma4_decoder(
+        config, config.flag("enable_moe_block"), config.get("hidden_size_per_layer_input") not in (None, 0)
+    )
 
 
-def _unified(config: Config) -> Table:
-    return _layered(config, experts=False, per_layer=False)
+def _gemma4_unified(config: Config) -> Table:
+    return _gemma4_decoder(config, experts=False, per_layer=False)
 
 
-def _layered(config: Config, experts: bool, per_layer: bool) -> Table:
+def _gemma4_decoder(config: Config, experts: bool, per_layer: bool) -> Table:
     norm = float32_rmsnorm(config.number("rms_norm_eps"))
     layer_kinds = listed_kinds(
         config, "layer_types", FULL_OR_SLIDING, every_nth_full(config.size("num_hidden_layers"), 6)
@@ -181,7 +183,7 @@ def _full_kv_heads(config_values: ConfigValues) -> int | None:
     return kv_heads if kv_heads != config_values.mixers[0].num_key_value_heads else None
 
 
-def _per_layer(config_values: ConfigValues) -> int:
+def _per_layer_input_width(config_values: ConfigValues) -> int:
     try:
         width: int = present(config_values.first.per_layer_embedding).hidden_size_per_layer_input
     except LookupError:
@@ -237,7 +239,7 @@ FAMILIES = {
             "attention_k_eq_v": lambda s: full_attention(s).attention_k_eq_v,
             "num_kv_shared_layers": sharing,
             "use_double_wide_mlp": _has_wider_ffn,
-            "hidden_size_per_layer_input": _per_layer,
+            "hidden_size_per_layer_input": _per_layer_input_width,
             "enable_moe_block": lambda s: bool(s.with_experts()),
             "use_bidirectional_attention": lambda s: "all" if s.spec.kind == "encoder" else None,
         },
@@ -265,7 +267,7 @@ FAMILIES = {
         writes_towers=gemma4_sections,
     ),
     "gemma4_unified_text": Family(
-        _unified,
+        _gemma4_unified,
         {"global_head_dim": 512, "num_global_key_value_heads": None},
         IGNORED | {"hidden_size_per_layer_input", "enable_moe_block"},
     ),

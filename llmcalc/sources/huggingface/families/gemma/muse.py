@@ -101,7 +101,7 @@ def _attention_kinds(config: Config) -> list[tuple[str, Table]]:
         config, "layer_types", FULL_OR_SLIDING, ["full" if is_full else "sliding" for is_full in full_flags]
     )
     return [
-        (layer_kind, {"attention": {**position, **_window(config, layer_kind)}})
+        (layer_kind, {"attention": {**position, **_window_field(config, layer_kind)}})
         for layer_kind, position in zip(layer_kinds, _position_changes(config, full_flags), strict=True)
     ]
 
@@ -123,7 +123,7 @@ def _position_changes(config: Config, full_flags: list[bool]) -> list[Table]:
     return [{"position": {**rotary_position, "rope_theta": float(base)} if base else "none"} for base in bases]
 
 
-def _window(config: Config, layer_kind: str) -> Table:
+def _window_field(config: Config, layer_kind: str) -> Table:
     return {"sliding_window": config.size("sliding_window")} if layer_kind == "sliding" else {}
 
 

@@ -32,19 +32,19 @@ def _head_dim(config: Config) -> int:
     return width // heads
 
 
-def _dense(config: Config, mixer: Table) -> Table:
+def _dense_decoder(config: Config, mixer: Table) -> Table:
     norm = rmsnorm(config.number("rms_norm_eps"))
     return decoder(config, layer_table(mixer, fused_glu(config), norm, "sandwich"), norm)
 
 
 def _glm4v_text(config: Config) -> Table:
     config.must("attention_bias", None, True)
-    return _dense(config, attention(config, head_dim=_head_dim(config), **biases(True, *QKV)))
+    return _dense_decoder(config, attention(config, head_dim=_head_dim(config), **biases(True, *QKV)))
 
 
 def _glm_ocr_text(config: Config) -> Table:
     uncounted_prediction(config)
-    return _dense(config, attention(config, head_dim=config.maybe("head_dim") or _head_dim(config)))
+    return _dense_decoder(config, attention(config, head_dim=config.maybe("head_dim") or _head_dim(config)))
 
 
 def _glm4v_moe_text(config: Config) -> Table:

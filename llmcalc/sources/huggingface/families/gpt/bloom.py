@@ -102,11 +102,11 @@ def _is_newer_decoder(config_values: ConfigValues) -> bool:
     )
 
 
-def _norms(config_values: ConfigValues) -> int | None:
+def _parallel_norm_count(config_values: ConfigValues) -> int | None:
     return {"separate": 2, "shared": 1}.get(config_values.layers[0].parallel or "")
 
 
-def _every_head(op: Op) -> Op:
+def _cache_of_every_head(op: Op) -> Op:
     if isinstance(op, AttentionCore):
         return KVCache(op.heads * (op.qk_dim + op.v_dim), "full_attention")
     return replace(op, width=0) if isinstance(op, KVCache) else op
@@ -126,7 +126,7 @@ KEEPS_EVERY_HEAD = Deviation(
     "Falcon's cache",
     "grouped keys and values are cached once for each query head",
     "cache_bytes",
-    follow=_every_head,
+    follow=_cache_of_every_head,
     when=_has_grouped_queries,
 )
 
@@ -172,7 +172,7 @@ FAMILIES = {
         writes={
             "alibi": lambda s: s.full.position is not None and s.full.position.type == "alibi",
             "new_decoder_architecture": _is_newer_decoder,
-            "num_ln_in_parallel_attn": _norms,
+            "num_ln_in_parallel_attn": _parallel_norm_count,
             "parallel_attn": lambda s: s.layers[0].parallel is not None,
             "bias": lambda s: s.network.up_bias,
         },

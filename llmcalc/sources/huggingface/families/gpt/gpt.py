@@ -208,12 +208,12 @@ def _attention_types(config_values: ConfigValues) -> list[Any]:
     return [[["global" if layer_kind == "full_attention" else "local"], 1] for layer_kind in config_values.kinds()]
 
 
-def _every_token(op: Op) -> Op:
+def _cache_of_every_token(op: Op) -> Op:
     return replace(op, limit=None) if isinstance(op, KVCache) else op
 
 
 KEEPS_EVERY_TOKEN = Deviation(
-    "GPT-Neo's cache", "its local layers cache every token", "cache_bytes", follow=_every_token
+    "GPT-Neo's cache", "its local layers cache every token", "cache_bytes", follow=_cache_of_every_token
 )
 
 

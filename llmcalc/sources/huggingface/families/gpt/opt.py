@@ -53,7 +53,7 @@ def _fairseq(config: Config, width: str, act: str, position: Table, **softmax: b
 NO_COUNT = frozenset({"activation_dropout", "learned_embeddings", "scale_embedding", "scale_embeddings"})
 
 
-def _pre(config_values: ConfigValues) -> bool:
+def _has_pre_norm(config_values: ConfigValues) -> bool:
     return config_values.layers[0].norm_placement == "pre"
 
 
@@ -75,8 +75,8 @@ FAMILIES = {
         _opt,
         ignored=NO_COUNT,
         writes={
-            "do_layer_norm_before": _pre,
-            "_remove_final_layer_norm": lambda s: _pre(s) and s.main.final_norm is None,
+            "do_layer_norm_before": _has_pre_norm,
+            "_remove_final_layer_norm": lambda s: _has_pre_norm(s) and s.main.final_norm is None,
             "layer_norm_elementwise_affine": lambda s: s.layers[0].norm.weight,
             "enable_bias": lambda s: s.network.up_bias,
         },

@@ -55,7 +55,7 @@ def _granitemoe(config: Config) -> Table:
     )
 
 
-def _shared(config: Config) -> Table:
+def _shared_experts(config: Config) -> Table:
     width = config.count("shared_intermediate_size")
     return moe(
         config.size("num_local_experts"),
@@ -66,7 +66,7 @@ def _shared(config: Config) -> Table:
 
 
 def _granitemoeshared(config: Config) -> Table:
-    return _decoder_with_attention(config, _shared(config))
+    return _decoder_with_attention(config, _shared_experts(config))
 
 
 def _hyperclovax(config: Config) -> Table:
@@ -75,7 +75,7 @@ def _hyperclovax(config: Config) -> Table:
     )
 
 
-def _swa(config: Config, feed_forward: Table) -> Table:
+def _sliding_decoder(config: Config, feed_forward: Table) -> Table:
     """Reads Granite SWA: each fourth layer, starting with the lowest, has full attention.
 
     `layer_rope_theta` is the base of RoPE in each layer; 0 means no positions.
@@ -101,11 +101,11 @@ def _swa(config: Config, feed_forward: Table) -> Table:
 
 
 def _granite_swa(config: Config) -> Table:
-    return _swa(config, glu(config, config.flag("mlp_bias")))
+    return _sliding_decoder(config, glu(config, config.flag("mlp_bias")))
 
 
 def _granitemoe_swa(config: Config) -> Table:
-    return _swa(config, _shared(config))
+    return _sliding_decoder(config, _shared_experts(config))
 
 
 def _rope_bases(config_values: ConfigValues) -> Any:

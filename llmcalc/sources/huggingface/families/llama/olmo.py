@@ -33,7 +33,7 @@ def _olmo(config: Config) -> Table:
     return decoder(config, layer_table(mixer, glu(config), norm), norm)
 
 
-def _normed(
+def _decoder_with_qk_norm(
     config: Config, feed_forward: Table, placement: str, stack: Table | None = None, float32_product: bool = True
 ) -> Table:
     """Returns RMSNorm layers with QK-norm over the full projection. float32_product: as in `Norm`, but for OLMoE."""
@@ -43,25 +43,25 @@ def _normed(
 
 
 def _olmo2(config: Config) -> Table:
-    return _normed(config, glu(config), "output")
+    return _decoder_with_qk_norm(config, glu(config), "output")
 
 
 def _olmo3(config: Config) -> Table:
-    return _normed(
+    return _decoder_with_qk_norm(
         config, glu(config), "output", sliding_stack(config, every_nth_full(config.size("num_hidden_layers"), 4))
     )
 
 
-def _experts(config: Config) -> Table:
+def _routed_experts(config: Config) -> Table:
     return moe(config.size("num_experts", "num_local_experts"), config.size("num_experts_per_tok"), glu(config))
 
 
 def _olmoe(config: Config) -> Table:
-    return _normed(config, _experts(config), "pre", float32_product=False)
+    return _decoder_with_qk_norm(config, _routed_experts(config), "pre", float32_product=False)
 
 
 def _flex_olmo(config: Config) -> Table:
-    return _normed(config, _experts(config), "output")
+    return _decoder_with_qk_norm(config, _routed_experts(config), "output")
 
 
 IGNORED = frozenset({"clip_qkv", "norm_topk_prob"})

@@ -173,7 +173,7 @@ def _indexer_of(config_values: ConfigValues) -> Any:
     )
 
 
-def _inputs(config_values: ConfigValues) -> dict[int, Any]:
+def _ngram_parts(config_values: ConfigValues) -> dict[int, Any]:
     parts = {i + 1: getattr(layer, "ngram_input", None) for i, layer in enumerate(config_values.layers)}
     return {layer_number: part for layer_number, part in parts.items() if part is not None}
 
@@ -215,7 +215,7 @@ FAMILIES = {
             "indexer_head_dim": lambda s: _indexer_of(s).index_head_dim,
             "indexer_budget": lambda s: _indexer_of(s).index_topk_blocks * _indexer_of(s).index_block_size,
             "indexer_compress_ratio": lambda s: _indexer_of(s).index_block_size,
-            "ple_layer_ids": lambda s: list(_inputs(s)),
+            "ple_layer_ids": lambda s: list(_ngram_parts(s)),
         },
         modules=MODULES,
         quirks=Quirks(reads_values=EVERY),

@@ -50,7 +50,7 @@ def _swiglu(width: int) -> Table:
     return {"type": "mlp", "intermediate_size": width, "hidden_act": "silu", "gated": True}
 
 
-def _tied(config: Config) -> Table:
+def _tying_field(config: Config) -> Table:
     return {"tie_word_embeddings": config.flag("tie_embedding", "tie_word_embeddings")}
 
 
@@ -76,7 +76,7 @@ def _lfm2(config: Config) -> Table:
     stack = stack_of_kinds(
         {name: {**block, "attention": mixer} for name, mixer in _mixer_tables(config, norm).items()}, names
     )
-    return decoder(config, stack["block"], norm, stack=stack, **_tied(config))
+    return decoder(config, stack["block"], norm, stack=stack, **_tying_field(config))
 
 
 def _lfm2_moe(config: Config) -> Table:
@@ -103,7 +103,7 @@ def _lfm2_moe(config: Config) -> Table:
     stack = stack_of_kinds(
         layer_tables, [f"{mixer}_{'dense' if i < dense_layers else 'moe'}" for i, mixer in enumerate(mixing)]
     )
-    return decoder(config, stack["block"], norm, stack=stack, **_tied(config))
+    return decoder(config, stack["block"], norm, stack=stack, **_tying_field(config))
 
 
 def _lfm3(config: Config) -> Table:
@@ -132,7 +132,7 @@ UNUSED = frozenset(
 """Fields of the checkpoints' configs that the classes ignore always or in some cases."""
 
 
-def _gated(config_values: ConfigValues) -> bool:
+def _has_attention_gate(config_values: ConfigValues) -> bool:
     return any(isinstance(mixer, Attention) and mixer.output_gate is not None for mixer in config_values.mixers)
 
 
@@ -174,7 +174,7 @@ FAMILIES = {
         ignored=UNUSED,
         writes={
             "use_sandwich_norm": lambda s: s.layers[0].norm_placement == "sandwich",
-            "use_attention_gate": _gated,
+            "use_attention_gate": _has_attention_gate,
             **UNPADDED,
         },
         modules={**LFM_MODULES, "self_attn.o_proj": "o_proj | out_proj", "self_attn.gate_proj": "g_proj"},

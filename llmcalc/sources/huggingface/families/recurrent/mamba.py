@@ -24,7 +24,7 @@ def step_rank(config: Config, name: str) -> int:
     return -(-config.size("hidden_size") // 16) if config.get(name) == "auto" else config.size(name)
 
 
-def _alone(config: Config, mixer: Table) -> Table:
+def _state_space_decoder(config: Config, mixer: Table) -> Table:
     norm = rmsnorm(config.number("layer_norm_epsilon"))
     return decoder(config, layer_table(mixer, NONE, norm), norm)
 
@@ -43,7 +43,9 @@ def _mamba(config: Config, **fields: Any) -> Table:
         "use_bias": config.flag("use_bias"),
         "use_conv_bias": config.flag("use_conv_bias"),
     }
-    return _alone(config, {**mixer, **other_fields, "hidden_act": config.choice(ACTIVATIONS, "hidden_act"), **fields})
+    return _state_space_decoder(
+        config, {**mixer, **other_fields, "hidden_act": config.choice(ACTIVATIONS, "hidden_act"), **fields}
+    )
 
 
 def _falcon_mamba(config: Config) -> Table:
@@ -75,7 +77,7 @@ def _mamba2(config: Config) -> Table:
         "chunk_size": config.size("chunk_size"),
         "hidden_act": config.choice(ACTIVATIONS, "hidden_act"),
     }
-    return _alone(
+    return _state_space_decoder(
         config, {**mixer, **bias_fields, **other_fields, "norm": rmsnorm(config.number("layer_norm_epsilon"))}
     )
 

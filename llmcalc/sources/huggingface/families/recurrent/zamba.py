@@ -215,7 +215,7 @@ def _layer_kinds(config_values: ConfigValues) -> list[str]:
     return ["hybrid" if hasattr(layer, "transformer") else "mamba" for layer in config_values.layers]
 
 
-def _transformer(config_values: ConfigValues) -> Any:
+def _shared_transformer(config_values: ConfigValues) -> Any:
     return config_values.named("transformer")
 
 
@@ -236,8 +236,8 @@ ZAMBA_WRITES: Writes = {
     **MAMBA_WRITES,
     "layers_block_type": _layer_kinds,
     "n_mamba_heads": state_space_field("num_heads"),
-    "intermediate_size": lambda s: _transformer(s).feed_forward.intermediate_size,
-    "hidden_act": lambda s: _transformer(s).feed_forward.hidden_act,
+    "intermediate_size": lambda s: _shared_transformer(s).feed_forward.intermediate_size,
+    "hidden_act": lambda s: _shared_transformer(s).feed_forward.hidden_act,
 }
 
 
@@ -274,8 +274,8 @@ FAMILIES = {
             "mamba_ngroups": state_space_field("n_groups"),
             "add_bias_linear": state_space_field("use_bias"),
             "num_mem_blocks": _shared_blocks,
-            "use_mem_rope": lambda s: _transformer(s).attention.position is not None,
-            "use_shared_attention_adapter": lambda s: _transformer(s).attention_adapters,
+            "use_mem_rope": lambda s: _shared_transformer(s).attention.position is not None,
+            "use_shared_attention_adapter": lambda s: _shared_transformer(s).attention_adapters,
         },
         spelled_as_read=True,
         modules={

@@ -17,7 +17,11 @@ def _afm7(config: Config) -> Table:
     depth, reusing_layers = config.size("num_hidden_layers"), config.count("num_kv_reuse_layers")
     if reusing_layers >= depth:
         raise config.wrong("num_kv_reuse_layers", reusing_layers, f"fewer than the {depth} layers of the model")
-    heads, hidden, factor = config.size("num_attention_heads"), config.size("hidden_size"), _factor(config)
+    heads, hidden, factor = (
+        config.size("num_attention_heads"),
+        config.size("hidden_size"),
+        _network_width_factor(config),
+    )
     mixer = attention(
         config,
         head_dim=config.divided("num_heads", hidden, heads),
@@ -34,7 +38,7 @@ def _afm7(config: Config) -> Table:
     return decoder(config, block, norm, stack=stack_of_layers(layers) if reusing_layers else None)
 
 
-def _factor(config: Config) -> float:
+def _network_width_factor(config: Config) -> float:
     """Returns the width of the FFN in units of the hidden size."""
     name = "hidden_dim_scale_factor"
     factor, hidden = config.number(name), config.size("hidden_size")

@@ -266,7 +266,7 @@ def _smallthinker(config: Config) -> Table:
     `rope_layout` and `sliding_window_layout` have 1 for each layer with rotary positions, or with a window.
     """
     depth = config.size("num_hidden_layers")
-    rotary, window_flags = (_expert_flags(config, name, depth, default) for name, default in LAYOUTS.items())
+    rotary, window_flags = (_layer_flags(config, name, depth, default) for name, default in LAYOUTS.items())
     window = config.maybe("sliding_window_size") if any(window_flags) else None
     config.fields_read.add("sliding_window_size")
     network = {"intermediate_size": config.size("moe_ffn_hidden_size"), "hidden_act": "relu", "gated": True}
@@ -285,8 +285,8 @@ LAYOUTS = {"rope_layout": 1, "sliding_window_layout": 0}
 """Lists of SmallThinker's layers → what stands in one that is not given."""
 
 
-def _expert_flags(config: Config, name: str, depth: int, default: int) -> list[int]:
-    """Returns for each layer 1 if it has experts, else 0, from a list in the config."""
+def _layer_flags(config: Config, name: str, depth: int, default: int) -> list[int]:
+    """Returns 0 or 1 for each layer, from a list in the config; `default` for every layer without the list."""
     layer_flags = config.sizes(name) if config.has(name) else [default] * depth
     if len(layer_flags) != depth or not {*layer_flags} <= {0, 1}:
         raise config.wrong(name, layer_flags, f"{depth} times 0 or 1, one for each layer")

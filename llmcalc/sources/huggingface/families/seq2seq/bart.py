@@ -10,6 +10,7 @@ transformers: models/bart, models/mbart, models/m2m_100, models/marian, models/p
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any, Literal
 
 from .....components.networks.moe import MoE
@@ -268,47 +269,25 @@ BART_MODULES: Modules = {
     "decoder.embed_tokens": "embed_tokens",
 }
 
+BART = Family(
+    _bart,
+    ignored=IGNORED,
+    aliases=ALIASES,
+    writes=SIDES_WRITES,
+    quirks=LOOKS_FOR_THE_END,
+    modules=BART_MODULES,
+    dropout=BART_DROPOUT,
+)
+"""The record of most of these models."""
+
 FAMILIES = {
-    "bart": Family(
-        _bart,
-        {"num_labels": 3},
-        IGNORED,
-        aliases=ALIASES,
-        writes=SIDES_WRITES,
-        quirks=LOOKS_FOR_THE_END,
-        modules=BART_MODULES,
-        dropout=BART_DROPOUT,
-    ),
-    "mvp": Family(
-        _mvp,
-        ignored=IGNORED,
-        aliases=ALIASES,
-        writes=SIDES_WRITES,
-        quirks=LOOKS_FOR_THE_END,
-        modules=BART_MODULES,
-        dropout=BART_DROPOUT,
-    ),
-    "mbart": Family(
-        _mbart,
-        ignored=IGNORED,
-        aliases=ALIASES,
-        writes=SIDES_WRITES,
-        quirks=LOOKS_FOR_THE_END,
-        modules=BART_MODULES,
-        dropout=BART_DROPOUT,
-    ),
-    "m2m_100": Family(
-        _m2m_100,
-        ignored=IGNORED,
-        aliases=ALIASES,
-        writes=SIDES_WRITES,
-        modules=BART_MODULES,
-        dropout=BART_DROPOUT,
-    ),
-    "marian": Family(
-        _marian,
-        ignored=IGNORED,
-        aliases=ALIASES,
+    "bart": replace(BART, defaults={"num_labels": 3}),
+    "mvp": replace(BART, read=_mvp),
+    "mbart": replace(BART, read=_mbart),
+    "m2m_100": replace(BART, read=_m2m_100),
+    "marian": replace(
+        BART,
+        read=_marian,
         writes={
             **SIDES_WRITES,
             "share_encoder_decoder_embeddings": lambda s: (
@@ -318,44 +297,21 @@ FAMILIES = {
             "decoder_vocab_size": lambda s: s.spec.vocab_size,
             **UNPADDED,
         },
-        modules=BART_MODULES,
-        dropout=BART_DROPOUT,
     ),
-    "fsmt": Family(
-        _fsmt,
+    "fsmt": replace(
+        BART,
+        read=_fsmt,
         ignored=IGNORED | {"decoder"},
         aliases={**ALIASES, "vocab_size": "tgt_vocab_size"},
+        writes={},
         modules={**BART_MODULES, "lm_head": "decoder.output_projection"},
-        dropout=BART_DROPOUT,
     ),
-    "pegasus": Family(
-        _pegasus,
-        ignored=IGNORED,
-        aliases=ALIASES,
-        writes=SIDES_WRITES,
-        modules=BART_MODULES,
-        dropout=BART_DROPOUT,
-    ),
-    "blenderbot": Family(
-        _pegasus,
-        ignored=IGNORED,
-        aliases=ALIASES,
-        writes=SIDES_WRITES,
-        modules=BART_MODULES,
-        dropout=BART_DROPOUT,
-    ),
-    "blenderbot-small": Family(
-        _blenderbot_small,
-        ignored=IGNORED,
-        aliases=ALIASES,
-        writes=SIDES_WRITES,
-        modules=BART_MODULES,
-        dropout=BART_DROPOUT,
-    ),
-    "bigbird_pegasus": Family(
-        _bigbird_pegasus,
-        ignored=IGNORED,
-        aliases=ALIASES,
+    "pegasus": replace(BART, read=_pegasus),
+    "blenderbot": replace(BART, read=_pegasus),
+    "blenderbot-small": replace(BART, read=_blenderbot_small),
+    "bigbird_pegasus": replace(
+        BART,
+        read=_bigbird_pegasus,
         writes={**SIDES_WRITES, "attention_type": lambda _: "original_full"},
         quirks=Quirks(reads_values=EVERY, counted_as={"attention_type": "original_full"}),
         modules={
@@ -366,25 +322,10 @@ FAMILIES = {
             "encoder.self_attn.v_proj": "self.value",
             "encoder.self_attn.o_proj": "output",
         },
-        dropout=BART_DROPOUT,
     ),
     "pp_formulanet": Family(
         None, text="pp_formulanet_text", ties="never", uncounted_encoders={"vision_config": "pp_formulanet_vision"}
     ),
-    "pp_formulanet_text": Family(
-        _pp_formulanet_text,
-        ignored=IGNORED,
-        aliases=ALIASES,
-        modules=BART_MODULES,
-        dropout=BART_DROPOUT,
-    ),
-    "plbart": Family(
-        _bart,
-        ignored=IGNORED,
-        aliases=ALIASES,
-        writes=SIDES_WRITES,
-        quirks=LOOKS_FOR_THE_END,
-        modules=BART_MODULES,
-        dropout=BART_DROPOUT,
-    ),
+    "pp_formulanet_text": replace(BART, read=_pp_formulanet_text, writes={}),
+    "plbart": BART,
 }

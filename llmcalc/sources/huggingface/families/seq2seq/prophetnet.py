@@ -5,8 +5,6 @@ Qi et al. 2020 (arXiv:2001.04063). transformers: models/prophetnet.
 
 from __future__ import annotations
 
-from typing import Any
-
 from ...absent import present
 from ...config import Config, is_whole
 from ...dropout import BART_DROPOUT
@@ -91,19 +89,14 @@ def _learned_positions(config: Config, extra_rows: int) -> Table:
     return {"type": "learned", "max_position_embeddings": rows - offset, "offset": offset}
 
 
-def _decoder_rows(facts: Any) -> Any:
-    """Returns the decoder's learned positions."""
-    return facts.main.position
-
-
 WRITES: Writes = {
     **{name: write for name, write in SIDES_WRITES.items() if name.endswith("ffn_dim")},
     "num_encoder_layers": lambda s: present(s.spec.encoder).num_hidden_layers,
     "num_decoder_layers": lambda s: present(s.spec.decoder).num_hidden_layers,
     "num_encoder_attention_heads": lambda s: present(s.spec.encoder).block.attention.num_attention_heads,
     "num_decoder_attention_heads": lambda s: s.main.block.attention.num_attention_heads,
-    "max_position_embeddings": lambda s: _decoder_rows(s).max_position_embeddings + _decoder_rows(s).offset,
-    "pad_token_id": lambda s: _decoder_rows(s).offset - 2,
+    "max_position_embeddings": lambda s: s.main.position.max_position_embeddings + s.main.position.offset,
+    "pad_token_id": lambda s: s.main.position.offset - 2,
     "ngram": lambda s: present(s.main.streams).ngram,
     "num_buckets": lambda s: s.main.block.attention.num_buckets,
     "relative_max_distance": lambda s: s.main.block.attention.relative_max_distance,

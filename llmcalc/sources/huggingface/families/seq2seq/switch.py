@@ -91,7 +91,7 @@ def _sparse_stack(expert_flags: list[bool], experts: Table) -> Table:
         return {}
     return {
         "variants": {"sparse": {"feed_forward": experts}},
-        **layer_pattern(["sparse" if config_values else "block" for config_values in expert_flags]),
+        **layer_pattern(["sparse" if has_experts else "block" for has_experts in expert_flags]),
     }
 
 
