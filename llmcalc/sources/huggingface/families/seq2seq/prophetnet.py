@@ -5,6 +5,8 @@ Qi et al. 2020 (arXiv:2001.04063). transformers: models/prophetnet.
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING, Any
+
 from ...absent import present
 from ...config import Config, is_whole
 from ...dropout import BART_DROPOUT
@@ -23,6 +25,9 @@ from ...parts import (
 )
 from ...writes import Writes
 from .bart import SIDES_WRITES
+
+if TYPE_CHECKING:
+    from ....to_hf.config_values import ConfigValues
 
 SIDES = ("encoder", "decoder")
 
@@ -89,14 +94,19 @@ def _learned_positions(config: Config, extra_rows: int) -> Table:
     return {"type": "learned", "max_position_embeddings": rows - offset, "offset": offset}
 
 
+def _decoder_positions(config_values: ConfigValues) -> Any:
+    """Returns the decoder's learned positions."""
+    return config_values.main.position
+
+
 WRITES: Writes = {
     **{name: write for name, write in SIDES_WRITES.items() if name.endswith("ffn_dim")},
     "num_encoder_layers": lambda s: present(s.spec.encoder).num_hidden_layers,
     "num_decoder_layers": lambda s: present(s.spec.decoder).num_hidden_layers,
     "num_encoder_attention_heads": lambda s: present(s.spec.encoder).block.attention.num_attention_heads,
     "num_decoder_attention_heads": lambda s: s.main.block.attention.num_attention_heads,
-    "max_position_embeddings": lambda s: s.main.position.max_position_embeddings + s.main.position.offset,
-    "pad_token_id": lambda s: s.main.position.offset - 2,
+    "max_position_embeddings": lambda s: _decoder_positions(s).max_position_embeddings + _decoder_positions(s).offset,
+    "pad_token_id": lambda s: _decoder_positions(s).offset - 2,
     "ngram": lambda s: present(s.main.streams).ngram,
     "num_buckets": lambda s: s.main.block.attention.num_buckets,
     "relative_max_distance": lambda s: s.main.block.attention.relative_max_distance,
