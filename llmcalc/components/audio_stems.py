@@ -8,7 +8,7 @@ transformers: models/speech_to_text (`Conv1dSubsampler`), models/moonshine (`Moo
 from __future__ import annotations
 
 from functools import cache
-from typing import TYPE_CHECKING, Annotated, ClassVar, Literal, Self
+from typing import TYPE_CHECKING, ClassVar, Literal, Self
 
 from pydantic import Field, model_validator
 
@@ -18,14 +18,12 @@ from ..flow.record import Flow
 from ..flow.value import Value
 from ..workload.derived_rows import BeforeStrides, Multiple
 from ..workload.rows import SOURCE
-from .base import LARGEST, ModelProperties, Width
+from .base import ModelProperties, Size, Width
 from .norm import Norm
 from .stem import Stem
 
 if TYPE_CHECKING:
     from torch import Tensor, nn
-
-KernelSize = Annotated[int, Field(ge=1, le=LARGEST, strict=True)]
 
 
 class SubsamplingStem(Stem):
@@ -39,7 +37,7 @@ class SubsamplingStem(Stem):
     type: Literal["subsampling"] = "subsampling"
     num_mel_bins: Width
     conv_channels: Width
-    conv_kernel_sizes: tuple[KernelSize, ...] = Field(min_length=1, max_length=16)
+    conv_kernel_sizes: tuple[Size, ...] = Field(min_length=1, max_length=16)
 
     @model_validator(mode="after")
     def _check_fields(self) -> Self:

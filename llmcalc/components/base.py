@@ -10,7 +10,8 @@ Annotations are not strings here: pydantic would compile those of a base class o
 from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal, Protocol, Self, TypeAlias
 
-from pydantic import Field, StrictBool
+from pydantic import AfterValidator, Field, StrictBool
+from pydantic_core import CoreSchema, core_schema
 
 from ..evidence import UNTESTED, Witness, by_source, by_torch
 from ..flow.record import Flow
@@ -30,74 +31,60 @@ MOST_LAYERS, MOST_EXPERTS = 100_000, 1_000_000
 
 @frozen(slots=True)
 class Symbol:
-    """The letter that papers use for a field; `llmcalc explain` prints it."""
+    """The type of a size: the letter that papers use for it, which `llmcalc explain` prints, and its limits.
+
+    letter: the letter.
+    smallest, largest: the limits, 1 and `LARGEST` by default.
+    """
 
     letter: str
+    smallest: int = 1
+    largest: int = LARGEST
+
+    def __get_pydantic_core_schema__(self, source: Any, handler: Any) -> CoreSchema:
+        return core_schema.int_schema(strict=True, ge=self.smallest, le=self.largest)
 
 
-def symbol_of_size(letter: str, minimum: int = 1) -> Any:
-    return Annotated[int, Field(ge=minimum, le=LARGEST, strict=True), Symbol(letter)]
+Size: TypeAlias = Annotated[int, Field(ge=1, le=LARGEST, strict=True)]
+"""A size without a letter."""
+
+HiddenSize: TypeAlias = Annotated[int, Symbol("h")]
+Heads: TypeAlias = Annotated[int, Symbol("a")]
+KVHeads: TypeAlias = Annotated[int, Symbol("k")]
+HeadDim: TypeAlias = Annotated[int, Symbol("d")]
+Width: TypeAlias = Annotated[int, Symbol("f")]
+Vocab: TypeAlias = Annotated[int, Symbol("V")]
+Layers: TypeAlias = Annotated[int, Symbol("L", largest=MOST_LAYERS)]
+Window: TypeAlias = Annotated[int, Symbol("W")]
+Experts: TypeAlias = Annotated[int, Symbol("E", largest=MOST_EXPERTS)]
+ZeroExperts: TypeAlias = Annotated[int, Symbol("Z", largest=MOST_EXPERTS)]
+TopK: TypeAlias = Annotated[int, Symbol("t", largest=MOST_EXPERTS)]
+Positions: TypeAlias = Annotated[int, Symbol("P")]
+Labels: TypeAlias = Annotated[int, Symbol("C")]
+LaurelRank: TypeAlias = Annotated[int, Symbol("l")]
+PerLayer: TypeAlias = Annotated[int, Symbol("p")]
+PerLayerVocab: TypeAlias = Annotated[int, Symbol("U")]
+QueryRank: TypeAlias = Annotated[int, Symbol("q")]
+KVRank: TypeAlias = Annotated[int, Symbol("c")]
+NopeDim: TypeAlias = Annotated[int, Symbol("n")]
+RopeDim: TypeAlias = Annotated[int, Symbol("r", 0)]
+ValueDim: TypeAlias = Annotated[int, Symbol("v")]
+Streams: TypeAlias = Annotated[int, Symbol("M", largest=64)]
+Inner: TypeAlias = Annotated[int, Symbol("m")]
+StateSize: TypeAlias = Annotated[int, Symbol("N")]
+Kernel: TypeAlias = Annotated[int, Symbol("w")]
+StepRank: TypeAlias = Annotated[int, Symbol("R")]
+StateGroups: TypeAlias = Annotated[int, Symbol("G")]
+ChunkSize: TypeAlias = Annotated[int, Symbol("Q")]
 
 
-if TYPE_CHECKING:
-    HiddenSize: TypeAlias = int
-    Heads: TypeAlias = int
-    KVHeads: TypeAlias = int
-    HeadDim: TypeAlias = int
-    Width: TypeAlias = int
-    Vocab: TypeAlias = int
-    Layers: TypeAlias = int
-    Window: TypeAlias = int
-    Experts: TypeAlias = int
-    ZeroExperts: TypeAlias = int
-    TopK: TypeAlias = int
-    Positions: TypeAlias = int
-    Labels: TypeAlias = int
-    LaurelRank: TypeAlias = int
-    PerLayer: TypeAlias = int
-    PerLayerVocab: TypeAlias = int
-    QueryRank: TypeAlias = int
-    KVRank: TypeAlias = int
-    NopeDim: TypeAlias = int
-    RopeDim: TypeAlias = int
-    ValueDim: TypeAlias = int
-    Streams: TypeAlias = int
-    Inner: TypeAlias = int
-    StateSize: TypeAlias = int
-    Kernel: TypeAlias = int
-    StepRank: TypeAlias = int
-    StateGroups: TypeAlias = int
-    ChunkSize: TypeAlias = int
-else:
-    HiddenSize = symbol_of_size("h")
-    Heads = symbol_of_size("a")
-    KVHeads = symbol_of_size("k")
-    HeadDim = symbol_of_size("d")
-    Width = symbol_of_size("f")
-    Vocab = symbol_of_size("V")
-    Layers = Annotated[int, Field(ge=1, le=MOST_LAYERS, strict=True), Symbol("L")]
-    Window = symbol_of_size("W")
-    Experts = Annotated[int, Field(ge=1, le=MOST_EXPERTS, strict=True), Symbol("E")]
-    ZeroExperts = Annotated[int, Field(ge=1, le=MOST_EXPERTS, strict=True), Symbol("Z")]
-    TopK = Annotated[int, Field(ge=1, le=MOST_EXPERTS, strict=True), Symbol("t")]
-    Positions = symbol_of_size("P")
-    Labels = symbol_of_size("C")
-    LaurelRank = symbol_of_size("l")
-    PerLayer = symbol_of_size("p")
-    PerLayerVocab = symbol_of_size("U")
-    QueryRank = symbol_of_size("q")
-    KVRank = symbol_of_size("c")
-    NopeDim = symbol_of_size("n")
-    RopeDim = symbol_of_size("r", 0)
-    ValueDim = symbol_of_size("v")
-    Streams = Annotated[int, Field(ge=1, le=64, strict=True), Symbol("M")]
-    Inner = symbol_of_size("m")
-    StateSize = symbol_of_size("N")
-    Kernel = symbol_of_size("w")
-    StepRank = symbol_of_size("R")
-    StateGroups = symbol_of_size("G")
-    ChunkSize = symbol_of_size("Q")
+def _check_odd(kernel_size: int) -> int:
+    if kernel_size % 2 == 0:
+        raise ValueError(f"{kernel_size} is even; expected an odd number")
+    return kernel_size
 
+
+OddKernel: TypeAlias = Annotated[Kernel, AfterValidator(_check_odd)]
 Flag: TypeAlias = StrictBool
 Real: TypeAlias = Annotated[float, Field(strict=True, allow_inf_nan=False)]
 

@@ -103,7 +103,6 @@ def _classifier_class() -> type[nn.Module]:
             if self.spec.transform is not None:
                 x = activate(self.spec.transform.hidden_act, self.dense(x))
                 x = self.norm(x) if hasattr(self, "norm") else x
-            scores: Tensor = self.out_proj(x)
-            return scores
+            return self.out_proj(x)
 
     return ClassifierReference

@@ -254,8 +254,7 @@ def _reference_classes() -> dict[str, type[nn.Module]]:
 
         def forward(self, layer_input: Tensor, layer_output: Tensor) -> Tensor:
             convolution_output = activate(self.act, self.conv(layer_input.transpose(1, 2)).transpose(1, 2))
-            normed: Tensor = self.norm(layer_output + convolution_output)
-            return normed
+            return self.norm(layer_output + convolution_output)
 
     class BorrowedLinear(nn.Module):
         """A linear layer that runs with another module's weights."""
@@ -267,8 +266,7 @@ def _reference_classes() -> dict[str, type[nn.Module]]:
         """Scores of tokens and table rows. x: [batch, heads, tokens, d] → [batch, heads, tokens, rows]."""
 
         def forward(self, x: Tensor, rows: Tensor) -> Tensor:
-            scores: Tensor = x @ rows.unflatten(-1, (x.shape[1], -1)).permute(1, 2, 0)
-            return scores
+            return x @ rows.unflatten(-1, (x.shape[1], -1)).permute(1, 2, 0)
 
     class DisentangledReference(nn.Module):
         """Scaled queries and position scores. Queries and keys: [batch, heads, tokens, d]."""

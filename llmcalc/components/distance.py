@@ -264,8 +264,7 @@ def _reference_classes() -> dict[str, type[nn.Module]]:
         """Scores by distance. q: [batch, heads, queries, d] → [batch, heads, queries, distances]."""
 
         def forward(self, r: Tensor, q: Tensor) -> Tensor:
-            scores: Tensor = q @ r.unflatten(-1, (q.shape[1], -1)).permute(1, 2, 0)
-            return scores
+            return q @ r.unflatten(-1, (q.shape[1], -1)).permute(1, 2, 0)
 
     class TransformerXLReference(nn.Module):
         """Transformer-XL's positions. Queries → (queries for the product with the keys, position scores).
@@ -287,10 +286,8 @@ def _reference_classes() -> dict[str, type[nn.Module]]:
             )
             distance_encoding = torch.cat([angles.sin(), angles.cos()], -1)[:, : self.hidden_size].to(q.dtype)
             distance_scores = self.core(self.r_proj(distance_encoding), q + self.position_bias.weight)
-            queries, keys = (
-                forward_pass.span(total_tokens - q.shape[-2], total_tokens, q.device),
-                forward_pass.span(0, total_tokens, q.device),
-            )
+            queries = forward_pass.span(total_tokens - q.shape[-2], total_tokens, q.device)
+            keys = forward_pass.span(0, total_tokens, q.device)
             distance = (queries[:, None] - keys[None, :]).clamp(min=0).expand(*q.shape[:-1], total_tokens)
             return q + self.content_bias.weight, distance_scores.gather(-1, distance) * q.shape[-1] ** -0.5
 

@@ -89,6 +89,6 @@ def _reference_class() -> type[nn.Module]:
             frames = frames * torch.rsqrt(frames.square().mean(-1, keepdim=True) + 1e-6)
             y = nn.functional.silu(self.proj(torch.asinh(self.log_gain.weight.exp() * frames))).transpose(1, 2)
             y = nn.functional.silu(self.conv1(nn.functional.pad(y, (4, 0))))
-            return self.conv2(nn.functional.pad(y, (4, 0))).transpose(1, 2)  # type: ignore[no-any-return]
+            return self.conv2(nn.functional.pad(y, (4, 0))).transpose(1, 2)
 
     return FrameStemReference

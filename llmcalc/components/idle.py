@@ -65,8 +65,7 @@ class SecondStream(StackPart):
     def reference(self, model_properties: ModelProperties) -> nn.Module:
         import torch
 
-        module: nn.Module = vector(torch.zeros(model_properties.hidden_size))
-        return module
+        return vector(torch.zeros(model_properties.hidden_size))
 
     @classmethod
     def examples(cls) -> list[Self]:

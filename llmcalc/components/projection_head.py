@@ -57,7 +57,6 @@ def _reference() -> type[nn.Module]:
             self.proj = nn.Linear(model_properties.hidden_size, spec.size, bias=spec.bias)
 
         def forward(self, x: Tensor) -> Tensor:
-            projected: Tensor = self.proj(x)
-            return projected
+            return self.proj(x)
 
     return ProjectionHeadReference

@@ -148,8 +148,7 @@ def _reference_classes() -> dict[str, type[nn.Module]]:
 
         def forward(self, q: Tensor, keys: Tensor) -> Tensor:
             scores = q.flatten(0, 1).transpose(0, 1) @ keys.transpose(-1, -2)
-            scores_of_heads: Tensor = scores.transpose(0, 1).unflatten(0, q.shape[:2])
-            return scores_of_heads
+            return scores.transpose(0, 1).unflatten(0, q.shape[:2])
 
     class Core(nn.Module):
         """Softmax attention with a bias. q, k, v: [batch, heads, tokens, d] → same shape."""
@@ -175,7 +174,6 @@ def _reference_classes() -> dict[str, type[nn.Module]]:
                 for name in ("q_proj", "k_proj", "v_proj")
             )
             bias = self.pairs(q, forward_pass.memo["relative_keys"]) * q.shape[-1] ** -0.5
-            result: Tensor = self.o_proj(self.core(q, k, v, bias).transpose(1, 2).flatten(2))
-            return result
+            return self.o_proj(self.core(q, k, v, bias).transpose(1, 2).flatten(2))
 
     return {"keys": KeysReference, "attention": AttentionReference}

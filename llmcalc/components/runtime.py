@@ -73,8 +73,7 @@ class ForwardPass:
         """Returns the positions start … end − 1 as a tensor."""
         import torch
 
-        positions: Tensor = self.computed_once(("span", start, end), lambda: torch.arange(start, end, device=device))
-        return positions
+        return self.computed_once(("span", start, end), lambda: torch.arange(start, end, device=device))
 
 
 def apply_dropout(module: nn.Module, dropout_place: str, x: Tensor) -> Tensor:
@@ -83,8 +82,7 @@ def apply_dropout(module: nn.Module, dropout_place: str, x: Tensor) -> Tensor:
     A reference runs without dropout unless a comparison attaches it.
     """
     dropouts: Mapping[str, Callable[[Any], Any]] = getattr(module, "dropouts", {})
-    out: Tensor = dropouts[dropout_place](x) if dropout_place in dropouts else x
-    return out
+    return dropouts[dropout_place](x) if dropout_place in dropouts else x
 
 
 def vector(values: Tensor) -> Any:
@@ -268,5 +266,4 @@ def attention_mask(
             mask = mask & (k // chunk == q // chunk)
         return mask
 
-    mask: Tensor = forward_pass.computed_once(("mask", end, queries, keys, causal, window, chunk), make)
-    return mask
+    return forward_pass.computed_once(("mask", end, queries, keys, causal, window, chunk), make)

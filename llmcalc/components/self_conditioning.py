@@ -66,15 +66,12 @@ def _reference_class() -> type[nn.Module]:
 
         def __init__(self, spec: SelfConditioning, model_properties: ModelProperties) -> None:
             super().__init__()
-            self.pre_norm, self.mlp = (
-                spec.norm.reference(model_properties),
-                spec.feed_forward.reference(model_properties),
-            )
+            self.pre_norm = spec.norm.reference(model_properties)
+            self.mlp = spec.feed_forward.reference(model_properties)
             self.post_norm = Norm(type="rmsnorm", weight=False, eps=spec.norm.eps).reference(model_properties)
 
         def forward(self, x: Tensor) -> Tensor:
-            out: Tensor = self.post_norm(x + self.mlp(self.pre_norm(x.new_zeros(x.shape))))
-            return out
+            return self.post_norm(x + self.mlp(self.pre_norm(x.new_zeros(x.shape))))
 
     class Holder(nn.Module):
         """A module whose child module is registered in the stack's module."""
@@ -84,8 +81,7 @@ def _reference_class() -> type[nn.Module]:
             self.self_conditioning = Network(spec, model_properties)
 
         def split_streams(self, x: Tensor, forward_pass: ForwardPass) -> Tensor:
-            out: Tensor = self.self_conditioning(x)
-            return out
+            return self.self_conditioning(x)
 
         def merge_streams(self, x: Tensor, forward_pass: ForwardPass) -> Tensor:
             return x

@@ -253,8 +253,7 @@ class Stack(Component):
 
     def layer(self, name: str) -> Layer:
         """Returns the layer of that kind."""
-        layer: Layer = self.block if name == BASE else self.variants[name]
-        return layer
+        return self.block if name == BASE else self.variants[name]
 
     def groups(self) -> Iterator[tuple[str, Layer, Number, list[int] | range | None]]:
         """Yields each kind of layer: (name, layer, number, indices). Indices are None if the depth is symbolic."""

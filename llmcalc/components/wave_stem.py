@@ -136,7 +136,7 @@ def _reference_class() -> type[nn.Module]:
             self.length = vector(torch.ones(kernel))
 
         def forward(self, x: Tensor) -> Tensor:
-            return self.conv(x) * self.length.weight.mean()  # type: ignore[no-any-return]
+            return self.conv(x) * self.length.weight.mean()
 
     class WaveStemReference(nn.Module):
         """Convolutions of samples. samples: [batch, samples] → [batch, positions, hidden]."""
@@ -167,7 +167,6 @@ def _reference_class() -> type[nn.Module]:
                 y = activate(self.spec.hidden_act, y)
             y = self.proj(self.proj_norm(y.transpose(1, 2)))
             position = self.position(y.transpose(1, 2))[..., : y.shape[1]].transpose(1, 2)
-            out: Tensor = y + activate(self.spec.hidden_act, position)
-            return out
+            return y + activate(self.spec.hidden_act, position)
 
     return WaveStemReference

@@ -169,15 +169,13 @@ def _reference_class() -> type[nn.Module]:
             self.adapter_down_proj = nn.Linear(spec.adapter_size, model_properties.hidden_size)
 
         def forward(self, x: Tensor) -> Tensor:
-            out: Tensor = self.adapter_down_proj(activate(self.act, self.adapter_up_proj(x)))
-            return out
+            return self.adapter_down_proj(activate(self.act, self.adapter_up_proj(x)))
 
     class Adapters(nn.ModuleDict):
         """The adapters of all languages, of which one runs. x: [batch, tokens, hidden] → same shape."""
 
         def forward(self, x: Tensor, language: str) -> Tensor:
-            out: Tensor = self[language](x)
-            return out
+            return self[language](x)
 
     class AdapterReference(_block_reference_class()):  # type: ignore[misc]
         """The layer with adapters. x: [batch, tokens, hidden] → same shape."""

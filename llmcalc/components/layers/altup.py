@@ -240,12 +240,10 @@ def _reference_classes() -> dict[str, type[nn.Module]]:
             self.streams_in, self.streams_out = StreamSplit(streams, hidden), StreamMerge(streams, hidden)
 
         def split_streams(self, x: Tensor, forward_pass: ForwardPass) -> Tensor:
-            streams: Tensor = self.streams_in(x)
-            return streams
+            return self.streams_in(x)
 
         def merge_streams(self, x: Tensor, forward_pass: ForwardPass) -> Tensor:
-            stream: Tensor = self.streams_out(x)
-            return stream
+            return self.streams_out(x)
 
     class Mix(nn.Module):
         def forward(self, coefficients: Tensor, x: Tensor) -> Tensor:
@@ -261,13 +259,11 @@ def _reference_classes() -> dict[str, type[nn.Module]]:
             self.mix = Mix()
 
         def routed(self, x: Tensor, router: nn.Module) -> Tensor:
-            out: Tensor = torch.tanh(router(self.router_norm(x) / x.shape[-1]))
-            return out
+            return torch.tanh(router(self.router_norm(x) / x.shape[-1]))
 
         def forward(self, x: Tensor) -> Tensor:
             coefficients = self.coefficients(self.routed(x[:, :, 0], self.router))
-            out: Tensor = x + self.mix(coefficients.unflatten(-1, (self.streams, self.streams)), x)
-            return out
+            return x + self.mix(coefficients.unflatten(-1, (self.streams, self.streams)), x)
 
     class Correct(nn.Module):
         def __init__(self, streams: int, hidden: int, router: nn.Linear) -> None:
@@ -293,8 +289,7 @@ def _reference_classes() -> dict[str, type[nn.Module]]:
             self.norm = norm.reference(model_properties)
 
         def forward(self, x: Tensor) -> Tensor:
-            out: Tensor = x + self.norm(self.right(self.left(x)))
-            return out
+            return x + self.norm(self.right(self.left(x)))
 
     class AltUpLayerReference(nn.Module):
         """The AltUp layer. x: [batch, tokens, streams, hidden] → same shape."""
@@ -312,8 +307,7 @@ def _reference_classes() -> dict[str, type[nn.Module]]:
             self.per_layer_input = spec.per_layer_input.reference(model_properties, spec.norm)
 
         def _sublayer_output(self, name: str, x: Tensor, forward_pass: ForwardPass) -> Tensor:
-            out: Tensor = self.get_submodule(f"{name}_post_norm")(self.get_submodule(name)(x, forward_pass))
-            return out
+            return self.get_submodule(f"{name}_post_norm")(self.get_submodule(name)(x, forward_pass))
 
         def forward(self, x: Tensor, forward_pass: ForwardPass) -> Tensor:
             predicted_streams = self.predict(x)

@@ -417,8 +417,7 @@ def _reference_class() -> type[nn.Module]:
 
         def _normalize(self, name: str, x: Tensor) -> Tensor:
             """Applies the norm of that name, if there is one."""
-            out: Tensor = getattr(self, name)(x) if hasattr(self, name) else x
-            return out
+            return getattr(self, name)(x) if hasattr(self, name) else x
 
         def _residual_sum(self, name: str, x: Tensor, y: Tensor) -> Tensor:
             """Returns the residual stream x after a sublayer with output y."""

@@ -267,7 +267,6 @@ def block_residual_classes() -> dict[str, type[nn.Module]]:
 
         def merge_streams(self, x: Tensor, forward_pass: ForwardPass) -> Tensor:
             (mixed,) = self.output_residual(forward_pass.memo["block_sums"], x)
-            output: Tensor = mixed
-            return output
+            return mixed
 
     return {"layer": LayerReference, "streams": StreamsReference, "mix": Mix}

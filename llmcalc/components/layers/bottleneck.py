@@ -141,8 +141,7 @@ def _inner_reference_class() -> type[nn.Module]:
             self.mlp_post_norm = spec.norm.reference(model_properties)
 
         def forward(self, x: Tensor, forward_pass: ForwardPass) -> Tensor:
-            out: Tensor = self.mlp_post_norm(x + self.mlp(x, forward_pass))
-            return out
+            return self.mlp_post_norm(x + self.mlp(x, forward_pass))
 
     return InnerNetworkReference
 
@@ -180,8 +179,7 @@ def _reference_class() -> type[nn.Module]:
             self.add_module(f"{name}_norm", norm.reference(inner_context))
 
         def _into_bottleneck(self, name: str, x: Tensor) -> Tensor:
-            out: Tensor = self.get_submodule(f"{name}_norm")(self.get_submodule(name)(x))
-            return out
+            return self.get_submodule(f"{name}_norm")(self.get_submodule(name)(x))
 
         def forward(self, x: Tensor, forward_pass: ForwardPass) -> Tensor:
             y = self._into_bottleneck("bottleneck", x)
@@ -192,7 +190,6 @@ def _reference_class() -> type[nn.Module]:
                 y = network(y, forward_pass)
             y = self.mlp_post_norm(y + self.mlp(y, forward_pass))
             layer_output = apply_dropout(self, "feed_forward", self.output_bottleneck(y))
-            out: Tensor = self.output_bottleneck_norm(x + layer_output)
-            return out
+            return self.output_bottleneck_norm(x + layer_output)
 
     return BottleneckLayerReference

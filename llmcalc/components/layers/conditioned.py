@@ -102,7 +102,6 @@ def _reference_class() -> type[nn.Module]:
         def forward(self, x: Tensor, forward_pass: ForwardPass) -> Tensor:
             x = x + self.get_submodule("self_attn")(self.get_submodule("self_attn_pre_norm")(x), forward_pass)
             y = self.condition(self.get_submodule("mlp_pre_norm")(x))
-            out: Tensor = x + self.get_submodule("mlp")(y, forward_pass)
-            return out
+            return x + self.get_submodule("mlp")(y, forward_pass)
 
     return ConditionedReference

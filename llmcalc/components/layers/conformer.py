@@ -109,15 +109,13 @@ def _reference_class() -> type[nn.Module]:
             self.norm = spec.norm.reference(model_properties)
 
         def _normalize(self, name: str, x: Tensor) -> Tensor:
-            out: Tensor = self.get_submodule(f"{name}_pre_norm")(x)
-            return out
+            return self.get_submodule(f"{name}_pre_norm")(x)
 
         def forward(self, x: Tensor, forward_pass: ForwardPass) -> Tensor:
             x = x + 0.5 * self.get_submodule("mlp_1")(self._normalize("mlp_1", x), forward_pass)
             x = x + self.get_submodule("self_attn")(self._normalize("self_attn", x), forward_pass)
             x = x + self.get_submodule("convolution")(self._normalize("convolution", x))
             x = x + 0.5 * self.get_submodule("mlp_2")(self._normalize("mlp_2", x), forward_pass)
-            out: Tensor = self.norm(x)
-            return out
+            return self.norm(x)
 
     return ConformerLayerReference

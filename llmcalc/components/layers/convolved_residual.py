@@ -139,8 +139,7 @@ def _reference_class() -> type[nn.Module]:
             kv_inputs = [
                 component(f"self_attn_{name}_norm")(y) for name, y in zip(("key", "value"), kv_inputs, strict=False)
             ]
-            y: Tensor = component("self_attn")(component("self_attn_pre_norm")(query), forward_pass, *kv_inputs)
-            return y
+            return component("self_attn")(component("self_attn_pre_norm")(query), forward_pass, *kv_inputs)
 
         def forward(self, x: Tensor, forward_pass: ForwardPass) -> Tensor:
             spec, component = self.spec, self.get_submodule
@@ -151,7 +150,6 @@ def _reference_class() -> type[nn.Module]:
             x = y if spec.starts_block else x + y
             (mixed,) = component("mlp_residual")(forward_pass.memo["block_sums"][: spec.feed_forward_blocks], x)
             y = component("mlp")(component("mlp_pre_norm")(mixed), forward_pass)
-            out: Tensor = x + component("mlp_conv")(y, forward_pass)
-            return out
+            return x + component("mlp_conv")(y, forward_pass)
 
     return ConvolvedResidualReference

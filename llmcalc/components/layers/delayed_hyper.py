@@ -122,10 +122,9 @@ def _reference_classes() -> dict[str, type[nn.Module]]:
             self.ngram_input = None if spec.ngram_input is None else spec.ngram_input.reference(model_properties)
 
         def forward(self, x: Tensor, forward_pass: ForwardPass) -> Tensor:
-            out: Tensor = super().forward(
+            return super().forward(
                 x if self.ngram_input is None else x + self.ngram_input(x, forward_pass), forward_pass
             )
-            return out
 
     class StreamsReference(nn.Module):
         """Copies one residual stream into n streams, [batch, tokens, n, hidden], and sums them back into one."""

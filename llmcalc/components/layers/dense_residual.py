@@ -87,8 +87,7 @@ def _reference_class() -> type[nn.Module]:
                 self.add_module(name, component.reference(model_properties))
 
         def _sublayer_output(self, name: str, x: Tensor, forward_pass: ForwardPass) -> Tensor:
-            out: Tensor = self.get_submodule(name)(self.get_submodule(f"{name}_pre_norm")(x), forward_pass)
-            return out
+            return self.get_submodule(name)(self.get_submodule(f"{name}_pre_norm")(x), forward_pass)
 
         def forward(self, x: Tensor, forward_pass: ForwardPass) -> Tensor:
             attention_output = x + self._sublayer_output("self_attn", x, forward_pass)

@@ -105,7 +105,6 @@ def _reference_class() -> type[nn.Module]:
             normed = self.get_submodule("self_attn_pre_norm")(x)
             x = normed if self.norm_before_residual else x
             x = x + self.self_attn(torch.cat([embedded, normed], -1), forward_pass)
-            out: Tensor = x + self.mlp(self.get_submodule("mlp_pre_norm")(x), forward_pass)
-            return out
+            return x + self.mlp(self.get_submodule("mlp_pre_norm")(x), forward_pass)
 
     return DraftLayerReference

@@ -202,8 +202,7 @@ def _reference_classes() -> dict[str, type[nn.Module]]:
 
         def forward(self, q: Tensor, rows: Tensor) -> Tensor:
             scores = q.transpose(0, 1).flatten(1, 2) @ rows.permute(1, 2, 0)
-            out: Tensor = scores.unflatten(1, (q.shape[0], -1)).transpose(0, 1)
-            return out
+            return scores.unflatten(1, (q.shape[0], -1)).transpose(0, 1)
 
     class FunnelAttentionReference(nn.Module):
         """Attention of queries [batch, queries, hidden] to a source [batch, keys, hidden] → shape of the queries."""
@@ -221,8 +220,7 @@ def _reference_classes() -> dict[str, type[nn.Module]]:
             self.o_proj = nn.Linear(width, hidden)
 
         def _split_heads(self, x: Tensor) -> Tensor:
-            heads: Tensor = x.unflatten(-1, (self.heads, -1)).transpose(-2, -3)
-            return heads
+            return x.unflatten(-1, (self.heads, -1)).transpose(-2, -3)
 
         def forward(self, x: Tensor, forward_pass: ForwardPass, source: Tensor | None = None, step: int = 1) -> Tensor:
             """Runs attention. step: the distance of neighbouring keys in tokens."""
@@ -244,8 +242,7 @@ def _reference_classes() -> dict[str, type[nn.Module]]:
             distance_scores = self.distances(position_q, r).gather(-1, index)
             segment_scores = self.segment_scores(segment_q, self.segments.weight)
             out = self.core(content_q, k, v, distance_scores + segment_scores[..., 1:])  # all tokens are in one segment
-            result: Tensor = self.o_proj(out.transpose(1, 2).flatten(2))
-            return result
+            return self.o_proj(out.transpose(1, 2).flatten(2))
 
     class FunnelReference(nn.Module):
         """A layer of Funnel Transformer. x: [batch, tokens, hidden] → [batch, tokens or half as many, hidden]."""
@@ -256,14 +253,10 @@ def _reference_classes() -> dict[str, type[nn.Module]]:
             super().__init__()
             self.spec, self.halves = spec, spec.halves
             assert isinstance(spec.feed_forward, Component)
-            self.self_attn, self.mlp = (
-                spec.attention.reference(model_properties),
-                spec.feed_forward.reference(model_properties),
-            )
-            self.self_attn_post_norm, self.mlp_post_norm = (
-                spec.norm.reference(model_properties),
-                spec.norm.reference(model_properties),
-            )
+            self.self_attn = spec.attention.reference(model_properties)
+            self.mlp = spec.feed_forward.reference(model_properties)
+            self.self_attn_post_norm = spec.norm.reference(model_properties)
+            self.mlp_post_norm = spec.norm.reference(model_properties)
 
         def share(self, first_layer: FunnelReference) -> None:
             """Uses the first layer's weights; a later layer does not halve."""
@@ -280,8 +273,7 @@ def _reference_classes() -> dict[str, type[nn.Module]]:
                 return x
             if self.spec.separate_cls:
                 x = torch.cat([x[:, :1], x[:, :-1] if self.spec.truncate_seq else x], 1)
-            pooled_tokens: Tensor = nn.functional.avg_pool1d(x.transpose(1, 2), 2, 2, ceil_mode=True).transpose(1, 2)
-            return pooled_tokens
+            return nn.functional.avg_pool1d(x.transpose(1, 2), 2, 2, ceil_mode=True).transpose(1, 2)
 
         def _lengthen(self, x: Tensor, forward_pass: ForwardPass) -> Tensor:
             """Repeats tokens to the length of the first block's output, and adds it."""
@@ -295,8 +287,7 @@ def _reference_classes() -> dict[str, type[nn.Module]]:
                 x = torch.cat([x[:, :1], tokens_after_first[:, : tokens - 1]], 1)
             else:
                 x = x.repeat_interleave(repeats, 1)[:, :tokens]
-            total: Tensor = x + first_block
-            return total
+            return x + first_block
 
         def forward(self, x: Tensor, forward_pass: ForwardPass) -> Tensor:
             x = self._lengthen(x, forward_pass) if self.spec.lengthens else x

@@ -88,8 +88,7 @@ def _reference_class() -> type[nn.Module]:
             self.down_proj, self.up_proj = nn.Linear(hidden, rank, bias=False), nn.Linear(rank, hidden, bias=False)
 
         def forward(self, x: Tensor) -> Tensor:
-            out: Tensor = x * self.up_proj(nn.functional.silu(self.down_proj(x))).sigmoid()
-            return out
+            return x * self.up_proj(nn.functional.silu(self.down_proj(x))).sigmoid()
 
     class GatedNormLayerReference(nn.Module):
         """The layer with gated norms. x: [batch, tokens, hidden] → same shape."""

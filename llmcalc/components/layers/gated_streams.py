@@ -202,7 +202,6 @@ def _reference_classes() -> dict[str, type[nn.Module]]:
 
         def merge_streams(self, x: Tensor, forward_pass: ForwardPass) -> Tensor:
             mean, _ = self.stream_output(x)
-            stream: Tensor = mean
-            return stream
+            return mean
 
     return {"layer": LayerReference, "streams": StreamsReference}

@@ -142,8 +142,7 @@ def _reference_class() -> type[nn.Module]:
             pre_norm, component, post_norm = (
                 self.get_submodule(module_name) for module_name in (f"{name}_pre_norm", name, f"{name}_post_norm")
             )
-            out: Tensor = post_norm(component(pre_norm(x), forward_pass, **router_input))
-            return out
+            return post_norm(component(pre_norm(x), forward_pass, **router_input))
 
         def forward(self, x: Tensor, forward_pass: ForwardPass) -> Tensor:
             x = x + self._between_norms("self_attn", x, forward_pass)

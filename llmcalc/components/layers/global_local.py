@@ -305,20 +305,17 @@ def _reference_classes() -> dict[str, type[nn.Module]]:
             self.count = spec.attention.num_global_tokens
             for name in ("self_attn_pre_norm", "global_pre_norm", "mlp_pre_norm"):
                 self.add_module(name, spec.norm.reference(model_properties))
-            self.self_attn, self.mlp = (
-                spec.attention.reference(model_properties),
-                spec.feed_forward.reference(model_properties),
-            )
+            self.self_attn = spec.attention.reference(model_properties)
+            self.mlp = spec.feed_forward.reference(model_properties)
 
         def forward(self, x: Tensor, forward_pass: ForwardPass) -> Tensor:
             global_tokens = self.get_submodule("global_pre_norm")(x[:, : self.count])
             text = self.get_submodule("self_attn_pre_norm")(x[:, self.count :])
             y = self.self_attn(torch.cat([global_tokens, text], 1), forward_pass)
             x = x + apply_dropout(self, "attention_output", y)
-            out: Tensor = x + apply_dropout(
+            return x + apply_dropout(
                 self, "feed_forward", self.mlp(self.get_submodule("mlp_pre_norm")(x), forward_pass)
             )
-            return out
 
     return {
         "tokens": GlobalTokensReference,

@@ -97,10 +97,8 @@ def _reference_class() -> type[nn.Module]:
 
         def __init__(self, spec: HybridBlock, model_properties: ModelProperties) -> None:
             super().__init__()
-            self.mixers_pre_norm, self.mlp_pre_norm = (
-                spec.norm.reference(model_properties),
-                spec.norm.reference(model_properties),
-            )
+            self.mixers_pre_norm = spec.norm.reference(model_properties)
+            self.mlp_pre_norm = spec.norm.reference(model_properties)
             for name, component in (
                 ("state_space", spec.state_space),
                 ("self_attn", spec.attention),
@@ -116,7 +114,6 @@ def _reference_class() -> type[nn.Module]:
                 + self.get_submodule("self_attn")(y, forward_pass)
                 + self.get_submodule("state_space")(y, forward_pass)
             )
-            out: Tensor = x + self.get_submodule("mlp")(self.mlp_pre_norm(x), forward_pass)
-            return out
+            return x + self.get_submodule("mlp")(self.mlp_pre_norm(x), forward_pass)
 
     return HybridReference

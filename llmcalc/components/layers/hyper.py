@@ -184,10 +184,8 @@ def hyper_classes() -> dict[str, type[nn.Module]]:
         def __init__(self, *part_sizes: int) -> None:
             super().__init__()
             self.parts = part_sizes
-            self.base, self.scale = (
-                nn.Parameter(torch.zeros(sum(part_sizes))),
-                nn.Parameter(torch.ones(len(part_sizes))),
-            )
+            self.base = nn.Parameter(torch.zeros(sum(part_sizes)))
+            self.scale = nn.Parameter(torch.ones(len(part_sizes)))
 
         def forward(self, raw_weights: Tensor) -> tuple[Tensor, ...]:
             weight_parts, offsets = raw_weights.split(self.parts, -1), self.base.split(self.parts)
@@ -201,8 +199,7 @@ def hyper_classes() -> dict[str, type[nn.Module]]:
         """Mixes streams. matrix: [.., in, out], streams: [.., in, hidden] → [.., out, hidden]."""
 
         def forward(self, matrix: Tensor, streams: Tensor) -> Tensor:
-            mixed_streams: Tensor = matrix.transpose(-1, -2) @ streams
-            return mixed_streams
+            return matrix.transpose(-1, -2) @ streams
 
     class Connection(nn.Module):
         """The connection of one sublayer. streams → (sublayer input, output weights, mixed streams)."""
@@ -222,10 +219,8 @@ def hyper_classes() -> dict[str, type[nn.Module]]:
         def forward(self, streams: Tensor, forward_pass: ForwardPass) -> tuple[Tensor, Tensor, Tensor]:
             n, eps = self.spec.hc_mult, self.spec.hc_eps
             read_logits, write_logits, *mix_logits = self.offsets(self.map(self.plain(streams.flatten(2))))
-            weighted_sum, strength = (
-                (self.read_weights(read_logits.sigmoid() + eps, forward_pass)[..., None] * streams).sum(2),
-                self.spec.hc_magnitude * write_logits.sigmoid(),
-            )
+            weighted_sum = (self.read_weights(read_logits.sigmoid() + eps, forward_pass)[..., None] * streams).sum(2)
+            strength = self.spec.hc_magnitude * write_logits.sigmoid()
             if self.mix is None or self.spec.hc_sinkhorn_iters is None:
                 return weighted_sum, strength + eps, streams
             matrix = mix_logits[0].unflatten(-1, (n, n)).softmax(-1) + eps
@@ -266,8 +261,7 @@ def hyper_classes() -> dict[str, type[nn.Module]]:
         def forward(self, streams: Tensor) -> Tensor:
             (raw_weights,) = self.offsets(self.map(self.plain(streams.flatten(2))))
             weights = raw_weights.sigmoid() + 1e-6
-            total: Tensor = (weights[..., None] * streams).sum(2)
-            return total
+            return (weights[..., None] * streams).sum(2)
 
     class StreamsReference(nn.Module):
         """Copies one residual stream into n streams, [batch, tokens, n, hidden], and sums them back into one."""
@@ -280,7 +274,6 @@ def hyper_classes() -> dict[str, type[nn.Module]]:
             return x[:, :, None].expand(-1, -1, self.n, -1)
 
         def merge_streams(self, x: Tensor, forward_pass: ForwardPass) -> Tensor:
-            stream: Tensor = x.mean(2) if self.hyper_streams is None else self.hyper_streams(x)
-            return stream
+            return x.mean(2) if self.hyper_streams is None else self.hyper_streams(x)
 
     return {"layer": HyperLayerReference, "streams": StreamsReference, "connection": Connection}

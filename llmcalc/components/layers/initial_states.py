@@ -74,20 +74,15 @@ def _reference_class() -> type[nn.Module]:
             assert isinstance(spec.attention, Component)
             assert isinstance(spec.feed_forward, Component)
             self.lambdas = vector(torch.tensor([1.0, 0.0]))
-            self.self_attn_pre_norm, self.mlp_pre_norm = (
-                spec.norm.reference(model_properties),
-                spec.norm.reference(model_properties),
-            )
-            self.self_attn, self.mlp = (
-                spec.attention.reference(model_properties),
-                spec.feed_forward.reference(model_properties),
-            )
+            self.self_attn_pre_norm = spec.norm.reference(model_properties)
+            self.mlp_pre_norm = spec.norm.reference(model_properties)
+            self.self_attn = spec.attention.reference(model_properties)
+            self.mlp = spec.feed_forward.reference(model_properties)
 
         def forward(self, x: Tensor, forward_pass: ForwardPass) -> Tensor:
             start = x if forward_pass.embedded is None else forward_pass.embedded
             mixed_states = self.lambdas.weight[0] * x + self.lambdas.weight[1] * start
             x = x + self.self_attn(self.self_attn_pre_norm(mixed_states), forward_pass)
-            out: Tensor = x + self.mlp(self.mlp_pre_norm(x), forward_pass)
-            return out
+            return x + self.mlp(self.mlp_pre_norm(x), forward_pass)
 
     return InitialStatesReference

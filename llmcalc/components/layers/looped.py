@@ -203,8 +203,7 @@ def _reference_classes() -> dict[str, type[nn.Module]]:
         def forward(self, q: Tensor) -> Tensor:
             rows = q.flatten(0, 1).transpose(0, 1)
             scores = torch.bmm(rows, self.weight.transpose(1, 2)).transpose(0, 1)
-            out: Tensor = scores.unflatten(0, q.shape[:2])
-            return out
+            return scores.unflatten(0, q.shape[:2])
 
     class LoopedAttentionReference(nn.Module):
         """Attention of one loop. x: [batch, tokens, hidden] → same shape."""
@@ -235,8 +234,7 @@ def _reference_classes() -> dict[str, type[nn.Module]]:
                 forward_pass, forward_pass.past + tokens, tokens, k.shape[-2], q.device, causal=True, window=window
             )
             k, v = (h if group == 1 else h.repeat_interleave(group, 1) for h in (k, v))
-            out: Tensor = core(q, k, v, mask)
-            return out
+            return core(q, k, v, mask)
 
         def forward(self, x: Tensor, forward_pass: ForwardPass) -> Tensor:
             spec = self.spec
@@ -257,8 +255,7 @@ def _reference_classes() -> dict[str, type[nn.Module]]:
             else:
                 k, v = forward_pass.memo[self] = self.cache(forward_pass, k, v)
                 out = self._attend(self.core, q, k, v, forward_pass, None)
-            result: Tensor = self.o_proj(out.transpose(1, 2).flatten(2))
-            return result
+            return self.o_proj(out.transpose(1, 2).flatten(2))
 
     class LoopedReference(nn.Module):
         """One loop of the layer. x: [batch, tokens, hidden] → same shape."""
@@ -269,14 +266,10 @@ def _reference_classes() -> dict[str, type[nn.Module]]:
             super().__init__()
             assert isinstance(spec.attention, LoopedAttention)
             assert isinstance(spec.feed_forward, FeedForward)
-            self.self_attn_pre_norm, self.mlp_pre_norm = (
-                spec.norm.reference(model_properties),
-                spec.norm.reference(model_properties),
-            )
-            self.self_attn, self.mlp = (
-                spec.attention.reference(model_properties),
-                spec.feed_forward.reference(model_properties),
-            )
+            self.self_attn_pre_norm = spec.norm.reference(model_properties)
+            self.mlp_pre_norm = spec.norm.reference(model_properties)
+            self.self_attn = spec.attention.reference(model_properties)
+            self.mlp = spec.feed_forward.reference(model_properties)
 
         def share(self, first_layer: LoopedReference) -> None:
             """Uses the first loop's weights, in the second loop."""
@@ -290,7 +283,6 @@ def _reference_classes() -> dict[str, type[nn.Module]]:
 
         def forward(self, x: Tensor, forward_pass: ForwardPass) -> Tensor:
             x = x + self.self_attn(self.self_attn_pre_norm(x), forward_pass)
-            out: Tensor = x + self.mlp(self.mlp_pre_norm(x))
-            return out
+            return x + self.mlp(self.mlp_pre_norm(x))
 
     return {"attention": LoopedAttentionReference, "layer": LoopedReference}

@@ -117,11 +117,9 @@ def _reference_classes() -> dict[str, type[nn.Module]]:
 
         def __init__(self, spec: PerLayerEmbedding, model_properties: ModelProperties, layers: int) -> None:
             super().__init__()
-            self.rows, self.width, self.hidden = (
-                spec.vocab_size_per_layer_input,
-                spec.hidden_size_per_layer_input,
-                model_properties.hidden_size,
-            )
+            self.rows = spec.vocab_size_per_layer_input
+            self.width = spec.hidden_size_per_layer_input
+            self.hidden = model_properties.hidden_size
             if self.rows is not None:
                 self.embed = nn.Embedding(self.rows, layers * self.width)
             self.projection = nn.Linear(self.hidden, layers * self.width, bias=False)
@@ -134,8 +132,7 @@ def _reference_classes() -> dict[str, type[nn.Module]]:
                 table_vectors = self.embed(forward_pass.ids * (forward_pass.ids < self.rows)) * self.width**0.5
             projected = self.projection(x) * self.hidden**-0.5
             if table_vectors is None:
-                normed: Tensor = self.norm(projected.unflatten(-1, (-1, self.width)))
-                return normed
+                return self.norm(projected.unflatten(-1, (-1, self.width)))
             vectors: Tensor = self.norm(projected.unflatten(-1, (-1, self.width))) + table_vectors.unflatten(
                 -1, (-1, self.width)
             )
@@ -154,7 +151,6 @@ def _reference_classes() -> dict[str, type[nn.Module]]:
         def forward(self, x: Tensor, forward_pass: ForwardPass) -> Tensor:
             assert forward_pass.per_layer is not None, "the stack has no per-layer embeddings"
             gated = activate(self.act, self.gate(x)) * forward_pass.per_layer[:, :, forward_pass.layer]
-            out: Tensor = self.norm(self.projection(gated))
-            return out
+            return self.norm(self.projection(gated))
 
     return {"table": Table, "gate": Gate}

@@ -89,10 +89,8 @@ class ShortcutLayer(Layer):
 
     @classmethod
     def examples(cls) -> list[Self]:
-        rms, grouped_attention = (
-            Norm(type="rmsnorm"),
-            Attention(num_attention_heads=4, num_key_value_heads=2, position=Rope()),
-        )
+        rms = Norm(type="rmsnorm")
+        grouped_attention = Attention(num_attention_heads=4, num_key_value_heads=2, position=Rope())
         dense_network = FeedForward(intermediate_size=20, hidden_act="silu", gated=True)
         corrected_router, identities = LinearRouter(score_correction="buffer"), IdentityExperts(zero_expert_num=3)
         narrow_network = FeedForward(intermediate_size=16, hidden_act="silu", gated=True)
@@ -140,7 +138,6 @@ def _reference_class() -> type[nn.Module]:
             expert_output = self.mlp(normed, forward_pass)
             x = x + self.dense[0](normed, forward_pass)
             x = x + self.self_attn[1](self.self_attn_pre_norm[1](x), forward_pass)
-            out: Tensor = x + self.dense[1](self.dense_pre_norm[1](x), forward_pass) + expert_output
-            return out
+            return x + self.dense[1](self.dense_pre_norm[1](x), forward_pass) + expert_output
 
     return ShortcutReference

@@ -736,11 +736,9 @@ def _reference_class() -> type[nn.Module]:
             """Applies the norm of queries or keys, if there is one. x: [batch, heads, tokens, head_dim]."""
             assert self.spec.qk_norm is not None
             if self.spec.qk_norm.scope != "projection":
-                normed: Tensor = norm(x)
-                return normed
+                return norm(x)
             concatenated_heads = x.transpose(1, 2).flatten(2)
-            heads: Tensor = norm(concatenated_heads).unflatten(-1, (-1, self.head_dim)).transpose(1, 2)
-            return heads
+            return norm(concatenated_heads).unflatten(-1, (-1, self.head_dim)).transpose(1, 2)
 
         def _normed_and_rotated(self, x: Tensor, norm: str, forward_pass: ForwardPass, start: int) -> Tensor:
             """Returns queries or keys after norm and positions, in the order of the spec."""
@@ -752,8 +750,7 @@ def _reference_class() -> type[nn.Module]:
             return self._normalize(x, getattr(self, norm)) if order == "after_rope" else x
 
         def _split_heads(self, projected: Tensor, width: int) -> Tensor:
-            heads: Tensor = projected.unflatten(-1, (-1, width)).transpose(1, 2)
-            return heads
+            return projected.unflatten(-1, (-1, width)).transpose(1, 2)
 
         def _values(self, x: Tensor, forward_pass: ForwardPass) -> Tensor:
             projected = self.v_proj(x) if self.spec.value_experts is None else self.value_experts(x, forward_pass)
@@ -828,15 +825,11 @@ def _reference_class() -> type[nn.Module]:
             """Returns the bias on the scores of the last `queries` and the last `keys` tokens before `end`."""
             positions = forward_pass.span(end - queries, end, device), forward_pass.span(end - keys, end, device)
             if hasattr(self, "relative_bias"):
-                layer_bias: Tensor = self.relative_bias(*positions)
-                return layer_bias
+                return self.relative_bias(*positions)
             make_bias: Any = partial(alibi_bias, self.heads) if self.alibi else forward_pass.bias
             if make_bias is None:
                 return None
-            stack_bias: Tensor = forward_pass.computed_once(
-                ("bias", self.heads, end, queries, keys), lambda: make_bias(*positions)
-            )
-            return stack_bias
+            return forward_pass.computed_once(("bias", self.heads, end, queries, keys), lambda: make_bias(*positions))
 
         def compute_shared_bias(self, x: Tensor, forward_pass: ForwardPass) -> None:
             """Computes the bias that all layers of a stack add, before the first layer."""
@@ -890,9 +883,6 @@ def _reference_class() -> type[nn.Module]:
             if hasattr(self, "gate_proj"):
                 out = out * gate_values(self.gate, self.gate_proj(x)).unflatten(-1, (self.heads, -1))
             concatenated_heads = out.flatten(2)
-            result: Tensor = self.o_proj(
-                self.sub_norm(concatenated_heads) if hasattr(self, "sub_norm") else concatenated_heads
-            )
-            return result
+            return self.o_proj(self.sub_norm(concatenated_heads) if hasattr(self, "sub_norm") else concatenated_heads)
 
     return AttentionReference

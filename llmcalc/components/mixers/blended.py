@@ -111,10 +111,8 @@ def _reference_class() -> type[nn.Module]:
         def __init__(self, spec: BlendedAttention, hidden: int) -> None:
             super().__init__()
             self.spec, heads, kv_heads, d = spec, spec.num_attention_heads, spec.num_key_value_heads, spec.head_dim
-            self.q_proj, self.o_proj = (
-                nn.Linear(hidden, heads * d, bias=False),
-                nn.Linear(heads * d, hidden, bias=False),
-            )
+            self.q_proj = nn.Linear(hidden, heads * d, bias=False)
+            self.o_proj = nn.Linear(heads * d, hidden, bias=False)
             self.k_proj = nn.Linear(hidden, kv_heads * d, bias=False)
             self.v_proj = nn.Linear(hidden, kv_heads * d, bias=False)
             self.conv_k, self.conv_v = vector(torch.ones(2, kv_heads)), vector(torch.ones(2, kv_heads))
@@ -123,8 +121,7 @@ def _reference_class() -> type[nn.Module]:
             self.core, self.cache = softmax_core_class()(), cache_class()(spec.sliding_window)
 
         def _split_heads(self, projection: nn.Linear, x: Tensor) -> Tensor:
-            heads: Tensor = projection(x).unflatten(-1, (-1, self.spec.head_dim)).transpose(1, 2)
-            return heads
+            return projection(x).unflatten(-1, (-1, self.spec.head_dim)).transpose(1, 2)
 
         def _blend(self, x: Tensor, weights: Tensor, state: Any, forward_pass: ForwardPass) -> Tensor:
             """Returns the weighted sums over two tokens. x: [batch, kv_heads, tokens, d] → same shape."""
@@ -152,7 +149,6 @@ def _reference_class() -> type[nn.Module]:
             )
             group = spec.num_attention_heads // spec.num_key_value_heads
             k, v = (h if group == 1 else h.repeat_interleave(group, 1) for h in (k, v))
-            result: Tensor = self.o_proj(self.core(q, k, v, mask).transpose(1, 2).flatten(2))
-            return result
+            return self.o_proj(self.core(q, k, v, mask).transpose(1, 2).flatten(2))
 
     return BlendedReference

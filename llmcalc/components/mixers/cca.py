@@ -225,11 +225,9 @@ def _reference_class() -> type[nn.Module]:
             self.v_proj, self.v_proj_before = nn.Linear(h, k * d // 2, bias=bias), nn.Linear(h, k * d // 2, bias=bias)
             self.conv_state: Any = state_class()()
             self.value_state: Any = state_class()()
-            self.key_scale, self.core, self.cache = (
-                vector(torch.ones(k)),
-                softmax_core_class()(),
-                cache_class()(spec.sliding_window),
-            )
+            self.key_scale = vector(torch.ones(k))
+            self.core = softmax_core_class()()
+            self.cache = cache_class()(spec.sliding_window)
             self.unit_length = norm_reference(Norm(type="rmsnorm", weight=False, eps=1e-12), d)
             self.o_proj = nn.Linear(a * d, h, bias=bias)
 
@@ -265,8 +263,7 @@ def _reference_class() -> type[nn.Module]:
             )
             self.value_state.keep(forward_pass, projected[:, -1])
             delayed_values = torch.cat([first_row, projected[:, :-1]], 1)
-            values: Tensor = torch.cat([self.v_proj(x), delayed_values], -1).unflatten(-1, (-1, self.spec.head_dim))
-            return values
+            return torch.cat([self.v_proj(x), delayed_values], -1).unflatten(-1, (-1, self.spec.head_dim))
 
         def _scaled_and_rotated(self, x: Tensor, forward_pass: ForwardPass) -> Tensor:
             """Scales vectors to length √d and applies RoPE. [batch, tokens, heads, d] → [.., heads, tokens, d]."""
@@ -294,7 +291,6 @@ def _reference_class() -> type[nn.Module]:
             )
             k, v = self._repeat_heads(k, 1), self._repeat_heads(v, 1)
             out = self.core(q, k, v, mask)
-            result: Tensor = self.o_proj(out.transpose(1, 2).flatten(2))
-            return result
+            return self.o_proj(out.transpose(1, 2).flatten(2))
 
     return CCAReference

@@ -263,10 +263,8 @@ class CompressedAttention(TokenMixer):
             recorder.hold(first=first_window, gate_first=first_gate)
             op = ops.LastWindow(dim.size, rate.size, rows=tokens)
             recorder.record("state", "last_window", (delayed_series, gate_delayed_series), op=op)
-            delayed_window, delayed_gate = (
-                recorder.delayed(delayed_series, first_window),
-                recorder.delayed(gate_delayed_series, first_gate),
-            )
+            delayed_window = recorder.delayed(delayed_series, first_window)
+            delayed_gate = recorder.delayed(gate_delayed_series, first_gate)
             recorder.hold(late=delayed_window, gate_late=delayed_gate)
             return recorder.cat(delayed_window, current_series, axes=(window_rows, dim)), recorder.cat(
                 delayed_gate, current_gate, axes=(window_rows, dim)
@@ -319,10 +317,7 @@ def single_key_core_class() -> type[nn.Module]:
         """
 
         def forward(self, q: Tensor, k: Tensor, attention_weights: Tensor | None = None) -> Tensor:
-            scores: Tensor = (
-                q @ k[:, None].transpose(-1, -2) if attention_weights is None else attention_weights @ k[:, None]
-            )
-            return scores
+            return q @ k[:, None].transpose(-1, -2) if attention_weights is None else attention_weights @ k[:, None]
 
     return Core
 
@@ -342,8 +337,7 @@ def group_map_class() -> type[nn.Module]:
 
         def forward(self, x: Tensor) -> Tensor:
             rows = x.flatten(0, 1).transpose(0, 1)
-            out: Tensor = torch.bmm(rows, self.weight.transpose(1, 2)).transpose(0, 1).unflatten(0, x.shape[:2])
-            return out
+            return torch.bmm(rows, self.weight.transpose(1, 2)).transpose(0, 1).unflatten(0, x.shape[:2])
 
     return GroupMap
 
@@ -359,18 +353,14 @@ def _reference_class() -> type[nn.Module]:
         def __init__(self, spec: CompressedAttention, hidden: int, width: int) -> None:
             super().__init__()
             assert spec.compress_rate is not None
-            self.rate, self.width, self.rope, self.theta = (
-                spec.compress_rate,
-                width,
-                spec.qk_rope_head_dim,
-                spec.position.rope_theta,
-            )
+            self.rate = spec.compress_rate
+            self.width = width
+            self.rope = spec.qk_rope_head_dim
+            self.theta = spec.position.rope_theta
             series = 2 * width if spec.overlap else width
             self.kv_proj, self.gate_proj = nn.Linear(hidden, series, bias=False), nn.Linear(hidden, series, bias=False)
-            self.position_bias, self.norm = (
-                vector(torch.zeros(self.rate, series)),
-                norm_reference(spec.norm, width),
-            )
+            self.position_bias = vector(torch.zeros(self.rate, series))
+            self.norm = norm_reference(spec.norm, width)
             self.cache: Any = state_class()()
             self.last_window: Any = state_class()() if spec.overlap else None
 
@@ -444,8 +434,7 @@ def _reference_class() -> type[nn.Module]:
             ranked_entries = (
                 scores.masked_fill(~allowed_entries, float("-inf")).sort(dim=-1, descending=True, stable=True).indices
             )
-            selected_entries: Tensor = ranked_entries[..., : self.topk]
-            return selected_entries
+            return ranked_entries[..., : self.topk]
 
     class CompressedAttentionReference(nn.Module):
         """DeepSeek-V4's attention. x: [batch, tokens, hidden] → same shape."""
@@ -453,21 +442,15 @@ def _reference_class() -> type[nn.Module]:
         def __init__(self, spec: CompressedAttention, model_properties: ModelProperties) -> None:
             super().__init__()
             self.spec, hidden, width = spec, model_properties.hidden_size, spec.num_attention_heads * spec.head_dim
-            self.q_a_proj, self.q_a_norm = (
-                nn.Linear(hidden, spec.q_lora_rank, bias=False),
-                norm_reference(spec.norm, spec.q_lora_rank),
-            )
+            self.q_a_proj = nn.Linear(hidden, spec.q_lora_rank, bias=False)
+            self.q_a_norm = norm_reference(spec.norm, spec.q_lora_rank)
             self.unit = norm_reference(Norm(type="rmsnorm", weight=False, eps=spec.norm.eps), spec.head_dim)
             self.q_b_proj = nn.Linear(spec.q_lora_rank, width, bias=False)
-            self.kv_proj, self.kv_norm = (
-                nn.Linear(hidden, spec.head_dim, bias=False),
-                norm_reference(spec.norm, spec.head_dim),
-            )
+            self.kv_proj = nn.Linear(hidden, spec.head_dim, bias=False)
+            self.kv_norm = norm_reference(spec.norm, spec.head_dim)
             self.core, self.cache = single_key_core_class()(), cache_class()(spec.sliding_window)
-            self.sinks, self.o_a_proj = (
-                vector(torch.zeros(spec.num_attention_heads)),
-                group_map_class()(spec.o_groups, width // spec.o_groups, spec.o_lora_rank),
-            )
+            self.sinks = vector(torch.zeros(spec.num_attention_heads))
+            self.o_a_proj = group_map_class()(spec.o_groups, width // spec.o_groups, spec.o_lora_rank)
             self.o_b_proj = nn.Linear(spec.o_groups * spec.o_lora_rank, hidden, bias=False)
             if spec.compress_rate is not None:
                 self.compressor, self.entry_core = Compressor(spec, hidden, spec.head_dim), single_key_core_class()()
@@ -529,7 +512,6 @@ def _reference_class() -> type[nn.Module]:
                 .flatten(2)
                 .unflatten(-1, (spec.o_groups, -1))
             )
-            result: Tensor = self.o_b_proj(self.o_a_proj(out).flatten(2))
-            return result
+            return self.o_b_proj(self.o_a_proj(out).flatten(2))
 
     return CompressedAttentionReference

@@ -132,7 +132,6 @@ def _reference_class() -> type[nn.Module]:
             weights = torch.softmax((torch.cat(scores, -1) * spec.head_dim**-0.5).float(), -1).to(v.dtype)
             context_weights, weights = weights.split((context_k.shape[-2], k.shape[-2]), -1)
             out = self.core(context_weights, context_v) + self.block_core(weights, v)
-            result: Tensor = self.o_proj(out.transpose(1, 2).flatten(2))
-            return result
+            return self.o_proj(out.transpose(1, 2).flatten(2))
 
     return ContextReference

@@ -204,13 +204,11 @@ def _reference_class() -> type[nn.Module]:
             self.o_proj = nn.Linear(heads * d, hidden, bias=spec.attention_bias)
 
         def _split_heads(self, name: str, x: Tensor) -> Tensor:
-            heads: Tensor = self.get_submodule(name)(x).unflatten(-1, (-1, self.spec.head_dim)).transpose(1, 2)
-            return heads
+            return self.get_submodule(name)(x).unflatten(-1, (-1, self.spec.head_dim)).transpose(1, 2)
 
         def _lambda_term(self, term: int) -> Tensor:
             q, k = (getattr(self, f"lambda_{letter}{term}").weight for letter in "qk")
-            share: Tensor = (q * k).sum().exp()
-            return share
+            return (q * k).sum().exp()
 
         def _repeat_heads(self, x: Tensor) -> Tensor:
             """Repeats keys or values for each query head."""
@@ -228,8 +226,7 @@ def _reference_class() -> type[nn.Module]:
             if spec.kv_shared:
                 shape = x.shape[0], spec.num_key_value_heads, forward_pass.past + x.shape[1], spec.head_dim
                 zero_keys_and_values = x.new_zeros(shape), x.new_zeros(shape)  # the layer is forward_pass alone
-                shared: tuple[Tensor, Tensor] = forward_pass.memo.get(sharing_key, zero_keys_and_values)
-                return shared
+                return forward_pass.memo.get(sharing_key, zero_keys_and_values)
             keys_and_values: tuple[Tensor, Tensor] = self.cache(
                 forward_pass, self._rotated("k_proj", x, forward_pass), self._split_heads("v_proj", x)
             )
@@ -252,7 +249,6 @@ def _reference_class() -> type[nn.Module]:
             first_heads, second_heads = joined_heads.chunk(2, 1)
             share = self._lambda_term(1) - self._lambda_term(2) + self.spec.lambda_init
             out = (1 - self.spec.lambda_init) * self.norm(first_heads - share * second_heads)
-            result: Tensor = self.o_proj(out.transpose(1, 2).flatten(2))
-            return result
+            return self.o_proj(out.transpose(1, 2).flatten(2))
 
     return DifferentialReference

@@ -130,26 +130,21 @@ def _reference_class() -> type[nn.Module]:
 
         def __init__(self, spec: DynamicMaskAttention, hidden: int) -> None:
             super().__init__()
-            self.spec, heads, kv_heads, d, has_bias = (
-                spec,
-                spec.num_attention_heads,
-                spec.num_key_value_heads,
-                spec.head_dim,
-                spec.attention_bias,
-            )
+            self.spec = spec
+            heads = spec.num_attention_heads
+            kv_heads = spec.num_key_value_heads
+            d = spec.head_dim
+            has_bias = spec.attention_bias
             for name, width in (("q_proj", heads * d), ("k_proj", kv_heads * d), ("v_proj", kv_heads * d)):
                 self.add_module(name, nn.Linear(hidden, width, bias=has_bias))
             self.q_norm, self.k_norm = norm_reference(spec.norm, d), norm_reference(spec.norm, d)
             self.cache, self.core = cache_class()(spec.sliding_window), Core()
-            self.A, self.dt_proj = (
-                vector(torch.randn(kv_heads) * 0.5),
-                nn.Linear(kv_heads * d, kv_heads, bias=has_bias),
-            )
+            self.A = vector(torch.randn(kv_heads) * 0.5)
+            self.dt_proj = nn.Linear(kv_heads * d, kv_heads, bias=has_bias)
             self.o_proj = nn.Linear(heads * d, hidden, bias=has_bias)
 
         def _split_heads(self, name: str, x: Tensor) -> Tensor:
-            heads: Tensor = self.get_submodule(name)(x).unflatten(-1, (-1, self.spec.head_dim)).transpose(1, 2)
-            return heads
+            return self.get_submodule(name)(x).unflatten(-1, (-1, self.spec.head_dim)).transpose(1, 2)
 
         def _mask(self, v: Tensor, causal_mask: Tensor) -> Tensor:
             """Computes the mask from values [batch, heads, keys, d]: the strength of a selected key, else −∞."""
@@ -184,7 +179,6 @@ def _reference_class() -> type[nn.Module]:
             if group > 1:
                 k, v, mask = (t.repeat_interleave(group, 1) for t in (k, v, mask))
             out = self.core(q, k, v, mask)
-            result: Tensor = self.o_proj(out.transpose(1, 2).flatten(2))
-            return result
+            return self.o_proj(out.transpose(1, 2).flatten(2))
 
     return DynamicMaskReference

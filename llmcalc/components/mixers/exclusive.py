@@ -187,7 +187,6 @@ def _reference_class() -> type[nn.Module]:
             unit = nn.functional.normalize(v.float(), dim=-1).to(out.dtype)
             removed_fraction = torch.tanh(self.alpha.weight)[:, None, None] * (out * unit).sum(-1, keepdim=True)
             out = (out - removed_fraction * unit).transpose(1, 2).flatten(2)
-            result: Tensor = self.o_proj(out * torch.sigmoid(self.gate_proj(x)))
-            return result
+            return self.o_proj(out * torch.sigmoid(self.gate_proj(x)))
 
     return ExclusiveReference

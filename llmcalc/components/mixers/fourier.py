@@ -54,7 +54,6 @@ def _reference_class() -> type[nn.Module]:
         """Fourier mixing. x: [batch, tokens, hidden] → same shape."""
 
         def forward(self, x: Tensor, forward_pass: ForwardPass) -> Tensor:
-            mixed_features: Tensor = torch.fft.fft2(x.float()).real.to(x.dtype)
-            return mixed_features
+            return torch.fft.fft2(x.float()).real.to(x.dtype)
 
     return FourierReference

@@ -111,8 +111,7 @@ def _reference_class() -> type[nn.Module]:
     def bounded(x: Tensor, largest_norm: float) -> Tensor:
         """Shortens vectors to at most a given length. x: [..., size] → same shape."""
         length = torch.linalg.vector_norm(x.float(), dim=-1, keepdim=True)
-        scaled: Tensor = (x.float() * (largest_norm / (length + 1e-6)).clamp(max=1.0)).to(x.dtype)
-        return scaled
+        return (x.float() * (largest_norm / (length + 1e-6)).clamp(max=1.0)).to(x.dtype)
 
     class TokenConvolution(nn.Module):
         """A causal convolution with taps of each token, and the sum with its input. x: [batch, tokens, width]."""
@@ -144,8 +143,7 @@ def _reference_class() -> type[nn.Module]:
         def forward(self, q: Tensor, k: Tensor, v: Tensor, mask: Tensor, bias: Tensor, sinks: Tensor) -> Tensor:
             scores = (q @ k.transpose(-1, -2) * q.shape[-1] ** -0.5 + bias).masked_fill(~mask, float("-inf"))
             profile_weights = torch.softmax(torch.cat([scores, sinks[..., None]], -1).float(), -1)[..., :-1]
-            out: Tensor = profile_weights.to(v.dtype) @ v
-            return out
+            return profile_weights.to(v.dtype) @ v
 
     class GatedProfileReference(profile_attention_class()):  # type: ignore[misc]
         """The attention. x, and the inputs of keys and values: [batch, tokens, hidden] → same shape."""
@@ -169,8 +167,7 @@ def _reference_class() -> type[nn.Module]:
             """Returns keys or values by head, [batch, heads, tokens, size]."""
             token = [x] if self.spec.dynamic_convolutions else []
             y = self.get_submodule(f"{name}_conv")(self.get_submodule(f"{name}_proj")(x), *token, forward_pass)
-            rows_of_heads: Tensor = y.unflatten(-1, (-1, self.spec.head_dim)).transpose(1, 2)
-            return rows_of_heads
+            return y.unflatten(-1, (-1, self.spec.head_dim)).transpose(1, 2)
 
         def forward(
             self,
@@ -193,7 +190,6 @@ def _reference_class() -> type[nn.Module]:
             bias = self.bias_of(bounded(profile_weights, 8.0).transpose(1, 2), forward_pass, end, k.shape[2])
             k, v = (t.repeat_interleave(heads // spec.num_key_value_heads, 1) for t in (k, v))
             y = self.core(q, k, v, mask, bias, self.sink_proj(x).transpose(1, 2)).transpose(1, 2).flatten(2)
-            out: Tensor = self.o_proj(y * self.gate_proj(x).sigmoid())
-            return out
+            return self.o_proj(y * self.gate_proj(x).sigmoid())
 
     return GatedProfileReference

@@ -147,8 +147,7 @@ def _grouped_convolution(width: int, out: int, groups: int) -> nn.Module:
 
 def _apply_convolution(projection: nn.Module, x: Tensor) -> Tensor:
     """Applies a convolution of kernel width 1. x: [batch, tokens, width] → [batch, tokens, out]."""
-    out: Tensor = projection(x.transpose(1, 2)).transpose(1, 2)
-    return out
+    return projection(x.transpose(1, 2)).transpose(1, 2)
 
 
 @cache

@@ -107,8 +107,7 @@ def indexer_core_class() -> type[nn.Module]:
 
         def forward(self, q: Tensor, k: Tensor, weights: Tensor) -> Tensor:
             scores = torch.relu(q @ k[:, None].transpose(-1, -2) * q.shape[-1] ** -0.5)
-            total: Tensor = (weights[:, :, None] @ scores)[:, :, 0]
-            return total
+            return (weights[:, :, None] @ scores)[:, :, 0]
 
     return Core
 
@@ -150,7 +149,6 @@ def _reference_class() -> type[nn.Module]:
             (k,) = self.cache(forward_pass, k)
             scores = self.core(self._rotated_heads(q, forward_pass).transpose(1, 2), k, weights).float()
             ranked_tokens = scores.masked_fill(~mask, float("-inf")).sort(dim=-1, descending=True, stable=True).indices
-            selected_tokens: Tensor = ranked_tokens[..., : spec.index_topk]
-            return selected_tokens
+            return ranked_tokens[..., : spec.index_topk]
 
     return IndexerReference

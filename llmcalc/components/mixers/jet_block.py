@@ -126,8 +126,7 @@ def _reference_class() -> type[nn.Module]:
             tokens_with_past = torch.cat([earlier, x], 1)
             state.keep(forward_pass, tokens_with_past[:, -kernel:])
             windows = tokens_with_past[:, 1:].unfold(1, kernel, 1)  # [batch, tokens, channels, kernel]
-            out: Tensor = (windows[..., None, :] @ filters[..., None])[..., 0, 0]
-            return out
+            return (windows[..., None, :] @ filters[..., None])[..., 0, 0]
 
     class JetBlockReference(nn.Module):
         """JetBlock. x: [batch, tokens, hidden] → same shape."""
@@ -165,7 +164,6 @@ def _reference_class() -> type[nn.Module]:
             decay = decay.transpose(1, 2)[..., None]
             out = self.core(q, k, heads_of_v, decay, beta, forward_pass, self.recurrent_state)
             gate = F.silu(self.g_proj(x).unflatten(-1, (-1, value_dim)))
-            result: Tensor = self.o_proj((self.norm(out.transpose(1, 2).to(x.dtype)) * gate).flatten(2))
-            return result
+            return self.o_proj((self.norm(out.transpose(1, 2).to(x.dtype)) * gate).flatten(2))
 
     return JetBlockReference

@@ -90,10 +90,8 @@ class LightningAttention(TokenMixer):
         heads, dim = Axis("heads", self.num_attention_heads), Axis("head_dim", self.head_dim)
         all_heads: Shape = (heads, dim)
         q, k, v = (recorder.linear(name, x, *all_heads, bias=self.qkv_bias) for name in ("q_proj", "k_proj", "v_proj"))
-        q, k = (
-            self._normed_and_rotated(recorder, "q_norm", q, dim),
-            self._normed_and_rotated(recorder, "k_norm", k, dim),
-        )
+        q = self._normed_and_rotated(recorder, "q_norm", q, dim)
+        k = self._normed_and_rotated(recorder, "k_norm", k, dim)
         activated_qkv = (
             recorder.act(q, self.hidden_act),
             recorder.act(k, self.hidden_act),
@@ -186,11 +184,9 @@ def _reference_class() -> type[nn.Module]:
 
         def __init__(self, spec: LightningAttention, hidden: int) -> None:
             super().__init__()
-            self.heads, width, self.act = (
-                spec.num_attention_heads,
-                spec.num_attention_heads * spec.head_dim,
-                spec.hidden_act,
-            )
+            self.heads = spec.num_attention_heads
+            width = spec.num_attention_heads * spec.head_dim
+            self.act = spec.hidden_act
             self.spec = spec
             self.q_proj, self.k_proj, self.v_proj = (nn.Linear(hidden, width, bias=spec.qkv_bias) for _ in range(3))
             self.g_proj = nn.Linear(hidden, width, bias=False)
@@ -218,7 +214,6 @@ def _reference_class() -> type[nn.Module]:
             out, state = self.core(q, k, v, None if stored_state is None else stored_state[0])
             self.recurrent_state.keep(forward_pass, state)
             normed = self.norm(out.transpose(1, 2).flatten(2))
-            result: Tensor = self.o_proj(self.g_proj(x).sigmoid() * normed)
-            return result
+            return self.o_proj(self.g_proj(x).sigmoid() * normed)
 
     return LightningReference

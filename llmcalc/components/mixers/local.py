@@ -157,8 +157,7 @@ def _reference_class() -> type[nn.Module]:
         """Sums the tokens of each block. x: [batch, tokens, hidden] → [batch, sums, hidden]."""
 
         def forward(self, x: Tensor, sum_index: Tensor, sums: Tensor) -> Tensor:
-            out: Tensor = (sums[:, None] == sum_index[None]).to(x.dtype) @ x
-            return out
+            return (sums[:, None] == sum_index[None]).to(x.dtype) @ x
 
     class LocalReference(nn.Module):
         """LongT5's local attention. x: [batch, tokens, hidden] → same shape."""
@@ -178,8 +177,7 @@ def _reference_class() -> type[nn.Module]:
             """Splits tokens into blocks, zero-padded. [batch, tokens, …] → [batch, blocks, block, …]."""
             block_size = self.spec.local_radius + 1
             padding = x.new_zeros(x.shape[0], -x.shape[1] % block_size, *x.shape[2:])
-            blocks: Tensor = torch.cat([x, padding], 1).unflatten(1, (-1, block_size))
-            return blocks
+            return torch.cat([x, padding], 1).unflatten(1, (-1, block_size))
 
         def _with_neighbours(self, x: Tensor) -> Tensor:
             """Adds both neighbours to each block. [batch, blocks, block, …] → [batch, blocks, 3 · block, …]."""
@@ -199,8 +197,7 @@ def _reference_class() -> type[nn.Module]:
 
         def _split_heads(self, x: Tensor) -> Tensor:
             """Splits heads. […, tokens, heads · d] → […, heads, tokens, d]."""
-            heads: Tensor = x.unflatten(-1, (self.spec.num_attention_heads, -1)).transpose(-2, -3)
-            return heads
+            return x.unflatten(-1, (self.spec.num_attention_heads, -1)).transpose(-2, -3)
 
         def compute_shared_bias(self, x: Tensor, forward_pass: ForwardPass) -> None:
             """Computes the mask and the bias that all layers of a stack use, before the first layer."""
@@ -208,10 +205,7 @@ def _reference_class() -> type[nn.Module]:
 
         def _shared_bias(self, forward_pass: ForwardPass, tokens: int, device: Any) -> tuple[Tensor, Tensor | None]:
             key = "blocks", tokens, self.spec.local_radius, self.spec.global_block_size
-            mask_and_bias: tuple[Tensor, Tensor | None] = forward_pass.computed_once(
-                key, lambda: self._mask_and_bias(forward_pass, tokens, device)
-            )
-            return mask_and_bias
+            return forward_pass.computed_once(key, lambda: self._mask_and_bias(forward_pass, tokens, device))
 
         def _block_sum_indices(self, forward_pass: ForwardPass, tokens: int, device: Any) -> tuple[Tensor, Tensor]:
             """Returns the index of each token's block sum, and the indices of all sums."""
@@ -260,7 +254,6 @@ def _reference_class() -> type[nn.Module]:
             k, v = (self._keys_of_blocks(self.get_submodule(name)(kv_input), tokens) for name in ("k_proj", "v_proj"))
             mask, bias = self._shared_bias(forward_pass, tokens, x.device)
             out = self.core(q, k, v, mask, bias).transpose(-2, -3).flatten(1, 2)[:, :tokens]
-            result: Tensor = self.o_proj(out.flatten(2))
-            return result
+            return self.o_proj(out.flatten(2))
 
     return LocalReference

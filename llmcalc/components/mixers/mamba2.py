@@ -91,11 +91,9 @@ class Mamba2(TokenMixer):
         return "Dao & Gu 2024, §7"
 
     def flow(self, recorder: Flow, x: Value) -> Value:
-        heads, dim, groups = (
-            Axis("heads", self.num_heads),
-            Axis("head_dim", self.head_dim),
-            Axis("groups", self.n_groups),
-        )
+        heads = Axis("heads", self.num_heads)
+        dim = Axis("head_dim", self.head_dim)
+        groups = Axis("groups", self.n_groups)
         state, kernel = Axis("state", self.state_size), self.conv_kernel
         inner_axes: Shape = (heads, dim)
         conv_channels = Beside((inner_axes, (groups, state), (groups, state)))  # the gate and Δ skip the convolution
@@ -211,8 +209,7 @@ def scan_class() -> type[nn.Module]:
             def cut(t: Tensor) -> Tensor:
                 """Splits tokens into padded chunks. [.., tokens, heads, ...] → [.., heads, chunks, chunk, ...]."""
                 padded_chunks = nn.functional.pad(t, (0, 0) * (t.dim() - 2) + (0, padding))
-                chunks: Tensor = padded_chunks.unflatten(1, (-1, self.chunk)).movedim(3, 1)
-                return chunks
+                return padded_chunks.unflatten(1, (-1, self.chunk)).movedim(3, 1)
 
             x, log, b, c = cut(x), cut(log), cut(b), cut(c)
             cumulative = log.cumsum(-1)
@@ -288,7 +285,6 @@ def _reference_class() -> type[nn.Module]:
                 None if stored_state is None else stored_state[0],
             )
             self.ssm_state.keep(forward_pass, last_state)
-            result: Tensor = self.out_proj(self._gated_output(y.flatten(2), gate))
-            return result
+            return self.out_proj(self._gated_output(y.flatten(2), gate))
 
     return Mamba2Reference

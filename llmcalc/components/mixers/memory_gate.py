@@ -77,7 +77,6 @@ def _reference_class() -> type[nn.Module]:
         def forward(self, x: Tensor, forward_pass: ForwardPass) -> Tensor:
             gate = activate(self.spec.hidden_act, self.in_proj(x))
             memory = forward_pass.memo.get("scan output", x.new_ones(1))
-            out: Tensor = self.out_proj(gate * memory)
-            return out
+            return self.out_proj(gate * memory)
 
     return MemoryGateReference

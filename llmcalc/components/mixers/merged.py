@@ -141,10 +141,9 @@ def _reference_class() -> type[nn.Module]:
             if cached_tensors is not None:
                 return cached_tensors
             assert forward_pass.memory is not None, "merged attention needs the encoder's output or a filled cache"
-            computed_keys_and_values: tuple[Tensor, ...] = self.cross_cache(
+            return self.cross_cache(
                 forward_pass, self._split_heads("k", forward_pass.memory), self._split_heads("v", forward_pass.memory)
             )
-            return computed_keys_and_values
 
         def forward(self, x: Tensor, forward_pass: ForwardPass) -> Tensor:
             spec, tokens, end = self.spec, x.shape[1], forward_pass.past + x.shape[1]
@@ -166,7 +165,6 @@ def _reference_class() -> type[nn.Module]:
             scores = scores.masked_fill(~mask, float("-inf"))
             weights = apply_dropout(self, "attention", torch.softmax(scores.float(), -1).to(v.dtype))
             out = self.core(weights[..., : k.shape[-2]], v) + self.cross_core(weights[..., k.shape[-2] :], memory_v)
-            result: Tensor = self.o_proj(out.transpose(1, 2).flatten(2))
-            return result
+            return self.o_proj(out.transpose(1, 2).flatten(2))
 
     return MergedReference

@@ -415,8 +415,7 @@ def _reference_class() -> type[nn.Module]:
             spec = self.spec
             sharing_key = ("latent", spec.kv_lora_rank, spec.qk_rope_head_dim, spec.mla_use_nope, spec.sliding_window)
             if spec.kv_shared:
-                stored_latent_and_key: tuple[Tensor, Tensor] = forward_pass.memo[sharing_key]
-                return stored_latent_and_key
+                return forward_pass.memo[sharing_key]
             latent, k_rope = self.kv_a_proj(x).split([spec.kv_lora_rank, spec.qk_rope_head_dim], -1)
             latent = self.kv_a_norm(latent) if hasattr(self, "kv_a_norm") else latent
             k_rope = self.k_rope_norm(k_rope) if hasattr(self, "k_rope_norm") else k_rope
@@ -472,7 +471,6 @@ def _reference_class() -> type[nn.Module]:
                 out = out * gate_values(self.gate, self.gate_proj(x)).unflatten(-1, (heads, -1))
             if gate is not None:
                 out = out * gate.sigmoid()
-            result: Tensor = self.o_proj(out.flatten(2))
-            return result
+            return self.o_proj(out.flatten(2))
 
     return MLAReference

@@ -150,15 +150,12 @@ def _reference_class() -> type[nn.Module]:
             self.q_proj = expert_map_class()(spec.num_experts, hidden, width, False)
             self.k_proj, self.v_proj = nn.Linear(hidden, width, bias=False), nn.Linear(hidden, width, bias=False)
             self.core, self.cache = softmax_core_class()(), cache_class()()
-            self.o_proj, self.o_bias = (
-                expert_map_class()(spec.num_experts, width, hidden, False),
-                vector(torch.zeros(hidden)),
-            )
+            self.o_proj = expert_map_class()(spec.num_experts, width, hidden, False)
+            self.o_bias = vector(torch.zeros(hidden))
 
         def _split_heads(self, x: Tensor) -> Tensor:
             """Splits heads. [batch, tokens, n · d] → [batch, n, tokens, d]."""
-            heads: Tensor = x.unflatten(-1, (-1, self.spec.head_dim)).transpose(1, 2)
-            return heads
+            return x.unflatten(-1, (-1, self.spec.head_dim)).transpose(1, 2)
 
         def _rotated(self, x: Tensor, forward_pass: ForwardPass) -> Tensor:
             return self.spec.position.rotated(x, forward_pass, forward_pass.past)
@@ -183,8 +180,7 @@ def _reference_class() -> type[nn.Module]:
             out = self.core(q, k, v, mask).transpose(1, 2)
             rows = dispatch.to_experts(out.reshape(batch * tokens * top_k, -1))
             out = dispatch.combined(self.o_proj(rows, dispatch.expert, group_ends), weights)
-            result: Tensor = out + self.o_bias.weight
-            return result
+            return out + self.o_bias.weight
 
         def _route_tokens(self, x: Tensor) -> tuple[Tensor, Tensor]:
             """Returns the weights and indices of each token's experts, [batch, tokens, top_k]."""

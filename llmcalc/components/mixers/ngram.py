@@ -183,8 +183,7 @@ def _reference_classes() -> dict[str, type[nn.Module]]:
 
         def merge_streams(self, x: Tensor, forward_pass: ForwardPass) -> Tensor:
             streams = x[:, x.shape[1] // (self.ngram + 1) :].unflatten(1, (self.ngram, -1)).transpose(1, 2)
-            output: Tensor = streams[:, :, 0] if self.ngram == 1 else streams
-            return output
+            return streams[:, :, 0] if self.ngram == 1 else streams
 
     class MainCore(nn.Module):
         """Softmax attention. q: [batch, heads, queries, d], k and v: [batch, heads, keys, d] → shape of q."""
@@ -210,8 +209,7 @@ def _reference_classes() -> dict[str, type[nn.Module]]:
                 -1, (-1, self.heads) if name[0] == "r" else (self.heads, -1)
             )
             projected = projected.transpose(-1, -2) if name[0] == "r" else projected
-            streams: tuple[Tensor, ...] = projected.transpose(1, 2).chunk(1 + self.spec.ngram, 2)
-            return streams
+            return projected.transpose(1, 2).chunk(1 + self.spec.ngram, 2)
 
         def _distance_bucket(self, distance: Tensor) -> Tensor:
             """Returns the bucket of each distance to an earlier key; larger distances share buckets."""
@@ -237,7 +235,6 @@ def _reference_classes() -> dict[str, type[nn.Module]]:
                 bias = stream_scores.gather(-1, torch.cat([index, self_index], -1))
                 joined_keys, joined_values = torch.cat([keys, stream_k], 2), torch.cat([values, stream_v], 2)
                 outputs.append(self.predict_core(stream_q, joined_keys, joined_values, bias, mask))
-            out: Tensor = self.get_submodule("o_proj")(torch.cat(outputs, 2).transpose(1, 2).flatten(2))
-            return out
+            return self.get_submodule("o_proj")(torch.cat(outputs, 2).transpose(1, 2).flatten(2))
 
     return {"streams": PredictStreamsReference, "attention": NgramReference}

@@ -114,10 +114,8 @@ def _reference_class() -> type[nn.Module]:
             super().__init__()
             self.spec, head_dim = spec, spec.index_head_dim
             self.q_proj = nn.Linear(query, spec.index_n_heads * head_dim, bias=False)
-            self.k_proj, self.gate_proj = (
-                nn.Linear(hidden, head_dim, bias=False),
-                nn.Linear(hidden, head_dim, bias=False),
-            )
+            self.k_proj = nn.Linear(hidden, head_dim, bias=False)
+            self.gate_proj = nn.Linear(hidden, head_dim, bias=False)
             self.k_norm = norm_reference(Norm(type="layernorm", eps=1e-6), head_dim)
             self.position_bias = vector(torch.zeros(spec.index_kpool, head_dim))
             self.weights_proj = nn.Linear(hidden, spec.index_n_heads, bias=False)
@@ -129,8 +127,7 @@ def _reference_class() -> type[nn.Module]:
             pools = keys.shape[1] // pool
             keys, gate = (t[:, : pools * pool].unflatten(1, (pools, pool)) for t in (keys, gate))
             pool_weights = (gate + self.position_bias.weight).float().softmax(2).to(keys.dtype)
-            pooled: Tensor = (keys * pool_weights).sum(2)
-            return pooled
+            return (keys * pool_weights).sum(2)
 
         @torch.no_grad()
         def forward(self, x: Tensor, compressed_query: Tensor, mask: Tensor, forward_pass: ForwardPass) -> Tensor:

@@ -171,20 +171,17 @@ def profile_attention_class() -> type[nn.Module]:
 
         def forward(self, q: Tensor, k: Tensor, v: Tensor, mask: Tensor, bias: Tensor) -> Tensor:
             scores = (q @ k.transpose(-1, -2) * q.shape[-1] ** -0.5 + bias).masked_fill(~mask, float("-inf"))
-            out: Tensor = torch.softmax(scores.float(), -1).to(v.dtype) @ v
-            return out
+            return torch.softmax(scores.float(), -1).to(v.dtype) @ v
 
     class ProfileAttentionReference(nn.Module):
         """The attention. x: [batch, tokens, hidden] → same shape."""
 
         def __init__(self, spec: ProfileAttention, model_properties: ModelProperties) -> None:
             super().__init__()
-            self.spec, hidden, heads, head_dim = (
-                spec,
-                model_properties.hidden_size,
-                spec.num_attention_heads,
-                spec.head_dim,
-            )
+            self.spec = spec
+            hidden = model_properties.hidden_size
+            heads = spec.num_attention_heads
+            head_dim = spec.head_dim
             kv_width = spec.num_key_value_heads * head_dim
             self.q_proj = nn.Linear(hidden, heads * head_dim, bias=False)
             self.k_proj, self.v_proj = nn.Linear(hidden, kv_width, bias=False), nn.Linear(hidden, kv_width, bias=False)
@@ -204,10 +201,8 @@ def profile_attention_class() -> type[nn.Module]:
             """
             spec, device = self.spec, profile_weights.device
             weights_by_distance = self.profile_core(profile_weights, self.profiles.weight)
-            queries, key_positions = (
-                forward_pass.span(forward_pass.past, end, device),
-                forward_pass.span(end - keys, end, device),
-            )
+            queries = forward_pass.span(forward_pass.past, end, device)
+            key_positions = forward_pass.span(end - keys, end, device)
             distance = queries[:, None] - key_positions
             index = distance.clamp(0, spec.relative_extent - 1).expand(*weights_by_distance.shape[:-1], -1)
             bias: Tensor = weights_by_distance.gather(-1, index)
@@ -225,7 +220,6 @@ def profile_attention_class() -> type[nn.Module]:
             profile_weights = self.r_proj(x).unflatten(-1, (spec.num_attention_heads, -1)).transpose(1, 2)
             bias = self.bias_of(profile_weights, forward_pass, end, k.shape[2])
             k, v = k.repeat_interleave(group, 1), v.repeat_interleave(group, 1)
-            out: Tensor = self.o_proj(self.core(q, k, v, mask, bias).transpose(1, 2).flatten(2))
-            return out
+            return self.o_proj(self.core(q, k, v, mask, bias).transpose(1, 2).flatten(2))
 
     return ProfileAttentionReference

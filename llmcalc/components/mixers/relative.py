@@ -130,8 +130,7 @@ def _reference_class() -> type[nn.Module]:
             self.o_proj = nn.Linear(width, hidden, bias=spec.bias)
 
         def _split_heads(self, name: str, x: Tensor) -> Tensor:
-            heads: Tensor = self.get_submodule(name)(x).unflatten(-1, (self.heads, -1)).transpose(1, 2)
-            return heads
+            return self.get_submodule(name)(x).unflatten(-1, (self.heads, -1)).transpose(1, 2)
 
         def _largest_distance(self, x: Tensor) -> int:
             """Returns the largest distance that has scores."""
@@ -155,7 +154,6 @@ def _reference_class() -> type[nn.Module]:
             index = (self._largest_distance(x) - (positions[:, None] - positions[None, :])).expand(*q.shape[:-1], -1)
             q, bias = q + self.content_bias.weight[:, None], distance_scores.gather(-1, index) * q.shape[-1] ** -0.5
             out = self.core(q, k, v, bias)
-            result: Tensor = self.o_proj(out.transpose(1, 2).flatten(2))
-            return result
+            return self.o_proj(out.transpose(1, 2).flatten(2))
 
     return RelativeReference

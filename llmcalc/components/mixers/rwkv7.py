@@ -194,8 +194,7 @@ def _reference_classes() -> dict[str, type[nn.Module]]:
             """Runs a pair of low-rank projections with the activation between them. x: [batch, tokens, hidden]."""
             y = self.get_submodule(f"{name}_lora_a")(x)
             y = y.tanh() if name == "w" else y.sigmoid() if name == "g" else y
-            out: Tensor = self.get_submodule(f"{name}_lora_b")(y)
-            return out
+            return self.get_submodule(f"{name}_lora_b")(y)
 
         def forward(self, x: Tensor, forward_pass: ForwardPass) -> Tensor:
             previous_token = shifted(x, forward_pass, self.shift_state)
@@ -221,13 +220,11 @@ def _reference_classes() -> dict[str, type[nn.Module]]:
                 -1, keepdim=True
             ) * self._split_heads(v)
             y = self.g_norm(y.flatten(2).to(x.dtype)) + bonus.flatten(2)
-            result: Tensor = self.o_proj(y * self._low_rank("g", inputs["g"]))
-            return result
+            return self.o_proj(y * self._low_rank("g", inputs["g"]))
 
         def _split_heads(self, x: Tensor) -> Tensor:
             """Splits the last axis into heads."""
-            heads: Tensor = x.unflatten(-1, (self.spec.num_heads, -1))
-            return heads
+            return x.unflatten(-1, (self.spec.num_heads, -1))
 
     class ChannelMixReference(nn.Module):
         """RWKV-7's channel mixing. x: [batch, tokens, hidden] → same shape."""
@@ -241,7 +238,6 @@ def _reference_classes() -> dict[str, type[nn.Module]]:
 
         def forward(self, x: Tensor, forward_pass: ForwardPass) -> Tensor:
             previous_token = shifted(x, forward_pass, self.shift_state)
-            out: Tensor = self.value(self.key(mixed_with(x, previous_token, self.time_mix_k.weight)).relu().square())
-            return out
+            return self.value(self.key(mixed_with(x, previous_token, self.time_mix_k.weight)).relu().square())
 
     return {"time": TimeMixReference, "channel": ChannelMixReference}

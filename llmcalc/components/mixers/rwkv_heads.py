@@ -187,7 +187,6 @@ def _reference_class() -> type[nn.Module]:
             y, state = self.wkv(r, k, v, decay, self.time_first.weight, self.recurrent_state.load(forward_pass))
             self.recurrent_state.keep(forward_pass, state)
             y = self.ln_x(y.flatten(2).to(x.dtype))
-            result: Tensor = self.output(y * nn.functional.silu(self.get_submodule("gate")(inputs["g"])))
-            return result
+            return self.output(y * nn.functional.silu(self.get_submodule("gate")(inputs["g"])))
 
     return HeadMixReference

@@ -104,8 +104,7 @@ def _reference_class() -> type[nn.Module]:
         def _in_blocks(self, x: Tensor) -> Tensor:
             """Splits tokens into blocks. [batch, heads, tokens, d] → [batch, heads, blocks, block, d]."""
             padded_tokens = nn.functional.pad(x, (0, 0, 0, -x.shape[2] % self.block))
-            blocks: Tensor = padded_tokens.unflatten(2, (-1, self.block))
-            return blocks
+            return padded_tokens.unflatten(2, (-1, self.block))
 
         def forward(self, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
             tokens, scale = q.shape[2], q.shape[-1] ** -0.5
@@ -136,8 +135,7 @@ def _reference_class() -> type[nn.Module]:
                 other_blocks = other_blocks * token_counts.transpose(-1, -2)
                 sums = sums + (other_blocks @ (values.sum(3) / token_counts))[:, :, :, None]
                 totals = totals + other_blocks.sum(-1)[..., None, None]
-            out: Tensor = (sums / (totals + 1e-6)).flatten(2, 3)[:, :, :tokens]
-            return out
+            return (sums / (totals + 1e-6)).flatten(2, 3)[:, :, :tokens]
 
         def _expanded_indices(self, blocks: Tensor, x: Tensor) -> Tensor:
             """Returns block indices, expanded to the shape in which they select blocks of x."""
@@ -162,7 +160,6 @@ def _reference_class() -> type[nn.Module]:
                 self.get_submodule(name)(x).unflatten(-1, (self.heads, -1)).transpose(1, 2)
                 for name in ("q_proj", "k_proj", "v_proj")
             )
-            out: Tensor = self.get_submodule("o_proj")(self.core(*heads).transpose(1, 2).flatten(2))
-            return out
+            return self.get_submodule("o_proj")(self.core(*heads).transpose(1, 2).flatten(2))
 
     return SampledBlockReference

@@ -66,11 +66,9 @@ class SelectiveMamba2(TokenMixer):
         return "Preferred Networks 2025 (arXiv:2509.04897), §2"
 
     def flow(self, recorder: Flow, x: Value) -> Value:
-        heads, dim, state = (
-            Axis("heads", self.num_heads),
-            Axis("head_dim", self.head_dim),
-            Axis("state", self.state_size),
-        )
+        heads = Axis("heads", self.num_heads)
+        dim = Axis("head_dim", self.head_dim)
+        state = Axis("state", self.state_size)
         inner_axes: Shape = (heads, dim)
         gate, u = recorder.split(
             recorder.linear("in_proj", x, Beside((inner_axes, inner_axes))), inner_axes, inner_axes
@@ -145,7 +143,6 @@ def _reference_class() -> type[nn.Module]:
                 None if stored_state is None else stored_state[0],
             )
             self.ssm_state.keep(forward_pass, last_state)
-            result: Tensor = self.out_proj(y.flatten(2) * nn.functional.silu(gate))
-            return result
+            return self.out_proj(y.flatten(2) * nn.functional.silu(gate))
 
     return SelectiveMamba2Reference

@@ -509,8 +509,7 @@ def _reference_class() -> type[nn.Module]:
             masked_scores = scores.masked_fill(~visible, float("-inf"))
             self._find_blocks(masked_scores, forward_pass)
             ranked = masked_scores.sort(dim=-1, descending=True, stable=True).indices[..., : self.topk]
-            selected: Tensor = ranked if positions is None else positions[:, None].gather(-1, ranked)
-            return selected
+            return ranked if positions is None else positions[:, None].gather(-1, ranked)
 
     class SharedEntryReference(nn.Module):
         """DeepSeek-V4.1's attention. x: [batch, tokens, hidden] → same shape."""
@@ -587,7 +586,6 @@ def _reference_class() -> type[nn.Module]:
                 .flatten(2)
                 .unflatten(-1, (spec.o_groups, -1))
             )
-            result: Tensor = self.o_b_proj(self.o_a_proj(out).flatten(2))
-            return result
+            return self.o_b_proj(self.o_a_proj(out).flatten(2))
 
     return SharedEntryReference

@@ -130,7 +130,6 @@ def _reference_class() -> type[nn.Module]:
                 if self.grid
                 else self.conv(b * u, forward_pass, self.conv_state)
             )
-            out: Tensor = self.out_proj((c * convolution_output).transpose(1, 2))
-            return out
+            return self.out_proj((c * convolution_output).transpose(1, 2))
 
     return ShortConvReference

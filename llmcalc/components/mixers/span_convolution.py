@@ -10,14 +10,12 @@ from __future__ import annotations
 from functools import cache
 from typing import TYPE_CHECKING, Any, ClassVar, Literal, Self
 
-from pydantic import field_validator
-
 from ... import ops
 from ...algebra import same
 from ...flow.axis import Axis, Beside
 from ...flow.record import Flow
 from ...flow.value import Value
-from ..base import Heads, HeadSizes, Kernel, ModelProperties, Standing, TokenMixer, Unscalable
+from ..base import Heads, HeadSizes, ModelProperties, OddKernel, Standing, TokenMixer, Unscalable
 from ..runtime import ForwardPass, apply_dropout
 
 if TYPE_CHECKING:
@@ -38,14 +36,7 @@ class SpanConvolution(TokenMixer):
 
     type: Literal["span_convolution"] = "span_convolution"
     num_attention_heads: Heads
-    conv_kernel_size: Kernel
-
-    @field_validator("conv_kernel_size")
-    @classmethod
-    def _check_odd_kernel(cls, kernel_size: int) -> int:
-        if kernel_size % 2 == 0:
-            raise ValueError(f"{kernel_size} is even; expected an odd number")
-        return kernel_size
+    conv_kernel_size: OddKernel
 
     def heads(self, width: Any) -> HeadSizes:
         heads = self.num_attention_heads
@@ -118,8 +109,7 @@ def _reference_class() -> type[nn.Module]:
             tokens_per_side = filters.shape[-1] // 2
             padded = nn.functional.pad(x, (0, 0, 0, 0, tokens_per_side, tokens_per_side))
             windows = padded.unfold(1, filters.shape[-1], 1)  # [batch, tokens, heads, d, kernel]
-            out: Tensor = (windows @ filters[..., None]).squeeze(-1)
-            return out
+            return (windows @ filters[..., None]).squeeze(-1)
 
     class Core(nn.Module):
         """softmax(q·kᵀ / √d)·v. q, k, v: [batch, heads, tokens, d] → same shape."""
@@ -153,7 +143,6 @@ def _reference_class() -> type[nn.Module]:
                 for projected in (q, self.k_proj(x), self.v_proj(x))
             )
             attention_output = self.core(*heads).transpose(1, 2)
-            out: Tensor = self.o_proj(torch.cat([attention_output.flatten(2), convolved.flatten(2)], -1))
-            return out
+            return self.o_proj(torch.cat([attention_output.flatten(2), convolved.flatten(2)], -1))
 
     return SpanConvolutionReference

@@ -93,7 +93,6 @@ def _reference_class() -> type[nn.Module]:
             group_ends = ends_of_groups(dispatch.expert, self.spec.num_experts) if dispatch.grouped else None
             y = activate(self.spec.hidden_act, self.v_experts(rows, dispatch.expert, group_ends))
             del rows
-            values: Tensor = dispatch.combined(y, weights)
-            return values
+            return dispatch.combined(y, weights)
 
     return ValueExpertsReference

@@ -203,8 +203,7 @@ def activate(name: str, x: Tensor) -> Tensor:
         return F.gelu(x, approximate="tanh")
     if name == "identity":
         return x
-    activation_output: Tensor = getattr(F, name)(x)
-    return activation_output
+    return getattr(F, name)(x)
 
 
 @cache
@@ -229,13 +228,12 @@ def _reference_class() -> type[nn.Module]:
         def forward(self, x: Tensor) -> Tensor:
             beta, eps = self.constants.values
             positive_slope, negative_slope = nn.functional.softplus(self.alpha.weight)
-            out: Tensor = (
+            return (
                 torch.where(
                     x > 0, positive_slope * x * x, (beta + negative_slope) * (torch.minimum(x, eps).expm1() - x)
                 )
                 + beta * x
             )
-            return out
 
     class FeedForwardReference(nn.Module):
         """The feed-forward network. x: [..., hidden] → same shape."""
@@ -255,8 +253,7 @@ def _reference_class() -> type[nn.Module]:
                 self.output_scale = vector(torch.ones(1))
 
         def _activate(self, x: Tensor) -> Tensor:
-            out: Tensor = self.xielu(x) if self.act == "xielu" else activate(self.act, x)
-            return out
+            return self.xielu(x) if self.act == "xielu" else activate(self.act, x)
 
         def forward(
             self, x: Tensor, forward_pass: ForwardPass | None = None, part_factors: Tensor | None = None

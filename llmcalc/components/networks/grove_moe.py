@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from functools import cache
-from typing import TYPE_CHECKING, Any, ClassVar, Literal, Self, TypeAlias
+from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal, Self, TypeAlias
 
 from pydantic import model_validator
 
@@ -18,7 +18,7 @@ from ...algebra import Number
 from ...flow.axis import Axis
 from ...flow.record import Flow
 from ...flow.value import Value
-from ..base import Experts, ModelProperties, Network, TopK, symbol_of_size
+from ..base import Experts, ModelProperties, Network, Symbol, TopK
 from ..runtime import ForwardPass
 from .feed_forward import FeedForward
 from .moe import check_expert, dispatch_class, expert_networks, routed_class
@@ -27,9 +27,7 @@ from .router import LinearRouter
 if TYPE_CHECKING:
     from torch import Tensor, nn
 
-    GroupSize: TypeAlias = int
-else:
-    GroupSize = symbol_of_size("g")
+GroupSize: TypeAlias = Annotated[int, Symbol("g")]
 
 
 class GroveMoE(Network):
@@ -136,7 +134,6 @@ def _reference_class() -> type[nn.Module]:
                 dispatch = dispatch_class()(indices, grouped)
                 rows = networks(dispatch.rows(x), dispatch.expert, dispatch.grouped)
                 sums.append(dispatch.combined(rows, weights))
-            out: Tensor = sums[0] + 0.05 * sums[1]
-            return out
+            return sums[0] + 0.05 * sums[1]
 
     return GroveMoEReference

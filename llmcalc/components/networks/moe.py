@@ -455,12 +455,10 @@ def dispatch_class() -> type[Any]:
         def combined(self, x: Tensor, weights: Tensor) -> Tensor:
             """Sums the experts' outputs of each token, weighted. [rows, width] → [batch, tokens, width]."""
             if not self.grouped:
-                weighted_sum: Tensor = (x.view(*weights.shape, -1) * weights.to(x.dtype)[..., None]).sum(2)
-                return weighted_sum
+                return (x.view(*weights.shape, -1) * weights.to(x.dtype)[..., None]).sum(2)
             x = x * weights.to(x.dtype).flatten().index_select(0, self.order)[:, None]
             tokens = weights.shape[:2]
-            out: Tensor = x.new_zeros(tokens.numel(), x.shape[1]).index_add(0, self.token, x).unflatten(0, tokens)
-            return out
+            return x.new_zeros(tokens.numel(), x.shape[1]).index_add(0, self.token, x).unflatten(0, tokens)
 
     return Dispatch
 
@@ -485,14 +483,12 @@ def capped_class() -> type[Any]:
 
         def rows(self, x: Tensor) -> Tensor:
             """Copies the tokens of each expert. [batch, tokens, width] → [experts, rows, width]."""
-            rows: Tensor = x.flatten(0, 1).index_select(0, self.token).unflatten(0, self.weight.shape)
-            return rows
+            return x.flatten(0, 1).index_select(0, self.token).unflatten(0, self.weight.shape)
 
         def combined(self, x: Tensor, weights: Tensor) -> Tensor:
             """Sums the experts' outputs of each token, weighted. [experts, rows, width] → [batch, tokens, width]."""
             x, tokens = (x * self.weight.to(x.dtype)[..., None]).flatten(0, 1), weights.shape[:2]
-            out: Tensor = x.new_zeros(tokens.numel(), x.shape[1]).index_add(0, self.token, x).unflatten(0, tokens)
-            return out
+            return x.new_zeros(tokens.numel(), x.shape[1]).index_add(0, self.token, x).unflatten(0, tokens)
 
     return Capped
 
@@ -628,8 +624,7 @@ def _vision_class() -> type[nn.Module]:
         def forward(self, x: Tensor, forward_pass: ForwardPass | None = None) -> Tensor:
             weights, top_experts = self.routing(x, forward_pass)
             dispatch = self.dispatch(weights, top_experts, forward_pass)
-            out: Tensor = dispatch.combined(self.experts(dispatch.rows(x), dispatch.expert, dispatch.grouped), weights)
-            return out
+            return dispatch.combined(self.experts(dispatch.rows(x), dispatch.expert, dispatch.grouped), weights)
 
     return VisionReference
 
@@ -696,7 +691,6 @@ def _reference_class() -> type[nn.Module]:
                     y, shared_output = expert_weights[..., :1] * y, expert_weights[..., 1:] * shared_output
                 gated = hasattr(self, "shared_expert_gate")
                 y = y + (self.shared_expert_gate(x).sigmoid() * shared_output if gated else shared_output)
-            out: Tensor = y + self.output_bias.weight if hasattr(self, "output_bias") else y
-            return out
+            return y + self.output_bias.weight if hasattr(self, "output_bias") else y
 
     return MoEReference

@@ -134,14 +134,11 @@ def _reference_class() -> type[nn.Module]:
         def __init__(self, spec: ProductKeyMoE, hidden: int) -> None:
             super().__init__()
             self.act = spec.hidden_act
-            self.down_embed, self.up_embed = (
-                InputProducts(spec.num_experts, hidden),
-                OutputSums(spec.num_experts, hidden),
-            )
+            self.down_embed = InputProducts(spec.num_experts, hidden)
+            self.up_embed = OutputSums(spec.num_experts, hidden)
 
         def forward(self, x: Tensor, top_units: Tensor, weights: Tensor) -> Tensor:
-            out: Tensor = self.up_embed(activate(self.act, self.down_embed(x, top_units)) * weights, top_units)
-            return out
+            return self.up_embed(activate(self.act, self.down_embed(x, top_units)) * weights, top_units)
 
     class ProductKeyReference(nn.Module):
         """Product-key experts. x: [batch, tokens, hidden] → same shape."""
@@ -156,8 +153,7 @@ def _reference_class() -> type[nn.Module]:
         def forward(self, x: Tensor, forward_pass: ForwardPass | None = None) -> Tensor:
             weights, top_units = self.routing(x)
             y = self.experts(x, top_units, weights)
-            out: Tensor = y + self.shared_expert(x)
-            return out
+            return y + self.shared_expert(x)
 
         def routing(self, x: Tensor) -> tuple[Tensor, Tensor]:
             """Returns the weights and indices of each token's experts, [batch, tokens, top_k]."""

@@ -224,8 +224,7 @@ def _reference_classes() -> dict[str, type[Any]]:
                 features = features + forward_pass.routed * self.below_scale.weight
             forward_pass.routed = features
             hidden = activate(self.act, self.fc2(activate(self.act, self.fc1(self.norm(features)))))
-            logits: Tensor = self.out_proj(hidden)
-            return logits
+            return self.out_proj(hidden)
 
     class Routing:
         """Selects experts. x: [batch, tokens, hidden] → their weights and indices, each [batch, tokens, top_k].

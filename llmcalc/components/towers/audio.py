@@ -58,8 +58,7 @@ class AudioTower(TowerPart):
 
     def input_value(self) -> Value:
         assert self.stack.stem is not None
-        frames: Value = self.stack.stem.frames_read()
-        return frames
+        return self.stack.stem.frames_read()
 
     def flow(self, recorder: Flow, x: Value) -> Value:
         with recorder.apart(causal=False):
@@ -103,7 +102,6 @@ def _reference_class() -> type[nn.Module]:
             self._stack = (stack,)  # as a tuple: the stack's children are registered as this module's own
 
         def forward(self, frames: Tensor) -> Tensor:
-            out: Tensor = self._stack[0].forward(frames, ForwardPass())
-            return out
+            return self._stack[0].forward(frames, ForwardPass())
 
     return AudioTowerReference

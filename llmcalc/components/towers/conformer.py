@@ -223,11 +223,9 @@ def _reference_class() -> type[nn.Module]:
         def __init__(self, spec: Conformer) -> None:
             super().__init__()
             attention, width = spec.attention, spec.hidden_size
-            self.heads, self.left, self.right = (
-                attention.num_attention_heads,
-                attention.context_left,
-                attention.context_right,
-            )
+            self.heads = attention.num_attention_heads
+            self.left = attention.context_left
+            self.right = attention.context_right
             for letter in "qkvo":
                 self.add_module(f"{letter}_proj", nn.Linear(width, width, bias=attention.bias))
             if attention.relative_keys:
@@ -262,8 +260,7 @@ def _reference_class() -> type[nn.Module]:
                 distance = positions[:, None] - positions[None, :]
                 scores = scores.masked_fill((distance >= self.left) | (distance < -self.right), float("-inf"))
             attention_output = torch.softmax(scores.float(), -1).to(v.dtype) @ v
-            out: Tensor = self.get_submodule("o_proj")(attention_output.transpose(1, 2).flatten(2))
-            return out
+            return self.get_submodule("o_proj")(attention_output.transpose(1, 2).flatten(2))
 
     class Layer(nn.Module):
         def __init__(self, spec: Conformer) -> None:
@@ -278,8 +275,7 @@ def _reference_class() -> type[nn.Module]:
             self.norm = spec.norm.reference(context)
 
         def _normalize_output(self, name: str, y: Tensor) -> Tensor:
-            out: Tensor = getattr(self, f"{name}_post_norm")(y) if hasattr(self, f"{name}_post_norm") else y
-            return out
+            return getattr(self, f"{name}_post_norm")(y) if hasattr(self, f"{name}_post_norm") else y
 
         def forward(self, x: Tensor, bias: Tensor | None) -> Tensor:
             x = x + 0.5 * self._normalize_output(
@@ -292,8 +288,7 @@ def _reference_class() -> type[nn.Module]:
             x = x + 0.5 * self._normalize_output(
                 "mlp_2", self.mlp_2(self.get_submodule("mlp_2_pre_norm")(x), ForwardPass())
             )
-            out: Tensor = self.norm(x)
-            return out
+            return self.norm(x)
 
     class Buffers(nn.Module):
         def __init__(self, layer_count: int) -> None:

@@ -212,11 +212,9 @@ class Projector(TowerPart):
 
     @classmethod
     def examples(cls) -> list[Self]:
-        rms, layernorm, unweighted_norm = (
-            Norm(type="rmsnorm"),
-            Norm(type="layernorm"),
-            Norm(type="rmsnorm", weight=False),
-        )
+        rms = Norm(type="rmsnorm")
+        layernorm = Norm(type="layernorm")
+        unweighted_norm = Norm(type="rmsnorm", weight=False)
         biased_attention = Attention(num_attention_heads=4, q_bias=True, k_bias=True, v_bias=True, o_bias=True)
         stack_reading_towers = (
             (10, Resampler(queries=3, hidden_size=12, attention=biased_attention, norm=layernorm)),
@@ -289,8 +287,7 @@ def _reference_class() -> type[nn.Module]:
             keys = self.kv_norm(self.kv_proj(x) if hasattr(self, "kv_proj") else x)
             query = self.query_norm(self.query.weight.expand(len(x), -1, -1))
             query = query + self.positions.weight if hasattr(self, "positions") else query
-            out: Tensor = self.attention(query, ForwardPass(memory=keys))
-            return out
+            return self.attention(query, ForwardPass(memory=keys))
 
     class ProjectorReference(nn.Module):
         """The projector. x: [images, patches, input_size] → [images / frames, patches / merge², size].

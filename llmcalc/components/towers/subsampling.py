@@ -119,8 +119,7 @@ def _reference_class() -> type[nn.Module]:
             self.register_buffer("scale", torch.ones(bins))
 
         def forward(self, frames: Tensor) -> Tensor:
-            out: Tensor = (frames - self.get_buffer("mean")) * self.get_buffer("scale")
-            return out
+            return (frames - self.get_buffer("mean")) * self.get_buffer("scale")
 
     class SubsamplingReference(nn.Module):
         """The subsampling. frames: [clips, frames, num_mel_bins] → [clips, fewer frames, hidden].
@@ -169,7 +168,6 @@ def _reference_class() -> type[nn.Module]:
                     )
                     x = channels_last.permute(0, 3, 1, 2)
                 x = torch.relu(x)
-            out: Tensor = self.proj(x.transpose(1, 2).flatten(2))
-            return out
+            return self.proj(x.transpose(1, 2).flatten(2))
 
     return SubsamplingReference

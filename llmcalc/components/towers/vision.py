@@ -251,8 +251,7 @@ def _reference_class() -> type[nn.Module]:
 
         def forward(self, x: Tensor) -> Tensor:
             pooled_vector = self.attention(self.probe.weight.expand(len(x), 1, -1), ForwardPass(memory=x))
-            out: Tensor = pooled_vector + self.mlp(self.norm(pooled_vector), ForwardPass())
-            return out
+            return pooled_vector + self.mlp(self.norm(pooled_vector), ForwardPass())
 
     class VisionTowerReference(nn.Module):
         """The vision encoder. pixels: [images, channels, frames, height, width] → [images, patches, hidden].
@@ -291,10 +290,8 @@ def _reference_class() -> type[nn.Module]:
             if self.spec.positions.axes == 1:
                 positions: Tensor = self.position_embedding(torch.arange(x.shape[1], device=x.device))
                 return x + positions
-            columns_of_patches, rows_of_patches = (
-                torch.arange(columns, device=x.device).repeat(rows),
-                torch.arange(rows, device=x.device).repeat_interleave(columns),
-            )
+            columns_of_patches = torch.arange(columns, device=x.device).repeat(rows)
+            rows_of_patches = torch.arange(rows, device=x.device).repeat_interleave(columns)
             position_sum: Tensor = self.position_embedding(columns_of_patches) + self.position_embedding(
                 self.spec.positions.rows + rows_of_patches
             )
@@ -312,7 +309,6 @@ def _reference_class() -> type[nn.Module]:
             x = x[:, :-1] if hasattr(self, "class_embedding") else x
             if hasattr(self, "standardize"):
                 x = (x - self.standardize.mean) * self.standardize.scale
-            out: Tensor = self.pooling(x) if hasattr(self, "pooling") else x
-            return out
+            return self.pooling(x) if hasattr(self, "pooling") else x
 
     return VisionTowerReference
