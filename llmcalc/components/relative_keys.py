@@ -28,7 +28,7 @@ from .base import (
     TokenMixer,
     Unscalable,
 )
-from .runtime import ForwardPass, apply_dropout
+from .runtime import ForwardPass, softmax_core_class
 
 if TYPE_CHECKING:
     from torch import Tensor, nn
@@ -150,13 +150,6 @@ def _reference_classes() -> dict[str, type[nn.Module]]:
             scores = q.flatten(0, 1).transpose(0, 1) @ keys.transpose(-1, -2)
             return scores.transpose(0, 1).unflatten(0, q.shape[:2])
 
-    class Core(nn.Module):
-        """Softmax attention with a bias. q, k, v: [batch, heads, tokens, d] → same shape."""
-
-        def forward(self, q: Tensor, k: Tensor, v: Tensor, bias: Tensor) -> Tensor:
-            scores = q @ k.transpose(-1, -2) * q.shape[-1] ** -0.5 + bias
-            return apply_dropout(self, "attention", torch.softmax(scores.float(), -1).to(v.dtype)) @ v
-
     class AttentionReference(nn.Module):
         """Attention with relative keys. x: [batch, tokens, hidden] → same shape."""
 
@@ -165,7 +158,7 @@ def _reference_classes() -> dict[str, type[nn.Module]]:
             self.heads, width = spec.num_attention_heads, spec.num_attention_heads * spec.head_dim
             for name in ("q_proj", "k_proj", "v_proj"):
                 self.add_module(name, nn.Linear(hidden, width, bias=spec.bias))
-            self.pairs, self.core = PairScores(), Core()
+            self.pairs, self.core = PairScores(), softmax_core_class()()
             self.o_proj = nn.Linear(width, hidden, bias=spec.bias)
 
         def forward(self, x: Tensor, forward_pass: ForwardPass) -> Tensor:
@@ -174,6 +167,6 @@ def _reference_classes() -> dict[str, type[nn.Module]]:
                 for name in ("q_proj", "k_proj", "v_proj")
             )
             bias = self.pairs(q, forward_pass.memo["relative_keys"]) * q.shape[-1] ** -0.5
-            return self.o_proj(self.core(q, k, v, bias).transpose(1, 2).flatten(2))
+            return self.o_proj(self.core(q, k, v, bias=bias).transpose(1, 2).flatten(2))
 
     return {"keys": KeysReference, "attention": AttentionReference}

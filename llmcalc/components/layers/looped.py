@@ -27,7 +27,7 @@ from ..base import (
     Window,
     check_groups,
 )
-from ..mixers.grouped import GroupedQueryMixer
+from ..mixers.grouped import GroupedQueryMixer, grouped_reference_class
 from ..networks.feed_forward import FeedForward
 from ..norm import Norm
 from ..position import Rope
@@ -205,16 +205,12 @@ def _reference_classes() -> dict[str, type[nn.Module]]:
             scores = torch.bmm(rows, self.weight.transpose(1, 2)).transpose(0, 1)
             return scores.unflatten(0, q.shape[:2])
 
-    class LoopedAttentionReference(nn.Module):
+    class LoopedAttentionReference(grouped_reference_class()):  # type: ignore[misc]
         """Attention of one loop. x: [batch, tokens, hidden] → same shape."""
 
         def __init__(self, spec: LoopedAttention, hidden: int) -> None:
-            super().__init__()
-            self.spec, heads, kv_heads, d = spec, spec.num_attention_heads, spec.num_key_value_heads, spec.head_dim
-            for name, width in (("q_proj", heads * d), ("k_proj", kv_heads * d), ("v_proj", kv_heads * d)):
-                self.add_module(name, nn.Linear(hidden, width, bias=spec.attention_bias))
+            super().__init__(spec, hidden, spec.attention_bias)
             self.core, self.cache = softmax_core_class()(), cache_class()()
-            self.o_proj = nn.Linear(heads * d, hidden, bias=spec.attention_bias)
             self.first_loop: list[nn.Module] = []
 
         def become_second(self, first_attention: LoopedAttentionReference) -> None:
@@ -229,19 +225,12 @@ def _reference_classes() -> dict[str, type[nn.Module]]:
         def _attend(
             self, core: nn.Module, q: Tensor, k: Tensor, v: Tensor, forward_pass: ForwardPass, window: int | None
         ) -> Tensor:
-            tokens, group = q.shape[2], q.shape[1] // k.shape[1]
-            mask = attention_mask(
-                forward_pass, forward_pass.past + tokens, tokens, k.shape[-2], q.device, causal=True, window=window
-            )
-            k, v = (h if group == 1 else h.repeat_interleave(group, 1) for h in (k, v))
-            return core(q, k, v, mask)
+            mask = attention_mask(forward_pass, q, k, causal=True, window=window)
+            return core(q, *self._for_each_query_head(k, v), mask)
 
         def forward(self, x: Tensor, forward_pass: ForwardPass) -> Tensor:
             spec = self.spec
-            q, k, v = (
-                self.get_submodule(name)(x).unflatten(-1, (-1, spec.head_dim)).transpose(1, 2)
-                for name in ("q_proj", "k_proj", "v_proj")
-            )
+            q, k, v = (self._split_heads(projection, x) for projection in "qkv")
             q, k = (spec.position.rotated(heads, forward_pass, forward_pass.past) for heads in (q, k))
             if self.first_loop:
                 scores = self.loop_gate(q.transpose(1, 2).flatten(2).unflatten(-1, (spec.num_attention_heads, -1)))

@@ -40,7 +40,7 @@ from ..choice import only
 from ..choices import AnyBlockIndexer
 from ..norm import Norm, norm_reference
 from ..position import Rope, ScorePosition
-from ..runtime import ForwardPass, apply_dropout, attention_mask, cache_class, vector
+from ..runtime import ForwardPass, attention_mask, cache_class, softmax_core_class, vector
 
 if TYPE_CHECKING:
     from torch import Tensor, nn
@@ -633,37 +633,6 @@ def _reference_class() -> type[nn.Module]:
     from ..distance import alibi_bias
     from .output_gate import gate_values
 
-    class Core(nn.Module):
-        """Softmax attention. q: [batch, heads, queries, d], k and v: [batch, heads, keys, d] → shape of q."""
-
-        def forward(
-            self,
-            q: Tensor,
-            k: Tensor,
-            v: Tensor,
-            mask: Tensor | None,
-            bias: Tensor | None,
-            cap: float | None,
-            sinks: Tensor | None,
-            float32_softmax: bool,
-            float32_scores: bool,
-        ) -> Tensor:
-            if float32_scores:
-                q, k = q.float(), k.float()
-            scores = q @ k.transpose(-1, -2) * q.shape[-1] ** -0.5
-            if cap is not None:
-                scores = cap * torch.tanh(scores / cap)
-            if bias is not None:
-                scores = scores + bias.to(scores.dtype)
-            if mask is not None:
-                scores = scores.masked_fill(~mask, float("-inf"))
-            dtype = torch.float32 if float32_softmax else scores.dtype
-            if sinks is not None:  # one more key, without a value, that every query attends to
-                sink = sinks[None, :, None, None].expand(*scores.shape[:-1], 1).to(scores.dtype)
-                probs = torch.softmax(torch.cat([scores, sink], -1).to(dtype), -1, dtype=dtype)[..., :-1].to(v.dtype)
-                return apply_dropout(self, "attention", probs) @ v
-            return apply_dropout(self, "attention", torch.softmax(scores.to(dtype), -1).to(v.dtype)) @ v
-
     class AttentionReference(nn.Module):
         """Softmax attention with its projections. x: [batch, tokens, hidden] → same shape."""
 
@@ -703,7 +672,7 @@ def _reference_class() -> type[nn.Module]:
                 self.head_norm = norm_reference(spec.head_norm, self.value_dim)
             if spec.sub_norm is not None:
                 self.sub_norm = norm_reference(spec.sub_norm, self.heads * self.value_dim)
-            self.core = Core()
+            self.core = softmax_core_class()()
             if spec.block_indexer is not None:
                 theta = spec.position.rope_theta if isinstance(spec.position, Rope) else 10000.0
                 self.indexer: Any = spec.block_indexer.reference(model_properties, theta)
@@ -809,11 +778,9 @@ def _reference_class() -> type[nn.Module]:
             queries, keys, end, spec = x.shape[1], k.shape[-2], forward_pass.past + x.shape[1], self.spec
             mask = attention_mask(
                 forward_pass,
-                end,
-                queries,
-                keys,
-                x.device,
-                causal=self.causal and not spec.whole_pass,
+                x,
+                k,
+                causal=self.causal and (not spec.whole_pass),
                 window=spec.sliding_window,
                 chunk=spec.attention_chunk_size,
             )
@@ -846,9 +813,7 @@ def _reference_class() -> type[nn.Module]:
             outputs = []
             for patches in squares:
                 index = patches.to(q.device)
-                outputs.append(
-                    self.core(q[:, :, index], k[:, :, index], v[:, :, index], None, None, cap, None, True, False)
-                )
+                outputs.append(self.core(q[:, :, index], k[:, :, index], v[:, :, index], cap=cap))
             order = torch.cat(squares).argsort().to(q.device)
             return torch.cat(outputs, 2)[:, :, order]
 
@@ -875,7 +840,8 @@ def _reference_class() -> type[nn.Module]:
             sinks = self.sinks.weight if self.sinks is not None else None
             cap = self.spec.attn_logit_softcapping
             if self.spec.grid_window is None:
-                out = self.core(q, k, v, mask, bias, cap, sinks, self.spec.float32_softmax, self.spec.float32_scores)
+                formats = {"float32_softmax": self.spec.float32_softmax, "float32_scores": self.spec.float32_scores}
+                out = self.core(q, k, v, mask, bias, cap, sinks, **formats)
             else:
                 out = self._attention_in_squares(q, k, v, forward_pass.columns, self.spec.grid_window, cap)
             out = (out if convolved_values is None else out + convolved_values).transpose(1, 2)

@@ -18,7 +18,7 @@ from ...flow.value import Value
 from ..base import HeadDim, Heads, KVHeads, ModelProperties, Window, check_groups
 from ..position import Rope
 from ..runtime import ForwardPass, attention_mask, cache_class, softmax_core_class, state_class, vector
-from .grouped import WindowedMixer
+from .grouped import WindowedMixer, grouped_reference_class
 
 if TYPE_CHECKING:
     from torch import Tensor, nn
@@ -103,25 +103,16 @@ class BlendedAttention(WindowedMixer):
 @cache
 def _reference_class() -> type[nn.Module]:
     import torch
-    from torch import nn
 
-    class BlendedReference(nn.Module):
+    class BlendedReference(grouped_reference_class()):  # type: ignore[misc]
         """Blended attention. x: [batch, tokens, hidden] → same shape."""
 
         def __init__(self, spec: BlendedAttention, hidden: int) -> None:
-            super().__init__()
-            self.spec, heads, kv_heads, d = spec, spec.num_attention_heads, spec.num_key_value_heads, spec.head_dim
-            self.q_proj = nn.Linear(hidden, heads * d, bias=False)
-            self.o_proj = nn.Linear(heads * d, hidden, bias=False)
-            self.k_proj = nn.Linear(hidden, kv_heads * d, bias=False)
-            self.v_proj = nn.Linear(hidden, kv_heads * d, bias=False)
+            super().__init__(spec, hidden)
+            kv_heads = spec.num_key_value_heads
             self.conv_k, self.conv_v = vector(torch.ones(2, kv_heads)), vector(torch.ones(2, kv_heads))
-            self.last_k: Any = state_class()()
-            self.last_v: Any = state_class()()
+            self.last_k, self.last_v = state_class()(), state_class()()
             self.core, self.cache = softmax_core_class()(), cache_class()(spec.sliding_window)
-
-        def _split_heads(self, projection: nn.Linear, x: Tensor) -> Tensor:
-            return projection(x).unflatten(-1, (-1, self.spec.head_dim)).transpose(1, 2)
 
         def _blend(self, x: Tensor, weights: Tensor, state: Any, forward_pass: ForwardPass) -> Tensor:
             """Returns the weighted sums over two tokens. x: [batch, kv_heads, tokens, d] → same shape."""
@@ -132,23 +123,14 @@ def _reference_class() -> type[nn.Module]:
             return previous_tokens * weights[0, :, None, None] + x * weights[1, :, None, None]
 
         def forward(self, x: Tensor, forward_pass: ForwardPass) -> Tensor:
-            spec, tokens = self.spec, x.shape[1]
-            q = spec.position.rotated(self._split_heads(self.q_proj, x), forward_pass, forward_pass.past)
-            k = self._blend(self._split_heads(self.k_proj, x), self.conv_k.weight, self.last_k, forward_pass)
+            spec = self.spec
+            q = spec.position.rotated(self._split_heads("q", x), forward_pass, forward_pass.past)
+            k = self._blend(self._split_heads("k", x), self.conv_k.weight, self.last_k, forward_pass)
             k = spec.position.rotated(k, forward_pass, forward_pass.past)
-            v = self._blend(self._split_heads(self.v_proj, x), self.conv_v.weight, self.last_v, forward_pass)
+            v = self._blend(self._split_heads("v", x), self.conv_v.weight, self.last_v, forward_pass)
             k, v = self.cache(forward_pass, k, v)
-            mask = attention_mask(
-                forward_pass,
-                forward_pass.past + tokens,
-                tokens,
-                k.shape[-2],
-                x.device,
-                causal=True,
-                window=spec.sliding_window,
-            )
-            group = spec.num_attention_heads // spec.num_key_value_heads
-            k, v = (h if group == 1 else h.repeat_interleave(group, 1) for h in (k, v))
+            mask = attention_mask(forward_pass, x, k, causal=True, window=spec.sliding_window)
+            k, v = self._for_each_query_head(k, v)
             return self.o_proj(self.core(q, k, v, mask).transpose(1, 2).flatten(2))
 
     return BlendedReference

@@ -32,7 +32,7 @@ from ..base import (
 from ..norm import Norm, norm_reference
 from ..position import Rope
 from ..runtime import ForwardPass, attention_mask, cache_class, softmax_core_class, vector
-from .grouped import WindowedMixer
+from .grouped import WindowedMixer, grouped_reference_class
 
 if TYPE_CHECKING:
     from torch import Tensor, nn
@@ -184,39 +184,28 @@ class DifferentialAttention(WindowedMixer):
 @cache
 def _reference_class() -> type[nn.Module]:
     import torch
-    from torch import nn
 
-    class DifferentialReference(nn.Module):
+    class DifferentialReference(grouped_reference_class()):  # type: ignore[misc]
         """Differential attention. x: [batch, tokens, hidden] → same shape."""
 
         def __init__(self, spec: DifferentialAttention, hidden: int) -> None:
-            super().__init__()
-            self.spec, heads, kv_heads, d = spec, spec.num_attention_heads, spec.num_key_value_heads, spec.head_dim
-            widths = {"q_proj": heads * d, "k_proj": kv_heads * d, "v_proj": kv_heads * d}
-            for name, width in list(widths.items())[: 1 if spec.kv_shared else 3]:
-                self.add_module(name, nn.Linear(hidden, width, bias=spec.attention_bias))
-            for letter in ("q1", "k1", "q2", "k2"):
-                self.add_module(f"lambda_{letter}", vector(torch.randn(d) * 0.1))
-            self.core_1, self.core_2 = softmax_core_class()(), softmax_core_class()()
-            if not spec.kv_shared:
+            super().__init__(spec, hidden, spec.attention_bias)
+            if spec.kv_shared:
+                del self.k_proj, self.v_proj
+            else:
                 self.cache = cache_class()(spec.sliding_window)
-            self.norm = norm_reference(Norm(type="rmsnorm", weight=spec.norm_weight, eps=spec.norm_eps), 2 * d)
-            self.o_proj = nn.Linear(heads * d, hidden, bias=spec.attention_bias)
-
-        def _split_heads(self, name: str, x: Tensor) -> Tensor:
-            return self.get_submodule(name)(x).unflatten(-1, (-1, self.spec.head_dim)).transpose(1, 2)
+            for letter in ("q1", "k1", "q2", "k2"):
+                self.add_module(f"lambda_{letter}", vector(torch.randn(spec.head_dim) * 0.1))
+            self.core_1, self.core_2 = softmax_core_class()(), softmax_core_class()()
+            norm = Norm(type="rmsnorm", weight=spec.norm_weight, eps=spec.norm_eps)
+            self.norm = norm_reference(norm, 2 * spec.head_dim)
 
         def _lambda_term(self, term: int) -> Tensor:
             q, k = (getattr(self, f"lambda_{letter}{term}").weight for letter in "qk")
             return (q * k).sum().exp()
 
-        def _repeat_heads(self, x: Tensor) -> Tensor:
-            """Repeats keys or values for each query head."""
-            group = self.spec.num_attention_heads // self.spec.num_key_value_heads
-            return x if group == 1 else x.repeat_interleave(group, 1)
-
-        def _rotated(self, name: str, x: Tensor, forward_pass: ForwardPass) -> Tensor:
-            heads, position = self._split_heads(name, x), self.spec.position
+        def _rotated(self, projection: str, x: Tensor, forward_pass: ForwardPass) -> Tensor:
+            heads, position = self._split_heads(projection, x), self.spec.position
             return heads if position is None else position.rotated(heads, forward_pass, forward_pass.past)
 
         def _keys_and_values(self, x: Tensor, forward_pass: ForwardPass) -> tuple[Tensor, Tensor]:
@@ -225,24 +214,23 @@ def _reference_class() -> type[nn.Module]:
             sharing_key = "differential", spec.num_key_value_heads, spec.head_dim, spec.sliding_window
             if spec.kv_shared:
                 shape = x.shape[0], spec.num_key_value_heads, forward_pass.past + x.shape[1], spec.head_dim
-                zero_keys_and_values = x.new_zeros(shape), x.new_zeros(shape)  # the layer is forward_pass alone
+                zero_keys_and_values = x.new_zeros(shape), x.new_zeros(shape)  # the layer runs alone
                 return forward_pass.memo.get(sharing_key, zero_keys_and_values)
             keys_and_values: tuple[Tensor, Tensor] = self.cache(
-                forward_pass, self._rotated("k_proj", x, forward_pass), self._split_heads("v_proj", x)
+                forward_pass, self._rotated("k", x, forward_pass), self._split_heads("v", x)
             )
             if forward_pass.lends:
                 forward_pass.memo[sharing_key] = keys_and_values
             return keys_and_values
 
         def forward(self, x: Tensor, forward_pass: ForwardPass) -> Tensor:
-            q = self._rotated("q_proj", x, forward_pass)
+            q = self._rotated("q", x, forward_pass)
             k, v = self._keys_and_values(x, forward_pass)
-            end, window = forward_pass.past + x.shape[1], self.spec.sliding_window
-            mask = attention_mask(forward_pass, end, x.shape[1], k.shape[-2], x.device, causal=True, window=window)
+            mask = attention_mask(forward_pass, x, k, causal=True, window=self.spec.sliding_window)
             first_values, second_values = (
-                self._repeat_heads(half_values.repeat(1, 2, 1, 1)) for half_values in v.chunk(2, 1)
+                self._for_each_query_head(half_values.repeat(1, 2, 1, 1))[0] for half_values in v.chunk(2, 1)
             )
-            k = self._repeat_heads(k)
+            (k,) = self._for_each_query_head(k)
             joined_heads = torch.cat(
                 [self.core_1(q, k, first_values, mask), self.core_2(q, k, second_values, mask)], -1
             )

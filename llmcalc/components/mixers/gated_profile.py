@@ -60,8 +60,7 @@ class GatedProfileAttention(ProfileAttention):
         profile_weights = recorder.normalized(
             recorder.mul(profile_weights, recorder.vector("share_scale", heads, rank)), WEIGHTLESS, (rank,)
         )
-        cache_kind = "full_attention" if window is None else "sliding_attention"
-        keys, values = recorder.cache("cache", cache_kind, keys, values, limit=window)
+        keys, values = recorder.cache("cache", self.cache_kind, keys, values, limit=window)
         recorder.mask(q, keys, causal=True, window=window)
         bias = self.bias_of(recorder, profile_weights, q, keys)
         recorder.hold(q=q, k=keys, v=values, bias=bias, gate=gate, sinks=sinks)
@@ -142,8 +141,8 @@ def _reference_class() -> type[nn.Module]:
 
         def forward(self, q: Tensor, k: Tensor, v: Tensor, mask: Tensor, bias: Tensor, sinks: Tensor) -> Tensor:
             scores = (q @ k.transpose(-1, -2) * q.shape[-1] ** -0.5 + bias).masked_fill(~mask, float("-inf"))
-            profile_weights = torch.softmax(torch.cat([scores, sinks[..., None]], -1).float(), -1)[..., :-1]
-            return profile_weights.to(v.dtype) @ v
+            attention_weights = torch.softmax(torch.cat([scores, sinks[..., None]], -1).float(), -1)[..., :-1]
+            return attention_weights.to(v.dtype) @ v
 
     class GatedProfileReference(profile_attention_class()):  # type: ignore[misc]
         """The attention. x, and the inputs of keys and values: [batch, tokens, hidden] → same shape."""
@@ -183,12 +182,10 @@ def _reference_class() -> type[nn.Module]:
             q = bounded(q, 512**0.5).transpose(1, 2)
             k, v = self.cache(forward_pass, bounded(k, 512**0.5), self.v_norm(v))
             end = forward_pass.past + x.shape[1]
-            mask = attention_mask(
-                forward_pass, end, x.shape[1], k.shape[2], x.device, causal=True, window=spec.sliding_window
-            )
+            mask = attention_mask(forward_pass, x, k, causal=True, window=spec.sliding_window)
             profile_weights = self.r_proj(x).unflatten(-1, (heads, -1)) * self.share_scale.weight
             bias = self.bias_of(bounded(profile_weights, 8.0).transpose(1, 2), forward_pass, end, k.shape[2])
-            k, v = (t.repeat_interleave(heads // spec.num_key_value_heads, 1) for t in (k, v))
+            k, v = self._for_each_query_head(k, v)
             y = self.core(q, k, v, mask, bias, self.sink_proj(x).transpose(1, 2)).transpose(1, 2).flatten(2)
             return self.o_proj(y * self.gate_proj(x).sigmoid())
 

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+from functools import cache
 from typing import TYPE_CHECKING, Any, Self
 
 from ..base import HeadSizes, TokenMixer
 
 if TYPE_CHECKING:
+    from torch import Tensor
+
     from ..position import Rope
 
 
@@ -20,7 +23,9 @@ class GroupedQueryMixer(TokenMixer):
         num_attention_heads: int
         num_key_value_heads: int
         head_dim: int
-        position: Rope | None
+
+        @property
+        def position(self) -> Rope | None: ...
 
     def heads(self, width: Any) -> HeadSizes:
         return HeadSizes(self.num_attention_heads, self.num_key_value_heads, self.head_dim)
@@ -65,3 +70,30 @@ class WindowedMixer(GroupedQueryMixer):
     def cache_kind(self) -> str:
         """The kind that `llmcalc kv` lists its cache under."""
         return "full_attention" if self.sliding_window is None else "sliding_attention"
+
+
+@cache
+def grouped_reference_class() -> Any:
+    """Returns the base class of references of grouped-query attention, with the projections."""
+    from torch import nn
+
+    class GroupedReference(nn.Module):
+        """The projections of queries, keys, values and the output. bias: whether all of them have one."""
+
+        def __init__(self, spec: GroupedQueryMixer, hidden: int, bias: bool = False) -> None:
+            super().__init__()
+            self.spec, heads, kv_heads, d = spec, spec.num_attention_heads, spec.num_key_value_heads, spec.head_dim
+            for name, width in (("q_proj", heads * d), ("k_proj", kv_heads * d), ("v_proj", kv_heads * d)):
+                self.add_module(name, nn.Linear(hidden, width, bias=bias))
+            self.o_proj = nn.Linear(heads * d, hidden, bias=bias)
+
+        def _split_heads(self, projection: str, x: Tensor) -> Tensor:
+            """Returns queries, keys or values of x [batch, tokens, hidden] as [batch, heads, tokens, head_dim]."""
+            return self.get_submodule(f"{projection}_proj")(x).unflatten(-1, (-1, self.spec.head_dim)).transpose(1, 2)
+
+        def _for_each_query_head(self, *tensors: Tensor, axis: int = 1) -> tuple[Tensor, ...]:
+            """Repeats keys and values for each query head."""
+            group = self.spec.num_attention_heads // self.spec.num_key_value_heads
+            return tensors if group == 1 else tuple(t.repeat_interleave(group, axis) for t in tensors)
+
+    return GroupedReference

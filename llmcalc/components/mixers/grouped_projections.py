@@ -17,7 +17,7 @@ from ...flow.record import Flow
 from ...flow.value import Value
 from ..base import Heads, HeadSizes, ModelProperties, SingleWidthNetwork, Standing, TokenMixer, Unscalable, Width
 from ..networks.feed_forward import Activation, activate
-from ..runtime import ForwardPass, apply_dropout, attention_mask
+from ..runtime import ForwardPass, attention_mask, softmax_core_class
 
 if TYPE_CHECKING:
     from torch import Tensor, nn
@@ -152,16 +152,7 @@ def _apply_convolution(projection: nn.Module, x: Tensor) -> Tensor:
 
 @cache
 def _attention_class() -> type[nn.Module]:
-    import torch
     from torch import nn
-
-    class Core(nn.Module):
-        """softmax(q·kᵀ / √d)·v. q, k, v: [batch, heads, tokens, d] → same shape."""
-
-        def forward(self, q: Tensor, k: Tensor, v: Tensor, mask: Tensor) -> Tensor:
-            scores = q @ k.transpose(-1, -2) * q.shape[-1] ** -0.5
-            scores = scores.masked_fill(~mask, float("-inf"))
-            return apply_dropout(self, "attention", torch.softmax(scores.float(), -1).to(v.dtype)) @ v
 
     class GroupedProjectionReference(nn.Module):
         """Attention with grouped projections. x: [batch, tokens, hidden] → same shape."""
@@ -173,15 +164,14 @@ def _attention_class() -> type[nn.Module]:
             self.k_proj = _grouped_convolution(hidden, hidden, spec.k_groups)
             self.v_proj = _grouped_convolution(hidden, hidden, spec.v_groups)
             self.o_proj = _grouped_convolution(hidden, hidden, spec.o_groups)
-            self.core = Core()
+            self.core = softmax_core_class()()
 
         def forward(self, x: Tensor, forward_pass: ForwardPass) -> Tensor:
             q, k, v = (
                 _apply_convolution(projection, x).unflatten(-1, (self.heads, -1)).transpose(1, 2)
                 for projection in (self.q_proj, self.k_proj, self.v_proj)
             )
-            tokens = x.shape[1]
-            mask = attention_mask(forward_pass, forward_pass.past + tokens, tokens, tokens, x.device, causal=False)
+            mask = attention_mask(forward_pass, x, x, causal=False)
             return _apply_convolution(self.o_proj, self.core(q, k, v, mask).transpose(1, 2).flatten(2))
 
     return GroupedProjectionReference

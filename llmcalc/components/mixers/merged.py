@@ -146,7 +146,7 @@ def _reference_class() -> type[nn.Module]:
             )
 
         def forward(self, x: Tensor, forward_pass: ForwardPass) -> Tensor:
-            spec, tokens, end = self.spec, x.shape[1], forward_pass.past + x.shape[1]
+            spec, tokens = self.spec, x.shape[1]
             q, k = (
                 spec.position.rotated(self._split_heads(projection, x), forward_pass, forward_pass.past)
                 for projection in ("q", "k")
@@ -158,9 +158,7 @@ def _reference_class() -> type[nn.Module]:
             scores = scores * spec.head_dim**-0.5
             if spec.attn_logit_softcapping is not None:
                 scores = spec.attn_logit_softcapping * torch.tanh(scores / spec.attn_logit_softcapping)
-            mask = attention_mask(
-                forward_pass, end, tokens, k.shape[-2], x.device, causal=True, window=spec.sliding_window
-            )
+            mask = attention_mask(forward_pass, x, k, causal=True, window=spec.sliding_window)
             mask = torch.cat([mask, mask.new_ones(tokens, memory_k.shape[-2])], -1)
             scores = scores.masked_fill(~mask, float("-inf"))
             weights = apply_dropout(self, "attention", torch.softmax(scores.float(), -1).to(v.dtype))

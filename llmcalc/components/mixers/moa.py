@@ -176,7 +176,7 @@ def _reference_class() -> type[nn.Module]:
             if top_k > 1:
                 k = k.repeat(1, top_k, 1, 1)
                 v = v.repeat(1, top_k, 1, 1)
-            mask = attention_mask(forward_pass, forward_pass.past + tokens, tokens, k.shape[-2], x.device, causal=True)
+            mask = attention_mask(forward_pass, x, k, causal=True)
             out = self.core(q, k, v, mask).transpose(1, 2)
             rows = dispatch.to_experts(out.reshape(batch * tokens * top_k, -1))
             out = dispatch.combined(self.o_proj(rows, dispatch.expert, group_ends), weights)

@@ -21,7 +21,7 @@ from ...flow.record import Flow
 from ...flow.value import Value
 from ...workload.derived_rows import Multiple
 from ..base import Heads, HeadSizes, LayerParts, ModelProperties, Positions, Standing, TokenMixer, Unscalable
-from ..runtime import ForwardPass, apply_dropout, cache_class
+from ..runtime import ForwardPass, cache_class, softmax_core_class
 from ..streams import ResidualStreams
 
 if TYPE_CHECKING:
@@ -185,13 +185,6 @@ def _reference_classes() -> dict[str, type[nn.Module]]:
             streams = x[:, x.shape[1] // (self.ngram + 1) :].unflatten(1, (self.ngram, -1)).transpose(1, 2)
             return streams[:, :, 0] if self.ngram == 1 else streams
 
-    class MainCore(nn.Module):
-        """Softmax attention. q: [batch, heads, queries, d], k and v: [batch, heads, keys, d] → shape of q."""
-
-        def forward(self, q: Tensor, k: Tensor, v: Tensor, bias: Tensor, mask: Tensor) -> Tensor:
-            scores = (q @ k.transpose(-1, -2) * q.shape[-1] ** -0.5 + bias).masked_fill(~mask, float("-inf"))
-            return apply_dropout(self, "attention", torch.softmax(scores.float(), -1).to(v.dtype)) @ v
-
     class NgramReference(nn.Module):
         """Attention of all streams. x: [batch, (1 + ngram) · tokens, hidden] → same shape."""
 
@@ -201,7 +194,8 @@ def _reference_classes() -> dict[str, type[nn.Module]]:
             for name in ("q_proj", "k_proj", "v_proj", "o_proj"):
                 self.add_module(name, nn.Linear(hidden, hidden))
             self.relative_proj = nn.Linear(hidden, spec.num_buckets * self.heads)
-            self.cache, self.core, self.predict_core = cache_class()(), MainCore(), MainCore()
+            self.cache = cache_class()()
+            self.core, self.predict_core = softmax_core_class()(), softmax_core_class()()
 
         def _streams(self, name: str, x: Tensor) -> tuple[Tensor, ...]:
             """Returns the projection of each stream, [batch, heads, tokens, size]."""
@@ -226,7 +220,7 @@ def _reference_classes() -> dict[str, type[nn.Module]]:
             queries, all_keys = forward_pass.span(end - key_count, end, x.device), forward_pass.span(0, end, x.device)
             distance = queries[:, None] - all_keys
             index = self._distance_bucket(distance.clamp(min=0)).expand(*q.shape[:2], -1, -1)
-            outputs = [self.core(q, keys, values, main_scores.gather(-1, index), distance >= 0)]
+            outputs = [self.core(q, keys, values, distance >= 0, main_scores.gather(-1, index))]
             is_same_token = torch.eye(key_count, dtype=torch.bool, device=x.device)
             self_index = torch.zeros(*q.shape[:2], key_count, key_count, dtype=torch.long, device=x.device)
             for i, stream in enumerate(zip(predict_q, predict_k, predict_v, predict_scores, strict=True)):
@@ -234,7 +228,7 @@ def _reference_classes() -> dict[str, type[nn.Module]]:
                 mask = torch.cat([(distance >= i) | (all_keys == 0), is_same_token], -1)
                 bias = stream_scores.gather(-1, torch.cat([index, self_index], -1))
                 joined_keys, joined_values = torch.cat([keys, stream_k], 2), torch.cat([values, stream_v], 2)
-                outputs.append(self.predict_core(stream_q, joined_keys, joined_values, bias, mask))
+                outputs.append(self.predict_core(stream_q, joined_keys, joined_values, mask, bias))
             return self.get_submodule("o_proj")(torch.cat(outputs, 2).transpose(1, 2).flatten(2))
 
     return {"streams": PredictStreamsReference, "attention": NgramReference}

@@ -22,7 +22,7 @@ from ...flow.value import Value
 from ...workload.derived_rows import BeforeStrides, Multiple
 from ..base import BY_TORCH, Flag, HeadDim, Heads, HeadSizes, ModelProperties, PartWitness, TokenMixer, Unscalable
 from ..rotation import angles_of
-from ..runtime import ForwardPass, apply_dropout, vector
+from ..runtime import ForwardPass, softmax_core_class, vector
 
 if TYPE_CHECKING:
     from torch import Tensor, nn
@@ -100,13 +100,6 @@ def _reference_class() -> type[nn.Module]:
     import torch
     from torch import nn
 
-    class Core(nn.Module):
-        """Softmax attention with a bias. q, k, v: [batch, heads, tokens, d] → same shape."""
-
-        def forward(self, q: Tensor, k: Tensor, v: Tensor, bias: Tensor) -> Tensor:
-            scores = q @ k.transpose(-1, -2) * q.shape[-1] ** -0.5 + bias
-            return apply_dropout(self, "attention", torch.softmax(scores.float(), -1).to(v.dtype)) @ v
-
     class Distances(nn.Module):
         """Scores by distance. q: [batch, heads, tokens, d] → [batch, heads, tokens, distances]."""
 
@@ -126,7 +119,7 @@ def _reference_class() -> type[nn.Module]:
             if spec.segments:
                 self.segment_bias = vector(torch.randn(self.heads, d) * 0.02)
                 self.segments = vector(torch.randn(2, self.heads, d) * 0.02)
-            self.core, self.distances = Core(), Distances()
+            self.core, self.distances = softmax_core_class()(), Distances()
             self.o_proj = nn.Linear(width, hidden, bias=spec.bias)
 
         def _split_heads(self, name: str, x: Tensor) -> Tensor:
@@ -153,7 +146,7 @@ def _reference_class() -> type[nn.Module]:
             positions = forward_pass.span(0, x.shape[1], x.device)
             index = (self._largest_distance(x) - (positions[:, None] - positions[None, :])).expand(*q.shape[:-1], -1)
             q, bias = q + self.content_bias.weight[:, None], distance_scores.gather(-1, index) * q.shape[-1] ** -0.5
-            out = self.core(q, k, v, bias)
+            out = self.core(q, k, v, bias=bias)
             return self.o_proj(out.transpose(1, 2).flatten(2))
 
     return RelativeReference

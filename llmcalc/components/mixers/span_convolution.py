@@ -16,7 +16,7 @@ from ...flow.axis import Axis, Beside
 from ...flow.record import Flow
 from ...flow.value import Value
 from ..base import Heads, HeadSizes, ModelProperties, OddKernel, Standing, TokenMixer, Unscalable
-from ..runtime import ForwardPass, apply_dropout
+from ..runtime import ForwardPass, softmax_core_class
 
 if TYPE_CHECKING:
     from torch import Tensor, nn
@@ -111,13 +111,6 @@ def _reference_class() -> type[nn.Module]:
             windows = padded.unfold(1, filters.shape[-1], 1)  # [batch, tokens, heads, d, kernel]
             return (windows @ filters[..., None]).squeeze(-1)
 
-    class Core(nn.Module):
-        """softmax(q·kᵀ / √d)·v. q, k, v: [batch, heads, tokens, d] → same shape."""
-
-        def forward(self, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
-            scores = q @ k.transpose(-1, -2) * q.shape[-1] ** -0.5
-            return apply_dropout(self, "attention", torch.softmax(scores.float(), -1).to(v.dtype)) @ v
-
     class SpanConvolutionReference(nn.Module):
         """Attention beside dynamic convolutions. x: [batch, tokens, hidden] → same shape."""
 
@@ -130,7 +123,7 @@ def _reference_class() -> type[nn.Module]:
             self.span_conv = nn.Conv1d(hidden, hidden, kernel, padding=kernel // 2, groups=hidden, bias=False)
             self.span_proj = nn.Conv1d(hidden, half_width, 1)
             self.filter_proj = nn.Linear(half_width, self.heads * kernel)
-            self.core, self.convolution = Core(), Convolution()
+            self.core, self.convolution = softmax_core_class()(), Convolution()
             self.o_proj = nn.Linear(hidden, hidden)
 
         def forward(self, x: Tensor, forward_pass: ForwardPass) -> Tensor:
