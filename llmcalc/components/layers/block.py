@@ -174,8 +174,13 @@ class Layer(Component):
         raise TypeError(f"{type(self).__name__} has no flow")
 
     def reference(self, model_properties: ModelProperties) -> nn.Module:
-        """Builds the layer as a module: forward(x [batch, tokens, hidden], run) → same shape."""
+        """Builds the layer as a module: forward(x [batch, tokens, hidden], forward_pass) → same shape."""
         raise TypeError(f"{type(self).__name__} has no reference")
+
+    @classmethod
+    def examples(cls) -> list[Self]:
+        """Returns no examples of a layer that needs its stack: an example of the stack has the layer."""
+        return super().examples() if cls.alone else []
 
 
 class Block(Layer):

@@ -17,15 +17,12 @@ from ... import ops
 from ...flow.axis import Axis
 from ...flow.record import Flow
 from ...flow.value import Value
-from ..base import Component, Flag, LayerParts, ModelProperties
-from ..mixers.attention import Attention
-from ..networks.feed_forward import FeedForward
+from ..base import Flag, LayerParts, ModelProperties
 from ..norm import Norm
-from ..position import Rope
 from ..runtime import ForwardPass, vector
 from ..streams import ResidualStreams
 from .block import Sharing
-from .whole_layer import WholeLayer
+from .whole_layer import PreNormLayer, small_sublayers
 
 if TYPE_CHECKING:
     from torch import Tensor, nn
@@ -63,7 +60,7 @@ def record_mix(
         return [mixed.view(hidden)] if queries == 1 else [recorder.take(mixed, hidden) for _ in range(queries)]
 
 
-class BlockResidualLayer(WholeLayer):
+class BlockResidualLayer(PreNormLayer):
     """A layer whose sublayers read the residual sums of all earlier blocks of layers.
 
     attention_blocks: the number of finished blocks whose sums attention reads beside the running sum; 0 for the first
@@ -82,9 +79,6 @@ class BlockResidualLayer(WholeLayer):
     feed_forward_blocks: int = Field(ge=1, le=MOST_BLOCKS, strict=True)
     starts_block: Flag = False
     idle_residual: Flag = False
-    norm_placement: Literal["pre"] = "pre"
-    parallel: None = None
-    cross_attention: None = None
 
     @model_validator(mode="after")
     def _check_blocks(self) -> Self:
@@ -113,7 +107,6 @@ class BlockResidualLayer(WholeLayer):
             ("self_attn", self.attention, self.attention_blocks),
             ("mlp", self.feed_forward, self.feed_forward_blocks),
         ):
-            assert isinstance(component, Component)
             (sublayer_input,) = record_mix(recorder, f"{name}_residual", x, block_count, self.norm)
             recorder.hold(x=x, read=sublayer_input)
             y = recorder.part(name, component, recorder.part(f"{name}_pre_norm", self.norm, sublayer_input))
@@ -124,11 +117,6 @@ class BlockResidualLayer(WholeLayer):
 
     def reference(self, model_properties: ModelProperties) -> nn.Module:
         return block_residual_classes()["layer"](self, model_properties)
-
-    @classmethod
-    def examples(cls) -> list[Self]:
-        """Returns no examples: the layer needs the stack's streams, and one of the stack's examples uses it."""
-        return []
 
 
 class BlockResiduals(ResidualStreams):
@@ -170,16 +158,7 @@ class BlockResiduals(ResidualStreams):
 
 def block_residual_example(**fields: Any) -> BlockResidualLayer:
     """Returns a small layer, by default the first one. fields: values that override its default fields."""
-    attention = Attention(num_attention_heads=4, num_key_value_heads=2, position=Rope())
-    network = FeedForward(intermediate_size=20, hidden_act="silu", gated=True)
-    defaults = {
-        "attention": attention,
-        "feed_forward": network,
-        "norm": Norm(type="rmsnorm"),
-        "attention_blocks": 0,
-        "feed_forward_blocks": 1,
-        "starts_block": True,
-    }
+    defaults = {**small_sublayers(), "attention_blocks": 0, "feed_forward_blocks": 1, "starts_block": True}
     return BlockResidualLayer(**{**defaults, **fields})
 
 
@@ -233,7 +212,6 @@ def block_residual_classes() -> dict[str, type[nn.Module]]:
                 ("self_attn", spec.attention, spec.attention_blocks),
                 ("mlp", spec.feed_forward, spec.feed_forward_blocks),
             ):
-                assert isinstance(component, Component)
                 if block_count or (name == "self_attn" and spec.idle_residual):
                     self.add_module(f"{name}_residual", Mix(spec.norm, model_properties))
                 self.add_module(f"{name}_pre_norm", spec.norm.reference(model_properties))

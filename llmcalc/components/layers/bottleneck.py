@@ -70,8 +70,6 @@ class BottleneckLayer(WholeLayer):
     bottleneck_size: Width
     num_feedforward_networks: int = Field(ge=1, le=MOST_NETWORKS, strict=True)
     norm_placement: Literal["post"] = "post"
-    parallel: None = None
-    cross_attention: None = None
 
     def networks(self) -> list[Any]:
         return [self.feed_forward] * self.num_feedforward_networks

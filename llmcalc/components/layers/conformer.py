@@ -11,20 +11,20 @@ from typing import TYPE_CHECKING, Any, ClassVar, Literal, Self
 
 from ...flow.record import Flow
 from ...flow.value import Value
-from ..base import Component, ModelProperties, Standing
+from ..base import ModelProperties, Standing
 from ..conformer_convolution import ConformerConvolution
 from ..mixers.relative import RelativeAttention
 from ..networks.feed_forward import FeedForward
 from ..norm import Norm
 from ..runtime import ForwardPass
 from .block import Sharing
-from .whole_layer import WholeLayer
+from .whole_layer import PreNormLayer
 
 if TYPE_CHECKING:
     from torch import Tensor, nn
 
 
-class ConformerLayer(WholeLayer):
+class ConformerLayer(PreNormLayer):
     """x + network/2, x + attention, x + convolution, x + network/2, then a norm; each part has a norm before it.
 
     feed_forward: each of the two networks.
@@ -35,9 +35,6 @@ class ConformerLayer(WholeLayer):
 
     type: Literal["conformer"] = "conformer"
     convolution: ConformerConvolution
-    norm_placement: Literal["pre"] = "pre"
-    parallel: None = None
-    cross_attention: None = None
 
     def networks(self) -> list[Any]:
         return [self.feed_forward, self.feed_forward]
@@ -51,7 +48,6 @@ class ConformerLayer(WholeLayer):
             raise ValueError(f"{stack_position.where}.type: 'conformer' reads later frames; expected an encoder")
 
     def flow(self, recorder: Flow, x: Value, sharing: Sharing | None = None) -> Value:
-        assert isinstance(self.attention, Component)
         x = self._half_network(recorder, "mlp_1", x)
         recorder.hold(x=x)
         x = recorder.add(
@@ -66,7 +62,6 @@ class ConformerLayer(WholeLayer):
 
     def _half_network(self, recorder: Flow, name: str, x: Value) -> Value:
         """Records the sum of x and half of the output of the network with that name."""
-        assert isinstance(self.feed_forward, Component)
         recorder.hold(x=x)
         return recorder.add(
             x,

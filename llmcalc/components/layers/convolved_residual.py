@@ -14,14 +14,14 @@ from pydantic import model_validator
 
 from ...flow.record import Flow
 from ...flow.value import Value
-from ..base import Component, Flag, Kernel, ModelProperties
+from ..base import Flag, Kernel, ModelProperties
 from ..mixers.gated_profile import GatedProfileAttention
-from ..networks.feed_forward import FeedForward
 from ..norm import Norm
 from ..residual_convolution import add_convolution, residual_convolution_class
 from ..runtime import ForwardPass
 from .block import Sharing
 from .block_residual import BlockResidualLayer, block_residual_classes, record_mix
+from .whole_layer import small_sublayers
 
 if TYPE_CHECKING:
     from torch import Tensor, nn
@@ -55,8 +55,6 @@ class ConvolvedResidualLayer(BlockResidualLayer):
 
     def flow(self, recorder: Flow, x: Value, sharing: Sharing | None = None) -> Value:
         kernel, attention, network = self.conv_kernel_size, self.attention, self.feed_forward
-        assert isinstance(attention, Component)
-        assert isinstance(network, Component)
         query_input, *kv_inputs = self._sublayer_inputs(
             recorder, "self_attn", x, self.attention_blocks, 3 if self.separate_inputs else 1
         )
@@ -92,9 +90,8 @@ def convolved_residual_example(**fields: Any) -> ConvolvedResidualLayer:
         dynamic_convolutions=True,
     )
     defaults = {
+        **small_sublayers(),
         "attention": attention,
-        "feed_forward": FeedForward(intermediate_size=20, hidden_act="silu", gated=True),
-        "norm": Norm(type="rmsnorm"),
         "attention_blocks": 0,
         "feed_forward_blocks": 1,
         "starts_block": True,
@@ -121,7 +118,6 @@ def _reference_class() -> type[nn.Module]:
                 ("self_attn", spec.attention, spec.attention_blocks, queries),
                 ("mlp", spec.feed_forward, spec.feed_forward_blocks, 1),
             ):
-                assert isinstance(component, Component)
                 if block_count:
                     self.add_module(f"{name}_residual", mix(weightless, model_properties, True, stream_count))
                 self.add_module(f"{name}_pre_norm", spec.norm.reference(model_properties))

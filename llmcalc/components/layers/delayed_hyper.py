@@ -19,7 +19,8 @@ from ..mixers.shared_entries import SOURCE
 from ..runtime import ForwardPass
 from ..streams import ResidualStreams
 from .block import Sharing
-from .hyper import READ_WEIGHTS, HyperLayer, hyper_classes, hyper_example
+from .hyper import READ_WEIGHTS, HyperLayer, hyper_classes
+from .whole_layer import small_sublayers
 
 if TYPE_CHECKING:
     from torch import Tensor, nn
@@ -90,9 +91,7 @@ class DelayedHyperStreams(ResidualStreams):
 
 def delayed_hyper_example(**fields: Any) -> DelayedHyperLayer:
     """Returns a small layer. fields: values that override its default fields."""
-    layer = hyper_example()
-    defaults = {name: getattr(layer, name) for name in ("attention", "feed_forward", "norm", "hc_mult")}
-    return DelayedHyperLayer(**{**defaults, **fields})
+    return DelayedHyperLayer(**{**small_sublayers(), "hc_mult": 3, **fields})
 
 
 @cache

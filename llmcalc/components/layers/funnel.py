@@ -20,7 +20,7 @@ from ...flow.record import Flow
 from ...flow.value import Value
 from ...workload.derived_rows import Halved, RelativeDistances
 from ...workload.rows import Fixed
-from ..base import Component, Flag, HeadDim, Heads, HeadSizes, ModelProperties, TokenMixer, Unscalable
+from ..base import Flag, HeadDim, Heads, HeadSizes, ModelProperties, TokenMixer, Unscalable
 from ..networks.feed_forward import FeedForward
 from ..norm import Norm
 from ..rotation import angles_of
@@ -122,8 +122,6 @@ class FunnelLayer(WholeLayer):
     attention: FunnelAttention
     feed_forward: FeedForward
     norm_placement: Literal["post"] = "post"
-    parallel: None = None
-    cross_attention: None = None
     halvings: int = Field(default=0, ge=0, le=MOST_HALVINGS, strict=True)
     halves: Flag = False
     halves_keys: Flag = False
@@ -252,7 +250,6 @@ def _reference_classes() -> dict[str, type[nn.Module]]:
         def __init__(self, spec: FunnelLayer, model_properties: ModelProperties) -> None:
             super().__init__()
             self.spec, self.halves = spec, spec.halves
-            assert isinstance(spec.feed_forward, Component)
             self.self_attn = spec.attention.reference(model_properties)
             self.mlp = spec.feed_forward.reference(model_properties)
             self.self_attn_post_norm = spec.norm.reference(model_properties)

@@ -11,14 +11,10 @@ from typing import TYPE_CHECKING, ClassVar, Literal, Self
 from ...flow.axis import Axis
 from ...flow.record import Flow
 from ...flow.value import Value
-from ..base import BY_TORCH, Component, Flag, ModelProperties, PartWitness, StepRank
-from ..mixers.attention import Attention
-from ..networks.feed_forward import FeedForward
-from ..norm import Norm
-from ..position import Rope
+from ..base import BY_TORCH, Flag, ModelProperties, PartWitness, StepRank
 from ..runtime import ForwardPass
 from .block import Sharing
-from .whole_layer import WholeLayer
+from .whole_layer import PreNormLayer, pre_norm_class, small_sublayers
 
 if TYPE_CHECKING:
     from torch import Tensor, nn
@@ -27,7 +23,7 @@ GATE = "_pre_norm_gate"
 """The suffix of the name of a norm's gate in the tree."""
 
 
-class GatedNormLayer(WholeLayer):
+class GatedNormLayer(PreNormLayer):
     """Pre-norm attention, then a feed-forward network: x + f(n · σ(up(silu(down(n))))), where n is the norm of x.
 
     gated_norm_rank: the rank of a gate.
@@ -40,16 +36,12 @@ class GatedNormLayer(WholeLayer):
     type: Literal["gated_norm"] = "gated_norm"
     gated_norm_rank: StepRank
     feed_forward_gate: Flag = True
-    norm_placement: Literal["pre"] = "pre"
-    parallel: None = None
-    cross_attention: None = None
 
     def source(self) -> str:
         return "A.X-K2 2026"
 
     def flow(self, recorder: Flow, x: Value, sharing: Sharing | None = None) -> Value:
         for name, component in (("self_attn", self.attention), ("mlp", self.feed_forward)):
-            assert isinstance(component, Component)
             sublayer_input = recorder.part(f"{name}_pre_norm", self.norm, x)
             recorder.hold(y=sublayer_input)
             if name == "self_attn" or self.feed_forward_gate:
@@ -70,9 +62,7 @@ class GatedNormLayer(WholeLayer):
 
     @classmethod
     def examples(cls) -> list[Self]:
-        attention = Attention(num_attention_heads=4, num_key_value_heads=2, position=Rope())
-        network = FeedForward(intermediate_size=20, hidden_act="silu", gated=True)
-        layer = cls(attention=attention, feed_forward=network, norm=Norm(type="rmsnorm"), gated_norm_rank=3)
+        layer = cls(**small_sublayers(), gated_norm_rank=3)
         return [layer, layer.model_copy(update={"feed_forward_gate": False})]
 
 
@@ -90,18 +80,13 @@ def _reference_class() -> type[nn.Module]:
         def forward(self, x: Tensor) -> Tensor:
             return x * self.up_proj(nn.functional.silu(self.down_proj(x))).sigmoid()
 
-    class GatedNormLayerReference(nn.Module):
+    class GatedNormLayerReference(pre_norm_class()):  # type: ignore[misc]
         """The layer with gated norms. x: [batch, tokens, hidden] → same shape."""
 
         def __init__(self, spec: GatedNormLayer, model_properties: ModelProperties) -> None:
-            super().__init__()
-            gated = {"self_attn": True, "mlp": spec.feed_forward_gate}
-            for name, component in (("self_attn", spec.attention), ("mlp", spec.feed_forward)):
-                assert isinstance(component, Component)
-                self.add_module(f"{name}_pre_norm", spec.norm.reference(model_properties))
-                if gated[name]:
-                    self.add_module(f"{name}_pre_norm_gate", Gate(model_properties.hidden_size, spec.gated_norm_rank))
-                self.add_module(name, component.reference(model_properties))
+            super().__init__(spec, model_properties)
+            for name in ("self_attn", "mlp") if spec.feed_forward_gate else ("self_attn",):
+                self.add_module(f"{name}_pre_norm_gate", Gate(model_properties.hidden_size, spec.gated_norm_rank))
 
         def forward(self, x: Tensor, forward_pass: ForwardPass) -> Tensor:
             for name in ("self_attn", "mlp"):

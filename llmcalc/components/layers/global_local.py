@@ -25,7 +25,7 @@ from ..norm import Norm
 from ..runtime import ForwardPass, apply_dropout
 from ..streams import ResidualStreams
 from .block import Sharing
-from .whole_layer import WholeLayer
+from .whole_layer import PreNormLayer
 
 if TYPE_CHECKING:
     from torch import Tensor, nn
@@ -179,7 +179,7 @@ class GlobalLocalAttention(TokenMixer):
         return [default_spec, default_spec.model_copy(update={"staggered": True})]
 
 
-class GlobalLocalLayer(WholeLayer):
+class GlobalLocalLayer(PreNormLayer):
     """Pre-norm attention with global tokens and a feed-forward network; global tokens have a separate first norm."""
 
     plain: ClassVar[bool] = False
@@ -188,9 +188,6 @@ class GlobalLocalLayer(WholeLayer):
     type: Literal["global_local"] = "global_local"
     attention: GlobalLocalAttention
     feed_forward: FeedForward
-    norm_placement: Literal["pre"] = "pre"
-    parallel: None = None
-    cross_attention: None = None
 
     def source(self) -> str:
         return "Phang et al. 2022, §3"

@@ -14,22 +14,20 @@ from pydantic import model_validator
 from ...algebra import Number
 from ...flow.record import Flow
 from ...flow.value import Value
-from ..base import BY_TORCH, SCALES, Component, HeadSizes, ModelProperties, Nothing, PartWitness, TokenMixer, Unscalable
+from ..base import BY_TORCH, SCALES, HeadSizes, ModelProperties, Nothing, PartWitness, TokenMixer, Unscalable
 from ..choices import Mixer
-from ..mixers.attention import Attention
 from ..mixers.mamba import Mamba
 from ..mixers.mamba2 import Mamba2
 from ..networks.feed_forward import FeedForward
-from ..norm import Norm
-from ..position import Rope
 from ..runtime import ForwardPass
-from .block import Layer, Sharing
+from .block import Sharing
+from .whole_layer import PreNormLayer, small_sublayers
 
 if TYPE_CHECKING:
     from torch import Tensor, nn
 
 
-class HybridBlock(Layer):
+class HybridBlock(PreNormLayer):
     """Attention and a state-space mixer on the same normed input, then a feed-forward network, with pre-norms.
 
     state_space: the mixer beside attention.
@@ -39,19 +37,11 @@ class HybridBlock(Layer):
 
     type: Literal["hybrid"] = "hybrid"
     state_space: Mixer
-    norm_placement: Literal["pre"] = "pre"
-    parallel: None = None
-    cross_attention: None = None
 
     @model_validator(mode="after")
     def _check_fields(self) -> Self:
-        for field in ("attention", "state_space", "feed_forward"):
-            if isinstance(getattr(self, field), Nothing):
-                raise ValueError(
-                    f"{field}: a hybrid layer has one; expected another type than 'none', or a layer of type 'block'"
-                )
-        if self.without_norms:
-            raise ValueError("without_norms: a hybrid layer requires both of its norms; expected none")
+        if isinstance(self.state_space, Nothing):
+            raise ValueError("state_space: a hybrid layer has one; expected another type, or a layer of type 'block'")
         return self
 
     def with_mixers(self, change: Callable[[TokenMixer, int], TokenMixer], width: int) -> Self:
@@ -68,9 +58,6 @@ class HybridBlock(Layer):
         return "Falcon-H1 2025, §2.1"
 
     def flow(self, recorder: Flow, x: Value, sharing: Sharing | None = None) -> Value:
-        assert isinstance(self.attention, Component)
-        assert isinstance(self.state_space, Component)
-        assert isinstance(self.feed_forward, Component)
         normed = recorder.part("mixers_pre_norm", self.norm, x)
         recorder.hold(y=normed)
         x = recorder.add(x, recorder.part("self_attn", self.attention, normed))
@@ -82,10 +69,9 @@ class HybridBlock(Layer):
 
     @classmethod
     def examples(cls) -> list[Self]:
-        attention = Attention(num_attention_heads=4, num_key_value_heads=2, position=Rope())
-        network, norm = FeedForward(intermediate_size=40, hidden_act="silu", gated=True), Norm(type="rmsnorm")
-        mixers = (Mamba2.examples()[0], Mamba.examples()[0])
-        return [cls(attention=attention, feed_forward=network, norm=norm, state_space=mixer) for mixer in mixers]
+        network = FeedForward(intermediate_size=40, hidden_act="silu", gated=True)
+        fields = {**small_sublayers(), "feed_forward": network}
+        return [cls(**fields, state_space=mixer) for mixer in (Mamba2.examples()[0], Mamba.examples()[0])]
 
 
 @cache
@@ -104,7 +90,6 @@ def _reference_class() -> type[nn.Module]:
                 ("self_attn", spec.attention),
                 ("mlp", spec.feed_forward),
             ):
-                assert isinstance(component, Component)
                 self.add_module(name, component.reference(model_properties))
 
         def forward(self, x: Tensor, forward_pass: ForwardPass) -> Tensor:

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from functools import cache
-from typing import TYPE_CHECKING, Any, ClassVar, Literal, Self
+from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
 from pydantic import Field
 
@@ -17,15 +17,12 @@ from ... import ops
 from ...flow.axis import Axis, Beside
 from ...flow.record import Flow
 from ...flow.value import Value
-from ..base import BY_TORCH, Component, LayerParts, ModelProperties, PartWitness, Real, Streams
-from ..mixers.attention import Attention
-from ..networks.feed_forward import FeedForward
+from ..base import BY_TORCH, LayerParts, ModelProperties, PartWitness, Real, Streams
 from ..norm import Norm, norm_reference
-from ..position import Rope
 from ..runtime import ForwardPass
 from ..streams import ResidualStreams
 from .block import Sharing
-from .whole_layer import WholeLayer
+from .whole_layer import PreNormLayer, pre_norm_class, small_sublayers
 
 if TYPE_CHECKING:
     from torch import Tensor, nn
@@ -39,7 +36,7 @@ READ_WEIGHTS = "read_weights"
 """The name under which a sublayer keeps the weights that the next one reads the streams with."""
 
 
-class HyperLayer(WholeLayer):
+class HyperLayer(PreNormLayer):
     """A layer whose sublayers read a weighted sum of several residual streams and write to all of them.
 
     A norm follows the weighted sum. The streams are mixed with each other before a sublayer's output is added to them.
@@ -63,9 +60,6 @@ class HyperLayer(WholeLayer):
     hc_sinkhorn_iters: int | None = Field(default=20, ge=1, le=1000, strict=True)
     hc_magnitude: Real = Field(default=2.0, gt=0)
     hc_eps: Real = Field(default=1e-6, ge=0)
-    norm_placement: Literal["pre"] = "pre"
-    parallel: None = None
-    cross_attention: None = None
 
     def requires(self) -> Mapping[str, Mapping[str, Any]]:
         return {**super().requires(), "streams": {"type": self.type, "hc_mult": self.hc_mult}}
@@ -76,7 +70,6 @@ class HyperLayer(WholeLayer):
     def flow(self, recorder: Flow, x: Value, sharing: Sharing | None = None) -> Value:
         """Records the layer. x: all streams."""
         for name, component in (("self_attn", self.attention), ("mlp", self.feed_forward)):
-            assert isinstance(component, Component)
             sublayer_input, output_weights, mixed_streams = self._connect_sublayer(recorder, f"{name}_connection", x)
             recorder.hold(read=sublayer_input, written=output_weights, mixed=mixed_streams)
             y = recorder.part(name, component, recorder.part(f"{name}_pre_norm", self.norm, sublayer_input))
@@ -110,11 +103,6 @@ class HyperLayer(WholeLayer):
 
     def reference(self, model_properties: ModelProperties) -> nn.Module:
         return hyper_classes()["layer"](self, model_properties)
-
-    @classmethod
-    def examples(cls) -> list[Self]:
-        """Returns no examples: the layer needs the stack's streams, and one of the stack's examples uses it."""
-        return []
 
 
 class HyperStreams(ResidualStreams):
@@ -165,11 +153,7 @@ def _connection_weights(recorder: Flow, x: Value, out: Beside) -> tuple[Value, .
 
 def hyper_example(**fields: Any) -> HyperLayer:
     """Returns a small layer. fields: values that override its default fields."""
-    attention = Attention(num_attention_heads=4, num_key_value_heads=2, position=Rope())
-    network = FeedForward(intermediate_size=20, hidden_act="silu", gated=True)
-    return HyperLayer(
-        **{"attention": attention, "feed_forward": network, "norm": Norm(type="rmsnorm"), "hc_mult": 3, **fields}
-    )
+    return HyperLayer(**{**small_sublayers(), "hc_mult": 3, **fields})
 
 
 @cache
@@ -230,25 +214,22 @@ def hyper_classes() -> dict[str, type[nn.Module]]:
                 matrix = matrix / (matrix.sum(-2, keepdim=True) + eps)
             return weighted_sum, strength, self.mix(matrix, streams)
 
-    class HyperLayerReference(nn.Module):
+    class HyperLayerReference(pre_norm_class()):  # type: ignore[misc]
         """The layer with hyper-connections. x: [batch, tokens, streams, hidden] → same shape."""
 
         connection = Connection
 
         def __init__(self, spec: HyperLayer, model_properties: ModelProperties) -> None:
-            super().__init__()
-            for name, component in (("self_attn", spec.attention), ("mlp", spec.feed_forward)):
-                assert isinstance(component, Component)
+            super().__init__(spec, model_properties)
+            for name in ("self_attn", "mlp"):
                 self.add_module(f"{name}_connection", self.connection(spec, model_properties.hidden_size))
-                self.add_module(f"{name}_pre_norm", spec.norm.reference(model_properties))
-                self.add_module(name, component.reference(model_properties))
 
         def forward(self, x: Tensor, forward_pass: ForwardPass) -> Tensor:
             for name in ("self_attn", "mlp"):
                 sublayer_input, output_weights, mixed_streams = self.get_submodule(f"{name}_connection")(
                     x, forward_pass
                 )
-                y = self.get_submodule(name)(self.get_submodule(f"{name}_pre_norm")(sublayer_input), forward_pass)
+                y = self._sublayer_output(name, sublayer_input, forward_pass)
                 x = output_weights[..., None] * y[:, :, None] + mixed_streams
             return x
 

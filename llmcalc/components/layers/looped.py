@@ -18,7 +18,6 @@ from ...flow.record import Flow
 from ...flow.tree import Role
 from ...flow.value import Value
 from ..base import (
-    Component,
     Flag,
     HeadDim,
     Heads,
@@ -29,10 +28,10 @@ from ..base import (
 )
 from ..mixers.grouped import GroupedQueryMixer, grouped_reference_class
 from ..networks.feed_forward import FeedForward
-from ..norm import Norm
 from ..position import Rope
 from ..runtime import ForwardPass, attention_mask, cache_class, softmax_core_class, vector
-from .block import Layer, Sharing
+from .block import Sharing
+from .whole_layer import PreNormLayer, pre_norm_class, small_sublayers
 
 if TYPE_CHECKING:
     from torch import Tensor, nn
@@ -134,7 +133,7 @@ class LoopedAttention(GroupedQueryMixer):
         ]
 
 
-class LoopedLayer(Layer):
+class LoopedLayer(PreNormLayer):
     """A pre-norm layer; the second layer that shares its weights (`Stack.shared_layers`) is its second loop.
 
     attention: its attention, of type 'looped'.
@@ -146,16 +145,11 @@ class LoopedLayer(Layer):
     shares_all: ClassVar[bool] = False
 
     type: Literal["looped"] = "looped"
-    norm_placement: Literal["pre"] = "pre"
-    parallel: None = None
-    cross_attention: None = None
 
     @model_validator(mode="after")
     def _check_fields(self) -> Self:
         if not isinstance(self.attention, LoopedAttention) or not isinstance(self.feed_forward, FeedForward):
             raise ValueError("attention, feed_forward: expected attention of type 'looped' and a network of type 'mlp'")
-        if self.without_norms:
-            raise ValueError("without_norms: a 'looped' layer has all of its norms; expected none")
         return self
 
     def source(self) -> str:
@@ -175,7 +169,6 @@ class LoopedLayer(Layer):
         return recorder.add(x, recorder.dropout(recorder.part("mlp", self.feed_forward, y, role=role), "feed_forward"))
 
     def describe(self, hidden_size: int) -> str:
-        assert isinstance(self.attention, Component)
         return self.attention.describe(hidden_size)
 
     def reference(self, model_properties: ModelProperties) -> nn.Module:
@@ -183,9 +176,7 @@ class LoopedLayer(Layer):
 
     @classmethod
     def examples(cls) -> list[Self]:
-        network = FeedForward(intermediate_size=20, hidden_act="silu", gated=True)
-        norm = Norm(type="rmsnorm")
-        return [cls(attention=LoopedAttention.examples()[0], feed_forward=network, norm=norm)]
+        return [cls(**{**small_sublayers(), "attention": LoopedAttention.examples()[0]})]
 
 
 @cache
@@ -246,19 +237,10 @@ def _reference_classes() -> dict[str, type[nn.Module]]:
                 out = self._attend(self.core, q, k, v, forward_pass, None)
             return self.o_proj(out.transpose(1, 2).flatten(2))
 
-    class LoopedReference(nn.Module):
+    class LoopedReference(pre_norm_class()):  # type: ignore[misc]
         """One loop of the layer. x: [batch, tokens, hidden] → same shape."""
 
         repeats_alike = False
-
-        def __init__(self, spec: LoopedLayer, model_properties: ModelProperties) -> None:
-            super().__init__()
-            assert isinstance(spec.attention, LoopedAttention)
-            assert isinstance(spec.feed_forward, FeedForward)
-            self.self_attn_pre_norm = spec.norm.reference(model_properties)
-            self.mlp_pre_norm = spec.norm.reference(model_properties)
-            self.self_attn = spec.attention.reference(model_properties)
-            self.mlp = spec.feed_forward.reference(model_properties)
 
         def share(self, first_layer: LoopedReference) -> None:
             """Uses the first loop's weights, in the second loop."""
@@ -271,7 +253,7 @@ def _reference_classes() -> dict[str, type[nn.Module]]:
             attention.become_second(first_layer.self_attn)
 
         def forward(self, x: Tensor, forward_pass: ForwardPass) -> Tensor:
-            x = x + self.self_attn(self.self_attn_pre_norm(x), forward_pass)
-            return x + self.mlp(self.mlp_pre_norm(x))
+            x = x + self._sublayer_output("self_attn", x, forward_pass)
+            return x + self._sublayer_output("mlp", x, forward_pass)
 
     return {"attention": LoopedAttentionReference, "layer": LoopedReference}

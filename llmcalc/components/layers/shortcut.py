@@ -17,7 +17,7 @@ from pydantic import model_validator
 from ...algebra import Number
 from ...flow.record import Flow
 from ...flow.value import Value
-from ..base import BY_TORCH, Component, HeadSizes, ModelProperties, Nothing, PartWitness
+from ..base import BY_TORCH, HeadSizes, ModelProperties, PartWitness
 from ..mixers.attention import Attention
 from ..mixers.mla import MLA
 from ..networks.feed_forward import FeedForward
@@ -26,13 +26,14 @@ from ..networks.router import LinearRouter
 from ..norm import Norm
 from ..position import Rope
 from ..runtime import ForwardPass
-from .block import Layer, Sharing
+from .block import Sharing
+from .whole_layer import PreNormLayer
 
 if TYPE_CHECKING:
     from torch import Tensor, nn
 
 
-class ShortcutLayer(Layer):
+class ShortcutLayer(PreNormLayer):
     """Attention, dense network, attention, dense network, each pre-norm; experts run in parallel to the last three.
 
     attention: the two attentions, equal in shape, each with its own weights and its own cache.
@@ -45,14 +46,9 @@ class ShortcutLayer(Layer):
 
     type: Literal["shortcut"] = "shortcut"
     dense: FeedForward
-    norm_placement: Literal["pre"] = "pre"
-    parallel: None = None
-    cross_attention: None = None
 
     @model_validator(mode="after")
     def _check_fields(self) -> Self:
-        if isinstance(self.attention, Nothing) or self.without_norms:
-            raise ValueError("attention, without_norms: a 'shortcut' layer requires attention and all of its norms")
         if not isinstance(self.feed_forward, MoE):
             raise ValueError("feed_forward.type: the shortcut requires experts; expected 'moe'")
         return self
@@ -67,7 +63,6 @@ class ShortcutLayer(Layer):
         return "LongCat-Flash 2025, §2.2"
 
     def flow(self, recorder: Flow, x: Value, sharing: Sharing | None = None) -> Value:
-        assert isinstance(self.feed_forward, Component)
         x, normed = self._attention_sublayer(recorder, x, 0)
         expert_output = recorder.part("mlp", self.feed_forward, normed)
         recorder.hold(read=normed, aside=expert_output)
@@ -78,7 +73,6 @@ class ShortcutLayer(Layer):
 
     def _attention_sublayer(self, recorder: Flow, x: Value, index: int) -> tuple[Value, Value]:
         """Returns the residual stream after one of the two attentions, and the input of the dense network after it."""
-        assert isinstance(self.attention, Component)
         normed = recorder.part("self_attn_pre_norm", self.norm, x, nth=index)
         x = recorder.add(x, recorder.part("self_attn", self.attention, normed, nth=index))
         recorder.hold(x=x)
@@ -123,8 +117,6 @@ def _reference_class() -> type[nn.Module]:
 
         def __init__(self, spec: ShortcutLayer, model_properties: ModelProperties) -> None:
             super().__init__()
-            assert not isinstance(spec.attention, Nothing)
-            assert not isinstance(spec.feed_forward, Nothing)
             first_and_second = range(2)
             self.self_attn = nn.ModuleList(spec.attention.reference(model_properties) for _ in first_and_second)
             self.self_attn_pre_norm = nn.ModuleList(spec.norm.reference(model_properties) for _ in first_and_second)

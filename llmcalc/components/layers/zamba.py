@@ -24,7 +24,6 @@ from ..base import (
     BY_TORCH,
     MOST_LAYERS,
     SCALES,
-    Component,
     Flag,
     HeadSizes,
     Inner,
@@ -195,7 +194,6 @@ class ZambaLayer(Layer):
         return "Glorioso et al. 2024, §2"
 
     def flow(self, recorder: Flow, x: Value, sharing: Sharing | None = None) -> Value:
-        assert isinstance(self.attention, Component)
         other_adapters: Others | None = None
         if sharing is not None and sharing.first:
             other_adapters = sharing.others, "kept"
@@ -320,7 +318,6 @@ def _reference_class() -> type[nn.Module]:
             super().__init__()
             self.transformer = BlockReference(spec, model_properties)
             self.linear = nn.Linear(model_properties.hidden_size, model_properties.hidden_size, bias=False)
-            assert isinstance(spec.attention, Component)
             self.mixer_pre_norm = spec.norm.reference(model_properties)
             self.mixer = spec.attention.reference(model_properties)
 

@@ -21,7 +21,7 @@ from ...workload.with_past import WithPast
 from ..base import BY_TORCH, Flag, HeadDim, Heads, KVHeads, ModelProperties, PartWitness, Window, check_groups
 from ..norm import Norm, norm_reference
 from ..position import Rope
-from ..runtime import ForwardPass, attention_mask, cache_class, softmax_core_class, vector
+from ..runtime import ForwardPass, apply_dropout, attention_mask, cache_class, vector
 from .grouped import WindowedMixer, grouped_reference_class
 
 if TYPE_CHECKING:
@@ -118,6 +118,13 @@ def _reference_class() -> type[nn.Module]:
     import torch
     from torch import nn
 
+    class Core(nn.Module):
+        """Softmax attention with a mask. mask: the term added to the scores, [batch, heads, queries, keys]."""
+
+        def forward(self, q: Tensor, k: Tensor, v: Tensor, mask: Tensor) -> Tensor:
+            scores = q @ k.transpose(-1, -2) * q.shape[-1] ** -0.5 + mask.to(q.dtype)
+            return apply_dropout(self, "attention", torch.softmax(scores.float(), -1).to(v.dtype)) @ v
+
     class DynamicMaskReference(grouped_reference_class()):  # type: ignore[misc]
         """Doge's attention with a learned mask. x: [batch, tokens, hidden] → same shape."""
 
@@ -125,7 +132,7 @@ def _reference_class() -> type[nn.Module]:
             super().__init__(spec, hidden, spec.attention_bias)
             kv_heads, d = spec.num_key_value_heads, spec.head_dim
             self.q_norm, self.k_norm = norm_reference(spec.norm, d), norm_reference(spec.norm, d)
-            self.cache, self.core = cache_class()(spec.sliding_window), softmax_core_class()()
+            self.cache, self.core = cache_class()(spec.sliding_window), Core()
             self.A = vector(torch.randn(kv_heads) * 0.5)
             self.dt_proj = nn.Linear(kv_heads * d, kv_heads, bias=spec.attention_bias)
 
@@ -151,6 +158,6 @@ def _reference_class() -> type[nn.Module]:
             k, v = self.cache(forward_pass, k, self._split_heads("v", x))
             mask = self._mask(v, attention_mask(forward_pass, x, k, causal=True, window=spec.sliding_window))
             k, v, mask = self._for_each_query_head(k, v, mask)
-            return self.o_proj(self.core(q, k, v, bias=mask).transpose(1, 2).flatten(2))
+            return self.o_proj(self.core(q, k, v, mask).transpose(1, 2).flatten(2))
 
     return DynamicMaskReference
