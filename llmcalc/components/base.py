@@ -142,6 +142,12 @@ def check_groups(heads: int, kv_heads: int) -> None:
         )
 
 
+def check_top_k(num_experts: int, num_experts_per_tok: int) -> None:
+    """Raises `ValueError` if a token would have more experts than there are."""
+    if num_experts_per_tok > num_experts:
+        raise ValueError(f"num_experts_per_tok: {num_experts_per_tok} is more than num_experts {num_experts}")
+
+
 class Component(Part):
     """A model component with costs. Subclasses define its operations, its PyTorch reference and tiny examples.
 

@@ -211,12 +211,17 @@ def state_class() -> type[nn.Module]:
     class State(nn.Module):
         """The state of a recurrence between passes: tensors whose size does not grow with the number of tokens.
 
-        `load(run)` returns the tensors of the last pass, None at the first token or in a pass without a cache.
-        `keep(run, ...)` replaces them.
+        `load` returns the tensors of the last pass, None at the first token or in a pass without a cache.
+        `keep` replaces them.
         """
 
         def load(self, forward_pass: ForwardPass) -> tuple[Tensor, ...] | None:
             return None if forward_pass.store is None else forward_pass.store.get(self)
+
+        def only_tensor(self, forward_pass: ForwardPass) -> Tensor | None:
+            """Returns the tensor of a state that has a single one, None at the first token or without a cache."""
+            tensors = self.load(forward_pass)
+            return None if tensors is None else tensors[0]
 
         def keep(self, forward_pass: ForwardPass, *tensors: Tensor) -> None:
             if forward_pass.store is not None:

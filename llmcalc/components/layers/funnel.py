@@ -14,13 +14,13 @@ from typing import TYPE_CHECKING, Any, ClassVar, Literal, Self
 from pydantic import Field, model_validator
 
 from ... import ops
-from ...algebra import same
 from ...flow.axis import Axis
 from ...flow.record import Flow
 from ...flow.value import Value
 from ...workload.derived_rows import Halved, RelativeDistances
 from ...workload.rows import Fixed
-from ..base import Flag, HeadDim, Heads, HeadSizes, ModelProperties, TokenMixer, Unscalable
+from ..base import Flag, HeadDim, Heads, ModelProperties
+from ..mixers.grouped import MultiHeadMixer
 from ..networks.feed_forward import FeedForward
 from ..norm import Norm
 from ..rotation import angles_of
@@ -36,7 +36,7 @@ FIRST_BLOCK = "output of the first block"
 MOST_HALVINGS = 16
 
 
-class FunnelAttention(TokenMixer):
+class FunnelAttention(MultiHeadMixer):
     """Attention by content, distance and segment, of an encoder; keys and values have biases, queries have none.
 
     num_attention_heads: the number of heads.
@@ -50,14 +50,6 @@ class FunnelAttention(TokenMixer):
     type: Literal["funnel"] = "funnel"
     num_attention_heads: Heads
     head_dim: HeadDim
-
-    def heads(self, width: Any) -> HeadSizes:
-        return HeadSizes(self.num_attention_heads, self.num_attention_heads, self.head_dim)
-
-    def with_heads(self, sizes: HeadSizes) -> Self:
-        if not same(sizes.heads, sizes.kv_heads):
-            raise Unscalable("each query head has its own key head; expected equal numbers of both")
-        return self.model_copy(update={"num_attention_heads": sizes.heads, "head_dim": sizes.head_dim})
 
     def source(self) -> str:
         return "Dai et al. 2020, §A.2.1"

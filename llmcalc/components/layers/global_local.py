@@ -13,13 +13,13 @@ from typing import TYPE_CHECKING, Any, ClassVar, Literal, Self
 from pydantic import Field, model_validator
 
 from ... import ops
-from ...algebra import exact_div
 from ...flow.axis import Axis
 from ...flow.record import Flow
 from ...flow.value import Value
 from ...workload.derived_rows import Joined, Padded
 from ...workload.rows import Fixed
-from ..base import ChunkSize, Flag, Heads, HeadSizes, LayerParts, ModelProperties, Standing, TokenMixer, Unscalable
+from ..base import ChunkSize, Flag, Heads, HeadSizes, LayerParts, ModelProperties, Standing, Unscalable
+from ..mixers.grouped import EqualHeadsMixer
 from ..networks.feed_forward import FeedForward
 from ..norm import Norm
 from ..runtime import ForwardPass, apply_dropout
@@ -93,7 +93,7 @@ def _required_streams(component: Any) -> Mapping[str, Any]:
     }
 
 
-class GlobalLocalAttention(TokenMixer):
+class GlobalLocalAttention(EqualHeadsMixer):
     """Multi-head attention of global tokens to everything, and of text to its block and the global tokens.
 
     num_attention_heads: the number of heads. The projections have no biases.
@@ -120,10 +120,6 @@ class GlobalLocalAttention(TokenMixer):
             )
         return self
 
-    def heads(self, width: Any) -> HeadSizes:
-        heads = self.num_attention_heads
-        return HeadSizes(heads, heads, exact_div(width, heads))
-
     def reach(self) -> tuple[int, ...]:
         return (self.block_size,)
 
@@ -132,15 +128,6 @@ class GlobalLocalAttention(TokenMixer):
 
     def with_heads(self, head_sizes: HeadSizes) -> Self:
         raise Unscalable("attention to global tokens is for encoders; expected a decoder")
-
-    def check_place(self, stack_position: Standing) -> None:
-        super().check_place(stack_position)
-        heads = self.num_attention_heads
-        if stack_position.width % heads:
-            raise ValueError(
-                f"{stack_position.where}.num_attention_heads: {heads}; expected a divisor of hidden_size "
-                f"{stack_position.width}"
-            )
 
     def source(self) -> str:
         return "Phang et al. 2022, §3"

@@ -539,89 +539,41 @@ class Attention(TokenMixer):
         rms, layernorm = Norm(type="rmsnorm"), Norm(type="layernorm")
         indexer = BlockIndexer(index_n_heads=2, index_head_dim=6, index_block_size=3, index_topk_blocks=2)
         rope, half_rope = Rope(), Rope(partial_rotary_factor=0.5)
+        four_heads = partial(cls, num_attention_heads=4)
+        grouped = partial(cls, num_attention_heads=4, num_key_value_heads=2, position=rope)
+        few_buckets = LayerBias(relative_attention_num_buckets=8, relative_attention_max_distance=16)
+        biased_experts = ValueExperts(num_experts=5, num_experts_per_tok=2, router=LinearRouter(bias=True))
+        one_expert = ValueExperts(num_experts=3, num_experts_per_tok=1)
         return [
-            cls(num_attention_heads=4),
-            cls(
-                num_attention_heads=4, num_key_value_heads=2, head_dim=16, position=rope
-            ),  # head_dim is not hidden / heads
-            cls(num_attention_heads=4, num_key_value_heads=1, position=Alibi(), q_bias=True, o_bias=True),
-            cls(num_attention_heads=4, k_bias=True, v_bias=True, position=half_rope),
-            cls(num_attention_heads=4, num_key_value_heads=2, qk_norm=QKNorm(norm=rms), position=rope),
-            cls(
-                num_attention_heads=4,
-                num_key_value_heads=2,
-                qk_norm=QKNorm(norm=layernorm, scope="per_head", order="after_rope"),
-                position=rope,
+            four_heads(),
+            grouped(head_dim=16),  # head_dim is not hidden / heads
+            four_heads(num_key_value_heads=1, position=Alibi(), q_bias=True, o_bias=True),
+            four_heads(k_bias=True, v_bias=True, position=half_rope),
+            grouped(qk_norm=QKNorm(norm=rms)),
+            grouped(qk_norm=QKNorm(norm=layernorm, scope="per_head", order="after_rope")),
+            grouped(num_key_value_heads=1, head_dim=6, qk_norm=QKNorm(norm=rms, scope="projection")),
+            grouped(sliding_window=5, sinks=True),
+            four_heads(attention_chunk_size=6, attn_logit_softcapping=30.0),
+            four_heads(position=TransformerXL()),
+            grouped(block_indexer=indexer),
+            four_heads(head_dim=8, position=few_buckets),
+            grouped(head_dim=8, output_gate=OutputGate(per="element", bias=True)),
+            grouped(output_gate=OutputGate(per="head")),
+            four_heads(head_dim=6, output_gate=OutputGate(per="element", bias="head"), position=rope),
+            grouped(head_dim=8, sub_norm=rms),
+            grouped(head_dim=8, head_norm=rms),
+            grouped(num_key_value_heads=1, query_rank=QueryFactors(rank=12)),
+            grouped(head_dim=8, v_head_dim=5, sliding_window=5, output_gate=OutputGate(per="element")),
+            grouped(attention_k_eq_v=True, qk_norm=QKNorm(norm=rms), v_norm=rms),
+            four_heads(sinks=True, float32_softmax=False),
+            grouped(float32_softmax=False, fused_qkv=True, position=Rope(concatenated=True)),
+            grouped(float32_scores=True),
+            four_heads(q_bias=True, sliding_window=5, idle_projections=("q_global_proj",)),
+            grouped(head_dim=8, whole_pass=True, position=None),
+            grouped(
+                head_dim=8, output_gate=OutputGate(per="element", gate_func="softplus"), value_experts=biased_experts
             ),
-            cls(
-                num_attention_heads=4,
-                num_key_value_heads=1,
-                head_dim=6,
-                qk_norm=QKNorm(norm=rms, scope="projection"),
-                position=rope,
-            ),
-            cls(num_attention_heads=4, num_key_value_heads=2, sliding_window=5, sinks=True, position=rope),
-            cls(num_attention_heads=4, attention_chunk_size=6, attn_logit_softcapping=30.0),
-            cls(num_attention_heads=4, position=TransformerXL()),
-            cls(num_attention_heads=4, num_key_value_heads=2, position=rope, block_indexer=indexer),
-            cls(
-                num_attention_heads=4,
-                head_dim=8,
-                position=LayerBias(relative_attention_num_buckets=8, relative_attention_max_distance=16),
-            ),
-            cls(
-                num_attention_heads=4,
-                num_key_value_heads=2,
-                head_dim=8,
-                output_gate=OutputGate(per="element", bias=True),
-                position=rope,
-            ),
-            cls(num_attention_heads=4, num_key_value_heads=2, output_gate=OutputGate(per="head"), position=rope),
-            cls(num_attention_heads=4, head_dim=6, output_gate=OutputGate(per="element", bias="head"), position=rope),
-            cls(num_attention_heads=4, num_key_value_heads=2, head_dim=8, sub_norm=rms, position=rope),
-            cls(num_attention_heads=4, num_key_value_heads=2, head_dim=8, head_norm=rms, position=rope),
-            cls(num_attention_heads=4, num_key_value_heads=1, query_rank=QueryFactors(rank=12), position=rope),
-            cls(
-                num_attention_heads=4,
-                num_key_value_heads=2,
-                head_dim=8,
-                v_head_dim=5,
-                sliding_window=5,
-                output_gate=OutputGate(per="element"),
-                position=rope,
-            ),
-            cls(
-                num_attention_heads=4,
-                num_key_value_heads=2,
-                attention_k_eq_v=True,
-                qk_norm=QKNorm(norm=rms),
-                v_norm=rms,
-                position=rope,
-            ),
-            cls(num_attention_heads=4, sinks=True, float32_softmax=False),
-            cls(
-                num_attention_heads=4,
-                num_key_value_heads=2,
-                float32_softmax=False,
-                fused_qkv=True,
-                position=Rope(concatenated=True),
-            ),
-            cls(num_attention_heads=4, num_key_value_heads=2, float32_scores=True, position=rope),
-            cls(num_attention_heads=4, q_bias=True, sliding_window=5, idle_projections=("q_global_proj",)),
-            cls(num_attention_heads=4, num_key_value_heads=2, head_dim=8, whole_pass=True),
-            cls(
-                num_attention_heads=4,
-                num_key_value_heads=2,
-                head_dim=8,
-                output_gate=OutputGate(per="element", gate_func="softplus"),
-                value_experts=ValueExperts(num_experts=5, num_experts_per_tok=2, router=LinearRouter(bias=True)),
-                position=rope,
-            ),
-            cls(
-                num_attention_heads=4,
-                output_gate=OutputGate(per="head", gate_func="silu"),
-                value_experts=ValueExperts(num_experts=3, num_experts_per_tok=1),
-            ),
+            four_heads(output_gate=OutputGate(per="head", gate_func="silu"), value_experts=one_expert),
         ]
 
 

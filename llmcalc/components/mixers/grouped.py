@@ -1,11 +1,12 @@
-"""Base classes of token mixers with grouped queries and a head_dim field."""
+"""Base classes of token mixers by their heads: grouped queries, or a key head for each query head."""
 
 from __future__ import annotations
 
 from functools import cache
 from typing import TYPE_CHECKING, Any, Self
 
-from ..base import HeadSizes, TokenMixer
+from ...algebra import exact_div, same
+from ..base import HeadSizes, Standing, TokenMixer, Unscalable
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -70,6 +71,61 @@ class WindowedMixer(GroupedQueryMixer):
     def cache_kind(self) -> str:
         """The kind that `llmcalc kv` lists its cache under."""
         return "full_attention" if self.sliding_window is None else "sliding_attention"
+
+
+def check_key_heads(mixer: TokenMixer, head_sizes: HeadSizes) -> None:
+    """Raises `Unscalable` unless there are as many key and value heads as query heads."""
+    if not same(head_sizes.kv_heads, head_sizes.heads):
+        kind = type(mixer).model_fields["type"].default
+        raise Unscalable(
+            f"attention.type '{kind}' requires as many key/value heads as query heads; expected a --kv-ratio of 1, or "
+            "none"
+        )
+
+
+class MultiHeadMixer(TokenMixer):
+    """A mixer with num_attention_heads query heads, each with a key head and a value head, of head_dim.
+
+    A subclass declares these fields, in this order.
+    """
+
+    if TYPE_CHECKING:
+        num_attention_heads: int
+        head_dim: int
+
+    def heads(self, width: Any) -> HeadSizes:
+        return HeadSizes(self.num_attention_heads, self.num_attention_heads, self.head_dim)
+
+    def with_heads(self, head_sizes: HeadSizes) -> Self:
+        check_key_heads(self, head_sizes)
+        return self.model_copy(update={"num_attention_heads": head_sizes.heads, "head_dim": head_sizes.head_dim})
+
+
+class EqualHeadsMixer(TokenMixer):
+    """A mixer whose num_attention_heads heads are equal parts of its width; a subclass declares the field."""
+
+    if TYPE_CHECKING:
+        num_attention_heads: int
+
+    def heads(self, width: Any) -> HeadSizes:
+        heads = self.num_attention_heads
+        return HeadSizes(heads, heads, exact_div(width, heads))
+
+    def with_heads(self, head_sizes: HeadSizes) -> Self:
+        check_key_heads(self, head_sizes)
+        return self.model_copy(update={"num_attention_heads": head_sizes.heads})
+
+    def check_place(self, stack_position: Standing) -> None:
+        super().check_place(stack_position)
+        self._check_divisor(stack_position, "num_attention_heads")
+
+    def _check_divisor(self, stack_position: Standing, field: str) -> None:
+        """Raises `ValueError` unless the field divides the width of the layer."""
+        number = getattr(self, field)
+        if stack_position.width % number:
+            raise ValueError(
+                f"{stack_position.where}.{field}: {number}; expected a divisor of hidden_size {stack_position.width}"
+            )
 
 
 @cache

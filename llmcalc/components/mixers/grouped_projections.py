@@ -11,13 +11,13 @@ from typing import TYPE_CHECKING, Any, ClassVar, Literal, Self
 
 from pydantic import Field
 
-from ...algebra import exact_div, same
 from ...flow.axis import Axis
 from ...flow.record import Flow
 from ...flow.value import Value
-from ..base import Heads, HeadSizes, ModelProperties, SingleWidthNetwork, Standing, TokenMixer, Unscalable, Width
+from ..base import Heads, ModelProperties, SingleWidthNetwork, Standing, Width
 from ..networks.feed_forward import Activation, activate
 from ..runtime import ForwardPass, attention_mask, softmax_core_class
+from .grouped import EqualHeadsMixer
 
 if TYPE_CHECKING:
     from torch import Tensor, nn
@@ -32,7 +32,7 @@ def _groups_field() -> Any:
     return Field(default=1, ge=1, le=MOST_GROUPS, strict=True)
 
 
-class GroupedProjectionAttention(TokenMixer):
+class GroupedProjectionAttention(EqualHeadsMixer):
     """Multi-head attention of an encoder; each projection has a bias.
 
     num_attention_heads: the number of heads.
@@ -50,22 +50,10 @@ class GroupedProjectionAttention(TokenMixer):
     v_groups: int = _groups_field()
     o_groups: int = _groups_field()
 
-    def heads(self, width: Any) -> HeadSizes:
-        return HeadSizes(self.num_attention_heads, self.num_attention_heads, exact_div(width, self.num_attention_heads))
-
-    def with_heads(self, head_sizes: HeadSizes) -> Self:
-        if not same(head_sizes.heads, head_sizes.kv_heads):
-            raise Unscalable("each query head has its own key head; expected equal numbers of both")
-        return self.model_copy(update={"num_attention_heads": head_sizes.heads})
-
     def check_place(self, stack_position: Standing) -> None:
         super().check_place(stack_position)
-        for name in ("num_attention_heads", "q_groups", "k_groups", "v_groups", "o_groups"):
-            number = getattr(self, name)
-            if stack_position.width % number:
-                raise ValueError(
-                    f"{stack_position.where}.{name}: {number}; expected a divisor of hidden_size {stack_position.width}"
-                )
+        for field in ("q_groups", "k_groups", "v_groups", "o_groups"):
+            self._check_divisor(stack_position, field)
 
     def source(self) -> str:
         return SOURCE

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal, Self, TypeA
 
 from pydantic import Field, model_validator
 
-from ...algebra import Number, same
+from ...algebra import Number
 from ...flow.axis import Axis, Beside, Shape
 from ...flow.record import Flow
 from ...flow.value import Value
@@ -28,12 +28,12 @@ from ..base import (
     Real,
     Symbol,
     TokenMixer,
-    Unscalable,
 )
 from ..norm import Norm, norm_reference
 from ..runtime import ForwardPass, causal_conv_class, state_class, vector
 from .delta_rule import delta_rule_class
 from .gated_delta_net import CHUNK
+from .grouped import check_key_heads
 
 if TYPE_CHECKING:
     from torch import Tensor, nn
@@ -86,11 +86,7 @@ class KimiDeltaAttention(TokenMixer):
         return HeadSizes(self.linear_num_heads, self.linear_num_heads, self.linear_head_dim)
 
     def with_heads(self, head_sizes: HeadSizes) -> Self:
-        if not same(head_sizes.kv_heads, head_sizes.heads):
-            raise Unscalable(
-                "attention.type 'kimi_delta_attention' requires as many key/value heads as query heads; expected a "
-                "--kv-ratio of 1, or none"
-            )
+        check_key_heads(self, head_sizes)
         return self.model_copy(update={"linear_num_heads": head_sizes.heads, "linear_head_dim": head_sizes.head_dim})
 
     def source(self) -> str:

@@ -10,7 +10,6 @@ from __future__ import annotations
 from functools import cache
 from typing import TYPE_CHECKING, Any, ClassVar, Literal, Self
 
-from ...algebra import Number, same
 from ...flow.axis import Axis, Shape
 from ...flow.record import Flow
 from ...flow.value import Value
@@ -21,23 +20,21 @@ from ..base import (
     Flag,
     HeadDim,
     Heads,
-    HeadSizes,
     ModelProperties,
     PartWitness,
     Standing,
-    TokenMixer,
-    Unscalable,
 )
 from ..networks.feed_forward import Activation, activate
 from ..norm import Norm, norm_reference
 from ..position import Rope
 from ..runtime import ForwardPass, state_class
+from .grouped import MultiHeadMixer
 
 if TYPE_CHECKING:
     from torch import Tensor, nn
 
 
-class LightningAttention(TokenMixer):
+class LightningAttention(MultiHeadMixer):
     """Linear attention with a fixed decay per head.
 
     num_attention_heads: the number of heads.
@@ -71,17 +68,6 @@ class LightningAttention(TokenMixer):
         super().check_place(stack_position)
         if self.position is not None:
             self.position.check_place(stack_position, self.head_dim)
-
-    def heads(self, width: Number) -> HeadSizes:
-        return HeadSizes(self.num_attention_heads, self.num_attention_heads, self.head_dim)
-
-    def with_heads(self, head_sizes: HeadSizes) -> Self:
-        if not same(head_sizes.kv_heads, head_sizes.heads):
-            raise Unscalable(
-                "attention.type 'lightning' requires as many key/value heads as query heads; expected a "
-                "--kv-ratio of 1, or none"
-            )
-        return self.model_copy(update={"num_attention_heads": head_sizes.heads, "head_dim": head_sizes.head_dim})
 
     def source(self) -> str:
         return "Qin et al. 2024, §3"
@@ -207,11 +193,10 @@ def _reference_class() -> type[nn.Module]:
             return activate(self.act, heads)
 
         def forward(self, x: Tensor, forward_pass: ForwardPass) -> Tensor:
-            stored_state = self.recurrent_state.load(forward_pass)
             projections = {"q": self.q_proj(x), "k": self.k_proj(x), "v": self.v_proj(x)}
             q, k, v = (self._split_heads(letter, y, forward_pass) for letter, y in projections.items())
             del projections
-            out, state = self.core(q, k, v, None if stored_state is None else stored_state[0])
+            out, state = self.core(q, k, v, self.recurrent_state.only_tensor(forward_pass))
             self.recurrent_state.keep(forward_pass, state)
             normed = self.norm(out.transpose(1, 2).flatten(2))
             return self.o_proj(self.g_proj(x).sigmoid() * normed)

@@ -14,7 +14,6 @@ from typing import TYPE_CHECKING, Any, ClassVar, Literal, Self
 from pydantic import model_validator
 
 from ... import ops
-from ...algebra import same
 from ...flow.axis import Axis
 from ...flow.record import Flow
 from ...flow.value import Value
@@ -24,22 +23,20 @@ from ..base import (
     ChunkSize,
     HeadDim,
     Heads,
-    HeadSizes,
     ModelProperties,
     PartWitness,
     ScoreBias,
-    TokenMixer,
-    Unscalable,
     Window,
 )
 from ..norm import Norm
 from ..runtime import ForwardPass, apply_dropout
+from .grouped import MultiHeadMixer
 
 if TYPE_CHECKING:
     from torch import Tensor, nn
 
 
-class LocalAttention(TokenMixer):
+class LocalAttention(MultiHeadMixer):
     """Multi-head attention of an encoder to nearby tokens, and optionally to block sums of the whole sequence.
 
     num_attention_heads: the number of heads.
@@ -68,9 +65,6 @@ class LocalAttention(TokenMixer):
             raise ValueError("global_norm: there are no sums to norm without a global_block_size")
         return self
 
-    def heads(self, width: Any) -> HeadSizes:
-        return HeadSizes(self.num_attention_heads, self.num_attention_heads, self.head_dim)
-
     def reach(self) -> tuple[int, ...]:
         return tuple(n for n in (self.local_radius, self.global_block_size) if n is not None)
 
@@ -81,11 +75,6 @@ class LocalAttention(TokenMixer):
         """Records the shared bias, and the mask that the bias of block sums depends on."""
         tables = [recorder.memo[name] for name in ("relative_bias", "relative_bias_of_blocks") if name in recorder.memo]
         recorder.local_mask(x.rows, self.local_radius, self.global_block_size, *tables)
-
-    def with_heads(self, head_sizes: HeadSizes) -> Self:
-        if not same(head_sizes.heads, head_sizes.kv_heads):
-            raise Unscalable("each query head has its own key head; expected equal numbers of both")
-        return self.model_copy(update={"num_attention_heads": head_sizes.heads, "head_dim": head_sizes.head_dim})
 
     def source(self) -> str:
         return "Guo et al. 2021, §3.1"

@@ -29,6 +29,7 @@ from ..base import (
     TokenMixer,
     TopK,
     Unscalable,
+    check_top_k,
 )
 from ..networks.moe import dispatch_class, ends_of_groups, expert_map_class
 from ..position import Rope
@@ -62,10 +63,7 @@ class MixtureOfAttention(TokenMixer):
 
     @model_validator(mode="after")
     def _check_fields(self) -> Self:
-        if self.num_experts_per_tok > self.num_experts:
-            raise ValueError(
-                f"num_experts_per_tok: {self.num_experts_per_tok} is more than num_experts {self.num_experts}"
-            )
+        check_top_k(self.num_experts, self.num_experts_per_tok)
         self.position.check(self.head_dim)
         return self
 

@@ -15,14 +15,14 @@ from typing import TYPE_CHECKING, Any, ClassVar, Literal, Self
 from pydantic import Field
 
 from ... import ops
-from ...algebra import exact_div
 from ...flow.axis import Axis, Beside
 from ...flow.record import Flow
 from ...flow.value import Value
 from ...workload.derived_rows import Multiple
-from ..base import Heads, HeadSizes, LayerParts, ModelProperties, Positions, Standing, TokenMixer, Unscalable
+from ..base import Heads, HeadSizes, LayerParts, ModelProperties, Positions, Standing, Unscalable
 from ..runtime import ForwardPass, cache_class, softmax_core_class
 from ..streams import ResidualStreams
+from .grouped import EqualHeadsMixer
 
 if TYPE_CHECKING:
     from torch import Tensor, nn
@@ -81,7 +81,7 @@ class PredictStreams(ResidualStreams):
         return _reference_classes()["streams"](self, model_properties.hidden_size)
 
 
-class NgramAttention(TokenMixer):
+class NgramAttention(EqualHeadsMixer):
     """Multi-head attention of a main stream and predict streams. All projections have biases.
 
     num_attention_heads: the number of heads.
@@ -99,23 +99,11 @@ class NgramAttention(TokenMixer):
     num_buckets: Positions = 32
     relative_max_distance: Positions = 128
 
-    def heads(self, width: Any) -> HeadSizes:
-        heads = self.num_attention_heads
-        return HeadSizes(heads, heads, exact_div(width, heads))
-
     def with_heads(self, head_sizes: HeadSizes) -> Self:
         raise Unscalable("attention of predict streams has a table of distances; expected plain attention")
 
     def requires(self) -> Mapping[str, Mapping[str, Any]]:
         return {"streams": {"type": "predict_streams", "ngram": self.ngram}}
-
-    def check_place(self, stack_position: Standing) -> None:
-        super().check_place(stack_position)
-        if stack_position.width % self.num_attention_heads:
-            raise ValueError(
-                f"{stack_position.where}.num_attention_heads: {self.num_attention_heads}; expected a divisor of "
-                f"hidden_size {stack_position.width}"
-            )
 
     def source(self) -> str:
         return SOURCE

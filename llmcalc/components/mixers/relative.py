@@ -12,23 +12,23 @@ transformers: models/xlnet, models/parakeet.
 from __future__ import annotations
 
 from functools import cache
-from typing import TYPE_CHECKING, Any, ClassVar, Literal, Self
+from typing import TYPE_CHECKING, ClassVar, Literal, Self
 
 from ... import ops
-from ...algebra import same
 from ...flow.axis import Axis
 from ...flow.record import Flow
 from ...flow.value import Value
 from ...workload.derived_rows import BeforeStrides, Multiple
-from ..base import BY_TORCH, Flag, HeadDim, Heads, HeadSizes, ModelProperties, PartWitness, TokenMixer, Unscalable
+from ..base import BY_TORCH, Flag, HeadDim, Heads, ModelProperties, PartWitness
 from ..rotation import angles_of
 from ..runtime import ForwardPass, softmax_core_class, vector
+from .grouped import MultiHeadMixer
 
 if TYPE_CHECKING:
     from torch import Tensor, nn
 
 
-class RelativeAttention(TokenMixer):
+class RelativeAttention(MultiHeadMixer):
     """Multi-head attention of an encoder with relative positions.
 
     num_attention_heads: the number of heads.
@@ -47,14 +47,6 @@ class RelativeAttention(TokenMixer):
     head_dim: HeadDim
     bias: Flag = False
     segments: Flag = True
-
-    def heads(self, width: Any) -> HeadSizes:
-        return HeadSizes(self.num_attention_heads, self.num_attention_heads, self.head_dim)
-
-    def with_heads(self, head_sizes: HeadSizes) -> Self:
-        if not same(head_sizes.heads, head_sizes.kv_heads):
-            raise Unscalable("each query head has its own key head; expected equal numbers of both")
-        return self.model_copy(update={"num_attention_heads": head_sizes.heads, "head_dim": head_sizes.head_dim})
 
     def source(self) -> str:
         return "Yang et al. 2019 (XLNet), §2.5" if self.segments else "Gulati et al. 2020, §2"

@@ -11,13 +11,15 @@ from typing import TYPE_CHECKING, Any, ClassVar, Literal, Self
 
 from pydantic import Field
 
+from ...evidence import UNTESTED
 from ...flow.axis import Axis, Shape
 from ...flow.record import Flow
 from ...flow.value import Value
 from ...ops import TransitionScan
-from ..base import Flag, HeadDim, Heads, ModelProperties, Real, SingleWidthNetwork, TokenMixer, Width
+from ..base import Flag, HeadDim, Heads, ModelProperties, PartWitness, Real, TokenMixer, Width
 from ..norm import Norm, norm_reference
 from ..runtime import ForwardPass, state_class, vector
+from .rwkv import RwkvChannelMix
 from .token_shift import mixed_with, previous_tokens, shifted, token_shift
 
 if TYPE_CHECKING:
@@ -102,17 +104,12 @@ class Rwkv7TimeMix(TokenMixer):
         return [cls(num_heads=4, head_dim=6, **ranks), cls(num_heads=3, head_dim=8, **ranks, first=True)]
 
 
-class Rwkv7ChannelMix(SingleWidthNetwork):
-    """RWKV-7's channel mixing, value(relu(key)²), used instead of a feed-forward network.
+class Rwkv7ChannelMix(RwkvChannelMix):
+    """RWKV-7's channel mixing, value(relu(key)²), used instead of a feed-forward network."""
 
-    intermediate_size: the output width of key and input width of value.
-    """
+    witness: ClassVar[PartWitness] = UNTESTED
 
-    node_name: ClassVar[str] = "channel_mix"
-    kind: ClassVar[str] = "feed_forward"
-
-    type: Literal["rwkv7_channel_mix"] = "rwkv7_channel_mix"
-    intermediate_size: Width
+    type: Literal["rwkv7_channel_mix"] = "rwkv7_channel_mix"  # type: ignore[assignment]
 
     def source(self) -> str:
         return SOURCE
@@ -130,10 +127,6 @@ class Rwkv7ChannelMix(SingleWidthNetwork):
 
     def reference(self, model_properties: ModelProperties) -> nn.Module:
         return _reference_classes()["channel"](self, model_properties.hidden_size)
-
-    @classmethod
-    def examples(cls) -> list[Self]:
-        return [cls(intermediate_size=40)]
 
 
 @cache

@@ -10,18 +10,18 @@ from functools import cache
 from typing import TYPE_CHECKING, Any, ClassVar, Literal, Self
 
 from ... import ops
-from ...algebra import exact_div, same
 from ...flow.axis import Axis
 from ...flow.record import Flow
 from ...flow.value import Value
-from ..base import ChunkSize, Flag, Heads, HeadSizes, ModelProperties, Standing, TokenMixer, Unscalable, Window
+from ..base import ChunkSize, Flag, Heads, ModelProperties, Window
 from ..runtime import ForwardPass
+from .grouped import EqualHeadsMixer
 
 if TYPE_CHECKING:
     from torch import Tensor, nn
 
 
-class SampledBlockAttention(TokenMixer):
+class SampledBlockAttention(EqualHeadsMixer):
     """Multi-head attention of an encoder within sampled blocks of scores. All projections have biases.
 
     num_attention_heads: the number of heads.
@@ -41,25 +41,8 @@ class SampledBlockAttention(TokenMixer):
     blocks: Window
     approximated: Flag = True
 
-    def heads(self, width: Any) -> HeadSizes:
-        heads = self.num_attention_heads
-        return HeadSizes(heads, heads, exact_div(width, heads))
-
     def reach(self) -> tuple[int, ...]:
         return (self.block_size,)
-
-    def with_heads(self, head_sizes: HeadSizes) -> Self:
-        if not same(head_sizes.heads, head_sizes.kv_heads):
-            raise Unscalable("each query head has its own key head; expected equal numbers of both")
-        return self.model_copy(update={"num_attention_heads": head_sizes.heads})
-
-    def check_place(self, stack_position: Standing) -> None:
-        super().check_place(stack_position)
-        if stack_position.width % self.num_attention_heads:
-            raise ValueError(
-                f"{stack_position.where}.num_attention_heads: {self.num_attention_heads}; expected a divisor of "
-                f"hidden_size {stack_position.width}"
-            )
 
     def source(self) -> str:
         return "Zeng et al. 2022, §4"

@@ -11,12 +11,12 @@ from functools import cache
 from typing import TYPE_CHECKING, Any, ClassVar, Literal, Self
 
 from ... import ops
-from ...algebra import same
 from ...flow.axis import Axis, Beside
 from ...flow.record import Flow
 from ...flow.value import Value
-from ..base import Heads, HeadSizes, ModelProperties, OddKernel, Standing, TokenMixer, Unscalable
+from ..base import Heads, HeadSizes, ModelProperties, OddKernel, Standing, TokenMixer
 from ..runtime import ForwardPass, softmax_core_class
+from .grouped import check_key_heads
 
 if TYPE_CHECKING:
     from torch import Tensor, nn
@@ -43,8 +43,7 @@ class SpanConvolution(TokenMixer):
         return HeadSizes(heads, heads, width // (2 * heads))
 
     def with_heads(self, head_sizes: HeadSizes) -> Self:
-        if not same(head_sizes.heads, head_sizes.kv_heads):
-            raise Unscalable("each query head has its own key head; expected equal numbers of both")
+        check_key_heads(self, head_sizes)
         return self.model_copy(update={"num_attention_heads": head_sizes.heads})
 
     def check_place(self, stack_position: Standing) -> None:

@@ -14,7 +14,7 @@ from pydantic import model_validator
 from ...flow.axis import Axis
 from ...flow.record import Flow
 from ...flow.value import Value
-from ..base import BY_TORCH, Experts, ModelProperties, Part, PartWitness, TopK
+from ..base import BY_TORCH, Experts, ModelProperties, Part, PartWitness, TopK, check_top_k
 from ..networks.feed_forward import Activation, activate
 from ..networks.moe import dispatch_class, ends_of_groups, expert_map_class
 from ..networks.router import AnyRouter, LinearRouter
@@ -43,10 +43,7 @@ class ValueExperts(Part):
 
     @model_validator(mode="after")
     def _check_fields(self) -> Self:
-        if self.num_experts_per_tok > self.num_experts:
-            raise ValueError(
-                f"num_experts_per_tok: {self.num_experts_per_tok} is more than num_experts {self.num_experts}"
-            )
+        check_top_k(self.num_experts, self.num_experts_per_tok)
         if self.router.type != "linear":
             raise ValueError(f"router.type: '{self.router.type}' selects networks, not values; expected 'linear'")
         return self

@@ -18,7 +18,7 @@ from ...algebra import Number
 from ...flow.axis import Axis
 from ...flow.record import Flow
 from ...flow.value import Value
-from ..base import Experts, ModelProperties, Network, Symbol, TopK
+from ..base import Experts, ModelProperties, Network, Symbol, TopK, check_top_k
 from ..runtime import ForwardPass
 from .feed_forward import FeedForward
 from .moe import check_expert, dispatch_class, expert_networks, routed_class
@@ -55,10 +55,7 @@ class GroveMoE(Network):
 
     @model_validator(mode="after")
     def _check_fields(self) -> Self:
-        if self.num_experts_per_tok > self.num_experts:
-            raise ValueError(
-                f"num_experts_per_tok: {self.num_experts_per_tok} is more than num_experts {self.num_experts}"
-            )
+        check_top_k(self.num_experts, self.num_experts_per_tok)
         if self.num_experts % self.experts_per_group:
             raise ValueError(
                 f"experts_per_group: {self.experts_per_group} does not divide num_experts {self.num_experts}; expected "

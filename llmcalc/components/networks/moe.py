@@ -32,6 +32,7 @@ from ..base import (
     Unscalable,
     Width,
     ZeroExperts,
+    check_top_k,
 )
 from ..norm import Norm
 from ..runtime import ForwardPass, apply_dropout, vector
@@ -212,10 +213,7 @@ class MoE(Network):
 
     @model_validator(mode="after")
     def _check_fields(self) -> Self:
-        if self.num_experts_per_tok > self.num_experts:
-            raise ValueError(
-                f"num_experts_per_tok: {self.num_experts_per_tok} is more than num_experts {self.num_experts}"
-            )
+        check_top_k(self.num_experts, self.num_experts_per_tok)
         check_expert(self.expert)
         if self.identity_experts is not None and not self.router.sends_to_identities:
             raise ValueError(
