@@ -42,9 +42,6 @@ class SelfConditioning(ResidualStreams):
     def record_split(self, recorder: Flow, x: Value) -> Value:
         return recorder.part("self_conditioning", self, x)
 
-    def record_merge(self, recorder: Flow, x: Value) -> Value:
-        return x
-
     def flow(self, recorder: Flow, x: Value) -> Value:
         """Returns the input of the first layer. x: the token embeddings."""
         signal = recorder.part("pre_norm", self.norm, recorder.received(x, *x.axes))

@@ -91,9 +91,6 @@ class TargetStates(ResidualStreams):
         recorder.keep(target_states=projected)
         return x
 
-    def record_merge(self, recorder: Flow, x: Value) -> Value:
-        return x
-
     def flow(self, recorder: Flow, x: Value) -> Value:
         """Records the projection. x: the token embeddings."""
         hidden = x.axes[-1]

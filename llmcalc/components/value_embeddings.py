@@ -42,9 +42,6 @@ class ValueEmbeddings(ResidualStreams):
         recorder.keep(value_embeddings=values)
         return x
 
-    def record_merge(self, recorder: Flow, x: Value) -> Value:
-        return x
-
     def flow(self, recorder: Flow, x: Value) -> Value:
         """Records the look-up. x: the first layer's input."""
         axes = Axis("kv_heads", self.num_key_value_heads), Axis("head_dim", self.head_dim)

@@ -15,14 +15,14 @@ from typing import TYPE_CHECKING, Any, ClassVar, Literal
 from ...flow.axis import Axis
 from ...flow.record import Flow
 from ...flow.value import Value
-from ..base import LayerParts, ModelProperties, QueryRank, Streams
+from ..base import ModelProperties, QueryRank, Streams
 from ..choice import only
 from ..mixers.attention import Attention
 from ..mixers.mean_indexer import MeanIndexer
 from ..norm import Norm, norm_reference
 from ..position import Rope
 from ..runtime import ForwardPass
-from ..streams import ResidualStreams
+from ..streams import CopiedStreams, copied_streams_class
 from .block import Sharing
 from .whole_layer import PreNormLayer, small_sublayers
 
@@ -86,7 +86,7 @@ class GatedStreamsLayer(PreNormLayer):
         return _reference_classes()["layer"](self, model_properties)
 
 
-class GatedStreams(ResidualStreams):
+class GatedStreams(CopiedStreams):
     """Residual streams: copies of the embedding. A gated mean of the streams is the output.
 
     hc_mult: the number of streams.
@@ -97,18 +97,11 @@ class GatedStreams(ResidualStreams):
     kind: ClassVar[str] = "stream_gate"
 
     type: Literal["gated_streams"] = "gated_streams"
-    hc_mult: Streams
     hc_lowrank: QueryRank
     norm: Norm
 
-    def check_layers(self, layers: Mapping[str, LayerParts]) -> None:
-        self._check_every_layer(layers, self.type, hc_mult=self.hc_mult)
-
     def source(self) -> str:
         return "Qwen4-Exp 2026"
-
-    def record_split(self, recorder: Flow, x: Value) -> Value:
-        return recorder.copies(x, Axis("streams", self.hc_mult))
 
     def record_merge(self, recorder: Flow, x: Value) -> Value:
         return recorder.part("stream_output", self, x)
@@ -171,18 +164,14 @@ def _reference_classes() -> dict[str, type[nn.Module]]:
                 x = x + written[..., None] * self.get_submodule(name)(mean, forward_pass)[:, :, None]
             return x
 
-    class StreamsReference(nn.Module):
-        """Copies one residual stream into n streams, [batch, tokens, n, hidden], and reads their gated mean."""
+    class StreamsReference(copied_streams_class()):  # type: ignore[misc]
+        """Copies one residual stream into several, and reads their gated mean."""
 
         def __init__(self, spec: GatedStreams, model_properties: ModelProperties) -> None:
-            super().__init__()
-            self.n = spec.hc_mult
+            super().__init__(spec.hc_mult)
             self.stream_output = Connection(
                 spec.norm, spec.hc_mult, spec.hc_lowrank, model_properties.hidden_size, False
             )
-
-        def split_streams(self, x: Tensor, forward_pass: ForwardPass) -> Tensor:
-            return x[:, :, None].expand(-1, -1, self.n, -1)
 
         def merge_streams(self, x: Tensor, forward_pass: ForwardPass) -> Tensor:
             mean, _ = self.stream_output(x)

@@ -17,10 +17,10 @@ from ... import ops
 from ...flow.axis import Axis, Beside
 from ...flow.record import Flow
 from ...flow.value import Value
-from ..base import BY_TORCH, LayerParts, ModelProperties, PartWitness, Real, Streams
+from ..base import BY_TORCH, ModelProperties, PartWitness, Real, Streams
 from ..norm import Norm, norm_reference
 from ..runtime import ForwardPass
-from ..streams import ResidualStreams
+from ..streams import CopiedStreams, copied_streams_class
 from .block import Sharing
 from .whole_layer import PreNormLayer, pre_norm_class, small_sublayers
 
@@ -105,7 +105,7 @@ class HyperLayer(PreNormLayer):
         return hyper_classes()["layer"](self, model_properties)
 
 
-class HyperStreams(ResidualStreams):
+class HyperStreams(CopiedStreams):
     """The streams of hyper-connections: copies of the embedding, summed after the last layer.
 
     hc_mult: the number of streams.
@@ -116,14 +116,7 @@ class HyperStreams(ResidualStreams):
     kind: ClassVar[str] = "residual"
 
     type: Literal["hyper"] = "hyper"
-    hc_mult: Streams
     merge: Literal["weighted", "mean"] = "weighted"
-
-    def check_layers(self, layers: Mapping[str, LayerParts]) -> None:
-        self._check_every_layer(layers, self.type, hc_mult=self.hc_mult)
-
-    def record_split(self, recorder: Flow, x: Value) -> Value:
-        return recorder.copies(x, Axis("streams", self.hc_mult))
 
     def record_merge(self, recorder: Flow, x: Value) -> Value:
         return (
@@ -244,15 +237,12 @@ def hyper_classes() -> dict[str, type[nn.Module]]:
             weights = raw_weights.sigmoid() + 1e-6
             return (weights[..., None] * streams).sum(2)
 
-    class StreamsReference(nn.Module):
-        """Copies one residual stream into n streams, [batch, tokens, n, hidden], and sums them back into one."""
+    class StreamsReference(copied_streams_class()):  # type: ignore[misc]
+        """Copies one residual stream into n streams, and sums them back into one."""
 
         def __init__(self, n: int, hidden: int, merge: str) -> None:
-            super().__init__()
-            self.n, self.hyper_streams = n, None if merge == "mean" else HeadReference(n, hidden)
-
-        def split_streams(self, x: Tensor, forward_pass: ForwardPass) -> Tensor:
-            return x[:, :, None].expand(-1, -1, self.n, -1)
+            super().__init__(n)
+            self.hyper_streams = None if merge == "mean" else HeadReference(n, hidden)
 
         def merge_streams(self, x: Tensor, forward_pass: ForwardPass) -> Tensor:
             return x.mean(2) if self.hyper_streams is None else self.hyper_streams(x)

@@ -176,8 +176,7 @@ class CompressedConvAttention(WindowedMixer):
         return recorder.rope(recorder.normalized(x, UNIT_LENGTH, x.axes[1:]), self.position)
 
     def describe(self, hidden_size: int) -> str:
-        window = f", window {self.sliding_window}" if self.sliding_window else ""
-        return f"CCA {self.num_attention_heads}/{self.num_key_value_heads} × {self.head_dim}{window}"
+        return self._described("CCA")
 
     def reference(self, model_properties: ModelProperties) -> nn.Module:
         return _reference_class()(self, model_properties)

@@ -118,8 +118,7 @@ class ExclusiveAttention(WindowedMixer):
         return recorder.sub(y, recorder.mul(unit, removed_fraction, axes=y.axes)).view(*heads)
 
     def describe(self, hidden_size: int) -> str:
-        window = f", window {self.sliding_window}" if self.sliding_window else ""
-        return f"exclusive GQA {self.num_attention_heads}/{self.num_key_value_heads} × {self.head_dim}{window}"
+        return self._described("exclusive GQA")
 
     def reference(self, model_properties: ModelProperties) -> nn.Module:
         return _reference_class()(self, model_properties.hidden_size)

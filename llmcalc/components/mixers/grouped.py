@@ -67,6 +67,11 @@ class WindowedMixer(GroupedQueryMixer):
     def without_window(self) -> Self:
         return self.model_copy(update={"sliding_window": None})
 
+    def _described(self, name: str, details: str = "") -> str:
+        """Returns the name of the attention, its heads, details and window, for headings of reports."""
+        window = "" if self.sliding_window is None else f", window {self.sliding_window}"
+        return f"{name} {self.num_attention_heads}/{self.num_key_value_heads} × {self.head_dim}{details}{window}"
+
     @property
     def cache_kind(self) -> str:
         """The kind that `llmcalc kv` lists its cache under."""

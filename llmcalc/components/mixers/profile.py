@@ -111,9 +111,7 @@ class ProfileAttention(WindowedMixer):
         return recorder.at_distance(by_distance, recorder.distances(q, keys, clamped=True, shifted=False))
 
     def describe(self, hidden_size: int) -> str:
-        window = f", window {self.sliding_window}" if self.sliding_window else ""
-        groups = f"{self.num_attention_heads}/{self.num_key_value_heads}"
-        return f"GQA {groups} × {self.head_dim}, {self.relative_rank} profiles{window}"
+        return self._described("GQA", f", {self.relative_rank} profiles")
 
     def reference(self, model_properties: ModelProperties) -> nn.Module:
         return profile_attention_class()(self, model_properties)
