@@ -57,7 +57,7 @@ class Sinusoidal(Component):
 
     type: Literal["sinusoidal"] = "sinusoidal"
 
-    def source(self) -> str:
+    def formula_source(self) -> str:
         return "Vaswani et al. 2017, §3.5"
 
     def flow(self, recorder: Flow, x: Value) -> Value:

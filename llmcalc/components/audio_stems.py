@@ -47,7 +47,7 @@ class SubsamplingStem(Stem):
             raise ValueError(f"conv_kernel_sizes: {self.conv_kernel_sizes}; expected odd numbers")
         return self
 
-    def source(self) -> str:
+    def formula_source(self) -> str:
         return "Wang et al. 2020, §2"
 
     def frames_read(self) -> Value:
@@ -87,7 +87,7 @@ class WaveformStem(Stem):
 
     type: Literal["waveform"] = "waveform"
 
-    def source(self) -> str:
+    def formula_source(self) -> str:
         return "Jeffries et al. 2024, §3.1"
 
     def frames_read(self) -> Value:

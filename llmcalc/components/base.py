@@ -160,7 +160,7 @@ class Component(Part):
     kind: ClassVar[str] = ""
     sides: ClassVar[tuple[str, ...]] = ("decoder",)
 
-    def source(self) -> str:
+    def formula_source(self) -> str:
         """The paper and section, or the source file, from which the component's formulas are taken."""
         return ""
 
@@ -177,11 +177,11 @@ class Component(Part):
             """Builds the component as a runnable PyTorch module, from its fields alone. Imports torch."""
             raise TypeError(f"{type(self).__name__} has no reference")
 
-    def requires(self) -> Mapping[str, Mapping[str, Any]]:
+    def required_slots(self) -> Mapping[str, Mapping[str, Any]]:
         """The components of the stack that this component needs: required values by field of the stack."""
         return {}
 
-    def borrows(self) -> str:
+    def borrowing_field(self) -> str:
         """The field that makes the component depend on another layer or the surrounding model; empty without one."""
         return ""
 
@@ -295,8 +295,8 @@ class AttentionPosition(Part):
     def check_heads(self, head_sizes: HeadSizes) -> None:
         """Raises `Unscalable` if the encoding does not fit attention with these heads."""
 
-    def requires(self) -> Mapping[str, Mapping[str, Any]]:
-        """The components of the stack that the encoding needs, as in `TokenMixer.requires`."""
+    def required_slots(self) -> Mapping[str, Mapping[str, Any]]:
+        """The components of the stack that the encoding needs, as in `TokenMixer.required_slots`."""
         return {}
 
     def flow(
@@ -327,19 +327,19 @@ class TokenMixer(Component):
     uncounted: ClassVar[str] = ""
     kernel_packages: ClassVar[tuple[str, ...]] = ()
 
-    def heads(self, width: Any) -> HeadSizes | None:
+    def head_sizes(self, width: Any) -> HeadSizes | None:
         """The numbers and sizes of the mixer's heads in a layer of that width; None for a mixer without heads."""
         return None
 
-    def trait(self) -> str:
+    def report_label(self) -> str:
         """The word that distinguishes the mixer from those of other layers in reports: `sliding`, `full`, `mamba2`."""
         return str(getattr(self, "type", ""))
 
-    def reach(self) -> tuple[int, ...]:
+    def length_limits(self) -> tuple[int, ...]:
         """The sequence lengths beyond which the mixer's cost formula changes: windows, chunks, selections."""
         return ()
 
-    def window(self) -> int | None:
+    def window_size(self) -> int | None:
         """The largest number of tokens that one token attends to, itself included; None without a window."""
         return None
 
@@ -377,7 +377,7 @@ class TokenMixer(Component):
         """
 
     def sharing_key_of(self) -> tuple[Any, ...] | None:
-        """A key for sharing: mixers with equal keys can share results (`borrows`); None if the mixer cannot."""
+        """A key for sharing: mixers with equal keys can share results (`borrowing_field`); None if the mixer cannot."""
         return None
 
     def shared_results(self) -> Mapping[tuple[Any, ...], str]:
@@ -386,7 +386,7 @@ class TokenMixer(Component):
         The field is empty where the mixer computes the result itself.
         """
         sharing_key = self.sharing_key_of()
-        return {} if sharing_key is None else {sharing_key: self.borrows()}
+        return {} if sharing_key is None else {sharing_key: self.borrowing_field()}
 
     def check_place(self, stack_position: Standing) -> None:
         """Raises `ValueError` if the mixer cannot be used at this position of the model."""
@@ -400,8 +400,8 @@ class LayerParts(Protocol):
 
     @property
     def attention(self) -> Part: ...
-    def requires(self) -> Mapping[str, Mapping[str, Any]]:
-        """The components of the stack that the layer needs, as in `Component.requires`."""
+    def required_slots(self) -> Mapping[str, Mapping[str, Any]]:
+        """The components of the stack that the layer needs, as in `Component.required_slots`."""
 
 
 class StackPart(Component):

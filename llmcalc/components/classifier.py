@@ -52,7 +52,7 @@ class Classifier(Component):
             raise ValueError("transform.bottleneck_size: only a language-model head can have one; expected none")
         return self
 
-    def source(self) -> str:
+    def formula_source(self) -> str:
         return "Devlin et al. 2019, §4.1"
 
     def flow(self, recorder: Flow, x: Value) -> Value:

@@ -82,7 +82,7 @@ class Disentangled(AttentionPosition):
         """The number of relative positions in each direction, for each of which the table has a row."""
         return self.max_relative_positions if self.position_buckets is None else self.position_buckets
 
-    def requires(self) -> Mapping[str, Mapping[str, Any]]:
+    def required_slots(self) -> Mapping[str, Mapping[str, Any]]:
         return {"relative_embedding": {"span": self.span}}
 
     def flow(
@@ -146,10 +146,10 @@ class RelativeEmbedding(StackPart):
 
     def check_layers(self, layers: Mapping[str, LayerParts]) -> None:
         for layer in layers.values():
-            if layer.requires().get("relative_embedding") not in (None, {"span": self.span}):
+            if layer.required_slots().get("relative_embedding") not in (None, {"span": self.span}):
                 raise ValueError("relative_embedding: disentangled attention needs a table of its span")
 
-    def source(self) -> str:
+    def formula_source(self) -> str:
         return "He et al. 2020, §3.1"
 
     def flow(self, recorder: Flow, x: Value) -> Value:
@@ -201,7 +201,7 @@ class SideConvolution(StackPart):
         if stack_position.side == "decoder":
             raise ValueError(f"{stack_position.where}: it sees tokens on both sides; expected an encoder")
 
-    def source(self) -> str:
+    def formula_source(self) -> str:
         return "He et al. 2020, §A.5"
 
     def flow(self, recorder: Flow, x: Value, first_layer_output: Value | None = None) -> Value:

@@ -184,7 +184,7 @@ class RelativeBias(Buckets, StackPart):
                     "relative_bias.of_blocks: stands where every layer has a global_block_size, and nowhere else"
                 )
 
-    def source(self) -> str:
+    def formula_source(self) -> str:
         return "Raffel et al. 2020, §2.1"
 
     def flow(self, recorder: Flow, x: Value) -> Value:

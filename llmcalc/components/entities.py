@@ -41,7 +41,7 @@ class Entities(StackPart):
     norm: Norm
     prediction: Literal["tied", "own"] | None = None
 
-    def source(self) -> str:
+    def formula_source(self) -> str:
         return "Yamada et al. 2020, §3.1"
 
     def flow(self, recorder: Flow, x: Value) -> Value:

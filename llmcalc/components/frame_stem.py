@@ -34,7 +34,7 @@ class FrameStem(Stem):
     type: Literal["frames"] = "frames"
     frame_size: Width
 
-    def source(self) -> str:
+    def formula_source(self) -> str:
         return "Useful Sensors 2026"
 
     def frames_read(self) -> Value:

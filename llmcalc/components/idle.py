@@ -55,7 +55,7 @@ class SecondStream(StackPart):
     witness: ClassVar[PartWitness] = BY_TORCH
     kind: ClassVar[str] = "embedding"
 
-    def source(self) -> str:
+    def formula_source(self) -> str:
         return "Yang et al. 2019 (XLNet), §2.3"
 
     def flow(self, recorder: Flow, x: Value) -> Value:

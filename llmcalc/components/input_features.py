@@ -38,7 +38,7 @@ class InputFeatures(StackPart):
             raise ValueError(f"embedding_sizes: expected {len(self.vocab_sizes)}, one for each table")
         return self
 
-    def source(self) -> str:
+    def formula_source(self) -> str:
         return "Su et al. 2022, §3.1"
 
     def flow(self, recorder: Flow, x: Value) -> Value:

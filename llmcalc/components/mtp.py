@@ -72,14 +72,14 @@ class MultiTokenPrediction(OutputPart):
             raise ValueError(
                 "mtp: its modules share a head that reads hidden_size; expected no embedding_size and no head.transform"
             )
-        field = self.block_in(stack).borrows()
+        field = self.block_in(stack).borrowing_field()
         if field:
             raise ValueError(
                 f"mtp.layer: a layer with {field} needs what stands around it in the decoder; expected another "
                 "kind, or no mtp"
             )
 
-    def source(self) -> str:
+    def formula_source(self) -> str:
         return "DeepSeek-V3 2024, §2.2"
 
     def flow(self, recorder: Flow, x: Value, stack: Stack, vocab: Axis, table: Weight, output: Weight) -> Value:
@@ -89,7 +89,7 @@ class MultiTokenPrediction(OutputPart):
         """
         n, block = self.num_nextn_predict_layers, self.block_in(stack)
         indices = range(n) if isinstance(n, int) else None
-        node_fields = {"kind": self.kind, "optional": MTP.name, "source": self.source()}
+        node_fields = {"kind": self.kind, "optional": MTP.name, "source": self.formula_source()}
 
         def run(v: Value) -> Value:
             return self._record_module(recorder, v, block, vocab, table, output)

@@ -32,7 +32,7 @@ class NgramEmbedding(StackPart):
     vocab_sizes: tuple[Size, ...] = Field(min_length=1, max_length=64)
     embedding_size: Size
 
-    def source(self) -> str:
+    def formula_source(self) -> str:
         return "Meituan 2026 (arXiv:2601.21204)"
 
     def flow(self, recorder: Flow, x: Value) -> Value:

@@ -45,7 +45,7 @@ class NgramInput(Component):
     dilation: Size = 1
     norm: Norm
 
-    def source(self) -> str:
+    def formula_source(self) -> str:
         return "Qwen4-Exp 2026"
 
     def flow(self, recorder: Flow, x: Value) -> Value:

@@ -76,7 +76,7 @@ class Norm(Component):
         """
         return ops.Norm(width, self.weight, self.has_bias, heads)
 
-    def source(self) -> str:
+    def formula_source(self) -> str:
         return {"layernorm": "Ba et al. 2016", "rmsnorm": "Zhang & Sennrich 2019", "affine": ""}[self.type]
 
     def flow(self, recorder: Flow, x: Value) -> Value:

@@ -42,7 +42,7 @@ class Pooler(OutputPart):
             raise ValueError("num_labels: missing; a pooler without a dense map has scores, or is left out")
         return self
 
-    def source(self) -> str:
+    def formula_source(self) -> str:
         return "Devlin et al. 2019"
 
     def flow(self, recorder: Flow, x: Value, stack: Component | None = None, rows: Rows = SEQUENCES) -> Value:

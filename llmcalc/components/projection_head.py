@@ -31,7 +31,7 @@ class ProjectionHead(Component):
     size: Width
     bias: Flag = False
 
-    def source(self) -> str:
+    def formula_source(self) -> str:
         return "Khattab and Zaharia 2020, §3.1"
 
     def flow(self, recorder: Flow, x: Value) -> Value:

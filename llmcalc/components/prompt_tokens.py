@@ -42,7 +42,7 @@ class PromptTokens(ResidualStreams):
         if stack_position.side != "decoder":
             raise ValueError(f"{stack_position.where}: prompt tokens stand before generated text; expected a decoder")
 
-    def source(self) -> str:
+    def formula_source(self) -> str:
         return "Lester et al. 2021, §2"
 
     def record_split(self, recorder: Flow, x: Value) -> Value:

@@ -51,7 +51,7 @@ class RelativeKeys(StackPart):
         if stack_position.side != "encoder":
             raise ValueError(f"{stack_position.where}: has keys for distances in both directions; expected an encoder")
 
-    def source(self) -> str:
+    def formula_source(self) -> str:
         return "Shaw et al. 2018, §3.2"
 
     def flow(self, recorder: Flow, x: Value) -> Value:
@@ -88,7 +88,7 @@ class RelativeKeyAttention(TokenMixer):
     max_distance: Positions
     bias: Flag = False
 
-    def heads(self, width: Any) -> HeadSizes:
+    def head_sizes(self, width: Any) -> HeadSizes:
         return HeadSizes(self.num_attention_heads, self.num_attention_heads, self.head_dim)
 
     def with_heads(self, head_sizes: HeadSizes) -> Self:
@@ -96,10 +96,10 @@ class RelativeKeyAttention(TokenMixer):
             raise Unscalable("each query head has its own key head, and the stack's keys their size; expected the same")
         return self.model_copy(update={"num_attention_heads": head_sizes.heads})
 
-    def requires(self) -> Mapping[str, Mapping[str, Any]]:
+    def required_slots(self) -> Mapping[str, Mapping[str, Any]]:
         return {"relative_keys": {"max_distance": self.max_distance, "head_dim": self.head_dim}}
 
-    def source(self) -> str:
+    def formula_source(self) -> str:
         return "Shaw et al. 2018, §3.2"
 
     def flow(self, recorder: Flow, x: Value) -> Value:

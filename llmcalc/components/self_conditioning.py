@@ -36,7 +36,7 @@ class SelfConditioning(ResidualStreams):
     feed_forward: FeedForward
     norm: Norm
 
-    def source(self) -> str:
+    def formula_source(self) -> str:
         return "Chen et al. 2022 (arXiv:2208.04202), §2.3"
 
     def record_split(self, recorder: Flow, x: Value) -> Value:

@@ -26,8 +26,8 @@ class SpectrumStem(Stem):
     type: Literal["spectrum"] = "spectrum"
     subsampling: Subsampling
 
-    def source(self) -> str:
-        return self.subsampling.source()
+    def formula_source(self) -> str:
+        return self.subsampling.formula_source()
 
     @property
     def frames_per_position(self) -> int:

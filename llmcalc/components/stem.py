@@ -61,7 +61,7 @@ class ConvStem(Stem):
     num_mel_bins: Width
     max_source_positions: Positions
 
-    def source(self) -> str:
+    def formula_source(self) -> str:
         return "Radford et al. 2022, §2.2"
 
     @property

@@ -32,7 +32,7 @@ class ResidualStreams(StackPart):
 
     def _check_every_layer(self, layers: Mapping[str, LayerParts], stream_type: str, **count: int) -> None:
         """Raises `ValueError` if a layer is not of the streams' type with their number. count: its field and value."""
-        if any(layer.requires().get("streams") != {"type": stream_type, **count} for layer in layers.values()):
+        if any(layer.required_slots().get("streams") != {"type": stream_type, **count} for layer in layers.values()):
             raise ValueError(
                 f"streams: those of type '{stream_type}' stand where every layer is of type '{stream_type}' with their "
                 f"{', '.join(count)}, and nowhere else"

@@ -33,7 +33,7 @@ class ValueEmbeddings(ResidualStreams):
     num_key_value_heads: Heads
     head_dim: HeadDim
 
-    def source(self) -> str:
+    def formula_source(self) -> str:
         return "NeoMME 2026"
 
     def record_split(self, recorder: Flow, x: Value) -> Value:

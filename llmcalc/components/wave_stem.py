@@ -61,7 +61,7 @@ class WaveStem(Stem):
     position_groups: Width
     mask: Flag = True
 
-    def source(self) -> str:
+    def formula_source(self) -> str:
         return "Baevski et al. 2020, §2"
 
     def _rows_per_convolution(self) -> list[Rows]:

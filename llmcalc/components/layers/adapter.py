@@ -76,7 +76,7 @@ class AdapterLayer(Block):
             )
         return self
 
-    def source(self) -> str:
+    def formula_source(self) -> str:
         return "Pfeiffer et al. 2022, §3.1"
 
     def flow(self, recorder: Flow, x: Value, sharing: Sharing | None = None) -> Value:

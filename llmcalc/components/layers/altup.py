@@ -49,7 +49,7 @@ class AltUp(ResidualStreams):
     def check_layers(self, layers: Mapping[str, LayerParts]) -> None:
         self._check_every_layer(layers, self.type, altup_num_inputs=self.altup_num_inputs)
 
-    def source(self) -> str:
+    def formula_source(self) -> str:
         return SOURCE
 
     def record_split(self, recorder: Flow, x: Value) -> Value:
@@ -102,11 +102,11 @@ class AltUpLayer(WholeLayer):
     per_layer_input: PerLayerGate
     norm_placement: Literal["sandwich"] = "sandwich"
 
-    def requires(self) -> Mapping[str, Mapping[str, Any]]:
+    def required_slots(self) -> Mapping[str, Mapping[str, Any]]:
         streams = {"type": self.type, "altup_num_inputs": self.altup_num_inputs}
-        return {**super().requires(), "streams": streams, **self.per_layer_input.requires()}
+        return {**super().required_slots(), "streams": streams, **self.per_layer_input.required_slots()}
 
-    def source(self) -> str:
+    def formula_source(self) -> str:
         return "Gemma 3n 2025"
 
     def flow(self, recorder: Flow, x: Value, sharing: Sharing | None = None) -> Value:

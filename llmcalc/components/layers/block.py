@@ -130,7 +130,7 @@ class Layer(Component):
         mixer, network = self.attention, self.feed_forward
         if not isinstance(mixer, TokenMixer) or not isinstance(network, Network):
             raise Unscalable("expected a decoder whose layers all have attention and a feed-forward network or experts")
-        head_sizes = mixer.heads(width)
+        head_sizes = mixer.head_sizes(width)
         attention = mixer.with_heads(HeadSizes(1, 1, 1) if head_sizes is None else heads(head_sizes))
         return self.model_copy(update={"attention": attention, "feed_forward": network.widened(widened)})
 
@@ -151,17 +151,17 @@ class Layer(Component):
         """Whether the layer attends to an encoder's output."""
         return isinstance(self.attention, TokenMixer) and self.attention.reads_encoder
 
-    def requires(self) -> Mapping[str, Mapping[str, Any]]:
-        return self.attention.requires() if isinstance(self.attention, Component) else {}
+    def required_slots(self) -> Mapping[str, Mapping[str, Any]]:
+        return self.attention.required_slots() if isinstance(self.attention, Component) else {}
 
     def check_shared(self, name: str) -> None:
         """Raises `ValueError` if layers of this kind cannot share parameters. name: the kind's name in a pattern."""
 
-    def borrows(self) -> str:
+    def borrowing_field(self) -> str:
         if not self.alone:
             return f"type '{type(self).model_fields['type'].default}'"
         for field, component in (("attention", self.attention), ("feed_forward", self.feed_forward)):
-            field_of_part = component.borrows() if isinstance(component, Component) else ""
+            field_of_part = component.borrowing_field() if isinstance(component, Component) else ""
             if field_of_part:
                 return f"{field}.{field_of_part}"
         return ""
@@ -260,11 +260,11 @@ class Block(Layer):
             (name, component) for name, component in zip(names, parts, strict=True) if isinstance(component, Component)
         ]
 
-    def source(self) -> str:
+    def formula_source(self) -> str:
         mixer = self.attention
         if isinstance(mixer, TokenMixer) and mixer.kind != "attention":
-            network = self.feed_forward.source() if isinstance(self.feed_forward, Component) else mixer.source()
-            if network == mixer.source():
+            network = self.feed_forward.formula_source() if isinstance(self.feed_forward, Component) else mixer.formula_source()
+            if network == mixer.formula_source():
                 return network
         if self.parallel is not None:
             return PARALLEL[self.parallel]

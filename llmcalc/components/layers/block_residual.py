@@ -92,10 +92,10 @@ class BlockResidualLayer(PreNormLayer):
             raise ValueError(f"idle_residual: attention reads {self.attention_blocks} finished blocks; expected false")
         return self
 
-    def requires(self) -> Mapping[str, Mapping[str, Any]]:
-        return {**super().requires(), "streams": {"type": "block_residual"}}
+    def required_slots(self) -> Mapping[str, Mapping[str, Any]]:
+        return {**super().required_slots(), "streams": {"type": "block_residual"}}
 
-    def source(self) -> str:
+    def formula_source(self) -> str:
         return SOURCE
 
     def flow(self, recorder: Flow, x: Value, sharing: Sharing | None = None) -> Value:
@@ -136,10 +136,10 @@ class BlockResiduals(ResidualStreams):
 
     def check_layers(self, layers: Mapping[str, LayerParts]) -> None:
         required = {"type": self.type}
-        if any(layer.requires().get("streams") != required for layer in layers.values()):
+        if any(layer.required_slots().get("streams") != required for layer in layers.values()):
             raise ValueError("streams: those of type 'block_residual' stand where every layer is of that type")
 
-    def source(self) -> str:
+    def formula_source(self) -> str:
         return SOURCE
 
     def record_split(self, recorder: Flow, x: Value) -> Value:

@@ -77,7 +77,7 @@ class BottleneckLayer(WholeLayer):
     def scaled(self, width: int, heads: Callable[[HeadSizes], HeadSizes], widened: Callable[[int], Number]) -> Self:
         raise Unscalable("a 'bottleneck' layer has a width of its own; expected layers as wide as the model")
 
-    def source(self) -> str:
+    def formula_source(self) -> str:
         return "Sun et al. 2020, §3.1"
 
     def flow(self, recorder: Flow, x: Value, sharing: Sharing | None = None) -> Value:

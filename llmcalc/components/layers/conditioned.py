@@ -34,7 +34,7 @@ class ConditionedLayer(PreNormLayer):
     type: Literal["conditioned"] = "conditioned"
     condition_rank: Width
 
-    def source(self) -> str:
+    def formula_source(self) -> str:
         return "Voxtral Realtime 2026"
 
     def flow(self, recorder: Flow, x: Value, sharing: Sharing | None = None) -> Value:

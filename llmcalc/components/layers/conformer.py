@@ -39,7 +39,7 @@ class ConformerLayer(PreNormLayer):
     def networks(self) -> list[Any]:
         return [self.feed_forward, self.feed_forward]
 
-    def source(self) -> str:
+    def formula_source(self) -> str:
         return "Gulati et al. 2020, §2"
 
     def check_place(self, stack_position: Standing) -> None:

@@ -32,7 +32,7 @@ class ConvolvedLayer(PreNormLayer):
     type: Literal["convolved"] = "convolved"
     conv_kernel_size: Kernel
 
-    def source(self) -> str:
+    def formula_source(self) -> str:
         return "Inkling 2026"
 
     def flow(self, recorder: Flow, x: Value, sharing: Sharing | None = None) -> Value:

@@ -50,7 +50,7 @@ class ConvolvedResidualLayer(BlockResidualLayer):
             raise ValueError("separate_inputs: needs attention of type 'gated_profile'; expected false")
         return self
 
-    def source(self) -> str:
+    def formula_source(self) -> str:
         return "Inkling 2 2026"
 
     def flow(self, recorder: Flow, x: Value, sharing: Sharing | None = None) -> Value:

@@ -40,7 +40,7 @@ class DelayedHyperLayer(HyperLayer):
     type: Literal["delayed_hyper"] = "delayed_hyper"  # type: ignore[assignment]
     ngram_input: NgramInput | None = None
 
-    def source(self) -> str:
+    def formula_source(self) -> str:
         return SOURCE
 
     def flow(self, recorder: Flow, x: Value, sharing: Sharing | None = None) -> Value:
@@ -65,7 +65,7 @@ class DelayedHyperStreams(CopiedStreams):
 
     type: Literal["delayed_hyper"] = "delayed_hyper"
 
-    def source(self) -> str:
+    def formula_source(self) -> str:
         return SOURCE
 
     def record_merge(self, recorder: Flow, x: Value) -> Value:

@@ -36,7 +36,7 @@ class DenseResidualLayer(PreNormLayer):
     def networks(self) -> list[Any]:
         return [self.feed_forward, self.dense]
 
-    def source(self) -> str:
+    def formula_source(self) -> str:
         return "Snowflake Arctic 2024"
 
     def flow(self, recorder: Flow, x: Value, sharing: Sharing | None = None) -> Value:

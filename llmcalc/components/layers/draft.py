@@ -40,13 +40,13 @@ class DraftLayer(PreNormLayer):
     attention: Attention
     norm_before_residual: Flag = False
 
-    def requires(self) -> Mapping[str, Mapping[str, Any]]:
-        return {**super().requires(), "streams": {"type": "target_states", "start": "states"}}
+    def required_slots(self) -> Mapping[str, Mapping[str, Any]]:
+        return {**super().required_slots(), "streams": {"type": "target_states", "start": "states"}}
 
     def mixers(self, width: int) -> list[tuple[str, Any, int]]:
         return [("attention", self.attention, 2 * width)]
 
-    def source(self) -> str:
+    def formula_source(self) -> str:
         return EAGLE_3
 
     def flow(self, recorder: Flow, x: Value, sharing: Sharing | None = None) -> Value:

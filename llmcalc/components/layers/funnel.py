@@ -51,7 +51,7 @@ class FunnelAttention(MultiHeadMixer):
     num_attention_heads: Heads
     head_dim: HeadDim
 
-    def source(self) -> str:
+    def formula_source(self) -> str:
         return "Dai et al. 2020, §A.2.1"
 
     def flow(self, recorder: Flow, x: Value, memory: Value | None = None) -> Value:
@@ -130,7 +130,7 @@ class FunnelLayer(WholeLayer):
             raise ValueError("halves_keys: needs halves = true; expected false")
         return self
 
-    def source(self) -> str:
+    def formula_source(self) -> str:
         return "Dai et al. 2020, §2.2"
 
     def flow(self, recorder: Flow, x: Value, sharing: Sharing | None = None) -> Value:

@@ -69,7 +69,7 @@ class GatedCrossLayer(PreNormLayer):
         self.attention.check_crossing()
         return self
 
-    def source(self) -> str:
+    def formula_source(self) -> str:
         return "Alayrac et al. 2022, §2.2"
 
     def flow(self, recorder: Flow, x: Value, sharing: Sharing | None = None) -> Value:

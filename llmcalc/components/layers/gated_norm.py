@@ -37,7 +37,7 @@ class GatedNormLayer(PreNormLayer):
     gated_norm_rank: StepRank
     feed_forward_gate: Flag = True
 
-    def source(self) -> str:
+    def formula_source(self) -> str:
         return "A.X-K2 2026"
 
     def flow(self, recorder: Flow, x: Value, sharing: Sharing | None = None) -> Value:

@@ -62,10 +62,10 @@ class GatedStreamsLayer(PreNormLayer):
     hc_lowrank: QueryRank
     ngram_input: NgramInput | None = None
 
-    def requires(self) -> Mapping[str, Mapping[str, Any]]:
-        return {**super().requires(), "streams": {"type": self.type, "hc_mult": self.hc_mult}}
+    def required_slots(self) -> Mapping[str, Mapping[str, Any]]:
+        return {**super().required_slots(), "streams": {"type": self.type, "hc_mult": self.hc_mult}}
 
-    def source(self) -> str:
+    def formula_source(self) -> str:
         return "Qwen4-Exp 2026"
 
     def flow(self, recorder: Flow, x: Value, sharing: Sharing | None = None) -> Value:
@@ -100,7 +100,7 @@ class GatedStreams(CopiedStreams):
     hc_lowrank: QueryRank
     norm: Norm
 
-    def source(self) -> str:
+    def formula_source(self) -> str:
         return "Qwen4-Exp 2026"
 
     def record_merge(self, recorder: Flow, x: Value) -> Value:

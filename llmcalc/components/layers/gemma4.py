@@ -59,13 +59,13 @@ class Gemma4Layer(WholeLayer):
         layer = super().scaled(width, heads, widened)
         return layer if self.dense is None else layer.model_copy(update={"dense": self.dense.widened(widened)})
 
-    def requires(self) -> Mapping[str, Mapping[str, Any]]:
-        return {**super().requires(), **({} if self.per_layer_input is None else self.per_layer_input.requires())}
+    def required_slots(self) -> Mapping[str, Mapping[str, Any]]:
+        return {**super().required_slots(), **({} if self.per_layer_input is None else self.per_layer_input.required_slots())}
 
-    def borrows(self) -> str:
-        return super().borrows() if self.per_layer_input is None else "per_layer_input"
+    def borrowing_field(self) -> str:
+        return super().borrowing_field() if self.per_layer_input is None else "per_layer_input"
 
-    def source(self) -> str:
+    def formula_source(self) -> str:
         return "Gemma 4 2026"
 
     def flow(self, recorder: Flow, x: Value, sharing: Sharing | None = None) -> Value:

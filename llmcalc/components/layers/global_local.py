@@ -53,7 +53,7 @@ class GlobalTokens(ResidualStreams):
 
     def check_layers(self, layers: Mapping[str, LayerParts]) -> None:
         required_fields = _required_streams(self)
-        if any(layer.requires().get("streams") != required_fields for layer in layers.values()):
+        if any(layer.required_slots().get("streams") != required_fields for layer in layers.values()):
             raise ValueError(
                 "streams: those of type 'global_tokens' stand where every layer is of type 'global_local' with their "
                 "num_global_tokens and block_size, and nowhere else"
@@ -63,7 +63,7 @@ class GlobalTokens(ResidualStreams):
         if stack_position.side != "encoder":
             raise ValueError(f"{stack_position.where}: global tokens see later tokens; expected an encoder")
 
-    def source(self) -> str:
+    def formula_source(self) -> str:
         return "Phang et al. 2022, §3"
 
     def record_split(self, recorder: Flow, x: Value) -> Value:
@@ -120,20 +120,20 @@ class GlobalLocalAttention(EqualHeadsMixer):
             )
         return self
 
-    def reach(self) -> tuple[int, ...]:
+    def length_limits(self) -> tuple[int, ...]:
         return (self.block_size,)
 
-    def requires(self) -> Mapping[str, Mapping[str, Any]]:
+    def required_slots(self) -> Mapping[str, Mapping[str, Any]]:
         return {"streams": _required_streams(self)}
 
     def with_heads(self, head_sizes: HeadSizes) -> Self:
         raise Unscalable("attention to global tokens is for encoders; expected a decoder")
 
-    def source(self) -> str:
+    def formula_source(self) -> str:
         return "Phang et al. 2022, §3"
 
     def flow(self, recorder: Flow, x: Value) -> Value:
-        head_sizes = self.heads(x.width)
+        head_sizes = self.head_sizes(x.width)
         heads, dim = Axis("heads", head_sizes.heads), Axis("head_dim", head_sizes.head_dim)
         assert isinstance(x.rows, Joined)
         assert isinstance(x.rows.second, Padded)
@@ -176,7 +176,7 @@ class GlobalLocalLayer(PreNormLayer):
     attention: GlobalLocalAttention
     feed_forward: FeedForward
 
-    def source(self) -> str:
+    def formula_source(self) -> str:
         return "Phang et al. 2022, §3"
 
     def flow(self, recorder: Flow, x: Value, sharing: Sharing | None = None) -> Value:

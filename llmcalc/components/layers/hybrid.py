@@ -54,7 +54,7 @@ class HybridBlock(PreNormLayer):
     def scaled(self, width: int, heads: Callable[[HeadSizes], HeadSizes], widened: Callable[[int], Number]) -> Self:
         raise Unscalable(f"a state-space part beside attention has no rule for its sizes at another width; {SCALES}")
 
-    def source(self) -> str:
+    def formula_source(self) -> str:
         return "Falcon-H1 2025, §2.1"
 
     def flow(self, recorder: Flow, x: Value, sharing: Sharing | None = None) -> Value:

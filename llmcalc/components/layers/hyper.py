@@ -61,10 +61,10 @@ class HyperLayer(PreNormLayer):
     hc_magnitude: Real = Field(default=2.0, gt=0)
     hc_eps: Real = Field(default=1e-6, ge=0)
 
-    def requires(self) -> Mapping[str, Mapping[str, Any]]:
-        return {**super().requires(), "streams": {"type": self.type, "hc_mult": self.hc_mult}}
+    def required_slots(self) -> Mapping[str, Mapping[str, Any]]:
+        return {**super().required_slots(), "streams": {"type": self.type, "hc_mult": self.hc_mult}}
 
-    def source(self) -> str:
+    def formula_source(self) -> str:
         return "Xie et al. 2025, §4"
 
     def flow(self, recorder: Flow, x: Value, sharing: Sharing | None = None) -> Value:

@@ -29,7 +29,7 @@ class InitialStatesLayer(PreNormLayer):
 
     type: Literal["initial_states"] = "initial_states"
 
-    def source(self) -> str:
+    def formula_source(self) -> str:
         return "NeoMME 2026"
 
     def flow(self, recorder: Flow, x: Value, sharing: Sharing | None = None) -> Value:

@@ -67,10 +67,10 @@ class LoopedAttention(GroupedQueryMixer):
         self.position.check(self.head_dim)
         return self
 
-    def source(self) -> str:
+    def formula_source(self) -> str:
         return "IQuest-Coder-V1 2026, §2"
 
-    def reach(self) -> tuple[int, ...]:
+    def length_limits(self) -> tuple[int, ...]:
         return (self.loop_window_size,)
 
     def flow(self, recorder: Flow, x: Value, is_second: bool = False) -> Value:
@@ -152,7 +152,7 @@ class LoopedLayer(PreNormLayer):
             raise ValueError("attention, feed_forward: expected attention of type 'looped' and a network of type 'mlp'")
         return self
 
-    def source(self) -> str:
+    def formula_source(self) -> str:
         return "IQuest-Coder-V1 2026, §2"
 
     def flow(self, recorder: Flow, x: Value, sharing: Sharing | None = None) -> Value:

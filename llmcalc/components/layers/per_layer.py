@@ -40,13 +40,13 @@ class PerLayerEmbedding(StackPart):
 
     def check_layers(self, layers: Mapping[str, LayerParts]) -> None:
         required_fields = {"hidden_size_per_layer_input": self.hidden_size_per_layer_input}
-        if any(layer.requires().get("per_layer_embedding") != required_fields for layer in layers.values()):
+        if any(layer.required_slots().get("per_layer_embedding") != required_fields for layer in layers.values()):
             raise ValueError(
                 "per_layer_embedding: stands where every layer has a per_layer_input of its "
                 "hidden_size_per_layer_input, and nowhere else"
             )
 
-    def source(self) -> str:
+    def formula_source(self) -> str:
         return "Gemma 3n 2025"
 
     def flow(self, recorder: Flow, x: Value, layers: Number = 1) -> Value:
@@ -58,7 +58,7 @@ class PerLayerEmbedding(StackPart):
             table_vectors = recorder.scale(table_vectors, width**0.5)
         projected = recorder.scale(recorder.linear("projection", x, *vector_axes), x.width**-0.5)
         recorder.hold(mapped=projected, **({} if table_vectors is None else {"looked_up": table_vectors}))
-        normed = recorder.norm("norm", projected, self.norm, vector_axes[1:], kind="norm", source=self.norm.source())
+        normed = recorder.norm("norm", projected, self.norm, vector_axes[1:], kind="norm", source=self.norm.formula_source())
         if table_vectors is None:
             return normed
         vectors = recorder.add(normed, table_vectors)
@@ -82,11 +82,11 @@ class PerLayerGate(Part):
     hidden_size_per_layer_input: PerLayer
     hidden_act: Activation
 
-    def requires(self) -> Mapping[str, Mapping[str, Any]]:
-        """The part of the stack that computes the vector, as in `Layer.requires`."""
+    def required_slots(self) -> Mapping[str, Mapping[str, Any]]:
+        """The part of the stack that computes the vector, as in `Layer.required_slots`."""
         return {"per_layer_embedding": {"hidden_size_per_layer_input": self.hidden_size_per_layer_input}}
 
-    def source(self) -> str:
+    def formula_source(self) -> str:
         return "Gemma 3n 2025"
 
     def flow(self, recorder: Flow, x: Value, norm: Norm) -> Value:

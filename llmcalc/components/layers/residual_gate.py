@@ -37,7 +37,7 @@ class ResidualGateLayer(WholeLayer):
     feed_forward_output_norm: Norm
     norm_placement: Literal["sandwich"] = "sandwich"
 
-    def source(self) -> str:
+    def formula_source(self) -> str:
         return "Muse Spark 2026"
 
     def flow(self, recorder: Flow, x: Value, sharing: Sharing | None = None) -> Value:

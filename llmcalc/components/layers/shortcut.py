@@ -59,7 +59,7 @@ class ShortcutLayer(PreNormLayer):
     def scaled(self, width: int, heads: Callable[[HeadSizes], HeadSizes], widened: Callable[[int], Number]) -> Self:
         return super().scaled(width, heads, widened).model_copy(update={"dense": self.dense.widened(widened)})
 
-    def source(self) -> str:
+    def formula_source(self) -> str:
         return "LongCat-Flash 2025, §2.2"
 
     def flow(self, recorder: Flow, x: Value, sharing: Sharing | None = None) -> Value:

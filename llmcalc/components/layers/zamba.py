@@ -89,7 +89,7 @@ class SharedBlock(Part):
             )
         return self
 
-    def source(self) -> str:
+    def formula_source(self) -> str:
         return "Glorioso et al. 2024, §2"
 
     def flow(self, recorder: Flow, x: Value, norm: Norm, out: Shape, other_adapters: Others | None = None) -> Value:
@@ -109,7 +109,7 @@ class SharedBlock(Part):
         y = recorder.part("self_attn", self.attention, normed, out=out, adapter=attention_adapter)
         recorder.hold(y=y)
         y = recorder.part("mlp_pre_norm", norm, y)
-        with recorder.scope("mlp", kind=self.feed_forward.kind, source=self.feed_forward.source()):
+        with recorder.scope("mlp", kind=self.feed_forward.kind, source=self.feed_forward.formula_source()):
             return self._network_output(recorder, y, None if self.adapter_rank is None else adapter)
 
     def _network_output(self, recorder: Flow, x: Value, adapter: Adapter | None) -> Value:
@@ -190,7 +190,7 @@ class ZambaLayer(Layer):
     def mixers(self, width: int) -> list[tuple[str, Any, int]]:
         return [("transformer.attention", self.transformer.attention, 2 * width), *super().mixers(width)]
 
-    def source(self) -> str:
+    def formula_source(self) -> str:
         return "Glorioso et al. 2024, §2"
 
     def flow(self, recorder: Flow, x: Value, sharing: Sharing | None = None) -> Value:

@@ -172,7 +172,7 @@ class Attention(TokenMixer):
         if self.sliding_window is not None and self.attention_chunk_size is not None:
             raise ValueError("sliding_window and attention_chunk_size: a layer has one or the other")
         by_distance = self.position is not None and self.position.by_distance
-        if self.grid_window is not None and (self.reach() or self.sinks or by_distance):
+        if self.grid_window is not None and (self.length_limits() or self.sinks or by_distance):
             raise ValueError("grid_window: limits plain attention to squares; expected no other limit, and no sinks")
         if self.query_rank is not None and self.idle_projections:
             raise ValueError("query_rank: idle projections read the layer's input; expected none")
@@ -195,7 +195,7 @@ class Attention(TokenMixer):
             raise ValueError("fused_qkv: needs queries, keys and values; expected no kv_shared and no attention_k_eq_v")
         if self.v_head_dim is not None and self.attention_k_eq_v:
             raise ValueError("v_head_dim: with attention_k_eq_v values have the size of keys; expected none")
-        if self.whole_pass and (self.reach() or by_distance):
+        if self.whole_pass and (self.length_limits() or by_distance):
             raise ValueError("whole_pass: is for plain attention; expected no window, chunks or blocks")
         names = self.idle_projections
         if len({*names}) < len(names) or RUN_PROJECTIONS & {*names}:
@@ -208,10 +208,10 @@ class Attention(TokenMixer):
                 part.check_attention(self)
         return self
 
-    def heads(self, width: Number) -> HeadSizes:
+    def head_sizes(self, width: Number) -> HeadSizes:
         return HeadSizes(*self.sizes(width))
 
-    def trait(self) -> str:
+    def report_label(self) -> str:
         if self.grid_window is not None:
             return "windowed"
         if self.sliding_window is not None:
@@ -237,13 +237,13 @@ class Attention(TokenMixer):
                 "none; expected none"
             )
 
-    def window(self) -> int | None:
+    def window_size(self) -> int | None:
         return self.sliding_window
 
     def score_position(self) -> ScorePosition | None:
         return self.position
 
-    def reach(self) -> tuple[int, ...]:
+    def length_limits(self) -> tuple[int, ...]:
         blocks = None if self.block_indexer is None else self.block_indexer.chosen_tokens
         return tuple(n for n in (self.sliding_window, self.attention_chunk_size, blocks) if n is not None)
 
@@ -309,8 +309,8 @@ class Attention(TokenMixer):
         heads = self.num_attention_heads if self.num_key_value_heads is None else self.num_key_value_heads
         return heads, self.head_dim, self.v_head_dim, self.sliding_window, self.attention_chunk_size
 
-    def requires(self) -> Mapping[str, Mapping[str, Any]]:
-        return {} if self.position is None else self.position.requires()
+    def required_slots(self) -> Mapping[str, Mapping[str, Any]]:
+        return {} if self.position is None else self.position.required_slots()
 
     def accepted_bias(self) -> ScoreBias:
         return ScoreBias(self.num_attention_heads)
@@ -319,7 +319,7 @@ class Attention(TokenMixer):
         if "score_bias" not in recorder.memo:
             recorder.memo["score_bias"] = recorder.distance_bias(recorder.memo["relative_bias"], x)
 
-    def borrows(self) -> str:
+    def borrowing_field(self) -> str:
         return "kv_shared" if self.kv_shared else ""
 
     def _can_share_with(self, other: Attention) -> bool:
@@ -508,7 +508,7 @@ class Attention(TokenMixer):
             return self.attention_chunk_size, "chunked_attention"
         return None, "full_attention"
 
-    def source(self) -> str:
+    def formula_source(self) -> str:
         if self.num_key_value_heads is None:
             return "Vaswani et al. 2017, §3.2.2"
         single_kv_head = (
@@ -788,7 +788,7 @@ def _reference_class() -> type[nn.Module]:
             if group > 1:
                 k, v = k.repeat_interleave(group, 1), v.repeat_interleave(group, 1)
             if hasattr(self, "indexer"):
-                k, v, mask = self.indexer.narrow(x, k, v, forward_pass)
+                k, v, mask = self.indexer.selected_keys_and_values(x, k, v, forward_pass)
             sinks = self.sinks.weight if self.sinks is not None else None
             cap = self.spec.attn_logit_softcapping
             if self.spec.grid_window is None:

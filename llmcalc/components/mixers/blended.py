@@ -53,10 +53,10 @@ class BlendedAttention(WindowedMixer):
         self.position.check(self.head_dim)
         return self
 
-    def trait(self) -> str:
+    def report_label(self) -> str:
         return "full" if self.sliding_window is None else "sliding"
 
-    def source(self) -> str:
+    def formula_source(self) -> str:
         return "Wang et al. 2025 (Baichuan-M1), §2"
 
     def flow(self, recorder: Flow, x: Value) -> Value:

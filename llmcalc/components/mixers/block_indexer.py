@@ -155,7 +155,7 @@ def _reference_class() -> type[nn.Module]:
                 keys[None] <= positions[:, None]
             )
 
-        def narrow(self, x: Tensor, k: Tensor, v: Tensor, forward_pass: ForwardPass) -> tuple[Tensor, Tensor, Tensor]:
+        def selected_keys_and_values(self, x: Tensor, k: Tensor, v: Tensor, forward_pass: ForwardPass) -> tuple[Tensor, Tensor, Tensor]:
             """Returns the keys and values to read, and their mask, [batch, heads, tokens, keys].
 
             k, v: [batch, heads, keys, d].

@@ -96,7 +96,7 @@ class CompressedConvAttention(WindowedMixer):
             raise Unscalable("values are computed in two halves; expected an even head_dim")
         return super().with_heads(head_sizes)
 
-    def source(self) -> str:
+    def formula_source(self) -> str:
         return "Figliolia et al. 2025, §3"
 
     def flow(self, recorder: Flow, x: Value) -> Value:

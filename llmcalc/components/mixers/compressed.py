@@ -52,7 +52,7 @@ class CompressedAttention(EntryAttention):
             raise ValueError("compress_rate: missing; overlap and indexer require one")
         return self
 
-    def source(self) -> str:
+    def formula_source(self) -> str:
         return "DeepSeek-V4 2026, §2.3"
 
     def _normed_query(self, recorder: Flow, q: Value, dim: Axis) -> Value:

@@ -52,10 +52,10 @@ class ContextAttention(TwoSetsMixer):
     norm: Norm | None = Norm(type="rmsnorm", eps=1e-6)
     position: Rope = Rope()
 
-    def requires(self) -> Mapping[str, Mapping[str, Any]]:
+    def required_slots(self) -> Mapping[str, Mapping[str, Any]]:
         return {"streams": {"type": "target_states", "start": "embedding"}}
 
-    def source(self) -> str:
+    def formula_source(self) -> str:
         return DFLASH
 
     def flow(self, recorder: Flow, x: Value) -> Value:

@@ -82,7 +82,7 @@ class DifferentialAttention(WindowedMixer):
         """The fields that must be equal for layers to share keys and values."""
         return "differential", self.num_key_value_heads, self.head_dim, self.sliding_window
 
-    def borrows(self) -> str:
+    def borrowing_field(self) -> str:
         return "kv_shared" if self.kv_shared else ""
 
     def with_kv_heads(self, kv_heads: int, width: int) -> Self:
@@ -94,7 +94,7 @@ class DifferentialAttention(WindowedMixer):
             raise Unscalable("values are halved by heads; expected an even number of key/value heads")
         return super().with_heads(head_sizes)
 
-    def source(self) -> str:
+    def formula_source(self) -> str:
         return "Ye et al. 2024, §2.1"
 
     def flow(self, recorder: Flow, x: Value) -> Value:

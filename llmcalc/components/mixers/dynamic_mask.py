@@ -62,10 +62,10 @@ class DynamicMaskAttention(WindowedMixer):
         self.position.check(self.head_dim)
         return self
 
-    def reach(self) -> tuple[int, ...]:
-        return (self.keep_window_size, *super().reach())
+    def length_limits(self) -> tuple[int, ...]:
+        return (self.keep_window_size, *super().length_limits())
 
-    def source(self) -> str:
+    def formula_source(self) -> str:
         return "Shi et al. 2024 (Doge)"
 
     def flow(self, recorder: Flow, x: Value) -> Value:

@@ -100,14 +100,14 @@ class EntryAttention(TokenMixer):
         self.position.check_whole("qk_rope_head_dim")
         return self
 
-    def heads(self, width: Any) -> HeadSizes:
+    def head_sizes(self, width: Any) -> HeadSizes:
         """The mixer's heads: all query heads share one key head, whose keys are also the values."""
         return HeadSizes(self.num_attention_heads, 1, self.head_dim)
 
-    def trait(self) -> str:
+    def report_label(self) -> str:
         return "sliding"
 
-    def window(self) -> int:
+    def window_size(self) -> int:
         return self.sliding_window
 
     def score_position(self) -> Rope:
@@ -118,7 +118,7 @@ class EntryAttention(TokenMixer):
         """The largest number of entries that a token attends to; None where it attends to all, or there are none."""
         return None if self.indexer is None else self.indexer.index_topk
 
-    def reach(self) -> tuple[int, ...]:
+    def length_limits(self) -> tuple[int, ...]:
         rate, selected = self.compress_rate, self.selected_entries
         selected_tokens = None if rate is None or selected is None else rate * selected
         return tuple(n for n in (self.sliding_window, rate, selected_tokens) if n is not None)

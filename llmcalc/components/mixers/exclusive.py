@@ -67,7 +67,7 @@ class ExclusiveAttention(WindowedMixer):
         check_groups(self.num_attention_heads, self.num_key_value_heads)
         return self
 
-    def trait(self) -> str:
+    def report_label(self) -> str:
         return "full" if self.sliding_window is None else "sliding"
 
     def with_heads(self, head_sizes: HeadSizes) -> Self:
@@ -75,13 +75,13 @@ class ExclusiveAttention(WindowedMixer):
             raise Unscalable("the stack's value embeddings have its key and value heads; expected the same")
         return self.model_copy(update={"num_attention_heads": head_sizes.heads})
 
-    def requires(self) -> Mapping[str, Mapping[str, Any]]:
+    def required_slots(self) -> Mapping[str, Mapping[str, Any]]:
         if not self.adds_embeddings:
             return {}
         heads = {"num_key_value_heads": self.num_key_value_heads, "head_dim": self.head_dim}
         return {"streams": {"type": "value_embeddings", **heads}}
 
-    def source(self) -> str:
+    def formula_source(self) -> str:
         return "NeoMME 2026"
 
     def flow(self, recorder: Flow, x: Value) -> Value:

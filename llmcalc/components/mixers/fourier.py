@@ -28,7 +28,7 @@ class FourierMixer(TokenMixer):
 
     type: Literal["fourier"] = "fourier"
 
-    def source(self) -> str:
+    def formula_source(self) -> str:
         return "Lee-Thorp et al. 2021, §3.2"
 
     def flow(self, recorder: Flow, x: Value) -> Value:

@@ -89,10 +89,10 @@ class GatedDeltaNet(TokenMixer):
             )
         return self
 
-    def heads(self, width: Number) -> HeadSizes:
+    def head_sizes(self, width: Number) -> HeadSizes:
         return HeadSizes(self.linear_num_value_heads, self.linear_num_key_heads, self.linear_key_head_dim)
 
-    def source(self) -> str:
+    def formula_source(self) -> str:
         return "Yang et al. 2024 (arXiv:2412.06464), §3"
 
     def flow(self, recorder: Flow, x: Value) -> Value:

@@ -38,7 +38,7 @@ class GatedProfileAttention(ProfileAttention):
     norm: None = None
     dynamic_convolutions: Flag = False
 
-    def source(self) -> str:
+    def formula_source(self) -> str:
         return "Inkling 2 2026"
 
     def flow(self, recorder: Flow, x: Value, key_input: Value | None = None, value_input: Value | None = None) -> Value:

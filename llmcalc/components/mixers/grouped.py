@@ -28,7 +28,7 @@ class GroupedQueryMixer(TokenMixer):
         @property
         def position(self) -> Rope | None: ...
 
-    def heads(self, width: Any) -> HeadSizes:
+    def head_sizes(self, width: Any) -> HeadSizes:
         return HeadSizes(self.num_attention_heads, self.num_key_value_heads, self.head_dim)
 
     def score_position(self) -> Rope | None:
@@ -55,13 +55,13 @@ class WindowedMixer(GroupedQueryMixer):
         type: str
         sliding_window: int | None
 
-    def trait(self) -> str:
+    def report_label(self) -> str:
         return self.type if self.sliding_window is None else "sliding"
 
-    def window(self) -> int | None:
+    def window_size(self) -> int | None:
         return self.sliding_window
 
-    def reach(self) -> tuple[int, ...]:
+    def length_limits(self) -> tuple[int, ...]:
         return () if self.sliding_window is None else (self.sliding_window,)
 
     def without_window(self) -> Self:
@@ -98,7 +98,7 @@ class MultiHeadMixer(TokenMixer):
         num_attention_heads: int
         head_dim: int
 
-    def heads(self, width: Any) -> HeadSizes:
+    def head_sizes(self, width: Any) -> HeadSizes:
         return HeadSizes(self.num_attention_heads, self.num_attention_heads, self.head_dim)
 
     def with_heads(self, head_sizes: HeadSizes) -> Self:
@@ -112,7 +112,7 @@ class EqualHeadsMixer(TokenMixer):
     if TYPE_CHECKING:
         num_attention_heads: int
 
-    def heads(self, width: Any) -> HeadSizes:
+    def head_sizes(self, width: Any) -> HeadSizes:
         heads = self.num_attention_heads
         return HeadSizes(heads, heads, exact_div(width, heads))
 

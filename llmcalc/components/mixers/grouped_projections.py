@@ -55,11 +55,11 @@ class GroupedProjectionAttention(EqualHeadsMixer):
         for field in ("q_groups", "k_groups", "v_groups", "o_groups"):
             self._check_divisor(stack_position, field)
 
-    def source(self) -> str:
+    def formula_source(self) -> str:
         return SOURCE
 
     def flow(self, recorder: Flow, x: Value) -> Value:
-        head_sizes = self.heads(x.width)
+        head_sizes = self.head_sizes(x.width)
         heads, dim = Axis("heads", head_sizes.heads), Axis("head_dim", head_sizes.head_dim)
         q, k, v = (
             recorder.conv(f"{name}_proj", x, heads, dim, kernel=1, groups=groups, bias=True)
@@ -105,7 +105,7 @@ class GroupedFeedForward(SingleWidthNetwork):
     def activation(self) -> str:
         return self.hidden_act
 
-    def source(self) -> str:
+    def formula_source(self) -> str:
         return SOURCE
 
     def flow(self, recorder: Flow, x: Value) -> Value:

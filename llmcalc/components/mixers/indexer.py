@@ -57,11 +57,11 @@ class Indexer(Part):
         """Whether its queries come from the layer's input and not from the compressed query."""
         return self.input_norm is not None
 
-    def limits(self) -> Mapping[str, Any]:
+    def attention_limits(self) -> Mapping[str, Any]:
         """Returns fields of attention's op and rows: the number of tokens that a token attends to."""
         return {"selected": self.index_topk}
 
-    def source(self) -> str:
+    def formula_source(self) -> str:
         return "DeepSeek-V3.2 2025, §2.1"
 
     def flow(self, recorder: Flow, x: Value, query_latent: Value | None = None, position: Rope | None = None) -> Value:

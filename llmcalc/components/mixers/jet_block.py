@@ -52,10 +52,10 @@ class JetBlock(TokenMixer):
     chunk_size: ChunkSize = CHUNK
     norm_eps: Real = Field(default=1e-5, ge=0)
 
-    def heads(self, width: Number) -> HeadSizes:
+    def head_sizes(self, width: Number) -> HeadSizes:
         return HeadSizes(self.linear_num_value_heads, self.linear_num_value_heads, self.linear_key_head_dim)
 
-    def source(self) -> str:
+    def formula_source(self) -> str:
         return "Gu et al. 2025 (arXiv:2508.15884), §3"
 
     def flow(self, recorder: Flow, x: Value) -> Value:

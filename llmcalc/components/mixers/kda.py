@@ -82,14 +82,14 @@ class KimiDeltaAttention(TokenMixer):
             raise ValueError("full_rank_output_gate: without low_rank_gates both gates have full rank; expected false")
         return self
 
-    def heads(self, width: Number) -> HeadSizes:
+    def head_sizes(self, width: Number) -> HeadSizes:
         return HeadSizes(self.linear_num_heads, self.linear_num_heads, self.linear_head_dim)
 
     def with_heads(self, head_sizes: HeadSizes) -> Self:
         check_key_heads(self, head_sizes)
         return self.model_copy(update={"linear_num_heads": head_sizes.heads, "linear_head_dim": head_sizes.head_dim})
 
-    def source(self) -> str:
+    def formula_source(self) -> str:
         return "Kimi Team 2025 (arXiv:2510.26692), §3"
 
     def flow(self, recorder: Flow, x: Value) -> Value:

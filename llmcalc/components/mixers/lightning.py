@@ -69,7 +69,7 @@ class LightningAttention(MultiHeadMixer):
         if self.position is not None:
             self.position.check_place(stack_position, self.head_dim)
 
-    def source(self) -> str:
+    def formula_source(self) -> str:
         return "Qin et al. 2024, §3"
 
     def flow(self, recorder: Flow, x: Value) -> Value:

@@ -65,7 +65,7 @@ class LocalAttention(MultiHeadMixer):
             raise ValueError("global_norm: there are no sums to norm without a global_block_size")
         return self
 
-    def reach(self) -> tuple[int, ...]:
+    def length_limits(self) -> tuple[int, ...]:
         return tuple(n for n in (self.local_radius, self.global_block_size) if n is not None)
 
     def accepted_bias(self) -> ScoreBias:
@@ -76,7 +76,7 @@ class LocalAttention(MultiHeadMixer):
         tables = [recorder.memo[name] for name in ("relative_bias", "relative_bias_of_blocks") if name in recorder.memo]
         recorder.local_mask(x.rows, self.local_radius, self.global_block_size, *tables)
 
-    def source(self) -> str:
+    def formula_source(self) -> str:
         return "Guo et al. 2021, §3.1"
 
     def flow(self, recorder: Flow, x: Value) -> Value:

@@ -76,7 +76,7 @@ class Mamba(TokenMixer):
             raise ValueError("norm: only supported for a single head; expected no num_heads, or no norm")
         return self
 
-    def source(self) -> str:
+    def formula_source(self) -> str:
         return "Gu & Dao 2023, §3.4"
 
     def flow(self, recorder: Flow, x: Value) -> Value:

@@ -84,10 +84,10 @@ class Mamba2(TokenMixer):
             )
         return self
 
-    def heads(self, width: Number) -> HeadSizes:
+    def head_sizes(self, width: Number) -> HeadSizes:
         return HeadSizes(self.num_heads, self.n_groups, self.head_dim)
 
-    def source(self) -> str:
+    def formula_source(self) -> str:
         return "Dao & Gu 2024, §7"
 
     def flow(self, recorder: Flow, x: Value) -> Value:

@@ -37,10 +37,10 @@ class MemoryGate(TokenMixer):
     use_bias: Flag = False
     hidden_act: Activation = "silu"
 
-    def borrows(self) -> str:
+    def borrowing_field(self) -> str:
         return "type 'memory_gate'"
 
-    def source(self) -> str:
+    def formula_source(self) -> str:
         return "Ren et al. 2025, §2"
 
     def flow(self, recorder: Flow, x: Value) -> Value:

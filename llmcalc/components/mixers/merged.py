@@ -66,7 +66,7 @@ class MergedAttention(TwoSetsMixer):
                 "and no cross_attention"
             )
 
-    def source(self) -> str:
+    def formula_source(self) -> str:
         return "Zhang et al. 2025 (T5Gemma 2)"
 
     def flow(self, recorder: Flow, x: Value) -> Value:

@@ -138,22 +138,22 @@ class MLA(TokenMixer):
         self.position.check_whole("qk_rope_head_dim")
         return self
 
-    def heads(self, width: Number) -> HeadSizes:
+    def head_sizes(self, width: Number) -> HeadSizes:
         return HeadSizes(self.num_attention_heads, None, self.qk_nope_head_dim + self.qk_rope_head_dim)
 
     def score_position(self) -> Rope:
         return self.position
 
-    def trait(self) -> str:
+    def report_label(self) -> str:
         return self.type if self.sliding_window is None else "sliding"
 
-    def window(self) -> int | None:
+    def window_size(self) -> int | None:
         return self.sliding_window
 
     def without_window(self) -> Self:
         return self.model_copy(update={"sliding_window": None})
 
-    def reach(self) -> tuple[int, ...]:
+    def length_limits(self) -> tuple[int, ...]:
         selected_tokens = None if self.indexer is None else self.indexer.index_topk
         return tuple(n for n in (self.sliding_window, selected_tokens) if n is not None)
 
@@ -165,17 +165,17 @@ class MLA(TokenMixer):
     def shared_results(self) -> Mapping[tuple[Any, ...], str]:
         results = {self._latent_key(): "kv_shared" if self.kv_shared else ""}
         if self.indexer is not None:
-            results["indexer", *self.indexer.limits().values()] = "indexer.shared" if self.indexer.shared else ""
+            results["indexer", *self.indexer.attention_limits().values()] = "indexer.shared" if self.indexer.shared else ""
         return results
 
-    def borrows(self) -> str:
+    def borrowing_field(self) -> str:
         return next(filter(None, self.shared_results().values()), "")
 
     def _latent_key(self) -> tuple[Any, ...]:
         """Returns the fields that must be equal for layers to share latents."""
         return "latent", self.kv_lora_rank, self.qk_rope_head_dim, self.mla_use_nope, self.sliding_window
 
-    def source(self) -> str:
+    def formula_source(self) -> str:
         return "DeepSeek-V2 2024, §2.1"
 
     def flow(self, recorder: Flow, x: Value) -> Value:
@@ -199,7 +199,7 @@ class MLA(TokenMixer):
             turning = self.position.model_copy(update={"rotary_dim": self.qk_rope_head_dim})
             rotation = None if self.mla_use_nope else turning
             recorder.part("indexer", self.indexer, x, query_latent=query_latent, position=rotation, role="no_grad")
-        limits: dict[str, Any] = {"selected": None} if self.indexer is None else dict(self.indexer.limits())
+        limits: dict[str, Any] = {"selected": None} if self.indexer is None else dict(self.indexer.attention_limits())
         limits |= {} if self.sliding_window is None else {"window": self.sliding_window}
         selection: Value | None = None
         if self.indexer is not None:

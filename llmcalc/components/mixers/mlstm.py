@@ -65,10 +65,10 @@ class MLSTM(TokenMixer):
     gate_soft_cap: Real = Field(default=15.0, gt=0)
     norm_eps: Real = Field(default=1e-6, ge=0)
 
-    def heads(self, width: Number) -> HeadSizes:
+    def head_sizes(self, width: Number) -> HeadSizes:
         return HeadSizes(self.num_heads, self.num_heads, self.qk_head_dim)
 
-    def source(self) -> str:
+    def formula_source(self) -> str:
         return "Beck et al. 2024, §2.3"
 
     def flow(self, recorder: Flow, x: Value) -> Value:

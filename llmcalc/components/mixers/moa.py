@@ -67,7 +67,7 @@ class MixtureOfAttention(TokenMixer):
         self.position.check(self.head_dim)
         return self
 
-    def heads(self, width: Any) -> HeadSizes:
+    def head_sizes(self, width: Any) -> HeadSizes:
         k = self.num_key_value_heads
         return HeadSizes(self.num_experts_per_tok * k, k, self.head_dim)
 
@@ -85,7 +85,7 @@ class MixtureOfAttention(TokenMixer):
         self.position.check_heads(head_sizes)
         return self.model_copy(update={"num_key_value_heads": head_sizes.kv_heads, "head_dim": head_sizes.head_dim})
 
-    def source(self) -> str:
+    def formula_source(self) -> str:
         return "Zhang et al. 2022, §3"
 
     def flow(self, recorder: Flow, x: Value) -> Value:

@@ -50,7 +50,7 @@ class PredictStreams(ResidualStreams):
 
     def check_layers(self, layers: Mapping[str, LayerParts]) -> None:
         if any(
-            layer.requires().get("streams") != {"type": self.type, "ngram": self.ngram} for layer in layers.values()
+            layer.required_slots().get("streams") != {"type": self.type, "ngram": self.ngram} for layer in layers.values()
         ):
             raise ValueError(
                 "streams: those of type 'predict_streams' stand where every layer has attention of type 'ngram' with "
@@ -61,7 +61,7 @@ class PredictStreams(ResidualStreams):
         if stack_position.side != "decoder":
             raise ValueError(f"{stack_position.where}: predict streams are those of a decoder; expected none")
 
-    def source(self) -> str:
+    def formula_source(self) -> str:
         return SOURCE
 
     def record_split(self, recorder: Flow, x: Value) -> Value:
@@ -102,14 +102,14 @@ class NgramAttention(EqualHeadsMixer):
     def with_heads(self, head_sizes: HeadSizes) -> Self:
         raise Unscalable("attention of predict streams has a table of distances; expected plain attention")
 
-    def requires(self) -> Mapping[str, Mapping[str, Any]]:
+    def required_slots(self) -> Mapping[str, Mapping[str, Any]]:
         return {"streams": {"type": "predict_streams", "ngram": self.ngram}}
 
-    def source(self) -> str:
+    def formula_source(self) -> str:
         return SOURCE
 
     def flow(self, recorder: Flow, x: Value) -> Value:
-        head_sizes = self.heads(x.width)
+        head_sizes = self.head_sizes(x.width)
         heads, dim = Axis("heads", head_sizes.heads), Axis("head_dim", head_sizes.head_dim)
         assert isinstance(x.rows, Multiple)
         tokens, streams = x.rows.of, Multiple(of=x.rows.of, by=self.ngram)

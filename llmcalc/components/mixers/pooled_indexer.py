@@ -60,11 +60,11 @@ class PooledIndexer(Part):
     def reads_input(self) -> bool:
         return False
 
-    def limits(self) -> Mapping[str, Any]:
+    def attention_limits(self) -> Mapping[str, Any]:
         """Returns fields of attention's op and rows: the number of tokens that a token attends to."""
         return {"selected": self.index_topk, "pool": self.index_kpool}
 
-    def source(self) -> str:
+    def formula_source(self) -> str:
         return "GLM-5.3 2026"
 
     def flow(self, recorder: Flow, x: Value, query_latent: Value | None = None, position: Rope | None = None) -> Value:

@@ -67,12 +67,12 @@ class ProfileAttention(WindowedMixer):
         check_groups(self.num_attention_heads, self.num_key_value_heads)
         return self
 
-    def trait(self) -> str:
+    def report_label(self) -> str:
         return "full" if self.sliding_window is None else "sliding"
 
     with_heads = TokenMixer.with_heads  # the numbers of profiles and distances have no rule for another width
 
-    def source(self) -> str:
+    def formula_source(self) -> str:
         return "Inkling 2026"
 
     def flow(self, recorder: Flow, x: Value) -> Value:

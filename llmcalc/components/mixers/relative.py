@@ -48,7 +48,7 @@ class RelativeAttention(MultiHeadMixer):
     bias: Flag = False
     segments: Flag = True
 
-    def source(self) -> str:
+    def formula_source(self) -> str:
         return "Yang et al. 2019 (XLNet), §2.5" if self.segments else "Gulati et al. 2020, §2"
 
     def flow(self, recorder: Flow, x: Value) -> Value:

@@ -55,7 +55,7 @@ class RGLRU(TokenMixer):
             )
         return self
 
-    def source(self) -> str:
+    def formula_source(self) -> str:
         return "De et al. 2024, §2.4"
 
     def flow(self, recorder: Flow, x: Value) -> Value:

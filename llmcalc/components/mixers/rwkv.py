@@ -50,7 +50,7 @@ class RwkvTimeMix(TokenMixer):
     type: Literal["rwkv_time_mix"] = "rwkv_time_mix"
     attention_hidden_size: AttentionWidth
 
-    def source(self) -> str:
+    def formula_source(self) -> str:
         return SOURCE
 
     def flow(self, recorder: Flow, x: Value) -> Value:
@@ -91,7 +91,7 @@ class RwkvChannelMix(SingleWidthNetwork):
     type: Literal["rwkv_channel_mix"] = "rwkv_channel_mix"
     intermediate_size: Width
 
-    def source(self) -> str:
+    def formula_source(self) -> str:
         return SOURCE
 
     def flow(self, recorder: Flow, x: Value) -> Value:

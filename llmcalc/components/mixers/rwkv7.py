@@ -56,7 +56,7 @@ class Rwkv7TimeMix(TokenMixer):
     first: Flag = False
     norm_eps: Real = Field(default=6.4e-4, ge=0)
 
-    def source(self) -> str:
+    def formula_source(self) -> str:
         return SOURCE
 
     def flow(self, recorder: Flow, x: Value) -> Value:
@@ -111,7 +111,7 @@ class Rwkv7ChannelMix(RwkvChannelMix):
 
     type: Literal["rwkv7_channel_mix"] = "rwkv7_channel_mix"  # type: ignore[assignment]
 
-    def source(self) -> str:
+    def formula_source(self) -> str:
         return SOURCE
 
     def flow(self, recorder: Flow, x: Value) -> Value:

@@ -54,7 +54,7 @@ class RwkvHeadMix(TokenMixer):
             raise ValueError("decay_rank: RWKV-6 has it with shift_rank, RWKV-5 has neither; expected both or none")
         return self
 
-    def source(self) -> str:
+    def formula_source(self) -> str:
         return "Peng et al. 2024, §4"
 
     def flow(self, recorder: Flow, x: Value) -> Value:

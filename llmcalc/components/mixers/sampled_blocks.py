@@ -41,14 +41,14 @@ class SampledBlockAttention(EqualHeadsMixer):
     blocks: Window
     approximated: Flag = True
 
-    def reach(self) -> tuple[int, ...]:
+    def length_limits(self) -> tuple[int, ...]:
         return (self.block_size,)
 
-    def source(self) -> str:
+    def formula_source(self) -> str:
         return "Zeng et al. 2022, §4"
 
     def flow(self, recorder: Flow, x: Value) -> Value:
-        head_sizes = self.heads(x.width)
+        head_sizes = self.head_sizes(x.width)
         heads, dim = Axis("heads", head_sizes.heads), Axis("head_dim", head_sizes.head_dim)
         q, k, v = (recorder.linear(name, x, heads, dim, bias=True) for name in ("q_proj", "k_proj", "v_proj"))
         recorder.hold(q=q, k=k, v=v)

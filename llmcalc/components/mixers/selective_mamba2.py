@@ -59,10 +59,10 @@ class SelectiveMamba2(TokenMixer):
     chunk_size: ChunkSize = 256
     norm: Norm = Norm(type="rmsnorm")
 
-    def heads(self, width: Number) -> HeadSizes:
+    def head_sizes(self, width: Number) -> HeadSizes:
         return HeadSizes(self.num_heads, 1, self.head_dim)
 
-    def source(self) -> str:
+    def formula_source(self) -> str:
         return "Preferred Networks 2025 (arXiv:2509.04897), §2"
 
     def flow(self, recorder: Flow, x: Value) -> Value:

@@ -106,10 +106,10 @@ class SharedEntryAttention(EntryAttention):
     def selected_entries(self) -> int | None:
         return self.index_topk if self.indexer is None else self.indexer.index_topk
 
-    def reach(self) -> tuple[int, ...]:
+    def length_limits(self) -> tuple[int, ...]:
         blocks = None if self.indexer is None else self.indexer.candidates
         candidates = () if blocks is None else (blocks.candidate_topk_blocks * blocks.candidate_block_size,)
-        return (*super().reach(), *candidates)
+        return (*super().length_limits(), *candidates)
 
     def shared_results(self) -> Mapping[tuple[Any, ...], str]:
         rate, indexer = self.compress_rate, self.indexer
@@ -125,10 +125,10 @@ class SharedEntryAttention(EntryAttention):
                 results["candidates", blocks] = "" if indexer.finds is not None else "indexer.candidates"
         return results
 
-    def borrows(self) -> str:
+    def borrowing_field(self) -> str:
         return next(filter(None, self.shared_results().values()), "")
 
-    def source(self) -> str:
+    def formula_source(self) -> str:
         return SOURCE
 
     def _mask_and_entries(

@@ -64,7 +64,7 @@ class ShortConv(TokenMixer):
                 "class_embedding: a convolution over the grid of patches has no place for it; expected false"
             )
 
-    def source(self) -> str:
+    def formula_source(self) -> str:
         return "Liquid AI 2025, §2"
 
     def flow(self, recorder: Flow, x: Value) -> Value:

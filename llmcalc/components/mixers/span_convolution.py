@@ -38,7 +38,7 @@ class SpanConvolution(TokenMixer):
     num_attention_heads: Heads
     conv_kernel_size: OddKernel
 
-    def heads(self, width: Any) -> HeadSizes:
+    def head_sizes(self, width: Any) -> HeadSizes:
         heads = self.num_attention_heads
         return HeadSizes(heads, heads, width // (2 * heads))
 
@@ -55,11 +55,11 @@ class SpanConvolution(TokenMixer):
                 f"{stack_position.width} without a rest"
             )
 
-    def source(self) -> str:
+    def formula_source(self) -> str:
         return "Jiang et al. 2020, §4"
 
     def flow(self, recorder: Flow, x: Value) -> Value:
-        head_sizes, kernel = self.heads(x.width), self.conv_kernel_size
+        head_sizes, kernel = self.head_sizes(x.width), self.conv_kernel_size
         heads, dim = Axis("heads", head_sizes.heads), Axis("head_dim", head_sizes.head_dim)
         k = recorder.linear("k_proj", x, heads, dim, bias=True)
         v = recorder.linear("v_proj", x, heads, dim, bias=True)

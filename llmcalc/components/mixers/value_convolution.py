@@ -27,7 +27,7 @@ class ValueConvolution(Part):
 
     conv_kernel_size: OddKernel
 
-    def source(self) -> str:
+    def formula_source(self) -> str:
         return "Xiong et al. 2021 (Nyströmformer), §3"
 
     def flow(self, recorder: Flow, values: Value, heads: Axis, head_axis: Axis) -> Value:

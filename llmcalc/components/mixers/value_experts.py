@@ -48,7 +48,7 @@ class ValueExperts(Part):
             raise ValueError(f"router.type: '{self.router.type}' selects networks, not values; expected 'linear'")
         return self
 
-    def source(self) -> str:
+    def formula_source(self) -> str:
         return "K2 Horizon 2026"
 
     def flow(self, recorder: Flow, x: Value, heads: Axis, head_axis: Axis) -> Value:

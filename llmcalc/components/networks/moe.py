@@ -137,13 +137,13 @@ class VisionExperts(Part):
         check_expert(self.expert)
         return self
 
-    def source(self) -> str:
+    def formula_source(self) -> str:
         return "Shazeer et al. 2017, §2"
 
     def flow(self, recorder: Flow, x: Value, experts: Axis, top_k: Number) -> Value:
         weights, top_experts = self.router.flow(recorder, x, experts, top_k, experts.size)
         rows = recorder.dispatch(x, top_experts, experts, top_k)
-        with recorder.scope("experts", kind="experts", source=self.source()):
+        with recorder.scope("experts", kind="experts", source=self.formula_source()):
             y = expert_networks(recorder, self.expert, rows, experts, top_k, x.axes)
         return recorder.combine(y, weights, experts, top_k)
 
@@ -258,10 +258,10 @@ class MoE(Network):
         slots = {"expert": self.expert, "shared_expert": self.shared_expert, "vision_experts": self.vision_experts}
         return self.model_copy(update={name: part.widened(change) for name, part in slots.items() if part is not None})
 
-    def borrows(self) -> str:
+    def borrowing_field(self) -> str:
         return f"router.type '{self.router.type}'" if self.router.reads_token_ids else ""
 
-    def source(self) -> str:
+    def formula_source(self) -> str:
         return "Shazeer et al. 2017, §2"
 
     def flow(self, recorder: Flow, x: Value, router_input: Value | None = None) -> Value:
@@ -277,7 +277,7 @@ class MoE(Network):
         expert_input = x if self.latent is None else self.latent.flow(recorder, x)
         recorder.hold(weights=weights, chosen=top_experts, y=expert_input)
         rows = recorder.dispatch(expert_input, top_experts, experts, top_k)
-        with recorder.scope("experts", kind="experts", source=self.source()):
+        with recorder.scope("experts", kind="experts", source=self.formula_source()):
             recorder.hold(x=rows)
             y = expert_networks(
                 recorder, self.expert, rows, experts, top_k, expert_input.axes, self.identity_experts is not None

@@ -73,7 +73,7 @@ class ProductKeyMoE(Network):
             "experts of one unit each are a number and no width; expected a dense network or other experts"
         )
 
-    def source(self) -> str:
+    def formula_source(self) -> str:
         return "Shi et al. 2024 (Doge)"
 
     def flow(self, recorder: Flow, x: Value) -> Value:

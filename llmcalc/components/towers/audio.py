@@ -53,7 +53,7 @@ class AudioTower(TowerPart):
     def output_width(self) -> int:
         return self.hidden_size
 
-    def source(self) -> str:
+    def formula_source(self) -> str:
         return "Radford et al. 2022, §2.2"
 
     def input_value(self) -> Value:

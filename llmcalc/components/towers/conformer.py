@@ -113,7 +113,7 @@ class Conformer(TowerPart):
     def output_width(self) -> int:
         return self.hidden_size if self.output_size is None else self.output_size
 
-    def source(self) -> str:
+    def formula_source(self) -> str:
         return "Gulati et al. 2020, §2"
 
     def input_value(self) -> Value:

@@ -70,7 +70,7 @@ class Subsampling(Component):
             raise ValueError("convolutions: the first one reads a single channel; expected separable = false")
         return self
 
-    def source(self) -> str:
+    def formula_source(self) -> str:
         return "Rekesh et al. 2023, §2.1"
 
     def input_value(self) -> Value:

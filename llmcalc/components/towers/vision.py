@@ -134,7 +134,7 @@ class VisionTower(TowerPart):
     def output_width(self) -> int:
         return self.hidden_size
 
-    def source(self) -> str:
+    def formula_source(self) -> str:
         return "Dosovitskiy et al. 2020, §3.1"
 
     def input_value(self) -> Value:

@@ -34,10 +34,10 @@ class TemperedAttention(TokenMixer):
     head_dim: HeadDim
     sliding_window: Window | None = None
 
-    def heads(self, width: Number) -> HeadSizes:
+    def head_sizes(self, width: Number) -> HeadSizes:
         return HeadSizes(self.num_attention_heads, self.num_key_value_heads, self.head_dim)
 
-    def reach(self) -> tuple[int, ...]:
+    def length_limits(self) -> tuple[int, ...]:
         return () if self.sliding_window is None else (self.sliding_window,)
 
     def with_kv_heads(self, number: int, width: int) -> Self:
