@@ -14,6 +14,7 @@ from pydantic import AfterValidator, Field, StrictBool
 from pydantic_core import CoreSchema, core_schema
 
 from ..evidence import UNTESTED, Witness, by_source, by_torch
+from ..flow.axis import Axis
 from ..flow.record import Flow
 from ..flow.value import Value
 from ..frozen import frozen
@@ -91,6 +92,9 @@ Real: TypeAlias = Annotated[float, Field(strict=True, allow_inf_nan=False)]
 
 PartWitness: TypeAlias = Witness | Mapping[str, Witness]
 """What the memory of a part was compared with; of several types of a part, by its `type`."""
+
+ONE_TOKEN = Axis("vocab", 1)
+"""The vocabulary axis of a part that is recorded alone."""
 
 BY_TORCH = by_torch("tests/simulator/test_eager.py")
 """The witness of a part whose examples are compared with torch's own operations."""
@@ -222,7 +226,7 @@ class ScoreBias:
 
 
 @frozen(slots=True)
-class Standing:
+class StackPosition:
     """The position of a component in a stack of layers, for checks that depend on the position.
 
     where: the part's path in error messages.
@@ -245,7 +249,7 @@ class Unscalable(ValueError):
     """Raised if a component cannot be scaled to another width in a study of shapes; the message gives the reason."""
 
 
-SCALES = "expected a decoder whose layers are multi-head or grouped-query attention and a feed-forward network"
+SCALABLE = "expected a decoder whose layers are multi-head or grouped-query attention and a feed-forward network"
 """What a study of shapes can scale, for the messages of `Unscalable`."""
 
 
@@ -280,7 +284,7 @@ class AttentionPosition(Part):
     def check_attention(self, attention: AttentionFields) -> None:
         """Raises `ValueError` if the encoding does not fit the fields of that attention."""
 
-    def check_place(self, stack_position: Standing, head_dim: int) -> None:
+    def check_place(self, stack_position: StackPosition, head_dim: int) -> None:
         """Raises `ValueError` if attention at this position, with heads of that size, cannot use the encoding."""
         if stack_position.side not in self.sides:
             kind, causal = type(self).model_fields["type"].default, self.sides == ("decoder",)
@@ -363,7 +367,7 @@ class TokenMixer(Component):
         kind = type(self).model_fields["type"].default
         raise Unscalable(
             f"attention of type '{kind}' has sizes beside its heads, and no rule says what they are at another width; "
-            f"{SCALES}"
+            f"{SCALABLE}"
         )
 
     def accepted_bias(self) -> ScoreBias | None:
@@ -388,7 +392,7 @@ class TokenMixer(Component):
         sharing_key = self.sharing_key_of()
         return {} if sharing_key is None else {sharing_key: self.borrowing_field()}
 
-    def check_place(self, stack_position: Standing) -> None:
+    def check_place(self, stack_position: StackPosition) -> None:
         """Raises `ValueError` if the mixer cannot be used at this position of the model."""
         if stack_position.side not in self.sides:
             kind = type(self).model_fields["type"].default
@@ -413,7 +417,7 @@ class StackPart(Component):
         layers: the layers by their name in `pattern`.
         """
 
-    def check_place(self, stack_position: Standing) -> None:
+    def check_place(self, stack_position: StackPosition) -> None:
         """Raises `ValueError` if a stack of that width and side (encoder or decoder) cannot have the component."""
 
 
@@ -441,7 +445,7 @@ class Network(Component):
         """
         kind = type(self).model_fields["type"].default
         raise Unscalable(
-            f"a feed-forward network of type '{kind}' has sizes that no rule derives from another width; {SCALES}"
+            f"a feed-forward network of type '{kind}' has sizes that no rule derives from another width; {SCALABLE}"
         )
 
 
@@ -463,7 +467,7 @@ class Nothing(Part):
 
     type: Literal["none"] = "none"
 
-    def check_place(self, stack_position: Standing) -> None:
+    def check_place(self, stack_position: StackPosition) -> None:
         """Raises `ValueError` outside a decoder, because a layer there must have a token mixer."""
         if stack_position.side != "decoder":
             raise ValueError(f"{stack_position.where}.type: 'none' is for decoders; expected 'attention'")

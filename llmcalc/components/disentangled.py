@@ -30,7 +30,7 @@ from .base import (
     PartWitness,
     Positions,
     StackPart,
-    Standing,
+    StackPosition,
 )
 from .networks.feed_forward import Activation, activate
 from .norm import Norm
@@ -192,7 +192,7 @@ class SideConvolution(StackPart):
             raise ValueError(f"conv_kernel_size: {self.conv_kernel_size} is even; expected an odd number")
         return self
 
-    def check_place(self, stack_position: Standing) -> None:
+    def check_place(self, stack_position: StackPosition) -> None:
         if stack_position.width % self.conv_groups:
             raise ValueError(
                 f"{stack_position.where}.conv_groups: {self.conv_groups} does not divide hidden_size "

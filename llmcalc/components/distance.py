@@ -143,9 +143,9 @@ class LayerBias(Buckets, AttentionPosition):
     ) -> tuple[Value, Value | None]:
         from ..workload.derived_rows import Table
 
-        buckets, bucket_axis = Axis("buckets", self.relative_attention_num_buckets), "Chung et al. 2023 (UniMax), §4"
+        buckets, source = Axis("buckets", self.relative_attention_num_buckets), "Chung et al. 2023 (UniMax), §4"
         rows = Table(length=buckets.size)
-        table, _ = recorder.table("relative_bias", buckets, q.axes[0], of=rows, by="all", source=bucket_axis)
+        table, _ = recorder.table("relative_bias", buckets, q.axes[0], of=rows, by="all", source=source)
         recorder.memo["bias_in_sdpa"] = self.bias_in_sdpa
         return q, recorder.distance_bias(table, q)
 

@@ -10,14 +10,11 @@ from typing import TYPE_CHECKING, ClassVar, Self
 from ..flow.axis import Axis
 from ..flow.record import Flow
 from ..flow.value import Value
-from .base import BY_TORCH, Component, ModelProperties, PartWitness, StackPart
+from .base import BY_TORCH, ONE_TOKEN, Component, ModelProperties, PartWitness, StackPart
 from .runtime import vector
 
 if TYPE_CHECKING:
     from torch import nn
-
-ONE = Axis("vocab", 1)
-"""The vocabulary axis of a table that is recorded alone."""
 
 
 class UnusedEmbedding(Component):
@@ -29,7 +26,7 @@ class UnusedEmbedding(Component):
     witness: ClassVar[PartWitness] = BY_TORCH
     kind: ClassVar[str] = "embedding"
 
-    def flow(self, recorder: Flow, x: Value, vocab: Axis = ONE) -> Value:
+    def flow(self, recorder: Flow, x: Value, vocab: Axis = ONE_TOKEN) -> Value:
         """Records the unused embedding table as parameters. x: the token embeddings, as wide as a row.
 
         vocab: its row axis.

@@ -31,7 +31,7 @@ if TYPE_CHECKING:
     from .stack import Stack
 
 
-ONE = "module"
+MODULE = "module"
 """The label of a module that runs several times."""
 
 
@@ -91,14 +91,16 @@ class MultiTokenPrediction(OutputPart):
         indices = range(n) if isinstance(n, int) else None
         node_fields = {"kind": self.kind, "optional": MTP.name, "source": self.formula_source()}
 
-        def run(v: Value) -> Value:
+        def record_module(v: Value) -> Value:
             return self._record_module(recorder, v, block, vocab, table, output)
 
         if not self.repeated or (isinstance(n, int) and n == 1):
-            return recorder.layers(x, run, n, indices, "mtp", **node_fields)
+            return recorder.layers(x, record_module, n, indices, "mtp", **node_fields)
         first_index, other_indices = (None, None) if indices is None else (indices[:1], indices[1:])
-        x = recorder.layers(x, run, 1, first_index, "mtp", label=ONE, **node_fields)
-        return recorder.layers(x, run, n - 1, other_indices, "mtp", label=ONE + SHARED, role="shared", **node_fields)
+        x = recorder.layers(x, record_module, 1, first_index, "mtp", label=MODULE, **node_fields)
+        return recorder.layers(
+            x, record_module, n - 1, other_indices, "mtp", label=MODULE + SHARED, role="shared", **node_fields
+        )
 
     def _record_module(
         self, recorder: Flow, x: Value, block: Layer, vocab: Axis, table: Weight, output: Weight
@@ -181,7 +183,7 @@ def _reference_class() -> Callable[..., nn.Module]:
                 predictions.append(logits)
             return predictions
 
-    def build(
+    def build_modules(
         spec: MultiTokenPrediction, model_properties: ModelProperties, block: Layer, output: nn.Parameter
     ) -> nn.Module:
         module_count = spec.num_nextn_predict_layers
@@ -192,4 +194,4 @@ def _reference_class() -> Callable[..., nn.Module]:
             share_tensors(modules[0], module)
         return modules
 
-    return build
+    return build_modules

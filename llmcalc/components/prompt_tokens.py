@@ -14,7 +14,7 @@ from ..flow.axis import Axis
 from ..flow.record import Flow
 from ..flow.value import Value
 from ..workload.derived_rows import WithPrompt
-from .base import ModelProperties, Standing
+from .base import ModelProperties, StackPosition
 from .runtime import ForwardPass
 from .streams import ResidualStreams
 
@@ -38,7 +38,7 @@ class PromptTokens(ResidualStreams):
     prompt_types: int = Field(ge=1, le=MOST_PROMPTS, strict=True)
     prompt_length: int = Field(ge=1, le=MOST_PROMPTS, strict=True)
 
-    def check_place(self, stack_position: Standing) -> None:
+    def check_place(self, stack_position: StackPosition) -> None:
         if stack_position.side != "decoder":
             raise ValueError(f"{stack_position.where}: prompt tokens stand before generated text; expected a decoder")
 

@@ -24,7 +24,7 @@ from .base import (
     ModelProperties,
     Positions,
     StackPart,
-    Standing,
+    StackPosition,
     TokenMixer,
     Unscalable,
 )
@@ -47,7 +47,7 @@ class RelativeKeys(StackPart):
     max_distance: Positions
     head_dim: HeadDim
 
-    def check_place(self, stack_position: Standing) -> None:
+    def check_place(self, stack_position: StackPosition) -> None:
         if stack_position.side != "encoder":
             raise ValueError(f"{stack_position.where}: has keys for distances in both directions; expected an encoder")
 

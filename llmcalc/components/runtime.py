@@ -282,7 +282,7 @@ def attention_mask(
     """
     queries, keys, end = q.shape[-2], k.shape[-2], forward_pass.past + q.shape[-2]
 
-    def make() -> Tensor:
+    def compute_mask() -> Tensor:
         query_positions = forward_pass.span(end - queries, end, q.device)[:, None]
         key_positions = forward_pass.span(end - keys, end, q.device)[None, :]
         if not causal:
@@ -297,4 +297,4 @@ def attention_mask(
             mask = mask & (key_positions // chunk == query_positions // chunk)
         return mask
 
-    return forward_pass.computed_once(("mask", end, queries, keys, causal, window, chunk), make)
+    return forward_pass.computed_once(("mask", end, queries, keys, causal, window, chunk), compute_mask)

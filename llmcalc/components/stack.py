@@ -29,7 +29,7 @@ from .base import (
     ModelProperties,
     PartWitness,
     StackPart,
-    Standing,
+    StackPosition,
     TokenMixer,
     Vocab,
     Width,
@@ -236,7 +236,7 @@ class Stack(Component):
         }
         return {name: component for name, component in parts.items() if component is not None}
 
-    def check_place(self, stack_position: Standing) -> None:
+    def check_place(self, stack_position: StackPosition) -> None:
         """Raises `ValueError` if a layer or another component of the stack cannot be used at its position."""
         for name, block in self.kinds().items():
             block.check_place(

@@ -70,7 +70,9 @@ class TargetStates(ResidualStreams):
 
     def check_layers(self, layers: Mapping[str, LayerParts]) -> None:
         starts = {
-            layer.required_slots()["streams"].get("start") for layer in layers.values() if "streams" in layer.required_slots()
+            layer.required_slots()["streams"].get("start")
+            for layer in layers.values()
+            if "streams" in layer.required_slots()
         }
         if starts != ({self.start} - {"joined", "target"}):
             raise ValueError(

@@ -37,7 +37,7 @@ from ..base import (
     Network,
     Nothing,
     PartWitness,
-    Standing,
+    StackPosition,
     TokenMixer,
     Unscalable,
     Width,
@@ -58,7 +58,7 @@ SUBLAYERS = ("attention", "cross_attention", "feed_forward")
 """The fields of a layer that are sublayers, in the order they run."""
 
 
-PLACEMENTS: Mapping[str, str] = {
+PLACEMENT_SOURCES: Mapping[str, str] = {
     "post": "Vaswani et al. 2017, §3.1",
     "pre": "Xiong et al. 2020",
     "sandwich": "Ding et al. 2021 (CogView)",
@@ -66,10 +66,10 @@ PLACEMENTS: Mapping[str, str] = {
 }
 """Placement of the norms → its source."""
 
-PARALLEL: Mapping[str, str] = {"shared": "Wang & Komatsuzaki 2021", "separate": "Black et al. 2022"}
+PARALLEL_SOURCES: Mapping[str, str] = {"shared": "Wang & Komatsuzaki 2021", "separate": "Black et al. 2022"}
 """Norms of a parallel layer → its source."""
 
-SCALED: Mapping[bool | str, str] = {"residual": "Shi et al. 2024 (Doge)", "output": "Touvron et al. 2021"}
+SCALE_SOURCES: Mapping[bool | str, str] = {"residual": "Shi et al. 2024 (Doge)", "output": "Touvron et al. 2021"}
 """What a pre-norm layer scales, as in `Block.residual_scale` → its source; none for the scales of ZAYA1."""
 
 
@@ -142,7 +142,7 @@ class Layer(Component):
         """The layer's token mixers in a layer of that width: (field, mixer, width of the mixer's input)."""
         return [("attention", self.attention, width)]
 
-    def check_place(self, stack_position: Standing) -> None:
+    def check_place(self, stack_position: StackPosition) -> None:
         """Raises `ValueError` if the layer cannot be used at this position of the model."""
         for field, component, width in self.mixers(stack_position.width):
             component.check_place(replace(stack_position, where=f"{stack_position.where}.{field}", width=width))
@@ -235,7 +235,7 @@ class Block(Layer):
             *([] if cross_attention is None else [("cross_attention", cross_attention, width)]),
         ]
 
-    def check_place(self, stack_position: Standing) -> None:
+    def check_place(self, stack_position: StackPosition) -> None:
         super().check_place(stack_position)
         has_encoder, is_idle = stack_position.source_width is not None, self.idle_cross_attention
         if is_idle and (has_encoder or stack_position.side == "encoder"):
@@ -263,12 +263,16 @@ class Block(Layer):
     def formula_source(self) -> str:
         mixer = self.attention
         if isinstance(mixer, TokenMixer) and mixer.kind != "attention":
-            network = self.feed_forward.formula_source() if isinstance(self.feed_forward, Component) else mixer.formula_source()
+            network = (
+                self.feed_forward.formula_source()
+                if isinstance(self.feed_forward, Component)
+                else mixer.formula_source()
+            )
             if network == mixer.formula_source():
                 return network
         if self.parallel is not None:
-            return PARALLEL[self.parallel]
-        return SCALED.get(self.residual_scale) or PLACEMENTS[self.norm_placement]
+            return PARALLEL_SOURCES[self.parallel]
+        return SCALE_SOURCES.get(self.residual_scale) or PLACEMENT_SOURCES[self.norm_placement]
 
     def flow(self, recorder: Flow, x: Value, sharing: Sharing | None = None) -> Value:
         x = x if self.input_norm is None else recorder.part("input_norm", self.input_norm, x)

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, Literal, Self
 
 from ...flow.record import Flow
 from ...flow.value import Value
-from ..base import ModelProperties, Standing
+from ..base import ModelProperties, StackPosition
 from ..conformer_convolution import ConformerConvolution
 from ..mixers.relative import RelativeAttention
 from ..networks.feed_forward import FeedForward
@@ -42,7 +42,7 @@ class ConformerLayer(PreNormLayer):
     def formula_source(self) -> str:
         return "Gulati et al. 2020, §2"
 
-    def check_place(self, stack_position: Standing) -> None:
+    def check_place(self, stack_position: StackPosition) -> None:
         super().check_place(stack_position)
         if stack_position.side != "encoder":
             raise ValueError(f"{stack_position.where}.type: 'conformer' reads later frames; expected an encoder")

@@ -19,7 +19,7 @@ from .whole_layer import PreNormLayer, pre_norm_class, small_sublayers
 if TYPE_CHECKING:
     from torch import Tensor, nn
 
-GATE = "_pre_norm_gate"
+GATE_SUFFIX = "_pre_norm_gate"
 """The suffix of the name of a norm's gate in the tree."""
 
 
@@ -45,7 +45,7 @@ class GatedNormLayer(PreNormLayer):
             sublayer_input = recorder.part(f"{name}_pre_norm", self.norm, x)
             recorder.hold(y=sublayer_input)
             if name == "self_attn" or self.feed_forward_gate:
-                sublayer_input = self._gated_output(recorder, name + GATE, sublayer_input)
+                sublayer_input = self._gated_output(recorder, name + GATE_SUFFIX, sublayer_input)
                 recorder.hold(y=sublayer_input)
             x = recorder.add(x, recorder.part(name, component, sublayer_input))
             recorder.hold(x=x)

@@ -60,7 +60,10 @@ class Gemma4Layer(WholeLayer):
         return layer if self.dense is None else layer.model_copy(update={"dense": self.dense.widened(widened)})
 
     def required_slots(self) -> Mapping[str, Mapping[str, Any]]:
-        return {**super().required_slots(), **({} if self.per_layer_input is None else self.per_layer_input.required_slots())}
+        return {
+            **super().required_slots(),
+            **({} if self.per_layer_input is None else self.per_layer_input.required_slots()),
+        }
 
     def borrowing_field(self) -> str:
         return super().borrowing_field() if self.per_layer_input is None else "per_layer_input"

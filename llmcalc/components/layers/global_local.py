@@ -18,7 +18,7 @@ from ...flow.record import Flow
 from ...flow.value import Value
 from ...workload.derived_rows import Joined, Padded
 from ...workload.rows import Fixed
-from ..base import ChunkSize, Flag, Heads, HeadSizes, LayerParts, ModelProperties, Standing, Unscalable
+from ..base import ChunkSize, Flag, Heads, HeadSizes, LayerParts, ModelProperties, StackPosition, Unscalable
 from ..mixers.grouped import EqualHeadsMixer
 from ..networks.feed_forward import FeedForward
 from ..norm import Norm
@@ -59,7 +59,7 @@ class GlobalTokens(ResidualStreams):
                 "num_global_tokens and block_size, and nowhere else"
             )
 
-    def check_place(self, stack_position: Standing) -> None:
+    def check_place(self, stack_position: StackPosition) -> None:
         if stack_position.side != "encoder":
             raise ValueError(f"{stack_position.where}: global tokens see later tokens; expected an encoder")
 
@@ -228,23 +228,23 @@ def _reference_classes() -> dict[str, type[nn.Module]]:
     class Core(nn.Module):
         """Attention of global tokens to all, and of blocks to themselves and global tokens.
 
-        q, k, v: [batch, heads, global tokens and text, d] → same shape. real: which keys of the text are no padding.
+        q, k, v: [batch, heads, global tokens and text, d] → same shape. is_text: whether text is no padding.
         """
 
         def __init__(self, spec: GlobalLocalAttention) -> None:
             super().__init__()
             self.count, self.block = spec.num_global_tokens, spec.block_size
 
-        def forward(self, q: Tensor, k: Tensor, v: Tensor, is_global_token: Tensor) -> Tensor:
+        def forward(self, q: Tensor, k: Tensor, v: Tensor, is_text: Tensor) -> Tensor:
             scale, global_count = q.shape[-1] ** -0.5, self.count
-            always_visible = is_global_token.new_ones(global_count)
+            always_visible = is_text.new_ones(global_count)
             scores = q[:, :, :global_count] @ k.transpose(-1, -2) * scale
-            scores = scores.masked_fill(~torch.cat([always_visible, is_global_token]), float("-inf"))
+            scores = scores.masked_fill(~torch.cat([always_visible, is_text]), float("-inf"))
             global_output = self._weights(scores) @ v
             blocks = [x[:, :, global_count:].unflatten(2, (-1, self.block)) for x in (q, k, v)]
             global_scores = blocks[0] @ k[:, :, None, :global_count].transpose(-1, -2)
             block_scores = blocks[0] @ blocks[1].transpose(-1, -2)
-            block_mask = is_global_token.unflatten(0, (-1, self.block))
+            block_mask = is_text.unflatten(0, (-1, self.block))
             mask = torch.cat([always_visible.expand(len(block_mask), -1), block_mask], -1)[:, None]
             scores = torch.cat([global_scores, block_scores], -1) * scale
             weights = self._weights(scores.masked_fill(~mask, float("-inf")))
@@ -270,13 +270,13 @@ def _reference_classes() -> dict[str, type[nn.Module]]:
         def forward(self, x: Tensor, forward_pass: ForwardPass) -> Tensor:
             tokens, padding = forward_pass.memo["text tokens"], (self.shift, self.shift)
             text = nn.functional.pad(x[:, self.count :], (0, 0, *padding))
-            is_global_token = torch.arange(x.shape[1] - self.count, device=x.device) < tokens
+            is_text = torch.arange(x.shape[1] - self.count, device=x.device) < tokens
             wider = torch.cat([x[:, : self.count], text], 1)
             q, k, v = (
                 self.get_submodule(name)(wider).unflatten(-1, (self.heads, -1)).transpose(1, 2)
                 for name in ("q_proj", "k_proj", "v_proj")
             )
-            y = self.core(q, k, v, nn.functional.pad(is_global_token, padding)).transpose(1, 2).flatten(2)
+            y = self.core(q, k, v, nn.functional.pad(is_text, padding)).transpose(1, 2).flatten(2)
             y = self.get_submodule("o_proj")(y)
             text_rows = y[:, self.count + self.shift : self.count + self.shift + x.shape[1] - self.count]
             return torch.cat([y[:, : self.count], text_rows], 1)

@@ -14,7 +14,7 @@ from pydantic import model_validator
 from ...algebra import Number
 from ...flow.record import Flow
 from ...flow.value import Value
-from ..base import BY_TORCH, SCALES, HeadSizes, ModelProperties, Nothing, PartWitness, TokenMixer, Unscalable
+from ..base import BY_TORCH, SCALABLE, HeadSizes, ModelProperties, Nothing, PartWitness, TokenMixer, Unscalable
 from ..choices import Mixer
 from ..mixers.mamba import Mamba
 from ..mixers.mamba2 import Mamba2
@@ -52,7 +52,7 @@ class HybridBlock(PreNormLayer):
         return [*super().mixers(width), ("state_space", self.state_space, width)]
 
     def scaled(self, width: int, heads: Callable[[HeadSizes], HeadSizes], widened: Callable[[int], Number]) -> Self:
-        raise Unscalable(f"a state-space part beside attention has no rule for its sizes at another width; {SCALES}")
+        raise Unscalable(f"a state-space part beside attention has no rule for its sizes at another width; {SCALABLE}")
 
     def formula_source(self) -> str:
         return "Falcon-H1 2025, §2.1"

@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     from torch import Tensor, nn
 
 
-PLAIN = Norm(type="rmsnorm", weight=False, eps=1e-6)
+STREAM_NORM = Norm(type="rmsnorm", weight=False, eps=1e-6)
 """The norm on all streams of a token together, before the projection that computes the weights."""
 
 
@@ -128,7 +128,7 @@ class HyperStreams(CopiedStreams):
         streams, hidden = x.axes
         (raw_weights,) = _connection_weights(recorder, x, Beside(((streams,),)))
         recorder.hold(raw=raw_weights)
-        weights = recorder.plus(recorder.act(raw_weights, "sigmoid"), PLAIN.eps)
+        weights = recorder.plus(recorder.act(raw_weights, "sigmoid"), STREAM_NORM.eps)
         recorder.hold(weights=weights)
         return recorder.sum(recorder.mul(weights, x, axes=x.axes), hidden)
 
@@ -138,7 +138,7 @@ class HyperStreams(CopiedStreams):
 
 def _connection_weights(recorder: Flow, x: Value, out: Beside) -> tuple[Value, ...]:
     """Records one projection of all streams, split into parts; each part has its own scale and offsets."""
-    raw_weights = recorder.linear("map", recorder.normalized(x, PLAIN), out)
+    raw_weights = recorder.linear("map", recorder.normalized(x, STREAM_NORM), out)
     weight_parts = tuple(Value(x.rows, component) for component in out.parts)
     recorder.record("core", "offsets", (raw_weights,), weight_parts, ops.StreamOffsets(out.size, len(out.parts)))
     return weight_parts
@@ -185,7 +185,7 @@ def hyper_classes() -> dict[str, type[nn.Module]]:
             super().__init__()
             self.spec, n = spec, spec.hc_mult
             part_sizes = [n, n] if spec.hc_sinkhorn_iters is None else [n, n, n * n]
-            self.plain, self.map = weightless_norm(n * hidden), nn.Linear(n * hidden, sum(part_sizes), bias=False)
+            self.stream_norm, self.map = weightless_norm(n * hidden), nn.Linear(n * hidden, sum(part_sizes), bias=False)
             self.offsets = Offsets(*part_sizes)
             self.mix = None if spec.hc_sinkhorn_iters is None else Mix()
 
@@ -195,7 +195,7 @@ def hyper_classes() -> dict[str, type[nn.Module]]:
 
         def forward(self, streams: Tensor, forward_pass: ForwardPass) -> tuple[Tensor, Tensor, Tensor]:
             n, eps = self.spec.hc_mult, self.spec.hc_eps
-            read_logits, write_logits, *mix_logits = self.offsets(self.map(self.plain(streams.flatten(2))))
+            read_logits, write_logits, *mix_logits = self.offsets(self.map(self.stream_norm(streams.flatten(2))))
             weighted_sum = (self.read_weights(read_logits.sigmoid() + eps, forward_pass)[..., None] * streams).sum(2)
             strength = self.spec.hc_magnitude * write_logits.sigmoid()
             if self.mix is None or self.spec.hc_sinkhorn_iters is None:
@@ -229,11 +229,11 @@ def hyper_classes() -> dict[str, type[nn.Module]]:
     class HeadReference(nn.Module):
         def __init__(self, n: int, hidden: int) -> None:
             super().__init__()
-            self.plain, self.map = weightless_norm(n * hidden), nn.Linear(n * hidden, n, bias=False)
+            self.stream_norm, self.map = weightless_norm(n * hidden), nn.Linear(n * hidden, n, bias=False)
             self.offsets = Offsets(n)
 
         def forward(self, streams: Tensor) -> Tensor:
-            (raw_weights,) = self.offsets(self.map(self.plain(streams.flatten(2))))
+            (raw_weights,) = self.offsets(self.map(self.stream_norm(streams.flatten(2))))
             weights = raw_weights.sigmoid() + 1e-6
             return (weights[..., None] * streams).sum(2)
 

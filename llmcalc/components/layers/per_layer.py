@@ -58,7 +58,9 @@ class PerLayerEmbedding(StackPart):
             table_vectors = recorder.scale(table_vectors, width**0.5)
         projected = recorder.scale(recorder.linear("projection", x, *vector_axes), x.width**-0.5)
         recorder.hold(mapped=projected, **({} if table_vectors is None else {"looked_up": table_vectors}))
-        normed = recorder.norm("norm", projected, self.norm, vector_axes[1:], kind="norm", source=self.norm.formula_source())
+        normed = recorder.norm(
+            "norm", projected, self.norm, vector_axes[1:], kind="norm", source=self.norm.formula_source()
+        )
         if table_vectors is None:
             return normed
         vectors = recorder.add(normed, table_vectors)

@@ -23,7 +23,7 @@ from ...flow.value import Value
 from ..base import (
     BY_TORCH,
     MOST_LAYERS,
-    SCALES,
+    SCALABLE,
     Flag,
     HeadSizes,
     Inner,
@@ -178,7 +178,7 @@ class ZambaLayer(Layer):
         return super(ZambaLayer, changed_block).with_mixers(change, width)
 
     def scaled(self, width: int, heads: Callable[[HeadSizes], HeadSizes], widened: Callable[[int], Number]) -> Self:
-        raise Unscalable(f"layers that share a block have no rule for its sizes at another width; {SCALES}")
+        raise Unscalable(f"layers that share a block have no rule for its sizes at another width; {SCALABLE}")
 
     def check_shared(self, name: str) -> None:
         if self.transformer.idle_adapters:

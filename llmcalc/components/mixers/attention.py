@@ -29,7 +29,7 @@ from ..base import (
     PartWitness,
     Real,
     ScoreBias,
-    Standing,
+    StackPosition,
     TokenMixer,
     Unscalable,
     ValueDim,
@@ -268,7 +268,7 @@ class Attention(TokenMixer):
         }
         return self.model_copy(update=fields)
 
-    def check_place(self, stack_position: Standing) -> None:
+    def check_place(self, stack_position: StackPosition) -> None:
         super().check_place(stack_position)
         a = self.num_attention_heads
         if self.head_dim is None and stack_position.width % a:

@@ -23,7 +23,7 @@ from .grouped import WindowedMixer, grouped_reference_class
 if TYPE_CHECKING:
     from torch import Tensor, nn
 
-STEPS = 2
+BLENDED_TOKENS = 2
 """The number of tokens that a key or a value is blended from."""
 
 
@@ -79,7 +79,7 @@ class BlendedAttention(WindowedMixer):
         kv_heads, _ = x.axes
         previous_tokens = recorder.shift(x, state=f"last_{letter}")
         recorder.state(f"last_{letter}", *x.axes, kind="conv_state")
-        weights = recorder.vector(f"conv_{letter}", Axis("steps", STEPS), kv_heads)
+        weights = recorder.vector(f"conv_{letter}", Axis("steps", BLENDED_TOKENS), kv_heads)
         return recorder.add(
             recorder.mul(previous_tokens, recorder.take(weights, kv_heads)),
             recorder.mul(x, recorder.take(weights, kv_heads)),

@@ -14,7 +14,18 @@ from ... import ops
 from ...flow.axis import Axis
 from ...flow.record import Flow
 from ...flow.value import Value
-from ..base import BY_TORCH, AttentionFields, HeadDim, Heads, ModelProperties, Part, PartWitness, Standing, TopK, Window
+from ..base import (
+    BY_TORCH,
+    AttentionFields,
+    HeadDim,
+    Heads,
+    ModelProperties,
+    Part,
+    PartWitness,
+    StackPosition,
+    TopK,
+    Window,
+)
 from ..norm import Norm, norm_reference
 from ..position import Rope
 from ..rotation import rotate
@@ -56,7 +67,7 @@ class BlockIndexer(Part):
                 "block_indexer: its index_n_heads divide num_attention_heads, and its index_head_dim is even"
             )
 
-    def check_place(self, stack_position: Standing) -> None:
+    def check_place(self, stack_position: StackPosition) -> None:
         """Raises `ValueError` if attention with an indexer cannot be used at this position of the model.
 
         stack_position: of the attention.
@@ -155,7 +166,9 @@ def _reference_class() -> type[nn.Module]:
                 keys[None] <= positions[:, None]
             )
 
-        def selected_keys_and_values(self, x: Tensor, k: Tensor, v: Tensor, forward_pass: ForwardPass) -> tuple[Tensor, Tensor, Tensor]:
+        def selected_keys_and_values(
+            self, x: Tensor, k: Tensor, v: Tensor, forward_pass: ForwardPass
+        ) -> tuple[Tensor, Tensor, Tensor]:
             """Returns the keys and values to read, and their mask, [batch, heads, tokens, keys].
 
             k, v: [batch, heads, keys, d].

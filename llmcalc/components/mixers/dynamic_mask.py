@@ -158,6 +158,7 @@ def _reference_class() -> type[nn.Module]:
             k, v = self.cache(forward_pass, k, self._split_heads("v", x))
             mask = self._mask(v, attention_mask(forward_pass, x, k, causal=True, window=spec.sliding_window))
             k, v, mask = self._for_each_query_head(k, v, mask)
-            return self.o_proj(self.core(q, k, v, mask).transpose(1, 2).flatten(2))
+            out = self.core(q, k, v, mask)
+            return self.o_proj(out.transpose(1, 2).flatten(2))
 
     return DynamicMaskReference

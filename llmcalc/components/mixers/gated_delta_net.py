@@ -43,7 +43,7 @@ LinearValueHeads: TypeAlias = Annotated[int, Symbol("a_v")]
 LinearKeyDim: TypeAlias = Annotated[int, Symbol("d_k")]
 LinearValueDim: TypeAlias = Annotated[int, Symbol("d_v")]
 
-CHUNK = 64
+CHUNK_TOKENS = 64
 """The number of tokens per chunk in every known implementation."""
 
 
@@ -75,7 +75,7 @@ class GatedDeltaNet(TokenMixer):
     linear_value_head_dim: LinearValueDim
     linear_conv_kernel_dim: Kernel = 4
     linear_allow_neg_eigval: Flag = False
-    chunk_size: ChunkSize = CHUNK
+    chunk_size: ChunkSize = CHUNK_TOKENS
     norm_type: Literal["rmsnorm", "layernorm"] = "rmsnorm"
     norm_eps: Real = Field(default=1e-6, ge=0)
 

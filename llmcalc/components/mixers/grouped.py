@@ -6,7 +6,7 @@ from functools import cache
 from typing import TYPE_CHECKING, Any, Self
 
 from ...algebra import exact_div, same
-from ..base import HeadSizes, Standing, TokenMixer, Unscalable
+from ..base import HeadSizes, StackPosition, TokenMixer, Unscalable
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -120,11 +120,11 @@ class EqualHeadsMixer(TokenMixer):
         check_key_heads(self, head_sizes)
         return self.model_copy(update={"num_attention_heads": head_sizes.heads})
 
-    def check_place(self, stack_position: Standing) -> None:
+    def check_place(self, stack_position: StackPosition) -> None:
         super().check_place(stack_position)
         self._check_divisor(stack_position, "num_attention_heads")
 
-    def _check_divisor(self, stack_position: Standing, field: str) -> None:
+    def _check_divisor(self, stack_position: StackPosition, field: str) -> None:
         """Raises `ValueError` unless the field divides the width of the layer."""
         number = getattr(self, field)
         if stack_position.width % number:

@@ -14,7 +14,7 @@ from pydantic import Field
 from ...flow.axis import Axis
 from ...flow.record import Flow
 from ...flow.value import Value
-from ..base import Heads, ModelProperties, SingleWidthNetwork, Standing, Width
+from ..base import Heads, ModelProperties, SingleWidthNetwork, StackPosition, Width
 from ..networks.feed_forward import Activation, activate
 from ..runtime import ForwardPass, attention_mask, softmax_core_class
 from .grouped import EqualHeadsMixer
@@ -50,7 +50,7 @@ class GroupedProjectionAttention(EqualHeadsMixer):
     v_groups: int = _groups_field()
     o_groups: int = _groups_field()
 
-    def check_place(self, stack_position: Standing) -> None:
+    def check_place(self, stack_position: StackPosition) -> None:
         super().check_place(stack_position)
         for field in ("q_groups", "k_groups", "v_groups", "o_groups"):
             self._check_divisor(stack_position, field)

@@ -21,7 +21,7 @@ from ..base import ChunkSize, HeadSizes, Kernel, ModelProperties, Real, TokenMix
 from ..norm import Norm, norm_reference
 from ..runtime import ForwardPass, state_class, vector
 from .delta_rule import delta_rule_class
-from .gated_delta_net import CHUNK, LinearKeyDim, LinearValueDim, LinearValueHeads
+from .gated_delta_net import CHUNK_TOKENS, LinearKeyDim, LinearValueDim, LinearValueHeads
 
 if TYPE_CHECKING:
     from torch import Tensor, nn
@@ -49,7 +49,7 @@ class JetBlock(TokenMixer):
     linear_value_head_dim: LinearValueDim
     generator_size: Width
     linear_conv_kernel_dim: Kernel = 4
-    chunk_size: ChunkSize = CHUNK
+    chunk_size: ChunkSize = CHUNK_TOKENS
     norm_eps: Real = Field(default=1e-5, ge=0)
 
     def head_sizes(self, width: Number) -> HeadSizes:

@@ -32,7 +32,7 @@ from ..base import (
 from ..norm import Norm, norm_reference
 from ..runtime import ForwardPass, causal_conv_class, state_class, vector
 from .delta_rule import delta_rule_class
-from .gated_delta_net import CHUNK
+from .gated_delta_net import CHUNK_TOKENS
 from .grouped import check_key_heads
 
 if TYPE_CHECKING:
@@ -71,7 +71,7 @@ class KimiDeltaAttention(TokenMixer):
     low_rank_gates: Flag = True
     full_rank_output_gate: Flag = False
     kda_lower_bound: Real | None = Field(default=None, lt=0)
-    chunk_size: ChunkSize = CHUNK
+    chunk_size: ChunkSize = CHUNK_TOKENS
     norm_eps: Real = Field(default=1e-5, ge=0)
 
     @model_validator(mode="after")

@@ -22,7 +22,7 @@ from ..base import (
     Heads,
     ModelProperties,
     PartWitness,
-    Standing,
+    StackPosition,
 )
 from ..networks.feed_forward import Activation, activate
 from ..norm import Norm, norm_reference
@@ -64,7 +64,7 @@ class LightningAttention(MultiHeadMixer):
     def score_position(self) -> Rope | None:
         return self.position
 
-    def check_place(self, stack_position: Standing) -> None:
+    def check_place(self, stack_position: StackPosition) -> None:
         super().check_place(stack_position)
         if self.position is not None:
             self.position.check_place(stack_position, self.head_dim)

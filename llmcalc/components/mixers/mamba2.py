@@ -159,15 +159,15 @@ def scan_class() -> type[nn.Module]:
     import torch
     from torch import nn
 
-    def pairwise_decays(log: Tensor) -> Tensor:
+    def pairwise_decays(log_decay: Tensor) -> Tensor:
         """Computes pairwise decays: the fraction of step j's input that remains after step i, for i ≥ j.
 
-        log: the log decay of each step, [..., n] → [..., n, n].
+        log_decay: the log decay of each step, [..., n] → [..., n, n].
         """
-        cumulative = log.cumsum(-1)
-        log_decay = cumulative[..., :, None] - cumulative[..., None, :]
-        past = torch.ones(log.shape[-1], log.shape[-1], dtype=torch.bool, device=log.device).tril()
-        return torch.exp(log_decay.masked_fill(~past, float("-inf")))
+        cumulative = log_decay.cumsum(-1)
+        pair_log_decay = cumulative[..., :, None] - cumulative[..., None, :]
+        past = torch.ones(log_decay.shape[-1], log_decay.shape[-1], dtype=torch.bool, device=log_decay.device).tril()
+        return torch.exp(pair_log_decay.masked_fill(~past, float("-inf")))
 
     class ChunkedScan(nn.Module):
         """Mamba-2's scan in chunks. x: [batch, tokens, heads, d] → (x's shape, last state).
@@ -187,33 +187,38 @@ def scan_class() -> type[nn.Module]:
             self, x: Tensor, time_step: Tensor, b: Tensor, c: Tensor, old_state: Tensor | None
         ) -> tuple[Tensor, Tensor]:
             time_step = nn.functional.softplus(time_step + self.dt_bias).float()
-            log, scaled_x = time_step * -torch.exp(self.A_log.float()), x.float() * time_step[..., None]
+            log_decay, scaled_x = time_step * -torch.exp(self.A_log.float()), x.float() * time_step[..., None]
             if old_state is not None and x.shape[1] == 1:
-                y, last_state = self._decode_step(scaled_x, log, b.float(), c.float(), old_state)
+                y, last_state = self._decode_step(scaled_x, log_decay, b.float(), c.float(), old_state)
             else:
-                y, last_state = self._run_chunks(scaled_x, log, b.float(), c.float(), old_state)
+                y, last_state = self._run_chunks(scaled_x, log_decay, b.float(), c.float(), old_state)
             return y.to(x.dtype) + self.D[:, None] * x, last_state
 
         def _decode_step(
-            self, x: Tensor, log: Tensor, b: Tensor, c: Tensor, old_state: Tensor
+            self, x: Tensor, log_decay: Tensor, b: Tensor, c: Tensor, old_state: Tensor
         ) -> tuple[Tensor, Tensor]:
             """Runs one decoding step. old_state: [batch, heads, d, n]."""
-            state = old_state * log.exp()[:, 0, :, None, None] + x[:, 0, :, :, None] * b[:, 0, :, None, :]
+            state = old_state * log_decay.exp()[:, 0, :, None, None] + x[:, 0, :, :, None] * b[:, 0, :, None, :]
             return (state @ c[:, 0, :, :, None])[..., 0][:, None], state
 
         def _run_chunks(
-            self, x: Tensor, log: Tensor, b: Tensor, c: Tensor, old_state: Tensor | None
+            self, x: Tensor, log_decay: Tensor, b: Tensor, c: Tensor, old_state: Tensor | None
         ) -> tuple[Tensor, Tensor]:
             tokens, padding = x.shape[1], -x.shape[1] % self.chunk
 
-            def cut(t: Tensor) -> Tensor:
+            def split_into_chunks(t: Tensor) -> Tensor:
                 """Splits tokens into padded chunks. [.., tokens, heads, ...] → [.., heads, chunks, chunk, ...]."""
                 padded_chunks = nn.functional.pad(t, (0, 0) * (t.dim() - 2) + (0, padding))
                 return padded_chunks.unflatten(1, (-1, self.chunk)).movedim(3, 1)
 
-            x, log, b, c = cut(x), cut(log), cut(b), cut(c)
-            cumulative = log.cumsum(-1)
-            chunk_output = (c @ b.transpose(-1, -2) * pairwise_decays(log)) @ x
+            x, log_decay, b, c = (
+                split_into_chunks(x),
+                split_into_chunks(log_decay),
+                split_into_chunks(b),
+                split_into_chunks(c),
+            )
+            cumulative = log_decay.cumsum(-1)
+            chunk_output = (c @ b.transpose(-1, -2) * pairwise_decays(log_decay)) @ x
             chunk_states = (x * torch.exp(cumulative[..., -1:] - cumulative)[..., None]).transpose(
                 -1, -2
             ) @ b  # by each chunk, at its end

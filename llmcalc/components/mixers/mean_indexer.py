@@ -136,7 +136,9 @@ def _reference_class() -> type[nn.Module]:
             last_block_tokens = last_block_tokens.clamp(max=keys.shape[1] - 1).expand(x.shape[0], -1, -1)
             return torch.cat([chosen_positions, last_block_tokens], -1)
 
-        def selected_keys_and_values(self, x: Tensor, k: Tensor, v: Tensor, forward_pass: ForwardPass) -> tuple[Tensor, Tensor, Tensor]:
+        def selected_keys_and_values(
+            self, x: Tensor, k: Tensor, v: Tensor, forward_pass: ForwardPass
+        ) -> tuple[Tensor, Tensor, Tensor]:
             """Returns the keys and values to read, and their mask. k, v: [batch, heads, keys, d]."""
             selected_tokens, keys, tokens = self(x, forward_pass), k.shape[2], x.shape[1]
             if forward_pass.past and tokens == 1:

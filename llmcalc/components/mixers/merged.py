@@ -16,7 +16,7 @@ from ...flow.record import Flow
 from ...flow.value import Value
 from ...workload.derived_rows import Joined
 from ...workload.rows import SOURCE
-from ..base import BY_TORCH, Flag, HeadDim, Heads, KVHeads, ModelProperties, PartWitness, Real, Standing, Window
+from ..base import BY_TORCH, Flag, HeadDim, Heads, KVHeads, ModelProperties, PartWitness, Real, StackPosition, Window
 from ..norm import Norm
 from ..position import Rope
 from ..runtime import ForwardPass, apply_dropout, attention_mask, cache_class, product_class
@@ -58,7 +58,7 @@ class MergedAttention(TwoSetsMixer):
     norm: Norm | None = Norm(type="rmsnorm", eps=1e-6)
     position: Rope = Rope()
 
-    def check_place(self, stack_position: Standing) -> None:
+    def check_place(self, stack_position: StackPosition) -> None:
         super().check_place(stack_position)
         if stack_position.source_width != stack_position.width:
             raise ValueError(

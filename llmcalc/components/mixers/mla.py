@@ -165,7 +165,9 @@ class MLA(TokenMixer):
     def shared_results(self) -> Mapping[tuple[Any, ...], str]:
         results = {self._latent_key(): "kv_shared" if self.kv_shared else ""}
         if self.indexer is not None:
-            results["indexer", *self.indexer.attention_limits().values()] = "indexer.shared" if self.indexer.shared else ""
+            results["indexer", *self.indexer.attention_limits().values()] = (
+                "indexer.shared" if self.indexer.shared else ""
+            )
         return results
 
     def borrowing_field(self) -> str:

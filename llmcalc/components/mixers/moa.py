@@ -162,9 +162,9 @@ def _reference_class() -> type[nn.Module]:
             (batch, tokens, _), top_k = x.shape, self.spec.num_experts_per_tok
             weights, top_experts = self._route_tokens(x)
             dispatch = dispatch_class()(top_experts, forward_pass.grouped_experts)
-            rows = dispatch.rows(x)
+            rows = dispatch.copy_rows(x)
             group_ends = ends_of_groups(dispatch.expert, self.spec.num_experts) if dispatch.grouped else None
-            q = dispatch.to_tokens(self.q_proj(rows, dispatch.expert, group_ends)).view(batch, tokens, -1)
+            q = dispatch.sort_by_token(self.q_proj(rows, dispatch.expert, group_ends)).view(batch, tokens, -1)
             q = self._rotated(self._split_heads(q), forward_pass)
             k, v = self.cache(
                 forward_pass,
@@ -176,8 +176,8 @@ def _reference_class() -> type[nn.Module]:
                 v = v.repeat(1, top_k, 1, 1)
             mask = attention_mask(forward_pass, x, k, causal=True)
             out = self.core(q, k, v, mask).transpose(1, 2)
-            rows = dispatch.to_experts(out.reshape(batch * tokens * top_k, -1))
-            out = dispatch.combined(self.o_proj(rows, dispatch.expert, group_ends), weights)
+            rows = dispatch.sort_by_expert(out.reshape(batch * tokens * top_k, -1))
+            out = dispatch.combine_outputs(self.o_proj(rows, dispatch.expert, group_ends), weights)
             return out + self.o_bias.weight
 
         def _route_tokens(self, x: Tensor) -> tuple[Tensor, Tensor]:

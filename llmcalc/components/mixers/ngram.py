@@ -19,7 +19,7 @@ from ...flow.axis import Axis, Beside
 from ...flow.record import Flow
 from ...flow.value import Value
 from ...workload.derived_rows import Multiple
-from ..base import Heads, HeadSizes, LayerParts, ModelProperties, Positions, Standing, Unscalable
+from ..base import Heads, HeadSizes, LayerParts, ModelProperties, Positions, StackPosition, Unscalable
 from ..runtime import ForwardPass, cache_class, softmax_core_class
 from ..streams import ResidualStreams
 from .grouped import EqualHeadsMixer
@@ -50,14 +50,15 @@ class PredictStreams(ResidualStreams):
 
     def check_layers(self, layers: Mapping[str, LayerParts]) -> None:
         if any(
-            layer.required_slots().get("streams") != {"type": self.type, "ngram": self.ngram} for layer in layers.values()
+            layer.required_slots().get("streams") != {"type": self.type, "ngram": self.ngram}
+            for layer in layers.values()
         ):
             raise ValueError(
                 "streams: those of type 'predict_streams' stand where every layer has attention of type 'ngram' with "
                 "their ngram, and nowhere else"
             )
 
-    def check_place(self, stack_position: Standing) -> None:
+    def check_place(self, stack_position: StackPosition) -> None:
         if stack_position.side != "decoder":
             raise ValueError(f"{stack_position.where}: predict streams are those of a decoder; expected none")
 

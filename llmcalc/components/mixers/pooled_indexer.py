@@ -150,11 +150,14 @@ def _reference_class() -> type[nn.Module]:
                 last_pool_tokens = torch.arange(end - end % pool, end, device=x.device).expand(x.shape[0], 1, -1)
                 return torch.cat([chosen_positions, last_pool_tokens], -1)
             last_pool_tokens = visible_tokens - visible_tokens % pool + torch.arange(pool - 1, device=x.device)
-            repeated_scores = (
+            repeated_positions = (
                 chosen_positions[..., :1] if entries.shape[1] else torch.zeros_like(chosen_pools.sum(-1, keepdim=True))
             )
             return torch.cat(
-                [chosen_positions, torch.where(last_pool_tokens < visible_tokens, last_pool_tokens, repeated_scores)],
+                [
+                    chosen_positions,
+                    torch.where(last_pool_tokens < visible_tokens, last_pool_tokens, repeated_positions),
+                ],
                 -1,
             )
 

@@ -25,7 +25,7 @@ from .token_shift import mixed_with, previous_tokens, shifted, token_shift
 if TYPE_CHECKING:
     from torch import Tensor, nn
 
-NAMES = ("r", "w", "k", "v", "a", "g")
+INPUT_NAMES = ("r", "w", "k", "v", "a", "g")
 """Inputs of the receptance, the decay, the keys, the values, the rate and the gate."""
 
 SOURCE = "Peng et al. 2025, §4.1"
@@ -63,7 +63,7 @@ class Rwkv7TimeMix(TokenMixer):
         heads, dim = Axis("heads", self.num_heads), Axis("head_dim", self.head_dim)
         all_heads: Shape = (heads, dim)
         previous_token = previous_tokens(recorder, x)
-        inputs = {name: token_shift(recorder, x, previous_token, name) for name in NAMES}
+        inputs = {name: token_shift(recorder, x, previous_token, name) for name in INPUT_NAMES}
         recorder.hold(previous=previous_token)
         receptance, key, value = (recorder.linear(f"{name}_proj", inputs[name], *all_heads) for name in ("r", "k", "v"))
         decay = recorder.act(

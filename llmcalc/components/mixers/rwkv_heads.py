@@ -23,7 +23,7 @@ from .token_shift import mixed_with, previous_tokens, shifted, token_shift
 if TYPE_CHECKING:
     from torch import Tensor, nn
 
-NAMES = ("w", "k", "v", "r", "g")
+INPUT_NAMES = ("w", "k", "v", "r", "g")
 """Inputs of the decay, the keys, the values, the receptance and the gate."""
 
 
@@ -80,15 +80,15 @@ class RwkvHeadMix(TokenMixer):
         return recorder.linear("output", recorder.mul(y, gate), *x.axes)
 
     def _mixed_inputs(self, recorder: Flow, x: Value, previous_token: Value) -> dict[str, Value]:
-        """Returns the mix of each token with the previous one for each of `NAMES`."""
+        """Returns the mix of each token with the previous one for each of `INPUT_NAMES`."""
         if self.shift_rank is None:
-            return {name: token_shift(recorder, x, previous_token, name) for name in NAMES[1:]}
-        ranks: list[Shape] = [(Axis(f"rank_{name}", self.shift_rank),) for name in NAMES]
+            return {name: token_shift(recorder, x, previous_token, name) for name in INPUT_NAMES[1:]}
+        ranks: list[Shape] = [(Axis(f"rank_{name}", self.shift_rank),) for name in INPUT_NAMES]
         low_rank = recorder.act(
             recorder.linear("shift_a", token_shift(recorder, x, previous_token, "x"), Beside(tuple(ranks))), "tanh"
         )
         inputs = {}
-        for name, part in zip(NAMES, recorder.split(low_rank, *ranks), strict=True):
+        for name, part in zip(INPUT_NAMES, recorder.split(low_rank, *ranks), strict=True):
             mix_weight = recorder.add(
                 recorder.linear(f"shift_b_{name}", part, *x.axes), recorder.vector(f"time_mix_{name}", *x.axes)
             )

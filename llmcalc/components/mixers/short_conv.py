@@ -18,7 +18,7 @@ from pydantic import model_validator
 from ...flow.axis import Axis, Beside
 from ...flow.record import Flow
 from ...flow.value import Value
-from ..base import BY_TORCH, Flag, Kernel, ModelProperties, PartWitness, Standing, TokenMixer
+from ..base import BY_TORCH, Flag, Kernel, ModelProperties, PartWitness, StackPosition, TokenMixer
 from ..runtime import ForwardPass, causal_conv_class, state_class
 
 if TYPE_CHECKING:
@@ -52,7 +52,7 @@ class ShortConv(TokenMixer):
             )
         return self
 
-    def check_place(self, stack_position: Standing) -> None:
+    def check_place(self, stack_position: StackPosition) -> None:
         if not self.grid:
             super().check_place(stack_position)
         elif not stack_position.grid:

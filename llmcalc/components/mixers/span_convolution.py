@@ -14,7 +14,7 @@ from ... import ops
 from ...flow.axis import Axis, Beside
 from ...flow.record import Flow
 from ...flow.value import Value
-from ..base import Heads, HeadSizes, ModelProperties, OddKernel, Standing, TokenMixer
+from ..base import Heads, HeadSizes, ModelProperties, OddKernel, StackPosition, TokenMixer
 from ..runtime import ForwardPass, softmax_core_class
 from .grouped import check_key_heads
 
@@ -46,7 +46,7 @@ class SpanConvolution(TokenMixer):
         check_key_heads(self, head_sizes)
         return self.model_copy(update={"num_attention_heads": head_sizes.heads})
 
-    def check_place(self, stack_position: Standing) -> None:
+    def check_place(self, stack_position: StackPosition) -> None:
         super().check_place(stack_position)
         heads = self.num_attention_heads
         if stack_position.width % (2 * heads):

@@ -86,10 +86,10 @@ def _reference_class() -> type[nn.Module]:
         def forward(self, x: Tensor, forward_pass: ForwardPass) -> Tensor:
             weights, top_experts = self.routing(x, forward_pass)
             dispatch = dispatch_class()(top_experts, forward_pass.grouped_experts)
-            rows = dispatch.rows(x)
+            rows = dispatch.copy_rows(x)
             group_ends = ends_of_groups(dispatch.expert, self.spec.num_experts) if dispatch.grouped else None
             y = activate(self.spec.hidden_act, self.v_experts(rows, dispatch.expert, group_ends))
             del rows
-            return dispatch.combined(y, weights)
+            return dispatch.combine_outputs(y, weights)
 
     return ValueExpertsReference

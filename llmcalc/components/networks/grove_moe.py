@@ -129,8 +129,8 @@ def _reference_class() -> type[nn.Module]:
             sums = []
             for networks, indices in ((self.experts, top_experts), (self.chunk_experts, top_experts // self.group)):
                 dispatch = dispatch_class()(indices, grouped)
-                rows = networks(dispatch.rows(x), dispatch.expert, dispatch.grouped)
-                sums.append(dispatch.combined(rows, weights))
+                rows = networks(dispatch.copy_rows(x), dispatch.expert, dispatch.grouped)
+                sums.append(dispatch.combine_outputs(rows, weights))
             return sums[0] + 0.05 * sums[1]
 
     return GroveMoEReference

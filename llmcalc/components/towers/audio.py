@@ -14,7 +14,7 @@ from ...flow.axis import Axis
 from ...flow.record import Flow
 from ...flow.value import Value
 from ..added_position import Learned
-from ..base import ModelProperties, Standing, Width
+from ..base import ModelProperties, StackPosition, Width
 from ..inputs import AudioInput
 from ..layers.block import Block
 from ..mixers.attention import Attention
@@ -46,7 +46,7 @@ class AudioTower(TowerPart):
     def _check_fields(self) -> Self:
         if self.stack.stem is None:
             raise ValueError("stack.stem: missing; an audio encoder requires one")
-        self.stack.check_place(Standing("stack", self.hidden_size, "encoder"))
+        self.stack.check_place(StackPosition("stack", self.hidden_size, "encoder"))
         return self
 
     @property

@@ -17,7 +17,7 @@ from ...flow.axis import Axis
 from ...flow.record import Flow
 from ...flow.value import Value
 from ...workload.derived_rows import IMAGES, PATCHES, RowsWithExtra
-from ..base import Flag, ModelProperties, Part, Positions, Standing, Width
+from ..base import Flag, ModelProperties, Part, Positions, StackPosition, Width
 from ..inputs import ImageInput
 from ..layers.block import Block
 from ..mixers.attention import Attention
@@ -119,10 +119,12 @@ class VisionTower(TowerPart):
 
     @model_validator(mode="after")
     def _check_fields(self) -> Self:
-        position_in_model = Standing("stack", self.hidden_size, "encoder", grid=True, before_grid=self.class_embedding)
+        position_in_model = StackPosition(
+            "stack", self.hidden_size, "encoder", grid=True, before_grid=self.class_embedding
+        )
         self.stack.check_place(position_in_model)
         if self.pooling is not None:
-            self.pooling.attention.check_place(Standing("pooling.attention", self.hidden_size, "encoder"))
+            self.pooling.attention.check_place(StackPosition("pooling.attention", self.hidden_size, "encoder"))
         if self.stack.position is not None or self.stack.stem is not None or self.stack.token_types is not None:
             raise ValueError(
                 "stack: a vision encoder reads patches; expected no position, stem or token_types (positions are a "
