@@ -34,6 +34,8 @@ class SubsamplingStem(Stem):
     conv_kernel_sizes: the width of each convolution, an odd number.
     """
 
+    formula_source: ClassVar[str] = "Wang et al. 2020, §2"
+
     type: Literal["subsampling"] = "subsampling"
     num_mel_bins: Width
     conv_channels: Width
@@ -46,9 +48,6 @@ class SubsamplingStem(Stem):
         if any(kernel_size % 2 == 0 for kernel_size in self.conv_kernel_sizes):
             raise ValueError(f"conv_kernel_sizes: {self.conv_kernel_sizes}; expected odd numbers")
         return self
-
-    def formula_source(self) -> str:
-        return "Wang et al. 2020, §2"
 
     def frames_read(self) -> Value:
         rows = Multiple("frames", of=SOURCE, by=2 ** len(self.conv_kernel_sizes))
@@ -83,12 +82,10 @@ class SubsamplingStem(Stem):
 class WaveformStem(Stem):
     """A stem of three convolutions over the samples of audio: one position of the encoder per 384 samples."""
 
+    formula_source: ClassVar[str] = "Jeffries et al. 2024, §3.1"
     input_name: ClassVar[str] = "input_values"
 
     type: Literal["waveform"] = "waveform"
-
-    def formula_source(self) -> str:
-        return "Jeffries et al. 2024, §3.1"
 
     def frames_read(self) -> Value:
         return Value(BeforeStrides("samples", of=SOURCE, by=384, more=511), (Axis("sample", 1),), fixed=True)

@@ -164,6 +164,7 @@ class Component(Part):
     kind: ClassVar[str] = ""
     sides: ClassVar[tuple[str, ...]] = ("decoder",)
 
+    @property
     def formula_source(self) -> str:
         """The paper and section, or the source file, from which the component's formulas are taken."""
         return ""

@@ -25,6 +25,7 @@ if TYPE_CHECKING:
 class ContactHead(OutputPart):
     """A linear layer from all attention scores of a token pair to one contact score; forward passes do not run it."""
 
+    formula_source: ClassVar[str] = "Rao et al. 2020"
     witness: ClassVar[PartWitness] = BY_TORCH
     kind: ClassVar[str] = "classifier"
     role: ClassVar[Role] = "idle"
@@ -36,9 +37,6 @@ class ContactHead(OutputPart):
             raise ValueError(
                 "contact_head: reads the attention maps of an encoder whose layers are alike; expected none"
             )
-
-    def formula_source(self) -> str:
-        return "Rao et al. 2020"
 
     def flow(self, recorder: Flow, x: Value, stack: Stack) -> Value:
         """Records the unused linear layer. stack: the encoder that the attention maps come from."""

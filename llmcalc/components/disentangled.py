@@ -138,6 +138,7 @@ class RelativeEmbedding(StackPart):
     norm: the norm on the rows, before any projection; none by default.
     """
 
+    formula_source: ClassVar[str] = "He et al. 2020, §3.1"
     witness: ClassVar[PartWitness] = BY_TORCH
     kind: ClassVar[str] = "attention"
 
@@ -148,9 +149,6 @@ class RelativeEmbedding(StackPart):
         for layer in layers.values():
             if layer.required_slots().get("relative_embedding") not in (None, {"span": self.span}):
                 raise ValueError("relative_embedding: disentangled attention needs a table of its span")
-
-    def formula_source(self) -> str:
-        return "He et al. 2020, §3.1"
 
     def flow(self, recorder: Flow, x: Value) -> Value:
         """Returns all rows of the table of relative positions; of x only the width is used."""
@@ -178,6 +176,7 @@ class SideConvolution(StackPart):
     norm: the norm on the sum, a LayerNorm by default.
     """
 
+    formula_source: ClassVar[str] = "He et al. 2020, §A.5"
     witness: ClassVar[PartWitness] = BY_TORCH
     kind: ClassVar[str] = "convolution"
 
@@ -200,9 +199,6 @@ class SideConvolution(StackPart):
             )
         if stack_position.side == "decoder":
             raise ValueError(f"{stack_position.where}: it sees tokens on both sides; expected an encoder")
-
-    def formula_source(self) -> str:
-        return "He et al. 2020, §A.5"
 
     def flow(self, recorder: Flow, x: Value, first_layer_output: Value | None = None) -> Value:
         """Records the convolution of x, the first layer's input. first_layer_output: default x."""

@@ -163,6 +163,7 @@ class RelativeBias(Buckets, StackPart):
         (UDOP), of pairs of segments (CPM-Ant); none by default.
     """
 
+    formula_source: ClassVar[str] = "Raffel et al. 2020, §2.1"
     witness: ClassVar[PartWitness] = BY_TORCH
     kind: ClassVar[str] = "attention"
 
@@ -183,9 +184,6 @@ class RelativeBias(Buckets, StackPart):
                 raise ValueError(
                     "relative_bias.of_blocks: stands where every layer has a global_block_size, and nowhere else"
                 )
-
-    def formula_source(self) -> str:
-        return "Raffel et al. 2020, §2.1"
 
     def flow(self, recorder: Flow, x: Value) -> Value:
         """Records the bias table, which each layer's attention indexes by the bucket of a distance."""

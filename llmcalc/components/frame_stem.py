@@ -29,13 +29,11 @@ class FrameStem(Stem):
     frame_size: the number of samples in a frame.
     """
 
+    formula_source: ClassVar[str] = "Useful Sensors 2026"
     input_name: ClassVar[str] = "input_values"
 
     type: Literal["frames"] = "frames"
     frame_size: Width
-
-    def formula_source(self) -> str:
-        return "Useful Sensors 2026"
 
     def frames_read(self) -> Value:
         return Value(Multiple("frames", of=SOURCE, by=4), (Axis("sample", self.frame_size),), fixed=True)

@@ -69,6 +69,7 @@ class LMHead(Component):
             raise ValueError("clusters: are of a plain head; expected no bias, no transform and no draft_vocab_size")
         return self
 
+    @property
     def formula_source(self) -> str:
         return "" if self.transform is None else "Devlin et al. 2019, §3.1"
 

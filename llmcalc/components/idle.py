@@ -49,11 +49,9 @@ class SecondStream(StackPart):
     XLNet's query stream, used only in pretraining, or HRM-Text's low-level state.
     """
 
+    formula_source: ClassVar[str] = "Yang et al. 2019 (XLNet), §2.3"
     witness: ClassVar[PartWitness] = BY_TORCH
     kind: ClassVar[str] = "embedding"
-
-    def formula_source(self) -> str:
-        return "Yang et al. 2019 (XLNet), §2.3"
 
     def flow(self, recorder: Flow, x: Value) -> Value:
         """Records the unused initial vector as a parameter. x: the token embeddings, as wide as the vector."""

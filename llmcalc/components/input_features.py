@@ -27,6 +27,7 @@ class InputFeatures(StackPart):
     embedding_sizes: the width of each table.
     """
 
+    formula_source: ClassVar[str] = "Su et al. 2022, §3.1"
     kind: ClassVar[str] = "embedding"
 
     vocab_sizes: tuple[Size, ...] = Field(max_length=16)
@@ -37,9 +38,6 @@ class InputFeatures(StackPart):
         if len(self.embedding_sizes) != len(self.vocab_sizes):
             raise ValueError(f"embedding_sizes: expected {len(self.vocab_sizes)}, one for each table")
         return self
-
-    def formula_source(self) -> str:
-        return "Su et al. 2022, §3.1"
 
     def flow(self, recorder: Flow, x: Value) -> Value:
         """Returns the projection of the joined embeddings. x: the token embeddings."""

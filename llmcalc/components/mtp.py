@@ -47,6 +47,7 @@ class MultiTokenPrediction(OutputPart):
     norm: all norms of a module.
     """
 
+    formula_source: ClassVar[str] = "DeepSeek-V3 2024, §2.2"
     witness: ClassVar[PartWitness] = by_torch("tests/simulator/test_predictions.py")
     kind: ClassVar[str] = "mtp"
 
@@ -79,9 +80,6 @@ class MultiTokenPrediction(OutputPart):
                 "kind, or no mtp"
             )
 
-    def formula_source(self) -> str:
-        return "DeepSeek-V3 2024, §2.2"
-
     def flow(self, recorder: Flow, x: Value, stack: Stack, vocab: Axis, table: Weight, output: Weight) -> Value:
         """Records all prediction modules, one after the other. x: the last hidden states.
 
@@ -89,7 +87,7 @@ class MultiTokenPrediction(OutputPart):
         """
         n, block = self.num_nextn_predict_layers, self.block_in(stack)
         indices = range(n) if isinstance(n, int) else None
-        node_fields = {"kind": self.kind, "optional": MTP.name, "source": self.formula_source()}
+        node_fields = {"kind": self.kind, "optional": MTP.name, "source": self.formula_source}
 
         def record_module(v: Value) -> Value:
             return self._record_module(recorder, v, block, vocab, table, output)

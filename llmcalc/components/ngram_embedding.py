@@ -27,13 +27,11 @@ class NgramEmbedding(StackPart):
     embedding_size: the width of each table.
     """
 
+    formula_source: ClassVar[str] = "Meituan 2026 (arXiv:2601.21204)"
     kind: ClassVar[str] = "embedding"
 
     vocab_sizes: tuple[Size, ...] = Field(min_length=1, max_length=64)
     embedding_size: Size
-
-    def formula_source(self) -> str:
-        return "Meituan 2026 (arXiv:2601.21204)"
 
     def flow(self, recorder: Flow, x: Value) -> Value:
         """Returns the mean of the token embeddings and of all projected n-grams. x: the token embeddings."""

@@ -34,6 +34,7 @@ class NgramInput(Component):
     norm: the norm on keys, streams and values, of each stream separately.
     """
 
+    formula_source: ClassVar[str] = "Qwen4-Exp 2026"
     witness: ClassVar[PartWitness] = BY_TORCH
     kind: ClassVar[str] = "embedding"
 
@@ -44,9 +45,6 @@ class NgramInput(Component):
     conv_kernel_size: Kernel | None = None
     dilation: Size = 1
     norm: Norm
-
-    def formula_source(self) -> str:
-        return "Qwen4-Exp 2026"
 
     def flow(self, recorder: Flow, x: Value) -> Value:
         """Returns the term that is added to all residual streams. x: the streams, [tokens, streams, hidden]."""

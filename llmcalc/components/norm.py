@@ -76,6 +76,7 @@ class Norm(Component):
         """
         return ops.Norm(width, self.weight, self.has_bias, heads)
 
+    @property
     def formula_source(self) -> str:
         return {"layernorm": "Ba et al. 2016", "rmsnorm": "Zhang & Sennrich 2019", "affine": ""}[self.type]
 

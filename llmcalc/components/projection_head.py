@@ -24,15 +24,13 @@ class ProjectionHead(Component):
     bias: whether the layer has a bias, false by default.
     """
 
+    formula_source: ClassVar[str] = "Khattab and Zaharia 2020, §3.1"
     noun: ClassVar[str] = "head"
     kind: ClassVar[str] = "projection"
 
     type: Literal["projection"] = "projection"
     size: Width
     bias: Flag = False
-
-    def formula_source(self) -> str:
-        return "Khattab and Zaharia 2020, §3.1"
 
     def flow(self, recorder: Flow, x: Value) -> Value:
         return recorder.linear("proj", x, Axis("embedding", self.size), bias=self.bias)

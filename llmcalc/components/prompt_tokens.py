@@ -32,6 +32,7 @@ class PromptTokens(ResidualStreams):
     prompt_length: the number of tokens in a prompt.
     """
 
+    formula_source: ClassVar[str] = "Lester et al. 2021, §2"
     kind: ClassVar[str] = "embedding"
 
     type: Literal["prompt_tokens"] = "prompt_tokens"
@@ -41,9 +42,6 @@ class PromptTokens(ResidualStreams):
     def check_place(self, stack_position: StackPosition) -> None:
         if stack_position.side != "decoder":
             raise ValueError(f"{stack_position.where}: prompt tokens stand before generated text; expected a decoder")
-
-    def formula_source(self) -> str:
-        return "Lester et al. 2021, §2"
 
     def record_split(self, recorder: Flow, x: Value) -> Value:
         return recorder.part("embed_prompts", self, x)

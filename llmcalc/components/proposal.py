@@ -60,6 +60,7 @@ class Proposal(OutputPart):
         if output.kind != "decoder" or not isinstance(output.head, LMHead):
             raise ValueError("proposal: stands on a decoder with a language-model head")
 
+    @property
     def formula_source(self) -> str:
         return "SpecForge 2026" if self.state_size is None else "Gemma 4 2026"
 

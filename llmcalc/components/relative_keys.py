@@ -41,6 +41,7 @@ class RelativeKeys(StackPart):
     head_dim: the size of a head.
     """
 
+    formula_source: ClassVar[str] = "Shaw et al. 2018, §3.2"
     kind: ClassVar[str] = "attention"
     sides: ClassVar[tuple[str, ...]] = ("encoder",)
 
@@ -50,9 +51,6 @@ class RelativeKeys(StackPart):
     def check_place(self, stack_position: StackPosition) -> None:
         if stack_position.side != "encoder":
             raise ValueError(f"{stack_position.where}: has keys for distances in both directions; expected an encoder")
-
-    def formula_source(self) -> str:
-        return "Shaw et al. 2018, §3.2"
 
     def flow(self, recorder: Flow, x: Value) -> Value:
         """Records the look-up of a key for each pair of positions."""
@@ -78,6 +76,7 @@ class RelativeKeyAttention(TokenMixer):
     bias: whether the projections have a bias, false by default.
     """
 
+    formula_source: ClassVar[str] = "Shaw et al. 2018, §3.2"
     node_name: ClassVar[str] = "self_attn"
     kind: ClassVar[str] = "attention"
     sides: ClassVar[tuple[str, ...]] = ("encoder",)
@@ -98,9 +97,6 @@ class RelativeKeyAttention(TokenMixer):
 
     def required_slots(self) -> Mapping[str, Mapping[str, Any]]:
         return {"relative_keys": {"max_distance": self.max_distance, "head_dim": self.head_dim}}
-
-    def formula_source(self) -> str:
-        return "Shaw et al. 2018, §3.2"
 
     def flow(self, recorder: Flow, x: Value) -> Value:
         heads, dim = Axis("heads", self.num_attention_heads), Axis("head_dim", self.head_dim)

@@ -30,14 +30,12 @@ class SelfConditioning(ResidualStreams):
     norm: the norm before it; the sum has one without weights.
     """
 
+    formula_source: ClassVar[str] = "Chen et al. 2022 (arXiv:2208.04202), §2.3"
     kind: ClassVar[str] = "feed_forward"
 
     type: Literal["self_conditioning"] = "self_conditioning"
     feed_forward: FeedForward
     norm: Norm
-
-    def formula_source(self) -> str:
-        return "Chen et al. 2022 (arXiv:2208.04202), §2.3"
 
     def record_split(self, recorder: Flow, x: Value) -> Value:
         return recorder.part("self_conditioning", self, x)

@@ -358,7 +358,7 @@ class Stack(Component):
 
     def _record_layers(self, recorder: Flow, x: Value, label: str, block: Layer, repeat: Number, indices: Any) -> Value:
         """Records the layers of one kind. If the layers share parameters, the first layer stores them."""
-        shown_label, node_fields = "" if label == BASE else label, {"kind": "layer", "source": block.formula_source()}
+        shown_label, node_fields = "" if label == BASE else label, {"kind": "layer", "source": block.formula_source}
         if label not in self.shared_layers:
             return recorder.layers(
                 x, lambda v: block.flow(recorder, v), repeat, indices, label=shown_label, **node_fields

@@ -80,6 +80,7 @@ class TargetStates(ResidualStreams):
                 "'embedding' for attention of type 'context', 'joined' or 'target' for others"
             )
 
+    @property
     def formula_source(self) -> str:
         return {"joined": EAGLE, "states": EAGLE_3, "embedding": DFLASH, "target": "Gemma 4 2026"}[self.start]
 

@@ -26,15 +26,13 @@ class ValueEmbeddings(ResidualStreams):
     num_key_value_heads, head_dim: the heads of the attention that reads it.
     """
 
+    formula_source: ClassVar[str] = "NeoMME 2026"
     kind: ClassVar[str] = "embedding"
 
     type: Literal["value_embeddings"] = "value_embeddings"
     vocab_size: Vocab
     num_key_value_heads: Heads
     head_dim: HeadDim
-
-    def formula_source(self) -> str:
-        return "NeoMME 2026"
 
     def record_split(self, recorder: Flow, x: Value) -> Value:
         values = recorder.part("value_embeddings", self, x)

@@ -50,6 +50,7 @@ class WaveStem(Stem):
     mask: whether there is a learned vector for positions that training masks, true by default.
     """
 
+    formula_source: ClassVar[str] = "Baevski et al. 2020, §2"
     input_name: ClassVar[str] = "input_values"
 
     type: Literal["wave"] = "wave"
@@ -60,9 +61,6 @@ class WaveStem(Stem):
     position_kernel: Kernel
     position_groups: Width
     mask: Flag = True
-
-    def formula_source(self) -> str:
-        return "Baevski et al. 2020, §2"
 
     def _rows_per_convolution(self) -> list[Rows]:
         """The rows before and after each convolution: samples first, the encoder's positions last."""

@@ -47,6 +47,7 @@ class AdapterLayer(Block):
         default.
     """
 
+    formula_source: ClassVar[str] = "Pfeiffer et al. 2022, §3.1"
     witness: ClassVar[PartWitness] = UNTESTED
     plain: ClassVar[bool] = False
 
@@ -75,9 +76,6 @@ class AdapterLayer(Block):
                 f"default_language: '{self.default_language}' is not among languages; expected one of them"
             )
         return self
-
-    def formula_source(self) -> str:
-        return "Pfeiffer et al. 2022, §3.1"
 
     def flow(self, recorder: Flow, x: Value, sharing: Sharing | None = None) -> Value:
         for name, component in self.sublayers():

@@ -40,6 +40,7 @@ class AltUp(ResidualStreams):
     altup_num_inputs: the number of streams.
     """
 
+    formula_source: ClassVar[str] = SOURCE
     witness: ClassVar[PartWitness] = BY_TORCH
     kind: ClassVar[str] = "streams"
 
@@ -48,9 +49,6 @@ class AltUp(ResidualStreams):
 
     def check_layers(self, layers: Mapping[str, LayerParts]) -> None:
         self._check_every_layer(layers, self.type, altup_num_inputs=self.altup_num_inputs)
-
-    def formula_source(self) -> str:
-        return SOURCE
 
     def record_split(self, recorder: Flow, x: Value) -> Value:
         return recorder.part("streams_in", self, x)
@@ -93,6 +91,7 @@ class AltUpLayer(WholeLayer):
     per_layer_input: how the layer uses its per-layer embedding.
     """
 
+    formula_source: ClassVar[str] = "Gemma 3n 2025"
     witness: ClassVar[PartWitness] = BY_TORCH
     alone: ClassVar[bool] = False
 
@@ -105,9 +104,6 @@ class AltUpLayer(WholeLayer):
     def required_slots(self) -> Mapping[str, Mapping[str, Any]]:
         streams = {"type": self.type, "altup_num_inputs": self.altup_num_inputs}
         return {**super().required_slots(), "streams": streams, **self.per_layer_input.required_slots()}
-
-    def formula_source(self) -> str:
-        return "Gemma 3n 2025"
 
     def flow(self, recorder: Flow, x: Value, sharing: Sharing | None = None) -> Value:
         """Records the layer. x: all streams."""

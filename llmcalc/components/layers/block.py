@@ -260,15 +260,14 @@ class Block(Layer):
             (name, component) for name, component in zip(names, parts, strict=True) if isinstance(component, Component)
         ]
 
+    @property
     def formula_source(self) -> str:
         mixer = self.attention
         if isinstance(mixer, TokenMixer) and mixer.kind != "attention":
             network = (
-                self.feed_forward.formula_source()
-                if isinstance(self.feed_forward, Component)
-                else mixer.formula_source()
+                self.feed_forward.formula_source if isinstance(self.feed_forward, Component) else mixer.formula_source
             )
-            if network == mixer.formula_source():
+            if network == mixer.formula_source:
                 return network
         if self.parallel is not None:
             return PARALLEL_SOURCES[self.parallel]

@@ -71,6 +71,7 @@ class BlockResidualLayer(PreNormLayer):
         false by default.
     """
 
+    formula_source: ClassVar[str] = SOURCE
     plain: ClassVar[bool] = False
     alone: ClassVar[bool] = False
 
@@ -94,9 +95,6 @@ class BlockResidualLayer(PreNormLayer):
 
     def required_slots(self) -> Mapping[str, Mapping[str, Any]]:
         return {**super().required_slots(), "streams": {"type": "block_residual"}}
-
-    def formula_source(self) -> str:
-        return SOURCE
 
     def flow(self, recorder: Flow, x: Value, sharing: Sharing | None = None) -> Value:
         if self.idle_residual:
@@ -127,6 +125,7 @@ class BlockResiduals(ResidualStreams):
     normed_values: whether the sums that are added up are those after the norm (Inkling 2), false by default.
     """
 
+    formula_source: ClassVar[str] = SOURCE
     kind: ClassVar[str] = "residual"
 
     type: Literal["block_residual"] = "block_residual"
@@ -138,9 +137,6 @@ class BlockResiduals(ResidualStreams):
         required = {"type": self.type}
         if any(layer.required_slots().get("streams") != required for layer in layers.values()):
             raise ValueError("streams: those of type 'block_residual' stand where every layer is of that type")
-
-    def formula_source(self) -> str:
-        return SOURCE
 
     def record_split(self, recorder: Flow, x: Value) -> Value:
         return x

@@ -62,6 +62,7 @@ class BottleneckLayer(WholeLayer):
     num_feedforward_networks: the number of networks, one after the other.
     """
 
+    formula_source: ClassVar[str] = "Sun et al. 2020, §3.1"
     plain: ClassVar[bool] = False
 
     type: Literal["bottleneck"] = "bottleneck"
@@ -76,9 +77,6 @@ class BottleneckLayer(WholeLayer):
 
     def scaled(self, width: int, heads: Callable[[HeadSizes], HeadSizes], widened: Callable[[int], Number]) -> Self:
         raise Unscalable("a 'bottleneck' layer has a width of its own; expected layers as wide as the model")
-
-    def formula_source(self) -> str:
-        return "Sun et al. 2020, §3.1"
 
     def flow(self, recorder: Flow, x: Value, sharing: Sharing | None = None) -> Value:
         narrow_axis = Axis("bottleneck", self.bottleneck_size)

@@ -29,13 +29,11 @@ class ConditionedLayer(PreNormLayer):
     condition_rank: the width between the two linear layers, neither of which has a bias.
     """
 
+    formula_source: ClassVar[str] = "Voxtral Realtime 2026"
     plain: ClassVar[bool] = False
 
     type: Literal["conditioned"] = "conditioned"
     condition_rank: Width
-
-    def formula_source(self) -> str:
-        return "Voxtral Realtime 2026"
 
     def flow(self, recorder: Flow, x: Value, sharing: Sharing | None = None) -> Value:
         recorder.hold(x=x)

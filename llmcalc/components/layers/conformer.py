@@ -31,6 +31,7 @@ class ConformerLayer(PreNormLayer):
     convolution: the convolution along the frames.
     """
 
+    formula_source: ClassVar[str] = "Gulati et al. 2020, §2"
     plain: ClassVar[bool] = False
 
     type: Literal["conformer"] = "conformer"
@@ -38,9 +39,6 @@ class ConformerLayer(PreNormLayer):
 
     def networks(self) -> list[Any]:
         return [self.feed_forward, self.feed_forward]
-
-    def formula_source(self) -> str:
-        return "Gulati et al. 2020, §2"
 
     def check_place(self, stack_position: StackPosition) -> None:
         super().check_place(stack_position)

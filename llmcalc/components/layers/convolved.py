@@ -27,13 +27,11 @@ class ConvolvedLayer(PreNormLayer):
     conv_kernel_size: the width in tokens of both convolutions.
     """
 
+    formula_source: ClassVar[str] = "Inkling 2026"
     plain: ClassVar[bool] = False
 
     type: Literal["convolved"] = "convolved"
     conv_kernel_size: Kernel
-
-    def formula_source(self) -> str:
-        return "Inkling 2026"
 
     def flow(self, recorder: Flow, x: Value, sharing: Sharing | None = None) -> Value:
         for name, component in (("self_attn", self.attention), ("mlp", self.feed_forward)):

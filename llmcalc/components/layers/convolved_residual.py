@@ -37,6 +37,7 @@ class ConvolvedResidualLayer(BlockResidualLayer):
     separate_inputs: whether queries, keys and values read a sum and a norm each, false by default.
     """
 
+    formula_source: ClassVar[str] = "Inkling 2 2026"
     plain: ClassVar[bool] = False
     alone: ClassVar[bool] = False
 
@@ -49,9 +50,6 @@ class ConvolvedResidualLayer(BlockResidualLayer):
         if self.separate_inputs and not isinstance(self.attention, GatedProfileAttention):
             raise ValueError("separate_inputs: needs attention of type 'gated_profile'; expected false")
         return self
-
-    def formula_source(self) -> str:
-        return "Inkling 2 2026"
 
     def flow(self, recorder: Flow, x: Value, sharing: Sharing | None = None) -> Value:
         kernel, attention, network = self.conv_kernel_size, self.attention, self.feed_forward

@@ -34,14 +34,12 @@ class DelayedHyperLayer(HyperLayer):
     ngram_input: the embeddings of n-grams that are added to all streams first; none by default.
     """
 
+    formula_source: ClassVar[str] = SOURCE
     witness: ClassVar[PartWitness] = BY_TORCH
     delayed: ClassVar[bool] = True
 
     type: Literal["delayed_hyper"] = "delayed_hyper"  # type: ignore[assignment]
     ngram_input: NgramInput | None = None
-
-    def formula_source(self) -> str:
-        return SOURCE
 
     def flow(self, recorder: Flow, x: Value, sharing: Sharing | None = None) -> Value:
         """Records the layer. x: all streams."""
@@ -60,13 +58,11 @@ class DelayedHyperStreams(CopiedStreams):
     hc_mult: the number of streams.
     """
 
+    formula_source: ClassVar[str] = SOURCE
     witness: ClassVar[PartWitness] = BY_TORCH
     kind: ClassVar[str] = "residual"
 
     type: Literal["delayed_hyper"] = "delayed_hyper"
-
-    def formula_source(self) -> str:
-        return SOURCE
 
     def record_merge(self, recorder: Flow, x: Value) -> Value:
         streams, hidden = x.axes

@@ -28,6 +28,7 @@ class DenseResidualLayer(PreNormLayer):
     dense: the network beside them.
     """
 
+    formula_source: ClassVar[str] = "Snowflake Arctic 2024"
     plain: ClassVar[bool] = False
 
     type: Literal["dense_residual"] = "dense_residual"
@@ -35,9 +36,6 @@ class DenseResidualLayer(PreNormLayer):
 
     def networks(self) -> list[Any]:
         return [self.feed_forward, self.dense]
-
-    def formula_source(self) -> str:
-        return "Snowflake Arctic 2024"
 
     def flow(self, recorder: Flow, x: Value, sharing: Sharing | None = None) -> Value:
         recorder.hold(x=x)

@@ -33,6 +33,7 @@ class DraftLayer(PreNormLayer):
         stream itself; false by default.
     """
 
+    formula_source: ClassVar[str] = EAGLE_3
     alone: ClassVar[bool] = False
     plain: ClassVar[bool] = False
 
@@ -45,9 +46,6 @@ class DraftLayer(PreNormLayer):
 
     def mixers(self, width: int) -> list[tuple[str, Any, int]]:
         return [("attention", self.attention, 2 * width)]
-
-    def formula_source(self) -> str:
-        return EAGLE_3
 
     def flow(self, recorder: Flow, x: Value, sharing: Sharing | None = None) -> Value:
         embedded: Value = recorder.memo.get("embedded", x)  # x itself where the layer is recorded alone

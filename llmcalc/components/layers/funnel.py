@@ -43,6 +43,7 @@ class FunnelAttention(MultiHeadMixer):
     head_dim: the size of a head.
     """
 
+    formula_source: ClassVar[str] = "Dai et al. 2020, §A.2.1"
     node_name: ClassVar[str] = "self_attn"
     kind: ClassVar[str] = "attention"
     sides: ClassVar[tuple[str, ...]] = ("encoder",)
@@ -50,9 +51,6 @@ class FunnelAttention(MultiHeadMixer):
     type: Literal["funnel"] = "funnel"
     num_attention_heads: Heads
     head_dim: HeadDim
-
-    def formula_source(self) -> str:
-        return "Dai et al. 2020, §A.2.1"
 
     def flow(self, recorder: Flow, x: Value, memory: Value | None = None) -> Value:
         """Records attention. x: the queries' input. memory: the input of keys and values, by default x."""
@@ -107,6 +105,7 @@ class FunnelLayer(WholeLayer):
         the first layer of the decoder does; false by default.
     """
 
+    formula_source: ClassVar[str] = "Dai et al. 2020, §2.2"
     plain: ClassVar[bool] = False
     alone: ClassVar[bool] = False
 
@@ -129,9 +128,6 @@ class FunnelLayer(WholeLayer):
         if self.halves_keys and not self.halves:
             raise ValueError("halves_keys: needs halves = true; expected false")
         return self
-
-    def formula_source(self) -> str:
-        return "Dai et al. 2020, §2.2"
 
     def flow(self, recorder: Flow, x: Value, sharing: Sharing | None = None) -> Value:
         if self.lengthens:

@@ -54,6 +54,7 @@ class GatedCrossLayer(PreNormLayer):
     gate_per_feature: whether each feature has a gate of its own; by default a sublayer has one number.
     """
 
+    formula_source: ClassVar[str] = "Alayrac et al. 2022, §2.2"
     runs_on_text: ClassVar[bool] = False
     witness: ClassVar[PartWitness] = BY_TORCH
     plain: ClassVar[bool] = False
@@ -68,9 +69,6 @@ class GatedCrossLayer(PreNormLayer):
     def _check_fields(self) -> Self:
         self.attention.check_crossing()
         return self
-
-    def formula_source(self) -> str:
-        return "Alayrac et al. 2022, §2.2"
 
     def flow(self, recorder: Flow, x: Value, sharing: Sharing | None = None) -> Value:
         source_axes = x.axes if self.source_size is None else (Axis("source", self.source_size),)

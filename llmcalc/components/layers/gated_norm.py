@@ -30,15 +30,13 @@ class GatedNormLayer(PreNormLayer):
     feed_forward_gate: whether the norm before the feed-forward network is gated too, true by default.
     """
 
+    formula_source: ClassVar[str] = "A.X-K2 2026"
     witness: ClassVar[PartWitness] = BY_TORCH
     plain: ClassVar[bool] = False
 
     type: Literal["gated_norm"] = "gated_norm"
     gated_norm_rank: StepRank
     feed_forward_gate: Flag = True
-
-    def formula_source(self) -> str:
-        return "A.X-K2 2026"
 
     def flow(self, recorder: Flow, x: Value, sharing: Sharing | None = None) -> Value:
         for name, component in (("self_attn", self.attention), ("mlp", self.feed_forward)):

@@ -54,6 +54,7 @@ class GatedStreamsLayer(PreNormLayer):
     norm: the norm on each stream, with one weight vector for all; the sublayers have no norm besides.
     """
 
+    formula_source: ClassVar[str] = "Qwen4-Exp 2026"
     plain: ClassVar[bool] = False
     alone: ClassVar[bool] = False
 
@@ -64,9 +65,6 @@ class GatedStreamsLayer(PreNormLayer):
 
     def required_slots(self) -> Mapping[str, Mapping[str, Any]]:
         return {**super().required_slots(), "streams": {"type": self.type, "hc_mult": self.hc_mult}}
-
-    def formula_source(self) -> str:
-        return "Qwen4-Exp 2026"
 
     def flow(self, recorder: Flow, x: Value, sharing: Sharing | None = None) -> Value:
         """Records the layer. x: all streams."""
@@ -94,14 +92,12 @@ class GatedStreams(CopiedStreams):
     norm: the norm on each stream.
     """
 
+    formula_source: ClassVar[str] = "Qwen4-Exp 2026"
     kind: ClassVar[str] = "stream_gate"
 
     type: Literal["gated_streams"] = "gated_streams"
     hc_lowrank: QueryRank
     norm: Norm
-
-    def formula_source(self) -> str:
-        return "Qwen4-Exp 2026"
 
     def record_merge(self, recorder: Flow, x: Value) -> Value:
         return recorder.part("stream_output", self, x)

@@ -39,6 +39,7 @@ class Gemma4Layer(WholeLayer):
     per_layer_input: how the layer uses its per-layer embedding; none by default.
     """
 
+    formula_source: ClassVar[str] = "Gemma 4 2026"
     witness: ClassVar[PartWitness] = BY_TORCH
 
     type: Literal["gemma4"] = "gemma4"
@@ -67,9 +68,6 @@ class Gemma4Layer(WholeLayer):
 
     def borrowing_field(self) -> str:
         return super().borrowing_field() if self.per_layer_input is None else "per_layer_input"
-
-    def formula_source(self) -> str:
-        return "Gemma 4 2026"
 
     def flow(self, recorder: Flow, x: Value, sharing: Sharing | None = None) -> Value:
         x = recorder.add(x, self._between_norms(recorder, "self_attn", self.attention, x))

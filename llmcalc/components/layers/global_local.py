@@ -45,6 +45,7 @@ class GlobalTokens(ResidualStreams):
     block_size: the number of tokens in a block.
     """
 
+    formula_source: ClassVar[str] = "Phang et al. 2022, §3"
     kind: ClassVar[str] = "embedding"
 
     type: Literal["global_tokens"] = "global_tokens"
@@ -62,9 +63,6 @@ class GlobalTokens(ResidualStreams):
     def check_place(self, stack_position: StackPosition) -> None:
         if stack_position.side != "encoder":
             raise ValueError(f"{stack_position.where}: global tokens see later tokens; expected an encoder")
-
-    def formula_source(self) -> str:
-        return "Phang et al. 2022, §3"
 
     def record_split(self, recorder: Flow, x: Value) -> Value:
         return recorder.part("global_tokens", self, x)
@@ -102,6 +100,7 @@ class GlobalLocalAttention(EqualHeadsMixer):
     staggered: whether the blocks begin half a block before the text, false by default.
     """
 
+    formula_source: ClassVar[str] = "Phang et al. 2022, §3"
     node_name: ClassVar[str] = "self_attn"
     kind: ClassVar[str] = "attention"
     sides: ClassVar[tuple[str, ...]] = ("encoder",)
@@ -128,9 +127,6 @@ class GlobalLocalAttention(EqualHeadsMixer):
 
     def with_heads(self, head_sizes: HeadSizes) -> Self:
         raise Unscalable("attention to global tokens is for encoders; expected a decoder")
-
-    def formula_source(self) -> str:
-        return "Phang et al. 2022, §3"
 
     def flow(self, recorder: Flow, x: Value) -> Value:
         head_sizes = self.head_sizes(x.width)
@@ -169,15 +165,13 @@ class GlobalLocalAttention(EqualHeadsMixer):
 class GlobalLocalLayer(PreNormLayer):
     """Pre-norm attention with global tokens and a feed-forward network; global tokens have a separate first norm."""
 
+    formula_source: ClassVar[str] = "Phang et al. 2022, §3"
     plain: ClassVar[bool] = False
     alone: ClassVar[bool] = False
 
     type: Literal["global_local"] = "global_local"
     attention: GlobalLocalAttention
     feed_forward: FeedForward
-
-    def formula_source(self) -> str:
-        return "Phang et al. 2022, §3"
 
     def flow(self, recorder: Flow, x: Value, sharing: Sharing | None = None) -> Value:
         assert isinstance(x.rows, Joined)

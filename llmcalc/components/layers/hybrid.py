@@ -33,6 +33,7 @@ class HybridBlock(PreNormLayer):
     state_space: the mixer beside attention.
     """
 
+    formula_source: ClassVar[str] = "Falcon-H1 2025, §2.1"
     witness: ClassVar[PartWitness] = BY_TORCH
 
     type: Literal["hybrid"] = "hybrid"
@@ -53,9 +54,6 @@ class HybridBlock(PreNormLayer):
 
     def scaled(self, width: int, heads: Callable[[HeadSizes], HeadSizes], widened: Callable[[int], Number]) -> Self:
         raise Unscalable(f"a state-space part beside attention has no rule for its sizes at another width; {SCALABLE}")
-
-    def formula_source(self) -> str:
-        return "Falcon-H1 2025, §2.1"
 
     def flow(self, recorder: Flow, x: Value, sharing: Sharing | None = None) -> Value:
         normed = recorder.part("mixers_pre_norm", self.norm, x)

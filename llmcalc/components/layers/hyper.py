@@ -50,6 +50,7 @@ class HyperLayer(PreNormLayer):
     delayed: whether a sublayer reads the streams with the weights of the sublayer before (class attribute).
     """
 
+    formula_source: ClassVar[str] = "Xie et al. 2025, §4"
     witness: ClassVar[PartWitness] = BY_TORCH
     plain: ClassVar[bool] = False
     alone: ClassVar[bool] = False
@@ -63,9 +64,6 @@ class HyperLayer(PreNormLayer):
 
     def required_slots(self) -> Mapping[str, Mapping[str, Any]]:
         return {**super().required_slots(), "streams": {"type": self.type, "hc_mult": self.hc_mult}}
-
-    def formula_source(self) -> str:
-        return "Xie et al. 2025, §4"
 
     def flow(self, recorder: Flow, x: Value, sharing: Sharing | None = None) -> Value:
         """Records the layer. x: all streams."""

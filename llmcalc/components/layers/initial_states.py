@@ -25,12 +25,10 @@ if TYPE_CHECKING:
 class InitialStatesLayer(PreNormLayer):
     """Attention to norm(λ₀ · x + λ₁ · x₀), where x₀ is the first layer's input, then a feed-forward network."""
 
+    formula_source: ClassVar[str] = "NeoMME 2026"
     plain: ClassVar[bool] = False
 
     type: Literal["initial_states"] = "initial_states"
-
-    def formula_source(self) -> str:
-        return "NeoMME 2026"
 
     def flow(self, recorder: Flow, x: Value, sharing: Sharing | None = None) -> Value:
         start: Value = recorder.memo.get("embedded", x)  # x itself where the layer is recorded alone

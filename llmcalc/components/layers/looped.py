@@ -50,6 +50,7 @@ class LoopedAttention(GroupedQueryMixer):
     position: RoPE on queries and keys.
     """
 
+    formula_source: ClassVar[str] = "IQuest-Coder-V1 2026, §2"
     node_name: ClassVar[str] = "self_attn"
     kind: ClassVar[str] = "attention"
 
@@ -66,9 +67,6 @@ class LoopedAttention(GroupedQueryMixer):
         check_groups(self.num_attention_heads, self.num_key_value_heads)
         self.position.check(self.head_dim)
         return self
-
-    def formula_source(self) -> str:
-        return "IQuest-Coder-V1 2026, §2"
 
     def length_limits(self) -> tuple[int, ...]:
         return (self.loop_window_size,)
@@ -140,6 +138,7 @@ class LoopedLayer(PreNormLayer):
     feed_forward: its feed-forward network.
     """
 
+    formula_source: ClassVar[str] = "IQuest-Coder-V1 2026, §2"
     plain: ClassVar[bool] = False
     alone: ClassVar[bool] = False
     shares_all: ClassVar[bool] = False
@@ -151,9 +150,6 @@ class LoopedLayer(PreNormLayer):
         if not isinstance(self.attention, LoopedAttention) or not isinstance(self.feed_forward, FeedForward):
             raise ValueError("attention, feed_forward: expected attention of type 'looped' and a network of type 'mlp'")
         return self
-
-    def formula_source(self) -> str:
-        return "IQuest-Coder-V1 2026, §2"
 
     def flow(self, recorder: Flow, x: Value, sharing: Sharing | None = None) -> Value:
         is_second = sharing is not None and not sharing.first

@@ -31,6 +31,7 @@ class PerLayerEmbedding(StackPart):
     norm: the norm on each layer's part of the projection.
     """
 
+    formula_source: ClassVar[str] = "Gemma 3n 2025"
     witness: ClassVar[PartWitness] = BY_TORCH
     kind: ClassVar[str] = "embedding"
 
@@ -46,9 +47,6 @@ class PerLayerEmbedding(StackPart):
                 "hidden_size_per_layer_input, and nowhere else"
             )
 
-    def formula_source(self) -> str:
-        return "Gemma 3n 2025"
-
     def flow(self, recorder: Flow, x: Value, layers: Number = 1) -> Value:
         vector_axes = Axis("layers", layers), Axis("per_layer", self.hidden_size_per_layer_input)
         vocab, width = self.vocab_size_per_layer_input, self.hidden_size_per_layer_input
@@ -59,7 +57,7 @@ class PerLayerEmbedding(StackPart):
         projected = recorder.scale(recorder.linear("projection", x, *vector_axes), x.width**-0.5)
         recorder.hold(mapped=projected, **({} if table_vectors is None else {"looked_up": table_vectors}))
         normed = recorder.norm(
-            "norm", projected, self.norm, vector_axes[1:], kind="norm", source=self.norm.formula_source()
+            "norm", projected, self.norm, vector_axes[1:], kind="norm", source=self.norm.formula_source
         )
         if table_vectors is None:
             return normed
@@ -78,6 +76,7 @@ class PerLayerGate(Part):
     hidden_act: the activation on the gate Gx.
     """
 
+    formula_source: ClassVar[str] = "Gemma 3n 2025"
     witness: ClassVar[PartWitness] = BY_TORCH
     kind: ClassVar[str] = "feed_forward"
 
@@ -87,9 +86,6 @@ class PerLayerGate(Part):
     def required_slots(self) -> Mapping[str, Mapping[str, Any]]:
         """The part of the stack that computes the vector, as in `Layer.required_slots`."""
         return {"per_layer_embedding": {"hidden_size_per_layer_input": self.hidden_size_per_layer_input}}
-
-    def formula_source(self) -> str:
-        return "Gemma 3n 2025"
 
     def flow(self, recorder: Flow, x: Value, norm: Norm) -> Value:
         """Returns the term to add to x. norm: the layer's norm of this term."""

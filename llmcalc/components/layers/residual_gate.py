@@ -30,15 +30,13 @@ class ResidualGateLayer(WholeLayer):
     feed_forward_output_norm: the norm of the network's output.
     """
 
+    formula_source: ClassVar[str] = "Muse Spark 2026"
     plain: ClassVar[bool] = False
 
     type: Literal["residual_gate"] = "residual_gate"
     attention_output_norm: Norm
     feed_forward_output_norm: Norm
     norm_placement: Literal["sandwich"] = "sandwich"
-
-    def formula_source(self) -> str:
-        return "Muse Spark 2026"
 
     def flow(self, recorder: Flow, x: Value, sharing: Sharing | None = None) -> Value:
         for name, component, output_norm in (

@@ -41,6 +41,7 @@ class ShortcutLayer(PreNormLayer):
     feed_forward: the experts.
     """
 
+    formula_source: ClassVar[str] = "LongCat-Flash 2025, §2.2"
     witness: ClassVar[PartWitness] = BY_TORCH
     plain: ClassVar[bool] = False
 
@@ -58,9 +59,6 @@ class ShortcutLayer(PreNormLayer):
 
     def scaled(self, width: int, heads: Callable[[HeadSizes], HeadSizes], widened: Callable[[int], Number]) -> Self:
         return super().scaled(width, heads, widened).model_copy(update={"dense": self.dense.widened(widened)})
-
-    def formula_source(self) -> str:
-        return "LongCat-Flash 2025, §2.2"
 
     def flow(self, recorder: Flow, x: Value, sharing: Sharing | None = None) -> Value:
         x, normed = self._attention_sublayer(recorder, x, 0)

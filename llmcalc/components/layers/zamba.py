@@ -61,6 +61,7 @@ class SharedBlock(Part):
         2's classes without tied weights).
     """
 
+    formula_source: ClassVar[str] = "Glorioso et al. 2024, §2"
     witness: ClassVar[PartWitness] = BY_TORCH
     kind: ClassVar[str] = ""
 
@@ -89,9 +90,6 @@ class SharedBlock(Part):
             )
         return self
 
-    def formula_source(self) -> str:
-        return "Glorioso et al. 2024, §2"
-
     def flow(self, recorder: Flow, x: Value, norm: Norm, out: Shape, other_adapters: Others | None = None) -> Value:
         """Records the block. x: the residual stream and the token embeddings, concatenated.
 
@@ -109,7 +107,7 @@ class SharedBlock(Part):
         y = recorder.part("self_attn", self.attention, normed, out=out, adapter=attention_adapter)
         recorder.hold(y=y)
         y = recorder.part("mlp_pre_norm", norm, y)
-        with recorder.scope("mlp", kind=self.feed_forward.kind, source=self.feed_forward.formula_source()):
+        with recorder.scope("mlp", kind=self.feed_forward.kind, source=self.feed_forward.formula_source):
             return self._network_output(recorder, y, None if self.adapter_rank is None else adapter)
 
     def _network_output(self, recorder: Flow, x: Value, adapter: Adapter | None) -> Value:
@@ -151,6 +149,7 @@ class ZambaLayer(Layer):
     transformer: the shared block.
     """
 
+    formula_source: ClassVar[str] = "Glorioso et al. 2024, §2"
     witness: ClassVar[PartWitness] = BY_TORCH
     alone: ClassVar[bool] = False
     shares_all: ClassVar[bool] = False
@@ -189,9 +188,6 @@ class ZambaLayer(Layer):
 
     def mixers(self, width: int) -> list[tuple[str, Any, int]]:
         return [("transformer.attention", self.transformer.attention, 2 * width), *super().mixers(width)]
-
-    def formula_source(self) -> str:
-        return "Glorioso et al. 2024, §2"
 
     def flow(self, recorder: Flow, x: Value, sharing: Sharing | None = None) -> Value:
         other_adapters: Others | None = None

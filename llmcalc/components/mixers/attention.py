@@ -508,6 +508,7 @@ class Attention(TokenMixer):
             return self.attention_chunk_size, "chunked_attention"
         return None, "full_attention"
 
+    @property
     def formula_source(self) -> str:
         if self.num_key_value_heads is None:
             return "Vaswani et al. 2017, §3.2.2"

@@ -37,6 +37,7 @@ class BlendedAttention(WindowedMixer):
     position: RoPE on queries and blended keys.
     """
 
+    formula_source: ClassVar[str] = "Wang et al. 2025 (Baichuan-M1), §2"
     node_name: ClassVar[str] = "self_attn"
     kind: ClassVar[str] = "attention"
 
@@ -55,9 +56,6 @@ class BlendedAttention(WindowedMixer):
 
     def report_label(self) -> str:
         return "full" if self.sliding_window is None else "sliding"
-
-    def formula_source(self) -> str:
-        return "Wang et al. 2025 (Baichuan-M1), §2"
 
     def flow(self, recorder: Flow, x: Value) -> Value:
         heads, kv_heads = Axis("heads", self.num_attention_heads), Axis("kv_heads", self.num_key_value_heads)

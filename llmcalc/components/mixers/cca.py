@@ -59,6 +59,7 @@ class CompressedConvAttention(WindowedMixer):
     position: RoPE on queries and keys.
     """
 
+    formula_source: ClassVar[str] = "Figliolia et al. 2025, §3"
     witness: ClassVar[PartWitness] = BY_TORCH
     node_name: ClassVar[str] = "self_attn"
     kind: ClassVar[str] = "attention"
@@ -95,9 +96,6 @@ class CompressedConvAttention(WindowedMixer):
         if not same(2 * floor_div(width, 2), width):
             raise Unscalable("values are computed in two halves; expected an even head_dim")
         return super().with_heads(head_sizes)
-
-    def formula_source(self) -> str:
-        return "Figliolia et al. 2025, §3"
 
     def flow(self, recorder: Flow, x: Value) -> Value:
         heads, kv_heads = Axis("heads", self.num_attention_heads), Axis("kv_heads", self.num_key_value_heads)

@@ -41,6 +41,7 @@ class CompressedAttention(EntryAttention):
     indexer: the part that selects the entries to attend to; by default all are attended to.
     """
 
+    formula_source: ClassVar[str] = "DeepSeek-V4 2026, §2.3"
     witness: ClassVar[PartWitness] = BY_TORCH
 
     type: Literal["compressed"] = "compressed"
@@ -51,9 +52,6 @@ class CompressedAttention(EntryAttention):
         if self.compress_rate is None and (self.overlap or self.indexer is not None):
             raise ValueError("compress_rate: missing; overlap and indexer require one")
         return self
-
-    def formula_source(self) -> str:
-        return "DeepSeek-V4 2026, §2.3"
 
     def _normed_query(self, recorder: Flow, q: Value, dim: Axis) -> Value:
         return recorder.normalized(q, Norm(type="rmsnorm", weight=False, eps=self.norm.eps), (dim,))

@@ -39,6 +39,7 @@ class ContextAttention(TwoSetsMixer):
     position: RoPE on queries and keys.
     """
 
+    formula_source: ClassVar[str] = DFLASH
     node_name: ClassVar[str] = "self_attn"
     kind: ClassVar[str] = "attention"
     sees_whole_pass: ClassVar[bool] = True
@@ -54,9 +55,6 @@ class ContextAttention(TwoSetsMixer):
 
     def required_slots(self) -> Mapping[str, Mapping[str, Any]]:
         return {"streams": {"type": "target_states", "start": "embedding"}}
-
-    def formula_source(self) -> str:
-        return DFLASH
 
     def flow(self, recorder: Flow, x: Value) -> Value:
         """Records one softmax over the scores of both attention cores; each core counts its own products."""

@@ -53,6 +53,7 @@ class DifferentialAttention(WindowedMixer):
     position: RoPE on queries and keys, by default that of Llama; none for attention without positions.
     """
 
+    formula_source: ClassVar[str] = "Ye et al. 2024, §2.1"
     witness: ClassVar[PartWitness] = BY_TORCH
     node_name: ClassVar[str] = "self_attn"
     kind: ClassVar[str] = "attention"
@@ -93,9 +94,6 @@ class DifferentialAttention(WindowedMixer):
         if not same(2 * floor_div(head_sizes.kv_heads, 2), head_sizes.kv_heads):
             raise Unscalable("values are halved by heads; expected an even number of key/value heads")
         return super().with_heads(head_sizes)
-
-    def formula_source(self) -> str:
-        return "Ye et al. 2024, §2.1"
 
     def flow(self, recorder: Flow, x: Value) -> Value:
         heads, kv_heads = Axis("heads", self.num_attention_heads), Axis("kv_heads", self.num_key_value_heads)

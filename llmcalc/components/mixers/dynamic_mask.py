@@ -42,6 +42,7 @@ class DynamicMaskAttention(WindowedMixer):
     position: RoPE on queries and keys.
     """
 
+    formula_source: ClassVar[str] = "Shi et al. 2024 (Doge)"
     witness: ClassVar[PartWitness] = BY_TORCH
     node_name: ClassVar[str] = "self_attn"
     kind: ClassVar[str] = "attention"
@@ -64,9 +65,6 @@ class DynamicMaskAttention(WindowedMixer):
 
     def length_limits(self) -> tuple[int, ...]:
         return (self.keep_window_size, *super().length_limits())
-
-    def formula_source(self) -> str:
-        return "Shi et al. 2024 (Doge)"
 
     def flow(self, recorder: Flow, x: Value) -> Value:
         heads, kv_heads = Axis("heads", self.num_attention_heads), Axis("kv_heads", self.num_key_value_heads)

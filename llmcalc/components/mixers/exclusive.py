@@ -48,6 +48,7 @@ class ExclusiveAttention(WindowedMixer):
     adds_embeddings: whether the stack's value embeddings are added to the values, false by default.
     """
 
+    formula_source: ClassVar[str] = "NeoMME 2026"
     node_name: ClassVar[str] = "self_attn"
     kind: ClassVar[str] = "attention"
     sides: ClassVar[tuple[str, ...]] = ("encoder",)
@@ -80,9 +81,6 @@ class ExclusiveAttention(WindowedMixer):
             return {}
         heads = {"num_key_value_heads": self.num_key_value_heads, "head_dim": self.head_dim}
         return {"streams": {"type": "value_embeddings", **heads}}
-
-    def formula_source(self) -> str:
-        return "NeoMME 2026"
 
     def flow(self, recorder: Flow, x: Value) -> Value:
         heads, kv_heads = Axis("heads", self.num_attention_heads), Axis("kv_heads", self.num_key_value_heads)

@@ -21,15 +21,13 @@ if TYPE_CHECKING:
 class FourierMixer(TokenMixer):
     """A Fourier transform over all tokens and features, of which the real part is taken."""
 
+    formula_source: ClassVar[str] = "Lee-Thorp et al. 2021, §3.2"
     node_name: ClassVar[str] = "fourier"
     kind: ClassVar[str] = "attention"
     sides: ClassVar[tuple[str, ...]] = ("encoder",)
     uncounted: ClassVar[str] = "fast Fourier transform"
 
     type: Literal["fourier"] = "fourier"
-
-    def formula_source(self) -> str:
-        return "Lee-Thorp et al. 2021, §3.2"
 
     def flow(self, recorder: Flow, x: Value) -> Value:
         return recorder.act(x, "identity")

@@ -62,6 +62,7 @@ class GatedDeltaNet(TokenMixer):
     norm_eps: the ε of that norm, 1e-6 by default.
     """
 
+    formula_source: ClassVar[str] = "Yang et al. 2024 (arXiv:2412.06464), §3"
     witness: ClassVar[PartWitness] = PUBLISHED
     kernel_packages: ClassVar[tuple[str, ...]] = ("flash-linear-attention", "causal-conv1d")
     node_name: ClassVar[str] = "linear_attn"
@@ -91,9 +92,6 @@ class GatedDeltaNet(TokenMixer):
 
     def head_sizes(self, width: Number) -> HeadSizes:
         return HeadSizes(self.linear_num_value_heads, self.linear_num_key_heads, self.linear_key_head_dim)
-
-    def formula_source(self) -> str:
-        return "Yang et al. 2024 (arXiv:2412.06464), §3"
 
     def flow(self, recorder: Flow, x: Value) -> Value:
         heads, kernel = Axis("heads", self.linear_num_value_heads), self.linear_conv_kernel_dim

@@ -9,7 +9,7 @@ have taps that are partly computed from each token. transformers: models/inkling
 from __future__ import annotations
 
 from functools import cache
-from typing import TYPE_CHECKING, Any, Literal, Self
+from typing import TYPE_CHECKING, Any, ClassVar, Literal, Self
 
 from ...flow.axis import Axis
 from ...flow.record import Flow
@@ -34,12 +34,11 @@ class GatedProfileAttention(ProfileAttention):
         some that each token's input gives for each head; false by default. Their elementwise products count no FLOPs.
     """
 
+    formula_source: ClassVar[str] = "Inkling 2 2026"
+
     type: Literal["gated_profile"] = "gated_profile"  # type: ignore[assignment]
     norm: None = None
     dynamic_convolutions: Flag = False
-
-    def formula_source(self) -> str:
-        return "Inkling 2 2026"
 
     def flow(self, recorder: Flow, x: Value, key_input: Value | None = None, value_input: Value | None = None) -> Value:
         """Records attention. key_input, value_input: the inputs of keys and of values, by default x."""

@@ -39,6 +39,7 @@ class GroupedProjectionAttention(EqualHeadsMixer):
     q_groups, k_groups, v_groups, o_groups: the number of groups of each projection, 1 by default.
     """
 
+    formula_source: ClassVar[str] = SOURCE
     node_name: ClassVar[str] = "self_attn"
     kind: ClassVar[str] = "attention"
     sides: ClassVar[tuple[str, ...]] = ("encoder",)
@@ -54,9 +55,6 @@ class GroupedProjectionAttention(EqualHeadsMixer):
         super().check_place(stack_position)
         for field in ("q_groups", "k_groups", "v_groups", "o_groups"):
             self._check_divisor(stack_position, field)
-
-    def formula_source(self) -> str:
-        return SOURCE
 
     def flow(self, recorder: Flow, x: Value) -> Value:
         head_sizes = self.head_sizes(x.width)
@@ -93,6 +91,7 @@ class GroupedFeedForward(SingleWidthNetwork):
     up_groups, down_groups: the number of groups of each projection, 1 by default.
     """
 
+    formula_source: ClassVar[str] = SOURCE
     node_name: ClassVar[str] = "mlp"
     kind: ClassVar[str] = "feed_forward"
 
@@ -104,9 +103,6 @@ class GroupedFeedForward(SingleWidthNetwork):
 
     def activation(self) -> str:
         return self.hidden_act
-
-    def formula_source(self) -> str:
-        return SOURCE
 
     def flow(self, recorder: Flow, x: Value) -> Value:
         ffn = Axis("ffn", self.intermediate_size)

@@ -40,6 +40,7 @@ class Indexer(Part):
     position_scale: as in `MLA`, on the small queries; false by default.
     """
 
+    formula_source: ClassVar[str] = "DeepSeek-V3.2 2025, §2.1"
     witness: ClassVar[PartWitness] = BY_TORCH
 
     type: Literal["indexer"] = "indexer"
@@ -60,9 +61,6 @@ class Indexer(Part):
     def attention_limits(self) -> Mapping[str, Any]:
         """Returns fields of attention's op and rows: the number of tokens that a token attends to."""
         return {"selected": self.index_topk}
-
-    def formula_source(self) -> str:
-        return "DeepSeek-V3.2 2025, §2.1"
 
     def flow(self, recorder: Flow, x: Value, query_latent: Value | None = None, position: Rope | None = None) -> Value:
         """Scores all earlier tokens and selects some of them.

@@ -39,6 +39,7 @@ class JetBlock(TokenMixer):
     norm_eps: the ε of the norm on the output of each head, 1e-5 by default.
     """
 
+    formula_source: ClassVar[str] = "Gu et al. 2025 (arXiv:2508.15884), §3"
     node_name: ClassVar[str] = "linear_attn"
     kind: ClassVar[str] = "linear_attention"
     uncounted: ClassVar[str] = "the decays of JetBlock, and in decode the whole step of its state"
@@ -54,9 +55,6 @@ class JetBlock(TokenMixer):
 
     def head_sizes(self, width: Number) -> HeadSizes:
         return HeadSizes(self.linear_num_value_heads, self.linear_num_value_heads, self.linear_key_head_dim)
-
-    def formula_source(self) -> str:
-        return "Gu et al. 2025 (arXiv:2508.15884), §3"
 
     def flow(self, recorder: Flow, x: Value) -> Value:
         heads, kernel = Axis("heads", self.linear_num_value_heads), Axis("kernel", self.linear_conv_kernel_dim)

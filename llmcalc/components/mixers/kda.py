@@ -56,6 +56,7 @@ class KimiDeltaAttention(TokenMixer):
     norm_eps: the ε of the norm on the output, 1e-5 by default.
     """
 
+    formula_source: ClassVar[str] = "Kimi Team 2025 (arXiv:2510.26692), §3"
     witness: ClassVar[PartWitness] = PUBLISHED
     kernel_packages: ClassVar[tuple[str, ...]] = ("flash-linear-attention", "causal-conv1d")
     node_name: ClassVar[str] = "linear_attn"
@@ -88,9 +89,6 @@ class KimiDeltaAttention(TokenMixer):
     def with_heads(self, head_sizes: HeadSizes) -> Self:
         check_key_heads(self, head_sizes)
         return self.model_copy(update={"linear_num_heads": head_sizes.heads, "linear_head_dim": head_sizes.head_dim})
-
-    def formula_source(self) -> str:
-        return "Kimi Team 2025 (arXiv:2510.26692), §3"
 
     def flow(self, recorder: Flow, x: Value) -> Value:
         heads, dim = Axis("heads", self.linear_num_heads), Axis("head_dim", self.linear_head_dim)

@@ -46,6 +46,7 @@ class LightningAttention(MultiHeadMixer):
     qkv_bias, o_bias: whether the projections have biases, false by default.
     """
 
+    formula_source: ClassVar[str] = "Qin et al. 2024, §3"
     witness: ClassVar[PartWitness] = PUBLISHED
     node_name: ClassVar[str] = "linear_attn"
     kind: ClassVar[str] = "linear_attention"
@@ -68,9 +69,6 @@ class LightningAttention(MultiHeadMixer):
         super().check_place(stack_position)
         if self.position is not None:
             self.position.check_place(stack_position, self.head_dim)
-
-    def formula_source(self) -> str:
-        return "Qin et al. 2024, §3"
 
     def flow(self, recorder: Flow, x: Value) -> Value:
         heads, dim = Axis("heads", self.num_attention_heads), Axis("head_dim", self.head_dim)

@@ -47,6 +47,7 @@ class LocalAttention(MultiHeadMixer):
     global_norm: the norm on the sums, none by default.
     """
 
+    formula_source: ClassVar[str] = "Guo et al. 2021, §3.1"
     witness: ClassVar[PartWitness] = BY_TORCH
     node_name: ClassVar[str] = "self_attn"
     kind: ClassVar[str] = "attention"
@@ -75,9 +76,6 @@ class LocalAttention(MultiHeadMixer):
         """Records the shared bias, and the mask that the bias of block sums depends on."""
         tables = [recorder.memo[name] for name in ("relative_bias", "relative_bias_of_blocks") if name in recorder.memo]
         recorder.local_mask(x.rows, self.local_radius, self.global_block_size, *tables)
-
-    def formula_source(self) -> str:
-        return "Guo et al. 2021, §3.1"
 
     def flow(self, recorder: Flow, x: Value) -> Value:
         heads, dim, block = Axis("heads", self.num_attention_heads), Axis("head_dim", self.head_dim), None

@@ -50,6 +50,7 @@ class Mamba(TokenMixer):
         by default.
     """
 
+    formula_source: ClassVar[str] = "Gu & Dao 2023, §3.4"
     witness: ClassVar[PartWitness] = PUBLISHED
     kernel_packages: ClassVar[tuple[str, ...]] = ("mamba-ssm", "causal-conv1d")
     node_name: ClassVar[str] = "mamba"
@@ -75,9 +76,6 @@ class Mamba(TokenMixer):
         if self.num_heads is not None and self.norm is not None:
             raise ValueError("norm: only supported for a single head; expected no num_heads, or no norm")
         return self
-
-    def formula_source(self) -> str:
-        return "Gu & Dao 2023, §3.4"
 
     def flow(self, recorder: Flow, x: Value) -> Value:
         inner_axis = Axis("inner", self.intermediate_size)

@@ -55,6 +55,7 @@ class Mamba2(TokenMixer):
     norm_before_gate: whether the norm comes before the gate, false by default.
     """
 
+    formula_source: ClassVar[str] = "Dao & Gu 2024, §7"
     witness: ClassVar[PartWitness] = PUBLISHED
     kernel_packages: ClassVar[tuple[str, ...]] = ("mamba-ssm", "causal-conv1d")
     node_name: ClassVar[str] = "mamba"
@@ -86,9 +87,6 @@ class Mamba2(TokenMixer):
 
     def head_sizes(self, width: Number) -> HeadSizes:
         return HeadSizes(self.num_heads, self.n_groups, self.head_dim)
-
-    def formula_source(self) -> str:
-        return "Dao & Gu 2024, §7"
 
     def flow(self, recorder: Flow, x: Value) -> Value:
         heads = Axis("heads", self.num_heads)

@@ -29,6 +29,7 @@ class MemoryGate(TokenMixer):
     hidden_act: the activation of the gate, silu by default.
     """
 
+    formula_source: ClassVar[str] = "Ren et al. 2025, §2"
     node_name: ClassVar[str] = "mamba"
     kind: ClassVar[str] = "state_space"
 
@@ -39,9 +40,6 @@ class MemoryGate(TokenMixer):
 
     def borrowing_field(self) -> str:
         return "type 'memory_gate'"
-
-    def formula_source(self) -> str:
-        return "Ren et al. 2025, §2"
 
     def flow(self, recorder: Flow, x: Value) -> Value:
         inner_axis = Axis("inner", self.intermediate_size)

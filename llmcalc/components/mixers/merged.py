@@ -41,6 +41,7 @@ class MergedAttention(TwoSetsMixer):
     position: RoPE on queries and on the decoder's own keys.
     """
 
+    formula_source: ClassVar[str] = "Zhang et al. 2025 (T5Gemma 2)"
     witness: ClassVar[PartWitness] = BY_TORCH
     node_name: ClassVar[str] = "self_attn"
     kind: ClassVar[str] = "attention"
@@ -65,9 +66,6 @@ class MergedAttention(TwoSetsMixer):
                 f"{stack_position.where}.type: 'merged' requires an encoder of the decoder's width; expected one, "
                 "and no cross_attention"
             )
-
-    def formula_source(self) -> str:
-        return "Zhang et al. 2025 (T5Gemma 2)"
 
     def flow(self, recorder: Flow, x: Value) -> Value:
         """Records one softmax over the scores of both attention cores; each core counts its own products."""

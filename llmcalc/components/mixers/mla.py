@@ -85,6 +85,7 @@ class MLA(TokenMixer):
     indexer: the part that selects the tokens to attend to; none by default.
     """
 
+    formula_source: ClassVar[str] = "DeepSeek-V2 2024, §2.1"
     witness: ClassVar[PartWitness] = BY_TORCH
     node_name: ClassVar[str] = "self_attn"
     kind: ClassVar[str] = "attention"
@@ -176,9 +177,6 @@ class MLA(TokenMixer):
     def _latent_key(self) -> tuple[Any, ...]:
         """Returns the fields that must be equal for layers to share latents."""
         return "latent", self.kv_lora_rank, self.qk_rope_head_dim, self.mla_use_nope, self.sliding_window
-
-    def formula_source(self) -> str:
-        return "DeepSeek-V2 2024, §2.1"
 
     def flow(self, recorder: Flow, x: Value) -> Value:
         heads, head_axis = Axis("heads", self.num_attention_heads), Axis("v_head_dim", self.v_head_dim)

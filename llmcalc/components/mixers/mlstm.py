@@ -51,6 +51,7 @@ class MLSTM(TokenMixer):
     norm_eps: the ε of the norm on the output, 1e-6 by default.
     """
 
+    formula_source: ClassVar[str] = "Beck et al. 2024, §2.3"
     witness: ClassVar[PartWitness] = PUBLISHED
     node_name: ClassVar[str] = "mlstm"
     kind: ClassVar[str] = "linear_attention"
@@ -67,9 +68,6 @@ class MLSTM(TokenMixer):
 
     def head_sizes(self, width: Number) -> HeadSizes:
         return HeadSizes(self.num_heads, self.num_heads, self.qk_head_dim)
-
-    def formula_source(self) -> str:
-        return "Beck et al. 2024, §2.3"
 
     def flow(self, recorder: Flow, x: Value) -> Value:
         heads, has_bias = Axis("heads", self.num_heads), self.use_bias

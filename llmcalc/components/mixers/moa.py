@@ -50,6 +50,7 @@ class MixtureOfAttention(TokenMixer):
     position: RoPE on queries and keys.
     """
 
+    formula_source: ClassVar[str] = "Zhang et al. 2022, §3"
     witness: ClassVar[PartWitness] = BY_TORCH
     node_name: ClassVar[str] = "self_attn"
     kind: ClassVar[str] = "attention"
@@ -84,9 +85,6 @@ class MixtureOfAttention(TokenMixer):
             raise Unscalable(f"a token has {top_k} query heads for each key/value head, one of each of its experts")
         self.position.check_heads(head_sizes)
         return self.model_copy(update={"num_key_value_heads": head_sizes.kv_heads, "head_dim": head_sizes.head_dim})
-
-    def formula_source(self) -> str:
-        return "Zhang et al. 2022, §3"
 
     def flow(self, recorder: Flow, x: Value) -> Value:
         top_k, experts = self.num_experts_per_tok, Axis("experts", self.num_experts)

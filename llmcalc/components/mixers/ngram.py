@@ -43,6 +43,7 @@ class PredictStreams(ResidualStreams):
     ngram: the number of predict streams.
     """
 
+    formula_source: ClassVar[str] = SOURCE
     kind: ClassVar[str] = "embedding"
 
     type: Literal["predict_streams"] = "predict_streams"
@@ -61,9 +62,6 @@ class PredictStreams(ResidualStreams):
     def check_place(self, stack_position: StackPosition) -> None:
         if stack_position.side != "decoder":
             raise ValueError(f"{stack_position.where}: predict streams are those of a decoder; expected none")
-
-    def formula_source(self) -> str:
-        return SOURCE
 
     def record_split(self, recorder: Flow, x: Value) -> Value:
         return recorder.part("predict_streams", self, x)
@@ -91,6 +89,7 @@ class NgramAttention(EqualHeadsMixer):
     relative_max_distance: the distance from which all share the last bucket.
     """
 
+    formula_source: ClassVar[str] = SOURCE
     node_name: ClassVar[str] = "self_attn"
     kind: ClassVar[str] = "attention"
 
@@ -105,9 +104,6 @@ class NgramAttention(EqualHeadsMixer):
 
     def required_slots(self) -> Mapping[str, Mapping[str, Any]]:
         return {"streams": {"type": "predict_streams", "ngram": self.ngram}}
-
-    def formula_source(self) -> str:
-        return SOURCE
 
     def flow(self, recorder: Flow, x: Value) -> Value:
         head_sizes = self.head_sizes(x.width)

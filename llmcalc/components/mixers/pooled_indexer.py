@@ -37,6 +37,7 @@ class PooledIndexer(Part):
         default.
     """
 
+    formula_source: ClassVar[str] = "GLM-5.3 2026"
     witness: ClassVar[PartWitness] = BY_TORCH
     kind: ClassVar[str] = ""
 
@@ -63,9 +64,6 @@ class PooledIndexer(Part):
     def attention_limits(self) -> Mapping[str, Any]:
         """Returns fields of attention's op and rows: the number of tokens that a token attends to."""
         return {"selected": self.index_topk, "pool": self.index_kpool}
-
-    def formula_source(self) -> str:
-        return "GLM-5.3 2026"
 
     def flow(self, recorder: Flow, x: Value, query_latent: Value | None = None, position: Rope | None = None) -> Value:
         """Scores all complete pools and selects some of them.

@@ -48,6 +48,7 @@ class ProfileAttention(WindowedMixer):
     norm: the norm on each query and key head; null for none.
     """
 
+    formula_source: ClassVar[str] = "Inkling 2026"
     node_name: ClassVar[str] = "self_attn"
     kind: ClassVar[str] = "attention"
     position: ClassVar[None] = None
@@ -71,9 +72,6 @@ class ProfileAttention(WindowedMixer):
         return "full" if self.sliding_window is None else "sliding"
 
     with_heads = TokenMixer.with_heads  # the numbers of profiles and distances have no rule for another width
-
-    def formula_source(self) -> str:
-        return "Inkling 2026"
 
     def flow(self, recorder: Flow, x: Value) -> Value:
         heads, kv_heads = Axis("heads", self.num_attention_heads), Axis("kv_heads", self.num_key_value_heads)

@@ -48,6 +48,7 @@ class RelativeAttention(MultiHeadMixer):
     bias: Flag = False
     segments: Flag = True
 
+    @property
     def formula_source(self) -> str:
         return "Yang et al. 2019 (XLNet), §2.5" if self.segments else "Gulati et al. 2020, §2"
 

@@ -35,6 +35,7 @@ class RGLRU(TokenMixer):
     hidden_act: the activation of the branch that gates the output, gelu_tanh by default.
     """
 
+    formula_source: ClassVar[str] = "De et al. 2024, §2.4"
     witness: ClassVar[PartWitness] = PUBLISHED
     node_name: ClassVar[str] = "recurrent"
     kind: ClassVar[str] = "linear_attention"
@@ -54,9 +55,6 @@ class RGLRU(TokenMixer):
                 "expected a divisor of it"
             )
         return self
-
-    def formula_source(self) -> str:
-        return "De et al. 2024, §2.4"
 
     def flow(self, recorder: Flow, x: Value) -> Value:
         width, blocks, kernel = Axis("lru", self.lru_width), Axis("blocks", self.num_attention_heads), self.conv1d_width

@@ -42,6 +42,7 @@ class RwkvTimeMix(TokenMixer):
     attention_hidden_size: the number of channels of the average.
     """
 
+    formula_source: ClassVar[str] = SOURCE
     witness: ClassVar[PartWitness] = PUBLISHED
     node_name: ClassVar[str] = "time_mix"
     kind: ClassVar[str] = "linear_attention"
@@ -49,9 +50,6 @@ class RwkvTimeMix(TokenMixer):
 
     type: Literal["rwkv_time_mix"] = "rwkv_time_mix"
     attention_hidden_size: AttentionWidth
-
-    def formula_source(self) -> str:
-        return SOURCE
 
     def flow(self, recorder: Flow, x: Value) -> Value:
         channels = Axis("channels", self.attention_hidden_size)
@@ -84,15 +82,13 @@ class RwkvChannelMix(SingleWidthNetwork):
     intermediate_size: the output width of key and input width of value.
     """
 
+    formula_source: ClassVar[str] = SOURCE
     witness: ClassVar[PartWitness] = BY_TORCH
     node_name: ClassVar[str] = "channel_mix"
     kind: ClassVar[str] = "feed_forward"
 
     type: Literal["rwkv_channel_mix"] = "rwkv_channel_mix"
     intermediate_size: Width
-
-    def formula_source(self) -> str:
-        return SOURCE
 
     def flow(self, recorder: Flow, x: Value) -> Value:
         previous_token = previous_tokens(recorder, x)

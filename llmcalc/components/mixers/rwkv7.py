@@ -42,6 +42,7 @@ class Rwkv7TimeMix(TokenMixer):
     norm_eps: the ε of the norm of each head, 6.4e-4 by default.
     """
 
+    formula_source: ClassVar[str] = SOURCE
     node_name: ClassVar[str] = "time_mix"
     kind: ClassVar[str] = "linear_attention"
     uncounted: ClassVar[str] = "the decays and outer products of RWKV-7's states"
@@ -55,9 +56,6 @@ class Rwkv7TimeMix(TokenMixer):
     gate_rank: Width
     first: Flag = False
     norm_eps: Real = Field(default=6.4e-4, ge=0)
-
-    def formula_source(self) -> str:
-        return SOURCE
 
     def flow(self, recorder: Flow, x: Value) -> Value:
         heads, dim = Axis("heads", self.num_heads), Axis("head_dim", self.head_dim)
@@ -107,12 +105,10 @@ class Rwkv7TimeMix(TokenMixer):
 class Rwkv7ChannelMix(RwkvChannelMix):
     """RWKV-7's channel mixing, value(relu(key)²), used instead of a feed-forward network."""
 
+    formula_source: ClassVar[str] = SOURCE
     witness: ClassVar[PartWitness] = UNTESTED
 
     type: Literal["rwkv7_channel_mix"] = "rwkv7_channel_mix"  # type: ignore[assignment]
-
-    def formula_source(self) -> str:
-        return SOURCE
 
     def flow(self, recorder: Flow, x: Value) -> Value:
         previous_token = previous_tokens(recorder, x)

@@ -37,6 +37,7 @@ class RwkvHeadMix(TokenMixer):
     norm_eps: the ε of the norm of each head, 1e-5 by default.
     """
 
+    formula_source: ClassVar[str] = "Peng et al. 2024, §4"
     node_name: ClassVar[str] = "time_mix"
     kind: ClassVar[str] = "linear_attention"
     uncounted: ClassVar[str] = "the decays of RWKV's states"
@@ -53,9 +54,6 @@ class RwkvHeadMix(TokenMixer):
         if (self.shift_rank is None) != (self.decay_rank is None):
             raise ValueError("decay_rank: RWKV-6 has it with shift_rank, RWKV-5 has neither; expected both or none")
         return self
-
-    def formula_source(self) -> str:
-        return "Peng et al. 2024, §4"
 
     def flow(self, recorder: Flow, x: Value) -> Value:
         heads, dim = Axis("heads", self.num_heads), Axis("head_dim", self.head_dim)

@@ -31,6 +31,7 @@ class SampledBlockAttention(EqualHeadsMixer):
         count nothing.
     """
 
+    formula_source: ClassVar[str] = "Zeng et al. 2022, §4"
     node_name: ClassVar[str] = "self_attn"
     kind: ClassVar[str] = "attention"
     sides: ClassVar[tuple[str, ...]] = ("encoder",)
@@ -43,9 +44,6 @@ class SampledBlockAttention(EqualHeadsMixer):
 
     def length_limits(self) -> tuple[int, ...]:
         return (self.block_size,)
-
-    def formula_source(self) -> str:
-        return "Zeng et al. 2022, §4"
 
     def flow(self, recorder: Flow, x: Value) -> Value:
         head_sizes = self.head_sizes(x.width)

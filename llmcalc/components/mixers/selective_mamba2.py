@@ -46,6 +46,7 @@ class SelectiveMamba2(TokenMixer):
     norm: the norm on Δ, B and C, an RMSNorm by default.
     """
 
+    formula_source: ClassVar[str] = "Preferred Networks 2025 (arXiv:2509.04897), §2"
     node_name: ClassVar[str] = "mamba"
     kind: ClassVar[str] = "state_space"
     uncounted: ClassVar[str] = "the decays of Mamba-2's scan, and in decode its state update"
@@ -61,9 +62,6 @@ class SelectiveMamba2(TokenMixer):
 
     def head_sizes(self, width: Number) -> HeadSizes:
         return HeadSizes(self.num_heads, 1, self.head_dim)
-
-    def formula_source(self) -> str:
-        return "Preferred Networks 2025 (arXiv:2509.04897), §2"
 
     def flow(self, recorder: Flow, x: Value) -> Value:
         heads = Axis("heads", self.num_heads)

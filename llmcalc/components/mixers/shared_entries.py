@@ -76,6 +76,7 @@ class SharedEntryAttention(EntryAttention):
     index_topk: the number of entries in that selection; none beside an indexer, which has its own.
     """
 
+    formula_source: ClassVar[str] = SOURCE
     witness: ClassVar[PartWitness] = BY_TORCH
 
     type: Literal["shared_entries"] = "shared_entries"
@@ -127,9 +128,6 @@ class SharedEntryAttention(EntryAttention):
 
     def borrowing_field(self) -> str:
         return next(filter(None, self.shared_results().values()), "")
-
-    def formula_source(self) -> str:
-        return SOURCE
 
     def _mask_and_entries(
         self, recorder: Flow, x: Value, compressed_query: Value, q: Value, dim: Axis, rope: Rope

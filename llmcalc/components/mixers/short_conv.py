@@ -34,6 +34,7 @@ class ShortConv(TokenMixer):
         vision encoder); false by default.
     """
 
+    formula_source: ClassVar[str] = "Liquid AI 2025, §2"
     witness: ClassVar[PartWitness] = BY_TORCH
     node_name: ClassVar[str] = "conv"
     kind: ClassVar[str] = "convolution"
@@ -63,9 +64,6 @@ class ShortConv(TokenMixer):
             raise ValueError(
                 "class_embedding: a convolution over the grid of patches has no place for it; expected false"
             )
-
-    def formula_source(self) -> str:
-        return "Liquid AI 2025, §2"
 
     def flow(self, recorder: Flow, x: Value) -> Value:
         kernel, has_bias = self.conv_L_cache, self.conv_bias

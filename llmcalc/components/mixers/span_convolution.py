@@ -30,6 +30,7 @@ class SpanConvolution(TokenMixer):
     conv_kernel_size: the number of tokens that a filter reads; odd, so that input and output have the same length.
     """
 
+    formula_source: ClassVar[str] = "Jiang et al. 2020, §4"
     node_name: ClassVar[str] = "self_attn"
     kind: ClassVar[str] = "attention"
     sides: ClassVar[tuple[str, ...]] = ("encoder",)
@@ -54,9 +55,6 @@ class SpanConvolution(TokenMixer):
                 f"{stack_position.where}.num_attention_heads: {heads}; twice the number divides hidden_size "
                 f"{stack_position.width} without a rest"
             )
-
-    def formula_source(self) -> str:
-        return "Jiang et al. 2020, §4"
 
     def flow(self, recorder: Flow, x: Value) -> Value:
         head_sizes, kernel = self.head_sizes(x.width), self.conv_kernel_size

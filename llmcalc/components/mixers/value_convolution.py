@@ -23,12 +23,10 @@ class ValueConvolution(Part):
     conv_kernel_size: the kernel size in tokens; odd, so that input and output have the same length.
     """
 
+    formula_source: ClassVar[str] = "Xiong et al. 2021 (Nyströmformer), §3"
     kind: ClassVar[str] = "convolution"
 
     conv_kernel_size: OddKernel
-
-    def formula_source(self) -> str:
-        return "Xiong et al. 2021 (Nyströmformer), §3"
 
     def flow(self, recorder: Flow, values: Value, heads: Axis, head_axis: Axis) -> Value:
         """Records the convolution of the values of all heads."""

@@ -33,6 +33,7 @@ class ValueExperts(Part):
     router: the part that selects the projections; a linear layer with a softmax by default.
     """
 
+    formula_source: ClassVar[str] = "K2 Horizon 2026"
     witness: ClassVar[PartWitness] = BY_TORCH
     kind: ClassVar[str] = "attention"
 
@@ -47,9 +48,6 @@ class ValueExperts(Part):
         if self.router.type != "linear":
             raise ValueError(f"router.type: '{self.router.type}' selects networks, not values; expected 'linear'")
         return self
-
-    def formula_source(self) -> str:
-        return "K2 Horizon 2026"
 
     def flow(self, recorder: Flow, x: Value, heads: Axis, head_axis: Axis) -> Value:
         """Records the values of all heads. x: the input of the values."""

@@ -127,6 +127,7 @@ class FeedForward(SingleWidthNetwork):
     def activation(self) -> str:
         return self.style
 
+    @property
     def formula_source(self) -> str:
         return "Shazeer 2020, §2" if self.gated else "Vaswani et al. 2017, §3.3"
 

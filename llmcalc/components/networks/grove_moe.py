@@ -41,6 +41,7 @@ class GroveMoE(Network):
     router: the router, linear with a softmax by default.
     """
 
+    formula_source: ClassVar[str] = "Wu et al. 2025 (arXiv:2508.07785), §3"
     node_name: ClassVar[str] = "mlp"
     kind: ClassVar[str] = "experts"
     mixture: ClassVar[bool] = True
@@ -75,9 +76,6 @@ class GroveMoE(Network):
         slots = {"expert": self.expert, "adjugate_expert": self.adjugate_expert}
         return self.model_copy(update={name: part.widened(change) for name, part in slots.items()})
 
-    def formula_source(self) -> str:
-        return "Wu et al. 2025 (arXiv:2508.07785), §3"
-
     def flow(self, recorder: Flow, x: Value) -> Value:
         top_k, experts = self.num_experts_per_tok, Axis("experts", self.num_experts)
         groups = Axis("experts", self.num_experts // self.experts_per_group)  # divided as experts are
@@ -85,7 +83,7 @@ class GroveMoE(Network):
         outputs = []
         for name, network, axis in (("experts", self.expert, experts), ("chunk_experts", self.adjugate_expert, groups)):
             rows = recorder.dispatch(x, top_experts, axis, top_k)
-            with recorder.scope(name, kind="experts", source=self.formula_source()):
+            with recorder.scope(name, kind="experts", source=self.formula_source):
                 y = expert_networks(recorder, network, rows, axis, top_k, x.axes)
             outputs.append(recorder.combine(y, weights, axis, top_k))
         return recorder.add(*outputs)

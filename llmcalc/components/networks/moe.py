@@ -126,6 +126,7 @@ class VisionExperts(Part):
     router: the router, linear by default.
     """
 
+    formula_source: ClassVar[str] = "Shazeer et al. 2017, §2"
     witness: ClassVar[PartWitness] = BY_TORCH
     kind: ClassVar[str] = "experts"
 
@@ -137,13 +138,10 @@ class VisionExperts(Part):
         check_expert(self.expert)
         return self
 
-    def formula_source(self) -> str:
-        return "Shazeer et al. 2017, §2"
-
     def flow(self, recorder: Flow, x: Value, experts: Axis, top_k: Number) -> Value:
         weights, top_experts = self.router.flow(recorder, x, experts, top_k, experts.size)
         rows = recorder.dispatch(x, top_experts, experts, top_k)
-        with recorder.scope("experts", kind="experts", source=self.formula_source()):
+        with recorder.scope("experts", kind="experts", source=self.formula_source):
             y = expert_networks(recorder, self.expert, rows, experts, top_k, x.axes)
         return recorder.combine(y, weights, experts, top_k)
 
@@ -176,6 +174,7 @@ class MoE(Network):
     router_aux_loss_coef, router_z_loss_coef: training settings without effect on counts, none by default.
     """
 
+    formula_source: ClassVar[str] = "Shazeer et al. 2017, §2"
     witness: ClassVar[PartWitness] = BY_TORCH
     node_name: ClassVar[str] = "mlp"
     kind: ClassVar[str] = "experts"
@@ -261,9 +260,6 @@ class MoE(Network):
     def borrowing_field(self) -> str:
         return f"router.type '{self.router.type}'" if self.router.reads_token_ids else ""
 
-    def formula_source(self) -> str:
-        return "Shazeer et al. 2017, §2"
-
     def flow(self, recorder: Flow, x: Value, router_input: Value | None = None) -> Value:
         """Records the mixture. router_input: the router's input where it differs from the experts' input."""
         top_k, experts = self.num_experts_per_tok, Axis("experts", self.num_experts)
@@ -277,7 +273,7 @@ class MoE(Network):
         expert_input = x if self.latent is None else self.latent.flow(recorder, x)
         recorder.hold(weights=weights, chosen=top_experts, y=expert_input)
         rows = recorder.dispatch(expert_input, top_experts, experts, top_k)
-        with recorder.scope("experts", kind="experts", source=self.formula_source()):
+        with recorder.scope("experts", kind="experts", source=self.formula_source):
             recorder.hold(x=rows)
             y = expert_networks(
                 recorder, self.expert, rows, experts, top_k, expert_input.axes, self.identity_experts is not None

@@ -37,6 +37,7 @@ class ProductKeyMoE(Network):
     shared_expert: the feed-forward network that every token uses.
     """
 
+    formula_source: ClassVar[str] = "Shi et al. 2024 (Doge)"
     witness: ClassVar[PartWitness] = BY_TORCH
     node_name: ClassVar[str] = "mlp"
     kind: ClassVar[str] = "experts"
@@ -72,9 +73,6 @@ class ProductKeyMoE(Network):
         raise Unscalable(
             "experts of one unit each are a number and no width; expected a dense network or other experts"
         )
-
-    def formula_source(self) -> str:
-        return "Shi et al. 2024 (Doge)"
 
     def flow(self, recorder: Flow, x: Value) -> Value:
         keys, top_k = Axis("keys", self.num_keys), self.num_experts_per_tok

@@ -6,7 +6,7 @@ transformers: models/qwen2_audio, models/voxtral.
 from __future__ import annotations
 
 from functools import cache
-from typing import TYPE_CHECKING, Literal, Self
+from typing import TYPE_CHECKING, ClassVar, Literal, Self
 
 from pydantic import model_validator
 
@@ -37,6 +37,8 @@ class AudioTower(TowerPart):
     audio: how the processor cuts audio into frames; none by default, where that is not known.
     """
 
+    formula_source: ClassVar[str] = "Radford et al. 2022, §2.2"
+
     type: Literal["audio"] = "audio"
     hidden_size: Width
     stack: Stack
@@ -52,9 +54,6 @@ class AudioTower(TowerPart):
     @property
     def output_width(self) -> int:
         return self.hidden_size
-
-    def formula_source(self) -> str:
-        return "Radford et al. 2022, §2.2"
 
     def input_value(self) -> Value:
         assert self.stack.stem is not None

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import math
 from functools import cache
-from typing import TYPE_CHECKING, Literal, Self
+from typing import TYPE_CHECKING, ClassVar, Literal, Self
 
 from pydantic import Field, model_validator
 
@@ -82,6 +82,8 @@ class Conformer(TowerPart):
     audio: how the processor cuts audio into frames; none by default, where that is not known.
     """
 
+    formula_source: ClassVar[str] = "Gulati et al. 2020, §2"
+
     type: Literal["conformer"] = "conformer"
     hidden_size: Width
     subsampling: Subsampling
@@ -112,9 +114,6 @@ class Conformer(TowerPart):
     @property
     def output_width(self) -> int:
         return self.hidden_size if self.output_size is None else self.output_size
-
-    def formula_source(self) -> str:
-        return "Gulati et al. 2020, §2"
 
     def input_value(self) -> Value:
         return self.subsampling.input_value()

@@ -49,6 +49,7 @@ class Subsampling(Component):
     standardize: whether a mean and a scale per mel bin are stored as a buffer, false by default.
     """
 
+    formula_source: ClassVar[str] = "Rekesh et al. 2023, §2.1"
     kind: ClassVar[str] = "embedding"
 
     num_mel_bins: Width
@@ -69,9 +70,6 @@ class Subsampling(Component):
         if self.convolutions[0].separable:
             raise ValueError("convolutions: the first one reads a single channel; expected separable = false")
         return self
-
-    def formula_source(self) -> str:
-        return "Rekesh et al. 2023, §2.1"
 
     def input_value(self) -> Value:
         """The frames, each with a value per mel bin."""

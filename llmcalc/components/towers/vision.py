@@ -9,7 +9,7 @@ patches in some layers.
 from __future__ import annotations
 
 from functools import cache
-from typing import TYPE_CHECKING, Literal, Self
+from typing import TYPE_CHECKING, ClassVar, Literal, Self
 
 from pydantic import Field, model_validator
 
@@ -106,6 +106,8 @@ class VisionTower(TowerPart):
     image: how the processor cuts an image into patches; none by default, where that is not known.
     """
 
+    formula_source: ClassVar[str] = "Dosovitskiy et al. 2020, §3.1"
+
     type: Literal["vision"] = "vision"
     hidden_size: Width
     patches: Patches
@@ -135,9 +137,6 @@ class VisionTower(TowerPart):
     @property
     def output_width(self) -> int:
         return self.hidden_size
-
-    def formula_source(self) -> str:
-        return "Dosovitskiy et al. 2020, §3.1"
 
     def input_value(self) -> Value:
         return self.patches.read()
