@@ -107,7 +107,7 @@ class BlockResidualLayer(PreNormLayer):
         ):
             (sublayer_input,) = record_mix(recorder, f"{name}_residual", x, block_count, self.norm)
             recorder.hold(x=x, read=sublayer_input)
-            y = recorder.part(name, component, recorder.part(f"{name}_pre_norm", self.norm, sublayer_input))
+            y = self._record_sublayer(recorder, name, component, sublayer_input)
             recorder.hold(y=y)
             x = y if name == "self_attn" and self.starts_block else recorder.add(x, y)
             recorder.hold(x=x)

@@ -37,9 +37,7 @@ class ConditionedLayer(PreNormLayer):
 
     def flow(self, recorder: Flow, x: Value, sharing: Sharing | None = None) -> Value:
         recorder.hold(x=x)
-        x = recorder.add(
-            x, recorder.part("self_attn", self.attention, recorder.part("self_attn_pre_norm", self.norm, x))
-        )
+        x = recorder.add(x, self._record_sublayer(recorder, "self_attn", self.attention, x))
         recorder.hold(x=x)
         y = recorder.part("mlp_pre_norm", self.norm, x)
         with recorder.scope("condition", kind="norm"):

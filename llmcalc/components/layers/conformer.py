@@ -48,9 +48,7 @@ class ConformerLayer(PreNormLayer):
     def flow(self, recorder: Flow, x: Value, sharing: Sharing | None = None) -> Value:
         x = self._half_network(recorder, "mlp_1", x)
         recorder.hold(x=x)
-        x = recorder.add(
-            x, recorder.part("self_attn", self.attention, recorder.part("self_attn_pre_norm", self.norm, x))
-        )
+        x = recorder.add(x, self._record_sublayer(recorder, "self_attn", self.attention, x))
         recorder.hold(x=x)
         y = recorder.part("convolution_pre_norm", self.norm, x)
         with recorder.scope("convolution", kind="convolution"):
@@ -63,9 +61,7 @@ class ConformerLayer(PreNormLayer):
         recorder.hold(x=x)
         return recorder.add(
             x,
-            recorder.scale(
-                recorder.part(name, self.feed_forward, recorder.part(f"{name}_pre_norm", self.norm, x)), 0.5
-            ),
+            recorder.scale(self._record_sublayer(recorder, name, self.feed_forward, x), 0.5),
         )
 
     def reference(self, model_properties: ModelProperties) -> nn.Module:

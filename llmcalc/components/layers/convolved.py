@@ -35,7 +35,7 @@ class ConvolvedLayer(PreNormLayer):
 
     def flow(self, recorder: Flow, x: Value, sharing: Sharing | None = None) -> Value:
         for name, component in (("self_attn", self.attention), ("mlp", self.feed_forward)):
-            y = recorder.part(name, component, recorder.part(f"{name}_pre_norm", self.norm, x))
+            y = self._record_sublayer(recorder, name, component, x)
             recorder.hold(x=x, y=y)
             x = recorder.add(x, add_convolution(recorder, f"{name}_conv", y, self.conv_kernel_size))
             recorder.hold(x=x)

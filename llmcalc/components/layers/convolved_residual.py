@@ -64,7 +64,7 @@ class ConvolvedResidualLayer(BlockResidualLayer):
         x = y if self.starts_block else recorder.add(x, y)
         recorder.hold(x=x)
         (network_input,) = self._sublayer_inputs(recorder, "mlp", x, self.feed_forward_blocks, 1)
-        y = recorder.part("mlp", network, recorder.part("mlp_pre_norm", self.norm, network_input))
+        y = self._record_sublayer(recorder, "mlp", network, network_input)
         x = recorder.add(x, add_convolution(recorder, "mlp_conv", y, kernel))
         recorder.hold(x=x)
         return x

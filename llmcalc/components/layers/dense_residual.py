@@ -39,16 +39,14 @@ class DenseResidualLayer(PreNormLayer):
 
     def flow(self, recorder: Flow, x: Value, sharing: Sharing | None = None) -> Value:
         recorder.hold(x=x)
-        attention_output = recorder.add(
-            x, recorder.part("self_attn", self.attention, recorder.part("self_attn_pre_norm", self.norm, x))
-        )
+        attention_output = recorder.add(x, self._record_sublayer(recorder, "self_attn", self.attention, x))
         recorder.hold(x=x, attended=attention_output)
         y = recorder.add(
             attention_output,
-            recorder.part("dense", self.dense, recorder.part("dense_pre_norm", self.norm, attention_output)),
+            self._record_sublayer(recorder, "dense", self.dense, attention_output),
         )
         recorder.hold(x=x, y=y)
-        return recorder.add(y, recorder.part("mlp", self.feed_forward, recorder.part("mlp_pre_norm", self.norm, x)))
+        return recorder.add(y, self._record_sublayer(recorder, "mlp", self.feed_forward, x))
 
     def reference(self, model_properties: ModelProperties) -> nn.Module:
         return _reference_class()(self, model_properties)

@@ -55,7 +55,7 @@ class DraftLayer(PreNormLayer):
         recorder.hold(x=x, joined=joined_input)
         x = recorder.add(x, recorder.part("self_attn", self.attention, joined_input, out=x.axes))
         recorder.hold(x=x)
-        return recorder.add(x, recorder.part("mlp", self.feed_forward, recorder.part("mlp_pre_norm", self.norm, x)))
+        return recorder.add(x, self._record_sublayer(recorder, "mlp", self.feed_forward, x))
 
     def reference(self, model_properties: ModelProperties) -> nn.Module:
         return _reference_class()(self, model_properties)

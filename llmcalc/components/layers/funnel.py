@@ -9,7 +9,7 @@ models/funnel, with `attention_type` relative_shift.
 from __future__ import annotations
 
 from functools import cache
-from typing import TYPE_CHECKING, Any, ClassVar, Literal, Self
+from typing import TYPE_CHECKING, ClassVar, Literal, Self
 
 from pydantic import Field, model_validator
 
@@ -164,11 +164,6 @@ class FunnelLayer(WholeLayer):
         network = FeedForward(intermediate_size=20, hidden_act="gelu", up_bias=True, down_bias=True)
         layer = cls(attention=FunnelAttention.examples()[0], feed_forward=network, norm=Norm(type="layernorm"))
         return [layer]
-
-
-def funnel_example(**fields: Any) -> FunnelLayer:
-    """Returns a small layer with these fields."""
-    return FunnelLayer.examples()[0].model_copy(update=fields)
 
 
 @cache

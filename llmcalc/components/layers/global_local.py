@@ -182,7 +182,7 @@ class GlobalLocalLayer(PreNormLayer):
         y = recorder.part("self_attn", self.attention, attention_input)
         x = recorder.add(x, recorder.dropout(y, "attention_output", ends_sublayer=True))
         recorder.hold(x=x)
-        y = recorder.part("mlp", self.feed_forward, recorder.part("mlp_pre_norm", self.norm, x))
+        y = self._record_sublayer(recorder, "mlp", self.feed_forward, x)
         return recorder.add(x, recorder.dropout(y, "feed_forward", ends_sublayer=True))
 
     def reference(self, model_properties: ModelProperties) -> nn.Module:

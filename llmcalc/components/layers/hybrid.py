@@ -60,7 +60,7 @@ class HybridBlock(PreNormLayer):
         recorder.hold(y=normed)
         x = recorder.add(x, recorder.part("self_attn", self.attention, normed))
         x = recorder.add(x, recorder.part("state_space", self.state_space, normed))
-        return recorder.add(x, recorder.part("mlp", self.feed_forward, recorder.part("mlp_pre_norm", self.norm, x)))
+        return recorder.add(x, self._record_sublayer(recorder, "mlp", self.feed_forward, x))
 
     def reference(self, model_properties: ModelProperties) -> nn.Module:
         return _reference_class()(self, model_properties)

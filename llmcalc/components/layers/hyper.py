@@ -70,7 +70,7 @@ class HyperLayer(PreNormLayer):
         for name, component in (("self_attn", self.attention), ("mlp", self.feed_forward)):
             sublayer_input, output_weights, mixed_streams = self._connect_sublayer(recorder, f"{name}_connection", x)
             recorder.hold(read=sublayer_input, written=output_weights, mixed=mixed_streams)
-            y = recorder.part(name, component, recorder.part(f"{name}_pre_norm", self.norm, sublayer_input))
+            y = self._record_sublayer(recorder, name, component, sublayer_input)
             recorder.hold(y=y)
             x = recorder.add(recorder.mul(output_weights, y, axes=x.axes), mixed_streams)
             recorder.hold(x=x)

@@ -26,6 +26,7 @@ from ..base import (
     Window,
     check_groups,
 )
+from ..mixers.entry_attention import group_map_class
 from ..mixers.grouped import GroupedQueryMixer, grouped_reference_class
 from ..networks.feed_forward import FeedForward
 from ..position import Rope
@@ -178,19 +179,6 @@ class LoopedLayer(PreNormLayer):
 @cache
 def _reference_classes() -> dict[str, type[nn.Module]]:
     import torch
-    from torch import nn
-
-    class HeadGate(nn.Module):
-        """One score per head, from the head's query. q: [batch, tokens, heads, d] → [batch, tokens, heads, 1]."""
-
-        def __init__(self, heads: int, size: int) -> None:
-            super().__init__()
-            self.weight = nn.Parameter(torch.zeros(heads, 1, size))
-
-        def forward(self, q: Tensor) -> Tensor:
-            rows = q.flatten(0, 1).transpose(0, 1)
-            scores = torch.bmm(rows, self.weight.transpose(1, 2)).transpose(0, 1)
-            return scores.unflatten(0, q.shape[:2])
 
     class LoopedAttentionReference(grouped_reference_class()):  # type: ignore[misc]
         """Attention of one loop. x: [batch, tokens, hidden] → same shape."""
@@ -203,7 +191,7 @@ def _reference_classes() -> dict[str, type[nn.Module]]:
         def become_second(self, first_attention: LoopedAttentionReference) -> None:
             """Makes this the attention of the second loop."""
             self.first_loop = [first_attention]  # a list, so that it is not registered as a submodule
-            self.loop_gate = HeadGate(self.spec.num_attention_heads, self.spec.head_dim)
+            self.loop_gate = group_map_class()(self.spec.num_attention_heads, self.spec.head_dim, 1)
             self.loop_gate_bias = vector(torch.zeros(self.spec.num_attention_heads))
             self.global_core = softmax_core_class()()
             del self.cache

@@ -43,7 +43,7 @@ class ResidualGateLayer(WholeLayer):
             ("self_attn", self.attention, self.attention_output_norm),
             ("mlp", self.feed_forward, self.feed_forward_output_norm),
         ):
-            y = recorder.part(name, component, recorder.part(f"{name}_pre_norm", self.norm, x))
+            y = self._record_sublayer(recorder, name, component, x)
             recorder.hold(x=x, y=y)
             y = recorder.part(f"{name}_post_norm", output_norm, y)
             recorder.hold(y=y)

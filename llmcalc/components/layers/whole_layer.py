@@ -7,6 +7,8 @@ from typing import TYPE_CHECKING, Any, Literal, Self
 
 from pydantic import model_validator
 
+from ...flow.record import Flow
+from ...flow.value import Value
 from ..base import ModelProperties, Nothing
 from ..mixers.attention import Attention
 from ..networks.feed_forward import FeedForward
@@ -34,6 +36,10 @@ class WholeLayer(Layer):
                 "both, with all of its norms"
             )
         return self
+
+    def _record_sublayer(self, recorder: Flow, name: str, component: Any, x: Value) -> Value:
+        """Records a sublayer after the norm before it, and returns its output."""
+        return recorder.part(name, component, recorder.part(f"{name}_pre_norm", self.norm, x))
 
 
 class PreNormLayer(WholeLayer):
