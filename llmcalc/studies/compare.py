@@ -225,7 +225,7 @@ def _has_attention(layer: Layer) -> bool:
 
 
 def _head_sizes(layer: Layer, width: int) -> HeadSizes | None:
-    return layer.attention.heads(width) if isinstance(layer.attention, TokenMixer) else None
+    return layer.attention.head_sizes(width) if isinstance(layer.attention, TokenMixer) else None
 
 
 def sort_key(name: str) -> Callable[[Quantities], float | None]:

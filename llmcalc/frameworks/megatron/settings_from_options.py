@@ -325,7 +325,7 @@ def _head_arguments(spec: ModelSpec, mixer: Any) -> dict[str, Any]:
             "qk_pos_emb_head_dim": mixer.qk_rope_head_dim,
             "v_head_dim": mixer.v_head_dim,
         }
-    sizes = mixer.heads(spec.hidden_size)
+    sizes = mixer.head_sizes(spec.hidden_size)
     if sizes is None:
         return {}
     return {
