@@ -76,12 +76,8 @@ class ProgramLowering(CacheTensors):
             choices=self.choices,
             adapters=self.adapters,
         )
-        dry.graph.enabled, dry.run_only, dry.prepares, dry.first_layer_index = (
-            False,
-            self.run_only,
-            True,
-            self.first_layer_index,
-        )
+        dry.graph.enabled, dry.prepares = False, True
+        dry.run_only, dry.first_layer_index = self.run_only, self.first_layer_index
         dry.inputs = {
             rows: empty(dry.graph.meter, (self.run_config.batch, self.run_config.new(rows)), INT64) for rows in INPUTS
         }

@@ -44,11 +44,9 @@ def build_torch_optimizers(
     """Builds torch's optimizer. parameters: pairs of a parameter and whether it is the weight matrix of a layer."""
     import torch
 
-    parameters_of_model, foreach, is_fused = (
-        [parameter for parameter, _ in parameters],
-        implementation == "foreach",
-        implementation == "fused",
-    )
+    parameters_of_model = [parameter for parameter, _ in parameters]
+    foreach = implementation == "foreach"
+    is_fused = implementation == "fused"
     yield torch.optim.SGD(parameters_of_model, momentum=0.9 if momentum else 0.0, foreach=foreach, fused=is_fused)
 
 

@@ -513,9 +513,9 @@ def mamba_split_conv1d_scan_combined(
     conv_widths = [inner_width, groups * state, groups * state]
 
     def parts(x: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        """Splits z, xBC and Δ, which are stored side by side."""
+        """Splits z, by head, xBC and Δ, which are stored side by side."""
         z, u, dt = aten.split(x, [inner_width, inner_width + 2 * groups * state, heads])
-        return z, u, dt
+        return by_size(aten, dim, z), u, dt
 
     def split_convolved(u: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         """Splits x, B and C after the convolution. For widths in multiples of 8 `ensure_stride` copies nothing."""
@@ -525,7 +525,6 @@ def mamba_split_conv1d_scan_combined(
     def forward() -> tuple[Tensor, Tensor, Optional]:
         z, u, dt = parts(zxbcdt)
         x, b, c = split_convolved(u)
-        z = by_size(aten, dim, z)
         if rmsnorm_weight is None:
             output, out_x, _dt, _da_cumsum, _states, _final = _combined_fwd(aten, x, dt, b, c, chunk, z)
             assert out_x is not None
@@ -557,12 +556,7 @@ def mamba_split_conv1d_scan_combined(
         dz, du, ddt = parts(dzxbcdt)
         dxbc = aten.like(u)
         dx, db, dc = aten.split(dxbc, conv_widths)
-        z, dx, db, dc = (
-            by_size(aten, dim, z),
-            by_size(aten, dim, dx),
-            by_size(aten, state, db),
-            by_size(aten, state, dc),
-        )
+        dx, db, dc = by_size(aten, dim, dx), by_size(aten, state, db), by_size(aten, state, dc)
         dout_og = dout
         outproj_transposed = None if outproj_weight is None else aten.transpose(outproj_weight, 0, 1)
         dout = by_size(aten, dim, _linear_or_input(aten, dout, outproj_transposed, None))
@@ -587,7 +581,7 @@ def mamba_split_conv1d_scan_combined(
                 ddt,
                 db,
                 dc,
-                by_size(aten, dim, dz),
+                dz,
                 outproj_weight is not None,
             )
         else:

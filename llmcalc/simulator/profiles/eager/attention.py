@@ -53,11 +53,9 @@ class AttentionKernels(Lowering):
         """Rotates the two halves of each pair separately, and concatenates them."""
         aten = self.t
         cos, sin = aten.slice(cos, dim // 2), aten.slice(sin, dim // 2)
-        left_half, right_half, unrotated_part = (
-            aten.slice(x, dim // 2),
-            aten.slice(x, dim // 2),
-            aten.slice(x, x.shape[-1] - dim),
-        )
+        left_half = aten.slice(x, dim // 2)
+        right_half = aten.slice(x, dim // 2)
+        unrotated_part = aten.slice(x, x.shape[-1] - dim)
         rotated_left = aten.sub(aten.mul(left_half, cos), aten.mul(right_half, sin))
         rotated_right = aten.add(aten.mul(right_half, cos), aten.mul(left_half, sin))
         return aten.cat([rotated_left, rotated_right, unrotated_part])
@@ -165,11 +163,9 @@ class AttentionKernels(Lowering):
 
     def _read_pages(self, cached_tensors: Sequence[Tensor]) -> Sequence[Tensor]:
         """Returns the paged cache as attention reads it: the pages themselves for fused kernels, otherwise a copy."""
-        return (
-            [self.t.copy(x) for x in cached_tensors]
-            if self.paged and self.choices.attention != "flash"
-            else cached_tensors
-        )
+        if self.paged and self.choices.attention != "flash":
+            return [self.t.copy(x) for x in cached_tensors]
+        return cached_tensors
 
     def _concatenate(self, rows: Sequence[Tensor]) -> Tensor:
         """Concatenates cached and new keys or values, heads first."""
@@ -182,11 +178,9 @@ class AttentionKernels(Lowering):
         """Multiplies by the part of MLA's up-projection that is absorbed in queries or outputs (Expansion.forward)."""
         aten, weight, output = self.t, operation.weight, operation.outs[0]
         assert weight is not None
-        x, heads, is_query = (
-            self.heads_first(self.get(operation.ins[0])),
-            output.axes[0].size,
-            output.axes[1:] == weight.ins,
-        )
+        x = self.heads_first(self.get(operation.ins[0]))
+        heads = output.axes[0].size
+        is_query = output.axes[1:] == weight.ins
         weights_of_heads = aten.unflatten(self.matrix(operation), 0, (heads, exact_div(extent(weight.out), heads)))
         weight_part = aten.slice(weights_of_heads, x.shape[-1] if is_query else output.axes[1].size, 1)
         product = aten.matmul(x, weight_part if is_query else aten.transpose(weight_part, -1, -2))
@@ -238,11 +232,9 @@ class AttentionKernels(Lowering):
     def run_attention_core(self, core: Callable[..., Tensor], *tensors: Tensor | None) -> Tensor:
         """Runs an attention core, which is checkpointed if the run recomputes attention."""
         present_tensors = [x for x in tensors if x is not None]
-        return (
-            self.run_checkpointed(lambda xs: core(*xs), present_tensors)
-            if self.recompute.core
-            else core(*present_tensors)
-        )
+        if self.recompute.core:
+            return self.run_checkpointed(lambda xs: core(*xs), present_tensors)
+        return core(*present_tensors)
 
     def sink(self, sinks: Tensor, scores: Tensor) -> Tensor:
         """Expands the scores of attention sinks, one per head, to all queries."""
@@ -252,11 +244,9 @@ class AttentionKernels(Lowering):
 
     def mask(self, operation: Step, queries: Any, keys: Any) -> Tensor:
         """Returns the mask [queries, keys] of visible keys, computed by the first layer that needs it."""
-        window, chunk, causal = (
-            operation.options.get("window"),
-            operation.options.get("chunk"),
-            operation.options["causal"],
-        )
+        window = operation.options.get("window")
+        chunk = operation.options.get("chunk")
+        causal = operation.options["causal"]
         key = ("mask", queries, keys, causal, window, chunk)
         if key not in self.memo:
             self.memo[key] = self._visible_keys(queries, keys, causal, window, chunk)

@@ -143,11 +143,9 @@ class AttentionVariantKernels(AttentionKernels):
     @compared(BY_TORCH)
     def do_only_selected(self, operation: Step) -> None:
         """Runs BlockIndexerReference.narrow. Keys and values: [batch, heads, keys, d]."""
-        aten, visible_mask, (block, blocks) = (
-            self.t,
-            self.get(operation.ins[0]),
-            (operation.options["block"], operation.options["blocks"]),
-        )
+        aten = self.t
+        visible_mask = self.get(operation.ins[0])
+        block, blocks = operation.options["block"], operation.options["blocks"]
         keys = [self.heads_first(self.get(input_value)) for input_value in operation.ins[1:]]
         if self.reads_selected(visible_mask.shape[-2]):
             key_count = keys[0].shape[2]
@@ -182,10 +180,8 @@ class AttentionVariantKernels(AttentionKernels):
                 "and another --recompute than attention"
             )
         aten, options, local_tensors = self.t, operation.options, self.frames[-1].local_tensors
-        score_values, (q, v, *selection) = (
-            operation.ins[: options["parts"]],
-            (self.get(input_value) for input_value in operation.ins[options["parts"] :]),
-        )
+        score_values = operation.ins[: options["parts"]]
+        q, v, *selection = (self.get(input_value) for input_value in operation.ins[options["parts"] :])
         scores = self._join_scores(score_values)
         scores = aten.scale(scores)
         if options["cap"] is not None:

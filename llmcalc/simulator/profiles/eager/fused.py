@@ -133,10 +133,8 @@ class FusedKernels(AttentionKernels, ElementwiseKernels, BasicKernels):
         name = "flash_attention"
         output = autograd_graph.operation_result(name, (*q.shape[:-1], v.shape[-1]), q.dtype, strides)
         logsumexp = autograd_graph.operation_result(name, (batch, heads, queries), FLOAT32)
-        seed, unused_offset = (
-            autograd_graph.operation_result(name, (2,), INT64),
-            autograd_graph.operation_result(name, (), INT64),
-        )
+        seed = autograd_graph.operation_result(name, (2,), INT64)
+        unused_offset = autograd_graph.operation_result(name, (), INT64)
         shapes, repeats_keys = [(x.shape, x.strides) for x in (q, k, v)], k.shape[1] != heads
         sink_inputs = [] if sinks is None else [sinks]
 
@@ -144,10 +142,8 @@ class FusedKernels(AttentionKernels, ElementwiseKernels, BasicKernels):
             outputs = [autograd_graph.new(shape, output_gradient.dtype, strides) for shape, strides in shapes]
             outputs += [autograd_graph.new(sink.shape, sink.dtype) for sink in sink_inputs]
             if allocates_workspace:
-                fp32_query_gradient, logsumexp = (
-                    autograd_graph.new(shapes[0][0], FLOAT32),
-                    autograd_graph.new((batch, heads, queries), FLOAT32),
-                )
+                fp32_query_gradient = autograd_graph.new(shapes[0][0], FLOAT32)
+                logsumexp = autograd_graph.new((batch, heads, queries), FLOAT32)
                 repeated_gradients = [
                     autograd_graph.new((batch, heads, *shape[2:]), output_gradient.dtype)
                     for shape, _ in shapes[1:]
@@ -271,10 +267,8 @@ class FusedKernels(AttentionKernels, ElementwiseKernels, BasicKernels):
                 outputs = [autograd_graph.new(shape, output_gradient.dtype, strides) for shape, strides in shapes]
             outputs += [autograd_graph.new(*mask_shape) for mask_shape in mask_shapes]
             if allocates_workspace and efficient:
-                delta, float_gradient = (
-                    autograd_graph.new((batch, heads, queries), FLOAT32),
-                    autograd_graph.new(shapes[0][0], FLOAT32),
-                )
+                delta = autograd_graph.new((batch, heads, queries), FLOAT32)
+                float_gradient = autograd_graph.new(shapes[0][0], FLOAT32)
                 del delta, float_gradient
             elif allocates_workspace:
                 autograd_graph.new((workspace,), UINT8)
@@ -312,11 +306,9 @@ class FusedKernels(AttentionKernels, ElementwiseKernels, BasicKernels):
         """
         _, heads, tokens, size = shape
         strides = (tokens * heads * size, size, heads * size, 1)
-        return (
-            self.graph.operation_result(operation_name, shape, dtype, strides)
-            if operation_name
-            else self.graph.new(shape, dtype, strides)
-        )
+        if operation_name:
+            return self.graph.operation_result(operation_name, shape, dtype, strides)
+        return self.graph.new(shape, dtype, strides)
 
     def _as_queries(self, operation_name: str, q: Tensor, v: Tensor) -> Tensor:
         """Allocates the output of cuDNN's attention kernel, in the order of the queries' axes."""
@@ -439,10 +431,8 @@ class FusedKernels(AttentionKernels, ElementwiseKernels, BasicKernels):
             super().do_mul(operation)
             return
         gate, up_projection = (self.get(input_value) for input_value in operation.ins)
-        output, shapes = (
-            self.t.like(gate, up_projection),
-            [(operand.shape, operand.dtype) for operand in (gate, up_projection)],
-        )
+        output = self.t.like(gate, up_projection)
+        shapes = [(operand.shape, operand.dtype) for operand in (gate, up_projection)]
 
         def backward(output_gradient: Tensor, needs_input_grad: Needs, *_: Tensor) -> Sequence[Gradient]:
             return [
@@ -497,11 +487,9 @@ class FusedKernels(AttentionKernels, ElementwiseKernels, BasicKernels):
         if self.choices.cross_entropy in ("flash", "flash-in-place"):
             loss_dtype = DTYPES[self.choices.logits_dtype or logits.dtype.name]
             rows = self.t.flatten(self.t.to(logits, loss_dtype), 0, 1)
-            return (
-                self._flash_loss(rows, labels)
-                if self.choices.cross_entropy == "flash"
-                else self._loss_in_place(rows, labels)
-            )
+            if self.choices.cross_entropy == "flash":
+                return self._flash_loss(rows, labels)
+            return self._loss_in_place(rows, labels)
         if self.head is not None:
             (weight, bias), self.head = self.head, None
             if self.choices.cross_entropy == "split":
@@ -516,11 +504,9 @@ class FusedKernels(AttentionKernels, ElementwiseKernels, BasicKernels):
     def _compiled_loss(self, logits: Tensor) -> Tensor:
         """Computes cross-entropy of logits [tokens, vocabulary] under torch.compile; saves two numbers per row."""
         autograd_graph, rows = self.graph, (logits.shape[0], 1)
-        row_maxima, total, output = (
-            autograd_graph.new(rows, FLOAT32),
-            autograd_graph.new(rows, FLOAT32),
-            autograd_graph.new((), FLOAT32),
-        )
+        row_maxima = autograd_graph.new(rows, FLOAT32)
+        total = autograd_graph.new(rows, FLOAT32)
+        output = autograd_graph.new((), FLOAT32)
         shape, dtype = logits.shape, logits.dtype
 
         def backward(output_gradient: Tensor, _: Needs, *__: Tensor) -> Sequence[Gradient]:

@@ -172,11 +172,9 @@ class LoraKernels(BasicKernels):
 
         Source: transformers' modeling_phi3.py, whose step was measured (tests/data/gpu).
         """
-        autograd_graph, x, widths = (
-            self.graph,
-            self.flat(operations[0].ins[0]),
-            [operation.outs[0].width for operation in operations],
-        )
+        autograd_graph = self.graph
+        x = self.flat(operations[0].ins[0])
+        widths = [operation.outs[0].width for operation in operations]
         x = self.t.operand(x)
         weights = [self.t.operand(self.matrix(operation)) for operation in operations]
         biases = [
@@ -354,10 +352,8 @@ class LoraKernels(BasicKernels):
         rows, columns = count(x.shape[:-1]), x.shape[-1]
 
         def backward(output_gradient: Tensor, _: Needs, *__: Tensor) -> Sequence[Gradient]:
-            decoded_weight, scales = (
-                autograd_graph.new((width, columns), dtype),
-                autograd_graph.new((width, 1), FLOAT32),
-            )
+            decoded_weight = autograd_graph.new((width, columns), dtype)
+            scales = autograd_graph.new((width, 1), FLOAT32)
             del scales
             output = autograd_graph.new(input_shape, dtype)
             del decoded_weight

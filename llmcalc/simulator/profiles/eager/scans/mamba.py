@@ -26,11 +26,9 @@ class MambaKernels(ScanModules):
         if operations["x_proj"].verb == "experts":
             return self.mamba_of_heads(operations, x)
         has_fused_kernel = 2 <= operations["conv1d"].options["kernel"] <= 4 and operations.acts[0] == "silu"
-        return (
-            self.mamba(operations, x)
-            if has_fused_kernel and "dt_norm" not in operations
-            else self.mamba_of_steps(operations, x)
-        )
+        if has_fused_kernel and "dt_norm" not in operations:
+            return self.mamba(operations, x)
+        return self.mamba_of_steps(operations, x)
 
     def mamba(self, operations: Steps, x: Tensor) -> Tensor:
         """Runs mamba_ssm/modules/mamba_simple.py:119 (`Mamba.forward`)."""
