@@ -5,11 +5,11 @@ from __future__ import annotations
 from dataclasses import replace
 
 from ..errors import InputError
+from ..flow.program import every_step
 from ..model import ModelSpec
 from ..optional import TOWERS
 from ..simulator.adapters import Adapters
 from ..simulator.choices import Choices
-from ..simulator.evidence import every_step
 from ..simulator.tensor import DTYPES, FLOAT8, Dtype
 from ..units import dtype, short_dtype
 from ..workload.execution import AttentionImplementation, OptimizerImplementation

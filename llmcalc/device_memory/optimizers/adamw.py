@@ -9,8 +9,8 @@ from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING, Any
 
 from ...costs.trained_tensors import TrainedTensor, bytes_of, count_of, elements_of
+from ...simulator.versions import is_older
 from ...workload.execution import OptimizerImplementation
-from ..torch_version import is_older
 from .record import BY_TORCH, STEP_BYTES, Optimizer, States
 
 if TYPE_CHECKING:

@@ -9,7 +9,6 @@ until its function returns. Deterministic algorithms are off.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
 
 from ...algebra import Number, ceil_div, exact_div, minimum
 from ..aten import Aten
@@ -88,11 +87,6 @@ def _scan_bwd(
     db, dc = aten.like(b, dtype=FLOAT32), aten.like(c, dtype=FLOAT32)
     dd, dbias = aten.like(d), aten.like(delta_bias)
     return du, ddelta, da, aten.to(db, b.dtype), aten.to(dc, c.dtype), dd, dbias, dz, out_z
-
-
-def selective_scan_fn(aten: Aten, *xs: Any) -> Tensor:
-    """Runs `selective_scan_with_states` and returns the output without the states."""
-    return selective_scan_with_states(aten, *xs)[0]
 
 
 def selective_scan_with_states(
@@ -425,11 +419,6 @@ def _state_passing_bwd(aten: Aten, states: Tensor, dout: Tensor, dtype: Dtype) -
     dstates = aten.like(dout, dtype=dtype)
     states_copy = states if states.dtype is dtype else aten.like(states, dtype=dtype)
     return dstates, _sum_workspace(aten, (batch, heads, chunks, ceil_div(dim * state, 64)), 3), states_copy
-
-
-def mamba_chunk_scan_combined(aten: Aten, *xs: Any) -> Tensor:
-    """Runs `mamba_chunk_scan_with_state` and returns the output without the state."""
-    return mamba_chunk_scan_with_state(aten, *xs)[0]
 
 
 def mamba_chunk_scan_with_state(

@@ -67,10 +67,7 @@ class AttentionKernels(Lowering):
     def _cos_and_sin(self, tokens: Any, dim: Any, theta: float, template: Tensor) -> tuple[Tensor, Tensor]:
         """Returns cos and sin of every position, computed by the first layer that needs them."""
         key = ("rope", tokens, dim, theta, template.dtype)
-        if key not in self.memo:
-            self.memo[key] = self._cos_sin(self.span(tokens), dim, template)
-        angles: tuple[Tensor, Tensor] = self.memo[key]
-        return angles
+        return self.computed_once(key, lambda: self._cos_sin(self.span(tokens), dim, template))
 
     def _cos_sin(self, positions: Tensor, dim: Any, template: Tensor) -> tuple[Tensor, Tensor]:
         angles = self._angle_table(positions, dim)
@@ -112,9 +109,7 @@ class AttentionKernels(Lowering):
         if self.missing(operation.ins[0]):
             all_rows: Sequence[Tensor] = self._read_pages(self.cached(operation.name) or ())
         else:
-            all_rows = self._with_new(
-                operation.name, [self.get(input_value) for input_value in operation.ins], operation.options["limit"]
-            )
+            all_rows = self._with_new(operation.name, list(map(self.get, operation.ins)), operation.options["limit"])
         if self.store is not None:
             for input_value in operation.ins:
                 self.forget(input_value.storage)
@@ -190,7 +185,7 @@ class AttentionKernels(Lowering):
 
     @compared(BY_TORCH)
     def do_mask(self, operation: Step) -> None:
-        q, k = (self.get(input_value) for input_value in operation.ins)
+        q, k = map(self.get, operation.ins)
         self.mask_of_scores(operation, q.shape[1], k.shape[1])
 
     @compared(BY_TORCH)
@@ -212,21 +207,16 @@ class AttentionKernels(Lowering):
         elif operation.options["masked"]:
             mask = self.mask_of_scores(operation, q.shape[2], k.shape[2])
         sinks = self.weight("sinks", (q.shape[1],)) if operation.options.get("sinks") else None
-        cap, dropout, float32, float32_scores = (
-            operation.options[name] for name in ("cap", "dropout", "float32", "float32_scores")
-        )
-        is_floored, is_named = (
-            self.choices.like_classes and operation.options[name] for name in ("floors_scores", "names_scores")
-        )
-        output = self.run_attention_core(
-            lambda q, k, v, bias=None: self.core(
-                q, k, v, mask, cap, sinks, bias, dropout, float32, float32_scores, is_floored, is_named
-            ),
-            q,
-            k,
-            v,
-            bias,
-        )
+        options, like_classes = operation.options, self.choices.like_classes
+
+        def core(q: Tensor, k: Tensor, v: Tensor, bias: Tensor | None = None) -> Tensor:
+            return self.core(
+                q, k, v, mask, options["cap"], sinks, bias, options["dropout"], options["float32"],
+                options["float32_scores"], like_classes and options["floors_scores"],
+                like_classes and options["names_scores"],
+            )  # fmt: skip
+
+        output = self.run_attention_core(core, q, k, v, bias)
         self.set(operation.outs[0], self.t.transpose(output, 1, 2))
 
     def run_attention_core(self, core: Callable[..., Tensor], *tensors: Tensor | None) -> Tensor:
@@ -248,10 +238,7 @@ class AttentionKernels(Lowering):
         chunk = operation.options.get("chunk")
         causal = operation.options["causal"]
         key = ("mask", queries, keys, causal, window, chunk)
-        if key not in self.memo:
-            self.memo[key] = self._visible_keys(queries, keys, causal, window, chunk)
-        mask: Tensor = self.memo[key]
-        return mask
+        return self.computed_once(key, lambda: self._visible_keys(queries, keys, causal, window, chunk))
 
     def mask_of_scores(self, step: Step, queries: Any, keys: Any) -> Tensor:
         """Returns the mask that attention applies to its own scores, computed by the first layer that needs it.

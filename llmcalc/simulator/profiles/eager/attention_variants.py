@@ -23,7 +23,7 @@ class AttentionVariantKernels(AttentionKernels):
     @compared(BY_TORCH)
     def do_scores(self, operation: Step) -> None:
         """Computes scores [batch, heads, queries, keys]."""
-        aten, keys, (q, k) = self.t, operation.ins[1], (self.get(input_value) for input_value in operation.ins[:2])
+        aten, keys, (q, k) = self.t, operation.ins[1], map(self.get, operation.ins[:2])
         if len(operation.ins) > 2:
             scores = self._weighted_scores(q, k, self.get(operation.ins[2]))
             del q, k
@@ -80,7 +80,7 @@ class AttentionVariantKernels(AttentionKernels):
     @compared(BY_TORCH)
     def do_selected(self, operation: Step) -> None:
         """Builds the mask of each sequence's selected keys (MLAReference.forward)."""
-        aten, (q, *keys) = self.t, (self.get(input_value) for input_value in operation.ins)
+        aten, (q, *keys) = self.t, map(self.get, operation.ins)
         mask, selected_indices = self.mask(operation, q.shape[1], keys[0].shape[1]), self.memo["selected"]
         if self.reads_selected(q.shape[1]):
             if len(keys[0].shape) == 4:  # every head has keys of its own: MeanIndexerReference.narrow
@@ -227,7 +227,7 @@ class AttentionVariantKernels(AttentionKernels):
     def do_strongest(self, operation: Step) -> None:
         """Runs the end of DynamicMaskReference._mask, which masks all but the keys with the highest strengths."""
         aten = self.t
-        strength, q, k = (self.get(input_value) for input_value in operation.ins)
+        strength, q, k = map(self.get, operation.ins)
         key_strength = aten.unsqueeze(aten.transpose(strength, 1, 2), 2)
         visible_mask = self.mask(operation, q.shape[1], k.shape[1])
         mask = aten.masked_fill(

@@ -45,5 +45,5 @@ class RowKernels(Lowering):
 
     @compared(BY_TORCH)
     def do_delayed(self, operation: Step) -> None:
-        x, first_row = (self.get(input_value) for input_value in operation.ins)
+        x, first_row = map(self.get, operation.ins)
         self.set(operation.outs[0], self.t.cat([first_row, self.t.slice(x, x.shape[1] - 1, 1)], 1))
