@@ -29,7 +29,7 @@ from ...workload.setting import declared, option
 from ..framework import RunOnRanks
 from .parallel_adapters import OPTIONS as ADAPTER_OPTIONS
 from .parallel_adapters import ParallelAdapters
-from .schedule import STATES
+from .rank_run import STATES
 from .settings import EXCHANGES, MegatronSettings
 from .unsupported import gpu_runs_recipe
 
