@@ -132,11 +132,20 @@ def _read_amount(flag_name: str, value: Any, kind: FlagKind) -> float:
     return number
 
 
-def refused_flags(feature: str, *names: str, switches: Sequence[str] = ()) -> list[Flag]:
-    """Returns flags that are refused because llmcalc does not model them. feature: the subject of the error message."""
+def refused_flags(feature: str, names: str = "", switches: str = "") -> list[Flag]:
+    """Returns flags that are refused because llmcalc does not model them.
+
+    feature: the subject of the error message. names, switches: the flags with a value and those without one, with
+        spaces between; spellings of one flag have `|` between them.
+    """
     reason = f"{feature}: not modelled; remove the flag"
-    values = [Flag((flag_name,), refused=reason) for flag_name in names]
-    return values + [Flag((flag_name,), "switch", refused=reason) for flag_name in switches]
+    values = [Flag(tuple(spellings.split("|")), refused=reason) for spellings in names.split()]
+    return values + [Flag(tuple(spellings.split("|")), "switch", refused=reason) for spellings in switches.split()]
+
+
+def idle_flags(names: str, kind: FlagKind = "text") -> list[Flag]:
+    """Returns flags that change no memory of a device. names: as in `refused_flags`. kind: how values are read."""
+    return [Flag(tuple(spellings.split("|")), kind, is_idle=True) for spellings in names.split()]
 
 
 MOST_ITEMS = 10_000

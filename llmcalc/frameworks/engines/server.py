@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
+from dataclasses import replace
 from functools import cached_property
-from typing import Any, ClassVar
+from typing import Any, ClassVar, Self
 
 from ...accelerator import Hardware
 from ...components.mixers.shared_entries import SharedEntryAttention
@@ -61,6 +62,10 @@ class EngineServer:
                 "expected another model, or kv without an engine"
             )
 
+    def with_flags(self, **changed_flags: Any) -> Self:
+        """Returns the same server with changed flags."""
+        return replace(self, flags={**self.flags, **changed_flags})
+
     @property
     def numbers(self) -> Numbers:
         """The engine's version as a tuple of numbers, such as (0, 9, 2)."""
@@ -89,6 +94,22 @@ class EngineServer:
     def pp(self) -> int:
         """The number of pipeline stages."""
         return int(self.flags.get(self.layout_fields[1], 1))
+
+    def stage_layers(self, order: Iterable[int]) -> tuple[int, ...] | None:
+        """Returns the layers of each pipeline stage; None if all have the same number.
+
+        order: the stages in the order in which they get one of the layers that an equal division leaves.
+        Raises `InputError` for more stages than layers.
+        """
+        layers = sum(stack.num_hidden_layers for _, stack in self.preset.model.stacks())
+        if layers < self.pp:
+            raise InputError(
+                f"{engine(self.name).typed(self.layout_fields[1])} {self.pp}: the model has {layers} layers"
+            )
+        sizes = [layers // self.pp] * self.pp
+        for stage in list(order)[: layers % self.pp]:
+            sizes[stage] += 1
+        return None if len(set(sizes)) == 1 else tuple(sizes)
 
     @property
     def element_bytes(self) -> int:

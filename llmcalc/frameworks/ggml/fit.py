@@ -6,6 +6,7 @@ the layers, a search by halves finds the same number.
 
 from __future__ import annotations
 
+from bisect import bisect_left
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import NamedTuple
@@ -189,7 +190,7 @@ class _Fit:
             hosted_layers = max(layers - (i == len(layers_by_gpu) - 1), 0) if has_experts else 0
             return [*layers_by_gpu[:i], _GpuLayers(layers, hosted_layers), *layers_by_gpu[i + 1 :]]
 
-        return with_layers(_largest_number(most_layers, lambda n: self.keeps_margins(with_layers(n), i)))
+        return with_layers(largest_number(most_layers, lambda n: self.keeps_margins(with_layers(n), i)))
 
     def _with_experts(self, layers_by_gpu: list[_GpuLayers]) -> list[_GpuLayers]:
         """Returns the GPUs' layers with experts moved from the host, first to the first GPU, also parts of a layer."""
@@ -205,7 +206,7 @@ class _Fit:
         return layers_by_gpu
 
     def _most_movable_layers(self, layers_by_gpu: list[_GpuLayers], i: int, most_layers: int) -> int:
-        return _largest_number(most_layers, lambda n: self.keeps_margins(_with_moved_layers(layers_by_gpu, i, n), i))
+        return largest_number(most_layers, lambda n: self.keeps_margins(_with_moved_layers(layers_by_gpu, i, n), i))
 
     def _with_partial_layer(self, layers_by_gpu: list[_GpuLayers], i: int) -> list[_GpuLayers]:
         """Returns the GPUs' layers with as many parts of the next layer's experts on GPU `i` as fit."""
@@ -248,12 +249,6 @@ def _with_overflow(layers_by_gpu: list[_GpuLayers], source: int, i: int, overflo
     return result
 
 
-def _largest_number(limit: int, holds: Callable[[int], bool]) -> int:
-    """Returns the largest number up to `limit` for which the monotone condition `holds` is true; 0 if there is none."""
-    if holds(limit):
-        return limit
-    low, high = 0, limit
-    while high - low > 1:
-        middle = (low + high) // 2
-        low, high = (middle, high) if holds(middle) else (low, middle)
-    return low
+def largest_number(limit: int, holds: Callable[[int], bool]) -> int:
+    """Returns the largest number up to `limit` for which `holds` is true; 0 if there is none. Smaller ones hold too."""
+    return limit if holds(limit) else bisect_left(range(1, limit), True, key=lambda number: not holds(number))

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from ..engines.flags import Flag
+from ..engines.flags import Flag, idle_flags
 from .idle_flags import SWITCHES, WITH_VALUE
 
 NOT_MODELLED = "is not modelled; remove the flag"
@@ -63,10 +63,7 @@ SHARED = (
 )  # fmt: skip
 """Flags that change memory, and flags that are refused by name."""
 
-IDLE = (
-    *(Flag(tuple(line.split()), is_idle=True) for line in WITH_VALUE),
-    *(Flag(tuple(line.split()), "switch", is_idle=True) for line in SWITCHES),
-)
+IDLE = (*idle_flags(WITH_VALUE), *idle_flags(SWITCHES, "switch"))
 """Flags that change no memory of the server's buffers."""
 
 

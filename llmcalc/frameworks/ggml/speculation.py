@@ -16,7 +16,7 @@ from typing import Any
 from ...costs.draft import check_draft, states_of
 from ...errors import InputError, shown
 from ...sources.preset import Preset
-from ...sources.target import load
+from ..engines.drafts import read_draft
 
 DRAFT_TOKENS = 3
 """Default of --spec-draft-n-max (common/common.h, `common_params_speculative_draft`)."""
@@ -83,13 +83,7 @@ def draft_of(flags: Mapping[str, Any], target: Preset) -> Preset | None:
     name = flags.get("model_draft")
     if not name:
         return None
-    try:
-        draft = load(str(name))
-    except InputError as error:
-        raise InputError(
-            f"--model-draft {shown(name)}: cannot be read ({str(error)[:200]}); expected a preset, a GGUF file, a "
-            "folder or a hub id as its model"
-        ) from None
+    draft = read_draft(str(name), "--model-draft", "a GGUF file, a folder or a hub id as its model")
     if states_of(draft.model) is not None:
         raise InputError(f"--model-draft {draft.name}: reads hidden states of its target, which is not modelled")
     check_draft(target.model, draft.model, target.name, f"--model-draft: {draft.name}")

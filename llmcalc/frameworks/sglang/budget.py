@@ -11,14 +11,12 @@ from fractions import Fraction
 from functools import cached_property
 from typing import Any
 
-from ...accelerator import Hardware
 from ...components.mixers.mla import MLA
 from ...components.towers.vision import VisionTower
 from ...errors import InputError
 from ...parallel.layout import ONE_DEVICE, Layout
-from ...sources.preset import Preset
 from ...workload.setting import option
-from ..engines.engine import EngineMemory, EngineVersion, Term
+from ..engines.engine import EngineMemory, Term
 from ..engines.rank import EngineRank, architectures, mixers
 from ..engines.server import EngineServer
 from ..engines.versions import MeasuredContext
@@ -146,11 +144,7 @@ class Server(EngineServer):
     @cached_property
     def layout(self) -> Layout:
         """The layout of a replica; the last stages have one layer more (srt/distributed/utils.py, `get_pp_indices`)."""
-        layers = sum(stack.num_hidden_layers for _, stack in self.preset.model.stacks())
-        if layers < self.pp:
-            raise InputError(f"--pp-size {self.pp}: the model has {layers} layers")
-        sizes = tuple(layers // self.pp + (i >= self.pp - layers % self.pp) for i in range(self.pp))
-        return Layout(tp=self.tp, pp=self.pp, pp_layout=None if len(set(sizes)) == 1 else sizes)
+        return Layout(tp=self.tp, pp=self.pp, pp_layout=self.stage_layers(reversed(range(self.pp))))
 
     @property
     def whole_layout(self) -> Layout:
@@ -441,10 +435,9 @@ class Server(EngineServer):
         return max(0, int(available // token_bytes))
 
 
-def memory(preset: Preset, hardware: Hardware, version: EngineVersion, flags: Mapping[str, Any]) -> EngineMemory:
+def memory(server: Server) -> EngineMemory:
     """Returns the memory of SGLang on its devices. Raises `InputError` for flags that contradict the model."""
-    server = Server(preset, hardware, version, flags)
-    rules, fraction = server.rules, server.fraction
+    rules, fraction, flags = server.rules, server.fraction, server.flags
     budget = int(server.free_before * fraction)
     page = int(flags.get("page_size", 1))
     stages = []
@@ -494,7 +487,7 @@ def memory(preset: Preset, hardware: Hardware, version: EngineVersion, flags: Ma
             filter(
                 None,
                 (
-                    version.note,
+                    server.version.note,
                     _cache_note(tokens, length, bool(message)),
                     _states_note(pool, concurrency),
                     *_server_notes(server),

@@ -11,9 +11,9 @@ from collections.abc import Mapping
 from typing import Any, NamedTuple
 
 from ...costs.draft import check_draft, states_of
-from ...errors import InputError, shown
+from ...errors import InputError
 from ...sources.preset import Preset
-from ...sources.target import load
+from ..engines.drafts import read_draft
 
 WITHOUT_WEIGHTS = ("ngram",)
 """Algorithms that draft without a model."""
@@ -59,12 +59,7 @@ def drafts_of(flags: Mapping[str, Any], preset: Preset, is_counted: bool, archit
                 f"--speculative-algorithm {algorithm}: the model has no modules that draft; expected {FLAG} too"
             )
         return Drafts(tokens, with_mtp=True)
-    try:
-        draft = path if isinstance(path, Preset) else load(path)
-    except InputError as error:
-        raise InputError(
-            f"{FLAG}: {shown(path)} cannot be read ({str(error)[:200]}); expected a preset, a folder or a hub id"
-        ) from None
+    draft = read_draft(path, f"{FLAG}:", "a folder or a hub id")
     if algorithm != "standalone" and states_of(draft.model) is None:
         if preset.model.mtp is None:
             raise InputError(

@@ -9,7 +9,6 @@ from pydantic import Field
 
 from ...accelerator import Hardware
 from ...record import Record
-from ..engines.engine import EngineVersion
 from ..engines.versions import (
     EngineRecord,
     MeasuredContext,
@@ -123,8 +122,3 @@ class SGLangRecord(EngineRecord[Rules]):
 def sglang_record() -> SGLangRecord:
     """Returns the contents of `presets/engines/sglang.toml`."""
     return read_engine_record(SGLangRecord, "sglang")
-
-
-def version_of(version_text: str) -> EngineVersion:
-    """Returns the version that a user wrote, or the newest, with its range of versions."""
-    return sglang_record().version_of(version_text)

@@ -7,16 +7,13 @@ counts weights, torch's activations and all memory outside torch, but not its ow
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from fractions import Fraction
 from functools import cached_property
 from typing import Any, NamedTuple
 
-from ...accelerator import Hardware
 from ...errors import InputError
 from ...parallel.layout import Layout
-from ...sources.preset import Preset
-from ..engines.engine import EngineMemory, EngineVersion, Term
+from ..engines.engine import EngineMemory, Term
 from ..engines.rank import EngineRank
 from ..engines.server import EngineServer
 from .versions import Rules, TensorRTLLMRecord, tensorrt_llm_record
@@ -64,13 +61,10 @@ class Server(EngineServer):
         experts = int(self.flags.get("ep_size", 1))
         if self.tp % experts:
             raise InputError(f"--ep_size {experts}: does not divide --tp_size {self.tp}; expected a divisor of it")
-        layers = sum(stack.num_hidden_layers for _, stack in self.preset.model.stacks())
-        if layers < self.pp:
-            raise InputError(f"--pp_size {self.pp}: the model has {layers} layers")
-        sizes = tuple(layers // self.pp + (stage < layers % self.pp) for stage in range(self.pp))
-        stage_layers = None if len(set(sizes)) == 1 else sizes
         tp, dp = (1, self.tp) if self.flags.get("enable_attention_dp") else (self.tp, 1)
-        return Layout(tp=tp, pp=self.pp, dp=dp, ep=experts, etp=self.tp // experts, pp_layout=stage_layers)
+        return Layout(
+            tp=tp, pp=self.pp, dp=dp, ep=experts, etp=self.tp // experts, pp_layout=self.stage_layers(range(self.pp))
+        )
 
     @property
     def fraction(self) -> float:
@@ -187,18 +181,18 @@ class Stage(NamedTuple):
     blocks: int
 
 
-def memory(preset: Preset, hardware: Hardware, version: EngineVersion, flags: Mapping[str, Any]) -> EngineMemory:
+def memory(server: Server) -> EngineMemory:
     """Returns TensorRT-LLM's memory on a device of the pipeline stage with the fewest KV cache blocks.
 
     Raises `InputError` for flags that contradict the model.
     """
-    server = Server(preset, hardware, version, flags)
     fullest_stage = min(map(server.stage, range(server.pp)), key=lambda stage: stage.blocks)
     block, length = server.tokens_per_block, server.longest_request
+    tokens = fullest_stage.blocks * block
     message = server.record.messages["no_cache"] if fullest_stage.blocks == 0 else ""
     return EngineMemory(
         terms=fullest_stage.terms,
-        kv_tokens=fullest_stage.blocks * block,
+        kv_tokens=tokens,
         blocks=fullest_stage.blocks,
         max_concurrency=server.layout.dp * fullest_stage.blocks / -(-length // block),
         starts=not message,
@@ -209,7 +203,7 @@ def memory(preset: Preset, hardware: Hardware, version: EngineVersion, flags: Ma
         assumed=server.assumed,
         settings=server.settings,
         layout=server.layout,
-        notes=tuple(filter(None, (version.note, *_cache_notes(server, fullest_stage.blocks * block, bool(message))))),
+        notes=tuple(filter(None, (server.version.note, *_cache_notes(server, tokens, bool(message))))),
     )
 
 

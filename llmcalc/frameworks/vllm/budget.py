@@ -12,11 +12,9 @@ from fractions import Fraction
 from functools import cached_property
 from typing import Any, NamedTuple
 
-from ...accelerator import Hardware
 from ...errors import InputError, shown
 from ...parallel.layout import ONE_DEVICE, Layout
-from ...sources.preset import Preset
-from ..engines.engine import EngineMemory, EngineVersion, Term, TermStatus
+from ..engines.engine import EngineMemory, Term, TermStatus
 from ..engines.flags import AUTO
 from ..engines.rank import EngineRank, key_heads
 from ..engines.server import EngineServer
@@ -281,13 +279,7 @@ class Server(EngineServer):
 
         With expert parallelism the experts are divided over all ranks of the tensor and data groups, each undivided.
         """
-        layers = sum(stack.num_hidden_layers for _, stack in self.preset.model.stacks())
-        if layers < self.pp:
-            raise InputError(f"--pipeline-parallel-size {self.pp}: the model has {layers} layers")
-        sizes = [layers // self.pp] * self.pp
-        for i in range(2, layers % self.pp + 2):
-            sizes[-i] += 1
-        stage_layers = None if len(set(sizes)) == 1 else tuple(sizes)
+        stage_layers = self.stage_layers(reversed(range(self.pp - 1)))
         if not self.flags.get("enable_expert_parallel"):
             return Layout(tp=self.tp, pp=self.pp, pp_layout=stage_layers)
         return Layout(tp=self.tp, pp=self.pp, dp=self.dp, ep=self.tp * self.dp, etp=1, pp_layout=stage_layers)
@@ -547,6 +539,11 @@ class Server(EngineServer):
         )
         return Stage(self.with_receipt(memory_terms), pool, cache_bytes, blocks, graphs)
 
+    @cached_property
+    def fullest_stage(self) -> Stage:
+        """The memory of the pipeline stage with the fewest cache blocks."""
+        return min(map(self.stage, range(self.pp)), key=lambda stage: stage.blocks)
+
     def penalty_bytes(self, rank: EngineRank) -> int:
         """Returns the bytes of token counts for sampling penalties, if they reduce the KV cache."""
         if self.second_runner is None or not self.second_runner.counts_penalties:
@@ -583,20 +580,11 @@ class Stage(NamedTuple):
     graphs: int
 
 
-def memory(preset: Preset, hardware: Hardware, version: EngineVersion, flags: Mapping[str, Any]) -> EngineMemory:
-    """Returns the memory that vLLM plans for a device of the pipeline stage with the fewest cache blocks.
-
-    Raises `InputError` for flags that contradict each other or the model.
-    """
-    if flags.get("max_model_len") in AUTO:
-        open_flags = {name: value for name, value in flags.items() if name != "max_model_len"}
-        length = (
-            longest_request(preset, hardware, version, open_flags)
-            or Server(preset, hardware, version, open_flags).longest_request
-        )
-        return memory(preset, hardware, version, {**open_flags, "max_model_len": length})
-    server = Server(preset, hardware, version, flags)
-    fullest_stage = min(map(server.stage, range(server.pp)), key=lambda stage: stage.blocks)
+def memory(server: Server) -> EngineMemory:
+    """Returns the memory that vLLM plans for a device of the pipeline stage with the fewest cache blocks."""
+    if server.flags.get("max_model_len") in AUTO:
+        return memory(server.with_flags(max_model_len=longest_request(server) or server.longest_request))
+    fullest_stage = server.fullest_stage
     pool, blocks, rules = fullest_stage.pool, fullest_stage.blocks, server.rules
     length, chunk = server.longest_request, server.tokens_in_flight
     concurrency = pool.max_concurrency(blocks, length, chunk)
@@ -615,7 +603,7 @@ def memory(preset: Preset, hardware: Hardware, version: EngineVersion, flags: Ma
         settings=server.settings,
         layout=server.whole_layout,
         most_sequences=fullest_stage.blocks if message.startswith(server.record.messages["sequences"]) else 0,
-        notes=tuple(filter(None, (version.note, *_server_notes(server)))),
+        notes=tuple(filter(None, (server.version.note, *_server_notes(server)))),
     )
 
 
@@ -659,8 +647,7 @@ def _server_notes(server: Server) -> list[str]:
     return notes
 
 
-def longest_request(preset: Preset, hardware: Hardware, version: EngineVersion, flags: Mapping[str, Any]) -> int:
+def longest_request(server: Server) -> int:
     """Returns the largest `--max-model-len` with which the cache holds one request; 0 if there is none."""
-    server = Server(preset, hardware, version, flags)
-    fullest_stage = min(map(server.stage, range(server.pp)), key=lambda stage: stage.blocks)
-    return fullest_stage.pool.longest_request(fullest_stage.blocks, server.tokens_in_flight, server.longest_request)
+    stage = server.fullest_stage
+    return stage.pool.longest_request(stage.blocks, server.tokens_in_flight, server.longest_request)

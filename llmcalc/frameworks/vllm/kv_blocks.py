@@ -8,6 +8,7 @@ kind has, and all groups take blocks from one pool.
 from __future__ import annotations
 
 import math
+from bisect import bisect_right
 from collections.abc import Sequence
 from fractions import Fraction
 
@@ -90,16 +91,10 @@ class BlockPool:
     def longest_request(self, blocks: int, chunk: int, max_tokens: int) -> int:
         """Returns the length of the longest request that the blocks hold: `max_tokens`, or whole blocks."""
         smallest_block = min(group.block or self.block_size for group in self.groups)
-        low, high = 0, max_tokens // smallest_block
         if self.blocks_of_request(max_tokens, chunk) <= blocks:
             return max_tokens
-        while low < high:
-            middle = (low + high + 1) // 2
-            if self.blocks_of_request(middle * smallest_block, chunk) <= blocks:
-                low = middle
-            else:
-                high = middle - 1
-        return low * smallest_block
+        lengths = range(smallest_block, max_tokens + 1, smallest_block)
+        return smallest_block * bisect_right(lengths, blocks, key=lambda length: self.blocks_of_request(length, chunk))
 
 
 def block_pool(

@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 from ...costs.draft import check_draft, states_of
 from ...errors import InputError, shown
 from ...sources.preset import Preset
-from ...sources.target import load
+from ..engines.drafts import read_draft
 
 WITHOUT_WEIGHTS = ("ngram", "suffix")
 """Methods that draft without a model."""
@@ -71,13 +71,7 @@ def speculation_of(flags: Mapping[str, Any], preset: Preset) -> Speculation:
     unmodelled_key = next((key for key in MEMORY_KEYS if table.get(key) is not None), None)
     if unmodelled_key is not None:
         raise InputError(f"{FLAG}: {unmodelled_key} is not modelled; remove the key")
-    try:
-        draft = model if isinstance(model, Preset) else load(model)
-    except InputError as error:
-        raise InputError(
-            f"{FLAG}: the draft model {shown(model)} cannot be read ({str(error)[:200]}); expected a preset, a folder "
-            "or a hub id as its model"
-        ) from None
+    draft = read_draft(model, f"{FLAG}: the draft model", "a folder or a hub id as its model")
     _check_draft(preset, draft, str(method))
     return Speculation(tokens, draft=draft)
 

@@ -10,7 +10,6 @@ from pydantic import Field
 from ...accelerator import Hardware
 from ...errors import InputError
 from ...record import Record
-from ..engines.engine import EngineVersion
 from ..engines.versions import (
     EngineRecord,
     MeasuredContext,
@@ -235,8 +234,3 @@ class VLLMRecord(EngineRecord[Rules]):
 def vllm_record() -> VLLMRecord:
     """Returns the contents of `presets/engines/vllm.toml`."""
     return read_engine_record(VLLMRecord, "vllm")
-
-
-def version_of(version_text: str) -> EngineVersion:
-    """Returns the version that a user wrote, or the newest, with its range of versions."""
-    return vllm_record().version_of(version_text)
