@@ -162,7 +162,7 @@ class Engine:
 
     def stack(self, version: tuple[int, ...]) -> str:
         """Returns the name of a version's software stack, which determines times (`presets/timing/stacks.toml`)."""
-        return [flag_name for first_version, flag_name in self.stacks if first_version <= version][-1]
+        return [stack for first_version, stack in self.stacks if first_version <= version][-1]
 
     def version(self, version_text: str) -> EngineVersion:
         """Returns the version that a user wrote, or the newest of an empty text, with the range that has its rules."""

@@ -7,6 +7,7 @@ from fractions import Fraction
 from functools import cached_property
 from typing import Any, NamedTuple
 
+from ...components.mixers.compressed import CompressedAttention
 from ...components.mixers.mla import MLA
 from ...components.position import Rope
 from ...costs.cache import CacheGroup, kv
@@ -268,14 +269,6 @@ class EngineRank:
             for state in self.state_caches
         ]
 
-    def check_caches(self, engine: str) -> None:
-        """Raises `InputError` for a cache type that the engine's memory rules do not cover."""
-        if any(state.kind == COMPRESSED for state in self.state_caches):
-            raise InputError(
-                f"--engine {engine}: caches with a state for several tokens each (compressed attention) are not "
-                "modelled; llmcalc kv counts their bytes without an engine"
-            )
-
     @cached_property
     def widths(self) -> tuple[int, bool, Experts | None]:
         """The width of the rank's widest dense feed-forward network, whether the network is gated, and the experts."""
@@ -307,6 +300,17 @@ class EngineRank:
                 heads = mixer.num_attention_heads // self.layout.tp
                 elements += count * heads * mixer.kv_lora_rank * (mixer.qk_nope_head_dim + mixer.v_head_dim)
         return elements // self.layout.pp
+
+
+def compressed_layers(rank: EngineRank) -> list[tuple[CompressedAttention, int]]:
+    """Returns each type of compressed attention in the model with its number of layers."""
+    return [(mixer, layers) for mixer, layers in mixers(rank.preset.model) if isinstance(mixer, CompressedAttention)]
+
+
+def compressed_key_bytes(mixer: CompressedAttention) -> int:
+    """Returns the bytes of a key: float8 with a scale for 64 elements, padding, and rotated elements of 16 bits."""
+    unrotated = mixer.head_dim - mixer.qk_rope_head_dim
+    return unrotated + 2 * mixer.qk_rope_head_dim + unrotated // 64 + 1
 
 
 def mixers(spec: ModelSpec) -> Iterator[tuple[Any, int]]:
@@ -344,13 +348,13 @@ def key_heads(spec: ModelSpec) -> list[int]:
     return [int(number) for number in heads if number]
 
 
-def _walk_components(engine_record: Record, depth: int = 0) -> Iterator[Record]:
+def _walk_components(component: Record, depth: int = 0) -> Iterator[Record]:
     """Yields a component and all components inside it, except image encoders."""
-    yield engine_record
+    yield component
     if depth > 8:
         return
-    for flag_name in type(engine_record).model_fields:
-        value = getattr(engine_record, flag_name)
+    for field in type(component).model_fields:
+        value = getattr(component, field)
         for item in (
             value if isinstance(value, tuple | list) else value.values() if isinstance(value, dict) else [value]
         ):

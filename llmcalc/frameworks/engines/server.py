@@ -185,10 +185,10 @@ class EngineServer:
         if receipt is None:
             return {}
         return {
-            flag_name: size
-            for flag_name, size in receipt.terms.items()
-            if flag_name in self.decided_by
-            and not receipt.differing_names((*self.layout_fields, *self.decided_by[flag_name]), self.settings)
+            name: size
+            for name, size in receipt.terms.items()
+            if name in self.decided_by
+            and not receipt.differing_names((*self.layout_fields, *self.decided_by[name]), self.settings)
         }
 
     def measured_or_computed(self, name: str, computed_bytes: int) -> int:

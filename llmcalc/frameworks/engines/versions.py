@@ -81,12 +81,8 @@ def has_link(hardware: Hardware, link_name: str) -> bool:
 
 def context_on(rows: Iterable[MeasuredContext], hardware: Hardware, devices: int) -> MeasuredContext:
     """Returns the measured context of an accelerator with `devices` ranks, on its type of link if that was measured."""
-    matching_rows = [
-        cuda_context
-        for cuda_context in rows
-        if cuda_context.devices <= devices and has_link(hardware, cuda_context.link)
-    ]
-    return max(matching_rows, key=lambda cuda_context: (cuda_context.devices, cuda_context.link))
+    matching_rows = [row for row in rows if row.devices <= devices and has_link(hardware, row.link)]
+    return max(matching_rows, key=lambda row: (row.devices, row.link))
 
 
 class RuleRange(VersionRange):
@@ -158,7 +154,7 @@ class EngineRecord(Record, Generic[RuleType]):
 RecordType = TypeVar("RecordType", bound=Record)
 
 
-def read_engine_record(engine_record: type[RecordType], name: str) -> RecordType:
+def read_engine_record(record_class: type[RecordType], name: str) -> RecordType:
     """Returns the contents of `presets/engines/NAME.toml`."""
     path = presets_dir() / "engines" / f"{name}.toml"
-    return validate(engine_record, parse_toml(read_text(path), path.name), path.name)
+    return validate(record_class, parse_toml(read_text(path), path.name), path.name)

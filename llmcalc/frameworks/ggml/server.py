@@ -16,7 +16,7 @@ from .model import GgufTensor, LayerShape
 from .placement import EXPERTS, Layers, Override, Placement, read_overrides
 from .settings import GgmlSettings
 from .speculation import draft_flags
-from .transformer_graph import GraphSettings, model_graph
+from .transformer_graph import GraphSettings, ModelGraph
 
 MORE_TYPES = {"q6_0": (32, 26), "q8_kv": (32, 34)}
 """Types of caches that only ik_llama.cpp has: elements and bytes of a block."""
@@ -24,7 +24,7 @@ MORE_TYPES = {"q6_0": (32, 26), "q8_kv": (32, 34)}
 
 def cache_bytes(type_name: str, elements: int) -> int:
     """Returns the bytes of `elements` cached elements in a ggml number format."""
-    sizes = {flag_name.lower(): (block, nbytes) for flag_name, block, nbytes in TYPES.values()} | MORE_TYPES
+    sizes = {ggml_type.lower(): (block, nbytes) for ggml_type, block, nbytes in TYPES.values()} | MORE_TYPES
     block, nbytes = sizes[type_name]
     return -(-elements // block) * nbytes
 
@@ -42,16 +42,11 @@ class Buffers(NamedTuple):
 
     def with_draft(self, draft: Buffers) -> Buffers:
         """Returns the sum of these buffers and a draft model's buffers."""
-        pairs = zip(self, draft, strict=True)
-        return Buffers(
-            *(
-                {
-                    flag_name: model.get(flag_name, 0) + draft_flags.get(flag_name, 0)
-                    for flag_name in {**model, **draft_flags}
-                }
-                for model, draft_flags in pairs
-            )
-        )
+
+        def sums(sizes: Mapping[str, int], draft_sizes: Mapping[str, int]) -> dict[str, int]:
+            return {device: sizes.get(device, 0) + draft_sizes.get(device, 0) for device in {**sizes, **draft_sizes}}
+
+        return Buffers(*map(sums, self, draft))
 
 
 @frozen(eq=False)
@@ -165,7 +160,7 @@ class GgmlServer(GgmlSettings):
         moved_tokens = settings.tokens if settings.moves_weights and self.devices else 0
         keys = self._layer_keys(placement, size_and_device, moved_tokens, layers)
         laid_out = [list(layers)[i] for i in laid_out_layers(keys)]
-        graph = model_graph(
+        model_graph = ModelGraph(
             rules.graph,
             settings,
             self.model.hidden_size,
@@ -182,7 +177,7 @@ class GgmlServer(GgmlSettings):
             and self.keeps_cache
             and not placement.has_overrides
         )
-        return buffer_sizes(graph, self.devices, pipeline)
+        return buffer_sizes(model_graph.build(), self.devices, pipeline)
 
     def _layer_keys(
         self,
@@ -239,9 +234,7 @@ class GgmlServer(GgmlSettings):
         They have a cache of the draft's types and a graph that returns the logits of one token of each slot.
         """
         layer_count, modules = len(self.model.layers), self.model.modules
-        types = {
-            f"cache_type_{flag_name}": self.flags.get(f"cache_type_{flag_name}_draft", "f16") for flag_name in "kv"
-        }
+        types = {f"cache_type_{half}": self.flags.get(f"cache_type_{half}_draft", "f16") for half in "kv"}
         module_server = self.with_flags(**types, spec_type="none")
         tensors: dict[str, int] = {}
         for tensor in self.model.module_tensors:

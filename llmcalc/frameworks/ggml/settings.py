@@ -67,7 +67,7 @@ class GgmlSettings(EngineServer):
         word = DEVICE_NAMES.get(vendor, "CUDA")
         device_list = self.flags.get("device")
         if device_list is not None:
-            names = [flag_name.strip() for flag_name in str(device_list).split(",")]
+            names = [device_name.strip() for device_name in str(device_list).split(",")]
             if names == ["none"]:
                 return ()
             number = len(names)
@@ -86,24 +86,20 @@ class GgmlSettings(EngineServer):
         if text is None:
             return ()
         try:
-            gpu_fractions = tuple(float(share_text[:20]) for share_text in str(text).replace("/", ",").split(","))
+            shares = tuple(float(share_text[:20]) for share_text in str(text).replace("/", ",").split(","))
         except ValueError:
-            gpu_fractions = ()
-        if (
-            not gpu_fractions
-            or not all(0 <= gpu_layers <= 10**9 for gpu_layers in gpu_fractions)
-            or not sum(gpu_fractions)
-        ):
+            shares = ()
+        if not shares or not all(0 <= share <= 10**9 for share in shares) or not sum(shares):
             raise InputError("--tensor-split: expected shares with commas, such as 3,1")
-        return gpu_fractions
+        return shares
 
     @property
     def split(self) -> tuple[float, ...]:
         """The share of layers of each device; equal by default, as all devices have the same free memory."""
-        gpu_fractions = self.split_shares or (1.0,) * len(self.devices)
-        if len(gpu_fractions) > max(len(self.devices), 1):
-            raise InputError(f"--tensor-split: {len(gpu_fractions)} shares for {len(self.devices)} devices")
-        return (*gpu_fractions, *(0.0,) * (len(self.devices) - len(gpu_fractions)))
+        shares = self.split_shares or (1.0,) * len(self.devices)
+        if len(shares) > max(len(self.devices), 1):
+            raise InputError(f"--tensor-split: {len(shares)} shares for {len(self.devices)} devices")
+        return (*shares, *(0.0,) * (len(self.devices) - len(shares)))
 
     @property
     def sequences(self) -> int:

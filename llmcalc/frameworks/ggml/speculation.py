@@ -56,7 +56,7 @@ INHERITED = (
 
 def types_of(flags: Mapping[str, Any]) -> list[str]:
     """Returns the drafting methods in --spec-type."""
-    return [flag_name.strip() for flag_name in str(flags.get("spec_type", "none")).lower().split(",")]
+    return [drafting_type.strip() for drafting_type in str(flags.get("spec_type", "none")).lower().split(",")]
 
 
 def drafted_tokens(flags: Mapping[str, Any]) -> int:
@@ -67,13 +67,13 @@ def drafted_tokens(flags: Mapping[str, Any]) -> int:
             raise InputError(f"--spec-type {MODULES}: with --model-draft is not modelled; remove one of them")
         types.append("draft-simple")
     tokens = 0
-    for flag_name in types:
-        if flag_name not in TOKENS_OF_TYPES:
+    for drafting_type in types:
+        if drafting_type not in TOKENS_OF_TYPES:
             raise InputError(
-                f"--spec-type {shown(flag_name)}: is not modelled; expected --model-draft, or one of "
+                f"--spec-type {shown(drafting_type)}: is not modelled; expected --model-draft, or one of "
                 f"{', '.join(TOKENS_OF_TYPES)}"
             )
-        flag, default = TOKENS_OF_TYPES[flag_name]
+        flag, default = TOKENS_OF_TYPES[drafting_type]
         tokens = max(tokens, int(flags.get(flag, default)))
     return tokens
 
@@ -93,7 +93,7 @@ def draft_of(flags: Mapping[str, Any], target: Preset) -> Preset | None:
 def draft_flags(flags: Mapping[str, Any], context: int, sequences: int, is_unified: bool) -> dict[str, Any]:
     """Returns the flags of the draft model's server. context: tokens of the target model's cache."""
     inherited = {flag_name: flags[flag_name] for flag_name in INHERITED if flag_name in flags}
-    chosen_flags = {field: flags[flag_name] for flag_name, field in OF_THE_DRAFT.items() if flag_name in flags}
+    chosen_flags = {field: flags[draft_field] for draft_field, field in OF_THE_DRAFT.items() if draft_field in flags}
     return {
         **inherited, **chosen_flags, "ctx_size": context, "parallel": sequences, "kv_unified": is_unified, "fit": "off"
     }  # fmt: skip

@@ -93,7 +93,15 @@ class GraphSettings:
 
 
 @dataclass
-class _Builder:
+class ModelGraph:
+    """The compute graph of one micro-batch of a model.
+
+    hidden, vocab: the model's hidden size, and the entries of its vocabulary.
+    layers: the layers that are laid out, by their index. number: layers of the model.
+    layer_device: index of a layer → its device; the index after the last one is the output's.
+    weight: name of a tensor → its bytes and its device; None if the model has no such tensor.
+    """
+
     rules: GraphRules
     settings: GraphSettings
     hidden: int
@@ -510,6 +518,7 @@ class _Builder:
     # -- the model -----------------------------------------------------------------------------------------------
 
     def build(self) -> Graph:
+        """Returns the graph, in the order in which it runs."""
         tokens = self.settings.tokens
         numbers = Tensor(tokens * I32, operation="input", layout=(tokens,))
         output_rows = Tensor(self.settings.outputs * I32, operation="input", layout=(self.settings.outputs,))
@@ -563,22 +572,3 @@ class _Builder:
         if self.weight(f"blk.{i}.post_ffw_norm.weight") is not None:
             result = self.norm(f"blk.{i}.post_ffw_norm.weight", i, result)
         return self._inplace(result, result, stream)
-
-
-def model_graph(
-    rules: GraphRules,
-    settings: GraphSettings,
-    hidden: int,
-    vocab: int,
-    layers: Mapping[int, LayerShape],
-    number: int,
-    layer_device: Callable[[int], str],
-    weight: Callable[[str], tuple[int, str] | None],
-) -> Graph:
-    """Returns the compute graph of one micro-batch.
-
-    layers: the layers that are laid out, by their index. number: layers of the model.
-    layer_device: index of a layer → its device; the index after the last one is the output's.
-    weight: name of a tensor → its bytes and its device; None if the model has no such tensor.
-    """
-    return _Builder(rules, settings, hidden, vocab, layers, number, layer_device, weight).build()

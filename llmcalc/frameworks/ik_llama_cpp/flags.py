@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from ..engines.flags import Flag, idle_flags
-from ..ggml.flags import IDLE, NOT_MODELLED, SHARED, cache_types
+from ..engines.flags import Flag, idle_flags, refused_flags
+from ..ggml.flags import IDLE, SHARED, cache_types
 
 WITH_VALUE = """
     --smart-expert-reduction|-ser --cuda-params|-cuda --offload-policy|-op --threads-mtmd|-tm --mtmd-kq-type
@@ -34,44 +34,36 @@ FLAGS = (
     Flag(("--mla-use", "-mla"), "number", least=0, most=3),
     Flag(("--attention-max-batch", "-amb"), "number", least=0, most=10**6),
     Flag(("--fused-moe", "-fmoe"), "switch", off=("-no-fmoe",)),
-    Flag(("--max-gpu",), refused=f"GPUs of a graph {NOT_MODELLED}"),
     Flag(("--fit-margin",), "number", least=0, most=10**7),
-    Flag(("--swa-compress",), "switch", refused=f"compressed windows {NOT_MODELLED}"),
-    *(
-        Flag(names, refused=f"types of single layers {NOT_MODELLED}")
-        for names in (
-            ("--cache-type-k-first", "-ctk-first"), ("--cache-type-k-last", "-ctk-last"),
-            ("--cache-type-v-first", "-ctv-first"), ("--cache-type-v-last", "-ctv-last"),
-        )
+    *refused_flags("GPUs of a graph", "--max-gpu"),
+    *refused_flags("compressed windows", switches="--swa-compress"),
+    *refused_flags(
+        "types of single layers",
+        "--cache-type-k-first|-ctk-first --cache-type-k-last|-ctk-last --cache-type-v-first|-ctv-first "
+        "--cache-type-v-last|-ctv-last",
     ),
-    *(
-        Flag(names, refused=f"speculative decoding {NOT_MODELLED}")
-        for names in (
-            ("--spec-type",), ("--spec-stage",), ("--model-draft", "-md"), ("--draft-max", "--draft", "--draft-n"),
-            ("--n-gpu-layers-draft", "--gpu-layers-draft", "-ngld"), ("--ctx-size-draft", "-cd"),
-            ("--device-draft", "-devd"), ("--cache-type-k-draft", "-ctkd"), ("--cache-type-v-draft", "-ctvd"),
-            ("--draft-params", "-draft"), ("--mtp-requantize-output-tensor", "-mtprot"),
-        )
+    *refused_flags(
+        "speculative decoding",
+        """
+        --spec-type --spec-stage --model-draft|-md --draft-max|--draft|--draft-n
+        --n-gpu-layers-draft|--gpu-layers-draft|-ngld --ctx-size-draft|-cd --device-draft|-devd
+        --cache-type-k-draft|-ctkd --cache-type-v-draft|-ctvd --draft-params|-draft
+        --mtp-requantize-output-tensor|-mtprot
+        """,
+        switches="--multi-token-prediction|-mtp",
     ),
-    Flag(("--multi-token-prediction", "-mtp"), "switch", refused=f"speculative decoding {NOT_MODELLED}"),
-    Flag(("--worst-graph-tokens", "-wgt"), refused=f"another size of the graph {NOT_MODELLED}"),
-    Flag(("--gpu-fit-margin", "-gfm"), refused=f"a margin of each GPU {NOT_MODELLED}; expected --fit-margin"),
-    *(
-        Flag(names, "switch", refused=f"the selection of tokens {NOT_MODELLED}")
-        for names in (("--dsa", "-dsa"), ("--fused-indexer-topk", "-fidx"))
+    *refused_flags("another size of the graph", "--worst-graph-tokens|-wgt"),
+    Flag(("--gpu-fit-margin", "-gfm"), refused="a margin of each GPU: not modelled; expected --fit-margin"),
+    *refused_flags(
+        "the selection of tokens",
+        "--dsa-top-k|-dsatk --indexer-cache-type-k|-ictk",
+        switches="--dsa|-dsa --fused-indexer-topk|-fidx",
     ),
-    *(
-        Flag(names, refused=f"the selection of tokens {NOT_MODELLED}")
-        for names in (("--dsa-top-k", "-dsatk"), ("--indexer-cache-type-k", "-ictk"))
-    ),
-    *(
-        Flag((name,), "switch", refused=f"experts that are loaded later {NOT_MODELLED}")
-        for name in ("--defer-experts", "--prefetch-experts")
-    ),
+    *refused_flags("experts that are loaded later", switches="--defer-experts --prefetch-experts"),
     *idle_flags(WITH_VALUE),
     *idle_flags(SWITCHES, "switch"),
     *IDLE,
-)  # fmt: skip
+)
 
 
 def flags() -> tuple[Flag, ...]:

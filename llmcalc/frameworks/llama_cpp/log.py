@@ -101,14 +101,14 @@ def read_log(log_text: LogText) -> LogReading | None:
         return None
     formats = {FORMATS.get(log_values.text(term_name), "") for term_name in ("key_format", "value_format")}
     is_fork = not is_ollama and any(term_name in log_values for term_name in OF_IK)
+    program = "ollama" if is_ollama else "ik_llama.cpp" if is_fork else "llama.cpp"
+    build = "" if is_ollama else log_values.text("build")
     return LogReading(
-        program="ollama" if is_ollama else "ik_llama.cpp" if is_fork else "llama.cpp",
-        title="Ollama" if is_ollama else "ik_llama.cpp" if is_fork else "llama.cpp",
+        program=program,
+        title="Ollama" if is_ollama else program,
         terms=memory_terms,
         kind="oom" if is_out_of_memory else "startup",
-        version=""
-        if is_ollama or not log_values.text("build")
-        else ("" if is_fork else "b") + log_values.text("build"),
+        version=f"b{build}" if build and not is_fork else build,
         model=log_values.text("model"),
         device=log_values.text("gpu"),
         total=next(iter(_device_sizes(log_values)), None),
@@ -146,16 +146,15 @@ def _llama_server_flags(log_values: LogValues) -> dict[str, str]:
     sizes = _device_sizes(log_values)
     split = [str(buffer_bytes >> 20) for buffer_bytes in sizes] if len(sizes) == devices else ["1"] * devices
     flags = {"tensor_split": ",".join(split)} if 1 < devices <= MOST_DEVICES else {}
-    flags |= {term_name: log_values.text(term_name) for term_name in (*FLAGS, *OF_IK) if term_name in log_values}
-    flags |= {
-        term_name: {"0": "false", "1": "true"}[flags[term_name]] for term_name in ("fused_moe",) if term_name in flags
-    }
+    flags |= log_values.stated_numbers(*FLAGS, *OF_IK, "kv_unified")
+    if "fused_moe" in flags:
+        flags["fused_moe"] = {"0": "false", "1": "true"}[flags["fused_moe"]]
     if log_values.text("flash_attn") in FLASH:
         flags["flash_attn"] = FLASH[log_values.text("flash_attn")]
-    for term_name, field in (("key_format", "cache_type_k"), ("value_format", "cache_type_v")):
-        if term_name in log_values:
-            flags[field] = log_values.text(term_name)
-    return flags | ({"kv_unified": log_values.text("kv_unified")} if "kv_unified" in log_values else {})
+    for group_name, field in (("key_format", "cache_type_k"), ("value_format", "cache_type_v")):
+        if group_name in log_values:
+            flags[field] = log_values.text(group_name)
+    return flags
 
 
 def _ollama_flags(log_values: LogValues) -> dict[str, str]:
@@ -164,7 +163,7 @@ def _ollama_flags(log_values: LogValues) -> dict[str, str]:
     options = {"num_batch": log_values.text("ubatch_size"), "OLLAMA_NUM_PARALLEL": log_values.text("parallel")}
     if "ctx_size" in log_values:
         options["num_ctx"] = str(int(log_values.text("ctx_size")) // parallel)
-    return {term_name: value for term_name, value in options.items() if value}
+    return {option: value for option, value in options.items() if value}
 
 
 def _largest_buffer(memory_terms: Sequence[LogTerm]) -> str:

@@ -126,6 +126,15 @@ class LogValues:
         """Returns the last text that a named regex group matched; empty if there is none."""
         return (self.values.get(group_name) or [""])[-1].strip()
 
+    @property
+    def version(self) -> str:
+        """The program's version, of the regex group `version`, without a `v` before its numbers."""
+        return self.text("version").removeprefix("v")
+
+    def stated_numbers(self, *names: str) -> dict[str, str]:
+        """Returns the name of each of these regex groups that matched → the number as text, without commas."""
+        return {name: self.text(name).replace(",", "") for name in names if name in self}
+
     def sizes(self, group_name: str) -> list[int]:
         """Returns the memory sizes, in bytes, that a named regex group matched."""
         return [bytes_of(text) for text in self.values.get(group_name, ())]

@@ -18,7 +18,7 @@ from ..launch.text import parse_yaml
 from ..launch.unresolved import UNRESOLVED, unresolved
 from .accelerators import LABELS, MACHINE_LABELS, accelerator_count
 from .arguments import engine_of_flags
-from .engine_tables import table_of_engine, tables_of_engines
+from .engine_tables import inner_table, table_of_engine, tables_of_engines
 from .llama_swap import is_llama_swap, servers_of_llama_swap
 from .scripts import ServerFinder, starts_server, versions_in
 from .server import Container, Started
@@ -86,9 +86,9 @@ def servers_in_tables(config: Any, server_finder: ServerFinder, variables: Mappi
         if isinstance(item, Mapping)
     ]
     runtimes = {
-        str(_table_at(item, "metadata").get("name")): item for item in items if str(item.get("kind")) in RUNTIMES
+        str(inner_table(item, "metadata").get("name")): item for item in items if str(item.get("kind")) in RUNTIMES
     }
-    used_runtimes = {str(_table_at(item, "spec", "predictor", "model").get("runtime")) for item in items}
+    used_runtimes = {str(inner_table(item, "spec", "predictor", "model").get("runtime")) for item in items}
     for item in items:
         kind = str(item.get("kind", ""))
         table_servers = list(tables_of_engines(item))
@@ -96,23 +96,15 @@ def servers_in_tables(config: Any, server_finder: ServerFinder, variables: Mappi
             yield from server_finder.in_words(container)
         if table_servers:
             continue
-        runtime = runtimes.get(str(_table_at(item, "spec", "predictor", "model").get("runtime")))
+        runtime = runtimes.get(str(inner_table(item, "spec", "predictor", "model").get("runtime")))
         if kind == "InferenceService" and runtime is not None:
             yield from _inference_service_with_runtime(item, runtime, server_finder)
         elif kind == "ConfigMap":
             yield from _config_map_servers(item, server_finder)
         elif kind == "LLMInferenceService":
             yield from _llm_inference_service(item, server_finder)
-        elif kind not in RUNTIMES or str(_table_at(item, "metadata").get("name")) not in used_runtimes:
+        elif kind not in RUNTIMES or str(inner_table(item, "metadata").get("name")) not in used_runtimes:
             yield from _container_servers(item, (), kind, server_finder)
-
-
-def _table_at(config: Mapping[str, Any], *keys: str) -> Mapping[str, Any]:
-    """Returns the table under a path of keys; empty if there is none."""
-    for key in keys:
-        inner_table = config.get(key)
-        config = inner_table if isinstance(inner_table, Mapping) else {}
-    return config
 
 
 # ---- compose files
@@ -128,7 +120,7 @@ def _compose_servers(
             continue
         place_in_file = f"services.{one_line(str(name))[:60]}"
         text = {key: _expand_variables(service.get(key), expand_variables) for key in (*WORDS, "environment", "image")}
-        devices = _table_at(service, "deploy", "resources", "reservations").get("devices")
+        devices = inner_table(service, "deploy", "resources", "reservations").get("devices")
         container = Container(
             place=place_in_file,
             words=tuple(
@@ -180,7 +172,7 @@ def _skypilot_servers(
     config: Mapping[str, Any], server_finder: ServerFinder, variables: Mapping[str, str]
 ) -> Iterator[Started]:
     """Yields the servers of a SkyPilot task: its script `run`, on the accelerators of its resources."""
-    gpus = _task_accelerators(_table_at(config, "resources").get("accelerators"))
+    gpus = _task_accelerators(inner_table(config, "resources").get("accelerators"))
     gpu, number = gpus[0] if len(gpus) == 1 else ("", None)
     counts = {count for _, count in gpus}
     env = {**_environment_variables(config.get("envs")), **_environment_variables(config.get("secrets")), **variables}
@@ -210,7 +202,7 @@ def _task_accelerators(value: Any) -> list[tuple[str, int]]:
 
 def _config_map_servers(item: Mapping[str, Any], server_finder: ServerFinder) -> Iterator[Started]:
     """Yields the servers of the scripts in a ConfigMap."""
-    for name, text in _table_at(item, "data").items():
+    for name, text in inner_table(item, "data").items():
         if isinstance(text, str) and str(name).endswith((".sh", ".bash")) and starts_server(text):
             yield from server_finder.in_script(
                 text, {}, (), Container(f"data.{one_line(str(name))[:60]}", image="script")
@@ -221,8 +213,8 @@ def _inference_service_with_runtime(
     item: Mapping[str, Any], runtime: Mapping[str, Any], server_finder: ServerFinder
 ) -> Iterator[Started]:
     """Yields the server of a KServe InferenceService, with the container and arguments of its runtime."""
-    model = _table_at(item, "spec", "predictor", "model")
-    containers = _table_at(runtime, "spec").get("containers")
+    model = inner_table(item, "spec", "predictor", "model")
+    containers = inner_table(runtime, "spec").get("containers")
     for container in containers if isinstance(containers, list) else ():
         if isinstance(container, Mapping):
             args = [
@@ -231,9 +223,8 @@ def _inference_service_with_runtime(
             ]
             env = [*_env_list(container.get("env")), *_env_list(model.get("env"))]
             joined_container = {**container, "args": args, "env": env, "resources": model.get("resources", {})}
-            yield from _servers_of_container(
-                joined_container, (item, _table_at(item, "spec", "predictor"), model), "InferenceService", server_finder
-            )
+            outer_tables = item, inner_table(item, "spec", "predictor"), model
+            yield from _servers_of_container(joined_container, outer_tables, "InferenceService", server_finder)
             return
 
 
@@ -243,12 +234,12 @@ def _llm_inference_service(item: Mapping[str, Any], server_finder: ServerFinder)
     yield from servers
     if servers:
         return
-    spec = _table_at(item, "spec")
+    spec = inner_table(item, "spec")
     for place_in_file, table in (
         ("LLMInferenceService", spec),
-        ("LLMInferenceService.prefill", _table_at(spec, "prefill")),
+        ("LLMInferenceService.prefill", inner_table(spec, "prefill")),
     ):
-        containers = _table_at(table, "template").get("containers")
+        containers = inner_table(table, "template").get("containers")
         main_table = (
             next((container_table for container_table in containers if isinstance(container_table, Mapping)), {})
             if isinstance(containers, list)
@@ -299,11 +290,11 @@ def _container_servers(
         if key in TEXTS and isinstance(value, str):
             value = parse_yaml(value, f"{server_finder.where}: {key}")
         tables = value if isinstance(value, list) else [value]
-        for i, inner_table in enumerate(tables):
-            if isinstance(inner_table, Mapping):
+        for i, item in enumerate(tables):
+            if isinstance(item, Mapping):
                 index = f"[{i}]" if isinstance(value, list) and len(value) > 1 else ""
                 name = f"{place_in_file}.{one_line(str(key))[:60]}{index}".lstrip(".")
-                yield from _container_servers(inner_table, (*outer_tables, table), name, server_finder)
+                yield from _container_servers(item, (*outer_tables, table), name, server_finder)
 
 
 def _servers_of_container(
@@ -408,7 +399,7 @@ def _container_image(tables: Sequence[Mapping[str, Any]]) -> str:
 def _node_accelerator(tables: Sequence[Mapping[str, Any]]) -> str:
     """Returns the accelerator of the node on which a container runs; empty if no table names it."""
     for table in reversed(tables):
-        selector = {**_table_at(table, "nodeSelector"), **_table_at(table, "template", "nodeSelector")}
+        selector = {**inner_table(table, "nodeSelector"), **inner_table(table, "template", "nodeSelector")}
         for label in (*LABELS, *MACHINE_LABELS):
             if isinstance(selector.get(label), str):
                 return str(selector[label])
@@ -417,17 +408,17 @@ def _node_accelerator(tables: Sequence[Mapping[str, Any]]) -> str:
                 return str(table[label])
         if isinstance(table.get(PROFILE), str):
             return str(table[PROFILE]).partition(":")[0]
-        memory_terms = _table_at(table, "affinity", "nodeAffinity", "requiredDuringSchedulingIgnoredDuringExecution")
-        for expression in (*_affinity_expressions(memory_terms), *_affinity_expressions(table)):
+        node_affinity = inner_table(table, "affinity", "nodeAffinity", "requiredDuringSchedulingIgnoredDuringExecution")
+        for expression in (*_affinity_expressions(node_affinity), *_affinity_expressions(table)):
             values = expression.get("values")
             if expression.get("key") in (*LABELS, *MACHINE_LABELS) and isinstance(values, list) and len(values) == 1:
                 return str(values[0])
     return ""
 
 
-def _affinity_expressions(memory_terms: Mapping[str, Any]) -> Iterator[Mapping[str, Any]]:
+def _affinity_expressions(node_affinity: Mapping[str, Any]) -> Iterator[Mapping[str, Any]]:
     """Yields the match expressions of a Kubernetes node affinity."""
-    node_terms = memory_terms.get("nodeSelectorTerms")
+    node_terms = node_affinity.get("nodeSelectorTerms")
     for term in node_terms if isinstance(node_terms, list) else ():
         for expression in (term.get("matchExpressions") or ()) if isinstance(term, Mapping) else ():
             if isinstance(expression, Mapping):
@@ -441,7 +432,7 @@ def _accelerator_limit(tables: Sequence[Mapping[str, Any]], name_in_errors: str)
         if profile is not None:
             return int(profile[1])
         for kind in ("limits", "requests"):
-            resources = _table_at(table, "resources", kind)
+            resources = inner_table(table, "resources", kind)
             for name in GPUS:
                 count = accelerator_count(resources.get(name), f"{name_in_errors}: {name}")
                 if count is not None:
@@ -454,9 +445,9 @@ def _hub_model(tables: Sequence[Mapping[str, Any]]) -> str:
     for table in reversed(tables):
         for owner in (
             table,
-            _table_at(table, "model"),
-            _table_at(table, "modelArtifacts"),
-            _table_at(table, "storage"),
+            inner_table(table, "model"),
+            inner_table(table, "modelArtifacts"),
+            inner_table(table, "storage"),
         ):
             for key in MODEL_KEYS:
                 match = ADDRESS.fullmatch(str(owner.get(key, "")))
@@ -468,7 +459,7 @@ def _hub_model(tables: Sequence[Mapping[str, Any]]) -> str:
 def _adapter_flags(tables: Sequence[Mapping[str, Any]]) -> list[str]:
     """Returns the flags that KServe adds for a model's LoRA adapters (`model.lora` of LLMInferenceService)."""
     for table in tables:
-        lora = _table_at(table, "model", "lora")
+        lora = inner_table(table, "model", "lora")
         adapters = lora.get("adapters")
         if isinstance(adapters, list) and adapters:
             rank, most_adapters = lora.get("maxRank", 64), lora.get("maxAdapters", len(adapters))
@@ -480,7 +471,7 @@ def _implied_engine(tables: Sequence[Mapping[str, Any]]) -> str:
     """Returns the engine that a model format or a framework name implies; empty if there is none."""
     formats = {"vllm": "vllm", "huggingface": "vllm", "sglang": "sglang", "trtllm": "tensorrt-llm"}
     for table in reversed(tables):
-        for name in (_table_at(table, "modelFormat").get("name"), table.get("backendFramework"), table.get("engine")):
+        for name in (inner_table(table, "modelFormat").get("name"), table.get("backendFramework"), table.get("engine")):
             if str(name).lower() in formats:
                 return formats[str(name).lower()]
     return ""
@@ -490,7 +481,7 @@ def _parallel_sizes(tables: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
     """Returns the parallel sizes that a manifest states in keys of its own, not in the server's command."""
     sizes: dict[str, Any] = {}
     for table in tables:
-        for key, value in _table_at(table, "parallelism").items():
+        for key, value in inner_table(table, "parallelism").items():
             if key in SIZES and _is_plain(value):
                 sizes[SIZES[key]] = str(value)
     return sizes

@@ -7,24 +7,12 @@ or in three of them over several lines, comments that begin with #.
 from __future__ import annotations
 
 import re
-from dataclasses import replace
 
 from ...errors import InputError, one_line
 from .programs import Start, program_named
 from .server import Container, Started
 
-INSTRUCTIONS = (
-    "from",
-    "parameter",
-    "template",
-    "system",
-    "adapter",
-    "license",
-    "message",
-    "renderer",
-    "parser",
-    "requires",
-)
+INSTRUCTIONS = "from parameter template system adapter license message renderer parser requires".split()  # noqa: SIM905
 
 _INSTRUCTION = re.compile(r"^[ \t]*([A-Za-z]+)[ \t]+(.*)$")
 
@@ -71,4 +59,4 @@ def server_in_modelfile(text: str, name_in_errors: str, container: Container) ->
                     f"{name_in_errors}: line {number}: PARAMETER {one_line(name)[:40]}: the value is missing"
                 )
             arguments.append(f"--{name.lower()}={value.strip()}")
-    return Started(Start(program, tuple(arguments), model), replace(container, place=container.place))
+    return Started(Start(program, tuple(arguments), model), container)

@@ -56,17 +56,19 @@ def servers_of(
 
 def starts_any(path: str | Path) -> bool:
     """Whether a file starts a server, even of an engine that is not modelled."""
+    return next(_servers_in_file(path), None) is not None
+
+
+def _servers_in_file(path: str | Path) -> Iterator[Started]:
     typed_path = typed_launch(str(path))
     file = Path(typed_path.path)
-    return next(iter(_find_servers(read_text(file, LARGEST), typed_path, file.parent)), None) is not None
+    yield from _find_servers(read_text(file, LARGEST), typed_path, file.parent)
 
 
 def engines_of(path: str | Path) -> list[str]:
     """Returns the names of the engines whose servers a file starts; none for other files."""
-    typed_path = typed_launch(str(path))
-    file = Path(typed_path.path)
     try:
-        started_servers = list(_find_servers(read_text(file, LARGEST), typed_path, file.parent))
+        started_servers = list(_servers_in_file(path))
     except InputError:
         return []  # the same error is raised where the file is read for its servers
     names = dict.fromkeys(server.start.program.engine for server in started_servers)
@@ -232,7 +234,8 @@ def _read_server(
     )
     fields = {flag.names[0]: flag.field for flag in engine_record.known_flags() if not flag.names[0].startswith("-")}
     environment_flags = {field: container.env[name] for name, field in fields.items() if name in container.env}
-    sizes = {field: value for field, value in container.sizes.items() if field in _all_fields(engine_record)}
+    all_fields = {flag.field for flag in engine_record.known_flags()}
+    sizes = {field: value for field, value in container.sizes.items() if field in all_fields}
     model = start.model or arguments.model or container.model
     if container.model and not re.fullmatch(r"[\w.-]+/[\w.-]+", model):
         model = container.model
@@ -296,10 +299,6 @@ PYTHON_ENGINES = ("vllm", "sglang")
 
 SECRET = re.compile(r"TOKEN|KEY|SECRET|PASSWORD|CREDENTIAL", re.IGNORECASE)
 """Names of variables that are not shown."""
-
-
-def _all_fields(record: Any) -> set[str]:
-    return {flag.field for flag in record.known_flags()}
 
 
 def _named_reader(name_in_errors: str, folder: Path | None, files: Mapping[str, str]) -> ReadNamed:

@@ -17,12 +17,12 @@ from ...errors import InputError
 from ...parallel.layout import ONE_DEVICE, Layout
 from ...workload.setting import option
 from ..engines.engine import EngineMemory, Term
-from ..engines.rank import EngineRank, architectures, mixers
+from ..engines.rank import EngineRank, architectures, compressed_layers, mixers
 from ..engines.server import EngineServer
 from ..engines.versions import MeasuredContext
 from .adapters import adapter_bytes
 from .attention_rank import AttentionRank
-from .compressed import compressed_tokens, has_compressed_attention
+from .compressed import compressed_tokens
 from .drafts import USUAL_REQUESTS, Drafts, drafts_of, layers_of
 from .flags import SCHEMES
 from .graphs import decoding_mib, prompts_mib
@@ -391,7 +391,7 @@ class Server(EngineServer):
 
         available: bytes for states and KV cache together. Raises `InputError` for versions without such pools.
         """
-        if not rank.state_caches or has_compressed_attention(rank):
+        if not rank.state_caches or compressed_layers(rank):
             return None
         if not self.rules.divided_pools:
             raise InputError("--engine sglang: recurrent states are modelled from SGLang 0.5 on")
@@ -413,7 +413,7 @@ class Server(EngineServer):
 
     def tokens_in(self, rank: EngineRank, available: int) -> int:
         """Returns the tokens of a rank's KV cache in `available` bytes. Raises `InputError` if there is no cache."""
-        if has_compressed_attention(rank):
+        if compressed_layers(rank):
             return self.compressed_tokens_in(rank, available)
         caches = replace(rank, with_mtp=False).token_caches
         has_separate_pools = self.rules.divided_pools and not self.flags.get("disable_hybrid_swa_memory")

@@ -10,10 +10,9 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any, NamedTuple
 
-from ...components.mixers.compressed import CompressedAttention
 from ...errors import InputError
 from ...parallel.layout import ImpossibleLayout
-from ..engines.rank import EngineRank, mixers, scaled_bytes
+from ..engines.rank import EngineRank, compressed_key_bytes, compressed_layers, scaled_bytes
 from .versions import Rules
 
 PAGE = 256
@@ -56,28 +55,22 @@ class Sizes(NamedTuple):
     window: int
 
 
-def has_compressed_attention(rank: EngineRank) -> bool:
-    """Whether the model has compressed attention."""
-    return any(isinstance(mixer, CompressedAttention) for mixer, _ in mixers(rank.preset.model))
-
-
 def _sizes(rank: EngineRank) -> Sizes:
     """Returns the sizes of a rank's caches. Raises `InputError` for entries of other lengths."""
-    parts = [(mixer, layers) for mixer, layers in mixers(rank.preset.model) if isinstance(mixer, CompressedAttention)]
+    parts = compressed_layers(rank)
     if rank.layout.pp > 1:
         raise ImpossibleLayout("--pp-size: of compressed attention is not modelled; expected 1")
     rates = {mixer.compress_rate for mixer, _ in parts}
     if not rates <= {None, SHORT, LONG}:
         raise InputError(f"--engine sglang: entries of {rates} tokens; expected {SHORT} or {LONG}")
     first_mixer = parts[0][0]
-    unrotated = first_mixer.head_dim - first_mixer.qk_rope_head_dim
     indexes = [mixer.indexer.index_head_dim for mixer, _ in parts if mixer.indexer is not None]
     return Sizes(
         layers=sum(layers for _, layers in parts) + DRAFTING_LAYERS,
         short=sum(layers for mixer, layers in parts if mixer.compress_rate == SHORT),
         long=sum(layers for mixer, layers in parts if mixer.compress_rate == LONG),
         width=int(first_mixer.head_dim),
-        key=unrotated + 2 * first_mixer.qk_rope_head_dim + unrotated // 64 + 1,
+        key=compressed_key_bytes(first_mixer),
         index_width=int(indexes[0]) if indexes else 0,
         window=int(first_mixer.sliding_window),
     )

@@ -220,16 +220,11 @@ FLAGS = (
     Flag(("--piecewise-cuda-graph-max-tokens", "--cuda-graph-max-bs-prefill"), "number"),
     Flag(("--disable-piecewise-cuda-graph", "--disable-prefill-cuda-graph"), "switch"),
     Flag(("--piecewise-cuda-graph-tokens", "--cuda-graph-bs-prefill"), "numbers"),
-    *(Flag((name,), "switch", is_idle=True) for name in ("--enable-piecewise-cuda-graph", "--enable-memory-saver")),
-    *(
-        Flag((name,), "switch")
-        for name in (
-            "--enable-torch-compile",
-            "--enable-hierarchical-cache",
-            "--enable-deterministic-inference",
-            "--enable-symm-mem",
-        )
-    ),
+    *idle_flags("--enable-piecewise-cuda-graph --enable-memory-saver", "switch"),
+    Flag(("--enable-torch-compile",), "switch"),
+    Flag(("--enable-hierarchical-cache",), "switch"),
+    Flag(("--enable-deterministic-inference",), "switch"),
+    Flag(("--enable-symm-mem",), "switch"),
     Flag(("--json-model-override-args",), refused="changes the model; expected --set PATH=VALUE of llmcalc"),
     *idle_flags(IDLE),
     *idle_flags(IDLE_LISTS, "list"),

@@ -16,12 +16,12 @@ from ...errors import InputError, shown
 from ...parallel.layout import ONE_DEVICE, Layout
 from ..engines.engine import EngineMemory, Term, TermStatus
 from ..engines.flags import AUTO
-from ..engines.rank import EngineRank, key_heads
+from ..engines.rank import EngineRank, compressed_layers, key_heads
 from ..engines.server import EngineServer
 from .adapters import adapter_bytes, slots_of
 from .cache_formats import FP8_WORDS, PACKED_FORMATS, packed_bytes, scales_latents, stores_latents_in_float8
 from .compressed_blocks import BLOCK as COMPRESSED_BLOCK
-from .compressed_blocks import compressed_layers, compressed_pool
+from .compressed_blocks import compressed_pool
 from .encoder_run import (
     EncoderRequest,
     EncoderRun,

@@ -7,8 +7,8 @@ from typing import Any
 
 from ..engines.engine import EngineMemory
 from ..engines.layouts import layouts_of
+from ..engines.rank import compressed_layers
 from .budget import Server, longest_request, memory
-from .compressed_blocks import compressed_layers
 from .flashinfer_sampler import VARIABLE
 
 FEWER_SEQUENCES = 64

@@ -11,10 +11,9 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator
 from typing import NamedTuple
 
-from ...components.mixers.compressed import CompressedAttention
 from ...errors import InputError
 from ...parallel.layout import ImpossibleLayout
-from ..engines.rank import EngineRank, mixers, scaled_bytes
+from ..engines.rank import EngineRank, compressed_key_bytes, compressed_layers, scaled_bytes
 from .kv_blocks import BlockPool, Group
 from .versions import PageLayout
 
@@ -44,11 +43,6 @@ class Pages(NamedTuple):
     bytes: int
     block: int
     window: int | None
-
-
-def compressed_layers(rank: EngineRank) -> list[tuple[CompressedAttention, int]]:
-    """Returns each type of compressed attention in the model with its number of layers."""
-    return [(mixer, layers) for mixer, layers in mixers(rank.preset.model) if isinstance(mixer, CompressedAttention)]
 
 
 def compressed_pool(rank: EngineRank, layout: PageLayout, has_fp4_indexer: bool = False) -> BlockPool:
@@ -85,7 +79,7 @@ def _pages_of_model(rank: EngineRank, has_fp4_entries: bool) -> Iterator[Pages]:
         float32 for 128.
     """
     for mixer, layers in compressed_layers(rank):
-        key_bytes = _key_bytes(mixer)
+        key_bytes = compressed_key_bytes(mixer)
         yield Pages(layers, _aligned(WINDOW_BLOCK * key_bytes), WINDOW_BLOCK, mixer.sliding_window)
         rate = mixer.compress_rate
         if rate is None:
@@ -105,16 +99,10 @@ def _pages_of_model(rank: EngineRank, has_fp4_entries: bool) -> Iterator[Pages]:
         first_mixer = next(mixer for mixer, _ in compressed_layers(rank))
         yield Pages(
             rank.drafting_layers,
-            _aligned(WINDOW_BLOCK * _key_bytes(first_mixer)),
+            _aligned(WINDOW_BLOCK * compressed_key_bytes(first_mixer)),
             WINDOW_BLOCK,
             first_mixer.sliding_window,
         )
-
-
-def _key_bytes(mixer: CompressedAttention) -> int:
-    """The bytes of a key: float8 with a scale for 64 elements, a byte of padding, and its rotated part in 16 bits."""
-    unrotated = mixer.head_dim - mixer.qk_rope_head_dim
-    return unrotated + 2 * mixer.qk_rope_head_dim + unrotated // 64 + 1
 
 
 def _aligned(size: int) -> int:

@@ -78,6 +78,7 @@ ARGUMENTS = ("non-default args: ", "args: Namespace(")
 """Beginnings of the lines with what the user typed."""
 
 CONFIG_FIELDS = {
+    "model": "model",
     "max_seq_len": "max_model_len",
     "tensor_parallel_size": "tensor_parallel_size",
     "pipeline_parallel_size": "pipeline_parallel_size",
@@ -108,14 +109,12 @@ def read_log(log_text: LogText) -> LogReading | None:
     if total_bytes is None and "budget" in log_values and utilization and float(utilization or 0) > 0:
         total_bytes = round(log_values.sizes("budget")[-1] / float(utilization))
     stated_values: dict[str, Any] = {"gpu_memory_utilization": utilization} if utilization else {}
-    for term_name in ("max_model_len", "max_num_batched_tokens"):
-        if term_name in log_values:
-            stated_values[term_name] = log_values.text(term_name).replace(",", "")
+    stated_values |= log_values.stated_numbers("max_model_len", "max_num_batched_tokens")
     return LogReading(
         program="vllm",
         title="vLLM",
         terms=memory_terms,
-        version=log_values.text("version").removeprefix("v"),
+        version=log_values.version,
         model=model,
         total=total_bytes,
         flags=stated_values | arguments,
@@ -152,13 +151,9 @@ def _flags_in_log(log_text: LogText) -> dict[str, Any]:
     """Returns the model and the flags that a log prints, as the user typed them or as the engine configured them."""
     arguments: dict[str, Any] = {}
     for line in log_text.lines_with("LLM engine (v", "LLM engine with config"):
-        for term_name, value in argument_pairs(line).items():
-            if term_name in CONFIG_FIELDS:
-                arguments[CONFIG_FIELDS[term_name]] = (
-                    str(value).removeprefix("torch.") if term_name == "dtype" else value
-                )
-            elif term_name == "model":
-                arguments[term_name] = value
+        for name, value in argument_pairs(line).items():
+            if name in CONFIG_FIELDS:
+                arguments[CONFIG_FIELDS[name]] = str(value).removeprefix("torch.") if name == "dtype" else value
     for line in log_text.lines_with(*ARGUMENTS):
         typed_arguments = argument_pairs(line[line.index("args: ") + len("args: ") :])
         arguments |= {"model": typed_arguments["model_tag"]} if "model_tag" in typed_arguments else {}

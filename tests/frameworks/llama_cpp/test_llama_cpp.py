@@ -18,7 +18,7 @@ from llmcalc.frameworks.ggml.compute_graph import Graph, Tensor, buffer_sizes
 from llmcalc.frameworks.ggml.model import DeltaNet, GgufModel, LayerShape
 from llmcalc.frameworks.ggml.patterns import Pattern
 from llmcalc.frameworks.ggml.placement import Layers
-from llmcalc.frameworks.ggml.transformer_graph import GraphRules, GraphSettings, model_graph
+from llmcalc.frameworks.ggml.transformer_graph import GraphRules, GraphSettings, ModelGraph
 from llmcalc.frameworks.llama_cpp.server import server
 from llmcalc.sources.hardware import find_hardware
 from tests.gguf_files import write_gguf
@@ -450,7 +450,7 @@ def test_the_graph_of_a_gated_delta_net() -> None:
     layer = LayerShape(state_elements=4 * 128 * 128 + 3 * net.channels, delta_net=net)
     settings = GraphSettings(tokens=tokens, outputs=1, cells={}, flash=True, layer_cache=lambda _: (0, 0))
     rules = GraphRules("glu", fused_delta_net=True)
-    graph = model_graph(rules, settings, hidden, 16, {0: layer}, 1, lambda _: "CUDA0", lambda _: (0, "CUDA0"))
+    graph = ModelGraph(rules, settings, hidden, 16, {0: layer}, 1, lambda _: "CUDA0", lambda _: (0, "CUDA0")).build()
     projection = convolved = tokens * 1536
     inputs = (tokens + 3) * 1536
     expected = 4 * (2 * tokens * hidden + 3 * 1536 + projection + inputs + convolved)
