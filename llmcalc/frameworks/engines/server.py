@@ -16,12 +16,12 @@ from ...sources.preset import Preset
 from ...units import DTYPE_BITS
 from ...workload.setting import option
 from .engine import EngineVersion, Term
-from .flags import AUTO
-from .receipt import FIELD, Receipt
+from .flags import AUTO_WORDS
+from .receipt import RECEIPT_FIELD, Receipt
 from .registry import engine
 from .versions import Numbers, numbers_of
 
-DTYPES = {"half": "float16", "float": "float32"}
+DTYPE_WORDS = {"half": "float16", "float": "float32"}
 """Other words of `--dtype` → the number format."""
 
 
@@ -82,7 +82,7 @@ class EngineServer:
         name = self.flags.get("dtype", "auto")
         if name == "auto" and self.halves_float32 and self.published_dtype == "float32":
             return "bfloat16"
-        dtype = DTYPES.get(name, name)
+        dtype = DTYPE_WORDS.get(name, name)
         return None if dtype in ("auto", self.published_dtype) else dtype
 
     @property
@@ -124,8 +124,8 @@ class EngineServer:
     @property
     def cached_element_bytes(self) -> int:
         """The bytes of one element of the KV cache, by the flag or by the checkpoint's cache scheme."""
-        word = str(self.flags.get("kv_cache_dtype", AUTO[0]))
-        if word not in AUTO:
+        word = str(self.flags.get("kv_cache_dtype", AUTO_WORDS[0]))
+        if word not in AUTO_WORDS:
             return 1 if word.startswith("fp8") else 2
         scheme = self.preset.stored_as
         is_fp8 = scheme is not None and (scheme.get("kv_cache_scheme") or scheme.get("kv_cache_quant_algo"))
@@ -151,8 +151,8 @@ class EngineServer:
     @property
     def longest_request(self) -> int:
         """The tokens of the longest request. Raises `InputError` if neither the flag nor the model states it."""
-        flag_value = self.flags.get(self.length_field, AUTO[0])
-        length = longest_sequence(self.preset.model) or self.default_length if flag_value in AUTO else flag_value
+        flag_value = self.flags.get(self.length_field, AUTO_WORDS[0])
+        length = longest_sequence(self.preset.model) or self.default_length if flag_value in AUTO_WORDS else flag_value
         if not length:
             raise InputError(f"{option(self.length_field)}: missing; the model does not state its context length")
         return int(length)
@@ -176,12 +176,12 @@ class EngineServer:
     def settings(self) -> dict[str, Any]:
         """Flag name → the value in effect, with the parallel sizes and without the measured sizes."""
         values = {**dict.fromkeys(self.layout_fields, 1), **self.defaults, **self.flags}
-        return {flag_name: value for flag_name, value in values.items() if flag_name != FIELD}
+        return {flag_name: value for flag_name, value in values.items() if flag_name != RECEIPT_FIELD}
 
     @cached_property
     def receipt_terms(self) -> dict[str, int]:
         """The logged sizes in bytes that were measured under this server's flags, by name."""
-        receipt: Receipt | None = self.flags.get(FIELD)
+        receipt: Receipt | None = self.flags.get(RECEIPT_FIELD)
         if receipt is None:
             return {}
         return {
@@ -199,7 +199,7 @@ class EngineServer:
         """Returns the parts of the memory, with the logged sizes in place of computed sizes."""
         if not self.receipt_terms:
             return memory_terms
-        file = self.flags[FIELD].file
+        file = self.flags[RECEIPT_FIELD].file
         return tuple(
             term._replace(status="measured", source=file, origin=_measured_origin(term, file))
             if term.name in self.receipt_terms

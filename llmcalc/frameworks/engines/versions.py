@@ -79,7 +79,7 @@ def has_link(hardware: Hardware, link_name: str) -> bool:
     return not link_name or (hardware.interconnect is not None and hardware.interconnect.name.startswith(link_name))
 
 
-def context_on(rows: Iterable[MeasuredContext], hardware: Hardware, devices: int) -> MeasuredContext:
+def measured_context(rows: Iterable[MeasuredContext], hardware: Hardware, devices: int) -> MeasuredContext:
     """Returns the measured context of an accelerator with `devices` ranks, on its type of link if that was measured."""
     matching_rows = [row for row in rows if row.devices <= devices and has_link(hardware, row.link)]
     return max(matching_rows, key=lambda row: (row.devices, row.link))

@@ -15,7 +15,7 @@ def ggml_engine(
     instead: Mapping[str, str],
     shows_alternatives: bool = False,
     shown_defaults: tuple[str, ...] = (),
-    server: str = "server",
+    server: str = "create_server",
     functions: tuple[str, str] = (__package__, "changes"),
 ) -> Engine:
     """Returns the record of an engine based on ggml. package: the engine's folder, with its flags and its server.
@@ -28,7 +28,7 @@ def ggml_engine(
         name=name,
         title=title,
         flags=FromFile(package, "flags:flags"),
-        rules=FromFile(package, "server:record"),
+        rules=FromFile(package, "server:read_record"),
         server=FromFile(package, f"server:{server}"),
         memory=FromFile(folder, f"{file}:memory"),
         candidates=FromFile(folder, f"{file}:candidates"),

@@ -13,7 +13,7 @@ ON_OFF = ("on", "off", "auto", "1", "0")
 
 NAMES_OF_THE_MODEL = "--model -m --hf-repo -hf -hfr --hf-file -hff --model-url -mu --docker-repo -dr"
 
-SHARED = (
+SHARED_FLAGS = (
     Flag(("--ctx-size", "-c"), "tokens", least=0, most=10**9),
     Flag(("--n-gpu-layers", "--gpu-layers", "-ngl"), "number", ("auto", "all"), least=-2, most=10**6),
     Flag(("--n-cpu-moe", "-ncmoe"), "number", least=0, most=10**6),

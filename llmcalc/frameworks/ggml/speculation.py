@@ -21,7 +21,7 @@ from ..engines.drafts import read_draft
 DRAFT_TOKENS = 3
 """Default of --spec-draft-n-max (common/common.h, `common_params_speculative_draft`)."""
 
-MODULES = "draft-mtp"
+MTP_TYPE = "draft-mtp"
 """The type of drafts by the model's modules of multi-token prediction."""
 
 TOKENS_OF_TYPES = {
@@ -32,11 +32,11 @@ TOKENS_OF_TYPES = {
     "ngram-mod": ("spec_ngram_mod_n_max", 64),
     "ngram-cache": ("", 8),
     "draft-simple": ("draft_max", DRAFT_TOKENS),
-    MODULES: ("draft_max", DRAFT_TOKENS),
+    MTP_TYPE: ("draft_max", DRAFT_TOKENS),
 }
 """Type of speculative decoding → the flag of the tokens that it drafts, and its default."""
 
-OF_THE_DRAFT = {
+TARGET_FLAGS = {
     "n_gpu_layers_draft": "n_gpu_layers",
     "cache_type_k_draft": "cache_type_k",
     "cache_type_v_draft": "cache_type_v",
@@ -47,24 +47,24 @@ OF_THE_DRAFT = {
 }
 """Flag of the draft → the flag of the target for the same thing."""
 
-INHERITED = (
+INHERITED_FLAGS = (
     "flash_attn", "batch_size", "ubatch_size", "no_kv_offload", "swa_full", "device", "tensor_split", "split_mode",
     "no_op_offload",
 )  # fmt: skip
 """Flags that hold for the draft too (`common_base_params_to_speculative`)."""
 
 
-def types_of(flags: Mapping[str, Any]) -> list[str]:
+def drafting_types(flags: Mapping[str, Any]) -> list[str]:
     """Returns the drafting methods in --spec-type."""
     return [drafting_type.strip() for drafting_type in str(flags.get("spec_type", "none")).lower().split(",")]
 
 
 def drafted_tokens(flags: Mapping[str, Any]) -> int:
     """Returns the largest number of drafted tokens per slot. Raises `InputError` for unmodelled drafting methods."""
-    types = types_of(flags)
+    types = drafting_types(flags)
     if flags.get("model_draft"):
-        if MODULES in types:
-            raise InputError(f"--spec-type {MODULES}: with --model-draft is not modelled; remove one of them")
+        if MTP_TYPE in types:
+            raise InputError(f"--spec-type {MTP_TYPE}: with --model-draft is not modelled; remove one of them")
         types.append("draft-simple")
     tokens = 0
     for drafting_type in types:
@@ -78,7 +78,7 @@ def drafted_tokens(flags: Mapping[str, Any]) -> int:
     return tokens
 
 
-def draft_of(flags: Mapping[str, Any], target: Preset) -> Preset | None:
+def draft_model_of(flags: Mapping[str, Any], target: Preset) -> Preset | None:
     """Returns the draft model; None without one. Raises `InputError` for a model that does not fit the target."""
     name = flags.get("model_draft")
     if not name:
@@ -92,8 +92,8 @@ def draft_of(flags: Mapping[str, Any], target: Preset) -> Preset | None:
 
 def draft_flags(flags: Mapping[str, Any], context: int, sequences: int, is_unified: bool) -> dict[str, Any]:
     """Returns the flags of the draft model's server. context: tokens of the target model's cache."""
-    inherited = {flag_name: flags[flag_name] for flag_name in INHERITED if flag_name in flags}
-    chosen_flags = {field: flags[draft_field] for draft_field, field in OF_THE_DRAFT.items() if draft_field in flags}
+    inherited = {flag_name: flags[flag_name] for flag_name in INHERITED_FLAGS if flag_name in flags}
+    chosen_flags = {field: flags[draft_field] for draft_field, field in TARGET_FLAGS.items() if draft_field in flags}
     return {
         **inherited, **chosen_flags, "ctx_size": context, "parallel": sequences, "kv_unified": is_unified, "fit": "off"
     }  # fmt: skip

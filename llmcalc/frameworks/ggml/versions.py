@@ -9,7 +9,7 @@ from pydantic import Field
 
 from ...record import Record
 from ..engines.versions import EngineRecord, RuleRange
-from .transformer_graph import GraphRules, Style
+from .transformer_graph import GraphRules, GraphStyle
 
 
 class GgmlRules(RuleRange):
@@ -27,7 +27,7 @@ class GgmlRules(RuleRange):
     windowed_cache: bool = True
     latent_cache: Literal["keys", "keys and values", "expanded", "modes"] = "keys"
     outputs: Literal["tokens", "sequences"] = "tokens"
-    style: Style
+    style: GraphStyle
     mask_f16: bool = False
     store_rows: bool = False
     pad_mask: bool = True

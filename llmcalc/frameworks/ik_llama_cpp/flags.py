@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from ..engines.flags import Flag, idle_flags, refused_flags
-from ..ggml.flags import IDLE, SHARED, cache_types
+from ..ggml.flags import IDLE, SHARED_FLAGS, cache_types
 
 WITH_VALUE = """
     --smart-expert-reduction|-ser --cuda-params|-cuda --offload-policy|-op --threads-mtmd|-tm --mtmd-kq-type
@@ -29,7 +29,7 @@ SWITCHES = """
 """Flags without a value that change no memory of the server's buffers."""
 
 FLAGS = (
-    *SHARED,
+    *SHARED_FLAGS,
     *cache_types("q6_0", "q8_kv"),
     Flag(("--mla-use", "-mla"), "number", least=0, most=3),
     Flag(("--attention-max-batch", "-amb"), "number", least=0, most=10**6),

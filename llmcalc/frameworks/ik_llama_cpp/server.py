@@ -15,17 +15,17 @@ from ..ggml.versions import GgmlRecord
 
 
 @cache
-def record() -> GgmlRecord:
+def read_record() -> GgmlRecord:
     """Returns the contents of `presets/engines/ik_llama_cpp.toml`."""
     return read_engine_record(GgmlRecord, "ik_llama_cpp")
 
 
-class IkServer(GgmlServer):
+class IkLlamaCppServer(GgmlServer):
     """A server of ik_llama.cpp."""
 
     name = "ik_llama.cpp"
 
 
-def server(preset: Preset, hardware: Hardware, version: EngineVersion, flags: Mapping[str, Any]) -> GgmlServer:
+def create_server(preset: Preset, hardware: Hardware, version: EngineVersion, flags: Mapping[str, Any]) -> GgmlServer:
     """Returns a server of ik_llama.cpp. Raises `InputError` for flags that contradict each other or the model."""
-    return IkServer(preset, hardware, version, flags, record())
+    return IkLlamaCppServer(preset, hardware, version, flags, read_record())

@@ -15,11 +15,11 @@ from ..ggml.versions import GgmlRecord
 
 
 @cache
-def record() -> GgmlRecord:
+def read_record() -> GgmlRecord:
     """Returns the contents of `presets/engines/llama_cpp.toml`."""
     return read_engine_record(GgmlRecord, "llama_cpp")
 
 
-def server(preset: Preset, hardware: Hardware, version: EngineVersion, flags: Mapping[str, Any]) -> GgmlServer:
+def create_server(preset: Preset, hardware: Hardware, version: EngineVersion, flags: Mapping[str, Any]) -> GgmlServer:
     """Returns a server of llama.cpp. Raises `InputError` for flags that contradict each other or the model."""
-    return GgmlServer(preset, hardware, version, flags, record())
+    return GgmlServer(preset, hardware, version, flags, read_record())

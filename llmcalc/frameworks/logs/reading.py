@@ -110,7 +110,7 @@ class LogValues:
         """Matches the patterns. log_text: the log. is_left_out: whether a line is skipped; by default none."""
         matches: dict[str, list[tuple[int, str]]] = {}
         for hint, expression in patterns:
-            for start, hint_start, end in log_text.places(hint):
+            for start, hint_start, end in log_text.line_spans(hint):
                 match = expression.search(log_text.text, hint_start, end)
                 if match is not None and not is_left_out(log_text.text[start:end]):
                     for name, value in match.groupdict().items():

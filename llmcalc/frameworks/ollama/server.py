@@ -21,17 +21,17 @@ from ..engines.engine import EngineMemory, EngineVersion
 from ..engines.versions import EngineRecord, RuleRange, numbers_of, read_engine_record
 from ..ggml import changes
 from ..ggml.answer import engine_memory
-from ..ggml.fit import Fitted, fit, largest_number
+from ..ggml.fit import FittedServer, fit, largest_number
 from ..ggml.model import GgufModel
 from ..ggml.server import GgmlServer
 from ..ggml.settings import GIB, MIB
 from ..ggml.versions import GgmlRecord
 
-BATCHES = ((32768, 2048, 2 * GIB, 60), (4096, 1024, 768 * MIB, 75))
+BATCH_RULES = ((32768, 2048, 2 * GIB, 60), (4096, 1024, 768 * MIB, 75))
 """More tokens of context than that → the batch, what it needs more, and the per cent of the memory that the rest may
 have (server/sched.go, `automaticGenerationBatch`)."""
 
-USUAL_BATCH = 512
+DEFAULT_BATCH = 512
 
 
 class OllamaRules(RuleRange):
@@ -65,7 +65,7 @@ class OllamaRecord(EngineRecord[OllamaRules]):
 
 
 @cache
-def record() -> OllamaRecord:
+def read_record() -> OllamaRecord:
     """Returns the contents of `presets/engines/ollama.toml`."""
     return read_engine_record(OllamaRecord, "ollama")
 
@@ -86,7 +86,7 @@ class OllamaServer:
 
     @cached_property
     def rules(self) -> OllamaRules:
-        return record().rules(numbers_of(self.version.version))
+        return read_record().rules(numbers_of(self.version.version))
 
     @property
     def number_of_gpus(self) -> int:
@@ -106,7 +106,7 @@ class OllamaServer:
             total_bytes = self.number_of_gpus * (self.hardware.capacity_bytes - self.overhead) / GIB
             chosen_length = next(
                 memory_default.context
-                for memory_default in record().contexts
+                for memory_default in read_record().contexts
                 if memory_default.at_least_gib <= max(total_bytes, 0)
             )
         trained_length = self.model.trained_context
@@ -131,7 +131,7 @@ class OllamaServer:
 
     def _unfitted_server(self, **flags: Any) -> GgmlServer:
         build = EngineVersion(self.rules.build, self.rules.build)
-        margin = record().margin.mib * MIB if self.rules.runner == "estimate" else 0
+        margin = read_record().margin.mib * MIB if self.rules.runner == "estimate" else 0
         server = GgmlServer(self.preset, self.hardware, build, flags, _llama_cpp(), self.overhead + margin)
         server.__dict__["model"] = self.model
         return server
@@ -171,19 +171,19 @@ class OllamaServer:
         if "num_batch" in self.flags:
             return int(self.flags["num_batch"])
         if self.rules.runner == "estimate" or self.flash_attn == "off":
-            return USUAL_BATCH
-        server = self._unfitted_server(**self._llama_server_flags(parallel, USUAL_BATCH))
+            return DEFAULT_BATCH
+        server = self._unfitted_server(**self._llama_server_flags(parallel, DEFAULT_BATCH))
         placement = server.placement
         used_bytes = sum(server.model_buffers(placement).values()) + sum(server.cache_buffers(placement).values())
-        free_bytes = server.free * len(server.devices)
-        for context, batch, next_batch, percent in BATCHES:
+        free_bytes = server.free_bytes * len(server.devices)
+        for context, batch, next_batch, percent in BATCH_RULES:
             has_room = used_bytes <= free_bytes * percent // 100 and used_bytes + next_batch <= free_bytes * 80 // 100
             if self.num_ctx * parallel > context and has_room:
                 return batch
-        return USUAL_BATCH
+        return DEFAULT_BATCH
 
     @cached_property
-    def fitted(self) -> Fitted:
+    def fitted(self) -> FittedServer:
         """The placed server. Before 0.10 several sequences run only with the whole model on the GPUs."""
         chosen_parallel = int(self.flags.get("OLLAMA_NUM_PARALLEL", 0))
         numbers = [chosen_parallel] if chosen_parallel else sorted({self.rules.parallel, 1}, reverse=True)
@@ -193,7 +193,7 @@ class OllamaServer:
                 return fitted_server
         return fitted_server
 
-    def _fitted_with(self, parallel: int) -> Fitted:
+    def _fitted_with(self, parallel: int) -> FittedServer:
         server = self._unfitted_server(**self._llama_server_flags(parallel, self.batch(parallel)))
         if self.rules.runner == "llama-server" or not server.devices:
             return fit(server)
@@ -201,7 +201,7 @@ class OllamaServer:
             server = server.with_flags(n_gpu_layers="all")
             layers = changes.most_layers(server)
             server = server.with_flags(n_gpu_layers=layers or 0)
-        return Fitted(server, server.placement, server.buffers(server.placement))
+        return FittedServer(server, server.placement, server.buffers(server.placement))
 
     @property
     def defaults(self) -> dict[str, Any]:
@@ -217,7 +217,7 @@ class OllamaServer:
         }
 
 
-def host_layers(fitted_server: Fitted) -> int:
+def host_layers(fitted_server: FittedServer) -> int:
     """Returns the number of layers with tensors on the host, counting the output as a layer."""
     server, placement = fitted_server.server, fitted_server.placement
     layer_count = len(server.model.layers)
@@ -288,7 +288,7 @@ def layouts(server: OllamaServer, most_devices: int) -> Iterator[tuple[dict[str,
         server_on_gpus = server.with_flags(**gpu_options)
         answer = memory(server_on_gpus)
         on_host = host_layers(server_on_gpus.fitted)
-        message = f"{record().messages['on_host']}: {answer.host['share']:.0%}" if on_host else answer.message
+        message = f"{read_record().messages['on_host']}: {answer.host['share']:.0%}" if on_host else answer.message
         yield gpu_options, replace(answer, starts=answer.starts and not on_host, message=message)
 
 

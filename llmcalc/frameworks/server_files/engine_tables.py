@@ -20,7 +20,7 @@ from .server import Container
 WITHOUT_FLAG = ("extraArgs", "v0", "v1", "port", "env", "prometheusMultiprocDir")
 """Keys of `vllmConfig` that are no flags of their own."""
 
-SWITCHES = ("enableLoRA",)
+SWITCH_KEYS = ("enableLoRA",)
 """Keys beside `vllmConfig` that are switches of the engine."""
 
 MODEL_FLAGS = ("maxModelLen", "maxNumSeqs", "dtype")
@@ -44,7 +44,7 @@ def tables_of_engines(table: Mapping[str, Any]) -> Iterator[Container]:
     model = table.get("model")
     if isinstance(model, Mapping) and isinstance(model.get("model_id"), str) and "base_args" in model:
         yield from _recipe_servers(table, model)
-    for key, program in WORKERS.items():
+    for key, program in WORKER_COMMANDS.items():
         for name, flags in inner_table(table, "backend", key).items():
             if isinstance(flags, Mapping) and flags:
                 yield Container(
@@ -55,7 +55,7 @@ def tables_of_engines(table: Mapping[str, Any]) -> Iterator[Container]:
                 )
 
 
-WORKERS = {"sglang_config": "sglang serve", "vllm_config": "vllm serve", "trtllm_config": "trtllm-serve"}
+WORKER_COMMANDS = {"sglang_config": "sglang serve", "vllm_config": "vllm serve", "trtllm_config": "trtllm-serve"}
 """Keys of srt-slurm's `backend` → the command with these flags."""
 
 
@@ -115,13 +115,13 @@ def _ray_server(table: Mapping[str, Any]) -> Container:
 
 
 def _chart_server(table: Mapping[str, Any]) -> Container:
-    switches = {key: True for key in SWITCHES if table.get(key) is True}
+    switches = {key: True for key in SWITCH_KEYS if table.get(key) is True}
     image = ":".join(str(table[key]) for key in ("repository", "tag") if table.get(key))
     return _stack_server(table, table["modelURL"], switches, image, table.get("requestGPU"))
 
 
 def _operator_server(table: Mapping[str, Any], model: Mapping[str, Any]) -> Container:
-    flags = {key: model[key] for key in (*MODEL_FLAGS, *SWITCHES) if model.get(key) not in (None, False, "")}
+    flags = {key: model[key] for key in (*MODEL_FLAGS, *SWITCH_KEYS) if model.get(key) not in (None, False, "")}
     deployment = inner_table(table, "deploymentConfig")
     image, gpus = inner_table(deployment, "image").get("name"), inner_table(deployment, "resources").get("gpu")
     return _stack_server(table, model["modelURL"], flags, str(image or ""), gpus)

@@ -17,7 +17,7 @@ def candidates(server: Server) -> Iterator[tuple[str, dict[str, Any]]]:
     """Yields flag changes that may give a larger KV cache, the cheapest first, as (typed text, flag values)."""
     if server.cached_element_bytes > 1:
         yield "--kv-cache-dtype fp8_e4m3", {"kv_cache_dtype": "fp8_e4m3"}
-    if server.fraction < HIGHEST_FRACTION:
+    if server.cache_fraction < HIGHEST_FRACTION:
         yield f"--mem-fraction-static {HIGHEST_FRACTION}", {"mem_fraction_static": HIGHEST_FRACTION}
     yield f"--tp-size {2 * server.tp}", {"tp_size": 2 * server.tp}
 

@@ -15,10 +15,10 @@ from ...errors import InputError
 from ...sources.preset import Preset
 from ..engines.drafts import read_draft
 
-WITHOUT_WEIGHTS = ("ngram",)
+ALGORITHMS_WITHOUT_WEIGHTS = ("ngram",)
 """Algorithms that draft without a model."""
 
-USUAL_REQUESTS = 48
+DEFAULT_REQUESTS_WITH_DRAFTS = 48
 """Most requests that run at once where tokens are drafted, unless `--max-running-requests` says another number."""
 
 FLAG = "--speculative-draft-model-path"
@@ -36,7 +36,7 @@ class Drafts(NamedTuple):
     draft: Preset | None = None
 
 
-NONE = Drafts()
+NO_DRAFTS = Drafts()
 
 
 def drafts_of(flags: Mapping[str, Any], preset: Preset, is_counted: bool, architectures: tuple[str, ...]) -> Drafts:
@@ -48,9 +48,9 @@ def drafts_of(flags: Mapping[str, Any], preset: Preset, is_counted: bool, archit
     """
     algorithm = flags.get("speculative_algorithm")
     if algorithm is None:
-        return NONE
+        return NO_DRAFTS
     tokens = _verified_tokens(flags, str(algorithm), architectures)
-    if algorithm in WITHOUT_WEIGHTS or not is_counted:
+    if algorithm in ALGORITHMS_WITHOUT_WEIGHTS or not is_counted:
         return Drafts(tokens)
     path = flags.get("speculative_draft_model_path")
     if path is None:
@@ -82,7 +82,7 @@ def _verified_tokens(flags: Mapping[str, Any], algorithm: str, architectures: tu
     return 8 if algorithm != "standalone" and "LlamaForCausalLM" in architectures else 4
 
 
-def layers_of(drafts: Drafts, preset: Preset) -> int:
+def draft_layers(drafts: Drafts, preset: Preset) -> int:
     """Returns the layers of the draft that a token of the cache has too."""
     if drafts.draft is not None:
         return sum(int(stack.num_hidden_layers) for _, stack in drafts.draft.model.stacks())

@@ -15,7 +15,7 @@ from ..engines.versions import (
     Numbers,
     RuleRange,
     VersionRange,
-    context_on,
+    measured_context,
     ranges_at,
     read_engine_record,
 )
@@ -86,7 +86,7 @@ class DeviceDefaults(VersionRange):
     cuda_graph_max_bs: tuple[int, int]
 
 
-class Ratios(Record):
+class PoolRatios(Record):
     """Default ratios of pool sizes: recurrent states to KV cache, tokens of window layers to tokens of full layers."""
 
     states: float
@@ -99,16 +99,16 @@ class SGLangRecord(EngineRecord[Rules]):
     fractions_by_tp: tuple[FractionByTp, ...] = Field(min_length=1)
     devices: tuple[DeviceDefaults, ...] = Field(min_length=1)
     context: tuple[MeasuredContext, ...] = Field(min_length=1)
-    ratios: Ratios
+    ratios: PoolRatios
 
     def defaults(self, version: Numbers, gib: float) -> DeviceDefaults:
         """Returns a version's defaults of a device with `gib` GiB of memory."""
         rows = ranges_at(self.devices, version)
         return next((device_defaults for device_defaults in rows if gib < device_defaults.below_gib), rows[-1])
 
-    def context_of(self, hardware: Hardware, devices: int) -> MeasuredContext:
+    def cuda_context(self, hardware: Hardware, devices: int) -> MeasuredContext:
         """Returns the device memory in use before the weights are loaded, from logs."""
-        return context_on(self.context, hardware, devices)
+        return measured_context(self.context, hardware, devices)
 
     def fraction_of_tp(self, tp: int) -> float:
         """Returns the default memory fraction of early versions, by the number of tensor-parallel ranks."""

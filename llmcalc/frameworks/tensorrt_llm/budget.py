@@ -67,7 +67,7 @@ class Server(EngineServer):
         )
 
     @property
-    def fraction(self) -> float:
+    def cache_fraction(self) -> float:
         default = self.record.defaults.free_gpu_memory_fraction
         return float(self.flags.get("kv_cache_free_gpu_memory_fraction", default))
 
@@ -92,7 +92,7 @@ class Server(EngineServer):
             "max_seq_len": self.longest_request,
             "max_batch_size": self.max_batch_size,
             "max_num_tokens": self.max_num_tokens,
-            "kv_cache_free_gpu_memory_fraction": self.fraction,
+            "kv_cache_free_gpu_memory_fraction": self.cache_fraction,
             "kv_cache_dtype": "auto",
             "tokens_per_block": self.tokens_per_block,
             "tp_size": self.tp,
@@ -104,9 +104,9 @@ class Server(EngineServer):
 
     def stored_weights(self, rank: EngineRank) -> int:
         """Returns the bytes of the weights, with RoPE tables and copies of MLA's up-projections."""
-        return rank.weights + rank.rope_elements * ROPE_BYTES + rank.latent_projections * 2
+        return rank.weights + rank.rope_table_elements(is_scaled=False) * ROPE_BYTES + rank.latent_projections * 2
 
-    def dummy_run(self, rank: EngineRank) -> int:
+    def dummy_run_bytes(self, rank: EngineRank) -> int:
         """Returns the peak activation bytes of torch in the dummy run, in the widest layer of the rank."""
         width, is_gated, experts = rank.widths
         h, T = rank.hidden_size, self.max_num_tokens
@@ -125,7 +125,7 @@ class Server(EngineServer):
                 "without them, or another engine"
             )
         if not rank.token_caches:
-            raise rank.without_cache(self.name)
+            raise rank.no_cache_error(self.name)
         element_bytes = Fraction(self.cached_element_bytes)
         caches = rank.token_caches
         return int(sum(cache.layers * rank.token_bytes(cache, element_bytes, False) for cache in caches))
@@ -143,13 +143,15 @@ class Server(EngineServer):
         rank = self.rank(stage_number)
         memory_outside_torch = self.record.outside_torch(self.hardware, self.tp * self.pp)
         weights = self.measured_or_computed("weights", self.stored_weights(rank))
-        activations = self.measured_or_computed("profile_run", self.dummy_run(rank))
+        activations = self.measured_or_computed("profile_run", self.dummy_run_bytes(rank))
         outside_bytes = self.measured_or_computed("non_torch", memory_outside_torch.mib * MIB)
         peak = weights + activations + outside_bytes
-        cache_bytes = self.measured_or_computed("kv_cache", int(self.fraction * (self.hardware.capacity_bytes - peak)))
+        cache_bytes = self.measured_or_computed(
+            "kv_cache", int(self.cache_fraction * (self.hardware.capacity_bytes - peak))
+        )
         blocks = self.blocks(cache_bytes, self.token_bytes(rank))
         rules_source = self.rules.place
-        budget_origin = f"the peak and {self.fraction} of what it leaves (--kv_cache_free_gpu_memory_fraction)"
+        budget_origin = f"the peak and {self.cache_fraction} of what it leaves (--kv_cache_free_gpu_memory_fraction)"
         tokens_origin = f"{self.max_num_tokens:,} tokens (--max_num_tokens)"
         memory_terms = (
             Term("budget", peak + max(cache_bytes, 0), "estimate", rules_source, budget_origin),

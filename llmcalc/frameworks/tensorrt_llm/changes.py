@@ -22,7 +22,7 @@ def candidates(server: Server) -> Iterator[tuple[str, dict[str, Any]]]:
         yield f"--max_num_tokens {FEWER_TOKENS}", {"max_num_tokens": FEWER_TOKENS}
     if server.cached_element_bytes > 1:
         yield "--kv_cache_dtype fp8", {"kv_cache_dtype": "fp8"}
-    if server.fraction < HIGHEST_FRACTION:
+    if server.cache_fraction < HIGHEST_FRACTION:
         yield (
             f"--kv_cache_free_gpu_memory_fraction {HIGHEST_FRACTION}",
             {"kv_cache_free_gpu_memory_fraction": HIGHEST_FRACTION},

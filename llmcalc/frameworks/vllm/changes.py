@@ -9,7 +9,7 @@ from ..engines.engine import EngineMemory
 from ..engines.layouts import layouts_of
 from ..engines.rank import compressed_layers
 from .budget import Server, longest_request, memory
-from .flashinfer_sampler import VARIABLE
+from .flashinfer_sampler import SAMPLER_VARIABLE
 
 FEWER_SEQUENCES = 64
 """The value of `--max-num-seqs` that is tried."""
@@ -17,7 +17,7 @@ FEWER_SEQUENCES = 64
 HIGHEST_UTILIZATION = 0.95
 """The highest share of the memory that is tried."""
 
-QUANTIZED = "fp8-dynamic"
+FP8_SCHEME = "fp8-dynamic"
 """The scheme of a quantized checkpoint that is tried."""
 
 
@@ -30,7 +30,7 @@ def candidates(server: Server) -> Iterator[tuple[str, dict[str, Any]]]:
     if most_sequences > FEWER_SEQUENCES:
         yield f"--max-num-seqs {most_sequences}", {"max_num_seqs": most_sequences}
     if server.assumes_torch_sampler:
-        yield f"{VARIABLE}=1", {VARIABLE: 1}
+        yield f"{SAMPLER_VARIABLE}=1", {SAMPLER_VARIABLE: 1}
     if server.max_num_seqs > FEWER_SEQUENCES:
         yield f"--max-num-seqs {FEWER_SEQUENCES}", {"max_num_seqs": FEWER_SEQUENCES}
     longest_tokens = longest_request(server)
@@ -44,7 +44,7 @@ def candidates(server: Server) -> Iterator[tuple[str, dict[str, Any]]]:
         yield f"--gpu-memory-utilization {HIGHEST_UTILIZATION}", {"gpu_memory_utilization": HIGHEST_UTILIZATION}
     yield f"--tensor-parallel-size {2 * server.tp}", {"tensor_parallel_size": 2 * server.tp}
     if server.rank(0).scheme is None and server.preset.stored_as is None:
-        yield "--quantization fp8", {"quantize": QUANTIZED}
+        yield "--quantization fp8", {"quantize": FP8_SCHEME}
 
 
 def layouts(server: Server, most_devices: int) -> Iterator[tuple[dict[str, Any], EngineMemory]]:

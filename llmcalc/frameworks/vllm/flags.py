@@ -6,7 +6,7 @@ vLLM 0.6.6, 0.9.2, 0.19, 0.24 and 0.33.
 
 from __future__ import annotations
 
-from ..engines.flags import AUTO, Flag, idle_flags, refused_flags
+from ..engines.flags import AUTO_WORDS, Flag, idle_flags, refused_flags
 from .cache_formats import FP8_WORDS, PACKED_FORMATS
 
 CACHE_WORDS = ("auto", "bfloat16", "float16", *FP8_WORDS, *PACKED_FORMATS)
@@ -102,7 +102,7 @@ FLAGS = (
     Flag(("--pipeline-parallel-size", "-pp", "--pp"), "number", most=1024),
     Flag(("--data-parallel-size", "-dp", "--dp"), "number", most=1024),
     Flag(("--enable-expert-parallel", "-ep", "--ep"), "switch"),
-    Flag(("--max-model-len",), "tokens", AUTO),
+    Flag(("--max-model-len",), "tokens", AUTO_WORDS),
     Flag(("--max-num-seqs",), "number", most=10**6),
     Flag(("--max-num-batched-tokens",), "tokens", most=10**8),
     Flag(("--gpu-memory-utilization", "--device-memory-utilization"), "share"),

@@ -62,7 +62,7 @@ PATTERNS = (
     pattern("for peak activation, ", rf" and (?P<cuda_graphs>{AMOUNT}) for CUDAGraph memory"),
 )
 
-MESSAGES = (
+REFUSAL_MESSAGES = (
     "No available memory for the cache blocks",
     "To serve at least one request with the model",
     "is larger than the maximum number of tokens that can be stored in KV",
@@ -74,7 +74,7 @@ MESSAGES = (
 )
 """Parts of the messages with which vLLM refuses to start, of all versions."""
 
-ARGUMENTS = ("non-default args: ", "args: Namespace(")
+ARGUMENT_LINES = ("non-default args: ", "args: Namespace(")
 """Beginnings of the lines with what the user typed."""
 
 CONFIG_FIELDS = {
@@ -96,7 +96,7 @@ def read_log(log_text: LogText) -> LogReading | None:
     """Returns the memory sizes that vLLM printed in a log; None if it has none."""
     log_values = LogValues(log_text, PATTERNS)
     memory_terms = tuple(_memory_terms(log_values))
-    message = next(iter(log_text.lines_with(*MESSAGES)), "")
+    message = next(iter(log_text.lines_with(*REFUSAL_MESSAGES)), "")
     arguments = _flags_in_log(log_text)
     is_named = "version" in log_values or any(term_name in log_values for term_name in ("kv_tokens", "budget"))
     if not (message or (memory_terms and (is_named or len(memory_terms) > 1 or "weights" in log_values))):
@@ -118,7 +118,7 @@ def read_log(log_text: LogText) -> LogReading | None:
         model=model,
         total=total_bytes,
         flags=stated_values | arguments,
-        has_arguments=bool(log_text.lines_with(*ARGUMENTS)),
+        has_arguments=bool(log_text.lines_with(*ARGUMENT_LINES)),
         message=message.strip(),
         refused=bool(message),
         oom_flag="--max-num-seqs",
@@ -154,7 +154,7 @@ def _flags_in_log(log_text: LogText) -> dict[str, Any]:
         for name, value in argument_pairs(line).items():
             if name in CONFIG_FIELDS:
                 arguments[CONFIG_FIELDS[name]] = str(value).removeprefix("torch.") if name == "dtype" else value
-    for line in log_text.lines_with(*ARGUMENTS):
+    for line in log_text.lines_with(*ARGUMENT_LINES):
         typed_arguments = argument_pairs(line[line.index("args: ") + len("args: ") :])
         arguments |= {"model": typed_arguments["model_tag"]} if "model_tag" in typed_arguments else {}
         arguments |= typed_arguments

@@ -17,8 +17,8 @@ from ..engines.versions import (
     Numbers,
     RuleRange,
     VersionRange,
-    context_on,
     has_link,
+    measured_context,
     ranges_at,
     read_engine_record,
 )
@@ -156,8 +156,9 @@ class GraphEstimate(Record):
 
 
 class VLLMRecord(EngineRecord[Rules]):
-    """The contents of `presets/engines/vllm.toml`."""
+    """The contents of `presets/engines/vllm.toml`; the file explains the fields."""
 
+    whole_projections: tuple[str, ...] = ()
     second_runner: tuple[SecondRunner, ...] = Field(min_length=1)
     flashinfer_sampler: tuple[FlashInferSampler, ...] = Field(min_length=1)
     recurrent_states: tuple[StateRules, ...] = Field(min_length=1)
@@ -225,9 +226,9 @@ class VLLMRecord(EngineRecord[Rules]):
             key=lambda overhead: (bool(overhead.only_on), overhead.stages, overhead.devices, overhead.first_version),
         )
 
-    def context_of(self, hardware: Hardware, devices: int) -> MeasuredContext:
+    def cuda_context(self, hardware: Hardware, devices: int) -> MeasuredContext:
         """Returns the device memory in use before the engine measures, from logs."""
-        return context_on(self.context, hardware, devices)
+        return measured_context(self.context, hardware, devices)
 
 
 @cache

@@ -606,4 +606,4 @@ def test_another_engine_behind_a_flag_is_named() -> None:
 def test_latent_attention_has_one_table_of_cosines() -> None:
     """Its rotated dimensions are `qk_rope_head_dim`; 7168 / 128 = 56 further ones were counted beside them."""
     rank = EngineRank(llmcalc.load("deepseek-v3"), Layout(), 0)
-    assert rank.rope_elements == 64 * 163_840
+    assert rank.rope_table_elements() == 64 * 163_840
