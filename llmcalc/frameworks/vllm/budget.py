@@ -19,7 +19,14 @@ from ..engines.flags import AUTO_WORDS
 from ..engines.rank import EngineRank, compressed_layers, key_heads
 from ..engines.server import EngineServer
 from .adapters import adapter_bytes, adapter_slots
-from .cache_formats import FP8_WORDS, PACKED_FORMATS, packed_bytes, scales_latents, stores_latents_in_float8
+from .cache_formats import (
+    FP8_WORDS,
+    PACKED_FORMATS,
+    SCALED_LATENTS,
+    packed_bytes,
+    scales_latents,
+    stores_latents_in_float8,
+)
 from .compressed_blocks import ENTRY_BLOCK, compressed_pool
 from .encoder_run import (
     EncoderRequest,
@@ -457,6 +464,8 @@ class Server(EngineServer):
         word = str(self.flags.get("kv_cache_dtype", ""))
         if word in PACKED_FORMATS:
             return packed_bytes(word, rank, self.numbers)
+        if word == SCALED_LATENTS and not rank.selects_latents:
+            raise InputError(f"--kv-cache-dtype {word}: only sparse attention has such a cache; expected fp8")
         if word in ("", *AUTO_WORDS) and rank.selects_latents and stores_latents_in_float8(self.hardware, self.numbers):
             return Fraction(1)
         return Fraction(self.cached_element_bytes)
@@ -468,7 +477,7 @@ class Server(EngineServer):
         """
         if not compressed_layers(rank):
             return None
-        if (word := str(self.flags.get("kv_cache_dtype", "auto"))) not in ("auto", *FP8_WORDS):
+        if (word := str(self.flags.get("kv_cache_dtype", "auto"))) not in ("auto", *FP8_WORDS, SCALED_LATENTS):
             raise InputError(f"--kv-cache-dtype {word}: of compressed attention is not modelled; expected fp8")
         if self.flags.get("block_size", ENTRY_BLOCK) != ENTRY_BLOCK:
             raise InputError(f"--block-size {self.block_size}: compressed attention has blocks of {ENTRY_BLOCK}")
@@ -504,7 +513,8 @@ class Server(EngineServer):
                 self.block_size,
                 self.element_bytes,
             ),
-            scales_latents(self.hardware, self.numbers, str(self.flags.get("attention_backend", ""))),
+            self.flags.get("kv_cache_dtype") == SCALED_LATENTS
+            or scales_latents(self.hardware, self.numbers, str(self.flags.get("attention_backend", ""))),
         )
         memory_outside_torch = self.record.outside_torch(self.numbers, self.hardware, self.tp, self.pp)
         graphs = self.measured_or_computed("cuda_graphs", self.cuda_graph_bytes(rank.number_of_layers))

@@ -26,6 +26,9 @@ PACKED_FORMATS = ("fp8_per_token_head", "int8_per_token_head", "int4_per_token_h
 FP8_WORDS = ("fp8", "fp8_e4m3", "fp8_e5m2")
 """Words of --kv-cache-dtype whose elements have 8 bits."""
 
+SCALED_LATENTS = "fp8_ds_mla"
+"""The word of --kv-cache-dtype for latents of 8 bits with scales, of models with sparse attention alone."""
+
 PACKED_FORMATS_FROM = (0, 20)
 """First version that may have them: 0.19 has none, 0.33 has all."""
 

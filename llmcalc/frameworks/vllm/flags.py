@@ -7,9 +7,9 @@ vLLM 0.6.6, 0.9.2, 0.19, 0.24 and 0.33.
 from __future__ import annotations
 
 from ..engines.flags import AUTO_WORDS, Flag, idle_flags, refused_flags
-from .cache_formats import FP8_WORDS, PACKED_FORMATS
+from .cache_formats import FP8_WORDS, PACKED_FORMATS, SCALED_LATENTS
 
-CACHE_WORDS = ("auto", "bfloat16", "float16", *FP8_WORDS, *PACKED_FORMATS)
+CACHE_WORDS = ("auto", "bfloat16", "float16", *FP8_WORDS, SCALED_LATENTS, *PACKED_FORMATS)
 DTYPE_WORDS = ("auto", "bfloat16", "half", "float16", "float", "float32")
 QUANTIZATION_WORDS = (
     "fp8", "awq", "awq_marlin", "gptq", "gptq_marlin", "compressed-tensors", "mxfp4", "gpt_oss_mxfp4", "modelopt",
