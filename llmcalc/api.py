@@ -373,9 +373,9 @@ def _require_no_receipt(receipt: Any) -> None:
 
 def _starts_servers(launch: str | Path) -> bool:
     """Whether a launch file starts servers of engines."""
-    from .frameworks.server_files.read import starts_any
+    from .frameworks.server_files.read import starts_any_server
 
-    return starts_any(launch)
+    return starts_any_server(launch)
 
 
 def fit(

@@ -124,9 +124,9 @@ def starts_servers(launch: Path) -> bool:
 
     Raises `InputError` for a file that cannot be parsed.
     """
-    from ..frameworks.server_files.read import starts_any
+    from ..frameworks.server_files.read import starts_any_server
 
-    return starts_any(launch)
+    return starts_any_server(launch)
 
 
 def show_servers(

@@ -337,7 +337,7 @@ def _fewest_devices(
     """
     serving_options: list[EngineOption] = []
     largest_options: list[EngineOption] = []
-    for layout_flags, memory in record.layouts(preset, hardware, version, flags, max_devices):
+    for layout_flags, memory in record.layouts(record.server(preset, hardware, version, flags), max_devices):
         serves_users = memory.starts and memory.max_concurrency >= users
         if serving_options and memory.devices > serving_options[0].memory.devices:
             break
