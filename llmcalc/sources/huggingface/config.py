@@ -176,6 +176,10 @@ class Config:
         """Returns the integer in a field, which may be 0."""
         return self._read_integer(names, 0, "a whole number, 0 or more")
 
+    def with_fields(self, **fields: Any) -> Config:
+        """Returns the config with other values for some fields; a field read in one counts as read in both."""
+        return replace(self, data={**self.data, **fields})
+
     def size_by_name(self, name: str) -> int:
         """Returns the positive integer in a field of this very name, or its default, whatever its aliases say."""
         return replace(self, aliases={}).size(name)
