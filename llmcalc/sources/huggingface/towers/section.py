@@ -20,7 +20,7 @@ class Section:
     defaults_by_type: supported model types of the section → defaults of their configuration classes; the first is the
         wrapper's default.
     wrapper_defaults: defaults of the wrapper's fields that `read` reads.
-    default_section: the section that stands for one that is missing; None if the wrapper's class builds no encoder then.
+    default_section: the fields of a section that the config lacks; None if the class then builds no encoder.
     ignored: fields of the section that change no count.
     aliases: usual name of a field of the section → another name for it, which its class reads too.
     """
@@ -99,15 +99,13 @@ def projector(width: int, *maps: LinearLayer, **fields: Any) -> Table:
     return {"type": "projector", "input_size": width, "maps": linear_layers, **fields}
 
 
-def two_layer_projector(
-    wrapper: Config, width: int, output_width: int, bias: str = "multimodal_projector_bias", **fields: Any
-) -> Table:
+def two_layer_projector(wrapper: Config, width: int, output_width: int, **fields: Any) -> Table:
     """Returns LLaVA 1.5's projector: a linear layer, an activation, and a second linear layer.
 
     Both linear layers have the text's width.
     """
     act = wrapper.choice(ACTIVATIONS, "projector_hidden_act")
-    return projector(width, *two_layers(output_width, act, wrapper.flag(bias)), **fields)
+    return projector(width, *two_layers(output_width, act, wrapper.flag("multimodal_projector_bias")), **fields)
 
 
 def require_one_layer(wrapper: Config) -> None:
