@@ -316,12 +316,12 @@ class TrainingTimes:
             int(workload.batch),
             micro_batches,
             int(workload.seq),
-            self.dtype,
-            recomputed_share(self.recompute),
-            self.recompute.core,
-            include,
-            self.adapters,
-            self.recompute.nodes,
+            dtype=self.dtype,
+            recompute=recomputed_share(self.recompute),
+            recompute_core=self.recompute.core,
+            recompute_nodes=self.recompute.nodes,
+            include=include,
+            adapters=self.adapters,
         )
 
     def step(self, layout: Layout, micro_batches: int) -> Step:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import field, replace
-from functools import cache
+from functools import cache, reduce
 from itertools import accumulate
 from typing import Any, NamedTuple
 
@@ -78,34 +78,19 @@ class StepPlan:
 
     @classmethod
     def from_layout(
-        cls,
-        layout: Layout,
-        micro_batch: int,
-        micro_batches: int,
-        seq: int,
-        dtype: str = "bf16",
-        recompute: float = 0.0,
-        recompute_core: bool = False,
-        include: frozenset[str] = frozenset(),
-        adapters: Adapters | None = None,
-        recompute_nodes: frozenset[str] = frozenset(),
+        cls, layout: Layout, micro_batch: Number, micro_batches: int, seq: int, **run_fields: Any
     ) -> StepPlan:
-        """Returns the step plan of a layout."""
+        """Returns the step plan of a layout. run_fields: further fields that no layout has: format, recomputation, …"""
         names = ("tp", "pp", "dp", "cp", "ep", "etp", "vpp", "sequence_parallel", "zero", "reshard", "cp_comm")
         return cls(
             **{name: getattr(layout, name) for name in names},
             replicas=layout.hsdp_replicas,
             schedule=layout.schedule,
             stage_sizes=layout.pp_layout,
-            seq=seq,
             micro_batch=micro_batch,
             micro_batches=micro_batches,
-            dtype=dtype,
-            recompute=recompute,
-            recompute_core=recompute_core,
-            recompute_nodes=recompute_nodes,
-            include=include,
-            adapters=adapters,
+            seq=seq,
+            **run_fields,
         )
 
     def rank_pass(self, stack: Stack) -> RankPass:
@@ -188,14 +173,7 @@ class LayerCosts(NamedTuple):
 
         return LayerCosts(
             self.kinds,
-            list(map(pick, self.both)),
-            list(map(pick, self.forward)),
-            pick(self.start),
-            pick(self.head),
-            list(map(pick, self.dense)),
-            list(map(pick, self.experts)),
-            pick(self.end_params),
-            list(map(pick, self.adapters)),
+            *(list(map(pick, values)) if isinstance(values, list) else pick(values) for values in self[1:]),
         )
 
 
@@ -214,11 +192,11 @@ def layer_costs(timed_pass: Priced, stack: Stack, plan: StepPlan) -> LayerCosts:
 
     forward = [seconds(layer, backward=False) for layer in layers]
     seconds_of_both = [forward[layer] + seconds(layer, backward=True) for layer in layers]
-    recompute_costs = plan.recompute_core, plan.recompute_nodes
-    if any(recompute_costs):
+    recomputed_modules = plan.recompute_core, plan.recompute_nodes
+    if any(recomputed_modules):
         check_nodes(plan.recompute_nodes, _modules_of_layers(timed_pass))
         seconds_of_both = [
-            seconds_of_both[layer] + timed_pass.recomputed_seconds(layer, *recompute_costs) for layer in layers
+            seconds_of_both[layer] + timed_pass.recomputed_seconds(layer, *recomputed_modules) for layer in layers
         ]
     return LayerCosts(
         tuple(work.layer_kinds),
@@ -299,25 +277,22 @@ def pipeline_ranks(
     ranks = [_weighted_sum(counts, seconds) for counts in layers]
     ranks[0] = ranks[0] + costs.start
     ranks[-1] = ranks[-1] + costs.head
-    dense_params = _largest_values([_weighted_sum(counts, costs.dense) for counts in layers]) + costs.end_params / min(
-        2, pp
-    )
-    experts = _largest_values([_weighted_sum(counts, costs.experts) for counts in layers])
-    adapters = _largest_values([_weighted_sum(counts, costs.adapters) for counts in layers]) if costs.adapters else None
+
+    def most_on_a_rank(values: Sequence[Number]) -> Number:
+        return reduce(maximum, (_weighted_sum(counts, values) for counts in layers))
+
     return PipelineRanks(
-        _largest_values(ranks), sum(ranks) / pp, dense_params, experts, sum(map(sum, layers)) / pp, adapters
+        reduce(maximum, ranks),
+        sum(ranks) / pp,
+        most_on_a_rank(costs.dense) + costs.end_params / min(2, pp),
+        most_on_a_rank(costs.experts),
+        sum(map(sum, layers)) / pp,
+        most_on_a_rank(costs.adapters) if costs.adapters else None,
     )
 
 
 def _weighted_sum(counts: Sequence[int], values: Sequence[Number]) -> Number:
     return sum(layer_count * value for layer_count, value in zip(counts, values, strict=True))
-
-
-def _largest_values(values: Sequence[Number]) -> Number:
-    largest_value = values[0]
-    for value in values[1:]:
-        largest_value = maximum(largest_value, value)
-    return largest_value
 
 
 @cache
@@ -464,8 +439,7 @@ class StepPrices:
         """Returns the seconds of a step of a plan, as `training_step` does."""
         key = plan.rank_pass(self.stack), plan.dtype, plan.recompute_core, plan.recompute_nodes
         if key not in self._priced:
-            work = rank_work(self.spec, key[0])
-            timed_pass = price(work, self.device, self.stack, Formats(plan.dtype))
+            timed_pass = price(rank_work(self.spec, key[0]), self.device, self.stack, Formats(plan.dtype))
             self._priced[key] = timed_pass, layer_costs(timed_pass, self.stack, plan)
         return step_of(self.spec, self.device, self.stack, plan, *self._priced[key])
 

@@ -316,10 +316,10 @@ def _step_seconds(row: Row, factors: Factors) -> float:
     micro_batch = float(row["micro_batch"])
     plan = StepPlan.from_layout(
         layout,
-        int(micro_batch) if micro_batch.is_integer() else micro_batch,  # type: ignore[arg-type]
+        int(micro_batch) if micro_batch.is_integer() else micro_batch,
         row.whole("micro_batches"),
         row.whole("seq"),
-        dtype,
+        dtype=dtype,
         recompute=RECOMPUTED[row["recompute"]],
         include=frozenset({"mtp"} if row["mtp"] else ()),
         adapters=Adapters(int(row["lora"]), ALL_ADAPTED if row["lora_targets"] else ADAPTED) if row["lora"] else None,

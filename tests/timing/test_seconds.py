@@ -112,7 +112,7 @@ def test_layers_of_stages_are_exact() -> None:
     """DeepSeek-V3's 3 dense layers are all on the first of 16 stages, which has fewer experts."""
     spec = load_preset("deepseek-v3").model
     plan = StepPlan.from_layout(
-        Layout(tp=2, pp=16, dp=64, ep=64, etp=1, zero=1, sequence_parallel=True), 1, 240, 4096, "fp8"
+        Layout(tp=2, pp=16, dp=64, ep=64, etp=1, zero=1, sequence_parallel=True), 1, 240, 4096, dtype="fp8"
     )
     step = training_step(spec, h100(), MEGATRON, plan)
     assert step.slowest > step.mean
