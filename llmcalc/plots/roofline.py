@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 from .. import units
 from ..reports.palette import FAINT, INK, SERIES
 from ..studies.run_time import TimedRun
-from ..timing.price import PassTime
+from ..timing.price import TimeEstimator
 from ..timing.traffic import Traffic
 from .figure import STYLE, new_figure
 from .labels import FAR_PLACES, PLACES, label, place_names
@@ -90,7 +90,7 @@ def _draw_roof(ax: Axes, timed_run: TimedRun, intensities: Sequence[float]) -> l
     Returns points along both, in data coordinates.
     """
     device, product_format = timed_run.device, timed_run.formats.dtype
-    time_estimator = PassTime(device, timed_run.stack, timed_run.formats, timed_run.passes[0].rank_pass)
+    time_estimator = TimeEstimator(device, timed_run.stack, timed_run.formats, timed_run.passes[0].rank_pass)
     ridge = timed_run.peak / device.bandwidth
     limits = (min(0.5 * min(intensities), ridge / 4), max(4 * max(intensities), 4 * ridge))
     steps = [limits[0] * (limits[1] / limits[0]) ** (sample_index / SAMPLES) for sample_index in range(SAMPLES + 1)]

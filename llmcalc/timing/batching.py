@@ -33,7 +33,7 @@ from ..model import ModelSpec
 from ..parallel.layout import ONE_DEVICE, Layout
 from .device import Device
 from .inference import MAX_CHUNKS, InferencePass, forward_pass, prefill, rank_pass
-from .price import SIXTEEN_BITS, Formats, Line
+from .price import SIXTEEN_BITS, Formats, TimedOperation
 from .records import Stack
 from .speculation import Speculation
 
@@ -170,7 +170,9 @@ class Replica:
         seconds = self.speculation.draft_seconds(
             self.spec, self.device, self.stack, batch, cached_tokens, self.layout, self.formats
         )
-        return InferencePass(target_pass.seconds + seconds, {**target_pass.parts, "draft": seconds}, target_pass.priced)
+        return InferencePass(
+            target_pass.seconds + seconds, {**target_pass.parts, "draft": seconds}, target_pass.timed_passes
+        )
 
     def prompts(self, prompt_count: float, server: bool = False) -> InferencePass:
         """Returns the time of a step that processes several prompts at once.
@@ -184,7 +186,7 @@ class Replica:
                 of_device = self.prompts(prompt_count)
                 seconds = self.stack.first_token
                 parts = of_device.parts | {"server": seconds}
-                self._timed_prompts[key] = InferencePass(of_device.seconds + seconds, parts, of_device.priced)
+                self._timed_prompts[key] = InferencePass(of_device.seconds + seconds, parts, of_device.timed_passes)
             else:
                 self._timed_prompts[key] = self.prompt_pass(key[0], computed_tokens, cached_tokens, self.chunk)
         return self._timed_prompts[key]
@@ -208,7 +210,9 @@ class Replica:
         if self.speculation is None:
             return timed_pass
         seconds = self.speculation.prompt_seconds(self.device, self.stack, prompt_count, tokens, layout)
-        return InferencePass(timed_pass.seconds + seconds, {**timed_pass.parts, "draft": seconds}, timed_pass.priced)
+        return InferencePass(
+            timed_pass.seconds + seconds, {**timed_pass.parts, "draft": seconds}, timed_pass.timed_passes
+        )
 
     @cached_property
     def prompt_seconds(self) -> float:
@@ -223,7 +227,7 @@ class Replica:
     @cached_property
     def saturation(self) -> float:
         """The concurrency beyond which every step processes prompts, so that further requests only wait."""
-        step_count = len(self.prompts(1).priced)
+        step_count = len(self.prompts(1).timed_passes)
         return 1 + self.further_steps * self.most_prompts * self.batches / step_count
 
     def load(self, concurrency: float) -> ServedLoad:
@@ -252,11 +256,11 @@ class Replica:
         def extra_seconds(prompts: float) -> float:
             """Returns the seconds that each of `prompts` prompts in a step adds to the step."""
             prompt_pass = self.prompts(prompts)
-            seconds = float(prompt_pass.seconds) - len(prompt_pass.priced) * saved_seconds
+            seconds = float(prompt_pass.seconds) - len(prompt_pass.timed_passes) * saved_seconds
             return max(0.0, seconds) / prompts / self.batches
 
         prompts_per_step = max(1.0, min(self.most_prompts, concurrency / self.batches / further_steps))
-        added_seconds, steps = extra_seconds(prompts_per_step), len(self.prompts(1).priced)
+        added_seconds, steps = extra_seconds(prompts_per_step), len(self.prompts(1).timed_passes)
         prompt = self.prompt_seconds + steps * token_seconds_beside_prompts
         prompt_wait = max(
             other_requests * added_seconds * prompt / (prompt + further_steps * token),
@@ -273,18 +277,19 @@ def seconds_beside_prompts(token_pass: InferencePass) -> float:
 
     A draft's passes add all of their time.
     """
-    timed_pass = token_pass.priced[0]
+    timed_pass = token_pass.timed_passes[0]
     return float(token_pass.parts.get("draft", 0.0)) + sum(
-        float(line.times * timed_pass.work.count(line.layer)) * _added_seconds(line) for line in timed_pass.lines
+        float(operation.times * timed_pass.work.count(operation.layer)) * _added_seconds(operation)
+        for operation in timed_pass.operations
     )
 
 
-def _added_seconds(line: Line) -> float:
-    if line.is_message:
+def _added_seconds(operation: TimedOperation) -> float:
+    if operation.is_message:
         return 0.0
-    if line.kind in SHARED_WEIGHTS:
-        return float(line.compute)
-    return float(max(line.compute, line.memory) if line.kind in PER_SEQUENCE else line.memory)
+    if operation.kind in SHARED_WEIGHTS:
+        return float(operation.compute)
+    return float(max(operation.compute, operation.memory) if operation.kind in PER_SEQUENCE else operation.memory)
 
 
 def _int_if_whole(number: float) -> float:

@@ -165,7 +165,7 @@ class RankPass:
 
     def run_config(self, sequence_parts: Number = 1) -> RunConfig:
         """Returns the run config of one of `sequence_parts` equal parts of each sequence."""
-        workload = Workload(self.batch, share(self.seq, sequence_parts), self.context, phase=self.phase)
+        workload = Workload(self.batch, rank_share(self.seq, sequence_parts), self.context, phase=self.phase)
         return RunConfig(workload, Counting(self.pairs), Execution(self.attention))
 
 
@@ -212,7 +212,7 @@ class RankWork:
     def parameters(self) -> Number:
         """The number of parameters on a rank that has all layers."""
         return sum(
-            (share(parameter_count, self.rank_pass.ep) if is_routed else parameter_count) * self.count(layer)
+            (rank_share(parameter_count, self.rank_pass.ep) if is_routed else parameter_count) * self.count(layer)
             for (layer, is_routed), parameter_count in self.params.items()
         )
 
@@ -222,7 +222,7 @@ class RankWork:
         return sum(element_count * self.count(layer) for layer, element_count in self.cache.items())
 
 
-def share(amount: Number, ranks: Number) -> Number:
+def rank_share(amount: Number, ranks: Number) -> Number:
     """Divides a number by the number of ranks; the result is an integer if there is no remainder."""
     if isinstance(amount, int) and isinstance(ranks, int) and amount % ranks == 0:
         return amount // ranks

@@ -78,7 +78,7 @@ SIXTEEN_BITS = Formats()
 
 
 @frozen(slots=True)
-class Line:
+class TimedOperation:
     """A kernel or a message with its estimated seconds.
 
     path, kind, layer, times: as of `Kernel`.
@@ -114,18 +114,18 @@ class Line:
 
 
 @dataclass
-class Priced:
+class TimedPass:
     """The timed kernels and messages of one micro-batch, or of one pass, on a rank with all layers."""
 
     work: RankWork
-    lines: list[Line]
+    operations: list[TimedOperation]
 
     def layer_seconds(self, layer: int, backward: bool | None = None) -> Number:
         """Returns the seconds of one layer of a kind. backward: of one direction alone; None (default) for both."""
         return sum(
-            line.times * line.seconds
-            for line in self.lines
-            if line.layer == layer and backward in (None, line.backward)
+            operation.times * operation.seconds
+            for operation in self.operations
+            if operation.layer == layer and backward in (None, operation.backward)
         )
 
     def recomputed_seconds(self, layer: int, core: bool, nodes: Iterable[str]) -> Number:
@@ -134,9 +134,9 @@ class Priced:
         core: whether attention does. nodes: paths of modules below a layer.
         """
         return sum(
-            line.times * line.seconds
-            for line in self.lines
-            if line.layer == layer and not line.backward and line.is_recomputed(core, nodes)
+            operation.times * operation.seconds
+            for operation in self.operations
+            if operation.layer == layer and not operation.backward and operation.is_recomputed(core, nodes)
         )
 
     def layer_launches(self, layer: int, backward: bool, kernels: KernelCounts) -> Number:
@@ -150,7 +150,9 @@ class Priced:
     @property
     def seconds(self) -> Number:
         """The seconds of the forward and backward passes through all layers."""
-        return sum(line.times * self.work.count(line.layer) * line.seconds for line in self.lines)
+        return sum(
+            operation.times * self.work.count(operation.layer) * operation.seconds for operation in self.operations
+        )
 
     def launches(self, kernels: KernelCounts) -> Number:
         """Returns the number of kernels that the host launches in the forward pass."""
@@ -159,7 +161,7 @@ class Priced:
 
 
 @frozen
-class PassTime:
+class TimeEstimator:
     """Estimates the seconds of a pass's kernels and messages on a device, with the efficiencies of a software stack."""
 
     device: Device
@@ -198,19 +200,21 @@ class PassTime:
         """
         return self.device.depth_factor(self._units_format(dtype), inner_size)
 
-    def price(self, work: RankWork) -> Priced:
+    def timed_pass(self, work: RankWork) -> TimedPass:
         """Returns the timed kernels and messages of a rank."""
-        lines: list[Line] = []
+        operations: list[TimedOperation] = []
         for kernel in work.kernels:
-            lines += self.kernel_lines(kernel)
+            operations += self.timed_kernels(kernel)
         for layer, message, copies in work.messages:
             times, seconds, wait = message.times, self._message_seconds(message, copies), self._exchange_wait(message)
-            lines.append(
-                Line(message.node, message.kind, layer, times, message.backward, True, 0.0, 0.0, seconds, wait)
+            operations.append(
+                TimedOperation(
+                    message.node, message.kind, layer, times, message.backward, True, 0.0, 0.0, seconds, wait
+                )
             )
-        return Priced(work, lines)
+        return TimedPass(work, operations)
 
-    def kernel_lines(self, kernel: Kernel) -> Iterator[Line]:
+    def timed_kernels(self, kernel: Kernel) -> Iterator[TimedOperation]:
         """Returns the timed kernels of a product. A backward product is two kernels, for the input and the weight."""
         pass_parts: Iterator[tuple[bool, Number, Number]] = getattr(self, f"_{kernel.kind.replace('-', '_')}_seconds")(
             kernel
@@ -223,7 +227,7 @@ class PassTime:
                 continue
             wait = 0.0 if backward in launched_directions else launches[backward] * self.kernel_wait
             launched_directions.add(backward)
-            yield Line(
+            yield TimedOperation(
                 kernel.path, kernel.kind, kernel.layer, kernel.times, backward, False, compute, memory, 0.0, wait
             )
 
@@ -421,6 +425,6 @@ def _copies_per_domain(domains: Number, top_k: Number) -> Number:
     return minimum(1.0, domains * (1 - (1 - 1 / domains) ** top_k) / top_k)
 
 
-def price(work: RankWork, device: Device, stack: Stack, formats: Formats) -> Priced:
-    """Estimates the seconds of a rank's work."""
-    return PassTime(device, stack, formats, work.rank_pass).price(work)
+def time_pass(work: RankWork, device: Device, stack: Stack, formats: Formats) -> TimedPass:
+    """Estimates the seconds of the kernels and messages of a rank's pass."""
+    return TimeEstimator(device, stack, formats, work.rank_pass).timed_pass(work)

@@ -39,7 +39,7 @@ from llmcalc.timing.price import Formats
 from llmcalc.timing.records import Stack, stacks
 from llmcalc.timing.spread import Range, expected_range
 from llmcalc.timing.stack import with_overlap
-from llmcalc.timing.step import StepPlan, StepPrices
+from llmcalc.timing.step import StepPlan, StepTimer
 from llmcalc.timing.work import rank_work
 
 DATA = Path(__file__).parents[1] / "data" / "timing"
@@ -276,9 +276,9 @@ def _device(name: str, nic: str) -> Device:
 
 
 @cache
-def _prices(model: str, device: tuple[str, str], software: str, overlap: str, factors: Factors) -> StepPrices:
+def _prices(model: str, device: tuple[str, str], software: str, overlap: str, factors: Factors) -> StepTimer:
     stack = with_overlap(_stack(software), overlap or None)
-    return StepPrices(spec_of(model), factors.device(_device(*device)), factors.stack(stack))
+    return StepTimer(spec_of(model), factors.device(_device(*device)), factors.stack(stack))
 
 
 def pricer_of(row: Row) -> Callable[[Factors], float]:

@@ -54,7 +54,7 @@ def test_long_prompts_run_in_chunks() -> None:
     server = replica(requests=REQUESTS["documents"])
     expected = prefill(server.spec, H100, VLLM, 1, 16384, 0, 8192, server=True).seconds
     assert server.load(1).ttft == expected
-    assert len(server.prompts(1).priced) == 2
+    assert len(server.prompts(1).timed_passes) == 2
 
 
 def test_the_passes_of_a_long_prompt_are_timed_once(monkeypatch: pytest.MonkeyPatch) -> None:
