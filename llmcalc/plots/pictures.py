@@ -183,7 +183,7 @@ def roofline_phases(kind: str, phase: str) -> tuple[Phase, ...]:
 def serve_picture(ask: Callable[[], ReportedAnswer]) -> Figure:
     """Draws servers under load. ask: returns the answer of `serve`. Raises `InputError` where no server fits."""
     needs_matplotlib()
-    from ..studies.serving import Limits
+    from ..studies.server import Limits
     from .servers import servers
 
     answer = ask()

@@ -7,7 +7,8 @@ from typing import TYPE_CHECKING
 from ..reports.notes import plural
 from ..reports.palette import FAINT, INK, SERIES
 from ..reports.serve import layout_text
-from ..studies.serving import Limits, Point, Servers
+from ..studies.server import Limits, Point
+from ..studies.serving import Servers
 from .figure import STYLE, new_figure
 from .labels import label
 

@@ -142,7 +142,8 @@ def serve_study(
 ) -> ServeStudy:
     """Builds the study of servers from the options of `serve`. Raises `InputError` as `ask_serve` does."""
     from ..frameworks.engines.registry import FOLDERS, engine, engine_and_version
-    from ..studies.serving import Limits, ServeStudy, SizesRequest
+    from ..studies.server import Limits
+    from ..studies.serving import ServeStudy, SizesRequest
     from ..timing.batching import Requests
     from ..timing.device import device_of
     from ..timing.stack import find_stack

@@ -8,7 +8,8 @@ from typing import Any
 from .. import units
 from ..frameworks.engines.start_command import start_command
 from ..studies.serve_trace import LIMIT_PERCENTILE, TraceTimes
-from ..studies.serving import Point, Server, Servers, ServeStudy
+from ..studies.server import Point, Server
+from ..studies.serving import Servers, ServeStudy
 from ..timing.disaggregation import Disaggregated
 from ..timing.speculation import Speculation
 from ..timing.spread import Amount, Range, rounded

@@ -9,7 +9,7 @@ from ..timing.spread import Amount, Range
 
 if TYPE_CHECKING:
     from .plan import LayoutPlan
-    from .serving import Point, Server
+    from .server import Point, Server
 
 SECONDS_OF_AN_HOUR, HOURS_OF_A_DAY = 3600.0, 24.0
 

@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Protocol, Self, TypeVar
 
 from ..frozen import frozen
-from ..timing.batching import Replica
-from ..timing.spread import Amount, Range
+from ..timing.spread import Amount
 from ..timing.trace import ServedRequest, StepBudget, StepSeconds, TracedRequest, serve_trace
+from .server import Limits, Server
 
 PERCENTILES = (50, 90, 99)
 """Percentiles of the requests' times."""
@@ -18,39 +17,6 @@ LIMIT_PERCENTILE = 90
 
 MOST_REPLICAS = 64
 """Most replicas that are tried for a trace."""
-
-
-class Limits(Protocol):
-    """The limits of the seconds to the first token and per further token; None for no limit."""
-
-    @property
-    def ttft(self) -> float | None: ...
-
-    @property
-    def tpot(self) -> float | None: ...
-
-
-class Server(Protocol):
-    """The interface of a server with equal replicas: its step times, and the tokens that a replica's cache holds."""
-
-    @property
-    def replica(self) -> Replica: ...
-
-    @property
-    def replicas(self) -> int: ...
-
-    @property
-    def most_sequences(self) -> int: ...
-
-    @property
-    def kv_tokens(self) -> int: ...
-
-    def range(self, seconds: float, phase: str) -> Range: ...
-
-    def with_replicas(self, replica_count: int) -> Self: ...
-
-
-AnyServer = TypeVar("AnyServer", bound=Server)
 
 
 @frozen
@@ -171,8 +137,8 @@ def _percentile(seconds: Sequence[float], percent: int) -> float:
 
 
 def sized_for_trace(
-    server: AnyServer, replicas: int | None, trace: Trace, limits: Limits, budget: StepBudget
-) -> tuple[AnyServer, TraceTimes, str]:
+    server: Server, replicas: int | None, trace: Trace, limits: Limits, budget: StepBudget
+) -> tuple[Server, TraceTimes, str]:
     """Returns the server with the fewest replicas within the limits and its latencies, or the reason why there is none.
 
     replicas: their number, if it is given. Without limits one replica is enough.

@@ -9,6 +9,7 @@ sizes that a budget allows, and the depth nearest to the budget at each of them,
 from __future__ import annotations
 
 import math
+from bisect import bisect_left
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from fractions import Fraction
@@ -405,20 +406,6 @@ def refine_step(members: Family, budget: Budget, tolerance: float, keep_heads: b
     return members
 
 
-def _bisect_condition(condition: Callable[[int], bool], low: int, high: int) -> int:
-    """Finds the smallest number from `low` on that satisfies a condition, by bisection; `high` if no smaller one does.
-
-    The condition must be monotonic: if a number satisfies it, all larger numbers do.
-    """
-    while low < high:
-        middle = (low + high) // 2
-        if condition(middle):
-            high = middle
-        else:
-            low = middle + 1
-    return low
-
-
 def _depth_range(members: Family, h: int) -> tuple[int, int]:
     """Returns the (smallest, largest) depth with h/L in range; smallest > largest if there is none."""
     return max(members.least_depth, -(-h // MOST_ASPECT)), min(h // LEAST_ASPECT, LARGEST_DEPTH)
@@ -438,16 +425,15 @@ def allowed_widths(members: Family, budget: Budget, tolerance: float) -> range:
 
     def is_deep_enough(i: int) -> bool:
         shallowest_depth, deepest_depth = _depth_range(members, i * width_step)
-        return shallowest_depth <= deepest_depth and cost_at(i, deepest_depth) >= lowest_cost
+        return shallowest_depth <= deepest_depth and bool(cost_at(i, deepest_depth) >= lowest_cost)
 
     def is_too_wide(i: int) -> bool:
         return bool(cost_at(i, _depth_range(members, i * width_step)[0]) > highest_cost)
 
-    end_step = LARGEST_WIDTH // width_step + 1
-    narrowest_index = _bisect_condition(is_deep_enough, 1, end_step)
-    return range(
-        narrowest_index * width_step, _bisect_condition(is_too_wide, narrowest_index, end_step) * width_step, width_step
-    )
+    steps = range(LARGEST_WIDTH // width_step + 1)
+    narrowest = bisect_left(steps, True, lo=1, key=is_deep_enough)
+    too_wide = bisect_left(steps, True, lo=narrowest, key=is_too_wide)
+    return range(narrowest * width_step, too_wide * width_step, width_step)
 
 
 def nearest_depth(cost: Callable[[int], int], value: int, low: int, high: int) -> int:

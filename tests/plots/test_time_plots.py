@@ -13,7 +13,7 @@ from llmcalc.plots import breakdown, roofline, servers
 from llmcalc.plots.figure import figure_bytes
 from llmcalc.reports.seconds import FACTORS, unit_of
 from llmcalc.reports.serve import layout_text
-from llmcalc.studies.serving import Limits
+from llmcalc.studies.server import Limits
 
 pytest.importorskip("matplotlib")
 
