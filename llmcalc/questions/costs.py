@@ -97,37 +97,24 @@ def _training_cost(question: RunQuestion, options: CostOptions, power: float | N
     assumed_options += [] if options.global_batch is not None else [f"--global-batch {batch}"]
     step_tokens = batch * question.settings.seq
     step_count = -(-options.tokens // step_tokens)
+    estimate: dict[str, Any] = {"measured": True}
     if options.step is not None:
         step_seconds = Amount.exactly(parse_duration("--step", options.step))
-        cost = Cost(step_seconds.times(step_count), devices, power, price)
-        return RunCost(
-            cost,
-            options.tokens,
-            None,
-            step_count,
-            step_seconds,
-            step_tokens,
-            measured=True,
-            assumed=tuple(assumed_options),
-        )
-    layout_plan = _plan_by_time(question, options, batch)
-    fastest_layout = layout_plan.plan.feasible[0]
-    seconds = layout_plan.range(fastest_layout)
-    assert seconds is not None
-    assert layout_plan.times is not None
-    step_seconds = seconds.amount
-    cost = Cost(step_seconds.times(step_count), devices, power, price)
+    else:
+        layout_plan = _plan_by_time(question, options, batch)
+        seconds = layout_plan.range(layout_plan.plan.feasible[0])
+        assert seconds is not None
+        assert layout_plan.times is not None
+        step_seconds = seconds.amount
+        estimate = {"range": seconds, "stack_title": layout_plan.times.stack.title, "plan": layout_plan}
     return RunCost(
-        cost,
+        Cost(step_seconds.times(step_count), devices, power, price),
         options.tokens,
-        None,
-        step_count,
-        step_seconds,
-        step_tokens,
-        range=seconds,
-        stack_title=layout_plan.times.stack.title,
-        plan=layout_plan,
+        steps=step_count,
+        step=step_seconds,
+        step_tokens=step_tokens,
         assumed=tuple(assumed_options),
+        **estimate,
     )
 
 
@@ -225,9 +212,7 @@ def _serving_cost(question: RunQuestion, options: CostOptions, power: float | No
         reasons = ", ".join(servers.why_not)
         raise InputError(f"--devices: no server of {study.hardware.title} serves these requests: {reasons}")
     point = servers.chosen.point
-    request_seconds = point.end_to_end
-    seconds = request_seconds.times(options.requests / point.concurrency)
-    cost = Cost(seconds, point.devices, power, price)
+    cost = Cost(point.end_to_end.times(options.requests / point.concurrency), point.devices, power, price)
     server = servers.servers[servers.chosen.index]
     return RunCost(
         cost, requests=options.requests, range=point.tpot, stack_title=study.stack.title, server=server, point=point

@@ -69,17 +69,12 @@ class TraceTimes:
     mean_concurrency: float
 
 
-def trace_times(
-    server: Server, trace: Trace, step_seconds: StepSeconds | None = None, budget: StepBudget | None = None
-) -> TraceTimes:
+def trace_times(server: Server, trace: Trace, step_seconds: StepSeconds, budget: StepBudget) -> TraceTimes:
     """Serves a trace on a server, with the likely seconds per step and with both ends of their range.
 
-    step_seconds: seconds of the steps of its replica, if they are known.
-    budget: the steps that may be simulated; default those of a question.
+    step_seconds: of the server's replica. budget: the steps that may be simulated.
     """
-    budget = budget or StepBudget()
     step_range = server.range(1.0, "decode")
-    step_seconds = step_seconds or steps_of(server, trace)
     runs = [
         _serve_scaled(server, trace, step_seconds, float(scale), budget)
         for scale in (1.0, step_range.low, step_range.high)
@@ -95,12 +90,6 @@ def trace_times(
         trace.output_tokens / seconds,
         seconds_in_server / seconds,
     )
-
-
-def steps_of(server: Server, trace: Trace) -> StepSeconds:
-    """Returns the seconds per step of one replica, for the requests of a trace."""
-    sequences = max(1, server.most_sequences // server.replica.batches)
-    return StepSeconds.tabulated(server.replica, sequences, trace.longest, trace.mean_input)
 
 
 def _serve_scaled(
@@ -145,7 +134,8 @@ def sized_for_trace(
     budget: the steps that may be simulated for this server and those after it.
     Raises `InputError` if they are not enough.
     """
-    step_seconds = steps_of(server, trace)
+    sequences = max(1, server.most_sequences // server.replica.batches)
+    step_seconds = StepSeconds.tabulated(server.replica, sequences, trace.longest, trace.mean_input)
 
     def broken(replica_count: int) -> str:
         served_requests = _serve_scaled(server.with_replicas(replica_count), trace, step_seconds, 1.0, budget)
