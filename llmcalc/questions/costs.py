@@ -14,7 +14,7 @@ from ..timing.spread import Amount
 from ..workload.setting import declared, option
 from .durations import parse_duration
 from .runs import RunQuestion, planned_run
-from .serving import ServeOptions, positive, serve_study
+from .serving import ServeOptions, parse_positive, serve_study
 from .times import TimeOptions, time_settings
 
 if TYPE_CHECKING:
@@ -70,8 +70,8 @@ def ask_cost(question: RunQuestion, options: CostOptions) -> ReportedAnswer:
     hardware = question.hardware
     if hardware is None:
         raise InputError("--hardware: missing; expected the accelerator, such as h100")
-    power = hardware.tdp_watts if options.power is None else positive("--power", options.power, "700")
-    price = None if options.price is None else positive("--price", options.price, "2.5")
+    power = hardware.tdp_watts if options.power is None else parse_positive("--power", options.power, "700")
+    price = None if options.price is None else parse_positive("--price", options.price, "2.5")
     if options.tokens is not None:
         answer = _training_cost(question, options, power, price)
     else:
@@ -139,7 +139,7 @@ def _usual_batch(seq: int, devices: int) -> int:
 
 def _plan_by_time(question: RunQuestion, options: CostOptions, batch: int) -> LayoutPlan:
     """Returns the plan of layouts, sorted by time. Raises `InputError` if no layout fits."""
-    from ..studies.plan import early_end, plan_of
+    from ..studies.plan import early_end_error, plan_of
 
     assert question.hardware is not None
     memory, layout = planned_run(question)
@@ -155,7 +155,7 @@ def _plan_by_time(question: RunQuestion, options: CostOptions, batch: int) -> La
         time_settings=lambda record: time_settings(question, record, time_options),
     )
     if layout_plan.plan.ended_early and not layout_plan.plan.feasible:
-        raise early_end(layout_plan)
+        raise early_end_error(layout_plan)
     if not layout_plan.plan.feasible or layout_plan.plan.feasible[0].seconds is None:
         raise InputError(
             f"--devices {layout.devices}: no layout of {layout_plan.plan.tried:,} fits the memory of "

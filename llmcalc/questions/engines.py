@@ -249,7 +249,8 @@ def ask_engine_fit(
         flags = {**flags_on(hardware), **layout}
         memory = record.memory_on(question.preset, hardware, version, flags)
         changes = tuple(
-            for_users(change, user_count) for change in record.changes_on(question.preset, hardware, version, flags)
+            change_for_users(change, user_count)
+            for change in record.changes_on(question.preset, hardware, version, flags)
         )
     engine_use = EngineUse(question.preset, record, version, hardware, flags, memory, changes, launch=question.launch)
     if receipt is not None:
@@ -270,7 +271,7 @@ def _with_notes(option: EngineOption, receipt: ReceiptFile) -> EngineOption:
     return replace(option, memory=replace(memory, notes=(*memory.notes, *receipt.notes(memory))))
 
 
-def for_users(change: Change, users: int) -> Change:
+def change_for_users(change: Change, users: int) -> Change:
     """Returns a change of flags; the engine counts as started only if its cache holds the requests of all users."""
     return change._replace(starts=change.starts and change.max_concurrency >= users)
 

@@ -8,7 +8,7 @@ from typing import Any
 from .. import units
 from ..frameworks.engines.start_command import start_command
 from ..studies.serve_trace import LIMIT_PERCENTILE, TraceTimes
-from ..studies.server import Point, Server
+from ..studies.server import LoadPoint, Server
 from ..studies.serving import Servers, ServeStudy
 from ..timing.disaggregation import Disaggregated
 from ..timing.speculation import Speculation
@@ -204,12 +204,12 @@ def _cost_of_trace(study: ServeStudy, server: Server, trace_times: TraceTimes) -
     return study.price * server.devices / 3600 / trace_times.output_tokens_per_second * 1e6
 
 
-def _point_cells(point: Point, study: ServeStudy) -> list[Any]:
+def _point_cells(point: LoadPoint, study: ServeStudy) -> list[Any]:
     ttft, tpot = (Shown(float(latency.estimate), _range_cell(latency)) for latency in (point.ttft, point.tpot))
     return [point.concurrency, ttft, tpot, *_rate_cells(point, study)]
 
 
-def _rate_cells(point: Point, study: ServeStudy) -> list[Any]:
+def _rate_cells(point: LoadPoint, study: ServeStudy) -> list[Any]:
     last_cell = point.per_device if study.price is None else point.cost_per_million
     return [point.output_tokens_per_second, last_cell]
 
@@ -222,7 +222,7 @@ def _range_cell(seconds: Range | Amount) -> str:
     return f"{'-'.join(range_ends)} {unit}"
 
 
-def _curve_cells(point: Point, study: ServeStudy) -> list[Any]:
+def _curve_cells(point: LoadPoint, study: ServeStudy) -> list[Any]:
     concurrency, ttft, tpot, *rates = _point_cells(point, study)
     likely_tpot, end_to_end = float(point.tpot.estimate), point.load.end_to_end
     seconds = [Shown(likely_tpot, duration(likely_tpot)), Shown(end_to_end, duration(end_to_end))]
@@ -288,7 +288,7 @@ def _speculation_data(study: ServeStudy) -> dict[str, Any] | None:
     }
 
 
-def point_data(point: Point) -> dict[str, Any]:
+def point_data(point: LoadPoint) -> dict[str, Any]:
     """Returns a server at one concurrency as plain data."""
     return {
         "concurrency": point.concurrency,

@@ -9,7 +9,7 @@ from ..timing.spread import Amount, Range
 
 if TYPE_CHECKING:
     from .plan import LayoutPlan
-    from .server import Point, Server
+    from .server import LoadPoint, Server
 
 SECONDS_OF_AN_HOUR, HOURS_OF_A_DAY = 3600.0, 24.0
 
@@ -89,5 +89,5 @@ class RunCost:
     stack_title: str = ""
     plan: LayoutPlan | None = None
     server: Server | None = None
-    point: Point | None = None
+    point: LoadPoint | None = None
     assumed: tuple[str, ...] = ()

@@ -17,7 +17,7 @@ from ..parallel.layout import ImpossibleLayout, Layout
 from ..parallel.layout_request import LayoutRequest
 from ..parallel.search import tokens_multiple
 from ..simulator.effort import Budget
-from .fit import MOST_BATCH, MOST_SEQ, Change, largest
+from .fit import MOST_BATCH, MOST_SEQ, Change, largest_fitting_number
 from .layout_candidates import Candidate
 from .plan import (
     RECOMPUTED,
@@ -25,9 +25,9 @@ from .plan import (
     LayoutPlan,
     Nearest,
     Order,
-    early_end,
+    early_end_error,
     plan_of,
-    replayed,
+    replayed_bytes,
     search_budget,
 )
 
@@ -83,7 +83,7 @@ def fit_devices(
     )
     layout_plan = question.planned(layout_request.devices)
     if layout_plan.plan.ended_early and not layout_plan.plan.feasible:
-        raise early_end(layout_plan)
+        raise early_end_error(layout_plan)
     best_candidate = _best_candidate(layout_plan)
     if best_candidate is None:
         reason = max(layout_plan.plan.refused.items(), key=lambda item: item[1], default=("no layout has so many", 0))[
@@ -233,19 +233,19 @@ def _largest_number(
 
     replays = 0
     while (replays < REPLAYS and not question.budget.is_spent()) or fitting_point[0] == start:
-        candidate = unit * largest(
+        candidate = unit * largest_fitting_number(
             lambda number: needed_bytes(unit * number), capacity, max(1, start // unit), maximum // unit
         )
         if candidate <= fitting_point[0]:
             break
         tensors = tensor_bytes(candidate)
         candidate_run = memory.with_(num_microbatches=micro_batches, **{name: candidate})
-        replayed_bytes, replays = replayed(candidate_run, record, version, best_candidate.layout), replays + 1
-        if replayed_bytes > capacity:
-            margin = max(2 * margin, replayed_bytes - capacity) if too_large[0] > fitting_point[0] else 0
-            too_large = candidate, replayed_bytes - tensors
+        device_bytes, replays = replayed_bytes(candidate_run, record, version, best_candidate.layout), replays + 1
+        if device_bytes > capacity:
+            margin = max(2 * margin, device_bytes - capacity) if too_large[0] > fitting_point[0] else 0
+            too_large = candidate, device_bytes - tensors
             continue
-        fitting_point, margin = (candidate, replayed_bytes - tensors), 0
+        fitting_point, margin = (candidate, device_bytes - tensors), 0
         if too_large[0] <= fitting_point[0] or too_large[0] - fitting_point[0] <= max(unit, CLOSE * fitting_point[0]):
             break
     return fitting_point[0] // unit * unit

@@ -166,7 +166,7 @@ class LayoutPlan:
         ):
             return None
         estimate, capacity = self.estimates.recomputed.estimates_as_configured, self.hardware.capacity_bytes
-        return len([layout for layout in self.tried.possible if fits(estimate, *layout, capacity)])
+        return len([layout for layout in self.tried.possible if tensors_fit(estimate, *layout, capacity)])
 
 
 MOST_LAYERS = 256
@@ -242,7 +242,9 @@ def plan_of(
 
     def replay(layout: Layout, micro_batch_count: int, recompute: str, byte_limit: int | None) -> int:
         largest_rank_stage = largest(layout, micro_batch_count, recompute)[1] if byte_limit is not None else 0
-        return replayed(run_of(micro_batch_count, recompute), record, version, layout, largest_rank_stage, byte_limit)
+        return replayed_bytes(
+            run_of(micro_batch_count, recompute), record, version, layout, largest_rank_stage, byte_limit
+        )
 
     def step_seconds(layout: Layout, micro_batch_count: int, recompute: str) -> float:
         return float(times_of(recompute).step(layout, micro_batch_count).seconds)
@@ -266,7 +268,7 @@ def plan_of(
         estimates, hardware, layout_request.devices, global_batch, result, layouts, rows, layout_times, untimed_reason
     )
     if result.ended_early and not result.feasible and not result.unreplayed:
-        raise early_end(layout_plan)
+        raise early_end_error(layout_plan)
     return layout_plan
 
 
@@ -275,7 +277,7 @@ def search_budget() -> Budget:
     return Budget(WORK_OF_SEARCH)
 
 
-def early_end(layout_plan: LayoutPlan) -> InputError:
+def early_end_error(layout_plan: LayoutPlan) -> InputError:
     """Returns the error of a search that ended early, where none of its layouts fits: another one may."""
     plan = layout_plan.plan
     return InputError(
@@ -313,7 +315,7 @@ def _layout_times(
         return None, str(error)
 
 
-def replayed(
+def replayed_bytes(
     memory: Memory, framework: Framework, version: str, layout: Layout, stage: int = 0, byte_limit: int | None = None
 ) -> int:
     """Returns the bytes that a layout's largest rank requires, replayed on the allocator as in `llmcalc memory`.
@@ -331,7 +333,7 @@ def replayed(
     return largest_need(ranks).device.device_bytes
 
 
-def fits(estimate: PeakEstimate, layout: Layout, micro_batches: int, capacity: int) -> bool:
+def tensors_fit(estimate: PeakEstimate, layout: Layout, micro_batches: int, capacity: int) -> bool:
     """Whether the tensors of a layout's largest rank fit."""
     try:
         return estimate.least_bytes(layout) <= capacity and estimate.largest_rank(layout, micro_batches)[0] <= capacity

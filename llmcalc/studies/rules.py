@@ -133,7 +133,7 @@ def palm_appendix_b(parameters: int, keys: int, seq: int) -> int:
     return 6 * parameters + 12 * keys * seq
 
 
-def megatron(model_sizes: Sizes, batch: int, seq: int, recompute: bool) -> int:
+def megatron_flops(model_sizes: Sizes, batch: int, seq: int, recompute: bool) -> int:
     """Returns FLOPs of one training iteration.
 
     With recomputation: 96Bsℓh²(1 + s/6h + V/16ℓh) (Narayanan 2021, eq. 3).
@@ -211,7 +211,9 @@ def _rules_with_attention(
     palm = exact_div(passes * palm_appendix_b(parameter_count.active, model_sizes.keys, context_tokens), 3)
     remarks = f"{EVERY}; a third of its training count", EVERY
     yield rule("palm_b", "PaLM app. B", ("2N + 4LHQT", "6N + 12LHQT"), PALM, palm, remarks)
-    once, recomputed = (megatron(model_sizes, 1, context_tokens, recompute=recompute) for recompute in (False, True))
+    once, recomputed = (
+        megatron_flops(model_sizes, 1, context_tokens, recompute=recompute) for recompute in (False, True)
+    )
     formulas = "24Bsℓh²(1+s/6h+V/12ℓh)", "72Bsℓh²(1+s/6h+V/12ℓh)"
     remarks = f"{MHA}; a third of its training count", f"{MHA}; nothing recomputed"
     flops = exact_div(passes * once, 3 * context_tokens)

@@ -71,7 +71,7 @@ class LayoutSizes:
 
 
 @frozen
-class Point:
+class LoadPoint:
     """A server at one concurrency. load: of one replica. ttft, tpot, end_to_end: seconds, with their ranges.
 
     cost_per_million: money of a million output tokens; None without a price.
@@ -147,14 +147,14 @@ class Server:
         is_tested = replica.speculation is None and self.group is None
         return expected_range(seconds, phase, replica.device, replica.stack, replica.spec, is_tested)
 
-    def point(self, concurrency: int) -> Point:
+    def point(self, concurrency: int) -> LoadPoint:
         """Returns the server at a concurrency, which is divided evenly over its replicas."""
         load = self.load(max(1.0, concurrency / self.replicas))
         rate = self.replicas * load.output_tokens_per_second
         cost = None if self.price is None else self.price * self.devices / SECONDS_OF_AN_HOUR / rate * 1e6
         ttft, tpot = self.range(load.ttft, "prefill"), self.range(load.tpot, "decode")
         ttft = replace(ttft, high=max(ttft.high, self.range(load.ttft_of_burst, "prefill").high))
-        return Point(concurrency, self.devices, load, self.replicas, ttft, tpot, cost)
+        return LoadPoint(concurrency, self.devices, load, self.replicas, ttft, tpot, cost)
 
     def with_replicas(self, replica_count: int) -> Server:
         """The same server with another number of replicas."""
@@ -165,7 +165,7 @@ class Server:
         """The most concurrent requests that all replicas hold."""
         return self.most_sequences * self.replicas
 
-    def curve(self, extra_concurrency: int | None = None) -> list[Point]:
+    def curve(self, extra_concurrency: int | None = None) -> list[LoadPoint]:
         """Returns the server's latencies at 1, 2, 4, … concurrent requests and at the largest number that it holds.
 
         extra_concurrency: a further number of concurrent requests; none by default.

@@ -30,7 +30,7 @@ from ..timing.trace import StepBudget
 from .fit_serving import NODE
 from .run_time import inference_formats
 from .serve_trace import Trace, TraceTimes, sized_for_trace
-from .server import LayoutSizes, Limits, Point, Server, largest_number
+from .server import LayoutSizes, Limits, LoadPoint, Server, largest_number
 
 MOST_REPLICA = 32
 """Largest number of devices of a replica that is tried."""
@@ -96,11 +96,11 @@ class SizesRequest:
 
 
 @frozen
-class Chosen:
+class ChosenServer:
     """The cheapest server within the limits, and its load. index: the server's index."""
 
     index: int
-    point: Point
+    point: LoadPoint
 
 
 @frozen
@@ -117,10 +117,10 @@ class Servers:
     """
 
     servers: tuple[Server, ...]
-    curves: tuple[tuple[Point, ...], ...]
-    points: tuple[Point | None, ...]
+    curves: tuple[tuple[LoadPoint, ...], ...]
+    points: tuple[LoadPoint | None, ...]
     front: tuple[tuple[int, int], ...]
-    chosen: Chosen | None
+    chosen: ChosenServer | None
     why_not: dict[str, int]
     keeps_limits: tuple[bool, ...]
     traces: tuple[TraceTimes, ...] = ()
@@ -168,7 +168,7 @@ class ServeStudy:
         if not fitting_servers and not reasons_against:
             raise ImpossibleLayout("--devices: no layout of so many is possible; expected another number or layout")
         servers: list[Server] = []
-        points_at_limits: list[Point | None] = []
+        points_at_limits: list[LoadPoint | None] = []
         keeps_limits: list[bool] = []
         traces: list[TraceTimes] = []
         budget = StepBudget()
@@ -260,7 +260,7 @@ class ServeStudy:
                 step_tokens,
                 self.speculation,
             )
-            replica.token(1)  # sizes that the layout does not divide raise here
+            replica.decoding_pass(1)  # sizes that the layout does not divide raise here
         except DoesNotFit:
             raise
         except InputError as error:
@@ -298,7 +298,7 @@ class ServeStudy:
         replicas = self.sizes.replicas(server.sizes)
         return replicas if replicas is None or server.group is None else replicas // server.group.replicas
 
-    def _sized_server(self, server: Server) -> tuple[Server, Point | None, str]:
+    def _sized_server(self, server: Server) -> tuple[Server, LoadPoint | None, str]:
         """Returns the server with enough replicas for the load and its latencies, or the reason why there is none.
 
         Without a load it is the largest one that keeps the limits.
@@ -320,7 +320,7 @@ class ServeStudy:
 
     def _sized_by_rate(
         self, server: Server, replicas: int | None, concurrency_within_limits: int, rate: float
-    ) -> tuple[Server, Point | None, str]:
+    ) -> tuple[Server, LoadPoint | None, str]:
         most_requests_per_second = server.load(concurrency_within_limits).requests_per_second
         sized_server = replace(server, replicas=replicas or math.ceil(rate / most_requests_per_second))
         if sized_server.devices > MOST_DEVICES and replicas is None:
@@ -333,8 +333,8 @@ class ServeStudy:
 
 
 def _cheapest_index(
-    points: Sequence[Point | None], keeps_limits: Sequence[bool], traces: Sequence[TraceTimes]
-) -> Chosen | None:
+    points: Sequence[LoadPoint | None], keeps_limits: Sequence[bool], traces: Sequence[TraceTimes]
+) -> ChosenServer | None:
     """Returns the server with the most output tokens per second and device, which is the cheapest at any price.
 
     Of servers of a trace, which serve the same tokens, it is the one with the fewest devices.
@@ -348,7 +348,7 @@ def _cheapest_index(
     if not candidates:
         return None
     (*_, index), point = min(candidates, key=lambda candidate: candidate[0])
-    return Chosen(index, point)
+    return ChosenServer(index, point)
 
 
 class DoesNotFit(Exception):
@@ -371,7 +371,7 @@ def cache_flag(engine: Engine, kv_dtype: str) -> dict[str, str]:
     return {flag.field: word}
 
 
-def _pareto_front(curves: Sequence[Sequence[Point]]) -> tuple[tuple[int, int], ...]:
+def _pareto_front(curves: Sequence[Sequence[LoadPoint]]) -> tuple[tuple[int, int], ...]:
     """Returns the Pareto front: points that no other point beats in both TPOT and tokens per second of a device."""
     points = [(index, point) for index, curve in enumerate(curves) for point in curve]
     points.sort(key=lambda item: (float(item[1].tpot.estimate), -item[1].per_device))

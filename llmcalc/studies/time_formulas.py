@@ -72,7 +72,7 @@ class _Term:
         return bool(self.symbolic)
 
 
-NOTHING = _Term("", "")
+NO_TERM = _Term("", "")
 
 
 def time_formulas(
@@ -134,12 +134,12 @@ def _kernel_formulas(time_estimator: TimeEstimator, kernel: Kernel, repeat: int)
             _memory_formula(time_estimator, kernel, operation),
         )
         bounds = [term for term in (compute, memory) if term]
-        slower = bounds[0] if len(bounds) == 1 else NOTHING
+        slower = bounds[0] if len(bounds) == 1 else NO_TERM
         if len(bounds) > 1:
             slower = _Term(
                 f"max({compute.symbolic}, {memory.symbolic})", f"max({compute.substituted}, {memory.substituted})"
             )
-        wait = NOTHING
+        wait = NO_TERM
         if operation.wait:
             launches = kernel.launches[operation.backward]
             wait = _Term("l · t", f"{launches} · {_number_text(time_estimator.kernel_wait)}")
@@ -159,7 +159,7 @@ def _kernel_formulas(time_estimator: TimeEstimator, kernel: Kernel, repeat: int)
 def _compute_formula(time_estimator: TimeEstimator, kernel: Kernel, operation: TimedOperation) -> _Term:
     """Returns the seconds of the products, F / (P · e); for attention with the keys that fill its kernel."""
     if not operation.compute:
-        return NOTHING
+        return NO_TERM
     device, seconds = time_estimator.device, float(operation.compute)
     peak = device.peaks["bf16"]
     flops = float(kernel.padding * kernel.flops[operation.backward])
@@ -182,13 +182,13 @@ def _compute_formula(time_estimator: TimeEstimator, kernel: Kernel, operation: T
             f"{_number_text(flops)} · (1 + {_number_text(half_rate_keys)} / {_number_text(keys)}) / "
             f"({_number_text(peak)} · {_number_text(efficiency)})",
         )
-    return _Term("F / r", f"{_number_text(flops)} / {_number_text(flops / seconds)}") if flops else NOTHING
+    return _Term("F / r", f"{_number_text(flops)} / {_number_text(flops / seconds)}") if flops else NO_TERM
 
 
 def _memory_formula(time_estimator: TimeEstimator, kernel: Kernel, operation: TimedOperation) -> _Term:
     """Returns the seconds of the memory traffic, B / (W · w); for decoding attention with the units that it fills."""
     if not operation.memory:
-        return NOTHING
+        return NO_TERM
     device, seconds = time_estimator.device, float(operation.memory)
     efficiency = device.generation.cache if _reads_cache(time_estimator, kernel) else device.generation.memory
     rate = f"({_number_text(device.bandwidth)} · {_number_text(efficiency)})"

@@ -148,16 +148,18 @@ class Replica:
             return None
         return max(self.step_tokens, -(-self.requests.computed // MAX_CHUNKS))
 
-    def token(self, concurrency: float) -> InferencePass:
+    def decoding_pass(self, concurrency: float) -> InferencePass:
         """Returns the pass that decodes a step of every sequence, without any prompt.
 
         Sequences that pad a batch have no cache to read.
         """
         batch, context = _int_if_whole(max(1.0, concurrency / self.batches)), self.requests.mean_context
         graph_batch = next((size for size in self.graph_batches if size >= batch), batch)
-        return self.step(graph_batch, context if graph_batch == batch else max(1, round(context * batch / graph_batch)))
+        return self.batch_pass(
+            graph_batch, context if graph_batch == batch else max(1, round(context * batch / graph_batch))
+        )
 
-    def step(self, batch: float, cached_tokens: float) -> InferencePass:
+    def batch_pass(self, batch: float, cached_tokens: float) -> InferencePass:
         """Returns the time of a batch's decoding step, with the draft's passes.
 
         cached_tokens: cached tokens per sequence.
@@ -174,7 +176,7 @@ class Replica:
             target_pass.seconds + seconds, {**target_pass.parts, "draft": seconds}, target_pass.timed_passes
         )
 
-    def prompts(self, prompt_count: float, server: bool = False) -> InferencePass:
+    def prompts_pass(self, prompt_count: float, server: bool = False) -> InferencePass:
         """Returns the time of a step that processes several prompts at once.
 
         server: whether a server's time before the first token counts.
@@ -183,7 +185,7 @@ class Replica:
         if key not in self._timed_prompts:
             computed_tokens, cached_tokens = self.requests.computed, min(self.requests.cached, self.requests.input - 1)
             if server:  # the passes of a long prompt are many, and the same with a server's time
-                of_device = self.prompts(prompt_count)
+                of_device = self.prompts_pass(prompt_count)
                 seconds = self.stack.first_token
                 parts = of_device.parts | {"server": seconds}
                 self._timed_prompts[key] = InferencePass(of_device.seconds + seconds, parts, of_device.timed_passes)
@@ -217,7 +219,7 @@ class Replica:
     @cached_property
     def prompt_seconds(self) -> float:
         """The seconds of one prompt on an idle server."""
-        return float(self.prompts(1, server=True).seconds)
+        return float(self.prompts_pass(1, server=True).seconds)
 
     @property
     def most_prompts(self) -> float:
@@ -227,7 +229,7 @@ class Replica:
     @cached_property
     def saturation(self) -> float:
         """The concurrency beyond which every step processes prompts, so that further requests only wait."""
-        step_count = len(self.prompts(1).timed_passes)
+        step_count = len(self.prompts_pass(1).timed_passes)
         return 1 + self.further_steps * self.most_prompts * self.batches / step_count
 
     def load(self, concurrency: float) -> ServedLoad:
@@ -245,7 +247,7 @@ class Replica:
     def _partial_load(self, concurrency: float) -> ServedLoad:
         """Returns the latencies at a concurrency below saturation, where some steps only decode."""
         other_requests, further_steps = concurrency - 1, self.further_steps
-        token_pass = self.token(concurrency)
+        token_pass = self.decoding_pass(concurrency)
         token = float(token_pass.seconds)
         if not other_requests:
             tpot = token / self.tokens_per_step
@@ -255,12 +257,12 @@ class Replica:
 
         def extra_seconds(prompts: float) -> float:
             """Returns the seconds that each of `prompts` prompts in a step adds to the step."""
-            prompt_pass = self.prompts(prompts)
+            prompt_pass = self.prompts_pass(prompts)
             seconds = float(prompt_pass.seconds) - len(prompt_pass.timed_passes) * saved_seconds
             return max(0.0, seconds) / prompts / self.batches
 
         prompts_per_step = max(1.0, min(self.most_prompts, concurrency / self.batches / further_steps))
-        added_seconds, steps = extra_seconds(prompts_per_step), len(self.prompts(1).timed_passes)
+        added_seconds, steps = extra_seconds(prompts_per_step), len(self.prompts_pass(1).timed_passes)
         prompt = self.prompt_seconds + steps * token_seconds_beside_prompts
         prompt_wait = max(
             other_requests * added_seconds * prompt / (prompt + further_steps * token),

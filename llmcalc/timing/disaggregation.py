@@ -69,7 +69,7 @@ class Disaggregated:
     def busy_seconds(self) -> float:
         """The seconds of a replica per prompt, in steps full of prompts."""
         replica = self.replica
-        return float(replica.prompts(replica.most_prompts).seconds) / replica.most_prompts / replica.batches
+        return float(replica.prompts_pass(replica.most_prompts).seconds) / replica.most_prompts / replica.batches
 
     @cached_property
     def sent_bytes(self) -> float:
@@ -94,7 +94,7 @@ class Disaggregated:
 
     def token_seconds(self, sequences: float) -> float:
         """Returns the seconds per further token on a replica that decodes this many sequences."""
-        return float(self.replica.token(sequences).seconds) / self.replica.tokens_per_step
+        return float(self.replica.decoding_pass(sequences).seconds) / self.replica.tokens_per_step
 
     def _decoded_per_second(self, sequences: float) -> float:
         """Returns the requests that one decoding replica completes per second."""

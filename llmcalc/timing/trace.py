@@ -98,7 +98,7 @@ class StepSeconds:
         usual_prompt = max(1, mean_input)
         contexts = sorted({0, usual_prompt, max(usual_prompt + 1, longest_request)})
         most_tokens = min(replica.step_tokens or longest_request, max(longest_request, mean_input), MOST_PROMPT_SIZES)
-        step = cache(replica.step)
+        step = cache(replica.batch_pass)
 
         def prompt(prompt_tokens: int, earlier_tokens: int) -> float:
             prompt_count = max(1.0, prompt_tokens / mean_input)
@@ -156,7 +156,7 @@ class Batch:
     mixed: bool
     scale: float = 1.0
 
-    def serve(
+    def serve_requests(
         self, requests: Sequence[TracedRequest], cached_share: float = 0.0, budget: StepBudget | None = None
     ) -> list[ServedRequest]:
         """Serves requests, sorted by arrival, and returns their times in the same order.
@@ -202,7 +202,7 @@ class Batch:
                         ends[index] = first_token_times[index]
                         reserved_tokens -= requests[index].input + 1
             elif sequence_count:
-                equal_steps = self._alike_steps(
+                equal_steps = self._equal_step_count(
                     requests,
                     next_request,
                     time_now,
@@ -253,7 +253,7 @@ class Batch:
                 finished_prompts.append(prompts.popleft()[0])
         return finished_prompts, tokens, context_sum / tokens
 
-    def _alike_steps(
+    def _equal_step_count(
         self,
         requests: Sequence[TracedRequest],
         next_request: int,
@@ -287,8 +287,8 @@ def serve_trace(
     """Serves the requests of a trace on equal replicas, to whose batches they are assigned in turn.
 
     step_seconds: seconds of the replica's steps. requests: in the order of their arrival.
-    sequences, cache_tokens: of one replica. cached_share: as of `Batch.serve`. scale: factor of all seconds of steps.
-    budget: the steps that may be simulated; default those of a question.
+    sequences, cache_tokens: of one replica. cached_share, budget: as of `Batch.serve_requests`.
+    scale: factor of all seconds of steps.
     Returns the times of the requests, batch by batch.
     """
     budget = budget or StepBudget()
@@ -306,5 +306,5 @@ def serve_trace(
         served_request
         for requests_of_batch in batches_of_requests
         if requests_of_batch
-        for served_request in batch.serve(requests_of_batch, cached_share, budget)
+        for served_request in batch.serve_requests(requests_of_batch, cached_share, budget)
     ]

@@ -385,7 +385,7 @@ def test_what_the_allocator_needs_may_jump(monkeypatch: pytest.MonkeyPatch, besi
     def estimates(one: Any) -> Any:
         return SimpleNamespace(largest_rank=lambda *_: (each * one.states.workload.batch, 0))
 
-    monkeypatch.setattr(fit_devices, "replayed", replays)
+    monkeypatch.setattr(fit_devices, "replayed_bytes", replays)
     record = SimpleNamespace(estimate=estimates)
     one = memory(load(SMALL).model, Settings("training", seq=128))
     ask = fit_devices.DevicesQuestion(

@@ -35,7 +35,7 @@ def test_one_request_takes_its_prompt_its_transfer_and_its_tokens() -> None:
         group.sent_bytes / (device.nic * device.generation.nic) + device.latency
     )
     assert load.ttft == group.replica.prompt_seconds + group.transfer_seconds
-    assert load.tpot == float(group.replica.token(1).seconds)
+    assert load.tpot == float(group.replica.decoding_pass(1).seconds)
 
 
 def test_requests_are_on_one_of_the_two_sides() -> None:
