@@ -43,7 +43,7 @@ def roofline(title: str, runs: Sequence[tuple[TimedRun, str]]) -> Figure:
         for (timed_run, words), kernels, colour in zip(runs, points, SERIES, strict=False):
             ax.scatter(
                 [kernel.intensity for kernel in kernels.values()],
-                [kernel.rate / 1e12 for kernel in kernels.values()],
+                [kernel.flops_per_second / 1e12 for kernel in kernels.values()],
                 s=[_area(kernel.seconds / timed_run.seconds) for kernel in kernels.values()],
                 color=colour,
                 alpha=0.65,
@@ -98,7 +98,7 @@ def _draw_roof(ax: Axes, timed_run: TimedRun, intensities: Sequence[float]) -> l
     for peak, bandwidth, line, words in (
         (timed_run.peak, device.bandwidth, "-", f"roof of the datasheet: {_roof_text(timed_run, ridge)}"),
         (
-            time_estimator.rate(product_format),
+            time_estimator.product_rate(product_format),
             device.bandwidth * device.generation.memory,
             "--",
             "reached by large kernels",
@@ -129,7 +129,7 @@ def _name_points(
 ) -> None:
     """Names points by the ends of their paths, the slowest first; points that touch share one name."""
     points = [
-        (kernel.seconds / timed_run.seconds, (kernel.intensity, kernel.rate / 1e12), path)
+        (kernel.seconds / timed_run.seconds, (kernel.intensity, kernel.flops_per_second / 1e12), path)
         for timed_run, kernels in runs
         for path, kernel in kernels.items()
     ]

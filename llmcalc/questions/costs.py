@@ -99,7 +99,7 @@ def _training_cost(question: RunQuestion, options: CostOptions, power: float | N
     step_count = -(-options.tokens // step_tokens)
     estimate: dict[str, Any] = {"measured": True}
     if options.step is not None:
-        step_seconds = Amount.exactly(parse_duration("--step", options.step))
+        step_seconds = Amount.without_range(parse_duration("--step", options.step))
     else:
         layout_plan = _plan_by_time(question, options, batch)
         seconds = layout_plan.range(layout_plan.plan.feasible[0])
@@ -108,7 +108,7 @@ def _training_cost(question: RunQuestion, options: CostOptions, power: float | N
         step_seconds = seconds.amount
         estimate = {"range": seconds, "stack_title": layout_plan.times.stack.title, "plan": layout_plan}
     return RunCost(
-        Cost(step_seconds.times(step_count), devices, power, price),
+        Cost(step_seconds.scaled_by(step_count), devices, power, price),
         options.tokens,
         steps=step_count,
         step=step_seconds,
@@ -212,7 +212,7 @@ def _serving_cost(question: RunQuestion, options: CostOptions, power: float | No
         reasons = ", ".join(servers.why_not)
         raise InputError(f"--devices: no server of {study.hardware.title} serves these requests: {reasons}")
     point = servers.chosen.point
-    cost = Cost(point.end_to_end.times(options.requests / point.concurrency), point.devices, power, price)
+    cost = Cost(point.end_to_end.scaled_by(options.requests / point.concurrency), point.devices, power, price)
     server = servers.servers[servers.chosen.index]
     return RunCost(
         cost, requests=options.requests, range=point.tpot, stack_title=study.stack.title, server=server, point=point

@@ -56,7 +56,7 @@ class EngineQuestion:
                 raise
             raise InputError(f"{self.launch.location}: {error}") from None
 
-    def uses(self, with_changes: bool = True) -> Iterator[EngineUse]:
+    def engine_uses(self, with_changes: bool = True) -> Iterator[EngineUse]:
         """Yields the memory use of each engine. Raises `InputError` without an accelerator and for an unknown flag."""
         if self.hardware is None:
             unknown_text = "" if self.launch is None or not self.launch.gpu else f"; '{self.launch.gpu}' is not known"
@@ -185,14 +185,14 @@ def ask_engine_memory(question: EngineQuestion) -> ReportedAnswer:
     """Computes the memory terms of engines on an accelerator. `.ok` of the answer says whether all engines start."""
     from ..reports.engine import memory_report
 
-    return _engine_answer(list(question.uses()), memory_report)
+    return _engine_answer(list(question.engine_uses()), memory_report)
 
 
 def ask_engine_cache(question: EngineQuestion) -> ReportedAnswer:
     """Computes the KV cache that engines allocate. `.ok` of the answer says whether all engines start."""
     from ..reports.engine import cache_report
 
-    return _engine_answer(list(question.uses(with_changes=False)), cache_report)
+    return _engine_answer(list(question.engine_uses(with_changes=False)), cache_report)
 
 
 def _engine_answer(engine_uses: list[EngineUse], make_report: Callable[[list[EngineUse]], Report]) -> ReportedAnswer:

@@ -61,7 +61,7 @@ def select_presets(selection: Selection, names: Sequence[str] | None = None) -> 
     selected_presets = [
         (preset, parameter_count)
         for preset, parameter_count in counted_presets
-        if selection.takes(preset.model, parameter_count.total)
+        if selection.accepts(preset.model, parameter_count.total)
     ]
     if not selected_presets:
         raise InputError("no preset passes the filters; expected fewer filters (llmcalc presets lists all)")

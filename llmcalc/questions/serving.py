@@ -193,7 +193,7 @@ def serve_study(
         stack,
         record,
         version,
-        dict(_runs_by_format(preset, hardware, options, requests.length if trace is None else trace.longest)),
+        dict(_runs_by_format(preset, hardware, options, requests.total_tokens if trace is None else trace.longest)),
         requests,
         limits,
         SizesRequest(options.devices, options.tp, options.pp, options.dp, options.ep),

@@ -92,7 +92,7 @@ def report(study: ServeStudy, servers: Servers) -> Report:
     from ..workload.workload import Workload
 
     preset, requests = study.preset, study.requests
-    warnings = too_long(preset.model, Workload(1, requests.length))
+    warnings = too_long(preset.model, Workload(1, requests.total_tokens))
     chosen_server = servers.chosen
     notes = [*warnings, *_serve_notes(study, servers)]
     title = f"{preset.display}, {load_text(study)}"
@@ -292,9 +292,9 @@ def point_data(point: LoadPoint) -> dict[str, Any]:
     """Returns a server at one concurrency as plain data."""
     return {
         "concurrency": point.concurrency,
-        "ttft": point.ttft.seconds(),
-        "tpot": point.tpot.seconds(),
-        "end_to_end": point.end_to_end.data(),
+        "ttft": point.ttft.amount.as_data(),
+        "tpot": point.tpot.amount.as_data(),
+        "end_to_end": point.end_to_end.as_data(),
         "output_tokens_per_second": rounded(point.output_tokens_per_second),
         "per_device": rounded(point.per_device),
         "cost_per_million": None if point.cost_per_million is None else rounded(point.cost_per_million),
@@ -356,7 +356,7 @@ def _times_data(study: ServeStudy, server: Server, trace_times: TraceTimes) -> d
     cost = _cost_of_trace(study, server, trace_times)
     return {
         **{
-            name: {f"p{percent}": amount.data() for percent, amount in getattr(trace_times, name).items()}
+            name: {f"p{percent}": amount.as_data() for percent, amount in getattr(trace_times, name).items()}
             for name in ("ttft", "tpot")
         },
         "seconds": rounded(trace_times.seconds),

@@ -123,7 +123,7 @@ def _hardware_option(
     tried_options: list[tuple[int, HardwareOption]] = []
     too_large: list[tuple[int, int, _Divided]] = []
 
-    def try_(index: int, divided_run: _Divided) -> HardwareOption | None:
+    def try_run(index: int, divided_run: _Divided) -> HardwareOption | None:
         try:
             fit = divided_run.memory_on(default_runtime).fit_on(hardware)
         except InputError:  # the framework does not support the layout
@@ -138,7 +138,7 @@ def _hardware_option(
             too_large.append((divided_run.least, index, divided_run))
         elif (least := divided_run.least_bytes(default_runtime)) > hardware.capacity_bytes:
             too_large.append((least, index, divided_run))
-        elif (option := try_(index, divided_run)) is not None and option.fit.verdict == "fits":
+        elif (option := try_run(index, divided_run)) is not None and option.fit.verdict == "fits":
             return option
     while too_large:
         least, index, divided_run = entry = min(too_large, key=lambda entry: entry[:2])
@@ -149,7 +149,7 @@ def _hardware_option(
         if lower_bound_bytes > least:
             too_large.append((lower_bound_bytes, index, divided_run))  # others may need less
         else:
-            try_(index, divided_run)
+            try_run(index, divided_run)
     if not tried_options:
         raise ImpossibleLayout("--devices: no layout of this number is possible")
     return min(tried_options, key=lambda entry: (entry[1].fit.needed, entry[0]))[1]

@@ -26,7 +26,7 @@ from ..parallel.layout_request import LayoutRequest
 from ..parallel.search import NO_REPLICAS, Search, check_depth, search
 from ..simulator.effort import Budget
 from ..timing.spread import Range
-from .layout_candidates import AS_CONFIGURED, Candidate, by_time, ranked
+from .layout_candidates import AS_CONFIGURED, Candidate, sorted_by_memory, sorted_by_time
 from .run_time import TimeSettings, TrainingTimes
 
 Order: TypeAlias = Literal["time", "memory"]
@@ -123,7 +123,7 @@ class LayoutPlan:
     tried: all layouts of the search.
     rows: number of layouts to replay.
     times: the seconds of a step of any layout; None if layouts are ordered by memory.
-    untimed: the reason why they are not timed, where the user did not choose; empty otherwise.
+    untimed_reason: the reason why they are not timed, where the user did not choose; empty otherwise.
     """
 
     estimates: LayoutEstimates
@@ -134,7 +134,7 @@ class LayoutPlan:
     tried: Search
     rows: int
     times: TrainingTimes | None = None
-    untimed: str = ""
+    untimed_reason: str = ""
 
     @property
     def memory(self) -> Memory:
@@ -392,7 +392,7 @@ class LayoutOrder:
                 layouts.refuse(candidate)
             elif candidate is not None:
                 (promising_candidates if candidate.may_fit else refused_candidates).append(candidate)
-        sort = ranked if self.seconds is None else by_time
+        sort = sorted_by_memory if self.seconds is None else sorted_by_time
         waiting = sort(promising_candidates)
         result.order = list(waiting)
         for _ in range(rows + FURTHER_REPLAYS):

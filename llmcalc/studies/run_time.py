@@ -30,7 +30,7 @@ from ..timing.records import Stack
 from ..timing.spread import Range, expected_range
 from ..timing.stack import find_stack, with_attention, with_gradient_buffers, with_overlap
 from ..timing.step import Step, StepPlan, StepTimer, host_wait
-from ..timing.traffic import Traffic, traffic
+from ..timing.traffic import Traffic, kernel_traffic
 from ..timing.work import rank_work
 from ..units import DTYPE_BITS, short_dtype, signed_percent
 from ..workload.counting import Counting, Pairs
@@ -108,7 +108,7 @@ class TimedRun:
     hidden_host: seconds of the parts in which kernels wait for the host.
     resident_bytes: weights and cache of a device in inference; 0 in training.
     alternatives: description of other settings → seconds with them.
-    pricer: the estimate on another device under another stack.
+    seconds_on: the estimate on another device under another stack.
     """
 
     spec: ModelSpec
@@ -130,7 +130,7 @@ class TimedRun:
     resident_bytes: int = 0
     include: frozenset[str] = frozenset()
     alternatives: dict[str, float] = field(default_factory=dict)
-    pricer: Callable[[Device, Stack], float] | None = field(default=None, repr=False)
+    seconds_on: Callable[[Device, Stack], float] | None = field(default=None, repr=False)
 
     @property
     def seconds(self) -> float:
@@ -228,7 +228,7 @@ class TimedRun:
         kernels: dict[str, Traffic] = {}
         for work in self.passes:
             time_estimator = TimeEstimator(self.device, self.stack, self.formats, work.rank_pass)
-            for path, kernel in traffic(work, time_estimator):
+            for path, kernel in kernel_traffic(work, time_estimator):
                 kernels[path] = kernels[path] + kernel if path in kernels else kernel
         return kernels
 
@@ -361,7 +361,7 @@ class TrainingTimes:
             hidden_host=host * scale,
             include=plan.include,
             alternatives=dict(self._slower_settings(layout, micro_batches)),
-            pricer=lambda device, stack: float(StepTimer(self.memory.spec, device, stack).step(plan).seconds),
+            seconds_on=lambda device, stack: float(StepTimer(self.memory.spec, device, stack).step(plan).seconds),
         )
 
     @staticmethod
@@ -548,7 +548,7 @@ def time_inference(
         tuple(timed_pass.work for timed_pass in inference_pass.timed_passes),
         hidden_host=max(0.0, part_seconds["kernels"] - float(kernel_seconds)),
         resident_bytes=_resident_bytes(memory, layout, inference_pass.timed_passes[0].work),
-        pricer=lambda device, stack: float(pass_on(device, stack).seconds),
+        seconds_on=lambda device, stack: float(pass_on(device, stack).seconds),
     )
 
 

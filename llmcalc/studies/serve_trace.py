@@ -134,7 +134,7 @@ def sized_for_trace(
     budget: the steps that may be simulated for this server and those after it.
     Raises `InputError` if they are not enough.
     """
-    sequences = max(1, server.most_sequences // server.replica.batches)
+    sequences = max(1, server.most_sequences // server.replica.batch_count)
     step_seconds = StepSeconds.tabulated(server.replica, sequences, trace.longest, trace.mean_input)
 
     def broken(replica_count: int) -> str:

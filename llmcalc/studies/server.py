@@ -161,7 +161,7 @@ class Server:
         return replace(self, replicas=replica_count)
 
     @cached_property
-    def most(self) -> int:
+    def most_requests(self) -> int:
         """The most concurrent requests that all replicas hold."""
         return self.most_sequences * self.replicas
 
@@ -170,9 +170,9 @@ class Server:
 
         extra_concurrency: a further number of concurrent requests; none by default.
         """
-        concurrencies = {2**i for i in range(self.most.bit_length())} | {self.most}
+        concurrencies = {2**i for i in range(self.most_requests.bit_length())} | {self.most_requests}
         concurrencies |= (
-            {extra_concurrency} if extra_concurrency is not None and extra_concurrency <= self.most else set()
+            {extra_concurrency} if extra_concurrency is not None and extra_concurrency <= self.most_requests else set()
         )
         return [
             self.point(concurrency)

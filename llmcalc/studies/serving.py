@@ -159,7 +159,7 @@ class ServeStudy:
     @property
     def longest(self) -> int:
         """Tokens of the longest request."""
-        return self.requests.length if self.trace is None else self.trace.longest
+        return self.requests.total_tokens if self.trace is None else self.trace.longest
 
     def answer(self) -> Servers:
         """Tries every layout with every pair of number formats. Raises `InputError` if no layout is possible."""
@@ -179,7 +179,7 @@ class ServeStudy:
                 sized_server, trace_times, reason = sized_for_trace(
                     server, self.sizes.replicas(server.sizes), self.trace, self.limits, budget
                 )
-                point = sized_server.point(min(max(1, round(trace_times.mean_concurrency)), sized_server.most))
+                point = sized_server.point(min(max(1, round(trace_times.mean_concurrency)), sized_server.most_requests))
                 traces.append(trace_times)
             servers.append(sized_server)
             points_at_limits.append(point)
@@ -234,7 +234,7 @@ class ServeStudy:
         kv_dtype: str | None,
     ) -> Server:
         """Returns one replica. Raises `DoesNotFit`, or `ImpossibleLayout` if the sizes do not divide the model."""
-        engine, length = self.engine, self.requests.length
+        engine, length = self.engine, self.requests.total_tokens
         used_flags = {engine.instead["--seq"].lstrip("-").replace("-", "_"): self.longest, **flags}
         used_flags |= self.draft_flags
         used_flags |= {} if quantize is None else {"quantize": quantize}
@@ -290,7 +290,7 @@ class ServeStudy:
                 most_sequences = largest_number(
                     lambda number: single_pair.token_seconds(number) <= tpot, most_sequences
                 )
-            group = Disaggregated.balanced(replica, max(1, most_sequences), total)
+            group = Disaggregated.balanced_group(replica, max(1, most_sequences), total)
         return replace(server, group=group, most_sequences=server.most_sequences * group.decode)
 
     def _replica_count(self, server: Server) -> int | None:
@@ -313,7 +313,7 @@ class ServeStudy:
         sized_server = replace(server, replicas=replicas or -(-concurrency // concurrency_within_limits))
         if sized_server.devices > MOST_DEVICES and replicas is None:
             return replace(server, replicas=1), None, f"more than {MOST_DEVICES:,} devices"
-        if concurrency > sized_server.most:
+        if concurrency > sized_server.most_requests:
             return sized_server, None, "the cache holds fewer requests than --concurrency"
         point = sized_server.point(concurrency)
         return sized_server, point, limits.violated_limits(point.load)

@@ -118,7 +118,7 @@ class Family:
             return heads, heads * self.kv_ratio, size
         return heads, None if k is None or (k == 1 and a > 1) else heads * k / a, size
 
-    def finer(self, keep_heads: bool) -> Family | None:
+    def finer_family(self, keep_heads: bool) -> Family | None:
         """Returns the family with a smaller step between hidden sizes; None if there is none.
 
         keep_heads: whether head sizes must stay unchanged. Otherwise all of them are halved if possible.
@@ -399,10 +399,10 @@ def refine_step(members: Family, budget: Budget, tolerance: float, keep_heads: b
     keep_heads: whether head sizes must stay unchanged.
     """
     while len(allowed_widths(members, budget, tolerance)) < FEWEST_WIDTHS:
-        finer_family = members.finer(keep_heads)
-        if finer_family is None:
+        finer_members = members.finer_family(keep_heads)
+        if finer_members is None:
             break
-        members = finer_family
+        members = finer_members
     return members
 
 

@@ -57,7 +57,7 @@ class Requests:
     cached: int = 0
 
     @property
-    def computed(self) -> int:
+    def computed_tokens(self) -> int:
         """The number of computed tokens of a prompt: at least the last, whose logits give the first output token."""
         return max(1, self.input - self.cached)
 
@@ -67,7 +67,7 @@ class Requests:
         return self.input + self.output // 2
 
     @property
-    def length(self) -> int:
+    def total_tokens(self) -> int:
         """The number of a sequence's tokens at its end."""
         return self.input + self.output
 
@@ -137,23 +137,23 @@ class Replica:
         return (self.requests.output - 1) / self.tokens_per_step
 
     @property
-    def batches(self) -> int:
+    def batch_count(self) -> int:
         """The number of batches that run concurrently: one per pipeline stage and data-parallel attention rank."""
         return self.layout.pp * self.layout.dp
 
     @property
-    def chunk(self) -> int | None:
+    def chunk_tokens(self) -> int | None:
         """The number of tokens in a prompt chunk; None if a step processes whole prompts."""
-        if self.step_tokens is None or self.step_tokens >= self.requests.computed:
+        if self.step_tokens is None or self.step_tokens >= self.requests.computed_tokens:
             return None
-        return max(self.step_tokens, -(-self.requests.computed // MAX_CHUNKS))
+        return max(self.step_tokens, -(-self.requests.computed_tokens // MAX_CHUNKS))
 
     def decoding_pass(self, concurrency: float) -> InferencePass:
         """Returns the pass that decodes a step of every sequence, without any prompt.
 
         Sequences that pad a batch have no cache to read.
         """
-        batch, context = _int_if_whole(max(1.0, concurrency / self.batches)), self.requests.mean_context
+        batch, context = _int_if_whole(max(1.0, concurrency / self.batch_count)), self.requests.mean_context
         graph_batch = next((size for size in self.graph_batches if size >= batch), batch)
         return self.batch_pass(
             graph_batch, context if graph_batch == batch else max(1, round(context * batch / graph_batch))
@@ -183,14 +183,17 @@ class Replica:
         """
         key = _int_if_whole(prompt_count), server
         if key not in self._timed_prompts:
-            computed_tokens, cached_tokens = self.requests.computed, min(self.requests.cached, self.requests.input - 1)
+            computed_tokens, cached_tokens = (
+                self.requests.computed_tokens,
+                min(self.requests.cached, self.requests.input - 1),
+            )
             if server:  # the passes of a long prompt are many, and the same with a server's time
                 of_device = self.prompts_pass(prompt_count)
                 seconds = self.stack.first_token
                 parts = of_device.parts | {"server": seconds}
                 self._timed_prompts[key] = InferencePass(of_device.seconds + seconds, parts, of_device.timed_passes)
             else:
-                self._timed_prompts[key] = self.prompt_pass(key[0], computed_tokens, cached_tokens, self.chunk)
+                self._timed_prompts[key] = self.prompt_pass(key[0], computed_tokens, cached_tokens, self.chunk_tokens)
         return self._timed_prompts[key]
 
     @cached_property
@@ -224,19 +227,19 @@ class Replica:
     @property
     def most_prompts(self) -> float:
         """The most prompts that one step processes; a long prompt takes several steps."""
-        return 1.0 if self.step_tokens is None else max(1.0, self.step_tokens / self.requests.computed)
+        return 1.0 if self.step_tokens is None else max(1.0, self.step_tokens / self.requests.computed_tokens)
 
     @cached_property
-    def saturation(self) -> float:
+    def saturation_concurrency(self) -> float:
         """The concurrency beyond which every step processes prompts, so that further requests only wait."""
         step_count = len(self.prompts_pass(1).timed_passes)
-        return 1 + self.further_steps * self.most_prompts * self.batches / step_count
+        return 1 + self.further_steps * self.most_prompts * self.batch_count / step_count
 
     def load(self, concurrency: float) -> ServedLoad:
         """Returns the latencies at a concurrency. Raises `InputError` for less than one request."""
         if concurrency < 1:
             raise InputError(f"--concurrency {concurrency:g}: expected at least 1 request at any time")
-        load = self._partial_load(min(concurrency, self.saturation))
+        load = self._partial_load(min(concurrency, self.saturation_concurrency))
         waiting = (concurrency - load.concurrency) / load.requests_per_second
         if not waiting:
             return load
@@ -259,9 +262,9 @@ class Replica:
             """Returns the seconds that each of `prompts` prompts in a step adds to the step."""
             prompt_pass = self.prompts_pass(prompts)
             seconds = float(prompt_pass.seconds) - len(prompt_pass.timed_passes) * saved_seconds
-            return max(0.0, seconds) / prompts / self.batches
+            return max(0.0, seconds) / prompts / self.batch_count
 
-        prompts_per_step = max(1.0, min(self.most_prompts, concurrency / self.batches / further_steps))
+        prompts_per_step = max(1.0, min(self.most_prompts, concurrency / self.batch_count / further_steps))
         added_seconds, steps = extra_seconds(prompts_per_step), len(self.prompts_pass(1).timed_passes)
         prompt = self.prompt_seconds + steps * token_seconds_beside_prompts
         prompt_wait = max(

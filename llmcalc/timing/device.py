@@ -88,7 +88,7 @@ class Device:
     def product_rate(self, dtype: str, sustained: bool = False) -> float:
         """Returns the FLOP/s of large products. sustained: under load for hours; default false."""
         name = self.format_of(dtype)
-        return self.peaks[name] * self.generation.products[name] * (self.sustained(name) if sustained else 1.0)
+        return self.peaks[name] * self.generation.products[name] * (self.sustained_share(name) if sustained else 1.0)
 
     def depth_factor(self, dtype: str, inner_size: Number) -> Number:
         """Returns the slowdown of a matrix product with a short inner axis, which sums less per written output tile.
@@ -109,7 +109,7 @@ class Device:
             return share_if_odd
         return share_if_even if any(length % 8 for length in whole_sizes) else 1.0
 
-    def sustained(self, dtype: str = "bf16") -> float:
+    def sustained_share(self, dtype: str = "bf16") -> float:
         """Returns the fraction of a benchmark's FLOP/s that a device sustains under long load."""
         shares = self.generation.sustained
         return shares.get(dtype, shares["bf16"])

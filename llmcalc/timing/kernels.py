@@ -45,7 +45,7 @@ class Kernel:
         width of a value.
     weight_elements: elements of the weight; of experts, of a single expert.
     flops: FLOPs of its matrix products in the forward and in the backward pass.
-    moved: elements of activations that the forward and the backward pass read and write.
+    moved_elements: elements of activations that the forward and the backward pass read and write.
     cache_elements: elements of the cache that it reads.
     heads, kv_heads, dim, keys: attention heads, key heads, width of a key, and keys per query.
     padding: query heads that the kernel computes, over those of this rank.
@@ -67,7 +67,7 @@ class Kernel:
     k: Number = 0
     weight_elements: Number = 0
     flops: tuple[Number, Number] = (0, 0)
-    moved: tuple[Number, Number] = (0, 0)
+    moved_elements: tuple[Number, Number] = (0, 0)
     cache_elements: Number = 0
     heads: Number = 1
     kv_heads: Number = 1

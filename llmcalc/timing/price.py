@@ -184,7 +184,7 @@ class TimeEstimator:
         """Returns the number format whose units run the products of a format."""
         return self.stack.quantized if dtype == QUANTIZED else dtype
 
-    def rate(self, dtype: str) -> float:
+    def product_rate(self, dtype: str) -> float:
         """Returns the FLOP/s of products in a number format."""
         units = self._units_format(dtype)
         has_own_units = self.device.format_of(units) == units  # else the kernels decode the weights to 16 bits
@@ -241,14 +241,14 @@ class TimeEstimator:
                 False,
                 kernel.flops[0]
                 * self._depth_factor(dtype, k)
-                / self.rate(dtype)
+                / self.product_rate(dtype)
                 / self._share_of_experts(kernel, dtype)
                 * self._uneven_load(kernel),
                 device.memory_seconds(self._weight_bytes(kernel, weight) + 2.0 * m * (k + n)),
             )
             return
         dtype = "bf16" if kernel.in_16_bits and self.formats.dtype != "fp32" else self.formats.dtype
-        rate, element = self.rate(dtype), BYTES.get(dtype, 2.0)
+        rate, element = self.product_rate(dtype), BYTES.get(dtype, 2.0)
         if self.stack.unpadded and dtype == "bf16":
             rate *= device.unaligned_rate_share(kernel.n, kernel.k)
         cast_bytes = CAST_BYTES.get(dtype, 0.0)
@@ -332,13 +332,13 @@ class TimeEstimator:
             unaligned_dim = isinstance(kernel.dim, int) and kernel.dim % 8
             products = 2.0 * scores * (kernel.dim + kernel.k) * (self.stack.unaligned_heads if unaligned_dim else 1.0)
             score_bytes = SCORE_BYTES if self.stack.fused else EAGER_SCORE_BYTES
-            compute, memory = products / self.rate("bf16"), device.memory_seconds(score_bytes * scores)
+            compute, memory = products / self.product_rate("bf16"), device.memory_seconds(score_bytes * scores)
             for backward in (False, True):
                 yield backward, (1 + backward) * compute, 0.0
                 yield backward, 0.0, (1 + backward) * memory
             return
         efficiency = device.generation.older_attention.get(self.stack.attention, 1.0)
-        efficiency *= device.sustained() if self.trains else 1.0
+        efficiency *= device.sustained_share() if self.trains else 1.0
         flops_of_passes, keys = kernel.flops, kernel.keys
         if self.stack.reads_masks and not same(kernel.keys, kernel.n):  # a window is a mask, and no pair is skipped
             keys = kernel.n
@@ -352,10 +352,10 @@ class TimeEstimator:
     def _scores_seconds(self, kernel: Kernel) -> Iterator[tuple[bool, Number, Number]]:
         """Estimates the seconds of a product of queries and keys, which sums over the width of a key."""
         dtype = "bf16" if self.trains else self._inference_format(kernel)
-        rate = self.rate(dtype) / self._depth_factor(dtype, kernel.k)
+        rate = self.product_rate(dtype) / self._depth_factor(dtype, kernel.k)
         cache = kernel.cache_elements * self.formats.cache_bits / 8
         for backward in (False, True):
-            memory = self.device.memory_seconds(2.0 * kernel.moved[backward] + (0.0 if backward else cache))
+            memory = self.device.memory_seconds(2.0 * kernel.moved_elements[backward] + (0.0 if backward else cache))
             yield backward, kernel.flops[backward] / rate, memory
 
     def _scan_seconds(self, kernel: Kernel) -> Iterator[tuple[bool, Number, Number]]:
@@ -363,7 +363,7 @@ class TimeEstimator:
         weight = kernel.weight_elements * (2.0 if self.trains else self.formats.weight_bits / 8)
         for backward in (False, True):
             compute = self.device.scan_seconds(kernel.flops[backward])
-            yield backward, compute, self.device.memory_seconds(2.0 * kernel.moved[backward] + weight)
+            yield backward, compute, self.device.memory_seconds(2.0 * kernel.moved_elements[backward] + weight)
 
     def _state_seconds(self, kernel: Kernel) -> Iterator[tuple[bool, Number, Number]]:
         """Estimates the seconds in which a decoded token reads and writes a recurrent state."""
@@ -374,7 +374,7 @@ class TimeEstimator:
         if self.stack.fused_experts and kernel.path.endswith(".experts"):
             passes = 0.0
         for backward in (False, True):
-            yield backward, 0.0, self.device.memory_seconds(2.0 * passes * kernel.moved[backward])
+            yield backward, 0.0, self.device.memory_seconds(2.0 * passes * kernel.moved_elements[backward])
 
     _look_up_seconds = _permutation_seconds = _elementwise_seconds
 

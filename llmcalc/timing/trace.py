@@ -295,13 +295,13 @@ def serve_trace(
     longest_request = max(request.input + request.output for request in requests)
     batch = Batch(
         step_seconds,
-        max(1, sequences // replica.batches),
-        max(longest_request, cache_tokens // replica.batches),
+        max(1, sequences // replica.batch_count),
+        max(longest_request, cache_tokens // replica.batch_count),
         replica.step_tokens or longest_request,
         replica.stack.mixed_steps,
         scale,
     )
-    batches_of_requests = [requests[i :: replica.batches * replicas] for i in range(replica.batches * replicas)]
+    batches_of_requests = [requests[i :: replica.batch_count * replicas] for i in range(replica.batch_count * replicas)]
     return [
         served_request
         for requests_of_batch in batches_of_requests

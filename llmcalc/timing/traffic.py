@@ -32,12 +32,12 @@ class Traffic:
         return self.flops / self.bytes
 
     @property
-    def rate(self) -> float:
+    def flops_per_second(self) -> float:
         """The estimated FLOP/s."""
         return self.flops / self.seconds
 
 
-def traffic(work: RankWork, time_estimator: TimeEstimator) -> Iterator[tuple[str, Traffic]]:
+def kernel_traffic(work: RankWork, time_estimator: TimeEstimator) -> Iterator[tuple[str, Traffic]]:
     """Yields the kernels of an inference pass that compute products, each with its node's path.
 
     Bytes are those that the estimate prices, without the losses of the device and of its software.

@@ -466,7 +466,7 @@ class WorkRecorder(Placements):
             "attention" if attends else "scores",
             "scores",
             flops=(rank_share(op.forward_flops(run), ranks), rank_share(backward, ranks)),
-            moved=(0, 0) if attends else (moved_elements, 2 * moved_elements),
+            moved_elements=(0, 0) if attends else (moved_elements, 2 * moved_elements),
             cache_elements=pairs * op.qk_dim if self._reads_cache else 0,
             m=rank_share(run.rows(op.rows), ranks),
             n=keys,
@@ -479,11 +479,11 @@ class WorkRecorder(Placements):
     def _lower_table(self, step: Step) -> None:
         if step.outs:
             moved_elements = 2 * self._elements(step.outs[0])
-            self._add_kernel("look-up", "table", moved=(moved_elements, moved_elements), launches=(1, 1))
+            self._add_kernel("look-up", "table", moved_elements=(moved_elements, moved_elements), launches=(1, 1))
 
     def _lower_dispatch(self, step: Step) -> None:
         moved_elements = ROW_COPIES * self._elements(step.outs[0] if step.verb == "dispatch" else step.ins[0])
-        self._add_kernel("permutation", step.verb, moved=(moved_elements, moved_elements), launches=(3, 4))
+        self._add_kernel("permutation", step.verb, moved_elements=(moved_elements, moved_elements), launches=(3, 4))
 
     _lower_combine = _lower_dispatch
 
@@ -505,7 +505,7 @@ class WorkRecorder(Placements):
                 rank_share(backward, self.rank_pass.cp),
             ),
             weight_elements=op.params() if "params" in op.effects else 0,
-            moved=(moved_elements, 2 * moved_elements),
+            moved_elements=(moved_elements, 2 * moved_elements),
             launches=(2, 4),
         )
 
@@ -549,7 +549,9 @@ class WorkRecorder(Placements):
         verb = "layernorm" if is_one_kernel else first_step.verb
         if verb == "act" and first_step.options.get("kind") == "gelu_new":
             verb = "gelu_new"  # step by step, as `NewGELUActivation` of transformers
-        self._add_kernel("elementwise", verb, moved=(moved_elements, moved_elements + reread_elements), launches=(1, 1))
+        self._add_kernel(
+            "elementwise", verb, moved_elements=(moved_elements, moved_elements + reread_elements), launches=(1, 1)
+        )
         self.where, self.repeats = path, repeats
 
 

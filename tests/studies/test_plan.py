@@ -20,7 +20,7 @@ from llmcalc.parallel.schedule_formulas import bubble
 from llmcalc.parallel.search import Search, search
 from llmcalc.simulator.effort import EFFORT, Budget
 from llmcalc.studies import fit_devices
-from llmcalc.studies.layout_candidates import Candidate, ranked
+from llmcalc.studies.layout_candidates import Candidate, sorted_by_memory
 from llmcalc.studies.plan import TOO_MUCH, UNTRIED, LayoutEstimates, LayoutOrder, Plan, search_budget
 from tests.samples import with_rest
 
@@ -316,7 +316,7 @@ def test_layouts_are_ranked_by_the_sum_of_their_places() -> None:
 
     most_headroom, least_sent, middle = candidate(1, 91, 9, 2), candidate(2, 93, 1, 2), candidate(4, 92, 5, 9)
     assert most_headroom.bubble == pytest.approx(1 / 3)
-    assert ranked([most_headroom, least_sent, middle]) == [middle, most_headroom, least_sent]
+    assert sorted_by_memory([most_headroom, least_sent, middle]) == [middle, most_headroom, least_sent]
 
 
 def test_bytes_sent_and_bubbles_are_computed_where_they_are_read(run: Any, monkeypatch: pytest.MonkeyPatch) -> None:

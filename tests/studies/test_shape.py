@@ -333,12 +333,12 @@ def test_a_small_budget_has_finer_steps() -> None:
     assert len(fixed["shapes"]) < len(document("--params", "1B")["shapes"])
     assert "head_dim is 64 instead of 128" in run("--params", "1B")
     assert "instead of" not in run("--params", "8B", "--notes")
-    assert members("gpt-j-6b").finer(keep_heads=True) is None
-    rotary = members("gpt-j-6b").finer(keep_heads=False)  # RoPE has 64 of 256 dimensions: two halvings
+    assert members("gpt-j-6b").finer_family(keep_heads=True) is None
+    rotary = members("gpt-j-6b").finer_family(keep_heads=False)  # RoPE has 64 of 256 dimensions: two halvings
     assert rotary is not None
-    second = rotary.finer(keep_heads=False)
+    second = rotary.finer_family(keep_heads=False)
     assert second is not None
-    assert (rotary.step, second.step, second.finer(keep_heads=False)) == (128, 64, None)
+    assert (rotary.step, second.step, second.finer_family(keep_heads=False)) == (128, 64, None)
 
 
 def test_a_models_own_budget_keeps_its_heads() -> None:

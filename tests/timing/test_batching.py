@@ -119,7 +119,7 @@ def test_prompts_of_others_are_spread_evenly_over_the_work_of_a_request(concurre
 
 def test_requests_beyond_those_that_every_step_has_prompts_for_only_wait() -> None:
     server = replica(requests=REQUESTS["documents"])
-    full, more = server.load(server.saturation), server.load(2 * server.saturation)
+    full, more = server.load(server.saturation_concurrency), server.load(2 * server.saturation_concurrency)
     assert more.output_tokens_per_second == pytest.approx(full.output_tokens_per_second, rel=1e-12)
     assert more.tpot == full.tpot
     assert more.ttft - full.ttft == pytest.approx(full.end_to_end, rel=1e-12)  # as many again wait for as long

@@ -60,10 +60,10 @@ def test_attention_with_one_softmax_over_tokens_and_entries_keeps_its_scores() -
     }
     assert reads == {"core": 128 * 512, "entry_core": 512 * 512, "indexer.core": 131072 // 4 * 128}
     assert {kernel.kind for kernel in work.kernels if kernel.verb == "scores"} == {"attention", "scores"}
-    widest = max(kernel.moved[0] for kernel in work.kernels if kernel.kind == "elementwise")
+    widest = max(kernel.moved_elements[0] for kernel in work.kernels if kernel.kind == "elementwise")
     assert widest < 64 * 131072  # no values of 64 heads and all pairs leave the kernel
     eager = rank_work(spec("deepseek-v4-flash"), RankPass(1, 1, 131071, "decode", fused=False))
-    assert max(kernel.moved[0] for kernel in eager.kernels if kernel.kind == "elementwise") > 64 * 131072
+    assert max(kernel.moved_elements[0] for kernel in eager.kernels if kernel.kind == "elementwise") > 64 * 131072
 
 
 def seconds_by_kind(name: str, tokens: int, tp: int = 1) -> dict[str, float]:
