@@ -36,6 +36,4 @@ def command(
     if junit_file is not None:
         with write_whole(junit_file, "--junit") as out:
             out.write(junit(file.name, answer.result))
-    output_options.show(answer.report())
-    if not answer.ok:
-        raise typer.Exit(1)
+    output_options.show_answer(answer)

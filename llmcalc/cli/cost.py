@@ -2,13 +2,11 @@ from __future__ import annotations
 
 from typing import Annotated
 
-import typer
-
 from ..device_memory.settings import Settings
 from ..parallel.layout_request import LayoutRequest
 from .hardware import OneAccelerator
 from .layout_options import takes_layout
-from .options import TableOption, Target, count_option, size
+from .options import TableOption, Target, count_option, size, value_option
 from .run_options import takes_settings
 from .serve_options import EngineName, Price
 from .target_options import OutputOptions, TargetOptions, takes_target
@@ -37,15 +35,12 @@ def command(
     price: Price = None,
     power: Annotated[
         str | None,
-        typer.Option("--power", metavar="WATTS", help="Power of a device; default its TDP.", show_default=False),
+        value_option("--power", "WATTS", "Power of a device; default its TDP."),
     ] = None,
     step: Annotated[
         str | None,
-        typer.Option(
-            "--step",
-            metavar="SECONDS",
-            help="A measured training step (8.1s). By default that of the fastest layout of plan.",
-            show_default=False,
+        value_option(
+            "--step", "SECONDS", "A measured training step (8.1s). By default that of the fastest layout of plan."
         ),
     ] = None,
     global_batch: Annotated[
@@ -78,5 +73,5 @@ def command(
         tokens, step, requests, input, output, concurrency, engine, global_batch, power, price, stack, overlap, nic
     )
     with name_in_errors(question.preset):
-        report = ask_cost(question, options).report()
-    writing_file.show(report, table)
+        answer = ask_cost(question, options)
+    writing_file.show_answer(answer, table, question.preset)

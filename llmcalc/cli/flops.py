@@ -27,6 +27,7 @@ from .options import (
     WithMtp,
     phase_option,
     size,
+    value_option,
 )
 from .target_options import OutputOptions, TargetOptions, takes_target
 
@@ -75,12 +76,10 @@ def command(
     recompute: RecomputeOption = "none",
     mla: Annotated[LatentForm, typer.Option("--mla", help=MLA_HELP)] = "auto",
     conventions: Annotated[bool, typer.Option("--conventions", help=RULES_HELP)] = False,
-    tokens_per_second: Annotated[
-        str | None, typer.Option("--tokens-per-second", metavar="RATE", help=RATE_HELP, show_default=False)
-    ] = None,
+    tokens_per_second: Annotated[str | None, value_option("--tokens-per-second", "RATE", RATE_HELP)] = None,
     hardware: Annotated[str | None, accelerator_option(" Of a measured run.")] = None,
     devices: Annotated[int | None, size("--devices", text="Number of them; 1 if not given.")] = None,
-    dtype: Annotated[str | None, typer.Option("--dtype", metavar="FORMAT", help=DTYPE_HELP, show_default=False)] = None,
+    dtype: Annotated[str | None, value_option("--dtype", "FORMAT", DTYPE_HELP)] = None,
     with_mtp: WithMtp = False,
     draft: DraftOption = None,
     inputs: Inputs = NO_INPUTS,

@@ -53,25 +53,23 @@ def command(
     from ..questions.counts import CacheQuestion
     from ..sources.preset import name_in_errors
 
-    reports = []
     if engine:
         if inputs.option:
             raise InputError(f"{inputs.option}: an engine's cache is for any prompts; expected no {inputs.option}")
-        from ..questions.engines import EngineQuestion, ask_engine_cache
+        from ..questions.engines import EngineQuestion, ask_engine_cache, ask_servers
+        from ..reports.answer import ReportedAnswer
 
-        all_start = True
-        for target in targets:
-            preset = target_options.load(target)
-            with name_in_errors(preset):
-                answer = ask_engine_cache(EngineQuestion(preset, tuple(engine), engine_flags(context), hardware))
-                reports.append(answer.report())
-            all_start = all_start and answer.ok
-        output_options.show(joined(reports), table)
-        if not all_start:
-            raise typer.Exit(1)
+        def ask_named(question: EngineQuestion) -> ReportedAnswer:
+            with name_in_errors(question.preset):
+                return ask_engine_cache(question)
+
+        flags = engine_flags(context)
+        questions = [EngineQuestion(target_options.load(target), tuple(engine), flags, hardware) for target in targets]
+        output_options.show_answer(ask_servers(questions, ask_named), table)
         return
     if hardware is not None:
         raise InputError("--hardware: only applies to the cache of an engine; add --engine, such as --engine vllm")
+    reports = []
     sequences = batch_of(batch, users, "decode") or 1
     question = CacheQuestion(sequences, seq, kv_dtype, source, rank_request, target_options.load_draft(draft), inputs)
     for preset in [target_options.load(target) for target in targets]:

@@ -28,6 +28,24 @@ from ..workload.validation import LARGEST, maybe_whole, one_of
 from .output import check_writable, stdout, write_whole
 
 
+def value_option(
+    name: str, metavar: str, text: str, panel: str | None = None, *, hidden: bool = False, complete: Any = None
+) -> Any:
+    """Returns an option with a value, whose help page shows no default.
+
+    metavar: placeholder of the value. text: help text. complete: function that lists values for shell completion.
+    """
+    return typer.Option(
+        name,
+        metavar=metavar,
+        help=text,
+        show_default=False,
+        rich_help_panel=panel,
+        hidden=hidden,
+        autocompletion=complete,
+    )
+
+
 def complete_target(incomplete: str) -> list[str]:
     """Returns preset names for shell completion."""
     from ..sources.presets import model_names
@@ -67,13 +85,7 @@ Targets: TypeAlias = Annotated[list[str], _SEVERAL]
 TargetsOrNone: TypeAlias = Annotated[list[str] | None, _SEVERAL]
 Overrides: TypeAlias = Annotated[
     list[str] | None,
-    typer.Option(
-        "--set",
-        metavar="PATH=VALUE",
-        help="Override a field, such as num_hidden_layers=12. Repeatable.",
-        show_default=False,
-        rich_help_panel="Model",
-    ),
+    value_option("--set", "PATH=VALUE", "Override a field, such as num_hidden_layers=12. Repeatable.", panel="Model"),
 ]
 
 
@@ -260,15 +272,12 @@ def count_option(name: str, text: str) -> Any:
 
 Kind: TypeAlias = Annotated[
     str | None,
-    typer.Option("--kind", metavar="KIND", help=f"Only models of a kind: {', '.join(KINDS)}.", show_default=False),
+    value_option("--kind", "KIND", f"Only models of a kind: {', '.join(KINDS)}."),
 ]
 AttentionKind: TypeAlias = Annotated[
     str | None,
-    typer.Option(
-        "--attention",
-        metavar="KIND",
-        help="Only models with such layers: mha, gqa, mqa, mla, sliding, mamba2, gated_delta_net, …",
-        show_default=False,
+    value_option(
+        "--attention", "KIND", "Only models with such layers: mha, gqa, mqa, mla, sliding, mamba2, gated_delta_net, …"
     ),
 ]
 Experts: TypeAlias = Annotated[
@@ -303,12 +312,11 @@ NotesOption: TypeAlias = Annotated[
 ]
 TableOption: TypeAlias = Annotated[
     str | None,
-    typer.Option(
+    value_option(
         "--table",
-        metavar="NAME",
-        help="Table to print, if there are several; CSV holds one, by default the first.",
-        show_default=False,
-        rich_help_panel="Output",
+        "NAME",
+        "Table to print, if there are several; CSV holds one, by default the first.",
+        panel="Output",
         hidden=True,
     ),
 ]
@@ -350,18 +358,17 @@ def _include_option(part: OptionalPart) -> Any:
 
 JunitOption: TypeAlias = Annotated[
     Path | None,
-    typer.Option("--junit", metavar="FILE", help="Also write JUnit XML, for CI systems.", show_default=False),
+    value_option("--junit", "FILE", "Also write JUnit XML, for CI systems."),
 ]
 DraftOption: TypeAlias = Annotated[
     str | None,
-    typer.Option(
+    value_option(
         "--draft",
-        metavar="TARGET",
-        help="A draft of speculative decoding beside it. Another model, or a draft that reads hidden states (EAGLE, "
+        "TARGET",
+        "A draft of speculative decoding beside it. Another model, or a draft that reads hidden states (EAGLE, "
         "DFlash, …): what it adds to the model for which it drafts.",
-        autocompletion=complete_target,
-        show_default=False,
-        rich_help_panel="Model",
+        panel="Model",
+        complete=complete_target,
     ),
 ]
 WithMtp: TypeAlias = Annotated[bool, _include_option(MTP)]

@@ -4,8 +4,11 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Callable
+from contextlib import nullcontext
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
+
+import typer
 
 from ..components.head_kind import HeadKind
 from ..optional import OPTIONAL_PARTS
@@ -32,6 +35,7 @@ from .output import remark
 from .setting_options import CommandFunction, OptionOfCommand, replace_parameter
 
 if TYPE_CHECKING:
+    from ..reports.answer import ReportedAnswer
     from ..sources.preset import Preset
 
 
@@ -79,6 +83,21 @@ class OutputOptions(NamedTuple):
     notes: bool = False
     fmt: Format = "table"
     output: Path | None = None
+
+    def show_answer(
+        self, answer: ReportedAnswer, table: str | None = None, preset: Preset | None = None, **display: bool
+    ) -> None:
+        """Writes the report of an answer. Exit code 1 if a check fails or nothing fits.
+
+        preset: the model that errors of the report name; default none. display: `notes` and `listing`, as of `show`.
+        """
+        from ..sources.preset import name_in_errors
+
+        with nullcontext() if preset is None else name_in_errors(preset):
+            report = answer.report()
+        self.show(report, table, **display)
+        if not answer.ok:
+            raise typer.Exit(1)
 
     def show(self, report: Report, table: str | None = None, notes: bool = False, listing: bool = False) -> None:
         """Writes the answer to the file or to stdout. Warnings go to stderr if the format has no notes.

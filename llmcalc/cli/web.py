@@ -6,6 +6,7 @@ from typing import Annotated
 
 import typer
 
+from .options import value_option
 from .output import print_line, print_remarks, remark
 
 
@@ -15,12 +16,7 @@ def command(
     ] = 0,
     export: Annotated[
         Path | None,
-        typer.Option(
-            "--export",
-            metavar="DIR",
-            help="Write the page into a new folder, for any static server.",
-            show_default=False,
-        ),
+        value_option("--export", "DIR", "Write the page into a new folder, for any static server."),
     ] = None,
     rebuild: Annotated[bool, typer.Option("--rebuild", help="Build the page anew, after a change.")] = False,
     browser: Annotated[bool, typer.Option("--browser/--no-browser", help="Open the page in a browser.")] = True,

@@ -9,8 +9,7 @@ from statistics import median_low
 from typing import Any
 
 from .. import units
-from ..sources.preset import Preset
-from ..studies.diff import Change, Difference, Quantity, Unit
+from ..studies.diff import Difference, Quantity
 from ..workload.workload import Workload
 from .document import Column, Report, Row, Shown, Table, text_of
 from .notes import as_warnings, flops_per_token_note, plural, too_long
@@ -216,30 +215,16 @@ def _field_text(value: Any) -> str:
 
 def _difference_data(difference: Difference) -> dict[str, Any]:
     return {
-        "before": _model_data(difference.before),
-        "after": _model_data(difference.after),
+        "before": difference.before and model_data(difference.before),
+        "after": difference.after and model_data(difference.after),
         "changed": difference.changed,
         "workload": {"batch": 1, "seq": difference.seq, "dtype": difference.dtype, "pairs": "full"},
-        "spec": [_field_data(item) for item in difference.fields],
+        "spec": [{"field": field.name, "before": field.before, "after": field.after} for field in difference.fields],
         "quantities": [_quantity_data(item) for item in difference.quantities],
         "components": {name: [_quantity_data(item) for item in nodes] for name, nodes in difference.components.items()},
     }
 
 
-def _model_data(preset: Preset | None) -> dict[str, Any] | None:
-    return None if preset is None else model_data(preset)
-
-
-def _field_data(field: Change) -> dict[str, Any]:
-    return {"field": field.name, "before": field.before, "after": field.after}
-
-
 def _quantity_data(quantity: Quantity) -> dict[str, Any]:
-    unit: Unit = quantity.unit
-    return {
-        "name": quantity.name,
-        "unit": unit,
-        "before": quantity.before,
-        "after": quantity.after,
-        "change": quantity.change,
-    }
+    values = {name: getattr(quantity, name) for name in ("name", "unit", "before", "after", "change")}
+    return values

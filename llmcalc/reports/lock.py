@@ -70,10 +70,7 @@ def check_report(file: str, version: str, models: int, changes: Sequence[Change]
         "ok": not changes,
         "locked_by": version,
         "checked": models,
-        "changes": [
-            {"target": change.target, "key": change.key, "locked": change.locked, "now": change.now}
-            for change in changes
-        ],
+        "changes": [vars(change) for change in changes],
     }
     return Report(document, [Table(file, CHANGE_COLUMNS, rows, notes=notes, answer=answer_text)], warnings=notes)
 

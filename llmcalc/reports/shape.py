@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import asdict
 from typing import Any
 
 from .. import units
@@ -143,7 +144,7 @@ def _literature_row(shape: Shape) -> Row:
 
 
 def _shape_data(shape: Shape) -> dict[str, Any]:
-    stack, verdicts = shape.stack, shape.verdicts
+    stack = shape.stack
     return {
         "target": shape.target,
         "num_hidden_layers": stack.num_hidden_layers,
@@ -162,12 +163,7 @@ def _shape_data(shape: Shape) -> dict[str, Any]:
         "flops_per_token": shape.forward_flops_per_token,
         "kv_bytes_per_token": shape.kv_bytes_per_token,
         "head_sizes": list(shape.head_sizes),
-        "literature": {
-            "in_kaplan_range": verdicts.in_kaplan_range,
-            "past_tay": verdicts.past_tay,
-            "critical_depth": verdicts.critical_depth,
-            "past_critical": verdicts.past_critical,
-        },
+        "literature": asdict(shape.verdicts),
     }
 
 
@@ -202,16 +198,7 @@ def _proportions_text(study: Study) -> dict[str, Any]:
 
 
 def _literature_data(study: Study) -> list[dict[str, Any]]:
-    findings: list[dict[str, Any]] = [
-        {
-            "key": finding.key,
-            "source": finding.source,
-            "arxiv": finding.arxiv,
-            "says": finding.says,
-            "limits": finding.limits,
-        }
-        for finding in FINDINGS
-    ]
+    findings: list[dict[str, Any]] = [asdict(finding) for finding in FINDINGS]
     if study.scaled is not None:
         hidden_size, layers, ratio = study.scaled
         findings[-1]["scaled_from_target"] = {

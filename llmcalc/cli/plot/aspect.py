@@ -2,10 +2,9 @@ from __future__ import annotations
 
 from typing import Annotated
 
-import typer
-
 from ...plots.pictures import aspect_picture
 from ...studies.selection import Selection
+from ..options import value_option
 from ..target_options import takes_target
 from .files import Picture, write
 
@@ -15,11 +14,10 @@ def command(
     output: Picture,
     label: Annotated[
         list[str] | None,
-        typer.Option(
+        value_option(
             "--label",
-            metavar="PRESET",
-            help="Name this model in the picture, instead of those most unlike the others; may be repeated.",
-            show_default=False,
+            "PRESET",
+            "Name this model in the picture, instead of those most unlike the others; may be repeated.",
         ),
     ] = None,
     *,
