@@ -8,7 +8,7 @@ from .. import units
 from ..reports.palette import BOUNDS, FAINT, INK
 from ..reports.seconds import BOUND_NAMES, FACTORS, PART_NAMES, duration, range_of, unit_of
 from ..studies.run_time import Node, TimedRun
-from .figure import STYLE, new_figure
+from .figure import draw_heading, in_style, new_figure
 from .labels import label
 
 if TYPE_CHECKING:
@@ -22,23 +22,21 @@ HEIGHT = 0.62
 """Height of a bar, in rows."""
 
 
+@in_style
 def breakdown(title: str, subtitle: str, timed_run: TimedRun, depth: int = 3) -> Figure:
     """Draws two panels: the parts of the time with the estimate's range, and the nodes coloured by their bounds.
 
     depth: levels of the model's tree that nodes are listed by.
     """
-    from matplotlib import rc_context
-
     bars = _node_bars(timed_run, depth)
     time_parts = [(PART_NAMES[name], seconds) for name, seconds in _part_seconds(timed_run)]
     figure = new_figure(9, 2.2 + 0.3 * (len(time_parts) + 1 + len(bars)))
-    with rc_context(STYLE):
-        heights = (len(time_parts) + 1.6, len(bars) + 0.6)
-        parts_axes, node_axes = figure.subplots(2, 1, height_ratios=heights)
-        draw_parts(parts_axes, timed_run, time_parts)
-        draw_nodes(node_axes, timed_run, bars)
-        figure.suptitle(label(title), x=0.01, ha="left", color=INK, fontsize=12, fontweight="bold")
-        parts_axes.set_title(label(subtitle), color=INK, fontsize=9)
+    heights = (len(time_parts) + 1.6, len(bars) + 0.6)
+    parts_axes, node_axes = figure.subplots(2, 1, height_ratios=heights)
+    draw_parts(parts_axes, timed_run, time_parts)
+    draw_nodes(node_axes, timed_run, bars)
+    draw_heading(figure, label(title))
+    parts_axes.set_title(label(subtitle), color=INK, fontsize=9)
     return figure
 
 

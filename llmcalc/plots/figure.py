@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
-from functools import cache
+from collections.abc import Callable
+from functools import cache, wraps
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from ..errors import InputError, MissingExtra
+from ..reports.palette import INK
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -22,6 +24,7 @@ STYLE = {
     "axes.spines.right": False,
     "axes.titlesize": 11,
     "axes.titlelocation": "left",
+    "hatch.linewidth": 0.7,
     "svg.fonttype": "none",  # text stays text
     "svg.hashsalt": "llmcalc",  # equal pictures are equal files
 }
@@ -42,6 +45,28 @@ def new_figure(width: float, height: float, **kwargs: Any) -> Figure:
 
     with rc_context(STYLE):
         return _notebook_figure()(figsize=(width, height), layout="constrained", **kwargs)
+
+
+DrawFigure = TypeVar("DrawFigure", bound=Callable[..., Any])
+
+
+def in_style(draw: DrawFigure) -> DrawFigure:
+    """Returns the drawing function so that it draws in llmcalc's style. Raises `MissingExtra` without matplotlib."""
+
+    @wraps(draw)
+    def draw_in_style(*args: Any, **kwargs: Any) -> Any:
+        needs_matplotlib()
+        from matplotlib import rc_context
+
+        with rc_context(STYLE):
+            return draw(*args, **kwargs)
+
+    return draw_in_style  # type: ignore[return-value]
+
+
+def draw_heading(figure: Figure, text: str) -> None:
+    """Writes the heading of a figure above its panels, from the left edge on."""
+    figure.suptitle(text, x=0.01, ha="left", color=INK, fontsize=12, fontweight="bold")
 
 
 @cache

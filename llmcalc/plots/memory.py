@@ -11,7 +11,7 @@ from ..device_memory.device_memory import DeviceMemory
 from ..device_memory.estimate import Memory
 from ..reports.memory import KIND_NAMES, PHASE_NAMES, run_text
 from ..reports.palette import FAINT, INK, KINDS
-from .figure import STYLE, new_figure
+from .figure import draw_heading, in_style, new_figure
 from .labels import label
 
 if TYPE_CHECKING:
@@ -22,29 +22,20 @@ TEXT_BACKGROUND = {"facecolor": "white", "edgecolor": "none", "alpha": 0.7, "pad
 """Background of a text that may overlap a line."""
 
 
+@in_style
 def memory(title: str, memory_estimate: Memory, accelerator_fits: Sequence[Fit] = ()) -> Figure:
     """Draws two panels: what the device needs and the peak of every phase as stacked bars, and memory over time,
     module by module. The first bar is the number in the title.
 
     accelerator_fits: accelerators whose capacity is marked; default none.
     """
-    from matplotlib import rc_context
-
     device = memory_estimate.device
     figure = new_figure(9, 3.0 + 0.42 * len(device.moments) + 2.4)
-    with rc_context(STYLE):
-        heights = (1.15 + 0.45 * len(device.moments), 2.4)
-        bar_axes, timeline_axes = figure.subplots(2, 1, height_ratios=heights, gridspec_kw={"hspace": 0.06})
-        draw_bars(bar_axes, device, accelerator_fits)
-        draw_timeline(timeline_axes, device, accelerator_fits)
-        figure.suptitle(
-            f"{label(title)}: {units.memory(device.device_bytes)} in {run_text(memory_estimate.states)}",
-            x=0.01,
-            ha="left",
-            color=INK,
-            fontsize=12,
-            fontweight="bold",
-        )
+    heights = (1.15 + 0.45 * len(device.moments), 2.4)
+    bar_axes, timeline_axes = figure.subplots(2, 1, height_ratios=heights, gridspec_kw={"hspace": 0.06})
+    draw_bars(bar_axes, device, accelerator_fits)
+    draw_timeline(timeline_axes, device, accelerator_fits)
+    draw_heading(figure, f"{label(title)}: {units.memory(device.device_bytes)} in {run_text(memory_estimate.states)}")
     return figure
 
 

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 from .. import units
 from ..costs.params import ParameterCount
 from ..reports.palette import COMPONENTS, INK, OTHER
-from .figure import STYLE, new_figure
+from .figure import in_style, new_figure
 from .labels import label
 
 if TYPE_CHECKING:
@@ -29,17 +29,15 @@ NAMES = {
 """Component → its name in a legend, if that differs."""
 
 
+@in_style
 def params(counts: Sequence[tuple[str, ParameterCount]], ax: Axes | None = None) -> Figure:
     """Draws a bar of 100 % per model, in their order, with its parameters beside it.
 
     counts: (name, parameters).
     ax: axes to draw on; default a new figure.
     """
-    from matplotlib import rc_context
-
-    with rc_context(STYLE):
-        figure = new_figure(9, 1.5 + 0.42 * len(counts)) if ax is None else ax.figure
-        _draw_bars(figure.subplots() if ax is None else ax, counts)
+    figure = new_figure(9, 1.5 + 0.42 * len(counts)) if ax is None else ax.figure
+    _draw_bars(figure.subplots() if ax is None else ax, counts)
     return figure  # type: ignore[return-value]
 
 

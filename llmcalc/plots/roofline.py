@@ -11,7 +11,7 @@ from ..reports.palette import FAINT, INK, SERIES
 from ..studies.run_time import TimedRun
 from ..timing.price import PassTime
 from ..timing.traffic import Traffic
-from .figure import STYLE, new_figure
+from .figure import draw_heading, in_style, new_figure
 from .labels import FAR_PLACES, PLACES, label, place_names
 
 if TYPE_CHECKING:
@@ -26,53 +26,45 @@ NEAR = 0.06
 """Distance of two points below which they have one name, in decades of either axis."""
 
 
+@in_style
 def roofline(title: str, runs: Sequence[tuple[TimedRun, str]]) -> Figure:
     """Draws the products of one or several passes on one accelerator, under its roof.
 
     runs: a pass of inference with its description. A point's area is its share of the pass's time.
     Raises `InputError` for a training step.
     """
-    from matplotlib import rc_context
     from matplotlib.collections import PathCollection
 
     run = runs[0][0]
     points = [timed_run.traffic() for timed_run, _ in runs]
     figure = new_figure(9, 5.6)
-    with rc_context(STYLE):
-        ax = figure.subplots()
-        for (timed_run, words), kernels, colour in zip(runs, points, SERIES, strict=False):
-            ax.scatter(
-                [kernel.intensity for kernel in kernels.values()],
-                [kernel.rate / 1e12 for kernel in kernels.values()],
-                s=[_area(kernel.seconds / timed_run.seconds) for kernel in kernels.values()],
-                color=colour,
-                alpha=0.65,
-                linewidths=0,
-                label=_pass_text(timed_run, words, sum(kernel.seconds for kernel in kernels.values())),
-            )
-        roofs = _draw_roof(ax, run, [kernel.intensity for kernels in points for kernel in kernels.values()])
-        ax.set_xscale("log")
-        ax.set_yscale("log")
-        ax.xaxis.set_major_formatter("{x:g}")
-        ax.yaxis.set_major_formatter("{x:g}")
-        ax.grid(color=FAINT, linewidth=0.4, alpha=0.6)
-        ax.set_xlabel("FLOPs per byte of memory; a point's area is its share of the pass's time")
-        ax.set_ylabel("TFLOP/s")
-        figure.suptitle(
-            f"{label(title)} under the roof of {label(run.hardware.title)}",
-            x=0.01,
-            ha="left",
-            color=INK,
-            fontsize=12,
-            fontweight="bold",
+    ax = figure.subplots()
+    for (timed_run, words), kernels, colour in zip(runs, points, SERIES, strict=False):
+        ax.scatter(
+            [kernel.intensity for kernel in kernels.values()],
+            [kernel.rate / 1e12 for kernel in kernels.values()],
+            s=[_area(kernel.seconds / timed_run.seconds) for kernel in kernels.values()],
+            color=colour,
+            alpha=0.65,
+            linewidths=0,
+            label=_pass_text(timed_run, words, sum(kernel.seconds for kernel in kernels.values())),
         )
-        legend = figure.legend(loc="outside lower left", frameon=False, fontsize=9)
-        for handle in legend.legend_handles:
-            if isinstance(handle, PathCollection):  # of points
-                handle.set_sizes([40.0])
-        figure.draw_without_rendering()
-        figure.set_layout_engine("none")
-        _name_points(ax, list(zip((run for run, _ in runs), points, strict=True)), roofs)
+    roofs = _draw_roof(ax, run, [kernel.intensity for kernels in points for kernel in kernels.values()])
+    ax.set_xscale("log")
+    ax.set_yscale("log")
+    ax.xaxis.set_major_formatter("{x:g}")
+    ax.yaxis.set_major_formatter("{x:g}")
+    ax.grid(color=FAINT, linewidth=0.4, alpha=0.6)
+    ax.set_xlabel("FLOPs per byte of memory; a point's area is its share of the pass's time")
+    ax.set_ylabel("TFLOP/s")
+    draw_heading(figure, f"{label(title)} under the roof of {label(run.hardware.title)}")
+    legend = figure.legend(loc="outside lower left", frameon=False, fontsize=9)
+    for handle in legend.legend_handles:
+        if isinstance(handle, PathCollection):  # of points
+            handle.set_sizes([40.0])
+    figure.draw_without_rendering()
+    figure.set_layout_engine("none")
+    _name_points(ax, list(zip((run for run, _ in runs), points, strict=True)), roofs)
     return figure
 
 

@@ -9,7 +9,7 @@ from ..parallel.layout import Layout
 from ..parallel.schedules import Kind, Timetable
 from ..reports import palette
 from ..reports.schedule import PASSES, costs_text, kinds_of, title
-from .figure import STYLE, new_figure
+from .figure import draw_heading, in_style, new_figure
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -33,19 +33,17 @@ HEIGHT = 0.8
 """Height of a bar, in rows."""
 
 
+@in_style
 def schedule(layout: Layout, timetable: Timetable) -> Figure:
     """Draws two panels: the passes of every rank, and the largest number of micro-batches in flight."""
-    from matplotlib import rc_context
-
     shortest_pass = min(timetable.costs.duration(pass_kind) for pass_kind in kinds_of(timetable))
     width = min(WIDEST, max(NARROWEST, SIDE_INCHES + CELL * timetable.time / shortest_pass))
     figure = new_figure(width, 1.6 + 0.36 * timetable.pipeline.ranks)
-    with rc_context({**STYLE, "hatch.linewidth": 0.7}):
-        timetable_axes, in_flight_axes = figure.subplots(1, 2, sharey=True, width_ratios=(width - SIDE_INCHES, 1.0))
-        draw_passes(timetable_axes, timetable, (width - SIDE_INCHES) / timetable.time)
-        draw_in_flight(in_flight_axes, timetable)
-        title_text = f"{title(layout, timetable)}: idle {units.percent(timetable.bubble)} of the time"
-        figure.suptitle(title_text, x=0.01, ha="left", color=palette.INK, fontsize=12, fontweight="bold")
+    timetable_axes, in_flight_axes = figure.subplots(1, 2, sharey=True, width_ratios=(width - SIDE_INCHES, 1.0))
+    draw_passes(timetable_axes, timetable, (width - SIDE_INCHES) / timetable.time)
+    draw_in_flight(in_flight_axes, timetable)
+    title_text = f"{title(layout, timetable)}: idle {units.percent(timetable.bubble)} of the time"
+    draw_heading(figure, title_text)
     return figure
 
 

@@ -8,7 +8,7 @@ from ..reports.notes import plural
 from ..reports.palette import FAINT, INK, SERIES
 from ..reports.serve import layout_text
 from ..studies.serving import Limits, Point, Servers
-from .figure import STYLE, new_figure
+from .figure import draw_heading, in_style, new_figure
 from .labels import label
 
 if TYPE_CHECKING:
@@ -18,20 +18,18 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 
+@in_style
 def servers(title: str, subtitle: str, studied_servers: Servers, limits: Limits) -> Figure:
     """Draws two panels: the Pareto front of all servers, and the chosen server's TPOT against its users.
 
     limits: limits that are drawn as lines. Without a chosen server the second panel has the one of most tokens/s.
     """
-    from matplotlib import rc_context
-
     figure = new_figure(11, 5.4)
-    with rc_context(STYLE):
-        front_axes, load_axes = figure.subplots(1, 2, width_ratios=(1.25, 1))
-        draw_front(front_axes, studied_servers, limits)
-        draw_load(load_axes, studied_servers, limits)
-        figure.suptitle(f"{label(title)}\n", x=0.01, ha="left", color=INK, fontsize=12, fontweight="bold")
-        figure.text(0.01, 0.925, label(subtitle), ha="left", color=INK, fontsize=9)
+    front_axes, load_axes = figure.subplots(1, 2, width_ratios=(1.25, 1))
+    draw_front(front_axes, studied_servers, limits)
+    draw_load(load_axes, studied_servers, limits)
+    draw_heading(figure, f"{label(title)}\n")
+    figure.text(0.01, 0.925, label(subtitle), ha="left", color=INK, fontsize=9)
     return figure
 
 

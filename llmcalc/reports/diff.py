@@ -226,5 +226,4 @@ def _difference_data(difference: Difference) -> dict[str, Any]:
 
 
 def _quantity_data(quantity: Quantity) -> dict[str, Any]:
-    values = {name: getattr(quantity, name) for name in ("name", "unit", "before", "after", "change")}
-    return values
+    return {name: getattr(quantity, name) for name in ("name", "unit", "before", "after", "change")}
