@@ -22,7 +22,6 @@ from .arguments import (
     cache_format_of,
     engine_questions_of,
     inputs_of,
-    load,
     number,
     optional_count,
     optional_text,
@@ -33,7 +32,6 @@ from .arguments import (
     run_of,
     run_question_of,
     selection_of,
-    spec_of,
     tokens_of,
 )
 from .errors import InputError
@@ -62,38 +60,6 @@ if TYPE_CHECKING:
     from .symbolic.formulas import RecomputeChoice
     from .witnesses.reference import Device
     from .witnesses.run import Witness
-
-__all__ = [
-    "Model",
-    "budget",
-    "check",
-    "compare",
-    "convert",
-    "cost",
-    "diff",
-    "explain",
-    "explain_log",
-    "fit",
-    "flops",
-    "hardware",
-    "kv",
-    "load",
-    "lock",
-    "mcp",
-    "memory",
-    "params",
-    "plan",
-    "plot",
-    "preset_of",
-    "presets",
-    "schema",
-    "serve",
-    "shape",
-    "spec_of",
-    "time",
-    "verify",
-    "web",
-]
 
 
 def params(

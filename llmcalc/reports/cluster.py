@@ -10,26 +10,22 @@ from typing import Any
 from .. import units
 from ..accelerator import Fit, Hardware
 from ..frameworks.launch.record import Launch
-from ..frameworks.ranks import Cluster, RankMemory
+from ..frameworks.ranks import Cluster
 from ..parallel.layout import stages
 from ..sources.preset import Preset
 from ..studies.rollout_phases import RolloutPhase
 from ..workload.expert_capacity import CAPACITY, DROPLESS
 from ..workload.setting import option
-from . import bars, palette
-from .bars import Bar
 from .document import Column, Report, Row, Table, without_repetitions
 from .memory import (
-    KIND_NAMES,
     PHASE_COLUMNS,
-    PHASE_NAMES,
     device_data,
-    estimated_parts,
     execution_data,
     fits_data,
     fits_table,
     host_data,
     host_notes,
+    kind_parts,
     phase_parts,
     phase_rows,
     settings_text,
@@ -40,14 +36,6 @@ from .notes import as_warnings, plural, too_long
 from .rollout import engine_note, largest_phase, phases_data, phases_table
 from .share import layout_text
 from .summary import model_data
-
-PART_COLUMNS = (
-    Column("part", "item", justify="left"),
-    Column("bytes", units.GIB.name, units.GIB.write),
-    Column("share", "share", units.percent),
-    Column("bar", "", bars.share, justify="left", bar=True),
-)
-
 
 ASSUMES_DEVICES = re.compile(r"[\d,]+ devices? (is|are) assumed")
 """A launch file's note on its number of devices, on which the whole answer depends."""
@@ -156,9 +144,7 @@ def report(
             *_launch_notes(launch),
         ]
     )
-    part_columns, part_rows = (
-        phase_parts(largest_rank.device) if cluster.trains else (PART_COLUMNS, _part_rows(largest_rank))
-    )
+    part_columns, part_rows = phase_parts(largest_rank.device) if cluster.trains else kind_parts(largest_rank.device)
     parts_table = Table(preset.display, part_columns, part_rows, settings_line, notes, answer_text, name="parts")
     phase_documents = []
     if rollout:
@@ -316,25 +302,6 @@ def _message_rows(cluster: Cluster) -> list[Row]:
         Row([group, ranks, MESSAGE_NAMES[message_kind], *totals])
         for (group, ranks, message_kind), totals in ordered_messages
     ]
-
-
-def _part_rows(peak: RankMemory) -> list[Row]:
-    """Returns the kinds of memory at the largest rank's peak, in bytes, and their total."""
-    device = peak.device
-
-    def row(name: str, byte_count: int, strong: bool = False, memory_kind: str = "") -> Row:
-        peak_fraction = byte_count / device.device_bytes
-        bar = None if strong else Bar(peak_fraction, palette.KINDS.get(memory_kind, palette.OTHER))
-        return Row([name, byte_count, peak_fraction, bar], 0, strong, is_sum=strong)
-
-    rows = [
-        row(KIND_NAMES[memory_kind], byte_count, memory_kind=memory_kind)
-        for memory_kind, byte_count in device.by_kind.items()
-        if byte_count
-    ]
-    rows.append(row(f"peak of the {PHASE_NAMES[device.peak_at.phase]}", device.peak_bytes, strong=True))
-    rows += [row(*estimated_part) for estimated_part in estimated_parts(device)]
-    return [*rows, row("total", device.device_bytes, strong=True)]
 
 
 def _layers_by_stage(cluster: Cluster) -> dict[int, list[list[int]]]:

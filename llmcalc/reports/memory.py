@@ -110,7 +110,7 @@ def report(preset: Preset, memory: Memory, accelerator_fits: Sequence[Fit], assu
     settings_line = settings_text(memory, memory.attention) + parameters
     notes = without_repetitions([*warnings, *_memory_notes(preset, memory, assumed_accelerator)])
     columns, rows = (
-        phase_parts(device, memory_use) if memory_use.phase == "training" else (COLUMNS, _kind_rows(memory_use, device))
+        phase_parts(device, memory_use) if memory_use.phase == "training" else kind_parts(device, memory_use)
     )
     parts_table = Table(preset.display, columns, rows, settings_line, notes, answer_text, name="parts")
     phases = Table("Over time", PHASE_COLUMNS, phase_rows(device), name="phases")
@@ -345,31 +345,31 @@ def _optimizer_data(state: OptimizerState | None) -> dict[str, Any]:
 # --- tables -----------------------------------------------------------------------------------------------------------
 
 
-def _kind_rows(memory_use: MemoryUse, device: DeviceMemory) -> list[Row]:
-    """Returns rows of the kinds of memory at the peak, and of the overhead of allocator and runtime."""
+def kind_parts(device: DeviceMemory, device_use: MemoryUse | None = None) -> tuple[list[Column], list[Row]]:
+    """Returns the kinds of memory at the peak, and the overhead of allocator and runtime, as columns and rows.
+
+    device_use: the run on one device, whose number formats are a column; None (default) for a rank.
+    """
 
     def row(name: str, dtype: str, byte_count: int, depth: int = 0, strong: bool = False, memory_kind: str = "") -> Row:
         peak_fraction = byte_count / device.device_bytes
         bar = None if depth or strong else Bar(peak_fraction, palette.KINDS.get(memory_kind, palette.OTHER))
-        return Row(
-            [name, units.short_dtype(dtype) if dtype else None, byte_count, peak_fraction, bar],
-            depth,
-            strong,
-            is_sum=strong,
-        )
+        formats_cell = [] if device_use is None else [units.short_dtype(dtype) if dtype else None]
+        return Row([name, *formats_cell, byte_count, peak_fraction, bar], depth, strong, is_sum=strong)
 
-    formats = {"weights": memory_use.dtype, "cache": memory_use.kv_dtype}
+    formats = {} if device_use is None else {"weights": device_use.dtype, "cache": device_use.kv_dtype}
     rows: list[Row] = []
     for memory_kind, byte_count in device.by_kind.items():
         if byte_count:
             name, dtype = KIND_NAMES[memory_kind], formats.get(memory_kind, "")
-            if memory_kind == "weights" and memory_use.quantized is not None:
-                name, dtype = f"weights ({memory_use.quantized.scheme.label})", ""
+            if memory_kind == "weights" and device_use is not None and device_use.quantized is not None:
+                name, dtype = f"weights ({device_use.quantized.scheme.label})", ""
             rows.append(row(name, dtype, byte_count, memory_kind=memory_kind))
-            rows += _weight_rows(memory_use, row) if memory_kind == "weights" else []
+            rows += _weight_rows(device_use, row) if memory_kind == "weights" and device_use is not None else []
     rows.append(row(f"peak of the {PHASE_NAMES[device.peak_at.phase]}", "", device.peak_bytes, strong=True))
     rows += [row(name, "", byte_count) for name, byte_count in estimated_parts(device)]
-    return [*rows, row("total", "", device.device_bytes, strong=True)]
+    columns = [column for column in COLUMNS if column.key != "dtype" or device_use is not None]
+    return columns, [*rows, row("total", "", device.device_bytes, strong=True)]
 
 
 def _weight_rows(memory_use: MemoryUse, row: Callable[..., Row]) -> list[Row]:
