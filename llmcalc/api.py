@@ -13,7 +13,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal, cast
+from typing import TYPE_CHECKING, Any, Literal, cast, overload
 
 from .arguments import (
     READING,
@@ -167,6 +167,24 @@ def flops(
     return question.answer(parsed_options.read(model))
 
 
+@overload
+def kv(
+    model: Model,
+    batch: int | str | None = None,
+    seq: int | str | None = None,
+    kv_dtype: str = "bf16",
+    source: int | str | None = None,
+    *,
+    users: int | None = None,
+    engine: None = None,
+    draft: Model | None = None,
+    image: str | None = None,
+    images: int | None = None,
+    audio: float | None = None,
+    **options: Any,
+) -> Cache: ...
+@overload
+def kv(model: Model, *, engine: str | Iterable[str], hardware: str | None = None, **options: Any) -> ReportedAnswer: ...
 def kv(
     model: Model,
     batch: int | str | None = None,
@@ -279,6 +297,34 @@ def explain(
     return question.answer(parsed_options.read(model))
 
 
+@overload
+def memory(
+    model: Model,
+    phase: MemoryPhase | None = None,
+    *,
+    launch: None = None,
+    hardware: str | Iterable[str] | None = None,
+    with_mtp: bool = False,
+    with_towers: bool = False,
+    cublas_workspace: str | None = None,
+    engine: None = None,
+    draft: Model | None = None,
+    **options: Any,
+) -> DeviceUse | RanksUse: ...
+@overload
+def memory(
+    model: Model | None = None,
+    *,
+    engine: str | Iterable[str],
+    hardware: str | Iterable[str] | None = None,
+    launch: str | Path | None = None,
+    receipt: str | Path | None = None,
+    **options: Any,
+) -> ReportedAnswer: ...
+@overload
+def memory(
+    model: Model | None = None, phase: MemoryPhase | None = None, *, launch: str | Path, **options: Any
+) -> DeviceUse | RanksUse | ReportedAnswer: ...
 def memory(
     model: Model | None = None,
     phase: MemoryPhase | None = None,
@@ -925,6 +971,10 @@ def plot(picture: Picture, *models: Model, output: str | Path | None = None, **o
     return draw(picture, models, output, options, {"time": time, "serve": serve})
 
 
+@overload
+def web(port: int = 0, export: None = None, rebuild: bool = False, browser: bool = True) -> PageServer: ...
+@overload
+def web(port: int = 0, *, export: str | Path, rebuild: bool = False, browser: bool = True) -> Path: ...
 def web(
     port: int = 0, export: str | Path | None = None, rebuild: bool = False, browser: bool = True
 ) -> PageServer | Path:
