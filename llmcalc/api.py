@@ -22,8 +22,8 @@ from .arguments import (
     cache_format_of,
     engine_questions_of,
     inputs_of,
-    number,
     optional_count,
+    optional_length,
     optional_text,
     optional_word,
     options_of,
@@ -150,8 +150,8 @@ def flops(
     question = FlopsQuestion(
         batch_or_users(batch, users, phase or "forward"),
         tokens_of(seq),
-        number("--context", context, least=0),
-        number("--source", source),
+        optional_length("--context", context, least=0),
+        optional_length("--source", source),
         phase,
         one_of("--pairs", pairs, Pairs),
         one_of("--attn-implementation", attn_implementation, AttentionImplementation),
@@ -160,7 +160,7 @@ def flops(
         conventions,
         included(with_mtp),
         parsed_options.rank_request(),
-        MeasuredRun(tokens_per_second, hardware, number("--devices", devices), dtype),
+        MeasuredRun(tokens_per_second, hardware, optional_length("--devices", devices), dtype),
         parsed_options.read_draft(draft),
         inputs_of(image, images, audio),
     )
@@ -231,7 +231,7 @@ def kv(
         batch_or_users(batch, users, "decode"),
         tokens_of(seq),
         cache_format_of(kv_dtype),
-        number("--source", source),
+        optional_length("--source", source),
         parsed_options.rank_request(),
         parsed_options.read_draft(draft),
         inputs_of(image, images, audio),
@@ -283,7 +283,7 @@ def explain(
         tokens_of(seq),
         one_of("--pairs", pairs, Pairs),
         kv_dtype,
-        number("--batch", batch),
+        optional_length("--batch", batch),
         optional_word("--attn-implementation", attn_implementation, AttentionImplementation),
         optional_word("--recompute", recompute, RecomputeChoice),
         latex,
@@ -417,7 +417,7 @@ def fit(
         from .questions.engines import ask_engine_fit, ask_servers
 
         _check_engine_options(phase=phase, global_batch=global_batch, with_mtp=with_mtp, with_towers=with_towers)
-        users = number("--users", options.pop("users", None))
+        users = optional_length("--users", options.pop("users", None))
         seq, devices = tokens_of(options.pop("seq", None)), options.pop("devices", None)
         devices = None if devices is None else whole("--devices", devices)
         _check_engine_options(receipt=None if launch is None else receipt)
@@ -434,7 +434,7 @@ def fit(
         run_options.settings, run_options.layout, parsed_options.gives(phase), training_option
     )
     question = RunQuestion(**vars(run_options) | {"settings": settings}, preset=parsed_options.read(model))
-    return ask_fit(question, number("--global-batch", global_batch))
+    return ask_fit(question, optional_length("--global-batch", global_batch))
 
 
 def plan(
@@ -480,7 +480,7 @@ def plan(
     return ask_timed_plan(
         question,
         time_options,
-        number("--global-batch", global_batch),
+        optional_length("--global-batch", global_batch),
         whole("--rows", rows),
         by,
         optional_text("--where", where, "tp=8"),
@@ -527,12 +527,12 @@ def time(
     parsed_options = options_of(options, run=True, layout=True)
     question = run_question_of(parsed_options, model, launch, hardware, phase, None, with_mtp)
     time_options = TimeOptions(
-        global_batch=number("--global-batch", global_batch),
+        global_batch=optional_length("--global-batch", global_batch),
         stack=optional_text("--stack", stack, "maxtext"),
         overlap=optional_text("--overlap", overlap, "none"),
         nic=nic,
         engine=optional_text("--engine", engine, "vllm"),
-        context=number("--context", context, least=0),
+        context=optional_length("--context", context, least=0),
         server=server,
         by_node=None if by_node is None else whole("--by-node", by_node),
         measured=measured,
@@ -596,19 +596,21 @@ def serve(
     texts = {
         "engine": engine, "quantize": quantize, "kv_dtype": kv_dtype, "stack": stack, "disaggregate": disaggregate
     }  # fmt: skip
-    checked_sizes: dict[str, Any] = {name: number(f"--{name}", value, most=1024) for name, value in sizes.items()}
+    checked_sizes: dict[str, Any] = {
+        name: optional_length(f"--{name}", value, most=1024) for name, value in sizes.items()
+    }
     checked_sizes |= {name: optional_text(option(name), value, "auto") for name, value in texts.items()}
     serve_options = ServeOptions(
-        number("--input", input),
-        number("--output", output),
-        number("--concurrency", concurrency),
+        optional_length("--input", input),
+        optional_length("--output", output),
+        optional_length("--concurrency", concurrency),
         rate,
         ttft,
         tpot,
         trace=trace,
         draft=draft if draft in (None, "mtp", "ngram") else parsed_options.read_draft(draft),
         acceptance=acceptance,
-        draft_tokens=number("--draft-tokens", draft_tokens, most=64),
+        draft_tokens=optional_length("--draft-tokens", draft_tokens, most=64),
         price=price,
         prefix_hit=prefix_hit,
         nic=nic,
@@ -658,13 +660,13 @@ def cost(
     cost_options = CostOptions(
         tokens=optional_count("--tokens", tokens),
         requests=optional_count("--requests", requests),
-        input=number("--input", input),
-        output=number("--output", output),
-        concurrency=number("--concurrency", concurrency),
+        input=optional_length("--input", input),
+        output=optional_length("--output", output),
+        concurrency=optional_length("--concurrency", concurrency),
         price=price,
         power=power,
         step=step,
-        global_batch=number("--global-batch", global_batch),
+        global_batch=optional_length("--global-batch", global_batch),
         nic=nic,
         **{name: optional_text(option(name), value, "none") for name, value in texts.items()},
     )
@@ -710,7 +712,7 @@ def compare(
         cache_format_of(kv_dtype),
         sort,
         hardware=accelerator,
-        users=number("--users", users),
+        users=optional_length("--users", users),
     )
 
 
@@ -854,12 +856,12 @@ def verify(
         one_of("--device", device, Device),
         one_of("--against", against, Witness),
         whole("--batch", length_of("--batch", batch), most=1024),
-        number("--seq", seq, most=2**20),
+        optional_length("--seq", seq, most=2**20),
         every_layer,
         memory,
         distributed,
         LayoutRequest(**checked_values(declared(LayoutRequest), parsed_options.layout)),
-        number("--num-microbatches", num_microbatches),
+        optional_length("--num-microbatches", num_microbatches),
     )
     verification.check_targets(bool(models))
     return verification.answer(model_names() if all else models, parsed_options.read)
@@ -966,9 +968,9 @@ def plot(picture: Picture, *models: Model, output: str | Path | None = None, **o
         tokens of an answer of serve are `output_tokens`.
     Raises `InputError` for an option that the picture does not have, and `MissingExtra` without matplotlib.
     """
-    from .drawing import draw
+    from .drawing import draw_picture
 
-    return draw(picture, models, output, options, {"time": time, "serve": serve})
+    return draw_picture(picture, models, output, options, {"time": time, "serve": serve})
 
 
 @overload

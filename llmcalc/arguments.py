@@ -42,10 +42,10 @@ def load(target: str | Path | Mapping[str, Any] | Any, *, allow_unknown: bool = 
         raise InputError(f"overrides: {error}; expected numbers, text, truth values or lists of them") from None
     if isinstance(target, str | Path):
         return load_target(str(target), changes, allow_unknown=allow_unknown)
-    return load_config(config_of(target), changes, allow_unknown=allow_unknown)
+    return load_config(config_dict_of(target), changes, allow_unknown=allow_unknown)
 
 
-def config_of(model: Any) -> Mapping[str, Any]:
+def config_dict_of(model: Any) -> Mapping[str, Any]:
     """Returns a `config.json`, or a configuration object, as a dict. Raises `InputError` for anything else."""
     config = model.to_dict() if hasattr(model, "to_dict") else model
     if not isinstance(config, Mapping):
@@ -84,7 +84,7 @@ def preset_of(
         return model if isinstance(model, Preset) else Preset.model_construct(name="model", model=model)
     if isinstance(model, str | Path):
         return load_target(str(model), changes, head, allow_unknown)
-    return load_config(config_of(model), changes, head, allow_unknown)
+    return load_config(config_dict_of(model), changes, head, allow_unknown)
 
 
 def spec_of(model: Model) -> ModelSpec:
@@ -156,7 +156,7 @@ def options_of(
     )
 
 
-def number(option: str, value: Any, least: int = 1, most: int = LARGEST) -> int | None:
+def optional_length(option: str, value: Any, least: int = 1, most: int = LARGEST) -> int | None:
     """Parses a number of sequences or tokens, such as 4096 or `32k`; None stays None."""
     return None if value is None else whole(option, length_of(option, value), least, most)
 
@@ -179,11 +179,11 @@ def optional_count(option: str, value: Any) -> int | None:
 
 
 def batch_or_users(batch: Any, users: Any, phase: str) -> int:
-    return batch_of(number("--batch", batch), number("--users", users), phase) or 1
+    return batch_of(optional_length("--batch", batch), optional_length("--users", users), phase) or 1
 
 
 def tokens_of(seq: Any) -> int | None:
-    return number("--seq", seq)
+    return optional_length("--seq", seq)
 
 
 def inputs_of(image: Any, images: Any, audio: Any) -> Inputs:

@@ -112,7 +112,7 @@ class PageServer:
         self._server.server_close()
 
 
-def checkout() -> Path:
+def web_folder_of_checkout() -> Path:
     """Returns the folder `web` of this package's checkout. Raises `InputError` for an installed package."""
     web = Path(__file__).resolve().parents[1] / "web"
     if not (web / "build.py").is_file():
@@ -128,7 +128,7 @@ def build_page(rebuild: bool = False) -> tuple[Path, str]:
 
     rebuild: whether to build it anew. Raises `InputError` with what the build lacks.
     """
-    web = checkout()
+    web = web_folder_of_checkout()
     page = web / "dist"
     if rebuild or not (page / "index.html").is_file():
         script = [sys.executable, str(web / "build.py")]

@@ -7,7 +7,7 @@ import typer
 from ..studies.compare import SORT_KEYS
 from ..studies.selection import Selection
 from .hardware import accelerator_option
-from .options import CacheDtype, Seq, TargetsOrNone, size, value_option
+from .options import CacheDtype, Seq, TargetsOrNone, length_option, value_option
 from .target_options import OutputOptions, TargetOptions, takes_target
 
 MOST_ON_A_SCREEN = 3
@@ -24,7 +24,7 @@ def command(
     seq: Seq = None,
     kv_dtype: CacheDtype = "bf16",
     hardware: Annotated[str | None, accelerator_option(" Adds the time of a token and tokens/s on it.")] = None,
-    users: Annotated[int | None, size("--users", text="Sequences at once on --hardware; default 1.")] = None,
+    users: Annotated[int | None, length_option("--users", text="Sequences at once on --hardware; default 1.")] = None,
     *,
     selection: Selection,
     target_options: TargetOptions,

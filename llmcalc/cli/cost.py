@@ -6,7 +6,7 @@ from ..device_memory.settings import Settings
 from ..parallel.layout_request import LayoutRequest
 from .hardware import OneAccelerator
 from .layout_options import takes_layout
-from .options import TableOption, Target, count_option, size, value_option
+from .options import TableOption, Target, count_option, length_option, value_option
 from .run_options import takes_settings
 from .serve_options import EngineName, Price
 from .target_options import OutputOptions, TargetOptions, takes_target
@@ -25,12 +25,12 @@ def command(
     requests: Annotated[
         int | None, count_option("--requests", "Requests to serve (1M), with --input and --output.")
     ] = None,
-    input: Annotated[int | None, size("--input", text="Tokens of a prompt.")] = None,
+    input: Annotated[int | None, length_option("--input", text="Tokens of a prompt.")] = None,
     output: Annotated[
-        int | None, size("--output", text="Tokens of an answer. The file of the answer is --output-file.")
+        int | None, length_option("--output", text="Tokens of an answer. The file of the answer is --output-file.")
     ] = None,
     concurrency: Annotated[
-        int | None, size("--concurrency", text="Requests in the server at any time. Default as many as fit.")
+        int | None, length_option("--concurrency", text="Requests in the server at any time. Default as many as fit.")
     ] = None,
     price: Price = None,
     power: Annotated[
@@ -44,7 +44,8 @@ def command(
         ),
     ] = None,
     global_batch: Annotated[
-        int | None, size("--global-batch", text="Sequences per training step. Default about 4M tokens, of --seq 4096.")
+        int | None,
+        length_option("--global-batch", text="Sequences per training step. Default about 4M tokens, of --seq 4096."),
     ] = None,
     engine: EngineName = None,
     stack: Stack = None,

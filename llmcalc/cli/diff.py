@@ -7,7 +7,7 @@ import typer
 
 from ..errors import one_line
 from ..workload.lengths import MOST_CONTEXT
-from .options import CacheDtype, TableOption, Targets, size, value_option
+from .options import CacheDtype, TableOption, Targets, length_option, value_option
 from .target_options import OutputOptions, TargetOptions, takes_target
 
 
@@ -29,7 +29,7 @@ def command(
     ] = False,
     seq: Annotated[
         int | None,
-        size(
+        length_option(
             "--seq",
             "-s",
             text="Tokens of each sequence; the context that both models were made for, at most "

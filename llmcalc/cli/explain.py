@@ -9,7 +9,16 @@ from ..parallel.counted_rank import NO_RANK_OPTIONS, RankRequest
 from ..questions.counts import PassPhase, Quantity
 from ..symbolic.formulas import RecomputeChoice
 from .layout_options import takes_rank
-from .options import AttentionImplementationOption, ElementDtype, PairsOption, Seq, Target, WithMtp, size, value_option
+from .options import (
+    AttentionImplementationOption,
+    ElementDtype,
+    PairsOption,
+    Seq,
+    Target,
+    WithMtp,
+    length_option,
+    value_option,
+)
 from .target_options import OutputOptions, TargetOptions, takes_target
 
 NodeArgument: TypeAlias = Annotated[
@@ -39,7 +48,8 @@ def command(
     ] = "all",
     seq: Seq = None,
     batch: Annotated[
-        int | None, size("--batch", "-b", text="Sequences at once (activations and time only); 1 if not given.")
+        int | None,
+        length_option("--batch", "-b", text="Sequences at once (activations and time only); 1 if not given."),
     ] = None,
     hardware: Annotated[str | None, value_option("--hardware", "NAME", "The accelerator (time only).")] = None,
     phase: Annotated[

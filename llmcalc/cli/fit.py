@@ -12,7 +12,7 @@ from ..parallel.layout_request import LayoutRequest
 from .engine_options import EngineCommand, EngineOption, ReceiptOption, require_engine, show_servers
 from .hardware import accelerator_option
 from .layout_options import takes_layout
-from .options import TableOption, TargetOrNone, WithMtp, WithTowers, is_given, size, value_option
+from .options import TableOption, TargetOrNone, WithMtp, WithTowers, is_given, length_option, value_option
 from .run_options import CublasWorkspace, takes_settings
 from .target_options import OutputOptions, TargetOptions, takes_target
 
@@ -47,7 +47,7 @@ def command(
     ] = None,
     global_batch: Annotated[
         int | None,
-        size(
+        length_option(
             "--global-batch",
             text="With --devices: sequences per step of all devices; default one micro-batch per device.",
         ),

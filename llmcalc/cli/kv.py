@@ -6,7 +6,7 @@ import typer
 
 from ..errors import InputError
 from ..parallel.counted_rank import NO_RANK_OPTIONS, RankRequest
-from ..reports.document import joined
+from ..reports.document import join_reports
 from ..workload.inference import batch_of
 from ..workload.inputs import NO_INPUTS, Inputs
 from ..workload.lengths import MOST_CONTEXT, USUAL
@@ -14,7 +14,7 @@ from .engine_options import EngineCommand, EngineOption, engine_flags
 from .hardware import accelerator_option
 from .input_options import takes_inputs
 from .layout_options import takes_rank
-from .options import Batch, CacheDtype, DraftOption, Source, TableOption, Targets, Users, size
+from .options import Batch, CacheDtype, DraftOption, Source, TableOption, Targets, Users, length_option
 from .target_options import OutputOptions, TargetOptions, takes_target
 
 SEQ_HELP = (
@@ -34,7 +34,7 @@ def command(
     targets: Targets,
     batch: Batch = None,
     users: Users = None,
-    seq: Annotated[int | None, size("--seq", "-s", text=SEQ_HELP)] = None,
+    seq: Annotated[int | None, length_option("--seq", "-s", text=SEQ_HELP)] = None,
     source: Source = None,
     kv_dtype: CacheDtype = "bf16",
     draft: DraftOption = None,
@@ -75,4 +75,4 @@ def command(
     for preset in [target_options.load(target) for target in targets]:
         with name_in_errors(preset):
             reports.append(question.answer(preset).report())
-    output_options.show(joined(reports), table)
+    output_options.show(join_reports(reports), table)

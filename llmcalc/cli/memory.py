@@ -21,7 +21,7 @@ from .engine_options import (
 from .hardware import complete_name
 from .layout_options import takes_layout
 from .options import DraftOption, TableOption, TargetOrNone, WithMtp, WithTowers, is_given, value_option
-from .output import remark
+from .output import store_remark
 from .run_options import CublasWorkspace, takes_settings
 from .target_options import OutputOptions, TargetOptions, takes_target
 
@@ -115,7 +115,7 @@ def command(
     for fit in answer.fits if answer.accelerators else ():
         if fit.verdict == "tight":
             memory_word = "nominal" if fit.nominal else "usable"
-            remark(
+            store_remark(
                 f"warning: {fit.hardware.name}: tight: {units.percent(fit.share)} of its {memory_word} memory with the "
                 "estimated fragmentation; it fits only without"
             )

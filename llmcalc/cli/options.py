@@ -25,7 +25,7 @@ from ..workload.inference import CACHE_FORMATS, USERS
 from ..workload.lengths import USUAL
 from ..workload.recompute import MODES
 from ..workload.validation import LARGEST, maybe_whole, one_of
-from .output import check_writable, stdout, write_whole
+from .output import check_writable, open_stdout, open_whole_file
 
 
 def value_option(
@@ -134,7 +134,9 @@ CacheDtype: TypeAlias = Annotated[str, cache_format_option(f"Format of the KV ca
 ElementDtype: TypeAlias = Annotated[str, cache_number_format("Number format of the KV cache: bf16, fp8, int8, int4, …")]
 
 
-def size(name: str, *other_names: str, text: str, least: int = 1, most: int = LARGEST, panel: str | None = None) -> Any:
+def length_option(
+    name: str, *other_names: str, text: str, least: int = 1, most: int = LARGEST, panel: str | None = None
+) -> Any:
     """Returns an option for a number of sequences or tokens, such as 4096, 32k or 1M.
 
     text, panel: for the help page.
@@ -153,11 +155,11 @@ def _parse_length(value: str | int) -> int:
     return value if isinstance(value, int) else parse_length(value)
 
 
-Batch: TypeAlias = Annotated[int | None, size("--batch", "-b", text="Sequences at once; 1 if not given.")]
-Users: TypeAlias = Annotated[int | None, size("--users", "--concurrency", text=USERS.setting.help)]
+Batch: TypeAlias = Annotated[int | None, length_option("--batch", "-b", text="Sequences at once; 1 if not given.")]
+Users: TypeAlias = Annotated[int | None, length_option("--users", "--concurrency", text=USERS.setting.help)]
 Seq: TypeAlias = Annotated[
     int | None,
-    size(
+    length_option(
         "--seq",
         "-s",
         text=f"Tokens of each sequence; {USUAL:,}, or all learned positions where they are fewer, if not given.",
@@ -165,7 +167,7 @@ Seq: TypeAlias = Annotated[
 ]
 Source: TypeAlias = Annotated[
     int | None,
-    size("--source", text="Encoder tokens of an encoder-decoder; as many as decoder tokens if not given."),
+    length_option("--source", text="Encoder tokens of an encoder-decoder; as many as decoder tokens if not given."),
 ]
 
 
@@ -377,4 +379,4 @@ WithTowers: TypeAlias = Annotated[bool, _include_option(TOWERS)]
 
 def open_output(output: Path | None) -> AbstractContextManager[IO[str]]:
     """Opens the output file, which is written completely or not at all, or stdout."""
-    return write_whole(output, "--output") if output is not None else stdout()
+    return open_whole_file(output, "--output") if output is not None else open_stdout()

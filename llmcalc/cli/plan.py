@@ -9,7 +9,7 @@ from ..optional import included
 from ..parallel.layout_request import LayoutRequest
 from .hardware import OneAccelerator
 from .layout_options import takes_layout
-from .options import TableOption, Target, WithMtp, WithTowers, is_given, size, value_option
+from .options import TableOption, Target, WithMtp, WithTowers, is_given, length_option, value_option
 from .run_options import CublasWorkspace, takes_settings
 from .target_options import OutputOptions, TargetOptions, takes_target
 from .time_options import Calibrate, NicRate, Overlap, Stack
@@ -26,9 +26,11 @@ def command(
     layout_request: LayoutRequest,
     global_batch: Annotated[
         int | None,
-        size("--global-batch", text="Sequences per step of all devices; default one micro-batch per device."),
+        length_option("--global-batch", text="Sequences per step of all devices; default one micro-batch per device."),
     ] = None,
-    rows: Annotated[int, size("--rows", text="Number of best layouts to replay on the allocator and to show.")] = 10,
+    rows: Annotated[
+        int, length_option("--rows", text="Number of best layouts to replay on the allocator and to show.")
+    ] = 10,
     by: Annotated[
         Literal["time", "memory"] | None,
         typer.Option(

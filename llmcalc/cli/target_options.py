@@ -12,7 +12,7 @@ import typer
 
 from ..components.head_kind import HeadKind
 from ..optional import OPTIONAL_PARTS
-from ..reports.document import Report, fitted_to
+from ..reports.document import Report, report_in_encoding
 from ..reports.formats import WRITERS, Format
 from ..studies.selection import Selection
 from .options import (
@@ -31,7 +31,7 @@ from .options import (
     Overrides,
     open_output,
 )
-from .output import remark
+from .output import store_remark
 from .setting_options import CommandFunction, OptionOfCommand, replace_parameter
 
 if TYPE_CHECKING:
@@ -64,7 +64,7 @@ class TargetOptions(NamedTuple):
         absent = [OPTIONAL_PARTS[part] for part in sorted(include) if not getattr(preset.model, part)]
         missing_parts = (f"{part.option} changes nothing: the model has no {part.title}" for part in absent)
         for note in (*preset.notes, *missing_parts):
-            remark(f"note: {preset.name}: {note}")
+            store_remark(f"note: {preset.name}: {note}")
         return preset
 
     def load_draft(self, target: str | None) -> Preset | None:
@@ -117,10 +117,10 @@ class OutputOptions(NamedTuple):
         if is_brief and self.fmt in ("table", "markdown"):
             report = report.brief()
         for text in report.warnings if writer.warns_apart else ():
-            remark(f"note: {text}")
+            store_remark(f"note: {text}")
         with open_output(self.output) as out:
             encoding = "ascii" if writer.ascii else getattr(out, "encoding", None) or "utf-8"
-            writer.write(report if encoding.lower().startswith("utf") else fitted_to(report, encoding), out)
+            writer.write(report if encoding.lower().startswith("utf") else report_in_encoding(report, encoding), out)
 
 
 OPTIONS: dict[str, tuple[dict[str, OptionOfCommand], Callable[[dict[str, Any]], Any]]] = {

@@ -17,9 +17,9 @@ from ..optional import included
 from ..parallel.layout_request import LayoutRequest
 from .hardware import complete_name
 from .layout_options import layout_options
-from .options import TargetOrNone, WithMtp, is_given, size, value_option
+from .options import TargetOrNone, WithMtp, is_given, length_option, value_option
 from .run_options import settings_options
-from .setting_options import CommandFunction, OptionOfCommand, optional, replace_parameter
+from .setting_options import CommandFunction, OptionOfCommand, optional_parameter, replace_parameter
 from .target_options import OPTIONS, TargetOptions
 
 if TYPE_CHECKING:
@@ -72,7 +72,7 @@ Calibrate: TypeAlias = Annotated[
 ]
 
 TIME_OPTIONS = {
-    "hardware": optional(
+    "hardware": optional_parameter(
         str,
         value_option(
             "--hardware",
@@ -82,7 +82,7 @@ TIME_OPTIONS = {
             complete=complete_name,
         ),
     ),
-    "launch": optional(
+    "launch": optional_parameter(
         Path,
         value_option(
             "--launch",
@@ -91,7 +91,7 @@ TIME_OPTIONS = {
             panel="What runs",
         ),
     ),
-    "engine": optional(
+    "engine": optional_parameter(
         str,
         value_option(
             "--engine",
@@ -100,13 +100,13 @@ TIME_OPTIONS = {
             panel="What runs",
         ),
     ),
-    "global_batch": optional(
+    "global_batch": optional_parameter(
         int,
-        size("--global-batch", text="Sequences per step of all devices; default one micro-batch per replica."),
+        length_option("--global-batch", text="Sequences per step of all devices; default one micro-batch per replica."),
     ),
-    "cached": optional(
+    "cached": optional_parameter(
         int,
-        size("--context", text="In prefill, tokens of each sequence cached before the prompt.", least=0),
+        length_option("--context", text="In prefill, tokens of each sequence cached before the prompt.", least=0),
     ),
     "server": OptionOfCommand(
         Annotated[bool, typer.Option("--server", help="In prefill, add a server's time before the first token.")],

@@ -7,7 +7,7 @@ from typing import Annotated
 import typer
 
 from .options import value_option
-from .output import print_line, print_remarks, remark
+from .output import print_line, print_remarks, store_remark
 
 
 def command(
@@ -30,10 +30,10 @@ def command(
         check_export(export)
     page, built = build_page(rebuild)
     if built:
-        remark(built)
+        store_remark(built)
     if export is not None:
         export_page(page, export)
-        remark(f"wrote {export}")
+        store_remark(f"wrote {export}")
         return
     server = PageServer(page, port)
     print_remarks()

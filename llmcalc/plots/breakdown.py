@@ -9,7 +9,7 @@ from ..reports.palette import BOUNDS, FAINT, INK
 from ..reports.seconds import BOUND_NAMES, FACTORS, PART_NAMES, duration, range_of, unit_of
 from ..studies.run_time import Node, TimedRun
 from .figure import draw_heading, in_style, new_figure
-from .labels import label
+from .labels import escape_label
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -23,7 +23,7 @@ HEIGHT = 0.62
 
 
 @in_style
-def breakdown(title: str, subtitle: str, timed_run: TimedRun, depth: int = 3) -> Figure:
+def plot_time(title: str, subtitle: str, timed_run: TimedRun, depth: int = 3) -> Figure:
     """Draws two panels: the parts of the time with the estimate's range, and the nodes coloured by their bounds.
 
     depth: levels of the model's tree that nodes are listed by.
@@ -35,8 +35,8 @@ def breakdown(title: str, subtitle: str, timed_run: TimedRun, depth: int = 3) ->
     parts_axes, node_axes = figure.subplots(2, 1, height_ratios=heights)
     draw_parts(parts_axes, timed_run, time_parts)
     draw_nodes(node_axes, timed_run, bars)
-    draw_heading(figure, label(title))
-    parts_axes.set_title(label(subtitle), color=INK, fontsize=9)
+    draw_heading(figure, escape_label(title))
+    parts_axes.set_title(escape_label(subtitle), color=INK, fontsize=9)
     return figure
 
 
@@ -62,7 +62,7 @@ def _node_bars(timed_run: TimedRun, depth: int) -> list[tuple[str, Node]]:
 
 
 def _time_axis(ax: Axes, names: list[str], unit: str) -> None:
-    ax.set_yticks(range(len(names)), [label(name) for name in names])
+    ax.set_yticks(range(len(names)), [escape_label(name) for name in names])
     ax.invert_yaxis()
     ax.tick_params(left=False)
     ax.set_xlabel(unit)

@@ -12,7 +12,7 @@ from ..costs.flops import flops, run_config_of
 from ..reports.palette import FAINT, INK
 from ..sources.preset import Preset
 from .figure import in_style, new_figure
-from .labels import label, spread_labels, tick_text
+from .labels import escape_label, spread_labels, tick_text
 from .series import curve_style
 
 if TYPE_CHECKING:
@@ -114,7 +114,7 @@ def _label_ends(ax: Axes, curves: Sequence[tuple[Preset, list[float]]]) -> None:
         colour = curve_style(i).colour
         line = {"arrowstyle": "-", "color": colour, "linewidth": 0.6, "shrinkA": 1, "shrinkB": 1, "relpos": (0, 0.5)}
         ax.annotate(
-            label(preset.display),
+            escape_label(preset.display),
             end,
             xytext=(1.05, height),
             textcoords="axes fraction",

@@ -81,7 +81,7 @@ def _notebook_figure() -> type[Figure]:
     return NotebookFigure
 
 
-def panels(axes: Any, panel_count: int) -> list[Axes]:
+def axes_of_panels(axes: Any, panel_count: int) -> list[Axes]:
     """Returns the axes of a picture's panels, row by row from the upper left.
 
     axes: result of `figure.subplots`, or a list.

@@ -34,7 +34,7 @@ FAR_PLACES: tuple[tuple[float, float, Any], ...] = (
 """Places farther away, for pictures of few points."""
 
 
-def label(name: str) -> str:
+def escape_label(name: str) -> str:
     r"""Escapes a name for matplotlib, on one line: `\$` instead of `$`, because `$…$` is a formula.
 
     A name that begins with `_` gets a space before it: matplotlib leaves it out of legends otherwise.
@@ -127,7 +127,7 @@ def place_names(
     annotations: list[Annotation] = []
     for point, name, point_radius in zip(points, names, radii, strict=True):
         text = ax.annotate(
-            label(name),
+            escape_label(name),
             point,
             xytext=(GAP, 0),
             textcoords="offset points",

@@ -12,7 +12,7 @@ from ..device_memory.estimate import Memory
 from ..reports.memory import KIND_NAMES, PHASE_NAMES, run_text
 from ..reports.palette import FAINT, INK, KINDS
 from .figure import draw_heading, in_style, new_figure
-from .labels import label
+from .labels import escape_label
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -35,7 +35,9 @@ def memory(title: str, memory_estimate: Memory, accelerator_fits: Sequence[Fit] 
     bar_axes, timeline_axes = figure.subplots(2, 1, height_ratios=heights, gridspec_kw={"hspace": 0.06})
     draw_bars(bar_axes, device, accelerator_fits)
     draw_timeline(timeline_axes, device, accelerator_fits)
-    draw_heading(figure, f"{label(title)}: {units.memory(device.device_bytes)} in {run_text(memory_estimate.states)}")
+    draw_heading(
+        figure, f"{escape_label(title)}: {units.memory(device.device_bytes)} in {run_text(memory_estimate.states)}"
+    )
     return figure
 
 
@@ -108,7 +110,7 @@ def draw_timeline(ax: Axes, device: DeviceMemory, accelerator_fits: Sequence[Fit
     peak = max(range(len(values)), key=values.__getitem__)
     peak_node = timeline_points[peak].node or PHASE_NAMES["step"]
     text_side: Any = "right" if peak > len(values) / 2 else "left"
-    peak_text = f"{values[peak]:,.2f} {scale.name}: {label(peak_node)}  "
+    peak_text = f"{values[peak]:,.2f} {scale.name}: {escape_label(peak_node)}  "
     ax.annotate(peak_text, (peak, values[peak]), ha=text_side, va="bottom", color=INK, bbox=TEXT_BACKGROUND)
     ax.set_xticks([])
     ax.set_ylabel(scale.name)
@@ -131,7 +133,9 @@ def _draw_capacities(
             continue
         if upright:
             ax.axvline(capacity, color=INK, linestyle="--", linewidth=1)
-            ax.text(capacity, -0.5, f" {label(fit.hardware.name)}", ha="left", va="bottom", fontsize=9, color=INK)
+            ax.text(
+                capacity, -0.5, f" {escape_label(fit.hardware.name)}", ha="left", va="bottom", fontsize=9, color=INK
+            )
         else:
             ax.axhline(capacity, color=INK, linestyle="--", linewidth=1)
             ax.set_ylim(0, max(ax.get_ylim()[1], capacity * 1.08))

@@ -9,7 +9,7 @@ from .. import units
 from ..costs.params import ParameterCount
 from ..reports.palette import COMPONENTS, INK, OTHER
 from .figure import in_style, new_figure
-from .labels import label
+from .labels import escape_label
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -82,7 +82,7 @@ def _draw_bars(ax: Axes, counts: Sequence[tuple[str, ParameterCount]]) -> None:
                 )
             bar_start += total_fraction
         ax.text(1.01, row, units.count(int(parameter_counts.total)), va="center", fontsize=9, color=INK)
-    ax.set_yticks(range(len(counts)), [label(name) for name, _ in counts])
+    ax.set_yticks(range(len(counts)), [escape_label(name) for name, _ in counts])
     ax.invert_yaxis()
     ax.tick_params(length=0)
     ax.xaxis.set_visible(False)

@@ -12,7 +12,7 @@ from ..studies.run_time import TimedRun
 from ..timing.price import PassTime
 from ..timing.traffic import Traffic
 from .figure import draw_heading, in_style, new_figure
-from .labels import FAR_PLACES, PLACES, label, place_names
+from .labels import FAR_PLACES, PLACES, escape_label, place_names
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -27,7 +27,7 @@ NEAR = 0.06
 
 
 @in_style
-def roofline(title: str, runs: Sequence[tuple[TimedRun, str]]) -> Figure:
+def plot_roofline(title: str, runs: Sequence[tuple[TimedRun, str]]) -> Figure:
     """Draws the products of one or several passes on one accelerator, under its roof.
 
     runs: a pass of inference with its description. A point's area is its share of the pass's time.
@@ -57,7 +57,7 @@ def roofline(title: str, runs: Sequence[tuple[TimedRun, str]]) -> Figure:
     ax.grid(color=FAINT, linewidth=0.4, alpha=0.6)
     ax.set_xlabel("FLOPs per byte of memory; a point's area is its share of the pass's time")
     ax.set_ylabel("TFLOP/s")
-    draw_heading(figure, f"{label(title)} under the roof of {label(run.hardware.title)}")
+    draw_heading(figure, f"{escape_label(title)} under the roof of {escape_label(run.hardware.title)}")
     legend = figure.legend(loc="outside lower left", frameon=False, fontsize=9)
     for handle in legend.legend_handles:
         if isinstance(handle, PathCollection):  # of points
@@ -73,7 +73,7 @@ def _pass_text(timed_run: TimedRun, words: str, seconds: float) -> str:
     memory_hint = (
         "" if timed_run.resident_bytes <= timed_run.hardware.capacity_bytes else ", whose memory they do not fit"
     )
-    return f"{label(words)}{memory_hint}; points: {units.percent(seconds / timed_run.seconds, 0)} of its time"
+    return f"{escape_label(words)}{memory_hint}; points: {units.percent(seconds / timed_run.seconds, 0)} of its time"
 
 
 def _draw_roof(ax: Axes, timed_run: TimedRun, intensities: Sequence[float]) -> list[tuple[float, float]]:

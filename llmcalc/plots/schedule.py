@@ -8,7 +8,7 @@ from .. import units
 from ..parallel.layout import Layout
 from ..parallel.schedules import Kind, Timetable
 from ..reports import palette
-from ..reports.schedule import PASSES, costs_text, kinds_of, title
+from ..reports.schedule import PASSES, costs_text, pass_kinds_of, schedule_title
 from .figure import draw_heading, in_style, new_figure
 
 if TYPE_CHECKING:
@@ -34,15 +34,15 @@ HEIGHT = 0.8
 
 
 @in_style
-def schedule(layout: Layout, timetable: Timetable) -> Figure:
+def plot_schedule(layout: Layout, timetable: Timetable) -> Figure:
     """Draws two panels: the passes of every rank, and the largest number of micro-batches in flight."""
-    shortest_pass = min(timetable.costs.duration(pass_kind) for pass_kind in kinds_of(timetable))
+    shortest_pass = min(timetable.costs.duration(pass_kind) for pass_kind in pass_kinds_of(timetable))
     width = min(WIDEST, max(NARROWEST, SIDE_INCHES + CELL * timetable.time / shortest_pass))
     figure = new_figure(width, 1.6 + 0.36 * timetable.pipeline.ranks)
     timetable_axes, in_flight_axes = figure.subplots(1, 2, sharey=True, width_ratios=(width - SIDE_INCHES, 1.0))
     draw_passes(timetable_axes, timetable, (width - SIDE_INCHES) / timetable.time)
     draw_in_flight(in_flight_axes, timetable)
-    title_text = f"{title(layout, timetable)}: idle {units.percent(timetable.bubble)} of the time"
+    title_text = f"{schedule_title(layout, timetable)}: idle {units.percent(timetable.bubble)} of the time"
     draw_heading(figure, title_text)
     return figure
 
@@ -98,7 +98,7 @@ def _draw_legend(ax: Axes, timetable: Timetable) -> None:
             hatch=palette.HATCHES[pass_kind],
             label=f"{pass_kind} {PASSES[pass_kind]}",
         )
-        for pass_kind in kinds_of(timetable)
+        for pass_kind in pass_kinds_of(timetable)
     ]
     ax.legend(handles=patches, loc="lower left", bbox_to_anchor=(0, 1), ncols=4, frameon=False, fontsize=9)
 

@@ -9,7 +9,7 @@ from ..reports.palette import FAINT, INK, SERIES
 from ..reports.serve import layout_text
 from ..studies.serving import Limits, Point, Servers
 from .figure import draw_heading, in_style, new_figure
-from .labels import label
+from .labels import escape_label
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 
 @in_style
-def servers(title: str, subtitle: str, studied_servers: Servers, limits: Limits) -> Figure:
+def plot_servers(title: str, subtitle: str, studied_servers: Servers, limits: Limits) -> Figure:
     """Draws two panels: the Pareto front of all servers, and the chosen server's TPOT against its users.
 
     limits: limits that are drawn as lines. Without a chosen server the second panel has the one of most tokens/s.
@@ -28,8 +28,8 @@ def servers(title: str, subtitle: str, studied_servers: Servers, limits: Limits)
     front_axes, load_axes = figure.subplots(1, 2, width_ratios=(1.25, 1))
     draw_front(front_axes, studied_servers, limits)
     draw_load(load_axes, studied_servers, limits)
-    draw_heading(figure, f"{label(title)}\n")
-    figure.text(0.01, 0.925, label(subtitle), ha="left", color=INK, fontsize=9)
+    draw_heading(figure, f"{escape_label(title)}\n")
+    figure.text(0.01, 0.925, escape_label(subtitle), ha="left", color=INK, fontsize=9)
     return figure
 
 
@@ -52,7 +52,7 @@ def draw_front(ax: Axes, studied_servers: Servers, limits: Limits) -> None:
     for index, curve in enumerate(studied_servers.curves):
         x, y = _tpot_milliseconds(curve), [point.per_device for point in curve]
         if index in colours:
-            name = label(layout_text(studied_servers.servers[index]))
+            name = escape_label(layout_text(studied_servers.servers[index]))
             ax.plot(x, y, color=colours[index], linewidth=1.4, marker="o", markersize=3, label=name, zorder=3)
         else:
             ax.plot(x, y, color=FAINT, linewidth=0.8, zorder=1)
@@ -113,7 +113,7 @@ def draw_load(ax: Axes, studied_servers: Servers, limits: Limits) -> None:
     ax.set_xlabel(f"users of the server, up to the {curve[-1].concurrency:,} that its cache holds")
     ax.set_ylabel("TPOT, ms")
     server = studied_servers.servers[index]
-    ax.set_title(f"Load of {label(layout_text(server))} ({plural(server.devices, 'device')})", color=INK)
+    ax.set_title(f"Load of {escape_label(layout_text(server))} ({plural(server.devices, 'device')})", color=INK)
     ax.legend(frameon=False, fontsize=8.5, loc="upper left")
 
 

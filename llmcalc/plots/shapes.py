@@ -11,8 +11,8 @@ from ..reports.palette import COMPONENTS, FAINT, INK
 from ..sources.preset import Preset
 from ..studies.compare import DENSE_BAND, Quantities
 from ..studies.shape import Study
-from .figure import draw_heading, in_style, new_figure, panels
-from .labels import PLACES, RINGS, label, place_names, tick_text
+from .figure import axes_of_panels, draw_heading, in_style, new_figure
+from .labels import PLACES, RINGS, escape_label, place_names, tick_text
 from .series import CurveStyle, curve_style
 
 if TYPE_CHECKING:
@@ -32,7 +32,7 @@ def shape(studies: Sequence[tuple[str, Study]], ax: Sequence[Axes] | None = None
     from matplotlib.ticker import FuncFormatter
 
     figure = new_figure(10, 4.4) if ax is None else None
-    cache_axes, flops_axes = panels(figure.subplots(1, 2) if figure is not None else ax, 2)
+    cache_axes, flops_axes = axes_of_panels(figure.subplots(1, 2) if figure is not None else ax, 2)
     for i, (name, study) in enumerate(studies):
         _draw_curves(cache_axes, flops_axes, name, study, curve_style(i))
     cache_axes.set_yscale("log", base=2)
@@ -66,7 +66,7 @@ def _draw_curves(cache_axes: Axes, flops_axes: Axes, name: str, study: Study, st
             linewidth=1.6,
             marker="o",
             markersize=4,
-            label=label(name),
+            label=escape_label(name),
         )
         target_points = [(x, y) for x, y, row in zip(ratios, values, rows, strict=True) if row.target]
         for x, y in target_points:
@@ -108,7 +108,7 @@ def aspect(
     Raises `InputError` for another number of axes.
     """
     figure = new_figure(12, 8.4) if ax is None else None
-    axes = panels(figure.subplots(2, 2) if figure is not None else ax, 4)
+    axes = axes_of_panels(figure.subplots(2, 2) if figure is not None else ax, 4)
     plotted_models = [
         (ax_of_panel, _draw_scatter(ax_of_panel, models, title, x_quantity))
         for ax_of_panel, (title, x_quantity) in zip(axes, product((ASPECT, WIDTH), ("parameters", "year")), strict=True)

@@ -19,10 +19,10 @@ from ..workload.setting import option
 from .document import Column, Report, Row, Table, without_repetitions
 from .memory import (
     PHASE_COLUMNS,
+    accelerators_table,
     device_data,
     execution_data,
     fits_data,
-    fits_table,
     host_data,
     host_notes,
     kind_parts,
@@ -32,7 +32,7 @@ from .memory import (
     untested_notes,
     workload_data,
 )
-from .notes import as_warnings, plural, too_long
+from .notes import plural, too_long_notes, warnings_of_notes
 from .rollout import engine_note, largest_phase, phases_data, phases_table
 from .share import layout_text
 from .summary import model_data
@@ -120,7 +120,7 @@ def report(
     """
     column, largest_rank, layout = cluster.memory, cluster.device_rank, cluster.layout
     memory_use = column.states
-    warnings = too_long(memory_use.count.spec, memory_use.workload)
+    warnings = too_long_notes(memory_use.count.spec, memory_use.workload)
     warnings += untested_notes(largest_rank.device)
     needed_bytes, rank_text = largest_rank.device.device_bytes, f"by rank {largest_rank.rank}"
     if rollout:
@@ -165,10 +165,10 @@ def report(
         _message_rows(cluster),
         name="communication",
     )
-    fits_on = fits_table(accelerator_fits, f"Rank {largest_rank.rank} on one accelerator, in {units.GIB.name}")
+    fits_on = accelerators_table(accelerator_fits, f"Rank {largest_rank.rank} on one accelerator, in {units.GIB.name}")
     fits_on = fits_on._replace(sooner=not has_stages)  # the ranks of a pipeline differ: they come first
     return Report(
-        data(preset, cluster, accelerator_fits, launch) | ({"phases": phases_data(rollout)} if rollout else {}),
+        cluster_data(preset, cluster, accelerator_fits, launch) | ({"phases": phases_data(rollout)} if rollout else {}),
         [
             *phase_documents,
             parts_table,
@@ -178,7 +178,7 @@ def report(
             *([messages] if messages.rows else []),
             fits_on,
         ],
-        warnings=as_warnings(preset, warnings),
+        warnings=warnings_of_notes(preset, warnings),
     ).for_target(preset.target)
 
 
@@ -221,7 +221,9 @@ def _value_text(value: Any) -> str:
     return str(value).lower() if isinstance(value, bool) else str(value)
 
 
-def data(preset: Preset, cluster: Cluster, accelerator_fits: Sequence[Fit], launch: Launch | None) -> dict[str, Any]:
+def cluster_data(
+    preset: Preset, cluster: Cluster, accelerator_fits: Sequence[Fit], launch: Launch | None
+) -> dict[str, Any]:
     """Returns the JSON document; bytes are exact integers.
 
     Allocated bytes are those of the rank that allocates most, required bytes those of the rank that requires most.

@@ -21,7 +21,7 @@ from ..workload.execution import AttentionImplementation
 from . import bars, palette
 from .bars import Bar
 from .document import Column, Report, Row, Table, without_repetitions
-from .notes import against, as_warnings, binary, plural, too_long
+from .notes import binary_unit_note, plural, relative_error_text, too_long_notes, warnings_of_notes
 from .summary import model_data
 
 COLUMNS = (
@@ -29,7 +29,7 @@ COLUMNS = (
     Column("dtype", "dtype"),
     Column("bytes", units.GIB.name, units.GIB.write),
     Column("share", "share", units.percent),
-    Column("bar", "", bars.share, justify="left", bar=True),
+    Column("bar", "", bars.share_bar, justify="left", bar=True),
 )
 
 LONGEST_PATH = 24
@@ -102,7 +102,7 @@ def report(preset: Preset, memory: Memory, accelerator_fits: Sequence[Fit], assu
     assumed_accelerator: the accelerator whose runtime is assumed, where none was named.
     """
     memory_use, device = memory.states, memory.device
-    warnings = too_long(memory_use.count.spec, memory_use.workload)
+    warnings = too_long_notes(memory_use.count.spec, memory_use.workload)
     warnings += [remark for fit in accelerator_fits if not fit.hardware.sources for remark in fit.hardware.notes]
     warnings += untested_notes(device)
     answer_text = f"{units.GIB.write(device.device_bytes)} {units.GIB.name} required"
@@ -114,11 +114,11 @@ def report(preset: Preset, memory: Memory, accelerator_fits: Sequence[Fit], assu
     )
     parts_table = Table(preset.display, columns, rows, settings_line, notes, answer_text, name="parts")
     phases = Table("Over time", PHASE_COLUMNS, phase_rows(device), name="phases")
-    fits_section = fits_table(accelerator_fits, f"On one accelerator, in {units.GIB.name}")
+    fits_section = accelerators_table(accelerator_fits, f"On one accelerator, in {units.GIB.name}")
     return Report(
         memory_data(preset, memory, accelerator_fits),
         [parts_table, phases, fits_section],
-        warnings=as_warnings(preset, warnings),
+        warnings=warnings_of_notes(preset, warnings),
     ).for_target(preset.target)
 
 
@@ -133,7 +133,7 @@ def estimated_parts(device: DeviceMemory) -> list[tuple[str, int]]:
     return [(f"{term_name(term)} (estimate)", term.bytes) for term in estimates[-2:]]
 
 
-def fits_table(accelerator_fits: Sequence[Fit], title: str) -> Table:
+def accelerators_table(accelerator_fits: Sequence[Fit], title: str) -> Table:
     """Returns a table that says whether a run fits on each accelerator."""
     rows = [
         Row([fit.hardware.name, fit.capacity, fit.share, fit.left_bytes, verdict_of(fit)]) for fit in accelerator_fits
@@ -588,7 +588,7 @@ def _memory_notes(preset: Preset, memory: Memory, assumed_accelerator: str) -> l
         )
     notes.append(_kernels_note(memory))
     left_out = not_counted(memory_use)
-    notes += [f"not counted: {'; '.join(left_out)}" if left_out else "", binary(units.GIB)]
+    notes += [f"not counted: {'; '.join(left_out)}" if left_out else "", binary_unit_note(units.GIB)]
     notes += host_notes(memory.device)
     tested_terms = [term for term in memory.device.terms if term.bytes and term.status != "untested"]
     notes += [f"{STATUS[term.status]}: {term_name(term)} ({term.witness})" for term in tested_terms]
@@ -660,7 +660,7 @@ def _training_notes(memory_use: MemoryUse) -> list[str]:
     if memory_use.adapters is not None:
         return notes
     rule = ZERO_RULE * parameters
-    difference = against(rule / memory_use.total_bytes - 1, "what stays in memory")
+    difference = relative_error_text(rule / memory_use.total_bytes - 1, "what stays in memory")
     same_text = (
         "; --master-weights fp32 counts that"
         if not memory_use.has_master and memory_use.dtype in ("bfloat16", "float16")

@@ -10,7 +10,7 @@ from .. import units
 from ..sources.preset import Preset
 from ..studies.literature import FINDINGS, TAY_LAYERS, TOKENS_PER_PARAMETER, kaplan_range
 from ..studies.shape import LEAST_ASPECT, MOST_ASPECT, Shape, Study
-from .compare import BAND, aspect
+from .compare import BAND, aspect_text
 from .document import Column, Report, Row, Table
 from .notes import MULTIPLY_ADD, cache_per_token_note, flops_per_token_note
 from .summary import headline, model_data
@@ -124,7 +124,7 @@ def _cost_columns(study: Study) -> Sequence[Column]:
 
 def _size_cells(shape: Shape) -> list[Any]:
     layers = f"{TARGET_MARK} {shape.stack.num_hidden_layers}" if shape.target else shape.stack.num_hidden_layers
-    return [layers, shape.stack.hidden_size, aspect(shape.stack.aspect_ratio, shape.in_dense_band)]
+    return [layers, shape.stack.hidden_size, aspect_text(shape.stack.aspect_ratio, shape.in_dense_band)]
 
 
 def _cost_row(shape: Shape) -> Row:

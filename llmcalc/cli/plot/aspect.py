@@ -6,7 +6,7 @@ from ...plots.pictures import aspect_picture
 from ...studies.selection import Selection
 from ..options import value_option
 from ..target_options import takes_target
-from .files import Picture, write
+from .files import Picture, write_picture
 
 
 @takes_target
@@ -26,4 +26,4 @@ def command(
     """h/L and d_ff/h of all presets, by size and year.
     Or of those that the filters take.
     """
-    write(aspect_picture(selection, label or ()), output)
+    write_picture(aspect_picture(selection, label or ()), output)

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any, TypeAlias
 import typer
 
 from ...plots.figure import figure_bytes, format_of
-from ..output import check_writable, write_whole
+from ..output import check_writable, open_whole_file
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -35,7 +35,7 @@ PictureFile: TypeAlias = Annotated[Path, _file_option("--output-file")]
 """The file of a picture whose `--output` is the tokens of an answer."""
 
 
-def write(figure: Figure, output: Path, option: str = "--output") -> None:
+def write_picture(figure: Figure, output: Path, option: str = "--output") -> None:
     """Writes a picture, completely or not at all, in the format of the file's suffix. option: the file's option."""
-    with write_whole(output, option) as out:
+    with open_whole_file(output, option) as out:
         out.buffer.write(figure_bytes(figure, format_of(output)))

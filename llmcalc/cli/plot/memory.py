@@ -11,7 +11,7 @@ from ..hardware import complete_name
 from ..options import Target, WithMtp, WithTowers, value_option
 from ..run_options import CublasWorkspace, takes_settings
 from ..target_options import TargetOptions, takes_target
-from .files import Picture, write
+from .files import Picture, write_picture
 
 
 @takes_settings
@@ -41,4 +41,4 @@ def command(
         accelerators=tuple(find_all(hardware or ())),
         workspace=cublas_workspace,
     )
-    write(memory_picture(question), output)
+    write_picture(memory_picture(question), output)

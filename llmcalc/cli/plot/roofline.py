@@ -4,7 +4,7 @@ from dataclasses import replace
 
 from ...plots.pictures import roofline_phases, roofline_picture
 from ..time_options import TimedRun, takes_timed_run
-from .files import Picture, write
+from .files import Picture, write_picture
 
 
 @takes_timed_run
@@ -17,4 +17,4 @@ def command(output: Picture, timed_run: TimedRun) -> None:
     picture = roofline_picture(
         lambda phase: timed_run.ask(replace(question, settings=question.settings.with_(phase=phase))), phases
     )
-    write(picture, output)
+    write_picture(picture, output)

@@ -6,7 +6,7 @@ import typer
 
 from ...plots.pictures import time_picture
 from ..time_options import TimedRun, takes_timed_run
-from .files import Picture, write
+from .files import Picture, write_picture
 
 
 @takes_timed_run
@@ -21,4 +21,4 @@ def command(
     The options of a run are those of llmcalc time.
     """
     question = timed_run.question()
-    write(time_picture(lambda: timed_run.ask(question), by_node), output)
+    write_picture(time_picture(lambda: timed_run.ask(question), by_node), output)

@@ -33,7 +33,7 @@ class Writer(NamedTuple):
 
 WRITERS: dict[Format, Writer] = {
     "table": Writer("table:render"),
-    "json": Writer("plain:json"),
-    "csv": Writer("plain:csv", warns_apart=True, ascii=True),
-    "markdown": Writer("plain:markdown"),
+    "json": Writer("plain:write_json"),
+    "csv": Writer("plain:write_csv", warns_apart=True, ascii=True),
+    "markdown": Writer("plain:write_markdown"),
 }
