@@ -404,7 +404,7 @@ def fit(
     receipt: str | Path | None = None,
     **options: Any,
 ) -> ReportedAnswer:
-    """Whether a run fits (`.ok`), and what would make it fit; with `devices`, with some layout over them.
+    """Tells whether a run fits (`.ok`), with `devices` in some layout over them, and which changes would make it fit.
 
     hardware: the accelerator; default common ones, each with the fewest on which it fits.
     phase: default inference, or training if an option that only training has is given.
@@ -455,7 +455,7 @@ def plan(
     cublas_workspace: str | None = None,
     **options: Any,
 ) -> ReportedAnswer:
-    """Layouts over many devices that fit, the best first: `.result.plan`; `.ok` says whether there is one.
+    """Ranks the layouts over many devices that fit, best first: `.result.plan`; `.ok` says whether one fits.
 
     global_batch: sequences of a step of all devices; default a micro-batch of each. rows: layouts that are replayed.
     by: order of the layouts; default time where it can be estimated. where: sizes of a layout whose place in the order
@@ -724,7 +724,7 @@ def diff(
     kv_dtype: str = "bf16",
     **options: Any,
 ) -> ReportedAnswer:
-    """What changes from one model to another, or with `git` in files since a commit: a `.result` for each pair.
+    """Compares two models, or with `git` files with their state at a commit: `.result` has each pair's differences.
 
     models_only: with git, whether files that are no config of a model are skipped. options: `set`, `head`,
     `allow_unknown`.
@@ -765,7 +765,7 @@ def shape(
     set: str | Iterable[str] = (),
     allow_unknown: bool = False,
 ) -> ReportedAnswer:
-    """Other shapes of the same budget, deep to wide, with the ratios of a model: `.result` is the study.
+    """Finds other shapes of the same budget, deep to wide, with the ratios of a model: `.result` is the study.
 
     params, flops, tokens: the budget, of parameters or of training FLOPs; default the model's own parameters.
     rows: shapes to show. tolerance: how far off the budget, in percent.
@@ -839,7 +839,7 @@ def verify(
     num_microbatches: int | None = None,
     **options: Any,
 ) -> ReportedAnswer:
-    """Compares every closed form with a model that runs: `.result.verdicts`, one a model; `.ok` whether all are equal.
+    """Compares every closed form with a running model: `.result.verdicts` has one per model; `.ok`: all are equal.
 
     all: whether every preset is verified. options: `set`, `head`, `allow_unknown`, and with distributed the sizes of a
     layout. The others: as on the command line.
@@ -880,7 +880,7 @@ def check(checkpoint: str | Path, model: Model, **options: Any) -> ReportedAnswe
 
 
 def convert(model: Model, to: Written = "toml", **options: Any) -> str:
-    """The text of a model as a native description (toml), or as the config.json of a transformers class (hf)."""
+    """Returns a model as the text of a native description (toml), or of a config.json of transformers (hf)."""
     from .questions.listings import Written, convert_model
 
     return convert_model(options_of(options).read(model), one_of("--to", to, Written))
@@ -897,7 +897,7 @@ def presets(
     details: bool = False,
     stale: bool = False,
 ) -> ReportedAnswer:
-    """The models that come with llmcalc, in full where they are named: `.result` has (preset, parameters) of each.
+    """Lists the models that come with llmcalc, named ones in full: `.result` has (preset, parameters) of each.
 
     stale: whether to list only those none of whose sources was read within 180 days.
     """
@@ -907,21 +907,21 @@ def presets(
 
 
 def hardware(*names: str) -> ReportedAnswer:
-    """The accelerators of these names, or all: `.result` has a record of each, with its figures and their sources."""
+    """Lists accelerators by name, or all: `.result` has the record of each, with its figures and their sources."""
     from .questions.listings import ask_hardware
 
     return ask_hardware([text("NAME", name, "h100") for name in names])
 
 
 def schema() -> dict[str, Any]:
-    """The JSON Schema of native descriptions."""
+    """Returns the JSON Schema of native descriptions."""
     from .sources.json_schema import description_schema
 
     return description_schema()
 
 
 def lock(*models: str | Path, check: bool = False, allow_unknown: bool = False) -> ReportedAnswer:
-    """Writes down what models cost: `.document` is the lock file, `.result` has an entry for each model.
+    """Records the counts of models for a lock file: `.document` is the file, `.result` has an entry for each model.
 
     models: names or paths, which a check reads again. allow_unknown: whether to ignore misspelt fields and unknown
         sizes of a config.
@@ -960,7 +960,7 @@ def mcp(offline: bool = False) -> None:
 
 
 def plot(picture: Picture, *models: Model, output: str | Path | None = None, **options: Any) -> Figure:
-    """Draws an answer, as a figure of matplotlib, which a notebook shows.
+    """Draws an answer as a figure of matplotlib, which a notebook displays.
 
     picture: memory, schedule, time, serve, roofline, params, kv, flops, shape or aspect.
     models: one for memory, time, serve and roofline, none for schedule and aspect.
@@ -980,7 +980,7 @@ def web(port: int = 0, *, export: str | Path, rebuild: bool = False, browser: bo
 def web(
     port: int = 0, export: str | Path | None = None, rebuild: bool = False, browser: bool = True
 ) -> PageServer | Path:
-    """Serves the page that counts in a browser, in a thread: `.address`, and `.close()`.
+    """Serves the browser page from a thread; the answer has `.address` and `.close()`.
 
     port: default any that is free. export: a new folder that the page is written into, instead; it is returned.
     rebuild: whether the page is built anew. browser: whether a browser opens it.

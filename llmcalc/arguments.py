@@ -111,7 +111,7 @@ class Options(NamedTuple):
         return preset_of(draft, allow_unknown=self.reading.get("allow_unknown", False))
 
     def gives(self, phase: Any) -> Callable[[str], bool]:
-        """Whether the call sets the setting of this name. phase: the phase that the call sets; None for no phase."""
+        """Returns a function that says whether the call sets a setting. phase: the phase that the call sets, if any."""
         return lambda name: (phase if name == "phase" else self.settings.get(name)) is not None
 
     def rank_request(self) -> RankRequest | None:
@@ -130,7 +130,9 @@ READING = ("set", "head", "allow_unknown")
 def options_of(
     options_by_name: Mapping[str, Any], *, rank: bool = False, run: bool = False, layout: bool = False
 ) -> Options:
-    """Sorts the options of an API call by subject. rank, run, layout: whether the function takes such options.
+    """Sorts the options of an API call into those of reading, of a rank, of a run and of a layout.
+
+    rank, run, layout: whether the function takes such options.
 
     Raises `InputError` for an option that the function does not take.
     """
@@ -162,12 +164,12 @@ def optional_length(option: str, value: Any, least: int = 1, most: int = LARGEST
 
 
 def optional_text(option: str, value: Any, example: str) -> str | None:
-    """Validates text as `text` does; None stays None."""
+    """Validates an optional text; None stays None. example: a valid text, for the error message."""
     return None if value is None else text(option, value, example)
 
 
 def optional_word(option: str, value: Any, words: Any) -> Any:
-    """Validates a word as `one_of` does; None stays None."""
+    """Validates an optional word of a `Literal`; None stays None."""
     return None if value is None else one_of(option, value, words)
 
 
@@ -204,7 +206,7 @@ def cache_format_of(value: Any) -> str:
 
 
 def _hardware_names(hardware: Any) -> list[str]:
-    """Returns names of accelerators as a tuple, from one name, several names or None."""
+    """Returns a list of accelerator names, from one name, several names or None."""
     names = [hardware] if isinstance(hardware, str) or not isinstance(hardware, Iterable) else list(hardware)
     return [text("--hardware", name, "h100") for name in names if name is not None]
 

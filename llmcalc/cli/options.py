@@ -139,7 +139,7 @@ def length_option(
 ) -> Any:
     """Returns an option for a number of sequences or tokens, such as 4096, 32k or 1M.
 
-    text, panel: for the help page.
+    text, panel: its text and its panel on the help page.
     """
 
     def checked(option: typer.CallbackParam, number: int | None) -> int | None:

@@ -117,7 +117,7 @@ def takes_server(command: CommandFunction) -> CommandFunction:
 
 
 def serve_answer(target: str, values: ServerValues, target_options: TargetOptions) -> ReportedAnswer:
-    """Returns the answer of `serve`."""
+    """Returns the answer about servers of a model under load. target: the TARGET. values: the options by name."""
     from ..questions.serving import ServeOptions, ask_serve
     from ..sources.hardware import find_hardware
     from ..sources.preset import name_in_errors

@@ -78,7 +78,7 @@ class Tool(NamedTuple):
 
 @cache
 def all_tools() -> tuple[Tool, ...]:
-    """Returns all tools."""
+    """Returns the commands that are tools, with the schemas of their arguments."""
     return tuple(_tool_of_command(name) for name in TOOLS)
 
 

@@ -60,7 +60,7 @@ def tick_text(value: float, write: Callable[[Any], str]) -> str:
 def spread_labels(heights: Sequence[float], distance: float, low: float = 0.0, high: float = 1.0) -> list[float]:
     """Returns label heights as near to `heights` as possible (least squares), at least `distance` apart.
 
-    low, high: where the lowest and the highest stand at most, as far as all fit between them.
+    low, high: bounds of the lowest and of the highest label, as far as all labels fit between them.
     """
     order = sorted(range(len(heights)), key=heights.__getitem__)
     blocks: list[tuple[float, int]] = []  # labels that touch: (mean height without their distances, how many)

@@ -171,7 +171,7 @@ def roofline_picture(ask: Callable[[Phase], ReportedAnswer], phases: Sequence[Ph
 def roofline_phases(kind: str, phase: str) -> tuple[Phase, ...]:
     """Returns the passes of a roofline plot: in inference a prompt and, for a model that decodes, a token.
 
-    kind: of the model. Raises `InputError` for a phase that is no single pass of inference.
+    kind: the kind of the model, such as `encoder`. Raises `InputError` for a phase that is no single pass of inference.
     """
     if phase == "inference":
         return ("prefill",) if kind == "encoder" else ("prefill", "decode")

@@ -41,7 +41,7 @@ class Answer(ABC):
     def records(self, table: str = "", *, leaves: bool = False) -> list[dict[str, Any]]:
         """Returns the rows of a table as dicts of raw values, which pandas, polars and DuckDB read.
 
-        table: its name, as `--table` takes it; by default the first. Raises `InputError` for another name.
+        table: the name of the table, as `--table` takes it; by default the first. Raises `InputError` for another name.
         leaves: whether totals are left out, and rows with their parts below them, so that the rest can be summed;
             default false.
         """

@@ -183,7 +183,7 @@ def report(
 
 
 def _layout_note(chosen_for: Hardware, accelerator_fits: Sequence[Fit]) -> str:
-    """Says how a layout was chosen for an accelerator."""
+    """Writes how the layout was chosen for an accelerator."""
     fits = all(fit.verdict != "no" for fit in accelerator_fits if fit.hardware == chosen_for)
     title = chosen_for.title
     choice = f"the most replicas that fit on {title}" if fits else f"none fits on {title}, this one requires least"
@@ -224,7 +224,7 @@ def _value_text(value: Any) -> str:
 def cluster_data(
     preset: Preset, cluster: Cluster, accelerator_fits: Sequence[Fit], launch: Launch | None
 ) -> dict[str, Any]:
-    """Returns the JSON document; bytes are exact integers.
+    """Returns the JSON document of the memory of ranks; bytes are exact integers.
 
     Allocated bytes are those of the rank that allocates most, required bytes those of the rank that requires most.
     """

@@ -95,7 +95,7 @@ def report(
 ) -> Report:
     """Returns the answer as data (one document per model, in their order) and as tables no wider than the terminal.
 
-    load: under which a token is timed; default none.
+    load: the load under which a token is timed; default none.
     """
     documents = single_or_list(
         [{"model": model_data(preset), "compare": _quantities_data(q, load)} for preset, q in compared_models]

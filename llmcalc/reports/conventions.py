@@ -13,7 +13,7 @@ from .document import Column, Row, Table
 
 
 def conventions_table(title: str, headline: str, flop_count: FlopCount, rules: Sequence[Rule]) -> Table:
-    """Returns a table with one row per rule of thumb, after the rows of the exact counts."""
+    """Returns the table of rules of thumb, below the rows of the exact counts."""
     scale = units.decimal_scale(max(rule.total for rule in rules), "FLOPs")
     columns = (
         Column("rule", "rule of thumb", justify="left"),

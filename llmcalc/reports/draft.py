@@ -36,7 +36,7 @@ def draft_data(draft: Draft) -> dict[str, Any]:
 
 
 def draft_note(draft: Draft, is_counted: bool = False) -> str:
-    """Writes the size of the draft model: `draft eagle3: 424,689,664 parameters, 4.00 KiB of cache per token`."""
+    """Writes the size of a draft model: `draft eagle3, …: 424,689,664 parameters, 4.00 KiB of cache per token`."""
     texts = [
         f"{units.exact(draft.params)} parameters",
         f"{units.memory(draft.cache.bytes_per_token)} of cache per token",

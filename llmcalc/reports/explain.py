@@ -136,7 +136,7 @@ def _with_numbers(explanation: Explanation, latex: bool = False) -> Style:
 
 
 def _symbol_meanings(explanation: Explanation, sections: list[Section] | None = None) -> dict[str, dict[str, Any]]:
-    """Returns (field, value) for each symbol in formulas and for each number of layers."""
+    """Returns symbol → its field and value, for the symbols of the formulas and for numbers of layers."""
     used_symbols: set[Any] = set()
     for section in explanation.sections if sections is None else sections:
         if sections is None and explanation.node is None:

@@ -304,7 +304,7 @@ class _Screen(NamedTuple):
         document: dict[str, Any],
         remark: str = "",
     ) -> Report:
-        """Returns the report. remark: a note below the changes; default none."""
+        """Returns the report with these tables. remark: a note below the changes; default none."""
         warnings = too_long_notes(memory.spec, memory.states.workload) + list(
             () if fit.hardware.sources else fit.hardware.notes
         )
@@ -359,7 +359,7 @@ def _changes_data(changes: Sequence[Change]) -> list[dict[str, Any]]:
 
 
 def _fit_document(preset: Preset, fit_answer: Fitting) -> dict[str, Any]:
-    """Returns the JSON document; bytes are exact integers."""
+    """Returns the JSON document of `fit` on one accelerator; bytes are exact integers."""
     fit, training = fit_answer.fit, fit_answer.memory.settings.phase == "training"
     return {
         "model": model_data(preset),

@@ -22,7 +22,7 @@ def inputs_data(inputs: EncodedInputs) -> dict[str, Any]:
 
 
 def inputs_note(inputs: EncodedInputs) -> str:
-    """Writes the tokens of images and audio: `of each sequence, 2,508 tokens are images and 750 are audio`."""
+    """Writes the tokens of images and audio: `tokens of each sequence: 2,508 of images and 750 of audio`."""
     texts = [
         f"{units.exact(tokens)} {kind}"
         for tokens, kind in ((inputs.image_tokens, "of images"), (inputs.audio_tokens, "of audio"))

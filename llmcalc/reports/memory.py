@@ -176,7 +176,7 @@ def verdict_of(fit: Fit) -> str:
 
 
 def memory_data(preset: Preset, memory: Memory, accelerator_fits: Sequence[Fit]) -> dict[str, Any]:
-    """Returns the document; bytes are exact integers."""
+    """Returns the JSON document of the memory of one device; bytes are exact integers."""
     memory_use = memory.states
     return {
         "model": model_data(preset),

@@ -181,7 +181,7 @@ class Chart(NamedTuple):
 
 
 def schedule_data(layout: Layout, timetable: Timetable) -> dict[str, object]:
-    """Returns the JSON document."""
+    """Returns the JSON document of a pipeline schedule: the passes of every rank with their times."""
     pipeline = timetable.pipeline
     return {
         "schedule": effective_schedule(layout),

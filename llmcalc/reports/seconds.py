@@ -72,7 +72,7 @@ def unit_of(seconds: float) -> str:
 
 
 def range_unit(low_seconds: float, seconds: float) -> str:
-    """Returns the unit of a range that goes on to `seconds`: that of `seconds`, but minutes and hours from 1 on."""
+    """Returns the unit of a range: that of `seconds`, or minutes (seconds) if the low end is below an hour (minute)."""
     unit = unit_of(seconds)
     return {"h": "min", "min": "s"}.get(unit, unit) if low_seconds < FACTORS[unit] else unit
 
