@@ -1,4 +1,5 @@
 // A training run: its step, days, device hours, energy and money, each as a range.
+import { answerPanel } from "../answer_panel.js";
 import { debouncedQuery } from "../debounced_query.js";
 import { $, h } from "../dom.js";
 import { choice, line, number, style } from "../fields.js";
@@ -26,8 +27,8 @@ function make() {
     number("cost", "tokens", t("Tokens"), changed, { note: t("Of the whole run: 15T, 300B") }),
     number("cost", "price", t("Price"), changed, { note: t("Of a device and hour, in any currency"), empty: t("none") }),
   ];
-  made = { controls, line: line(), body: h("div", {}) };
-  $("cost").replaceChildren(h("div", { class: "settings" }, controls.map((one) => one.row)), h("p", { id: "cost-status", class: "status", role: "status" }), made.body, made.line.row);
+  made = { controls, line: line() };
+  Object.assign(made, answerPanel($("cost"), { ...made, status: "cost-status", title: t("How sure it is, and what is assumed") }));
 }
 
 function ask() {
@@ -36,18 +37,20 @@ function ask() {
   costs.ask({ model: asked(view.model.model), options: request(state, "cost") }, { title: view.model.title });
 }
 
+const fail = (reason) => { made.answer.replaceChildren(reason); made.details.replaceChildren(); };
+
 function paint() {
   if (!answer) return;
-  if (answer.stopped) return made.body.replaceChildren(h("p", { class: "quiet" }, t("Stopped. "), h("button", { type: "button", class: "offer", onclick: () => { costs.forget(); ask(); } }, t("Count again"))));
-  if (answer.error) return made.body.replaceChildren(h("p", { class: "error" }, answer.error));
+  if (answer.stopped) return fail(h("p", { class: "quiet" }, t("Stopped. "), h("button", { type: "button", class: "offer", onclick: () => { costs.forget(); ask(); } }, t("Count again"))));
+  if (answer.error) return fail(h("p", { class: "error" }, answer.error));
   const found = answer.found.cost, { layout } = found;
   const name = layout ? ["tp", "pp", "cp", "dp", "ep"].filter((one) => layout[one] > 1).map((one) => `${one} ${layout[one]}`).join(" · ") + (layout.zero ? ` · ZeRO ${layout.zero}` : "") : "";
   const devices = `${integer(found.devices)} × ${found.hardware}`;
   const cells = Object.entries(found.cost).filter(([, value]) => value !== null).map(([key, value]) => h("div", { class: "figure" }, h("span", {}, TITLES[key][0]), h("b", {}, `${about(value.low)}–${about(value.high)} ${TITLES[key][1]}`), h("span", { class: "quiet" }, t("likely {0}", about(value.estimate)))));
-  made.body.replaceChildren(
+  made.answer.replaceChildren(
     h("p", { class: "quiet said" }, h("b", { class: "big" }, t("{0}–{1} days", about(found.cost.days.low), about(found.cost.days.high))), t(" for {0} tokens of {1} on {2}: {3} steps of {4} tokens, {5} each, likely {6}.", state.cost.tokens, answer.title, name ? t("{0}, {1}", devices, name) : devices, integer(found.steps), integer(found.step_tokens), range(found.step), seconds(found.step.estimate))),
-    h("div", { class: "figures" }, cells),
-    h("details", {}, h("summary", {}, t("How sure it is, and what is assumed")), h("ul", { class: "notes" }, found.notes.map((note) => h("li", {}, translated(note))))));
+    h("div", { class: "figures" }, cells));
+  made.details.replaceChildren(h("ul", { class: "notes" }, found.notes.map((note) => h("li", {}, translated(note)))));
 }
 
 export async function draw(next) {
