@@ -959,18 +959,30 @@ def mcp(offline: bool = False) -> None:
         raise InputError("mcp: the server did not start; the line above says why")
 
 
-def plot(picture: Picture, *models: Model, output: str | Path | None = None, **options: Any) -> Figure:
+def plot(
+    picture: Picture,
+    *models: Model,
+    output: str | Path | None = None,
+    columns: Literal[1, 2] | None = None,
+    **options: Any,
+) -> Figure:
     """Draws an answer as a figure of matplotlib, which a notebook displays.
 
     picture: memory, schedule, time, serve, roofline, params, kv, flops, shape or aspect.
     models: one for memory, time, serve and roofline, none for schedule and aspect.
-    output: a .svg, .png or .pdf file that is written too. options: those of `llmcalc plot` with that picture; the
-        tokens of an answer of serve are `output_tokens`.
+    output: a .svg, .png or .pdf file that is written too.
+    columns: of a paper, for which the picture is laid out, so that its text can be read at the width of one column (3.4
+        inches) or of two; default for a screen.
+    options: those of `llmcalc plot` with that picture; the tokens of an answer of serve are `output_tokens`.
     Raises `InputError` for an option that the picture does not have, and `MissingExtra` without matplotlib.
     """
     from .drawing import draw_picture
+    from .plots.figure import paper_columns
 
-    return draw_picture(picture, models, output, options, {"time": time, "serve": serve})
+    if columns is not None:
+        whole("--columns", columns, 1, 2)
+    with paper_columns(columns):
+        return draw_picture(picture, models, output, options, {"time": time, "serve": serve})
 
 
 @overload

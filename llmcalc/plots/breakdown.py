@@ -8,7 +8,7 @@ from .. import units
 from ..reports.palette import BOUNDS, FAINT, INK
 from ..reports.seconds import BOUND_NAMES, FACTORS, PART_NAMES, duration, range_of, unit_of
 from ..studies.run_time import Node, TimedRun
-from .figure import draw_heading, in_style, new_figure
+from .figure import draw_heading, in_style, is_narrow, narrow_text, new_figure
 from .labels import escape_label
 
 if TYPE_CHECKING:
@@ -20,6 +20,9 @@ MOST_NODES = 14
 
 HEIGHT = 0.62
 """Height of a bar, in rows."""
+
+ROOM = 1.28
+"""Length of an axis over its longest bar, with room for the bar's text."""
 
 
 @in_style
@@ -36,7 +39,7 @@ def plot_time(title: str, subtitle: str, timed_run: TimedRun, depth: int = 3) ->
     draw_parts(parts_axes, timed_run, time_parts)
     draw_nodes(node_axes, timed_run, bars)
     draw_heading(figure, escape_label(title))
-    parts_axes.set_title(escape_label(subtitle), color=INK, fontsize=9)
+    parts_axes.set_title(narrow_text(escape_label(subtitle), 2.6, 9), color=INK, fontsize=9)
     return figure
 
 
@@ -84,7 +87,7 @@ def draw_parts(ax: Axes, timed_run: TimedRun, time_parts: list[tuple[str, float]
         start += seconds
         ax.text(start / factor, row, f"  {_share_text(seconds, timed_run)}", va="center", color=INK)
     _time_axis(ax, ["estimate, with its range", *(name for name, _ in time_parts)], unit)
-    ax.set_xlim(0, 1.28 * high_end)
+    ax.set_xlim(0, (1.5 if is_narrow() else ROOM) * high_end)
 
 
 def draw_nodes(ax: Axes, timed_run: TimedRun, bars: list[tuple[str, Node]]) -> None:
@@ -98,7 +101,7 @@ def draw_nodes(ax: Axes, timed_run: TimedRun, bars: list[tuple[str, Node]]) -> N
             start += seconds
         ax.text(start / factor, row, f"  {_share_text(node.seconds, timed_run)}", va="center", color=INK)
     _time_axis(ax, [name for name, _ in bars], unit)
-    ax.set_xlim(0, 1.28 * bars[0][1].seconds / factor)
+    ax.set_xlim(0, (2 if is_narrow() else ROOM) * bars[0][1].seconds / factor)
     _draw_legend(ax, timed_run)
 
 

@@ -11,7 +11,7 @@ from ..costs.context_length import longest_sequence
 from ..costs.flops import flops, run_config_of
 from ..reports.palette import FAINT, INK
 from ..sources.preset import Preset
-from .figure import in_style, new_figure
+from .figure import in_style, narrow_text, new_figure
 from .labels import escape_label, spread_labels, tick_text
 from .series import curve_style
 
@@ -97,7 +97,7 @@ def _draw_curves(
     ax.yaxis.set_minor_locator(NullLocator())
     ax.yaxis.set_major_formatter(FuncFormatter(lambda value, _: tick_text(value, write)))
     ax.grid(color=FAINT, linewidth=0.4, alpha=0.6)
-    ax.set_xlabel("tokens of the context; dotted past what the model was made for")
+    ax.set_xlabel(narrow_text("tokens of the context; dotted past what the model was made for", 2.4))
     ax.set_title(title, color=INK, fontweight="bold")
     _label_ends(ax, curves)
 

@@ -11,7 +11,7 @@ from ..device_memory.device_memory import DeviceMemory
 from ..device_memory.estimate import Memory
 from ..reports.memory import KIND_NAMES, PHASE_NAMES, run_text
 from ..reports.palette import FAINT, INK, KINDS
-from .figure import draw_heading, in_style, new_figure
+from .figure import draw_heading, in_style, is_narrow, narrow_text, new_figure
 from .labels import escape_label
 
 if TYPE_CHECKING:
@@ -30,7 +30,7 @@ def memory(title: str, memory_estimate: Memory, accelerator_fits: Sequence[Fit] 
     accelerator_fits: accelerators whose capacity is marked; default none.
     """
     device = memory_estimate.device
-    figure = new_figure(9, 3.0 + 0.42 * len(device.moments) + 2.4)
+    figure = new_figure(9, 3.0 + 0.42 * len(device.moments) + (3.4 if is_narrow() else 2.4))
     heights = (1.15 + 0.45 * len(device.moments), 2.4)
     bar_axes, timeline_axes = figure.subplots(2, 1, height_ratios=heights, gridspec_kw={"hspace": 0.06})
     draw_bars(bar_axes, device, accelerator_fits)
@@ -79,10 +79,11 @@ def draw_bars(ax: Axes, device: DeviceMemory, accelerator_fits: Sequence[Fit] = 
     ax.set_yticks(range(len(rows)), [name for name, _ in rows])
     ax.invert_yaxis()
     ax.xaxis.set_major_formatter("{x:,g}")
-    ax.set_xlabel(f"{scale.name}; of each phase the tensors at its highest point, by kind")
+    ax.set_xlabel(narrow_text(f"{scale.name}; of each phase the tensors at its highest point, by kind"))
     ax.margins(x=0.12)
     _draw_capacities(ax, accelerator_fits, device, scale.factor, upright=True)
-    ax.legend(loc="upper left", bbox_to_anchor=(1.01, 1.0), frameon=False, fontsize=9)
+    place = {"bbox_to_anchor": (-0.6, -0.32), "ncols": 2} if is_narrow() else {"bbox_to_anchor": (1.01, 1.0)}
+    ax.legend(loc="upper left", frameon=False, fontsize=9, **place)
 
 
 def draw_timeline(ax: Axes, device: DeviceMemory, accelerator_fits: Sequence[Fit] = ()) -> None:
@@ -103,7 +104,8 @@ def draw_timeline(ax: Axes, device: DeviceMemory, accelerator_fits: Sequence[Fit
     for phase_start, phase_end in zip(starts, [*starts[1:], len(timeline_points)], strict=True):
         if phase_start:
             ax.axvline(phase_start - 0.5, color=FAINT, linewidth=0.8)
-        name = PHASE_NAMES[timeline_points[phase_start].phase]
+        phase = timeline_points[phase_start].phase
+        name = phase if is_narrow() else PHASE_NAMES[phase]
         ax.annotate(
             name, ((phase_start + phase_end - 1) / 2, 1.0), xycoords=("data", "axes fraction"), ha="center", va="bottom"
         )

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 from .. import units
 from ..costs.params import ParameterCount
 from ..reports.palette import COMPONENTS, INK, OTHER
-from .figure import in_style, new_figure
+from .figure import in_style, is_narrow, new_figure
 from .labels import escape_label
 
 if TYPE_CHECKING:
@@ -69,7 +69,7 @@ def _draw_bars(ax: Axes, counts: Sequence[tuple[str, ParameterCount]]) -> None:
                 linewidth=0.8,
                 label=legend,
             )
-            if total_fraction >= LEGIBLE:
+            if total_fraction >= (2 if is_narrow() else 1) * LEGIBLE:
                 share_text = f"{100 * total_fraction:.0f} %"
                 ax.text(
                     bar_start + total_fraction / 2,
@@ -90,7 +90,14 @@ def _draw_bars(ax: Axes, counts: Sequence[tuple[str, ParameterCount]]) -> None:
         spine.set_visible(False)
     ax.set_xlim(0, 1.1)
     ax.set_title("Where the parameters are", color=INK, fontweight="bold")
-    ax.legend(loc="upper left", bbox_to_anchor=(-0.01, 0.0), ncols=5, frameon=False, fontsize=9, handlelength=1)
+    ax.legend(
+        loc="upper left",
+        bbox_to_anchor=(-0.01, 0.0),
+        ncols=2 if is_narrow() else 5,
+        frameon=False,
+        fontsize=9,
+        handlelength=1,
+    )
 
 
 def _text_colour(colour: str) -> str:

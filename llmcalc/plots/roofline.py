@@ -11,7 +11,7 @@ from ..reports.palette import FAINT, INK, SERIES
 from ..studies.run_time import TimedRun
 from ..timing.price import PassTime
 from ..timing.traffic import Traffic
-from .figure import draw_heading, in_style, new_figure
+from .figure import draw_heading, in_style, narrow_text, new_figure
 from .labels import FAR_PLACES, PLACES, escape_label, place_names
 
 if TYPE_CHECKING:
@@ -55,7 +55,7 @@ def plot_roofline(title: str, runs: Sequence[tuple[TimedRun, str]]) -> Figure:
     ax.xaxis.set_major_formatter("{x:g}")
     ax.yaxis.set_major_formatter("{x:g}")
     ax.grid(color=FAINT, linewidth=0.4, alpha=0.6)
-    ax.set_xlabel("FLOPs per byte of memory; a point's area is its share of the pass's time")
+    ax.set_xlabel(narrow_text("FLOPs per byte of memory; a point's area is its share of the pass's time"))
     ax.set_ylabel("TFLOP/s")
     draw_heading(figure, f"{escape_label(title)} under the roof of {escape_label(run.hardware.title)}")
     legend = figure.legend(loc="outside lower left", frameon=False, fontsize=9)
@@ -73,7 +73,8 @@ def _pass_text(timed_run: TimedRun, words: str, seconds: float) -> str:
     memory_hint = (
         "" if timed_run.resident_bytes <= timed_run.hardware.capacity_bytes else ", whose memory they do not fit"
     )
-    return f"{escape_label(words)}{memory_hint}; points: {units.percent(seconds / timed_run.seconds, 0)} of its time"
+    text = f"{escape_label(words)}{memory_hint}; points: {units.percent(seconds / timed_run.seconds, 0)} of its time"
+    return narrow_text(text, 3.8, 9)
 
 
 def _draw_roof(ax: Axes, timed_run: TimedRun, intensities: Sequence[float]) -> list[tuple[float, float]]:
@@ -87,8 +88,14 @@ def _draw_roof(ax: Axes, timed_run: TimedRun, intensities: Sequence[float]) -> l
     limits = (min(0.5 * min(intensities), ridge / 4), max(4 * max(intensities), 4 * ridge))
     steps = [limits[0] * (limits[1] / limits[0]) ** (sample_index / SAMPLES) for sample_index in range(SAMPLES + 1)]
     drawn_points = []
+    datasheet_text = narrow_text(f"roof of the datasheet: {_roof_text(timed_run, ridge)}", 3.8, 9)
     for peak, bandwidth, line, words in (
-        (timed_run.peak, device.bandwidth, "-", f"roof of the datasheet: {_roof_text(timed_run, ridge)}"),
+        (
+            timed_run.peak,
+            device.bandwidth,
+            "-",
+            datasheet_text,
+        ),
         (
             time_estimator.rate(product_format),
             device.bandwidth * device.generation.memory,

@@ -9,7 +9,7 @@ from ..parallel.layout import Layout
 from ..parallel.schedules import Kind, Timetable
 from ..reports import palette
 from ..reports.schedule import PASSES, costs_text, pass_kinds_of, schedule_title
-from .figure import draw_heading, in_style, new_figure
+from .figure import draw_heading, figure_width, in_style, narrow_text, new_figure
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -37,7 +37,7 @@ HEIGHT = 0.8
 def plot_schedule(layout: Layout, timetable: Timetable) -> Figure:
     """Draws two panels: the passes of every rank, and the largest number of micro-batches in flight."""
     shortest_pass = min(timetable.costs.duration(pass_kind) for pass_kind in pass_kinds_of(timetable))
-    width = min(WIDEST, max(NARROWEST, SIDE_INCHES + CELL * timetable.time / shortest_pass))
+    width = figure_width(min(WIDEST, max(NARROWEST, SIDE_INCHES + CELL * timetable.time / shortest_pass)))
     figure = new_figure(width, 1.6 + 0.36 * timetable.pipeline.ranks)
     timetable_axes, in_flight_axes = figure.subplots(1, 2, sharey=True, width_ratios=(width - SIDE_INCHES, 1.0))
     draw_passes(timetable_axes, timetable, (width - SIDE_INCHES) / timetable.time)
@@ -83,7 +83,7 @@ def draw_passes(ax: Axes, timetable: Timetable, inches: float) -> None:
     ax.spines["left"].set_visible(False)
     numbers_text = "; numbers are micro-batches" if ax.texts else ""
     pale_text = {1: "", 2: "; paler: of the second chunk"}.get(timetable.pipeline.chunks, "; paler: of later chunks")
-    ax.set_xlabel(f"time, with {costs_text(timetable)}{numbers_text}{pale_text}")
+    ax.set_xlabel(narrow_text(f"time, with {costs_text(timetable)}{numbers_text}{pale_text}", 2.4))
     _draw_legend(ax, timetable)
 
 

@@ -11,7 +11,7 @@ from ..reports.palette import COMPONENTS, FAINT, INK
 from ..sources.preset import Preset
 from ..studies.compare import DENSE_BAND, Quantities
 from ..studies.shape import Study
-from .figure import axes_of_panels, draw_heading, in_style, new_figure
+from .figure import axes_of_panels, draw_heading, in_style, is_narrow, new_figure
 from .labels import PLACES, RINGS, escape_label, place_names, tick_text
 from .series import CurveStyle, curve_style
 
@@ -31,8 +31,9 @@ def shape(studies: Sequence[tuple[str, Study]], ax: Sequence[Axes] | None = None
     """
     from matplotlib.ticker import FuncFormatter
 
-    figure = new_figure(10, 4.4) if ax is None else None
-    cache_axes, flops_axes = axes_of_panels(figure.subplots(1, 2) if figure is not None else ax, 2)
+    rows = 2 if is_narrow() else 1
+    figure = new_figure(10, 3.4 * rows + 1) if ax is None else None
+    cache_axes, flops_axes = axes_of_panels(figure.subplots(rows, 2 // rows) if figure is not None else ax, 2)
     for i, (name, study) in enumerate(studies):
         _draw_curves(cache_axes, flops_axes, name, study, curve_style(i))
     cache_axes.set_yscale("log", base=2)
@@ -107,8 +108,9 @@ def aspect(
     ax: the four axes to draw on; default those of a new figure with a title. Names are placed for their current size.
     Raises `InputError` for another number of axes.
     """
-    figure = new_figure(12, 8.4) if ax is None else None
-    axes = axes_of_panels(figure.subplots(2, 2) if figure is not None else ax, 4)
+    rows = 4 if is_narrow() else 2
+    figure = new_figure(12, 2.9 * rows if is_narrow() else 8.4) if ax is None else None
+    axes = axes_of_panels(figure.subplots(rows, 4 // rows) if figure is not None else ax, 4)
     plotted_models = [
         (ax_of_panel, _draw_scatter(ax_of_panel, models, title, x_quantity))
         for ax_of_panel, (title, x_quantity) in zip(axes, product((ASPECT, WIDTH), ("parameters", "year")), strict=True)
@@ -140,7 +142,8 @@ def _add_title(figure: Figure, title: str, ax: Axes) -> None:
     """Draws title and legend above all panels and fixes the layout, so that names can be placed."""
     draw_heading(figure, title)
     handles, labels = ax.get_legend_handles_labels()
-    figure.legend(handles, labels, loc="outside upper right", ncols=2, frameon=False, fontsize=9)
+    place = "outside lower center" if is_narrow() else "outside upper right"
+    figure.legend(handles, labels, loc=place, ncols=2, frameon=False, fontsize=9)
     figure.draw_without_rendering()
     figure.set_layout_engine("none")
 

@@ -6,7 +6,7 @@ from ...plots.pictures import aspect_picture
 from ...studies.selection import Selection
 from ..options import value_option
 from ..target_options import takes_target
-from .files import Picture, write_picture
+from .files import PaperColumns, Picture, write_picture
 
 
 @takes_target
@@ -20,6 +20,7 @@ def command(
             "Name this model in the picture, instead of those most unlike the others; may be repeated.",
         ),
     ] = None,
+    columns: PaperColumns = None,
     *,
     selection: Selection,
 ) -> None:

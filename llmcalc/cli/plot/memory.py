@@ -11,7 +11,7 @@ from ..hardware import complete_name
 from ..options import Target, WithMtp, WithTowers, value_option
 from ..run_options import CublasWorkspace, takes_settings
 from ..target_options import TargetOptions, takes_target
-from .files import Picture, write_picture
+from .files import PaperColumns, Picture, write_picture
 
 
 @takes_settings
@@ -29,6 +29,7 @@ def command(
         ),
     ] = None,
     cublas_workspace: CublasWorkspace = None,
+    columns: PaperColumns = None,
     *,
     target_options: TargetOptions,
 ) -> None:

@@ -4,7 +4,7 @@ from ...optional import included
 from ...plots.pictures import params_picture
 from ..options import Targets, WithMtp, WithTowers
 from ..target_options import TargetOptions, takes_target
-from .files import Picture, write_picture
+from .files import PaperColumns, Picture, write_picture
 
 
 @takes_target
@@ -13,6 +13,7 @@ def command(
     output: Picture,
     with_mtp: WithMtp = False,
     with_towers: WithTowers = False,
+    columns: PaperColumns = None,
     *,
     target_options: TargetOptions,
 ) -> None:

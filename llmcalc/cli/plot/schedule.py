@@ -9,7 +9,7 @@ from ...parallel.layout import Layout, Schedule
 from ...plots.pictures import schedule_picture, schedule_timetable
 from ..options import length_option
 from ..target_options import OutputOptions
-from .files import picture_file, write_picture
+from .files import PaperColumns, picture_file, write_picture
 
 
 def _checked_picture_path(path: Path | None) -> Path | None:
@@ -37,6 +37,7 @@ def command(
             show_default=False,
         ),
     ] = None,
+    columns: PaperColumns = None,
 ) -> None:
     """What each rank of a pipeline runs, and when."""
     layout = Layout(pp=pp, vpp=vpp, schedule=schedule)

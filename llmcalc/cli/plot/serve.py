@@ -4,7 +4,7 @@ from ...plots.pictures import serve_picture
 from ..options import Target
 from ..serve_options import ServerValues, serve_answer, takes_server
 from ..target_options import TargetOptions, takes_target
-from .files import PictureFile, write_picture
+from .files import PaperColumns, PictureFile, write_picture
 
 
 @takes_server
@@ -13,6 +13,7 @@ def command(
     target: Target,
     output_file: PictureFile,
     values: ServerValues,
+    columns: PaperColumns = None,
     *,
     target_options: TargetOptions,
 ) -> None:

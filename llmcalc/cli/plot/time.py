@@ -6,7 +6,7 @@ import typer
 
 from ...plots.pictures import time_picture
 from ..time_options import TimedRun, takes_timed_run
-from .files import Picture, write_picture
+from .files import PaperColumns, Picture, write_picture
 
 
 @takes_timed_run
@@ -16,6 +16,7 @@ def command(
     by_node: Annotated[
         int, typer.Option(metavar="DEPTH", help="Levels of the model's nodes that are drawn.", min=1, max=8)
     ] = 3,
+    columns: PaperColumns = None,
 ) -> None:
     """Where the time of a step, a prompt or a token goes, and what bounds it.
     The options of a run are those of llmcalc time.
