@@ -109,13 +109,15 @@ LLAMA_PARTS = (
 
 
 def by_torch(test: str) -> Witness:
-    """Returns the check of bytes that a test compares exactly with torch's own operations."""
+    """Returns the witness of bytes that a test compares exactly with torch's own operations. test: its module."""
     return Witness("exact", ON_META, test)
 
 
 def by_source(name: str, test: str) -> Witness:
-    """Returns the check of bytes read in a library's source code. name: the file. test: compares with hand
-    arithmetic."""
+    """Returns the witness of bytes that were read in a library's source code.
+
+    name: the file of the library. test: the module that compares them with hand arithmetic.
+    """
     return Witness("source", name, test)
 
 
