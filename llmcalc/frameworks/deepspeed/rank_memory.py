@@ -10,7 +10,6 @@ from ...device_memory.device_memory import TORCH, DeviceMemory, Term, summarize,
 from ...device_memory.optimizers.registry import optimizer
 from ...device_memory.training import Training, replay_steps_on_allocator
 from ...errors import InputError
-from ...model import ModelSpec
 from ...parallel.layout import Layout
 from ...simulator.caching_allocator import PrefixCache
 from ...simulator.layer_loops import layer_stacks
@@ -24,7 +23,7 @@ from .lamb import LambRun, OneBitLambRun
 from .one_bit_adam import OneBitAdamRun
 from .replicated import FlatCopyRun, ReplicatedRun
 from .settings import LAMB, ONE_BIT, ONE_BIT_LAMB, VERSION, ZERO_ONE, DeepSpeedSettings
-from .zero import ZeroRun, number_format
+from .zero import ZeroRun, ZeroSetup, number_format
 from .zero3 import Stage3Run
 from .zero12 import PartitionedRun
 
@@ -34,36 +33,35 @@ OWN_ADAM = ("adam", "adamw", "fusedadam")
 """Types of `optimizer` for which DeepSpeed uses its fused Adam, unless `torch_adam` is set."""
 
 
-def zero_run(
-    spec: ModelSpec,
-    training_config: Training,
-    settings: DeepSpeedSettings,
-    ranks: int,
-    rank: int,
-    workspace: int = 0,
-    memory_meter: Meter | None = None,
-) -> ZeroRun:
-    """Returns the training run of a rank.
-
-    ranks: number of partitions. Raises `InputError` for settings not modelled.
-    """
-    settings = settings.resolved(spec.hidden_size)
+def zero_run(setup: ZeroSetup, memory_meter: Meter | None = None) -> ZeroRun:
+    """Returns the training run of a rank. Raises `InputError` for settings that are not modelled."""
+    settings = setup.settings.resolved(setup.spec.hidden_size)
     settings.check()
-    _check_training(training_config, settings)
-    training_config = cast_adapters(training_config)
+    _check_training(setup.training, settings)
+    training_config = cast_adapters(setup.training)
     implementation = training_config.implementation
     if settings.torch_adam and settings.optimizer.lower() in OWN_ADAM:
         implementation = "foreach"  # torch's own choice
-    training_config = replace(
-        training_config, master=False, gradient_dtype=None, state_dtype=None, implementation=implementation
-    )
+    training_config = replace(training_config, gradient_dtype=None, state_dtype=None, implementation=implementation)
+    run_type = _run_type(training_config, settings)
+    keeps_master = run_type in (LambRun, OneBitLambRun, ReplicatedRun) and training_config.dtype != "float32"
+    training_config = replace(training_config, master=keeps_master)
+    return run_type(replace(setup, training=training_config, settings=settings), memory_meter)
+
+
+def _run_type(training_config: Training, settings: DeepSpeedSettings) -> type[ZeroRun]:
+    """Returns the class of a rank's run. In stage 0 DeepSpeed's fused Adam updates one flat copy of 16-bit weights."""
     if sums_in_fp32(training_config, settings):
-        return Bf16OptimizerRun(spec, training_config, settings, ranks, workspace, memory_meter)
-    if settings.stage == 0:
-        return replicated_run(spec, training_config, settings, ranks, workspace, memory_meter)
-    if settings.stage == 3:
-        return Stage3Run(spec, training_config, settings, ranks, workspace, memory_meter)
-    return PartitionedRun(spec, training_config, settings, ranks, rank, workspace, memory_meter)
+        return Bf16OptimizerRun
+    if settings.stage:
+        return Stage3Run if settings.stage == 3 else PartitionedRun
+    if training_config.dtype == "float32":
+        return ReplicatedRun
+    if settings.optimizer.lower() in (ONE_BIT, ZERO_ONE):
+        return OneBitAdamRun
+    if updates_flat_copy(training_config, settings):
+        return FlatCopyRun
+    return {LAMB: LambRun, ONE_BIT_LAMB: OneBitLambRun}.get(settings.optimizer.lower(), ReplicatedRun)
 
 
 def sums_in_fp32(training_config: Training, settings: DeepSpeedSettings) -> bool:
@@ -74,25 +72,6 @@ def sums_in_fp32(training_config: Training, settings: DeepSpeedSettings) -> bool
         and settings.grad_accum_dtype in ("fp32", "float32")
         and settings.offload_optimizer == "none"
     )
-
-
-def replicated_run(
-    spec: ModelSpec,
-    training_config: Training,
-    settings: DeepSpeedSettings,
-    ranks: int,
-    workspace: int,
-    memory_meter: Meter | None,
-) -> ReplicatedRun:
-    """Returns a rank's training run in stage 0. DeepSpeed's fused Adam updates one flat copy of 16-bit weights."""
-    if training_config.dtype == "float32":
-        return ReplicatedRun(spec, training_config, settings, ranks, workspace, memory_meter)
-    if settings.optimizer.lower() in (ONE_BIT, ZERO_ONE):
-        return OneBitAdamRun(spec, training_config, settings, ranks, workspace, memory_meter)
-    if updates_flat_copy(training_config, settings):
-        return FlatCopyRun(spec, training_config, settings, ranks, workspace, memory_meter)
-    run_class = {LAMB: LambRun, ONE_BIT_LAMB: OneBitLambRun}.get(settings.optimizer.lower(), ReplicatedRun)
-    return run_class(spec, replace(training_config, master=True), settings, ranks, workspace, memory_meter)
 
 
 def updates_flat_copy(training_config: Training, settings: DeepSpeedSettings) -> bool:
@@ -130,25 +109,15 @@ def _check_training(training_config: Training, settings: DeepSpeedSettings) -> N
 
 
 @without_garbage_collection()
-def replay_zero(
-    spec: ModelSpec,
-    training_config: Training,
-    settings: DeepSpeedSettings,
-    ranks: int,
-    rank: int,
-    cuda_runtime: Runtime,
-) -> tuple[ReplayResult, tuple[Term, ...]]:
+def replay_zero(setup: ZeroSetup, expandable: bool) -> tuple[ReplayResult, tuple[Term, ...]]:
     """Replays the set-up and two training steps of one rank on the allocator. Later steps repeat the second.
 
-    Returns also what the rank keeps on the host.
+    expandable: whether the allocator has expandable segments. Returns also what the rank keeps on the host.
     """
-    training_run = zero_run(
-        spec, training_config, settings, ranks, rank, cuda_runtime.workspace, memory_meter := EventMeter()
-    )
+    training_run = zero_run(setup, memory_meter := EventMeter())
     training_run.set_up()
-    return replay_steps_on_allocator(
-        training_run, memory_meter, PrefixCache(cuda_runtime.expandable)
-    ), training_run.host_terms()
+    result = replay_steps_on_allocator(training_run, memory_meter, PrefixCache(expandable))
+    return result, training_run.host_terms()
 
 
 MOST_LAYERS = 10_000
@@ -169,15 +138,11 @@ def rank_memory(training_run: RunOnRanks, rank: int, cuda_runtime: Runtime) -> D
     if not training_config.master and training_config.adapters is None and training_config.dtype != "float32":
         option = "--master-weights none" if memory_estimate.settings.master_weights == "none" else "--precision bf16"
         raise InputError(f"{option}: DeepSpeed's optimizer updates fp32 copies; expected fp32 master weights")
-    replay_result, host_memory = replay_zero(
-        memory_estimate.spec, training_config, settings, layout.dp, layout.coordinates(rank).dp, cuda_runtime
-    )
-    return replace(
-        summarize(
-            replay_result, cuda_runtime, layer_stacks(memory_estimate.spec), tensor_status(settings, training_config)
-        ),
-        host=host_memory,
-    )
+    spec, dp_rank = memory_estimate.spec, layout.coordinates(rank).dp
+    setup = ZeroSetup(spec, training_config, settings, layout.dp, dp_rank, cuda_runtime.workspace)
+    replay_result, host_memory = replay_zero(setup, cuda_runtime.expandable)
+    status = tensor_status(settings, training_config)
+    return replace(summarize(replay_result, cuda_runtime, layer_stacks(spec), status), host=host_memory)
 
 
 def settings_of(layout: Layout, own_settings: Any, version: str) -> DeepSpeedSettings:

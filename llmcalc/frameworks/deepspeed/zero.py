@@ -11,6 +11,7 @@ from ...device_memory.optimizers.registry import optimizer
 from ...device_memory.optimizers.run_step import run_step
 from ...device_memory.optimizers.step import OptimizedParameter
 from ...device_memory.training import Training, TrainingRun
+from ...frozen import frozen
 from ...model import ModelSpec
 from ...ops import ParamTensor
 from ...simulator.meter import Meter
@@ -41,11 +42,26 @@ def number_format(name: str | None, default: Dtype) -> Dtype:
     return DTYPES[names.get(short_name, short_name)]
 
 
+@frozen
+class ZeroSetup:
+    """The training of one rank under ZeRO.
+
+    ranks: number of partitions. rank: index of the rank; 0 by default. workspace: bytes of products' workspace.
+    """
+
+    spec: ModelSpec
+    training: Training
+    settings: DeepSpeedSettings
+    ranks: int
+    rank: int = 0
+    workspace: int = 0
+
+
 class ZeroRun(TrainingRun):
     """The training steps of one rank under ZeRO, to be replayed.
 
     settings: DeepSpeed's settings.
-    ranks: number of partitions.
+    ranks, rank: number of partitions, and index of the rank's.
     dtype: number format of the parameters.
     accumulation_dtype: number format in which gradients are accumulated over micro-batches.
     communication_dtype: number format in which gradients are reduced over ranks.
@@ -54,19 +70,13 @@ class ZeroRun(TrainingRun):
     host_norms: norms of offloaded gradients, which stay on the device until the step.
     """
 
-    def __init__(
-        self,
-        spec: ModelSpec,
-        training_config: Training,
-        settings: DeepSpeedSettings,
-        ranks: int,
-        workspace: int = 0,
-        memory_meter: Meter | None = None,
-    ) -> None:
-        super().__init__(spec, training_config, None, workspace, memory_meter)
+    def __init__(self, setup: ZeroSetup, memory_meter: Meter | None = None) -> None:
+        super().__init__(setup.spec, setup.training, None, setup.workspace, memory_meter)
+        settings = setup.settings
         self.settings: DeepSpeedSettings = settings
-        self.ranks: int = ranks
-        self.dtype: Dtype = DTYPES[training_config.dtype]
+        self.ranks: int = setup.ranks
+        self.rank: int = setup.rank
+        self.dtype: Dtype = DTYPES[setup.training.dtype]
         self.accumulation_dtype: Dtype = number_format(settings.grad_accum_dtype, self.dtype)
         self.communication_dtype: Dtype = number_format(settings.communication_data_type, self.dtype)
         self.bucket_elements: int = settings.size_in_elements("reduce_bucket_size")

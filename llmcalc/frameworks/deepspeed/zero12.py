@@ -16,13 +16,10 @@ from dataclasses import dataclass, field
 from ...device_memory.device_memory import Term
 from ...device_memory.host import pinned_bytes
 from ...device_memory.optimizers.step import OptimizedParameter
-from ...device_memory.training import Training
-from ...model import ModelSpec
 from ...simulator.meter import Meter, Place
 from ...simulator.tensor import FLOAT32, Dtype, Storage, Tensor, counted_as, empty
 from .partitions import PartitionPiece, elements, flat_size, offsets, pieces, round_robin_order
-from .settings import DeepSpeedSettings
-from .zero import DOUBLE, ZeroRun
+from .zero import DOUBLE, ZeroRun, ZeroSetup
 
 SOURCE = "deepspeed/runtime/zero/stage_1_and_2.py"
 """The source of what is on the host."""
@@ -68,18 +65,8 @@ class PartitionedRun(ZeroRun):
     host_buffer: a buffer for gradients on their way to the host.
     """
 
-    def __init__(
-        self,
-        spec: ModelSpec,
-        training_config: Training,
-        settings: DeepSpeedSettings,
-        ranks: int,
-        rank: int,
-        workspace: int = 0,
-        memory_meter: Meter | None = None,
-    ) -> None:
-        super().__init__(spec, training_config, settings, ranks, workspace, memory_meter)
-        self.rank = rank
+    def __init__(self, setup: ZeroSetup, memory_meter: Meter | None = None) -> None:
+        super().__init__(setup, memory_meter)
         self.bucket: Bucket = Bucket()
         self.oversized_gradient: Tensor | None = None
         self.has_buffers: bool = False

@@ -14,16 +14,13 @@ from collections.abc import Callable
 from ...device_memory.device_memory import Term
 from ...device_memory.host import pinned_bytes
 from ...device_memory.optimizers.step import OptimizedParameter
-from ...device_memory.training import Training
 from ...errors import InputError
-from ...model import ModelSpec
 from ...simulator.meter import Meter, Place
 from ...simulator.tensor import FLOAT32, Storage, Tensor, counted_as, empty
 from .lowering import GatheringProfile
 from .param_coordinator import Coordinator, Parameter
 from .partitions import in_module_order
-from .settings import DeepSpeedSettings
-from .zero import DOUBLE, ZeroRun
+from .zero import DOUBLE, ZeroRun, ZeroSetup
 
 SOURCE = "deepspeed/runtime/zero/stage3.py"
 """The source of what is on the host."""
@@ -38,22 +35,14 @@ class Stage3Run(ZeroRun):
     profile = GatheringProfile
     lowering: GatheringProfile
 
-    def __init__(
-        self,
-        spec: ModelSpec,
-        training_config: Training,
-        settings: DeepSpeedSettings,
-        ranks: int,
-        workspace: int = 0,
-        memory_meter: Meter | None = None,
-    ) -> None:
-        super().__init__(spec, training_config, settings, ranks, workspace, memory_meter)
-        if training_config.choices.cross_entropy in ("chunked", "split"):
+    def __init__(self, setup: ZeroSetup, memory_meter: Meter | None = None) -> None:
+        super().__init__(setup, memory_meter)
+        cross_entropy = setup.training.choices.cross_entropy
+        if cross_entropy in ("chunked", "split"):
             raise InputError(
-                f"--cross-entropy {training_config.choices.cross_entropy}: with stage 3 of ZeRO it is not modelled; "
-                "expected eager or fused"
+                f"--cross-entropy {cross_entropy}: with stage 3 of ZeRO it is not modelled; expected eager or fused"
             )
-        self.coordinator: Coordinator = Coordinator(self.meter, settings, ranks)
+        self.coordinator: Coordinator = Coordinator(self.meter, setup.settings, setup.ranks)
         self.lowering.gather_with(self.coordinator)
         self.bucket: list[Parameter] = []
         self.elements: int = 0

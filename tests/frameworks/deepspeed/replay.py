@@ -9,6 +9,7 @@ from typing import Any
 from llmcalc.device_memory.training import Training
 from llmcalc.frameworks.deepspeed.rank_memory import zero_run
 from llmcalc.frameworks.deepspeed.settings import DeepSpeedSettings
+from llmcalc.frameworks.deepspeed.zero import ZeroSetup
 from llmcalc.model import ModelSpec
 from llmcalc.simulator.meter import Meter
 from llmcalc.workload.recompute import recompute_of
@@ -49,7 +50,7 @@ def _model() -> ModelSpec:
 def replayed(case: Case, rank: int) -> dict[str, int]:
     """The bytes of one rank: after set-up, the most in each phase of the last step, and what is left."""
     meter = Meter()
-    run = zero_run(_model(), training(case), settings(case.config), case.ranks, rank, memory_meter=meter)
+    run = zero_run(ZeroSetup(_model(), training(case), settings(case.config), case.ranks, rank), meter)
     run.graph.adds_in_place = False  # under a dispatch mode torch adds gradients into new tensors
     run.set_up()
     found = {"set_up": meter.now}

@@ -13,6 +13,7 @@ from llmcalc.device_memory.device_memory import summarize
 from llmcalc.device_memory.training import Training
 from llmcalc.frameworks.deepspeed.rank_memory import replay_zero, tensor_status
 from llmcalc.frameworks.deepspeed.settings import DeepSpeedSettings
+from llmcalc.frameworks.deepspeed.zero import ZeroSetup
 from llmcalc.frameworks.nccl import with_nccl
 from llmcalc.frameworks.registry import framework
 from llmcalc.parallel.layout import Layout
@@ -53,7 +54,7 @@ def training(row: Row) -> Training:
 def outcome(row: Row) -> Outcome:
     """A row's total over its devices, in GB, is divided by their number."""
     model, settings, devices = spec(MODELS[row["model"]]), UNDER[row["method"]], row["n_gpus"]
-    found, _ = replay_zero(model, training(row), settings, devices, 0, A100)
+    found, _ = replay_zero(ZeroSetup(model, training(row), settings, devices, 0, A100.workspace), A100.expandable)
     answer = summarize(found, A100, layer_stacks(model), tensor_status(settings, training(row)))
     answer = with_nccl(
         answer, Layout(dp=devices, zero=settings.stage or 0), framework("deepspeed"), A100, training(row).torch
