@@ -96,14 +96,13 @@ class FrameworkEvidence:
         return run_evidence
 
 
-LLAMA_PARTS = (
-    ("part", "stack"),
-    ("layer", "block"),
-    ("mixer", "attention"),
-    ("network", "mlp"),
-    ("norm", "rmsnorm"),
-    ("position", "rope"),
-    ("head", "lm"),
+def parts_of_kinds(**names: str) -> tuple[tuple[str, str], ...]:
+    """Returns (kind, name) of model parts. names: per kind, the names of its parts in one text."""
+    return tuple((kind, name) for kind, text in names.items() for name in text.split())
+
+
+LLAMA_PARTS = parts_of_kinds(
+    part="stack", layer="block", mixer="attention", network="mlp", norm="rmsnorm", position="rope", head="lm"
 )
 """(kind, name) of the parts of a Llama."""
 

@@ -7,7 +7,7 @@ from weakref import WeakSet
 
 from ...components.evidence import evidence_of_parts
 from ...errors import InputError
-from ...evidence import UNTESTED, FrameworkEvidence, Witness, by_source
+from ...evidence import LLAMA_PARTS, UNTESTED, FrameworkEvidence, Witness, by_source, parts_of_kinds
 from ...flow.record import Flow
 from ...model import ModelSpec
 from ...optional import MTP
@@ -23,24 +23,21 @@ SPARSE = by_source(f"{CODE}; sizes by hand", "tests/frameworks/megatron/test_meg
 BY_HAND = by_source(f"{CODE}; sizes by hand", "tests/frameworks/megatron/test_megatron.py")
 
 PARTS: Mapping[tuple[str, str], Witness] = {
-    ("part", "stack"): MEASURED,
-    ("layer", "block"): MEASURED,
-    ("mixer", "attention"): MEASURED,
-    ("mixer", "mla"): MEASURED,
-    ("mixer", "mamba2"): MEASURED,
+    **dict.fromkeys(
+        (
+            *LLAMA_PARTS,
+            *parts_of_kinds(
+                mixer="mla mamba2",
+                network="moe",
+                router="linear",
+                norm="layernorm",
+                position="learned",
+                part="transform pooler token_types multi_token_prediction",
+            ),
+        ),
+        MEASURED,
+    ),
     ("mixer", "gated_delta_net"): DELTA,
-    ("network", "mlp"): MEASURED,
-    ("network", "moe"): MEASURED,
-    ("router", "linear"): MEASURED,
-    ("norm", "layernorm"): MEASURED,
-    ("norm", "rmsnorm"): MEASURED,
-    ("position", "rope"): MEASURED,
-    ("position", "learned"): MEASURED,
-    ("head", "lm"): MEASURED,
-    ("part", "transform"): MEASURED,
-    ("part", "pooler"): MEASURED,
-    ("part", "token_types"): MEASURED,
-    ("part", "multi_token_prediction"): MEASURED,
     ("part", "output_gate"): DELTA,
     ("part", "indexer"): SPARSE,
     ("part", "qk_norm"): BY_HAND,

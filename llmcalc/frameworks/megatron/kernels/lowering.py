@@ -398,22 +398,14 @@ class RankKernels(Lowering):
         if not recorded(autograd_graph, ins):
             return
         saved_tensors: SavedTensors = [autograd_graph.keep(tensor).unpack() for tensor in saves]
+
+        def run_backward(gradients: Any, needs_input_grad: Needs) -> Gradients:
+            return backward(saved_tensors, gradients, needs_input_grad)
+
         if len(outputs) == 1:
-            record(
-                autograd_graph,
-                operation_name,
-                ins,
-                outputs[0],
-                lambda gradients, needs_input_grad: backward(saved_tensors, gradients, needs_input_grad),
-            )
+            record(autograd_graph, operation_name, ins, outputs[0], run_backward)
         else:
-            record_all(
-                autograd_graph,
-                operation_name,
-                ins,
-                outputs,
-                lambda gradients, needs_input_grad: backward(saved_tensors, gradients, needs_input_grad),
-            )
+            record_all(autograd_graph, operation_name, ins, outputs, run_backward)
 
     def node_with_new_gradients(
         self, operation_name: str, ins: Sequence[Tensor], output: Tensor, *saves: Tensor
