@@ -97,23 +97,15 @@ def fsdp_memory(
     tensors = _weakest_status(
         layout, fsdp_settings, tensors, training_config.adapters is not None and training_config.adapters.base != "none"
     )
+    setup = ShardedSetup(spec, training_config, layout, rank, cuda_runtime.workspace, fsdp_settings, schedule_settings)
     if layout.pp > 1:
-        setup = ShardedSetup(
-            spec, training_config, layout, rank, cuda_runtime.workspace, fsdp_settings, schedule_settings
-        )
         if shared_results is not None:
             replay_result = played_stage(setup, cuda_runtime.expandable, shared_results)
             if replay_result is not None:
                 return summarize(replay_result, cuda_runtime, layer_stacks(spec), tensors)
         return stage_memory(setup, cuda_runtime, tensors)
-    memory = counted_rank(spec, training_config, layout, rank, cuda_runtime, fsdp_settings, shared_results).memory(
-        (), tensors
-    )
-    return (
-        replace(memory, host=host_terms(spec, training_config, layout, rank, fsdp_settings))
-        if fsdp_settings.offloads
-        else memory
-    )
+    memory = counted_rank(setup, cuda_runtime, shared_results).memory((), tensors)
+    return replace(memory, host=host_terms(setup)) if fsdp_settings.offloads else memory
 
 
 def check_context_parallelism(spec: ModelSpec, layout: Layout) -> None:
@@ -126,24 +118,18 @@ def check_context_parallelism(spec: ModelSpec, layout: Layout) -> None:
 
 
 def counted_rank(
-    spec: ModelSpec,
-    training_config: Training,
-    layout: Layout,
-    rank: int,
-    cuda_runtime: Runtime,
-    fsdp_settings: Fsdp,
-    shared_results: dict[Any, Any] | None = None,
+    setup: ShardedSetup, cuda_runtime: Runtime, shared_results: dict[Any, Any] | None = None
 ) -> CountedRun:
-    """Returns the run of a rank without a pipeline, whose tensors are counted. Arguments are those of `fsdp_memory`.
+    """Returns the run of a rank without a pipeline, whose tensors are counted.
 
-    Ranks whose recorded events are equal have one run, which is replayed on an allocator once.
+    shared_results: as of `fsdp_memory`. Ranks whose recorded events are equal have one run, which is replayed on an
+    allocator once.
     """
+    rank, key = setup.rank, ("without a pipeline", cuda_runtime.expandable)
     runs: dict[int, tuple[list[RecordedEvents], CountedRun]]
-    runs = (
-        {} if shared_results is None else shared_results.setdefault(("without a pipeline", cuda_runtime.expandable), {})
-    )
+    runs = {} if shared_results is None else shared_results.setdefault(key, {})
     if rank not in runs:
-        rank_result = _count_rank(spec, training_config, layout, rank, cuda_runtime, fsdp_settings)
+        rank_result = _count_rank(setup, cuda_runtime)
         recordings = rank_result.recordings
         runs[rank] = next(
             (counted_runs for counted_runs in runs.values() if counted_runs[0] == recordings), (recordings, rank_result)
@@ -151,16 +137,13 @@ def counted_rank(
     return runs[rank][1]
 
 
-def _count_rank(
-    spec: ModelSpec, training_config: Training, layout: Layout, rank: int, cuda_runtime: Runtime, fsdp_settings: Fsdp
-) -> CountedRun:
-    """Records a rank without a pipeline, and counts its tensors. Arguments are those of `fsdp_memory`."""
-    rank_sharding = sharding(training_config, layout, rank, fsdp_settings)
+def _count_rank(setup: ShardedSetup, cuda_runtime: Runtime) -> CountedRun:
+    """Records a rank without a pipeline, and counts its tensors."""
+    spec, layout, rank, fsdp_settings = setup.spec, setup.layout, setup.rank, setup.fsdp
+    rank_sharding = sharding(setup.training, layout, rank, fsdp_settings)
     program = rank_program(spec, layout, rank) if layout.tp > 1 else None
-    ring, rank_training = (
-        ring_of(layout, rank),
-        replace(training_config, seq=part_of_sequence(layout, training_config.seq)),
-    )
+    ring = ring_of(layout, rank)
+    rank_training = replace(setup.training, seq=part_of_sequence(layout, setup.training.seq))
 
     def run(layers: Mapping[int, int], workspace: int) -> Sequence[RecordedEvents]:
         """Creates a run with a number of layers."""
@@ -170,16 +153,14 @@ def _count_rank(
             record(spec, rank_training, rank_sharding, fsdp_settings, layout.reshard, layers, workspace, program, ring)
         ]
 
-    return CountedRun(spec, run, cuda_runtime, training_config.recompute.every)
+    return CountedRun(spec, run, cuda_runtime, setup.training.recompute.every)
 
 
-def host_terms(
-    spec: ModelSpec, training_config: Training, layout: Layout, rank: int, fsdp_settings: Fsdp
-) -> tuple[Term, ...]:
+def host_terms(setup: ShardedSetup) -> tuple[Term, ...]:
     """Returns the named parts of a rank's host memory, in bytes: pinned shards and gradients, and optimizer states."""
-    stacks, optimizer_record = layer_stacks(spec), optimizer(training_config.optimizer)
+    stacks, optimizer_record = layer_stacks(setup.spec), optimizer(setup.training.optimizer)
     weights = gradients = states = 0
-    for layer, group in _run_of_few_layers(spec, training_config, layout, rank, fsdp_settings).lowering.groups.items():
+    for layer, group in _run_of_few_layers(setup).lowering.groups.items():
         represented_layers = _represented_layers(layer, stacks)
         for parameter in group.parameters:
             size = pinned_bytes(parameter.shard_elements * parameter.shard.dtype.bytes)
@@ -188,7 +169,7 @@ def host_terms(
                 continue
             gradients += represented_layers * size
             shard = TrainedTensor(ParamTensor(parameter.shard.shape, "vector"), "optimizer", represented_layers)
-            states += int(optimizer_record.state([shard], parameter.shard.dtype.name, training_config.momentum).bytes)
+            states += int(optimizer_record.state([shard], parameter.shard.dtype.name, setup.training.momentum).bytes)
     source = "torch/distributed/fsdp/_fully_shard with CPUOffloadPolicy, pinned"
     return (
         Term("weights (pinned)", weights, "source", source),
@@ -231,9 +212,8 @@ def tensor_bytes(training_run: RunOnRanks, rank: int, cuda_runtime: Runtime) -> 
         return 0
     check_context_parallelism(spec, layout)
     training, fsdp_settings = _training_on(training_run, cuda_runtime)
-    return counted_rank(
-        spec, training, layout, rank, cuda_runtime, fsdp_settings, training_run.recorded_ranks(cuda_runtime)
-    ).tensor_bytes
+    setup = ShardedSetup(spec, training, layout, rank, cuda_runtime.workspace, fsdp_settings)
+    return counted_rank(setup, cuda_runtime, training_run.recorded_ranks(cuda_runtime)).tensor_bytes
 
 
 def _training_on(training_run: RunOnRanks, cuda_runtime: Runtime) -> tuple[Training, Fsdp]:
@@ -272,7 +252,7 @@ def communication(
     `times` is how often in the step; of equal layers there is one line, which names the first of them.
     Raises `InputError` as `fsdp_memory` does.
     """
-    training_run = _run_of_few_layers(spec, training_config, layout, rank, fsdp_settings)
+    training_run = _run_of_few_layers(ShardedSetup(spec, training_config, layout, rank, fsdp=fsdp_settings))
     reductions = training_config.microbatches if fsdp_settings.reduces_each else 1
     stacks = layer_stacks(spec)
     collectives: dict[tuple[object, ...], Collective] = {}
@@ -336,27 +316,17 @@ def _with_repetitions(previous_collective: Collective, collective: Collective, r
     return previous_collective._replace(times=previous_collective.times + repetitions * collective.times)
 
 
-def _run_of_few_layers(
-    spec: ModelSpec, training_config: Training, layout: Layout, rank: int, fsdp_settings: Fsdp
-) -> FsdpRun:
+def _run_of_few_layers(setup: ShardedSetup) -> FsdpRun:
     """Creates a run, after set-up, with a few layers of each long stack."""
+    spec, training, layout, rank = setup.spec, setup.training, setup.layout, setup.rank
     program = rank_program(spec, layout, rank) if layout.tp > 1 else None
     layers = {
         i: layer_stack.kind_repeats(RECORDED_REPEATS)
         for i, layer_stack in enumerate(layer_stacks(spec))
         if layer_stack.repeats > RECORDED_REPEATS
     }
-    training_run = FsdpRun(
-        spec,
-        training_config,
-        sharding(training_config, layout, rank, fsdp_settings),
-        fsdp_settings,
-        layout.reshard,
-        layers,
-        0,
-        Recorder(),
-        program,
-    )
+    rank_sharding = sharding(training, layout, rank, setup.fsdp)
+    training_run = FsdpRun(spec, training, rank_sharding, setup.fsdp, layout.reshard, layers, 0, Recorder(), program)
     training_run.set_up()
     return training_run
 

@@ -23,6 +23,7 @@ from llmcalc.device_memory.settings import Settings
 from llmcalc.device_memory.training import Training
 from llmcalc.errors import InputError
 from llmcalc.frameworks.framework import RunOnRanks
+from llmcalc.frameworks.fsdp2.pipeline import ShardedSetup
 from llmcalc.frameworks.fsdp2.rank_memory import (
     DIVIDED,
     communication,
@@ -264,11 +265,11 @@ def test_layers_with_adapters_are_recorded_as_repeats(monkeypatch: pytest.Monkey
     settings = Settings("training", batch=1, seq=64, lora_rank=4)
     run = memory(llmcalc.load("smollm2-135m?num_hidden_layers=12").model, settings)
     training, fsdp = torchtitan_training(run.spec, run.training())
-    arguments = (run.spec, training, Layout(dp=4, zero=3), 0, HOPPER, fsdp)
-    folded = counted_rank(*arguments)
+    setup = ShardedSetup(run.spec, training, Layout(dp=4, zero=3), 0, HOPPER.workspace, fsdp)
+    folded = counted_rank(setup, HOPPER)
     assert folded.repeating
     monkeypatch.setattr(RepeatAnalysis, "_order_of_releases", lambda self, origins: [])
-    whole = counted_rank(*arguments)
+    whole = counted_rank(setup, HOPPER)
     assert not whole.repeating
     assert folded.memory((), DIVIDED) == whole.memory((), DIVIDED)
 
@@ -323,7 +324,8 @@ def test_equal_ranks_are_replayed_once(ranks: int, are_equal: bool) -> None:
     training, fsdp = torchtitan_training(run.memory.spec, run.memory.training())
     shared: dict[Any, Any] = {}
     first_run, last_run = (
-        counted_rank(run.memory.spec, training, run.layout, rank, HOPPER, fsdp, shared) for rank in (0, last)
+        counted_rank(ShardedSetup(run.memory.spec, training, run.layout, rank, fsdp=fsdp), HOPPER, shared)
+        for rank in (0, last)
     )
     assert (first_run is last_run) == are_equal
     bytes_of_ranks = [tensor_bytes(run, rank, HOPPER) for rank in (0, last)]
