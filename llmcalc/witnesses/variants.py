@@ -53,17 +53,17 @@ def use_kernels(
 # --- attention --------------------------------------------------------------------------------------------------------
 
 
-def flash(causal: bool, q: Any, k: Any, v: Any, *_: Any) -> Any:
+def flash(causal: bool, q: Any, k: Any, v: Any, *_: Any, **__: Any) -> Any:
     """Runs the flash attention kernel of GPUs, on a GPU or on the meta device; torch has another kernel for CPUs."""
     return torch.ops.aten._scaled_dot_product_flash_attention(q, k, v, 0.0, causal)[0]
 
 
-def sdpa_math(causal: bool, q: Any, k: Any, v: Any, *_: Any) -> Any:
+def sdpa_math(causal: bool, q: Any, k: Any, v: Any, *_: Any, **__: Any) -> Any:
     """Runs the fallback of F.scaled_dot_product_attention."""
     return torch.ops.aten._scaled_dot_product_attention_math(q, k, v, None, 0.0, causal)[0]
 
 
-def scaled_dot_product(capability: int, causal: bool, q: Any, k: Any, v: Any, *_: Any) -> Any:
+def scaled_dot_product(capability: int, causal: bool, q: Any, k: Any, v: Any, *_: Any, **__: Any) -> Any:
     """Runs scaled_dot_product_attention: torch's own on a CPU, a compute capability's kernel on the meta device.
 
     The kernels of 9.0 and 8.0 read each key head for all of its queries; that of 7.5 has no groups, for which torch
