@@ -53,7 +53,6 @@ from .kernels import Parameter, PersistentTensors, RankLowering, weight_sizes
 from .kernels.choices import RankChoices
 from .layer_wise_optimizer import pack_buffer, updates_by_layout, updates_in_rank_order
 from .param_and_grad_buffer import Buffer, bucket_size, is_updated_by_muon, make_buffer, optimizer_updates
-from .schedule import run_passes
 from .settings import MegatronSettings
 
 STATES = {"fp32": 4, "fp16": 2, "bf16": 2, "fp8": 1}
@@ -489,6 +488,8 @@ class RankRun:
 
     def step(self) -> None:
         """Runs a training step."""
+        from .schedule import run_passes
+
         self.gradient_copies = []
         self.batches = []
         run_passes(self)

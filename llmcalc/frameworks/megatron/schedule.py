@@ -7,12 +7,8 @@ Source: Megatron-LM, megatron/core/pipeline_parallel/schedules.py.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
 from ...simulator.tensor import Tensor
-
-if TYPE_CHECKING:
-    from .rank_run import ForwardOutput, RankRun
+from .rank_run import ForwardOutput, RankRun
 
 
 def run_passes(rank_run: RankRun) -> None:
