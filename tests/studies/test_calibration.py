@@ -22,7 +22,7 @@ from llmcalc.timing.calibration import UNCHANGED, Calibration, Errors, Factors, 
 from llmcalc.timing.device import device_of
 from llmcalc.timing.inference import decode, prefill
 from llmcalc.timing.stack import find_stack
-from tests.timing import measured
+from tests.timing import measured_rows
 
 SPEC, DEVICE, STACK = load_preset("llama3-8b").model, device_of(find_hardware("h100")), find_stack("vllm")
 
@@ -276,12 +276,12 @@ def test_half_of_a_source_s_rows_and_the_error_of_the_other_half() -> None:
     """
     ratios: dict[str, float] = {}
     refused: set[str] = set()
-    for name, rows in sorted(measured.read_sets().items()):
+    for name, rows in sorted(measured_rows.read_sets().items()):
         timed = [row for row in rows if row["measure"] != "throughput" and not row["drafts"]]
         if len(timed) < 8 or name in TOO_SLOW:
             continue
         sample = random.Random(f"0 {name}").sample(timed, min(24, len(timed)))
-        runs = [MeasuredRun(row.id, row.seconds, measured.pricer_of(row)) for row in sample]
+        runs = [MeasuredRun(row.id, row.seconds, measured_rows.pricer_of(row)) for row in sample]
         half = len(runs) // 2
         fit = calibrate(runs[:half])
         others = runs[half:]
