@@ -33,6 +33,4 @@ def command(
     stored_checkpoint = read_checkpoint_header(checkpoint)
     with name_in_errors(preset):
         answer = ask_check(preset, checkpoint, stored_checkpoint)
-    output_options.show(answer.report())
-    if not answer.ok:
-        raise typer.Exit(1)
+    output_options.show_answer(answer)

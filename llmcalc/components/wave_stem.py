@@ -50,6 +50,7 @@ class WaveStem(Stem):
     mask: whether there is a learned vector for positions that training masks, true by default.
     """
 
+    formula_source: ClassVar[str] = "Baevski et al. 2020, §2"
     input_name: ClassVar[str] = "input_values"
 
     type: Literal["wave"] = "wave"
@@ -60,9 +61,6 @@ class WaveStem(Stem):
     position_kernel: Kernel
     position_groups: Width
     mask: Flag = True
-
-    def source(self) -> str:
-        return "Baevski et al. 2020, §2"
 
     def _rows_per_convolution(self) -> list[Rows]:
         """The rows before and after each convolution: samples first, the encoder's positions last."""
@@ -136,7 +134,7 @@ def _reference_class() -> type[nn.Module]:
             self.length = vector(torch.ones(kernel))
 
         def forward(self, x: Tensor) -> Tensor:
-            return self.conv(x) * self.length.weight.mean()  # type: ignore[no-any-return]
+            return self.conv(x) * self.length.weight.mean()
 
     class WaveStemReference(nn.Module):
         """Convolutions of samples. samples: [batch, samples] → [batch, positions, hidden]."""
@@ -167,7 +165,6 @@ def _reference_class() -> type[nn.Module]:
                 y = activate(self.spec.hidden_act, y)
             y = self.proj(self.proj_norm(y.transpose(1, 2)))
             position = self.position(y.transpose(1, 2))[..., : y.shape[1]].transpose(1, 2)
-            out: Tensor = y + activate(self.spec.hidden_act, position)
-            return out
+            return y + activate(self.spec.hidden_act, position)
 
     return WaveStemReference

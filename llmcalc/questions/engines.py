@@ -170,14 +170,14 @@ def _model_of_server(
 
 def ask_servers(questions: Sequence[EngineQuestion], ask: Callable[[EngineQuestion], ReportedAnswer]) -> ReportedAnswer:
     """Answers questions about the servers of a launch file: one document and one screen each."""
-    from ..reports.document import joined
+    from ..reports.document import join_reports
 
     answers = [ask(question) for question in questions]
     if len(answers) == 1:
         return answers[0]
     results = [answer.result for answer in answers]
     return ReportedAnswer(
-        results, lambda: joined([answer.report() for answer in answers]), all(answer.ok for answer in answers)
+        results, lambda: join_reports([answer.report() for answer in answers]), all(answer.ok for answer in answers)
     )
 
 
@@ -323,7 +323,7 @@ def _fewest_devices(
     """
     serving_options: list[EngineOption] = []
     largest_options: list[EngineOption] = []
-    for layout_flags, memory in record.layouts(preset, hardware, version, flags, max_devices):
+    for layout_flags, memory in record.layouts(record.server(preset, hardware, version, flags), max_devices):
         serves_users = memory.starts and memory.max_concurrency >= users
         if serving_options and memory.devices > serving_options[0].memory.devices:
             break

@@ -13,7 +13,7 @@ from ..costs.cache import kv
 from ..costs.params import params
 from ..errors import InputError, one_line
 from ..frameworks.engines.engine import Engine, EngineMemory, EngineVersion
-from ..frameworks.engines.receipt import FIELD, Receipt
+from ..frameworks.engines.receipt import RECEIPT_FIELD, Receipt
 from ..frameworks.engines.registry import FOLDERS, engine, engine_and_version
 from ..frameworks.logs.explained import ComparedTerm, ExplainedLog
 from ..frameworks.logs.reading import LogReading, LogTerm
@@ -226,7 +226,7 @@ def _engine_run(
             logged_run.missing.append(str(second))
             return version, None, ""
     if record.budgets_free_memory and log_reading.free is not None:
-        flags[FIELD] = Receipt(logged_run.question.file, in_use_before(log_reading, hardware), memory.settings)
+        flags[RECEIPT_FIELD] = Receipt(logged_run.question.file, in_use_before(log_reading, hardware), memory.settings)
         memory = record.memory_on(preset, hardware, version, flags)
     word = _fp8_word(record, flags)
     if word and _halves_the_cache(log_reading, memory):
@@ -241,7 +241,7 @@ def _engine_run(
         return version, memory, ""
     measured_bytes = {term.name: term.value for term in log_reading.terms if term.unit == "bytes"}
     receipt = Receipt(logged_run.question.file, in_use_before(log_reading, hardware) | measured_bytes, memory.settings)
-    changes = record.changes_on(preset, hardware, version, {**flags, FIELD: receipt})
+    changes = record.changes_on(preset, hardware, version, {**flags, RECEIPT_FIELD: receipt})
     return version, memory, next((change.flag for change in changes if change.starts), "")
 
 

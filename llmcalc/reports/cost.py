@@ -9,7 +9,7 @@ from ..accelerator import Hardware
 from ..sources.preset import Preset
 from ..studies.cost import NOT_COUNTED, RunCost
 from ..timing.spread import Amount
-from .document import Column, Report, Row, Shown, Table, text_of
+from .document import Column, DisplayedValue, Report, Row, Table, text_of_cell
 from .notes import plural
 from .seconds import class_text, duration
 from .serve import layout_text
@@ -26,9 +26,9 @@ TITLES = {
 
 COLUMNS = (
     Column("quantity", "what", justify="left"),
-    Column("low", "low", text_of),
-    Column("high", "high", text_of),
-    Column("estimate", "likely", text_of),
+    Column("low", "low", text_of_cell),
+    Column("high", "high", text_of_cell),
+    Column("estimate", "likely", text_of_cell),
     Column("unit", "unit", justify="left"),
 )
 
@@ -46,7 +46,7 @@ def report(preset: Preset, hardware: Hardware, run_cost: RunCost) -> Report:
         Row(
             [
                 TITLES[name][0],
-                *(Shown(value, amount_text(value, digits)) for value in _range_ends(amount)),
+                *(DisplayedValue(value, amount_text(value, digits)) for value in _range_ends(amount)),
                 TITLES[name][1],
             ]
         )

@@ -11,9 +11,9 @@ from ..sources.preset import Preset
 from ..studies.layout_candidates import AS_CONFIGURED, ENOUGH_HEADROOM, Candidate, position_of_layout, tie_flags
 from ..studies.plan import FEWER_LAYOUTS, UNTRIED, LayoutPlan, Plan
 from ..timing.spread import TIE, Range
-from .document import Column, Report, Row, Shown, Table, text_of, without_repetitions
+from .document import Column, DisplayedValue, Report, Row, Table, text_of_cell, without_repetitions
 from .memory import run_text
-from .notes import as_warnings, plural, too_long
+from .notes import plural, too_long_notes, warnings_of_notes
 from .seconds import class_text, duration, range_of, range_text
 from .share import layout_cell
 from .summary import model_data
@@ -29,7 +29,7 @@ LAYOUT_COLUMNS = (
 
 TIMED_COLUMNS = (
     *LAYOUT_COLUMNS[:2],
-    Column("seconds", "step", text_of),
+    Column("seconds", "step", text_of_cell),
     Column("range", "range", justify="left"),
     Column("tie", "tie"),
     *LAYOUT_COLUMNS[2:4],
@@ -51,7 +51,7 @@ def report(
     accelerators = f"{plural(layout_plan.devices, 'device')} with {capacity} each"
     run_title = f"{run_text(memory.states)}, {plural(layout_plan.global_batch, 'sequence')} a step"
     run_description = f"{run_title}, on {accelerators} ({layout_plan.hardware.title}); sizes in {units.GIB.name}"
-    warnings = too_long(memory.spec, memory.states.workload)
+    warnings = too_long_notes(memory.spec, memory.states.workload)
     equal_time_groups = tie_flags(plan.feasible)
     rows = [
         _layout_row(layout_plan, candidate, tie)
@@ -79,7 +79,7 @@ def report(
         tables.append(Table("Layouts that are left out", REFUSED_COLUMNS, reasons, name="refused"))
     document = _plan_data(preset, layout_plan) | ({} if layout_position is None else {"where": layout_position})
     lazy_fields = {"unreplayed": lambda: [unreplayed_data(candidate) for candidate in plan.unreplayed]}
-    report = Report(document, tables, warnings=as_warnings(preset, warnings), computed_last=lazy_fields)
+    report = Report(document, tables, warnings=warnings_of_notes(preset, warnings), computed_last=lazy_fields)
     return report.for_target(preset.target)
 
 
@@ -122,7 +122,10 @@ def _layout_row(layout_plan: LayoutPlan, candidate: Candidate, tie: bool = False
     estimate = layout_plan.range(candidate)
     if estimate is None:
         return Row([*cells, None, None, "", candidate.device_bytes, candidate.headroom])
-    seconds_cell, seconds = Shown(candidate.seconds, duration(candidate.seconds or 0.0, digits=3)), range_of(estimate)
+    seconds_cell, seconds = (
+        DisplayedValue(candidate.seconds, duration(candidate.seconds or 0.0, digits=3)),
+        range_of(estimate),
+    )
     return Row([*cells, seconds_cell, seconds, "=" if tie else "", candidate.device_bytes, candidate.headroom])
 
 

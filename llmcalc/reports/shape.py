@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import asdict
 from typing import Any
 
 from .. import units
 from ..sources.preset import Preset
 from ..studies.literature import FINDINGS, TAY_LAYERS, TOKENS_PER_PARAMETER, kaplan_range
 from ..studies.shape import LEAST_ASPECT, MOST_ASPECT, Shape, ShapeStudy
-from .compare import BAND, aspect
+from .compare import BAND, aspect_text
 from .document import Column, Report, Row, Table
 from .notes import MULTIPLY_ADD, cache_per_token_note, flops_per_token_note
 from .summary import headline, model_data
@@ -123,7 +124,7 @@ def _cost_columns(study: ShapeStudy) -> Sequence[Column]:
 
 def _size_cells(shape: Shape) -> list[Any]:
     layers = f"{TARGET_MARK} {shape.stack.num_hidden_layers}" if shape.target else shape.stack.num_hidden_layers
-    return [layers, shape.stack.hidden_size, aspect(shape.stack.aspect_ratio, shape.in_dense_band)]
+    return [layers, shape.stack.hidden_size, aspect_text(shape.stack.aspect_ratio, shape.in_dense_band)]
 
 
 def _cost_row(shape: Shape) -> Row:
@@ -143,7 +144,7 @@ def _literature_row(shape: Shape) -> Row:
 
 
 def _shape_data(shape: Shape) -> dict[str, Any]:
-    stack, verdicts = shape.stack, shape.verdicts
+    stack = shape.stack
     return {
         "target": shape.target,
         "num_hidden_layers": stack.num_hidden_layers,
@@ -162,12 +163,7 @@ def _shape_data(shape: Shape) -> dict[str, Any]:
         "flops_per_token": shape.forward_flops_per_token,
         "kv_bytes_per_token": shape.kv_bytes_per_token,
         "head_sizes": list(shape.head_sizes),
-        "literature": {
-            "in_kaplan_range": verdicts.in_kaplan_range,
-            "past_tay": verdicts.past_tay,
-            "critical_depth": verdicts.critical_depth,
-            "past_critical": verdicts.past_critical,
-        },
+        "literature": asdict(shape.verdicts),
     }
 
 
@@ -202,16 +198,7 @@ def _proportions_text(study: ShapeStudy) -> dict[str, Any]:
 
 
 def _literature_data(study: ShapeStudy) -> list[dict[str, Any]]:
-    findings: list[dict[str, Any]] = [
-        {
-            "key": finding.key,
-            "source": finding.source,
-            "arxiv": finding.arxiv,
-            "says": finding.says,
-            "limits": finding.limits,
-        }
-        for finding in FINDINGS
-    ]
+    findings: list[dict[str, Any]] = [asdict(finding) for finding in FINDINGS]
     if study.scaled is not None:
         hidden_size, layers, ratio = study.scaled
         findings[-1]["scaled_from_target"] = {

@@ -225,7 +225,7 @@ def stack_shape(stack: Stack, hidden_size: int) -> StackShape:
 
 
 def _head_sizes(layer: Layer, width: int) -> HeadSizes | None:
-    return layer.attention.heads(width) if isinstance(layer.attention, TokenMixer) else None
+    return layer.attention.head_sizes(width) if isinstance(layer.attention, TokenMixer) else None
 
 
 def sort_order(models: list[Quantities], key: str | None) -> list[int]:

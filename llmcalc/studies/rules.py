@@ -82,7 +82,7 @@ def _layer_widths(layer: Layer, width: int) -> tuple[int, int, int] | None:
     mixer, network = layer.attention, layer.feed_forward
     if not layer.plain or not isinstance(mixer, TokenMixer) or not isinstance(network, Network):
         return None
-    head_sizes, active_width = mixer.heads(width), network.active_width()
+    head_sizes, active_width = mixer.head_sizes(width), network.active_width()
     if mixer.kind != "attention" or head_sizes is None or active_width is None:
         return None
     return head_sizes.heads, head_sizes.head_dim, active_width

@@ -88,7 +88,7 @@ class Family:
 
     def _own_heads(self) -> list[HeadSizes]:
         mixers = [block.attention for block in self._distinct_blocks() if isinstance(block.attention, TokenMixer)]
-        return [head_sizes for mixer in mixers if (head_sizes := mixer.heads(self.spec.hidden_size)) is not None]
+        return [head_sizes for mixer in mixers if (head_sizes := mixer.head_sizes(self.spec.hidden_size)) is not None]
 
     @property
     def least_depth(self) -> int:

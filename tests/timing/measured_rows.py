@@ -15,7 +15,7 @@ from math import ceil
 from pathlib import Path
 from typing import Any
 
-from llmcalc import api
+import llmcalc
 from llmcalc.accelerator import Hardware
 from llmcalc.costs.params import params
 from llmcalc.frameworks.engines.engine import Engine, EngineVersion
@@ -229,7 +229,7 @@ def _configs() -> dict[str, Any]:
 @cache
 def preset_of(model: str) -> Preset:
     """The model of a row: a preset, or a config of `models.json`."""
-    return api.load(_configs().get(model, model))
+    return llmcalc.load(_configs().get(model, model))
 
 
 def spec_of(model: str) -> ModelSpec:
