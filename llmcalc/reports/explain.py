@@ -237,7 +237,7 @@ def _component_rows(explanation: Explanation, quantity: Quantity, names: list[st
         for formula in (
             section_formula for section_formula in section.formulas if section_formula.quantity == quantity
         ):
-            value = write(formula.open, Style(grouped=True))
+            value = write(formula.in_length, Style(grouped=True))
             formula_texts = [value] if values_only else list(dict.fromkeys((write(formula.expression), value)))
             blocks[-1].append((section, name, _with_unit(formula_texts, formula)))
         if not blocks[-1]:
@@ -277,12 +277,12 @@ def _formula_steps(explanation: Explanation, formula: Formula) -> list[str]:
     formula_texts = [
         write(formula.expression),
         write(formula.expression, _with_numbers(explanation)),
-        write(formula.open, Style(grouped=True)),
+        write(formula.in_length, Style(grouped=True)),
     ]
     seq, value = explanation.formulas.setting.seq, _write_plain(formula.value)
     if not explanation.formulas.has_symbols:
         formula_texts = [f"{value:,} at {seq:,} tokens" if formula.quantity in AT_LENGTH else f"{value:,}"]
-    elif formula.open.free_symbols:
+    elif formula.in_length.free_symbols:
         formula_texts.append(f"{value:,} at S = {seq:,}")
     return _with_unit(list(dict.fromkeys(formula_texts)), formula)
 
@@ -467,7 +467,7 @@ def _latex_text(preset: Preset, explanation: Explanation, bibtex: bool, rank_sha
                 write(formula.expression, LATEX),
                 write(formula.expression, _with_numbers(explanation, latex=True)),
             ]
-            formula_texts.append(write(formula.open, Style(latex=True, grouped=True)))
+            formula_texts.append(write(formula.in_length, Style(latex=True, grouped=True)))
             name = rf"\text{{{QUANTITIES[formula.quantity][0]}}}"
             lines += [
                 (name if i == 0 else "") + f" &= {formula_text}"
