@@ -375,8 +375,8 @@ class PrefixCache:
 
     def __init__(self, expandable: bool) -> None:
         self._expandable = expandable
-        self._pieces: Sequence[Stretch] = ()
-        self._states: dict[int, CachingAllocator] = {}
+        self._latest_pieces: Sequence[Stretch] = ()
+        self._states_by_pieces: dict[int, CachingAllocator] = {}
 
     def play_pieces(self, pieces: Sequence[Stretch], count: int, opening_pieces: int) -> CachingAllocator:
         """Returns the allocator after these pieces of a run.
@@ -384,17 +384,19 @@ class PrefixCache:
         count: the number of storages.
         opening_pieces: the number of pieces with which other runs may begin.
         """
-        equal_pairs = takewhile(lambda pair: pair[0] == pair[1], zip(self._pieces, pieces, strict=False))
+        equal_pairs = takewhile(lambda pair: pair[0] == pair[1], zip(self._latest_pieces, pieces, strict=False))
         shared_pieces = sum(1 for _ in equal_pairs)
-        self._states = {played: state for played, state in self._states.items() if played <= shared_pieces}
-        played_pieces = max(self._states, default=0)
-        device = self._states[played_pieces].copy() if played_pieces else CachingAllocator(self._expandable)
+        self._states_by_pieces = {
+            played: state for played, state in self._states_by_pieces.items() if played <= shared_pieces
+        }
+        played_pieces = max(self._states_by_pieces, default=0)
+        device = self._states_by_pieces[played_pieces].copy() if played_pieces else CachingAllocator(self._expandable)
         distance = -(-opening_pieces // MOST_STATES)
         for played, (steps, base) in enumerate(pieces[played_pieces:], played_pieces + 1):
             device.play(steps, count, base)
             if played <= opening_pieces and not played % distance:
-                self._states[played] = device.copy()
-        self._pieces = pieces[:opening_pieces]
+                self._states_by_pieces[played] = device.copy()
+        self._latest_pieces = pieces[:opening_pieces]
         return device
 
 
