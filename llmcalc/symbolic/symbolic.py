@@ -359,7 +359,7 @@ def _layer_labels(stack: Stack) -> dict[str, str]:
 
 def _layer_traits(block: Layer) -> tuple[str, str]:
     mixer, network = block.attention, block.feed_forward
-    kind = mixer.trait() if isinstance(mixer, TokenMixer) else mixer.type
+    kind = mixer.report_label() if isinstance(mixer, TokenMixer) else mixer.type
     return kind, "moe" if isinstance(network, Network) and network.mixture else "dense"
 
 

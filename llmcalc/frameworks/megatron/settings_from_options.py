@@ -29,7 +29,7 @@ from ...workload.setting import declared, option
 from ..framework import RunOnRanks
 from .parallel_adapters import OPTIONS as ADAPTER_OPTIONS
 from .parallel_adapters import ParallelAdapters
-from .schedule import STATES
+from .rank_run import STATES
 from .settings import EXCHANGES, MegatronSettings
 from .unsupported import gpu_runs_recipe
 
@@ -325,7 +325,7 @@ def _head_arguments(spec: ModelSpec, mixer: Any) -> dict[str, Any]:
             "qk_pos_emb_head_dim": mixer.qk_rope_head_dim,
             "v_head_dim": mixer.v_head_dim,
         }
-    sizes = mixer.heads(spec.hidden_size)
+    sizes = mixer.head_sizes(spec.hidden_size)
     if sizes is None:
         return {}
     return {

@@ -118,8 +118,8 @@ _KERNELS_OF_LIBRARIES: Mapping[str, Sequence[tuple[str, str, Known, str]]] = {
 """Library → (name, file and class, how its memory is known, what else a reader should know) of each kernel."""
 
 KERNELS = [
-    Kernel(name, library, file, known, note)
+    Kernel(name, library, path, evidence, remark)
     for library, rows in _KERNELS_OF_LIBRARIES.items()
-    for name, file, known, note in rows
+    for name, path, evidence, remark in rows
 ]
 """Every published kernel that a profile runs."""
