@@ -179,17 +179,18 @@ def explain_errors(model: type[BaseModel], error: ValidationError) -> str:
             )
         case "value_error":
             cause = first_error["ctx"]["error"]
-            cause_text = explain_errors(cause.cls, cause.error) if isinstance(cause, PartError) else reason(first_error)
-            text = f"{path}.{cause_text}" if path else cause_text
+            is_part = isinstance(cause, PartError)
+            text = explain_errors(cause.cls, cause.error) if is_part else explain_value(first_error)
+            text = f"{path}.{text}" if path else text
         case "union_tag_invalid" | "union_tag_not_found":
-            text = f"{path}.type: {reason(first_error)}"
+            text = f"{path}.type: {explain_value(first_error)}"
         case _:
             alternatives = [
                 str(detail["ctx"]["expected"])
                 for other_path, detail in zip(paths, errors, strict=True)
                 if other_path == path and detail["type"] == "literal_error"
             ]
-            text = f"{path}: {reason(first_error)}" + "".join(f" or {names}" for names in alternatives[1:])
+            text = f"{path}: {explain_value(first_error)}" + "".join(f" or {names}" for names in alternatives[1:])
     other_error_count = len(set(paths)) - 1  # a union reports the errors of each member
     return text + (f" (and {other_error_count} more)" if other_error_count else "")
 
@@ -213,7 +214,7 @@ EXPECTED = {
 """pydantic's error type → the expected value."""
 
 
-def reason(error: Mapping[str, Any]) -> str:
+def explain_value(error: Mapping[str, Any]) -> str:
     """Describes a wrong value and the expected value. error: a validation error of pydantic."""
     value, kind = shown(error.get("input")), error["type"]
     ctx: dict[str, Any] = error.get("ctx") or {}

@@ -10,7 +10,7 @@ transformers: models/nystromformer, models/yoso, models/mra.
 from __future__ import annotations
 
 from dataclasses import replace
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from .....ops import Op, SampledBlocks
 from ...absent import present
@@ -102,7 +102,8 @@ def _kernel(field: str) -> Writes:
 
 def _blocks_per_row(config_values: ConfigValues) -> int:
     """Returns the number of exact score blocks per block of tokens in MRA, for the longest sequence."""
-    rows: int = max(1, present(config_values.first.position).max_position_embeddings // MRA_BLOCK)
+    positions: Any = present(config_values.first.position)
+    rows: int = max(1, positions.max_position_embeddings // MRA_BLOCK)
     blocks: int = config_values.first.block.attention.blocks
     return -(-blocks // rows)
 
