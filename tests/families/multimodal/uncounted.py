@@ -104,9 +104,6 @@ WRAPPERS = {
     ),
     "got_ocr2": UncountedModules("GotOcr2ForConditionalGeneration", "vision_tower + multi_modal_projector"),
     "pp_chart2table": UncountedModules("GotOcr2ForConditionalGeneration", "vision_tower + multi_modal_projector"),
-    "ovis2": UncountedModules(
-        "Ovis2ForConditionalGeneration", "vision_tower + visual_embeddings_table", {"hidden_size": 32, "vocab_size": 96}
-    ),
     "janus": UncountedModules(
         "JanusForConditionalGeneration",
         "vision_model + aligner + vqmodel + generation_embeddings + generation_aligner + generation_head",

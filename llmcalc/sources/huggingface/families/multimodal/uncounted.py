@@ -20,7 +20,6 @@ FAMILIES = {
     "pp_chart2table": Family(None, TIED, text="qwen2", uncounted_encoders={"vision_config": "pp_chart2table_vision"}),
     "fast_vlm": Family(None, UNTIED, text="qwen2", ties="either", uncounted_encoders={"vision_config": "timm_wrapper"}),
     "perception_lm": Family(None, text="llama", uncounted_encoders={"vision_config": "timm_wrapper"}),
-    "ovis2": Family(None, TIED, text="qwen2", uncounted_encoders={"vision_config": "ovis2_vision"}),
     "janus": Family(
         None,
         TIED,
