@@ -48,15 +48,16 @@ def _step3p5(config: Config) -> Table:
     for name, value in (("num_experts", config.size("n_routed_experts")), ("n_shared_experts", 1)):
         if config.has(name):  # written by converters; its class does not read it
             config.must(name, value)
+    mlp_bias = config.flag("mlp_bias")
     experts = moe(
         config.size("n_routed_experts"),
         config.size("num_experts_per_tok"),
         glu(config, width=config.size("moe_intermediate_size")),
-        glu(config, width=config.size("share_expert_dim")),
+        glu(config, mlp_bias, width=config.size("share_expert_dim")),
         **SIGMOID,
     )
     networks = listed_kinds(config, "mlp_layer_types", DENSE_OR_MOE, _layers_with_experts(config, depth))
-    block = {"attention": mixer, "feed_forward": glu(config), "norm": norm, "norm_placement": "pre"}
+    block = {"attention": mixer, "feed_forward": glu(config, mlp_bias), "norm": norm, "norm_placement": "pre"}
     layer_tables: Table = {"full": {}, "sliding": {"attention": sliding}}
     network_kinds: Table = {"dense": {}, "moe": {"feed_forward": experts}}
     return decoder(config, block, norm, stack=combined_kinds((ranges, layer_tables), (networks, network_kinds)))
@@ -105,7 +106,7 @@ def _sliding_heads(config: Config) -> int:
 
 NO_COUNT = frozenset(
     """
-    att_impl_type mlp_bias moe_router_activation moe_router_scaling_factor mtp_layer_types mtp_mlp_layer_types
+    att_impl_type moe_router_activation moe_router_scaling_factor mtp_layer_types mtp_mlp_layer_types
     need_fp32_gate norm_expert_weight output_router_logits partial_rotary_factors per_layer_config
     query_pre_attn_scalar scaling_factor sink swiglu_limits swiglu_limits_shared use_head_wise_attn_gate use_mfa
     use_moe use_moe_router_bias use_qk_norm use_rope_layers yarn_only_types zero_centered
@@ -133,6 +134,7 @@ DEFAULTS: dict[str, Any] = {
     "n_routed_experts": 288,
     "num_experts_per_tok": 8,
     "share_expert_dim": 1280,
+    "mlp_bias": False,
     "tie_word_embeddings": False,
 }
 
@@ -143,6 +145,11 @@ FAMILIES = {
         uncounted_encoders={"vision_config": "step3p5_vision"},
     ),
     "step3p5": Family(
-        _step3p5, DEFAULTS, NO_COUNT, modules={"self_attn.gate_proj": "g_proj"}, quirks=Quirks(reads_values=EVERY)
+        _step3p5,
+        DEFAULTS,
+        NO_COUNT,
+        unread=frozenset({"num_local_experts"}),  # the class's own n_routed_experts replaces it
+        modules={"self_attn.gate_proj": "g_proj"},
+        quirks=Quirks(reads_values=EVERY),
     ),
 }
