@@ -5,7 +5,9 @@ from __future__ import annotations
 import re
 import sys
 import tomllib
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from itertools import islice, takewhile
+from math import isfinite
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -130,17 +132,25 @@ def parse_json(text: str, location: str) -> Any:
 
 def require_shallow(parsed_value: Any, location: str) -> None:
     """Raises `InputError` for a value that is nested deeper than `DEEPEST`, too deeply for recursive functions."""
+    if not any(not level for level in islice(_levels(parsed_value), DEEPEST + 1)):
+        raise InputError(_too_deep_error(location))
+
+
+def require_finite(parsed_value: Any, location: str) -> None:
+    """Raises `InputError` for a number that is infinite or none, which Python reads in JSON but JSON has not."""
+    for level in takewhile(bool, _levels(parsed_value)):
+        number = next((value for value in level if isinstance(value, float) and not isfinite(value)), None)
+        if number is not None:
+            raise InputError(f"{location}: {number} is no number of JSON; expected finite numbers")
+
+
+def _levels(parsed_value: Any) -> Iterator[list[Any]]:
+    """Yields the values at each depth of nested tables and lists, the whole value first; then empty lists."""
     level = [parsed_value]
-    for _ in range(DEEPEST):
-        children = [
-            container.values() if isinstance(container, dict) else container
-            for container in level
-            if isinstance(container, dict | list | tuple)
-        ]
-        level = [value for values in children for value in values]
-        if not level:
-            return
-    raise InputError(_too_deep_error(location))
+    while True:
+        yield level
+        containers = (value for value in level if isinstance(value, dict | list | tuple))
+        level = [value for values in containers for value in (values.values() if isinstance(values, dict) else values)]
 
 
 def _too_deep_error(location: str) -> str:

@@ -118,7 +118,7 @@ FAMILIES = {
         text_id="text_model_id",
         generates=True,
         ties="text",
-        uncounted_encoders={"audio_config": "whisper"},
+        tower_file="audio",
         code="https://github.com/fixie-ai/ultravox/blob/main/ultravox/model/ultravox_model.py",
     ),
     "tinyllava": Family(
