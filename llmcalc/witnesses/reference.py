@@ -70,7 +70,7 @@ def default_seq(spec: ModelSpec) -> int:
         for layer in (stack.block, *stack.variants.values())
     ]
     mixers = [mixer for layer, width in layers for _, mixer, _ in layer.mixers(width)]
-    limits = [limit for mixer in mixers if isinstance(mixer, TokenMixer) for limit in mixer.reach()]
+    limits = [limit for mixer in mixers if isinstance(mixer, TokenMixer) for limit in mixer.length_limits()]
     longest_tokens = longest_pass(spec)
     preferred_seq = max([LEAST_SEQ, *(limit + 8 for limit in limits)])
     return preferred_seq if longest_tokens is None else min(preferred_seq, longest_tokens)

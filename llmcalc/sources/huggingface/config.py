@@ -239,6 +239,11 @@ class Config:
         table: Mapping[str, Any] = self._checked(names, lambda value: isinstance(value, dict), "a table of fields")
         return table
 
+    def section(self, name: str, defaults: Mapping[str, Any] | None = None) -> Config:
+        """Returns the table in a field as a config; a missing one is empty. defaults: those of its own fields."""
+        table = self.table(name) if self.has(name) else {}
+        return Config(table, defaults or {}, self.model_type, self.head, f"{self.where}{name}.")
+
     def choice(self, options: Mapping[str, Any], *names: str) -> Any:
         """Returns the entry of `options` that a field's text names."""
 

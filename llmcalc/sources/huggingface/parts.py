@@ -148,6 +148,19 @@ def qk_norm(norm: Table, scope: str = "head", order: str = "before_rope") -> Tab
     return {"qk_norm": {"norm": norm, "scope": scope, "order": order}}
 
 
+def layer_table(
+    attention: Table, feed_forward: Table, norm: Table, norm_placement: str = "pre", **layer_fields: Any
+) -> Table:
+    """Returns the table of a layer: attention, a feed-forward network, and the norm of both."""
+    return {
+        "attention": attention,
+        "feed_forward": feed_forward,
+        "norm": norm,
+        "norm_placement": norm_placement,
+        **layer_fields,
+    }
+
+
 def decoder(
     config: Config,
     block: Table,

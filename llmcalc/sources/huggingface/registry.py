@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping
+from dataclasses import replace
 from functools import cache
 from importlib import import_module
 from pathlib import Path
@@ -11,6 +12,7 @@ from typing import Any, NamedTuple
 
 from ...components.head_kind import HeadKind
 from ...errors import InputError, shown, suggest
+from .class_defaults import class_defaults, class_fields
 from .config import Config
 from .drafts import CLASSES, as_draft
 from .dropout import dropout_of
@@ -275,8 +277,17 @@ def family_files() -> list[str]:
 @cache
 def families_in(file: str) -> Mapping[str, Family]:
     """Returns the records of a file in `families` by model type."""
-    families: Mapping[str, Family] = import_module(f".families.{file}", __package__).FAMILIES
-    return families
+    records: Mapping[str, Family] = import_module(f".families.{file}", __package__).FAMILIES
+    return {model_type: _with_class_fields(family, family.like or model_type) for model_type, family in records.items()}
+
+
+def _with_class_fields(family: Family, model_type: str) -> Family:
+    """Returns a record with the defaults and the fields of a model type's configuration class."""
+    return replace(
+        family,
+        defaults={**class_defaults(model_type), **family.defaults},
+        ignored=family.ignored | class_fields(model_type),
+    )
 
 
 def usual_name(model_type: str) -> str:

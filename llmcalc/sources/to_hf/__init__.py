@@ -120,6 +120,8 @@ def _candidate_config(model_type: str, family: Family, name: str, config_values:
     config: dict[str, Any] = {"model_type": model_type, "architectures": [name]}
     _fill_fields(config, family, config_values, [*family.defaults, *family.writes])
     read_fields = _fields_read(family, config)
+    kept_fields = {"model_type", "architectures", *family.writes} | read_fields
+    config = {field: value for field, value in config.items() if field in kept_fields}
     _fill_fields(config, family, config_values, [field for field in ALSO if field in read_fields])
     return (
         config | _logit_cap_field(model_type, family, config_values.spec) | _dropout_fields(family, config_values.spec)
@@ -138,8 +140,8 @@ def _dropout_fields(family: Family, spec: ModelSpec) -> dict[str, float]:
     """Returns the dropout probabilities that differ from the class's defaults; nothing for a spec without dropout."""
     if spec.dropout is None:
         return {}
-    fields = {field: getattr(spec.dropout, place) or 0.0 for place, field in family.dropout.places.items()}
-    return {field: value for field, value in fields.items() if value != family.dropout.defaults.get(field, 0.0)}
+    fields = {field: getattr(spec.dropout, place) or 0.0 for place, field in family.dropout.items()}
+    return {field: value for field, value in fields.items() if value != family.defaults.get(field, 0.0)}
 
 
 def _fill_fields(config: dict[str, Any], family: Family, config_values: ConfigValues, fields: list[str]) -> None:

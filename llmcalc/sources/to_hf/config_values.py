@@ -115,7 +115,7 @@ class ConfigValues:
     @cached_property
     def windows(self) -> list[int | None]:
         """The window of each layer in tokens, as in `TokenMixer.window`."""
-        return [mixer.window() if isinstance(mixer, TokenMixer) else None for mixer in self.mixers]
+        return [mixer.window_size() if isinstance(mixer, TokenMixer) else None for mixer in self.mixers]
 
     @cached_property
     def positions(self) -> list[AttentionPosition | None]:
@@ -208,7 +208,7 @@ def kind_of(mixer: Any) -> str:
         return {"short_conv": "conv", "rglru": "recurrent", "none": "none"}[kind]
     if isinstance(mixer, Attention) and mixer.attention_chunk_size is not None:
         return "chunked_attention"
-    has_window = isinstance(mixer, TokenMixer) and mixer.window() is not None
+    has_window = isinstance(mixer, TokenMixer) and mixer.window_size() is not None
     return "sliding_attention" if has_window else "full_attention"
 
 

@@ -8,9 +8,9 @@ from typing import Any
 
 from ...device_memory.training import Training
 from ...errors import InputError
-from ...frameworks.fsdp2.pipeline import ShardedRank
+from ...frameworks.fsdp2.pipeline import ShardedRank, ShardedSetup
 from ...frameworks.fsdp2.training import Fsdp, FsdpRun, sharding
-from ...frameworks.torch.pipeline import RankRun, check_torch
+from ...frameworks.torch.pipeline import RankRun, RankSetup, check_torch
 from ...model import ModelSpec
 from ...parallel.layout import Layout
 from ...parallel.rank_program import rank_program
@@ -110,7 +110,7 @@ def simulate_rank(job: Job, rank: int) -> dict[str, int]:
     run: RankRun | FsdpRun
     fsdp = replace(FSDP, prefetch=job.layout.prefetch)
     if job.layout.zero == 3 and job.layout.pp > 1:
-        run = ShardedRank(job.spec, job.training, job.layout, rank, meter, fsdp_settings=fsdp)
+        run = ShardedRank(ShardedSetup(job.spec, job.training, job.layout, rank, fsdp=fsdp), meter)
     elif job.layout.zero == 3:
         layout = job.layout
         weight_sharding = sharding(job.training, replace(layout, tp=1), layout.coordinates(rank).dp, fsdp)
@@ -120,7 +120,7 @@ def simulate_rank(job: Job, rank: int) -> dict[str, int]:
         )
         run.graph.adds_in_place = False  # under a dispatch mode torch adds gradients into new tensors
     else:
-        run = RankRun(job.spec, job.training, job.layout, rank, meter)
+        run = RankRun(RankSetup(job.spec, job.training, job.layout, rank), meter)
     if not isinstance(run, FsdpRun):
         for chunk in run.chunks:
             chunk.graph.adds_in_place = False

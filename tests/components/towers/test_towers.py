@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 import torch
 
-from llmcalc.api import load, params
+from llmcalc import load, params
 from llmcalc.costs.params import buffers_of, total_of
 from llmcalc.flow.tree import Node
 from llmcalc.model import ModelSpec

@@ -7,8 +7,8 @@ Ultravox: ultravox/model/ultravox_model.py of fixie-ai/ultravox.
 from __future__ import annotations
 
 from ..config import Config
-from ..parts import ACTIVATIONS, Table, biases, glu, layernorm, mlp, rmsnorm
-from .section import Section, patches_per_side, pre_norm_layer, projector, self_attention, two_layers
+from ..parts import ACTIVATIONS, Table, biases, glu, layer_table, layernorm, mlp, rmsnorm
+from .section import Section, patches_per_side, projector, self_attention, two_layers
 from .siglip import siglip_of_rows
 
 
@@ -19,7 +19,7 @@ def _whisper_encoder(config: Config, width: str, depth: str, heads: str, ffn_wid
     network = mlp(config.size(ffn_width), config.choice(ACTIVATIONS, "activation_function"))
     stack = {
         "num_hidden_layers": config.size(depth),
-        "block": pre_norm_layer(attention, network, norm),
+        "block": layer_table(attention, network, norm),
         "stem": {"num_mel_bins": config.size("num_mel_bins"), "max_source_positions": rows},
         "position": {"type": "learned", "max_position_embeddings": rows},
         "final_norm": norm,

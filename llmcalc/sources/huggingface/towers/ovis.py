@@ -6,8 +6,8 @@ Lu 2024 (arXiv:2405.20797, §3), Fini 2024 (AIMv2, arXiv:2411.14402). transforme
 from __future__ import annotations
 
 from ..config import Config
-from ..parts import QKVO, Table, biases, glu, layernorm, rmsnorm
-from .section import patches_per_side, pre_norm_layer, projector, self_attention, vision_section, vit
+from ..parts import QKVO, Table, biases, glu, layer_table, layernorm, rmsnorm
+from .section import patches_per_side, projector, self_attention, vision_section, vit
 
 
 def _read_ovis2(wrapper: Config, config: Config, width: int) -> Table:
@@ -20,7 +20,7 @@ def _read_ovis2(wrapper: Config, config: Config, width: int) -> Table:
     attention = self_attention(config, **biases(config.flag("qkv_bias"), *QKVO))
     tower = vit(
         config,
-        pre_norm_layer(attention, glu(config, config.flag("mlp_bias")), norm),
+        layer_table(attention, glu(config, config.flag("mlp_bias")), norm),
         stack={"embedding_norm": norm, "final_norm": norm},
         patches={"num_channels": config.size("num_channels"), "bias": True},
         positions={"rows": patches_per_side(config) ** 2},
