@@ -16,7 +16,7 @@ from ..algebra import exact_div
 from ..flow.axis import Axis, Beside, Shape
 from ..flow.record import Flow
 from ..flow.value import Value
-from ..workload.derived_rows import BeforeStrides, Multiple
+from ..workload.derived_rows import Multiple
 from ..workload.rows import SOURCE
 from .base import ModelProperties, Size, Width
 from .norm import Norm
@@ -88,15 +88,15 @@ class WaveformStem(Stem):
     type: Literal["waveform"] = "waveform"
 
     def frames_read(self) -> Value:
-        return Value(BeforeStrides("samples", of=SOURCE, by=384, more=511), (Axis("sample", 1),), fixed=True)
+        return Value(Multiple("samples", of=SOURCE, by=384, more=511), (Axis("sample", 1),), fixed=True)
 
     def flow(self, recorder: Flow, x: Value, width: Shape = ()) -> Value:
         """Records the stem. width: the encoder's width. x: token embeddings if the stem is recorded alone."""
         samples = recorder.frames = x if x.fixed else self.frames_read()
-        axes, first_rows = width or x.axes, BeforeStrides(of=SOURCE, by=6, more=7)
+        axes, first_rows = width or x.axes, Multiple(of=SOURCE, by=6, more=7)
         y = recorder.act(recorder.conv("conv1", samples, *axes, kernel=127, rows=first_rows), "tanh")
         y = recorder.part("groupnorm", Norm(type="layernorm"), y)
-        second_rows = BeforeStrides(of=SOURCE, by=2, more=1)
+        second_rows = Multiple(of=SOURCE, by=2, more=1)
         y = recorder.act(
             recorder.conv("conv2", y, Axis("channels", 2 * recorder.n(axes)), kernel=7, bias=True, rows=second_rows),
             "gelu",

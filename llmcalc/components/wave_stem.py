@@ -15,7 +15,7 @@ from ..algebra import floor_div
 from ..flow.axis import Axis, Shape
 from ..flow.record import Flow
 from ..flow.value import Value
-from ..workload.derived_rows import BeforeStrides
+from ..workload.derived_rows import Multiple
 from ..workload.rows import SOURCE, Rows
 from .base import Flag, Kernel, ModelProperties, Part, Width
 from .networks.feed_forward import Activation, activate
@@ -68,7 +68,7 @@ class WaveStem(Stem):
         for convolution in reversed(self.convolutions):
             padding = padding * convolution.stride + convolution.kernel - convolution.stride
             stride *= convolution.stride
-            rows.append(BeforeStrides("samples", of=SOURCE, by=stride, more=padding))
+            rows.append(Multiple("samples", of=SOURCE, by=stride, more=padding))
         return [*reversed(rows), SOURCE]
 
     def frames_read(self) -> Value:
@@ -90,7 +90,7 @@ class WaveStem(Stem):
             kernel = self.position_kernel
             recorder.vector("length", Axis("taps", kernel))
             padding = 2 * floor_div(kernel, 2) + 1 - kernel  # an even kernel has one output more, which is cut off
-            padded_rows = BeforeStrides("padded positions", of=SOURCE, by=1, more=padding)
+            padded_rows = Multiple("padded positions", of=SOURCE, by=1, more=padding)
             groups = self.position_groups
             z = recorder.conv("conv", y, *axes, kernel=kernel, groups=groups, bias=True, rows=padded_rows)
         return recorder.add(y, recorder.act(z.view(*axes, rows=SOURCE), self.hidden_act))

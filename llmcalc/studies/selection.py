@@ -40,7 +40,7 @@ class Selection:
         if self.least is not None and self.most is not None and self.least > self.most:
             raise InputError(f"--min-params: {self.least:,} is more than --max-params, {self.most:,}")
 
-    def takes(self, spec: ModelSpec, parameters: int) -> bool:
+    def accepts(self, spec: ModelSpec, parameters: int) -> bool:
         """Whether the filter accepts a model with this number of parameters."""
         return (
             self.kind in (None, spec.kind)

@@ -210,11 +210,9 @@ def with_formulas(spec: ModelSpec) -> ModelSpec:
     names = _symbol_names(_used_occurrences(spec) + _depth_occurrences(spec))
 
     def pick(occurrence: SizeOccurrence) -> int:
-        return (
-            SymbolicInt(occurrence.value, _symbol(_without_hyphens(names[occurrence])))
-            if occurrence in names
-            else occurrence.value
-        )
+        if occurrence in names:
+            return SymbolicInt(occurrence.value, _symbol(_without_hyphens(names[occurrence])))
+        return occurrence.value
 
     return _with_symbols(spec, pick)
 

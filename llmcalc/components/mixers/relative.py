@@ -18,7 +18,7 @@ from ... import ops
 from ...flow.axis import Axis
 from ...flow.record import Flow
 from ...flow.value import Value
-from ...workload.derived_rows import BeforeStrides, Multiple
+from ...workload.derived_rows import Multiple
 from ..base import BY_TORCH, Flag, HeadDim, Heads, ModelProperties, PartWitness
 from ..rotation import angles_of
 from ..runtime import ForwardPass, softmax_core_class, vector
@@ -55,7 +55,7 @@ class RelativeAttention(MultiHeadMixer):
     def flow(self, recorder: Flow, x: Value) -> Value:
         heads, dim = Axis("heads", self.num_attention_heads), Axis("head_dim", self.head_dim)
         q, k, v = (recorder.linear(name, x, heads, dim, bias=self.bias) for name in ("q_proj", "k_proj", "v_proj"))
-        rows = Multiple(of=x.rows, by=2) if self.segments else BeforeStrides("distances", of=x.rows, by=2, more=-1)
+        rows = Multiple(of=x.rows, by=2) if self.segments else Multiple("distances", of=x.rows, by=2, more=-1)
         r = recorder.linear("r_proj", recorder.sinusoids(x, rows, *x.axes, once=True), heads, dim)
         num_heads = q.axes[0].size
         position_q = recorder.add(q, recorder.vector("position_bias", heads, dim, count=num_heads))
