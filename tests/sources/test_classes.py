@@ -20,6 +20,7 @@ from llmcalc.sources import huggingface
 from llmcalc.sources.huggingface.heads import HEAD_ENDINGS, head_of
 from llmcalc.sources.huggingface.registry import FILE_OF, family_of, model_types
 from tests.builders import json_lines
+from tests.sources.expert_weights import float32_weights
 
 LIST = Path(huggingface.__path__[0]) / "classes.json"
 OTHERS = LIST.with_name("other_classes.json")
@@ -132,6 +133,15 @@ def float32_routers(found: dict[str, list[str]]) -> list[str]:
     return sorted(kind for kind, names in found.items() if routes_in_float32(names))
 
 
+def class_lists(found: dict[str, list[str]]) -> dict[str, list[str]]:
+    """Returns the lists of classes and model types by what their code does."""
+    return {
+        "losses_of_logits": losses_of_logits(found),
+        "float32_routers": float32_routers(found),
+        "float32_weights": float32_weights(),
+    }
+
+
 def written(found: dict[str, list[str]], bases: bool = False, **lists: list[str]) -> str:
     """Returns a file's text: one line per model type with a class, and one per list of model types.
 
@@ -207,17 +217,24 @@ def test_the_list_is_of_the_installed_version() -> None:
     assert OTHERS.read_text() == written_others(), "run python -m tests.sources.test_classes"
 
 
+def test_the_formats_of_experts_weights_are_those_of_the_classes() -> None:
+    """Of a few classes; the next test runs all of them."""
+    pytest.importorskip("transformers")
+    few = frozenset({"mixtral", "qwen3_moe", "minimax_m2"})
+    assert set(float32_weights(few)) == few & set(json.loads(LIST.read_text())["float32_weights"])
+
+
 @pytest.mark.exhaustive
 def test_the_list_is_that_of_the_installed_classes() -> None:
     pytest.importorskip("transformers")
     supported = {kind: classes_of(kind) for kind in model_types()}
-    lists = {"losses_of_logits": losses_of_logits(supported), "float32_routers": float32_routers(supported)}
-    assert LIST.read_text() == written(supported, bases=True, **lists), "run python -m tests.sources.test_classes"
+    assert LIST.read_text() == written(supported, bases=True, **class_lists(supported)), (
+        "run python -m tests.sources.test_classes"
+    )
 
 
 if __name__ == "__main__":
     supported = {kind: classes_of(kind) for kind in model_types()}
-    lists = {"losses_of_logits": losses_of_logits(supported), "float32_routers": float32_routers(supported)}
-    LIST.write_text(written(supported, bases=True, **lists))
+    LIST.write_text(written(supported, bases=True, **class_lists(supported)))
     OTHERS.write_text(written_others())
     DEFAULTS.write_text(written_defaults())

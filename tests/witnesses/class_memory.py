@@ -105,12 +105,12 @@ def no_positions(count: int = 1, what: str = "positions are a buffer") -> Differ
     return Difference(what, lambda b, t: -count * 8 * t)
 
 
-def unsorted(layers: int, top_k: int, width: int) -> Difference:
+def unsorted(layers: int, top_k: int, width: int, element_bytes: int = 2) -> Difference:
     """An index puts the rows of experts back into the order of tokens, and saves its numbers of 8 bytes; the reference
-    adds them to their tokens, and torch's index_add saves the rows.
+    adds them to their tokens, and torch's index_add saves the rows. element_bytes: of a weighted row, 4 in float32.
     """
     return Difference(
-        "experts' rows are not kept to put them back", lambda b, t: layers * b * t * top_k * (8 - 2 * width)
+        "experts' rows are not kept to put them back", lambda b, t: layers * b * t * top_k * (8 - element_bytes * width)
     )
 
 
@@ -127,11 +127,6 @@ def undivided(layers: int, top_k: int) -> Difference:
 def scores_of_chosen(layers: int, experts: int) -> Difference:
     """The reference's scores of all experts, in 4 bytes, and the sum of the chosen ones."""
     return routed("router scores only chosen experts", layers, 0, 0, -4 * (experts + 1))
-
-
-def float32_weights(layers: int, top_k: int) -> Difference:
-    """4 bytes instead of 2, sorted by expert."""
-    return routed("experts' weights stay in float32", layers, top_k, 2)
 
 
 def constant(what: str, bytes: int) -> Difference:
@@ -198,8 +193,7 @@ FAMILIES: dict[str, Family] = {
             per_token("norms keep the mean square", 4 * (49 + 5 * (16 + 8 + 8) + 16 + 2 + 2)),
             constant("norms' weight in float32", 4 * (43 * 2816 + 10 * 256 + 2 * 512)),
             per_token("caps its logits", 2 * 262144),
-            unsorted(6, 8, 2816),
-            float32_weights(6, 8),
+            unsorted(6, 8, 2816, 4),
         ),
     ),
     # GPT and kin
@@ -256,29 +250,27 @@ FAMILIES: dict[str, Family] = {
         ),
     ),
     # mixtures of experts
-    "mixtral-8x7b": Family(2, (mask(2), unsorted(2, 2, 4096), float32_weights(2, 2))),
+    "mixtral-8x7b": Family(2, (mask(2), unsorted(2, 2, 4096, 4))),
     "qwen3-30b-a3b": Family(2, (mask(2), unsorted(2, 8, 2048))),
     "qwen1.5-moe-a2.7b": Family(2, (mask(2), unsorted(2, 4, 2048), undivided(2, 4))),
     "olmoe-1b-7b": Family(2, (mask(2), unsorted(2, 8, 2048), undivided(2, 8))),
-    "minimax-m2.5": Family(2, (mask(2), unsorted(2, 8, 3072), float32_weights(2, 8))),
+    "minimax-m2.5": Family(2, (mask(2), unsorted(2, 8, 3072, 4))),
     "granite-3.0-1b-a400m": Family(2, (mask(2), unsorted(2, 8, 1024), scores_of_chosen(2, 32))),
     "deepseek-v2-lite": Family(
         2,
         (
             mask(2),
-            unsorted(1, 6, 2048),
-            float32_weights(1, 6),
+            unsorted(1, 6, 2048, 4),
             undivided(1, 6),
         ),
     ),
-    "deepseek-v3": Family(4, (mask(4), unsorted(1, 8, 7168), float32_weights(1, 8))),
-    "glm-4.5-air": Family(2, (mask(2), unsorted(1, 8, 4096), float32_weights(1, 8))),
+    "deepseek-v3": Family(4, (mask(4), unsorted(1, 8, 7168, 4))),
+    "glm-4.5-air": Family(2, (mask(2), unsorted(1, 8, 4096, 4))),
     "dots.llm1": Family(
         2,
         (
             mask(2),
-            unsorted(1, 6, 4096),
-            float32_weights(1, 6),
+            unsorted(1, 6, 4096, 4),
             undivided(1, 6),
         ),
     ),
@@ -289,16 +281,14 @@ FAMILIES: dict[str, Family] = {
                 EVERY_SEQUENCE,
                 lambda b, t: -4 * b * t * t,
             ),
-            unsorted(1, 8, 6144),
-            float32_weights(1, 8),
+            unsorted(1, 8, 6144, 4),
         ),
     ),
     "trinity-large": Family(
         8,
         (
             mask(8),
-            unsorted(2, 4, 3072),
-            float32_weights(2, 4),
+            unsorted(2, 4, 3072, 4),
         ),
     ),
     "llama-4-scout": Family(4, reason="every expert on every token"),

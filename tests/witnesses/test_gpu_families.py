@@ -23,7 +23,6 @@ LOOPS = "the class ran loops of torch, as without the kernels of mamba-ssm, fla 
 CACHES = "a step with a cache copies keys and values, after which the fused product is freed; the Trainer has no cache"
 BUFFERS = "the class has a mask in every layer as a buffer, 34 MB together"
 SCORES = "the class names scores before and after what it adds or scales, in float32"
-FLOAT32_EXPERTS = "the class weights experts' outputs in float32"
 EMBEDDED = "the computed pass keeps the output of the embedding's norm, which the class has given up"
 FUSED_QKV = "the class keeps the product of queries, keys and values beside the scores"
 NAMED_SUMS = "the class names a layer's input, its norm or its attention's output until the layer returns"
@@ -63,19 +62,6 @@ PREFILL = {
     **{name: cause for name, cause in TRAINING.items() if cause == LOOPS},
     "gpt-neo-1.3b": BUFFERS,
     **dict.fromkeys(("gpt-j-6b", "codegen-350m"), SCORES),
-    **dict.fromkeys(
-        (
-            "deepseek-v2-lite",
-            "moonlight-16b-a3b",
-            "glm-4.7-flash",
-            "glm-4.5-air",
-            "dots.llm1",
-            "minimax-m2.5",
-            "trinity-nano",
-            "gemma4-26b-a4b",
-        ),
-        FLOAT32_EXPERTS,
-    ),
     "falcon-7b": FUSED_QKV,
     **dict.fromkeys(
         (

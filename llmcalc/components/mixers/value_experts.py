@@ -58,7 +58,7 @@ class ValueExperts(Part):
         recorder.hold(rows=rows)
         y = recorder.act(recorder.experts("v_experts", rows, experts, top_k, heads, head_axis), self.hidden_act)
         recorder.hold(y=y)
-        return recorder.combine(y, weights, experts, top_k)
+        return recorder.combine(y, weights, experts, top_k, float32=self.router.float32_weights)
 
     def reference(self, model_properties: ModelProperties, width: int) -> nn.Module:
         """Builds the projections, from the hidden size to all heads of values together, and their router."""
@@ -83,7 +83,7 @@ def _reference_class() -> type[nn.Module]:
 
         def forward(self, x: Tensor, forward_pass: ForwardPass) -> Tensor:
             weights, top_experts = self.routing(x, forward_pass)
-            dispatch = dispatch_class()(top_experts, forward_pass.grouped_experts)
+            dispatch = dispatch_class()(top_experts, forward_pass.grouped_experts, self.routing.float32_weights)
             rows = dispatch.copy_rows(x)
             group_ends = ends_of_groups(dispatch.expert, self.spec.num_experts) if dispatch.grouped else None
             y = activate(self.spec.hidden_act, self.v_experts(rows, dispatch.expert, group_ends))

@@ -85,7 +85,7 @@ class GroveMoE(Network):
             rows = recorder.dispatch(x, top_experts, axis, top_k)
             with recorder.scope(name, kind="experts", source=self.formula_source):
                 y = expert_networks(recorder, network, rows, axis, top_k, x.axes)
-            outputs.append(recorder.combine(y, weights, axis, top_k))
+            outputs.append(recorder.combine(y, weights, axis, top_k, float32=self.router.float32_weights))
         return recorder.add(*outputs)
 
     def describe(self, hidden_size: int) -> str:
@@ -126,7 +126,7 @@ def _reference_class() -> type[nn.Module]:
             grouped = forward_pass is not None and forward_pass.grouped_experts
             sums = []
             for networks, indices in ((self.experts, top_experts), (self.chunk_experts, top_experts // self.group)):
-                dispatch = dispatch_class()(indices, grouped)
+                dispatch = dispatch_class()(indices, grouped, self.routing.float32_weights)
                 rows = networks(dispatch.copy_rows(x), dispatch.expert, dispatch.grouped)
                 sums.append(dispatch.combine_outputs(rows, weights))
             return sums[0] + 0.05 * sums[1]

@@ -143,7 +143,7 @@ class VisionExperts(Part):
         rows = recorder.dispatch(x, top_experts, experts, top_k)
         with recorder.scope("experts", kind="experts", source=self.formula_source):
             y = expert_networks(recorder, self.expert, rows, experts, top_k, x.axes)
-        return recorder.combine(y, weights, experts, top_k)
+        return recorder.combine(y, weights, experts, top_k, float32=self.router.float32_weights)
 
     def widened(self, change: Callable[[int], Number]) -> Self:
         return self.model_copy(update={"expert": self.expert.widened(change)})
@@ -281,7 +281,7 @@ class MoE(Network):
             y = y if self.identity_experts is None else self.identity_experts.flow(recorder, rows, y)
         if self.latent is not None:
             y = self.latent.normed_output(recorder, y)
-        y = recorder.combine(y, weights, experts, top_k)
+        y = recorder.combine(y, weights, experts, top_k, float32=self.router.float32_weights)
         recorder.hold(y=y)
         if self.latent is not None:
             y = self.latent.project_back(recorder, y, x.axes)
@@ -380,6 +380,7 @@ class MoE(Network):
             small_mixture(shared_expert=shared_network, shared_expert_mix=True),
             small_mixture(shared_expert=shared_network, shared_scores=SharedScores(shared_experts=2)),
             small_mixture(router=LinearRouter(float32_product=True, bias=True)),
+            small_mixture(num_experts=5, num_experts_per_tok=3, router=LinearRouter(float32_weights=True)),
         ]
 
 
@@ -426,10 +427,11 @@ def dispatch_class() -> type[Any]:
 
         expert_indices: the experts of each token, [batch, tokens, top_k].
         grouped: whether rows are sorted by expert. Otherwise they stay in the order of the tokens.
+        float32_weights: whether outputs are weighted and summed in float32, false by default.
         """
 
-        def __init__(self, expert_indices: Tensor, grouped: bool) -> None:
-            self.top_k, self.grouped = expert_indices.shape[-1], grouped
+        def __init__(self, expert_indices: Tensor, grouped: bool, float32_weights: bool = False) -> None:
+            self.top_k, self.grouped, self.float32_weights = expert_indices.shape[-1], grouped, float32_weights
             self.expert = expert_indices.flatten()
             if grouped:
                 self.expert, self.order = self.expert.sort(stable=True)
@@ -450,11 +452,12 @@ def dispatch_class() -> type[Any]:
 
         def combine_outputs(self, x: Tensor, weights: Tensor) -> Tensor:
             """Sums the experts' outputs of each token, weighted. [rows, width] → [batch, tokens, width]."""
+            dtype, tokens = x.dtype, weights.shape[:2]
+            weight_dtype = weights.dtype if self.float32_weights else dtype
             if not self.grouped:
-                return (x.view(*weights.shape, -1) * weights.to(x.dtype)[..., None]).sum(2)
-            x = x * weights.to(x.dtype).flatten().index_select(0, self.order)[:, None]
-            tokens = weights.shape[:2]
-            return x.new_zeros(tokens.numel(), x.shape[1]).index_add(0, self.token, x).unflatten(0, tokens)
+                return (x.view(*weights.shape, -1) * weights.to(weight_dtype)[..., None]).sum(2).to(dtype)
+            x = x * weights.to(weight_dtype).flatten().index_select(0, self.order)[:, None]
+            return x.new_zeros(tokens.numel(), x.shape[1]).index_add(0, self.token, x).unflatten(0, tokens).to(dtype)
 
     return Dispatch
 
@@ -599,7 +602,8 @@ def routed_class() -> type[nn.Module]:
             """Returns the rows for each token's experts."""
             if forward_pass is not None and forward_pass.expert_capacity is not None:
                 return capacity_dispatch_class()(weights, top_experts, self.experts.count, forward_pass.expert_capacity)
-            return dispatch_class()(top_experts, forward_pass is not None and forward_pass.grouped_experts)
+            grouped = forward_pass is not None and forward_pass.grouped_experts
+            return dispatch_class()(top_experts, grouped, self.routing.float32_weights)
 
     return Routed
 

@@ -36,6 +36,8 @@ class Router(Part):
     sends_to_identities: whether the router can select identity experts (class attribute).
     reads_token_ids: whether the router reads token ids as well as hidden states (class attribute).
     scoring_func: the function from logits to scores, softmax by default; `sqrtsoftplus` is the square root of softplus.
+    float32_weights: whether experts' outputs are multiplied by weights in float32, and summed in float32 (DeepSeek-V3);
+        false by default, where the weights have the outputs' format. Parameters and FLOPs do not change.
     """
 
     noun: ClassVar[str] = "router"
@@ -44,6 +46,7 @@ class Router(Part):
     reads_token_ids: ClassVar[bool] = False
 
     scoring_func: Scoring = "softmax"
+    float32_weights: Flag = False
 
     if TYPE_CHECKING:
 
@@ -228,8 +231,9 @@ def _reference_classes() -> dict[str, type[Any]]:
         modules: its modules. It is not an nn.Module itself: a mixture registers these under their own names.
         """
 
-        def __init__(self, scoring: str, top_k: int, **modules: nn.Module) -> None:
-            self.scoring, self.top_k, self.modules = scoring, top_k, modules
+        def __init__(self, spec: Router, top_k: int) -> None:
+            self.scoring, self.top_k, self.float32_weights = spec.scoring_func, top_k, spec.float32_weights
+            self.modules: dict[str, nn.Module] = {}
 
         def score_logits(self, logits: Tensor) -> Tensor:
             logits = logits.float()
@@ -257,7 +261,7 @@ def _reference_classes() -> dict[str, type[Any]]:
         def __init__(
             self, spec: LinearRouter, model_properties: ModelProperties, experts: int, top_k: int, classes: int
         ) -> None:
-            super().__init__(spec.scoring_func, top_k)
+            super().__init__(spec, top_k)
             layer = Float32Linear if spec.float32_product else nn.Linear
             self.modules["router"] = layer(model_properties.hidden_size, classes, bias=spec.bias)
             if spec.score_correction is not None:
@@ -281,7 +285,7 @@ def _reference_classes() -> dict[str, type[Any]]:
         def __init__(
             self, spec: RouterMLP, model_properties: ModelProperties, experts: int, top_k: int, classes: int
         ) -> None:
-            super().__init__(spec.scoring_func, top_k)
+            super().__init__(spec, top_k)
             self.none_of_them = classes if spec.skip else None
             class_count = classes + int(spec.skip)
             self.modules["router"] = MLP(spec, model_properties.hidden_size, class_count)
@@ -301,7 +305,7 @@ def _reference_classes() -> dict[str, type[Any]]:
         def __init__(
             self, spec: TokenTableRouter, model_properties: ModelProperties, experts: int, top_k: int, classes: int
         ) -> None:
-            super().__init__(spec.scoring_func, top_k)
+            super().__init__(spec, top_k)
             self.modules["router"] = nn.Linear(model_properties.hidden_size, classes, bias=False)
             self.modules["token_table"] = TokenTable(spec.vocab_size, experts, top_k)
 

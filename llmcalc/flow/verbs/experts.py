@@ -74,7 +74,10 @@ class ExpertVerbs(Recorder):
         """Records the sorting of the experts' rows back into the order of the tokens."""
         return self.step("to_tokens", "", (routed,), Value(routed.rows, routed.axes))
 
-    def combine(self, routed: Value, weights: Value, experts: Axis, top_k: Number) -> Value:
-        """Records the weighted sum of the outputs of a token's experts."""
+    def combine(self, routed: Value, weights: Value, experts: Axis, top_k: Number, float32: bool = False) -> Value:
+        """Records the weighted sum of the outputs of a token's experts.
+
+        float32: whether products and sum are in float32, false by default.
+        """
         output = Value(weights.rows, routed.axes)
-        return self.step("combine", "", (routed, weights), output, experts=experts, top_k=top_k)
+        return self.step("combine", "", (routed, weights), output, experts=experts, top_k=top_k, float32=float32)

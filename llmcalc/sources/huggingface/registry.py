@@ -92,6 +92,7 @@ class LibraryClasses(NamedTuple):
     names: model type → the `attribute_map` of its configuration class.
     losses_of_logits: the classes whose loss reads the logits in the logits' own number format.
     float32_routers: the model types whose classes route tokens by a product of float32 copies.
+    float32_weights: the model types whose classes weigh experts' outputs in float32.
     """
 
     transformers: str
@@ -100,6 +101,7 @@ class LibraryClasses(NamedTuple):
     names: dict[str, dict[str, str]]
     losses_of_logits: list[str]
     float32_routers: list[str]
+    float32_weights: list[str]
 
 
 @cache
@@ -113,16 +115,17 @@ def classes() -> dict[str, list[str]]:
     return library_classes().classes
 
 
-def with_float32_routers(table: Any) -> Any:
-    """Returns a description in which every linear router computes its logits in float32."""
+def with_router_field(table: Any, field: str, linear_only: bool = False) -> Any:
+    """Returns a description in which that field of every router is true. linear_only: of linear routers alone."""
     if isinstance(table, list):
-        return [with_float32_routers(item) for item in table]
+        return [with_router_field(item, field, linear_only) for item in table]
     if not isinstance(table, dict):
         return table
-    filled_table = {name: with_float32_routers(value) for name, value in table.items()}
+    filled_table = {name: with_router_field(value, field, linear_only) for name, value in table.items()}
     router = filled_table.get("router", {})
-    if "num_experts" in filled_table and "expert" in filled_table and router.get("type", "linear") == "linear":
-        filled_table["router"] = {**router, "float32_product": True}
+    is_mixture = "num_experts" in filled_table and "expert" in filled_table
+    if is_mixture and (not linear_only or router.get("type", "linear") == "linear"):
+        filled_table["router"] = {**router, field: True}
     return filled_table
 
 
@@ -531,7 +534,9 @@ def read(config_data: Mapping[str, Any], head: HeadKind | None = None) -> Config
     if model["head"]["type"] == "lm":
         model["head"] = {**model["head"], **_loss_fields(config)}
     if model_type in library_classes().float32_routers:
-        model = with_float32_routers(model)
+        model = with_router_field(model, "float32_product", linear_only=True)
+    if model_type in library_classes().float32_weights:
+        model = with_router_field(model, "float32_weights")
     family_records = (family,) if location or wrapper == model_type else (family, family_of(wrapper))
     uncounted_towers = {
         name: tower_notes for record in family_records for name, tower_notes in record.uncounted.items()

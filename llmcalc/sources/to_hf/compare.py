@@ -29,6 +29,7 @@ NUMERICS = frozenset(
         "float32_product",
         "float32_softmax",
         "float32_scores",
+        "float32_weights",
         "repeat_kv",
         "copies_heads",
         "floors_scores",

@@ -48,7 +48,7 @@ def test_prediction_modules_use_grouped_experts_too(monkeypatch: pytest.MonkeyPa
     Dispatch = dispatch_class()
     begin = Dispatch.__init__
     monkeypatch.setattr(
-        Dispatch, "__init__", lambda self, c, grouped: (seen.append(grouped), begin(self, c, grouped))[1]
+        Dispatch, "__init__", lambda self, c, grouped, *rest: (seen.append(grouped), begin(self, c, grouped, *rest))[1]
     )
     spec = around_a_model(MoE.examples()[0]).model_copy(update={"mtp": MultiTokenPrediction.examples()[0]})
     net, ids = spec.reference(), torch.randint(0, spec.vocab_size, (2, 9))

@@ -155,24 +155,29 @@ class ExpertKernels(Lowering):
         """
         aten, weights = self.t, self.get(operation.ins[1])
         outputs = self.by_row(self.take(operation, operation.ins[0]), len(operation.ins[0].axes))
+        dtype = outputs.dtype
         y = aten.mul(
             outputs,
             aten.unsqueeze(
-                aten.index_select(aten.flatten(aten.to(weights, outputs.dtype)), self.expert_row_index("order")), 1
+                aten.index_select(
+                    aten.flatten(weights if operation.options["float32"] else aten.to(weights, dtype)),
+                    self.expert_row_index("order"),
+                ),
+                1,
             ),
         )
         if self.choices.like_classes:
             y = aten.index_select(y, aten.like(self.expert_row_index("order")))
             *rows, top_k = weights.shape
             tokens = rows[0] if len(rows) == 1 else rows[0] * rows[1]
-            self.set(operation.outs[0], aten.sum(aten.unflatten(y, 0, (tokens, top_k)), 1))
+            token_sums = aten.sum(aten.unflatten(y, 0, (tokens, top_k)), 1)
+            self.set(operation.outs[0], aten.to(token_sums, dtype))
             for frame in self.frames:
                 frame.local_tensors.pop("rows", None)
             return
         del outputs
-        self.set(
-            operation.outs[0], aten.index_add(weights.shape[0] * weights.shape[1], y, self.expert_row_index("token"))
-        )
+        token_sums = aten.index_add(weights.shape[0] * weights.shape[1], y, self.expert_row_index("token"))
+        self.set(operation.outs[0], aten.to(token_sums, dtype))
 
     # --- experts ----------------------------------------------------------------------------------------------------
 
