@@ -28,6 +28,8 @@ def _deepseek_v32(config: Config) -> Table:
 
 
 def _glm_moe_dsa(config: Config) -> Table:
+    if config.has("num_experts"):  # written by quantizers beside the field that the class reads
+        config.must("num_experts", config.size("n_routed_experts"))
     choices = indexer_kinds(config, config.size("num_hidden_layers"))
     if choices[0] != "full":
         raise config.wrong(
@@ -53,9 +55,10 @@ def indexer_kinds(config: Config, depth: int) -> list[str]:
         if len(pattern_kinds) != depth or not {*pattern_kinds} <= {"full", "shared"}:
             raise config.wrong("index_topk_pattern", pattern, f"{depth} times F or S")
         return pattern_kinds
-    period = max(config.count("index_topk_freq"), 1)
-    offset = config.count("index_skip_topk_offset")
-    default = ["shared" if max(i - offset + 1, 0) % period else "full" for i in range(depth)]
+    default = ["full"] * depth
+    if not config.has("indexer_types"):
+        period, offset = max(config.count("index_topk_freq"), 1), config.count("index_skip_topk_offset")
+        default = ["shared" if max(i - offset + 1, 0) % period else "full" for i in range(depth)]
     return listed_kinds(config, "indexer_types", {"full": "full", "shared": "shared"}, default)
 
 

@@ -311,6 +311,7 @@ IGNORED = frozenset(
         "mlp_only_layers",
         "mtp_use_dedicated_embeddings",
         "norm_topk_prob",
+        "output_gate_type",
         "partial_rotary_factor",
     }
 )
