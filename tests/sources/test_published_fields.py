@@ -225,7 +225,9 @@ def test_other_names_of_engines_are_read_as_the_model_type_of_transformers(name:
     (text, *_) = shapes_of(f"{kind}_text")
     wrapper = {"model_type": kind, "text_config": text, "architectures": ["ForConditionalGeneration"]}
     renamed = {**wrapper, "model_type": name, "text_config": {**text, "model_type": f"{name}_text"}}
-    assert read_config(renamed)[0] == read_config(wrapper)[0]
+    renamed["vision_config"] = {"model_type": f"{name}_vision" if "glm" in name else name}
+    assert read_config(renamed)[0] == read_config({**wrapper, "vision_config": {}})[0]
+    assert read_config(renamed)[0]["towers"]
 
 
 def test_glm_5_3_flash_has_the_published_321_billion_parameters() -> None:
