@@ -35,6 +35,7 @@ OTHER_NAMES = {
     "aria_moe_lm": "aria_text",
     "deepseek_ref": "deepseek_v4",
     "diff_llama": "diffllama",
+    "domyn_edge": "domynedge",
     "glm53_flash": "glm5_next",
     "glm53_flash_text": "glm5_next_text",
     "glm53_flash_vision": "glm5_next_vision",
