@@ -18,8 +18,8 @@ from running import printed
 ROOT = Path(__file__).resolve().parent.parent
 
 PYTHON = {
+    "llmcalc.arguments": ("load", "Model"),
     "llmcalc.api": (
-        "load",
         "params",
         "flops",
         "kv",
@@ -42,7 +42,6 @@ PYTHON = {
         "schema",
         "web",
         "mcp",
-        "Model",
     ),
     "llmcalc.reports.params": ("Params",),
     "llmcalc.reports.flops": ("Flops",),

@@ -30,7 +30,6 @@ if TYPE_CHECKING:
         flops,
         hardware,
         kv,
-        load,
         lock,
         mcp,
         memory,
@@ -45,6 +44,7 @@ if TYPE_CHECKING:
         verify,
         web,
     )
+    from .arguments import load
     from .errors import InputError
     from .model import ModelSpec
 
@@ -85,7 +85,7 @@ def __getattr__(name: str) -> Any:
     """Imports the module of a name when the name is first used, so that `import llmcalc` alone is fast."""
     from importlib import import_module
 
-    homes = {"InputError": ".errors", "ModelSpec": ".model", "testing": ".testing"}
+    homes = {"InputError": ".errors", "ModelSpec": ".model", "load": ".arguments"}
     if name == "testing":
         return import_module(".testing", __name__)
     if name in __all__:

@@ -13,7 +13,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal, cast
+from typing import TYPE_CHECKING, Any, Literal, cast, overload
 
 from .arguments import (
     READING,
@@ -22,9 +22,8 @@ from .arguments import (
     cache_format_of,
     engine_questions_of,
     inputs_of,
-    load,
-    number,
     optional_count,
+    optional_length,
     optional_text,
     optional_word,
     options_of,
@@ -33,7 +32,6 @@ from .arguments import (
     run_of,
     run_question_of,
     selection_of,
-    spec_of,
     tokens_of,
 )
 from .errors import InputError
@@ -51,7 +49,7 @@ if TYPE_CHECKING:
     from .page_server import PageServer
     from .plots.pictures import Picture
     from .questions.counts import PassPhase, Quantity
-    from .questions.listings import Written
+    from .questions.listings import ModelFileFormat
     from .reports.answer import ReportedAnswer
     from .reports.flops import Flops
     from .reports.kv import Cache
@@ -62,38 +60,6 @@ if TYPE_CHECKING:
     from .symbolic.formulas import RecomputeChoice
     from .witnesses.reference import Device
     from .witnesses.run import Witness
-
-__all__ = [
-    "Model",
-    "budget",
-    "check",
-    "compare",
-    "convert",
-    "cost",
-    "diff",
-    "explain",
-    "explain_log",
-    "fit",
-    "flops",
-    "hardware",
-    "kv",
-    "load",
-    "lock",
-    "mcp",
-    "memory",
-    "params",
-    "plan",
-    "plot",
-    "preset_of",
-    "presets",
-    "schema",
-    "serve",
-    "shape",
-    "spec_of",
-    "time",
-    "verify",
-    "web",
-]
 
 
 def params(
@@ -184,8 +150,8 @@ def flops(
     question = FlopsQuestion(
         batch_or_users(batch, users, phase or "forward"),
         tokens_of(seq),
-        number("--context", context, least=0),
-        number("--source", source),
+        optional_length("--context", context, least=0),
+        optional_length("--source", source),
         phase,
         one_of("--pairs", pairs, Pairs),
         one_of("--attn-implementation", attn_implementation, AttentionImplementation),
@@ -194,13 +160,31 @@ def flops(
         conventions,
         included(with_mtp),
         parsed_options.rank_request(),
-        MeasuredRun(tokens_per_second, hardware, number("--devices", devices), dtype),
+        MeasuredRun(tokens_per_second, hardware, optional_length("--devices", devices), dtype),
         parsed_options.read_draft(draft),
         inputs_of(image, images, audio),
     )
     return question.answer(parsed_options.read(model))
 
 
+@overload
+def kv(
+    model: Model,
+    batch: int | str | None = None,
+    seq: int | str | None = None,
+    kv_dtype: str = "bf16",
+    source: int | str | None = None,
+    *,
+    users: int | None = None,
+    engine: None = None,
+    draft: Model | None = None,
+    image: str | None = None,
+    images: int | None = None,
+    audio: float | None = None,
+    **options: Any,
+) -> Cache: ...
+@overload
+def kv(model: Model, *, engine: str | Iterable[str], hardware: str | None = None, **options: Any) -> ReportedAnswer: ...
 def kv(
     model: Model,
     batch: int | str | None = None,
@@ -247,7 +231,7 @@ def kv(
         batch_or_users(batch, users, "decode"),
         tokens_of(seq),
         cache_format_of(kv_dtype),
-        number("--source", source),
+        optional_length("--source", source),
         parsed_options.rank_request(),
         parsed_options.read_draft(draft),
         inputs_of(image, images, audio),
@@ -299,7 +283,7 @@ def explain(
         tokens_of(seq),
         one_of("--pairs", pairs, Pairs),
         kv_dtype,
-        number("--batch", batch),
+        optional_length("--batch", batch),
         optional_word("--attn-implementation", attn_implementation, AttentionImplementation),
         optional_word("--recompute", recompute, RecomputeChoice),
         latex,
@@ -313,6 +297,34 @@ def explain(
     return question.answer(parsed_options.read(model))
 
 
+@overload
+def memory(
+    model: Model,
+    phase: MemoryPhase | None = None,
+    *,
+    launch: None = None,
+    hardware: str | Iterable[str] | None = None,
+    with_mtp: bool = False,
+    with_towers: bool = False,
+    cublas_workspace: str | None = None,
+    engine: None = None,
+    draft: Model | None = None,
+    **options: Any,
+) -> DeviceUse | RanksUse: ...
+@overload
+def memory(
+    model: Model | None = None,
+    *,
+    engine: str | Iterable[str],
+    hardware: str | Iterable[str] | None = None,
+    launch: str | Path | None = None,
+    receipt: str | Path | None = None,
+    **options: Any,
+) -> ReportedAnswer: ...
+@overload
+def memory(
+    model: Model | None = None, phase: MemoryPhase | None = None, *, launch: str | Path, **options: Any
+) -> DeviceUse | RanksUse | ReportedAnswer: ...
 def memory(
     model: Model | None = None,
     phase: MemoryPhase | None = None,
@@ -373,9 +385,9 @@ def _require_no_receipt(receipt: Any) -> None:
 
 def _starts_servers(launch: str | Path) -> bool:
     """Whether a launch file starts servers of engines."""
-    from .frameworks.server_files.read import starts_any
+    from .frameworks.server_files.read import starts_any_server
 
-    return starts_any(launch)
+    return starts_any_server(launch)
 
 
 def fit(
@@ -392,7 +404,7 @@ def fit(
     receipt: str | Path | None = None,
     **options: Any,
 ) -> ReportedAnswer:
-    """Whether a run fits (`.ok`), and what would make it fit; with `devices`, with some layout over them.
+    """Tells whether a run fits (`.ok`), with `devices` in some layout over them, and which changes would make it fit.
 
     hardware: the accelerator; default common ones, each with the fewest on which it fits.
     phase: default inference, or training if an option that only training has is given.
@@ -405,7 +417,7 @@ def fit(
         from .questions.engines import ask_engine_fit, ask_servers
 
         _check_engine_options(phase=phase, global_batch=global_batch, with_mtp=with_mtp, with_towers=with_towers)
-        users = number("--users", options.pop("users", None))
+        users = optional_length("--users", options.pop("users", None))
         seq, devices = tokens_of(options.pop("seq", None)), options.pop("devices", None)
         devices = None if devices is None else whole("--devices", devices)
         _check_engine_options(receipt=None if launch is None else receipt)
@@ -422,7 +434,7 @@ def fit(
         run_options.settings, run_options.layout, parsed_options.gives(phase), training_option
     )
     question = RunQuestion(**vars(run_options) | {"settings": settings}, preset=parsed_options.read(model))
-    return ask_fit(question, number("--global-batch", global_batch))
+    return ask_fit(question, optional_length("--global-batch", global_batch))
 
 
 def plan(
@@ -443,7 +455,7 @@ def plan(
     cublas_workspace: str | None = None,
     **options: Any,
 ) -> ReportedAnswer:
-    """Layouts over many devices that fit, the best first: `.result.plan`; `.ok` says whether there is one.
+    """Ranks the layouts over many devices that fit, best first: `.result.plan`; `.ok` says whether one fits.
 
     global_batch: sequences of a step of all devices; default a micro-batch of each. rows: layouts that are replayed.
     by: order of the layouts; default time where it can be estimated. where: sizes of a layout whose place in the order
@@ -468,7 +480,7 @@ def plan(
     return ask_timed_plan(
         question,
         time_options,
-        number("--global-batch", global_batch),
+        optional_length("--global-batch", global_batch),
         whole("--rows", rows),
         by,
         optional_text("--where", where, "tp=8"),
@@ -515,12 +527,12 @@ def time(
     parsed_options = options_of(options, run=True, layout=True)
     question = run_question_of(parsed_options, model, launch, hardware, phase, None, with_mtp)
     time_options = TimeOptions(
-        global_batch=number("--global-batch", global_batch),
+        global_batch=optional_length("--global-batch", global_batch),
         stack=optional_text("--stack", stack, "maxtext"),
         overlap=optional_text("--overlap", overlap, "none"),
         nic=nic,
         engine=optional_text("--engine", engine, "vllm"),
-        context=number("--context", context, least=0),
+        context=optional_length("--context", context, least=0),
         server=server,
         by_node=None if by_node is None else whole("--by-node", by_node),
         measured=measured,
@@ -584,19 +596,21 @@ def serve(
     texts = {
         "engine": engine, "quantize": quantize, "kv_dtype": kv_dtype, "stack": stack, "disaggregate": disaggregate
     }  # fmt: skip
-    checked_sizes: dict[str, Any] = {name: number(f"--{name}", value, most=1024) for name, value in sizes.items()}
+    checked_sizes: dict[str, Any] = {
+        name: optional_length(f"--{name}", value, most=1024) for name, value in sizes.items()
+    }
     checked_sizes |= {name: optional_text(option(name), value, "auto") for name, value in texts.items()}
     serve_options = ServeOptions(
-        number("--input", input),
-        number("--output", output),
-        number("--concurrency", concurrency),
+        optional_length("--input", input),
+        optional_length("--output", output),
+        optional_length("--concurrency", concurrency),
         rate,
         ttft,
         tpot,
         trace=trace,
         draft=draft if draft in (None, "mtp", "ngram") else parsed_options.read_draft(draft),
         acceptance=acceptance,
-        draft_tokens=number("--draft-tokens", draft_tokens, most=64),
+        draft_tokens=optional_length("--draft-tokens", draft_tokens, most=64),
         price=price,
         prefix_hit=prefix_hit,
         nic=nic,
@@ -646,13 +660,13 @@ def cost(
     cost_options = CostOptions(
         tokens=optional_count("--tokens", tokens),
         requests=optional_count("--requests", requests),
-        input=number("--input", input),
-        output=number("--output", output),
-        concurrency=number("--concurrency", concurrency),
+        input=optional_length("--input", input),
+        output=optional_length("--output", output),
+        concurrency=optional_length("--concurrency", concurrency),
         price=price,
         power=power,
         step=step,
-        global_batch=number("--global-batch", global_batch),
+        global_batch=optional_length("--global-batch", global_batch),
         nic=nic,
         **{name: optional_text(option(name), value, "none") for name, value in texts.items()},
     )
@@ -698,7 +712,7 @@ def compare(
         cache_format_of(kv_dtype),
         sort,
         hardware=accelerator,
-        users=number("--users", users),
+        users=optional_length("--users", users),
     )
 
 
@@ -710,7 +724,7 @@ def diff(
     kv_dtype: str = "bf16",
     **options: Any,
 ) -> ReportedAnswer:
-    """What changes from one model to another, or with `git` in files since a commit: a `.result` for each pair.
+    """Compares two models, or with `git` files with their state at a commit: `.result` has each pair's differences.
 
     models_only: with git, whether files that are no config of a model are skipped. options: `set`, `head`,
     `allow_unknown`.
@@ -751,7 +765,7 @@ def shape(
     set: str | Iterable[str] = (),
     allow_unknown: bool = False,
 ) -> ReportedAnswer:
-    """Other shapes of the same budget, deep to wide, with the ratios of a model: `.result` is the study.
+    """Finds other shapes of the same budget, deep to wide, with the ratios of a model: `.result` is the study.
 
     params, flops, tokens: the budget, of parameters or of training FLOPs; default the model's own parameters.
     rows: shapes to show. tolerance: how far off the budget, in percent.
@@ -825,7 +839,7 @@ def verify(
     num_microbatches: int | None = None,
     **options: Any,
 ) -> ReportedAnswer:
-    """Compares every closed form with a model that runs: `.result.verdicts`, one a model; `.ok` whether all are equal.
+    """Compares every closed form with a running model: `.result.verdicts` has one per model; `.ok`: all are equal.
 
     all: whether every preset is verified. options: `set`, `head`, `allow_unknown`, and with distributed the sizes of a
     layout. The others: as on the command line.
@@ -842,12 +856,12 @@ def verify(
         one_of("--device", device, Device),
         one_of("--against", against, Witness),
         whole("--batch", length_of("--batch", batch), most=1024),
-        number("--seq", seq, most=2**20),
+        optional_length("--seq", seq, most=2**20),
         every_layer,
         memory,
         distributed,
         LayoutRequest(**checked_values(declared(LayoutRequest), parsed_options.layout)),
-        number("--num-microbatches", num_microbatches),
+        optional_length("--num-microbatches", num_microbatches),
     )
     verification.check_targets(bool(models))
     return verification.answer(model_names() if all else models, parsed_options.read)
@@ -858,18 +872,18 @@ def check(checkpoint: str | Path, model: Model, **options: Any) -> ReportedAnswe
 
     checkpoint: a file, a folder or a hub id; only its header is read. options: `set`, `head`, `allow_unknown`.
     """
-    from .questions.witnesses import ask_check, read_stored
+    from .questions.witnesses import ask_check, read_checkpoint_header
 
     parsed_options = options_of(options)
     preset = parsed_options.read(model)
-    return ask_check(preset, str(checkpoint), read_stored(str(checkpoint)))
+    return ask_check(preset, str(checkpoint), read_checkpoint_header(str(checkpoint)))
 
 
-def convert(model: Model, to: Written = "toml", **options: Any) -> str:
-    """The text of a model as a native description (toml), or as the config.json of a transformers class (hf)."""
-    from .questions.listings import Written, convert_model
+def convert(model: Model, to: ModelFileFormat = "toml", **options: Any) -> str:
+    """Returns a model as the text of a native description (toml), or of a config.json of transformers (hf)."""
+    from .questions.listings import ModelFileFormat, convert_model
 
-    return convert_model(options_of(options).read(model), one_of("--to", to, Written))
+    return convert_model(options_of(options).read(model), one_of("--to", to, ModelFileFormat))
 
 
 def presets(
@@ -883,7 +897,7 @@ def presets(
     details: bool = False,
     stale: bool = False,
 ) -> ReportedAnswer:
-    """The models that come with llmcalc, in full where they are named: `.result` has (preset, parameters) of each.
+    """Lists the models that come with llmcalc, named ones in full: `.result` has (preset, parameters) of each.
 
     stale: whether to list only those none of whose sources was read within 180 days.
     """
@@ -893,21 +907,21 @@ def presets(
 
 
 def hardware(*names: str) -> ReportedAnswer:
-    """The accelerators of these names, or all: `.result` has a record of each, with its figures and their sources."""
+    """Lists accelerators by name, or all: `.result` has the record of each, with its figures and their sources."""
     from .questions.listings import ask_hardware
 
     return ask_hardware([text("NAME", name, "h100") for name in names])
 
 
 def schema() -> dict[str, Any]:
-    """The JSON Schema of native descriptions."""
+    """Returns the JSON Schema of native descriptions."""
     from .sources.json_schema import description_schema
 
     return description_schema()
 
 
 def lock(*models: str | Path, check: bool = False, allow_unknown: bool = False) -> ReportedAnswer:
-    """Writes down what models cost: `.document` is the lock file, `.result` has an entry for each model.
+    """Records the counts of models for a lock file: `.document` is the file, `.result` has an entry for each model.
 
     models: names or paths, which a check reads again. allow_unknown: whether to ignore misspelt fields and unknown
         sizes of a config.
@@ -945,24 +959,40 @@ def mcp(offline: bool = False) -> None:
         raise InputError("mcp: the server did not start; the line above says why")
 
 
-def plot(picture: Picture, *models: Model, output: str | Path | None = None, **options: Any) -> Figure:
-    """Draws an answer, as a figure of matplotlib, which a notebook shows.
+def plot(
+    picture: Picture,
+    *models: Model,
+    output: str | Path | None = None,
+    columns: Literal[1, 2] | None = None,
+    **options: Any,
+) -> Figure:
+    """Draws an answer as a figure of matplotlib, which a notebook displays.
 
     picture: memory, schedule, time, serve, roofline, params, kv, flops, shape or aspect.
     models: one for memory, time, serve and roofline, none for schedule and aspect.
-    output: a .svg, .png or .pdf file that is written too. options: those of `llmcalc plot` with that picture; the
-        tokens of an answer of serve are `output_tokens`.
+    output: a .svg, .png or .pdf file that is written too.
+    columns: of a paper, for which the picture is laid out, so that its text can be read at the width of one column (3.4
+        inches) or of two; default for a screen.
+    options: those of `llmcalc plot` with that picture; the tokens of an answer of serve are `output_tokens`.
     Raises `InputError` for an option that the picture does not have, and `MissingExtra` without matplotlib.
     """
-    from .drawing import draw
+    from .drawing import draw_picture
+    from .plots.figure import paper_columns
 
-    return draw(picture, models, output, options, {"time": time, "serve": serve})
+    if columns is not None:
+        whole("--columns", columns, 1, 2)
+    with paper_columns(columns):
+        return draw_picture(picture, models, output, options, {"time": time, "serve": serve})
 
 
+@overload
+def web(port: int = 0, export: None = None, rebuild: bool = False, browser: bool = True) -> PageServer: ...
+@overload
+def web(port: int = 0, *, export: str | Path, rebuild: bool = False, browser: bool = True) -> Path: ...
 def web(
     port: int = 0, export: str | Path | None = None, rebuild: bool = False, browser: bool = True
 ) -> PageServer | Path:
-    """Serves the page that counts in a browser, in a thread: `.address`, and `.close()`.
+    """Serves the browser page from a thread; the answer has `.address` and `.close()`.
 
     port: default any that is free. export: a new folder that the page is written into, instead; it is returned.
     rebuild: whether the page is built anew. browser: whether a browser opens it.

@@ -42,10 +42,10 @@ def load(target: str | Path | Mapping[str, Any] | Any, *, allow_unknown: bool = 
         raise InputError(f"overrides: {error}; expected numbers, text, truth values or lists of them") from None
     if isinstance(target, str | Path):
         return load_target(str(target), changes, allow_unknown=allow_unknown)
-    return load_config(config_of(target), changes, allow_unknown=allow_unknown)
+    return load_config(config_dict_of(target), changes, allow_unknown=allow_unknown)
 
 
-def config_of(model: Any) -> Mapping[str, Any]:
+def config_dict_of(model: Any) -> Mapping[str, Any]:
     """Returns a `config.json`, or a configuration object, as a dict. Raises `InputError` for anything else."""
     config = model.to_dict() if hasattr(model, "to_dict") else model
     if not isinstance(config, Mapping):
@@ -84,7 +84,7 @@ def preset_of(
         return model if isinstance(model, Preset) else Preset.model_construct(name="model", model=model)
     if isinstance(model, str | Path):
         return load_target(str(model), changes, head, allow_unknown)
-    return load_config(config_of(model), changes, head, allow_unknown)
+    return load_config(config_dict_of(model), changes, head, allow_unknown)
 
 
 def spec_of(model: Model) -> ModelSpec:
@@ -111,7 +111,7 @@ class Options(NamedTuple):
         return preset_of(draft, allow_unknown=self.reading.get("allow_unknown", False))
 
     def gives(self, phase: Any) -> Callable[[str], bool]:
-        """Whether the call sets the setting of this name. phase: the phase that the call sets; None for no phase."""
+        """Returns a function that says whether the call sets a setting. phase: the phase that the call sets, if any."""
         return lambda name: (phase if name == "phase" else self.settings.get(name)) is not None
 
     def rank_request(self) -> RankRequest | None:
@@ -130,7 +130,9 @@ READING = ("set", "head", "allow_unknown")
 def options_of(
     options_by_name: Mapping[str, Any], *, rank: bool = False, run: bool = False, layout: bool = False
 ) -> Options:
-    """Sorts the options of an API call by subject. rank, run, layout: whether the function takes such options.
+    """Sorts the options of an API call into those of reading, of a rank, of a run and of a layout.
+
+    rank, run, layout: whether the function takes such options.
 
     Raises `InputError` for an option that the function does not take.
     """
@@ -156,18 +158,18 @@ def options_of(
     )
 
 
-def number(option: str, value: Any, least: int = 1, most: int = LARGEST) -> int | None:
+def optional_length(option: str, value: Any, least: int = 1, most: int = LARGEST) -> int | None:
     """Parses a number of sequences or tokens, such as 4096 or `32k`; None stays None."""
     return None if value is None else whole(option, length_of(option, value), least, most)
 
 
 def optional_text(option: str, value: Any, example: str) -> str | None:
-    """Validates text as `text` does; None stays None."""
+    """Validates an optional text; None stays None. example: a valid text, for the error message."""
     return None if value is None else text(option, value, example)
 
 
 def optional_word(option: str, value: Any, words: Any) -> Any:
-    """Validates a word as `one_of` does; None stays None."""
+    """Validates an optional word of a `Literal`; None stays None."""
     return None if value is None else one_of(option, value, words)
 
 
@@ -179,11 +181,11 @@ def optional_count(option: str, value: Any) -> int | None:
 
 
 def batch_or_users(batch: Any, users: Any, phase: str) -> int:
-    return batch_of(number("--batch", batch), number("--users", users), phase) or 1
+    return batch_of(optional_length("--batch", batch), optional_length("--users", users), phase) or 1
 
 
 def tokens_of(seq: Any) -> int | None:
-    return number("--seq", seq)
+    return optional_length("--seq", seq)
 
 
 def inputs_of(image: Any, images: Any, audio: Any) -> Inputs:
@@ -204,7 +206,7 @@ def cache_format_of(value: Any) -> str:
 
 
 def _hardware_names(hardware: Any) -> list[str]:
-    """Returns names of accelerators as a tuple, from one name, several names or None."""
+    """Returns a list of accelerator names, from one name, several names or None."""
     names = [hardware] if isinstance(hardware, str) or not isinstance(hardware, Iterable) else list(hardware)
     return [text("--hardware", name, "h100") for name in names if name is not None]
 

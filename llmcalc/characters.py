@@ -49,7 +49,7 @@ def ascii_replacement(character: str) -> str:
     return unicodedata.normalize("NFKD", character).encode("ascii", "ignore").decode() or "?"
 
 
-def fitted(text: str, encoding: str) -> str:
+def fit_to_encoding(text: str, encoding: str) -> str:
     """Returns the text with replacements for characters that an encoding cannot represent."""
     try:
         return text.encode(encoding, HANDLER).decode(encoding)
@@ -66,7 +66,7 @@ def _replace_error(error: UnicodeError) -> tuple[str, int]:
 codecs.register_error(HANDLER, _replace_error)
 
 
-def make_streams_whole() -> None:
+def let_streams_replace_characters() -> None:
     """Makes stdout and stderr replace characters that their encoding cannot represent, instead of raising an error."""
     for stream in (sys.stdout, sys.stderr):
         reconfigure_stream = getattr(stream, "reconfigure", None)

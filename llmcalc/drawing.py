@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 Ask: TypeAlias = "Callable[..., ReportedAnswer]"
 
 
-def draw(
+def draw_picture(
     picture: str,
     models: Sequence[Model],
     output: str | Path | None,

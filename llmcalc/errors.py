@@ -121,7 +121,7 @@ def edit_distance(first_name: str, second_name: str) -> int:
 
 
 def shown(value: Any) -> str:
-    """Formats a wrong value for an error message, shortened to 60 characters."""
+    """Formats a wrong value for an error message, in at most 60 characters."""
     try:
         text = (
             repr(value)

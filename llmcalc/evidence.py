@@ -96,14 +96,28 @@ class FrameworkEvidence:
         return run_evidence
 
 
+LLAMA_PARTS = (
+    ("part", "stack"),
+    ("layer", "block"),
+    ("mixer", "attention"),
+    ("network", "mlp"),
+    ("norm", "rmsnorm"),
+    ("position", "rope"),
+    ("head", "lm"),
+)
+"""(kind, name) of the parts of a Llama."""
+
+
 def by_torch(test: str) -> Witness:
-    """Returns the check of bytes that a test compares exactly with torch's own operations."""
+    """Returns the witness of bytes that a test compares exactly with torch's own operations. test: its module."""
     return Witness("exact", ON_META, test)
 
 
 def by_source(name: str, test: str) -> Witness:
-    """Returns the check of bytes read in a library's source code. name: the file. test: compares with hand
-    arithmetic."""
+    """Returns the witness of bytes that were read in a library's source code.
+
+    name: the file of the library. test: the module that compares them with hand arithmetic.
+    """
     return Witness("source", name, test)
 
 

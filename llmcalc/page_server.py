@@ -37,8 +37,8 @@ machine's while a browser shows it (DNS rebinding), so that the site could read 
 
 
 class Handler(SimpleHTTPRequestHandler):
-    """Serves the files of a folder to this machine's browser, in silence. It lists no folders and follows no links that
-    lead out of the folder. A file that was rebuilt is never answered from a cache.
+    """Serves the files of a folder to this machine's browser, without a log. It lists no folders and follows no links
+    that lead out of the folder. A file that was rebuilt is never answered from a cache.
     """
 
     extensions_map = {**SimpleHTTPRequestHandler.extensions_map, **TYPES}
@@ -76,7 +76,7 @@ class Handler(SimpleHTTPRequestHandler):
 
 class _Server(ThreadingHTTPServer):
     def handle_error(self, request: Any, client_address: Any) -> None:
-        """Says nothing of a browser that closed its connection before the answer's end, as it does on a new page."""
+        """Ignores a browser that closed its connection before the answer's end, as it does on a new page."""
         if not isinstance(sys.exc_info()[1], ConnectionError):
             super().handle_error(request, client_address)
 
@@ -112,7 +112,7 @@ class PageServer:
         self._server.server_close()
 
 
-def checkout() -> Path:
+def web_folder_of_checkout() -> Path:
     """Returns the folder `web` of this package's checkout. Raises `InputError` for an installed package."""
     web = Path(__file__).resolve().parents[1] / "web"
     if not (web / "build.py").is_file():
@@ -128,7 +128,7 @@ def build_page(rebuild: bool = False) -> tuple[Path, str]:
 
     rebuild: whether to build it anew. Raises `InputError` with what the build lacks.
     """
-    web = checkout()
+    web = web_folder_of_checkout()
     page = web / "dist"
     if rebuild or not (page / "index.html").is_file():
         script = [sys.executable, str(web / "build.py")]

@@ -13,7 +13,7 @@ from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
 from . import units
-from .api import Model, spec_of
+from .arguments import Model, spec_of
 from .characters import printable
 from .costs.flops import forward_of
 from .costs.params import total_of

@@ -9,12 +9,11 @@ import subprocess
 from collections.abc import Callable
 from importlib import import_module
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any, assert_type
 
 import pytest
 
 import llmcalc
-from llmcalc.api import __all__ as FUNCTIONS
 from llmcalc.arguments import READING
 from llmcalc.cli.help import with_help_all
 from llmcalc.cli.main import COMMANDS, module_name
@@ -23,6 +22,13 @@ from llmcalc.plots.pictures import Picture
 from tests.families import shapes_of
 from tests.samples import in_one_test
 from tests.test_imports import PACKAGE, modules
+
+if TYPE_CHECKING:
+    from llmcalc.page_server import PageServer
+    from llmcalc.reports.answer import ReportedAnswer
+    from llmcalc.reports.kv import Cache
+    from llmcalc.reports.memory_answer import DeviceUse
+    from llmcalc.reports.ranks_answer import RanksUse
 
 CONFIG = json.dumps(shapes_of("llama")[0])
 BUDGET = '[[model]]\ntarget = "gpt2"\nparams = "<= 1M"\n'
@@ -183,7 +189,7 @@ def test_no_module_hides_a_function() -> None:
 
 
 def test_every_command_is_a_function() -> None:
-    assert set(map(module_name, COMMANDS)) <= set(FUNCTIONS) & set(llmcalc.__all__)
+    assert set(map(module_name, COMMANDS)) <= set(llmcalc.__all__)
     with_documents = {name.partition(" ")[0] for name in ASKED}
     assert set(COMMANDS) - with_documents - {"mcp"} == {"plot", "verify", "convert", "schema", "web"}  # tested below
 
@@ -322,7 +328,7 @@ WRONG: list[tuple[Callable[[], Any], str]] = [
     (lambda: llmcalc.flops("gpt2", users=2, phase="training"), "--users: training has no users"),
     (lambda: llmcalc.kv("gpt2", kv_dtype="bf17"), "--kv-dtype: unknown cache format 'bf17'"),
     (lambda: llmcalc.kv("gpt2", seq="32z"), "--seq: '32z' is not"),
-    (llmcalc.memory, "missing argument TARGET"),
+    (llmcalc.memory, "missing argument TARGET"),  # type: ignore[list-item]  # an editor says so too
     (lambda: llmcalc.memory("gpt2", hardware=["h100", "h1000"]), "no accelerator"),
     (lambda: llmcalc.memory("gpt2", batchs=2), "batchs: there is no such option. Did you mean batch"),
     (lambda: llmcalc.fit("gpt2", "h100", dp=2), "--devices: missing"),
@@ -364,3 +370,24 @@ def test_bad_input_is_one_line(ask: Callable[[], Any], message: str) -> None:
     with pytest.raises(InputError) as error:
         ask()
     assert str(error.value).startswith(message)
+
+
+def test_an_answer_has_one_type_for_its_arguments() -> None:
+    """With an engine the answer is a report, without one it has the counts as attributes: editors know which."""
+    from typing import get_overloads
+
+    answers = {
+        name: [signature.__annotations__["return"] for signature in get_overloads(getattr(llmcalc, name))]
+        for name in ("kv", "memory", "web")
+    }
+    assert answers == {
+        "kv": ["Cache", "ReportedAnswer"],
+        "memory": ["DeviceUse | RanksUse", "ReportedAnswer", "DeviceUse | RanksUse | ReportedAnswer"],
+        "web": ["PageServer", "Path"],
+    }
+    if TYPE_CHECKING:
+        assert_type(llmcalc.kv("gpt2"), Cache)
+        assert_type(llmcalc.kv("gpt2", engine="vllm", hardware="h100"), ReportedAnswer)
+        assert_type(llmcalc.memory("gpt2"), DeviceUse | RanksUse)
+        assert_type(llmcalc.memory("gpt2", engine="vllm"), ReportedAnswer)
+        assert_type(llmcalc.web(browser=False), PageServer)

@@ -17,7 +17,7 @@ from mcp.client.stdio import StdioServerParameters, stdio_client
 import llmcalc
 from llmcalc.arguments import READING
 from llmcalc.cli.mcp import tool_server
-from llmcalc.cli.tools import TOOLS, WITH_ENGINES, call, tools
+from llmcalc.cli.tools import TOOLS, WITH_ENGINES, all_tools, answer_of_tool
 from llmcalc.device_memory.settings import SHORTHANDS, Settings
 from llmcalc.errors import InputError
 from llmcalc.parallel.counted_rank import rank_settings
@@ -107,7 +107,7 @@ def test_the_process_speaks_the_protocol() -> None:
 @pytest.mark.parametrize("name", TOOLS)
 def test_arguments_are_those_of_the_function(name: str) -> None:
     """Each has a description, and is an argument, or an option, of the function of the command's name."""
-    (tool,) = (tool for tool in tools() if tool.name == name)
+    (tool,) = (tool for tool in all_tools() if tool.name == name)
     from jsonschema import Draft202012Validator  # imports grammars, for a second
 
     Draft202012Validator.check_schema(tool.schema)
@@ -122,7 +122,7 @@ def test_arguments_are_those_of_the_function(name: str) -> None:
 
 
 def test_a_config_is_a_model() -> None:
-    assert call("params", {"model": CONFIG})["params"]["total"] == llmcalc.params(CONFIG).total
+    assert answer_of_tool("params", {"model": CONFIG})["params"]["total"] == llmcalc.params(CONFIG).total
 
 
 WRONG: dict[str, tuple[str, dict[str, Any], str]] = {
@@ -161,7 +161,7 @@ WRONG: dict[str, tuple[str, dict[str, Any], str]] = {
 def test_wrong_arguments_are_one_line(name: str) -> None:
     tool, arguments, message = WRONG[name]
     with pytest.raises(InputError) as error:
-        call(tool, arguments)
+        answer_of_tool(tool, arguments)
     assert message in str(error.value)
     assert "\n" not in str(error.value)
 
@@ -182,10 +182,10 @@ def test_only_a_hub_id_uses_the_network(monkeypatch: pytest.MonkeyPatch) -> None
     monkeypatch.setattr(hub, "fetch_config", fetch)
     monkeypatch.setattr("socket.socket.connect", lambda *_: pytest.fail("the network was used"))
     for tool, arguments, _ in CALLS.values():
-        call(tool, arguments)
+        answer_of_tool(tool, arguments)
     assert fetched == []
     with pytest.raises(InputError, match="no such repository"):
-        call("params", {"model": "some-lab/some-model"})
+        answer_of_tool("params", {"model": "some-lab/some-model"})
     assert fetched == ["some-lab/some-model"]
 
 

@@ -114,6 +114,7 @@ class PresetPage:
 formats and accelerators, or to compare it with other models.</p>
 <h2>Where the parameters are</h2>
 <img src="{PICTURE}" width="{WIDTH}" height="{HEIGHT}" alt="{escape(self.shares_text())}">
+<p class="quiet in-words">{escape(self.shares_text())}</p>
 <h2>The same on the command line</h2>
 <pre><code>llmcalc params {escape(preset.name)}
 llmcalc {"flops" if "error" in self.first["memory"] else "memory"} {escape(preset.name)}</code></pre>

@@ -6,7 +6,7 @@ from typing import Annotated
 import typer
 
 from .options import JunitOption, OfflineOption
-from .output import check_writable, write_whole
+from .output import check_writable, open_whole_file
 from .target_options import OutputOptions, takes_target
 
 
@@ -34,8 +34,6 @@ def command(
         check_writable(junit_file, "--junit")
     answer = ask_budget(file, skip_missing)
     if junit_file is not None:
-        with write_whole(junit_file, "--junit") as out:
+        with open_whole_file(junit_file, "--junit") as out:
             out.write(junit(file.name, answer.result))
-    output_options.show(answer.report())
-    if not answer.ok:
-        raise typer.Exit(1)
+    output_options.show_answer(answer)

@@ -7,7 +7,7 @@ import typer
 from ..studies.compare import SORT_KEYS
 from ..studies.selection import Selection
 from .hardware import accelerator_option
-from .options import CacheDtype, Seq, TargetsOrNone, size
+from .options import CacheDtype, Seq, TargetsOrNone, length_option, value_option
 from .target_options import OutputOptions, TargetOptions, takes_target
 
 MOST_ON_A_SCREEN = 3
@@ -20,11 +20,11 @@ SORT_HELP = f"Order by a quantity, smallest first: {', '.join(SORT_KEYS)}."
 def command(
     targets: TargetsOrNone = None,
     everything: Annotated[bool, typer.Option("--all", help="Every preset, or those that the filters take.")] = False,
-    sort: Annotated[str | None, typer.Option("--sort", metavar="KEY", help=SORT_HELP, show_default=False)] = None,
+    sort: Annotated[str | None, value_option("--sort", "KEY", SORT_HELP)] = None,
     seq: Seq = None,
     kv_dtype: CacheDtype = "bf16",
     hardware: Annotated[str | None, accelerator_option(" Adds the time of a token and tokens/s on it.")] = None,
-    users: Annotated[int | None, size("--users", text="Sequences at once on --hardware; default 1.")] = None,
+    users: Annotated[int | None, length_option("--users", text="Sequences at once on --hardware; default 1.")] = None,
     *,
     selection: Selection,
     target_options: TargetOptions,
@@ -45,4 +45,4 @@ def command(
         models = [(target_options.load(name), None) for name in names]
     accelerator = None if hardware is None else find_hardware(hardware)
     answer = ask_compare(models, seq, kv_dtype, sort, LAYOUTS[output_options.fmt], accelerator, users)
-    output_options.show(answer.report(), listing=everything or len(answer.result) > MOST_ON_A_SCREEN)
+    output_options.show_answer(answer, listing=everything or len(answer.result) > MOST_ON_A_SCREEN)

@@ -2,13 +2,11 @@ from __future__ import annotations
 
 from typing import Annotated
 
-import typer
-
 from ..device_memory.settings import Settings
 from ..parallel.layout_request import LayoutRequest
 from .hardware import OneAccelerator
 from .layout_options import takes_layout
-from .options import TableOption, Target, count_option, size
+from .options import TableOption, Target, count_option, length_option, value_option
 from .run_options import takes_settings
 from .serve_options import EngineName, Price
 from .target_options import OutputOptions, TargetOptions, takes_target
@@ -27,29 +25,27 @@ def command(
     requests: Annotated[
         int | None, count_option("--requests", "Requests to serve (1M), with --input and --output.")
     ] = None,
-    input: Annotated[int | None, size("--input", text="Tokens of a prompt.")] = None,
+    input: Annotated[int | None, length_option("--input", text="Tokens of a prompt.")] = None,
     output: Annotated[
-        int | None, size("--output", text="Tokens of an answer. The file of the answer is --output-file.")
+        int | None, length_option("--output", text="Tokens of an answer. The file of the answer is --output-file.")
     ] = None,
     concurrency: Annotated[
-        int | None, size("--concurrency", text="Requests in the server at any time. Default as many as fit.")
+        int | None, length_option("--concurrency", text="Requests in the server at any time. Default as many as fit.")
     ] = None,
     price: Price = None,
     power: Annotated[
         str | None,
-        typer.Option("--power", metavar="WATTS", help="Power of a device; default its TDP.", show_default=False),
+        value_option("--power", "WATTS", "Power of a device; default its TDP."),
     ] = None,
     step: Annotated[
         str | None,
-        typer.Option(
-            "--step",
-            metavar="SECONDS",
-            help="A measured training step (8.1s). By default that of the fastest layout of plan.",
-            show_default=False,
+        value_option(
+            "--step", "SECONDS", "A measured training step (8.1s). By default that of the fastest layout of plan."
         ),
     ] = None,
     global_batch: Annotated[
-        int | None, size("--global-batch", text="Sequences per training step. Default about 4M tokens, of --seq 4096.")
+        int | None,
+        length_option("--global-batch", text="Sequences per training step. Default about 4M tokens, of --seq 4096."),
     ] = None,
     engine: EngineName = None,
     stack: Stack = None,
@@ -78,5 +74,5 @@ def command(
         tokens, step, requests, input, output, concurrency, engine, global_batch, power, price, stack, overlap, nic
     )
     with name_in_errors(question.preset):
-        report = ask_cost(question, options).report()
-    writing_file.show(report, table)
+        answer = ask_cost(question, options)
+    writing_file.show_answer(answer, table, question.preset)

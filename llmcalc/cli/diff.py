@@ -7,7 +7,7 @@ import typer
 
 from ..errors import one_line
 from ..workload.lengths import MOST_CONTEXT
-from .options import CacheDtype, TableOption, Targets, size
+from .options import CacheDtype, TableOption, Targets, length_option, value_option
 from .target_options import OutputOptions, TargetOptions, takes_target
 
 
@@ -16,11 +16,8 @@ def command(
     targets: Targets,
     git: Annotated[
         str | None,
-        typer.Option(
-            "--git",
-            metavar="REF",
-            help="Compare files of a git repository with what they were at this commit, branch or tag.",
-            show_default=False,
+        value_option(
+            "--git", "REF", "Compare files of a git repository with what they were at this commit, branch or tag."
         ),
     ] = None,
     models_only: Annotated[
@@ -32,7 +29,7 @@ def command(
     ] = False,
     seq: Annotated[
         int | None,
-        size(
+        length_option(
             "--seq",
             "-s",
             text="Tokens of each sequence; the context that both models were made for, at most "
@@ -62,4 +59,4 @@ def command(
     answer = ask_diff(changes, seq, kv_dtype)
     for path, reason in changes.skipped.items():
         print(f"note: skipped {one_line(str(path))}: {reason}", file=sys.stderr)
-    output_options.show(answer.report(), table)
+    output_options.show_answer(answer, table)

@@ -11,6 +11,7 @@ import typer
 
 from ..errors import InputError
 from .help import Command
+from .options import value_option
 
 if TYPE_CHECKING:
     from ..questions.engines import EngineQuestion
@@ -27,20 +28,17 @@ ENGINE_HELP = (
 
 EngineOption: TypeAlias = Annotated[
     list[str] | None,
-    typer.Option(
-        "--engine", metavar="NAME[==VERSION]", help=ENGINE_HELP, show_default=False, rich_help_panel="What runs"
-    ),
+    value_option("--engine", "NAME[==VERSION]", ENGINE_HELP, panel="What runs"),
 ]
 
 ReceiptOption: TypeAlias = Annotated[
     str | None,
-    typer.Option(
+    value_option(
         "--receipt",
-        metavar="FILE",
-        help="With --engine: a start-up log, whose measured terms stand in place of estimates (see explain-log).",
-        show_default=False,
+        "FILE",
+        "With --engine: a start-up log, whose measured terms stand in place of estimates (see explain-log).",
+        panel="What runs",
         hidden=True,
-        rich_help_panel="What runs",
     ),
 ]
 
@@ -119,51 +117,35 @@ def engine_flags(context: typer.Context) -> Mapping[str, Any]:
     return values
 
 
-def starts_servers(launch: Path) -> bool:
-    """Whether a launch file starts servers of inference engines.
-
-    Raises `InputError` for a file that cannot be parsed.
-    """
-    from ..frameworks.server_files.read import starts_any
-
-    return starts_any(launch)
-
-
 def show_servers(
     ask: Callable[[EngineQuestion], ReportedAnswer],
-    *,
-    launch: Path | None,
-    target: str | None,
-    engines: Sequence[str],
-    values: Mapping[str, Any],
+    context: typer.Context,
     hardware: str | None,
-    quantize: str | None,
-    receipt: str | None,
     target_options: TargetOptions,
     output_options: OutputOptions,
-    table: str | None,
 ) -> None:
     """Shows the answers about a launch file's servers, or about engines that serve TARGET. Exit code 1 if one fails.
 
-    ask: the question that is asked of each. values: the engine's flags. The others are the command's options.
+    ask: the question that is asked of each. context: the running command, whose options describe the servers.
+    hardware: the accelerator; None for that of the launch file.
     """
     from ..questions.engines import ask_servers, engine_questions
     from ..sources.preset import name_in_errors
 
+    launch, table, target, engines = (context.params[name] for name in ("launch", "table", "target", "engine"))
+    if launch is None and not target:
+        raise InputError(f"missing argument TARGET ({context.command_path} --help explains)")
     questions = engine_questions(
         launch,
         target_options.load,
         target=target,
-        engines=engines,
-        values=values,
+        engines=engines or (),
+        values=engine_flags(context),
         hardware=hardware,
-        quantize=quantize,
-        receipt=receipt,
+        quantize=context.params["quantize"],
+        receipt=context.params["receipt"],
         allow_unknown=target_options.allow_unknown,
     )
     with nullcontext() if launch is not None else name_in_errors(questions[0].preset):
         answer = ask_servers(questions, ask)
-        report = answer.report()
-    output_options.show(report, table)
-    if not answer.ok:
-        raise typer.Exit(1)
+    output_options.show_answer(answer, table, None if launch is not None else questions[0].preset)

@@ -9,7 +9,16 @@ from ..parallel.counted_rank import NO_RANK_OPTIONS, RankRequest
 from ..questions.counts import PassPhase, Quantity
 from ..symbolic.formulas import RecomputeChoice
 from .layout_options import takes_rank
-from .options import AttentionImplementationOption, ElementDtype, PairsOption, Seq, Target, WithMtp, size
+from .options import (
+    AttentionImplementationOption,
+    ElementDtype,
+    PairsOption,
+    Seq,
+    Target,
+    WithMtp,
+    length_option,
+    value_option,
+)
 from .target_options import OutputOptions, TargetOptions, takes_target
 
 NodeArgument: TypeAlias = Annotated[
@@ -39,17 +48,16 @@ def command(
     ] = "all",
     seq: Seq = None,
     batch: Annotated[
-        int | None, size("--batch", "-b", text="Sequences at once (activations and time only); 1 if not given.")
+        int | None,
+        length_option("--batch", "-b", text="Sequences at once (activations and time only); 1 if not given."),
     ] = None,
-    hardware: Annotated[
-        str | None, typer.Option(metavar="NAME", help="The accelerator (time only).", show_default=False)
-    ] = None,
+    hardware: Annotated[str | None, value_option("--hardware", "NAME", "The accelerator (time only).")] = None,
     phase: Annotated[
         PassPhase | None, typer.Option(help="The pass (time only); decode if not given.", show_default=False)
     ] = None,
     stack: Annotated[
         str | None,
-        typer.Option(metavar="NAME", help="Software of the pass, as of time (time only).", show_default=False),
+        value_option("--stack", "NAME", "Software of the pass, as of time (time only)."),
     ] = None,
     attn_implementation: AttentionImplementationOption = None,
     recompute: Annotated[
@@ -95,4 +103,4 @@ def command(
     preset = target_options.load(target, include)
     with name_in_errors(preset):
         answer = question.answer(preset, records=output_options.fmt in ("csv", "markdown"))
-    output_options.show(answer.report(), listing=True)
+    output_options.show_answer(answer, listing=True)

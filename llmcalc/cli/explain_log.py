@@ -5,7 +5,7 @@ from typing import Annotated
 import typer
 
 from .hardware import accelerator_option
-from .options import TableOption, TargetOrNone
+from .options import TableOption, TargetOrNone, value_option
 from .target_options import OutputOptions, TargetOptions, takes_target
 
 
@@ -22,14 +22,12 @@ def command(
     target: TargetOrNone = None,
     engine: Annotated[
         str | None,
-        typer.Option(
-            metavar="NAME==VERSION", help="The engine's version, if the log does not say it.", show_default=False
-        ),
+        value_option("--engine", "NAME==VERSION", "The engine's version, if the log does not say it."),
     ] = None,
     hardware: Annotated[str | None, accelerator_option(" Default: that of the log.")] = None,
     quantize: Annotated[
         str | None,
-        typer.Option(metavar="SCHEME", help="The scheme of the weights; default the checkpoint's.", show_default=False),
+        value_option("--quantize", "SCHEME", "The scheme of the weights; default the checkpoint's."),
     ] = None,
     table: TableOption = None,
     *,
@@ -43,4 +41,4 @@ def command(
     from ..questions.logs import LogQuestion, ask_log
 
     preset = target_options.load(target) if target else None
-    output_options.show(ask_log(LogQuestion(log, preset, engine, hardware, quantize)).report(), table)
+    output_options.show_answer(ask_log(LogQuestion(log, preset, engine, hardware, quantize)), table)

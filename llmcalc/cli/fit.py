@@ -9,10 +9,10 @@ from ..device_memory.settings import Settings
 from ..errors import InputError
 from ..optional import included
 from ..parallel.layout_request import LayoutRequest
-from .engine_options import EngineCommand, EngineOption, ReceiptOption, engine_flags, require_engine, show_servers
+from .engine_options import EngineCommand, EngineOption, ReceiptOption, require_engine, show_servers
 from .hardware import accelerator_option
 from .layout_options import takes_layout
-from .options import TableOption, TargetOrNone, WithMtp, WithTowers, is_given, size
+from .options import TableOption, TargetOrNone, WithMtp, WithTowers, is_given, length_option, value_option
 from .run_options import CublasWorkspace, takes_settings
 from .target_options import OutputOptions, TargetOptions, takes_target
 
@@ -33,12 +33,12 @@ def command(
     target: TargetOrNone = None,
     launch: Annotated[
         Path | None,
-        typer.Option(
-            metavar="FILE",
-            help="A file that starts servers of engines: a script, a compose file, a manifest of Kubernetes, a "
+        value_option(
+            "--launch",
+            "FILE",
+            "A file that starts servers of engines: a script, a compose file, a manifest of Kubernetes, a "
             "Modelfile. It names the engine, its flags and the model.",
-            rich_help_panel="What runs",
-            show_default=False,
+            panel="What runs",
         ),
     ] = None,
     hardware: Annotated[
@@ -47,7 +47,7 @@ def command(
     ] = None,
     global_batch: Annotated[
         int | None,
-        size(
+        length_option(
             "--global-batch",
             text="With --devices: sequences per step of all devices; default one micro-batch per device.",
         ),
@@ -78,16 +78,10 @@ def command(
 
         show_servers(
             lambda question: ask_engine_fit(question, settings.batch, settings.seq, layout_request.devices),
-            launch=launch,
-            target=target,
-            engines=engine or (),
-            values=engine_flags(context),
-            hardware=hardware,
-            quantize=settings.quantize,
-            receipt=receipt,
-            target_options=target_options,
-            output_options=output_options,
-            table=table,
+            context,
+            hardware,
+            target_options,
+            output_options,
         )
         return
     assert target is not None
@@ -107,7 +101,4 @@ def command(
     )
     with name_in_errors(question.preset):
         answer = ask_fit(question, global_batch)
-        report = answer.report()
-    output_options.show(report, table)
-    if not answer.ok:
-        raise typer.Exit(1)
+    output_options.show_answer(answer, table, question.preset)

@@ -6,7 +6,7 @@ import typer
 
 from ..optional import included
 from ..parallel.counted_rank import NO_RANK_OPTIONS, RankRequest
-from ..reports.document import joined
+from ..reports.document import join_reports
 from ..workload.execution import AttentionImplementation, LatentForm
 from ..workload.inference import batch_of
 from ..workload.inputs import NO_INPUTS, Inputs
@@ -25,8 +25,9 @@ from .options import (
     Targets,
     Users,
     WithMtp,
+    length_option,
     phase_option,
-    size,
+    value_option,
 )
 from .target_options import OutputOptions, TargetOptions, takes_target
 
@@ -55,8 +56,8 @@ def command(
     targets: Targets,
     batch: Batch = None,
     users: Users = None,
-    seq: Annotated[int | None, size("--seq", "-s", text=SEQ_HELP)] = None,
-    context: Annotated[int | None, size("--context", text=CONTEXT_HELP, least=0)] = None,
+    seq: Annotated[int | None, length_option("--seq", "-s", text=SEQ_HELP)] = None,
+    context: Annotated[int | None, length_option("--context", text=CONTEXT_HELP, least=0)] = None,
     source: Source = None,
     phase: Annotated[
         Phase | None,
@@ -75,12 +76,10 @@ def command(
     recompute: RecomputeOption = "none",
     mla: Annotated[LatentForm, typer.Option("--mla", help=MLA_HELP)] = "auto",
     conventions: Annotated[bool, typer.Option("--conventions", help=RULES_HELP)] = False,
-    tokens_per_second: Annotated[
-        str | None, typer.Option("--tokens-per-second", metavar="RATE", help=RATE_HELP, show_default=False)
-    ] = None,
+    tokens_per_second: Annotated[str | None, value_option("--tokens-per-second", "RATE", RATE_HELP)] = None,
     hardware: Annotated[str | None, accelerator_option(" Of a measured run.")] = None,
-    devices: Annotated[int | None, size("--devices", text="Number of them; 1 if not given.")] = None,
-    dtype: Annotated[str | None, typer.Option("--dtype", metavar="FORMAT", help=DTYPE_HELP, show_default=False)] = None,
+    devices: Annotated[int | None, length_option("--devices", text="Number of them; 1 if not given.")] = None,
+    dtype: Annotated[str | None, value_option("--dtype", "FORMAT", DTYPE_HELP)] = None,
     with_mtp: WithMtp = False,
     draft: DraftOption = None,
     inputs: Inputs = NO_INPUTS,
@@ -119,4 +118,4 @@ def command(
     for preset in [target_options.load(target, include) for target in targets]:
         with name_in_errors(preset):
             reports.append(question.answer(preset).report())
-    output_options.show(joined(reports), table)
+    output_options.show(join_reports(reports), table)

@@ -4,6 +4,7 @@ from typing import Annotated, Any, TypeAlias
 
 import typer
 
+from .options import value_option
 from .target_options import OutputOptions, takes_target
 
 
@@ -16,12 +17,11 @@ def complete_name(incomplete: str) -> list[str]:
 
 def accelerator_option(default: str = "") -> Any:
     """Returns the option `--hardware` for one accelerator. default: a sentence for the help that states the default."""
-    return typer.Option(
+    return value_option(
         "--hardware",
-        metavar="NAME",
-        help=f"The accelerator: a name (h100, m4-max-64gb), a memory size (24GiB) or a .toml file.{default}",
-        autocompletion=complete_name,
-        show_default=False,
+        "NAME",
+        f"The accelerator: a name (h100, m4-max-64gb), a memory size (24GiB) or a .toml file.{default}",
+        complete=complete_name,
     )
 
 
@@ -46,4 +46,4 @@ def command(names: Names = None, *, output_options: OutputOptions) -> None:
     """
     from ..questions.listings import ask_hardware
 
-    output_options.show(ask_hardware(names or ()).report(), notes=bool(names), listing=True)
+    output_options.show_answer(ask_hardware(names or ()), notes=bool(names), listing=True)

@@ -15,7 +15,7 @@ from typing import Annotated, Any, get_args, get_type_hints
 import typer
 from typer.core import TyperCommand
 
-from ..characters import fitted
+from ..characters import fit_to_encoding
 from ..errors import InputError
 from ..workload.setting import Panel
 from .signatures import with_signature
@@ -31,7 +31,7 @@ LISTS_ALL = "llmcalc.lists_all"
 
 def printable_help(text: str) -> str:
     """Returns a help text in characters that stdout's encoding has; typer would write UTF-8 to an ASCII stream."""
-    return fitted(text, getattr(sys.stdout, "encoding", None) or "utf-8")
+    return fit_to_encoding(text, getattr(sys.stdout, "encoding", None) or "utf-8")
 
 
 class Command(TyperCommand):

@@ -6,7 +6,7 @@ import typer
 
 from ..errors import InputError
 from ..parallel.counted_rank import NO_RANK_OPTIONS, RankRequest
-from ..reports.document import joined
+from ..reports.document import join_reports
 from ..workload.inference import batch_of
 from ..workload.inputs import NO_INPUTS, Inputs
 from ..workload.lengths import MOST_CONTEXT, USUAL
@@ -14,7 +14,7 @@ from .engine_options import EngineCommand, EngineOption, engine_flags
 from .hardware import accelerator_option
 from .input_options import takes_inputs
 from .layout_options import takes_rank
-from .options import Batch, CacheDtype, DraftOption, Source, TableOption, Targets, Users, size
+from .options import Batch, CacheDtype, DraftOption, Source, TableOption, Targets, Users, length_option
 from .target_options import OutputOptions, TargetOptions, takes_target
 
 SEQ_HELP = (
@@ -34,7 +34,7 @@ def command(
     targets: Targets,
     batch: Batch = None,
     users: Users = None,
-    seq: Annotated[int | None, size("--seq", "-s", text=SEQ_HELP)] = None,
+    seq: Annotated[int | None, length_option("--seq", "-s", text=SEQ_HELP)] = None,
     source: Source = None,
     kv_dtype: CacheDtype = "bf16",
     draft: DraftOption = None,
@@ -53,28 +53,26 @@ def command(
     from ..questions.counts import CacheQuestion
     from ..sources.preset import name_in_errors
 
-    reports = []
     if engine:
         if inputs.option:
             raise InputError(f"{inputs.option}: an engine's cache is for any prompts; expected no {inputs.option}")
-        from ..questions.engines import EngineQuestion, ask_engine_cache
+        from ..questions.engines import EngineQuestion, ask_engine_cache, ask_servers
+        from ..reports.answer import ReportedAnswer
 
-        all_start = True
-        for target in targets:
-            preset = target_options.load(target)
-            with name_in_errors(preset):
-                answer = ask_engine_cache(EngineQuestion(preset, tuple(engine), engine_flags(context), hardware))
-                reports.append(answer.report())
-            all_start = all_start and answer.ok
-        output_options.show(joined(reports), table)
-        if not all_start:
-            raise typer.Exit(1)
+        def ask_named(question: EngineQuestion) -> ReportedAnswer:
+            with name_in_errors(question.preset):
+                return ask_engine_cache(question)
+
+        flags = engine_flags(context)
+        questions = [EngineQuestion(target_options.load(target), tuple(engine), flags, hardware) for target in targets]
+        output_options.show_answer(ask_servers(questions, ask_named), table)
         return
     if hardware is not None:
         raise InputError("--hardware: only applies to the cache of an engine; add --engine, such as --engine vllm")
+    reports = []
     sequences = batch_of(batch, users, "decode") or 1
     question = CacheQuestion(sequences, seq, kv_dtype, source, rank_request, target_options.load_draft(draft), inputs)
     for preset in [target_options.load(target) for target in targets]:
         with name_in_errors(preset):
             reports.append(question.answer(preset).report())
-    output_options.show(joined(reports), table)
+    output_options.show(join_reports(reports), table)

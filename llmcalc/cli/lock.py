@@ -8,7 +8,7 @@ import typer
 
 from ..errors import InputError
 from ..questions.locks import LOCK_FILE
-from .options import AllowUnknown, NotesOption, OfflineOption, Output, open_output
+from .options import AllowUnknown, NotesOption, OfflineOption, Output, open_output, value_option
 from .target_options import OutputOptions, TargetOptions
 
 LockFormat: TypeAlias = Literal["table", "json", "csv", "markdown", "cyclonedx"]
@@ -31,12 +31,11 @@ def command(
     notes: NotesOption = False,
     fmt: Annotated[
         LockFormat | None,
-        typer.Option(
+        value_option(
             "--format",
-            metavar="FORMAT",
-            help="json, cyclonedx (a bill of materials), table, csv or markdown; if not given, json, and table with "
+            "FORMAT",
+            "json, cyclonedx (a bill of materials), table, csv or markdown; if not given, json, and table with "
             "--check.",
-            show_default=False,
         ),
     ] = None,
     output: Output = None,
@@ -54,15 +53,13 @@ def command(
         if fmt == "cyclonedx":
             raise InputError("--format cyclonedx: lists models; expected no --check")
         answer = ask_lock_check(Path(chosen_targets[0] if chosen_targets else LOCK_FILE), target_options.load)
-        OutputOptions(notes, fmt or "table", output).show(answer.report())
-        if not answer.ok:
-            raise typer.Exit(1)
+        OutputOptions(notes, fmt or "table", output).show_answer(answer)
         return
     if not chosen_targets:
         raise InputError("missing argument TARGET, or --check (llmcalc lock --help explains)")
     answer = ask_lock(chosen_targets, target_options.load)
     if fmt != "cyclonedx":
-        OutputOptions(notes, fmt or "json", output).show(answer.report())
+        OutputOptions(notes, fmt or "json", output).show_answer(answer)
         return
     from ..reports.cyclonedx import bill_of_materials
 

@@ -13,10 +13,10 @@ import typer
 from typer.core import TyperGroup
 
 from .. import __version__
-from ..characters import make_streams_whole
+from ..characters import let_streams_replace_characters
 from ..errors import InputError, suggest
 from .help import Command, printable_help, summary_of, with_help_all
-from .output import discard, drop_remarks, print_line, print_remarks
+from .output import discard_stream, drop_remarks, print_line, print_remarks
 
 COMMANDS = (
     "params",
@@ -148,7 +148,7 @@ def main() -> None:
     """Runs the `llmcalc` command. Exit codes: 0 success; 1 a check failed; 2 bad usage or bad input."""
     if not sys.argv[1:]:
         sys.argv.append("--help")
-    make_streams_whole()
+    let_streams_replace_characters()
     drop_remarks()
     try:
         code = app(standalone_mode=False, prog_name=_program_name())
@@ -163,7 +163,7 @@ def main() -> None:
         code = _pipe_closed() if isinstance(stop.__context__, BrokenPipeError) else stop.code
     except OSError as error:
         if error.filename is None:
-            discard(sys.stdout)  # else the interpreter may try to write again at its end, and exit with 120
+            discard_stream(sys.stdout)  # else the interpreter may try to write again at its end, and exit with 120
         code = _print_error(f"{error.filename or 'standard output'}: {error.strerror or error}")
     except Exception as error:
         if not hasattr(error, "format_message"):
@@ -191,7 +191,7 @@ def _print_error(message: str) -> int:
 
 def _pipe_closed() -> int:
     """Handles a closed pipe, as in `llmcalc … | head`, and returns exit code 0."""
-    discard(sys.stdout)
+    discard_stream(sys.stdout)
     return 0
 
 

@@ -5,7 +5,7 @@ from typing import TYPE_CHECKING, Any
 
 from ..errors import InputError, MissingExtra
 from .options import OfflineOption
-from .tools import call, tools
+from .tools import all_tools, answer_of_tool
 
 if TYPE_CHECKING:
     from mcp.server import Server
@@ -51,13 +51,15 @@ def tool_server() -> Server[Any]:
             types.Tool(
                 name=tool.name, description=tool.description, input_schema=tool.schema, annotations=read_only_hints
             )
-            for tool in tools()
+            for tool in all_tools()
         ]
         return types.ListToolsResult(tools=tool_list)
 
     async def call_tool(_: Any, params: types.CallToolRequestParams) -> types.CallToolResult:
         try:
-            document = await to_thread.run_sync(call, params.name, params.arguments or {}, limiter=single_call_limiter)
+            document = await to_thread.run_sync(
+                answer_of_tool, params.name, params.arguments or {}, limiter=single_call_limiter
+            )
         except InputError as error:
             return types.CallToolResult(content=[types.TextContent(text=f"error: {error}")], is_error=True)
         answer = types.TextContent(text=json.dumps(document, ensure_ascii=False))

@@ -15,15 +15,13 @@ from .engine_options import (
     EngineCommand,
     EngineOption,
     ReceiptOption,
-    engine_flags,
     require_engine,
     show_servers,
-    starts_servers,
 )
 from .hardware import complete_name
 from .layout_options import takes_layout
-from .options import DraftOption, TableOption, TargetOrNone, WithMtp, WithTowers, is_given
-from .output import remark
+from .options import DraftOption, TableOption, TargetOrNone, WithMtp, WithTowers, is_given, value_option
+from .output import store_remark
 from .run_options import CublasWorkspace, takes_settings
 from .target_options import OutputOptions, TargetOptions, takes_target
 
@@ -46,13 +44,13 @@ def command(
     target: TargetOrNone = None,
     launch: Annotated[
         Path | None,
-        typer.Option(
-            metavar="FILE",
-            help="The file that starts a run, or 'NAME=VALUE FILE ARGUMENTS'. It defines the model, or the settings "
+        value_option(
+            "--launch",
+            "FILE",
+            "The file that starts a run, or 'NAME=VALUE FILE ARGUMENTS'. It defines the model, or the settings "
             f"with which TARGET is trained. Files that are read: {launch_files()}. Or a file that starts servers of "
             "engines: a script, a compose file, a manifest of Kubernetes, a Modelfile.",
-            rich_help_panel="What runs",
-            show_default=False,
+            panel="What runs",
         ),
     ] = None,
     with_mtp: WithMtp = False,
@@ -60,13 +58,7 @@ def command(
     draft: DraftOption = None,
     hardware: Annotated[
         list[str] | None,
-        typer.Option(
-            metavar="NAME",
-            help=HARDWARE_HELP,
-            autocompletion=complete_name,
-            show_default=False,
-            rich_help_panel="What runs",
-        ),
+        value_option("--hardware", "NAME", HARDWARE_HELP, panel="What runs", complete=complete_name),
     ] = None,
     engine: EngineOption = None,
     receipt: ReceiptOption = None,
@@ -85,26 +77,17 @@ def command(
     from ..sources.preset import name_in_errors
 
     require_engine(receipt, engine, launch)
-    if engine or (launch is not None and starts_servers(launch)):
+    starts_servers = False
+    if launch is not None:
+        from ..frameworks.server_files.read import starts_any_server
+
+        starts_servers = starts_any_server(launch)
+    if engine or starts_servers:
         from ..questions.engines import ask_engine_memory
 
         if len(hardware or ()) > 1:
             raise InputError("--hardware: with --engine the answer is for one accelerator; expected it once")
-        if launch is None and not target:
-            raise InputError("missing argument TARGET (llmcalc memory --help explains)")
-        show_servers(
-            ask_engine_memory,
-            launch=launch,
-            target=target,
-            engines=engine or (),
-            values=engine_flags(context),
-            hardware=hardware[0] if hardware else None,
-            quantize=settings.quantize,
-            receipt=receipt,
-            target_options=target_options,
-            output_options=output_options,
-            table=table,
-        )
+        show_servers(ask_engine_memory, context, hardware[0] if hardware else None, target_options, output_options)
         return
     include = included(with_mtp, with_towers)
     question = memory_question(
@@ -132,7 +115,7 @@ def command(
     for fit in answer.fits if answer.accelerators else ():
         if fit.verdict == "tight":
             memory_word = "nominal" if fit.nominal else "usable"
-            remark(
+            store_remark(
                 f"warning: {fit.hardware.name}: tight: {units.percent(fit.share)} of its {memory_word} memory with the "
                 "estimated fragmentation; it fits only without"
             )

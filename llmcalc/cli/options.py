@@ -25,7 +25,25 @@ from ..workload.inference import CACHE_FORMATS, USERS
 from ..workload.lengths import USUAL
 from ..workload.recompute import MODES
 from ..workload.validation import LARGEST, maybe_whole, one_of
-from .output import check_writable, stdout, write_whole
+from .output import check_writable, open_stdout, open_whole_file
+
+
+def value_option(
+    name: str, metavar: str, text: str, panel: str | None = None, *, hidden: bool = False, complete: Any = None
+) -> Any:
+    """Returns an option with a value, whose help page shows no default.
+
+    metavar: placeholder of the value. text: help text. complete: function that lists values for shell completion.
+    """
+    return typer.Option(
+        name,
+        metavar=metavar,
+        help=text,
+        show_default=False,
+        rich_help_panel=panel,
+        hidden=hidden,
+        autocompletion=complete,
+    )
 
 
 def complete_target(incomplete: str) -> list[str]:
@@ -67,13 +85,7 @@ Targets: TypeAlias = Annotated[list[str], _SEVERAL]
 TargetsOrNone: TypeAlias = Annotated[list[str] | None, _SEVERAL]
 Overrides: TypeAlias = Annotated[
     list[str] | None,
-    typer.Option(
-        "--set",
-        metavar="PATH=VALUE",
-        help="Override a field, such as num_hidden_layers=12. Repeatable.",
-        show_default=False,
-        rich_help_panel="Model",
-    ),
+    value_option("--set", "PATH=VALUE", "Override a field, such as num_hidden_layers=12. Repeatable.", panel="Model"),
 ]
 
 
@@ -122,10 +134,12 @@ CacheDtype: TypeAlias = Annotated[str, cache_format_option(f"Format of the KV ca
 ElementDtype: TypeAlias = Annotated[str, cache_number_format("Number format of the KV cache: bf16, fp8, int8, int4, …")]
 
 
-def size(name: str, *other_names: str, text: str, least: int = 1, most: int = LARGEST, panel: str | None = None) -> Any:
+def length_option(
+    name: str, *other_names: str, text: str, least: int = 1, most: int = LARGEST, panel: str | None = None
+) -> Any:
     """Returns an option for a number of sequences or tokens, such as 4096, 32k or 1M.
 
-    text, panel: for the help page.
+    text, panel: its text and its panel on the help page.
     """
 
     def checked(option: typer.CallbackParam, number: int | None) -> int | None:
@@ -141,11 +155,11 @@ def _parse_length(value: str | int) -> int:
     return value if isinstance(value, int) else parse_length(value)
 
 
-Batch: TypeAlias = Annotated[int | None, size("--batch", "-b", text="Sequences at once; 1 if not given.")]
-Users: TypeAlias = Annotated[int | None, size("--users", "--concurrency", text=USERS.setting.help)]
+Batch: TypeAlias = Annotated[int | None, length_option("--batch", "-b", text="Sequences at once; 1 if not given.")]
+Users: TypeAlias = Annotated[int | None, length_option("--users", "--concurrency", text=USERS.setting.help)]
 Seq: TypeAlias = Annotated[
     int | None,
-    size(
+    length_option(
         "--seq",
         "-s",
         text=f"Tokens of each sequence; {USUAL:,}, or all learned positions where they are fewer, if not given.",
@@ -153,7 +167,7 @@ Seq: TypeAlias = Annotated[
 ]
 Source: TypeAlias = Annotated[
     int | None,
-    size("--source", text="Encoder tokens of an encoder-decoder; as many as decoder tokens if not given."),
+    length_option("--source", text="Encoder tokens of an encoder-decoder; as many as decoder tokens if not given."),
 ]
 
 
@@ -260,15 +274,12 @@ def count_option(name: str, text: str) -> Any:
 
 Kind: TypeAlias = Annotated[
     str | None,
-    typer.Option("--kind", metavar="KIND", help=f"Only models of a kind: {', '.join(KINDS)}.", show_default=False),
+    value_option("--kind", "KIND", f"Only models of a kind: {', '.join(KINDS)}."),
 ]
 AttentionKind: TypeAlias = Annotated[
     str | None,
-    typer.Option(
-        "--attention",
-        metavar="KIND",
-        help="Only models with such layers: mha, gqa, mqa, mla, sliding, mamba2, gated_delta_net, …",
-        show_default=False,
+    value_option(
+        "--attention", "KIND", "Only models with such layers: mha, gqa, mqa, mla, sliding, mamba2, gated_delta_net, …"
     ),
 ]
 Experts: TypeAlias = Annotated[
@@ -303,12 +314,11 @@ NotesOption: TypeAlias = Annotated[
 ]
 TableOption: TypeAlias = Annotated[
     str | None,
-    typer.Option(
+    value_option(
         "--table",
-        metavar="NAME",
-        help="Table to print, if there are several; CSV holds one, by default the first.",
-        show_default=False,
-        rich_help_panel="Output",
+        "NAME",
+        "Table to print, if there are several; CSV holds one, by default the first.",
+        panel="Output",
         hidden=True,
     ),
 ]
@@ -350,18 +360,17 @@ def _include_option(part: OptionalPart) -> Any:
 
 JunitOption: TypeAlias = Annotated[
     Path | None,
-    typer.Option("--junit", metavar="FILE", help="Also write JUnit XML, for CI systems.", show_default=False),
+    value_option("--junit", "FILE", "Also write JUnit XML, for CI systems."),
 ]
 DraftOption: TypeAlias = Annotated[
     str | None,
-    typer.Option(
+    value_option(
         "--draft",
-        metavar="TARGET",
-        help="A draft of speculative decoding beside it. Another model, or a draft that reads hidden states (EAGLE, "
+        "TARGET",
+        "A draft of speculative decoding beside it. Another model, or a draft that reads hidden states (EAGLE, "
         "DFlash, …): what it adds to the model for which it drafts.",
-        autocompletion=complete_target,
-        show_default=False,
-        rich_help_panel="Model",
+        panel="Model",
+        complete=complete_target,
     ),
 ]
 WithMtp: TypeAlias = Annotated[bool, _include_option(MTP)]
@@ -370,4 +379,4 @@ WithTowers: TypeAlias = Annotated[bool, _include_option(TOWERS)]
 
 def open_output(output: Path | None) -> AbstractContextManager[IO[str]]:
     """Opens the output file, which is written completely or not at all, or stdout."""
-    return write_whole(output, "--output") if output is not None else stdout()
+    return open_whole_file(output, "--output") if output is not None else open_stdout()

@@ -19,7 +19,7 @@ _remarks: list[str] = []
 """Remarks of the running command, printed after its answer."""
 
 
-def remark(text: str) -> None:
+def store_remark(text: str) -> None:
     """Stores a note or a warning for stderr. It is printed after the answer, and not after an error."""
     _remarks.append(text)
 
@@ -44,7 +44,7 @@ def print_line(text: str) -> None:
 
 
 @contextmanager
-def stdout() -> Iterator[IO[str]]:
+def open_stdout() -> Iterator[IO[str]]:
     """Yields stdout and flushes it. A closed pipe (`llmcalc … | head`) is no error.
 
     Raises `InputError` if stdout is closed.
@@ -55,14 +55,14 @@ def stdout() -> Iterator[IO[str]]:
         yield sys.stdout
         sys.stdout.flush()
     except BrokenPipeError:
-        discard(sys.stdout)
+        discard_stream(sys.stdout)
     except SystemExit as stop:  # rich raises it for a closed pipe; the command has its own exit code
         if not isinstance(stop.__context__, BrokenPipeError):
             raise
-        discard(sys.stdout)
+        discard_stream(sys.stdout)
 
 
-def discard(stream: IO[str]) -> None:
+def discard_stream(stream: IO[str]) -> None:
     """Redirects a stream and its buffered text to the null device; a stream in memory is left unchanged."""
     with suppress(UnsupportedOperation):
         os.dup2(os.open(os.devnull, os.O_WRONLY), stream.fileno())
@@ -90,7 +90,7 @@ def is_device(path: Path) -> bool:
 
 
 @contextmanager
-def write_whole(path: Path, option: str) -> Iterator[TextIOWrapper]:
+def open_whole_file(path: Path, option: str) -> Iterator[TextIOWrapper]:
     """Opens a temporary file that is renamed to its path after it is written completely. A link's target is replaced.
 
     Raises `InputError`, which names the option, if it cannot be written.

@@ -7,7 +7,7 @@ import typer
 from ..errors import InputError
 from ..optional import included
 from ..parallel.counted_rank import NO_RANK_OPTIONS, RankRequest
-from ..reports.document import joined
+from ..reports.document import join_reports
 from .layout_options import takes_rank
 from .options import DraftOption, TableOption, Targets, WithMtp, WithTowers
 from .target_options import OutputOptions, TargetOptions, takes_target
@@ -54,4 +54,4 @@ def command(
         preset = target_options.load(target, include)
         with name_in_errors(preset):
             reports.append(question.answer(preset).report())
-    output_options.show(joined(reports), table)
+    output_options.show(join_reports(reports), table)

@@ -9,7 +9,7 @@ from ..optional import included
 from ..parallel.layout_request import LayoutRequest
 from .hardware import OneAccelerator
 from .layout_options import takes_layout
-from .options import TableOption, Target, WithMtp, WithTowers, is_given, size
+from .options import TableOption, Target, WithMtp, WithTowers, is_given, length_option, value_option
 from .run_options import CublasWorkspace, takes_settings
 from .target_options import OutputOptions, TargetOptions, takes_target
 from .time_options import Calibrate, NicRate, Overlap, Stack
@@ -26,9 +26,11 @@ def command(
     layout_request: LayoutRequest,
     global_batch: Annotated[
         int | None,
-        size("--global-batch", text="Sequences per step of all devices; default one micro-batch per device."),
+        length_option("--global-batch", text="Sequences per step of all devices; default one micro-batch per device."),
     ] = None,
-    rows: Annotated[int, size("--rows", text="Number of best layouts to replay on the allocator and to show.")] = 10,
+    rows: Annotated[
+        int, length_option("--rows", text="Number of best layouts to replay on the allocator and to show.")
+    ] = 10,
     by: Annotated[
         Literal["time", "memory"] | None,
         typer.Option(
@@ -39,9 +41,7 @@ def command(
     ] = None,
     where: Annotated[
         str | None,
-        typer.Option(
-            metavar="tp=N,pp=N", help="Print the place of a layout with these sizes in the order.", show_default=False
-        ),
+        value_option("--where", "tp=N,pp=N", "Print the place of a layout with these sizes in the order."),
     ] = None,
     stack: Stack = None,
     overlap: Overlap = None,
@@ -77,7 +77,4 @@ def command(
         answer = ask_timed_plan(
             question, options, global_batch, rows, by, where, lambda name: target_options.load(name, include)
         )
-        report = answer.report()
-    output_options.show(report, table)
-    if not answer.ok:
-        raise typer.Exit(1)
+    output_options.show_answer(answer, table, question.preset)

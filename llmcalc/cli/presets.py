@@ -49,4 +49,4 @@ def command(
     from ..questions.listings import ask_presets
 
     answer = ask_presets(names or (), selection, sort, details, stale)
-    output_options.show(answer.report(), notes=answer.in_full, listing=True)
+    output_options.show_answer(answer, notes=answer.in_full, listing=True)

@@ -5,19 +5,17 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Annotated, TypeAlias
 
-import typer
-
 from ..device_memory.settings import SHORTHANDS, Settings, settings_with_shorthands
+from .options import value_option
 from .setting_options import OptionOfCommand, option_of, options_of, replace_parameter
 
 CublasWorkspace: TypeAlias = Annotated[
     str | None,
-    typer.Option(
+    value_option(
         "--cublas-workspace",
-        metavar=":KIB:COUNT",
-        help="CUBLAS_WORKSPACE_CONFIG of the run, such as :4096:8. [default: as torch chooses for the accelerator]",
-        show_default=False,
-        rich_help_panel="Hardware",
+        ":KIB:COUNT",
+        "CUBLAS_WORKSPACE_CONFIG of the run, such as :4096:8. [default: as torch chooses for the accelerator]",
+        panel="Hardware",
         hidden=True,
     ),
 ]

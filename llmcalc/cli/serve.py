@@ -1,7 +1,5 @@
 from __future__ import annotations
 
-import typer
-
 from .options import TableOption, Target
 from .serve_options import ServerValues, serve_answer, takes_server
 from .target_options import OutputOptions, TargetOptions, takes_target
@@ -21,7 +19,4 @@ def command(
     Every layout that fits by the engine's own rule, the Pareto front, and the cheapest server that keeps the limits.
     Exit code 1 if none does.
     """
-    answer = serve_answer(target, values, target_options)
-    writing_file.show(answer.report(), table)
-    if not answer.ok:
-        raise typer.Exit(1)
+    writing_file.show_answer(serve_answer(target, values, target_options), table)

@@ -6,11 +6,9 @@ import inspect
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, TypeAlias
 
-import typer
-
 from .hardware import OneAccelerator
-from .options import size
-from .setting_options import CommandFunction, OptionOfCommand, optional, replace_parameter
+from .options import length_option, value_option
+from .setting_options import CommandFunction, OptionOfCommand, optional_parameter, replace_parameter
 from .target_options import TargetOptions
 from .time_options import Calibrate, NicRate, Stack
 
@@ -20,34 +18,30 @@ if TYPE_CHECKING:
 LOAD, LAYOUT = "Inference", "Layout"
 
 
-def _text_option(name: str, metavar: str, text: str, panel: str | None = None) -> Any:
-    return typer.Option(name, metavar=metavar, help=text, show_default=False, rich_help_panel=panel)
-
-
-InputTokens = Annotated[int | None, size("--input", text="Tokens of a prompt.")]
+InputTokens = Annotated[int | None, length_option("--input", text="Tokens of a prompt.")]
 OutputTokens = Annotated[
-    int | None, size("--output", text="Tokens of an answer. The file of the answer is --output-file.")
+    int | None, length_option("--output", text="Tokens of an answer. The file of the answer is --output-file.")
 ]
 EngineName = Annotated[
     str | None,
-    _text_option(
+    value_option(
         "--engine", "NAME[==VERSION]", "vllm, sglang or tensorrt-llm. Default vllm, the newest that was read."
     ),
 ]
-Price = Annotated[str | None, _text_option("--price", "MONEY", "Price of a device and hour, in any currency.")]
+Price = Annotated[str | None, value_option("--price", "MONEY", "Price of a device and hour, in any currency.")]
 
 
 def _at_most_1024(name: str, text: str) -> OptionOfCommand:
-    return optional(int, size(name, text=text, most=1024, panel=LAYOUT))
+    return optional_parameter(int, length_option(name, text=text, most=1024, panel=LAYOUT))
 
 
 SERVER_OPTIONS = {
     "hardware": OptionOfCommand(OneAccelerator, inspect.Parameter.empty),
     "input": OptionOfCommand(InputTokens, None),
     "output": OptionOfCommand(OutputTokens, None),
-    "trace": optional(
+    "trace": optional_parameter(
         Path,
-        _text_option(
+        value_option(
             "--trace",
             "FILE",
             "Requests to simulate, in place of equal ones: CSV or JSON lines of arrival, input, output.",
@@ -55,45 +49,51 @@ SERVER_OPTIONS = {
         ),
     ),
     "engine": OptionOfCommand(EngineName, None),
-    "quantize": optional(
+    "quantize": optional_parameter(
         str,
-        _text_option(
+        value_option(
             "--quantize", "SCHEMES", "Schemes of the weights to try (auto,fp8-dynamic); default as published."
         ),
     ),
-    "kv_dtype": optional(
-        str, _text_option("--kv-dtype", "FORMATS", "Formats of the cache to try (auto,fp8); default the engine's.")
+    "kv_dtype": optional_parameter(
+        str, value_option("--kv-dtype", "FORMATS", "Formats of the cache to try (auto,fp8); default the engine's.")
     ),
     "price": OptionOfCommand(Price, None),
-    "concurrency": optional(
+    "concurrency": optional_parameter(
         int,
-        size(
+        length_option(
             "--concurrency", "--users", text="Requests in the server at any time; default as many as fit.", panel=LOAD
         ),
     ),
-    "rate": optional(
-        str, _text_option("--rate", "R", "Requests per second that arrive, in place of --concurrency.", LOAD)
+    "rate": optional_parameter(
+        str, value_option("--rate", "R", "Requests per second that arrive, in place of --concurrency.", LOAD)
     ),
-    "ttft": optional(str, _text_option("--ttft", "SECONDS", "Most time to the first token (1s, 300ms).", LOAD)),
-    "tpot": optional(str, _text_option("--tpot", "SECONDS", "Most time of each further token (30ms).", LOAD)),
-    "prefix_hit": optional(
-        str, _text_option("--prefix-hit", "P", "Share of each prompt that the prefix cache has (0.5); default 0.", LOAD)
+    "ttft": optional_parameter(
+        str, value_option("--ttft", "SECONDS", "Most time to the first token (1s, 300ms).", LOAD)
     ),
-    "draft": optional(
+    "tpot": optional_parameter(str, value_option("--tpot", "SECONDS", "Most time of each further token (30ms).", LOAD)),
+    "prefix_hit": optional_parameter(
         str,
-        _text_option(
+        value_option(
+            "--prefix-hit", "P", "Share of each prompt that the prefix cache has (0.5); default 0.", panel=LOAD
+        ),
+    ),
+    "draft": optional_parameter(
+        str,
+        value_option(
             "--draft", "TARGET", "Drafts tokens: a model, the model's own modules (mtp), or its text (ngram).", LOAD
         ),
     ),
-    "acceptance": optional(
-        str, _text_option("--acceptance", "P", "Chance that a drafted token is accepted (0.7); with --draft.", LOAD)
-    ),
-    "draft_tokens": optional(
-        int, size("--draft-tokens", text="Tokens that are drafted in a step; default 3.", most=64, panel=LOAD)
-    ),
-    "disaggregate": optional(
+    "acceptance": optional_parameter(
         str,
-        _text_option(
+        value_option("--acceptance", "P", "Chance that a drafted token is accepted (0.7); with --draft.", LOAD),
+    ),
+    "draft_tokens": optional_parameter(
+        int, length_option("--draft-tokens", text="Tokens that are drafted in a step; default 3.", most=64, panel=LOAD)
+    ),
+    "disaggregate": optional_parameter(
+        str,
+        value_option(
             "--disaggregate", "auto|P:D", "Prompts on replicas of their own: P for D that decode, or as needed.", LAYOUT
         ),
     ),
@@ -117,7 +117,7 @@ def takes_server(command: CommandFunction) -> CommandFunction:
 
 
 def serve_answer(target: str, values: ServerValues, target_options: TargetOptions) -> ReportedAnswer:
-    """Returns the answer of `serve`."""
+    """Returns the answer about servers of a model under load. target: the TARGET. values: the options by name."""
     from ..questions.serving import ServeOptions, ask_serve
     from ..sources.hardware import find_hardware
     from ..sources.preset import name_in_errors

@@ -26,7 +26,7 @@ class OptionOfCommand(NamedTuple):
     default: Any
 
 
-def optional(kind: Any, option: Any) -> OptionOfCommand:
+def optional_parameter(kind: Any, option: Any) -> OptionOfCommand:
     """Returns a command's parameter with default None. kind: its type. option: typer's option."""
     annotated_type: Any = Annotated
     return OptionOfCommand(annotated_type[kind | None, option], None)

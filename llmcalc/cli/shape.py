@@ -4,36 +4,28 @@ from typing import Annotated
 
 import typer
 
-from .options import AllowUnknown, CacheDtype, OfflineOption, Overrides, Seq, TargetOrNone
+from .options import AllowUnknown, CacheDtype, OfflineOption, Overrides, Seq, TargetOrNone, value_option
 from .target_options import OutputOptions, TargetOptions, takes_target
 
 
 @takes_target
 def command(
     target: TargetOrNone = None,
-    params: Annotated[
-        str | None, typer.Option("--params", metavar="N", help="Budget of parameters, such as 8B.", show_default=False)
-    ] = None,
+    params: Annotated[str | None, value_option("--params", "N", "Budget of parameters, such as 8B.")] = None,
     flops: Annotated[
         str | None,
-        typer.Option("--flops", metavar="C", help="Budget of training FLOPs, such as 1e24.", show_default=False),
+        value_option("--flops", "C", "Budget of training FLOPs, such as 1e24."),
     ] = None,
-    tokens: Annotated[
-        str | None, typer.Option("--tokens", metavar="D", help="Tokens trained on, with --flops.", show_default=False)
-    ] = None,
-    ffn_ratio: Annotated[
-        str | None, typer.Option("--ffn-ratio", metavar="R", help="d_ff/h, such as 3.5 or 8/3.", show_default=False)
-    ] = None,
+    tokens: Annotated[str | None, value_option("--tokens", "D", "Tokens trained on, with --flops.")] = None,
+    ffn_ratio: Annotated[str | None, value_option("--ffn-ratio", "R", "d_ff/h, such as 3.5 or 8/3.")] = None,
     head_dim: Annotated[
         int | None, typer.Option("--head-dim", metavar="N", min=2, max=4096, help="Size of a head.", show_default=False)
     ] = None,
     kv_ratio: Annotated[
         str | None,
-        typer.Option("--kv-ratio", metavar="R", help="Key/value heads over heads, such as 1/8.", show_default=False),
+        value_option("--kv-ratio", "R", "Key/value heads over heads, such as 1/8."),
     ] = None,
-    vocab: Annotated[
-        str | None, typer.Option("--vocab", metavar="V", help="Vocabulary size of every shape.", show_default=False)
-    ] = None,
+    vocab: Annotated[str | None, value_option("--vocab", "V", "Vocabulary size of every shape.")] = None,
     tie: Annotated[
         bool | None,
         typer.Option("--tie/--no-tie", help="Whether the head has the embedding's weight.", show_default=False),
@@ -63,4 +55,4 @@ def command(
     answer = question.answer(
         target, target_options.load, overrides or (), literature=literature, is_flat=output_options.fmt == "csv"
     )
-    output_options.show(answer.report(), notes=literature)
+    output_options.show_answer(answer, notes=literature)

@@ -4,12 +4,15 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Callable
+from contextlib import nullcontext
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
+import typer
+
 from ..components.head_kind import HeadKind
 from ..optional import OPTIONAL_PARTS
-from ..reports.document import Report, fitted_to
+from ..reports.document import Report, report_in_encoding
 from ..reports.formats import WRITERS, Format
 from ..studies.selection import Selection
 from .options import (
@@ -28,10 +31,11 @@ from .options import (
     Overrides,
     open_output,
 )
-from .output import remark
+from .output import store_remark
 from .setting_options import CommandFunction, OptionOfCommand, replace_parameter
 
 if TYPE_CHECKING:
+    from ..reports.answer import ReportedAnswer
     from ..sources.preset import Preset
 
 
@@ -60,7 +64,7 @@ class TargetOptions(NamedTuple):
         absent = [OPTIONAL_PARTS[part] for part in sorted(include) if not getattr(preset.model, part)]
         missing_parts = (f"{part.option} changes nothing: the model has no {part.title}" for part in absent)
         for note in (*preset.notes, *missing_parts):
-            remark(f"note: {preset.name}: {note}")
+            store_remark(f"note: {preset.name}: {note}")
         return preset
 
     def load_draft(self, target: str | None) -> Preset | None:
@@ -80,6 +84,21 @@ class OutputOptions(NamedTuple):
     fmt: Format = "table"
     output: Path | None = None
 
+    def show_answer(
+        self, answer: ReportedAnswer, table: str | None = None, preset: Preset | None = None, **display: bool
+    ) -> None:
+        """Writes the report of an answer. Exit code 1 if a check fails or nothing fits.
+
+        preset: the model that errors of the report name; default none. display: `notes` and `listing`, as of `show`.
+        """
+        from ..sources.preset import name_in_errors
+
+        with nullcontext() if preset is None else name_in_errors(preset):
+            report = answer.report()
+        self.show(report, table, **display)
+        if not answer.ok:
+            raise typer.Exit(1)
+
     def show(self, report: Report, table: str | None = None, notes: bool = False, listing: bool = False) -> None:
         """Writes the answer to the file or to stdout. Warnings go to stderr if the format has no notes.
 
@@ -98,10 +117,10 @@ class OutputOptions(NamedTuple):
         if is_brief and self.fmt in ("table", "markdown"):
             report = report.brief()
         for text in report.warnings if writer.warns_apart else ():
-            remark(f"note: {text}")
+            store_remark(f"note: {text}")
         with open_output(self.output) as out:
             encoding = "ascii" if writer.ascii else getattr(out, "encoding", None) or "utf-8"
-            writer.write(report if encoding.lower().startswith("utf") else fitted_to(report, encoding), out)
+            writer.write(report if encoding.lower().startswith("utf") else report_in_encoding(report, encoding), out)
 
 
 OPTIONS: dict[str, tuple[dict[str, OptionOfCommand], Callable[[dict[str, Any]], Any]]] = {

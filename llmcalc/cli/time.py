@@ -2,9 +2,7 @@ from __future__ import annotations
 
 from typing import Annotated
 
-import typer
-
-from .options import TableOption
+from .options import TableOption, value_option
 from .target_options import OutputOptions, takes_target
 from .time_options import TimedRun, takes_timed_run
 
@@ -15,14 +13,14 @@ def command(
     timed_run: TimedRun,
     by_node: Annotated[
         int | None,
-        typer.Option(metavar="DEPTH", help="List the time by nodes of the model, to this depth.", show_default=False),
+        value_option("--by-node", "DEPTH", "List the time by nodes of the model, to this depth."),
     ] = None,
     measured: Annotated[
         str | None,
-        typer.Option(
-            metavar="SECONDS",
-            help="A measured time (8.1s, 35ms): whether it is in the range, and what could explain it.",
-            show_default=False,
+        value_option(
+            "--measured",
+            "SECONDS",
+            "A measured time (8.1s, 35ms): whether it is in the range, and what could explain it.",
         ),
     ] = None,
     table: TableOption = None,
@@ -32,4 +30,5 @@ def command(
     """Time of a training step, a prompt or a token, with its range.
     How sure that is, where the time goes, what bounds it, and whether a measured run is slow.
     """
-    output_options.show(timed_run.ask(timed_run.question(), by_node=by_node, measured=measured).report(), table)
+    answer = timed_run.ask(timed_run.question(), by_node=by_node, measured=measured)
+    output_options.show_answer(answer, table)

@@ -17,9 +17,9 @@ from ..optional import included
 from ..parallel.layout_request import LayoutRequest
 from .hardware import complete_name
 from .layout_options import layout_options
-from .options import TargetOrNone, WithMtp, is_given, size
+from .options import TargetOrNone, WithMtp, is_given, length_option, value_option
 from .run_options import settings_options
-from .setting_options import CommandFunction, OptionOfCommand, optional, replace_parameter
+from .setting_options import CommandFunction, OptionOfCommand, optional_parameter, replace_parameter
 from .target_options import OPTIONS, TargetOptions
 
 if TYPE_CHECKING:
@@ -34,82 +34,79 @@ STACK_HELP = (
 
 Stack: TypeAlias = Annotated[
     str | None,
-    typer.Option("--stack", metavar="NAME", help=STACK_HELP, show_default=False, rich_help_panel="Hardware"),
+    value_option("--stack", "NAME", STACK_HELP, panel="Hardware"),
 ]
 
 Overlap: TypeAlias = Annotated[
     str | None,
-    typer.Option(
+    value_option(
         "--overlap",
-        metavar="none|dp|tp|ep|all",
-        help="Messages that run beside products: of gradients (dp), tensor (tp) or expert parallelism (ep); default as "
+        "none|dp|tp|ep|all",
+        "Messages that run beside products: of gradients (dp), tensor (tp) or expert parallelism (ep); default as "
         "the stack.",
-        show_default=False,
-        rich_help_panel="Hardware",
+        panel="Hardware",
         hidden=True,
     ),
 ]
 
 NicRate: TypeAlias = Annotated[
     str | None,
-    typer.Option(
+    value_option(
         "--nic",
-        metavar="GB/s",
-        help="Network of each device beyond its scale-up domain; default as the accelerator's record.",
-        show_default=False,
-        rich_help_panel="Hardware",
+        "GB/s",
+        "Network of each device beyond its scale-up domain; default as the accelerator's record.",
+        panel="Hardware",
         hidden=True,
     ),
 ]
 
 Calibrate: TypeAlias = Annotated[
     str | None,
-    typer.Option(
+    value_option(
         "--calibrate",
-        metavar="CSV",
-        help="Your own measured runs, on which the stack is fitted. A row has columns named as options of time (phase, "
+        "CSV",
+        "Your own measured runs, on which the stack is fitted. A row has columns named as options of time (phase, "
         "users, seq, tp, …) and seconds; a fit that would not help is refused.",
-        show_default=False,
-        rich_help_panel="Hardware",
+        panel="Hardware",
     ),
 ]
 
 TIME_OPTIONS = {
-    "hardware": optional(
+    "hardware": optional_parameter(
         str,
-        typer.Option(
-            metavar="NAME",
-            help="The accelerator: a name (h100) or a .toml file with peaks and a bandwidth.",
-            autocompletion=complete_name,
-            show_default=False,
-            rich_help_panel="What runs",
+        value_option(
+            "--hardware",
+            "NAME",
+            "The accelerator: a name (h100) or a .toml file with peaks and a bandwidth.",
+            panel="What runs",
+            complete=complete_name,
         ),
     ),
-    "launch": optional(
+    "launch": optional_parameter(
         Path,
-        typer.Option(
-            metavar="FILE",
-            help=f"The file that starts a run, as of memory. Files that are read: {launch_files()}.",
-            rich_help_panel="What runs",
-            show_default=False,
+        value_option(
+            "--launch",
+            "FILE",
+            f"The file that starts a run, as of memory. Files that are read: {launch_files()}.",
+            panel="What runs",
         ),
     ),
-    "engine": optional(
+    "engine": optional_parameter(
         str,
-        typer.Option(
-            metavar="NAME[==VERSION]",
-            help="The serving engine: vllm, vllm==0.6, sglang, tensorrt-llm, llama.cpp; default vllm.",
-            show_default=False,
-            rich_help_panel="What runs",
+        value_option(
+            "--engine",
+            "NAME[==VERSION]",
+            "The serving engine: vllm, vllm==0.6, sglang, tensorrt-llm, llama.cpp; default vllm.",
+            panel="What runs",
         ),
     ),
-    "global_batch": optional(
+    "global_batch": optional_parameter(
         int,
-        size("--global-batch", text="Sequences per step of all devices; default one micro-batch per replica."),
+        length_option("--global-batch", text="Sequences per step of all devices; default one micro-batch per replica."),
     ),
-    "cached": optional(
+    "cached": optional_parameter(
         int,
-        size("--context", text="In prefill, tokens of each sequence cached before the prompt.", least=0),
+        length_option("--context", text="In prefill, tokens of each sequence cached before the prompt.", least=0),
     ),
     "server": OptionOfCommand(
         Annotated[bool, typer.Option("--server", help="In prefill, add a server's time before the first token.")],

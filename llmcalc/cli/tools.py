@@ -77,8 +77,8 @@ class Tool(NamedTuple):
 
 
 @cache
-def tools() -> tuple[Tool, ...]:
-    """Returns all tools."""
+def all_tools() -> tuple[Tool, ...]:
+    """Returns the commands that are tools, with the schemas of their arguments."""
     return tuple(_tool_of_command(name) for name in TOOLS)
 
 
@@ -150,7 +150,7 @@ def _argument_schema(argument: str, parameter: Any) -> dict[str, Any]:
     return _text_schema(description=description) | ({"type": [kind, "string"]} if kind else {})
 
 
-def call(name: str, arguments: Mapping[str, Any]) -> Any:
+def answer_of_tool(name: str, arguments: Mapping[str, Any]) -> Any:
     """Calls a tool and returns its answer as a JSON document. arguments: by their names in the schema.
 
     Raises `InputError`, whose message names the argument, for arguments that the schema or the command refuses.
@@ -159,7 +159,7 @@ def call(name: str, arguments: Mapping[str, Any]) -> Any:
 
     if name not in TOOLS:
         raise InputError(f"there is no tool '{name}'.{suggest(name, list(TOOLS))} Expected one of {', '.join(TOOLS)}")
-    tool = next(tool for tool in tools() if tool.name == name)
+    tool = next(tool for tool in all_tools() if tool.name == name)
     _check_size(arguments)
     _check_arguments({**tool.arguments, **tool.schema["properties"]}, arguments)
     for argument in tool.required:

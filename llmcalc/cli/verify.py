@@ -9,8 +9,8 @@ from ..parallel.layout_request import NO_LAYOUT_OPTIONS, LayoutRequest
 from ..witnesses.reference import Device
 from ..witnesses.run import Witness
 from .layout_options import takes_layout
-from .options import JunitOption, TableOption, TargetsOrNone, size
-from .output import check_writable, write_whole
+from .options import JunitOption, TableOption, TargetsOrNone, length_option
+from .output import check_writable, open_whole_file
 from .target_options import OutputOptions, TargetOptions, takes_target
 
 
@@ -25,9 +25,10 @@ def command(
         Device, typer.Option(help="Device of the reference: meta (shapes only), or real tensors.")
     ] = "meta",
     against: Annotated[Witness, typer.Option(help="What to compare the closed forms with.")] = "reference",
-    batch: Annotated[int, size("--batch", "-b", text="Sequences of the pass that is run.", most=1024)] = 1,
+    batch: Annotated[int, length_option("--batch", "-b", text="Sequences of the pass that is run.", most=1024)] = 1,
     seq: Annotated[
-        int | None, size("--seq", "-s", text="Tokens of each; by default enough to fill every window.", most=2**20)
+        int | None,
+        length_option("--seq", "-s", text="Tokens of each; by default enough to fill every window.", most=2**20),
     ] = None,
     every_layer: Annotated[
         bool, typer.Option("--every-layer", help="On meta, run every layer, also identical ones.")
@@ -48,7 +49,8 @@ def command(
     ] = False,
     layout_request: LayoutRequest = NO_LAYOUT_OPTIONS,
     num_microbatches: Annotated[
-        int | None, size("--num-microbatches", text="With --distributed: of a step; 2, or twice --pp, if not given.")
+        int | None,
+        length_option("--num-microbatches", text="With --distributed: of a step; 2, or twice --pp, if not given."),
     ] = None,
     junit_file: JunitOption = None,
     table: TableOption = None,
@@ -74,7 +76,7 @@ def command(
         _with_progress(list(model_names()) if everything else list(targets or ())), target_options.load
     )
     if junit_file is not None:
-        with write_whole(junit_file, "--junit") as out:
+        with open_whole_file(junit_file, "--junit") as out:
             out.write(junit(answer.result.verdicts, answer.result.skipped))
     if launched_rank() == 0:
         output_options.show(answer.report(), table, listing=everything)

@@ -6,7 +6,8 @@ from typing import Annotated
 
 import typer
 
-from .output import print_line, print_remarks, remark
+from .options import value_option
+from .output import print_line, print_remarks, store_remark
 
 
 def command(
@@ -15,12 +16,7 @@ def command(
     ] = 0,
     export: Annotated[
         Path | None,
-        typer.Option(
-            "--export",
-            metavar="DIR",
-            help="Write the page into a new folder, for any static server.",
-            show_default=False,
-        ),
+        value_option("--export", "DIR", "Write the page into a new folder, for any static server."),
     ] = None,
     rebuild: Annotated[bool, typer.Option("--rebuild", help="Build the page anew, after a change.")] = False,
     browser: Annotated[bool, typer.Option("--browser/--no-browser", help="Open the page in a browser.")] = True,
@@ -34,10 +30,10 @@ def command(
         check_export(export)
     page, built = build_page(rebuild)
     if built:
-        remark(built)
+        store_remark(built)
     if export is not None:
         export_page(page, export)
-        remark(f"wrote {export}")
+        store_remark(f"wrote {export}")
         return
     server = PageServer(page, port)
     print_remarks()

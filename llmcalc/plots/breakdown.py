@@ -8,8 +8,8 @@ from .. import units
 from ..reports.palette import BOUNDS, FAINT, INK
 from ..reports.seconds import BOUND_NAMES, FACTORS, PART_NAMES, duration, range_of, unit_of
 from ..studies.run_time import Node, TimedRun
-from .figure import STYLE, new_figure
-from .labels import label
+from .figure import draw_heading, in_style, is_narrow, narrow_text, new_figure
+from .labels import escape_label
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -21,24 +21,25 @@ MOST_NODES = 14
 HEIGHT = 0.62
 """Height of a bar, in rows."""
 
+ROOM = 1.28
+"""Length of an axis over its longest bar, with room for the bar's text."""
 
-def breakdown(title: str, subtitle: str, timed_run: TimedRun, depth: int = 3) -> Figure:
+
+@in_style
+def plot_time(title: str, subtitle: str, timed_run: TimedRun, depth: int = 3) -> Figure:
     """Draws two panels: the parts of the time with the estimate's range, and the nodes coloured by their bounds.
 
     depth: levels of the model's tree that nodes are listed by.
     """
-    from matplotlib import rc_context
-
     bars = _node_bars(timed_run, depth)
     time_parts = [(PART_NAMES[name], seconds) for name, seconds in _part_seconds(timed_run)]
     figure = new_figure(9, 2.2 + 0.3 * (len(time_parts) + 1 + len(bars)))
-    with rc_context(STYLE):
-        heights = (len(time_parts) + 1.6, len(bars) + 0.6)
-        parts_axes, node_axes = figure.subplots(2, 1, height_ratios=heights)
-        draw_parts(parts_axes, timed_run, time_parts)
-        draw_nodes(node_axes, timed_run, bars)
-        figure.suptitle(label(title), x=0.01, ha="left", color=INK, fontsize=12, fontweight="bold")
-        parts_axes.set_title(label(subtitle), color=INK, fontsize=9)
+    heights = (len(time_parts) + 1.6, len(bars) + 0.6)
+    parts_axes, node_axes = figure.subplots(2, 1, height_ratios=heights)
+    draw_parts(parts_axes, timed_run, time_parts)
+    draw_nodes(node_axes, timed_run, bars)
+    draw_heading(figure, escape_label(title))
+    parts_axes.set_title(narrow_text(escape_label(subtitle), 2.6, 9), color=INK, fontsize=9)
     return figure
 
 
@@ -64,7 +65,7 @@ def _node_bars(timed_run: TimedRun, depth: int) -> list[tuple[str, Node]]:
 
 
 def _time_axis(ax: Axes, names: list[str], unit: str) -> None:
-    ax.set_yticks(range(len(names)), [label(name) for name in names])
+    ax.set_yticks(range(len(names)), [escape_label(name) for name in names])
     ax.invert_yaxis()
     ax.tick_params(left=False)
     ax.set_xlabel(unit)
@@ -86,7 +87,7 @@ def draw_parts(ax: Axes, timed_run: TimedRun, time_parts: list[tuple[str, float]
         start += seconds
         ax.text(start / factor, row, f"  {_share_text(seconds, timed_run)}", va="center", color=INK)
     _time_axis(ax, ["estimate, with its range", *(name for name, _ in time_parts)], unit)
-    ax.set_xlim(0, 1.28 * high_end)
+    ax.set_xlim(0, (1.5 if is_narrow() else ROOM) * high_end)
 
 
 def draw_nodes(ax: Axes, timed_run: TimedRun, bars: list[tuple[str, Node]]) -> None:
@@ -100,7 +101,7 @@ def draw_nodes(ax: Axes, timed_run: TimedRun, bars: list[tuple[str, Node]]) -> N
             start += seconds
         ax.text(start / factor, row, f"  {_share_text(node.seconds, timed_run)}", va="center", color=INK)
     _time_axis(ax, [name for name, _ in bars], unit)
-    ax.set_xlim(0, 1.28 * bars[0][1].seconds / factor)
+    ax.set_xlim(0, (2 if is_narrow() else ROOM) * bars[0][1].seconds / factor)
     _draw_legend(ax, timed_run)
 
 

@@ -11,8 +11,8 @@ from ..costs.context_length import longest_sequence
 from ..costs.flops import flops, run_config_of
 from ..reports.palette import FAINT, INK
 from ..sources.preset import Preset
-from .figure import STYLE, new_figure
-from .labels import label, spread_labels, tick_text
+from .figure import in_style, narrow_text, new_figure
+from .labels import escape_label, spread_labels, tick_text
 from .series import curve_style
 
 if TYPE_CHECKING:
@@ -56,6 +56,7 @@ def plot_flops(models: Sequence[Preset], ax: Axes | None = None) -> Figure:
     return _plot_curves(models, token_flops_of, "FLOPs of one more token", units.flops, 10, ax)
 
 
+@in_style
 def _plot_curves(
     models: Sequence[Preset],
     values_of: Callable[[Preset], list[float]],
@@ -65,13 +66,10 @@ def _plot_curves(
     ax: Axes | None,
 ) -> Figure:
     """Draws a curve per model. write: writes a value with its unit. base: logarithm's base of the vertical axis."""
-    from matplotlib import rc_context
-
-    with rc_context(STYLE):
-        height = max(4.6, ROW * len(models) / PART_OF_HEIGHT + 0.4)
-        figure = new_figure(8, height) if ax is None else ax.figure
-        curves = [(preset, values_of(preset)) for preset in models]
-        _draw_curves(figure.subplots() if ax is None else ax, curves, title, write, base)
+    height = max(4.6, ROW * len(models) / PART_OF_HEIGHT + 0.4)
+    figure = new_figure(8, height) if ax is None else ax.figure
+    curves = [(preset, values_of(preset)) for preset in models]
+    _draw_curves(figure.subplots() if ax is None else ax, curves, title, write, base)
     return figure  # type: ignore[return-value]
 
 
@@ -99,7 +97,7 @@ def _draw_curves(
     ax.yaxis.set_minor_locator(NullLocator())
     ax.yaxis.set_major_formatter(FuncFormatter(lambda value, _: tick_text(value, write)))
     ax.grid(color=FAINT, linewidth=0.4, alpha=0.6)
-    ax.set_xlabel("tokens of the context; dotted past what the model was made for")
+    ax.set_xlabel(narrow_text("tokens of the context; dotted past what the model was made for", 2.4))
     ax.set_title(title, color=INK, fontweight="bold")
     _label_ends(ax, curves)
 
@@ -116,7 +114,7 @@ def _label_ends(ax: Axes, curves: Sequence[tuple[Preset, list[float]]]) -> None:
         colour = curve_style(i).colour
         line = {"arrowstyle": "-", "color": colour, "linewidth": 0.6, "shrinkA": 1, "shrinkB": 1, "relpos": (0, 0.5)}
         ax.annotate(
-            label(preset.display),
+            escape_label(preset.display),
             end,
             xytext=(1.05, height),
             textcoords="axes fraction",

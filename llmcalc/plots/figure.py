@@ -2,11 +2,16 @@
 
 from __future__ import annotations
 
-from functools import cache
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from contextvars import ContextVar
+from functools import cache, wraps
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from textwrap import wrap
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from ..errors import InputError, MissingExtra
+from ..reports.palette import INK
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -22,9 +27,47 @@ STYLE = {
     "axes.spines.right": False,
     "axes.titlesize": 11,
     "axes.titlelocation": "left",
+    "hatch.linewidth": 0.7,
     "svg.fonttype": "none",  # text stays text
     "svg.hashsalt": "llmcalc",  # equal pictures are equal files
 }
+
+
+COLUMN_INCHES = {1: 4.5, 2: 9.3}
+"""Columns of a paper → width of a picture, whose text of 10 points has 7.5 when it is printed 3.4 or 7 inches wide."""
+
+_paper_columns: ContextVar[int | None] = ContextVar("paper_columns", default=None)
+
+
+@contextmanager
+def paper_columns(columns: int | None) -> Iterator[None]:
+    """Returns a context manager in which pictures are laid out for one or two columns of a paper; None for a screen."""
+    token = _paper_columns.set(columns)
+    try:
+        yield
+    finally:
+        _paper_columns.reset(token)
+
+
+def is_narrow() -> bool:
+    """Whether a picture is for one column of a paper: its panels stand below one another."""
+    return _paper_columns.get() == 1
+
+
+def figure_width(inches: float) -> float:
+    """Returns the width of a picture in inches: that for the columns of a paper, or on a screen the given one."""
+    columns = _paper_columns.get()
+    return inches if columns is None else COLUMN_INCHES[columns]
+
+
+def wrapped_text(text: str, inches: float, points: float = 10) -> str:
+    """Breaks a text between words into lines that fit a width. points: the size of its letters."""
+    return "\n".join(wrap(text, max(8, int(inches * 72 / (0.53 * points))), break_long_words=False)) or text
+
+
+def narrow_text(text: str, inches: float = 3.3, points: float = 10) -> str:
+    """Returns a text in lines of this width where a picture is for one column of a paper; else unchanged."""
+    return wrapped_text(text, inches, points) if is_narrow() else text
 
 
 def needs_matplotlib() -> None:
@@ -36,12 +79,42 @@ def needs_matplotlib() -> None:
 
 
 def new_figure(width: float, height: float, **kwargs: Any) -> Figure:
-    """Creates an empty figure in llmcalc's style, without a window. width, height: inches."""
+    """Creates an empty figure in llmcalc's style, without a window.
+
+    width, height: inches; the width of a picture for a paper is that of its columns.
+    """
     needs_matplotlib()
     from matplotlib import rc_context
 
     with rc_context(STYLE):
-        return _notebook_figure()(figsize=(width, height), layout="constrained", **kwargs)
+        return _notebook_figure()(figsize=(figure_width(width), height), layout="constrained", **kwargs)
+
+
+DrawFigure = TypeVar("DrawFigure", bound=Callable[..., Any])
+
+
+def in_style(draw: DrawFigure) -> DrawFigure:
+    """Returns the drawing function so that it draws in llmcalc's style. Raises `MissingExtra` without matplotlib."""
+
+    @wraps(draw)
+    def draw_in_style(*args: Any, **kwargs: Any) -> Any:
+        needs_matplotlib()
+        from matplotlib import rc_context
+
+        with rc_context(STYLE):
+            return draw(*args, **kwargs)
+
+    return draw_in_style  # type: ignore[return-value]
+
+
+def draw_heading(figure: Figure, text: str, subtitle: str = "") -> None:
+    """Writes the heading of a figure above its panels, from the left edge on. subtitle: a line in smaller letters."""
+    text = wrapped_text(text, figure.get_figwidth() - 0.2, 12.6)
+    if subtitle:
+        below_heading = 1 - (0.2 + 0.2 * len(text.splitlines())) / figure.get_figheight()
+        figure.text(0.01, below_heading, subtitle, ha="left", color=INK, fontsize=9)
+        text += "\n"
+    figure.suptitle(text, x=0.01, ha="left", color=INK, fontsize=12, fontweight="bold")
 
 
 @cache
@@ -56,7 +129,7 @@ def _notebook_figure() -> type[Figure]:
     return NotebookFigure
 
 
-def panels(axes: Any, panel_count: int) -> list[Axes]:
+def axes_of_panels(axes: Any, panel_count: int) -> list[Axes]:
     """Returns the axes of a picture's panels, row by row from the upper left.
 
     axes: result of `figure.subplots`, or a list.

@@ -34,7 +34,7 @@ FAR_PLACES: tuple[tuple[float, float, Any], ...] = (
 """Places farther away, for pictures of few points."""
 
 
-def label(name: str) -> str:
+def escape_label(name: str) -> str:
     r"""Escapes a name for matplotlib, on one line: `\$` instead of `$`, because `$…$` is a formula.
 
     A name that begins with `_` gets a space before it: matplotlib leaves it out of legends otherwise.
@@ -60,7 +60,7 @@ def tick_text(value: float, write: Callable[[Any], str]) -> str:
 def spread_labels(heights: Sequence[float], distance: float, low: float = 0.0, high: float = 1.0) -> list[float]:
     """Returns label heights as near to `heights` as possible (least squares), at least `distance` apart.
 
-    low, high: where the lowest and the highest stand at most, as far as all fit between them.
+    low, high: bounds of the lowest and of the highest label, as far as all labels fit between them.
     """
     order = sorted(range(len(heights)), key=heights.__getitem__)
     blocks: list[tuple[float, int]] = []  # labels that touch: (mean height without their distances, how many)
@@ -127,7 +127,7 @@ def place_names(
     annotations: list[Annotation] = []
     for point, name, point_radius in zip(points, names, radii, strict=True):
         text = ax.annotate(
-            label(name),
+            escape_label(name),
             point,
             xytext=(GAP, 0),
             textcoords="offset points",

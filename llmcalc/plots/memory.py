@@ -11,8 +11,8 @@ from ..device_memory.device_memory import DeviceMemory
 from ..device_memory.estimate import Memory
 from ..reports.memory import KIND_NAMES, PHASE_NAMES, run_text
 from ..reports.palette import FAINT, INK, KINDS
-from .figure import STYLE, new_figure
-from .labels import label
+from .figure import draw_heading, in_style, is_narrow, narrow_text, new_figure
+from .labels import escape_label
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -22,29 +22,22 @@ TEXT_BACKGROUND = {"facecolor": "white", "edgecolor": "none", "alpha": 0.7, "pad
 """Background of a text that may overlap a line."""
 
 
+@in_style
 def memory(title: str, memory_estimate: Memory, accelerator_fits: Sequence[Fit] = ()) -> Figure:
     """Draws two panels: what the device needs and the peak of every phase as stacked bars, and memory over time,
     module by module. The first bar is the number in the title.
 
     accelerator_fits: accelerators whose capacity is marked; default none.
     """
-    from matplotlib import rc_context
-
     device = memory_estimate.device
-    figure = new_figure(9, 3.0 + 0.42 * len(device.moments) + 2.4)
-    with rc_context(STYLE):
-        heights = (1.15 + 0.45 * len(device.moments), 2.4)
-        bar_axes, timeline_axes = figure.subplots(2, 1, height_ratios=heights, gridspec_kw={"hspace": 0.06})
-        draw_bars(bar_axes, device, accelerator_fits)
-        draw_timeline(timeline_axes, device, accelerator_fits)
-        figure.suptitle(
-            f"{label(title)}: {units.memory(device.device_bytes)} in {run_text(memory_estimate.states)}",
-            x=0.01,
-            ha="left",
-            color=INK,
-            fontsize=12,
-            fontweight="bold",
-        )
+    figure = new_figure(9, 3.0 + 0.42 * len(device.moments) + (3.4 if is_narrow() else 2.4))
+    heights = (1.15 + 0.45 * len(device.moments), 2.4)
+    bar_axes, timeline_axes = figure.subplots(2, 1, height_ratios=heights, gridspec_kw={"hspace": 0.06})
+    draw_bars(bar_axes, device, accelerator_fits)
+    draw_timeline(timeline_axes, device, accelerator_fits)
+    draw_heading(
+        figure, f"{escape_label(title)}: {units.memory(device.device_bytes)} in {run_text(memory_estimate.states)}"
+    )
     return figure
 
 
@@ -86,10 +79,11 @@ def draw_bars(ax: Axes, device: DeviceMemory, accelerator_fits: Sequence[Fit] = 
     ax.set_yticks(range(len(rows)), [name for name, _ in rows])
     ax.invert_yaxis()
     ax.xaxis.set_major_formatter("{x:,g}")
-    ax.set_xlabel(f"{scale.name}; of each phase the tensors at its highest point, by kind")
+    ax.set_xlabel(narrow_text(f"{scale.name}; of each phase the tensors at its highest point, by kind"))
     ax.margins(x=0.12)
     _draw_capacities(ax, accelerator_fits, device, scale.factor, upright=True)
-    ax.legend(loc="upper left", bbox_to_anchor=(1.01, 1.0), frameon=False, fontsize=9)
+    place = {"bbox_to_anchor": (-0.6, -0.32), "ncols": 2} if is_narrow() else {"bbox_to_anchor": (1.01, 1.0)}
+    ax.legend(loc="upper left", frameon=False, fontsize=9, **place)
 
 
 def draw_timeline(ax: Axes, device: DeviceMemory, accelerator_fits: Sequence[Fit] = ()) -> None:
@@ -110,14 +104,15 @@ def draw_timeline(ax: Axes, device: DeviceMemory, accelerator_fits: Sequence[Fit
     for phase_start, phase_end in zip(starts, [*starts[1:], len(timeline_points)], strict=True):
         if phase_start:
             ax.axvline(phase_start - 0.5, color=FAINT, linewidth=0.8)
-        name = PHASE_NAMES[timeline_points[phase_start].phase]
+        phase = timeline_points[phase_start].phase
+        name = phase if is_narrow() else PHASE_NAMES[phase]
         ax.annotate(
             name, ((phase_start + phase_end - 1) / 2, 1.0), xycoords=("data", "axes fraction"), ha="center", va="bottom"
         )
     peak = max(range(len(values)), key=values.__getitem__)
     peak_node = timeline_points[peak].node or PHASE_NAMES["step"]
     text_side: Any = "right" if peak > len(values) / 2 else "left"
-    peak_text = f"{values[peak]:,.2f} {scale.name}: {label(peak_node)}  "
+    peak_text = f"{values[peak]:,.2f} {scale.name}: {escape_label(peak_node)}  "
     ax.annotate(peak_text, (peak, values[peak]), ha=text_side, va="bottom", color=INK, bbox=TEXT_BACKGROUND)
     ax.set_xticks([])
     ax.set_ylabel(scale.name)
@@ -140,7 +135,9 @@ def _draw_capacities(
             continue
         if upright:
             ax.axvline(capacity, color=INK, linestyle="--", linewidth=1)
-            ax.text(capacity, -0.5, f" {label(fit.hardware.name)}", ha="left", va="bottom", fontsize=9, color=INK)
+            ax.text(
+                capacity, -0.5, f" {escape_label(fit.hardware.name)}", ha="left", va="bottom", fontsize=9, color=INK
+            )
         else:
             ax.axhline(capacity, color=INK, linestyle="--", linewidth=1)
             ax.set_ylim(0, max(ax.get_ylim()[1], capacity * 1.08))

@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING
 from .. import units
 from ..costs.params import ParameterCount
 from ..reports.palette import COMPONENTS, INK, OTHER
-from .figure import STYLE, new_figure
-from .labels import label
+from .figure import in_style, is_narrow, new_figure
+from .labels import escape_label
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -29,17 +29,15 @@ NAMES = {
 """Component → its name in a legend, if that differs."""
 
 
+@in_style
 def params(counts: Sequence[tuple[str, ParameterCount]], ax: Axes | None = None) -> Figure:
     """Draws a bar of 100 % per model, in their order, with its parameters beside it.
 
     counts: (name, parameters).
     ax: axes to draw on; default a new figure.
     """
-    from matplotlib import rc_context
-
-    with rc_context(STYLE):
-        figure = new_figure(9, 1.5 + 0.42 * len(counts)) if ax is None else ax.figure
-        _draw_bars(figure.subplots() if ax is None else ax, counts)
+    figure = new_figure(9, 1.5 + 0.42 * len(counts)) if ax is None else ax.figure
+    _draw_bars(figure.subplots() if ax is None else ax, counts)
     return figure  # type: ignore[return-value]
 
 
@@ -71,7 +69,7 @@ def _draw_bars(ax: Axes, counts: Sequence[tuple[str, ParameterCount]]) -> None:
                 linewidth=0.8,
                 label=legend,
             )
-            if total_fraction >= LEGIBLE:
+            if total_fraction >= (2 if is_narrow() else 1) * LEGIBLE:
                 share_text = f"{100 * total_fraction:.0f} %"
                 ax.text(
                     bar_start + total_fraction / 2,
@@ -84,7 +82,7 @@ def _draw_bars(ax: Axes, counts: Sequence[tuple[str, ParameterCount]]) -> None:
                 )
             bar_start += total_fraction
         ax.text(1.01, row, units.count(int(parameter_counts.total)), va="center", fontsize=9, color=INK)
-    ax.set_yticks(range(len(counts)), [label(name) for name, _ in counts])
+    ax.set_yticks(range(len(counts)), [escape_label(name) for name, _ in counts])
     ax.invert_yaxis()
     ax.tick_params(length=0)
     ax.xaxis.set_visible(False)
@@ -92,7 +90,14 @@ def _draw_bars(ax: Axes, counts: Sequence[tuple[str, ParameterCount]]) -> None:
         spine.set_visible(False)
     ax.set_xlim(0, 1.1)
     ax.set_title("Where the parameters are", color=INK, fontweight="bold")
-    ax.legend(loc="upper left", bbox_to_anchor=(-0.01, 0.0), ncols=5, frameon=False, fontsize=9, handlelength=1)
+    ax.legend(
+        loc="upper left",
+        bbox_to_anchor=(-0.01, 0.0),
+        ncols=2 if is_narrow() else 5,
+        frameon=False,
+        fontsize=9,
+        handlelength=1,
+    )
 
 
 def _text_colour(colour: str) -> str:

@@ -66,7 +66,7 @@ def shape_picture(
 ) -> Figure:
     """Draws shapes with the same number of parameters, deep to wide. rows: shapes per model."""
     needs_matplotlib()
-    from ..studies.shape import budget_for, family, study
+    from ..studies.shape import budget_for, family, find_shapes
     from .shapes import shape
 
     studies = []
@@ -75,7 +75,8 @@ def shape_picture(
             tokens = usual_sequence(preset.model) if seq is None else seq
             budget = budget_for(preset.model, seq=tokens)
             members = family(preset.model)
-            studies.append((preset.display, study(members, budget, preset.model, rows, seq=tokens, dtype=kv_dtype)))
+            shapes = find_shapes(members, budget, preset.model, rows, seq=tokens, dtype=kv_dtype)
+            studies.append((preset.display, shapes))
     return shape(studies)
 
 
@@ -139,7 +140,7 @@ def schedule_timetable(layout: Layout, num_microbatches: int) -> Timetable:
 def schedule_picture(layout: Layout, timetable: Timetable) -> Figure:
     """Draws the timetable of a pipeline schedule."""
     needs_matplotlib()
-    from .schedule import schedule as picture
+    from .schedule import plot_schedule as picture
 
     return picture(layout, timetable)
 
@@ -150,28 +151,28 @@ def time_picture(ask: Callable[[], ReportedAnswer], depth: int = 3) -> Figure:
     depth: levels of the model's tree that are drawn.
     """
     needs_matplotlib()
-    from .breakdown import breakdown
+    from .breakdown import plot_time
 
     answer = ask()
     parts_table = answer.report().tables[0]
-    return breakdown(parts_table.heading, parts_table.aside, answer.result, depth)
+    return plot_time(parts_table.heading, parts_table.aside, answer.result, depth)
 
 
 def roofline_picture(ask: Callable[[Phase], ReportedAnswer], phases: Sequence[Phase]) -> Figure:
     """Draws the products of passes under the roof of an accelerator. ask: returns the answer of `time` in a phase."""
     needs_matplotlib()
-    from .roofline import roofline
+    from .roofline import plot_roofline
 
     answers = [ask(phase) for phase in phases]
     tables = [answer.report().tables[0] for answer in answers]
     runs = [(answer.result, table.aside) for answer, table in zip(answers, tables, strict=True)]
-    return roofline(tables[0].title, runs)
+    return plot_roofline(tables[0].title, runs)
 
 
 def roofline_phases(kind: str, phase: str) -> tuple[Phase, ...]:
     """Returns the passes of a roofline plot: in inference a prompt and, for a model that decodes, a token.
 
-    kind: of the model. Raises `InputError` for a phase that is no single pass of inference.
+    kind: the kind of the model, such as `encoder`. Raises `InputError` for a phase that is no single pass of inference.
     """
     if phase == "inference":
         return ("prefill",) if kind == "encoder" else ("prefill", "decode")
@@ -183,11 +184,11 @@ def roofline_phases(kind: str, phase: str) -> tuple[Phase, ...]:
 def serve_picture(ask: Callable[[], ReportedAnswer]) -> Figure:
     """Draws servers under load. ask: returns the answer of `serve`. Raises `InputError` where no server fits."""
     needs_matplotlib()
-    from ..studies.serving import Limits
-    from .servers import servers
+    from ..studies.server import Limits
+    from .servers import plot_servers
 
     answer = ask()
     table = answer.report().tables[0]
     if not answer.result.servers:
         raise InputError(f"{table.heading}: there is nothing to draw; expected more --devices or a shorter request")
-    return servers(table.heading, table.aside, answer.result, Limits(**answer.document["limits"]))
+    return plot_servers(table.heading, table.aside, answer.result, Limits(**answer.document["limits"]))

@@ -9,10 +9,10 @@ from typing import TYPE_CHECKING
 from .. import units
 from ..reports.palette import FAINT, INK, SERIES
 from ..studies.run_time import TimedRun
-from ..timing.price import PassTime
+from ..timing.price import TimeEstimator
 from ..timing.traffic import Traffic
-from .figure import STYLE, new_figure
-from .labels import FAR_PLACES, PLACES, label, place_names
+from .figure import draw_heading, in_style, narrow_text, new_figure
+from .labels import FAR_PLACES, PLACES, escape_label, place_names
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -26,53 +26,45 @@ NEAR = 0.06
 """Distance of two points below which they have one name, in decades of either axis."""
 
 
-def roofline(title: str, runs: Sequence[tuple[TimedRun, str]]) -> Figure:
+@in_style
+def plot_roofline(title: str, runs: Sequence[tuple[TimedRun, str]]) -> Figure:
     """Draws the products of one or several passes on one accelerator, under its roof.
 
     runs: a pass of inference with its description. A point's area is its share of the pass's time.
     Raises `InputError` for a training step.
     """
-    from matplotlib import rc_context
     from matplotlib.collections import PathCollection
 
     run = runs[0][0]
     points = [timed_run.traffic() for timed_run, _ in runs]
     figure = new_figure(9, 5.6)
-    with rc_context(STYLE):
-        ax = figure.subplots()
-        for (timed_run, words), kernels, colour in zip(runs, points, SERIES, strict=False):
-            ax.scatter(
-                [kernel.intensity for kernel in kernels.values()],
-                [kernel.rate / 1e12 for kernel in kernels.values()],
-                s=[_area(kernel.seconds / timed_run.seconds) for kernel in kernels.values()],
-                color=colour,
-                alpha=0.65,
-                linewidths=0,
-                label=_pass_text(timed_run, words, sum(kernel.seconds for kernel in kernels.values())),
-            )
-        roofs = _draw_roof(ax, run, [kernel.intensity for kernels in points for kernel in kernels.values()])
-        ax.set_xscale("log")
-        ax.set_yscale("log")
-        ax.xaxis.set_major_formatter("{x:g}")
-        ax.yaxis.set_major_formatter("{x:g}")
-        ax.grid(color=FAINT, linewidth=0.4, alpha=0.6)
-        ax.set_xlabel("FLOPs per byte of memory; a point's area is its share of the pass's time")
-        ax.set_ylabel("TFLOP/s")
-        figure.suptitle(
-            f"{label(title)} under the roof of {label(run.hardware.title)}",
-            x=0.01,
-            ha="left",
-            color=INK,
-            fontsize=12,
-            fontweight="bold",
+    ax = figure.subplots()
+    for (timed_run, words), kernels, colour in zip(runs, points, SERIES, strict=False):
+        ax.scatter(
+            [kernel.intensity for kernel in kernels.values()],
+            [kernel.flops_per_second / 1e12 for kernel in kernels.values()],
+            s=[_area(kernel.seconds / timed_run.seconds) for kernel in kernels.values()],
+            color=colour,
+            alpha=0.65,
+            linewidths=0,
+            label=_pass_text(timed_run, words, sum(kernel.seconds for kernel in kernels.values())),
         )
-        legend = figure.legend(loc="outside lower left", frameon=False, fontsize=9)
-        for handle in legend.legend_handles:
-            if isinstance(handle, PathCollection):  # of points
-                handle.set_sizes([40.0])
-        figure.draw_without_rendering()
-        figure.set_layout_engine("none")
-        _name_points(ax, list(zip((run for run, _ in runs), points, strict=True)), roofs)
+    roofs = _draw_roof(ax, run, [kernel.intensity for kernels in points for kernel in kernels.values()])
+    ax.set_xscale("log")
+    ax.set_yscale("log")
+    ax.xaxis.set_major_formatter("{x:g}")
+    ax.yaxis.set_major_formatter("{x:g}")
+    ax.grid(color=FAINT, linewidth=0.4, alpha=0.6)
+    ax.set_xlabel(narrow_text("FLOPs per byte of memory; a point's area is its share of the pass's time"))
+    ax.set_ylabel("TFLOP/s")
+    draw_heading(figure, f"{escape_label(title)} under the roof of {escape_label(run.hardware.title)}")
+    legend = figure.legend(loc="outside lower left", frameon=False, fontsize=9)
+    for handle in legend.legend_handles:
+        if isinstance(handle, PathCollection):  # of points
+            handle.set_sizes([40.0])
+    figure.draw_without_rendering()
+    figure.set_layout_engine("none")
+    _name_points(ax, list(zip((run for run, _ in runs), points, strict=True)), roofs)
     return figure
 
 
@@ -81,7 +73,8 @@ def _pass_text(timed_run: TimedRun, words: str, seconds: float) -> str:
     memory_hint = (
         "" if timed_run.resident_bytes <= timed_run.hardware.capacity_bytes else ", whose memory they do not fit"
     )
-    return f"{label(words)}{memory_hint}; points: {units.percent(seconds / timed_run.seconds, 0)} of its time"
+    text = f"{escape_label(words)}{memory_hint}; points: {units.percent(seconds / timed_run.seconds, 0)} of its time"
+    return narrow_text(text, 3.8, 9)
 
 
 def _draw_roof(ax: Axes, timed_run: TimedRun, intensities: Sequence[float]) -> list[tuple[float, float]]:
@@ -90,15 +83,21 @@ def _draw_roof(ax: Axes, timed_run: TimedRun, intensities: Sequence[float]) -> l
     Returns points along both, in data coordinates.
     """
     device, product_format = timed_run.device, timed_run.formats.dtype
-    time_estimator = PassTime(device, timed_run.stack, timed_run.formats, timed_run.passes[0].rank_pass)
+    time_estimator = TimeEstimator(device, timed_run.stack, timed_run.formats, timed_run.passes[0].rank_pass)
     ridge = timed_run.peak / device.bandwidth
     limits = (min(0.5 * min(intensities), ridge / 4), max(4 * max(intensities), 4 * ridge))
     steps = [limits[0] * (limits[1] / limits[0]) ** (sample_index / SAMPLES) for sample_index in range(SAMPLES + 1)]
     drawn_points = []
+    datasheet_text = narrow_text(f"roof of the datasheet: {_roof_text(timed_run, ridge)}", 3.8, 9)
     for peak, bandwidth, line, words in (
-        (timed_run.peak, device.bandwidth, "-", f"roof of the datasheet: {_roof_text(timed_run, ridge)}"),
         (
-            time_estimator.rate(product_format),
+            timed_run.peak,
+            device.bandwidth,
+            "-",
+            datasheet_text,
+        ),
+        (
+            time_estimator.product_rate(product_format),
             device.bandwidth * device.generation.memory,
             "--",
             "reached by large kernels",
@@ -129,7 +128,7 @@ def _name_points(
 ) -> None:
     """Names points by the ends of their paths, the slowest first; points that touch share one name."""
     points = [
-        (kernel.seconds / timed_run.seconds, (kernel.intensity, kernel.rate / 1e12), path)
+        (kernel.seconds / timed_run.seconds, (kernel.intensity, kernel.flops_per_second / 1e12), path)
         for timed_run, kernels in runs
         for path, kernel in kernels.items()
     ]

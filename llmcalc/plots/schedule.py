@@ -8,8 +8,8 @@ from .. import units
 from ..parallel.layout import Layout
 from ..parallel.schedules import Kind, Timetable
 from ..reports import palette
-from ..reports.schedule import PASSES, costs_text, kinds_of, title
-from .figure import STYLE, new_figure
+from ..reports.schedule import PASSES, costs_text, pass_kinds_of, schedule_title
+from .figure import draw_heading, figure_width, in_style, narrow_text, new_figure
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -33,19 +33,17 @@ HEIGHT = 0.8
 """Height of a bar, in rows."""
 
 
-def schedule(layout: Layout, timetable: Timetable) -> Figure:
+@in_style
+def plot_schedule(layout: Layout, timetable: Timetable) -> Figure:
     """Draws two panels: the passes of every rank, and the largest number of micro-batches in flight."""
-    from matplotlib import rc_context
-
-    shortest_pass = min(timetable.costs.duration(pass_kind) for pass_kind in kinds_of(timetable))
-    width = min(WIDEST, max(NARROWEST, SIDE_INCHES + CELL * timetable.time / shortest_pass))
+    shortest_pass = min(timetable.costs.duration(pass_kind) for pass_kind in pass_kinds_of(timetable))
+    width = figure_width(min(WIDEST, max(NARROWEST, SIDE_INCHES + CELL * timetable.time / shortest_pass)))
     figure = new_figure(width, 1.6 + 0.36 * timetable.pipeline.ranks)
-    with rc_context({**STYLE, "hatch.linewidth": 0.7}):
-        timetable_axes, in_flight_axes = figure.subplots(1, 2, sharey=True, width_ratios=(width - SIDE_INCHES, 1.0))
-        draw_passes(timetable_axes, timetable, (width - SIDE_INCHES) / timetable.time)
-        draw_in_flight(in_flight_axes, timetable)
-        title_text = f"{title(layout, timetable)}: idle {units.percent(timetable.bubble)} of the time"
-        figure.suptitle(title_text, x=0.01, ha="left", color=palette.INK, fontsize=12, fontweight="bold")
+    timetable_axes, in_flight_axes = figure.subplots(1, 2, sharey=True, width_ratios=(width - SIDE_INCHES, 1.0))
+    draw_passes(timetable_axes, timetable, (width - SIDE_INCHES) / timetable.time)
+    draw_in_flight(in_flight_axes, timetable)
+    title_text = f"{schedule_title(layout, timetable)}: idle {units.percent(timetable.bubble)} of the time"
+    draw_heading(figure, title_text)
     return figure
 
 
@@ -85,7 +83,7 @@ def draw_passes(ax: Axes, timetable: Timetable, inches: float) -> None:
     ax.spines["left"].set_visible(False)
     numbers_text = "; numbers are micro-batches" if ax.texts else ""
     pale_text = {1: "", 2: "; paler: of the second chunk"}.get(timetable.pipeline.chunks, "; paler: of later chunks")
-    ax.set_xlabel(f"time, with {costs_text(timetable)}{numbers_text}{pale_text}")
+    ax.set_xlabel(narrow_text(f"time, with {costs_text(timetable)}{numbers_text}{pale_text}", 2.4))
     _draw_legend(ax, timetable)
 
 
@@ -100,7 +98,7 @@ def _draw_legend(ax: Axes, timetable: Timetable) -> None:
             hatch=palette.HATCHES[pass_kind],
             label=f"{pass_kind} {PASSES[pass_kind]}",
         )
-        for pass_kind in kinds_of(timetable)
+        for pass_kind in pass_kinds_of(timetable)
     ]
     ax.legend(handles=patches, loc="lower left", bbox_to_anchor=(0, 1), ncols=4, frameon=False, fontsize=9)
 

@@ -7,9 +7,10 @@ from typing import TYPE_CHECKING
 from ..reports.notes import plural
 from ..reports.palette import FAINT, INK, SERIES
 from ..reports.serve import layout_text
-from ..studies.serving import Limits, Point, Servers
-from .figure import STYLE, new_figure
-from .labels import label
+from ..studies.server import Limits, LoadPoint
+from ..studies.serving import Servers
+from .figure import draw_heading, figure_width, in_style, is_narrow, new_figure, wrapped_text
+from .labels import escape_label
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -18,20 +19,21 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 
-def servers(title: str, subtitle: str, studied_servers: Servers, limits: Limits) -> Figure:
+WIDTH = 11
+"""Width of the picture on a screen, in inches."""
+
+
+@in_style
+def plot_servers(title: str, subtitle: str, studied_servers: Servers, limits: Limits) -> Figure:
     """Draws two panels: the Pareto front of all servers, and the chosen server's TPOT against its users.
 
     limits: limits that are drawn as lines. Without a chosen server the second panel has the one of most tokens/s.
     """
-    from matplotlib import rc_context
-
-    figure = new_figure(11, 5.4)
-    with rc_context(STYLE):
-        front_axes, load_axes = figure.subplots(1, 2, width_ratios=(1.25, 1))
-        draw_front(front_axes, studied_servers, limits)
-        draw_load(load_axes, studied_servers, limits)
-        figure.suptitle(f"{label(title)}\n", x=0.01, ha="left", color=INK, fontsize=12, fontweight="bold")
-        figure.text(0.01, 0.925, label(subtitle), ha="left", color=INK, fontsize=9)
+    figure = new_figure(WIDTH, 8.6 if is_narrow() else 5.4)
+    front_axes, load_axes = figure.subplots(2, 1) if is_narrow() else figure.subplots(1, 2, width_ratios=(1.25, 1))
+    draw_front(front_axes, studied_servers, limits)
+    draw_load(load_axes, studied_servers, limits)
+    draw_heading(figure, escape_label(title), escape_label(subtitle))
     return figure
 
 
@@ -40,7 +42,7 @@ def shown_index(studied_servers: Servers) -> int:
     return studied_servers.front[-1][0] if studied_servers.chosen is None else studied_servers.chosen.index
 
 
-def front_points(studied_servers: Servers) -> list[tuple[int, Point]]:
+def front_points(studied_servers: Servers) -> list[tuple[int, LoadPoint]]:
     """Returns the Pareto front: each point with the index of its server."""
     curves = [{point.concurrency: point for point in curve} for curve in studied_servers.curves]
     return [(index, curves[index][concurrency]) for index, concurrency in studied_servers.front]
@@ -54,7 +56,7 @@ def draw_front(ax: Axes, studied_servers: Servers, limits: Limits) -> None:
     for index, curve in enumerate(studied_servers.curves):
         x, y = _tpot_milliseconds(curve), [point.per_device for point in curve]
         if index in colours:
-            name = label(layout_text(studied_servers.servers[index]))
+            name = escape_label(layout_text(studied_servers.servers[index]))
             ax.plot(x, y, color=colours[index], linewidth=1.4, marker="o", markersize=3, label=name, zorder=3)
         else:
             ax.plot(x, y, color=FAINT, linewidth=0.8, zorder=1)
@@ -82,11 +84,11 @@ def draw_front(ax: Axes, studied_servers: Servers, limits: Limits) -> None:
     ax.legend(frameon=False, fontsize=8.5, loc="lower right")
 
 
-def _tpot_milliseconds(points: Sequence[Point]) -> list[float]:
+def _tpot_milliseconds(points: Sequence[LoadPoint]) -> list[float]:
     return [1e3 * float(point.tpot.estimate) for point in points]
 
 
-def _mark_chosen(ax: Axes, point: Point) -> None:
+def _mark_chosen(ax: Axes, point: LoadPoint) -> None:
     """Draws a star at the chosen load, and a whisker for the range of its TPOT."""
     low_ms, estimate, high_ms = (1e3 * float(end) for end in (point.tpot.low, point.tpot.estimate, point.tpot.high))
     ax.plot([low_ms, high_ms], [point.per_device] * 2, color=INK, linewidth=1, marker="|", markersize=8, zorder=4)
@@ -112,10 +114,12 @@ def draw_load(ax: Axes, studied_servers: Servers, limits: Limits) -> None:
     ax.set_xscale("log", base=2)
     ax.set_yscale("log")
     _plain_numbers(ax)
-    ax.set_xlabel(f"users of the server, up to the {curve[-1].concurrency:,} that its cache holds")
+    panel_inches = 3.4 if is_narrow() else 0.4 * figure_width(WIDTH)
+    users_text = f"users of the server, up to the {curve[-1].concurrency:,} that its cache holds"
+    ax.set_xlabel(wrapped_text(users_text, panel_inches))
     ax.set_ylabel("TPOT, ms")
     server = studied_servers.servers[index]
-    ax.set_title(f"Load of {label(layout_text(server))} ({plural(server.devices, 'device')})", color=INK)
+    ax.set_title(f"Load of {escape_label(layout_text(server))} ({plural(server.devices, 'device')})", color=INK)
     ax.legend(frameon=False, fontsize=8.5, loc="upper left")
 
 

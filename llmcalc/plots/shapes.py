@@ -10,9 +10,9 @@ from .. import units
 from ..reports.palette import COMPONENTS, FAINT, INK
 from ..sources.preset import Preset
 from ..studies.compare import DENSE_BAND, Quantities
-from ..studies.shape import Study
-from .figure import STYLE, new_figure, panels
-from .labels import PLACES, RINGS, label, place_names, tick_text
+from ..studies.shape import ShapeStudy
+from .figure import axes_of_panels, draw_heading, in_style, is_narrow, new_figure
+from .labels import PLACES, RINGS, escape_label, place_names, tick_text
 from .series import CurveStyle, curve_style
 
 if TYPE_CHECKING:
@@ -21,37 +21,37 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 
-def shape(studies: Sequence[tuple[str, Study]], ax: Sequence[Axes] | None = None) -> Figure:
+@in_style
+def shape(studies: Sequence[tuple[str, ShapeStudy]], ax: Sequence[Axes] | None = None) -> Figure:
     """Draws two panels against h/L: KV cache per token, and forward FLOPs per token over the parameters.
 
     studies: (name, equal-budget shapes); a diamond marks the model itself.
     ax: the two axes to draw on; default those of a new figure with a title.
     Raises `InputError` for another number of axes.
     """
-    from matplotlib import rc_context
     from matplotlib.ticker import FuncFormatter
 
-    with rc_context(STYLE):
-        figure = new_figure(10, 4.4) if ax is None else None
-        cache_axes, flops_axes = panels(figure.subplots(1, 2) if figure is not None else ax, 2)
-        for i, (name, study) in enumerate(studies):
-            _draw_curves(cache_axes, flops_axes, name, study, curve_style(i))
-        cache_axes.set_yscale("log", base=2)
-        for ax_of_panel, title in (
-            (cache_axes, "KV cache per token"),
-            (flops_axes, "forward FLOPs per token / parameters"),
-        ):
-            _ratio_axis(ax_of_panel, upright=True)
-            ax_of_panel.set_title(title, color=INK)
-        cache_axes.yaxis.set_major_formatter(FuncFormatter(lambda value, _: tick_text(round(value), units.memory)))
-        cache_axes.legend(frameon=False, fontsize=9)
-        budgets = " and ".join(sorted({study.budget.kind for _, study in studies}))
-        if figure is not None:
-            figure.suptitle(f"Shapes of equal {budgets}", x=0.01, ha="left", color=INK, fontsize=12, fontweight="bold")
+    rows = 2 if is_narrow() else 1
+    figure = new_figure(10, 3.4 * rows + 1) if ax is None else None
+    cache_axes, flops_axes = axes_of_panels(figure.subplots(rows, 2 // rows) if figure is not None else ax, 2)
+    for i, (name, study) in enumerate(studies):
+        _draw_curves(cache_axes, flops_axes, name, study, curve_style(i))
+    cache_axes.set_yscale("log", base=2)
+    for ax_of_panel, title in (
+        (cache_axes, "KV cache per token"),
+        (flops_axes, "forward FLOPs per token / parameters"),
+    ):
+        _ratio_axis(ax_of_panel, upright=True)
+        ax_of_panel.set_title(title, color=INK)
+    cache_axes.yaxis.set_major_formatter(FuncFormatter(lambda value, _: tick_text(round(value), units.memory)))
+    cache_axes.legend(frameon=False, fontsize=9)
+    budgets = " and ".join(sorted({study.budget.kind for _, study in studies}))
+    if figure is not None:
+        draw_heading(figure, f"Shapes of equal {budgets}")
     return cache_axes.figure  # type: ignore[return-value]
 
 
-def _draw_curves(cache_axes: Axes, flops_axes: Axes, name: str, study: Study, style: CurveStyle) -> None:
+def _draw_curves(cache_axes: Axes, flops_axes: Axes, name: str, study: ShapeStudy, style: CurveStyle) -> None:
     """Draws the shapes of one study in both panels, from the deepest to the widest."""
     rows = sorted(study.shapes, key=lambda shape: shape.stack.aspect_ratio)
     ratios = [row.stack.aspect_ratio for row in rows]
@@ -67,7 +67,7 @@ def _draw_curves(cache_axes: Axes, flops_axes: Axes, name: str, study: Study, st
             linewidth=1.6,
             marker="o",
             markersize=4,
-            label=label(name),
+            label=escape_label(name),
         )
         target_points = [(x, y) for x, y, row in zip(ratios, values, rows, strict=True) if row.target]
         for x, y in target_points:
@@ -97,6 +97,7 @@ ASPECT, WIDTH = "h / L", "d_ff / h (active width)"
 """Titles of the vertical axes."""
 
 
+@in_style
 def aspect(
     models: Sequence[tuple[Preset, Quantities]], ax: Sequence[Axes] | None = None, labels: Sequence[str] = ()
 ) -> Figure:
@@ -107,45 +108,42 @@ def aspect(
     ax: the four axes to draw on; default those of a new figure with a title. Names are placed for their current size.
     Raises `InputError` for another number of axes.
     """
-    from matplotlib import rc_context
-
-    with rc_context(STYLE):
-        figure = new_figure(12, 8.4) if ax is None else None
-        axes = panels(figure.subplots(2, 2) if figure is not None else ax, 4)
-        plotted_models = [
-            (ax_of_panel, _draw_scatter(ax_of_panel, models, title, x_quantity))
-            for ax_of_panel, (title, x_quantity) in zip(
-                axes, product((ASPECT, WIDTH), ("parameters", "year")), strict=True
-            )
-        ]
-        if figure is not None:
-            _add_title(figure, f"Proportions of {len(models):,} models", axes[0])
-        else:
-            axes[0].legend(frameon=False, fontsize=9)
-            axes[0].figure.draw_without_rendering()  # type: ignore[union-attr]
-        for ax_of_panel, points in plotted_models:
-            distinct_points = list({(point.x, point.y): point for point in reversed(points)}.values())[
-                ::-1
-            ]  # one name a place
-            labelled_points = (
-                [point for point in points if point.preset in labels] if labels else distinct_points[:MOST_NAMES]
-            )
-            place_names(
-                ax_of_panel,
-                [(point.x, point.y) for point in labelled_points],
-                [point.name for point in labelled_points],
-                [(point.x, point.y) for point in points],
-                (*PLACES, *RINGS) if labels else PLACES,
-                DOT**0.5 / 2,
-            )
+    rows = 4 if is_narrow() else 2
+    figure = new_figure(12, 2.9 * rows if is_narrow() else 8.4) if ax is None else None
+    axes = axes_of_panels(figure.subplots(rows, 4 // rows) if figure is not None else ax, 4)
+    plotted_models = [
+        (ax_of_panel, _draw_scatter(ax_of_panel, models, title, x_quantity))
+        for ax_of_panel, (title, x_quantity) in zip(axes, product((ASPECT, WIDTH), ("parameters", "year")), strict=True)
+    ]
+    if figure is not None:
+        _add_title(figure, f"Proportions of {len(models):,} models", axes[0])
+    else:
+        axes[0].legend(frameon=False, fontsize=9)
+        axes[0].figure.draw_without_rendering()  # type: ignore[union-attr]
+    for ax_of_panel, points in plotted_models:
+        distinct_points = list({(point.x, point.y): point for point in reversed(points)}.values())[
+            ::-1
+        ]  # one name a place
+        labelled_points = (
+            [point for point in points if point.preset in labels] if labels else distinct_points[:MOST_NAMES]
+        )
+        place_names(
+            ax_of_panel,
+            [(point.x, point.y) for point in labelled_points],
+            [point.name for point in labelled_points],
+            [(point.x, point.y) for point in points],
+            (*PLACES, *RINGS) if labels else PLACES,
+            DOT**0.5 / 2,
+        )
     return axes[0].figure  # type: ignore[return-value]
 
 
 def _add_title(figure: Figure, title: str, ax: Axes) -> None:
     """Draws title and legend above all panels and fixes the layout, so that names can be placed."""
-    figure.suptitle(title, x=0.01, ha="left", color=INK, fontsize=12, fontweight="bold")
+    draw_heading(figure, title)
     handles, labels = ax.get_legend_handles_labels()
-    figure.legend(handles, labels, loc="outside upper right", ncols=2, frameon=False, fontsize=9)
+    place = "outside lower center" if is_narrow() else "outside upper right"
+    figure.legend(handles, labels, loc=place, ncols=2, frameon=False, fontsize=9)
     figure.draw_without_rendering()
     figure.set_layout_engine("none")
 

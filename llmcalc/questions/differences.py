@@ -11,8 +11,8 @@ from typing import Any, NamedTuple
 from ..costs.context_length import usual_context
 from ..errors import InputError
 from ..reports.answer import ReportedAnswer
-from ..reports.diff import report, skipped_files
-from ..reports.document import joined
+from ..reports.diff import report, skipped_files_report
+from ..reports.document import join_reports
 from ..reports.notes import plural
 from ..sources.files import read_text
 from ..sources.git import NotAModelText, text_at
@@ -96,8 +96,8 @@ def ask_diff(changes: Changes, seq: int | None = None, kv_dtype: str = "bfloat16
             differences.append(diff(before, after, tokens, kv_dtype))
             reports.append(report(differences[-1], title, unread))
     if changes.skipped:
-        reports.append(skipped_files(changes.skipped))
-    return ReportedAnswer(tuple(differences), lambda: joined(reports))
+        reports.append(skipped_files_report(changes.skipped))
+    return ReportedAnswer(tuple(differences), lambda: join_reports(reports))
 
 
 def _reason_to_skip(path: Path, ref: str) -> str:

@@ -41,14 +41,14 @@ class Answer(ABC):
     def records(self, table: str = "", *, leaves: bool = False) -> list[dict[str, Any]]:
         """Returns the rows of a table as dicts of raw values, which pandas, polars and DuckDB read.
 
-        table: its name, as `--table` takes it; by default the first. Raises `InputError` for another name.
+        table: the name of the table, as `--table` takes it; by default the first. Raises `InputError` for another name.
         leaves: whether totals are left out, and rows with their parts below them, so that the rest can be summed;
             default false.
         """
-        from .formats.plain import records
+        from .formats.plain import table_records
 
         report = self.report()
-        return records((report.only(table) if table else report).tables[0], leaves)
+        return table_records((report.only(table) if table else report).tables[0], leaves)
 
     def __repr__(self) -> str:
         try:
@@ -57,9 +57,9 @@ class Answer(ABC):
             return printable(f"<{type(self).__name__}: {error}>")
 
     def _repr_html_(self) -> str:
-        from .formats.html import html
+        from .formats.html import tables_html
 
-        return html(self.report().brief(rest=".document"))
+        return tables_html(self.report().brief(rest=".document"))
 
     @classmethod
     def of_result(cls, result: Any, **context: Any) -> Self:

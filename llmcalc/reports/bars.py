@@ -27,7 +27,7 @@ class Bar(NamedTuple):
     length: int = WIDTH
 
 
-def share(bar: Bar) -> str:
+def share_bar(bar: Bar) -> str:
     """Returns the bar as text; a fraction above 0 is drawn at least as a thin line."""
     return "█" * round(bar.part * bar.length) or ("▏" if bar.part > 0 else "")
 

@@ -11,14 +11,14 @@ from xml.etree import ElementTree as ET
 from .. import units
 from ..studies.budget import Check, broken
 from ..studies.budget_file import KINDS, Limit
-from .document import Column, Report, Row, Shown, Table, text_of, with_notes_below, without_repetitions
+from .document import Column, DisplayedValue, Report, Row, Table, text_of_cell, with_notes_below, without_repetitions
 from .junit import xml_text
 from .notes import plural
 
 COLUMNS = (
     Column("key", "bound on", justify="left", wrap=True),
-    Column("measured", "value", text_of),
-    Column("limit", "bound", text_of),
+    Column("measured", "value", text_of_cell),
+    Column("limit", "bound", text_of_cell),
     Column("share", "of it", units.percent),
     Column("verdict", "verdict", justify="left", verdict=True),
 )
@@ -52,8 +52,8 @@ def _rows_of_model(target: str, checks: list[Check]) -> list[Row]:
         Row(
             [
                 _check_name(check),
-                Shown(_number_or_none(check.measured), _value_text(check, check.measured)),
-                Shown(
+                DisplayedValue(_number_or_none(check.measured), _value_text(check, check.measured)),
+                DisplayedValue(
                     _limits_text(check, lambda limit: str(_number_or_none(limit.value))),
                     _limits_text(check, partial(_limit_text, check)),
                 ),
@@ -134,11 +134,11 @@ def junit(file: str, checks: list[Check]) -> str:
         for check in model_checks:
             test_case = ET.SubElement(suite, "testcase", classname=f"{file}.{target}", name=_check_name(check))
             if (limit := check.broken) is not None:
-                ET.SubElement(test_case, "failure", message=failure(check, limit))
+                ET.SubElement(test_case, "failure", message=failure_message(check, limit))
     return xml_text(root)
 
 
-def failure(check: Check, limit: Limit) -> str:
+def failure_message(check: Check, limit: Limit) -> str:
     """Writes a broken bound: `params: 8,030,261,248 parameters; expected <= 8,000,000,000`."""
     kind = KINDS.get(check.key, "bytes")
     unit = "parameters" if kind == "count" else kind

@@ -18,14 +18,14 @@ MOST_SHOWN = 20
 
 def report(name: str, checkpoint: Checkpoint) -> Report:
     """Returns the report of `llmcalc params` for a checkpoint: elements by number format and by prefix of names."""
-    bytes_by_part: dict[str, int] = {}
+    elements_by_prefix: dict[str, int] = {}
     for tensor in checkpoint.tensors:
-        name_pattern = ".".join("*" if name_part.isdigit() else name_part for name_part in tensor.name.split("."))
-        name_pattern = name_pattern.partition(".*")[0] if ".*" in name_pattern else name_pattern.removesuffix(".weight")
-        bytes_by_part[name_pattern] = bytes_by_part.get(name_pattern, 0) + tensor.elements
+        pattern = ".".join("*" if name_part.isdigit() else name_part for name_part in tensor.name.split("."))
+        prefix = pattern.partition(".*")[0] if ".*" in pattern else pattern.removesuffix(".weight")
+        elements_by_prefix[prefix] = elements_by_prefix.get(prefix, 0) + tensor.elements
     document: dict[str, Any] = {
         "model": {"name": name, "kind": "checkpoint"},
-        "params": {"total": checkpoint.elements, "by_component": bytes_by_part},
+        "params": {"total": checkpoint.elements, "by_component": elements_by_prefix},
         "checkpoint": {
             "format": checkpoint.format,
             "bytes": checkpoint.nbytes,
@@ -39,7 +39,7 @@ def report(name: str, checkpoint: Checkpoint) -> Report:
             "name": name,
             "params": checkpoint.elements,
             "children": [
-                {"name": name_part, "params": tensor_count} for name_part, tensor_count in bytes_by_part.items()
+                {"name": prefix, "params": element_count} for prefix, element_count in elements_by_prefix.items()
             ],
         },
     }
@@ -50,7 +50,7 @@ def report(name: str, checkpoint: Checkpoint) -> Report:
     )
     total = checkpoint.elements or 1
     part_rows = [
-        Row([name_pattern, tensor_count, tensor_count / total]) for name_pattern, tensor_count in bytes_by_part.items()
+        Row([prefix, element_count, element_count / total]) for prefix, element_count in elements_by_prefix.items()
     ]
     part_rows.append(Row(["total", checkpoint.elements, 1.0], strong=True, is_sum=True))
     size_scale = units.memory_scale(checkpoint.nbytes)

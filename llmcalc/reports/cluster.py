@@ -10,44 +10,32 @@ from typing import Any
 from .. import units
 from ..accelerator import Fit, Hardware
 from ..frameworks.launch.record import Launch
-from ..frameworks.ranks import Cluster, RankMemory
+from ..frameworks.ranks import Cluster
 from ..parallel.layout import stages
 from ..sources.preset import Preset
 from ..studies.rollout_phases import RolloutPhase
 from ..workload.expert_capacity import CAPACITY, DROPLESS
 from ..workload.setting import option
-from . import bars, palette
-from .bars import Bar
 from .document import Column, Report, Row, Table, without_repetitions
 from .memory import (
-    KIND_NAMES,
     PHASE_COLUMNS,
-    PHASE_NAMES,
+    accelerators_table,
     device_data,
-    estimated_parts,
     execution_data,
     fits_data,
-    fits_table,
     host_data,
     host_notes,
+    kind_parts,
     phase_parts,
     phase_rows,
     settings_text,
     untested_notes,
     workload_data,
 )
-from .notes import as_warnings, plural, too_long
+from .notes import plural, too_long_notes, warnings_of_notes
 from .rollout import engine_note, largest_phase, phases_data, phases_table
 from .share import layout_text
 from .summary import model_data
-
-PART_COLUMNS = (
-    Column("part", "item", justify="left"),
-    Column("bytes", units.GIB.name, units.GIB.write),
-    Column("share", "share", units.percent),
-    Column("bar", "", bars.share, justify="left", bar=True),
-)
-
 
 ASSUMES_DEVICES = re.compile(r"[\d,]+ devices? (is|are) assumed")
 """A launch file's note on its number of devices, on which the whole answer depends."""
@@ -132,7 +120,7 @@ def report(
     """
     column, largest_rank, layout = cluster.memory, cluster.device_rank, cluster.layout
     memory_use = column.states
-    warnings = too_long(memory_use.count.spec, memory_use.workload)
+    warnings = too_long_notes(memory_use.count.spec, memory_use.workload)
     warnings += untested_notes(largest_rank.device)
     needed_bytes, rank_text = largest_rank.device.device_bytes, f"by rank {largest_rank.rank}"
     if rollout:
@@ -156,9 +144,7 @@ def report(
             *_launch_notes(launch),
         ]
     )
-    part_columns, part_rows = (
-        phase_parts(largest_rank.device) if cluster.trains else (PART_COLUMNS, _part_rows(largest_rank))
-    )
+    part_columns, part_rows = phase_parts(largest_rank.device) if cluster.trains else kind_parts(largest_rank.device)
     parts_table = Table(preset.display, part_columns, part_rows, settings_line, notes, answer_text, name="parts")
     phase_documents = []
     if rollout:
@@ -179,10 +165,10 @@ def report(
         _message_rows(cluster),
         name="communication",
     )
-    fits_on = fits_table(accelerator_fits, f"Rank {largest_rank.rank} on one accelerator, in {units.GIB.name}")
+    fits_on = accelerators_table(accelerator_fits, f"Rank {largest_rank.rank} on one accelerator, in {units.GIB.name}")
     fits_on = fits_on._replace(sooner=not has_stages)  # the ranks of a pipeline differ: they come first
     return Report(
-        data(preset, cluster, accelerator_fits, launch) | ({"phases": phases_data(rollout)} if rollout else {}),
+        cluster_data(preset, cluster, accelerator_fits, launch) | ({"phases": phases_data(rollout)} if rollout else {}),
         [
             *phase_documents,
             parts_table,
@@ -192,12 +178,12 @@ def report(
             *([messages] if messages.rows else []),
             fits_on,
         ],
-        warnings=as_warnings(preset, warnings),
+        warnings=warnings_of_notes(preset, warnings),
     ).for_target(preset.target)
 
 
 def _layout_note(chosen_for: Hardware, accelerator_fits: Sequence[Fit]) -> str:
-    """Says how a layout was chosen for an accelerator."""
+    """Writes how the layout was chosen for an accelerator."""
     fits = all(fit.verdict != "no" for fit in accelerator_fits if fit.hardware == chosen_for)
     title = chosen_for.title
     choice = f"the most replicas that fit on {title}" if fits else f"none fits on {title}, this one requires least"
@@ -235,8 +221,10 @@ def _value_text(value: Any) -> str:
     return str(value).lower() if isinstance(value, bool) else str(value)
 
 
-def data(preset: Preset, cluster: Cluster, accelerator_fits: Sequence[Fit], launch: Launch | None) -> dict[str, Any]:
-    """Returns the JSON document; bytes are exact integers.
+def cluster_data(
+    preset: Preset, cluster: Cluster, accelerator_fits: Sequence[Fit], launch: Launch | None
+) -> dict[str, Any]:
+    """Returns the JSON document of the memory of ranks; bytes are exact integers.
 
     Allocated bytes are those of the rank that allocates most, required bytes those of the rank that requires most.
     """
@@ -316,25 +304,6 @@ def _message_rows(cluster: Cluster) -> list[Row]:
         Row([group, ranks, MESSAGE_NAMES[message_kind], *totals])
         for (group, ranks, message_kind), totals in ordered_messages
     ]
-
-
-def _part_rows(peak: RankMemory) -> list[Row]:
-    """Returns the kinds of memory at the largest rank's peak, in bytes, and their total."""
-    device = peak.device
-
-    def row(name: str, byte_count: int, strong: bool = False, memory_kind: str = "") -> Row:
-        peak_fraction = byte_count / device.device_bytes
-        bar = None if strong else Bar(peak_fraction, palette.KINDS.get(memory_kind, palette.OTHER))
-        return Row([name, byte_count, peak_fraction, bar], 0, strong, is_sum=strong)
-
-    rows = [
-        row(KIND_NAMES[memory_kind], byte_count, memory_kind=memory_kind)
-        for memory_kind, byte_count in device.by_kind.items()
-        if byte_count
-    ]
-    rows.append(row(f"peak of the {PHASE_NAMES[device.peak_at.phase]}", device.peak_bytes, strong=True))
-    rows += [row(*estimated_part) for estimated_part in estimated_parts(device)]
-    return [*rows, row("total", device.device_bytes, strong=True)]
 
 
 def _layers_by_stage(cluster: Cluster) -> dict[int, list[list[int]]]:

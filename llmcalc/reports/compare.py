@@ -18,7 +18,7 @@ from .document import Column, Report, Row, Table, single_or_list, with_notes_bel
 from .formats import Format
 from .formats.pipe import width_of_terminal
 from .notes import cache_per_token_note, flops_per_token_note, plural
-from .summary import describe, model_data, norm_name, norm_place, positions, unique
+from .summary import describe_part, model_data, norm_name, norm_placement_of, position_encodings, unique_texts
 
 if TYPE_CHECKING:
     from ..studies.run_time import TimedRun
@@ -66,7 +66,7 @@ class Load(NamedTuple):
         """Returns seconds per token and tokens/s as raw values; null where they are unknown."""
         timed_run = q.decoding
         seconds: dict[str, Any] = (
-            dict.fromkeys(("estimate", "low", "high")) if timed_run is None else timed_run.range.seconds()
+            dict.fromkeys(("estimate", "low", "high")) if timed_run is None else timed_run.range.amount.as_data()
         )
         return {
             "users": self.users,
@@ -95,7 +95,7 @@ def report(
 ) -> Report:
     """Returns the answer as data (one document per model, in their order) and as tables no wider than the terminal.
 
-    load: under which a token is timed; default none.
+    load: the load under which a token is timed; default none.
     """
     documents = single_or_list(
         [{"model": model_data(preset), "compare": _quantities_data(q, load)} for preset, q in compared_models]
@@ -151,7 +151,7 @@ def _line_cells(q: Quantities, lines: Sequence[Line]) -> list[str]:
 
 def _for_every_stack(write: Callable[[StackShape], str]) -> Callable[[Quantities], str]:
     """Returns a function that writes a quantity for every stack: `12 / 24` if encoder and decoder differ."""
-    return lambda q: " / ".join(unique([write(shape) for shape in q.shapes]))
+    return lambda q: " / ".join(unique_texts([write(shape) for shape in q.shapes]))
 
 
 def _ratio_text(value: float | None) -> str:
@@ -162,7 +162,7 @@ def _whole_text(value: int | None) -> str:
     return "–" if value is None else f"{value:,}"
 
 
-def aspect(ratio: float, in_band: bool) -> str:
+def aspect_text(ratio: float, in_band: bool) -> str:
     """Writes the aspect ratio h/L, marked if it is in the range of large dense decoders."""
     return f"{ratio:.1f}" + (f" {IN_BAND}" if in_band else "")
 
@@ -216,7 +216,7 @@ def _quantity_lines(quantities: Sequence[Quantities], load: Load | None) -> Sequ
 _SHAPE_LINES: tuple[Line, ...] = (
     ("layers L", _for_every_stack(lambda s: str(s.num_hidden_layers))),
     ("hidden size h", _for_every_stack(lambda s: _whole_text(s.hidden_size))),
-    ("h / L", _for_every_stack(lambda s: aspect(s.aspect_ratio, s.in_dense_band))),
+    ("h / L", _for_every_stack(lambda s: aspect_text(s.aspect_ratio, s.in_dense_band))),
     ("d_ff / h", _for_every_stack(_width_ratio)),
     ("heads × head_dim", _for_every_stack(_heads_text)),
     ("heads·head_dim / h", _for_every_stack(lambda s: _ratio_text(s.head_ratio))),
@@ -226,9 +226,9 @@ _SHAPE_LINES: tuple[Line, ...] = (
 )
 _STYLE_LINES: tuple[Line, ...] = (
     ("norm", _for_every_stack(lambda s: norm_name(s.block))),
-    ("  placement", _for_every_stack(lambda s: norm_place(s.block))),
+    ("  placement", _for_every_stack(lambda s: norm_placement_of(s.block))),
     ("activation", _for_every_stack(_activation_text)),
-    ("positions", lambda q: ", ".join(positions(q.spec))),
+    ("positions", lambda q: ", ".join(position_encodings(q.spec))),
 )
 
 
@@ -240,7 +240,7 @@ def _compare_notes(compared_models: Sequence[Compared], load: Load | None) -> li
         notes.append(BAND)
     for preset, q in compared_models:
         if q.shape.mixture_of_experts:
-            style = describe(q.shape.block.feed_forward, q.shape.hidden_size)
+            style = describe_part(q.shape.block.feed_forward, q.shape.hidden_size)
             notes.append(
                 f"{ACTIVE} {preset.display}: d_ff is the active width, {style} = "
                 f"{_whole_text(q.shape.feed_forward_width)}"
@@ -297,7 +297,7 @@ def _shape_data(shape: StackShape) -> dict[str, Any]:
         "num_key_value_heads": shape.num_key_value_heads,
         "kv_ratio": shape.kv_ratio,
         "norm": norm_name(shape.block),
-        "norm_placement": norm_place(shape.block),
+        "norm_placement": norm_placement_of(shape.block),
         "activation": _activation_text(shape),
     }
 
@@ -312,7 +312,7 @@ def _quantities_data(q: Quantities, load: Load | None = None) -> dict[str, Any]:
         "active": q.active,
         "stack": "encoder" if q.spec.kind == "encoder" else "decoder",
         **_shape_data(q.shape),
-        "position": positions(q.spec),
+        "position": position_encodings(q.spec),
         "vocab_size": q.vocab_size,
         "vocabulary_parameters": q.vocabulary_parameters,
         "vocabulary_share": q.vocabulary_share,
@@ -395,7 +395,7 @@ def _lower_quartile(values: Iterable[float]) -> float:
 def _flat_rows(compared_models: Sequence[Compared], load: Load | None) -> Table:
     """Returns one row of raw values per model, without the nested entries of the JSON document."""
     rows = [
-        {"target": preset.target, **_quantities_data(q, load), "position": ", ".join(positions(q.spec))}
+        {"target": preset.target, **_quantities_data(q, load), "position": ", ".join(position_encodings(q.spec))}
         for preset, q in compared_models
     ]
     keys = [key for key, value in rows[0].items() if not isinstance(value, dict)]

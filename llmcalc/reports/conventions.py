@@ -12,8 +12,8 @@ from ..studies.rules import Rule
 from .document import Column, Row, Table
 
 
-def table(title: str, headline: str, flop_count: FlopCount, rules: Sequence[Rule]) -> Table:
-    """Returns a table with one row per rule of thumb, after the rows of the exact counts."""
+def conventions_table(title: str, headline: str, flop_count: FlopCount, rules: Sequence[Rule]) -> Table:
+    """Returns the table of rules of thumb, below the rows of the exact counts."""
     scale = units.decimal_scale(max(rule.total for rule in rules), "FLOPs")
     columns = (
         Column("rule", "rule of thumb", justify="left"),
@@ -66,6 +66,6 @@ def _count_notes(flop_count: FlopCount) -> list[str]:
     return notes
 
 
-def data(rules: Sequence[Rule]) -> list[dict[str, Any]]:
+def conventions_data(rules: Sequence[Rule]) -> list[dict[str, Any]]:
     """Returns the rules as plain data; errors are fractions."""
     return [asdict(rule) for rule in rules]

@@ -9,7 +9,7 @@ from ..accelerator import Hardware
 from ..sources.preset import Preset
 from ..studies.cost import NOT_COUNTED, RunCost
 from ..timing.spread import Amount
-from .document import Column, Report, Row, Shown, Table, text_of
+from .document import Column, DisplayedValue, Report, Row, Table, text_of_cell
 from .notes import plural
 from .seconds import class_text, duration
 from .serve import layout_text
@@ -26,9 +26,9 @@ TITLES = {
 
 COLUMNS = (
     Column("quantity", "what", justify="left"),
-    Column("low", "low", text_of),
-    Column("high", "high", text_of),
-    Column("estimate", "likely", text_of),
+    Column("low", "low", text_of_cell),
+    Column("high", "high", text_of_cell),
+    Column("estimate", "likely", text_of_cell),
     Column("unit", "unit", justify="left"),
 )
 
@@ -46,7 +46,7 @@ def report(preset: Preset, hardware: Hardware, run_cost: RunCost) -> Report:
         Row(
             [
                 TITLES[name][0],
-                *(Shown(value, amount_text(value, digits)) for value in _range_ends(amount)),
+                *(DisplayedValue(value, amount_text(value, digits)) for value in _range_ends(amount)),
                 TITLES[name][1],
             ]
         )
@@ -147,10 +147,10 @@ def _cost_data(preset: Preset, hardware: Hardware, run_cost: RunCost) -> dict[st
         "devices": run_cost.cost.devices,
         "tokens": run_cost.tokens,
         "requests": run_cost.requests,
-        "cost": {name: None if amount is None else amount.data() for name, amount in run_cost.cost.amounts.items()},
+        "cost": {name: None if amount is None else amount.as_data() for name, amount in run_cost.cost.amounts.items()},
         "steps": run_cost.steps,
         "step_tokens": run_cost.step_tokens,
-        "step": None if run_cost.step is None else run_cost.step.data(),
+        "step": None if run_cost.step is None else run_cost.step.as_data(),
         "measured": run_cost.measured,
         "layout": layout,
         "server": None if run_cost.point is None else point_data(run_cost.point),

@@ -9,11 +9,10 @@ from statistics import median_low
 from typing import Any
 
 from .. import units
-from ..sources.preset import Preset
-from ..studies.diff import Change, Difference, Quantity, Unit
+from ..studies.diff import Difference, Quantity
 from ..workload.workload import Workload
-from .document import Column, Report, Row, Shown, Table, text_of
-from .notes import as_warnings, flops_per_token_note, plural, too_long
+from .document import Column, DisplayedValue, Report, Row, Table, text_of_cell
+from .notes import flops_per_token_note, plural, too_long_notes, warnings_of_notes
 from .summary import model_data
 
 WRITE: dict[str, Callable[[Any], str]] = {"parameters": units.count, "FLOPs": units.flops, "bytes": units.memory}
@@ -29,17 +28,17 @@ SHOWN = 12
 
 QUANTITY_COLUMNS = (
     Column("quantity", "quantity", justify="left", wrap=True),
-    Column("before", "before", text_of),
-    Column("after", "after", text_of),
-    Column("change", "change", text_of),
+    Column("before", "before", text_of_cell),
+    Column("after", "after", text_of_cell),
+    Column("change", "change", text_of_cell),
     Column("relative", "relative", units.signed_percent),
 )
 
 NODE_COLUMNS = (
     Column("node", "node", justify="left", wrap=True),
-    Column("before", "before", text_of),
-    Column("after", "after", text_of),
-    Column("change", "change", text_of),
+    Column("before", "before", text_of_cell),
+    Column("after", "after", text_of_cell),
+    Column("change", "change", text_of_cell),
 )
 
 FIELD_COLUMNS = (
@@ -55,7 +54,7 @@ SKIPPED_COLUMNS = (
 )
 
 
-def skipped_files(reasons: Mapping[Path, str]) -> Report:
+def skipped_files_report(reasons: Mapping[Path, str]) -> Report:
     """Returns a table of the files that were not compared; the JSON document does not list them.
 
     reasons: file → why it is not compared.
@@ -110,7 +109,9 @@ def _too_long(difference: Difference) -> list[str]:
     """Returns a warning for each model whose context length is shorter than the sequence."""
     models = [preset for preset in (difference.before, difference.after) if preset is not None]
     return [
-        text for preset in models for text in as_warnings(preset, too_long(preset.model, Workload(seq=difference.seq)))
+        text
+        for preset in models
+        for text in warnings_of_notes(preset, too_long_notes(preset.model, Workload(seq=difference.seq)))
     ]
 
 
@@ -128,12 +129,12 @@ def _answer_text(difference: Difference) -> str:
 
 def _quantity_row(quantity: Quantity) -> Row:
     text_before, text_after = _both_values_text(quantity)
-    change = Shown(quantity.change, _change_text(quantity) if quantity.changed else "equal")
+    change = DisplayedValue(quantity.change, _change_text(quantity) if quantity.changed else "equal")
     return Row(
         [
             quantity.name,
-            Shown(quantity.before, text_before),
-            Shown(quantity.after, text_after),
+            DisplayedValue(quantity.before, text_before),
+            DisplayedValue(quantity.after, text_after),
             change,
             _relative_change(quantity),
         ]
@@ -181,11 +182,11 @@ def _nodes_table(name: str, nodes: Sequence[Quantity]) -> Table:
     if (largest_change := max(abs(node.change) for node in shown_nodes)) < scale.factor / 10:
         scale = scale_function(largest_change)
 
-    def cell(value: float | None) -> Shown:
-        return Shown(value, "–" if value is None else scale.write(value))
+    def cell(value: float | None) -> DisplayedValue:
+        return DisplayedValue(value, "–" if value is None else scale.write(value))
 
-    def change(value: float) -> Shown:
-        return Shown(value, ("+" if value > 0 else "−") + scale.write(abs(value)))
+    def change(value: float) -> DisplayedValue:
+        return DisplayedValue(value, ("+" if value > 0 else "−") + scale.write(abs(value)))
 
     rows = [Row([node.name, cell(node.before), cell(node.after), change(node.change)]) for node in shown_nodes]
     hidden_count = len(nodes) - len(rows)
@@ -216,30 +217,15 @@ def _field_text(value: Any) -> str:
 
 def _difference_data(difference: Difference) -> dict[str, Any]:
     return {
-        "before": _model_data(difference.before),
-        "after": _model_data(difference.after),
+        "before": difference.before and model_data(difference.before),
+        "after": difference.after and model_data(difference.after),
         "changed": difference.changed,
         "workload": {"batch": 1, "seq": difference.seq, "dtype": difference.dtype, "pairs": "full"},
-        "spec": [_field_data(item) for item in difference.fields],
+        "spec": [{"field": field.name, "before": field.before, "after": field.after} for field in difference.fields],
         "quantities": [_quantity_data(item) for item in difference.quantities],
         "components": {name: [_quantity_data(item) for item in nodes] for name, nodes in difference.components.items()},
     }
 
 
-def _model_data(preset: Preset | None) -> dict[str, Any] | None:
-    return None if preset is None else model_data(preset)
-
-
-def _field_data(field: Change) -> dict[str, Any]:
-    return {"field": field.name, "before": field.before, "after": field.after}
-
-
 def _quantity_data(quantity: Quantity) -> dict[str, Any]:
-    unit: Unit = quantity.unit
-    return {
-        "name": quantity.name,
-        "unit": unit,
-        "before": quantity.before,
-        "after": quantity.after,
-        "change": quantity.change,
-    }
+    return {name: getattr(quantity, name) for name in ("name", "unit", "before", "after", "change")}

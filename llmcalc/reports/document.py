@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from types import MappingProxyType
 from typing import Any, Literal, NamedTuple
 
-from ..characters import fitted, printable
+from ..characters import fit_to_encoding, printable
 from ..errors import InputError
 
 SCHEMA_VERSION = 2
@@ -65,21 +65,21 @@ class Column(NamedTuple):
         return COLOURS.get(text.split(" ", maxsplit=1)[0].rstrip(",:*"), "") if self.verdict and text else ""
 
 
-class Shown(NamedTuple):
+class DisplayedValue(NamedTuple):
     """A raw value and its displayed text, for columns whose cells have different units."""
 
     value: Any
     text: str
 
 
-class Linked(str):
+class LinkedNote(str):
     """A note from a preset of llmcalc, whose web addresses become links in Markdown."""
 
     __slots__ = ()
 
 
-def text_of(cell: Shown) -> str:
-    """Returns the displayed text of a `Shown` cell; columns use it as their `write` function."""
+def text_of_cell(cell: DisplayedValue) -> str:
+    """Returns the displayed text of a `DisplayedValue` cell; columns use it as their `write` function."""
     return cell.text
 
 
@@ -223,7 +223,7 @@ class Report(NamedTuple):
         return self._replace(tables=tables)
 
 
-def readable(report: Report) -> Report:
+def printable_report(report: Report) -> Report:
     """Returns the report with every text on one line and printable (`characters.printable`).
 
     Names in a report come from files that others wrote. Every format but JSON writes this report; JSON escapes the
@@ -232,9 +232,9 @@ def readable(report: Report) -> Report:
     return _with_texts(report, printable)
 
 
-def fitted_to(report: Report, encoding: str) -> Report:
+def report_in_encoding(report: Report, encoding: str) -> Report:
     """Returns the report with every text reduced to characters that an encoding can write."""
-    return _with_texts(report, lambda text: fitted(printable(text), encoding))
+    return _with_texts(report, lambda text: fit_to_encoding(printable(text), encoding))
 
 
 def _with_texts(report: Report, change: Callable[[str], str]) -> Report:
@@ -244,12 +244,12 @@ def _with_texts(report: Report, change: Callable[[str], str]) -> Report:
         return lambda value: change(write(value))
 
     def cell(value: Any) -> Any:
-        if isinstance(value, Shown):
-            return Shown(cell(value.value), change(value.text))
+        if isinstance(value, DisplayedValue):
+            return DisplayedValue(cell(value.value), change(value.text))
         return change(value) if isinstance(value, str) else value
 
     def note(text: str) -> str:
-        return Linked(change(text)) if isinstance(text, Linked) else change(text)
+        return LinkedNote(change(text)) if isinstance(text, LinkedNote) else change(text)
 
     tables = [
         table._replace(
@@ -281,7 +281,7 @@ def single_or_list(documents: Sequence[dict[str, Any]]) -> dict[str, Any] | list
     return documents[0] if len(documents) == 1 else list(documents)
 
 
-def joined(reports: Sequence[Report]) -> Report:
+def join_reports(reports: Sequence[Report]) -> Report:
     """Joins the reports of several targets: documents, tables, texts and warnings, in their order."""
     data_of_reports = [report.with_notes() for report in reports]
     documents = [document for data in data_of_reports for document in (data if isinstance(data, list) else [data])]

@@ -20,7 +20,7 @@ def with_draft(report: Report, draft: Draft | None, is_counted: bool = False) ->
     """
     if draft is None or not isinstance(report.data, dict):
         return report
-    text = note(draft, is_counted)
+    text = draft_note(draft, is_counted)
     return report.with_entry("draft", draft_data(draft), text)._replace(warnings=[text, *report.warnings])
 
 
@@ -35,8 +35,8 @@ def draft_data(draft: Draft) -> dict[str, Any]:
     return document_entry if draft.count is None else {**document_entry, "flops": draft.count.total}
 
 
-def note(draft: Draft, is_counted: bool = False) -> str:
-    """Writes the size of the draft model: `draft eagle3: 424,689,664 parameters, 4.00 KiB of cache per token`."""
+def draft_note(draft: Draft, is_counted: bool = False) -> str:
+    """Writes the size of a draft model: `draft eagle3, …: 424,689,664 parameters, 4.00 KiB of cache per token`."""
     texts = [
         f"{units.exact(draft.params)} parameters",
         f"{units.memory(draft.cache.bytes_per_token)} of cache per token",

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 from .. import units
 from ..frameworks.engines.engine import EngineMemory, Term
-from .document import Column, Report, Row, Shown, Table, text_of
+from .document import Column, DisplayedValue, Report, Row, Table, text_of_cell
 from .summary import model_data
 
 if TYPE_CHECKING:
@@ -54,7 +54,7 @@ CHANGE_COLUMNS = (
 OPTION_COLUMNS = (
     Column("hardware", "accelerator", justify="left"),
     Column("devices", "devices", units.exact),
-    Column("flags", "flags", text_of, justify="left", wrap=True),
+    Column("flags", "flags", text_of_cell, justify="left", wrap=True),
     Column("kv_tokens", "tokens", units.exact),
     Column("max_concurrency", "users", _users_text),
     Column("serves", "fits", justify="left", verdict=True),
@@ -414,10 +414,10 @@ def _flag_values(engine_use: EngineUse, flags: Any, shortest: bool = False) -> l
     return [(engine_use.engine.typed(name, shortest), value) for name, value in flags.items()]
 
 
-def _flags_cell(engine_use: EngineUse, flags: Any) -> Shown:
+def _flags_cell(engine_use: EngineUse, flags: Any) -> DisplayedValue:
     """Returns a cell of flags: in data by their usual spellings, on a screen by their shortest ones."""
     usual_flags, brief_flags = (
         " ".join(f"{flag} {value}" for flag, value in _flag_values(engine_use, flags, shortest)) or "—"
         for shortest in (False, True)
     )
-    return Shown(usual_flags, brief_flags)
+    return DisplayedValue(usual_flags, brief_flags)

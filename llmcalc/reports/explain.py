@@ -14,7 +14,7 @@ from ..symbolic.explain import Explanation, Section
 from ..symbolic.formulas import QUANTITIES, Formula, FormulaNode, Quantity
 from ..symbolic.symbolic import KEYS, no_sympy
 from .document import Column, Report, Row, Table, with_notes_below, without_repetitions
-from .expression import LATEX, PLAIN, Style, latex_text, write
+from .expression import LATEX, PLAIN, Style, latex_text, write_expression
 from .notes import MULTIPLY_ADD, PAIRS, cache_per_token_note, identity_experts
 from .share import rank_text, share_data, share_notes, with_rank
 from .summary import headline, model_data
@@ -110,10 +110,10 @@ def _formula_record(explanation: Explanation, node_position: FormulaNode, formul
         "path": node_position.path,
         "quantity": formula.quantity,
         **{
-            key: write(formula.expression, style) if explanation.formulas.has_symbols else None
+            key: write_expression(formula.expression, style) if explanation.formulas.has_symbols else None
             for key, style in (("symbolic", PLAIN), ("latex", LATEX), ("substituted", _with_numbers(explanation)))
         },
-        "in_units_of_h": None if formula.in_hidden is None else write(formula.in_hidden),
+        "in_units_of_h": None if formula.in_hidden is None else write_expression(formula.in_hidden),
         "value": _write_plain(formula.value),
         "unit": QUANTITIES[formula.quantity][1],
         "repeat": node_position.times,
@@ -136,7 +136,7 @@ def _with_numbers(explanation: Explanation, latex: bool = False) -> Style:
 
 
 def _symbol_meanings(explanation: Explanation, sections: list[Section] | None = None) -> dict[str, dict[str, Any]]:
-    """Returns (field, value) for each symbol in formulas and for each number of layers."""
+    """Returns symbol → its field and value, for the symbols of the formulas and for numbers of layers."""
     used_symbols: set[Any] = set()
     for section in explanation.sections if sections is None else sections:
         if sections is None and explanation.node is None:
@@ -165,7 +165,7 @@ def _node_tables(preset: Preset, explanation: Explanation, rank_share: RankShare
         for formula in section.formulas:
             rows += _formula_rows(QUANTITIES[formula.quantity][0], _formula_steps(explanation, formula), width)
             if formula.in_hidden is not None:
-                rows += _formula_rows("in units of h", [write(formula.in_hidden)], width)
+                rows += _formula_rows("in units of h", [write_expression(formula.in_hidden)], width)
         columns = (
             Column("quantity", "quantity", justify="left"),
             Column("formula", _section_heading(section), justify="left"),
@@ -197,15 +197,17 @@ def _quantity_tables(preset: Preset, explanation: Explanation, rank_share: RankS
         if len(formula_texts) > 2 and len(formula_texts[1]) > LONGEST * width:
             del formula_texts[1]
         rows += _formula_rows("model", formula_texts, width, strong=True)
-        if formula.in_hidden is not None and len(write(formula.in_hidden)) <= LONGEST_IN_HIDDEN * width:
-            rows += _formula_rows("in units of h", [write(formula.in_hidden)], width, strong=True)
+        if formula.in_hidden is not None and len(write_expression(formula.in_hidden)) <= LONGEST_IN_HIDDEN * width:
+            rows += _formula_rows("in units of h", [write_expression(formula.in_hidden)], width, strong=True)
         columns = (Column("component", "component", justify="left"), Column("formula", title, justify="left"))
         is_first = not tables
         model_text = with_rank(headline(preset.model), rank_share) if is_first else ""
         tables.append(Table(preset.display if is_first else "", columns, rows, model_text))
     has_proportions = any(f.in_hidden is not None for f in model.formulas)
     pairs = explanation.formulas.proportions() if has_proportions else ()
-    proportions = ", ".join(f"{write(numerator)} = {write(denominator)}" for numerator, denominator in pairs)
+    proportions = ", ".join(
+        f"{write_expression(numerator)} = {write_expression(denominator)}" for numerator, denominator in pairs
+    )
     repeat_text = (
         "× 2: repeated twice; the value is per layer"
         if values_only
@@ -237,8 +239,10 @@ def _component_rows(explanation: Explanation, quantity: Quantity, names: list[st
         for formula in (
             section_formula for section_formula in section.formulas if section_formula.quantity == quantity
         ):
-            value = write(formula.open, Style(grouped=True))
-            formula_texts = [value] if values_only else list(dict.fromkeys((write(formula.expression), value)))
+            value = write_expression(formula.open, Style(grouped=True))
+            formula_texts = (
+                [value] if values_only else list(dict.fromkeys((write_expression(formula.expression), value)))
+            )
             blocks[-1].append((section, name, _with_unit(formula_texts, formula)))
         if not blocks[-1]:
             blocks.pop()
@@ -275,9 +279,9 @@ def _component_text(section: Section) -> str:
 def _formula_steps(explanation: Explanation, formula: Formula) -> list[str]:
     """Returns the steps of a formula: in symbols, with numbers, and its value."""
     formula_texts = [
-        write(formula.expression),
-        write(formula.expression, _with_numbers(explanation)),
-        write(formula.open, Style(grouped=True)),
+        write_expression(formula.expression),
+        write_expression(formula.expression, _with_numbers(explanation)),
+        write_expression(formula.open, Style(grouped=True)),
     ]
     seq, value = explanation.formulas.setting.seq, _write_plain(formula.value)
     if not explanation.formulas.has_symbols:
@@ -464,10 +468,10 @@ def _latex_text(preset: Preset, explanation: Explanation, bibtex: bool, rank_sha
         lines = []
         for formula in section.formulas:
             formula_texts = [
-                write(formula.expression, LATEX),
-                write(formula.expression, _with_numbers(explanation, latex=True)),
+                write_expression(formula.expression, LATEX),
+                write_expression(formula.expression, _with_numbers(explanation, latex=True)),
             ]
-            formula_texts.append(write(formula.open, Style(latex=True, grouped=True)))
+            formula_texts.append(write_expression(formula.open, Style(latex=True, grouped=True)))
             name = rf"\text{{{QUANTITIES[formula.quantity][0]}}}"
             lines += [
                 (name if i == 0 else "") + f" &= {formula_text}"

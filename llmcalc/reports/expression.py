@@ -36,7 +36,7 @@ class Style:
         if value.denominator == 1:
             digits = f"{value.numerator:,}" if self.grouped else str(value.numerator)
         else:
-            digits = decimal(value)
+            digits = short_decimal(value)
             if not digits:
                 return (
                     rf"\tfrac{{{value.numerator}}}{{{value.denominator}}}"
@@ -72,13 +72,13 @@ PLAIN = Style()
 LATEX = Style(latex=True)
 
 
-def decimal(value: Fraction) -> str:
+def short_decimal(value: Fraction) -> str:
     """Writes a number with at most four decimals, such as `3.5` or `12.0625`; empty if it needs more."""
     digits = f"{float(value):.4f}".rstrip("0").rstrip(".")
     return digits if Fraction(digits) == value else ""
 
 
-def write(expression: Any, style: Style = PLAIN) -> str:
+def write_expression(expression: Any, style: Style = PLAIN) -> str:
     """Writes a SymPy expression of sums, products, integer powers, minima and floors, or a number.
 
     Raises `ArithmeticError` for other expressions.
@@ -99,30 +99,32 @@ def write(expression: Any, style: Style = PLAIN) -> str:
         return _in_brackets(ceiling, style, "⌈⌉", "ceil") if ceiling is not None else _write_product(expression, style)
     if isinstance(expression, sympy.Min | sympy.Max):
         name = "min" if isinstance(expression, sympy.Min) else "max"
-        arguments_text = ", ".join(write(argument, style) for argument in sorted(expression.args, key=_term_order))
+        arguments_text = ", ".join(
+            write_expression(argument, style) for argument in sorted(expression.args, key=_term_order)
+        )
         return rf"\{name}({arguments_text})" if style.latex else f"{name}({arguments_text})"
     if isinstance(expression, sympy.floor):
         return _in_brackets(expression.args[0], style, "⌊⌋", "floor")
     raise ArithmeticError(f"no way to write {expression}")
 
 
-def terms(expression: Any, style: Style = PLAIN) -> list[str]:
+def terms_of_sum(expression: Any, style: Style = PLAIN) -> list[str]:
     """Returns the terms of a sum as texts; each text after the first begins with its sign."""
     if not getattr(expression, "is_Add", False):
-        return [write(expression, style)]
+        return [write_expression(expression, style)]
     constants_first = style.grouped and len(expression.free_symbols) == 1
     ordered_terms = sorted(expression.args, key=_degree_of if constants_first else _term_order)
     term_texts: list[str] = []
     for i, term in enumerate(ordered_terms):
         negative = term.could_extract_minus_sign()
-        term_text = write(-term if negative else term, style)
+        term_text = write_expression(-term if negative else term, style)
         sign = ("-" if style.latex else "−") if negative else "+"
         term_texts.append(f"{sign} {term_text}" if i else (sign + term_text if negative else term_text))
     return term_texts
 
 
 def _write_sum(expression: Any, style: Style) -> str:
-    return " ".join(terms(expression, style))
+    return " ".join(terms_of_sum(expression, style))
 
 
 def _write_product(expression: Any, style: Style) -> str:
@@ -140,7 +142,7 @@ def _write_product(expression: Any, style: Style) -> str:
     if (
         not style.latex
         and coefficient_value.denominator != 1
-        and (abs(coefficient_value.numerator) == 1 or not decimal(coefficient_value))
+        and (abs(coefficient_value.numerator) == 1 or not short_decimal(coefficient_value))
     ):  # h/4, 3·h/7; but 3.5·h
         denominator_factors.insert(0, str(coefficient_value.denominator))
         coefficient_value = Fraction(coefficient_value.numerator)
@@ -158,7 +160,7 @@ def _write_product(expression: Any, style: Style) -> str:
 
 
 def _write_power(base: Any, exponent: int, style: Style) -> str:
-    base_text = write(base, style)
+    base_text = write_expression(base, style)
     if base.is_Add or (exponent > 1 and not base_text.isalnum() and not base.is_Symbol):
         base_text = f"({base_text})"
     if exponent == 1:
@@ -167,7 +169,7 @@ def _write_power(base: Any, exponent: int, style: Style) -> str:
 
 
 def _in_brackets(content: Any, style: Style, marks: str, name: str) -> str:
-    content_text = write(content, style)
+    content_text = write_expression(content, style)
     return rf"\l{name} {content_text} \r{name}" if style.latex else marks[0] + content_text + marks[1]
 
 

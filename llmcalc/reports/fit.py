@@ -17,7 +17,7 @@ from ..studies.fit_serving import ServingFitting
 from ..studies.run_time import TimedRun
 from .document import Column, Report, Row, Table, without_repetitions
 from .memory import device_data, execution_data, run_text, settings_text, verdict_notes, verdict_of, workload_data
-from .notes import as_warnings, plural, too_long
+from .notes import plural, too_long_notes, warnings_of_notes
 from .seconds import DECODING_COLUMNS, class_text, decoding_cells, decoding_data
 from .share import layout_cell, layout_text
 from .summary import model_data
@@ -51,7 +51,7 @@ OPTION_COLUMNS = (
 def options_report(preset: Preset, memory: Memory, options: Sequence[HardwareOption]) -> Report:
     """Returns the report of the fewest accelerators of each kind on which a run fits."""
     memory_use = memory.states
-    warnings = too_long(memory.spec, memory_use.workload)
+    warnings = too_long_notes(memory.spec, memory_use.workload)
     first_option = options[0]
     has_fitting_option = first_option.fit.verdict != "no"
     answer_text = (
@@ -97,7 +97,7 @@ def options_report(preset: Preset, memory: Memory, options: Sequence[HardwareOpt
         answer_text,
         name="options",
     )
-    return Report(document, [table], warnings=as_warnings(preset, warnings)).for_target(preset.target)
+    return Report(document, [table], warnings=warnings_of_notes(preset, warnings)).for_target(preset.target)
 
 
 def options_data(options: Sequence[HardwareOption]) -> list[dict[str, Any]]:
@@ -304,8 +304,8 @@ class _Screen(NamedTuple):
         document: dict[str, Any],
         remark: str = "",
     ) -> Report:
-        """Returns the report. remark: a note below the changes; default none."""
-        warnings = too_long(memory.spec, memory.states.workload) + list(
+        """Returns the report with these tables. remark: a note below the changes; default none."""
+        warnings = too_long_notes(memory.spec, memory.states.workload) + list(
             () if fit.hardware.sources else fit.hardware.notes
         )
         settings_line = (
@@ -325,7 +325,7 @@ class _Screen(NamedTuple):
                     "What would make it fit", CHANGE_COLUMNS, rows, notes=without_repetitions([remark]), name="changes"
                 )
             )
-        return Report(document, tables, warnings=as_warnings(preset, warnings)).for_target(preset.target)
+        return Report(document, tables, warnings=warnings_of_notes(preset, warnings)).for_target(preset.target)
 
 
 def _sequences_text(fit_answer: Fitting) -> str:
@@ -359,7 +359,7 @@ def _changes_data(changes: Sequence[Change]) -> list[dict[str, Any]]:
 
 
 def _fit_document(preset: Preset, fit_answer: Fitting) -> dict[str, Any]:
-    """Returns the JSON document; bytes are exact integers."""
+    """Returns the JSON document of `fit` on one accelerator; bytes are exact integers."""
     fit, training = fit_answer.fit, fit_answer.memory.settings.phase == "training"
     return {
         "model": model_data(preset),

@@ -25,7 +25,7 @@ from .bars import Bar
 from .document import Column, Report, Row, Table, without_repetitions
 from .draft import with_draft
 from .inputs import with_inputs
-from .nodes import Figures, figures_of, tree_data
+from .nodes import Figures, figures_of_node, tree_data
 from .notes import (
     CAUSAL_PAIRS,
     CHOSEN_KEYS,
@@ -34,11 +34,11 @@ from .notes import (
     ONE_OUTPUT,
     ONE_STEP,
     PRODUCTS,
-    as_warnings,
     identity_experts,
     plural,
     tokens_of,
-    too_long,
+    too_long_notes,
+    warnings_of_notes,
 )
 from .share import share_data, share_notes, with_rank
 from .summary import model_data
@@ -63,7 +63,7 @@ def report(
     rank_share: the rank that is counted; default the whole model.
     measured_run: the utilization of a measured run, whose table comes first; default None.
     """
-    warnings = too_long(flop_count.spec, flop_count.workload)
+    warnings = too_long_notes(flop_count.spec, flop_count.workload)
     notes = warnings + without_repetitions(share_notes(rank_share, *_rank_notes(rank_share))) + _count_notes(flop_count)
     document: dict[str, Any] = {
         "model": model_data(preset),
@@ -92,12 +92,12 @@ def report(
     }
     tables = [_component_table(preset, flop_count, notes, rank_share)]
     if rules:
-        document["flops"]["conventions"] = conventions.data(rules)
-        tables.insert(0, conventions.table(preset.display, headline(flop_count), flop_count, rules))
+        document["flops"]["conventions"] = conventions.conventions_data(rules)
+        tables.insert(0, conventions.conventions_table(preset.display, headline(flop_count), flop_count, rules))
     if measured_run is not None:
-        document["utilization"] = utilization.data(measured_run)
-        tables.insert(0, utilization.table(preset.display, headline(flop_count), measured_run))
-    return Report(document, tables, warnings=as_warnings(preset, warnings)).for_target(preset.target)
+        document["utilization"] = utilization.utilization_data(measured_run)
+        tables.insert(0, utilization.utilization_table(preset.display, headline(flop_count), measured_run))
+    return Report(document, tables, warnings=warnings_of_notes(preset, warnings)).for_target(preset.target)
 
 
 def _without_towers(tree: Node) -> Node:
@@ -142,7 +142,7 @@ def _component_table(
         Column("flops_per_token", f"{token_scale.name} per token", token_scale.write),
         Column("flops", scale.name, scale.write),
         Column("share", "share", units.percent),
-        Column("bar", "", bars.share, justify="left", bar=True),
+        Column("bar", "", bars.share_bar, justify="left", bar=True),
     )
 
     def row(name: str, value: int, depth: int = 0, strong: bool = False) -> Row:
@@ -303,7 +303,7 @@ def _recompute_note(recompute: Recompute) -> str:
 
 def _figures_function(include: frozenset[str]) -> Figures:
     """Returns a function that gives a node's FLOPs for the JSON tree, without recomputation."""
-    return lambda node_position: figures_of("flops", node_position, step_of, include)
+    return lambda node_position: figures_of_node("flops", node_position, step_of, include)
 
 
 @frozen(repr=False)

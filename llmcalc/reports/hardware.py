@@ -9,7 +9,7 @@ from .. import units
 from ..accelerator import PEAK_DTYPES, Hardware, ListedHardware
 from .document import Column, Report, Row, Table, without_repetitions
 from .notes import aliases_note
-from .sourcing import source_data, source_notes
+from .sourcing import source_notes
 
 
 def _rate_text(value: float) -> str:
@@ -151,28 +151,8 @@ def _by_format(peaks: dict[str, int]) -> dict[str, int]:
 def hardware_data(hardware: Hardware) -> dict[str, Any]:
     """Returns an accelerator as plain data in bytes, bytes/s, FLOP/s, Hz and watts; null for unknown figures."""
     link = hardware.interconnect
-    return {
-        "name": hardware.name,
-        "title": hardware.title,
-        "vendor": hardware.vendor,
-        "released": hardware.released,
-        "preliminary": hardware.preliminary,
-        "like": hardware.like,
-        "aliases": list(hardware.aliases),
-        "memory_bytes": hardware.memory_bytes,
-        "driver_total": hardware.driver_total,
-        "usable_memory_bytes": hardware.usable_memory_bytes,
-        "context_bytes": hardware.context_bytes,
-        "memory_bandwidth": hardware.memory_bandwidth,
+    return hardware.model_dump(mode="json") | {
         "interconnect": link and {**link.model_dump(), "bandwidth_per_direction": link.bandwidth_per_direction},
-        "nic": hardware.nic and hardware.nic.model_dump(),
-        "compute_units": hardware.compute_units and hardware.compute_units.model_dump(),
-        "compute_capability": hardware.compute_capability,
-        "boost_clock_hz": hardware.boost_clock_hz,
         "peak_flops": _by_format(hardware.peak_flops),
         "float16_accumulation_flops": _by_format(hardware.float16_accumulation_flops),
-        "tdp_watts": hardware.tdp_watts,
-        "configurations": [configuration.model_dump() for configuration in hardware.configurations],
-        "sources": source_data(hardware.sources),
-        "notes": list(hardware.notes),
     }

@@ -13,7 +13,7 @@ def with_inputs(report: Report, inputs: EncodedInputs | None) -> Report:
     """Returns the report with the tokens of images and audio in its document and in a note of its first table."""
     if inputs is None or not isinstance(report.data, dict):
         return report
-    return report.with_entry("inputs", inputs_data(inputs), note(inputs))
+    return report.with_entry("inputs", inputs_data(inputs), inputs_note(inputs))
 
 
 def inputs_data(inputs: EncodedInputs) -> dict[str, Any]:
@@ -21,8 +21,8 @@ def inputs_data(inputs: EncodedInputs) -> dict[str, Any]:
     return {"image_tokens": inputs.image_tokens, "audio_tokens": inputs.audio_tokens}
 
 
-def note(inputs: EncodedInputs) -> str:
-    """Writes the tokens of images and audio: `of each sequence, 2,508 tokens are images and 750 are audio`."""
+def inputs_note(inputs: EncodedInputs) -> str:
+    """Writes the tokens of images and audio: `tokens of each sequence: 2,508 of images and 750 of audio`."""
     texts = [
         f"{units.exact(tokens)} {kind}"
         for tokens, kind in ((inputs.image_tokens, "of images"), (inputs.audio_tokens, "of audio"))

@@ -17,7 +17,7 @@ from .answer import CountedAnswer
 from .document import Column, Report, Row, Table, without_repetitions
 from .draft import with_draft
 from .inputs import with_inputs
-from .notes import as_warnings, binary, tokens_of, too_long
+from .notes import binary_unit_note, tokens_of, too_long_notes, warnings_of_notes
 from .share import share_data, share_notes, with_rank
 from .summary import model_data
 
@@ -34,7 +34,7 @@ def report(preset: Preset, cache: CacheSize, rank_share: RankShare | None = None
     rank_share: the rank that is counted; default the whole model.
     """
     workload, what_if = cache.workload, cache.what_if
-    warnings = too_long(cache.spec, workload)
+    warnings = too_long_notes(cache.spec, workload)
     notes = (
         warnings + without_repetitions(share_notes(rank_share, *_rank_notes(cache, rank_share))) + _cache_notes(cache)
     )
@@ -76,7 +76,7 @@ def report(preset: Preset, cache: CacheSize, rank_share: RankShare | None = None
             _changed_model_rows(cache, what_if, scale),
             _growth_table(cache, scale),
         ],
-        warnings=as_warnings(preset, warnings),
+        warnings=warnings_of_notes(preset, warnings),
     ).for_target(preset.target)
 
 
@@ -166,7 +166,7 @@ def _growth_table(cache: CacheSize, scale: units.Scale) -> Table:
 
 def _cache_notes(cache: CacheSize) -> list[str]:
     layer_kinds = set(cache.by_layer_kind)
-    scale, stored_format = binary(units.memory_scale(cache.bytes)), cache_format(cache.dtype)
+    scale, stored_format = binary_unit_note(units.memory_scale(cache.bytes)), cache_format(cache.dtype)
     scales = f"{units.short_dtype(stored_format.name)}: {stored_format.what}" if stored_format.keys.bits < 16 else ""
     notes = ["; ".join(filter(None, ("elem/token/layer: elements of the keys and values of one layer", scales, scale)))]
     if layer_kinds & {"sliding_attention", "chunked_attention"}:

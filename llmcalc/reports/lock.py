@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from .. import units
-from ..studies.lock import Change, Locked, program_version
+from ..studies.lock import Change, LockEntry, program_version
 from .document import Column, Report, Row, Table
 from .notes import plural
 
@@ -34,7 +34,7 @@ CHANGE_COLUMNS = (
 )
 
 
-def report(lock_entries: Sequence[Locked]) -> Report:
+def report(lock_entries: Sequence[LockEntry]) -> Report:
     """Returns the entries of a lock file as data and as a table."""
     rows = [_entry_row(lock_entry.data) for lock_entry in lock_entries]
     document = {"lock": 1, "llmcalc": program_version(), "models": [lock_entry.data for lock_entry in lock_entries]}
@@ -57,9 +57,9 @@ def _entry_row(document: dict[str, Any]) -> Row:
 
 
 def check_report(file: str, version: str, models: int, changes: Sequence[Change]) -> Report:
-    """Returns the report of values that differ from a lock file. version: the llmcalc that wrote it.
+    """Returns the report of values that differ from a lock file.
 
-    models: their number.
+    version: the version of llmcalc that wrote the file. models: the number of models in it.
     """
     answer_text = f"{plural(len(changes), 'value')} changed" if changes else f"{plural(models, 'model')} unchanged"
     rows = [Row([change.target, change.key, _value_text(change.locked), _value_text(change.now)]) for change in changes]
@@ -70,10 +70,7 @@ def check_report(file: str, version: str, models: int, changes: Sequence[Change]
         "ok": not changes,
         "locked_by": version,
         "checked": models,
-        "changes": [
-            {"target": change.target, "key": change.key, "locked": change.locked, "now": change.now}
-            for change in changes
-        ],
+        "changes": [vars(change) for change in changes],
     }
     return Report(document, [Table(file, CHANGE_COLUMNS, rows, notes=notes, answer=answer_text)], warnings=notes)
 

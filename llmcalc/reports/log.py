@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from .. import units
-from .document import Column, Report, Row, Shown, Table, text_of
+from .document import Column, DisplayedValue, Report, Row, Table, text_of_cell
 from .engine import TITLES
 from .summary import model_data
 
@@ -25,8 +25,8 @@ LOG_TITLES = {
 
 LOG_COLUMNS = (
     Column("term", "term", justify="left"),
-    Column("log", "log", text_of),
-    Column("computed", "computed", text_of),
+    Column("log", "log", text_of_cell),
+    Column("computed", "computed", text_of_cell),
     Column("difference", "difference", units.signed_percent),
 )
 
@@ -67,7 +67,7 @@ def _heading_text(log_answer: ExplainedLog) -> str:
 
 
 def _answer_text(log_answer: ExplainedLog) -> str:
-    wrong_term = title_of(log_answer.off)
+    wrong_term = title_of_term(log_answer.off)
     change = f"; {log_answer.flag} changes it" if log_answer.flag else ""
     if log_answer.reading.kind == "oom":
         return f"out of memory: {wrong_term}{change}"
@@ -79,20 +79,20 @@ def _answer_text(log_answer: ExplainedLog) -> str:
     return f"{wrong_term} is off{change}"
 
 
-def title_of(name: str) -> str:
+def title_of_term(name: str) -> str:
     """Returns the displayed title of a memory term."""
     return LOG_TITLES.get(name, name.replace("_", " "))
 
 
 def _term_title(term: ComparedTerm) -> str:
-    title = title_of(term.term.name)
+    title = title_of_term(term.term.name)
     return f"{title}, {term.term.device}" if term.term.device else title
 
 
-def _shown_value(term: ComparedTerm, value: int | None) -> Shown | None:
+def _shown_value(term: ComparedTerm, value: int | None) -> DisplayedValue | None:
     if value is None:
         return None
-    return Shown(value, units.GIB.write(value) if term.term.unit == "bytes" else f"{value:,}")
+    return DisplayedValue(value, units.GIB.write(value) if term.term.unit == "bytes" else f"{value:,}")
 
 
 def _log_data(log_answer: ExplainedLog) -> dict[str, Any]:

@@ -21,7 +21,7 @@ from ..workload.execution import AttentionImplementation
 from . import bars, palette
 from .bars import Bar
 from .document import Column, Report, Row, Table, without_repetitions
-from .notes import against, as_warnings, binary, plural, too_long
+from .notes import binary_unit_note, plural, relative_error_text, too_long_notes, warnings_of_notes
 from .summary import model_data
 
 COLUMNS = (
@@ -29,7 +29,7 @@ COLUMNS = (
     Column("dtype", "dtype"),
     Column("bytes", units.GIB.name, units.GIB.write),
     Column("share", "share", units.percent),
-    Column("bar", "", bars.share, justify="left", bar=True),
+    Column("bar", "", bars.share_bar, justify="left", bar=True),
 )
 
 LONGEST_PATH = 24
@@ -102,7 +102,7 @@ def report(preset: Preset, memory: Memory, accelerator_fits: Sequence[Fit], assu
     assumed_accelerator: the accelerator whose runtime is assumed, where none was named.
     """
     memory_use, device = memory.states, memory.device
-    warnings = too_long(memory_use.count.spec, memory_use.workload)
+    warnings = too_long_notes(memory_use.count.spec, memory_use.workload)
     warnings += [remark for fit in accelerator_fits if not fit.hardware.sources for remark in fit.hardware.notes]
     warnings += untested_notes(device)
     answer_text = f"{units.GIB.write(device.device_bytes)} {units.GIB.name} required"
@@ -110,15 +110,15 @@ def report(preset: Preset, memory: Memory, accelerator_fits: Sequence[Fit], assu
     settings_line = settings_text(memory, memory.attention) + parameters
     notes = without_repetitions([*warnings, *_memory_notes(preset, memory, assumed_accelerator)])
     columns, rows = (
-        phase_parts(device, memory_use) if memory_use.phase == "training" else (COLUMNS, _kind_rows(memory_use, device))
+        phase_parts(device, memory_use) if memory_use.phase == "training" else kind_parts(device, memory_use)
     )
     parts_table = Table(preset.display, columns, rows, settings_line, notes, answer_text, name="parts")
     phases = Table("Over time", PHASE_COLUMNS, phase_rows(device), name="phases")
-    fits_section = fits_table(accelerator_fits, f"On one accelerator, in {units.GIB.name}")
+    fits_section = accelerators_table(accelerator_fits, f"On one accelerator, in {units.GIB.name}")
     return Report(
         memory_data(preset, memory, accelerator_fits),
         [parts_table, phases, fits_section],
-        warnings=as_warnings(preset, warnings),
+        warnings=warnings_of_notes(preset, warnings),
     ).for_target(preset.target)
 
 
@@ -133,7 +133,7 @@ def estimated_parts(device: DeviceMemory) -> list[tuple[str, int]]:
     return [(f"{term_name(term)} (estimate)", term.bytes) for term in estimates[-2:]]
 
 
-def fits_table(accelerator_fits: Sequence[Fit], title: str) -> Table:
+def accelerators_table(accelerator_fits: Sequence[Fit], title: str) -> Table:
     """Returns a table that says whether a run fits on each accelerator."""
     rows = [
         Row([fit.hardware.name, fit.capacity, fit.share, fit.left_bytes, verdict_of(fit)]) for fit in accelerator_fits
@@ -176,7 +176,7 @@ def verdict_of(fit: Fit) -> str:
 
 
 def memory_data(preset: Preset, memory: Memory, accelerator_fits: Sequence[Fit]) -> dict[str, Any]:
-    """Returns the document; bytes are exact integers."""
+    """Returns the JSON document of the memory of one device; bytes are exact integers."""
     memory_use = memory.states
     return {
         "model": model_data(preset),
@@ -345,31 +345,31 @@ def _optimizer_data(state: OptimizerState | None) -> dict[str, Any]:
 # --- tables -----------------------------------------------------------------------------------------------------------
 
 
-def _kind_rows(memory_use: MemoryUse, device: DeviceMemory) -> list[Row]:
-    """Returns rows of the kinds of memory at the peak, and of the overhead of allocator and runtime."""
+def kind_parts(device: DeviceMemory, device_use: MemoryUse | None = None) -> tuple[list[Column], list[Row]]:
+    """Returns the kinds of memory at the peak, and the overhead of allocator and runtime, as columns and rows.
+
+    device_use: the run on one device, whose number formats are a column; None (default) for a rank.
+    """
 
     def row(name: str, dtype: str, byte_count: int, depth: int = 0, strong: bool = False, memory_kind: str = "") -> Row:
         peak_fraction = byte_count / device.device_bytes
         bar = None if depth or strong else Bar(peak_fraction, palette.KINDS.get(memory_kind, palette.OTHER))
-        return Row(
-            [name, units.short_dtype(dtype) if dtype else None, byte_count, peak_fraction, bar],
-            depth,
-            strong,
-            is_sum=strong,
-        )
+        formats_cell = [] if device_use is None else [units.short_dtype(dtype) if dtype else None]
+        return Row([name, *formats_cell, byte_count, peak_fraction, bar], depth, strong, is_sum=strong)
 
-    formats = {"weights": memory_use.dtype, "cache": memory_use.kv_dtype}
+    formats = {} if device_use is None else {"weights": device_use.dtype, "cache": device_use.kv_dtype}
     rows: list[Row] = []
     for memory_kind, byte_count in device.by_kind.items():
         if byte_count:
             name, dtype = KIND_NAMES[memory_kind], formats.get(memory_kind, "")
-            if memory_kind == "weights" and memory_use.quantized is not None:
-                name, dtype = f"weights ({memory_use.quantized.scheme.label})", ""
+            if memory_kind == "weights" and device_use is not None and device_use.quantized is not None:
+                name, dtype = f"weights ({device_use.quantized.scheme.label})", ""
             rows.append(row(name, dtype, byte_count, memory_kind=memory_kind))
-            rows += _weight_rows(memory_use, row) if memory_kind == "weights" else []
+            rows += _weight_rows(device_use, row) if memory_kind == "weights" and device_use is not None else []
     rows.append(row(f"peak of the {PHASE_NAMES[device.peak_at.phase]}", "", device.peak_bytes, strong=True))
     rows += [row(name, "", byte_count) for name, byte_count in estimated_parts(device)]
-    return [*rows, row("total", "", device.device_bytes, strong=True)]
+    columns = [column for column in COLUMNS if column.key != "dtype" or device_use is not None]
+    return columns, [*rows, row("total", "", device.device_bytes, strong=True)]
 
 
 def _weight_rows(memory_use: MemoryUse, row: Callable[..., Row]) -> list[Row]:
@@ -588,7 +588,7 @@ def _memory_notes(preset: Preset, memory: Memory, assumed_accelerator: str) -> l
         )
     notes.append(_kernels_note(memory))
     left_out = not_counted(memory_use)
-    notes += [f"not counted: {'; '.join(left_out)}" if left_out else "", binary(units.GIB)]
+    notes += [f"not counted: {'; '.join(left_out)}" if left_out else "", binary_unit_note(units.GIB)]
     notes += host_notes(memory.device)
     tested_terms = [term for term in memory.device.terms if term.bytes and term.status != "untested"]
     notes += [f"{STATUS[term.status]}: {term_name(term)} ({term.witness})" for term in tested_terms]
@@ -660,7 +660,7 @@ def _training_notes(memory_use: MemoryUse) -> list[str]:
     if memory_use.adapters is not None:
         return notes
     rule = ZERO_RULE * parameters
-    difference = against(rule / memory_use.total_bytes - 1, "what stays in memory")
+    difference = relative_error_text(rule / memory_use.total_bytes - 1, "what stays in memory")
     same_text = (
         "; --master-weights fp32 counts that"
         if not memory_use.has_master and memory_use.dtype in ("bfloat16", "float16")

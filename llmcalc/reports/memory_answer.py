@@ -26,15 +26,18 @@ ASSUMED = "H100"
 """The accelerator whose runtime is assumed where none is named."""
 
 
+@frozen(repr=False)
 class MemoryAnswer(Answer):
     """The base class of memory answers, for one device and for many devices.
 
-    accelerators: the accelerators that were named; empty if common ones are listed.
-    workspace: value of CUBLAS_WORKSPACE_CONFIG; None if it is not set.
+    preset: the model.
+    accelerators: the accelerators that were named; empty (default) if common ones are listed.
+    workspace: value of CUBLAS_WORKSPACE_CONFIG; None (default) if it is not set.
     """
 
-    accelerators: tuple[Hardware, ...]
-    workspace: str | None
+    preset: Preset = MODEL_FIELD
+    accelerators: tuple[Hardware, ...] = ()
+    workspace: str | None = None
 
     @property
     @abstractmethod
@@ -72,15 +75,10 @@ class MemoryAnswer(Answer):
 class DeviceUse(MemoryAnswer, Memory):
     """The answer about the memory of a model on one device.
 
-    preset: the model.
-    accelerators: the accelerators that were named; default none.
-    workspace: value of CUBLAS_WORKSPACE_CONFIG; default None.
+    preset, accelerators, workspace: as in `MemoryAnswer`.
     draft: a draft of speculative decoding, which the bytes count too; default None.
     """
 
-    preset: Preset = MODEL_FIELD
-    accelerators: tuple[Hardware, ...] = ()
-    workspace: str | None = None
     draft: Draft | None = field(default=None, repr=False, compare=False)
 
     @property

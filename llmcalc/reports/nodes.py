@@ -28,7 +28,7 @@ def tree_data(node_position: Place, figures: Figures) -> dict[str, Any]:
     return node_data
 
 
-def figures_of(
+def figures_of_node(
     quantity: str, node_position: Place, cost: Cost, include: frozenset[str] = frozenset()
 ) -> dict[str, Any]:
     """Returns a node's count per copy of its parent, per repeat of the node, and in the whole model.

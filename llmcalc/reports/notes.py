@@ -34,7 +34,7 @@ CHOSEN_KEYS = "decode: attention reads the chosen keys alone; a pass over severa
 _BINARY = {"KiB": "2^10", "MiB": "2^20", "GiB": "2^30", "TiB": "2^40"}
 
 
-def binary(scale: units.Scale) -> str:
+def binary_unit_note(scale: units.Scale) -> str:
     """Writes the meaning of a binary unit: `1 GiB = 2^30 bytes`; empty for a decimal unit."""
     return f"1 {scale.name} = {_BINARY[scale.name]} bytes" if scale.name in _BINARY else ""
 
@@ -52,7 +52,7 @@ def cache_per_token_note(dtype: str) -> str:
     return f"KV cache per token: summed over all layers, before any sliding window fills, in {units.short_dtype(dtype)}"
 
 
-def against(difference: float, reference: str) -> str:
+def relative_error_text(difference: float, reference: str) -> str:
     """Writes a relative error as a text: `−6.7 % against the exact count` or `equal to the exact count`."""
     return f"equal to {reference}" if difference == 0 else f"{units.signed_percent(difference)} against {reference}"
 
@@ -79,7 +79,7 @@ def tokens_of(spec: ModelSpec, workload: Workload) -> str:
     )
 
 
-def too_long(spec: ModelSpec, workload: Workload) -> list[str]:
+def too_long_notes(spec: ModelSpec, workload: Workload) -> list[str]:
     """Returns a note if a sequence has more tokens than the model's context length.
 
     A decoding pass is described by the tokens that it reads from the cache.
@@ -91,7 +91,7 @@ def too_long(spec: ModelSpec, workload: Workload) -> list[str]:
     return [length_note] if length_note else []
 
 
-def as_warnings(preset: Preset, notes: Sequence[str]) -> list[str]:
+def warnings_of_notes(preset: Preset, notes: Sequence[str]) -> list[str]:
     """Returns notes as warnings, each preceded by the name of its model."""
     return [f"{preset.name}: {note}" for note in notes]
 

@@ -16,8 +16,8 @@ from . import bars, palette
 from .answer import CountedAnswer
 from .bars import Bar
 from .document import Column, Report, Row, Table, without_repetitions
-from .nodes import Figures, figures_of, tree_data
-from .notes import against, identity_experts
+from .nodes import Figures, figures_of_node, tree_data
+from .notes import identity_experts, relative_error_text
 from .share import copies_text, share_data, share_notes, with_rank
 from .summary import headline, model_data
 
@@ -32,7 +32,7 @@ COLUMNS = (
     Column("repeat", "×", str),
     Column("parameters", "parameters", units.exact),
     Column("share", "share", units.percent),
-    Column("bar", "", bars.share, justify="left", bar=True),
+    Column("bar", "", bars.share_bar, justify="left", bar=True),
 )
 
 
@@ -78,11 +78,11 @@ def report(preset: Preset, parameter_count: ParameterCount, rank_share: RankShar
         with_rank(headline(preset.model), rank_share),
         _params_notes(preset, parameter_count, rank_share),
     )
-    table = Table(preset.display, COLUMNS, rows, model_text, notes, answer(parameter_count))
+    table = Table(preset.display, COLUMNS, rows, model_text, notes, count_text(parameter_count))
     return Report(document, [table]).for_target(preset.target)
 
 
-def answer(parameter_count: ParameterCount) -> str:
+def count_text(parameter_count: ParameterCount) -> str:
     """Writes the number of parameters: `8.03 B parameters` or `671.03 B parameters, 37.55 B active per token`."""
     active_text = (
         ""
@@ -242,7 +242,7 @@ def rule_of_thumb(preset: Preset, parameter_count: ParameterCount) -> str:
     name = "12Lh² + 2Vh" if heads == 2 else "12Lh² + Vh"
     return (
         f"rule of thumb {name}, for MHA and a non-gated FFN with d_ff = 4h: {units.count(thumb)}, "
-        f"{against(thumb / parameter_count.total - 1, 'the exact count')}"
+        f"{relative_error_text(thumb / parameter_count.total - 1, 'the exact count')}"
     )
 
 
@@ -250,7 +250,7 @@ def _figures_function(include: frozenset[str]) -> Figures:
     """Returns a function that gives a node's total parameters for the JSON tree, and its active ones if fewer."""
 
     def figures(node_position: Place) -> dict[str, Any]:
-        data = figures_of("params", node_position, total_of, include)
+        data = figures_of_node("params", node_position, total_of, include)
         active_params = node_position.total(active_of, include)
         return data if active_params == data["params"] else data | {"active": active_params}
 

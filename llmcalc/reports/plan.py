@@ -8,12 +8,12 @@ from typing import Any
 from .. import units
 from ..frameworks.ranks import attention_of
 from ..sources.preset import Preset
-from ..studies.layout_candidates import AS_CONFIGURED, ENOUGH_HEADROOM, Candidate, position_of_layout, ties
+from ..studies.layout_candidates import AS_CONFIGURED, ENOUGH_HEADROOM, Candidate, position_of_layout, tie_flags
 from ..studies.plan import FEWER_LAYOUTS, UNTRIED, LayoutPlan, Plan
 from ..timing.spread import TIE, Range
-from .document import Column, Report, Row, Shown, Table, text_of, without_repetitions
+from .document import Column, DisplayedValue, Report, Row, Table, text_of_cell, without_repetitions
 from .memory import run_text
-from .notes import as_warnings, plural, too_long
+from .notes import plural, too_long_notes, warnings_of_notes
 from .seconds import class_text, duration, range_of, range_text
 from .share import layout_cell
 from .summary import model_data
@@ -29,7 +29,7 @@ LAYOUT_COLUMNS = (
 
 TIMED_COLUMNS = (
     *LAYOUT_COLUMNS[:2],
-    Column("seconds", "step", text_of),
+    Column("seconds", "step", text_of_cell),
     Column("range", "range", justify="left"),
     Column("tie", "tie"),
     *LAYOUT_COLUMNS[2:4],
@@ -51,8 +51,8 @@ def report(
     accelerators = f"{plural(layout_plan.devices, 'device')} with {capacity} each"
     run_title = f"{run_text(memory.states)}, {plural(layout_plan.global_batch, 'sequence')} a step"
     run_description = f"{run_title}, on {accelerators} ({layout_plan.hardware.title}); sizes in {units.GIB.name}"
-    warnings = too_long(memory.spec, memory.states.workload)
-    equal_time_groups = ties(plan.feasible)
+    warnings = too_long_notes(memory.spec, memory.states.workload)
+    equal_time_groups = tie_flags(plan.feasible)
     rows = [
         _layout_row(layout_plan, candidate, tie)
         for candidate, tie in zip(plan.feasible, equal_time_groups, strict=True)
@@ -79,7 +79,7 @@ def report(
         tables.append(Table("Layouts that are left out", REFUSED_COLUMNS, reasons, name="refused"))
     document = _plan_data(preset, layout_plan) | ({} if layout_position is None else {"where": layout_position})
     lazy_fields = {"unreplayed": lambda: [unreplayed_data(candidate) for candidate in plan.unreplayed]}
-    report = Report(document, tables, warnings=as_warnings(preset, warnings), computed_last=lazy_fields)
+    report = Report(document, tables, warnings=warnings_of_notes(preset, warnings), computed_last=lazy_fields)
     return report.for_target(preset.target)
 
 
@@ -122,14 +122,17 @@ def _layout_row(layout_plan: LayoutPlan, candidate: Candidate, tie: bool = False
     estimate = layout_plan.range(candidate)
     if estimate is None:
         return Row([*cells, None, None, "", candidate.device_bytes, candidate.headroom])
-    seconds_cell, seconds = Shown(candidate.seconds, duration(candidate.seconds or 0.0, digits=3)), range_of(estimate)
+    seconds_cell, seconds = (
+        DisplayedValue(candidate.seconds, duration(candidate.seconds or 0.0, digits=3)),
+        range_of(estimate),
+    )
     return Row([*cells, seconds_cell, seconds, "=" if tie else "", candidate.device_bytes, candidate.headroom])
 
 
 def _order_notes(layout_plan: LayoutPlan) -> list[str]:
     """Returns notes on the order of layouts and on its uncertainty."""
     if layout_plan.times is None:
-        untimed_text = f"; no time: {layout_plan.untimed}" if layout_plan.untimed else ""
+        untimed_text = f"; no time: {layout_plan.untimed_reason}" if layout_plan.untimed_reason else ""
         return [
             f"order: the sum of a layout's positions by headroom, by bytes sent and by bubble; headroom beyond "
             f"{ENOUGH_HEADROOM:.0%} of the memory is no merit{untimed_text}"
@@ -178,7 +181,7 @@ def candidate_data(candidate: Candidate, seconds: Range | None = None, tie: bool
 
     tie: whether its time equals that of the layouts before it.
     """
-    time_data = {} if seconds is None else {"seconds": seconds.seconds(), "tie": tie}
+    time_data = {} if seconds is None else {"seconds": seconds.amount.as_data(), "tie": tie}
     return time_data | {
         "layout": candidate.layout.data(),
         "options": candidate.options,
@@ -216,7 +219,7 @@ def _plan_data(preset: Preset, layout_plan: LayoutPlan) -> dict[str, Any]:
         "by": "memory" if layout_plan.times is None else "time",
         "feasible": [
             candidate_data(candidate, layout_plan.range(candidate), tie)
-            for candidate, tie in zip(plan.feasible, ties(plan.feasible), strict=True)
+            for candidate, tie in zip(plan.feasible, tie_flags(plan.feasible), strict=True)
         ],
         "unreplayed": [],
         "feasible_with_recompute": layout_plan.recomputed,

@@ -13,8 +13,6 @@ from ..device_memory.static import MemoryUse
 from ..frameworks.ranks import Cluster, largest_need
 from ..frozen import frozen
 from ..sources.hardware import load_hardware
-from ..sources.preset import Preset
-from .answer import MODEL_FIELD
 from .memory_answer import ASSUMED, MemoryAnswer
 
 if TYPE_CHECKING:
@@ -27,16 +25,11 @@ if TYPE_CHECKING:
 class RanksUse(MemoryAnswer, Cluster):
     """The answer about the memory of a model on the ranks of a layout.
 
-    preset: the model.
-    accelerators: the accelerators that were named; default none.
-    workspace: value of CUBLAS_WORKSPACE_CONFIG; default None.
+    preset, accelerators, workspace: as in `MemoryAnswer`.
     launch: the file that starts the run; default None.
     chosen_for: the accelerator for which the layout was chosen; default None for a layout that was given.
     """
 
-    preset: Preset = MODEL_FIELD
-    accelerators: tuple[Hardware, ...] = ()
-    workspace: str | None = None
     launch: Launch | None = None
     chosen_for: Hardware | None = None
 

@@ -33,7 +33,7 @@ COLOURS = {r"F\d+-*": "cyan", r"[BI]\d+-*": "green", r"W\d+-*": "yellow"}
 FILL, IDLE, LEFT_OUT = "-", ".", " … "
 
 
-def title(layout: Layout, timetable: Timetable) -> str:
+def schedule_title(layout: Layout, timetable: Timetable) -> str:
     """Writes a schedule's name and sizes: `1F1B on 4 ranks, 8 micro-batches`."""
     micro_batches = timetable.pipeline.micro_batches
     microbatch_text = f"{micro_batches:,} micro-batch" + ("" if micro_batches == 1 else "es")
@@ -43,7 +43,7 @@ def title(layout: Layout, timetable: Timetable) -> str:
     return f"{NAMES[effective_schedule(layout)]} on {layout.pp} ranks{chunks}, {microbatch_text}"
 
 
-def kinds_of(timetable: Timetable) -> list[Kind]:
+def pass_kinds_of(timetable: Timetable) -> list[Kind]:
     """Returns the kinds of passes in the schedule."""
     present_kinds = {action.kind for order in timetable.pipeline.orders for action in order}
     return [pass_kind for pass_kind in PASSES if pass_kind in present_kinds]
@@ -52,7 +52,7 @@ def kinds_of(timetable: Timetable) -> list[Kind]:
 def costs_text(timetable: Timetable) -> str:
     """Writes the durations of passes and sends in time units: `F 1, B 2, a send 0`."""
     costs = timetable.costs
-    passes = [f"{pass_kind} {costs.duration(pass_kind):g}" for pass_kind in kinds_of(timetable)]
+    passes = [f"{pass_kind} {costs.duration(pass_kind):g}" for pass_kind in pass_kinds_of(timetable)]
     if any(action.overlapped for order in timetable.pipeline.orders for action in order):
         passes.append(f"F and B that overlap {costs.pair():g}")
     return ", ".join([*passes, f"a send {costs.send:g}"])
@@ -87,19 +87,19 @@ def report(layout: Layout, timetable: Timetable, width: int | None = None) -> Re
     headline_text = f"idle {units.percent(timetable.bubble)} of the time"
     sends_text = "" if pipeline.ranks == 1 else f"{timetable.sends:,} sends between ranks"
     table = Table(
-        title(layout, timetable),
+        schedule_title(layout, timetable),
         columns,
         rows,
         sends_text,
         list(_schedule_notes(timetable, in_flight, chart)),
         headline_text,
     )
-    return Report(data(layout, timetable), [table])
+    return Report(schedule_data(layout, timetable), [table])
 
 
 def _schedule_notes(timetable: Timetable, in_flight: Sequence[InFlight], chart: Chart) -> Iterator[str]:
     pipeline = timetable.pipeline
-    pass_kinds = kinds_of(timetable)
+    pass_kinds = pass_kinds_of(timetable)
     blank_text = "; blank: the rank runs another of its stages" if pipeline.chunks > 1 else ""
     kinds_text = ", ".join(f"{pass_kind} {PASSES[pass_kind]}" for pass_kind in pass_kinds)
     yield f"{kinds_text}; the number is the micro-batch; {IDLE} idle{blank_text}"
@@ -180,8 +180,8 @@ class Chart(NamedTuple):
         return cells
 
 
-def data(layout: Layout, timetable: Timetable) -> dict[str, object]:
-    """Returns the JSON document."""
+def schedule_data(layout: Layout, timetable: Timetable) -> dict[str, object]:
+    """Returns the JSON document of a pipeline schedule: the passes of every rank with their times."""
     pipeline = timetable.pipeline
     return {
         "schedule": effective_schedule(layout),

@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from .document import MOST_NOTES, Report, Table
-from .formats.pipe import INDENT, indented, line_count
+from .formats.pipe import INDENT, indented_lines, line_count
 
 MOST_LINES = 24
 COLUMNS = 80
@@ -41,7 +41,7 @@ def _trim_with_notes(tables: list[Table], warnings: Sequence[str]) -> list[Table
     notes = [note for table in tables for note in table.notes]
     shown_warnings = [note for note in notes if any(warning.endswith(note) for warning in warnings)]
     shown_notes = [*shown_warnings, *[note for note in notes if note not in shown_warnings][:MOST_NOTES]]
-    note_lines = sum(len(list(indented(note, COLUMNS, hanging_indent=INDENT))) for note in shown_notes)
+    note_lines = sum(len(list(indented_lines(note, COLUMNS, hanging_indent=INDENT))) for note in shown_notes)
     free_lines = MOST_LINES - note_lines - FURTHER_LINES
     left_out = 0
     shorter_tables = list(tables)

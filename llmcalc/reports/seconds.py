@@ -9,8 +9,8 @@ from .. import units
 from ..sources.preset import Preset
 from ..studies.run_time import BOUNDS, NOT_COUNTED, Node, TimedRun
 from ..timing.spread import Range, rounded
-from .document import Column, Report, Row, Shown, Table, text_of
-from .notes import as_warnings, plural, too_long
+from .document import Column, DisplayedValue, Report, Row, Table, text_of_cell
+from .notes import plural, too_long_notes, warnings_of_notes
 from .share import layout_cell
 from .summary import model_data
 
@@ -32,7 +32,7 @@ BOUND_NAMES = {"compute": "compute", "memory": "memory", "network": "network", "
 
 PART_COLUMNS = (
     Column("part", "where it goes", justify="left", wrap=True),
-    Column("seconds", "time", text_of),
+    Column("seconds", "time", text_of_cell),
     Column("share", "share", units.percent),
     Column("bound", "bound by", justify="left"),
     Column("bound_share", "share", units.percent),
@@ -41,7 +41,7 @@ PART_COLUMNS = (
 NODE_COLUMNS = (
     Column("node", "node", justify="left", wrap=True),
     Column("kind", "kind", justify="left"),
-    Column("seconds", "time", text_of),
+    Column("seconds", "time", text_of_cell),
     Column("share", "share", units.percent),
     Column("bound", "bound", justify="left"),
     Column("reached", "of its bound", lambda value: units.percent(value, 0)),
@@ -72,7 +72,7 @@ def unit_of(seconds: float) -> str:
 
 
 def range_unit(low_seconds: float, seconds: float) -> str:
-    """Returns the unit of a range that goes on to `seconds`: that of `seconds`, but minutes and hours from 1 on."""
+    """Returns the unit of a range: that of `seconds`, or minutes (seconds) if the low end is below an hour (minute)."""
     unit = unit_of(seconds)
     return {"h": "min", "min": "s"}.get(unit, unit) if low_seconds < FACTORS[unit] else unit
 
@@ -103,7 +103,7 @@ def tpot_text(timed_run: TimedRun) -> str:
 def decoding_data(timed_run: TimedRun | None) -> dict[str, Any]:
     """Returns the seconds per token of every user and the tokens/s as plain data; null without an estimate."""
     return {
-        "tpot": None if timed_run is None else timed_run.range.seconds(),
+        "tpot": None if timed_run is None else timed_run.range.amount.as_data(),
         "tokens_per_second": None if timed_run is None else rounded(timed_run.tokens_per_second),
     }
 
@@ -113,12 +113,12 @@ def decoding_cells(timed_run: TimedRun | None) -> list[Any]:
     return (
         [None, None]
         if timed_run is None
-        else [Shown(timed_run.seconds, tpot_text(timed_run)), timed_run.tokens_per_second]
+        else [DisplayedValue(timed_run.seconds, tpot_text(timed_run)), timed_run.tokens_per_second]
     )
 
 
 DECODING_COLUMNS = (
-    Column("tpot", "TPOT", text_of),
+    Column("tpot", "TPOT", text_of_cell),
     Column("tokens_per_second", "tokens/s", lambda value: f"{value:,.0f}"),
 )
 
@@ -146,7 +146,7 @@ def report(
     """
     from ..workload.workload import Workload
 
-    warnings = too_long(timed_run.spec, Workload(timed_run.sequences, timed_run.seq, timed_run.context))
+    warnings = too_long_notes(timed_run.spec, Workload(timed_run.sequences, timed_run.seq, timed_run.context))
     nodes = timed_run.nodes(by_node or 2)
     answer_text = f"{SUBJECTS[timed_run.phase]} takes {range_text(timed_run.range)}"
     notes = [
@@ -169,7 +169,9 @@ def report(
     node_table = Table("Parts of the model", NODE_COLUMNS, rows, name="nodes", sooner=by_node is not None)
     document = _time_data(preset, timed_run, nodes, measured_run)
     tables = [parts_table, node_table]
-    return Report(document, tables, warnings=as_warnings(preset, warnings), counts_notes=True).for_target(preset.target)
+    return Report(document, tables, warnings=warnings_of_notes(preset, warnings), counts_notes=True).for_target(
+        preset.target
+    )
 
 
 def _run_text(timed_run: TimedRun) -> str:
@@ -198,14 +200,14 @@ def _part_rows(timed_run: TimedRun) -> list[Row]:
         cells: list[Any] = [None, None, None]
         if time_part is not None:
             name, seconds = time_part
-            cells = [PART_NAMES[name], Shown(seconds, duration(seconds, unit, 3)), seconds / timed_run.seconds]
+            cells = [PART_NAMES[name], DisplayedValue(seconds, duration(seconds, unit, 3)), seconds / timed_run.seconds]
         cells += [None, None] if bound is None else [BOUND_NAMES[bound[0]], bound[1] / timed_run.seconds]
         rows.append(Row(cells))
     return rows
 
 
 def _node_row(node: Node, total: float) -> Row:
-    seconds = Shown(node.seconds, duration(node.seconds, digits=3))
+    seconds = DisplayedValue(node.seconds, duration(node.seconds, digits=3))
     return Row([node.path, node.kind, seconds, node.seconds / total, BOUND_NAMES[node.bound], node.reached])
 
 
@@ -270,7 +272,7 @@ def _time_data(
         },
         "hardware": timed_run.hardware.name,
         "layout": timed_run.layout.data(),
-        "seconds": timed_run.range.seconds(),
+        "seconds": timed_run.range.amount.as_data(),
         "class": timed_run.range.class_data(),
         "tokens_per_second": timed_run.tokens_per_second,
         "tokens_per_second_per_device": timed_run.tokens_per_second / timed_run.devices,

@@ -8,12 +8,13 @@ from typing import Any
 from .. import units
 from ..frameworks.engines.start_command import start_command
 from ..studies.serve_trace import LIMIT_PERCENTILE, TraceTimes
-from ..studies.serving import Point, Server, Servers, ServeStudy
+from ..studies.server import LoadPoint, Server
+from ..studies.serving import Servers, ServeStudy
 from ..timing.disaggregation import Disaggregated
 from ..timing.speculation import Speculation
 from ..timing.spread import Amount, Range, rounded
-from .document import Column, Report, Row, Shown, Table, text_of
-from .notes import as_warnings, plural, too_long
+from .document import Column, DisplayedValue, Report, Row, Table, text_of_cell
+from .notes import plural, too_long_notes, warnings_of_notes
 from .seconds import class_text, duration, range_unit
 from .summary import model_data
 
@@ -24,7 +25,7 @@ NOT_COUNTED = (
 """What no estimate of a server counts."""
 
 
-def money(value: float) -> str:
+def money_text(value: float) -> str:
     """Writes an amount of money with three significant digits, without a currency."""
     return f"{value:,.0f}" if value >= 1000 else f"{value:.3g}"
 
@@ -35,14 +36,14 @@ def _rate_text(value: float) -> str:
 
 SHARED_COLUMNS = (
     Column("concurrency", "users", units.exact),
-    Column("ttft", "TTFT", text_of),
-    Column("tpot", "TPOT", text_of),
+    Column("ttft", "TTFT", text_of_cell),
+    Column("tpot", "TPOT", text_of_cell),
 )
 
 RATE_COLUMNS = (
     Column("output_tokens_per_second", "tokens/s", _rate_text),
     Column("per_device", "a device", _rate_text),
-    Column("cost_per_million", "a million", money),
+    Column("cost_per_million", "a million", money_text),
 )
 
 SERVER_COLUMNS = (
@@ -56,9 +57,9 @@ SERVER_COLUMNS = (
 TRACE_COLUMNS = (
     Column("server", "server", justify="left", wrap=True),
     Column("devices", "devices", units.exact),
-    Column("ttft_50", "TTFT p50", text_of),
-    Column("ttft_90", "TTFT p90", text_of),
-    Column("tpot_90", "TPOT p90", text_of),
+    Column("ttft_50", "TTFT p50", text_of_cell),
+    Column("ttft_90", "TTFT p90", text_of_cell),
+    Column("tpot_90", "TPOT p90", text_of_cell),
     *RATE_COLUMNS,
     Column("keeps", "kept", justify="left", verdict=True),
 )
@@ -66,8 +67,8 @@ TRACE_COLUMNS = (
 
 CURVE_COLUMNS = (
     *SHARED_COLUMNS,
-    Column("tpot_likely", "likely", text_of),
-    Column("end_to_end", "end to end", text_of),
+    Column("tpot_likely", "likely", text_of_cell),
+    Column("end_to_end", "end to end", text_of_cell),
     *RATE_COLUMNS,
 )
 
@@ -91,7 +92,7 @@ def report(study: ServeStudy, servers: Servers) -> Report:
     from ..workload.workload import Workload
 
     preset, requests = study.preset, study.requests
-    warnings = too_long(preset.model, Workload(1, requests.length))
+    warnings = too_long_notes(preset.model, Workload(1, requests.total_tokens))
     chosen_server = servers.chosen
     notes = [*warnings, *_serve_notes(study, servers)]
     title = f"{preset.display}, {load_text(study)}"
@@ -111,7 +112,9 @@ def report(study: ServeStudy, servers: Servers) -> Report:
             Table(f"Load of {layout_text(server)}", _server_columns(CURVE_COLUMNS, study), rows, name="curve")
         )
     data = _serve_data(study, servers)
-    return Report(data, tables, warnings=as_warnings(preset, warnings), counts_notes=True).for_target(preset.target)
+    return Report(data, tables, warnings=warnings_of_notes(preset, warnings), counts_notes=True).for_target(
+        preset.target
+    )
 
 
 def load_text(study: ServeStudy) -> str:
@@ -138,7 +141,7 @@ def _answer_text(study: ServeStudy, servers: Servers) -> str:
     server, price = servers.servers[chosen_server.index], chosen_server.point.cost_per_million
     if servers.traces:
         price = _cost_of_trace(study, server, servers.traces[chosen_server.index])
-    cost = "" if price is None else f", {money(price)} per million tokens"
+    cost = "" if price is None else f", {money_text(price)} per million tokens"
     return f"{layout_text(server)} on {server.devices} {study.hardware.title}{cost}"
 
 
@@ -185,7 +188,7 @@ def _trace_rows(study: ServeStudy, servers: Servers) -> list[Row]:
     for index in sorted(range(len(servers.servers)), key=lambda index: _server_order(servers, index)):
         server, trace_times = servers.servers[index], servers.traces[index]
         seconds = [
-            Shown(spread.estimate, _range_cell(spread))
+            DisplayedValue(spread.estimate, _range_cell(spread))
             for spread in (trace_times.ttft[50], trace_times.ttft[LIMIT_PERCENTILE], trace_times.tpot[LIMIT_PERCENTILE])
         ]
         rate = trace_times.output_tokens_per_second
@@ -203,12 +206,12 @@ def _cost_of_trace(study: ServeStudy, server: Server, trace_times: TraceTimes) -
     return study.price * server.devices / 3600 / trace_times.output_tokens_per_second * 1e6
 
 
-def _point_cells(point: Point, study: ServeStudy) -> list[Any]:
-    ttft, tpot = (Shown(float(latency.estimate), _range_cell(latency)) for latency in (point.ttft, point.tpot))
+def _point_cells(point: LoadPoint, study: ServeStudy) -> list[Any]:
+    ttft, tpot = (DisplayedValue(float(latency.estimate), _range_cell(latency)) for latency in (point.ttft, point.tpot))
     return [point.concurrency, ttft, tpot, *_rate_cells(point, study)]
 
 
-def _rate_cells(point: Point, study: ServeStudy) -> list[Any]:
+def _rate_cells(point: LoadPoint, study: ServeStudy) -> list[Any]:
     last_cell = point.per_device if study.price is None else point.cost_per_million
     return [point.output_tokens_per_second, last_cell]
 
@@ -221,10 +224,10 @@ def _range_cell(seconds: Range | Amount) -> str:
     return f"{'-'.join(range_ends)} {unit}"
 
 
-def _curve_cells(point: Point, study: ServeStudy) -> list[Any]:
+def _curve_cells(point: LoadPoint, study: ServeStudy) -> list[Any]:
     concurrency, ttft, tpot, *rates = _point_cells(point, study)
     likely_tpot, end_to_end = float(point.tpot.estimate), point.load.end_to_end
-    seconds = [Shown(likely_tpot, duration(likely_tpot)), Shown(end_to_end, duration(end_to_end))]
+    seconds = [DisplayedValue(likely_tpot, duration(likely_tpot)), DisplayedValue(end_to_end, duration(end_to_end))]
     return [concurrency, ttft, tpot, *seconds, *rates]
 
 
@@ -287,13 +290,13 @@ def _speculation_data(study: ServeStudy) -> dict[str, Any] | None:
     }
 
 
-def point_data(point: Point) -> dict[str, Any]:
+def point_data(point: LoadPoint) -> dict[str, Any]:
     """Returns a server at one concurrency as plain data."""
     return {
         "concurrency": point.concurrency,
-        "ttft": point.ttft.seconds(),
-        "tpot": point.tpot.seconds(),
-        "end_to_end": point.end_to_end.data(),
+        "ttft": point.ttft.amount.as_data(),
+        "tpot": point.tpot.amount.as_data(),
+        "end_to_end": point.end_to_end.as_data(),
         "output_tokens_per_second": rounded(point.output_tokens_per_second),
         "per_device": rounded(point.per_device),
         "cost_per_million": None if point.cost_per_million is None else rounded(point.cost_per_million),
@@ -355,7 +358,7 @@ def _times_data(study: ServeStudy, server: Server, trace_times: TraceTimes) -> d
     cost = _cost_of_trace(study, server, trace_times)
     return {
         **{
-            name: {f"p{percent}": amount.data() for percent, amount in getattr(trace_times, name).items()}
+            name: {f"p{percent}": amount.as_data() for percent, amount in getattr(trace_times, name).items()}
             for name in ("ttft", "tpot")
         },
         "seconds": rounded(trace_times.seconds),

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import asdict
 from typing import Any
 
 from .. import units
 from ..sources.preset import Preset
 from ..studies.literature import FINDINGS, TAY_LAYERS, TOKENS_PER_PARAMETER, kaplan_range
-from ..studies.shape import LEAST_ASPECT, MOST_ASPECT, Shape, Study
-from .compare import BAND, aspect
+from ..studies.shape import LEAST_ASPECT, MOST_ASPECT, Shape, ShapeStudy
+from .compare import BAND, aspect_text
 from .document import Column, Report, Row, Table
 from .notes import MULTIPLY_ADD, cache_per_token_note, flops_per_token_note
 from .summary import headline, model_data
@@ -55,7 +56,7 @@ LITERATURE_COLUMNS = (
 
 
 def report(
-    study: Study, preset: Preset, is_target: bool = True, literature: bool = False, is_flat: bool = False
+    study: ShapeStudy, preset: Preset, is_target: bool = True, literature: bool = False, is_flat: bool = False
 ) -> Report:
     """Returns the report of a study of shapes as data and as tables.
 
@@ -104,7 +105,7 @@ def report(
     return Report(document, [costs, findings])
 
 
-def _cost_columns(study: Study) -> Sequence[Column]:
+def _cost_columns(study: ShapeStudy) -> Sequence[Column]:
     """Returns the columns of costs. A column's unit is the one in which its smallest value is at least 1."""
     parameter_scale = units.count_scale(min(shape.parameters for shape in study.shapes))
     flops_scale = units.decimal_scale(min(shape.forward_flops_per_token for shape in study.shapes), "FLOPs")
@@ -123,7 +124,7 @@ def _cost_columns(study: Study) -> Sequence[Column]:
 
 def _size_cells(shape: Shape) -> list[Any]:
     layers = f"{TARGET_MARK} {shape.stack.num_hidden_layers}" if shape.target else shape.stack.num_hidden_layers
-    return [layers, shape.stack.hidden_size, aspect(shape.stack.aspect_ratio, shape.in_dense_band)]
+    return [layers, shape.stack.hidden_size, aspect_text(shape.stack.aspect_ratio, shape.in_dense_band)]
 
 
 def _cost_row(shape: Shape) -> Row:
@@ -143,7 +144,7 @@ def _literature_row(shape: Shape) -> Row:
 
 
 def _shape_data(shape: Shape) -> dict[str, Any]:
-    stack, verdicts = shape.stack, shape.verdicts
+    stack = shape.stack
     return {
         "target": shape.target,
         "num_hidden_layers": stack.num_hidden_layers,
@@ -162,16 +163,11 @@ def _shape_data(shape: Shape) -> dict[str, Any]:
         "flops_per_token": shape.forward_flops_per_token,
         "kv_bytes_per_token": shape.kv_bytes_per_token,
         "head_sizes": list(shape.head_sizes),
-        "literature": {
-            "in_kaplan_range": verdicts.in_kaplan_range,
-            "past_tay": verdicts.past_tay,
-            "critical_depth": verdicts.critical_depth,
-            "past_critical": verdicts.past_critical,
-        },
+        "literature": asdict(shape.verdicts),
     }
 
 
-def _budget_text(study: Study) -> dict[str, Any]:
+def _budget_text(study: ShapeStudy) -> dict[str, Any]:
     budget = study.budget
     trains = budget.kind == "train_flops"
     return {
@@ -187,7 +183,7 @@ def _budget_text(study: Study) -> dict[str, Any]:
     }
 
 
-def _proportions_text(study: Study) -> dict[str, Any]:
+def _proportions_text(study: ShapeStudy) -> dict[str, Any]:
     """Writes the proportions that all shapes share, read from the first shape."""
     family, stack = study.family, study.shapes[0].stack
     return {
@@ -201,17 +197,8 @@ def _proportions_text(study: Study) -> dict[str, Any]:
     }
 
 
-def _literature_data(study: Study) -> list[dict[str, Any]]:
-    findings: list[dict[str, Any]] = [
-        {
-            "key": finding.key,
-            "source": finding.source,
-            "arxiv": finding.arxiv,
-            "says": finding.says,
-            "limits": finding.limits,
-        }
-        for finding in FINDINGS
-    ]
+def _literature_data(study: ShapeStudy) -> list[dict[str, Any]]:
+    findings: list[dict[str, Any]] = [asdict(finding) for finding in FINDINGS]
     if study.scaled is not None:
         hidden_size, layers, ratio = study.scaled
         findings[-1]["scaled_from_target"] = {
@@ -222,7 +209,7 @@ def _literature_data(study: Study) -> list[dict[str, Any]]:
     return findings
 
 
-def _shape_notes(study: Study, preset: Preset, is_target: bool, literature: bool) -> list[str]:
+def _shape_notes(study: ShapeStudy, preset: Preset, is_target: bool, literature: bool) -> list[str]:
     family, first_stack = study.family, study.shapes[0].stack
     notes = [_fixed_sizes(study)]
     if family.head_divisor > 1:
@@ -265,7 +252,7 @@ def _shape_notes(study: Study, preset: Preset, is_target: bool, literature: bool
     return notes if literature else [*notes, "--literature adds what published studies say about depth and width"]
 
 
-def _fixed_sizes(study: Study) -> str:
+def _fixed_sizes(study: ShapeStudy) -> str:
     """Writes the sizes that all shapes share, read from the first shape."""
     spec, first_stack = study.family.spec, study.shapes[0].stack
     tying_text = "tied" if spec.tie_word_embeddings else "untied"
@@ -284,7 +271,7 @@ def _fixed_sizes(study: Study) -> str:
     )
 
 
-def _training_budget(study: Study) -> str:
+def _training_budget(study: ShapeStudy) -> str:
     budget = study.budget
     tokens = (
         f"{TOKENS_PER_PARAMETER} tokens per active parameter (Hoffmann 2022)"
@@ -297,7 +284,7 @@ def _training_budget(study: Study) -> str:
     )
 
 
-def _active_text(study: Study) -> list[int]:
+def _active_text(study: ShapeStudy) -> list[int]:
     """Returns active parameters per token: of the target, else of the budget or, with experts, least and most."""
     active_of_target = [shape.active for shape in study.shapes if shape.target]
     if active_of_target or not study.shapes[0].stack.mixture_of_experts:
@@ -305,7 +292,7 @@ def _active_text(study: Study) -> list[int]:
     return sorted({min(shape.active for shape in study.shapes), max(shape.active for shape in study.shapes)})
 
 
-def _source_notes(study: Study, preset: Preset) -> Sequence[str]:
+def _source_notes(study: ShapeStudy, preset: Preset) -> Sequence[str]:
     notes = [
         f"{finding.source} (arXiv:{finding.arxiv}): {finding.says}. Limits: {finding.limits}" for finding in FINDINGS
     ]

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from ..record import FigureSource
-from .document import Linked
+from .document import LinkedNote
 
 
 def source_data(sources: Sequence[FigureSource]) -> list[dict[str, Any]]:
@@ -19,7 +19,7 @@ def source_notes(sources: Sequence[FigureSource], lists_facts: bool = True) -> l
 
     lists_facts: whether the sources are llmcalc's own, whose addresses become links; those of a user's file stay text.
     """
-    note = Linked if lists_facts else str
+    note = LinkedNote if lists_facts else str
     return [
         note(
             f"source of {source.gives}: {source.url}"

@@ -20,9 +20,11 @@ def headline(spec: ModelSpec) -> str:
     texts = [spec.kind, f"{depth} layer{'s' * (depth != '1')}", f"hidden {spec.hidden_size}"]
     networks = zip_longest(*(block.networks() for block in blocks))  # those beside the others after the others
     for parts_of_kind in ([layer_block.attention for layer_block in blocks], *networks):
-        texts += _merge_texts(unique(describe(described_part, spec.hidden_size) for described_part in parts_of_kind))
-    texts += unique(norm_style(layer_block) for layer_block in blocks)
-    texts += unique(positions(spec))
+        texts += _merge_texts(
+            unique_texts(describe_part(described_part, spec.hidden_size) for described_part in parts_of_kind)
+        )
+    texts += unique_texts(norm_style(layer_block) for layer_block in blocks)
+    texts += unique_texts(position_encodings(spec))
     return ", ".join(texts)
 
 
@@ -47,12 +49,12 @@ def _merge_texts(texts: list[str]) -> list[str]:
     ]
 
 
-def describe(part: Part | None, hidden_size: int) -> str:
+def describe_part(part: Part | None, hidden_size: int) -> str:
     """Describes a component of the model in a few words; empty for None."""
     return part.describe(hidden_size) if isinstance(part, Component) else ""
 
 
-def unique(texts: Iterable[str]) -> list[str]:
+def unique_texts(texts: Iterable[str]) -> list[str]:
     """Returns the texts in their order, without empty and repeated texts."""
     return list(dict.fromkeys(line for line in texts if line))
 
@@ -62,17 +64,17 @@ def norm_name(block: Layer) -> str:
     return "RMSNorm" if block.norm.type == "rmsnorm" else "LayerNorm"
 
 
-def norm_place(block: Layer) -> str:
+def norm_placement_of(block: Layer) -> str:
     """Returns the placement of the norms, such as `pre` or `parallel, shared`."""
     return f"parallel, {block.parallel}" if block.parallel else block.norm_placement
 
 
 def norm_style(block: Layer) -> str:
     """Writes the kind and the placement of the norms, such as `RMSNorm (pre)`."""
-    return f"{norm_name(block)} ({norm_place(block)})"
+    return f"{norm_name(block)} ({norm_placement_of(block)})"
 
 
-def positions(spec: ModelSpec) -> list[str]:
+def position_encodings(spec: ModelSpec) -> list[str]:
     """Writes the position encodings: `RoPE`, `learned 1024`, `ALiBi`, …; `no positions` if there are none."""
     names: list[str] = []
     for _, stack in spec.stacks():
@@ -83,7 +85,7 @@ def positions(spec: ModelSpec) -> list[str]:
     for block in distinct_blocks(spec):
         position = block.attention.score_position() if isinstance(block.attention, TokenMixer) else None
         names.append("" if position is None else position.label)
-    return unique(names) or ["no positions"]
+    return unique_texts(names) or ["no positions"]
 
 
 def model_data(preset: Preset) -> dict[str, Any]:

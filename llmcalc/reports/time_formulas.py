@@ -8,14 +8,14 @@ from typing import Any
 from .. import units
 from ..sources.preset import Preset
 from ..studies.time_formulas import SYMBOLS, TimeFormula
-from .document import Column, Report, Row, Shown, Table, text_of, without_repetitions
+from .document import Column, DisplayedValue, Report, Row, Table, text_of_cell, without_repetitions
 from .seconds import duration
 from .summary import headline, model_data
 
 COLUMNS = (
     Column("node", "node", justify="left", wrap=True),
     Column("formula", "formula", justify="left", wrap=True),
-    Column("seconds", "value", text_of),
+    Column("seconds", "value", text_of_cell),
     Column("repeat", "times", units.exact),
 )
 
@@ -51,7 +51,12 @@ def _formula_row(formula: TimeFormula) -> Row:
     direction = f"{formula.kernel}, backward" if formula.backward else formula.kernel
     text = f"{formula.symbolic} = {formula.substituted}"
     return Row(
-        [f"{formula.path}: {direction}", text, Shown(formula.seconds, duration(formula.seconds)), formula.repeat]
+        [
+            f"{formula.path}: {direction}",
+            text,
+            DisplayedValue(formula.seconds, duration(formula.seconds)),
+            formula.repeat,
+        ]
     )
 
 

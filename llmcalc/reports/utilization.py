@@ -15,8 +15,8 @@ IMPOSSIBLE = (
 )
 
 
-def table(title: str, headline: str, utilization: Utilization) -> Table:
-    """Returns one row per convention, the exact counts first."""
+def utilization_table(title: str, headline: str, utilization: Utilization) -> Table:
+    """Returns the table of MFU and HFU under each convention, the exact counts first."""
     scale = units.decimal_scale(max(row.flops_per_token for row in utilization.conventions), "FLOPs")
     columns = (
         Column("convention", "convention", justify="left"),
@@ -43,7 +43,7 @@ def table(title: str, headline: str, utilization: Utilization) -> Table:
     return Table(title, columns, rows, f"{rate}, {headline}", notes, "utilization of a measured run", "utilization")
 
 
-def data(utilization: Utilization) -> dict[str, Any]:
+def utilization_data(utilization: Utilization) -> dict[str, Any]:
     """Returns the utilization as plain data; MFU and HFU are fractions of the peak FLOP/s."""
     return {
         "hardware": utilization.hardware.name,

@@ -39,9 +39,9 @@ MOST_MISSING = 5
 
 
 def report(verdicts: list[Verdict], skipped_models: dict[str, str]) -> Report:
-    """Returns one row per model, then one row per mismatch.
+    """Returns the report of `llmcalc verify`: one row per model, then one row per mismatch.
 
-    skipped_models: the reasons by model that was not compared.
+    skipped_models: name of a model that was not compared → the reason.
     """
     documents = [verdict.data() for verdict in verdicts] + [
         {"model": {"name": name}, "checks": [], "ok": None, "skipped": reason}

@@ -31,12 +31,12 @@ import pytest
 import llmcalc
 from llmcalc.characters import printable
 from llmcalc.cli.main import COMMANDS
-from llmcalc.cli.output import write_whole
+from llmcalc.cli.output import open_whole_file
 from llmcalc.cli.target_options import OutputOptions
-from llmcalc.reports.document import Column, Linked, Report, Row, Shown, Table, text_of
+from llmcalc.reports.document import Column, DisplayedValue, LinkedNote, Report, Row, Table, text_of_cell
 from llmcalc.reports.formats import WRITERS
-from llmcalc.reports.formats.html import html
-from llmcalc.reports.formats.plain import escaped
+from llmcalc.reports.formats.html import tables_html
+from llmcalc.reports.formats.plain import escape_markdown
 from tests.samples import in_one_test, sampled
 
 CONTROL = "\x1b]0;t\x07\x1b[2J\r\n\t\x9b1m\x7f\u202e\u2066\u2028\u200b"
@@ -196,7 +196,7 @@ def one_line_each(text: str) -> None:
 AS_WRITTEN: dict[str, Callable[[str], str]] = {
     "table": printable,
     "csv": printable,
-    "markdown": lambda name: escaped(printable(name)),
+    "markdown": lambda name: escape_markdown(printable(name)),
     "json": lambda name: json.dumps(name)[1:-1],
 }
 """Format → how it writes a name."""
@@ -380,10 +380,17 @@ def report() -> Report:
     columns = (
         Column(NAME, NAME, wrap=True, marks={"x": "red"}),
         Column("b", NAME, lambda value: NAME),
-        Column("c", NAME, text_of),
+        Column("c", NAME, text_of_cell),
     )
     table = Table(
-        NAME, columns, [Row([NAME, 1, Shown(NAME, NAME)], depth=1)], NAME, [NAME, Linked(NAME)], NAME, NAME, NAME
+        NAME,
+        columns,
+        [Row([NAME, 1, DisplayedValue(NAME, NAME)], depth=1)],
+        NAME,
+        [NAME, LinkedNote(NAME)],
+        NAME,
+        NAME,
+        NAME,
     )
     return Report({"a": NAME}, [table, table], f"{printable(NAME)}{CONTROL[:2]}\n", [NAME])
 
@@ -394,7 +401,7 @@ def test_no_text_of_a_report_is_forgotten(form: str, terminal: str, monkeypatch:
     monkeypatch.setenv("FORCE_COLOR", terminal)
     monkeypatch.setenv("COLUMNS", "5000")
     out = io.StringIO()
-    out.write(html(report())) if form == "html" else WRITERS[form].write(report(), out)  # type: ignore[index]
+    out.write(tables_html(report())) if form == "html" else WRITERS[form].write(report(), out)  # type: ignore[index]
     text = out.getvalue()
     one_line_each(text)
     if form == "table":
@@ -480,7 +487,7 @@ def test_own_text_stays_as_it_is_in_markdown() -> None:
         "layers.0-31.self_attn.q_proj",
         "≈70B (MoE)",
     ):
-        assert escaped(text) == text
+        assert escape_markdown(text) == text
 
 
 def test_sources_of_presets_alone_stay_links(run: Any, folder: Path) -> None:
@@ -493,10 +500,10 @@ def test_sources_of_presets_alone_stay_links(run: Any, folder: Path) -> None:
     assert "https:/&#8203;/e.org" in out
     _, out, _ = run("hardware", "h100", "--format", "markdown")
     assert "https://resources.nvidia.com" in out
-    note = Linked(f"source of {NAME}: https://e.org/a_b](javascript:x)")
+    note = LinkedNote(f"source of {NAME}: https://e.org/a_b](javascript:x)")
     table = Table("", [], [], notes=[note])
     WRITERS["markdown"].write(Report({}, [table]), shown := io.StringIO())
-    assert f"{escaped(printable(NAME))}: https://e.org/a_b](javascript:x)\n" in shown.getvalue()
+    assert f"{escape_markdown(printable(NAME))}: https://e.org/a_b](javascript:x)\n" in shown.getvalue()
 
 
 @pytest.mark.parametrize(
@@ -522,7 +529,7 @@ def test_sources_of_presets_alone_stay_links(run: Any, folder: Path) -> None:
     ],
 )
 def test_a_spreadsheet_finds_no_formula(cell: Any, shown: str, capsys: Any) -> None:
-    table = Table("", [Column("a", "a"), Column("b", "b", text_of)], [Row([cell, Shown(cell, "x")])])
+    table = Table("", [Column("a", "a"), Column("b", "b", text_of_cell)], [Row([cell, DisplayedValue(cell, "x")])])
     OutputOptions(fmt="csv").show(Report({}, [table]))
     assert list(csv.reader(io.StringIO(capsys.readouterr().out))) == [["target", "a", "b"], ["", shown, shown]]
 
@@ -530,8 +537,8 @@ def test_a_spreadsheet_finds_no_formula(cell: Any, shown: str, capsys: Any) -> N
 WRITES = """
 import sys, time
 from pathlib import Path
-from llmcalc.cli.output import write_whole
-with write_whole(Path(sys.argv[1]), "--output") as out:
+from llmcalc.cli.output import open_whole_file
+with open_whole_file(Path(sys.argv[1]), "--output") as out:
     out.write("half of it")
     out.flush()
     print("writing", flush=True)
@@ -560,7 +567,7 @@ def test_a_signal_leaves_no_half_of_a_file(number: signal.Signals, tmp_path: Pat
 
 def test_signals_are_as_before_when_a_file_is_written(tmp_path: Path) -> None:
     before = signal.getsignal(signal.SIGTERM)
-    with write_whole(tmp_path / "a", "--output") as out:
+    with open_whole_file(tmp_path / "a", "--output") as out:
         assert signal.getsignal(signal.SIGTERM) != before
         out.write("a")
     assert signal.getsignal(signal.SIGTERM) == before
@@ -568,7 +575,7 @@ def test_signals_are_as_before_when_a_file_is_written(tmp_path: Path) -> None:
 
     def elsewhere() -> None:
         try:
-            with write_whole(tmp_path / "b", "--output") as out:
+            with open_whole_file(tmp_path / "b", "--output") as out:
                 out.write("b")
         except BaseException as error:
             errors.append(error)

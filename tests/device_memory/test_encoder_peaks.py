@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from llmcalc.api import cost, fit, flops, kv, load, memory, time
+from llmcalc import cost, fit, flops, kv, load, memory, time
 from llmcalc.errors import InputError
 
 MODEL = "qwen2.5-vl-3b"

@@ -20,7 +20,7 @@ from llmcalc.plots.pictures import aspect_picture
 from llmcalc.plots.series import curve_style
 from llmcalc.reports import palette
 from llmcalc.studies.compare import quantities
-from llmcalc.studies.shape import budget_for, family, study
+from llmcalc.studies.shape import budget_for, family, find_shapes
 from llmcalc.units import count
 
 SMALL = ("gpt2", "mixtral-8x7b")
@@ -84,7 +84,7 @@ def test_pictures_can_be_drawn_on_axes_that_are_given() -> None:
 
 def test_shapes_can_be_drawn_on_axes_that_are_given() -> None:
     preset = llmcalc.load("llama3.2-1b")
-    found = study(family(preset.model), budget_for(preset.model), preset.model, 4)
+    found = find_shapes(family(preset.model), budget_for(preset.model), preset.model, 4)
     whole = shapes.shape([("Llama", found)])
     figure = new_figure(9, 4)
     axes = figure.subplots(2, 1)
@@ -270,3 +270,49 @@ def test_bad_words_exit_with_2(
     assert (code, out) == (2, "")
     assert message in err
     assert list(tmp_path.iterdir()) == []
+
+
+PAPER: dict[str, tuple[tuple[str, ...], dict[str, Any]]] = {
+    "params": (("gpt2", "llama3-8b", "gemma3-27b"), {}),
+    "kv": (("llama3-8b", "gemma3-27b"), {}),
+    "flops": (("llama3-8b", "gemma3-27b"), {}),
+    "shape": (("llama3-8b",), {"rows": 6}),
+    "schedule": ((), {"pp": 4, "num_microbatches": 8, "vpp": 2}),
+    "memory": (("gpt2",), {"phase": "training", "hardware": "24GiB"}),
+    "time": (("llama3-8b",), {"hardware": "h100"}),
+    "roofline": (("llama3-8b",), {"hardware": "h100"}),
+    "serve": (("llama3-8b",), {"hardware": "h100", "input": 4096, "output_tokens": 1024, "tp": 1, "tpot": "30ms"}),
+}
+
+
+@pytest.mark.parametrize("columns", [1, 2])
+@pytest.mark.parametrize("picture", PAPER)
+def test_a_picture_for_a_paper_has_the_width_of_its_columns_and_holds_its_texts(picture: str, columns: int) -> None:
+    from matplotlib.text import Text
+
+    models, options = PAPER[picture]
+    figure: Any = llmcalc.plot(picture, *models, columns=columns, **options)  # type: ignore[arg-type]
+    assert figure.get_figwidth() == {1: 4.5, 2: 9.3}[columns]
+    figure.draw_without_rendering()
+    ticks = {
+        label for ax in figure.axes for label in (*ax.get_xticklabels(which="both"), *ax.get_yticklabels(which="both"))
+    }
+    for text in set(figure.findobj(Text)) - ticks:  # ticks outside of an axis are not drawn
+        if text.get_visible() and text.get_text().strip():
+            box = text.get_window_extent()
+            assert figure.bbox.x0 - 2 <= box.x0, text.get_text()
+            assert box.x1 <= figure.bbox.x1 + 2, text.get_text()
+
+
+def test_another_number_of_columns_is_refused() -> None:
+    with pytest.raises(InputError, match="--columns: 3 is too large"):
+        llmcalc.plot("params", "gpt2", columns=3)  # type: ignore[arg-type]
+
+
+def test_columns_of_a_paper_hold_for_one_command_alone(run: Any, tmp_path: Path) -> None:
+    widths = []
+    for options in (("--columns", "1"), ()):
+        file = tmp_path / "params.svg"
+        assert run("plot", "params", "gpt2", *options, "-o", str(file)).code == 0
+        widths.append(re.findall(r'<svg [^>]*?width="([\d.]+)pt"', file.read_text()))
+    assert widths == [["324"], ["648"]]

@@ -12,7 +12,7 @@ import pytest
 from llmcalc.parallel.layout import Layout
 from llmcalc.parallel.schedules import Costs, pipeline, timetable
 from llmcalc.plots.figure import figure_bytes
-from llmcalc.plots.schedule import schedule as picture
+from llmcalc.plots.schedule import plot_schedule as picture
 from llmcalc.reports import palette
 from llmcalc.reports.formats.table import render
 from llmcalc.reports.schedule import PASSES, Chart, report

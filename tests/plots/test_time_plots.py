@@ -13,7 +13,7 @@ from llmcalc.plots import breakdown, roofline, servers
 from llmcalc.plots.figure import figure_bytes
 from llmcalc.reports.seconds import FACTORS, unit_of
 from llmcalc.reports.serve import layout_text
-from llmcalc.studies.serving import Limits
+from llmcalc.studies.server import Limits
 
 pytest.importorskip("matplotlib")
 
@@ -75,7 +75,7 @@ def test_every_point_is_under_the_roof(model: str) -> None:
             run = llmcalc.time(model, "h100", phase, seq=1024, users=users).result
             for path, point in run.traffic().items():
                 roof = min(run.peak, point.intensity * run.device.bandwidth)
-                assert point.rate <= roof * (1 + 1e-9), (phase, users, path)
+                assert point.flops_per_second <= roof * (1 + 1e-9), (phase, users, path)
 
 
 def test_bytes_of_a_product_are_its_weight_and_its_rows() -> None:
@@ -97,7 +97,7 @@ def test_a_roofline_has_a_pass_of_each_phase() -> None:
 
 def test_points_that_touch_have_one_name() -> None:
     run = llmcalc.time("llama3-8b", "h100", "decode", seq=1024, users=8).result
-    drawn = words(roofline.roofline("Llama", [(run, "a token")]))
+    drawn = words(roofline.plot_roofline("Llama", [(run, "a token")]))
     assert any(re.fullmatch(r"mlp\.\w+ and \d+ more", text) for text in drawn)
 
 
@@ -124,7 +124,7 @@ def test_the_front_and_the_load_are_those_of_the_answer() -> None:
 def test_without_a_server_that_keeps_the_limits_the_best_one_is_drawn() -> None:
     answer = llmcalc.serve("llama3-8b", **SERVED, devices=1, tpot="1ms").result
     assert answer.chosen is None
-    figure = servers.servers("title", "aside", answer, Limits(tpot=1e-3))
+    figure = servers.plot_servers("title", "aside", answer, Limits(tpot=1e-3))
     assert servers.shown_index(answer) == answer.front[-1][0]
     assert not any("chosen" in str(line.get_label()) for line in figure.axes[0].lines)
 

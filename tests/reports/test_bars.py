@@ -10,10 +10,10 @@ from typing import Any
 import pytest
 
 import llmcalc
-from llmcalc.reports.bars import LENGTHS, Bar, share
-from llmcalc.reports.document import Column, Report, Row, Table, fitted_to
+from llmcalc.reports.bars import LENGTHS, Bar, share_bar
+from llmcalc.reports.document import Column, Report, Row, Table, report_in_encoding
 from llmcalc.reports.formats import pipe, table
-from llmcalc.reports.formats.html import html
+from llmcalc.reports.formats.html import tables_html
 from llmcalc.reports.palette import COMPONENTS, KINDS, OTHER
 
 MODELS = ("llama3-8b", "deepseek-v3", "gpt2", "zamba2-7b", "t5-11b", "mamba-130m")
@@ -59,7 +59,7 @@ def test_bars_are_as_long_as_the_width_allows(width: int, length: int) -> None:
 
 def test_bars_of_several_tables_have_one_scale() -> None:
     def one(name: str, shares: tuple[float, ...]) -> Table:
-        columns = (Column("a", "a"), Column("bar", "", share, justify="left", bar=True))
+        columns = (Column("a", "a"), Column("bar", "", share_bar, justify="left", bar=True))
         return Table("", columns, [Row([name, Bar(part)]) for part in shares])
 
     lines = text(Report({}, [one("x" * 40, (1.0,)), one("y", (1.0, 0.5, 0.001))]), 80).splitlines()
@@ -82,7 +82,7 @@ def test_a_terminal_shows_the_colours_and_a_pipe_the_same_characters(monkeypatch
 
 
 def test_ascii_stands_in() -> None:
-    with_fitting_bars = text(fitted_to(llmcalc.params("llama3-8b").report(), "ascii"), 100)
+    with_fitting_bars = text(report_in_encoding(llmcalc.params("llama3-8b").report(), "ascii"), 100)
     assert "####" in with_fitting_bars
     assert not {"█", "▏"} & set(with_fitting_bars)
 
@@ -103,7 +103,7 @@ def test_csv_of_memory_has_no_bars(run: Any) -> None:
 
 
 def test_a_notebook_shows_coloured_bars() -> None:
-    shown = html(llmcalc.params("gpt2").report())
+    shown = tables_html(llmcalc.params("gpt2").report())
     assert f'color:{COMPONENTS["attention"]}">{"█" * 5}</td>' in shown
 
 

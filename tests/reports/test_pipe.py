@@ -68,7 +68,7 @@ def test_a_column_that_may_be_broken_is_written_where_it_fits(width: int, monkey
     monkeypatch.delenv("FORCE_COLOR", raising=False)
     columns = (Column("a", "layout", justify="left", wrap=True), Column("b", "number"))
     report = Report({}, [Table("title", columns, [Row(["tp2 pp4 dp128", 12_345]), Row(["tp4", 1])])])
-    fits = pipe.drawable(report, io.StringIO())
+    fits = pipe.can_render(report, io.StringIO())
     assert fits == (width >= len("  tp2 pp4 dp128  number"))
     assert not fits or as_pipe(report, width) == as_rich(report, width)
 

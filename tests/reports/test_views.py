@@ -85,8 +85,8 @@ def test_every_architecture_can_be_shown(spec: ModelSpec) -> None:
         out = io.StringIO()
         pipe.render(report, out, WIDTH)
         assert all(len(line) <= WIDTH for line in out.getvalue().splitlines()), out.getvalue()
-        plain.json(report, io.StringIO())
-        plain.csv(report, out)
+        plain.write_json(report, io.StringIO())
+        plain.write_csv(report, out)
         assert "None" not in out.getvalue()
 
 
@@ -108,7 +108,7 @@ def test_every_architecture_can_be_explained(spec: ModelSpec) -> None:
 def test_a_row_of_csv_says_what_it_is_a_part_of() -> None:
     out = io.StringIO()
     preset = load_preset("deepseek-v3")
-    plain.csv(params_view.report(preset, params.params(preset.model)), out)
+    plain.write_csv(params_view.report(preset, params.params(preset.model)), out)
     names = [line.split(",")[1] for line in out.getvalue().splitlines()]
     assert "layers (moe) / mlp / experts / up_proj" in names
     assert "norm" in names

@@ -26,7 +26,7 @@ from llmcalc.flow.tree import Node
 from llmcalc.model import ModelSpec
 from llmcalc.parallel.layout import Layout, stages
 from llmcalc.parallel.schedules import Costs, Pipeline, pipeline, timetable
-from llmcalc.reports.expression import write
+from llmcalc.reports.expression import write_expression
 from llmcalc.simulator.autograd import record
 from llmcalc.simulator.tensor import BOOL, Tensor
 from llmcalc.sources.presets import model_names
@@ -289,9 +289,9 @@ def test_a_layer_keeps_34sbh_and_5as2b(recompute: RecomputeChoice, layer: str, a
     """
     found = kept(decoder(), replace(MEGATRON, recompute=recompute), Megatron)
     in_hidden = {path: formula(found, f"layers{path}").in_hidden for path in ("", ".mlp")}
-    assert write(in_hidden[""]) == layer
-    assert write(in_hidden[".mlp"]) == mlp
-    assert write(formula(found, "layers.self_attn").expression) == attention
+    assert write_expression(in_hidden[""]) == layer
+    assert write_expression(in_hidden[".mlp"]) == mlp
+    assert write_expression(formula(found, "layers.self_attn").expression) == attention
 
 
 def test_selective_recomputation_saves_70_percent_of_gpt3() -> None:
@@ -313,7 +313,7 @@ def test_selective_recomputation_saves_70_percent_of_gpt3() -> None:
 def test_recomputing_whole_layers_keeps_their_input() -> None:
     """Korthikanti et al. 2022, §5: 2sbh bytes per layer."""
     found = kept(decoder(), TrainingSetting(batch=4, recompute="full"))
-    assert write(formula(found, "layers").expression) == "2·B·S·h"
+    assert write_expression(formula(found, "layers").expression) == "2·B·S·h"
 
 
 def test_attention_keeps_btd_3bhtd_and_bht2_elements() -> None:
@@ -324,9 +324,9 @@ def test_attention_keeps_btd_3bhtd_and_bht2_elements() -> None:
     for softmax and in 16 bits for the product with V.
     """
     found = kept(decoder(Attention(num_attention_heads=32, head_dim=64)), TrainingSetting(batch=4, dtype="float32"))
-    assert write(formula(found, "layers.self_attn").expression) == "B·S·(16·a·d + 4·S·a + 4·h) + S²"
+    assert write_expression(formula(found, "layers.self_attn").expression) == "B·S·(16·a·d + 4·S·a + 4·h) + S²"
     half = kept(decoder(Attention(num_attention_heads=32, head_dim=64)), TrainingSetting(batch=4))
-    assert write(formula(half, "layers.self_attn").expression) == "B·S·(8·a·d + 6·S·a + 2·h) + S²"
+    assert write_expression(formula(half, "layers.self_attn").expression) == "B·S·(8·a·d + 6·S·a + 2·h) + S²"
 
 
 # --- pipelines --------------------------------------------------------------------------------------------------------

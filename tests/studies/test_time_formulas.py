@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from llmcalc import api
+import llmcalc
 from llmcalc.sources.hardware import load_hardware
 from llmcalc.studies.time_formulas import TimeFormula, time_formulas
 
@@ -24,7 +24,7 @@ CASES = [
 
 
 def formulas_of(model: str, hardware: str, stack: str, phase: Any) -> list[TimeFormula]:
-    return time_formulas(api.load(model).model, None, load_hardware(hardware), stack, phase, 2, 1024)
+    return time_formulas(llmcalc.load(model).model, None, load_hardware(hardware), stack, phase, 2, 1024)
 
 
 @pytest.mark.parametrize("case", CASES, ids=" ".join)
@@ -68,7 +68,7 @@ def test_a_product_by_hand(run: Any) -> None:
 )
 def test_a_path_with_the_numbers_of_its_layers(model: str, node: str, same: str) -> None:
     """As other quantities name a node; the layers of other kinds are not of it."""
-    spec, hardware = api.load(model).model, load_hardware("h100-sxm")
+    spec, hardware = llmcalc.load(model).model, load_hardware("h100-sxm")
     found, expected = (time_formulas(spec, name, hardware, "vllm", "decode", 1, 1024) for name in (node, same))
     assert found == expected
     assert {formula.repeat for formula in found} == {3 if model == "deepseek-v3" else 32}

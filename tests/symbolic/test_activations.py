@@ -18,7 +18,7 @@ from llmcalc.components.base import Component
 from llmcalc.errors import InputError
 from llmcalc.model import ModelSpec
 from llmcalc.reports.explain import report
-from llmcalc.reports.expression import write
+from llmcalc.reports.expression import write_expression
 from llmcalc.reports.formats.table import render
 from llmcalc.simulator.choices import Choices
 from llmcalc.simulator.lowering import Unsupported
@@ -47,7 +47,7 @@ def first_examples() -> dict[str, Component]:
 
 
 def formulas_of(explanation: Explanation) -> dict[str, str]:
-    return {place.name: write(s.formulas[0].expression) for s in explanation.sections for place in s.places}
+    return {place.name: write_expression(s.formulas[0].expression) for s in explanation.sections for place in s.places}
 
 
 def values_of(explanation: Explanation) -> dict[str, int]:

@@ -29,7 +29,7 @@ from llmcalc.costs.params import params
 from llmcalc.errors import InputError
 from llmcalc.model import ModelSpec
 from llmcalc.reports.explain import report
-from llmcalc.reports.expression import LATEX, Style, write
+from llmcalc.reports.expression import LATEX, Style, write_expression
 from llmcalc.reports.formats.table import render
 from llmcalc.sources.preset import Preset
 from llmcalc.sources.presets import load_preset
@@ -155,7 +155,7 @@ def test_both_forms_of_latent_attention() -> None:
     assert [(f.quantity, f.value) for f in whole.sections[-1].formulas] == forms
     assert {len(section.formulas) for section in whole.sections} == {2}  # rows of both tables add up
     (attention,) = explain(spec, "self_attn", "flops", setting).sections
-    expanded, absorbed = (write(formula.expression) for formula in attention.formulas)
+    expanded, absorbed = (write_expression(formula.expression) for formula in attention.formulas)
     assert "2·S·a·(n + r + v)" in expanded
     assert absorbed == expanded.replace("(n + r + v)", "(2·c + r)")
     for model, one in ((spec, "kv_b_proj"), (spec, "layers.moe.mlp"), (load_preset("llama3-8b").model, "self_attn")):
@@ -354,21 +354,21 @@ def test_prediction_modules_count_where_they_are_asked_in() -> None:
 def test_writing() -> None:
     h, k, a, w, s = sympy.symbols("h k a W S", integer=True, positive=True)
     dense = sympy.Symbol("f_dense", integer=True, positive=True)
-    assert write(2 * h**2 * k / a + 2 * h**2) == "2·h² + 2·h²·k/a"
-    assert write(h / (a * k)) == "h/(a·k)"
-    assert write(sympy.Rational(193, 16) * h**2) == "12.0625·h²"
-    assert write(sympy.Rational(54, 7) * h**2) == "54·h²/7"
-    assert write(sympy.Min(s, w) * h) == "h·min(W, S)"
-    assert write(h - 3 * a) == "h − 3·a"
-    assert write(s // 16) == "⌊S/16⌋"
-    assert write(-(-s // 16)) == "⌈S/16⌉"
-    assert write(3 * h * dense, LATEX) == r"3\,h\,f_{\text{dense}}"
-    assert write(h**2 / a, LATEX) == r"\frac{h^{2}}{a}"
-    assert write(2 * h * a, Style(values={"h": 4096, "a": 32})) == "2·4096·32"
-    assert write(sympy.Integer(8030261248) + s, Style(grouped=True)) == "8,030,261,248 + S"
-    assert write(sympy.Integer(1024), Style(latex=True, grouped=True)) == "1{,}024"
+    assert write_expression(2 * h**2 * k / a + 2 * h**2) == "2·h² + 2·h²·k/a"
+    assert write_expression(h / (a * k)) == "h/(a·k)"
+    assert write_expression(sympy.Rational(193, 16) * h**2) == "12.0625·h²"
+    assert write_expression(sympy.Rational(54, 7) * h**2) == "54·h²/7"
+    assert write_expression(sympy.Min(s, w) * h) == "h·min(W, S)"
+    assert write_expression(h - 3 * a) == "h − 3·a"
+    assert write_expression(s // 16) == "⌊S/16⌋"
+    assert write_expression(-(-s // 16)) == "⌈S/16⌉"
+    assert write_expression(3 * h * dense, LATEX) == r"3\,h\,f_{\text{dense}}"
+    assert write_expression(h**2 / a, LATEX) == r"\frac{h^{2}}{a}"
+    assert write_expression(2 * h * a, Style(values={"h": 4096, "a": 32})) == "2·4096·32"
+    assert write_expression(sympy.Integer(8030261248) + s, Style(grouped=True)) == "8,030,261,248 + S"
+    assert write_expression(sympy.Integer(1024), Style(latex=True, grouped=True)) == "1{,}024"
     with pytest.raises(ArithmeticError, match="no way to write"):
-        write(sympy.sqrt(h))
+        write_expression(sympy.sqrt(h))
 
 
 @pytest.mark.parametrize("name", ["llama3-8b", "deepseek-v3", "gemma4-31b", "gpt-oss-120b", "t5-11b", "bert-base"])

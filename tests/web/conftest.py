@@ -79,6 +79,9 @@ BORROWED = """{
 }"""
 """A `Worker` that is one of those that `KEEPER` keeps."""
 
+SAVES_DATA = 'Object.defineProperty(navigator, "connection", { value: { saveData: true } });'
+"""A browser that saves data, in which panels out of view are not drawn: that would keep the shared Python busy."""
+
 
 @pytest.fixture(scope="session")
 def address(chromium: Any, tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
@@ -132,6 +135,7 @@ def visit(shared: Any, chromium: Any, address: str) -> Iterator[Open]:
         page.emulate_media(**media)
         if not own:
             page.add_init_script(BORROWED)
+            page.add_init_script(SAVES_DATA)
         page.on("console", lambda m: errors.append(m.text) if m.type == "error" and allowed not in m.text else None)
         page.on("pageerror", lambda error: errors.append(str(error)))
         page.goto(address + link)

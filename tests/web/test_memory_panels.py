@@ -184,18 +184,35 @@ def test_answers_are_cpythons_byte_for_byte(same: Callable[[list[Question]], Non
 
 
 @pytest.mark.browser
-def test_nothing_is_fetched_before_it_is_seen(visit: Open) -> None:
+def test_what_is_out_of_view_waits_for_the_first_numbers_and_is_drawn_when_the_page_rests(visit: Open) -> None:
     page = visit(live=False, own=True)
     fetched: list[str] = []
     page.on("request", lambda request: fetched.append(request.url.rpartition("/")[2]))
     page.reload()
-    settled(page)
-    late = {"training.js", "cluster.js", "training_settings.css", "cluster.pack"}
+    until(page, "window.llmcalc && window.llmcalc.live")
+    late = {"training.js", "cluster.js", "shape.js", "shapes.pack"}
     assert late.isdisjoint(fetched)
-    assert len(page.workers) == 1
+    settled(page)
+    until(page, "window.llmcalc.whole")
+    assert late.issubset(fetched)
+    assert page.evaluate("window.scrollY") == 0
+    empty = "[...document.querySelectorAll('article > div[id]')].filter((place) => !place.innerText.trim()).length"
+    assert page.evaluate(empty) == 0
+    assert page.locator("#training .said").count() == 1
+    assert page.locator("#cluster .ranks li").count() == 4
+
+
+@pytest.mark.browser
+def test_where_data_is_saved_nothing_is_fetched_before_it_is_seen(visit: Open) -> None:
+    page = visit(live=False)
+    fetched: list[str] = []
+    page.on("request", lambda request: fetched.append(request.url.rpartition("/")[2]))
+    page.reload()
+    settled(page)
+    late = {"training.js", "cluster.js"}
+    assert late.isdisjoint(fetched)
     seen(page, "cluster")
     assert late.issubset(fetched)
-    assert len(page.workers) == 2
 
 
 @pytest.mark.browser

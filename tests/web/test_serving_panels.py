@@ -71,6 +71,7 @@ def test_servers_and_their_load(visit: Open, run: Run) -> None:
     page = visit("#m=llama3-8b&s.price=2.5")
     seen(page, "serve")
     shown(page, run, "serve")
+    page.click("#serve .on-demand > summary")
     found = page.evaluate("window.llmcalc.serve")
     chosen = found["chosen"]
     assert f"{chosen['devices']} × h100-sxm" in page.inner_text("#serve .said")
@@ -100,6 +101,7 @@ def test_an_engine_its_formats_and_the_command_that_starts_it(visit: Open, run: 
         page, "window.llmcalc.serve.engine.name === 'sglang' && window.llmcalc.serve.chosen?.options.kv_dtype === 'fp8'"
     )
     shown(page, run, "serve")
+    page.click("#serve .on-demand > summary")
     chosen = page.evaluate("window.llmcalc.serve.chosen")
     assert chosen["command"].startswith("python -m sglang.launch_server --model-path meta-llama/Llama-3.1-70B")
     assert {"--quantization fp8", "--kv-cache-dtype fp8_e4m3"} <= set(re.findall(r"--\S+ \S+", chosen["command"]))
@@ -119,7 +121,29 @@ def test_the_cost_of_a_run(visit: Open, run: Run) -> None:
     seen(page, "cost")
     shown(page, run, "cost")
     assert page.evaluate("window.llmcalc.cost.tokens") == 300 * 10**9
-    assert page.locator("#cost .figure").count() == 4
+    assert page.locator("#cost .figure").count() == 3  # the days are the headline
+
+
+@pytest.mark.browser
+def test_servers_and_training_stand_first_with_their_answers(visit: Open) -> None:
+    page = visit("#m=llama3-8b")
+    tops = [page.locator(place).bounding_box()["y"] for place in ("#hero", "#serve", "#cost", "#cards", "#treemap")]
+    assert tops == sorted(tops)
+    for panel in ("serve", "cost"):
+        page.wait_for_selector(f"#{panel} .said")
+        answer, controls = (page.locator(f"#{panel} {place}").bounding_box() for place in (".answer", ".settings"))
+        assert answer["x"] + answer["width"] <= controls["x"]  # beside it
+        assert page.get_attribute(f"#{panel} .on-demand", "open") is None
+
+
+@pytest.mark.browser
+def test_more_devices_are_offered_where_a_run_has_no_room(visit: Open) -> None:
+    page = visit("#m=llama3.1-70b&c.devices=4&c.hardware=rtx-4090")
+    page.wait_for_selector("#cost .error")
+    page.click("#cost .offer >> nth=1")
+    until(page, "window.llmcalc.cost?.devices === 64")
+    assert "c.devices=64" not in page.url  # the page's own number
+    page.wait_for_selector("#cost .said")
 
 
 @pytest.mark.browser

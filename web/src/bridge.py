@@ -18,7 +18,7 @@ from llmcalc.costs.params import params
 from llmcalc.errors import InputError
 from llmcalc.reports.document import Report, Table, cell_text
 from llmcalc.reports.formats.plain import json_text
-from llmcalc.reports.summary import headline, norm_place
+from llmcalc.reports.summary import headline, norm_placement_of
 from llmcalc.sources.names import hub_id_of, is_hub_id
 from llmcalc.sources.preset import Preset, name_in_errors
 from llmcalc.sources.presets import find_preset, model_names
@@ -115,7 +115,7 @@ def answer(request: dict[str, Any]) -> dict[str, Any]:
     return {
         "headline": headline(preset.model),
         "limit": longest_sequence(preset.model),
-        "norms": list(dict.fromkeys(norm_place(block) for block in distinct_blocks(preset.model))),
+        "norms": list(dict.fromkeys(norm_placement_of(block) for block in distinct_blocks(preset.model))),
         "remarks": list(preset.notes),
         **documents,
         "curves": _curves(key, dtype, batch),
@@ -189,12 +189,12 @@ def cost(request: dict[str, Any]) -> dict[str, Any]:
 def _timetable(run: Any) -> dict[str, Any] | None:
     """What each rank of the pipeline runs, and when; None without a pipeline, and where it runs too many passes."""
     from llmcalc.parallel.schedules import pipeline, timetable
-    from llmcalc.reports.schedule import data
+    from llmcalc.reports.schedule import schedule_data
 
     layout = run.layout
     if layout.pp == 1 or layout.pp * layout.vpp * run.micro_batches > MOST_PASSES:
         return None
-    return data(layout, timetable(pipeline(layout, run.micro_batches)))
+    return schedule_data(layout, timetable(pipeline(layout, run.micro_batches)))
 
 
 def explain(request: dict[str, Any]) -> dict[str, Any]:

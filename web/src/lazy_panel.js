@@ -1,5 +1,6 @@
-// Panels that the first screen does not need: each is fetched when its place first comes into view, and is drawn only
-// while it can be seen, or where somebody prints the page.
+// Panels that the first numbers do not need: each is fetched when its place first comes into view, and is drawn again only
+// while it can be seen, or where somebody prints the page. Those that nobody has scrolled to are drawn once, when the page
+// has answered everything else: pictures of the whole page, and readers of it, find them.
 import { quiet } from "./debounced_query.js";
 import { $, h } from "./dom.js";
 
@@ -11,7 +12,21 @@ let all = false;
 /** Draws the panels that were not seen yet. Resolves when the questions that they ask are answered. */
 export async function drawAll() {
   all = true;
+  for (const details of document.querySelectorAll("details.on-demand")) details.open = true; // paper has nothing to click
   await Promise.all(panels.map((show) => show()));
+  await quiet();
+}
+
+const idle = () => new Promise((resolve) => { (window.requestIdleCallback ?? setTimeout)(resolve); });
+
+/** Draws the panels that are out of view, one after the other while nothing else is asked; not where somebody saves data. */
+export async function drawRest() {
+  if (navigator.connection?.saveData) return;
+  for (const show of panels) {
+    await idle();
+    await quiet();
+    await show(true);
+  }
   await quiet();
 }
 
@@ -23,8 +38,8 @@ export function lazyPanel(name) {
     const { top, bottom, width } = place.getBoundingClientRect();
     return width > 0 && bottom > -MARGIN && top < window.innerHeight + MARGIN;
   };
-  const show = () => {
-    if (view && view !== drawn && (all || near())) {
+  const show = (wanted = false) => {
+    if (view && view !== drawn && (all || (wanted === true && !drawn) || near())) {
       drawn = view;
       drawing = paint();
     }

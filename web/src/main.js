@@ -1,7 +1,7 @@
 // Puts the panels together: asks Python whenever a setting changes, and draws what it answers.
 import { $, h, here, painted } from "./dom.js";
 import { config } from "./hub.js";
-import { drawAll, lazyPanel } from "./lazy_panel.js";
+import { drawAll, drawRest, lazyPanel } from "./lazy_panel.js";
 import { modelList } from "./model_list.js";
 import * as architecture from "./panels/architecture.js";
 import * as cards from "./panels/cards.js";
@@ -19,7 +19,7 @@ import { asked, hash, MOST, restore, state, target } from "./state.js";
 import { themeSwitch } from "./theme_switch.js";
 import { t, translated } from "./words.js";
 
-const PANELS = [hero, cards, controls, architecture, treemap, memory, curves, command, formula, lazyPanel("serve"), lazyPanel("cost"), lazyPanel("training"), lazyPanel("cluster"), lazyPanel("shape"), lazyPanel("presets")];
+const PANELS = [hero, lazyPanel("serve"), lazyPanel("cost"), cards, controls, architecture, treemap, memory, curves, command, formula, lazyPanel("training"), lazyPanel("cluster"), lazyPanel("shape"), lazyPanel("presets")];
 const LINK_WAITS = 120; // ms without a change before the link is written
 const MEMORY_WAITS = 180; // ms without a change before memory is counted: it takes longer than all else
 
@@ -27,9 +27,9 @@ let withFirst = new Set(); // presets whose first answer was made at build
 let defaults = { ctx: 8192, batch: 1, weights: "bf16", kv: "bf16" };
 const fetched = {}; // preset → the promise of its first answer
 let shown = []; // one entry a model: {model, title, answer, memory, error}
-let first = true, running = false, again = false, waiting = null, linking = null;
+let first = true, running = false, again = false, waiting = null, linking = null, rest = null;
 
-/** For the tests: times in milliseconds, and whether all that was asked is drawn. */
+/** For the tests: times in milliseconds, whether all that was asked is drawn, and later whether every panel is. */
 window.llmcalc = { times, live: false, settled: false };
 
 const problem = (text) => { $("problem").textContent = text; $("problem").hidden = !text; };
@@ -180,6 +180,7 @@ async function remember() {
   }
   draw();
   window.llmcalc.settled = true;
+  rest ??= drawRest().then(() => { window.llmcalc.whole = true; });
 }
 
 /** Adds the model that a text names. Resolves with what is wrong, which is shown, or with null. */

@@ -63,8 +63,9 @@ export function ask(call, request) {
 }
 
 /** The same of a second Python, for questions that take seconds, so that the first always answers the controls. It is
-    started by the first such question. */
-export function askApart(call, request) {
+    started by the first such question, when the first Python is ready: neither is to slow the first numbers down. */
+export async function askApart(call, request) {
+  await ready();
   second ??= python();
   return second.ask(call, request);
 }

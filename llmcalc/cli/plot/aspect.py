@@ -2,12 +2,11 @@ from __future__ import annotations
 
 from typing import Annotated
 
-import typer
-
 from ...plots.pictures import aspect_picture
 from ...studies.selection import Selection
+from ..options import value_option
 from ..target_options import takes_target
-from .files import Picture, write
+from .files import PaperColumns, Picture, write_picture
 
 
 @takes_target
@@ -15,17 +14,17 @@ def command(
     output: Picture,
     label: Annotated[
         list[str] | None,
-        typer.Option(
+        value_option(
             "--label",
-            metavar="PRESET",
-            help="Name this model in the picture, instead of those most unlike the others; may be repeated.",
-            show_default=False,
+            "PRESET",
+            "Name this model in the picture, instead of those most unlike the others; may be repeated.",
         ),
     ] = None,
+    columns: PaperColumns = None,
     *,
     selection: Selection,
 ) -> None:
     """h/L and d_ff/h of all presets, by size and year.
     Or of those that the filters take.
     """
-    write(aspect_picture(selection, label or ()), output)
+    write_picture(aspect_picture(selection, label or ()), output)

@@ -7,8 +7,8 @@ from typing import TYPE_CHECKING, Annotated, Any, TypeAlias
 
 import typer
 
-from ...plots.figure import figure_bytes, format_of
-from ..output import check_writable, write_whole
+from ...plots.figure import figure_bytes, format_of, paper_columns
+from ..output import check_writable, open_whole_file
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -35,7 +35,27 @@ PictureFile: TypeAlias = Annotated[Path, _file_option("--output-file")]
 """The file of a picture whose `--output` is the tokens of an answer."""
 
 
-def write(figure: Figure, output: Path, option: str = "--output") -> None:
+def _draw_for_columns(context: typer.Context, columns: int | None) -> int | None:
+    """Lays the command's picture out for the columns of a paper, until the command ends."""
+    context.with_resource(paper_columns(columns))
+    return columns
+
+
+PaperColumns: TypeAlias = Annotated[
+    int | None,
+    typer.Option(
+        "--columns",
+        metavar="1|2",
+        min=1,
+        max=2,
+        callback=_draw_for_columns,
+        help="Lay out for one or two columns of a paper: text of 7.5 points at 3.4 or 7 inches. Default for a screen.",
+        show_default=False,
+    ),
+]
+
+
+def write_picture(figure: Figure, output: Path, option: str = "--output") -> None:
     """Writes a picture, completely or not at all, in the format of the file's suffix. option: the file's option."""
-    with write_whole(output, option) as out:
+    with open_whole_file(output, option) as out:
         out.buffer.write(figure_bytes(figure, format_of(output)))

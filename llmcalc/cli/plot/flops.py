@@ -3,10 +3,10 @@ from __future__ import annotations
 from ...plots.pictures import flops_picture
 from ..options import Targets
 from ..target_options import TargetOptions, takes_target
-from .files import Picture, write
+from .files import PaperColumns, Picture, write_picture
 
 
 @takes_target
-def command(targets: Targets, output: Picture, *, target_options: TargetOptions) -> None:
+def command(targets: Targets, output: Picture, columns: PaperColumns = None, *, target_options: TargetOptions) -> None:
     """The FLOPs of one more token against the context before it."""
-    write(flops_picture([target_options.load(target) for target in targets]), output)
+    write_picture(flops_picture([target_options.load(target) for target in targets]), output)

@@ -3,10 +3,17 @@ from __future__ import annotations
 from ...plots.pictures import kv_picture
 from ..options import CacheDtype, Targets
 from ..target_options import TargetOptions, takes_target
-from .files import Picture, write
+from .files import PaperColumns, Picture, write_picture
 
 
 @takes_target
-def command(targets: Targets, output: Picture, kv_dtype: CacheDtype = "bf16", *, target_options: TargetOptions) -> None:
+def command(
+    targets: Targets,
+    output: Picture,
+    kv_dtype: CacheDtype = "bf16",
+    columns: PaperColumns = None,
+    *,
+    target_options: TargetOptions,
+) -> None:
     """The KV cache of one sequence against its tokens."""
-    write(kv_picture([target_options.load(target) for target in targets], kv_dtype), output)
+    write_picture(kv_picture([target_options.load(target) for target in targets], kv_dtype), output)

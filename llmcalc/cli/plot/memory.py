@@ -2,18 +2,16 @@ from __future__ import annotations
 
 from typing import Annotated
 
-import typer
-
 from ...device_memory.settings import Settings
 from ...optional import included
 from ...plots.pictures import memory_picture
 from ...questions.runs import RunQuestion
 from ...sources.hardware import find_all
 from ..hardware import complete_name
-from ..options import Target, WithMtp, WithTowers
+from ..options import Target, WithMtp, WithTowers, value_option
 from ..run_options import CublasWorkspace, takes_settings
 from ..target_options import TargetOptions, takes_target
-from .files import Picture, write
+from .files import PaperColumns, Picture, write_picture
 
 
 @takes_settings
@@ -26,15 +24,12 @@ def command(
     with_towers: WithTowers = False,
     hardware: Annotated[
         list[str] | None,
-        typer.Option(
-            "--hardware",
-            metavar="NAME",
-            help="Mark the capacity of this accelerator; repeatable.",
-            autocompletion=complete_name,
-            show_default=False,
+        value_option(
+            "--hardware", "NAME", "Mark the capacity of this accelerator; repeatable.", complete=complete_name
         ),
     ] = None,
     cublas_workspace: CublasWorkspace = None,
+    columns: PaperColumns = None,
     *,
     target_options: TargetOptions,
 ) -> None:
@@ -47,4 +42,4 @@ def command(
         accelerators=tuple(find_all(hardware or ())),
         workspace=cublas_workspace,
     )
-    write(memory_picture(question), output)
+    write_picture(memory_picture(question), output)

@@ -4,11 +4,11 @@ from dataclasses import replace
 
 from ...plots.pictures import roofline_phases, roofline_picture
 from ..time_options import TimedRun, takes_timed_run
-from .files import Picture, write
+from .files import PaperColumns, Picture, write_picture
 
 
 @takes_timed_run
-def command(output: Picture, timed_run: TimedRun) -> None:
+def command(output: Picture, timed_run: TimedRun, columns: PaperColumns = None) -> None:
     """The products of a prompt and of a token under the roof of an accelerator.
     The options of a run are those of llmcalc time; --phase draws one of the two.
     """
@@ -17,4 +17,4 @@ def command(output: Picture, timed_run: TimedRun) -> None:
     picture = roofline_picture(
         lambda phase: timed_run.ask(replace(question, settings=question.settings.with_(phase=phase))), phases
     )
-    write(picture, output)
+    write_picture(picture, output)

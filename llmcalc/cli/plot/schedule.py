@@ -7,9 +7,9 @@ import typer
 
 from ...parallel.layout import Layout, Schedule
 from ...plots.pictures import schedule_picture, schedule_timetable
-from ..options import size
+from ..options import length_option
 from ..target_options import OutputOptions
-from .files import picture_file, write
+from .files import PaperColumns, picture_file, write_picture
 
 
 def _checked_picture_path(path: Path | None) -> Path | None:
@@ -20,9 +20,9 @@ def _checked_picture_path(path: Path | None) -> Path | None:
 
 
 def command(
-    pp: Annotated[int, size("--pp", text="Ranks of the pipeline.")],
-    num_microbatches: Annotated[int, size("--num-microbatches", text="Micro-batches of one step.")],
-    vpp: Annotated[int, size("--vpp", text="Chunks of layers on each rank.")] = 1,
+    pp: Annotated[int, length_option("--pp", text="Ranks of the pipeline.")],
+    num_microbatches: Annotated[int, length_option("--num-microbatches", text="Micro-batches of one step.")],
+    vpp: Annotated[int, length_option("--vpp", text="Chunks of layers on each rank.")] = 1,
     schedule: Annotated[
         Schedule, typer.Option("--schedule", help="Order of micro-batches; 1f1b with --vpp is interleaved.")
     ] = "1f1b",
@@ -37,6 +37,7 @@ def command(
             show_default=False,
         ),
     ] = None,
+    columns: PaperColumns = None,
 ) -> None:
     """What each rank of a pipeline runs, and when."""
     layout = Layout(pp=pp, vpp=vpp, schedule=schedule)
@@ -46,4 +47,4 @@ def command(
 
         OutputOptions(notes=True).show(report(layout, timetable))
         return
-    write(schedule_picture(layout, timetable), output)
+    write_picture(schedule_picture(layout, timetable), output)

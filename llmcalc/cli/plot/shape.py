@@ -7,7 +7,7 @@ import typer
 from ...plots.pictures import shape_picture
 from ..options import AllowUnknown, CacheDtype, OfflineOption, Overrides, Seq, Targets
 from ..target_options import TargetOptions
-from .files import Picture, write
+from .files import PaperColumns, Picture, write_picture
 
 
 def command(
@@ -19,7 +19,8 @@ def command(
     overrides: Overrides = None,
     allow_unknown: AllowUnknown = False,
     offline: OfflineOption = False,
+    columns: PaperColumns = None,
 ) -> None:
     """Shapes with as many parameters, deep to wide."""
     target_options = TargetOptions(overrides, None, allow_unknown)
-    write(shape_picture([target_options.load(target) for target in targets], rows, seq, kv_dtype), output)
+    write_picture(shape_picture([target_options.load(target) for target in targets], rows, seq, kv_dtype), output)

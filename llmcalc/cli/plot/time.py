@@ -6,7 +6,7 @@ import typer
 
 from ...plots.pictures import time_picture
 from ..time_options import TimedRun, takes_timed_run
-from .files import Picture, write
+from .files import PaperColumns, Picture, write_picture
 
 
 @takes_timed_run
@@ -16,9 +16,10 @@ def command(
     by_node: Annotated[
         int, typer.Option(metavar="DEPTH", help="Levels of the model's nodes that are drawn.", min=1, max=8)
     ] = 3,
+    columns: PaperColumns = None,
 ) -> None:
     """Where the time of a step, a prompt or a token goes, and what bounds it.
     The options of a run are those of llmcalc time.
     """
     question = timed_run.question()
-    write(time_picture(lambda: timed_run.ask(question), by_node), output)
+    write_picture(time_picture(lambda: timed_run.ask(question), by_node), output)

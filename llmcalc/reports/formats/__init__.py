@@ -5,7 +5,7 @@ A writer may be changed without reading the reports: it is given a `Report` and 
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from importlib import import_module
 from typing import IO, Literal, NamedTuple, TypeAlias
 
 from ..document import Report
@@ -13,46 +13,27 @@ from ..document import Report
 Format: TypeAlias = Literal["table", "json", "csv", "markdown"]
 
 
-def _write_table(report: Report, out: IO[str]) -> None:
-    from .table import render
-
-    render(report, out)
-
-
-def _write_json(report: Report, out: IO[str]) -> None:
-    from .plain import json
-
-    json(report, out)
-
-
-def _write_csv(report: Report, out: IO[str]) -> None:
-    from .plain import csv
-
-    csv(report, out)
-
-
-def _write_markdown(report: Report, out: IO[str]) -> None:
-    from .plain import markdown
-
-    markdown(report, out)
-
-
 class Writer(NamedTuple):
     """The writer of a format.
 
-    write: function that writes a report to a stream.
+    function: the function that writes a report to a stream, as `module:function` of this room.
     warns_apart: whether warnings are printed to standard error, because the format has no notes.
     ascii: whether the format is written in ASCII only.
     """
 
-    write: Callable[[Report, IO[str]], None]
+    function: str
     warns_apart: bool = False
     ascii: bool = False
 
+    def write(self, report: Report, out: IO[str]) -> None:
+        """Writes a report to a stream, in this format."""
+        module, _, function = self.function.partition(":")
+        getattr(import_module(f".{module}", __package__), function)(report, out)
+
 
 WRITERS: dict[Format, Writer] = {
-    "table": Writer(_write_table),
-    "json": Writer(_write_json),
-    "csv": Writer(_write_csv, warns_apart=True, ascii=True),
-    "markdown": Writer(_write_markdown),
+    "table": Writer("table:render"),
+    "json": Writer("plain:write_json"),
+    "csv": Writer("plain:write_csv", warns_apart=True, ascii=True),
+    "markdown": Writer("plain:write_markdown"),
 }

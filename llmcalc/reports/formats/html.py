@@ -5,14 +5,14 @@ from __future__ import annotations
 from collections.abc import Iterator
 from html import escape
 
-from ..document import Report, Row, Table, cell_text, readable
+from ..document import Report, Row, Table, cell_text, printable_report
 
 CELL = "padding:1px 10px;border:none;background:none"
 
 
-def html(report: Report) -> str:
+def tables_html(report: Report) -> str:
     """Returns the HTML of all tables of a report."""
-    return "\n".join(line for table in readable(report).tables for line in _table_html(table))
+    return "\n".join(line for table in printable_report(report).tables for line in _table_html(table))
 
 
 def _table_html(table: Table) -> Iterator[str]:

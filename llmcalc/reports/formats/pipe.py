@@ -13,13 +13,13 @@ from collections.abc import Iterator, Sequence
 from typing import IO
 
 from ..bars import LENGTHS, Bar
-from ..document import Report, Row, Table, cell_text, readable
+from ..document import Report, Row, Table, cell_text, printable_report
 
 INDENT = "  "
 GAP = "  "
 
 
-def drawable(report: Report, out: IO[str]) -> bool:
+def can_render(report: Report, out: IO[str]) -> bool:
     """Whether this module can write the tables: rich would use no colour, and break no line of a cell."""
     terminal = out.isatty() or os.environ.get("FORCE_COLOR", "") or os.environ.get("TTY_COMPATIBLE") == "1"
     return not terminal and not _breaks_cells(report, width_of_terminal())
@@ -30,7 +30,7 @@ def _breaks_cells(report: Report, width: int) -> bool:
     return any(
         any(column.wrap for column in table.columns)
         and len(INDENT) + sum(_column_widths(_cell_texts(table))) + len(GAP) * (len(table.columns) - 1) > width
-        for table in with_fitting_bars(readable(report).tables, width)
+        for table in with_fitting_bars(printable_report(report).tables, width)
         if table.rows
     )
 
@@ -52,7 +52,7 @@ def width_of_terminal() -> int:
 def render(report: Report, out: IO[str], width: int | None = None) -> None:
     """Writes every table of the report. width: columns at which notes are broken; default the terminal's."""
     width = width_of_terminal() if width is None else width
-    report = readable(report)
+    report = printable_report(report)
     out.write(report.text)
     for i, table in enumerate(with_fitting_bars(report.tables, width)):
         if i:
@@ -99,13 +99,13 @@ def _table_lines(table: Table, width: int) -> Iterator[str]:
         fits_on_line = len(title) + 3 + len(subtitle) <= width
         yield from _wrapped_lines(f"{title}   {subtitle}" if subtitle and fits_on_line else title, width)
         if subtitle and not fits_on_line:
-            yield from indented(subtitle, width)
+            yield from indented_lines(subtitle, width)
     if table.rows:
         yield from _grid_lines(table)
         if table.notes:
             yield ""
     for note in table.notes:
-        yield from indented(note, width, hanging_indent=INDENT)
+        yield from indented_lines(note, width, hanging_indent=INDENT)
 
 
 def line_count(table: Table, width: int) -> int:
@@ -158,7 +158,7 @@ def _grid_lines(table: Table) -> Iterator[str]:
         yield INDENT + GAP.join(padded_cells)
 
 
-def indented(text: str, width: int, hanging_indent: str = "") -> Iterator[str]:
+def indented_lines(text: str, width: int, hanging_indent: str = "") -> Iterator[str]:
     """Yields the lines of a text above or below a table. hanging_indent: further indent of all lines but the first."""
     for line in _wrapped_lines(text, width - len(INDENT), hanging_indent):
         yield INDENT + line

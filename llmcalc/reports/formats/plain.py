@@ -8,7 +8,7 @@ from collections.abc import Iterator, Sequence
 from typing import IO, Any
 
 from ...characters import printable
-from ..document import Linked, Report, Row, Shown, Table, cell_text, readable
+from ..document import DisplayedValue, LinkedNote, Report, Row, Table, cell_text, printable_report
 
 TARGET = "target"
 """The first column of every CSV file: the TARGET of the row."""
@@ -17,7 +17,7 @@ WITHIN = " / "
 """Separator of nested names in CSV, such as `layers / mlp`, where text has an indent."""
 
 
-def json(report: Report, out: IO[str]) -> None:
+def write_json(report: Report, out: IO[str]) -> None:
     """Writes one document, or a list of documents of several targets, in ASCII."""
     out.write(f"{json_text(report, indent=2)}\n")
 
@@ -34,7 +34,7 @@ def _json_value(value: Any) -> Any:
     return sorted(value) if isinstance(value, set | frozenset) else str(value)
 
 
-def csv(report: Report, out: IO[str]) -> None:
+def write_csv(report: Report, out: IO[str]) -> None:
     """Writes the raw values of the tables with the first table's name and columns, after one heading line.
 
     The first column is `target`. A text that a spreadsheet would compute gets an apostrophe before it.
@@ -42,7 +42,7 @@ def csv(report: Report, out: IO[str]) -> None:
     import csv as library
 
     writer = library.writer(out, lineterminator="\n")
-    tables = [table.without_bars() for table in readable(report).tables]
+    tables = [table.without_bars() for table in printable_report(report).tables]
     keys = [column.key for column in tables[0].columns]
     has_targets = keys[0] == TARGET
     writer.writerow([_no_formula(key) for key in (keys if has_targets else [TARGET, *keys])])
@@ -71,7 +71,7 @@ def _no_formula(value: Any) -> Any:
     return f"'{cell_text}" if cell_text.startswith(FORMULA) and not NO_FORMULA.fullmatch(cell_text) else cell_text
 
 
-def records(table: Table, leaves: bool = False) -> list[dict[str, Any]]:
+def table_records(table: Table, leaves: bool = False) -> list[dict[str, Any]]:
     """Returns the rows as dicts of raw values, None for an empty cell; `target` is the first key.
 
     leaves: whether only parts are given, as `leaves_of` does; default false.
@@ -145,7 +145,7 @@ def _rows_with_parents(table: Table) -> Iterator[list[Any]]:
 
 def _raw_value(value: Any) -> Any:
     """Returns the raw value of a cell."""
-    return value.value if isinstance(value, Shown) else value
+    return value.value if isinstance(value, DisplayedValue) else value
 
 
 def _csv_value(value: Any) -> Any:
@@ -156,9 +156,9 @@ def _csv_value(value: Any) -> Any:
     return int(value) if isinstance(value, float) and value.is_integer() and abs(value) < 2**53 else value
 
 
-def markdown(report: Report, out: IO[str]) -> None:
-    """Writes GitHub-flavoured Markdown tables. Every text is escaped (`escaped`)."""
-    for i, table in enumerate(readable(report).tables):
+def write_markdown(report: Report, out: IO[str]) -> None:
+    """Writes GitHub-flavoured Markdown tables. Every text is escaped (`escape_markdown`)."""
+    for i, table in enumerate(printable_report(report).tables):
         if i:
             out.write("\n")
         _markdown_table(table.without_bars(), out)
@@ -166,13 +166,15 @@ def markdown(report: Report, out: IO[str]) -> None:
 
 def _markdown_table(table: Table, out: IO[str]) -> None:
     if table.title:
-        heading = escaped(table.heading.strip())  # bold text neither begins nor ends with a space
-        out.write(f"**{heading}**" + (f" {escaped(table.aside)}" if table.aside else "") + "\n\n")
+        heading = escape_markdown(table.heading.strip())  # bold text neither begins nor ends with a space
+        out.write(f"**{heading}**" + (f" {escape_markdown(table.aside)}" if table.aside else "") + "\n\n")
     if table.rows:
-        out.write("| " + " | ".join(escaped(column.title) for column in table.columns) + " |\n")
+        out.write("| " + " | ".join(escape_markdown(column.title) for column in table.columns) + " |\n")
         out.write("|" + "|".join("---:" if column.justify == "right" else ":---" for column in table.columns) + "|\n")
     for row in table.rows:
-        cell_texts = [escaped(cell_text(column, cell)) for column, cell in zip(table.columns, row.cells, strict=True)]
+        cell_texts = [
+            escape_markdown(cell_text(column, cell)) for column, cell in zip(table.columns, row.cells, strict=True)
+        ]
         cell_texts[0] = "&nbsp;" * 2 * row.depth + cell_texts[0]
         out.write("| " + " | ".join(cell_texts) + " |\n")
     for note in table.notes:
@@ -193,7 +195,7 @@ MARKUP = re.compile(
 ENTITIES = {"&": "&amp;", "<": "&lt;", "$": "&#36;"}
 
 
-def escaped(text: str) -> str:
+def escape_markdown(text: str) -> str:
     """Escapes a text for Markdown.
 
     The text has no HTML, links, images, code, emphasis, formulas, mentions or references to issues, and adds no column
@@ -219,8 +221,8 @@ ADDRESS = re.compile(r"(https?://[\w.~:/?#@!&+,;=%-]+)")
 
 
 def _note_paragraph(note: str) -> str:
-    """Returns a note as a paragraph. Only addresses in a `Linked` note stay links."""
-    segments = ADDRESS.split(note.lstrip()) if isinstance(note, Linked) else [note.lstrip()]
-    paragraph = "".join(segment if i % 2 else escaped(segment) for i, segment in enumerate(segments))
+    """Returns a note as a paragraph. Only addresses in a `LinkedNote` note stay links."""
+    segments = ADDRESS.split(note.lstrip()) if isinstance(note, LinkedNote) else [note.lstrip()]
+    paragraph = "".join(segment if i % 2 else escape_markdown(segment) for i, segment in enumerate(segments))
     start = BLOCK.match(paragraph)
     return paragraph if start is None else f"{start[0]}\\{paragraph[start.end() :]}"

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from typing import IO, TYPE_CHECKING
 
-from ..document import Report, Table, cell_text, readable
+from ..document import Report, Table, cell_text, printable_report
 from . import pipe
 
 if TYPE_CHECKING:
@@ -17,12 +17,12 @@ if TYPE_CHECKING:
 
 def render(report: Report, out: IO[str], width: int | None = None) -> None:
     """Writes every table of the report. width: characters; default the terminal's width or COLUMNS."""
-    if width is None and pipe.drawable(report, out):
+    if width is None and pipe.can_render(report, out):
         pipe.render(report, out)
         return
     from rich.console import Console
 
-    report = readable(report)
+    report = printable_report(report)
     out.write(report.text)
     console = Console(file=out, width=width, highlight=False)
     for i, table in enumerate(pipe.with_fitting_bars(report.tables, console.width)):
@@ -55,7 +55,7 @@ def _print_heading(console: Console, table: Table) -> None:
 def _print_indented(console: Console, text: str, hanging_indent: str = "") -> None:
     from rich.text import Text
 
-    for line in pipe.indented(text, console.width, hanging_indent):
+    for line in pipe.indented_lines(text, console.width, hanging_indent):
         console.print(Text(line, style="dim"), soft_wrap=True)  # the terminal breaks longer lines: a link stays whole
 
 

@@ -64,16 +64,23 @@ def _nearest_class(spec_values: dict[str, Any], other_configs: list[tuple[str, d
 
     other_configs: (name of a class, what it computes in canonical form).
     """
-    nearest_config: tuple[tuple[int, int], str, Difference] | None = None
-    for name, class_values in other_configs:
-        mismatches = sorted(differences(spec_values, class_values), key=_is_in_tower)
-        distance = (
-            sum(weight(difference) for difference in mismatches if not _is_in_tower(difference)),
-            sum(weight(difference) for difference in mismatches if _is_in_tower(difference)),
-        )
-        if nearest_config is None or distance < nearest_config[0]:
-            nearest_config = distance, name, mismatches[0]
-    return _nearest_text(nearest_config)
+    if not other_configs:
+        return ""
+    mismatches_of_class = [
+        (name, sorted(differences(spec_values, class_values), key=_is_in_tower)) for name, class_values in other_configs
+    ]
+    name, mismatches = min(mismatches_of_class, key=lambda item: _distance(item[1]))
+    path, spec_value, class_value = mismatches[0]
+    hint = " (--set towers={} leaves towers out)" if path.startswith("towers") else ""
+    return (
+        f"; nearest is {name}, which has {_shown_value(class_value)} where {path} is {_shown_value(spec_value)}{hint}"
+    )
+
+
+def _distance(mismatches: list[Difference]) -> tuple[int, int]:
+    """Returns the numbers of different values in the text model, and in vision and audio encoders."""
+    in_towers = sum(weight(difference) for difference in mismatches if _is_in_tower(difference))
+    return sum(map(weight, mismatches)) - in_towers, in_towers
 
 
 def _possible_families(config_values: ConfigValues) -> Iterator[tuple[str, Family]]:
@@ -198,16 +205,6 @@ def _read_back(config: dict[str, Any]) -> ModelSpec | None:
 def _is_in_tower(difference: Difference) -> bool:
     """Whether a difference is in a vision or audio encoder; differences of the text model are reported first."""
     return difference[0].startswith("towers")
-
-
-def _nearest_text(nearest_config: tuple[tuple[int, int], str, Difference] | None) -> str:
-    if nearest_config is None:
-        return ""
-    _, name, (path, spec_value, class_value) = nearest_config
-    hint = " (--set towers={} leaves towers out)" if path.startswith("towers") else ""
-    return (
-        f"; nearest is {name}, which has {_shown_value(class_value)} where {path} is {_shown_value(spec_value)}{hint}"
-    )
 
 
 def _shown_value(value: Any) -> str:

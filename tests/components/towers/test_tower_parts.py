@@ -12,7 +12,7 @@ import torch
 from pydantic import ValidationError
 from torch.utils.flop_counter import FlopCounterMode
 
-from llmcalc.api import flops, kv, load, memory, params
+from llmcalc import flops, kv, load, memory, params
 from llmcalc.components.base import Component, ModelProperties
 from llmcalc.components.mixers.attention import Attention
 from llmcalc.components.runtime import ForwardPass

@@ -1,4 +1,5 @@
 // A training run: its step, days, device hours, energy and money, each as a range.
+import { answerPanel } from "../answer_panel.js";
 import { debouncedQuery } from "../debounced_query.js";
 import { $, h } from "../dom.js";
 import { choice, line, number, style } from "../fields.js";
@@ -8,7 +9,9 @@ import { commandLine } from "../shell.js";
 import { asked, state, target } from "../state.js";
 import { t, translated } from "../words.js";
 
-const TITLES = { days: [t("days"), ""], device_hours: [t("device hours"), "h"], energy_kwh: [t("energy"), "kWh"], money: [t("money, as the price"), ""] };
+const MORE = [4, 16]; // times the devices, which are offered where the run does not fit
+const MOST = 4096; // devices that are offered
+const TITLES = { device_hours: [t("device hours"), "h"], energy_kwh: [t("energy"), "kWh"], money: [t("money, as the price"), ""] };
 
 let made = null, view = null, answer = null;
 
@@ -26,8 +29,8 @@ function make() {
     number("cost", "tokens", t("Tokens"), changed, { note: t("Of the whole run: 15T, 300B") }),
     number("cost", "price", t("Price"), changed, { note: t("Of a device and hour, in any currency"), empty: t("none") }),
   ];
-  made = { controls, line: line(), body: h("div", {}) };
-  $("cost").replaceChildren(h("div", { class: "settings" }, controls.map((one) => one.row)), h("p", { id: "cost-status", class: "status", role: "status" }), made.body, made.line.row);
+  made = { controls, line: line() };
+  Object.assign(made, answerPanel($("cost"), { ...made, status: "cost-status", title: t("How sure it is, and what is assumed") }));
 }
 
 function ask() {
@@ -36,18 +39,28 @@ function ask() {
   costs.ask({ model: asked(view.model.model), options: request(state, "cost") }, { title: view.model.title });
 }
 
+/** Buttons with more devices, for a run that none of the layouts has room for. */
+function offers() {
+  const counts = MORE.map((times) => times * state.cost.devices).filter((devices) => devices <= MOST);
+  const use = (devices) => { state.cost.devices = devices; view.link(); ask(); };
+  return h("div", { class: "near" }, counts.map((devices) => h("button", { type: "button", class: "offer", onclick: () => use(devices) }, t("Count with {0} devices", integer(devices)))));
+}
+
+const fail = (reason) => { made.answer.replaceChildren(...[reason].flat()); made.details.replaceChildren(); };
+
 function paint() {
   if (!answer) return;
-  if (answer.stopped) return made.body.replaceChildren(h("p", { class: "quiet" }, t("Stopped. "), h("button", { type: "button", class: "offer", onclick: () => { costs.forget(); ask(); } }, t("Count again"))));
-  if (answer.error) return made.body.replaceChildren(h("p", { class: "error" }, answer.error));
+  if (answer.stopped) return fail(h("p", { class: "quiet" }, t("Stopped. "), h("button", { type: "button", class: "offer", onclick: () => { costs.forget(); ask(); } }, t("Count again"))));
+  if (answer.error) return fail([h("p", { class: "error" }, answer.error), ...(/^\S+ --devices /.test(answer.line ?? "") ? [offers()] : [])]);
   const found = answer.found.cost, { layout } = found;
   const name = layout ? ["tp", "pp", "cp", "dp", "ep"].filter((one) => layout[one] > 1).map((one) => `${one} ${layout[one]}`).join(" · ") + (layout.zero ? ` · ZeRO ${layout.zero}` : "") : "";
   const devices = `${integer(found.devices)} × ${found.hardware}`;
-  const cells = Object.entries(found.cost).filter(([, value]) => value !== null).map(([key, value]) => h("div", { class: "figure" }, h("span", {}, TITLES[key][0]), h("b", {}, `${about(value.low)}–${about(value.high)} ${TITLES[key][1]}`), h("span", { class: "quiet" }, t("likely {0}", about(value.estimate)))));
-  made.body.replaceChildren(
+  const cells = Object.entries(found.cost).filter(([key, value]) => value !== null && key !== "days") // which is the headline
+    .map(([key, value]) => h("div", { class: "figure" }, h("span", {}, TITLES[key][0]), h("b", {}, `${about(value.low)}–${about(value.high)} ${TITLES[key][1]}`), h("span", { class: "quiet" }, t("likely {0}", about(value.estimate)))));
+  made.answer.replaceChildren(
     h("p", { class: "quiet said" }, h("b", { class: "big" }, t("{0}–{1} days", about(found.cost.days.low), about(found.cost.days.high))), t(" for {0} tokens of {1} on {2}: {3} steps of {4} tokens, {5} each, likely {6}.", state.cost.tokens, answer.title, name ? t("{0}, {1}", devices, name) : devices, integer(found.steps), integer(found.step_tokens), range(found.step), seconds(found.step.estimate))),
-    h("div", { class: "figures" }, cells),
-    h("details", {}, h("summary", {}, t("How sure it is, and what is assumed")), h("ul", { class: "notes" }, found.notes.map((note) => h("li", {}, translated(note))))));
+    h("div", { class: "figures" }, cells));
+  made.details.replaceChildren(h("ul", { class: "notes" }, found.notes.map((note) => h("li", {}, translated(note)))));
 }
 
 export async function draw(next) {

@@ -1,4 +1,5 @@
 // Servers under load: the cheapest that keeps the limit, all that fit, and how one fares with more users.
+import { answerPanel } from "../answer_panel.js";
 import { debouncedQuery } from "../debounced_query.js";
 import { $, h, s } from "../dom.js";
 import { choice, line, number, style } from "../fields.js";
@@ -36,8 +37,8 @@ function make() {
     number("serve", "tpot", t("Most ms per token"), changed, { note: t("The limit of the time per output token, likely value"), empty: t("none") }),
     number("serve", "price", t("Price"), changed, { note: t("Of a device and hour, in any currency"), empty: t("none") }),
   ];
-  made = { controls, line: line(), start: line(t("The command that starts it"), "launch"), body: h("div", {}) };
-  $("serve").replaceChildren(h("div", { class: "settings" }, controls.map((one) => one.row)), h("p", { id: "serve-status", class: "status", role: "status" }), made.body, made.line.row);
+  made = { controls, line: line(), start: line(t("The command that starts it"), "launch") };
+  Object.assign(made, answerPanel($("serve"), { ...made, status: "serve-status", title: t("Servers that hold the model, their Pareto front and their load") }));
 }
 
 const named = (options) => SIZES.filter((name) => options[name] > 1).map((name) => `${name} ${options[name]}`).join(" · ") || t("one device");
@@ -99,17 +100,20 @@ function chart(server, limit, users) {
   return [drawing, said];
 }
 
+const fail = (reason) => { made.answer.replaceChildren(reason); made.details.replaceChildren(); };
+
 function paint() {
   if (!answer) return;
   width = $("serve").clientWidth;
-  if (answer.stopped) return made.body.replaceChildren(h("p", { class: "quiet" }, t("Stopped. "), h("button", { type: "button", class: "offer", onclick: () => { servers.forget(); ask(); } }, t("Count again"))));
-  if (answer.error) return made.body.replaceChildren(h("p", { class: "error" }, answer.error));
+  if (answer.stopped) return fail(h("p", { class: "quiet" }, t("Stopped. "), h("button", { type: "button", class: "offer", onclick: () => { servers.forget(); ask(); } }, t("Count again"))));
+  if (answer.error) return fail(h("p", { class: "error" }, answer.error));
   const found = answer.found.serve, { chosen, why_not: reasons, price, limits } = found;
   const shown = found.servers[chosen?.server ?? 0];
   const said = chosen
     ? [h("b", { class: "big" }, `${integer(chosen.devices)} × ${found.hardware}`), t(price === null ? " ({0}) for {1} users of {2} + {3} tokens: {4} a token, likely {5}; {6} tokens/s." : " ({0}) for {1} users of {2} + {3} tokens: {4} a token, likely {5}; {6} tokens/s; {7} per million tokens out.", named(chosen.options), integer(limits.concurrency), integer(found.requests.input), integer(found.requests.output), range(chosen.tpot), seconds(chosen.tpot.estimate), integer(chosen.output_tokens_per_second), chosen.cost_per_million?.toPrecision(3))]
     : [h("b", { class: "big" }, t("No server keeps the limit")), t(" {0} on {1}: {2}.", answer.title, found.hardware, Object.entries(reasons).map(([why, many]) => `${translated(why)} (${many})`).join(", "))];
-  made.body.replaceChildren(h("p", { class: "quiet said" }, said), chosen ? launch(chosen) : "",
+  made.answer.replaceChildren(h("p", { class: "quiet said" }, said), chosen ? launch(chosen) : "");
+  made.details.replaceChildren(
     found.servers.length ? table(found) : "",
     ...(found.servers.length ? [h("h3", {}, t("Which layout: the Pareto front")), h("div", {}, front(found, width, named))] : []),
     shown ? h("h3", {}, t("Time per output token of {0}, by users", named(shown.options))) : "", shown ? h("div", {}, chart(shown, limits.tpot, limits.concurrency)) : "",

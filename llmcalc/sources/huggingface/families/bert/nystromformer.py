@@ -12,8 +12,8 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
+from .....components.added_position import Learned
 from .....ops import Op, SampledBlocks
-from ...absent import present
 from ...config import Config
 from ...dropout import BERT_DROPOUT
 from ...family import EVERY, Deviation, Family, Modules, Quirks
@@ -94,15 +94,14 @@ def _bert_with_convolution(config: Config, field: str) -> Table:
 
 
 def _kernel_writes(field: str) -> Writes:
-    return {
-        field: lambda s: getattr(s.first.block.attention.value_convolution, "conv_kernel_size", None),
-        "max_position_embeddings": lambda s: present(s.first.position).max_position_embeddings,
-    }
+    return {field: lambda s: getattr(s.first.block.attention.value_convolution, "conv_kernel_size", None)}
 
 
 def _blocks_per_row(config_values: ConfigValues) -> int:
     """Returns the number of exact score blocks per block of tokens in MRA, for the longest sequence."""
-    rows: int = max(1, present(config_values.first.position).max_position_embeddings // MRA_BLOCK)
+    position = config_values.first.position
+    table_rows = position.max_position_embeddings if isinstance(position, Learned) else 0
+    rows = max(1, table_rows // MRA_BLOCK)
     blocks: int = config_values.first.block.attention.blocks
     return -(-blocks // rows)
 
