@@ -122,11 +122,9 @@ def _electra(config: Config) -> Table:
 
 def _albert(config: Config) -> Table:
     """Reads ALBERT: layers belong to groups, and all layers of a group share one set of parameters."""
-    depth, groups, layers_per_group = (
-        config.size("num_hidden_layers"),
-        config.size("num_hidden_groups"),
-        config.size("inner_group_num"),
-    )
+    depth = config.size("num_hidden_layers")
+    groups = config.size("num_hidden_groups")
+    layers_per_group = config.size("inner_group_num")
     if groups > depth:
         raise config.wrong("num_hidden_groups", groups, f"at most num_hidden_layers ({depth})")
     if depth * layers_per_group > MOST_LAYERS:

@@ -195,11 +195,9 @@ def _jina_embeddings_v3(config: Config) -> Table:
 
 def _rotary_encoder(config: Config, network: Table, theta: float, score: Table, has_pooler: bool) -> Table:
     """Reads BERT's post-norm layers with rotary positions. theta: the default base of RoPE."""
-    norm, types, heads = (
-        layernorm(config.number("layer_norm_eps")),
-        config.count("type_vocab_size"),
-        config.size("num_attention_heads"),
-    )
+    norm = layernorm(config.number("layer_norm_eps"))
+    types = config.count("type_vocab_size")
+    heads = config.size("num_attention_heads")
     head_dim = (
         config.maybe("head_dim")
         or config.size("hidden_size") // heads
@@ -296,6 +294,13 @@ MODERN_WRITES: Writes = {
 }
 
 
+MODERN_DROPOUT = {
+    "embedding": "embedding_dropout",
+    "attention": "attention_dropout",
+    "attention_output": "attention_dropout",
+    "activation": "mlp_dropout",
+}
+
 MODERN_MODULES: Modules = {
     "embed_tokens": "embeddings.tok_embeddings",
     "embed_norm": "embeddings.norm",
@@ -345,12 +350,7 @@ FAMILIES = {
         writes={**MODERN_WRITES, **UNPADDED},
         quirks=Quirks(reads_values=("ForMultipleChoice",)),
         modules=MODERN_MODULES,
-        dropout={
-            "embedding": "embedding_dropout",
-            "attention": "attention_dropout",
-            "attention_output": "attention_dropout",
-            "activation": "mlp_dropout",
-        },
+        dropout=MODERN_DROPOUT,
     ),
     "modernbert-decoder": Family(
         _modernbert_decoder,
@@ -358,12 +358,7 @@ FAMILIES = {
         OF_MODERN,
         writes={**MODERN_WRITES, "local_attention": lambda s: 2 * present(s.window), "pad_token_id": lambda s: 0},
         modules=MODERN_MODULES,
-        dropout={
-            "embedding": "embedding_dropout",
-            "attention": "attention_dropout",
-            "attention_output": "attention_dropout",
-            "activation": "mlp_dropout",
-        },
+        dropout=MODERN_DROPOUT,
     ),
     "eurobert": Family(
         _eurobert,

@@ -29,11 +29,9 @@ from ...parts import (
 def _xlm(config: Config, placement: str = "post") -> Table:
     config.must("asm", False)
     config.must("is_encoder", True)
-    norm, heads, width = (
-        layernorm(config.number("layer_norm_eps")),
-        config.size("num_attention_heads"),
-        config.size("hidden_size"),
-    )
+    norm = layernorm(config.number("layer_norm_eps"))
+    heads = config.size("num_attention_heads")
+    width = config.size("hidden_size")
     config.divided("n_heads", width, heads)
     languages = config.count("n_langs")
     block = layer_table(

@@ -37,10 +37,8 @@ def routed(
 
     other_names: other names that the class accepts for n_routed_experts.
     """
-    width, shared_count = (
-        config.size("moe_intermediate_size"),
-        0 if config.get("n_shared_experts") is None else config.count("n_shared_experts"),
-    )
+    width = config.size("moe_intermediate_size")
+    shared_count = 0 if config.get("n_shared_experts") is None else config.count("n_shared_experts")
     shared_expert = glu(config, shared_bias, width * shared_count) if shared_count else None
     return moe(
         config.size("n_routed_experts", *other_names),
@@ -63,10 +61,8 @@ def deepseek(
     moe_layer: fields of a layer with experts that differ from the dense layer.
     """
     config.must("moe_layer_freq", 1)
-    norm, layer_kinds = (
-        rmsnorm(config.number("rms_norm_eps")),
-        {"dense": {}, "moe": {"feed_forward": experts, **moe_layer}},
-    )
+    norm = rmsnorm(config.number("rms_norm_eps"))
+    layer_kinds = {"dense": {}, "moe": {"feed_forward": experts, **moe_layer}}
     network = glu(config, mlp_bias) if "dense" in names else experts
     block = layer_table(attention, network, norm)
     return decoder(config, block, norm, stack=combined_kinds((names, layer_kinds)), **prediction(config))

@@ -37,11 +37,9 @@ def _deepseek_v4(config: Config) -> Table:
     uncounted_prediction(config)
     config.must("n_shared_experts", 1)
     config.must("hidden_act", "silu")
-    depth, norm, width = (
-        config.size("num_hidden_layers"),
-        rmsnorm(config.number("rms_norm_eps")),
-        config.size("moe_intermediate_size", "intermediate_size"),
-    )
+    depth = config.size("num_hidden_layers")
+    norm = rmsnorm(config.number("rms_norm_eps"))
+    width = config.size("moe_intermediate_size", "intermediate_size")
     fields = ("num_attention_heads", "head_dim", "q_lora_rank", "o_groups", "o_lora_rank", "sliding_window")
     position: Table = full_rope(config)
     mixer: Table = {

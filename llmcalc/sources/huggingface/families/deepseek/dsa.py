@@ -65,16 +65,12 @@ def indexer_kinds(config: Config, depth: int) -> list[str]:
 def _sparse_attention_model(config: Config, choices: list[str]) -> Table:
     config.must("moe_layer_freq", 1)
     config.must("mlp_bias", False)
-    norm, indexer = (
-        rmsnorm(config.number("rms_norm_eps")),
-        {field: config.size(field) for field in ("index_n_heads", "index_head_dim", "index_topk")},
-    )
+    norm = rmsnorm(config.number("rms_norm_eps"))
+    indexer = {field: config.size(field) for field in ("index_n_heads", "index_head_dim", "index_topk")}
     networks = dense_or_moe(config, len(choices), config.count("first_k_dense_replace"))
     experts = routed(config, **SIGMOID)
-    network, layer_kinds = (
-        glu(config) if "dense" in networks else experts,
-        {"dense": {}, "moe": {"feed_forward": experts}},
-    )
+    network = glu(config) if "dense" in networks else experts
+    layer_kinds = {"dense": {}, "moe": {"feed_forward": experts}}
     block = layer_table(mla(config, indexer=indexer), network, norm)
     stack = combined_kinds(
         (choices, {"full": {}, "shared": {"attention": {"indexer": {"shared": True}}}}), (networks, layer_kinds)

@@ -41,11 +41,9 @@ def _glm4_moe(config: Config) -> Table:
 
 def _dots1(config: Config) -> Table:
     config.must("moe_layer_freq", 1)
-    depth, norm, window = (
-        config.size("num_hidden_layers"),
-        rmsnorm(config.number("rms_norm_eps")),
-        config.maybe("sliding_window"),
-    )
+    depth = config.size("num_hidden_layers")
+    norm = rmsnorm(config.number("rms_norm_eps"))
+    window = config.maybe("sliding_window")
     first_sliding = depth if window is None else config.count("max_window_layers")
     ranges = listed_kinds(
         config, "layer_types", FULL_OR_SLIDING, ["full" if i < first_sliding else "sliding" for i in range(depth)]

@@ -51,11 +51,9 @@ def _ernie4_5_moe(config: Config) -> Table:
     The range is `moe_layer_start_index` to `moe_layer_end_index` (-1: the last).
     """
     uncounted_prediction(config)
-    depth, first_moe, interval = (
-        config.size("num_hidden_layers"),
-        config.count("moe_layer_start_index"),
-        config.size("moe_layer_interval"),
-    )
+    depth = config.size("num_hidden_layers")
+    first_moe = config.count("moe_layer_start_index")
+    interval = config.size("moe_layer_interval")
     last_moe = depth - 1 if config.get("moe_layer_end_index") == -1 else config.count("moe_layer_end_index")
     names = ["moe" if first_moe <= i <= last_moe and (i + 1) % interval == 0 else "dense" for i in range(depth)]
     return _network_kinds(config, names, config.size("moe_intermediate_size"), {"bias": _has_bias(config)})

@@ -92,11 +92,9 @@ def _hunyuan_v1_moe(config: Config) -> Table:
     The number of experts per token may differ by layer.
     """
     _check_published_fields(config)
-    norm, width, experts = (
-        rmsnorm(config.number("rms_norm_eps")),
-        config.size("intermediate_size"),
-        config.size("num_experts", "num_local_experts"),
-    )
+    norm = rmsnorm(config.number("rms_norm_eps"))
+    width = config.size("intermediate_size")
+    experts = config.size("num_experts", "num_local_experts")
     for name, expected_value in (("num_shared_expert", 1), ("moe_intermediate_size", width)):
         if config.has(name) and {*_values_per_layer(config, name)} != {expected_value}:
             raise config.wrong(name, config.get(name), f"{expected_value} in every layer, as in the class")
@@ -115,11 +113,9 @@ def _hy_v3(config: Config) -> Table:
     if config.has("first_k_dense_replace") and not config.has("mlp_layer_types"):
         config.must("first_k_dense_replace", 1)
     uncounted_prediction(config)
-    norm, width, bias = (
-        rmsnorm(config.number("rms_norm_eps")),
-        config.size("moe_intermediate_size"),
-        config.flag("mlp_bias"),
-    )
+    norm = rmsnorm(config.number("rms_norm_eps"))
+    width = config.size("moe_intermediate_size")
+    bias = config.flag("mlp_bias")
     if config.count("num_shared_experts") == 0:
         raise config.wrong(
             "num_shared_experts",

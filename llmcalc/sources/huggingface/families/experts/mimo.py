@@ -74,10 +74,8 @@ def _mimo_v2_flash(config: Config) -> Table:
     _require_layers(config, "hybrid_layer_pattern", "sliding", ranges)
     _require_layers(config, "moe_layer_freq", "moe", networks)
     block = layer_table(mixer, glu(config), norm)
-    attention_fields, network = (
-        {"full": {}, "sliding": {"attention": sliding}},
-        {"dense": {}, "moe": {"feed_forward": experts}},
-    )
+    attention_fields = {"full": {}, "sliding": {"attention": sliding}}
+    network = {"dense": {}, "moe": {"feed_forward": experts}}
     return decoder(config, block, norm, stack=combined_kinds((ranges, attention_fields), (networks, network)))
 
 

@@ -76,11 +76,9 @@ def _layer_fields_and_kinds(config: Config, layer_kinds: list[str], wider: str) 
 
     wider: the FFN of twice the width in layers with shared keys and values.
     """
-    depth, window, shared_layers = (
-        config.size("num_hidden_layers"),
-        config.size("sliding_window"),
-        config.count("num_kv_shared_layers"),
-    )
+    depth = config.size("num_hidden_layers")
+    window = config.size("sliding_window")
+    shared_layers = config.count("num_kv_shared_layers")
     check_shared_layers(config, layer_kinds, shared_layers)
     double_wide = config.flag("use_double_wide_mlp")
     layers: list[tuple[str, Table]] = []

@@ -86,10 +86,8 @@ def _t5gemma(config: Config) -> Table:
 def _t5gemma2(config: Config) -> Table:
     config.must("is_encoder_decoder", True)
     encoder_wrapper = config.section("encoder", {"text_config": None})
-    encoder_config, decoder_config = (
-        encoder_wrapper.section("text_config", TEXT),
-        config.section("decoder", TEXT),
-    )
+    encoder_config = encoder_wrapper.section("text_config", TEXT)
+    decoder_config = config.section("decoder", TEXT)
     for name in ("hidden_size", "vocab_size"):
         if encoder_config.size(name) != decoder_config.size(name):
             raise decoder_config.wrong(
@@ -129,11 +127,9 @@ def _gemma3_side(config: Config, has_merged_attention: bool = False) -> Table:
 
     has_merged_attention: whether attention also covers the encoder's output.
     """
-    norm, depth, bias = (
-        offset_rmsnorm(config.number("rms_norm_eps")),
-        config.size("num_hidden_layers"),
-        config.flag("attention_bias"),
-    )
+    norm = offset_rmsnorm(config.number("rms_norm_eps"))
+    depth = config.size("num_hidden_layers")
+    bias = config.flag("attention_bias")
     position_field = {"position": {"rope_theta": 1_000_000.0, **rope(config, kind="full_attention")}}
     if has_merged_attention:
         heads = {field: config.size(field) for field in ("num_attention_heads", "num_key_value_heads", "head_dim")}

@@ -32,11 +32,9 @@ def _bloom(config: Config) -> Table:
 
 def _falcon(config: Config) -> Table:
     norm, heads = layernorm(config.number("layer_norm_epsilon")), config.size("num_attention_heads")
-    new_architecture, parallel, norms = (
-        _nullable_flag(config, "new_decoder_architecture"),
-        _nullable_flag(config, "parallel_attn"),
-        config.maybe("num_ln_in_parallel_attn"),
-    )
+    new_architecture = _nullable_flag(config, "new_decoder_architecture")
+    parallel = _nullable_flag(config, "parallel_attn")
+    norms = config.maybe("num_ln_in_parallel_attn")
     if new_architecture and not parallel:
         raise config.wrong("parallel_attn", parallel, "true with new_decoder_architecture")
     if parallel and not new_architecture and norms == 2:

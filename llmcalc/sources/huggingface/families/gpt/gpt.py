@@ -159,11 +159,9 @@ def _gpt_neox(config: Config) -> Table:
 
 def _gpt_neox_japanese(config: Config) -> Table:
     """Reads GPT-NeoX Japanese: no biases, except in the last layer's attention output projection."""
-    norm, depth, width = (
-        layernorm(config.number("layer_norm_eps")),
-        config.size("num_hidden_layers"),
-        config.size("intermediate_multiple_size") * config.size("hidden_size"),
-    )
+    norm = layernorm(config.number("layer_norm_eps"))
+    depth = config.size("num_hidden_layers")
+    width = config.size("intermediate_multiple_size") * config.size("hidden_size")
     network = mlp(width, config.choice(ACTIVATIONS, "hidden_act"), bias=False)
     block = layer_table(
         full_width_heads(config, position=rope(config, 1.0, "rotary_pct", "rotary_emb_base")), network, norm

@@ -51,11 +51,9 @@ def _exaone4(config: Config) -> Table:
 
 def _exaone_moe(config: Config) -> Table:
     uncounted_prediction(config)
-    norm, depth, window = (
-        rmsnorm(config.number("rms_norm_eps")),
-        config.size("num_hidden_layers"),
-        config.maybe("sliding_window"),
-    )
+    norm = rmsnorm(config.number("rms_norm_eps"))
+    depth = config.size("num_hidden_layers")
+    window = config.maybe("sliding_window")
     dense_layers = config.count("first_k_dense_replace")
     network_kinds = listed_kinds(
         config,

@@ -62,11 +62,9 @@ def _qwen_decoder(config: Config, expert_flags: list[bool]) -> Table:
 
     expert_flags: whether each has experts.
     """
-    norm, depth, has_bias = (
-        offset_rmsnorm(config.number("rms_norm_eps")),
-        config.size("num_hidden_layers"),
-        config.flag("attention_bias"),
-    )
+    norm = offset_rmsnorm(config.number("rms_norm_eps"))
+    depth = config.size("num_hidden_layers")
+    has_bias = config.flag("attention_bias")
     full_attention = attention(
         config,
         position=rope(config, 0.25),
@@ -263,11 +261,9 @@ def kimi_mixers(config: Config, linear_config: Config, depth: int) -> list[str]:
 
 def _olmo_hybrid(config: Config) -> Table:
     """Reads OLMo Hybrid: full-attention layers have OLMo 3's norms, linear-attention layers pre-norms."""
-    depth, norm, heads = (
-        config.size("num_hidden_layers"),
-        float32_rmsnorm(config.number("rms_norm_eps")),
-        config.size("num_attention_heads"),
-    )
+    depth = config.size("num_hidden_layers")
+    norm = float32_rmsnorm(config.number("rms_norm_eps"))
+    heads = config.size("num_attention_heads")
     keys = config.maybe("linear_num_key_heads") or heads
     values = config.maybe("linear_num_value_heads") or heads
     key_dim = config.maybe("linear_key_head_dim") or floor(config.size("hidden_size") * 0.75 / keys)

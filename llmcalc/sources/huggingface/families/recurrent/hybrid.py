@@ -153,10 +153,8 @@ def _bamba(config: Config) -> Table:
 
 
 def _granitemoehybrid(config: Config) -> Table:
-    experts, shared_network = (
-        config.count("num_local_experts"),
-        glu(config, width=config.size("shared_intermediate_size")),
-    )
+    experts = config.count("num_local_experts")
+    shared_network = glu(config, width=config.size("shared_intermediate_size"))
     network = (
         moe(experts, config.size("num_experts_per_tok"), glu(config), shared_network) if experts else shared_network
     )

@@ -53,11 +53,9 @@ def _falcon_mamba(config: Config) -> Table:
 
 
 def _mamba2(config: Config) -> Table:
-    heads, head_dim, width = (
-        config.size("num_heads"),
-        config.size("head_dim"),
-        config.size("expand") * config.size("hidden_size"),
-    )
+    heads = config.size("num_heads")
+    head_dim = config.size("head_dim")
+    width = config.size("expand") * config.size("hidden_size")
     if heads * head_dim != width:
         raise config.wrong("num_heads", heads, f"expand × hidden_size / head_dim = {width} / {head_dim}")
     mixer = {

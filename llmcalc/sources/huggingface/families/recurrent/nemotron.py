@@ -99,10 +99,8 @@ def _mamba(config: Config) -> Table:
 
 def _moe(config: Config, act: str) -> Table:
     has_bias, latent = config.flag("mlp_bias"), config.maybe("moe_latent_size")
-    expert, shared_expert = (
-        mlp(config.size("moe_intermediate_size"), act, bias=False),
-        mlp(config.size("moe_shared_expert_intermediate_size"), act, has_bias),
-    )
+    expert = mlp(config.size("moe_intermediate_size"), act, bias=False)
+    shared_expert = mlp(config.size("moe_shared_expert_intermediate_size"), act, has_bias)
     latent_field = {} if latent is None else {"latent": {"moe_latent_size": latent, "bias": has_bias}}
     routing = {"router": {"scoring_func": "sigmoid", "score_correction": "buffer"}}
     return moe(

@@ -89,11 +89,9 @@ def _double_width_attention(config: Config, position: Table | None) -> Table:
 
 
 def _zamba(config: Config) -> Table:
-    heads, has_bias, channels = (
-        config.size("n_mamba_heads"),
-        config.flag("mamba_proj_bias"),
-        config.size("mamba_expand") * config.size("hidden_size"),
-    )
+    heads = config.size("n_mamba_heads")
+    has_bias = config.flag("mamba_proj_bias")
+    channels = config.size("mamba_expand") * config.size("hidden_size")
     config.divided("n_mamba_heads", channels, heads)
     mamba_fields = {
         "intermediate_size": channels,
@@ -123,11 +121,9 @@ def _zamba(config: Config) -> Table:
 
 
 def _zamba2(config: Config) -> Table:
-    heads, channels, has_bias = (
-        config.size("n_mamba_heads"),
-        config.size("mamba_expand") * config.size("hidden_size"),
-        config.flag("add_bias_linear"),
-    )
+    heads = config.size("n_mamba_heads")
+    channels = config.size("mamba_expand") * config.size("hidden_size")
+    has_bias = config.flag("add_bias_linear")
     head_dim = config.divided("n_mamba_heads", channels, heads)
     if config.has("mamba_headdim") and config.size("mamba_headdim") != head_dim:
         raise config.wrong("mamba_headdim", config.get("mamba_headdim"), f"{channels} / {heads} = {head_dim}")

@@ -34,11 +34,9 @@ def _chatglm1(config: Config) -> Table:
 
 def _chatglm2(config: Config) -> Table:
     """Reads ChatGLM2 and later: half of each head is rotary, and one projection computes the FFN's gate and values."""
-    eps, heads, bias = (
-        config.number("layernorm_epsilon"),
-        config.size("num_attention_heads"),
-        config.flag("add_bias_linear"),
-    )
+    eps = config.number("layernorm_epsilon")
+    heads = config.size("num_attention_heads")
+    bias = config.flag("add_bias_linear")
     norm = rmsnorm(eps) if config.flag("rmsnorm") else layernorm(eps)
     mixer = {
         "num_attention_heads": heads,

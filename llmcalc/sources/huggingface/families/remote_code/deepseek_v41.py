@@ -24,11 +24,9 @@ def _deepseek_v41_text(config: Config) -> Table:
     config.must("scoring_func", "sqrtsoftplus")
     config.must("hidden_act", "silu")
     config.must("tie_word_embeddings", False)
-    depth, norm, streams = (
-        config.size("num_hidden_layers"),
-        rmsnorm(config.number("rms_norm_eps")),
-        config.size("hc_mult"),
-    )
+    depth = config.size("num_hidden_layers")
+    norm = rmsnorm(config.number("rms_norm_eps"))
+    streams = config.size("hc_mult")
     mixer: Table = {
         "type": "shared_entries",
         **{field: config.size(field) for field in (*MIXER_FIELDS, "sliding_window")},

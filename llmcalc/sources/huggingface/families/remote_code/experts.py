@@ -144,11 +144,9 @@ def _hunyuan(config: Config) -> Table:
     """Reads Hunyuan-Large: with `use_cla`, layers between each `cla_share_factor`-th use the keys and values of that
     one.
     """
-    norm, depth, width = (
-        rmsnorm(config.number("rms_norm_eps")),
-        config.size("num_hidden_layers"),
-        config.size("intermediate_size"),
-    )
+    norm = rmsnorm(config.number("rms_norm_eps"))
+    depth = config.size("num_hidden_layers")
+    width = config.size("intermediate_size")
     normed = qk_norm(norm, order="after_rope") if config.flag("use_qk_norm") else {}
     mixer = attention(config, **biases(config.flag("attention_bias"), *QKVO), **normed)
     period = config.size("cla_share_factor") if config.flag("use_cla") else 1

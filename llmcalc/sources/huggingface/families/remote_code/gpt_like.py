@@ -196,11 +196,9 @@ def _openelm(config: Config) -> Table:
 
 def _nemotron_nas(config: Config) -> Table:
     """Reads models of NVIDIA's Puzzle: each layer has its number of groups and width of FFN, or lacks the part."""
-    depth, width, heads = (
-        config.size("num_hidden_layers"),
-        config.size("hidden_size"),
-        config.size("num_attention_heads"),
-    )
+    depth = config.size("num_hidden_layers")
+    width = config.size("hidden_size")
+    heads = config.size("num_attention_heads")
     norm = rmsnorm(config.number("rms_norm_eps"))
     tables = _list_of(config, "block_configs", depth, lambda value: isinstance(value, dict), "tables of fields")
     attention_bias, mlp_bias = config.flag("attention_bias"), config.flag("mlp_bias")

@@ -176,10 +176,8 @@ def _openlm_arguments(config: Config) -> Table:
     return decoder(config, block, norm, stack=stack)
 
 
-OLMO, OPEN_LM = (
-    "https://github.com/allenai/OLMo olmo/model.py",
-    "https://github.com/mlfoundations/open_lm open_lm/model.py",
-)
+OLMO = "https://github.com/allenai/OLMo olmo/model.py"
+OPEN_LM = "https://github.com/mlfoundations/open_lm open_lm/model.py"
 
 OLMO_NAMES = {
     "hidden_size": "d_model",

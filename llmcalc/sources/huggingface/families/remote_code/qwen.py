@@ -12,11 +12,9 @@ from ...parts import QKV, Table, biases, decoder, layer_table, rmsnorm, rope
 
 
 def _qwen(config: Config) -> Table:
-    norm, heads, bias = (
-        rmsnorm(config.number("layer_norm_epsilon")),
-        config.size("num_attention_heads"),
-        not config.flag("no_bias"),
-    )
+    norm = rmsnorm(config.number("layer_norm_epsilon"))
+    heads = config.size("num_attention_heads")
+    bias = not config.flag("no_bias")
     if config.size("head_dim") * heads != config.size("hidden_size"):
         raise config.wrong("head_dim", config.size("head_dim"), "hidden_size / num_attention_heads, as in every Qwen")
     mixer = {
