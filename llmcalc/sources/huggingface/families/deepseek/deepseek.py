@@ -9,7 +9,7 @@ from __future__ import annotations
 from typing import Any
 
 from ...config import Config
-from ...family import Family
+from ...family import Family, field_names
 from ...parts import Table, combined_kinds, decoder, dense_or_moe, full_rope, glu, layer_table, moe, prediction, rmsnorm
 from ...writes import PARTIAL_ROTARY, Writes
 
@@ -151,11 +151,11 @@ LATENT: dict[str, Any] = {
     "qk_rope_head_dim": 64,
     "v_head_dim": 128,
 }
-ROUTING = frozenset(
+ROUTING = field_names(
     """
     aux_loss_alpha ep_size head_dim intermediate_size moe_layer_freq n_group norm_topk_prob num_key_value_heads
     qk_head_dim rope_interleave routed_scaling_factor scoring_func seq_aux topk_group topk_method
-    """.split()  # noqa: SIM905
+    """
 )
 """Fields that choose the experts, and fields that latent attention ignores."""
 

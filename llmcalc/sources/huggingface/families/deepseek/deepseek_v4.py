@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 
 from .....ops import KVCache, Op
 from ...config import Config
-from ...family import Deviation, Family, Modules
+from ...family import Deviation, Family, Modules, field_names
 from ...parts import (
     Table,
     clamped,
@@ -168,11 +168,11 @@ HYPER_MODULES: Modules = {
 FAMILIES = {
     "deepseek_v4": Family(
         _deepseek_v4,
-        ignored=frozenset(
+        ignored=field_names(
             """
             compress_rate_csa compress_rate_hca compress_ratios expert_dtype num_hash_layers qk_rope_head_dim
             topk_method
-            """.split()  # noqa: SIM905
+            """
         ),
         writes={
             "layer_types": _written_layer_types,

@@ -7,7 +7,7 @@ models/deepseek_v32, models/glm_moe_dsa, models/axk2.
 from __future__ import annotations
 
 from ...config import Config
-from ...family import Family, Modules
+from ...family import Family, Modules, field_names
 from ...parts import (
     DENSE_OR_MOE,
     Table,
@@ -124,14 +124,12 @@ FAMILIES = {
         _glm_moe_dsa,
         {"moe_layer_freq": 1, "index_topk_freq": 1, "index_skip_topk_offset": 2},
         ROUTING
-        | {
-            "index_share_for_mtp_iteration",
-            "index_skip_topk_offset",
-            "index_topk_freq",
-            "index_topk_pattern",
-            "indexer_rope_interleave",
-            "moe_router_dtype",
-        },
+        | field_names(
+            """
+            index_share_for_mtp_iteration index_skip_topk_offset index_topk_freq index_topk_pattern
+            indexer_rope_interleave moe_router_dtype
+            """
+        ),
         writes={
             **UNGROUPED_LATENT_WRITES,
             "indexer_types": lambda s: ["shared" if mixer.indexer.shared else "full" for mixer in s.mixers],

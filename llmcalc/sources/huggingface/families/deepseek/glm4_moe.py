@@ -8,7 +8,7 @@ transformers: models/glm4_moe, models/dots1, models/minimax_m2.
 from __future__ import annotations
 
 from ...config import Config
-from ...family import Family
+from ...family import Family, field_names
 from ...parts import (
     FULL_OR_SLIDING,
     QKV,
@@ -94,19 +94,11 @@ FAMILIES = {
             "use_routing_bias": True,
             "shared_intermediate_size": 0,
         },
-        frozenset(
-            {
-                "scoring_func",
-                "shared_moe_mode",
-                "use_mtp",
-                "num_mtp_modules",
-                "mtp_transformer_layers",
-                "sliding_window",
-                "mlp_intermediate_size",
-                "layernorm_full_attention_beta",
-                "layernorm_linear_attention_beta",
-                "layernorm_mlp_beta",
-            }
+        field_names(
+            """
+            scoring_func shared_moe_mode use_mtp num_mtp_modules mtp_transformer_layers sliding_window
+            mlp_intermediate_size layernorm_full_attention_beta layernorm_linear_attention_beta layernorm_mlp_beta
+            """
         ),
         writes=PARTIAL_ROTARY,
         published_as=frozenset({"mixtral"}),

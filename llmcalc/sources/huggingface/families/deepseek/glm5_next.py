@@ -14,7 +14,7 @@ from .....components.mixers.mla import MLA
 from .....ops import KVCache, Op
 from ...absent import present
 from ...config import Config
-from ...family import EVERY, Deviation, Family, Quirks
+from ...family import EVERY, Deviation, Family, Quirks, field_names
 from ...parts import (
     Table,
     clamped,
@@ -167,11 +167,11 @@ FAMILIES = {
         _glm5_next_text,
         {"index_topk_freq": 1, "index_skip_topk_offset": 2},
         ROUTING
-        | frozenset(
+        | field_names(
             """
             first_k_dense_replace index_share_for_mtp_iteration index_skip_topk_offset index_topk_freq
             index_topk_pattern indexer_rope_interleave moe_router_dtype safe_gate
-            """.split()  # noqa: SIM905
+            """
         ),
         writes={
             **UNGROUPED_LATENT_WRITES,

@@ -8,7 +8,7 @@ transformers: models/mimo_v2_flash; MiMo-7B has no class there and is computed b
 from __future__ import annotations
 
 from ...config import Config
-from ...family import Family
+from ...family import Family, field_names
 from ...parts import (
     DENSE_OR_MOE,
     FULL_OR_SLIDING,
@@ -103,14 +103,12 @@ FAMILIES = {
         _mimo_v2_flash,
         {"add_swa_attention_sink_bias": True, "add_full_attention_sink_bias": False},
         ROUTING
-        | {
-            "attention_chunk_size",
-            "hybrid_block_size",
-            "layernorm_epsilon",
-            "n_shared_experts",
-            "partial_rotary_factor",
-            "swa_rope_theta",
-        },
+        | field_names(
+            """
+            attention_chunk_size hybrid_block_size layernorm_epsilon n_shared_experts partial_rotary_factor
+            swa_rope_theta
+            """
+        ),
         writes={
             "num_key_value_heads": lambda s: s.full.num_key_value_heads or s.full.num_attention_heads,
         },

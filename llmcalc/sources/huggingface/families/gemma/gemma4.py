@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 from .....components.mixers.attention import Attention
 from ...absent import present
 from ...config import Config, is_whole
-from ...family import Family, Modules, Quirks
+from ...family import Family, Modules, Quirks, field_names
 from ...parts import (
     FULL_OR_SLIDING,
     QKVO,
@@ -155,11 +155,11 @@ def _gemma4_decoder(config: Config, experts: bool, per_layer: bool) -> Table:
     return table
 
 
-IGNORED = frozenset(
+IGNORED = field_names(
     """
     hidden_act cache_implementation vocab_size_per_layer_input global_head_dim num_global_key_value_heads num_experts
     top_k_experts moe_intermediate_size expert_intermediate_size
-    """.split()  # noqa: SIM905
+    """
 )
 
 

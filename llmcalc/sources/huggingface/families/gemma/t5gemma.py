@@ -12,7 +12,7 @@ from .....components.mixers.attention import Attention
 from ...absent import present
 from ...config import Config
 from ...dropout import T5_DROPOUT
-from ...family import CLASSIFIERS, Family, Modules, Quirks
+from ...family import CLASSIFIERS, Family, Modules, Quirks, field_names
 from ...parts import (
     QKVO,
     Table,
@@ -177,16 +177,11 @@ SIDE: dict[str, Any] = {
 }
 """Defaults of the encoder and of the decoder of T5Gemma."""
 
-IGNORED = frozenset(
-    {
-        "query_pre_attn_scalar",
-        "final_logit_softcapping",
-        "cache_implementation",
-        "hidden_act",
-        "vocab_size",
-        "hidden_size",
-        "max_position_embeddings",
-    }
+IGNORED = field_names(
+    """
+    query_pre_attn_scalar final_logit_softcapping cache_implementation hidden_act vocab_size hidden_size
+    max_position_embeddings
+    """
 )
 
 TEXT: dict[str, Any] = {
@@ -196,19 +191,11 @@ TEXT: dict[str, Any] = {
     "attn_logit_softcapping": None,
     "sliding_window_pattern": 6,
 }
-IMAGES = frozenset(
-    {
-        "boi_token_index",
-        "boi_token_id",
-        "eoi_token_index",
-        "eoi_token_id",
-        "image_token_index",
-        "image_token_id",
-        "mm_tokens_per_image",
-        "vision_config",
-        "text_config",
-        "tie_word_embeddings",
-    }
+IMAGES = field_names(
+    """
+    boi_token_index boi_token_id eoi_token_index eoi_token_id image_token_index image_token_id mm_tokens_per_image
+    vision_config text_config tie_word_embeddings
+    """
 )
 
 

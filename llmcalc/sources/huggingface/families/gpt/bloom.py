@@ -12,7 +12,7 @@ from .....components.mixers.attention import Attention
 from .....ops import AttentionCore, KVCache, Op
 from ...config import Config
 from ...dropout import HIDDEN_DROPOUT
-from ...family import Deviation, Family, Modules
+from ...family import Deviation, Family, Modules, field_names
 from ...parts import QKVO, Table, biases, decoder, layer_table, layernorm, mlp, rope
 from .gpt import full_width_heads, plain_ffn
 
@@ -147,16 +147,10 @@ BLOOM_MODULES: Modules = {
 FAMILIES = {
     "bloom": Family(
         _bloom,
-        ignored=frozenset(
-            {
-                "bias_dropout_fusion",
-                "masked_softmax_fusion",
-                "n_inner",
-                "offset_alibi",
-                "seq_length",
-                "skip_bias_add",
-                "skip_bias_add_qkv",
-            }
+        ignored=field_names(
+            """
+            bias_dropout_fusion masked_softmax_fusion n_inner offset_alibi seq_length skip_bias_add skip_bias_add_qkv
+            """
         ),
         aliases={"hidden_size": "n_embed", "num_hidden_layers": "n_layer", "num_attention_heads": "n_head"},
         spelled_as_read=True,

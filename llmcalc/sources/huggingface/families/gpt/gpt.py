@@ -15,7 +15,7 @@ from .....ops import KVCache, Op
 from ...absent import present
 from ...config import Config
 from ...dropout import GPT2_DROPOUT, HIDDEN_DROPOUT
-from ...family import Deviation, Family, Modules
+from ...family import Deviation, Family, Modules, field_names
 from ...parts import (
     ACTIVATIONS,
     IDLE_CROSS_ATTENTION,
@@ -184,13 +184,13 @@ ALIASES = {
 }
 
 
-NO_COUNT = frozenset(
+NO_COUNT = field_names(
     """
     n_ctx n_special predict_special_tokens reorder_and_upcast_attn rotary summary_activation summary_first_dropout
     summary_proj_to_labels summary_type summary_use_proj inference_runner max_batch_size pad_key_length
     pre_allocate_kv_cache validate_runner_input attention_layers embed_dropout apply_query_key_layer_scaling
     normalize_attention_scores
-    """.split()  # noqa: SIM905
+    """
 )
 
 

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 
 from ...absent import Absent
 from ...config import Config
-from ...family import Family
+from ...family import Family, field_names
 from ...parts import (
     FULL_OR_SLIDING,
     QKVO,
@@ -142,21 +142,12 @@ def _cohere_compass(config: Config) -> Table:
     )
 
 
-IGNORED = frozenset(
-    {
-        "model_max_length",
-        "cache_implementation",
-        "layer_switch",
-        "order_of_interleaved_layers",
-        "position_embedding_type",
-        "rotary_pct",
-        "use_embedding_sharing",
-        "use_gated_activation",
-        "use_parallel_block",
-        "use_parallel_embedding",
-        "norm_topk_prob",
-        "shared_expert_combination_strategy",
-    }
+IGNORED = field_names(
+    """
+    model_max_length cache_implementation layer_switch order_of_interleaved_layers position_embedding_type rotary_pct
+    use_embedding_sharing use_gated_activation use_parallel_block use_parallel_embedding norm_topk_prob
+    shared_expert_combination_strategy
+    """
 )
 
 

@@ -11,7 +11,7 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 from ...config import Config
-from ...family import Family
+from ...family import Family, field_names
 from ...parts import (
     ACTIVATIONS,
     QKVO,
@@ -157,10 +157,10 @@ def _names_of_layers(config_values: ConfigValues) -> list[str]:
 FAMILIES = {
     "nemotron": Family(
         _nemotron,
-        ignored=frozenset(
+        ignored=field_names(
             """
             kv_channels layernorm_type rope_percent partial_rotary_factor rotary_percent rope_percentage
-            """.split()  # noqa: SIM905
+            """
         ),
         writes=PARTIAL_ROTARY,
     ),

@@ -8,7 +8,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from ...config import Config
-from ...family import Family, Modules
+from ...family import Family, Modules, field_names
 from ...parts import (
     ACTIVATIONS,
     Table,
@@ -59,10 +59,8 @@ def _hybrid_decoder(config: Config, mixer: Table, block: Table, names: list[str]
     hybrids = [i for i, name in enumerate(names) if name == "hybrid"]
     block_of_layer = {layer: f"hybrid_{i % blocks + 1}" if blocks > 1 else "hybrid" for i, layer in enumerate(hybrids)}
     layer_tables: dict[str, Table] = {"mamba": {"type": "block", **mixer_fields}}
-    is_tied, layers = (
-        config.flag("tie_word_embeddings"),
-        list(block_of_layer.values()),
-    )  # the classes tie the shared blocks and all other ties, or nothing
+    is_tied = config.flag("tie_word_embeddings")  # the classes tie the shared blocks and all other ties, or nothing
+    layers = list(block_of_layer.values())
     for name in dict.fromkeys(layers):
         adapter_fields = {"idle_adapters": layers.count(name) - 1} if "adapter_rank" in block and not is_tied else {}
         layer_tables[name] = {"type": "zamba", **mixer_fields, "transformer": {**block, **adapter_fields}}
@@ -176,34 +174,14 @@ def _zamba2(config: Config) -> Table:
     return _hybrid_decoder(config, mixer, block, names, config.size("num_mem_blocks"), **length_fields)
 
 
-OTHER = IGNORED | {
-    "kv_channels",
-    "num_query_groups",
-    "use_long_context",
-    "use_mem_eff_path",
-    "sliding_window",
-    "n_layer",
-    "ffn_hidden_size",
-    "num_layers",
-    "state_size",
-    "attn_layer_period",
-    "attn_layer_offset",
-    "adapter_rank",
-    "expert_layer_period",
-    "expert_layer_offset",
-    "use_shared_mlp_adapter",
-    "head_dim",
-    "use_conv_bias",
-    "mamba_dt_rank",
-    "ft_lora",
-    "use_shared_block_lora",
-    "lora_rank",
-    "vocab_pad",
-    "gated_linear_unit",
-    "hybrid_layer_ids",
-    "state_rank",
-    "use_shared_attention_lora",
-}
+OTHER = IGNORED | field_names(
+    """
+    kv_channels num_query_groups use_long_context use_mem_eff_path sliding_window n_layer ffn_hidden_size num_layers
+    state_size attn_layer_period attn_layer_offset adapter_rank expert_layer_period expert_layer_offset
+    use_shared_mlp_adapter head_dim use_conv_bias mamba_dt_rank ft_lora use_shared_block_lora lora_rank vocab_pad
+    gated_linear_unit hybrid_layer_ids state_rank use_shared_attention_lora
+    """
+)
 
 
 def _layer_kinds(config_values: ConfigValues) -> list[str]:

@@ -11,7 +11,7 @@ from typing import Any
 
 from ...code_addresses import HUB, MLX, SGLANG, VLLM
 from ...config import Config
-from ...family import Family
+from ...family import Family, field_names
 from ...parts import (
     QKV,
     QKVO,
@@ -300,10 +300,10 @@ COMMON: dict[str, Any] = {
     "tie_word_embeddings": False,
     "moe_layer_freq": 1,
 }
-ROUTING = frozenset(
+ROUTING = field_names(
     """
     aux_loss_alpha ep_size n_group norm_topk_prob routed_scaling_factor scoring_func seq_aux topk_group topk_method
-    """.split()  # noqa: SIM905
+    """
 )
 
 LING: dict[str, Any] = {
@@ -317,12 +317,12 @@ LING: dict[str, Any] = {
     "moe_router_enable_shared_expert": True,
     "first_k_dense_replace": 0,
 }
-LING_IGNORED = ROUTING | frozenset(
+LING_IGNORED = ROUTING | field_names(
     """
     embedding_dropout intermediate_size max_window_layers moe_router_enable_routed_scaling
     moe_router_topk_scaling_factor mtp_loss_scaling_factor multi_gate norm_head norm_softmax output_dropout router_dtype
     score_function sliding_window use_rmsnorm use_sliding_window
-    """.split()  # noqa: SIM905
+    """
 )
 
 FAMILIES = {
@@ -377,10 +377,10 @@ FAMILIES = {
             "attn_logit_softcapping": 30.0,
             "tie_word_embeddings": True,
         },
-        frozenset(
+        field_names(
             """
             attn_output_multiplier embedding_multiplier_scale max_attn_value output_multiplier_scale
-            """.split()  # noqa: SIM905
+            """
         ),
         code=f"{VLLM}grok1.py",
     ),
@@ -397,11 +397,11 @@ FAMILIES = {
             "use_residual": False,
             "tie_word_embeddings": False,
         },
-        frozenset(
+        field_names(
             """
             enable_expert_tensor_parallelism moe_eval_capacity_factor moe_min_capacity moe_token_dropping
             moe_train_capacity_factor parallel_attn_mlp_res sliding_window
-            """.split()  # noqa: SIM905
+            """
         ),
         code=f"{VLLM}arctic.py",
     ),
@@ -415,12 +415,12 @@ FAMILIES = {
             "residual_moe": False,
             "attn_logit_softcapping": 30.0,
         },
-        frozenset(
+        field_names(
             """
             attn_output_multiplier attn_temperature_len embedding_multiplier_scale final_logit_softcapping
-            global_attn_every_n merge_gate_up output_multiplier_scale replicate_embedding replicate_lm_head
-            rope_type router_logit_softcapping sliding_window_size
-            """.split()  # noqa: SIM905
+            global_attn_every_n merge_gate_up output_multiplier_scale replicate_embedding replicate_lm_head rope_type
+            router_logit_softcapping sliding_window_size
+            """
         ),
         code=f"{SGLANG}grok.py",
     ),
@@ -443,11 +443,11 @@ FAMILIES = {
     "smallthinker": Family(
         _smallthinker,
         {**COMMON, "rope_layout": None, "sliding_window_layout": None, "sliding_window_size": 4096},
-        frozenset(
+        field_names(
             """
             model_name moe_enable_early_router moe_enable_secondary_experts moe_primary_router_apply_softmax
             moe_secondary_expert_size moe_num_secondary_experts norm_topk_prob sliding_window
-            """.split()  # noqa: SIM905
+            """
         ),
         code="https://github.com/SJTU-IPADS/SmallThinker sglang/srt/models/smallthinker.py",
     ),

@@ -17,7 +17,7 @@ from .....components.networks.moe import MoE
 from ...absent import present
 from ...config import Config, is_whole
 from ...dropout import BART_DROPOUT
-from ...family import EVERY, LOOKS_FOR_THE_END, Family, Modules, Quirks
+from ...family import EVERY, LOOKS_FOR_THE_END, Family, Modules, Quirks, field_names
 from ...parts import (
     ACTIVATIONS,
     IDLE_CROSS_ATTENTION,
@@ -213,13 +213,13 @@ ALIASES = {
     "num_attention_heads": "encoder_attention_heads",
     "num_hidden_layers": "encoder_layers",
 }
-IGNORED = frozenset(
+IGNORED = field_names(
     """
     add_bias_logits add_final_layer_norm classif_dropout encoder_layerdrop extra_pos_embeddings
     force_bos_token_to_be_generated normalize_before normalize_embedding save_step scale_embedding
     static_position_embeddings layernorm_variant do_blenderbot_90_layernorm replicate_parameters extra_layer_norm
     variant
-    """.split()  # noqa: SIM905
+    """
 )
 
 
