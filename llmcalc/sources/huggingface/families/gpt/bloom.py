@@ -148,9 +148,7 @@ FAMILIES = {
     "bloom": Family(
         _bloom,
         ignored=field_names(
-            """
-            bias_dropout_fusion masked_softmax_fusion n_inner offset_alibi seq_length skip_bias_add skip_bias_add_qkv
-            """
+            "bias_dropout_fusion masked_softmax_fusion n_inner offset_alibi seq_length skip_bias_add skip_bias_add_qkv"
         ),
         aliases={"hidden_size": "n_embed", "num_hidden_layers": "n_layer", "num_attention_heads": "n_head"},
         spelled_as_read=True,

@@ -27,9 +27,7 @@ FAMILIES = {
     "ctrl": Family(
         _ctrl,
         ignored=field_names(
-            """
-            n_ctx summary_activation summary_first_dropout summary_proj_to_labels summary_type summary_use_proj
-            """
+            "n_ctx summary_activation summary_first_dropout summary_proj_to_labels summary_type summary_use_proj"
         ),
         aliases=ALIASES,
         writes={"dff": lambda s: s.network.intermediate_size},

@@ -97,9 +97,7 @@ FAMILIES = {
     "llama": Family(
         _llama,
         ignored=field_names(
-            """
-            activation is_llama_config neftune_noise_alpha pixel_shuffle_factor rope_interleaved use_resampler
-            """
+            "activation is_llama_config neftune_noise_alpha pixel_shuffle_factor rope_interleaved use_resampler"
         ),
     ),
     "mistral": Family(_mistral, writes=WINDOW),

@@ -158,9 +158,7 @@ FAMILIES = {
     "nemotron": Family(
         _nemotron,
         ignored=field_names(
-            """
-            kv_channels layernorm_type rope_percent partial_rotary_factor rotary_percent rope_percentage
-            """
+            "kv_channels layernorm_type rope_percent partial_rotary_factor rotary_percent rope_percentage"
         ),
         writes=PARTIAL_ROTARY,
     ),

@@ -162,11 +162,7 @@ FAMILIES = {
             "tie_word_embeddings": False,
         },
         OLD
-        | field_names(
-            """
-            classifier_init_range decoder_init_range dim_head embedding_init_range kwargs ngpt rms_norm
-            """
-        ),
+        | field_names("classifier_init_range decoder_init_range dim_head embedding_init_range kwargs ngpt rms_norm"),
         aliases={"rms_norm_eps": "norm_eps", "max_position_embeddings": "max_length"},
         code=f"{GITHUB}chandar-lab/NeoBERT/blob/main/src/neobert/model/model.py",
     ),

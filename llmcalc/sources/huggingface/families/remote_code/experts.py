@@ -301,9 +301,7 @@ COMMON: dict[str, Any] = {
     "moe_layer_freq": 1,
 }
 ROUTING = field_names(
-    """
-    aux_loss_alpha ep_size n_group norm_topk_prob routed_scaling_factor scoring_func seq_aux topk_group topk_method
-    """
+    "aux_loss_alpha ep_size n_group norm_topk_prob routed_scaling_factor scoring_func seq_aux topk_group topk_method"
 )
 
 LING: dict[str, Any] = {
@@ -377,11 +375,7 @@ FAMILIES = {
             "attn_logit_softcapping": 30.0,
             "tie_word_embeddings": True,
         },
-        field_names(
-            """
-            attn_output_multiplier embedding_multiplier_scale max_attn_value output_multiplier_scale
-            """
-        ),
+        field_names("attn_output_multiplier embedding_multiplier_scale max_attn_value output_multiplier_scale"),
         code=f"{VLLM}grok1.py",
     ),
     "arctic": Family(

@@ -375,11 +375,7 @@ FAMILIES = {
     "openelm": Family(
         _openelm,
         {"ffn_with_glu": True, "normalize_qk_projections": True, "tie_word_embeddings": True},
-        field_names(
-            """
-            activation_fn_name normalization_layer_name num_gqa_groups qkv_multipliers rope_max_length
-            """
-        ),
+        field_names("activation_fn_name normalization_layer_name num_gqa_groups qkv_multipliers rope_max_length"),
         aliases={
             "hidden_size": "model_dim",
             "num_hidden_layers": "num_transformer_layers",

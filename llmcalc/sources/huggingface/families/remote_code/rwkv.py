@@ -137,11 +137,7 @@ FAMILIES = {
             "tie_word_embeddings": False,
             "vocab_size": 32000,
         },
-        field_names(
-            """
-            attn_mode fuse_cross_entropy fuse_linear_cross_entropy fuse_norm hidden_act use_l2warp
-            """
-        ),
+        field_names("attn_mode fuse_cross_entropy fuse_linear_cross_entropy fuse_norm hidden_act use_l2warp"),
         aliases={"head_dim": "head_size"},
         unread=frozenset(),
         code="https://github.com/fla-org/flash-linear-attention/blob/main/fla/models/rwkv7/modeling_rwkv7.py",
