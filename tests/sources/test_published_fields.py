@@ -9,9 +9,12 @@ from typing import Any
 
 import pytest
 
+from llmcalc import params
 from llmcalc.errors import InputError
 from llmcalc.model import ModelSpec
+from llmcalc.sources.huggingface.parts import EARLIER_LAYER_TYPES
 from llmcalc.sources.huggingface.registry import read_config
+from tests.builders import spec_of
 from tests.families import shapes_of
 from tests.samples import in_one_test
 
@@ -49,6 +52,16 @@ PUBLISHED: dict[str, dict[str, Any]] = {
         "early_stopping": False,
         "langs": ["ru", "en"],
     },
+    "glm5_next_text": {
+        "first_k_dense_replace": 3,
+        "index_kpool_compress": True,
+        "index_share_for_mtp_iteration": True,
+        "indexer_rope_interleave": True,
+        "mhc": True,
+        "mla_use_nope": True,
+        "moe_router_dtype": "float32",
+    },
+    "step3p5": {"first_k_dense_replace": 3, "scoring_func": "sigmoid"},
     "xlnet": {"end_n_top": 5, "reuse_len": None, "start_n_top": 5, "untie_r": True},
     "rembert": {"embedding_size": 256},
     "albert": {"layers_to_keep": []},
@@ -64,7 +77,7 @@ PUBLISHED: dict[str, dict[str, Any]] = {
     "qwen3_moe": {"qkv_bias": False, "shared_expert_intermediate_size": 0, "use_qk_norm": True},
     "gemma2": {"sliding_window_size": 4096, "num_image_tokens": 256},
     "gemma4_text": {"expert_intermediate_size": None},
-    "qwen3_5_text": {"mlp_only_layers": []},
+    "qwen3_5_text": {"mlp_only_layers": [], "output_gate_type": "swish"},
     "falcon_h1": {"mlp_expansion_factor": 8},
     "jamba": {"n_ctx": 262144},
     "nemotron": {"layernorm_type": "layernorm1p"},
@@ -126,6 +139,10 @@ PUBLISHED: dict[str, dict[str, Any]] = {
 }
 
 CONTRADICTIONS = [
+    ("glm5_next_text", {"mhc": False}),
+    ("glm_moe_dsa", {"num_experts": 3}),
+    ("minimax_m3_vl_text", {"moe_intermediate_size": 3}),
+    ("step3p5", {"scoring_func": "softmax"}),
     ("qwen3_moe", {"shared_expert_intermediate_size": 64}),
     ("qwen3_moe", {"qkv_bias": True}),
     ("minimax", {"shared_intermediate_size": 64}),
@@ -180,6 +197,45 @@ def test_nomics_names_must_have_the_values_that_the_class_builds() -> None:
         read_config({**nomic, **NOMIC, "intermediate_size": 1024})
     with pytest.raises(InputError, match="activation_function: 'gelu'; expected the activation of hidden_act"):
         read_config({**nomic, **NOMIC, "activation_function": "gelu"})
+
+
+def test_earlier_names_of_layers_are_those_of_transformers() -> None:
+    from transformers import configuration_utils
+
+    assert EARLIER_LAYER_TYPES == configuration_utils._LEGACY_LAYER_TYPE_REMAP
+
+
+@pytest.mark.parametrize(
+    ("kind", "earlier"),
+    [("glm5_next_text", "deepseek_sparse_attention"), ("qwen4_exp_text", "qwen_sparse_attention")],
+)
+def test_layers_may_have_the_names_of_the_published_config(kind: str, earlier: str) -> None:
+    """GLM-5.3-Flash and Qwen3.8-Flash-Next name their layers with an indexer by earlier names."""
+    (shape, *_) = shapes_of(kind)
+    names = shape.get("layer_types") or ["linear_attention", "indexed_attention"] * shape["num_hidden_layers"]
+    names = names[: shape["num_hidden_layers"]]
+    renamed = [earlier if name in ("indexed_attention", "full_attention") else name for name in names]
+    assert earlier in renamed
+    assert read_config({**shape, "layer_types": renamed})[0] == read_config({**shape, "layer_types": names})[0]
+
+
+@pytest.mark.parametrize(("name", "kind"), [("glm53_flash", "glm5_next"), ("qwen3_8_flash_next", "qwen4_exp")])
+def test_other_names_of_engines_are_read_as_the_model_type_of_transformers(name: str, kind: str) -> None:
+    """vLLM and TokenSpeed call the two models by their marketed names."""
+    (text, *_) = shapes_of(f"{kind}_text")
+    wrapper = {"model_type": kind, "text_config": text, "architectures": ["ForConditionalGeneration"]}
+    renamed = {**wrapper, "model_type": name, "text_config": {**text, "model_type": f"{name}_text"}}
+    renamed["vision_config"] = {"model_type": f"{name}_vision" if "glm" in name else name}
+    assert read_config(renamed)[0] == read_config({**wrapper, "vision_config": {}})[0]
+    assert read_config(renamed)[0]["towers"]
+
+
+def test_glm_5_3_flash_has_the_published_321_billion_parameters() -> None:
+    """321B-A18B counts the layer of multi-token prediction, whose experts and attention are those of another layer."""
+    config = {"model_type": "glm5_next_text", "architectures": ["Glm5NextForCausalLM"], "index_kpool": 4}
+    experts, attention = 289 * 3 * 4096 * 2048, 4096 * (1536 + 512) + 64 * (1536 * 256 + 512 * 512 + 256 * 4096)
+    prediction = experts + attention + 2 * 4096 * 4096  # the last product: of the token's embedding and the state
+    assert round((params(spec_of(config)).total + prediction) / 1e9) == 321
 
 
 def test_zamba2s_hybrid_layers_stand_in_order() -> None:

@@ -68,6 +68,9 @@ COUNTED_BESIDE_THE_CLASS: dict[str, str] = {
 }
 """Field → why it counts although the class does not read it."""
 
+COUNTED_OF_OWN_CODE = {"moe_layer_start_index": ("ernie4_5_vl_moe", "ernie4_5_vl_moe_text")}
+"""Field of the publisher's own code that counts → the model types whose class in `transformers` does not read it."""
+
 TIED_BY_THE_CLASS = frozenset({"t5", "mt5", "umt5", "longt5"})
 """Families whose class ties the head whatever the config says: a recorded deviation of their `Family`."""
 
@@ -250,6 +253,8 @@ def differences(config: dict[str, Any], known: set[str] | None = None) -> Iterat
         if name in UNTOUCHED | {"num_labels"} | COUNTED_BESIDE_THE_CLASS.keys():
             continue
         if path in known or (name == "tie_word_embeddings" and kind in TIED_BY_THE_CLASS):
+            continue
+        if kind in COUNTED_OF_OWN_CODE.get(name, ()):
             continue
         value = at(config, path)
         value = default if value is None else value

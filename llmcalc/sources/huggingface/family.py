@@ -26,6 +26,12 @@ list of that name. Layers of a kind that are in a list of their own have an entr
 module are compared as a sum.
 """
 
+
+def field_names(text: str) -> frozenset[str]:
+    """Returns the names of a config's fields that a text has, one after another."""
+    return frozenset(text.split())
+
+
 EVERY = ("",)
 """Class-name suffix that matches all classes."""
 

@@ -406,16 +406,29 @@ def every_nth_full(depth: int, period: int) -> list[str]:
     return ["sliding" if (i + 1) % period else "full" for i in range(depth)]
 
 
+EARLIER_LAYER_TYPES = {
+    "attention": "full_attention",
+    "deepseek_sparse_attention": "indexed_attention",
+    "mamba": "linear_attention",
+    "qwen_sparse_attention": "indexed_attention",
+}
+"""Earlier name of a kind of layer in `layer_types` → its name (`remap_legacy_layer_types` of transformers)."""
+
+
 def listed_kinds(config: Config, field: str, name_of_type: dict[str, str], default: list[str]) -> list[str]:
     """Returns the kind of each layer from a list in the config, translated by `name_of_type`; `default` without a list.
 
-    The list `layer_types` may go on with the layers of multi-token prediction. Raises `InputError` for any other number
-    of kinds.
+    The list `layer_types` may have earlier names of the kinds, and go on with the layers of multi-token prediction.
+    Raises `InputError` for any other number of kinds.
     """
     field_value = config.get(field)
     if field_value is None:
         return default
-    names, depth = [name_of_type.get(name, "") for name in config.texts(field)], len(default)
+    kind_of_name = {
+        **{earlier: name_of_type.get(name, "") for earlier, name in EARLIER_LAYER_TYPES.items()},
+        **name_of_type,
+    }
+    names, depth = [kind_of_name.get(name, "") for name in config.texts(field)], len(default)
     predicting_layers = config.data.get("num_nextn_predict_layers")
     lengths = {depth}
     if field == "layer_types" and is_whole(predicting_layers):

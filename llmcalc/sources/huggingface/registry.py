@@ -35,6 +35,12 @@ OTHER_NAMES = {
     "aria_moe_lm": "aria_text",
     "deepseek_ref": "deepseek_v4",
     "diff_llama": "diffllama",
+    "domyn_edge": "domynedge",
+    "glm53_flash": "glm5_next",
+    "glm53_flash_text": "glm5_next_text",
+    "glm53_flash_vision": "glm5_next_vision",
+    "qwen3_8_flash_next": "qwen4_exp",
+    "qwen3_8_flash_next_text": "qwen4_exp_text",
     "ernie4_5_moe_vl": "ernie4_5_vl_moe",
     "cogvlm2": "cogvlm",
     "joyai_llm_flash": "deepseek_v3",
@@ -478,6 +484,16 @@ def _builds_towers(model_type: str, wrapper_config: Mapping[str, Any]) -> bool:
     return family.text is not None and not cls.endswith("ForCausalLM")
 
 
+def _with_usual_model_types(wrapper_config: Mapping[str, Any]) -> dict[str, Any]:
+    """Returns a wrapper's config whose sections have the model types of `transformers`, in the place of other names."""
+    return {
+        name: {**section, "model_type": OTHER_NAMES[section["model_type"]]}
+        if isinstance(section, dict) and str(section.get("model_type")) in OTHER_NAMES
+        else section
+        for name, section in wrapper_config.items()
+    }
+
+
 def _wrapped_model(
     wrapper: str, wrapper_config: Mapping[str, Any], field: str, default: int
 ) -> tuple[str, Mapping[str, Any], int]:
@@ -541,8 +557,8 @@ def read(config_data: Mapping[str, Any], head: HeadKind | None = None) -> Config
     uncounted_towers = {
         name: tower_notes for record in family_records for name, tower_notes in record.uncounted.items()
     }
-    sections = (() if location else record.uncounted_encoders for record in family_records)
-    config.close(frozenset().union(uncounted_towers, *sections, *(record.ignored for record in family_records)))
+    encoders = (() if location else record.uncounted_encoders for record in family_records)
+    config.close(frozenset().union(uncounted_towers, *encoders, *(record.ignored for record in family_records)))
     uncounted_notes = [
         f"{name}: {tower_notes.format(shown(config_data[name]))}"
         for name, tower_notes in uncounted_towers.items()
@@ -556,7 +572,8 @@ def read(config_data: Mapping[str, Any], head: HeadKind | None = None) -> Config
     if _builds_towers(wrapper, wrapper_config):
         from .towers import read_towers
 
-        towers, tower_notes = read_towers(wrapper, family_of(wrapper), wrapper_config, model["hidden_size"])
+        sections = _with_usual_model_types(wrapper_config)
+        towers, tower_notes = read_towers(wrapper, family_of(wrapper), sections, model["hidden_size"])
         model |= {"towers": towers} if towers else {}
         notes += tower_notes
     return ConfigDescription(model, notes, model_type, config.unknown, config.from_defaults)

@@ -15,7 +15,7 @@ from .....components.base import MOST_LAYERS
 from ...absent import present
 from ...config import Config, is_whole
 from ...dropout import BERT_DROPOUT
-from ...family import EVERY, Deviation, Family, Modules, Quirks, untied
+from ...family import EVERY, Deviation, Family, Modules, Quirks, field_names, untied
 from ...parts import (
     ACTIVATIONS,
     OF_ANSWERS,
@@ -122,11 +122,9 @@ def _electra(config: Config) -> Table:
 
 def _albert(config: Config) -> Table:
     """Reads ALBERT: layers belong to groups, and all layers of a group share one set of parameters."""
-    depth, groups, layers_per_group = (
-        config.size("num_hidden_layers"),
-        config.size("num_hidden_groups"),
-        config.size("inner_group_num"),
-    )
+    depth = config.size("num_hidden_layers")
+    groups = config.size("num_hidden_groups")
+    layers_per_group = config.size("inner_group_num")
     if groups > depth:
         raise config.wrong("num_hidden_groups", groups, f"at most num_hidden_layers ({depth})")
     if depth * layers_per_group > MOST_LAYERS:
@@ -282,17 +280,11 @@ def input_size(model: Table) -> Table:
     return {"input_size": model["embedding_size"]} if "embedding_size" in model else {}
 
 
-OLD = frozenset(
-    {
-        "position_embedding_type",
-        "directionality",
-        "layers_to_keep",
-        "pooler_fc_size",
-        "pooler_num_attention_heads",
-        "pooler_num_fc_layers",
-        "pooler_size_per_head",
-        "pooler_type",
-    }
+OLD = field_names(
+    """
+    position_embedding_type directionality layers_to_keep pooler_fc_size pooler_num_attention_heads pooler_num_fc_layers
+    pooler_size_per_head pooler_type
+    """
 )
 """Fields of earlier versions of the classes."""
 OF_ERNIE = OLD | {"enable_recompute", "fuse", "pool_act"}

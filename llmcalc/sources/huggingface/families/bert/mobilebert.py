@@ -17,11 +17,9 @@ def _mobilebert(config: Config) -> Table:
     config.must("use_bottleneck", True)
     config.must("use_bottleneck_attention", False)
     config.must("key_query_shared_bottleneck", True)
-    hidden, width, heads = (
-        config.size("hidden_size"),
-        config.size("intra_bottleneck_size"),
-        config.size("num_attention_heads"),
-    )
+    hidden = config.size("hidden_size")
+    width = config.size("intra_bottleneck_size")
+    heads = config.size("num_attention_heads")
     norms = {"no_norm": {"type": "affine"}, "layer_norm": layernorm(config.number("layer_norm_eps"))}
     norm, embedding = config.choice(norms, "normalization_type"), config.size("embedding_size")
     if embedding > hidden:

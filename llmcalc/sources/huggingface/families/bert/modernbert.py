@@ -14,7 +14,7 @@ from .....components.classifier import Classifier
 from ...absent import present
 from ...config import Config
 from ...dropout import BERT_DROPOUT
-from ...family import Family, Modules, Quirks
+from ...family import Family, Modules, Quirks, field_names
 from ...parts import (
     ACTIVATIONS,
     FULL_OR_SLIDING,
@@ -195,11 +195,9 @@ def _jina_embeddings_v3(config: Config) -> Table:
 
 def _rotary_encoder(config: Config, network: Table, theta: float, score: Table, has_pooler: bool) -> Table:
     """Reads BERT's post-norm layers with rotary positions. theta: the default base of RoPE."""
-    norm, types, heads = (
-        layernorm(config.number("layer_norm_eps")),
-        config.count("type_vocab_size"),
-        config.size("num_attention_heads"),
-    )
+    norm = layernorm(config.number("layer_norm_eps"))
+    types = config.count("type_vocab_size")
+    heads = config.size("num_attention_heads")
     head_dim = (
         config.maybe("head_dim")
         or config.size("hidden_size") // heads
@@ -216,61 +214,29 @@ def _rotary_encoder(config: Config, network: Table, theta: float, score: Table, 
     return encoder(config, block, stack, bert_head(config, "gelu"), score, **pooler(has_pooler))
 
 
-OF_MODERN = OLD | {
-    "causal_mask",
-    "is_causal",
-    "classifier_pooling",
-    "compile",
-    "deterministic_flash_attn",
-    "global_rope_theta",
-    "local_rope_theta",
-    "reference_compile",
-    "repad_logits_with_grad",
-    "sparse_pred_ignore_index",
-    "sparse_prediction",
-}
-OF_NOMIC = OLD | {
-    "dense_seq_output",
-    "fused_bias_fc",
-    "fused_dropout_add_ln",
-    "last_layer_subset",
-    "max_trained_positions",
-    "mlp_type",
-    "n_ctx",
-    "n_positions",
-    "pad_vocab_size_multiple",
-    "parallel_block",
-    "parallel_block_tied_norm",
-    "rotary_emb_base",
-    "rotary_emb_fraction",
-    "rotary_emb_interleaved",
-    "rotary_emb_scale_base",
-    "rotary_scaling_factor",
-    "sequence_parallel",
-    "use_xentropy",
-    "causal",
-    "summary_type",
-    "summary_use_proj",
-    "summary_activation",
-    "summary_first_dropout",
-    "summary_proj_to_labels",
-    "reorder_and_upcast_attn",
-    "expert_choice_router",
-    "ffn_div",
-    "moe_every_n_layers",
-    "moe_impl",
-    "moe_normalize_expert_weights",
-    "moe_resid_pdrop",
-    "moe_top_k",
-    "num_shared_experts",
-}
+OF_MODERN = OLD | field_names(
+    """
+    causal_mask is_causal classifier_pooling compile deterministic_flash_attn global_rope_theta local_rope_theta
+    reference_compile repad_logits_with_grad sparse_pred_ignore_index sparse_prediction
+    """
+)
+OF_NOMIC = OLD | field_names(
+    """
+    dense_seq_output fused_bias_fc fused_dropout_add_ln last_layer_subset max_trained_positions mlp_type n_ctx
+    n_positions pad_vocab_size_multiple parallel_block parallel_block_tied_norm rotary_emb_base rotary_emb_fraction
+    rotary_emb_interleaved rotary_emb_scale_base rotary_scaling_factor sequence_parallel use_xentropy causal
+    summary_type summary_use_proj summary_activation summary_first_dropout summary_proj_to_labels
+    reorder_and_upcast_attn expert_choice_router ffn_div moe_every_n_layers moe_impl moe_normalize_expert_weights
+    moe_resid_pdrop moe_top_k num_shared_experts
+    """
+)
 
 
-OF_JINA = frozenset(
+OF_JINA = field_names(
     """
     emb_pooler load_trained_adapters lora_adaptations lora_alpha lora_dropout_p lora_main_params_trainable
     matryoshka_dimensions rotary_emb_base task_instructions truncate_dim
-    """.split()  # noqa: SIM905
+    """
 )
 """Fields of the code in the first repository of jina-embeddings-v3, which the class does not read."""
 
@@ -295,6 +261,13 @@ MODERN_WRITES: Writes = {
     "local_attention": lambda s: present(s.window) - 1,
 }
 
+
+MODERN_DROPOUT = {
+    "embedding": "embedding_dropout",
+    "attention": "attention_dropout",
+    "attention_output": "attention_dropout",
+    "activation": "mlp_dropout",
+}
 
 MODERN_MODULES: Modules = {
     "embed_tokens": "embeddings.tok_embeddings",
@@ -345,12 +318,7 @@ FAMILIES = {
         writes={**MODERN_WRITES, **UNPADDED},
         quirks=Quirks(reads_values=("ForMultipleChoice",)),
         modules=MODERN_MODULES,
-        dropout={
-            "embedding": "embedding_dropout",
-            "attention": "attention_dropout",
-            "attention_output": "attention_dropout",
-            "activation": "mlp_dropout",
-        },
+        dropout=MODERN_DROPOUT,
     ),
     "modernbert-decoder": Family(
         _modernbert_decoder,
@@ -358,12 +326,7 @@ FAMILIES = {
         OF_MODERN,
         writes={**MODERN_WRITES, "local_attention": lambda s: 2 * present(s.window), "pad_token_id": lambda s: 0},
         modules=MODERN_MODULES,
-        dropout={
-            "embedding": "embedding_dropout",
-            "attention": "attention_dropout",
-            "attention_output": "attention_dropout",
-            "activation": "mlp_dropout",
-        },
+        dropout=MODERN_DROPOUT,
     ),
     "eurobert": Family(
         _eurobert,

@@ -11,7 +11,7 @@ from .....components.mixers.attention import Attention
 from ...absent import present
 from ...config import Config
 from ...dropout import BERT_DROPOUT
-from ...family import EVERY, Deviation, Family, Quirks
+from ...family import EVERY, Deviation, Family, Quirks, field_names
 from ...parts import OF_ANSWERS, OF_CHOICES, Table, architecture, encoder, pooler, scores_sequences
 from .bert import (
     BERT_MODULES,
@@ -121,14 +121,12 @@ FAMILIES = {
         _roformer,
         {"summary_use_proj": None},
         OLD
-        | {
-            "summary_activation",
-            "summary_first_dropout",
-            "summary_last_dropout",
-            "summary_proj_to_labels",
-            "summary_type",
-            "summary_use_proj",
-        },
+        | field_names(
+            """
+            summary_activation summary_first_dropout summary_last_dropout summary_proj_to_labels summary_type
+            summary_use_proj
+            """
+        ),
         quirks=MASKS,
         deviations=(SECOND_BIAS, HOLDS_SINES),
         modules={**BERT_MODULES, "input_proj": "embeddings_project"},

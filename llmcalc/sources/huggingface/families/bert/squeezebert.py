@@ -16,11 +16,9 @@ GROUPS = ("q_groups", "k_groups", "v_groups", "post_attention_groups", "intermed
 
 
 def _squeezebert(config: Config) -> Table:
-    hidden, width, heads = (
-        config.size("hidden_size"),
-        config.size("intermediate_size"),
-        config.size("num_attention_heads"),
-    )
+    hidden = config.size("hidden_size")
+    width = config.size("intermediate_size")
+    heads = config.size("num_attention_heads")
     config.must("embedding_size", hidden)
     config.divided("num_attention_heads", hidden, heads)
     groups = {name: config.size(name) for name in GROUPS}

@@ -8,7 +8,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 from ...config import Config
-from ...family import EVERY, Family, Modules, Quirks
+from ...family import EVERY, Family, Modules, Quirks, field_names
 from ...parts import (
     OF_CHOICES,
     QKVO,
@@ -29,11 +29,9 @@ from ...parts import (
 def _xlm(config: Config, placement: str = "post") -> Table:
     config.must("asm", False)
     config.must("is_encoder", True)
-    norm, heads, width = (
-        layernorm(config.number("layer_norm_eps")),
-        config.size("num_attention_heads"),
-        config.size("hidden_size"),
-    )
+    norm = layernorm(config.number("layer_norm_eps"))
+    heads = config.size("num_attention_heads")
+    width = config.size("hidden_size")
     config.divided("n_heads", width, heads)
     languages = config.count("n_langs")
     block = layer_table(
@@ -72,12 +70,12 @@ ALIASES = {
     "num_attention_heads": "n_heads",
     "n_words": "vocab_size",
 }
-NO_COUNT = frozenset(
+NO_COUNT = field_names(
     """
     amp asm_cutoffs asm_div_value bos_index bptt clip_grad_norm encoder_only eos_index fp16 group_by_size id2lang
-    lang2id langs lg_sampling_factor layerdrop max_batch_size max_vocab mlm_steps pad_index sample_alpha
-    share_inout_emb word_blank word_dropout word_keep word_mask word_mask_keep_rand word_pred word_rand word_shuffle
-    """.split()  # noqa: SIM905
+    lang2id langs lg_sampling_factor layerdrop max_batch_size max_vocab mlm_steps pad_index sample_alpha share_inout_emb
+    word_blank word_dropout word_keep word_mask word_mask_keep_rand word_pred word_rand word_shuffle
+    """
 )
 MODULES: Modules = {
     "": "transformer",

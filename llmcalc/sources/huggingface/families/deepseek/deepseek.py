@@ -9,7 +9,7 @@ from __future__ import annotations
 from typing import Any
 
 from ...config import Config
-from ...family import Family
+from ...family import Family, field_names
 from ...parts import Table, combined_kinds, decoder, dense_or_moe, full_rope, glu, layer_table, moe, prediction, rmsnorm
 from ...writes import PARTIAL_ROTARY, Writes
 
@@ -37,10 +37,8 @@ def routed(
 
     other_names: other names that the class accepts for n_routed_experts.
     """
-    width, shared_count = (
-        config.size("moe_intermediate_size"),
-        0 if config.get("n_shared_experts") is None else config.count("n_shared_experts"),
-    )
+    width = config.size("moe_intermediate_size")
+    shared_count = 0 if config.get("n_shared_experts") is None else config.count("n_shared_experts")
     shared_expert = glu(config, shared_bias, width * shared_count) if shared_count else None
     return moe(
         config.size("n_routed_experts", *other_names),
@@ -63,10 +61,8 @@ def deepseek(
     moe_layer: fields of a layer with experts that differ from the dense layer.
     """
     config.must("moe_layer_freq", 1)
-    norm, layer_kinds = (
-        rmsnorm(config.number("rms_norm_eps")),
-        {"dense": {}, "moe": {"feed_forward": experts, **moe_layer}},
-    )
+    norm = rmsnorm(config.number("rms_norm_eps"))
+    layer_kinds = {"dense": {}, "moe": {"feed_forward": experts, **moe_layer}}
     network = glu(config, mlp_bias) if "dense" in names else experts
     block = layer_table(attention, network, norm)
     return decoder(config, block, norm, stack=combined_kinds((names, layer_kinds)), **prediction(config))
@@ -155,11 +151,11 @@ LATENT: dict[str, Any] = {
     "qk_rope_head_dim": 64,
     "v_head_dim": 128,
 }
-ROUTING = frozenset(
+ROUTING = field_names(
     """
     aux_loss_alpha ep_size head_dim intermediate_size moe_layer_freq n_group norm_topk_prob num_key_value_heads
     qk_head_dim rope_interleave routed_scaling_factor scoring_func seq_aux topk_group topk_method
-    """.split()  # noqa: SIM905
+    """
 )
 """Fields that choose the experts, and fields that latent attention ignores."""
 

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 
 from .....ops import KVCache, Op
 from ...config import Config
-from ...family import Deviation, Family, Modules
+from ...family import Deviation, Family, Modules, field_names
 from ...parts import (
     Table,
     clamped,
@@ -37,11 +37,9 @@ def _deepseek_v4(config: Config) -> Table:
     uncounted_prediction(config)
     config.must("n_shared_experts", 1)
     config.must("hidden_act", "silu")
-    depth, norm, width = (
-        config.size("num_hidden_layers"),
-        rmsnorm(config.number("rms_norm_eps")),
-        config.size("moe_intermediate_size", "intermediate_size"),
-    )
+    depth = config.size("num_hidden_layers")
+    norm = rmsnorm(config.number("rms_norm_eps"))
+    width = config.size("moe_intermediate_size", "intermediate_size")
     fields = ("num_attention_heads", "head_dim", "q_lora_rank", "o_groups", "o_lora_rank", "sliding_window")
     position: Table = full_rope(config)
     mixer: Table = {
@@ -170,11 +168,11 @@ HYPER_MODULES: Modules = {
 FAMILIES = {
     "deepseek_v4": Family(
         _deepseek_v4,
-        ignored=frozenset(
+        ignored=field_names(
             """
             compress_rate_csa compress_rate_hca compress_ratios expert_dtype num_hash_layers qk_rope_head_dim
             topk_method
-            """.split()  # noqa: SIM905
+            """
         ),
         writes={
             "layer_types": _written_layer_types,

@@ -7,7 +7,7 @@ models/deepseek_v32, models/glm_moe_dsa, models/axk2.
 from __future__ import annotations
 
 from ...config import Config
-from ...family import Family, Modules
+from ...family import Family, Modules, field_names
 from ...parts import (
     DENSE_OR_MOE,
     Table,
@@ -28,6 +28,8 @@ def _deepseek_v32(config: Config) -> Table:
 
 
 def _glm_moe_dsa(config: Config) -> Table:
+    if config.has("num_experts"):  # written by quantizers beside the field that the class reads
+        config.must("num_experts", config.size("n_routed_experts"))
     choices = indexer_kinds(config, config.size("num_hidden_layers"))
     if choices[0] != "full":
         raise config.wrong(
@@ -53,25 +55,22 @@ def indexer_kinds(config: Config, depth: int) -> list[str]:
         if len(pattern_kinds) != depth or not {*pattern_kinds} <= {"full", "shared"}:
             raise config.wrong("index_topk_pattern", pattern, f"{depth} times F or S")
         return pattern_kinds
-    period = max(config.count("index_topk_freq"), 1)
-    offset = config.count("index_skip_topk_offset")
-    default = ["shared" if max(i - offset + 1, 0) % period else "full" for i in range(depth)]
+    default = ["full"] * depth
+    if not config.has("indexer_types"):
+        period, offset = max(config.count("index_topk_freq"), 1), config.count("index_skip_topk_offset")
+        default = ["shared" if max(i - offset + 1, 0) % period else "full" for i in range(depth)]
     return listed_kinds(config, "indexer_types", {"full": "full", "shared": "shared"}, default)
 
 
 def _sparse_attention_model(config: Config, choices: list[str]) -> Table:
     config.must("moe_layer_freq", 1)
     config.must("mlp_bias", False)
-    norm, indexer = (
-        rmsnorm(config.number("rms_norm_eps")),
-        {field: config.size(field) for field in ("index_n_heads", "index_head_dim", "index_topk")},
-    )
+    norm = rmsnorm(config.number("rms_norm_eps"))
+    indexer = {field: config.size(field) for field in ("index_n_heads", "index_head_dim", "index_topk")}
     networks = dense_or_moe(config, len(choices), config.count("first_k_dense_replace"))
     experts = routed(config, **SIGMOID)
-    network, layer_kinds = (
-        glu(config) if "dense" in networks else experts,
-        {"dense": {}, "moe": {"feed_forward": experts}},
-    )
+    network = glu(config) if "dense" in networks else experts
+    layer_kinds = {"dense": {}, "moe": {"feed_forward": experts}}
     block = layer_table(mla(config, indexer=indexer), network, norm)
     stack = combined_kinds(
         (choices, {"full": {}, "shared": {"attention": {"indexer": {"shared": True}}}}), (networks, layer_kinds)
@@ -125,14 +124,12 @@ FAMILIES = {
         _glm_moe_dsa,
         {"moe_layer_freq": 1, "index_topk_freq": 1, "index_skip_topk_offset": 2},
         ROUTING
-        | {
-            "index_share_for_mtp_iteration",
-            "index_skip_topk_offset",
-            "index_topk_freq",
-            "index_topk_pattern",
-            "indexer_rope_interleave",
-            "moe_router_dtype",
-        },
+        | field_names(
+            """
+            index_share_for_mtp_iteration index_skip_topk_offset index_topk_freq index_topk_pattern
+            indexer_rope_interleave moe_router_dtype
+            """
+        ),
         writes={
             **UNGROUPED_LATENT_WRITES,
             "indexer_types": lambda s: ["shared" if mixer.indexer.shared else "full" for mixer in s.mixers],

@@ -8,7 +8,7 @@ transformers: models/glm4_moe, models/dots1, models/minimax_m2.
 from __future__ import annotations
 
 from ...config import Config
-from ...family import Family
+from ...family import Family, field_names
 from ...parts import (
     FULL_OR_SLIDING,
     QKV,
@@ -41,11 +41,9 @@ def _glm4_moe(config: Config) -> Table:
 
 def _dots1(config: Config) -> Table:
     config.must("moe_layer_freq", 1)
-    depth, norm, window = (
-        config.size("num_hidden_layers"),
-        rmsnorm(config.number("rms_norm_eps")),
-        config.maybe("sliding_window"),
-    )
+    depth = config.size("num_hidden_layers")
+    norm = rmsnorm(config.number("rms_norm_eps"))
+    window = config.maybe("sliding_window")
     first_sliding = depth if window is None else config.count("max_window_layers")
     ranges = listed_kinds(
         config, "layer_types", FULL_OR_SLIDING, ["full" if i < first_sliding else "sliding" for i in range(depth)]
@@ -96,19 +94,11 @@ FAMILIES = {
             "use_routing_bias": True,
             "shared_intermediate_size": 0,
         },
-        frozenset(
-            {
-                "scoring_func",
-                "shared_moe_mode",
-                "use_mtp",
-                "num_mtp_modules",
-                "mtp_transformer_layers",
-                "sliding_window",
-                "mlp_intermediate_size",
-                "layernorm_full_attention_beta",
-                "layernorm_linear_attention_beta",
-                "layernorm_mlp_beta",
-            }
+        field_names(
+            """
+            scoring_func shared_moe_mode use_mtp num_mtp_modules mtp_transformer_layers sliding_window
+            mlp_intermediate_size layernorm_full_attention_beta layernorm_linear_attention_beta layernorm_mlp_beta
+            """
         ),
         writes=PARTIAL_ROTARY,
         published_as=frozenset({"mixtral"}),

@@ -14,8 +14,18 @@ from .....components.mixers.mla import MLA
 from .....ops import KVCache, Op
 from ...absent import present
 from ...config import Config
-from ...family import EVERY, Deviation, Family, Quirks
-from ...parts import Table, clamped, decoder, dense_or_moe, glu, listed_kinds, rmsnorm, stack_of_kinds
+from ...family import EVERY, Deviation, Family, Quirks, field_names
+from ...parts import (
+    Table,
+    clamped,
+    decoder,
+    dense_or_moe,
+    glu,
+    listed_kinds,
+    rmsnorm,
+    stack_of_kinds,
+    uncounted_prediction,
+)
 from ...writes import UNPADDED
 from ..recurrent.delta import KDA_MODULES, kda, linear_attention_config
 from .deepseek import ROUTING, SIGMOID, UNGROUPED_LATENT_WRITES, routed
@@ -29,8 +39,15 @@ MIXERS = {"linear_attention": "linear", "indexed_attention": "indexed", "full_at
 BOUND = -5.0
 """The lower bound of the log decay by default."""
 
+PUBLISHED_FIELDS = {"index_kpool_compress": True, "mhc": True, "mla_use_nope": True}
+"""Fields of the published config that the class does not have → the value that it implements."""
+
 
 def _glm5_next_text(config: Config) -> Table:
+    uncounted_prediction(config)
+    for name, value in PUBLISHED_FIELDS.items():
+        if config.has(name):
+            config.must(name, value)
     depth, norm = config.size("num_hidden_layers"), rmsnorm(config.number("rms_norm_eps"))
     config.must("num_key_value_heads", None, config.size("num_attention_heads"))
     config.must("hidden_act", "silu")
@@ -149,7 +166,13 @@ FAMILIES = {
     "glm5_next_text": Family(
         _glm5_next_text,
         {"index_topk_freq": 1, "index_skip_topk_offset": 2},
-        ROUTING | {"index_skip_topk_offset", "index_topk_freq", "index_topk_pattern", "safe_gate"},
+        ROUTING
+        | field_names(
+            """
+            first_k_dense_replace index_share_for_mtp_iteration index_skip_topk_offset index_topk_freq
+            index_topk_pattern indexer_rope_interleave moe_router_dtype safe_gate
+            """
+        ),
         writes={
             **UNGROUPED_LATENT_WRITES,
             **UNPADDED,

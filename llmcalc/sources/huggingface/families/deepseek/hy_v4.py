@@ -46,10 +46,8 @@ def _hy_v4(config: Config) -> Table:
         )
     networks, experts = dense_or_moe(config, depth, 1), routed(config, **SIGMOID)
     experts["expert"] = clamped(experts["expert"])
-    network, layer_kinds = (
-        glu(config) if "dense" in networks else experts,
-        {"dense": {}, "moe": {"feed_forward": experts}},
-    )
+    network = glu(config) if "dense" in networks else experts
+    layer_kinds = {"dense": {}, "moe": {"feed_forward": experts}}
     block = {
         "type": "hyper",
         "attention": mla(config, indexer=indexer, output_gate={"per": "element"}, sinks=True),

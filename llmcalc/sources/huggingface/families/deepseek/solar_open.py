@@ -46,15 +46,11 @@ def _solar_open(config: Config) -> Table:
 def _mellum(config: Config) -> Table:
     """Reads Mellum 2: full and sliding layers have different RoPE parameters."""
     uncounted_prediction(config)
-    depth, norm, window = (
-        config.size("num_hidden_layers"),
-        rmsnorm(config.number("rms_norm_eps")),
-        config.maybe("sliding_window"),
-    )
-    ranges, networks = (
-        listed_kinds(config, "layer_types", FULL_OR_SLIDING, ["full"] * depth),
-        dense_or_moe(config, depth, 0),
-    )
+    depth = config.size("num_hidden_layers")
+    norm = rmsnorm(config.number("rms_norm_eps"))
+    window = config.maybe("sliding_window")
+    ranges = listed_kinds(config, "layer_types", FULL_OR_SLIDING, ["full"] * depth)
+    networks = dense_or_moe(config, depth, 0)
     mixer = attention(
         config,
         position=rope(config, kind="full_attention"),

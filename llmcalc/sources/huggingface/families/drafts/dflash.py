@@ -10,7 +10,7 @@ from __future__ import annotations
 from typing import Any
 
 from ...config import Config
-from ...family import Family
+from ...family import Family, field_names
 from ...parts import FULL_OR_SLIDING, Table, combined_kinds, decoder, glu, layer_table, listed_kinds, rmsnorm, rope
 from .eagle import COMMON, IGNORED
 
@@ -82,11 +82,11 @@ DFLASH: dict[str, Any] = {
     "target_layer_ids": None,
     "aux_hidden_state_layer_ids": None,
 }
-UNCOUNTED = (IGNORED - {"layer_types", "sliding_window"}) | frozenset(
+UNCOUNTED = (IGNORED - {"layer_types", "sliding_window"}) | field_names(
     """
     attention_backend attention_mode loss_decay_gamma num_anchors projector_type pure_draft_prefix_len
     sample_from_anchor shift_label sliding_window_non_causal target_hidden_size
-    """.split()  # noqa: SIM905
+    """
 )
 SOURCE = "https://github.com/sgl-project/SpecForge/blob/main/specforge/modeling/draft/"
 

@@ -10,7 +10,7 @@ from __future__ import annotations
 from typing import Any
 
 from ...config import Config
-from ...family import Family
+from ...family import Family, field_names
 from ...parts import QKV, QKVO, Table, attention, biases, decoder, glu, layer_table, qk_norm, rmsnorm
 
 STATES = 3
@@ -90,12 +90,12 @@ COMMON: dict[str, Any] = {
     "max_position_embeddings": None,
     "tie_word_embeddings": False,
 }
-IGNORED = frozenset(
+IGNORED = field_names(
     """
     block_size eagle_config embed_requires_grad has_no_defaults_at_init layer_types max_window_layers norm_output
     num_target_layers parallel_drafting ptd_token_id sliding_window speculators_config speculators_model_type
     speculators_version target_model_type use_sliding_window
-    """.split()  # noqa: SIM905
+    """
 )
 EAGLE3: dict[str, Any] = {
     **COMMON,

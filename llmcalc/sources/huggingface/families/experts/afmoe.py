@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from ...absent import present
 from ...config import Config
-from ...family import Family
+from ...family import Family, field_names
 from ...parts import (
     FULL_OR_SLIDING,
     QKVO,
@@ -119,11 +119,11 @@ def _window_field(config: Config) -> Table:
 FAMILIES = {
     "afmoe": Family(
         _afmoe,
-        ignored=frozenset(
+        ignored=field_names(
             """
             load_balance_coeff n_group num_expert_groups num_limited_groups route_norm score_func topk_group
             use_grouped_mm
-            """.split()  # noqa: SIM905
+            """
         ),
         modules={
             "mlp_pre_norm": "pre_mlp_layernorm",

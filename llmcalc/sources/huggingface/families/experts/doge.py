@@ -18,11 +18,9 @@ from ...parts import ACTIVATIONS, Table, decoder, glu, layer_table, rmsnorm, rop
 def _doge(config: Config) -> Table:
     if config.has("hidden_bias"):
         config.must("hidden_bias", False)  # a field of the first checkpoints' own code; the class reads mlp_bias
-    hidden, heads, norm = (
-        config.size("hidden_size"),
-        config.size("num_attention_heads"),
-        rmsnorm(config.number("rms_norm_eps")),
-    )
+    hidden = config.size("hidden_size")
+    heads = config.size("num_attention_heads")
+    norm = rmsnorm(config.number("rms_norm_eps"))
     mixer: Table = {
         "type": "dynamic_mask",
         "num_attention_heads": heads,

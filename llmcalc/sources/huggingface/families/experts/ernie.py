@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 
 from .....components.base import MOST_EXPERTS
 from ...config import Config
-from ...family import Family, Modules
+from ...family import Family, Modules, field_names
 from ...parts import (
     QKVO,
     Table,
@@ -51,11 +51,9 @@ def _ernie4_5_moe(config: Config) -> Table:
     The range is `moe_layer_start_index` to `moe_layer_end_index` (-1: the last).
     """
     uncounted_prediction(config)
-    depth, first_moe, interval = (
-        config.size("num_hidden_layers"),
-        config.count("moe_layer_start_index"),
-        config.size("moe_layer_interval"),
-    )
+    depth = config.size("num_hidden_layers")
+    first_moe = config.count("moe_layer_start_index")
+    interval = config.size("moe_layer_interval")
     last_moe = depth - 1 if config.get("moe_layer_end_index") == -1 else config.count("moe_layer_end_index")
     names = ["moe" if first_moe <= i <= last_moe and (i + 1) % interval == 0 else "dense" for i in range(depth)]
     return _network_kinds(config, names, config.size("moe_intermediate_size"), {"bias": _has_bias(config)})
@@ -117,14 +115,14 @@ def _network_kinds(config: Config, names: list[str], width: int, head: Table, **
     )
 
 
-NO_COUNT = frozenset(
+NO_COUNT = field_names(
     """
     compression_ratio freq_allocation fuse_rope moe_aux_loss_lambda moe_capacity moe_dense_experts_token_type_id
-    moe_dropout_prob moe_gate moe_group_experts moe_norm_gate_logits moe_norm_min
-    moe_multimodal_dispatch_use_allgather moe_orthogonal_loss_lambda moe_orthogonal_loss_type moe_use_aux_free
-    moe_use_hard_gate moe_z_loss_lambda rope_3d rope_reduction tensor_parallel_output use_fused_head_and_loss_fn
-    use_recompute_loss_fn use_rmsnorm weight_share_add_bias
-    """.split()  # noqa: SIM905
+    moe_dropout_prob moe_gate moe_group_experts moe_norm_gate_logits moe_norm_min moe_multimodal_dispatch_use_allgather
+    moe_orthogonal_loss_lambda moe_orthogonal_loss_type moe_use_aux_free moe_use_hard_gate moe_z_loss_lambda rope_3d
+    rope_reduction tensor_parallel_output use_fused_head_and_loss_fn use_recompute_loss_fn use_rmsnorm
+    weight_share_add_bias
+    """
 )
 
 ALIASES = {"num_experts": "moe_num_experts", "num_experts_per_tok": "moe_k"}

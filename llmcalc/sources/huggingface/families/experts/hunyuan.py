@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 from .....components.base import LARGEST
 from .....errors import shown
 from ...config import Config, is_whole
-from ...family import Family, Modules
+from ...family import Family, Modules, field_names
 from ...parts import (
     QKVO,
     Table,
@@ -92,11 +92,9 @@ def _hunyuan_v1_moe(config: Config) -> Table:
     The number of experts per token may differ by layer.
     """
     _check_published_fields(config)
-    norm, width, experts = (
-        rmsnorm(config.number("rms_norm_eps")),
-        config.size("intermediate_size"),
-        config.size("num_experts", "num_local_experts"),
-    )
+    norm = rmsnorm(config.number("rms_norm_eps"))
+    width = config.size("intermediate_size")
+    experts = config.size("num_experts", "num_local_experts")
     for name, expected_value in (("num_shared_expert", 1), ("moe_intermediate_size", width)):
         if config.has(name) and {*_values_per_layer(config, name)} != {expected_value}:
             raise config.wrong(name, config.get(name), f"{expected_value} in every layer, as in the class")
@@ -115,11 +113,9 @@ def _hy_v3(config: Config) -> Table:
     if config.has("first_k_dense_replace") and not config.has("mlp_layer_types"):
         config.must("first_k_dense_replace", 1)
     uncounted_prediction(config)
-    norm, width, bias = (
-        rmsnorm(config.number("rms_norm_eps")),
-        config.size("moe_intermediate_size"),
-        config.flag("mlp_bias"),
-    )
+    norm = rmsnorm(config.number("rms_norm_eps"))
+    width = config.size("moe_intermediate_size")
+    bias = config.flag("mlp_bias")
     if config.count("num_shared_experts") == 0:
         raise config.wrong(
             "num_shared_experts",
@@ -141,7 +137,7 @@ def _hy_v3(config: Config) -> Table:
     )
 
 
-NO_COUNT = frozenset(
+NO_COUNT = field_names(
     """
     bos_id capacity_factor eos_id image_token_id max_vit_seq_len pad_id sep_id vision_config video_token_id
     add_classification_head anyres_pooling_size anyres_vit_max_image_size anyres_vit_two_views attention_head_dim
@@ -153,7 +149,7 @@ NO_COUNT = frozenset(
     use_grouped_mm use_mixed_mlp_moe use_rotary_pos_emb v_head_dim video_end_id video_start_id vit_add_patchemb_bias
     vit_input_resolution vit_mapping_type vit_norm_type vit_patch vit_path vit_remove_prenorm vit_token vit_type
     vit_used_rms_norm xdrope_section
-    """.split()  # noqa: SIM905
+    """
 )
 
 OF_EXPERTS = {"num_experts", "moe_topk", "num_shared_expert", "moe_intermediate_size"}

@@ -8,7 +8,7 @@ transformers: models/mimo_v2_flash; MiMo-7B has no class there and is computed b
 from __future__ import annotations
 
 from ...config import Config
-from ...family import Family
+from ...family import Family, field_names
 from ...parts import (
     DENSE_OR_MOE,
     FULL_OR_SLIDING,
@@ -74,10 +74,8 @@ def _mimo_v2_flash(config: Config) -> Table:
     _require_layers(config, "hybrid_layer_pattern", "sliding", ranges)
     _require_layers(config, "moe_layer_freq", "moe", networks)
     block = layer_table(mixer, glu(config), norm)
-    attention_fields, network = (
-        {"full": {}, "sliding": {"attention": sliding}},
-        {"dense": {}, "moe": {"feed_forward": experts}},
-    )
+    attention_fields = {"full": {}, "sliding": {"attention": sliding}}
+    network = {"dense": {}, "moe": {"feed_forward": experts}}
     return decoder(config, block, norm, stack=combined_kinds((ranges, attention_fields), (networks, network)))
 
 
@@ -105,14 +103,12 @@ FAMILIES = {
         _mimo_v2_flash,
         {"add_swa_attention_sink_bias": True, "add_full_attention_sink_bias": False},
         ROUTING
-        | {
-            "attention_chunk_size",
-            "hybrid_block_size",
-            "layernorm_epsilon",
-            "n_shared_experts",
-            "partial_rotary_factor",
-            "swa_rope_theta",
-        },
+        | field_names(
+            """
+            attention_chunk_size hybrid_block_size layernorm_epsilon n_shared_experts partial_rotary_factor
+            swa_rope_theta
+            """
+        ),
         writes={
             "num_key_value_heads": lambda s: s.full.num_key_value_heads or s.full.num_attention_heads,
         },

@@ -57,6 +57,8 @@ def _minimax_m3(config: Config) -> Table:
     uncounted_prediction(config)
     for name, value in FIXED.items():
         config.must(name, None, value)
+    if config.has("moe_intermediate_size"):
+        config.must("moe_intermediate_size", config.size("intermediate_size"))
     depth, norm = config.size("num_hidden_layers"), offset_rmsnorm(config.number("rms_norm_eps"))
     older_config = config.section("sparse_attention_config")
     indexer = {
@@ -131,6 +133,7 @@ FAMILIES = {
         },
         frozenset(
             {
+                "first_k_dense_replace",
                 "hidden_act",
                 "moe_layer_freq",
                 "output_router_logits",

@@ -50,11 +50,9 @@ def _phimoe(config: Config) -> Table:
 
 
 def _qwen2_moe(config: Config) -> Table:
-    width, depth, uses_window = (
-        config.size("shared_expert_intermediate_size"),
-        config.size("num_hidden_layers"),
-        config.flag("use_sliding_window"),
-    )
+    width = config.size("shared_expert_intermediate_size")
+    depth = config.size("num_hidden_layers")
+    uses_window = config.flag("use_sliding_window")
     first_sliding = config.count("max_window_layers")
     names = listed_kinds(
         config,
@@ -68,10 +66,8 @@ def _qwen2_moe(config: Config) -> Table:
         if uses_window and window is not None
         else (["full"] * depth, {"full": {}})
     )
-    mixer, expert_fields = (
-        attention(config, **biases(config.flag("qkv_bias"), *QKV)),
-        {"shared": glu(config, width=width), "shared_expert_gate": True},
-    )
+    mixer = attention(config, **biases(config.flag("qkv_bias"), *QKV))
+    expert_fields = {"shared": glu(config, width=width), "shared_expert_gate": True}
     return qwen_moe(config, config.count("num_experts"), mixer, expert_fields, windows)
 
 
@@ -96,11 +92,9 @@ def qwen_moe(config: Config, experts: int, mixer: Table, fields: Table, *axes: t
 
     fields: fields of the experts beyond the routed ones.
     """
-    norm, depth, expert_interval = (
-        rmsnorm(config.number("rms_norm_eps")),
-        config.size("num_hidden_layers"),
-        config.size("decoder_sparse_step"),
-    )
+    norm = rmsnorm(config.number("rms_norm_eps"))
+    depth = config.size("num_hidden_layers")
+    expert_interval = config.size("decoder_sparse_step")
     dense_layers = set() if config.get("mlp_only_layers") is None else set(config.sizes("mlp_only_layers"))
     names = [
         "moe" if experts and i not in dense_layers and (i + 1) % expert_interval == 0 else "dense" for i in range(depth)

@@ -9,7 +9,7 @@ transformers: models/step3p7. Configs of earlier code list more layers than num_
 from __future__ import annotations
 
 from ...config import Config, is_whole
-from ...family import EVERY, Family, Quirks
+from ...family import EVERY, Family, Quirks, field_names
 from ...parts import (
     DENSE_OR_MOE,
     FULL_OR_SLIDING,
@@ -44,7 +44,11 @@ def _step3p5(config: Config) -> Table:
     if window is None and "sliding" in ranges:
         raise config.wrong("sliding_window", None, "a number of tokens, for there are layers with a window")
     sliding: Table = {"num_attention_heads": _sliding_heads(config), "sliding_window": window}
-    for name, value in (("num_experts", config.size("n_routed_experts")), ("n_shared_experts", 1)):
+    for name, value in (
+        ("num_experts", config.size("n_routed_experts")),
+        ("n_shared_experts", 1),
+        ("scoring_func", "sigmoid"),
+    ):
         if config.has(name):  # written by converters; its class does not read it
             config.must(name, value)
     mlp_bias = config.flag("mlp_bias")
@@ -98,12 +102,12 @@ def _sliding_heads(config: Config) -> int:
     return heads
 
 
-NO_COUNT = frozenset(
+NO_COUNT = field_names(
     """
-    att_impl_type moe_router_activation need_fp32_gate norm_expert_weight partial_rotary_factors per_layer_config
-    scaling_factor sink use_head_wise_attn_gate use_mfa use_moe use_moe_router_bias use_qk_norm use_rope_layers
-    yarn_only_types zero_centered
-    """.split()  # noqa: SIM905
+    att_impl_type first_k_dense_replace moe_router_activation need_fp32_gate norm_expert_weight partial_rotary_factors
+    per_layer_config scaling_factor sink use_head_wise_attn_gate use_mfa use_moe use_moe_router_bias use_qk_norm
+    use_rope_layers yarn_only_types zero_centered
+    """
 )
 
 

@@ -27,11 +27,9 @@ def _zaya(config: Config) -> Table:
             "router_hidden_size instead, with num_hidden_layers counting layers of both attention and experts",
         )
     config.must("num_experts_per_tok", 1)
-    depth, norm, window = (
-        config.size("num_hidden_layers"),
-        rmsnorm(config.number("rms_norm_eps")),
-        config.maybe("sliding_window"),
-    )
+    depth = config.size("num_hidden_layers")
+    norm = rmsnorm(config.number("rms_norm_eps"))
+    window = config.maybe("sliding_window")
     ranges = listed_kinds(config, "layer_types", {"hybrid": "full", "hybrid_sliding": "sliding"}, ["full"] * depth)
     if "sliding" in ranges and window is None:
         raise config.wrong("sliding_window", None, "a positive whole number: layer_types has hybrid_sliding")

@@ -46,16 +46,12 @@ def _ffn_widths(config: Config, depth: int) -> list[int]:
 
 
 def _gemma3n(config: Config) -> Table:
-    depth, window, shared_layers = (
-        config.size("num_hidden_layers"),
-        config.size("sliding_window"),
-        config.count("num_kv_shared_layers"),
-    )
-    norm, width, streams = (
-        float32_rmsnorm(config.number("rms_norm_eps")),
-        config.size("hidden_size_per_layer_input"),
-        config.size("altup_num_inputs"),
-    )
+    depth = config.size("num_hidden_layers")
+    window = config.size("sliding_window")
+    shared_layers = config.count("num_kv_shared_layers")
+    norm = float32_rmsnorm(config.number("rms_norm_eps"))
+    width = config.size("hidden_size_per_layer_input")
+    streams = config.size("altup_num_inputs")
     layer_kinds = listed_kinds(config, "layer_types", FULL_OR_SLIDING, every_nth_full(depth, 5))
     check_shared_layers(config, layer_kinds, shared_layers)
     layers: list[tuple[str, Table]] = []

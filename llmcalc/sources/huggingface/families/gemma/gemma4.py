@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 from .....components.mixers.attention import Attention
 from ...absent import present
 from ...config import Config, is_whole
-from ...family import Family, Modules, Quirks
+from ...family import Family, Modules, Quirks, field_names
 from ...parts import (
     FULL_OR_SLIDING,
     QKVO,
@@ -76,11 +76,9 @@ def _layer_fields_and_kinds(config: Config, layer_kinds: list[str], wider: str) 
 
     wider: the FFN of twice the width in layers with shared keys and values.
     """
-    depth, window, shared_layers = (
-        config.size("num_hidden_layers"),
-        config.size("sliding_window"),
-        config.count("num_kv_shared_layers"),
-    )
+    depth = config.size("num_hidden_layers")
+    window = config.size("sliding_window")
+    shared_layers = config.count("num_kv_shared_layers")
     check_shared_layers(config, layer_kinds, shared_layers)
     double_wide = config.flag("use_double_wide_mlp")
     layers: list[tuple[str, Table]] = []
@@ -157,11 +155,11 @@ def _gemma4_decoder(config: Config, experts: bool, per_layer: bool) -> Table:
     return table
 
 
-IGNORED = frozenset(
+IGNORED = field_names(
     """
     hidden_act cache_implementation vocab_size_per_layer_input global_head_dim num_global_key_value_heads num_experts
     top_k_experts moe_intermediate_size expert_intermediate_size
-    """.split()  # noqa: SIM905
+    """
 )
 
 

@@ -42,11 +42,9 @@ def _muse_glimmer_text(config: Config) -> Table:
 
 def _muse_spark_text(config: Config) -> Table:
     """Reads Muse Spark, in which layers have experts unless the config lists them as dense."""
-    depth, eps, post_norm_eps = (
-        config.size("num_hidden_layers"),
-        config.number("rms_norm_eps"),
-        config.number("post_norm_eps"),
-    )
+    depth = config.size("num_hidden_layers")
+    eps = config.number("rms_norm_eps")
+    post_norm_eps = config.number("post_norm_eps")
     networks = listed_kinds(config, "mlp_layer_types", DENSE_OR_MOE, ["moe"] * depth)
     norm, output_norm = offset_rmsnorm(eps), offset_rmsnorm(post_norm_eps)
     experts: Table = {}

@@ -12,7 +12,7 @@ from .....components.mixers.attention import Attention
 from ...absent import present
 from ...config import Config
 from ...dropout import T5_DROPOUT
-from ...family import CLASSIFIERS, Family, Modules, Quirks
+from ...family import CLASSIFIERS, Family, Modules, Quirks, field_names
 from ...parts import (
     QKVO,
     Table,
@@ -86,10 +86,8 @@ def _t5gemma(config: Config) -> Table:
 def _t5gemma2(config: Config) -> Table:
     config.must("is_encoder_decoder", True)
     encoder_wrapper = config.section("encoder", {"text_config": None})
-    encoder_config, decoder_config = (
-        encoder_wrapper.section("text_config", TEXT),
-        config.section("decoder", TEXT),
-    )
+    encoder_config = encoder_wrapper.section("text_config", TEXT)
+    decoder_config = config.section("decoder", TEXT)
     for name in ("hidden_size", "vocab_size"):
         if encoder_config.size(name) != decoder_config.size(name):
             raise decoder_config.wrong(
@@ -129,11 +127,9 @@ def _gemma3_side(config: Config, has_merged_attention: bool = False) -> Table:
 
     has_merged_attention: whether attention also covers the encoder's output.
     """
-    norm, depth, bias = (
-        offset_rmsnorm(config.number("rms_norm_eps")),
-        config.size("num_hidden_layers"),
-        config.flag("attention_bias"),
-    )
+    norm = offset_rmsnorm(config.number("rms_norm_eps"))
+    depth = config.size("num_hidden_layers")
+    bias = config.flag("attention_bias")
     position_field = {"position": {"rope_theta": 1_000_000.0, **rope(config, kind="full_attention")}}
     if has_merged_attention:
         heads = {field: config.size(field) for field in ("num_attention_heads", "num_key_value_heads", "head_dim")}
@@ -181,16 +177,11 @@ SIDE: dict[str, Any] = {
 }
 """Defaults of the encoder and of the decoder of T5Gemma."""
 
-IGNORED = frozenset(
-    {
-        "query_pre_attn_scalar",
-        "final_logit_softcapping",
-        "cache_implementation",
-        "hidden_act",
-        "vocab_size",
-        "hidden_size",
-        "max_position_embeddings",
-    }
+IGNORED = field_names(
+    """
+    query_pre_attn_scalar final_logit_softcapping cache_implementation hidden_act vocab_size hidden_size
+    max_position_embeddings
+    """
 )
 
 TEXT: dict[str, Any] = {
@@ -200,19 +191,11 @@ TEXT: dict[str, Any] = {
     "attn_logit_softcapping": None,
     "sliding_window_pattern": 6,
 }
-IMAGES = frozenset(
-    {
-        "boi_token_index",
-        "boi_token_id",
-        "eoi_token_index",
-        "eoi_token_id",
-        "image_token_index",
-        "image_token_id",
-        "mm_tokens_per_image",
-        "vision_config",
-        "text_config",
-        "tie_word_embeddings",
-    }
+IMAGES = field_names(
+    """
+    boi_token_index boi_token_id eoi_token_index eoi_token_id image_token_index image_token_id mm_tokens_per_image
+    vision_config text_config tie_word_embeddings
+    """
 )
 
 

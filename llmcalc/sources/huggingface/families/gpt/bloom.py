@@ -12,7 +12,7 @@ from .....components.mixers.attention import Attention
 from .....ops import AttentionCore, KVCache, Op
 from ...config import Config
 from ...dropout import HIDDEN_DROPOUT
-from ...family import Deviation, Family, Modules
+from ...family import Deviation, Family, Modules, field_names
 from ...parts import QKVO, Table, biases, decoder, layer_table, layernorm, mlp, rope
 from .gpt import full_width_heads, plain_ffn
 
@@ -32,11 +32,9 @@ def _bloom(config: Config) -> Table:
 
 def _falcon(config: Config) -> Table:
     norm, heads = layernorm(config.number("layer_norm_epsilon")), config.size("num_attention_heads")
-    new_architecture, parallel, norms = (
-        _nullable_flag(config, "new_decoder_architecture"),
-        _nullable_flag(config, "parallel_attn"),
-        config.maybe("num_ln_in_parallel_attn"),
-    )
+    new_architecture = _nullable_flag(config, "new_decoder_architecture")
+    parallel = _nullable_flag(config, "parallel_attn")
+    norms = config.maybe("num_ln_in_parallel_attn")
     if new_architecture and not parallel:
         raise config.wrong("parallel_attn", parallel, "true with new_decoder_architecture")
     if parallel and not new_architecture and norms == 2:
@@ -149,16 +147,8 @@ BLOOM_MODULES: Modules = {
 FAMILIES = {
     "bloom": Family(
         _bloom,
-        ignored=frozenset(
-            {
-                "bias_dropout_fusion",
-                "masked_softmax_fusion",
-                "n_inner",
-                "offset_alibi",
-                "seq_length",
-                "skip_bias_add",
-                "skip_bias_add_qkv",
-            }
+        ignored=field_names(
+            "bias_dropout_fusion masked_softmax_fusion n_inner offset_alibi seq_length skip_bias_add skip_bias_add_qkv"
         ),
         aliases={"hidden_size": "n_embed", "num_hidden_layers": "n_layer", "num_attention_heads": "n_head"},
         spelled_as_read=True,

@@ -20,11 +20,9 @@ MOST_SEGMENTS = 2**20
 
 
 def _cpmant(config: Config) -> Table:
-    norm, heads, segments = (
-        rmsnorm(config.number("eps")),
-        config.size("num_attention_heads"),
-        config.size("segment_types"),
-    )
+    norm = rmsnorm(config.number("eps"))
+    heads = config.size("num_attention_heads")
+    segments = config.size("segment_types")
     if segments > MOST_SEGMENTS:
         raise config.wrong("segment_types", segments, f"at most {MOST_SEGMENTS}, as its table has a row for each pair")
     prompts = config.size("prompt_types")

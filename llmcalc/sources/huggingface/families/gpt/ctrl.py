@@ -6,7 +6,7 @@ transformers: models/ctrl.
 from __future__ import annotations
 
 from ...config import Config
-from ...family import Family
+from ...family import Family, field_names
 from ...parts import QKVO, Table, biases, decoder, layer_table, layernorm, mlp
 from .gpt import ALIASES, full_width_heads
 
@@ -26,15 +26,8 @@ def _ctrl(config: Config) -> Table:
 FAMILIES = {
     "ctrl": Family(
         _ctrl,
-        ignored=frozenset(
-            {
-                "n_ctx",
-                "summary_activation",
-                "summary_first_dropout",
-                "summary_proj_to_labels",
-                "summary_type",
-                "summary_use_proj",
-            }
+        ignored=field_names(
+            "n_ctx summary_activation summary_first_dropout summary_proj_to_labels summary_type summary_use_proj"
         ),
         aliases=ALIASES,
         writes={"dff": lambda s: s.network.intermediate_size},

@@ -15,7 +15,7 @@ from .....ops import KVCache, Op
 from ...absent import present
 from ...config import Config
 from ...dropout import GPT2_DROPOUT, HIDDEN_DROPOUT
-from ...family import Deviation, Family, Modules
+from ...family import Deviation, Family, Modules, field_names
 from ...parts import (
     ACTIVATIONS,
     IDLE_CROSS_ATTENTION,
@@ -159,11 +159,9 @@ def _gpt_neox(config: Config) -> Table:
 
 def _gpt_neox_japanese(config: Config) -> Table:
     """Reads GPT-NeoX Japanese: no biases, except in the last layer's attention output projection."""
-    norm, depth, width = (
-        layernorm(config.number("layer_norm_eps")),
-        config.size("num_hidden_layers"),
-        config.size("intermediate_multiple_size") * config.size("hidden_size"),
-    )
+    norm = layernorm(config.number("layer_norm_eps"))
+    depth = config.size("num_hidden_layers")
+    width = config.size("intermediate_multiple_size") * config.size("hidden_size")
     network = mlp(width, config.choice(ACTIVATIONS, "hidden_act"), bias=False)
     block = layer_table(
         full_width_heads(config, position=rope(config, 1.0, "rotary_pct", "rotary_emb_base")), network, norm
@@ -186,13 +184,13 @@ ALIASES = {
 }
 
 
-NO_COUNT = frozenset(
+NO_COUNT = field_names(
     """
     n_ctx n_special predict_special_tokens reorder_and_upcast_attn rotary summary_activation summary_first_dropout
     summary_proj_to_labels summary_type summary_use_proj inference_runner max_batch_size pad_key_length
     pre_allocate_kv_cache validate_runner_input attention_layers embed_dropout apply_query_key_layer_scaling
     normalize_attention_scores
-    """.split()  # noqa: SIM905
+    """
 )
 
 

@@ -58,10 +58,8 @@ def _starcoder2(config: Config) -> Table:
 
 
 def _jais2(config: Config) -> Table:
-    norm, mixer = (
-        layernorm(config.number("layer_norm_eps")),
-        attention(config, **biases(config.flag("attention_bias"), *QKVO)),
-    )
+    norm = layernorm(config.number("layer_norm_eps"))
+    mixer = attention(config, **biases(config.flag("attention_bias"), *QKVO))
     network = plain_ffn(config, "intermediate_size", "hidden_act", config.flag("mlp_bias"))
     return decoder(config, layer_table(mixer, network, norm), norm)
 

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 
 from ...absent import Absent
 from ...config import Config
-from ...family import Family
+from ...family import Family, field_names
 from ...parts import (
     FULL_OR_SLIDING,
     QKVO,
@@ -79,11 +79,9 @@ def _cohere2_moe(config: Config) -> Table:
     depth, dense_layers = config.size("num_hidden_layers"), config.count("first_k_dense_replace")
     if dense_layers > depth:
         raise config.wrong("first_k_dense_replace", dense_layers, f"at most num_hidden_layers ({depth})")
-    dense_period, period, window = (
-        config.size("prefix_dense_sliding_window_pattern"),
-        config.maybe("sliding_window_pattern") or 4,
-        config.maybe("sliding_window"),
-    )
+    dense_period = config.size("prefix_dense_sliding_window_pattern")
+    period = config.maybe("sliding_window_pattern") or 4
+    window = config.maybe("sliding_window")
     default = [*every_nth_full(dense_layers, dense_period), *every_nth_full(depth - dense_layers, period)]
     attention_kinds = listed_kinds(config, "layer_types", FULL_OR_SLIDING, default)
     network_kinds = listed_kinds(
@@ -126,10 +124,8 @@ def _cohere_compass(config: Config) -> Table:
     """Reads Cohere Compass: `rope_parameters` has a table per kind of layer; a null table means no positions."""
     rope_parameters = config.data.get("rope_parameters")
     tables = rope_parameters if isinstance(rope_parameters, dict) else {}
-    window, names = (
-        config.maybe("sliding_window"),
-        listed_kinds(config, "layer_types", FULL_OR_SLIDING, ["full"] * config.size("num_hidden_layers")),
-    )
+    window = config.maybe("sliding_window")
+    names = listed_kinds(config, "layer_types", FULL_OR_SLIDING, ["full"] * config.size("num_hidden_layers"))
     layer_tables: Table = {"full": {}, "sliding": {"sliding_window": window}}
     for field, layer_kind in FULL_OR_SLIDING.items():
         layer_tables[layer_kind]["position"] = (
@@ -146,21 +142,12 @@ def _cohere_compass(config: Config) -> Table:
     )
 
 
-IGNORED = frozenset(
-    {
-        "model_max_length",
-        "cache_implementation",
-        "layer_switch",
-        "order_of_interleaved_layers",
-        "position_embedding_type",
-        "rotary_pct",
-        "use_embedding_sharing",
-        "use_gated_activation",
-        "use_parallel_block",
-        "use_parallel_embedding",
-        "norm_topk_prob",
-        "shared_expert_combination_strategy",
-    }
+IGNORED = field_names(
+    """
+    model_max_length cache_implementation layer_switch order_of_interleaved_layers position_embedding_type rotary_pct
+    use_embedding_sharing use_gated_activation use_parallel_block use_parallel_embedding norm_topk_prob
+    shared_expert_combination_strategy
+    """
 )
 
 

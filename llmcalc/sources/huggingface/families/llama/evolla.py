@@ -25,11 +25,9 @@ from ...parts import (
 
 def _evolla(config: Config) -> Table:
     config.fields_read.add("tie_word_embeddings")  # the class ties nothing
-    norm, width, depth = (
-        rmsnorm(config.number("rms_norm_eps")),
-        config.size("hidden_size"),
-        config.size("num_hidden_layers"),
-    )
+    norm = rmsnorm(config.number("rms_norm_eps"))
+    width = config.size("hidden_size")
+    depth = config.size("num_hidden_layers")
     heads = config.size("num_attention_heads")
     config.divided("num_attention_heads", width, heads)
     block = layer_table(

@@ -6,7 +6,7 @@ transformers: models/exaone4, models/exaone_moe.
 from __future__ import annotations
 
 from ...config import Config
-from ...family import Family
+from ...family import Family, field_names
 from ...parts import (
     FULL_OR_SLIDING,
     Table,
@@ -51,11 +51,9 @@ def _exaone4(config: Config) -> Table:
 
 def _exaone_moe(config: Config) -> Table:
     uncounted_prediction(config)
-    norm, depth, window = (
-        rmsnorm(config.number("rms_norm_eps")),
-        config.size("num_hidden_layers"),
-        config.maybe("sliding_window"),
-    )
+    norm = rmsnorm(config.number("rms_norm_eps"))
+    depth = config.size("num_hidden_layers")
+    window = config.maybe("sliding_window")
     dense_layers = config.count("first_k_dense_replace")
     network_kinds = listed_kinds(
         config,
@@ -101,18 +99,11 @@ def _exaone_moe(config: Config) -> Table:
     return decoder(config, block, norm, stack={"variants": variants, **pattern})
 
 
-IGNORED = frozenset(
-    {
-        "mtp_loss_scaling_factor",
-        "mtp_share_layers",
-        "scoring_func",
-        "topk_method",
-        "n_group",
-        "topk_group",
-        "norm_topk_prob",
-        "routed_scaling_factor",
-        "cache_implementation",
-    }
+IGNORED = field_names(
+    """
+    mtp_loss_scaling_factor mtp_share_layers scoring_func topk_method n_group topk_group norm_topk_prob
+    routed_scaling_factor cache_implementation
+    """
 )
 
 FAMILIES = {

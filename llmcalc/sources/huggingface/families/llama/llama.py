@@ -6,7 +6,7 @@ transformers: models/llama, models/mistral, models/qwen2, models/qwen3, models/c
 from __future__ import annotations
 
 from ...config import Config
-from ...family import Family
+from ...family import Family, field_names
 from ...parts import (
     FULL_OR_SLIDING,
     QKV,
@@ -96,15 +96,8 @@ def _cwm(config: Config) -> Table:
 FAMILIES = {
     "llama": Family(
         _llama,
-        ignored=frozenset(
-            {
-                "activation",
-                "is_llama_config",
-                "neftune_noise_alpha",
-                "pixel_shuffle_factor",
-                "rope_interleaved",
-                "use_resampler",
-            }
+        ignored=field_names(
+            "activation is_llama_config neftune_noise_alpha pixel_shuffle_factor rope_interleaved use_resampler"
         ),
     ),
     "mistral": Family(_mistral, writes=WINDOW),

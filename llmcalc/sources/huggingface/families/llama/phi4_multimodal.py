@@ -8,7 +8,7 @@ transformers: models/phi4_multimodal.
 from __future__ import annotations
 
 from ...config import Config
-from ...family import Family
+from ...family import Family, field_names
 from ...parts import Table, attention, fused_glu
 from ..gpt.phi import PHI3_MODULES
 from .llama import llama_like
@@ -22,11 +22,11 @@ FAMILIES = {
     "phi4_multimodal": Family(
         _phi4_multimodal,
         {"head_dim": None},
-        frozenset(
+        field_names(
             """
             attention_bias audio_config audio_processor embd_layer full_attn_mod img_processor interpolate_factor
             lm_head_bias mlp_bias speech_lora vision_config vision_lora
-            """.split()  # noqa: SIM905
+            """
         ),
         towers="Phi4Multimodal",
         alone=False,

@@ -35,11 +35,9 @@ def _pre_norm_decoder(config: Config, mixer: Table, feed_forward: Table, stack: 
 
 
 def _smollm3(config: Config) -> Table:
-    depth, window, flags = (
-        config.size("num_hidden_layers"),
-        config.maybe("sliding_window"),
-        config.get("no_rope_layers"),
-    )
+    depth = config.size("num_hidden_layers")
+    window = config.maybe("sliding_window")
+    flags = config.get("no_rope_layers")
     period = config.size("no_rope_layer_interval")
     has_rope = (
         config.sizes("no_rope_layers") if flags is not None else [int((i + 1) % period != 0) for i in range(depth)]

@@ -5,14 +5,14 @@ transformers: the folders of `models` that the model types name.
 
 from __future__ import annotations
 
-from ...family import Family, Quirks
+from ...family import Family, Quirks, field_names
 
-OF_LLAVA = frozenset(
+OF_LLAVA = field_names(
     """
     freeze_mm_mlp_adapter image_aspect_ratio image_grid_pinpoints mm_projector_type mm_use_im_patch_token
     mm_use_im_start_end mm_use_im_video_token mm_vision_select_feature mm_vision_select_layer tune_mm_mlp_adapter
     use_mm_proj
-    """.split()  # noqa: SIM905
+    """
 )
 """Fields of the original LLaVA code in its flat configs, which change no count of the text model."""
 

@@ -7,7 +7,7 @@ transformers: models/qwen2_vl, models/qwen2_5_vl, models/qwen3_vl, models/qwen3_
 from __future__ import annotations
 
 from ...config import Config
-from ...family import Family
+from ...family import Family, field_names
 from ...parts import QKV, QKVO, Table, attention, biases, qk_norm, rmsnorm
 from ..experts.mixtral import NO_COUNT, OF_ABSENT_LAYERS, qwen_moe
 from ..llama.llama import llama_like
@@ -32,11 +32,11 @@ def qwen3_vl_moe_text(config: Config) -> Table:
     return qwen_moe(config, config.count("num_experts", "num_local_experts"), _qwen3(config), {})
 
 
-OF_WRAPPER = frozenset(
+OF_WRAPPER = field_names(
     """
     image_token_id image_token_index video_token_id vision_config vision_end_token_id vision_start_token_id
     vision_token_id
-    """.split()  # noqa: SIM905
+    """
 )
 
 FAMILIES = {

@@ -14,7 +14,7 @@ from typing import Any
 from .....components.base import LARGEST
 from ...absent import present
 from ...config import Config
-from ...family import Family, Modules
+from ...family import Family, Modules, field_names
 from ...parts import (
     QKVO,
     Table,
@@ -62,11 +62,9 @@ def _qwen_decoder(config: Config, expert_flags: list[bool]) -> Table:
 
     expert_flags: whether each has experts.
     """
-    norm, depth, has_bias = (
-        offset_rmsnorm(config.number("rms_norm_eps")),
-        config.size("num_hidden_layers"),
-        config.flag("attention_bias"),
-    )
+    norm = offset_rmsnorm(config.number("rms_norm_eps"))
+    depth = config.size("num_hidden_layers")
+    has_bias = config.flag("attention_bias")
     full_attention = attention(
         config,
         position=rope(config, 0.25),
@@ -263,11 +261,9 @@ def kimi_mixers(config: Config, linear_config: Config, depth: int) -> list[str]:
 
 def _olmo_hybrid(config: Config) -> Table:
     """Reads OLMo Hybrid: full-attention layers have OLMo 3's norms, linear-attention layers pre-norms."""
-    depth, norm, heads = (
-        config.size("num_hidden_layers"),
-        float32_rmsnorm(config.number("rms_norm_eps")),
-        config.size("num_attention_heads"),
-    )
+    depth = config.size("num_hidden_layers")
+    norm = float32_rmsnorm(config.number("rms_norm_eps"))
+    heads = config.size("num_attention_heads")
     keys = config.maybe("linear_num_key_heads") or heads
     values = config.maybe("linear_num_value_heads") or heads
     key_dim = config.maybe("linear_key_head_dim") or floor(config.size("hidden_size") * 0.75 / keys)
@@ -304,32 +300,28 @@ def _has_rope(config: Config) -> bool:
     ) is not None
 
 
-IGNORED = frozenset(
-    {
-        "attn_output_gate",
-        "mamba_ssm_dtype",
-        "mlp_only_layers",
-        "mtp_use_dedicated_embeddings",
-        "norm_topk_prob",
-        "partial_rotary_factor",
-    }
+IGNORED = field_names(
+    """
+    attn_output_gate mamba_ssm_dtype mlp_only_layers mtp_use_dedicated_embeddings norm_topk_prob output_gate_type
+    partial_rotary_factor
+    """
 )
 
-ROUTING = frozenset(
+ROUTING = field_names(
     """
     head_dim intermediate_size mla_use_nope moe_renormalize moe_router_activation_func n_group norm_topk_prob
     num_expert_group partial_rotary_factor routed_scaling_factor topk_group use_grouped_topk
-    """.split()  # noqa: SIM905
+    """
 )
 """Fields that choose the experts, and fields that Kimi Linear ignores."""
 
-OF_LING = frozenset(
+OF_LING = field_names(
     """
     embedding_dropout gated_attention_proj_granularity_type group_norm_size linear_silu max_window_layers
     moe_router_enable_expert_bias moe_shared_expert_intermediate_size no_kda_lora num_nextn_predict_layers qk_head_dim
-    rope_interleave rotary_dim router_dtype score_function sliding_window use_bias use_qk_norm use_qkv_bias
-    use_rmsnorm use_sliding_window
-    """.split()  # noqa: SIM905
+    rope_interleave rotary_dim router_dtype score_function sliding_window use_bias use_qk_norm use_qkv_bias use_rmsnorm
+    use_sliding_window
+    """
 )
 """Fields of Ling's checkpoints that its class does not have."""
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 from typing import Any
 
 from ...config import Config
-from ...family import Family, Modules
+from ...family import Family, Modules, field_names
 from ...parts import (
     ACTIVATIONS,
     QKVO,
@@ -153,10 +153,8 @@ def _bamba(config: Config) -> Table:
 
 
 def _granitemoehybrid(config: Config) -> Table:
-    experts, shared_network = (
-        config.count("num_local_experts"),
-        glu(config, width=config.size("shared_intermediate_size")),
-    )
+    experts = config.count("num_local_experts")
+    shared_network = glu(config, width=config.size("shared_intermediate_size"))
     network = (
         moe(experts, config.size("num_experts_per_tok"), glu(config), shared_network) if experts else shared_network
     )
@@ -192,13 +190,13 @@ def _falcon_h1(config: Config) -> Table:
     return decoder(config, {"type": "hybrid", **layer_parts, "norm": context, "norm_placement": "pre"}, context)
 
 
-MULTIPLIERS = frozenset(
+MULTIPLIERS = field_names(
     """
     embedding_multiplier logits_scaling residual_multiplier attention_multiplier lm_head_multiplier mlp_multipliers
     key_multiplier attention_out_multiplier attention_in_multiplier ssm_multipliers ssm_in_multiplier ssm_out_multiplier
     z_loss_coefficient mamba_use_mlp attn_layer_indices attn_rotary_emb normalization_function mamba_dt_rank
     mlp_expansion_factor num_local_experts num_experts_per_tok partial_rotary_factor
-    """.split()  # noqa: SIM905
+    """
 )
 
 

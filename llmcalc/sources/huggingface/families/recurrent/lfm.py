@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 from .....components.mixers.attention import Attention
 from .....components.networks.router import LinearRouter
 from ...config import Config
-from ...family import Family, Modules
+from ...family import Family, Modules, field_names
 from ...parts import (
     QKVO,
     Table,
@@ -122,12 +122,12 @@ def _lfm3(config: Config) -> Table:
     return decoder(config, stack["block"], norm, stack=stack)
 
 
-UNUSED = frozenset(
+UNUSED = field_names(
     """
     block_dim block_ff_dim block_mlp_init_scale block_multiple_of block_ffn_dim_multiplier block_norm_eps
     block_out_init_scale block_use_swiglu block_use_xavier_init conv_dim conv_dim_out conv_use_xavier_init
     full_attn_idxs norm_topk_prob num_heads partial_rotary_factor routed_scaling_factor theta tie_embedding use_pos_enc
-    """.split()  # noqa: SIM905
+    """
 )
 """Fields of the checkpoints' configs that the classes ignore always or in some cases."""
 

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from ...absent import Absent
 from ...config import Config
-from ...family import Family, Modules
+from ...family import Family, Modules, field_names
 from ...parts import ACTIVATIONS, Table, decoder, layer_table, rmsnorm
 from ...writes import Value, Writes
 
@@ -53,11 +53,9 @@ def _falcon_mamba(config: Config) -> Table:
 
 
 def _mamba2(config: Config) -> Table:
-    heads, head_dim, width = (
-        config.size("num_heads"),
-        config.size("head_dim"),
-        config.size("expand") * config.size("hidden_size"),
-    )
+    heads = config.size("num_heads")
+    head_dim = config.size("head_dim")
+    width = config.size("expand") * config.size("hidden_size")
     if heads * head_dim != width:
         raise config.wrong("num_heads", heads, f"expand × hidden_size / head_dim = {width} / {head_dim}")
     mixer = {
@@ -82,13 +80,13 @@ def _mamba2(config: Config) -> Table:
     )
 
 
-IGNORED = frozenset(
+IGNORED = field_names(
     """
     time_step_rank time_step_scale time_step_min time_step_max time_step_init_scheme time_step_floor time_step_limit
     rescale_prenorm_residual residual_in_fp32 use_mambapy use_falcon_mambapy use_associative_scan rms_norm
     norm_before_gate fused_add_norm pad_vocab_size_multiple ssm_cfg d_inner d_model n_layer intermediate_size
     use_mamba_kernels mamba_dt_min mamba_dt_max mamba_dt_limit mamba_dt_init_floor num_logits_to_keep
-    """.split()  # noqa: SIM905
+    """
 )
 """Fields of initialisation, clamping of Δ and choice of kernel, and field names of other implementations, which the
 classes ignore.

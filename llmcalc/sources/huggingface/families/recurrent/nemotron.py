@@ -11,7 +11,7 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 from ...config import Config
-from ...family import Family
+from ...family import Family, field_names
 from ...parts import (
     ACTIVATIONS,
     QKVO,
@@ -99,10 +99,8 @@ def _mamba(config: Config) -> Table:
 
 def _moe(config: Config, act: str) -> Table:
     has_bias, latent = config.flag("mlp_bias"), config.maybe("moe_latent_size")
-    expert, shared_expert = (
-        mlp(config.size("moe_intermediate_size"), act, bias=False),
-        mlp(config.size("moe_shared_expert_intermediate_size"), act, has_bias),
-    )
+    expert = mlp(config.size("moe_intermediate_size"), act, bias=False)
+    shared_expert = mlp(config.size("moe_shared_expert_intermediate_size"), act, has_bias)
     latent_field = {} if latent is None else {"latent": {"moe_latent_size": latent, "bias": has_bias}}
     routing = {"router": {"scoring_func": "sigmoid", "score_correction": "buffer"}}
     return moe(
@@ -159,10 +157,8 @@ def _names_of_layers(config_values: ConfigValues) -> list[str]:
 FAMILIES = {
     "nemotron": Family(
         _nemotron,
-        ignored=frozenset(
-            """
-            kv_channels layernorm_type rope_percent partial_rotary_factor rotary_percent rope_percentage
-            """.split()  # noqa: SIM905
+        ignored=field_names(
+            "kv_channels layernorm_type rope_percent partial_rotary_factor rotary_percent rope_percentage"
         ),
         writes=PARTIAL_ROTARY,
     ),

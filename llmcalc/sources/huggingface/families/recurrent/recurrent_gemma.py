@@ -25,12 +25,10 @@ from ...writes import PARTIAL_ROTARY
 
 
 def _recurrent_gemma(config: Config) -> Table:
-    depth, hidden, heads, norm = (
-        config.size("num_hidden_layers"),
-        config.size("hidden_size"),
-        config.size("num_attention_heads"),
-        offset_rmsnorm(config.number("rms_norm_eps")),
-    )
+    depth = config.size("num_hidden_layers")
+    hidden = config.size("hidden_size")
+    heads = config.size("num_attention_heads")
+    norm = offset_rmsnorm(config.number("rms_norm_eps"))
     width = config.maybe("lru_width") or hidden
     config.divided("num_attention_heads", width, heads)
     window = config.size("attention_window_size", "sliding_window")

@@ -9,7 +9,7 @@ from math import floor
 
 from ...absent import present
 from ...config import Config
-from ...family import Family
+from ...family import Family, field_names
 from ...parts import Table, biases, decoder, layer_table, rmsnorm
 from ...writes import Value
 
@@ -55,12 +55,12 @@ def _head_size(config: Config, factor: str, hidden: int, heads: int) -> int:
     return config.divided("num_heads", width, heads)
 
 
-RUNNING = frozenset(
+RUNNING = field_names(
     """
     head_dim add_embedding_dropout add_forward_backend_padding add_post_blocks_norm add_post_norm add_qk_norm
     cell_norm_eps force_bos_token_insert forward_backend_name gate_linears igate_bias_init_range lm_head_bias
     logit_soft_cap mlstm_round_up_to_multiple_of
-    """.split()  # noqa: SIM905
+    """
 )
 """Fields that choose how the model runs, and a norm that the class always has."""
 

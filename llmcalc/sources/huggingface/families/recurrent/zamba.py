@@ -8,7 +8,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from ...config import Config
-from ...family import Family, Modules
+from ...family import Family, Modules, field_names
 from ...parts import (
     ACTIVATIONS,
     Table,
@@ -59,10 +59,8 @@ def _hybrid_decoder(config: Config, mixer: Table, block: Table, names: list[str]
     hybrids = [i for i, name in enumerate(names) if name == "hybrid"]
     block_of_layer = {layer: f"hybrid_{i % blocks + 1}" if blocks > 1 else "hybrid" for i, layer in enumerate(hybrids)}
     layer_tables: dict[str, Table] = {"mamba": {"type": "block", **mixer_fields}}
-    is_tied, layers = (
-        config.flag("tie_word_embeddings"),
-        list(block_of_layer.values()),
-    )  # the classes tie the shared blocks and all other ties, or nothing
+    is_tied = config.flag("tie_word_embeddings")  # the classes tie the shared blocks and all other ties, or nothing
+    layers = list(block_of_layer.values())
     for name in dict.fromkeys(layers):
         adapter_fields = {"idle_adapters": layers.count(name) - 1} if "adapter_rank" in block and not is_tied else {}
         layer_tables[name] = {"type": "zamba", **mixer_fields, "transformer": {**block, **adapter_fields}}
@@ -89,11 +87,9 @@ def _double_width_attention(config: Config, position: Table | None) -> Table:
 
 
 def _zamba(config: Config) -> Table:
-    heads, has_bias, channels = (
-        config.size("n_mamba_heads"),
-        config.flag("mamba_proj_bias"),
-        config.size("mamba_expand") * config.size("hidden_size"),
-    )
+    heads = config.size("n_mamba_heads")
+    has_bias = config.flag("mamba_proj_bias")
+    channels = config.size("mamba_expand") * config.size("hidden_size")
     config.divided("n_mamba_heads", channels, heads)
     mamba_fields = {
         "intermediate_size": channels,
@@ -123,11 +119,9 @@ def _zamba(config: Config) -> Table:
 
 
 def _zamba2(config: Config) -> Table:
-    heads, channels, has_bias = (
-        config.size("n_mamba_heads"),
-        config.size("mamba_expand") * config.size("hidden_size"),
-        config.flag("add_bias_linear"),
-    )
+    heads = config.size("n_mamba_heads")
+    channels = config.size("mamba_expand") * config.size("hidden_size")
+    has_bias = config.flag("add_bias_linear")
     head_dim = config.divided("n_mamba_heads", channels, heads)
     if config.has("mamba_headdim") and config.size("mamba_headdim") != head_dim:
         raise config.wrong("mamba_headdim", config.get("mamba_headdim"), f"{channels} / {heads} = {head_dim}")
@@ -180,34 +174,14 @@ def _zamba2(config: Config) -> Table:
     return _hybrid_decoder(config, mixer, block, names, config.size("num_mem_blocks"), **length_fields)
 
 
-OTHER = IGNORED | {
-    "kv_channels",
-    "num_query_groups",
-    "use_long_context",
-    "use_mem_eff_path",
-    "sliding_window",
-    "n_layer",
-    "ffn_hidden_size",
-    "num_layers",
-    "state_size",
-    "attn_layer_period",
-    "attn_layer_offset",
-    "adapter_rank",
-    "expert_layer_period",
-    "expert_layer_offset",
-    "use_shared_mlp_adapter",
-    "head_dim",
-    "use_conv_bias",
-    "mamba_dt_rank",
-    "ft_lora",
-    "use_shared_block_lora",
-    "lora_rank",
-    "vocab_pad",
-    "gated_linear_unit",
-    "hybrid_layer_ids",
-    "state_rank",
-    "use_shared_attention_lora",
-}
+OTHER = IGNORED | field_names(
+    """
+    kv_channels num_query_groups use_long_context use_mem_eff_path sliding_window n_layer ffn_hidden_size num_layers
+    state_size attn_layer_period attn_layer_offset adapter_rank expert_layer_period expert_layer_offset
+    use_shared_mlp_adapter head_dim use_conv_bias mamba_dt_rank ft_lora use_shared_block_lora lora_rank vocab_pad
+    gated_linear_unit hybrid_layer_ids state_rank use_shared_attention_lora
+    """
+)
 
 
 def _layer_kinds(config_values: ConfigValues) -> list[str]:

@@ -17,11 +17,9 @@ def _afm7(config: Config) -> Table:
     depth, reusing_layers = config.size("num_hidden_layers"), config.count("num_kv_reuse_layers")
     if reusing_layers >= depth:
         raise config.wrong("num_kv_reuse_layers", reusing_layers, f"fewer than the {depth} layers of the model")
-    heads, hidden, factor = (
-        config.size("num_attention_heads"),
-        config.size("hidden_size"),
-        _network_width_factor(config),
-    )
+    heads = config.size("num_attention_heads")
+    hidden = config.size("hidden_size")
+    factor = _network_width_factor(config)
     mixer = attention(
         config,
         head_dim=config.divided("num_heads", hidden, heads),

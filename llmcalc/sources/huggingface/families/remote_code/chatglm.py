@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from ...code_addresses import HUB
 from ...config import Config
-from ...family import Family
+from ...family import Family, field_names
 from ...parts import QKV, QKVO, Table, architecture, biases, decoder, layer_table, layernorm, mlp, rmsnorm, rope
 
 
@@ -34,11 +34,9 @@ def _chatglm1(config: Config) -> Table:
 
 def _chatglm2(config: Config) -> Table:
     """Reads ChatGLM2 and later: half of each head is rotary, and one projection computes the FFN's gate and values."""
-    eps, heads, bias = (
-        config.number("layernorm_epsilon"),
-        config.size("num_attention_heads"),
-        config.flag("add_bias_linear"),
-    )
+    eps = config.number("layernorm_epsilon")
+    heads = config.size("num_attention_heads")
+    bias = config.flag("add_bias_linear")
     norm = rmsnorm(eps) if config.flag("rmsnorm") else layernorm(eps)
     mixer = {
         "num_attention_heads": heads,
@@ -73,13 +71,13 @@ FAMILIES = {
             "post_layer_norm": True,
             "tie_word_embeddings": False,
         },
-        frozenset(
+        field_names(
             """
             add_qkv_bias apply_query_key_layer_scaling apply_residual_connection_post_layernorm bias_dropout_fusion
             fp32_residual_connection gmask_token_id interleaved_qkv multi_query_group_num original_rope
             position_encoding_2d pre_seq_len prefix_projection quantization_bit rope_ratio seq_length boi_token_id
             eoi_token_id vision_config
-            """.split()  # noqa: SIM905
+            """
         ),
         towers="ChatGLM",
         tower_file="published_code",

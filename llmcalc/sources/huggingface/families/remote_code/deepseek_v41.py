@@ -9,7 +9,7 @@ from __future__ import annotations
 from typing import Any
 
 from ...config import Config, is_whole
-from ...family import Family
+from ...family import Family, field_names
 from ...parts import Table, clamped, decoder, full_rope, glu, moe, rmsnorm, stack_of_layers, uncounted_prediction
 from .wrappers import READ_HERE
 
@@ -24,11 +24,9 @@ def _deepseek_v41_text(config: Config) -> Table:
     config.must("scoring_func", "sqrtsoftplus")
     config.must("hidden_act", "silu")
     config.must("tie_word_embeddings", False)
-    depth, norm, streams = (
-        config.size("num_hidden_layers"),
-        rmsnorm(config.number("rms_norm_eps")),
-        config.size("hc_mult"),
-    )
+    depth = config.size("num_hidden_layers")
+    norm = rmsnorm(config.number("rms_norm_eps"))
+    streams = config.size("hc_mult")
     mixer: Table = {
         "type": "shared_entries",
         **{field: config.size(field) for field in (*MIXER_FIELDS, "sliding_window")},
@@ -176,13 +174,13 @@ FAMILIES = {
     "deepseek_v41_text": Family(
         _deepseek_v41_text,
         DEFAULTS,
-        frozenset(
+        field_names(
             """
             compress_rope_theta dspark_block_size dspark_markov_rank dspark_n_routed_experts dspark_noise_token_id
             dspark_num_experts_per_tok dspark_target_layer_ids engram_compressed_vocab_size engram_pad_token_id
             engram_vocab_size expert_dtype gate_temp hc_eps norm_topk_prob routed_scaling_factor swiglu_limit
             topk_method
-            """.split()  # noqa: SIM905
+            """
         ),
         code=VLLM,
     ),

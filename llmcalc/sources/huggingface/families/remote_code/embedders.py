@@ -13,7 +13,7 @@ from ...class_defaults import class_defaults
 from ...code_addresses import GITHUB, HUB
 from ...config import Config
 from ...dropout import BERT_DROPOUT
-from ...family import Family
+from ...family import Family, field_names
 from ...parts import (
     QKVO,
     Table,
@@ -162,11 +162,7 @@ FAMILIES = {
             "tie_word_embeddings": False,
         },
         OLD
-        | frozenset(
-            """
-            classifier_init_range decoder_init_range dim_head embedding_init_range kwargs ngpt rms_norm
-            """.split()  # noqa: SIM905
-        ),
+        | field_names("classifier_init_range decoder_init_range dim_head embedding_init_range kwargs ngpt rms_norm"),
         aliases={"rms_norm_eps": "norm_eps", "max_position_embeddings": "max_length"},
         code=f"{GITHUB}chandar-lab/NeoBERT/blob/main/src/neobert/model/model.py",
     ),
@@ -194,13 +190,13 @@ FAMILIES = {
             "tie_word_embeddings": True,
         },
         OLD
-        | frozenset(
+        | field_names(
             """
             dense_seq_output ffn_div fused_bias_fc fused_dropout_add_ln max_trained_positions
             moe_normalize_expert_weights moe_resid_pdrop pad_vocab_to_multiple_of parallel_block_tied_norm
             reorder_and_upcast_attn rotary_emb_interleaved rotary_emb_scale_base rotary_scaling_factor
             summary_activation summary_first_dropout summary_proj_to_labels summary_type summary_use_proj use_xentropy
-            """.split()  # noqa: SIM905
+            """
         ),
         aliases={
             "hidden_size": "n_embd",
@@ -236,12 +232,12 @@ FAMILIES = {
         text="jina_embeddings_v3",
         ties="text",
         uncounted={"lora_rank": "the adapters of rank {} for its tasks are not counted"},
-        ignored=frozenset(
+        ignored=field_names(
             """
             emb_pooler load_trained_adapters lora_adaptations lora_alpha lora_dropout_p lora_main_params_trainable
             lora_rank matryoshka_dimensions position_embedding_type rotary_emb_base task_instructions truncate_dim
             use_reentrant
-            """.split()  # noqa: SIM905
+            """
         ),
         code=f"{HUB}jinaai/xlm-roberta-flash-implementation modeling_xlm_roberta.py",
     ),
@@ -249,11 +245,11 @@ FAMILIES = {
         None,
         text="gte",
         ties="text",
-        ignored=frozenset(
+        ignored=field_names(
             """
             layer_norm_type logn_attention_clip1 logn_attention_scale pack_qkv position_embedding_type unpad_inputs
             use_memory_efficient_attention
-            """.split()  # noqa: SIM905
+            """
         ),
         code=f"{HUB}Alibaba-NLP/new-impl modeling.py",
     ),

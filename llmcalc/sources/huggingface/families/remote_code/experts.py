@@ -11,7 +11,7 @@ from typing import Any
 
 from ...code_addresses import HUB, MLX, SGLANG, VLLM
 from ...config import Config
-from ...family import Family
+from ...family import Family, field_names
 from ...parts import (
     QKV,
     QKVO,
@@ -144,11 +144,9 @@ def _hunyuan(config: Config) -> Table:
     """Reads Hunyuan-Large: with `use_cla`, layers between each `cla_share_factor`-th use the keys and values of that
     one.
     """
-    norm, depth, width = (
-        rmsnorm(config.number("rms_norm_eps")),
-        config.size("num_hidden_layers"),
-        config.size("intermediate_size"),
-    )
+    norm = rmsnorm(config.number("rms_norm_eps"))
+    depth = config.size("num_hidden_layers")
+    width = config.size("intermediate_size")
     normed = qk_norm(norm, order="after_rope") if config.flag("use_qk_norm") else {}
     mixer = attention(config, **biases(config.flag("attention_bias"), *QKVO), **normed)
     period = config.size("cla_share_factor") if config.flag("use_cla") else 1
@@ -302,10 +300,8 @@ COMMON: dict[str, Any] = {
     "tie_word_embeddings": False,
     "moe_layer_freq": 1,
 }
-ROUTING = frozenset(
-    """
-    aux_loss_alpha ep_size n_group norm_topk_prob routed_scaling_factor scoring_func seq_aux topk_group topk_method
-    """.split()  # noqa: SIM905
+ROUTING = field_names(
+    "aux_loss_alpha ep_size n_group norm_topk_prob routed_scaling_factor scoring_func seq_aux topk_group topk_method"
 )
 
 LING: dict[str, Any] = {
@@ -319,12 +315,12 @@ LING: dict[str, Any] = {
     "moe_router_enable_shared_expert": True,
     "first_k_dense_replace": 0,
 }
-LING_IGNORED = ROUTING | frozenset(
+LING_IGNORED = ROUTING | field_names(
     """
     embedding_dropout intermediate_size max_window_layers moe_router_enable_routed_scaling
     moe_router_topk_scaling_factor mtp_loss_scaling_factor multi_gate norm_head norm_softmax output_dropout router_dtype
     score_function sliding_window use_rmsnorm use_sliding_window
-    """.split()  # noqa: SIM905
+    """
 )
 
 FAMILIES = {
@@ -379,11 +375,7 @@ FAMILIES = {
             "attn_logit_softcapping": 30.0,
             "tie_word_embeddings": True,
         },
-        frozenset(
-            """
-            attn_output_multiplier embedding_multiplier_scale max_attn_value output_multiplier_scale
-            """.split()  # noqa: SIM905
-        ),
+        field_names("attn_output_multiplier embedding_multiplier_scale max_attn_value output_multiplier_scale"),
         code=f"{VLLM}grok1.py",
     ),
     "arctic": Family(
@@ -399,11 +391,11 @@ FAMILIES = {
             "use_residual": False,
             "tie_word_embeddings": False,
         },
-        frozenset(
+        field_names(
             """
             enable_expert_tensor_parallelism moe_eval_capacity_factor moe_min_capacity moe_token_dropping
             moe_train_capacity_factor parallel_attn_mlp_res sliding_window
-            """.split()  # noqa: SIM905
+            """
         ),
         code=f"{VLLM}arctic.py",
     ),
@@ -417,12 +409,12 @@ FAMILIES = {
             "residual_moe": False,
             "attn_logit_softcapping": 30.0,
         },
-        frozenset(
+        field_names(
             """
             attn_output_multiplier attn_temperature_len embedding_multiplier_scale final_logit_softcapping
-            global_attn_every_n merge_gate_up output_multiplier_scale replicate_embedding replicate_lm_head
-            rope_type router_logit_softcapping sliding_window_size
-            """.split()  # noqa: SIM905
+            global_attn_every_n merge_gate_up output_multiplier_scale replicate_embedding replicate_lm_head rope_type
+            router_logit_softcapping sliding_window_size
+            """
         ),
         code=f"{SGLANG}grok.py",
     ),
@@ -445,11 +437,11 @@ FAMILIES = {
     "smallthinker": Family(
         _smallthinker,
         {**COMMON, "rope_layout": None, "sliding_window_layout": None, "sliding_window_size": 4096},
-        frozenset(
+        field_names(
             """
             model_name moe_enable_early_router moe_enable_secondary_experts moe_primary_router_apply_softmax
             moe_secondary_expert_size moe_num_secondary_experts norm_topk_prob sliding_window
-            """.split()  # noqa: SIM905
+            """
         ),
         code="https://github.com/SJTU-IPADS/SmallThinker sglang/srt/models/smallthinker.py",
     ),

@@ -14,7 +14,7 @@ from typing import Any
 
 from ...code_addresses import GITHUB, HUB, VLLM
 from ...config import Config, is_number
-from ...family import Family
+from ...family import Family, field_names
 from ...parts import Table
 from ...registry import config_of, family_of
 from ..multimodal.multimodal import LLAVA_TOWERS, OF_LLAVA
@@ -76,7 +76,7 @@ def _moondream(config: Config) -> Table:
 
 NOT_COUNTED = "its encoder is not counted"
 
-LLAVA_FIELDS = OF_LLAVA | frozenset(
+LLAVA_FIELDS = OF_LLAVA | field_names(
     """
     add_faster_video add_time_instruction bunny_model delay_load faster_token_stride force_sample
     freeze_mm_vision_resampler image_crop_resolution image_split_resolution max_image_length max_num_patches
@@ -84,16 +84,16 @@ LLAVA_FIELDS = OF_LLAVA | frozenset(
     mm_spatial_pool_stride mm_tunable_parts mm_vision_tower_lr pos_skipping_range tokenizer_model_max_length
     tokenizer_padding_side tune_mm_vision_resampler unfreeze_mm_vision_tower unfreeze_vision_tower use_pos_skipping
     use_s2 vision_tower_pretrained
-    """.split()  # noqa: SIM905
+    """
 )
 """Fields of LLaVA's encoder, projector and training."""
 
-MINICPM_FIELDS = frozenset(
+MINICPM_FIELDS = field_names(
     """
     audio_chunk_length audio_pool_step batch_3d_resampler batch_vision_input chunk_input drop_vision_last_layer
     max_slice_nums scale_resolution image_size init_audio init_tts init_vision listen_speak_type mm_use_im_start_end
     patch_size query_num slice_config slice_mode stream_input use_image_id vision_batch_size vision_encoder
-    """.split()  # noqa: SIM905
+    """
 )
 """Fields of the encoders and resamplers of MiniCPM-V and -o."""
 
@@ -183,16 +183,7 @@ FAMILIES = {
         towers="Videollama3",
         uncounted_encoders={"vision_encoder_config": "videollama3_vision_encoder"},
         ignored=LLAVA_FIELDS
-        | frozenset(
-            {
-                "mm_hidden_size",
-                "image_size",
-                "is_alignment",
-                "mm_attn_implementation",
-                "num_frames",
-                "use_token_compression",
-            }
-        ),
+        | field_names("mm_hidden_size image_size is_alignment mm_attn_implementation num_frames use_token_compression"),
         code=f"{GITHUB}DAMO-NLP-SG/VideoLLaMA3/blob/main/videollama3/model/videollama3_qwen2.py",
     ),
     **{
@@ -210,11 +201,11 @@ FAMILIES = {
         text="qwen3",
         ties="text",
         tower_file="published_code",
-        ignored=frozenset(
+        ignored=field_names(
             """
             pixel_shuffle_scale video_patch_size vision_attn_implementation vision_config vision_max_num_patches
             vision_min_num_patches vision_patch_size vision_rescale_factor vision_token
-            """.split()  # noqa: SIM905
+            """
         ),
         code=f"{VLLM}isaac.py",
     ),
@@ -233,12 +224,12 @@ FAMILIES = {
             "kimia_mimo_layers": "the {} layers that give audio tokens, and their head, are not counted",
             "kimia_adaptor_input_dim": NOT_COUNTED,
         },
-        ignored=frozenset(
+        ignored=field_names(
             """
             kimia_audio_output_vocab kimia_media_begin kimia_media_end kimia_mimo_audiodelaytokens
             kimia_mimo_transformer_from_layer_index kimia_text_output_vocab kimia_token_offset num_audio_special_tokens
             num_base_tokens use_whisper_feature
-            """.split()  # noqa: SIM905
+            """
         ),
         code=f"{GITHUB}MoonshotAI/Kimi-Audio modeling_moonshot_kimia.py",
     ),

@@ -13,7 +13,7 @@ from typing import Any
 from .....components.base import LARGEST
 from ...code_addresses import HUB, MLX, VLLM
 from ...config import Config, is_number, is_whole
-from ...family import Family
+from ...family import Family, field_names
 from ...parts import (
     ACTIVATIONS,
     QKV,
@@ -196,11 +196,9 @@ def _openelm(config: Config) -> Table:
 
 def _nemotron_nas(config: Config) -> Table:
     """Reads models of NVIDIA's Puzzle: each layer has its number of groups and width of FFN, or lacks the part."""
-    depth, width, heads = (
-        config.size("num_hidden_layers"),
-        config.size("hidden_size"),
-        config.size("num_attention_heads"),
-    )
+    depth = config.size("num_hidden_layers")
+    width = config.size("hidden_size")
+    heads = config.size("num_attention_heads")
     norm = rmsnorm(config.number("rms_norm_eps"))
     tables = _list_of(config, "block_configs", depth, lambda value: isinstance(value, dict), "tables of fields")
     attention_bias, mlp_bias = config.flag("attention_bias"), config.flag("mlp_bias")
@@ -294,11 +292,11 @@ FAMILIES = {
             "position_embedding_type": "learned_absolute",
             "tie_word_embeddings": True,
         },
-        frozenset(
+        field_names(
             """
             inference_runner max_batch_size pad_key_length pre_allocate_kv_cache summary_activation
             summary_first_dropout summary_proj_to_labels summary_type summary_use_proj validate_runner_input
-            """.split()  # noqa: SIM905
+            """
         ),
         aliases={**GPT2_NAMES, "num_key_value_heads": "num_query_groups"},
         code=f"{HUB}WisdomShell/CodeShell-7B modeling_codeshell.py",
@@ -312,12 +310,12 @@ FAMILIES = {
             "position_embedding_type": "learned",
             "tie_word_embeddings": True,
         },
-        frozenset(
+        field_names(
             """
             alibi_scaling embeddings_scale mup_embeddings_scale mup_output_alpha mup_scale_qk_dot_by_d mup_width_scale
             reorder_and_upcast_attn scale_qk_dot_by_d summary_activation summary_first_dropout summary_proj_to_labels
             summary_type summary_use_proj width_scale
-            """.split()  # noqa: SIM905
+            """
         ),
         aliases=GPT2_NAMES,
         code=f"{VLLM}jais.py",
@@ -363,25 +361,21 @@ FAMILIES = {
             "dense_attention_every_n_layers": None,
             "tie_word_embeddings": True,
         },
-        frozenset(
+        field_names(
             """
             attention_bias attention_dropout_prob blocksparse_block_size blocksparse_homo_head_pattern
             blocksparse_num_local_blocks blocksparse_triton_kernel_block_size blocksparse_vert_stride
-            embedding_dropout_prob ff_dim_multiplier ffn_dropout_prob gegelu_limit gegelu_pad_to_256
-            mup_attn_multiplier mup_embedding_multiplier mup_use_scaling mup_width_multiplier
-            pad_sequence_to_multiple_of_64 reorder_and_upcast_attn rope_position_scale
-            """.split()  # noqa: SIM905
+            embedding_dropout_prob ff_dim_multiplier ffn_dropout_prob gegelu_limit gegelu_pad_to_256 mup_attn_multiplier
+            mup_embedding_multiplier mup_use_scaling mup_width_multiplier pad_sequence_to_multiple_of_64
+            reorder_and_upcast_attn rope_position_scale
+            """
         ),
         code=f"{MLX}phi3small.py",
     ),
     "openelm": Family(
         _openelm,
         {"ffn_with_glu": True, "normalize_qk_projections": True, "tie_word_embeddings": True},
-        frozenset(
-            """
-            activation_fn_name normalization_layer_name num_gqa_groups qkv_multipliers rope_max_length
-            """.split()  # noqa: SIM905
-        ),
+        field_names("activation_fn_name normalization_layer_name num_gqa_groups qkv_multipliers rope_max_length"),
         aliases={
             "hidden_size": "model_dim",
             "num_hidden_layers": "num_transformer_layers",

@@ -7,7 +7,7 @@ later than the release used here, and its ports in SGLang (models/xllm.py) and m
 from __future__ import annotations
 
 from ...config import Config
-from ...family import Family
+from ...family import Family, field_names
 from ...parts import (
     QKVO,
     Table,
@@ -24,11 +24,11 @@ from ...parts import (
 )
 
 GATES = {"silu": "silu", "softplus": "softplus"}
-SPARSE_FIELDS = frozenset(
+SPARSE_FIELDS = field_names(
     """
-    mova_num_experts mova_num_experts_per_tok moe_gate_bias moe_intermediate_size num_experts_per_tok
-    num_shared_experts router_score_func sliding_window
-    """.split()  # noqa: SIM905
+    mova_num_experts mova_num_experts_per_tok moe_gate_bias moe_intermediate_size num_experts_per_tok num_shared_experts
+    router_score_func sliding_window
+    """
 )
 """Fields that only layers with experts, or only windows, need."""
 

@@ -12,7 +12,7 @@ from dataclasses import replace
 from ...class_defaults import class_defaults
 from ...code_addresses import VLLM
 from ...config import Config
-from ...family import Family
+from ...family import Family, field_names
 from ...parts import Table, combined_kinds, decoder, dense_or_moe, glu, layer_table, rmsnorm, uncounted_prediction
 from ..deepseek.deepseek import LATENT, mla
 from ..recurrent import delta
@@ -38,11 +38,11 @@ FAMILIES = {
         _ling_2_5,
         {**LING, **LATENT, "q_lora_rank": None, "layer_group_size": 1, "linear_silu": False},
         (LING_IGNORED - {"intermediate_size"})
-        | frozenset(
+        | field_names(
             """
             gated_attention_proj_granularity_type group_norm_size head_dim linear_rope num_key_value_heads
             num_nextn_predict_layers qk_head_dim rope_interleave rotary_dim
-            """.split()  # noqa: SIM905
+            """
         ),
         aliases={"linear_silu": "use_linear_silu"},
         code=f"{VLLM}bailing_moe_linear.py",

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from ...code_addresses import VLLM
 from ...config import Config
-from ...family import Family
+from ...family import Family, field_names
 from ...parts import (
     QKV,
     Table,
@@ -81,11 +81,11 @@ FAMILIES = {
             "n_shared_experts": None,
         },
         ROUTING
-        | frozenset(
+        | field_names(
             """
             attention_chunk_size attention_projection_layout attention_value_scale hybrid_block_size
             num_nextn_predict_layers num_mtp_modules sliding_window sliding_window_size swa_rope_theta
-            """.split()  # noqa: SIM905
+            """
         ),
         uncounted={
             **dict.fromkeys(("vision_config", "audio_config"), "its encoder is not counted"),

@@ -12,7 +12,7 @@ from typing import Any
 from .....components.base import LARGEST
 from ...code_addresses import VLLM
 from ...config import Config
-from ...family import Family
+from ...family import Family, field_names
 from ...parts import (
     QKV,
     QKVO,
@@ -176,10 +176,8 @@ def _openlm_arguments(config: Config) -> Table:
     return decoder(config, block, norm, stack=stack)
 
 
-OLMO, OPEN_LM = (
-    "https://github.com/allenai/OLMo olmo/model.py",
-    "https://github.com/mlfoundations/open_lm open_lm/model.py",
-)
+OLMO = "https://github.com/allenai/OLMo olmo/model.py"
+OPEN_LM = "https://github.com/mlfoundations/open_lm open_lm/model.py"
 
 OLMO_NAMES = {
     "hidden_size": "d_model",
@@ -222,12 +220,12 @@ FAMILIES = {
             "tie_word_embeddings": True,
             "norm_after": False,
         },
-        frozenset(
+        field_names(
             """
             activation_checkpointing alibi_bias_max block_group_size clip_qkv emb_init_std embedding_dropout
             flash_attention init_cutoff_factor init_device init_fn precision rope_full_precision scale_emb_init
             scale_logits
-            """.split()  # noqa: SIM905
+            """
         ),
         aliases=OLMO_NAMES,
         code=OLMO,
@@ -261,11 +259,11 @@ FAMILIES = {
             "ffn_type": "swiglu",
             "tie_word_embeddings": False,
         },
-        frozenset(
+        field_names(
             """
             attn_activation attn_name attn_seq_scalar attn_seq_scalar_alpha model moe_capacity_factor
             moe_expert_model_parallelism moe_loss_weight moe_num_experts moe_top_k moe_weight_parallelism qk_norm
-            """.split()  # noqa: SIM905
+            """
         ),
         aliases={
             "hidden_size": "dim",

@@ -7,16 +7,14 @@ from __future__ import annotations
 
 from ...code_addresses import HUB
 from ...config import Config
-from ...family import Family
+from ...family import Family, field_names
 from ...parts import QKV, Table, biases, decoder, layer_table, rmsnorm, rope
 
 
 def _qwen(config: Config) -> Table:
-    norm, heads, bias = (
-        rmsnorm(config.number("layer_norm_epsilon")),
-        config.size("num_attention_heads"),
-        not config.flag("no_bias"),
-    )
+    norm = rmsnorm(config.number("layer_norm_epsilon"))
+    heads = config.size("num_attention_heads")
+    bias = not config.flag("no_bias")
     if config.size("head_dim") * heads != config.size("hidden_size"):
         raise config.wrong("head_dim", config.size("head_dim"), "hidden_size / num_attention_heads, as in every Qwen")
     mixer = {
@@ -45,12 +43,12 @@ FAMILIES = {
             "no_bias": True,
             "tie_word_embeddings": False,
         },
-        frozenset(
+        field_names(
             """
             activation apply_residual_connection_post_layernorm attn_dropout_prob bf16 bias_dropout_fusion
             emb_dropout_prob fp16 fp32 onnx_safe padded_vocab_size params_dtype pos_emb rotary_emb_base seq_length
             softmax_in_fp32 tokenizer_type use_cache_kernel use_cache_quantization use_dynamic_ntk use_logn_attn visual
-            """.split()  # noqa: SIM905
+            """
         ),
         aliases={
             "hidden_size": "n_embd",

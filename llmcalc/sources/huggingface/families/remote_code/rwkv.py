@@ -8,7 +8,7 @@ from __future__ import annotations
 from .....components.base import LARGEST
 from ...code_addresses import HUB
 from ...config import Config
-from ...family import Family
+from ...family import Family, field_names
 from ...parts import Table, decoder, layer_table, layernorm
 
 LARGE = 4096
@@ -137,11 +137,7 @@ FAMILIES = {
             "tie_word_embeddings": False,
             "vocab_size": 32000,
         },
-        frozenset(
-            """
-            attn_mode fuse_cross_entropy fuse_linear_cross_entropy fuse_norm hidden_act use_l2warp
-            """.split()  # noqa: SIM905
-        ),
+        field_names("attn_mode fuse_cross_entropy fuse_linear_cross_entropy fuse_norm hidden_act use_l2warp"),
         aliases={"head_dim": "head_size"},
         unread=frozenset(),
         code="https://github.com/fla-org/flash-linear-attention/blob/main/fla/models/rwkv7/modeling_rwkv7.py",

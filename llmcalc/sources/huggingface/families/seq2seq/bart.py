@@ -17,7 +17,7 @@ from .....components.networks.moe import MoE
 from ...absent import present
 from ...config import Config, is_whole
 from ...dropout import BART_DROPOUT
-from ...family import EVERY, LOOKS_FOR_THE_END, Family, Modules, Quirks
+from ...family import EVERY, LOOKS_FOR_THE_END, Family, Modules, Quirks, field_names
 from ...parts import (
     ACTIVATIONS,
     IDLE_CROSS_ATTENTION,
@@ -59,10 +59,8 @@ def _m2m_100(config: Config) -> Table:
 
 def _marian(config: Config) -> Table:
     """Reads Marian: its sinusoidal positions are a frozen table in the checkpoint."""
-    decoder_vocab, shares_embeddings = (
-        config.maybe("decoder_vocab_size") or config.size("vocab_size"),
-        config.flag("share_encoder_decoder_embeddings"),
-    )
+    decoder_vocab = config.maybe("decoder_vocab_size") or config.size("vocab_size")
+    shares_embeddings = config.flag("share_encoder_decoder_embeddings")
     table = bart_like(config, "post", position=learned_positions(config))
     if decoder_vocab == config.size("vocab_size") and (shares_embeddings or "encoder" not in table):
         return table
@@ -157,11 +155,9 @@ def bart_like(
     Without tying each stack has its own embedding, and the classes also keep the shared one. The decoder alone
     (`BartForCausalLM`) keeps its cross-attention, which never runs.
     """
-    name, decoder_only, is_tied = (
-        architecture(config),
-        architecture(config).endswith("ForCausalLM"),
-        config.flag("tie_word_embeddings"),
-    )
+    name = architecture(config)
+    decoder_only = architecture(config).endswith("ForCausalLM")
+    is_tied = config.flag("tie_word_embeddings")
     if name.endswith(("ForTokenClassification", "EncoderModel", "ForAudioClassification")):
         raise config.wrong(
             "architectures", name, f"an encoder-decoder of {config.model_type}, or its decoder (ForCausalLM)"
@@ -217,13 +213,13 @@ ALIASES = {
     "num_attention_heads": "encoder_attention_heads",
     "num_hidden_layers": "encoder_layers",
 }
-IGNORED = frozenset(
+IGNORED = field_names(
     """
     add_bias_logits add_final_layer_norm classif_dropout encoder_layerdrop extra_pos_embeddings
     force_bos_token_to_be_generated normalize_before normalize_embedding save_step scale_embedding
     static_position_embeddings layernorm_variant do_blenderbot_90_layernorm replicate_parameters extra_layer_norm
     variant
-    """.split()  # noqa: SIM905
+    """
 )
 
 

@@ -24,11 +24,11 @@ def _encoder_decoder(config: Config) -> Table:
     sections: dict[str, Mapping[str, Any]] = {name: config.table(name) for name in ("encoder", "decoder")}
     layer_tables = {name: _model_type(config, name, fields) for name, fields in sections.items()}
     decoder_class = causal_class(layer_tables["decoder"], "decoder.", config.data)
-    encoder, decoder = (
-        _section_model(config, "encoder", layer_tables["encoder"], {**sections["encoder"], "architectures": ["Model"]}),
-        _section_model(
-            config, "decoder", layer_tables["decoder"], {**sections["decoder"], "architectures": [decoder_class]}
-        ),
+    encoder = _section_model(
+        config, "encoder", layer_tables["encoder"], {**sections["encoder"], "architectures": ["Model"]}
+    )
+    decoder = _section_model(
+        config, "decoder", layer_tables["decoder"], {**sections["decoder"], "architectures": [decoder_class]}
     )
     if "encoder" not in encoder or "decoder" in encoder:
         raise config.wrong("encoder", layer_tables["encoder"], "the config of an encoder (is_decoder = false)")

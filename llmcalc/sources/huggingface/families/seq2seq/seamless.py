@@ -8,7 +8,7 @@ transformers: models/seamless_m4t, models/seamless_m4t_v2.
 from __future__ import annotations
 
 from ...config import Config
-from ...family import Family
+from ...family import Family, field_names
 from ...parts import ACTIVATIONS, QKVO, Table, architecture, biases, head_table, layernorm, mlp
 
 OTHER_PARTS = {
@@ -55,14 +55,14 @@ def _seamless(config: Config) -> Table:
     return table
 
 
-IGNORED = frozenset(
+IGNORED = field_names(
     """
     char_vocab_size left_max_position_embeddings max_source_positions num_conv_pos_embedding_groups
     num_conv_pos_embeddings resblock_dilation_sizes right_max_position_embeddings rotary_embedding_base
     speech_encoder_chunk_size speech_encoder_left_chunk_num t2u_decoder_start_token_id t2u_max_new_tokens
     t2u_variance_pred_dropout t2u_variance_predictor_embed_dim t2u_variance_predictor_hidden_dim
     t2u_variance_predictor_kernel_size use_text_encoder use_text_decoder
-    """.split()  # noqa: SIM905
+    """
 )
 """Fields of the speech encoder, of the model from text to units and of the vocoder, and those that change no count."""
 

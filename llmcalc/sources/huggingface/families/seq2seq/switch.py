@@ -12,7 +12,7 @@ from .....components.networks.router import LinearRouter
 from ...absent import present
 from ...config import Config
 from ...dropout import BART_DROPOUT, T5_DROPOUT
-from ...family import EVERY, Deviation, Family, Quirks, every_expert
+from ...family import EVERY, Deviation, Family, Quirks, every_expert, field_names
 from ...parts import ACTIVATIONS, Table, biases, layer_pattern, mlp, moe
 from . import bart, t5
 from .bart import BART_MODULES, SIDES_WRITES
@@ -95,12 +95,12 @@ def _sparse_stack(expert_flags: list[bool], experts: Table) -> Table:
     }
 
 
-OF_EXPERTS = frozenset(
+OF_EXPERTS = field_names(
     """
     add_router_probs batch_prioritized_routing moe_eval_capacity_token_fraction moe_token_dropout
     normalize_router_prob_before_dropping router_type second_expert_policy feed_forward_proj is_gated_act
     num_selected_experts
-    """.split()  # noqa: SIM905
+    """
 )
 
 

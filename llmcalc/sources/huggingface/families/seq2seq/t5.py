@@ -201,7 +201,6 @@ FAMILIES = {
     "longt5": replace(
         OF_T5,
         read=_longt5,
-        ignored=IGNORED,
         writes={**T5_WRITES, **LONG_WRITES},
         quirks=Quirks(),
         modules={

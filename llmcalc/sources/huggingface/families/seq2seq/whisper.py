@@ -8,7 +8,7 @@ from __future__ import annotations
 from ...absent import present
 from ...config import Config
 from ...dropout import BART_DROPOUT
-from ...family import Family
+from ...family import Family, field_names
 from ...parts import Table
 from ...writes import UNPADDED
 from .bart import ALIASES, BART_MODULES, IGNORED, SIDES_WRITES, bart_like
@@ -31,17 +31,12 @@ FAMILIES = {
     "whisper": Family(
         _whisper,
         ignored=IGNORED
-        | {
-            "alignment_heads",
-            "is_multilingual",
-            "lang_ids",
-            "task",
-            "forced_decoder_ids",
-            "no_timestamps_token_id",
-            "prev_sot_token_id",
-            "suppress_ids",
-            "return_timestamps",
-        },
+        | field_names(
+            """
+            alignment_heads is_multilingual lang_ids task forced_decoder_ids no_timestamps_token_id prev_sot_token_id
+            suppress_ids return_timestamps
+            """
+        ),
         aliases=ALIASES,
         writes={
             **SIDES_WRITES,

@@ -1,0 +1,82 @@
+"""Domyn Edge: layers with head sizes, windows and positions of their own, norms around sublayers, and QK-norm.
+
+The norms of queries and keys have no weights. Sources: vLLM's file in `Family.code`, and its configuration class in
+igeniusai/vllm-domyn-edge.
+"""
+
+from __future__ import annotations
+
+from ...code_addresses import VLLM
+from ...config import Config, is_whole
+from ...family import Family
+from ...parts import Table, attention, decoder, glu, layer_table, qk_norm, rmsnorm, stack_of_layers
+
+PATTERN = [0, 0, *[1, 1, 1, 0] * 8, 0, 0]
+"""1 for each layer with RoPE, a window and narrow heads of the default 36 layers, 0 for the others."""
+
+
+def _domyn_edge(config: Config) -> Table:
+    config.must("attention_bias", False)
+    norm, depth = rmsnorm(config.number("rms_norm_eps")), config.size("num_hidden_layers")
+    positions, windows, head_dims = config.texts("position_layers"), config.get("window_sizes"), _head_dims(config)
+    if len(positions) != depth or not {*positions} <= {"rope", "nope"}:
+        raise config.wrong("position_layers", positions, f"{depth} times rope or nope, one for each layer")
+    if not isinstance(windows, list | tuple) or len(windows) != depth or not all(map(_is_window, windows)):
+        raise config.wrong("window_sizes", windows, f"{depth} pairs of -1 or the tokens before each token, and 0")
+    if len(head_dims) != depth or 0 in head_dims:
+        raise config.wrong("head_sizes", head_dims, f"{depth} positive whole numbers, one for each layer")
+    mixer = attention(config, **qk_norm(rmsnorm(norm["eps"], weight=False)))
+    layers: list[tuple[str, Table]] = []
+    for position, (tokens_before, _), head_dim in zip(positions, windows, head_dims, strict=True):
+        window = {"sliding_window": tokens_before + 1} if tokens_before > 0 else {}
+        changes: Table = {"head_dim": head_dim, **window, **({"position": "none"} if position == "nope" else {})}
+        layers.append((f"{'sliding' if window else 'full'}_{position}_{head_dim}", {"attention": changes}))
+    block = layer_table({**mixer, "head_dim": head_dims[0]}, glu(config), norm, "sandwich")
+    return decoder(config, block, norm, stack=stack_of_layers(layers))
+
+
+def _is_window(pair: object) -> bool:
+    """Whether a value is a window: the number of tokens before each token that it attends to, or -1 for all, and 0."""
+    return isinstance(pair, list | tuple) and len(pair) == 2 and is_whole(pair[0]) and pair[0] >= -1 and pair[1] == 0
+
+
+def _head_dims(config: Config) -> list[int]:
+    """Returns the head size of each layer, from a list or from the fields of single layers."""
+    if not config.has("per_layer_config"):
+        return config.sizes("head_sizes")
+    layers = config.table("per_layer_config")
+    sections = [config.section("per_layer_config").section(str(i)) for i in range(len(layers))]
+    return [section.size("head_dim") for section in sections]
+
+
+FAMILIES = {
+    "domynedge": Family(
+        _domyn_edge,
+        {
+            "vocab_size": 115269,
+            "hidden_size": 2560,
+            "intermediate_size": 9728,
+            "num_hidden_layers": 36,
+            "num_attention_heads": 32,
+            "num_key_value_heads": 8,
+            "hidden_act": "silu",
+            "max_position_embeddings": 8192,
+            "rms_norm_eps": 1e-6,
+            "attention_bias": False,
+            "tie_word_embeddings": True,
+            "position_layers": ["rope" if is_local else "nope" for is_local in PATTERN],
+            "window_sizes": [[1024, 0] if is_local else [-1, 0] for is_local in PATTERN],
+            "head_sizes": [64 if is_local else 256 for is_local in PATTERN],
+        },
+        frozenset({"head_dim", "head_sizes", "max_window_layers", "trained_vocab_size"}),
+        modules={
+            "self_attn": "attention",
+            "mlp": "feedforward",
+            "self_attn_pre_norm": "pre_attention_norm",
+            "self_attn_post_norm": "post_attention_norm",
+            "mlp_pre_norm": "pre_feedforward_norm",
+            "mlp_post_norm": "post_feedforward_norm",
+        },
+        code=f"{VLLM}domyn_edge.py",
+    ),
+}
