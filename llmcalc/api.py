@@ -49,7 +49,7 @@ if TYPE_CHECKING:
     from .page_server import PageServer
     from .plots.pictures import Picture
     from .questions.counts import PassPhase, Quantity
-    from .questions.listings import Written
+    from .questions.listings import ModelFileFormat
     from .reports.answer import ReportedAnswer
     from .reports.flops import Flops
     from .reports.kv import Cache
@@ -385,9 +385,9 @@ def _require_no_receipt(receipt: Any) -> None:
 
 def _starts_servers(launch: str | Path) -> bool:
     """Whether a launch file starts servers of engines."""
-    from .frameworks.server_files.read import starts_any
+    from .frameworks.server_files.read import starts_any_server
 
-    return starts_any(launch)
+    return starts_any_server(launch)
 
 
 def fit(
@@ -872,18 +872,18 @@ def check(checkpoint: str | Path, model: Model, **options: Any) -> ReportedAnswe
 
     checkpoint: a file, a folder or a hub id; only its header is read. options: `set`, `head`, `allow_unknown`.
     """
-    from .questions.witnesses import ask_check, read_stored
+    from .questions.witnesses import ask_check, read_checkpoint_header
 
     parsed_options = options_of(options)
     preset = parsed_options.read(model)
-    return ask_check(preset, str(checkpoint), read_stored(str(checkpoint)))
+    return ask_check(preset, str(checkpoint), read_checkpoint_header(str(checkpoint)))
 
 
-def convert(model: Model, to: Written = "toml", **options: Any) -> str:
+def convert(model: Model, to: ModelFileFormat = "toml", **options: Any) -> str:
     """Returns a model as the text of a native description (toml), or of a config.json of transformers (hf)."""
-    from .questions.listings import Written, convert_model
+    from .questions.listings import ModelFileFormat, convert_model
 
-    return convert_model(options_of(options).read(model), one_of("--to", to, Written))
+    return convert_model(options_of(options).read(model), one_of("--to", to, ModelFileFormat))
 
 
 def presets(

@@ -96,6 +96,18 @@ class FrameworkEvidence:
         return run_evidence
 
 
+LLAMA_PARTS = (
+    ("part", "stack"),
+    ("layer", "block"),
+    ("mixer", "attention"),
+    ("network", "mlp"),
+    ("norm", "rmsnorm"),
+    ("position", "rope"),
+    ("head", "lm"),
+)
+"""(kind, name) of the parts of a Llama."""
+
+
 def by_torch(test: str) -> Witness:
     """Returns the witness of bytes that a test compares exactly with torch's own operations. test: its module."""
     return Witness("exact", ON_META, test)

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, Literal, Self
 
 from pydantic import Field, model_validator
 
-from .components.base import Flag, HiddenSize, ModelProperties, Part, Positions, Standing, Vocab, Width
+from .components.base import Flag, HiddenSize, ModelProperties, Part, Positions, StackPosition, Vocab, Width
 from .components.choice import only
 from .components.choices import Head
 from .components.dropout import ATTENTION_ALONE, Dropout
@@ -113,9 +113,8 @@ class ModelSpec(Part):
         source_width = None if self.encoder is None else self._source_width(self.encoder)
         for stack_name, stack in self.stacks():
             width = stack.hidden_size or self.hidden_size
-            stack.check_place(
-                Standing(stack_name, width, stack_name, source_width=source_width if stack_name == "decoder" else None)
-            )
+            encoder_width = source_width if stack_name == "decoder" else None
+            stack.check_place(StackPosition(stack_name, width, stack_name, source_width=encoder_width))
         if self.encoder is not None and self.decoder is not None and not self.decoder.block.reads_encoder():
             raise ValueError("decoder.block.cross_attention: an encoder-decoder needs one")
         self._check_main()

@@ -14,11 +14,11 @@ from pydantic import BaseModel
 
 from llmcalc.components.base import Component
 from llmcalc.flow.axis import Axis
+from llmcalc.flow.program import every_step
 from llmcalc.flow.record import Flow
 from llmcalc.flow.tree import Node
 from llmcalc.flow.value import Value
 from llmcalc.model import ModelSpec
-from llmcalc.simulator.evidence import every_step
 from llmcalc.sources.huggingface.registry import FILES, families_in, read_config
 from llmcalc.workload.counting import Counting, Pairs
 from llmcalc.workload.execution import AttentionImplementation, Execution, LatentForm

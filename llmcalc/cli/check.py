@@ -26,11 +26,11 @@ def command(
     """Compare the tensors of a checkpoint with a model. Only the header is read.
     Exit code 1 if they differ.
     """
-    from ..questions.witnesses import ask_check, read_stored
+    from ..questions.witnesses import ask_check, read_checkpoint_header
     from ..sources.preset import name_in_errors
 
     preset = target_options.load(target)
-    stored_checkpoint = read_stored(checkpoint)
+    stored_checkpoint = read_checkpoint_header(checkpoint)
     with name_in_errors(preset):
         answer = ask_check(preset, checkpoint, stored_checkpoint)
     output_options.show_answer(answer)

@@ -4,7 +4,7 @@ from typing import Annotated
 
 import typer
 
-from ..questions.listings import Written
+from ..questions.listings import ModelFileFormat
 from .options import Output, Target, open_output
 from .target_options import TargetOptions, takes_target
 
@@ -13,7 +13,7 @@ from .target_options import TargetOptions, takes_target
 def command(
     target: Target,
     to: Annotated[
-        Written | None,
+        ModelFileFormat | None,
         typer.Option(
             "--to",
             help="A native description (toml), or the config.json of a transformers class (hf); if not given, hf where "

@@ -79,9 +79,9 @@ def command(
     require_engine(receipt, engine, launch)
     starts_servers = False
     if launch is not None:
-        from ..frameworks.server_files.read import starts_any
+        from ..frameworks.server_files.read import starts_any_server
 
-        starts_servers = starts_any(launch)
+        starts_servers = starts_any_server(launch)
     if engine or starts_servers:
         from ..questions.engines import ask_engine_memory
 

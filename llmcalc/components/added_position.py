@@ -51,14 +51,12 @@ class Learned(Component):
 class Sinusoidal(Component):
     """Sinusoidal positions: sines and cosines of geometrically spaced frequencies, without parameters."""
 
+    formula_source: ClassVar[str] = "Vaswani et al. 2017, §3.5"
     witness: ClassVar[PartWitness] = BY_TORCH
     noun: ClassVar[str] = "position"
     kind: ClassVar[str] = "embedding"
 
     type: Literal["sinusoidal"] = "sinusoidal"
-
-    def source(self) -> str:
-        return "Vaswani et al. 2017, §3.5"
 
     def flow(self, recorder: Flow, x: Value) -> Value:
         return recorder.added_sinusoids(x.rows, *x.axes)

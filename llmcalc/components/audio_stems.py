@@ -8,7 +8,7 @@ transformers: models/speech_to_text (`Conv1dSubsampler`), models/moonshine (`Moo
 from __future__ import annotations
 
 from functools import cache
-from typing import TYPE_CHECKING, Annotated, ClassVar, Literal, Self
+from typing import TYPE_CHECKING, ClassVar, Literal, Self
 
 from pydantic import Field, model_validator
 
@@ -16,16 +16,14 @@ from ..algebra import exact_div
 from ..flow.axis import Axis, Beside, Shape
 from ..flow.record import Flow
 from ..flow.value import Value
-from ..workload.derived_rows import BeforeStrides, Multiple
+from ..workload.derived_rows import Multiple
 from ..workload.rows import SOURCE
-from .base import LARGEST, ModelProperties, Width
+from .base import ModelProperties, Size, Width
 from .norm import Norm
 from .stem import Stem
 
 if TYPE_CHECKING:
     from torch import Tensor, nn
-
-KernelSize = Annotated[int, Field(ge=1, le=LARGEST, strict=True)]
 
 
 class SubsamplingStem(Stem):
@@ -36,10 +34,12 @@ class SubsamplingStem(Stem):
     conv_kernel_sizes: the width of each convolution, an odd number.
     """
 
+    formula_source: ClassVar[str] = "Wang et al. 2020, §2"
+
     type: Literal["subsampling"] = "subsampling"
     num_mel_bins: Width
     conv_channels: Width
-    conv_kernel_sizes: tuple[KernelSize, ...] = Field(min_length=1, max_length=16)
+    conv_kernel_sizes: tuple[Size, ...] = Field(min_length=1, max_length=16)
 
     @model_validator(mode="after")
     def _check_fields(self) -> Self:
@@ -48,9 +48,6 @@ class SubsamplingStem(Stem):
         if any(kernel_size % 2 == 0 for kernel_size in self.conv_kernel_sizes):
             raise ValueError(f"conv_kernel_sizes: {self.conv_kernel_sizes}; expected odd numbers")
         return self
-
-    def source(self) -> str:
-        return "Wang et al. 2020, §2"
 
     def frames_read(self) -> Value:
         rows = Multiple("frames", of=SOURCE, by=2 ** len(self.conv_kernel_sizes))
@@ -85,23 +82,21 @@ class SubsamplingStem(Stem):
 class WaveformStem(Stem):
     """A stem of three convolutions over the samples of audio: one position of the encoder per 384 samples."""
 
+    formula_source: ClassVar[str] = "Jeffries et al. 2024, §3.1"
     input_name: ClassVar[str] = "input_values"
 
     type: Literal["waveform"] = "waveform"
 
-    def source(self) -> str:
-        return "Jeffries et al. 2024, §3.1"
-
     def frames_read(self) -> Value:
-        return Value(BeforeStrides("samples", of=SOURCE, by=384, more=511), (Axis("sample", 1),), fixed=True)
+        return Value(Multiple("samples", of=SOURCE, by=384, more=511), (Axis("sample", 1),), fixed=True)
 
     def flow(self, recorder: Flow, x: Value, width: Shape = ()) -> Value:
         """Records the stem. width: the encoder's width. x: token embeddings if the stem is recorded alone."""
         samples = recorder.frames = x if x.fixed else self.frames_read()
-        axes, first_rows = width or x.axes, BeforeStrides(of=SOURCE, by=6, more=7)
+        axes, first_rows = width or x.axes, Multiple(of=SOURCE, by=6, more=7)
         y = recorder.act(recorder.conv("conv1", samples, *axes, kernel=127, rows=first_rows), "tanh")
         y = recorder.part("groupnorm", Norm(type="layernorm"), y)
-        second_rows = BeforeStrides(of=SOURCE, by=2, more=1)
+        second_rows = Multiple(of=SOURCE, by=2, more=1)
         y = recorder.act(
             recorder.conv("conv2", y, Axis("channels", 2 * recorder.n(axes)), kernel=7, bias=True, rows=second_rows),
             "gelu",

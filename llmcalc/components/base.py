@@ -10,9 +10,11 @@ Annotations are not strings here: pydantic would compile those of a base class o
 from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal, Protocol, Self, TypeAlias
 
-from pydantic import Field, StrictBool
+from pydantic import AfterValidator, Field, StrictBool
+from pydantic_core import CoreSchema, core_schema
 
 from ..evidence import UNTESTED, Witness, by_source, by_torch
+from ..flow.axis import Axis
 from ..flow.record import Flow
 from ..flow.value import Value
 from ..frozen import frozen
@@ -30,80 +32,69 @@ MOST_LAYERS, MOST_EXPERTS = 100_000, 1_000_000
 
 @frozen(slots=True)
 class Symbol:
-    """The letter that papers use for a field; `llmcalc explain` prints it."""
+    """The type of a size: the letter that papers use for it, which `llmcalc explain` prints, and its limits.
+
+    letter: the letter.
+    smallest, largest: the limits, 1 and `LARGEST` by default.
+    """
 
     letter: str
+    smallest: int = 1
+    largest: int = LARGEST
+
+    def __get_pydantic_core_schema__(self, source: Any, handler: Any) -> CoreSchema:
+        return core_schema.int_schema(strict=True, ge=self.smallest, le=self.largest)
 
 
-def symbol_of_size(letter: str, minimum: int = 1) -> Any:
-    return Annotated[int, Field(ge=minimum, le=LARGEST, strict=True), Symbol(letter)]
+Size: TypeAlias = Annotated[int, Field(ge=1, le=LARGEST, strict=True)]
+"""A size without a letter."""
+
+HiddenSize: TypeAlias = Annotated[int, Symbol("h")]
+Heads: TypeAlias = Annotated[int, Symbol("a")]
+KVHeads: TypeAlias = Annotated[int, Symbol("k")]
+HeadDim: TypeAlias = Annotated[int, Symbol("d")]
+Width: TypeAlias = Annotated[int, Symbol("f")]
+Vocab: TypeAlias = Annotated[int, Symbol("V")]
+Layers: TypeAlias = Annotated[int, Symbol("L", largest=MOST_LAYERS)]
+Window: TypeAlias = Annotated[int, Symbol("W")]
+Experts: TypeAlias = Annotated[int, Symbol("E", largest=MOST_EXPERTS)]
+ZeroExperts: TypeAlias = Annotated[int, Symbol("Z", largest=MOST_EXPERTS)]
+TopK: TypeAlias = Annotated[int, Symbol("t", largest=MOST_EXPERTS)]
+Positions: TypeAlias = Annotated[int, Symbol("P")]
+Labels: TypeAlias = Annotated[int, Symbol("C")]
+LaurelRank: TypeAlias = Annotated[int, Symbol("l")]
+PerLayer: TypeAlias = Annotated[int, Symbol("p")]
+PerLayerVocab: TypeAlias = Annotated[int, Symbol("U")]
+QueryRank: TypeAlias = Annotated[int, Symbol("q")]
+KVRank: TypeAlias = Annotated[int, Symbol("c")]
+NopeDim: TypeAlias = Annotated[int, Symbol("n")]
+RopeDim: TypeAlias = Annotated[int, Symbol("r", 0)]
+ValueDim: TypeAlias = Annotated[int, Symbol("v")]
+Streams: TypeAlias = Annotated[int, Symbol("M", largest=64)]
+Inner: TypeAlias = Annotated[int, Symbol("m")]
+StateSize: TypeAlias = Annotated[int, Symbol("N")]
+Kernel: TypeAlias = Annotated[int, Symbol("w")]
+StepRank: TypeAlias = Annotated[int, Symbol("R")]
+StateGroups: TypeAlias = Annotated[int, Symbol("G")]
+ChunkSize: TypeAlias = Annotated[int, Symbol("Q")]
 
 
-if TYPE_CHECKING:
-    HiddenSize: TypeAlias = int
-    Heads: TypeAlias = int
-    KVHeads: TypeAlias = int
-    HeadDim: TypeAlias = int
-    Width: TypeAlias = int
-    Vocab: TypeAlias = int
-    Layers: TypeAlias = int
-    Window: TypeAlias = int
-    Experts: TypeAlias = int
-    ZeroExperts: TypeAlias = int
-    TopK: TypeAlias = int
-    Positions: TypeAlias = int
-    Labels: TypeAlias = int
-    LaurelRank: TypeAlias = int
-    PerLayer: TypeAlias = int
-    PerLayerVocab: TypeAlias = int
-    QueryRank: TypeAlias = int
-    KVRank: TypeAlias = int
-    NopeDim: TypeAlias = int
-    RopeDim: TypeAlias = int
-    ValueDim: TypeAlias = int
-    Streams: TypeAlias = int
-    Inner: TypeAlias = int
-    StateSize: TypeAlias = int
-    Kernel: TypeAlias = int
-    StepRank: TypeAlias = int
-    StateGroups: TypeAlias = int
-    ChunkSize: TypeAlias = int
-else:
-    HiddenSize = symbol_of_size("h")
-    Heads = symbol_of_size("a")
-    KVHeads = symbol_of_size("k")
-    HeadDim = symbol_of_size("d")
-    Width = symbol_of_size("f")
-    Vocab = symbol_of_size("V")
-    Layers = Annotated[int, Field(ge=1, le=MOST_LAYERS, strict=True), Symbol("L")]
-    Window = symbol_of_size("W")
-    Experts = Annotated[int, Field(ge=1, le=MOST_EXPERTS, strict=True), Symbol("E")]
-    ZeroExperts = Annotated[int, Field(ge=1, le=MOST_EXPERTS, strict=True), Symbol("Z")]
-    TopK = Annotated[int, Field(ge=1, le=MOST_EXPERTS, strict=True), Symbol("t")]
-    Positions = symbol_of_size("P")
-    Labels = symbol_of_size("C")
-    LaurelRank = symbol_of_size("l")
-    PerLayer = symbol_of_size("p")
-    PerLayerVocab = symbol_of_size("U")
-    QueryRank = symbol_of_size("q")
-    KVRank = symbol_of_size("c")
-    NopeDim = symbol_of_size("n")
-    RopeDim = symbol_of_size("r", 0)
-    ValueDim = symbol_of_size("v")
-    Streams = Annotated[int, Field(ge=1, le=64, strict=True), Symbol("M")]
-    Inner = symbol_of_size("m")
-    StateSize = symbol_of_size("N")
-    Kernel = symbol_of_size("w")
-    StepRank = symbol_of_size("R")
-    StateGroups = symbol_of_size("G")
-    ChunkSize = symbol_of_size("Q")
+def _check_odd(kernel_size: int) -> int:
+    if kernel_size % 2 == 0:
+        raise ValueError(f"{kernel_size} is even; expected an odd number")
+    return kernel_size
 
+
+OddKernel: TypeAlias = Annotated[Kernel, AfterValidator(_check_odd)]
 Flag: TypeAlias = StrictBool
 Real: TypeAlias = Annotated[float, Field(strict=True, allow_inf_nan=False)]
 
 
 PartWitness: TypeAlias = Witness | Mapping[str, Witness]
 """What the memory of a part was compared with; of several types of a part, by its `type`."""
+
+ONE_TOKEN = Axis("vocab", 1)
+"""The vocabulary axis of a part that is recorded alone."""
 
 BY_TORCH = by_torch("tests/simulator/test_eager.py")
 """The witness of a part whose examples are compared with torch's own operations."""
@@ -155,6 +146,12 @@ def check_groups(heads: int, kv_heads: int) -> None:
         )
 
 
+def check_top_k(num_experts: int, num_experts_per_tok: int) -> None:
+    """Raises `ValueError` if a token would have more experts than there are."""
+    if num_experts_per_tok > num_experts:
+        raise ValueError(f"num_experts_per_tok: {num_experts_per_tok} is more than num_experts {num_experts}")
+
+
 class Component(Part):
     """A model component with costs. Subclasses define its operations, its PyTorch reference and tiny examples.
 
@@ -167,7 +164,8 @@ class Component(Part):
     kind: ClassVar[str] = ""
     sides: ClassVar[tuple[str, ...]] = ("decoder",)
 
-    def source(self) -> str:
+    @property
+    def formula_source(self) -> str:
         """The paper and section, or the source file, from which the component's formulas are taken."""
         return ""
 
@@ -184,11 +182,11 @@ class Component(Part):
             """Builds the component as a runnable PyTorch module, from its fields alone. Imports torch."""
             raise TypeError(f"{type(self).__name__} has no reference")
 
-    def requires(self) -> Mapping[str, Mapping[str, Any]]:
+    def required_slots(self) -> Mapping[str, Mapping[str, Any]]:
         """The components of the stack that this component needs: required values by field of the stack."""
         return {}
 
-    def borrows(self) -> str:
+    def borrowing_field(self) -> str:
         """The field that makes the component depend on another layer or the surrounding model; empty without one."""
         return ""
 
@@ -229,7 +227,7 @@ class ScoreBias:
 
 
 @frozen(slots=True)
-class Standing:
+class StackPosition:
     """The position of a component in a stack of layers, for checks that depend on the position.
 
     where: the part's path in error messages.
@@ -252,7 +250,7 @@ class Unscalable(ValueError):
     """Raised if a component cannot be scaled to another width in a study of shapes; the message gives the reason."""
 
 
-SCALES = "expected a decoder whose layers are multi-head or grouped-query attention and a feed-forward network"
+SCALABLE = "expected a decoder whose layers are multi-head or grouped-query attention and a feed-forward network"
 """What a study of shapes can scale, for the messages of `Unscalable`."""
 
 
@@ -287,7 +285,7 @@ class AttentionPosition(Part):
     def check_attention(self, attention: AttentionFields) -> None:
         """Raises `ValueError` if the encoding does not fit the fields of that attention."""
 
-    def check_place(self, stack_position: Standing, head_dim: int) -> None:
+    def check_place(self, stack_position: StackPosition, head_dim: int) -> None:
         """Raises `ValueError` if attention at this position, with heads of that size, cannot use the encoding."""
         if stack_position.side not in self.sides:
             kind, causal = type(self).model_fields["type"].default, self.sides == ("decoder",)
@@ -302,8 +300,8 @@ class AttentionPosition(Part):
     def check_heads(self, head_sizes: HeadSizes) -> None:
         """Raises `Unscalable` if the encoding does not fit attention with these heads."""
 
-    def requires(self) -> Mapping[str, Mapping[str, Any]]:
-        """The components of the stack that the encoding needs, as in `TokenMixer.requires`."""
+    def required_slots(self) -> Mapping[str, Mapping[str, Any]]:
+        """The components of the stack that the encoding needs, as in `TokenMixer.required_slots`."""
         return {}
 
     def flow(
@@ -334,19 +332,19 @@ class TokenMixer(Component):
     uncounted: ClassVar[str] = ""
     kernel_packages: ClassVar[tuple[str, ...]] = ()
 
-    def heads(self, width: Any) -> HeadSizes | None:
+    def head_sizes(self, width: Any) -> HeadSizes | None:
         """The numbers and sizes of the mixer's heads in a layer of that width; None for a mixer without heads."""
         return None
 
-    def trait(self) -> str:
+    def report_label(self) -> str:
         """The word that distinguishes the mixer from those of other layers in reports: `sliding`, `full`, `mamba2`."""
         return str(getattr(self, "type", ""))
 
-    def reach(self) -> tuple[int, ...]:
+    def length_limits(self) -> tuple[int, ...]:
         """The sequence lengths beyond which the mixer's cost formula changes: windows, chunks, selections."""
         return ()
 
-    def window(self) -> int | None:
+    def window_size(self) -> int | None:
         """The largest number of tokens that one token attends to, itself included; None without a window."""
         return None
 
@@ -370,7 +368,7 @@ class TokenMixer(Component):
         kind = type(self).model_fields["type"].default
         raise Unscalable(
             f"attention of type '{kind}' has sizes beside its heads, and no rule says what they are at another width; "
-            f"{SCALES}"
+            f"{SCALABLE}"
         )
 
     def accepted_bias(self) -> ScoreBias | None:
@@ -384,7 +382,7 @@ class TokenMixer(Component):
         """
 
     def sharing_key_of(self) -> tuple[Any, ...] | None:
-        """A key for sharing: mixers with equal keys can share results (`borrows`); None if the mixer cannot."""
+        """A key for sharing: mixers with equal keys can share results (`borrowing_field`); None if the mixer cannot."""
         return None
 
     def shared_results(self) -> Mapping[tuple[Any, ...], str]:
@@ -393,9 +391,9 @@ class TokenMixer(Component):
         The field is empty where the mixer computes the result itself.
         """
         sharing_key = self.sharing_key_of()
-        return {} if sharing_key is None else {sharing_key: self.borrows()}
+        return {} if sharing_key is None else {sharing_key: self.borrowing_field()}
 
-    def check_place(self, stack_position: Standing) -> None:
+    def check_place(self, stack_position: StackPosition) -> None:
         """Raises `ValueError` if the mixer cannot be used at this position of the model."""
         if stack_position.side not in self.sides:
             kind = type(self).model_fields["type"].default
@@ -407,8 +405,8 @@ class LayerParts(Protocol):
 
     @property
     def attention(self) -> Part: ...
-    def requires(self) -> Mapping[str, Mapping[str, Any]]:
-        """The components of the stack that the layer needs, as in `Component.requires`."""
+    def required_slots(self) -> Mapping[str, Mapping[str, Any]]:
+        """The components of the stack that the layer needs, as in `Component.required_slots`."""
 
 
 class StackPart(Component):
@@ -420,7 +418,7 @@ class StackPart(Component):
         layers: the layers by their name in `pattern`.
         """
 
-    def check_place(self, stack_position: Standing) -> None:
+    def check_place(self, stack_position: StackPosition) -> None:
         """Raises `ValueError` if a stack of that width and side (encoder or decoder) cannot have the component."""
 
 
@@ -448,7 +446,7 @@ class Network(Component):
         """
         kind = type(self).model_fields["type"].default
         raise Unscalable(
-            f"a feed-forward network of type '{kind}' has sizes that no rule derives from another width; {SCALES}"
+            f"a feed-forward network of type '{kind}' has sizes that no rule derives from another width; {SCALABLE}"
         )
 
 
@@ -470,7 +468,7 @@ class Nothing(Part):
 
     type: Literal["none"] = "none"
 
-    def check_place(self, stack_position: Standing) -> None:
+    def check_place(self, stack_position: StackPosition) -> None:
         """Raises `ValueError` outside a decoder, because a layer there must have a token mixer."""
         if stack_position.side != "decoder":
             raise ValueError(f"{stack_position.where}.type: 'none' is for decoders; expected 'attention'")

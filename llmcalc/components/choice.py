@@ -98,8 +98,7 @@ class PartChoice:
 @cache
 def _load_home(home: str) -> type[Part]:
     module, _, name = home.partition(":")
-    cls: type[Part] = getattr(import_module(f".{module}", __package__), name)
-    return cls
+    return getattr(import_module(f".{module}", __package__), name)
 
 
 def only(home: str) -> Any:

@@ -5,9 +5,9 @@ Each entry is `type` → location of the class, `file:Class` in this package. Th
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Annotated, Any, TypeAlias
+from typing import Annotated, Any, TypeAlias
 
-from .base import Component, Part
+from .base import Component
 from .choice import PartChoice
 
 MIXERS = PartChoice(
@@ -186,24 +186,14 @@ OTHERS = PartChoice(
 )
 """Parts with a field of their own in a spec, and with examples of their own."""
 
-if TYPE_CHECKING:
-    Mixer: TypeAlias = Any
-    ChannelMixer: TypeAlias = Any
-    Head: TypeAlias = Any
-    AnyLayer: TypeAlias = Any
-    Streams: TypeAlias = Any
-    AnyStem: TypeAlias = Any
-    AnyIndexer: TypeAlias = Any
-    AnyBlockIndexer: TypeAlias = Any
-else:
-    Mixer = Annotated[Part, MIXERS]
-    ChannelMixer = Annotated[Part, CHANNEL_MIXERS]
-    Head = Annotated[Part, HEADS]
-    AnyLayer = Annotated[Part, LAYERS]
-    Streams = Annotated[Part, STREAMS]
-    AnyStem = Annotated[Part, STEMS]
-    AnyIndexer = Annotated[Part, INDEXERS]
-    AnyBlockIndexer = Annotated[Part, BLOCK_INDEXERS]
+Mixer: TypeAlias = Annotated[Any, MIXERS]
+ChannelMixer: TypeAlias = Annotated[Any, CHANNEL_MIXERS]
+Head: TypeAlias = Annotated[Any, HEADS]
+AnyLayer: TypeAlias = Annotated[Any, LAYERS]
+Streams: TypeAlias = Annotated[Any, STREAMS]
+AnyStem: TypeAlias = Annotated[Any, STEMS]
+AnyIndexer: TypeAlias = Annotated[Any, INDEXERS]
+AnyBlockIndexer: TypeAlias = Annotated[Any, BLOCK_INDEXERS]
 
 
 def parts() -> tuple[type[Component], ...]:

@@ -34,6 +34,7 @@ class Classifier(Component):
     transform: a linear layer, an activation and perhaps a norm before it; none by default.
     """
 
+    formula_source: ClassVar[str] = "Devlin et al. 2019, §4.1"
     witness: ClassVar[PartWitness] = BY_TORCH
     noun: ClassVar[str] = "head"
     kind: ClassVar[str] = "classifier"
@@ -51,9 +52,6 @@ class Classifier(Component):
         if self.transform is not None and self.transform.bottleneck_size is not None:
             raise ValueError("transform.bottleneck_size: only a language-model head can have one; expected none")
         return self
-
-    def source(self) -> str:
-        return "Devlin et al. 2019, §4.1"
 
     def flow(self, recorder: Flow, x: Value) -> Value:
         change, rows = self.transform, self._scored_rows()
@@ -103,7 +101,6 @@ def _classifier_class() -> type[nn.Module]:
             if self.spec.transform is not None:
                 x = activate(self.spec.transform.hidden_act, self.dense(x))
                 x = self.norm(x) if hasattr(self, "norm") else x
-            scores: Tensor = self.out_proj(x)
-            return scores
+            return self.out_proj(x)
 
     return ClassifierReference

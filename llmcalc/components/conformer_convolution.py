@@ -115,7 +115,7 @@ def _reference_class() -> type[nn.Module]:
             self.statistics = Statistics(width)
 
         def forward(self, x: Tensor) -> Tensor:
-            return self.statistics(x) * self.weight + self.bias  # type: ignore[no-any-return]
+            return self.statistics(x) * self.weight + self.bias
 
     class Pointwise(nn.Conv1d):
         """A convolution of width 1. x: [batch, frames, width] → [batch, frames, output width]."""
@@ -133,8 +133,7 @@ def _reference_class() -> type[nn.Module]:
             self.register_buffer("scale", torch.ones(width))
 
         def forward(self, x: Tensor) -> Tensor:
-            out: Tensor = (x - self.get_buffer("mean")) * self.get_buffer("scale")
-            return out
+            return (x - self.get_buffer("mean")) * self.get_buffer("scale")
 
     class ConvolutionReference(nn.Module):
         """The convolution module. x: [clips, frames, hidden] → same shape."""
@@ -170,7 +169,6 @@ def _reference_class() -> type[nn.Module]:
             x = self.conv(nn.functional.pad(x, self.padding)).transpose(1, 2)
             x = self.pointwise(x) if hasattr(self, "pointwise") else x
             x = self.norm(x) if hasattr(self, "norm") else x
-            out: Tensor = self.out_proj(activate(self.spec.hidden_act, x))
-            return out
+            return self.out_proj(activate(self.spec.hidden_act, x))
 
     return ConvolutionReference

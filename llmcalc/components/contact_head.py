@@ -25,24 +25,22 @@ if TYPE_CHECKING:
 class ContactHead(OutputPart):
     """A linear layer from all attention scores of a token pair to one contact score; forward passes do not run it."""
 
+    formula_source: ClassVar[str] = "Rao et al. 2020"
     witness: ClassVar[PartWitness] = BY_TORCH
     kind: ClassVar[str] = "classifier"
     role: ClassVar[Role] = "idle"
 
     def check_output(self, output: ModelOutput) -> None:
         mixer = output.stack.block.attention
-        maps = isinstance(mixer, TokenMixer) and mixer.heads(output.hidden_size) is not None
+        maps = isinstance(mixer, TokenMixer) and mixer.head_sizes(output.hidden_size) is not None
         if output.kind != "encoder" or output.stack.variants or not maps:
             raise ValueError(
                 "contact_head: reads the attention maps of an encoder whose layers are alike; expected none"
             )
 
-    def source(self) -> str:
-        return "Rao et al. 2020"
-
     def flow(self, recorder: Flow, x: Value, stack: Stack) -> Value:
         """Records the unused linear layer. stack: the encoder that the attention maps come from."""
-        heads: Number = stack.block.attention.heads(x.width).heads
+        heads: Number = stack.block.attention.head_sizes(x.width).heads
         maps = Value(x.rows, (Axis("maps", stack.num_hidden_layers * heads),))
         return recorder.linear("", maps, Axis("one", 1), bias=True)
 

@@ -30,7 +30,7 @@ from .base import (
     PartWitness,
     Positions,
     StackPart,
-    Standing,
+    StackPosition,
 )
 from .networks.feed_forward import Activation, activate
 from .norm import Norm
@@ -82,7 +82,7 @@ class Disentangled(AttentionPosition):
         """The number of relative positions in each direction, for each of which the table has a row."""
         return self.max_relative_positions if self.position_buckets is None else self.position_buckets
 
-    def requires(self) -> Mapping[str, Mapping[str, Any]]:
+    def required_slots(self) -> Mapping[str, Mapping[str, Any]]:
         return {"relative_embedding": {"span": self.span}}
 
     def flow(
@@ -138,6 +138,7 @@ class RelativeEmbedding(StackPart):
     norm: the norm on the rows, before any projection; none by default.
     """
 
+    formula_source: ClassVar[str] = "He et al. 2020, §3.1"
     witness: ClassVar[PartWitness] = BY_TORCH
     kind: ClassVar[str] = "attention"
 
@@ -146,11 +147,8 @@ class RelativeEmbedding(StackPart):
 
     def check_layers(self, layers: Mapping[str, LayerParts]) -> None:
         for layer in layers.values():
-            if layer.requires().get("relative_embedding") not in (None, {"span": self.span}):
+            if layer.required_slots().get("relative_embedding") not in (None, {"span": self.span}):
                 raise ValueError("relative_embedding: disentangled attention needs a table of its span")
-
-    def source(self) -> str:
-        return "He et al. 2020, §3.1"
 
     def flow(self, recorder: Flow, x: Value) -> Value:
         """Returns all rows of the table of relative positions; of x only the width is used."""
@@ -178,6 +176,7 @@ class SideConvolution(StackPart):
     norm: the norm on the sum, a LayerNorm by default.
     """
 
+    formula_source: ClassVar[str] = "He et al. 2020, §A.5"
     witness: ClassVar[PartWitness] = BY_TORCH
     kind: ClassVar[str] = "convolution"
 
@@ -192,7 +191,7 @@ class SideConvolution(StackPart):
             raise ValueError(f"conv_kernel_size: {self.conv_kernel_size} is even; expected an odd number")
         return self
 
-    def check_place(self, stack_position: Standing) -> None:
+    def check_place(self, stack_position: StackPosition) -> None:
         if stack_position.width % self.conv_groups:
             raise ValueError(
                 f"{stack_position.where}.conv_groups: {self.conv_groups} does not divide hidden_size "
@@ -200,9 +199,6 @@ class SideConvolution(StackPart):
             )
         if stack_position.side == "decoder":
             raise ValueError(f"{stack_position.where}: it sees tokens on both sides; expected an encoder")
-
-    def source(self) -> str:
-        return "He et al. 2020, §A.5"
 
     def flow(self, recorder: Flow, x: Value, first_layer_output: Value | None = None) -> Value:
         """Records the convolution of x, the first layer's input. first_layer_output: default x."""
@@ -254,8 +250,7 @@ def _reference_classes() -> dict[str, type[nn.Module]]:
 
         def forward(self, layer_input: Tensor, layer_output: Tensor) -> Tensor:
             convolution_output = activate(self.act, self.conv(layer_input.transpose(1, 2)).transpose(1, 2))
-            normed: Tensor = self.norm(layer_output + convolution_output)
-            return normed
+            return self.norm(layer_output + convolution_output)
 
     class BorrowedLinear(nn.Module):
         """A linear layer that runs with another module's weights."""
@@ -267,8 +262,7 @@ def _reference_classes() -> dict[str, type[nn.Module]]:
         """Scores of tokens and table rows. x: [batch, heads, tokens, d] → [batch, heads, tokens, rows]."""
 
         def forward(self, x: Tensor, rows: Tensor) -> Tensor:
-            scores: Tensor = x @ rows.unflatten(-1, (x.shape[1], -1)).permute(1, 2, 0)
-            return scores
+            return x @ rows.unflatten(-1, (x.shape[1], -1)).permute(1, 2, 0)
 
     class DisentangledReference(nn.Module):
         """Scaled queries and position scores. Queries and keys: [batch, heads, tokens, d]."""

@@ -143,9 +143,9 @@ class LayerBias(Buckets, AttentionPosition):
     ) -> tuple[Value, Value | None]:
         from ..workload.derived_rows import Table
 
-        buckets, bucket_axis = Axis("buckets", self.relative_attention_num_buckets), "Chung et al. 2023 (UniMax), §4"
+        buckets, source = Axis("buckets", self.relative_attention_num_buckets), "Chung et al. 2023 (UniMax), §4"
         rows = Table(length=buckets.size)
-        table, _ = recorder.table("relative_bias", buckets, q.axes[0], of=rows, by="all", source=bucket_axis)
+        table, _ = recorder.table("relative_bias", buckets, q.axes[0], of=rows, by="all", source=source)
         recorder.memo["bias_in_sdpa"] = self.bias_in_sdpa
         return q, recorder.distance_bias(table, q)
 
@@ -163,6 +163,7 @@ class RelativeBias(Buckets, StackPart):
         (UDOP), of pairs of segments (CPM-Ant); none by default.
     """
 
+    formula_source: ClassVar[str] = "Raffel et al. 2020, §2.1"
     witness: ClassVar[PartWitness] = BY_TORCH
     kind: ClassVar[str] = "attention"
 
@@ -183,9 +184,6 @@ class RelativeBias(Buckets, StackPart):
                 raise ValueError(
                     "relative_bias.of_blocks: stands where every layer has a global_block_size, and nowhere else"
                 )
-
-    def source(self) -> str:
-        return "Raffel et al. 2020, §2.1"
 
     def flow(self, recorder: Flow, x: Value) -> Value:
         """Records the bias table, which each layer's attention indexes by the bucket of a distance."""
@@ -264,8 +262,7 @@ def _reference_classes() -> dict[str, type[nn.Module]]:
         """Scores by distance. q: [batch, heads, queries, d] → [batch, heads, queries, distances]."""
 
         def forward(self, r: Tensor, q: Tensor) -> Tensor:
-            scores: Tensor = q @ r.unflatten(-1, (q.shape[1], -1)).permute(1, 2, 0)
-            return scores
+            return q @ r.unflatten(-1, (q.shape[1], -1)).permute(1, 2, 0)
 
     class TransformerXLReference(nn.Module):
         """Transformer-XL's positions. Queries → (queries for the product with the keys, position scores).
@@ -287,10 +284,8 @@ def _reference_classes() -> dict[str, type[nn.Module]]:
             )
             distance_encoding = torch.cat([angles.sin(), angles.cos()], -1)[:, : self.hidden_size].to(q.dtype)
             distance_scores = self.core(self.r_proj(distance_encoding), q + self.position_bias.weight)
-            queries, keys = (
-                forward_pass.span(total_tokens - q.shape[-2], total_tokens, q.device),
-                forward_pass.span(0, total_tokens, q.device),
-            )
+            queries = forward_pass.span(total_tokens - q.shape[-2], total_tokens, q.device)
+            keys = forward_pass.span(0, total_tokens, q.device)
             distance = (queries[:, None] - keys[None, :]).clamp(min=0).expand(*q.shape[:-1], total_tokens)
             return q + self.content_bias.weight, distance_scores.gather(-1, distance) * q.shape[-1] ** -0.5
 

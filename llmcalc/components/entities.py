@@ -32,6 +32,7 @@ class Entities(StackPart):
         of its own (`own`); none by default.
     """
 
+    formula_source: ClassVar[str] = "Yamada et al. 2020, §3.1"
     kind: ClassVar[str] = "embedding"
 
     entity_vocab_size: Vocab
@@ -40,9 +41,6 @@ class Entities(StackPart):
     type_vocab_size: Width
     norm: Norm
     prediction: Literal["tied", "own"] | None = None
-
-    def source(self) -> str:
-        return "Yamada et al. 2020, §3.1"
 
     def flow(self, recorder: Flow, x: Value) -> Value:
         """Records the tables and the head. x: the input of the layers, as wide as they are."""

@@ -29,13 +29,11 @@ class FrameStem(Stem):
     frame_size: the number of samples in a frame.
     """
 
+    formula_source: ClassVar[str] = "Useful Sensors 2026"
     input_name: ClassVar[str] = "input_values"
 
     type: Literal["frames"] = "frames"
     frame_size: Width
-
-    def source(self) -> str:
-        return "Useful Sensors 2026"
 
     def frames_read(self) -> Value:
         return Value(Multiple("frames", of=SOURCE, by=4), (Axis("sample", self.frame_size),), fixed=True)
@@ -89,6 +87,6 @@ def _reference_class() -> type[nn.Module]:
             frames = frames * torch.rsqrt(frames.square().mean(-1, keepdim=True) + 1e-6)
             y = nn.functional.silu(self.proj(torch.asinh(self.log_gain.weight.exp() * frames))).transpose(1, 2)
             y = nn.functional.silu(self.conv1(nn.functional.pad(y, (4, 0))))
-            return self.conv2(nn.functional.pad(y, (4, 0))).transpose(1, 2)  # type: ignore[no-any-return]
+            return self.conv2(nn.functional.pad(y, (4, 0))).transpose(1, 2)
 
     return FrameStemReference

@@ -18,7 +18,7 @@ from ..flow.record import Flow
 from ..flow.value import Value, Weight
 from ..workload.derived_rows import Multiple
 from ..workload.rows import LOGITS, Rows
-from .base import BY_TORCH, Component, Flag, ModelProperties, PartWitness, Real, Vocab
+from .base import BY_TORCH, ONE_TOKEN, Component, Flag, ModelProperties, PartWitness, Real, Vocab
 from .choice import only
 from .networks.feed_forward import activate
 
@@ -29,10 +29,6 @@ if TYPE_CHECKING:
     from .head_transform import Transform
 else:
     Transform, Clusters = only("head_transform:Transform"), only("head_clusters:Clusters")
-
-
-ONE = Axis("vocab", 1)
-"""The vocabulary axis of a head that is recorded alone."""
 
 
 class LMHead(Component):
@@ -73,11 +69,12 @@ class LMHead(Component):
             raise ValueError("clusters: are of a plain head; expected no bias, no transform and no draft_vocab_size")
         return self
 
-    def source(self) -> str:
+    @property
+    def formula_source(self) -> str:
         return "" if self.transform is None else "Devlin et al. 2019, §3.1"
 
     def flow(
-        self, recorder: Flow, x: Value, vocab: Axis = ONE, width: Axis | None = None, output: Weight | None = None
+        self, recorder: Flow, x: Value, vocab: Axis = ONE_TOKEN, width: Axis | None = None, output: Weight | None = None
     ) -> Value:
         """Records the head. width: the embedding's width where it differs from x's.
 
@@ -167,7 +164,7 @@ def _reference_class() -> Callable[..., nn.Module]:
                 logits = self.decoder(x)
             return logits
 
-    def build(spec: LMHead, model_properties: ModelProperties, vocab_size: int, width: int) -> nn.Module:
+    def build_head(spec: LMHead, model_properties: ModelProperties, vocab_size: int, width: int) -> nn.Module:
         if spec.clusters is not None:
             return spec.clusters.reference(model_properties, vocab_size)
         return (
@@ -176,4 +173,4 @@ def _reference_class() -> Callable[..., nn.Module]:
             else LMHeadReference(spec, model_properties, vocab_size, width)
         )
 
-    return build
+    return build_head

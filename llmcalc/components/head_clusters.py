@@ -117,7 +117,6 @@ def _reference_class() -> type[nn.Module]:
             scores = self.scores(x, self.decoder(tokens))
             lowest_score = scores.amin() - 1
             out = lowest_score.expand(*x.shape[:-1], self.decoder.num_embeddings).clone()
-            logits: Tensor = out.scatter(-1, tokens, scores)
-            return logits
+            return out.scatter(-1, tokens, scores)
 
     return ClusteredHead

@@ -10,14 +10,11 @@ from typing import TYPE_CHECKING, ClassVar, Self
 from ..flow.axis import Axis
 from ..flow.record import Flow
 from ..flow.value import Value
-from .base import BY_TORCH, Component, ModelProperties, PartWitness, StackPart
+from .base import BY_TORCH, ONE_TOKEN, Component, ModelProperties, PartWitness, StackPart
 from .runtime import vector
 
 if TYPE_CHECKING:
     from torch import nn
-
-ONE = Axis("vocab", 1)
-"""The vocabulary axis of a table that is recorded alone."""
 
 
 class UnusedEmbedding(Component):
@@ -29,7 +26,7 @@ class UnusedEmbedding(Component):
     witness: ClassVar[PartWitness] = BY_TORCH
     kind: ClassVar[str] = "embedding"
 
-    def flow(self, recorder: Flow, x: Value, vocab: Axis = ONE) -> Value:
+    def flow(self, recorder: Flow, x: Value, vocab: Axis = ONE_TOKEN) -> Value:
         """Records the unused embedding table as parameters. x: the token embeddings, as wide as a row.
 
         vocab: its row axis.
@@ -52,11 +49,9 @@ class SecondStream(StackPart):
     XLNet's query stream, used only in pretraining, or HRM-Text's low-level state.
     """
 
+    formula_source: ClassVar[str] = "Yang et al. 2019 (XLNet), §2.3"
     witness: ClassVar[PartWitness] = BY_TORCH
     kind: ClassVar[str] = "embedding"
-
-    def source(self) -> str:
-        return "Yang et al. 2019 (XLNet), §2.3"
 
     def flow(self, recorder: Flow, x: Value) -> Value:
         """Records the unused initial vector as a parameter. x: the token embeddings, as wide as the vector."""
@@ -65,8 +60,7 @@ class SecondStream(StackPart):
     def reference(self, model_properties: ModelProperties) -> nn.Module:
         import torch
 
-        module: nn.Module = vector(torch.zeros(model_properties.hidden_size))
-        return module
+        return vector(torch.zeros(model_properties.hidden_size))
 
     @classmethod
     def examples(cls) -> list[Self]:

@@ -7,19 +7,17 @@ models/roc_bert (`RoCBertEmbeddings`).
 from __future__ import annotations
 
 from functools import cache
-from typing import TYPE_CHECKING, Annotated, ClassVar, Self
+from typing import TYPE_CHECKING, ClassVar, Self
 
 from pydantic import Field, model_validator
 
 from ..flow.axis import Axis, Beside
 from ..flow.record import Flow
 from ..flow.value import Value
-from .base import LARGEST, ModelProperties, StackPart
+from .base import ModelProperties, Size, StackPart
 
 if TYPE_CHECKING:
     from torch import Tensor, nn
-
-Size = Annotated[int, Field(ge=1, le=LARGEST, strict=True)]
 
 
 class InputFeatures(StackPart):
@@ -29,6 +27,7 @@ class InputFeatures(StackPart):
     embedding_sizes: the width of each table.
     """
 
+    formula_source: ClassVar[str] = "Su et al. 2022, §3.1"
     kind: ClassVar[str] = "embedding"
 
     vocab_sizes: tuple[Size, ...] = Field(max_length=16)
@@ -39,9 +38,6 @@ class InputFeatures(StackPart):
         if len(self.embedding_sizes) != len(self.vocab_sizes):
             raise ValueError(f"embedding_sizes: expected {len(self.vocab_sizes)}, one for each table")
         return self
-
-    def source(self) -> str:
-        return "Su et al. 2022, §3.1"
 
     def flow(self, recorder: Flow, x: Value) -> Value:
         """Returns the projection of the joined embeddings. x: the token embeddings."""
@@ -85,7 +81,6 @@ def _reference_class() -> type[nn.Module]:
         def forward(self, x: Tensor) -> Tensor:
             ids = torch.zeros(x.shape[:2], dtype=torch.long, device=x.device)
             rows = [self.get_submodule(f"embed_{i}")(ids) for i in range(self.tables)]
-            out: Tensor = self.proj(torch.cat([x, *rows], -1))
-            return out
+            return self.proj(torch.cat([x, *rows], -1))
 
     return InputFeaturesReference

@@ -31,7 +31,7 @@ if TYPE_CHECKING:
     from .stack import Stack
 
 
-ONE = "module"
+MODULE = "module"
 """The label of a module that runs several times."""
 
 
@@ -47,6 +47,7 @@ class MultiTokenPrediction(OutputPart):
     norm: all norms of a module.
     """
 
+    formula_source: ClassVar[str] = "DeepSeek-V3 2024, §2.2"
     witness: ClassVar[PartWitness] = by_torch("tests/simulator/test_predictions.py")
     kind: ClassVar[str] = "mtp"
 
@@ -72,15 +73,12 @@ class MultiTokenPrediction(OutputPart):
             raise ValueError(
                 "mtp: its modules share a head that reads hidden_size; expected no embedding_size and no head.transform"
             )
-        field = self.block_in(stack).borrows()
+        field = self.block_in(stack).borrowing_field()
         if field:
             raise ValueError(
                 f"mtp.layer: a layer with {field} needs what stands around it in the decoder; expected another "
                 "kind, or no mtp"
             )
-
-    def source(self) -> str:
-        return "DeepSeek-V3 2024, §2.2"
 
     def flow(self, recorder: Flow, x: Value, stack: Stack, vocab: Axis, table: Weight, output: Weight) -> Value:
         """Records all prediction modules, one after the other. x: the last hidden states.
@@ -89,16 +87,18 @@ class MultiTokenPrediction(OutputPart):
         """
         n, block = self.num_nextn_predict_layers, self.block_in(stack)
         indices = range(n) if isinstance(n, int) else None
-        node_fields = {"kind": self.kind, "optional": MTP.name, "source": self.source()}
+        node_fields = {"kind": self.kind, "optional": MTP.name, "source": self.formula_source}
 
-        def run(v: Value) -> Value:
+        def record_module(v: Value) -> Value:
             return self._record_module(recorder, v, block, vocab, table, output)
 
         if not self.repeated or (isinstance(n, int) and n == 1):
-            return recorder.layers(x, run, n, indices, "mtp", **node_fields)
+            return recorder.layers(x, record_module, n, indices, "mtp", **node_fields)
         first_index, other_indices = (None, None) if indices is None else (indices[:1], indices[1:])
-        x = recorder.layers(x, run, 1, first_index, "mtp", label=ONE, **node_fields)
-        return recorder.layers(x, run, n - 1, other_indices, "mtp", label=ONE + SHARED, role="shared", **node_fields)
+        x = recorder.layers(x, record_module, 1, first_index, "mtp", label=MODULE, **node_fields)
+        return recorder.layers(
+            x, record_module, n - 1, other_indices, "mtp", label=MODULE + SHARED, role="shared", **node_fields
+        )
 
     def _record_module(
         self, recorder: Flow, x: Value, block: Layer, vocab: Axis, table: Weight, output: Weight
@@ -181,7 +181,7 @@ def _reference_class() -> Callable[..., nn.Module]:
                 predictions.append(logits)
             return predictions
 
-    def build(
+    def build_modules(
         spec: MultiTokenPrediction, model_properties: ModelProperties, block: Layer, output: nn.Parameter
     ) -> nn.Module:
         module_count = spec.num_nextn_predict_layers
@@ -192,4 +192,4 @@ def _reference_class() -> Callable[..., nn.Module]:
             share_tensors(modules[0], module)
         return modules
 
-    return build
+    return build_modules

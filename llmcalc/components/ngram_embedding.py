@@ -7,19 +7,17 @@ width (Meituan 2026, arXiv:2601.21204). mlx-lm: models/longcat_flash_ngram (`Ngr
 from __future__ import annotations
 
 from functools import cache
-from typing import TYPE_CHECKING, Annotated, ClassVar, Self
+from typing import TYPE_CHECKING, ClassVar, Self
 
 from pydantic import Field
 
 from ..flow.axis import Axis
 from ..flow.record import Flow
 from ..flow.value import Value
-from .base import LARGEST, ModelProperties, StackPart
+from .base import ModelProperties, Size, StackPart
 
 if TYPE_CHECKING:
     from torch import Tensor, nn
-
-Size = Annotated[int, Field(ge=1, le=LARGEST, strict=True)]
 
 
 class NgramEmbedding(StackPart):
@@ -29,13 +27,11 @@ class NgramEmbedding(StackPart):
     embedding_size: the width of each table.
     """
 
+    formula_source: ClassVar[str] = "Meituan 2026 (arXiv:2601.21204)"
     kind: ClassVar[str] = "embedding"
 
     vocab_sizes: tuple[Size, ...] = Field(min_length=1, max_length=64)
     embedding_size: Size
-
-    def source(self) -> str:
-        return "Meituan 2026 (arXiv:2601.21204)"
 
     def flow(self, recorder: Flow, x: Value) -> Value:
         """Returns the mean of the token embeddings and of all projected n-grams. x: the token embeddings."""
@@ -78,7 +74,6 @@ def _reference_class() -> type[nn.Module]:
                 self.get_submodule(f"post_projs_{i}")(self.get_submodule(f"embedders_{i}")(ids))
                 for i in range(self.tables)
             ]
-            mean: Tensor = torch.stack([x, *projected_ngrams]).mean(0)
-            return mean
+            return torch.stack([x, *projected_ngrams]).mean(0)
 
     return NgramEmbeddingReference

@@ -9,21 +9,17 @@ DeepSeek-V4.1 calls this an engram and has no convolution. mlx-vlm: models/deeps
 from __future__ import annotations
 
 from functools import cache
-from typing import TYPE_CHECKING, Annotated, Any, ClassVar
-
-from pydantic import Field
+from typing import TYPE_CHECKING, Any, ClassVar
 
 from ..flow.axis import Axis
 from ..flow.record import Flow
 from ..flow.value import Value
-from .base import BY_TORCH, LARGEST, Component, Kernel, ModelProperties, PartWitness
+from .base import BY_TORCH, Component, Kernel, ModelProperties, PartWitness, Size
 from .norm import Norm, norm_reference
 from .runtime import ForwardPass, state_class
 
 if TYPE_CHECKING:
     from torch import Tensor, nn
-
-Size = Annotated[int, Field(ge=1, le=LARGEST, strict=True)]
 
 
 class NgramInput(Component):
@@ -38,6 +34,7 @@ class NgramInput(Component):
     norm: the norm on keys, streams and values, of each stream separately.
     """
 
+    formula_source: ClassVar[str] = "Qwen4-Exp 2026"
     witness: ClassVar[PartWitness] = BY_TORCH
     kind: ClassVar[str] = "embedding"
 
@@ -48,9 +45,6 @@ class NgramInput(Component):
     conv_kernel_size: Kernel | None = None
     dilation: Size = 1
     norm: Norm
-
-    def source(self) -> str:
-        return "Qwen4-Exp 2026"
 
     def flow(self, recorder: Flow, x: Value) -> Value:
         """Returns the term that is added to all residual streams. x: the streams, [tokens, streams, hidden]."""
@@ -110,10 +104,8 @@ def _reference_class() -> type[nn.Module]:
             super().__init__()
             self.spec, width, embedding_width = spec, spec.streams * hidden, spec.ngram_heads * spec.ngram_head_dim
             self.embedding = nn.Embedding(spec.ngram_rows, spec.ngram_head_dim)
-            self.key_proj, self.value_proj = (
-                nn.Linear(embedding_width, width, bias=False),
-                nn.Linear(embedding_width, hidden, bias=False),
-            )
+            self.key_proj = nn.Linear(embedding_width, width, bias=False)
+            self.value_proj = nn.Linear(embedding_width, hidden, bias=False)
             self.key_norm, self.query_norm = (norm_reference(spec.norm, width, groups=spec.streams) for _ in range(2))
             if spec.conv_kernel_size is None:
                 return
@@ -130,8 +122,7 @@ def _reference_class() -> type[nn.Module]:
             stored, rows = self.conv_state.load(forward_pass), x.transpose(1, 2)
             padded_rows = F.pad(rows, (past_length, 0)) if stored is None else torch.cat([stored[0], rows], -1)
             self.conv_state.keep(forward_pass, padded_rows[..., padded_rows.shape[-1] - past_length :])
-            convolved: Tensor = self.conv1d(padded_rows).transpose(1, 2)
-            return convolved
+            return self.conv1d(padded_rows).transpose(1, 2)
 
         def forward(self, x: Tensor, forward_pass: ForwardPass) -> Tensor:
             streams = self.spec.streams
@@ -144,7 +135,6 @@ def _reference_class() -> type[nn.Module]:
             if self.spec.conv_kernel_size is None:
                 return gated
             convolved = F.silu(self._convolved_tokens(self.conv_norm(gated.flatten(2)), forward_pass))
-            ngram_vectors: Tensor = gated + convolved.unflatten(-1, (streams, -1))
-            return ngram_vectors
+            return gated + convolved.unflatten(-1, (streams, -1))
 
     return NgramInputReference

@@ -76,7 +76,8 @@ class Norm(Component):
         """
         return ops.Norm(width, self.weight, self.has_bias, heads)
 
-    def source(self) -> str:
+    @property
+    def formula_source(self) -> str:
         return {"layernorm": "Ba et al. 2016", "rmsnorm": "Zhang & Sennrich 2019", "affine": ""}[self.type]
 
     def flow(self, recorder: Flow, x: Value) -> Value:
@@ -135,10 +136,7 @@ def _reference_class() -> type[nn.Module]:
                 y = y - mean if self.float32_product and self.weight is not None else centered
                 del mean, centered
             dtype = torch.float32 if self.float32_product else x.dtype
-            normed: torch.Tensor = (
-                (scaled * torch.rsqrt(y.square().mean(-1, keepdim=True) + self.eps)).flatten(-2).to(dtype)
-            )
-            return normed
+            return (scaled * torch.rsqrt(y.square().mean(-1, keepdim=True) + self.eps)).flatten(-2).to(dtype)
 
         def factor(self, in_float32: bool = False) -> Any:
             """The factor that multiplies the normalized values: the weight, or 1 + weight."""

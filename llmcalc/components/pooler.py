@@ -30,6 +30,7 @@ class Pooler(OutputPart):
     num_labels: the number of scores that a linear layer computes from the vector (next sentence); none by default.
     """
 
+    formula_source: ClassVar[str] = "Devlin et al. 2019"
     witness: ClassVar[PartWitness] = BY_TORCH
     kind: ClassVar[str] = "pooler"
 
@@ -41,9 +42,6 @@ class Pooler(OutputPart):
         if not self.dense and self.num_labels is None:
             raise ValueError("num_labels: missing; a pooler without a dense map has scores, or is left out")
         return self
-
-    def source(self) -> str:
-        return "Devlin et al. 2019"
 
     def flow(self, recorder: Flow, x: Value, stack: Component | None = None, rows: Rows = SEQUENCES) -> Value:
         """Records the pooler and returns each sequence's vector. x: the hidden states. rows: the axis of sequences."""

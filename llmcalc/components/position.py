@@ -9,7 +9,18 @@ from typing import TYPE_CHECKING, Annotated, ClassVar, Literal, TypeAlias
 
 from pydantic import Field
 
-from .base import BY_TORCH, AttentionPosition, Flag, HeadSizes, Part, PartWitness, Positions, Real, Standing, Unscalable
+from .base import (
+    BY_TORCH,
+    AttentionPosition,
+    Flag,
+    HeadSizes,
+    Part,
+    PartWitness,
+    Positions,
+    Real,
+    StackPosition,
+    Unscalable,
+)
 from .choice import PartChoice
 from .rotation import rotate
 from .runtime import ForwardPass
@@ -56,7 +67,7 @@ class Rope(AttentionPosition):
         if rotated < 2 or rotated % 2:
             raise ValueError(f"{location}: {message}; expected an even number, because it rotates pairs")
 
-    def check_place(self, stack_position: Standing, head_dim: int) -> None:
+    def check_place(self, stack_position: StackPosition, head_dim: int) -> None:
         super().check_place(stack_position, head_dim)
         self.check(head_dim, f"{stack_position.where}.position")
 

@@ -24,15 +24,13 @@ class ProjectionHead(Component):
     bias: whether the layer has a bias, false by default.
     """
 
+    formula_source: ClassVar[str] = "Khattab and Zaharia 2020, §3.1"
     noun: ClassVar[str] = "head"
     kind: ClassVar[str] = "projection"
 
     type: Literal["projection"] = "projection"
     size: Width
     bias: Flag = False
-
-    def source(self) -> str:
-        return "Khattab and Zaharia 2020, §3.1"
 
     def flow(self, recorder: Flow, x: Value) -> Value:
         return recorder.linear("proj", x, Axis("embedding", self.size), bias=self.bias)
@@ -57,7 +55,6 @@ def _reference() -> type[nn.Module]:
             self.proj = nn.Linear(model_properties.hidden_size, spec.size, bias=spec.bias)
 
         def forward(self, x: Tensor) -> Tensor:
-            projected: Tensor = self.proj(x)
-            return projected
+            return self.proj(x)
 
     return ProjectionHeadReference

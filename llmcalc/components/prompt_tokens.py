@@ -14,7 +14,7 @@ from ..flow.axis import Axis
 from ..flow.record import Flow
 from ..flow.value import Value
 from ..workload.derived_rows import WithPrompt
-from .base import ModelProperties, Standing
+from .base import ModelProperties, StackPosition
 from .runtime import ForwardPass
 from .streams import ResidualStreams
 
@@ -32,18 +32,16 @@ class PromptTokens(ResidualStreams):
     prompt_length: the number of tokens in a prompt.
     """
 
+    formula_source: ClassVar[str] = "Lester et al. 2021, §2"
     kind: ClassVar[str] = "embedding"
 
     type: Literal["prompt_tokens"] = "prompt_tokens"
     prompt_types: int = Field(ge=1, le=MOST_PROMPTS, strict=True)
     prompt_length: int = Field(ge=1, le=MOST_PROMPTS, strict=True)
 
-    def check_place(self, stack_position: Standing) -> None:
+    def check_place(self, stack_position: StackPosition) -> None:
         if stack_position.side != "decoder":
             raise ValueError(f"{stack_position.where}: prompt tokens stand before generated text; expected a decoder")
-
-    def source(self) -> str:
-        return "Lester et al. 2021, §2"
 
     def record_split(self, recorder: Flow, x: Value) -> Value:
         return recorder.part("embed_prompts", self, x)

@@ -16,15 +16,12 @@ from ..flow.record import Flow
 from ..flow.value import Value
 from ..workload.derived_rows import FromZeros
 from ..workload.rows import LOGITS
-from .base import Flag, Inner, ModelProperties
+from .base import ONE_TOKEN, Flag, Inner, ModelProperties
 from .head import LMHead
 from .output import ModelOutput, OutputPart
 
 if TYPE_CHECKING:
     from torch import Tensor, nn
-
-ONE = Axis("vocab", 1)
-"""The vocabulary axis of a part that is recorded alone."""
 
 
 class Proposal(OutputPart):
@@ -63,10 +60,11 @@ class Proposal(OutputPart):
         if output.kind != "decoder" or not isinstance(output.head, LMHead):
             raise ValueError("proposal: stands on a decoder with a language-model head")
 
-    def source(self) -> str:
+    @property
+    def formula_source(self) -> str:
         return "SpecForge 2026" if self.state_size is None else "Gemma 4 2026"
 
-    def flow(self, recorder: Flow, x: Value, vocab: Axis = ONE, proposed_tokens: Axis = ONE) -> Value:
+    def flow(self, recorder: Flow, x: Value, vocab: Axis = ONE_TOKEN, proposed_tokens: Axis = ONE_TOKEN) -> Value:
         """Records the terms that the proposal head adds to the draft model's logits. x: the hidden states.
 
         vocab, proposed_tokens: the axes of the vocabulary read and of the proposed tokens.

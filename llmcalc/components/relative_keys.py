@@ -24,11 +24,11 @@ from .base import (
     ModelProperties,
     Positions,
     StackPart,
-    Standing,
+    StackPosition,
     TokenMixer,
     Unscalable,
 )
-from .runtime import ForwardPass, apply_dropout
+from .runtime import ForwardPass, softmax_core_class
 
 if TYPE_CHECKING:
     from torch import Tensor, nn
@@ -41,18 +41,16 @@ class RelativeKeys(StackPart):
     head_dim: the size of a head.
     """
 
+    formula_source: ClassVar[str] = "Shaw et al. 2018, §3.2"
     kind: ClassVar[str] = "attention"
     sides: ClassVar[tuple[str, ...]] = ("encoder",)
 
     max_distance: Positions
     head_dim: HeadDim
 
-    def check_place(self, stack_position: Standing) -> None:
+    def check_place(self, stack_position: StackPosition) -> None:
         if stack_position.side != "encoder":
             raise ValueError(f"{stack_position.where}: has keys for distances in both directions; expected an encoder")
-
-    def source(self) -> str:
-        return "Shaw et al. 2018, §3.2"
 
     def flow(self, recorder: Flow, x: Value) -> Value:
         """Records the look-up of a key for each pair of positions."""
@@ -78,6 +76,7 @@ class RelativeKeyAttention(TokenMixer):
     bias: whether the projections have a bias, false by default.
     """
 
+    formula_source: ClassVar[str] = "Shaw et al. 2018, §3.2"
     node_name: ClassVar[str] = "self_attn"
     kind: ClassVar[str] = "attention"
     sides: ClassVar[tuple[str, ...]] = ("encoder",)
@@ -88,7 +87,7 @@ class RelativeKeyAttention(TokenMixer):
     max_distance: Positions
     bias: Flag = False
 
-    def heads(self, width: Any) -> HeadSizes:
+    def head_sizes(self, width: Any) -> HeadSizes:
         return HeadSizes(self.num_attention_heads, self.num_attention_heads, self.head_dim)
 
     def with_heads(self, head_sizes: HeadSizes) -> Self:
@@ -96,11 +95,8 @@ class RelativeKeyAttention(TokenMixer):
             raise Unscalable("each query head has its own key head, and the stack's keys their size; expected the same")
         return self.model_copy(update={"num_attention_heads": head_sizes.heads})
 
-    def requires(self) -> Mapping[str, Mapping[str, Any]]:
+    def required_slots(self) -> Mapping[str, Mapping[str, Any]]:
         return {"relative_keys": {"max_distance": self.max_distance, "head_dim": self.head_dim}}
-
-    def source(self) -> str:
-        return "Shaw et al. 2018, §3.2"
 
     def flow(self, recorder: Flow, x: Value) -> Value:
         heads, dim = Axis("heads", self.num_attention_heads), Axis("head_dim", self.head_dim)
@@ -148,15 +144,7 @@ def _reference_classes() -> dict[str, type[nn.Module]]:
 
         def forward(self, q: Tensor, keys: Tensor) -> Tensor:
             scores = q.flatten(0, 1).transpose(0, 1) @ keys.transpose(-1, -2)
-            scores_of_heads: Tensor = scores.transpose(0, 1).unflatten(0, q.shape[:2])
-            return scores_of_heads
-
-    class Core(nn.Module):
-        """Softmax attention with a bias. q, k, v: [batch, heads, tokens, d] → same shape."""
-
-        def forward(self, q: Tensor, k: Tensor, v: Tensor, bias: Tensor) -> Tensor:
-            scores = q @ k.transpose(-1, -2) * q.shape[-1] ** -0.5 + bias
-            return apply_dropout(self, "attention", torch.softmax(scores.float(), -1).to(v.dtype)) @ v
+            return scores.transpose(0, 1).unflatten(0, q.shape[:2])
 
     class AttentionReference(nn.Module):
         """Attention with relative keys. x: [batch, tokens, hidden] → same shape."""
@@ -166,7 +154,7 @@ def _reference_classes() -> dict[str, type[nn.Module]]:
             self.heads, width = spec.num_attention_heads, spec.num_attention_heads * spec.head_dim
             for name in ("q_proj", "k_proj", "v_proj"):
                 self.add_module(name, nn.Linear(hidden, width, bias=spec.bias))
-            self.pairs, self.core = PairScores(), Core()
+            self.pairs, self.core = PairScores(), softmax_core_class()()
             self.o_proj = nn.Linear(width, hidden, bias=spec.bias)
 
         def forward(self, x: Tensor, forward_pass: ForwardPass) -> Tensor:
@@ -175,7 +163,6 @@ def _reference_classes() -> dict[str, type[nn.Module]]:
                 for name in ("q_proj", "k_proj", "v_proj")
             )
             bias = self.pairs(q, forward_pass.memo["relative_keys"]) * q.shape[-1] ** -0.5
-            result: Tensor = self.o_proj(self.core(q, k, v, bias).transpose(1, 2).flatten(2))
-            return result
+            return self.o_proj(self.core(q, k, v, bias=bias).transpose(1, 2).flatten(2))
 
     return {"keys": KeysReference, "attention": AttentionReference}

@@ -73,8 +73,7 @@ class ForwardPass:
         """Returns the positions start … end − 1 as a tensor."""
         import torch
 
-        positions: Tensor = self.computed_once(("span", start, end), lambda: torch.arange(start, end, device=device))
-        return positions
+        return self.computed_once(("span", start, end), lambda: torch.arange(start, end, device=device))
 
 
 def apply_dropout(module: nn.Module, dropout_place: str, x: Tensor) -> Tensor:
@@ -83,8 +82,7 @@ def apply_dropout(module: nn.Module, dropout_place: str, x: Tensor) -> Tensor:
     A reference runs without dropout unless a comparison attaches it.
     """
     dropouts: Mapping[str, Callable[[Any], Any]] = getattr(module, "dropouts", {})
-    out: Tensor = dropouts[dropout_place](x) if dropout_place in dropouts else x
-    return out
+    return dropouts[dropout_place](x) if dropout_place in dropouts else x
 
 
 def vector(values: Tensor) -> Any:
@@ -125,21 +123,43 @@ def softmax_core_class() -> type[nn.Module]:
     class SoftmaxCore(nn.Module):
         """Softmax attention. q: [batch, heads, queries, d], k and v: [batch, heads, keys, d] → shape of q.
 
-        scale: the scale of the scores, 1/√d by default.
+        mask: the keys that each query may attend to; all by default.
+        bias: the term that is added to the scores before the mask; none by default.
+        cap: the soft cap of the scores, none by default.
         sinks: per head, the score of one more key, without a value, that every query attends to.
+        scale: the scale of the scores, 1/√d by default.
+        float32_softmax: whether the softmax is in float32, true by default; else in the format of the scores.
+        float32_scores: whether scores are products of float32 copies of queries and keys, false by default.
         """
 
         def forward(
-            self, q: Tensor, k: Tensor, v: Tensor, mask: Tensor, scale: float | None = None, sinks: Tensor | None = None
+            self,
+            q: Tensor,
+            k: Tensor,
+            v: Tensor,
+            mask: Tensor | None = None,
+            bias: Tensor | None = None,
+            cap: float | None = None,
+            sinks: Tensor | None = None,
+            scale: float | None = None,
+            float32_softmax: bool = True,
+            float32_scores: bool = False,
         ) -> Tensor:
-            scores = (q @ k.transpose(-1, -2) * (q.shape[-1] ** -0.5 if scale is None else scale)).masked_fill(
-                ~mask, float("-inf")
-            )
+            if float32_scores:
+                q, k = q.float(), k.float()
+            scores = q @ k.transpose(-1, -2) * (q.shape[-1] ** -0.5 if scale is None else scale)
+            if cap is not None:
+                scores = cap * torch.tanh(scores / cap)
+            if bias is not None:
+                scores = scores + bias.to(scores.dtype)
+            if mask is not None:
+                scores = scores.masked_fill(~mask, float("-inf"))
+            dtype = torch.float32 if float32_softmax else scores.dtype
             if sinks is not None:
                 sink_scores = sinks[None, :, None, None].expand(*scores.shape[:-1], 1).to(scores.dtype)
-                probs = torch.softmax(torch.cat([scores, sink_scores], -1).float(), -1)[..., :-1].to(v.dtype)
+                probs = torch.softmax(torch.cat([scores, sink_scores], -1).to(dtype), -1)[..., :-1].to(v.dtype)
                 return apply_dropout(self, "attention", probs) @ v
-            return apply_dropout(self, "attention", torch.softmax(scores.float(), -1).to(v.dtype)) @ v
+            return apply_dropout(self, "attention", torch.softmax(scores.to(dtype), -1).to(v.dtype)) @ v
 
     return SoftmaxCore
 
@@ -191,12 +211,17 @@ def state_class() -> type[nn.Module]:
     class State(nn.Module):
         """The state of a recurrence between passes: tensors whose size does not grow with the number of tokens.
 
-        `load(run)` returns the tensors of the last pass, None at the first token or in a pass without a cache.
-        `keep(run, ...)` replaces them.
+        `load` returns the tensors of the last pass, None at the first token or in a pass without a cache.
+        `keep` replaces them.
         """
 
         def load(self, forward_pass: ForwardPass) -> tuple[Tensor, ...] | None:
             return None if forward_pass.store is None else forward_pass.store.get(self)
+
+        def only_tensor(self, forward_pass: ForwardPass) -> Tensor | None:
+            """Returns the tensor of a state that has a single one, None at the first token or without a cache."""
+            tensors = self.load(forward_pass)
+            return None if tensors is None else tensors[0]
 
         def keep(self, forward_pass: ForwardPass, *tensors: Tensor) -> None:
             if forward_pass.store is not None:
@@ -244,29 +269,32 @@ def causal_conv_class() -> type[nn.Module]:
 
 def attention_mask(
     forward_pass: ForwardPass,
-    end: int,
-    queries: int,
-    keys: int,
-    device: Any,
+    q: Tensor,
+    k: Tensor,
     *,
     causal: bool,
     window: int | None = None,
     chunk: int | None = None,
 ) -> Tensor:
-    """Returns the mask [queries, keys] of the last `keys` tokens before `end` that each query may attend to."""
+    """Returns the mask [queries, keys] of the last keys that each query of this pass may attend to.
 
-    def make() -> Tensor:
-        q = forward_pass.span(end - queries, end, device)[:, None]
-        k = forward_pass.span(end - keys, end, device)[None, :]
+    q, k: tensors with a row for each query and for each key, [..., rows, width].
+    """
+    queries, keys, end = q.shape[-2], k.shape[-2], forward_pass.past + q.shape[-2]
+
+    def compute_mask() -> Tensor:
+        query_positions = forward_pass.span(end - queries, end, q.device)[:, None]
+        key_positions = forward_pass.span(end - keys, end, q.device)[None, :]
         if not causal:
             tokens_before, tokens_after = (end, end) if window is None else ((window - 1) // 2, window // 2)
-            return (q - k <= tokens_before) & (k - q <= tokens_after)
-        mask = k <= q
+            return (query_positions - key_positions <= tokens_before) & (
+                key_positions - query_positions <= tokens_after
+            )
+        mask = key_positions <= query_positions
         if window is not None:
-            mask = mask & (k > q - window)
+            mask = mask & (key_positions > query_positions - window)
         if chunk is not None:
-            mask = mask & (k // chunk == q // chunk)
+            mask = mask & (key_positions // chunk == query_positions // chunk)
         return mask
 
-    mask: Tensor = forward_pass.computed_once(("mask", end, queries, keys, causal, window, chunk), make)
-    return mask
+    return forward_pass.computed_once(("mask", end, queries, keys, causal, window, chunk), compute_mask)

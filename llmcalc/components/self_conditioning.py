@@ -30,20 +30,15 @@ class SelfConditioning(ResidualStreams):
     norm: the norm before it; the sum has one without weights.
     """
 
+    formula_source: ClassVar[str] = "Chen et al. 2022 (arXiv:2208.04202), §2.3"
     kind: ClassVar[str] = "feed_forward"
 
     type: Literal["self_conditioning"] = "self_conditioning"
     feed_forward: FeedForward
     norm: Norm
 
-    def source(self) -> str:
-        return "Chen et al. 2022 (arXiv:2208.04202), §2.3"
-
     def record_split(self, recorder: Flow, x: Value) -> Value:
         return recorder.part("self_conditioning", self, x)
-
-    def record_merge(self, recorder: Flow, x: Value) -> Value:
-        return x
 
     def flow(self, recorder: Flow, x: Value) -> Value:
         """Returns the input of the first layer. x: the token embeddings."""
@@ -66,15 +61,12 @@ def _reference_class() -> type[nn.Module]:
 
         def __init__(self, spec: SelfConditioning, model_properties: ModelProperties) -> None:
             super().__init__()
-            self.pre_norm, self.mlp = (
-                spec.norm.reference(model_properties),
-                spec.feed_forward.reference(model_properties),
-            )
+            self.pre_norm = spec.norm.reference(model_properties)
+            self.mlp = spec.feed_forward.reference(model_properties)
             self.post_norm = Norm(type="rmsnorm", weight=False, eps=spec.norm.eps).reference(model_properties)
 
         def forward(self, x: Tensor) -> Tensor:
-            out: Tensor = self.post_norm(x + self.mlp(self.pre_norm(x.new_zeros(x.shape))))
-            return out
+            return self.post_norm(x + self.mlp(self.pre_norm(x.new_zeros(x.shape))))
 
     class Holder(nn.Module):
         """A module whose child module is registered in the stack's module."""
@@ -84,8 +76,7 @@ def _reference_class() -> type[nn.Module]:
             self.self_conditioning = Network(spec, model_properties)
 
         def split_streams(self, x: Tensor, forward_pass: ForwardPass) -> Tensor:
-            out: Tensor = self.self_conditioning(x)
-            return out
+            return self.self_conditioning(x)
 
         def merge_streams(self, x: Tensor, forward_pass: ForwardPass) -> Tensor:
             return x

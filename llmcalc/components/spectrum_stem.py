@@ -26,8 +26,9 @@ class SpectrumStem(Stem):
     type: Literal["spectrum"] = "spectrum"
     subsampling: Subsampling
 
-    def source(self) -> str:
-        return self.subsampling.source()
+    @property
+    def formula_source(self) -> str:
+        return self.subsampling.formula_source
 
     @property
     def frames_per_position(self) -> int:

@@ -29,7 +29,7 @@ from .base import (
     ModelProperties,
     PartWitness,
     StackPart,
-    Standing,
+    StackPosition,
     TokenMixer,
     Vocab,
     Width,
@@ -180,7 +180,7 @@ class Stack(Component):
         for component in slots.values():
             component.check_layers(layers)
         for name, layer in layers.items():
-            for slot, fields in layer.requires().items():
+            for slot, fields in layer.required_slots().items():
                 if slot not in slots:
                     requirement = ", ".join(f"{field} = {value!r}" for field, value in fields.items())
                     raise ValueError(f"{slot}: missing; the layers called '{name}' need one with {requirement}")
@@ -236,7 +236,7 @@ class Stack(Component):
         }
         return {name: component for name, component in parts.items() if component is not None}
 
-    def check_place(self, stack_position: Standing) -> None:
+    def check_place(self, stack_position: StackPosition) -> None:
         """Raises `ValueError` if a layer or another component of the stack cannot be used at its position."""
         for name, block in self.kinds().items():
             block.check_place(
@@ -253,8 +253,7 @@ class Stack(Component):
 
     def layer(self, name: str) -> Layer:
         """Returns the layer of that kind."""
-        layer: Layer = self.block if name == BASE else self.variants[name]
-        return layer
+        return self.block if name == BASE else self.variants[name]
 
     def groups(self) -> Iterator[tuple[str, Layer, Number, list[int] | range | None]]:
         """Yields each kind of layer: (name, layer, number, indices). Indices are None if the depth is symbolic."""
@@ -359,7 +358,7 @@ class Stack(Component):
 
     def _record_layers(self, recorder: Flow, x: Value, label: str, block: Layer, repeat: Number, indices: Any) -> Value:
         """Records the layers of one kind. If the layers share parameters, the first layer stores them."""
-        shown_label, node_fields = "" if label == BASE else label, {"kind": "layer", "source": block.source()}
+        shown_label, node_fields = "" if label == BASE else label, {"kind": "layer", "source": block.formula_source}
         if label not in self.shared_layers:
             return recorder.layers(
                 x, lambda v: block.flow(recorder, v), repeat, indices, label=shown_label, **node_fields
@@ -510,19 +509,7 @@ class Stack(Component):
             cls(
                 num_hidden_layers=3,
                 block=gated_streams_example(),
-                variants={
-                    "ngrams": gated_streams_example(
-                        ngram_input=NgramInput(
-                            ngram_rows=40,
-                            ngram_heads=4,
-                            ngram_head_dim=3,
-                            streams=3,
-                            conv_kernel_size=3,
-                            dilation=2,
-                            norm=rms,
-                        )
-                    )
-                },
+                variants={"ngrams": gated_streams_example(ngram_input=ngram_inputs["local"])},
                 first_layers=(BASE, "ngrams"),
                 streams=GatedStreams(hc_mult=3, hc_lowrank=5, norm=rms),
             ),
@@ -586,32 +573,30 @@ def _reference_class() -> type[nn.Module]:
             embedding_context = ModelProperties(
                 spec.input_size or model_properties.hidden_size, model_properties.causal
             )
-            if spec.stem is not None:
-                self.stem = spec.stem.reference(model_properties)
             if spec.vocab_size is not None:
                 self.embed_tokens = nn.Embedding(spec.vocab_size, model_properties.hidden_size)
-            if spec.input_features is not None:
-                self.input_features = spec.input_features.reference(embedding_context)
-            if spec.ngram_embedding is not None:
-                self.ngram_embedding = spec.ngram_embedding.reference(embedding_context)
-            if spec.position is not None:
-                self.embed_positions = spec.position.reference(embedding_context)
             self._token_types = self._optional_modules(spec.token_types, embedding_context)
-            if spec.embedding_norm is not None:
-                self.embed_norm = spec.embedding_norm.reference(embedding_context)
             if spec.input_size is not None:
                 self.input_proj = nn.Linear(spec.input_size, model_properties.hidden_size)
-            for name, component, arguments in (
-                ("relative_bias", spec.relative_bias, ()),
-                ("relative_keys", spec.relative_keys, ()),
-                ("relative_embedding", spec.relative_embedding, ()),
-                ("per_layer_embedding", spec.per_layer_embedding, (spec.num_hidden_layers,)),
-                ("side_convolution", spec.side_convolution, ()),
-                ("second_stream", spec.second_stream, ()),
-                ("entities", spec.entities, ()),
+            for name, component, *arguments in (
+                ("stem", spec.stem, model_properties),
+                ("input_features", spec.input_features, embedding_context),
+                ("ngram_embedding", spec.ngram_embedding, embedding_context),
+                ("embed_positions", spec.position, embedding_context),
+                ("embed_norm", spec.embedding_norm, embedding_context),
+                ("relative_bias", spec.relative_bias, model_properties),
+                ("relative_keys", spec.relative_keys, model_properties),
+                ("relative_embedding", spec.relative_embedding, model_properties),
+                ("per_layer_embedding", spec.per_layer_embedding, model_properties, spec.num_hidden_layers),
+                ("side_convolution", spec.side_convolution, model_properties),
+                ("second_stream", spec.second_stream, model_properties),
+                ("entities", spec.entities, model_properties),
+                ("norm", spec.final_norm, model_properties),
+                ("pooler", spec.pooler, model_properties),
+                ("output_positions", spec.output_positions, model_properties),
             ):
                 if component is not None:
-                    self.add_module(name, component.reference(model_properties, *arguments))
+                    self.add_module(name, component.reference(*arguments))
             self._streams = self._optional_modules(spec.streams, model_properties)
             repeated_pattern = spec.pattern * spec.num_hidden_layers
             names = (*spec.first_layers, *repeated_pattern)[: spec.num_hidden_layers]
@@ -627,12 +612,6 @@ def _reference_class() -> type[nn.Module]:
             for i, name in enumerate(names):
                 if name in spec.shared_layers:
                     self._share_parameters(self.layers[names.index(name)], self.layers[i])
-            if spec.final_norm is not None:
-                self.norm = spec.final_norm.reference(model_properties)
-            if spec.pooler is not None:
-                self.pooler = spec.pooler.reference(model_properties)
-            if spec.output_positions is not None:
-                self.output_positions = spec.output_positions.reference(model_properties)
             if spec.output_size is not None:
                 self.output_proj = nn.Linear(model_properties.hidden_size, spec.output_size, bias=spec.output_bias)
 
@@ -656,21 +635,22 @@ def _reference_class() -> type[nn.Module]:
                 return
             share_tensors(first_layer, layer)
 
+        def _output_of(self, name: str, x: Tensor) -> Tensor:
+            """Returns the output of an optional module for x; x itself without the module."""
+            module: Any = getattr(self, name, None)
+            return x if module is None else module(x)
+
         def forward(self, x: Tensor, forward_pass: ForwardPass) -> Tensor:
-            x = self.stem(x) if hasattr(self, "stem") else self.embed_tokens(x) if hasattr(self, "embed_tokens") else x
-            x = self.input_features(x) if hasattr(self, "input_features") else x
-            x = self.ngram_embedding(x) if hasattr(self, "ngram_embedding") else x
+            for name in ("stem", "embed_tokens", "input_features", "ngram_embedding"):
+                x = self._output_of(name, x)
             if hasattr(self, "embed_positions"):
-                x = x + self.embed_positions(
+                x = x + self.get_submodule("embed_positions")(
                     torch.arange(forward_pass.past, forward_pass.past + x.shape[1], device=x.device)
                 ).to(x.dtype)
             for types in self._token_types:
                 x = types(x)
-            if hasattr(self, "embed_norm"):
-                x = self.embed_norm(x)
-            x = apply_dropout(self, "embedding", x)
-            if hasattr(self, "input_proj"):
-                x = self.input_proj(x)
+            x = apply_dropout(self, "embedding", self._output_of("embed_norm", x))
+            x = self._output_of("input_proj", x)
             forward_pass.bias = getattr(self, "relative_bias", None)
             if forward_pass.bias is not None:  # no layer owns what all of them add
                 for module in self.layers.modules():
@@ -694,11 +674,11 @@ def _reference_class() -> type[nn.Module]:
                 x = y
             for streams in self._streams:
                 x = streams.merge_streams(x, forward_pass)
-            x = apply_dropout(self, "final", self.norm(x) if hasattr(self, "norm") else x)
+            x = apply_dropout(self, "final", self._output_of("norm", x))
             if hasattr(self, "pooler"):
-                self.pooler(x.detach())
+                self.get_submodule("pooler")(x.detach())
             if hasattr(self, "output_positions"):
-                x = x + self.output_positions(torch.arange(x.shape[1], device=x.device)).to(x.dtype)
-            return self.output_proj(x) if hasattr(self, "output_proj") else x
+                x = x + self.get_submodule("output_positions")(torch.arange(x.shape[1], device=x.device)).to(x.dtype)
+            return self._output_of("output_proj", x)
 
     return StackReference

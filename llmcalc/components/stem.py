@@ -55,14 +55,12 @@ class ConvStem(Stem):
     max_source_positions: the number of positions; the encoder always processes all of them.
     """
 
+    formula_source: ClassVar[str] = "Radford et al. 2022, §2.2"
     witness: ClassVar[PartWitness] = BY_TORCH
 
     type: Literal["convolution"] = "convolution"
     num_mel_bins: Width
     max_source_positions: Positions
-
-    def source(self) -> str:
-        return "Radford et al. 2022, §2.2"
 
     @property
     def positions(self) -> Rows:

@@ -3,11 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import ClassVar
+from functools import cache
+from typing import TYPE_CHECKING, ClassVar
 
+from ..flow.axis import Axis
 from ..flow.record import Flow
 from ..flow.value import Value
-from .base import LayerParts, StackPart
+from .base import LayerParts, StackPart, Streams
+from .runtime import ForwardPass
+
+if TYPE_CHECKING:
+    from torch import Tensor, nn
 
 
 class ResidualStreams(StackPart):
@@ -26,7 +32,7 @@ class ResidualStreams(StackPart):
 
     def _check_every_layer(self, layers: Mapping[str, LayerParts], stream_type: str, **count: int) -> None:
         """Raises `ValueError` if a layer is not of the streams' type with their number. count: its field and value."""
-        if any(layer.requires().get("streams") != {"type": stream_type, **count} for layer in layers.values()):
+        if any(layer.required_slots().get("streams") != {"type": stream_type, **count} for layer in layers.values()):
             raise ValueError(
                 f"streams: those of type '{stream_type}' stand where every layer is of type '{stream_type}' with their "
                 f"{', '.join(count)}, and nowhere else"
@@ -37,5 +43,37 @@ class ResidualStreams(StackPart):
         raise TypeError(f"{type(self).__name__} has no streams to split into")
 
     def record_merge(self, recorder: Flow, x: Value) -> Value:
-        """Records the merge of all streams into one residual stream. x: all streams after the last layer."""
-        raise TypeError(f"{type(self).__name__} has no streams to merge")
+        """Records the merge of all streams into one residual stream. x: the output of the last layer."""
+        return x
+
+
+class CopiedStreams(ResidualStreams):
+    """Streams that start as copies of the embedding.
+
+    hc_mult: the number of streams.
+    """
+
+    hc_mult: Streams
+
+    def check_layers(self, layers: Mapping[str, LayerParts]) -> None:
+        self._check_every_layer(layers, type(self).model_fields["type"].default, hc_mult=self.hc_mult)
+
+    def record_split(self, recorder: Flow, x: Value) -> Value:
+        return recorder.copies(x, Axis("streams", self.hc_mult))
+
+
+@cache
+def copied_streams_class() -> type[nn.Module]:
+    from torch import nn
+
+    class CopiedStreamsReference(nn.Module):
+        """Copies one residual stream into several, [batch, tokens, streams, hidden]. A subclass merges them."""
+
+        def __init__(self, streams: int) -> None:
+            super().__init__()
+            self.streams = streams
+
+        def split_streams(self, x: Tensor, forward_pass: ForwardPass) -> Tensor:
+            return x[:, :, None].expand(-1, -1, self.streams, -1)
+
+    return CopiedStreamsReference

@@ -70,7 +70,9 @@ class TargetStates(ResidualStreams):
 
     def check_layers(self, layers: Mapping[str, LayerParts]) -> None:
         starts = {
-            layer.requires()["streams"].get("start") for layer in layers.values() if "streams" in layer.requires()
+            layer.required_slots()["streams"].get("start")
+            for layer in layers.values()
+            if "streams" in layer.required_slots()
         }
         if starts != ({self.start} - {"joined", "target"}):
             raise ValueError(
@@ -78,7 +80,8 @@ class TargetStates(ResidualStreams):
                 "'embedding' for attention of type 'context', 'joined' or 'target' for others"
             )
 
-    def source(self) -> str:
+    @property
+    def formula_source(self) -> str:
         return {"joined": EAGLE, "states": EAGLE_3, "embedding": DFLASH, "target": "Gemma 4 2026"}[self.start]
 
     def record_split(self, recorder: Flow, x: Value) -> Value:
@@ -89,9 +92,6 @@ class TargetStates(ResidualStreams):
             return projected
         recorder.memo["target_states"] = projected
         recorder.keep(target_states=projected)
-        return x
-
-    def record_merge(self, recorder: Flow, x: Value) -> Value:
         return x
 
     def flow(self, recorder: Flow, x: Value) -> Value:

@@ -26,6 +26,7 @@ class ValueEmbeddings(ResidualStreams):
     num_key_value_heads, head_dim: the heads of the attention that reads it.
     """
 
+    formula_source: ClassVar[str] = "NeoMME 2026"
     kind: ClassVar[str] = "embedding"
 
     type: Literal["value_embeddings"] = "value_embeddings"
@@ -33,16 +34,10 @@ class ValueEmbeddings(ResidualStreams):
     num_key_value_heads: Heads
     head_dim: HeadDim
 
-    def source(self) -> str:
-        return "NeoMME 2026"
-
     def record_split(self, recorder: Flow, x: Value) -> Value:
         values = recorder.part("value_embeddings", self, x)
         recorder.memo["value_embeddings"] = values
         recorder.keep(value_embeddings=values)
-        return x
-
-    def record_merge(self, recorder: Flow, x: Value) -> Value:
         return x
 
     def flow(self, recorder: Flow, x: Value) -> Value:

@@ -15,7 +15,7 @@ from ..algebra import floor_div
 from ..flow.axis import Axis, Shape
 from ..flow.record import Flow
 from ..flow.value import Value
-from ..workload.derived_rows import BeforeStrides
+from ..workload.derived_rows import Multiple
 from ..workload.rows import SOURCE, Rows
 from .base import Flag, Kernel, ModelProperties, Part, Width
 from .networks.feed_forward import Activation, activate
@@ -50,6 +50,7 @@ class WaveStem(Stem):
     mask: whether there is a learned vector for positions that training masks, true by default.
     """
 
+    formula_source: ClassVar[str] = "Baevski et al. 2020, §2"
     input_name: ClassVar[str] = "input_values"
 
     type: Literal["wave"] = "wave"
@@ -61,16 +62,13 @@ class WaveStem(Stem):
     position_groups: Width
     mask: Flag = True
 
-    def source(self) -> str:
-        return "Baevski et al. 2020, §2"
-
     def _rows_per_convolution(self) -> list[Rows]:
         """The rows before and after each convolution: samples first, the encoder's positions last."""
         stride, padding, rows = 1, 0, list[Rows]()
         for convolution in reversed(self.convolutions):
             padding = padding * convolution.stride + convolution.kernel - convolution.stride
             stride *= convolution.stride
-            rows.append(BeforeStrides("samples", of=SOURCE, by=stride, more=padding))
+            rows.append(Multiple("samples", of=SOURCE, by=stride, more=padding))
         return [*reversed(rows), SOURCE]
 
     def frames_read(self) -> Value:
@@ -92,7 +90,7 @@ class WaveStem(Stem):
             kernel = self.position_kernel
             recorder.vector("length", Axis("taps", kernel))
             padding = 2 * floor_div(kernel, 2) + 1 - kernel  # an even kernel has one output more, which is cut off
-            padded_rows = BeforeStrides("padded positions", of=SOURCE, by=1, more=padding)
+            padded_rows = Multiple("padded positions", of=SOURCE, by=1, more=padding)
             groups = self.position_groups
             z = recorder.conv("conv", y, *axes, kernel=kernel, groups=groups, bias=True, rows=padded_rows)
         return recorder.add(y, recorder.act(z.view(*axes, rows=SOURCE), self.hidden_act))
@@ -136,7 +134,7 @@ def _reference_class() -> type[nn.Module]:
             self.length = vector(torch.ones(kernel))
 
         def forward(self, x: Tensor) -> Tensor:
-            return self.conv(x) * self.length.weight.mean()  # type: ignore[no-any-return]
+            return self.conv(x) * self.length.weight.mean()
 
     class WaveStemReference(nn.Module):
         """Convolutions of samples. samples: [batch, samples] → [batch, positions, hidden]."""
@@ -167,7 +165,6 @@ def _reference_class() -> type[nn.Module]:
                 y = activate(self.spec.hidden_act, y)
             y = self.proj(self.proj_norm(y.transpose(1, 2)))
             position = self.position(y.transpose(1, 2))[..., : y.shape[1]].transpose(1, 2)
-            out: Tensor = y + activate(self.spec.hidden_act, position)
-            return out
+            return y + activate(self.spec.hidden_act, position)
 
     return WaveStemReference

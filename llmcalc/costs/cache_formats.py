@@ -165,9 +165,8 @@ def cache_format(name: str) -> CacheFormat:
             f"unknown cache format '{name}': expected a number format ({', '.join(number_formats)}) or one with scales "
             f"({', '.join(FORMATS)}).{suggestion}"
         ) from None
-    return CacheFormat(
-        number_format_name, Vector(DTYPE_BITS[number_format_name]), Vector(DTYPE_BITS[number_format_name]), PLAIN
-    )
+    vector = Vector(DTYPE_BITS[number_format_name])
+    return CacheFormat(number_format_name, vector, vector, PLAIN)
 
 
 def cache_bits_in(stored_format: CacheFormat) -> Cost:
@@ -184,21 +183,19 @@ def cache_bits_in(stored_format: CacheFormat) -> Cost:
             return 0
         if isinstance(op, State):
             return op_use.cache_bits(STATE_BITS)
-        if stored_format.latent and getattr(op, "kind", "") not in LATENT_KINDS:
-            kind = getattr(op, "kind", "cache").replace("_", " ")
+        kind = getattr(op, "kind", "cache")
+        remedy = "expected a number format such as fp8, or blocks such as q8_0"
+        if stored_format.latent and kind not in LATENT_KINDS:
             raise InputError(
-                f"{stored_format.name}: stores the latents of MLA, and the model has a cache of {kind}; expected a "
-                "number "
-                "format such as fp8, or blocks such as q8_0"
+                f"{stored_format.name}: stores the latents of MLA, and the model has a cache of "
+                f"{kind.replace('_', ' ')}; {remedy}"
             )
         if isinstance(op, KVCache) and not (stored_format.of_heads and op.kind == "latent_attention"):
             return exact_div(op_use.cache_bits(1), op.width) * stored_format.bits_per_token(op.vectors)
         if stored_format.of_heads:
-            kind = getattr(op, "kind", "cache").replace("_", " ")
             raise InputError(
-                f"{stored_format.name}: stores keys and values of heads, and the model's {kind} holds others; "
-                "expected a "
-                "number format such as fp8, or blocks such as q8_0"
+                f"{stored_format.name}: stores keys and values of heads, and the model's {kind.replace('_', ' ')} "
+                f"holds others; {remedy}"
             )
         return op_use.cache_bits(stored_format.keys.element_bits)
 

@@ -95,8 +95,7 @@ def _fixed_audio_inputs(spec: ModelSpec, seconds: float) -> EncodedInputs:
     if seconds > longest_seconds:
         raise InputError(
             f"--audio {seconds:g}: the encoder reads clips of {longest_seconds} seconds, each in a pass; expected at "
-            "most "
-            f"{longest_seconds}"
+            f"most {longest_seconds}"
         )
     return EncodedInputs(0, spec.source_tokens, False, ())
 
@@ -114,8 +113,7 @@ def _encoder_rule(spec: ModelSpec, field: str, input_name: str) -> tuple[str, An
     if encoders:
         raise InputError(
             f"--{field}: how the model's processor cuts {input_name} is not known; expected no --{field}, and its "
-            "tokens in "
-            "--seq"
+            "tokens in --seq"
         )
     raise InputError(f"--{field}: no encoder of {input_name} is counted beside the text model; expected no --{field}")
 
@@ -149,8 +147,7 @@ def _check_merges(spec: ModelSpec, names_of_parts: list[str], encoded_input: Enc
         if tower.type == "projector" and patches // _patches_per_position(spec, names_of_parts) % merged_patches:
             raise InputError(
                 f"towers.{name}.merge: {merged_patches} patches are merged into one, and the processor gives "
-                f"{patches}; "
-                "expected a divisor of them"
+                f"{patches}; expected a divisor of them"
             )
 
 

@@ -23,16 +23,6 @@ def buffers_of(op_use: Use) -> Number:
     return op_use.buffers()
 
 
-def max_skipped_params_of(op_use: Use) -> Number:
-    """Returns the active parameters that a token skips if it is routed to as many identity experts as possible."""
-    return op_use.max_skipped_params()
-
-
-def mean_skipped_params_of(op_use: Use) -> Number:
-    """Returns the active parameters that a token skips on average if it selects all experts equally often."""
-    return op_use.mean_skipped_params()
-
-
 @frozen
 class ParameterCount:
     """The parameters of one model. include: optional parts that the total includes (`mtp`, `towers`)."""
@@ -56,7 +46,7 @@ class ParameterCount:
     @property
     def active_at_least(self) -> Number:
         """Active parameters of a token routed to as many identity experts as possible; `active` without any."""
-        return self.active - self.tree.total(max_skipped_params_of, include=self.include)
+        return self.active - self.tree.total(Use.max_skipped_params, include=self.include)
 
     @property
     def active_evenly(self) -> Number:
@@ -64,7 +54,7 @@ class ParameterCount:
 
         The average is rounded down in each layer.
         """
-        return self.active - self.tree.total(mean_skipped_params_of, include=self.include)
+        return self.active - self.tree.total(Use.mean_skipped_params, include=self.include)
 
     @property
     def buffers(self) -> Number:

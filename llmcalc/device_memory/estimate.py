@@ -13,13 +13,13 @@ from ..costs.trained_tensors import bytes_of, elements_of, trained_tensors
 from ..errors import InputError
 from ..evidence import UNTESTED, Evidence, Witness
 from ..flow.module_names import Checkpoint
+from ..flow.program import every_step
 from ..frozen import frozen
 from ..model import ModelSpec
 from ..ops.recurrent import State
 from ..optional import TOWERS
 from ..parallel.rank_model import RankModel
 from ..simulator.event_log import RecordedEvents
-from ..simulator.evidence import every_step
 from ..simulator.lowering import Unsupported
 from ..workload.execution import AttentionImplementation
 from . import static as resident

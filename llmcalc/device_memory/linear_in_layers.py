@@ -49,10 +49,8 @@ def extrapolate_layers(replay: Callable[[Mapping[int, int]], ReplayResult], stac
         for allocation_place in [
             allocation_place for allocation_place in result.peaks if stacks[i].is_second(allocation_place)
         ]:
-            second_peak, third_peak = (
-                longer_run.peaks[allocation_place],
-                longer_run.peaks[stacks[i].in_later_repeat(allocation_place, 1)],
-            )
+            second_peak = longer_run.peaks[allocation_place]
+            third_peak = longer_run.peaks[stacks[i].in_later_repeat(allocation_place, 1)]
             slopes[allocation_place] = third_peak.bytes - second_peak.bytes
             last_place = stacks[i].in_later_repeat(allocation_place, stacks[i].repeats - SHORT_RUN_REPEATS)
             last_peaks[last_place] = peak = result.peaks[allocation_place].copy()
@@ -79,11 +77,9 @@ def highest_pass(result: ReplayResult) -> ReplayResult:
         """Returns a module and pass under the phase's name; None if the highest pass has a peak in the same module."""
         name = allocation_place.phase.partition(" ")[0]
         highest_place = allocation_place._replace(phase=phase_by_name[name])
-        return (
-            allocation_place._replace(phase=name)
-            if highest_place == allocation_place or highest_place not in result.peaks
-            else None
-        )
+        if highest_place == allocation_place or highest_place not in result.peaks:
+            return allocation_place._replace(phase=name)
+        return None
 
     peaks: dict[Place, Peak] = {}
     slopes: dict[Place, int] = {}

@@ -5,11 +5,11 @@ from __future__ import annotations
 from dataclasses import replace
 
 from ..errors import InputError
+from ..flow.program import every_step
 from ..model import ModelSpec
 from ..optional import TOWERS
 from ..simulator.adapters import Adapters
 from ..simulator.choices import Choices
-from ..simulator.evidence import every_step
 from ..simulator.tensor import DTYPES, FLOAT8, Dtype
 from ..units import dtype, short_dtype
 from ..workload.execution import AttentionImplementation, OptimizerImplementation
@@ -190,11 +190,9 @@ def inference_passes(
     settings: Settings, spec: ModelSpec, memory_use: MemoryUse, attention: AttentionImplementation
 ) -> list[Inference]:
     """Returns the inference passes of the replay. memory_use: the persistent memory under these settings."""
-    block, seq, compute_format = (
-        cache_block(settings, memory_use),
-        memory_use.workload.seq,
-        activation_format(memory_use),
-    )
+    block = cache_block(settings, memory_use)
+    seq = memory_use.workload.seq
+    compute_format = activation_format(memory_use)
     if memory_use.kv_dtype and not block and memory_use.kv_dtype != compute_format:
         raise InputError(
             f"--kv-dtype {short_dtype(memory_use.kv_dtype)}: a cache that grows by concatenation has the format of the "

@@ -196,10 +196,8 @@ class ModuleNames:
                 dict.fromkeys(f"{name}." for option in holders for name in _paths_below(option, parents, outer_parents))
             )
             if node.indices is not None:
-                names, child_prefixes = (
-                    tuple(f"{name}.*" for name in names),
-                    tuple(f"{name}*." for name in child_prefixes),
-                )
+                names = tuple(f"{name}.*" for name in names)
+                child_prefixes = tuple(f"{name}*." for name in child_prefixes)
         path = path if node.indices is None else f"{path}.*"
         yield path, names
         for child in node.children:

@@ -6,7 +6,7 @@ is a node, and so is every named step with parameters or costs.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import Any, TypeAlias
 
@@ -144,6 +144,18 @@ class Alternatives:
 
 
 Item: TypeAlias = Step | Scope | Alternatives
+
+
+def every_step(items: Iterable[Item]) -> Iterator[Step]:
+    """Yields all steps among these items of a program and in their scopes, in every alternative branch."""
+    for item in items:
+        if isinstance(item, Step):
+            yield item
+        elif isinstance(item, Alternatives):
+            for branch in item.branches.values():
+                yield from every_step(branch.items)
+        else:
+            yield from every_step(item.items)
 
 
 def _nodes_of_items(items: Sequence[Item]) -> tuple[Op | None, dict[str, Op], list[Node]]:

@@ -19,7 +19,8 @@ class Recordable(Protocol):
 
     kind: ClassVar[str]
 
-    def source(self) -> str: ...
+    @property
+    def formula_source(self) -> str: ...
 
     @property
     def flow(self) -> Callable[..., Value]: ...
@@ -90,7 +91,7 @@ class Recorder:
         arguments: further arguments of its flow.
         """
         indices: dict[str, Any] = {} if nth is None else {"indices": (nth,)}
-        with self.scope(name, kind=kind or part.kind, source=part.source(), role=role, **indices) as scope:
+        with self.scope(name, kind=kind or part.kind, source=part.formula_source, role=role, **indices) as scope:
             scope.nth, scope.reads, scope.apart, scope.after = nth, x, apart, after
             output = (
                 part.flow(self, x, **arguments)

@@ -14,8 +14,8 @@ from dataclasses import replace
 
 from ..device_memory.cuda_runtime import Runtime
 from ..device_memory.device_memory import DeviceMemory, Term
-from ..device_memory.torch_version import is_older
 from ..parallel.layout import Layout
+from ..simulator.versions import is_older
 from .framework import Framework
 
 STEPS = 8

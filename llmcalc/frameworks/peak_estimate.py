@@ -33,7 +33,7 @@ from ..simulator.layer_pattern import find_pattern, layer_kinds
 from ..simulator.meter import Meter
 from ..simulator.profiles.context_parallel import RingAttention, part_of_sequence, ring_of
 from ..simulator.profiles.dtensor import Divided
-from .torch.pipeline import Chunk
+from .torch.pipeline import Chunk, RankSetup
 from .transient_bytes import StageParameters, TransientBytes, TransientBytesOfRank, no_transient_bytes
 
 STACKS = "encoder", "decoder"
@@ -282,11 +282,10 @@ class PeakEstimate:
         it has that rank's peak here, which is no smaller than its own.
         """
         check(layout, distinct_micro_batches(layout, micro_batches))
-        two_way = layout.schedule == "dualpipe"
         stages_by_rank: list[list[Stage]] = [[] for _ in range(layout.pp)]
         for stage in stages(layout, self.layers):
             stages_by_rank[stage.rank].append(stage)
-        if two_way:  # the second half of the micro-batches enters at the last rank
+        if layout.is_two_way:  # the second half of the micro-batches enters at the last rank
             stages_by_rank = [
                 [*rank_stages, *stages_by_rank[layout.pp - 1 - rank]] for rank, rank_stages in enumerate(stages_by_rank)
             ]
@@ -331,7 +330,7 @@ class PeakEstimate:
                 if count
             )
         static_bytes = self._static_bytes_by_rank(layout)[rank]
-        if layout.schedule == "dualpipe":
+        if layout.is_two_way:
             static_bytes += self._static_bytes_by_rank(layout)[layout.pp - 1 - rank]
         received_bytes = micro_batches * sum(batch.received for batch in pass_bytes)
         moment_bytes = (
@@ -548,18 +547,10 @@ class RingChunk(Chunk):
     profiles = RingAttention, DividedInRing
     lowering: RingAttention
 
-    def __init__(
-        self,
-        spec: ModelSpec,
-        training_config: Training,
-        layout: Layout,
-        rank: int,
-        stage: Stage,
-        memory_meter: Meter | Recorder,
-    ) -> None:
-        training_config = replace(training_config, seq=part_of_sequence(layout, training_config.seq))
-        super().__init__(spec, training_config, layout, rank, stage, memory_meter)
-        self.lowering.ring = ring_of(layout, rank)
+    def __init__(self, setup: RankSetup, stage: Stage, memory_meter: Meter | Recorder) -> None:
+        training = replace(setup.training, seq=part_of_sequence(setup.layout, setup.training.seq))
+        super().__init__(replace(setup, training=training), stage, memory_meter)
+        self.lowering.ring = ring_of(setup.layout, setup.rank)
 
 
 def torch_passes(spec: ModelSpec, training_config: Training) -> MeasurePasses:
@@ -567,7 +558,7 @@ def torch_passes(spec: ModelSpec, training_config: Training) -> MeasurePasses:
 
     def measure(layout: Layout, stage: Stage, repeats: Sequence[int | None]) -> list[MicroBatchBytes]:
         memory_meter = Meter()
-        chunk = RingChunk(spec, training_config, layout, 0, stage, memory_meter)
+        chunk = RingChunk(RankSetup(spec, training_config, layout, 0), stage, memory_meter)
         if chunk.lowering.ring is not None:
             chunk.lowering.ring = replace(chunk.lowering.ring, peaks_only=True)
         pass_bytes: list[MicroBatchBytes] = []

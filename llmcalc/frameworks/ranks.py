@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import field, replace
 from functools import cached_property
 from typing import Any
 
 from ..components.evidence import evidence_of_parts
 from ..device_memory.cuda_runtime import Runtime
-from ..device_memory.device_memory import DeviceMemory, memory_with_evidence
+from ..device_memory.device_memory import DeviceMemory, Term, memory_with_evidence
 from ..device_memory.estimate import Memory
 from ..device_memory.settings import Settings
 from ..device_memory.simulated_run import default_attention
@@ -27,7 +27,6 @@ from .frozen_model import FrozenModel, SecondLoss
 from .inference_rank import check_serving, inference_rank, rank_memory
 from .nccl import with_nccl
 from .registry import framework as framework_named
-from .with_frozen_model import with_frozen_model
 
 MOST_PASSES_OF_ALL_STAGES = 2560
 """Layers times micro-batches of a pipeline up to which a rank of every stage is replayed, if each pass is replayed."""
@@ -133,7 +132,7 @@ class Cluster:
         the first and the last of all, it needs no more than an earlier one with the same layers in each of its chunks,
         or with further ones. Under DualPipe micro-batches enter at both ends, so every rank may need the most.
         """
-        if self.layout.schedule == "dualpipe":
+        if self.layout.is_two_way:
             return self._rank_of_each_stage
         layer_names = [name for _, stack in self.spec.stacks() for name in stack.layer_names()]
         chunks: list[list[Counter[str]]] = [[] for _ in range(self.layout.pp)]
@@ -176,7 +175,7 @@ class Cluster:
         if frozen_model is not None:
             trained = memory
             for part in frozen_model.parts:
-                memory = with_frozen_model(memory, part, part.additional_bytes(self.memory, trained))
+                memory = _with_frozen_model(memory, part, part.additional_bytes(self.memory, trained))
         return RankMemory(rank, self.layout.coordinates(rank).pp, memory)
 
     @cached_property
@@ -255,6 +254,28 @@ class Cluster:
             include=memory_use.count.include,
             recompute=self.settings.recomputed(),
         )
+
+
+def _with_frozen_model(memory: DeviceMemory, frozen: FrozenModel | SecondLoss, nbytes: int) -> DeviceMemory:
+    """Returns a device's memory with the bytes of a frozen model or second loss added at every point in time."""
+
+    def kinds(bytes_by_kind: Mapping[str, int]) -> dict[str, int]:
+        return {**bytes_by_kind, frozen.kind: bytes_by_kind.get(frozen.kind, 0) + nbytes}
+
+    tensors, *other_terms = memory.terms
+    return replace(
+        memory,
+        exact_bytes=memory.exact_bytes + nbytes,
+        peak_bytes=memory.peak_bytes + nbytes,
+        after_step_bytes=memory.after_step_bytes + nbytes,
+        reserved_bytes=memory.reserved_bytes + nbytes,
+        device_bytes=memory.device_bytes + nbytes,
+        peak_at=memory.peak_at._replace(bytes=memory.peak_at.bytes + nbytes),
+        by_kind=kinds(memory.by_kind),
+        timeline=tuple(point._replace(bytes=point.bytes + nbytes) for point in memory.timeline),
+        moments={phase: kinds(bytes_by_kind) for phase, bytes_by_kind in memory.moments.items()},
+        terms=(tensors, Term(frozen.name, nbytes, "estimate", frozen.source), *other_terms),
+    )
 
 
 def _has_all_layers(chunks: list[Counter[str]], smaller_chunks: list[Counter[str]]) -> bool:

@@ -109,7 +109,7 @@ class Layout:
             raise ImpossibleLayout("--schedule interleaved: needs several chunks a rank; expected --vpp of at least 2")
         if self.schedule in ("zb-h1", "dualpipe") and self.vpp > 1:
             raise InputError(f"--schedule {self.schedule}: has chunks of its own; expected no --vpp")
-        if self.schedule == "dualpipe" and self.pp % 2:
+        if self.is_two_way and self.pp % 2:
             raise ImpossibleLayout(
                 f"--schedule dualpipe: takes an even number of stages; expected an even --pp, not {self.pp}"
             )
@@ -126,6 +126,11 @@ class Layout:
     def world(self) -> int:
         """The number of devices (ranks)."""
         return self.tp * self.cp * self.pp * self.dp
+
+    @property
+    def is_two_way(self) -> bool:
+        """Whether micro-batches enter the pipeline at both ends (DualPipe)."""
+        return self.schedule == "dualpipe"
 
     @property
     def expert_tp(self) -> int:
@@ -229,7 +234,7 @@ def rank_chunks(layout: Layout, layers: int, rank: int) -> Chunks:
     layers: number of layers of the model.
     Raises `InputError` for a number of layers that the stages do not add up to.
     """
-    ranks = {rank, layout.pp - 1 - rank} if layout.schedule == "dualpipe" else {rank}
+    ranks = {rank, layout.pp - 1 - rank} if layout.is_two_way else {rank}
     rank_stages = [stage for stage in stages(layout, layers) if stage.rank in ranks]
     indices = tuple(i for stage in rank_stages for i in stage.layers)
     return Chunks(rank, indices, any(stage.first for stage in rank_stages), any(stage.last for stage in rank_stages))

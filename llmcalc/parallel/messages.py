@@ -182,12 +182,11 @@ def _chunks_of_rank(spec: ModelSpec, layout: Layout, micro_batches: int, rank: i
         return
     pp, layers = layout.coordinates(rank).pp, spec.main.num_hidden_layers
     all_stages = list(stages(layout, layers))
-    is_dualpipe = layout.schedule == "dualpipe"
     rank_stages = [stage for stage in all_stages if stage.rank == pp]
-    if is_dualpipe:
+    if layout.is_two_way:
         rank_stages = [all_stages[pp], all_stages[-1 - pp]]
     for chunk_index, stage in enumerate(rank_stages):
-        batches = (micro_batches + 1 - chunk_index) // 2 if is_dualpipe else micro_batches
+        batches = (micro_batches + 1 - chunk_index) // 2 if layout.is_two_way else micro_batches
         recorded_stage = stage if by_index else similar_stage(spec, stage)
         yield Chunk(recorded_stage, shared_rank_program(spec, layout, rank, recorded_stage), batches)
 

@@ -528,7 +528,7 @@ def no_pipeline_reason(spec: ModelSpec) -> str:
         return "a pipeline of an encoder-decoder is not modelled"
     if spec.main.shared_layers:
         return "a pipeline of layers that share parameters is not modelled"
-    borrowed_field = next(filter(None, (layer.borrows() for layer in spec.main.kinds().values())), "")
+    borrowed_field = next(filter(None, (layer.borrowing_field() for layer in spec.main.kinds().values())), "")
     if borrowed_field:
         return (
             f"a pipeline of layers with {borrowed_field}, which need what is computed outside of them, is not modelled"

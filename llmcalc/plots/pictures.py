@@ -66,7 +66,7 @@ def shape_picture(
 ) -> Figure:
     """Draws shapes with the same number of parameters, deep to wide. rows: shapes per model."""
     needs_matplotlib()
-    from ..studies.shape import budget_for, family, study
+    from ..studies.shape import budget_for, family, find_shapes
     from .shapes import shape
 
     studies = []
@@ -75,7 +75,8 @@ def shape_picture(
             tokens = usual_sequence(preset.model) if seq is None else seq
             budget = budget_for(preset.model, seq=tokens)
             members = family(preset.model)
-            studies.append((preset.display, study(members, budget, preset.model, rows, seq=tokens, dtype=kv_dtype)))
+            shapes = find_shapes(members, budget, preset.model, rows, seq=tokens, dtype=kv_dtype)
+            studies.append((preset.display, shapes))
     return shape(studies)
 
 
@@ -183,7 +184,7 @@ def roofline_phases(kind: str, phase: str) -> tuple[Phase, ...]:
 def serve_picture(ask: Callable[[], ReportedAnswer]) -> Figure:
     """Draws servers under load. ask: returns the answer of `serve`. Raises `InputError` where no server fits."""
     needs_matplotlib()
-    from ..studies.serving import Limits
+    from ..studies.server import Limits
     from .servers import plot_servers
 
     answer = ask()

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 from .. import units
 from ..reports.palette import FAINT, INK, SERIES
 from ..studies.run_time import TimedRun
-from ..timing.price import PassTime
+from ..timing.price import TimeEstimator
 from ..timing.traffic import Traffic
 from .figure import draw_heading, in_style, narrow_text, new_figure
 from .labels import FAR_PLACES, PLACES, escape_label, place_names
@@ -42,7 +42,7 @@ def plot_roofline(title: str, runs: Sequence[tuple[TimedRun, str]]) -> Figure:
     for (timed_run, words), kernels, colour in zip(runs, points, SERIES, strict=False):
         ax.scatter(
             [kernel.intensity for kernel in kernels.values()],
-            [kernel.rate / 1e12 for kernel in kernels.values()],
+            [kernel.flops_per_second / 1e12 for kernel in kernels.values()],
             s=[_area(kernel.seconds / timed_run.seconds) for kernel in kernels.values()],
             color=colour,
             alpha=0.65,
@@ -83,7 +83,7 @@ def _draw_roof(ax: Axes, timed_run: TimedRun, intensities: Sequence[float]) -> l
     Returns points along both, in data coordinates.
     """
     device, product_format = timed_run.device, timed_run.formats.dtype
-    time_estimator = PassTime(device, timed_run.stack, timed_run.formats, timed_run.passes[0].rank_pass)
+    time_estimator = TimeEstimator(device, timed_run.stack, timed_run.formats, timed_run.passes[0].rank_pass)
     ridge = timed_run.peak / device.bandwidth
     limits = (min(0.5 * min(intensities), ridge / 4), max(4 * max(intensities), 4 * ridge))
     steps = [limits[0] * (limits[1] / limits[0]) ** (sample_index / SAMPLES) for sample_index in range(SAMPLES + 1)]
@@ -97,7 +97,7 @@ def _draw_roof(ax: Axes, timed_run: TimedRun, intensities: Sequence[float]) -> l
             datasheet_text,
         ),
         (
-            time_estimator.rate(product_format),
+            time_estimator.product_rate(product_format),
             device.bandwidth * device.generation.memory,
             "--",
             "reached by large kernels",
@@ -128,7 +128,7 @@ def _name_points(
 ) -> None:
     """Names points by the ends of their paths, the slowest first; points that touch share one name."""
     points = [
-        (kernel.seconds / timed_run.seconds, (kernel.intensity, kernel.rate / 1e12), path)
+        (kernel.seconds / timed_run.seconds, (kernel.intensity, kernel.flops_per_second / 1e12), path)
         for timed_run, kernels in runs
         for path, kernel in kernels.items()
     ]

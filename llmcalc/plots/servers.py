@@ -7,7 +7,8 @@ from typing import TYPE_CHECKING
 from ..reports.notes import plural
 from ..reports.palette import FAINT, INK, SERIES
 from ..reports.serve import layout_text
-from ..studies.serving import Limits, Point, Servers
+from ..studies.server import Limits, LoadPoint
+from ..studies.serving import Servers
 from .figure import draw_heading, figure_width, in_style, is_narrow, new_figure, wrapped_text
 from .labels import escape_label
 
@@ -41,7 +42,7 @@ def shown_index(studied_servers: Servers) -> int:
     return studied_servers.front[-1][0] if studied_servers.chosen is None else studied_servers.chosen.index
 
 
-def front_points(studied_servers: Servers) -> list[tuple[int, Point]]:
+def front_points(studied_servers: Servers) -> list[tuple[int, LoadPoint]]:
     """Returns the Pareto front: each point with the index of its server."""
     curves = [{point.concurrency: point for point in curve} for curve in studied_servers.curves]
     return [(index, curves[index][concurrency]) for index, concurrency in studied_servers.front]
@@ -83,11 +84,11 @@ def draw_front(ax: Axes, studied_servers: Servers, limits: Limits) -> None:
     ax.legend(frameon=False, fontsize=8.5, loc="lower right")
 
 
-def _tpot_milliseconds(points: Sequence[Point]) -> list[float]:
+def _tpot_milliseconds(points: Sequence[LoadPoint]) -> list[float]:
     return [1e3 * float(point.tpot.estimate) for point in points]
 
 
-def _mark_chosen(ax: Axes, point: Point) -> None:
+def _mark_chosen(ax: Axes, point: LoadPoint) -> None:
     """Draws a star at the chosen load, and a whisker for the range of its TPOT."""
     low_ms, estimate, high_ms = (1e3 * float(end) for end in (point.tpot.low, point.tpot.estimate, point.tpot.high))
     ax.plot([low_ms, high_ms], [point.per_device] * 2, color=INK, linewidth=1, marker="|", markersize=8, zorder=4)

@@ -10,7 +10,7 @@ from .. import units
 from ..reports.palette import COMPONENTS, FAINT, INK
 from ..sources.preset import Preset
 from ..studies.compare import DENSE_BAND, Quantities
-from ..studies.shape import Study
+from ..studies.shape import ShapeStudy
 from .figure import axes_of_panels, draw_heading, in_style, is_narrow, new_figure
 from .labels import PLACES, RINGS, escape_label, place_names, tick_text
 from .series import CurveStyle, curve_style
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
 
 @in_style
-def shape(studies: Sequence[tuple[str, Study]], ax: Sequence[Axes] | None = None) -> Figure:
+def shape(studies: Sequence[tuple[str, ShapeStudy]], ax: Sequence[Axes] | None = None) -> Figure:
     """Draws two panels against h/L: KV cache per token, and forward FLOPs per token over the parameters.
 
     studies: (name, equal-budget shapes); a diamond marks the model itself.
@@ -51,7 +51,7 @@ def shape(studies: Sequence[tuple[str, Study]], ax: Sequence[Axes] | None = None
     return cache_axes.figure  # type: ignore[return-value]
 
 
-def _draw_curves(cache_axes: Axes, flops_axes: Axes, name: str, study: Study, style: CurveStyle) -> None:
+def _draw_curves(cache_axes: Axes, flops_axes: Axes, name: str, study: ShapeStudy, style: CurveStyle) -> None:
     """Draws the shapes of one study in both panels, from the deepest to the widest."""
     rows = sorted(study.shapes, key=lambda shape: shape.stack.aspect_ratio)
     ratios = [row.stack.aspect_ratio for row in rows]

@@ -121,7 +121,7 @@ class ShapeQuestion:
         is_flat: whether there is one table of raw values.
         """
         from ..reports.shape import report
-        from ..studies.shape import budget_for, family, proportion, standard, study
+        from ..studies.shape import budget_for, family, find_shapes, parse_ratio, standard_preset
 
         self._refuse_contradictions(overrides, target is None)
         budgets = (
@@ -129,20 +129,20 @@ class ShapeQuestion:
             _parse_count(self.flops, "--flops"),
             _parse_count(self.tokens, "--tokens"),
         )
-        preset = read_model(standard(*budgets) if target is None else target)
+        preset = read_model(standard_preset(*budgets) if target is None else target)
         target_model = None if target is None else preset.model
         seq = usual_sequence(preset.model) if self.seq is None else self.seq
         with name_in_errors(None if target is None else preset):
             members = family(
                 preset.model,
                 self.head_dim,
-                proportion(self.kv_ratio, "--kv-ratio"),
-                proportion(self.ffn_ratio, "--ffn-ratio"),
+                parse_ratio(self.kv_ratio, "--kv-ratio"),
+                parse_ratio(self.ffn_ratio, "--ffn-ratio"),
                 _parse_count(self.vocab, "--vocab"),
                 self.tie,
             )
             budget = budget_for(target_model, *budgets, seq)
-            result = study(members, budget, target_model, self.rows, self.tolerance, seq, self.kv_dtype)
+            result = find_shapes(members, budget, target_model, self.rows, self.tolerance, seq, self.kv_dtype)
         return ReportedAnswer(
             result, lambda: report(result, preset, target_model is not None, literature, is_flat=is_flat)
         )

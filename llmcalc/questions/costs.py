@@ -14,7 +14,7 @@ from ..timing.spread import Amount
 from ..workload.setting import declared, option
 from .durations import parse_duration
 from .runs import RunQuestion, planned_run
-from .serving import ServeOptions, positive, serve_study
+from .serving import ServeOptions, parse_positive, serve_study
 from .times import TimeOptions, time_settings
 
 if TYPE_CHECKING:
@@ -70,8 +70,8 @@ def ask_cost(question: RunQuestion, options: CostOptions) -> ReportedAnswer:
     hardware = question.hardware
     if hardware is None:
         raise InputError("--hardware: missing; expected the accelerator, such as h100")
-    power = hardware.tdp_watts if options.power is None else positive("--power", options.power, "700")
-    price = None if options.price is None else positive("--price", options.price, "2.5")
+    power = hardware.tdp_watts if options.power is None else parse_positive("--power", options.power, "700")
+    price = None if options.price is None else parse_positive("--price", options.price, "2.5")
     if options.tokens is not None:
         answer = _training_cost(question, options, power, price)
     else:
@@ -97,37 +97,24 @@ def _training_cost(question: RunQuestion, options: CostOptions, power: float | N
     assumed_options += [] if options.global_batch is not None else [f"--global-batch {batch}"]
     step_tokens = batch * question.settings.seq
     step_count = -(-options.tokens // step_tokens)
+    estimate: dict[str, Any] = {"measured": True}
     if options.step is not None:
-        step_seconds = Amount.exactly(parse_duration("--step", options.step))
-        cost = Cost(step_seconds.times(step_count), devices, power, price)
-        return RunCost(
-            cost,
-            options.tokens,
-            None,
-            step_count,
-            step_seconds,
-            step_tokens,
-            measured=True,
-            assumed=tuple(assumed_options),
-        )
-    layout_plan = _plan_by_time(question, options, batch)
-    fastest_layout = layout_plan.plan.feasible[0]
-    seconds = layout_plan.range(fastest_layout)
-    assert seconds is not None
-    assert layout_plan.times is not None
-    step_seconds = seconds.amount
-    cost = Cost(step_seconds.times(step_count), devices, power, price)
+        step_seconds = Amount.without_range(parse_duration("--step", options.step))
+    else:
+        layout_plan = _plan_by_time(question, options, batch)
+        seconds = layout_plan.range(layout_plan.plan.feasible[0])
+        assert seconds is not None
+        assert layout_plan.times is not None
+        step_seconds = seconds.amount
+        estimate = {"range": seconds, "stack_title": layout_plan.times.stack.title, "plan": layout_plan}
     return RunCost(
-        cost,
+        Cost(step_seconds.scaled_by(step_count), devices, power, price),
         options.tokens,
-        None,
-        step_count,
-        step_seconds,
-        step_tokens,
-        range=seconds,
-        stack_title=layout_plan.times.stack.title,
-        plan=layout_plan,
+        steps=step_count,
+        step=step_seconds,
+        step_tokens=step_tokens,
         assumed=tuple(assumed_options),
+        **estimate,
     )
 
 
@@ -152,7 +139,7 @@ def _usual_batch(seq: int, devices: int) -> int:
 
 def _plan_by_time(question: RunQuestion, options: CostOptions, batch: int) -> LayoutPlan:
     """Returns the plan of layouts, sorted by time. Raises `InputError` if no layout fits."""
-    from ..studies.plan import early_end, plan_of
+    from ..studies.plan import early_end_error, plan_of
 
     assert question.hardware is not None
     memory, layout = planned_run(question)
@@ -168,7 +155,7 @@ def _plan_by_time(question: RunQuestion, options: CostOptions, batch: int) -> La
         time_settings=lambda record: time_settings(question, record, time_options),
     )
     if layout_plan.plan.ended_early and not layout_plan.plan.feasible:
-        raise early_end(layout_plan)
+        raise early_end_error(layout_plan)
     if not layout_plan.plan.feasible or layout_plan.plan.feasible[0].seconds is None:
         raise InputError(
             f"--devices {layout.devices}: no layout of {layout_plan.plan.tried:,} fits the memory of "
@@ -225,9 +212,7 @@ def _serving_cost(question: RunQuestion, options: CostOptions, power: float | No
         reasons = ", ".join(servers.why_not)
         raise InputError(f"--devices: no server of {study.hardware.title} serves these requests: {reasons}")
     point = servers.chosen.point
-    request_seconds = point.end_to_end
-    seconds = request_seconds.times(options.requests / point.concurrency)
-    cost = Cost(seconds, point.devices, power, price)
+    cost = Cost(point.end_to_end.scaled_by(options.requests / point.concurrency), point.devices, power, price)
     server = servers.servers[servers.chosen.index]
     return RunCost(
         cost, requests=options.requests, range=point.tpot, stack_title=study.stack.title, server=server, point=point

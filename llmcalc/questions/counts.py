@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, TypeAlias
 
@@ -19,7 +20,7 @@ if TYPE_CHECKING:
     from ..costs.encoders import EncodedInputs
     from ..model import ModelSpec
     from ..parallel.counted_rank import RankRequest
-    from ..parallel.rank_model import RankModel
+    from ..parallel.rank_model import RankModel, RankShare
     from ..reports.answer import ReportedAnswer
     from ..reports.checkpoint import StoredParams
     from ..reports.flops import Flops
@@ -59,13 +60,16 @@ class ParamsQuestion:
         from ..costs.params import params
         from ..reports.params import Params
 
-        rank_share = (
-            None
-            if self.rank is None
-            else self.rank.share(preset.model, lambda model: params(model, self.include).total, "holds")
-        )
+        rank_share = _share_of_rank(self.rank, preset.model, lambda model: params(model, self.include).total, "holds")
         count = params(preset.model if rank_share is None else rank_share.model, self.include)
         return Params.of_result(count, preset=preset, share=rank_share, draft=_draft_of_target(preset, self.draft))
+
+
+def _share_of_rank(
+    rank: RankRequest | None, spec: ModelSpec, count: Callable[[Any], int], verb: str
+) -> RankShare | None:
+    """Returns the share of one rank of a layout; None where the whole model is counted. Arguments as of `share`."""
+    return None if rank is None else rank.share(spec, count, verb)
 
 
 def _draft_of_target(target: Preset, draft: Preset | None, **pass_fields: Any) -> Draft | None:
@@ -218,10 +222,8 @@ class FlopsQuestion:
             run_config = run_config.with_workload(
                 **{lengthened_field: getattr(run_config.workload, lengthened_field) + inputs.added_tokens}
             )
-        rank_share = (
-            None
-            if self.rank is None
-            else self.rank.share(preset.model, lambda model: flops(model, run_config, self.include).total, "computes")
+        rank_share = _share_of_rank(
+            self.rank, preset.model, lambda model: flops(model, run_config, self.include).total, "computes"
         )
         if rank_share is None:
             count = flops(preset.model, run_config, self.include, inputs)
@@ -277,9 +279,7 @@ class CacheQuestion:
         def cache(model: ModelSpec | RankModel) -> CacheSize:
             return kv(model, self.batch, seq, self.kv_dtype, self.source, inputs)
 
-        rank_share = (
-            None if self.rank is None else self.rank.share(preset.model, lambda model: cache(model).bytes, "caches")
-        )
+        rank_share = _share_of_rank(self.rank, preset.model, lambda model: cache(model).bytes, "caches")
         size = cache(preset.model if rank_share is None else rank_share.model)
         sequences = {"batch": size.workload.batch, "seq": size.workload.seq, "kv_dtype": self.kv_dtype}
         return Cache.of_result(
@@ -368,11 +368,7 @@ class ExplainQuestion:
         if quantity == "time":
             return self._time_answer(preset, seq)
         setting = Setting(seq=seq, pairs=self.pairs, dtype=self.kv_dtype)
-        rank_share = (
-            None
-            if self.rank is None
-            else self.rank.share(spec, lambda model: params(model, self.include).total, "holds")
-        )
+        rank_share = _share_of_rank(self.rank, spec, lambda model: params(model, self.include).total, "holds")
         if quantity == "activations":
             from ..symbolic.activations import explain_activations
 

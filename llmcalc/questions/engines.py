@@ -56,7 +56,7 @@ class EngineQuestion:
                 raise
             raise InputError(f"{self.launch.location}: {error}") from None
 
-    def uses(self, with_changes: bool = True) -> Iterator[EngineUse]:
+    def engine_uses(self, with_changes: bool = True) -> Iterator[EngineUse]:
         """Yields the memory use of each engine. Raises `InputError` without an accelerator and for an unknown flag."""
         if self.hardware is None:
             unknown_text = "" if self.launch is None or not self.launch.gpu else f"; '{self.launch.gpu}' is not known"
@@ -185,22 +185,21 @@ def ask_engine_memory(question: EngineQuestion) -> ReportedAnswer:
     """Computes the memory terms of engines on an accelerator. `.ok` of the answer says whether all engines start."""
     from ..reports.engine import memory_report
 
-    engine_uses = list(question.uses())
-    result = engine_uses[0].memory if len(engine_uses) == 1 else [engine_use.memory for engine_use in engine_uses]
-    return ReportedAnswer(
-        result, lambda: memory_report(engine_uses), all(engine_use.memory.starts for engine_use in engine_uses)
-    )
+    return _engine_answer(list(question.engine_uses()), memory_report)
 
 
 def ask_engine_cache(question: EngineQuestion) -> ReportedAnswer:
     """Computes the KV cache that engines allocate. `.ok` of the answer says whether all engines start."""
     from ..reports.engine import cache_report
 
-    engine_uses = list(question.uses(with_changes=False))
-    result = engine_uses[0].memory if len(engine_uses) == 1 else [engine_use.memory for engine_use in engine_uses]
-    return ReportedAnswer(
-        result, lambda: cache_report(engine_uses), all(engine_use.memory.starts for engine_use in engine_uses)
-    )
+    return _engine_answer(list(question.engine_uses(with_changes=False)), cache_report)
+
+
+def _engine_answer(engine_uses: list[EngineUse], make_report: Callable[[list[EngineUse]], Report]) -> ReportedAnswer:
+    """Returns the answer about the memory of one or of several engines."""
+    memories = [engine_use.memory for engine_use in engine_uses]
+    result = memories[0] if len(memories) == 1 else memories
+    return ReportedAnswer(result, lambda: make_report(engine_uses), all(memory.starts for memory in memories))
 
 
 def ask_engine_fit(
@@ -243,30 +242,17 @@ def ask_engine_fit(
     if not options:
         raise InputError("--devices: no layout divides the model over so many; expected another number")
     options.sort(key=lambda option: (not option.serves, option.memory.devices, option.hardware.capacity_bytes))
-    changes: list[Change] = []
+    hardware, memory = options[0].hardware, options[0].memory
+    changes: tuple[Change, ...] = ()
     if question.hardware is not None:
-        hardware = options[0].hardware
-        layout = options[0].flags if options[0].memory.devices > 1 else {}  # what a single device lacks is a change
-        flags_of_devices = {**flags_on(hardware), **layout}
-        unchanged_memory = record.memory_on(question.preset, hardware, version, flags_of_devices)
-        changes = [
-            for_users(change, user_count)
-            for change in record.changes_on(question.preset, hardware, version, flags_of_devices)
-        ]
-        engine_use = EngineUse(
-            question.preset,
-            record,
-            version,
-            hardware,
-            flags_of_devices,
-            unchanged_memory,
-            tuple(changes),
-            launch=question.launch,
+        layout = options[0].flags if memory.devices > 1 else {}  # what a single device lacks is a change
+        flags = {**flags_on(hardware), **layout}
+        memory = record.memory_on(question.preset, hardware, version, flags)
+        changes = tuple(
+            change_for_users(change, user_count)
+            for change in record.changes_on(question.preset, hardware, version, flags)
         )
-    else:
-        engine_use = EngineUse(
-            question.preset, record, version, options[0].hardware, flags, options[0].memory, launch=question.launch
-        )
+    engine_use = EngineUse(question.preset, record, version, hardware, flags, memory, changes, launch=question.launch)
     if receipt is not None:
         options[0] = _with_notes(options[0], receipt)
     engine_serves = options[0].serves
@@ -285,7 +271,7 @@ def _with_notes(option: EngineOption, receipt: ReceiptFile) -> EngineOption:
     return replace(option, memory=replace(memory, notes=(*memory.notes, *receipt.notes(memory))))
 
 
-def for_users(change: Change, users: int) -> Change:
+def change_for_users(change: Change, users: int) -> Change:
     """Returns a change of flags; the engine counts as started only if its cache holds the requests of all users."""
     return change._replace(starts=change.starts and change.max_concurrency >= users)
 
@@ -337,7 +323,7 @@ def _fewest_devices(
     """
     serving_options: list[EngineOption] = []
     largest_options: list[EngineOption] = []
-    for layout_flags, memory in record.layouts(preset, hardware, version, flags, max_devices):
+    for layout_flags, memory in record.layouts(record.server(preset, hardware, version, flags), max_devices):
         serves_users = memory.starts and memory.max_concurrency >= users
         if serving_options and memory.devices > serving_options[0].memory.devices:
             break

@@ -16,7 +16,7 @@ from ..sources.preset import Preset
 from ..sources.presets import load_preset, model_names
 from ..studies.selection import EVERY_MODEL, Selection, require_attention
 
-Written: TypeAlias = Literal["toml", "hf"]
+ModelFileFormat: TypeAlias = Literal["toml", "hf"]
 """Forms of a model: a native description, or the config.json of a transformers class."""
 
 SORTS: dict[str, Callable[[Counted], Any]] = {
@@ -61,7 +61,7 @@ def select_presets(selection: Selection, names: Sequence[str] | None = None) -> 
     selected_presets = [
         (preset, parameter_count)
         for preset, parameter_count in counted_presets
-        if selection.takes(preset.model, parameter_count.total)
+        if selection.accepts(preset.model, parameter_count.total)
     ]
     if not selected_presets:
         raise InputError("no preset passes the filters; expected fewer filters (llmcalc presets lists all)")
@@ -107,7 +107,7 @@ def ask_hardware(names: Sequence[str] = ()) -> Listing:
     return Listing(tuple(listed_accelerators), lambda: report(listed_accelerators, bool(names)), in_full=bool(names))
 
 
-def convert_model(preset: Preset, to: Written) -> str:
+def convert_model(preset: Preset, to: ModelFileFormat) -> str:
     """Writes a model as a native description (toml), or as the config.json of a transformers class (hf)."""
     if to == "hf":
         import json

@@ -13,7 +13,7 @@ from ..costs.cache import kv
 from ..costs.params import params
 from ..errors import InputError, one_line
 from ..frameworks.engines.engine import Engine, EngineMemory, EngineVersion
-from ..frameworks.engines.receipt import FIELD, Receipt
+from ..frameworks.engines.receipt import RECEIPT_FIELD, Receipt
 from ..frameworks.engines.registry import FOLDERS, engine, engine_and_version
 from ..frameworks.logs.explained import ComparedTerm, ExplainedLog
 from ..frameworks.logs.reading import LogReading, LogTerm
@@ -52,7 +52,7 @@ class LogQuestion:
 
 
 @dataclass
-class _Run:
+class _LoggedRun:
     """The run that a log describes: its model, accelerator and flags.
 
     missing, notes, scheme_in_name: filled while the log is read; the last one is the scheme that the name of the log's
@@ -139,14 +139,14 @@ def ask_log(question: LogQuestion) -> ReportedAnswer:
     """Reads a log and compares its memory terms with computed ones. Raises `InputError` for an unknown kind of log."""
     from ..reports.log import log_report
 
-    answer = explained_log(question)
+    answer = explain_log(question)
     return ReportedAnswer(answer, lambda: log_report(answer))
 
 
-def explained_log(question: LogQuestion) -> ExplainedLog:
+def explain_log(question: LogQuestion) -> ExplainedLog:
     """Returns the bytes that a log states, beside the bytes that llmcalc computes for the same run."""
     log_reading = read_log(question.file, read_log_text(question.file))
-    logged_run = _Run(log_reading, question)
+    logged_run = _LoggedRun(log_reading, question)
     preset = logged_run.preset()
     computed_bytes: dict[tuple[str, str], int] = {}
     memory: EngineMemory | None = None
@@ -158,7 +158,7 @@ def explained_log(question: LogQuestion) -> ExplainedLog:
         if preset is not None and hardware is not None:
             version, memory, flag = _engine_run(logged_run, preset, hardware)
         elif preset is not None:
-            _, memory, _ = _engine_run(_Run(log_reading, question), preset, ANY_DEVICE, with_cache_of_log=True)
+            _, memory, _ = _engine_run(_LoggedRun(log_reading, question), preset, ANY_DEVICE, with_cache_of_log=True)
     if memory is not None:
         computed_bytes = {(term.name, term.device): term.bytes for term in memory.terms if term.bytes}
         computed_bytes |= {("kv_tokens", ""): memory.kv_tokens, ("blocks", ""): memory.blocks}
@@ -190,7 +190,7 @@ CACHE_SIZE = "kv_cache_memory_bytes"
 
 
 def _engine_run(
-    logged_run: _Run, preset: Preset, hardware: Hardware, with_cache_of_log: bool = False
+    logged_run: _LoggedRun, preset: Preset, hardware: Hardware, with_cache_of_log: bool = False
 ) -> tuple[EngineVersion | None, EngineMemory | None, str]:
     """Returns the engine's version, its memory and, if it does not start, the first flag change with which it starts.
 
@@ -226,7 +226,7 @@ def _engine_run(
             logged_run.missing.append(str(second))
             return version, None, ""
     if record.budgets_free_memory and log_reading.free is not None:
-        flags[FIELD] = Receipt(logged_run.question.file, in_use_before(log_reading, hardware), memory.settings)
+        flags[RECEIPT_FIELD] = Receipt(logged_run.question.file, in_use_before(log_reading, hardware), memory.settings)
         memory = record.memory_on(preset, hardware, version, flags)
     word = _fp8_word(record, flags)
     if word and _halves_the_cache(log_reading, memory):
@@ -241,7 +241,7 @@ def _engine_run(
         return version, memory, ""
     measured_bytes = {term.name: term.value for term in log_reading.terms if term.unit == "bytes"}
     receipt = Receipt(logged_run.question.file, in_use_before(log_reading, hardware) | measured_bytes, memory.settings)
-    changes = record.changes_on(preset, hardware, version, {**flags, FIELD: receipt})
+    changes = record.changes_on(preset, hardware, version, {**flags, RECEIPT_FIELD: receipt})
     return version, memory, next((change.flag for change in changes if change.starts), "")
 
 

@@ -120,12 +120,12 @@ def _measured_run(
             f"{row_name}: phase: {estimated_run.phase}; expected {expected_phases}: each of training and inference has "
             "a stack of its own to fit"
         )
-    pricer = estimated_run.pricer
-    assert pricer is not None
+    seconds_on = estimated_run.seconds_on
+    assert seconds_on is not None
     device, stack = estimated_run.device, estimated_run.stack
 
     def seconds_with(factors: Factors) -> float:
-        return pricer(factors.device(device), factors.stack(stack))
+        return seconds_on(factors.device(device), factors.stack(stack))
 
     group = (
         estimated_run.phase,

@@ -10,7 +10,7 @@ from typing import Any
 from ..accelerator import Hardware
 from ..errors import InputError, one_line
 from ..frameworks.engines.engine import Engine, EngineMemory, EngineVersion
-from ..frameworks.engines.receipt import FIELD, Receipt
+from ..frameworks.engines.receipt import RECEIPT_FIELD, Receipt
 from ..frameworks.logs.reading import LogReading
 from ..frameworks.logs.registry import read_log
 from ..frameworks.logs.text import read_log_text
@@ -89,11 +89,8 @@ class ReceiptFile:
             memory = self.engine.memory_on(self.preset, hardware, self.version, run)
         except InputError:  # flags of the log that do not hold for this model
             memory = self.engine.memory_on(self.preset, hardware, self.version, flags)
-        return {**flags, FIELD: Receipt(self.file, self._in_use_before(hardware) | self.terms, memory.settings)}
-
-    def _in_use_before(self, hardware: Hardware) -> dict[str, int]:
-        """Returns the memory in use before loading, for an engine whose budget is a fraction of the free memory."""
-        return in_use_before(self.parsed_log, hardware) if self.engine.budgets_free_memory else {}
+        in_use = in_use_before(self.parsed_log, hardware) if self.engine.budgets_free_memory else {}
+        return {**flags, RECEIPT_FIELD: Receipt(self.file, in_use | self.terms, memory.settings)}
 
     def notes(self, memory: EngineMemory) -> Iterator[str]:
         """Yields notes on logged terms that are not used, with the reason, and on terms that the log lacks."""

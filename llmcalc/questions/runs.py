@@ -67,7 +67,7 @@ class RunQuestion(RunOptions):
     draft: Preset | None = None
     is_tried: bool = False
 
-    def under(self, record: Framework) -> RunQuestion:
+    def with_framework(self, record: Framework) -> RunQuestion:
         """Returns the question with `--recompute selective` replaced by the modules that the framework recomputes."""
         if self.settings.recompute != SELECTIVE:
             return self
@@ -344,7 +344,7 @@ def ask_memory(question: RunQuestion, draft: Preset | None = None) -> DeviceUse 
     record = framework_of(layout) if launch is None else framework(launch.framework)
     check_precision(question.settings, record)
     version = layout.framework_version or ""
-    memory_on_one = question.under(record).on_one_device()
+    memory_on_one = question.with_framework(record).on_one_device()
     with suggest_nearest_layouts(
         question.preset.model,
         layout if launch is None else NO_LAYOUT_OPTIONS,
@@ -405,7 +405,7 @@ def ask_fit(question: RunQuestion, global_batch: int | None = None) -> ReportedA
                 over_devices, lambda: reports.devices_report(preset, over_devices), over_devices.fit.verdict != "no"
             )
         check_precision(settings, framework_of(layout))
-        memory_on_one = question.under(framework_of(layout)).on_one_device()
+        memory_on_one = question.with_framework(framework_of(layout)).on_one_device()
         if layout.devices is None:
             fit_answer = with_decoding(fit(memory_on_one, question.hardware), question.hardware)
             options = hardware_options(memory_on_one, question.accelerators, layout, question.runtime_on)
@@ -438,7 +438,7 @@ def ask_which_hardware(question: RunQuestion, global_batch: int | None = None) -
         raise InputError("--global-batch: only applies to one kind of accelerator; add --hardware")
     with suggest_nearest_layouts(preset.model, layout, question.tokens):
         check_precision(question.settings, framework_of(layout))
-        memory_on_one = question.under(framework_of(layout)).on_one_device()
+        memory_on_one = question.with_framework(framework_of(layout)).on_one_device()
         accelerators = map(load_hardware, COMMON_HARDWARE)
         options = hardware_options(memory_on_one, accelerators, layout, question.runtime_on)
     has_fitting_option = options[0].fit.verdict != "no"
@@ -455,7 +455,7 @@ def planned_run(question: RunQuestion) -> tuple[Memory, LayoutRequest]:
 
     layout, refusal = question.layout, None
     for record in frameworks_for_plans(layout):
-        memory_on_one = question.under(record).on_one_device()
+        memory_on_one = question.with_framework(record).on_one_device()
         try:
             record.check(memory_on_one, layout.framework_version or "")
         except InputError as error:

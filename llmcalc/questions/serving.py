@@ -83,7 +83,7 @@ class ServeOptions:
     disaggregate: Any = None
 
 
-def positive(option_name: str, value: Any, example: str, maximum: float = MOST_MONEY) -> float:
+def parse_positive(option_name: str, value: Any, example: str, maximum: float = MOST_MONEY) -> float:
     """Parses a positive number or its text. Raises `InputError`, which names the option, for other values."""
     match = re.fullmatch(r"[0-9]{1,13}(?:\.[0-9]{1,9})?|\.[0-9]{1,9}", str(value).strip())
     parsed_number = math.nan if match is None or isinstance(value, bool) else float(match[0])
@@ -92,7 +92,7 @@ def positive(option_name: str, value: Any, example: str, maximum: float = MOST_M
     return parsed_number
 
 
-def share_of(option_name: str, value: Any) -> float:
+def parse_share(option_name: str, value: Any) -> float:
     """Parses a fraction of at least 0 and less than 1. Raises `InputError` for other values."""
     match = re.fullmatch(r"0?\.[0-9]{1,9}|0", str(value).strip())
     if match is None or isinstance(value, bool):
@@ -142,7 +142,8 @@ def serve_study(
 ) -> ServeStudy:
     """Builds the study of servers from the options of `serve`. Raises `InputError` as `ask_serve` does."""
     from ..frameworks.engines.registry import FOLDERS, engine, engine_and_version
-    from ..studies.serving import Limits, ServeStudy, SizesRequest
+    from ..studies.server import Limits
+    from ..studies.serving import ServeStudy, SizesRequest
     from ..timing.batching import Requests
     from ..timing.device import device_of
     from ..timing.stack import find_stack
@@ -166,7 +167,7 @@ def serve_study(
             f"--hardware {hardware.name or hardware.title}: {record.title} does not run on it; expected a GPU of "
             f"{' or '.join(record.vendors)}"
         )
-    cached_share = 0.0 if options.prefix_hit is None else share_of("--prefix-hit", options.prefix_hit)
+    cached_share = 0.0 if options.prefix_hit is None else parse_share("--prefix-hit", options.prefix_hit)
     if trace is not None:
         trace = replace(trace, cached_share=cached_share)
     input, output = (options.input, options.output) if trace is None else (trace.mean_input, trace.mean_output)
@@ -179,7 +180,7 @@ def serve_study(
     requests = Requests(input, output, int(cached_share * input))
     limits = Limits(
         options.concurrency,
-        None if options.rate is None else positive("--rate", options.rate, "2.5 requests per second"),
+        None if options.rate is None else parse_positive("--rate", options.rate, "2.5 requests per second"),
         None if options.ttft is None else parse_duration("--ttft", options.ttft),
         None if options.tpot is None else parse_duration("--tpot", options.tpot, MOST_TPOT_WITHOUT_UNIT),
     )
@@ -192,11 +193,11 @@ def serve_study(
         stack,
         record,
         version,
-        dict(_runs_by_format(preset, hardware, options, requests.length if trace is None else trace.longest)),
+        dict(_runs_by_format(preset, hardware, options, requests.total_tokens if trace is None else trace.longest)),
         requests,
         limits,
         SizesRequest(options.devices, options.tp, options.pp, options.dp, options.ep),
-        None if options.price is None else positive("--price", options.price, "2.5"),
+        None if options.price is None else parse_positive("--price", options.price, "2.5"),
         trace,
         options.disaggregate is not None,
         _ratio_of_options(options, requests),
@@ -260,7 +261,7 @@ def _speculation_of_options(
         raise InputError("--draft: how many tokens are accepted is not known; expected --acceptance, such as 0.7")
     if record.draft_flags is None:
         raise InputError(f"--draft: speculative decoding of {record.title}'s servers is not modelled; expected vllm")
-    acceptance = share_of("--acceptance", options.acceptance)
+    acceptance = parse_share("--acceptance", options.acceptance)
     tokens = whole("--draft-tokens", options.draft_tokens or DRAFT_TOKENS, most=MOST_DRAFT_TOKENS)
     if options.draft == "mtp" and preset.model.mtp is None:
         raise InputError("--draft mtp: the model has no modules of multi-token prediction; expected a TARGET or ngram")

@@ -171,15 +171,15 @@ def training_run(question: RunQuestion) -> tuple[Memory, Framework, Layout]:
 
     if question.launch is not None:
         record = framework(question.launch.framework)
-        return question.under(record).on_one_device(), record, question.launch.layout
+        return question.with_framework(record).on_one_device(), record, question.launch.layout
     layout = question.layout
     if layout.has_options and (layout.framework is None or framework_of(layout).name == layout.framework):
         needs_framework = layout.framework is not None and question.settings.lora_rank is not None
         _, layout = planned_run(_without_adapters(question) if needs_framework else question)
         record = framework_of(layout)
-        return question.under(record).on_one_device(), record, layout_of(layout)
+        return question.with_framework(record).on_one_device(), record, layout_of(layout)
     record = framework_of(layout)
-    return question.under(record).on_one_device(), record, ONE_DEVICE
+    return question.with_framework(record).on_one_device(), record, ONE_DEVICE
 
 
 def _without_adapters(question: RunQuestion) -> RunQuestion:

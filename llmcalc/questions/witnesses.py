@@ -37,7 +37,7 @@ def ask_budget(file: Path, skip_missing: bool = False) -> ReportedAnswer:
     return ReportedAnswer(checks, lambda: report(file.name, checks), not broken(checks))
 
 
-def read_stored(checkpoint: str) -> Checkpoint:
+def read_checkpoint_header(checkpoint: str) -> Checkpoint:
     """Reads the header of a checkpoint, from a file or from a hub id."""
     from ..sources.checkpoints.read import read_checkpoint
     from ..sources.hub import fetch_headers

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from .. import units
-from ..studies.lock import Change, Locked, program_version
+from ..studies.lock import Change, LockEntry, program_version
 from .document import Column, Report, Row, Table
 from .notes import plural
 
@@ -34,7 +34,7 @@ CHANGE_COLUMNS = (
 )
 
 
-def report(lock_entries: Sequence[Locked]) -> Report:
+def report(lock_entries: Sequence[LockEntry]) -> Report:
     """Returns the entries of a lock file as data and as a table."""
     rows = [_entry_row(lock_entry.data) for lock_entry in lock_entries]
     document = {"lock": 1, "llmcalc": program_version(), "models": [lock_entry.data for lock_entry in lock_entries]}

@@ -8,7 +8,7 @@ from typing import Any
 from .. import units
 from ..frameworks.ranks import attention_of
 from ..sources.preset import Preset
-from ..studies.layout_candidates import AS_CONFIGURED, ENOUGH_HEADROOM, Candidate, position_of_layout, ties
+from ..studies.layout_candidates import AS_CONFIGURED, ENOUGH_HEADROOM, Candidate, position_of_layout, tie_flags
 from ..studies.plan import FEWER_LAYOUTS, UNTRIED, LayoutPlan, Plan
 from ..timing.spread import TIE, Range
 from .document import Column, DisplayedValue, Report, Row, Table, text_of_cell, without_repetitions
@@ -52,7 +52,7 @@ def report(
     run_title = f"{run_text(memory.states)}, {plural(layout_plan.global_batch, 'sequence')} a step"
     run_description = f"{run_title}, on {accelerators} ({layout_plan.hardware.title}); sizes in {units.GIB.name}"
     warnings = too_long_notes(memory.spec, memory.states.workload)
-    equal_time_groups = ties(plan.feasible)
+    equal_time_groups = tie_flags(plan.feasible)
     rows = [
         _layout_row(layout_plan, candidate, tie)
         for candidate, tie in zip(plan.feasible, equal_time_groups, strict=True)
@@ -132,7 +132,7 @@ def _layout_row(layout_plan: LayoutPlan, candidate: Candidate, tie: bool = False
 def _order_notes(layout_plan: LayoutPlan) -> list[str]:
     """Returns notes on the order of layouts and on its uncertainty."""
     if layout_plan.times is None:
-        untimed_text = f"; no time: {layout_plan.untimed}" if layout_plan.untimed else ""
+        untimed_text = f"; no time: {layout_plan.untimed_reason}" if layout_plan.untimed_reason else ""
         return [
             f"order: the sum of a layout's positions by headroom, by bytes sent and by bubble; headroom beyond "
             f"{ENOUGH_HEADROOM:.0%} of the memory is no merit{untimed_text}"
@@ -181,7 +181,7 @@ def candidate_data(candidate: Candidate, seconds: Range | None = None, tie: bool
 
     tie: whether its time equals that of the layouts before it.
     """
-    time_data = {} if seconds is None else {"seconds": seconds.seconds(), "tie": tie}
+    time_data = {} if seconds is None else {"seconds": seconds.amount.as_data(), "tie": tie}
     return time_data | {
         "layout": candidate.layout.data(),
         "options": candidate.options,
@@ -219,7 +219,7 @@ def _plan_data(preset: Preset, layout_plan: LayoutPlan) -> dict[str, Any]:
         "by": "memory" if layout_plan.times is None else "time",
         "feasible": [
             candidate_data(candidate, layout_plan.range(candidate), tie)
-            for candidate, tie in zip(plan.feasible, ties(plan.feasible), strict=True)
+            for candidate, tie in zip(plan.feasible, tie_flags(plan.feasible), strict=True)
         ],
         "unreplayed": [],
         "feasible_with_recompute": layout_plan.recomputed,

@@ -103,7 +103,7 @@ def tpot_text(timed_run: TimedRun) -> str:
 def decoding_data(timed_run: TimedRun | None) -> dict[str, Any]:
     """Returns the seconds per token of every user and the tokens/s as plain data; null without an estimate."""
     return {
-        "tpot": None if timed_run is None else timed_run.range.seconds(),
+        "tpot": None if timed_run is None else timed_run.range.amount.as_data(),
         "tokens_per_second": None if timed_run is None else rounded(timed_run.tokens_per_second),
     }
 
@@ -272,7 +272,7 @@ def _time_data(
         },
         "hardware": timed_run.hardware.name,
         "layout": timed_run.layout.data(),
-        "seconds": timed_run.range.seconds(),
+        "seconds": timed_run.range.amount.as_data(),
         "class": timed_run.range.class_data(),
         "tokens_per_second": timed_run.tokens_per_second,
         "tokens_per_second_per_device": timed_run.tokens_per_second / timed_run.devices,

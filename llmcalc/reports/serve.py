@@ -8,7 +8,8 @@ from typing import Any
 from .. import units
 from ..frameworks.engines.start_command import start_command
 from ..studies.serve_trace import LIMIT_PERCENTILE, TraceTimes
-from ..studies.serving import Point, Server, Servers, ServeStudy
+from ..studies.server import LoadPoint, Server
+from ..studies.serving import Servers, ServeStudy
 from ..timing.disaggregation import Disaggregated
 from ..timing.speculation import Speculation
 from ..timing.spread import Amount, Range, rounded
@@ -91,7 +92,7 @@ def report(study: ServeStudy, servers: Servers) -> Report:
     from ..workload.workload import Workload
 
     preset, requests = study.preset, study.requests
-    warnings = too_long_notes(preset.model, Workload(1, requests.length))
+    warnings = too_long_notes(preset.model, Workload(1, requests.total_tokens))
     chosen_server = servers.chosen
     notes = [*warnings, *_serve_notes(study, servers)]
     title = f"{preset.display}, {load_text(study)}"
@@ -205,12 +206,12 @@ def _cost_of_trace(study: ServeStudy, server: Server, trace_times: TraceTimes) -
     return study.price * server.devices / 3600 / trace_times.output_tokens_per_second * 1e6
 
 
-def _point_cells(point: Point, study: ServeStudy) -> list[Any]:
+def _point_cells(point: LoadPoint, study: ServeStudy) -> list[Any]:
     ttft, tpot = (DisplayedValue(float(latency.estimate), _range_cell(latency)) for latency in (point.ttft, point.tpot))
     return [point.concurrency, ttft, tpot, *_rate_cells(point, study)]
 
 
-def _rate_cells(point: Point, study: ServeStudy) -> list[Any]:
+def _rate_cells(point: LoadPoint, study: ServeStudy) -> list[Any]:
     last_cell = point.per_device if study.price is None else point.cost_per_million
     return [point.output_tokens_per_second, last_cell]
 
@@ -223,7 +224,7 @@ def _range_cell(seconds: Range | Amount) -> str:
     return f"{'-'.join(range_ends)} {unit}"
 
 
-def _curve_cells(point: Point, study: ServeStudy) -> list[Any]:
+def _curve_cells(point: LoadPoint, study: ServeStudy) -> list[Any]:
     concurrency, ttft, tpot, *rates = _point_cells(point, study)
     likely_tpot, end_to_end = float(point.tpot.estimate), point.load.end_to_end
     seconds = [DisplayedValue(likely_tpot, duration(likely_tpot)), DisplayedValue(end_to_end, duration(end_to_end))]
@@ -289,13 +290,13 @@ def _speculation_data(study: ServeStudy) -> dict[str, Any] | None:
     }
 
 
-def point_data(point: Point) -> dict[str, Any]:
+def point_data(point: LoadPoint) -> dict[str, Any]:
     """Returns a server at one concurrency as plain data."""
     return {
         "concurrency": point.concurrency,
-        "ttft": point.ttft.seconds(),
-        "tpot": point.tpot.seconds(),
-        "end_to_end": point.end_to_end.data(),
+        "ttft": point.ttft.amount.as_data(),
+        "tpot": point.tpot.amount.as_data(),
+        "end_to_end": point.end_to_end.as_data(),
         "output_tokens_per_second": rounded(point.output_tokens_per_second),
         "per_device": rounded(point.per_device),
         "cost_per_million": None if point.cost_per_million is None else rounded(point.cost_per_million),
@@ -357,7 +358,7 @@ def _times_data(study: ServeStudy, server: Server, trace_times: TraceTimes) -> d
     cost = _cost_of_trace(study, server, trace_times)
     return {
         **{
-            name: {f"p{percent}": amount.data() for percent, amount in getattr(trace_times, name).items()}
+            name: {f"p{percent}": amount.as_data() for percent, amount in getattr(trace_times, name).items()}
             for name in ("ttft", "tpot")
         },
         "seconds": rounded(trace_times.seconds),

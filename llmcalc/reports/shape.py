@@ -9,7 +9,7 @@ from typing import Any
 from .. import units
 from ..sources.preset import Preset
 from ..studies.literature import FINDINGS, TAY_LAYERS, TOKENS_PER_PARAMETER, kaplan_range
-from ..studies.shape import LEAST_ASPECT, MOST_ASPECT, Shape, Study
+from ..studies.shape import LEAST_ASPECT, MOST_ASPECT, Shape, ShapeStudy
 from .compare import BAND, aspect_text
 from .document import Column, Report, Row, Table
 from .notes import MULTIPLY_ADD, cache_per_token_note, flops_per_token_note
@@ -56,7 +56,7 @@ LITERATURE_COLUMNS = (
 
 
 def report(
-    study: Study, preset: Preset, is_target: bool = True, literature: bool = False, is_flat: bool = False
+    study: ShapeStudy, preset: Preset, is_target: bool = True, literature: bool = False, is_flat: bool = False
 ) -> Report:
     """Returns the report of a study of shapes as data and as tables.
 
@@ -105,7 +105,7 @@ def report(
     return Report(document, [costs, findings])
 
 
-def _cost_columns(study: Study) -> Sequence[Column]:
+def _cost_columns(study: ShapeStudy) -> Sequence[Column]:
     """Returns the columns of costs. A column's unit is the one in which its smallest value is at least 1."""
     parameter_scale = units.count_scale(min(shape.parameters for shape in study.shapes))
     flops_scale = units.decimal_scale(min(shape.forward_flops_per_token for shape in study.shapes), "FLOPs")
@@ -167,7 +167,7 @@ def _shape_data(shape: Shape) -> dict[str, Any]:
     }
 
 
-def _budget_text(study: Study) -> dict[str, Any]:
+def _budget_text(study: ShapeStudy) -> dict[str, Any]:
     budget = study.budget
     trains = budget.kind == "train_flops"
     return {
@@ -183,7 +183,7 @@ def _budget_text(study: Study) -> dict[str, Any]:
     }
 
 
-def _proportions_text(study: Study) -> dict[str, Any]:
+def _proportions_text(study: ShapeStudy) -> dict[str, Any]:
     """Writes the proportions that all shapes share, read from the first shape."""
     family, stack = study.family, study.shapes[0].stack
     return {
@@ -197,7 +197,7 @@ def _proportions_text(study: Study) -> dict[str, Any]:
     }
 
 
-def _literature_data(study: Study) -> list[dict[str, Any]]:
+def _literature_data(study: ShapeStudy) -> list[dict[str, Any]]:
     findings: list[dict[str, Any]] = [asdict(finding) for finding in FINDINGS]
     if study.scaled is not None:
         hidden_size, layers, ratio = study.scaled
@@ -209,7 +209,7 @@ def _literature_data(study: Study) -> list[dict[str, Any]]:
     return findings
 
 
-def _shape_notes(study: Study, preset: Preset, is_target: bool, literature: bool) -> list[str]:
+def _shape_notes(study: ShapeStudy, preset: Preset, is_target: bool, literature: bool) -> list[str]:
     family, first_stack = study.family, study.shapes[0].stack
     notes = [_fixed_sizes(study)]
     if family.head_divisor > 1:
@@ -252,7 +252,7 @@ def _shape_notes(study: Study, preset: Preset, is_target: bool, literature: bool
     return notes if literature else [*notes, "--literature adds what published studies say about depth and width"]
 
 
-def _fixed_sizes(study: Study) -> str:
+def _fixed_sizes(study: ShapeStudy) -> str:
     """Writes the sizes that all shapes share, read from the first shape."""
     spec, first_stack = study.family.spec, study.shapes[0].stack
     tying_text = "tied" if spec.tie_word_embeddings else "untied"
@@ -271,7 +271,7 @@ def _fixed_sizes(study: Study) -> str:
     )
 
 
-def _training_budget(study: Study) -> str:
+def _training_budget(study: ShapeStudy) -> str:
     budget = study.budget
     tokens = (
         f"{TOKENS_PER_PARAMETER} tokens per active parameter (Hoffmann 2022)"
@@ -284,7 +284,7 @@ def _training_budget(study: Study) -> str:
     )
 
 
-def _active_text(study: Study) -> list[int]:
+def _active_text(study: ShapeStudy) -> list[int]:
     """Returns active parameters per token: of the target, else of the budget or, with experts, least and most."""
     active_of_target = [shape.active for shape in study.shapes if shape.target]
     if active_of_target or not study.shapes[0].stack.mixture_of_experts:
@@ -292,7 +292,7 @@ def _active_text(study: Study) -> list[int]:
     return sorted({min(shape.active for shape in study.shapes), max(shape.active for shape in study.shapes)})
 
 
-def _source_notes(study: Study, preset: Preset) -> Sequence[str]:
+def _source_notes(study: ShapeStudy, preset: Preset) -> Sequence[str]:
     notes = [
         f"{finding.source} (arXiv:{finding.arxiv}): {finding.says}. Limits: {finding.limits}" for finding in FINDINGS
     ]

@@ -9,6 +9,7 @@ from ..algebra import Number
 from ..frozen import frozen
 from ..workload.lora import Base, Library, stored_bytes
 from .tensor import FLOAT32, Dtype
+from .versions import is_older
 
 FREES_INPUTS = (0, 43, 2)
 """The first version of bitsandbytes whose products with 4-bit weights do not keep their inputs (#1270, July 2024)."""
@@ -53,16 +54,12 @@ class Adapters:
 
         Such a version stores it as an attribute of the node (`ctx.tensors`), which no checkpointing removes.
         """
-        return self._older_than(FREES_INPUTS)
+        return is_older(self.bitsandbytes, FREES_INPUTS)
 
     @property
     def decodes_to_half(self) -> bool:
         """Whether a 4-bit weight is first decoded to float16, and then copied to the compute format."""
-        return self._older_than(KEEPS_DTYPE)
-
-    def _older_than(self, version: tuple[int, ...]) -> bool:
-        """Whether the adapter library is older than the given version."""
-        return bool(self.bitsandbytes) and tuple(map(int, self.bitsandbytes.split("."))) < version
+        return is_older(self.bitsandbytes, KEEPS_DTYPE)
 
     def stored_bytes(self, rows: Number, columns: Number) -> Number:
         """Returns the bytes of a quantized matrix, including its scales."""

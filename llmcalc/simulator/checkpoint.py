@@ -91,10 +91,8 @@ class Region:
         outer_packs, autograd_graph.packs = autograd_graph.packs, [self._pack_recomputed]
         was_enabled, autograd_graph.enabled = autograd_graph.enabled, True
         outer_place = autograd_graph.meter.place
-        previous_results, autograd_graph.results = (
-            autograd_graph.results,
-            _KeptResults(self) if self.saved_operations else None,
-        )
+        previous_results = autograd_graph.results
+        autograd_graph.results = _KeptResults(self) if self.saved_operations else None
         autocast, casts = autograd_graph.autocast, autograd_graph.casts
         autograd_graph.autocast, autograd_graph.casts = self.autocast, {}
         try:
@@ -107,12 +105,10 @@ class Region:
         except _AllRecomputed:
             pass
         finally:
-            autograd_graph.packs, autograd_graph.enabled, autograd_graph.meter.place, autograd_graph.results = (
-                outer_packs,
-                was_enabled,
-                outer_place,
-                previous_results,
-            )
+            autograd_graph.packs = outer_packs
+            autograd_graph.enabled = was_enabled
+            autograd_graph.meter.place = outer_place
+            autograd_graph.results = previous_results
             autograd_graph.autocast, autograd_graph.casts = autocast, casts
 
     def _pack_recomputed(self, tensor: Tensor) -> Saved:
@@ -180,10 +176,8 @@ def _detached_result(autograd_graph: Graph, tensor: Tensor, is_leaf: bool, needs
     needs_gradient: whether it wants a gradient, which here nothing passes on.
     """
     detached = tensor.detached()
-    detached.leaf, detached.node = (
-        is_leaf,
-        Node(autograd_graph, "argument", (), lambda *_: ()) if needs_gradient and not is_leaf else None,
-    )
+    detached.leaf = is_leaf
+    detached.node = Node(autograd_graph, "argument", (), lambda *_: ()) if needs_gradient and not is_leaf else None
     return detached
 
 
@@ -215,10 +209,8 @@ def checkpoint(
         return compute(arguments)
     region = Region(autograd_graph, compute, arguments, stops_early, kept_operations, alternate_operations)
     autograd_graph.packs.append(region.pack)
-    previous_results, autograd_graph.results = (
-        autograd_graph.results,
-        _ResultKeeper(region) if kept_operations else None,
-    )
+    previous_results = autograd_graph.results
+    autograd_graph.results = _ResultKeeper(region) if kept_operations else None
     try:
         output = compute(arguments)
     finally:

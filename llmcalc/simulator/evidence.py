@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from dataclasses import fields
 
 from ..evidence import UNTESTED, Evidence, Witness, witness_of
-from ..flow.program import Alternatives, Item, Step
+from ..flow.program import Step, every_step
 from ..flow.record import Flow
 from .choices import EAGER, Choices
 from .lowering import Lowering
@@ -61,18 +61,6 @@ def kernels_of(operation: Step) -> Iterator[str]:
     if operation.verb == "scan":
         kind = operation.options["kind"]
         yield from (f"scan_{kind}", f"module_{kind}", f"next_{kind}", f"decode_{kind}")
-
-
-def every_step(items: Sequence[Item]) -> Iterator[Step]:
-    """Yields all operations of a program, in all alternative branches."""
-    for item in items:
-        if isinstance(item, Step):
-            yield item
-        elif isinstance(item, Alternatives):
-            for branch in item.branches.values():
-                yield from every_step(branch.items)
-        else:
-            yield from every_step(item.items)
 
 
 def _stated_witness(kernel: object) -> Witness:

@@ -62,10 +62,8 @@ def find_pattern(order: Sequence[object]) -> Pattern:
                 continue
             repeats = (i - first_layer) // period
             if repeats > RECORDED_REPEATS and size - (repeats - RECORDED_REPEATS) * period < layers_to_run:
-                best_pattern, layers_to_run = (
-                    Pattern(first_layer, period, repeats),
-                    size - (repeats - RECORDED_REPEATS) * period,
-                )
+                best_pattern = Pattern(first_layer, period, repeats)
+                layers_to_run = size - (repeats - RECORDED_REPEATS) * period
             first_layer = i - period + 1
     return best_pattern
 

@@ -71,10 +71,8 @@ class Lowering(ProgramLowering):
                 outputs = {id(output) for operation in operations for output in operation.outs}
                 storages_read = {id(input_value.storage) for operation in operations for input_value in operation.ins}
                 layer_input_ids = {id(module_scope.takes.storage)} - self.shared_values
-                self.makes[id(module_scope)], self.reads[id(module_scope)] = (
-                    outputs,
-                    storages_read - outputs - layer_input_ids,
-                )
+                self.makes[id(module_scope)] = outputs
+                self.reads[id(module_scope)] = storages_read - outputs - layer_input_ids
 
     def refuse_recomputed(self, operation: Step) -> None:
         """Raises `Unsupported` in a module that runs again in the backward pass, after the layers above."""
@@ -102,10 +100,8 @@ class Lowering(ProgramLowering):
     def _recomputed_module(self, module_scope: Scope, root: Scope) -> RecomputedModule:
         """Returns the inputs and outputs of a module that is recomputed."""
         operations = list(module_scope.steps(idle=False))
-        step_ids, outputs = (
-            {id(operation) for operation in operations},
-            {id(output) for operation in operations for output in operation.outs},
-        )
+        step_ids = {id(operation) for operation in operations}
+        outputs = {id(output) for operation in operations for output in operation.outs}
         values_read = {
             id(input_value): input_value
             for operation in operations
@@ -176,10 +172,8 @@ class Lowering(ProgramLowering):
         Its arguments are x and the tensors that the layer before carries. The other tensors that it reads stay as they
         are now.
         """
-        outer_frames, memo = (
-            self._frames_copy(),
-            self.memo,
-        )
+        outer_frames = self._frames_copy()
+        memo = self.memo
         carried_keys, is_first_run = tuple(self.carried), True
         shared_values = {key: self.values[key] for key in self.reads[id(module_call.scope)] if key in self.values}
         shared_outputs = (self.shared_values & self.makes[id(module_call.scope)]) - {id(layer_output.storage)}
@@ -188,12 +182,10 @@ class Lowering(ProgramLowering):
             """Runs the layer on a copy of the module stack."""
             nonlocal is_first_run
             caller_state = self.values, self.bound, self.frames, self.memo
-            self.values, self.bound, self.frames, self.memo = (
-                {**shared_values, id(layer_input): arguments[0]},
-                {},
-                list(outer_frames),
-                memo,
-            )
+            self.values = {**shared_values, id(layer_input): arguments[0]}
+            self.bound = {}
+            self.frames = list(outer_frames)
+            self.memo = memo
             carried_tensors, is_recomputed, is_first_run = self.carried, not is_first_run, False
             self.carry(dict(zip(carried_keys, arguments[1:], strict=True)))
             try:

@@ -75,11 +75,9 @@ class ParameterTensors(ValueTensors):
         memory_meter, is_trained = self.graph.meter, self.trained and self.adapters is None
         is_leaf = is_trained and not getattr(parameter_use.op, "frozen", False)
         tensors = [empty(memory_meter, tensor.shape, self.dtype, leaf=is_leaf) for tensor in parameter_use.tensors()]
-        return (
-            [*tensors, empty(memory_meter, (parameter_use.buffers(),), self.dtype)]
-            if parameter_use.has("buffers")
-            else tensors
-        )
+        if parameter_use.has("buffers"):
+            return [*tensors, empty(memory_meter, (parameter_use.buffers(),), self.dtype)]
+        return tensors
 
     def create_parameter(self, key: Path, template: Tensor) -> Tensor:
         """Allocates a parameter or buffer. template: a tensor with its shape and number format."""

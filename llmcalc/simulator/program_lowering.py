@@ -76,12 +76,8 @@ class ProgramLowering(CacheTensors):
             choices=self.choices,
             adapters=self.adapters,
         )
-        dry.graph.enabled, dry.run_only, dry.prepares, dry.first_layer_index = (
-            False,
-            self.run_only,
-            True,
-            self.first_layer_index,
-        )
+        dry.graph.enabled, dry.prepares = False, True
+        dry.run_only, dry.first_layer_index = self.run_only, self.first_layer_index
         dry.inputs = {
             rows: empty(dry.graph.meter, (self.run_config.batch, self.run_config.new(rows)), INT64) for rows in INPUTS
         }
@@ -293,12 +289,16 @@ class ProgramLowering(CacheTensors):
             self.skipped: bool = self.skipped or not self.has_earlier_tokens
             self.release(operation, operation.ins)
             return
-        kernel: Callable[[Step], None] | None = getattr(self, f"do_{operation.verb}", None)
+        kernel = self.kernel_of(operation)
         if kernel is None:
             raise self.not_modelled(operation, operation.verb)
         EFFORT.units += UNITS_PER_OPERATION
         kernel(operation)
         self.release(operation, operation.ins)
+
+    def kernel_of(self, operation: Step) -> Callable[[Step], None] | None:
+        """Returns the profile's method that runs an operation; None if the profile has none."""
+        return getattr(self, f"do_{operation.verb}", None)
 
     def is_cached_step(self, operation: Step) -> bool:
         """Whether earlier passes have cached everything that an operation's results are used for."""

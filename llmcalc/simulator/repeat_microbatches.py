@@ -163,11 +163,9 @@ class SummedPeak(Peak):
 
 def in_later_layer(allocation_place: Place, layers: int) -> Place:
     """Returns the same module in a later layer."""
-    return (
-        allocation_place
-        if allocation_place.layer_index < 0 or not layers
-        else allocation_place._replace(layer_index=allocation_place.layer_index + layers)
-    )
+    if allocation_place.layer_index < 0 or not layers:
+        return allocation_place
+    return allocation_place._replace(layer_index=allocation_place.layer_index + layers)
 
 
 def _sum_counts(first_counts: Mapping[str, int], second_counts: Mapping[str, int]) -> dict[str, int]:
@@ -493,10 +491,8 @@ def with_unrecorded_cases(pass_traces: Mapping[PassCase, PassTrace]) -> dict[Pas
         numbers: dict[str, dict[int, int]] = {}
         for (_, state), (pass_trace, later_trace) in pairs.items():
             if state.endswith(FIRST):
-                releases, later_releases = (
-                    pass_trace.releases_of_previous(chunk),
-                    later_trace.releases_of_previous(chunk),
-                )
+                releases = pass_trace.releases_of_previous(chunk)
+                later_releases = later_trace.releases_of_previous(chunk)
                 release_pairs = zip(later_releases, releases, strict=True)
                 numbers.setdefault(state[-2], {}).update(
                     (old_storage, new_storage) for (_, old_storage), (_, new_storage) in release_pairs
@@ -651,12 +647,10 @@ class TraceReader:
                 raise NotRepeating
         pass_trace.ends_rising = pass_bytes.is_rising
         pass_bytes.settle()
-        pass_trace.count, pass_trace.bytes, pass_trace.kinds, pass_trace.most = (
-            len(storage_numbers),
-            pass_bytes.now,
-            pass_bytes.kinds,
-            pass_bytes.most,
-        )
+        pass_trace.count = len(storage_numbers)
+        pass_trace.bytes = pass_bytes.now
+        pass_trace.kinds = pass_bytes.kinds
+        pass_trace.most = pass_bytes.most
         pass_trace.kinds_at_first_release = pass_bytes.kinds_at_first_release or {}
         pass_trace.peaks = [
             (allocation_place, bytes, kinds) for allocation_place, (bytes, kinds) in pass_bytes.peaks.items()

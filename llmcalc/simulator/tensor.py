@@ -12,6 +12,7 @@ from contextlib import contextmanager
 from typing import Any, Protocol, TypeAlias
 
 from ..algebra import Number
+from .meter import NoMeter
 from .strides import Shape, Strides, contiguous, count, is_contiguous
 
 
@@ -105,27 +106,11 @@ class Storage:
     def release(self) -> None:
         """Frees the memory while tensors still refer to the storage (`untyped_storage().resize_(0)`)."""
         self.meter.free(self.block)
-        self.meter, self.block = ReleasedMeter(), None
+        self.meter, self.block = NoMeter(), None
 
     def share(self, other_storage: Storage) -> None:
         """Uses the memory of another storage after this storage's `release`."""
         self.block = other_storage
-
-
-class ReleasedMeter:
-    """The meter of a released storage; it counts nothing."""
-
-    kind: str = ""
-    stream: int = 0
-    place: Any = None
-    parameter_path: Any = None
-
-    def allocate(self, nbytes: Number) -> Any:
-        return None
-
-    def free(self, block: Any) -> None: ...
-
-    def reclassify(self, block: Any, memory_kind: str) -> None: ...
 
 
 class Tensor:

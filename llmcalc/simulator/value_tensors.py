@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import Any
+from collections.abc import Callable, Sequence
+from typing import Any, TypeVar
 
 from ..algebra import is_zero
 from ..flow.program import Scope, Step
@@ -20,6 +20,8 @@ from .frame import Frame, ParameterSet, Path, RecomputedModule, Unsupported
 from .meter import Place
 from .strides import Shape, count
 from .tensor import INT64, Dtype, Tensor
+
+Result = TypeVar("Result")
 
 
 class ValueTensors:
@@ -154,11 +156,14 @@ class ValueTensors:
 
     def span(self, tokens: Any) -> Tensor:
         """Returns the positions of the pass's tokens, computed once per pass."""
-        key = ("span", tokens)
+        return self.computed_once(("span", tokens), lambda: self.t.new((tokens,), INT64))
+
+    def computed_once(self, key: Any, compute: Callable[[], Result]) -> Result:
+        """Returns what this pass has computed under a key; computes it where the key is new."""
         if key not in self.memo:
-            self.memo[key] = self.t.new((tokens,), INT64)
-        span: Tensor = self.memo[key]
-        return span
+            self.memo[key] = compute()
+        result: Result = self.memo[key]
+        return result
 
     def _value_with_tensor(self, value: Value | None) -> Value | None:
         """Returns the value itself or its nearest base, whichever has a stored tensor."""

@@ -72,21 +72,22 @@ def field_paths(
     return paths
 
 
+def reachable_models(model: type[BaseModel]) -> list[type[BaseModel]]:
+    """Returns a pydantic model and the models of all tables inside it."""
+    models: dict[type[BaseModel], None] = {}
+    waiting = [model]
+    while waiting:
+        current_model = waiting.pop()
+        if current_model not in models:
+            models[current_model] = None
+            waiting += [member for field in current_model.model_fields.values() for member in field_members(field)]
+    return list(models)
+
+
 @cache
 def all_field_names(model: type[BaseModel] = ModelSpec) -> list[str]:
     """Returns every field name that occurs anywhere in a spec."""
-    visited_models: set[type[BaseModel]] = set()
-    names: set[str] = set()
-    todo = [model]
-    while todo:
-        current_model = todo.pop()
-        if current_model in visited_models:
-            continue
-        visited_models.add(current_model)
-        for name, field in current_model.model_fields.items():
-            names.add(name)
-            todo += field_members(field)
-    return sorted(names)
+    return sorted({name for reachable_model in reachable_models(model) for name in reachable_model.model_fields})
 
 
 def field_path(model: type[BaseModel], location: tuple[int | str, ...], unknown: bool = False) -> list[str]:
@@ -97,11 +98,8 @@ def field_path(model: type[BaseModel], location: tuple[int | str, ...], unknown:
     path: list[str] = []
     candidates, key_is_free = [model], False
     for i, key in enumerate(location):
-        field = (
-            next((candidate.model_fields[key] for candidate in candidates if key in candidate.model_fields), None)
-            if isinstance(key, str)
-            else None
-        )
+        fields = (candidate.model_fields[key] for candidate in candidates if key in candidate.model_fields)
+        field = next(fields, None)
         if key_is_free or isinstance(key, int):  # a key of a dict, an index of a list
             path.append(str(key))
             key_is_free = False

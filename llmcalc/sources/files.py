@@ -38,13 +38,13 @@ def read_text(path: Path, limit: int | None = None, or_stdin: bool = False) -> s
     or_stdin: whether the option also reads standard input; a message advises it for a pipe.
     Raises `InputError` for a file that is missing, unreadable, too large or not UTF-8 text.
     """
-    kind = "JSON" if path.suffix == ".json" else "TOML"
     expected_file = f"a {path.suffix} file" if path.suffix in (".json", ".toml", ".yaml", ".yml", ".sh") else "a file"
     text_bytes = read_bytes(path, largest_text(path) if limit is None else limit, expected_file, or_stdin)
     try:
         return text_bytes.decode("utf-8-sig")
     except UnicodeDecodeError as error:
-        raise InputError(f"{path}: not a text file (byte {error.start} is not UTF-8); expected {kind}") from None
+        problem = f"not a text file (byte {error.start} is not UTF-8)"
+        raise InputError(f"{path}: {problem}; expected {expected_file} in UTF-8") from None
 
 
 def read_stdin() -> str:

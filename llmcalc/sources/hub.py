@@ -272,10 +272,7 @@ def _hub_errors(target: str, content: str) -> Iterator[None]:
         ),
         ((errors.RevisionNotFoundError,), "has no such revision"),
         ((errors.NotASafetensorsRepoError,), "has no safetensors weights"),
-        (
-            (errors.LocalEntryNotFoundError, errors.OfflineModeIsEnabled),
-            offline_message,
-        ),
+        ((errors.LocalEntryNotFoundError, errors.OfflineModeIsEnabled), offline_message),
         ((errors.EntryNotFoundError,), f"has no {content}"),
         ((errors.HFValidationError,), "is not a valid hub id"),
         ((errors.HfHubHTTPError, OSError), f"the hub did not give its {content}"),

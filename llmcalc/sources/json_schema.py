@@ -16,7 +16,7 @@ from pydantic import BaseModel
 from ..components.choice import PARTS
 from ..components.stack import Stack
 from ..record import NONE
-from .fields import field_members
+from .fields import field_members, reachable_models
 from .preset import NOT_IN_FILES, Preset
 
 DRAFT = "https://json-schema.org/draft/2020-12/schema"
@@ -33,9 +33,9 @@ PARTIAL = "Partial"
 
 def description_schema() -> dict[str, Any]:
     """Returns the JSON Schema of a description, which is a preset's TOML file."""
-    classes = _reachable_classes(Preset)
-    layers = {name for field in ("block", "variants") for name in _reachable_from(Stack, field)}
-    definitions = {name: _class_schema(cls) for name, cls in classes.items()}
+    members = (member for name in ("block", "variants") for member in field_members(Stack.model_fields[name]))
+    layers = {cls.__name__ for member in members for cls in reachable_models(member)}
+    definitions = {cls.__name__: _class_schema(cls) for cls in reachable_models(Preset)}
     definitions["Stack"]["properties"]["variants"]["additionalProperties"] = _partial_schema(
         definitions["Stack"]["properties"]["block"]
     )
@@ -53,22 +53,6 @@ def description_schema() -> dict[str, Any]:
         **_without_keys(root, "title"),
         "$defs": definitions,
     }
-
-
-def _reachable_classes(root: type[BaseModel]) -> dict[str, type[BaseModel]]:
-    """Returns the classes of all nested tables by name."""
-    classes: dict[str, type[BaseModel]] = {}
-    waiting = [root]
-    while waiting:
-        cls = waiting.pop()
-        if cls.__name__ not in classes:
-            classes[cls.__name__] = cls
-            waiting += [member for field in cls.model_fields.values() for member in field_members(field)]
-    return classes
-
-
-def _reachable_from(cls: type[BaseModel], field: str) -> list[str]:
-    return [name for member in field_members(cls.model_fields[field]) for name in _reachable_classes(member)]
 
 
 def _class_schema(cls: type[BaseModel]) -> dict[str, Any]:

@@ -86,6 +86,8 @@ class Preset(Record):
     config: the Hugging Face config that the model was read from.
     dtype: number format of the published weights.
     state_dtype: number format of recurrent states that the config states (`mamba_ssm_dtype`, `mamba_ssm_cache_dtype`).
+    rope_parameters: how rotary positions are scaled, as the config of that name states it, or its tables by the kind of
+        layer (`full_attention`, `sliding_attention`); none by default.
     quantization_config: how the published weights are stored, the table of that name in their config; none by default.
     assumptions: field that was never published → the assumed value and the reason.
     """
@@ -99,6 +101,7 @@ class Preset(Record):
     released: str = Field(default="", pattern=r"^(\d{4}(-\d{2}){0,2})?$")
     dtype: str = "bfloat16"
     state_dtype: str | None = None
+    rope_parameters: dict[str, Any] | None = None
     quantization_config: dict[str, Any] | None = None
     sources: tuple[FigureSource, ...] = ()
     published: Published = Published.model_construct()

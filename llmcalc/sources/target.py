@@ -116,7 +116,7 @@ def _read_description(target: str, head: HeadKind | None, allow_unknown: bool) -
             f"TARGET: '{target}' is empty; expected a preset's name or a path (llmcalc presets lists all presets)"
         )
     if target == STDIN:
-        return _describe_stdin(head, allow_unknown)
+        return "stdin", "standard input", _describe_text(read_stdin(), "standard input", head, allow_unknown)
     path = Path(target)
     if path.suffix == ".gguf":
         return _describe_gguf(path, head, allow_unknown)
@@ -154,10 +154,6 @@ def _read_description(target: str, head: HeadKind | None, allow_unknown: bool) -
     if preset is not None:
         return preset, preset, read_preset(preset)
     raise InputError(_unknown_target(target))
-
-
-def _describe_stdin(head: HeadKind | None, allow_unknown: bool) -> tuple[str, str, dict[str, Any]]:
-    return "stdin", "standard input", _describe_text(read_stdin(), "standard input", head, allow_unknown)
 
 
 def _describe_gguf(path: Path, head: HeadKind | None, allow_unknown: bool) -> tuple[str, str, dict[str, Any]]:
@@ -255,10 +251,10 @@ def _override_value(text: str) -> Any:
 
 def _resolve_path(model: dict[str, Any], field_path: list[str], override: str) -> list[str]:
     """Returns the full path of an overridden field, which is set or allowed in a table of the path."""
-    paths = list(_table_paths(model))
-    matches = [model_path for model_path in paths if model_path[-len(field_path) :] == field_path]
-    if not matches:
-        matches = _unset_fields(model, field_path)
+    from .fields import all_field_names, field_paths
+
+    paths = _table_paths(model)
+    matches = _paths_ending_with(field_path, paths) or _paths_ending_with(field_path, field_paths(model))
     if field_path in matches:
         return field_path
     if len(matches) > 1:  # the block's field applies to all layers, so it wins over a variant's
@@ -267,7 +263,7 @@ def _resolve_path(model: dict[str, Any], field_path: list[str], override: str) -
     if len(matches) == 1:
         return matches[0]
     if not matches:
-        suggestions = sorted({model_path[-1] for model_path in paths} | set(_all_fields()))
+        suggestions = sorted({model_path[-1] for model_path in paths} | set(all_field_names()))
         if field_path[-1] in suggestions:
             raise InputError(
                 f"--set {override}: no part of this model has a field '{'.'.join(field_path)}'; expected a field of "
@@ -292,17 +288,8 @@ def _table_paths(table: dict[str, Any], parents: tuple[str, ...] = ()) -> list[l
     return paths
 
 
-def _unset_fields(model: dict[str, Any], field_path: list[str]) -> list[list[str]]:
-    """Returns the full paths at which a description allows a field that the model does not set."""
-    from .fields import field_paths
-
-    return [model_path for model_path in field_paths(model) if model_path[-len(field_path) :] == field_path]
-
-
-def _all_fields() -> list[str]:
-    from .fields import all_field_names
-
-    return all_field_names()
+def _paths_ending_with(field_path: list[str], paths: list[list[str]]) -> list[list[str]]:
+    return [path for path in paths if path[-len(field_path) :] == field_path]
 
 
 def _replace_at(table: dict[str, Any], keys: list[str], value: Any) -> dict[str, Any]:

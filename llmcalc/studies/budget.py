@@ -6,6 +6,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from fractions import Fraction
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -84,16 +85,11 @@ def _errors_naming_model(location: str) -> Iterator[None]:
 def _prepare_checks(model: ModelBudget, preset: Preset) -> Iterator[Callable[[], Check]]:
     """Checks the settings of one model's bounds and yields functions that count the values."""
     for key, bound in model.bounds.items():
-        location = f"{model.target}: {key}"
-        with _errors_naming_model(location):
+        with _errors_naming_model(f"{model.target}: {key}"):
             settings = _setting_values(key, bound)
-        if isinstance(bound, Fits):
-            for name in bound.on:
-                with _errors_naming_model(location):
-                    hardware = find_hardware(name)
-                yield _fit_check(model, preset, bound, settings, hardware, location)
-        else:
-            yield _value_check(model, preset, key, bound, settings, location)
+            accelerators = [find_hardware(name) for name in bound.on] if isinstance(bound, Fits) else [None]
+        for hardware in accelerators:
+            yield partial(_check_bound, model.target, preset, key, bound, settings, hardware)
 
 
 def _setting_values(key: str, bound: Bound | Fits) -> dict[str, Any]:
@@ -105,37 +101,26 @@ def _setting_values(key: str, bound: Bound | Fits) -> dict[str, Any]:
     }
 
 
-def _value_check(
-    model: ModelBudget, preset: Preset, key: str, bound: Bound, settings: dict[str, Any], location: str
-) -> Callable[[], Check]:
-    def count() -> Check:
-        with _errors_naming_model(location):
-            measured_value = _measure_value(preset, key, settings)
-        return Check(
-            model.target, key, bound.settings, measured_value, bound.limits, warning=_too_long(preset, settings)
-        )
-
-    return count
-
-
-def _fit_check(
-    model: ModelBudget, preset: Preset, bound: Fits, settings: dict[str, Any], hardware: Hardware, location: str
-) -> Callable[[], Check]:
-    def count() -> Check:
-        with _errors_naming_model(location):
-            required_bytes = _device_bytes(preset, settings, hardware)
-        limit = Limit(operator="<=", value=Fraction(hardware.capacity_bytes))
-        warning = _too_long(preset, settings)
-        return Check(model.target, "fits", bound.settings, Fraction(required_bytes), (limit,), hardware.name, warning)
-
-    return count
+def _check_bound(
+    target: str,
+    preset: Preset,
+    key: str,
+    bound: Bound | Fits,
+    settings: dict[str, Any],
+    hardware: Hardware | None,
+) -> Check:
+    """Counts the value of a bound. hardware: the accelerator of the key `fits`; None for the other keys."""
+    with _errors_naming_model(f"{target}: {key}"):
+        measured_value = _measure_value(preset, key, settings, hardware)
+    warning = too_long_note(preset.model, settings.get("seq") or 0)
+    if isinstance(bound, Bound):
+        return Check(target, key, bound.settings, measured_value, bound.limits, warning=warning)
+    assert hardware is not None
+    limit = Limit(operator="<=", value=Fraction(hardware.capacity_bytes))
+    return Check(target, key, bound.settings, measured_value, (limit,), hardware.name, warning)
 
 
-def _too_long(preset: Preset, settings: dict[str, Any]) -> str:
-    return too_long_note(preset.model, settings.get("seq") or 0)
-
-
-def _measure_value(preset: Preset, key: str, settings: dict[str, Any]) -> Fraction:
+def _measure_value(preset: Preset, key: str, settings: dict[str, Any], hardware: Hardware | None) -> Fraction:
     spec = preset.model
     match key:
         case "params":
@@ -148,10 +133,10 @@ def _measure_value(preset: Preset, key: str, settings: dict[str, Any]) -> Fracti
             count = flops(spec, run_config_of(spec, **settings))
             return Fraction(count.total) / Fraction(count.tokens)
         case _:
-            return Fraction(_device_bytes(preset, settings))
+            return Fraction(_device_bytes(preset, settings, hardware))
 
 
-def _device_bytes(preset: Preset, values: dict[str, Any], hardware: Hardware | None = None) -> int:
+def _device_bytes(preset: Preset, values: dict[str, Any], hardware: Hardware | None) -> int:
     settings = settings_with_shorthands(values).with_usual_recomputation()
     runtime = runtime_of(hardware, expandable=settings.allocator == "expandable")
     return memory(

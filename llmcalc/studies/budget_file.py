@@ -9,6 +9,7 @@ fits = ["h100-sxm"]
 
 from __future__ import annotations
 
+import operator
 import re
 from collections.abc import Mapping
 from fractions import Fraction
@@ -76,6 +77,8 @@ MOST_ACCELERATORS = 100
 
 Operator: TypeAlias = Literal["<=", ">=", "==", "<", ">"]
 
+COMPARISONS = {"<=": operator.le, ">=": operator.ge, "==": operator.eq, "<": operator.lt, ">": operator.gt}
+
 _BOUND = re.compile(rf"\s*(<=|>=|==|<|>)?\s*({NUMBER})\s*([A-Za-z]*)\s*")
 
 
@@ -87,17 +90,7 @@ class Limit(Record):
 
     def holds(self, measured_value: Fraction) -> bool:
         """Whether a value is within the limit."""
-        match self.operator:
-            case "<=":
-                return measured_value <= self.value
-            case ">=":
-                return measured_value >= self.value
-            case "==":
-                return measured_value == self.value
-            case "<":
-                return measured_value < self.value
-            case ">":
-                return measured_value > self.value
+        return bool(COMPARISONS[self.operator](measured_value, self.value))
 
 
 class Bound(Record):
@@ -184,9 +177,9 @@ def _parse_bound(key: str, value: Any) -> dict[str, Any]:
     if isinstance(value, dict):
         settings = {name: setting for name, setting in value.items() if name not in ("max", "min")}
         _check_settings(key, settings, ("max", "min"))
-        for name, operator in (("max", "<="), ("min", ">=")):
+        for name, comparison in (("max", "<="), ("min", ">=")):
             if name in value:
-                limits.append(_parse_limit(f"{key}.{name}", value[name], kind, operator, operator_fixed=True))
+                limits.append(_parse_limit(f"{key}.{name}", value[name], kind, comparison, operator_fixed=True))
         if not limits:
             raise ValueError(f"{key}: no bound; expected max or min")
         if len(limits) == 2 and limits[0]["value"] < limits[1]["value"]:
@@ -226,10 +219,12 @@ def _check_settings(key: str, settings: Mapping[str, Any], other_keys: tuple[str
             )
 
 
-def _parse_limit(location: str, value: Any, kind: Kind, operator: str, operator_fixed: bool = False) -> dict[str, Any]:
+def _parse_limit(
+    location: str, value: Any, kind: Kind, default_operator: str, operator_fixed: bool = False
+) -> dict[str, Any]:
     """Parses a limit from text or a whole number.
 
-    operator: default if the text has none.
+    default_operator: the operator of text without one.
     operator_fixed: whether the text must not have one.
     """
     example = EXAMPLES[kind]
@@ -247,4 +242,4 @@ def _parse_limit(location: str, value: Any, kind: Kind, operator: str, operator_
     factor = UNITS[kind].get(match[3].lower())
     if factor is None:
         raise ValueError(f"{location}: '{match[3]}' is no unit of it; expected a number such as {example}")
-    return {"operator": match[1] or operator, "value": exact_number(match[2], location) * factor}
+    return {"operator": match[1] or default_operator, "value": exact_number(match[2], location) * factor}

@@ -201,7 +201,11 @@ def stack_shape(stack: Stack, hidden_size: int) -> StackShape:
         for _, layer, layer_count in groups
         if (head_sizes := _head_sizes(layer, hidden_size)) is not None
     ]
-    attention_groups = [group for group in groups_with_heads if _has_attention(group[0])] or groups_with_heads
+    attention_groups = [
+        group
+        for group in groups_with_heads
+        if isinstance(group[0].attention, TokenMixer) and group[0].attention.kind == "attention"
+    ] or groups_with_heads
     attention_block, head_sizes, _ = (
         max(attention_groups, key=lambda group: group[2]) if attention_groups else (None, None, 0)
     )
@@ -220,24 +224,8 @@ def stack_shape(stack: Stack, hidden_size: int) -> StackShape:
     )
 
 
-def _has_attention(layer: Layer) -> bool:
-    return isinstance(layer.attention, TokenMixer) and layer.attention.kind == "attention"
-
-
 def _head_sizes(layer: Layer, width: int) -> HeadSizes | None:
-    return layer.attention.heads(width) if isinstance(layer.attention, TokenMixer) else None
-
-
-def sort_key(name: str) -> Callable[[Quantities], float | None]:
-    """Returns the name of the quantity by which `--sort` sorts.
-
-    Raises `InputError`, which lists all names, for an unknown name.
-    """
-    if name not in SORT_KEYS:
-        raise InputError(
-            f"--sort: there is no '{name}'; expected one of {', '.join(SORT_KEYS)}.{suggest(name, list(SORT_KEYS))}"
-        )
-    return SORT_KEYS[name]
+    return layer.attention.head_sizes(width) if isinstance(layer.attention, TokenMixer) else None
 
 
 def sort_order(models: list[Quantities], key: str | None) -> list[int]:
@@ -248,6 +236,9 @@ def sort_order(models: list[Quantities], key: str | None) -> list[int]:
     order = list(range(len(models)))
     if key is None:
         return order
-    measure = sort_key(key)
-    values = [measure(model) for model in models]
+    if key not in SORT_KEYS:
+        raise InputError(
+            f"--sort: there is no '{key}'; expected one of {', '.join(SORT_KEYS)}.{suggest(key, list(SORT_KEYS))}"
+        )
+    values = [SORT_KEYS[key](model) for model in models]
     return sorted(order, key=lambda i: (1, 0.0) if values[i] is None else (0, values[i]))

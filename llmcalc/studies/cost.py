@@ -9,7 +9,7 @@ from ..timing.spread import Amount, Range
 
 if TYPE_CHECKING:
     from .plan import LayoutPlan
-    from .serving import Point, Server
+    from .server import LoadPoint, Server
 
 SECONDS_OF_AN_HOUR, HOURS_OF_A_DAY = 3600.0, 24.0
 
@@ -29,21 +29,21 @@ class Cost:
 
     @property
     def days(self) -> Amount:
-        return self.seconds.times(1 / SECONDS_OF_AN_HOUR / HOURS_OF_A_DAY)
+        return self.seconds.scaled_by(1 / SECONDS_OF_AN_HOUR / HOURS_OF_A_DAY)
 
     @property
     def device_hours(self) -> Amount:
-        return self.seconds.times(self.devices / SECONDS_OF_AN_HOUR)
+        return self.seconds.scaled_by(self.devices / SECONDS_OF_AN_HOUR)
 
     @property
     def energy_kwh(self) -> Amount | None:
         """Energy of the devices alone; None if their power is not known."""
-        return None if self.power is None else self.device_hours.times(self.power / 1000)
+        return None if self.power is None else self.device_hours.scaled_by(self.power / 1000)
 
     @property
     def money(self) -> Amount | None:
         """Money of the run; None without a price."""
-        return None if self.price is None else self.device_hours.times(self.price)
+        return None if self.price is None else self.device_hours.scaled_by(self.price)
 
     @property
     def amounts(self) -> dict[str, Amount | None]:
@@ -89,5 +89,5 @@ class RunCost:
     stack_title: str = ""
     plan: LayoutPlan | None = None
     server: Server | None = None
-    point: Point | None = None
+    point: LoadPoint | None = None
     assumed: tuple[str, ...] = ()

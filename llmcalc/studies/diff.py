@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any, Literal, TypeAlias
 
@@ -80,15 +80,12 @@ class Difference:
 
 def diff(before: Preset | None, after: Preset | None, seq: int, dtype: str = "bfloat16") -> Difference:
     """Compares two models at sequences of `seq` tokens, with caches in number format `dtype`."""
-    figures: list[dict[str, Figure]] = [
-        {} if figure is None else _figures_of_model(figure, seq, dtype) for figure in (before, after)
-    ]
-    names = list(dict.fromkeys([*figures[1], *figures[0]]))
+    old_figures, new_figures = (
+        {} if preset is None else _figures_of_model(preset, seq, dtype) for preset in (before, after)
+    )
     quantities: list[Quantity] = []
-    for name in names:
-        pair = [values.get(name) for values in figures]
-        unit = next(figure[1] for figure in pair if figure is not None)
-        old_value, new_value = (None if figure is None else figure[0] for figure in pair)
+    for name, (_, unit) in {**new_figures, **old_figures}.items():
+        (old_value, _), (new_value, _) = (figures.get(name, (None, unit)) for figures in (old_figures, new_figures))
         quantities.append(Quantity(name, old_value, new_value, unit))
     return Difference(
         before,
@@ -191,7 +188,8 @@ def _flatten_fields(table: Mapping[str, Any], prefix: str = "") -> Iterator[tupl
 
 def _changed_nodes(before: Preset | None, after: Preset | None, seq: int, dtype: str, name: str) -> list[Quantity]:
     """Returns the nodes whose value of a quantity differs, largest change first."""
-    cost, unit = _cost_of_quantity(name, dtype)
+    cost_of_dtype, unit = COMPONENTS[name]
+    cost = cost_of_dtype(dtype)
     old_costs, new_costs = (
         {} if preset is None else _costs_by_path(preset.model.tree(), cost, run_config_of(preset.model, seq=seq), unit)
         for preset in (before, after)
@@ -203,18 +201,12 @@ def _changed_nodes(before: Preset | None, after: Preset | None, seq: int, dtype:
     return sorted((preset for preset in compared_nodes if preset.changed), key=lambda preset: -abs(preset.change))
 
 
-COMPONENTS = ("parameters", "forward FLOPs", "KV cache")
-"""Quantities that are compared by node."""
-
-
-def _cost_of_quantity(name: str, dtype: str) -> tuple[Cost, Unit]:
-    """Returns the function that computes a node's quantity for one sequence, and the quantity's unit."""
-    costs: dict[str, tuple[Cost, Unit]] = {
-        "parameters": (total_of, "parameters"),
-        "forward FLOPs": (forward_of, "FLOPs"),
-        "KV cache": (cache_bits_of(dtype), "bytes"),
-    }
-    return costs[name]
+COMPONENTS: dict[str, tuple[Callable[[str], Cost], Unit]] = {
+    "parameters": (lambda dtype: total_of, "parameters"),
+    "forward FLOPs": (lambda dtype: forward_of, "FLOPs"),
+    "KV cache": (cache_bits_of, "bytes"),
+}
+"""Quantity that is compared by node → (format of the cache → the cost of a node for one sequence), and its unit."""
 
 
 def _costs_by_path(tree: Node, cost: Cost, run_config: RunConfig, unit: Unit) -> dict[str, Number]:

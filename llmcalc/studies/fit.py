@@ -119,13 +119,17 @@ def largest_run(
     def largest_size(name: str, most: int | None, maximum: int, step: int = 1) -> int:
         start = int(getattr(workload, name)) if most is None else maximum
         stored_bytes = (lambda size: int(run(name, size).states.total_bytes)) if most is None and is_linear else None
-        return largest(partial(needed_bytes, name), capacity, start, maximum, step, stored_bytes) if maximum else 0
+        return (
+            largest_fitting_number(partial(needed_bytes, name), capacity, start, maximum, step, stored_bytes)
+            if maximum
+            else 0
+        )
 
     batch = largest_size("batch", most_batch, MOST_BATCH if most_batch is None else most_batch)
     return batch, largest_size("seq", most_seq, longest_length, block)
 
 
-def largest(
+def largest_fitting_number(
     required_bytes: Callable[[int], int],
     capacity: int,
     start: int,
@@ -157,7 +161,7 @@ def largest(
     elif low < maximum:
         if stored_bytes is not None and is_predicted:
             known = start if low < start <= maximum and excess(start) <= 0 else low
-            start = largest(stored_bytes, stored_bytes(known) - excess(known), start, maximum)
+            start = largest_fitting_number(stored_bytes, stored_bytes(known) - excess(known), start, maximum)
         high = max(low + 1, min(start // step * step, maximum))
         tries_next = is_predicted
         while excess(high) <= 0:

@@ -17,7 +17,7 @@ from ..parallel.layout import ImpossibleLayout, Layout
 from ..parallel.layout_request import LayoutRequest
 from ..parallel.search import tokens_multiple
 from ..simulator.effort import Budget
-from .fit import MOST_BATCH, MOST_SEQ, Change, largest
+from .fit import MOST_BATCH, MOST_SEQ, Change, largest_fitting_number
 from .layout_candidates import Candidate
 from .plan import (
     RECOMPUTED,
@@ -25,9 +25,9 @@ from .plan import (
     LayoutPlan,
     Nearest,
     Order,
-    early_end,
+    early_end_error,
     plan_of,
-    replayed,
+    replayed_bytes,
     search_budget,
 )
 
@@ -81,9 +81,9 @@ def fit_devices(
         global_batch,
         search_budget(),
     )
-    layout_plan = question.planned(layout_request.devices)
+    layout_plan = question.plan_devices(layout_request.devices)
     if layout_plan.plan.ended_early and not layout_plan.plan.feasible:
-        raise early_end(layout_plan)
+        raise early_end_error(layout_plan)
     best_candidate = _best_candidate(layout_plan)
     if best_candidate is None:
         reason = max(layout_plan.plan.refused.items(), key=lambda item: item[1], default=("no layout has so many", 0))[
@@ -129,7 +129,9 @@ class DevicesQuestion:
     global_batch: int | None
     budget: Budget
 
-    def planned(self, devices: int, nearest: Nearest = "if none fits", order_name: Order | None = None) -> LayoutPlan:
+    def plan_devices(
+        self, devices: int, nearest: Nearest = "if none fits", order_name: Order | None = None
+    ) -> LayoutPlan:
         """Plans the layouts of a number of accelerators and replays the best one.
 
         nearest: as in `plan`.
@@ -149,10 +151,10 @@ class DevicesQuestion:
             budget=self.budget,
         )
 
-    def feasible(self, devices: int) -> Candidate | None:
+    def best_feasible(self, devices: int) -> Candidate | None:
         """Returns the best layout of a number of accelerators that fits; None if no layout fits."""
         try:
-            return next(iter(self.planned(devices, "never", "memory").plan.feasible), None)
+            return next(iter(self.plan_devices(devices, "never", "memory").plan.feasible), None)
         except InputError:
             return None
 
@@ -170,7 +172,7 @@ def _fewest_devices(question: DevicesQuestion, layout_plan: LayoutPlan) -> tuple
         return _fewest_halves(question, devices, layout_plan.plan.feasible[0])
     while 2 * devices <= MOST_TRIED and not question.budget.is_spent():
         devices *= 2
-        layout_that_fits = question.feasible(devices)
+        layout_that_fits = question.best_feasible(devices)
         if layout_that_fits is not None:
             return devices, layout_that_fits
     return None, None
@@ -185,7 +187,7 @@ def _fewest_halves(question: DevicesQuestion, devices: int, best_candidate: Cand
     halvings, too_many_halvings = 0, (devices & -devices).bit_length()
     while halvings + 1 < too_many_halvings and not question.budget.is_spent():
         next_halvings = halvings + 1 if question.global_batch is not None else (halvings + too_many_halvings) // 2
-        half_candidate = question.feasible(devices >> next_halvings)
+        half_candidate = question.best_feasible(devices >> next_halvings)
         if half_candidate is None:
             too_many_halvings = next_halvings
         else:
@@ -233,19 +235,19 @@ def _largest_number(
 
     replays = 0
     while (replays < REPLAYS and not question.budget.is_spent()) or fitting_point[0] == start:
-        candidate = unit * largest(
+        candidate = unit * largest_fitting_number(
             lambda number: needed_bytes(unit * number), capacity, max(1, start // unit), maximum // unit
         )
         if candidate <= fitting_point[0]:
             break
         tensors = tensor_bytes(candidate)
         candidate_run = memory.with_(num_microbatches=micro_batches, **{name: candidate})
-        replayed_bytes, replays = replayed(candidate_run, record, version, best_candidate.layout), replays + 1
-        if replayed_bytes > capacity:
-            margin = max(2 * margin, replayed_bytes - capacity) if too_large[0] > fitting_point[0] else 0
-            too_large = candidate, replayed_bytes - tensors
+        device_bytes, replays = replayed_bytes(candidate_run, record, version, best_candidate.layout), replays + 1
+        if device_bytes > capacity:
+            margin = max(2 * margin, device_bytes - capacity) if too_large[0] > fitting_point[0] else 0
+            too_large = candidate, device_bytes - tensors
             continue
-        fitting_point, margin = (candidate, replayed_bytes - tensors), 0
+        fitting_point, margin = (candidate, device_bytes - tensors), 0
         if too_large[0] <= fitting_point[0] or too_large[0] - fitting_point[0] <= max(unit, CLOSE * fitting_point[0]):
             break
     return fitting_point[0] // unit * unit
@@ -257,7 +259,7 @@ def _changes_that_fit(
     """Yields changes that make the run fit: full recomputation, and more accelerators."""
     if question.estimates.memory.settings.recompute in (None, "none") and not question.budget.is_spent():
         try:
-            recomputed_plan = replace(question, estimates=question.estimates.recomputed).planned(devices)
+            recomputed_plan = replace(question, estimates=question.estimates.recomputed).plan_devices(devices)
         except InputError:
             recomputed_plan = None
         recomputed_candidate = None if recomputed_plan is None else _best_candidate(recomputed_plan)

@@ -37,11 +37,6 @@ class HardwareOption:
     fit: Fit
 
 
-def _no_tensor_bytes(runtime: Runtime) -> int:
-    """Returns 0: the bytes of tensors are not known before the replay."""
-    return 0
-
-
 class _Divided(NamedTuple):
     """A run divided over a number of accelerators.
 
@@ -56,7 +51,7 @@ class _Divided(NamedTuple):
     layout: Layout | None
     memory_on: Callable[[Runtime], DeviceMemory]
     least: int
-    tensor_bytes: Callable[[Runtime], int] = _no_tensor_bytes
+    tensor_bytes: Callable[[Runtime], int] = lambda runtime: 0
 
     def least_bytes(self, runtime: Runtime) -> int:
         """Returns a lower bound of the bytes that each accelerator needs; tensors are counted where possible."""
@@ -128,7 +123,7 @@ def _hardware_option(
     tried_options: list[tuple[int, HardwareOption]] = []
     too_large: list[tuple[int, int, _Divided]] = []
 
-    def try_(index: int, divided_run: _Divided) -> HardwareOption | None:
+    def try_run(index: int, divided_run: _Divided) -> HardwareOption | None:
         try:
             fit = divided_run.memory_on(default_runtime).fit_on(hardware)
         except InputError:  # the framework does not support the layout
@@ -143,7 +138,7 @@ def _hardware_option(
             too_large.append((divided_run.least, index, divided_run))
         elif (least := divided_run.least_bytes(default_runtime)) > hardware.capacity_bytes:
             too_large.append((least, index, divided_run))
-        elif (option := try_(index, divided_run)) is not None and option.fit.verdict == "fits":
+        elif (option := try_run(index, divided_run)) is not None and option.fit.verdict == "fits":
             return option
     while too_large:
         least, index, divided_run = entry = min(too_large, key=lambda entry: entry[:2])
@@ -154,7 +149,7 @@ def _hardware_option(
         if lower_bound_bytes > least:
             too_large.append((lower_bound_bytes, index, divided_run))  # others may need less
         else:
-            try_(index, divided_run)
+            try_run(index, divided_run)
     if not tried_options:
         raise ImpossibleLayout("--devices: no layout of this number is possible")
     return min(tried_options, key=lambda entry: (entry[1].fit.needed, entry[0]))[1]
@@ -164,12 +159,16 @@ def _divided_runs(memory: Memory, request: LayoutRequest) -> Iterator[_Divided]:
     """Yields the run divided over increasing numbers of accelerators, in possible layouts."""
     version, record = request.framework_version or "", framework_of(request)
     trains = memory.settings.phase == "training"
-    for devices in _accelerator_counts(request.devices):
+    powers_of_two = [2**i for i in range(MOST_DEVICES.bit_length())]
+    for devices in powers_of_two if request.devices is None else [request.devices]:
         request_of_number = replace(request, devices=devices)
         if devices == 1 and request_of_number.is_undivided:
             yield _Divided(1, None, memory.memory_on, (least_static_bytes if trains else _least_bytes)(memory))
         elif trains:
-            yield from _possible_runs(memory, _training_request(request_of_number), version)
+            is_sharded = request_of_number.is_undivided  # fully, unless the user divides the run
+            yield from _possible_runs(
+                memory, replace(request_of_number, zero=3) if is_sharded else request_of_number, version
+            )
         else:
             layouts = (
                 layout
@@ -177,16 +176,6 @@ def _divided_runs(memory: Memory, request: LayoutRequest) -> Iterator[_Divided]:
                 if layout.dp == (request_of_number.dp or 1)
             )
             yield from (_run_over_ranks(Cluster.with_framework(memory, layout, record, version)) for layout in layouts)
-
-
-def _accelerator_counts(devices: int | None) -> list[int]:
-    """Returns the numbers of accelerators to try: the requested one, or powers of two."""
-    return [2**i for i in range(MOST_DEVICES.bit_length())] if devices is None else [devices]
-
-
-def _training_request(request: LayoutRequest) -> LayoutRequest:
-    """Returns the parallelism options of training on several accelerators: fully sharded unless the user sets some."""
-    return replace(request, zero=3) if request.is_undivided else request
 
 
 def _possible_runs(memory: Memory, request: LayoutRequest, version: str) -> Iterator[_Divided]:

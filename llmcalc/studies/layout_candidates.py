@@ -67,20 +67,20 @@ class Candidate:
         return f"{self.layout.options()} {recompute}".strip()
 
 
-def by_time(candidates: list[Candidate]) -> list[Candidate]:
+def sorted_by_time(candidates: list[Candidate]) -> list[Candidate]:
     """Sorts candidates by seconds per step; equal ones by required bytes."""
     return sorted(candidates, key=lambda candidate: (candidate.seconds, candidate.device_bytes))
 
 
-def ties(candidates: list[Candidate]) -> list[bool]:
+def tie_flags(candidates: list[Candidate]) -> list[bool]:
     """Returns for each sorted candidate whether its time is within `TIE` of the first candidate of the same tie."""
-    tie_flags: list[bool] = []
+    are_ties: list[bool] = []
     first_seconds = 0.0
     for candidate in candidates:
         seconds = candidate.seconds or 0.0
-        tie_flags.append(bool(first_seconds) and seconds <= (1 + TIE) * first_seconds)
-        first_seconds = first_seconds if tie_flags[-1] else seconds
-    return tie_flags
+        are_ties.append(bool(first_seconds) and seconds <= (1 + TIE) * first_seconds)
+        first_seconds = first_seconds if are_ties[-1] else seconds
+    return are_ties
 
 
 PLACED_SIZES = ("tp", "pp", "cp", "dp", "ep", "vpp")
@@ -113,7 +113,7 @@ ENOUGH_HEADROOM = 0.1
 """Share of a device's memory beyond which more headroom is no merit."""
 
 
-def ranked(candidates: list[Candidate]) -> list[Candidate]:
+def sorted_by_memory(candidates: list[Candidate]) -> list[Candidate]:
     """Sorts candidates by the sum of their positions in the orders by headroom, by communication and by bubble."""
     position_sums: dict[int, int] = {}
     keys: tuple[Callable[[Candidate], Any], ...] = (

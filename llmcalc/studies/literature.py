@@ -88,7 +88,7 @@ def critical_depth(hidden_size: int) -> float:
 
 
 @dataclass(frozen=True)
-class Verdicts:
+class StudyVerdicts:
     """The comparison of one shape with the figures of published studies.
 
     in_kaplan_range: whether h/L is between those of Kaplan's two models.
@@ -103,12 +103,12 @@ class Verdicts:
     past_critical: bool
 
 
-def verdicts(hidden_size: int, num_hidden_layers: int) -> Verdicts:
+def compare_with_studies(hidden_size: int, num_hidden_layers: int) -> StudyVerdicts:
     """Compares a shape with the figures of each study."""
     lower, upper = kaplan_range()
     critical_depth_of_width = critical_depth(hidden_size)
     in_range = lower <= hidden_size / num_hidden_layers <= upper
-    return Verdicts(
+    return StudyVerdicts(
         in_range,
         num_hidden_layers > TAY_LAYERS[1],
         critical_depth_of_width,

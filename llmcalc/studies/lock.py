@@ -34,7 +34,7 @@ SEQUENCE = 2048
 
 
 @dataclass(frozen=True)
-class Locked:
+class LockEntry:
     """A model's entry in a lock file.
 
     preset: the model, as it was read.
@@ -65,11 +65,11 @@ def program_version() -> str:
     return str(import_module(__name__.partition(".")[0]).__version__)
 
 
-def locked_model(preset: Preset) -> Locked:
+def locked_model(preset: Preset) -> LockEntry:
     """Returns a model's lock-file entry. Raises `InputError` if the model's counts have no closed form."""
     spec = preset.model
     count, forward = params(spec), flops(spec, run_config_of(spec, 1, SEQUENCE))
-    return Locked(
+    return LockEntry(
         preset,
         {
             "target": preset.target,

@@ -26,7 +26,7 @@ from ..parallel.layout_request import LayoutRequest
 from ..parallel.search import NO_REPLICAS, Search, check_depth, search
 from ..simulator.effort import Budget
 from ..timing.spread import Range
-from .layout_candidates import AS_CONFIGURED, Candidate, by_time, ranked
+from .layout_candidates import AS_CONFIGURED, Candidate, sorted_by_memory, sorted_by_time
 from .run_time import TimeSettings, TrainingTimes
 
 Order: TypeAlias = Literal["time", "memory"]
@@ -123,7 +123,7 @@ class LayoutPlan:
     tried: all layouts of the search.
     rows: number of layouts to replay.
     times: the seconds of a step of any layout; None if layouts are ordered by memory.
-    untimed: the reason why they are not timed, where the user did not choose; empty otherwise.
+    untimed_reason: the reason why they are not timed, where the user did not choose; empty otherwise.
     """
 
     estimates: LayoutEstimates
@@ -134,7 +134,7 @@ class LayoutPlan:
     tried: Search
     rows: int
     times: TrainingTimes | None = None
-    untimed: str = ""
+    untimed_reason: str = ""
 
     @property
     def memory(self) -> Memory:
@@ -166,7 +166,7 @@ class LayoutPlan:
         ):
             return None
         estimate, capacity = self.estimates.recomputed.estimates_as_configured, self.hardware.capacity_bytes
-        return len([layout for layout in self.tried.possible if fits(estimate, *layout, capacity)])
+        return len([layout for layout in self.tried.possible if tensors_fit(estimate, *layout, capacity)])
 
 
 MOST_LAYERS = 256
@@ -193,7 +193,7 @@ def plan_of(
     global_batch: sequences per step; None for one micro-batch per accelerator.
     rows: number of layouts to replay on the allocator.
     estimates: peak estimates of the model under that framework; default new ones.
-    nearest: see `plan`.
+    nearest: see `LayoutOrder.plan`.
     order_name: order of the layouts, by memory (default) or by time; None for time where it can be estimated.
     time_settings: (framework) → settings of time; None for those of its own stack.
     recomputes: whether a plan by time tries more recomputation than the run's own; true by default.
@@ -221,8 +221,8 @@ def plan_of(
     layout_times, untimed_reason = _layout_times(memory, hardware, order_name, time_settings, record)
 
     @cache
-    def run_of(run_index: int, recompute: str) -> Memory:
-        return estimates.with_recompute(recompute).memory.with_(num_microbatches=run_index)
+    def run_of(micro_batch_count: int, recompute: str) -> Memory:
+        return estimates.with_recompute(recompute).memory.with_(num_microbatches=micro_batch_count)
 
     @cache
     def times_of(recompute: str) -> TrainingTimes:
@@ -231,43 +231,44 @@ def plan_of(
 
     version = layout_request.framework_version or ""
 
-    def sent(layout: Layout, run_index: int, recompute: str) -> int:
-        messages = Cluster.with_framework(run_of(run_index, recompute), layout, record, version).messages_of_rank(
-            layout.rank(pp=0)
-        )
+    def sent(layout: Layout, micro_batch_count: int, recompute: str) -> int:
+        messages = Cluster.with_framework(
+            run_of(micro_batch_count, recompute), layout, record, version
+        ).messages_of_rank(layout.rank(pp=0))
         return sum(message.wire_bytes * message.count for message in messages)
 
-    def largest(layout: Layout, run_index: int, recompute: str) -> tuple[int, int]:
-        return estimates.with_recompute(recompute).estimates_as_configured.largest_rank(layout, run_index)
+    def largest(layout: Layout, micro_batch_count: int, recompute: str) -> tuple[int, int]:
+        return estimates.with_recompute(recompute).estimates_as_configured.largest_rank(layout, micro_batch_count)
 
-    def replay(layout: Layout, run_index: int, recompute: str, byte_limit: int | None) -> int:
-        largest_rank_stage = largest(layout, run_index, recompute)[1] if byte_limit is not None else 0
-        return replayed(run_of(run_index, recompute), record, version, layout, largest_rank_stage, byte_limit)
+    def replay(layout: Layout, micro_batch_count: int, recompute: str, byte_limit: int | None) -> int:
+        largest_rank_stage = largest(layout, micro_batch_count, recompute)[1] if byte_limit is not None else 0
+        return replayed_bytes(
+            run_of(micro_batch_count, recompute), record, version, layout, largest_rank_stage, byte_limit
+        )
 
-    errors = record.estimate_errors
-    result = plan(
+    def step_seconds(layout: Layout, micro_batch_count: int, recompute: str) -> float:
+        return float(times_of(recompute).step(layout, micro_batch_count).seconds)
+
+    def least(layout: Layout, micro_batch_count: int, recompute: str) -> int:
+        return estimates.with_recompute(recompute).estimates_as_configured.least_bytes(layout, micro_batch_count)
+
+    result = LayoutOrder(
         layouts,
-        hardware,
-        lambda *layout_args: largest(*layout_args)[0],
+        hardware.capacity_bytes,
+        lambda *layout_run: largest(*layout_run)[0],
         sent,
         replay,
-        rows,
-        errors,
-        nearest,
-        None
-        if layout_times is None
-        else lambda layout, number, recompute: float(times_of(recompute).step(layout, number).seconds),
+        record.estimate_errors,
+        None if layout_times is None else step_seconds,
         _recomputations(memory, record) if recomputes and layout_times is not None else (AS_CONFIGURED,),
-        lambda layout, number, recompute: estimates.with_recompute(recompute).estimates_as_configured.least_bytes(
-            layout, number
-        ),
+        least,
         budget or search_budget(),
-    )
+    ).plan(rows, nearest)
     layout_plan = LayoutPlan(
         estimates, hardware, layout_request.devices, global_batch, result, layouts, rows, layout_times, untimed_reason
     )
     if result.ended_early and not result.feasible and not result.unreplayed:
-        raise early_end(layout_plan)
+        raise early_end_error(layout_plan)
     return layout_plan
 
 
@@ -276,7 +277,7 @@ def search_budget() -> Budget:
     return Budget(WORK_OF_SEARCH)
 
 
-def early_end(layout_plan: LayoutPlan) -> InputError:
+def early_end_error(layout_plan: LayoutPlan) -> InputError:
     """Returns the error of a search that ended early, where none of its layouts fits: another one may."""
     plan = layout_plan.plan
     return InputError(
@@ -314,7 +315,7 @@ def _layout_times(
         return None, str(error)
 
 
-def replayed(
+def replayed_bytes(
     memory: Memory, framework: Framework, version: str, layout: Layout, stage: int = 0, byte_limit: int | None = None
 ) -> int:
     """Returns the bytes that a layout's largest rank requires, replayed on the allocator as in `llmcalc memory`.
@@ -332,7 +333,7 @@ def replayed(
     return largest_need(ranks).device.device_bytes
 
 
-def fits(estimate: PeakEstimate, layout: Layout, micro_batches: int, capacity: int) -> bool:
+def tensors_fit(estimate: PeakEstimate, layout: Layout, micro_batches: int, capacity: int) -> bool:
     """Whether the tensors of a layout's largest rank fit."""
     try:
         return estimate.least_bytes(layout) <= capacity and estimate.largest_rank(layout, micro_batches)[0] <= capacity
@@ -341,20 +342,102 @@ def fits(estimate: PeakEstimate, layout: Layout, micro_batches: int, capacity: i
 
 
 @frozen
-class _Candidates:
-    """Creates the candidates of layouts. Fields as the arguments of `plan`. capacity: usable bytes of a device."""
+class LayoutOrder:
+    """Sorts layouts by time, or by the sum of their positions by headroom, by communication and by bubble.
 
+    The best are replayed. Each layout recomputes as little as it needs to fit.
+
+    layouts: the layouts of the search.
+    capacity: usable bytes of a device.
+    needed: (layout, micro-batches, recomputation) → bytes of the tensors of its largest rank.
+    sent: (layout, micro-batches, recomputation) → bytes that a rank sends per step.
+    replayed: (layout, micro-batches, recomputation, enough) → bytes of its largest rank on the allocator, or of any
+        rank above enough.
+    errors: bounds of the error of `needed`.
+    seconds: (layout, micro-batches, recomputation) → seconds of a step; None (default) to sort by memory.
+    recomputations: values of `Candidate.recompute`, each with less memory and more work than the one before.
+    least: (layout, micro-batches or 0 for any run, recomputation) → bytes that its largest rank has at least; default
+        none.
+    budget: the work of the search, which tries one layout at least; default `WORK_OF_SEARCH`.
+    """
+
+    layouts: Search
+    capacity: int
     needed: Callable[[Layout, int, str], int]
     sent: Callable[[Layout, int, str], int]
-    seconds: Callable[[Layout, int, str], float] | None
+    replayed: Callable[[Layout, int, str, int | None], int]
     errors: EstimateErrors
-    capacity: int
-    recomputations: Sequence[str]
-    least: Callable[[Layout, int, str], int]
-    budget: Budget
+    seconds: Callable[[Layout, int, str], float] | None = None
+    recomputations: Sequence[str] = (AS_CONFIGURED,)
+    least: Callable[[Layout, int, str], int] = lambda *_: 0
+    budget: Budget = field(default_factory=search_budget)
     _measured: set[tuple[object, ...]] = field(default_factory=set)
 
-    def candidates_of(self, layouts: Sequence[tuple[Layout, int]]) -> list[Candidate | InputError | None]:
+    def plan(self, rows: int, nearest: Nearest = "always") -> Plan:
+        """Returns the plan of the layouts.
+
+        rows: number of fitting layouts after which replays end.
+        nearest: when the layout that requires least, of those that do not fit, is searched.
+        Raises `InputError` if every layout is refused, and the most frequent reason but for layouts of one replica
+        beside `--zero` holds for all group sizes.
+        """
+        layouts = self.layouts
+        result = Plan(layouts.tried)
+        refused_candidates: list[Candidate] = []
+        promising_candidates: list[Candidate] = []
+        tried = self._candidates_of(layouts.possible)
+        too_large = [run for run, candidate in zip(layouts.possible, tried, strict=True) if candidate is None]
+        for candidate in tried:
+            if isinstance(candidate, InputError):
+                layouts.refuse(candidate)
+            elif candidate is not None:
+                (promising_candidates if candidate.may_fit else refused_candidates).append(candidate)
+        sort = sorted_by_memory if self.seconds is None else sorted_by_time
+        waiting = sort(promising_candidates)
+        result.order = list(waiting)
+        for _ in range(rows + FURTHER_REPLAYS):
+            if len(result.feasible) == rows or not waiting:
+                break
+            if result.replays and self.budget.is_spent():
+                result.ended_early = True
+                break
+            candidate = waiting.pop(0)
+            replayed_candidate, result.replays = self._replay(candidate, self.capacity), result.replays + 1
+            if replayed_candidate is None:
+                continue
+            if replayed_candidate.headroom >= 0:
+                result.feasible.append(replayed_candidate)
+            elif (recomputing_candidate := self._with_more_recomputation(candidate)) is not None:
+                waiting = sort([*waiting, recomputing_candidate])
+            else:
+                refused_candidates.append(replayed_candidate)
+        result.unreplayed = waiting
+        if nearest == "always" or (nearest == "if none fits" and not result.feasible):
+            refused_candidates = self._with_too_large(refused_candidates, too_large)
+            too_large = []
+            result.nearest = self._smallest_replay(refused_candidates)
+        result.refused = dict(layouts.refused)
+        result.ended_early |= UNTRIED in result.refused
+        is_untried = UNTRIED in result.refused or bool(result.feasible or waiting or refused_candidates or too_large)
+        if result.refused and not is_untried:
+            counted = {reason: n for reason, n in result.refused.items() if reason != NO_REPLICAS} or result.refused
+            error = layouts.errors.get(max(counted, key=counted.__getitem__))
+            if error is not None and not isinstance(error, ImpossibleLayout):
+                raise error
+        if refused_candidates or too_large:
+            result.refused[TOO_MUCH] = len(refused_candidates) + len(too_large)
+        return result
+
+    def _replay(self, candidate: Candidate, byte_limit: int | None = None) -> Candidate | None:
+        """Returns a candidate with its replayed bytes; None, and the reason counted, where it cannot be replayed."""
+        try:
+            bytes = self.replayed(candidate.layout, candidate.micro_batches, candidate.recompute, byte_limit)
+        except InputError as error:
+            self.layouts.refuse(error)
+            return None
+        return replace(candidate, device_bytes=bytes, upper_bound=bytes, replayed=True)
+
+    def _candidates_of(self, layouts: Sequence[tuple[Layout, int]]) -> list[Candidate | InputError | None]:
         """Returns the candidate of each layout, or the error of a layout whose framework refuses the recomputation.
 
         It is None for a layout that surely does not fit, and whose kernels others have: it is a candidate that does not
@@ -362,22 +445,22 @@ class _Candidates:
         Layouts that remain when the budget's share is spent have the error `UNTRIED`, but those that surely do not fit.
         """
         results: list[Candidate | InputError | None] = [None] * len(layouts)
-        too_large = [self.never_fits(layout) for layout, _ in layouts]
+        too_large = [self._never_fits(layout) for layout, _ in layouts]
         for i in sorted(range(len(layouts)), key=lambda i: (too_large[i], -layouts[i][0].pp)):
             if self.budget.is_spent(SHARE_OF_ESTIMATES) and self._measured:
                 results[i] = None if too_large[i] else InputError(UNTRIED)
             elif not too_large[i] or _kernel_sizes(layouts[i][0]) not in self._measured:
                 try:
-                    results[i] = self.fitting_candidate(*layouts[i], self.recomputations, only_fitting=True)
+                    results[i] = self._fitting_candidate(*layouts[i], self.recomputations, only_fitting=True)
                 except InputError as error:
                     results[i] = error
         return results
 
-    def never_fits(self, layout: Layout) -> bool:
+    def _never_fits(self, layout: Layout) -> bool:
         """Whether weights, gradients and optimizer states of a layout exceed the capacity without any activations."""
         return self._is_too_large(layout, 0, AS_CONFIGURED)
 
-    def least_need(self, layout: Layout, micro_batches: int) -> int:
+    def _least_need(self, layout: Layout, micro_batches: int) -> int:
         """Returns a lower bound of the bytes of a layout with the most recomputation; 0 if no bound is known."""
         try:
             return self.least(layout, micro_batches, self.recomputations[-1])
@@ -391,16 +474,7 @@ class _Candidates:
         except InputError:
             return False
 
-    def try_(self, layout: Layout, micro_batches: int) -> Candidate | InputError:
-        """Returns the candidate of a layout, or the error of a layout whose framework refuses the recomputation."""
-        try:
-            candidate = self.fitting_candidate(layout, micro_batches, self.recomputations)
-        except InputError as error:
-            return error
-        assert candidate is not None
-        return candidate
-
-    def fitting_candidate(
+    def _fitting_candidate(
         self, layout: Layout, micro_batches: int, values: Sequence[str], only_fitting: bool = False
     ) -> Candidate | None:
         """Returns the candidate with the first `--recompute` value with which the layout may fit, or the last value.
@@ -425,7 +499,7 @@ class _Candidates:
                 step_seconds = self.seconds(*layout_run) if may_fit and self.seconds is not None else None
             except InputError:
                 if last_candidate is None and skips_value:
-                    return self.fitting_candidate(layout, micro_batches, values)
+                    return self._fitting_candidate(layout, micro_batches, values)
                 if last_candidate is None:
                     raise
                 continue
@@ -438,181 +512,76 @@ class _Candidates:
                 return last_candidate
         return None if skips_value else last_candidate
 
-    def with_more_recomputation(self, candidate: Candidate) -> Candidate | None:
+    def _with_more_recomputation(self, candidate: Candidate) -> Candidate | None:
         """Returns the candidate with the next `--recompute` value with which the layout may fit; None without one."""
         values = self.recomputations[self.recomputations.index(candidate.recompute) + 1 :]
         try:
             recomputed_candidate = (
-                self.fitting_candidate(candidate.layout, candidate.micro_batches, values) if values else None
+                self._fitting_candidate(candidate.layout, candidate.micro_batches, values) if values else None
             )
         except InputError:
             return None
         return recomputed_candidate if recomputed_candidate is not None and recomputed_candidate.may_fit else None
 
+    def _with_too_large(
+        self, refused_candidates: list[Candidate], too_large: list[tuple[Layout, int]]
+    ) -> list[Candidate]:
+        """Returns all candidates that do not fit; layouts that were too large for an estimate are estimated here.
 
-def _kernel_sizes(layout: Layout) -> tuple[object, ...]:
-    """Returns the sizes of a layout that determine which kernels its ranks run."""
-    return layout.tp, layout.cp, layout.cp_comm, layout.sequence_parallel
+        The order is that of the search; replayed candidates come later, and last those that fit with no run. Layouts
+        with the smallest lower bound are estimated first; where the budget is spent, the rest is left out.
+        """
+        refusals = list(refused_candidates)
 
+        def least_need(layout_run: tuple[Layout, int]) -> tuple[bool, int]:
+            return self._never_fits(layout_run[0]), self._least_need(*layout_run)
 
-def plan(
-    layouts: Search,
-    hardware: Hardware,
-    needed: Callable[[Layout, int, str], int],
-    sent: Callable[[Layout, int, str], int],
-    replayed: Callable[[Layout, int, str, int | None], int],
-    rows: int,
-    errors: EstimateErrors,
-    nearest: Nearest = "always",
-    seconds: Callable[[Layout, int, str], float] | None = None,
-    recomputations: Sequence[str] = (AS_CONFIGURED,),
-    least: Callable[[Layout, int, str], int] = lambda *_: 0,
-    budget: Budget | None = None,
-) -> Plan:
-    """Sorts layouts by time, or by the sum of their positions by headroom, by communication and by bubble.
-
-    The best are replayed. Each layout recomputes as little as it needs to fit.
-
-    needed: (layout, micro-batches, recomputation) → bytes of the tensors of its largest rank.
-    sent: (layout, micro-batches, recomputation) → bytes that a rank sends per step.
-    replayed: (layout, micro-batches, recomputation, enough) → bytes of its largest rank on the allocator, or of any
-        rank above enough.
-    rows: number of fitting layouts after which replays end.
-    errors: bounds of the error of `needed`.
-    nearest: when the layout that requires least, of those that do not fit, is searched.
-    seconds: (layout, micro-batches, recomputation) → seconds of a step; None (default) to sort by memory.
-    recomputations: values of `Candidate.recompute`, each with less memory and more work than the one before.
-    least: (layout, micro-batches or 0 for any run, recomputation) → bytes that its largest rank has at least; default
-        none.
-    budget: the work of the search, which tries one layout at least; default `WORK_OF_SEARCH`.
-    Raises `InputError` if every layout is refused, and the most frequent reason but for layouts of one replica beside
-    `--zero` holds for all group sizes.
-    """
-    capacity = hardware.capacity_bytes
-    budget = budget or search_budget()
-    candidates = _Candidates(needed, sent, seconds, errors, capacity, recomputations, least, budget)
-    result = Plan(layouts.tried)
-    refused_candidates: list[Candidate] = []
-    promising_candidates: list[Candidate] = []
-    tried = candidates.candidates_of(layouts.possible)
-    too_large = [layout_run for layout_run, candidate in zip(layouts.possible, tried, strict=True) if candidate is None]
-    for candidate in tried:
-        if isinstance(candidate, InputError):
-            layouts.refuse(candidate)
-        elif candidate is not None:
-            (promising_candidates if candidate.may_fit else refused_candidates).append(candidate)
-
-    def replay(candidate: Candidate, byte_limit: int | None = None) -> Candidate | None:
-        try:
-            bytes = replayed(candidate.layout, candidate.micro_batches, candidate.recompute, byte_limit)
-        except InputError as error:
-            layouts.refuse(error)
-            return None
-        return replace(candidate, device_bytes=bytes, upper_bound=bytes, replayed=True)
-
-    order = ranked if seconds is None else by_time
-    waiting = order(promising_candidates)
-    result.order = list(waiting)
-    for _ in range(rows + FURTHER_REPLAYS):
-        if len(result.feasible) == rows or not waiting:
-            break
-        if result.replays and budget.is_spent():
-            result.ended_early = True
-            break
-        candidate = waiting.pop(0)
-        replayed_candidate, result.replays = replay(candidate, capacity), result.replays + 1
-        if replayed_candidate is None:
-            continue
-        if replayed_candidate.headroom >= 0:
-            result.feasible.append(replayed_candidate)
-        elif (recomputing_candidate := candidates.with_more_recomputation(candidate)) is not None:
-            waiting = order([*waiting, recomputing_candidate])
-        else:
-            refused_candidates.append(replayed_candidate)
-    result.unreplayed = waiting
-    if nearest == "always" or (nearest == "if none fits" and not result.feasible):
-        refused_candidates = _with_too_large(refused_candidates, too_large, candidates, layouts)
-        too_large = []
-        result.nearest = _smallest_replay(refused_candidates, replay, errors, budget)
-    result.refused = dict(layouts.refused)
-    result.ended_early |= UNTRIED in result.refused
-    if (
-        result.refused
-        and UNTRIED not in result.refused
-        and not (result.feasible or waiting or refused_candidates or too_large)
-    ):
-        counted = {reason: count for reason, count in result.refused.items() if reason != NO_REPLICAS} or result.refused
-        reason = layouts.errors.get(max(counted, key=counted.__getitem__))
-        if reason is not None and not isinstance(reason, ImpossibleLayout):
-            raise reason
-    if refused_candidates or too_large:
-        result.refused[TOO_MUCH] = len(refused_candidates) + len(too_large)
-    return result
-
-
-def _with_too_large(
-    refused_candidates: list[Candidate],
-    too_large: list[tuple[Layout, int]],
-    candidates: _Candidates,
-    layouts: Search,
-) -> list[Candidate]:
-    """Returns all candidates that do not fit; layouts that were too large for an estimate are estimated here.
-
-    The order is that of the search; replayed candidates come later, and last those that fit with no run. Layouts with
-    the smallest lower bound are estimated first; where the budget of the search is spent, the rest is left out.
-    """
-    refusals = list(refused_candidates)
-
-    def least_need(layout_run: tuple[Layout, int]) -> tuple[bool, int]:
-        return candidates.never_fits(layout_run[0]), candidates.least_need(*layout_run)
-
-    for layout, micro_batches in sorted(too_large, key=least_need):
-        if refusals and candidates.budget.is_spent(SHARE_OF_ESTIMATES):
-            break
-        candidate = candidates.try_(layout, micro_batches)
-        if isinstance(candidate, InputError):
-            layouts.refuse(candidate)
-        else:
+        for layout, micro_batches in sorted(too_large, key=least_need):
+            if refusals and self.budget.is_spent(SHARE_OF_ESTIMATES):
+                break
+            try:
+                candidate = self._fitting_candidate(layout, micro_batches, self.recomputations)
+            except InputError as error:
+                self.layouts.refuse(error)
+                continue
+            assert candidate is not None
             refusals.append(candidate)
-    index_of_layout = {layout_run: layout_index for layout_index, layout_run in enumerate(layouts.possible)}
+        index_of_layout = {layout_run: layout_index for layout_index, layout_run in enumerate(self.layouts.possible)}
 
-    def order(candidate: Candidate) -> tuple[bool, bool, int]:
-        number = 0 if candidate.replayed else index_of_layout[candidate.layout, candidate.micro_batches]
-        return candidates.never_fits(candidate.layout), candidate.replayed, number
+        def order(candidate: Candidate) -> tuple[bool, bool, int]:
+            number = 0 if candidate.replayed else index_of_layout[candidate.layout, candidate.micro_batches]
+            return self._never_fits(candidate.layout), candidate.replayed, number
 
-    return sorted(refusals, key=order)
+        return sorted(refusals, key=order)
 
+    def _smallest_replay(self, refused_candidates: list[Candidate]) -> Candidate | None:
+        """Returns the failing layout with the least replayed memory; None if all fit.
 
-def _smallest_replay(
-    refused_candidates: list[Candidate],
-    replay: Callable[[Candidate, int | None], Candidate | None],
-    errors: EstimateErrors,
-    budget: Budget,
-) -> Candidate | None:
-    """Returns the failing layout with the least replayed memory; None if all fit.
-
-    It stops when the estimates of the others, minus the largest error, exceed the smallest replay so far. A layout that
-    cannot be replayed is removed from the list. A replay ends early at a rank that exceeds the smallest replay so far.
-    """
-    smallest_candidate: Candidate | None = None
-    replays = 0
-    for candidate in sorted(refused_candidates, key=lambda candidate: candidate.device_bytes):
-        if smallest_candidate is not None and (
-            smallest_candidate.device_bytes <= errors.least(candidate.device_bytes)
-            or replays == NEAREST_REPLAYS
-            or budget.is_spent()
-        ):
-            break
-        replayed_candidate, replays = (
-            replay(candidate, None if smallest_candidate is None else smallest_candidate.device_bytes),
-            replays + 1,
-        )
-        if replayed_candidate is None:
-            refused_candidates.remove(candidate)
-        elif smallest_candidate is None or replayed_candidate.device_bytes < smallest_candidate.device_bytes:
-            smallest_candidate = replayed_candidate
-    return smallest_candidate
+        It stops when the estimates of the others, minus the largest error, exceed the smallest replay so far. A layout
+        that cannot be replayed is removed from the list. A replay ends early at a rank that exceeds the smallest one.
+        """
+        smallest_candidate: Candidate | None = None
+        replays = 0
+        for candidate in sorted(refused_candidates, key=lambda candidate: candidate.device_bytes):
+            if smallest_candidate is not None and (
+                smallest_candidate.device_bytes <= self.errors.least(candidate.device_bytes)
+                or replays == NEAREST_REPLAYS
+                or self.budget.is_spent()
+            ):
+                break
+            smallest_bytes = None if smallest_candidate is None else smallest_candidate.device_bytes
+            replayed_candidate, replays = self._replay(candidate, smallest_bytes), replays + 1
+            if replayed_candidate is None:
+                refused_candidates.remove(candidate)
+            elif smallest_candidate is None or replayed_candidate.device_bytes < smallest_candidate.device_bytes:
+                smallest_candidate = replayed_candidate
+        return smallest_candidate
 
 
 NEAREST_REPLAYS = 4
 """Largest number of replays in the search for the layout that requires least, if none fits."""
+
+
+def _kernel_sizes(layout: Layout) -> tuple[object, ...]:
+    """Returns the sizes of a layout that determine which kernels its ranks run."""
+    return layout.tp, layout.cp, layout.cp_comm, layout.sequence_parallel

@@ -82,7 +82,7 @@ def _layer_widths(layer: Layer, width: int) -> tuple[int, int, int] | None:
     mixer, network = layer.attention, layer.feed_forward
     if not layer.plain or not isinstance(mixer, TokenMixer) or not isinstance(network, Network):
         return None
-    head_sizes, active_width = mixer.heads(width), network.active_width()
+    head_sizes, active_width = mixer.head_sizes(width), network.active_width()
     if mixer.kind != "attention" or head_sizes is None or active_width is None:
         return None
     return head_sizes.heads, head_sizes.head_dim, active_width
@@ -133,7 +133,7 @@ def palm_appendix_b(parameters: int, keys: int, seq: int) -> int:
     return 6 * parameters + 12 * keys * seq
 
 
-def megatron(model_sizes: Sizes, batch: int, seq: int, recompute: bool) -> int:
+def megatron_flops(model_sizes: Sizes, batch: int, seq: int, recompute: bool) -> int:
     """Returns FLOPs of one training iteration.
 
     With recomputation: 96Bsℓh²(1 + s/6h + V/16ℓh) (Narayanan 2021, eq. 3).
@@ -158,27 +158,20 @@ def conventions(flop_count: FlopCount) -> list[Rule]:
     return rules + [rule(*fields) for fields in _rules_of_workload(flop_count)]
 
 
-Found: TypeAlias = tuple[str, str, str, str, int, str]
+RuleFields: TypeAlias = tuple[str, str, str, str, int, str]
 """A rule before comparison: (key, name, formula, source, FLOPs, remark)."""
 
 
-def _rules_of_workload(flop_count: FlopCount) -> Iterator[Found]:
+def _rules_of_workload(flop_count: FlopCount) -> Iterator[RuleFields]:
     count_of_params = params(flop_count.spec, flop_count.include)
     train, tokens = flop_count.workload.phase == "training", flop_count.tokens
     multiple = 6 if train else 2
     for key, name, suffix, source, parameters in _definitions_of_n(count_of_params):
-        yield (
-            f"{key}_{multiple}n",
-            name,
-            f"{multiple}N{suffix}",
-            source,
-            multiple * parameters * tokens,
-            f"N = {parameters:,}",
-        )
+        formula, remark = f"{multiple}N{suffix}", f"N = {parameters:,}"
+        yield f"{key}_{multiple}n", name, formula, source, multiple * parameters * tokens, remark
     if _is_plain_transformer(flop_count.spec):
-        yield from (_training_rules if train else _forward_rules)(
-            sizes(flop_count.spec), count_of_params, flop_count.workload.context + flop_count.workload.seq, tokens
-        )
+        context_tokens = flop_count.workload.context + flop_count.workload.seq
+        yield from _rules_with_attention(sizes(flop_count.spec), count_of_params, context_tokens, tokens, train)
 
 
 KAPLAN, CHINCHILLA, PALM = "Kaplan 2020, Table 1", "Hoffmann 2022, appendix F", "Chowdhery 2022, appendix B"
@@ -193,77 +186,42 @@ EVERY, MHA = (
 )
 
 
-def _forward_rules(
-    model_sizes: Sizes, parameter_count: ParameterCount, context_tokens: int, tokens: int
-) -> Iterator[Found]:
-    """Yields the rules for a forward pass.
+def _rules_with_attention(
+    model_sizes: Sizes, parameter_count: ParameterCount, context_tokens: int, tokens: int, train: bool
+) -> Iterator[RuleFields]:
+    """Yields the rules with an attention term, each with the FLOPs of all tokens.
 
     context_tokens: cached and new tokens per sequence; every formula per sequence has it as a factor.
     """
-    kaplan = kaplan_table_1(_kaplan_n(parameter_count), model_sizes.keys, context_tokens)
-    yield "kaplan_table_1", "Kaplan Table 1", "2N + 2·n_layer·n_ctx·d_attn", KAPLAN, tokens * kaplan, HALF
-    chinchilla = exact_div(chinchilla_appendix_f(model_sizes, context_tokens), context_tokens)
-    yield "chinchilla_f", "Chinchilla app. F", "embed+ℓ(attn+dense)+logits", CHINCHILLA, tokens * chinchilla, DENSE
-    palm = exact_div(palm_appendix_b(parameter_count.active, model_sizes.keys, context_tokens), 3)
-    yield "palm_b", "PaLM app. B", "2N + 4LHQT", PALM, tokens * palm, f"{EVERY}; a third of its training count"
-    forward_flops = exact_div(megatron(model_sizes, 1, context_tokens, recompute=False), 3 * context_tokens)
-    yield (
-        "megatron",
-        "Megatron",
-        "24Bsℓh²(1+s/6h+V/12ℓh)",
-        MEGATRON,
-        tokens * forward_flops,
-        f"{MHA}; a third of its training count",
-    )
 
+    def rule(
+        key: str, name: str, formulas: tuple[str, str], source: str, flops: int, remarks: tuple[str, str]
+    ) -> RuleFields:
+        return key, name, formulas[train], source, tokens * flops, remarks[train]
 
-def _training_rules(
-    model_sizes: Sizes, parameter_count: ParameterCount, context_tokens: int, tokens: int
-) -> Iterator[Found]:
-    kaplan = 3 * kaplan_table_1(_kaplan_n(parameter_count), model_sizes.keys, context_tokens)
-    yield (
-        "kaplan_table_1",
-        "Kaplan Table 1",
-        "6N + 6·n_layer·n_ctx·d_attn",
-        KAPLAN,
-        tokens * kaplan,
-        f"{HALF}; 3 × its forward",
+    passes = 3 if train else 1
+    kaplan = passes * kaplan_table_1(_kaplan_n(parameter_count), model_sizes.keys, context_tokens)
+    formulas = "2N + 2·n_layer·n_ctx·d_attn", "6N + 6·n_layer·n_ctx·d_attn"
+    yield rule("kaplan_table_1", "Kaplan Table 1", formulas, KAPLAN, kaplan, (HALF, f"{HALF}; 3 × its forward"))
+    chinchilla = exact_div(passes * chinchilla_appendix_f(model_sizes, context_tokens), context_tokens)
+    formulas = "embed+ℓ(attn+dense)+logits", "embed+ℓ(attn+dense)+logits"
+    yield rule(
+        "chinchilla_f", "Chinchilla app. F", formulas, CHINCHILLA, chinchilla, (DENSE, f"{DENSE}; 3 × its forward")
     )
-    chinchilla = exact_div(3 * chinchilla_appendix_f(model_sizes, context_tokens), context_tokens)
-    yield (
-        "chinchilla_f",
-        "Chinchilla app. F",
-        "embed+ℓ(attn+dense)+logits",
-        CHINCHILLA,
-        tokens * chinchilla,
-        f"{DENSE}; 3 × its forward",
+    palm = exact_div(passes * palm_appendix_b(parameter_count.active, model_sizes.keys, context_tokens), 3)
+    remarks = f"{EVERY}; a third of its training count", EVERY
+    yield rule("palm_b", "PaLM app. B", ("2N + 4LHQT", "6N + 12LHQT"), PALM, palm, remarks)
+    once, recomputed = (
+        megatron_flops(model_sizes, 1, context_tokens, recompute=recompute) for recompute in (False, True)
     )
-    yield (
-        "palm_b",
-        "PaLM app. B",
-        "6N + 12LHQT",
-        PALM,
-        tokens * palm_appendix_b(parameter_count.active, model_sizes.keys, context_tokens),
-        EVERY,
-    )
-    flops_without_recompute = exact_div(megatron(model_sizes, 1, context_tokens, recompute=False), context_tokens)
-    yield (
-        "megatron",
-        "Megatron",
-        "72Bsℓh²(1+s/6h+V/12ℓh)",
-        MEGATRON,
-        tokens * flops_without_recompute,
-        f"{MHA}; nothing recomputed",
-    )
-    recompute_flops = exact_div(megatron(model_sizes, 1, context_tokens, recompute=True), context_tokens)
-    yield (
-        RECOMPUTES,
-        "Megatron, recompute",
-        "96Bsℓh²(1+s/6h+V/16ℓh)",
-        MEGATRON_AGAIN,
-        tokens * recompute_flops,
-        f"{MHA}; every layer recomputed",
-    )
+    formulas = "24Bsℓh²(1+s/6h+V/12ℓh)", "72Bsℓh²(1+s/6h+V/12ℓh)"
+    remarks = f"{MHA}; a third of its training count", f"{MHA}; nothing recomputed"
+    flops = exact_div(passes * once, 3 * context_tokens)
+    yield rule("megatron", "Megatron", formulas, MEGATRON, flops, remarks)
+    if train:
+        formula, remark = "96Bsℓh²(1+s/6h+V/16ℓh)", f"{MHA}; every layer recomputed"
+        flops = exact_div(recomputed, context_tokens)
+        yield RECOMPUTES, "Megatron, recompute", formula, MEGATRON_AGAIN, tokens * flops, remark
 
 
 def _kaplan_n(parameter_count: ParameterCount) -> int:
@@ -275,13 +233,8 @@ def _kaplan_n(parameter_count: ParameterCount) -> int:
 def _definitions_of_n(parameter_count: ParameterCount) -> Iterator[tuple[str, str, str, str, int]]:
     """Yields the common definitions of N: (key, name, counted parameters in words, source, N)."""
     has_inactive = parameter_count.active != parameter_count.total
-    yield (
-        "kaplan",
-        "Kaplan §2.1",
-        ", N non-embedding" + (" active" if has_inactive else ""),
-        "Kaplan 2020, §2.1",
-        _kaplan_n(parameter_count),
-    )
+    counted = ", N non-embedding" + (" active" if has_inactive else "")
+    yield "kaplan", "Kaplan §2.1", counted, "Kaplan 2020, §2.1", _kaplan_n(parameter_count)
     if has_inactive:
         yield "active", "active parameters", "", "the same with every active parameter", parameter_count.active
     yield "total", "all parameters", "", "the same with every parameter", parameter_count.total

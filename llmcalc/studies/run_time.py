@@ -25,12 +25,12 @@ from ..timing.calibration import UNCHANGED, Factors
 from ..timing.device import Device, device_of
 from ..timing.inference import InferencePass, decode, prefill
 from ..timing.kernels import Adapters, RankPass, RankWork
-from ..timing.price import QUANTIZED, Formats, Line, PassTime
+from ..timing.price import QUANTIZED, Formats, TimedOperation, TimedPass, TimeEstimator
 from ..timing.records import Stack
 from ..timing.spread import Range, expected_range
 from ..timing.stack import find_stack, with_attention, with_gradient_buffers, with_overlap
-from ..timing.step import Step, StepPlan, StepPrices, host_wait
-from ..timing.traffic import Traffic, traffic
+from ..timing.step import Step, StepPlan, StepTimer, host_wait
+from ..timing.traffic import Traffic, kernel_traffic
 from ..timing.work import rank_work
 from ..units import DTYPE_BITS, short_dtype, signed_percent
 from ..workload.counting import Counting, Pairs
@@ -108,7 +108,7 @@ class TimedRun:
     hidden_host: seconds of the parts in which kernels wait for the host.
     resident_bytes: weights and cache of a device in inference; 0 in training.
     alternatives: description of other settings → seconds with them.
-    pricer: the estimate on another device under another stack.
+    seconds_on: the estimate on another device under another stack.
     """
 
     spec: ModelSpec
@@ -124,13 +124,13 @@ class TimedRun:
     plan: StepPlan | None
     range: Range
     parts: dict[str, float]
-    lines: tuple[tuple[float, Line], ...] = field(repr=False)
+    operations: tuple[tuple[float, TimedOperation], ...] = field(repr=False)
     passes: tuple[RankWork, ...] = field(default=(), repr=False)
     hidden_host: float = 0.0
     resident_bytes: int = 0
     include: frozenset[str] = frozenset()
     alternatives: dict[str, float] = field(default_factory=dict)
-    pricer: Callable[[Device, Stack], float] | None = field(default=None, repr=False)
+    seconds_on: Callable[[Device, Stack], float] | None = field(default=None, repr=False)
 
     @property
     def seconds(self) -> float:
@@ -205,12 +205,14 @@ class TimedRun:
         """Returns the parts of the model and of the run, longest first. depth: levels of the model's tree, 0 for
         one."""
         sums: dict[tuple[str, str], dict[Bound, float]] = {}
-        for run_count, line in self.lines:
-            path = ".".join(line.path.split(".")[:depth]) if depth else "model"
-            entry = sums.setdefault((path or "model", line.kind), dict.fromkeys(BOUNDS, 0.0))
-            entry["memory" if line.memory > line.compute else "compute"] += run_count * max(line.compute, line.memory)
-            entry["network"] += run_count * line.network
-            entry["wait"] += run_count * line.wait
+        for run_count, operation in self.operations:
+            path = ".".join(operation.path.split(".")[:depth]) if depth else "model"
+            entry = sums.setdefault((path or "model", operation.kind), dict.fromkeys(BOUNDS, 0.0))
+            entry["memory" if operation.memory > operation.compute else "compute"] += run_count * max(
+                operation.compute, operation.memory
+            )
+            entry["network"] += run_count * operation.network
+            entry["wait"] += run_count * operation.wait
         for name, bound, seconds in self._parts_of_the_run():
             sums.setdefault((name, "run"), dict.fromkeys(BOUNDS, 0.0))[bound] += seconds
         nodes = [_node_of_bounds(path, component, by_bound) for (path, component), by_bound in sums.items()]
@@ -225,8 +227,8 @@ class TimedRun:
             raise InputError("--phase training: has no roofline; expected prefill or decode")
         kernels: dict[str, Traffic] = {}
         for work in self.passes:
-            time_estimator = PassTime(self.device, self.stack, self.formats, work.rank_pass)
-            for path, kernel in traffic(work, time_estimator):
+            time_estimator = TimeEstimator(self.device, self.stack, self.formats, work.rank_pass)
+            for path, kernel in kernel_traffic(work, time_estimator):
                 kernels[path] = kernels[path] + kernel if path in kernels else kernel
         return kernels
 
@@ -286,7 +288,7 @@ class TrainingTimes:
         self.device: Device = settings.device(hardware)
         stack = with_attention(settings.supporting_stack("training"), memory.settings.attn_implementation)
         self.stack: Stack = with_gradient_buffers(stack, _gradient_buffer_bytes(memory))
-        self.prices: StepPrices = StepPrices(memory.spec, self.device, self.stack)
+        self.step_timer: StepTimer = StepTimer(memory.spec, self.device, self.stack)
         self.recompute: Recompute = memory.settings.recomputed()
         _refuse_wide_products(memory)
         self.dtype: str = settings.product_format or _training_format(memory)
@@ -316,17 +318,17 @@ class TrainingTimes:
             int(workload.batch),
             micro_batches,
             int(workload.seq),
-            self.dtype,
-            recomputed_share(self.recompute),
-            self.recompute.core,
-            include,
-            self.adapters,
-            self.recompute.nodes,
+            dtype=self.dtype,
+            recompute=recomputed_share(self.recompute),
+            recompute_core=self.recompute.core,
+            recompute_nodes=self.recompute.nodes,
+            include=include,
+            adapters=self.adapters,
         )
 
     def step(self, layout: Layout, micro_batches: int) -> Step:
         """Returns the training step with its seconds. Raises `InputError` for a layout that is not modelled."""
-        return self.prices.step(self.plan(layout, micro_batches))
+        return self.step_timer.step(self.plan(layout, micro_batches))
 
     def range(self, seconds: float) -> Range:
         """Returns the range of an estimate in seconds."""
@@ -335,14 +337,12 @@ class TrainingTimes:
     def timed_run(self, layout: Layout, micro_batches: int) -> TimedRun:
         """Returns the timed run of a layout with all of its parts."""
         plan, timed_step = self.plan(layout, micro_batches), self.step(layout, micro_batches)
+        timed_pass = timed_step.timed_pass
         part_seconds = {name: float(seconds) for name, seconds in timed_step.parts.items()}
-        weights = [self._runs_of_line(timed_step, plan, line) for line in timed_step.priced.lines]
-        waits, host = self._layer_waits(timed_step, plan), self._host_waits(timed_step, plan)
-        total = sum(weight * line.seconds for weight, line in zip(weights, timed_step.priced.lines, strict=True))
-        total += waits + host
-        scale = part_seconds["work"] / total
+        runs = [(self._run_count(timed_pass, plan, operation), operation) for operation in timed_pass.operations]
+        waits, host = self._layer_waits(timed_pass, plan), self._host_waits(timed_pass, plan)
+        scale = part_seconds["work"] / (sum(count * operation.seconds for count, operation in runs) + waits + host)
         parts_of_run = part_seconds | ({"layer waits": waits * scale} if waits else {})
-        lines = zip([weight * scale for weight in weights], timed_step.priced.lines, strict=True)
         return TimedRun(
             self.memory.spec,
             "training",
@@ -357,31 +357,31 @@ class TrainingTimes:
             plan,
             self.range(float(timed_step.seconds)),
             parts_of_run,
-            tuple((float(weight), line) for weight, line in lines),
+            tuple((float(count * scale), operation) for count, operation in runs),
             hidden_host=host * scale,
             include=plan.include,
             alternatives=dict(self._slower_settings(layout, micro_batches)),
-            pricer=lambda device, stack: float(StepPrices(self.memory.spec, device, stack).step(plan).seconds),
+            seconds_on=lambda device, stack: float(StepTimer(self.memory.spec, device, stack).step(plan).seconds),
         )
 
     @staticmethod
-    def _runs_of_line(timed_step: Step, plan: StepPlan, line: Line) -> float:
+    def _run_count(timed_pass: TimedPass, plan: StepPlan, operation: TimedOperation) -> float:
         """Returns how often a kernel runs in a micro-batch of all layers, with recomputation."""
         runs = 1.0
-        if not line.backward and line.layer >= 0:
-            runs += plan.recompute + line.is_recomputed(plan.recompute_core, plan.recompute_nodes)
-        return float(line.times * timed_step.priced.work.count(line.layer) * runs)
+        if not operation.backward and operation.layer >= 0:
+            runs += plan.recompute + operation.is_recomputed(plan.recompute_core, plan.recompute_nodes)
+        return float(operation.times * timed_pass.work.count(operation.layer) * runs)
 
-    def _layer_waits(self, timed_step: Step, plan: StepPlan) -> float:
+    def _layer_waits(self, timed_pass: TimedPass, plan: StepPlan) -> float:
         if plan.tp == 1:
             return 0.0
-        work = timed_step.priced.work
+        work = timed_pass.work
         layers = sum(work.count(layer) for layer in range(len(work.layer_kinds)))
         return self.stack.layer_wait * layers * (2 + plan.recompute)
 
-    def _host_waits(self, timed_step: Step, plan: StepPlan) -> float:
+    def _host_waits(self, timed_pass: TimedPass, plan: StepPlan) -> float:
         """Returns the seconds in which a micro-batch through all layers waits for the host."""
-        timed_pass, seconds = timed_step.priced, 0.0
+        seconds = 0.0
         for layer in range(len(timed_pass.work.layer_kinds)):
             for backward, runs in ((False, 1 + plan.recompute), (True, 1.0)):
                 kernels = timed_pass.layer_seconds(layer, backward=backward)
@@ -392,27 +392,19 @@ class TrainingTimes:
     def _slower_settings(self, layout: Layout, micro_batches: int) -> Iterator[tuple[str, float]]:
         """Yields other settings that often slow runs, with the seconds that they would take."""
         plan, spec = self.plan(layout, micro_batches), self.memory.spec
+        device, stack = self.device, self.stack
+        older_attention = stack.model_copy(update={"attention": "fa2"})
+        unfused = stack.model_copy(update={"fused": False, "passes": {"norm": 3.0, "rope": 3.0}})
         slower: list[tuple[str, Device, Stack, StepPlan]] = [
-            ("no overlap of messages (--overlap none)", self.device, with_overlap(self.stack, "none"), plan),
-            (
-                "attention of an older kernel",
-                self.device,
-                self.stack.model_copy(update={"attention": "fa2"}),
-                plan,
-            ),
-            ("every layer recomputed (--recompute full)", self.device, self.stack, replace(plan, recompute=1.0)),
-            (
-                "eager kernels without fusion",
-                self.device,
-                self.stack.model_copy(update={"fused": False, "passes": {"norm": 3.0, "rope": 3.0}}),
-                plan,
-            ),
+            ("no overlap of messages (--overlap none)", device, with_overlap(stack, "none"), plan),
+            ("attention of an older kernel", device, older_attention, plan),
+            ("every layer recomputed (--recompute full)", device, stack, replace(plan, recompute=1.0)),
+            ("eager kernels without fusion", device, unfused, plan),
         ]
-        if layout.world > self.device.domain:
-            half_network_device = replace(self.device, nic=self.device.nic / 2)
-            slower.append(("half of the network (--nic)", half_network_device, self.stack, plan))
+        if layout.world > device.domain:
+            slower.append(("half of the network (--nic)", replace(device, nic=device.nic / 2), stack, plan))
         for words, device, stack, changed_settings in slower:
-            yield words, float(StepPrices(spec, device, stack).step(changed_settings).seconds)
+            yield words, float(StepTimer(spec, device, stack).step(changed_settings).seconds)
 
 
 def recomputed_share(recompute: Recompute) -> float:
@@ -522,58 +514,41 @@ def time_inference(
     tokens = seq if phase == "decode" else seq + context
     formats, chunk = inference_formats(memory, tokens), memory.settings.chunk
 
-    def answer_on(device: Device, stack: Stack) -> InferencePass:
+    def pass_on(device: Device, stack: Stack) -> InferencePass:
         if phase == "decode":
             return decode(spec, device, stack, batch, seq, replica, formats)
         return prefill(spec, device, stack, batch, seq, context, chunk, replica, formats, server)
 
-    sequences = batch * layout.dp
-    pass_tokens = (sequences, 1, seq) if phase == "decode" else (sequences, seq, context)
     time_phase: TimePhase = "decode" if phase == "decode" else "prefill"
     stack = with_attention(settings.supporting_stack(time_phase), memory.settings.attn_implementation)
-    timed_run = _timed_inference(
-        memory, hardware, device, stack, time_phase, layout, pass_tokens, formats, answer_on(device, stack)
-    )
-    return replace(timed_run, pricer=lambda device, stack: float(answer_on(device, stack).seconds))
-
-
-def _timed_inference(
-    memory: Memory,
-    hardware: Hardware,
-    device: Device,
-    stack: Stack,
-    phase: TimePhase,
-    layout: Layout,
-    pass_tokens: tuple[int, int, int],
-    formats: Formats,
-    inference_pass: InferencePass,
-) -> TimedRun:
-    lines = tuple(
-        (float(line.times * timed_pass.work.count(line.layer)), line)
-        for timed_pass in inference_pass.priced
-        for line in timed_pass.lines
+    inference_pass = pass_on(device, stack)
+    operations = tuple(
+        (float(operation.times * timed_pass.work.count(operation.layer)), operation)
+        for timed_pass in inference_pass.timed_passes
+        for operation in timed_pass.operations
     )
     part_seconds = {name: float(seconds) for name, seconds in inference_pass.parts.items()}
-    kernel_seconds = sum(run_count * line.seconds for run_count, line in lines)
-    sequences, seq, cached_tokens = pass_tokens
+    kernel_seconds = sum(run_count * operation.seconds for run_count, operation in operations)
+    new_tokens, cached_tokens = (1, seq) if phase == "decode" else (seq, context)
     return TimedRun(
-        memory.spec,
-        phase,
+        spec,
+        time_phase,
         hardware,
         device,
         stack,
         layout,
-        sequences,
-        seq,
+        batch * layout.dp,
+        new_tokens,
         cached_tokens,
         formats,
         None,
-        expected_range(float(inference_pass.seconds), phase, device, stack, memory.spec),
+        expected_range(float(inference_pass.seconds), time_phase, device, stack, spec),
         part_seconds,
-        lines,
-        tuple(timed_pass.work for timed_pass in inference_pass.priced),
+        operations,
+        tuple(timed_pass.work for timed_pass in inference_pass.timed_passes),
         hidden_host=max(0.0, part_seconds["kernels"] - float(kernel_seconds)),
-        resident_bytes=_resident_bytes(memory, layout, inference_pass.priced[0].work),
+        resident_bytes=_resident_bytes(memory, layout, inference_pass.timed_passes[0].work),
+        seconds_on=lambda device, stack: float(pass_on(device, stack).seconds),
     )
 
 

@@ -40,7 +40,7 @@ class Selection:
         if self.least is not None and self.most is not None and self.least > self.most:
             raise InputError(f"--min-params: {self.least:,} is more than --max-params, {self.most:,}")
 
-    def takes(self, spec: ModelSpec, parameters: int) -> bool:
+    def accepts(self, spec: ModelSpec, parameters: int) -> bool:
         """Whether the filter accepts a model with this number of parameters."""
         return (
             self.kind in (None, spec.kind)
@@ -82,7 +82,7 @@ def attention_kinds(spec: ModelSpec) -> frozenset[str]:
     kinds: set[str] = set()
     mixers: list[Any] = [block.attention for block in distinct_blocks(spec) if isinstance(block.attention, TokenMixer)]
     for mixer in mixers:
-        head_sizes = mixer.heads(spec.hidden_size)
+        head_sizes = mixer.head_sizes(spec.hidden_size)
         kind = mixer.type
         if kind == "attention" and head_sizes is not None and head_sizes.kv_heads is not None:
             kind = "mha" if head_sizes.kv_heads == head_sizes.heads else "mqa" if head_sizes.kv_heads == 1 else "gqa"

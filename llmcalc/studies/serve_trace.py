@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Protocol, Self, TypeVar
 
 from ..frozen import frozen
-from ..timing.batching import Replica
-from ..timing.spread import Amount, Range
+from ..timing.spread import Amount
 from ..timing.trace import ServedRequest, StepBudget, StepSeconds, TracedRequest, serve_trace
+from .server import Limits, Server
 
 PERCENTILES = (50, 90, 99)
 """Percentiles of the requests' times."""
@@ -18,39 +17,6 @@ LIMIT_PERCENTILE = 90
 
 MOST_REPLICAS = 64
 """Most replicas that are tried for a trace."""
-
-
-class Limits(Protocol):
-    """The limits of the seconds to the first token and per further token; None for no limit."""
-
-    @property
-    def ttft(self) -> float | None: ...
-
-    @property
-    def tpot(self) -> float | None: ...
-
-
-class Server(Protocol):
-    """The interface of a server with equal replicas: its step times, and the tokens that a replica's cache holds."""
-
-    @property
-    def replica(self) -> Replica: ...
-
-    @property
-    def replicas(self) -> int: ...
-
-    @property
-    def most_sequences(self) -> int: ...
-
-    @property
-    def kv_tokens(self) -> int: ...
-
-    def range(self, seconds: float, phase: str) -> Range: ...
-
-    def with_replicas(self, replica_count: int) -> Self: ...
-
-
-AnyServer = TypeVar("AnyServer", bound=Server)
 
 
 @frozen
@@ -103,17 +69,12 @@ class TraceTimes:
     mean_concurrency: float
 
 
-def trace_times(
-    server: Server, trace: Trace, step_seconds: StepSeconds | None = None, budget: StepBudget | None = None
-) -> TraceTimes:
+def trace_times(server: Server, trace: Trace, step_seconds: StepSeconds, budget: StepBudget) -> TraceTimes:
     """Serves a trace on a server, with the likely seconds per step and with both ends of their range.
 
-    step_seconds: seconds of the steps of its replica, if they are known.
-    budget: the steps that may be simulated; default those of a question.
+    step_seconds: of the server's replica. budget: the steps that may be simulated.
     """
-    budget = budget or StepBudget()
     step_range = server.range(1.0, "decode")
-    step_seconds = step_seconds or steps_of(server, trace)
     runs = [
         _serve_scaled(server, trace, step_seconds, float(scale), budget)
         for scale in (1.0, step_range.low, step_range.high)
@@ -129,12 +90,6 @@ def trace_times(
         trace.output_tokens / seconds,
         seconds_in_server / seconds,
     )
-
-
-def steps_of(server: Server, trace: Trace) -> StepSeconds:
-    """Returns the seconds per step of one replica, for the requests of a trace."""
-    sequences = max(1, server.most_sequences // server.replica.batches)
-    return StepSeconds.tabulated(server.replica, sequences, trace.longest, trace.mean_input)
 
 
 def _serve_scaled(
@@ -171,15 +126,16 @@ def _percentile(seconds: Sequence[float], percent: int) -> float:
 
 
 def sized_for_trace(
-    server: AnyServer, replicas: int | None, trace: Trace, limits: Limits, budget: StepBudget
-) -> tuple[AnyServer, TraceTimes, str]:
+    server: Server, replicas: int | None, trace: Trace, limits: Limits, budget: StepBudget
+) -> tuple[Server, TraceTimes, str]:
     """Returns the server with the fewest replicas within the limits and its latencies, or the reason why there is none.
 
     replicas: their number, if it is given. Without limits one replica is enough.
     budget: the steps that may be simulated for this server and those after it.
     Raises `InputError` if they are not enough.
     """
-    step_seconds = steps_of(server, trace)
+    sequences = max(1, server.most_sequences // server.replica.batch_count)
+    step_seconds = StepSeconds.tabulated(server.replica, sequences, trace.longest, trace.mean_input)
 
     def broken(replica_count: int) -> str:
         served_requests = _serve_scaled(server.with_replicas(replica_count), trace, step_seconds, 1.0, budget)

@@ -1,7 +1,6 @@
 """Servers of a model: layouts that fit by an engine's own rule, their latencies under load, and the cheapest server.
 
-A server is one replica or several equal ones, each with an equal part of the requests. What a replica holds is the
-cache that the engine allocates, over the tokens of a request at its end.
+What a replica holds is the cache that the engine allocates, over the tokens of a request at its end.
 """
 
 from __future__ import annotations
@@ -10,29 +9,28 @@ import math
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import field, replace
-from functools import cached_property
 from itertools import product
 from typing import Any
 
 from ..accelerator import Hardware
 from ..device_memory.estimate import Memory
 from ..errors import InputError
-from ..frameworks.engines.engine import Engine, EngineMemory, EngineVersion
+from ..frameworks.engines.engine import Engine, EngineVersion
 from ..frameworks.engines.rank import StageWithoutCache
 from ..frozen import frozen
 from ..parallel.layout import ImpossibleLayout, Layout
 from ..parallel.search import routed_experts
 from ..sources.preset import Preset
-from ..timing.batching import Replica, Requests, ServedLoad
+from ..timing.batching import Replica, Requests
 from ..timing.device import Device
 from ..timing.disaggregation import Disaggregated
 from ..timing.records import Stack
 from ..timing.speculation import Speculation
-from ..timing.spread import Amount, Range, expected_range
 from ..timing.trace import StepBudget
 from .fit_serving import NODE
 from .run_time import inference_formats
 from .serve_trace import Trace, TraceTimes, sized_for_trace
+from .server import LayoutSizes, Limits, LoadPoint, Server, largest_number
 
 MOST_REPLICA = 32
 """Largest number of devices of a replica that is tried."""
@@ -45,52 +43,6 @@ STAGES = (1, 2, 4)
 
 ATTENTION_RANKS = (2, 4, 8, 16)
 """Ranks with attention of their own that are tried, of models with experts."""
-
-SECONDS_OF_AN_HOUR = 3600.0
-
-
-@frozen
-class Limits:
-    """The latency limits of a server; None for no limit.
-
-    concurrency: requests at any time. rate: requests per second that arrive.
-    ttft, tpot: seconds to the first token and of each further token, at most.
-    """
-
-    concurrency: int | None = None
-    rate: float | None = None
-    ttft: float | None = None
-    tpot: float | None = None
-
-    def violated_limits(self, load: ServedLoad) -> str:
-        """Returns why the latencies of a load exceed the limits; empty if they do not."""
-        if self.tpot is not None and load.tpot > self.tpot:
-            return "TPOT above --tpot"
-        if self.ttft is not None and load.ttft > self.ttft:
-            return "TTFT above --ttft"
-        return ""
-
-
-@frozen
-class LayoutSizes:
-    """The sizes of a replica's layout. dp: data-parallel attention ranks, which share the experts."""
-
-    tp: int = 1
-    pp: int = 1
-    dp: int = 1
-    ep: int = 1
-
-    @property
-    def devices(self) -> int:
-        return self.tp * self.pp * self.dp
-
-    def layout(self, layers: int) -> Layout:
-        """Returns the layout of a replica. Raises `InputError` for sizes that contradict each other."""
-        layers_per_stage = None
-        if layers % self.pp:
-            layers_per_stage = tuple(layers // self.pp + (stage < layers % self.pp) for stage in range(self.pp))
-        etp = self.tp * self.dp // self.ep if self.ep > 1 else None
-        return Layout(tp=self.tp, pp=self.pp, dp=self.dp, ep=self.ep, etp=etp, pp_layout=layers_per_stage)
 
 
 @frozen
@@ -144,141 +96,11 @@ class SizesRequest:
 
 
 @frozen
-class Point:
-    """A server at one concurrency. load: of one replica. ttft, tpot, end_to_end: seconds, with their ranges.
-
-    cost_per_million: money of a million output tokens; None without a price.
-    """
-
-    concurrency: int
-    devices: int
-    load: ServedLoad
-    replicas: int
-    ttft: Range
-    tpot: Range
-    cost_per_million: float | None
-
-    @property
-    def output_tokens_per_second(self) -> float:
-        return self.replicas * self.load.output_tokens_per_second
-
-    @property
-    def per_device(self) -> float:
-        """Output tokens per second of each device."""
-        return self.output_tokens_per_second / self.devices
-
-    @property
-    def end_to_end(self) -> Amount:
-        """The seconds of a whole request, with the sum of its parts' ranges."""
-        further_tokens = self.load.output - 1
-        latency_parts = zip(self.ttft.amount, self.tpot.amount, strict=True)
-        return Amount(*(ttft + further_tokens * tpot for ttft, tpot in latency_parts))
-
-
-@frozen
-class Server:
-    """A layout with number formats, and the number of its replicas.
-
-    sizes, quantize, kv_dtype: of the replica; None for the published formats.
-    replica: what computes its times. memory: what the engine does with a rank's memory.
-    most_sequences: requests that a replica, or a group of them, holds.
-    replicas: number of copies. price: money of a device and hour; None if not given.
-    flags: the engine's flags that start a replica.
-    group: the replicas for prompts and those that decode, of which there are `replicas` groups; None if each does both.
-    """
-
-    sizes: LayoutSizes
-    quantize: str | None
-    kv_dtype: str | None
-    replica: Replica
-    memory: EngineMemory
-    most_sequences: int
-    flags: Mapping[str, Any] = field(default_factory=dict)
-    replicas: int = 1
-    price: float | None = None
-    group: Disaggregated | None = None
-
-    @property
-    def devices(self) -> int:
-        return self.sizes.devices * self.replicas * (1 if self.group is None else self.group.replicas)
-
-    def load(self, concurrency: float) -> ServedLoad:
-        """Returns the latencies of one replica, or of one group of them, at a concurrency."""
-        return (self.replica if self.group is None else self.group).load(concurrency)
-
-    @property
-    def kv_tokens(self) -> int:
-        """The number of tokens that one replica's caches hold."""
-        return self.memory.kv_tokens * self.sizes.dp
-
-    def range(self, seconds: float, phase: str) -> Range:
-        """Returns the range of an estimate in seconds.
-
-        The widest range with drafted tokens, and with separate devices for prompts, because these were never measured.
-        """
-        replica = self.replica
-        is_tested = replica.speculation is None and self.group is None
-        return expected_range(seconds, phase, replica.device, replica.stack, replica.spec, is_tested)
-
-    def point(self, concurrency: int) -> Point:
-        """Returns the server at a concurrency, which is divided evenly over its replicas."""
-        load = self.load(max(1.0, concurrency / self.replicas))
-        rate = self.replicas * load.output_tokens_per_second
-        cost = None if self.price is None else self.price * self.devices / SECONDS_OF_AN_HOUR / rate * 1e6
-        ttft, tpot = self.range(load.ttft, "prefill"), self.range(load.tpot, "decode")
-        ttft = replace(ttft, high=max(ttft.high, self.range(load.ttft_of_burst, "prefill").high))
-        return Point(concurrency, self.devices, load, self.replicas, ttft, tpot, cost)
-
-    def with_replicas(self, replica_count: int) -> Server:
-        """The same server with another number of replicas."""
-        return replace(self, replicas=replica_count)
-
-    @cached_property
-    def most(self) -> int:
-        """The most concurrent requests that all replicas hold."""
-        return self.most_sequences * self.replicas
-
-    def curve(self, extra_concurrency: int | None = None) -> list[Point]:
-        """Returns the server's latencies at 1, 2, 4, … concurrent requests and at the largest number that it holds.
-
-        extra_concurrency: a further number of concurrent requests; none by default.
-        """
-        concurrencies = {2**i for i in range(self.most.bit_length())} | {self.most}
-        concurrencies |= (
-            {extra_concurrency} if extra_concurrency is not None and extra_concurrency <= self.most else set()
-        )
-        return [
-            self.point(concurrency)
-            for concurrency in sorted(concurrencies)
-            if concurrency >= self.replicas or concurrency == extra_concurrency
-        ]
-
-    def most_within(self, limits: Limits) -> int:
-        """Returns the most concurrent requests of one replica within the limits; 0 if a single request exceeds them."""
-        low, high = 0, self.most_sequences
-        while low < high:
-            middle = (low + high + 1) // 2
-            low, high = (middle, high) if not limits.violated_limits(self.load(middle)) else (low, middle - 1)
-        return low
-
-    def concurrency_of(self, rate: float) -> int | None:
-        """Returns one replica's concurrency at which `rate` requests complete per second; None if it cannot."""
-        if self.load(self.most_sequences).requests_per_second < rate:
-            return None
-        low, high = 1, self.most_sequences
-        while low < high:
-            middle = (low + high) // 2
-            fast = self.load(middle).requests_per_second >= rate
-            low, high = (low, middle) if fast else (middle + 1, high)
-        return low
-
-
-@frozen
-class Chosen:
+class ChosenServer:
     """The cheapest server within the limits, and its load. index: the server's index."""
 
     index: int
-    point: Point
+    point: LoadPoint
 
 
 @frozen
@@ -295,10 +117,10 @@ class Servers:
     """
 
     servers: tuple[Server, ...]
-    curves: tuple[tuple[Point, ...], ...]
-    points: tuple[Point | None, ...]
+    curves: tuple[tuple[LoadPoint, ...], ...]
+    points: tuple[LoadPoint | None, ...]
     front: tuple[tuple[int, int], ...]
-    chosen: Chosen | None
+    chosen: ChosenServer | None
     why_not: dict[str, int]
     keeps_limits: tuple[bool, ...]
     traces: tuple[TraceTimes, ...] = ()
@@ -337,7 +159,7 @@ class ServeStudy:
     @property
     def longest(self) -> int:
         """Tokens of the longest request."""
-        return self.requests.length if self.trace is None else self.trace.longest
+        return self.requests.total_tokens if self.trace is None else self.trace.longest
 
     def answer(self) -> Servers:
         """Tries every layout with every pair of number formats. Raises `InputError` if no layout is possible."""
@@ -346,7 +168,7 @@ class ServeStudy:
         if not fitting_servers and not reasons_against:
             raise ImpossibleLayout("--devices: no layout of so many is possible; expected another number or layout")
         servers: list[Server] = []
-        points_at_limits: list[Point | None] = []
+        points_at_limits: list[LoadPoint | None] = []
         keeps_limits: list[bool] = []
         traces: list[TraceTimes] = []
         budget = StepBudget()
@@ -357,7 +179,7 @@ class ServeStudy:
                 sized_server, trace_times, reason = sized_for_trace(
                     server, self.sizes.replicas(server.sizes), self.trace, self.limits, budget
                 )
-                point = sized_server.point(min(max(1, round(trace_times.mean_concurrency)), sized_server.most))
+                point = sized_server.point(min(max(1, round(trace_times.mean_concurrency)), sized_server.most_requests))
                 traces.append(trace_times)
             servers.append(sized_server)
             points_at_limits.append(point)
@@ -412,7 +234,7 @@ class ServeStudy:
         kv_dtype: str | None,
     ) -> Server:
         """Returns one replica. Raises `DoesNotFit`, or `ImpossibleLayout` if the sizes do not divide the model."""
-        engine, length = self.engine, self.requests.length
+        engine, length = self.engine, self.requests.total_tokens
         used_flags = {engine.instead["--seq"].lstrip("-").replace("-", "_"): self.longest, **flags}
         used_flags |= self.draft_flags
         used_flags |= {} if quantize is None else {"quantize": quantize}
@@ -438,7 +260,7 @@ class ServeStudy:
                 step_tokens,
                 self.speculation,
             )
-            replica.token(1)  # sizes that the layout does not divide raise here
+            replica.decoding_pass(1)  # sizes that the layout does not divide raise here
         except DoesNotFit:
             raise
         except InputError as error:
@@ -456,7 +278,6 @@ class ServeStudy:
         Raises `DoesNotFit` if the requested devices are too few for both, or no whole number of groups.
         """
         replica, total = server.replica, self.sizes.replicas(server.sizes)
-        within_limits = server.most_sequences
         if self.ratio is not None:
             group = Disaggregated(replica, *self.ratio)
             if total is not None and total % group.replicas:
@@ -464,16 +285,12 @@ class ServeStudy:
         elif total == 1:
             raise DoesNotFit("one replica alone cannot leave its prompts to others")
         else:
-            single_pair = Disaggregated(replica, 1, 1)
-            if self.limits.tpot is not None:
-                low, high = 1, server.most_sequences
-                while low < high:
-                    middle = (low + high + 1) // 2
-                    low, high = (
-                        (middle, high) if single_pair.token_seconds(middle) <= self.limits.tpot else (low, middle - 1)
-                    )
-                within_limits = low
-            group = Disaggregated.balanced(replica, within_limits, total)
+            single_pair, most_sequences, tpot = Disaggregated(replica, 1, 1), server.most_sequences, self.limits.tpot
+            if tpot is not None:
+                most_sequences = largest_number(
+                    lambda number: single_pair.token_seconds(number) <= tpot, most_sequences
+                )
+            group = Disaggregated.balanced_group(replica, max(1, most_sequences), total)
         return replace(server, group=group, most_sequences=server.most_sequences * group.decode)
 
     def _replica_count(self, server: Server) -> int | None:
@@ -481,7 +298,7 @@ class ServeStudy:
         replicas = self.sizes.replicas(server.sizes)
         return replicas if replicas is None or server.group is None else replicas // server.group.replicas
 
-    def _sized_server(self, server: Server) -> tuple[Server, Point | None, str]:
+    def _sized_server(self, server: Server) -> tuple[Server, LoadPoint | None, str]:
         """Returns the server with enough replicas for the load and its latencies, or the reason why there is none.
 
         Without a load it is the largest one that keeps the limits.
@@ -496,14 +313,14 @@ class ServeStudy:
         sized_server = replace(server, replicas=replicas or -(-concurrency // concurrency_within_limits))
         if sized_server.devices > MOST_DEVICES and replicas is None:
             return replace(server, replicas=1), None, f"more than {MOST_DEVICES:,} devices"
-        if concurrency > sized_server.most:
+        if concurrency > sized_server.most_requests:
             return sized_server, None, "the cache holds fewer requests than --concurrency"
         point = sized_server.point(concurrency)
         return sized_server, point, limits.violated_limits(point.load)
 
     def _sized_by_rate(
         self, server: Server, replicas: int | None, concurrency_within_limits: int, rate: float
-    ) -> tuple[Server, Point | None, str]:
+    ) -> tuple[Server, LoadPoint | None, str]:
         most_requests_per_second = server.load(concurrency_within_limits).requests_per_second
         sized_server = replace(server, replicas=replicas or math.ceil(rate / most_requests_per_second))
         if sized_server.devices > MOST_DEVICES and replicas is None:
@@ -516,8 +333,8 @@ class ServeStudy:
 
 
 def _cheapest_index(
-    points: Sequence[Point | None], keeps_limits: Sequence[bool], traces: Sequence[TraceTimes]
-) -> Chosen | None:
+    points: Sequence[LoadPoint | None], keeps_limits: Sequence[bool], traces: Sequence[TraceTimes]
+) -> ChosenServer | None:
     """Returns the server with the most output tokens per second and device, which is the cheapest at any price.
 
     Of servers of a trace, which serve the same tokens, it is the one with the fewest devices.
@@ -531,7 +348,7 @@ def _cheapest_index(
     if not candidates:
         return None
     (*_, index), point = min(candidates, key=lambda candidate: candidate[0])
-    return Chosen(index, point)
+    return ChosenServer(index, point)
 
 
 class DoesNotFit(Exception):
@@ -554,7 +371,7 @@ def cache_flag(engine: Engine, kv_dtype: str) -> dict[str, str]:
     return {flag.field: word}
 
 
-def _pareto_front(curves: Sequence[Sequence[Point]]) -> tuple[tuple[int, int], ...]:
+def _pareto_front(curves: Sequence[Sequence[LoadPoint]]) -> tuple[tuple[int, int], ...]:
     """Returns the Pareto front: points that no other point beats in both TPOT and tokens per second of a device."""
     points = [(index, point) for index, curve in enumerate(curves) for point in curve]
     points.sort(key=lambda item: (float(item[1].tpot.estimate), -item[1].per_device))

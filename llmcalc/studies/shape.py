@@ -9,6 +9,7 @@ sizes that a budget allows, and the depth nearest to the budget at each of them,
 from __future__ import annotations
 
 import math
+from bisect import bisect_left
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from fractions import Fraction
@@ -28,7 +29,7 @@ from ..sources.files import validate
 from ..units import count
 from ..workload.workload import Workload
 from .compare import StackShape, in_dense_band, stack_shape
-from .literature import TOKENS_PER_PARAMETER, Verdicts, scaled_optimum, verdicts
+from .literature import TOKENS_PER_PARAMETER, StudyVerdicts, compare_with_studies, scaled_optimum
 
 HEAD_SIZES = (64, 96, 128, 256)
 LEAST_ASPECT, MOST_ASPECT = 8, 1024
@@ -53,7 +54,7 @@ the same ratios, vocabulary and head size (Allal 2025, arXiv:2502.02737).
 """
 
 
-def standard(parameters: int | None = None, train_flops: int | None = None, tokens: int | None = None) -> str:
+def standard_preset(parameters: int | None = None, train_flops: int | None = None, tokens: int | None = None) -> str:
     """Returns the name of the preset with the default proportions, for a budget without a model.
 
     A budget of training FLOPs C is converted to C/6D parameters, or to sqrt(C/120) at 20 tokens per parameter
@@ -87,7 +88,7 @@ class Family:
 
     def _own_heads(self) -> list[HeadSizes]:
         mixers = [block.attention for block in self._distinct_blocks() if isinstance(block.attention, TokenMixer)]
-        return [head_sizes for mixer in mixers if (head_sizes := mixer.heads(self.spec.hidden_size)) is not None]
+        return [head_sizes for mixer in mixers if (head_sizes := mixer.head_sizes(self.spec.hidden_size)) is not None]
 
     @property
     def least_depth(self) -> int:
@@ -117,7 +118,7 @@ class Family:
             return heads, heads * self.kv_ratio, size
         return heads, None if k is None or (k == 1 and a > 1) else heads * k / a, size
 
-    def finer(self, keep_heads: bool) -> Family | None:
+    def finer_family(self, keep_heads: bool) -> Family | None:
         """Returns the family with a smaller step between hidden sizes; None if there is none.
 
         keep_heads: whether head sizes must stay unchanged. Otherwise all of them are halved if possible.
@@ -277,7 +278,7 @@ def budget_for(
     )
 
 
-def proportion(text: str | None, option: str) -> Fraction | None:
+def parse_ratio(text: str | None, option: str) -> Fraction | None:
     """Parses a ratio exactly, such as `3.5`, `8/3` or `0.125`; None for None.
 
     Raises `InputError`, which names `option`, for anything that is not a positive number.
@@ -315,7 +316,7 @@ class Shape:
     forward_flops_per_token: float
     kv_bytes_per_token: int
     head_sizes: tuple[int, ...]
-    verdicts: Verdicts
+    verdicts: StudyVerdicts
 
     @property
     def in_dense_band(self) -> bool:
@@ -323,7 +324,7 @@ class Shape:
 
 
 @dataclass(frozen=True)
-class Study:
+class ShapeStudy:
     """The shapes of equal cost, deepest first.
 
     family: their family, with the step and the head sizes that were chosen for the budget.
@@ -341,7 +342,7 @@ class Study:
     scaled: tuple[float, float, float] | None
 
 
-def study(
+def find_shapes(
     members: Family,
     budget: Budget,
     target: ModelSpec | None = None,
@@ -349,7 +350,7 @@ def study(
     percent: float = 2.0,
     seq: int = 2048,
     dtype: str = "bfloat16",
-) -> Study:
+) -> ShapeStudy:
     """Finds about `rows` shapes whose cost is within `percent` of the budget, evenly spaced in log h/L.
 
     target: the original model of the family; its shape is one of the rows if its cost matches the budget.
@@ -364,12 +365,12 @@ def study(
         shape_sizes = [shape_size for shape_size in shape_sizes if shape_size[0] != target_size[0]] + [target_size]
     if not shape_sizes:
         raise InputError(_no_shapes_error(members, budget, percent))
-    spread_sizes = spread(shape_sizes, rows, target_size)
+    spread_sizes = spread_evenly(shape_sizes, rows, target_size)
     shapes = tuple(
         _shape_of_size(members, shape_size, budget, shape_size == target_size, seq, dtype)
         for shape_size in sorted(spread_sizes, key=lambda s: s[0] / s[1])
     )
-    return Study(members, budget, tolerance, seq, dtype, shapes, search_stats, _scaled_target(target, budget))
+    return ShapeStudy(members, budget, tolerance, seq, dtype, shapes, search_stats, _scaled_target(target, budget))
 
 
 def _cost_matches(members: Family, shape_size: tuple[int, int], budget: Budget, tolerance: float) -> bool:
@@ -398,25 +399,11 @@ def refine_step(members: Family, budget: Budget, tolerance: float, keep_heads: b
     keep_heads: whether head sizes must stay unchanged.
     """
     while len(allowed_widths(members, budget, tolerance)) < FEWEST_WIDTHS:
-        finer_family = members.finer(keep_heads)
-        if finer_family is None:
+        finer_members = members.finer_family(keep_heads)
+        if finer_members is None:
             break
-        members = finer_family
+        members = finer_members
     return members
-
-
-def _bisect_condition(condition: Callable[[int], bool], low: int, high: int) -> int:
-    """Finds the smallest number from `low` on that satisfies a condition, by bisection; `high` if no smaller one does.
-
-    The condition must be monotonic: if a number satisfies it, all larger numbers do.
-    """
-    while low < high:
-        middle = (low + high) // 2
-        if condition(middle):
-            high = middle
-        else:
-            low = middle + 1
-    return low
 
 
 def _depth_range(members: Family, h: int) -> tuple[int, int]:
@@ -438,16 +425,15 @@ def allowed_widths(members: Family, budget: Budget, tolerance: float) -> range:
 
     def is_deep_enough(i: int) -> bool:
         shallowest_depth, deepest_depth = _depth_range(members, i * width_step)
-        return shallowest_depth <= deepest_depth and cost_at(i, deepest_depth) >= lowest_cost
+        return shallowest_depth <= deepest_depth and bool(cost_at(i, deepest_depth) >= lowest_cost)
 
     def is_too_wide(i: int) -> bool:
         return bool(cost_at(i, _depth_range(members, i * width_step)[0]) > highest_cost)
 
-    end_step = LARGEST_WIDTH // width_step + 1
-    narrowest_index = _bisect_condition(is_deep_enough, 1, end_step)
-    return range(
-        narrowest_index * width_step, _bisect_condition(is_too_wide, narrowest_index, end_step) * width_step, width_step
-    )
+    steps = range(LARGEST_WIDTH // width_step + 1)
+    narrowest = bisect_left(steps, True, lo=1, key=is_deep_enough)
+    too_wide = bisect_left(steps, True, lo=narrowest, key=is_too_wide)
+    return range(narrowest * width_step, too_wide * width_step, width_step)
 
 
 def nearest_depth(cost: Callable[[int], int], value: int, low: int, high: int) -> int:
@@ -507,7 +493,7 @@ def _spaced_widths(widths: range, limit: int) -> list[int]:
     return [widths[i] for i in dict.fromkeys(indices)]
 
 
-def spread(
+def spread_evenly(
     shape_sizes: list[tuple[int, int]], rows: int, kept_size: tuple[int, int] | None = None
 ) -> list[tuple[int, int]]:
     """Returns at most `rows` of the shapes, evenly spaced in log h/L, with `kept_size` if it was found."""
@@ -546,7 +532,7 @@ def _shape_of_size(
         forward_flops_per_token=flops(spec, Workload(batch=1, seq=seq)).per_token,
         kv_bytes_per_token=kv(spec, dtype_name=dtype).bytes_per_token,
         head_sizes=tuple(d for d in HEAD_SIZES if h % d == 0),
-        verdicts=verdicts(h, layers),
+        verdicts=compare_with_studies(h, layers),
     )
 
 

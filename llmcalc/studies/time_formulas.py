@@ -17,7 +17,7 @@ from ..errors import InputError, suggest
 from ..model import ModelSpec
 from ..timing.device import device_of
 from ..timing.kernels import Kernel, RankPass, RankWork
-from ..timing.price import DECODE_ATTENTION_RATE, Formats, Line, PassTime
+from ..timing.price import DECODE_ATTENTION_RATE, Formats, TimedOperation, TimeEstimator
 from ..timing.records import FigureSource, Generation, generations
 from ..timing.stack import find_stack
 from ..timing.work import rank_work
@@ -72,7 +72,7 @@ class _Term:
         return bool(self.symbolic)
 
 
-NOTHING = _Term("", "")
+NO_TERM = _Term("", "")
 
 
 def time_formulas(
@@ -89,7 +89,7 @@ def time_formulas(
     software = find_stack(stack, "training" if phase == "training" else "inference")
     rank_pass = RankPass(batch, tokens, cached_tokens, phase, fused=software.fused, reduces_late=software.reduces_late)
     work = rank_work(spec, rank_pass)
-    time_estimator = PassTime(device_of(hardware), software, Formats(), rank_pass)
+    time_estimator = TimeEstimator(device_of(hardware), software, Formats(), rank_pass)
     kernels = [kernel for kernel in work.kernels if _is_below(kernel, node, work)]
     if not kernels:
         paths = sorted({kernel.path for kernel in work.kernels})
@@ -127,41 +127,44 @@ def _is_below(kernel: Kernel, node: str | None, work: RankWork) -> bool:
     )
 
 
-def _kernel_formulas(time_estimator: PassTime, kernel: Kernel, repeat: int) -> Iterator[TimeFormula]:
-    for line in time_estimator.kernel_lines(kernel):
-        compute, memory = _compute_formula(time_estimator, kernel, line), _memory_formula(time_estimator, kernel, line)
+def _kernel_formulas(time_estimator: TimeEstimator, kernel: Kernel, repeat: int) -> Iterator[TimeFormula]:
+    for operation in time_estimator.timed_kernels(kernel):
+        compute, memory = (
+            _compute_formula(time_estimator, kernel, operation),
+            _memory_formula(time_estimator, kernel, operation),
+        )
         bounds = [term for term in (compute, memory) if term]
-        slower = bounds[0] if len(bounds) == 1 else NOTHING
+        slower = bounds[0] if len(bounds) == 1 else NO_TERM
         if len(bounds) > 1:
             slower = _Term(
                 f"max({compute.symbolic}, {memory.symbolic})", f"max({compute.substituted}, {memory.substituted})"
             )
-        wait = NOTHING
-        if line.wait:
-            launches = kernel.launches[line.backward]
+        wait = NO_TERM
+        if operation.wait:
+            launches = kernel.launches[operation.backward]
             wait = _Term("l · t", f"{launches} · {_number_text(time_estimator.kernel_wait)}")
         terms = [term for term in (slower, wait) if term]
         yield TimeFormula(
             kernel.path,
             kernel.kind,
-            line.backward,
+            operation.backward,
             " + ".join(term.symbolic for term in terms) or "0",
             " + ".join(term.substituted for term in terms) or "0",
-            float(line.seconds),
+            float(operation.seconds),
             repeat,
             _formula_source(time_estimator, kernel, compute, memory, wait),
         )
 
 
-def _compute_formula(time_estimator: PassTime, kernel: Kernel, line: Line) -> _Term:
+def _compute_formula(time_estimator: TimeEstimator, kernel: Kernel, operation: TimedOperation) -> _Term:
     """Returns the seconds of the products, F / (P · e); for attention with the keys that fill its kernel."""
-    if not line.compute:
-        return NOTHING
-    device, seconds = time_estimator.device, float(line.compute)
+    if not operation.compute:
+        return NO_TERM
+    device, seconds = time_estimator.device, float(operation.compute)
     peak = device.peaks["bf16"]
-    flops = float(kernel.padding * kernel.flops[line.backward])
+    flops = float(kernel.padding * kernel.flops[operation.backward])
     if kernel.kind in ("product", "experts"):
-        flops /= 2 if line.backward and not kernel.frozen else 1
+        flops /= 2 if operation.backward and not kernel.frozen else 1
         peak = device.peaks[device.format_of("bf16")]
         return _Term(
             "F / (P · e)", f"{_number_text(flops)} / ({_number_text(peak)} · {_number_text(flops / seconds / peak)})"
@@ -171,7 +174,7 @@ def _compute_formula(time_estimator: PassTime, kernel: Kernel, line: Line) -> _T
             "F / (P · e)", f"{_number_text(flops)} / ({_number_text(peak)} · {_number_text(DECODE_ATTENTION_RATE)})"
         )
     if kernel.kind == "attention" and time_estimator.stack.attention != "scores":
-        _, half_rate_keys = device.generation.attention_backward if line.backward else device.generation.attention
+        _, half_rate_keys = device.generation.attention_backward if operation.backward else device.generation.attention
         keys = max(1.0, float(kernel.keys))
         efficiency = flops * (1 + half_rate_keys / keys) / seconds / peak
         return _Term(
@@ -179,14 +182,14 @@ def _compute_formula(time_estimator: PassTime, kernel: Kernel, line: Line) -> _T
             f"{_number_text(flops)} · (1 + {_number_text(half_rate_keys)} / {_number_text(keys)}) / "
             f"({_number_text(peak)} · {_number_text(efficiency)})",
         )
-    return _Term("F / r", f"{_number_text(flops)} / {_number_text(flops / seconds)}") if flops else NOTHING
+    return _Term("F / r", f"{_number_text(flops)} / {_number_text(flops / seconds)}") if flops else NO_TERM
 
 
-def _memory_formula(time_estimator: PassTime, kernel: Kernel, line: Line) -> _Term:
+def _memory_formula(time_estimator: TimeEstimator, kernel: Kernel, operation: TimedOperation) -> _Term:
     """Returns the seconds of the memory traffic, B / (W · w); for decoding attention with the units that it fills."""
-    if not line.memory:
-        return NOTHING
-    device, seconds = time_estimator.device, float(line.memory)
+    if not operation.memory:
+        return NO_TERM
+    device, seconds = time_estimator.device, float(operation.memory)
     efficiency = device.generation.cache if _reads_cache(time_estimator, kernel) else device.generation.memory
     rate = f"({_number_text(device.bandwidth)} · {_number_text(efficiency)})"
     if kernel.kind == "attention" and time_estimator.rank_pass.phase == "decode":
@@ -197,7 +200,7 @@ def _memory_formula(time_estimator: PassTime, kernel: Kernel, line: Line) -> _Te
     return _Term("B / (W · w)", f"{_number_text(seconds * device.bandwidth * efficiency)} / {rate}")
 
 
-def _formula_source(time_estimator: PassTime, kernel: Kernel, compute: _Term, memory: _Term, wait: _Term) -> str:
+def _formula_source(time_estimator: TimeEstimator, kernel: Kernel, compute: _Term, memory: _Term, wait: _Term) -> str:
     """Returns the sources of a formula's efficiency factors, with their evidence and the measurements behind it."""
     is_fused_attention = kernel.kind == "attention" and time_estimator.stack.attention != "scores"
     fields = [
@@ -212,7 +215,7 @@ def _formula_source(time_estimator: PassTime, kernel: Kernel, compute: _Term, me
     return "; ".join(dict.fromkeys(texts))
 
 
-def _reads_cache(time_estimator: PassTime, kernel: Kernel) -> bool:
+def _reads_cache(time_estimator: TimeEstimator, kernel: Kernel) -> bool:
     """Whether a kernel is attention that reads a cache, or attention that keeps no scores in memory."""
     keeps_scores = time_estimator.stack.attention == "scores" and time_estimator.rank_pass.phase != "decode"
     return kernel.kind == "attention" and not keeps_scores

@@ -241,11 +241,9 @@ class Formulas:
         formula = self._formula_with_forms(
             quantity, self._combine_equal_layers(expression, tidy), Fraction(value), node
         )
-        return (
-            formula
-            if formula.in_hidden is None
-            else replace(formula, in_hidden=self._combine_equal_layers(formula.in_hidden, tidy))
-        )
+        if formula.in_hidden is None:
+            return formula
+        return replace(formula, in_hidden=self._combine_equal_layers(formula.in_hidden, tidy))
 
     def _formula_with_forms(self, quantity: Quantity, expression: Any, value: Fraction, node: FormulaNode) -> Formula:
         open_form = self._evaluate_at_numbers(expression, value, node)

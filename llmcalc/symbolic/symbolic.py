@@ -210,11 +210,9 @@ def with_formulas(spec: ModelSpec) -> ModelSpec:
     names = _symbol_names(_used_occurrences(spec) + _depth_occurrences(spec))
 
     def pick(occurrence: SizeOccurrence) -> int:
-        return (
-            SymbolicInt(occurrence.value, _symbol(_without_hyphens(names[occurrence])))
-            if occurrence in names
-            else occurrence.value
-        )
+        if occurrence in names:
+            return SymbolicInt(occurrence.value, _symbol(_without_hyphens(names[occurrence])))
+        return occurrence.value
 
     return _with_symbols(spec, pick)
 
@@ -356,7 +354,7 @@ def _layer_labels(stack: Stack) -> dict[str, str]:
 
 def _layer_traits(block: Layer) -> tuple[str, str]:
     mixer, network = block.attention, block.feed_forward
-    kind = mixer.trait() if isinstance(mixer, TokenMixer) else mixer.type
+    kind = mixer.report_label() if isinstance(mixer, TokenMixer) else mixer.type
     return kind, "moe" if isinstance(network, Network) and network.mixture else "dense"
 
 

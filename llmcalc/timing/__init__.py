@@ -8,9 +8,10 @@ The functions that answer a question (of scalars, or of arrays with an element p
         dtype: bf16, fp8, fp4, int8, or quantized (weights that a kernel decodes to 16 bits: AWQ, GGUF)
     step.StepPlan.from_layout(layout, micro_batch, micro_batches, seq, dtype="bf16", recompute=0.0)
     step.training_step(spec, device, stack, plan) -> Step
-        .seconds, .parts {work, bubble, data, update}, .priced
+        .seconds, .parts {work, bubble, data, update}, .timed_pass
     inference.prefill(spec, device, stack, batch, seq, cached_tokens=0, chunk=None, layout=ONE_DEVICE,
-        formats=Formats(), server=False) -> InferencePass       .seconds, .parts {kernels, host, hops, server}, .priced
+        formats=Formats(), server=False) -> InferencePass
+        .seconds, .parts {kernels, host, hops, server}, .timed_passes
     inference.decode(spec, device, stack, batch, cached_tokens, layout=ONE_DEVICE, formats=Formats()) -> InferencePass
     spread.expected_range(seconds, phase, device, stack, spec) -> Range     .low, .estimate, .high, .tested
 

@@ -33,7 +33,7 @@ from ..model import ModelSpec
 from ..parallel.layout import ONE_DEVICE, Layout
 from .device import Device
 from .inference import MAX_CHUNKS, InferencePass, forward_pass, prefill, rank_pass
-from .price import SIXTEEN_BITS, Formats, Line
+from .price import SIXTEEN_BITS, Formats, TimedOperation
 from .records import Stack
 from .speculation import Speculation
 
@@ -57,7 +57,7 @@ class Requests:
     cached: int = 0
 
     @property
-    def computed(self) -> int:
+    def computed_tokens(self) -> int:
         """The number of computed tokens of a prompt: at least the last, whose logits give the first output token."""
         return max(1, self.input - self.cached)
 
@@ -67,7 +67,7 @@ class Requests:
         return self.input + self.output // 2
 
     @property
-    def length(self) -> int:
+    def total_tokens(self) -> int:
         """The number of a sequence's tokens at its end."""
         return self.input + self.output
 
@@ -137,27 +137,29 @@ class Replica:
         return (self.requests.output - 1) / self.tokens_per_step
 
     @property
-    def batches(self) -> int:
+    def batch_count(self) -> int:
         """The number of batches that run concurrently: one per pipeline stage and data-parallel attention rank."""
         return self.layout.pp * self.layout.dp
 
     @property
-    def chunk(self) -> int | None:
+    def chunk_tokens(self) -> int | None:
         """The number of tokens in a prompt chunk; None if a step processes whole prompts."""
-        if self.step_tokens is None or self.step_tokens >= self.requests.computed:
+        if self.step_tokens is None or self.step_tokens >= self.requests.computed_tokens:
             return None
-        return max(self.step_tokens, -(-self.requests.computed // MAX_CHUNKS))
+        return max(self.step_tokens, -(-self.requests.computed_tokens // MAX_CHUNKS))
 
-    def token(self, concurrency: float) -> InferencePass:
+    def decoding_pass(self, concurrency: float) -> InferencePass:
         """Returns the pass that decodes a step of every sequence, without any prompt.
 
         Sequences that pad a batch have no cache to read.
         """
-        batch, context = _int_if_whole(max(1.0, concurrency / self.batches)), self.requests.mean_context
+        batch, context = _int_if_whole(max(1.0, concurrency / self.batch_count)), self.requests.mean_context
         graph_batch = next((size for size in self.graph_batches if size >= batch), batch)
-        return self.step(graph_batch, context if graph_batch == batch else max(1, round(context * batch / graph_batch)))
+        return self.batch_pass(
+            graph_batch, context if graph_batch == batch else max(1, round(context * batch / graph_batch))
+        )
 
-    def step(self, batch: float, cached_tokens: float) -> InferencePass:
+    def batch_pass(self, batch: float, cached_tokens: float) -> InferencePass:
         """Returns the time of a batch's decoding step, with the draft's passes.
 
         cached_tokens: cached tokens per sequence.
@@ -170,23 +172,28 @@ class Replica:
         seconds = self.speculation.draft_seconds(
             self.spec, self.device, self.stack, batch, cached_tokens, self.layout, self.formats
         )
-        return InferencePass(target_pass.seconds + seconds, {**target_pass.parts, "draft": seconds}, target_pass.priced)
+        return InferencePass(
+            target_pass.seconds + seconds, {**target_pass.parts, "draft": seconds}, target_pass.timed_passes
+        )
 
-    def prompts(self, prompt_count: float, server: bool = False) -> InferencePass:
+    def prompts_pass(self, prompt_count: float, server: bool = False) -> InferencePass:
         """Returns the time of a step that processes several prompts at once.
 
         server: whether a server's time before the first token counts.
         """
         key = _int_if_whole(prompt_count), server
         if key not in self._timed_prompts:
-            computed_tokens, cached_tokens = self.requests.computed, min(self.requests.cached, self.requests.input - 1)
+            computed_tokens, cached_tokens = (
+                self.requests.computed_tokens,
+                min(self.requests.cached, self.requests.input - 1),
+            )
             if server:  # the passes of a long prompt are many, and the same with a server's time
-                of_device = self.prompts(prompt_count)
+                of_device = self.prompts_pass(prompt_count)
                 seconds = self.stack.first_token
                 parts = of_device.parts | {"server": seconds}
-                self._timed_prompts[key] = InferencePass(of_device.seconds + seconds, parts, of_device.priced)
+                self._timed_prompts[key] = InferencePass(of_device.seconds + seconds, parts, of_device.timed_passes)
             else:
-                self._timed_prompts[key] = self.prompt_pass(key[0], computed_tokens, cached_tokens, self.chunk)
+                self._timed_prompts[key] = self.prompt_pass(key[0], computed_tokens, cached_tokens, self.chunk_tokens)
         return self._timed_prompts[key]
 
     @cached_property
@@ -208,29 +215,31 @@ class Replica:
         if self.speculation is None:
             return timed_pass
         seconds = self.speculation.prompt_seconds(self.device, self.stack, prompt_count, tokens, layout)
-        return InferencePass(timed_pass.seconds + seconds, {**timed_pass.parts, "draft": seconds}, timed_pass.priced)
+        return InferencePass(
+            timed_pass.seconds + seconds, {**timed_pass.parts, "draft": seconds}, timed_pass.timed_passes
+        )
 
     @cached_property
     def prompt_seconds(self) -> float:
         """The seconds of one prompt on an idle server."""
-        return float(self.prompts(1, server=True).seconds)
+        return float(self.prompts_pass(1, server=True).seconds)
 
     @property
     def most_prompts(self) -> float:
         """The most prompts that one step processes; a long prompt takes several steps."""
-        return 1.0 if self.step_tokens is None else max(1.0, self.step_tokens / self.requests.computed)
+        return 1.0 if self.step_tokens is None else max(1.0, self.step_tokens / self.requests.computed_tokens)
 
     @cached_property
-    def saturation(self) -> float:
+    def saturation_concurrency(self) -> float:
         """The concurrency beyond which every step processes prompts, so that further requests only wait."""
-        step_count = len(self.prompts(1).priced)
-        return 1 + self.further_steps * self.most_prompts * self.batches / step_count
+        step_count = len(self.prompts_pass(1).timed_passes)
+        return 1 + self.further_steps * self.most_prompts * self.batch_count / step_count
 
     def load(self, concurrency: float) -> ServedLoad:
         """Returns the latencies at a concurrency. Raises `InputError` for less than one request."""
         if concurrency < 1:
             raise InputError(f"--concurrency {concurrency:g}: expected at least 1 request at any time")
-        load = self._partial_load(min(concurrency, self.saturation))
+        load = self._partial_load(min(concurrency, self.saturation_concurrency))
         waiting = (concurrency - load.concurrency) / load.requests_per_second
         if not waiting:
             return load
@@ -241,7 +250,7 @@ class Replica:
     def _partial_load(self, concurrency: float) -> ServedLoad:
         """Returns the latencies at a concurrency below saturation, where some steps only decode."""
         other_requests, further_steps = concurrency - 1, self.further_steps
-        token_pass = self.token(concurrency)
+        token_pass = self.decoding_pass(concurrency)
         token = float(token_pass.seconds)
         if not other_requests:
             tpot = token / self.tokens_per_step
@@ -251,12 +260,12 @@ class Replica:
 
         def extra_seconds(prompts: float) -> float:
             """Returns the seconds that each of `prompts` prompts in a step adds to the step."""
-            prompt_pass = self.prompts(prompts)
-            seconds = float(prompt_pass.seconds) - len(prompt_pass.priced) * saved_seconds
-            return max(0.0, seconds) / prompts / self.batches
+            prompt_pass = self.prompts_pass(prompts)
+            seconds = float(prompt_pass.seconds) - len(prompt_pass.timed_passes) * saved_seconds
+            return max(0.0, seconds) / prompts / self.batch_count
 
-        prompts_per_step = max(1.0, min(self.most_prompts, concurrency / self.batches / further_steps))
-        added_seconds, steps = extra_seconds(prompts_per_step), len(self.prompts(1).priced)
+        prompts_per_step = max(1.0, min(self.most_prompts, concurrency / self.batch_count / further_steps))
+        added_seconds, steps = extra_seconds(prompts_per_step), len(self.prompts_pass(1).timed_passes)
         prompt = self.prompt_seconds + steps * token_seconds_beside_prompts
         prompt_wait = max(
             other_requests * added_seconds * prompt / (prompt + further_steps * token),
@@ -273,18 +282,19 @@ def seconds_beside_prompts(token_pass: InferencePass) -> float:
 
     A draft's passes add all of their time.
     """
-    timed_pass = token_pass.priced[0]
+    timed_pass = token_pass.timed_passes[0]
     return float(token_pass.parts.get("draft", 0.0)) + sum(
-        float(line.times * timed_pass.work.count(line.layer)) * _added_seconds(line) for line in timed_pass.lines
+        float(operation.times * timed_pass.work.count(operation.layer)) * _added_seconds(operation)
+        for operation in timed_pass.operations
     )
 
 
-def _added_seconds(line: Line) -> float:
-    if line.is_message:
+def _added_seconds(operation: TimedOperation) -> float:
+    if operation.is_message:
         return 0.0
-    if line.kind in SHARED_WEIGHTS:
-        return float(line.compute)
-    return float(max(line.compute, line.memory) if line.kind in PER_SEQUENCE else line.memory)
+    if operation.kind in SHARED_WEIGHTS:
+        return float(operation.compute)
+    return float(max(operation.compute, operation.memory) if operation.kind in PER_SEQUENCE else operation.memory)
 
 
 def _int_if_whole(number: float) -> float:

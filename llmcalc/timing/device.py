@@ -9,7 +9,8 @@ datasheet: none; the figures are assumed for every device.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from functools import reduce
+from itertools import chain
 from typing import Literal, TypeAlias
 
 from ..accelerator import Hardware
@@ -87,7 +88,7 @@ class Device:
     def product_rate(self, dtype: str, sustained: bool = False) -> float:
         """Returns the FLOP/s of large products. sustained: under load for hours; default false."""
         name = self.format_of(dtype)
-        return self.peaks[name] * self.generation.products[name] * (self.sustained(name) if sustained else 1.0)
+        return self.peaks[name] * self.generation.products[name] * (self.sustained_share(name) if sustained else 1.0)
 
     def depth_factor(self, dtype: str, inner_size: Number) -> Number:
         """Returns the slowdown of a matrix product with a short inner axis, which sums less per written output tile.
@@ -104,15 +105,11 @@ class Device:
         """
         whole_sizes = [length for length in sizes if isinstance(length, int)]
         share_if_odd, share_if_even = self.generation.unaligned
-        return (
-            share_if_odd
-            if any(length % 2 for length in whole_sizes)
-            else share_if_even
-            if any(length % 8 for length in whole_sizes)
-            else 1.0
-        )
+        if any(length % 2 for length in whole_sizes):
+            return share_if_odd
+        return share_if_even if any(length % 8 for length in whole_sizes) else 1.0
 
-    def sustained(self, dtype: str = "bf16") -> float:
+    def sustained_share(self, dtype: str = "bf16") -> float:
         """Returns the fraction of a benchmark's FLOP/s that a device sustains under long load."""
         shares = self.generation.sustained
         return shares.get(dtype, shares["bf16"])
@@ -163,15 +160,11 @@ class Device:
         trees = latency * self.generation.far_latency * log2(maximum(2, domains))
         near_seconds = messages * latency * self.latency
         if collective == "all_to_all":
-            link_time, network_time = (
-                (ranks_in_domain - 1) / ranks * bytes / link_rate,
-                (1 - ranks_in_domain / ranks) * bytes / network_rate,
-            )
+            link_time = (ranks_in_domain - 1) / ranks * bytes / link_rate
+            network_time = (1 - ranks_in_domain / ranks) * bytes / network_rate
         elif collective == "send":
-            link_time, network_time = (
-                bytes / link_rate * (ranks_in_domain > 1),
-                bytes / network_rate * (ranks_in_domain <= 1),
-            )
+            link_time = bytes / link_rate * (ranks_in_domain > 1)
+            network_time = bytes / network_rate * (ranks_in_domain <= 1)
         elif collective == "all_reduce":
             link_time = 2 * (ranks_in_domain - 1) / ranks_in_domain * bytes / link_rate
             network_time = 2 * (1 - ranks_in_domain / ranks) * bytes / (ranks_in_domain * network_rate)
@@ -192,7 +185,7 @@ class Device:
             seconds / efficiency + messages * ((ranks - domains) * link_step + (domains - 1) * network_step)
             for efficiency, link_step, network_step in self.generation.ring_protocols
         ]
-        return _elementwise_minimum(ring_times)
+        return reduce(minimum, ring_times)
 
     def scan_seconds(self, flops: Number) -> Number:
         """Returns the seconds of a recurrence that is computed in chunks of tokens."""
@@ -202,14 +195,6 @@ class Device:
         """Returns the seconds of a send to the next pipeline stage. devices: of the whole run."""
         rate = choose(devices > self.domain, self.nic * self.generation.nic, self.link * self.link_share)
         return bytes / rate + self.latency
-
-
-def _elementwise_minimum(values: Sequence[Number]) -> Number:
-    """Returns the least of several numbers, elementwise for arrays."""
-    least_value = values[0]
-    for value in values[1:]:
-        least_value = minimum(least_value, value)
-    return least_value
 
 
 def device_of(hardware: Hardware, nic: float | None = None) -> Device:
@@ -250,20 +235,15 @@ def device_of(hardware: Hardware, nic: float | None = None) -> Device:
 def accelerator_generation(hardware: Hardware) -> Generation:
     """Returns the generation of an accelerator: by its name, else by its compute capability or its vendor."""
     known_generations = generations().values()
-    capability = hardware.compute_capability or ""
-    for generation in known_generations:
-        if hardware.name in generation.accelerators:
-            return generation
-    for generation in known_generations:
-        if any(
-            capability == known_capability or capability.startswith(f"{known_capability}.")
-            for known_capability in generation.capabilities
-        ):
-            return generation
-    for generation in known_generations:
-        if hardware.vendor in generation.vendors:
-            return generation
-    return generations()["default"]
+    capability = f"{hardware.compute_capability or ''}."
+    named = (generation for generation in known_generations if hardware.name in generation.accelerators)
+    of_capability = (
+        generation
+        for generation in known_generations
+        if any(capability.startswith(f"{known_capability}.") for known_capability in generation.capabilities)
+    )
+    of_vendor = (generation for generation in known_generations if hardware.vendor in generation.vendors)
+    return next(chain(named, of_capability, of_vendor), generations()["default"])
 
 
 def _evidence(hardware: Hardware, generation: Generation) -> DeviceEvidence:

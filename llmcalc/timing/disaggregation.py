@@ -41,7 +41,7 @@ class Disaggregated:
     decode: int
 
     @classmethod
-    def balanced(cls, replica: Replica, sequences: float, replicas: int | None = None) -> Self:
+    def balanced_group(cls, replica: Replica, sequences: float, replicas: int | None = None) -> Self:
         """Returns the group of replicas whose prompt and decoding sides wait least for each other.
 
         sequences: that a decoding replica runs at once. replicas: of both kinds together; None for as few as come
@@ -69,7 +69,7 @@ class Disaggregated:
     def busy_seconds(self) -> float:
         """The seconds of a replica per prompt, in steps full of prompts."""
         replica = self.replica
-        return float(replica.prompts(replica.most_prompts).seconds) / replica.most_prompts / replica.batches
+        return float(replica.prompts_pass(replica.most_prompts).seconds) / replica.most_prompts / replica.batch_count
 
     @cached_property
     def sent_bytes(self) -> float:
@@ -94,7 +94,7 @@ class Disaggregated:
 
     def token_seconds(self, sequences: float) -> float:
         """Returns the seconds per further token on a replica that decodes this many sequences."""
-        return float(self.replica.token(sequences).seconds) / self.replica.tokens_per_step
+        return float(self.replica.decoding_pass(sequences).seconds) / self.replica.tokens_per_step
 
     def _decoded_per_second(self, sequences: float) -> float:
         """Returns the requests that one decoding replica completes per second."""

@@ -12,7 +12,7 @@ from ..model import ModelSpec
 from ..parallel.layout import ONE_DEVICE, Layout
 from .device import Device
 from .kernels import RankPass
-from .price import SIXTEEN_BITS, Formats, Priced, price
+from .price import SIXTEEN_BITS, Formats, TimedPass, time_pass
 from .records import Stack
 from .work import rank_work
 
@@ -24,12 +24,12 @@ class InferencePass:
     seconds: of the pass.
     parts: kernels and messages, the host's work of a step, hops between pipeline stages, and what a server adds to a
         prompt; they add up to it.
-    priced: the passes, of a rank that has all layers: of a prompt in chunks, one for each chunk.
+    timed_passes: of a rank that has all layers: of a prompt in chunks, one for each chunk.
     """
 
     seconds: Number
     parts: dict[str, Number]
-    priced: list[Priced] = field(repr=False)
+    timed_passes: list[TimedPass] = field(repr=False)
 
 
 def forward_pass(
@@ -39,7 +39,7 @@ def forward_pass(
 
     Without a captured graph, kernels cannot run faster than the host launches them.
     """
-    timed_pass = price(rank_work(spec, rank_pass), device, stack, formats)
+    timed_pass = time_pass(rank_work(spec, rank_pass), device, stack, formats)
     decodes = rank_pass.phase == "decode"
     host_kernel = stack.host_kernel if decodes else max(stack.host_kernel, stack.host_prompt_kernel)
     kernels = maximum(timed_pass.seconds, timed_pass.launches(stack.kernels) * host_kernel)
@@ -82,21 +82,16 @@ def prefill(
     chunk: tokens of each sequence in one pass; None (default) for all of them.
     server: whether the time of a server before the first token is added; false by default.
     """
-    passes = [
-        forward_pass(
-            spec,
-            device,
-            stack,
-            rank_pass(stack, layout, batch, new_tokens, earlier_tokens, "prefill"),
-            formats,
-            layout.pp,
-        )
-        for new_tokens, earlier_tokens in _prompt_chunks(seq, cached_tokens, chunk)
-    ]
+    passes = []
+    for new_tokens, earlier_tokens in _prompt_chunks(seq, cached_tokens, chunk):
+        prompt_pass = rank_pass(stack, layout, batch, new_tokens, earlier_tokens, "prefill")
+        passes.append(forward_pass(spec, device, stack, prompt_pass, formats, layout.pp))
     part_seconds = {name: sum(one_pass.parts[name] for one_pass in passes) for name in ("kernels", "host", "hops")}
     part_seconds["server"] = stack.first_token if server else 0.0
     return InferencePass(
-        sum(part_seconds.values()), part_seconds, [timed_pass for one_pass in passes for timed_pass in one_pass.priced]
+        sum(part_seconds.values()),
+        part_seconds,
+        [timed_pass for one_pass in passes for timed_pass in one_pass.timed_passes],
     )
 
 

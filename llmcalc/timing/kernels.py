@@ -45,7 +45,7 @@ class Kernel:
         width of a value.
     weight_elements: elements of the weight; of experts, of a single expert.
     flops: FLOPs of its matrix products in the forward and in the backward pass.
-    moved: elements of activations that the forward and the backward pass read and write.
+    moved_elements: elements of activations that the forward and the backward pass read and write.
     cache_elements: elements of the cache that it reads.
     heads, kv_heads, dim, keys: attention heads, key heads, width of a key, and keys per query.
     padding: query heads that the kernel computes, over those of this rank.
@@ -67,7 +67,7 @@ class Kernel:
     k: Number = 0
     weight_elements: Number = 0
     flops: tuple[Number, Number] = (0, 0)
-    moved: tuple[Number, Number] = (0, 0)
+    moved_elements: tuple[Number, Number] = (0, 0)
     cache_elements: Number = 0
     heads: Number = 1
     kv_heads: Number = 1
@@ -165,7 +165,7 @@ class RankPass:
 
     def run_config(self, sequence_parts: Number = 1) -> RunConfig:
         """Returns the run config of one of `sequence_parts` equal parts of each sequence."""
-        workload = Workload(self.batch, share(self.seq, sequence_parts), self.context, phase=self.phase)
+        workload = Workload(self.batch, rank_share(self.seq, sequence_parts), self.context, phase=self.phase)
         return RunConfig(workload, Counting(self.pairs), Execution(self.attention))
 
 
@@ -212,7 +212,7 @@ class RankWork:
     def parameters(self) -> Number:
         """The number of parameters on a rank that has all layers."""
         return sum(
-            (share(parameter_count, self.rank_pass.ep) if is_routed else parameter_count) * self.count(layer)
+            (rank_share(parameter_count, self.rank_pass.ep) if is_routed else parameter_count) * self.count(layer)
             for (layer, is_routed), parameter_count in self.params.items()
         )
 
@@ -222,7 +222,7 @@ class RankWork:
         return sum(element_count * self.count(layer) for layer, element_count in self.cache.items())
 
 
-def share(amount: Number, ranks: Number) -> Number:
+def rank_share(amount: Number, ranks: Number) -> Number:
     """Divides a number by the number of ranks; the result is an integer if there is no remainder."""
     if isinstance(amount, int) and isinstance(ranks, int) and amount % ranks == 0:
         return amount // ranks

@@ -78,7 +78,7 @@ SIXTEEN_BITS = Formats()
 
 
 @frozen(slots=True)
-class Line:
+class TimedOperation:
     """A kernel or a message with its estimated seconds.
 
     path, kind, layer, times: as of `Kernel`.
@@ -114,18 +114,18 @@ class Line:
 
 
 @dataclass
-class Priced:
+class TimedPass:
     """The timed kernels and messages of one micro-batch, or of one pass, on a rank with all layers."""
 
     work: RankWork
-    lines: list[Line]
+    operations: list[TimedOperation]
 
     def layer_seconds(self, layer: int, backward: bool | None = None) -> Number:
         """Returns the seconds of one layer of a kind. backward: of one direction alone; None (default) for both."""
         return sum(
-            line.times * line.seconds
-            for line in self.lines
-            if line.layer == layer and backward in (None, line.backward)
+            operation.times * operation.seconds
+            for operation in self.operations
+            if operation.layer == layer and backward in (None, operation.backward)
         )
 
     def recomputed_seconds(self, layer: int, core: bool, nodes: Iterable[str]) -> Number:
@@ -134,9 +134,9 @@ class Priced:
         core: whether attention does. nodes: paths of modules below a layer.
         """
         return sum(
-            line.times * line.seconds
-            for line in self.lines
-            if line.layer == layer and not line.backward and line.is_recomputed(core, nodes)
+            operation.times * operation.seconds
+            for operation in self.operations
+            if operation.layer == layer and not operation.backward and operation.is_recomputed(core, nodes)
         )
 
     def layer_launches(self, layer: int, backward: bool, kernels: KernelCounts) -> Number:
@@ -150,7 +150,9 @@ class Priced:
     @property
     def seconds(self) -> Number:
         """The seconds of the forward and backward passes through all layers."""
-        return sum(line.times * self.work.count(line.layer) * line.seconds for line in self.lines)
+        return sum(
+            operation.times * self.work.count(operation.layer) * operation.seconds for operation in self.operations
+        )
 
     def launches(self, kernels: KernelCounts) -> Number:
         """Returns the number of kernels that the host launches in the forward pass."""
@@ -159,7 +161,7 @@ class Priced:
 
 
 @frozen
-class PassTime:
+class TimeEstimator:
     """Estimates the seconds of a pass's kernels and messages on a device, with the efficiencies of a software stack."""
 
     device: Device
@@ -182,7 +184,7 @@ class PassTime:
         """Returns the number format whose units run the products of a format."""
         return self.stack.quantized if dtype == QUANTIZED else dtype
 
-    def rate(self, dtype: str) -> float:
+    def product_rate(self, dtype: str) -> float:
         """Returns the FLOP/s of products in a number format."""
         units = self._units_format(dtype)
         has_own_units = self.device.format_of(units) == units  # else the kernels decode the weights to 16 bits
@@ -198,19 +200,21 @@ class PassTime:
         """
         return self.device.depth_factor(self._units_format(dtype), inner_size)
 
-    def price(self, work: RankWork) -> Priced:
+    def timed_pass(self, work: RankWork) -> TimedPass:
         """Returns the timed kernels and messages of a rank."""
-        lines: list[Line] = []
+        operations: list[TimedOperation] = []
         for kernel in work.kernels:
-            lines += self.kernel_lines(kernel)
+            operations += self.timed_kernels(kernel)
         for layer, message, copies in work.messages:
             times, seconds, wait = message.times, self._message_seconds(message, copies), self._exchange_wait(message)
-            lines.append(
-                Line(message.node, message.kind, layer, times, message.backward, True, 0.0, 0.0, seconds, wait)
+            operations.append(
+                TimedOperation(
+                    message.node, message.kind, layer, times, message.backward, True, 0.0, 0.0, seconds, wait
+                )
             )
-        return Priced(work, lines)
+        return TimedPass(work, operations)
 
-    def kernel_lines(self, kernel: Kernel) -> Iterator[Line]:
+    def timed_kernels(self, kernel: Kernel) -> Iterator[TimedOperation]:
         """Returns the timed kernels of a product. A backward product is two kernels, for the input and the weight."""
         pass_parts: Iterator[tuple[bool, Number, Number]] = getattr(self, f"_{kernel.kind.replace('-', '_')}_seconds")(
             kernel
@@ -223,7 +227,7 @@ class PassTime:
                 continue
             wait = 0.0 if backward in launched_directions else launches[backward] * self.kernel_wait
             launched_directions.add(backward)
-            yield Line(
+            yield TimedOperation(
                 kernel.path, kernel.kind, kernel.layer, kernel.times, backward, False, compute, memory, 0.0, wait
             )
 
@@ -237,14 +241,14 @@ class PassTime:
                 False,
                 kernel.flops[0]
                 * self._depth_factor(dtype, k)
-                / self.rate(dtype)
+                / self.product_rate(dtype)
                 / self._share_of_experts(kernel, dtype)
                 * self._uneven_load(kernel),
                 device.memory_seconds(self._weight_bytes(kernel, weight) + 2.0 * m * (k + n)),
             )
             return
         dtype = "bf16" if kernel.in_16_bits and self.formats.dtype != "fp32" else self.formats.dtype
-        rate, element = self.rate(dtype), BYTES.get(dtype, 2.0)
+        rate, element = self.product_rate(dtype), BYTES.get(dtype, 2.0)
         if self.stack.unpadded and dtype == "bf16":
             rate *= device.unaligned_rate_share(kernel.n, kernel.k)
         cast_bytes = CAST_BYTES.get(dtype, 0.0)
@@ -328,13 +332,13 @@ class PassTime:
             unaligned_dim = isinstance(kernel.dim, int) and kernel.dim % 8
             products = 2.0 * scores * (kernel.dim + kernel.k) * (self.stack.unaligned_heads if unaligned_dim else 1.0)
             score_bytes = SCORE_BYTES if self.stack.fused else EAGER_SCORE_BYTES
-            compute, memory = products / self.rate("bf16"), device.memory_seconds(score_bytes * scores)
+            compute, memory = products / self.product_rate("bf16"), device.memory_seconds(score_bytes * scores)
             for backward in (False, True):
                 yield backward, (1 + backward) * compute, 0.0
                 yield backward, 0.0, (1 + backward) * memory
             return
         efficiency = device.generation.older_attention.get(self.stack.attention, 1.0)
-        efficiency *= device.sustained() if self.trains else 1.0
+        efficiency *= device.sustained_share() if self.trains else 1.0
         flops_of_passes, keys = kernel.flops, kernel.keys
         if self.stack.reads_masks and not same(kernel.keys, kernel.n):  # a window is a mask, and no pair is skipped
             keys = kernel.n
@@ -348,10 +352,10 @@ class PassTime:
     def _scores_seconds(self, kernel: Kernel) -> Iterator[tuple[bool, Number, Number]]:
         """Estimates the seconds of a product of queries and keys, which sums over the width of a key."""
         dtype = "bf16" if self.trains else self._inference_format(kernel)
-        rate = self.rate(dtype) / self._depth_factor(dtype, kernel.k)
+        rate = self.product_rate(dtype) / self._depth_factor(dtype, kernel.k)
         cache = kernel.cache_elements * self.formats.cache_bits / 8
         for backward in (False, True):
-            memory = self.device.memory_seconds(2.0 * kernel.moved[backward] + (0.0 if backward else cache))
+            memory = self.device.memory_seconds(2.0 * kernel.moved_elements[backward] + (0.0 if backward else cache))
             yield backward, kernel.flops[backward] / rate, memory
 
     def _scan_seconds(self, kernel: Kernel) -> Iterator[tuple[bool, Number, Number]]:
@@ -359,7 +363,7 @@ class PassTime:
         weight = kernel.weight_elements * (2.0 if self.trains else self.formats.weight_bits / 8)
         for backward in (False, True):
             compute = self.device.scan_seconds(kernel.flops[backward])
-            yield backward, compute, self.device.memory_seconds(2.0 * kernel.moved[backward] + weight)
+            yield backward, compute, self.device.memory_seconds(2.0 * kernel.moved_elements[backward] + weight)
 
     def _state_seconds(self, kernel: Kernel) -> Iterator[tuple[bool, Number, Number]]:
         """Estimates the seconds in which a decoded token reads and writes a recurrent state."""
@@ -370,7 +374,7 @@ class PassTime:
         if self.stack.fused_experts and kernel.path.endswith(".experts"):
             passes = 0.0
         for backward in (False, True):
-            yield backward, 0.0, self.device.memory_seconds(2.0 * passes * kernel.moved[backward])
+            yield backward, 0.0, self.device.memory_seconds(2.0 * passes * kernel.moved_elements[backward])
 
     _look_up_seconds = _permutation_seconds = _elementwise_seconds
 
@@ -421,6 +425,6 @@ def _copies_per_domain(domains: Number, top_k: Number) -> Number:
     return minimum(1.0, domains * (1 - (1 - 1 / domains) ** top_k) / top_k)
 
 
-def price(work: RankWork, device: Device, stack: Stack, formats: Formats) -> Priced:
-    """Estimates the seconds of a rank's work."""
-    return PassTime(device, stack, formats, work.rank_pass).price(work)
+def time_pass(work: RankWork, device: Device, stack: Stack, formats: Formats) -> TimedPass:
+    """Estimates the seconds of the kernels and messages of a rank's pass."""
+    return TimeEstimator(device, stack, formats, work.rank_pass).timed_pass(work)

@@ -20,9 +20,6 @@ from .inference import forward_pass, prefill, rank_pass
 from .price import SIXTEEN_BITS, Formats
 from .records import Stack
 
-WITHOUT_MTP: frozenset[str] = frozenset()
-WITH_MTP = frozenset({"mtp"})
-
 
 @frozen
 class Speculation:
@@ -60,14 +57,12 @@ class Speculation:
             return passes * float(forward_pass(self.draft, device, stack, draft_pass, SIXTEEN_BITS).seconds)
         if not self.with_mtp:
             return 0.0
-        seconds_with_modules, seconds_without = (
-            rank_pass(stack, layout, batch, 1, cached_tokens, "decode", include) for include in (WITH_MTP, WITHOUT_MTP)
-        )
-        seconds = [
-            float(forward_pass(spec, device, stack, timed_pass, formats).parts["kernels"])
-            for timed_pass in (seconds_with_modules, seconds_without)
-        ]
-        return self.tokens * (seconds[0] - seconds[1])
+
+        def kernel_seconds(include: frozenset[str]) -> float:
+            decoding = rank_pass(stack, layout, batch, 1, cached_tokens, "decode", include)
+            return float(forward_pass(spec, device, stack, decoding, formats).parts["kernels"])
+
+        return self.tokens * (kernel_seconds(frozenset({"mtp"})) - kernel_seconds(frozenset()))
 
     def prompt_seconds(self, device: Device, stack: Stack, batch: Number, seq: int, layout: Layout) -> float:
         """Returns the seconds in which a draft model computes its cache of prompts; 0 without a draft model."""

@@ -58,7 +58,7 @@ class TestedClass(Bounds):
             raise ValueError(f"{self.words}: median_error is more than p90_error")
         return self
 
-    def holds(self, phase: str, experts: bool, device: str, stack: Stack) -> bool:
+    def contains_estimate(self, phase: str, experts: bool, device: str, stack: Stack) -> bool:
         """Whether an estimate belongs to this class. device: the class of its devices."""
         return (
             self.phase == phase
@@ -92,15 +92,15 @@ class Amount(NamedTuple):
     low: float
     high: float
 
-    def times(self, factor: float) -> Amount:
+    def scaled_by(self, factor: float) -> Amount:
         return Amount(*(factor * value for value in self))
 
     @classmethod
-    def exactly(cls, value: float) -> Amount:
+    def without_range(cls, value: float) -> Amount:
         """Returns the amount of a measured quantity, whose range is a single value."""
         return cls(value, value, value)
 
-    def data(self) -> dict[str, float]:
+    def as_data(self) -> dict[str, float]:
         """The amount and its range as plain data."""
         return {name: rounded(value) for name, value in self._asdict().items()}
 
@@ -126,10 +126,6 @@ class Range:
         """The estimate and the ends of its range, without the class."""
         return Amount(float(self.estimate), float(self.low), float(self.high))
 
-    def seconds(self) -> dict[str, Any]:
-        """The range in seconds as plain data."""
-        return self.amount.data()
-
     def class_data(self) -> dict[str, Any]:
         """The class of the estimate as plain data."""
         tested_class = self.tested
@@ -153,7 +149,7 @@ def expected_range(
         (
             candidate
             for candidate in _classes().classes
-            if is_tested and candidate.holds(phase, bool(routed_experts(spec)), device_class, stack)
+            if is_tested and candidate.contains_estimate(phase, bool(routed_experts(spec)), device_class, stack)
         ),
         None,
     )

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import field, replace
-from functools import cache
+from functools import cache, reduce
 from itertools import accumulate
 from typing import Any, NamedTuple
 
@@ -21,8 +21,8 @@ from ..parallel.schedules import pipeline, timetable
 from ..parallel.search import even_stage_sizes
 from ..workload.recompute import check_nodes
 from .device import Device
-from .kernels import AFTER, BEFORE, Adapters, LayerKind, RankPass, share
-from .price import Formats, Priced, price
+from .kernels import AFTER, BEFORE, Adapters, LayerKind, RankPass, rank_share
+from .price import Formats, TimedPass, time_pass
 from .records import Stack
 from .work import rank_work
 
@@ -78,34 +78,19 @@ class StepPlan:
 
     @classmethod
     def from_layout(
-        cls,
-        layout: Layout,
-        micro_batch: int,
-        micro_batches: int,
-        seq: int,
-        dtype: str = "bf16",
-        recompute: float = 0.0,
-        recompute_core: bool = False,
-        include: frozenset[str] = frozenset(),
-        adapters: Adapters | None = None,
-        recompute_nodes: frozenset[str] = frozenset(),
+        cls, layout: Layout, micro_batch: Number, micro_batches: int, seq: int, **run_fields: Any
     ) -> StepPlan:
-        """Returns the step plan of a layout."""
+        """Returns the step plan of a layout. run_fields: further fields that no layout has: format, recomputation, …"""
         names = ("tp", "pp", "dp", "cp", "ep", "etp", "vpp", "sequence_parallel", "zero", "reshard", "cp_comm")
         return cls(
             **{name: getattr(layout, name) for name in names},
             replicas=layout.hsdp_replicas,
             schedule=layout.schedule,
             stage_sizes=layout.pp_layout,
-            seq=seq,
             micro_batch=micro_batch,
             micro_batches=micro_batches,
-            dtype=dtype,
-            recompute=recompute,
-            recompute_core=recompute_core,
-            recompute_nodes=recompute_nodes,
-            include=include,
-            adapters=adapters,
+            seq=seq,
+            **run_fields,
         )
 
     def rank_pass(self, stack: Stack) -> RankPass:
@@ -134,7 +119,7 @@ class StepPlan:
     @property
     def tokens(self) -> Number:
         """The number of a micro-batch's tokens on one rank."""
-        return share(self.micro_batch * self.seq, self.cp)
+        return rank_share(self.micro_batch * self.seq, self.cp)
 
     @property
     def expert_replicas(self) -> Number:
@@ -149,38 +134,38 @@ class Step:
 
     seconds: of the step.
     parts: work of the slowest stage, pipeline bubble, data parallelism and update, which add up to it.
-    priced: the micro-batch of a rank that has all layers.
-    slowest, mean: seconds of a micro-batch on the slowest rank of the pipeline, and on average.
+    timed_pass: the micro-batch of a rank that has all layers.
+    slowest_seconds, mean_seconds: seconds of a micro-batch on the slowest rank of the pipeline, and on average.
     """
 
     seconds: Number
     parts: dict[str, Number]
-    priced: Priced = field(repr=False)
-    slowest: Number = 0.0
-    mean: Number = 0.0
+    timed_pass: TimedPass = field(repr=False)
+    slowest_seconds: Number = 0.0
+    mean_seconds: Number = 0.0
 
 
 class LayerCosts(NamedTuple):
     """Seconds and parameters of a micro-batch by kind of layer, without recomputed layers.
 
-    both, forward: seconds of both passes and of the forward pass, per kind.
-    start, head: seconds of what runs before the first and after the last layer.
+    both_passes, forward_passes: seconds of both passes and of the forward pass, per kind.
+    start_seconds, head_seconds: of what runs before the first and after the last layer.
     dense, experts: parameters per kind; of experts, those of all expert ranks.
     end_params: parameters before and after the layers.
     adapters: parameters of low-rank adapters per kind; empty if the weights are trained.
     """
 
     kinds: tuple[LayerKind, ...]
-    both: list[Number]
-    forward: list[Number]
-    start: Number
-    head: Number
+    both_passes: list[Number]
+    forward_passes: list[Number]
+    start_seconds: Number
+    head_seconds: Number
     dense: list[Number]
     experts: list[Number]
     end_params: Number
     adapters: list[Number]
 
-    def selected(self, index: Any) -> LayerCosts:
+    def at_index(self, index: Any) -> LayerCosts:
         """Returns the costs at the given indices of their arrays."""
 
         def pick(value: Number) -> Number:
@@ -188,18 +173,11 @@ class LayerCosts(NamedTuple):
 
         return LayerCosts(
             self.kinds,
-            list(map(pick, self.both)),
-            list(map(pick, self.forward)),
-            pick(self.start),
-            pick(self.head),
-            list(map(pick, self.dense)),
-            list(map(pick, self.experts)),
-            pick(self.end_params),
-            list(map(pick, self.adapters)),
+            *(list(map(pick, values)) if isinstance(values, list) else pick(values) for values in self[1:]),
         )
 
 
-def layer_costs(timed_pass: Priced, stack: Stack, plan: StepPlan) -> LayerCosts:
+def layer_costs(timed_pass: TimedPass, stack: Stack, plan: StepPlan) -> LayerCosts:
     """Sums the seconds of a timed micro-batch by kind of layer. plan: what is recomputed.
 
     Raises `InputError` for a recomputed module that no layer has.
@@ -212,18 +190,18 @@ def layer_costs(timed_pass: Priced, stack: Stack, plan: StepPlan) -> LayerCosts:
         kernels = timed_pass.layer_seconds(layer, backward=backward)
         return kernels + host_wait(timed_pass, stack, layer, backward, kernels) + wait
 
-    forward = [seconds(layer, backward=False) for layer in layers]
-    seconds_of_both = [forward[layer] + seconds(layer, backward=True) for layer in layers]
-    recompute_costs = plan.recompute_core, plan.recompute_nodes
-    if any(recompute_costs):
+    forward_passes = [seconds(layer, backward=False) for layer in layers]
+    seconds_of_both = [forward_passes[layer] + seconds(layer, backward=True) for layer in layers]
+    recomputed_modules = plan.recompute_core, plan.recompute_nodes
+    if any(recomputed_modules):
         check_nodes(plan.recompute_nodes, _modules_of_layers(timed_pass))
         seconds_of_both = [
-            seconds_of_both[layer] + timed_pass.recomputed_seconds(layer, *recompute_costs) for layer in layers
+            seconds_of_both[layer] + timed_pass.recomputed_seconds(layer, *recomputed_modules) for layer in layers
         ]
     return LayerCosts(
         tuple(work.layer_kinds),
         seconds_of_both,
-        forward,
+        forward_passes,
         timed_pass.layer_seconds(BEFORE),
         timed_pass.layer_seconds(AFTER),
         [work.params.get((layer, False), 0) for layer in layers],
@@ -233,14 +211,14 @@ def layer_costs(timed_pass: Priced, stack: Stack, plan: StepPlan) -> LayerCosts:
     )
 
 
-def _modules_of_layers(timed_pass: Priced) -> Iterator[str]:
+def _modules_of_layers(timed_pass: TimedPass) -> Iterator[str]:
     """Yields the paths of the modules below a layer that run kernels, with all modules around them."""
-    for line in timed_pass.lines:
-        names = line.path.split(".")[1:] if line.layer >= 0 else []
+    for operation in timed_pass.operations:
+        names = operation.path.split(".")[1:] if operation.layer >= 0 else []
         yield from (".".join(names[:depth]) for depth in range(1, len(names) + 1))
 
 
-def host_wait(timed_pass: Priced, stack: Stack, layer: int, backward: bool, kernels: Number) -> Number:
+def host_wait(timed_pass: TimedPass, stack: Stack, layer: int, backward: bool, kernels: Number) -> Number:
     """Returns the seconds in which a device waits for the host to launch the kernels of one direction of a layer.
 
     kernels: seconds of the kernels and messages of that direction.
@@ -273,14 +251,14 @@ def rank_layers(
 class PipelineRanks(NamedTuple):
     """The number of layers and the seconds of each rank of a pipeline.
 
-    slowest, mean: seconds of a micro-batch on the slowest rank, and on average.
+    slowest_seconds, mean_seconds: of a micro-batch on the slowest rank, and on average.
     dense, experts: parameters of the rank that has most of each.
     layers: layers of a rank, on average.
     adapters: parameters of low-rank adapters, of the rank that has most; None if the weights are trained.
     """
 
-    slowest: Number
-    mean: Number
+    slowest_seconds: Number
+    mean_seconds: Number
     dense: Number
     experts: Number
     layers: Number
@@ -293,31 +271,28 @@ def pipeline_ranks(
     """Sums the layers of each rank of a pipeline."""
     layers = rank_layers(costs.kinds, pp, vpp, stage_sizes)
     seconds = [
-        seconds_of_both + recompute * forward
-        for seconds_of_both, forward in zip(costs.both, costs.forward, strict=True)
+        seconds_of_both + recompute * forward_seconds
+        for seconds_of_both, forward_seconds in zip(costs.both_passes, costs.forward_passes, strict=True)
     ]
     ranks = [_weighted_sum(counts, seconds) for counts in layers]
-    ranks[0] = ranks[0] + costs.start
-    ranks[-1] = ranks[-1] + costs.head
-    dense_params = _largest_values([_weighted_sum(counts, costs.dense) for counts in layers]) + costs.end_params / min(
-        2, pp
-    )
-    experts = _largest_values([_weighted_sum(counts, costs.experts) for counts in layers])
-    adapters = _largest_values([_weighted_sum(counts, costs.adapters) for counts in layers]) if costs.adapters else None
+    ranks[0] = ranks[0] + costs.start_seconds
+    ranks[-1] = ranks[-1] + costs.head_seconds
+
+    def most_on_a_rank(values: Sequence[Number]) -> Number:
+        return reduce(maximum, (_weighted_sum(counts, values) for counts in layers))
+
     return PipelineRanks(
-        _largest_values(ranks), sum(ranks) / pp, dense_params, experts, sum(map(sum, layers)) / pp, adapters
+        reduce(maximum, ranks),
+        sum(ranks) / pp,
+        most_on_a_rank(costs.dense) + costs.end_params / min(2, pp),
+        most_on_a_rank(costs.experts),
+        sum(map(sum, layers)) / pp,
+        most_on_a_rank(costs.adapters) if costs.adapters else None,
     )
 
 
 def _weighted_sum(counts: Sequence[int], values: Sequence[Number]) -> Number:
     return sum(layer_count * value for layer_count, value in zip(counts, values, strict=True))
-
-
-def _largest_values(values: Sequence[Number]) -> Number:
-    largest_value = values[0]
-    for value in values[1:]:
-        largest_value = maximum(largest_value, value)
-    return largest_value
 
 
 @cache
@@ -334,12 +309,12 @@ def training_step(spec: ModelSpec, device: Device, stack: Stack, plan: StepPlan)
     Raises `InputError` for sizes that the layout does not divide, and for parts that it divides in a way that is not
     modelled.
     """
-    timed_pass = price(rank_work(spec, plan.rank_pass(stack)), device, stack, Formats(plan.dtype))
+    timed_pass = time_pass(rank_work(spec, plan.rank_pass(stack)), device, stack, Formats(plan.dtype))
     return step_of(spec, device, stack, plan, timed_pass, layer_costs(timed_pass, stack, plan))
 
 
 def step_of(
-    spec: ModelSpec, device: Device, stack: Stack, plan: StepPlan, timed_pass: Priced, costs: LayerCosts
+    spec: ModelSpec, device: Device, stack: Stack, plan: StepPlan, timed_pass: TimedPass, costs: LayerCosts
 ) -> Step:
     """Returns the seconds of a training step from the timed kernels of its micro-batch."""
     ranks = pipeline_ranks(costs, plan.pp, plan.vpp, plan.recompute, plan.stage_sizes)
@@ -347,26 +322,28 @@ def step_of(
 
 
 def _step_seconds(
-    spec: ModelSpec, device: Device, stack: Stack, plan: StepPlan, ranks: PipelineRanks, timed_pass: Priced
+    spec: ModelSpec, device: Device, stack: Stack, plan: StepPlan, ranks: PipelineRanks, timed_pass: TimedPass
 ) -> Step:
     """Returns the seconds of a step: the pipeline ranks' work, the bubble, data-parallel messages and the update."""
     token_ranks = plan.tp if plan.sequence_parallel else 1
     hop = device.hop_seconds(2.0 * plan.tokens * spec.hidden_size / token_ranks, plan.devices)
     if plan.schedule in ("zb-h1", "dualpipe") and isinstance(plan.pp, int) and plan.pp > 1:
-        idle_seconds = idle_passes(plan.schedule, plan.pp) * ranks.mean
+        idle_seconds = idle_passes(plan.schedule, plan.pp) * ranks.mean_seconds
     else:
-        idle_seconds = (plan.pp - 1) / plan.vpp * ranks.mean
+        idle_seconds = (plan.pp - 1) / plan.vpp * ranks.mean_seconds
     bubble = idle_seconds + 2 * hop * (plan.pp - 1)
-    work = plan.micro_batches * ranks.slowest
+    work = plan.micro_batches * ranks.slowest_seconds
     message_seconds, updated_params = _data_parallel(plan, device, stack, ranks)
-    parameters = ranks.dense + share(ranks.experts, plan.ep) if ranks.adapters is None else ranks.adapters
+    parameters = ranks.dense + rank_share(ranks.experts, plan.ep) if ranks.adapters is None else ranks.adapters
     update = (
         stack.host_update * updated_params
         if stack.host_update
         else device.memory_seconds(stack.optimizer_bytes * updated_params + UPDATED_BYTES * parameters)
     )
     part_seconds = {"work": work, "bubble": bubble, "data": message_seconds, "update": update}
-    return Step(work + bubble + message_seconds + update, part_seconds, timed_pass, ranks.slowest, ranks.mean)
+    return Step(
+        work + bubble + message_seconds + update, part_seconds, timed_pass, ranks.slowest_seconds, ranks.mean_seconds
+    )
 
 
 class ReplicaMessages(NamedTuple):
@@ -386,31 +363,36 @@ def _data_parallel(plan: StepPlan, device: Device, stack: Stack, ranks: Pipeline
     once a step: gradients beside the backward pass of the last micro-batch, weights beside the forward pass of the
     first one.
     """
-    replica_groups = ((plan.dp * plan.cp, ranks.dense), (plan.expert_replicas, share(ranks.experts, plan.ep)))
-    gather_count: Number = 0.0
-    reductions: Number = 0.0
+    replica_groups = ((plan.dp * plan.cp, ranks.dense), (plan.expert_replicas, rank_share(ranks.experts, plan.ep)))
+    gather_seconds: Number = 0.0
+    reduction_seconds: Number = 0.0
     updated_params: Number = 0.0
-    trained_params = (ranks.dense, share(ranks.experts, plan.ep)) if ranks.adapters is None else (ranks.adapters, 0)
+    trained_params = (
+        (ranks.dense, rank_share(ranks.experts, plan.ep)) if ranks.adapters is None else (ranks.adapters, 0)
+    )
     for (group_ranks, parameters), group_trained in zip(replica_groups, trained_params, strict=True):
         message_sizes = parameters, group_trained, ranks.layers
         messages, shards = _group_messages(plan, device, stack, group_ranks, *message_sizes)
-        gather_count, reductions = gather_count + messages.gathers, reductions + messages.reductions
+        gather_seconds = gather_seconds + messages.gathers
+        reduction_seconds = reduction_seconds + messages.reductions
         updated_params = updated_params + group_trained / shards
-    work = plan.micro_batches * ranks.slowest
+    work = plan.micro_batches * ranks.slowest_seconds
     if plan.zero == 3:
-        return _exposed_seconds(gather_count + reductions, work, stack.hidden_share("dp")), updated_params
-    backward = BESIDE_PRODUCTS * (work if plan.zero == 2 else ranks.slowest)
-    forward = (1 - BESIDE_PRODUCTS) * ranks.slowest
-    exposed_seconds = _exposed_seconds(gather_count, forward, stack.hidden_share("weights"))
-    return exposed_seconds + _exposed_seconds(reductions, backward, stack.hidden_share("dp")), updated_params
+        return _exposed_seconds(gather_seconds + reduction_seconds, work, stack.hidden_share("dp")), updated_params
+    backward_seconds = BESIDE_PRODUCTS * (work if plan.zero == 2 else ranks.slowest_seconds)
+    forward_seconds = (1 - BESIDE_PRODUCTS) * ranks.slowest_seconds
+    exposed_seconds = _exposed_seconds(gather_seconds, forward_seconds, stack.hidden_share("weights"))
+    return exposed_seconds + _exposed_seconds(
+        reduction_seconds, backward_seconds, stack.hidden_share("dp")
+    ), updated_params
 
 
-def _exposed_seconds(message_seconds: Number, product_seconds: Number, share: float) -> Number:
+def _exposed_seconds(message_seconds: Number, product_seconds: Number, hidden_share: float) -> Number:
     """Returns the seconds of messages that computation does not hide.
 
-    product_seconds: seconds of the products that run at the same time. share: of the messages that can run beside them.
+    product_seconds: of the products that run at the same time. hidden_share: of the messages that can run beside them.
     """
-    return message_seconds - share * minimum(message_seconds, product_seconds)
+    return message_seconds - hidden_share * minimum(message_seconds, product_seconds)
 
 
 def _group_messages(
@@ -438,36 +420,35 @@ def _group_messages(
         return ReplicaMessages(0.0, reduce_seconds), 1
     shards = maximum(1, ranks / plan.replicas)
     weights = WEIGHT_BYTES * (parameters if plan.zero == 3 else trained_params)
-    gather = device.message_seconds("all_gather", shards, weights, stride, messages=buckets)
+    weight_seconds = device.message_seconds("all_gather", shards, weights, stride, messages=buckets)
     reduction: CollectiveKind = "all_reduce" if stack.reduces_all and plan.zero < 3 else "reduce_scatter"
-    scatter = device.message_seconds(reduction, shards, gradients, stride, messages=buckets)
-    gather_seconds = device.message_seconds(
+    shard_seconds = device.message_seconds(reduction, shards, gradients, stride, messages=buckets)
+    replica_seconds = device.message_seconds(
         "all_reduce", plan.replicas, gradients / shards, shards * plan.tp, messages=buckets
     )
     gather_count = plan.micro_batches * (2 if plan.reshard else 1) if plan.zero == 3 else 1
-    return ReplicaMessages(gather_count * gather, reduce_count * (scatter + gather_seconds)), shards
+    return ReplicaMessages(gather_count * weight_seconds, reduce_count * (shard_seconds + replica_seconds)), shards
 
 
 # --- many layouts ----------------------------------------------------------------------------------------------------
 
 
-class StepPrices:
+class StepTimer:
     """Steps of one model under one time stack; each combination of tp, ep, cp and micro-batch is timed once."""
 
     def __init__(self, spec: ModelSpec, device: Device, stack: Stack) -> None:
         self.spec: ModelSpec = spec
         self.device: Device = device
         self.stack: Stack = stack
-        self._priced: dict[tuple[Any, ...], tuple[Priced, LayerCosts]] = {}
+        self._timed_passes: dict[tuple[Any, ...], tuple[TimedPass, LayerCosts]] = {}
 
     def step(self, plan: StepPlan) -> Step:
         """Returns the seconds of a step of a plan, as `training_step` does."""
         key = plan.rank_pass(self.stack), plan.dtype, plan.recompute_core, plan.recompute_nodes
-        if key not in self._priced:
-            work = rank_work(self.spec, key[0])
-            timed_pass = price(work, self.device, self.stack, Formats(plan.dtype))
-            self._priced[key] = timed_pass, layer_costs(timed_pass, self.stack, plan)
-        return step_of(self.spec, self.device, self.stack, plan, *self._priced[key])
+        if key not in self._timed_passes:
+            timed_pass = time_pass(rank_work(self.spec, key[0]), self.device, self.stack, Formats(plan.dtype))
+            self._timed_passes[key] = timed_pass, layer_costs(timed_pass, self.stack, plan)
+        return step_of(self.spec, self.device, self.stack, plan, *self._timed_passes[key])
 
 
 COLUMNS = ("pp", "dp", "cp", "ep", "vpp", "micro_batch", "micro_batches", "replicas")
@@ -489,8 +470,8 @@ def training_steps(spec: ModelSpec, device: Device, stack: Stack, plan: StepPlan
         priced_names = [name for name in ("ep", "cp", "micro_batch") if name in sizes_of_runs]
         distinct_sizes, size_index = _distinct_rows([sizes_of_runs[name] for name in priced_names])
         plan_of_sizes = replace(plan, tp=int(tp), **dict(zip(priced_names, distinct_sizes, strict=True)))
-        timed_pass = price(rank_work(spec, plan_of_sizes.rank_pass(stack)), device, stack, Formats(plan.dtype))
-        costs = layer_costs(timed_pass, stack, plan).selected(size_index)
+        timed_pass = time_pass(rank_work(spec, plan_of_sizes.rank_pass(stack)), device, stack, Formats(plan.dtype))
+        costs = layer_costs(timed_pass, stack, plan).at_index(size_index)
         seconds[is_this_size] = _step_seconds(
             spec, device, stack, base, _pipeline_ranks_of_plans(base, costs, len(size_index)), timed_pass
         ).seconds
@@ -506,7 +487,7 @@ def _pipeline_ranks_of_plans(plan: StepPlan, costs: LayerCosts, plan_count: int)
     sums = numpy.empty((len(PipelineRanks._fields) - 1, plan_count))
     for i, (stages, chunk) in enumerate(zip(pipelines, chunks, strict=True)):
         positions = numpy.flatnonzero(pipeline_index == i)
-        ranks = pipeline_ranks(costs.selected(positions), int(stages), int(chunk), plan.recompute, plan.stage_sizes)
+        ranks = pipeline_ranks(costs.at_index(positions), int(stages), int(chunk), plan.recompute, plan.stage_sizes)
         for row, value in zip(sums, ranks[: len(sums)], strict=True):
             row[positions] = value
     return PipelineRanks(*sums)

@@ -17,6 +17,7 @@ from bisect import bisect_right
 from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import cache
 from typing import TypeAlias
 
 from ..errors import InputError
@@ -95,15 +96,9 @@ class StepSeconds:
         sequences: most sequences of a batch. longest_request: its tokens. mean_input: tokens of a usual prompt.
         """
         usual_prompt = max(1, mean_input)
-        batches, cached_token_counts = (
-            _powers_of_two(sequences),
-            sorted({0, usual_prompt, max(usual_prompt + 1, longest_request)}),
-        )
-        passes = [
-            [replica.step(batch_size, cached_tokens) for cached_tokens in cached_token_counts] for batch_size in batches
-        ]
+        contexts = sorted({0, usual_prompt, max(usual_prompt + 1, longest_request)})
         most_tokens = min(replica.step_tokens or longest_request, max(longest_request, mean_input), MOST_PROMPT_SIZES)
-        tokens = _powers_of_two(most_tokens)
+        step = cache(replica.batch_pass)
 
         def prompt(prompt_tokens: int, earlier_tokens: int) -> float:
             prompt_count = max(1.0, prompt_tokens / mean_input)
@@ -111,35 +106,24 @@ class StepSeconds:
             return float(replica.prompt_pass(prompt_count, length, earlier_tokens).seconds)
 
         return cls(
-            _interpolated_seconds(
-                batches, cached_token_counts, [[float(timed_pass.seconds) for timed_pass in runs] for runs in passes]
-            ),
-            _interpolated_seconds(
-                batches,
-                cached_token_counts,
-                [[seconds_beside_prompts(timed_pass) for timed_pass in runs] for runs in passes],
-            ),
-            _interpolated_seconds(
-                tokens,
-                cached_token_counts,
-                [[prompt(batch_size, cached_tokens) for cached_tokens in cached_token_counts] for batch_size in tokens],
-            ),
+            _tabulated_seconds(lambda *sizes: float(step(*sizes).seconds), sequences, contexts),
+            _tabulated_seconds(lambda *sizes: seconds_beside_prompts(step(*sizes)), sequences, contexts),
+            _tabulated_seconds(prompt, most_tokens, contexts),
             replica.stack.first_token,
             replica.tokens_per_step,
         )
 
 
-def _powers_of_two(maximum: int) -> list[int]:
-    return [*(2**i for i in range(max(1, maximum).bit_length()) if 2**i < maximum), max(1, maximum)]
+def _tabulated_seconds(exact_seconds: Callable[[int, int], float], most: int, contexts: Sequence[int]) -> Seconds:
+    """Returns seconds interpolated between sizes of a batch, the powers of two up to `most`, and context lengths.
 
-
-def _interpolated_seconds(
-    table_values: Sequence[int], contexts: Sequence[int], table: Sequence[Sequence[float]]
-) -> Seconds:
-    """Returns seconds interpolated between the batch sizes and context lengths of a table."""
+    exact_seconds: (size of the batch, tokens in the cache) → seconds.
+    """
+    sizes = [*(2**i for i in range(max(1, most).bit_length()) if 2**i < most), max(1, most)]
+    table = [[exact_seconds(size, cached_tokens) for cached_tokens in contexts] for size in sizes]
 
     def seconds(batch_size: float, cached_tokens: float) -> float:
-        row, row_fraction = _index_and_fraction(table_values, batch_size)
+        row, row_fraction = _index_and_fraction(sizes, batch_size)
         column, column_fraction = _index_and_fraction(contexts, cached_tokens)
         upper_row, lower_row = table[row], table[min(row + 1, len(table) - 1)]
         ends = [line[column] + (line[column + 1] - line[column]) * column_fraction for line in (upper_row, lower_row)]
@@ -172,7 +156,7 @@ class Batch:
     mixed: bool
     scale: float = 1.0
 
-    def serve(
+    def serve_requests(
         self, requests: Sequence[TracedRequest], cached_share: float = 0.0, budget: StepBudget | None = None
     ) -> list[ServedRequest]:
         """Serves requests, sorted by arrival, and returns their times in the same order.
@@ -207,7 +191,8 @@ class Batch:
                 time_now += self.scale * self.steps.prompt(tokens, mean_context)
                 if self.mixed and sequence_count:
                     time_now += self.scale * self.steps.added_decoding(sequence_count, context)
-                    steps_done, context_sum = steps_done + 1, context_sum + sequence_count * self.steps.tokens
+                    steps_done += 1
+                    context_sum += sequence_count * self.steps.tokens
                 for index in finished_prompts:
                     first_token_times[index] = time_now + self.steps.server * self.scale
                     if requests[index].output > 1:
@@ -217,7 +202,7 @@ class Batch:
                         ends[index] = first_token_times[index]
                         reserved_tokens -= requests[index].input + 1
             elif sequence_count:
-                equal_steps = self._alike_steps(
+                equal_steps = self._equal_step_count(
                     requests,
                     next_request,
                     time_now,
@@ -226,15 +211,10 @@ class Batch:
                     context,
                     reserved_tokens,
                 )
-                time_now += (
-                    equal_steps
-                    * self.scale
-                    * self.steps.token(sequence_count, context + equal_steps * self.steps.tokens / 2)
-                )
-                steps_done, context_sum = (
-                    steps_done + equal_steps,
-                    context_sum + equal_steps * sequence_count * self.steps.tokens,
-                )
+                mean_context = context + equal_steps * self.steps.tokens / 2
+                time_now += equal_steps * self.scale * self.steps.token(sequence_count, mean_context)
+                steps_done += equal_steps
+                context_sum += equal_steps * sequence_count * self.steps.tokens
             else:
                 time_now = max(time_now, requests[next_request].arrival)
             while decoding and decoding[0][0] <= steps_done:
@@ -273,7 +253,7 @@ class Batch:
                 finished_prompts.append(prompts.popleft()[0])
         return finished_prompts, tokens, context_sum / tokens
 
-    def _alike_steps(
+    def _equal_step_count(
         self,
         requests: Sequence[TracedRequest],
         next_request: int,
@@ -307,24 +287,24 @@ def serve_trace(
     """Serves the requests of a trace on equal replicas, to whose batches they are assigned in turn.
 
     step_seconds: seconds of the replica's steps. requests: in the order of their arrival.
-    sequences, cache_tokens: of one replica. cached_share: as of `Batch.serve`. scale: factor of all seconds of steps.
-    budget: the steps that may be simulated; default those of a question.
+    sequences, cache_tokens: of one replica. cached_share, budget: as of `Batch.serve_requests`.
+    scale: factor of all seconds of steps.
     Returns the times of the requests, batch by batch.
     """
     budget = budget or StepBudget()
     longest_request = max(request.input + request.output for request in requests)
     batch = Batch(
         step_seconds,
-        max(1, sequences // replica.batches),
-        max(longest_request, cache_tokens // replica.batches),
+        max(1, sequences // replica.batch_count),
+        max(longest_request, cache_tokens // replica.batch_count),
         replica.step_tokens or longest_request,
         replica.stack.mixed_steps,
         scale,
     )
-    batches_of_requests = [requests[i :: replica.batches * replicas] for i in range(replica.batches * replicas)]
+    batches_of_requests = [requests[i :: replica.batch_count * replicas] for i in range(replica.batch_count * replicas)]
     return [
         served_request
         for requests_of_batch in batches_of_requests
         if requests_of_batch
-        for served_request in batch.serve(requests_of_batch, cached_share, budget)
+        for served_request in batch.serve_requests(requests_of_batch, cached_share, budget)
     ]

@@ -7,7 +7,7 @@ from dataclasses import replace
 
 from ..frozen import frozen
 from .kernels import Kernel, RankWork
-from .price import PassTime
+from .price import TimeEstimator
 
 
 @frozen
@@ -32,12 +32,12 @@ class Traffic:
         return self.flops / self.bytes
 
     @property
-    def rate(self) -> float:
+    def flops_per_second(self) -> float:
         """The estimated FLOP/s."""
         return self.flops / self.seconds
 
 
-def traffic(work: RankWork, time_estimator: PassTime) -> Iterator[tuple[str, Traffic]]:
+def kernel_traffic(work: RankWork, time_estimator: TimeEstimator) -> Iterator[tuple[str, Traffic]]:
     """Yields the kernels of an inference pass that compute products, each with its node's path.
 
     Bytes are those that the estimate prices, without the losses of the device and of its software.
@@ -52,15 +52,15 @@ def traffic(work: RankWork, time_estimator: PassTime) -> Iterator[tuple[str, Tra
         flops = runs * float(kernel.flops[0])
         if not flops:
             continue
-        seconds = sum(float(line.seconds) for line in time_estimator.kernel_lines(kernel))
+        seconds = sum(float(operation.seconds) for operation in time_estimator.timed_kernels(kernel))
         if kernel.kind == "attention":
             bytes = attention_bytes(kernel, time_estimator)
         else:
-            bytes = sum(float(line.memory) for line in lossless_link.kernel_lines(kernel))
+            bytes = sum(float(operation.memory) for operation in lossless_link.timed_kernels(kernel))
         yield kernel.path, Traffic(flops, runs * bytes, runs * seconds)
 
 
-def attention_bytes(kernel: Kernel, time_estimator: PassTime) -> float:
+def attention_bytes(kernel: Kernel, time_estimator: TimeEstimator) -> float:
     """Returns the bytes that fused attention moves: its cache, 16-bit queries, results and a prompt's new keys."""
     cache_bytes = float(kernel.cache_elements) * time_estimator.formats.cache_bits / 8
     heads = float(kernel.heads) + (0.0 if time_estimator.rank_pass.phase == "decode" else float(kernel.kv_heads))

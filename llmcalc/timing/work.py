@@ -27,7 +27,18 @@ from ..parallel.rank_program import RankFlow, is_divided, shared_rank_program
 from ..workload.derived_rows import QueryKeyPairs
 from ..workload.rows import LOGITS, ONCE, Routed
 from ..workload.run_config import RunConfig
-from .kernels import AFTER, BEFORE, STATE_BITS, Kernel, KernelKind, LayerKind, LayerMessage, RankPass, RankWork, share
+from .kernels import (
+    AFTER,
+    BEFORE,
+    STATE_BITS,
+    Kernel,
+    KernelKind,
+    LayerKind,
+    LayerMessage,
+    RankPass,
+    RankWork,
+    rank_share,
+)
 
 NO_KERNEL = frozenset(
     {
@@ -291,8 +302,8 @@ class WorkRecorder(Placements):
             return 1
         rows = self.run_config.rows(value.rows)
         if isinstance(value.rows, Routed):  # expert ranks receive as many rows as they send
-            return share(rows * self.layout.expert_tp, self.layout.tp)
-        return share(rows, self.layout.tp) if self.placement(value) == "rows" else rows
+            return rank_share(rows * self.layout.expert_tp, self.layout.tp)
+        return rank_share(rows, self.layout.tp) if self.placement(value) == "rows" else rows
 
     def _elements(self, value: Value) -> Number:
         moves_every_row = self.rank_pass.moves_all_rows and isinstance(value.rows, Routed)
@@ -309,7 +320,7 @@ class WorkRecorder(Placements):
         x, y = step.ins[0], step.outs[0]
         has_divided_axes = is_divided(y.axes) or is_divided(x.axes)
         rows = 1 if y.rows is ONCE else self.run_config.rows(y.rows)
-        rows = share(rows, self.layout.tp) if self.placement(x) == "rows" and not has_divided_axes else rows
+        rows = rank_share(rows, self.layout.tp) if self.placement(x) == "rows" and not has_divided_axes else rows
         joins_gradient = (id(self._storage(x)), self.layer) in self.shared_inputs and not self.rank_pass.fused
         shares_input = self._shares_input(x)
         flops = 2 * rows * y.width * x.width
@@ -374,7 +385,7 @@ class WorkRecorder(Placements):
         """Adds the products of equal groups of the input's width, or of its blocks, which one kernel computes."""
         x, y, op, ranks = step.ins[0], step.outs[0], step.op, self.rank_pass.cp
         assert op is not None
-        rows, flops = self._rows_on_rank(x), share(op.forward_flops(self.full_run), ranks)
+        rows, flops = self._rows_on_rank(x), rank_share(op.forward_flops(self.full_run), ranks)
         weight_elements = exact_div(flops, 2 * rows)
         self._add_kernel(
             "product",
@@ -383,7 +394,7 @@ class WorkRecorder(Placements):
             n=y.width,
             k=exact_div(weight_elements, y.width),
             weight_elements=weight_elements,
-            flops=(flops, share(op.backward_flops(self.full_run), ranks) if self.has_gradient else 0),
+            flops=(flops, rank_share(op.backward_flops(self.full_run), ranks) if self.has_gradient else 0),
             frozen=self.rank_pass.adapters is not None,
         )
 
@@ -404,9 +415,9 @@ class WorkRecorder(Placements):
             flops=(flops, flops if self.rank_pass.adapters is not None else 2 * flops),
             launches=(0, 0) if self._shares_input(x) else (1, 2),
             frozen=self.rank_pass.adapters is not None,
-            experts=share(experts, ep),
+            experts=rank_share(experts, ep),
             chance=min(1.0, top_k / experts),
-            routed_tokens=share(rows * ep, top_k),
+            routed_tokens=rank_share(rows * ep, top_k),
         )
 
     def _lower_attention(self, step: Step) -> None:
@@ -424,9 +435,9 @@ class WorkRecorder(Placements):
         self._add_kernel(
             "attention",
             "attention",
-            flops=(share(op.forward_flops(run), ranks), share(op.backward_flops(run), ranks)),
+            flops=(rank_share(op.forward_flops(run), ranks), rank_share(op.backward_flops(run), ranks)),
             cache_elements=cache_elements if self._reads_cache else 0,
-            m=share(run.rows(op.rows), ranks),
+            m=rank_share(run.rows(op.rows), ranks),
             n=keys,
             k=op.v_dim,
             heads=op.heads,
@@ -454,10 +465,10 @@ class WorkRecorder(Placements):
         self._add_kernel(
             "attention" if attends else "scores",
             "scores",
-            flops=(share(op.forward_flops(run), ranks), share(backward, ranks)),
-            moved=(0, 0) if attends else (moved_elements, 2 * moved_elements),
+            flops=(rank_share(op.forward_flops(run), ranks), rank_share(backward, ranks)),
+            moved_elements=(0, 0) if attends else (moved_elements, 2 * moved_elements),
             cache_elements=pairs * op.qk_dim if self._reads_cache else 0,
-            m=share(run.rows(op.rows), ranks),
+            m=rank_share(run.rows(op.rows), ranks),
             n=keys,
             k=op.qk_dim,
             heads=op.heads,
@@ -468,18 +479,18 @@ class WorkRecorder(Placements):
     def _lower_table(self, step: Step) -> None:
         if step.outs:
             moved_elements = 2 * self._elements(step.outs[0])
-            self._add_kernel("look-up", "table", moved=(moved_elements, moved_elements), launches=(1, 1))
+            self._add_kernel("look-up", "table", moved_elements=(moved_elements, moved_elements), launches=(1, 1))
 
     def _lower_dispatch(self, step: Step) -> None:
         moved_elements = ROW_COPIES * self._elements(step.outs[0] if step.verb == "dispatch" else step.ins[0])
-        self._add_kernel("permutation", step.verb, moved=(moved_elements, moved_elements), launches=(3, 4))
+        self._add_kernel("permutation", step.verb, moved_elements=(moved_elements, moved_elements), launches=(3, 4))
 
     _lower_combine = _lower_dispatch
 
     def _lower_state(self, step: Step) -> None:
         if self.rank_pass.phase == "decode":
             bits = step.op.cache_bits(self.full_run, STATE_BITS)  # type: ignore[union-attr]
-            self._add_kernel("state", "state", cache_elements=share(bits, STATE_BITS), launches=(0, 0))
+            self._add_kernel("state", "state", cache_elements=rank_share(bits, STATE_BITS), launches=(0, 0))
 
     def _add_operation(self, step: Step) -> None:
         op = step.op
@@ -489,9 +500,12 @@ class WorkRecorder(Placements):
         self._add_kernel(
             "scan",
             step.verb,
-            flops=(share(op.forward_flops(self.full_run), self.rank_pass.cp), share(backward, self.rank_pass.cp)),
+            flops=(
+                rank_share(op.forward_flops(self.full_run), self.rank_pass.cp),
+                rank_share(backward, self.rank_pass.cp),
+            ),
             weight_elements=op.params() if "params" in op.effects else 0,
-            moved=(moved_elements, 2 * moved_elements),
+            moved_elements=(moved_elements, 2 * moved_elements),
             launches=(2, 4),
         )
 
@@ -535,7 +549,9 @@ class WorkRecorder(Placements):
         verb = "layernorm" if is_one_kernel else first_step.verb
         if verb == "act" and first_step.options.get("kind") == "gelu_new":
             verb = "gelu_new"  # step by step, as `NewGELUActivation` of transformers
-        self._add_kernel("elementwise", verb, moved=(moved_elements, moved_elements + reread_elements), launches=(1, 1))
+        self._add_kernel(
+            "elementwise", verb, moved_elements=(moved_elements, moved_elements + reread_elements), launches=(1, 1)
+        )
         self.where, self.repeats = path, repeats
 
 

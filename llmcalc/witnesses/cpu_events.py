@@ -131,32 +131,33 @@ class CpuEvents:
         return PassBytes(bytes_after_forward, peaks[FORWARD], max(peaks[BACKWARD], bytes_after_forward))
 
 
-def read_events(profile: Any) -> CpuEvents:
-    """Reads the events of a profiler. profile: a `torch.profiler.profile` with `profile_memory`."""
+def outermost_kernel(operations: list[Any]) -> Any | None:
+    """Returns the first of nested operations that autograd does not decompose; None if there is none."""
+    return next((operation for operation in operations if _is_kernel(operation.name)), None)
+
+
+def read_events(profile: Any, kernel_of: Callable[[list[Any]], Any | None] = outermost_kernel) -> CpuEvents:
+    """Reads the events of a profiler.
+
+    profile: a `torch.profiler.profile` with `profile_memory` and `record_shapes`.
+    kernel_of: the operation that allocates, among the operations around an allocation, outermost first.
+    """
     events, blocks, phase = CpuEvents(), dict[int, tuple[Block, Any]](), FORWARD
-    for event, enclosing_events in sorted(_memory_events(profile), key=lambda pair: pair[0].start_time_ns):
+    for event, operations in sorted(_memory_events(profile), key=lambda pair: pair[0].start_time_ns):
         if event.tag != torch._C._profiler._EventType.Allocation:
             events.sums = events.sums.with_sum(_sum_bytes(event), SUMS[event.name])
             continue
-        phase = next(
-            (
-                enclosing_event.name
-                for enclosing_event in enclosing_events
-                if enclosing_event.name in (FORWARD, BACKWARD)
-            ),
-            phase,
-        )
-        kernel = next(
-            (enclosing_event for enclosing_event in enclosing_events if _is_kernel(enclosing_event.name)), None
-        )
+        names = (operation.name for operation in operations)
+        phase = next((name for name in names if name in (FORWARD, BACKWARD)), phase)
+        kernel = kernel_of(operations)
         byte_count, pointer = event.extra_fields.alloc_size, event.extra_fields.ptr
         if byte_count > 0:
             block = Block(byte_count, "" if kernel is None else kernel.name)
             blocks[pointer] = block, kernel
             events.moments.append(Moment(1, block, phase))
         elif pointer in blocks:
-            block, operation_name = blocks.pop(pointer)
-            block.scratch = operation_name is not None and kernel is not None and operation_name.id == kernel.id
+            block, allocating_kernel = blocks.pop(pointer)
+            block.scratch = allocating_kernel is not None and kernel is not None and allocating_kernel.id == kernel.id
             events.moments.append(Moment(-1, block, phase))
     return events
 

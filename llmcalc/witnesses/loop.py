@@ -43,7 +43,8 @@ from ..simulator.choices import EAGER, Choices
 from ..simulator.meter import Meter
 from ..workload.execution import OptimizerImplementation
 from ..workload.recompute import NONE
-from . import variants
+from . import measure, variants
+from .measure import default_dtype, encoder_input
 
 PhaseCallback: TypeAlias = Callable[[str, Tensor | None], None]
 """Function that is called after each phase with (its name, the loss after a forward pass or None)."""
@@ -57,13 +58,8 @@ def build_reference(spec: ModelSpec, dtype: str, device: str, include: frozenset
 
     Multi-token prediction is removed too, unless it is in `include`.
     """
-    default_dtype = torch.get_default_dtype()
-    torch.set_default_dtype(getattr(torch, dtype))
-    try:
-        with torch.device(device):
-            module: Any = spec.reference()
-    finally:
-        torch.set_default_dtype(default_dtype)
+    with torch.device(device), default_dtype(getattr(torch, dtype)):
+        module: Any = spec.reference()
     for name in ("towers", *(() if MTP.name in include else ("mtp",))):
         if hasattr(module, name):
             delattr(module, name)
@@ -81,18 +77,7 @@ class without_initial_values(TorchFunctionMode):  # it is used as a function
 
 def token_ids(spec: ModelSpec, batch: int, tokens: int, device: str) -> Tensor:
     """Returns random token ids on a GPU; elsewhere zeros, so that the same experts get all rows."""
-    if device == "cuda":
-        return torch.randint(0, spec.vocab_size, (batch, tokens), device=device)
-    return torch.zeros(batch, tokens, dtype=torch.int64, device=device)
-
-
-def encoder_input(spec: ModelSpec, batch: int, tokens: int, dtype: str, device: str) -> Tensor | None:
-    """Returns the encoder's input of an encoder-decoder: token ids or frames; None for other models."""
-    if spec.encoder is None or spec.decoder is None:
-        return None
-    if spec.encoder.stem is None:
-        return token_ids(spec, batch, tokens, device)
-    return torch.zeros(spec.encoder.stem.frames(batch, tokens), dtype=getattr(torch, dtype), device=device)
+    return measure.token_ids(spec, batch, tokens, device, is_random=device == "cuda")
 
 
 def loss_or_output(

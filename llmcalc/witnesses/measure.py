@@ -6,12 +6,51 @@ it ran in.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    import torch
     from torch import Tensor, nn
     from torch.utils.flop_counter import FlopCounterMode
+
+    from ..model import ModelSpec
+
+
+@contextmanager
+def default_dtype(dtype: torch.dtype) -> Iterator[None]:
+    """Builds modules as `from_pretrained` does: tensors that are no parameters have the model's number format too."""
+    import torch
+
+    previous_dtype = torch.get_default_dtype()
+    torch.set_default_dtype(dtype)
+    try:
+        yield
+    finally:
+        torch.set_default_dtype(previous_dtype)
+
+
+def token_ids(spec: ModelSpec, batch: int, tokens: int, device: str, is_random: bool) -> Tensor:
+    """Returns random token ids, or zeros."""
+    import torch
+
+    if is_random:
+        return torch.randint(0, spec.vocab_size, (batch, tokens), device=device)
+    return torch.zeros(batch, tokens, dtype=torch.int64, device=device)
+
+
+def encoder_input(
+    spec: ModelSpec, batch: int, tokens: int, dtype: str, device: str, is_random: bool = False
+) -> Tensor | None:
+    """Returns the encoder's input of an encoder-decoder: token ids or frames of zeros; None for other models."""
+    import torch
+
+    if spec.encoder is None or spec.decoder is None:
+        return None
+    if spec.encoder.stem is None:
+        return token_ids(spec, batch, tokens, device, is_random)
+    return torch.zeros(spec.encoder.stem.frames(batch, tokens), dtype=getattr(torch, dtype), device=device)
 
 
 def _sum_upwards(values: Iterable[tuple[str, int]]) -> dict[str, int]:

@@ -36,6 +36,7 @@ from ..workload.recompute import NONE
 from . import variants
 from .checks import MEMORY, Check, Verdict
 from .cpu_events import BACKWARD, FORWARD, GradientSums, PassBytes, read_events
+from .distributed.job import peaks_by_phase
 from .loop import Passes, TrainingLoop, cache_shapes, without_initial_values
 from .reference import LARGEST_REAL, Device
 from .shapes import ShapeCache
@@ -360,11 +361,7 @@ def simulate_steps(spec: ModelSpec, training: Training, step_count: int = STEPS)
             del loss
         run.update()
         run.zero_grad()
-        peaks = {
-            phase: max((peak.bytes for phase_name, peak in meter.peaks.items() if phase_name.phase == phase), default=0)
-            for phase in ("forward", "backward", "step")
-        }
-        steps.append(StepBytes(**peaks, after=meter.now, live=live_bytes, saved=saved_bytes))
+        steps.append(StepBytes(**peaks_by_phase(meter), after=meter.now, live=live_bytes, saved=saved_bytes))
     return TrainingBytes(set_up, steps[0], steps[-1])
 
 
@@ -390,11 +387,9 @@ def simulate_event_passes(spec: ModelSpec, training: Training) -> dict[str, int]
     loss = run.forward()
     live_bytes = meter.now - bytes_before
     run.backward(loss)
-    peaks = {
-        phase: max(peak.bytes for phase_name, peak in meter.peaks.items() if phase_name.phase == phase) - bytes_before
-        for phase in ("forward", "backward")
-    }
-    return _event_quantities(PassBytes(live_bytes, **peaks), sums) | {WEIGHTS: weights}
+    peaks = peaks_by_phase(meter)
+    passes = PassBytes(live_bytes, peaks["forward"] - bytes_before, peaks["backward"] - bytes_before)
+    return _event_quantities(passes, sums) | {WEIGHTS: weights}
 
 
 def _input_tensors(run: TrainingRun) -> list[Any]:

@@ -26,12 +26,23 @@ from ..workload.run_config import RunConfig
 from ..workload.workload import Workload
 from .checks import Check, Verdict, compare, without_zero_checks
 from .difference import sizes_of
-from .measure import buffers, cache_bytes_by_path, count_flops, module_names, parameters, pass_through, with_repeats
+from .measure import (
+    buffers,
+    cache_bytes_by_path,
+    count_flops,
+    default_dtype,
+    encoder_input,
+    module_names,
+    parameters,
+    pass_through,
+    token_ids,
+    with_repeats,
+)
 from .speed import measure_forward
 
 if TYPE_CHECKING:
     import torch
-    from torch import Tensor, nn
+    from torch import nn
 
 Device: TypeAlias = Literal["meta", "cpu", "cuda"]
 
@@ -59,7 +70,7 @@ def default_seq(spec: ModelSpec) -> int:
         for layer in (stack.block, *stack.variants.values())
     ]
     mixers = [mixer for layer, width in layers for _, mixer, _ in layer.mixers(width)]
-    limits = [limit for mixer in mixers if isinstance(mixer, TokenMixer) for limit in mixer.reach()]
+    limits = [limit for mixer in mixers if isinstance(mixer, TokenMixer) for limit in mixer.length_limits()]
     longest_tokens = longest_pass(spec)
     preferred_seq = max([LEAST_SEQ, *(limit + 8 for limit in limits)])
     return preferred_seq if longest_tokens is None else min(preferred_seq, longest_tokens)
@@ -130,7 +141,7 @@ def verify_reference(
 def _measure_speed(spec: ModelSpec, module: nn.Module, device: Device, batch: int, seq: int) -> dict[str, Any]:
     """Measures seconds, FLOP/s and bytes of a forward pass; on CUDA with enough tokens to keep the GPU busy."""
     tokens = busy_seq(spec, seq) if device == "cuda" else seq
-    ids = _token_ids(spec, batch, tokens, device)
+    ids = token_ids(spec, batch, tokens, device, is_random=True)
     source_input = ids if spec.kind == "encoder-decoder" else None
     flops = spec.tree().total(forward_of, RunConfig(Workload(batch=batch, seq=tokens)))
     return measure_forward(module, lambda: module(ids, source_input), flops, batch * tokens)
@@ -163,13 +174,8 @@ def build(spec: ModelSpec, device: Device) -> nn.Module:
             f"--device cpu: {byte_count:,} bytes of weights are too many; expected --device meta, or fewer layers "
             "(--set num_hidden_layers=1)"
         )
-    default = torch.get_default_dtype()
-    torch.set_default_dtype(getattr(torch, name))
-    try:
-        with torch.device(device):
-            return spec.reference()
-    finally:
-        torch.set_default_dtype(default)
+    with torch.device(device), default_dtype(getattr(torch, name)):
+        return spec.reference()
 
 
 def _check_activations(spec: ModelSpec, batch: int, seq: int) -> None:
@@ -195,25 +201,6 @@ def _check_activations(spec: ModelSpec, batch: int, seq: int) -> None:
             f"--device cpu: {batch} × {seq:,} tokens keep at least {byte_count:,} bytes for a backward pass; "
             "expected a smaller --batch or --seq"
         )
-
-
-def _token_ids(spec: ModelSpec, batch: int, tokens: int, device: Device) -> Tensor:
-    import torch
-
-    if device == "meta":
-        return torch.empty(batch, tokens, dtype=torch.long, device=device)
-    return torch.randint(0, spec.vocab_size, (batch, tokens), device=device)
-
-
-def _encoder_input(spec: ModelSpec, batch: int, tokens: int, device: Device) -> Tensor | None:
-    """Returns the input of an encoder-decoder's encoder: tokens or frames; None without an encoder."""
-    import torch
-
-    if spec.encoder is None or spec.decoder is None:
-        return None
-    if spec.encoder.stem is None:
-        return _token_ids(spec, batch, tokens, device)
-    return torch.randn(spec.encoder.stem.frames(batch, tokens), dtype=getattr(torch, precision(device)), device=device)
 
 
 def _checks(
@@ -249,7 +236,9 @@ def _checks(
     yield from compare_with_model("buffers", buffers_of, buffers(module), None, built_parts)
     pass_through(module, repeats)
 
-    ids, source_input = _token_ids(spec, batch, seq, device), _encoder_input(spec, batch, seq, device)
+    has_values = device != "meta"
+    ids = token_ids(spec, batch, seq, device, has_values)
+    source_input = encoder_input(spec, batch, seq, precision(device), device, has_values)
     has_mtp = spec.mtp is not None or spec.proposal is not None
 
     def whole() -> list[torch.Tensor]:
@@ -274,7 +263,8 @@ def _checks(
     yield from compare_with_model(
         "prefill_flops", forward_of, with_repeats(prefill, repeats), Workload(batch=batch, seq=seq, phase="prefill")
     )
-    decode, _ = count_flops(module, lambda: [module(_token_ids(spec, batch, 1, device), store=store, past=seq)])
+    next_ids = token_ids(spec, batch, 1, device, has_values)
+    decode, _ = count_flops(module, lambda: [module(next_ids, store=store, past=seq)])
     decode_workload = Workload(batch=batch, seq=1, context=seq, source=seq, phase="decode")
     yield from compare_with_model("decode_flops", forward_of, with_repeats(decode, repeats), decode_workload)
     bits = DTYPE_BITS[precision(device)]

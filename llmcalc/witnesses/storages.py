@@ -12,28 +12,12 @@ This module imports torch, so import it only in functions that run torch.
 from __future__ import annotations
 
 import weakref
-from collections.abc import Callable, Iterable
-from typing import Any, NamedTuple
+from collections.abc import Iterable
+from typing import Any
 
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
-
-
-class PassMeasurement(NamedTuple):
-    """The bytes of a forward and a backward pass, without weights and inputs.
-
-    saved: bytes saved for the backward pass.
-    live: bytes after the forward pass.
-    forward, backward: peak of each pass.
-    after: bytes after the backward pass, including gradients.
-    """
-
-    saved: int
-    live: int
-    forward: int
-    backward: int
-    after: int
 
 
 class StorageTracker(TorchDispatchMode):
@@ -125,37 +109,3 @@ def saved_tensors(out: torch.Tensor) -> list[torch.Tensor]:
                 visited_nodes.add(next_node)
                 pending_nodes.append(next_node)
     return tensors
-
-
-def measure_passes(
-    run: Callable[[], torch.Tensor],
-    outside: Iterable[torch.Tensor],
-    log: list[str] | None = None,
-    device: str = "meta",
-    measures_saved: bool = True,
-    tracker_class: type[StorageTracker] = StorageTracker,
-) -> PassMeasurement:
-    """Measures the bytes of a forward pass and its backward pass. outside: storages of weights and inputs.
-
-    measures_saved: whether saved tensors are measured, which would rerun checkpointed parts; saved is 0 if not.
-    tracker_class: class of the dispatch mode.
-    """
-    outside = list(outside)
-    outside_storages = {t.untyped_storage()._cdata for t in outside}
-    mode = tracker_class(outside, log is not None, device)
-    with mode:
-        out = run()
-        live_bytes, forward = mode.now, mode.peak
-        saved_size = saved_bytes(out, outside_storages, device) if measures_saved else 0
-        mode.peak = mode.now
-        if mode.log is not None:
-            mode.log.append("--- backward")
-        out.backward(torch.empty_like(out))
-        backward = mode.peak
-    del out
-    if log is not None:
-        log += mode.log or []
-    bytes_after = mode.now
-    for tensor in outside:
-        tensor.grad = None
-    return PassMeasurement(saved_size, live_bytes, forward, backward, bytes_after)

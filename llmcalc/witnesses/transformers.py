@@ -12,7 +12,6 @@ import sys
 import time
 from collections import Counter
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
 from dataclasses import dataclass
 from inspect import signature
 from typing import TYPE_CHECKING, Any
@@ -35,7 +34,7 @@ from .checks import Check, Verdict, without_zero_checks
 from .deviations import additions_by_path, cost_in_class, total
 from .difference import sizes_of
 from .matching import compare_modules, coverage
-from .measure import count_flops, module_names, tensor_names, tensors
+from .measure import count_flops, default_dtype, module_names, tensor_names, tensors
 from .modules import ModulesByNode, nodes_called_once, places, without_shared
 from .reference import LARGEST_REAL, LEAST_SEQ
 from .witness import class_object_of, family_of_class, fields_of, require_library_class, witness_of
@@ -109,7 +108,7 @@ def build(config: dict[str, Any], is_to_run: bool = True) -> nn.Module:
     float32 = model_class.__name__.endswith(quirks.refuses_bfloat16)
     dtype = torch.float32 if float32 else torch.bfloat16
     try:
-        with torch.device("meta"), _default_dtype(dtype):
+        with torch.device("meta"), default_dtype(dtype):
             model: nn.Module = (
                 model_class(config_object).to("meta", dtype).eval().requires_grad_(False)
             )  # XLNet creates some tensors on another device
@@ -125,24 +124,11 @@ def build(config: dict[str, Any], is_to_run: bool = True) -> nn.Module:
             f"--against transformers: {type(model).__name__} cannot run without values, and {byte_count:,} bytes of "
             "weights are too many"
         )
-    with _default_dtype(dtype):
+    with default_dtype(dtype):
         materialized_model: nn.Module = model_class(config_object).to(dtype).eval().requires_grad_(False)
     _avoid_identity_experts(materialized_model)
     _raise_expert_capacity(materialized_model)
     return materialized_model
-
-
-@contextmanager
-def _default_dtype(dtype: torch.dtype) -> Iterator[None]:
-    """Builds a class as `from_pretrained` does: tensors that are no parameters have the model's number format too."""
-    import torch
-
-    previous_dtype = torch.get_default_dtype()
-    torch.set_default_dtype(dtype)
-    try:
-        yield
-    finally:
-        torch.set_default_dtype(previous_dtype)
 
 
 def class_settings_of(config: Mapping[str, Any]) -> Quirks:

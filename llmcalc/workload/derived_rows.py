@@ -5,7 +5,7 @@ from __future__ import annotations
 from ..algebra import Number, add, ceil_div, exact_div, floor_div, is_zero, maximum, minimum, times
 from ..frozen import frozen
 from .inputs import EncoderPass
-from .rows import SOURCE, TOKENS, Rows
+from .rows import SOURCE, TOKENS, Rows, Sequences
 from .workload import Workload
 
 
@@ -20,16 +20,10 @@ class Patches(Rows):
         return times(workload.rows, workload.columns)
 
 
-class Images(Rows):
-    """One row per image, tile or clip of an encoder's pass."""
+PATCHES = Patches("patches")
 
-    __slots__ = ()
-
-    def new(self, workload: Workload) -> Number:
-        return 1
-
-
-PATCHES, IMAGES = Patches("patches"), Images("images")
+IMAGES = Sequences("images")
+"""One row per image, tile or clip of an encoder's pass."""
 
 
 @frozen(slots=True)
@@ -64,32 +58,20 @@ class Table(Rows):
 
 
 @frozen(slots=True)
-class BeforeStrides(Rows):
-    """The input rows of unpadded convolutions with the output rows `of`: `by` rows for each of them, and `more` rows.
+class Multiple(Rows):
+    """Rows that are `by` times as many as the rows `of`, and `more` rows, such as samples before a strided convolution.
 
-    of: the rows that they compute.
+    There are none if `of` has none.
     """
 
-    name: str = "before strides"
+    name: str = "multiple"
     of: Rows = TOKENS
     by: Number = 1
     more: Number = 0
 
     def new(self, workload: Workload) -> Number:
-        computed_rows = self.of.new(workload)
-        return 0 if is_zero(computed_rows) else add(times(computed_rows, self.by), self.more)
-
-
-@frozen(slots=True)
-class Multiple(Rows):
-    """Rows that are `by` times as many as the rows `of`, such as frames before a stride."""
-
-    name: str = "multiple"
-    of: Rows = TOKENS
-    by: Number = 1
-
-    def new(self, workload: Workload) -> Number:
-        return times(self.of.new(workload), self.by)
+        rows = self.of.new(workload)
+        return 0 if is_zero(rows) else add(times(rows, self.by), self.more)
 
 
 @frozen(slots=True)

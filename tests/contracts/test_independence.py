@@ -37,7 +37,7 @@ def test_all_that_is_built_of_parts_is_looked_at() -> None:
     }
     assert {"ModelSpec", "MultiTokenPrediction", "Conformer", "SharedBlock", "Rope"} <= {*parts()}
     assert {
-        "source",
+        "formula_source",
         "sizes",
         "top_size",
         "block_in",

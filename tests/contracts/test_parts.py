@@ -20,7 +20,7 @@ from llmcalc.components.idle import SecondStream, UnusedEmbedding
 from llmcalc.components.input_features import InputFeatures
 from llmcalc.components.layers.block import Block, Layer
 from llmcalc.components.layers.conformer import ConformerLayer
-from llmcalc.components.layers.funnel import FunnelAttention, FunnelLayer, funnel_example
+from llmcalc.components.layers.funnel import FunnelAttention, FunnelLayer
 from llmcalc.components.layers.global_local import GlobalLocalAttention, GlobalLocalLayer, GlobalTokens
 from llmcalc.components.layers.looped import LoopedAttention, LoopedLayer
 from llmcalc.components.mixers.attention import Attention
@@ -132,7 +132,7 @@ def looped_decoder(part: LoopedAttention | LoopedLayer) -> ModelSpec:
 
 def funnel_encoder(part: FunnelAttention | FunnelLayer) -> ModelSpec:
     """An encoder of two halvings, and a decoder, whose layers all have the part."""
-    layer = part if isinstance(part, FunnelLayer) else funnel_example(attention=part)
+    layer = part if isinstance(part, FunnelLayer) else FunnelLayer.examples()[0].model_copy(update={"attention": part})
     kinds: dict[str, dict[str, Any]] = {
         "first": {"ends_first_block": True},
         "halved": {"halves": True},

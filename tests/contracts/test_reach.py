@@ -42,7 +42,7 @@ def bends(spec: ModelSpec) -> set[int]:
 @in_one_test
 @pytest.mark.parametrize("mixer", EXAMPLES)
 def test_it_names_the_lengths_at_which_it_changes(mixer: TokenMixer) -> None:
-    found, reach = bends(around_a_model(mixer)), mixer.reach()
+    found, reach = bends(around_a_model(mixer)), mixer.length_limits()
     if found:
         assert any(abs(n - min(found)) <= 2 for n in reach), (found, reach)
     for length in reach:

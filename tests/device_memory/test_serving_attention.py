@@ -8,10 +8,9 @@ import pytest
 
 from llmcalc.device_memory.estimate import memory
 from llmcalc.device_memory.settings import Settings
-from llmcalc.flow.program import Step
+from llmcalc.flow.program import Step, every_step
 from llmcalc.model import ModelSpec
 from llmcalc.simulator.choices import Choices
-from llmcalc.simulator.evidence import every_step
 from llmcalc.sources.presets import load_preset, model_names
 from tests.builders import with_other_causes
 from tests.contracts.test_parts import around_a_model

@@ -65,7 +65,7 @@ class Experts(ParallelStyle):
 
 def plan(spec: ModelSpec, tp: int) -> dict[str, ParallelStyle]:
     """torch's styles of the reference's modules. The embedding and the head are divided by the vocabulary."""
-    heads = spec.main.block.attention.heads(spec.hidden_size).kv_heads
+    heads = spec.main.block.attention.head_sizes(spec.hidden_size).kv_heads
     styles: dict[str, ParallelStyle] = {"embed_tokens": RowwiseParallel(), "norm": SequenceParallel()}
     if not spec.tie_word_embeddings:
         styles["lm_head"] = ColwiseParallel()

@@ -13,7 +13,7 @@ from llmcalc.plots import breakdown, roofline, servers
 from llmcalc.plots.figure import figure_bytes
 from llmcalc.reports.seconds import FACTORS, unit_of
 from llmcalc.reports.serve import layout_text
-from llmcalc.studies.serving import Limits
+from llmcalc.studies.server import Limits
 
 pytest.importorskip("matplotlib")
 
@@ -75,7 +75,7 @@ def test_every_point_is_under_the_roof(model: str) -> None:
             run = llmcalc.time(model, "h100", phase, seq=1024, users=users).result
             for path, point in run.traffic().items():
                 roof = min(run.peak, point.intensity * run.device.bandwidth)
-                assert point.rate <= roof * (1 + 1e-9), (phase, users, path)
+                assert point.flops_per_second <= roof * (1 + 1e-9), (phase, users, path)
 
 
 def test_bytes_of_a_product_are_its_weight_and_its_rows() -> None:

@@ -10,9 +10,10 @@ import llmcalc
 from llmcalc.components.distance import Alibi
 from llmcalc.components.layers.block import Block
 from llmcalc.components.mixers.attention import Attention
+from llmcalc.flow.program import every_step
 from llmcalc.model import ModelSpec
 from llmcalc.simulator.choices import Choices
-from llmcalc.simulator.evidence import every_step, kernels_of
+from llmcalc.simulator.evidence import kernels_of
 from llmcalc.simulator.lowering import Unsupported
 from tests.comparisons import compares, of_run
 from tests.contracts.test_parts import around_a_model

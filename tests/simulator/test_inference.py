@@ -12,9 +12,9 @@ import pytest
 from llmcalc.components.mixers.attention import Attention
 from llmcalc.components.mixers.compressed import CompressedAttention
 from llmcalc.costs.cache import kv
+from llmcalc.flow.program import every_step
 from llmcalc.model import ModelSpec
 from llmcalc.simulator.choices import EAGER, Choices
-from llmcalc.simulator.evidence import every_step
 from llmcalc.simulator.lowering import Unsupported
 from llmcalc.workload.execution import LatentForm
 from tests.builders import family_shapes, spec_of, verbs_of

@@ -19,7 +19,6 @@ from llmcalc.device_memory.estimate import memory
 from llmcalc.device_memory.settings import Settings
 from llmcalc.device_memory.training import Training
 from llmcalc.errors import InputError
-from llmcalc.frameworks.fsdp2.pipeline import replay_rank
 from llmcalc.frameworks.fsdp2.rank_memory import fsdp_memory
 from llmcalc.frameworks.fsdp2.training import sharding
 from llmcalc.frameworks.ranks import Cluster
@@ -32,6 +31,7 @@ from llmcalc.simulator.lowering import Unsupported
 from llmcalc.simulator.meter import Meter
 from llmcalc.simulator.profiles.context_parallel import Kernels, Ring, part_of_sequence, ring_of
 from llmcalc.simulator.tensor import BFLOAT16, empty
+from tests.rank_replays import replay_sharded_rank
 from tests.simulator.witness import Alive
 
 SHAPE = BATCH, HEADS, ROWS, SIZE = 2, 4, 24, 16
@@ -134,7 +134,7 @@ def test_ranks_of_a_sequence_share_parameters_and_tokens() -> None:
 def test_ranks_of_a_sequence_in_a_pipeline() -> None:
     training = replace(HOW, microbatches=4)
     layouts = (Layout(dp=4, pp=2, zero=3, reshard=False), Layout(dp=2, cp=2, pp=2, zero=3, reshard=False))
-    alone, ring = (replay_rank(SPEC, training, layout, 0) for layout in layouts)
+    alone, ring = (replay_sharded_rank(SPEC, training, layout, 0) for layout in layouts)
     assert ring.set_up == alone.set_up
     assert ring.peak[1].bytes < alone.peak[1].bytes
 

@@ -1,10 +1,12 @@
 """The lists of classes in `llmcalc/sources/huggingface` match the installed `transformers`: `classes.json` of supported
-model types, `other_classes.json` of all others.
+model types, `other_classes.json` of all others, and `defaults.json` of the defaults of configuration classes.
 """
 
 from __future__ import annotations
 
+import dataclasses
 import json
+import math
 import re
 from collections.abc import Iterator
 from importlib import import_module
@@ -21,6 +23,7 @@ from tests.builders import json_lines
 
 LIST = Path(huggingface.__path__[0]) / "classes.json"
 OTHERS = LIST.with_name("other_classes.json")
+DEFAULTS = LIST.with_name("defaults.json")
 
 
 def modeling(kind: str) -> Iterator[Any]:
@@ -146,6 +149,42 @@ def written(found: dict[str, list[str]], bases: bool = False, **lists: list[str]
     return f'{{\n  "transformers": {version},\n  "classes": {named}{more}\n}}\n'
 
 
+def is_plain(value: Any) -> bool:
+    """Whether a default is a finite number, a text, null, or a list of them."""
+    if isinstance(value, list):
+        return all(map(is_plain, value))
+    return value is None or isinstance(value, int | str) or (isinstance(value, float) and math.isfinite(value))
+
+
+def defaults_of(cls: Any) -> dict[str, Any]:
+    """Returns field → default of a configuration class, of the plain fields that the class itself states."""
+    from transformers import PretrainedConfig
+
+    shared = {*PretrainedConfig.__mro__}
+    stated = {name for base in cls.__mro__ if base not in shared for name in vars(base).get("__annotations__", ())}
+    defaults = {
+        field.name: field.default if field.default_factory is dataclasses.MISSING else field.default_factory()
+        for field in dataclasses.fields(cls)
+        if field.name in stated
+    }
+    lists = {name: list(default) if isinstance(default, tuple) else default for name, default in defaults.items()}
+    return {name: default for name, default in lists.items() if is_plain(default)}
+
+
+def written_defaults() -> str:
+    """Returns the text of `defaults.json`: a line per model type with a configuration class."""
+    from transformers.models.auto.configuration_auto import CONFIG_MAPPING
+
+    kinds = [kind for kind in sorted(model_types()) if kind in CONFIG_MAPPING and not family_of(kind).code]
+    return json_lines({kind: defaults_of(CONFIG_MAPPING[kind]) for kind in kinds}) + "\n"
+
+
+def test_the_defaults_are_those_of_the_configuration_classes() -> None:
+    """Another default in another version of transformers fails here."""
+    pytest.importorskip("transformers")
+    assert DEFAULTS.read_text() == written_defaults(), "run python -m tests.sources.test_classes"
+
+
 def written_others() -> str:
     """Returns the text of `other_classes.json`."""
     return written(
@@ -181,3 +220,4 @@ if __name__ == "__main__":
     lists = {"losses_of_logits": losses_of_logits(supported), "float32_routers": float32_routers(supported)}
     LIST.write_text(written(supported, bases=True, **lists))
     OTHERS.write_text(written_others())
+    DEFAULTS.write_text(written_defaults())

@@ -32,9 +32,9 @@ def test_fields_and_defaults_are_those_of_the_class(kind: str) -> None:
     cls: Any = CONFIG_MAPPING.get(family.like or kind) if (family.like or kind) in CONFIG_MAPPING else None
     if cls is None:
         return
-    config, fields = cls(), family.dropout
-    for name in fields.places.values():
-        assert getattr(config, name) == fields.defaults.get(name, 0.0), name
+    config = cls()
+    for name in family.dropout.values():
+        assert getattr(config, name) == family.defaults.get(name, 0.0), name
 
 
 def test_gpt2_drops_at_four_places_by_default() -> None:

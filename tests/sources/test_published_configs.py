@@ -17,7 +17,7 @@ from llmcalc.costs.params import total_of
 from llmcalc.errors import InputError
 from llmcalc.model import ModelSpec
 from llmcalc.sources.huggingface.file import described
-from llmcalc.sources.huggingface.registry import family_of, model_types, other_names, read_config
+from llmcalc.sources.huggingface.registry import family_of, library_classes, model_types, read_config
 from llmcalc.sources.to_hf.compare import canonical
 from llmcalc.witnesses.transformers import build
 from tests.families import shapes_of
@@ -107,7 +107,7 @@ def test_a_field_that_the_class_does_not_read_is_unknown(kind: str, field: str, 
 def renamed() -> Iterator[tuple[str, str, str]]:
     """Yields (model type, usual name, the class's own name) of every field that two names have in a class's configs."""
     for kind in model_types():
-        for usual, own in other_names().get(kind, {}).items():
+        for usual, own in library_classes().names.get(kind, {}).items():
             if family_of(kind).read is not None:
                 yield kind, usual, own
 

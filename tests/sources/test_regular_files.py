@@ -15,6 +15,7 @@ import pytest
 
 from llmcalc.errors import InputError
 from llmcalc.sources.bounded import open_regular, read_bytes, require_few_elements
+from llmcalc.sources.files import read_text
 from tests.bounds import bounded
 from tests.sources.test_reader_bounds import refused
 
@@ -102,6 +103,16 @@ def test_a_file_that_grows_while_it_is_read(tmp_path: Path, monkeypatch: pytest.
 def test_paths_that_no_file_can_have(name: str) -> None:
     with pytest.raises(InputError, match="has a character that no path can have"):
         open_regular(Path(name), "a file")
+
+
+@pytest.mark.parametrize("ending", [".toml", ".json", ".yaml", ".sh"])
+def test_a_file_that_is_no_text_is_expected_by_its_own_ending(ending: str, tmp_path: Path) -> None:
+    path = tmp_path / f"file{ending}"
+    path.write_bytes(b"a\xff")
+    with pytest.raises(
+        InputError, match=rf"not a text file \(byte 1 is not UTF-8\); expected a \{ending} file in UTF-8"
+    ):
+        read_text(path)
 
 
 def test_standard_input_is_bounded(tmp_path: Path) -> None:

@@ -13,7 +13,7 @@ from llmcalc.device_memory.estimate import Memory, memory
 from llmcalc.device_memory.settings import Settings
 from llmcalc.simulator.repeat_layers import RepeatAnalysis
 from llmcalc.sources.hardware import find_hardware
-from llmcalc.studies.fit import FEW_CHANGES, fit, largest, largest_run
+from llmcalc.studies.fit import FEW_CHANGES, fit, largest_fitting_number, largest_run
 from tests.contracts.test_parts import decoder
 from tests.samples import in_one_test
 
@@ -44,7 +44,7 @@ def test_the_largest_number_is_found_in_few_steps(start: int, capacity: int) -> 
         asked.append(n)
         return 100 + (3 * n * n + 17 * n) // 64 * 16 - 5
 
-    found = largest(needed, capacity, start, 2**20)
+    found = largest_fitting_number(needed, capacity, start, 2**20)
     assert found == 0 or needed(found) <= capacity
     assert needed(found + 1) > capacity
     assert len(asked) < 20
@@ -67,7 +67,7 @@ def test_the_largest_run_of_a_paged_cache_takes_few_replays(monkeypatch: pytest.
 
 
 def test_the_largest_number_ends_where_there_are_no_more() -> None:
-    assert largest(lambda n: n, 10**9, 1, 1000) == 1000
+    assert largest_fitting_number(lambda n: n, 10**9, 1, 1000) == 1000
 
 
 @pytest.mark.parametrize(

@@ -20,8 +20,8 @@ from llmcalc.parallel.schedule_formulas import bubble
 from llmcalc.parallel.search import Search, search
 from llmcalc.simulator.effort import EFFORT, Budget
 from llmcalc.studies import fit_devices
-from llmcalc.studies.layout_candidates import Candidate, ranked
-from llmcalc.studies.plan import TOO_MUCH, UNTRIED, LayoutEstimates, Plan, plan, search_budget
+from llmcalc.studies.layout_candidates import Candidate, sorted_by_memory
+from llmcalc.studies.plan import TOO_MUCH, UNTRIED, LayoutEstimates, LayoutOrder, Plan, search_budget
 from tests.samples import with_rest
 
 SMALL = "qwen3-0.6b?num_hidden_layers=6"
@@ -107,17 +107,16 @@ def test_a_search_that_ends_early_says_what_it_left(monkeypatch: pytest.MonkeyPa
         return 50
 
     def planned(units: int) -> Plan:
-        return plan(
+        return LayoutOrder(
             Search([(Layout(pp=pp), 4) for pp in (1, 2, 4, 8)]),
-            SimpleNamespace(capacity_bytes=60),  # type: ignore[arg-type]
+            60,
             needed,
             lambda *_: 1,
             lambda *_: 50,
-            9,
             EstimateErrors(0.1),
             least=lambda layout, *_: 100 if layout.pp == 1 else 0,
             budget=Budget(units),
-        )
+        ).plan(9)
 
     whole, early = planned(10**6), planned(100)
     assert not whole.ended_early
@@ -151,17 +150,15 @@ def test_a_layout_that_is_too_large_is_counted_without_an_estimate() -> None:
 
     def planned(capacity: int) -> Plan:
         estimated.clear()
-        return plan(
+        return LayoutOrder(
             Search([(Layout(pp=pp), 4) for pp in sizes]),
-            SimpleNamespace(capacity_bytes=capacity),  # type: ignore[arg-type]
+            capacity,
             needed,
             lambda *_: 1,
             lambda layout, *_: sizes[layout.pp],
-            2,
             EstimateErrors(0.1),
-            "if none fits",
             least=lambda layout, *_: sizes[layout.pp] - 5,
-        )
+        ).plan(2, "if none fits")
 
     plan_of_layouts = planned(65)
     assert sorted(candidate.layout.pp for candidate in plan_of_layouts.feasible) == sorted(estimated) == [2, 4]
@@ -319,7 +316,7 @@ def test_layouts_are_ranked_by_the_sum_of_their_places() -> None:
 
     most_headroom, least_sent, middle = candidate(1, 91, 9, 2), candidate(2, 93, 1, 2), candidate(4, 92, 5, 9)
     assert most_headroom.bubble == pytest.approx(1 / 3)
-    assert ranked([most_headroom, least_sent, middle]) == [middle, most_headroom, least_sent]
+    assert sorted_by_memory([most_headroom, least_sent, middle]) == [middle, most_headroom, least_sent]
 
 
 def test_bytes_sent_and_bubbles_are_computed_where_they_are_read(run: Any, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -388,7 +385,7 @@ def test_what_the_allocator_needs_may_jump(monkeypatch: pytest.MonkeyPatch, besi
     def estimates(one: Any) -> Any:
         return SimpleNamespace(largest_rank=lambda *_: (each * one.states.workload.batch, 0))
 
-    monkeypatch.setattr(fit_devices, "replayed", replays)
+    monkeypatch.setattr(fit_devices, "replayed_bytes", replays)
     record = SimpleNamespace(estimate=estimates)
     one = memory(load(SMALL).model, Settings("training", seq=128))
     ask = fit_devices.DevicesQuestion(

@@ -27,7 +27,7 @@ from llmcalc.studies.rules import (
     chinchilla_appendix_f,
     conventions,
     kaplan_table_1,
-    megatron,
+    megatron_flops,
     palm_appendix_b,
     sizes,
 )
@@ -93,7 +93,7 @@ def test_megatron_at_gpt3() -> None:
     d = sizes(llmcalc.load("gpt3-175b").model)
     b, s, h, layers, v = 1536, 2048, 12288, 96, d.vocab
     assert (d.width, d.layers) == (h, layers)
-    with_recompute, without = megatron(d, b, s, True), megatron(d, b, s, False)
+    with_recompute, without = megatron_flops(d, b, s, True), megatron_flops(d, b, s, False)
     assert with_recompute == pytest.approx(
         96 * b * s * layers * h**2 * (1 + s / (6 * h) + v / (16 * layers * h)), rel=1e-12
     )

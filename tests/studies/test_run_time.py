@@ -11,7 +11,7 @@ import pytest
 import llmcalc
 from llmcalc.errors import InputError
 from llmcalc.parallel.layout import Layout
-from llmcalc.studies.layout_candidates import Candidate, by_time, ranked, ties
+from llmcalc.studies.layout_candidates import Candidate, sorted_by_memory, sorted_by_time, tie_flags
 
 SMALL = "qwen3-0.6b?num_hidden_layers=6"
 H100 = ("--hardware", "h100")
@@ -216,12 +216,12 @@ def test_replicas_of_attention_have_a_batch_each_and_divide_the_experts(run: Any
 def test_ties_are_of_the_first_layout_of_a_tie() -> None:
     """1.00, 1.02 and 1.03 are tied; 1.04 begins the next tie, of which 1.07 is, and 1.08 is not."""
     layouts = [candidate(seconds) for seconds in (1.07, 1.0, 1.02, 1.03, 1.04, 1.08)]
-    assert ties(by_time(layouts)) == [False, True, True, False, True, False]
+    assert tie_flags(sorted_by_time(layouts)) == [False, True, True, False, True, False]
 
 
 def test_headroom_beyond_a_tenth_is_no_merit() -> None:
     roomy, sends_less = candidate(None, needed=20, sent=10), candidate(None, needed=80, sent=1)
-    assert ranked([roomy, sends_less])[0] is sends_less
+    assert sorted_by_memory([roomy, sends_less])[0] is sends_less
 
 
 REFUSED = {

@@ -109,4 +109,4 @@ class TestCompareAll:
 
 
 def test_nothing_asked_takes_everything() -> None:
-    assert Selection().takes(load_preset("gpt2").model, 1)
+    assert Selection().accepts(load_preset("gpt2").model, 1)

@@ -27,7 +27,7 @@ from llmcalc.costs.flops import flops
 from llmcalc.costs.params import params
 from llmcalc.errors import InputError, MissingExtra
 from llmcalc.model import ModelSpec
-from llmcalc.studies.literature import critical_depth, kaplan_range, scaled_optimum, verdicts
+from llmcalc.studies.literature import compare_with_studies, critical_depth, kaplan_range, scaled_optimum
 from llmcalc.studies.shape import (
     FEWEST_WIDTHS,
     HEAD_SIZES,
@@ -39,13 +39,13 @@ from llmcalc.studies.shape import (
     allowed_widths,
     budget_for,
     family,
+    find_shapes,
     nearest_depth,
-    proportion,
+    parse_ratio,
     refine_step,
     search,
-    spread,
-    standard,
-    study,
+    spread_evenly,
+    standard_preset,
 )
 from llmcalc.studies.sweep import sweep
 from tests.builders import run_config
@@ -120,7 +120,7 @@ def test_the_budget_is_kept_and_the_model_marked(name: str) -> None:
     own = llmcalc.load(name).model
     budget = budget_for(own)
     assert budget == Budget("parameters", params(own).total)
-    found = study(family(own), budget, own)
+    found = find_shapes(family(own), budget, own)
     assert 2 <= len(found.shapes) <= 12
     assert all(abs(s.parameters / budget.value - 1) <= 0.02 for s in found.shapes)
     assert all(s.difference == s.parameters / budget.value - 1 for s in found.shapes)
@@ -132,14 +132,14 @@ def test_the_budget_is_kept_and_the_model_marked(name: str) -> None:
 
 
 def test_head_sizes_divide() -> None:
-    for shape in study(members("gpt2"), Budget("parameters", 124_000_000), rows=256).shapes:
+    for shape in find_shapes(members("gpt2"), Budget("parameters", 124_000_000), rows=256).shapes:
         h = shape.stack.hidden_size
         assert shape.head_sizes == tuple(d for d in (64, 96, 128, 256) if h % d == 0)
         assert {d for d in HEAD_SIZES if h % d} == {*HEAD_SIZES} - {*shape.head_sizes}
 
 
 def test_proportions_are_kept() -> None:
-    for shape in study(members("llama3-8b"), Budget("parameters", 8_000_000_000)).shapes:
+    for shape in find_shapes(members("llama3-8b"), Budget("parameters", 8_000_000_000)).shapes:
         s = shape.stack
         assert (s.feed_forward_ratio, s.head_dim, s.kv_ratio, s.head_ratio) == (3.5, 128, 0.25, 1.0)
         assert shape.spec.vocab_size == 128256
@@ -147,21 +147,22 @@ def test_proportions_are_kept() -> None:
 
 def test_one_kv_head_stays_one() -> None:
     assert {
-        s.stack.num_key_value_heads for s in study(members("falcon-7b"), Budget("parameters", 7_000_000_000)).shapes
+        s.stack.num_key_value_heads
+        for s in find_shapes(members("falcon-7b"), Budget("parameters", 7_000_000_000)).shapes
     } == {1}
 
 
 def test_each_override_acts() -> None:
     budget = Budget("parameters", 8_000_000_000)
-    shape = study(members("llama3-8b", head_dim=64), budget).shapes[0].stack
+    shape = find_shapes(members("llama3-8b", head_dim=64), budget).shapes[0].stack
     assert (shape.head_dim, shape.head_ratio, shape.kv_ratio) == (64, 1.0, 0.25)
-    assert study(members("llama3-8b", kv_ratio=Fraction(1, 8)), budget).shapes[0].stack.kv_ratio == 0.125
-    assert study(members("llama3-8b", ffn_ratio=Fraction(4)), budget).shapes[0].stack.feed_forward_ratio == 4
-    for third in (shape.stack for shape in study(members("llama3-8b", ffn_ratio=Fraction(8, 3)), budget).shapes):
+    assert find_shapes(members("llama3-8b", kv_ratio=Fraction(1, 8)), budget).shapes[0].stack.kv_ratio == 0.125
+    assert find_shapes(members("llama3-8b", ffn_ratio=Fraction(4)), budget).shapes[0].stack.feed_forward_ratio == 4
+    for third in (shape.stack for shape in find_shapes(members("llama3-8b", ffn_ratio=Fraction(8, 3)), budget).shapes):
         assert third.feed_forward_width is not None
         assert third.feed_forward_width % 64 == 0
         assert abs(third.feed_forward_width - third.hidden_size * 8 / 3) <= 32  # the nearest multiple of 64
-    small = study(members("llama3-8b", vocab_size=32000), budget).shapes[0]
+    small = find_shapes(members("llama3-8b", vocab_size=32000), budget).shapes[0]
     assert small.spec.vocab_size == 32000
     assert small.parameters == params(small.spec).total
 
@@ -202,19 +203,19 @@ def test_what_does_not_scale_is_refused(spec: ModelSpec, message: str) -> None:
 def test_training_flops_as_the_budget() -> None:
     """With D tokens: D × FLOPs per token. Without: 20 tokens per parameter."""
     budget = budget_for(None, train_flops=10**21, tokens=10**11, seq=512)
-    for shape in study(family(STANDARD, vocab_size=32000), budget).shapes:
+    for shape in find_shapes(family(STANDARD, vocab_size=32000), budget).shapes:
         exact = 10**11 * flops(shape.spec, run_config(batch=1, seq=512, phase="training")).total // 512
         assert (shape.train_flops, shape.tokens) == (exact, 10**11)
         assert abs(exact / 10**21 - 1) <= 0.02
-    optimal = study(family(STANDARD, vocab_size=32000), budget_for(None, train_flops=10**21)).shapes
+    optimal = find_shapes(family(STANDARD, vocab_size=32000), budget_for(None, train_flops=10**21)).shapes
     assert all(s.tokens == 20 * s.parameters for s in optimal)
 
 
 def test_a_budget_past_64_bits_is_counted_in_ints() -> None:
-    found = study(family(STANDARD), Budget("train_flops", 10**26), rows=3)
+    found = find_shapes(family(STANDARD), Budget("train_flops", 10**26), rows=3)
     assert found.shapes
     assert all(isinstance(s.train_flops, int) and s.train_flops > 2**63 for s in found.shapes)
-    huge = study(family(STANDARD), Budget("parameters", 10**16), rows=3)
+    huge = find_shapes(family(STANDARD), Budget("parameters", 10**16), rows=3)
     assert all(abs(s.parameters / 10**16 - 1) <= 0.02 for s in huge.shapes)
 
 
@@ -303,11 +304,11 @@ def test_a_budget_alone_gives_shapes_whose_count_is_exact(budget: str) -> None:
 
 
 def test_the_standard_depends_on_the_size_of_the_budget() -> None:
-    assert [standard(n) for n in (10**7, SMALL - 1, SMALL, 10**12)] == ["smollm2-135m"] * 2 + ["llama3-8b"] * 2
-    assert standard() == "llama3-8b"
+    assert [standard_preset(n) for n in (10**7, SMALL - 1, SMALL, 10**12)] == ["smollm2-135m"] * 2 + ["llama3-8b"] * 2
+    assert standard_preset() == "llama3-8b"
     # C = 6ND: 500 M parameters on 20 tokens per parameter are 120 × (5·10^8)² = 3·10^19 FLOPs
-    assert [standard(None, c) for c in (3 * 10**19 - 10**12, 3 * 10**19)] == ["smollm2-135m", "llama3-8b"]
-    assert [standard(None, c, 10**9) for c in (6 * SMALL * 10**9 - 6 * 10**9, 6 * SMALL * 10**9)] == [
+    assert [standard_preset(None, c) for c in (3 * 10**19 - 10**12, 3 * 10**19)] == ["smollm2-135m", "llama3-8b"]
+    assert [standard_preset(None, c, 10**9) for c in (6 * SMALL * 10**9 - 6 * 10**9, 6 * SMALL * 10**9)] == [
         "smollm2-135m",
         "llama3-8b",
     ]
@@ -332,12 +333,12 @@ def test_a_small_budget_has_finer_steps() -> None:
     assert len(fixed["shapes"]) < len(document("--params", "1B")["shapes"])
     assert "head_dim is 64 instead of 128" in run("--params", "1B")
     assert "instead of" not in run("--params", "8B", "--notes")
-    assert members("gpt-j-6b").finer(keep_heads=True) is None
-    rotary = members("gpt-j-6b").finer(keep_heads=False)  # RoPE has 64 of 256 dimensions: two halvings
+    assert members("gpt-j-6b").finer_family(keep_heads=True) is None
+    rotary = members("gpt-j-6b").finer_family(keep_heads=False)  # RoPE has 64 of 256 dimensions: two halvings
     assert rotary is not None
-    second = rotary.finer(keep_heads=False)
+    second = rotary.finer_family(keep_heads=False)
     assert second is not None
-    assert (rotary.step, second.step, second.finer(keep_heads=False)) == (128, 64, None)
+    assert (rotary.step, second.step, second.finer_family(keep_heads=False)) == (128, 64, None)
 
 
 def test_a_models_own_budget_keeps_its_heads() -> None:
@@ -413,12 +414,12 @@ def test_words() -> None:
 
 def test_spread_keeps_ends_and_the_model() -> None:
     sizes = [(64 * i, 500 // i) for i in range(1, 60)]
-    chosen = spread(sizes, 5, kept_size=(640, 50))
+    chosen = spread_evenly(sizes, 5, kept_size=(640, 50))
     assert len(chosen) == 5
     assert (640, 50) in chosen
     assert sizes[0] in chosen
-    assert spread(sizes, 5)[-1] == sizes[-1]
-    assert spread(sizes[:3], 5) == sizes[:3]
+    assert spread_evenly(sizes, 5)[-1] == sizes[-1]
+    assert spread_evenly(sizes[:3], 5) == sizes[:3]
 
 
 def test_rows_and_tolerance_act() -> None:
@@ -459,7 +460,7 @@ def test_the_command_line_acts() -> None:
     }
     first = changed["shapes"][0]
     assert first["kv_bytes_per_token"] == first["num_hidden_layers"] * 2 * first["num_key_value_heads"] * 64
-    one = study(
+    one = find_shapes(
         family(STANDARD, 64, Fraction(1, 8), Fraction(4), 32000), Budget("parameters", 8_000_000_000), seq=100
     ).shapes[0]
     assert (
@@ -491,20 +492,20 @@ def test_what_the_literature_says() -> None:
     assert (round(least, 1), round(most, 1)) == (33.3, 714.7)  # 1600/48 and 4288/6
     assert critical_depth(512) == 16
     assert critical_depth(1024) == pytest.approx(16 * 2**0.44)
-    assert verdicts(1600, 48).in_kaplan_range
-    assert not verdicts(1600, 49).in_kaplan_range
-    assert verdicts(512, 17).past_critical
-    assert not verdicts(512, 16).past_critical
-    assert not verdicts(4096, 36).past_tay
-    assert verdicts(4096, 37).past_tay
+    assert compare_with_studies(1600, 48).in_kaplan_range
+    assert not compare_with_studies(1600, 49).in_kaplan_range
+    assert compare_with_studies(512, 17).past_critical
+    assert not compare_with_studies(512, 16).past_critical
+    assert not compare_with_studies(4096, 36).past_tay
+    assert compare_with_studies(4096, 37).past_tay
     assert scaled_optimum(1000, 10, 1) == (1000, 10)
     assert scaled_optimum(1000, 10, 100) == pytest.approx((1000 * 100**0.34, 10 * 100**0.12))
 
 
 def test_published_exponents_start_at_the_model() -> None:
     own = llmcalc.load("llama3-8b").model
-    assert study(family(own), budget_for(own), own).scaled is None  # its own budget: nothing to scale
-    scaled = study(family(own), Budget("parameters", 10 * params(own).total), own).scaled
+    assert find_shapes(family(own), budget_for(own), own).scaled is None  # its own budget: nothing to scale
+    scaled = find_shapes(family(own), Budget("parameters", 10 * params(own).total), own).scaled
     assert scaled is not None
     assert scaled == pytest.approx(
         (4096 * 100**0.34, 32 * 100**0.12, 100)
@@ -554,14 +555,14 @@ def test_bad_input_is_one_clear_line(args: list[str], message: str) -> None:
 @pytest.mark.parametrize("text", ["0", "-1", "x", "1/0", "inf", "1e9", ""])
 def test_a_proportion_is_positive(text: str) -> None:
     with pytest.raises(InputError, match="--kv-ratio"):
-        proportion(text, "--kv-ratio")
-    assert proportion("0.125", "") == Fraction(1, 8)
-    assert proportion(None, "") is None
+        parse_ratio(text, "--kv-ratio")
+    assert parse_ratio("0.125", "") == Fraction(1, 8)
+    assert parse_ratio(None, "") is None
 
 
 def test_a_head_size_that_does_not_divide_the_models_width() -> None:
     """Once raised ArithmeticError: 48 does not divide GPT-2 medium's 1,024, so its own shape is not in the family."""
-    found = study(family(llmcalc.load("gpt2-medium").model, 48), budget_for(llmcalc.load("gpt2-medium").model))
+    found = find_shapes(family(llmcalc.load("gpt2-medium").model, 48), budget_for(llmcalc.load("gpt2-medium").model))
     assert {s.stack.head_dim for s in found.shapes} == {48}
     assert "do not meet this budget" in run("gpt2-medium", "--head-dim", "48", "--notes")
 

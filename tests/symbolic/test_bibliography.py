@@ -79,7 +79,7 @@ def test_a_layer_with_one_shared_norm_is_gpt_js() -> None:
 
 def test_the_scale_of_a_sublayers_output_is_layerscale() -> None:
     block = llmcalc.load("gpt2").model.main.block
-    assert papers([block.model_copy(update={"residual_scale": "output"}).source()])[0][0].arxiv == "2103.17239"
+    assert papers([block.model_copy(update={"residual_scale": "output"}).formula_source])[0][0].arxiv == "2103.17239"
 
 
 def test_layers_of_one_model_have_their_own_sources() -> None:

@@ -39,7 +39,7 @@ from llmcalc.timing.price import Formats
 from llmcalc.timing.records import Stack, stacks
 from llmcalc.timing.spread import Range, expected_range
 from llmcalc.timing.stack import with_overlap
-from llmcalc.timing.step import StepPlan, StepPrices
+from llmcalc.timing.step import StepPlan, StepTimer
 from llmcalc.timing.work import rank_work
 
 DATA = Path(__file__).parents[1] / "data" / "timing"
@@ -276,9 +276,9 @@ def _device(name: str, nic: str) -> Device:
 
 
 @cache
-def _prices(model: str, device: tuple[str, str], software: str, overlap: str, factors: Factors) -> StepPrices:
+def _prices(model: str, device: tuple[str, str], software: str, overlap: str, factors: Factors) -> StepTimer:
     stack = with_overlap(_stack(software), overlap or None)
-    return StepPrices(spec_of(model), factors.device(_device(*device)), factors.stack(stack))
+    return StepTimer(spec_of(model), factors.device(_device(*device)), factors.stack(stack))
 
 
 def pricer_of(row: Row) -> Callable[[Factors], float]:
@@ -316,10 +316,10 @@ def _step_seconds(row: Row, factors: Factors) -> float:
     micro_batch = float(row["micro_batch"])
     plan = StepPlan.from_layout(
         layout,
-        int(micro_batch) if micro_batch.is_integer() else micro_batch,  # type: ignore[arg-type]
+        int(micro_batch) if micro_batch.is_integer() else micro_batch,
         row.whole("micro_batches"),
         row.whole("seq"),
-        dtype,
+        dtype=dtype,
         recompute=RECOMPUTED[row["recompute"]],
         include=frozenset({"mtp"} if row["mtp"] else ()),
         adapters=Adapters(int(row["lora"]), ALL_ADAPTED if row["lora_targets"] else ADAPTED) if row["lora"] else None,

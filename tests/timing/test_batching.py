@@ -54,7 +54,7 @@ def test_long_prompts_run_in_chunks() -> None:
     server = replica(requests=REQUESTS["documents"])
     expected = prefill(server.spec, H100, VLLM, 1, 16384, 0, 8192, server=True).seconds
     assert server.load(1).ttft == expected
-    assert len(server.prompts(1).priced) == 2
+    assert len(server.prompts_pass(1).timed_passes) == 2
 
 
 def test_the_passes_of_a_long_prompt_are_timed_once(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -89,7 +89,7 @@ def test_more_requests_give_more_tokens_and_longer_waits(name: str, requests: Re
 def test_little_s_law_and_every_prompt_is_somewhere(concurrency: int) -> None:
     """In one round every other request has one prompt: in the wait for the first token, or between tokens."""
     server = replica()
-    load, token = server.load(concurrency), server.token(concurrency).seconds
+    load, token = server.load(concurrency), server.decoding_pass(concurrency).seconds
     assert load.requests_per_second * load.end_to_end == pytest.approx(concurrency, rel=1e-12)
     others = load.end_to_end - server.prompt_seconds - 1023 * token
     assert others > 0
@@ -104,7 +104,7 @@ def test_prompts_of_others_are_spread_evenly_over_the_work_of_a_request(concurre
     at once half of the others' prompts, in steps that are full of them.
     """
     server = replica(stack=VLLM.model_copy(update={"mixed_steps": mixed}))
-    load, token_pass = server.load(concurrency), server.token(concurrency)
+    load, token_pass = server.load(concurrency), server.decoding_pass(concurrency)
     prompt = server.prompt_seconds + (seconds_beside_prompts(token_pass) if mixed else 0.0)  # p: a prompt of one step
     further = 1023 * token_pass.seconds
     others = load.end_to_end - prompt - further
@@ -112,21 +112,21 @@ def test_prompts_of_others_are_spread_evenly_over_the_work_of_a_request(concurre
     assert (load.ttft - prompt) / others == pytest.approx(prompt / (prompt + further), rel=1e-9)
     at_once = min(8, concurrency)  # prompts of 1024 tokens in a step of 8192
     saved = token_pass.seconds - seconds_beside_prompts(token_pass) if mixed else 0.0
-    of_each = (server.prompts(at_once).seconds - saved) / at_once
+    of_each = (server.prompts_pass(at_once).seconds - saved) / at_once
     wait = (concurrency - 1 + at_once - 1) / 2 * of_each
     assert load.ttft_of_burst - prompt == pytest.approx(max(load.ttft - prompt, wait), rel=1e-9)
 
 
 def test_requests_beyond_those_that_every_step_has_prompts_for_only_wait() -> None:
     server = replica(requests=REQUESTS["documents"])
-    full, more = server.load(server.saturation), server.load(2 * server.saturation)
+    full, more = server.load(server.saturation_concurrency), server.load(2 * server.saturation_concurrency)
     assert more.output_tokens_per_second == pytest.approx(full.output_tokens_per_second, rel=1e-12)
     assert more.tpot == full.tpot
     assert more.ttft - full.ttft == pytest.approx(full.end_to_end, rel=1e-12)  # as many again wait for as long
 
 
 def test_a_step_with_a_prompt_reads_weights_once() -> None:
-    token_pass = replica().token(32)
+    token_pass = replica().decoding_pass(32)
     assert 0 < seconds_beside_prompts(token_pass) < token_pass.seconds
     apart = replica(stack=VLLM.model_copy(update={"mixed_steps": False}))
     assert apart.load(64).end_to_end > replica().load(64).end_to_end
@@ -156,24 +156,24 @@ def test_a_batch_is_padded_to_the_next_captured_graph() -> None:
     """The sequences that pad it are computed, but have no cache; beyond the largest graph nothing is padded."""
     graphs = replica(graph_batches=(64, 128))
     exact = replica()
-    assert graphs.token(64).seconds == exact.token(64).seconds
-    assert graphs.token(200).seconds == exact.token(200).seconds
-    padded = graphs.token(96).seconds
-    assert exact.token(96).seconds < padded < exact.token(128).seconds
-    assert padded == exact.step(128, round(exact.requests.mean_context * 96 / 128)).seconds
+    assert graphs.decoding_pass(64).seconds == exact.decoding_pass(64).seconds
+    assert graphs.decoding_pass(200).seconds == exact.decoding_pass(200).seconds
+    padded = graphs.decoding_pass(96).seconds
+    assert exact.decoding_pass(96).seconds < padded < exact.decoding_pass(128).seconds
+    assert padded == exact.batch_pass(128, round(exact.requests.mean_context * 96 / 128)).seconds
 
 
 def test_the_busiest_rank_takes_longer() -> None:
     """Products of experts that are bound by computing; of weights a rank reads its own, whatever the load."""
     even = VLLM.model_copy(update={"uneven_ranks": 0.0})
     server = replica("experts", step_tokens=None)
-    assert server.prompts(16).seconds > replace(server, stack=even).prompts(16).seconds
-    assert server.token(1).seconds == replace(server, stack=even).token(1).seconds
+    assert server.prompts_pass(16).seconds > replace(server, stack=even).prompts_pass(16).seconds
+    assert server.decoding_pass(1).seconds == replace(server, stack=even).decoding_pass(1).seconds
     dense = replica("tensor parallel", step_tokens=None)
-    assert dense.prompts(16).seconds == replace(dense, stack=even).prompts(16).seconds
+    assert dense.prompts_pass(16).seconds == replace(dense, stack=even).prompts_pass(16).seconds
 
 
 def test_gathered_tokens_in_the_products_format_are_fewer_bytes() -> None:
     casts = VLLM.model_copy(update={"gathers_casts": True})
     server = replica("attention of each rank", formats=Formats("fp8", 8, 8))
-    assert replace(server, stack=casts).prompts(1).seconds < server.prompts(1).seconds
+    assert replace(server, stack=casts).prompts_pass(1).seconds < server.prompts_pass(1).seconds

@@ -35,7 +35,7 @@ def test_one_request_takes_its_prompt_its_transfer_and_its_tokens() -> None:
         group.sent_bytes / (device.nic * device.generation.nic) + device.latency
     )
     assert load.ttft == group.replica.prompt_seconds + group.transfer_seconds
-    assert load.tpot == float(group.replica.token(1).seconds)
+    assert load.tpot == float(group.replica.decoding_pass(1).seconds)
 
 
 def test_requests_are_on_one_of_the_two_sides() -> None:
@@ -63,14 +63,14 @@ def test_prompts_wait_for_their_replicas_and_do_not_slow_tokens() -> None:
 
 def test_the_ratio_leaves_neither_side_waiting() -> None:
     replica, sequences = group_of(output=2048).replica, 32
-    group = Disaggregated.balanced(replica, sequences)
+    group = Disaggregated.balanced_group(replica, sequences)
     prompts, tokens = group.prefill / group.busy_seconds, group.decode * group._decoded_per_second(sequences)
     assert 0.7 < prompts / tokens < 1.5
     longer = replace(replica, requests=Requests(8192, 8192))
-    needed = Disaggregated.balanced(longer, sequences)
+    needed = Disaggregated.balanced_group(longer, sequences)
     assert needed.decode / needed.prefill > group.decode / group.prefill  # longer answers need more that decode
     for total in (2, 5, 8):
-        fixed = Disaggregated.balanced(replica, sequences, total)
+        fixed = Disaggregated.balanced_group(replica, sequences, total)
         assert fixed.replicas == total
         rate = fixed._most_requests_per_second(sequences)
         others = [Disaggregated(replica, size, total - size) for size in range(1, total)]

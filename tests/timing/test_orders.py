@@ -77,7 +77,8 @@ def drawn_plan(draw: random.Random) -> StepPlan:
         sequence_parallel=tp > 1 and draw.random() < 0.5,
     )
     sizes = draw.choice((1, 2, 4)), draw.choice((1, 4, 16)), draw.choice((512, 4096, 16384))
-    return StepPlan.from_layout(layout, *sizes, draw.choice(("bf16", "fp8", "fp32")), recompute=draw.choice((0.0, 1.0)))
+    dtype, recompute = draw.choice(("bf16", "fp8", "fp32")), draw.choice((0.0, 1.0))
+    return StepPlan.from_layout(layout, *sizes, dtype=dtype, recompute=recompute)
 
 
 def check_step(spec: ModelSpec, device: Device, stack: Stack, plan: StepPlan) -> None:

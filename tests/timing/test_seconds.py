@@ -19,11 +19,11 @@ from llmcalc.sources.presets import load_preset
 from llmcalc.timing.device import Device, device_of
 from llmcalc.timing.inference import decode, prefill
 from llmcalc.timing.kernels import Adapters, LayerKind, RankPass
-from llmcalc.timing.price import Formats, price
+from llmcalc.timing.price import Formats, time_pass
 from llmcalc.timing.records import generations, stacks
 from llmcalc.timing.spread import Amount
 from llmcalc.timing.stack import find_stack, stack_names, with_overlap
-from llmcalc.timing.step import StepPlan, StepPrices, pipeline_ranks, training_step, training_steps
+from llmcalc.timing.step import StepPlan, StepTimer, pipeline_ranks, training_step, training_steps
 from llmcalc.timing.work import rank_work
 from tests.samples import in_one_test
 
@@ -71,7 +71,7 @@ def closed_form(layout: Layout, micro_batches: int, forward: Sequence[float]) ->
     kinds = tuple(LayerKind("", (i,)) for i in range(len(forward)))
     costs: Any = load_costs(kinds, [3 * seconds for seconds in forward], list(forward))
     ranks = pipeline_ranks(costs, layout.pp, layout.vpp)
-    return float(micro_batches * ranks.slowest + (layout.pp - 1) / layout.vpp * ranks.mean)
+    return float(micro_batches * ranks.slowest_seconds + (layout.pp - 1) / layout.vpp * ranks.mean_seconds)
 
 
 def load_costs(kinds: tuple[LayerKind, ...], both: list[float], forward: list[float]) -> Any:
@@ -112,18 +112,18 @@ def test_layers_of_stages_are_exact() -> None:
     """DeepSeek-V3's 3 dense layers are all on the first of 16 stages, which has fewer experts."""
     spec = load_preset("deepseek-v3").model
     plan = StepPlan.from_layout(
-        Layout(tp=2, pp=16, dp=64, ep=64, etp=1, zero=1, sequence_parallel=True), 1, 240, 4096, "fp8"
+        Layout(tp=2, pp=16, dp=64, ep=64, etp=1, zero=1, sequence_parallel=True), 1, 240, 4096, dtype="fp8"
     )
     step = training_step(spec, h100(), MEGATRON, plan)
-    assert step.slowest > step.mean
+    assert step.slowest_seconds > step.mean_seconds
     uneven = replace(plan, stage_sizes=(5, 5, *[4] * 12, 3, 0))
-    assert training_step(spec, h100(), MEGATRON, uneven).slowest > 1.2 * step.slowest
+    assert training_step(spec, h100(), MEGATRON, uneven).slowest_seconds > 1.2 * step.slowest_seconds
 
 
 def test_parts_and_lines_add_up() -> None:
     step = training_step(llama(), h100(), MEGATRON, StepPlan.from_layout(Layout(tp=2, dp=4, zero=1), 1, 8, 4096))
     assert sum(step.parts.values()) == pytest.approx(step.seconds, rel=1e-12)
-    assert step.priced.seconds * 8 == pytest.approx(step.parts["work"], rel=1e-12)
+    assert step.timed_pass.seconds * 8 == pytest.approx(step.parts["work"], rel=1e-12)
     for answer in (
         decode(llama(), h100(), VLLM, 8, 1000),
         prefill(llama(), h100(), VLLM, 1, 1000, chunk=300, server=True),
@@ -142,7 +142,7 @@ def test_a_scalar_equals_its_column() -> None:
     columns = {name: numpy.array(column) for name, column in zip(names, zip(*rows, strict=True), strict=True)}
     base = StepPlan(etp=1, dtype="fp8", sequence_parallel=True, zero=1, recompute=1.0)
     seconds = training_steps(spec, h100(), MEGATRON, base, columns)
-    prices = StepPrices(spec, h100(), MEGATRON)
+    prices = StepTimer(spec, h100(), MEGATRON)
     for row, column in zip(rows, seconds, strict=True):
         plan = replace(base, **dict(zip(names, row, strict=True)))
         alone = training_step(spec, h100(), MEGATRON, plan).seconds
@@ -223,11 +223,11 @@ def test_quantized_weights_and_caches_are_read_faster() -> None:
 
 def test_experts_that_no_token_selects_are_not_read() -> None:
     spec = load_preset("mixtral-8x7b").model
-    one = price(rank_work(spec, RankPass(1, 1, 100, "decode")), h100(), VLLM, Formats())
-    many = price(rank_work(spec, RankPass(64, 1, 100, "decode")), h100(), VLLM, Formats())
+    one = time_pass(rank_work(spec, RankPass(1, 1, 100, "decode")), h100(), VLLM, Formats())
+    many = time_pass(rank_work(spec, RankPass(64, 1, 100, "decode")), h100(), VLLM, Formats())
 
     def expert_memory(priced: Any) -> float:
-        return float(sum(line.memory for line in priced.lines if line.kind == "experts"))
+        return float(sum(line.memory for line in priced.operations if line.kind == "experts"))
 
     assert 3.5 < expert_memory(many) / expert_memory(one) < 4.2  # 8 of 8 experts, in place of 2
 
@@ -299,9 +299,9 @@ def test_small_micro_batches_of_eager_kernels_wait_for_the_host() -> None:
         for kernel in layers.kernels
         if kernel.layer == 0
     )
-    assert short.slowest == pytest.approx(32 * launches * stack.host_kernel, rel=0.05)
+    assert short.slowest_seconds == pytest.approx(32 * launches * stack.host_kernel, rel=0.05)
     captured = stack.model_copy(update={"host_kernel": 0.0})
-    assert training_step(llama(), h100(), captured, StepPlan(seq=16384)).slowest == long.slowest
+    assert training_step(llama(), h100(), captured, StepPlan(seq=16384)).slowest_seconds == long.slowest_seconds
 
 
 def test_messages_that_a_stack_does_not_hide() -> None:
@@ -342,7 +342,7 @@ def test_operands_of_narrow_products_are_cast_by_kernels_of_their_own() -> None:
     device = h100()
     casts = {}
     for dtype in ("bf16", "fp8"):
-        lines = price(work, device, MEGATRON, Formats(dtype)).lines
+        lines = time_pass(work, device, MEGATRON, Formats(dtype)).operations
         casts[dtype] = [
             line for line in lines if line.kind == "product" and not line.compute and line.path.startswith("layers")
         ]
@@ -368,7 +368,7 @@ def test_a_recurrence_has_the_rate_of_its_own_kernels() -> None:
     work = rank_work(load_preset("nemotron-3-nano-30b-a3b").model, RankPass(1, 8192))
     (scan,) = (kernel for kernel in work.kernels if kernel.path == "layers.mamba.scan")
     forward, backward = (
-        line for line in price(work, device, MEGATRON, Formats()).lines if line.path == "layers.mamba.scan"
+        line for line in time_pass(work, device, MEGATRON, Formats()).operations if line.path == "layers.mamba.scan"
     )
     rate = device.peaks["bf16"] * device.generation.scan
     assert (forward.compute, backward.compute) == pytest.approx([flops / rate for flops in scan.flops])
@@ -393,7 +393,7 @@ def test_fused_experts_move_no_activation_and_cast_less() -> None:
     work, graphs = rank_work(load_preset("qwen3-30b-a3b").model, RankPass(1, 4096, ep=8)), find_stack("megatron-graphs")
 
     def memory(stack: Any, kind: str, name: str) -> list[float]:
-        lines = price(work, h100(), stack, Formats("fp8")).lines
+        lines = time_pass(work, h100(), stack, Formats("fp8")).operations
         return [line.memory for line in lines if line.kind == kind and line.path == f"layers.mlp.experts{name}"]
 
     assert any(memory(MEGATRON, "elementwise", ""))
@@ -412,7 +412,7 @@ def test_recomputed_modules_take_their_forward_seconds_again() -> None:
         return float(training_step(spec, device, MEGATRON, replace(plan, **options)).parts["work"])
 
     nodes = {name: work_seconds(recompute_nodes=frozenset({name})) - work_seconds() for name in ("mlp", "self_attn")}
-    lines = price(rank_work(spec, plan.rank_pass(MEGATRON)), device, MEGATRON, Formats()).lines
+    lines = time_pass(rank_work(spec, plan.rank_pass(MEGATRON)), device, MEGATRON, Formats()).operations
     forward = sum(line.times * line.seconds for line in lines if ".mlp" in line.path and not line.backward)
     assert nodes["mlp"] == pytest.approx(32 * forward)
     core = work_seconds(recompute_nodes=frozenset({"self_attn.core"})) - work_seconds()

@@ -13,7 +13,7 @@ from llmcalc.sources.presets import load_preset
 from llmcalc.timing.device import device_of
 from llmcalc.timing.inference import prefill
 from llmcalc.timing.kernels import Kernel, RankPass
-from llmcalc.timing.price import PassTime, _copies_per_domain
+from llmcalc.timing.price import TimeEstimator, _copies_per_domain
 from llmcalc.timing.records import stacks
 from llmcalc.timing.work import rank_work
 
@@ -60,19 +60,19 @@ def test_attention_with_one_softmax_over_tokens_and_entries_keeps_its_scores() -
     }
     assert reads == {"core": 128 * 512, "entry_core": 512 * 512, "indexer.core": 131072 // 4 * 128}
     assert {kernel.kind for kernel in work.kernels if kernel.verb == "scores"} == {"attention", "scores"}
-    widest = max(kernel.moved[0] for kernel in work.kernels if kernel.kind == "elementwise")
+    widest = max(kernel.moved_elements[0] for kernel in work.kernels if kernel.kind == "elementwise")
     assert widest < 64 * 131072  # no values of 64 heads and all pairs leave the kernel
     eager = rank_work(spec("deepseek-v4-flash"), RankPass(1, 1, 131071, "decode", fused=False))
-    assert max(kernel.moved[0] for kernel in eager.kernels if kernel.kind == "elementwise") > 64 * 131072
+    assert max(kernel.moved_elements[0] for kernel in eager.kernels if kernel.kind == "elementwise") > 64 * 131072
 
 
 def seconds_by_kind(name: str, tokens: int, tp: int = 1) -> dict[str, float]:
-    passes = PassTime(
+    passes = TimeEstimator(
         device_of(load_hardware("h200")), stacks()["vllm"], formats(), RankPass(1, tokens, phase="prefill", tp=tp)
     )
-    priced = passes.price(rank_work(spec(name), passes.rank_pass))
+    priced = passes.timed_pass(rank_work(spec(name), passes.rank_pass))
     seconds: dict[str, float] = {}
-    for line in priced.lines:
+    for line in priced.operations:
         seconds[line.kind] = seconds.get(line.kind, 0) + float(
             line.times * line.seconds * priced.work.count(line.layer)
         )

@@ -32,7 +32,7 @@ def served(
     replica: Replica, requests: list[TracedRequest], sequences: int = 256, **options: Any
 ) -> list[ServedRequest]:
     most = max(request.input + request.output for request in requests)
-    steps = StepSeconds.tabulated(replica, sequences // replica.batches, most, replica.requests.input)
+    steps = StepSeconds.tabulated(replica, sequences // replica.batch_count, most, replica.requests.input)
     return serve_trace(replica, steps, 1, requests, sequences, 10**9, **options)
 
 
@@ -104,7 +104,7 @@ CONSTANT = StepSeconds(
 
 def test_steps_by_hand() -> None:
     batch = Batch(CONSTANT, sequences=8, cache_tokens=10_000, step_tokens=100, mixed=True)
-    first, second = batch.serve([TracedRequest(0.0, 100, 5), TracedRequest(2.5, 150, 2)])
+    first, second = batch.serve_requests([TracedRequest(0.0, 100, 5), TracedRequest(2.5, 150, 2)])
     # 0 to 1: the prompt; 1 to 3: two tokens; 3 to 4.24: 99 tokens of the other prompt; 4.24 to 5: 51 of it
     assert first.ttft == 1.0
     assert first.end == pytest.approx(3 + 0.99 + 0.25 + 0.51 + 0.25)
@@ -114,8 +114,8 @@ def test_steps_by_hand() -> None:
 
 def test_requests_wait_for_cache_and_sequences() -> None:
     requests = [TracedRequest(0.0, 100, 11), TracedRequest(0.0, 100, 11)]
-    together = Batch(CONSTANT, 8, 10_000, 400, True).serve(requests)
-    one_by_one = Batch(CONSTANT, 1, 10_000, 400, True).serve(requests)
-    narrow = Batch(CONSTANT, 8, 150, 400, True).serve(requests)
+    together = Batch(CONSTANT, 8, 10_000, 400, True).serve_requests(requests)
+    one_by_one = Batch(CONSTANT, 1, 10_000, 400, True).serve_requests(requests)
+    narrow = Batch(CONSTANT, 8, 150, 400, True).serve_requests(requests)
     assert together[1].ttft == 2.0  # both prompts are one step
     assert one_by_one[1].ttft == narrow[1].ttft == 1.0 + 10.0 + 1.0

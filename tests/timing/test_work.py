@@ -180,6 +180,9 @@ def test_rows_of_other_ranks_are_moved_but_not_computed() -> None:
     spec = model("qwen3-30b-a3b")
     work, work_on_all = rank_work(spec, rank_pass), rank_work(spec, all_rows)
     assert work.forward_flops == work_on_all.forward_flops
-    moved = [(kernel.moved[0], wider.moved[0]) for kernel, wider in zip(work.kernels, work_on_all.kernels, strict=True)]
+    moved = [
+        (kernel.moved_elements[0], wider.moved_elements[0])
+        for kernel, wider in zip(work.kernels, work_on_all.kernels, strict=True)
+    ]
     assert {wider / elements for elements, wider in moved if elements and wider != elements} == {4}
     assert any(wider == elements for elements, wider in moved if elements)

@@ -29,10 +29,10 @@ from llmcalc.sources.huggingface.registry import family_of
 from llmcalc.sources.target import load
 from llmcalc.sources.to_hf import to_config
 from llmcalc.symbolic.saved_bytes import Pass, saved_blocks
-from llmcalc.witnesses import storages
-from llmcalc.witnesses.storages import PassMeasurement
 from tests.builders import json_lines, spec_of
+from tests.simulator import witness
 from tests.simulator.models import without_values
+from tests.simulator.witness import Held
 from tests.witnesses.class_step import AllReal, class_to_train, held_by
 
 RECORD = Path(__file__).parents[1] / "data" / "class_memory.json"
@@ -374,14 +374,14 @@ def kernels_of(model: torch.nn.Module) -> Choices:
 
 def measured(
     name: str, batch: int = BATCH, seq: int | None = None, dropout: float = 0.0
-) -> tuple[str, Choices, PassMeasurement, PassMeasurement]:
+) -> tuple[str, Choices, Held, Held]:
     """The class, the kernels of llmcalc that are compared with it, its bytes and those of llmcalc.
 
     dropout: the probability of dropout wherever the family's classes read one.
     """
     seq = FAMILIES[name].seq if seq is None else seq
     config = config_of(name)
-    config |= dict.fromkeys(family_of(config["model_type"]).dropout.places.values(), dropout)
+    config |= dict.fromkeys(family_of(config["model_type"]).dropout.values(), dropout)
     spec, model = spec_of(config), class_to_train(config)
     choices = kernels_of(model)
     with in_training(model) if dropout else nullcontext():
@@ -439,13 +439,13 @@ def saved_by_class(config: dict[str, Any], batch: int, seq: int) -> list[tuple[i
         module.register_forward_hook(lambda *_: Named.modules.__delitem__(-1))
 
     def saved(out: torch.Tensor, known: set[Any], device: str) -> int:
-        kept = {t.untyped_storage()._cdata: t for t in storages.saved_tensors(out) if t.device.type == device}
+        kept = {t.untyped_storage()._cdata: t for t in witness.saved_tensors(out) if t.device.type == device}
         found.extend(
             (t.untyped_storage().nbytes(), Named.made.get(key, "")) for key, t in kept.items() if key not in known
         )
         return 0
 
-    with patch.object(storages, "saved_bytes", saved):
+    with patch.object(witness, "saved_bytes", saved):
         held_by(spec_of(config), model, batch, seq, Named)
     return found
 
@@ -484,7 +484,7 @@ def record(name: str) -> dict[str, Any]:
     cls, choices, theirs, ours = measured(name)
     named = explained(name)
     assert family.reason or theirs.saved - ours.saved == sum(named.values()), (name, theirs, ours, named)
-    both = {field: [getattr(theirs, field), getattr(ours, field)] for field in PassMeasurement._fields}
+    both = {field: [getattr(theirs, field), getattr(ours, field)] for field in Held._fields}
     return {
         "class": cls,
         "norm": choices.norm,

@@ -16,8 +16,9 @@ import torch
 import torch.nn.functional as F
 
 from llmcalc.model import ModelSpec
-from llmcalc.witnesses.storages import PassMeasurement, StorageTracker, measure_passes
+from llmcalc.witnesses.storages import StorageTracker
 from llmcalc.witnesses.transformers import build, inputs_of
+from tests.simulator.witness import Held, measured
 
 
 class AllReal(StorageTracker):
@@ -33,7 +34,7 @@ class AllReal(StorageTracker):
 
 def class_memory(
     spec: ModelSpec, config: Mapping[str, Any], batch: int, seq: int, follows: type[AllReal] = AllReal
-) -> PassMeasurement:
+) -> Held:
     """The bytes of a training step of the class for a config, beside its weights and inputs.
 
     follows: the dispatch mode. Raises `InputError` if no class is known or a library that it needs is not installed,
@@ -52,7 +53,7 @@ def class_to_train(config: Mapping[str, Any]) -> Any:
     return model
 
 
-def held_by(spec: ModelSpec, model: Any, batch: int, seq: int, follows: type[AllReal] = AllReal) -> PassMeasurement:
+def held_by(spec: ModelSpec, model: Any, batch: int, seq: int, follows: type[AllReal] = AllReal) -> Held:
     """The bytes of a training step of a class, beside its weights and inputs."""
     inputs = inputs_of(spec, model, batch, seq)
     labels = torch.empty(batch * seq, dtype=torch.int64, device="meta")
@@ -66,4 +67,4 @@ def held_by(spec: ModelSpec, model: Any, batch: int, seq: int, follows: type[All
         return F.cross_entropy(logits.float().flatten(0, 1), labels)
 
     outside = [*model.parameters(), *model.buffers(), *inputs.values(), labels]
-    return measure_passes(run, outside, tracker_class=follows)
+    return measured(run, outside, tracker_class=follows)

@@ -11,10 +11,10 @@ import pytest
 import torch
 
 from llmcalc.sources.huggingface.registry import family_of
-from llmcalc.witnesses.storages import measure_passes
 from tests.builders import spec_of
 from tests.families import shapes_of
 from tests.samples import in_one_test
+from tests.simulator.witness import measured
 from tests.witnesses.class_memory import (
     BATCH,
     FAMILIES,
@@ -83,7 +83,7 @@ def test_a_class_in_training_keeps_the_same_of_dropout(name: str) -> None:
     """
     _, _, theirs, ours = both(name, dropout=0.1)
     named = explained(name)
-    if "attention" in family_of(config_of(name)["model_type"]).dropout.places:
+    if "attention" in family_of(config_of(name)["model_type"]).dropout:
         named["softmax in bfloat16"] = named.get("softmax in bfloat16", 0) // 2
     assert theirs.saved - ours.saved == sum(named.values())
 
@@ -130,7 +130,7 @@ def test_a_class_that_is_given_labels_keeps_them_shifted() -> None:
     model = class_to_train(config)
     ids = torch.empty(BATCH, seq, dtype=torch.int64, device="meta")
     outside = [*model.parameters(), *model.buffers(), ids]
-    given = measure_passes(lambda: model(input_ids=ids, labels=ids).loss, outside, tracker_class=AllReal)
+    given = measured(lambda: model(input_ids=ids, labels=ids).loss, outside, tracker_class=AllReal)
     assert given.saved == class_memory(spec, config, BATCH, seq).saved + BATCH * seq * 8
 
 

@@ -18,7 +18,7 @@ from llmcalc.sources.huggingface.families.llama import llama
 from llmcalc.sources.huggingface.registry import FILE_OF, classes, family_of, model_types, read_config
 from tests.builders import with_other_causes
 from tests.families import shapes_of
-from tests.witnesses.config_fields import Difference, class_reads, configs_of, differences
+from tests.witnesses.config_fields import Difference, class_reads, configs_of, differences, fields_asked
 
 KINDS = [kind for kind in model_types() if not family_of(kind).code]
 
@@ -31,7 +31,7 @@ def readings_of(kind: str, number: int) -> set[tuple[str, str]]:
     every file at the values of its shapes, and test_differential.py some at other values.
     """
     config = list(configs_of(kind))[number]
-    return {(lineage_of(kind), name) for name in {*family_of(kind).defaults, *config}}
+    return {(lineage_of(kind), name) for name in {*fields_asked(config), *config}}
 
 
 def lineage_of(kind: str) -> str:

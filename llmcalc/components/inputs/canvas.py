@@ -59,5 +59,4 @@ class Canvas(ImageRule):
 
 def _to_single_precision(value: float) -> float:
     """Returns a number rounded to single precision, in which the processor compares scales."""
-    single_precision: float = unpack("f", pack("f", value))[0]
-    return single_precision
+    return unpack("f", pack("f", value))[0]

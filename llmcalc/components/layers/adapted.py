@@ -71,7 +71,6 @@ def _reference_class() -> type[nn.Module]:
             self.adapter = spec.adapter.reference(model_properties)
 
         def forward(self, x: Tensor, forward_pass: ForwardPass) -> Tensor:
-            out: Tensor = self._layer[0].forward(x, forward_pass)
-            return out
+            return self._layer[0].forward(x, forward_pass)
 
     return AdaptedReference

@@ -47,6 +47,7 @@ class AdapterLayer(Block):
         default.
     """
 
+    formula_source: ClassVar[str] = "Pfeiffer et al. 2022, §3.1"
     witness: ClassVar[PartWitness] = UNTESTED
     plain: ClassVar[bool] = False
 
@@ -75,9 +76,6 @@ class AdapterLayer(Block):
                 f"default_language: '{self.default_language}' is not among languages; expected one of them"
             )
         return self
-
-    def source(self) -> str:
-        return "Pfeiffer et al. 2022, §3.1"
 
     def flow(self, recorder: Flow, x: Value, sharing: Sharing | None = None) -> Value:
         for name, component in self.sublayers():
@@ -169,15 +167,13 @@ def _reference_class() -> type[nn.Module]:
             self.adapter_down_proj = nn.Linear(spec.adapter_size, model_properties.hidden_size)
 
         def forward(self, x: Tensor) -> Tensor:
-            out: Tensor = self.adapter_down_proj(activate(self.act, self.adapter_up_proj(x)))
-            return out
+            return self.adapter_down_proj(activate(self.act, self.adapter_up_proj(x)))
 
     class Adapters(nn.ModuleDict):
         """The adapters of all languages, of which one runs. x: [batch, tokens, hidden] → same shape."""
 
         def forward(self, x: Tensor, language: str) -> Tensor:
-            out: Tensor = self[language](x)
-            return out
+            return self[language](x)
 
     class AdapterReference(_block_reference_class()):  # type: ignore[misc]
         """The layer with adapters. x: [batch, tokens, hidden] → same shape."""

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from functools import cache
-from typing import TYPE_CHECKING, Any, ClassVar, Literal, Self
+from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
 from pydantic import Field
 
@@ -22,7 +22,7 @@ from ..runtime import ForwardPass, vector
 from ..streams import ResidualStreams
 from .block import Sharing
 from .per_layer import PerLayerGate
-from .whole_layer import WholeLayer
+from .whole_layer import WholeLayer, pre_norm_class
 
 if TYPE_CHECKING:
     from torch import Tensor, nn
@@ -40,6 +40,7 @@ class AltUp(ResidualStreams):
     altup_num_inputs: the number of streams.
     """
 
+    formula_source: ClassVar[str] = SOURCE
     witness: ClassVar[PartWitness] = BY_TORCH
     kind: ClassVar[str] = "streams"
 
@@ -48,9 +49,6 @@ class AltUp(ResidualStreams):
 
     def check_layers(self, layers: Mapping[str, LayerParts]) -> None:
         self._check_every_layer(layers, self.type, altup_num_inputs=self.altup_num_inputs)
-
-    def source(self) -> str:
-        return SOURCE
 
     def record_split(self, recorder: Flow, x: Value) -> Value:
         return recorder.part("streams_in", self, x)
@@ -93,6 +91,7 @@ class AltUpLayer(WholeLayer):
     per_layer_input: how the layer uses its per-layer embedding.
     """
 
+    formula_source: ClassVar[str] = "Gemma 3n 2025"
     witness: ClassVar[PartWitness] = BY_TORCH
     alone: ClassVar[bool] = False
 
@@ -101,20 +100,13 @@ class AltUpLayer(WholeLayer):
     laurel_rank: LaurelRank
     per_layer_input: PerLayerGate
     norm_placement: Literal["sandwich"] = "sandwich"
-    parallel: None = None
-    cross_attention: None = None
 
-    def requires(self) -> Mapping[str, Mapping[str, Any]]:
+    def required_slots(self) -> Mapping[str, Mapping[str, Any]]:
         streams = {"type": self.type, "altup_num_inputs": self.altup_num_inputs}
-        return {**super().requires(), "streams": streams, **self.per_layer_input.requires()}
-
-    def source(self) -> str:
-        return "Gemma 3n 2025"
+        return {**super().required_slots(), "streams": streams, **self.per_layer_input.required_slots()}
 
     def flow(self, recorder: Flow, x: Value, sharing: Sharing | None = None) -> Value:
         """Records the layer. x: all streams."""
-        assert isinstance(self.attention, Component)
-        assert isinstance(self.feed_forward, Component)
         streams, hidden = x.axes
         router = Weight("router", (streams,), (hidden,))
         predicted_streams, router_output = self._predicted_streams(recorder, x, router)
@@ -195,11 +187,6 @@ class AltUpLayer(WholeLayer):
     def reference(self, model_properties: ModelProperties) -> nn.Module:
         return _reference_classes()["layer"](self, model_properties)
 
-    @classmethod
-    def examples(cls) -> list[Self]:
-        """Returns no examples: the layer needs the stack's streams, and one of the stack's examples uses it."""
-        return []
-
 
 @cache
 def _reference_classes() -> dict[str, type[nn.Module]]:
@@ -240,12 +227,10 @@ def _reference_classes() -> dict[str, type[nn.Module]]:
             self.streams_in, self.streams_out = StreamSplit(streams, hidden), StreamMerge(streams, hidden)
 
         def split_streams(self, x: Tensor, forward_pass: ForwardPass) -> Tensor:
-            streams: Tensor = self.streams_in(x)
-            return streams
+            return self.streams_in(x)
 
         def merge_streams(self, x: Tensor, forward_pass: ForwardPass) -> Tensor:
-            stream: Tensor = self.streams_out(x)
-            return stream
+            return self.streams_out(x)
 
     class Mix(nn.Module):
         def forward(self, coefficients: Tensor, x: Tensor) -> Tensor:
@@ -261,13 +246,11 @@ def _reference_classes() -> dict[str, type[nn.Module]]:
             self.mix = Mix()
 
         def routed(self, x: Tensor, router: nn.Module) -> Tensor:
-            out: Tensor = torch.tanh(router(self.router_norm(x) / x.shape[-1]))
-            return out
+            return torch.tanh(router(self.router_norm(x) / x.shape[-1]))
 
         def forward(self, x: Tensor) -> Tensor:
             coefficients = self.coefficients(self.routed(x[:, :, 0], self.router))
-            out: Tensor = x + self.mix(coefficients.unflatten(-1, (self.streams, self.streams)), x)
-            return out
+            return x + self.mix(coefficients.unflatten(-1, (self.streams, self.streams)), x)
 
     class Correct(nn.Module):
         def __init__(self, streams: int, hidden: int, router: nn.Linear) -> None:
@@ -293,36 +276,29 @@ def _reference_classes() -> dict[str, type[nn.Module]]:
             self.norm = norm.reference(model_properties)
 
         def forward(self, x: Tensor) -> Tensor:
-            out: Tensor = x + self.norm(self.right(self.left(x)))
-            return out
+            return x + self.norm(self.right(self.left(x)))
 
-    class AltUpLayerReference(nn.Module):
+    class AltUpLayerReference(pre_norm_class()):  # type: ignore[misc]
         """The AltUp layer. x: [batch, tokens, streams, hidden] → same shape."""
 
         def __init__(self, spec: AltUpLayer, model_properties: ModelProperties) -> None:
-            super().__init__()
+            super().__init__(spec, model_properties)
             self.predict = Predict(spec.altup_num_inputs, spec.norm, model_properties)
             self.laurel = Laurel(spec.laurel_rank, spec.norm, model_properties)
-            for name, component in (("self_attn", spec.attention), ("mlp", spec.feed_forward)):
-                assert isinstance(component, Component)
-                self.add_module(f"{name}_pre_norm", spec.norm.reference(model_properties))
-                self.add_module(name, component.reference(model_properties))
+            for name in ("self_attn", "mlp"):
                 self.add_module(f"{name}_post_norm", spec.norm.reference(model_properties))
             self.correct = Correct(spec.altup_num_inputs, model_properties.hidden_size, self.predict.router)
             self.per_layer_input = spec.per_layer_input.reference(model_properties, spec.norm)
 
-        def _sublayer_output(self, name: str, x: Tensor, forward_pass: ForwardPass) -> Tensor:
-            out: Tensor = self.get_submodule(f"{name}_post_norm")(self.get_submodule(name)(x, forward_pass))
-            return out
+        def _normed_output(self, name: str, x: Tensor, forward_pass: ForwardPass) -> Tensor:
+            return self.get_submodule(f"{name}_post_norm")(self.get_submodule(name)(x, forward_pass))
 
         def forward(self, x: Tensor, forward_pass: ForwardPass) -> Tensor:
             predicted_streams = self.predict(x)
             active_stream = predicted_streams[:, :, 0]
-            normed = self.get_submodule("self_attn_pre_norm")(active_stream)
-            y = (
-                active_stream + self._sublayer_output("self_attn", normed, forward_pass) + self.laurel(normed)
-            ) * 2**-0.5
-            y = y + self._sublayer_output("mlp", self.get_submodule("mlp_pre_norm")(y), forward_pass)
+            normed = self.self_attn_pre_norm(active_stream)
+            y = (active_stream + self._normed_output("self_attn", normed, forward_pass) + self.laurel(normed)) * 2**-0.5
+            y = y + self._normed_output("mlp", self.mlp_pre_norm(y), forward_pass)
             corrected_streams, first_stream = self.correct(predicted_streams, y, self.predict)
             streams_with_embedding = (
                 corrected_streams[:, :, 1:] + self.per_layer_input(first_stream, forward_pass)[:, :, None]

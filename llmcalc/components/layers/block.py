@@ -37,7 +37,7 @@ from ..base import (
     Network,
     Nothing,
     PartWitness,
-    Standing,
+    StackPosition,
     TokenMixer,
     Unscalable,
     Width,
@@ -58,7 +58,7 @@ SUBLAYERS = ("attention", "cross_attention", "feed_forward")
 """The fields of a layer that are sublayers, in the order they run."""
 
 
-PLACEMENTS: Mapping[str, str] = {
+PLACEMENT_SOURCES: Mapping[str, str] = {
     "post": "Vaswani et al. 2017, §3.1",
     "pre": "Xiong et al. 2020",
     "sandwich": "Ding et al. 2021 (CogView)",
@@ -66,10 +66,10 @@ PLACEMENTS: Mapping[str, str] = {
 }
 """Placement of the norms → its source."""
 
-PARALLEL: Mapping[str, str] = {"shared": "Wang & Komatsuzaki 2021", "separate": "Black et al. 2022"}
+PARALLEL_SOURCES: Mapping[str, str] = {"shared": "Wang & Komatsuzaki 2021", "separate": "Black et al. 2022"}
 """Norms of a parallel layer → its source."""
 
-SCALED: Mapping[bool | str, str] = {"residual": "Shi et al. 2024 (Doge)", "output": "Touvron et al. 2021"}
+SCALE_SOURCES: Mapping[bool | str, str] = {"residual": "Shi et al. 2024 (Doge)", "output": "Touvron et al. 2021"}
 """What a pre-norm layer scales, as in `Block.residual_scale` → its source; none for the scales of ZAYA1."""
 
 
@@ -130,7 +130,7 @@ class Layer(Component):
         mixer, network = self.attention, self.feed_forward
         if not isinstance(mixer, TokenMixer) or not isinstance(network, Network):
             raise Unscalable("expected a decoder whose layers all have attention and a feed-forward network or experts")
-        head_sizes = mixer.heads(width)
+        head_sizes = mixer.head_sizes(width)
         attention = mixer.with_heads(HeadSizes(1, 1, 1) if head_sizes is None else heads(head_sizes))
         return self.model_copy(update={"attention": attention, "feed_forward": network.widened(widened)})
 
@@ -142,7 +142,7 @@ class Layer(Component):
         """The layer's token mixers in a layer of that width: (field, mixer, width of the mixer's input)."""
         return [("attention", self.attention, width)]
 
-    def check_place(self, stack_position: Standing) -> None:
+    def check_place(self, stack_position: StackPosition) -> None:
         """Raises `ValueError` if the layer cannot be used at this position of the model."""
         for field, component, width in self.mixers(stack_position.width):
             component.check_place(replace(stack_position, where=f"{stack_position.where}.{field}", width=width))
@@ -151,17 +151,17 @@ class Layer(Component):
         """Whether the layer attends to an encoder's output."""
         return isinstance(self.attention, TokenMixer) and self.attention.reads_encoder
 
-    def requires(self) -> Mapping[str, Mapping[str, Any]]:
-        return self.attention.requires() if isinstance(self.attention, Component) else {}
+    def required_slots(self) -> Mapping[str, Mapping[str, Any]]:
+        return self.attention.required_slots() if isinstance(self.attention, Component) else {}
 
     def check_shared(self, name: str) -> None:
         """Raises `ValueError` if layers of this kind cannot share parameters. name: the kind's name in a pattern."""
 
-    def borrows(self) -> str:
+    def borrowing_field(self) -> str:
         if not self.alone:
             return f"type '{type(self).model_fields['type'].default}'"
         for field, component in (("attention", self.attention), ("feed_forward", self.feed_forward)):
-            field_of_part = component.borrows() if isinstance(component, Component) else ""
+            field_of_part = component.borrowing_field() if isinstance(component, Component) else ""
             if field_of_part:
                 return f"{field}.{field_of_part}"
         return ""
@@ -174,8 +174,13 @@ class Layer(Component):
         raise TypeError(f"{type(self).__name__} has no flow")
 
     def reference(self, model_properties: ModelProperties) -> nn.Module:
-        """Builds the layer as a module: forward(x [batch, tokens, hidden], run) → same shape."""
+        """Builds the layer as a module: forward(x [batch, tokens, hidden], forward_pass) → same shape."""
         raise TypeError(f"{type(self).__name__} has no reference")
+
+    @classmethod
+    def examples(cls) -> list[Self]:
+        """Returns no examples of a layer that needs its stack: an example of the stack has the layer."""
+        return super().examples() if cls.alone else []
 
 
 class Block(Layer):
@@ -230,7 +235,7 @@ class Block(Layer):
             *([] if cross_attention is None else [("cross_attention", cross_attention, width)]),
         ]
 
-    def check_place(self, stack_position: Standing) -> None:
+    def check_place(self, stack_position: StackPosition) -> None:
         super().check_place(stack_position)
         has_encoder, is_idle = stack_position.source_width is not None, self.idle_cross_attention
         if is_idle and (has_encoder or stack_position.side == "encoder"):
@@ -255,15 +260,18 @@ class Block(Layer):
             (name, component) for name, component in zip(names, parts, strict=True) if isinstance(component, Component)
         ]
 
-    def source(self) -> str:
+    @property
+    def formula_source(self) -> str:
         mixer = self.attention
         if isinstance(mixer, TokenMixer) and mixer.kind != "attention":
-            network = self.feed_forward.source() if isinstance(self.feed_forward, Component) else mixer.source()
-            if network == mixer.source():
+            network = (
+                self.feed_forward.formula_source if isinstance(self.feed_forward, Component) else mixer.formula_source
+            )
+            if network == mixer.formula_source:
                 return network
         if self.parallel is not None:
-            return PARALLEL[self.parallel]
-        return SCALED.get(self.residual_scale) or PLACEMENTS[self.norm_placement]
+            return PARALLEL_SOURCES[self.parallel]
+        return SCALE_SOURCES.get(self.residual_scale) or PLACEMENT_SOURCES[self.norm_placement]
 
     def flow(self, recorder: Flow, x: Value, sharing: Sharing | None = None) -> Value:
         x = x if self.input_norm is None else recorder.part("input_norm", self.input_norm, x)
@@ -417,8 +425,7 @@ def _reference_class() -> type[nn.Module]:
 
         def _normalize(self, name: str, x: Tensor) -> Tensor:
             """Applies the norm of that name, if there is one."""
-            out: Tensor = getattr(self, name)(x) if hasattr(self, name) else x
-            return out
+            return getattr(self, name)(x) if hasattr(self, name) else x
 
         def _residual_sum(self, name: str, x: Tensor, y: Tensor) -> Tensor:
             """Returns the residual stream x after a sublayer with output y."""

@@ -17,15 +17,12 @@ from ... import ops
 from ...flow.axis import Axis
 from ...flow.record import Flow
 from ...flow.value import Value
-from ..base import Component, Flag, LayerParts, ModelProperties
-from ..mixers.attention import Attention
-from ..networks.feed_forward import FeedForward
+from ..base import Flag, LayerParts, ModelProperties
 from ..norm import Norm
-from ..position import Rope
 from ..runtime import ForwardPass, vector
 from ..streams import ResidualStreams
 from .block import Sharing
-from .whole_layer import WholeLayer
+from .whole_layer import PreNormLayer, small_sublayers
 
 if TYPE_CHECKING:
     from torch import Tensor, nn
@@ -63,7 +60,7 @@ def record_mix(
         return [mixed.view(hidden)] if queries == 1 else [recorder.take(mixed, hidden) for _ in range(queries)]
 
 
-class BlockResidualLayer(WholeLayer):
+class BlockResidualLayer(PreNormLayer):
     """A layer whose sublayers read the residual sums of all earlier blocks of layers.
 
     attention_blocks: the number of finished blocks whose sums attention reads beside the running sum; 0 for the first
@@ -74,6 +71,7 @@ class BlockResidualLayer(WholeLayer):
         false by default.
     """
 
+    formula_source: ClassVar[str] = SOURCE
     plain: ClassVar[bool] = False
     alone: ClassVar[bool] = False
 
@@ -82,9 +80,6 @@ class BlockResidualLayer(WholeLayer):
     feed_forward_blocks: int = Field(ge=1, le=MOST_BLOCKS, strict=True)
     starts_block: Flag = False
     idle_residual: Flag = False
-    norm_placement: Literal["pre"] = "pre"
-    parallel: None = None
-    cross_attention: None = None
 
     @model_validator(mode="after")
     def _check_blocks(self) -> Self:
@@ -98,11 +93,8 @@ class BlockResidualLayer(WholeLayer):
             raise ValueError(f"idle_residual: attention reads {self.attention_blocks} finished blocks; expected false")
         return self
 
-    def requires(self) -> Mapping[str, Mapping[str, Any]]:
-        return {**super().requires(), "streams": {"type": "block_residual"}}
-
-    def source(self) -> str:
-        return SOURCE
+    def required_slots(self) -> Mapping[str, Mapping[str, Any]]:
+        return {**super().required_slots(), "streams": {"type": "block_residual"}}
 
     def flow(self, recorder: Flow, x: Value, sharing: Sharing | None = None) -> Value:
         if self.idle_residual:
@@ -113,10 +105,9 @@ class BlockResidualLayer(WholeLayer):
             ("self_attn", self.attention, self.attention_blocks),
             ("mlp", self.feed_forward, self.feed_forward_blocks),
         ):
-            assert isinstance(component, Component)
             (sublayer_input,) = record_mix(recorder, f"{name}_residual", x, block_count, self.norm)
             recorder.hold(x=x, read=sublayer_input)
-            y = recorder.part(name, component, recorder.part(f"{name}_pre_norm", self.norm, sublayer_input))
+            y = self._record_sublayer(recorder, name, component, sublayer_input)
             recorder.hold(y=y)
             x = y if name == "self_attn" and self.starts_block else recorder.add(x, y)
             recorder.hold(x=x)
@@ -124,11 +115,6 @@ class BlockResidualLayer(WholeLayer):
 
     def reference(self, model_properties: ModelProperties) -> nn.Module:
         return block_residual_classes()["layer"](self, model_properties)
-
-    @classmethod
-    def examples(cls) -> list[Self]:
-        """Returns no examples: the layer needs the stack's streams, and one of the stack's examples uses it."""
-        return []
 
 
 class BlockResiduals(ResidualStreams):
@@ -139,6 +125,7 @@ class BlockResiduals(ResidualStreams):
     normed_values: whether the sums that are added up are those after the norm (Inkling 2), false by default.
     """
 
+    formula_source: ClassVar[str] = SOURCE
     kind: ClassVar[str] = "residual"
 
     type: Literal["block_residual"] = "block_residual"
@@ -148,11 +135,8 @@ class BlockResiduals(ResidualStreams):
 
     def check_layers(self, layers: Mapping[str, LayerParts]) -> None:
         required = {"type": self.type}
-        if any(layer.requires().get("streams") != required for layer in layers.values()):
+        if any(layer.required_slots().get("streams") != required for layer in layers.values()):
             raise ValueError("streams: those of type 'block_residual' stand where every layer is of that type")
-
-    def source(self) -> str:
-        return SOURCE
 
     def record_split(self, recorder: Flow, x: Value) -> Value:
         return x
@@ -170,16 +154,7 @@ class BlockResiduals(ResidualStreams):
 
 def block_residual_example(**fields: Any) -> BlockResidualLayer:
     """Returns a small layer, by default the first one. fields: values that override its default fields."""
-    attention = Attention(num_attention_heads=4, num_key_value_heads=2, position=Rope())
-    network = FeedForward(intermediate_size=20, hidden_act="silu", gated=True)
-    defaults = {
-        "attention": attention,
-        "feed_forward": network,
-        "norm": Norm(type="rmsnorm"),
-        "attention_blocks": 0,
-        "feed_forward_blocks": 1,
-        "starts_block": True,
-    }
+    defaults = {**small_sublayers(), "attention_blocks": 0, "feed_forward_blocks": 1, "starts_block": True}
     return BlockResidualLayer(**{**defaults, **fields})
 
 
@@ -233,7 +208,6 @@ def block_residual_classes() -> dict[str, type[nn.Module]]:
                 ("self_attn", spec.attention, spec.attention_blocks),
                 ("mlp", spec.feed_forward, spec.feed_forward_blocks),
             ):
-                assert isinstance(component, Component)
                 if block_count or (name == "self_attn" and spec.idle_residual):
                     self.add_module(f"{name}_residual", Mix(spec.norm, model_properties))
                 self.add_module(f"{name}_pre_norm", spec.norm.reference(model_properties))
@@ -267,7 +241,6 @@ def block_residual_classes() -> dict[str, type[nn.Module]]:
 
         def merge_streams(self, x: Tensor, forward_pass: ForwardPass) -> Tensor:
             (mixed,) = self.output_residual(forward_pass.memo["block_sums"], x)
-            output: Tensor = mixed
-            return output
+            return mixed
 
     return {"layer": LayerReference, "streams": StreamsReference, "mix": Mix}

@@ -62,6 +62,7 @@ class BottleneckLayer(WholeLayer):
     num_feedforward_networks: the number of networks, one after the other.
     """
 
+    formula_source: ClassVar[str] = "Sun et al. 2020, §3.1"
     plain: ClassVar[bool] = False
 
     type: Literal["bottleneck"] = "bottleneck"
@@ -70,17 +71,12 @@ class BottleneckLayer(WholeLayer):
     bottleneck_size: Width
     num_feedforward_networks: int = Field(ge=1, le=MOST_NETWORKS, strict=True)
     norm_placement: Literal["post"] = "post"
-    parallel: None = None
-    cross_attention: None = None
 
     def networks(self) -> list[Any]:
         return [self.feed_forward] * self.num_feedforward_networks
 
     def scaled(self, width: int, heads: Callable[[HeadSizes], HeadSizes], widened: Callable[[int], Number]) -> Self:
         raise Unscalable("a 'bottleneck' layer has a width of its own; expected layers as wide as the model")
-
-    def source(self) -> str:
-        return "Sun et al. 2020, §3.1"
 
     def flow(self, recorder: Flow, x: Value, sharing: Sharing | None = None) -> Value:
         narrow_axis = Axis("bottleneck", self.bottleneck_size)
@@ -141,8 +137,7 @@ def _inner_reference_class() -> type[nn.Module]:
             self.mlp_post_norm = spec.norm.reference(model_properties)
 
         def forward(self, x: Tensor, forward_pass: ForwardPass) -> Tensor:
-            out: Tensor = self.mlp_post_norm(x + self.mlp(x, forward_pass))
-            return out
+            return self.mlp_post_norm(x + self.mlp(x, forward_pass))
 
     return InnerNetworkReference
 
@@ -180,8 +175,7 @@ def _reference_class() -> type[nn.Module]:
             self.add_module(f"{name}_norm", norm.reference(inner_context))
 
         def _into_bottleneck(self, name: str, x: Tensor) -> Tensor:
-            out: Tensor = self.get_submodule(f"{name}_norm")(self.get_submodule(name)(x))
-            return out
+            return self.get_submodule(f"{name}_norm")(self.get_submodule(name)(x))
 
         def forward(self, x: Tensor, forward_pass: ForwardPass) -> Tensor:
             y = self._into_bottleneck("bottleneck", x)
@@ -192,7 +186,6 @@ def _reference_class() -> type[nn.Module]:
                 y = network(y, forward_pass)
             y = self.mlp_post_norm(y + self.mlp(y, forward_pass))
             layer_output = apply_dropout(self, "feed_forward", self.output_bottleneck(y))
-            out: Tensor = self.output_bottleneck_norm(x + layer_output)
-            return out
+            return self.output_bottleneck_norm(x + layer_output)
 
     return BottleneckLayerReference

@@ -13,44 +13,31 @@ from ...flow.axis import Axis
 from ...flow.record import Flow
 from ...flow.value import Value
 from ...workload.derived_rows import Table
-from ..base import Component, ModelProperties, Width
-from ..mixers.attention import Attention
-from ..networks.feed_forward import FeedForward
-from ..norm import Norm
-from ..position import Rope
+from ..base import ModelProperties, Width
 from ..rotation import angles_of
 from ..runtime import ForwardPass
 from .block import Sharing
-from .whole_layer import WholeLayer
+from .whole_layer import PreNormLayer, pre_norm_class, small_sublayers
 
 if TYPE_CHECKING:
     from torch import Tensor, nn
 
 
-class ConditionedLayer(WholeLayer):
+class ConditionedLayer(PreNormLayer):
     """a = x + attention(norm(x)), then a + network(norm(a) · (1 + scale)), where two linear layers give the scale.
 
     condition_rank: the width between the two linear layers, neither of which has a bias.
     """
 
+    formula_source: ClassVar[str] = "Voxtral Realtime 2026"
     plain: ClassVar[bool] = False
 
     type: Literal["conditioned"] = "conditioned"
     condition_rank: Width
-    norm_placement: Literal["pre"] = "pre"
-    parallel: None = None
-    cross_attention: None = None
-
-    def source(self) -> str:
-        return "Voxtral Realtime 2026"
 
     def flow(self, recorder: Flow, x: Value, sharing: Sharing | None = None) -> Value:
-        assert isinstance(self.attention, Component)
-        assert isinstance(self.feed_forward, Component)
         recorder.hold(x=x)
-        x = recorder.add(
-            x, recorder.part("self_attn", self.attention, recorder.part("self_attn_pre_norm", self.norm, x))
-        )
+        x = recorder.add(x, self._record_sublayer(recorder, "self_attn", self.attention, x))
         recorder.hold(x=x)
         y = recorder.part("mlp_pre_norm", self.norm, x)
         with recorder.scope("condition", kind="norm"):
@@ -64,9 +51,7 @@ class ConditionedLayer(WholeLayer):
 
     @classmethod
     def examples(cls) -> list[Self]:
-        attention = Attention(num_attention_heads=4, num_key_value_heads=2, position=Rope())
-        network = FeedForward(intermediate_size=20, hidden_act="silu", gated=True)
-        return [cls(attention=attention, feed_forward=network, norm=Norm(type="rmsnorm"), condition_rank=5)]
+        return [cls(**small_sublayers(), condition_rank=5)]
 
 
 @cache
@@ -88,21 +73,16 @@ def _reference_class() -> type[nn.Module]:
             scale: Tensor = self.out_proj(nn.functional.gelu(self.in_proj(condition)))
             return x * (1 + scale)
 
-    class ConditionedReference(nn.Module):
+    class ConditionedReference(pre_norm_class()):  # type: ignore[misc]
         """The conditioned layer. x: [batch, tokens, hidden] → same shape."""
 
         def __init__(self, spec: ConditionedLayer, model_properties: ModelProperties) -> None:
-            super().__init__()
-            for name, component in (("self_attn", spec.attention), ("mlp", spec.feed_forward)):
-                assert isinstance(component, Component)
-                self.add_module(f"{name}_pre_norm", spec.norm.reference(model_properties))
-                self.add_module(name, component.reference(model_properties))
+            super().__init__(spec, model_properties)
             self.condition = Condition(model_properties.hidden_size, spec.condition_rank)
 
         def forward(self, x: Tensor, forward_pass: ForwardPass) -> Tensor:
-            x = x + self.get_submodule("self_attn")(self.get_submodule("self_attn_pre_norm")(x), forward_pass)
-            y = self.condition(self.get_submodule("mlp_pre_norm")(x))
-            out: Tensor = x + self.get_submodule("mlp")(y, forward_pass)
-            return out
+            x = x + self._sublayer_output("self_attn", x, forward_pass)
+            y = self.condition(self.mlp_pre_norm(x))
+            return x + self.mlp(y, forward_pass)
 
     return ConditionedReference

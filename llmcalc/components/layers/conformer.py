@@ -11,52 +11,44 @@ from typing import TYPE_CHECKING, Any, ClassVar, Literal, Self
 
 from ...flow.record import Flow
 from ...flow.value import Value
-from ..base import Component, ModelProperties, Standing
+from ..base import ModelProperties, StackPosition
 from ..conformer_convolution import ConformerConvolution
 from ..mixers.relative import RelativeAttention
 from ..networks.feed_forward import FeedForward
 from ..norm import Norm
 from ..runtime import ForwardPass
 from .block import Sharing
-from .whole_layer import WholeLayer
+from .whole_layer import PreNormLayer
 
 if TYPE_CHECKING:
     from torch import Tensor, nn
 
 
-class ConformerLayer(WholeLayer):
+class ConformerLayer(PreNormLayer):
     """x + network/2, x + attention, x + convolution, x + network/2, then a norm; each part has a norm before it.
 
     feed_forward: each of the two networks.
     convolution: the convolution along the frames.
     """
 
+    formula_source: ClassVar[str] = "Gulati et al. 2020, §2"
     plain: ClassVar[bool] = False
 
     type: Literal["conformer"] = "conformer"
     convolution: ConformerConvolution
-    norm_placement: Literal["pre"] = "pre"
-    parallel: None = None
-    cross_attention: None = None
 
     def networks(self) -> list[Any]:
         return [self.feed_forward, self.feed_forward]
 
-    def source(self) -> str:
-        return "Gulati et al. 2020, §2"
-
-    def check_place(self, stack_position: Standing) -> None:
+    def check_place(self, stack_position: StackPosition) -> None:
         super().check_place(stack_position)
         if stack_position.side != "encoder":
             raise ValueError(f"{stack_position.where}.type: 'conformer' reads later frames; expected an encoder")
 
     def flow(self, recorder: Flow, x: Value, sharing: Sharing | None = None) -> Value:
-        assert isinstance(self.attention, Component)
         x = self._half_network(recorder, "mlp_1", x)
         recorder.hold(x=x)
-        x = recorder.add(
-            x, recorder.part("self_attn", self.attention, recorder.part("self_attn_pre_norm", self.norm, x))
-        )
+        x = recorder.add(x, self._record_sublayer(recorder, "self_attn", self.attention, x))
         recorder.hold(x=x)
         y = recorder.part("convolution_pre_norm", self.norm, x)
         with recorder.scope("convolution", kind="convolution"):
@@ -66,13 +58,10 @@ class ConformerLayer(WholeLayer):
 
     def _half_network(self, recorder: Flow, name: str, x: Value) -> Value:
         """Records the sum of x and half of the output of the network with that name."""
-        assert isinstance(self.feed_forward, Component)
         recorder.hold(x=x)
         return recorder.add(
             x,
-            recorder.scale(
-                recorder.part(name, self.feed_forward, recorder.part(f"{name}_pre_norm", self.norm, x)), 0.5
-            ),
+            recorder.scale(self._record_sublayer(recorder, name, self.feed_forward, x), 0.5),
         )
 
     def reference(self, model_properties: ModelProperties) -> nn.Module:
@@ -109,15 +98,13 @@ def _reference_class() -> type[nn.Module]:
             self.norm = spec.norm.reference(model_properties)
 
         def _normalize(self, name: str, x: Tensor) -> Tensor:
-            out: Tensor = self.get_submodule(f"{name}_pre_norm")(x)
-            return out
+            return self.get_submodule(f"{name}_pre_norm")(x)
 
         def forward(self, x: Tensor, forward_pass: ForwardPass) -> Tensor:
             x = x + 0.5 * self.get_submodule("mlp_1")(self._normalize("mlp_1", x), forward_pass)
             x = x + self.get_submodule("self_attn")(self._normalize("self_attn", x), forward_pass)
             x = x + self.get_submodule("convolution")(self._normalize("convolution", x))
             x = x + 0.5 * self.get_submodule("mlp_2")(self._normalize("mlp_2", x), forward_pass)
-            out: Tensor = self.norm(x)
-            return out
+            return self.norm(x)
 
     return ConformerLayerReference

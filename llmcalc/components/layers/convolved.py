@@ -10,41 +10,32 @@ from typing import TYPE_CHECKING, ClassVar, Literal, Self
 
 from ...flow.record import Flow
 from ...flow.value import Value
-from ..base import Component, Kernel, ModelProperties
-from ..mixers.attention import Attention
+from ..base import Kernel, ModelProperties
 from ..networks.feed_forward import FeedForward
-from ..norm import Norm
-from ..position import Rope
 from ..residual_convolution import add_convolution, residual_convolution_class
 from ..runtime import ForwardPass
 from .block import Sharing
-from .whole_layer import WholeLayer
+from .whole_layer import PreNormLayer, pre_norm_class, small_sublayers
 
 if TYPE_CHECKING:
     from torch import Tensor, nn
 
 
-class ConvolvedLayer(WholeLayer):
+class ConvolvedLayer(PreNormLayer):
     """Attention, then a feed-forward network, with a norm before each and a convolution after each.
 
     conv_kernel_size: the width in tokens of both convolutions.
     """
 
+    formula_source: ClassVar[str] = "Inkling 2026"
     plain: ClassVar[bool] = False
 
     type: Literal["convolved"] = "convolved"
     conv_kernel_size: Kernel
-    norm_placement: Literal["pre"] = "pre"
-    parallel: None = None
-    cross_attention: None = None
-
-    def source(self) -> str:
-        return "Inkling 2026"
 
     def flow(self, recorder: Flow, x: Value, sharing: Sharing | None = None) -> Value:
         for name, component in (("self_attn", self.attention), ("mlp", self.feed_forward)):
-            assert isinstance(component, Component)
-            y = recorder.part(name, component, recorder.part(f"{name}_pre_norm", self.norm, x))
+            y = self._record_sublayer(recorder, name, component, x)
             recorder.hold(x=x, y=y)
             x = recorder.add(x, add_convolution(recorder, f"{name}_conv", y, self.conv_kernel_size))
             recorder.hold(x=x)
@@ -55,31 +46,25 @@ class ConvolvedLayer(WholeLayer):
 
     @classmethod
     def examples(cls) -> list[Self]:
-        attention = Attention(num_attention_heads=4, num_key_value_heads=2, position=Rope())
         network = FeedForward(intermediate_size=20, hidden_act="silu", gated=True, output_scale=True)
-        layer = cls(attention=attention, feed_forward=network, norm=Norm(type="rmsnorm"), conv_kernel_size=3)
+        layer = cls(**{**small_sublayers(), "feed_forward": network}, conv_kernel_size=3)
         return [layer, layer.model_copy(update={"conv_kernel_size": 4})]
 
 
 @cache
 def _reference_class() -> type[nn.Module]:
-    from torch import nn
-
-    class ConvolvedLayerReference(nn.Module):
+    class ConvolvedLayerReference(pre_norm_class()):  # type: ignore[misc]
         """The layer with convolutions. x: [batch, tokens, hidden] → same shape."""
 
         def __init__(self, spec: ConvolvedLayer, model_properties: ModelProperties) -> None:
-            super().__init__()
-            for name, component in (("self_attn", spec.attention), ("mlp", spec.feed_forward)):
-                assert isinstance(component, Component)
-                self.add_module(f"{name}_pre_norm", spec.norm.reference(model_properties))
-                self.add_module(name, component.reference(model_properties))
+            super().__init__(spec, model_properties)
+            for name in ("self_attn", "mlp"):
                 convolution = residual_convolution_class()(model_properties.hidden_size, spec.conv_kernel_size)
                 self.add_module(f"{name}_conv", convolution)
 
         def forward(self, x: Tensor, forward_pass: ForwardPass) -> Tensor:
             for name in ("self_attn", "mlp"):
-                y = self.get_submodule(name)(self.get_submodule(f"{name}_pre_norm")(x), forward_pass)
+                y = self._sublayer_output(name, x, forward_pass)
                 x = x + self.get_submodule(f"{name}_conv")(y, forward_pass)
             return x
 

@@ -14,14 +14,14 @@ from pydantic import model_validator
 
 from ...flow.record import Flow
 from ...flow.value import Value
-from ..base import Component, Flag, Kernel, ModelProperties
+from ..base import Flag, Kernel, ModelProperties
 from ..mixers.gated_profile import GatedProfileAttention
-from ..networks.feed_forward import FeedForward
 from ..norm import Norm
 from ..residual_convolution import add_convolution, residual_convolution_class
 from ..runtime import ForwardPass
 from .block import Sharing
 from .block_residual import BlockResidualLayer, block_residual_classes, record_mix
+from .whole_layer import small_sublayers
 
 if TYPE_CHECKING:
     from torch import Tensor, nn
@@ -37,6 +37,7 @@ class ConvolvedResidualLayer(BlockResidualLayer):
     separate_inputs: whether queries, keys and values read a sum and a norm each, false by default.
     """
 
+    formula_source: ClassVar[str] = "Inkling 2 2026"
     plain: ClassVar[bool] = False
     alone: ClassVar[bool] = False
 
@@ -50,13 +51,8 @@ class ConvolvedResidualLayer(BlockResidualLayer):
             raise ValueError("separate_inputs: needs attention of type 'gated_profile'; expected false")
         return self
 
-    def source(self) -> str:
-        return "Inkling 2 2026"
-
     def flow(self, recorder: Flow, x: Value, sharing: Sharing | None = None) -> Value:
         kernel, attention, network = self.conv_kernel_size, self.attention, self.feed_forward
-        assert isinstance(attention, Component)
-        assert isinstance(network, Component)
         query_input, *kv_inputs = self._sublayer_inputs(
             recorder, "self_attn", x, self.attention_blocks, 3 if self.separate_inputs else 1
         )
@@ -68,7 +64,7 @@ class ConvolvedResidualLayer(BlockResidualLayer):
         x = y if self.starts_block else recorder.add(x, y)
         recorder.hold(x=x)
         (network_input,) = self._sublayer_inputs(recorder, "mlp", x, self.feed_forward_blocks, 1)
-        y = recorder.part("mlp", network, recorder.part("mlp_pre_norm", self.norm, network_input))
+        y = self._record_sublayer(recorder, "mlp", network, network_input)
         x = recorder.add(x, add_convolution(recorder, "mlp_conv", y, kernel))
         recorder.hold(x=x)
         return x
@@ -92,9 +88,8 @@ def convolved_residual_example(**fields: Any) -> ConvolvedResidualLayer:
         dynamic_convolutions=True,
     )
     defaults = {
+        **small_sublayers(),
         "attention": attention,
-        "feed_forward": FeedForward(intermediate_size=20, hidden_act="silu", gated=True),
-        "norm": Norm(type="rmsnorm"),
         "attention_blocks": 0,
         "feed_forward_blocks": 1,
         "starts_block": True,
@@ -121,7 +116,6 @@ def _reference_class() -> type[nn.Module]:
                 ("self_attn", spec.attention, spec.attention_blocks, queries),
                 ("mlp", spec.feed_forward, spec.feed_forward_blocks, 1),
             ):
-                assert isinstance(component, Component)
                 if block_count:
                     self.add_module(f"{name}_residual", mix(weightless, model_properties, True, stream_count))
                 self.add_module(f"{name}_pre_norm", spec.norm.reference(model_properties))
@@ -139,8 +133,7 @@ def _reference_class() -> type[nn.Module]:
             kv_inputs = [
                 component(f"self_attn_{name}_norm")(y) for name, y in zip(("key", "value"), kv_inputs, strict=False)
             ]
-            y: Tensor = component("self_attn")(component("self_attn_pre_norm")(query), forward_pass, *kv_inputs)
-            return y
+            return component("self_attn")(component("self_attn_pre_norm")(query), forward_pass, *kv_inputs)
 
         def forward(self, x: Tensor, forward_pass: ForwardPass) -> Tensor:
             spec, component = self.spec, self.get_submodule
@@ -151,7 +144,6 @@ def _reference_class() -> type[nn.Module]:
             x = y if spec.starts_block else x + y
             (mixed,) = component("mlp_residual")(forward_pass.memo["block_sums"][: spec.feed_forward_blocks], x)
             y = component("mlp")(component("mlp_pre_norm")(mixed), forward_pass)
-            out: Tensor = x + component("mlp_conv")(y, forward_pass)
-            return out
+            return x + component("mlp_conv")(y, forward_pass)
 
     return ConvolvedResidualReference

@@ -6,20 +6,19 @@ sublayers a layer may add embeddings of n-grams. DeepSeek-V4.1: vLLM, models/dee
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from functools import cache
 from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
-from ...flow.axis import Axis
 from ...flow.record import Flow
 from ...flow.value import Value
-from ..base import BY_TORCH, LayerParts, ModelProperties, PartWitness, Streams
+from ..base import BY_TORCH, ModelProperties, PartWitness
 from ..choice import only
 from ..mixers.shared_entries import SOURCE
 from ..runtime import ForwardPass
-from ..streams import ResidualStreams
+from ..streams import CopiedStreams, copied_streams_class
 from .block import Sharing
-from .hyper import READ_WEIGHTS, HyperLayer, hyper_classes, hyper_example
+from .hyper import READ_WEIGHTS, HyperLayer, hyper_classes
+from .whole_layer import small_sublayers
 
 if TYPE_CHECKING:
     from torch import Tensor, nn
@@ -35,14 +34,12 @@ class DelayedHyperLayer(HyperLayer):
     ngram_input: the embeddings of n-grams that are added to all streams first; none by default.
     """
 
+    formula_source: ClassVar[str] = SOURCE
     witness: ClassVar[PartWitness] = BY_TORCH
     delayed: ClassVar[bool] = True
 
     type: Literal["delayed_hyper"] = "delayed_hyper"  # type: ignore[assignment]
     ngram_input: NgramInput | None = None
-
-    def source(self) -> str:
-        return SOURCE
 
     def flow(self, recorder: Flow, x: Value, sharing: Sharing | None = None) -> Value:
         """Records the layer. x: all streams."""
@@ -55,26 +52,17 @@ class DelayedHyperLayer(HyperLayer):
         return _reference_classes()["layer"](self, model_properties)
 
 
-class DelayedHyperStreams(ResidualStreams):
+class DelayedHyperStreams(CopiedStreams):
     """The streams: copies of the embedding, summed at the end with the weights that the last sublayer computed.
 
     hc_mult: the number of streams.
     """
 
+    formula_source: ClassVar[str] = SOURCE
     witness: ClassVar[PartWitness] = BY_TORCH
     kind: ClassVar[str] = "residual"
 
     type: Literal["delayed_hyper"] = "delayed_hyper"
-    hc_mult: Streams
-
-    def check_layers(self, layers: Mapping[str, LayerParts]) -> None:
-        self._check_every_layer(layers, self.type, hc_mult=self.hc_mult)
-
-    def source(self) -> str:
-        return SOURCE
-
-    def record_split(self, recorder: Flow, x: Value) -> Value:
-        return recorder.copies(x, Axis("streams", self.hc_mult))
 
     def record_merge(self, recorder: Flow, x: Value) -> Value:
         streams, hidden = x.axes
@@ -90,15 +78,12 @@ class DelayedHyperStreams(ResidualStreams):
 
 def delayed_hyper_example(**fields: Any) -> DelayedHyperLayer:
     """Returns a small layer. fields: values that override its default fields."""
-    layer = hyper_example()
-    defaults = {name: getattr(layer, name) for name in ("attention", "feed_forward", "norm", "hc_mult")}
-    return DelayedHyperLayer(**{**defaults, **fields})
+    return DelayedHyperLayer(**{**small_sublayers(), "hc_mult": 3, **fields})
 
 
 @cache
 def _reference_classes() -> dict[str, type[nn.Module]]:
     import torch
-    from torch import nn
 
     class DelayedConnection(hyper_classes()["connection"]):  # type: ignore[misc]
         """The connection of a sublayer that reads the streams with the weights of the sublayer before."""
@@ -122,20 +107,12 @@ def _reference_classes() -> dict[str, type[nn.Module]]:
             self.ngram_input = None if spec.ngram_input is None else spec.ngram_input.reference(model_properties)
 
         def forward(self, x: Tensor, forward_pass: ForwardPass) -> Tensor:
-            out: Tensor = super().forward(
+            return super().forward(
                 x if self.ngram_input is None else x + self.ngram_input(x, forward_pass), forward_pass
             )
-            return out
 
-    class StreamsReference(nn.Module):
-        """Copies one residual stream into n streams, [batch, tokens, n, hidden], and sums them back into one."""
-
-        def __init__(self, n: int) -> None:
-            super().__init__()
-            self.n = n
-
-        def split_streams(self, x: Tensor, forward_pass: ForwardPass) -> Tensor:
-            return x[:, :, None].expand(-1, -1, self.n, -1)
+    class StreamsReference(copied_streams_class()):  # type: ignore[misc]
+        """Copies one residual stream into n streams, and sums them back into one."""
 
         def merge_streams(self, x: Tensor, forward_pass: ForwardPass) -> Tensor:
             weights: Tensor = forward_pass.memo["read weights"]

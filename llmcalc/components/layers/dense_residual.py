@@ -10,85 +10,63 @@ from typing import TYPE_CHECKING, Any, ClassVar, Literal, Self
 
 from ...flow.record import Flow
 from ...flow.value import Value
-from ..base import Component, ModelProperties
-from ..mixers.attention import Attention
+from ..base import ModelProperties
 from ..networks.feed_forward import FeedForward
 from ..networks.moe import MoE
-from ..norm import Norm
-from ..position import Rope
 from ..runtime import ForwardPass
 from .block import Sharing
-from .whole_layer import WholeLayer
+from .whole_layer import PreNormLayer, pre_norm_class, small_sublayers
 
 if TYPE_CHECKING:
     from torch import Tensor, nn
 
 
-class DenseResidualLayer(WholeLayer):
+class DenseResidualLayer(PreNormLayer):
     """a = x + attention(norm(x)), then a + dense(norm(a)) + experts(norm(x)).
 
     feed_forward: the experts.
     dense: the network beside them.
     """
 
+    formula_source: ClassVar[str] = "Snowflake Arctic 2024"
     plain: ClassVar[bool] = False
 
     type: Literal["dense_residual"] = "dense_residual"
     dense: FeedForward
-    norm_placement: Literal["pre"] = "pre"
-    parallel: None = None
-    cross_attention: None = None
 
     def networks(self) -> list[Any]:
         return [self.feed_forward, self.dense]
 
-    def source(self) -> str:
-        return "Snowflake Arctic 2024"
-
     def flow(self, recorder: Flow, x: Value, sharing: Sharing | None = None) -> Value:
-        assert isinstance(self.attention, Component)
-        assert isinstance(self.feed_forward, Component)
         recorder.hold(x=x)
-        attention_output = recorder.add(
-            x, recorder.part("self_attn", self.attention, recorder.part("self_attn_pre_norm", self.norm, x))
-        )
+        attention_output = recorder.add(x, self._record_sublayer(recorder, "self_attn", self.attention, x))
         recorder.hold(x=x, attended=attention_output)
         y = recorder.add(
             attention_output,
-            recorder.part("dense", self.dense, recorder.part("dense_pre_norm", self.norm, attention_output)),
+            self._record_sublayer(recorder, "dense", self.dense, attention_output),
         )
         recorder.hold(x=x, y=y)
-        return recorder.add(y, recorder.part("mlp", self.feed_forward, recorder.part("mlp_pre_norm", self.norm, x)))
+        return recorder.add(y, self._record_sublayer(recorder, "mlp", self.feed_forward, x))
 
     def reference(self, model_properties: ModelProperties) -> nn.Module:
         return _reference_class()(self, model_properties)
 
     @classmethod
     def examples(cls) -> list[Self]:
-        attention = Attention(num_attention_heads=4, num_key_value_heads=2, position=Rope())
-        expert = FeedForward(intermediate_size=20, hidden_act="silu", gated=True)
-        experts = MoE(num_experts=4, num_experts_per_tok=2, expert=expert)
-        norm = Norm(type="rmsnorm")
-        return [cls(attention=attention, feed_forward=experts, dense=expert.model_copy(), norm=norm)]
+        fields = small_sublayers()
+        experts = MoE(num_experts=4, num_experts_per_tok=2, expert=fields["feed_forward"])
+        return [cls(**{**fields, "feed_forward": experts}, dense=fields["feed_forward"].model_copy())]
 
 
 @cache
 def _reference_class() -> type[nn.Module]:
-    from torch import nn
-
-    class DenseResidualReference(nn.Module):
+    class DenseResidualReference(pre_norm_class()):  # type: ignore[misc]
         """The layer with a dense network beside the experts. x: [batch, tokens, hidden] → same shape."""
 
         def __init__(self, spec: DenseResidualLayer, model_properties: ModelProperties) -> None:
-            super().__init__()
-            for name, component in (("self_attn", spec.attention), ("dense", spec.dense), ("mlp", spec.feed_forward)):
-                assert isinstance(component, Component)
-                self.add_module(f"{name}_pre_norm", spec.norm.reference(model_properties))
-                self.add_module(name, component.reference(model_properties))
-
-        def _sublayer_output(self, name: str, x: Tensor, forward_pass: ForwardPass) -> Tensor:
-            out: Tensor = self.get_submodule(name)(self.get_submodule(f"{name}_pre_norm")(x), forward_pass)
-            return out
+            super().__init__(spec, model_properties)
+            self.dense_pre_norm = spec.norm.reference(model_properties)
+            self.dense = spec.dense.reference(model_properties)
 
         def forward(self, x: Tensor, forward_pass: ForwardPass) -> Tensor:
             attention_output = x + self._sublayer_output("self_attn", x, forward_pass)

@@ -8,26 +8,24 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from functools import cache
-from typing import TYPE_CHECKING, Any, ClassVar, Literal, Self
+from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
 from ...flow.axis import Beside
 from ...flow.record import Flow
 from ...flow.value import Value
-from ..base import Component, Flag, ModelProperties
+from ..base import Flag, ModelProperties
 from ..mixers.attention import Attention
-from ..networks.feed_forward import FeedForward
-from ..norm import Norm
 from ..position import Rope
 from ..runtime import ForwardPass
 from ..target_states import EAGLE_3
 from .block import Sharing
-from .whole_layer import WholeLayer
+from .whole_layer import PreNormLayer, small_sublayers
 
 if TYPE_CHECKING:
     from torch import Tensor, nn
 
 
-class DraftLayer(WholeLayer):
+class DraftLayer(PreNormLayer):
     """A pre-norm layer whose attention reads [norm of the token embedding, norm of the residual stream].
 
     attention: attention whose input is twice as wide as its output; its head_dim is stated.
@@ -35,27 +33,21 @@ class DraftLayer(WholeLayer):
         stream itself; false by default.
     """
 
+    formula_source: ClassVar[str] = EAGLE_3
     alone: ClassVar[bool] = False
     plain: ClassVar[bool] = False
 
     type: Literal["draft"] = "draft"
     attention: Attention
     norm_before_residual: Flag = False
-    norm_placement: Literal["pre"] = "pre"
-    parallel: None = None
-    cross_attention: None = None
 
-    def requires(self) -> Mapping[str, Mapping[str, Any]]:
-        return {**super().requires(), "streams": {"type": "target_states", "start": "states"}}
+    def required_slots(self) -> Mapping[str, Mapping[str, Any]]:
+        return {**super().required_slots(), "streams": {"type": "target_states", "start": "states"}}
 
     def mixers(self, width: int) -> list[tuple[str, Any, int]]:
         return [("attention", self.attention, 2 * width)]
 
-    def source(self) -> str:
-        return EAGLE_3
-
     def flow(self, recorder: Flow, x: Value, sharing: Sharing | None = None) -> Value:
-        assert isinstance(self.feed_forward, Component)
         embedded: Value = recorder.memo.get("embedded", x)  # x itself where the layer is recorded alone
         normed = recorder.part("embedding_norm", self.norm, embedded), recorder.part("self_attn_pre_norm", self.norm, x)
         x = normed[1] if self.norm_before_residual else x
@@ -63,22 +55,16 @@ class DraftLayer(WholeLayer):
         recorder.hold(x=x, joined=joined_input)
         x = recorder.add(x, recorder.part("self_attn", self.attention, joined_input, out=x.axes))
         recorder.hold(x=x)
-        return recorder.add(x, recorder.part("mlp", self.feed_forward, recorder.part("mlp_pre_norm", self.norm, x)))
+        return recorder.add(x, self._record_sublayer(recorder, "mlp", self.feed_forward, x))
 
     def reference(self, model_properties: ModelProperties) -> nn.Module:
         return _reference_class()(self, model_properties)
-
-    @classmethod
-    def examples(cls) -> list[Self]:
-        """Returns no examples: the layer needs the stack's projection of states, and a stack's example uses it."""
-        return []
 
 
 def draft_example(**fields: Any) -> DraftLayer:
     """Returns a small layer for a stack's examples."""
     attention = Attention(num_attention_heads=4, num_key_value_heads=2, head_dim=6, position=Rope())
-    network = FeedForward(intermediate_size=20, hidden_act="silu", gated=True)
-    return DraftLayer(attention=attention, feed_forward=network, norm=Norm(type="rmsnorm"), **fields)
+    return DraftLayer(**{**small_sublayers(), "attention": attention}, **fields)
 
 
 @cache
@@ -96,7 +82,6 @@ def _reference_class() -> type[nn.Module]:
                 self.add_module(name, spec.norm.reference(model_properties))
             hidden = model_properties.hidden_size
             self.self_attn = spec.attention.reference(ModelProperties(2 * hidden, output_size=hidden))
-            assert isinstance(spec.feed_forward, Component)
             self.mlp = spec.feed_forward.reference(model_properties)
 
         def forward(self, x: Tensor, forward_pass: ForwardPass) -> Tensor:
@@ -105,7 +90,6 @@ def _reference_class() -> type[nn.Module]:
             normed = self.get_submodule("self_attn_pre_norm")(x)
             x = normed if self.norm_before_residual else x
             x = x + self.self_attn(torch.cat([embedded, normed], -1), forward_pass)
-            out: Tensor = x + self.mlp(self.get_submodule("mlp_pre_norm")(x), forward_pass)
-            return out
+            return x + self.mlp(self.get_submodule("mlp_pre_norm")(x), forward_pass)
 
     return DraftLayerReference

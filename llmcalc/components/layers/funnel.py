@@ -9,18 +9,18 @@ models/funnel, with `attention_type` relative_shift.
 from __future__ import annotations
 
 from functools import cache
-from typing import TYPE_CHECKING, Any, ClassVar, Literal, Self
+from typing import TYPE_CHECKING, ClassVar, Literal, Self
 
 from pydantic import Field, model_validator
 
 from ... import ops
-from ...algebra import same
 from ...flow.axis import Axis
 from ...flow.record import Flow
 from ...flow.value import Value
 from ...workload.derived_rows import Halved, RelativeDistances
 from ...workload.rows import Fixed
-from ..base import Component, Flag, HeadDim, Heads, HeadSizes, ModelProperties, TokenMixer, Unscalable
+from ..base import Flag, HeadDim, Heads, ModelProperties
+from ..mixers.grouped import MultiHeadMixer
 from ..networks.feed_forward import FeedForward
 from ..norm import Norm
 from ..rotation import angles_of
@@ -36,13 +36,14 @@ FIRST_BLOCK = "output of the first block"
 MOST_HALVINGS = 16
 
 
-class FunnelAttention(TokenMixer):
+class FunnelAttention(MultiHeadMixer):
     """Attention by content, distance and segment, of an encoder; keys and values have biases, queries have none.
 
     num_attention_heads: the number of heads.
     head_dim: the size of a head.
     """
 
+    formula_source: ClassVar[str] = "Dai et al. 2020, §A.2.1"
     node_name: ClassVar[str] = "self_attn"
     kind: ClassVar[str] = "attention"
     sides: ClassVar[tuple[str, ...]] = ("encoder",)
@@ -50,17 +51,6 @@ class FunnelAttention(TokenMixer):
     type: Literal["funnel"] = "funnel"
     num_attention_heads: Heads
     head_dim: HeadDim
-
-    def heads(self, width: Any) -> HeadSizes:
-        return HeadSizes(self.num_attention_heads, self.num_attention_heads, self.head_dim)
-
-    def with_heads(self, sizes: HeadSizes) -> Self:
-        if not same(sizes.heads, sizes.kv_heads):
-            raise Unscalable("each query head has its own key head; expected equal numbers of both")
-        return self.model_copy(update={"num_attention_heads": sizes.heads, "head_dim": sizes.head_dim})
-
-    def source(self) -> str:
-        return "Dai et al. 2020, §A.2.1"
 
     def flow(self, recorder: Flow, x: Value, memory: Value | None = None) -> Value:
         """Records attention. x: the queries' input. memory: the input of keys and values, by default x."""
@@ -115,6 +105,7 @@ class FunnelLayer(WholeLayer):
         the first layer of the decoder does; false by default.
     """
 
+    formula_source: ClassVar[str] = "Dai et al. 2020, §2.2"
     plain: ClassVar[bool] = False
     alone: ClassVar[bool] = False
 
@@ -122,8 +113,6 @@ class FunnelLayer(WholeLayer):
     attention: FunnelAttention
     feed_forward: FeedForward
     norm_placement: Literal["post"] = "post"
-    parallel: None = None
-    cross_attention: None = None
     halvings: int = Field(default=0, ge=0, le=MOST_HALVINGS, strict=True)
     halves: Flag = False
     halves_keys: Flag = False
@@ -139,9 +128,6 @@ class FunnelLayer(WholeLayer):
         if self.halves_keys and not self.halves:
             raise ValueError("halves_keys: needs halves = true; expected false")
         return self
-
-    def source(self) -> str:
-        return "Dai et al. 2020, §2.2"
 
     def flow(self, recorder: Flow, x: Value, sharing: Sharing | None = None) -> Value:
         if self.lengthens:
@@ -180,11 +166,6 @@ class FunnelLayer(WholeLayer):
         return [layer]
 
 
-def funnel_example(**fields: Any) -> FunnelLayer:
-    """Returns a small layer with these fields."""
-    return FunnelLayer.examples()[0].model_copy(update=fields)
-
-
 @cache
 def _reference_classes() -> dict[str, type[nn.Module]]:
     import torch
@@ -202,8 +183,7 @@ def _reference_classes() -> dict[str, type[nn.Module]]:
 
         def forward(self, q: Tensor, rows: Tensor) -> Tensor:
             scores = q.transpose(0, 1).flatten(1, 2) @ rows.permute(1, 2, 0)
-            out: Tensor = scores.unflatten(1, (q.shape[0], -1)).transpose(0, 1)
-            return out
+            return scores.unflatten(1, (q.shape[0], -1)).transpose(0, 1)
 
     class FunnelAttentionReference(nn.Module):
         """Attention of queries [batch, queries, hidden] to a source [batch, keys, hidden] → shape of the queries."""
@@ -221,8 +201,7 @@ def _reference_classes() -> dict[str, type[nn.Module]]:
             self.o_proj = nn.Linear(width, hidden)
 
         def _split_heads(self, x: Tensor) -> Tensor:
-            heads: Tensor = x.unflatten(-1, (self.heads, -1)).transpose(-2, -3)
-            return heads
+            return x.unflatten(-1, (self.heads, -1)).transpose(-2, -3)
 
         def forward(self, x: Tensor, forward_pass: ForwardPass, source: Tensor | None = None, step: int = 1) -> Tensor:
             """Runs attention. step: the distance of neighbouring keys in tokens."""
@@ -244,8 +223,7 @@ def _reference_classes() -> dict[str, type[nn.Module]]:
             distance_scores = self.distances(position_q, r).gather(-1, index)
             segment_scores = self.segment_scores(segment_q, self.segments.weight)
             out = self.core(content_q, k, v, distance_scores + segment_scores[..., 1:])  # all tokens are in one segment
-            result: Tensor = self.o_proj(out.transpose(1, 2).flatten(2))
-            return result
+            return self.o_proj(out.transpose(1, 2).flatten(2))
 
     class FunnelReference(nn.Module):
         """A layer of Funnel Transformer. x: [batch, tokens, hidden] → [batch, tokens or half as many, hidden]."""
@@ -255,15 +233,10 @@ def _reference_classes() -> dict[str, type[nn.Module]]:
         def __init__(self, spec: FunnelLayer, model_properties: ModelProperties) -> None:
             super().__init__()
             self.spec, self.halves = spec, spec.halves
-            assert isinstance(spec.feed_forward, Component)
-            self.self_attn, self.mlp = (
-                spec.attention.reference(model_properties),
-                spec.feed_forward.reference(model_properties),
-            )
-            self.self_attn_post_norm, self.mlp_post_norm = (
-                spec.norm.reference(model_properties),
-                spec.norm.reference(model_properties),
-            )
+            self.self_attn = spec.attention.reference(model_properties)
+            self.mlp = spec.feed_forward.reference(model_properties)
+            self.self_attn_post_norm = spec.norm.reference(model_properties)
+            self.mlp_post_norm = spec.norm.reference(model_properties)
 
         def share(self, first_layer: FunnelReference) -> None:
             """Uses the first layer's weights; a later layer does not halve."""
@@ -280,8 +253,7 @@ def _reference_classes() -> dict[str, type[nn.Module]]:
                 return x
             if self.spec.separate_cls:
                 x = torch.cat([x[:, :1], x[:, :-1] if self.spec.truncate_seq else x], 1)
-            pooled_tokens: Tensor = nn.functional.avg_pool1d(x.transpose(1, 2), 2, 2, ceil_mode=True).transpose(1, 2)
-            return pooled_tokens
+            return nn.functional.avg_pool1d(x.transpose(1, 2), 2, 2, ceil_mode=True).transpose(1, 2)
 
         def _lengthen(self, x: Tensor, forward_pass: ForwardPass) -> Tensor:
             """Repeats tokens to the length of the first block's output, and adds it."""
@@ -295,8 +267,7 @@ def _reference_classes() -> dict[str, type[nn.Module]]:
                 x = torch.cat([x[:, :1], tokens_after_first[:, : tokens - 1]], 1)
             else:
                 x = x.repeat_interleave(repeats, 1)[:, :tokens]
-            total: Tensor = x + first_block
-            return total
+            return x + first_block
 
         def forward(self, x: Tensor, forward_pass: ForwardPass) -> Tensor:
             x = self._lengthen(x, forward_pass) if self.spec.lengthens else x

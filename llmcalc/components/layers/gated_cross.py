@@ -26,7 +26,7 @@ from ..networks.feed_forward import FeedForward
 from ..norm import Norm
 from ..runtime import ForwardPass, vector
 from .block import Sharing
-from .whole_layer import WholeLayer
+from .whole_layer import PreNormLayer
 
 if TYPE_CHECKING:
     from torch import Tensor, nn
@@ -45,7 +45,7 @@ class Gate(Component):
         return recorder.vector("", *axes)
 
 
-class GatedCrossLayer(WholeLayer):
+class GatedCrossLayer(PreNormLayer):
     """Cross-attention to image features and a feed-forward network, which have parameters and do not run on text.
 
     attention: attention whose keys and values are made of image features.
@@ -54,6 +54,7 @@ class GatedCrossLayer(WholeLayer):
     gate_per_feature: whether each feature has a gate of its own; by default a sublayer has one number.
     """
 
+    formula_source: ClassVar[str] = "Alayrac et al. 2022, §2.2"
     runs_on_text: ClassVar[bool] = False
     witness: ClassVar[PartWitness] = BY_TORCH
     plain: ClassVar[bool] = False
@@ -63,21 +64,15 @@ class GatedCrossLayer(WholeLayer):
     source_size: Width | None = None
     feed_forward_norm: Norm | None = None
     gate_per_feature: Flag = False
-    norm_placement: Literal["pre"] = "pre"
-    parallel: None = None
 
     @model_validator(mode="after")
     def _check_fields(self) -> Self:
         self.attention.check_crossing()
         return self
 
-    def source(self) -> str:
-        return "Alayrac et al. 2022, §2.2"
-
     def flow(self, recorder: Flow, x: Value, sharing: Sharing | None = None) -> Value:
         source_axes = x.axes if self.source_size is None else (Axis("source", self.source_size),)
         memory = recorder.absent("image features", *source_axes) if self.runs_on_text else Value(SOURCE, source_axes)
-        assert isinstance(self.feed_forward, Component)
         gate, role = Gate(per_feature=self.gate_per_feature), self._node_role
         sublayers: tuple[tuple[str, Norm, Component, str, dict[str, Any]], ...] = (
             ("cross_attn", self.norm, self.attention, "cross_attention", {"memory": memory, "kind": "cross_attention"}),
@@ -136,7 +131,6 @@ def _reference_class() -> type[nn.Module]:
             super().__init__()
             width = model_properties.hidden_size
             cross_properties = ModelProperties(width, model_properties.causal, cross=True, source_size=spec.source_size)
-            assert isinstance(spec.feed_forward, Component)
             self.runs = isinstance(spec, GatedCrossTextLayer)
             self.source_size = spec.source_size or width
             gate_size = width if spec.gate_per_feature else 1

@@ -11,49 +11,39 @@ from typing import TYPE_CHECKING, ClassVar, Literal, Self
 from ...flow.axis import Axis
 from ...flow.record import Flow
 from ...flow.value import Value
-from ..base import BY_TORCH, Component, Flag, ModelProperties, PartWitness, StepRank
-from ..mixers.attention import Attention
-from ..networks.feed_forward import FeedForward
-from ..norm import Norm
-from ..position import Rope
+from ..base import BY_TORCH, Flag, ModelProperties, PartWitness, StepRank
 from ..runtime import ForwardPass
 from .block import Sharing
-from .whole_layer import WholeLayer
+from .whole_layer import PreNormLayer, pre_norm_class, small_sublayers
 
 if TYPE_CHECKING:
     from torch import Tensor, nn
 
-GATE = "_pre_norm_gate"
+GATE_SUFFIX = "_pre_norm_gate"
 """The suffix of the name of a norm's gate in the tree."""
 
 
-class GatedNormLayer(WholeLayer):
+class GatedNormLayer(PreNormLayer):
     """Pre-norm attention, then a feed-forward network: x + f(n · σ(up(silu(down(n))))), where n is the norm of x.
 
     gated_norm_rank: the rank of a gate.
     feed_forward_gate: whether the norm before the feed-forward network is gated too, true by default.
     """
 
+    formula_source: ClassVar[str] = "A.X-K2 2026"
     witness: ClassVar[PartWitness] = BY_TORCH
     plain: ClassVar[bool] = False
 
     type: Literal["gated_norm"] = "gated_norm"
     gated_norm_rank: StepRank
     feed_forward_gate: Flag = True
-    norm_placement: Literal["pre"] = "pre"
-    parallel: None = None
-    cross_attention: None = None
-
-    def source(self) -> str:
-        return "A.X-K2 2026"
 
     def flow(self, recorder: Flow, x: Value, sharing: Sharing | None = None) -> Value:
         for name, component in (("self_attn", self.attention), ("mlp", self.feed_forward)):
-            assert isinstance(component, Component)
             sublayer_input = recorder.part(f"{name}_pre_norm", self.norm, x)
             recorder.hold(y=sublayer_input)
             if name == "self_attn" or self.feed_forward_gate:
-                sublayer_input = self._gated_output(recorder, name + GATE, sublayer_input)
+                sublayer_input = self._gated_output(recorder, name + GATE_SUFFIX, sublayer_input)
                 recorder.hold(y=sublayer_input)
             x = recorder.add(x, recorder.part(name, component, sublayer_input))
             recorder.hold(x=x)
@@ -70,9 +60,7 @@ class GatedNormLayer(WholeLayer):
 
     @classmethod
     def examples(cls) -> list[Self]:
-        attention = Attention(num_attention_heads=4, num_key_value_heads=2, position=Rope())
-        network = FeedForward(intermediate_size=20, hidden_act="silu", gated=True)
-        layer = cls(attention=attention, feed_forward=network, norm=Norm(type="rmsnorm"), gated_norm_rank=3)
+        layer = cls(**small_sublayers(), gated_norm_rank=3)
         return [layer, layer.model_copy(update={"feed_forward_gate": False})]
 
 
@@ -88,21 +76,15 @@ def _reference_class() -> type[nn.Module]:
             self.down_proj, self.up_proj = nn.Linear(hidden, rank, bias=False), nn.Linear(rank, hidden, bias=False)
 
         def forward(self, x: Tensor) -> Tensor:
-            out: Tensor = x * self.up_proj(nn.functional.silu(self.down_proj(x))).sigmoid()
-            return out
+            return x * self.up_proj(nn.functional.silu(self.down_proj(x))).sigmoid()
 
-    class GatedNormLayerReference(nn.Module):
+    class GatedNormLayerReference(pre_norm_class()):  # type: ignore[misc]
         """The layer with gated norms. x: [batch, tokens, hidden] → same shape."""
 
         def __init__(self, spec: GatedNormLayer, model_properties: ModelProperties) -> None:
-            super().__init__()
-            gated = {"self_attn": True, "mlp": spec.feed_forward_gate}
-            for name, component in (("self_attn", spec.attention), ("mlp", spec.feed_forward)):
-                assert isinstance(component, Component)
-                self.add_module(f"{name}_pre_norm", spec.norm.reference(model_properties))
-                if gated[name]:
-                    self.add_module(f"{name}_pre_norm_gate", Gate(model_properties.hidden_size, spec.gated_norm_rank))
-                self.add_module(name, component.reference(model_properties))
+            super().__init__(spec, model_properties)
+            for name in ("self_attn", "mlp") if spec.feed_forward_gate else ("self_attn",):
+                self.add_module(f"{name}_pre_norm_gate", Gate(model_properties.hidden_size, spec.gated_norm_rank))
 
         def forward(self, x: Tensor, forward_pass: ForwardPass) -> Tensor:
             for name in ("self_attn", "mlp"):

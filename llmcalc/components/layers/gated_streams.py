@@ -10,22 +10,21 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from functools import cache
-from typing import TYPE_CHECKING, Any, ClassVar, Literal, Self
+from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
 from ...flow.axis import Axis
 from ...flow.record import Flow
 from ...flow.value import Value
-from ..base import Component, LayerParts, ModelProperties, QueryRank, Streams
+from ..base import ModelProperties, QueryRank, Streams
 from ..choice import only
 from ..mixers.attention import Attention
 from ..mixers.mean_indexer import MeanIndexer
-from ..networks.feed_forward import FeedForward
 from ..norm import Norm, norm_reference
 from ..position import Rope
 from ..runtime import ForwardPass
-from ..streams import ResidualStreams
+from ..streams import CopiedStreams, copied_streams_class
 from .block import Sharing
-from .whole_layer import WholeLayer
+from .whole_layer import PreNormLayer, small_sublayers
 
 if TYPE_CHECKING:
     from torch import Tensor, nn
@@ -46,7 +45,7 @@ def record_gated_mean(recorder: Flow, x: Value, norm: Norm, rank: int) -> tuple[
     return recorder.sum(recorder.mul(gate, normed), hidden, mean=True), normed
 
 
-class GatedStreamsLayer(WholeLayer):
+class GatedStreamsLayer(PreNormLayer):
     """A layer whose sublayers read a gated mean of several residual streams and write to all of them.
 
     hc_mult: the number of streams.
@@ -55,6 +54,7 @@ class GatedStreamsLayer(WholeLayer):
     norm: the norm on each stream, with one weight vector for all; the sublayers have no norm besides.
     """
 
+    formula_source: ClassVar[str] = "Qwen4-Exp 2026"
     plain: ClassVar[bool] = False
     alone: ClassVar[bool] = False
 
@@ -62,22 +62,15 @@ class GatedStreamsLayer(WholeLayer):
     hc_mult: Streams
     hc_lowrank: QueryRank
     ngram_input: NgramInput | None = None
-    norm_placement: Literal["pre"] = "pre"
-    parallel: None = None
-    cross_attention: None = None
 
-    def requires(self) -> Mapping[str, Mapping[str, Any]]:
-        return {**super().requires(), "streams": {"type": self.type, "hc_mult": self.hc_mult}}
-
-    def source(self) -> str:
-        return "Qwen4-Exp 2026"
+    def required_slots(self) -> Mapping[str, Mapping[str, Any]]:
+        return {**super().required_slots(), "streams": {"type": self.type, "hc_mult": self.hc_mult}}
 
     def flow(self, recorder: Flow, x: Value, sharing: Sharing | None = None) -> Value:
         """Records the layer. x: all streams."""
         if self.ngram_input is not None:
             x = recorder.add(x, recorder.part("ngram_input", self.ngram_input, x))
         for component, connection in ((self.attention, "self_attn_connection"), (self.feed_forward, "mlp_connection")):
-            assert isinstance(component, Component)
             with recorder.scope(connection, kind="stream_gate"):
                 sublayer_input, normed = record_gated_mean(recorder, x, self.norm, self.hc_lowrank)
                 written = recorder.scale(recorder.act(recorder.linear("write", normed, x.axes[0]), "sigmoid"), 2.0)
@@ -90,13 +83,8 @@ class GatedStreamsLayer(WholeLayer):
     def reference(self, model_properties: ModelProperties) -> nn.Module:
         return _reference_classes()["layer"](self, model_properties)
 
-    @classmethod
-    def examples(cls) -> list[Self]:
-        """Returns no examples: the layer needs the stack's streams, and one of the stack's examples uses it."""
-        return []
 
-
-class GatedStreams(ResidualStreams):
+class GatedStreams(CopiedStreams):
     """Residual streams: copies of the embedding. A gated mean of the streams is the output.
 
     hc_mult: the number of streams.
@@ -104,21 +92,12 @@ class GatedStreams(ResidualStreams):
     norm: the norm on each stream.
     """
 
+    formula_source: ClassVar[str] = "Qwen4-Exp 2026"
     kind: ClassVar[str] = "stream_gate"
 
     type: Literal["gated_streams"] = "gated_streams"
-    hc_mult: Streams
     hc_lowrank: QueryRank
     norm: Norm
-
-    def check_layers(self, layers: Mapping[str, LayerParts]) -> None:
-        self._check_every_layer(layers, self.type, hc_mult=self.hc_mult)
-
-    def source(self) -> str:
-        return "Qwen4-Exp 2026"
-
-    def record_split(self, recorder: Flow, x: Value) -> Value:
-        return recorder.copies(x, Axis("streams", self.hc_mult))
 
     def record_merge(self, recorder: Flow, x: Value) -> Value:
         return recorder.part("stream_output", self, x)
@@ -135,13 +114,8 @@ class GatedStreams(ResidualStreams):
 def gated_streams_example(**fields: Any) -> GatedStreamsLayer:
     """Returns a small layer. fields: values that override its default fields."""
     indexer = MeanIndexer(index_n_heads=3, index_head_dim=8, index_block_size=3, index_topk_blocks=2)
-    defaults = {
-        "attention": Attention(num_attention_heads=4, num_key_value_heads=2, position=Rope(), block_indexer=indexer),
-        "feed_forward": FeedForward(intermediate_size=20, hidden_act="silu", gated=True),
-        "norm": Norm(type="rmsnorm"),
-        "hc_mult": 3,
-        "hc_lowrank": 5,
-    }
+    attention = Attention(num_attention_heads=4, num_key_value_heads=2, position=Rope(), block_indexer=indexer)
+    defaults = {**small_sublayers(), "attention": attention, "hc_mult": 3, "hc_lowrank": 5}
     return GatedStreamsLayer(**{**defaults, **fields})
 
 
@@ -174,7 +148,6 @@ def _reference_classes() -> dict[str, type[nn.Module]]:
             self.sublayers = []
             self.ngram_input = None if spec.ngram_input is None else spec.ngram_input.reference(model_properties)
             for name, component in (("self_attn", spec.attention), ("mlp", spec.feed_forward)):
-                assert isinstance(component, Component)
                 connection = Connection(spec.norm, spec.hc_mult, spec.hc_lowrank, model_properties.hidden_size, True)
                 self.add_module(f"{name}_connection", connection)
                 self.add_module(component.node_name, component.reference(model_properties))
@@ -187,22 +160,17 @@ def _reference_classes() -> dict[str, type[nn.Module]]:
                 x = x + written[..., None] * self.get_submodule(name)(mean, forward_pass)[:, :, None]
             return x
 
-    class StreamsReference(nn.Module):
-        """Copies one residual stream into n streams, [batch, tokens, n, hidden], and reads their gated mean."""
+    class StreamsReference(copied_streams_class()):  # type: ignore[misc]
+        """Copies one residual stream into several, and reads their gated mean."""
 
         def __init__(self, spec: GatedStreams, model_properties: ModelProperties) -> None:
-            super().__init__()
-            self.n = spec.hc_mult
+            super().__init__(spec.hc_mult)
             self.stream_output = Connection(
                 spec.norm, spec.hc_mult, spec.hc_lowrank, model_properties.hidden_size, False
             )
 
-        def split_streams(self, x: Tensor, forward_pass: ForwardPass) -> Tensor:
-            return x[:, :, None].expand(-1, -1, self.n, -1)
-
         def merge_streams(self, x: Tensor, forward_pass: ForwardPass) -> Tensor:
             mean, _ = self.stream_output(x)
-            stream: Tensor = mean
-            return stream
+            return mean
 
     return {"layer": LayerReference, "streams": StreamsReference}

@@ -15,7 +15,7 @@ from ...algebra import Number
 from ...flow.axis import Axis
 from ...flow.record import Flow
 from ...flow.value import Value
-from ..base import BY_TORCH, Component, HeadSizes, ModelProperties, Part, PartWitness
+from ..base import BY_TORCH, Component, HeadSizes, ModelProperties, PartWitness
 from ..mixers.attention import Attention
 from ..networks.feed_forward import FeedForward
 from ..networks.moe import MoE
@@ -39,14 +39,13 @@ class Gemma4Layer(WholeLayer):
     per_layer_input: how the layer uses its per-layer embedding; none by default.
     """
 
+    formula_source: ClassVar[str] = "Gemma 4 2026"
     witness: ClassVar[PartWitness] = BY_TORCH
 
     type: Literal["gemma4"] = "gemma4"
     dense: FeedForward | None = None
     per_layer_input: PerLayerGate | None = None
     norm_placement: Literal["sandwich"] = "sandwich"
-    parallel: None = None
-    cross_attention: None = None
 
     @model_validator(mode="after")
     def _check_fields(self) -> Self:
@@ -61,14 +60,14 @@ class Gemma4Layer(WholeLayer):
         layer = super().scaled(width, heads, widened)
         return layer if self.dense is None else layer.model_copy(update={"dense": self.dense.widened(widened)})
 
-    def requires(self) -> Mapping[str, Mapping[str, Any]]:
-        return {**super().requires(), **({} if self.per_layer_input is None else self.per_layer_input.requires())}
+    def required_slots(self) -> Mapping[str, Mapping[str, Any]]:
+        return {
+            **super().required_slots(),
+            **({} if self.per_layer_input is None else self.per_layer_input.required_slots()),
+        }
 
-    def borrows(self) -> str:
-        return super().borrows() if self.per_layer_input is None else "per_layer_input"
-
-    def source(self) -> str:
-        return "Gemma 4 2026"
+    def borrowing_field(self) -> str:
+        return super().borrowing_field() if self.per_layer_input is None else "per_layer_input"
 
     def flow(self, recorder: Flow, x: Value, sharing: Sharing | None = None) -> Value:
         x = recorder.add(x, self._between_norms(recorder, "self_attn", self.attention, x))
@@ -85,9 +84,8 @@ class Gemma4Layer(WholeLayer):
             x = recorder.add(x, recorder.part("per_layer_input", self.per_layer_input, x, norm=self.norm))
         return recorder.mul(x, recorder.buffer("scale", Axis("one", 1)))
 
-    def _between_norms(self, recorder: Flow, name: str, component: Part, x: Value, **router_input: Any) -> Value:
+    def _between_norms(self, recorder: Flow, name: str, component: Any, x: Value, **router_input: Any) -> Value:
         """Returns the output of a sublayer with a norm before it and a norm on its output."""
-        assert isinstance(component, Component)
         y = recorder.part(name, component, recorder.part(f"{name}_pre_norm", self.norm, x), **router_input)
         return recorder.part(f"{name}_post_norm", self.norm, y)
 
@@ -142,8 +140,7 @@ def _reference_class() -> type[nn.Module]:
             pre_norm, component, post_norm = (
                 self.get_submodule(module_name) for module_name in (f"{name}_pre_norm", name, f"{name}_post_norm")
             )
-            out: Tensor = post_norm(component(pre_norm(x), forward_pass, **router_input))
-            return out
+            return post_norm(component(pre_norm(x), forward_pass, **router_input))
 
         def forward(self, x: Tensor, forward_pass: ForwardPass) -> Tensor:
             x = x + self._between_norms("self_attn", x, forward_pass)

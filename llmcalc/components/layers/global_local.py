@@ -13,19 +13,19 @@ from typing import TYPE_CHECKING, Any, ClassVar, Literal, Self
 from pydantic import Field, model_validator
 
 from ... import ops
-from ...algebra import exact_div
 from ...flow.axis import Axis
 from ...flow.record import Flow
 from ...flow.value import Value
 from ...workload.derived_rows import Joined, Padded
 from ...workload.rows import Fixed
-from ..base import ChunkSize, Flag, Heads, HeadSizes, LayerParts, ModelProperties, Standing, TokenMixer, Unscalable
+from ..base import ChunkSize, Flag, Heads, HeadSizes, LayerParts, ModelProperties, StackPosition, Unscalable
+from ..mixers.grouped import EqualHeadsMixer
 from ..networks.feed_forward import FeedForward
 from ..norm import Norm
 from ..runtime import ForwardPass, apply_dropout
 from ..streams import ResidualStreams
 from .block import Sharing
-from .whole_layer import WholeLayer
+from .whole_layer import PreNormLayer
 
 if TYPE_CHECKING:
     from torch import Tensor, nn
@@ -45,6 +45,7 @@ class GlobalTokens(ResidualStreams):
     block_size: the number of tokens in a block.
     """
 
+    formula_source: ClassVar[str] = "Phang et al. 2022, §3"
     kind: ClassVar[str] = "embedding"
 
     type: Literal["global_tokens"] = "global_tokens"
@@ -53,18 +54,15 @@ class GlobalTokens(ResidualStreams):
 
     def check_layers(self, layers: Mapping[str, LayerParts]) -> None:
         required_fields = _required_streams(self)
-        if any(layer.requires().get("streams") != required_fields for layer in layers.values()):
+        if any(layer.required_slots().get("streams") != required_fields for layer in layers.values()):
             raise ValueError(
                 "streams: those of type 'global_tokens' stand where every layer is of type 'global_local' with their "
                 "num_global_tokens and block_size, and nowhere else"
             )
 
-    def check_place(self, stack_position: Standing) -> None:
+    def check_place(self, stack_position: StackPosition) -> None:
         if stack_position.side != "encoder":
             raise ValueError(f"{stack_position.where}: global tokens see later tokens; expected an encoder")
-
-    def source(self) -> str:
-        return "Phang et al. 2022, §3"
 
     def record_split(self, recorder: Flow, x: Value) -> Value:
         return recorder.part("global_tokens", self, x)
@@ -93,7 +91,7 @@ def _required_streams(component: Any) -> Mapping[str, Any]:
     }
 
 
-class GlobalLocalAttention(TokenMixer):
+class GlobalLocalAttention(EqualHeadsMixer):
     """Multi-head attention of global tokens to everything, and of text to its block and the global tokens.
 
     num_attention_heads: the number of heads. The projections have no biases.
@@ -102,6 +100,7 @@ class GlobalLocalAttention(TokenMixer):
     staggered: whether the blocks begin half a block before the text, false by default.
     """
 
+    formula_source: ClassVar[str] = "Phang et al. 2022, §3"
     node_name: ClassVar[str] = "self_attn"
     kind: ClassVar[str] = "attention"
     sides: ClassVar[tuple[str, ...]] = ("encoder",)
@@ -120,33 +119,17 @@ class GlobalLocalAttention(TokenMixer):
             )
         return self
 
-    def heads(self, width: Any) -> HeadSizes:
-        heads = self.num_attention_heads
-        return HeadSizes(heads, heads, exact_div(width, heads))
-
-    def reach(self) -> tuple[int, ...]:
+    def length_limits(self) -> tuple[int, ...]:
         return (self.block_size,)
 
-    def requires(self) -> Mapping[str, Mapping[str, Any]]:
+    def required_slots(self) -> Mapping[str, Mapping[str, Any]]:
         return {"streams": _required_streams(self)}
 
     def with_heads(self, head_sizes: HeadSizes) -> Self:
         raise Unscalable("attention to global tokens is for encoders; expected a decoder")
 
-    def check_place(self, stack_position: Standing) -> None:
-        super().check_place(stack_position)
-        heads = self.num_attention_heads
-        if stack_position.width % heads:
-            raise ValueError(
-                f"{stack_position.where}.num_attention_heads: {heads}; expected a divisor of hidden_size "
-                f"{stack_position.width}"
-            )
-
-    def source(self) -> str:
-        return "Phang et al. 2022, §3"
-
     def flow(self, recorder: Flow, x: Value) -> Value:
-        head_sizes = self.heads(x.width)
+        head_sizes = self.head_sizes(x.width)
         heads, dim = Axis("heads", head_sizes.heads), Axis("head_dim", head_sizes.head_dim)
         assert isinstance(x.rows, Joined)
         assert isinstance(x.rows.second, Padded)
@@ -179,21 +162,16 @@ class GlobalLocalAttention(TokenMixer):
         return [default_spec, default_spec.model_copy(update={"staggered": True})]
 
 
-class GlobalLocalLayer(WholeLayer):
+class GlobalLocalLayer(PreNormLayer):
     """Pre-norm attention with global tokens and a feed-forward network; global tokens have a separate first norm."""
 
+    formula_source: ClassVar[str] = "Phang et al. 2022, §3"
     plain: ClassVar[bool] = False
     alone: ClassVar[bool] = False
 
     type: Literal["global_local"] = "global_local"
     attention: GlobalLocalAttention
     feed_forward: FeedForward
-    norm_placement: Literal["pre"] = "pre"
-    parallel: None = None
-    cross_attention: None = None
-
-    def source(self) -> str:
-        return "Phang et al. 2022, §3"
 
     def flow(self, recorder: Flow, x: Value, sharing: Sharing | None = None) -> Value:
         assert isinstance(x.rows, Joined)
@@ -204,7 +182,7 @@ class GlobalLocalLayer(WholeLayer):
         y = recorder.part("self_attn", self.attention, attention_input)
         x = recorder.add(x, recorder.dropout(y, "attention_output", ends_sublayer=True))
         recorder.hold(x=x)
-        y = recorder.part("mlp", self.feed_forward, recorder.part("mlp_pre_norm", self.norm, x))
+        y = self._record_sublayer(recorder, "mlp", self.feed_forward, x)
         return recorder.add(x, recorder.dropout(y, "feed_forward", ends_sublayer=True))
 
     def reference(self, model_properties: ModelProperties) -> nn.Module:
@@ -244,23 +222,23 @@ def _reference_classes() -> dict[str, type[nn.Module]]:
     class Core(nn.Module):
         """Attention of global tokens to all, and of blocks to themselves and global tokens.
 
-        q, k, v: [batch, heads, global tokens and text, d] → same shape. real: which keys of the text are no padding.
+        q, k, v: [batch, heads, global tokens and text, d] → same shape. is_text: whether text is no padding.
         """
 
         def __init__(self, spec: GlobalLocalAttention) -> None:
             super().__init__()
             self.count, self.block = spec.num_global_tokens, spec.block_size
 
-        def forward(self, q: Tensor, k: Tensor, v: Tensor, is_global_token: Tensor) -> Tensor:
+        def forward(self, q: Tensor, k: Tensor, v: Tensor, is_text: Tensor) -> Tensor:
             scale, global_count = q.shape[-1] ** -0.5, self.count
-            always_visible = is_global_token.new_ones(global_count)
+            always_visible = is_text.new_ones(global_count)
             scores = q[:, :, :global_count] @ k.transpose(-1, -2) * scale
-            scores = scores.masked_fill(~torch.cat([always_visible, is_global_token]), float("-inf"))
+            scores = scores.masked_fill(~torch.cat([always_visible, is_text]), float("-inf"))
             global_output = self._weights(scores) @ v
             blocks = [x[:, :, global_count:].unflatten(2, (-1, self.block)) for x in (q, k, v)]
             global_scores = blocks[0] @ k[:, :, None, :global_count].transpose(-1, -2)
             block_scores = blocks[0] @ blocks[1].transpose(-1, -2)
-            block_mask = is_global_token.unflatten(0, (-1, self.block))
+            block_mask = is_text.unflatten(0, (-1, self.block))
             mask = torch.cat([always_visible.expand(len(block_mask), -1), block_mask], -1)[:, None]
             scores = torch.cat([global_scores, block_scores], -1) * scale
             weights = self._weights(scores.masked_fill(~mask, float("-inf")))
@@ -286,13 +264,13 @@ def _reference_classes() -> dict[str, type[nn.Module]]:
         def forward(self, x: Tensor, forward_pass: ForwardPass) -> Tensor:
             tokens, padding = forward_pass.memo["text tokens"], (self.shift, self.shift)
             text = nn.functional.pad(x[:, self.count :], (0, 0, *padding))
-            is_global_token = torch.arange(x.shape[1] - self.count, device=x.device) < tokens
+            is_text = torch.arange(x.shape[1] - self.count, device=x.device) < tokens
             wider = torch.cat([x[:, : self.count], text], 1)
             q, k, v = (
                 self.get_submodule(name)(wider).unflatten(-1, (self.heads, -1)).transpose(1, 2)
                 for name in ("q_proj", "k_proj", "v_proj")
             )
-            y = self.core(q, k, v, nn.functional.pad(is_global_token, padding)).transpose(1, 2).flatten(2)
+            y = self.core(q, k, v, nn.functional.pad(is_text, padding)).transpose(1, 2).flatten(2)
             y = self.get_submodule("o_proj")(y)
             text_rows = y[:, self.count + self.shift : self.count + self.shift + x.shape[1] - self.count]
             return torch.cat([y[:, : self.count], text_rows], 1)
@@ -305,20 +283,17 @@ def _reference_classes() -> dict[str, type[nn.Module]]:
             self.count = spec.attention.num_global_tokens
             for name in ("self_attn_pre_norm", "global_pre_norm", "mlp_pre_norm"):
                 self.add_module(name, spec.norm.reference(model_properties))
-            self.self_attn, self.mlp = (
-                spec.attention.reference(model_properties),
-                spec.feed_forward.reference(model_properties),
-            )
+            self.self_attn = spec.attention.reference(model_properties)
+            self.mlp = spec.feed_forward.reference(model_properties)
 
         def forward(self, x: Tensor, forward_pass: ForwardPass) -> Tensor:
             global_tokens = self.get_submodule("global_pre_norm")(x[:, : self.count])
             text = self.get_submodule("self_attn_pre_norm")(x[:, self.count :])
             y = self.self_attn(torch.cat([global_tokens, text], 1), forward_pass)
             x = x + apply_dropout(self, "attention_output", y)
-            out: Tensor = x + apply_dropout(
+            return x + apply_dropout(
                 self, "feed_forward", self.mlp(self.get_submodule("mlp_pre_norm")(x), forward_pass)
             )
-            return out
 
     return {
         "tokens": GlobalTokensReference,

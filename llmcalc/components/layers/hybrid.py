@@ -14,44 +14,35 @@ from pydantic import model_validator
 from ...algebra import Number
 from ...flow.record import Flow
 from ...flow.value import Value
-from ..base import BY_TORCH, SCALES, Component, HeadSizes, ModelProperties, Nothing, PartWitness, TokenMixer, Unscalable
+from ..base import BY_TORCH, SCALABLE, HeadSizes, ModelProperties, Nothing, PartWitness, TokenMixer, Unscalable
 from ..choices import Mixer
-from ..mixers.attention import Attention
 from ..mixers.mamba import Mamba
 from ..mixers.mamba2 import Mamba2
 from ..networks.feed_forward import FeedForward
-from ..norm import Norm
-from ..position import Rope
 from ..runtime import ForwardPass
-from .block import Layer, Sharing
+from .block import Sharing
+from .whole_layer import PreNormLayer, small_sublayers
 
 if TYPE_CHECKING:
     from torch import Tensor, nn
 
 
-class HybridBlock(Layer):
+class HybridBlock(PreNormLayer):
     """Attention and a state-space mixer on the same normed input, then a feed-forward network, with pre-norms.
 
     state_space: the mixer beside attention.
     """
 
+    formula_source: ClassVar[str] = "Falcon-H1 2025, §2.1"
     witness: ClassVar[PartWitness] = BY_TORCH
 
     type: Literal["hybrid"] = "hybrid"
     state_space: Mixer
-    norm_placement: Literal["pre"] = "pre"
-    parallel: None = None
-    cross_attention: None = None
 
     @model_validator(mode="after")
     def _check_fields(self) -> Self:
-        for field in ("attention", "state_space", "feed_forward"):
-            if isinstance(getattr(self, field), Nothing):
-                raise ValueError(
-                    f"{field}: a hybrid layer has one; expected another type than 'none', or a layer of type 'block'"
-                )
-        if self.without_norms:
-            raise ValueError("without_norms: a hybrid layer requires both of its norms; expected none")
+        if isinstance(self.state_space, Nothing):
+            raise ValueError("state_space: a hybrid layer has one; expected another type, or a layer of type 'block'")
         return self
 
     def with_mixers(self, change: Callable[[TokenMixer, int], TokenMixer], width: int) -> Self:
@@ -62,30 +53,23 @@ class HybridBlock(Layer):
         return [*super().mixers(width), ("state_space", self.state_space, width)]
 
     def scaled(self, width: int, heads: Callable[[HeadSizes], HeadSizes], widened: Callable[[int], Number]) -> Self:
-        raise Unscalable(f"a state-space part beside attention has no rule for its sizes at another width; {SCALES}")
-
-    def source(self) -> str:
-        return "Falcon-H1 2025, §2.1"
+        raise Unscalable(f"a state-space part beside attention has no rule for its sizes at another width; {SCALABLE}")
 
     def flow(self, recorder: Flow, x: Value, sharing: Sharing | None = None) -> Value:
-        assert isinstance(self.attention, Component)
-        assert isinstance(self.state_space, Component)
-        assert isinstance(self.feed_forward, Component)
         normed = recorder.part("mixers_pre_norm", self.norm, x)
         recorder.hold(y=normed)
         x = recorder.add(x, recorder.part("self_attn", self.attention, normed))
         x = recorder.add(x, recorder.part("state_space", self.state_space, normed))
-        return recorder.add(x, recorder.part("mlp", self.feed_forward, recorder.part("mlp_pre_norm", self.norm, x)))
+        return recorder.add(x, self._record_sublayer(recorder, "mlp", self.feed_forward, x))
 
     def reference(self, model_properties: ModelProperties) -> nn.Module:
         return _reference_class()(self, model_properties)
 
     @classmethod
     def examples(cls) -> list[Self]:
-        attention = Attention(num_attention_heads=4, num_key_value_heads=2, position=Rope())
-        network, norm = FeedForward(intermediate_size=40, hidden_act="silu", gated=True), Norm(type="rmsnorm")
-        mixers = (Mamba2.examples()[0], Mamba.examples()[0])
-        return [cls(attention=attention, feed_forward=network, norm=norm, state_space=mixer) for mixer in mixers]
+        network = FeedForward(intermediate_size=40, hidden_act="silu", gated=True)
+        fields = {**small_sublayers(), "feed_forward": network}
+        return [cls(**fields, state_space=mixer) for mixer in (Mamba2.examples()[0], Mamba.examples()[0])]
 
 
 @cache
@@ -97,16 +81,13 @@ def _reference_class() -> type[nn.Module]:
 
         def __init__(self, spec: HybridBlock, model_properties: ModelProperties) -> None:
             super().__init__()
-            self.mixers_pre_norm, self.mlp_pre_norm = (
-                spec.norm.reference(model_properties),
-                spec.norm.reference(model_properties),
-            )
+            self.mixers_pre_norm = spec.norm.reference(model_properties)
+            self.mlp_pre_norm = spec.norm.reference(model_properties)
             for name, component in (
                 ("state_space", spec.state_space),
                 ("self_attn", spec.attention),
                 ("mlp", spec.feed_forward),
             ):
-                assert isinstance(component, Component)
                 self.add_module(name, component.reference(model_properties))
 
         def forward(self, x: Tensor, forward_pass: ForwardPass) -> Tensor:
@@ -116,7 +97,6 @@ def _reference_class() -> type[nn.Module]:
                 + self.get_submodule("self_attn")(y, forward_pass)
                 + self.get_submodule("state_space")(y, forward_pass)
             )
-            out: Tensor = x + self.get_submodule("mlp")(self.mlp_pre_norm(x), forward_pass)
-            return out
+            return x + self.get_submodule("mlp")(self.mlp_pre_norm(x), forward_pass)
 
     return HybridReference

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from functools import cache
-from typing import TYPE_CHECKING, Any, ClassVar, Literal, Self
+from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
 from pydantic import Field
 
@@ -17,21 +17,18 @@ from ... import ops
 from ...flow.axis import Axis, Beside
 from ...flow.record import Flow
 from ...flow.value import Value
-from ..base import BY_TORCH, Component, LayerParts, ModelProperties, PartWitness, Real, Streams
-from ..mixers.attention import Attention
-from ..networks.feed_forward import FeedForward
+from ..base import BY_TORCH, ModelProperties, PartWitness, Real, Streams
 from ..norm import Norm, norm_reference
-from ..position import Rope
 from ..runtime import ForwardPass
-from ..streams import ResidualStreams
+from ..streams import CopiedStreams, copied_streams_class
 from .block import Sharing
-from .whole_layer import WholeLayer
+from .whole_layer import PreNormLayer, pre_norm_class, small_sublayers
 
 if TYPE_CHECKING:
     from torch import Tensor, nn
 
 
-PLAIN = Norm(type="rmsnorm", weight=False, eps=1e-6)
+STREAM_NORM = Norm(type="rmsnorm", weight=False, eps=1e-6)
 """The norm on all streams of a token together, before the projection that computes the weights."""
 
 
@@ -39,7 +36,7 @@ READ_WEIGHTS = "read_weights"
 """The name under which a sublayer keeps the weights that the next one reads the streams with."""
 
 
-class HyperLayer(WholeLayer):
+class HyperLayer(PreNormLayer):
     """A layer whose sublayers read a weighted sum of several residual streams and write to all of them.
 
     A norm follows the weighted sum. The streams are mixed with each other before a sublayer's output is added to them.
@@ -53,6 +50,7 @@ class HyperLayer(WholeLayer):
     delayed: whether a sublayer reads the streams with the weights of the sublayer before (class attribute).
     """
 
+    formula_source: ClassVar[str] = "Xie et al. 2025, §4"
     witness: ClassVar[PartWitness] = BY_TORCH
     plain: ClassVar[bool] = False
     alone: ClassVar[bool] = False
@@ -63,23 +61,16 @@ class HyperLayer(WholeLayer):
     hc_sinkhorn_iters: int | None = Field(default=20, ge=1, le=1000, strict=True)
     hc_magnitude: Real = Field(default=2.0, gt=0)
     hc_eps: Real = Field(default=1e-6, ge=0)
-    norm_placement: Literal["pre"] = "pre"
-    parallel: None = None
-    cross_attention: None = None
 
-    def requires(self) -> Mapping[str, Mapping[str, Any]]:
-        return {**super().requires(), "streams": {"type": self.type, "hc_mult": self.hc_mult}}
-
-    def source(self) -> str:
-        return "Xie et al. 2025, §4"
+    def required_slots(self) -> Mapping[str, Mapping[str, Any]]:
+        return {**super().required_slots(), "streams": {"type": self.type, "hc_mult": self.hc_mult}}
 
     def flow(self, recorder: Flow, x: Value, sharing: Sharing | None = None) -> Value:
         """Records the layer. x: all streams."""
         for name, component in (("self_attn", self.attention), ("mlp", self.feed_forward)):
-            assert isinstance(component, Component)
             sublayer_input, output_weights, mixed_streams = self._connect_sublayer(recorder, f"{name}_connection", x)
             recorder.hold(read=sublayer_input, written=output_weights, mixed=mixed_streams)
-            y = recorder.part(name, component, recorder.part(f"{name}_pre_norm", self.norm, sublayer_input))
+            y = self._record_sublayer(recorder, name, component, sublayer_input)
             recorder.hold(y=y)
             x = recorder.add(recorder.mul(output_weights, y, axes=x.axes), mixed_streams)
             recorder.hold(x=x)
@@ -111,13 +102,8 @@ class HyperLayer(WholeLayer):
     def reference(self, model_properties: ModelProperties) -> nn.Module:
         return hyper_classes()["layer"](self, model_properties)
 
-    @classmethod
-    def examples(cls) -> list[Self]:
-        """Returns no examples: the layer needs the stack's streams, and one of the stack's examples uses it."""
-        return []
 
-
-class HyperStreams(ResidualStreams):
+class HyperStreams(CopiedStreams):
     """The streams of hyper-connections: copies of the embedding, summed after the last layer.
 
     hc_mult: the number of streams.
@@ -128,14 +114,7 @@ class HyperStreams(ResidualStreams):
     kind: ClassVar[str] = "residual"
 
     type: Literal["hyper"] = "hyper"
-    hc_mult: Streams
     merge: Literal["weighted", "mean"] = "weighted"
-
-    def check_layers(self, layers: Mapping[str, LayerParts]) -> None:
-        self._check_every_layer(layers, self.type, hc_mult=self.hc_mult)
-
-    def record_split(self, recorder: Flow, x: Value) -> Value:
-        return recorder.copies(x, Axis("streams", self.hc_mult))
 
     def record_merge(self, recorder: Flow, x: Value) -> Value:
         return (
@@ -147,7 +126,7 @@ class HyperStreams(ResidualStreams):
         streams, hidden = x.axes
         (raw_weights,) = _connection_weights(recorder, x, Beside(((streams,),)))
         recorder.hold(raw=raw_weights)
-        weights = recorder.plus(recorder.act(raw_weights, "sigmoid"), PLAIN.eps)
+        weights = recorder.plus(recorder.act(raw_weights, "sigmoid"), STREAM_NORM.eps)
         recorder.hold(weights=weights)
         return recorder.sum(recorder.mul(weights, x, axes=x.axes), hidden)
 
@@ -157,7 +136,7 @@ class HyperStreams(ResidualStreams):
 
 def _connection_weights(recorder: Flow, x: Value, out: Beside) -> tuple[Value, ...]:
     """Records one projection of all streams, split into parts; each part has its own scale and offsets."""
-    raw_weights = recorder.linear("map", recorder.normalized(x, PLAIN), out)
+    raw_weights = recorder.linear("map", recorder.normalized(x, STREAM_NORM), out)
     weight_parts = tuple(Value(x.rows, component) for component in out.parts)
     recorder.record("core", "offsets", (raw_weights,), weight_parts, ops.StreamOffsets(out.size, len(out.parts)))
     return weight_parts
@@ -165,11 +144,7 @@ def _connection_weights(recorder: Flow, x: Value, out: Beside) -> tuple[Value, .
 
 def hyper_example(**fields: Any) -> HyperLayer:
     """Returns a small layer. fields: values that override its default fields."""
-    attention = Attention(num_attention_heads=4, num_key_value_heads=2, position=Rope())
-    network = FeedForward(intermediate_size=20, hidden_act="silu", gated=True)
-    return HyperLayer(
-        **{"attention": attention, "feed_forward": network, "norm": Norm(type="rmsnorm"), "hc_mult": 3, **fields}
-    )
+    return HyperLayer(**{**small_sublayers(), "hc_mult": 3, **fields})
 
 
 @cache
@@ -184,10 +159,8 @@ def hyper_classes() -> dict[str, type[nn.Module]]:
         def __init__(self, *part_sizes: int) -> None:
             super().__init__()
             self.parts = part_sizes
-            self.base, self.scale = (
-                nn.Parameter(torch.zeros(sum(part_sizes))),
-                nn.Parameter(torch.ones(len(part_sizes))),
-            )
+            self.base = nn.Parameter(torch.zeros(sum(part_sizes)))
+            self.scale = nn.Parameter(torch.ones(len(part_sizes)))
 
         def forward(self, raw_weights: Tensor) -> tuple[Tensor, ...]:
             weight_parts, offsets = raw_weights.split(self.parts, -1), self.base.split(self.parts)
@@ -201,8 +174,7 @@ def hyper_classes() -> dict[str, type[nn.Module]]:
         """Mixes streams. matrix: [.., in, out], streams: [.., in, hidden] → [.., out, hidden]."""
 
         def forward(self, matrix: Tensor, streams: Tensor) -> Tensor:
-            mixed_streams: Tensor = matrix.transpose(-1, -2) @ streams
-            return mixed_streams
+            return matrix.transpose(-1, -2) @ streams
 
     class Connection(nn.Module):
         """The connection of one sublayer. streams → (sublayer input, output weights, mixed streams)."""
@@ -211,7 +183,7 @@ def hyper_classes() -> dict[str, type[nn.Module]]:
             super().__init__()
             self.spec, n = spec, spec.hc_mult
             part_sizes = [n, n] if spec.hc_sinkhorn_iters is None else [n, n, n * n]
-            self.plain, self.map = weightless_norm(n * hidden), nn.Linear(n * hidden, sum(part_sizes), bias=False)
+            self.stream_norm, self.map = weightless_norm(n * hidden), nn.Linear(n * hidden, sum(part_sizes), bias=False)
             self.offsets = Offsets(*part_sizes)
             self.mix = None if spec.hc_sinkhorn_iters is None else Mix()
 
@@ -221,11 +193,9 @@ def hyper_classes() -> dict[str, type[nn.Module]]:
 
         def forward(self, streams: Tensor, forward_pass: ForwardPass) -> tuple[Tensor, Tensor, Tensor]:
             n, eps = self.spec.hc_mult, self.spec.hc_eps
-            read_logits, write_logits, *mix_logits = self.offsets(self.map(self.plain(streams.flatten(2))))
-            weighted_sum, strength = (
-                (self.read_weights(read_logits.sigmoid() + eps, forward_pass)[..., None] * streams).sum(2),
-                self.spec.hc_magnitude * write_logits.sigmoid(),
-            )
+            read_logits, write_logits, *mix_logits = self.offsets(self.map(self.stream_norm(streams.flatten(2))))
+            weighted_sum = (self.read_weights(read_logits.sigmoid() + eps, forward_pass)[..., None] * streams).sum(2)
+            strength = self.spec.hc_magnitude * write_logits.sigmoid()
             if self.mix is None or self.spec.hc_sinkhorn_iters is None:
                 return weighted_sum, strength + eps, streams
             matrix = mix_logits[0].unflatten(-1, (n, n)).softmax(-1) + eps
@@ -235,52 +205,44 @@ def hyper_classes() -> dict[str, type[nn.Module]]:
                 matrix = matrix / (matrix.sum(-2, keepdim=True) + eps)
             return weighted_sum, strength, self.mix(matrix, streams)
 
-    class HyperLayerReference(nn.Module):
+    class HyperLayerReference(pre_norm_class()):  # type: ignore[misc]
         """The layer with hyper-connections. x: [batch, tokens, streams, hidden] → same shape."""
 
         connection = Connection
 
         def __init__(self, spec: HyperLayer, model_properties: ModelProperties) -> None:
-            super().__init__()
-            for name, component in (("self_attn", spec.attention), ("mlp", spec.feed_forward)):
-                assert isinstance(component, Component)
+            super().__init__(spec, model_properties)
+            for name in ("self_attn", "mlp"):
                 self.add_module(f"{name}_connection", self.connection(spec, model_properties.hidden_size))
-                self.add_module(f"{name}_pre_norm", spec.norm.reference(model_properties))
-                self.add_module(name, component.reference(model_properties))
 
         def forward(self, x: Tensor, forward_pass: ForwardPass) -> Tensor:
             for name in ("self_attn", "mlp"):
                 sublayer_input, output_weights, mixed_streams = self.get_submodule(f"{name}_connection")(
                     x, forward_pass
                 )
-                y = self.get_submodule(name)(self.get_submodule(f"{name}_pre_norm")(sublayer_input), forward_pass)
+                y = self._sublayer_output(name, sublayer_input, forward_pass)
                 x = output_weights[..., None] * y[:, :, None] + mixed_streams
             return x
 
     class HeadReference(nn.Module):
         def __init__(self, n: int, hidden: int) -> None:
             super().__init__()
-            self.plain, self.map = weightless_norm(n * hidden), nn.Linear(n * hidden, n, bias=False)
+            self.stream_norm, self.map = weightless_norm(n * hidden), nn.Linear(n * hidden, n, bias=False)
             self.offsets = Offsets(n)
 
         def forward(self, streams: Tensor) -> Tensor:
-            (raw_weights,) = self.offsets(self.map(self.plain(streams.flatten(2))))
+            (raw_weights,) = self.offsets(self.map(self.stream_norm(streams.flatten(2))))
             weights = raw_weights.sigmoid() + 1e-6
-            total: Tensor = (weights[..., None] * streams).sum(2)
-            return total
+            return (weights[..., None] * streams).sum(2)
 
-    class StreamsReference(nn.Module):
-        """Copies one residual stream into n streams, [batch, tokens, n, hidden], and sums them back into one."""
+    class StreamsReference(copied_streams_class()):  # type: ignore[misc]
+        """Copies one residual stream into n streams, and sums them back into one."""
 
         def __init__(self, n: int, hidden: int, merge: str) -> None:
-            super().__init__()
-            self.n, self.hyper_streams = n, None if merge == "mean" else HeadReference(n, hidden)
-
-        def split_streams(self, x: Tensor, forward_pass: ForwardPass) -> Tensor:
-            return x[:, :, None].expand(-1, -1, self.n, -1)
+            super().__init__(n)
+            self.hyper_streams = None if merge == "mean" else HeadReference(n, hidden)
 
         def merge_streams(self, x: Tensor, forward_pass: ForwardPass) -> Tensor:
-            stream: Tensor = x.mean(2) if self.hyper_streams is None else self.hyper_streams(x)
-            return stream
+            return x.mean(2) if self.hyper_streams is None else self.hyper_streams(x)
 
     return {"layer": HyperLayerReference, "streams": StreamsReference, "connection": Connection}

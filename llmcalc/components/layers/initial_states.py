@@ -11,44 +11,35 @@ from typing import TYPE_CHECKING, ClassVar, Literal, Self
 from ...flow.axis import Axis
 from ...flow.record import Flow
 from ...flow.value import Value
-from ..base import Component, ModelProperties
-from ..mixers.attention import Attention
+from ..base import ModelProperties
 from ..networks.feed_forward import FeedForward
 from ..norm import Norm
-from ..position import Rope
 from ..runtime import ForwardPass, vector
 from .block import Sharing
-from .whole_layer import WholeLayer
+from .whole_layer import PreNormLayer, pre_norm_class, small_sublayers
 
 if TYPE_CHECKING:
     from torch import Tensor, nn
 
 
-class InitialStatesLayer(WholeLayer):
+class InitialStatesLayer(PreNormLayer):
     """Attention to norm(λ₀ · x + λ₁ · x₀), where x₀ is the first layer's input, then a feed-forward network."""
 
+    formula_source: ClassVar[str] = "NeoMME 2026"
     plain: ClassVar[bool] = False
 
     type: Literal["initial_states"] = "initial_states"
-    norm_placement: Literal["pre"] = "pre"
-    parallel: None = None
-    cross_attention: None = None
-
-    def source(self) -> str:
-        return "NeoMME 2026"
 
     def flow(self, recorder: Flow, x: Value, sharing: Sharing | None = None) -> Value:
-        assert isinstance(self.attention, Component)
-        assert isinstance(self.feed_forward, Component)
         start: Value = recorder.memo.get("embedded", x)  # x itself where the layer is recorded alone
         one_channel = (Axis("one", 1),)
         share, start_share = recorder.split(recorder.vector("lambdas", Axis("mixed", 2)), one_channel, one_channel)
         recorder.hold(x=x)
         mixed_states = recorder.add(recorder.mul(x, share, axes=x.axes), recorder.mul(start, start_share, axes=x.axes))
-        y = recorder.part("self_attn", self.attention, recorder.part("self_attn_pre_norm", self.norm, mixed_states))
+        y = self._record_sublayer(recorder, "self_attn", self.attention, mixed_states)
         x = recorder.add(x, recorder.dropout(y, "attention_output", ends_sublayer=True))
         recorder.hold(x=x)
-        y = recorder.part("mlp", self.feed_forward, recorder.part("mlp_pre_norm", self.norm, x))
+        y = self._record_sublayer(recorder, "mlp", self.feed_forward, x)
         return recorder.add(x, recorder.dropout(y, "feed_forward", ends_sublayer=True))
 
     def reference(self, model_properties: ModelProperties) -> nn.Module:
@@ -56,38 +47,25 @@ class InitialStatesLayer(WholeLayer):
 
     @classmethod
     def examples(cls) -> list[Self]:
-        attention = Attention(num_attention_heads=4, num_key_value_heads=2, position=Rope())
         network = FeedForward(intermediate_size=20, hidden_act="relu2")
-        return [cls(attention=attention, feed_forward=network, norm=Norm(type="rmsnorm", weight=False))]
+        return [cls(**{**small_sublayers(), "feed_forward": network, "norm": Norm(type="rmsnorm", weight=False)})]
 
 
 @cache
 def _reference_class() -> type[nn.Module]:
     import torch
-    from torch import nn
 
-    class InitialStatesReference(nn.Module):
+    class InitialStatesReference(pre_norm_class()):  # type: ignore[misc]
         """The layer that mixes in the first layer's input. x: [batch, tokens, hidden] → same shape."""
 
         def __init__(self, spec: InitialStatesLayer, model_properties: ModelProperties) -> None:
-            super().__init__()
-            assert isinstance(spec.attention, Component)
-            assert isinstance(spec.feed_forward, Component)
+            super().__init__(spec, model_properties)
             self.lambdas = vector(torch.tensor([1.0, 0.0]))
-            self.self_attn_pre_norm, self.mlp_pre_norm = (
-                spec.norm.reference(model_properties),
-                spec.norm.reference(model_properties),
-            )
-            self.self_attn, self.mlp = (
-                spec.attention.reference(model_properties),
-                spec.feed_forward.reference(model_properties),
-            )
 
         def forward(self, x: Tensor, forward_pass: ForwardPass) -> Tensor:
             start = x if forward_pass.embedded is None else forward_pass.embedded
             mixed_states = self.lambdas.weight[0] * x + self.lambdas.weight[1] * start
-            x = x + self.self_attn(self.self_attn_pre_norm(mixed_states), forward_pass)
-            out: Tensor = x + self.mlp(self.mlp_pre_norm(x), forward_pass)
-            return out
+            x = x + self._sublayer_output("self_attn", mixed_states, forward_pass)
+            return x + self._sublayer_output("mlp", x, forward_pass)
 
     return InitialStatesReference

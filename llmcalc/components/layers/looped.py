@@ -18,7 +18,6 @@ from ...flow.record import Flow
 from ...flow.tree import Role
 from ...flow.value import Value
 from ..base import (
-    Component,
     Flag,
     HeadDim,
     Heads,
@@ -27,12 +26,13 @@ from ..base import (
     Window,
     check_groups,
 )
-from ..mixers.grouped import GroupedQueryMixer
+from ..mixers.entry_attention import group_map_class
+from ..mixers.grouped import GroupedQueryMixer, grouped_reference_class
 from ..networks.feed_forward import FeedForward
-from ..norm import Norm
 from ..position import Rope
 from ..runtime import ForwardPass, attention_mask, cache_class, softmax_core_class, vector
-from .block import Layer, Sharing
+from .block import Sharing
+from .whole_layer import PreNormLayer, pre_norm_class, small_sublayers
 
 if TYPE_CHECKING:
     from torch import Tensor, nn
@@ -51,6 +51,7 @@ class LoopedAttention(GroupedQueryMixer):
     position: RoPE on queries and keys.
     """
 
+    formula_source: ClassVar[str] = "IQuest-Coder-V1 2026, §2"
     node_name: ClassVar[str] = "self_attn"
     kind: ClassVar[str] = "attention"
 
@@ -68,10 +69,7 @@ class LoopedAttention(GroupedQueryMixer):
         self.position.check(self.head_dim)
         return self
 
-    def source(self) -> str:
-        return "IQuest-Coder-V1 2026, §2"
-
-    def reach(self) -> tuple[int, ...]:
+    def length_limits(self) -> tuple[int, ...]:
         return (self.loop_window_size,)
 
     def flow(self, recorder: Flow, x: Value, is_second: bool = False) -> Value:
@@ -134,32 +132,25 @@ class LoopedAttention(GroupedQueryMixer):
         ]
 
 
-class LoopedLayer(Layer):
+class LoopedLayer(PreNormLayer):
     """A pre-norm layer; the second layer that shares its weights (`Stack.shared_layers`) is its second loop.
 
     attention: its attention, of type 'looped'.
     feed_forward: its feed-forward network.
     """
 
+    formula_source: ClassVar[str] = "IQuest-Coder-V1 2026, §2"
     plain: ClassVar[bool] = False
     alone: ClassVar[bool] = False
     shares_all: ClassVar[bool] = False
 
     type: Literal["looped"] = "looped"
-    norm_placement: Literal["pre"] = "pre"
-    parallel: None = None
-    cross_attention: None = None
 
     @model_validator(mode="after")
     def _check_fields(self) -> Self:
         if not isinstance(self.attention, LoopedAttention) or not isinstance(self.feed_forward, FeedForward):
             raise ValueError("attention, feed_forward: expected attention of type 'looped' and a network of type 'mlp'")
-        if self.without_norms:
-            raise ValueError("without_norms: a 'looped' layer has all of its norms; expected none")
         return self
-
-    def source(self) -> str:
-        return "IQuest-Coder-V1 2026, §2"
 
     def flow(self, recorder: Flow, x: Value, sharing: Sharing | None = None) -> Value:
         is_second = sharing is not None and not sharing.first
@@ -175,7 +166,6 @@ class LoopedLayer(Layer):
         return recorder.add(x, recorder.dropout(recorder.part("mlp", self.feed_forward, y, role=role), "feed_forward"))
 
     def describe(self, hidden_size: int) -> str:
-        assert isinstance(self.attention, Component)
         return self.attention.describe(hidden_size)
 
     def reference(self, model_properties: ModelProperties) -> nn.Module:
@@ -183,45 +173,25 @@ class LoopedLayer(Layer):
 
     @classmethod
     def examples(cls) -> list[Self]:
-        network = FeedForward(intermediate_size=20, hidden_act="silu", gated=True)
-        norm = Norm(type="rmsnorm")
-        return [cls(attention=LoopedAttention.examples()[0], feed_forward=network, norm=norm)]
+        return [cls(**{**small_sublayers(), "attention": LoopedAttention.examples()[0]})]
 
 
 @cache
 def _reference_classes() -> dict[str, type[nn.Module]]:
     import torch
-    from torch import nn
 
-    class HeadGate(nn.Module):
-        """One score per head, from the head's query. q: [batch, tokens, heads, d] → [batch, tokens, heads, 1]."""
-
-        def __init__(self, heads: int, size: int) -> None:
-            super().__init__()
-            self.weight = nn.Parameter(torch.zeros(heads, 1, size))
-
-        def forward(self, q: Tensor) -> Tensor:
-            rows = q.flatten(0, 1).transpose(0, 1)
-            scores = torch.bmm(rows, self.weight.transpose(1, 2)).transpose(0, 1)
-            out: Tensor = scores.unflatten(0, q.shape[:2])
-            return out
-
-    class LoopedAttentionReference(nn.Module):
+    class LoopedAttentionReference(grouped_reference_class()):  # type: ignore[misc]
         """Attention of one loop. x: [batch, tokens, hidden] → same shape."""
 
         def __init__(self, spec: LoopedAttention, hidden: int) -> None:
-            super().__init__()
-            self.spec, heads, kv_heads, d = spec, spec.num_attention_heads, spec.num_key_value_heads, spec.head_dim
-            for name, width in (("q_proj", heads * d), ("k_proj", kv_heads * d), ("v_proj", kv_heads * d)):
-                self.add_module(name, nn.Linear(hidden, width, bias=spec.attention_bias))
+            super().__init__(spec, hidden, spec.attention_bias)
             self.core, self.cache = softmax_core_class()(), cache_class()()
-            self.o_proj = nn.Linear(heads * d, hidden, bias=spec.attention_bias)
             self.first_loop: list[nn.Module] = []
 
         def become_second(self, first_attention: LoopedAttentionReference) -> None:
             """Makes this the attention of the second loop."""
             self.first_loop = [first_attention]  # a list, so that it is not registered as a submodule
-            self.loop_gate = HeadGate(self.spec.num_attention_heads, self.spec.head_dim)
+            self.loop_gate = group_map_class()(self.spec.num_attention_heads, self.spec.head_dim, 1)
             self.loop_gate_bias = vector(torch.zeros(self.spec.num_attention_heads))
             self.global_core = softmax_core_class()()
             del self.cache
@@ -230,20 +200,12 @@ def _reference_classes() -> dict[str, type[nn.Module]]:
         def _attend(
             self, core: nn.Module, q: Tensor, k: Tensor, v: Tensor, forward_pass: ForwardPass, window: int | None
         ) -> Tensor:
-            tokens, group = q.shape[2], q.shape[1] // k.shape[1]
-            mask = attention_mask(
-                forward_pass, forward_pass.past + tokens, tokens, k.shape[-2], q.device, causal=True, window=window
-            )
-            k, v = (h if group == 1 else h.repeat_interleave(group, 1) for h in (k, v))
-            out: Tensor = core(q, k, v, mask)
-            return out
+            mask = attention_mask(forward_pass, q, k, causal=True, window=window)
+            return core(q, *self._for_each_query_head(k, v), mask)
 
         def forward(self, x: Tensor, forward_pass: ForwardPass) -> Tensor:
             spec = self.spec
-            q, k, v = (
-                self.get_submodule(name)(x).unflatten(-1, (-1, spec.head_dim)).transpose(1, 2)
-                for name in ("q_proj", "k_proj", "v_proj")
-            )
+            q, k, v = (self._split_heads(projection, x) for projection in "qkv")
             q, k = (spec.position.rotated(heads, forward_pass, forward_pass.past) for heads in (q, k))
             if self.first_loop:
                 scores = self.loop_gate(q.transpose(1, 2).flatten(2).unflatten(-1, (spec.num_attention_heads, -1)))
@@ -257,26 +219,12 @@ def _reference_classes() -> dict[str, type[nn.Module]]:
             else:
                 k, v = forward_pass.memo[self] = self.cache(forward_pass, k, v)
                 out = self._attend(self.core, q, k, v, forward_pass, None)
-            result: Tensor = self.o_proj(out.transpose(1, 2).flatten(2))
-            return result
+            return self.o_proj(out.transpose(1, 2).flatten(2))
 
-    class LoopedReference(nn.Module):
+    class LoopedReference(pre_norm_class()):  # type: ignore[misc]
         """One loop of the layer. x: [batch, tokens, hidden] → same shape."""
 
         repeats_alike = False
-
-        def __init__(self, spec: LoopedLayer, model_properties: ModelProperties) -> None:
-            super().__init__()
-            assert isinstance(spec.attention, LoopedAttention)
-            assert isinstance(spec.feed_forward, FeedForward)
-            self.self_attn_pre_norm, self.mlp_pre_norm = (
-                spec.norm.reference(model_properties),
-                spec.norm.reference(model_properties),
-            )
-            self.self_attn, self.mlp = (
-                spec.attention.reference(model_properties),
-                spec.feed_forward.reference(model_properties),
-            )
 
         def share(self, first_layer: LoopedReference) -> None:
             """Uses the first loop's weights, in the second loop."""
@@ -289,8 +237,7 @@ def _reference_classes() -> dict[str, type[nn.Module]]:
             attention.become_second(first_layer.self_attn)
 
         def forward(self, x: Tensor, forward_pass: ForwardPass) -> Tensor:
-            x = x + self.self_attn(self.self_attn_pre_norm(x), forward_pass)
-            out: Tensor = x + self.mlp(self.mlp_pre_norm(x))
-            return out
+            x = x + self._sublayer_output("self_attn", x, forward_pass)
+            return x + self._sublayer_output("mlp", x, forward_pass)
 
     return {"attention": LoopedAttentionReference, "layer": LoopedReference}

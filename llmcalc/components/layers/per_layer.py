@@ -31,6 +31,7 @@ class PerLayerEmbedding(StackPart):
     norm: the norm on each layer's part of the projection.
     """
 
+    formula_source: ClassVar[str] = "Gemma 3n 2025"
     witness: ClassVar[PartWitness] = BY_TORCH
     kind: ClassVar[str] = "embedding"
 
@@ -40,14 +41,11 @@ class PerLayerEmbedding(StackPart):
 
     def check_layers(self, layers: Mapping[str, LayerParts]) -> None:
         required_fields = {"hidden_size_per_layer_input": self.hidden_size_per_layer_input}
-        if any(layer.requires().get("per_layer_embedding") != required_fields for layer in layers.values()):
+        if any(layer.required_slots().get("per_layer_embedding") != required_fields for layer in layers.values()):
             raise ValueError(
                 "per_layer_embedding: stands where every layer has a per_layer_input of its "
                 "hidden_size_per_layer_input, and nowhere else"
             )
-
-    def source(self) -> str:
-        return "Gemma 3n 2025"
 
     def flow(self, recorder: Flow, x: Value, layers: Number = 1) -> Value:
         vector_axes = Axis("layers", layers), Axis("per_layer", self.hidden_size_per_layer_input)
@@ -58,7 +56,9 @@ class PerLayerEmbedding(StackPart):
             table_vectors = recorder.scale(table_vectors, width**0.5)
         projected = recorder.scale(recorder.linear("projection", x, *vector_axes), x.width**-0.5)
         recorder.hold(mapped=projected, **({} if table_vectors is None else {"looked_up": table_vectors}))
-        normed = recorder.norm("norm", projected, self.norm, vector_axes[1:], kind="norm", source=self.norm.source())
+        normed = recorder.norm(
+            "norm", projected, self.norm, vector_axes[1:], kind="norm", source=self.norm.formula_source
+        )
         if table_vectors is None:
             return normed
         vectors = recorder.add(normed, table_vectors)
@@ -76,18 +76,16 @@ class PerLayerGate(Part):
     hidden_act: the activation on the gate Gx.
     """
 
+    formula_source: ClassVar[str] = "Gemma 3n 2025"
     witness: ClassVar[PartWitness] = BY_TORCH
     kind: ClassVar[str] = "feed_forward"
 
     hidden_size_per_layer_input: PerLayer
     hidden_act: Activation
 
-    def requires(self) -> Mapping[str, Mapping[str, Any]]:
-        """The part of the stack that computes the vector, as in `Layer.requires`."""
+    def required_slots(self) -> Mapping[str, Mapping[str, Any]]:
+        """The part of the stack that computes the vector, as in `Layer.required_slots`."""
         return {"per_layer_embedding": {"hidden_size_per_layer_input": self.hidden_size_per_layer_input}}
-
-    def source(self) -> str:
-        return "Gemma 3n 2025"
 
     def flow(self, recorder: Flow, x: Value, norm: Norm) -> Value:
         """Returns the term to add to x. norm: the layer's norm of this term."""
@@ -117,11 +115,9 @@ def _reference_classes() -> dict[str, type[nn.Module]]:
 
         def __init__(self, spec: PerLayerEmbedding, model_properties: ModelProperties, layers: int) -> None:
             super().__init__()
-            self.rows, self.width, self.hidden = (
-                spec.vocab_size_per_layer_input,
-                spec.hidden_size_per_layer_input,
-                model_properties.hidden_size,
-            )
+            self.rows = spec.vocab_size_per_layer_input
+            self.width = spec.hidden_size_per_layer_input
+            self.hidden = model_properties.hidden_size
             if self.rows is not None:
                 self.embed = nn.Embedding(self.rows, layers * self.width)
             self.projection = nn.Linear(self.hidden, layers * self.width, bias=False)
@@ -134,8 +130,7 @@ def _reference_classes() -> dict[str, type[nn.Module]]:
                 table_vectors = self.embed(forward_pass.ids * (forward_pass.ids < self.rows)) * self.width**0.5
             projected = self.projection(x) * self.hidden**-0.5
             if table_vectors is None:
-                normed: Tensor = self.norm(projected.unflatten(-1, (-1, self.width)))
-                return normed
+                return self.norm(projected.unflatten(-1, (-1, self.width)))
             vectors: Tensor = self.norm(projected.unflatten(-1, (-1, self.width))) + table_vectors.unflatten(
                 -1, (-1, self.width)
             )
@@ -154,7 +149,6 @@ def _reference_classes() -> dict[str, type[nn.Module]]:
         def forward(self, x: Tensor, forward_pass: ForwardPass) -> Tensor:
             assert forward_pass.per_layer is not None, "the stack has no per-layer embeddings"
             gated = activate(self.act, self.gate(x)) * forward_pass.per_layer[:, :, forward_pass.layer]
-            out: Tensor = self.norm(self.projection(gated))
-            return out
+            return self.norm(self.projection(gated))
 
     return {"table": Table, "gate": Gate}

@@ -10,14 +10,11 @@ from typing import TYPE_CHECKING, Any, ClassVar, Literal, Self
 
 from ...flow.record import Flow
 from ...flow.value import Value
-from ..base import Component, ModelProperties
-from ..mixers.attention import Attention
-from ..networks.feed_forward import FeedForward
+from ..base import ModelProperties
 from ..norm import Norm
-from ..position import Rope
 from ..runtime import ForwardPass, vector
 from .block import Sharing
-from .whole_layer import WholeLayer
+from .whole_layer import WholeLayer, pre_norm_class, small_sublayers
 
 if TYPE_CHECKING:
     from torch import Tensor, nn
@@ -33,25 +30,20 @@ class ResidualGateLayer(WholeLayer):
     feed_forward_output_norm: the norm of the network's output.
     """
 
+    formula_source: ClassVar[str] = "Muse Spark 2026"
     plain: ClassVar[bool] = False
 
     type: Literal["residual_gate"] = "residual_gate"
     attention_output_norm: Norm
     feed_forward_output_norm: Norm
     norm_placement: Literal["sandwich"] = "sandwich"
-    parallel: None = None
-    cross_attention: None = None
-
-    def source(self) -> str:
-        return "Muse Spark 2026"
 
     def flow(self, recorder: Flow, x: Value, sharing: Sharing | None = None) -> Value:
         for name, component, output_norm in (
             ("self_attn", self.attention, self.attention_output_norm),
             ("mlp", self.feed_forward, self.feed_forward_output_norm),
         ):
-            assert isinstance(component, Component)
-            y = recorder.part(name, component, recorder.part(f"{name}_pre_norm", self.norm, x))
+            y = self._record_sublayer(recorder, name, component, x)
             recorder.hold(x=x, y=y)
             y = recorder.part(f"{name}_post_norm", output_norm, y)
             recorder.hold(y=y)
@@ -66,40 +58,27 @@ class ResidualGateLayer(WholeLayer):
 
     @classmethod
     def examples(cls) -> list[Self]:
-        attention = Attention(num_attention_heads=4, num_key_value_heads=2, position=Rope())
-        network = FeedForward(intermediate_size=20, hidden_act="silu", gated=True)
-        layer = cls(
-            attention=attention,
-            feed_forward=network,
-            norm=Norm(type="rmsnorm"),
-            attention_output_norm=Norm(type="rmsnorm", weight=False),
-            feed_forward_output_norm=Norm(type="rmsnorm"),
-        )
+        weightless, weighted = Norm(type="rmsnorm", weight=False), Norm(type="rmsnorm")
+        layer = cls(**small_sublayers(), attention_output_norm=weightless, feed_forward_output_norm=weighted)
         return [layer, layer.model_copy(update={"attention_output_norm": Norm(type="layernorm")})]
 
 
 @cache
 def _reference_class() -> type[nn.Module]:
     import torch
-    from torch import nn
 
-    class ResidualGateReference(nn.Module):
+    class ResidualGateReference(pre_norm_class()):  # type: ignore[misc]
         """The layer with gated residual sums. x: [batch, tokens, hidden] → same shape."""
 
         def __init__(self, spec: ResidualGateLayer, model_properties: ModelProperties) -> None:
-            super().__init__()
-            output_norms = (spec.attention_output_norm, spec.feed_forward_output_norm)
-            sublayers = (("self_attn", spec.attention), ("mlp", spec.feed_forward))
-            for (name, component), output_norm in zip(sublayers, output_norms, strict=True):
-                assert isinstance(component, Component)
-                self.add_module(f"{name}_pre_norm", spec.norm.reference(model_properties))
-                self.add_module(name, component.reference(model_properties))
-                self.add_module(f"{name}_post_norm", output_norm.reference(model_properties))
+            super().__init__(spec, model_properties)
+            for name, norm in (("self_attn", spec.attention_output_norm), ("mlp", spec.feed_forward_output_norm)):
+                self.add_module(f"{name}_post_norm", norm.reference(model_properties))
                 self.add_module(f"{name}_residual_gate", vector(torch.zeros(model_properties.hidden_size)))
 
         def forward(self, x: Tensor, forward_pass: ForwardPass) -> Tensor:
             for name in ("self_attn", "mlp"):
-                y = self.get_submodule(name)(self.get_submodule(f"{name}_pre_norm")(x), forward_pass)
+                y = self._sublayer_output(name, x, forward_pass)
                 y = self.get_submodule(f"{name}_post_norm")(y)
                 gate: Any = self.get_submodule(f"{name}_residual_gate")
                 gate_weight = torch.sigmoid(gate.weight)

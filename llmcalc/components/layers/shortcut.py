@@ -17,7 +17,7 @@ from pydantic import model_validator
 from ...algebra import Number
 from ...flow.record import Flow
 from ...flow.value import Value
-from ..base import BY_TORCH, Component, HeadSizes, ModelProperties, Nothing, PartWitness
+from ..base import BY_TORCH, HeadSizes, ModelProperties, PartWitness
 from ..mixers.attention import Attention
 from ..mixers.mla import MLA
 from ..networks.feed_forward import FeedForward
@@ -26,13 +26,14 @@ from ..networks.router import LinearRouter
 from ..norm import Norm
 from ..position import Rope
 from ..runtime import ForwardPass
-from .block import Layer, Sharing
+from .block import Sharing
+from .whole_layer import PreNormLayer
 
 if TYPE_CHECKING:
     from torch import Tensor, nn
 
 
-class ShortcutLayer(Layer):
+class ShortcutLayer(PreNormLayer):
     """Attention, dense network, attention, dense network, each pre-norm; experts run in parallel to the last three.
 
     attention: the two attentions, equal in shape, each with its own weights and its own cache.
@@ -40,19 +41,15 @@ class ShortcutLayer(Layer):
     feed_forward: the experts.
     """
 
+    formula_source: ClassVar[str] = "LongCat-Flash 2025, §2.2"
     witness: ClassVar[PartWitness] = BY_TORCH
     plain: ClassVar[bool] = False
 
     type: Literal["shortcut"] = "shortcut"
     dense: FeedForward
-    norm_placement: Literal["pre"] = "pre"
-    parallel: None = None
-    cross_attention: None = None
 
     @model_validator(mode="after")
     def _check_fields(self) -> Self:
-        if isinstance(self.attention, Nothing) or self.without_norms:
-            raise ValueError("attention, without_norms: a 'shortcut' layer requires attention and all of its norms")
         if not isinstance(self.feed_forward, MoE):
             raise ValueError("feed_forward.type: the shortcut requires experts; expected 'moe'")
         return self
@@ -63,11 +60,7 @@ class ShortcutLayer(Layer):
     def scaled(self, width: int, heads: Callable[[HeadSizes], HeadSizes], widened: Callable[[int], Number]) -> Self:
         return super().scaled(width, heads, widened).model_copy(update={"dense": self.dense.widened(widened)})
 
-    def source(self) -> str:
-        return "LongCat-Flash 2025, §2.2"
-
     def flow(self, recorder: Flow, x: Value, sharing: Sharing | None = None) -> Value:
-        assert isinstance(self.feed_forward, Component)
         x, normed = self._attention_sublayer(recorder, x, 0)
         expert_output = recorder.part("mlp", self.feed_forward, normed)
         recorder.hold(read=normed, aside=expert_output)
@@ -78,7 +71,6 @@ class ShortcutLayer(Layer):
 
     def _attention_sublayer(self, recorder: Flow, x: Value, index: int) -> tuple[Value, Value]:
         """Returns the residual stream after one of the two attentions, and the input of the dense network after it."""
-        assert isinstance(self.attention, Component)
         normed = recorder.part("self_attn_pre_norm", self.norm, x, nth=index)
         x = recorder.add(x, recorder.part("self_attn", self.attention, normed, nth=index))
         recorder.hold(x=x)
@@ -89,10 +81,8 @@ class ShortcutLayer(Layer):
 
     @classmethod
     def examples(cls) -> list[Self]:
-        rms, grouped_attention = (
-            Norm(type="rmsnorm"),
-            Attention(num_attention_heads=4, num_key_value_heads=2, position=Rope()),
-        )
+        rms = Norm(type="rmsnorm")
+        grouped_attention = Attention(num_attention_heads=4, num_key_value_heads=2, position=Rope())
         dense_network = FeedForward(intermediate_size=20, hidden_act="silu", gated=True)
         corrected_router, identities = LinearRouter(score_correction="buffer"), IdentityExperts(zero_expert_num=3)
         narrow_network = FeedForward(intermediate_size=16, hidden_act="silu", gated=True)
@@ -125,8 +115,6 @@ def _reference_class() -> type[nn.Module]:
 
         def __init__(self, spec: ShortcutLayer, model_properties: ModelProperties) -> None:
             super().__init__()
-            assert not isinstance(spec.attention, Nothing)
-            assert not isinstance(spec.feed_forward, Nothing)
             first_and_second = range(2)
             self.self_attn = nn.ModuleList(spec.attention.reference(model_properties) for _ in first_and_second)
             self.self_attn_pre_norm = nn.ModuleList(spec.norm.reference(model_properties) for _ in first_and_second)
@@ -140,7 +128,6 @@ def _reference_class() -> type[nn.Module]:
             expert_output = self.mlp(normed, forward_pass)
             x = x + self.dense[0](normed, forward_pass)
             x = x + self.self_attn[1](self.self_attn_pre_norm[1](x), forward_pass)
-            out: Tensor = x + self.dense[1](self.dense_pre_norm[1](x), forward_pass) + expert_output
-            return out
+            return x + self.dense[1](self.dense_pre_norm[1](x), forward_pass) + expert_output
 
     return ShortcutReference

@@ -1,17 +1,31 @@
-"""The base class of layers that have attention, a feed-forward network and a norm for each."""
+"""The base classes of layers that have attention, a feed-forward network and a norm for each."""
 
 from __future__ import annotations
 
-from typing import Self
+from functools import cache
+from typing import TYPE_CHECKING, Any, Literal, Self
 
 from pydantic import model_validator
 
-from ..base import Nothing
+from ...flow.record import Flow
+from ...flow.value import Value
+from ..base import ModelProperties, Nothing
+from ..mixers.attention import Attention
+from ..networks.feed_forward import FeedForward
+from ..norm import Norm
+from ..position import Rope
+from ..runtime import ForwardPass
 from .block import Layer
+
+if TYPE_CHECKING:
+    from torch import Tensor
 
 
 class WholeLayer(Layer):
-    """A layer that requires attention, a feed-forward network and all of their norms."""
+    """A layer that requires attention, a feed-forward network and all of their norms, and has no cross-attention."""
+
+    parallel: None = None
+    cross_attention: None = None
 
     @model_validator(mode="after")
     def _check_complete_layer(self) -> Self:
@@ -22,3 +36,43 @@ class WholeLayer(Layer):
                 "both, with all of its norms"
             )
         return self
+
+    def _record_sublayer(self, recorder: Flow, name: str, component: Any, x: Value) -> Value:
+        """Records a sublayer after the norm before it, and returns its output."""
+        return recorder.part(name, component, recorder.part(f"{name}_pre_norm", self.norm, x))
+
+
+class PreNormLayer(WholeLayer):
+    """A whole layer with a norm before each sublayer."""
+
+    norm_placement: Literal["pre"] = "pre"
+
+
+def small_sublayers() -> dict[str, Any]:
+    """Returns small sublayers and a norm, by field, for the examples of layers."""
+    return {
+        "attention": Attention(num_attention_heads=4, num_key_value_heads=2, position=Rope()),
+        "feed_forward": FeedForward(intermediate_size=20, hidden_act="silu", gated=True),
+        "norm": Norm(type="rmsnorm"),
+    }
+
+
+@cache
+def pre_norm_class() -> Any:
+    """Returns the base class of references of layers with a norm before each sublayer."""
+    from torch import nn
+
+    class PreNormReference(nn.Module):
+        """Attention and a network, and the norm before each."""
+
+        def __init__(self, spec: Layer, model_properties: ModelProperties) -> None:
+            super().__init__()
+            for name, component in (("self_attn", spec.attention), ("mlp", spec.feed_forward)):
+                self.add_module(f"{name}_pre_norm", spec.norm.reference(model_properties))
+                self.add_module(name, component.reference(model_properties))
+
+        def _sublayer_output(self, name: str, x: Tensor, forward_pass: ForwardPass) -> Tensor:
+            """Returns the output of a sublayer and of the norm before it."""
+            return self.get_submodule(name)(self.get_submodule(f"{name}_pre_norm")(x), forward_pass)
+
+    return PreNormReference

@@ -23,8 +23,7 @@ from ...flow.value import Value
 from ..base import (
     BY_TORCH,
     MOST_LAYERS,
-    SCALES,
-    Component,
+    SCALABLE,
     Flag,
     HeadSizes,
     Inner,
@@ -62,6 +61,7 @@ class SharedBlock(Part):
         2's classes without tied weights).
     """
 
+    formula_source: ClassVar[str] = "Glorioso et al. 2024, §2"
     witness: ClassVar[PartWitness] = BY_TORCH
     kind: ClassVar[str] = ""
 
@@ -90,9 +90,6 @@ class SharedBlock(Part):
             )
         return self
 
-    def source(self) -> str:
-        return "Glorioso et al. 2024, §2"
-
     def flow(self, recorder: Flow, x: Value, norm: Norm, out: Shape, other_adapters: Others | None = None) -> Value:
         """Records the block. x: the residual stream and the token embeddings, concatenated.
 
@@ -110,7 +107,7 @@ class SharedBlock(Part):
         y = recorder.part("self_attn", self.attention, normed, out=out, adapter=attention_adapter)
         recorder.hold(y=y)
         y = recorder.part("mlp_pre_norm", norm, y)
-        with recorder.scope("mlp", kind=self.feed_forward.kind, source=self.feed_forward.source()):
+        with recorder.scope("mlp", kind=self.feed_forward.kind, source=self.feed_forward.formula_source):
             return self._network_output(recorder, y, None if self.adapter_rank is None else adapter)
 
     def _network_output(self, recorder: Flow, x: Value, adapter: Adapter | None) -> Value:
@@ -152,6 +149,7 @@ class ZambaLayer(Layer):
     transformer: the shared block.
     """
 
+    formula_source: ClassVar[str] = "Glorioso et al. 2024, §2"
     witness: ClassVar[PartWitness] = BY_TORCH
     alone: ClassVar[bool] = False
     shares_all: ClassVar[bool] = False
@@ -179,7 +177,7 @@ class ZambaLayer(Layer):
         return super(ZambaLayer, changed_block).with_mixers(change, width)
 
     def scaled(self, width: int, heads: Callable[[HeadSizes], HeadSizes], widened: Callable[[int], Number]) -> Self:
-        raise Unscalable(f"layers that share a block have no rule for its sizes at another width; {SCALES}")
+        raise Unscalable(f"layers that share a block have no rule for its sizes at another width; {SCALABLE}")
 
     def check_shared(self, name: str) -> None:
         if self.transformer.idle_adapters:
@@ -191,11 +189,7 @@ class ZambaLayer(Layer):
     def mixers(self, width: int) -> list[tuple[str, Any, int]]:
         return [("transformer.attention", self.transformer.attention, 2 * width), *super().mixers(width)]
 
-    def source(self) -> str:
-        return "Glorioso et al. 2024, §2"
-
     def flow(self, recorder: Flow, x: Value, sharing: Sharing | None = None) -> Value:
-        assert isinstance(self.attention, Component)
         other_adapters: Others | None = None
         if sharing is not None and sharing.first:
             other_adapters = sharing.others, "kept"
@@ -226,10 +220,8 @@ class ZambaLayer(Layer):
 
     @classmethod
     def examples(cls) -> list[Self]:
-        attention, network = (
-            Attention(num_attention_heads=4),
-            FeedForward(intermediate_size=20, hidden_act="gelu", gated=True),
-        )
+        attention = Attention(num_attention_heads=4)
+        network = FeedForward(intermediate_size=20, hidden_act="gelu", gated=True)
         rotary = attention.model_copy(update={"position": Rope()})
         blocks: list[tuple[Any, SharedBlock]] = [
             (Mamba.examples()[0], SharedBlock(attention=attention, feed_forward=network)),
@@ -261,8 +253,7 @@ def _reference_class() -> type[nn.Module]:
             self.down, self.up = nn.Linear(n_in, rank, bias=False), nn.Linear(rank, n_out, bias=False)
 
         def forward(self, x: Tensor) -> Tensor:
-            out: Tensor = self.up(self.down(x))
-            return out
+            return self.up(self.down(x))
 
     def adapters(spec: SharedBlock, n_in: int, n_out: int) -> nn.ModuleList:
         """Builds the adapter of this layer, which runs, and idle adapters of the other layers."""
@@ -276,8 +267,7 @@ def _reference_class() -> type[nn.Module]:
             self.adapters = adapters(spec, n_in, n_out)
 
         def forward(self, x: Tensor) -> Tensor:
-            output: Tensor = super().forward(x) + self.adapters[0](x)
-            return output
+            return super().forward(x) + self.adapters[0](x)
 
     class Network(nn.Module):
         def __init__(self, spec: SharedBlock, model_properties: ModelProperties) -> None:
@@ -293,8 +283,7 @@ def _reference_class() -> type[nn.Module]:
             if hasattr(self, "adapters"):
                 gate_addition, up_addition = self.adapters[0](x).chunk(2, -1)
                 gate, up_projection = gate + gate_addition, up_projection + up_addition
-            out: Tensor = self.get_submodule("down_proj")(activate(self.act, gate) * up_projection)
-            return out
+            return self.get_submodule("down_proj")(activate(self.act, gate) * up_projection)
 
     class BlockReference(nn.Module):
         """The shared block. Residual stream and embeddings [batch, tokens, 2 · hidden] → [batch, tokens, hidden]."""
@@ -303,10 +292,8 @@ def _reference_class() -> type[nn.Module]:
             super().__init__()
             block, hidden = spec.transformer, model_properties.hidden_size
             block_context = ModelProperties(2 * hidden, output_size=hidden)
-            self.self_attn_pre_norm, self.mlp_pre_norm = (
-                spec.norm.reference(block_context),
-                spec.norm.reference(model_properties),
-            )
+            self.self_attn_pre_norm = spec.norm.reference(block_context)
+            self.mlp_pre_norm = spec.norm.reference(model_properties)
             self.self_attn, self.mlp = block.attention.reference(block_context), Network(block, model_properties)
             for name in ("q_proj", "k_proj", "v_proj") if block.attention_adapters else ():
                 linear: Any = getattr(self.self_attn, name)
@@ -318,8 +305,7 @@ def _reference_class() -> type[nn.Module]:
 
         def forward(self, x: Tensor, forward_pass: ForwardPass) -> Tensor:
             y = self.self_attn(self.self_attn_pre_norm(x), forward_pass)
-            out: Tensor = self.mlp(self.mlp_pre_norm(y))
-            return out
+            return self.mlp(self.mlp_pre_norm(y))
 
     class ZambaReference(nn.Module):
         """Zamba's layer. x: [batch, tokens, hidden] → same shape."""
@@ -328,11 +314,8 @@ def _reference_class() -> type[nn.Module]:
             super().__init__()
             self.transformer = BlockReference(spec, model_properties)
             self.linear = nn.Linear(model_properties.hidden_size, model_properties.hidden_size, bias=False)
-            assert isinstance(spec.attention, Component)
-            self.mixer_pre_norm, self.mixer = (
-                spec.norm.reference(model_properties),
-                spec.attention.reference(model_properties),
-            )
+            self.mixer_pre_norm = spec.norm.reference(model_properties)
+            self.mixer = spec.attention.reference(model_properties)
 
         def share(self, first_layer: ZambaReference) -> None:
             """Uses the shared block of the first layer of this kind, and stores this layer's adapters there."""
@@ -356,7 +339,6 @@ def _reference_class() -> type[nn.Module]:
         def forward(self, x: Tensor, forward_pass: ForwardPass) -> Tensor:
             assert forward_pass.embedded is not None
             block_output = self.linear(self.transformer(torch.cat([x, forward_pass.embedded], -1), forward_pass))
-            out: Tensor = x + self.mixer(self.mixer_pre_norm(x + block_output), forward_pass)
-            return out
+            return x + self.mixer(self.mixer_pre_norm(x + block_output), forward_pass)
 
     return ZambaReference

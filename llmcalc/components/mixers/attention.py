@@ -29,7 +29,7 @@ from ..base import (
     PartWitness,
     Real,
     ScoreBias,
-    Standing,
+    StackPosition,
     TokenMixer,
     Unscalable,
     ValueDim,
@@ -40,7 +40,7 @@ from ..choice import only
 from ..choices import AnyBlockIndexer
 from ..norm import Norm, norm_reference
 from ..position import Rope, ScorePosition
-from ..runtime import ForwardPass, apply_dropout, attention_mask, cache_class, vector
+from ..runtime import ForwardPass, attention_mask, cache_class, softmax_core_class, vector
 
 if TYPE_CHECKING:
     from torch import Tensor, nn
@@ -172,7 +172,7 @@ class Attention(TokenMixer):
         if self.sliding_window is not None and self.attention_chunk_size is not None:
             raise ValueError("sliding_window and attention_chunk_size: a layer has one or the other")
         by_distance = self.position is not None and self.position.by_distance
-        if self.grid_window is not None and (self.reach() or self.sinks or by_distance):
+        if self.grid_window is not None and (self.length_limits() or self.sinks or by_distance):
             raise ValueError("grid_window: limits plain attention to squares; expected no other limit, and no sinks")
         if self.query_rank is not None and self.idle_projections:
             raise ValueError("query_rank: idle projections read the layer's input; expected none")
@@ -195,7 +195,7 @@ class Attention(TokenMixer):
             raise ValueError("fused_qkv: needs queries, keys and values; expected no kv_shared and no attention_k_eq_v")
         if self.v_head_dim is not None and self.attention_k_eq_v:
             raise ValueError("v_head_dim: with attention_k_eq_v values have the size of keys; expected none")
-        if self.whole_pass and (self.reach() or by_distance):
+        if self.whole_pass and (self.length_limits() or by_distance):
             raise ValueError("whole_pass: is for plain attention; expected no window, chunks or blocks")
         names = self.idle_projections
         if len({*names}) < len(names) or RUN_PROJECTIONS & {*names}:
@@ -208,10 +208,10 @@ class Attention(TokenMixer):
                 part.check_attention(self)
         return self
 
-    def heads(self, width: Number) -> HeadSizes:
+    def head_sizes(self, width: Number) -> HeadSizes:
         return HeadSizes(*self.sizes(width))
 
-    def trait(self) -> str:
+    def report_label(self) -> str:
         if self.grid_window is not None:
             return "windowed"
         if self.sliding_window is not None:
@@ -237,13 +237,13 @@ class Attention(TokenMixer):
                 "none; expected none"
             )
 
-    def window(self) -> int | None:
+    def window_size(self) -> int | None:
         return self.sliding_window
 
     def score_position(self) -> ScorePosition | None:
         return self.position
 
-    def reach(self) -> tuple[int, ...]:
+    def length_limits(self) -> tuple[int, ...]:
         blocks = None if self.block_indexer is None else self.block_indexer.chosen_tokens
         return tuple(n for n in (self.sliding_window, self.attention_chunk_size, blocks) if n is not None)
 
@@ -268,7 +268,7 @@ class Attention(TokenMixer):
         }
         return self.model_copy(update=fields)
 
-    def check_place(self, stack_position: Standing) -> None:
+    def check_place(self, stack_position: StackPosition) -> None:
         super().check_place(stack_position)
         a = self.num_attention_heads
         if self.head_dim is None and stack_position.width % a:
@@ -309,8 +309,8 @@ class Attention(TokenMixer):
         heads = self.num_attention_heads if self.num_key_value_heads is None else self.num_key_value_heads
         return heads, self.head_dim, self.v_head_dim, self.sliding_window, self.attention_chunk_size
 
-    def requires(self) -> Mapping[str, Mapping[str, Any]]:
-        return {} if self.position is None else self.position.requires()
+    def required_slots(self) -> Mapping[str, Mapping[str, Any]]:
+        return {} if self.position is None else self.position.required_slots()
 
     def accepted_bias(self) -> ScoreBias:
         return ScoreBias(self.num_attention_heads)
@@ -319,7 +319,7 @@ class Attention(TokenMixer):
         if "score_bias" not in recorder.memo:
             recorder.memo["score_bias"] = recorder.distance_bias(recorder.memo["relative_bias"], x)
 
-    def borrows(self) -> str:
+    def borrowing_field(self) -> str:
         return "kv_shared" if self.kv_shared else ""
 
     def _can_share_with(self, other: Attention) -> bool:
@@ -508,7 +508,8 @@ class Attention(TokenMixer):
             return self.attention_chunk_size, "chunked_attention"
         return None, "full_attention"
 
-    def source(self) -> str:
+    @property
+    def formula_source(self) -> str:
         if self.num_key_value_heads is None:
             return "Vaswani et al. 2017, §3.2.2"
         single_kv_head = (
@@ -539,89 +540,41 @@ class Attention(TokenMixer):
         rms, layernorm = Norm(type="rmsnorm"), Norm(type="layernorm")
         indexer = BlockIndexer(index_n_heads=2, index_head_dim=6, index_block_size=3, index_topk_blocks=2)
         rope, half_rope = Rope(), Rope(partial_rotary_factor=0.5)
+        four_heads = partial(cls, num_attention_heads=4)
+        grouped = partial(cls, num_attention_heads=4, num_key_value_heads=2, position=rope)
+        few_buckets = LayerBias(relative_attention_num_buckets=8, relative_attention_max_distance=16)
+        biased_experts = ValueExperts(num_experts=5, num_experts_per_tok=2, router=LinearRouter(bias=True))
+        one_expert = ValueExperts(num_experts=3, num_experts_per_tok=1)
         return [
-            cls(num_attention_heads=4),
-            cls(
-                num_attention_heads=4, num_key_value_heads=2, head_dim=16, position=rope
-            ),  # head_dim is not hidden / heads
-            cls(num_attention_heads=4, num_key_value_heads=1, position=Alibi(), q_bias=True, o_bias=True),
-            cls(num_attention_heads=4, k_bias=True, v_bias=True, position=half_rope),
-            cls(num_attention_heads=4, num_key_value_heads=2, qk_norm=QKNorm(norm=rms), position=rope),
-            cls(
-                num_attention_heads=4,
-                num_key_value_heads=2,
-                qk_norm=QKNorm(norm=layernorm, scope="per_head", order="after_rope"),
-                position=rope,
+            four_heads(),
+            grouped(head_dim=16),  # head_dim is not hidden / heads
+            four_heads(num_key_value_heads=1, position=Alibi(), q_bias=True, o_bias=True),
+            four_heads(k_bias=True, v_bias=True, position=half_rope),
+            grouped(qk_norm=QKNorm(norm=rms)),
+            grouped(qk_norm=QKNorm(norm=layernorm, scope="per_head", order="after_rope")),
+            grouped(num_key_value_heads=1, head_dim=6, qk_norm=QKNorm(norm=rms, scope="projection")),
+            grouped(sliding_window=5, sinks=True),
+            four_heads(attention_chunk_size=6, attn_logit_softcapping=30.0),
+            four_heads(position=TransformerXL()),
+            grouped(block_indexer=indexer),
+            four_heads(head_dim=8, position=few_buckets),
+            grouped(head_dim=8, output_gate=OutputGate(per="element", bias=True)),
+            grouped(output_gate=OutputGate(per="head")),
+            four_heads(head_dim=6, output_gate=OutputGate(per="element", bias="head"), position=rope),
+            grouped(head_dim=8, sub_norm=rms),
+            grouped(head_dim=8, head_norm=rms),
+            grouped(num_key_value_heads=1, query_rank=QueryFactors(rank=12)),
+            grouped(head_dim=8, v_head_dim=5, sliding_window=5, output_gate=OutputGate(per="element")),
+            grouped(attention_k_eq_v=True, qk_norm=QKNorm(norm=rms), v_norm=rms),
+            four_heads(sinks=True, float32_softmax=False),
+            grouped(float32_softmax=False, fused_qkv=True, position=Rope(concatenated=True)),
+            grouped(float32_scores=True),
+            four_heads(q_bias=True, sliding_window=5, idle_projections=("q_global_proj",)),
+            grouped(head_dim=8, whole_pass=True, position=None),
+            grouped(
+                head_dim=8, output_gate=OutputGate(per="element", gate_func="softplus"), value_experts=biased_experts
             ),
-            cls(
-                num_attention_heads=4,
-                num_key_value_heads=1,
-                head_dim=6,
-                qk_norm=QKNorm(norm=rms, scope="projection"),
-                position=rope,
-            ),
-            cls(num_attention_heads=4, num_key_value_heads=2, sliding_window=5, sinks=True, position=rope),
-            cls(num_attention_heads=4, attention_chunk_size=6, attn_logit_softcapping=30.0),
-            cls(num_attention_heads=4, position=TransformerXL()),
-            cls(num_attention_heads=4, num_key_value_heads=2, position=rope, block_indexer=indexer),
-            cls(
-                num_attention_heads=4,
-                head_dim=8,
-                position=LayerBias(relative_attention_num_buckets=8, relative_attention_max_distance=16),
-            ),
-            cls(
-                num_attention_heads=4,
-                num_key_value_heads=2,
-                head_dim=8,
-                output_gate=OutputGate(per="element", bias=True),
-                position=rope,
-            ),
-            cls(num_attention_heads=4, num_key_value_heads=2, output_gate=OutputGate(per="head"), position=rope),
-            cls(num_attention_heads=4, head_dim=6, output_gate=OutputGate(per="element", bias="head"), position=rope),
-            cls(num_attention_heads=4, num_key_value_heads=2, head_dim=8, sub_norm=rms, position=rope),
-            cls(num_attention_heads=4, num_key_value_heads=2, head_dim=8, head_norm=rms, position=rope),
-            cls(num_attention_heads=4, num_key_value_heads=1, query_rank=QueryFactors(rank=12), position=rope),
-            cls(
-                num_attention_heads=4,
-                num_key_value_heads=2,
-                head_dim=8,
-                v_head_dim=5,
-                sliding_window=5,
-                output_gate=OutputGate(per="element"),
-                position=rope,
-            ),
-            cls(
-                num_attention_heads=4,
-                num_key_value_heads=2,
-                attention_k_eq_v=True,
-                qk_norm=QKNorm(norm=rms),
-                v_norm=rms,
-                position=rope,
-            ),
-            cls(num_attention_heads=4, sinks=True, float32_softmax=False),
-            cls(
-                num_attention_heads=4,
-                num_key_value_heads=2,
-                float32_softmax=False,
-                fused_qkv=True,
-                position=Rope(concatenated=True),
-            ),
-            cls(num_attention_heads=4, num_key_value_heads=2, float32_scores=True, position=rope),
-            cls(num_attention_heads=4, q_bias=True, sliding_window=5, idle_projections=("q_global_proj",)),
-            cls(num_attention_heads=4, num_key_value_heads=2, head_dim=8, whole_pass=True),
-            cls(
-                num_attention_heads=4,
-                num_key_value_heads=2,
-                head_dim=8,
-                output_gate=OutputGate(per="element", gate_func="softplus"),
-                value_experts=ValueExperts(num_experts=5, num_experts_per_tok=2, router=LinearRouter(bias=True)),
-                position=rope,
-            ),
-            cls(
-                num_attention_heads=4,
-                output_gate=OutputGate(per="head", gate_func="silu"),
-                value_experts=ValueExperts(num_experts=3, num_experts_per_tok=1),
-            ),
+            four_heads(output_gate=OutputGate(per="head", gate_func="silu"), value_experts=one_expert),
         ]
 
 
@@ -632,37 +585,6 @@ def _reference_class() -> type[nn.Module]:
 
     from ..distance import alibi_bias
     from .output_gate import gate_values
-
-    class Core(nn.Module):
-        """Softmax attention. q: [batch, heads, queries, d], k and v: [batch, heads, keys, d] → shape of q."""
-
-        def forward(
-            self,
-            q: Tensor,
-            k: Tensor,
-            v: Tensor,
-            mask: Tensor | None,
-            bias: Tensor | None,
-            cap: float | None,
-            sinks: Tensor | None,
-            float32_softmax: bool,
-            float32_scores: bool,
-        ) -> Tensor:
-            if float32_scores:
-                q, k = q.float(), k.float()
-            scores = q @ k.transpose(-1, -2) * q.shape[-1] ** -0.5
-            if cap is not None:
-                scores = cap * torch.tanh(scores / cap)
-            if bias is not None:
-                scores = scores + bias.to(scores.dtype)
-            if mask is not None:
-                scores = scores.masked_fill(~mask, float("-inf"))
-            dtype = torch.float32 if float32_softmax else scores.dtype
-            if sinks is not None:  # one more key, without a value, that every query attends to
-                sink = sinks[None, :, None, None].expand(*scores.shape[:-1], 1).to(scores.dtype)
-                probs = torch.softmax(torch.cat([scores, sink], -1).to(dtype), -1, dtype=dtype)[..., :-1].to(v.dtype)
-                return apply_dropout(self, "attention", probs) @ v
-            return apply_dropout(self, "attention", torch.softmax(scores.to(dtype), -1).to(v.dtype)) @ v
 
     class AttentionReference(nn.Module):
         """Softmax attention with its projections. x: [batch, tokens, hidden] → same shape."""
@@ -703,7 +625,7 @@ def _reference_class() -> type[nn.Module]:
                 self.head_norm = norm_reference(spec.head_norm, self.value_dim)
             if spec.sub_norm is not None:
                 self.sub_norm = norm_reference(spec.sub_norm, self.heads * self.value_dim)
-            self.core = Core()
+            self.core = softmax_core_class()()
             if spec.block_indexer is not None:
                 theta = spec.position.rope_theta if isinstance(spec.position, Rope) else 10000.0
                 self.indexer: Any = spec.block_indexer.reference(model_properties, theta)
@@ -736,11 +658,9 @@ def _reference_class() -> type[nn.Module]:
             """Applies the norm of queries or keys, if there is one. x: [batch, heads, tokens, head_dim]."""
             assert self.spec.qk_norm is not None
             if self.spec.qk_norm.scope != "projection":
-                normed: Tensor = norm(x)
-                return normed
+                return norm(x)
             concatenated_heads = x.transpose(1, 2).flatten(2)
-            heads: Tensor = norm(concatenated_heads).unflatten(-1, (-1, self.head_dim)).transpose(1, 2)
-            return heads
+            return norm(concatenated_heads).unflatten(-1, (-1, self.head_dim)).transpose(1, 2)
 
         def _normed_and_rotated(self, x: Tensor, norm: str, forward_pass: ForwardPass, start: int) -> Tensor:
             """Returns queries or keys after norm and positions, in the order of the spec."""
@@ -752,8 +672,7 @@ def _reference_class() -> type[nn.Module]:
             return self._normalize(x, getattr(self, norm)) if order == "after_rope" else x
 
         def _split_heads(self, projected: Tensor, width: int) -> Tensor:
-            heads: Tensor = projected.unflatten(-1, (-1, width)).transpose(1, 2)
-            return heads
+            return projected.unflatten(-1, (-1, width)).transpose(1, 2)
 
         def _values(self, x: Tensor, forward_pass: ForwardPass) -> Tensor:
             projected = self.v_proj(x) if self.spec.value_experts is None else self.value_experts(x, forward_pass)
@@ -812,11 +731,9 @@ def _reference_class() -> type[nn.Module]:
             queries, keys, end, spec = x.shape[1], k.shape[-2], forward_pass.past + x.shape[1], self.spec
             mask = attention_mask(
                 forward_pass,
-                end,
-                queries,
-                keys,
-                x.device,
-                causal=self.causal and not spec.whole_pass,
+                x,
+                k,
+                causal=self.causal and (not spec.whole_pass),
                 window=spec.sliding_window,
                 chunk=spec.attention_chunk_size,
             )
@@ -828,15 +745,11 @@ def _reference_class() -> type[nn.Module]:
             """Returns the bias on the scores of the last `queries` and the last `keys` tokens before `end`."""
             positions = forward_pass.span(end - queries, end, device), forward_pass.span(end - keys, end, device)
             if hasattr(self, "relative_bias"):
-                layer_bias: Tensor = self.relative_bias(*positions)
-                return layer_bias
+                return self.relative_bias(*positions)
             make_bias: Any = partial(alibi_bias, self.heads) if self.alibi else forward_pass.bias
             if make_bias is None:
                 return None
-            stack_bias: Tensor = forward_pass.computed_once(
-                ("bias", self.heads, end, queries, keys), lambda: make_bias(*positions)
-            )
-            return stack_bias
+            return forward_pass.computed_once(("bias", self.heads, end, queries, keys), lambda: make_bias(*positions))
 
         def compute_shared_bias(self, x: Tensor, forward_pass: ForwardPass) -> None:
             """Computes the bias that all layers of a stack add, before the first layer."""
@@ -853,9 +766,7 @@ def _reference_class() -> type[nn.Module]:
             outputs = []
             for patches in squares:
                 index = patches.to(q.device)
-                outputs.append(
-                    self.core(q[:, :, index], k[:, :, index], v[:, :, index], None, None, cap, None, True, False)
-                )
+                outputs.append(self.core(q[:, :, index], k[:, :, index], v[:, :, index], cap=cap))
             order = torch.cat(squares).argsort().to(q.device)
             return torch.cat(outputs, 2)[:, :, order]
 
@@ -878,11 +789,12 @@ def _reference_class() -> type[nn.Module]:
             if group > 1:
                 k, v = k.repeat_interleave(group, 1), v.repeat_interleave(group, 1)
             if hasattr(self, "indexer"):
-                k, v, mask = self.indexer.narrow(x, k, v, forward_pass)
+                k, v, mask = self.indexer.selected_keys_and_values(x, k, v, forward_pass)
             sinks = self.sinks.weight if self.sinks is not None else None
             cap = self.spec.attn_logit_softcapping
             if self.spec.grid_window is None:
-                out = self.core(q, k, v, mask, bias, cap, sinks, self.spec.float32_softmax, self.spec.float32_scores)
+                formats = {"float32_softmax": self.spec.float32_softmax, "float32_scores": self.spec.float32_scores}
+                out = self.core(q, k, v, mask, bias, cap, sinks, **formats)
             else:
                 out = self._attention_in_squares(q, k, v, forward_pass.columns, self.spec.grid_window, cap)
             out = (out if convolved_values is None else out + convolved_values).transpose(1, 2)
@@ -890,9 +802,6 @@ def _reference_class() -> type[nn.Module]:
             if hasattr(self, "gate_proj"):
                 out = out * gate_values(self.gate, self.gate_proj(x)).unflatten(-1, (self.heads, -1))
             concatenated_heads = out.flatten(2)
-            result: Tensor = self.o_proj(
-                self.sub_norm(concatenated_heads) if hasattr(self, "sub_norm") else concatenated_heads
-            )
-            return result
+            return self.o_proj(self.sub_norm(concatenated_heads) if hasattr(self, "sub_norm") else concatenated_heads)
 
     return AttentionReference

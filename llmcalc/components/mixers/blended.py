@@ -18,12 +18,12 @@ from ...flow.value import Value
 from ..base import HeadDim, Heads, KVHeads, ModelProperties, Window, check_groups
 from ..position import Rope
 from ..runtime import ForwardPass, attention_mask, cache_class, softmax_core_class, state_class, vector
-from .grouped import WindowedMixer
+from .grouped import WindowedMixer, grouped_reference_class
 
 if TYPE_CHECKING:
     from torch import Tensor, nn
 
-STEPS = 2
+BLENDED_TOKENS = 2
 """The number of tokens that a key or a value is blended from."""
 
 
@@ -37,6 +37,7 @@ class BlendedAttention(WindowedMixer):
     position: RoPE on queries and blended keys.
     """
 
+    formula_source: ClassVar[str] = "Wang et al. 2025 (Baichuan-M1), §2"
     node_name: ClassVar[str] = "self_attn"
     kind: ClassVar[str] = "attention"
 
@@ -53,11 +54,8 @@ class BlendedAttention(WindowedMixer):
         self.position.check(self.head_dim)
         return self
 
-    def trait(self) -> str:
+    def report_label(self) -> str:
         return "full" if self.sliding_window is None else "sliding"
-
-    def source(self) -> str:
-        return "Wang et al. 2025 (Baichuan-M1), §2"
 
     def flow(self, recorder: Flow, x: Value) -> Value:
         heads, kv_heads = Axis("heads", self.num_attention_heads), Axis("kv_heads", self.num_key_value_heads)
@@ -79,15 +77,14 @@ class BlendedAttention(WindowedMixer):
         kv_heads, _ = x.axes
         previous_tokens = recorder.shift(x, state=f"last_{letter}")
         recorder.state(f"last_{letter}", *x.axes, kind="conv_state")
-        weights = recorder.vector(f"conv_{letter}", Axis("steps", STEPS), kv_heads)
+        weights = recorder.vector(f"conv_{letter}", Axis("steps", BLENDED_TOKENS), kv_heads)
         return recorder.add(
             recorder.mul(previous_tokens, recorder.take(weights, kv_heads)),
             recorder.mul(x, recorder.take(weights, kv_heads)),
         )
 
     def describe(self, hidden_size: int) -> str:
-        window = f", window {self.sliding_window}" if self.sliding_window else ""
-        return f"blended GQA {self.num_attention_heads}/{self.num_key_value_heads} × {self.head_dim}{window}"
+        return self._described("blended GQA")
 
     def reference(self, model_properties: ModelProperties) -> nn.Module:
         return _reference_class()(self, model_properties.hidden_size)
@@ -103,28 +100,16 @@ class BlendedAttention(WindowedMixer):
 @cache
 def _reference_class() -> type[nn.Module]:
     import torch
-    from torch import nn
 
-    class BlendedReference(nn.Module):
+    class BlendedReference(grouped_reference_class()):  # type: ignore[misc]
         """Blended attention. x: [batch, tokens, hidden] → same shape."""
 
         def __init__(self, spec: BlendedAttention, hidden: int) -> None:
-            super().__init__()
-            self.spec, heads, kv_heads, d = spec, spec.num_attention_heads, spec.num_key_value_heads, spec.head_dim
-            self.q_proj, self.o_proj = (
-                nn.Linear(hidden, heads * d, bias=False),
-                nn.Linear(heads * d, hidden, bias=False),
-            )
-            self.k_proj = nn.Linear(hidden, kv_heads * d, bias=False)
-            self.v_proj = nn.Linear(hidden, kv_heads * d, bias=False)
+            super().__init__(spec, hidden)
+            kv_heads = spec.num_key_value_heads
             self.conv_k, self.conv_v = vector(torch.ones(2, kv_heads)), vector(torch.ones(2, kv_heads))
-            self.last_k: Any = state_class()()
-            self.last_v: Any = state_class()()
+            self.last_k, self.last_v = state_class()(), state_class()()
             self.core, self.cache = softmax_core_class()(), cache_class()(spec.sliding_window)
-
-        def _split_heads(self, projection: nn.Linear, x: Tensor) -> Tensor:
-            heads: Tensor = projection(x).unflatten(-1, (-1, self.spec.head_dim)).transpose(1, 2)
-            return heads
 
         def _blend(self, x: Tensor, weights: Tensor, state: Any, forward_pass: ForwardPass) -> Tensor:
             """Returns the weighted sums over two tokens. x: [batch, kv_heads, tokens, d] → same shape."""
@@ -135,24 +120,14 @@ def _reference_class() -> type[nn.Module]:
             return previous_tokens * weights[0, :, None, None] + x * weights[1, :, None, None]
 
         def forward(self, x: Tensor, forward_pass: ForwardPass) -> Tensor:
-            spec, tokens = self.spec, x.shape[1]
-            q = spec.position.rotated(self._split_heads(self.q_proj, x), forward_pass, forward_pass.past)
-            k = self._blend(self._split_heads(self.k_proj, x), self.conv_k.weight, self.last_k, forward_pass)
+            spec = self.spec
+            q = spec.position.rotated(self._split_heads("q", x), forward_pass, forward_pass.past)
+            k = self._blend(self._split_heads("k", x), self.conv_k.weight, self.last_k, forward_pass)
             k = spec.position.rotated(k, forward_pass, forward_pass.past)
-            v = self._blend(self._split_heads(self.v_proj, x), self.conv_v.weight, self.last_v, forward_pass)
+            v = self._blend(self._split_heads("v", x), self.conv_v.weight, self.last_v, forward_pass)
             k, v = self.cache(forward_pass, k, v)
-            mask = attention_mask(
-                forward_pass,
-                forward_pass.past + tokens,
-                tokens,
-                k.shape[-2],
-                x.device,
-                causal=True,
-                window=spec.sliding_window,
-            )
-            group = spec.num_attention_heads // spec.num_key_value_heads
-            k, v = (h if group == 1 else h.repeat_interleave(group, 1) for h in (k, v))
-            result: Tensor = self.o_proj(self.core(q, k, v, mask).transpose(1, 2).flatten(2))
-            return result
+            mask = attention_mask(forward_pass, x, k, causal=True, window=spec.sliding_window)
+            k, v = self._for_each_query_head(k, v)
+            return self.o_proj(self.core(q, k, v, mask).transpose(1, 2).flatten(2))
 
     return BlendedReference

@@ -14,7 +14,18 @@ from ... import ops
 from ...flow.axis import Axis
 from ...flow.record import Flow
 from ...flow.value import Value
-from ..base import BY_TORCH, AttentionFields, HeadDim, Heads, ModelProperties, Part, PartWitness, Standing, TopK, Window
+from ..base import (
+    BY_TORCH,
+    AttentionFields,
+    HeadDim,
+    Heads,
+    ModelProperties,
+    Part,
+    PartWitness,
+    StackPosition,
+    TopK,
+    Window,
+)
 from ..norm import Norm, norm_reference
 from ..position import Rope
 from ..rotation import rotate
@@ -56,7 +67,7 @@ class BlockIndexer(Part):
                 "block_indexer: its index_n_heads divide num_attention_heads, and its index_head_dim is even"
             )
 
-    def check_place(self, stack_position: Standing) -> None:
+    def check_place(self, stack_position: StackPosition) -> None:
         """Raises `ValueError` if attention with an indexer cannot be used at this position of the model.
 
         stack_position: of the attention.
@@ -117,8 +128,7 @@ def _reference_class() -> type[nn.Module]:
 
     class Core(nn.Module):
         def forward(self, q: Tensor, k: Tensor) -> Tensor:
-            scores: Tensor = q @ k[:, None].transpose(-1, -2)
-            return scores
+            return q @ k[:, None].transpose(-1, -2)
 
     class BlockIndexerReference(nn.Module):
         """The block indexer. x: [batch, tokens, hidden] → token mask, [batch, index heads, tokens, keys]."""
@@ -128,10 +138,8 @@ def _reference_class() -> type[nn.Module]:
             self.spec, self.theta = spec, theta
             self.q_proj = nn.Linear(hidden, spec.index_n_heads * spec.index_head_dim, bias=False)
             self.k_proj = nn.Linear(hidden, spec.index_head_dim, bias=False)
-            self.q_norm, self.k_norm = (
-                norm_reference(spec.norm, spec.index_head_dim),
-                norm_reference(spec.norm, spec.index_head_dim),
-            )
+            self.q_norm = norm_reference(spec.norm, spec.index_head_dim)
+            self.k_norm = norm_reference(spec.norm, spec.index_head_dim)
             self.cache, self.core = cache_class()(), Core()
 
         def _rotate(self, x: Tensor, forward_pass: ForwardPass) -> Tensor:
@@ -154,12 +162,13 @@ def _reference_class() -> type[nn.Module]:
                 (block_distance >= 0) & (block_distance < spec.index_local_blocks), float("inf")
             ).masked_fill(block_distance < 0, float("-inf"))
             rank = block_scores.sort(dim=-1, descending=True, stable=True).indices.argsort(-1)
-            selected_mask: Tensor = (rank < spec.index_topk_blocks).repeat_interleave(spec.index_block_size, -1)[
-                ..., :end
-            ] & (keys[None] <= positions[:, None])
-            return selected_mask
+            return (rank < spec.index_topk_blocks).repeat_interleave(spec.index_block_size, -1)[..., :end] & (
+                keys[None] <= positions[:, None]
+            )
 
-        def narrow(self, x: Tensor, k: Tensor, v: Tensor, forward_pass: ForwardPass) -> tuple[Tensor, Tensor, Tensor]:
+        def selected_keys_and_values(
+            self, x: Tensor, k: Tensor, v: Tensor, forward_pass: ForwardPass
+        ) -> tuple[Tensor, Tensor, Tensor]:
             """Returns the keys and values to read, and their mask, [batch, heads, tokens, keys].
 
             k, v: [batch, heads, keys, d].

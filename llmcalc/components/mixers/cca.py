@@ -34,7 +34,7 @@ from ..base import (
 from ..norm import Norm, norm_reference
 from ..position import Rope
 from ..runtime import ForwardPass, attention_mask, cache_class, softmax_core_class, state_class, vector
-from .grouped import WindowedMixer
+from .grouped import WindowedMixer, grouped_reference_class
 
 if TYPE_CHECKING:
     from torch import Tensor, nn
@@ -59,6 +59,7 @@ class CompressedConvAttention(WindowedMixer):
     position: RoPE on queries and keys.
     """
 
+    formula_source: ClassVar[str] = "Figliolia et al. 2025, §3"
     witness: ClassVar[PartWitness] = BY_TORCH
     node_name: ClassVar[str] = "self_attn"
     kind: ClassVar[str] = "attention"
@@ -95,9 +96,6 @@ class CompressedConvAttention(WindowedMixer):
         if not same(2 * floor_div(width, 2), width):
             raise Unscalable("values are computed in two halves; expected an even head_dim")
         return super().with_heads(head_sizes)
-
-    def source(self) -> str:
-        return "Figliolia et al. 2025, §3"
 
     def flow(self, recorder: Flow, x: Value) -> Value:
         heads, kv_heads = Axis("heads", self.num_attention_heads), Axis("kv_heads", self.num_key_value_heads)
@@ -176,8 +174,7 @@ class CompressedConvAttention(WindowedMixer):
         return recorder.rope(recorder.normalized(x, UNIT_LENGTH, x.axes[1:]), self.position)
 
     def describe(self, hidden_size: int) -> str:
-        window = f", window {self.sliding_window}" if self.sliding_window else ""
-        return f"CCA {self.num_attention_heads}/{self.num_key_value_heads} × {self.head_dim}{window}"
+        return self._described("CCA")
 
     def reference(self, model_properties: ModelProperties) -> nn.Module:
         return _reference_class()(self, model_properties)
@@ -211,27 +208,24 @@ def _reference_class() -> type[nn.Module]:
     import torch
     from torch import nn
 
-    class CCAReference(nn.Module):
+    class CCAReference(grouped_reference_class()):  # type: ignore[misc]
         """Compressed convolutional attention. x: [batch, tokens, hidden] → same shape."""
 
+        conv_state: Any
+        value_state: Any
+
         def __init__(self, spec: CompressedConvAttention, model_properties: ModelProperties) -> None:
-            super().__init__()
-            self.spec, self.causal = spec, model_properties.causal
             h, a, k, d = model_properties.hidden_size, spec.num_attention_heads, spec.num_key_value_heads, spec.head_dim
             channels, bias = (a + k) * d, spec.attention_bias
-            self.q_proj, self.k_proj = nn.Linear(h, a * d, bias=bias), nn.Linear(h, k * d, bias=bias)
+            super().__init__(spec, h, bias)
+            self.causal = model_properties.causal
             self.conv_channels = nn.Conv1d(channels, channels, spec.cca_time0, groups=channels)
             self.conv_heads = nn.Conv1d(channels, channels, spec.cca_time1, groups=a + k)
             self.v_proj, self.v_proj_before = nn.Linear(h, k * d // 2, bias=bias), nn.Linear(h, k * d // 2, bias=bias)
-            self.conv_state: Any = state_class()()
-            self.value_state: Any = state_class()()
-            self.key_scale, self.core, self.cache = (
-                vector(torch.ones(k)),
-                softmax_core_class()(),
-                cache_class()(spec.sliding_window),
-            )
+            self.conv_state, self.value_state = state_class()(), state_class()()
+            self.key_scale = vector(torch.ones(k))
+            self.core, self.cache = softmax_core_class()(), cache_class()(spec.sliding_window)
             self.unit_length = norm_reference(Norm(type="rmsnorm", weight=False, eps=1e-12), d)
-            self.o_proj = nn.Linear(a * d, h, bias=bias)
 
         def _convolve_queries_and_keys(self, q: Tensor, k: Tensor, forward_pass: ForwardPass) -> tuple[Tensor, Tensor]:
             """Convolves q [batch, tokens, heads, d] and k [batch, tokens, kv_heads, d] twice → same shapes."""
@@ -247,15 +241,10 @@ def _reference_class() -> type[nn.Module]:
             convolution_output = (
                 self.conv_heads(self.conv_channels(padded_rows)).transpose(1, 2).unflatten(-1, (-1, self.spec.head_dim))
             )
-            mean_q = (q + self._repeat_heads(k, 2)) / 2
+            mean_q = (q + self._for_each_query_head(k, axis=2)[0]) / 2
             mean_k = mean_q.unflatten(2, (kv_heads, -1)).mean(3)
             convolved_q, convolved_k = convolution_output.split([q.shape[2], kv_heads], 2)
             return convolved_q + mean_q, convolved_k + mean_k
-
-        def _repeat_heads(self, x: Tensor, axis: int) -> Tensor:
-            """Repeats keys or values for each query head."""
-            group = self.spec.num_attention_heads // self.spec.num_key_value_heads
-            return x if group == 1 else x.repeat_interleave(group, axis)
 
         def _mixed_values(self, x: Tensor, forward_pass: ForwardPass) -> Tensor:
             """Computes the values, [batch, tokens, kv_heads, d]; half of the width is from the previous token."""
@@ -265,15 +254,14 @@ def _reference_class() -> type[nn.Module]:
             )
             self.value_state.keep(forward_pass, projected[:, -1])
             delayed_values = torch.cat([first_row, projected[:, :-1]], 1)
-            values: Tensor = torch.cat([self.v_proj(x), delayed_values], -1).unflatten(-1, (-1, self.spec.head_dim))
-            return values
+            return torch.cat([self.v_proj(x), delayed_values], -1).unflatten(-1, (-1, self.spec.head_dim))
 
         def _scaled_and_rotated(self, x: Tensor, forward_pass: ForwardPass) -> Tensor:
             """Scales vectors to length √d and applies RoPE. [batch, tokens, heads, d] → [.., heads, tokens, d]."""
             return self.spec.position.rotated(self.unit_length(x).transpose(1, 2), forward_pass, forward_pass.past)
 
         def forward(self, x: Tensor, forward_pass: ForwardPass) -> Tensor:
-            d, tokens = self.spec.head_dim, x.shape[1]
+            d = self.spec.head_dim
             q, k = self._convolve_queries_and_keys(
                 self.q_proj(x).unflatten(-1, (-1, d)), self.k_proj(x).unflatten(-1, (-1, d)), forward_pass
             )
@@ -283,18 +271,9 @@ def _reference_class() -> type[nn.Module]:
                 self._mixed_values(x, forward_pass).transpose(1, 2),
             )
             k, v = self.cache(forward_pass, k, v)
-            mask = attention_mask(
-                forward_pass,
-                forward_pass.past + tokens,
-                tokens,
-                k.shape[-2],
-                x.device,
-                causal=self.causal,
-                window=self.spec.sliding_window,
-            )
-            k, v = self._repeat_heads(k, 1), self._repeat_heads(v, 1)
+            mask = attention_mask(forward_pass, x, k, causal=self.causal, window=self.spec.sliding_window)
+            k, v = self._for_each_query_head(k, v)
             out = self.core(q, k, v, mask)
-            result: Tensor = self.o_proj(out.transpose(1, 2).flatten(2))
-            return result
+            return self.o_proj(out.transpose(1, 2).flatten(2))
 
     return CCAReference

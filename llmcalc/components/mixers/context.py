@@ -39,6 +39,7 @@ class ContextAttention(TwoSetsMixer):
     position: RoPE on queries and keys.
     """
 
+    formula_source: ClassVar[str] = DFLASH
     node_name: ClassVar[str] = "self_attn"
     kind: ClassVar[str] = "attention"
     sees_whole_pass: ClassVar[bool] = True
@@ -52,11 +53,8 @@ class ContextAttention(TwoSetsMixer):
     norm: Norm | None = Norm(type="rmsnorm", eps=1e-6)
     position: Rope = Rope()
 
-    def requires(self) -> Mapping[str, Mapping[str, Any]]:
+    def required_slots(self) -> Mapping[str, Mapping[str, Any]]:
         return {"streams": {"type": "target_states", "start": "embedding"}}
-
-    def source(self) -> str:
-        return DFLASH
 
     def flow(self, recorder: Flow, x: Value) -> Value:
         """Records one softmax over the scores of both attention cores; each core counts its own products."""
@@ -132,7 +130,6 @@ def _reference_class() -> type[nn.Module]:
             weights = torch.softmax((torch.cat(scores, -1) * spec.head_dim**-0.5).float(), -1).to(v.dtype)
             context_weights, weights = weights.split((context_k.shape[-2], k.shape[-2]), -1)
             out = self.core(context_weights, context_v) + self.block_core(weights, v)
-            result: Tensor = self.o_proj(out.transpose(1, 2).flatten(2))
-            return result
+            return self.o_proj(out.transpose(1, 2).flatten(2))
 
     return ContextReference

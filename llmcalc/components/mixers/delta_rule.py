@@ -23,7 +23,7 @@ def delta_rule_class() -> type[nn.Module]:
     from torch import nn
     from torch.nn import functional as F
 
-    def unit(x: Tensor) -> Tensor:
+    def unit_vector(x: Tensor) -> Tensor:
         """Scales x to length 1 along the last axis."""
         return x * torch.rsqrt(x.square().sum(-1, keepdim=True) + 1e-6)
 
@@ -54,7 +54,7 @@ def delta_rule_class() -> type[nn.Module]:
             self, q: Tensor, k: Tensor, v: Tensor, g: Tensor, beta: Tensor, forward_pass: ForwardPass, state: Any
         ) -> Tensor:
             q, k, v, g, beta = (x.float() for x in (q, k, v, g, beta))
-            q, k = unit(q) * q.shape[-1] ** -0.5, unit(k)
+            q, k = unit_vector(q) * q.shape[-1] ** -0.5, unit_vector(k)
             stored_state = state.load(forward_pass)
             old_state = q.new_zeros(*q.shape[:2], q.shape[-1], v.shape[-1]) if stored_state is None else stored_state[0]
             decodes_one_token = stored_state is not None and q.shape[2] == 1

@@ -32,7 +32,7 @@ from ..base import (
 from ..norm import Norm, norm_reference
 from ..position import Rope
 from ..runtime import ForwardPass, attention_mask, cache_class, softmax_core_class, vector
-from .grouped import WindowedMixer
+from .grouped import WindowedMixer, grouped_reference_class
 
 if TYPE_CHECKING:
     from torch import Tensor, nn
@@ -53,6 +53,7 @@ class DifferentialAttention(WindowedMixer):
     position: RoPE on queries and keys, by default that of Llama; none for attention without positions.
     """
 
+    formula_source: ClassVar[str] = "Ye et al. 2024, §2.1"
     witness: ClassVar[PartWitness] = BY_TORCH
     node_name: ClassVar[str] = "self_attn"
     kind: ClassVar[str] = "attention"
@@ -82,7 +83,7 @@ class DifferentialAttention(WindowedMixer):
         """The fields that must be equal for layers to share keys and values."""
         return "differential", self.num_key_value_heads, self.head_dim, self.sliding_window
 
-    def borrows(self) -> str:
+    def borrowing_field(self) -> str:
         return "kv_shared" if self.kv_shared else ""
 
     def with_kv_heads(self, kv_heads: int, width: int) -> Self:
@@ -93,9 +94,6 @@ class DifferentialAttention(WindowedMixer):
         if not same(2 * floor_div(head_sizes.kv_heads, 2), head_sizes.kv_heads):
             raise Unscalable("values are halved by heads; expected an even number of key/value heads")
         return super().with_heads(head_sizes)
-
-    def source(self) -> str:
-        return "Ye et al. 2024, §2.1"
 
     def flow(self, recorder: Flow, x: Value) -> Value:
         heads, kv_heads = Axis("heads", self.num_attention_heads), Axis("kv_heads", self.num_key_value_heads)
@@ -184,41 +182,28 @@ class DifferentialAttention(WindowedMixer):
 @cache
 def _reference_class() -> type[nn.Module]:
     import torch
-    from torch import nn
 
-    class DifferentialReference(nn.Module):
+    class DifferentialReference(grouped_reference_class()):  # type: ignore[misc]
         """Differential attention. x: [batch, tokens, hidden] → same shape."""
 
         def __init__(self, spec: DifferentialAttention, hidden: int) -> None:
-            super().__init__()
-            self.spec, heads, kv_heads, d = spec, spec.num_attention_heads, spec.num_key_value_heads, spec.head_dim
-            widths = {"q_proj": heads * d, "k_proj": kv_heads * d, "v_proj": kv_heads * d}
-            for name, width in list(widths.items())[: 1 if spec.kv_shared else 3]:
-                self.add_module(name, nn.Linear(hidden, width, bias=spec.attention_bias))
-            for letter in ("q1", "k1", "q2", "k2"):
-                self.add_module(f"lambda_{letter}", vector(torch.randn(d) * 0.1))
-            self.core_1, self.core_2 = softmax_core_class()(), softmax_core_class()()
-            if not spec.kv_shared:
+            super().__init__(spec, hidden, spec.attention_bias)
+            if spec.kv_shared:
+                del self.k_proj, self.v_proj
+            else:
                 self.cache = cache_class()(spec.sliding_window)
-            self.norm = norm_reference(Norm(type="rmsnorm", weight=spec.norm_weight, eps=spec.norm_eps), 2 * d)
-            self.o_proj = nn.Linear(heads * d, hidden, bias=spec.attention_bias)
-
-        def _split_heads(self, name: str, x: Tensor) -> Tensor:
-            heads: Tensor = self.get_submodule(name)(x).unflatten(-1, (-1, self.spec.head_dim)).transpose(1, 2)
-            return heads
+            for letter in ("q1", "k1", "q2", "k2"):
+                self.add_module(f"lambda_{letter}", vector(torch.randn(spec.head_dim) * 0.1))
+            self.core_1, self.core_2 = softmax_core_class()(), softmax_core_class()()
+            norm = Norm(type="rmsnorm", weight=spec.norm_weight, eps=spec.norm_eps)
+            self.norm = norm_reference(norm, 2 * spec.head_dim)
 
         def _lambda_term(self, term: int) -> Tensor:
             q, k = (getattr(self, f"lambda_{letter}{term}").weight for letter in "qk")
-            share: Tensor = (q * k).sum().exp()
-            return share
+            return (q * k).sum().exp()
 
-        def _repeat_heads(self, x: Tensor) -> Tensor:
-            """Repeats keys or values for each query head."""
-            group = self.spec.num_attention_heads // self.spec.num_key_value_heads
-            return x if group == 1 else x.repeat_interleave(group, 1)
-
-        def _rotated(self, name: str, x: Tensor, forward_pass: ForwardPass) -> Tensor:
-            heads, position = self._split_heads(name, x), self.spec.position
+        def _rotated(self, projection: str, x: Tensor, forward_pass: ForwardPass) -> Tensor:
+            heads, position = self._split_heads(projection, x), self.spec.position
             return heads if position is None else position.rotated(heads, forward_pass, forward_pass.past)
 
         def _keys_and_values(self, x: Tensor, forward_pass: ForwardPass) -> tuple[Tensor, Tensor]:
@@ -227,32 +212,29 @@ def _reference_class() -> type[nn.Module]:
             sharing_key = "differential", spec.num_key_value_heads, spec.head_dim, spec.sliding_window
             if spec.kv_shared:
                 shape = x.shape[0], spec.num_key_value_heads, forward_pass.past + x.shape[1], spec.head_dim
-                zero_keys_and_values = x.new_zeros(shape), x.new_zeros(shape)  # the layer is forward_pass alone
-                shared: tuple[Tensor, Tensor] = forward_pass.memo.get(sharing_key, zero_keys_and_values)
-                return shared
+                zero_keys_and_values = x.new_zeros(shape), x.new_zeros(shape)  # the layer runs alone
+                return forward_pass.memo.get(sharing_key, zero_keys_and_values)
             keys_and_values: tuple[Tensor, Tensor] = self.cache(
-                forward_pass, self._rotated("k_proj", x, forward_pass), self._split_heads("v_proj", x)
+                forward_pass, self._rotated("k", x, forward_pass), self._split_heads("v", x)
             )
             if forward_pass.lends:
                 forward_pass.memo[sharing_key] = keys_and_values
             return keys_and_values
 
         def forward(self, x: Tensor, forward_pass: ForwardPass) -> Tensor:
-            q = self._rotated("q_proj", x, forward_pass)
+            q = self._rotated("q", x, forward_pass)
             k, v = self._keys_and_values(x, forward_pass)
-            end, window = forward_pass.past + x.shape[1], self.spec.sliding_window
-            mask = attention_mask(forward_pass, end, x.shape[1], k.shape[-2], x.device, causal=True, window=window)
+            mask = attention_mask(forward_pass, x, k, causal=True, window=self.spec.sliding_window)
             first_values, second_values = (
-                self._repeat_heads(half_values.repeat(1, 2, 1, 1)) for half_values in v.chunk(2, 1)
+                self._for_each_query_head(half_values.repeat(1, 2, 1, 1))[0] for half_values in v.chunk(2, 1)
             )
-            k = self._repeat_heads(k)
+            (k,) = self._for_each_query_head(k)
             joined_heads = torch.cat(
                 [self.core_1(q, k, first_values, mask), self.core_2(q, k, second_values, mask)], -1
             )
             first_heads, second_heads = joined_heads.chunk(2, 1)
             share = self._lambda_term(1) - self._lambda_term(2) + self.spec.lambda_init
             out = (1 - self.spec.lambda_init) * self.norm(first_heads - share * second_heads)
-            result: Tensor = self.o_proj(out.transpose(1, 2).flatten(2))
-            return result
+            return self.o_proj(out.transpose(1, 2).flatten(2))
 
     return DifferentialReference

@@ -22,7 +22,7 @@ from ..base import BY_TORCH, Flag, HeadDim, Heads, KVHeads, ModelProperties, Par
 from ..norm import Norm, norm_reference
 from ..position import Rope
 from ..runtime import ForwardPass, apply_dropout, attention_mask, cache_class, vector
-from .grouped import WindowedMixer
+from .grouped import WindowedMixer, grouped_reference_class
 
 if TYPE_CHECKING:
     from torch import Tensor, nn
@@ -42,6 +42,7 @@ class DynamicMaskAttention(WindowedMixer):
     position: RoPE on queries and keys.
     """
 
+    formula_source: ClassVar[str] = "Shi et al. 2024 (Doge)"
     witness: ClassVar[PartWitness] = BY_TORCH
     node_name: ClassVar[str] = "self_attn"
     kind: ClassVar[str] = "attention"
@@ -62,11 +63,8 @@ class DynamicMaskAttention(WindowedMixer):
         self.position.check(self.head_dim)
         return self
 
-    def reach(self) -> tuple[int, ...]:
-        return (self.keep_window_size, *super().reach())
-
-    def source(self) -> str:
-        return "Shi et al. 2024 (Doge)"
+    def length_limits(self) -> tuple[int, ...]:
+        return (self.keep_window_size, *super().length_limits())
 
     def flow(self, recorder: Flow, x: Value) -> Value:
         heads, kv_heads = Axis("heads", self.num_attention_heads), Axis("kv_heads", self.num_key_value_heads)
@@ -125,31 +123,16 @@ def _reference_class() -> type[nn.Module]:
             scores = q @ k.transpose(-1, -2) * q.shape[-1] ** -0.5 + mask.to(q.dtype)
             return apply_dropout(self, "attention", torch.softmax(scores.float(), -1).to(v.dtype)) @ v
 
-    class DynamicMaskReference(nn.Module):
+    class DynamicMaskReference(grouped_reference_class()):  # type: ignore[misc]
         """Doge's attention with a learned mask. x: [batch, tokens, hidden] → same shape."""
 
         def __init__(self, spec: DynamicMaskAttention, hidden: int) -> None:
-            super().__init__()
-            self.spec, heads, kv_heads, d, has_bias = (
-                spec,
-                spec.num_attention_heads,
-                spec.num_key_value_heads,
-                spec.head_dim,
-                spec.attention_bias,
-            )
-            for name, width in (("q_proj", heads * d), ("k_proj", kv_heads * d), ("v_proj", kv_heads * d)):
-                self.add_module(name, nn.Linear(hidden, width, bias=has_bias))
+            super().__init__(spec, hidden, spec.attention_bias)
+            kv_heads, d = spec.num_key_value_heads, spec.head_dim
             self.q_norm, self.k_norm = norm_reference(spec.norm, d), norm_reference(spec.norm, d)
             self.cache, self.core = cache_class()(spec.sliding_window), Core()
-            self.A, self.dt_proj = (
-                vector(torch.randn(kv_heads) * 0.5),
-                nn.Linear(kv_heads * d, kv_heads, bias=has_bias),
-            )
-            self.o_proj = nn.Linear(heads * d, hidden, bias=has_bias)
-
-        def _split_heads(self, name: str, x: Tensor) -> Tensor:
-            heads: Tensor = self.get_submodule(name)(x).unflatten(-1, (-1, self.spec.head_dim)).transpose(1, 2)
-            return heads
+            self.A = vector(torch.randn(kv_heads) * 0.5)
+            self.dt_proj = nn.Linear(kv_heads * d, kv_heads, bias=spec.attention_bias)
 
         def _mask(self, v: Tensor, causal_mask: Tensor) -> Tensor:
             """Computes the mask from values [batch, heads, keys, d]: the strength of a selected key, else −∞."""
@@ -167,24 +150,13 @@ def _reference_class() -> type[nn.Module]:
             return torch.full_like(mask, float("-inf")).scatter(-1, strongest_keys, mask.gather(-1, strongest_keys))
 
         def forward(self, x: Tensor, forward_pass: ForwardPass) -> Tensor:
-            spec, group, tokens = self.spec, self.spec.num_attention_heads // self.spec.num_key_value_heads, x.shape[1]
-            q = spec.position.rotated(self.q_norm(self._split_heads("q_proj", x)), forward_pass, forward_pass.past)
-            k = spec.position.rotated(self.k_norm(self._split_heads("k_proj", x)), forward_pass, forward_pass.past)
-            k, v = self.cache(forward_pass, k, self._split_heads("v_proj", x))
-            causal_mask = attention_mask(
-                forward_pass,
-                forward_pass.past + tokens,
-                tokens,
-                k.shape[-2],
-                x.device,
-                causal=True,
-                window=spec.sliding_window,
-            )
-            mask = self._mask(v, causal_mask)
-            if group > 1:
-                k, v, mask = (t.repeat_interleave(group, 1) for t in (k, v, mask))
+            spec = self.spec
+            q = spec.position.rotated(self.q_norm(self._split_heads("q", x)), forward_pass, forward_pass.past)
+            k = spec.position.rotated(self.k_norm(self._split_heads("k", x)), forward_pass, forward_pass.past)
+            k, v = self.cache(forward_pass, k, self._split_heads("v", x))
+            mask = self._mask(v, attention_mask(forward_pass, x, k, causal=True, window=spec.sliding_window))
+            k, v, mask = self._for_each_query_head(k, v, mask)
             out = self.core(q, k, v, mask)
-            result: Tensor = self.o_proj(out.transpose(1, 2).flatten(2))
-            return result
+            return self.o_proj(out.transpose(1, 2).flatten(2))
 
     return DynamicMaskReference

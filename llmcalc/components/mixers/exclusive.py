@@ -22,20 +22,20 @@ from ..base import (
     HeadSizes,
     KVHeads,
     ModelProperties,
-    TokenMixer,
     Unscalable,
     Window,
     check_groups,
 )
 from ..norm import Norm, norm_reference
 from ..position import Rope
-from ..runtime import ForwardPass, apply_dropout, attention_mask, vector
+from ..runtime import ForwardPass, attention_mask, softmax_core_class, vector
+from .grouped import WindowedMixer, grouped_reference_class
 
 if TYPE_CHECKING:
     from torch import Tensor, nn
 
 
-class ExclusiveAttention(TokenMixer):
+class ExclusiveAttention(WindowedMixer):
     """Grouped-query attention whose output, y − tanh(α) · (y · u) · u with the unit value u of the token, is gated.
 
     num_attention_heads: the number of query heads, each with its α.
@@ -48,6 +48,7 @@ class ExclusiveAttention(TokenMixer):
     adds_embeddings: whether the stack's value embeddings are added to the values, false by default.
     """
 
+    formula_source: ClassVar[str] = "NeoMME 2026"
     node_name: ClassVar[str] = "self_attn"
     kind: ClassVar[str] = "attention"
     sides: ClassVar[tuple[str, ...]] = ("encoder",)
@@ -67,34 +68,19 @@ class ExclusiveAttention(TokenMixer):
         check_groups(self.num_attention_heads, self.num_key_value_heads)
         return self
 
-    def heads(self, width: Any) -> HeadSizes:
-        return HeadSizes(self.num_attention_heads, self.num_key_value_heads, self.head_dim)
-
-    def window(self) -> int | None:
-        return self.sliding_window
-
-    def reach(self) -> tuple[int, ...]:
-        return () if self.sliding_window is None else (self.sliding_window,)
-
-    def trait(self) -> str:
+    def report_label(self) -> str:
         return "full" if self.sliding_window is None else "sliding"
-
-    def without_window(self) -> Self:
-        return self.model_copy(update={"sliding_window": None})
 
     def with_heads(self, head_sizes: HeadSizes) -> Self:
         if not same(head_sizes.kv_heads, self.num_key_value_heads) or not same(head_sizes.head_dim, self.head_dim):
             raise Unscalable("the stack's value embeddings have its key and value heads; expected the same")
         return self.model_copy(update={"num_attention_heads": head_sizes.heads})
 
-    def requires(self) -> Mapping[str, Mapping[str, Any]]:
+    def required_slots(self) -> Mapping[str, Mapping[str, Any]]:
         if not self.adds_embeddings:
             return {}
         heads = {"num_key_value_heads": self.num_key_value_heads, "head_dim": self.head_dim}
         return {"streams": {"type": "value_embeddings", **heads}}
-
-    def source(self) -> str:
-        return "NeoMME 2026"
 
     def flow(self, recorder: Flow, x: Value) -> Value:
         heads, kv_heads = Axis("heads", self.num_attention_heads), Axis("kv_heads", self.num_key_value_heads)
@@ -130,8 +116,7 @@ class ExclusiveAttention(TokenMixer):
         return recorder.sub(y, recorder.mul(unit, removed_fraction, axes=y.axes)).view(*heads)
 
     def describe(self, hidden_size: int) -> str:
-        window = f", window {self.sliding_window}" if self.sliding_window else ""
-        return f"exclusive GQA {self.num_attention_heads}/{self.num_key_value_heads} × {self.head_dim}{window}"
+        return self._described("exclusive GQA")
 
     def reference(self, model_properties: ModelProperties) -> nn.Module:
         return _reference_class()(self, model_properties.hidden_size)
@@ -148,46 +133,27 @@ def _reference_class() -> type[nn.Module]:
     import torch
     from torch import nn
 
-    class Core(nn.Module):
-        """Softmax attention. q, k, v: [batch, heads, tokens, d] → same shape."""
-
-        def forward(self, q: Tensor, k: Tensor, v: Tensor, mask: Tensor) -> Tensor:
-            scores = (q @ k.transpose(-1, -2) * q.shape[-1] ** -0.5).masked_fill(~mask, float("-inf"))
-            return apply_dropout(self, "attention", torch.softmax(scores.float(), -1).to(v.dtype)) @ v
-
-    class ExclusiveReference(nn.Module):
+    class ExclusiveReference(grouped_reference_class()):  # type: ignore[misc]
         """Exclusive attention. x: [batch, tokens, hidden] → same shape."""
 
         def __init__(self, spec: ExclusiveAttention, hidden: int) -> None:
-            super().__init__()
-            self.spec, head_dim, bias = spec, spec.head_dim, spec.attention_bias
-            self.q_proj = nn.Linear(hidden, spec.num_attention_heads * head_dim, bias=bias)
-            self.k_proj = nn.Linear(hidden, spec.num_key_value_heads * head_dim, bias=bias)
-            self.v_proj = nn.Linear(hidden, spec.num_key_value_heads * head_dim, bias=bias)
-            self.q_norm, self.k_norm = norm_reference(spec.norm, head_dim), norm_reference(spec.norm, head_dim)
-            self.core = Core()
+            super().__init__(spec, hidden, spec.attention_bias)
+            self.q_norm, self.k_norm = (norm_reference(spec.norm, spec.head_dim) for _ in "qk")
+            self.core = softmax_core_class()()
             self.alpha = vector(torch.zeros(spec.num_attention_heads))
-            self.gate_proj = nn.Linear(hidden, spec.num_attention_heads * head_dim, bias=False)
-            self.o_proj = nn.Linear(spec.num_attention_heads * head_dim, hidden, bias=bias)
+            self.gate_proj = nn.Linear(hidden, spec.num_attention_heads * spec.head_dim, bias=False)
 
         def forward(self, x: Tensor, forward_pass: ForwardPass) -> Tensor:
-            spec, tokens = self.spec, x.shape[1]
-            q, k, v = (
-                projection(x).unflatten(-1, (-1, spec.head_dim)).transpose(1, 2)
-                for projection in (self.q_proj, self.k_proj, self.v_proj)
-            )
+            spec = self.spec
+            q, k, v = (self._split_heads(projection, x) for projection in "qkv")
             q, k = (spec.position.rotated(norm(h), forward_pass, 0) for norm, h in ((self.q_norm, q), (self.k_norm, k)))
             v = v + forward_pass.memo["value_embeddings"] if spec.adds_embeddings else v
-            group = spec.num_attention_heads // spec.num_key_value_heads
-            k, v = k.repeat_interleave(group, 1), v.repeat_interleave(group, 1)
-            mask = attention_mask(
-                forward_pass, tokens, tokens, tokens, x.device, causal=False, window=spec.sliding_window
-            )
+            k, v = self._for_each_query_head(k, v)
+            mask = attention_mask(forward_pass, x, x, causal=False, window=spec.sliding_window)
             out = self.core(q, k, v, mask)
             unit = nn.functional.normalize(v.float(), dim=-1).to(out.dtype)
             removed_fraction = torch.tanh(self.alpha.weight)[:, None, None] * (out * unit).sum(-1, keepdim=True)
             out = (out - removed_fraction * unit).transpose(1, 2).flatten(2)
-            result: Tensor = self.o_proj(out * torch.sigmoid(self.gate_proj(x)))
-            return result
+            return self.o_proj(out * torch.sigmoid(self.gate_proj(x)))
 
     return ExclusiveReference

@@ -21,15 +21,13 @@ if TYPE_CHECKING:
 class FourierMixer(TokenMixer):
     """A Fourier transform over all tokens and features, of which the real part is taken."""
 
+    formula_source: ClassVar[str] = "Lee-Thorp et al. 2021, §3.2"
     node_name: ClassVar[str] = "fourier"
     kind: ClassVar[str] = "attention"
     sides: ClassVar[tuple[str, ...]] = ("encoder",)
     uncounted: ClassVar[str] = "fast Fourier transform"
 
     type: Literal["fourier"] = "fourier"
-
-    def source(self) -> str:
-        return "Lee-Thorp et al. 2021, §3.2"
 
     def flow(self, recorder: Flow, x: Value) -> Value:
         return recorder.act(x, "identity")
@@ -54,7 +52,6 @@ def _reference_class() -> type[nn.Module]:
         """Fourier mixing. x: [batch, tokens, hidden] → same shape."""
 
         def forward(self, x: Tensor, forward_pass: ForwardPass) -> Tensor:
-            mixed_features: Tensor = torch.fft.fft2(x.float()).real.to(x.dtype)
-            return mixed_features
+            return torch.fft.fft2(x.float()).real.to(x.dtype)
 
     return FourierReference

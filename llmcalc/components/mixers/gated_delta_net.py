@@ -10,7 +10,7 @@ models/qwen3_next, models/qwen3_5, models/olmo_hybrid (the same projections, fus
 from __future__ import annotations
 
 from functools import cache
-from typing import TYPE_CHECKING, Any, ClassVar, Literal, Self, TypeAlias
+from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal, Self, TypeAlias
 
 from pydantic import Field, model_validator
 
@@ -28,8 +28,8 @@ from ..base import (
     ModelProperties,
     PartWitness,
     Real,
+    Symbol,
     TokenMixer,
-    symbol_of_size,
 )
 from ..norm import Norm, norm_reference
 from ..runtime import ForwardPass, causal_conv_class, state_class, vector
@@ -38,17 +38,12 @@ from .delta_rule import delta_rule_class
 if TYPE_CHECKING:
     from torch import Tensor, nn
 
-    LinearKeyHeads: TypeAlias = int
-    LinearValueHeads: TypeAlias = int
-    LinearKeyDim: TypeAlias = int
-    LinearValueDim: TypeAlias = int
-else:
-    LinearKeyHeads = symbol_of_size("a_k")
-    LinearValueHeads = symbol_of_size("a_v")
-    LinearKeyDim = symbol_of_size("d_k")
-    LinearValueDim = symbol_of_size("d_v")
+LinearKeyHeads: TypeAlias = Annotated[int, Symbol("a_k")]
+LinearValueHeads: TypeAlias = Annotated[int, Symbol("a_v")]
+LinearKeyDim: TypeAlias = Annotated[int, Symbol("d_k")]
+LinearValueDim: TypeAlias = Annotated[int, Symbol("d_v")]
 
-CHUNK = 64
+CHUNK_TOKENS = 64
 """The number of tokens per chunk in every known implementation."""
 
 
@@ -67,6 +62,7 @@ class GatedDeltaNet(TokenMixer):
     norm_eps: the ε of that norm, 1e-6 by default.
     """
 
+    formula_source: ClassVar[str] = "Yang et al. 2024 (arXiv:2412.06464), §3"
     witness: ClassVar[PartWitness] = PUBLISHED
     kernel_packages: ClassVar[tuple[str, ...]] = ("flash-linear-attention", "causal-conv1d")
     node_name: ClassVar[str] = "linear_attn"
@@ -80,7 +76,7 @@ class GatedDeltaNet(TokenMixer):
     linear_value_head_dim: LinearValueDim
     linear_conv_kernel_dim: Kernel = 4
     linear_allow_neg_eigval: Flag = False
-    chunk_size: ChunkSize = CHUNK
+    chunk_size: ChunkSize = CHUNK_TOKENS
     norm_type: Literal["rmsnorm", "layernorm"] = "rmsnorm"
     norm_eps: Real = Field(default=1e-6, ge=0)
 
@@ -94,22 +90,17 @@ class GatedDeltaNet(TokenMixer):
             )
         return self
 
-    def heads(self, width: Number) -> HeadSizes:
+    def head_sizes(self, width: Number) -> HeadSizes:
         return HeadSizes(self.linear_num_value_heads, self.linear_num_key_heads, self.linear_key_head_dim)
-
-    def source(self) -> str:
-        return "Yang et al. 2024 (arXiv:2412.06464), §3"
 
     def flow(self, recorder: Flow, x: Value) -> Value:
         heads, kernel = Axis("heads", self.linear_num_value_heads), self.linear_conv_kernel_dim
         key_dim, value_dim = Axis("key_dim", self.linear_key_head_dim), Axis("value_dim", self.linear_value_head_dim)
         keys: Shape = (Axis("key_heads", self.linear_num_key_heads), key_dim)
         values: Shape = (heads, value_dim)
-        q, k, v = (
-            recorder.linear("q_proj", x, *keys),
-            recorder.linear("k_proj", x, *keys),
-            recorder.linear("v_proj", x, *values),
-        )
+        q = recorder.linear("q_proj", x, *keys)
+        k = recorder.linear("k_proj", x, *keys)
+        v = recorder.linear("v_proj", x, *values)
         qkv_axes = Beside((keys, keys, values))
         u = recorder.cat(q, k, v, axes=(qkv_axes,))
         u = recorder.conv("conv1d", u, qkv_axes, kernel=kernel, groups=u.width, padding=kernel - 1)
@@ -179,10 +170,8 @@ def _reference_class() -> type[nn.Module]:
         def __init__(self, spec: GatedDeltaNet, hidden: int) -> None:
             super().__init__()
             heads, self.head_dims = spec.linear_num_value_heads, (spec.linear_key_head_dim, spec.linear_value_head_dim)
-            self.key_width, self.value_width = (
-                spec.linear_num_key_heads * spec.linear_key_head_dim,
-                heads * spec.linear_value_head_dim,
-            )
+            self.key_width = spec.linear_num_key_heads * spec.linear_key_head_dim
+            self.value_width = heads * spec.linear_value_head_dim
             self.group, self.strength = heads // spec.linear_num_key_heads, 2.0 if spec.linear_allow_neg_eigval else 1.0
             self.q_proj = nn.Linear(hidden, self.key_width, bias=False)
             self.k_proj = nn.Linear(hidden, self.key_width, bias=False)
@@ -213,7 +202,6 @@ def _reference_class() -> type[nn.Module]:
             out = self.core(q, k, v, decay, beta, forward_pass, self.recurrent_state)
             gate = F.silu(self.g_proj(x).unflatten(-1, (-1, dv)))
             normed = self.norm(out.transpose(1, 2).to(x.dtype)) * gate
-            result: Tensor = self.o_proj(normed.flatten(2))
-            return result
+            return self.o_proj(normed.flatten(2))
 
     return GatedDeltaNetReference

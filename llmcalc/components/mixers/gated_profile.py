@@ -9,7 +9,7 @@ have taps that are partly computed from each token. transformers: models/inkling
 from __future__ import annotations
 
 from functools import cache
-from typing import TYPE_CHECKING, Any, Literal, Self
+from typing import TYPE_CHECKING, Any, ClassVar, Literal, Self
 
 from ...flow.axis import Axis
 from ...flow.record import Flow
@@ -34,12 +34,11 @@ class GatedProfileAttention(ProfileAttention):
         some that each token's input gives for each head; false by default. Their elementwise products count no FLOPs.
     """
 
+    formula_source: ClassVar[str] = "Inkling 2 2026"
+
     type: Literal["gated_profile"] = "gated_profile"  # type: ignore[assignment]
     norm: None = None
     dynamic_convolutions: Flag = False
-
-    def source(self) -> str:
-        return "Inkling 2 2026"
 
     def flow(self, recorder: Flow, x: Value, key_input: Value | None = None, value_input: Value | None = None) -> Value:
         """Records attention. key_input, value_input: the inputs of keys and of values, by default x."""
@@ -60,8 +59,7 @@ class GatedProfileAttention(ProfileAttention):
         profile_weights = recorder.normalized(
             recorder.mul(profile_weights, recorder.vector("share_scale", heads, rank)), WEIGHTLESS, (rank,)
         )
-        cache_kind = "full_attention" if window is None else "sliding_attention"
-        keys, values = recorder.cache("cache", cache_kind, keys, values, limit=window)
+        keys, values = recorder.cache("cache", self.cache_kind, keys, values, limit=window)
         recorder.mask(q, keys, causal=True, window=window)
         bias = self.bias_of(recorder, profile_weights, q, keys)
         recorder.hold(q=q, k=keys, v=values, bias=bias, gate=gate, sinks=sinks)
@@ -108,11 +106,10 @@ def _reference_class() -> type[nn.Module]:
     import torch
     from torch import nn
 
-    def bounded(x: Tensor, largest_norm: float) -> Tensor:
+    def shorten(x: Tensor, largest_norm: float) -> Tensor:
         """Shortens vectors to at most a given length. x: [..., size] → same shape."""
         length = torch.linalg.vector_norm(x.float(), dim=-1, keepdim=True)
-        scaled: Tensor = (x.float() * (largest_norm / (length + 1e-6)).clamp(max=1.0)).to(x.dtype)
-        return scaled
+        return (x.float() * (largest_norm / (length + 1e-6)).clamp(max=1.0)).to(x.dtype)
 
     class TokenConvolution(nn.Module):
         """A causal convolution with taps of each token, and the sum with its input. x: [batch, tokens, width]."""
@@ -143,9 +140,8 @@ def _reference_class() -> type[nn.Module]:
 
         def forward(self, q: Tensor, k: Tensor, v: Tensor, mask: Tensor, bias: Tensor, sinks: Tensor) -> Tensor:
             scores = (q @ k.transpose(-1, -2) * q.shape[-1] ** -0.5 + bias).masked_fill(~mask, float("-inf"))
-            profile_weights = torch.softmax(torch.cat([scores, sinks[..., None]], -1).float(), -1)[..., :-1]
-            out: Tensor = profile_weights.to(v.dtype) @ v
-            return out
+            attention_weights = torch.softmax(torch.cat([scores, sinks[..., None]], -1).float(), -1)[..., :-1]
+            return attention_weights.to(v.dtype) @ v
 
     class GatedProfileReference(profile_attention_class()):  # type: ignore[misc]
         """The attention. x, and the inputs of keys and values: [batch, tokens, hidden] → same shape."""
@@ -169,8 +165,7 @@ def _reference_class() -> type[nn.Module]:
             """Returns keys or values by head, [batch, heads, tokens, size]."""
             token = [x] if self.spec.dynamic_convolutions else []
             y = self.get_submodule(f"{name}_conv")(self.get_submodule(f"{name}_proj")(x), *token, forward_pass)
-            rows_of_heads: Tensor = y.unflatten(-1, (-1, self.spec.head_dim)).transpose(1, 2)
-            return rows_of_heads
+            return y.unflatten(-1, (-1, self.spec.head_dim)).transpose(1, 2)
 
         def forward(
             self,
@@ -183,17 +178,14 @@ def _reference_class() -> type[nn.Module]:
             q = self.q_proj(x).unflatten(-1, (heads, -1)) * self.q_scale.weight
             k = self._convolved_heads("k", x if key_input is None else key_input, forward_pass)
             v = self._convolved_heads("v", x if value_input is None else value_input, forward_pass)
-            q = bounded(q, 512**0.5).transpose(1, 2)
-            k, v = self.cache(forward_pass, bounded(k, 512**0.5), self.v_norm(v))
+            q = shorten(q, 512**0.5).transpose(1, 2)
+            k, v = self.cache(forward_pass, shorten(k, 512**0.5), self.v_norm(v))
             end = forward_pass.past + x.shape[1]
-            mask = attention_mask(
-                forward_pass, end, x.shape[1], k.shape[2], x.device, causal=True, window=spec.sliding_window
-            )
+            mask = attention_mask(forward_pass, x, k, causal=True, window=spec.sliding_window)
             profile_weights = self.r_proj(x).unflatten(-1, (heads, -1)) * self.share_scale.weight
-            bias = self.bias_of(bounded(profile_weights, 8.0).transpose(1, 2), forward_pass, end, k.shape[2])
-            k, v = (t.repeat_interleave(heads // spec.num_key_value_heads, 1) for t in (k, v))
+            bias = self.bias_of(shorten(profile_weights, 8.0).transpose(1, 2), forward_pass, end, k.shape[2])
+            k, v = self._for_each_query_head(k, v)
             y = self.core(q, k, v, mask, bias, self.sink_proj(x).transpose(1, 2)).transpose(1, 2).flatten(2)
-            out: Tensor = self.o_proj(y * self.gate_proj(x).sigmoid())
-            return out
+            return self.o_proj(y * self.gate_proj(x).sigmoid())
 
     return GatedProfileReference

@@ -1,12 +1,16 @@
-"""Base classes of token mixers with grouped queries and a head_dim field."""
+"""Base classes of token mixers by their heads: grouped queries, or a key head for each query head."""
 
 from __future__ import annotations
 
+from functools import cache
 from typing import TYPE_CHECKING, Any, Self
 
-from ..base import HeadSizes, TokenMixer
+from ...algebra import exact_div, same
+from ..base import HeadSizes, StackPosition, TokenMixer, Unscalable
 
 if TYPE_CHECKING:
+    from torch import Tensor
+
     from ..position import Rope
 
 
@@ -20,9 +24,11 @@ class GroupedQueryMixer(TokenMixer):
         num_attention_heads: int
         num_key_value_heads: int
         head_dim: int
-        position: Rope | None
 
-    def heads(self, width: Any) -> HeadSizes:
+        @property
+        def position(self) -> Rope | None: ...
+
+    def head_sizes(self, width: Any) -> HeadSizes:
         return HeadSizes(self.num_attention_heads, self.num_key_value_heads, self.head_dim)
 
     def score_position(self) -> Rope | None:
@@ -49,19 +55,106 @@ class WindowedMixer(GroupedQueryMixer):
         type: str
         sliding_window: int | None
 
-    def trait(self) -> str:
+    def report_label(self) -> str:
         return self.type if self.sliding_window is None else "sliding"
 
-    def window(self) -> int | None:
+    def window_size(self) -> int | None:
         return self.sliding_window
 
-    def reach(self) -> tuple[int, ...]:
+    def length_limits(self) -> tuple[int, ...]:
         return () if self.sliding_window is None else (self.sliding_window,)
 
     def without_window(self) -> Self:
         return self.model_copy(update={"sliding_window": None})
 
+    def _described(self, name: str, details: str = "") -> str:
+        """Returns the name of the attention, its heads, details and window, for headings of reports."""
+        window = "" if self.sliding_window is None else f", window {self.sliding_window}"
+        return f"{name} {self.num_attention_heads}/{self.num_key_value_heads} × {self.head_dim}{details}{window}"
+
     @property
     def cache_kind(self) -> str:
         """The kind that `llmcalc kv` lists its cache under."""
         return "full_attention" if self.sliding_window is None else "sliding_attention"
+
+
+def check_key_heads(mixer: TokenMixer, head_sizes: HeadSizes) -> None:
+    """Raises `Unscalable` unless there are as many key and value heads as query heads."""
+    if not same(head_sizes.kv_heads, head_sizes.heads):
+        kind = type(mixer).model_fields["type"].default
+        raise Unscalable(
+            f"attention.type '{kind}' requires as many key/value heads as query heads; expected a --kv-ratio of 1, or "
+            "none"
+        )
+
+
+class MultiHeadMixer(TokenMixer):
+    """A mixer with num_attention_heads query heads, each with a key head and a value head, of head_dim.
+
+    A subclass declares these fields, in this order.
+    """
+
+    if TYPE_CHECKING:
+        num_attention_heads: int
+        head_dim: int
+
+    def head_sizes(self, width: Any) -> HeadSizes:
+        return HeadSizes(self.num_attention_heads, self.num_attention_heads, self.head_dim)
+
+    def with_heads(self, head_sizes: HeadSizes) -> Self:
+        check_key_heads(self, head_sizes)
+        return self.model_copy(update={"num_attention_heads": head_sizes.heads, "head_dim": head_sizes.head_dim})
+
+
+class EqualHeadsMixer(TokenMixer):
+    """A mixer whose num_attention_heads heads are equal parts of its width; a subclass declares the field."""
+
+    if TYPE_CHECKING:
+        num_attention_heads: int
+
+    def head_sizes(self, width: Any) -> HeadSizes:
+        heads = self.num_attention_heads
+        return HeadSizes(heads, heads, exact_div(width, heads))
+
+    def with_heads(self, head_sizes: HeadSizes) -> Self:
+        check_key_heads(self, head_sizes)
+        return self.model_copy(update={"num_attention_heads": head_sizes.heads})
+
+    def check_place(self, stack_position: StackPosition) -> None:
+        super().check_place(stack_position)
+        self._check_divisor(stack_position, "num_attention_heads")
+
+    def _check_divisor(self, stack_position: StackPosition, field: str) -> None:
+        """Raises `ValueError` unless the field divides the width of the layer."""
+        number = getattr(self, field)
+        if stack_position.width % number:
+            raise ValueError(
+                f"{stack_position.where}.{field}: {number}; expected a divisor of hidden_size {stack_position.width}"
+            )
+
+
+@cache
+def grouped_reference_class() -> Any:
+    """Returns the base class of references of grouped-query attention, with the projections."""
+    from torch import nn
+
+    class GroupedReference(nn.Module):
+        """The projections of queries, keys, values and the output. bias: whether all of them have one."""
+
+        def __init__(self, spec: GroupedQueryMixer, hidden: int, bias: bool = False) -> None:
+            super().__init__()
+            self.spec, heads, kv_heads, d = spec, spec.num_attention_heads, spec.num_key_value_heads, spec.head_dim
+            for name, width in (("q_proj", heads * d), ("k_proj", kv_heads * d), ("v_proj", kv_heads * d)):
+                self.add_module(name, nn.Linear(hidden, width, bias=bias))
+            self.o_proj = nn.Linear(heads * d, hidden, bias=bias)
+
+        def _split_heads(self, projection: str, x: Tensor) -> Tensor:
+            """Returns queries, keys or values of x [batch, tokens, hidden] as [batch, heads, tokens, head_dim]."""
+            return self.get_submodule(f"{projection}_proj")(x).unflatten(-1, (-1, self.spec.head_dim)).transpose(1, 2)
+
+        def _for_each_query_head(self, *tensors: Tensor, axis: int = 1) -> tuple[Tensor, ...]:
+            """Repeats keys and values for each query head."""
+            group = self.spec.num_attention_heads // self.spec.num_key_value_heads
+            return tensors if group == 1 else tuple(t.repeat_interleave(group, axis) for t in tensors)
+
+    return GroupedReference

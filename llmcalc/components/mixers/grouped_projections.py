@@ -11,13 +11,13 @@ from typing import TYPE_CHECKING, Any, ClassVar, Literal, Self
 
 from pydantic import Field
 
-from ...algebra import exact_div, same
 from ...flow.axis import Axis
 from ...flow.record import Flow
 from ...flow.value import Value
-from ..base import Heads, HeadSizes, ModelProperties, SingleWidthNetwork, Standing, TokenMixer, Unscalable, Width
+from ..base import Heads, ModelProperties, SingleWidthNetwork, StackPosition, Width
 from ..networks.feed_forward import Activation, activate
-from ..runtime import ForwardPass, apply_dropout, attention_mask
+from ..runtime import ForwardPass, attention_mask, softmax_core_class
+from .grouped import EqualHeadsMixer
 
 if TYPE_CHECKING:
     from torch import Tensor, nn
@@ -32,13 +32,14 @@ def _groups_field() -> Any:
     return Field(default=1, ge=1, le=MOST_GROUPS, strict=True)
 
 
-class GroupedProjectionAttention(TokenMixer):
+class GroupedProjectionAttention(EqualHeadsMixer):
     """Multi-head attention of an encoder; each projection has a bias.
 
     num_attention_heads: the number of heads.
     q_groups, k_groups, v_groups, o_groups: the number of groups of each projection, 1 by default.
     """
 
+    formula_source: ClassVar[str] = SOURCE
     node_name: ClassVar[str] = "self_attn"
     kind: ClassVar[str] = "attention"
     sides: ClassVar[tuple[str, ...]] = ("encoder",)
@@ -50,28 +51,13 @@ class GroupedProjectionAttention(TokenMixer):
     v_groups: int = _groups_field()
     o_groups: int = _groups_field()
 
-    def heads(self, width: Any) -> HeadSizes:
-        return HeadSizes(self.num_attention_heads, self.num_attention_heads, exact_div(width, self.num_attention_heads))
-
-    def with_heads(self, head_sizes: HeadSizes) -> Self:
-        if not same(head_sizes.heads, head_sizes.kv_heads):
-            raise Unscalable("each query head has its own key head; expected equal numbers of both")
-        return self.model_copy(update={"num_attention_heads": head_sizes.heads})
-
-    def check_place(self, stack_position: Standing) -> None:
+    def check_place(self, stack_position: StackPosition) -> None:
         super().check_place(stack_position)
-        for name in ("num_attention_heads", "q_groups", "k_groups", "v_groups", "o_groups"):
-            number = getattr(self, name)
-            if stack_position.width % number:
-                raise ValueError(
-                    f"{stack_position.where}.{name}: {number}; expected a divisor of hidden_size {stack_position.width}"
-                )
-
-    def source(self) -> str:
-        return SOURCE
+        for field in ("q_groups", "k_groups", "v_groups", "o_groups"):
+            self._check_divisor(stack_position, field)
 
     def flow(self, recorder: Flow, x: Value) -> Value:
-        head_sizes = self.heads(x.width)
+        head_sizes = self.head_sizes(x.width)
         heads, dim = Axis("heads", head_sizes.heads), Axis("head_dim", head_sizes.head_dim)
         q, k, v = (
             recorder.conv(f"{name}_proj", x, heads, dim, kernel=1, groups=groups, bias=True)
@@ -105,6 +91,7 @@ class GroupedFeedForward(SingleWidthNetwork):
     up_groups, down_groups: the number of groups of each projection, 1 by default.
     """
 
+    formula_source: ClassVar[str] = SOURCE
     node_name: ClassVar[str] = "mlp"
     kind: ClassVar[str] = "feed_forward"
 
@@ -116,9 +103,6 @@ class GroupedFeedForward(SingleWidthNetwork):
 
     def activation(self) -> str:
         return self.hidden_act
-
-    def source(self) -> str:
-        return SOURCE
 
     def flow(self, recorder: Flow, x: Value) -> Value:
         ffn = Axis("ffn", self.intermediate_size)
@@ -147,22 +131,12 @@ def _grouped_convolution(width: int, out: int, groups: int) -> nn.Module:
 
 def _apply_convolution(projection: nn.Module, x: Tensor) -> Tensor:
     """Applies a convolution of kernel width 1. x: [batch, tokens, width] → [batch, tokens, out]."""
-    out: Tensor = projection(x.transpose(1, 2)).transpose(1, 2)
-    return out
+    return projection(x.transpose(1, 2)).transpose(1, 2)
 
 
 @cache
 def _attention_class() -> type[nn.Module]:
-    import torch
     from torch import nn
-
-    class Core(nn.Module):
-        """softmax(q·kᵀ / √d)·v. q, k, v: [batch, heads, tokens, d] → same shape."""
-
-        def forward(self, q: Tensor, k: Tensor, v: Tensor, mask: Tensor) -> Tensor:
-            scores = q @ k.transpose(-1, -2) * q.shape[-1] ** -0.5
-            scores = scores.masked_fill(~mask, float("-inf"))
-            return apply_dropout(self, "attention", torch.softmax(scores.float(), -1).to(v.dtype)) @ v
 
     class GroupedProjectionReference(nn.Module):
         """Attention with grouped projections. x: [batch, tokens, hidden] → same shape."""
@@ -174,15 +148,14 @@ def _attention_class() -> type[nn.Module]:
             self.k_proj = _grouped_convolution(hidden, hidden, spec.k_groups)
             self.v_proj = _grouped_convolution(hidden, hidden, spec.v_groups)
             self.o_proj = _grouped_convolution(hidden, hidden, spec.o_groups)
-            self.core = Core()
+            self.core = softmax_core_class()()
 
         def forward(self, x: Tensor, forward_pass: ForwardPass) -> Tensor:
             q, k, v = (
                 _apply_convolution(projection, x).unflatten(-1, (self.heads, -1)).transpose(1, 2)
                 for projection in (self.q_proj, self.k_proj, self.v_proj)
             )
-            tokens = x.shape[1]
-            mask = attention_mask(forward_pass, forward_pass.past + tokens, tokens, tokens, x.device, causal=False)
+            mask = attention_mask(forward_pass, x, x, causal=False)
             return _apply_convolution(self.o_proj, self.core(q, k, v, mask).transpose(1, 2).flatten(2))
 
     return GroupedProjectionReference

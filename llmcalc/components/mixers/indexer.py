@@ -40,6 +40,7 @@ class Indexer(Part):
     position_scale: as in `MLA`, on the small queries; false by default.
     """
 
+    formula_source: ClassVar[str] = "DeepSeek-V3.2 2025, §2.1"
     witness: ClassVar[PartWitness] = BY_TORCH
 
     type: Literal["indexer"] = "indexer"
@@ -57,12 +58,9 @@ class Indexer(Part):
         """Whether its queries come from the layer's input and not from the compressed query."""
         return self.input_norm is not None
 
-    def limits(self) -> Mapping[str, Any]:
+    def attention_limits(self) -> Mapping[str, Any]:
         """Returns fields of attention's op and rows: the number of tokens that a token attends to."""
         return {"selected": self.index_topk}
-
-    def source(self) -> str:
-        return "DeepSeek-V3.2 2025, §2.1"
 
     def flow(self, recorder: Flow, x: Value, query_latent: Value | None = None, position: Rope | None = None) -> Value:
         """Scores all earlier tokens and selects some of them.
@@ -107,8 +105,7 @@ def indexer_core_class() -> type[nn.Module]:
 
         def forward(self, q: Tensor, k: Tensor, weights: Tensor) -> Tensor:
             scores = torch.relu(q @ k[:, None].transpose(-1, -2) * q.shape[-1] ** -0.5)
-            total: Tensor = (weights[:, :, None] @ scores)[:, :, 0]
-            return total
+            return (weights[:, :, None] @ scores)[:, :, 0]
 
     return Core
 
@@ -150,7 +147,6 @@ def _reference_class() -> type[nn.Module]:
             (k,) = self.cache(forward_pass, k)
             scores = self.core(self._rotated_heads(q, forward_pass).transpose(1, 2), k, weights).float()
             ranked_tokens = scores.masked_fill(~mask, float("-inf")).sort(dim=-1, descending=True, stable=True).indices
-            selected_tokens: Tensor = ranked_tokens[..., : spec.index_topk]
-            return selected_tokens
+            return ranked_tokens[..., : spec.index_topk]
 
     return IndexerReference

@@ -21,7 +21,7 @@ from ..base import ChunkSize, HeadSizes, Kernel, ModelProperties, Real, TokenMix
 from ..norm import Norm, norm_reference
 from ..runtime import ForwardPass, state_class, vector
 from .delta_rule import delta_rule_class
-from .gated_delta_net import CHUNK, LinearKeyDim, LinearValueDim, LinearValueHeads
+from .gated_delta_net import CHUNK_TOKENS, LinearKeyDim, LinearValueDim, LinearValueHeads
 
 if TYPE_CHECKING:
     from torch import Tensor, nn
@@ -39,6 +39,7 @@ class JetBlock(TokenMixer):
     norm_eps: the ε of the norm on the output of each head, 1e-5 by default.
     """
 
+    formula_source: ClassVar[str] = "Gu et al. 2025 (arXiv:2508.15884), §3"
     node_name: ClassVar[str] = "linear_attn"
     kind: ClassVar[str] = "linear_attention"
     uncounted: ClassVar[str] = "the decays of JetBlock, and in decode the whole step of its state"
@@ -49,14 +50,11 @@ class JetBlock(TokenMixer):
     linear_value_head_dim: LinearValueDim
     generator_size: Width
     linear_conv_kernel_dim: Kernel = 4
-    chunk_size: ChunkSize = CHUNK
+    chunk_size: ChunkSize = CHUNK_TOKENS
     norm_eps: Real = Field(default=1e-5, ge=0)
 
-    def heads(self, width: Number) -> HeadSizes:
+    def head_sizes(self, width: Number) -> HeadSizes:
         return HeadSizes(self.linear_num_value_heads, self.linear_num_value_heads, self.linear_key_head_dim)
-
-    def source(self) -> str:
-        return "Gu et al. 2025 (arXiv:2508.15884), §3"
 
     def flow(self, recorder: Flow, x: Value) -> Value:
         heads, kernel = Axis("heads", self.linear_num_value_heads), Axis("kernel", self.linear_conv_kernel_dim)
@@ -126,8 +124,7 @@ def _reference_class() -> type[nn.Module]:
             tokens_with_past = torch.cat([earlier, x], 1)
             state.keep(forward_pass, tokens_with_past[:, -kernel:])
             windows = tokens_with_past[:, 1:].unfold(1, kernel, 1)  # [batch, tokens, channels, kernel]
-            out: Tensor = (windows[..., None, :] @ filters[..., None])[..., 0, 0]
-            return out
+            return (windows[..., None, :] @ filters[..., None])[..., 0, 0]
 
     class JetBlockReference(nn.Module):
         """JetBlock. x: [batch, tokens, hidden] → same shape."""
@@ -165,7 +162,6 @@ def _reference_class() -> type[nn.Module]:
             decay = decay.transpose(1, 2)[..., None]
             out = self.core(q, k, heads_of_v, decay, beta, forward_pass, self.recurrent_state)
             gate = F.silu(self.g_proj(x).unflatten(-1, (-1, value_dim)))
-            result: Tensor = self.o_proj((self.norm(out.transpose(1, 2).to(x.dtype)) * gate).flatten(2))
-            return result
+            return self.o_proj((self.norm(out.transpose(1, 2).to(x.dtype)) * gate).flatten(2))
 
     return JetBlockReference

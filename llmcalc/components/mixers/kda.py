@@ -8,11 +8,11 @@ transformers: models/kimi_linear, models/bailing_hybrid.
 from __future__ import annotations
 
 from functools import cache
-from typing import TYPE_CHECKING, Any, ClassVar, Literal, Self, TypeAlias
+from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal, Self, TypeAlias
 
 from pydantic import Field, model_validator
 
-from ...algebra import Number, same
+from ...algebra import Number
 from ...flow.axis import Axis, Beside, Shape
 from ...flow.record import Flow
 from ...flow.value import Value
@@ -26,23 +26,20 @@ from ..base import (
     ModelProperties,
     PartWitness,
     Real,
+    Symbol,
     TokenMixer,
-    Unscalable,
-    symbol_of_size,
 )
 from ..norm import Norm, norm_reference
 from ..runtime import ForwardPass, causal_conv_class, state_class, vector
 from .delta_rule import delta_rule_class
-from .gated_delta_net import CHUNK
+from .gated_delta_net import CHUNK_TOKENS
+from .grouped import check_key_heads
 
 if TYPE_CHECKING:
     from torch import Tensor, nn
 
-    LinearHeads: TypeAlias = int
-    LinearHeadDim: TypeAlias = int
-else:
-    LinearHeads = symbol_of_size("a_l")
-    LinearHeadDim = symbol_of_size("d_l")
+LinearHeads: TypeAlias = Annotated[int, Symbol("a_l")]
+LinearHeadDim: TypeAlias = Annotated[int, Symbol("d_l")]
 
 
 class KimiDeltaAttention(TokenMixer):
@@ -59,6 +56,7 @@ class KimiDeltaAttention(TokenMixer):
     norm_eps: the ε of the norm on the output, 1e-5 by default.
     """
 
+    formula_source: ClassVar[str] = "Kimi Team 2025 (arXiv:2510.26692), §3"
     witness: ClassVar[PartWitness] = PUBLISHED
     kernel_packages: ClassVar[tuple[str, ...]] = ("flash-linear-attention", "causal-conv1d")
     node_name: ClassVar[str] = "linear_attn"
@@ -74,7 +72,7 @@ class KimiDeltaAttention(TokenMixer):
     low_rank_gates: Flag = True
     full_rank_output_gate: Flag = False
     kda_lower_bound: Real | None = Field(default=None, lt=0)
-    chunk_size: ChunkSize = CHUNK
+    chunk_size: ChunkSize = CHUNK_TOKENS
     norm_eps: Real = Field(default=1e-5, ge=0)
 
     @model_validator(mode="after")
@@ -85,19 +83,12 @@ class KimiDeltaAttention(TokenMixer):
             raise ValueError("full_rank_output_gate: without low_rank_gates both gates have full rank; expected false")
         return self
 
-    def heads(self, width: Number) -> HeadSizes:
+    def head_sizes(self, width: Number) -> HeadSizes:
         return HeadSizes(self.linear_num_heads, self.linear_num_heads, self.linear_head_dim)
 
     def with_heads(self, head_sizes: HeadSizes) -> Self:
-        if not same(head_sizes.kv_heads, head_sizes.heads):
-            raise Unscalable(
-                "attention.type 'kimi_delta_attention' requires as many key/value heads as query heads; expected a "
-                "--kv-ratio of 1, or none"
-            )
+        check_key_heads(self, head_sizes)
         return self.model_copy(update={"linear_num_heads": head_sizes.heads, "linear_head_dim": head_sizes.head_dim})
-
-    def source(self) -> str:
-        return "Kimi Team 2025 (arXiv:2510.26692), §3"
 
     def flow(self, recorder: Flow, x: Value) -> Value:
         heads, dim = Axis("heads", self.linear_num_heads), Axis("head_dim", self.linear_head_dim)
@@ -110,10 +101,8 @@ class KimiDeltaAttention(TokenMixer):
         recorder.state("conv_state", qkv_axes, Axis("kernel", kernel), kind="conv_state")
         q, k, v = recorder.split(recorder.act(u, "silu"), *qkv_axes.parts)
         beta = recorder.act(recorder.linear("b_proj", x, heads), "sigmoid")  # the strength of the correction, per head
-        inputs, node_fields = (
-            (q, k, v, self._record_log_decay(recorder, x, all_heads), beta),
-            {"source": "Kimi Team 2025, §3.1"},
-        )
+        inputs = (q, k, v, self._record_log_decay(recorder, x, all_heads), beta)
+        node_fields = {"source": "Kimi Team 2025, §3.1"}
         rule = DeltaRule(beta.width, dim.size, dim.size, self.chunk_size, by_channel=True, rows=x.rows)
         y = recorder.alternatives(
             chunked=lambda: recorder.core("core", rule, *inputs, axes=all_heads, about=node_fields),
@@ -201,8 +190,7 @@ def _reference_class() -> type[nn.Module]:
 
         def _split_heads(self, x: Tensor) -> Tensor:
             """Splits heads. [batch, tokens, heads · d] → [batch, heads, tokens, d]."""
-            heads: Tensor = x.unflatten(-1, (self.heads, -1)).transpose(1, 2)
-            return heads
+            return x.unflatten(-1, (self.heads, -1)).transpose(1, 2)
 
         def _gate_projection(self, letter: str, x: Tensor) -> Tensor:
             names = (
@@ -214,16 +202,13 @@ def _reference_class() -> type[nn.Module]:
 
         def _log_decay(self, x: Tensor) -> Tensor:
             """Computes the log decay, [batch, heads, tokens, d], negative."""
-            decay_logits, rate = (
-                self._split_heads(self._gate_projection("f", x).float() + self.dt_bias.weight.float()),
-                self.A_log.weight.float().exp()[:, None, None],
-            )
-            decay: Tensor = (
+            decay_logits = self._split_heads(self._gate_projection("f", x).float() + self.dt_bias.weight.float())
+            rate = self.A_log.weight.float().exp()[:, None, None]
+            return (
                 -rate * F.softplus(decay_logits)
                 if self.lower_bound is None
                 else self.lower_bound * (rate * decay_logits).sigmoid()
             )
-            return decay
 
         def forward(self, x: Tensor, forward_pass: ForwardPass) -> Tensor:
             qkv = torch.cat([self.q_proj(x), self.k_proj(x), self.v_proj(x)], -1).transpose(1, 2)
@@ -239,7 +224,6 @@ def _reference_class() -> type[nn.Module]:
                 self.recurrent_state,
             )
             normed = self.norm(out.transpose(1, 2).to(x.dtype)).flatten(2) * self._gate_projection("g", x).sigmoid()
-            result: Tensor = self.o_proj(normed)
-            return result
+            return self.o_proj(normed)
 
     return KimiDeltaAttentionReference

@@ -10,7 +10,6 @@ from __future__ import annotations
 from functools import cache
 from typing import TYPE_CHECKING, Any, ClassVar, Literal, Self
 
-from ...algebra import Number, same
 from ...flow.axis import Axis, Shape
 from ...flow.record import Flow
 from ...flow.value import Value
@@ -21,23 +20,21 @@ from ..base import (
     Flag,
     HeadDim,
     Heads,
-    HeadSizes,
     ModelProperties,
     PartWitness,
-    Standing,
-    TokenMixer,
-    Unscalable,
+    StackPosition,
 )
 from ..networks.feed_forward import Activation, activate
 from ..norm import Norm, norm_reference
 from ..position import Rope
 from ..runtime import ForwardPass, state_class
+from .grouped import MultiHeadMixer
 
 if TYPE_CHECKING:
     from torch import Tensor, nn
 
 
-class LightningAttention(TokenMixer):
+class LightningAttention(MultiHeadMixer):
     """Linear attention with a fixed decay per head.
 
     num_attention_heads: the number of heads.
@@ -49,6 +46,7 @@ class LightningAttention(TokenMixer):
     qkv_bias, o_bias: whether the projections have biases, false by default.
     """
 
+    formula_source: ClassVar[str] = "Qin et al. 2024, §3"
     witness: ClassVar[PartWitness] = PUBLISHED
     node_name: ClassVar[str] = "linear_attn"
     kind: ClassVar[str] = "linear_attention"
@@ -67,33 +65,17 @@ class LightningAttention(TokenMixer):
     def score_position(self) -> Rope | None:
         return self.position
 
-    def check_place(self, stack_position: Standing) -> None:
+    def check_place(self, stack_position: StackPosition) -> None:
         super().check_place(stack_position)
         if self.position is not None:
             self.position.check_place(stack_position, self.head_dim)
-
-    def heads(self, width: Number) -> HeadSizes:
-        return HeadSizes(self.num_attention_heads, self.num_attention_heads, self.head_dim)
-
-    def with_heads(self, head_sizes: HeadSizes) -> Self:
-        if not same(head_sizes.kv_heads, head_sizes.heads):
-            raise Unscalable(
-                "attention.type 'lightning' requires as many key/value heads as query heads; expected a "
-                "--kv-ratio of 1, or none"
-            )
-        return self.model_copy(update={"num_attention_heads": head_sizes.heads, "head_dim": head_sizes.head_dim})
-
-    def source(self) -> str:
-        return "Qin et al. 2024, §3"
 
     def flow(self, recorder: Flow, x: Value) -> Value:
         heads, dim = Axis("heads", self.num_attention_heads), Axis("head_dim", self.head_dim)
         all_heads: Shape = (heads, dim)
         q, k, v = (recorder.linear(name, x, *all_heads, bias=self.qkv_bias) for name in ("q_proj", "k_proj", "v_proj"))
-        q, k = (
-            self._normed_and_rotated(recorder, "q_norm", q, dim),
-            self._normed_and_rotated(recorder, "k_norm", k, dim),
-        )
+        q = self._normed_and_rotated(recorder, "q_norm", q, dim)
+        k = self._normed_and_rotated(recorder, "k_norm", k, dim)
         activated_qkv = (
             recorder.act(q, self.hidden_act),
             recorder.act(k, self.hidden_act),
@@ -186,11 +168,9 @@ def _reference_class() -> type[nn.Module]:
 
         def __init__(self, spec: LightningAttention, hidden: int) -> None:
             super().__init__()
-            self.heads, width, self.act = (
-                spec.num_attention_heads,
-                spec.num_attention_heads * spec.head_dim,
-                spec.hidden_act,
-            )
+            self.heads = spec.num_attention_heads
+            width = spec.num_attention_heads * spec.head_dim
+            self.act = spec.hidden_act
             self.spec = spec
             self.q_proj, self.k_proj, self.v_proj = (nn.Linear(hidden, width, bias=spec.qkv_bias) for _ in range(3))
             self.g_proj = nn.Linear(hidden, width, bias=False)
@@ -211,14 +191,12 @@ def _reference_class() -> type[nn.Module]:
             return activate(self.act, heads)
 
         def forward(self, x: Tensor, forward_pass: ForwardPass) -> Tensor:
-            stored_state = self.recurrent_state.load(forward_pass)
             projections = {"q": self.q_proj(x), "k": self.k_proj(x), "v": self.v_proj(x)}
             q, k, v = (self._split_heads(letter, y, forward_pass) for letter, y in projections.items())
             del projections
-            out, state = self.core(q, k, v, None if stored_state is None else stored_state[0])
+            out, state = self.core(q, k, v, self.recurrent_state.only_tensor(forward_pass))
             self.recurrent_state.keep(forward_pass, state)
             normed = self.norm(out.transpose(1, 2).flatten(2))
-            result: Tensor = self.o_proj(self.g_proj(x).sigmoid() * normed)
-            return result
+            return self.o_proj(self.g_proj(x).sigmoid() * normed)
 
     return LightningReference

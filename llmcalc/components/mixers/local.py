@@ -14,7 +14,6 @@ from typing import TYPE_CHECKING, Any, ClassVar, Literal, Self
 from pydantic import model_validator
 
 from ... import ops
-from ...algebra import same
 from ...flow.axis import Axis
 from ...flow.record import Flow
 from ...flow.value import Value
@@ -24,22 +23,20 @@ from ..base import (
     ChunkSize,
     HeadDim,
     Heads,
-    HeadSizes,
     ModelProperties,
     PartWitness,
     ScoreBias,
-    TokenMixer,
-    Unscalable,
     Window,
 )
 from ..norm import Norm
 from ..runtime import ForwardPass, apply_dropout
+from .grouped import MultiHeadMixer
 
 if TYPE_CHECKING:
     from torch import Tensor, nn
 
 
-class LocalAttention(TokenMixer):
+class LocalAttention(MultiHeadMixer):
     """Multi-head attention of an encoder to nearby tokens, and optionally to block sums of the whole sequence.
 
     num_attention_heads: the number of heads.
@@ -50,6 +47,7 @@ class LocalAttention(TokenMixer):
     global_norm: the norm on the sums, none by default.
     """
 
+    formula_source: ClassVar[str] = "Guo et al. 2021, §3.1"
     witness: ClassVar[PartWitness] = BY_TORCH
     node_name: ClassVar[str] = "self_attn"
     kind: ClassVar[str] = "attention"
@@ -68,10 +66,7 @@ class LocalAttention(TokenMixer):
             raise ValueError("global_norm: there are no sums to norm without a global_block_size")
         return self
 
-    def heads(self, width: Any) -> HeadSizes:
-        return HeadSizes(self.num_attention_heads, self.num_attention_heads, self.head_dim)
-
-    def reach(self) -> tuple[int, ...]:
+    def length_limits(self) -> tuple[int, ...]:
         return tuple(n for n in (self.local_radius, self.global_block_size) if n is not None)
 
     def accepted_bias(self) -> ScoreBias:
@@ -81,14 +76,6 @@ class LocalAttention(TokenMixer):
         """Records the shared bias, and the mask that the bias of block sums depends on."""
         tables = [recorder.memo[name] for name in ("relative_bias", "relative_bias_of_blocks") if name in recorder.memo]
         recorder.local_mask(x.rows, self.local_radius, self.global_block_size, *tables)
-
-    def with_heads(self, head_sizes: HeadSizes) -> Self:
-        if not same(head_sizes.heads, head_sizes.kv_heads):
-            raise Unscalable("each query head has its own key head; expected equal numbers of both")
-        return self.model_copy(update={"num_attention_heads": head_sizes.heads, "head_dim": head_sizes.head_dim})
-
-    def source(self) -> str:
-        return "Guo et al. 2021, §3.1"
 
     def flow(self, recorder: Flow, x: Value) -> Value:
         heads, dim, block = Axis("heads", self.num_attention_heads), Axis("head_dim", self.head_dim), None
@@ -157,8 +144,7 @@ def _reference_class() -> type[nn.Module]:
         """Sums the tokens of each block. x: [batch, tokens, hidden] → [batch, sums, hidden]."""
 
         def forward(self, x: Tensor, sum_index: Tensor, sums: Tensor) -> Tensor:
-            out: Tensor = (sums[:, None] == sum_index[None]).to(x.dtype) @ x
-            return out
+            return (sums[:, None] == sum_index[None]).to(x.dtype) @ x
 
     class LocalReference(nn.Module):
         """LongT5's local attention. x: [batch, tokens, hidden] → same shape."""
@@ -178,8 +164,7 @@ def _reference_class() -> type[nn.Module]:
             """Splits tokens into blocks, zero-padded. [batch, tokens, …] → [batch, blocks, block, …]."""
             block_size = self.spec.local_radius + 1
             padding = x.new_zeros(x.shape[0], -x.shape[1] % block_size, *x.shape[2:])
-            blocks: Tensor = torch.cat([x, padding], 1).unflatten(1, (-1, block_size))
-            return blocks
+            return torch.cat([x, padding], 1).unflatten(1, (-1, block_size))
 
         def _with_neighbours(self, x: Tensor) -> Tensor:
             """Adds both neighbours to each block. [batch, blocks, block, …] → [batch, blocks, 3 · block, …]."""
@@ -199,8 +184,7 @@ def _reference_class() -> type[nn.Module]:
 
         def _split_heads(self, x: Tensor) -> Tensor:
             """Splits heads. […, tokens, heads · d] → […, heads, tokens, d]."""
-            heads: Tensor = x.unflatten(-1, (self.spec.num_attention_heads, -1)).transpose(-2, -3)
-            return heads
+            return x.unflatten(-1, (self.spec.num_attention_heads, -1)).transpose(-2, -3)
 
         def compute_shared_bias(self, x: Tensor, forward_pass: ForwardPass) -> None:
             """Computes the mask and the bias that all layers of a stack use, before the first layer."""
@@ -208,10 +192,7 @@ def _reference_class() -> type[nn.Module]:
 
         def _shared_bias(self, forward_pass: ForwardPass, tokens: int, device: Any) -> tuple[Tensor, Tensor | None]:
             key = "blocks", tokens, self.spec.local_radius, self.spec.global_block_size
-            mask_and_bias: tuple[Tensor, Tensor | None] = forward_pass.computed_once(
-                key, lambda: self._mask_and_bias(forward_pass, tokens, device)
-            )
-            return mask_and_bias
+            return forward_pass.computed_once(key, lambda: self._mask_and_bias(forward_pass, tokens, device))
 
         def _block_sum_indices(self, forward_pass: ForwardPass, tokens: int, device: Any) -> tuple[Tensor, Tensor]:
             """Returns the index of each token's block sum, and the indices of all sums."""
@@ -260,7 +241,6 @@ def _reference_class() -> type[nn.Module]:
             k, v = (self._keys_of_blocks(self.get_submodule(name)(kv_input), tokens) for name in ("k_proj", "v_proj"))
             mask, bias = self._shared_bias(forward_pass, tokens, x.device)
             out = self.core(q, k, v, mask, bias).transpose(-2, -3).flatten(1, 2)[:, :tokens]
-            result: Tensor = self.o_proj(out.flatten(2))
-            return result
+            return self.o_proj(out.flatten(2))
 
     return LocalReference

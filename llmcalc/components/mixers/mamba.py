@@ -50,6 +50,7 @@ class Mamba(TokenMixer):
         by default.
     """
 
+    formula_source: ClassVar[str] = "Gu & Dao 2023, §3.4"
     witness: ClassVar[PartWitness] = PUBLISHED
     kernel_packages: ClassVar[tuple[str, ...]] = ("mamba-ssm", "causal-conv1d")
     node_name: ClassVar[str] = "mamba"
@@ -76,15 +77,10 @@ class Mamba(TokenMixer):
             raise ValueError("norm: only supported for a single head; expected no num_heads, or no norm")
         return self
 
-    def source(self) -> str:
-        return "Gu & Dao 2023, §3.4"
-
     def flow(self, recorder: Flow, x: Value) -> Value:
-        inner_axis, state, kernel = (
-            Axis("inner", self.intermediate_size),
-            Axis("state", self.state_size),
-            self.conv_kernel,
-        )
+        inner_axis = Axis("inner", self.intermediate_size)
+        state = Axis("state", self.state_size)
+        kernel = self.conv_kernel
         projected = recorder.linear("in_proj", x, Beside(((inner_axis,), (inner_axis,))), bias=self.use_bias)
         u, gate = recorder.split(projected, (inner_axis,), (inner_axis,))
         has_bias = self.use_conv_bias
@@ -109,11 +105,9 @@ class Mamba(TokenMixer):
         if a is None:
             time_step, b, c = recorder.split(recorder.linear("x_proj", u, Beside(shapes)), *shapes)
             if self.norm is not None:
-                time_step, b, c = (
-                    recorder.norm("dt_norm", time_step, self.norm),
-                    recorder.norm("b_norm", b, self.norm),
-                    recorder.norm("c_norm", c, self.norm),
-                )
+                time_step = recorder.norm("dt_norm", time_step, self.norm)
+                b = recorder.norm("b_norm", b, self.norm)
+                c = recorder.norm("c_norm", c, self.norm)
             return recorder.linear("dt_proj", time_step, inner_axis, bias=True), b, c
         heads, channels = Axis("heads", a), Axis("channels", exact_div(self.intermediate_size, a))
         head_rows = u.view(channels, rows=Routed(of=u.rows, top_k=a))
@@ -161,8 +155,7 @@ def _reference_class() -> type[nn.Module]:
         def forward(self, x: Tensor) -> Tensor:
             y = x.unflatten(-1, (self.weight.shape[0], -1)).transpose(1, 2) @ self.weight.transpose(-1, -2)
             y = y if self.bias is None else y + self.bias[:, None]
-            joined_heads: Tensor = y.transpose(1, 2).flatten(2)
-            return joined_heads
+            return y.transpose(1, 2).flatten(2)
 
     class Scan(nn.Module):
         """Mamba's selective scan. x, Δ: [batch, tokens, inner] → ([batch, tokens, inner], last state).
@@ -212,12 +205,10 @@ def _reference_class() -> type[nn.Module]:
         def __init__(self, spec: Mamba, model_properties: ModelProperties) -> None:
             super().__init__()
             self.spec = spec
-            hidden, inner_width, rank, heads = (
-                model_properties.hidden_size,
-                spec.intermediate_size,
-                spec.time_step_rank,
-                spec.num_heads or 1,
-            )
+            hidden = model_properties.hidden_size
+            inner_width = spec.intermediate_size
+            rank = spec.time_step_rank
+            heads = spec.num_heads or 1
             self.in_proj = nn.Linear(hidden, 2 * inner_width, bias=spec.use_bias)
             conv: Any = causal_conv_class()
             self.conv1d = conv(inner_width, spec.conv_kernel, spec.use_conv_bias)
@@ -228,16 +219,12 @@ def _reference_class() -> type[nn.Module]:
                 self.x_proj: Any = nn.Linear(inner_width, projected_width, bias=False)
                 self.dt_proj: Any = nn.Linear(rank, inner_width)
             else:
-                self.x_proj, self.dt_proj = (
-                    HeadMap(heads, inner_width // heads, projected_width, False),
-                    HeadMap(heads, rank, inner_width // heads, True),
-                )
+                self.x_proj = HeadMap(heads, inner_width // heads, projected_width, False)
+                self.dt_proj = HeadMap(heads, rank, inner_width // heads, True)
             if spec.norm is not None:
                 self.dt_norm = norm_reference(spec.norm, rank)
-                self.b_norm, self.c_norm = (
-                    norm_reference(spec.norm, spec.state_size),
-                    norm_reference(spec.norm, spec.state_size),
-                )
+                self.b_norm = norm_reference(spec.norm, spec.state_size)
+                self.c_norm = norm_reference(spec.norm, spec.state_size)
             self.scan = Scan(inner_width, spec.state_size)
             self.out_proj = nn.Linear(inner_width, hidden, bias=spec.use_bias)
 
@@ -250,18 +237,16 @@ def _reference_class() -> type[nn.Module]:
             if spec.norm is not None:
                 time_step, b, c = self.dt_norm(time_step), self.b_norm(b), self.c_norm(c)
             time_step = nn.functional.softplus(self.dt_proj(time_step.flatten(2)))
-            stored_state = self.ssm_state.load(forward_pass)
             y, last_state = self.scan(
                 u,
                 time_step,
                 b.repeat_interleave(u.shape[-1] // heads, 2),
                 c,
-                None if stored_state is None else stored_state[0],
+                self.ssm_state.only_tensor(forward_pass),
             )
             self.ssm_state.keep(forward_pass, last_state)
             if spec.lends_output:
                 forward_pass.memo["scan output"] = y
-            result: Tensor = self.out_proj(y * activate(spec.hidden_act, gate))
-            return result
+            return self.out_proj(y * activate(spec.hidden_act, gate))
 
     return MambaReference

@@ -55,6 +55,7 @@ class Mamba2(TokenMixer):
     norm_before_gate: whether the norm comes before the gate, false by default.
     """
 
+    formula_source: ClassVar[str] = "Dao & Gu 2024, §7"
     witness: ClassVar[PartWitness] = PUBLISHED
     kernel_packages: ClassVar[tuple[str, ...]] = ("mamba-ssm", "causal-conv1d")
     node_name: ClassVar[str] = "mamba"
@@ -84,18 +85,13 @@ class Mamba2(TokenMixer):
             )
         return self
 
-    def heads(self, width: Number) -> HeadSizes:
+    def head_sizes(self, width: Number) -> HeadSizes:
         return HeadSizes(self.num_heads, self.n_groups, self.head_dim)
 
-    def source(self) -> str:
-        return "Dao & Gu 2024, §7"
-
     def flow(self, recorder: Flow, x: Value) -> Value:
-        heads, dim, groups = (
-            Axis("heads", self.num_heads),
-            Axis("head_dim", self.head_dim),
-            Axis("groups", self.n_groups),
-        )
+        heads = Axis("heads", self.num_heads)
+        dim = Axis("head_dim", self.head_dim)
+        groups = Axis("groups", self.n_groups)
         state, kernel = Axis("state", self.state_size), self.conv_kernel
         inner_axes: Shape = (heads, dim)
         conv_channels = Beside((inner_axes, (groups, state), (groups, state)))  # the gate and Δ skip the convolution
@@ -161,15 +157,15 @@ def scan_class() -> type[nn.Module]:
     import torch
     from torch import nn
 
-    def pairwise_decays(log: Tensor) -> Tensor:
+    def pairwise_decays(log_decay: Tensor) -> Tensor:
         """Computes pairwise decays: the fraction of step j's input that remains after step i, for i ≥ j.
 
-        log: the log decay of each step, [..., n] → [..., n, n].
+        log_decay: the log decay of each step, [..., n] → [..., n, n].
         """
-        cumulative = log.cumsum(-1)
-        log_decay = cumulative[..., :, None] - cumulative[..., None, :]
-        past = torch.ones(log.shape[-1], log.shape[-1], dtype=torch.bool, device=log.device).tril()
-        return torch.exp(log_decay.masked_fill(~past, float("-inf")))
+        cumulative = log_decay.cumsum(-1)
+        pair_log_decay = cumulative[..., :, None] - cumulative[..., None, :]
+        past = torch.ones(log_decay.shape[-1], log_decay.shape[-1], dtype=torch.bool, device=log_decay.device).tril()
+        return torch.exp(pair_log_decay.masked_fill(~past, float("-inf")))
 
     class ChunkedScan(nn.Module):
         """Mamba-2's scan in chunks. x: [batch, tokens, heads, d] → (x's shape, last state).
@@ -189,34 +185,38 @@ def scan_class() -> type[nn.Module]:
             self, x: Tensor, time_step: Tensor, b: Tensor, c: Tensor, old_state: Tensor | None
         ) -> tuple[Tensor, Tensor]:
             time_step = nn.functional.softplus(time_step + self.dt_bias).float()
-            log, scaled_x = time_step * -torch.exp(self.A_log.float()), x.float() * time_step[..., None]
+            log_decay, scaled_x = time_step * -torch.exp(self.A_log.float()), x.float() * time_step[..., None]
             if old_state is not None and x.shape[1] == 1:
-                y, last_state = self._decode_step(scaled_x, log, b.float(), c.float(), old_state)
+                y, last_state = self._decode_step(scaled_x, log_decay, b.float(), c.float(), old_state)
             else:
-                y, last_state = self._run_chunks(scaled_x, log, b.float(), c.float(), old_state)
+                y, last_state = self._run_chunks(scaled_x, log_decay, b.float(), c.float(), old_state)
             return y.to(x.dtype) + self.D[:, None] * x, last_state
 
         def _decode_step(
-            self, x: Tensor, log: Tensor, b: Tensor, c: Tensor, old_state: Tensor
+            self, x: Tensor, log_decay: Tensor, b: Tensor, c: Tensor, old_state: Tensor
         ) -> tuple[Tensor, Tensor]:
             """Runs one decoding step. old_state: [batch, heads, d, n]."""
-            state = old_state * log.exp()[:, 0, :, None, None] + x[:, 0, :, :, None] * b[:, 0, :, None, :]
+            state = old_state * log_decay.exp()[:, 0, :, None, None] + x[:, 0, :, :, None] * b[:, 0, :, None, :]
             return (state @ c[:, 0, :, :, None])[..., 0][:, None], state
 
         def _run_chunks(
-            self, x: Tensor, log: Tensor, b: Tensor, c: Tensor, old_state: Tensor | None
+            self, x: Tensor, log_decay: Tensor, b: Tensor, c: Tensor, old_state: Tensor | None
         ) -> tuple[Tensor, Tensor]:
             tokens, padding = x.shape[1], -x.shape[1] % self.chunk
 
-            def cut(t: Tensor) -> Tensor:
+            def split_into_chunks(t: Tensor) -> Tensor:
                 """Splits tokens into padded chunks. [.., tokens, heads, ...] → [.., heads, chunks, chunk, ...]."""
                 padded_chunks = nn.functional.pad(t, (0, 0) * (t.dim() - 2) + (0, padding))
-                chunks: Tensor = padded_chunks.unflatten(1, (-1, self.chunk)).movedim(3, 1)
-                return chunks
+                return padded_chunks.unflatten(1, (-1, self.chunk)).movedim(3, 1)
 
-            x, log, b, c = cut(x), cut(log), cut(b), cut(c)
-            cumulative = log.cumsum(-1)
-            chunk_output = (c @ b.transpose(-1, -2) * pairwise_decays(log)) @ x
+            x, log_decay, b, c = (
+                split_into_chunks(x),
+                split_into_chunks(log_decay),
+                split_into_chunks(b),
+                split_into_chunks(c),
+            )
+            cumulative = log_decay.cumsum(-1)
+            chunk_output = (c @ b.transpose(-1, -2) * pairwise_decays(log_decay)) @ x
             chunk_states = (x * torch.exp(cumulative[..., -1:] - cumulative)[..., None]).transpose(
                 -1, -2
             ) @ b  # by each chunk, at its end
@@ -279,16 +279,14 @@ def _reference_class() -> type[nn.Module]:
             x, b, c = convolution_output.split([inner_width, group_width, group_width], -1)
             heads_per_group = spec.num_heads // spec.n_groups
             b, c = (t.unflatten(-1, (spec.n_groups, -1)).repeat_interleave(heads_per_group, 2) for t in (b, c))
-            stored_state = self.ssm_state.load(forward_pass)
             y, last_state = self.scan(
                 x.unflatten(-1, (spec.num_heads, -1)),
                 time_step,
                 b,
                 c,
-                None if stored_state is None else stored_state[0],
+                self.ssm_state.only_tensor(forward_pass),
             )
             self.ssm_state.keep(forward_pass, last_state)
-            result: Tensor = self.out_proj(self._gated_output(y.flatten(2), gate))
-            return result
+            return self.out_proj(self._gated_output(y.flatten(2), gate))
 
     return Mamba2Reference

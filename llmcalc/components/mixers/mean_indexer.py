@@ -136,17 +136,17 @@ def _reference_class() -> type[nn.Module]:
             last_block_tokens = last_block_tokens.clamp(max=keys.shape[1] - 1).expand(x.shape[0], -1, -1)
             return torch.cat([chosen_positions, last_block_tokens], -1)
 
-        def narrow(self, x: Tensor, k: Tensor, v: Tensor, forward_pass: ForwardPass) -> tuple[Tensor, Tensor, Tensor]:
+        def selected_keys_and_values(
+            self, x: Tensor, k: Tensor, v: Tensor, forward_pass: ForwardPass
+        ) -> tuple[Tensor, Tensor, Tensor]:
             """Returns the keys and values to read, and their mask. k, v: [batch, heads, keys, d]."""
             selected_tokens, keys, tokens = self(x, forward_pass), k.shape[2], x.shape[1]
             if forward_pass.past and tokens == 1:
                 index = selected_tokens[:, 0, None, :, None].expand(-1, k.shape[1], -1, -1)
                 k, v = (t.gather(2, index.expand(-1, -1, -1, t.shape[-1])) for t in (k, v))
                 return k, v, torch.ones(1, k.shape[2], dtype=torch.bool, device=x.device)
-            positions, all_keys = (
-                forward_pass.span(forward_pass.past, forward_pass.past + tokens, x.device),
-                forward_pass.span(0, keys, x.device),
-            )
+            positions = forward_pass.span(forward_pass.past, forward_pass.past + tokens, x.device)
+            all_keys = forward_pass.span(0, keys, x.device)
             mask = torch.zeros(x.shape[0], tokens, keys, dtype=torch.bool, device=x.device)
             mask = mask.scatter(-1, selected_tokens, True) & (all_keys <= positions[:, None])
             return k, v, mask[:, None]

@@ -29,6 +29,7 @@ class MemoryGate(TokenMixer):
     hidden_act: the activation of the gate, silu by default.
     """
 
+    formula_source: ClassVar[str] = "Ren et al. 2025, §2"
     node_name: ClassVar[str] = "mamba"
     kind: ClassVar[str] = "state_space"
 
@@ -37,11 +38,8 @@ class MemoryGate(TokenMixer):
     use_bias: Flag = False
     hidden_act: Activation = "silu"
 
-    def borrows(self) -> str:
+    def borrowing_field(self) -> str:
         return "type 'memory_gate'"
-
-    def source(self) -> str:
-        return "Ren et al. 2025, §2"
 
     def flow(self, recorder: Flow, x: Value) -> Value:
         inner_axis = Axis("inner", self.intermediate_size)
@@ -77,7 +75,6 @@ def _reference_class() -> type[nn.Module]:
         def forward(self, x: Tensor, forward_pass: ForwardPass) -> Tensor:
             gate = activate(self.spec.hidden_act, self.in_proj(x))
             memory = forward_pass.memo.get("scan output", x.new_ones(1))
-            out: Tensor = self.out_proj(gate * memory)
-            return out
+            return self.out_proj(gate * memory)
 
     return MemoryGateReference

@@ -16,7 +16,7 @@ from ...flow.record import Flow
 from ...flow.value import Value
 from ...workload.derived_rows import Joined
 from ...workload.rows import SOURCE
-from ..base import BY_TORCH, Flag, HeadDim, Heads, KVHeads, ModelProperties, PartWitness, Real, Standing, Window
+from ..base import BY_TORCH, Flag, HeadDim, Heads, KVHeads, ModelProperties, PartWitness, Real, StackPosition, Window
 from ..norm import Norm
 from ..position import Rope
 from ..runtime import ForwardPass, apply_dropout, attention_mask, cache_class, product_class
@@ -41,6 +41,7 @@ class MergedAttention(TwoSetsMixer):
     position: RoPE on queries and on the decoder's own keys.
     """
 
+    formula_source: ClassVar[str] = "Zhang et al. 2025 (T5Gemma 2)"
     witness: ClassVar[PartWitness] = BY_TORCH
     node_name: ClassVar[str] = "self_attn"
     kind: ClassVar[str] = "attention"
@@ -58,16 +59,13 @@ class MergedAttention(TwoSetsMixer):
     norm: Norm | None = Norm(type="rmsnorm", eps=1e-6)
     position: Rope = Rope()
 
-    def check_place(self, stack_position: Standing) -> None:
+    def check_place(self, stack_position: StackPosition) -> None:
         super().check_place(stack_position)
         if stack_position.source_width != stack_position.width:
             raise ValueError(
                 f"{stack_position.where}.type: 'merged' requires an encoder of the decoder's width; expected one, "
                 "and no cross_attention"
             )
-
-    def source(self) -> str:
-        return "Zhang et al. 2025 (T5Gemma 2)"
 
     def flow(self, recorder: Flow, x: Value) -> Value:
         """Records one softmax over the scores of both attention cores; each core counts its own products."""
@@ -141,13 +139,12 @@ def _reference_class() -> type[nn.Module]:
             if cached_tensors is not None:
                 return cached_tensors
             assert forward_pass.memory is not None, "merged attention needs the encoder's output or a filled cache"
-            computed_keys_and_values: tuple[Tensor, ...] = self.cross_cache(
+            return self.cross_cache(
                 forward_pass, self._split_heads("k", forward_pass.memory), self._split_heads("v", forward_pass.memory)
             )
-            return computed_keys_and_values
 
         def forward(self, x: Tensor, forward_pass: ForwardPass) -> Tensor:
-            spec, tokens, end = self.spec, x.shape[1], forward_pass.past + x.shape[1]
+            spec, tokens = self.spec, x.shape[1]
             q, k = (
                 spec.position.rotated(self._split_heads(projection, x), forward_pass, forward_pass.past)
                 for projection in ("q", "k")
@@ -159,14 +156,11 @@ def _reference_class() -> type[nn.Module]:
             scores = scores * spec.head_dim**-0.5
             if spec.attn_logit_softcapping is not None:
                 scores = spec.attn_logit_softcapping * torch.tanh(scores / spec.attn_logit_softcapping)
-            mask = attention_mask(
-                forward_pass, end, tokens, k.shape[-2], x.device, causal=True, window=spec.sliding_window
-            )
+            mask = attention_mask(forward_pass, x, k, causal=True, window=spec.sliding_window)
             mask = torch.cat([mask, mask.new_ones(tokens, memory_k.shape[-2])], -1)
             scores = scores.masked_fill(~mask, float("-inf"))
             weights = apply_dropout(self, "attention", torch.softmax(scores.float(), -1).to(v.dtype))
             out = self.core(weights[..., : k.shape[-2]], v) + self.cross_core(weights[..., k.shape[-2] :], memory_v)
-            result: Tensor = self.o_proj(out.transpose(1, 2).flatten(2))
-            return result
+            return self.o_proj(out.transpose(1, 2).flatten(2))
 
     return MergedReference

@@ -85,6 +85,7 @@ class MLA(TokenMixer):
     indexer: the part that selects the tokens to attend to; none by default.
     """
 
+    formula_source: ClassVar[str] = "DeepSeek-V2 2024, §2.1"
     witness: ClassVar[PartWitness] = BY_TORCH
     node_name: ClassVar[str] = "self_attn"
     kind: ClassVar[str] = "attention"
@@ -138,22 +139,22 @@ class MLA(TokenMixer):
         self.position.check_whole("qk_rope_head_dim")
         return self
 
-    def heads(self, width: Number) -> HeadSizes:
+    def head_sizes(self, width: Number) -> HeadSizes:
         return HeadSizes(self.num_attention_heads, None, self.qk_nope_head_dim + self.qk_rope_head_dim)
 
     def score_position(self) -> Rope:
         return self.position
 
-    def trait(self) -> str:
+    def report_label(self) -> str:
         return self.type if self.sliding_window is None else "sliding"
 
-    def window(self) -> int | None:
+    def window_size(self) -> int | None:
         return self.sliding_window
 
     def without_window(self) -> Self:
         return self.model_copy(update={"sliding_window": None})
 
-    def reach(self) -> tuple[int, ...]:
+    def length_limits(self) -> tuple[int, ...]:
         selected_tokens = None if self.indexer is None else self.indexer.index_topk
         return tuple(n for n in (self.sliding_window, selected_tokens) if n is not None)
 
@@ -165,18 +166,17 @@ class MLA(TokenMixer):
     def shared_results(self) -> Mapping[tuple[Any, ...], str]:
         results = {self._latent_key(): "kv_shared" if self.kv_shared else ""}
         if self.indexer is not None:
-            results["indexer", *self.indexer.limits().values()] = "indexer.shared" if self.indexer.shared else ""
+            results["indexer", *self.indexer.attention_limits().values()] = (
+                "indexer.shared" if self.indexer.shared else ""
+            )
         return results
 
-    def borrows(self) -> str:
+    def borrowing_field(self) -> str:
         return next(filter(None, self.shared_results().values()), "")
 
     def _latent_key(self) -> tuple[Any, ...]:
         """Returns the fields that must be equal for layers to share latents."""
         return "latent", self.kv_lora_rank, self.qk_rope_head_dim, self.mla_use_nope, self.sliding_window
-
-    def source(self) -> str:
-        return "DeepSeek-V2 2024, §2.1"
 
     def flow(self, recorder: Flow, x: Value) -> Value:
         heads, head_axis = Axis("heads", self.num_attention_heads), Axis("v_head_dim", self.v_head_dim)
@@ -199,7 +199,7 @@ class MLA(TokenMixer):
             turning = self.position.model_copy(update={"rotary_dim": self.qk_rope_head_dim})
             rotation = None if self.mla_use_nope else turning
             recorder.part("indexer", self.indexer, x, query_latent=query_latent, position=rotation, role="no_grad")
-        limits: dict[str, Any] = {"selected": None} if self.indexer is None else dict(self.indexer.limits())
+        limits: dict[str, Any] = {"selected": None} if self.indexer is None else dict(self.indexer.attention_limits())
         limits |= {} if self.sliding_window is None else {"window": self.sliding_window}
         selection: Value | None = None
         if self.indexer is not None:
@@ -415,8 +415,7 @@ def _reference_class() -> type[nn.Module]:
             spec = self.spec
             sharing_key = ("latent", spec.kv_lora_rank, spec.qk_rope_head_dim, spec.mla_use_nope, spec.sliding_window)
             if spec.kv_shared:
-                stored_latent_and_key: tuple[Tensor, Tensor] = forward_pass.memo[sharing_key]
-                return stored_latent_and_key
+                return forward_pass.memo[sharing_key]
             latent, k_rope = self.kv_a_proj(x).split([spec.kv_lora_rank, spec.qk_rope_head_dim], -1)
             latent = self.kv_a_norm(latent) if hasattr(self, "kv_a_norm") else latent
             k_rope = self.k_rope_norm(k_rope) if hasattr(self, "k_rope_norm") else k_rope
@@ -435,9 +434,7 @@ def _reference_class() -> type[nn.Module]:
             q_nope, q_rope = q.split([nope, rope], -1)
             q_rope = self._rotate(q_rope, forward_pass)
             latent, k_rope = self._latent_and_key(x, forward_pass)
-            end = forward_pass.past + x.shape[1]
-            window = spec.sliding_window
-            mask = attention_mask(forward_pass, end, x.shape[1], latent.shape[1], x.device, causal=True, window=window)
+            mask = attention_mask(forward_pass, x, latent, causal=True, window=spec.sliding_window)
             scale = (nope + rope) ** -0.5
             if hasattr(self, "indexer"):
                 forward_pass.selected = self.indexer(x, compressed_query, mask, forward_pass)
@@ -461,18 +458,17 @@ def _reference_class() -> type[nn.Module]:
                 q = torch.cat([self.kv_b_proj(q_nope, absorbed_form="query"), q_rope], -1)
                 k, v = torch.cat([latent, k_rope], -1)[:, None], latent[:, None]
                 k, v = k.expand(-1, heads, -1, -1), v.expand(-1, heads, -1, -1)
-                out = self.kv_b_proj(self.core(q, k, v, mask, scale, sinks), absorbed_form="value")
+                out = self.kv_b_proj(self.core(q, k, v, mask, sinks=sinks, scale=scale), absorbed_form="value")
             else:
                 keys_and_values = self.kv_b_proj(latent).unflatten(-1, (heads, -1)).transpose(1, 2)
                 k_nope, v = keys_and_values.split([nope, spec.v_head_dim], -1)
                 k = torch.cat([k_nope, k_rope[:, None].expand(-1, heads, -1, -1)], -1)
-                out = self.core(torch.cat([q_nope, q_rope], -1), k, v, mask, scale, sinks)
+                out = self.core(torch.cat([q_nope, q_rope], -1), k, v, mask, sinks=sinks, scale=scale)
             out = out.transpose(1, 2)
             if hasattr(self, "gate_proj"):
                 out = out * gate_values(self.gate, self.gate_proj(x)).unflatten(-1, (heads, -1))
             if gate is not None:
                 out = out * gate.sigmoid()
-            result: Tensor = self.o_proj(out.flatten(2))
-            return result
+            return self.o_proj(out.flatten(2))
 
     return MLAReference

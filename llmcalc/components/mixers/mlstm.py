@@ -7,7 +7,7 @@ stored separately. The output has a norm per head and a gate. transformers: mode
 from __future__ import annotations
 
 from functools import cache
-from typing import TYPE_CHECKING, Any, ClassVar, Literal, Self, TypeAlias
+from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal, Self, TypeAlias
 
 from pydantic import Field
 
@@ -26,8 +26,8 @@ from ..base import (
     ModelProperties,
     PartWitness,
     Real,
+    Symbol,
     TokenMixer,
-    symbol_of_size,
 )
 from ..norm import Norm, norm_reference
 from ..runtime import ForwardPass, state_class
@@ -35,9 +35,7 @@ from ..runtime import ForwardPass, state_class
 if TYPE_CHECKING:
     from torch import Tensor, nn
 
-    MemoryValueDim: TypeAlias = int
-else:
-    MemoryValueDim = symbol_of_size("v")
+MemoryValueDim: TypeAlias = Annotated[int, Symbol("v")]
 
 
 class MLSTM(TokenMixer):
@@ -53,6 +51,7 @@ class MLSTM(TokenMixer):
     norm_eps: the ε of the norm on the output, 1e-6 by default.
     """
 
+    formula_source: ClassVar[str] = "Beck et al. 2024, §2.3"
     witness: ClassVar[PartWitness] = PUBLISHED
     node_name: ClassVar[str] = "mlstm"
     kind: ClassVar[str] = "linear_attention"
@@ -67,20 +66,15 @@ class MLSTM(TokenMixer):
     gate_soft_cap: Real = Field(default=15.0, gt=0)
     norm_eps: Real = Field(default=1e-6, ge=0)
 
-    def heads(self, width: Number) -> HeadSizes:
+    def head_sizes(self, width: Number) -> HeadSizes:
         return HeadSizes(self.num_heads, self.num_heads, self.qk_head_dim)
-
-    def source(self) -> str:
-        return "Beck et al. 2024, §2.3"
 
     def flow(self, recorder: Flow, x: Value) -> Value:
         heads, has_bias = Axis("heads", self.num_heads), self.use_bias
         key_dim, value_dim = Axis("qk_head_dim", self.qk_head_dim), Axis("v_head_dim", self.v_head_dim)
         values: Shape = (heads, value_dim)
-        q, k = (
-            recorder.linear("q", x, heads, key_dim, bias=has_bias),
-            recorder.linear("k", x, heads, key_dim, bias=has_bias),
-        )
+        q = recorder.linear("q", x, heads, key_dim, bias=has_bias)
+        k = recorder.linear("k", x, heads, key_dim, bias=has_bias)
         v = recorder.linear("v", x, *values, bias=has_bias)
         entry, forget = (
             recorder.act(recorder.linear(name, x, heads, bias=True), "tanh") for name in ("igate", "fgate")
@@ -160,10 +154,8 @@ def _reference_class() -> type[nn.Module]:
             h = numerator / (torch.maximum(denominator.abs(), (-peak).exp()) + 1e-6)[..., None]
             input_exponent, chunk_decay = log_decay[..., -1:] - log_decay + i, log_decay[..., -1:]
             new_largest = torch.maximum(chunk_decay + largest_exponent, input_exponent.max(-1, keepdim=True).values)
-            write_strength, state_scale = (
-                k * (input_exponent - new_largest).exp()[..., None],
-                (chunk_decay + largest_exponent - new_largest).exp(),
-            )
+            write_strength = k * (input_exponent - new_largest).exp()[..., None]
+            state_scale = (chunk_decay + largest_exponent - new_largest).exp()
             return h, (
                 state_scale[..., None] * memory + write_strength.transpose(-1, -2) @ v,
                 state_scale * norm + write_strength.sum(-2),
@@ -199,8 +191,7 @@ def _reference_class() -> type[nn.Module]:
             self.out_proj = nn.Linear(values, hidden, bias=has_bias)
 
         def _split_heads(self, name: str, x: Tensor) -> Tensor:
-            heads: Tensor = self.get_submodule(name)(x).float().unflatten(-1, (self.spec.num_heads, -1)).transpose(1, 2)
-            return heads
+            return self.get_submodule(name)(x).float().unflatten(-1, (self.spec.num_heads, -1)).transpose(1, 2)
 
         def _gate(self, name: str, x: Tensor) -> Tensor:
             cap = self.spec.gate_soft_cap
@@ -220,7 +211,6 @@ def _reference_class() -> type[nn.Module]:
             )
             self.recurrent_state.keep(forward_pass, *(t.to(x.dtype) for t in state))
             normed = self.norm(h.transpose(1, 2).flatten(2).to(x.dtype))
-            out: Tensor = self.out_proj(self.get_submodule("ogate")(x).sigmoid() * normed)
-            return out
+            return self.out_proj(self.get_submodule("ogate")(x).sigmoid() * normed)
 
     return MLSTMReference

@@ -29,6 +29,7 @@ from ..base import (
     TokenMixer,
     TopK,
     Unscalable,
+    check_top_k,
 )
 from ..networks.moe import dispatch_class, ends_of_groups, expert_map_class
 from ..position import Rope
@@ -49,6 +50,7 @@ class MixtureOfAttention(TokenMixer):
     position: RoPE on queries and keys.
     """
 
+    formula_source: ClassVar[str] = "Zhang et al. 2022, §3"
     witness: ClassVar[PartWitness] = BY_TORCH
     node_name: ClassVar[str] = "self_attn"
     kind: ClassVar[str] = "attention"
@@ -62,14 +64,11 @@ class MixtureOfAttention(TokenMixer):
 
     @model_validator(mode="after")
     def _check_fields(self) -> Self:
-        if self.num_experts_per_tok > self.num_experts:
-            raise ValueError(
-                f"num_experts_per_tok: {self.num_experts_per_tok} is more than num_experts {self.num_experts}"
-            )
+        check_top_k(self.num_experts, self.num_experts_per_tok)
         self.position.check(self.head_dim)
         return self
 
-    def heads(self, width: Any) -> HeadSizes:
+    def head_sizes(self, width: Any) -> HeadSizes:
         k = self.num_key_value_heads
         return HeadSizes(self.num_experts_per_tok * k, k, self.head_dim)
 
@@ -86,9 +85,6 @@ class MixtureOfAttention(TokenMixer):
             raise Unscalable(f"a token has {top_k} query heads for each key/value head, one of each of its experts")
         self.position.check_heads(head_sizes)
         return self.model_copy(update={"num_key_value_heads": head_sizes.kv_heads, "head_dim": head_sizes.head_dim})
-
-    def source(self) -> str:
-        return "Zhang et al. 2022, §3"
 
     def flow(self, recorder: Flow, x: Value) -> Value:
         top_k, experts = self.num_experts_per_tok, Axis("experts", self.num_experts)
@@ -150,15 +146,12 @@ def _reference_class() -> type[nn.Module]:
             self.q_proj = expert_map_class()(spec.num_experts, hidden, width, False)
             self.k_proj, self.v_proj = nn.Linear(hidden, width, bias=False), nn.Linear(hidden, width, bias=False)
             self.core, self.cache = softmax_core_class()(), cache_class()()
-            self.o_proj, self.o_bias = (
-                expert_map_class()(spec.num_experts, width, hidden, False),
-                vector(torch.zeros(hidden)),
-            )
+            self.o_proj = expert_map_class()(spec.num_experts, width, hidden, False)
+            self.o_bias = vector(torch.zeros(hidden))
 
         def _split_heads(self, x: Tensor) -> Tensor:
             """Splits heads. [batch, tokens, n · d] → [batch, n, tokens, d]."""
-            heads: Tensor = x.unflatten(-1, (-1, self.spec.head_dim)).transpose(1, 2)
-            return heads
+            return x.unflatten(-1, (-1, self.spec.head_dim)).transpose(1, 2)
 
         def _rotated(self, x: Tensor, forward_pass: ForwardPass) -> Tensor:
             return self.spec.position.rotated(x, forward_pass, forward_pass.past)
@@ -167,9 +160,9 @@ def _reference_class() -> type[nn.Module]:
             (batch, tokens, _), top_k = x.shape, self.spec.num_experts_per_tok
             weights, top_experts = self._route_tokens(x)
             dispatch = dispatch_class()(top_experts, forward_pass.grouped_experts)
-            rows = dispatch.rows(x)
+            rows = dispatch.copy_rows(x)
             group_ends = ends_of_groups(dispatch.expert, self.spec.num_experts) if dispatch.grouped else None
-            q = dispatch.to_tokens(self.q_proj(rows, dispatch.expert, group_ends)).view(batch, tokens, -1)
+            q = dispatch.sort_by_token(self.q_proj(rows, dispatch.expert, group_ends)).view(batch, tokens, -1)
             q = self._rotated(self._split_heads(q), forward_pass)
             k, v = self.cache(
                 forward_pass,
@@ -179,12 +172,11 @@ def _reference_class() -> type[nn.Module]:
             if top_k > 1:
                 k = k.repeat(1, top_k, 1, 1)
                 v = v.repeat(1, top_k, 1, 1)
-            mask = attention_mask(forward_pass, forward_pass.past + tokens, tokens, k.shape[-2], x.device, causal=True)
+            mask = attention_mask(forward_pass, x, k, causal=True)
             out = self.core(q, k, v, mask).transpose(1, 2)
-            rows = dispatch.to_experts(out.reshape(batch * tokens * top_k, -1))
-            out = dispatch.combined(self.o_proj(rows, dispatch.expert, group_ends), weights)
-            result: Tensor = out + self.o_bias.weight
-            return result
+            rows = dispatch.sort_by_expert(out.reshape(batch * tokens * top_k, -1))
+            out = dispatch.combine_outputs(self.o_proj(rows, dispatch.expert, group_ends), weights)
+            return out + self.o_bias.weight
 
         def _route_tokens(self, x: Tensor) -> tuple[Tensor, Tensor]:
             """Returns the weights and indices of each token's experts, [batch, tokens, top_k]."""

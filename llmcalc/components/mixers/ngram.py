@@ -15,14 +15,14 @@ from typing import TYPE_CHECKING, Any, ClassVar, Literal, Self
 from pydantic import Field
 
 from ... import ops
-from ...algebra import exact_div
 from ...flow.axis import Axis, Beside
 from ...flow.record import Flow
 from ...flow.value import Value
 from ...workload.derived_rows import Multiple
-from ..base import Heads, HeadSizes, LayerParts, ModelProperties, Positions, Standing, TokenMixer, Unscalable
-from ..runtime import ForwardPass, apply_dropout, cache_class
+from ..base import Heads, HeadSizes, LayerParts, ModelProperties, Positions, StackPosition, Unscalable
+from ..runtime import ForwardPass, cache_class, softmax_core_class
 from ..streams import ResidualStreams
+from .grouped import EqualHeadsMixer
 
 if TYPE_CHECKING:
     from torch import Tensor, nn
@@ -43,6 +43,7 @@ class PredictStreams(ResidualStreams):
     ngram: the number of predict streams.
     """
 
+    formula_source: ClassVar[str] = SOURCE
     kind: ClassVar[str] = "embedding"
 
     type: Literal["predict_streams"] = "predict_streams"
@@ -50,19 +51,17 @@ class PredictStreams(ResidualStreams):
 
     def check_layers(self, layers: Mapping[str, LayerParts]) -> None:
         if any(
-            layer.requires().get("streams") != {"type": self.type, "ngram": self.ngram} for layer in layers.values()
+            layer.required_slots().get("streams") != {"type": self.type, "ngram": self.ngram}
+            for layer in layers.values()
         ):
             raise ValueError(
                 "streams: those of type 'predict_streams' stand where every layer has attention of type 'ngram' with "
                 "their ngram, and nowhere else"
             )
 
-    def check_place(self, stack_position: Standing) -> None:
+    def check_place(self, stack_position: StackPosition) -> None:
         if stack_position.side != "decoder":
             raise ValueError(f"{stack_position.where}: predict streams are those of a decoder; expected none")
-
-    def source(self) -> str:
-        return SOURCE
 
     def record_split(self, recorder: Flow, x: Value) -> Value:
         return recorder.part("predict_streams", self, x)
@@ -81,7 +80,7 @@ class PredictStreams(ResidualStreams):
         return _reference_classes()["streams"](self, model_properties.hidden_size)
 
 
-class NgramAttention(TokenMixer):
+class NgramAttention(EqualHeadsMixer):
     """Multi-head attention of a main stream and predict streams. All projections have biases.
 
     num_attention_heads: the number of heads.
@@ -90,6 +89,7 @@ class NgramAttention(TokenMixer):
     relative_max_distance: the distance from which all share the last bucket.
     """
 
+    formula_source: ClassVar[str] = SOURCE
     node_name: ClassVar[str] = "self_attn"
     kind: ClassVar[str] = "attention"
 
@@ -99,29 +99,14 @@ class NgramAttention(TokenMixer):
     num_buckets: Positions = 32
     relative_max_distance: Positions = 128
 
-    def heads(self, width: Any) -> HeadSizes:
-        heads = self.num_attention_heads
-        return HeadSizes(heads, heads, exact_div(width, heads))
-
     def with_heads(self, head_sizes: HeadSizes) -> Self:
         raise Unscalable("attention of predict streams has a table of distances; expected plain attention")
 
-    def requires(self) -> Mapping[str, Mapping[str, Any]]:
+    def required_slots(self) -> Mapping[str, Mapping[str, Any]]:
         return {"streams": {"type": "predict_streams", "ngram": self.ngram}}
 
-    def check_place(self, stack_position: Standing) -> None:
-        super().check_place(stack_position)
-        if stack_position.width % self.num_attention_heads:
-            raise ValueError(
-                f"{stack_position.where}.num_attention_heads: {self.num_attention_heads}; expected a divisor of "
-                f"hidden_size {stack_position.width}"
-            )
-
-    def source(self) -> str:
-        return SOURCE
-
     def flow(self, recorder: Flow, x: Value) -> Value:
-        head_sizes = self.heads(x.width)
+        head_sizes = self.head_sizes(x.width)
         heads, dim = Axis("heads", head_sizes.heads), Axis("head_dim", head_sizes.head_dim)
         assert isinstance(x.rows, Multiple)
         tokens, streams = x.rows.of, Multiple(of=x.rows.of, by=self.ngram)
@@ -183,15 +168,7 @@ def _reference_classes() -> dict[str, type[nn.Module]]:
 
         def merge_streams(self, x: Tensor, forward_pass: ForwardPass) -> Tensor:
             streams = x[:, x.shape[1] // (self.ngram + 1) :].unflatten(1, (self.ngram, -1)).transpose(1, 2)
-            output: Tensor = streams[:, :, 0] if self.ngram == 1 else streams
-            return output
-
-    class MainCore(nn.Module):
-        """Softmax attention. q: [batch, heads, queries, d], k and v: [batch, heads, keys, d] → shape of q."""
-
-        def forward(self, q: Tensor, k: Tensor, v: Tensor, bias: Tensor, mask: Tensor) -> Tensor:
-            scores = (q @ k.transpose(-1, -2) * q.shape[-1] ** -0.5 + bias).masked_fill(~mask, float("-inf"))
-            return apply_dropout(self, "attention", torch.softmax(scores.float(), -1).to(v.dtype)) @ v
+            return streams[:, :, 0] if self.ngram == 1 else streams
 
     class NgramReference(nn.Module):
         """Attention of all streams. x: [batch, (1 + ngram) · tokens, hidden] → same shape."""
@@ -202,7 +179,8 @@ def _reference_classes() -> dict[str, type[nn.Module]]:
             for name in ("q_proj", "k_proj", "v_proj", "o_proj"):
                 self.add_module(name, nn.Linear(hidden, hidden))
             self.relative_proj = nn.Linear(hidden, spec.num_buckets * self.heads)
-            self.cache, self.core, self.predict_core = cache_class()(), MainCore(), MainCore()
+            self.cache = cache_class()()
+            self.core, self.predict_core = softmax_core_class()(), softmax_core_class()()
 
         def _streams(self, name: str, x: Tensor) -> tuple[Tensor, ...]:
             """Returns the projection of each stream, [batch, heads, tokens, size]."""
@@ -210,8 +188,7 @@ def _reference_classes() -> dict[str, type[nn.Module]]:
                 -1, (-1, self.heads) if name[0] == "r" else (self.heads, -1)
             )
             projected = projected.transpose(-1, -2) if name[0] == "r" else projected
-            streams: tuple[Tensor, ...] = projected.transpose(1, 2).chunk(1 + self.spec.ngram, 2)
-            return streams
+            return projected.transpose(1, 2).chunk(1 + self.spec.ngram, 2)
 
         def _distance_bucket(self, distance: Tensor) -> Tensor:
             """Returns the bucket of each distance to an earlier key; larger distances share buckets."""
@@ -228,7 +205,7 @@ def _reference_classes() -> dict[str, type[nn.Module]]:
             queries, all_keys = forward_pass.span(end - key_count, end, x.device), forward_pass.span(0, end, x.device)
             distance = queries[:, None] - all_keys
             index = self._distance_bucket(distance.clamp(min=0)).expand(*q.shape[:2], -1, -1)
-            outputs = [self.core(q, keys, values, main_scores.gather(-1, index), distance >= 0)]
+            outputs = [self.core(q, keys, values, distance >= 0, main_scores.gather(-1, index))]
             is_same_token = torch.eye(key_count, dtype=torch.bool, device=x.device)
             self_index = torch.zeros(*q.shape[:2], key_count, key_count, dtype=torch.long, device=x.device)
             for i, stream in enumerate(zip(predict_q, predict_k, predict_v, predict_scores, strict=True)):
@@ -236,8 +213,7 @@ def _reference_classes() -> dict[str, type[nn.Module]]:
                 mask = torch.cat([(distance >= i) | (all_keys == 0), is_same_token], -1)
                 bias = stream_scores.gather(-1, torch.cat([index, self_index], -1))
                 joined_keys, joined_values = torch.cat([keys, stream_k], 2), torch.cat([values, stream_v], 2)
-                outputs.append(self.predict_core(stream_q, joined_keys, joined_values, bias, mask))
-            out: Tensor = self.get_submodule("o_proj")(torch.cat(outputs, 2).transpose(1, 2).flatten(2))
-            return out
+                outputs.append(self.predict_core(stream_q, joined_keys, joined_values, mask, bias))
+            return self.get_submodule("o_proj")(torch.cat(outputs, 2).transpose(1, 2).flatten(2))
 
     return {"streams": PredictStreamsReference, "attention": NgramReference}

@@ -48,8 +48,7 @@ class OutputGate(Part):
 
         width = heads * head_dim if self.per == "element" else heads
         if self.bias == "head":
-            gate: nn.Module = _biased_by_head()(model_properties.hidden_size, width, heads)
-            return gate
+            return _biased_by_head()(model_properties.hidden_size, width, heads)
         return nn.Linear(model_properties.hidden_size, width, bias=bool(self.bias))
 
 
@@ -76,7 +75,6 @@ def _biased_by_head() -> type[nn.Module]:
 
         def forward(self, x: Tensor) -> Tensor:
             gates_of_heads = super().forward(x).unflatten(-1, (self.head_bias.weight.shape[0], -1))
-            gates: Tensor = (gates_of_heads + self.head_bias.weight[:, None]).flatten(-2)
-            return gates
+            return (gates_of_heads + self.head_bias.weight[:, None]).flatten(-2)
 
     return GateBiasedByHead

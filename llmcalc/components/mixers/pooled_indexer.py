@@ -37,6 +37,7 @@ class PooledIndexer(Part):
         default.
     """
 
+    formula_source: ClassVar[str] = "GLM-5.3 2026"
     witness: ClassVar[PartWitness] = BY_TORCH
     kind: ClassVar[str] = ""
 
@@ -60,12 +61,9 @@ class PooledIndexer(Part):
     def reads_input(self) -> bool:
         return False
 
-    def limits(self) -> Mapping[str, Any]:
+    def attention_limits(self) -> Mapping[str, Any]:
         """Returns fields of attention's op and rows: the number of tokens that a token attends to."""
         return {"selected": self.index_topk, "pool": self.index_kpool}
-
-    def source(self) -> str:
-        return "GLM-5.3 2026"
 
     def flow(self, recorder: Flow, x: Value, query_latent: Value | None = None, position: Rope | None = None) -> Value:
         """Scores all complete pools and selects some of them.
@@ -114,10 +112,8 @@ def _reference_class() -> type[nn.Module]:
             super().__init__()
             self.spec, head_dim = spec, spec.index_head_dim
             self.q_proj = nn.Linear(query, spec.index_n_heads * head_dim, bias=False)
-            self.k_proj, self.gate_proj = (
-                nn.Linear(hidden, head_dim, bias=False),
-                nn.Linear(hidden, head_dim, bias=False),
-            )
+            self.k_proj = nn.Linear(hidden, head_dim, bias=False)
+            self.gate_proj = nn.Linear(hidden, head_dim, bias=False)
             self.k_norm = norm_reference(Norm(type="layernorm", eps=1e-6), head_dim)
             self.position_bias = vector(torch.zeros(spec.index_kpool, head_dim))
             self.weights_proj = nn.Linear(hidden, spec.index_n_heads, bias=False)
@@ -129,8 +125,7 @@ def _reference_class() -> type[nn.Module]:
             pools = keys.shape[1] // pool
             keys, gate = (t[:, : pools * pool].unflatten(1, (pools, pool)) for t in (keys, gate))
             pool_weights = (gate + self.position_bias.weight).float().softmax(2).to(keys.dtype)
-            pooled: Tensor = (keys * pool_weights).sum(2)
-            return pooled
+            return (keys * pool_weights).sum(2)
 
         @torch.no_grad()
         def forward(self, x: Tensor, compressed_query: Tensor, mask: Tensor, forward_pass: ForwardPass) -> Tensor:
@@ -153,11 +148,14 @@ def _reference_class() -> type[nn.Module]:
                 last_pool_tokens = torch.arange(end - end % pool, end, device=x.device).expand(x.shape[0], 1, -1)
                 return torch.cat([chosen_positions, last_pool_tokens], -1)
             last_pool_tokens = visible_tokens - visible_tokens % pool + torch.arange(pool - 1, device=x.device)
-            repeated_scores = (
+            repeated_positions = (
                 chosen_positions[..., :1] if entries.shape[1] else torch.zeros_like(chosen_pools.sum(-1, keepdim=True))
             )
             return torch.cat(
-                [chosen_positions, torch.where(last_pool_tokens < visible_tokens, last_pool_tokens, repeated_scores)],
+                [
+                    chosen_positions,
+                    torch.where(last_pool_tokens < visible_tokens, last_pool_tokens, repeated_positions),
+                ],
                 -1,
             )
 

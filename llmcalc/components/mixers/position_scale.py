@@ -39,7 +39,6 @@ def position_scale_class() -> type[nn.Module]:
             positions = forward_pass.span(forward_pass.past, forward_pass.past + x.shape[-2], x.device)
             logarithms = (positions + 1).float().log().to(x.dtype)
             factor = self.scale.weight[:, None] * logarithms + self.bias.weight[:, None]
-            scaled: Tensor = x * factor[..., None]
-            return scaled
+            return x * factor[..., None]
 
     return PositionScale

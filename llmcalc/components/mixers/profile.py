@@ -11,14 +11,12 @@ from typing import TYPE_CHECKING, ClassVar, Literal, Self
 
 from pydantic import model_validator
 
-from ...algebra import Number
 from ...flow.axis import Axis
 from ...flow.record import Flow
 from ...flow.value import Value
 from ..base import (
     HeadDim,
     Heads,
-    HeadSizes,
     Kernel,
     KVHeads,
     ModelProperties,
@@ -31,12 +29,13 @@ from ..base import (
 from ..norm import Norm, norm_reference
 from ..residual_convolution import add_convolution, residual_convolution_class
 from ..runtime import ForwardPass, attention_mask, cache_class, softmax_core_class
+from .grouped import WindowedMixer, grouped_reference_class
 
 if TYPE_CHECKING:
     from torch import Tensor, nn
 
 
-class ProfileAttention(TokenMixer):
+class ProfileAttention(WindowedMixer):
     """Grouped-query attention without other positions; no projection has a bias.
 
     num_attention_heads: the number of query heads.
@@ -49,8 +48,10 @@ class ProfileAttention(TokenMixer):
     norm: the norm on each query and key head; null for none.
     """
 
+    formula_source: ClassVar[str] = "Inkling 2026"
     node_name: ClassVar[str] = "self_attn"
     kind: ClassVar[str] = "attention"
+    position: ClassVar[None] = None
 
     type: Literal["profile"] = "profile"
     num_attention_heads: Heads
@@ -67,26 +68,10 @@ class ProfileAttention(TokenMixer):
         check_groups(self.num_attention_heads, self.num_key_value_heads)
         return self
 
-    def heads(self, width: Number) -> HeadSizes:
-        return HeadSizes(self.num_attention_heads, self.num_key_value_heads, self.head_dim)
-
-    def trait(self) -> str:
+    def report_label(self) -> str:
         return "full" if self.sliding_window is None else "sliding"
 
-    def window(self) -> int | None:
-        return self.sliding_window
-
-    def without_window(self) -> Self:
-        return self.model_copy(update={"sliding_window": None})
-
-    def reach(self) -> tuple[int, ...]:
-        return () if self.sliding_window is None else (self.sliding_window,)
-
-    def with_kv_heads(self, kv_heads: int, width: int) -> Self:
-        return self.model_copy(update={"num_key_value_heads": kv_heads})
-
-    def source(self) -> str:
-        return "Inkling 2026"
+    with_heads = TokenMixer.with_heads  # the numbers of profiles and distances have no rule for another width
 
     def flow(self, recorder: Flow, x: Value) -> Value:
         heads, kv_heads = Axis("heads", self.num_attention_heads), Axis("kv_heads", self.num_key_value_heads)
@@ -99,8 +84,7 @@ class ProfileAttention(TokenMixer):
             for name in ("k", "v")
         )
         keys = self._normed(recorder, "k_norm", keys)
-        cache_kind = "full_attention" if window is None else "sliding_attention"
-        keys, values = recorder.cache("cache", cache_kind, keys, values, limit=window)
+        keys, values = recorder.cache("cache", self.cache_kind, keys, values, limit=window)
         recorder.mask(q, keys, causal=True, window=window)
         bias = self.bias_of(
             recorder, recorder.linear("r_proj", x, heads, Axis("profiles", self.relative_rank)), q, keys
@@ -125,9 +109,7 @@ class ProfileAttention(TokenMixer):
         return recorder.at_distance(by_distance, recorder.distances(q, keys, clamped=True, shifted=False))
 
     def describe(self, hidden_size: int) -> str:
-        window = f", window {self.sliding_window}" if self.sliding_window else ""
-        groups = f"{self.num_attention_heads}/{self.num_key_value_heads}"
-        return f"GQA {groups} × {self.head_dim}, {self.relative_rank} profiles{window}"
+        return self._described("GQA", f", {self.relative_rank} profiles")
 
     def reference(self, model_properties: ModelProperties) -> nn.Module:
         return profile_attention_class()(self, model_properties)
@@ -166,36 +148,20 @@ def profile_attention_class() -> type[nn.Module]:
             super().__init__()
             self.weight = nn.Parameter(torch.randn(extent, rank) * 0.02)
 
-    class Core(softmax_core_class()):  # type: ignore[misc]
-        """Softmax attention with a bias on the scores. Arguments as in the base class; bias: the scores' shape."""
-
-        def forward(self, q: Tensor, k: Tensor, v: Tensor, mask: Tensor, bias: Tensor) -> Tensor:
-            scores = (q @ k.transpose(-1, -2) * q.shape[-1] ** -0.5 + bias).masked_fill(~mask, float("-inf"))
-            out: Tensor = torch.softmax(scores.float(), -1).to(v.dtype) @ v
-            return out
-
-    class ProfileAttentionReference(nn.Module):
+    class ProfileAttentionReference(grouped_reference_class()):  # type: ignore[misc]
         """The attention. x: [batch, tokens, hidden] → same shape."""
 
         def __init__(self, spec: ProfileAttention, model_properties: ModelProperties) -> None:
-            super().__init__()
-            self.spec, hidden, heads, head_dim = (
-                spec,
-                model_properties.hidden_size,
-                spec.num_attention_heads,
-                spec.head_dim,
-            )
+            hidden, head_dim = model_properties.hidden_size, spec.head_dim
+            super().__init__(spec, hidden)
             kv_width = spec.num_key_value_heads * head_dim
-            self.q_proj = nn.Linear(hidden, heads * head_dim, bias=False)
-            self.k_proj, self.v_proj = nn.Linear(hidden, kv_width, bias=False), nn.Linear(hidden, kv_width, bias=False)
             self.k_conv, self.v_conv = (residual_convolution_class()(kv_width, spec.conv_kernel_size) for _ in "kv")
             self.q_norm, self.k_norm = (
                 nn.Identity() if spec.norm is None else norm_reference(spec.norm, head_dim) for _ in "qk"
             )
-            self.r_proj = nn.Linear(hidden, heads * spec.relative_rank, bias=False)
+            self.r_proj = nn.Linear(hidden, spec.num_attention_heads * spec.relative_rank, bias=False)
             self.profiles, self.profile_core = Profiles(spec.relative_extent, spec.relative_rank), ProfileCore()
-            self.core, self.cache = Core(), cache_class()(spec.sliding_window)
-            self.o_proj = nn.Linear(heads * head_dim, hidden, bias=False)
+            self.core, self.cache = softmax_core_class()(), cache_class()(spec.sliding_window)
 
         def bias_of(self, profile_weights: Tensor, forward_pass: ForwardPass, end: int, keys: int) -> Tensor:
             """Returns the bias on the scores of the last `keys` tokens before `end`, [batch, heads, tokens, keys].
@@ -204,28 +170,23 @@ def profile_attention_class() -> type[nn.Module]:
             """
             spec, device = self.spec, profile_weights.device
             weights_by_distance = self.profile_core(profile_weights, self.profiles.weight)
-            queries, key_positions = (
-                forward_pass.span(forward_pass.past, end, device),
-                forward_pass.span(end - keys, end, device),
-            )
+            queries = forward_pass.span(forward_pass.past, end, device)
+            key_positions = forward_pass.span(end - keys, end, device)
             distance = queries[:, None] - key_positions
             index = distance.clamp(0, spec.relative_extent - 1).expand(*weights_by_distance.shape[:-1], -1)
             bias: Tensor = weights_by_distance.gather(-1, index)
             return bias.masked_fill(distance >= spec.relative_extent, 0.0)
 
         def forward(self, x: Tensor, forward_pass: ForwardPass) -> Tensor:
-            spec, group = self.spec, self.spec.num_attention_heads // self.spec.num_key_value_heads
+            spec = self.spec
             k, v = self.k_conv(self.k_proj(x), forward_pass), self.v_conv(self.v_proj(x), forward_pass)
             q, k, v = (t.unflatten(-1, (-1, spec.head_dim)).transpose(1, 2) for t in (self.q_proj(x), k, v))
             q, (k, v) = self.q_norm(q), self.cache(forward_pass, self.k_norm(k), v)
             end = forward_pass.past + x.shape[1]
-            mask = attention_mask(
-                forward_pass, end, x.shape[1], k.shape[2], x.device, causal=True, window=spec.sliding_window
-            )
+            mask = attention_mask(forward_pass, x, k, causal=True, window=spec.sliding_window)
             profile_weights = self.r_proj(x).unflatten(-1, (spec.num_attention_heads, -1)).transpose(1, 2)
             bias = self.bias_of(profile_weights, forward_pass, end, k.shape[2])
-            k, v = k.repeat_interleave(group, 1), v.repeat_interleave(group, 1)
-            out: Tensor = self.o_proj(self.core(q, k, v, mask, bias).transpose(1, 2).flatten(2))
-            return out
+            k, v = self._for_each_query_head(k, v)
+            return self.o_proj(self.core(q, k, v, mask, bias).transpose(1, 2).flatten(2))
 
     return ProfileAttentionReference

@@ -12,23 +12,23 @@ transformers: models/xlnet, models/parakeet.
 from __future__ import annotations
 
 from functools import cache
-from typing import TYPE_CHECKING, Any, ClassVar, Literal, Self
+from typing import TYPE_CHECKING, ClassVar, Literal, Self
 
 from ... import ops
-from ...algebra import same
 from ...flow.axis import Axis
 from ...flow.record import Flow
 from ...flow.value import Value
-from ...workload.derived_rows import BeforeStrides, Multiple
-from ..base import BY_TORCH, Flag, HeadDim, Heads, HeadSizes, ModelProperties, PartWitness, TokenMixer, Unscalable
+from ...workload.derived_rows import Multiple
+from ..base import BY_TORCH, Flag, HeadDim, Heads, ModelProperties, PartWitness
 from ..rotation import angles_of
-from ..runtime import ForwardPass, apply_dropout, vector
+from ..runtime import ForwardPass, softmax_core_class, vector
+from .grouped import MultiHeadMixer
 
 if TYPE_CHECKING:
     from torch import Tensor, nn
 
 
-class RelativeAttention(TokenMixer):
+class RelativeAttention(MultiHeadMixer):
     """Multi-head attention of an encoder with relative positions.
 
     num_attention_heads: the number of heads.
@@ -48,21 +48,14 @@ class RelativeAttention(TokenMixer):
     bias: Flag = False
     segments: Flag = True
 
-    def heads(self, width: Any) -> HeadSizes:
-        return HeadSizes(self.num_attention_heads, self.num_attention_heads, self.head_dim)
-
-    def with_heads(self, head_sizes: HeadSizes) -> Self:
-        if not same(head_sizes.heads, head_sizes.kv_heads):
-            raise Unscalable("each query head has its own key head; expected equal numbers of both")
-        return self.model_copy(update={"num_attention_heads": head_sizes.heads, "head_dim": head_sizes.head_dim})
-
-    def source(self) -> str:
+    @property
+    def formula_source(self) -> str:
         return "Yang et al. 2019 (XLNet), §2.5" if self.segments else "Gulati et al. 2020, §2"
 
     def flow(self, recorder: Flow, x: Value) -> Value:
         heads, dim = Axis("heads", self.num_attention_heads), Axis("head_dim", self.head_dim)
         q, k, v = (recorder.linear(name, x, heads, dim, bias=self.bias) for name in ("q_proj", "k_proj", "v_proj"))
-        rows = Multiple(of=x.rows, by=2) if self.segments else BeforeStrides("distances", of=x.rows, by=2, more=-1)
+        rows = Multiple(of=x.rows, by=2) if self.segments else Multiple("distances", of=x.rows, by=2, more=-1)
         r = recorder.linear("r_proj", recorder.sinusoids(x, rows, *x.axes, once=True), heads, dim)
         num_heads = q.axes[0].size
         position_q = recorder.add(q, recorder.vector("position_bias", heads, dim, count=num_heads))
@@ -100,13 +93,6 @@ def _reference_class() -> type[nn.Module]:
     import torch
     from torch import nn
 
-    class Core(nn.Module):
-        """Softmax attention with a bias. q, k, v: [batch, heads, tokens, d] → same shape."""
-
-        def forward(self, q: Tensor, k: Tensor, v: Tensor, bias: Tensor) -> Tensor:
-            scores = q @ k.transpose(-1, -2) * q.shape[-1] ** -0.5 + bias
-            return apply_dropout(self, "attention", torch.softmax(scores.float(), -1).to(v.dtype)) @ v
-
     class Distances(nn.Module):
         """Scores by distance. q: [batch, heads, tokens, d] → [batch, heads, tokens, distances]."""
 
@@ -126,12 +112,11 @@ def _reference_class() -> type[nn.Module]:
             if spec.segments:
                 self.segment_bias = vector(torch.randn(self.heads, d) * 0.02)
                 self.segments = vector(torch.randn(2, self.heads, d) * 0.02)
-            self.core, self.distances = Core(), Distances()
+            self.core, self.distances = softmax_core_class()(), Distances()
             self.o_proj = nn.Linear(width, hidden, bias=spec.bias)
 
         def _split_heads(self, name: str, x: Tensor) -> Tensor:
-            heads: Tensor = self.get_submodule(name)(x).unflatten(-1, (self.heads, -1)).transpose(1, 2)
-            return heads
+            return self.get_submodule(name)(x).unflatten(-1, (self.heads, -1)).transpose(1, 2)
 
         def _largest_distance(self, x: Tensor) -> int:
             """Returns the largest distance that has scores."""
@@ -154,8 +139,7 @@ def _reference_class() -> type[nn.Module]:
             positions = forward_pass.span(0, x.shape[1], x.device)
             index = (self._largest_distance(x) - (positions[:, None] - positions[None, :])).expand(*q.shape[:-1], -1)
             q, bias = q + self.content_bias.weight[:, None], distance_scores.gather(-1, index) * q.shape[-1] ** -0.5
-            out = self.core(q, k, v, bias)
-            result: Tensor = self.o_proj(out.transpose(1, 2).flatten(2))
-            return result
+            out = self.core(q, k, v, bias=bias)
+            return self.o_proj(out.transpose(1, 2).flatten(2))
 
     return RelativeReference

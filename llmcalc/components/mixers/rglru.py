@@ -8,23 +8,21 @@ branch gates the result. transformers: models/recurrent_gemma.
 from __future__ import annotations
 
 from functools import cache
-from typing import TYPE_CHECKING, Any, ClassVar, Literal, Self, TypeAlias
+from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal, Self, TypeAlias
 
 from pydantic import model_validator
 
 from ...flow.axis import Axis
 from ...flow.record import Flow
 from ...flow.value import Value
-from ..base import PUBLISHED, Heads, Kernel, ModelProperties, PartWitness, TokenMixer, symbol_of_size
+from ..base import PUBLISHED, Heads, Kernel, ModelProperties, PartWitness, Symbol, TokenMixer
 from ..networks.feed_forward import Activation, activate
 from ..runtime import ForwardPass, causal_conv_class, state_class, vector
 
 if TYPE_CHECKING:
     from torch import Tensor, nn
 
-    RecurrentWidth: TypeAlias = int
-else:
-    RecurrentWidth = symbol_of_size("r")
+RecurrentWidth: TypeAlias = Annotated[int, Symbol("r")]
 
 
 class RGLRU(TokenMixer):
@@ -37,6 +35,7 @@ class RGLRU(TokenMixer):
     hidden_act: the activation of the branch that gates the output, gelu_tanh by default.
     """
 
+    formula_source: ClassVar[str] = "De et al. 2024, §2.4"
     witness: ClassVar[PartWitness] = PUBLISHED
     node_name: ClassVar[str] = "recurrent"
     kind: ClassVar[str] = "linear_attention"
@@ -56,9 +55,6 @@ class RGLRU(TokenMixer):
                 "expected a divisor of it"
             )
         return self
-
-    def source(self) -> str:
-        return "De et al. 2024, §2.4"
 
     def flow(self, recorder: Flow, x: Value) -> Value:
         width, blocks, kernel = Axis("lru", self.lru_width), Axis("blocks", self.num_attention_heads), self.conv1d_width
@@ -110,8 +106,7 @@ def _reference_class() -> type[nn.Module]:
         def forward(self, x: Tensor) -> Tensor:
             input_blocks = x.unflatten(-1, (len(self.weight), -1)).flatten(0, 1).transpose(0, 1)
             out = torch.baddbmm(self.bias[:, None], input_blocks, self.weight.transpose(1, 2))
-            output: Tensor = out.transpose(0, 1).flatten(1).unflatten(0, x.shape[:2])
-            return output
+            return out.transpose(0, 1).flatten(1).unflatten(0, x.shape[:2])
 
     def linear_scan(a: Tensor, b: Tensor, h: Tensor) -> Tensor:
         """Runs h ← a·h + b over all tokens, in ⌈log2(tokens)⌉ parallel steps (Hillis & Steele 1986)."""
@@ -134,10 +129,8 @@ def _reference_class() -> type[nn.Module]:
             width, self.act = spec.lru_width, spec.hidden_act
             self.linear_y, self.linear_x = nn.Linear(hidden, width), nn.Linear(hidden, width)
             self.conv_1d = causal_conv_class()(width, spec.conv1d_width, True, kept_frames=spec.conv1d_width - 1)
-            self.input_gate, self.recurrent_gate = (
-                BlockMap(spec.num_attention_heads, width),
-                BlockMap(spec.num_attention_heads, width),
-            )
+            self.input_gate = BlockMap(spec.num_attention_heads, width)
+            self.recurrent_gate = BlockMap(spec.num_attention_heads, width)
             self.recurrent_param = vector(torch.linspace(-4.0, 1.0, width))
             self.conv_state, self.recurrent_state = state_class()(), state_class()()
             self.linear_out = nn.Linear(width, hidden)
@@ -158,7 +151,6 @@ def _reference_class() -> type[nn.Module]:
                 torch.zeros_like(scaled_input[:, 0]) if stored_state is None else stored_state[0],
             )
             self.recurrent_state.keep(forward_pass, states[:, -1])
-            out: Tensor = self.linear_out(states.to(x.dtype) * gate)
-            return out
+            return self.linear_out(states.to(x.dtype) * gate)
 
     return RGLRUReference

@@ -10,7 +10,7 @@ denominator and the largest exponent. transformers: models/rwkv.
 from __future__ import annotations
 
 from functools import cache
-from typing import TYPE_CHECKING, Any, ClassVar, Literal, Self, TypeAlias
+from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal, Self, TypeAlias
 
 from ...flow.axis import Axis, Beside
 from ...flow.record import Flow
@@ -21,9 +21,9 @@ from ..base import (
     ModelProperties,
     PartWitness,
     SingleWidthNetwork,
+    Symbol,
     TokenMixer,
     Width,
-    symbol_of_size,
 )
 from ..runtime import ForwardPass, state_class, vector
 from .token_shift import mixed_with, previous_tokens, shifted, token_shift
@@ -31,9 +31,7 @@ from .token_shift import mixed_with, previous_tokens, shifted, token_shift
 if TYPE_CHECKING:
     from torch import Tensor, nn
 
-    AttentionWidth: TypeAlias = int
-else:
-    AttentionWidth = symbol_of_size("r")
+AttentionWidth: TypeAlias = Annotated[int, Symbol("r")]
 
 SOURCE = "Peng et al. 2023, §3"
 
@@ -44,6 +42,7 @@ class RwkvTimeMix(TokenMixer):
     attention_hidden_size: the number of channels of the average.
     """
 
+    formula_source: ClassVar[str] = SOURCE
     witness: ClassVar[PartWitness] = PUBLISHED
     node_name: ClassVar[str] = "time_mix"
     kind: ClassVar[str] = "linear_attention"
@@ -51,9 +50,6 @@ class RwkvTimeMix(TokenMixer):
 
     type: Literal["rwkv_time_mix"] = "rwkv_time_mix"
     attention_hidden_size: AttentionWidth
-
-    def source(self) -> str:
-        return SOURCE
 
     def flow(self, recorder: Flow, x: Value) -> Value:
         channels = Axis("channels", self.attention_hidden_size)
@@ -86,15 +82,13 @@ class RwkvChannelMix(SingleWidthNetwork):
     intermediate_size: the output width of key and input width of value.
     """
 
+    formula_source: ClassVar[str] = SOURCE
     witness: ClassVar[PartWitness] = BY_TORCH
     node_name: ClassVar[str] = "channel_mix"
     kind: ClassVar[str] = "feed_forward"
 
     type: Literal["rwkv_channel_mix"] = "rwkv_channel_mix"
     intermediate_size: Width
-
-    def source(self) -> str:
-        return SOURCE
 
     def flow(self, recorder: Flow, x: Value) -> Value:
         previous_token = previous_tokens(recorder, x)
@@ -134,10 +128,8 @@ def _reference_classes() -> dict[str, type[nn.Module]]:
         def __init__(self, spec: RwkvTimeMix, hidden: int) -> None:
             super().__init__()
             width = spec.attention_hidden_size
-            self.time_decay, self.time_first = (
-                vector(torch.linspace(-5.0, 3.0, width)),
-                vector(torch.linspace(-1.0, 0.5, width)),
-            )
+            self.time_decay = vector(torch.linspace(-5.0, 3.0, width))
+            self.time_first = vector(torch.linspace(-1.0, 0.5, width))
             for name in ("key", "value", "receptance"):
                 self.add_module(f"time_mix_{name}", vector(torch.linspace(0.1, 0.9, hidden)))
                 self.add_module(name, nn.Linear(hidden, width, bias=False))
@@ -175,20 +167,15 @@ def _reference_classes() -> dict[str, type[nn.Module]]:
                 self.get_submodule(name)(mixed_with(x, previous_token, getattr(self, f"time_mix_{name}").weight))
                 for name in ("key", "value", "receptance")
             )
-            out: Tensor = self.output(
-                r.sigmoid() * self._weighted_average(k.float(), v.float(), forward_pass).to(x.dtype)
-            )
-            return out
+            return self.output(r.sigmoid() * self._weighted_average(k.float(), v.float(), forward_pass).to(x.dtype))
 
     class ChannelMixReference(nn.Module):
         """RWKV-4's channel mixing. x: [batch, tokens, hidden] → same shape."""
 
         def __init__(self, spec: RwkvChannelMix, hidden: int) -> None:
             super().__init__()
-            self.time_mix_key, self.time_mix_receptance = (
-                vector(torch.linspace(0.1, 0.9, hidden)),
-                vector(torch.linspace(0.2, 0.8, hidden)),
-            )
+            self.time_mix_key = vector(torch.linspace(0.1, 0.9, hidden))
+            self.time_mix_receptance = vector(torch.linspace(0.2, 0.8, hidden))
             self.shift_state = state_class()()
             self.key = nn.Linear(hidden, spec.intermediate_size, bias=False)
             self.receptance = nn.Linear(hidden, hidden, bias=False)
@@ -198,7 +185,6 @@ def _reference_classes() -> dict[str, type[nn.Module]]:
             previous_token = shifted(x, forward_pass, self.shift_state)
             squared_key = self.key(mixed_with(x, previous_token, self.time_mix_key.weight)).relu().square()
             gate = self.receptance(mixed_with(x, previous_token, self.time_mix_receptance.weight)).sigmoid()
-            out: Tensor = gate * self.value(squared_key)
-            return out
+            return gate * self.value(squared_key)
 
     return {"time": TimeMixReference, "channel": ChannelMixReference}

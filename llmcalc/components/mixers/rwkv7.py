@@ -11,19 +11,21 @@ from typing import TYPE_CHECKING, Any, ClassVar, Literal, Self
 
 from pydantic import Field
 
+from ...evidence import UNTESTED
 from ...flow.axis import Axis, Shape
 from ...flow.record import Flow
 from ...flow.value import Value
 from ...ops import TransitionScan
-from ..base import Flag, HeadDim, Heads, ModelProperties, Real, SingleWidthNetwork, TokenMixer, Width
+from ..base import Flag, HeadDim, Heads, ModelProperties, PartWitness, Real, TokenMixer, Width
 from ..norm import Norm, norm_reference
 from ..runtime import ForwardPass, state_class, vector
+from .rwkv import RwkvChannelMix
 from .token_shift import mixed_with, previous_tokens, shifted, token_shift
 
 if TYPE_CHECKING:
     from torch import Tensor, nn
 
-NAMES = ("r", "w", "k", "v", "a", "g")
+INPUT_NAMES = ("r", "w", "k", "v", "a", "g")
 """Inputs of the receptance, the decay, the keys, the values, the rate and the gate."""
 
 SOURCE = "Peng et al. 2025, §4.1"
@@ -40,6 +42,7 @@ class Rwkv7TimeMix(TokenMixer):
     norm_eps: the ε of the norm of each head, 6.4e-4 by default.
     """
 
+    formula_source: ClassVar[str] = SOURCE
     node_name: ClassVar[str] = "time_mix"
     kind: ClassVar[str] = "linear_attention"
     uncounted: ClassVar[str] = "the decays and outer products of RWKV-7's states"
@@ -54,14 +57,11 @@ class Rwkv7TimeMix(TokenMixer):
     first: Flag = False
     norm_eps: Real = Field(default=6.4e-4, ge=0)
 
-    def source(self) -> str:
-        return SOURCE
-
     def flow(self, recorder: Flow, x: Value) -> Value:
         heads, dim = Axis("heads", self.num_heads), Axis("head_dim", self.head_dim)
         all_heads: Shape = (heads, dim)
         previous_token = previous_tokens(recorder, x)
-        inputs = {name: token_shift(recorder, x, previous_token, name) for name in NAMES}
+        inputs = {name: token_shift(recorder, x, previous_token, name) for name in INPUT_NAMES}
         recorder.hold(previous=previous_token)
         receptance, key, value = (recorder.linear(f"{name}_proj", inputs[name], *all_heads) for name in ("r", "k", "v"))
         decay = recorder.act(
@@ -102,20 +102,13 @@ class Rwkv7TimeMix(TokenMixer):
         return [cls(num_heads=4, head_dim=6, **ranks), cls(num_heads=3, head_dim=8, **ranks, first=True)]
 
 
-class Rwkv7ChannelMix(SingleWidthNetwork):
-    """RWKV-7's channel mixing, value(relu(key)²), used instead of a feed-forward network.
+class Rwkv7ChannelMix(RwkvChannelMix):
+    """RWKV-7's channel mixing, value(relu(key)²), used instead of a feed-forward network."""
 
-    intermediate_size: the output width of key and input width of value.
-    """
+    formula_source: ClassVar[str] = SOURCE
+    witness: ClassVar[PartWitness] = UNTESTED
 
-    node_name: ClassVar[str] = "channel_mix"
-    kind: ClassVar[str] = "feed_forward"
-
-    type: Literal["rwkv7_channel_mix"] = "rwkv7_channel_mix"
-    intermediate_size: Width
-
-    def source(self) -> str:
-        return SOURCE
+    type: Literal["rwkv7_channel_mix"] = "rwkv7_channel_mix"  # type: ignore[assignment]
 
     def flow(self, recorder: Flow, x: Value) -> Value:
         previous_token = previous_tokens(recorder, x)
@@ -130,10 +123,6 @@ class Rwkv7ChannelMix(SingleWidthNetwork):
 
     def reference(self, model_properties: ModelProperties) -> nn.Module:
         return _reference_classes()["channel"](self, model_properties.hidden_size)
-
-    @classmethod
-    def examples(cls) -> list[Self]:
-        return [cls(intermediate_size=40)]
 
 
 @cache
@@ -194,8 +183,7 @@ def _reference_classes() -> dict[str, type[nn.Module]]:
             """Runs a pair of low-rank projections with the activation between them. x: [batch, tokens, hidden]."""
             y = self.get_submodule(f"{name}_lora_a")(x)
             y = y.tanh() if name == "w" else y.sigmoid() if name == "g" else y
-            out: Tensor = self.get_submodule(f"{name}_lora_b")(y)
-            return out
+            return self.get_submodule(f"{name}_lora_b")(y)
 
         def forward(self, x: Tensor, forward_pass: ForwardPass) -> Tensor:
             previous_token = shifted(x, forward_pass, self.shift_state)
@@ -221,13 +209,11 @@ def _reference_classes() -> dict[str, type[nn.Module]]:
                 -1, keepdim=True
             ) * self._split_heads(v)
             y = self.g_norm(y.flatten(2).to(x.dtype)) + bonus.flatten(2)
-            result: Tensor = self.o_proj(y * self._low_rank("g", inputs["g"]))
-            return result
+            return self.o_proj(y * self._low_rank("g", inputs["g"]))
 
         def _split_heads(self, x: Tensor) -> Tensor:
             """Splits the last axis into heads."""
-            heads: Tensor = x.unflatten(-1, (self.spec.num_heads, -1))
-            return heads
+            return x.unflatten(-1, (self.spec.num_heads, -1))
 
     class ChannelMixReference(nn.Module):
         """RWKV-7's channel mixing. x: [batch, tokens, hidden] → same shape."""
@@ -241,7 +227,6 @@ def _reference_classes() -> dict[str, type[nn.Module]]:
 
         def forward(self, x: Tensor, forward_pass: ForwardPass) -> Tensor:
             previous_token = shifted(x, forward_pass, self.shift_state)
-            out: Tensor = self.value(self.key(mixed_with(x, previous_token, self.time_mix_k.weight)).relu().square())
-            return out
+            return self.value(self.key(mixed_with(x, previous_token, self.time_mix_k.weight)).relu().square())
 
     return {"time": TimeMixReference, "channel": ChannelMixReference}

@@ -23,7 +23,7 @@ from .token_shift import mixed_with, previous_tokens, shifted, token_shift
 if TYPE_CHECKING:
     from torch import Tensor, nn
 
-NAMES = ("w", "k", "v", "r", "g")
+INPUT_NAMES = ("w", "k", "v", "r", "g")
 """Inputs of the decay, the keys, the values, the receptance and the gate."""
 
 
@@ -37,6 +37,7 @@ class RwkvHeadMix(TokenMixer):
     norm_eps: the ε of the norm of each head, 1e-5 by default.
     """
 
+    formula_source: ClassVar[str] = "Peng et al. 2024, §4"
     node_name: ClassVar[str] = "time_mix"
     kind: ClassVar[str] = "linear_attention"
     uncounted: ClassVar[str] = "the decays of RWKV's states"
@@ -53,9 +54,6 @@ class RwkvHeadMix(TokenMixer):
         if (self.shift_rank is None) != (self.decay_rank is None):
             raise ValueError("decay_rank: RWKV-6 has it with shift_rank, RWKV-5 has neither; expected both or none")
         return self
-
-    def source(self) -> str:
-        return "Peng et al. 2024, §4"
 
     def flow(self, recorder: Flow, x: Value) -> Value:
         heads, dim = Axis("heads", self.num_heads), Axis("head_dim", self.head_dim)
@@ -80,15 +78,15 @@ class RwkvHeadMix(TokenMixer):
         return recorder.linear("output", recorder.mul(y, gate), *x.axes)
 
     def _mixed_inputs(self, recorder: Flow, x: Value, previous_token: Value) -> dict[str, Value]:
-        """Returns the mix of each token with the previous one for each of `NAMES`."""
+        """Returns the mix of each token with the previous one for each of `INPUT_NAMES`."""
         if self.shift_rank is None:
-            return {name: token_shift(recorder, x, previous_token, name) for name in NAMES[1:]}
-        ranks: list[Shape] = [(Axis(f"rank_{name}", self.shift_rank),) for name in NAMES]
+            return {name: token_shift(recorder, x, previous_token, name) for name in INPUT_NAMES[1:]}
+        ranks: list[Shape] = [(Axis(f"rank_{name}", self.shift_rank),) for name in INPUT_NAMES]
         low_rank = recorder.act(
             recorder.linear("shift_a", token_shift(recorder, x, previous_token, "x"), Beside(tuple(ranks))), "tanh"
         )
         inputs = {}
-        for name, part in zip(NAMES, recorder.split(low_rank, *ranks), strict=True):
+        for name, part in zip(INPUT_NAMES, recorder.split(low_rank, *ranks), strict=True):
             mix_weight = recorder.add(
                 recorder.linear(f"shift_b_{name}", part, *x.axes), recorder.vector(f"time_mix_{name}", *x.axes)
             )
@@ -187,7 +185,6 @@ def _reference_class() -> type[nn.Module]:
             y, state = self.wkv(r, k, v, decay, self.time_first.weight, self.recurrent_state.load(forward_pass))
             self.recurrent_state.keep(forward_pass, state)
             y = self.ln_x(y.flatten(2).to(x.dtype))
-            result: Tensor = self.output(y * nn.functional.silu(self.get_submodule("gate")(inputs["g"])))
-            return result
+            return self.output(y * nn.functional.silu(self.get_submodule("gate")(inputs["g"])))
 
     return HeadMixReference

@@ -10,18 +10,18 @@ from functools import cache
 from typing import TYPE_CHECKING, Any, ClassVar, Literal, Self
 
 from ... import ops
-from ...algebra import exact_div, same
 from ...flow.axis import Axis
 from ...flow.record import Flow
 from ...flow.value import Value
-from ..base import ChunkSize, Flag, Heads, HeadSizes, ModelProperties, Standing, TokenMixer, Unscalable, Window
+from ..base import ChunkSize, Flag, Heads, ModelProperties, Window
 from ..runtime import ForwardPass
+from .grouped import EqualHeadsMixer
 
 if TYPE_CHECKING:
     from torch import Tensor, nn
 
 
-class SampledBlockAttention(TokenMixer):
+class SampledBlockAttention(EqualHeadsMixer):
     """Multi-head attention of an encoder within sampled blocks of scores. All projections have biases.
 
     num_attention_heads: the number of heads.
@@ -31,6 +31,7 @@ class SampledBlockAttention(TokenMixer):
         count nothing.
     """
 
+    formula_source: ClassVar[str] = "Zeng et al. 2022, §4"
     node_name: ClassVar[str] = "self_attn"
     kind: ClassVar[str] = "attention"
     sides: ClassVar[tuple[str, ...]] = ("encoder",)
@@ -41,31 +42,11 @@ class SampledBlockAttention(TokenMixer):
     blocks: Window
     approximated: Flag = True
 
-    def heads(self, width: Any) -> HeadSizes:
-        heads = self.num_attention_heads
-        return HeadSizes(heads, heads, exact_div(width, heads))
-
-    def reach(self) -> tuple[int, ...]:
+    def length_limits(self) -> tuple[int, ...]:
         return (self.block_size,)
 
-    def with_heads(self, head_sizes: HeadSizes) -> Self:
-        if not same(head_sizes.heads, head_sizes.kv_heads):
-            raise Unscalable("each query head has its own key head; expected equal numbers of both")
-        return self.model_copy(update={"num_attention_heads": head_sizes.heads})
-
-    def check_place(self, stack_position: Standing) -> None:
-        super().check_place(stack_position)
-        if stack_position.width % self.num_attention_heads:
-            raise ValueError(
-                f"{stack_position.where}.num_attention_heads: {self.num_attention_heads}; expected a divisor of "
-                f"hidden_size {stack_position.width}"
-            )
-
-    def source(self) -> str:
-        return "Zeng et al. 2022, §4"
-
     def flow(self, recorder: Flow, x: Value) -> Value:
-        head_sizes = self.heads(x.width)
+        head_sizes = self.head_sizes(x.width)
         heads, dim = Axis("heads", head_sizes.heads), Axis("head_dim", head_sizes.head_dim)
         q, k, v = (recorder.linear(name, x, heads, dim, bias=True) for name in ("q_proj", "k_proj", "v_proj"))
         recorder.hold(q=q, k=k, v=v)
@@ -104,8 +85,7 @@ def _reference_class() -> type[nn.Module]:
         def _in_blocks(self, x: Tensor) -> Tensor:
             """Splits tokens into blocks. [batch, heads, tokens, d] → [batch, heads, blocks, block, d]."""
             padded_tokens = nn.functional.pad(x, (0, 0, 0, -x.shape[2] % self.block))
-            blocks: Tensor = padded_tokens.unflatten(2, (-1, self.block))
-            return blocks
+            return padded_tokens.unflatten(2, (-1, self.block))
 
         def forward(self, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
             tokens, scale = q.shape[2], q.shape[-1] ** -0.5
@@ -136,8 +116,7 @@ def _reference_class() -> type[nn.Module]:
                 other_blocks = other_blocks * token_counts.transpose(-1, -2)
                 sums = sums + (other_blocks @ (values.sum(3) / token_counts))[:, :, :, None]
                 totals = totals + other_blocks.sum(-1)[..., None, None]
-            out: Tensor = (sums / (totals + 1e-6)).flatten(2, 3)[:, :, :tokens]
-            return out
+            return (sums / (totals + 1e-6)).flatten(2, 3)[:, :, :tokens]
 
         def _expanded_indices(self, blocks: Tensor, x: Tensor) -> Tensor:
             """Returns block indices, expanded to the shape in which they select blocks of x."""
@@ -162,7 +141,6 @@ def _reference_class() -> type[nn.Module]:
                 self.get_submodule(name)(x).unflatten(-1, (self.heads, -1)).transpose(1, 2)
                 for name in ("q_proj", "k_proj", "v_proj")
             )
-            out: Tensor = self.get_submodule("o_proj")(self.core(*heads).transpose(1, 2).flatten(2))
-            return out
+            return self.get_submodule("o_proj")(self.core(*heads).transpose(1, 2).flatten(2))
 
     return SampledBlockReference

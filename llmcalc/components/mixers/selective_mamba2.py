@@ -46,6 +46,7 @@ class SelectiveMamba2(TokenMixer):
     norm: the norm on Δ, B and C, an RMSNorm by default.
     """
 
+    formula_source: ClassVar[str] = "Preferred Networks 2025 (arXiv:2509.04897), §2"
     node_name: ClassVar[str] = "mamba"
     kind: ClassVar[str] = "state_space"
     uncounted: ClassVar[str] = "the decays of Mamba-2's scan, and in decode its state update"
@@ -59,18 +60,13 @@ class SelectiveMamba2(TokenMixer):
     chunk_size: ChunkSize = 256
     norm: Norm = Norm(type="rmsnorm")
 
-    def heads(self, width: Number) -> HeadSizes:
+    def head_sizes(self, width: Number) -> HeadSizes:
         return HeadSizes(self.num_heads, 1, self.head_dim)
 
-    def source(self) -> str:
-        return "Preferred Networks 2025 (arXiv:2509.04897), §2"
-
     def flow(self, recorder: Flow, x: Value) -> Value:
-        heads, dim, state = (
-            Axis("heads", self.num_heads),
-            Axis("head_dim", self.head_dim),
-            Axis("state", self.state_size),
-        )
+        heads = Axis("heads", self.num_heads)
+        dim = Axis("head_dim", self.head_dim)
+        state = Axis("state", self.state_size)
         inner_axes: Shape = (heads, dim)
         gate, u = recorder.split(
             recorder.linear("in_proj", x, Beside((inner_axes, inner_axes))), inner_axes, inner_axes
@@ -136,16 +132,14 @@ def _reference_class() -> type[nn.Module]:
             b, c, time_step = self.bcdt_proj(u).split([spec.state_size, spec.state_size, spec.time_step_rank], -1)
             time_step = self.dt_proj(self.dt_norm(time_step))
             b, c = (t[:, :, None].expand(-1, -1, spec.num_heads, -1) for t in (self.b_norm(b), self.c_norm(c)))
-            stored_state = self.ssm_state.load(forward_pass)
             y, last_state = self.scan(
                 u.unflatten(-1, (spec.num_heads, -1)),
                 time_step,
                 b,
                 c,
-                None if stored_state is None else stored_state[0],
+                self.ssm_state.only_tensor(forward_pass),
             )
             self.ssm_state.keep(forward_pass, last_state)
-            result: Tensor = self.out_proj(y.flatten(2) * nn.functional.silu(gate))
-            return result
+            return self.out_proj(y.flatten(2) * nn.functional.silu(gate))
 
     return SelectiveMamba2Reference

@@ -18,29 +18,20 @@ from ... import ops
 from ...flow.axis import Axis
 from ...flow.record import Flow
 from ...flow.value import Value
-from ...ops.sparse import COMPRESSED
 from ..base import (
     BY_TORCH,
     Flag,
-    HeadDim,
-    Heads,
-    HeadSizes,
     ModelProperties,
     Part,
     PartWitness,
-    QueryRank,
-    RopeDim,
-    TokenMixer,
     TopK,
-    Unscalable,
-    Width,
     Window,
 )
-from ..norm import Norm, norm_reference
+from ..norm import norm_reference
 from ..position import Rope
 from ..rotation import rotate, rotate_at
-from ..runtime import ForwardPass, attention_mask, cache_class, state_class, vector
-from .compressed import check_head_sizes, group_map_class, single_key_core_class
+from ..runtime import ForwardPass, state_class
+from .entry_attention import EntryAttention, EntryIndexer, chooser_class, entry_attention_class
 
 if TYPE_CHECKING:
     from torch import Tensor, nn
@@ -61,70 +52,41 @@ class CandidateBlocks(Part):
     candidate_block_size: Window
 
 
-class EntryKeyIndexer(Part):
+class EntryKeyIndexer(EntryIndexer):
     """Small query heads that score one key per entry, to select entries for each token's attention.
 
-    index_n_heads: the number of small query heads.
-    index_head_dim: the size of a small query and of a key.
-    index_topk: the number of selected entries per token.
     finds: the blocks that the layer finds for the indexers above it; none by default.
     candidates: the blocks that a lower layer found, outside which no key is scored; by default all keys are scored.
     """
 
     witness: ClassVar[PartWitness] = BY_TORCH
 
-    index_n_heads: Heads
-    index_head_dim: HeadDim
-    index_topk: TopK
     finds: CandidateBlocks | None = None
     candidates: CandidateBlocks | None = None
 
 
-class SharedEntryAttention(TokenMixer):
+class SharedEntryAttention(EntryAttention):
     """Attention to a window of tokens, and to compressed entries that this layer or a lower one computes.
 
-    num_attention_heads: the number of query heads.
-    head_dim: the size of a head.
-    qk_rope_head_dim: the number of dimensions of a head with RoPE.
-    q_lora_rank: the rank of the query.
-    o_groups: the number of groups that the heads are projected in.
-    o_lora_rank: the output width of each group; all groups together are then projected to the hidden size.
-    sliding_window: the number of single tokens that each token attends to, itself included.
-    compress_rate: the number of tokens per entry; by default there are no entries.
     weighted_entries: whether an entry is a weighted mean of its tokens, as entries of several tokens are; false by
         default, where an entry is a projection of one token.
     entries_shared: whether entries and the indexer's keys are those of the nearest lower layer that computes its own;
         false by default.
     indexer: the part that selects the entries to attend to; by default the selection of a lower layer is reused.
     index_topk: the number of entries in that selection; none beside an indexer, which has its own.
-    norm: the norm on the compressed query, on keys and on entries.
-    position: RoPE on queries and keys.
     """
 
+    formula_source: ClassVar[str] = SOURCE
     witness: ClassVar[PartWitness] = BY_TORCH
-    node_name: ClassVar[str] = "self_attn"
-    kind: ClassVar[str] = "attention"
 
     type: Literal["shared_entries"] = "shared_entries"
-    num_attention_heads: Heads
-    head_dim: HeadDim
-    qk_rope_head_dim: RopeDim
-    q_lora_rank: QueryRank
-    o_groups: Heads
-    o_lora_rank: Width
-    sliding_window: Window
-    compress_rate: Window | None = None
     weighted_entries: Flag = False
     entries_shared: Flag = False
     indexer: EntryKeyIndexer | None = None
     index_topk: TopK | None = None
-    norm: Norm = Norm(type="rmsnorm", eps=1e-6)
-    position: Rope = Rope()
 
     @model_validator(mode="after")
     def _check_fields(self) -> Self:
-        index_head_dim = None if self.indexer is None else self.indexer.index_head_dim
-        check_head_sizes(self.num_attention_heads, self.head_dim, self.o_groups, self.qk_rope_head_dim, index_head_dim)
         if self.compress_rate is None and (self.entries_shared or self.indexer is not None or self.index_topk):
             raise ValueError("compress_rate: missing; entries_shared, indexer and index_topk require one")
         if self.weighted_entries != (self.compress_rate is not None and self.compress_rate > 1):
@@ -135,39 +97,20 @@ class SharedEntryAttention(TokenMixer):
             raise ValueError("indexer: missing; a layer that computes entries selects among them")
         if self.indexer is not None and self.indexer.candidates is not None and self.compress_rate != 1:
             raise ValueError("indexer.candidates: blocks of keys are counted for a compress_rate of 1 alone")
-        self.position.check_whole("qk_rope_head_dim")
         return self
 
-    def heads(self, width: Any) -> HeadSizes:
-        """The mixer's heads: all query heads share one key head, whose keys are also the values."""
-        return HeadSizes(self.num_attention_heads, 1, self.head_dim)
-
-    def trait(self) -> str:
-        return "sliding"
-
-    def window(self) -> int:
-        return self.sliding_window
-
-    def score_position(self) -> Rope:
-        return self.position
+    @property
+    def entry_noun(self) -> str:  # type: ignore[override]
+        return "shared entries" if self.entries_shared else "entries"
 
     @property
     def selected_entries(self) -> int | None:
-        """The largest number of entries that a token attends to; None without entries."""
         return self.index_topk if self.indexer is None else self.indexer.index_topk
 
-    def reach(self) -> tuple[int, ...]:
-        rate, selected = self.compress_rate, self.selected_entries
+    def length_limits(self) -> tuple[int, ...]:
         blocks = None if self.indexer is None else self.indexer.candidates
-        candidates = None if blocks is None else blocks.candidate_topk_blocks * blocks.candidate_block_size
-        selected_tokens = None if rate is None or selected is None else rate * selected
-        return tuple(n for n in (self.sliding_window, rate, selected_tokens, candidates) if n is not None)
-
-    def with_heads(self, head_sizes: HeadSizes) -> Self:
-        raise Unscalable(
-            "attention.type 'shared_entries' has ranks beside its heads (q_lora_rank, o_lora_rank); expected attention "
-            "whose width depends only on its heads"
-        )
+        candidates = () if blocks is None else (blocks.candidate_topk_blocks * blocks.candidate_block_size,)
+        return (*super().length_limits(), *candidates)
 
     def shared_results(self) -> Mapping[tuple[Any, ...], str]:
         rate, indexer = self.compress_rate, self.indexer
@@ -183,53 +126,8 @@ class SharedEntryAttention(TokenMixer):
                 results["candidates", blocks] = "" if indexer.finds is not None else "indexer.candidates"
         return results
 
-    def borrows(self) -> str:
+    def borrowing_field(self) -> str:
         return next(filter(None, self.shared_results().values()), "")
-
-    def source(self) -> str:
-        return SOURCE
-
-    def flow(self, recorder: Flow, x: Value) -> Value:
-        """Records one softmax over the scores of tokens, entries and sinks; each core counts its own products."""
-        heads, dim = Axis("heads", self.num_attention_heads), Axis("head_dim", self.head_dim)
-        rope = self.position.model_copy(update={"rotary_dim": self.qk_rope_head_dim})
-        compressed_query = recorder.norm(
-            "q_a_norm", recorder.linear("q_a_proj", x, Axis("q_lora", self.q_lora_rank)), self.norm
-        )
-        q = recorder.linear("q_b_proj", compressed_query, heads, dim)
-        recorder.hold(small=compressed_query, q=q)
-        q = recorder.rope(q, rope)
-        recorder.hold(q=q)
-        k = recorder.rope(recorder.norm("kv_norm", recorder.linear("kv_proj", x, dim), self.norm), rope)
-        cache_kind = "sliding_attention" if self.compress_rate is None else COMPRESSED
-        (k,) = recorder.cache("cache", cache_kind, k, limit=self.sliding_window)
-        recorder.hold(k=k)
-        recorder.mask(q, k, causal=True, window=self.sliding_window)
-        scores = [recorder.scores("core", q, k, values=k, window=self.sliding_window)]
-        entries: Value | None = None
-        mask: Value | None = None
-        if self.compress_rate is not None:
-            with recorder.function():
-                mask, entries = self._mask_and_entries(recorder, x, compressed_query, q, dim, rope)
-            recorder.hold(entries=entries, entries_seen=mask)
-            limits: dict[str, Any] = {"rate": self.compress_rate, "chosen": self.selected_entries}
-            scores.append(
-                recorder.scores(
-                    "entry_core", q, entries, values=entries, is_cross_attention=True, core=ops.EntryScores, **limits
-                )
-            )
-        weights = recorder.joint_softmax(q, k, *scores, window=self.sliding_window, sinks=True, selection=mask)
-        recorder.hold(shares=weights)
-        y = recorder.weighted(weights, k)
-        recorder.hold(out=y)
-        if entries is not None:
-            y = recorder.add(y, recorder.weighted(weights, entries))
-            recorder.hold(out=y)
-        recorder.vector("sinks", heads)
-        y = recorder.rope(y, rope, inverse=True)
-        groups = Axis("output_groups", self.o_groups)
-        output_groups = recorder.per_group("o_a_proj", y, groups, Axis("o_lora", self.o_lora_rank))
-        return recorder.linear("o_b_proj", output_groups, *x.axes)
 
     def _mask_and_entries(
         self, recorder: Flow, x: Value, compressed_query: Value, q: Value, dim: Axis, rope: Rope
@@ -330,14 +228,6 @@ class SharedEntryAttention(TokenMixer):
         block_counts = None if finds is None else (finds.candidate_topk_blocks, finds.candidate_block_size)
         return recorder.choose_entries(scores, weights, visible, indexer.index_topk, finds=block_counts)
 
-    def describe(self, hidden_size: int) -> str:
-        kind = "shared entries" if self.entries_shared else "entries"
-        entries = "" if self.compress_rate is None else f", {kind} of {self.compress_rate} tokens"
-        selection_text = "" if self.selected_entries is None else f", {self.selected_entries} of them"
-        return (
-            f"MQA {self.num_attention_heads} × {self.head_dim}, window {self.sliding_window}{entries}{selection_text}"
-        )
-
     def reference(self, model_properties: ModelProperties) -> nn.Module:
         return _reference_class()(self, model_properties)
 
@@ -417,16 +307,13 @@ def _reference_class() -> type[nn.Module]:
             self.cache.keep(forward_pass, entries, *pending)
             return latent, entries
 
-    class Chooser(nn.Module):
-        """Selects the entries that each token attends to, [batch, tokens, index_topk at most]."""
+    class Chooser(chooser_class()):  # type: ignore[misc]
+        """Selects the entries that each token attends to, by one key per entry."""
 
         def __init__(self, spec: SharedEntryAttention, hidden: int) -> None:
-            super().__init__()
+            super().__init__(spec, hidden)
             assert spec.indexer is not None
-            self.spec, indexer, width = spec, spec.indexer, spec.indexer.index_head_dim
-            self.heads, self.topk, self.core = indexer.index_n_heads, indexer.index_topk, single_key_core_class()()
-            self.q_proj = nn.Linear(spec.q_lora_rank, self.heads * width, bias=False)
-            self.weights_proj = nn.Linear(hidden, self.heads, bias=False)
+            width = spec.indexer.index_head_dim
             if not spec.entries_shared:
                 self.k_proj, self.k_norm = nn.Linear(spec.head_dim, width, bias=False), norm_reference(spec.norm, width)
                 self.cache: Any = state_class()()
@@ -509,41 +396,22 @@ def _reference_class() -> type[nn.Module]:
             masked_scores = scores.masked_fill(~visible, float("-inf"))
             self._find_blocks(masked_scores, forward_pass)
             ranked = masked_scores.sort(dim=-1, descending=True, stable=True).indices[..., : self.topk]
-            selected: Tensor = ranked if positions is None else positions[:, None].gather(-1, ranked)
-            return selected
+            return ranked if positions is None else positions[:, None].gather(-1, ranked)
 
-    class SharedEntryReference(nn.Module):
+    class SharedEntryReference(entry_attention_class()):  # type: ignore[misc]
         """DeepSeek-V4.1's attention. x: [batch, tokens, hidden] → same shape."""
 
         def __init__(self, spec: SharedEntryAttention, model_properties: ModelProperties) -> None:
-            super().__init__()
-            self.spec, hidden, width = spec, model_properties.hidden_size, spec.num_attention_heads * spec.head_dim
-            self.q_a_proj = nn.Linear(hidden, spec.q_lora_rank, bias=False)
-            self.q_a_norm = norm_reference(spec.norm, spec.q_lora_rank)
-            self.q_b_proj = nn.Linear(spec.q_lora_rank, width, bias=False)
-            self.kv_proj = nn.Linear(hidden, spec.head_dim, bias=False)
-            self.kv_norm = norm_reference(spec.norm, spec.head_dim)
-            self.core, self.cache = single_key_core_class()(), cache_class()(spec.sliding_window)
-            self.sinks = vector(torch.zeros(spec.num_attention_heads))
-            self.o_a_proj = group_map_class()(spec.o_groups, width // spec.o_groups, spec.o_lora_rank)
-            self.o_b_proj = nn.Linear(spec.o_groups * spec.o_lora_rank, hidden, bias=False)
-            if spec.compress_rate is not None:
-                self.entry_core = single_key_core_class()()
-                if not spec.entries_shared:
-                    self.compressor = Compressor(spec, hidden)
-                if spec.indexer is not None:
-                    self.indexer = Chooser(spec, hidden)
-
-        def _rotate(self, x: Tensor, forward_pass: ForwardPass, inverse: bool = False) -> Tensor:
-            rope, theta = self.spec.qk_rope_head_dim, self.spec.position.rope_theta
-            return rotate(x, forward_pass, forward_pass.past, rope, theta, inverse)
+            super().__init__(spec, model_properties)
+            if spec.compress_rate is not None and not spec.entries_shared:
+                self.compressor = Compressor(spec, model_properties.hidden_size)
+            if spec.indexer is not None:
+                self.indexer = Chooser(spec, model_properties.hidden_size)
 
         def _entries_and_mask(
             self, x: Tensor, compressed_query: Tensor, forward_pass: ForwardPass
         ) -> tuple[Tensor, Tensor]:
-            """Returns the entries and the mask of those that each token attends to, [.., tokens, entries]."""
             spec, end, memo, latent = self.spec, forward_pass.past + x.shape[1], forward_pass.memo, None
-            assert spec.compress_rate is not None
             if not spec.entries_shared:
                 latent, memo["entries"] = self.compressor(x, forward_pass)
             entries: Tensor = memo["entries"]
@@ -553,41 +421,9 @@ def _reference_class() -> type[nn.Module]:
                 memo["selected entries"] = self.indexer(x, compressed_query, latent, visible, forward_pass)
             selected = memo["selected entries"]
             if forward_pass.past and x.shape[1] == 1:  # decoding one token reads only the selected entries
-                return entries.gather(1, selected[:, 0, :, None].expand(-1, -1, entries.shape[-1])), visible[
-                    :, : selected.shape[-1]
-                ]
+                index = selected[:, 0, :, None].expand(-1, -1, entries.shape[-1])
+                return entries.gather(1, index), visible[:, : selected.shape[-1]]
             selected_mask = torch.zeros_like(visible).expand(x.shape[0], -1, -1).scatter(-1, selected, True)
             return entries, (visible & selected_mask)[:, None]
-
-        def forward(self, x: Tensor, forward_pass: ForwardPass) -> Tensor:
-            spec = self.spec
-            compressed_query = self.q_a_norm(self.q_a_proj(x))
-            q = self.q_b_proj(compressed_query).unflatten(-1, (spec.num_attention_heads, -1)).transpose(1, 2)
-            q = self._rotate(q, forward_pass)
-            (k,) = self.cache(forward_pass, self._rotate(self.kv_norm(self.kv_proj(x)), forward_pass))
-            end, keys = forward_pass.past + x.shape[1], k.shape[1]
-            window = spec.sliding_window
-            mask = attention_mask(forward_pass, end, x.shape[1], keys, x.device, causal=True, window=window)
-            scores, entries, allowed_mask = self.core(q, k), None, mask
-            if spec.compress_rate is not None:
-                entries, entry_mask = self._entries_and_mask(x, compressed_query, forward_pass)
-                scores = torch.cat([scores, self.entry_core(q, entries)], -1)
-            scores = scores * spec.head_dim**-0.5
-            if entries is not None:
-                allowed_mask = torch.cat([mask.expand(*entry_mask.shape[:-1], -1), entry_mask], -1)
-            sink = self.sinks.weight[None, :, None, None].expand(*scores.shape[:-1], 1).to(scores.dtype)
-            scores = scores.masked_fill(~allowed_mask, float("-inf"))
-            weights = torch.cat([scores, sink], -1).float().softmax(-1)[..., :-1].to(k.dtype)
-            out = self.core(q, k, weights[..., :keys])
-            if entries is not None:
-                out = out + self.entry_core(q, entries, weights[..., keys:])
-            out = (
-                self._rotate(out, forward_pass, inverse=True)
-                .transpose(1, 2)
-                .flatten(2)
-                .unflatten(-1, (spec.o_groups, -1))
-            )
-            result: Tensor = self.o_b_proj(self.o_a_proj(out).flatten(2))
-            return result
 
     return SharedEntryReference

@@ -18,7 +18,7 @@ from pydantic import model_validator
 from ...flow.axis import Axis, Beside
 from ...flow.record import Flow
 from ...flow.value import Value
-from ..base import BY_TORCH, Flag, Kernel, ModelProperties, PartWitness, Standing, TokenMixer
+from ..base import BY_TORCH, Flag, Kernel, ModelProperties, PartWitness, StackPosition, TokenMixer
 from ..runtime import ForwardPass, causal_conv_class, state_class
 
 if TYPE_CHECKING:
@@ -34,6 +34,7 @@ class ShortConv(TokenMixer):
         vision encoder); false by default.
     """
 
+    formula_source: ClassVar[str] = "Liquid AI 2025, §2"
     witness: ClassVar[PartWitness] = BY_TORCH
     node_name: ClassVar[str] = "conv"
     kind: ClassVar[str] = "convolution"
@@ -52,7 +53,7 @@ class ShortConv(TokenMixer):
             )
         return self
 
-    def check_place(self, stack_position: Standing) -> None:
+    def check_place(self, stack_position: StackPosition) -> None:
         if not self.grid:
             super().check_place(stack_position)
         elif not stack_position.grid:
@@ -63,9 +64,6 @@ class ShortConv(TokenMixer):
             raise ValueError(
                 "class_embedding: a convolution over the grid of patches has no place for it; expected false"
             )
-
-    def source(self) -> str:
-        return "Liquid AI 2025, §2"
 
     def flow(self, recorder: Flow, x: Value) -> Value:
         kernel, has_bias = self.conv_L_cache, self.conv_bias
@@ -130,7 +128,6 @@ def _reference_class() -> type[nn.Module]:
                 if self.grid
                 else self.conv(b * u, forward_pass, self.conv_state)
             )
-            out: Tensor = self.out_proj((c * convolution_output).transpose(1, 2))
-            return out
+            return self.out_proj((c * convolution_output).transpose(1, 2))
 
     return ShortConvReference

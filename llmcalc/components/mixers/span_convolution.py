@@ -10,15 +10,13 @@ from __future__ import annotations
 from functools import cache
 from typing import TYPE_CHECKING, Any, ClassVar, Literal, Self
 
-from pydantic import field_validator
-
 from ... import ops
-from ...algebra import same
 from ...flow.axis import Axis, Beside
 from ...flow.record import Flow
 from ...flow.value import Value
-from ..base import Heads, HeadSizes, Kernel, ModelProperties, Standing, TokenMixer, Unscalable
-from ..runtime import ForwardPass, apply_dropout
+from ..base import Heads, HeadSizes, ModelProperties, OddKernel, StackPosition, TokenMixer
+from ..runtime import ForwardPass, softmax_core_class
+from .grouped import check_key_heads
 
 if TYPE_CHECKING:
     from torch import Tensor, nn
@@ -32,31 +30,24 @@ class SpanConvolution(TokenMixer):
     conv_kernel_size: the number of tokens that a filter reads; odd, so that input and output have the same length.
     """
 
+    formula_source: ClassVar[str] = "Jiang et al. 2020, §4"
     node_name: ClassVar[str] = "self_attn"
     kind: ClassVar[str] = "attention"
     sides: ClassVar[tuple[str, ...]] = ("encoder",)
 
     type: Literal["span_convolution"] = "span_convolution"
     num_attention_heads: Heads
-    conv_kernel_size: Kernel
+    conv_kernel_size: OddKernel
 
-    @field_validator("conv_kernel_size")
-    @classmethod
-    def _check_odd_kernel(cls, kernel_size: int) -> int:
-        if kernel_size % 2 == 0:
-            raise ValueError(f"{kernel_size} is even; expected an odd number")
-        return kernel_size
-
-    def heads(self, width: Any) -> HeadSizes:
+    def head_sizes(self, width: Any) -> HeadSizes:
         heads = self.num_attention_heads
         return HeadSizes(heads, heads, width // (2 * heads))
 
     def with_heads(self, head_sizes: HeadSizes) -> Self:
-        if not same(head_sizes.heads, head_sizes.kv_heads):
-            raise Unscalable("each query head has its own key head; expected equal numbers of both")
+        check_key_heads(self, head_sizes)
         return self.model_copy(update={"num_attention_heads": head_sizes.heads})
 
-    def check_place(self, stack_position: Standing) -> None:
+    def check_place(self, stack_position: StackPosition) -> None:
         super().check_place(stack_position)
         heads = self.num_attention_heads
         if stack_position.width % (2 * heads):
@@ -65,11 +56,8 @@ class SpanConvolution(TokenMixer):
                 f"{stack_position.width} without a rest"
             )
 
-    def source(self) -> str:
-        return "Jiang et al. 2020, §4"
-
     def flow(self, recorder: Flow, x: Value) -> Value:
-        head_sizes, kernel = self.heads(x.width), self.conv_kernel_size
+        head_sizes, kernel = self.head_sizes(x.width), self.conv_kernel_size
         heads, dim = Axis("heads", head_sizes.heads), Axis("head_dim", head_sizes.head_dim)
         k = recorder.linear("k_proj", x, heads, dim, bias=True)
         v = recorder.linear("v_proj", x, heads, dim, bias=True)
@@ -118,15 +106,7 @@ def _reference_class() -> type[nn.Module]:
             tokens_per_side = filters.shape[-1] // 2
             padded = nn.functional.pad(x, (0, 0, 0, 0, tokens_per_side, tokens_per_side))
             windows = padded.unfold(1, filters.shape[-1], 1)  # [batch, tokens, heads, d, kernel]
-            out: Tensor = (windows @ filters[..., None]).squeeze(-1)
-            return out
-
-    class Core(nn.Module):
-        """softmax(q·kᵀ / √d)·v. q, k, v: [batch, heads, tokens, d] → same shape."""
-
-        def forward(self, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
-            scores = q @ k.transpose(-1, -2) * q.shape[-1] ** -0.5
-            return apply_dropout(self, "attention", torch.softmax(scores.float(), -1).to(v.dtype)) @ v
+            return (windows @ filters[..., None]).squeeze(-1)
 
     class SpanConvolutionReference(nn.Module):
         """Attention beside dynamic convolutions. x: [batch, tokens, hidden] → same shape."""
@@ -140,7 +120,7 @@ def _reference_class() -> type[nn.Module]:
             self.span_conv = nn.Conv1d(hidden, hidden, kernel, padding=kernel // 2, groups=hidden, bias=False)
             self.span_proj = nn.Conv1d(hidden, half_width, 1)
             self.filter_proj = nn.Linear(half_width, self.heads * kernel)
-            self.core, self.convolution = Core(), Convolution()
+            self.core, self.convolution = softmax_core_class()(), Convolution()
             self.o_proj = nn.Linear(hidden, hidden)
 
         def forward(self, x: Tensor, forward_pass: ForwardPass) -> Tensor:
@@ -153,7 +133,6 @@ def _reference_class() -> type[nn.Module]:
                 for projected in (q, self.k_proj(x), self.v_proj(x))
             )
             attention_output = self.core(*heads).transpose(1, 2)
-            out: Tensor = self.o_proj(torch.cat([attention_output.flatten(2), convolved.flatten(2)], -1))
-            return out
+            return self.o_proj(torch.cat([attention_output.flatten(2), convolved.flatten(2)], -1))
 
     return SpanConvolutionReference

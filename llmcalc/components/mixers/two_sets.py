@@ -13,7 +13,7 @@ from ...flow.value import Value
 from ..base import check_groups
 from ..norm import Norm, norm_reference
 from ..runtime import cache_class, product_class
-from .grouped import WindowedMixer
+from .grouped import WindowedMixer, grouped_reference_class
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -51,28 +51,18 @@ class TwoSetsMixer(WindowedMixer):
 @cache
 def two_sets_reference() -> Any:
     """Returns the base class of the references, with the projections, the norms, and the cache of the first set."""
-    from torch import nn
 
-    class TwoSetsReference(nn.Module):
+    class TwoSetsReference(grouped_reference_class()):  # type: ignore[misc]
         def __init__(self, spec: TwoSetsMixer, hidden: int) -> None:
-            super().__init__()
-            self.spec, heads, kv_heads, d = spec, spec.num_attention_heads, spec.num_key_value_heads, spec.head_dim
-            for name, width in (("q_proj", heads * d), ("k_proj", kv_heads * d), ("v_proj", kv_heads * d)):
-                self.add_module(name, nn.Linear(hidden, width, bias=spec.attention_bias))
+            super().__init__(spec, hidden, spec.attention_bias)
             if spec.norm is not None:
-                self.q_norm, self.k_norm = norm_reference(spec.norm, d), norm_reference(spec.norm, d)
+                self.q_norm, self.k_norm = (norm_reference(spec.norm, spec.head_dim) for _ in "qk")
             self.core, self.cache = product_class()(), cache_class()(spec.sliding_window)
-            self.o_proj = nn.Linear(heads * d, hidden, bias=spec.attention_bias)
 
         def _split_heads(self, projection: str, x: Tensor) -> Tensor:
-            """Returns queries, keys or values of x [batch, tokens, hidden] as [batch, heads, tokens, head_dim]."""
-            projected = self.get_submodule(f"{projection}_proj")(x)
-            heads: Tensor = projected.unflatten(-1, (-1, self.spec.head_dim)).transpose(1, 2)
+            """Returns the heads of the base class, those of queries and keys after their norm."""
+            heads = super()._split_heads(projection, x)
             normed = projection != "v" and self.spec.norm is not None
             return self.get_submodule(f"{projection}_norm")(heads) if normed else heads
-
-        def _for_each_query_head(self, *tensors: Tensor) -> tuple[Tensor, ...]:
-            group = self.spec.num_attention_heads // self.spec.num_key_value_heads
-            return tensors if group == 1 else tuple(t.repeat_interleave(group, 1) for t in tensors)
 
     return TwoSetsReference

@@ -8,12 +8,10 @@ from __future__ import annotations
 from functools import cache
 from typing import TYPE_CHECKING, ClassVar
 
-from pydantic import field_validator
-
 from ...flow.axis import Axis
 from ...flow.record import Flow
 from ...flow.value import Value
-from ..base import Kernel, ModelProperties, Part
+from ..base import ModelProperties, OddKernel, Part
 
 if TYPE_CHECKING:
     from torch import Tensor, nn
@@ -25,19 +23,10 @@ class ValueConvolution(Part):
     conv_kernel_size: the kernel size in tokens; odd, so that input and output have the same length.
     """
 
+    formula_source: ClassVar[str] = "Xiong et al. 2021 (Nyströmformer), §3"
     kind: ClassVar[str] = "convolution"
 
-    conv_kernel_size: Kernel
-
-    @field_validator("conv_kernel_size")
-    @classmethod
-    def _check_odd_kernel(cls, kernel_size: int) -> int:
-        if kernel_size % 2 == 0:
-            raise ValueError(f"{kernel_size} is even; expected an odd number")
-        return kernel_size
-
-    def source(self) -> str:
-        return "Xiong et al. 2021 (Nyströmformer), §3"
+    conv_kernel_size: OddKernel
 
     def flow(self, recorder: Flow, values: Value, heads: Axis, head_axis: Axis) -> Value:
         """Records the convolution of the values of all heads."""
@@ -63,7 +52,6 @@ def _reference_class() -> type[nn.Module]:
             self.conv = nn.Conv2d(heads, heads, (kernel, 1), padding=(kernel // 2, 0), bias=False, groups=heads)
 
         def forward(self, values: Tensor) -> Tensor:
-            out: Tensor = self.conv(values)
-            return out
+            return self.conv(values)
 
     return ValueConvolutionReference

@@ -14,7 +14,7 @@ from pydantic import model_validator
 from ...flow.axis import Axis
 from ...flow.record import Flow
 from ...flow.value import Value
-from ..base import BY_TORCH, Experts, ModelProperties, Part, PartWitness, TopK
+from ..base import BY_TORCH, Experts, ModelProperties, Part, PartWitness, TopK, check_top_k
 from ..networks.feed_forward import Activation, activate
 from ..networks.moe import dispatch_class, ends_of_groups, expert_map_class
 from ..networks.router import AnyRouter, LinearRouter
@@ -33,6 +33,7 @@ class ValueExperts(Part):
     router: the part that selects the projections; a linear layer with a softmax by default.
     """
 
+    formula_source: ClassVar[str] = "K2 Horizon 2026"
     witness: ClassVar[PartWitness] = BY_TORCH
     kind: ClassVar[str] = "attention"
 
@@ -43,16 +44,10 @@ class ValueExperts(Part):
 
     @model_validator(mode="after")
     def _check_fields(self) -> Self:
-        if self.num_experts_per_tok > self.num_experts:
-            raise ValueError(
-                f"num_experts_per_tok: {self.num_experts_per_tok} is more than num_experts {self.num_experts}"
-            )
+        check_top_k(self.num_experts, self.num_experts_per_tok)
         if self.router.type != "linear":
             raise ValueError(f"router.type: '{self.router.type}' selects networks, not values; expected 'linear'")
         return self
-
-    def source(self) -> str:
-        return "K2 Horizon 2026"
 
     def flow(self, recorder: Flow, x: Value, heads: Axis, head_axis: Axis) -> Value:
         """Records the values of all heads. x: the input of the values."""
@@ -89,11 +84,10 @@ def _reference_class() -> type[nn.Module]:
         def forward(self, x: Tensor, forward_pass: ForwardPass) -> Tensor:
             weights, top_experts = self.routing(x, forward_pass)
             dispatch = dispatch_class()(top_experts, forward_pass.grouped_experts)
-            rows = dispatch.rows(x)
+            rows = dispatch.copy_rows(x)
             group_ends = ends_of_groups(dispatch.expert, self.spec.num_experts) if dispatch.grouped else None
             y = activate(self.spec.hidden_act, self.v_experts(rows, dispatch.expert, group_ends))
             del rows
-            values: Tensor = dispatch.combined(y, weights)
-            return values
+            return dispatch.combine_outputs(y, weights)
 
     return ValueExpertsReference

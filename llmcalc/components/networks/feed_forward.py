@@ -127,7 +127,8 @@ class FeedForward(SingleWidthNetwork):
     def activation(self) -> str:
         return self.style
 
-    def source(self) -> str:
+    @property
+    def formula_source(self) -> str:
         return "Shazeer 2020, §2" if self.gated else "Vaswani et al. 2017, §3.3"
 
     def flow(self, recorder: Flow, x: Value) -> Value:
@@ -203,8 +204,7 @@ def activate(name: str, x: Tensor) -> Tensor:
         return F.gelu(x, approximate="tanh")
     if name == "identity":
         return x
-    activation_output: Tensor = getattr(F, name)(x)
-    return activation_output
+    return getattr(F, name)(x)
 
 
 @cache
@@ -229,13 +229,12 @@ def _reference_class() -> type[nn.Module]:
         def forward(self, x: Tensor) -> Tensor:
             beta, eps = self.constants.values
             positive_slope, negative_slope = nn.functional.softplus(self.alpha.weight)
-            out: Tensor = (
+            return (
                 torch.where(
                     x > 0, positive_slope * x * x, (beta + negative_slope) * (torch.minimum(x, eps).expm1() - x)
                 )
                 + beta * x
             )
-            return out
 
     class FeedForwardReference(nn.Module):
         """The feed-forward network. x: [..., hidden] → same shape."""
@@ -255,8 +254,7 @@ def _reference_class() -> type[nn.Module]:
                 self.output_scale = vector(torch.ones(1))
 
         def _activate(self, x: Tensor) -> Tensor:
-            out: Tensor = self.xielu(x) if self.act == "xielu" else activate(self.act, x)
-            return out
+            return self.xielu(x) if self.act == "xielu" else activate(self.act, x)
 
         def forward(
             self, x: Tensor, forward_pass: ForwardPass | None = None, part_factors: Tensor | None = None

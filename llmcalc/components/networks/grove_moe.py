@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from functools import cache
-from typing import TYPE_CHECKING, Any, ClassVar, Literal, Self, TypeAlias
+from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal, Self, TypeAlias
 
 from pydantic import model_validator
 
@@ -18,7 +18,7 @@ from ...algebra import Number
 from ...flow.axis import Axis
 from ...flow.record import Flow
 from ...flow.value import Value
-from ..base import Experts, ModelProperties, Network, TopK, symbol_of_size
+from ..base import Experts, ModelProperties, Network, Symbol, TopK, check_top_k
 from ..runtime import ForwardPass
 from .feed_forward import FeedForward
 from .moe import check_expert, dispatch_class, expert_networks, routed_class
@@ -27,9 +27,7 @@ from .router import LinearRouter
 if TYPE_CHECKING:
     from torch import Tensor, nn
 
-    GroupSize: TypeAlias = int
-else:
-    GroupSize = symbol_of_size("g")
+GroupSize: TypeAlias = Annotated[int, Symbol("g")]
 
 
 class GroveMoE(Network):
@@ -43,6 +41,7 @@ class GroveMoE(Network):
     router: the router, linear with a softmax by default.
     """
 
+    formula_source: ClassVar[str] = "Wu et al. 2025 (arXiv:2508.07785), §3"
     node_name: ClassVar[str] = "mlp"
     kind: ClassVar[str] = "experts"
     mixture: ClassVar[bool] = True
@@ -57,10 +56,7 @@ class GroveMoE(Network):
 
     @model_validator(mode="after")
     def _check_fields(self) -> Self:
-        if self.num_experts_per_tok > self.num_experts:
-            raise ValueError(
-                f"num_experts_per_tok: {self.num_experts_per_tok} is more than num_experts {self.num_experts}"
-            )
+        check_top_k(self.num_experts, self.num_experts_per_tok)
         if self.num_experts % self.experts_per_group:
             raise ValueError(
                 f"experts_per_group: {self.experts_per_group} does not divide num_experts {self.num_experts}; expected "
@@ -80,9 +76,6 @@ class GroveMoE(Network):
         slots = {"expert": self.expert, "adjugate_expert": self.adjugate_expert}
         return self.model_copy(update={name: part.widened(change) for name, part in slots.items()})
 
-    def source(self) -> str:
-        return "Wu et al. 2025 (arXiv:2508.07785), §3"
-
     def flow(self, recorder: Flow, x: Value) -> Value:
         top_k, experts = self.num_experts_per_tok, Axis("experts", self.num_experts)
         groups = Axis("experts", self.num_experts // self.experts_per_group)  # divided as experts are
@@ -90,7 +83,7 @@ class GroveMoE(Network):
         outputs = []
         for name, network, axis in (("experts", self.expert, experts), ("chunk_experts", self.adjugate_expert, groups)):
             rows = recorder.dispatch(x, top_experts, axis, top_k)
-            with recorder.scope(name, kind="experts", source=self.source()):
+            with recorder.scope(name, kind="experts", source=self.formula_source):
                 y = expert_networks(recorder, network, rows, axis, top_k, x.axes)
             outputs.append(recorder.combine(y, weights, axis, top_k))
         return recorder.add(*outputs)
@@ -134,9 +127,8 @@ def _reference_class() -> type[nn.Module]:
             sums = []
             for networks, indices in ((self.experts, top_experts), (self.chunk_experts, top_experts // self.group)):
                 dispatch = dispatch_class()(indices, grouped)
-                rows = networks(dispatch.rows(x), dispatch.expert, dispatch.grouped)
-                sums.append(dispatch.combined(rows, weights))
-            out: Tensor = sums[0] + 0.05 * sums[1]
-            return out
+                rows = networks(dispatch.copy_rows(x), dispatch.expert, dispatch.grouped)
+                sums.append(dispatch.combine_outputs(rows, weights))
+            return sums[0] + 0.05 * sums[1]
 
     return GroveMoEReference

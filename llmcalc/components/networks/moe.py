@@ -32,6 +32,7 @@ from ..base import (
     Unscalable,
     Width,
     ZeroExperts,
+    check_top_k,
 )
 from ..norm import Norm
 from ..runtime import ForwardPass, apply_dropout, vector
@@ -125,6 +126,7 @@ class VisionExperts(Part):
     router: the router, linear by default.
     """
 
+    formula_source: ClassVar[str] = "Shazeer et al. 2017, §2"
     witness: ClassVar[PartWitness] = BY_TORCH
     kind: ClassVar[str] = "experts"
 
@@ -136,13 +138,10 @@ class VisionExperts(Part):
         check_expert(self.expert)
         return self
 
-    def source(self) -> str:
-        return "Shazeer et al. 2017, §2"
-
     def flow(self, recorder: Flow, x: Value, experts: Axis, top_k: Number) -> Value:
         weights, top_experts = self.router.flow(recorder, x, experts, top_k, experts.size)
         rows = recorder.dispatch(x, top_experts, experts, top_k)
-        with recorder.scope("experts", kind="experts", source=self.source()):
+        with recorder.scope("experts", kind="experts", source=self.formula_source):
             y = expert_networks(recorder, self.expert, rows, experts, top_k, x.axes)
         return recorder.combine(y, weights, experts, top_k)
 
@@ -175,6 +174,7 @@ class MoE(Network):
     router_aux_loss_coef, router_z_loss_coef: training settings without effect on counts, none by default.
     """
 
+    formula_source: ClassVar[str] = "Shazeer et al. 2017, §2"
     witness: ClassVar[PartWitness] = BY_TORCH
     node_name: ClassVar[str] = "mlp"
     kind: ClassVar[str] = "experts"
@@ -212,10 +212,7 @@ class MoE(Network):
 
     @model_validator(mode="after")
     def _check_fields(self) -> Self:
-        if self.num_experts_per_tok > self.num_experts:
-            raise ValueError(
-                f"num_experts_per_tok: {self.num_experts_per_tok} is more than num_experts {self.num_experts}"
-            )
+        check_top_k(self.num_experts, self.num_experts_per_tok)
         check_expert(self.expert)
         if self.identity_experts is not None and not self.router.sends_to_identities:
             raise ValueError(
@@ -260,11 +257,8 @@ class MoE(Network):
         slots = {"expert": self.expert, "shared_expert": self.shared_expert, "vision_experts": self.vision_experts}
         return self.model_copy(update={name: part.widened(change) for name, part in slots.items() if part is not None})
 
-    def borrows(self) -> str:
+    def borrowing_field(self) -> str:
         return f"router.type '{self.router.type}'" if self.router.reads_token_ids else ""
-
-    def source(self) -> str:
-        return "Shazeer et al. 2017, §2"
 
     def flow(self, recorder: Flow, x: Value, router_input: Value | None = None) -> Value:
         """Records the mixture. router_input: the router's input where it differs from the experts' input."""
@@ -279,7 +273,7 @@ class MoE(Network):
         expert_input = x if self.latent is None else self.latent.flow(recorder, x)
         recorder.hold(weights=weights, chosen=top_experts, y=expert_input)
         rows = recorder.dispatch(expert_input, top_experts, experts, top_k)
-        with recorder.scope("experts", kind="experts", source=self.source()):
+        with recorder.scope("experts", kind="experts", source=self.formula_source):
             recorder.hold(x=rows)
             y = expert_networks(
                 recorder, self.expert, rows, experts, top_k, expert_input.axes, self.identity_experts is not None
@@ -339,7 +333,7 @@ class MoE(Network):
         swiglu = FeedForward(intermediate_size=16, hidden_act="silu", gated=True)
         ungated_network = FeedForward(intermediate_size=16, hidden_act="gelu", up_bias=True, down_bias=True)
         shared_network = FeedForward(intermediate_size=28, hidden_act="silu", gated=True)
-        skipping = RouterMLP(router_hidden_size=7, adds_below=True, skip=True, score_correction="buffer")
+        skipping_router = RouterMLP(router_hidden_size=7, adds_below=True, skip=True, score_correction="buffer")
         corrected_router = LinearRouter(score_correction="buffer", scoring_func="sigmoid")
         learned_router = LinearRouter(score_correction="parameter", scoring_func="sigmoid")
         vision = VisionExperts(expert=ungated_network, router=LinearRouter(score_correction="parameter"))
@@ -362,7 +356,7 @@ class MoE(Network):
                 shared_expert=shared_network, router=TokenTableRouter(vocab_size=50, scoring_func="sqrtsoftplus")
             ),
             small_mixture(router=LinearRouter(norm=Norm(type="rmsnorm"), expert_scale=True)),
-            small_mixture(num_experts_per_tok=1, router=skipping),
+            small_mixture(num_experts_per_tok=1, router=skipping_router),
             small_mixture(router=RouterMLP(router_hidden_size=6, hidden_act="silu")),
             small_mixture(
                 shared_expert=shared_network, vision_experts=vision, router=LinearRouter(score_correction="parameter")
@@ -407,18 +401,20 @@ def expert_networks(
     """Records the networks of all experts at once. identities: whether some rows are sent to identity experts."""
     ffn = Axis("expert_ffn", expert.intermediate_size)
 
-    def mapped(name: str, x: Value, *axes: Axis | Beside, bias: bool) -> Value:
+    def expert_linear(name: str, x: Value, *axes: Axis | Beside, bias: bool) -> Value:
         return recorder.experts(name, x, experts, top_k, *axes, bias=bias, identities=identities)
 
     if expert.gated:
-        y = recorder.act(mapped("gate_proj", rows, ffn, bias=expert.gate_bias), expert.hidden_act)
+        y = recorder.act(expert_linear("gate_proj", rows, ffn, bias=expert.gate_bias), expert.hidden_act)
         recorder.hold(y=y)
-        y = recorder.mul(y, act_on_up(recorder, expert.up_act, mapped("up_proj", rows, ffn, bias=expert.up_bias)))
+        y = recorder.mul(
+            y, act_on_up(recorder, expert.up_act, expert_linear("up_proj", rows, ffn, bias=expert.up_bias))
+        )
     else:
-        y = recorder.act(mapped("up_proj", rows, ffn, bias=expert.up_bias), expert.hidden_act)
+        y = recorder.act(expert_linear("up_proj", rows, ffn, bias=expert.up_bias), expert.hidden_act)
     y = recorder.dropout(y, "activation")
     recorder.hold(y=y)
-    y = mapped("down_proj", y, *out, bias=expert.down_bias)
+    y = expert_linear("down_proj", y, *out, bias=expert.down_bias)
     recorder.hold(y=y)
     return y
 
@@ -439,35 +435,33 @@ def dispatch_class() -> type[Any]:
                 self.expert, self.order = self.expert.sort(stable=True)
                 self.token = self.order // self.top_k
 
-        def rows(self, x: Tensor) -> Tensor:
+        def copy_rows(self, x: Tensor) -> Tensor:
             """Copies each token's vector for each of its experts. [batch, tokens, width] → [rows, width]."""
             x = x.flatten(0, 1)
             return x.index_select(0, self.token) if self.grouped else x.repeat_interleave(self.top_k, 0)
 
-        def to_experts(self, x: Tensor) -> Tensor:
+        def sort_by_expert(self, x: Tensor) -> Tensor:
             """Sorts rows from the order of the tokens to the order of the experts. [rows, width] → same shape."""
             return x.index_select(0, self.order) if self.grouped else x
 
-        def to_tokens(self, x: Tensor) -> Tensor:
+        def sort_by_token(self, x: Tensor) -> Tensor:
             """Sorts rows from the order of the experts to the order of the tokens. [rows, width] → same shape."""
             return x.new_zeros(x.shape).index_add(0, self.order, x) if self.grouped else x
 
-        def combined(self, x: Tensor, weights: Tensor) -> Tensor:
+        def combine_outputs(self, x: Tensor, weights: Tensor) -> Tensor:
             """Sums the experts' outputs of each token, weighted. [rows, width] → [batch, tokens, width]."""
             if not self.grouped:
-                weighted_sum: Tensor = (x.view(*weights.shape, -1) * weights.to(x.dtype)[..., None]).sum(2)
-                return weighted_sum
+                return (x.view(*weights.shape, -1) * weights.to(x.dtype)[..., None]).sum(2)
             x = x * weights.to(x.dtype).flatten().index_select(0, self.order)[:, None]
             tokens = weights.shape[:2]
-            out: Tensor = x.new_zeros(tokens.numel(), x.shape[1]).index_add(0, self.token, x).unflatten(0, tokens)
-            return out
+            return x.new_zeros(tokens.numel(), x.shape[1]).index_add(0, self.token, x).unflatten(0, tokens)
 
     return Dispatch
 
 
 @cache
-def capped_class() -> type[Any]:
-    class Capped:
+def capacity_dispatch_class() -> type[Any]:
+    class CapacityDispatch:
         """The vectors of experts with a fixed capacity: for each expert, the tokens with the highest weights.
 
         An expert that fewer tokens chose takes others too, with weight 0. weights, expert_indices: the weights and
@@ -483,18 +477,16 @@ def capped_class() -> type[Any]:
             top_weights, tokens = expert_weights.topk(rows, 0)
             self.weight, self.token = top_weights.t(), tokens.t().flatten()
 
-        def rows(self, x: Tensor) -> Tensor:
+        def copy_rows(self, x: Tensor) -> Tensor:
             """Copies the tokens of each expert. [batch, tokens, width] → [experts, rows, width]."""
-            rows: Tensor = x.flatten(0, 1).index_select(0, self.token).unflatten(0, self.weight.shape)
-            return rows
+            return x.flatten(0, 1).index_select(0, self.token).unflatten(0, self.weight.shape)
 
-        def combined(self, x: Tensor, weights: Tensor) -> Tensor:
+        def combine_outputs(self, x: Tensor, weights: Tensor) -> Tensor:
             """Sums the experts' outputs of each token, weighted. [experts, rows, width] → [batch, tokens, width]."""
             x, tokens = (x * self.weight.to(x.dtype)[..., None]).flatten(0, 1), weights.shape[:2]
-            out: Tensor = x.new_zeros(tokens.numel(), x.shape[1]).index_add(0, self.token, x).unflatten(0, tokens)
-            return out
+            return x.new_zeros(tokens.numel(), x.shape[1]).index_add(0, self.token, x).unflatten(0, tokens)
 
-    return Capped
+    return CapacityDispatch
 
 
 def ends_of_groups(expert: Tensor, experts: int) -> Tensor:
@@ -606,7 +598,7 @@ def routed_class() -> type[nn.Module]:
         def dispatch(self, weights: Tensor, top_experts: Tensor, forward_pass: ForwardPass | None) -> Any:
             """Returns the rows for each token's experts."""
             if forward_pass is not None and forward_pass.expert_capacity is not None:
-                return capped_class()(weights, top_experts, self.experts.count, forward_pass.expert_capacity)
+                return capacity_dispatch_class()(weights, top_experts, self.experts.count, forward_pass.expert_capacity)
             return dispatch_class()(top_experts, forward_pass is not None and forward_pass.grouped_experts)
 
     return Routed
@@ -628,8 +620,9 @@ def _vision_class() -> type[nn.Module]:
         def forward(self, x: Tensor, forward_pass: ForwardPass | None = None) -> Tensor:
             weights, top_experts = self.routing(x, forward_pass)
             dispatch = self.dispatch(weights, top_experts, forward_pass)
-            out: Tensor = dispatch.combined(self.experts(dispatch.rows(x), dispatch.expert, dispatch.grouped), weights)
-            return out
+            return dispatch.combine_outputs(
+                self.experts(dispatch.copy_rows(x), dispatch.expert, dispatch.grouped), weights
+            )
 
     return VisionReference
 
@@ -680,8 +673,8 @@ def _reference_class() -> type[nn.Module]:
             y = self.latent_norm(y) if hasattr(self, "latent_norm") else y
             dispatch = self.dispatch(weights, top_experts, forward_pass)
             norm_output = getattr(self, "expert_norm", lambda outputs: outputs)  # no name may keep the outputs alive
-            y = dispatch.combined(
-                norm_output(self.experts(dispatch.rows(y), dispatch.expert, dispatch.grouped)), weights
+            y = dispatch.combine_outputs(
+                norm_output(self.experts(dispatch.copy_rows(y), dispatch.expert, dispatch.grouped)), weights
             )
             y = self.latent_output_norm(y) if hasattr(self, "latent_output_norm") else y
             y = self.latent_out(y) if hasattr(self, "latent_out") else y
@@ -696,7 +689,6 @@ def _reference_class() -> type[nn.Module]:
                     y, shared_output = expert_weights[..., :1] * y, expert_weights[..., 1:] * shared_output
                 gated = hasattr(self, "shared_expert_gate")
                 y = y + (self.shared_expert_gate(x).sigmoid() * shared_output if gated else shared_output)
-            out: Tensor = y + self.output_bias.weight if hasattr(self, "output_bias") else y
-            return out
+            return y + self.output_bias.weight if hasattr(self, "output_bias") else y
 
     return MoEReference

@@ -37,6 +37,7 @@ class ProductKeyMoE(Network):
     shared_expert: the feed-forward network that every token uses.
     """
 
+    formula_source: ClassVar[str] = "Shi et al. 2024 (Doge)"
     witness: ClassVar[PartWitness] = BY_TORCH
     node_name: ClassVar[str] = "mlp"
     kind: ClassVar[str] = "experts"
@@ -72,9 +73,6 @@ class ProductKeyMoE(Network):
         raise Unscalable(
             "experts of one unit each are a number and no width; expected a dense network or other experts"
         )
-
-    def source(self) -> str:
-        return "Shi et al. 2024 (Doge)"
 
     def flow(self, recorder: Flow, x: Value) -> Value:
         keys, top_k = Axis("keys", self.num_keys), self.num_experts_per_tok
@@ -134,14 +132,11 @@ def _reference_class() -> type[nn.Module]:
         def __init__(self, spec: ProductKeyMoE, hidden: int) -> None:
             super().__init__()
             self.act = spec.hidden_act
-            self.down_embed, self.up_embed = (
-                InputProducts(spec.num_experts, hidden),
-                OutputSums(spec.num_experts, hidden),
-            )
+            self.down_embed = InputProducts(spec.num_experts, hidden)
+            self.up_embed = OutputSums(spec.num_experts, hidden)
 
         def forward(self, x: Tensor, top_units: Tensor, weights: Tensor) -> Tensor:
-            out: Tensor = self.up_embed(activate(self.act, self.down_embed(x, top_units)) * weights, top_units)
-            return out
+            return self.up_embed(activate(self.act, self.down_embed(x, top_units)) * weights, top_units)
 
     class ProductKeyReference(nn.Module):
         """Product-key experts. x: [batch, tokens, hidden] → same shape."""
@@ -156,8 +151,7 @@ def _reference_class() -> type[nn.Module]:
         def forward(self, x: Tensor, forward_pass: ForwardPass | None = None) -> Tensor:
             weights, top_units = self.routing(x)
             y = self.experts(x, top_units, weights)
-            out: Tensor = y + self.shared_expert(x)
-            return out
+            return y + self.shared_expert(x)
 
         def routing(self, x: Tensor) -> tuple[Tensor, Tensor]:
             """Returns the weights and indices of each token's experts, [batch, tokens, top_k]."""

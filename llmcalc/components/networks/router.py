@@ -45,6 +45,11 @@ class Router(Part):
 
     scoring_func: Scoring = "softmax"
 
+    if TYPE_CHECKING:
+
+        @property
+        def type(self) -> str: ...
+
     def flow(self, recorder: Flow, x: Value, experts: Axis, top_k: Number, classes: Number) -> tuple[Value, Value]:
         """Records the routing. Returns the weights and the indices of each token's experts.
 
@@ -53,11 +58,11 @@ class Router(Part):
         raise TypeError(f"{type(self).__name__} has no flow")
 
     def reference(self, model_properties: ModelProperties, experts: int, top_k: int, classes: int) -> Any:
-        """Builds a callable (x [batch, tokens, hidden], run) → weights and experts, each [batch, tokens, top_k].
+        """Builds a callable: x [batch, tokens, hidden], forward_pass → weights and experts [batch, tokens, top_k].
 
         Its `modules` are the router's modules, by their names in the mixture.
         """
-        raise TypeError(f"{type(self).__name__} has no reference")
+        return _reference_classes()[self.type](self, model_properties, experts, top_k, classes)
 
 
 def _record_correction(recorder: Flow, storage: Correction | None, classes: Axis) -> Value | None:
@@ -105,9 +110,6 @@ class LinearRouter(Router):
             recorder.vector("image_correction", axis, kind="router", frozen=True)
         return recorder.route(logits, top_k, self.scoring_func, correction, scale)
 
-    def reference(self, model_properties: ModelProperties, experts: int, top_k: int, classes: int) -> Any:
-        return _reference_classes()["linear"](self, model_properties, experts, top_k, classes)
-
 
 class RouterMLP(Router):
     """A multi-layer router: hidden_size → router_hidden_size, two more layers of that width, then one logit per expert.
@@ -143,9 +145,6 @@ class RouterMLP(Router):
         correction = _record_correction(recorder, self.score_correction, axis)
         return recorder.route(logits, top_k, self.scoring_func, correction, skip=self.skip)
 
-    def reference(self, model_properties: ModelProperties, experts: int, top_k: int, classes: int) -> Any:
-        return _reference_classes()["mlp"](self, model_properties, experts, top_k, classes)
-
 
 class TokenTableRouter(Router):
     """A table with the experts of each token id; a linear layer gives their weights.
@@ -164,9 +163,6 @@ class TokenTableRouter(Router):
         table_axes = Axis("vocab", self.vocab_size), Axis("top_k", top_k)
         table = recorder.buffer("token_table", *table_axes, indices=True, kind="router")
         return recorder.route(logits, top_k, self.scoring_func, table=table)
-
-    def reference(self, model_properties: ModelProperties, experts: int, top_k: int, classes: int) -> Any:
-        return _reference_classes()["token_table"](self, model_properties, experts, top_k, classes)
 
 
 ROUTERS = PartChoice(
@@ -224,8 +220,7 @@ def _reference_classes() -> dict[str, type[Any]]:
                 features = features + forward_pass.routed * self.below_scale.weight
             forward_pass.routed = features
             hidden = activate(self.act, self.fc2(activate(self.act, self.fc1(self.norm(features)))))
-            logits: Tensor = self.out_proj(hidden)
-            return logits
+            return self.out_proj(hidden)
 
     class Routing:
         """Selects experts. x: [batch, tokens, hidden] → their weights and indices, each [batch, tokens, top_k].

@@ -43,9 +43,11 @@ else:
     Tower = Annotated[Part, TOWERS]
     """A node beside the text model."""
 
-NAMES = r"^([a-z0-9]+_)*(vision|visual|image|video|audio|aligner|modal|mm|projector|resampler|connector)(_[a-z0-9]+)*$"
+NAME_PATTERN = (
+    r"^([a-z0-9]+_)*(vision|visual|image|video|audio|aligner|modal|mm|projector|resampler|connector)(_[a-z0-9]+)*$"
+)
 
-TowerName: TypeAlias = Annotated[str, Field(pattern=NAMES, max_length=60)]
+TowerName: TypeAlias = Annotated[str, Field(pattern=NAME_PATTERN, max_length=60)]
 """The name of an encoder or a projector in its class: `vision_tower`, `multi_modal_projector`."""
 
 

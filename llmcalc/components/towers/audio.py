@@ -6,7 +6,7 @@ transformers: models/qwen2_audio, models/voxtral.
 from __future__ import annotations
 
 from functools import cache
-from typing import TYPE_CHECKING, Literal, Self
+from typing import TYPE_CHECKING, ClassVar, Literal, Self
 
 from pydantic import model_validator
 
@@ -14,7 +14,7 @@ from ...flow.axis import Axis
 from ...flow.record import Flow
 from ...flow.value import Value
 from ..added_position import Learned
-from ..base import ModelProperties, Standing, Width
+from ..base import ModelProperties, StackPosition, Width
 from ..inputs import AudioInput
 from ..layers.block import Block
 from ..mixers.attention import Attention
@@ -37,6 +37,8 @@ class AudioTower(TowerPart):
     audio: how the processor cuts audio into frames; none by default, where that is not known.
     """
 
+    formula_source: ClassVar[str] = "Radford et al. 2022, §2.2"
+
     type: Literal["audio"] = "audio"
     hidden_size: Width
     stack: Stack
@@ -46,20 +48,16 @@ class AudioTower(TowerPart):
     def _check_fields(self) -> Self:
         if self.stack.stem is None:
             raise ValueError("stack.stem: missing; an audio encoder requires one")
-        self.stack.check_place(Standing("stack", self.hidden_size, "encoder"))
+        self.stack.check_place(StackPosition("stack", self.hidden_size, "encoder"))
         return self
 
     @property
     def output_width(self) -> int:
         return self.hidden_size
 
-    def source(self) -> str:
-        return "Radford et al. 2022, §2.2"
-
     def input_value(self) -> Value:
         assert self.stack.stem is not None
-        frames: Value = self.stack.stem.frames_read()
-        return frames
+        return self.stack.stem.frames_read()
 
     def flow(self, recorder: Flow, x: Value) -> Value:
         with recorder.apart(causal=False):
@@ -103,7 +101,6 @@ def _reference_class() -> type[nn.Module]:
             self._stack = (stack,)  # as a tuple: the stack's children are registered as this module's own
 
         def forward(self, frames: Tensor) -> Tensor:
-            out: Tensor = self._stack[0].forward(frames, ForwardPass())
-            return out
+            return self._stack[0].forward(frames, ForwardPass())
 
     return AudioTowerReference

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import math
 from functools import cache
-from typing import TYPE_CHECKING, Literal, Self
+from typing import TYPE_CHECKING, ClassVar, Literal, Self
 
 from pydantic import Field, model_validator
 
@@ -82,6 +82,8 @@ class Conformer(TowerPart):
     audio: how the processor cuts audio into frames; none by default, where that is not known.
     """
 
+    formula_source: ClassVar[str] = "Gulati et al. 2020, §2"
+
     type: Literal["conformer"] = "conformer"
     hidden_size: Width
     subsampling: Subsampling
@@ -112,9 +114,6 @@ class Conformer(TowerPart):
     @property
     def output_width(self) -> int:
         return self.hidden_size if self.output_size is None else self.output_size
-
-    def source(self) -> str:
-        return "Gulati et al. 2020, §2"
 
     def input_value(self) -> Value:
         return self.subsampling.input_value()
@@ -223,11 +222,9 @@ def _reference_class() -> type[nn.Module]:
         def __init__(self, spec: Conformer) -> None:
             super().__init__()
             attention, width = spec.attention, spec.hidden_size
-            self.heads, self.left, self.right = (
-                attention.num_attention_heads,
-                attention.context_left,
-                attention.context_right,
-            )
+            self.heads = attention.num_attention_heads
+            self.left = attention.context_left
+            self.right = attention.context_right
             for letter in "qkvo":
                 self.add_module(f"{letter}_proj", nn.Linear(width, width, bias=attention.bias))
             if attention.relative_keys:
@@ -262,8 +259,7 @@ def _reference_class() -> type[nn.Module]:
                 distance = positions[:, None] - positions[None, :]
                 scores = scores.masked_fill((distance >= self.left) | (distance < -self.right), float("-inf"))
             attention_output = torch.softmax(scores.float(), -1).to(v.dtype) @ v
-            out: Tensor = self.get_submodule("o_proj")(attention_output.transpose(1, 2).flatten(2))
-            return out
+            return self.get_submodule("o_proj")(attention_output.transpose(1, 2).flatten(2))
 
     class Layer(nn.Module):
         def __init__(self, spec: Conformer) -> None:
@@ -278,8 +274,7 @@ def _reference_class() -> type[nn.Module]:
             self.norm = spec.norm.reference(context)
 
         def _normalize_output(self, name: str, y: Tensor) -> Tensor:
-            out: Tensor = getattr(self, f"{name}_post_norm")(y) if hasattr(self, f"{name}_post_norm") else y
-            return out
+            return getattr(self, f"{name}_post_norm")(y) if hasattr(self, f"{name}_post_norm") else y
 
         def forward(self, x: Tensor, bias: Tensor | None) -> Tensor:
             x = x + 0.5 * self._normalize_output(
@@ -292,8 +287,7 @@ def _reference_class() -> type[nn.Module]:
             x = x + 0.5 * self._normalize_output(
                 "mlp_2", self.mlp_2(self.get_submodule("mlp_2_pre_norm")(x), ForwardPass())
             )
-            out: Tensor = self.norm(x)
-            return out
+            return self.norm(x)
 
     class Buffers(nn.Module):
         def __init__(self, layer_count: int) -> None:

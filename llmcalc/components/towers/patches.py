@@ -94,10 +94,8 @@ def _reference_class() -> type[nn.Module]:
             width = p.num_channels * p.temporal_patch_size * p.patch_size**2
             self.pixel_norm = spec.norm.reference(ModelProperties(width))
             self.patch_embedding = nn.Linear(width, hidden, bias=p.bias)
-            self.patch_norm, self.norm = (
-                spec.norm.reference(ModelProperties(hidden)),
-                spec.norm.reference(ModelProperties(hidden)),
-            )
+            self.patch_norm = spec.norm.reference(ModelProperties(hidden))
+            self.norm = spec.norm.reference(ModelProperties(hidden))
             self.position_embedding = nn.Embedding(spec.positions.axes * spec.positions.rows, hidden)
 
         def forward(self, pixels: Tensor) -> Tensor:
@@ -116,7 +114,6 @@ def _reference_class() -> type[nn.Module]:
                     + self.position_embedding(positions % columns)
                     + self.position_embedding(self.spec.positions.rows + positions // columns)
                 )
-            out: Tensor = self.norm(x)
-            return out
+            return self.norm(x)
 
     return PatchEmbedderReference

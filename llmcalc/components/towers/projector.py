@@ -20,7 +20,7 @@ from ...flow.axis import Axis, Beside
 from ...flow.record import Flow
 from ...flow.value import Value
 from ...workload.derived_rows import IMAGES, PATCHES, Merged, Multiple, RowsWithExtra
-from ..base import Flag, ModelProperties, Part, Standing, Vocab, Width
+from ..base import Flag, ModelProperties, Part, StackPosition, Vocab, Width
 from ..mixers.attention import Attention
 from ..networks.feed_forward import Activation, activate
 from ..norm import Norm
@@ -75,7 +75,7 @@ class Resampler(Part):
 
     @model_validator(mode="after")
     def _check_fields(self) -> Self:
-        self.attention.check_place(Standing("resampler.attention", self.hidden_size, "encoder"))
+        self.attention.check_place(StackPosition("resampler.attention", self.hidden_size, "encoder"))
         self.attention.check_crossing()
         return self
 
@@ -212,13 +212,11 @@ class Projector(TowerPart):
 
     @classmethod
     def examples(cls) -> list[Self]:
-        rms, layernorm, unweighted_norm = (
-            Norm(type="rmsnorm"),
-            Norm(type="layernorm"),
-            Norm(type="rmsnorm", weight=False),
-        )
+        rms = Norm(type="rmsnorm")
+        layernorm = Norm(type="layernorm")
+        unweighted_norm = Norm(type="rmsnorm", weight=False)
         biased_attention = Attention(num_attention_heads=4, q_bias=True, k_bias=True, v_bias=True, o_bias=True)
-        stack_reading_towers = (
+        resamplers = (
             (10, Resampler(queries=3, hidden_size=12, attention=biased_attention, norm=layernorm)),
             (
                 12,
@@ -249,7 +247,7 @@ class Projector(TowerPart):
             cls(input_size=10, maps=(Map(size=24, bias=True),), merge=2, input_marks=2),
             *(
                 cls(input_size=size, maps=(Map(size=24),), norm=layernorm, resampler=resampler)
-                for size, resampler in stack_reading_towers
+                for size, resampler in resamplers
             ),
         ]
 
@@ -289,8 +287,7 @@ def _reference_class() -> type[nn.Module]:
             keys = self.kv_norm(self.kv_proj(x) if hasattr(self, "kv_proj") else x)
             query = self.query_norm(self.query.weight.expand(len(x), -1, -1))
             query = query + self.positions.weight if hasattr(self, "positions") else query
-            out: Tensor = self.attention(query, ForwardPass(memory=keys))
-            return out
+            return self.attention(query, ForwardPass(memory=keys))
 
     class ProjectorReference(nn.Module):
         """The projector. x: [images, patches, input_size] → [images / frames, patches / merge², size].

@@ -49,6 +49,7 @@ class Subsampling(Component):
     standardize: whether a mean and a scale per mel bin are stored as a buffer, false by default.
     """
 
+    formula_source: ClassVar[str] = "Rekesh et al. 2023, §2.1"
     kind: ClassVar[str] = "embedding"
 
     num_mel_bins: Width
@@ -69,9 +70,6 @@ class Subsampling(Component):
         if self.convolutions[0].separable:
             raise ValueError("convolutions: the first one reads a single channel; expected separable = false")
         return self
-
-    def source(self) -> str:
-        return "Rekesh et al. 2023, §2.1"
 
     def input_value(self) -> Value:
         """The frames, each with a value per mel bin."""
@@ -119,8 +117,7 @@ def _reference_class() -> type[nn.Module]:
             self.register_buffer("scale", torch.ones(bins))
 
         def forward(self, frames: Tensor) -> Tensor:
-            out: Tensor = (frames - self.get_buffer("mean")) * self.get_buffer("scale")
-            return out
+            return (frames - self.get_buffer("mean")) * self.get_buffer("scale")
 
     class SubsamplingReference(nn.Module):
         """The subsampling. frames: [clips, frames, num_mel_bins] → [clips, fewer frames, hidden].
@@ -169,7 +166,6 @@ def _reference_class() -> type[nn.Module]:
                     )
                     x = channels_last.permute(0, 3, 1, 2)
                 x = torch.relu(x)
-            out: Tensor = self.proj(x.transpose(1, 2).flatten(2))
-            return out
+            return self.proj(x.transpose(1, 2).flatten(2))
 
     return SubsamplingReference

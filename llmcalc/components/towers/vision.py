@@ -9,7 +9,7 @@ patches in some layers.
 from __future__ import annotations
 
 from functools import cache
-from typing import TYPE_CHECKING, Literal, Self
+from typing import TYPE_CHECKING, ClassVar, Literal, Self
 
 from pydantic import Field, model_validator
 
@@ -17,7 +17,7 @@ from ...flow.axis import Axis
 from ...flow.record import Flow
 from ...flow.value import Value
 from ...workload.derived_rows import IMAGES, PATCHES, RowsWithExtra
-from ..base import Flag, ModelProperties, Part, Positions, Standing, Width
+from ..base import Flag, ModelProperties, Part, Positions, StackPosition, Width
 from ..inputs import ImageInput
 from ..layers.block import Block
 from ..mixers.attention import Attention
@@ -106,6 +106,8 @@ class VisionTower(TowerPart):
     image: how the processor cuts an image into patches; none by default, where that is not known.
     """
 
+    formula_source: ClassVar[str] = "Dosovitskiy et al. 2020, §3.1"
+
     type: Literal["vision"] = "vision"
     hidden_size: Width
     patches: Patches
@@ -119,10 +121,12 @@ class VisionTower(TowerPart):
 
     @model_validator(mode="after")
     def _check_fields(self) -> Self:
-        position_in_model = Standing("stack", self.hidden_size, "encoder", grid=True, before_grid=self.class_embedding)
+        position_in_model = StackPosition(
+            "stack", self.hidden_size, "encoder", grid=True, before_grid=self.class_embedding
+        )
         self.stack.check_place(position_in_model)
         if self.pooling is not None:
-            self.pooling.attention.check_place(Standing("pooling.attention", self.hidden_size, "encoder"))
+            self.pooling.attention.check_place(StackPosition("pooling.attention", self.hidden_size, "encoder"))
         if self.stack.position is not None or self.stack.stem is not None or self.stack.token_types is not None:
             raise ValueError(
                 "stack: a vision encoder reads patches; expected no position, stem or token_types (positions are a "
@@ -133,9 +137,6 @@ class VisionTower(TowerPart):
     @property
     def output_width(self) -> int:
         return self.hidden_size
-
-    def source(self) -> str:
-        return "Dosovitskiy et al. 2020, §3.1"
 
     def input_value(self) -> Value:
         return self.patches.read()
@@ -251,8 +252,7 @@ def _reference_class() -> type[nn.Module]:
 
         def forward(self, x: Tensor) -> Tensor:
             pooled_vector = self.attention(self.probe.weight.expand(len(x), 1, -1), ForwardPass(memory=x))
-            out: Tensor = pooled_vector + self.mlp(self.norm(pooled_vector), ForwardPass())
-            return out
+            return pooled_vector + self.mlp(self.norm(pooled_vector), ForwardPass())
 
     class VisionTowerReference(nn.Module):
         """The vision encoder. pixels: [images, channels, frames, height, width] → [images, patches, hidden].
@@ -291,10 +291,8 @@ def _reference_class() -> type[nn.Module]:
             if self.spec.positions.axes == 1:
                 positions: Tensor = self.position_embedding(torch.arange(x.shape[1], device=x.device))
                 return x + positions
-            columns_of_patches, rows_of_patches = (
-                torch.arange(columns, device=x.device).repeat(rows),
-                torch.arange(rows, device=x.device).repeat_interleave(columns),
-            )
+            columns_of_patches = torch.arange(columns, device=x.device).repeat(rows)
+            rows_of_patches = torch.arange(rows, device=x.device).repeat_interleave(columns)
             position_sum: Tensor = self.position_embedding(columns_of_patches) + self.position_embedding(
                 self.spec.positions.rows + rows_of_patches
             )
@@ -312,7 +310,6 @@ def _reference_class() -> type[nn.Module]:
             x = x[:, :-1] if hasattr(self, "class_embedding") else x
             if hasattr(self, "standardize"):
                 x = (x - self.standardize.mean) * self.standardize.scale
-            out: Tensor = self.pooling(x) if hasattr(self, "pooling") else x
-            return out
+            return self.pooling(x) if hasattr(self, "pooling") else x
 
     return VisionTowerReference

@@ -18,7 +18,7 @@ from ...frozen import frozen
 from ...model import ModelSpec
 from ...ops import ParamTensor
 from ...optional import TOWERS
-from ...units import DTYPE_BITS, bits_to_bytes
+from ..trained_tensors import bytes_of
 
 WITHOUT = "--quantize none counts without it"
 """What to do about a scheme of a config that cannot be counted."""
@@ -86,8 +86,7 @@ NOTHING = Parts()
 
 def plain(elements: Number, dtype: str) -> Parts:
     """Returns the bytes of elements in an unquantized number format."""
-    bits = DTYPE_BITS[dtype]
-    return Parts(unconverted=elements * (bits // 8) if bits % 8 == 0 else bits_to_bytes(elements * bits))
+    return Parts(unconverted=bytes_of(elements, dtype))
 
 
 @frozen(slots=True)
@@ -140,15 +139,14 @@ def _sites_below(node_position: Place, weight_site: WeightSite, include: frozens
             ]
         else:
             copies = [(f"{child_path}.{i}", weight_site.times, i) for i in child.indices]
+        op_use, parent = child_place.use, node_position.node
+        tensors = () if op_use is None else op_use.tensors()
         for path, copy_count, layer in copies:
+            for tensor in tensors:  # `replace` takes three times as long
+                yield WeightSite(path, child_place.kind, tensor, copy_count, layer, parent, child_place.optional)
             child_site = WeightSite(
-                path, child_place.kind, weight_site.tensor, copy_count, layer, node_position.node, child_place.optional
+                path, child_place.kind, weight_site.tensor, copy_count, layer, parent, child_place.optional
             )
-            if child_place.use is not None:
-                for tensor in child_place.use.tensors():
-                    yield WeightSite(
-                        path, child_place.kind, tensor, copy_count, layer, node_position.node, child_place.optional
-                    )  # `replace` takes three times as long
             yield from _sites_below(child_place, child_site, include)
 
 
@@ -227,10 +225,8 @@ def quantized_size(
     if scheme.reads_names:
         names = names or ModuleNames(tree, spec.kind, {})
         weight_sites = [replace(site, names=names(site.path)) for site in weight_sites]
-    text_sites, towers = (
-        [weight_site for weight_site in weight_sites if weight_site.optional != TOWERS.name],
-        [weight_site for weight_site in weight_sites if weight_site.optional == TOWERS.name],
-    )
+    text_sites = [weight_site for weight_site in weight_sites if weight_site.optional != TOWERS.name]
+    towers = [weight_site for weight_site in weight_sites if weight_site.optional == TOWERS.name]
     if towers and scheme.unconverted_dtype(dtype) != dtype:
         raise InputError(
             f"{TOWERS.option}: {scheme.label} files do not include vision and audio encoders, which are in a separate "

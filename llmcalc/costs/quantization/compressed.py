@@ -40,21 +40,16 @@ def compressed_tensors(fields: Fields) -> Scheme:
     if groups_table is None or not groups_table.data:
         raise fields.wrong("config_groups", None, "a table of groups")
     groups, labels = [], []
-    for name in groups_table.data:
-        table = groups_table.table(name)
-        if table is None:
-            raise groups_table.wrong(name, None, "how a group of modules is quantised")
+    for _, table in groups_table.tables("how a group of modules is quantised"):
         group, label = _group_of_table(table, model_format)
         groups.append(group)
         labels.append(label)
     excluded_modules = ModuleList(
         fields.union("ignore", "ignored_layers", "modules_to_not_convert"), "compressed-tensors", "ignore"
     )
-    remarks = (
-        ["scales in the model's own number format"]
-        if any(isinstance(g.format, PackedInt | WholeInt) for g in groups)
-        else []
-    )
+    remarks = []
+    if any(isinstance(group.format, PackedInt | WholeInt) for group in groups):
+        remarks.append("scales in the model's own number format")
     if fields.get("kv_cache_scheme"):
         remarks.append(KV)
     if fields.get("transform_config"):
@@ -123,11 +118,9 @@ def _read_weights(weight_fields: Fields, layout: Any) -> _Weights:
     """Reads and checks the fields of `weights` that all formats share."""
     weight_fields.ignore(*ARGUMENTS)
     weight_fields.must("dynamic", False, None)
-    kind, bits, group = (
-        weight_fields.get("type", "int"),
-        weight_fields.get("num_bits"),
-        weight_fields.group("group_size"),
-    )
+    kind = weight_fields.get("type", "int")
+    bits = weight_fields.get("num_bits")
+    group = weight_fields.group("group_size")
     symmetric = weight_fields.get("symmetric", True)
     strategy = weight_fields.get("strategy") or ("tensor" if group is None else "group")
     blocks = weight_fields.pair("block_structure")

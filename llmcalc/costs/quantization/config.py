@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 from ...errors import InputError, shown, suggest
@@ -15,12 +16,19 @@ from ...record import TEXT_SECTIONS
 from . import libraries, named
 from .base import WITHOUT, Scheme
 from .compressed import compressed_tensors
-from .fields import Fields
+from .fields import NO_FIELDS, Fields
 from .formats import AWQ, FP4, FP8, GPTQ, Bnb8, Ternary, WholeInt
-from .linear import Group, LinearScheme
+from .linear import Group, LinearScheme, every_linear, listed_modules
 from .mlx import mlx
 from .modelopt import listed_groups, modelopt
 from .patterns import ModuleList
+
+CALIBRATION = (
+    "act_group_aware", "backend", "batch_size", "block_name_to_quantize", "cache_block_outputs", "damp_percent",
+    "dataset", "desc_act", "exllama_config", "max_input_length", "meta", "model_seqlen",
+    "module_name_preceding_first_block", "pad_token_id", "sym", "tokenizer", "true_sequential",
+)  # fmt: skip
+"""Fields of AutoGPTQ, GPTQModel and AutoAWQ on how codes were found and which kernels run them."""
 
 
 def scheme_of_config(config: Mapping[str, Any] | None) -> Scheme | None:
@@ -70,20 +78,6 @@ def _method_without_name(table: Mapping[str, Any]) -> str | None:
     return "mlx" if "group_size" in table and "bits" in table else None
 
 
-def _excluded_modules(fields: Fields, *names: str) -> ModuleList:
-    return ModuleList(fields.union(*names), field=names[0])
-
-
-def _every_linear(fields: Fields, scheme: LinearScheme, *names: str) -> LinearScheme:
-    """Returns the scheme that `transformers` applies: every `nn.Linear` except the modules in the config's list.
-
-    names: config fields that may hold the list. The output head is unconverted if there is no list or the list names
-    it.
-    """
-    has_exclusions = any(fields.get(name) is not None for name in names)
-    return replace(scheme, head=has_exclusions, everywhere=True, excluded=_excluded_modules(fields, *names))
-
-
 def _read_fp8(fields: Fields) -> Scheme:
     """Reads an FP8 config: DeepSeek-V3's blocks, or AutoFP8 with one scale per tensor.
 
@@ -113,7 +107,7 @@ def _read_fp8(fields: Fields) -> Scheme:
     )
     label = f"fp8-block{block[0]}" if block and block[0] == block[1] else "fp8"
     format_source = named.DEEPSEEK_SOURCE if block else named.TRANSFORMERS_FP8
-    return _every_linear(
+    return every_linear(
         fields,
         LinearScheme(label, format_source, remarks, (*unconverted_groups, Group(linear_format, experts=expert_format))),
         "modules_to_not_convert",
@@ -123,34 +117,11 @@ def _read_fp8(fields: Fields) -> Scheme:
 
 def _read_fbgemm(fields: Fields) -> Scheme:
     fields.ignore("activation_scale_ub")
-    return _every_linear(
-        fields, LinearScheme("fp8-channel", named.FBGEMM_SOURCE, (), (Group(FP8("row")),)), "modules_to_not_convert"
-    )
+    return every_linear(fields, LinearScheme("fp8-channel", named.FBGEMM_SOURCE, (), (Group(FP8("row")),)))
 
 
 def _read_awq(fields: Fields) -> Scheme:
-    fields.ignore(
-        "backend",
-        "do_fuse",
-        "fuse_max_seq_len",
-        "exllama_config",
-        "modules_to_fuse",
-        "dataset",
-        "tokenizer",
-        "damp_percent",
-        "desc_act",
-        "sym",
-        "true_sequential",
-        "act_group_aware",
-        "batch_size",
-        "block_name_to_quantize",
-        "cache_block_outputs",
-        "max_input_length",
-        "meta",
-        "model_seqlen",
-        "module_name_preceding_first_block",
-        "pad_token_id",
-    )
+    fields.ignore(*CALIBRATION, "do_fuse", "fuse_max_seq_len", "modules_to_fuse")
     fields.must("bits", 4, default=4)
     fields.must("w_bit", 4, default=4)
     fields.must("zero_point", True, default=True)
@@ -169,39 +140,10 @@ def _read_awq(fields: Fields) -> Scheme:
 
 def _read_gptq(fields: Fields) -> Scheme:
     fields.ignore(
-        "damp_percent",
-        "desc_act",
-        "static_groups",
-        "sym",
-        "true_sequential",
-        "act_group_aware",
-        "dataset",
-        "tokenizer",
-        "meta",
-        "backend",
-        "model_seqlen",
-        "block_name_to_quantize",
-        "module_name_preceding_first_block",
-        "batch_size",
-        "pad_token_id",
-        "max_input_length",
-        "cache_block_outputs",
-        "use_cuda_fp16",
-        "use_exllama",
-        "disable_exllama",
-        "exllama_config",
-        "max_input_len",
-        "model_name_or_path",
-        "model_file_base_name",
-        "damp_auto_increment",
-        "mse",
-        "v2",
-        "quantizer",
-        "pack_dtype",
-        "hf_format",
-        "hyb_act",
-        "offload_to_disk",
-    )
+        *CALIBRATION, "static_groups", "use_cuda_fp16", "use_exllama", "disable_exllama", "max_input_len",
+        "model_name_or_path", "model_file_base_name", "damp_auto_increment", "mse", "v2", "quantizer", "pack_dtype",
+        "hf_format", "hyb_act", "offload_to_disk",
+    )  # fmt: skip
     fields.must("method", "gptq", default="gptq")
     fields.one_of(
         "checkpoint_format", fields.lower("checkpoint_format", fields.get("format", "gptq")), "gptq", "gptq_v2"
@@ -222,10 +164,8 @@ def _read_gptq(fields: Fields) -> Scheme:
         if any(not isinstance(name, str) for name in names):
             raise fields.wrong("modules_in_block_to_quantize", quantized_modules, "lists of module names")
         module_list = ModuleList(names, field="modules_in_block_to_quantize")
-    groups, excluded_modules = (
-        (*_read_dynamic(fields, bits, group), Group(GPTQ(bits, group), module_list)),
-        _excluded_modules(fields, "modules_to_not_convert"),
-    )
+    groups = (*_read_dynamic(fields, bits, group), Group(GPTQ(bits, group), module_list))
+    excluded_modules = listed_modules(fields)
     return LinearScheme(
         f"gptq-int{bits}{_group_suffix(group)}",
         named.GPTQ_SOURCE,
@@ -241,9 +181,9 @@ def _read_dynamic(fields: Fields, bits: int, group: int | None) -> Iterator[Grou
 
     Each is matched at the start of a module's name, and the first that matches counts (GPTQModel, dynamic_get).
     """
-    rules = fields.table("dynamic")
-    for name in rules.data if rules is not None else ():
-        module_rule = rules.table(name) if rules is not None else None
+    rules = fields.table("dynamic") or NO_FIELDS
+    for name in rules.data:
+        module_rule = rules.table(name)
         pattern = name.removeprefix("-:").removeprefix("+:")
         modules = ModuleList([f"re:{pattern}"], "compressed-tensors", "dynamic")
         if name.startswith("-:"):
@@ -254,13 +194,11 @@ def _read_dynamic(fields: Fields, bits: int, group: int | None) -> Iterator[Grou
         module_rule.ignore(
             "sym", "desc_act", "mse", "act_group_aware", "damp_percent", "static_groups", "true_sequential"
         )
-        some, columns = (
-            module_rule.get("bits", bits),
-            module_rule.group("group_size", group) if "group_size" in module_rule.data else group,
-        )
+        module_bits = module_rule.get("bits", bits)
+        columns = module_rule.group("group_size", group) if "group_size" in module_rule.data else group
         module_rule.all_read()
-        module_rule.one_of("bits", some, 2, 3, 4, 8)
-        yield Group(GPTQ(some, columns), modules)
+        module_rule.one_of("bits", module_bits, 2, 3, 4, 8)
+        yield Group(GPTQ(module_bits, columns), modules)
 
 
 def _read_bitsandbytes(fields: Fields) -> Scheme:
@@ -274,19 +212,19 @@ def _read_bitsandbytes(fields: Fields) -> Scheme:
     if is_4_bit is is_8_bit or any(type(flag) not in (bool, type(None)) for flag in (is_4_bit, is_8_bit)):
         raise fields.wrong("load_in_4bit", is_4_bit, "that or load_in_8bit to be true")
     if is_8_bit:
-        return _every_linear(
+        return every_linear(
             fields, LinearScheme("int8", named.BNB_SOURCE, (named.STACKED,), (Group(Bnb8()),)), "llm_int8_skip_modules"
         )
     fields.one_of("bnb_4bit_quant_type", kind, "nf4", "fp4")
     fields.one_of("bnb_4bit_use_double_quant", is_double, False, True)
-    return _every_linear(
+    return every_linear(
         fields, named.bnb4(f"{kind}-double" if is_double else str(kind), bool(is_double)), "llm_int8_skip_modules"
     )
 
 
 def _read_mxfp4(fields: Fields) -> Scheme:
     fields.ignore("dequantize")
-    return replace(named.mxfp4("mxfp4"), excluded=_excluded_modules(fields, "modules_to_not_convert"))
+    return replace(named.mxfp4("mxfp4"), excluded=listed_modules(fields))
 
 
 def _read_bitnet(fields: Fields) -> Scheme | None:
@@ -296,17 +234,13 @@ def _read_bitnet(fields: Fields) -> Scheme | None:
     fields.one_of("quantization_mode", mode, "offline", "online")
     fields.one_of("linear_class", linear, "bitlinear", "autobitlinear")
     fields.must("use_rms_norm", False, default=False)
-    scheme = _every_linear(
-        fields, LinearScheme("bitnet", named.BITNET_SOURCE, (), (Group(Ternary()),)), "modules_to_not_convert"
-    )
+    scheme = every_linear(fields, LinearScheme("bitnet", named.BITNET_SOURCE, (), (Group(Ternary()),)))
     return None if mode == "online" and linear == "autobitlinear" else scheme
 
 
 def _read_eetq(fields: Fields) -> Scheme:
     fields.must("weights", "int8", default="int8")
-    return _every_linear(
-        fields, LinearScheme("eetq", named.EETQ_SOURCE, (), (Group(WholeInt(scale_bytes=2)),)), "modules_to_not_convert"
-    )
+    return every_linear(fields, LinearScheme("eetq", named.EETQ_SOURCE, (), (Group(WholeInt(scale_bytes=2)),)))
 
 
 def _group_suffix(group: int | None) -> str:
@@ -334,8 +268,8 @@ METHODS: dict[str, Callable[[Fields], Scheme | None]] = {
     "metal": libraries.metal,
     "higgs": libraries.higgs,
     "gemma": libraries.gemma,
-    "exl2": libraries.exl2,
-    "exl3": libraries.exl3,
+    "exl2": partial(libraries.exllama, "exl2"),
+    "exl3": partial(libraries.exllama, "exl3"),
 }
 """`quant_method` → the function that reads its config."""
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 from ...errors import InputError, shown
@@ -97,9 +97,21 @@ class Fields:
             raise self.wrong(name, value, "a table of fields")
         return Fields(value, f"{self.where}: {name}")
 
+    def tables(self, expected: str) -> Iterator[tuple[str, Fields]]:
+        """Yields the name and the fields of every nested table. expected: what a table has, in an error message."""
+        for name in self.data:
+            fields = self.table(name)
+            if fields is None:
+                raise self.wrong(name, None, expected)
+            yield name, fields
+
     def all_read(self) -> None:
         """Raises `InputError` for a field that was neither read nor ignored."""
         unknown_fields = sorted(str(name) for name in self.data if name not in self.read_names)
         if unknown_fields:
             known_fields = ", ".join(sorted(self.read_names - COMMON))
             raise InputError(f"{self.where}: {unknown_fields[0][:60]}: not known; expected one of {known_fields}")
+
+
+NO_FIELDS = Fields({}, "")
+"""A table without fields."""

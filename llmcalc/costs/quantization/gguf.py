@@ -16,7 +16,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
 
-from ...algebra import Number, is_zero
+from ...algebra import Number
 from ...errors import InputError
 from ...frozen import frozen
 from ...model import ModelSpec
@@ -165,12 +165,11 @@ class _ModelRules:
     def types(self, weight_site: WeightSite) -> list[str]:
         """Returns the ggml type of each tensor in the file that stores one tensor of the model."""
         category = self.category(weight_site)
+        shapes = _file_shapes(weight_site)
         if category in ("", "kept"):
-            return ["F16" if category else "F32"] * len(_file_shapes(weight_site))
+            return ["F16" if category else "F32"] * len(shapes)
         preferred_type = self._type_of_tensor(category, weight_site)
-        return [
-            self._type_or_fallback(preferred_type, columns, weight_site) for _, columns in _file_shapes(weight_site)
-        ]
+        return [self._type_or_fallback(preferred_type, columns, weight_site) for _, columns in shapes]
 
     def _type_of_tensor(self, category: str, weight_site: WeightSite) -> str:
         """Returns the mix's type for a tensor (llama_tensor_get_type)."""
@@ -246,8 +245,8 @@ class _ModelRules:
                 return "F16"
             raise InputError(
                 f"--quantize {self.mix.label}: {weight_site.path}: rows of {columns:,} are not a multiple of "
-                f"{ggml_type}'s "
-                f"{BLOCKS[ggml_type][0]}, and llama-quantize has no other type for it; expected another scheme"
+                f"{ggml_type}'s {BLOCKS[ggml_type][0]}, and llama-quantize has no other type for it; expected another "
+                "scheme"
             )
         return fallback_type if columns % BLOCKS[fallback_type][0] == 0 else "F16"
 
@@ -363,10 +362,4 @@ def _type_bytes(elements: int, ggml_type: str) -> Parts:
     if ggml_type in PLAIN:
         return plain(elements, PLAIN[ggml_type])
     block, codes, scales, minima = BLOCKS[ggml_type]
-    block_count = elements // block
-    return Parts(
-        *(
-            bytes_per_block if is_zero(bytes_per_block) else bytes_per_block * block_count
-            for bytes_per_block in (codes, scales, minima)
-        )
-    )
+    return Parts(codes, scales, minima) * (elements // block)

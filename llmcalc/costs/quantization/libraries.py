@@ -12,10 +12,10 @@ from __future__ import annotations
 
 from dataclasses import replace
 from fractions import Fraction
-from typing import Any
+from typing import Any, Literal
 
 from .base import Scheme
-from .fields import Fields
+from .fields import NO_FIELDS, Fields
 from .formats import (
     AQLM,
     AWQ,
@@ -31,7 +31,7 @@ from .formats import (
     StaticRange,
     WholeInt,
 )
-from .linear import Group, LinearScheme
+from .linear import Group, LinearScheme, every_linear, listed_modules
 from .modelopt import KV
 from .patterns import ModuleList
 
@@ -66,11 +66,8 @@ def auto_round(scheme_fields: Fields) -> Scheme:
         return AWQ(group, bits) if "awq" in packing else GPTQ(bits, group, indexed="gptqmodel" in packing)
 
     groups: list[Group] = []
-    extra_config = scheme_fields.table("extra_config")
-    for name in extra_config.data if extra_config is not None else ():
-        fields = extra_config.table(name) if extra_config is not None else None
-        if fields is None:
-            raise scheme_fields.wrong("extra_config", name, "a table of fields for each module")
+    extra_config = scheme_fields.table("extra_config") or NO_FIELDS
+    for name, fields in extra_config.tables("a table of fields for each module"):
         other_format = stored(fields, "bits", fields.get("bits", bits), fields.group("group_size", group))
         list_entry = f"re:{name}" if set(name) & PATTERN else name
         groups.append(Group(other_format, ModuleList([list_entry], "compressed-tensors", "extra_config")))
@@ -81,7 +78,7 @@ def auto_round(scheme_fields: Fields) -> Scheme:
         "auto-round",
         (),
         (*groups, Group(default_format)),
-        excluded=ModuleList(scheme_fields.union("modules_to_not_convert")),
+        excluded=listed_modules(scheme_fields),
     )
 
 
@@ -119,14 +116,11 @@ def quark(scheme_fields: Fields) -> Scheme:
         "version",
     )
     model_format = scheme_fields.table("global_quant_config")
-    layers = scheme_fields.table("layer_quant_config")
+    layers = scheme_fields.table("layer_quant_config") or NO_FIELDS
     remarks = (KV,) if scheme_fields.get("kv_cache_quant_config") else ()
     groups: list[Group] = []
     labels: list[str] = []
-    for name in layers.data if layers is not None else ():
-        fields = layers.table(name) if layers is not None else None
-        if fields is None:
-            raise scheme_fields.wrong("layer_quant_config", name, "how a group of modules is quantised")
+    for name, fields in layers.tables("how a group of modules is quantised"):
         storage_format, label = _quark_format(fields)
         groups.append(Group(storage_format, ModuleList([name], "modelopt", "layer_quant_config")))
         labels.append(label)
@@ -184,7 +178,7 @@ def torchao(fields: Fields) -> Scheme:
         raise fields.wrong("quant_type", stated_type, "weights in int4, int8 or float8, such as Int4WeightOnlyConfig")
     label, storage_format = formats[word]
     scheme = LinearScheme(f"torchao-{label}", "torchao", (TORCHAO,), (Group(storage_format),), everywhere=True)
-    return replace(scheme, excluded=ModuleList(fields.union("modules_to_not_convert")))
+    return replace(scheme, excluded=listed_modules(fields))
 
 
 def quanto(fields: Fields) -> Scheme:
@@ -196,7 +190,7 @@ def quanto(fields: Fields) -> Scheme:
     }  # fmt: skip
     fields.one_of("weights", word, *formats)
     scheme = LinearScheme(f"quanto-{word}", "quanto", (), (Group(formats[word]),), everywhere=True)
-    return replace(scheme, excluded=ModuleList(fields.union("modules_to_not_convert")))
+    return replace(scheme, excluded=listed_modules(fields))
 
 
 def aqlm(fields: Fields) -> Scheme:
@@ -223,7 +217,9 @@ def metal(fields: Fields) -> Scheme:
     fields.ignore("dequantize")
     bits, group = fields.get("bits", 4), fields.group("group_size", 64) or 64
     fields.one_of("bits", bits, 2, 4, 8)
-    return _scheme_of_linears_and_head(fields, f"metal-int{bits}-g{group}", Metal(bits, group))
+    return every_linear(
+        fields, LinearScheme(f"metal-int{bits}-g{group}", "transformers", (), (Group(Metal(bits, group)),))
+    )
 
 
 def higgs(fields: Fields) -> Scheme:
@@ -231,56 +227,41 @@ def higgs(fields: Fields) -> Scheme:
     fields.ignore("hadamard_size", "p", "tune_metadata")
     bits, group = fields.get("bits", 4), fields.group("group_size", 256) or 256
     fields.one_of("bits", bits, 2, 3, 4)
-    return _scheme_of_linears_and_head(fields, f"higgs-int{bits}-g{group}", Higgs(bits, group))
+    return every_linear(
+        fields, LinearScheme(f"higgs-int{bits}-g{group}", "transformers", (), (Group(Higgs(bits, group)),))
+    )
 
 
 def gemma(scheme_fields: Fields) -> Scheme:
     """Reads a config of Google's quantized Gemma; `module_quant_configs` has the bits of single modules."""
     scheme_fields.must("quantize_embeddings", False, default=False)
-    bits, modules = scheme_fields.get("num_bits", 4), scheme_fields.table("module_quant_configs")
+    bits, modules = scheme_fields.get("num_bits", 4), scheme_fields.table("module_quant_configs") or NO_FIELDS
     scheme_fields.one_of("num_bits", bits, 2, 4, 8)
     groups: list[Group] = []
-    if modules is not None and len(modules.data) > MOST_PATTERNS:
+    if len(modules.data) > MOST_PATTERNS:
         raise scheme_fields.wrong("module_quant_configs", len(modules.data), f"at most {MOST_PATTERNS} patterns")
-    for pattern in modules.data if modules is not None else ():
-        fields = modules.table(pattern) if modules is not None else None
-        if fields is None:
-            raise scheme_fields.wrong("module_quant_configs", pattern, "a table of fields for each pattern")
+    for pattern, fields in modules.tables("a table of fields for each pattern"):
         module_bits = fields.get("num_bits", bits)
         fields.one_of("num_bits", module_bits, 2, 4, 8)
         fields.all_read()
         named_modules = ModuleList([f"re:.*(?:{pattern})"], "compressed-tensors", "module_quant_configs")
         groups.append(Group(StaticRange(module_bits), named_modules))
-    scheme = _scheme_of_linears_and_head(scheme_fields, f"gemma-int{bits}", StaticRange(bits))
+    scheme = every_linear(
+        scheme_fields, LinearScheme(f"gemma-int{bits}", "transformers", (), (Group(StaticRange(bits)),))
+    )
     return replace(scheme, groups=(*groups, *scheme.groups))
 
 
-def _scheme_of_linears_and_head(fields: Fields, label: str, storage_format: LinearFormat) -> LinearScheme:
-    """Returns the scheme of `transformers`: every `nn.Linear` and the head, except the listed modules."""
-    excluded_modules = ModuleList(fields.union("modules_to_not_convert"), field="modules_to_not_convert")
-    is_stated = fields.get("modules_to_not_convert") is not None
-    return LinearScheme(
-        label, "transformers", (), (Group(storage_format),), head=is_stated, everywhere=True, excluded=excluded_modules
-    )
-
-
-def exl2(fields: Fields) -> Scheme:
-    return _read_exl(fields, "exl2", vectors=False)
-
-
-def exl3(fields: Fields) -> Scheme:
-    return _read_exl(fields, "exl3", vectors=True)
-
-
-def _read_exl(fields: Fields, name: str, *, vectors: bool) -> Scheme:
-    """Reads a config of ExLlama. vectors: whether a layer stores a scale of each row and column."""
+def exllama(name: Literal["exl2", "exl3"], fields: Fields) -> Scheme:
+    """Reads a config of ExLlama. In EXL3 a layer stores a scale of each row and column."""
+    vectors = name == "exl3"
     fields.ignore("version", "calibration", "out_scales", "codebook", "tensor_storage", "original_quantization_config")
     bits, head_bits = _average_bits(fields, "bits", None), _average_bits(fields, "head_bits", 6)
-    formats = Averaged(bits, vectors), Averaged(head_bits, vectors)
-    head = Group(formats[1], ModuleList(["lm_head"], "compressed-tensors", "head_bits"))
+    layers = Group(Averaged(bits, vectors))
+    head = Group(Averaged(head_bits, vectors), ModuleList(["lm_head"], "compressed-tensors", "head_bits"))
     is_uniform = bits.denominator == 1 and head_bits.denominator == 1 and vectors
     remarks = () if is_uniform else (AVERAGE,)
-    return LinearScheme(f"{name}-{float(bits):g}", f"exllama{name[-2:]}", remarks, (head, Group(formats[0])), head=True)
+    return LinearScheme(f"{name}-{float(bits):g}", f"exllama{name[-2:]}", remarks, (head, layers), head=True)
 
 
 def _average_bits(fields: Fields, name: str, default: float | None) -> Fraction:

@@ -14,7 +14,7 @@ Unconverted tensors:
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import field
+from dataclasses import field, replace
 from typing import Literal, TypeAlias
 
 from ...algebra import Number
@@ -24,6 +24,7 @@ from ...model import ModelSpec
 from ...ops import ExpertLinear
 from ...units import DTYPE_BITS
 from .base import WITHOUT, Parts, Scheme, WeightSite, plain
+from .fields import Fields
 from .formats import IndivisibleMatrix, LinearFormat
 from .patterns import ModuleList
 
@@ -160,6 +161,22 @@ class LinearScheme(Scheme):
                 yield group.format.describe()
             if group.experts is not None:
                 yield f"experts in {group.experts.describe()}"
+
+
+def listed_modules(fields: Fields, *names: str) -> ModuleList:
+    """Returns the modules in the lists of a config's fields; by default those of `modules_to_not_convert`."""
+    names = names or ("modules_to_not_convert",)
+    return ModuleList(fields.union(*names), field=names[0])
+
+
+def every_linear(fields: Fields, scheme: LinearScheme, *names: str) -> LinearScheme:
+    """Returns the scheme that `transformers` applies: every `nn.Linear` except the modules in the config's list.
+
+    names: config fields that may hold the list, as in `listed_modules`. The output head is unconverted if there is no
+    list or the list names it.
+    """
+    has_list = any(fields.get(name) is not None for name in names or ("modules_to_not_convert",))
+    return replace(scheme, head=has_list, everywhere=True, excluded=listed_modules(fields, *names))
 
 
 def _is_skipped(weight_site: WeightSite) -> bool:

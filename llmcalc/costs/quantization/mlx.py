@@ -87,12 +87,12 @@ class MLXScheme(Scheme):
             for axis in stack:
                 matrix_count = matrix_count * axis
             yield site, module_format.format.bytes_by_part(n_out, n_in, DTYPE_BITS[dtype] // 8) * matrix_count
-        unused_entries = [
-            list_entry for modules, _ in self.others for list_entry in modules.entries if list_entry not in modules.used
-        ]
-        if unused_entries:
+        unused_entry = next(
+            (entry for modules, _ in self.others for entry in modules.entries if entry not in modules.used), None
+        )
+        if unused_entry is not None:
             raise InputError(
-                f"quantization: {unused_entries[0]}: names no module of this model; expected its own (--quantize none "
+                f"quantization: {unused_entry}: names no module of this model; expected its own (--quantize none "
                 "counts without it)"
             )
 
@@ -117,11 +117,9 @@ class MLXScheme(Scheme):
                 f"quantization: {unknown_reason}; expected an entry for it, or --quantize none, which counts without it"
             )
         columns = weight_site.tensor.shape[-1]
-        return (
-            None
-            if module_format is None or (isinstance(columns, int) and columns % module_format.group)
-            else module_format
-        )
+        if module_format is None or (isinstance(columns, int) and columns % module_format.group):
+            return None
+        return module_format
 
     def notes(self) -> list[str]:
         other_formats_text = "; other formats for some modules, as listed in the config" if self.others else ""

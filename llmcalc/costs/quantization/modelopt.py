@@ -113,10 +113,7 @@ def listed_groups(layers_table: Fields) -> tuple[tuple[Group, ...], tuple[str, .
 def _formats_by_module(layers_table: Fields) -> Iterator[tuple[str, tuple[str, LinearFormat | None]]]:
     """Yields (module, (algorithm, format)); the format is None for a module that stays unconverted."""
     formats: dict[tuple[object, int | None], tuple[str, LinearFormat | None]] = {}
-    for name in layers_table.data:
-        fields = layers_table.table(name)
-        if fields is None:
-            raise layers_table.wrong(name, None, "a table with quant_algo")
+    for name, fields in layers_table.tables("a table with quant_algo"):
         algorithm, group = fields.get("quant_algo"), fields.group("group_size")
         fields.ignore(*DETAILS)
         fields.all_read()
@@ -125,7 +122,6 @@ def _formats_by_module(layers_table: Fields) -> Iterator[tuple[str, tuple[str, L
             continue
         if not isinstance(algorithm, str) or algorithm not in ALGORITHMS:
             raise fields.wrong("quant_algo", algorithm, f"one of {', '.join(ALGORITHMS)}")
-        key = algorithm, group
-        if key not in formats:
-            formats[key] = algorithm, ALGORITHMS[algorithm][1](group)
-        yield name, formats[key]
+        if (algorithm, group) not in formats:
+            formats[algorithm, group] = algorithm, ALGORITHMS[algorithm][1](group)
+        yield name, formats[algorithm, group]

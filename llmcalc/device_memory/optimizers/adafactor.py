@@ -44,21 +44,13 @@ def _unfactored_size(tensor: ParamTensor) -> Number:
 
 def step(optimizer_step: OptimizerStep) -> None:
     """Runs `Adafactor.step`. Each parameter's step count is on the host."""
-    trained_parameters = optimizer_step.updated
+    trained_parameters, dtype = optimizer_step.updated, optimizer_step.dtype
     for parameter in optimizer_step.loop_over(trained_parameters):
-        if not parameter.states:
+        if not parameter.states and _is_factored(parameter):
             with optimizer_step.counted_as_states():
-                if _is_factored(parameter):
-                    parameter.states.append(
-                        _new_reduction(optimizer_step, parameter.grad, -1, optimizer_step.dtype)
-                    )  # row_var
-                    parameter.states.append(
-                        _new_reduction(optimizer_step, parameter.grad, -2, optimizer_step.dtype)
-                    )  # col_var
-                else:
-                    parameter.states.append(
-                        optimizer_step.t.like(parameter.grad, dtype=optimizer_step.dtype)
-                    )  # variance
+                parameter.states = [_new_reduction(optimizer_step, parameter.grad, axis, dtype) for axis in (-1, -2)]
+        elif not parameter.states:
+            parameter.states = optimizer_step.states_like(parameter.grad)  # variance
     if optimizer_step.implementation == "foreach":
         _multi_tensor_adafactor(optimizer_step, trained_parameters)
     else:
@@ -112,33 +104,24 @@ def _single_tensor_adafactor(optimizer_step: OptimizerStep, trained_parameters: 
 
 def _multi_tensor_adafactor(optimizer_step: OptimizerStep, trained_parameters: Sequence[OptimizedParameter]) -> None:
     """Updates parameters group by group. A group's updates live until the next group's estimates exist."""
+    loop_over, like = optimizer_step.loop_over, optimizer_step.t.like
     for group in _by_dtype_and_factors(optimizer_step, trained_parameters):
-        for parameter in optimizer_step.loop_over(group):
+        for parameter in loop_over(group):
             _new_norm(optimizer_step, parameter.tensor)
         if _is_factored(group[0]):
-            row_means = [
-                _new_reduction(optimizer_step, parameter.grad, -1) for parameter in optimizer_step.loop_over(group)
-            ]
+            row_means = [_new_reduction(optimizer_step, parameter.grad, -1) for parameter in loop_over(group)]
             del row_means
-            col_means = [
-                _new_reduction(optimizer_step, parameter.grad, -2) for parameter in optimizer_step.loop_over(group)
-            ]
+            col_means = [_new_reduction(optimizer_step, parameter.grad, -2) for parameter in loop_over(group)]
             del col_means
-            var_estimates = [
-                _new_estimate(optimizer_step, *parameter.states) for parameter in optimizer_step.loop_over(group)
-            ]
-            row_var_means = [
-                _new_reduction(optimizer_step, parameter.states[0], -2) for parameter in optimizer_step.loop_over(group)
-            ]
+            var_estimates = [_new_estimate(optimizer_step, *parameter.states) for parameter in loop_over(group)]
+            row_var_means = [_new_reduction(optimizer_step, parameter.states[0], -2) for parameter in loop_over(group)]
             del row_var_means
         else:
-            grads_squared = [optimizer_step.t.like(parameter.grad) for parameter in optimizer_step.loop_over(group)]
+            grads_squared = [like(parameter.grad) for parameter in loop_over(group)]
             del grads_squared
-            var_estimates = [
-                optimizer_step.t.like(parameter.states[0]) for parameter in optimizer_step.loop_over(group)
-            ]
+            var_estimates = [like(parameter.states[0]) for parameter in loop_over(group)]
         updates = var_estimates
-        for _, update in zip(optimizer_step.loop_over(group), updates, strict=True):
+        for _, update in zip(loop_over(group), updates, strict=True):
             _new_norm(optimizer_step, update)
         optimizer_step.write(group, updates)
 

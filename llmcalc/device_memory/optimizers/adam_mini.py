@@ -32,6 +32,7 @@ def _mean_count(tensor: ParamTensor) -> Number:
 
 def step(optimizer_step: OptimizerStep) -> None:
     """Runs `Adam_mini.step`. Its local variables live until the next parameter replaces them."""
+    aten = optimizer_step.t
     momentum_over_denominator = update = None
     for parameter in optimizer_step.loop_over(optimizer_step.updated):
         grad, dtype = parameter.grad, optimizer_step.dtype or parameter.grad.dtype
@@ -39,21 +40,18 @@ def step(optimizer_step: OptimizerStep) -> None:
         if not parameter.states:
             mean_shape = grad.shape if is_vector else (grad.shape[0], 1, *grad.shape[2:])
             with optimizer_step.counted_as_states():
-                parameter.states += [
-                    optimizer_step.t.like(grad, dtype=dtype),
-                    optimizer_step.t.new(mean_shape, dtype),
-                ]  # m, vmean
+                parameter.states += [aten.like(grad, dtype=dtype), aten.new(mean_shape, dtype)]  # m, vmean
         if is_vector:
-            momentum_over_denominator = optimizer_step.t.like(optimizer_step.t.like(parameter.states[1]))
+            momentum_over_denominator = aten.like(aten.like(parameter.states[1]))
             optimizer_step.write(parameter.tensor, momentum_over_denominator)
             continue
-        squares = optimizer_step.t.like(grad)
-        means_of_squares = optimizer_step.t.new(parameter.states[1].shape, grad.dtype)
+        squares = aten.like(grad)
+        means_of_squares = aten.new(parameter.states[1].shape, grad.dtype)
         del squares
-        momentum_over_denominator = optimizer_step.t.like(optimizer_step.t.like(parameter.states[1]))
-        step_sizes = optimizer_step.t.like(momentum_over_denominator)
-        update = optimizer_step.t.like(parameter.states[0])
-        optimizer_step.write(parameter.tensor, optimizer_step.t.like(update), means_of_squares, step_sizes)
+        momentum_over_denominator = aten.like(aten.like(parameter.states[1]))
+        step_sizes = aten.like(momentum_over_denominator)
+        update = aten.like(parameter.states[0])
+        optimizer_step.write(parameter.tensor, aten.like(update), means_of_squares, step_sizes)
 
 
 OPTIMIZER = Optimizer(

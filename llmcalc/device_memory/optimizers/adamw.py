@@ -9,8 +9,8 @@ from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING, Any
 
 from ...costs.trained_tensors import TrainedTensor, bytes_of, count_of, elements_of
+from ...simulator.versions import is_older
 from ...workload.execution import OptimizerImplementation
-from ..torch_version import is_older
 from .record import BY_TORCH, STEP_BYTES, Optimizer, States
 
 if TYPE_CHECKING:
@@ -41,13 +41,10 @@ def update(optimizer_step: OptimizerStep, trained_parameters: Sequence[Optimized
 
     for parameter in optimizer_step.loop_over(trained_parameters):
         if not parameter.states:
-            with optimizer_step.counted_as_states():
-                if optimizer_step.implementation == "fused":
+            if optimizer_step.implementation == "fused":
+                with optimizer_step.counted_as_states():
                     parameter.states.append(optimizer_step.t.new((), FLOAT32))  # step
-                parameter.states.append(optimizer_step.t.like(parameter.tensor, dtype=optimizer_step.dtype))  # exp_avg
-                parameter.states.append(
-                    optimizer_step.t.like(parameter.tensor, dtype=optimizer_step.dtype)
-                )  # exp_avg_sq
+            parameter.states += optimizer_step.states_like(parameter.tensor, 2)  # exp_avg, exp_avg_sq
     if optimizer_step.implementation == "foreach":
         _multi_tensor_adam(optimizer_step, trained_parameters)
     elif optimizer_step.implementation == "loop":
@@ -59,14 +56,13 @@ def _multi_tensor_adam(optimizer_step: OptimizerStep, trained_parameters: Sequen
 
     Before torch 2.1 denominators are a second copy beside the square roots (pytorch#104898).
     """
-    is_older_torch = is_older(optimizer_step.torch, ONE_INTERMEDIATE)
+    aten, is_older_torch = optimizer_step.t, is_older(optimizer_step.torch, ONE_INTERMEDIATE)
     for group in optimizer_step.by_dtype(trained_parameters):
-        exp_avg_sq_sqrt = [optimizer_step.t.like(parameter.states[-1]) for parameter in optimizer_step.loop_over(group)]
-        denom = (
-            [optimizer_step.t.like(parameter.states[-1]) for parameter in optimizer_step.loop_over(group)]
-            if is_older_torch
-            else exp_avg_sq_sqrt
-        )
+        exp_avg_sq_sqrt = [aten.like(parameter.states[-1]) for parameter in optimizer_step.loop_over(group)]
+        if is_older_torch:
+            denom = [aten.like(parameter.states[-1]) for parameter in optimizer_step.loop_over(group)]
+        else:
+            denom = exp_avg_sq_sqrt
         optimizer_step.write(group, denom)
 
 

@@ -46,30 +46,28 @@ def of_rank(rank: int, optimizer_name: str) -> Optimizer:
 
     def step(optimizer_step: OptimizerStep) -> None:
         """Runs `AdamW.step`. Its local variables live until the next parameter replaces them."""
+        aten = optimizer_step.t
         grad = denom = norm_grad = factor = scaled_grad = None
         for parameter in in_update_order(optimizer_step):
             grad, dtype = parameter.grad, optimizer_step.dtype or parameter.grad.dtype
             if parameter.matrix:
                 if not parameter.states:
                     parameter.states.append(_allocate_projector(optimizer_step, grad, rank, dtype))
-                grad = optimizer_step.t.new(projected_shape(parameter.grad, rank), dtype)
+                grad = aten.new(projected_shape(parameter.grad, rank), dtype)
             if len(parameter.states) < 2:
-                with optimizer_step.counted_as_states():
-                    parameter.states[1:] = [
-                        optimizer_step.t.like(grad, dtype=dtype) for _ in range(2)
-                    ]  # exp_avg, exp_avg_sq
-            denom = optimizer_step.t.like(parameter.states[2 if parameter.matrix else -1])
-            norm_grad = optimizer_step.t.like(denom)
+                parameter.states[1:] = optimizer_step.states_like(grad, 2)  # exp_avg, exp_avg_sq
+            denom = aten.like(parameter.states[2 if parameter.matrix else -1])
+            norm_grad = aten.like(denom)
             if parameter.matrix:
                 factor = _channel_factors(optimizer_step, norm_grad, is_projected_from_the_right(parameter.grad))
-                scaled_grad = optimizer_step.t.like(parameter.grad, dtype=dtype)
+                scaled_grad = aten.like(parameter.grad, dtype=dtype)
                 is_first = len(parameter.states) < 4
                 if not is_first:
-                    limiter = optimizer_step.t.new((), dtype)
-                    scaled_grad = optimizer_step.t.like(scaled_grad)
+                    limiter = aten.new((), dtype)
+                    scaled_grad = aten.like(scaled_grad)
                     optimizer_step.write(scaled_grad, limiter)
                 with optimizer_step.counted_as_states():
-                    parameter.states[3:] = [optimizer_step.t.new((), dtype)]  # scaled_grad
+                    parameter.states[3:] = [aten.new((), dtype)]  # scaled_grad
                 norm_grad = scaled_grad
             optimizer_step.write(parameter.tensor, grad, denom, norm_grad, factor)
 
@@ -80,26 +78,26 @@ def _allocate_projector(optimizer_step: OptimizerStep, gradient: Tensor, rank: i
     """Allocates the tensors of `get_orthogonal_matrix`: fp32 copy of the gradient, random numbers, their quotient."""
     from ...simulator.tensor import FLOAT32
 
-    rows, columns = gradient.shape
+    aten, (rows, columns) = optimizer_step.t, gradient.shape
     shape = (rank, columns) if is_projected_from_the_right(gradient) else (rows, rank)
-    matrix = optimizer_step.t.to(gradient, FLOAT32)
-    random = optimizer_step.t.new(shape, FLOAT32)
+    matrix = aten.to(gradient, FLOAT32)
+    random = aten.new(shape, FLOAT32)
     if dtype is FLOAT32:
         with optimizer_step.counted_as_states():
-            return optimizer_step.t.like(random)
-    quotient = optimizer_step.t.like(random)
+            return aten.like(random)
+    quotient = aten.like(random)
     del random
     optimizer_step.write(quotient, matrix)
     with optimizer_step.counted_as_states():
-        return optimizer_step.t.like(quotient, dtype=dtype)
+        return aten.like(quotient, dtype=dtype)
 
 
 def _channel_factors(optimizer_step: OptimizerStep, norm_grad: Tensor, is_right: bool) -> Tensor:
     """Allocates the ratio of two norms for each channel of a gradient."""
-    channels = norm_grad.shape[0 if is_right else 1]
-    numerator, divisor = (optimizer_step.t.new((channels,), norm_grad.dtype) for _ in range(2))
-    divisor = optimizer_step.t.like(divisor)
-    return optimizer_step.t.like(numerator, divisor)
+    aten, channels = optimizer_step.t, norm_grad.shape[0 if is_right else 1]
+    numerator, divisor = (aten.new((channels,), norm_grad.dtype) for _ in range(2))
+    divisor = aten.like(divisor)
+    return aten.like(numerator, divisor)
 
 
 OPTIMIZER = of_rank(RANK, "apollo")

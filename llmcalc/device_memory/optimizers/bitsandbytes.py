@@ -88,10 +88,8 @@ def run_step(moments: int, in_8_bits: bool, optimizer_step: OptimizerStep) -> No
     """Runs `Optimizer8bit.step`, which allocates a tensor's states just before its first update."""
     from ...simulator.tensor import FLOAT32, UINT8
 
-    aten, states_with_maps = (
-        optimizer_step.t,
-        3 * moments,
-    )  # states of a tensor that owns the code maps: states, scales, maps
+    aten = optimizer_step.t
+    states_with_maps = 3 * moments  # of a tensor that owns the code maps: states, scales, maps
     has_maps = any(len(parameter.states) == states_with_maps for parameter in optimizer_step.parameters)
     for parameter in optimizer_step.loop_over(optimizer_step.updated):
         if parameter.states:
@@ -105,3 +103,18 @@ def run_step(moments: int, in_8_bits: bool, optimizer_step: OptimizerStep) -> No
             states = [aten.like(parameter.tensor, dtype=UINT8) for _ in range(moments)]
             scales = [aten.new((ceil_div(parameter.tensor.count, BLOCK),), FLOAT32) for _ in range(moments)]
             parameter.states = [*states, *scales, *maps]
+
+
+OPTIMIZERS = {
+    record.name: record
+    for record in (
+        bitsandbytes_optimizer("lion", 1, 32, "lion-32bit"),
+        bitsandbytes_optimizer("lion-8bit", 1, 8, "lion8bit"),
+        bitsandbytes_optimizer("adamw-8bit", 2, 8, "adam8bit", "adamw8bit", "adam-8bit", "adamw-bnb-8bit"),
+        bitsandbytes_optimizer("paged-adamw", 2, 32, "paged-adamw-32bit", is_paged=True),
+        bitsandbytes_optimizer("paged-adamw-8bit", 2, 8, is_paged=True),
+        bitsandbytes_optimizer("paged-lion", 1, 32, "paged-lion-32bit", is_paged=True),
+        bitsandbytes_optimizer("paged-lion-8bit", 1, 8, is_paged=True),
+    )
+}
+"""AdamW, and Lion with one state per element (Chen 2023, arXiv:2302.06675)."""

@@ -47,24 +47,20 @@ def of_rank(rank: int, optimizer_name: str) -> Optimizer:
 
     def step(optimizer_step: OptimizerStep) -> None:
         """Runs `AdamW.step`. Its local variables live until the next parameter replaces them."""
+        aten = optimizer_step.t
         grad = denom = norm_grad = None
         for parameter in in_update_order(optimizer_step):
             grad, dtype = parameter.grad, optimizer_step.dtype or parameter.grad.dtype
             if parameter.matrix:
                 if not parameter.states:
                     parameter.states.append(_allocate_projector(optimizer_step, grad, rank, dtype))
-                grad = optimizer_step.t.new(projected_shape(grad, min(rank, *grad.shape)), dtype)
+                grad = aten.new(projected_shape(grad, min(rank, *grad.shape)), dtype)
             if len(parameter.states) < 2:
-                with optimizer_step.counted_as_states():
-                    parameter.states += [
-                        optimizer_step.t.like(grad, dtype=dtype) for _ in range(2)
-                    ]  # exp_avg, exp_avg_sq
-            denom = optimizer_step.t.like(parameter.states[-1])
-            norm_grad = optimizer_step.t.like(denom)
+                parameter.states += optimizer_step.states_like(grad, 2)  # exp_avg, exp_avg_sq
+            denom = aten.like(parameter.states[-1])
+            norm_grad = aten.like(denom)
             if parameter.matrix:
-                norm_grad = optimizer_step.t.like(
-                    optimizer_step.t.new(parameter.grad.shape, dtype)
-                )  # projected back, then scaled
+                norm_grad = aten.like(aten.new(parameter.grad.shape, dtype))  # projected back, then scaled
             optimizer_step.write(parameter.tensor, grad, denom, norm_grad)
 
     return low_rank_optimizer(
@@ -82,28 +78,26 @@ def _allocate_projector(optimizer_step: OptimizerStep, gradient: Tensor, rank: i
     """Allocates the tensors of `get_orthogonal_matrix`. Returns the projector, or the tensor that it is a view of."""
     from ...simulator.tensor import FLOAT32
 
-    rows, columns = gradient.shape
+    aten, (rows, columns) = optimizer_step.t, gradient.shape
     shorter = min(rows, columns)
     rank, is_right = min(rank, shorter), is_projected_from_the_right(gradient)
-    matrix = optimizer_step.t.to(gradient, FLOAT32)
+    matrix = aten.to(gradient, FLOAT32)
     is_float = dtype is FLOAT32
-    left_vectors = optimizer_step.t.new((rows, shorter), FLOAT32) if is_right else None  # U
+    left_vectors = aten.new((rows, shorter), FLOAT32) if is_right else None  # U
     with optimizer_step.counted_as_states():
-        square = (
-            optimizer_step.t.new((shorter, shorter), FLOAT32) if is_float else None
-        )  # Vh of a tall matrix, U of a wide one
+        square = aten.new((shorter, shorter), FLOAT32) if is_float else None  # Vh of a tall matrix, U of a wide one
     if square is None:
-        square = optimizer_step.t.new((shorter, shorter), FLOAT32)
-    right_vectors = optimizer_step.t.new((shorter, columns), FLOAT32) if not is_right else None  # Vh
-    scales = optimizer_step.t.new((shorter,), FLOAT32)
-    diagonal = optimizer_step.t.new((rank, rank), FLOAT32)
-    product = optimizer_step.t.new((rows, rank) if is_right else (rank, columns), FLOAT32)
+        square = aten.new((shorter, shorter), FLOAT32)
+    right_vectors = aten.new((shorter, columns), FLOAT32) if not is_right else None  # Vh
+    scales = aten.new((shorter,), FLOAT32)
+    diagonal = aten.new((rank, rank), FLOAT32)
+    product = aten.new((rows, rank) if is_right else (rank, columns), FLOAT32)
     del diagonal
     optimizer_step.write(product, matrix, left_vectors, right_vectors, scales)
     if is_float:
         return square
     with optimizer_step.counted_as_states():
-        return optimizer_step.t.new((rank, columns) if is_right else (rows, rank), dtype)
+        return aten.new((rank, columns) if is_right else (rows, rank), dtype)
 
 
 OPTIMIZER = of_rank(RANK, "galore")

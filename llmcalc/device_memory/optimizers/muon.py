@@ -38,11 +38,7 @@ def step(optimizer_step: OptimizerStep) -> None:
 
 def _update_matrices(optimizer_step: OptimizerStep, trained_parameters: Sequence[OptimizedParameter]) -> None:
     for parameter in optimizer_step.loop_over(trained_parameters):
-        if not parameter.states:
-            with optimizer_step.counted_as_states():
-                parameter.states.append(
-                    optimizer_step.t.like(parameter.grad, dtype=optimizer_step.dtype)
-                )  # momentum_buffer
+        parameter.states = parameter.states or optimizer_step.states_like(parameter.grad)  # momentum_buffer
     for parameter in optimizer_step.loop_over(trained_parameters):
         update = optimizer_step.t.like(parameter.grad, parameter.states[0])
         update = _zeropower_via_newtonschulz(optimizer_step, update)
@@ -53,18 +49,17 @@ def _zeropower_via_newtonschulz(optimizer_step: OptimizerStep, grad: Tensor) -> 
     """Allocates the orthogonalized update in bf16; a bf16 update is reused as the first iteration's tensor."""
     from ...simulator.tensor import BFLOAT16
 
-    ortho_grad = optimizer_step.t.to(grad, BFLOAT16)
+    aten = optimizer_step.t
+    ortho_grad = aten.to(grad, BFLOAT16)
     if grad.shape[0] > grad.shape[1]:
-        ortho_grad = optimizer_step.t.transpose(ortho_grad, 0, 1)
-    optimizer_step.write(
-        ortho_grad, optimizer_step.t.like(optimizer_step.t.new((), BFLOAT16))
-    )  # divided by its norm, which is at least eps
+        ortho_grad = aten.transpose(ortho_grad, 0, 1)
+    optimizer_step.write(ortho_grad, aten.like(aten.new((), BFLOAT16)))  # divided by its norm, which is at least eps
     for _ in range(ITERATIONS):
-        gram_matrix = optimizer_step.t.mm(ortho_grad, optimizer_step.t.transpose(ortho_grad, 0, 1))
-        gram_update = optimizer_step.t.addmm(gram_matrix, gram_matrix, gram_matrix)
-        ortho_grad = optimizer_step.t.addmm(ortho_grad, gram_update, ortho_grad)
+        gram_matrix = aten.mm(ortho_grad, aten.transpose(ortho_grad, 0, 1))
+        gram_update = aten.addmm(gram_matrix, gram_matrix, gram_matrix)
+        ortho_grad = aten.addmm(ortho_grad, gram_update, ortho_grad)
     if grad.shape[0] > grad.shape[1]:
-        ortho_grad = optimizer_step.t.transpose(ortho_grad, 0, 1)
+        ortho_grad = aten.transpose(ortho_grad, 0, 1)
     return ortho_grad
 
 

@@ -1,4 +1,4 @@
-"""Finds an optimizer's record by name. Each optimizer has a file in this folder with its record, `OPTIMIZER`."""
+"""Finds an optimizer's record by name: `OPTIMIZER` of its own file, or one of `OPTIMIZERS` of its library's file."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import re
 from collections.abc import Iterator
 from functools import cache
 from importlib import import_module
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from ...errors import InputError, shown, suggest
 
@@ -33,7 +33,15 @@ NAMES = (
     "schedule-free-adamw",
     "schedule-free-sgd",
 )
-"""The words of `--optimizer`; the file of `adamw-8bit` is `adamw_8bit.py`."""
+"""The words of `--optimizer`; the file of `adam-mini` is `adam_mini.py`."""
+
+LIBRARIES = {
+    **dict.fromkeys(("lion", "lion-8bit", "adamw-8bit"), "bitsandbytes"),
+    **dict.fromkeys(("paged-adamw", "paged-adamw-8bit", "paged-lion", "paged-lion-8bit"), "bitsandbytes"),
+    **dict.fromkeys(("adamw-8bit-torchao", "adamw-4bit-torchao"), "torchao"),
+    **dict.fromkeys(("schedule-free-adamw", "schedule-free-sgd"), "schedule_free"),
+}
+"""Optimizer → the file of its library, for libraries with several optimizers."""
 
 WITH_RANK = re.compile(r"(galore|apollo)-r([1-9][0-9]{0,4})")
 """Names of optimizers with the rank of their projections, such as `galore-r64`."""
@@ -48,10 +56,17 @@ DEFAULT = "adamw"
 @cache
 def _load_record(optimizer_name: str) -> Optimizer:
     rank_match = WITH_RANK.fullmatch(optimizer_name)
-    module = rank_match[1] if rank_match else optimizer_name.replace("-", "_")
-    contents = import_module(f".{module}", __package__)
-    record: Optimizer = contents.of_rank(int(rank_match[2]), optimizer_name) if rank_match else contents.OPTIMIZER
+    if rank_match:
+        record: Optimizer = _load_file(rank_match[1]).of_rank(int(rank_match[2]), optimizer_name)
+    elif optimizer_name in LIBRARIES:
+        record = _load_file(LIBRARIES[optimizer_name]).OPTIMIZERS[optimizer_name]
+    else:
+        record = _load_file(optimizer_name.replace("-", "_")).OPTIMIZER
     return record
+
+
+def _load_file(file_name: str) -> Any:
+    return import_module(f".{file_name}", __package__)
 
 
 def optimizers() -> Iterator[Optimizer]:
@@ -73,10 +88,8 @@ def optimizer(optimizer_name: str, option_name: str = "--optimizer") -> Optimize
         (optimizer_record for optimizer_record in optimizers() if hyphenated_name in optimizer_record.aliases), None
     )
     if record is None:
-        suggestion = suggest(
-            hyphenated_name,
-            [*NAMES, *(alias for optimizer_record in optimizers() for alias in optimizer_record.aliases)],
-        )
+        aliases = (alias for optimizer_record in optimizers() for alias in optimizer_record.aliases)
+        suggestion = suggest(hyphenated_name, [*NAMES, *aliases])
         suggestion = suggestion and f".{suggestion}"
         raise InputError(
             f"{option_name}: {shown(optimizer_name)} is not known; expected one of {', '.join(NAMES)}{suggestion}"

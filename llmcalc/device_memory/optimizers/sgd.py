@@ -24,18 +24,10 @@ def step(optimizer_step: OptimizerStep) -> None:
     Only the order in which the buffers are made depends on the implementation: by groups, or tensor after tensor.
     """
     if optimizer_step.momentum:
-        groups = (
-            optimizer_step.by_dtype(optimizer_step.updated)
-            if optimizer_step.implementation == "foreach"
-            else [optimizer_step.updated]
-        )
-        for group in groups:
+        is_foreach, updated = optimizer_step.implementation == "foreach", optimizer_step.updated
+        for group in optimizer_step.by_dtype(updated) if is_foreach else [updated]:
             for parameter in optimizer_step.loop_over(group):
-                if not parameter.states:
-                    with optimizer_step.counted_as_states():
-                        parameter.states.append(
-                            optimizer_step.t.like(parameter.grad, dtype=optimizer_step.dtype)
-                        )  # momentum_buffer
+                parameter.states = parameter.states or optimizer_step.states_like(parameter.grad)  # momentum_buffer
 
 
 def build_torch_optimizers(
@@ -44,12 +36,12 @@ def build_torch_optimizers(
     """Builds torch's optimizer. parameters: pairs of a parameter and whether it is the weight matrix of a layer."""
     import torch
 
-    parameters_of_model, foreach, is_fused = (
+    yield torch.optim.SGD(
         [parameter for parameter, _ in parameters],
-        implementation == "foreach",
-        implementation == "fused",
+        momentum=0.9 if momentum else 0.0,
+        foreach=implementation == "foreach",
+        fused=implementation == "fused",
     )
-    yield torch.optim.SGD(parameters_of_model, momentum=0.9 if momentum else 0.0, foreach=foreach, fused=is_fused)
 
 
 OPTIMIZER = Optimizer(

@@ -81,6 +81,11 @@ class OptimizerStep:
         """Counts new storages as optimizer states, inside a `with`."""
         return counted_as(self.t.graph.meter, "optimizer")
 
+    def states_like(self, tensor: Tensor, count: int = 1) -> list[Tensor]:
+        """Allocates states with the shape of a tensor, in the number format of the states. count: how many of them."""
+        with self.counted_as_states():
+            return [self.t.like(tensor, dtype=self.dtype) for _ in range(count)]
+
     def write(self, target: object, *read_tensors: object) -> None:
         """Marks an in-place operation that reads tensors and writes into `target`; it allocates nothing."""
 

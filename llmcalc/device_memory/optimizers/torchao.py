@@ -70,3 +70,10 @@ def _is_quantized(tensor: ParamTensor) -> Number:
     """Returns 1 if a tensor is large enough for quantized states, otherwise 0."""
     remainder = tensor.size - BLOCK * floor_div(tensor.size, BLOCK)
     return is_large(tensor) * (1 - minimum(1, remainder))
+
+
+OPTIMIZERS = {
+    "adamw-8bit-torchao": torchao_adamw("adamw-8bit-torchao", 8, "adamw-torch-8bit", "ao-adamw-8bit"),
+    "adamw-4bit-torchao": torchao_adamw("adamw-4bit-torchao", 4, "adamw-torch-4bit", "ao-adamw-4bit"),
+}
+"""AdamW with states of 8 bits, and of 4 bits (Li 2023, arXiv:2309.01507)."""

@@ -12,7 +12,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from ...errors import shown
-from ..launch.record import Launch, LaunchReader, LaunchSource, Table, reading_of, size_of, unknown_keys
+from ..launch.record import Launch, LaunchReader, LaunchSource, Table, reading_of, size_of
 from ..launch.trainer import (
     attention_settings,
     kto_settings,
@@ -20,7 +20,7 @@ from ..launch.trainer import (
     noise_words,
     optimizer_settings,
     pair_settings,
-    trained,
+    trainer_launch,
 )
 from .deepspeed_configs import DEEPSPEED_CONFIGS
 
@@ -32,12 +32,13 @@ READ = frozenset(
     flash_attention sdp_attention flex_attention xformers_attention eager_attention torch_compile deepspeed fsdp
     fsdp_config fsdp_version plugins liger_rms_norm liger_layer_norm liger_glu_activation liger_rope
     liger_cross_entropy liger_fused_linear_cross_entropy cut_cross_entropy chunked_cross_entropy
-    chunked_cross_entropy_num_chunks activation_offloading batch_size world_size num_labels
-    reward_model process_reward_model peft_use_dora lora_mlp_kernel lora_qkv_kernel lora_o_kernel
+    chunked_cross_entropy_num_chunks activation_offloading batch_size
+    reward_model process_reward_model peft_use_dora lora_mlp_kernel
     unfrozen_parameters dp_shard_size dp_replicate_size context_parallel_size tensor_parallel_size
-    sequence_parallel_degree rl fp8 qat quantization gptq relora layer_offloading tiled_mlp selective_checkpointing
+    sequence_parallel_degree rl fp8 qat gptq relora layer_offloading tiled_mlp selective_checkpointing
     auto_find_batch_size neftune_noise_alpha trust_remote_code model_quantization_config quantize_moe_experts
-    bnb_config_kwargs model_config overrides_of_model_config expert_parallel_size ebft diffusion llmcompressor
+    bnb_config_kwargs model_quantization_config_kwargs model_config overrides_of_model_config expert_parallel_size ebft
+    diffusion llmcompressor
     lisa_n_layers use_scattermoe use_sonicmoe use_onebitllms llama4_linearized_experts fused_attn_kernel
     nvfp4_merge_aware liger_rms_norm_gated
     """.split()  # noqa: SIM905
@@ -59,7 +60,7 @@ IGNORED = frozenset(
     roles_to_train eot_tokens train_on_eos seed streaming streaming_multipack_buffer_size shuffle_merged_datasets
     shuffle_before_merging_datasets fp8_enable_fsdp_float8_all_gather flex_attn_compile_kwargs save_only_model
     save_safetensors cosine_min_lr_ratio cosine_constant_lr_ratio use_tensorboard trackio_project_name
-    trackio_run_name trackio_space_id experimental_skip_move_to_device use_kernels model_quantization_config_kwargs
+    trackio_run_name trackio_space_id experimental_skip_move_to_device use_kernels
     remove_unused_columns center_rewards_coefficient eval_batch_size max_grad_norm adam_beta1 adam_beta2 adam_beta3
     adam_epsilon adam_epsilon2 hub_model_id hub_strategy hub_revision push_dataset_to_hub hf_use_auth_token
     early_stopping_patience loss_watchdog_threshold loss_watchdog_patience eval_max_new_tokens eval_table_size
@@ -74,7 +75,8 @@ IGNORED = frozenset(
     flash_attn_fuse_qkv flash_attn_fuse_mlp field_messages message_property_mappings logging_first_step s2_attention
     use_otel_metrics qlora_sharded_model_loading torch_dtype fix_untrained_tokens resize_token_embeddings_to_32x
     batch_flattening split_thinking bench_dataset pretrain_multipack_attn curriculum_sampling hub_private_repo
-    image_size image_resize_algorithm unused_keys report_to additional_special_tokens async_prefetch
+    world_size num_labels quantization image_size image_resize_algorithm unused_keys report_to
+    additional_special_tokens async_prefetch
     axolotl_config_path bench_split bos_token comet_api_key comet_experiment_config comet_experiment_key comet_mode
     comet_online comet_workspace context_length data_files device do_bench_eval dpo_label_smoothing
     dpo_use_weighting eos_token eval_sequence_len evaluation_strategy experts_implementation freeze_mm_modules
@@ -96,7 +98,7 @@ IGNORED = frozenset(
     swanlab_workspace swanlab_api_key swanlab_web_host swanlab_api_host swanlab_log_model swanlab_log_completions
     swanlab_completion_log_interval swanlab_completion_max_buffer swanlab_lark_webhook_url swanlab_lark_secret
     swanlab_model_tags reinit_weights eta_min adam_eps kto_desirable_weight kto_undesirable_weight
-    otel_metrics_host otel_metrics_port role_boundaries gemma4_hybrid_attn_impl
+    lora_qkv_kernel lora_o_kernel otel_metrics_host otel_metrics_port role_boundaries gemma4_hybrid_attn_impl
     """.split()  # noqa: SIM905
 )
 """Keys that do not change the memory of a training step, or by less than one block."""
@@ -134,15 +136,6 @@ ATTENTION_FLAGS = {
 }
 """Flag of an attention implementation → transformers' name of it."""
 
-PARALLEL_SIZES = (
-    "dp_replicate_size",
-    "context_parallel_size",
-    "tensor_parallel_size",
-    "sequence_parallel_degree",
-    "expert_parallel_size",
-)
-"""Sizes of parallel groups of which only 1 is modelled."""
-
 CUT_CROSS_ENTROPY = "CutCrossEntropyPlugin"
 """The plugin that computes the loss without logits."""
 
@@ -156,17 +149,14 @@ def is_axolotl(config: Table) -> bool:
 def read_axolotl(config: Table, source_file: LaunchSource) -> Launch:
     """Returns the training run of an axolotl config. Raises `InputError`, which names file and key."""
     with reading_of(source_file) as reader:
-        reader.ignored += [argument_name for argument_name in config if argument_name in IGNORED]
-        unknown_keys(reader, config, (*READ, *IGNORED), "", "no key that is known")
-        for name, reason in REFUSED.items():
-            if config.get(name) not in (None, False, "", []):
-                reader.unknown[name] = reason
+        reader.check_names(config, READ, IGNORED, "no key that is known")
+        reader.refuse_set(config, REFUSED)
         _check_trained_patterns(reader, config)
         noise_words(reader, config)
         reader.expandable = True  # utils/__init__.py, `set_pytorch_cuda_alloc_conf`
-        for name in PARALLEL_SIZES:
-            if config.get(name) not in (None, 1, 0):
-                reader.unknown[name] = "it is modelled as 1"
+        if config.get("expert_parallel_size") not in (None, 1, 0):
+            reader.unknown["expert_parallel_size"] = "it is modelled as 1"
+        _check_published_format(reader, config)
         run_settings: dict[str, Any] = {
             "phase": "training",
             "batch": reader.size(config, "micro_batch_size", 1),
@@ -185,14 +175,43 @@ def read_axolotl(config: Table, source_file: LaunchSource) -> Launch:
             reader.notes.append("the reward head is counted as the model's own output head, an upper bound")
         if config.get("reward_model"):
             run_settings |= pair_settings(reader, "reward", run_settings)
-        return trained(
-            reader,
-            "axolotl",
-            _trainer_arguments(config, half_dtype),
-            run_settings,
-            source_file.world_size,
-            target=str(config["base_model"] or ""),
-            shipped=DEEPSPEED_CONFIGS,
+        world_size, groups = _groups_of_ranks(reader, config)
+        arguments = {**_trainer_arguments(config, half_dtype), "parallelism_config": groups}
+        target = str(config["base_model"] or "")
+        return trainer_launch(reader, arguments, run_settings, world_size, target, shipped=DEEPSPEED_CONFIGS)
+
+
+def _groups_of_ranks(reader: LaunchReader, config: Table) -> tuple[int | None, dict[str, Any]]:
+    """Returns the number of devices, None where nothing implies it, and accelerate's `parallelism_config`.
+
+    Source: utils/distributed.py, `_get_parallel_config_kwargs`: devices that no size names replicate the model.
+    """
+    names = ("tensor_parallel_size", "context_parallel_size", "dp_replicate_size", "dp_shard_size")
+    settings = {"context_parallel_size": config.get("sequence_parallel_degree"), **config}
+    tp, cp, replicas, shards = (reader.size(settings, name, 1) if settings.get(name) else 1 for name in names)
+    world_size = reader.source.world_size
+    is_packed = bool(config.get("sample_packing"))  # validation.py, `validate_ring_attn_func`
+    if cp > 1 and is_packed:
+        reader.notes.append("context_parallel_size: keys of all heads are gathered at once, an upper bound")
+    groups = {"tp_size": tp, "cp_size": cp, "cp_comm_strategy": "allgather" if is_packed or cp == 1 else "alltoall"}
+    if shards == 1:
+        return world_size, {**groups, "dp_replicate_size": replicas}
+    world_size = world_size or tp * cp * replicas * shards
+    if replicas == 1:
+        replicas = max(1, world_size // (tp * cp * shards))
+    if not config.get("fsdp") and not config.get("fsdp_config"):
+        raise reader.wrong("dp_shard_size", f"{shards} without FSDP; expected fsdp_config")
+    return world_size, {**groups, "dp_replicate_size": replicas, "dp_shard_size": shards}
+
+
+def _check_published_format(reader: LaunchReader, config: Table) -> None:
+    """Records a published 8-bit or 4-bit format that weights keep as an unknown argument (loaders/model.py)."""
+    if config.get("model_quantization_config") and not reader.table(config, "model_quantization_config_kwargs").get(
+        "dequantize"
+    ):
+        reader.unknown["model_quantization_config"] = (
+            "weights that stay in the published format are not modelled; model_quantization_config_kwargs with "
+            "dequantize: true is"
         )
 
 
@@ -282,6 +301,8 @@ def _loss_settings(reader: LaunchReader, config: Table) -> dict[str, Any]:
         loss_settings["norm"] = "fused"
     if config.get("liger_rms_norm_gated"):
         reader.notes.append("liger_rms_norm_gated: the gated norm of linear attention is counted step by step")
+    if config.get("liger_rope"):
+        reader.notes.append("liger_rope: turns queries and keys in place, of which copies are counted")
     if config.get("liger_glu_activation"):
         reader.notes.append("liger_glu_activation: saves a product of each gated network less than is counted")
     if config.get("liger_fused_linear_cross_entropy"):
@@ -289,7 +310,11 @@ def _loss_settings(reader: LaunchReader, config: Table) -> dict[str, Any]:
     elif config.get("liger_cross_entropy"):
         loss_settings["cross_entropy"] = "fused"
     elif config.get("chunked_cross_entropy"):
-        loss_settings["cross_entropy"] = "split"
+        chunks = reader.size(config, "chunked_cross_entropy_num_chunks", 8)  # monkeypatch/loss/chunked.py
+        loss_settings |= {
+            "cross_entropy": "split",
+            "loss_chunk": -(-reader.size(config, "sequence_len", 512) // chunks),
+        }
     elif config.get("cut_cross_entropy") or any(str(plugin).endswith(CUT_CROSS_ENTROPY) for plugin in plugins):
         loss_settings["cross_entropy"] = "chunked"
         reader.notes.append("Cut Cross-Entropy is counted as Liger-Kernel's chunked loss, an upper bound")

@@ -5,14 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-BATCH: dict[str, Any] = {
-    "gradient_accumulation_steps": "auto",
-    "gradient_clipping": "auto",
-    "train_batch_size": "auto",
-    "train_micro_batch_size_per_gpu": "auto",
-}
+from ..launch.auto_values import AUTO_BATCH, AUTO_BUCKETS, AUTO_FORMATS
 
-HALF: dict[str, Any] = {"bf16": {"enabled": "auto"}, "fp16": {"enabled": "auto"}}
 BF16: dict[str, Any] = {"bf16": {"enabled": True}}
 
 STAGE_3: dict[str, Any] = {
@@ -20,9 +14,7 @@ STAGE_3: dict[str, Any] = {
     "overlap_comm": True,
     "contiguous_gradients": True,
     "sub_group_size": 0,
-    "reduce_bucket_size": "auto",
-    "stage3_prefetch_bucket_size": "auto",
-    "stage3_param_persistence_threshold": "auto",
+    **AUTO_BUCKETS,
     "max_live_parameters": 0,
     "max_reuse_distance": 0,
 }
@@ -39,13 +31,13 @@ ON_HOST: dict[str, Any] = {"device": "cpu", "pin_memory": True}
 COMPILED: dict[str, Any] = {"compile": {"disable": False, "backend": "inductor"}}
 
 DEEPSPEED_CONFIGS: Mapping[str, Mapping[str, Any]] = {
-    f"deepspeed_configs/{name}.json": {**BATCH, **config}
+    f"deepspeed_configs/{name}.json": {**AUTO_BATCH, **config}
     for name, config in {
-        "zero1": {"zero_optimization": {"stage": 1, "overlap_comm": True}, **HALF},
-        "zero1_torch_compile": {"zero_optimization": {"stage": 1, "overlap_comm": True}, **HALF, **COMPILED},
-        "zero2": {"zero_optimization": STAGE_2, **HALF},
-        "zero2_torch_compile": {"zero_optimization": STAGE_2, **HALF, **COMPILED},
-        "zero3": {"zero_optimization": STAGE_3, **HALF},
+        "zero1": {"zero_optimization": {"stage": 1, "overlap_comm": True}, **AUTO_FORMATS},
+        "zero1_torch_compile": {"zero_optimization": {"stage": 1, "overlap_comm": True}, **AUTO_FORMATS, **COMPILED},
+        "zero2": {"zero_optimization": STAGE_2, **AUTO_FORMATS},
+        "zero2_torch_compile": {"zero_optimization": STAGE_2, **AUTO_FORMATS, **COMPILED},
+        "zero3": {"zero_optimization": STAGE_3, **AUTO_FORMATS},
         "zero3_bf16": {"zero_optimization": STAGE_3, **BF16},
         "zero3_bf16_cpuoffload_params": {"zero_optimization": {**STAGE_3, "offload_param": ON_HOST}, **BF16},
         "zero3_bf16_cpuoffload_all": {

@@ -57,4 +57,4 @@ class Bf16OptimizerRun(ReplicatedRun):
         self.meter.place = Place("step")
         assert self.flat_sums is not None
         self.trained[0].gradient = Tensor((self.partition_size,), FLOAT32, self.flat_sums)
-        self.run_optimizer()
+        self.run_optimizer(self.trained)

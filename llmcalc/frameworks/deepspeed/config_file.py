@@ -103,13 +103,7 @@ def read_deepspeed(config: Table, source_file: LaunchSource, trainer: Table | No
     with reading_of(source_file) as reader:
         launch_settings = read_into(reader, config, source_file.world_size, trainer or {})
         settings = default_attention(reader) | launch_settings.settings
-        return reader.launch(
-            "deepspeed",
-            "deepspeed",
-            layout=launch_settings.layout,
-            settings=settings,
-            own_settings=launch_settings.own_settings,
-        )
+        return reader.launch("deepspeed", launch_settings._replace(settings=settings))
 
 
 def read_into(reader: LaunchReader, config: Table, world_size: int | None, trainer: Table) -> LaunchSettings:

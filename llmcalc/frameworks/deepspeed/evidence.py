@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from ...evidence import FrameworkEvidence, Witness, by_source
+from ...evidence import LLAMA_PARTS, FrameworkEvidence, Witness, by_source
 from ...parallel.layout import Layout
 
 PROCESSES = Witness("exact", "deepspeed's own processes: every storage", "tests/frameworks/deepspeed/test_deepspeed.py")
@@ -11,18 +11,7 @@ PROCESSES = Witness("exact", "deepspeed's own processes: every storage", "tests/
 EVIDENCE = FrameworkEvidence(
     name="deepspeed",
     witness=PROCESSES,
-    parts=dict.fromkeys(
-        (
-            ("part", "stack"),
-            ("layer", "block"),
-            ("mixer", "attention"),
-            ("network", "mlp"),
-            ("norm", "rmsnorm"),
-            ("position", "rope"),
-            ("head", "lm"),
-        ),
-        PROCESSES,
-    ),
+    parts=dict.fromkeys(LLAMA_PARTS, PROCESSES),
     optimizers={"adamw": PROCESSES},
     rest=by_source(
         "deepspeed/runtime/zero, which treats all parameters alike", "tests/frameworks/deepspeed/test_deepspeed.py"

@@ -32,6 +32,7 @@ def read_accelerate(
     reader: LaunchReader, config: Table, world_size: int, command_settings: dict[str, Any]
 ) -> LaunchSettings:
     """Returns the DeepSpeed run of an accelerate config."""
+    reader.refuse_groups(config)
     launch_settings = _plugin_run(reader, config, world_size)
     settings = {key: value for key, value in command_settings.items() if key != "precision"}
     return without_chunked_loss(reader, launch_settings._replace(settings={**settings, **launch_settings.settings}))
@@ -73,6 +74,7 @@ def read_trainer(
     reader: LaunchReader, config: Table, world_size: int, command_settings: dict[str, Any]
 ) -> LaunchSettings:
     """Returns the DeepSpeed run of the Trainer's arguments."""
+    reader.refuse_groups(config)
     argument = config["deepspeed"]
     table = argument if isinstance(argument, Mapping) else reader.fetched("deepspeed", argument, FILE)
     precision = {name: bool(config.get(name)) for name in ("bf16", "fp16")}

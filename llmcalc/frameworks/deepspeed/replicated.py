@@ -7,7 +7,6 @@ Sources, of 0.19.8: deepspeed/runtime/engine.py (`_do_optimizer_sanity_check`, `
 
 from __future__ import annotations
 
-from ...device_memory.optimizers.run_step import run_step
 from ...device_memory.optimizers.step import OptimizedParameter
 from ...simulator.meter import Place
 from ...simulator.tensor import FLOAT32, Storage, Tensor, counted_as, empty
@@ -33,24 +32,8 @@ class ReplicatedRun(ZeroRun):
         gradients = [empty(self.meter, weight.shape, self.dtype) for weight in self.parameters]
         for trained_weight in self.trained:
             trained_weight.gradient = empty(self.meter, trained_weight.tensor.shape, FLOAT32)
-        self.run_optimizer()
+        self.run_optimizer(self.trained)
         del gradients
-
-    def run_optimizer(self) -> None:
-        """Updates the trained tensors, and frees their gradients."""
-        training_config = self.training
-        with self.graph.no_grad():
-            run_step(
-                self.graph,
-                training_config.optimizer,
-                self.trained,
-                training_config.implementation,
-                training_config.momentum,
-                training_config.state_dtype,
-                training_config.torch,
-            )
-        for trained_weight in self.trained:
-            trained_weight.gradient = None
 
     def backward(self, loss: Tensor) -> None:
         """Runs a backward pass, and reduces the gradients after the last backward pass of a step."""
@@ -123,7 +106,7 @@ class FlatCopyRun(ReplicatedRun):
         self.trained = [OptimizedParameter(float32_copy)]
         with counted_as(self.meter, "gradients"):
             self.trained[0].gradient = empty(self.meter, (element_count,), FLOAT32)
-        self.run_optimizer()
+        self.run_optimizer(self.trained)
 
     def update(self) -> None:
         """Casts the gradients to float32, copies them into one tensor and runs the optimizer (`step`)."""
@@ -135,4 +118,4 @@ class FlatCopyRun(ReplicatedRun):
         del in_float
         for weight in self.parameters:
             weight.grad = None
-        self.run_optimizer()
+        self.run_optimizer(self.trained)

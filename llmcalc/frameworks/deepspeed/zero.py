@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 
 from ...costs.trained_tensors import TrainedTensor
 from ...device_memory.device_memory import Term
 from ...device_memory.optimizers.registry import optimizer
+from ...device_memory.optimizers.run_step import run_step
+from ...device_memory.optimizers.step import OptimizedParameter
 from ...device_memory.training import Training, TrainingRun
 from ...model import ModelSpec
 from ...ops import ParamTensor
@@ -88,6 +90,21 @@ class ZeroRun(TrainingRun):
             for weight in (parameters_by_path[path] for path in in_module_order(list(parameters_by_path)))
         }
         return [*weights_by_id.values(), *(weight for weight in self.lowering.unused_modules if weight.leaf)]
+
+    def run_optimizer(self, trained_parameters: Sequence[OptimizedParameter]) -> None:
+        """Updates trained tensors, and frees their gradients."""
+        training_config = self.training
+        run_step(
+            self.graph,
+            training_config.optimizer,
+            trained_parameters,
+            training_config.implementation,
+            training_config.momentum,
+            training_config.state_dtype,
+            training_config.torch,
+        )
+        for trained_parameter in trained_parameters:
+            trained_parameter.gradient = None
 
     def host_terms(self) -> tuple[Term, ...]:
         """Returns the named parts of the rank's host memory, in bytes."""

@@ -15,7 +15,6 @@ from dataclasses import dataclass, field
 
 from ...device_memory.device_memory import Term
 from ...device_memory.host import pinned_bytes
-from ...device_memory.optimizers.run_step import run_step
 from ...device_memory.optimizers.step import OptimizedParameter
 from ...device_memory.training import Training
 from ...model import ModelSpec
@@ -426,7 +425,7 @@ class PartitionedRun(ZeroRun):
         if self.offloads:
             self.host_norms, self.compact_partition, self.accumulated = {}, None, {}
             return
-        training_config, (partition,) = self.training, self.trained
+        (partition,) = self.trained
         if self.settings.compute_grad_norm:
             for piece in self.rank_pieces.values():  # scaled_global_norm
                 double_copy = Storage(self.meter, piece.elements * DOUBLE)
@@ -435,17 +434,7 @@ class PartitionedRun(ZeroRun):
             partition.gradient = self._single_grad_partition()
         self.averaged_gradients = self.compact_partition = None
         self.accumulated = {}
-        with self.graph.no_grad():
-            run_step(
-                self.graph,
-                training_config.optimizer,
-                [partition],
-                training_config.implementation,
-                training_config.momentum,
-                training_config.state_dtype,
-                training_config.torch,
-            )
-        partition.gradient = None
+        self.run_optimizer([partition])
 
     def _single_grad_partition(self) -> Tensor:
         """Returns the gradients of the rank's partition as one float32 tensor."""

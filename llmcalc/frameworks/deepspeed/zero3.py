@@ -13,7 +13,6 @@ from collections.abc import Callable
 
 from ...device_memory.device_memory import Term
 from ...device_memory.host import pinned_bytes
-from ...device_memory.optimizers.run_step import run_step
 from ...device_memory.optimizers.step import OptimizedParameter
 from ...device_memory.training import Training
 from ...errors import InputError
@@ -261,7 +260,6 @@ class Stage3Run(ZeroRun):
     def update(self) -> None:
         """Runs the optimizer on each sub-group in turn (`step`)."""
         self.meter.place = Place("step")
-        training_config = self.training
         self.coordinator.release_all()
         if self.offloads:
             self.host_norms = {}
@@ -274,17 +272,7 @@ class Stage3Run(ZeroRun):
         for parameter_group, fp32_partition in zip(self.groups, self.trained, strict=True):
             with counted_as(self.meter, "gradients"):
                 fp32_partition.gradient = self._single_grad_partition(parameter_group)
-            with self.graph.no_grad():
-                run_step(
-                    self.graph,
-                    training_config.optimizer,
-                    [fp32_partition],
-                    training_config.implementation,
-                    training_config.momentum,
-                    training_config.state_dtype,
-                    training_config.torch,
-                )
-            fp32_partition.gradient = None
+            self.run_optimizer([fp32_partition])
         self.coordinator.gather_persistent()
 
     def _single_grad_partition(self, group: list[Parameter]) -> Tensor:

@@ -14,8 +14,7 @@ from ...errors import shown
 from ..deepspeed.config_file import run_of_program
 from ..frozen_model import FrozenModel
 from ..launch.command_line import arguments_of, model_name, plain_arguments
-from ..launch.program_readers import launch_of_run
-from ..launch.record import CommandLine, Launch, LaunchReader, LaunchSource, Table, reading_of, size_of, unknown_keys
+from ..launch.record import CommandLine, Launch, LaunchReader, LaunchSource, Table, reading_of, size_of
 from ..launch.trainer import pair_settings
 from . import step3
 
@@ -49,8 +48,6 @@ def starts_program(command_line: CommandLine) -> bool:
 
 def read_command(command_line: CommandLine, source_file: LaunchSource) -> Launch:
     """Returns the training run of a DeepSpeed-Chat command. Raises `InputError`, which names file and argument."""
-    from .record import LAUNCH_FILE
-
     with reading_of(source_file) as reader:
         arguments = arguments_of(command_line.words, source_file.where)
         loss = _loss_of_command(source_file.where, arguments)
@@ -58,8 +55,7 @@ def read_command(command_line: CommandLine, source_file: LaunchSource) -> Launch
             return _read_step3(reader, arguments, source_file)
         data = plain_arguments(arguments, reader, READ)
         target = model_name(reader, "--model_name_or_path", arguments.get("--model_name_or_path"))
-        reader.ignored += [name for name in data if name in IGNORED]
-        unknown_keys(reader, data, (*READ, *IGNORED), "", "no argument that is known")
+        reader.check_names(data, READ, IGNORED)
         if not loss and "step1" not in source_file.where:
             reader.notes.append("main.py is taken for that of step 1, supervised fine-tuning")
         config, settings = _deepspeed_config(reader, data), _other_settings(reader, data)
@@ -68,24 +64,20 @@ def read_command(command_line: CommandLine, source_file: LaunchSource) -> Launch
         if loss:
             settings |= _pair_settings(reader, data, loss, config)
         launch_settings = run_of_program(reader, config, source_file.world_size, settings)
-        return launch_of_run(reader, LAUNCH_FILE, "deepspeed", launch_settings, target)
+        return reader.launch("deepspeed", launch_settings, target=target)
 
 
 def _read_step3(reader: LaunchReader, arguments: Mapping[str, Any], source_file: LaunchSource) -> Launch:
     """Returns the training of the actor in step 3, with the models beside it."""
-    from .record import LAUNCH_FILE
-
     data = plain_arguments(arguments, reader, step3.READ - {"critic_model_name_or_path"})
     target = model_name(reader, "--actor_model_name_or_path", arguments.get("--actor_model_name_or_path"))
-    ignored = IGNORED | step3.IGNORED
-    reader.ignored += [name for name in data if name in ignored]
-    unknown_keys(reader, data, (*step3.READ, *ignored), "", "no argument that is known")
+    reader.check_names(data, step3.READ, IGNORED | step3.IGNORED)
     actor_arguments = step3.step1_arguments(reader, data)
     config = _deepspeed_config(reader, actor_arguments)
     settings = _other_settings(reader, actor_arguments) | step3.loss_settings(reader, data)
     launch_settings = run_of_program(reader, config, source_file.world_size, settings)
     rollout = step3.rollout_of(reader, data, launch_settings.layout.dp)
-    return launch_of_run(reader, LAUNCH_FILE, "deepspeed", launch_settings, target, rollout)
+    return reader.launch("deepspeed", launch_settings, target=target, rollout=rollout)
 
 
 def _loss_of_command(name_in_errors: str, arguments: Mapping[str, Any]) -> str:
@@ -172,7 +164,6 @@ def _other_settings(reader: LaunchReader, config: Table) -> dict[str, Any]:
         settings["recompute"] = "full-reentrant"
     if config.get("lora_dim") not in (None, 0):
         settings |= _adapters(reader, config)
-    for name in ("compute_fp32_loss",):
-        if reader.flag(config, name):
-            reader.unknown[f"--{name}"] = "it is modelled without"
+    if reader.flag(config, "compute_fp32_loss"):
+        reader.unknown["--compute_fp32_loss"] = "it is modelled without"
     return settings

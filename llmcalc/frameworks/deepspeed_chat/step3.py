@@ -56,9 +56,7 @@ OFF = {
 
 def step1_arguments(reader: LaunchReader, data: Table) -> dict[str, Any]:
     """Returns the arguments with which step 1 would train the actor of step 3."""
-    for name, reason in OFF.items():
-        if data.get(name) not in (None, False, 0):
-            reader.unknown[f"--{name}"] = reason
+    reader.refuse_set(data, OFF, "--")
     accumulation_steps = reader.size(data, "gradient_accumulation_steps", 1)
     arguments = {name: value for name, value in data.items() if name in ("offload", "dtype", "only_optimize_lora")}
     arguments |= {OF_THE_ACTOR[name]: value for name, value in data.items() if name in OF_THE_ACTOR}

@@ -108,11 +108,12 @@ class Engine:
     """The registry record of one serving engine: its name, flags, versions and functions.
 
     name: the word of `--engine`. title: its name on screens.
-    flags: () → its flags. version: (version or "") → the `EngineVersion`.
-    memory: (preset, hardware, version, flags, extra) → the `EngineMemory`.
-    candidates: (preset, hardware, version, flags) → changes that may give more cache, the cheapest first: as users type
-        them, and as values of flags.
-    layouts: (preset, hardware, version, flags, most) → flags of layouts with more devices, the fewest first.
+    flags: () → its flags. rules: () → the `EngineRecord` with the memory rules of its versions.
+    server: (preset, hardware, version, flags) → a server of the model, which the next three functions take.
+    memory: (server) → the `EngineMemory`.
+    candidates: (server) → changes that may give more cache, the cheapest first: as users type them, and as values of
+        flags.
+    layouts: (server, most devices) → flags of layouts with more devices and their `EngineMemory`, the fewest first.
     instead: option of llmcalc → the engine's flag that it sets, or several flags with spaces between.
     flag_of: term → the flag that changes it.
     serving: (preset, flags, users, seq) → the flags of a server for so many users of so many tokens (None: the longest
@@ -134,7 +135,8 @@ class Engine:
     name: str
     title: str
     flags: FromFile
-    version: FromFile
+    rules: FromFile
+    server: FromFile
     memory: FromFile
     candidates: FromFile
     layouts: FromFile
@@ -160,7 +162,12 @@ class Engine:
 
     def stack(self, version: tuple[int, ...]) -> str:
         """Returns the name of a version's software stack, which determines times (`presets/timing/stacks.toml`)."""
-        return [flag_name for first_version, flag_name in self.stacks if first_version <= version][-1]
+        return [stack for first_version, stack in self.stacks if first_version <= version][-1]
+
+    def version(self, version_text: str) -> EngineVersion:
+        """Returns the version that a user wrote, or the newest of an empty text, with the range that has its rules."""
+        version: EngineVersion = self.rules().version_of(version_text)
+        return version
 
     def known_flags(self) -> tuple[Flag, ...]:
         """Returns the command-line flags of the engine."""
@@ -183,7 +190,7 @@ class Engine:
 
         Raises `InputError` for flags and models that are not modelled.
         """
-        memory: EngineMemory = self.memory(preset, hardware, version, flags)
+        memory: EngineMemory = self.memory(self.server(preset, hardware, version, flags))
         return memory
 
     def changes_on(
@@ -191,7 +198,7 @@ class Engine:
     ) -> list[Change]:
         """Returns single-flag changes that may give a larger KV cache, the cheapest first, each with its memory."""
         changes: list[Change] = []
-        for typed_flag, values in self.candidates(preset, hardware, version, flags):
+        for typed_flag, values in self.candidates(self.server(preset, hardware, version, flags)):
             try:
                 memory = self.memory_on(preset, hardware, version, {**flags, **values})
             except InputError:  # a layout that does not divide the model

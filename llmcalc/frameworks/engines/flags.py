@@ -16,13 +16,13 @@ FlagKind: TypeAlias = Literal[
     "tokens", "number", "numbers", "share", "ratio", "gib", "switch", "word", "text", "list", "table"
 ]
 
-MOST = 10**12
+LARGEST_NUMBER = 10**12
 """Largest number that a flag may have."""
 
-AUTO = ("auto", "-1")
+AUTO_WORDS = ("auto", "-1")
 """Words for a number of tokens that the engine is to choose."""
 
-AMOUNTS: dict[FlagKind, str] = {
+AMOUNT_RANGES: dict[FlagKind, str] = {
     "share": "a share above 0, at most 1", "ratio": "a ratio, 0 or more", "gib": "GiB, 0 or more",
 }  # fmt: skip
 """Kind of a flag with a fraction → the values that it may have, in words."""
@@ -51,7 +51,7 @@ class Flag(NamedTuple):
     refused: str = ""
     is_idle: bool = False
     least: int = 1
-    most: int = MOST
+    most: int = LARGEST_NUMBER
     bare: str = ""
     repeats: bool = False
     off: tuple[str, ...] = ()
@@ -74,7 +74,7 @@ class Flag(NamedTuple):
             return self._check_bounds(_read_tokens(name, value))
         if self.kind == "number":
             return self._check_bounds(_read_number(name, value))
-        if self.kind in AMOUNTS:
+        if self.kind in AMOUNT_RANGES:
             return _read_amount(name, value, self.kind)
         if self.kind == "numbers":
             return tuple(self._check_bounds(_read_number(name, item)) for item in _read_list(name, value))
@@ -128,15 +128,24 @@ def _read_amount(flag_name: str, value: Any, kind: FlagKind) -> float:
         number = -1.0
     is_share = kind == "share"
     if not 0 <= number <= (1 if is_share else 10**6) or (is_share and number == 0):
-        raise InputError(f"{flag_name}: {shown(value)}; expected {AMOUNTS[kind]}")
+        raise InputError(f"{flag_name}: {shown(value)}; expected {AMOUNT_RANGES[kind]}")
     return number
 
 
-def refused_flags(feature: str, *names: str, switches: Sequence[str] = ()) -> list[Flag]:
-    """Returns flags that are refused because llmcalc does not model them. feature: the subject of the error message."""
+def refused_flags(feature: str, names: str = "", switches: str = "") -> list[Flag]:
+    """Returns flags that are refused because llmcalc does not model them.
+
+    feature: the subject of the error message. names, switches: the flags with a value and those without one, with
+        spaces between; spellings of one flag have `|` between them.
+    """
     reason = f"{feature}: not modelled; remove the flag"
-    values = [Flag((flag_name,), refused=reason) for flag_name in names]
-    return values + [Flag((flag_name,), "switch", refused=reason) for flag_name in switches]
+    values = [Flag(tuple(spellings.split("|")), refused=reason) for spellings in names.split()]
+    return values + [Flag(tuple(spellings.split("|")), "switch", refused=reason) for spellings in switches.split()]
+
+
+def idle_flags(names: str, kind: FlagKind = "text") -> list[Flag]:
+    """Returns flags that change no memory of a device. names: as in `refused_flags`. kind: how values are read."""
+    return [Flag(tuple(spellings.split("|")), kind, is_idle=True) for spellings in names.split()]
 
 
 MOST_ITEMS = 10_000
@@ -182,14 +191,14 @@ def _read_scalar(value: Any) -> Any:
         return value
 
 
-def by_name(flags: Iterable[Flag]) -> dict[str, Flag]:
+def flags_by_spelling(flags: Iterable[Flag]) -> dict[str, Flag]:
     """Returns spelling → flag. Long flags may be spelled with hyphens or underscores."""
     return {
-        spelling: flag for flag in flags for flag_name in flag.names for spelling in (flag_name, spelled(flag_name))
+        spelling: flag for flag in flags for flag_name in flag.names for spelling in (flag_name, hyphenated(flag_name))
     }
 
 
-def spelled(argument: str) -> str:
+def hyphenated(argument: str) -> str:
     """Returns a flag's spelling with hyphens in place of underscores, `--max-model-len` for `--max_model_len`."""
     return argument.replace("_", "-") if argument.startswith("--") else argument
 
@@ -210,7 +219,7 @@ def read_values(
     renamed_flags: option of llmcalc → the flags that it sets, as in `split_arguments`; default none.
     Raises `InputError` for an unknown flag, with the nearest name.
     """
-    flags_by_name = by_name(flags)
+    flags_by_name = flags_by_spelling(flags)
     fields = {keyword_of(flag_name): flag for flag_name, flag in flags_by_name.items()}
     options = {keyword_of(option): option for option in renamed_flags}
     field_values: dict[str, Any] = {}
@@ -237,31 +246,33 @@ def _is_idle_field(flags: Sequence[Flag], field: str) -> bool:
     return any(flag.field == field and flag.is_idle for flag in flags)
 
 
-class FlagOf(NamedTuple):
+class MatchedFlag(NamedTuple):
     """The flag that a command-line argument names. keys: the keys of a nested table, as in `--flag.key`."""
 
     flag: Flag
     keys: tuple[str, ...] = ()
 
 
-def flag_named(flags_by_name: Mapping[str, Flag], flag_name: str) -> FlagOf | None:
+def find_flag(flags_by_name: Mapping[str, Flag], flag_name: str) -> MatchedFlag | None:
     """Returns the flag that a command-line argument names: by spelling, by unambiguous prefix, or with a table's keys.
 
     flags_by_name: spelling → flag.
     """
-    flag = flags_by_name.get(flag_name) or flags_by_name.get(spelled(flag_name))
+    flag = flags_by_name.get(flag_name) or flags_by_name.get(hyphenated(flag_name))
     if flag is not None:
-        return FlagOf(flag)
+        return MatchedFlag(flag)
     start, dot, keys = flag_name.partition(".")
-    table = flags_by_name.get(start) or flags_by_name.get(spelled(start))
+    table = flags_by_name.get(start) or flags_by_name.get(hyphenated(start))
     if dot and table is not None and (table.kind == "table" or table.is_idle or table.refused):
-        return FlagOf(table, tuple(keys.split(".")[:MOST_KEYS]))
+        return MatchedFlag(table, tuple(keys.split(".")[:MOST_KEYS]))
     if flag_name.startswith("--") and len(flag_name) > MOST_KEYS:
         matching_flags = {
-            candidate.field: candidate for key, candidate in flags_by_name.items() if key.startswith(spelled(flag_name))
+            candidate.field: candidate
+            for key, candidate in flags_by_name.items()
+            if key.startswith(hyphenated(flag_name))
         }
         if len(matching_flags) == 1:
-            return FlagOf(next(iter(matching_flags.values())))
+            return MatchedFlag(next(iter(matching_flags.values())))
     return None
 
 
@@ -285,7 +296,7 @@ def split_arguments(
     unknown: takes the reasons of unknown flags, by their names; None (default) to raise.
     Raises `InputError` for an unknown flag, with the nearest name, and for a flag without its value.
     """
-    flags_by_name = by_name(flags)
+    flags_by_name = flags_by_spelling(flags)
     kept_arguments: list[str] = []
     values: dict[str, Any] = {}
     queue = deque(arguments)
@@ -295,7 +306,7 @@ def split_arguments(
             kept_arguments += [argument, *queue]
             break
         name, equals_sign, value = argument.partition("=")
-        flag = flags_by_name.get(name) or flags_by_name.get(spelled(name))
+        flag = flags_by_name.get(name) or flags_by_name.get(hyphenated(name))
         if (
             not argument.startswith("-") and flag is not None and equals_sign
         ):  # a variable of the environment: NAME=VALUE
@@ -304,12 +315,12 @@ def split_arguments(
         if not argument.startswith("-") or argument == "-":
             kept_arguments.append(argument)
             continue
-        if name in other_arguments and name not in flags_by_name and spelled(name) not in flags_by_name:
+        if name in other_arguments and name not in flags_by_name and hyphenated(name) not in flags_by_name:
             kept_arguments.append(argument)
             if other_arguments[name] and not equals_sign and queue:
                 kept_arguments.append(queue.popleft())
             continue
-        match = flag_named(flags_by_name, name)
+        match = find_flag(flags_by_name, name)
         turned_off = None if match is not None else _switch_turned_off(flags_by_name, flags, name)
         if turned_off is not None:
             values[turned_off.field] = False
@@ -320,8 +331,8 @@ def split_arguments(
                     raise InputError(f"{name}: the value is missing")
                 values[keyword_of(name)] = value if equals_sign else queue.popleft()
                 continue
-            names = {spelled(key): key for key in (*(key for flag in flags for key in flag.names), *other_arguments)}
-            suggestion = suggest(spelled(name), names)
+            names = {hyphenated(key): key for key in (*(key for flag in flags for key in flag.names), *other_arguments)}
+            suggestion = suggest(hyphenated(name), names)
             if unknown is None:
                 raise InputError(f"{name}: {title} has no such flag.{suggestion}")
             unknown[name] = f"{title} has no such flag"
@@ -360,7 +371,7 @@ MOST_DEVICES = 64
 
 def _switch_turned_off(flags_by_name: Mapping[str, Flag], flags: Sequence[Flag], flag_name: str) -> Flag | None:
     """Returns the switch that a spelling such as `--no-flag` turns off; None for any other spelling."""
-    flag = flags_by_name.get("--" + spelled(flag_name)[5:]) if spelled(flag_name).startswith("--no-") else None
+    flag = flags_by_name.get("--" + hyphenated(flag_name)[5:]) if hyphenated(flag_name).startswith("--no-") else None
     if flag is not None and flag.kind == "switch":
         return flag
     return next((flag for flag in flags if flag_name in flag.off), None)

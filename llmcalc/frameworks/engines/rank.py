@@ -7,6 +7,7 @@ from fractions import Fraction
 from functools import cached_property
 from typing import Any, NamedTuple
 
+from ...components.mixers.compressed import CompressedAttention
 from ...components.mixers.mla import MLA
 from ...components.position import Rope
 from ...costs.cache import CacheGroup, kv
@@ -27,7 +28,7 @@ from ...record import Record
 from ...sources.preset import Preset
 from ...units import DTYPE_BITS
 
-LONG = 2**21
+LONG_SEQUENCE = 2**21
 """Tokens of a sequence by which every window of a published model is full."""
 
 LATENT, INDEXER = "latent_attention", "indexer"
@@ -40,11 +41,11 @@ COMPRESSED = "compressed_attention"
 """The kind of caches that keep a state for several tokens each."""
 
 
-NO_FACTORS: Mapping[str, Fraction] = {}
+SAME_FORMATS: Mapping[str, Fraction] = {}
 """States in the number formats of the classes of transformers."""
 
 
-def scaled_bytes(elements: int) -> int:
+def float8_bytes(elements: int) -> int:
     """Returns the bytes of an indexer's key, or of a latent beside one: float8 with a float32 as scale of a group."""
     return elements + elements // INDEXER_GROUP * 4
 
@@ -179,7 +180,7 @@ class EngineRank:
 
     @cached_property
     def _cache_groups(self) -> list[CacheGroup]:
-        return kv(self.model, 1, LONG, "bfloat16").groups
+        return kv(self.model, 1, LONG_SEQUENCE, "bfloat16").groups
 
     @property
     def token_caches(self) -> list[TokenCache]:
@@ -188,7 +189,7 @@ class EngineRank:
             TokenCache(
                 cache_group.kind,
                 cache_group.layers,
-                None if cache_group.tokens == LONG else cache_group.tokens,
+                None if cache_group.tokens == LONG_SEQUENCE else cache_group.tokens,
                 cache_group.width,
             )
             for cache_group in self._cache_groups
@@ -200,7 +201,7 @@ class EngineRank:
             caches[full_attention_indices[-1]] = cache._replace(layers=cache.layers + self.drafting_layers)
         return caches
 
-    def without_cache(self, engine: str) -> InputError:
+    def no_cache_error(self, engine: str) -> InputError:
         """Returns the error for a rank whose layers cache no keys and values."""
         if self.layout.pp > 1:
             return StageWithoutCache(
@@ -223,13 +224,13 @@ class EngineRank:
         An indexer's keys beside latents have 8 bits with scales in any format of the latents, else 16 bits.
         """
         if cache.kind == INDEXER:
-            return Fraction(scaled_bytes(cache.width) if self.selects_latents else 2 * cache.width)
+            return Fraction(float8_bytes(cache.width) if self.selects_latents else 2 * cache.width)
         if cache.kind == LATENT and element_bytes == 1 and has_scaled_latents and self.selects_latents:
             rotary_dim = next(
                 mixer.qk_rope_head_dim for mixer, _ in mixers(self.preset.model) if isinstance(mixer, MLA)
             )
             latent = cache.width - rotary_dim
-            return Fraction(scaled_bytes(latent) + 2 * rotary_dim)
+            return Fraction(float8_bytes(latent) + 2 * rotary_dim)
         return cache.width * element_bytes
 
     @property
@@ -249,7 +250,7 @@ class EngineRank:
             if cache_group.width is None
         ]
 
-    def stored_states(self, draft_tokens: int = 0, factors: Mapping[str, Fraction] = NO_FACTORS) -> list[StateCache]:
+    def stored_states(self, draft_tokens: int = 0, factors: Mapping[str, Fraction] = SAME_FORMATS) -> list[StateCache]:
         """The recurrent states as engines store them: of a convolution its last k − 1 inputs, where the classes of
         transformers keep k.
 
@@ -268,14 +269,6 @@ class EngineRank:
             for state in self.state_caches
         ]
 
-    def check_caches(self, engine: str) -> None:
-        """Raises `InputError` for a cache type that the engine's memory rules do not cover."""
-        if any(state.kind == COMPRESSED for state in self.state_caches):
-            raise InputError(
-                f"--engine {engine}: caches with a state for several tokens each (compressed attention) are not "
-                "modelled; llmcalc kv counts their bytes without an engine"
-            )
-
     @cached_property
     def widths(self) -> tuple[int, bool, Experts | None]:
         """The width of the rank's widest dense feed-forward network, whether the network is gated, and the experts."""
@@ -292,11 +285,15 @@ class EngineRank:
                 )
         return dense, is_gated, experts
 
-    @cached_property
-    def rope_elements(self) -> int:
-        """The elements of RoPE's tables of cosines and sines, one table per base and rotary dimension."""
+    def rope_table_elements(self, video_factor: int = 1, is_scaled: bool = True) -> int:
+        """Returns the elements of RoPE's tables of cosines and sines, one table per base, rotary dimension and scaling.
+
+        video_factor: factor of the positions of models with positions of images and videos; 1 by default.
+        is_scaled: whether scaled positions make tables longer, as in vLLM and SGLang; true by default.
+        """
         positions = longest_sequence(self.preset.model) or 0
-        return sum(dim * positions for _, dim in {*_rotary_tables(self.preset.model)})
+        tables = {*rope_tables(self.preset, positions if is_scaled else None, video_factor)}
+        return sum(table.dim * (table.rows or positions) for table in tables)
 
     @cached_property
     def latent_projections(self) -> int:
@@ -307,6 +304,17 @@ class EngineRank:
                 heads = mixer.num_attention_heads // self.layout.tp
                 elements += count * heads * mixer.kv_lora_rank * (mixer.qk_nope_head_dim + mixer.v_head_dim)
         return elements // self.layout.pp
+
+
+def compressed_layers(rank: EngineRank) -> list[tuple[CompressedAttention, int]]:
+    """Returns each type of compressed attention in the model with its number of layers."""
+    return [(mixer, layers) for mixer, layers in mixers(rank.preset.model) if isinstance(mixer, CompressedAttention)]
+
+
+def compressed_key_bytes(mixer: CompressedAttention) -> int:
+    """Returns the bytes of a key: float8 with a scale for 64 elements, padding, and rotated elements of 16 bits."""
+    unrotated = mixer.head_dim - mixer.qk_rope_head_dim
+    return unrotated + 2 * mixer.qk_rope_head_dim + unrotated // 64 + 1
 
 
 def mixers(spec: ModelSpec) -> Iterator[tuple[Any, int]]:
@@ -344,13 +352,13 @@ def key_heads(spec: ModelSpec) -> list[int]:
     return [int(number) for number in heads if number]
 
 
-def _walk_components(engine_record: Record, depth: int = 0) -> Iterator[Record]:
+def _walk_components(component: Record, depth: int = 0) -> Iterator[Record]:
     """Yields a component and all components inside it, except image encoders."""
-    yield engine_record
+    yield component
     if depth > 8:
         return
-    for flag_name in type(engine_record).model_fields:
-        value = getattr(engine_record, flag_name)
+    for field in type(component).model_fields:
+        value = getattr(component, field)
         for item in (
             value if isinstance(value, tuple | list) else value.values() if isinstance(value, dict) else [value]
         ):
@@ -358,14 +366,47 @@ def _walk_components(engine_record: Record, depth: int = 0) -> Iterator[Record]:
                 yield from _walk_components(item, depth + 1)
 
 
-def _rotary_tables(spec: ModelSpec) -> Iterator[tuple[float, int]]:
-    """Yields the base and the number of rotated dimensions of every rotary embedding."""
+class RopeTable(NamedTuple):
+    """A table of cosines and sines. base: of its frequencies. dim: rotated dimensions. rows: its positions."""
+
+    base: float
+    dim: int
+    rows: int
+
+
+def rope_tables(preset: Preset, positions: int | None, video_factor: int) -> Iterator[RopeTable]:
+    """Yields the table of every rotary embedding. positions: the model's longest sequence; None for rows of 0.
+
+    video_factor: factor of the positions of models with positions of images and videos.
+    """
+    spec, parameters = preset.model, preset.rope_parameters or {}
     for mixer, _ in mixers(spec):
-        if isinstance(mixer, MLA):
-            yield 0.0, int(mixer.qk_rope_head_dim)
-            continue
+        kind = "full_attention" if getattr(mixer, "sliding_window", None) is None else "sliding_attention"
+        scaling = parameters.get(kind, {} if "full_attention" in parameters else parameters)
+        rows = 0 if positions is None else _table_rows(scaling, positions, video_factor)
         position = getattr(mixer, "position", None)
-        if isinstance(position, Rope):
+        if isinstance(mixer, MLA):
+            yield RopeTable(0.0, int(mixer.qk_rope_head_dim), rows)
+        elif isinstance(position, Rope):
             head = int(getattr(mixer, "head_dim", None) or spec.hidden_size // mixer.num_attention_heads)
-            dim = position.rotary_dim or int(head * float(position.partial_rotary_factor or 1))
-            yield float(position.rope_theta), int(dim)
+            is_padded = rows and scaling.get("rope_type") == "proportional"  # also of the dimensions that stay
+            dim = head if is_padded else position.rotary_dim or int(head * float(position.partial_rotary_factor or 1))
+            yield RopeTable(float(position.rope_theta), int(dim), rows)
+
+
+def _table_rows(scaling: Mapping[str, Any], positions: int, video_factor: int) -> int:
+    """Returns the rows of a table of cosines and sines (`get_rope` of vLLM and of SGLang).
+
+    scaling: the config's `rope_parameters`. Scaled positions are linear or dynamic multiples of the model's, or YaRN's
+    multiples of the original ones; LongRoPE has a table for either.
+    """
+    rope_type = scaling.get("rope_type", scaling.get("type", "default"))
+    factor, original = scaling.get("factor"), scaling.get("original_max_position_embeddings")
+    rows: float = positions
+    if rope_type in ("linear", "dynamic") and isinstance(factor, int | float):
+        rows = positions * factor
+    elif rope_type in ("yarn", "deepseek_yarn") and isinstance(factor, int | float) and isinstance(original, int):
+        rows = original * factor
+    elif rope_type == "longrope" and isinstance(original, int):
+        rows = positions + original
+    return int(rows) * (video_factor if "mrope_section" in scaling else 1)

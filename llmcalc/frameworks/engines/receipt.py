@@ -7,7 +7,7 @@ from typing import Any
 
 from ...frozen import frozen
 
-FIELD = "receipt"
+RECEIPT_FIELD = "receipt"
 """The key of a receipt among the values of an engine's flags."""
 
 

@@ -37,5 +37,4 @@ def engine_and_version(text: str) -> tuple[Engine, EngineVersion]:
     engine_record = engine(name.strip().lower())
     if equals_signs and not version.strip():
         raise InputError(f"--engine {text}: the version is missing; expected such as {name}==0.19, or {name}")
-    engine_version: EngineVersion = engine_record.version(version.strip())
-    return engine_record, engine_version
+    return engine_record, engine_record.version(version.strip())

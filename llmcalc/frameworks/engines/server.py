@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
+from dataclasses import replace
 from functools import cached_property
-from typing import Any, ClassVar
+from typing import Any, ClassVar, Self
 
 from ...accelerator import Hardware
 from ...components.mixers.shared_entries import SharedEntryAttention
@@ -15,12 +16,12 @@ from ...sources.preset import Preset
 from ...units import DTYPE_BITS
 from ...workload.setting import option
 from .engine import EngineVersion, Term
-from .flags import AUTO
-from .receipt import FIELD, Receipt
+from .flags import AUTO_WORDS
+from .receipt import RECEIPT_FIELD, Receipt
 from .registry import engine
 from .versions import Numbers, numbers_of
 
-DTYPES = {"half": "float16", "float": "float32"}
+DTYPE_WORDS = {"half": "float16", "float": "float32"}
 """Other words of `--dtype` → the number format."""
 
 
@@ -61,6 +62,10 @@ class EngineServer:
                 "expected another model, or kv without an engine"
             )
 
+    def with_flags(self, **changed_flags: Any) -> Self:
+        """Returns the same server with changed flags."""
+        return replace(self, flags={**self.flags, **changed_flags})
+
     @property
     def numbers(self) -> Numbers:
         """The engine's version as a tuple of numbers, such as (0, 9, 2)."""
@@ -77,7 +82,7 @@ class EngineServer:
         name = self.flags.get("dtype", "auto")
         if name == "auto" and self.halves_float32 and self.published_dtype == "float32":
             return "bfloat16"
-        dtype = DTYPES.get(name, name)
+        dtype = DTYPE_WORDS.get(name, name)
         return None if dtype in ("auto", self.published_dtype) else dtype
 
     @property
@@ -89,6 +94,22 @@ class EngineServer:
     def pp(self) -> int:
         """The number of pipeline stages."""
         return int(self.flags.get(self.layout_fields[1], 1))
+
+    def stage_layers(self, order: Iterable[int]) -> tuple[int, ...] | None:
+        """Returns the layers of each pipeline stage; None if all have the same number.
+
+        order: the stages in the order in which they get one of the layers that an equal division leaves.
+        Raises `InputError` for more stages than layers.
+        """
+        layers = sum(stack.num_hidden_layers for _, stack in self.preset.model.stacks())
+        if layers < self.pp:
+            raise InputError(
+                f"{engine(self.name).typed(self.layout_fields[1])} {self.pp}: the model has {layers} layers"
+            )
+        sizes = [layers // self.pp] * self.pp
+        for stage in list(order)[: layers % self.pp]:
+            sizes[stage] += 1
+        return None if len(set(sizes)) == 1 else tuple(sizes)
 
     @property
     def element_bytes(self) -> int:
@@ -103,8 +124,8 @@ class EngineServer:
     @property
     def cached_element_bytes(self) -> int:
         """The bytes of one element of the KV cache, by the flag or by the checkpoint's cache scheme."""
-        word = str(self.flags.get("kv_cache_dtype", AUTO[0]))
-        if word not in AUTO:
+        word = str(self.flags.get("kv_cache_dtype", AUTO_WORDS[0]))
+        if word not in AUTO_WORDS:
             return 1 if word.startswith("fp8") else 2
         scheme = self.preset.stored_as
         is_fp8 = scheme is not None and (scheme.get("kv_cache_scheme") or scheme.get("kv_cache_quant_algo"))
@@ -130,8 +151,8 @@ class EngineServer:
     @property
     def longest_request(self) -> int:
         """The tokens of the longest request. Raises `InputError` if neither the flag nor the model states it."""
-        flag_value = self.flags.get(self.length_field, AUTO[0])
-        length = longest_sequence(self.preset.model) or self.default_length if flag_value in AUTO else flag_value
+        flag_value = self.flags.get(self.length_field, AUTO_WORDS[0])
+        length = longest_sequence(self.preset.model) or self.default_length if flag_value in AUTO_WORDS else flag_value
         if not length:
             raise InputError(f"{option(self.length_field)}: missing; the model does not state its context length")
         return int(length)
@@ -155,19 +176,19 @@ class EngineServer:
     def settings(self) -> dict[str, Any]:
         """Flag name → the value in effect, with the parallel sizes and without the measured sizes."""
         values = {**dict.fromkeys(self.layout_fields, 1), **self.defaults, **self.flags}
-        return {flag_name: value for flag_name, value in values.items() if flag_name != FIELD}
+        return {flag_name: value for flag_name, value in values.items() if flag_name != RECEIPT_FIELD}
 
     @cached_property
     def receipt_terms(self) -> dict[str, int]:
         """The logged sizes in bytes that were measured under this server's flags, by name."""
-        receipt: Receipt | None = self.flags.get(FIELD)
+        receipt: Receipt | None = self.flags.get(RECEIPT_FIELD)
         if receipt is None:
             return {}
         return {
-            flag_name: size
-            for flag_name, size in receipt.terms.items()
-            if flag_name in self.decided_by
-            and not receipt.differing_names((*self.layout_fields, *self.decided_by[flag_name]), self.settings)
+            name: size
+            for name, size in receipt.terms.items()
+            if name in self.decided_by
+            and not receipt.differing_names((*self.layout_fields, *self.decided_by[name]), self.settings)
         }
 
     def measured_or_computed(self, name: str, computed_bytes: int) -> int:
@@ -178,7 +199,7 @@ class EngineServer:
         """Returns the parts of the memory, with the logged sizes in place of computed sizes."""
         if not self.receipt_terms:
             return memory_terms
-        file = self.flags[FIELD].file
+        file = self.flags[RECEIPT_FIELD].file
         return tuple(
             term._replace(status="measured", source=file, origin=_measured_origin(term, file))
             if term.name in self.receipt_terms

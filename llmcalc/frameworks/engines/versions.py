@@ -79,14 +79,10 @@ def has_link(hardware: Hardware, link_name: str) -> bool:
     return not link_name or (hardware.interconnect is not None and hardware.interconnect.name.startswith(link_name))
 
 
-def context_on(rows: Iterable[MeasuredContext], hardware: Hardware, devices: int) -> MeasuredContext:
+def measured_context(rows: Iterable[MeasuredContext], hardware: Hardware, devices: int) -> MeasuredContext:
     """Returns the measured context of an accelerator with `devices` ranks, on its type of link if that was measured."""
-    matching_rows = [
-        cuda_context
-        for cuda_context in rows
-        if cuda_context.devices <= devices and has_link(hardware, cuda_context.link)
-    ]
-    return max(matching_rows, key=lambda cuda_context: (cuda_context.devices, cuda_context.link))
+    matching_rows = [row for row in rows if row.devices <= devices and has_link(hardware, row.link)]
+    return max(matching_rows, key=lambda row: (row.devices, row.link))
 
 
 class RuleRange(VersionRange):
@@ -135,37 +131,30 @@ class EngineRecord(Record, Generic[RuleType]):
         return ranges_at(self.versions, version)[-1]
 
     def version_of(self, version_text: str) -> EngineVersion:
-        """Returns the version that the user typed, or the newest, with the range of versions that has its rules."""
-        return engine_version(self.title, version_text, (rules.start for rules in self.versions), self.newest)
+        """Returns the version that the user typed, or the newest, with the range of versions that has its rules.
+
+        Raises `InputError` for a version that is older than all ranges.
+        """
+        version = version_text.removeprefix("v") or self.newest
+        numbers = numbers_of(version)
+        earlier_rules = [rules for rules in self.versions if rules.first_version <= numbers]
+        if not earlier_rules:
+            raise InputError(
+                f"--engine: {self.title} {version} is older than what was read; expected {self.versions[0].start} or "
+                "newer"
+            )
+        note = ""
+        if not version_text:
+            note = f"no version is named: {self.title} {self.newest}, the newest that was read"
+        elif numbers > numbers_of(self.newest):
+            note = f"{self.title} {version} was not read; these are the rules of {self.newest}, the newest that was"
+        return EngineVersion(version, earlier_rules[-1].start, note)
 
 
 RecordType = TypeVar("RecordType", bound=Record)
 
 
-def read_engine_record(engine_record: type[RecordType], name: str) -> RecordType:
+def read_engine_record(record_class: type[RecordType], name: str) -> RecordType:
     """Returns the contents of `presets/engines/NAME.toml`."""
     path = presets_dir() / "engines" / f"{name}.toml"
-    return validate(engine_record, parse_toml(read_text(path), path.name), path.name)
-
-
-def engine_version(title: str, version_text: str, starts: Iterable[str], newest_version: str) -> EngineVersion:
-    """Returns an engine's version, together with the range of versions that has its rules.
-
-    version_text: the version that the user wrote; empty for the newest. starts: the versions at which ranges begin.
-    newest_version: the newest version that was read.
-    Raises `InputError` for a version that is older than all ranges.
-    """
-    version = version_text.removeprefix("v") or newest_version
-    numbers = numbers_of(version)
-    ordered_starts = sorted(starts, key=numbers_of)
-    earlier_starts = [start for start in ordered_starts if numbers_of(start) <= numbers]
-    if not earlier_starts:
-        raise InputError(
-            f"--engine: {title} {version} is older than what was read; expected {ordered_starts[0]} or newer"
-        )
-    note = ""
-    if not version_text:
-        note = f"no version is named: {title} {newest_version}, the newest that was read"
-    elif numbers > numbers_of(newest_version):
-        note = f"{title} {version} was not read; these are the rules of {newest_version}, the newest that was"
-    return EngineVersion(version, earlier_starts[-1], note)
+    return validate(record_class, parse_toml(read_text(path), path.name), path.name)

@@ -9,10 +9,10 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any, NamedTuple
 
+from ..launch.auto_values import AUTO_BUCKETS, AUTO_FORMATS
 from ..launch.command_line import arguments_of, model_name, plain_arguments
-from ..launch.program_readers import launch_as_trainer
 from ..launch.record import CommandLine, Launch, LaunchReader, LaunchSource, Table, reading_of
-from ..launch.trainer import keys_read
+from ..launch.trainer import keys_read, launch_as_trainer
 
 
 class Script(NamedTuple):
@@ -55,8 +55,7 @@ IGNORED = frozenset(
 
 QWEN_CONFIGS: Mapping[str, Table] = {
     f"finetune/ds_config_zero{stage}.json": {
-        "fp16": {"enabled": "auto"},
-        "bf16": {"enabled": "auto"},
+        **AUTO_FORMATS,
         "optimizer": {"type": "AdamW"},
         "zero_optimization": {"stage": stage, "overlap_comm": True, "contiguous_gradients": True, **buckets},
         "gradient_accumulation_steps": "auto",
@@ -64,10 +63,9 @@ QWEN_CONFIGS: Mapping[str, Table] = {
     }
     for stage, buckets in (
         (2, {"allgather_bucket_size": 200_000_000, "reduce_bucket_size": 200_000_000}),
-        (3, {"reduce_bucket_size": "auto", "stage3_prefetch_bucket_size": "auto",
-             "stage3_param_persistence_threshold": "auto"}),
+        (3, AUTO_BUCKETS),
     )
-}  # fmt: skip
+}
 """The DeepSpeed configs that come with Qwen's finetune.py: path → what of them decides memory."""
 
 LENGTHS = {"finetune": 8192}
@@ -88,14 +86,12 @@ def starts_program(command_line: CommandLine) -> bool:
 
 def read_command(command_line: CommandLine, source_file: LaunchSource) -> Launch:
     """Returns the training run of a script's command. Raises `InputError`, which names file and argument."""
-    from .record import LAUNCH_FILE
-
     name = _script_name(command_line)
     with reading_of(source_file) as reader:
         arguments = arguments_of(command_line.words, source_file.where)
         config = plain_arguments(arguments, reader, READ | (keys_read() - {"model_name_or_path"}))
         target = model_name(reader, "--model_name_or_path", arguments.get("--model_name_or_path"))
-        return launch_as_trainer(reader, LAUNCH_FILE, _trainer_arguments(reader, config, name, target), target)
+        return launch_as_trainer(reader, _trainer_arguments(reader, config, name, target), target)
 
 
 def _trainer_arguments(reader: LaunchReader, config: dict[str, Any], name: str, target: str) -> dict[str, Any]:

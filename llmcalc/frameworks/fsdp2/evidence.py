@@ -4,19 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
-from ...evidence import FrameworkEvidence, Witness, by_source
+from ...evidence import LLAMA_PARTS, FrameworkEvidence, Witness, by_source
 from ...parallel.layout import Layout
-
-LLAMA = (
-    ("part", "stack"),
-    ("layer", "block"),
-    ("mixer", "attention"),
-    ("network", "mlp"),
-    ("norm", "rmsnorm"),
-    ("position", "rope"),
-    ("head", "lm"),
-)
-"""The parts of a Llama."""
 
 
 def _evidence_by_test(
@@ -40,7 +29,7 @@ SHARDED = _evidence_by_test(
     "torch's FSDPMemTracker on a fake process group",
     "tests/frameworks/fsdp2/test_fsdp2.py",
     (
-        *LLAMA,
+        *LLAMA_PARTS,
         ("part", "block_indexer"),
         ("part", "convolution"),
         ("part", "entry_indexer"),
@@ -97,7 +86,7 @@ SHARDED = _evidence_by_test(
 PIPED = _evidence_by_test(
     "torch's PipelineStage under fully_shard on a fake process group",
     "tests/frameworks/fsdp2/test_fsdp2_pipeline.py",
-    LLAMA,
+    LLAMA_PARTS,
     ("adamw",),
     "torch/distributed/pipelining/stage.py and fsdp/_fully_shard",
 )
@@ -106,7 +95,7 @@ PIPED = _evidence_by_test(
 DIVIDED = _evidence_by_test(
     "torch's FSDPMemTracker on a fake process group",
     "tests/frameworks/fsdp2/test_two_dimensions.py",
-    (*LLAMA, ("part", "qk_norm")),
+    (*LLAMA_PARTS, ("part", "qk_norm")),
     ("adamw",),
     "torch/distributed/tensor and fsdp/_fully_shard",
 )

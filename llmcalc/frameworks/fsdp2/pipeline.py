@@ -16,10 +16,8 @@ from datetime import date
 
 from ...device_memory.cuda_runtime import Runtime
 from ...device_memory.device_memory import DeviceMemory, Term, summarize, without_garbage_collection
-from ...device_memory.training import Training, replay_steps
 from ...errors import InputError
 from ...frozen import frozen
-from ...model import ModelSpec
 from ...parallel.layout import Layout, Stage
 from ...parallel.schedules import Action, effective_schedule
 from ...simulator.caching_allocator import CachingAllocator
@@ -27,14 +25,14 @@ from ...simulator.event_log import Event, RecordedEvents, Recorder
 from ...simulator.layer_loops import LayerStack, layer_stacks, program_stacks
 from ...simulator.layer_pattern import RECORDED_REPEATS
 from ...simulator.lowering import ENTRY
-from ...simulator.meter import Device, Meter, Place
+from ...simulator.meter import Meter, Place
 from ...simulator.profiles.context_parallel import part_of_sequence, ring_of
 from ...simulator.repeat_layers import NotRepeating, RepeatAnalysis
-from ...simulator.replay_result import PHASES, ReplayResult
+from ...simulator.replay_result import PHASES
 from ...simulator.tensor import Tensor, empty
-from ..torch.pipeline import Chunk, RankRun
+from ..torch.pipeline import Chunk, RankRun, RankSetup
 from .lowering import FsdpProfile
-from .param_groups import ALL_REDUCE, Group, Parameter, Sharding, Traffic
+from .param_groups import ALL_REDUCE, Group, Parameter, Traffic
 from .training import TITAN, Fsdp, head_sharing_reason, set_resharding_and_prefetch, sharding
 from .with_tensor_parallel import FsdpTensorParallelProfile
 
@@ -42,35 +40,65 @@ ACTIVE = 3
 """Largest number of stages with whole parameters at the same time (`max_active_stages`)."""
 
 
+@frozen
+class ScheduleSettings:
+    """The settings with which torchtitan runs a pipeline schedule.
+
+    returns: whether `step` returns the concatenated outputs of the last stage; false by default, as since 2025-10-22.
+    gathers_ahead: whether a schedule with several stages per rank gathers a stage before its first pass and frees it
+        after its last pass; true by default, as in torch 2.13. Otherwise the first pass of each group gathers it.
+    schedules: number of schedules per step, each with an equal part of the micro-batches; 1 by default.
+    keeps_outputs: with `returns`, whether all stages keep their outputs until the next schedule; false by default, as
+        since 2025-05-13.
+    keeps_gradients: whether the gradients of received inputs stay until the next schedule; false by default, as since
+        2025-10-01.
+    finishes: whether a schedule ends its reductions; true by default, as since 2025-01-10. Otherwise the last buffer
+        stays until the first reduction of the next step.
+    infers_shapes: whether each stage runs a forward pass before the first step to infer the shapes of its messages;
+        false by default, as since 2026-03-18.
+    """
+
+    returns: bool = False
+    gathers_ahead: bool = True
+    schedules: int = 1
+    keeps_outputs: bool = False
+    keeps_gradients: bool = False
+    finishes: bool = True
+    infers_shapes: bool = False
+
+
+NEWEST = ScheduleSettings()
+"""The settings of torchtitan since `RETURNS_NOTHING`."""
+
+
+@frozen
+class ShardedSetup(RankSetup):
+    """The training of one rank under `fully_shard`. schedule_settings: those of its pipeline."""
+
+    fsdp: Fsdp = TITAN
+    schedule_settings: ScheduleSettings = NEWEST
+
+
 class ShardedChunk(Chunk):
-    """One stage of a rank, wrapped by `fully_shard`. streams: number of streams of the rank's other stages."""
+    """One stage of a rank, wrapped by `fully_shard`."""
 
     profiles = FsdpProfile, FsdpTensorParallelProfile
     lowering: FsdpProfile
 
-    def __init__(
-        self,
-        spec: ModelSpec,
-        training_config: Training,
-        layout: Layout,
-        rank: int,
-        stage: Stage,
-        memory_meter: Meter | Recorder,
-        sharded: Sharding,
-        fsdp_settings: Fsdp,
-        streams: int,
-    ) -> None:
-        super().__init__(spec, training_config, layout, rank, stage, memory_meter)
-        self.lowering.ring = ring_of(layout, rank)
-        self.fsdp: Fsdp = fsdp_settings
-        self.reshard: bool = layout.reshard
-        self.traffic: Traffic = Traffic(self.graph, sharded, streams)
-        self.stacks: list[str] = [layer_stack.path for layer_stack in layer_stacks(spec)]
-        if fsdp_settings.splits and (reason := head_sharing_reason(spec, training_config)):
+    def __init__(self, setup: ShardedSetup, stage: Stage, memory_meter: Meter | Recorder) -> None:
+        super().__init__(setup, stage, memory_meter)
+        self.lowering.ring = ring_of(setup.layout, setup.rank)
+        self.fsdp: Fsdp = setup.fsdp
+        self.reshard: bool = setup.layout.reshard
+        other_streams = ALL_REDUCE * stage.chunk
+        rank_sharding = sharding(setup.training, setup.layout, setup.rank, setup.fsdp)
+        self.traffic: Traffic = Traffic(self.graph, rank_sharding, other_streams)
+        self.stacks: list[str] = [layer_stack.path for layer_stack in layer_stacks(setup.spec)]
+        if setup.fsdp.splits and (reason := head_sharing_reason(setup.spec, setup.training)):
             raise InputError(f"FSDP2 with groups of their own for embedding and head: {reason}")
-        self.lowering.shard(self.traffic, self.stacks, fsdp_settings.splits)
+        self.lowering.shard(self.traffic, self.stacks, setup.fsdp.splits)
         self.gathers: bool = False
-        self.schedule_settings = NEWEST
+        self.schedule_settings = setup.schedule_settings
         self.output_chunks: list[Tensor] = []
         self.keep_unsharded(True)
 
@@ -173,36 +201,6 @@ class ShardedChunk(Chunk):
         self.keep_unsharded(True)
 
 
-@frozen
-class ScheduleSettings:
-    """The settings with which torchtitan runs a pipeline schedule.
-
-    returns: whether `step` returns the concatenated outputs of the last stage; false by default, as since 2025-10-22.
-    gathers_ahead: whether a schedule with several stages per rank gathers a stage before its first pass and frees it
-        after its last pass; true by default, as in torch 2.13. Otherwise the first pass of each group gathers it.
-    schedules: number of schedules per step, each with an equal part of the micro-batches; 1 by default.
-    keeps_outputs: with `returns`, whether all stages keep their outputs until the next schedule; false by default, as
-        since 2025-05-13.
-    keeps_gradients: whether the gradients of received inputs stay until the next schedule; false by default, as since
-        2025-10-01.
-    finishes: whether a schedule ends its reductions; true by default, as since 2025-01-10. Otherwise the last buffer
-        stays until the first reduction of the next step.
-    infers_shapes: whether each stage runs a forward pass before the first step to infer the shapes of its messages;
-        false by default, as since 2026-03-18.
-    """
-
-    returns: bool = False
-    gathers_ahead: bool = True
-    schedules: int = 1
-    keeps_outputs: bool = False
-    keeps_gradients: bool = False
-    finishes: bool = True
-    infers_shapes: bool = False
-
-
-NEWEST = ScheduleSettings()
-"""The settings of torchtitan since `RETURNS_NOTHING`."""
-
 RETURNS_NOTHING = date(2025, 10, 22)
 """The day since which schedules in torchtitan return no outputs (e5ef99aab)."""
 
@@ -241,34 +239,21 @@ def schedule_settings_at(version: date | None, schedules: int = 1) -> ScheduleSe
 class ShardedRank(RankRun):
     """Training steps of a pipeline rank. Raises `InputError` as `sharding` does, and for unsupported schedules."""
 
+    chunk_type = ShardedChunk
     chunks: list[ShardedChunk]  # type: ignore[assignment]
 
-    def __init__(
-        self,
-        spec: ModelSpec,
-        training_config: Training,
-        layout: Layout,
-        rank: int,
-        memory_meter: Meter | Recorder,
-        workspace: int = 0,
-        fsdp_settings: Fsdp = TITAN,
-        schedule_settings: ScheduleSettings = NEWEST,
-    ) -> None:
-        self.sharding: Sharding = sharding(training_config, layout, rank, fsdp_settings)
-        self.fsdp: Fsdp = fsdp_settings
+    def __init__(self, setup: ShardedSetup, memory_meter: Meter | Recorder) -> None:
+        layout, schedule_settings = setup.layout, setup.schedule_settings
         self.schedules: int = schedule_settings.schedules
-        microbatches = training_config.microbatches // schedule_settings.schedules
+        microbatches = setup.training.microbatches // schedule_settings.schedules
         if effective_schedule(layout) == "1f1b" and microbatches < layout.pp:
             pp = layout.pp
             raise InputError(
                 f"--num-microbatches: {microbatches}; a pipeline of {pp} stages takes at least {pp} in torch"
             )
-        training_config = replace(
-            training_config, seq=part_of_sequence(layout, training_config.seq), microbatches=microbatches
-        )
-        super().__init__(spec, training_config, layout, rank, memory_meter, workspace)
-        for model_chunk in self.chunks:
-            model_chunk.schedule_settings = schedule_settings
+        rank_tokens = part_of_sequence(layout, setup.training.seq)
+        training = replace(setup.training, seq=rank_tokens, microbatches=microbatches)
+        super().__init__(replace(setup, training=training), memory_meter)
         gathers_stages = schedule_settings.gathers_ahead and effective_schedule(layout) == "interleaved"
         self.active: list[tuple[int, ...]] = list(_active_chunks(self.order, ACTIVE)) if gathers_stages else []
 
@@ -278,13 +263,6 @@ class ShardedRank(RankRun):
             raise InputError(
                 f"--schedule {layout.schedule}: with FSDP2 it is not modelled; expected 1f1b or interleaved"
             )
-
-    def chunk(self, spec: ModelSpec, rank: int, stage: Stage) -> ShardedChunk:
-        """Creates the chunk of a pipeline stage."""
-        streams = ALL_REDUCE * stage.chunk
-        return ShardedChunk(
-            spec, self.training, self.layout, rank, stage, self.meter, self.sharding, self.fsdp, streams
-        )
 
     def set_up(self) -> None:
         """Creates the parameters' shards of all stages."""
@@ -335,24 +313,6 @@ def _active_chunks(actions: Sequence[Action], max_active: int) -> Iterator[tuple
     return reversed(active_chunks)
 
 
-def replay_rank(
-    spec: ModelSpec,
-    training_config: Training,
-    layout: Layout,
-    rank: int,
-    device: Device | None = None,
-    workspace: int = 0,
-    fsdp_settings: Fsdp = TITAN,
-    schedule_settings: ScheduleSettings = NEWEST,
-) -> ReplayResult:
-    """Replays the set-up and two training steps of one rank. device: the simulated device."""
-    memory_meter = Meter(device)
-    return replay_steps(
-        ShardedRank(spec, training_config, layout, rank, memory_meter, workspace, fsdp_settings, schedule_settings),
-        memory_meter,
-    )
-
-
 def _record_two_steps(sharded_rank: ShardedRank, memory_meter: Recorder) -> RecordedEvents:
     """Records the set-up and two training steps. Passes, update and `zero_grad` are separate phases of a step."""
     sharded_rank.set_up()
@@ -370,35 +330,17 @@ def _record_two_steps(sharded_rank: ShardedRank, memory_meter: Recorder) -> Reco
 
 
 @without_garbage_collection()
-def stage_memory(
-    spec: ModelSpec,
-    training_config: Training,
-    layout: Layout,
-    rank: int,
-    cuda_runtime: Runtime,
-    fsdp_settings: Fsdp,
-    tensors: Term,
-    schedule_settings: ScheduleSettings = NEWEST,
-) -> DeviceMemory:
+def stage_memory(setup: ShardedSetup, cuda_runtime: Runtime, tensors: Term) -> DeviceMemory:
     """Returns the memory of a pipeline rank. tensors: verification status of its tensors. Raises `InputError`."""
 
     def record_steps(shortens: bool) -> RepeatAnalysis:
         """Records two training steps. shortens: whether sequences of equal layers are shortened."""
-        sharded_rank = ShardedRank(
-            spec,
-            training_config,
-            layout,
-            rank,
-            memory_meter := Recorder(),
-            cuda_runtime.workspace,
-            fsdp_settings,
-            schedule_settings,
-        )
+        sharded_rank = ShardedRank(setup, memory_meter := Recorder())
         stacks: list[LayerStack] = []
         shortened_layers: list[int] = []
         for model_chunk in sharded_rank.chunks:
             chunk_loops = program_stacks(
-                model_chunk.program.root, training_config.recompute.every, model_chunk.lowering.first_layer_index
+                model_chunk.program.root, setup.training.recompute.every, model_chunk.lowering.first_layer_index
             )
             layers_to_run = {
                 i: loop.kind_repeats(RECORDED_REPEATS)
@@ -410,16 +352,12 @@ def stage_memory(
             stacks += chunk_loops
         return RepeatAnalysis(_record_two_steps(sharded_rank, memory_meter), stacks, shortened_layers)
 
-    try:
-        repeat_analysis = record_steps(
-            shortens=fsdp_settings.prefetch <= 1
-        )  # else the first and the last layers gather fewer
+    try:  # with more than one layer of prefetch the first and the last layers gather fewer
+        repeat_analysis = record_steps(shortens=setup.fsdp.prefetch <= 1)
     except NotRepeating:
         repeat_analysis = record_steps(shortens=False)
-    result, blocks = (
-        repeat_analysis.counted({}),
-        repeat_analysis.overhead(CachingAllocator(cuda_runtime.expandable), {}),
-    )
+    result = repeat_analysis.counted({})
+    blocks = repeat_analysis.overhead(CachingAllocator(cuda_runtime.expandable), {})
     result.slop, result.slop_after = blocks.slop, blocks.slop_after
     result.reserved = result.peak[1].bytes + blocks.slop + blocks.free
-    return summarize(result, cuda_runtime, layer_stacks(spec), tensors)
+    return summarize(result, cuda_runtime, layer_stacks(setup.spec), tensors)

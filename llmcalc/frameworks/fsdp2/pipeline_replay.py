@@ -12,9 +12,7 @@ from dataclasses import replace
 from typing import Any, TypeAlias
 
 from ...device_memory.device_memory import without_garbage_collection
-from ...device_memory.training import Training, replay_shorter_on_allocator, replay_steps_on_allocator
-from ...model import ModelSpec
-from ...parallel.layout import Layout, Stage
+from ...device_memory.training import replay_shorter_on_allocator, replay_steps_on_allocator
 from ...simulator.event_log import Event, Recorder
 from ...simulator.layer_loops import LayerStack
 from ...simulator.layer_pattern import RECORDED_REPEATS
@@ -34,11 +32,10 @@ from ...simulator.repeat_microbatches import (
 )
 from ...simulator.replay_result import ReplayResult
 from ...simulator.tensor import Tensor
-from ..torch.pipeline_replay import RecordedRank, micro_batches_on_allocator, passes_key
-from .param_groups import ALL_REDUCE, GatheredStorage, Parameter
-from .pipeline import ScheduleSettings, ShardedChunk, ShardedRank
+from ..torch.pipeline_replay import RecordedRank, micro_batches_on_allocator, passes_key, run_in_groups
+from .param_groups import GatheredStorage, Parameter
+from .pipeline import ShardedChunk, ShardedRank, ShardedSetup
 from .shortened_passes import ShortenedPasses, repeating_stacks
-from .training import Fsdp
 
 MICROBATCHES = 4
 """Micro-batches of a recorded schedule; with four, every repeating case is recorded twice."""
@@ -184,24 +181,11 @@ class PlayedChunk(ShardedChunk):
 class PlayedRank(ShardedRank):
     """A rank whose passes are recorded or replayed."""
 
-    def chunk(self, spec: ModelSpec, rank: int, stage: Stage) -> ShardedChunk:
-        """Creates the chunk of a pipeline stage."""
-        streams = ALL_REDUCE * stage.chunk
-        return PlayedChunk(spec, self.training, self.layout, rank, stage, self.meter, self.sharding, self.fsdp, streams)
+    chunk_type = PlayedChunk
 
 
 @without_garbage_collection()
-def played_stage(
-    spec: ModelSpec,
-    training_config: Training,
-    layout: Layout,
-    rank: int,
-    expandable: bool,
-    workspace: int,
-    fsdp_settings: Fsdp,
-    schedule_settings: ScheduleSettings,
-    rehearsals: Rehearsals,
-) -> ReplayResult | None:
+def played_stage(setup: ShardedSetup, expandable: bool, rehearsals: Rehearsals) -> ReplayResult | None:
     """Replays the set-up and two training steps of a rank with many micro-batches on the caching allocator.
 
     Returns None for a rank with few micro-batches or many layers, and if its passes do not repeat.
@@ -209,27 +193,20 @@ def played_stage(
     expandable: whether the allocator has expandable segments.
     rehearsals: recorded passes of other ranks of the same run, to which this rank's are added.
     """
-    if layout.reshard or training_config.microbatches // schedule_settings.schedules <= FEW * (
-        2 if layout.vpp > 1 else 1
-    ):
+    layout, schedules = setup.layout, setup.schedule_settings.schedules
+    microbatches_per_schedule = setup.training.microbatches // schedules
+    if layout.reshard or microbatches_per_schedule <= FEW * (2 if layout.vpp > 1 else 1):
         return None
-
-    def make_run(memory_meter: Any, microbatches: int = training_config.microbatches) -> PlayedRank:
-        """Creates a run whose allocations are counted by a meter."""
-        training = replace(training_config, microbatches=microbatches)
-        return PlayedRank(spec, training, layout, rank, memory_meter, workspace, fsdp_settings, schedule_settings)
-
-    training_run = make_run(memory_meter=(memory_meter := EventMeter()))
+    training_run = PlayedRank(setup, memory_meter := EventMeter())
     if sum(len(model_chunk.stage.layers) for model_chunk in training_run.chunks) > MANY:
         return None
     training_run.set_up()
     parameters = [model_chunk.gathered() for model_chunk in training_run.chunks]
     shards = tuple(parameter.shard.shape for group in parameters for parameter in group)
-    coordinates = layout.coordinates(rank)
-    is_last_stage = coordinates.pp == layout.pp - 1
-    key = (shards, coordinates.cp, *passes_key(spec, training_run, rank, is_last_stage))
+    coordinates = layout.coordinates(setup.rank)
+    key = (shards, coordinates.cp, *passes_key(training_run))
     if key not in rehearsals:
-        rehearsals[key] = rehearse(make_run, training_run.chunks, is_last_stage)
+        rehearsals[key] = rehearse(setup, training_run.chunks)
     recorded_rank = rehearsals[key]
     if recorded_rank.traces is None:
         return None
@@ -237,16 +214,14 @@ def played_stage(
     if steps_key in recorded_rank.replayed:
         return recorded_rank.replayed[steps_key]
     prefix_cache = recorded_rank.prefix_cache(expandable)
-    microbatches_per_schedule = training_config.microbatches // schedule_settings.schedules
-    count = schedule_settings.schedules * micro_batches_on_allocator(
-        layout, training_run.chunks, microbatches_per_schedule
-    )
+    count = schedules * micro_batches_on_allocator(layout, training_run.chunks, microbatches_per_schedule)
     try:
         _play_recorded(training_run, memory_meter, recorded_rank, recorded_rank.traces)
-        if count == training_config.microbatches:
+        if count == setup.training.microbatches:
             result = replay_steps_on_allocator(training_run, memory_meter, prefix_cache)
         else:
-            shorter_run = make_run(shorter_meter := EventMeter(), count)
+            shorter_setup = replace(setup, training=replace(setup.training, microbatches=count))
+            shorter_run = PlayedRank(shorter_setup, shorter_meter := EventMeter())
             shorter_run.set_up()
             _play_recorded(shorter_run, shorter_meter, recorded_rank, recorded_rank.traces)
             result = replay_shorter_on_allocator(
@@ -265,30 +240,21 @@ def _play_recorded(
     traces: Mapping[PassCase, PassTrace],
 ) -> None:
     """Lets a rank replay recorded passes from here on. traces: those of the recorded rank."""
-    layer_offsets = [
-        model_chunk.lowering.first_layer_index - layers_before
-        for model_chunk, layers_before in zip(sharded_rank.chunks, recorded_rank.layers_before, strict=True)
-    ]
     parameters = [model_chunk.gathered() for model_chunk in sharded_rank.chunks]
-    passes = PlayedPasses(memory_meter, traces, layer_offsets, parameters)
+    passes = PlayedPasses(memory_meter, traces, recorded_rank.layer_offsets(sharded_rank.chunks), parameters)
     for model_chunk in sharded_rank.chunks:
         model_chunk.passes = passes
 
 
-def rehearse(make_run: Callable[..., ShardedRank], chunks: Sequence[ShardedChunk], is_last_stage: bool) -> RecordedRank:
-    """Records the forward and backward passes of a pipeline rank.
-
-    make_run: creates the run.
-    chunks: chunks of the rank, after set-up.
-    is_last_stage: whether the rank is the pipeline's last, whose backward passes follow their forward passes at once.
-    """
+def rehearse(setup: ShardedSetup, chunks: Sequence[ShardedChunk]) -> RecordedRank:
+    """Records the forward and backward passes of a pipeline rank. chunks: chunks of the rank, after set-up."""
     pass_traces: dict[PassCase, PassTrace] | None = None
     layers_before = [model_chunk.lowering.first_layer_index for model_chunk in chunks]
     stacks = [repeating_stacks(model_chunk) for model_chunk in chunks]
     shortens = any(stacks) and chunks[0].fsdp.prefetch <= 1  # else the first and the last layers gather fewer
     for stacks_to_shorten in ([stacks] if shortens else []) + [[[] for _ in chunks]]:
         try:
-            pass_traces = _rehearsed_traces(make_run, chunks, is_last_stage, stacks_to_shorten)
+            pass_traces = _rehearsed_traces(setup, chunks, stacks_to_shorten)
             break
         except NotRepeating:
             continue
@@ -296,18 +262,15 @@ def rehearse(make_run: Callable[..., ShardedRank], chunks: Sequence[ShardedChunk
 
 
 def _rehearsed_traces(
-    make_run: Callable[..., ShardedRank],
-    chunks: Sequence[ShardedChunk],
-    is_last_stage: bool,
-    stacks: Sequence[Sequence[LayerStack]],
+    setup: ShardedSetup, chunks: Sequence[ShardedChunk], stacks: Sequence[Sequence[LayerStack]]
 ) -> dict[PassCase, PassTrace]:
     """Records passes and returns their events by case. stacks: per chunk, the stacks that run with few layers."""
     pass_traces: dict[PassCase, PassTrace] = {}
     for group in (MICROBATCHES, 2) if len(chunks) > 1 else (MICROBATCHES,):  # of one chunk some are always in flight
-        training_run = make_run(memory_meter=(recorder := Recorder()))
+        training_run = PlayedRank(setup, recorder := Recorder())
         for chunk, chunk_stacks in zip(training_run.chunks, stacks, strict=True):
             chunk.lowering.run_only = {i: stack.kind_repeats(RECORDED_REPEATS) for i, stack in enumerate(chunk_stacks)}
-        passes = _record_passes(training_run, recorder, is_last_stage, group)
+        passes = _record_passes(training_run, recorder, group)
         events: Sequence[Event] = recorder.events
         if any(stacks):
             short_passes = ShortenedPasses(events, passes, training_run.chunks, chunks, stacks)
@@ -318,42 +281,29 @@ def _rehearsed_traces(
     return pass_traces
 
 
-def _record_passes(
-    sharded_rank: ShardedRank, recorder: Recorder, is_last_stage: bool, group_size: int
-) -> list[RecordedPass]:
-    """Runs two training steps and returns their passes. group_size: micro-batches of a group in `_run_schedule`."""
+def _record_passes(sharded_rank: ShardedRank, recorder: Recorder, group_size: int) -> list[RecordedPass]:
+    """Runs two training steps and returns their passes. group_size: micro-batches of a group in `run_in_groups`."""
     sharded_rank.set_up()
     passes = RecordedSchedule(recorder, [model_chunk.gathered() for model_chunk in sharded_rank.chunks])
     for model_chunk in sharded_rank.chunks:
         model_chunk.passes = passes
     for _ in range(2):
         for _ in range(2 if sharded_rank.schedules > 1 else 1):
-            _run_schedule(sharded_rank, is_last_stage, group_size)
+            _run_schedule(sharded_rank, group_size)
         sharded_rank.update()
         sharded_rank.zero_grad()
     return passes.passes
 
 
-def _run_schedule(sharded_rank: ShardedRank, is_last_stage: bool, group_size: int) -> None:
-    """Runs a few micro-batches in groups: the forward passes of a group, chunk by chunk, then its backward passes."""
+def _run_schedule(sharded_rank: ShardedRank, group_size: int) -> None:
+    """Runs a schedule of a few micro-batches in groups."""
     for model_chunk in sharded_rank.chunks:
         model_chunk.clear_runtime_states()
     sharded_rank.begin_step()
-    losses: list[list[Tensor | None]] = [[] for _ in sharded_rank.chunks]
-    last_chunk = sharded_rank.chunks[-1] if is_last_stage else None
     for model_chunk in sharded_rank.chunks if sharded_rank.active else ():
         model_chunk.unshard()
         model_chunk.wait_for_unshard()
-    for start in range(0, MICROBATCHES, group_size):
-        batches = range(start, start + group_size)
-        for model_chunk in sharded_rank.chunks:
-            for i in batches:
-                losses[model_chunk.number].append(model_chunk.forward_and_loss(i))
-                if model_chunk is last_chunk:
-                    model_chunk.backward_one_chunk(i, losses[model_chunk.number][i])
-        for model_chunk in reversed(sharded_rank.chunks):
-            for i in () if model_chunk is last_chunk else batches:
-                model_chunk.backward_one_chunk(i, losses[model_chunk.number][i])
+    run_in_groups(sharded_rank.chunks, MICROBATCHES, group_size)
     for model_chunk in sharded_rank.chunks:
         model_chunk.perform_reduce_grad()
     sharded_rank.end_passes()

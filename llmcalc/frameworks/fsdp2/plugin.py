@@ -10,7 +10,7 @@ from typing import Any
 
 from ...errors import InputError, shown
 from ...parallel.layout import Layout, Zero
-from ..launch.record import LaunchReader, LaunchSettings, Table, flag_value, size_of, unknown_keys
+from ..launch.record import Launch, LaunchReader, LaunchSettings, Table, flag_value, size_of, unknown_keys
 from .settings import TitanSettings
 
 FSDP_READ = frozenset(
@@ -42,6 +42,12 @@ STRATEGIES: dict[str, tuple[Zero, bool]] = {
 WHOLE = ("NO_SHARD", "3")
 """Sharding strategies without shards."""
 
+GROUP_SIZES = ("dp_replicate_size", "dp_shard_size", "tp_size", "cp_size", "sp_size")
+"""Sizes of groups of ranks in accelerate's `parallelism_config`."""
+
+HARMLESS_GROUP_KEYS = ("cp_comm_strategy", "sp_backend", "sp_seq_length_is_variable", "sp_attn_implementation")
+"""Further keys of accelerate's `parallelism_config`, which need no check here."""
+
 PER_MACHINE = 8
 """Default number of devices of a machine, over which a hybrid strategy shards weights."""
 
@@ -68,20 +74,30 @@ def fsdp_layout(
     command_settings: dict[str, Any] = {}
     if table.get("activation_checkpointing") in (True, "true"):
         command_settings["recompute"] = "full"
-    sizes = {str(key).removeprefix("parallelism_config_"): value for key, value in (parallel or {}).items()}
-    parallel_sizes = ("dp_replicate_size", "dp_shard_size", "tp_size", "cp_size")
-    harmless_keys = ("cp_comm_strategy", "sp_size", "sp_backend", "sp_seq_length_is_variable", "sp_attn_implementation")
-    unknown_keys(reader, sizes, (*parallel_sizes, *harmless_keys), "parallelism_config", "no key that is known")
-    tp, cp = (size_of(reader, f"parallelism_config.{name}", sizes.get(name, 1)) for name in ("tp_size", "cp_size"))
-    replicas = size_of(reader, "parallelism_config.dp_replicate_size", sizes.get("dp_replicate_size", 1))
-    if sizes.get("sp_size") not in (None, 1):
+    groups = {str(key).removeprefix("parallelism_config_"): value for key, value in (parallel or {}).items()}
+    sizes = {
+        name: size_of(reader, f"parallelism_config.{name}", groups[name])
+        for name in GROUP_SIZES
+        if groups.get(name) is not None
+    }
+    unknown_keys(reader, groups, (*GROUP_SIZES, *HARMLESS_GROUP_KEYS), "parallelism_config", "no key that is known")
+    tp, cp, replicas = (sizes.get(name, 1) for name in ("tp_size", "cp_size", "dp_replicate_size"))
+    if sizes.get("sp_size", 1) > 1:
         reader.unknown["parallelism_config.sp_size"] = "Ulysses is not modelled"
     if is_hybrid:
         replicas = machines if machines > 1 else max(1, world_size // PER_MACHINE)
     if world_size % (tp * cp * replicas):
         raise InputError(f"--devices: {world_size}; expected a multiple of {tp * cp * replicas}")
-    exchange = "allgather" if sizes.get("cp_comm_strategy", "allgather") == "allgather" else "p2p"
     dp = world_size // (tp * cp)
+    if sizes.get("dp_shard_size", dp // replicas) != dp // replicas:
+        expected_ranks = tp * cp * replicas * sizes["dp_shard_size"]
+        raise InputError(
+            f"--devices: {world_size}; expected {expected_ranks}, the product of parallelism_config's sizes"
+        )
+    if tp > 1:
+        reader.notes.append(
+            "transformers' tensor parallelism keeps the embedding whole, of which each rank's part is counted"
+        )
     layout = Layout(
         tp=tp,
         cp=cp,
@@ -89,8 +105,7 @@ def fsdp_layout(
         zero=zero if dp * cp > 1 else 0,
         hsdp_replicas=replicas,
         reshard=reshard,
-        sequence_parallel=tp > 1,
-        cp_comm="allgather" if exchange == "allgather" else "p2p",
+        cp_comm="allgather" if groups.get("cp_comm_strategy", "allgather") == "allgather" else "p2p",
     )
     return layout, command_settings
 
@@ -119,7 +134,9 @@ def _sharding_strategy(reader: LaunchReader, table: Table) -> tuple[Zero, bool, 
     return zero, reshard, name in ("HYBRID_SHARD", "HYBRID_SHARD_ZERO2", "4", "5")
 
 
-def reduction_settings(reader: LaunchReader, table: Table, command_settings: Mapping[str, Any]) -> TitanSettings:
+def reduction_settings(
+    reader: LaunchReader, table: Table, command_settings: Mapping[str, Any], loss_parallel: bool = True
+) -> TitanSettings:
     """Returns the settings of gradient reduction, which has the format of matrix products (`set_mixed_precision`).
 
     Version 1 keeps whole gradients until the last micro-batch (`Accelerator.no_sync`); version 2 has no such method.
@@ -127,6 +144,7 @@ def reduction_settings(reader: LaunchReader, table: Table, command_settings: Map
     gradients (peft/utils/other.py, `fsdp_auto_wrap_policy`, which transformers' Trainer sets).
     table: FSDP's keys without the prefix `fsdp_`.
     command_settings: the settings of a run without FSDP.
+    loss_parallel: whether the loss is computed on divided logits; true by default.
     """
     version = size_of(reader, "fsdp_config.fsdp_version", table.get("version", 1))
     is_half_precision = command_settings.get("precision") == "autocast" or command_settings.get("dtype") in (
@@ -137,6 +155,7 @@ def reduction_settings(reader: LaunchReader, table: Table, command_settings: Map
         reduced="bfloat16" if is_half_precision else "",
         reduces_each=version > 1,
         flat=version == 1 and "lora_rank" not in command_settings,
+        loss_parallel=loss_parallel,
         offloads=flag_value(reader, "fsdp_config.fsdp_offload_params", table.get("offload_params") or False),
     )
 
@@ -173,7 +192,8 @@ def read_trainer(
     is_pure = command_settings.get("master_weights") == "none" and command_settings.get("dtype") != "fp32"
     if is_mixed and is_pure and "lora_rank" not in command_settings:
         command_settings = {**command_settings, "master_weights": "fp32"}
-    return _fsdp_run(reader, _trainer_fsdp_table(reader, config), world_size, 1, {}, command_settings)
+    parallel = reader.table(config, "parallelism_config")
+    return _fsdp_run(reader, _trainer_fsdp_table(reader, config), world_size, 1, parallel, command_settings)
 
 
 def _fsdp_run(
@@ -186,7 +206,9 @@ def _fsdp_run(
 ) -> LaunchSettings:
     """Returns the training run of an FSDP configuration."""
     layout, fsdp_words = fsdp_layout(reader, table, world_size, machines, parallel)
-    settings = reduction_settings(reader, table, command_settings)
+    has_logits = command_settings.get("cross_entropy") not in ("chunked", "split")
+    gathers_logits = layout.tp > 1 and layout.zero > 0 and has_logits  # transformers' `colwise_gather_output`
+    settings = reduction_settings(reader, table, command_settings, not gathers_logits)
     return LaunchSettings(layout, {**mixed_precision_settings(command_settings), **fsdp_words}, settings)
 
 
@@ -207,3 +229,23 @@ def _trainer_fsdp_table(reader: LaunchReader, trainer_arguments: Table) -> dict[
         elif name not in ("AUTO_WRAP", "TRUE"):
             raise reader.wrong("fsdp", f"{shown(fsdp_option)}; expected full_shard, shard_grad_op or hybrid_shard")
     return fsdp_table
+
+
+def sharded_launch(
+    reader: LaunchReader,
+    world_size: int,
+    run_settings: dict[str, Any],
+    own_settings: TitanSettings | None,
+    reshard: bool = True,
+    **fields: Any,
+) -> Launch:
+    """Returns the run of a program that shards weights over all of its devices; one device runs plain PyTorch.
+
+    own_settings: the settings of FSDP; None for replicas.
+    reshard: whether a layer's weights are freed after its forward pass; true by default.
+    fields: further fields of `Launch`.
+    """
+    is_sharded = own_settings is not None and world_size > 1
+    layout = Layout(dp=world_size, zero=3 if is_sharded else 0, reshard=reshard or not is_sharded)
+    launch_settings = LaunchSettings(layout, run_settings, own_settings if is_sharded else None)
+    return reader.launch("fsdp2" if is_sharded else "torch", launch_settings, **fields)

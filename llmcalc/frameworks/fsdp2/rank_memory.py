@@ -34,7 +34,7 @@ from ...simulator.repeat_layers import NotRepeating
 from ..framework import RunOnRanks
 from .evidence import evidence_for
 from .lowering import Layer
-from .pipeline import NEWEST, ScheduleSettings, schedule_settings_at, stage_memory
+from .pipeline import NEWEST, ScheduleSettings, ShardedSetup, schedule_settings_at, stage_memory
 from .pipeline_replay import played_stage
 from .settings import titan_settings
 from .training import TITAN, Fsdp, FsdpRun, record, sharding, torchtitan_date, torchtitan_training
@@ -98,25 +98,14 @@ def fsdp_memory(
         layout, fsdp_settings, tensors, training_config.adapters is not None and training_config.adapters.base != "none"
     )
     if layout.pp > 1:
-        replay_result = None
-        if shared_results is not None:
-            expandable, workspace = cuda_runtime.expandable, cuda_runtime.workspace
-            replay_result = played_stage(
-                spec,
-                training_config,
-                layout,
-                rank,
-                expandable,
-                workspace,
-                fsdp_settings,
-                schedule_settings,
-                shared_results,
-            )
-        if replay_result is not None:
-            return summarize(replay_result, cuda_runtime, layer_stacks(spec), tensors)
-        return stage_memory(
-            spec, training_config, layout, rank, cuda_runtime, fsdp_settings, tensors, schedule_settings
+        setup = ShardedSetup(
+            spec, training_config, layout, rank, cuda_runtime.workspace, fsdp_settings, schedule_settings
         )
+        if shared_results is not None:
+            replay_result = played_stage(setup, cuda_runtime.expandable, shared_results)
+            if replay_result is not None:
+                return summarize(replay_result, cuda_runtime, layer_stacks(spec), tensors)
+        return stage_memory(setup, cuda_runtime, tensors)
     memory = counted_rank(spec, training_config, layout, rank, cuda_runtime, fsdp_settings, shared_results).memory(
         (), tensors
     )

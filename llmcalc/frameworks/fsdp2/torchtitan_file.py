@@ -13,7 +13,7 @@ from typing import Any, Literal
 from ...errors import InputError, shown
 from ...model import ModelSpec
 from ...parallel.layout import ContextExchange, Layout, Schedule
-from ..launch.record import Launch, LaunchReader, LaunchSource, Table, flag_value, reading_of, size_of
+from ..launch.record import Launch, LaunchReader, LaunchSettings, LaunchSource, Table, flag_value, reading_of, size_of
 from .settings import Float8, Float8Recipe, TitanSettings
 from .torchtitan_models import flavor
 
@@ -30,76 +30,50 @@ SCHEDULES: dict[str, Schedule] = {"1F1B": "1f1b", "Interleaved1F1B": "interleave
 EXCHANGES: dict[str, ContextExchange] = {"allgather": "allgather", "alltoall": "p2p"}
 """torchtitan's exchange of keys and values → the layout's. Its all-to-all passes shards round a ring."""
 
-IMPLEMENTATIONS = {"fused": "fused", "foreach": "foreach", "for-loop": "loop"}
-
-FLOAT8_KEYS = frozenset({"enable_fsdp_float8_all_gather", "recipe_name", "filter_fqns"})
-"""Keys of float8 products that are read, from `[float8]` or later `[quantize.linear.float8]`."""
-
-READ: dict[str, frozenset[str]] = {
-    "model": frozenset({"name", "flavor", "converters", "norm_type"}),
-    "training": frozenset(
-        {
-            "batch_size",
-            "local_batch_size",
-            "global_batch_size",
-            "seq_len",
-            "compile",
-            "dtype",
-            "mixed_precision_param",
-            "mixed_precision_reduce",
-            "enable_cpu_offload",
-            "data_parallel_replicate_degree",
-            "data_parallel_shard_degree",
-            "data_parallel_degree",
-            "tensor_parallel_degree",
-            "pipeline_parallel_degree",
-            "disable_loss_parallel",
-            "deterministic",
-        }
-    ),
-    "parallelism": frozenset(
-        {
-            "data_parallel_replicate_degree",
-            "data_parallel_shard_degree",
-            "fsdp_reshard_after_forward",
-            "tensor_parallel_degree",
-            "disable_loss_parallel",
-            "enable_async_tensor_parallel",
-            "enable_compiled_autograd",
-            "pipeline_parallel_degree",
-            "pipeline_parallel_first_stage_less_layers",
-            "pipeline_parallel_last_stage_less_layers",
-            "pipeline_parallel_layers_per_stage",
-            "pipeline_parallel_schedule",
-            "pipeline_parallel_split_points",
-            "pipeline_parallel_microbatch_size",
-            "context_parallel_degree",
-            "context_parallel_rotate_method",
-            "context_parallel_load_balancer",
-            "expert_parallel_degree",
-            "expert_tensor_parallel_degree",
-        }
-    ),
-    "experimental": frozenset(
-        {
-            "context_parallel_degree",
-            "context_parallel_rotate_method",
-            "pipeline_parallel_degree",
-            "pipeline_parallel_schedule",
-            "pipeline_parallel_split_points",
-            "pipeline_parallel_microbatches",
-            "enable_async_tensor_parallel",
-            "enable_compiled_autograd",
-        }
-    ),
-    "activation_checkpoint": frozenset({"mode", "selective_ac_option"}),
-    "compile": frozenset({"enable", "components"}),
-    "optimizer": frozenset({"name", "fused", "implementation", "early_step_in_backward"}),
-    "float8": FLOAT8_KEYS | {"enable_float8_linear"},
+IMPLEMENTATIONS: dict[str, Literal["fused", "foreach", "loop"]] = {
+    "fused": "fused",
+    "foreach": "foreach",
+    "for-loop": "loop",
 }
+"""torchtitan's `implementation` of the optimizer → the value of `--optimizer-impl`."""
+
+
+def _keys_by_section(text: str) -> dict[str, frozenset[str]]:
+    """Returns section → keys of a text with `section: key key …`; a section goes on until the next one."""
+    keys_by_section: dict[str, set[str]] = {}
+    for word in text.split():
+        if word.endswith(":"):
+            keys: set[str] = keys_by_section.setdefault(word[:-1], set())
+        else:
+            keys.add(word)
+    return {section: frozenset(keys) for section, keys in keys_by_section.items()}
+
+
+READ = _keys_by_section(
+    """
+    model: name flavor converters
+    training: batch_size local_batch_size global_batch_size seq_len compile dtype mixed_precision_param
+        enable_cpu_offload data_parallel_replicate_degree data_parallel_shard_degree
+        data_parallel_degree tensor_parallel_degree pipeline_parallel_degree disable_loss_parallel
+    parallelism: data_parallel_replicate_degree data_parallel_shard_degree fsdp_reshard_after_forward
+        tensor_parallel_degree disable_loss_parallel enable_async_tensor_parallel enable_compiled_autograd
+        pipeline_parallel_degree pipeline_parallel_first_stage_less_layers pipeline_parallel_last_stage_less_layers
+        pipeline_parallel_layers_per_stage pipeline_parallel_schedule pipeline_parallel_split_points
+        pipeline_parallel_microbatch_size context_parallel_degree context_parallel_rotate_method
+        expert_parallel_degree expert_tensor_parallel_degree
+    experimental: context_parallel_degree context_parallel_rotate_method pipeline_parallel_degree
+        pipeline_parallel_schedule pipeline_parallel_split_points pipeline_parallel_microbatches
+        enable_async_tensor_parallel enable_compiled_autograd
+    activation_checkpoint: mode selective_ac_option
+    compile: enable components
+    optimizer: name fused implementation early_step_in_backward
+    float8: enable_fsdp_float8_all_gather recipe_name filter_fqns enable_float8_linear
+    """
+)
 """Section → keys that are read."""
 
 EMPTY: dict[str, tuple[Any, ...]] = {
+    "model.norm_type": ("rmsnorm", "compiled_rmsnorm", "fused_rmsnorm"),
     "parallelism.pipeline_parallel_schedule_csv": ("",),
     "experimental.pipeline_parallel_schedule_csv": ("",),
     "parallelism.expert_parallel_comm_backend": ("standard",),
@@ -120,20 +94,19 @@ EMPTY: dict[str, tuple[Any, ...]] = {
 }
 """Keys of which only these values are modelled."""
 
-IGNORED = {
-    "job": frozenset({"dump_folder", "description", "use_for_integration_test", "print_args", "print_config"})
-    | {"config_file", "save_config_file"},
-    "model": frozenset({"tokenizer_path", "hf_assets_path", "print_after_conversion"}),
-    "optimizer": frozenset({"lr", "beta1", "beta2", "eps", "weight_decay"}),
-    "training": frozenset({"dataset", "dataset_path", "warmup_steps", "max_norm", "steps", "gc_freq", "gc_debug"})
-    | {"seed", "dataloader", "decay_ratio", "decay_type", "data_parallel_type"},
-    "parallelism": frozenset({"pipeline_parallel_expert_parallel_overlap"}),
-    "activation_checkpoint": frozenset(
-        {"preserve_rng_state", "determinism_check", "debug", "memory_budget", "visualize_memory_budget_pareto"}
-    )
-    | {"per_op_sac_force_recompute_mm_shapes_by_fqns"},
-    "compile": frozenset({"backend", "model_backend_override"}),
-}
+IGNORED = _keys_by_section(
+    """
+    job: config_file save_config_file dump_folder description use_for_integration_test print_args print_config
+    model: tokenizer_path hf_assets_path print_after_conversion
+    optimizer: lr beta1 beta2 eps weight_decay
+    training: seed deterministic dataloader decay_ratio decay_type data_parallel_type dataset dataset_path
+        warmup_steps max_norm steps gc_freq gc_debug
+    parallelism: pipeline_parallel_expert_parallel_overlap context_parallel_load_balancer
+    activation_checkpoint: per_op_sac_force_recompute_mm_shapes_by_fqns preserve_rng_state determinism_check debug
+        memory_budget visualize_memory_budget_pareto
+    compile: backend model_backend_override
+    """
+)
 """Section → keys that do not change the memory of a step."""
 
 IGNORED_SECTIONS = ("profiling", "metrics", "lr_scheduler", "checkpoint", "comm", "debug", "job", "logging")
@@ -216,9 +189,7 @@ def _read_sections(job_config: _Job, world_size: int | None, spec: ModelSpec | N
     own_settings = _titan_settings(job_config, layout, is_2024_form)
     reader.notes.append("the file does not say the allocator's setting; run_train.sh asks for expandable segments")
     framework: str = "fsdp2" if layout.zero else "torch"
-    return reader.launch(
-        "torchtitan", framework, spec=spec, layout=layout, settings=settings, own_settings=own_settings
-    )
+    return reader.launch(framework, LaunchSettings(layout, settings, own_settings), spec=spec)
 
 
 def _check_section(reader: LaunchReader, name: str, table: Any) -> None:
@@ -465,13 +436,7 @@ def _optimizer_implementation(job_config: _Job) -> Literal["fused", "foreach", "
     ):
         return "fused" if job_config.flag_of("fused", True, "optimizer") else "foreach"
     default = "foreach" if "parallelism" not in job_config.data else "fused"
-    implementation = job_config.word_of("implementation", default, IMPLEMENTATIONS, "optimizer")
-    implementations: dict[str, Literal["fused", "foreach", "loop"]] = {
-        "fused": "fused",
-        "foreach": "foreach",
-        "for-loop": "loop",
-    }
-    return implementations[implementation]
+    return IMPLEMENTATIONS[job_config.word_of("implementation", default, IMPLEMENTATIONS, "optimizer")]
 
 
 def _compiles_layers(job_config: _Job) -> bool:

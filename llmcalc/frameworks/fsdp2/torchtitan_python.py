@@ -97,9 +97,7 @@ def _read_configuration(reader: LaunchReader, config: Config, name: str) -> Laun
         settings["cross_entropy"] = "chunked"
     if config.get("training.disable_cuda_graphs") is not True:
         reader.notes.append("CUDA graphs are not counted")
-    return replace(
-        launched_run, settings=settings, notes=tuple(reader.notes), version="2026-08-21", program="torchtitan"
-    )
+    return replace(launched_run, settings=settings, notes=tuple(reader.notes), version="2026-08-21")
 
 
 def _job_sections(reader: LaunchReader, config: Config) -> dict[str, dict[str, Any]]:

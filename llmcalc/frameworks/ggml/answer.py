@@ -37,13 +37,13 @@ def engine_memory(server: GgmlServer, buffers: Buffers, notes: Iterable[str] = (
         origin = f"graph of {server.micro_batch:,} tokens"
         memory_terms.append(Term("compute_buffer", buffers.compute.get(device, 0), "estimate", source, origin, device))
     message = _startup_error(server, buffers)
-    total_bytes = sum(buffers.total(device) for device in devices)
+    total_bytes = sum(buffers.bytes_on(device) for device in devices)
     length = server.longest_request
     return EngineMemory(
         terms=tuple(memory_terms),
-        kv_tokens=server.cells,
-        blocks=server.cells,
-        max_concurrency=float(server.streams) if server.streams > 1 else server.cells / length,
+        kv_tokens=server.cache_cells,
+        blocks=server.cache_cells,
+        max_concurrency=float(server.streams) if server.streams > 1 else server.cache_cells / length,
         starts=not message,
         message=message,
         max_model_len=length,
@@ -53,10 +53,10 @@ def engine_memory(server: GgmlServer, buffers: Buffers, notes: Iterable[str] = (
         settings=server.settings,
         notes=tuple(filter(None, (server.version.note, *notes, *_server_notes(server)))),
         host={
-            "ram_bytes": buffers.total(HOST),
+            "ram_bytes": buffers.bytes_on(HOST),
             "disk_bytes": server.file_bytes,
             "mmap": server.maps_file,
-            "share": round(buffers.total(HOST) / total_bytes, 4) if total_bytes else 0.0,
+            "share": round(buffers.bytes_on(HOST) / total_bytes, 4) if total_bytes else 0.0,
         },
     )
 
@@ -71,16 +71,16 @@ def _model_origin(server: GgmlServer, device: str) -> str:
 
 def _cache_origin(server: GgmlServer) -> str:
     types = server.key_type if server.key_type == server.value_type else f"{server.key_type}, {server.value_type}"
-    return f"{server.cells:,} cells of {types}"
+    return f"{server.cache_cells:,} cells of {types}"
 
 
 def _startup_error(server: GgmlServer, buffers: Buffers) -> str:
     """Returns llama.cpp's message for the first GPU that is too small; empty if all buffers fit."""
     for device in server.devices:
-        needed_bytes = buffers.total(device)
-        if needed_bytes > server.free:
+        needed_bytes = buffers.bytes_on(device)
+        if needed_bytes > server.free_bytes:
             text = server.record.messages["no_memory"]
-            return f"{text}: {device} needs {needed_bytes / GIB:.2f} GiB and has {server.free / GIB:.2f} GiB free"
+            return f"{text}: {device} needs {needed_bytes / GIB:.2f} GiB and has {server.free_bytes / GIB:.2f} GiB free"
     return ""
 
 

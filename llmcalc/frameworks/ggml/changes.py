@@ -12,7 +12,7 @@ from .answer import engine_memory
 from .fit import fit
 from .server import Buffers, GgmlServer
 
-SMALL_CACHE = "q8_0"
+SMALL_CACHE_TYPE = "q8_0"
 """The type of a cache that is tried."""
 
 SMALL_BATCH = 128
@@ -43,7 +43,7 @@ def _fewest_free_bytes(server: GgmlServer) -> int:
 
 
 def _free_bytes_of_fullest_gpu(server: GgmlServer, buffers: Buffers) -> int:
-    return min((server.free - buffers.total(device) for device in server.devices), default=0)
+    return min((server.free_bytes - buffers.bytes_on(device) for device in server.devices), default=0)
 
 
 def _without_fit(server: GgmlServer, **flags: Any) -> GgmlServer:
@@ -112,13 +112,13 @@ def candidates(server: GgmlServer) -> Iterator[tuple[str, dict[str, Any]]]:
 
     They are tried with all layers on the GPUs, where the user does not say how many.
     """
-    small_cache = {"cache_type_k": SMALL_CACHE, "cache_type_v": SMALL_CACHE, "flash_attn": "on"}
+    small_cache = {"cache_type_k": SMALL_CACHE_TYPE, "cache_type_v": SMALL_CACHE_TYPE, "flash_attn": "on"}
     layer_flags, typed_layer_flag = ({}, "") if server.asks_for_layers else ({"n_gpu_layers": "all"}, "-ngl all ")
     has_room = _fewest_free_bytes(_without_fit(server)) >= 0
     if server.micro_batch > SMALL_BATCH and not has_room:
         yield f"{typed_layer_flag}-ub {SMALL_BATCH}", layer_flags | {"ubatch_size": SMALL_BATCH}
     if server.key_type in ("f16", "bf16", "f32"):
-        yield f"{typed_layer_flag}-ctk {SMALL_CACHE} -ctv {SMALL_CACHE} -fa on", layer_flags | small_cache
+        yield f"{typed_layer_flag}-ctk {SMALL_CACHE_TYPE} -ctv {SMALL_CACHE_TYPE} -fa on", layer_flags | small_cache
     if has_room or not server.devices:
         return
     context = longest_context(server)
@@ -162,7 +162,7 @@ def _placements(server: GgmlServer, split_flags: Mapping[str, Any]) -> Iterator[
     if _fewest_free_bytes(_without_fit(server)) < 0:
         if server.key_type == "f16" and "cache_type_v" not in server.flags:
             flag_sets.append(
-                flag_sets[0] | {"cache_type_k": SMALL_CACHE, "cache_type_v": SMALL_CACHE, "flash_attn": "on"}
+                flag_sets[0] | {"cache_type_k": SMALL_CACHE_TYPE, "cache_type_v": SMALL_CACHE_TYPE, "flash_attn": "on"}
             )
         experts = fewest_host_experts(server)
         flag_sets += [flag_sets[0] | {"n_cpu_moe": experts}] if experts else []

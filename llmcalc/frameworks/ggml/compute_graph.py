@@ -170,14 +170,14 @@ def _fixed_device(node: Tensor, devices: Sequence[str]) -> str | None:
     return None
 
 
-_Ordered: TypeAlias = list[tuple[Tensor, Tensor | None]]
+_OperationOrder: TypeAlias = list[tuple[Tensor, Tensor | None]]
 """Operations in their order. With a second tensor: the copy of a source, which is made there."""
 
 
-def _split_by_device(nodes: Sequence[Tensor]) -> tuple[_Ordered, list[Tensor]]:
+def _split_by_device(nodes: Sequence[Tensor]) -> tuple[_OperationOrder, list[Tensor]]:
     """Divides the graph into splits on one device, and adds the copies that a split reads at its start (pass 5)."""
     copies: dict[tuple[int, str | None], Tensor] = {}
-    operations_with_copies: _Ordered = []
+    operations_with_copies: _OperationOrder = []
     start = inputs = 0
     current_device: str | None = None
     for node in nodes:
@@ -251,7 +251,7 @@ def _align(nbytes: int) -> int:
     return -(-nbytes // ALIGNMENT) * ALIGNMENT
 
 
-def _allocate_tensors(ordered: _Ordered, copies: Sequence[Tensor], pipeline: bool) -> dict[str, int]:
+def _allocate_tensors(ordered: _OperationOrder, copies: Sequence[Tensor], pipeline: bool) -> dict[str, int]:
     """Allocates all tensors in their order, and returns device → bytes used of its buffer."""
     buffers = defaultdict[str, _Buffer](_Buffer)
     operations: list[tuple[Tensor, Sequence[Tensor]]] = []

@@ -15,17 +15,25 @@ def ggml_engine(
     instead: Mapping[str, str],
     shows_alternatives: bool = False,
     shown_defaults: tuple[str, ...] = (),
+    server: str = "create_server",
+    functions: tuple[str, str] = (__package__, "changes"),
 ) -> Engine:
-    """Returns the record of an engine based on ggml. package: the engine's folder, with its flags and functions."""
+    """Returns the record of an engine based on ggml. package: the engine's folder, with its flags and its server.
+
+    server: the function or class in its file `server.py` that returns a server.
+    functions: package and file of the functions that take a server; by default those of llama.cpp.
+    """
+    folder, file = functions
     return Engine(
         name=name,
         title=title,
         flags=FromFile(package, "flags:flags"),
-        version=FromFile(package, "server:version_of"),
-        memory=FromFile(package, "server:memory"),
-        candidates=FromFile(package, "server:candidates"),
-        layouts=FromFile(package, "server:layouts"),
-        serving=FromFile(package, "server:serving"),
+        rules=FromFile(package, "server:read_record"),
+        server=FromFile(package, f"server:{server}"),
+        memory=FromFile(folder, f"{file}:memory"),
+        candidates=FromFile(folder, f"{file}:candidates"),
+        layouts=FromFile(folder, f"{file}:layouts"),
+        serving=FromFile(folder, f"{file}:serving"),
         instead=instead,
         vendors=("NVIDIA", "AMD", "Apple", "Intel"),
         shows_alternatives=shows_alternatives,

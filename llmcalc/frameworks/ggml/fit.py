@@ -6,21 +6,26 @@ the layers, a search by halves finds the same number.
 
 from __future__ import annotations
 
+from bisect import bisect_left
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import NamedTuple
 
 from ...errors import InputError
 from .compute_graph import HOST
-from .placement import Layers, Placement
+from .placement import LayerDevices, Placement
 from .server import Buffers, GgmlServer
 from .settings import MIB
 
-PARTS = {"attention": ("gate", "up", "gate_up", "down"), "up": ("gate", "gate_up", "down"), "gate": ("down",)}
+HOSTED_PARTS = {
+    "attention": ("gate", "up", "gate_up", "down"),
+    "up": ("gate", "gate_up", "down"),
+    "gate": ("down",),
+}
 """What of a layer is on its GPU, beside its attention → the parts of its experts that are not."""
 
 
-class Fitted(NamedTuple):
+class FittedServer(NamedTuple):
     """A server after --fit: its context, placement and buffers, and notes on the changes."""
 
     server: GgmlServer
@@ -41,13 +46,13 @@ class _GpuLayers:
     overflow: tuple[str, ...] = ()
 
 
-def fit(server: GgmlServer) -> Fitted:
+def fit(server: GgmlServer) -> FittedServer:
     """Returns the server with the flags that --fit chooses, so that each GPU has a free margin."""
     placement = server.placement
-    fitted_server = Fitted(server, placement, server.buffers(placement))
-    if not server.fits or not server.devices:
+    fitted_server = FittedServer(server, placement, server.buffers(placement))
+    if not server.adjusts_flags or not server.devices:
         return fitted_server
-    targets = [server.free - margin for margin in margins(server)]
+    targets = [server.free_bytes - margin for margin in free_margins(server)]
     if _keeps_margins(fitted_server, targets):
         return fitted_server
     fitted_server = _with_less_context(fitted_server, targets)
@@ -62,10 +67,10 @@ def fit(server: GgmlServer) -> Fitted:
         flag = "n_gpu_layers" if server.asks_for_layers else fixed_flags[0]
         note = f"--fit leaves the layers as --{flag.replace('_', '-')} places them"
         return fitted_server._replace(notes=(*fitted_server.notes, note))
-    return _Fit(fitted_server, targets).place_layers()
+    return _LayerFit(fitted_server, targets).place_layers()
 
 
-def margins(server: GgmlServer) -> list[int]:
+def free_margins(server: GgmlServer) -> list[int]:
     """Returns the bytes that stay free on each GPU (--fit-target, in MiB)."""
     text = str(server.flags.get("fit_target", server.flags.get("fit_margin", server.record.fit_margin_mib)))
     mib_texts = text.split(",")
@@ -79,16 +84,16 @@ def margins(server: GgmlServer) -> list[int]:
     ]
 
 
-def _keeps_margins(fitted_server: Fitted, targets: list[int]) -> bool:
-    totals = [fitted_server.buffers.total(device) for device in fitted_server.server.devices]
+def _keeps_margins(fitted_server: FittedServer, targets: list[int]) -> bool:
+    totals = [fitted_server.buffers.bytes_on(device) for device in fitted_server.server.devices]
     return all(used_bytes <= target for used_bytes, target in zip(totals, targets, strict=True))
 
 
-def _used_bytes(fitted_server: Fitted) -> int:
-    return sum(fitted_server.buffers.total(device) for device in fitted_server.server.devices)
+def _used_bytes(fitted_server: FittedServer) -> int:
+    return sum(fitted_server.buffers.bytes_on(device) for device in fitted_server.server.devices)
 
 
-def _with_less_context(fitted_server: Fitted, targets: list[int]) -> Fitted:
+def _with_less_context(fitted_server: FittedServer, targets: list[int]) -> FittedServer:
     """Returns the server with a reduced context, at least --fit-ctx, if the user did not set the context."""
     server = fitted_server.server
     longest_context, used = server.context, _used_bytes(fitted_server)
@@ -114,17 +119,17 @@ def _with_less_context(fitted_server: Fitted, targets: list[int]) -> Fitted:
     return _with_context(server, max(context - context % step, least_context))
 
 
-def _with_context(server: GgmlServer, context: int) -> Fitted:
+def _with_context(server: GgmlServer, context: int) -> FittedServer:
     changed_server = server.with_flags(ctx_size=context)
     note = f"--fit reduces --ctx-size from {server.context:,} to {context:,}"
-    return Fitted(changed_server, server.placement, changed_server.buffers(server.placement), (note,))
+    return FittedServer(changed_server, server.placement, changed_server.buffers(server.placement), (note,))
 
 
 @dataclass
-class _Fit:
+class _LayerFit:
     """The search for each GPU's layers. fitted: the server with its context. targets: byte limit of each GPU."""
 
-    fitted: Fitted
+    fitted: FittedServer
     targets: list[int]
 
     @property
@@ -135,9 +140,9 @@ class _Fit:
         """Returns the placement of layers; the last layers are on GPUs, in the order of the GPUs."""
         layer_count, layers_on_gpus = len(self.server.model.layers), sum(gpu_layers.layers for gpu_layers in shares)
         layers_by_gpu = (
-            tuple(float(gpu_layers.layers) for gpu_layers in shares) if layers_on_gpus else self.server.split
+            tuple(float(gpu_layers.layers) for gpu_layers in shares) if layers_on_gpus else self.server.layer_shares
         )
-        layers = Layers(layer_count, self.server.devices, layers_on_gpus, layers_by_gpu, True)
+        layers = LayerDevices(layer_count, self.server.devices, layers_on_gpus, layers_by_gpu, True)
         hosted_layers: set[int] = set()
         partial_layers: list[tuple[int, tuple[str, ...], str]] = []
         layer = layer_count + 1 - layers_on_gpus
@@ -160,9 +165,11 @@ class _Fit:
     def keeps_margins(self, layers_by_gpu: list[_GpuLayers], *numbers: int) -> bool:
         """Whether all GPUs keep their free margin with these layers."""
         buffers = self.buffers_of(layers_by_gpu)
-        return all(buffers.total(self.server.devices[i]) <= self.targets[i] for i in numbers if i < len(layers_by_gpu))
+        return all(
+            buffers.bytes_on(self.server.devices[i]) <= self.targets[i] for i in numbers if i < len(layers_by_gpu)
+        )
 
-    def place_layers(self) -> Fitted:
+    def place_layers(self) -> FittedServer:
         """Returns the server with layers placed: without experts from the last GPU on, then with experts."""
         layer_count = len(self.server.model.layers)
         has_experts = any(layer.experts for layer in self.server.model.layers)
@@ -178,7 +185,7 @@ class _Fit:
         note = f"--fit places {on_gpus} of {layer_count + 1} layers on GPUs (with the output)"
         hosted_layers = len(placement.host_experts) + len(placement.partial)
         note += f", the experts of {hosted_layers} of them on the host" if hosted_layers else ""
-        return Fitted(server, placement, server.buffers(placement), (*self.fitted.notes, note))
+        return FittedServer(server, placement, server.buffers(placement), (*self.fitted.notes, note))
 
     def _with_most_layers(
         self, layers_by_gpu: list[_GpuLayers], i: int, most_layers: int, has_experts: bool
@@ -189,7 +196,7 @@ class _Fit:
             hosted_layers = max(layers - (i == len(layers_by_gpu) - 1), 0) if has_experts else 0
             return [*layers_by_gpu[:i], _GpuLayers(layers, hosted_layers), *layers_by_gpu[i + 1 :]]
 
-        return with_layers(_largest_number(most_layers, lambda n: self.keeps_margins(with_layers(n), i)))
+        return with_layers(largest_number(most_layers, lambda n: self.keeps_margins(with_layers(n), i)))
 
     def _with_experts(self, layers_by_gpu: list[_GpuLayers]) -> list[_GpuLayers]:
         """Returns the GPUs' layers with experts moved from the host, first to the first GPU, also parts of a layer."""
@@ -205,7 +212,7 @@ class _Fit:
         return layers_by_gpu
 
     def _most_movable_layers(self, layers_by_gpu: list[_GpuLayers], i: int, most_layers: int) -> int:
-        return _largest_number(most_layers, lambda n: self.keeps_margins(_with_moved_layers(layers_by_gpu, i, n), i))
+        return largest_number(most_layers, lambda n: self.keeps_margins(_with_moved_layers(layers_by_gpu, i, n), i))
 
     def _with_partial_layer(self, layers_by_gpu: list[_GpuLayers], i: int) -> list[_GpuLayers]:
         """Returns the GPUs' layers with as many parts of the next layer's experts on GPU `i` as fit."""
@@ -214,12 +221,12 @@ class _Fit:
             return layers_by_gpu
         changed_shares = layers_by_gpu
         for expert_parts in ("up", "gate"):
-            trial_shares = _with_overflow(layers_by_gpu, source, i, PARTS[expert_parts])
+            trial_shares = _with_overflow(layers_by_gpu, source, i, HOSTED_PARTS[expert_parts])
             if not self.keeps_margins(trial_shares, i, i + 1):
                 break
             changed_shares = trial_shares
         if changed_shares is layers_by_gpu:
-            trial_shares = _with_overflow(layers_by_gpu, source, i, PARTS["attention"])
+            trial_shares = _with_overflow(layers_by_gpu, source, i, HOSTED_PARTS["attention"])
             changed_shares = (
                 trial_shares if source > i and self.keeps_margins(trial_shares, i, i + 1) else layers_by_gpu
             )
@@ -248,12 +255,6 @@ def _with_overflow(layers_by_gpu: list[_GpuLayers], source: int, i: int, overflo
     return result
 
 
-def _largest_number(limit: int, holds: Callable[[int], bool]) -> int:
-    """Returns the largest number up to `limit` for which the monotone condition `holds` is true; 0 if there is none."""
-    if holds(limit):
-        return limit
-    low, high = 0, limit
-    while high - low > 1:
-        middle = (low + high) // 2
-        low, high = (middle, high) if holds(middle) else (low, middle)
-    return low
+def largest_number(limit: int, holds: Callable[[int], bool]) -> int:
+    """Returns the largest number up to `limit` for which `holds` is true; 0 if there is none. Smaller ones hold too."""
+    return limit if holds(limit) else bisect_left(range(1, limit), True, key=lambda number: not holds(number))

@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-from ..engines.flags import Flag
+from ..engines.flags import Flag, idle_flags, refused_flags
 from .idle_flags import SWITCHES, WITH_VALUE
-
-NOT_MODELLED = "is not modelled; remove the flag"
 
 CACHE_TYPES = ("f32", "f16", "bf16", "q8_0", "q4_0", "q4_1", "iq4_nl", "q5_0", "q5_1")
 
@@ -13,7 +11,9 @@ LOAD_MODES = ("auto", "none", "mmap", "mlock", "mmap+mlock", "dio")
 
 ON_OFF = ("on", "off", "auto", "1", "0")
 
-SHARED = (
+NAMES_OF_THE_MODEL = "--model -m --hf-repo -hf -hfr --hf-file -hff --model-url -mu --docker-repo -dr"
+
+SHARED_FLAGS = (
     Flag(("--ctx-size", "-c"), "tokens", least=0, most=10**9),
     Flag(("--n-gpu-layers", "--gpu-layers", "-ngl"), "number", ("auto", "all"), least=-2, most=10**6),
     Flag(("--n-cpu-moe", "-ncmoe"), "number", least=0, most=10**6),
@@ -34,39 +34,22 @@ SHARED = (
     Flag(("--load-mode", "-lm"), "word", LOAD_MODES),
     Flag(("--run-time-repack", "-rtr"), "switch"),
     Flag(("--no-op-offload",), "switch"),
-    Flag(
-        (
-            "--model", "-m", "--hf-repo", "-hf", "-hfr", "--hf-file", "-hff", "--model-url", "-mu", "--docker-repo",
-            "-dr",
-        ),
-        refused="the model is TARGET; remove the flag",
-    ),
+    Flag(tuple(NAMES_OF_THE_MODEL.split()), refused="the model is TARGET; remove the flag"),
     Flag(("--mmproj", "-mm"), "text"),
     Flag(("--mmproj-url", "-mmu"), "text"),
     Flag(("--mmproj-device", "-mmdev"), "text"),
     Flag(("--mmproj-offload",), "switch"),
-    *(Flag((name,), refused=f"an adapter {NOT_MODELLED}") for name in ("--lora", "--lora-scaled")),
-    *(
-        Flag((name,), refused=f"a control vector {NOT_MODELLED}")
-        for name in ("--control-vector", "--control-vector-scaled")
-    ),
-    Flag(("--rpc",), refused=f"a device of another machine {NOT_MODELLED}"),
-    *(
-        Flag(names, "switch", refused=f"a server of embeddings {NOT_MODELLED}")
-        for names in (("--embedding", "--embeddings"), ("--rerank", "--reranking"))
-    ),
-    Flag(("--pooling",), refused=f"a server of embeddings {NOT_MODELLED}"),
-    Flag(("--backend-sampling", "-bs"), "switch", refused=f"sampling on the device {NOT_MODELLED}"),
-    Flag(("--models-dir",), refused=f"a server of several models {NOT_MODELLED}"),
-    Flag(("--models-preset",), refused=f"a server of several models {NOT_MODELLED}"),
+    *refused_flags("adapters", "--lora --lora-scaled"),
+    *refused_flags("control vectors", "--control-vector --control-vector-scaled"),
+    *refused_flags("a device of another machine", "--rpc"),
+    *refused_flags("a server of embeddings", "--pooling", switches="--embedding|--embeddings --rerank|--reranking"),
+    *refused_flags("sampling on the device", switches="--backend-sampling|-bs"),
+    *refused_flags("a server of several models", "--models-dir --models-preset"),
     Flag(("--override-kv", "-okv"), refused="changes the model; expected --set PATH=VALUE of llmcalc"),
 )  # fmt: skip
 """Flags that change memory, and flags that are refused by name."""
 
-IDLE = (
-    *(Flag(tuple(line.split()), is_idle=True) for line in WITH_VALUE),
-    *(Flag(tuple(line.split()), "switch", is_idle=True) for line in SWITCHES),
-)
+IDLE = (*idle_flags(WITH_VALUE), *idle_flags(SWITCHES, "switch"))
 """Flags that change no memory of the server's buffers."""
 
 

@@ -30,7 +30,7 @@ MXFP4 = "mxfp4-moe"
 EMBEDDING, OUTPUT = "token_embd.weight", "output.weight"
 """Names of the token embeddings and of the output matrix."""
 
-NAMES = {
+TENSOR_NAMES = {
     "embed_tokens": "token_embd",
     "embed_positions": "position_embd",
     "norm": "output_norm",
@@ -40,7 +40,7 @@ NAMES = {
 }
 """Path of a module outside the layers → the name of its tensor."""
 
-LAYER_NAMES = {
+LAYER_TENSOR_NAMES = {
     "self_attn_pre_norm": "attn_norm",
     "linear_attn_pre_norm": "attn_norm",
     "self_attn_post_norm": "post_attention_norm",
@@ -100,7 +100,7 @@ class GgufTensor(NamedTuple):
     layer: int | None
 
 
-class Latent(NamedTuple):
+class LatentSizes(NamedTuple):
     """The sizes of latent attention (MLA). query_rank: 0 where the query is not compressed."""
 
     rank: int
@@ -142,7 +142,7 @@ class LayerShape:
     key_width: int = 0
     value_width: int = 0
     window: int | None = None
-    latent: Latent | None = None
+    latent: LatentSizes | None = None
     state_elements: int = 0
     delta_net: DeltaNet | None = None
     gate_width: int = 0
@@ -244,7 +244,7 @@ class GgufModel:
         return tuple(shapes)
 
     @cached_property
-    def module_tensors(self) -> tuple[GgufTensor, ...]:
+    def mtp_tensors(self) -> tuple[GgufTensor, ...]:
         """The tensors of the multi-token-prediction modules, with the number formats of further layers."""
         layer_count = len(self.layers)
         if self.file is not None and self.quantize is None:
@@ -312,7 +312,7 @@ def _layer_shape(layer: Place) -> LayerShape:
             if isinstance(absorbed_form, AttentionCore):
                 rank = int(absorbed_form.v_dim)
                 rope = int(absorbed_form.qk_dim) - rank
-                shape.latent = Latent(rank, rope, int(op.qk_dim) - rope, int(op.v_dim), 0)
+                shape.latent = LatentSizes(rank, rope, int(op.qk_dim) - rope, int(op.v_dim), 0)
         elif isinstance(op, KVCache):
             widths = [int(heads) * int(size) for heads, size in op.vectors]
             shape.key_width = widths[0] if len(widths) > 1 else int(op.width)
@@ -355,11 +355,11 @@ def _gguf_name(weight_site: WeightSite) -> str:
     is_weight = weight_site.tensor.role != "vector" or weight_site.name.endswith("norm") or weight_site.name == "sinks"
     end = "weight" if is_weight else "bias"
     if weight_site.layer is None:
-        return f"{NAMES.get(weight_site.path, weight_site.path)}.weight"
+        return f"{TENSOR_NAMES.get(weight_site.path, weight_site.path)}.weight"
     name_in_layer = weight_site.path.split(".", 2)[-1]
     name_parts = name_in_layer.split(".")
     suffixes = [".".join(name_parts[i:]) for i in range(len(name_parts))]
-    name = next((LAYER_NAMES[suffix] for suffix in suffixes if suffix in LAYER_NAMES), name_parts[-1])
+    name = next((LAYER_TENSOR_NAMES[suffix] for suffix in suffixes if suffix in LAYER_TENSOR_NAMES), name_parts[-1])
     return f"blk.{weight_site.layer}.{name}.{end}"
 
 

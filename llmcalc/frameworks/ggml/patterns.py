@@ -26,9 +26,9 @@ MOST_STEPS = 20_000_000
 LONGEST_NAME = 256
 """Characters of a tensor's name that are matched."""
 
-Test: TypeAlias = Callable[[str], bool]
+CharacterTest: TypeAlias = Callable[[str], bool]
 
-CLASSES: dict[str, Test] = {
+CHARACTER_CLASSES: dict[str, CharacterTest] = {
     "d": lambda c: c in string.digits,
     "D": lambda c: c not in string.digits,
     "w": lambda c: c in string.ascii_letters + string.digits + "_",
@@ -47,7 +47,7 @@ class _Anchor:
     is_end: bool
 
 
-_Step: TypeAlias = Test | _Anchor | None
+_Step: TypeAlias = CharacterTest | _Anchor | None
 """How a state is left: by a character, at an end of the name, or freely."""
 
 
@@ -225,17 +225,17 @@ class Pattern:
         self._at += 1
         return end
 
-    def _parse_escape(self) -> Test:
+    def _parse_escape(self) -> CharacterTest:
         character = self._next_character()
         if not character or character in "bB" or character.isdecimal():
             raise self._pattern_error("an escape that is not modelled")
         self._at += 1
-        return CLASSES.get(character) or ESCAPES.get(character, character).__eq__
+        return CHARACTER_CLASSES.get(character) or ESCAPES.get(character, character).__eq__
 
-    def _parse_character_set(self) -> Test:
+    def _parse_character_set(self) -> CharacterTest:
         is_negated = self._next_character() == "^"
         self._at += is_negated
-        tests: list[Test] = []
+        tests: list[CharacterTest] = []
         while self._next_character() != "]":
             if not self._next_character():
                 raise self._pattern_error("an unmatched [")

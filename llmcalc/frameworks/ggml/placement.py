@@ -16,10 +16,10 @@ from .compute_graph import HOST
 from .model import EMBEDDING, GgufTensor
 from .patterns import Pattern
 
-EXPERTS = re.compile(r"blk\.([0-9]{1,6})\.ffn_(?:up|down|gate|gate_up)_(?:ch)?exps")
+EXPERT_TENSORS = re.compile(r"blk\.([0-9]{1,6})\.ffn_(?:up|down|gate|gate_up)_(?:ch)?exps")
 """The tensors that -ncmoe moves."""
 
-NETWORKS = re.compile(r"blk\.([0-9]{1,6})\.ffn_(?:up|down|gate)\.")
+NETWORK_TENSORS = re.compile(r"blk\.([0-9]{1,6})\.ffn_(?:up|down|gate)\.")
 """The tensors that -ncffn moves."""
 
 MOST_OVERRIDES = 4_096
@@ -62,7 +62,7 @@ def read_overrides(text: str, devices: Sequence[str]) -> tuple[Override, ...]:
 
 
 @dataclass(frozen=True)
-class Layers:
+class LayerDevices:
     """The devices of layers. number: the model's layers. devices: GPUs. on_gpus: GPU layers, with the output layer.
 
     split: the share of each GPU. output_counts_first: whether the output is the first of the layers on GPUs.
@@ -96,7 +96,7 @@ class Placement:
         (`up`, `gate`, `down`), and the device that has them.
     """
 
-    layers: Layers
+    layers: LayerDevices
     overrides: tuple[Override, ...] = ()
     host_experts: frozenset[int] = frozenset()
     partial: tuple[tuple[int, tuple[str, ...], str], ...] = ()
@@ -108,9 +108,9 @@ class Placement:
             if override.pattern.matches(tensor.name):
                 return override.device
         if tensor.layer is not None:
-            if tensor.layer in self.host_experts and EXPERTS.match(tensor.name):
+            if tensor.layer in self.host_experts and EXPERT_TENSORS.match(tensor.name):
                 return HOST
-            if tensor.layer in self.host_networks and NETWORKS.match(tensor.name):
+            if tensor.layer in self.host_networks and NETWORK_TENSORS.match(tensor.name):
                 return HOST
             for layer, expert_parts, device in self.partial:
                 if layer == tensor.layer and any(

@@ -13,10 +13,10 @@ from .compute_graph import HOST, buffer_sizes
 from .encoder import encoder_device
 from .layer_runs import laid_out_layers
 from .model import GgufTensor, LayerShape
-from .placement import EXPERTS, Layers, Override, Placement, read_overrides
+from .placement import EXPERT_TENSORS, LayerDevices, Override, Placement, read_overrides
 from .settings import GgmlSettings
 from .speculation import draft_flags
-from .transformer_graph import GraphSettings, model_graph
+from .transformer_graph import GraphSettings, ModelGraph
 
 MORE_TYPES = {"q6_0": (32, 26), "q8_kv": (32, 34)}
 """Types of caches that only ik_llama.cpp has: elements and bytes of a block."""
@@ -24,7 +24,7 @@ MORE_TYPES = {"q6_0": (32, 26), "q8_kv": (32, 34)}
 
 def cache_bytes(type_name: str, elements: int) -> int:
     """Returns the bytes of `elements` cached elements in a ggml number format."""
-    sizes = {flag_name.lower(): (block, nbytes) for flag_name, block, nbytes in TYPES.values()} | MORE_TYPES
+    sizes = {ggml_type.lower(): (block, nbytes) for ggml_type, block, nbytes in TYPES.values()} | MORE_TYPES
     block, nbytes = sizes[type_name]
     return -(-elements // block) * nbytes
 
@@ -36,22 +36,17 @@ class Buffers(NamedTuple):
     cache: Mapping[str, int]
     compute: Mapping[str, int]
 
-    def total(self, device: str) -> int:
+    def bytes_on(self, device: str) -> int:
         """Returns the bytes of all buffers of a device."""
         return sum(bytes_by_device.get(device, 0) for bytes_by_device in self)
 
     def with_draft(self, draft: Buffers) -> Buffers:
         """Returns the sum of these buffers and a draft model's buffers."""
-        pairs = zip(self, draft, strict=True)
-        return Buffers(
-            *(
-                {
-                    flag_name: model.get(flag_name, 0) + draft_flags.get(flag_name, 0)
-                    for flag_name in {**model, **draft_flags}
-                }
-                for model, draft_flags in pairs
-            )
-        )
+
+        def sums(sizes: Mapping[str, int], draft_sizes: Mapping[str, int]) -> dict[str, int]:
+            return {device: sizes.get(device, 0) + draft_sizes.get(device, 0) for device in {**sizes, **draft_sizes}}
+
+        return Buffers(*map(sums, self, draft))
 
 
 @frozen(eq=False)
@@ -77,8 +72,8 @@ class GgmlServer(GgmlSettings):
     @cached_property
     def placement(self) -> Placement:
         """The device of each tensor as the flags state it, before --fit changes it."""
-        layers = Layers(
-            len(self.model.layers), self.devices, self.layers_on_gpus, self.split, self.rules.output_counts_first
+        layers = LayerDevices(
+            len(self.model.layers), self.devices, self.layers_on_gpus, self.layer_shares, self.rules.output_counts_first
         )
         layer_count = len(self.model.layers)
         number = layer_count if self.flags.get("cpu_moe") else int(self.flags.get("n_cpu_moe", 0))
@@ -110,14 +105,14 @@ class GgmlServer(GgmlSettings):
 
     def _latent_cache(self, layer: LayerShape) -> tuple[int, int]:
         assert layer.latent is not None
-        cells, (rank, rope, nope, value, _) = self.cells, layer.latent
+        cells, (rank, rope, nope, value, _) = self.cache_cells, layer.latent
         if self.latent_mode == 0:
             keys = cells * cache_bytes(self.key_type, layer.heads * (nope + rope))
             return keys, cells * cache_bytes(self.value_type, layer.heads * value)
-        is_alone = self.rules.latent_cache != "modes" or self.flash or self.latent_mode == 1
+        is_alone = self.rules.latent_cache != "modes" or self.uses_flash_attention or self.latent_mode == 1
         keys = cells * cache_bytes(self.key_type if is_alone else self.value_type, rank + rope)
         has_values = self.rules.latent_cache == "keys and values" or (
-            self.rules.latent_cache == "modes" and self.latent_mode == 1 and not self.flash
+            self.rules.latent_cache == "modes" and self.latent_mode == 1 and not self.uses_flash_attention
         )
         return keys, cells * cache_bytes(self.value_type, rank) if has_values else 0
 
@@ -148,7 +143,7 @@ class GgmlServer(GgmlSettings):
             tokens=self.micro_batch,
             outputs=outputs,
             cells={window: self.window_cells(window) for window in windows},
-            flash=self.flash,
+            flash=self.uses_flash_attention,
             layer_cache=self.layer_cache,
             key_type_bytes=cache_bytes(self.key_type, 256),
             value_type_bytes=cache_bytes(self.value_type, 256),
@@ -165,7 +160,7 @@ class GgmlServer(GgmlSettings):
         moved_tokens = settings.tokens if settings.moves_weights and self.devices else 0
         keys = self._layer_keys(placement, size_and_device, moved_tokens, layers)
         laid_out = [list(layers)[i] for i in laid_out_layers(keys)]
-        graph = model_graph(
+        model_graph = ModelGraph(
             rules.graph,
             settings,
             self.model.hidden_size,
@@ -182,7 +177,7 @@ class GgmlServer(GgmlSettings):
             and self.keeps_cache
             and not placement.has_overrides
         )
-        return buffer_sizes(graph, self.devices, pipeline)
+        return buffer_sizes(model_graph.build(), self.devices, pipeline)
 
     def _layer_keys(
         self,
@@ -204,14 +199,14 @@ class GgmlServer(GgmlSettings):
         keys: list[Hashable] = []
         for i, layer in layers.items():
             tensors = tensors_by_layer.get(i, ())
-            expert_homes = {size_and_device[tensor.name][1] for tensor in tensors if EXPERTS.match(tensor.name)}
+            expert_homes = {size_and_device[tensor.name][1] for tensor in tensors if EXPERT_TENSORS.match(tensor.name)}
             weights = []
             for tensor in tensors:
                 nbytes, device = size_and_device[tensor.name]
-                if EXPERTS.match(tensor.name):
+                if EXPERT_TENSORS.match(tensor.name):
                     is_copied = len(expert_homes) > 1 or (device == HOST and rules.moves_experts(moved_tokens, layer))
                 else:
-                    is_copied = device == HOST and rules.moves(moved_tokens)
+                    is_copied = device == HOST and rules.moves_product(moved_tokens)
                 weights.append((tensor.name.partition(f"blk.{i}.")[2], device, nbytes if is_copied else 0))
             keys.append((id(layer), placement.layers.device(i), tuple(weights)))
         return keys
@@ -230,7 +225,7 @@ class GgmlServer(GgmlSettings):
         """The bytes of tensors in all files: of the model, the draft model and the image encoder."""
         size = self.model.file_bytes + self.encoder_bytes
         if self.drafts_by_modules and self.model.file is None:
-            size += sum(tensor.nbytes for tensor in self.model.module_tensors)
+            size += sum(tensor.nbytes for tensor in self.model.mtp_tensors)
         return size + (0 if self.draft is None else self.draft.model.file_bytes)
 
     def module_buffers(self, placement: Placement) -> Buffers:
@@ -239,24 +234,22 @@ class GgmlServer(GgmlSettings):
         They have a cache of the draft's types and a graph that returns the logits of one token of each slot.
         """
         layer_count, modules = len(self.model.layers), self.model.modules
-        types = {
-            f"cache_type_{flag_name}": self.flags.get(f"cache_type_{flag_name}_draft", "f16") for flag_name in "kv"
-        }
+        types = {f"cache_type_{letter}": self.flags.get(f"cache_type_{letter}_draft", "f16") for letter in "kv"}
         module_server = self.with_flags(**types, spec_type="none")
         tensors: dict[str, int] = {}
-        for tensor in self.model.module_tensors:
+        for tensor in self.model.mtp_tensors:
             device = placement.device(tensor)
             tensors[device] = tensors.get(device, 0) + tensor.nbytes
         cache_device = placement.layers.device(layer_count) if self.keeps_cache else HOST
         cache = {cache_device: sum(sum(module_server.layer_cache(module)) for module in modules)}
         layers = {layer_count + i: module for i, module in enumerate(modules)}
-        return Buffers(tensors, cache, module_server.graph_buffers(placement, layers, self.model.module_tensors))
+        return Buffers(tensors, cache, module_server.graph_buffers(placement, layers, self.model.mtp_tensors))
 
     def with_flags(self, **changed_flags: Any) -> GgmlServer:
         """Returns the server with changed flags, which shares the model."""
-        return self.sharing(replace(self, flags={**self.flags, **changed_flags}))
+        return self.share_model_with(replace(self, flags={**self.flags, **changed_flags}))
 
-    def sharing(self, other_server: GgmlServer) -> GgmlServer:
+    def share_model_with(self, other_server: GgmlServer) -> GgmlServer:
         """Returns this server with another server's model object, so that the model is read once."""
         other_server.__dict__["model"] = self.model
         other_server.__dict__["draft_model"] = self.draft_model

@@ -13,7 +13,7 @@ from ...frozen import frozen
 from ..engines.server import EngineServer
 from .encoder import encoder_bytes
 from .model import GgufModel
-from .speculation import MODULES, draft_of, drafted_tokens, types_of
+from .speculation import MTP_TYPE, draft_model_of, drafted_tokens, drafting_types
 from .versions import GgmlRecord, GgmlRules
 
 GIB, MIB = 2**30, 2**20
@@ -46,8 +46,8 @@ class GgmlSettings(EngineServer):
             first_version = next((rules.start for rules in self.record.versions if rules.outputs == "sequences"), "")
             raise InputError(f"{flag}: speculative decoding is modelled from build {first_version} on; remove the flag")
         if self.drafts_by_modules and not self.model.modules:
-            raise InputError(f"--spec-type {MODULES}: the model has no modules of multi-token prediction; remove it")
-        if self.value_type != "f16" and self.value_type not in ("f32", "bf16") and not self.flash:
+            raise InputError(f"--spec-type {MTP_TYPE}: the model has no modules of multi-token prediction; remove it")
+        if self.value_type != "f16" and self.value_type not in ("f32", "bf16") and not self.uses_flash_attention:
             raise InputError(
                 f"--cache-type-v {self.value_type}: needs flash attention; expected --flash-attn on, or another type"
             )
@@ -67,7 +67,7 @@ class GgmlSettings(EngineServer):
         word = DEVICE_NAMES.get(vendor, "CUDA")
         device_list = self.flags.get("device")
         if device_list is not None:
-            names = [flag_name.strip() for flag_name in str(device_list).split(",")]
+            names = [device_name.strip() for device_name in str(device_list).split(",")]
             if names == ["none"]:
                 return ()
             number = len(names)
@@ -86,24 +86,20 @@ class GgmlSettings(EngineServer):
         if text is None:
             return ()
         try:
-            gpu_fractions = tuple(float(share_text[:20]) for share_text in str(text).replace("/", ",").split(","))
+            shares = tuple(float(share_text[:20]) for share_text in str(text).replace("/", ",").split(","))
         except ValueError:
-            gpu_fractions = ()
-        if (
-            not gpu_fractions
-            or not all(0 <= gpu_layers <= 10**9 for gpu_layers in gpu_fractions)
-            or not sum(gpu_fractions)
-        ):
+            shares = ()
+        if not shares or not all(0 <= share <= 10**9 for share in shares) or not sum(shares):
             raise InputError("--tensor-split: expected shares with commas, such as 3,1")
-        return gpu_fractions
+        return shares
 
     @property
-    def split(self) -> tuple[float, ...]:
+    def layer_shares(self) -> tuple[float, ...]:
         """The share of layers of each device; equal by default, as all devices have the same free memory."""
-        gpu_fractions = self.split_shares or (1.0,) * len(self.devices)
-        if len(gpu_fractions) > max(len(self.devices), 1):
-            raise InputError(f"--tensor-split: {len(gpu_fractions)} shares for {len(self.devices)} devices")
-        return (*gpu_fractions, *(0.0,) * (len(self.devices) - len(gpu_fractions)))
+        shares = self.split_shares or (1.0,) * len(self.devices)
+        if len(shares) > max(len(self.devices), 1):
+            raise InputError(f"--tensor-split: {len(shares)} shares for {len(self.devices)} devices")
+        return (*shares, *(0.0,) * (len(self.devices) - len(shares)))
 
     @property
     def sequences(self) -> int:
@@ -138,27 +134,27 @@ class GgmlSettings(EngineServer):
             return int(self.flags["kv_unified_per_slot"]) * self.sequences
         if not self.model.trained_context:
             raise InputError("--ctx-size: missing; the model does not state its context length")
-        return self.model.trained_context * (self.streams if self.fits else 1)
+        return self.model.trained_context * (self.streams if self.adjusts_flags else 1)
 
     @property
     def sequence_cells(self) -> int:
         """The number of cache cells (tokens) of one stream of sequences, with padding."""
-        padding = self.rules.cell_padding_flash if self.flash else self.rules.cell_padding
+        padding = self.rules.cell_padding_flash if self.uses_flash_attention else self.rules.cell_padding
         return _round_up(_round_up(self.context, padding) // self.streams, padding)
 
     @property
-    def cells(self) -> int:
+    def cache_cells(self) -> int:
         """The number of cache cells (tokens) of all parallel streams of sequences, with padding."""
         return self.sequence_cells * self.streams
 
     @property
     def micro_batch(self) -> int:
         """The tokens of a micro-batch (-ub), at most -b and the context."""
-        batch = min(int(self.flags.get("batch_size", 2048)), self.cells)
+        batch = min(int(self.flags.get("batch_size", 2048)), self.cache_cells)
         return min(int(self.flags.get("ubatch_size", 512)), batch)
 
     @property
-    def flash(self) -> bool:
+    def uses_flash_attention(self) -> bool:
         """Whether flash attention runs as one operation; `auto` turns it on, since GPUs and hosts support it."""
         return str(self.flags.get("flash_attn", self.rules.flash_attn)) in ("on", "auto", "1", "true")
 
@@ -201,12 +197,12 @@ class GgmlSettings(EngineServer):
     @property
     def drafts_by_modules(self) -> bool:
         """Whether the model's multi-token-prediction modules draft tokens."""
-        return MODULES in types_of(self.flags)
+        return MTP_TYPE in drafting_types(self.flags)
 
     @cached_property
     def draft_model(self) -> GgufModel | None:
         """The draft model; None without a draft model."""
-        preset = draft_of(self.flags, self.preset)
+        preset = draft_model_of(self.flags, self.preset)
         return None if preset is None else GgufModel(preset)
 
     @property
@@ -239,7 +235,7 @@ class GgmlSettings(EngineServer):
         if window is None or not self.rules.windowed_cache or self.flags.get("swa_full"):
             return full_cells
         needed_cells = window * (self.sequences if self.is_unified else 1) + self.micro_batch
-        padding = self.rules.cell_padding_flash if self.flash else self.rules.cell_padding
+        padding = self.rules.cell_padding_flash if self.uses_flash_attention else self.rules.cell_padding
         return min(full_cells, _round_up(needed_cells, padding))
 
     @property
@@ -257,12 +253,12 @@ class GgmlSettings(EngineServer):
         return layer_count if word == "all" or int(word) < 0 else min(int(word), layer_count)
 
     @property
-    def free(self) -> int:
+    def free_bytes(self) -> int:
         """The free bytes of a GPU when the server starts."""
         return max(0, self.hardware.capacity_bytes - self.record.context.mib * MIB - self.reserved_bytes)
 
     @property
-    def fits(self) -> bool:
+    def adjusts_flags(self) -> bool:
         """Whether the server adjusts unset flags to free memory (--fit)."""
         word = self.flags.get("fit")
         return self.rules.fits if word is None else str(word) in ("on", "true", "True")

@@ -16,12 +16,12 @@ from typing import Any
 from ...costs.draft import check_draft, states_of
 from ...errors import InputError, shown
 from ...sources.preset import Preset
-from ...sources.target import load
+from ..engines.drafts import read_draft
 
 DRAFT_TOKENS = 3
 """Default of --spec-draft-n-max (common/common.h, `common_params_speculative_draft`)."""
 
-MODULES = "draft-mtp"
+MTP_TYPE = "draft-mtp"
 """The type of drafts by the model's modules of multi-token prediction."""
 
 TOKENS_OF_TYPES = {
@@ -32,11 +32,11 @@ TOKENS_OF_TYPES = {
     "ngram-mod": ("spec_ngram_mod_n_max", 64),
     "ngram-cache": ("", 8),
     "draft-simple": ("draft_max", DRAFT_TOKENS),
-    MODULES: ("draft_max", DRAFT_TOKENS),
+    MTP_TYPE: ("draft_max", DRAFT_TOKENS),
 }
 """Type of speculative decoding → the flag of the tokens that it drafts, and its default."""
 
-OF_THE_DRAFT = {
+TARGET_FLAGS = {
     "n_gpu_layers_draft": "n_gpu_layers",
     "cache_type_k_draft": "cache_type_k",
     "cache_type_v_draft": "cache_type_v",
@@ -47,49 +47,43 @@ OF_THE_DRAFT = {
 }
 """Flag of the draft → the flag of the target for the same thing."""
 
-INHERITED = (
+INHERITED_FLAGS = (
     "flash_attn", "batch_size", "ubatch_size", "no_kv_offload", "swa_full", "device", "tensor_split", "split_mode",
     "no_op_offload",
 )  # fmt: skip
 """Flags that hold for the draft too (`common_base_params_to_speculative`)."""
 
 
-def types_of(flags: Mapping[str, Any]) -> list[str]:
+def drafting_types(flags: Mapping[str, Any]) -> list[str]:
     """Returns the drafting methods in --spec-type."""
-    return [flag_name.strip() for flag_name in str(flags.get("spec_type", "none")).lower().split(",")]
+    return [drafting_type.strip() for drafting_type in str(flags.get("spec_type", "none")).lower().split(",")]
 
 
 def drafted_tokens(flags: Mapping[str, Any]) -> int:
     """Returns the largest number of drafted tokens per slot. Raises `InputError` for unmodelled drafting methods."""
-    types = types_of(flags)
+    types = drafting_types(flags)
     if flags.get("model_draft"):
-        if MODULES in types:
-            raise InputError(f"--spec-type {MODULES}: with --model-draft is not modelled; remove one of them")
+        if MTP_TYPE in types:
+            raise InputError(f"--spec-type {MTP_TYPE}: with --model-draft is not modelled; remove one of them")
         types.append("draft-simple")
     tokens = 0
-    for flag_name in types:
-        if flag_name not in TOKENS_OF_TYPES:
+    for drafting_type in types:
+        if drafting_type not in TOKENS_OF_TYPES:
             raise InputError(
-                f"--spec-type {shown(flag_name)}: is not modelled; expected --model-draft, or one of "
+                f"--spec-type {shown(drafting_type)}: is not modelled; expected --model-draft, or one of "
                 f"{', '.join(TOKENS_OF_TYPES)}"
             )
-        flag, default = TOKENS_OF_TYPES[flag_name]
+        flag, default = TOKENS_OF_TYPES[drafting_type]
         tokens = max(tokens, int(flags.get(flag, default)))
     return tokens
 
 
-def draft_of(flags: Mapping[str, Any], target: Preset) -> Preset | None:
+def draft_model_of(flags: Mapping[str, Any], target: Preset) -> Preset | None:
     """Returns the draft model; None without one. Raises `InputError` for a model that does not fit the target."""
     name = flags.get("model_draft")
     if not name:
         return None
-    try:
-        draft = load(str(name))
-    except InputError as error:
-        raise InputError(
-            f"--model-draft {shown(name)}: cannot be read ({str(error)[:200]}); expected a preset, a GGUF file, a "
-            "folder or a hub id as its model"
-        ) from None
+    draft = read_draft(str(name), "--model-draft", "a GGUF file, a folder or a hub id as its model")
     if states_of(draft.model) is not None:
         raise InputError(f"--model-draft {draft.name}: reads hidden states of its target, which is not modelled")
     check_draft(target.model, draft.model, target.name, f"--model-draft: {draft.name}")
@@ -98,8 +92,8 @@ def draft_of(flags: Mapping[str, Any], target: Preset) -> Preset | None:
 
 def draft_flags(flags: Mapping[str, Any], context: int, sequences: int, is_unified: bool) -> dict[str, Any]:
     """Returns the flags of the draft model's server. context: tokens of the target model's cache."""
-    inherited = {flag_name: flags[flag_name] for flag_name in INHERITED if flag_name in flags}
-    chosen_flags = {field: flags[flag_name] for flag_name, field in OF_THE_DRAFT.items() if flag_name in flags}
+    inherited = {flag_name: flags[flag_name] for flag_name in INHERITED_FLAGS if flag_name in flags}
+    chosen_flags = {field: flags[draft_field] for draft_field, field in TARGET_FLAGS.items() if draft_field in flags}
     return {
         **inherited, **chosen_flags, "ctx_size": context, "parallel": sequences, "kv_unified": is_unified, "fit": "off"
     }  # fmt: skip

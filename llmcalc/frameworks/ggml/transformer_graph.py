@@ -23,7 +23,7 @@ MIB = 2**20
 LEAST_ROTATION = 64
 """Rows of the smallest matrix that rotates heads."""
 
-Style: TypeAlias = Literal["ik", "glu", "silu"]
+GraphStyle: TypeAlias = Literal["ik", "glu", "silu"]
 """How networks and norms are computed.
 
 ik: norms and gates are one operation each, experts are summed at once. glu: gates are one operation, experts are summed
@@ -35,7 +35,7 @@ one by one. silu: activation and product are two operations, in place.
 class GraphRules:
     """The rules by which a version builds its graph; `presets/engines/llama_cpp.toml` explains the fields."""
 
-    style: Style
+    style: GraphStyle
     mask_f16: bool = False
     store_rows: bool = False
     pad_mask: bool = True
@@ -45,14 +45,14 @@ class GraphRules:
     fused_delta_net: bool = False
     rotates_vectors: bool = False
 
-    def moves(self, tokens: int) -> bool:
+    def moves_product(self, tokens: int) -> bool:
         """Whether a matrix product of `tokens` tokens with a weight on the host moves to a GPU."""
         return tokens >= self.least_moved_tokens
 
     def moves_experts(self, tokens: int, layer: LayerShape) -> bool:
         """Whether matrix products of `tokens` tokens with experts on the host move to a GPU."""
         moves_whole_experts = tokens * layer.top_k >= self.least_moved_tokens * layer.experts
-        return self.moves(tokens) and (moves_whole_experts or not self.moves_by_expert)
+        return self.moves_product(tokens) and (moves_whole_experts or not self.moves_by_expert)
 
 
 @dataclass(frozen=True)
@@ -93,7 +93,15 @@ class GraphSettings:
 
 
 @dataclass
-class _Builder:
+class ModelGraph:
+    """The compute graph of one micro-batch of a model.
+
+    hidden, vocab: the model's hidden size, and the entries of its vocabulary.
+    layers: the layers that are laid out, by their index. number: layers of the model.
+    layer_device: index of a layer → its device; the index after the last one is the output's.
+    weight: name of a tensor → its bytes and its device; None if the model has no such tensor.
+    """
+
     rules: GraphRules
     settings: GraphSettings
     hidden: int
@@ -143,7 +151,7 @@ class _Builder:
 
     def matmul(self, name: str, layer: int | None, rows: int, input_tensor: Tensor, tokens: int) -> Tensor:
         weight = self._weight(name, layer)
-        may_move = self.rules.moves(tokens) and self.settings.moves_weights
+        may_move = self.rules.moves_product(tokens) and self.settings.moves_weights
         return self._new((rows, tokens), weight, input_tensor, may_move=may_move)
 
     def norm(self, name: str, layer: int | None, input_tensor: Tensor) -> Tensor:
@@ -169,7 +177,7 @@ class _Builder:
             self._masks[window] = self._new((cells, rows), source, bytes=F16) if is_converted else source
         return self._masks[window]
 
-    def rotation(self, head: int, type_bytes: int, most_columns: int = 0) -> Tensor | None:
+    def rotation_matrix(self, head: int, type_bytes: int, most_columns: int = 0) -> Tensor | None:
         """Returns the matrix that rotates heads before a cache of blocks (src/llama-kv-cache.cpp); None without one.
 
         head: elements of a head. type_bytes: bytes of 256 cached elements. most_columns: the largest matrix; 0 for any.
@@ -181,7 +189,7 @@ class _Builder:
             size *= 2
         return self._rotations.setdefault((size, most_columns), Tensor(size * size * F32, operation="input"))
 
-    def rotated(self, input_tensor: Tensor, elements: tuple[int, ...], matrix: Tensor | None) -> Tensor:
+    def apply_rotation(self, input_tensor: Tensor, elements: tuple[int, ...], matrix: Tensor | None) -> Tensor:
         """Returns heads times a matrix that rotates them; without one the heads unchanged."""
         if matrix is None:
             return input_tensor
@@ -212,11 +220,11 @@ class _Builder:
             key = self.norm(f"blk.{i}.attn_k_norm.weight", i, key)
         query = self._inplace(query, query, self.positions)
         key = self._inplace(key, key, self.positions)
-        key_rotation = self.rotation(head, settings.key_type_bytes)
-        value_rotation = self.rotation(value_dim, settings.value_type_bytes, most_columns=LEAST_ROTATION)
-        query = self.rotated(query, (head, heads, tokens), key_rotation)
-        key = self.rotated(key, (head, key_heads, tokens), key_rotation)
-        value = self.rotated(value, (value_dim, key_heads, tokens), value_rotation)
+        key_rotation = self.rotation_matrix(head, settings.key_type_bytes)
+        value_rotation = self.rotation_matrix(value_dim, settings.value_type_bytes, most_columns=LEAST_ROTATION)
+        query = self.apply_rotation(query, (head, heads, tokens), key_rotation)
+        key = self.apply_rotation(key, (head, key_heads, tokens), key_rotation)
+        value = self.apply_rotation(value, (value_dim, key_heads, tokens), value_rotation)
         self.graph.expand(query, *((value, key) if self.rules.store_rows else (key, value)))
         self.graph.expand(self._store_in_cache(keys, key))
         if not settings.flash:
@@ -224,7 +232,7 @@ class _Builder:
         self.graph.expand(self._store_in_cache(values, value))
         heads_output = self._attend(self._view(query, None), keys, values, heads, value_dim, layer.window)
         self.graph.expand(heads_output)
-        heads_output = self.rotated(heads_output, (value_dim * heads, tokens), value_rotation)
+        heads_output = self.apply_rotation(heads_output, (value_dim * heads, tokens), value_rotation)
         if gate_width:
             gate = self._new((gate_width, tokens), self._view(query_and_gate, None, offset=True))
             heads_output = self._inplace(heads_output, heads_output, self._inplace(gate, gate))
@@ -414,7 +422,7 @@ class _Builder:
 
     # -- networks ------------------------------------------------------------------------------------------------
 
-    def gated(self, gate: Tensor, up: Tensor) -> Tensor:
+    def apply_gate(self, gate: Tensor, up: Tensor) -> Tensor:
         if self.rules.style == "silu":
             activated_gate = self._inplace(gate, gate)
             return self._inplace(activated_gate, activated_gate, up)
@@ -423,7 +431,7 @@ class _Builder:
     def network(self, i: int, end: str, width: int, is_gated: bool, input_tensor: Tensor, tokens: int) -> Tensor:
         up = self.matmul(f"blk.{i}.ffn_up{end}.weight", i, width, input_tensor, tokens)
         if is_gated:
-            up = self.gated(self.matmul(f"blk.{i}.ffn_gate{end}.weight", i, width, input_tensor, tokens), up)
+            up = self.apply_gate(self.matmul(f"blk.{i}.ffn_gate{end}.weight", i, width, input_tensor, tokens), up)
         else:
             up = self._inplace(up, up)
         return self.matmul(f"blk.{i}.ffn_down{end}.weight", i, self.hidden, up, tokens)
@@ -449,7 +457,7 @@ class _Builder:
         else:
             up = product("ffn_up_exps", width, rows, chosen_experts)
             inner_states = (
-                self.gated(product("ffn_gate_exps", width, rows, chosen_experts), up)
+                self.apply_gate(product("ffn_gate_exps", width, rows, chosen_experts), up)
                 if layer.is_gated
                 else self._inplace(up, up)
             )
@@ -510,6 +518,7 @@ class _Builder:
     # -- the model -----------------------------------------------------------------------------------------------
 
     def build(self) -> Graph:
+        """Returns the graph, in the order in which it runs."""
         tokens = self.settings.tokens
         numbers = Tensor(tokens * I32, operation="input", layout=(tokens,))
         output_rows = Tensor(self.settings.outputs * I32, operation="input", layout=(self.settings.outputs,))
@@ -563,22 +572,3 @@ class _Builder:
         if self.weight(f"blk.{i}.post_ffw_norm.weight") is not None:
             result = self.norm(f"blk.{i}.post_ffw_norm.weight", i, result)
         return self._inplace(result, result, stream)
-
-
-def model_graph(
-    rules: GraphRules,
-    settings: GraphSettings,
-    hidden: int,
-    vocab: int,
-    layers: Mapping[int, LayerShape],
-    number: int,
-    layer_device: Callable[[int], str],
-    weight: Callable[[str], tuple[int, str] | None],
-) -> Graph:
-    """Returns the compute graph of one micro-batch.
-
-    layers: the layers that are laid out, by their index. number: layers of the model.
-    layer_device: index of a layer → its device; the index after the last one is the output's.
-    weight: name of a tensor → its bytes and its device; None if the model has no such tensor.
-    """
-    return _Builder(rules, settings, hidden, vocab, layers, number, layer_device, weight).build()

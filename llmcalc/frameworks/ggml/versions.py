@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+from dataclasses import fields
 from typing import Literal
 
 from pydantic import Field
 
 from ...record import Record
 from ..engines.versions import EngineRecord, RuleRange
-from .transformer_graph import GraphRules, Style
+from .transformer_graph import GraphRules, GraphStyle
 
 
 class GgmlRules(RuleRange):
@@ -26,7 +27,7 @@ class GgmlRules(RuleRange):
     windowed_cache: bool = True
     latent_cache: Literal["keys", "keys and values", "expanded", "modes"] = "keys"
     outputs: Literal["tokens", "sequences"] = "tokens"
-    style: Style
+    style: GraphStyle
     mask_f16: bool = False
     store_rows: bool = False
     pad_mask: bool = True
@@ -41,16 +42,8 @@ class GgmlRules(RuleRange):
     @property
     def graph(self) -> GraphRules:
         """The rules by which the version builds its compute graph."""
-        return GraphRules(
-            style=self.style,
-            mask_f16=self.mask_f16,
-            store_rows=self.store_rows,
-            pad_mask=self.pad_mask,
-            vector_input=self.vector_input,
-            moves_by_expert=self.moves_by_expert,
-            fused_delta_net=self.fused_delta_net,
-            rotates_vectors=self.rotates_vectors,
-        )
+        shared_fields = [field.name for field in fields(GraphRules) if field.name in type(self).model_fields]
+        return GraphRules(**{name: getattr(self, name) for name in shared_fields})
 
 
 class DeviceContext(Record):

@@ -74,9 +74,7 @@ def read_gpt_neox(data: Table, source_file: LaunchSource) -> Launch:
     """Returns the training run of a GPT-NeoX config. Raises `InputError`, which names file and argument."""
     with reading_of(source_file) as reader:
         arguments = _with_underscores(data)
-        for argument_name, values in OFF.items():
-            if argument_name in arguments and arguments[argument_name] not in values:
-                reader.unknown[argument_name] = f"{shown(arguments[argument_name])} is not modelled"
+        reader.refuse_other_values(arguments, OFF)
         mixer = _mixer_kind(reader, arguments)
         reader.check_unknown()
         tp, pp = (max(1, size_of(reader, name, arguments.get(name, 1), least=0)) for name in PARALLEL_SIZES)
@@ -88,22 +86,11 @@ def read_gpt_neox(data: Table, source_file: LaunchSource) -> Launch:
         }
         config = _deepspeed_keys(reader, arguments)
         if tp * pp > 1:
-            parallel_run = _divided_run(
-                reader, config, MegatronRun(tp=tp, pp=pp, seq=run_settings["seq"]), run_settings
-            )
-            return reader.launch(
-                "gpt-neox", "megatron", spec=spec, layout=parallel_run.layout, settings=parallel_run.settings
-            )
-        parallel_run = run_of_program(reader, config, source_file.world_size, run_settings)
+            sizes = MegatronRun(tp=tp, pp=pp, seq=run_settings["seq"])
+            return reader.launch("megatron", _divided_run(reader, config, sizes, run_settings), spec=spec)
+        launch_settings = run_of_program(reader, config, source_file.world_size, run_settings)
         reader.notes.append("a pipeline of one stage is counted without the buffers of DeepSpeed's pipeline engine")
-        return reader.launch(
-            "gpt-neox",
-            "deepspeed",
-            spec=spec,
-            layout=parallel_run.layout,
-            settings=parallel_run.settings,
-            own_settings=parallel_run.own_settings,
-        )
+        return reader.launch("deepspeed", launch_settings, spec=spec)
 
 
 PARALLEL_SIZES = ("model_parallel_size", "pipe_parallel_size")

@@ -20,7 +20,6 @@ from .record import (
     default_attention,
     reading_of,
     size_of,
-    unknown_keys,
 )
 
 ACCELERATE_SIGNS = ("compute_environment", "num_processes")
@@ -35,7 +34,7 @@ OTHER_DEVICES = ("MULTI_XPU", "MULTI_NPU", "MULTI_MLU", "MULTI_MUSA", "MULTI_SDA
 ACCELERATE_READ = frozenset(
     """
     distributed_type mixed_precision num_processes num_machines parallelism_config dynamo_config
-    gradient_accumulation_steps use_cpu fp8_config downcast_bf16
+    gradient_accumulation_steps use_cpu
     """.split()  # noqa: SIM905
 )
 
@@ -43,7 +42,8 @@ ACCELERATE_IGNORED = frozenset(
     """
     compute_environment debug enable_cpu_affinity gpu_ids machine_rank main_process_ip main_process_port
     main_training_function rdzv_backend same_network tpu_env tpu_use_cluster tpu_use_sudo tpu_name tpu_zone commands
-    command_file ipex_config mpirun_config main_process_port_ rdzv_conf max_restarts monitor_interval
+    command_file ipex_config mpirun_config main_process_port_ rdzv_conf max_restarts monitor_interval fp8_config
+    downcast_bf16
     """.split()  # noqa: SIM905
 )
 
@@ -61,19 +61,15 @@ def read_accelerate(config: Table, source_file: LaunchSource) -> Launch:
 
 def _read_tables(reader: LaunchReader, config: Table, world_size: int | None) -> Launch:
     plugins_by_type = {plugin.distributed_type: (name, plugin) for name, plugin in plugins().items()}
-    reader.ignored += [argument_name for argument_name in config if argument_name in ACCELERATE_IGNORED]
-    unknown_keys(
-        reader,
-        config,
-        (*ACCELERATE_READ, *ACCELERATE_IGNORED, *(plugin.table for _, plugin in plugins_by_type.values())),
-        "",
-        "no key that is known",
-    )
+    plugin_tables = (plugin.table for _, plugin in plugins_by_type.values())
+    reader.check_names(config, (*ACCELERATE_READ, *plugin_tables), ACCELERATE_IGNORED, "no key that is known")
     if config.get("num_processes") is not None:
         processes = size_of(reader, "num_processes", config["num_processes"])
         if world_size not in (None, processes):
             reader.notes.append(f"--devices {world_size} in the place of num_processes: {processes}")
         world_size = world_size or processes
+    if reader.flag(config, "use_cpu"):
+        reader.unknown["use_cpu"] = "training on a CPU is not modelled"
     device_count = reader.devices(world_size)
     if config.get("num_machines"):
         size_of(reader, "num_machines", config["num_machines"])
@@ -89,17 +85,17 @@ def _read_tables(reader: LaunchReader, config: Table, world_size: int | None) ->
     if distributed_type in plugins_by_type:
         name, plugin = plugins_by_type[distributed_type]
         launch_settings = plugin.accelerate(reader, config, device_count, run_settings)
-    elif distributed_type in OTHER_DEVICES:
+    else:
+        reader.refuse_groups(config)
+    if distributed_type in OTHER_DEVICES:
         reader.notes.append(f"distributed_type {distributed_type}: the kernels and the runtime of CUDA are counted")
-    elif distributed_type not in WITHOUT_PLUGIN:
+    elif distributed_type not in (*WITHOUT_PLUGIN, *plugins_by_type):
         raise reader.wrong(
             "distributed_type",
             f"{shown(distributed_type)}; expected one of {', '.join((*WITHOUT_PLUGIN, *plugins_by_type))}",
         )
     settings = default_attention(reader) | launch_settings.settings
-    return reader.launch(
-        "accelerate", name, layout=launch_settings.layout, settings=settings, own_settings=launch_settings.own_settings
-    )
+    return reader.launch(name, launch_settings._replace(settings=settings))
 
 
 def _precision_settings(reader: LaunchReader, config: Table) -> dict[str, Any]:

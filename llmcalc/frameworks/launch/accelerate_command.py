@@ -10,12 +10,11 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from ...errors import InputError
+from .auto_values import AUTO_BATCH, AUTO_FORMATS
 from .command_line import arguments_of, plain_value
 from .record import LaunchSource, ReadText, Table
 from .text import parse_yaml
 from .unresolved import is_unresolved, printable, unresolved_reason
-
-AUTO = "auto"
 
 STAGED = ("offload_optimizer_device", "offload_param_device")
 
@@ -82,6 +81,7 @@ def trainer_arguments(source_file: LaunchSource) -> dict[str, Any]:
     precision = str(table.get("mixed_precision") or "no").lower()
     if precision in ("bf16", "fp16"):
         arguments[precision] = True
+    arguments |= {key: table[key] for key in ("parallelism_config", "use_cpu") if table.get(key)}
     distributed_type = str(table.get("distributed_type", "NO")).upper()
     if distributed_type == "FSDP":
         config = table.get("fsdp_config")
@@ -107,12 +107,4 @@ def _deepspeed_config(config: Any) -> Any:
     for key in STAGED:
         if table.get(key) not in (None, "none", False):
             zero[key.removesuffix("_device")] = {"device": table[key]}
-    return {
-        "zero_optimization": zero,
-        "bf16": {"enabled": AUTO},
-        "fp16": {"enabled": AUTO},
-        "train_micro_batch_size_per_gpu": AUTO,
-        "gradient_accumulation_steps": AUTO,
-        "train_batch_size": AUTO,
-        "gradient_clipping": AUTO,
-    }
+    return {"zero_optimization": zero, **AUTO_FORMATS, **AUTO_BATCH}

@@ -140,8 +140,7 @@ def _engine_flags(
         "gpu_memory_utilization": share_of(reader, "vllm_gpu_memory_utilization", config, utilization),
         "max_num_seqs": sequences * tensor * steps,
     }
-    if config.get("vllm_max_num_seqs") is not None:
-        flags["max_num_seqs"] = size_of(reader, "vllm_max_num_seqs", config["vllm_max_num_seqs"])
+    flags["max_num_seqs"] = reader.optional_size(config, "vllm_max_num_seqs") or flags["max_num_seqs"]
     if max_tokens is not None:
         flags["max_num_batched_tokens"] = max_tokens
     for argument_name in ("vllm_max_model_length", "vllm_max_model_len"):

@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 from functools import cache
-from importlib import import_module
+from typing import Any
 
 from ..framework import FromFile
 from ..registry import NAMES, framework
 from .record import LaunchFile
 from .refused_programs import REFUSED
+
+FRAMEWORKS = __package__.rpartition(".")[0]
+"""The package with the folders of frameworks and programs."""
 
 ACCELERATE = LaunchFile(
     "accelerate",
@@ -31,36 +34,97 @@ TRAINER = LaunchFile(
     version="5.23",
 )
 
-PROGRAMS = (
-    "axolotl",
-    "llama_factory",
-    "torchtune",
-    "litgpt",
-    "open_instruct",
-    "unsloth",
-    "olmo",
-    "llm_foundry",
-    "trl",
-    "deepspeed_chat",
-    "gpt_neox",
-    "fastchat",
-    "megatron_bridge",
-    "megatron_deepspeed",
-    "ms_swift",
-    "nanogpt",
-    "nemo",
-    "openrlhf",
-    "pai_megatron",
-    "verl",
+
+COMMAND = {"runs": "command:starts_program", "read_command": "command:read_command"}
+"""The functions that read a program's commands: field of `LaunchFile` → `file:function` in the program's folder."""
+
+
+def _program(
+    folder: str, program: str, version: str, title: str = "", name: str = "", **functions: str
+) -> tuple[str, LaunchFile]:
+    """Returns a program's folder and the kind of its launch files.
+
+    version: the version whose defaults are filled in.
+    title, name: as in `LaunchFile`; by default a config of the program, and its folder.
+    functions: field of `LaunchFile` → `file:function` in the folder; by default those that read its config files.
+    """
+    functions = functions or {"matches": f"config_file:is_{folder}", "read": f"config_file:read_{folder}"}
+    package = f"{FRAMEWORKS}.{folder}"
+    readers: dict[str, Any] = {field: FromFile(package, place) for field, place in functions.items()}
+    kind = name or folder.replace("_", "-")
+    return folder, LaunchFile(kind, title or f"a config of {program}", program=program, version=version, **readers)
+
+
+PROGRAMS = dict(
+    (
+        _program("axolotl", "axolotl", "0.18.0"),
+        _program("llama_factory", "LLaMA-Factory", "0.9.6"),
+        _program("torchtune", "torchtune", "0.7.0", "a recipe of torchtune"),
+        _program("litgpt", "LitGPT", "0.5.13"),
+        _program("open_instruct", "open-instruct", "2026-08-20"),
+        _program(
+            "unsloth",
+            "Unsloth",
+            "2026",
+            "model defaults of Unsloth, or Python that trains with it",
+            matches="config_file:is_unsloth",
+            read="config_file:read_unsloth",
+            is_python="python_file:is_python",
+            read_python="python_file:read_python",
+        ),
+        _program("olmo", "OLMo", "0.6.0"),
+        _program("llm_foundry", "LLM Foundry", "0.22"),
+        _program("trl", "TRL", "1.10", "a recipe of TRL"),
+        _program("deepspeed_chat", "DeepSpeed-Chat", "83757d9 (2025-02-11)", "a command of DeepSpeed-Chat", **COMMAND),
+        _program("gpt_neox", "GPT-NeoX", "2.0 (2026-05-19)"),
+        _program("fastchat", "FastChat", "0.2.36", "a command of FastChat's or Qwen's training script", **COMMAND),
+        _program(
+            "megatron_bridge",
+            "Megatron-Bridge",
+            "main (2026-08)",
+            "a recipe of Megatron-Bridge in Python",
+            runs="recipe:starts_program",
+            read_command="recipe:read_command",
+            is_python="recipe:is_python",
+            read_python="recipe:read_python",
+        ),
+        _program(
+            "megatron_deepspeed",
+            "Megatron-DeepSpeed",
+            "f4157be (2024-12-24)",
+            "a command of Megatron-DeepSpeed",
+            **COMMAND,
+        ),
+        _program("ms_swift", "ms-swift", "4.6.0.dev0", "a command of ms-swift", trains="command:trains", **COMMAND),
+        _program(
+            "nanogpt",
+            "nanoGPT",
+            "3adf61e (2025-11-12)",
+            "a configuration of nanoGPT in Python",
+            runs="config_file:starts_program",
+            read_command="config_file:read_command",
+            is_python="config_file:is_python",
+            read_python="config_file:read_python",
+        ),
+        _program("nemo", "NeMo", "2.x (2025)"),
+        _program("openrlhf", "OpenRLHF", "0.11.0", "a command of OpenRLHF", **COMMAND),
+        _program(
+            "pai_megatron",
+            "Pai-Megatron-Patch",
+            "a098ca5 (2025-12-15)",
+            "a command of Pai-Megatron-Patch",
+            "pai-megatron-patch",
+            **COMMAND,
+        ),
+        _program("verl", "verl", "0.8.0.dev", "a command of verl", **COMMAND),
+    )
 )
-"""Programs that train with a framework, each the name of a folder whose `record.py` has a `LAUNCH_FILE`."""
+"""Folder of a program that trains with a framework → the kind of its launch files."""
 
 
-@cache
 def program_files() -> tuple[LaunchFile, ...]:
     """Returns the kinds of launch files of programs that train with a framework, and of programs that are refused."""
-    records = (import_module(f"..{name}.record", __package__).LAUNCH_FILE for name in PROGRAMS)
-    return (*records, *REFUSED)
+    return (*PROGRAMS.values(), *REFUSED)
 
 
 @cache

@@ -40,21 +40,25 @@ def read_with_options(
     options: option → value.
     Raises `InputError`, which names file and field, and for an option that the file's program does not have.
     """
-    launched_run = _without_master_format(read_launch_data(config, source_file))
-    if not launched_run.program:
-        launched_run = replace(
-            launched_run, program=file.program or file.title, version=launched_run.version or file.version
-        )
+    launched_run = _of_kind(file, read_launch_data(config, source_file))
     if not options:
         return launched_run
     if file.with_options is None or not isinstance(config, Mapping):
         return _without_master_format(override(launched_run, options))
     changed_launch = read_launch_data(file.with_options(config, options, launched_run, source_file.where), source_file)
     return replace(
-        changed_launch,
-        program=launched_run.program,
-        version=launched_run.version,
+        _of_kind(file, changed_launch),
         overridden={name: Override(value, _file_value(launched_run, name)) for name, value in options.items()},
+    )
+
+
+def _of_kind(file: LaunchFile, launched_run: Launch) -> Launch:
+    """Returns the training run with the kind of its file, the program, and the program's version."""
+    return replace(
+        _without_master_format(launched_run),
+        kind=file.name,
+        program=file.program or file.title,
+        version=file.version or launched_run.version,
     )
 
 

@@ -28,7 +28,7 @@ from .kinds import kinds, launch_files
 from .options import NO_OPTIONS, read_with_options
 from .python_source import is_python
 from .record import CommandLine, Fetch, Launch, LaunchSource, ReadText
-from .refused import refuse_program
+from .refused_programs import refuse_config
 from .shell import read_script
 from .shell_words import Script
 from .text import LARGEST, parse_braces, parse_yaml
@@ -129,7 +129,7 @@ def _read_tables(config: Any, source_file: LaunchSource, options: Mapping[str, A
     name_in_errors = source_file.where
     if not isinstance(config, Mapping):
         raise InputError(f"{name_in_errors}: is no launch file; expected {launch_files()}")
-    refuse_program(config, name_in_errors)
+    refuse_config(config, name_in_errors)
     for file in kinds():
         if file.read is not None and file.matches(config):
             return read_with_options(file, file.read, config, source_file, options)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import datetime
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple, TypeAlias
@@ -41,7 +41,7 @@ class Launch:
     """The training run that a launch file describes.
 
     where: the file's name in messages.
-    kind: the name of its `LaunchFile`.
+    kind: the name of its `LaunchFile`, which `options.read_with_options` fills in.
     framework: the name of the framework.
     spec: the model; None if the file names none.
     target: the model's name in the file, such as a hub id; empty without one.
@@ -53,8 +53,8 @@ class Launch:
     unknown: argument → why it is not modelled. Empty unless unknown arguments are allowed.
     ignored: arguments that do not change memory.
     notes: values that were assumed.
-    program: the program whose file it is; empty if the reader states none.
-    version: the version of the program whose defaults are filled in; empty if the reader states none.
+    program: the program whose file it is, from its `LaunchFile`.
+    version: the version of the program whose defaults are filled in, from its `LaunchFile` or from the file.
     filled_in: argument that the file leaves out → the program's default.
     overridden: option typed beside the file → its value, and the file's.
     rollout: what else shares the devices in reinforcement learning; None (default) for nothing.
@@ -289,6 +289,33 @@ class LaunchReader:
             f"{f'; and {unlisted} more' if unlisted > 0 else ''}; expected a run without, or --allow-unknown"
         )
 
+    def check_names(
+        self, config: Table, known: Iterable[str], ignored: Collection[str], reason: str = "no argument that is known"
+    ) -> None:
+        """Records arguments that change no memory as ignored, and arguments that are not known as unknown.
+
+        known: names of arguments that are read. reason: why the others are unknown.
+        """
+        self.ignored += [name for name in config if name in ignored]
+        unknown_keys(self, config, (*known, *ignored), "", reason)
+
+    def refuse_set(self, config: Table, reasons: Mapping[str, str], prefix: str = "") -> None:
+        """Records each argument with a value other than false or 0 as unknown. reasons: argument → reason."""
+        for name, reason in reasons.items():
+            if config.get(name):
+                self.unknown[f"{prefix}{name}"] = reason
+
+    def refuse_other_values(
+        self, config: Table, modelled: Mapping[str, Sequence[Any]], prefix: str = "", ending: str = ""
+    ) -> None:
+        """Records each argument with another value than the modelled ones as unknown.
+
+        modelled: argument → its modelled values. ending: the end of the reason.
+        """
+        for name, values in modelled.items():
+            if name in config and config[name] not in values:
+                self.unknown[f"{prefix}{name}"] = f"{shown(config[name])[:60]} is not modelled{ending}"
+
     def value(self, config: Table, argument_name: str, default: Any) -> Any:
         """Returns the value of an argument, or the program's default if it is absent or null."""
         if config.get(argument_name) is not None:
@@ -296,9 +323,49 @@ class LaunchReader:
         self.filled_in[argument_name] = default
         return default
 
-    def size(self, config: Table, argument_name: str, default: int) -> int:
-        """Returns the value of an argument as a positive whole number, or the program's default."""
-        return size_of(self, argument_name, self.value(config, argument_name, default))
+    def size(self, config: Table, argument_name: str, default: int, *, least: int = 1) -> int:
+        """Returns the value of an argument as a whole number of at least `least`, or the program's default."""
+        return size_of(self, argument_name, self.value(config, argument_name, default), least=least)
+
+    def optional_size(self, config: Table, argument_name: str) -> int | None:
+        """Returns the value of an argument as a whole number of at least 1; None without it."""
+        value = config.get(argument_name)
+        return None if value is None else size_of(self, argument_name, value)
+
+    def node_devices(self, config: Table, nodes: str, node_devices: str, prefix: str = "") -> int:
+        """Returns the devices of all nodes of a config: by default 1 node with 8 devices.
+
+        nodes, node_devices: the arguments with the number of nodes, and of devices of each.
+        prefix: what precedes the arguments in the file; empty by default.
+        Raises `InputError` for `--devices` with another number.
+        """
+        counts = [
+            size_of(self, prefix + name, self.value(config, name, default))
+            for name, default in ((node_devices, 8), (nodes, 1))
+        ]
+        world_size = counts[0] * counts[1]
+        if self.source.devices_typed and self.source.world_size not in (None, world_size):
+            raise self.wrong(
+                "--devices",
+                f"{self.source.world_size}; the file has {nodes} · {node_devices} = {counts[1]} · {counts[0]}",
+            )
+        return world_size
+
+    def sequence_ranks(self, config: Table, argument_name: str, world_size: int, prefix: str = "") -> int:
+        """Returns the ranks that divide each sequence, with a note. Raises `InputError` for no divisor of the devices.
+
+        prefix: what precedes the argument in the file; empty by default.
+        """
+        ranks = self.size(config, argument_name, 1)
+        if world_size % ranks:
+            raise self.wrong(
+                prefix + argument_name, f"{ranks} on {world_size} devices; expected a divisor, or other --devices"
+            )
+        if ranks > 1:
+            self.notes.append(
+                f"{prefix}{argument_name} {ranks}: each rank has 1/{ranks} of a sequence; what it sends is not counted"
+            )
+        return ranks
 
     def flag(self, config: Table, argument_name: str, default: bool = False) -> bool:
         """Returns the value of an argument as a boolean, or its default.
@@ -349,29 +416,47 @@ class LaunchReader:
             raise self.wrong(argument_name, f"{shown(table)}; expected a table")
         return table
 
+    def refuse_groups(self, config: Table) -> None:
+        """Records groups of several ranks in `parallelism_config` as unknown, for a run without FSDP."""
+        for name, ranks in self.table(config, "parallelism_config").items():
+            if str(name).endswith("_size") and ranks not in (None, 1):
+                self.unknown[f"parallelism_config.{name}"[:100]] = "groups of ranks are modelled with FSDP alone"
+
     def frozen_on(self, layout: Layout) -> FrozenModel | SecondLoss | None:
         """Returns the frozen copy of the model, which ZeRO 3 and FSDP shard like trained weights; None for no copy."""
         if not isinstance(self.frozen, FrozenModel) or layout.zero != 3:
             return self.frozen
         return replace(self.frozen, ranks=layout.dp // layout.hsdp_replicas)
 
-    def launch(self, file_kind: str, framework: str, **fields: Any) -> Launch:
-        """Returns the training run. fields: further fields of `Launch`.
+    def launch(self, framework: str, launch_settings: LaunchSettings, **fields: Any) -> Launch:
+        """Returns the training run under a framework. fields: further fields of `Launch`.
 
         Raises `InputError` as `check_unknown` does.
         """
         self.check_unknown()
-        fields["settings"] = {**self._allocator(), **fields.get("settings", {})}
         return Launch(
             where=self.where,
-            kind=file_kind,
+            kind="",
             framework=framework,
+            layout=launch_settings.layout,
+            settings={**self._allocator(), **launch_settings.settings},
+            own_settings=launch_settings.own_settings,
             unknown=self.unknown,
             ignored=tuple(self.ignored),
             notes=tuple(self.notes),
             filled_in=dict(self.filled_in),
-            frozen=self.frozen_on(fields.get("layout", ONE_DEVICE)),
+            frozen=self.frozen_on(launch_settings.layout),
             **fields,
+        )
+
+    def with_records(self, launched_run: Launch) -> Launch:
+        """Returns a run that another reader made of this file's arguments, with what this reader has recorded."""
+        return replace(
+            launched_run,
+            unknown={**self.unknown, **launched_run.unknown},
+            ignored=(*self.ignored, *launched_run.ignored),
+            notes=(*self.notes, *launched_run.notes),
+            filled_in={**launched_run.filled_in, **self.filled_in},
         )
 
     def _allocator(self) -> dict[str, str]:

@@ -1,12 +1,14 @@
-"""Programs whose files are refused by name, each with the reason and an alternative."""
+"""Programs whose commands, Python files or configs are refused by name, each with the reason and an alternative."""
 
 from __future__ import annotations
 
 import re
+from collections.abc import Callable, Mapping
+from typing import NamedTuple
 
 from ...errors import InputError
 from ...frozen import frozen
-from .record import CommandLine, Launch, LaunchFile, LaunchSource
+from .record import CommandLine, Launch, LaunchFile, LaunchSource, Table
 
 
 @frozen
@@ -109,3 +111,62 @@ REFUSED = tuple(
     for program in PROGRAMS
 )
 """The records of these programs. They come after those that are read."""
+
+
+class RefusedConfig(NamedTuple):
+    """A kind of config file that is recognized by its keys and not read.
+
+    program: the program's name.
+    matches: whether tables are such a file.
+    instead: what to do instead.
+    """
+
+    program: str
+    matches: Callable[[Table], bool]
+    instead: str
+
+
+def _has_tables(config: Table, *names: str) -> bool:
+    """Whether the file has a table under each of these keys."""
+    return all(isinstance(config.get(name), Mapping) for name in names)
+
+
+NEMO_RL_TABLES = {"policy", "grpo", "dpo", "loss_fn", "checkpointing", "data", "cluster", "env"}
+"""Tables of which a config of NeMo-RL that builds on another one has some."""
+
+REFUSED_CONFIGS = (
+    RefusedConfig(
+        "verl",
+        lambda data: "actor_rollout_ref" in data or _has_tables(data, "actor", "rollout"),
+        "TARGET with --phase training --fsdp N for the actor, and --phase inference for the rollout",
+    ),
+    RefusedConfig(
+        "ms-swift",
+        lambda data: bool({"tuner_type", "train_type", "sft_type", "rlhf_type"} & set(data)),
+        "TARGET with options such as --lora-rank, --base nf4, --recompute full and --seq",
+    ),
+    RefusedConfig(
+        "NeMo-RL",
+        lambda data: (
+            (_has_tables(data, "policy", "cluster") and bool({"loss_fn", "grpo", "dpo", "sft"} & set(data)))
+            or (str(data.get("defaults", "")).endswith(".yaml") and bool(NEMO_RL_TABLES & set(data)))
+        ),
+        "TARGET with --phase training and --fsdp N, or --tp N and --pp N, for the policy, and --phase inference for "
+        "the rollout",
+    ),
+    RefusedConfig(
+        "nanotron",
+        lambda data: _has_tables(data, "general", "parallelism", "tokens"),
+        "TARGET with options such as --tp, --pp and --devices",
+    ),
+)
+"""Config files that are named in messages and not read."""
+
+
+def refuse_config(config: Table, name_in_errors: str) -> None:
+    """Raises `InputError` if these tables are a launch file of a program that is refused."""
+    for refused in REFUSED_CONFIGS:
+        if refused.matches(config):
+            raise InputError(
+                f"{name_in_errors}: is a config of {refused.program}, which is not read; expected {refused.instead}"
+            )

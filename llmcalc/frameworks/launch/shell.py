@@ -34,6 +34,7 @@ BEGINS = ("if", "for", "while", "until", "case", "{", "select")
 ENDS = ("fi", "done", "esac", "}")
 BETWEEN = ("then", "else", "do", "!", "time", "exec", "command", "nohup", "function")
 DECLARES = ("export", "declare", "local", "readonly", "typeset")
+CONDITIONS = ("[", "[[", "test")
 SETS_VARIABLES = ("read", "unset", "source", ".", "mapfile", "readarray")
 
 
@@ -71,6 +72,9 @@ class StatementReader(WordReader):
     statement_start: the position and the line of the current statement.
     here_string: the text on the current command's standard input; None for none.
     output_file: the file that the current command writes.
+    joined_by: the sign between the last command and the next one, && or ||; empty for another separator.
+    has_succeeded: whether the last command of a list joined by && and || succeeds; None if unresolved.
+    is_negated: whether a ! stands before the current command.
     """
 
     def __init__(self, script: Script, text: str, depth: int = 0, line: int = 1) -> None:
@@ -80,6 +84,9 @@ class StatementReader(WordReader):
         self.statement_start = (0, line)
         self.here_string: str | None = None
         self.output_file = ""
+        self.joined_by = ""
+        self.has_succeeded: bool | None = None
+        self.is_negated = False
 
     def read_all(self) -> None:
         while self.at < len(self.text):
@@ -89,9 +96,9 @@ class StatementReader(WordReader):
         """Reads a simple command up to its end, and applies its effect to the script."""
         words: list[str] = []
         assignments: dict[str, str | list[str]] = {}
-        line, end = self.line, ""
+        line, end, is_doubled = self.line, "", False
         self.statement_start = (self.at, line)
-        self.here_string, self.output_file = None, ""
+        self.here_string, self.output_file, self.is_negated = None, "", False
         while not end:
             self.skip_space()
             if self.at >= len(self.text):
@@ -102,6 +109,8 @@ class StatementReader(WordReader):
                 self.skip_comment()
             elif letter in "\n;&|()":
                 end = self.read_separator()
+                is_doubled = end in ("&", "|") and self.text.startswith(end, self.at)
+                self.at += is_doubled
             elif (
                 letter in "<>" or re.match(r"\d[<>]", self.text[self.at : self.at + 2])
             ) and not self.at_placeholder():
@@ -114,10 +123,37 @@ class StatementReader(WordReader):
             else:
                 words += self.read_word()
                 words = self.without_keyword(words)
-        if not self.read_patterns(words, end):
+        if not self.read_patterns(words, end) and not self.read_joined(words, assignments):
             self.apply_command(words, assignments, line, end)
+        if words or assignments or end in ("(", ")"):
+            self.joined_by = end * 2 if is_doubled else ""
         if end == ";;" and self.branches and self.branches[-1].value is not None:
             self.branches[-1].patterns = []
+
+    def skips_next(self) -> bool:
+        """Whether the next command of a list joined by && and || surely does not run."""
+        return bool(self.joined_by) and self.has_succeeded is (self.joined_by == "||")
+
+    def read_joined(self, command_words: list[str], assignments: dict[str, str | list[str]]) -> bool:
+        """Reads a simple command of a list joined by && and ||, as far as known conditions say whether it runs.
+
+        Returns whether the command needs nothing more: it is a condition, or it surely does not run.
+        """
+        first_word = command_words[0] if command_words else ""
+        is_inside_condition = bool(self.branches and self.branches[-1].joins)
+        if is_inside_condition or not (command_words or assignments):
+            return False
+        if first_word in (*BEGINS, *ENDS, "elif"):
+            self.has_succeeded = None
+            return False
+        if self.skips_next():
+            self.skip_assignments(assignments)
+            return True
+        is_condition = first_word in CONDITIONS or command_words[-1:] == ["]]"]
+        self.has_succeeded = True if assignments and not command_words else None
+        if is_condition and self.is_running() and not self.is_negated:
+            self.has_succeeded = self.evaluate_condition(command_words)
+        return is_condition
 
     def skip_comment(self) -> None:
         """Skips to the end of the line."""
@@ -146,10 +182,14 @@ class StatementReader(WordReader):
         """Removes a leading shell keyword, such as `then`, from a command's words, and opens or closes its block."""
         if command_words == ["{"]:
             self.open_block(command_words, "")
+            if self.joined_by and self.has_succeeded is not None:
+                self.branches[-1].runs = not self.skips_next()
+            self.joined_by = ""
             return []
         if len(command_words) == 1 and command_words[0] in BETWEEN:
             if command_words[0] == "else" and self.branches:
                 self.branches[-1].turn(True)
+            self.is_negated = command_words[0] == "!"
             return []
         return command_words
 
@@ -295,8 +335,7 @@ class StatementReader(WordReader):
             if self.branches:
                 self.close_block()
         elif not self.is_running():
-            if not self.script.missing:  # without its arguments, the script's conditions say nothing
-                self.script.skipped |= set(assignments)
+            self.skip_assignments(assignments)
         elif not command_words or first_word in DECLARES:
             self.set_variables(command_words, assignments)
         elif first_word == "shift" and len(command_words) < 3:
@@ -317,6 +356,11 @@ class StatementReader(WordReader):
                 self.script.variables[name] = self.script.typed.get(name, unresolved(name))
         else:
             self.add_command(command_words, assignments, line)
+
+    def skip_assignments(self, assignments: Mapping[str, object]) -> None:
+        """Notes the variables of a command that does not run, unless arguments that its condition needs are missing."""
+        if not self.script.missing:
+            self.script.skipped |= set(assignments)
 
     def set_variables(self, command_words: list[str], assignments: dict[str, str | list[str]]) -> None:
         """Sets variables, and exports them for `export` and `declare -x`.

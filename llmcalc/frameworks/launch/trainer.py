@@ -7,13 +7,15 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
-from ...errors import InputError, shown
+from ...errors import shown
 from ...parallel.layout import Layout
 from ..frozen_model import FrozenModel
 from ..registry import WITHOUT_A_NAME, framework, plugins
 from .accelerate_command import trainer_arguments
+from .command_line import plain_arguments
 from .record import (
     FP16_NOTE,
     NO_FILES,
@@ -25,9 +27,7 @@ from .record import (
     default_attention,
     reading_of,
     size_of,
-    unknown_keys,
 )
-from .unresolved import is_unresolved, printable, unresolved_reason
 
 OPTIMIZERS: dict[str, dict[str, Any]] = {
     "adamw_torch": {"optimizer": "adamw", "optimizer_impl": "foreach"},
@@ -66,9 +66,9 @@ TRAINER_READ = frozenset(
     per_device_train_batch_size gradient_accumulation_steps gradient_checkpointing gradient_checkpointing_kwargs
     activation_checkpointing activation_checkpointing_kwargs optim bf16 fp16 torch_compile
     max_seq_length max_length block_size cutoff_len torch_dtype dtype attn_implementation use_liger_kernel
-    model_name_or_path use_peft lora_r lora_target_modules lora_dropout load_in_4bit load_in_8bit train_batch_size
-    per_gpu_train_batch_size packing lora_modules_to_save parallelism_config optim_args optim_target_modules
-    auto_find_batch_size neftune_noise_alpha torch_empty_cache_steps use_bnb_nested_quant
+    model_name_or_path use_peft lora_r lora_target_modules lora_dropout load_in_4bit load_in_8bit
+    use_cpu no_cuda lora_modules_to_save parallelism_config optim_args optim_target_modules
+    auto_find_batch_size neftune_noise_alpha use_bnb_nested_quant
     """.split()  # noqa: SIM905
 )
 
@@ -94,8 +94,8 @@ TRAINER_IGNORED = frozenset(
     chat_template tokenizer_name_or_path lora_alpha bnb_4bit_quant_type
     dataset_kwargs eos_token pad_token tags half_precision_backend push_to_hub_model_id hub_private save_safetensor
     do_sample special_tokens dataset_train_split dataset_test_split dataset_mixture dataset_prepared_path
-    log_completions fp16_opt_level past_index no_cuda use_cpu use_mps_device mp_parameters include_inputs_for_metrics
-    ddp_bucket_cap_mb fsdp_transformer_layer_cls_to_wrap fsdp_min_num_params
+    log_completions fp16_opt_level past_index use_mps_device mp_parameters include_inputs_for_metrics
+    ddp_bucket_cap_mb fsdp_transformer_layer_cls_to_wrap fsdp_min_num_params packing torch_empty_cache_steps
     """.split()  # noqa: SIM905
 )
 """Arguments that do not change the memory of a training step, or by less than one block."""
@@ -122,20 +122,26 @@ def is_run_by(command_words: Sequence[str]) -> bool:
 def read_trainer(config: Table, source_file: LaunchSource) -> Launch:
     """Returns the training run of Trainer arguments. Raises `InputError`, which names file and argument."""
     with reading_of(source_file) as reader:
-        return _read_arguments(reader, config, source_file.world_size)
+        return _read_arguments(reader, config)
 
 
 def read_arguments(arguments: Table, source_file: LaunchSource) -> Launch:
     """Returns the training run of a command's Trainer arguments, as `read_trainer` does for a file."""
-    plain_arguments: dict[str, Any] = {}
-    for flag, value in arguments.items():
-        name = flag.lstrip("-").replace("-", "_")
-        if name in keys_read() and name != "model_name_or_path":  # a TARGET may replace the model
-            for word in value if isinstance(value, list) else [value]:
-                if isinstance(word, str) and is_unresolved(word):
-                    raise InputError(f"{source_file.where}: {flag}: {unresolved_reason(word)}")
-        plain_arguments[name] = _plain_value(value)
-    return read_trainer({**trainer_arguments(source_file), **plain_arguments}, source_file)
+    with reading_of(source_file) as reader:  # a TARGET may replace the model
+        config = plain_arguments(arguments, reader, keys_read() - {"model_name_or_path"})
+        return _read_arguments(reader, {**trainer_arguments(source_file), **config})
+
+
+def launch_as_trainer(reader: LaunchReader, config: Table, target: str) -> Launch:
+    """Returns the training run that Trainer arguments describe, as a part of a program's reader.
+
+    config: the Trainer's arguments, with the program's defaults.
+    target: the model's name.
+    """
+    reader.check_unknown()
+    launched_run = read_trainer({**trainer_arguments(reader.source), **config}, reader.source)
+    frozen_model = reader.frozen_on(launched_run.layout)
+    return replace(reader.with_records(launched_run), target=target, frozen=frozen_model)
 
 
 def keys_read() -> frozenset[str]:
@@ -143,48 +149,32 @@ def keys_read() -> frozenset[str]:
     return TRAINER_READ.union(*(plugin.trainer_keys for plugin in plugins().values()))
 
 
-def _plain_value(value: Any) -> Any:
-    """Returns the value of a command-line argument, converted to a boolean or a number if it is one."""
-    if isinstance(value, list):
-        return [_plain_value(item) for item in value]
-    if not isinstance(value, str):
-        return value
-    if is_unresolved(value):
-        return printable(value)
-    constants = {"true": True, "false": False, "none": None}
-    if value.lower() in constants:
-        return constants[value.lower()]
-    return int(value) if re.fullmatch(r"-?\d{1,12}", value) else value
-
-
-def _read_arguments(reader: LaunchReader, config: Table, world_size: int | None) -> Launch:
-    reader.ignored += [argument_name for argument_name in config if argument_name in TRAINER_IGNORED]
-    unknown_keys(reader, config, (*keys_read(), *TRAINER_IGNORED), "", "no argument that is known")
+def _read_arguments(reader: LaunchReader, config: Table) -> Launch:
+    reader.check_names(config, keys_read(), TRAINER_IGNORED)
     run_settings = trainer_settings(reader, config)
     precision, is_published = weight_formats(reader, config)
-    return trained(reader, "trainer", config, run_settings | precision, world_size, published_weights=is_published)
+    return trainer_launch(reader, config, run_settings | precision, published_weights=is_published)
 
 
-def trained(
+def trainer_launch(
     reader: LaunchReader,
-    file_kind: str,
     config: Table,
     run_settings: dict[str, Any],
-    world_size: int | None,
+    world_size: int | None = None,
     target: Any = None,
     published_weights: bool = False,
     shipped: Mapping[str, Table] = NO_FILES,
 ) -> Launch:
     """Returns the training run of Trainer arguments, under the framework that they select.
 
-    file_kind: the name of the kind of file.
     config: the arguments, of which those that select a framework are read here.
     run_settings: the settings of the run without a framework.
+    world_size: number of devices; None (default) for that of the file.
     target: the model's name; None (default) for that of `model_name_or_path`.
     published_weights: whether weights keep the checkpoint's number format.
     shipped: configs of frameworks that come with the program.
     """
-    world = reader.devices(world_size)
+    world = reader.devices(world_size or reader.source.world_size)
     name = config.get("model_name_or_path") if target is None else target
     framework_name, launch_settings = WITHOUT_A_NAME, LaunchSettings(Layout(dp=world), run_settings)
     for plugin_name, plugin in plugins().items():
@@ -192,13 +182,12 @@ def trained(
             arguments = _with_named_files(reader, config, plugin_name, plugin.trainer_keys, shipped)
             framework_name, launch_settings = plugin_name, plugin.trainer(reader, arguments, world, run_settings)
             break
+    else:
+        reader.refuse_groups(config)
     return reader.launch(
-        file_kind,
         framework_name,
+        launch_settings,
         target="" if name is None else str(name)[:200],
-        layout=launch_settings.layout,
-        settings=launch_settings.settings,
-        own_settings=launch_settings.own_settings,
         published_weights=published_weights and framework_name == WITHOUT_A_NAME,
     )
 
@@ -241,7 +230,7 @@ def trainer_settings(
     run_settings |= trainer_kernels(reader, config, defaults)
     run_settings |= trainer_adapters(reader, config)
     noise_words(reader, config)
-    for argument_name in ("auto_find_batch_size", "optim_args", "optim_target_modules"):
+    for argument_name in ("auto_find_batch_size", "optim_args", "optim_target_modules", "use_cpu", "no_cuda"):
         if config.get(argument_name) not in (None, False, ""):
             reader.unknown[argument_name] = "it is modelled without"
     return run_settings

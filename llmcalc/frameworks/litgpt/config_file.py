@@ -10,22 +10,25 @@ from collections.abc import Mapping
 from typing import Any
 
 from ...errors import shown
-from ...parallel.layout import Layout
+from ..fsdp2.plugin import sharded_launch
 from ..fsdp2.settings import TitanSettings
-from ..launch.record import Launch, LaunchReader, LaunchSource, Table, reading_of, size_of, unknown_keys
+from ..launch.record import Launch, LaunchReader, LaunchSource, Table, reading_of, size_of
 from ..launch.trainer import HEAD_ADAPTER, lora_settings
 
 READ = frozenset(
     """
     checkpoint_dir precision quantize devices num_nodes lora_r lora_dropout lora_query lora_key lora_value
-    lora_projection lora_mlp lora_head train optimizer model_name model_config initial_checkpoint_dir data
+    lora_projection lora_mlp lora_head train optimizer model_name
     """.split()  # noqa: SIM905
 )
 
 IGNORED = frozenset(
-    "out_dir lora_alpha eval log logger_name seed access_token tokenizer_dir resume generate use_clearml".split()  # noqa: SIM905
+    """
+    out_dir lora_alpha eval log logger_name seed access_token tokenizer_dir resume generate use_clearml data
+    model_config initial_checkpoint_dir
+    """.split()  # noqa: SIM905
 )
-"""Arguments that do not change the memory of a training step."""
+"""Arguments that do not change the memory of a training step, or that only pretraining has, which is refused."""
 
 TARGETS = {
     "lora_query": (True, ("q_proj",)),
@@ -63,8 +66,7 @@ def is_litgpt(config: Table) -> bool:
 def read_litgpt(config: Table, source_file: LaunchSource) -> Launch:
     """Returns the training run of a LitGPT config. Raises `InputError`, which names file and argument."""
     with reading_of(source_file) as reader:
-        reader.ignored += [argument_name for argument_name in config if argument_name in IGNORED]
-        unknown_keys(reader, config, (*READ, *IGNORED), "", "no argument that is known")
+        reader.check_names(config, READ, IGNORED)
         if (
             not any(str(argument_name).startswith("lora_") for argument_name in config)
             and config.get("checkpoint_dir") is None
@@ -99,15 +101,9 @@ def read_litgpt(config: Table, source_file: LaunchSource) -> Launch:
         elif world_size > 1:
             run_settings["recompute"] = "full"  # finetune/full.py checkpoints blocks under FSDP
         model_name = str(config.get("checkpoint_dir") or config.get("model_name") or "")
-        is_sharded = world_size > 1
-        return reader.launch(
-            "litgpt",
-            "fsdp2" if is_sharded else "torch",
-            target=re.sub(r"^(\./)?checkpoints/", "", model_name).rstrip("/")[:200],
-            layout=Layout(dp=world_size, zero=3 if is_sharded else 0),
-            settings=run_settings,
-            own_settings=TitanSettings(reduced="bfloat16" if "bf16" in precision else "") if is_sharded else None,
-        )
+        target = re.sub(r"^(\./)?checkpoints/", "", model_name).rstrip("/")[:200]
+        own_settings = TitanSettings(reduced="bfloat16" if "bf16" in precision else "")
+        return sharded_launch(reader, world_size, run_settings, own_settings, target=target)
 
 
 def _device_count(reader: LaunchReader, config: Table) -> int:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from ..engines.flags import Flag
-from ..ggml.flags import CACHE_TYPES, IDLE, SHARED, cache_types
+from ..ggml.flags import CACHE_TYPES, IDLE, SHARED_FLAGS, cache_types
 
 DRAFTING = (
     Flag(("--spec-type",), "text"),
@@ -31,7 +31,7 @@ DRAFTING = (
 """Flags of speculative decoding (../ggml/speculation.py)."""
 
 FLAGS = (
-    *SHARED,
+    *SHARED_FLAGS,
     *cache_types(),
     *DRAFTING,
     Flag(("--kv-unified", "-kvu"), "switch", off=("-no-kvu",)),

@@ -20,7 +20,7 @@ _OLLAMA_BUFFER = re.compile(
     rf'size="(?P<size>{AMOUNT})'
 )
 _OLLAMA_NAMES = {"model weights": "model_buffer", "kv cache": "kv_buffer", "compute graph": "compute_buffer"}
-_NAMES = {"model": "model_buffer", "": "model_buffer", "KV": "kv_buffer", "RS": "kv_buffer"}
+_TERM_NAMES = {"model": "model_buffer", "": "model_buffer", "KV": "kv_buffer", "RS": "kv_buffer"}
 
 PATTERNS = (
     pattern("general.name", r"general\.name +(?:str +)?= (?P<model>.{1,200})"),
@@ -63,19 +63,19 @@ PATTERNS = (
 FLAGS = ("ctx_size", "batch_size", "ubatch_size", "n_gpu_layers", "parallel")
 """Flags whose values a log prints."""
 
-OF_IK = ("mla_use", "attention_max_batch", "fused_moe")
+IK_FLAGS = ("mla_use", "attention_max_batch", "fused_moe")
 """Flags of ik_llama.cpp alone, whose values its logs print."""
 
 MOST_DEVICES = 16
 """Devices of a log over which layers are divided at most."""
 
-FLASH = {"1": "on", "enabled": "on", "0": "off", "disabled": "off"}
+FLASH_VALUES = {"1": "on", "enabled": "on", "0": "off", "disabled": "off"}
 """Values of `flash_attn` in a log → those of the flag."""
 
 LONGEST_PREFIX = 600
 """Letters of a line in which a buffer is looked for."""
 
-FORMATS = {"f16": "float16", "f32": "float32", "bf16": "bfloat16"}
+PLAIN_FORMATS = {"f16": "float16", "f32": "float32", "bf16": "bfloat16"}
 """Formats of the cache that are plain numbers."""
 
 
@@ -99,16 +99,16 @@ def read_log(log_text: LogText) -> LogReading | None:
         memory_terms = (*memory_terms, LogTerm("requested", requested_bytes))
     if not memory_terms:
         return None
-    formats = {FORMATS.get(log_values.text(term_name), "") for term_name in ("key_format", "value_format")}
-    is_fork = not is_ollama and any(term_name in log_values for term_name in OF_IK)
+    formats = {PLAIN_FORMATS.get(log_values.text(term_name), "") for term_name in ("key_format", "value_format")}
+    is_fork = not is_ollama and any(term_name in log_values for term_name in IK_FLAGS)
+    program = "ollama" if is_ollama else "ik_llama.cpp" if is_fork else "llama.cpp"
+    build = "" if is_ollama else log_values.text("build")
     return LogReading(
-        program="ollama" if is_ollama else "ik_llama.cpp" if is_fork else "llama.cpp",
-        title="Ollama" if is_ollama else "ik_llama.cpp" if is_fork else "llama.cpp",
+        program=program,
+        title="Ollama" if is_ollama else program,
         terms=memory_terms,
         kind="oom" if is_out_of_memory else "startup",
-        version=""
-        if is_ollama or not log_values.text("build")
-        else ("" if is_fork else "b") + log_values.text("build"),
+        version=f"b{build}" if build and not is_fork else build,
         model=log_values.text("model"),
         device=log_values.text("gpu"),
         total=next(iter(_device_sizes(log_values)), None),
@@ -146,16 +146,15 @@ def _llama_server_flags(log_values: LogValues) -> dict[str, str]:
     sizes = _device_sizes(log_values)
     split = [str(buffer_bytes >> 20) for buffer_bytes in sizes] if len(sizes) == devices else ["1"] * devices
     flags = {"tensor_split": ",".join(split)} if 1 < devices <= MOST_DEVICES else {}
-    flags |= {term_name: log_values.text(term_name) for term_name in (*FLAGS, *OF_IK) if term_name in log_values}
-    flags |= {
-        term_name: {"0": "false", "1": "true"}[flags[term_name]] for term_name in ("fused_moe",) if term_name in flags
-    }
-    if log_values.text("flash_attn") in FLASH:
-        flags["flash_attn"] = FLASH[log_values.text("flash_attn")]
-    for term_name, field in (("key_format", "cache_type_k"), ("value_format", "cache_type_v")):
-        if term_name in log_values:
-            flags[field] = log_values.text(term_name)
-    return flags | ({"kv_unified": log_values.text("kv_unified")} if "kv_unified" in log_values else {})
+    flags |= log_values.stated_numbers(*FLAGS, *IK_FLAGS, "kv_unified")
+    if "fused_moe" in flags:
+        flags["fused_moe"] = {"0": "false", "1": "true"}[flags["fused_moe"]]
+    if log_values.text("flash_attn") in FLASH_VALUES:
+        flags["flash_attn"] = FLASH_VALUES[log_values.text("flash_attn")]
+    for group_name, field in (("key_format", "cache_type_k"), ("value_format", "cache_type_v")):
+        if group_name in log_values:
+            flags[field] = log_values.text(group_name)
+    return flags
 
 
 def _ollama_flags(log_values: LogValues) -> dict[str, str]:
@@ -164,7 +163,7 @@ def _ollama_flags(log_values: LogValues) -> dict[str, str]:
     options = {"num_batch": log_values.text("ubatch_size"), "OLLAMA_NUM_PARALLEL": log_values.text("parallel")}
     if "ctx_size" in log_values:
         options["num_ctx"] = str(int(log_values.text("ctx_size")) // parallel)
-    return {term_name: value for term_name, value in options.items() if value}
+    return {option: value for option, value in options.items() if value}
 
 
 def _largest_buffer(memory_terms: Sequence[LogTerm]) -> str:
@@ -192,7 +191,7 @@ def _buffer_sizes(log_text: LogText) -> dict[tuple[str, str], int]:
             continue
         buffer_kind = match["kind"].strip()
         key = (
-            _NAMES.get(buffer_kind, "compute_buffer" if buffer_kind == "compute" else "output_buffer"),
+            _TERM_NAMES.get(buffer_kind, "compute_buffer" if buffer_kind == "compute" else "output_buffer"),
             match["device"],
         )
         buffer_bytes = bytes_of(match["size"])

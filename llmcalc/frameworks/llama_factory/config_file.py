@@ -11,7 +11,7 @@ from typing import Any
 from ...device_memory.optimizers.registry import LARGEST_RANK
 from ...errors import shown
 from ..frozen_model import FrozenModel
-from ..launch.record import Launch, LaunchReader, LaunchSource, Table, reading_of, size_of, unknown_keys
+from ..launch.record import Launch, LaunchReader, LaunchSource, Table, reading_of
 from ..launch.trainer import (
     TRAINER_DEFAULTS,
     TRAINER_IGNORED,
@@ -20,7 +20,7 @@ from ..launch.trainer import (
     kto_settings,
     lora_settings,
     pair_settings,
-    trained,
+    trainer_launch,
     trainer_settings,
 )
 from .deepspeed_configs import DEEPSPEED_CONFIGS
@@ -30,7 +30,7 @@ READ = frozenset(
     """
     stage finetuning_type cutoff_len lora_rank lora_target lora_dropout additional_target quantization_bit
     quantization_method quantization_type double_quantization flash_attn enable_liger_kernel pure_bf16
-    disable_gradient_checkpointing use_reentrant_gc use_unsloth_gc upcast_lmhead_output upcast_layernorm
+    disable_gradient_checkpointing use_reentrant_gc use_unsloth_gc upcast_lmhead_output
     use_adam_mini use_muon pissa_init use_galore galore_rank galore_target galore_layerwise galore_proj_type
     use_apollo apollo_rank apollo_target apollo_layerwise apollo_proj apollo_proj_type
     """.split()  # noqa: SIM905
@@ -77,6 +77,7 @@ REFUSED = {
     "use_megatron_bridge": "Megatron-Bridge",
     "use_hyper_parallel": "HyperParallel",
     "use_kt": "KTransformers",
+    "upcast_layernorm": "norms in fp32 under 16-bit layers",
     "use_asft_loss": "the reference model of ASFT",
     "fp8": "products in 8 bits",
     "train_from_scratch": "",
@@ -116,12 +117,8 @@ def read_llama_factory(config: Table, source_file: LaunchSource) -> Launch:
         return read_version_1(config, source_file)
     with reading_of(source_file) as reader:
         reader.expandable = (source_file.world_size or 1) > 1  # launcher.py, `OPTIM_TORCH`, of several processes
-        ignored = TRAINER_IGNORED | IGNORED
-        reader.ignored += [argument_name for argument_name in config if argument_name in ignored]
-        unknown_keys(reader, config, (*keys_read(), *READ, *ignored, *REFUSED), "", "no argument that is known")
-        for name, method in REFUSED.items():
-            if method and config.get(name) not in (None, False, ""):
-                reader.unknown[name] = f"{method}: not modelled"
+        reader.check_names(config, (*keys_read(), *READ, *REFUSED), TRAINER_IGNORED | IGNORED)
+        reader.refuse_set(config, {name: f"{method}: not modelled" for name, method in REFUSED.items() if method})
         if config.get("do_train") is not True and any(
             config.get(argument_name) is True for argument_name in ("do_predict", "do_eval")
         ):
@@ -136,6 +133,10 @@ def read_llama_factory(config: Table, source_file: LaunchSource) -> Launch:
             reader, _with_kernel_arguments(reader, config), DEFAULTS, preferred_name="cutoff_len"
         )
         run_settings |= attention_settings(reader, "flash_attn", _attention_implementation(reader, config))
+        if run_settings.get("recompute") and reader.flag(config, "use_unsloth_gc"):  # model_utils/checkpointing.py
+            run_settings |= {"recompute": "full", "offload_activations": True}
+        if reader.flag(config, "upcast_lmhead_output"):
+            reader.notes.append("upcast_lmhead_output: logits are counted in the head's own format too, an upper bound")
         if finetuning_type == "lora":
             run_settings |= _adapter_settings(reader, config)
         elif config.get("quantization_bit") is not None:
@@ -155,7 +156,7 @@ def read_llama_factory(config: Table, source_file: LaunchSource) -> Launch:
             reader.notes.append("use_eaft_loss: the entropies of EAFT's loss are not counted")
         run_settings |= _number_formats(reader, config, finetuning_type)
         run_settings |= _optimizer_settings(reader, config, run_settings, source_file.world_size)
-        return trained(reader, "llama-factory", config, run_settings, source_file.world_size, shipped=DEEPSPEED_CONFIGS)
+        return trainer_launch(reader, config, run_settings, shipped=DEEPSPEED_CONFIGS)
 
 
 def _reference_model(config: Table) -> FrozenModel:
@@ -256,7 +257,7 @@ def _low_rank_optimizer(
         if reader.value(config, f"{name}_{key}", value) not in (value, [value]):
             reader.unknown[f"{name}_{key}"] = f"{value} alone is modelled"
     reader.filled_in.pop("optim", None)
-    rank = size_of(reader, f"{name}_rank", reader.value(config, f"{name}_rank", 16))
+    rank = reader.size(config, f"{name}_rank", 16)
     if rank > LARGEST_RANK:
         raise reader.wrong(f"{name}_rank", f"{rank:,}; expected at most {LARGEST_RANK:,}")
     settings: dict[str, Any] = {"optimizer": f"{name}-r{rank}", "optimizer_impl": "loop"}

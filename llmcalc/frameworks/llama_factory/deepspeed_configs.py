@@ -5,15 +5,9 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-COMMON: dict[str, Any] = {
-    "train_batch_size": "auto",
-    "train_micro_batch_size_per_gpu": "auto",
-    "gradient_accumulation_steps": "auto",
-    "gradient_clipping": "auto",
-    "zero_allow_untested_optimizer": True,
-    "fp16": {"enabled": "auto"},
-    "bf16": {"enabled": "auto"},
-}
+from ..launch.auto_values import AUTO_BATCH, AUTO_BUCKETS, AUTO_FORMATS
+
+COMMON: Mapping[str, Any] = {"zero_allow_untested_optimizer": True, **AUTO_FORMATS, **AUTO_BATCH}
 
 WHOLE_PARAMETERS: dict[str, Any] = {
     "allgather_partitions": True,
@@ -30,9 +24,7 @@ STAGE_3: dict[str, Any] = {
     "overlap_comm": False,
     "contiguous_gradients": True,
     "sub_group_size": 1_000_000_000,
-    "reduce_bucket_size": "auto",
-    "stage3_prefetch_bucket_size": "auto",
-    "stage3_param_persistence_threshold": "auto",
+    **AUTO_BUCKETS,
     "stage3_max_live_parameters": 1_000_000_000,
     "stage3_max_reuse_distance": 1_000_000_000,
 }

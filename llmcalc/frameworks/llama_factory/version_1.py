@@ -13,8 +13,8 @@ from typing import Any
 from ...errors import shown
 from ..frozen_model import SecondLoss
 from ..fsdp2.settings import TitanSettings
-from ..launch.record import Launch, LaunchReader, LaunchSource, Table, reading_of, size_of, unknown_keys
-from ..launch.trainer import attention_settings, lora_settings, pair_settings, trained
+from ..launch.record import Launch, LaunchReader, LaunchSource, Table, reading_of, size_of
+from ..launch.trainer import attention_settings, lora_settings, pair_settings, trainer_launch
 from .deepspeed_configs import DEEPSPEED_CONFIGS
 
 READ = frozenset(
@@ -44,11 +44,13 @@ def is_version_1(config: Table) -> bool:
 def read_version_1(config: Table, source_file: LaunchSource) -> Launch:
     """Returns the training run of a version-1 config. Raises `InputError`, which names file and key."""
     with reading_of(source_file) as reader:
-        reader.ignored += [argument_name for argument_name in config if argument_name in IGNORED]
-        unknown_keys(reader, config, READ | IGNORED, "", "no key that is known")
+        reader.check_names(config, READ, IGNORED, "no key that is known")
         if config.get("cp_size") not in (None, 1):
             reader.unknown["cp_size"] = "sequences that ranks divide (Ulysses) are not modelled"
         world_size = reader.devices(source_file.world_size)
+        for name in ("dp_size", "mp_shard_size"):
+            if config.get(name) not in (None, world_size):
+                reader.unknown[name] = "it is modelled as the number of devices"
         reader.expandable = world_size > 1  # v1/launcher.py, `OPTIM_TORCH`
         batch = reader.size(config, "micro_batch_size", 1)
         global_batch = size_of(reader, "global_batch_size", config.get("global_batch_size") or batch * world_size)
@@ -82,10 +84,8 @@ def read_version_1(config: Table, source_file: LaunchSource) -> Launch:
         arguments = {"bf16": True, **_framework_arguments(reader, config)}
         if "fsdp" in arguments:
             del arguments["bf16"]
-        launched_run = trained(
-            reader, "llama-factory", arguments, run_settings, world_size,
-            target=str(config["model"] or ""), shipped=DEEPSPEED_CONFIGS,
-        )  # fmt: skip
+        target = str(config["model"] or "")
+        launched_run = trainer_launch(reader, arguments, run_settings, world_size, target, shipped=DEEPSPEED_CONFIGS)
         if isinstance(launched_run.own_settings, TitanSettings):
             return replace(
                 launched_run, own_settings=replace(launched_run.own_settings, reduced="float32", reduces_each=True)

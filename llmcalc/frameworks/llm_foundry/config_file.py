@@ -12,8 +12,8 @@ from typing import Any
 
 from ...errors import shown
 from ...model import ModelSpec
-from ...parallel.layout import Layout
 from ...sources.files import validate
+from ..fsdp2.plugin import sharded_launch
 from ..fsdp2.settings import TitanSettings
 from ..launch.record import Launch, LaunchReader, LaunchSource, Table, reading_of, size_of
 
@@ -71,15 +71,8 @@ def read_llm_foundry(config: Table, source_file: LaunchSource) -> Launch:
             spec = _mpt_model(reader, model, run_settings["seq"])
         else:
             model_name = str(model.get("pretrained_model_name_or_path") or "")[:200]
-        return reader.launch(
-            "llm-foundry",
-            "fsdp2" if is_sharded else "torch",
-            spec=spec,
-            target=model_name,
-            layout=Layout(dp=world_size, zero=3 if is_sharded else 0),
-            settings=run_settings | formats,
-            own_settings=TitanSettings(reduced=reduction_format, flat=True) if is_sharded else None,
-        )
+        own_settings = TitanSettings(reduced=reduction_format, flat=True) if is_sharded else None
+        return sharded_launch(reader, world_size, run_settings | formats, own_settings, spec=spec, target=model_name)
 
 
 def _resolved_value(reader: LaunchReader, config: Table, name: str, value: Any) -> Any:
@@ -147,12 +140,9 @@ def _attention_kernel(reader: LaunchReader, model: Table) -> str:
 def _mpt_model(reader: LaunchReader, model: Table, length: int) -> ModelSpec:
     """Returns the MPT model in the config's section `model`, with LLM Foundry's defaults."""
     config = reader.table(model, "attn_config")
-    for key, values in ATTENTION_OFF.items():
-        if key in config and config[key] not in values:
-            reader.unknown[f"model.attn_config.{key}"] = f"{shown(config[key])} is not modelled"
-    for key in ("ffn_config", "block_overrides", "final_logit_softcapping"):
-        if model.get(key):
-            reader.unknown[f"model.{key}"] = "it is modelled without"
+    reader.refuse_other_values(config, ATTENTION_OFF, "model.attn_config.")
+    without = ("ffn_config", "block_overrides", "final_logit_softcapping")
+    reader.refuse_set(model, dict.fromkeys(without, "it is modelled without"), "model.")
     sizes = {
         key: reader.size(model, key, default)
         for key, default in (("d_model", 2048), ("n_heads", 16), ("n_layers", 24), ("vocab_size", 50368))

@@ -9,7 +9,7 @@ from ...sources.preset import Preset
 from ..engines.engine import EngineVersion
 from .reading import LogReading, LogTerm
 
-OFF_SHARE, OFF_BYTES = 0.02, 64 * 2**20
+TOLERANCE_SHARE, TOLERANCE_BYTES = 0.02, 64 * 2**20
 """A term is off where it differs by more than this share of the log's figure, and by more than these bytes."""
 
 
@@ -32,7 +32,7 @@ class ComparedTerm:
         """Whether logged and computed size differ by more than rounding and the variation between starts."""
         if self.computed is None or self.difference is None or self.term.unit != "bytes":
             return False
-        return abs(self.difference) > OFF_SHARE and abs(self.computed - self.term.value) > OFF_BYTES
+        return abs(self.difference) > TOLERANCE_SHARE and abs(self.computed - self.term.value) > TOLERANCE_BYTES
 
 
 @dataclass(frozen=True)

@@ -110,7 +110,7 @@ class LogValues:
         """Matches the patterns. log_text: the log. is_left_out: whether a line is skipped; by default none."""
         matches: dict[str, list[tuple[int, str]]] = {}
         for hint, expression in patterns:
-            for start, hint_start, end in log_text.places(hint):
+            for start, hint_start, end in log_text.line_spans(hint):
                 match = expression.search(log_text.text, hint_start, end)
                 if match is not None and not is_left_out(log_text.text[start:end]):
                     for name, value in match.groupdict().items():
@@ -125,6 +125,15 @@ class LogValues:
     def text(self, group_name: str) -> str:
         """Returns the last text that a named regex group matched; empty if there is none."""
         return (self.values.get(group_name) or [""])[-1].strip()
+
+    @property
+    def version(self) -> str:
+        """The program's version, of the regex group `version`, without a `v` before its numbers."""
+        return self.text("version").removeprefix("v")
+
+    def stated_numbers(self, *names: str) -> dict[str, str]:
+        """Returns the name of each of these regex groups that matched → the number as text, without commas."""
+        return {name: self.text(name).replace(",", "") for name in names if name in self}
 
     def sizes(self, group_name: str) -> list[int]:
         """Returns the memory sizes, in bytes, that a named regex group matched."""

@@ -13,10 +13,10 @@ from .text import LogText
 FOLDERS = ("vllm", "sglang", "tensorrt_llm", "llama_cpp", "fsdp2", "megatron", "deepspeed")
 """Folders of the programs whose logs are read. Of a log that several know, the one that reads most terms has it."""
 
-OF_ANY = "torch"
+TORCH_FOLDER = "torch"
 """The folder whose messages any of these programs may print: torch's, and those of the Trainer on it."""
 
-EXPECTED = (
+EXPECTED_LOGS = (
     "a start-up log or an out-of-memory message of vLLM, SGLang, TensorRT-LLM, llama.cpp, Ollama, torch, Megatron-LM, "
     "DeepSpeed, torchtitan or the Trainer"
 )
@@ -25,10 +25,10 @@ EXPECTED = (
 def read_log(file: str, log_text: LogText) -> LogReading:
     """Returns the contents of a log. file: the log's name in errors. Raises `InputError` for an unknown kind of log."""
     readings = sorted(_log_readings(log_text), key=lambda log_reading: -len(log_reading.terms))
-    torch_reading: LogReading | None = import_module(f"..{OF_ANY}.log", __package__).read_log(log_text)
+    torch_reading: LogReading | None = import_module(f"..{TORCH_FOLDER}.log", __package__).read_log(log_text)
     if not readings:
         if torch_reading is None:
-            raise InputError(f"{file}: no line is known; expected {EXPECTED}")
+            raise InputError(f"{file}: no line is known; expected {EXPECTED_LOGS}")
         return torch_reading
     reader = readings[0]
     if torch_reading is None or torch_reading.kind != "oom":

@@ -33,7 +33,7 @@ class LogText:
         lines = _CONTROL.sub("", text).splitlines()
         self.text: str = "\n".join(line[:LONGEST_LINE] for line in lines)
 
-    def places(self, hint: str) -> Iterator[tuple[int, int, int]]:
+    def line_spans(self, hint: str) -> Iterator[tuple[int, int, int]]:
         """Yields the offsets (line start, hint, line end) of the lines that contain a text, at most `MOST_LINES`."""
         end = -1
         for _ in range(MOST_LINES):
@@ -46,7 +46,7 @@ class LogText:
 
     def lines_with(self, *hints: str) -> list[str]:
         """Returns the lines that contain any of these texts, in their order."""
-        spans = {(start, end) for hint in hints for start, _, end in self.places(hint)}
+        spans = {(start, end) for hint in hints for start, _, end in self.line_spans(hint)}
         return [self.text[start:end] for start, end in sorted(spans)]
 
 

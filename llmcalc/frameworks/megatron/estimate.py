@@ -9,7 +9,7 @@ from ...device_memory.estimate import Memory
 from ...parallel.layout import Layout, Stage
 from ...simulator.meter import Meter
 from ..peak_estimate import BytesPerParameter, MicroBatchBytes, PeakByPath, PeakEstimate
-from .schedule import RankRun
+from .rank_run import RankRun
 from .settings_from_options import optimizer_bytes, settings_of
 
 

@@ -18,7 +18,17 @@ from typing import Any, Literal, get_args, get_origin, get_type_hints
 from ...errors import InputError, shown, suggest
 from ...parallel.layout import Layout
 from ..launch import trainer
-from ..launch.record import LARGEST, Launch, LaunchReader, LaunchSource, Table, allocator_of, check_env, reading_of
+from ..launch.record import (
+    LARGEST,
+    Launch,
+    LaunchReader,
+    LaunchSettings,
+    LaunchSource,
+    Table,
+    allocator_of,
+    check_env,
+    reading_of,
+)
 from ..launch.shell_arithmetic import evaluated
 from ..launch.unresolved import is_unresolved, is_unset_variable, unresolved_reason
 from .arguments import RENAMED, Kind, flag_of
@@ -84,8 +94,6 @@ OTHER_ENTRIES = (
 
 WRAPPED = "megatron_args"
 """The key of the arguments in a row of measurements, beside `env_vars`."""
-
-CUBLAS = "CUBLAS_WORKSPACE_CONFIG"
 
 
 def is_megatron(table: Mapping[str, Any]) -> bool:
@@ -220,16 +228,8 @@ def _read_arguments(reader: LaunchReader, arguments: Table, env: dict[str, str])
     command_settings = settings_of(settings)
     if source_file.unset:
         reader.notes.append(f"{', '.join(sorted(source_file.unset)[:10])}: taken as not set")
-    return reader.launch(
-        "megatron",
-        "megatron",
-        spec=spec,
-        layout=layout,
-        settings=command_settings,
-        own_settings=settings,
-        env=env,
-        gpu=source_file.gpu,
-    )
+    launch_settings = LaunchSettings(layout, command_settings, settings)
+    return reader.launch("megatron", launch_settings, spec=spec, env=env, gpu=source_file.gpu)
 
 
 def smallest_world(settings: MegatronSettings) -> int:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 from typing import Any
 
@@ -63,11 +64,8 @@ def bridge_adapters(reader: LaunchReader, section: str, rank: Any, targets: Any,
 
 def smallest_run(parallel_run: MegatronRun) -> int:
     """Returns the smallest number of devices that a run's layout can have."""
-    group_devices = parallel_run.tp * parallel_run.cp
-    experts = parallel_run.ep * (parallel_run.etp or parallel_run.tp)
-    return parallel_run.pp * (
-        group_devices if experts <= group_devices else -(-experts // group_devices) * group_devices
-    )
+    expert_ranks = parallel_run.ep * (parallel_run.etp or parallel_run.tp)
+    return parallel_run.pp * math.lcm(parallel_run.tp * parallel_run.cp, expert_ranks)
 
 
 def megatron_run(

@@ -19,9 +19,9 @@ from ...simulator.repeat_microbatches import EventMeter, PassCase, PassPlayer, P
 from ...simulator.replay_result import PHASES, ReplayResult
 from .kernel_choices import uses_expandable_segments
 from .kernels import Parameter
+from .rank_run import RankRun
 from .record_chunks import record_chunks
 from .record_passes import record_passes
-from .schedule import RankRun
 from .settings import MegatronSettings
 
 SOURCES = {

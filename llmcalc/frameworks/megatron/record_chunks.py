@@ -21,8 +21,8 @@ from ...simulator.repeat_layers import NotRepeating
 from ...simulator.repeat_microbatches import PassCase, PassTrace, RecordedPasses
 from ...simulator.strides import Shape
 from .kernels import GATHER_BUFFER, Parameter
+from .rank_run import Chunk, RankRun
 from .record_passes import record_passes
-from .schedule import Chunk, RankRun
 from .settings import MegatronSettings
 
 Names: TypeAlias = frozenset[str | Shape]

@@ -5,7 +5,7 @@ from __future__ import annotations
 from ...simulator.event_log import Recorder
 from ...simulator.repeat_microbatches import PassRecorder, RecordedPasses
 from ...simulator.tensor import Tensor
-from .schedule import Chunk, ForwardOutput, RankRun
+from .rank_run import Chunk, ForwardOutput, RankRun
 
 STEPS = 3, 3
 """Micro-batches of each step, so that every case but the first ones comes twice where it can."""

@@ -9,8 +9,8 @@ from ...device_memory.cuda_runtime import Runtime
 from ...device_memory.device_memory import DeviceMemory
 from ...device_memory.estimate import Memory
 from ...errors import InputError
+from ...flow.program import every_step
 from ...parallel.layout import ONE_DEVICE
-from ...simulator.evidence import every_step
 from ..framework import RunOnRanks
 from . import rank_memory as replay
 from .kernels.attention import not_modelled

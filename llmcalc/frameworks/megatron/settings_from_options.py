@@ -16,20 +16,20 @@ from ...device_memory.estimate import Memory
 from ...device_memory.settings import NARROW_PRODUCTS, Settings
 from ...errors import InputError
 from ...flow.axis import extent
+from ...flow.program import every_step
 from ...model import ModelSpec
 from ...optional import MTP
 from ...parallel.layout import ImpossibleLayout, Layout
 from ...parallel.layout_request import version_date
 from ...parallel.rank_program import divides_groups, model_axes
 from ...parallel.search import routed_experts
-from ...simulator.evidence import every_step
 from ...units import dtype, short_dtype
 from ...workload.lora import PARALLEL_LIBRARIES
 from ...workload.setting import declared, option
 from ..framework import RunOnRanks
 from .parallel_adapters import OPTIONS as ADAPTER_OPTIONS
 from .parallel_adapters import ParallelAdapters
-from .schedule import STATES
+from .rank_run import STATES
 from .settings import EXCHANGES, MegatronSettings
 from .unsupported import gpu_runs_recipe
 
@@ -325,7 +325,7 @@ def _head_arguments(spec: ModelSpec, mixer: Any) -> dict[str, Any]:
             "qk_pos_emb_head_dim": mixer.qk_rope_head_dim,
             "v_head_dim": mixer.v_head_dim,
         }
-    sizes = mixer.heads(spec.hidden_size)
+    sizes = mixer.head_sizes(spec.hidden_size)
     if sizes is None:
         return {}
     return {

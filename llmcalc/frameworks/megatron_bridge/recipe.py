@@ -15,7 +15,6 @@ from typing import Any
 
 from ...errors import InputError, shown, suggest
 from ..launch.command_line import overrides_of, plain_value
-from ..launch.program_readers import launch_of_run
 from ..launch.python_source import CALLED, Config, Configurations, Unknown, parse_python
 from ..launch.record import CommandLine, Launch, LaunchReader, LaunchSource, reading_of, size_of
 from ..launch.unresolved import is_unresolved, printable, unresolved_reason
@@ -116,8 +115,6 @@ def read_python(text: str, source_file: LaunchSource) -> Launch:
 
     Raises `InputError`, which names file and recipe.
     """
-    from .record import LAUNCH_FILE
-
     with reading_of(source_file) as reader:
         syntax_tree = parse_python(text, source_file.where)
         names = [word for word in source_file.arguments if "=" not in word]
@@ -128,7 +125,7 @@ def read_python(text: str, source_file: LaunchSource) -> Launch:
         except RecursionError:
             raise reader.wrong(names[0] if names else "recipes", "nested too deeply; expected a recipe") from None
         config |= {key: plain_value(value) for key, value in overrides_of(source_file.arguments).items()}
-        return _read_configuration(reader, config, LAUNCH_FILE, name)
+        return _read_configuration(reader, config, name)
 
 
 def _recipe_configuration(reader: LaunchReader, syntax_tree: ast.Module, name: str | None) -> tuple[Config, str]:
@@ -188,7 +185,7 @@ def _imported_recipes(syntax_tree: ast.Module) -> dict[str, tuple[str, str]]:
     return aliases
 
 
-def _read_configuration(reader: LaunchReader, config: Config, program: Any, name: str) -> Launch:
+def _read_configuration(reader: LaunchReader, config: Config, name: str) -> Launch:
     def get(key: str, default: Any = None) -> Any:
         value = config.get(key, default)
         if isinstance(value, Unknown):
@@ -200,10 +197,11 @@ def _read_configuration(reader: LaunchReader, config: Config, program: Any, name
             reader.filled_in[key] = default
         return size_of(reader, key, default if get(key) is None else get(key))
 
+    def optional_size(key: str) -> int | None:
+        return None if get(key) is None else size_of(reader, key, get(key))
+
     adapters = _adapter_settings(reader, config)
-    for key, values in OFF.items():
-        if key in config and config[key] not in values:
-            reader.unknown[key] = f"{shown(config[key])[:60]} is not modelled for a model that is named"
+    reader.refuse_other_values(config, OFF, ending=" for a model that is named")
     precision = config.get("mixed_precision", config.get(f"mixed_precision.{CALLED}"))
     if not isinstance(precision, str) or precision not in ("bf16_mixed",):
         reader.unknown["mixed_precision"] = f"{shown(str(precision))[:60]} is not modelled; bf16_mixed is"
@@ -212,7 +210,6 @@ def _read_configuration(reader: LaunchReader, config: Config, program: Any, name
     )
     tp, pp, cp = (size(f"model.{kind}_parallel_size", 1) for kind in ("tensor_model", "pipeline_model", "context"))
     ep = size("model.expert_model_parallel_size", 1)
-    etp, vpp = get("model.expert_tensor_parallel_size"), get("model.virtual_pipeline_model_parallel_size")
     batch, global_batch = size("train.micro_batch_size", 1), size("train.global_batch_size", 1)
     gpus = re.search(r"_(\d{1,5})gpu_", name)
     world_size = reader.source.world_size
@@ -221,8 +218,8 @@ def _read_configuration(reader: LaunchReader, config: Config, program: Any, name
         pp=pp,
         cp=cp,
         ep=ep,
-        etp=None if etp is None else size_of(reader, "model.expert_tensor_parallel_size", etp),
-        vpp=1 if vpp is None else size_of(reader, "model.virtual_pipeline_model_parallel_size", vpp),
+        etp=optional_size("model.expert_tensor_parallel_size"),
+        vpp=optional_size("model.virtual_pipeline_model_parallel_size") or 1,
         sequence_parallel=get("model.sequence_parallel") is True,
         distributed_optimizer=any(
             get(f"{section}.use_distributed_optimizer", True) is not False for section in ("ddp", "optimizer")
@@ -248,7 +245,7 @@ def _read_configuration(reader: LaunchReader, config: Config, program: Any, name
     if get("model.cp_comm_type") == "a2a":
         result = result._replace(layout=replace(result.layout, cp_comm="a2a"))
     reader.ignored += [key for key in config if key.partition(".")[0] in ("logger", "checkpoint", "scheduler", "rng")]
-    return launch_of_run(reader, program, "megatron", result, "" if model_name is None else str(model_name)[:200])
+    return reader.launch("megatron", result, target="" if model_name is None else str(model_name)[:200])
 
 
 def _length_key(reader: LaunchReader, config: Config) -> str:

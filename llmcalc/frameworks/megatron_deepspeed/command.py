@@ -95,8 +95,6 @@ def starts_program(command_line: CommandLine) -> bool:
 
 def read_command(command_line: CommandLine, source_file: LaunchSource) -> Launch:
     """Returns the training run of a Megatron-DeepSpeed command. Raises `InputError`, which names file and argument."""
-    from .record import LAUNCH_FILE
-
     with reading_of(source_file) as reader:
         arguments = arguments_of(command_line.words, source_file.where)
         table = megatron_arguments(reader, arguments)
@@ -104,16 +102,7 @@ def read_command(command_line: CommandLine, source_file: LaunchSource) -> Launch
         launched_run = read_megatron(table, source_file)
         if EMBEDDING_NORM in arguments:
             launched_run = replace(launched_run, spec=_with_embedding_norm(launched_run.spec))
-        return replace(
-            launched_run,
-            kind=LAUNCH_FILE.name,
-            program=LAUNCH_FILE.program,
-            version=LAUNCH_FILE.version,
-            unknown={**reader.unknown, **launched_run.unknown},
-            ignored=(*reader.ignored, *launched_run.ignored),
-            notes=(*reader.notes, *launched_run.notes),
-            filled_in={**launched_run.filled_in, **reader.filled_in},
-        )
+        return reader.with_records(launched_run)
 
 
 def _with_embedding_norm(spec: ModelSpec | None) -> ModelSpec | None:

@@ -10,11 +10,11 @@ from dataclasses import replace
 from typing import Any
 
 from ...errors import shown
+from ..launch.auto_values import AUTO_BATCH, AUTO_BUCKETS, AUTO_FORMATS
 from ..launch.command_line import arguments_of, model_name, plain_arguments
 from ..launch.grpo import grpo_length, with_log_probabilities
-from ..launch.program_readers import launch_as_trainer, launch_of_run
 from ..launch.record import CommandLine, Launch, LaunchReader, LaunchSource, Table, reading_of, size_of, unknown_keys
-from ..launch.trainer import TRAINER_IGNORED
+from ..launch.trainer import TRAINER_IGNORED, launch_as_trainer
 from .megatron_command import READ as MEGATRON_READ
 from .megatron_command import run_of_megatron
 from .rlhf import GRPO_BETA, PAIRS, known_names, megatron_rollout_of, rollout_of, sequences_of
@@ -23,8 +23,8 @@ READ = frozenset(
     """
     model model_id_or_path tuner_type train_type sft_type torch_dtype per_device_train_batch_size
     gradient_accumulation_steps gradient_checkpointing gradient_checkpointing_kwargs max_length packing packing_length
-    padding_free deepspeed attn_impl lora_rank target_modules modules_to_save lora_dropout quant_method quant_bits
-    bnb_4bit_quant_type bnb_4bit_use_double_quant use_liger_kernel optim bf16 fp16 torch_compile
+    deepspeed attn_impl lora_rank target_modules modules_to_save lora_dropout quant_method quant_bits
+    bnb_4bit_use_double_quant use_liger_kernel optim bf16 fp16 torch_compile
     sequence_parallel_size deepspeed_autotp_size neftune_noise_alpha freeze_llm
     """.split()  # noqa: SIM905
 )
@@ -38,18 +38,16 @@ IGNORED = frozenset(
     model_type model_revision task_type add_version create_checkpoint_symlink max_new_tokens temperature use_hf
     external_plugins custom_register_path model_kwargs lazy_tokenize packing_num_proc packing_strategy check_model
     acc_strategy train_dataloader_shuffle max_epochs safe_serialization max_shard_size save_safetensors freeze_vit
-    freeze_aligner vit_gradient_checkpointing bnb_4bit_compute_dtype swanlab_project swanlab_token swanlab_exp_name
-    metric metric_for_best_model eval_limit eval_dataset eval_use_evalscope resume_only_model enable_thinking
-    data_seed use_logits_to_keep experts_impl norm_bbox max_pixels ds3_gather_for_generation tuner_backend
-    router_aux_loss_coef callbacks num_workers lr_scheduler warmup_steps cached_val_dataset early_stop_interval
-    new_special_tokens predict_with_generate max_model_len
+    freeze_aligner vit_gradient_checkpointing bnb_4bit_compute_dtype bnb_4bit_quant_type swanlab_project swanlab_token
+    swanlab_exp_name metric metric_for_best_model eval_limit eval_dataset eval_use_evalscope resume_only_model
+    enable_thinking data_seed use_logits_to_keep experts_impl norm_bbox max_pixels ds3_gather_for_generation
+    tuner_backend padding_free router_aux_loss_coef callbacks num_workers lr_scheduler warmup_steps cached_val_dataset
+    early_stop_interval new_special_tokens predict_with_generate max_model_len
     """.split()  # noqa: SIM905
 )
 """Arguments that do not change the memory of a training step of a language model."""
 
 OFFLOADED = {"zero2_offload": 2, "zero3_offload": 3}
-
-AUTO = "auto"
 
 
 def deepspeed_config(name: str) -> dict[str, Any] | None:
@@ -64,25 +62,15 @@ def deepspeed_config(name: str) -> dict[str, Any] | None:
     zero["contiguous_gradients"] = True
     if stage == 3:
         zero |= {
+            **AUTO_BUCKETS,
             "offload_param": {"device": device},
             "sub_group_size": 1_000_000_000,
-            "reduce_bucket_size": AUTO,
-            "stage3_prefetch_bucket_size": AUTO,
-            "stage3_param_persistence_threshold": AUTO,
             "stage3_max_live_parameters": 1_000_000_000,
             "stage3_max_reuse_distance": 1_000_000_000,
         }
     else:
         zero |= {"allgather_bucket_size": 200_000_000, "reduce_bucket_size": 200_000_000, "reduce_scatter": True}
-    return {
-        "fp16": {"enabled": AUTO},
-        "bf16": {"enabled": AUTO},
-        "zero_optimization": zero,
-        "gradient_accumulation_steps": AUTO,
-        "gradient_clipping": AUTO,
-        "train_batch_size": AUTO,
-        "train_micro_batch_size_per_gpu": AUTO,
-    }
+    return {"zero_optimization": zero, **AUTO_FORMATS, **AUTO_BATCH}
 
 
 def starts_program(command_line: CommandLine) -> bool:
@@ -104,8 +92,6 @@ def trains(command_line: CommandLine) -> bool:
 
 def read_command(command_line: CommandLine, source_file: LaunchSource) -> Launch:
     """Returns the training run of an ms-swift command. Raises `InputError`, which names file and argument."""
-    from .record import LAUNCH_FILE
-
     with reading_of(source_file) as reader:
         name, _, verb = command_line.program.partition(" ")
         if name == "megatron" or "megatron" in command_line.program:
@@ -124,8 +110,10 @@ def read_command(command_line: CommandLine, source_file: LaunchSource) -> Launch
                 "swift "
                 "sft or pt",
             )
-        target = model_name(reader, "--model", arguments_of(command_line.words, source_file.where).get("--model"))
-        launched_run = launch_as_trainer(reader, LAUNCH_FILE, _trainer_table(reader, config, rlhf_type, verb), target)
+        arguments = arguments_of(command_line.words, source_file.where)
+        name = "--model" if "--model" in arguments else "--model_id_or_path"
+        target = model_name(reader, name, arguments.get(name))
+        launched_run = launch_as_trainer(reader, _trainer_table(reader, config, rlhf_type, verb), target)
         if rlhf_type == "rm" and launched_run.layout.zero != 3:
             return replace(launched_run, settings={**launched_run.settings, "cross_entropy": "chunked"})
         if rlhf_type != "grpo":
@@ -137,8 +125,6 @@ def read_command(command_line: CommandLine, source_file: LaunchSource) -> Launch
 
 def _read_megatron_command(reader: LaunchReader, command_line: CommandLine, verb: str) -> Launch:
     """Returns the training run of a command of Megatron-SWIFT."""
-    from .record import LAUNCH_FILE
-
     if verb == "export":
         raise reader.wrong(f"line {command_line.line}: megatron export", "is no training; expected megatron sft or pt")
     arguments = arguments_of(command_line.words, reader.where)
@@ -151,7 +137,7 @@ def _read_megatron_command(reader: LaunchReader, command_line: CommandLine, verb
         )
     parallel_run = run_of_megatron(reader, config, IGNORED | TRAINER_IGNORED, rlhf_type)
     target = model_name(reader, "--model", arguments.get("--model"))
-    launched_run = launch_of_run(reader, LAUNCH_FILE, "megatron", parallel_run, target)
+    launched_run = reader.launch("megatron", parallel_run, target=target)
     if rlhf_type == "grpo":
         return replace(launched_run, rollout=megatron_rollout_of(reader, config, launched_run))
     return launched_run
@@ -186,22 +172,6 @@ def _check_visible_devices(reader: LaunchReader, config: Table) -> None:
         f"{len(visible)} devices of {processes} process{'es' * (processes > 1)}: layers that transformers divides over "
         f"devices are not modelled; expected NPROC_PER_NODE={len(visible) or 2} in the script",
     )
-
-
-def _sequence_ranks(reader: LaunchReader, data: Table) -> int:
-    """Returns the ranks that divide each sequence (swift/sequence_parallel/*.py, Ulysses): each has a part of its
-    tokens, and of their logits."""
-    ranks = reader.size(data, "sequence_parallel_size", 1)
-    world_size = reader.source.world_size or 1
-    if world_size % ranks:
-        raise reader.wrong(
-            "--sequence_parallel_size", f"{ranks} on {world_size} devices; expected a divisor, or --devices"
-        )
-    if ranks > 1:
-        reader.notes.append(
-            f"--sequence_parallel_size {ranks}: each rank has 1/{ranks} of a sequence; what it sends is not counted"
-        )
-    return ranks
 
 
 def _adapter_arguments(reader: LaunchReader, config: Table) -> dict[str, Any]:
@@ -257,7 +227,8 @@ def _trainer_table(reader: LaunchReader, data: Table, rlhf_type: str, verb: str)
     length = data.get("packing_length", data.get("max_length"))
     if rlhf_type == "grpo":
         length = grpo_length(reader, data, "max_length", tuner == "lora", GRPO_BETA)["seq"]
-    sequence_ranks = _sequence_ranks(reader, data)
+    # swift/sequence_parallel/*.py, Ulysses: each rank has a part of the tokens, and of their logits
+    sequence_ranks = reader.sequence_ranks(data, "sequence_parallel_size", world_size, "--")
     if length is not None:
         table["max_length"] = -(-size_of(reader, "max_length", length) // sequence_ranks)
     elif sequence_ranks > 1:
@@ -271,6 +242,8 @@ def _trainer_table(reader: LaunchReader, data: Table, rlhf_type: str, verb: str)
         if data.get("quant_method", "bnb") != "bnb" or bits not in (4, 8):
             reader.unknown["--quant_bits"] = "weights in another format than bitsandbytes' 4 or 8 bits are not modelled"
         table["load_in_8bit" if bits == 8 else "load_in_4bit"] = True
+        if bits == 4:
+            table["use_bnb_nested_quant"] = reader.flag(data, "bnb_4bit_use_double_quant", True)
     if rlhf_type not in ("", "grpo"):
         reader.value(data, "rlhf_type", rlhf_type)
         table["per_device_train_batch_size"] = sequences_of(reader, rlhf_type, batch, tuner == "lora")

@@ -12,7 +12,7 @@ from ...errors import shown
 from ...workload.lora import ALL_LINEAR
 from ..frozen_model import FrozenModel
 from ..launch.grpo import SFT_NOTE, grpo_length
-from ..launch.record import LaunchReader, LaunchSettings, Table, size_of, unknown_keys
+from ..launch.record import LaunchReader, LaunchSettings, Table, size_of
 from ..launch.trainer import kto_settings, lora_settings, pair_settings
 from ..megatron.named_model import MegatronRun, megatron_run
 from .rlhf import GRPO_BETA, PAIRS, known_names
@@ -82,17 +82,10 @@ def run_of_megatron(
     Raises `InputError`, which names file and argument.
     """
     ignored = (IGNORED | other_ignored_names) - set(OFF)
-    reader.ignored += [argument_name for argument_name in config if argument_name in ignored]
-    rlhf_names = (*known_names(reader, config, rlhf_type), "mcore_ref_model", "offload_bridge")
-    unknown_keys(
-        reader, config, (*READ, *OFF, *ignored, *(rlhf_names if rlhf_type else ())), "", "no argument that is known"
-    )
+    rlhf_names = (*known_names(reader, config, rlhf_type), "mcore_ref_model", "offload_bridge") if rlhf_type else ()
+    reader.check_names(config, (*READ, *OFF, *rlhf_names), ignored)
     adapters = _adapter_settings(reader, config)
-    for argument_name, values in OFF.items():
-        if argument_name in config and config[argument_name] not in values:
-            reader.unknown[f"--{argument_name}"] = (
-                f"{shown(config[argument_name])[:40]} is not modelled for a model that is named"
-            )
+    reader.refuse_other_values(config, OFF, "--", " for a model that is named")
     if reader.flag(config, "moe_shared_expert_overlap"):
         reader.notes.append("--moe_shared_expert_overlap: shared experts are counted without overlap")
     sizes = {name: reader.size(config, name, 1) for name in SIZES}
@@ -104,14 +97,13 @@ def run_of_megatron(
         reader.notes.append(SFT_NOTE)
     if length is None:
         raise reader.wrong("--max_length", "missing; the length is that of the model; expected --max_length N")
-    vpp = config.get("virtual_pipeline_model_parallel_size")
     parallel_run = MegatronRun(
         tp=sizes["tensor_model_parallel_size"],
         pp=sizes["pipeline_model_parallel_size"],
         cp=sizes["context_parallel_size"],
         ep=sizes["expert_model_parallel_size"],
         etp=sizes["expert_tensor_parallel_size"],
-        vpp=1 if vpp is None else size_of(reader, "virtual_pipeline_model_parallel_size", vpp),
+        vpp=reader.optional_size(config, "virtual_pipeline_model_parallel_size") or 1,
         sequence_parallel=reader.flag(config, "sequence_parallel"),
         distributed_optimizer=reader.flag(config, "use_distributed_optimizer", True),
         batch=_sequences(reader, rlhf_type, sizes["micro_batch_size"], adapters),
@@ -123,6 +115,11 @@ def run_of_megatron(
         fuses_cross_entropy=reader.flag(config, "cross_entropy_loss_fusion", True),
     )
     settings = {**adapters, **_optimizer_settings(reader, config)}
+    attention = str(reader.value(config, "attention_backend", "flash"))
+    if attention in ("unfused", "local"):
+        settings["attn_implementation"] = "eager"
+    elif attention not in ("auto", "fused") and not attention.startswith("flash"):
+        raise reader.wrong("--attention_backend", f"{shown(attention)}; expected flash, fused, unfused, local or auto")
     result = megatron_run(reader, parallel_run, reader.source.world_size, settings)
     global_batch = reader.size(config, "global_batch_size", 16)
     rank_batch = sizes["micro_batch_size"] * result.layout.dp

@@ -15,7 +15,6 @@ from ...errors import InputError, shown
 from ...model import ModelSpec
 from ...parallel.layout import Layout
 from ...sources.files import validate
-from ..launch.program_readers import launch_of_run
 from ..launch.python_source import Unknown, constants, parse_python
 from ..launch.record import CommandLine, Launch, LaunchReader, LaunchSettings, LaunchSource, reading_of, size_of
 from ..launch.unresolved import is_unresolved, unresolved_reason
@@ -112,8 +111,6 @@ def _run_values(reader: LaunchReader, names: Mapping[str, Any], command_words: S
 
 
 def _read_values(reader: LaunchReader, values: Mapping[str, Any]) -> Launch:
-    from .record import LAUNCH_FILE
-
     known_values = {argument_name: value for argument_name, value in values.items() if argument_name in DEFAULTS}
     for argument_name, value in known_values.items():
         if isinstance(value, Unknown):
@@ -150,10 +147,7 @@ def _read_values(reader: LaunchReader, values: Mapping[str, Any]) -> Launch:
     if run_values["dropout"] not in (0, 0.0):
         reader.notes.append(f"dropout = {shown(run_values['dropout'])}: its masks are not counted")
     spec = _gpt_model(reader, run_values)
-    launched_run = launch_of_run(reader, LAUNCH_FILE, "torch", LaunchSettings(Layout(dp=world_size), settings), "")
-    from dataclasses import replace
-
-    return replace(launched_run, spec=spec)
+    return reader.launch("torch", LaunchSettings(Layout(dp=world_size), settings), spec=spec)
 
 
 def _gpt_model(reader: LaunchReader, run_values: Mapping[str, Any]) -> ModelSpec:

@@ -125,8 +125,6 @@ def is_nemo(config: Table) -> bool:
 
 def read_nemo(config: Table, source_file: LaunchSource) -> Launch:
     """Returns the training run of a NeMo config. Raises `InputError`, which names file and key."""
-    from .record import LAUNCH_FILE
-
     with reading_of(source_file) as reader:
         overrides = {key: plain_value(value) for key, value in overrides_of(source_file.arguments).items()}
         values = _model_values(reader, config, overrides)
@@ -146,16 +144,7 @@ def read_nemo(config: Table, source_file: LaunchSource) -> Launch:
         launched_run = read_megatron(
             arguments, replace(source_file, world_size=devices, script=f"pretrain_{model_type}.py", arguments=())
         )
-        return replace(
-            launched_run,
-            kind=LAUNCH_FILE.name,
-            program=LAUNCH_FILE.program,
-            version=LAUNCH_FILE.version,
-            ignored=tuple(reader.ignored),
-            unknown={**reader.unknown, **launched_run.unknown},
-            filled_in={**reader.filled_in, **launched_run.filled_in},
-            notes=(*reader.notes, *launched_run.notes),
-        )
+        return replace(reader.with_records(launched_run), ignored=tuple(reader.ignored))
 
 
 def _model_values(reader: LaunchReader, config: Table, overrides: Mapping[str, Any]) -> dict[str, Any]:
@@ -207,9 +196,7 @@ def _megatron_arguments(reader: LaunchReader, values: Mapping[str, Any], config:
     for key, (flag, flag_values) in FLAGS.items():
         if values.get(key) is flag_values:
             arguments[f"--{flag}"] = True
-    for key, modelled_value in OFF.items():
-        if values.get(key) not in modelled_value:
-            reader.unknown[f"model.{key}"] = f"{shown(values[key])[:60]} is not modelled"
+    reader.refuse_other_values(values, OFF, "model.")
     arguments |= _layer_arguments(reader, values)
     arguments |= _precision_arguments(reader, values, config)
     if values.get("bias_dropout_add_fusion") is False and (values.get("bias", True) or values.get("hidden_dropout")):

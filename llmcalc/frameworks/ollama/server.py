@@ -21,17 +21,17 @@ from ..engines.engine import EngineMemory, EngineVersion
 from ..engines.versions import EngineRecord, RuleRange, numbers_of, read_engine_record
 from ..ggml import changes
 from ..ggml.answer import engine_memory
-from ..ggml.fit import Fitted, fit
+from ..ggml.fit import FittedServer, fit, largest_number
 from ..ggml.model import GgufModel
 from ..ggml.server import GgmlServer
 from ..ggml.settings import GIB, MIB
 from ..ggml.versions import GgmlRecord
 
-BATCHES = ((32768, 2048, 2 * GIB, 60), (4096, 1024, 768 * MIB, 75))
+BATCH_RULES = ((32768, 2048, 2 * GIB, 60), (4096, 1024, 768 * MIB, 75))
 """More tokens of context than that → the batch, what it needs more, and the per cent of the memory that the rest may
 have (server/sched.go, `automaticGenerationBatch`)."""
 
-USUAL_BATCH = 512
+DEFAULT_BATCH = 512
 
 
 class OllamaRules(RuleRange):
@@ -65,7 +65,7 @@ class OllamaRecord(EngineRecord[OllamaRules]):
 
 
 @cache
-def record() -> OllamaRecord:
+def read_record() -> OllamaRecord:
     """Returns the contents of `presets/engines/ollama.toml`."""
     return read_engine_record(OllamaRecord, "ollama")
 
@@ -73,11 +73,6 @@ def record() -> OllamaRecord:
 @cache
 def _llama_cpp() -> GgmlRecord:
     return read_engine_record(GgmlRecord, "llama_cpp")
-
-
-def version_of(version_text: str) -> EngineVersion:
-    """Returns the version that a user wrote, or the newest, with its range of versions."""
-    return record().version_of(version_text)
 
 
 @dataclass(frozen=True, eq=False)
@@ -91,7 +86,7 @@ class OllamaServer:
 
     @cached_property
     def rules(self) -> OllamaRules:
-        return record().rules(numbers_of(self.version.version))
+        return read_record().rules(numbers_of(self.version.version))
 
     @property
     def number_of_gpus(self) -> int:
@@ -111,7 +106,7 @@ class OllamaServer:
             total_bytes = self.number_of_gpus * (self.hardware.capacity_bytes - self.overhead) / GIB
             chosen_length = next(
                 memory_default.context
-                for memory_default in record().contexts
+                for memory_default in read_record().contexts
                 if memory_default.at_least_gib <= max(total_bytes, 0)
             )
         trained_length = self.model.trained_context
@@ -136,7 +131,7 @@ class OllamaServer:
 
     def _unfitted_server(self, **flags: Any) -> GgmlServer:
         build = EngineVersion(self.rules.build, self.rules.build)
-        margin = record().margin.mib * MIB if self.rules.runner == "estimate" else 0
+        margin = read_record().margin.mib * MIB if self.rules.runner == "estimate" else 0
         server = GgmlServer(self.preset, self.hardware, build, flags, _llama_cpp(), self.overhead + margin)
         server.__dict__["model"] = self.model
         return server
@@ -176,19 +171,19 @@ class OllamaServer:
         if "num_batch" in self.flags:
             return int(self.flags["num_batch"])
         if self.rules.runner == "estimate" or self.flash_attn == "off":
-            return USUAL_BATCH
-        server = self._unfitted_server(**self._llama_server_flags(parallel, USUAL_BATCH))
+            return DEFAULT_BATCH
+        server = self._unfitted_server(**self._llama_server_flags(parallel, DEFAULT_BATCH))
         placement = server.placement
         used_bytes = sum(server.model_buffers(placement).values()) + sum(server.cache_buffers(placement).values())
-        free_bytes = server.free * len(server.devices)
-        for context, batch, next_batch, percent in BATCHES:
+        free_bytes = server.free_bytes * len(server.devices)
+        for context, batch, next_batch, percent in BATCH_RULES:
             has_room = used_bytes <= free_bytes * percent // 100 and used_bytes + next_batch <= free_bytes * 80 // 100
             if self.num_ctx * parallel > context and has_room:
                 return batch
-        return USUAL_BATCH
+        return DEFAULT_BATCH
 
     @cached_property
-    def fitted(self) -> Fitted:
+    def fitted(self) -> FittedServer:
         """The placed server. Before 0.10 several sequences run only with the whole model on the GPUs."""
         chosen_parallel = int(self.flags.get("OLLAMA_NUM_PARALLEL", 0))
         numbers = [chosen_parallel] if chosen_parallel else sorted({self.rules.parallel, 1}, reverse=True)
@@ -198,7 +193,7 @@ class OllamaServer:
                 return fitted_server
         return fitted_server
 
-    def _fitted_with(self, parallel: int) -> Fitted:
+    def _fitted_with(self, parallel: int) -> FittedServer:
         server = self._unfitted_server(**self._llama_server_flags(parallel, self.batch(parallel)))
         if self.rules.runner == "llama-server" or not server.devices:
             return fit(server)
@@ -206,7 +201,7 @@ class OllamaServer:
             server = server.with_flags(n_gpu_layers="all")
             layers = changes.most_layers(server)
             server = server.with_flags(n_gpu_layers=layers or 0)
-        return Fitted(server, server.placement, server.buffers(server.placement))
+        return FittedServer(server, server.placement, server.buffers(server.placement))
 
     @property
     def defaults(self) -> dict[str, Any]:
@@ -222,7 +217,7 @@ class OllamaServer:
         }
 
 
-def host_layers(fitted_server: Fitted) -> int:
+def host_layers(fitted_server: FittedServer) -> int:
     """Returns the number of layers with tensors on the host, counting the output as a layer."""
     server, placement = fitted_server.server, fitted_server.placement
     layer_count = len(server.model.layers)
@@ -230,11 +225,11 @@ def host_layers(fitted_server: Fitted) -> int:
     return host_layer_count + len(placement.host_experts) + len(placement.partial)
 
 
-def memory(preset: Preset, hardware: Hardware, version: EngineVersion, flags: Mapping[str, Any]) -> EngineMemory:
+def memory(server: OllamaServer) -> EngineMemory:
     """Returns Ollama's memory on the GPUs and the host. Ollama starts unless a single layer does not fit."""
-    server = OllamaServer(preset, hardware, version, flags)
-    fitted_server = server.fitted
-    computed_answer = engine_memory(fitted_server.server, fitted_server.buffers, (version.note, *fitted_server.notes))
+    fitted_server, flags = server.fitted, server.flags
+    notes_of_fit = (server.version.note, *fitted_server.notes)
+    computed_answer = engine_memory(fitted_server.server, fitted_server.buffers, notes_of_fit)
     number = len(fitted_server.server.model.layers) + 1
     host_layer_count = host_layers(fitted_server)
     notes = list(computed_answer.notes)
@@ -242,7 +237,7 @@ def memory(preset: Preset, hardware: Hardware, version: EngineVersion, flags: Ma
         notes.insert(
             0, f"{host_layer_count} of {number} layers are on the CPU, {computed_answer.host['share']:.0%} of all bytes"
         )
-    if server.flags.get("OLLAMA_KV_CACHE_TYPE", "f16") != server.cache_type:
+    if flags.get("OLLAMA_KV_CACHE_TYPE", "f16") != server.cache_type:
         notes.append("OLLAMA_KV_CACHE_TYPE needs OLLAMA_FLASH_ATTENTION=1: the cache is f16")
     assumed_options = {
         (flag_name if flag_name.isupper() else option(flag_name)): value
@@ -252,11 +247,8 @@ def memory(preset: Preset, hardware: Hardware, version: EngineVersion, flags: Ma
     return replace(computed_answer, max_model_len=server.num_ctx, assumed=assumed_options, notes=tuple(notes))
 
 
-def candidates(
-    preset: Preset, hardware: Hardware, version: EngineVersion, flags: Mapping[str, Any]
-) -> Iterator[tuple[str, dict[str, Any]]]:
+def candidates(server: OllamaServer) -> Iterator[tuple[str, dict[str, Any]]]:
     """Yields option changes that put the whole model on the GPUs, the cheapest first."""
-    server = OllamaServer(preset, hardware, version, flags)
     if not host_layers(server.fitted):
         return
     changes: list[tuple[str, dict[str, Any]]] = []
@@ -283,31 +275,21 @@ def longest_context(server: OllamaServer) -> int | None:
     def holds(step: int) -> bool:
         return not host_layers(server.with_flags(num_ctx=256 * step).fitted)
 
-    if not holds(1):
-        return None
-    fitting_steps, failing_steps = 1, max(2, server.num_ctx // 256 + 1)
-    while failing_steps - fitting_steps > 1:
-        middle_steps = (fitting_steps + failing_steps) // 2
-        fitting_steps, failing_steps = (
-            (middle_steps, failing_steps) if holds(middle_steps) else (fitting_steps, middle_steps)
-        )
-    return 256 * fitting_steps
+    return 256 * largest_number(max(1, server.num_ctx // 256), holds) or None
 
 
-def layouts(
-    preset: Preset, hardware: Hardware, version: EngineVersion, flags: Mapping[str, Any], most_devices: int
-) -> Iterator[tuple[dict[str, Any], EngineMemory]]:
+def layouts(server: OllamaServer, most_devices: int) -> Iterator[tuple[dict[str, Any], EngineMemory]]:
     """Yields (options, Ollama's memory) for 1 GPU, 2 GPUs, …; `starts` is true if the whole model is on GPUs."""
-    numbers = [None] if "CUDA_VISIBLE_DEVICES" in flags else [1, 2, 4, 8]
+    numbers = [0] if "CUDA_VISIBLE_DEVICES" in server.flags else [1, 2, 4, 8]
     for number in numbers:
-        if number is not None and number > most_devices:
+        if number > most_devices:
             return
-        gpu_options = {} if number in (None, 1) else {"CUDA_VISIBLE_DEVICES": ",".join(map(str, range(number or 1)))}
-        answer = memory(preset, hardware, version, {**flags, **gpu_options})
-        server = OllamaServer(preset, hardware, version, {**flags, **gpu_options})
-        host_layer_count = host_layers(server.fitted)
-        message = f"{record().messages['on_host']}: {answer.host['share']:.0%}" if host_layer_count else answer.message
-        yield gpu_options, replace(answer, starts=answer.starts and not host_layer_count, message=message)
+        gpu_options = {"CUDA_VISIBLE_DEVICES": ",".join(map(str, range(number)))} if number > 1 else {}
+        server_on_gpus = server.with_flags(**gpu_options)
+        answer = memory(server_on_gpus)
+        on_host = host_layers(server_on_gpus.fitted)
+        message = f"{read_record().messages['on_host']}: {answer.host['share']:.0%}" if on_host else answer.message
+        yield gpu_options, replace(answer, starts=answer.starts and not on_host, message=message)
 
 
 def serving(preset: Preset, flags: Mapping[str, Any], users: int, seq: int | None) -> dict[str, Any]:

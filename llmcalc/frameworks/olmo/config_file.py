@@ -10,8 +10,8 @@ from typing import Any
 
 from ...errors import shown
 from ...model import ModelSpec
-from ...parallel.layout import Layout
 from ...sources.files import validate
+from ..fsdp2.plugin import sharded_launch
 from ..fsdp2.settings import TitanSettings
 from ..launch.record import Launch, LaunchReader, LaunchSource, Table, reading_of, size_of
 
@@ -73,31 +73,20 @@ def read_olmo(config: Table, source_file: LaunchSource) -> Launch:
             run_settings["precision"] = "autocast"
         if is_sharded:
             reader.notes.append("FSDP version 1 is counted as version 2, which divides each tensor by itself")
-        return reader.launch(
-            "olmo",
-            "fsdp2" if is_sharded else "torch",
-            spec=spec,
-            layout=Layout(dp=world_size, zero=3 if is_sharded else 0),
-            settings=run_settings,
-            own_settings=TitanSettings(reduced=reduction_format, flat=True) if is_sharded else None,
-        )
+        own_settings = TitanSettings(reduced=reduction_format, flat=True) if is_sharded else None
+        return sharded_launch(reader, world_size, run_settings, own_settings, spec=spec)
 
 
 def _model_of(reader: LaunchReader, model: Table) -> ModelSpec:
     """Returns the model in the config's section `model`."""
-    for key, values in OFF.items():
-        if model.get(key) not in values and key in model:
-            reader.unknown[f"model.{key}"] = f"{shown(model[key])} is not modelled"
+    reader.refuse_other_values(model, OFF, "model.")
     width, layers = (size_of(reader, f"model.{key}", model.get(key)) for key in ("d_model", "n_layers"))
     heads = reader.size(model, "n_heads", 12)
     activation = str(reader.value(model, "activation_type", "swiglu"))
     if activation not in ("swiglu", "gelu", "relu"):
         raise reader.wrong("model.activation_type", f"{shown(activation)}; expected swiglu, gelu or relu")
     is_gated = activation == "swiglu"
-    hidden = model.get("mlp_hidden_size")
-    inner_width = (
-        reader.size(model, "mlp_ratio", 4) * width if hidden is None else size_of(reader, "mlp_hidden_size", hidden)
-    )
+    inner_width = reader.optional_size(model, "mlp_hidden_size") or reader.size(model, "mlp_ratio", 4) * width
     norm_type = str(reader.value(model, "layer_norm_type", "default"))
     if norm_type not in ("default", "low_precision", "rms", "amd_compatible"):
         raise reader.wrong("model.layer_norm_type", f"{shown(norm_type)}; expected default, low_precision or rms")

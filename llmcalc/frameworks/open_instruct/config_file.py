@@ -8,14 +8,14 @@ from __future__ import annotations
 
 from typing import Any
 
-from ..launch.record import Launch, LaunchReader, LaunchSource, Table, reading_of, size_of, unknown_keys
-from ..launch.trainer import TRAINER_IGNORED, keys_read, lora_settings, pair_settings, trained
+from ..launch.record import Launch, LaunchReader, LaunchSource, Table, reading_of, size_of
+from ..launch.trainer import TRAINER_IGNORED, keys_read, lora_settings, pair_settings, trainer_launch
 
 READ = frozenset(
     """
     model_name_or_path max_seq_length per_device_train_batch_size gradient_accumulation_steps gradient_checkpointing
     use_lora use_qlora lora_rank lora_dropout use_8bit_optimizer fused_optimizer use_liger_kernel use_flash_attn
-    loss_type sequence_parallel_size dpo_loss_type packing load_balancing_loss
+    loss_type sequence_parallel_size dpo_loss_type
     """.split()  # noqa: SIM905
 )
 
@@ -32,6 +32,7 @@ IGNORED = frozenset(
     dataset_cache_mode dataset_local_cache_dir dataset_skip_cache do_not_randomize_output_dir
     clean_checkpoints_at_end cache_logprobs_only dataset_config_hash eval_priority eval_workspace hf_repo_url
     label_smoothing save_to_hub send_slack_alerts oe_eval_gpu_multiplier output_router_logits
+    packing load_balancing_loss
     """.split()  # noqa: SIM905
 )
 """Arguments that do not change the memory of a training step."""
@@ -55,9 +56,7 @@ def is_open_instruct(config: Table) -> bool:
 def read_open_instruct(config: Table, source_file: LaunchSource) -> Launch:
     """Returns the training run of an open-instruct config. Raises `InputError`, which names file and argument."""
     with reading_of(source_file) as reader:
-        ignored = TRAINER_IGNORED | IGNORED
-        reader.ignored += [argument_name for argument_name in config if argument_name in ignored]
-        unknown_keys(reader, config, (*keys_read(), *READ, *ignored), "", "no argument that is known")
+        reader.check_names(config, (*keys_read(), *READ), TRAINER_IGNORED | IGNORED)
         if config.get("sequence_parallel_size") not in (None, 1):
             reader.unknown["sequence_parallel_size"] = "it is modelled as 1"
         run_settings: dict[str, Any] = {
@@ -83,7 +82,7 @@ def read_open_instruct(config: Table, source_file: LaunchSource) -> Launch:
             reader.notes.append("the reference model's log-probabilities are computed before the training, and cached")
         reader.notes.append("accelerate's own config says how devices divide the run; --zero and --fsdp say it here")
         arguments = {argument_name: value for argument_name, value in config.items() if argument_name in keys_read()}
-        return trained(reader, "open-instruct", {**arguments, "bf16": True}, run_settings, source_file.world_size)
+        return trainer_launch(reader, {**arguments, "bf16": True}, run_settings)
 
 
 def _optimizer_settings(reader: LaunchReader, config: Table) -> dict[str, Any]:

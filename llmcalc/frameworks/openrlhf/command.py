@@ -14,11 +14,11 @@ from typing import Any
 from ...errors import shown
 from ..deepspeed.config_file import run_of_program
 from ..frozen_model import FrozenModel
+from ..launch.auto_values import AUTO_BUCKETS
 from ..launch.command_line import arguments_of, model_name, plain_arguments
-from ..launch.program_readers import launch_of_run
 from ..launch.record import CommandLine, Launch, LaunchReader, LaunchSource, Table, reading_of, share_of, size_of
 from ..launch.rollout import Model, Place, Rollout
-from ..launch.trainer import kto_settings, pair_settings
+from ..launch.trainer import kto_settings, lora_settings, pair_settings
 
 OLDER = {
     "zero_stage": "ds.zero_stage",
@@ -91,8 +91,6 @@ def starts_program(command_line: CommandLine) -> bool:
 
 def read_command(command_line: CommandLine, source_file: LaunchSource) -> Launch:
     """Returns the training run of an OpenRLHF command. Raises `InputError`, which names file and argument."""
-    from .record import LAUNCH_FILE
-
     with reading_of(source_file) as reader:
         verb = _module_name(command_line)
         if verb == "train_kd":
@@ -120,7 +118,7 @@ def read_command(command_line: CommandLine, source_file: LaunchSource) -> Launch
         launch_settings = run_of_program(reader, config, world_size, settings)
         rollout = _rollout_of(reader, data, launch_settings.layout.dp) if verb == "train_ppo_ray" else None
         reader.ignored += [name for name in data if name.partition(".")[0] in IGNORED_SECTIONS]
-        return launch_of_run(reader, LAUNCH_FILE, "deepspeed", launch_settings, target, rollout)
+        return reader.launch("deepspeed", launch_settings, target=target, rollout=rollout)
 
 
 READ_SECTIONS = ("ds.", "train.", "ref.", "vllm.", "algo.advantage.estimator", "algo.kl.init_coef", "rollout.micro")
@@ -145,15 +143,7 @@ def _refuse_unmodelled(reader: LaunchReader, config: Table) -> None:
 
 def _actor_devices(reader: LaunchReader, config: Table) -> int:
     """Returns the number of devices of the actor's placement group."""
-    gpus_per_node = size_of(reader, "--actor.num_gpus_per_node", reader.value(config, "actor.num_gpus_per_node", 8))
-    nodes = size_of(reader, "--actor.num_nodes", reader.value(config, "actor.num_nodes", 1))
-    world_size = gpus_per_node * nodes
-    world_option = reader.source.world_size if reader.source.devices_typed else None
-    if world_option not in (None, world_size):
-        raise reader.wrong(
-            "--devices", f"{world_option}; the actor has {nodes} · {gpus_per_node} = {world_size} devices in the file"
-        )
-    return world_size
+    return reader.node_devices(config, "actor.num_nodes", "actor.num_gpus_per_node", "--")
 
 
 def _pair_settings(
@@ -183,11 +173,9 @@ def _deepspeed_config(reader: LaunchReader, data: Table, world_size: int | None)
     if data.get("train.dynamic_batch_enable"):
         micro_batch = 1
     zero: dict[str, Any] = {
-        "stage": size_of(reader, "--ds.zero_stage", reader.value(data, "ds.zero_stage", 2), least=0),
+        "stage": reader.size(data, "ds.zero_stage", 2, least=0),
         "offload_optimizer": {"device": "cpu" if reader.flag(data, "ds.adam_offload") else "none"},
-        "reduce_bucket_size": "auto",
-        "stage3_prefetch_bucket_size": "auto",
-        "stage3_param_persistence_threshold": "auto",
+        **AUTO_BUCKETS,
     }
     if reader.flag(data, "ds.overlap_comm"):
         zero["overlap_comm"] = True
@@ -217,9 +205,8 @@ def _other_settings(reader: LaunchReader, config: Table) -> dict[str, Any]:
     settings |= {"cross_entropy": "flash", "logits_dtype": "float32"}
     rank = config.get("ds.lora.rank")
     if rank not in (None, 0):
-        settings["lora_rank"] = size_of(reader, "--ds.lora.rank", rank)
-        targets = config.get("ds.lora.target_modules", "all-linear")
-        settings["lora_targets"] = tuple(targets) if isinstance(targets, list) else (str(targets),)
+        targets = ("--ds.lora.target_modules", config.get("ds.lora.target_modules", "all-linear"))
+        settings |= lora_settings(reader, rank=("--ds.lora.rank", rank), targets=targets)
     if reader.flag(config, "ds.load_in_4bit"):
         settings["base"] = "nf4-dq"
     return settings

@@ -6,7 +6,6 @@ size of the vocabulary: the tokenizer's words and `--extra-vocab-size`.
 
 from __future__ import annotations
 
-from dataclasses import replace
 from typing import Any
 
 from ..launch.command_line import arguments_of
@@ -44,8 +43,6 @@ def starts_program(command_line: CommandLine) -> bool:
 
 def read_command(command_line: CommandLine, source_file: LaunchSource) -> Launch:
     """Returns the training run of a Pai-Megatron-Patch command. Raises `InputError`, which names file and argument."""
-    from .record import LAUNCH_FILE
-
     with reading_of(source_file) as reader:
         if not command_line.program.startswith(("pretrain_", "finetune_", "train_")):
             raise reader.wrong(
@@ -63,15 +60,7 @@ def read_command(command_line: CommandLine, source_file: LaunchSource) -> Launch
         _set_vocabulary(reader, arguments, table)
         if "--disable-vision-class-token" in arguments:
             reader.notes.append("the vision tower, which is beside the language model, is not counted")
-        launched_run = read_megatron(table, source_file)
-        return replace(
-            launched_run,
-            kind=LAUNCH_FILE.name,
-            program=LAUNCH_FILE.program,
-            version=LAUNCH_FILE.version,
-            ignored=(*reader.ignored, *launched_run.ignored),
-            notes=(*reader.notes, *launched_run.notes),
-        )
+        return reader.with_records(read_megatron(table, source_file))
 
 
 def _set_vocabulary(reader: LaunchReader, arguments: dict[str, Any], table: dict[str, Any]) -> None:

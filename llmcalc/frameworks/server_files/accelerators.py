@@ -8,7 +8,7 @@ from typing import Any
 from ...errors import InputError, shown
 from ...sources.hardware import find_hardware
 
-LABELS = (
+ACCELERATOR_LABELS = (
     "nvidia.com/gpu.product",
     "cloud.google.com/gke-accelerator",
     "k8s.amazonaws.com/accelerator",
@@ -26,7 +26,7 @@ LABELS = (
 MACHINE_LABELS = ("node.kubernetes.io/instance-type", "beta.kubernetes.io/instance-type", "instance_type")
 """Labels of nodes whose value is the type of a machine."""
 
-MACHINES = (
+MACHINE_TYPES = (
     (r"nvidia-tesla-a100", "a100-40gb"),  # Google's label of machines a2-highgpu
     (r"p6-b200\..*", "b200"),
     (r"p5en?\.48xlarge", "h200"),
@@ -54,7 +54,7 @@ MACHINES = (
 """Pattern of a machine's type → its accelerator, as AWS, Google and Azure list them."""
 
 _MEMORY = re.compile(r"[0-9]{1,3}gb")
-_LEFT_OUT = frozenset(
+_IGNORED_WORDS = frozenset(
     """
     nvidia tesla geforce gpu amd instinct hbm2 hbm2e hbm3 hbm3e generation shared vws workstation server edition
     """.split()  # noqa: SIM905
@@ -64,13 +64,13 @@ _LEFT_OUT = frozenset(
 def accelerator_of(label: str) -> str:
     """Returns the accelerator's name from a node label or a machine type; empty for an unknown one."""
     text = label.strip().lower()[:100]
-    for pattern, name in MACHINES:
+    for pattern, name in MACHINE_TYPES:
         if re.fullmatch(pattern, text):
             return name
     if "mig" in text:
         return ""
     label_words = [
-        label_word for label_word in re.split(r"[-_ /.,()]+", text) if label_word and label_word not in _LEFT_OUT
+        label_word for label_word in re.split(r"[-_ /.,()]+", text) if label_word and label_word not in _IGNORED_WORDS
     ]
     memory = next((label_word for label_word in label_words if _MEMORY.fullmatch(label_word)), "")
     chip_words = [
@@ -94,11 +94,11 @@ def _accelerator_name(name: str, memory: str) -> str:
     except InputError:
         return ""
     gb = int(memory.removesuffix("gb") or 0)
-    has_stated_memory = not gb or min(abs(hardware.memory_bytes / unit - gb) for unit in (10**9, 2**30)) < SIMILAR_GB
+    has_stated_memory = not gb or min(abs(hardware.memory_bytes / unit - gb) for unit in (10**9, 2**30)) < TOLERANCE_GB
     return hardware.name if has_stated_memory else ""
 
 
-SIMILAR_GB = 3
+TOLERANCE_GB = 3
 """Difference of a label's memory from the accelerator's, in GB, up to which they are the same."""
 
 

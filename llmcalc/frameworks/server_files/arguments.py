@@ -10,14 +10,14 @@ from typing import Any
 
 from ...errors import InputError
 from ..engines.engine import Engine
-from ..engines.flags import Flag, by_name, flag_named, split_arguments
+from ..engines.flags import Flag, find_flag, flags_by_spelling, split_arguments
 from ..engines.registry import FOLDERS, engine
 from ..launch.text import parse_yaml
 from ..launch.unresolved import is_unresolved, is_unset_variable, printable, unresolved_reason
 from .programs import PROGRAMS, ServerProgram
-from .server import ReadNamed
+from .server import ReadNamedFile
 
-MODEL, CONFIG = "model-of-the-command", "config-of-the-command"
+MODEL_FLAG, CONFIG_FLAG = "model-of-the-command", "config-of-the-command"
 
 
 @dataclass
@@ -43,7 +43,7 @@ def read_arguments(
     engine_record: Engine,
     command_words: Sequence[str],
     location: str,
-    read_named: ReadNamed,
+    read_named: ReadNamedFile,
     allow_unknown: bool,
     typed_fields: Sequence[str] = (),
 ) -> Arguments:
@@ -55,7 +55,7 @@ def read_arguments(
     Raises `InputError` for an unknown flag, for a word that is no flag's, and for a value that only a run has.
     """
     flags = flags_of(program, engine_record)
-    flags_by_name = by_name(reversed(flags))
+    flags_by_name = flags_by_spelling(reversed(flags))
     arguments = Arguments()
     unknown = arguments.unknown if allow_unknown else None
     ignored_arguments = [
@@ -69,7 +69,7 @@ def read_arguments(
     ]
     try:
         other_words, values = split_arguments(engine_record.title, flags[::-1], command_words, {}, {}, unknown)
-        config = values.pop(_field_of(flags_by_name, f"--{CONFIG}"), None) if program.config_flags else None
+        config = values.pop(_field_of(flags_by_name, f"--{CONFIG_FLAG}"), None) if program.config_flags else None
         if config is not None:
             if is_unresolved(str(config)):
                 raise InputError(unresolved_reason(str(config)))
@@ -79,7 +79,7 @@ def read_arguments(
             other_words, values = split_arguments(
                 engine_record.title, flags[::-1], [*config_words, *command_words], {}, {}, unknown
             )
-            values.pop(_field_of(flags_by_name, f"--{CONFIG}"), None)
+            values.pop(_field_of(flags_by_name, f"--{CONFIG_FLAG}"), None)
         arguments.model = str(values.pop(_field_of(flags_by_name, program.model_flags[0]), "") or "")
         if program.takes_model and other_words:
             arguments.model = other_words.pop(0)
@@ -97,7 +97,7 @@ def read_arguments(
                 _require_known(flag, value)
             arguments.values[name] = value
     except InputError as error:
-        if any(TEMPLATE.match(command_word) for command_word in command_words):
+        if any(TEMPLATE_WORD.match(command_word) for command_word in command_words):
             raise InputError(f"{location}: a template with {{{{ … }}}}; expected the file that it makes") from None
         raise InputError(f"{location}: {error}") from None
     return arguments
@@ -107,7 +107,7 @@ def _field_of(flags_by_name: Mapping[str, Flag], name: str) -> str:
     return flags_by_name[name].field if name in flags_by_name else name.lstrip("-").replace("-", "_")
 
 
-TEMPLATE = re.compile(r"\{\{|-[^=]*(?:\{\{|\}\})")
+TEMPLATE_WORD = re.compile(r"\{\{|-[^=]*(?:\{\{|\}\})")
 """A word that a template has not filled in; what stands behind `=` may be JSON."""
 
 MOST_NOTES = 10
@@ -123,8 +123,8 @@ MOST_FLAGS = 300
 def flags_of(program: ServerProgram, engine_record: Engine) -> tuple[Flag, ...]:
     """Returns the flags of a server program: its own flags, then those of the engine."""
     return (
-        Flag((*program.model_flags, f"--{MODEL}")),
-        Flag((f"--{CONFIG}", *program.config_flags)),
+        Flag((*program.model_flags, f"--{MODEL_FLAG}")),
+        Flag((f"--{CONFIG_FLAG}", *program.config_flags)),
         *(Flag((name,), is_idle=True) for name in program.idle),
         *(Flag((name,), "switch", is_idle=True) for name in program.idle_switches),
         *engine_record.known_flags(),
@@ -139,8 +139,8 @@ def engine_of_flags(command_words: Sequence[str]) -> str:
     for program in PROGRAMS:
         if program.engine not in FOLDERS:
             continue
-        flags_by_name = by_name(reversed(flags_of(program, engine(program.engine))))
-        named_flags = [flag_named(flags_by_name, name) for name in names - set(program.model_flags)]
+        flags_by_name = flags_by_spelling(reversed(flags_of(program, engine(program.engine))))
+        named_flags = [find_flag(flags_by_name, name) for name in names - set(program.model_flags)]
         if all(named_flags) and any(match is not None and not match.flag.is_idle for match in named_flags):
             return program.engine
     return ""
@@ -161,10 +161,10 @@ def _require_known(flag: Flag, value: Any) -> None:
 
 def _with_yaml_marks(text: str) -> str:
     """Returns a text in which unresolved names have marks that YAML allows, instead of control characters."""
-    return text.replace("\0", MARK)
+    return text.replace("\0", YAML_MARK)
 
 
-MARK = "\ue000"
+YAML_MARK = "\ue000"
 """Stands for the mark of an unresolved name."""
 
 
@@ -182,8 +182,8 @@ def words_of_tables(config: Any, known_flags: Mapping[str, Flag], keys: tuple[st
     if len(config) > MOST_KEYS:
         raise InputError(f"the configuration has {len(config):,} keys; expected at most {MOST_KEYS:,}")
     for key, value in config.items():
-        path = (*keys, str(key).replace(MARK, "\0"))
-        flag = flag_named(known_flags, f"--{'.'.join(path)}") or flag_named(known_flags, f"--{path[-1]}")
+        path = (*keys, str(key).replace(YAML_MARK, "\0"))
+        flag = find_flag(known_flags, f"--{'.'.join(path)}") or find_flag(known_flags, f"--{path[-1]}")
         outer = known_flags.get(f"--{path[0].replace('_', '-')}")
         if isinstance(value, Mapping) and not (outer is not None and outer.kind == "table"):
             yield from words_of_tables(value, known_flags, path)
@@ -193,7 +193,7 @@ def words_of_tables(config: Any, known_flags: Mapping[str, Flag], keys: tuple[st
                 yield from (f"--{'.'.join((*path, str(inner_key)))}={_word_of_value(item)}",)
             continue
         name = (
-            f"--{'.'.join(path)}" if flag is None or flag_named(known_flags, f"--{'.'.join(path)}") else f"--{path[-1]}"
+            f"--{'.'.join(path)}" if flag is None or find_flag(known_flags, f"--{'.'.join(path)}") else f"--{path[-1]}"
         )
         if isinstance(value, bool) and (flag is None or flag.flag.kind == "switch"):
             yield name if value else f"--no-{name[2:]}"
@@ -212,4 +212,4 @@ def _word_of_value(value: Any) -> str:
         import json
 
         return json.dumps(value).replace("\\ue000", "\0")
-    return str(value).replace(MARK, "\0")
+    return str(value).replace(YAML_MARK, "\0")

@@ -9,9 +9,9 @@ from collections.abc import Sequence
 from .accelerators import accelerator_count
 from .server import Container
 
-DOCKERS = ("docker", "podman", "nerdctl", "apptainer", "singularity")
+CONTAINER_PROGRAMS = ("docker", "podman", "nerdctl", "apptainer", "singularity")
 
-SWITCHES = frozenset(
+DOCKER_SWITCHES = frozenset(
     """
     --rm --privileged --init --detach --interactive --tty --read-only --no-healthcheck --oom-kill-disable --sig-proxy
     --publish-all --quiet --nv --rocm --nvccli --cleanenv --containall --writable-tmpfs --replace
@@ -26,7 +26,7 @@ SHORT_SWITCHES = re.compile(r"-[ditPq]+")
 def container_of(command_words: Sequence[str], place_in_file: str) -> Container | None:
     """Returns the container that a command starts; None for any other command."""
     names = [command_word.rpartition("/")[2] for command_word in command_words[:4]]
-    docker_index = next((i for i, name in enumerate(names) if name in DOCKERS), None)
+    docker_index = next((i for i, name in enumerate(names) if name in CONTAINER_PROGRAMS), None)
     if docker_index is None:
         return None
     queue = deque(command_words[docker_index + 1 :])
@@ -39,7 +39,7 @@ def container_of(command_words: Sequence[str], place_in_file: str) -> Container 
     gpus = None
     while queue and queue[0].startswith("-"):
         name, equals_sign, value = queue.popleft().partition("=")
-        if name in SWITCHES or (SHORT_SWITCHES.fullmatch(name) and not equals_sign):
+        if name in DOCKER_SWITCHES or (SHORT_SWITCHES.fullmatch(name) and not equals_sign):
             continue
         joined_option = re.fullmatch(r"(-[evpwuh])(.+)", name)
         if joined_option is not None and not name.startswith("--"):

@@ -20,7 +20,7 @@ from .server import Container
 WITHOUT_FLAG = ("extraArgs", "v0", "v1", "port", "env", "prometheusMultiprocDir")
 """Keys of `vllmConfig` that are no flags of their own."""
 
-SWITCHES = ("enableLoRA",)
+SWITCH_KEYS = ("enableLoRA",)
 """Keys beside `vllmConfig` that are switches of the engine."""
 
 MODEL_FLAGS = ("maxModelLen", "maxNumSeqs", "dtype")
@@ -44,18 +44,18 @@ def tables_of_engines(table: Mapping[str, Any]) -> Iterator[Container]:
     model = table.get("model")
     if isinstance(model, Mapping) and isinstance(model.get("model_id"), str) and "base_args" in model:
         yield from _recipe_servers(table, model)
-    for key, program in WORKERS.items():
-        for name, flags in _inner_table(table, "backend", key).items():
+    for key, program in WORKER_COMMANDS.items():
+        for name, flags in inner_table(table, "backend", key).items():
             if isinstance(flags, Mapping) and flags:
                 yield Container(
                     f"backend.{key}.{name}"[:80],
                     words=(*program.split(), *words_of_arguments(flags)),
-                    gpu=str(_inner_table(table, "resources").get("gpu_type") or ""),
-                    model=str(_inner_table(table, "model").get("path") or ""),
+                    gpu=str(inner_table(table, "resources").get("gpu_type") or ""),
+                    model=str(inner_table(table, "model").get("path") or ""),
                 )
 
 
-WORKERS = {"sglang_config": "sglang serve", "vllm_config": "vllm serve", "trtllm_config": "trtllm-serve"}
+WORKER_COMMANDS = {"sglang_config": "sglang serve", "vllm_config": "vllm serve", "trtllm_config": "trtllm-serve"}
 """Keys of srt-slurm's `backend` → the command with these flags."""
 
 
@@ -65,11 +65,11 @@ def _recipe_servers(table: Mapping[str, Any], model: Mapping[str, Any]) -> Itera
     disabled_features = set(map(str, opt_in_features)) if isinstance(opt_in_features, list) else set()
     features = [
         word
-        for name, feature in _inner_table(table, "features").items()
+        for name, feature in inner_table(table, "features").items()
         if isinstance(feature, Mapping) and str(name) not in disabled_features
         for word in _words_of_recipe(feature.get("args"))
     ]
-    variants = _inner_table(table, "variants") or {"default": {}}
+    variants = inner_table(table, "variants") or {"default": {}}
     for name, variant in variants.items():
         if isinstance(variant, Mapping):
             base, extra = _words_of_recipe(model.get("base_args")), _words_of_recipe(variant.get("extra_args"))
@@ -77,7 +77,7 @@ def _recipe_servers(table: Mapping[str, Any], model: Mapping[str, Any]) -> Itera
             yield Container(
                 f"variants.{name}"[:80],
                 words=("vllm", "serve", str(variant.get("model_id") or model["model_id"]), *words),
-                env=_environment_texts({**_inner_table(model, "base_env"), **_inner_table(variant, "extra_env")}),
+                env=_environment_texts({**inner_table(model, "base_env"), **inner_table(variant, "extra_env")}),
             )
 
 
@@ -109,46 +109,34 @@ def _ray_server(table: Mapping[str, Any]) -> Container:
     return Container(
         "",
         words=(program, "serve", str(model), *words_of_arguments(table["engine_kwargs"])),
-        env=_environment_texts(_inner_table(table, "runtime_env", "env_vars")),
+        env=_environment_texts(inner_table(table, "runtime_env", "env_vars")),
         gpu=str(table.get("accelerator_type") or ""),
     )  # fmt: skip
 
 
 def _chart_server(table: Mapping[str, Any]) -> Container:
-    config = _inner_table(table, "vllmConfig")
-    flags = {key: value for key, value in config.items() if key not in WITHOUT_FLAG}
-    switches = {key: True for key in SWITCHES if table.get(key) is True}
-    return Container(
-        "",
-        words=(
-            "vllm",
-            "serve",
-            table["modelURL"],
-            *_flags_of_keys({**switches, **flags}),
-            *_texts_of(config.get("extraArgs")),
-        ),
-        image=":".join(str(table[key]) for key in ("repository", "tag") if table.get(key)),
-        env=_engine_generation(config),
-        gpus=_accelerator_number(table.get("requestGPU")),
-    )
+    switches = {key: True for key in SWITCH_KEYS if table.get(key) is True}
+    image = ":".join(str(table[key]) for key in ("repository", "tag") if table.get(key))
+    return _stack_server(table, table["modelURL"], switches, image, table.get("requestGPU"))
 
 
 def _operator_server(table: Mapping[str, Any], model: Mapping[str, Any]) -> Container:
-    config = _inner_table(table, "vllmConfig")
-    flags = {key: value for key, value in config.items() if key not in WITHOUT_FLAG}
-    named_values = {key: model[key] for key in (*MODEL_FLAGS, *SWITCHES) if model.get(key) not in (None, False, "")}
+    flags = {key: model[key] for key in (*MODEL_FLAGS, *SWITCH_KEYS) if model.get(key) not in (None, False, "")}
+    deployment = inner_table(table, "deploymentConfig")
+    image, gpus = inner_table(deployment, "image").get("name"), inner_table(deployment, "resources").get("gpu")
+    return _stack_server(table, model["modelURL"], flags, str(image or ""), gpus)
+
+
+def _stack_server(table: Mapping[str, Any], model: str, flags: Mapping[str, Any], image: str, gpus: Any) -> Container:
+    """Returns a server of vLLM's production stack. flags: keys beside `vllmConfig` that are flags. gpus: as stated."""
+    config = inner_table(table, "vllmConfig")
+    all_flags = {**flags, **{key: value for key, value in config.items() if key not in WITHOUT_FLAG}}
     return Container(
         "",
-        words=(
-            "vllm",
-            "serve",
-            model["modelURL"],
-            *_flags_of_keys({**named_values, **flags}),
-            *_texts_of(config.get("extraArgs")),
-        ),
-        image=str(_inner_table(table, "deploymentConfig", "image").get("name") or ""),
-        env=_engine_generation(config),
-        gpus=_accelerator_number(_inner_table(table, "deploymentConfig", "resources").get("gpu")),
+        words=("vllm", "serve", model, *_flags_of_keys(all_flags), *_texts_of(config.get("extraArgs"))),
+        image=image,
+        env={"VLLM_USE_V1": "0"} if str(config.get("v0", "")) in ("1", "True") else {},
+        gpus=int(str(gpus)) if re.fullmatch(r"[0-9]{1,4}", str(gpus)) else None,
     )
 
 
@@ -158,12 +146,8 @@ def _flags_of_keys(values: Mapping[str, Any]) -> Iterator[str]:
     return words_of_arguments({name: values[key] for name, key in flag_name.items()})
 
 
-def _engine_generation(config: Mapping[str, Any]) -> dict[str, str]:
-    """Returns the environment variable that selects vLLM's engine `v0`; empty if none is set."""
-    return {"VLLM_USE_V1": "0"} if str(config.get("v0", "")) in ("1", "True") else {}
-
-
-def _inner_table(table: Mapping[str, Any], *keys: str) -> Mapping[str, Any]:
+def inner_table(table: Mapping[str, Any], *keys: str) -> Mapping[str, Any]:
+    """Returns the table under a path of keys; empty if there is none."""
     for key in keys:
         value = table.get(key)
         table = value if isinstance(value, Mapping) else {}
@@ -176,7 +160,3 @@ def _environment_texts(table: Mapping[str, Any]) -> dict[str, str]:
 
 def _texts_of(value: Any) -> list[str]:
     return [str(item) for item in value if isinstance(item, str | int | float)] if isinstance(value, list) else []
-
-
-def _accelerator_number(value: Any) -> int | None:
-    return int(str(value)) if re.fullmatch(r"[0-9]{1,4}", str(value)) else None

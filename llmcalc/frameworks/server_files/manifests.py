@@ -16,31 +16,31 @@ from ...errors import InputError, one_line
 from ..launch.shell_words import LONGEST_VALUE, expander
 from ..launch.text import parse_yaml
 from ..launch.unresolved import UNRESOLVED, unresolved
-from .accelerators import LABELS, MACHINE_LABELS, accelerator_count
+from .accelerators import ACCELERATOR_LABELS, MACHINE_LABELS, accelerator_count
 from .arguments import engine_of_flags
-from .engine_tables import table_of_engine, tables_of_engines
+from .engine_tables import inner_table, table_of_engine, tables_of_engines
 from .llama_swap import is_llama_swap, servers_of_llama_swap
 from .scripts import ServerFinder, starts_server, versions_in
-from .server import Container, Started
+from .server import Container, StartedServer
 
-WORDS = ("entrypoint", "command", "args", "modelCommand", "start_command")
+COMMAND_KEYS = ("entrypoint", "command", "args", "modelCommand", "start_command")
 
-COMMANDS = {"vllmServe": ("vllm", "serve"), "imageDefault": (), "custom": ()}
+NAMED_COMMANDS = {"vllmServe": ("vllm", "serve"), "imageDefault": (), "custom": ()}
 """Words that stand for a command (`modelCommand` of llm-d's chart) → the command."""
 
-GPUS = ("nvidia.com/gpu", "amd.com/gpu", "gpu")
+GPU_RESOURCES = ("nvidia.com/gpu", "amd.com/gpu", "gpu")
 """Names of the resource that counts accelerators."""
 
-PROFILE = "resourceProfile"
+PROFILE_KEY = "resourceProfile"
 """Key of KubeAI whose value is an accelerator and their number, such as `nvidia-gpu-l4:2`."""
 
 MODEL_KEYS = ("storageUri", "uri", "modelURI", "model_id", "repo_id", "url")
 """Keys of the address of a model."""
 
-ADDRESS = re.compile(r"(?:hf|pvc\+hf|hf\+pvc)://(?:[\w.-]+/)??([\w.-]+/[\w.-]+)")
+MODEL_ADDRESS = re.compile(r"(?:hf|pvc\+hf|hf\+pvc)://(?:[\w.-]+/)??([\w.-]+/[\w.-]+)")
 """The address of a model of the hub."""
 
-SIZES = {
+PARALLEL_SIZE_KEYS = {
     "tensor": "tensor_parallel_size",
     "pipeline": "pipeline_parallel_size",
     "data": "data_parallel_size",
@@ -49,20 +49,22 @@ SIZES = {
 }
 """Keys of `parallelism` → the fields of the layout."""
 
-RUNTIMES = ("ServingRuntime", "ClusterServingRuntime")
+RUNTIME_KINDS = ("ServingRuntime", "ClusterServingRuntime")
 """Kinds of manifests whose container serves the models of others."""
 
-SKIPPED = ("initContainers", "init_containers", "healthcheck", "livenessProbe", "readinessProbe", "startupProbe")
+SKIPPED_KEYS = ("initContainers", "init_containers", "healthcheck", "livenessProbe", "readinessProbe", "startupProbe")
 """Keys of tables without servers."""
 
-TEXTS = ("serveConfigV2",)
+YAML_TEXT_KEYS = ("serveConfigV2",)
 """Keys whose value is the text of another YAML document."""
 
-DEEPEST = 30
+DEEPEST_NESTING = 30
 """Largest depth of tables."""
 
 
-def servers_in_tables(config: Any, server_finder: ServerFinder, variables: Mapping[str, str]) -> Iterator[Started]:
+def servers_in_tables(
+    config: Any, server_finder: ServerFinder, variables: Mapping[str, str]
+) -> Iterator[StartedServer]:
     """Yields the servers in parsed tables.
 
     server_finder: the file's finder. variables: variables that the file may use.
@@ -86,9 +88,9 @@ def servers_in_tables(config: Any, server_finder: ServerFinder, variables: Mappi
         if isinstance(item, Mapping)
     ]
     runtimes = {
-        str(_table_at(item, "metadata").get("name")): item for item in items if str(item.get("kind")) in RUNTIMES
+        str(inner_table(item, "metadata").get("name")): item for item in items if str(item.get("kind")) in RUNTIME_KINDS
     }
-    used_runtimes = {str(_table_at(item, "spec", "predictor", "model").get("runtime")) for item in items}
+    used_runtimes = {str(inner_table(item, "spec", "predictor", "model").get("runtime")) for item in items}
     for item in items:
         kind = str(item.get("kind", ""))
         table_servers = list(tables_of_engines(item))
@@ -96,23 +98,15 @@ def servers_in_tables(config: Any, server_finder: ServerFinder, variables: Mappi
             yield from server_finder.in_words(container)
         if table_servers:
             continue
-        runtime = runtimes.get(str(_table_at(item, "spec", "predictor", "model").get("runtime")))
+        runtime = runtimes.get(str(inner_table(item, "spec", "predictor", "model").get("runtime")))
         if kind == "InferenceService" and runtime is not None:
             yield from _inference_service_with_runtime(item, runtime, server_finder)
         elif kind == "ConfigMap":
             yield from _config_map_servers(item, server_finder)
         elif kind == "LLMInferenceService":
             yield from _llm_inference_service(item, server_finder)
-        elif kind not in RUNTIMES or str(_table_at(item, "metadata").get("name")) not in used_runtimes:
+        elif kind not in RUNTIME_KINDS or str(inner_table(item, "metadata").get("name")) not in used_runtimes:
             yield from _container_servers(item, (), kind, server_finder)
-
-
-def _table_at(config: Mapping[str, Any], *keys: str) -> Mapping[str, Any]:
-    """Returns the table under a path of keys; empty if there is none."""
-    for key in keys:
-        inner_table = config.get(key)
-        config = inner_table if isinstance(inner_table, Mapping) else {}
-    return config
 
 
 # ---- compose files
@@ -120,15 +114,18 @@ def _table_at(config: Mapping[str, Any], *keys: str) -> Mapping[str, Any]:
 
 def _compose_servers(
     config: Mapping[str, Any], server_finder: ServerFinder, variables: Mapping[str, str]
-) -> Iterator[Started]:
+) -> Iterator[StartedServer]:
     """Yields the servers of a Docker Compose file."""
     expand_variables = expander(server_finder.where, variables)
     for name, service in config["services"].items():
         if not isinstance(service, Mapping):
             continue
         place_in_file = f"services.{one_line(str(name))[:60]}"
-        text = {key: _expand_variables(service.get(key), expand_variables) for key in (*WORDS, "environment", "image")}
-        devices = _table_at(service, "deploy", "resources", "reservations").get("devices")
+        text = {
+            key: _expand_variables(service.get(key), expand_variables)
+            for key in (*COMMAND_KEYS, "environment", "image")
+        }
+        devices = inner_table(service, "deploy", "resources", "reservations").get("devices")
         container = Container(
             place=place_in_file,
             words=tuple(
@@ -138,11 +135,11 @@ def _compose_servers(
             env=_environment_variables(text["environment"]),
             gpus=_reserved_accelerators(devices, f"{server_finder.where}: {place_in_file}"),
         )
-        words = tuple(command_word.replace(DOLLAR, "$") for command_word in container.words)
+        words = tuple(command_word.replace(DOLLAR_MARK, "$") for command_word in container.words)
         yield from server_finder.in_words(replace(container, words=words))
 
 
-DOLLAR = "\ue024"
+DOLLAR_MARK = "\ue024"
 """Stands for `$$` of a compose file, which is `$` in the container."""
 
 _LITERAL_DOLLAR = re.compile(r"\$(?![A-Za-z_{])")
@@ -152,7 +149,7 @@ _LITERAL_DOLLAR = re.compile(r"\$(?![A-Za-z_{])")
 def _expand_variables(value: Any, expand_variables: Callable[[str], str]) -> Any:
     """Returns a value in which variables (`${NAME:-default}`) are expanded."""
     if isinstance(value, str):
-        return expand_variables(_LITERAL_DOLLAR.sub(DOLLAR, value.replace("$$", DOLLAR)))
+        return expand_variables(_LITERAL_DOLLAR.sub(DOLLAR_MARK, value.replace("$$", DOLLAR_MARK)))
     if isinstance(value, Mapping):
         return {key: _expand_variables(item, expand_variables) for key, item in value.items()}
     return [_expand_variables(item, expand_variables) for item in value] if isinstance(value, list) else value
@@ -178,9 +175,9 @@ def _reserved_accelerators(devices: Any, name_in_errors: str) -> int | None:
 
 def _skypilot_servers(
     config: Mapping[str, Any], server_finder: ServerFinder, variables: Mapping[str, str]
-) -> Iterator[Started]:
+) -> Iterator[StartedServer]:
     """Yields the servers of a SkyPilot task: its script `run`, on the accelerators of its resources."""
-    gpus = _task_accelerators(_table_at(config, "resources").get("accelerators"))
+    gpus = _task_accelerators(inner_table(config, "resources").get("accelerators"))
     gpu, number = gpus[0] if len(gpus) == 1 else ("", None)
     counts = {count for _, count in gpus}
     env = {**_environment_variables(config.get("envs")), **_environment_variables(config.get("secrets")), **variables}
@@ -208,9 +205,9 @@ def _task_accelerators(value: Any) -> list[tuple[str, int]]:
 # ---- Kubernetes and its operators
 
 
-def _config_map_servers(item: Mapping[str, Any], server_finder: ServerFinder) -> Iterator[Started]:
+def _config_map_servers(item: Mapping[str, Any], server_finder: ServerFinder) -> Iterator[StartedServer]:
     """Yields the servers of the scripts in a ConfigMap."""
-    for name, text in _table_at(item, "data").items():
+    for name, text in inner_table(item, "data").items():
         if isinstance(text, str) and str(name).endswith((".sh", ".bash")) and starts_server(text):
             yield from server_finder.in_script(
                 text, {}, (), Container(f"data.{one_line(str(name))[:60]}", image="script")
@@ -219,10 +216,10 @@ def _config_map_servers(item: Mapping[str, Any], server_finder: ServerFinder) ->
 
 def _inference_service_with_runtime(
     item: Mapping[str, Any], runtime: Mapping[str, Any], server_finder: ServerFinder
-) -> Iterator[Started]:
+) -> Iterator[StartedServer]:
     """Yields the server of a KServe InferenceService, with the container and arguments of its runtime."""
-    model = _table_at(item, "spec", "predictor", "model")
-    containers = _table_at(runtime, "spec").get("containers")
+    model = inner_table(item, "spec", "predictor", "model")
+    containers = inner_table(runtime, "spec").get("containers")
     for container in containers if isinstance(containers, list) else ():
         if isinstance(container, Mapping):
             args = [
@@ -231,24 +228,23 @@ def _inference_service_with_runtime(
             ]
             env = [*_env_list(container.get("env")), *_env_list(model.get("env"))]
             joined_container = {**container, "args": args, "env": env, "resources": model.get("resources", {})}
-            yield from _servers_of_container(
-                joined_container, (item, _table_at(item, "spec", "predictor"), model), "InferenceService", server_finder
-            )
+            outer_tables = item, inner_table(item, "spec", "predictor"), model
+            yield from _servers_of_container(joined_container, outer_tables, "InferenceService", server_finder)
             return
 
 
-def _llm_inference_service(item: Mapping[str, Any], server_finder: ServerFinder) -> Iterator[Started]:
+def _llm_inference_service(item: Mapping[str, Any], server_finder: ServerFinder) -> Iterator[StartedServer]:
     """Yields the vLLM servers of KServe's LLMInferenceService, which may state no command."""
     servers = list(_container_servers(item, (), "LLMInferenceService", server_finder))
     yield from servers
     if servers:
         return
-    spec = _table_at(item, "spec")
+    spec = inner_table(item, "spec")
     for place_in_file, table in (
         ("LLMInferenceService", spec),
-        ("LLMInferenceService.prefill", _table_at(spec, "prefill")),
+        ("LLMInferenceService.prefill", inner_table(spec, "prefill")),
     ):
-        containers = _table_at(table, "template").get("containers")
+        containers = inner_table(table, "template").get("containers")
         main_table = (
             next((container_table for container_table in containers if isinstance(container_table, Mapping)), {})
             if isinstance(containers, list)
@@ -273,11 +269,11 @@ def _container_servers(
     outer_tables: tuple[Mapping[str, Any], ...],
     place_in_file: str,
     server_finder: ServerFinder,
-) -> Iterator[Started]:
+) -> Iterator[StartedServer]:
     """Yields the servers of a table and its inner tables. outer_tables: enclosing tables, the outermost first."""
-    if len(outer_tables) > DEEPEST:
+    if len(outer_tables) > DEEPEST_NESTING:
         raise InputError(
-            f"{server_finder.where}: {place_in_file[:80]}: nested too deeply; expected at most {DEEPEST} tables"
+            f"{server_finder.where}: {place_in_file[:80]}: nested too deeply; expected at most {DEEPEST_NESTING} tables"
         )
     named_server = table_of_engine(table)
     if named_server is not None:
@@ -285,7 +281,7 @@ def _container_servers(
         yield from server_finder.in_words(replace(named_server, place=_short_place(place_in_file), gpu=gpu))
         return
     if (
-        any(key in table for key in WORDS)
+        any(key in table for key in COMMAND_KEYS)
         or (isinstance(table.get("image"), str) and outer_tables)
         or (_implied_engine((table,)) and _hub_model((table,)))
     ):
@@ -294,16 +290,16 @@ def _container_servers(
             yield from servers
             return
     for key, value in table.items():
-        if key in SKIPPED:
+        if key in SKIPPED_KEYS:
             continue
-        if key in TEXTS and isinstance(value, str):
+        if key in YAML_TEXT_KEYS and isinstance(value, str):
             value = parse_yaml(value, f"{server_finder.where}: {key}")
         tables = value if isinstance(value, list) else [value]
-        for i, inner_table in enumerate(tables):
-            if isinstance(inner_table, Mapping):
+        for i, item in enumerate(tables):
+            if isinstance(item, Mapping):
                 index = f"[{i}]" if isinstance(value, list) and len(value) > 1 else ""
                 name = f"{place_in_file}.{one_line(str(key))[:60]}{index}".lstrip(".")
-                yield from _container_servers(inner_table, (*outer_tables, table), name, server_finder)
+                yield from _container_servers(item, (*outer_tables, table), name, server_finder)
 
 
 def _servers_of_container(
@@ -311,7 +307,7 @@ def _servers_of_container(
     outer_tables: tuple[Mapping[str, Any], ...],
     place_in_file: str,
     server_finder: ServerFinder,
-) -> Iterator[Started]:
+) -> Iterator[StartedServer]:
     """Yields the servers that a container's table starts."""
     tables = (*outer_tables, table)
     env = _environment_variables(table.get("env"))
@@ -371,7 +367,7 @@ def _command_words(value: Any, name_in_errors: str) -> list[str]:
     if isinstance(value, list):
         return [str(item) for item in value if _is_plain(item) or isinstance(item, bool)]
     if isinstance(value, str):
-        return list(COMMANDS[value]) if value in COMMANDS else _split_words(value, name_in_errors)
+        return list(NAMED_COMMANDS[value]) if value in NAMED_COMMANDS else _split_words(value, name_in_errors)
     return []
 
 
@@ -408,26 +404,30 @@ def _container_image(tables: Sequence[Mapping[str, Any]]) -> str:
 def _node_accelerator(tables: Sequence[Mapping[str, Any]]) -> str:
     """Returns the accelerator of the node on which a container runs; empty if no table names it."""
     for table in reversed(tables):
-        selector = {**_table_at(table, "nodeSelector"), **_table_at(table, "template", "nodeSelector")}
-        for label in (*LABELS, *MACHINE_LABELS):
+        selector = {**inner_table(table, "nodeSelector"), **inner_table(table, "template", "nodeSelector")}
+        for label in (*ACCELERATOR_LABELS, *MACHINE_LABELS):
             if isinstance(selector.get(label), str):
                 return str(selector[label])
-        for label in (*LABELS, "accelerator"):
+        for label in (*ACCELERATOR_LABELS, "accelerator"):
             if isinstance(table.get(label), str):
                 return str(table[label])
-        if isinstance(table.get(PROFILE), str):
-            return str(table[PROFILE]).partition(":")[0]
-        memory_terms = _table_at(table, "affinity", "nodeAffinity", "requiredDuringSchedulingIgnoredDuringExecution")
-        for expression in (*_affinity_expressions(memory_terms), *_affinity_expressions(table)):
+        if isinstance(table.get(PROFILE_KEY), str):
+            return str(table[PROFILE_KEY]).partition(":")[0]
+        node_affinity = inner_table(table, "affinity", "nodeAffinity", "requiredDuringSchedulingIgnoredDuringExecution")
+        for expression in (*_affinity_expressions(node_affinity), *_affinity_expressions(table)):
             values = expression.get("values")
-            if expression.get("key") in (*LABELS, *MACHINE_LABELS) and isinstance(values, list) and len(values) == 1:
+            if (
+                expression.get("key") in (*ACCELERATOR_LABELS, *MACHINE_LABELS)
+                and isinstance(values, list)
+                and len(values) == 1
+            ):
                 return str(values[0])
     return ""
 
 
-def _affinity_expressions(memory_terms: Mapping[str, Any]) -> Iterator[Mapping[str, Any]]:
+def _affinity_expressions(node_affinity: Mapping[str, Any]) -> Iterator[Mapping[str, Any]]:
     """Yields the match expressions of a Kubernetes node affinity."""
-    node_terms = memory_terms.get("nodeSelectorTerms")
+    node_terms = node_affinity.get("nodeSelectorTerms")
     for term in node_terms if isinstance(node_terms, list) else ():
         for expression in (term.get("matchExpressions") or ()) if isinstance(term, Mapping) else ():
             if isinstance(expression, Mapping):
@@ -437,12 +437,12 @@ def _affinity_expressions(memory_terms: Mapping[str, Any]) -> Iterator[Mapping[s
 def _accelerator_limit(tables: Sequence[Mapping[str, Any]], name_in_errors: str) -> int | None:
     """Returns the largest number of accelerators of a container; None if no table limits it."""
     for table in reversed(tables):
-        profile = re.fullmatch(r"[\w.-]{1,80}:([0-9]{1,4})", str(table.get(PROFILE, "")))
+        profile = re.fullmatch(r"[\w.-]{1,80}:([0-9]{1,4})", str(table.get(PROFILE_KEY, "")))
         if profile is not None:
             return int(profile[1])
         for kind in ("limits", "requests"):
-            resources = _table_at(table, "resources", kind)
-            for name in GPUS:
+            resources = inner_table(table, "resources", kind)
+            for name in GPU_RESOURCES:
                 count = accelerator_count(resources.get(name), f"{name_in_errors}: {name}")
                 if count is not None:
                     return count
@@ -454,12 +454,12 @@ def _hub_model(tables: Sequence[Mapping[str, Any]]) -> str:
     for table in reversed(tables):
         for owner in (
             table,
-            _table_at(table, "model"),
-            _table_at(table, "modelArtifacts"),
-            _table_at(table, "storage"),
+            inner_table(table, "model"),
+            inner_table(table, "modelArtifacts"),
+            inner_table(table, "storage"),
         ):
             for key in MODEL_KEYS:
-                match = ADDRESS.fullmatch(str(owner.get(key, "")))
+                match = MODEL_ADDRESS.fullmatch(str(owner.get(key, "")))
                 if match is not None:
                     return match[1]
     return ""
@@ -468,7 +468,7 @@ def _hub_model(tables: Sequence[Mapping[str, Any]]) -> str:
 def _adapter_flags(tables: Sequence[Mapping[str, Any]]) -> list[str]:
     """Returns the flags that KServe adds for a model's LoRA adapters (`model.lora` of LLMInferenceService)."""
     for table in tables:
-        lora = _table_at(table, "model", "lora")
+        lora = inner_table(table, "model", "lora")
         adapters = lora.get("adapters")
         if isinstance(adapters, list) and adapters:
             rank, most_adapters = lora.get("maxRank", 64), lora.get("maxAdapters", len(adapters))
@@ -480,7 +480,7 @@ def _implied_engine(tables: Sequence[Mapping[str, Any]]) -> str:
     """Returns the engine that a model format or a framework name implies; empty if there is none."""
     formats = {"vllm": "vllm", "huggingface": "vllm", "sglang": "sglang", "trtllm": "tensorrt-llm"}
     for table in reversed(tables):
-        for name in (_table_at(table, "modelFormat").get("name"), table.get("backendFramework"), table.get("engine")):
+        for name in (inner_table(table, "modelFormat").get("name"), table.get("backendFramework"), table.get("engine")):
             if str(name).lower() in formats:
                 return formats[str(name).lower()]
     return ""
@@ -490,7 +490,7 @@ def _parallel_sizes(tables: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
     """Returns the parallel sizes that a manifest states in keys of its own, not in the server's command."""
     sizes: dict[str, Any] = {}
     for table in tables:
-        for key, value in _table_at(table, "parallelism").items():
-            if key in SIZES and _is_plain(value):
-                sizes[SIZES[key]] = str(value)
+        for key, value in inner_table(table, "parallelism").items():
+            if key in PARALLEL_SIZE_KEYS and _is_plain(value):
+                sizes[PARALLEL_SIZE_KEYS[key]] = str(value)
     return sizes

@@ -7,24 +7,12 @@ or in three of them over several lines, comments that begin with #.
 from __future__ import annotations
 
 import re
-from dataclasses import replace
 
 from ...errors import InputError, one_line
-from .programs import Start, program_named
-from .server import Container, Started
+from .programs import ServerStart, program_named
+from .server import Container, StartedServer
 
-INSTRUCTIONS = (
-    "from",
-    "parameter",
-    "template",
-    "system",
-    "adapter",
-    "license",
-    "message",
-    "renderer",
-    "parser",
-    "requires",
-)
+INSTRUCTIONS = "from parameter template system adapter license message renderer parser requires".split()  # noqa: SIM905
 
 _INSTRUCTION = re.compile(r"^[ \t]*([A-Za-z]+)[ \t]+(.*)$")
 
@@ -50,7 +38,7 @@ def _without_quoted_texts(text: str) -> str:
     return re.sub(r'"[^"]*"', '""', text)
 
 
-def server_in_modelfile(text: str, name_in_errors: str, container: Container) -> Started:
+def server_in_modelfile(text: str, name_in_errors: str, container: Container) -> StartedServer:
     """Returns the server of a Modelfile. Raises `InputError` for adapters and for a parameter without a value."""
     program = program_named("ollama")
     assert program is not None
@@ -71,4 +59,4 @@ def server_in_modelfile(text: str, name_in_errors: str, container: Container) ->
                     f"{name_in_errors}: line {number}: PARAMETER {one_line(name)[:40]}: the value is missing"
                 )
             arguments.append(f"--{name.lower()}={value.strip()}")
-    return Started(Start(program, tuple(arguments), model), replace(container, place=container.place))
+    return StartedServer(ServerStart(program, tuple(arguments), model), container)

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from functools import cache
 from typing import NamedTuple
 
-from ..engines.flags import by_name
+from ..engines.flags import flags_by_spelling
 from ..engines.registry import engine
 from ..launch.unresolved import is_unresolved
 
@@ -129,6 +129,8 @@ PROGRAMS = (
             "--stream-interval", "--enable-iter-perf-stats", "--num-postprocess-workers", "--attn-backend",
             "--sampler-type", "--allreduce-strategy", "--return-perf-metrics", "--use-torch-sampler",
             "--scheduler-config", "--torch-compile-config", "--batching-type", "--cache-transceiver-config",
+            "--use-cuda-graph", "--cuda-graph-padding-enabled", "--cuda-graph-max-batch-size",
+            "--cuda-graph-batch-sizes", "--moe-backend", "--attention-backend", "--autotuner-enabled",
         ),
         images=("tensorrt-llm", "tensorrtllm", "trtllm"),
         versions=r"v?([0-9]+\.[0-9]+(?:\.[0-9]+)*(?:\.?(?:post|rc)[0-9]+)?)",
@@ -152,7 +154,7 @@ LONGEST_PREFIX = 60
 """Largest number of words before a program: of launchers such as nohup, numactl and mpirun."""
 
 
-class Start(NamedTuple):
+class ServerStart(NamedTuple):
     """A command that starts a server: its program, the arguments, and the model that its launcher names."""
 
     program: ServerProgram
@@ -165,7 +167,7 @@ def program_named(engine: str) -> ServerProgram | None:
     return next((program for program in PROGRAMS if program.engine == engine), None)
 
 
-def start_of(command_words: Sequence[str], image: str = "") -> Start | None:
+def start_of(command_words: Sequence[str], image: str = "") -> ServerStart | None:
     """Returns the start of a server in a command, for a shell or a container; None if the command starts no server.
 
     image: the image of the container; empty for a shell.
@@ -183,7 +185,7 @@ def start_of(command_words: Sequence[str], image: str = "") -> Start | None:
             if re.match(r"--[a-z]+\.model\.repo_id=", command_word)
         )
         if program is not None:
-            return Start(program, tuple(match[2] for match in launcher_matches), next(models, ""))
+            return ServerStart(program, tuple(match[2] for match in launcher_matches), next(models, ""))
     program = program_of_image(image)
     if (
         program is not None
@@ -217,7 +219,7 @@ def version_of_image(image: str) -> str:
     return "" if match is None else match[1]
 
 
-def _start_at_word(command_words: Sequence[str], i: int, image: str = "") -> Start | None:
+def _start_at_word(command_words: Sequence[str], i: int, image: str = "") -> ServerStart | None:
     """Returns the start of the server whose program is word number `i` of a command; None for another word."""
     word = command_words[i]
     next_word = command_words[i + 1] if i + 1 < len(command_words) else ""
@@ -244,21 +246,21 @@ def _start_at_word(command_words: Sequence[str], i: int, image: str = "") -> Sta
             else:
                 is_command, arguments_start = name == first_word or word.endswith(f"/{first_word}"), i + 1
             if is_command:
-                return Start(
+                return ServerStart(
                     _fork_of(program, f"{image} {word}".lower(), command_words[arguments_start:]),
                     tuple(command_words[arguments_start:]),
                 )
     return None
 
 
-def _start_of_module(module: str, arguments: tuple[str, ...]) -> Start | None:
+def _start_of_module(module: str, arguments: tuple[str, ...]) -> ServerStart | None:
     """Returns the start of a server that a Python module runs; None for other modules."""
     program = next((program for program in PROGRAMS if module in program.modules), None)
     if program is None:
         return None
     if arguments[:1] == ("serve",):
         arguments = arguments[1:]
-    return Start(program, arguments)
+    return ServerStart(program, arguments)
 
 
 def _fork_of(program: ServerProgram, image_and_path: str, arguments: Sequence[str]) -> ServerProgram:
@@ -278,5 +280,5 @@ def _fork_of(program: ServerProgram, image_and_path: str, arguments: Sequence[st
 @cache
 def _flags_of_fork(fork: str, engine_name: str) -> frozenset[str]:
     """Returns the spellings of the flags that only an engine's fork has."""
-    engine_flags = by_name(engine(engine_name).known_flags())
-    return frozenset(by_name(engine(fork).known_flags())) - frozenset(engine_flags)
+    engine_flags = flags_by_spelling(engine(engine_name).known_flags())
+    return frozenset(flags_by_spelling(engine(fork).known_flags())) - frozenset(engine_flags)

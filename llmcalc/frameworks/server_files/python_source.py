@@ -17,7 +17,7 @@ from ..launch.python_source import DEEPEST, Unknown, dotted, parse_python, value
 from ..launch.unresolved import unresolved
 from .engine_tables import table_of_engine
 from .scripts import ServerFinder, starts_server, versions_in
-from .server import Container, Started
+from .server import Container, StartedServer
 
 MOST_NODES = 200_000
 """Largest number of nodes of a syntax tree."""
@@ -28,17 +28,17 @@ MOST_WORDS = 2_000
 LONGEST_TEXT = 100_000
 """Largest number of letters of a text that is added up."""
 
-CONFIGURATIONS = ("LLMConfig",)
+CONFIGURATION_CALLS = ("LLMConfig",)
 """Calls that configure a server of Ray Serve."""
 
-INSIDE = {"LLM": "vllm", "AsyncEngineArgs": "vllm", "EngineArgs": "vllm"}
+ENGINE_CLASSES = {"LLM": "vllm", "AsyncEngineArgs": "vllm", "EngineArgs": "vllm"}
 """Calls that start an engine inside a program → the module of their names."""
 
-FLAG_OF_GPUS = "gpu"
+GPU_ARGUMENT = "gpu"
 """The argument of Modal's decorators that names accelerators: `H100`, `H100:2`."""
 
 
-def servers_in_python(text: str, server_finder: ServerFinder, variables: Mapping[str, str]) -> Iterator[Started]:
+def servers_in_python(text: str, server_finder: ServerFinder, variables: Mapping[str, str]) -> Iterator[StartedServer]:
     """Yields the servers that a Python file starts. server_finder: the file's finder. variables: environment variables.
 
     Raises `InputError` for a file that is no Python, and for one that starts an engine inside its own program alone.
@@ -47,7 +47,7 @@ def servers_in_python(text: str, server_finder: ServerFinder, variables: Mapping
     nodes = list(ast.walk(syntax_tree))
     if len(nodes) > MOST_NODES:
         raise InputError(f"{server_finder.where}: {len(nodes):,} parts of Python; expected at most {MOST_NODES:,}")
-    reader = _Reader(syntax_tree, variables)
+    reader = _Evaluator(syntax_tree, variables)
     number = 0
     versions = versions_in(text)
     for started_server in reader.servers(server_finder):
@@ -60,7 +60,7 @@ def servers_in_python(text: str, server_finder: ServerFinder, variables: Mapping
         if not isinstance(node, ast.Call):
             continue
         name = dotted(node.func)
-        if name in INSIDE and str(imported.get(name, "")).split(".")[0] == INSIDE[name]:
+        if name in ENGINE_CLASSES and str(imported.get(name, "")).split(".")[0] == ENGINE_CLASSES[name]:
             raise InputError(
                 f"{server_finder.where}: line {node.lineno}: {name}(…) starts vLLM inside a program, whose defaults "
                 "are not "
@@ -68,14 +68,14 @@ def servers_in_python(text: str, server_finder: ServerFinder, variables: Mapping
             )
 
 
-class _Reader:
+class _Evaluator:
     """Evaluates values in a Python module's syntax tree. variables: environment variables."""
 
     def __init__(self, syntax_tree: ast.Module, variables: Mapping[str, str]) -> None:
         self.module, self.variables = syntax_tree, variables
         self.names: dict[str, Any] = {}
 
-    def servers(self, server_finder: ServerFinder) -> Iterator[Started]:
+    def servers(self, server_finder: ServerFinder) -> Iterator[StartedServer]:
         """Yields the servers that the module's statements and functions start."""
         yield from self._servers_in_statements(self.module.body, Container(""), server_finder)
         outer = dict(self.names)
@@ -93,25 +93,25 @@ class _Reader:
         """Returns a container with the accelerators that Modal's decorators state."""
         for decorator in decorators:
             for keyword in decorator.keywords if isinstance(decorator, ast.Call) else ():
-                if keyword.arg == FLAG_OF_GPUS:
-                    gpu, _, number = str(self.value(keyword.value)).partition(":")
+                if keyword.arg == GPU_ARGUMENT:
+                    gpu, _, number = str(self.evaluate(keyword.value)).partition(":")
                     return Container("", gpu=gpu.rstrip("!"), gpus=int(number) if number.isdecimal() else 1)
         return Container("")
 
     def _servers_in_statements(
         self, statements: list[ast.stmt], container: Container, server_finder: ServerFinder, depth: int = 0
-    ) -> Iterator[Started]:
+    ) -> Iterator[StartedServer]:
         """Yields the servers that statements start; assignments are evaluated in their order."""
         commands: dict[str, int] = {}
         for statement in statements if depth < DEEPEST else ():
             variable = _assigned_name(statement)
             if isinstance(statement, ast.Assign | ast.AnnAssign) and variable and statement.value is not None:
-                self.names[variable] = self.value(statement.value)
+                self.names[variable] = self.evaluate(statement.value)
             elif isinstance(statement, ast.AugAssign) and variable:
-                self.names[variable] = _add_values(self.names.get(variable), self.value(statement.value))
+                self.names[variable] = _add_values(self.names.get(variable), self.evaluate(statement.value))
             elif _is_extension(statement):
                 call: Any = statement.value  # type: ignore[attr-defined]
-                added_value = self.value(call.args[0])
+                added_value = self.evaluate(call.args[0])
                 variable = dotted(call.func.value)
                 self.names[variable] = _add_values(
                     self.names.get(variable), added_value if call.func.attr == "extend" else [added_value]
@@ -125,7 +125,7 @@ class _Reader:
                     yield from server_finder.in_words(replace(named_server, place=f"line {call.lineno}"))
                     continue
                 for argument in call.args[:1]:
-                    value = self.value(argument)
+                    value = self.evaluate(argument)
                     if _is_command(value) and not isinstance(argument, ast.Name):
                         yield from self._servers_of_command(value, container, call.lineno, server_finder)
             for inner_body in _inner_bodies(statement):
@@ -136,7 +136,7 @@ class _Reader:
 
     def _servers_of_command(
         self, value: Any, container: Container, line: int, server_finder: ServerFinder
-    ) -> Iterator[Started]:
+    ) -> Iterator[StartedServer]:
         """Yields the servers that a command starts: a list of words, or a text for a shell."""
         located_container = replace(container, place=f"line {line}")
         if isinstance(value, str):
@@ -147,19 +147,21 @@ class _Reader:
 
     def _configuration_arguments(self, call: ast.Call) -> dict[str, Any] | None:
         """Returns the arguments of a call that configures a server; None for any other call."""
-        if dotted(call.func).rpartition(".")[2] not in CONFIGURATIONS:
+        if dotted(call.func).rpartition(".")[2] not in CONFIGURATION_CALLS:
             return None
-        table = {keyword.arg: self.value(keyword.value) for keyword in call.keywords if keyword.arg}
+        table = {keyword.arg: self.evaluate(keyword.value) for keyword in call.keywords if keyword.arg}
         return {name: _with_marks(value) for name, value in table.items()}
 
-    def value(self, node: ast.expr, depth: int = 0) -> Any:
+    def evaluate(self, node: ast.expr, depth: int = 0) -> Any:
         """Returns the value of an expression of the syntax tree."""
         if depth > DEEPEST:
             return Unknown("…")
         if isinstance(node, ast.Dict):
             pairs = zip(node.keys, node.values, strict=True)
             return {
-                str(self.value(key, depth + 1)): self.value(item, depth + 1) for key, item in pairs if key is not None
+                str(self.evaluate(key, depth + 1)): self.evaluate(item, depth + 1)
+                for key, item in pairs
+                if key is not None
             }
         if isinstance(node, ast.List | ast.Tuple):
             return [item for text_node in node.elts[:MOST_WORDS] for item in self._list_items(text_node, depth)]
@@ -167,28 +169,28 @@ class _Reader:
             text_values = [
                 text_node.value if isinstance(text_node, ast.FormattedValue) else text_node for text_node in node.values
             ]
-            return "".join(_word_of_value(self.value(text_node, depth + 1)) for text_node in text_values)
+            return "".join(_word_of_value(self.evaluate(text_node, depth + 1)) for text_node in text_values)
         if isinstance(node, ast.BinOp) and isinstance(node.op, ast.Add):
-            return _add_values(self.value(node.left, depth + 1), self.value(node.right, depth + 1))
+            return _add_values(self.evaluate(node.left, depth + 1), self.evaluate(node.right, depth + 1))
         if isinstance(node, ast.IfExp):
-            test = self.value(node.test, depth + 1)
+            test = self.evaluate(node.test, depth + 1)
             chosen_node = node.body if test else node.orelse
-            return Unknown("if") if isinstance(test, Unknown) else self.value(chosen_node, depth + 1)
+            return Unknown("if") if isinstance(test, Unknown) else self.evaluate(chosen_node, depth + 1)
         if isinstance(node, ast.Call):
             return self._call_result(node, depth)
         return value_of(node, self.names, depth)
 
     def _list_items(self, list_node: ast.expr, depth: int) -> list[Any]:
         if not isinstance(list_node, ast.Starred):
-            return [self.value(list_node, depth + 1)]
-        value = self.value(list_node.value, depth + 1)
+            return [self.evaluate(list_node, depth + 1)]
+        value = self.evaluate(list_node.value, depth + 1)
         return value if isinstance(value, list) else [Unknown("*…")]
 
     def _call_result(self, call: ast.Call, depth: int) -> Any:
         """Returns the result of a call to a supported function, such as `dict`."""
-        name, arguments = dotted(call.func), [self.value(item, depth + 1) for item in call.args[:3]]
+        name, arguments = dotted(call.func), [self.evaluate(item, depth + 1) for item in call.args[:3]]
         if name == "dict":
-            return {keyword.arg: self.value(keyword.value, depth + 1) for keyword in call.keywords if keyword.arg}
+            return {keyword.arg: self.evaluate(keyword.value, depth + 1) for keyword in call.keywords if keyword.arg}
         if name == "str" and len(arguments) == 1:
             return _word_of_value(arguments[0])
         if name == "json.dumps" and len(arguments) == 1 and not isinstance(arguments[0], Unknown):
@@ -196,7 +198,7 @@ class _Reader:
         if name in ("os.environ.get", "os.getenv", "environ.get", "getenv") and arguments:
             return self.variables.get(str(arguments[0]), arguments[1] if len(arguments) > 1 else Unknown("$"))
         if isinstance(call.func, ast.Attribute) and call.func.attr == "join" and len(arguments) == 1:
-            separator = self.value(call.func.value, depth + 1)
+            separator = self.evaluate(call.func.value, depth + 1)
             if isinstance(separator, str) and isinstance(arguments[0], list):
                 return separator.join(map(_word_of_value, arguments[0]))
         return value_of(call, self.names, depth)

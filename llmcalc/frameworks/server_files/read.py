@@ -10,7 +10,7 @@ from typing import Any
 
 from ...errors import InputError, MissingExtra, one_line
 from ...sources.files import read_text
-from ..engines.flags import by_name, flag_named
+from ..engines.flags import find_flag, flags_by_spelling
 from ..engines.registry import FOLDERS, engine
 from ..launch.command_line import TypedLaunch, typed_launch
 from ..launch.text import LARGEST, parse_braces, parse_yaml
@@ -19,10 +19,10 @@ from .accelerators import accelerator_of
 from .arguments import engine_of_flags, flags_of, read_arguments, words_of_tables
 from .manifests import servers_in_tables
 from .modelfile import is_modelfile, server_in_modelfile
-from .programs import ServerProgram, Start, program_named
-from .python_source import CONFIGURATIONS, servers_in_python
+from .programs import ServerProgram, ServerStart, program_named
+from .python_source import CONFIGURATION_CALLS, servers_in_python
 from .scripts import ServerFinder, starts_server
-from .server import Container, LaunchedServer, ReadNamed, Started
+from .server import Container, LaunchedServer, ReadNamedFile, StartedServer
 
 MOST_SERVERS = 200
 """Largest number of servers of a file."""
@@ -33,7 +33,7 @@ MOST_DOCUMENTS = 200
 NO_FLAGS: Mapping[str, Any] = {}
 """No flags beside a file."""
 
-SIGNS = re.compile(r"^(services|apiVersion|kind|modelArtifacts|decode|model)[ \t]*:", re.MULTILINE)
+SERVER_KEYS = re.compile(r"^(services|apiVersion|kind|modelArtifacts|decode|model)[ \t]*:", re.MULTILINE)
 """Keys of YAML files that start servers."""
 
 
@@ -54,19 +54,21 @@ def servers_of(
     return servers_of_text(read_text(file, LARGEST), typed_path, allow_unknown, file.parent, typed_flags, typed_engine)
 
 
-def starts_any(path: str | Path) -> bool:
+def starts_any_server(path: str | Path) -> bool:
     """Whether a file starts a server, even of an engine that is not modelled."""
+    return next(_servers_in_file(path), None) is not None
+
+
+def _servers_in_file(path: str | Path) -> Iterator[StartedServer]:
     typed_path = typed_launch(str(path))
     file = Path(typed_path.path)
-    return next(iter(_find_servers(read_text(file, LARGEST), typed_path, file.parent)), None) is not None
+    yield from _find_servers(read_text(file, LARGEST), typed_path, file.parent)
 
 
 def engines_of(path: str | Path) -> list[str]:
     """Returns the names of the engines whose servers a file starts; none for other files."""
-    typed_path = typed_launch(str(path))
-    file = Path(typed_path.path)
     try:
-        started_servers = list(_find_servers(read_text(file, LARGEST), typed_path, file.parent))
+        started_servers = list(_servers_in_file(path))
     except InputError:
         return []  # the same error is raised where the file is read for its servers
     names = dict.fromkeys(server.start.program.engine for server in started_servers)
@@ -111,7 +113,7 @@ def _without_copies(servers: Sequence[LaunchedServer]) -> list[LaunchedServer]:
     return list(distinct_servers.values())
 
 
-def _is_worker(start: Start) -> bool:
+def _is_worker(start: ServerStart) -> bool:
     """Whether a command joins a server on another machine, and is therefore no server of its own."""
     text = " ".join(start.arguments)
     return re.search(r"--headless\b|--(node[-_]rank|data[-_]parallel[-_]start[-_]rank)[ =][1-9]", text) is not None
@@ -120,7 +122,7 @@ def _is_worker(start: Start) -> bool:
 # ---- kinds of files
 
 
-def _find_servers(text: str, typed_path: TypedLaunch, folder: Path | None) -> Iterator[Started]:
+def _find_servers(text: str, typed_path: TypedLaunch, folder: Path | None) -> Iterator[StartedServer]:
     """Yields the servers that a launch file's text starts."""
     name_in_errors, shell = typed_path.path, Container("")
     server_finder = ServerFinder(name_in_errors)
@@ -128,10 +130,10 @@ def _find_servers(text: str, typed_path: TypedLaunch, folder: Path | None) -> It
     if is_modelfile(text, name):
         yield server_in_modelfile(text, name_in_errors, shell)
         return
-    is_tables = name.endswith((".yaml", ".yml", ".json")) or (SIGNS.search(text) is not None and text[:2] != "#!")
+    is_tables = name.endswith((".yaml", ".yml", ".json")) or (SERVER_KEYS.search(text) is not None and text[:2] != "#!")
     if not is_tables:
         if name.endswith(".py"):
-            if starts_server(text) or any(f"{name}(" in text for name in CONFIGURATIONS):
+            if starts_server(text) or any(f"{name}(" in text for name in CONFIGURATION_CALLS):
                 yield from servers_in_python(text, server_finder, typed_path.variables)
             return
         if not starts_server(text) or name.endswith(".toml"):
@@ -148,7 +150,7 @@ def _find_servers(text: str, typed_path: TypedLaunch, folder: Path | None) -> It
                 else parse_yaml(document, name_in_errors)
             )
         except (InputError, MissingExtra):
-            if not SIGNS.search(text) and not starts_server(text):
+            if not SERVER_KEYS.search(text) and not starts_server(text):
                 return
             if "{{" in text:
                 raise InputError(
@@ -179,7 +181,7 @@ def _read_env_file(folder: Path | None) -> dict[str, str]:
     return {name: value.strip().strip("'\"") for name, _, value in pairs}
 
 
-def _bare_configuration(config: Any) -> Iterator[Started]:
+def _bare_configuration(config: Any) -> Iterator[StartedServer]:
     """Yields the server of a config file that has no command, and whose keys are all flags of one engine."""
     if isinstance(config, Mapping):
         name = engine_of_flags(
@@ -193,15 +195,15 @@ def _bare_configuration(config: Any) -> Iterator[Started]:
         )
         program = program_named(name)
         if program is not None and program.config_flags:
-            words = tuple(words_of_tables(config, by_name(reversed(flags_of(program, engine(name))))))
-            yield Started(Start(program, words), Container(""))
+            words = tuple(words_of_tables(config, flags_by_spelling(reversed(flags_of(program, engine(name))))))
+            yield StartedServer(ServerStart(program, words), Container(""))
 
 
 # ---- servers
 
 
 def _read_server(
-    started_server: Started,
+    started_server: StartedServer,
     name_in_errors: str,
     allow_unknown: bool,
     folder: Path | None,
@@ -232,7 +234,8 @@ def _read_server(
     )
     fields = {flag.names[0]: flag.field for flag in engine_record.known_flags() if not flag.names[0].startswith("-")}
     environment_flags = {field: container.env[name] for name, field in fields.items() if name in container.env}
-    sizes = {field: value for field, value in container.sizes.items() if field in _all_fields(engine_record)}
+    all_fields = {flag.field for flag in engine_record.known_flags()}
+    sizes = {field: value for field, value in container.sizes.items() if field in all_fields}
     model = start.model or arguments.model or container.model
     if container.model and not re.fullmatch(r"[\w.-]+/[\w.-]+", model):
         model = container.model
@@ -243,7 +246,7 @@ def _read_server(
         version=started_server.version,
         target=f"${printable(model).lstrip('$')}" if is_unresolved(model) else model,
         values={**sizes, **environment_flags, **arguments.values},
-        env={variable: value[:200] for variable, value in container.env.items() if not SECRET.search(variable)},
+        env={variable: value[:200] for variable, value in container.env.items() if not SECRET_NAMES.search(variable)},
         hardware=accelerator_of(container.gpu) if container.gpu else "",
         gpu=one_line(container.gpu)[:80],
         gpus=container.gpus,
@@ -257,12 +260,12 @@ def _flags_of_variables(program: ServerProgram, env: Mapping[str, str]) -> Itera
     """Yields the flags equivalent to a program's environment variables: `--ctx-size` for `LLAMA_ARG_CTX_SIZE=4096`."""
     if not program.variables or not any(name.startswith(program.variables) for name in env):
         return
-    flags_by_name = by_name(reversed(flags_of(program, engine(program.engine))))
+    flags_by_name = flags_by_spelling(reversed(flags_of(program, engine(program.engine))))
     for name, value in env.items():
         if name.startswith(program.variables):
             word = name.removeprefix(program.variables).lower().replace("_", "-")
-            flag_spelling = f"--{VARIABLES.get(word, word)}"
-            match = flag_named(flags_by_name, flag_spelling)
+            flag_spelling = f"--{FLAG_OF_VARIABLE.get(word, word)}"
+            match = find_flag(flags_by_name, flag_spelling)
             is_switch = match is None or match.flag.kind == "switch"
             if is_switch and value.lower() in OFF:
                 yield f"--no-{flag_spelling[2:]}"
@@ -273,7 +276,7 @@ def _flags_of_variables(program: ServerProgram, env: Mapping[str, str]) -> Itera
 ON, OFF = ("on", "enabled", "true", "1"), ("off", "disabled", "false", "0")
 """Values of variables that stand for switches."""
 
-VARIABLES = {
+FLAG_OF_VARIABLE = {
     "n-parallel": "parallel",
     "rope-scaling-type": "rope-scaling",
     "static-path": "path",
@@ -294,15 +297,11 @@ VARIABLES = {
 PYTHON_ENGINES = ("vllm", "sglang")
 """Engines whose images for CPUs keep the cache in the memory of the host."""
 
-SECRET = re.compile(r"TOKEN|KEY|SECRET|PASSWORD|CREDENTIAL", re.IGNORECASE)
+SECRET_NAMES = re.compile(r"TOKEN|KEY|SECRET|PASSWORD|CREDENTIAL", re.IGNORECASE)
 """Names of variables that are not shown."""
 
 
-def _all_fields(record: Any) -> set[str]:
-    return {flag.field for flag in record.known_flags()}
-
-
-def _named_reader(name_in_errors: str, folder: Path | None, files: Mapping[str, str]) -> ReadNamed:
+def _named_reader(name_in_errors: str, folder: Path | None, files: Mapping[str, str]) -> ReadNamedFile:
     """Returns a function that reads a file named in a command, written by its script or beside the launch file."""
 
     def read(name: str) -> str:

@@ -13,8 +13,8 @@ from ..launch.shell_words import Script
 from ..launch.unresolved import is_unresolved
 from .docker_command import container_of
 from .modelfile import is_modelfile, server_in_modelfile
-from .programs import PROGRAMS, Start, program_named, program_of_image, start_of, version_of_image
-from .server import Container, Started
+from .programs import PROGRAMS, ServerStart, program_named, program_of_image, start_of, version_of_image
+from .server import Container, StartedServer
 
 SHELLS = ("bash", "sh", "zsh", "dash", "ash")
 
@@ -50,7 +50,7 @@ class ServerFinder:
 
     def in_script(
         self, text: str, variables: Mapping[str, str], arguments: Sequence[str], outer: Container, depth: int = 0
-    ) -> Iterator[Started]:
+    ) -> Iterator[StartedServer]:
         """Yields the servers that a shell script starts.
 
         variables, arguments: those of the script. outer: the container that runs the script, or the user's shell.
@@ -73,12 +73,12 @@ class ServerFinder:
 
     def in_words(
         self, container: Container, files: Mapping[str, str] | None = None, depth: int = 0
-    ) -> Iterator[Started]:
+    ) -> Iterator[StartedServer]:
         """Yields the servers that a container's command starts. files: file name → text that the script writes."""
         command_words = list(container.words)
         program = program_named(container.engine)
         if not command_words and program is not None and container.model:
-            yield Started(Start(program, ()), container, files or {}, version_of_image(container.image))
+            yield StartedServer(ServerStart(program, ()), container, files or {}, version_of_image(container.image))
         if depth > DEEPEST or not command_words:
             return
         inner_container = container_of(command_words, container.place)
@@ -93,9 +93,9 @@ class ServerFinder:
             return
         start = start_of(command_words, container.image)
         if start is None and program is not None and command_words[0].startswith("-"):
-            start = Start(program, tuple(command_words))
+            start = ServerStart(program, tuple(command_words))
         if start is not None:
-            yield Started(start, container, files or {}, version_of_image(container.image))
+            yield StartedServer(start, container, files or {}, version_of_image(container.image))
             return
         for command_word in command_words:
             if any(character.isspace() for character in command_word) and starts_server(command_word):
@@ -107,7 +107,7 @@ def _known_variables(env: Mapping[str, str]) -> dict[str, str]:
     return {name: value for name, value in env.items() if not is_unresolved(value)}
 
 
-def _modelfile_servers(script: Script, name_in_errors: str, outer: Container) -> Iterator[Started]:
+def _modelfile_servers(script: Script, name_in_errors: str, outer: Container) -> Iterator[StartedServer]:
     """Yields the servers of the Modelfiles that a script writes."""
     for name, text in script.files.items():
         if is_modelfile(text, name):

@@ -7,9 +7,9 @@ from dataclasses import dataclass, field, replace
 from typing import Any, TypeAlias
 
 from ..launch.record import Override, json_value_of
-from .programs import Start
+from .programs import ServerStart
 
-ReadNamed: TypeAlias = Callable[[str], str]
+ReadNamedFile: TypeAlias = Callable[[str], str]
 """Reads the text of a file that another file names."""
 
 
@@ -40,19 +40,19 @@ class Container:
 
 
 @dataclass(frozen=True)
-class Started:
+class StartedServer:
     """The start of a server, with the container or shell in which its command runs.
 
     files: texts that its script writes to files, by the files' names.
     version: the engine's version, where the script installs it or names an image; else empty.
     """
 
-    start: Start
+    start: ServerStart
     container: Container
     files: Mapping[str, str] = field(default_factory=dict)
     version: str = ""
 
-    def with_version_of(self, versions: Mapping[str, str]) -> Started:
+    def with_version_of(self, versions: Mapping[str, str]) -> StartedServer:
         """Returns the start with its engine's version by the file's text, if its own command names none.
 
         versions: engine → version.

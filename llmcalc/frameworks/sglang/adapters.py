@@ -14,12 +14,12 @@ from ...errors import InputError, shown
 from ...ops import ExpertLinear, Linear
 from ..engines.rank import EngineRank
 
-USUAL_SLOTS = 8
+DEFAULT_SLOTS = 8
 """Default of --max-loras-per-batch."""
 
 QKV, GATE_UP = ("q_proj", "k_proj", "v_proj"), ("gate_proj", "up_proj")
 
-TARGETS = {
+MATRICES_BY_TARGET = {
     **dict.fromkeys((*QKV, "qkv_proj"), QKV), "o_proj": ("o_proj",),
     **dict.fromkeys((*GATE_UP, "gate_up_proj"), GATE_UP), "down_proj": ("down_proj",),
 }  # fmt: skip
@@ -30,7 +30,7 @@ SEPARATORS = str.maketrans(",[]'\"", "     ")
 """Signs between names of --lora-target-modules, as lists of YAML and Python have them."""
 
 
-def targets_of(flags: Mapping[str, Any]) -> frozenset[str]:
+def adapted_matrices(flags: Mapping[str, Any]) -> frozenset[str]:
     """Returns the names of the matrices that have adapter slots.
 
     Raises `InputError` for names that are not modelled.
@@ -42,14 +42,16 @@ def targets_of(flags: Mapping[str, Any]) -> frozenset[str]:
             "--lora-target-modules all and --max-lora-rank 16, or those of the adapters"
         )
     words = str(names).translate(SEPARATORS).split()
-    unknown = [command_word for command_word in words if command_word not in TARGETS and command_word != "all"]
+    unknown = [
+        command_word for command_word in words if command_word not in MATRICES_BY_TARGET and command_word != "all"
+    ]
     if unknown or not words:
         raise InputError(
             f"--lora-target-modules {shown(unknown[0] if unknown else '')}: is not modelled; expected all, or some of "
-            f"{', '.join(TARGETS)}"
+            f"{', '.join(MATRICES_BY_TARGET)}"
         )
-    chosen_targets = TARGETS if "all" in words else words
-    return frozenset(matrix for word in chosen_targets for matrix in TARGETS[word])
+    chosen_targets = MATRICES_BY_TARGET if "all" in words else words
+    return frozenset(matrix for word in chosen_targets for matrix in MATRICES_BY_TARGET[word])
 
 
 def adapter_bytes(rank: EngineRank, flags: Mapping[str, Any], element_bytes: int) -> int:
@@ -60,7 +62,7 @@ def adapter_bytes(rank: EngineRank, flags: Mapping[str, Any], element_bytes: int
     """
     if not flags.get("enable_lora") and "lora_paths" not in flags:
         return 0
-    targets = targets_of(flags)
+    targets = adapted_matrices(flags)
     if "max_lora_rank" not in flags:
         raise InputError("--enable-lora: expected --max-lora-rank too, the largest rank of the adapters")
     if rank.state_caches or rank.latent_projections:
@@ -75,4 +77,4 @@ def adapter_bytes(rank: EngineRank, flags: Mapping[str, Any], element_bytes: int
                              "qkv_proj o_proj")  # fmt: skip
         if isinstance(op, Linear):
             widths += int(tree_node.times * (op.n_in + op.n_out))
-    return int(flags.get("max_loras_per_batch", USUAL_SLOTS)) * int(flags["max_lora_rank"]) * element_bytes * widths
+    return int(flags.get("max_loras_per_batch", DEFAULT_SLOTS)) * int(flags["max_lora_rank"]) * element_bytes * widths

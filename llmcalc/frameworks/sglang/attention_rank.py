@@ -12,7 +12,7 @@ from ...frozen import frozen
 from ...parallel.layout import ONE_DEVICE, ImpossibleLayout, Layout
 from ..engines.rank import EngineRank
 
-NETWORKS = frozenset({"feed_forward", "experts", "shared_expert", "router"})
+COMPONENTS_ON_ALL_RANKS = frozenset({"feed_forward", "experts", "shared_expert", "router"})
 """Components that all ranks divide."""
 
 
@@ -37,7 +37,7 @@ class AttentionRank(EngineRank):
         networks = EngineRank(
             self.preset, layout, number, self.quantize, self.dtype, self.with_towers, self.with_mtp
         ).weights_by_component
-        network_components = NETWORKS | ({"lm_head"} if self.divides_head else frozenset())
+        network_components = COMPONENTS_ON_ALL_RANKS | ({"lm_head"} if self.divides_head else frozenset())
         return sum(
             (networks if component in network_components else self.weights_by_component)[component]
             for component in self.weights_by_component

@@ -11,41 +11,38 @@ from fractions import Fraction
 from functools import cached_property
 from typing import Any
 
-from ...accelerator import Hardware
 from ...components.mixers.mla import MLA
 from ...components.towers.vision import VisionTower
 from ...errors import InputError
 from ...parallel.layout import ONE_DEVICE, Layout
-from ...sources.preset import Preset
 from ...workload.setting import option
-from ..engines.engine import EngineMemory, EngineVersion, Term
-from ..engines.rank import EngineRank, architectures, mixers
+from ..engines.engine import EngineMemory, Term
+from ..engines.rank import EngineRank, architectures, compressed_layers, mixers
 from ..engines.server import EngineServer
 from ..engines.versions import MeasuredContext
 from .adapters import adapter_bytes
 from .attention_rank import AttentionRank
-from .compressed import compressed_tokens, has_compressed_attention
-from .drafts import USUAL_REQUESTS, Drafts, drafts_of, layers_of
+from .compressed import compressed_tokens
+from .drafts import DEFAULT_REQUESTS_WITH_DRAFTS, Drafts, draft_layers, drafts_of
 from .flags import SCHEMES
-from .graphs import decoding_mib, prompts_mib
-from .host_experts import host_experts_bytes
-from .host_experts import notes as host_notes
+from .graphs import decode_graphs_mib, prompt_graphs_mib
+from .host_experts import host_expert_notes, host_experts_bytes
 from .states import StatePool, state_pool
 from .versions import Rules, SGLangRecord, sglang_record
-from .weights import unused_bytes
+from .weights import unused_segment_bytes
 
 GIB, MIB = 2**30, 2**20
 
-USUAL_TOWER = (24, 1024)
+REFERENCE_ENCODER = (24, 1024)
 """Layers and width of the encoder of images by which others are measured, and of configs without these keys."""
 
-MANY_GRAPHS = 300
+LARGE_GRAPH = 300
 """Sequences of the largest CUDA graph above which replicas of attention reserve 4.5 MiB for each, not 3."""
 
 TRANSPORT_MIB = 1024
 """MiB of the device's pool of images' features, with `--mm-feature-transport cuda_ipc` (SGLANG_MM_FEATURE_CACHE_MB)."""
 
-SHORT_REQUESTS = 8192
+SHORT_REQUEST_TOKENS = 8192
 """Tokens of a request up to which AMD's attention kernels need no memory of their own."""
 
 MAX_PREFILL_TOKENS = 16384
@@ -55,7 +52,7 @@ ROPE_BYTES = 4
 """Bytes of an element of the tables of cosines and sines, which stay in float32 (layers/rotary_embedding.py)."""
 
 
-BLACKWELL = 10
+BLACKWELL_CAPABILITY = 10
 """Compute capability from which SGLang stores latents that an indexer selects in 8 bits."""
 
 
@@ -110,7 +107,7 @@ class Server(EngineServer):
         """The bytes of one element of the KV cache; latents that an indexer selects have 8 bits on Blackwell by default
         (python/sglang/srt/server_args.py).
         """
-        is_blackwell = float(self.hardware.compute_capability or 0) >= BLACKWELL
+        is_blackwell = float(self.hardware.compute_capability or 0) >= BLACKWELL_CAPABILITY
         if is_blackwell and self.flags.get("kv_cache_dtype", "auto") == "auto" and self.rank(0).selects_latents:
             return 1
         return super().cached_element_bytes
@@ -126,7 +123,7 @@ class Server(EngineServer):
             return "trtllm" not in backends
         if self.is_amd:
             return not self.rules.raw_latents_on_amd
-        return float(self.hardware.compute_capability or 0) < BLACKWELL
+        return float(self.hardware.compute_capability or 0) < BLACKWELL_CAPABILITY
 
     @property
     def dp(self) -> int:
@@ -146,11 +143,7 @@ class Server(EngineServer):
     @cached_property
     def layout(self) -> Layout:
         """The layout of a replica; the last stages have one layer more (srt/distributed/utils.py, `get_pp_indices`)."""
-        layers = sum(stack.num_hidden_layers for _, stack in self.preset.model.stacks())
-        if layers < self.pp:
-            raise InputError(f"--pp-size {self.pp}: the model has {layers} layers")
-        sizes = tuple(layers // self.pp + (i >= self.pp - layers % self.pp) for i in range(self.pp))
-        return Layout(tp=self.tp, pp=self.pp, pp_layout=None if len(set(sizes)) == 1 else sizes)
+        return Layout(tp=self.tp, pp=self.pp, pp_layout=self.stage_layers(reversed(range(self.pp))))
 
     @property
     def whole_layout(self) -> Layout:
@@ -165,12 +158,12 @@ class Server(EngineServer):
         return bool(self.preset.model.towers) and not self.flags.get("language_model_only")
 
     @property
-    def tower_factor(self) -> float:
+    def encoder_factor(self) -> float:
         """The factor of the default memory fraction if image encoders are loaded (`adjust_mem_fraction_for_vlm`)."""
         if not self.has_encoder:
             return 1.0
-        layers, width = self._tower_sizes
-        ratio = layers * width**2 / (USUAL_TOWER[0] * USUAL_TOWER[1] ** 2)
+        layers, width = self._encoder_sizes
+        ratio = layers * width**2 / (REFERENCE_ENCODER[0] * REFERENCE_ENCODER[1] ** 2)
         return 0.95 * max(0.8, min(1.05, 1 - 0.1 * (ratio - 1)))
 
     @property
@@ -185,18 +178,18 @@ class Server(EngineServer):
         return (self.preset.config or {}).get("vision_config")
 
     @property
-    def _tower_sizes(self) -> tuple[int, int]:
+    def _encoder_sizes(self) -> tuple[int, int]:
         """The layers and the width of the image encoder, from its config or from SGLang's defaults."""
         config = self._vision_config
         if isinstance(config, Mapping):
             sizes = tuple(
                 config.get(name, config.get(f"vt_{name}", default_size))
-                for name, default_size in zip(("num_hidden_layers", "hidden_size"), USUAL_TOWER, strict=True)
+                for name, default_size in zip(("num_hidden_layers", "hidden_size"), REFERENCE_ENCODER, strict=True)
             )
             if all(isinstance(size, int) and 0 < size < 10**6 for size in sizes):
                 return sizes
         towers = [tower for tower in self.preset.model.towers.values() if isinstance(tower, VisionTower)]
-        return (int(towers[0].stack.num_hidden_layers), int(towers[0].hidden_size)) if towers else USUAL_TOWER
+        return (int(towers[0].stack.num_hidden_layers), int(towers[0].hidden_size)) if towers else REFERENCE_ENCODER
 
     @cached_property
     def architectures(self) -> tuple[str, ...]:
@@ -209,9 +202,9 @@ class Server(EngineServer):
         return drafts_of(self.flags, self.preset, self.rules.counts_drafts, self.architectures)
 
     @property
-    def most_requests(self) -> int | None:
+    def max_running_requests(self) -> int | None:
         """The most requests that run at once, of all replicas; None without a limit."""
-        default = USUAL_REQUESTS if self.drafts.tokens else None
+        default = DEFAULT_REQUESTS_WITH_DRAFTS if self.drafts.tokens else None
         chosen_value: int | None = self.flags.get("max_running_requests", default)
         return chosen_value
 
@@ -234,7 +227,7 @@ class Server(EngineServer):
 
         Of latent attention they have ranks of 16 and 128 heads alone; and requests of more than 8,192 tokens count.
         """
-        if not self.is_amd or self.longest_request <= SHORT_REQUESTS:
+        if not self.is_amd or self.longest_request <= SHORT_REQUEST_TOKENS:
             return 1
         heads = {
             mixer.num_attention_heads // self.tp for mixer, _ in mixers(self.preset.model) if isinstance(mixer, MLA)
@@ -244,7 +237,7 @@ class Server(EngineServer):
         return self.rules.aiter_share if runs else 1
 
     @property
-    def shown_gib(self) -> float:
+    def nvidia_smi_gib(self) -> float:
         """The device's memory in GiB as nvidia-smi shows it."""
         return (self.hardware.usable_memory_bytes or self.hardware.memory_bytes) / GIB
 
@@ -252,27 +245,27 @@ class Server(EngineServer):
     def chunked_prefill_size(self) -> int:
         """The tokens of a prefill chunk, by the flag or the device's default."""
         chunk_tokens = self.flags.get(
-            "chunked_prefill_size", self.record.defaults(self.numbers, self.shown_gib).chunked_prefill_size
+            "chunked_prefill_size", self.record.defaults(self.numbers, self.nvidia_smi_gib).chunked_prefill_size
         )
         return MAX_PREFILL_TOKENS if str(chunk_tokens) == "-1" else int(chunk_tokens)
 
     @property
-    def fraction(self) -> float:
+    def cache_fraction(self) -> float:
         """The fraction of the memory for weights and KV cache, by the flag or by the default of version and device."""
         if "mem_fraction_static" in self.flags:
             return float(self.flags["mem_fraction_static"]) * self.aiter_share
         if self.rules.fraction == "by_tp":
             return self.record.fraction_of_tp(self.tp)
-        gib = self.shown_gib
+        gib = self.nvidia_smi_gib
         reserve = self.reserve_gib
         if reserve >= gib:
             raise InputError(f"--mem-fraction-static: {self.hardware.title} has less than SGLang reserves; set it")
-        return round((gib - reserve) / gib, 3) * self.tower_factor * self.aiter_share
+        return round((gib - reserve) / gib, 3) * self.encoder_factor * self.aiter_share
 
     @property
     def reserve_gib(self) -> float:
         """The GiB that the default fraction leaves beside weights and KV cache."""
-        gib, rules = self.shown_gib, self.rules
+        gib, rules = self.nvidia_smi_gib, self.rules
         ranks = self.tp * self.pp
         defaults = self.record.defaults(self.numbers, gib)
         if rules.fraction == "by_memory":
@@ -285,10 +278,12 @@ class Server(EngineServer):
         tokens = chunk
         if rules.reserves_used_graphs and self.flags.get("disaggregation_mode") == "decode":
             tokens = (requests or graphs) * max(1, self.drafts.tokens)
-        reserve = (512 + 1.5 * max(tokens, 2048) + 1024 * ranks / 8 + decoding_mib(rules, self.flags, graphs)) / 1024
+        reserve = (
+            512 + 1.5 * max(tokens, 2048) + 1024 * ranks / 8 + decode_graphs_mib(rules, self.flags, graphs)
+        ) / 1024
         if self.divides_attention:
-            reserve += graphs * self.dp * (4.5 if graphs > MANY_GRAPHS else 3) / 1024
-        prompts = prompts_mib(rules, self.flags, self.rank(0), self.hardware, self.architectures, chunk, self.pp)
+            reserve += graphs * self.dp * (4.5 if graphs > LARGE_GRAPH else 3) / 1024
+        prompts = prompt_graphs_mib(rules, self.flags, self.rank(0), self.hardware, self.architectures, chunk, self.pp)
         reserve += prompts / 1024
         return (max(reserve, 10.0) if gib > 60 else reserve) + self.draft_reserve_gib
 
@@ -301,7 +296,7 @@ class Server(EngineServer):
         """The quantization scheme of the weights; None for the checkpoint's scheme."""
         return self.scheme_of(str(self.flags.get("quantization", "none")).removesuffix("_marlin"), SCHEMES)
 
-    def has_modules(self, stage: int) -> bool:
+    def loads_draft_modules(self, stage: int) -> bool:
         """Whether a stage has the modules that draft, and their memory is taken from the cache's."""
         return self.drafts.with_mtp and stage == self.pp - 1
 
@@ -318,10 +313,16 @@ class Server(EngineServer):
         rank_number = layout.rank(pp=stage)
         if not self.divides_attention:
             return EngineRank(
-                self.preset, layout, rank_number, self.quantize, self.dtype, loads_towers, self.has_modules(stage)
+                self.preset,
+                layout,
+                rank_number,
+                self.quantize,
+                self.dtype,
+                loads_towers,
+                self.loads_draft_modules(stage),
             )
         attention = replace(layout, tp=self.tp // self.dp)
-        modules = self.has_modules(stage)
+        modules = self.loads_draft_modules(stage)
         return AttentionRank(
             self.preset, attention, attention.rank(pp=stage), self.quantize, self.dtype, loads_towers, modules,
             network_layout=layout, network_rank=rank_number, divides_head=not self.flags.get("enable_dp_lm_head"),
@@ -331,7 +332,7 @@ class Server(EngineServer):
     def defaults(self) -> dict[str, Any]:
         """Flag name → the value in effect: the user's, or the default."""
         return {
-            "mem_fraction_static": round(self.fraction, 4),
+            "mem_fraction_static": round(self.cache_fraction, 4),
             "context_length": self.longest_request,
             "kv_cache_dtype": "auto",
             "chunked_prefill_size": self.chunked_prefill_size,
@@ -339,27 +340,34 @@ class Server(EngineServer):
         }
 
     @property
-    def context(self) -> MeasuredContext:
+    def cuda_context(self) -> MeasuredContext:
         """The device memory in use before the weights are loaded, measured in start-up logs."""
-        return self.record.context_of(self.hardware, self.tp * self.pp)
+        return self.record.cuda_context(self.hardware, self.tp * self.pp)
 
     @property
     def outside_torch(self) -> int:
         """The bytes in use outside torch's allocator before the weights are loaded."""
-        return self.measured_or_computed("non_torch", self.context.mib * MIB)
+        return self.measured_or_computed("non_torch", self.cuda_context.mib * MIB)
 
     @property
-    def free_before(self) -> int:
+    def free_bytes_before_loading(self) -> int:
         """The bytes that are free before the weights are loaded."""
         return self.hardware.capacity_bytes - self.outside_torch
 
-    def weights(self, rank: EngineRank) -> int:
+    def loaded_bytes(self, rank: EngineRank) -> int:
         """Returns the bytes by which loading reduces free memory: weights, a draft's, RoPE tables and adapter slots."""
-        tables = rank.rope_elements * ROPE_BYTES
+        tables = rank.rope_table_elements() * ROPE_BYTES
         adapters = adapter_bytes(rank, self.flags, self.element_bytes)
         host_expert_bytes = host_experts_bytes(rank, self.flags) - self.repeated_dense_bytes(rank)
-        draft = 0 if self.draft is None else self.draft.weights + self.draft.rope_elements * ROPE_BYTES
-        return rank.weights + draft - host_expert_bytes + tables + adapters + unused_bytes(rank, self.element_bytes)
+        draft = 0 if self.draft is None else self.draft.weights + self.draft.rope_table_elements() * ROPE_BYTES
+        return (
+            rank.weights
+            + draft
+            - host_expert_bytes
+            + tables
+            + adapters
+            + unused_segment_bytes(rank, self.element_bytes)
+        )
 
     def repeated_dense_bytes(self, rank: EngineRank) -> int:
         """Returns the extra bytes of dense networks that each rank has in full, in models with experts."""
@@ -369,7 +377,7 @@ class Server(EngineServer):
         return whole_bytes - whole_bytes // self.tp
 
     @property
-    def ratios(self) -> tuple[float, float]:
+    def pool_ratios(self) -> tuple[float, float]:
         """Ratios of pool sizes: recurrent states to KV cache, and tokens of window layers to those of full layers."""
         defaults = self.record.ratios
         return (
@@ -386,24 +394,26 @@ class Server(EngineServer):
         return int(self.rules.multimodal_mib + TRANSPORT_MIB * has_pool) * MIB
 
     @property
-    def profile_origin(self) -> str:
+    def profile_run_origin(self) -> str:
         """A text: the memory of a forward pass, which the cache does not get."""
         if self.multimodal_bytes:
             return "outputs of encoders (SGLANG_VLM_CACHE_SIZE_MB); activations take what the fraction leaves"
         return "none; activations take what the fraction leaves"
 
-    def states_in(self, rank: EngineRank, available: int) -> StatePool | None:
+    def state_pool_in(self, rank: EngineRank, available: int) -> StatePool | None:
         """Returns the pool of recurrent states of a rank; None for a model without them.
 
         available: bytes for states and KV cache together. Raises `InputError` for versions without such pools.
         """
-        if not rank.state_caches or has_compressed_attention(rank):
+        if not rank.state_caches or compressed_layers(rank):
             return None
         if not self.rules.divided_pools:
             raise InputError("--engine sglang: recurrent states are modelled from SGLang 0.5 on")
         replicas = self.dp if self.divides_attention else 1
-        draft_tokens, requests = self.drafts.tokens, self.most_requests
-        return state_pool(rank, self.rules, self.flags, available, self.ratios[0], draft_tokens, requests, replicas)
+        draft_tokens, requests = self.drafts.tokens, self.max_running_requests
+        return state_pool(
+            rank, self.rules, self.flags, available, self.pool_ratios[0], draft_tokens, requests, replicas
+        )
 
     def compressed_tokens_in(self, rank: EngineRank, available: int) -> int:
         """Returns the tokens of a rank's cache with compressed attention."""
@@ -413,22 +423,22 @@ class Server(EngineServer):
             raise InputError("--kv-cache-dtype: of compressed attention is not modelled; expected fp8_e4m3")
         replicas = self.dp if self.divides_attention else 1
         return compressed_tokens(
-            rank, self.rules, self.flags, available, self.most_requests, replicas, self.longest_request,
+            rank, self.rules, self.flags, available, self.max_running_requests, replicas, self.longest_request,
             self.chunked_prefill_size, self.drafts.tokens,
         )  # fmt: skip
 
-    def tokens_in(self, rank: EngineRank, available: int) -> int:
+    def cache_tokens_in(self, rank: EngineRank, available: int) -> int:
         """Returns the tokens of a rank's KV cache in `available` bytes. Raises `InputError` if there is no cache."""
-        if has_compressed_attention(rank):
+        if compressed_layers(rank):
             return self.compressed_tokens_in(rank, available)
         caches = replace(rank, with_mtp=False).token_caches
         has_separate_pools = self.rules.divided_pools and not self.flags.get("disable_hybrid_swa_memory")
-        _, window = self.ratios
+        _, window = self.pool_ratios
         if not caches:
-            raise rank.without_cache("sglang")
+            raise rank.no_cache_error("sglang")
         has_full_attention = any(cache.window is None for cache in caches)
         full_layers = max((cache.layers for cache in caches if cache.window is None), default=0)
-        drafting_layers = layers_of(self.drafts, self.preset) if full_layers else 0
+        drafting_layers = draft_layers(self.drafts, self.preset) if full_layers else 0
         token_bytes = sum(
             rank.token_bytes(cache, Fraction(self.cached_element_bytes), self.scales_latents)
             * (
@@ -441,19 +451,18 @@ class Server(EngineServer):
         return max(0, int(available // token_bytes))
 
 
-def memory(preset: Preset, hardware: Hardware, version: EngineVersion, flags: Mapping[str, Any]) -> EngineMemory:
+def memory(server: Server) -> EngineMemory:
     """Returns the memory of SGLang on its devices. Raises `InputError` for flags that contradict the model."""
-    server = Server(preset, hardware, version, flags)
-    rules, fraction = server.rules, server.fraction
-    budget = int(server.free_before * fraction)
+    rules, fraction, flags = server.rules, server.cache_fraction, server.flags
+    budget = int(server.free_bytes_before_loading * fraction)
     page = int(flags.get("page_size", 1))
     stages = []
     for stage_number in range(server.pp):
         rank = server.rank(stage_number)
-        weights = server.measured_or_computed("weights", server.weights(rank))
+        weights = server.measured_or_computed("weights", server.loaded_bytes(rank))
         cache_bytes = server.measured_or_computed("kv_cache", budget - weights - server.multimodal_bytes)
-        pool = server.states_in(rank, cache_bytes)
-        tokens = server.tokens_in(rank, cache_bytes if pool is None else pool.left)
+        pool = server.state_pool_in(rank, cache_bytes)
+        tokens = server.cache_tokens_in(rank, cache_bytes if pool is None else pool.left)
         has_slots = pool is None or pool.requests > 0
         stages.append((tokens if has_slots else 0, cache_bytes, weights, rank, pool))
     tokens, cache_bytes, weights, rank, pool = min(stages, key=lambda stage: stage[0])
@@ -467,8 +476,8 @@ def memory(preset: Preset, hardware: Hardware, version: EngineVersion, flags: Ma
             f"{round(fraction, 4)} × free before loading (--mem-fraction-static)",
         ),
         Term("weights", weights, "source", "tensors of the rank", rank.scheme or "as published"),
-        Term("profile_run", server.multimodal_bytes, "source", rules.place, server.profile_origin),
-        Term("non_torch", max(0, server.outside_torch), "estimate", server.context.source, "outside the budget"),
+        Term("profile_run", server.multimodal_bytes, "source", rules.place, server.profile_run_origin),
+        Term("non_torch", max(0, server.outside_torch), "estimate", server.cuda_context.source, "outside the budget"),
         Term("cuda_graphs", 0, "source", rules.place, "outside the budget; in what the fraction leaves"),
         Term("kv_cache", max(cache_bytes, 0), "estimate", rules.place, f"{tokens:,} tokens"),
     )
@@ -494,7 +503,7 @@ def memory(preset: Preset, hardware: Hardware, version: EngineVersion, flags: Ma
             filter(
                 None,
                 (
-                    version.note,
+                    server.version.note,
                     _cache_note(tokens, length, bool(message)),
                     _states_note(pool, concurrency),
                     *_server_notes(server),
@@ -506,7 +515,7 @@ def memory(preset: Preset, hardware: Hardware, version: EngineVersion, flags: Ma
 
 def _server_notes(server: Server) -> list[str]:
     """Returns notes on draft models, and on data-parallel attention with a KV cache per replica."""
-    notes = [*host_notes(server.rank(0), server.flags)]
+    notes = [*host_expert_notes(server.rank(0), server.flags)]
     if "speculative_algorithm" in server.flags and not server.rules.counts_drafts:
         notes.append(
             "the model that drafts tokens, and its cache, are outside the budget; they take what the fraction leaves"

@@ -2,48 +2,32 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from typing import Any
 
-from ...accelerator import Hardware
-from ...errors import InputError
-from ...sources.preset import Preset
-from ..engines.engine import EngineMemory, EngineVersion
+from ..engines.engine import EngineMemory
+from ..engines.layouts import layouts_of
 from .budget import Server, memory
 
 HIGHEST_FRACTION = 0.93
 """The highest fraction that is tried: above it little is left for activations."""
 
 
-def candidates(
-    preset: Preset, hardware: Hardware, version: EngineVersion, flags: Mapping[str, Any]
-) -> Iterator[tuple[str, dict[str, Any]]]:
+def candidates(server: Server) -> Iterator[tuple[str, dict[str, Any]]]:
     """Yields flag changes that may give a larger KV cache, the cheapest first, as (typed text, flag values)."""
-    server = Server(preset, hardware, version, flags)
     if server.cached_element_bytes > 1:
         yield "--kv-cache-dtype fp8_e4m3", {"kv_cache_dtype": "fp8_e4m3"}
-    if server.fraction < HIGHEST_FRACTION:
+    if server.cache_fraction < HIGHEST_FRACTION:
         yield f"--mem-fraction-static {HIGHEST_FRACTION}", {"mem_fraction_static": HIGHEST_FRACTION}
     yield f"--tp-size {2 * server.tp}", {"tp_size": 2 * server.tp}
 
 
-def layouts(
-    preset: Preset, hardware: Hardware, version: EngineVersion, flags: Mapping[str, Any], most_devices: int
-) -> Iterator[tuple[dict[str, Any], EngineMemory]]:
-    """Yields (flags, SGLang's memory) of each possible layout, the fewest devices first.
+def layouts(server: Server, most_devices: int) -> Iterator[tuple[dict[str, Any], EngineMemory]]:
+    """Yields (flags, SGLang's memory) of tensor parallelism over up to 16 devices, the fewest first.
 
-    most_devices: the largest number of devices; tensor parallelism stays within 16.
+    most_devices: the largest number of devices.
     """
-    tensor = flags.get("tp_size")
-    for tp in [tensor] if tensor else [1, 2, 4, 8, 16]:
-        if tp > most_devices:
-            return
-        tp_flags = {} if tp == 1 else {"tp_size": tp}
-        try:
-            yield tp_flags, memory(preset, hardware, version, {**flags, **tp_flags})
-        except InputError as error:
-            if "divide" not in str(error):
-                raise
+    return layouts_of(server, memory, most_devices, largest_tensor=16, has_stages=False)
 
 
 def layout_flags(tp: int, pp: int, dp: int, ep: int) -> dict[str, Any] | None:

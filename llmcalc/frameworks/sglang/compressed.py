@@ -10,13 +10,12 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any, NamedTuple
 
-from ...components.mixers.compressed import CompressedAttention
 from ...errors import InputError
 from ...parallel.layout import ImpossibleLayout
-from ..engines.rank import EngineRank, mixers, scaled_bytes
+from ..engines.rank import EngineRank, compressed_key_bytes, compressed_layers, float8_bytes
 from .versions import Rules
 
-PAGE = 256
+PAGE_TOKENS = 256
 """Tokens of a page."""
 
 STATE_PAGE = 128
@@ -28,7 +27,7 @@ ALIGNMENT = 576
 WINDOW_SHARE = 0.1
 """Default of `--swa-full-tokens-ratio` for these models."""
 
-SHORT, LONG = 4, 128
+SHORT_ENTRY, LONG_ENTRY = 4, 128
 """Tokens of an entry: of the entries with an indexer, and of the others."""
 
 FLOAT32_BYTES = 4
@@ -40,7 +39,7 @@ EVICTION_INTERVAL = 128
 """Tokens after which a request's window gives slots back (SGLANG_SWA_EVICTION_INTERVAL)."""
 
 
-class Sizes(NamedTuple):
+class CacheSizes(NamedTuple):
     """The sizes of a rank's caches.
 
     layers: of the model, and the layer that drafts. short, long: layers with entries of 4 tokens, and of 128.
@@ -56,28 +55,22 @@ class Sizes(NamedTuple):
     window: int
 
 
-def has_compressed_attention(rank: EngineRank) -> bool:
-    """Whether the model has compressed attention."""
-    return any(isinstance(mixer, CompressedAttention) for mixer, _ in mixers(rank.preset.model))
-
-
-def _sizes(rank: EngineRank) -> Sizes:
+def _cache_sizes(rank: EngineRank) -> CacheSizes:
     """Returns the sizes of a rank's caches. Raises `InputError` for entries of other lengths."""
-    parts = [(mixer, layers) for mixer, layers in mixers(rank.preset.model) if isinstance(mixer, CompressedAttention)]
+    parts = compressed_layers(rank)
     if rank.layout.pp > 1:
         raise ImpossibleLayout("--pp-size: of compressed attention is not modelled; expected 1")
     rates = {mixer.compress_rate for mixer, _ in parts}
-    if not rates <= {None, SHORT, LONG}:
-        raise InputError(f"--engine sglang: entries of {rates} tokens; expected {SHORT} or {LONG}")
+    if not rates <= {None, SHORT_ENTRY, LONG_ENTRY}:
+        raise InputError(f"--engine sglang: entries of {rates} tokens; expected {SHORT_ENTRY} or {LONG_ENTRY}")
     first_mixer = parts[0][0]
-    unrotated = first_mixer.head_dim - first_mixer.qk_rope_head_dim
     indexes = [mixer.indexer.index_head_dim for mixer, _ in parts if mixer.indexer is not None]
-    return Sizes(
+    return CacheSizes(
         layers=sum(layers for _, layers in parts) + DRAFTING_LAYERS,
-        short=sum(layers for mixer, layers in parts if mixer.compress_rate == SHORT),
-        long=sum(layers for mixer, layers in parts if mixer.compress_rate == LONG),
+        short=sum(layers for mixer, layers in parts if mixer.compress_rate == SHORT_ENTRY),
+        long=sum(layers for mixer, layers in parts if mixer.compress_rate == LONG_ENTRY),
         width=int(first_mixer.head_dim),
-        key=unrotated + 2 * first_mixer.qk_rope_head_dim + unrotated // 64 + 1,
+        key=compressed_key_bytes(first_mixer),
         index_width=int(indexes[0]) if indexes else 0,
         window=int(first_mixer.sliding_window),
     )
@@ -103,16 +96,20 @@ def compressed_tokens(
     """
     if rules.compressed_states == "off":
         raise InputError("--engine sglang: compressed attention is modelled from SGLang 0.5.12 on")
-    sizes = _sizes(rank)
+    sizes = _cache_sizes(rank)
     is_paged = rules.compressed_states == "paged"
     share = float(flags.get("swa_full_tokens_ratio", WINDOW_SHARE))
     rings = (16, 256) if draft_tokens else (8, 128)
     short_state_bytes = 4 * (sizes.width + sizes.index_width) * FLOAT32_BYTES * sizes.short
     long_state_bytes = 2 * sizes.width * FLOAT32_BYTES * sizes.long
-    window_token = _page(sizes.key, 1, is_paged) * sizes.layers
-    window_token += rings[0] / (PAGE if is_paged else STATE_PAGE) * short_state_bytes
-    entries = (_page(sizes.key, SHORT, is_paged) + scaled_bytes(sizes.index_width)) / SHORT * sizes.short
-    entries += _page(sizes.key, LONG, is_paged) / LONG * sizes.long
+    window_token = _padded_entry_bytes(sizes.key, 1, is_paged) * sizes.layers
+    window_token += rings[0] / (PAGE_TOKENS if is_paged else STATE_PAGE) * short_state_bytes
+    entries = (
+        (_padded_entry_bytes(sizes.key, SHORT_ENTRY, is_paged) + float8_bytes(sizes.index_width))
+        / SHORT_ENTRY
+        * sizes.short
+    )
+    entries += _padded_entry_bytes(sizes.key, LONG_ENTRY, is_paged) / LONG_ENTRY * sizes.long
     draft_layer_factor = (sizes.layers + 1) / sizes.layers if draft_tokens else 1  # a layer that drafts
     running_requests = None if requests is None else max(1, requests // replicas)
     fixed_bytes = 0.0
@@ -129,24 +126,26 @@ def compressed_tokens(
             tokens = int(available / token_bytes)
             running_requests = min(max(min(tokens * 512 // length, 4096), 2048), tokens // 2)
         rows = (running_requests + 1) * rings[1] + rings[1] + 1
-        fixed_bytes += -(-rows // LONG) * LONG * long_state_bytes
-    return int(max(0, available - fixed_bytes) / token_bytes) // PAGE * PAGE
+        fixed_bytes += -(-rows // LONG_ENTRY) * LONG_ENTRY * long_state_bytes
+    return int(max(0, available - fixed_bytes) / token_bytes) // PAGE_TOKENS * PAGE_TOKENS
 
 
-def _page(key_bytes: int, rate: int, is_paged: bool) -> float:
+def _padded_entry_bytes(key_bytes: int, rate: int, is_paged: bool) -> float:
     """Returns the bytes of an entry, with its part of the padding of a page. rate: tokens of an entry."""
     if not is_paged:
         return key_bytes
-    entries = PAGE // rate
+    entries = PAGE_TOKENS // rate
     return -(-entries * key_bytes // ALIGNMENT) * ALIGNMENT / entries
 
 
-def _window_slots(sizes: Sizes, flags: Mapping[str, Any], running_requests: int, chunk: int, draft_tokens: int) -> int:
+def _window_slots(
+    sizes: CacheSizes, flags: Mapping[str, Any], running_requests: int, chunk: int, draft_tokens: int
+) -> int:
     """Returns the slots of the window's keys that `running_requests` requests and cached prefixes take."""
-    tokens_behind = sizes.window + EVICTION_INTERVAL * max(1, draft_tokens) + PAGE
-    decoding = 2 * -(-max(1, draft_tokens) // PAGE) * PAGE if draft_tokens else PAGE
+    tokens_behind = sizes.window + EVICTION_INTERVAL * max(1, draft_tokens) + PAGE_TOKENS
+    decoding = 2 * -(-max(1, draft_tokens) // PAGE_TOKENS) * PAGE_TOKENS if draft_tokens else PAGE_TOKENS
     chunks = 1 if flags.get("disable_overlap_schedule") else 2
-    slots = (tokens_behind + decoding) * running_requests + chunks * chunk + PAGE
+    slots = (tokens_behind + decoding) * running_requests + chunks * chunk + PAGE_TOKENS
     if not flags.get("disable_radix_cache"):
-        slots += 4 * running_requests * (sizes.window + PAGE)
-    return -(-slots // PAGE) * PAGE
+        slots += 4 * running_requests * (sizes.window + PAGE_TOKENS)
+    return -(-slots // PAGE_TOKENS) * PAGE_TOKENS

@@ -11,14 +11,14 @@ from collections.abc import Mapping
 from typing import Any, NamedTuple
 
 from ...costs.draft import check_draft, states_of
-from ...errors import InputError, shown
+from ...errors import InputError
 from ...sources.preset import Preset
-from ...sources.target import load
+from ..engines.drafts import read_draft
 
-WITHOUT_WEIGHTS = ("ngram",)
+ALGORITHMS_WITHOUT_WEIGHTS = ("ngram",)
 """Algorithms that draft without a model."""
 
-USUAL_REQUESTS = 48
+DEFAULT_REQUESTS_WITH_DRAFTS = 48
 """Most requests that run at once where tokens are drafted, unless `--max-running-requests` says another number."""
 
 FLAG = "--speculative-draft-model-path"
@@ -36,7 +36,7 @@ class Drafts(NamedTuple):
     draft: Preset | None = None
 
 
-NONE = Drafts()
+NO_DRAFTS = Drafts()
 
 
 def drafts_of(flags: Mapping[str, Any], preset: Preset, is_counted: bool, architectures: tuple[str, ...]) -> Drafts:
@@ -48,9 +48,9 @@ def drafts_of(flags: Mapping[str, Any], preset: Preset, is_counted: bool, archit
     """
     algorithm = flags.get("speculative_algorithm")
     if algorithm is None:
-        return NONE
+        return NO_DRAFTS
     tokens = _verified_tokens(flags, str(algorithm), architectures)
-    if algorithm in WITHOUT_WEIGHTS or not is_counted:
+    if algorithm in ALGORITHMS_WITHOUT_WEIGHTS or not is_counted:
         return Drafts(tokens)
     path = flags.get("speculative_draft_model_path")
     if path is None:
@@ -59,12 +59,7 @@ def drafts_of(flags: Mapping[str, Any], preset: Preset, is_counted: bool, archit
                 f"--speculative-algorithm {algorithm}: the model has no modules that draft; expected {FLAG} too"
             )
         return Drafts(tokens, with_mtp=True)
-    try:
-        draft = path if isinstance(path, Preset) else load(path)
-    except InputError as error:
-        raise InputError(
-            f"{FLAG}: {shown(path)} cannot be read ({str(error)[:200]}); expected a preset, a folder or a hub id"
-        ) from None
+    draft = read_draft(path, f"{FLAG}:", "a folder or a hub id")
     if algorithm != "standalone" and states_of(draft.model) is None:
         if preset.model.mtp is None:
             raise InputError(
@@ -87,7 +82,7 @@ def _verified_tokens(flags: Mapping[str, Any], algorithm: str, architectures: tu
     return 8 if algorithm != "standalone" and "LlamaForCausalLM" in architectures else 4
 
 
-def layers_of(drafts: Drafts, preset: Preset) -> int:
+def draft_layers(drafts: Drafts, preset: Preset) -> int:
     """Returns the layers of the draft that a token of the cache has too."""
     if drafts.draft is not None:
         return sum(int(stack.num_hidden_layers) for _, stack in drafts.draft.model.stacks())

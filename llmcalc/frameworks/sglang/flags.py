@@ -6,7 +6,7 @@ They are those of python/sglang/srt/server_args.py, `ServerArgs.add_cli_args`, i
 
 from __future__ import annotations
 
-from ..engines.flags import Flag, refused_flags
+from ..engines.flags import Flag, idle_flags, refused_flags
 from .newer_flags import NEWER_FLAGS
 
 IDLE = """
@@ -29,14 +29,14 @@ IDLE = """
     --hicache-write-policy --host --init-expert-location --kv-events-config --limit-mm-data-per-request
     --linear-attn-backend --linear-attn-decode-backend --linear-attn-prefill-backend --load-balance-method
     --load-format --load-watch-interval --log-level --log-level-http --log-requests-format --log-requests-level
-    --lora-backend --lora-eviction-policy --mamba-backend --mamba-track-interval
-    --max-lora-chunk-size --max-micro-batch-size --max-prefill-tokens --max-queued-requests --mm-attention-backend
+    --lora-backend --lora-eviction-policy --mamba-backend --mamba-track-interval --max-lora-chunk-size
+    --max-micro-batch-size --max-prefill-tokens --max-queued-requests --mm-attention-backend
     --mm-max-concurrent-calls --mm-per-request-timeout --mm-process-config --model-checksum --model-impl
     --model-loader-extra-config --modelexpress-config --modelopt-checkpoint-restore-path
     --modelopt-checkpoint-save-path --modelopt-export-path --moe-runner-backend --mooncake-ib-device
-    --multi-item-scoring-delimiter --nccl-init-addr --nccl-port --nnodes --node-rank
-    --nsa-prefill-cp-mode --num-continuous-decode-steps --otlp-traces-endpoint --pdlb-url
-    --pdmux-config-path --piecewise-cuda-graph-compiler --port --pp-async-batch-depth --pp-max-micro-batch-size
+    --multi-item-scoring-delimiter --nccl-init-addr --nccl-port --nnodes --node-rank --nsa-prefill-cp-mode
+    --num-continuous-decode-steps --otlp-traces-endpoint --pdlb-url --pdmux-config-path
+    --piecewise-cuda-graph-compiler --port --pp-async-batch-depth --pp-max-micro-batch-size
     --preferred-sampling-params --prefill-attention-backend --prefill-cp-mode --prefill-delayer-max-delay-passes
     --prefill-delayer-token-usage-low-watermark --prefill-max-requests --priority-scheduling-preemption-threshold
     --quantization-param-path --radix-eviction-policy --random-seed --reasoning-parser
@@ -49,7 +49,7 @@ IDLE = """
     --tokenizer-metrics-custom-labels-header --tokenizer-mode --tokenizer-path --tokenizer-worker-num
     --tool-call-parser --tool-server --torch-compile-max-bs --triton-attention-num-kv-splits
     --triton-attention-split-tile-size --warmups --watchdog-timeout --weight-version
-    """.split()  # noqa: SIM905
+    """
 """Flags with a value that change no memory of the cache."""
 
 IDLE_LISTS = """
@@ -57,7 +57,7 @@ IDLE_LISTS = """
     --debug-tensor-dump-layers --encoder-urls --gc-threshold --generation-tokens-buckets --log-requests-target
     --numa-node --prefill-delayer-forward-passes-buckets --prefill-delayer-wait-seconds-buckets
     --prompt-tokens-buckets --tokenizer-metrics-allowed-custom-labels --uvicorn-access-log-exclude-prefixes
-    """.split()  # noqa: SIM905
+    """
 """Flags with several values that change no memory of the cache."""
 
 IDLE_SWITCHES = """
@@ -65,21 +65,19 @@ IDLE_SWITCHES = """
     --collect-tokens-histogram --constrained-json-disable-any-whitespace --debug-tensor-dump-prefill-only
     --delete-ckpt-after-loading --disable-chunked-prefix-cache --disable-cuda-graph-padding
     --disable-custom-all-reduce --disable-fast-image-processor --disable-flashinfer-autotune
-    --disable-flashinfer-cutlass-moe-fp4-allgather --disable-outlines-disk-cache
-    --disable-priority-preemption --disable-shared-experts-fusion
-    --disable-tokenizer-batch-decode --disaggregation-decode-enable-offload-kvcache
+    --disable-flashinfer-cutlass-moe-fp4-allgather --disable-outlines-disk-cache --disable-priority-preemption
+    --disable-shared-experts-fusion --disable-tokenizer-batch-decode --disaggregation-decode-enable-offload-kvcache
     --enable-adaptive-dispatch-to-encoder --enable-aiter-allreduce-fusion --enable-attn-tp-input-scattered
     --enable-broadcast-mm-inputs-process --enable-cache-report --enable-cudagraph-gc --enable-custom-logit-processor
-    --enable-dynamic-batch-tokenizer --enable-dynamic-chunking
-    --enable-expert-distribution-metrics --enable-flashinfer-allreduce-fusion --enable-flashinfer-cutlass-moe
-    --enable-flashinfer-trtllm-moe --enable-fused-moe-sum-all-reduce --enable-fused-qk-norm-rope
-    --enable-layerwise-nvtx-marker --enable-lmcache --enable-lora-overlap-loading
-    --enable-metrics --enable-metrics-for-all-schedulers --enable-mfu-metrics --enable-mixed-chunk
-    --enable-mm-global-cache --enable-mscclpp --enable-multimodal --enable-nan-detection --enable-nccl-nvls
-    --enable-p2p-check --enable-precise-embedding-interpolation --enable-prefill-delayer --enable-prefix-mm-cache
-    --enable-priority-scheduling --enable-profile-cuda-graph --enable-request-time-stats-logging
-    --enable-return-hidden-states --enable-return-routed-experts --enable-single-batch-overlap --enable-ssl-refresh
-    --enable-streaming-session --enable-tokenizer-batch-encode
+    --enable-dynamic-batch-tokenizer --enable-dynamic-chunking --enable-expert-distribution-metrics
+    --enable-flashinfer-allreduce-fusion --enable-flashinfer-cutlass-moe --enable-flashinfer-trtllm-moe
+    --enable-fused-moe-sum-all-reduce --enable-fused-qk-norm-rope --enable-layerwise-nvtx-marker --enable-lmcache
+    --enable-lora-overlap-loading --enable-metrics --enable-metrics-for-all-schedulers --enable-mfu-metrics
+    --enable-mixed-chunk --enable-mm-global-cache --enable-mscclpp --enable-multimodal --enable-nan-detection
+    --enable-nccl-nvls --enable-p2p-check --enable-precise-embedding-interpolation --enable-prefill-delayer
+    --enable-prefix-mm-cache --enable-priority-scheduling --enable-profile-cuda-graph
+    --enable-request-time-stats-logging --enable-return-hidden-states --enable-return-routed-experts
+    --enable-single-batch-overlap --enable-ssl-refresh --enable-streaming-session --enable-tokenizer-batch-encode
     --enable-torch-compile-debug-mode --enable-torch-symm-mem --enable-trace --enable-triton-kernel-moe
     --enable-weights-cpu-backup --enforce-disable-flashinfer-allreduce-fusion --enforce-piecewise-cuda-graph
     --experts-shared-outer-loras --export-metrics-to-file --flashinfer-mla-disable-ragged --grpc-mode
@@ -90,7 +88,7 @@ IDLE_SWITCHES = """
     --weight-loader-disable-mmap --prefill-round-robin-balance --enable-flashinfer-moe --enable-flashinfer-mxfp4-moe
     --enable-flashinfer-cutedsl-moe --disable-hicache-numa-detect --disable-overlap-cg-plan
     --disaggregation-decode-enable-fake-auto
-    """.split()  # noqa: SIM905
+    """
 
 SCHEMES = {"fp8": "fp8-dynamic", "awq": "awq-int4-g128", "gptq": "gptq-int4-g128", "mxfp4": "mxfp4"}
 """Value of `--quantization` → the scheme of the weights of a checkpoint that states none."""
@@ -150,29 +148,16 @@ FLAGS = (
     Flag(("--speculative-draft-model-path", "--speculative-draft-model")),
     Flag(("--speculative-num-steps",), "number", most=1000),
     Flag(("--speculative-num-draft-tokens",), "number", most=1000),
-    *(
-        Flag((name,), is_idle=True)
-        for name in (
-            "--speculative-eagle-topk",
-            "--speculative-attention-mode",
-            "--speculative-draft-attention-backend",
-            "--speculative-draft-load-format",
-            "--speculative-draft-model-quantization",
-            "--speculative-ngram-capacity",
-            "--speculative-ngram-branch-length",
-            "--speculative-ngram-match-type",
-            "--speculative-ngram-max-bfs-breadth",
-            "--speculative-ngram-max-match-window-size",
-            "--speculative-ngram-max-trie-depth",
-            "--speculative-ngram-min-bfs-breadth",
-            "--speculative-ngram-min-match-window-size",
-            "--speculative-draft-model-revision",
-            "--speculative-token-map",
-            "--speculative-moe-runner-backend",
-            "--speculative-moe-a2a-backend",
-            "--speculative-accept-threshold-single",
-            "--speculative-accept-threshold-acc",
-        )
+    *idle_flags(
+        """
+        --speculative-eagle-topk --speculative-attention-mode --speculative-draft-attention-backend
+        --speculative-draft-load-format --speculative-draft-model-quantization --speculative-ngram-capacity
+        --speculative-ngram-branch-length --speculative-ngram-match-type --speculative-ngram-max-bfs-breadth
+        --speculative-ngram-max-match-window-size --speculative-ngram-max-trie-depth
+        --speculative-ngram-min-bfs-breadth --speculative-ngram-min-match-window-size
+        --speculative-draft-model-revision --speculative-token-map --speculative-moe-runner-backend
+        --speculative-moe-a2a-backend --speculative-accept-threshold-single --speculative-accept-threshold-acc
+        """
     ),
     Flag(("--enable-lora",), "switch"),
     Flag(("--lora-paths",), "list"),
@@ -184,86 +169,66 @@ FLAGS = (
     Flag(("--kt-num-gpu-experts",), "number", least=0, most=10**6),
     Flag(("--kt-gpu-experts-ratio",), "share"),
     Flag(("--kt-gpu-prefill-token-threshold",), "tokens", least=0),
-    *(
-        Flag((name,), is_idle=True)
-        for name in (
-            "--kt-method",
-            "--kt-amx-method",
-            "--kt-cpuinfer",
-            "--kt-threadpool-count",
-            "--kt-max-deferred-experts-per-token",
-            "--kt-expert-placement-strategy",
-        )
+    *idle_flags(
+        """
+        --kt-method --kt-amx-method --kt-cpuinfer --kt-threadpool-count --kt-max-deferred-experts-per-token
+        --kt-expert-placement-strategy
+        """
     ),
     Flag(("--kt-numa-nodes",), "list", is_idle=True),
     Flag(("--kt-enable-dynamic-expert-update",), "switch", is_idle=True),
     *refused_flags("adapters of experts", "--kt-expert-lora-path"),
     *refused_flags(
         "offloading",
-        "--cpu-offload-gb",
-        "--offload-group-size",
-        "--offload-num-in-group",
-        "--offload-prefetch-step",
-        "--offload-mode",
+        """
+        --cpu-offload-gb --offload-group-size --offload-num-in-group --offload-prefetch-step --offload-mode
+        """,
     ),
     *refused_flags(
         "the load balancing of experts",
         "--ep-num-redundant-experts",
-        switches=("--enable-eplb", "--enable-elastic-expert-backup"),
+        switches="--enable-eplb --enable-elastic-expert-backup",
     ),
-    *refused_flags("DeepEP's buffers", switches=("--enable-ep-moe", "--enable-deepep-moe")),
-    *refused_flags("dual batches", switches=("--enable-two-batch-overlap", "--enable-pdmux")),
+    *refused_flags("DeepEP's buffers", switches="--enable-ep-moe --enable-deepep-moe"),
+    *refused_flags("dual batches", switches="--enable-two-batch-overlap --enable-pdmux"),
     *refused_flags(
         "context parallelism",
-        "--attention-context-parallel-size",
-        "--attn-cp-size",
-        switches=("--enable-nsa-prefill-context-parallel", "--enable-prefill-context-parallel"),
+        "--attention-context-parallel-size --attn-cp-size",
+        switches="--enable-nsa-prefill-context-parallel --enable-prefill-context-parallel",
     ),
     Flag(("--moe-dense-tp-size",), "number", most=1),
-    *refused_flags("another division of the layers", "--moe-data-parallel-size", "--moe-dp-size"),
+    *refused_flags("another division of the layers", "--moe-data-parallel-size --moe-dp-size"),
     *refused_flags(
         "sparse attention",
-        "--ds-channel-config-path",
-        "--ds-heavy-channel-num",
-        "--ds-heavy-channel-type",
-        "--ds-heavy-token-num",
-        "--ds-sparse-decode-threshold",
-        "--hierarchical-sparse-attention-extra-config",
-        "--hisparse-config",
-        switches=("--enable-double-sparsity", "--enable-hisparse"),
+        """
+        --ds-channel-config-path --ds-heavy-channel-num --ds-heavy-channel-type --ds-heavy-token-num
+        --ds-sparse-decode-threshold --hierarchical-sparse-attention-extra-config --hisparse-config
+        """,
+        switches="--enable-double-sparsity --enable-hisparse",
     ),
-    *refused_flags("an online scheme", "--torchao-config", "--modelopt-quant", switches=("--quantize-and-serve",)),
+    *refused_flags("an online scheme", "--torchao-config --modelopt-quant", switches="--quantize-and-serve"),
     *refused_flags("a size of states", "--int8-mamba-ckpt-size"),
-    *refused_flags("a pool of that ratio", "--hybrid-kvcache-ratio", "--num-reserved-decode-tokens"),
+    *refused_flags("a pool of that ratio", "--hybrid-kvcache-ratio --num-reserved-decode-tokens"),
     *refused_flags(
         "such a model",
         "--dllm-algorithm",
-        switches=(
-            "--is-embedding",
-            "--encoder-only",
-            "--language-only",
-            "--enable-multi-layer-eagle",
-            "--enable-draft-weights-cpu-backup",
-            "--mm-enable-dp-encoder",
-        ),
+        switches="""
+        --is-embedding --encoder-only --language-only --enable-multi-layer-eagle
+        --enable-draft-weights-cpu-backup --mm-enable-dp-encoder
+        """,
     ),
     Flag(("--piecewise-cuda-graph-max-tokens", "--cuda-graph-max-bs-prefill"), "number"),
     Flag(("--disable-piecewise-cuda-graph", "--disable-prefill-cuda-graph"), "switch"),
     Flag(("--piecewise-cuda-graph-tokens", "--cuda-graph-bs-prefill"), "numbers"),
-    *(Flag((name,), "switch", is_idle=True) for name in ("--enable-piecewise-cuda-graph", "--enable-memory-saver")),
-    *(
-        Flag((name,), "switch")
-        for name in (
-            "--enable-torch-compile",
-            "--enable-hierarchical-cache",
-            "--enable-deterministic-inference",
-            "--enable-symm-mem",
-        )
-    ),
+    *idle_flags("--enable-piecewise-cuda-graph --enable-memory-saver", "switch"),
+    Flag(("--enable-torch-compile",), "switch"),
+    Flag(("--enable-hierarchical-cache",), "switch"),
+    Flag(("--enable-deterministic-inference",), "switch"),
+    Flag(("--enable-symm-mem",), "switch"),
     Flag(("--json-model-override-args",), refused="changes the model; expected --set PATH=VALUE of llmcalc"),
-    *(Flag((name,), is_idle=True) for name in IDLE),
-    *(Flag((name,), "list", is_idle=True) for name in IDLE_LISTS),
-    *(Flag((name,), "switch", is_idle=True) for name in IDLE_SWITCHES),
+    *idle_flags(IDLE),
+    *idle_flags(IDLE_LISTS, "list"),
+    *idle_flags(IDLE_SWITCHES, "switch"),
     *NEWER_FLAGS,
 )
 

@@ -22,14 +22,14 @@ PROMPT_LENGTHS = (
 LATENT_PROMPTS_MIB = 1536
 """Reserve for graphs of prompts with latent attention, in MiB."""
 
-COMPILED_ALONE = (
+FLAGS_WITHOUT_PROMPT_GRAPHS = (
     "speculative_algorithm", "enable_dp_attention", "enable_lora", "lora_paths", "enable_torch_compile",
     "enable_hierarchical_cache", "enable_deterministic_inference", "enable_symm_mem",
 )  # fmt: skip
 """Flags with which prompts are not compiled into pieces, so have no graphs."""
 
 
-def decoding_mib(rules: Rules, flags: Mapping[str, Any], sequences: int) -> int:
+def decode_graphs_mib(rules: Rules, flags: Mapping[str, Any], sequences: int) -> int:
     """Returns the MiB reserved for graphs of decoding steps. sequences: those of the largest graph."""
     is_disabled = flags.get("disable_cuda_graph") or flags.get("cuda_graph_backend_decode") == "disabled"
     if rules.reserves_used_graphs and (is_disabled or flags.get("disaggregation_mode") == "prefill"):
@@ -37,7 +37,7 @@ def decoding_mib(rules: Rules, flags: Mapping[str, Any], sequences: int) -> int:
     return 2 * sequences
 
 
-def prompts_mib(
+def prompt_graphs_mib(
     rules: Rules,
     flags: Mapping[str, Any],
     rank: EngineRank,
@@ -82,7 +82,7 @@ def _has_prompt_graphs(
     has_encoder = bool(rank.preset.model.towers) or isinstance((rank.preset.config or {}).get("vision_config"), Mapping)
     has_encoder = has_encoder and not flags.get("language_model_only")
     if rules.prompt_graphs == "compiled":
-        return not (has_encoder or mode != "null" or any(flags.get(name) for name in COMPILED_ALONE))
+        return not (has_encoder or mode != "null" or any(flags.get(name) for name in FLAGS_WITHOUT_PROMPT_GRAPHS))
     if rank.latent_projections and not (
         rules.latent_prompt_graphs == "all" or (rules.latent_prompt_graphs == "selected" and rank.selects_latents)
     ):

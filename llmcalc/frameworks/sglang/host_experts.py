@@ -72,7 +72,7 @@ def host_experts_bytes(rank: EngineRank, flags: Mapping[str, Any]) -> int:
     return int(expert_bytes(rank) * host_fraction) if host_fraction else 0
 
 
-def notes(rank: EngineRank, flags: Mapping[str, Any]) -> Iterator[str]:
+def host_expert_notes(rank: EngineRank, flags: Mapping[str, Any]) -> Iterator[str]:
     """Yields notes on experts in host memory. flags: as in `host_share`."""
     host_fraction = host_share(rank, flags)
     if not host_fraction:

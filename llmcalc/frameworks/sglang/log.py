@@ -38,19 +38,15 @@ def read_log(log_text: LogText) -> LogReading | None:
     if not memory_terms and not message:
         return None
     known_fields = {flag.field for flag in flags() if not flag.is_idle and not flag.refused}
-    stated_values = {
-        term_name: log_values.text(term_name).replace(",", "")
-        for term_name in ("context_length",)
-        if term_name in log_values
-    }
     return LogReading(
         program="sglang",
         title="SGLang",
         terms=memory_terms,
-        version=log_values.text("version").removeprefix("v"),
+        version=log_values.version,
         free=log_values.last_size("free"),
         model=str(arguments.get("model_path", "")),
-        flags=stated_values | {term_name: value for term_name, value in arguments.items() if term_name in known_fields},
+        flags=log_values.stated_numbers("context_length")
+        | {field: value for field, value in arguments.items() if field in known_fields},
         has_arguments=bool(arguments),
         message=message.strip(),
         refused=bool(message),

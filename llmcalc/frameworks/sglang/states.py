@@ -16,7 +16,7 @@ from ...components.mixers.mamba import Mamba
 from ...components.mixers.mamba2 import Mamba2
 from ...components.mixers.selective_mamba2 import SelectiveMamba2
 from ...units import DTYPE_BITS
-from ..engines.rank import NO_FACTORS, EngineRank, mixers
+from ..engines.rank import SAME_FORMATS, EngineRank, mixers
 from .versions import Rules
 
 SLOTS_OF_A_REQUEST = 3
@@ -25,7 +25,7 @@ SLOTS_OF_A_REQUEST = 3
 SLOTS_OF_OVERLAP = 2
 """Further slots of a request where scheduling overlaps with a pass (`--mamba-radix-cache-strategy extra_buffer`)."""
 
-USUAL_SLOTS = 512
+DEFAULT_SLOTS = 512
 """Slots of versions without a share of the memory, and of those where no prefixes are cached."""
 
 
@@ -69,7 +69,7 @@ def state_pool(
     elif (
         not caches_prefixes and (running_requests is not None or rules.states_of_drafts == "slots")
     ) or not rules.shares_states:
-        slots = running_requests or USUAL_SLOTS
+        slots = running_requests or DEFAULT_SLOTS
     else:
         budget = available * share / (1 + share)
         states_of_drafts = draft_tokens if rules.states_of_drafts == "budget" else 0
@@ -96,7 +96,7 @@ def slot_bytes_of(rank: EngineRank, flags: Mapping[str, Any]) -> int:
         for part, _ in mixers(rank.preset.model)
     )
     format_name = str(flags.get("mamba_ssm_dtype") or rank.preset.state_dtype or "float32")
-    factors = {"recurrent_state": Fraction(DTYPE_BITS[format_name], 32)} if is_chosen else NO_FACTORS
+    factors = {"recurrent_state": Fraction(DTYPE_BITS[format_name], 32)} if is_chosen else SAME_FORMATS
     return sum(state.layers * state.bytes for state in rank.stored_states(factors=factors))
 
 

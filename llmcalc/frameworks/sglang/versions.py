@@ -9,14 +9,13 @@ from pydantic import Field
 
 from ...accelerator import Hardware
 from ...record import Record
-from ..engines.engine import EngineVersion
 from ..engines.versions import (
     EngineRecord,
     MeasuredContext,
     Numbers,
     RuleRange,
     VersionRange,
-    context_on,
+    measured_context,
     ranges_at,
     read_engine_record,
 )
@@ -87,7 +86,7 @@ class DeviceDefaults(VersionRange):
     cuda_graph_max_bs: tuple[int, int]
 
 
-class Ratios(Record):
+class PoolRatios(Record):
     """Default ratios of pool sizes: recurrent states to KV cache, tokens of window layers to tokens of full layers."""
 
     states: float
@@ -100,16 +99,16 @@ class SGLangRecord(EngineRecord[Rules]):
     fractions_by_tp: tuple[FractionByTp, ...] = Field(min_length=1)
     devices: tuple[DeviceDefaults, ...] = Field(min_length=1)
     context: tuple[MeasuredContext, ...] = Field(min_length=1)
-    ratios: Ratios
+    ratios: PoolRatios
 
     def defaults(self, version: Numbers, gib: float) -> DeviceDefaults:
         """Returns a version's defaults of a device with `gib` GiB of memory."""
         rows = ranges_at(self.devices, version)
         return next((device_defaults for device_defaults in rows if gib < device_defaults.below_gib), rows[-1])
 
-    def context_of(self, hardware: Hardware, devices: int) -> MeasuredContext:
+    def cuda_context(self, hardware: Hardware, devices: int) -> MeasuredContext:
         """Returns the device memory in use before the weights are loaded, from logs."""
-        return context_on(self.context, hardware, devices)
+        return measured_context(self.context, hardware, devices)
 
     def fraction_of_tp(self, tp: int) -> float:
         """Returns the default memory fraction of early versions, by the number of tensor-parallel ranks."""
@@ -123,8 +122,3 @@ class SGLangRecord(EngineRecord[Rules]):
 def sglang_record() -> SGLangRecord:
     """Returns the contents of `presets/engines/sglang.toml`."""
     return read_engine_record(SGLangRecord, "sglang")
-
-
-def version_of(version_text: str) -> EngineVersion:
-    """Returns the version that a user wrote, or the newest, with its range of versions."""
-    return sglang_record().version_of(version_text)

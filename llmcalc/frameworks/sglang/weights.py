@@ -11,14 +11,14 @@ from ...ops import Embedding, ExpertLinear, Linear
 from ...units import DTYPE_BITS
 from ..engines.rank import EngineRank
 
-LEAST, ROUNDING = 10 * 2**20, 2 * 2**20
+LEAST_SEGMENT_TENSOR, SEGMENT_ROUNDING = 10 * 2**20, 2 * 2**20
 """Bytes of the smallest tensor with a segment of its own, and the multiple of a segment's size."""
 
-FUSED = {"q_proj": "qkv", "k_proj": "qkv", "v_proj": "qkv", "gate_proj": "gate_up", "up_proj": "gate_up"}
+FUSED_MATRICES = {"q_proj": "qkv", "k_proj": "qkv", "v_proj": "qkv", "gate_proj": "gate_up", "up_proj": "gate_up"}
 """Name of a projection → the name of the matrix that it is a part of."""
 
 
-def unused_bytes(rank: EngineRank, element_bytes: int) -> int:
+def unused_segment_bytes(rank: EngineRank, element_bytes: int) -> int:
     """Returns the unused bytes in the allocator's segments of weights; 0 for quantized weights.
 
     element_bytes: bytes of an element of the weights.
@@ -31,8 +31,8 @@ def unused_bytes(rank: EngineRank, element_bytes: int) -> int:
         op = tree_node.node.op
         if tree_node.optional or not isinstance(op, Linear | ExpertLinear | Embedding):
             continue
-        matrix = (tree_node.path.rpartition(".")[0], FUSED.get(tree_node.node.name, tree_node.node.name))
+        matrix = (tree_node.path.rpartition(".")[0], FUSED_MATRICES.get(tree_node.node.name, tree_node.node.name))
         elements_before, _ = elements.get(matrix, (0, 1))
         elements[matrix] = (elements_before + sum(int(tensor.size) for tensor in op.tensors()), int(tree_node.times))
     sizes = ((number * element_bytes, matrix_count) for number, matrix_count in elements.values())
-    return sum(-size % ROUNDING * matrix_count for size, matrix_count in sizes if size >= LEAST)
+    return sum(-size % SEGMENT_ROUNDING * matrix_count for size, matrix_count in sizes if size >= LEAST_SEGMENT_TENSOR)

@@ -7,16 +7,13 @@ counts weights, torch's activations and all memory outside torch, but not its ow
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from fractions import Fraction
 from functools import cached_property
 from typing import Any, NamedTuple
 
-from ...accelerator import Hardware
 from ...errors import InputError
 from ...parallel.layout import Layout
-from ...sources.preset import Preset
-from ..engines.engine import EngineMemory, EngineVersion, Term
+from ..engines.engine import EngineMemory, Term
 from ..engines.rank import EngineRank
 from ..engines.server import EngineServer
 from .versions import Rules, TensorRTLLMRecord, tensorrt_llm_record
@@ -64,16 +61,13 @@ class Server(EngineServer):
         experts = int(self.flags.get("ep_size", 1))
         if self.tp % experts:
             raise InputError(f"--ep_size {experts}: does not divide --tp_size {self.tp}; expected a divisor of it")
-        layers = sum(stack.num_hidden_layers for _, stack in self.preset.model.stacks())
-        if layers < self.pp:
-            raise InputError(f"--pp_size {self.pp}: the model has {layers} layers")
-        sizes = tuple(layers // self.pp + (stage < layers % self.pp) for stage in range(self.pp))
-        stage_layers = None if len(set(sizes)) == 1 else sizes
         tp, dp = (1, self.tp) if self.flags.get("enable_attention_dp") else (self.tp, 1)
-        return Layout(tp=tp, pp=self.pp, dp=dp, ep=experts, etp=self.tp // experts, pp_layout=stage_layers)
+        return Layout(
+            tp=tp, pp=self.pp, dp=dp, ep=experts, etp=self.tp // experts, pp_layout=self.stage_layers(range(self.pp))
+        )
 
     @property
-    def fraction(self) -> float:
+    def cache_fraction(self) -> float:
         default = self.record.defaults.free_gpu_memory_fraction
         return float(self.flags.get("kv_cache_free_gpu_memory_fraction", default))
 
@@ -98,7 +92,7 @@ class Server(EngineServer):
             "max_seq_len": self.longest_request,
             "max_batch_size": self.max_batch_size,
             "max_num_tokens": self.max_num_tokens,
-            "kv_cache_free_gpu_memory_fraction": self.fraction,
+            "kv_cache_free_gpu_memory_fraction": self.cache_fraction,
             "kv_cache_dtype": "auto",
             "tokens_per_block": self.tokens_per_block,
             "tp_size": self.tp,
@@ -110,9 +104,9 @@ class Server(EngineServer):
 
     def stored_weights(self, rank: EngineRank) -> int:
         """Returns the bytes of the weights, with RoPE tables and copies of MLA's up-projections."""
-        return rank.weights + rank.rope_elements * ROPE_BYTES + rank.latent_projections * 2
+        return rank.weights + rank.rope_table_elements(is_scaled=False) * ROPE_BYTES + rank.latent_projections * 2
 
-    def dummy_run(self, rank: EngineRank) -> int:
+    def dummy_run_bytes(self, rank: EngineRank) -> int:
         """Returns the peak activation bytes of torch in the dummy run, in the widest layer of the rank."""
         width, is_gated, experts = rank.widths
         h, T = rank.hidden_size, self.max_num_tokens
@@ -131,7 +125,7 @@ class Server(EngineServer):
                 "without them, or another engine"
             )
         if not rank.token_caches:
-            raise rank.without_cache(self.name)
+            raise rank.no_cache_error(self.name)
         element_bytes = Fraction(self.cached_element_bytes)
         caches = rank.token_caches
         return int(sum(cache.layers * rank.token_bytes(cache, element_bytes, False) for cache in caches))
@@ -149,13 +143,15 @@ class Server(EngineServer):
         rank = self.rank(stage_number)
         memory_outside_torch = self.record.outside_torch(self.hardware, self.tp * self.pp)
         weights = self.measured_or_computed("weights", self.stored_weights(rank))
-        activations = self.measured_or_computed("profile_run", self.dummy_run(rank))
+        activations = self.measured_or_computed("profile_run", self.dummy_run_bytes(rank))
         outside_bytes = self.measured_or_computed("non_torch", memory_outside_torch.mib * MIB)
         peak = weights + activations + outside_bytes
-        cache_bytes = self.measured_or_computed("kv_cache", int(self.fraction * (self.hardware.capacity_bytes - peak)))
+        cache_bytes = self.measured_or_computed(
+            "kv_cache", int(self.cache_fraction * (self.hardware.capacity_bytes - peak))
+        )
         blocks = self.blocks(cache_bytes, self.token_bytes(rank))
         rules_source = self.rules.place
-        budget_origin = f"the peak and {self.fraction} of what it leaves (--kv_cache_free_gpu_memory_fraction)"
+        budget_origin = f"the peak and {self.cache_fraction} of what it leaves (--kv_cache_free_gpu_memory_fraction)"
         tokens_origin = f"{self.max_num_tokens:,} tokens (--max_num_tokens)"
         memory_terms = (
             Term("budget", peak + max(cache_bytes, 0), "estimate", rules_source, budget_origin),
@@ -187,18 +183,18 @@ class Stage(NamedTuple):
     blocks: int
 
 
-def memory(preset: Preset, hardware: Hardware, version: EngineVersion, flags: Mapping[str, Any]) -> EngineMemory:
+def memory(server: Server) -> EngineMemory:
     """Returns TensorRT-LLM's memory on a device of the pipeline stage with the fewest KV cache blocks.
 
     Raises `InputError` for flags that contradict the model.
     """
-    server = Server(preset, hardware, version, flags)
     fullest_stage = min(map(server.stage, range(server.pp)), key=lambda stage: stage.blocks)
     block, length = server.tokens_per_block, server.longest_request
+    tokens = fullest_stage.blocks * block
     message = server.record.messages["no_cache"] if fullest_stage.blocks == 0 else ""
     return EngineMemory(
         terms=fullest_stage.terms,
-        kv_tokens=fullest_stage.blocks * block,
+        kv_tokens=tokens,
         blocks=fullest_stage.blocks,
         max_concurrency=server.layout.dp * fullest_stage.blocks / -(-length // block),
         starts=not message,
@@ -209,7 +205,7 @@ def memory(preset: Preset, hardware: Hardware, version: EngineVersion, flags: Ma
         assumed=server.assumed,
         settings=server.settings,
         layout=server.layout,
-        notes=tuple(filter(None, (version.note, *_cache_notes(server, fullest_stage.blocks * block, bool(message))))),
+        notes=tuple(filter(None, (server.version.note, *_cache_notes(server, tokens, bool(message))))),
     )
 
 

@@ -5,20 +5,24 @@ A field has the name that `llmapi.KvCacheConfig` gives it; typed in full it is `
 
 from __future__ import annotations
 
-from ..engines.flags import Flag
+from ..engines.flags import Flag, idle_flags, refused_flags
 
-_NOT_MODELLED = "is not modelled; remove the flag"
-
-IDLE = (
-    "--host", "--port", "--tokenizer", "--custom_tokenizer", "--log_level", "--num_postprocess_workers", "--revision",
-    "--reasoning_parser", "--tool_parser", "--chat_template", "--metadata_server_config_file", "--server_role",
-    "--otlp_traces_endpoint", "--gpus_per_node", "--kv_cache_config.enable_block_reuse",
-    "--kv_cache_config.enable_partial_reuse", "--kv_cache_config.copy_on_partial_reuse",
-    "--kv_cache_config.host_cache_size", "--kv_cache_config.event_buffer_max_size",
-)  # fmt: skip
+IDLE = """
+    --host --port --tokenizer --custom_tokenizer --log_level --num_postprocess_workers --revision --reasoning_parser
+    --tool_parser --chat_template --metadata_server_config_file --server_role --otlp_traces_endpoint --gpus_per_node
+    --kv_cache_config.enable_block_reuse --kv_cache_config.enable_partial_reuse
+    --kv_cache_config.copy_on_partial_reuse --kv_cache_config.host_cache_size
+    --kv_cache_config.event_buffer_max_size
+    """
 """Flags with a value that change no memory of a device."""
 
-IDLE_SWITCHES = ("--trust_remote_code", "--enable_chunked_prefill", "--fail_fast_on_attention_window_too_large")
+IDLE_SWITCHES = """
+    --trust_remote_code --enable_chunked_prefill --fail_fast_on_attention_window_too_large
+    """
+
+NAMES_OF_THE_FRACTION = (
+    "--kv_cache_free_gpu_memory_fraction|--free_gpu_memory_fraction|--kv_cache_config.free_gpu_memory_fraction"
+)
 
 FLAGS = (
     Flag(("--tp_size", "--tensor_parallel_size"), "number", most=1024),
@@ -27,40 +31,26 @@ FLAGS = (
     Flag(("--max_seq_len",), "tokens"),
     Flag(("--max_batch_size",), "number", most=10**6),
     Flag(("--max_num_tokens",), "tokens", most=10**8),
-    Flag(
-        (
-            "--kv_cache_free_gpu_memory_fraction",
-            "--free_gpu_memory_fraction",
-            "--kv_cache_config.free_gpu_memory_fraction",
-        ),
-        "share",
-    ),
-    Flag(
-        ("--kv_cache_dtype", "--kv_cache_config.dtype"),
-        "word",
-        ("auto", "float16", "bfloat16", "fp8"),
-    ),
+    Flag(tuple(NAMES_OF_THE_FRACTION.split("|")), "share"),
+    Flag(("--kv_cache_dtype", "--kv_cache_config.dtype"), "word", ("auto", "float16", "bfloat16", "fp8")),
     Flag(("--max_tokens", "--kv_cache_config.max_tokens"), "tokens"),
     Flag(("--max_gpu_total_bytes", "--kv_cache_config.max_gpu_total_bytes"), "tokens", most=10**15),
     Flag(("--tokens_per_block", "--kv_cache_config.tokens_per_block"), "number", most=4096),
     Flag(("--dtype",), "word", ("auto", "bfloat16", "float16", "float32")),
     Flag(("--max_beam_width",), "word", ("1",)),
     Flag(("--backend",), "word", ("pytorch",)),
-    Flag(("--cp_size", "--context_parallel_size"), refused=f"context parallelism {_NOT_MODELLED}"),
-    Flag(("--cluster_size", "--moe_cluster_parallel_size"), refused=f"clusters of experts {_NOT_MODELLED}"),
+    *refused_flags("context parallelism", "--cp_size|--context_parallel_size"),
+    *refused_flags("clusters of experts", "--cluster_size|--moe_cluster_parallel_size"),
     Flag(("--enable_attention_dp",), "switch"),
-    Flag(("--speculative_config",), refused=f"speculative decoding {_NOT_MODELLED}"),
-    Flag(("--lora_config",), refused=f"adapters {_NOT_MODELLED}"),
-    Flag(
-        ("--max_attention_window", "--kv_cache_config.max_attention_window"),
-        refused=f"pools of windows {_NOT_MODELLED}",
-    ),
+    *refused_flags("speculative decoding", "--speculative_config"),
+    *refused_flags("adapters", "--lora_config"),
+    *refused_flags("pools of windows", "--max_attention_window|--kv_cache_config.max_attention_window"),
     Flag(
         ("--config", "--extra_llm_api_options"),
         refused="a file of options is not read here; expected its fields as flags, such as --kv_cache_config.dtype fp8",
     ),
-    *(Flag((name,), is_idle=True) for name in IDLE),
-    *(Flag((name,), "switch", is_idle=True) for name in IDLE_SWITCHES),
+    *idle_flags(IDLE),
+    *idle_flags(IDLE_SWITCHES, "switch"),
 )
 
 

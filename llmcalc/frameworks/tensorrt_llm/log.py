@@ -47,19 +47,15 @@ def read_log(log_text: LogText) -> LogReading | None:
     arguments: dict[str, Any] = {}
     for line in log_text.lines_with("LLM Args", "engine args"):
         arguments |= argument_pairs(line)
-    flags: dict[str, Any] = {
-        ARGUMENT_FIELDS[term_name]: value for term_name, value in arguments.items() if term_name in ARGUMENT_FIELDS
-    }
-    for term_name in ("max_num_tokens", "max_seq_len", "max_batch_size", "tokens_per_block"):
-        if term_name in log_values:
-            flags[term_name] = log_values.text(term_name).replace(",", "")
+    flags = {ARGUMENT_FIELDS[name]: value for name, value in arguments.items() if name in ARGUMENT_FIELDS}
+    flags |= log_values.stated_numbers("max_num_tokens", "max_seq_len", "max_batch_size", "tokens_per_block")
     if "fraction" in log_values:
         flags["kv_cache_free_gpu_memory_fraction"] = str(round(float(log_values.text("fraction")), 4))
     return LogReading(
         program="tensorrt-llm",
         title="TensorRT-LLM",
         terms=memory_terms,
-        version=log_values.text("version").removeprefix("v"),
+        version=log_values.version,
         model=str(arguments.get("model", arguments.get("model_path", ""))),
         total=log_values.last_size("total"),
         flags=flags,

@@ -9,7 +9,6 @@ from pydantic import Field
 
 from ...accelerator import Hardware
 from ...record import Record
-from ..engines.engine import EngineVersion
 from ..engines.versions import EngineRecord, MeasuredOverhead, RuleRange, read_engine_record
 
 
@@ -52,8 +51,3 @@ class TensorRTLLMRecord(EngineRecord[Rules]):
 def tensorrt_llm_record() -> TensorRTLLMRecord:
     """Returns the contents of `presets/engines/tensorrt_llm.toml`."""
     return read_engine_record(TensorRTLLMRecord, "tensorrt_llm")
-
-
-def version_of(version_text: str) -> EngineVersion:
-    """Returns the version that a user wrote, or the newest, with its range of versions."""
-    return tensorrt_llm_record().version_of(version_text)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from ...evidence import FrameworkEvidence, Witness, by_source
+from ...evidence import LLAMA_PARTS, FrameworkEvidence, Witness, by_source
 from ...parallel.layout import Layout
 
 DTENSOR = Witness("exact", "torch's DTensor on a fake process group", "tests/frameworks/test_serving_records.py")
@@ -11,20 +11,7 @@ DTENSOR = Witness("exact", "torch's DTensor on a fake process group", "tests/fra
 SERVING = FrameworkEvidence(
     name="torch",
     witness=DTENSOR,
-    parts=dict.fromkeys(
-        (
-            ("part", "stack"),
-            ("layer", "block"),
-            ("mixer", "attention"),
-            ("network", "mlp"),
-            ("norm", "layernorm"),
-            ("norm", "rmsnorm"),
-            ("position", "learned"),
-            ("position", "rope"),
-            ("head", "lm"),
-        ),
-        DTENSOR,
-    ),
+    parts=dict.fromkeys((*LLAMA_PARTS, ("norm", "layernorm"), ("position", "learned")), DTENSOR),
     rest=by_source("torch/distributed/tensor/parallel/style.py", "tests/frameworks/test_serving_records.py"),
 )
 """Passes without gradients."""

@@ -14,8 +14,9 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
 
-from ...device_memory.training import Training, TrainingRun, replay_steps
+from ...device_memory.training import Training, TrainingRun
 from ...errors import InputError
+from ...frozen import frozen
 from ...model import ModelSpec
 from ...parallel.layout import Layout, Stage, stages
 from ...parallel.rank_program import rank_program
@@ -23,11 +24,10 @@ from ...parallel.schedules import Action, effective_schedule, pipeline, torch_gr
 from ...simulator.autograd import backward, record
 from ...simulator.event_log import Recorder
 from ...simulator.lowering import ENTRY
-from ...simulator.meter import Device, Meter, Place
+from ...simulator.meter import Meter, Place
 from ...simulator.profiles.dtensor import Divided
 from ...simulator.profiles.eager import Eager
 from ...simulator.repeat_microbatches import PassPlayer, PassRecorder
-from ...simulator.replay_result import ReplayResult
 from ...simulator.tensor import DTYPES, INT64, Storage, Tensor, counted_as, empty
 from ...workload.rows import TOKENS
 from .messages import bucket_sizes
@@ -46,6 +46,20 @@ class Flight:
     logits: Tensor | None = None
 
 
+@frozen
+class RankSetup:
+    """The training of one rank.
+
+    layout: the parallel layout. rank: index of the rank. workspace: bytes of a workspace of matrix products.
+    """
+
+    spec: ModelSpec
+    training: Training
+    layout: Layout
+    rank: int
+    workspace: int = 0
+
+
 class Chunk(TrainingRun):
     """The layers of one pipeline stage on a rank.
 
@@ -57,20 +71,11 @@ class Chunk(TrainingRun):
 
     profiles: tuple[type[Eager], type[Eager]] = Eager, Divided
 
-    def __init__(
-        self,
-        spec: ModelSpec,
-        training_config: Training,
-        layout: Layout,
-        rank: int,
-        stage: Stage,
-        memory_meter: Meter | Recorder,
-    ) -> None:
+    def __init__(self, setup: RankSetup, stage: Stage, memory_meter: Meter | Recorder) -> None:
         self.stage = stage
-        self.profile = self.profiles[layout.tp > 1]
-        super().__init__(
-            spec, training_config, memory_meter=memory_meter, program=rank_program(spec, layout, rank, stage)
-        )
+        self.profile = self.profiles[setup.layout.tp > 1]
+        program = rank_program(setup.spec, setup.layout, setup.rank, stage)
+        super().__init__(setup.spec, setup.training, memory_meter=memory_meter, program=program)
         self.lowering.first_layer_index = stage.layers.start
         self.number = 0
         self.passes: PassRecorder | PassPlayer | None = None
@@ -219,19 +224,13 @@ MOST_FORWARD_PASSES = 1536
 class RankRun:
     """The training steps of one rank.
 
-    layout: the parallel layout. rank: index of the rank.
     Raises `InputError` for layouts that torch does not support, and for more micro-batches than are replayed.
     """
 
-    def __init__(
-        self,
-        spec: ModelSpec,
-        training_config: Training,
-        layout: Layout,
-        rank: int,
-        memory_meter: Meter | Recorder,
-        workspace: int = 0,
-    ) -> None:
+    chunk_type: type[Chunk] = Chunk
+
+    def __init__(self, setup: RankSetup, memory_meter: Meter | Recorder) -> None:
+        layout, training_config = setup.layout, setup.training
         self.check(layout)
         most_microbatches = min(MOST_MICROBATCHES, MOST_FORWARD_PASSES // layout.vpp)
         if training_config.microbatches > most_microbatches:
@@ -240,19 +239,17 @@ class RankRun:
                 f"--num-microbatches {training_config.microbatches}: {what_runs} of torch has {tensors} of each "
                 f"micro-batch, and all are replayed; expected at most {most_microbatches:,}"
             )
-        coordinates = layout.coordinates(rank)
+        coordinates = layout.coordinates(setup.rank)
+        self.setup: RankSetup = setup
         self.layout: Layout = layout
         self.training: Training = training_config
         self.meter: Meter | Recorder = memory_meter
-        layers = sum(stack.num_hidden_layers for _, stack in spec.stacks())
+        layers = sum(stack.num_hidden_layers for _, stack in setup.spec.stacks())
         rank_stages = [stage for stage in stages(layout, layers) if stage.rank == coordinates.pp]
-        self.chunks: list[Chunk] = [self.chunk(spec, rank, stage) for stage in rank_stages]
+        self.chunks: list[Chunk] = [self.chunk_type(setup, stage, memory_meter) for stage in rank_stages]
         for chunk_index, model_chunk in enumerate(self.chunks):
-            model_chunk.number, model_chunk.workspace, model_chunk.workspaces = (
-                chunk_index,
-                workspace,
-                self.chunks[0].workspaces,
-            )
+            model_chunk.number, model_chunk.workspace = chunk_index, setup.workspace
+            model_chunk.workspaces = self.chunks[0].workspaces
         group = torch_group(layout.pp, training_config.microbatches) if layout.vpp > 1 else None
         self.order: Sequence[Action] = pipeline(layout, training_config.microbatches, group).orders[coordinates.pp]
         self.buckets: list[Storage] = []
@@ -260,10 +257,6 @@ class RankRun:
     def check(self, layout: Layout) -> None:
         """Raises `InputError` for a layout that is not modelled."""
         check_torch(layout)
-
-    def chunk(self, spec: ModelSpec, rank: int, stage: Stage) -> Chunk:
-        """Creates the chunk of a pipeline stage."""
-        return Chunk(spec, self.training, self.layout, rank, stage, self.meter)
 
     def set_up(self) -> None:
         """Creates the parameters, and the buckets that all-reduce gradients over replicas."""
@@ -411,16 +404,3 @@ def check_torch(layout: Layout) -> None:
     for name, size in (("cp", layout.cp), ("ep", layout.ep)):
         if size > 1:
             raise InputError(f"--{name} {size}: not in torch's own kernels; expected --framework megatron")
-
-
-def replay_rank(
-    spec: ModelSpec,
-    training_config: Training,
-    layout: Layout,
-    rank: int,
-    device: Device | None = None,
-    workspace: int = 0,
-) -> ReplayResult:
-    """Replays the set-up and two training steps of one rank. device: the simulated device, as in `replay`."""
-    memory_meter = Meter(device)
-    return replay_steps(RankRun(spec, training_config, layout, rank, memory_meter, workspace), memory_meter)

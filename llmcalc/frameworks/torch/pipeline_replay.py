@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import field, replace
-from typing import Any, TypeAlias
+from typing import TypeAlias
 
 from ...device_memory.device_memory import without_garbage_collection
-from ...device_memory.training import Training, replay_shorter_on_allocator, replay_steps_on_allocator
+from ...device_memory.training import replay_shorter_on_allocator, replay_steps_on_allocator
 from ...frozen import frozen
-from ...model import ModelSpec
 from ...parallel.layout import Layout
 from ...simulator.caching_allocator import PrefixCache
 from ...simulator.event_log import Recorder
@@ -18,7 +17,7 @@ from ...simulator.repeat_layers import NotRepeating
 from ...simulator.repeat_microbatches import EventMeter, PassCase, PassPlayer, PassRecorder, PassTrace
 from ...simulator.replay_result import ReplayResult
 from ...simulator.tensor import Tensor
-from .pipeline import Chunk, Flight, RankRun
+from .pipeline import Chunk, Flight, RankRun, RankSetup
 
 STEPS = 3, 3
 """Micro-batches of each step of a rehearsal, so that every case but the first ones comes twice where it can."""
@@ -55,6 +54,11 @@ class RecordedRank:
         """Returns the stored allocator states, with or without expandable segments."""
         return self.prefix_caches.setdefault(expandable, PrefixCache(expandable))
 
+    def layer_offsets(self, chunks: Sequence[Chunk]) -> list[int]:
+        """Returns, per chunk of a rank, how many layers later it begins than the recorded one."""
+        pairs = zip(chunks, self.layers_before, strict=True)
+        return [model_chunk.lowering.first_layer_index - layers_before for model_chunk, layers_before in pairs]
+
 
 RecordedRanks: TypeAlias = dict[tuple[object, ...], RecordedRank]
 """`passes_key` of a rank → its recorded passes."""
@@ -75,34 +79,21 @@ def micro_batches_on_allocator(layout: Layout, chunks: Sequence[Chunk], micro_ba
 
 
 @without_garbage_collection()
-def replay_rank_on_allocator(
-    spec: ModelSpec,
-    training_config: Training,
-    layout: Layout,
-    rank: int,
-    expandable: bool,
-    workspace: int,
-    recorded_ranks: RecordedRanks,
-) -> ReplayResult:
-    """Replays a rank from recorded passes on the caching allocator, with the result of `pipeline.replay_rank`.
+def replay_rank_on_allocator(setup: RankSetup, expandable: bool, recorded_ranks: RecordedRanks) -> ReplayResult:
+    """Replays a rank from recorded passes on the caching allocator, with the result of a replay of all passes.
 
     expandable: whether the allocator has expandable segments.
     recorded_ranks: recorded passes of other ranks of the same run, to which this rank's are added.
     """
-
-    def new_run(meter: Any) -> RankRun:
-        """Creates a run whose allocations are counted by a meter."""
-        return RankRun(spec, training_config, layout, rank, meter, workspace)
-
-    rank_run = new_run(memory_meter := EventMeter())
-    is_last_stage = layout.coordinates(rank).pp == layout.pp - 1
-    key = passes_key(spec, rank_run, rank, is_last_stage)
+    training_config, layout = setup.training, setup.layout
+    rank_run = RankRun(setup, memory_meter := EventMeter())
+    key = passes_key(rank_run)
     if (
         key not in recorded_ranks
         and training_config.microbatches > MICROBATCHES_RUN_IN_FULL
         and not training_config.optimizer_in_backward
     ):
-        recorded_ranks[key] = record_rank(new_run, is_last_stage)
+        recorded_ranks[key] = record_rank(setup)
     recorded_rank = recorded_ranks.get(key)
     if recorded_rank is not None and recorded_rank.traces is not None:
         prefix_cache = recorded_rank.prefix_cache(expandable)
@@ -111,14 +102,14 @@ def replay_rank_on_allocator(
             _play_recorded(rank_run, memory_meter, recorded_rank, recorded_rank.traces)
             if count == training_config.microbatches:
                 return replay_steps_on_allocator(rank_run, memory_meter, prefix_cache)
-            shorter_training = replace(training_config, microbatches=count)
-            shorter_run = RankRun(spec, shorter_training, layout, rank, shorter_meter := EventMeter(), workspace)
+            shorter_setup = replace(setup, training=replace(training_config, microbatches=count))
+            shorter_run = RankRun(shorter_setup, shorter_meter := EventMeter())
             _play_recorded(shorter_run, shorter_meter, recorded_rank, recorded_rank.traces)
             return replay_shorter_on_allocator(
                 (rank_run, memory_meter), (shorter_run, shorter_meter), prefix_cache, count
             )
         except NotRepeating:
-            rank_run = new_run(memory_meter := EventMeter())
+            rank_run = RankRun(setup, memory_meter := EventMeter())
     rank_run.set_up()
     return replay_steps_on_allocator(rank_run, memory_meter, PrefixCache(expandable))
 
@@ -127,22 +118,18 @@ def _play_recorded(
     rank_run: RankRun, memory_meter: EventMeter, recorded_rank: RecordedRank, traces: Mapping[PassCase, PassTrace]
 ) -> None:
     """Sets a run up whose passes are replayed from recorded ones. traces: those of the recorded rank."""
-    layer_offsets = [
-        model_chunk.lowering.first_layer_index - layers_before
-        for model_chunk, layers_before in zip(rank_run.chunks, recorded_rank.layers_before, strict=True)
-    ]
-    passes = PassPlayer(memory_meter, traces, layer_offsets)
+    passes = PassPlayer(memory_meter, traces, recorded_rank.layer_offsets(rank_run.chunks))
     for model_chunk, parameters in zip(rank_run.chunks, recorded_rank.parameters, strict=True):
         model_chunk.passes, model_chunk.lowering.known_parameters = passes, parameters
     rank_run.set_up()
 
 
-def passes_key(spec: ModelSpec, rank_run: RankRun, rank: int, is_last_stage: bool) -> tuple[object, ...]:
+def passes_key(rank_run: RankRun) -> tuple[object, ...]:
     """Returns a cache key of everything that determines a rank's passes, apart from training settings and layout."""
-    coordinates, stacks = rank_run.layout.coordinates(rank), [stack for _, stack in spec.stacks()]
-    vocabulary_shard = (
-        0 if spec.vocab_size % rank_run.layout.tp == 0 else coordinates.tp
-    )  # every other axis is divided evenly
+    spec, layout, rank = rank_run.setup.spec, rank_run.layout, rank_run.setup.rank
+    coordinates, stacks = layout.coordinates(rank), [stack for _, stack in spec.stacks()]
+    is_last_stage = coordinates.pp == layout.pp - 1
+    vocabulary_shard = 0 if spec.vocab_size % layout.tp == 0 else coordinates.tp  # every other axis is divided evenly
     if len(stacks) > 1:
         return rank, is_last_stage
     names = stacks[0].layer_names()
@@ -154,30 +141,25 @@ def passes_key(spec: ModelSpec, rank_run: RankRun, rank: int, is_last_stage: boo
     )
 
 
-def record_rank(new_run: Callable[[Recorder], RankRun], is_last_stage: bool) -> RecordedRank:
-    """Records the forward and backward passes of a pipeline rank.
-
-    new_run: creates a run whose allocations are recorded.
-    is_last_stage: whether each micro-batch's backward pass in the last chunk comes before the next one's forward pass,
-        as on the last stage of a pipeline. In other chunks several micro-batches are in flight.
-    """
+def record_rank(setup: RankSetup) -> RecordedRank:
+    """Records the forward and backward passes of a pipeline rank."""
     traces: dict[PassCase, PassTrace] = {}
-    rank_run = new_run(recorder := Recorder())
+    rank_run = RankRun(setup, recorder := Recorder())
     layers_before = [model_chunk.lowering.first_layer_index for model_chunk in rank_run.chunks]
-    parameters = _record_steps(rank_run, recorder, is_last_stage, traces, STEPS[0])
+    parameters = _record_steps(rank_run, recorder, traces, STEPS[0])
     if parameters is not None and len(rank_run.chunks) > 1:  # of one chunk some are always in flight
-        rank_run = new_run(recorder := Recorder())
-        if _record_steps(rank_run, recorder, is_last_stage, traces, SMALL_GROUP) is None:
+        rank_run = RankRun(setup, recorder := Recorder())
+        if _record_steps(rank_run, recorder, traces, SMALL_GROUP) is None:
             parameters = None
     return RecordedRank(None if parameters is None else traces, layers_before, parameters or ())
 
 
 def _record_steps(
-    rank_run: RankRun, recorder: Recorder, is_last_stage: bool, traces: dict[PassCase, PassTrace], group_size: int
+    rank_run: RankRun, recorder: Recorder, traces: dict[PassCase, PassTrace], group_size: int
 ) -> list[ParameterSet | None] | None:
     """Runs steps, and adds their passes to the traces. Returns the parameters of each chunk; None if passes differ.
 
-    group_size: micro-batches of a group in `_record_pipeline`.
+    group_size: micro-batches of a group in `run_in_groups`.
     """
     passes = PassRecorder(recorder, len(rank_run.chunks))
     for model_chunk in rank_run.chunks:
@@ -189,7 +171,7 @@ def _record_steps(
         if rank_run.layout.pp == 1:
             _record_without_pipeline(rank_run, count)
         else:
-            _record_pipeline(rank_run, count, is_last_stage, group_size)
+            run_in_groups(rank_run.chunks, count, group_size)
         rank_run.end_passes()
         rank_run.update()
         rank_run.zero_grad()
@@ -211,17 +193,21 @@ def _record_without_pipeline(rank_run: RankRun, count: int) -> None:
         flight = None
 
 
-def _record_pipeline(rank_run: RankRun, count: int, is_last_stage: bool, group_size: int) -> None:
-    """Runs micro-batches in groups: the forward passes of a group, chunk by chunk, then its backward passes."""
-    losses: list[list[Tensor | None]] = [[] for _ in rank_run.chunks]
-    last_chunk = rank_run.chunks[-1] if is_last_stage else None
+def run_in_groups(chunks: Sequence[Chunk], count: int, group_size: int) -> None:
+    """Runs micro-batches in groups: the forward passes of a group, chunk by chunk, then its backward passes.
+
+    In the chunk with the loss each backward pass comes before the next forward pass, as on the last stage of a
+    pipeline. In other chunks several micro-batches are in flight.
+    """
+    losses: list[list[Tensor | None]] = [[] for _ in chunks]
+    last_chunk = chunks[-1] if chunks[-1].stage.last else None
     for start in range(0, count, group_size):
         batches = range(start, min(start + group_size, count))
-        for model_chunk in rank_run.chunks:
+        for model_chunk in chunks:
             for i in batches:
                 losses[model_chunk.number].append(model_chunk.forward_and_loss(i))
                 if model_chunk is last_chunk:
                     model_chunk.backward_one_chunk(i, losses[model_chunk.number][i])
-        for model_chunk in reversed(rank_run.chunks):
+        for model_chunk in reversed(chunks):
             for i in () if model_chunk is last_chunk else batches:
                 model_chunk.backward_one_chunk(i, losses[model_chunk.number][i])

@@ -7,7 +7,7 @@ from ...device_memory.device_memory import TORCH, DeviceMemory, Term, summarize
 from ...simulator.layer_loops import layer_stacks
 from ..framework import RunOnRanks
 from ..fsdp2.settings import titan_settings
-from .pipeline import check_torch
+from .pipeline import RankSetup, check_torch
 from .pipeline_replay import replay_rank_on_allocator
 
 
@@ -15,15 +15,9 @@ def rank_memory(training_run: RunOnRanks, rank: int, cuda_runtime: Runtime) -> D
     """Returns the device memory of one rank. Raises `InputError` for a layout that is not supported or not modelled."""
     spec, training = training_run.memory.spec, training_run.memory.training(cuda_runtime)
     check_torch(training_run.layout)
-    replay = replay_rank_on_allocator(
-        spec,
-        training,
-        training_run.layout,
-        rank,
-        cuda_runtime.expandable,
-        cuda_runtime.workspace,
-        training_run.recorded_ranks(cuda_runtime),
-    )
+    setup = RankSetup(spec, training, training_run.layout, rank, cuda_runtime.workspace)
+    recorded_ranks = training_run.recorded_ranks(cuda_runtime)
+    replay = replay_rank_on_allocator(setup, cuda_runtime.expandable, recorded_ranks)
     source = "torch/distributed/pipelining/stage.py, nn/parallel/distributed.py, replayed"
     tensors = Term("tensors", 0, "source", source, TORCH)
     if titan_settings(training_run.own_settings).float8 is not None:

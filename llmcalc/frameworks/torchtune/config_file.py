@@ -10,10 +10,10 @@ from collections.abc import Mapping
 from typing import Any
 
 from ...errors import shown, suggest
-from ...parallel.layout import Layout
 from ..frozen_model import FrozenModel
+from ..fsdp2.plugin import sharded_launch
 from ..fsdp2.settings import TitanSettings
-from ..launch.record import Launch, LaunchReader, LaunchSource, Table, reading_of, size_of, unknown_keys
+from ..launch.record import Launch, LaunchReader, LaunchSource, Table, reading_of, size_of
 from ..launch.trainer import HEAD_ADAPTER, lora_settings, pair_settings
 from .models import MODELS
 
@@ -24,7 +24,7 @@ READ = frozenset(
     model dataset tokenizer optimizer loss batch_size gradient_accumulation_steps optimizer_in_bwd compile dtype
     enable_activation_checkpointing enable_activation_offloading fsdp_cpu_offload fsdp_reshard_after_forward
     tensor_parallel_dim context_parallel_dim data_parallel_shard_dim data_parallel_replicate_dim quantizer
-    use_fp8 fp8_recipe_name enable_fp8_training ac_mode ac_option fsdp
+    use_fp8 enable_fp8_training ac_mode fsdp
     """.split()  # noqa: SIM905
 )
 
@@ -34,7 +34,7 @@ IGNORED = frozenset(
     dataset_val batch_size_val lr_scheduler epochs max_steps_per_epoch clip_grad_norm metric_logger log_every_n_steps
     log_peak_memory_stats log_level device profiler custom_sharded_layers enable_async_checkpointing
     cudnn_deterministic_mode keep_last_n_checkpoints epochs_to_run compile_components packed
-    low_cpu_ram tensor_parallel_plan name ref_checkpointer save_every_n_epochs
+    low_cpu_ram tensor_parallel_plan name ref_checkpointer save_every_n_epochs fp8_recipe_name ac_option
     """.split()  # noqa: SIM905
 )
 """Keys that do not change the memory of a training step."""
@@ -95,11 +95,8 @@ def read_torchtune(config: Table, source_file: LaunchSource) -> Launch:
     """Returns the training run of a torchtune config. Raises `InputError`, which names file and key."""
     with reading_of(source_file) as reader:
         reader.expandable = True  # torchtune/__init__.py
-        reader.ignored += [argument_name for argument_name in config if argument_name in IGNORED]
-        unknown_keys(reader, config, (*READ, *IGNORED), "", "no key that is known")
-        for argument_name, reason in OFF.items():
-            if config.get(argument_name) not in (None, False):
-                reader.unknown[argument_name] = reason
+        reader.check_names(config, READ, IGNORED, "no key that is known")
+        reader.refuse_set(config, OFF)
         for argument_name in PARALLEL_SIZES:
             if config.get(argument_name) not in (None, 1):
                 reader.unknown[argument_name] = "it is modelled as 1"
@@ -140,21 +137,12 @@ def read_torchtune(config: Table, source_file: LaunchSource) -> Launch:
                 reader, "sigmoid", run_settings, FrozenModel("torchtune/recipes/full_dpo_distributed.py")
             )
         world_size = reader.devices(source_file.world_size)
-        is_sharded = world_size > 1
-        return reader.launch(
-            "torchtune",
-            "fsdp2" if is_sharded else "torch",
-            target=MODELS[plain_name],
-            layout=Layout(dp=world_size, zero=3 if is_sharded else 0),
-            settings=run_settings,
-            own_settings=TitanSettings(
-                reduced="bfloat16" if dtype == "bf16" else "",
-                offloads=reader.flag(config, "fsdp_cpu_offload")
-                or reader.flag(reader.table(config, "fsdp"), "cpu_offload"),
-            )
-            if is_sharded
-            else None,
-        )
+        if config.get("data_parallel_shard_dim") not in (None, -1, world_size):
+            reader.unknown["data_parallel_shard_dim"] = "it is modelled as the number of devices"
+        reshard = reader.flag({"fsdp_reshard_after_forward": True, **config}, "fsdp_reshard_after_forward")
+        offloads = reader.flag(config, "fsdp_cpu_offload") or reader.flag(reader.table(config, "fsdp"), "cpu_offload")
+        own_settings = TitanSettings(reduced="bfloat16" if dtype == "bf16" else "", offloads=offloads)
+        return sharded_launch(reader, world_size, run_settings, own_settings, reshard, target=MODELS[plain_name])
 
 
 def _length_settings(reader: LaunchReader, config: Table) -> dict[str, Any]:

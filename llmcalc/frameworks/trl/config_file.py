@@ -11,7 +11,7 @@ from typing import Any
 
 from ..frozen_model import FrozenModel
 from ..launch.grpo import GRPO_READ, colocated_rollout, grpo_length, with_log_probabilities
-from ..launch.record import Launch, LaunchReader, LaunchSource, Table, reading_of, unknown_keys
+from ..launch.record import Launch, LaunchReader, LaunchSource, Table, reading_of
 from ..launch.trainer import (
     TRAINER_DEFAULTS,
     TRAINER_IGNORED,
@@ -19,7 +19,7 @@ from ..launch.trainer import (
     keys_read,
     kto_settings,
     pair_settings,
-    trained,
+    trainer_launch,
     trainer_settings,
     weight_formats,
 )
@@ -107,16 +107,13 @@ def read_trl(config: Table, source_file: LaunchSource) -> Launch:
     with reading_of(source_file) as reader:
         is_grpo = any(name in config for name in GRPO_SIGNS)
         ignored = TRAINER_IGNORED | IGNORED | (IGNORED_WITH_TEACHER if config.get(TEACHER) else frozenset())
-        reader.ignored += [name for name in config if name in ignored]
-        read_names = (*keys_read(), *READ, *ignored, *GRPO_READ, *PREFERENCE_SIGNS)
-        unknown_keys(reader, config, read_names, "", "no argument that is known")
+        reader.check_names(config, (*keys_read(), *READ, *GRPO_READ, *PREFERENCE_SIGNS), ignored)
         known_loss_keys = (name for name in PREFERENCE_SIGNS if config.get(name) is not None)
         is_pairs_loss = str(config.get("loss_type", SFT_LOSSES[0])) not in SFT_LOSSES
         has_teacher = bool(config.get(TEACHER))
         loss_key = "" if is_grpo or has_teacher else next(known_loss_keys, "loss_type" if is_pairs_loss else "")
-        for name in ("use_dora", "lora_target_parameters", "cast_lm_head_to_fp32"):
-            if config.get(name):
-                reader.unknown[name] = "it is modelled without"
+        without = ("use_dora", "lora_target_parameters", "cast_lm_head_to_fp32")
+        reader.refuse_set(config, dict.fromkeys(without, "it is modelled without"))
         arguments = {**config, "bf16": reader.flag(config, "bf16", not config.get("fp16"))}
         length = "" if is_grpo or config.get("max_seq_length") is not None else "max_length"
         run_settings = trainer_settings(reader, arguments, DEFAULTS, preferred_name=length)
@@ -131,7 +128,7 @@ def read_trl(config: Table, source_file: LaunchSource) -> Launch:
         else:
             run_settings |= _loss_settings(reader, config, run_settings)
         precision, _ = weight_formats(reader, arguments, "float32")
-        launched_run = trained(reader, "trl", arguments, run_settings | precision, source_file.world_size)
+        launched_run = trainer_launch(reader, arguments, run_settings | precision)
         loaded_bytes = 2 if "dtype" in precision else 4
         if isinstance(launched_run.frozen, FrozenModel) and launched_run.framework == "fsdp2" and loaded_bytes == 4:
             launched_run = replace(

@@ -10,7 +10,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from ..launch.record import Launch, LaunchSource, Table, reading_of, size_of, unknown_keys
-from ..launch.trainer import lora_settings, optimizer_settings, trained
+from ..launch.trainer import lora_settings, optimizer_settings, trainer_launch
 
 TRAINING_READ = frozenset("max_seq_length batch_size gradient_accumulation_steps gradient_checkpointing optim".split())  # noqa: SIM905
 
@@ -74,7 +74,7 @@ def read_unsloth(config: Table, source_file: LaunchSource) -> Launch:
         if lora.get("use_dora"):
             reader.unknown["lora.use_dora"] = "DoRA is not modelled"
         reader.notes.append(UPPER_BOUND)
-        return trained(reader, "unsloth", {}, run_settings, source_file.world_size)
+        return trainer_launch(reader, {}, run_settings)
 
 
 UPPER_BOUND = "Unsloth's kernels are not modelled: PEFT's and the Trainer's are counted, an upper bound"

@@ -16,7 +16,7 @@ from typing import Any
 from ..launch.grpo import SFT_NOTE, colocated_rollout, grpo_length
 from ..launch.python_source import Unknown, constants, dotted, parse_python, value_of
 from ..launch.record import Launch, LaunchReader, LaunchSource, reading_of, size_of
-from ..launch.trainer import lora_settings, optimizer_settings, pair_settings, trained
+from ..launch.trainer import lora_settings, optimizer_settings, pair_settings, trainer_launch
 from .config_file import OFFLOADED_CHECKPOINTS, UPPER_BOUND, recompute_settings
 
 LOADERS = ("FastLanguageModel", "FastVisionModel", "FastModel")
@@ -41,7 +41,7 @@ FOUR_BITS = re.compile(r"-(unsloth-)?bnb-4bit$", re.IGNORECASE)
 MOST_CALLS = 2000
 
 
-def is_unsloth_python(text: str) -> bool:
+def is_python(text: str) -> bool:
     """Whether a Python file imports Unsloth."""
     return re.search(r"^\s*(from|import) unsloth\b", text, re.MULTILINE) is not None
 
@@ -122,7 +122,7 @@ def _read_calls(
     model_name = FOUR_BITS.sub("", name)
     if model_name != name:
         reader.notes.append(f"{name[:100]}: the model is {model_name[:100]}, whose weights are in nf4")
-    launched_run = trained(reader, "unsloth", {}, run_settings, reader.source.world_size, target=model_name)
+    launched_run = trainer_launch(reader, {}, run_settings, target=model_name)
     if loss != "grpo":
         return launched_run
     return replace(

@@ -13,9 +13,9 @@ from ...errors import shown
 from ...parallel.layout import Layout
 from ..fsdp2.settings import TitanSettings
 from ..launch.command_line import model_name, overrides_of, plain_value
-from ..launch.program_readers import launch_of_run
 from ..launch.record import CommandLine, Launch, LaunchReader, LaunchSettings, LaunchSource, Table, reading_of, size_of
 from ..launch.rollout import Rollout
+from ..launch.trainer import lora_settings
 from ..launch.unresolved import is_unresolved, unresolved_reason
 from ..megatron.named_model import MegatronRun, bridge_adapters, megatron_run
 from .known_keys import check_keys
@@ -58,8 +58,6 @@ def starts_program(command_line: CommandLine) -> bool:
 
 def read_command(command_line: CommandLine, source_file: LaunchSource) -> Launch:
     """Returns the training run of a verl command. Raises `InputError`, which names file and key."""
-    from .record import LAUNCH_FILE
-
     with reading_of(source_file) as reader:
         if command_line.program not in (*TRAINERS, SFT_TRAINER):
             raise reader.wrong(
@@ -70,7 +68,7 @@ def read_command(command_line: CommandLine, source_file: LaunchSource) -> Launch
         config = _resolved_overrides(reader, overrides)
         if command_line.program == SFT_TRAINER:
             target = model_name(reader, "model.partial_pretrain", overrides.get("model.partial_pretrain"))
-            return launch_of_run(reader, LAUNCH_FILE, "fsdp2", run_of_sft(reader, config), target)
+            return reader.launch("fsdp2", run_of_sft(reader, config), target=target)
         target = model_name(reader, f"{MODEL}.path", overrides.get(f"{MODEL}.path"))
         reader.expandable = True  # verl/utils/device.py, `set_expandable_segments`, between rollouts
         megatron = config.get(f"{ACTOR}.strategy") == "megatron" or any(
@@ -83,7 +81,7 @@ def read_command(command_line: CommandLine, source_file: LaunchSource) -> Launch
         parallel_run = _megatron_run(reader, config, world_size) if megatron else _fsdp_run(reader, config, world_size)
         rollout = read_rollout(reader, config, parallel_run.layout, megatron, _micro_batch_shape(reader, config))
         reader.ignored += [key for key in config if not _is_read(key, rollout)]
-        return launch_of_run(reader, LAUNCH_FILE, "megatron" if megatron else "fsdp2", parallel_run, target, rollout)
+        return reader.launch("megatron" if megatron else "fsdp2", parallel_run, target=target, rollout=rollout)
 
 
 def _resolved_overrides(reader: LaunchReader, overrides: Mapping[str, str]) -> dict[str, Any]:
@@ -112,15 +110,7 @@ def _training_devices(reader: LaunchReader, config: Table) -> int:
     world_size = reader.source.world_size
     if world_size is not None and reader.source.devices_typed and not set(DEVICES) & set(config):
         return world_size
-    gpus_per_node = size_of(reader, "trainer.n_gpus_per_node", reader.value(config, "trainer.n_gpus_per_node", 8))
-    nodes = size_of(reader, "trainer.nnodes", reader.value(config, "trainer.nnodes", 1))
-    world_option = reader.source.world_size if reader.source.devices_typed else None
-    if world_option not in (None, gpus_per_node * nodes):
-        raise reader.wrong(
-            "--devices",
-            f"{world_option}; the file has trainer.nnodes · trainer.n_gpus_per_node = {nodes} · {gpus_per_node}",
-        )
-    return gpus_per_node * nodes
+    return reader.node_devices(config, "trainer.nnodes", "trainer.n_gpus_per_node")
 
 
 def _micro_batch_shape(reader: LaunchReader, config: Table) -> tuple[int, int]:
@@ -145,9 +135,7 @@ def _micro_batch_shape(reader: LaunchReader, config: Table) -> tuple[int, int]:
 def _micro_batches(reader: LaunchReader, config: Table, batch: int, ranks: int) -> int:
     """Returns the number of micro-batches per update, which processes a mini-batch with all of its responses."""
     mini_batch = reader.size(config, f"{ACTOR}.ppo_mini_batch_size", 256)
-    responses_per_prompt = size_of(
-        reader, "actor_rollout_ref.rollout.n", reader.value(config, "actor_rollout_ref.rollout.n", 1)
-    )
+    responses_per_prompt = reader.size(config, f"{ROLLOUT}.n", 1)
     if reader.flag(config, f"{ACTOR}.use_dynamic_bsz"):
         return 2
     return max(1, mini_batch * responses_per_prompt // (batch * max(1, ranks)))
@@ -167,8 +155,8 @@ def _common_settings(reader: LaunchReader, config: Table) -> dict[str, Any]:
         raise reader.wrong(f"{MODEL}.lora.rank", f"is of Megatron-Core; expected {MODEL}.lora_rank for FSDP")
     rank = config.get(f"{MODEL}.lora_rank")
     if rank not in (None, 0):
-        settings["lora_rank"] = size_of(reader, f"{MODEL}.lora_rank", rank)
-        settings["lora_targets"] = (str(reader.value(config, f"{MODEL}.target_modules", "all-linear")),)
+        targets = (f"{MODEL}.target_modules", reader.value(config, f"{MODEL}.target_modules", "all-linear"))
+        settings |= lora_settings(reader, rank=(f"{MODEL}.lora_rank", rank), targets=targets)
     return settings
 
 
@@ -207,13 +195,11 @@ def _fsdp_run(reader: LaunchReader, config: Table, world_size: int) -> LaunchSet
     settings = _common_settings(reader, config)
     if reader.flag(config, f"{MODEL}.enable_gradient_checkpointing", True):
         settings["recompute"] = "full"
-    cp = reader.size(config, f"{ACTOR}.ulysses_sequence_parallel_size", 1)
-    if cp > 1:
-        reader.notes.append(f"Ulysses over {cp} ranks: each has 1/{cp} of the tokens; what they send is not counted")
+    cp = reader.sequence_ranks(config, f"{ACTOR}.ulysses_sequence_parallel_size", world_size)
     batch, tokens = _micro_batch_shape(reader, config)
-    if world_size % cp or tokens % cp:
+    if tokens % cp:
         raise reader.wrong(
-            f"{ACTOR}.ulysses_sequence_parallel_size", f"{cp}; expected a divisor of {world_size} devices"
+            f"{ACTOR}.ulysses_sequence_parallel_size", f"{cp}; expected a divisor of the {tokens} tokens of a sequence"
         )
     weights = str(reader.value(config, f"{section}.model_dtype", "fp32"))
     if weights not in (*FP32, *BF16):
@@ -228,7 +214,7 @@ def _fsdp_run(reader: LaunchReader, config: Table, world_size: int) -> LaunchSet
     if "lora_rank" in settings and weights in FP32:
         reader.frozen = FP32_SHARDS
         reader.notes.append(f"{section}.model_dtype fp32: shards of frozen weights have 4 bytes")
-    size = size_of(reader, f"{section}.fsdp_size", reader.value(config, f"{section}.fsdp_size", -1), least=-1)
+    size = reader.size(config, f"{section}.fsdp_size", -1, least=-1)
     shards = world_size if size < 1 or size > world_size else size
     if world_size % shards:
         raise reader.wrong(f"{section}.fsdp_size", f"{size}; expected a divisor of {world_size} devices")
@@ -265,15 +251,13 @@ def _megatron_run(reader: LaunchReader, config: Table, world_size: int) -> Launc
         size(f"{argument_name}_parallel_size") for argument_name in ("tensor_model", "pipeline_model", "context")
     )
     batch, tokens = _micro_batch_shape(reader, config)
-    etp = config.get(f"{section}.expert_tensor_parallel_size")
-    vpp = config.get(f"{section}.virtual_pipeline_model_parallel_size")
     parallel_run = MegatronRun(
         tp=tp,
         pp=pp,
         cp=cp,
         ep=size("expert_model_parallel_size"),
-        etp=None if etp is None else size_of(reader, f"{section}.expert_tensor_parallel_size", etp),
-        vpp=1 if vpp is None else size_of(reader, f"{section}.virtual_pipeline_model_parallel_size", vpp),
+        etp=reader.optional_size(config, f"{section}.expert_tensor_parallel_size"),
+        vpp=reader.optional_size(config, f"{section}.virtual_pipeline_model_parallel_size") or 1,
         sequence_parallel=reader.flag(config, f"{section}.sequence_parallel", True),
         distributed_optimizer=reader.flag(config, f"{section}.use_distributed_optimizer", True),
         batch=batch,

@@ -71,7 +71,7 @@ def read_rollout(
         else 2
         if is_compiled and not megatron
         else 6,  # a compiled entropy keeps no copy; else two more of bf16
-        transfer_bytes=size_of(reader, bucket, reader.value(config, bucket, 2048)) << 20,
+        transfer_bytes=reader.size(config, bucket, 2048) << 20,
     )
 
 
@@ -86,13 +86,10 @@ def _engine_and_flags(reader: LaunchReader, config: Table) -> tuple[str, dict[st
         reader.size(config, f"data.max_{prompt_or_response}_length", 512)
         for prompt_or_response in ("prompt", "response")
     )
-    length_key = f"{ROLLOUT}.max_model_len"
     flags: dict[str, Any] = {
         tp_flag: reader.size(config, f"{ROLLOUT}.tensor_model_parallel_size", 2),
         share_flag: share_of(reader, f"{ROLLOUT}.gpu_memory_utilization", config, 0.5),
-        length_flag: sum(lengths)
-        if config.get(length_key) is None
-        else size_of(reader, length_key, config[length_key]),
+        length_flag: reader.optional_size(config, f"{ROLLOUT}.max_model_len") or sum(lengths),
     }
     if name == "vllm":
         flags["max_num_seqs"] = reader.size(config, f"{ROLLOUT}.max_num_seqs", 256)

@@ -13,6 +13,7 @@ from ...parallel.layout import Layout
 from ..frozen_model import FrozenModel
 from ..fsdp2.settings import TitanSettings
 from ..launch.record import LaunchReader, LaunchSettings, Table, size_of
+from ..launch.trainer import lora_settings
 
 SFT_TRAINER = "verl.trainer.fsdp_sft_trainer"
 
@@ -21,15 +22,15 @@ FP32_SHARDS = FrozenModel(
 )
 """The other two bytes of frozen weights whose shards are in fp32."""
 
-IGNORED = ("trainer.", "optim.", "data.", "model.")
-"""Sections whose other keys change no memory of a step."""
+IGNORED = ("trainer.", "optim.", "data.", "model.", "use_remove_padding")
+"""Sections whose other keys change no memory of a step, and a key that changes none."""
 
 READ = frozenset(
     """
     data.micro_batch_size data.micro_batch_size_per_gpu data.train_batch_size data.max_length model.partial_pretrain
     model.fsdp_config.model_dtype model.fsdp_config.cpu_offload model.fsdp_config.offload_params
     model.enable_gradient_checkpointing model.lora_rank model.target_modules model.use_liger model.strategy
-    ulysses_sequence_parallel_size use_remove_padding
+    ulysses_sequence_parallel_size
     """.split()  # noqa: SIM905
 )
 
@@ -42,14 +43,10 @@ def run_of_sft(reader: LaunchReader, config: Table) -> LaunchSettings:
         elif argument_name not in READ:
             reader.unknown[argument_name[:100]] = "no key that is known"
     world_size = reader.devices(reader.source.world_size)
-    cp = reader.size(config, "ulysses_sequence_parallel_size", 1)
+    cp = reader.sequence_ranks(config, "ulysses_sequence_parallel_size", world_size)
     length = reader.size(config, "data.max_length", 1024)
-    if world_size % cp or length % cp:
-        raise reader.wrong(
-            "ulysses_sequence_parallel_size", f"{cp} on {world_size} devices; expected --devices of a multiple of {cp}"
-        )
-    if cp > 1:
-        reader.notes.append(f"Ulysses over {cp} ranks: each has 1/{cp} of the tokens; what they send is not counted")
+    if length % cp:
+        raise reader.wrong("ulysses_sequence_parallel_size", f"{cp}; expected a divisor of data.max_length {length}")
     ranks = world_size // cp
     if config.get("data.micro_batch_size") is not None:
         batch = max(1, size_of(reader, "data.micro_batch_size", config["data.micro_batch_size"]) // ranks)
@@ -73,10 +70,10 @@ def run_of_sft(reader: LaunchReader, config: Table) -> LaunchSettings:
         settings["recompute"] = "full"
     if reader.flag(config, "model.use_liger"):
         settings["norm"] = "fused"
-    if config.get("model.lora_rank") not in (None, 0):
-        settings["lora_rank"] = size_of(reader, "model.lora_rank", config["model.lora_rank"])
-        targets = reader.value(config, "model.target_modules", "all-linear")
-        settings["lora_targets"] = tuple(targets) if isinstance(targets, list) else (str(targets),)
+    rank = config.get("model.lora_rank")
+    if rank not in (None, 0):
+        targets = ("model.target_modules", reader.value(config, "model.target_modules", "all-linear"))
+        settings |= lora_settings(reader, rank=("model.lora_rank", rank), targets=targets)
         if is_fp32:
             reader.frozen = FP32_SHARDS
             reader.notes.append("model.fsdp_config.model_dtype fp32: shards of frozen weights have 4 bytes")

@@ -14,24 +14,24 @@ from ...errors import InputError
 from ...ops import Embedding, ExpertLinear, Linear
 from ..engines.rank import EngineRank
 
-RANKS = (1, 8, 16, 32, 64, 128, 256, 320, 512)
+LORA_RANKS = (1, 8, 16, 32, 64, 128, 256, 320, 512)
 """Values of --max-lora-rank (vllm/config/lora.py, `MaxLoRARanks`)."""
 
-USUAL_RANK = 16
+DEFAULT_LORA_RANK = 16
 """Default of --max-lora-rank."""
 
 LARGEST_VOCABULARY = 258_048
 """Largest vocabulary whose head has adapters (layers/logits_processor.py); of larger ones the matrices have none."""
 
-EXPERTS_FROM = (0, 19)
+ADAPTS_EXPERTS_FROM = (0, 19)
 """First version that was read in which experts have adapters."""
 
 
-def slots_of(flags: Mapping[str, Any]) -> tuple[int, int]:
+def adapter_slots(flags: Mapping[str, Any]) -> tuple[int, int]:
     """Returns the number of adapter slots and their LoRA rank. Raises `InputError` for a rank that vLLM refuses."""
-    number, rank = int(flags.get("max_loras", 1)), int(flags.get("max_lora_rank", USUAL_RANK))
-    if rank not in RANKS:
-        raise InputError(f"--max-lora-rank {rank}: expected one of {', '.join(map(str, RANKS))}")
+    number, rank = int(flags.get("max_loras", 1)), int(flags.get("max_lora_rank", DEFAULT_LORA_RANK))
+    if rank not in LORA_RANKS:
+        raise InputError(f"--max-lora-rank {rank}: expected one of {', '.join(map(str, LORA_RANKS))}")
     return number, rank
 
 
@@ -43,7 +43,7 @@ def adapter_bytes(rank: EngineRank, flags: Mapping[str, Any], element_bytes: int
     """
     if not flags.get("enable_lora"):
         return 0
-    number, lora_rank = slots_of(flags)
+    number, lora_rank = adapter_slots(flags)
     if rank.state_caches or rank.latent_projections:
         raise InputError("--enable-lora: adapters of latent and of recurrent layers are not modelled; remove the flag")
     size = element_bytes if flags.get("lora_dtype", "auto") == "auto" else 2
@@ -62,7 +62,7 @@ def _adapter_widths(rank: EngineRank, version: tuple[int, ...]) -> int:
             if isinstance(op, Embedding | Linear) and vocabulary <= LARGEST_VOCABULARY:
                 widths += int(tree_node.times) * (vocabulary + rank.hidden_size)
         elif isinstance(op, ExpertLinear):
-            if version < EXPERTS_FROM:
+            if version < ADAPTS_EXPERTS_FROM:
                 raise InputError("--enable-lora: adapters of experts are modelled from vLLM 0.19 on; remove the flag")
             widths += int(tree_node.times * op.num_experts * (op.n_in + op.n_out))
         elif isinstance(op, Linear):

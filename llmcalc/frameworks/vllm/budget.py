@@ -12,18 +12,22 @@ from fractions import Fraction
 from functools import cached_property
 from typing import Any, NamedTuple
 
-from ...accelerator import Hardware
 from ...errors import InputError, shown
 from ...parallel.layout import ONE_DEVICE, Layout
-from ...sources.preset import Preset
-from ..engines.engine import EngineMemory, EngineVersion, Term, TermStatus
-from ..engines.flags import AUTO
-from ..engines.rank import EngineRank, key_heads
+from ..engines.engine import EngineMemory, Term, TermStatus
+from ..engines.flags import AUTO_WORDS
+from ..engines.rank import EngineRank, compressed_layers, key_heads
 from ..engines.server import EngineServer
-from .adapters import adapter_bytes, slots_of
-from .cache_formats import FP8_WORDS, PACKED_FORMATS, packed_bytes, scales_latents, stores_latents_in_float8
-from .compressed_blocks import BLOCK as COMPRESSED_BLOCK
-from .compressed_blocks import compressed_layers, compressed_pool
+from .adapters import adapter_bytes, adapter_slots
+from .cache_formats import (
+    FP8_WORDS,
+    PACKED_FORMATS,
+    SCALED_LATENTS,
+    packed_bytes,
+    scales_latents,
+    stores_latents_in_float8,
+)
+from .compressed_blocks import ENTRY_BLOCK, compressed_pool
 from .encoder_run import (
     EncoderRequest,
     EncoderRun,
@@ -35,9 +39,10 @@ from .encoder_run import (
     patch_of_long_videos,
 )
 from .flags import CPU_CONNECTORS
-from .flashinfer_sampler import VARIABLE, assumes_torch_sampler, rules_with_sampler
+from .flashinfer_sampler import SAMPLER_VARIABLE, assumes_torch_sampler, rules_with_sampler
+from .fused_projections import unused_projection_bytes
 from .kv_blocks import BlockPool, block_pool
-from .model_runner import penalty_bytes, rules_with, second_runner
+from .model_runner import penalty_bytes, rules_with_runner, second_runner
 from .profile_run import ProfileRun
 from .recurrent_states import state_blocks
 from .sparse_workspace import sparse_workspace
@@ -46,13 +51,16 @@ from .versions import Rules, SecondRunner, StateRules, VLLMRecord, vllm_record
 
 GIB, MIB = 2**30, 2**20
 
-RAY_EXECUTOR = "VLLM_USE_RAY_V2_EXECUTOR_BACKEND"
+RAY_EXECUTOR_VARIABLE = "VLLM_USE_RAY_V2_EXECUTOR_BACKEND"
 """The variable that chooses Ray's executor: 0 for the first one."""
 
-USUAL_BLOCK = 16
+VIDEO_FACTOR = 4
+"""Factor of the positions in tables of cosines and sines for videos (rotary_embedding/mrope.py)."""
+
+DEFAULT_BLOCK_TOKENS = 16
 """Tokens of a block by default."""
 
-LEAST_UNITS = 108
+DEFAULT_COMPUTE_UNITS = 108
 """Compute units of an accelerator that does not state them."""
 
 GRAPH_SIZES = (1, 2, 4, *range(8, 257, 8), *range(272, 513, 16))
@@ -61,13 +69,13 @@ GRAPH_SIZES = (1, 2, 4, *range(8, 257, 8), *range(272, 513, 16))
 SCHEMES = {"fp8": "fp8-dynamic", "awq": "awq-int4-g128", "gptq": "gptq-int4-g128", "mxfp4": "mxfp4"}
 """Value of `--quantization` → the scheme of the weights of a checkpoint that states none."""
 
-TOWERS_ARE_SKIPPED_FROM = (0, 19)
+SKIPS_ENCODERS_FROM = (0, 19)
 """First version that was read in which encoders without inputs are not loaded (`_mark_tower_model`)."""
 
-LAST_OF_FIRST_ENGINE = (0, 7)
+LAST_V0_VERSION = (0, 7)
 """The version whose rules the first engine follows from there on (vllm/worker/worker.py)."""
 
-WITHOUT_FIRST_ENGINE = (0, 11)
+FIRST_VERSION_WITHOUT_V0 = (0, 11)
 """First version without the first engine."""
 
 CONTEXT_RANKS_FROM = ((0, 11), (0, 11, 1))
@@ -148,7 +156,7 @@ class Server(EngineServer):
 
     def check_environment(self) -> None:
         """Raises `InputError` for environment variables and JSON flags that are not modelled."""
-        if self.flags.get("VLLM_USE_V1") == 0 and self.numbers >= WITHOUT_FIRST_ENGINE:
+        if self.flags.get("VLLM_USE_V1") == 0 and self.numbers >= FIRST_VERSION_WITHOUT_V0:
             raise InputError("VLLM_USE_V1=0: vLLM 0.11 and later have no first engine; remove the variable")
         kv_connector = self.flags.get("kv_transfer_config", {}).get("kv_connector", CPU_CONNECTORS[0])
         if kv_connector not in CPU_CONNECTORS:
@@ -185,7 +193,7 @@ class Server(EngineServer):
             return False
         limits = self.flags.get("limit_mm_per_prompt", {})
         allows_no_input = bool(limits) and all(input_limit(limit) == 0 for limit in limits.values())
-        return not (allows_no_input and {"image", "video"} <= set(limits) and self.numbers >= TOWERS_ARE_SKIPPED_FROM)
+        return not (allows_no_input and {"image", "video"} <= set(limits) and self.numbers >= SKIPS_ENCODERS_FROM)
 
     @property
     def subtracts_graphs(self) -> bool:
@@ -218,10 +226,10 @@ class Server(EngineServer):
         full_graphs = (
             0 if graph_mode == "PIECEWISE" else sum(size <= min(size_limit, self.decoded_tokens) for size in sizes)
         )
-        return (piecewise_graphs + full_graphs) * self.cases_of_graphs
+        return (piecewise_graphs + full_graphs) * self.graphs_per_batch_size
 
     @property
-    def cases_of_graphs(self) -> int:
+    def graphs_per_batch_size(self) -> int:
         """The number of CUDA graphs per batch size: 2 with adapters, otherwise 1 (v1/cudagraph_dispatcher.py)."""
         is_special = self.compilation.get("cudagraph_specialize_lora", True)
         return 2 if self.flags.get("enable_lora") and is_special else 1
@@ -231,36 +239,36 @@ class Server(EngineServer):
         return vllm_record()
 
     @property
-    def rule_numbers(self) -> tuple[int, ...]:
+    def version_of_rules(self) -> tuple[int, ...]:
         """The version whose rules apply; VLLM_USE_V1=0 selects the last version of the V0 engine."""
-        is_first_engine = self.flags.get("VLLM_USE_V1") == 0 and self.numbers > LAST_OF_FIRST_ENGINE
-        return LAST_OF_FIRST_ENGINE if is_first_engine else self.numbers
+        is_first_engine = self.flags.get("VLLM_USE_V1") == 0 and self.numbers > LAST_V0_VERSION
+        return LAST_V0_VERSION if is_first_engine else self.numbers
 
     @cached_property
     def second_runner(self) -> SecondRunner | None:
         """The memory rules of vLLM's second model runner; None if the first one runs the model."""
-        return second_runner(self.record, self.rule_numbers, self.rank(0), self.flags)
+        return second_runner(self.record, self.version_of_rules, self.rank(0), self.flags)
 
     @cached_property
     def rules(self) -> Rules:
         """The memory rules of the version, with the model runner that runs the model and its sampler."""
-        rules = self.record.rules(self.rule_numbers)
+        rules = self.record.rules(self.version_of_rules)
         if self.second_runner is not None:
-            rules = rules_with(rules, self.second_runner)
+            rules = rules_with_runner(rules, self.second_runner)
         return rules_with_sampler(
-            self.record, self.rule_numbers, rules, self.flags, has_second_runner=self.second_runner is not None
+            self.record, self.version_of_rules, rules, self.flags, has_second_runner=self.second_runner is not None
         )
 
     @cached_property
     def assumes_torch_sampler(self) -> bool:
         """Whether torch's sort is counted where an installed FlashInfer would sample with fewer copies."""
         has_second_runner = self.second_runner is not None
-        return assumes_torch_sampler(self.record, self.rule_numbers, self.flags, has_second_runner)
+        return assumes_torch_sampler(self.record, self.version_of_rules, self.flags, has_second_runner)
 
     @cached_property
     def state_rules(self) -> StateRules:
         """The version's rules for recurrent states."""
-        return self.record.state_rules(self.rule_numbers)
+        return self.record.state_rules(self.version_of_rules)
 
     def needs_blocks_of_sequences(self, pool: BlockPool) -> bool:
         """Whether each sequence must have a cache block: with recurrent states, if CUDA graphs decode whole batches."""
@@ -281,13 +289,7 @@ class Server(EngineServer):
 
         With expert parallelism the experts are divided over all ranks of the tensor and data groups, each undivided.
         """
-        layers = sum(stack.num_hidden_layers for _, stack in self.preset.model.stacks())
-        if layers < self.pp:
-            raise InputError(f"--pipeline-parallel-size {self.pp}: the model has {layers} layers")
-        sizes = [layers // self.pp] * self.pp
-        for i in range(2, layers % self.pp + 2):
-            sizes[-i] += 1
-        stage_layers = None if len(set(sizes)) == 1 else tuple(sizes)
+        stage_layers = self.stage_layers(reversed(range(self.pp - 1)))
         if not self.flags.get("enable_expert_parallel"):
             return Layout(tp=self.tp, pp=self.pp, pp_layout=stage_layers)
         return Layout(tp=self.tp, pp=self.pp, dp=self.dp, ep=self.tp * self.dp, etp=1, pp_layout=stage_layers)
@@ -306,11 +308,11 @@ class Server(EngineServer):
     @property
     def max_num_seqs(self) -> int:
         chosen_value = self.flags.get("max_num_seqs")
-        default = self.record.defaults(self.rule_numbers, self.hardware).max_num_seqs * self.default_batches
+        default = self.record.defaults(self.version_of_rules, self.hardware).max_num_seqs * self.default_limit_factor
         return int(chosen_value or min(default, self.max_num_batched_tokens))
 
     @property
-    def default_batches(self) -> int:
+    def default_limit_factor(self) -> int:
         """The factor of the default batch limits: 2 with `--performance-mode throughput`, otherwise 1."""
         return 2 if self.flags.get("performance_mode") == "throughput" else 1
 
@@ -319,8 +321,8 @@ class Server(EngineServer):
         chosen_value = self.flags.get("max_num_batched_tokens")
         if chosen_value:
             return int(chosen_value)
-        defaults = self.record.defaults(self.rule_numbers, self.hardware)
-        default = defaults.max_num_batched_tokens * self.default_batches
+        defaults = self.record.defaults(self.version_of_rules, self.hardware)
+        default = defaults.max_num_batched_tokens * self.default_limit_factor
         if self.rules.generation == "v0":
             if self.longest_request > 32768:
                 return self.rules.chunk_above_32k
@@ -342,7 +344,7 @@ class Server(EngineServer):
         """Whether Ray's first executor runs the ranks, which schedules one batch at a time (v1/executor/abstract.py,
         `supports_async_scheduling`); the second one is the default."""
         is_ray = self.flags.get("distributed_executor_backend") == "ray"
-        return is_ray and self.flags.get(RAY_EXECUTOR, 1) == 0
+        return is_ray and self.flags.get(RAY_EXECUTOR_VARIABLE, 1) == 0
 
     @property
     def decoded_tokens(self) -> int:
@@ -355,10 +357,10 @@ class Server(EngineServer):
 
     @property
     def block_size(self) -> int:
-        return int(self.flags.get("block_size", USUAL_BLOCK))
+        return int(self.flags.get("block_size", DEFAULT_BLOCK_TOKENS))
 
     @property
-    def total(self) -> int:
+    def total_memory(self) -> int:
         """The device's total memory in bytes, as the driver reports it."""
         return self.hardware.capacity_bytes
 
@@ -392,7 +394,7 @@ class Server(EngineServer):
             tokens=self.max_num_batched_tokens,
             sequences=min(self.max_num_seqs, self.max_num_batched_tokens),
             element_bytes=self.element_bytes,
-            units=LEAST_UNITS if units is None else units.count,
+            units=DEFAULT_COMPUTE_UNITS if units is None else units.count,
             last_stage=stage == self.pp - 1,
             chunked=self.longest_request > 32768,
             stages=self.pp,
@@ -418,12 +420,12 @@ class Server(EngineServer):
             ranks=1 if is_whole else self.tp,
             image_ranks=self.tp if is_whole else 1,
             element_bytes=self.element_bytes,
-            frames=self.record.frames_of_videos(self.rule_numbers, patch_size),
+            frames=self.record.frames_of_videos(self.version_of_rules, patch_size),
             size=image_size(limits),
         )
         return encoder_run(self.preset.model, request, self.flags.get("mm_processor_kwargs", {}))
 
-    def graph_bytes(self, layers: int) -> int:
+    def cuda_graph_bytes(self, layers: int) -> int:
         """Returns the estimated bytes of CUDA graphs, which depend on the number of captured sequences."""
         estimate = self.record.cuda_graphs
         if not self.captured_graphs:
@@ -433,7 +435,7 @@ class Server(EngineServer):
 
     def stored_weights(self, rank: EngineRank) -> int:
         """Returns the bytes of the weights as vLLM stores them, with RoPE tables, padded experts and copies for MLA."""
-        tables = rank.rope_elements * self.element_bytes
+        tables = rank.rope_table_elements(VIDEO_FACTOR) * self.element_bytes
         _, _, experts = rank.widths
         padding = 0
         if rank.scheme == "mxfp4" and experts is not None:
@@ -443,10 +445,11 @@ class Server(EngineServer):
             expert = 3 * experts.width * rank.hidden_size * 17 // 32
             padding = rank.number_of_layers * experts.number * (padded_experts - expert)
         offloaded_bytes = int(float(self.flags.get("cpu_offload_gb", 0)) * GIB)
-        copies = rank.latent_projections * self.element_bytes + self.repeated_towers(rank)
+        copies = rank.latent_projections * self.element_bytes + self.repeated_encoder_bytes(rank)
+        copies += unused_projection_bytes(rank, self.record.whole_projections)
         return max(0, rank.weights + tables + padding + copies - offloaded_bytes)
 
-    def repeated_towers(self, rank: EngineRank) -> int:
+    def repeated_encoder_bytes(self, rank: EngineRank) -> int:
         """Returns the extra bytes of encoders that each rank loads in full (`--mm-encoder-tp-mode`)."""
         if self.flags.get("mm_encoder_tp_mode") != "data" or not (rank.with_towers and self.preset.model.towers):
             return 0
@@ -456,12 +459,14 @@ class Server(EngineServer):
         )
         return whole_bytes - rank_bytes
 
-    def cache_element(self, rank: EngineRank) -> Fraction:
+    def cache_element_bytes(self, rank: EngineRank) -> Fraction:
         """Returns the bytes per element of the KV cache, with the element's part of the quantization scales."""
         word = str(self.flags.get("kv_cache_dtype", ""))
         if word in PACKED_FORMATS:
             return packed_bytes(word, rank, self.numbers)
-        if word in ("", *AUTO) and rank.selects_latents and stores_latents_in_float8(self.hardware, self.numbers):
+        if word == SCALED_LATENTS and not rank.selects_latents:
+            raise InputError(f"--kv-cache-dtype {word}: only sparse attention has such a cache; expected fp8")
+        if word in ("", *AUTO_WORDS) and rank.selects_latents and stores_latents_in_float8(self.hardware, self.numbers):
             return Fraction(1)
         return Fraction(self.cached_element_bytes)
 
@@ -472,10 +477,10 @@ class Server(EngineServer):
         """
         if not compressed_layers(rank):
             return None
-        if (word := str(self.flags.get("kv_cache_dtype", "auto"))) not in ("auto", *FP8_WORDS):
+        if (word := str(self.flags.get("kv_cache_dtype", "auto"))) not in ("auto", *FP8_WORDS, SCALED_LATENTS):
             raise InputError(f"--kv-cache-dtype {word}: of compressed attention is not modelled; expected fp8")
-        if self.flags.get("block_size", COMPRESSED_BLOCK) != COMPRESSED_BLOCK:
-            raise InputError(f"--block-size {self.block_size}: compressed attention has blocks of {COMPRESSED_BLOCK}")
+        if self.flags.get("block_size", ENTRY_BLOCK) != ENTRY_BLOCK:
+            raise InputError(f"--block-size {self.block_size}: compressed attention has blocks of {ENTRY_BLOCK}")
         for name, is_given in (
             ("--disable-hybrid-kv-cache-manager", bool(self.flags.get("disable_hybrid_kv_cache_manager"))),
             ("--decode-context-parallel-size", self.context_ranks > 1),
@@ -484,7 +489,7 @@ class Server(EngineServer):
             if is_given:
                 raise InputError(f"{name}: is not modelled beside compressed attention; remove the flag")
         has_fp4_indexer = bool(self.flags.get("attention_config", {}).get("use_fp4_indexer_cache"))
-        return compressed_pool(rank, self.record.page_layout(self.rule_numbers), has_fp4_indexer)
+        return compressed_pool(rank, self.record.page_layout(self.version_of_rules), has_fp4_indexer)
 
     def stage(self, stage_number: int) -> Stage:
         """Returns the memory of one rank of a pipeline stage."""
@@ -493,7 +498,7 @@ class Server(EngineServer):
         draft_caches = [] if self.draft is None else self.draft.token_caches
         pool = self.compressed_pool(rank) or block_pool(
             rank,
-            self.cache_element(rank),
+            self.cache_element_bytes(rank),
             self.block_size,
             rules,
             has_full_windows,
@@ -508,17 +513,18 @@ class Server(EngineServer):
                 self.block_size,
                 self.element_bytes,
             ),
-            scales_latents(self.hardware, self.numbers, str(self.flags.get("attention_backend", ""))),
+            self.flags.get("kv_cache_dtype") == SCALED_LATENTS
+            or scales_latents(self.hardware, self.numbers, str(self.flags.get("attention_backend", ""))),
         )
         memory_outside_torch = self.record.outside_torch(self.numbers, self.hardware, self.tp, self.pp)
-        graphs = self.measured_or_computed("cuda_graphs", self.graph_bytes(rank.number_of_layers))
+        graphs = self.measured_or_computed("cuda_graphs", self.cuda_graph_bytes(rank.number_of_layers))
         outside_bytes = self.measured_or_computed(
             "non_torch", memory_outside_torch.mib * MIB + self.penalty_bytes(rank)
         )
-        budget = math.ceil(self.utilization * self.total)
+        budget = math.ceil(self.utilization * self.total_memory)
         weights = self.stored_weights(rank)
         if self.draft is not None:
-            weights += self.draft.weights + self.draft.rope_elements * self.element_bytes
+            weights += self.draft.weights + self.draft.rope_table_elements(VIDEO_FACTOR) * self.element_bytes
         weights += adapter_bytes(rank, self.flags, self.element_bytes, self.numbers)
         weights = self.measured_or_computed("weights", weights)
         peak = self.measured_or_computed("profile_run", profile_run.peak_bytes(rank, rules))
@@ -539,13 +545,18 @@ class Server(EngineServer):
                 rules.place,
                 profile_run.origin(rank, rules),
             ),
-            Term("non_torch", outside_bytes, estimate, memory_outside_torch.source, self._outside_origin),
+            Term("non_torch", outside_bytes, estimate, memory_outside_torch.source, self._non_torch_origin),
             Term("cuda_graphs", graphs, estimate, self.record.cuda_graphs.source, graph_origin),
             Term(
                 "kv_cache", max(cache_bytes, 0), estimate, rules.place, f"{blocks:,} blocks of {pool.block_size} tokens"
             ),
         )
         return Stage(self.with_receipt(memory_terms), pool, cache_bytes, blocks, graphs)
+
+    @cached_property
+    def fullest_stage(self) -> Stage:
+        """The memory of the pipeline stage with the fewest cache blocks."""
+        return min(map(self.stage, range(self.pp)), key=lambda stage: stage.blocks)
 
     def penalty_bytes(self, rank: EngineRank) -> int:
         """Returns the bytes of token counts for sampling penalties, if they reduce the KV cache."""
@@ -554,23 +565,23 @@ class Server(EngineServer):
         return penalty_bytes(self.max_num_seqs, rank.vocab_size)
 
     @property
-    def _outside_origin(self) -> str:
+    def _non_torch_origin(self) -> str:
         has_counts = self.second_runner is not None and self.second_runner.counts_penalties
         return "context, NCCL and libraries" + (", counts for penalties" if has_counts else "")
 
     def _weights_origin(self, rank: EngineRank) -> str:
         scheme = rank.scheme or ("as published" if self.dtype is None else self.dtype)
         if self.flags.get("enable_lora"):
-            slots, lora_rank = slots_of(self.flags)
+            slots, lora_rank = adapter_slots(self.flags)
             scheme += f", with {slots} slots for adapters of rank {lora_rank}"
         if self.speculation.draft is not None:
             return f"{scheme}, with {self.speculation.draft.name} that drafts"
         return f"{scheme}, with modules that draft" if self.speculation.with_mtp else scheme
 
     @property
-    def free_at_start(self) -> int:
+    def free_bytes_at_start(self) -> int:
         """The device's free bytes when the engine starts, after the CUDA context."""
-        return self.total - self.record.context_of(self.hardware, self.tp * self.pp).mib * MIB
+        return self.total_memory - self.record.cuda_context(self.hardware, self.tp * self.pp).mib * MIB
 
 
 class Stage(NamedTuple):
@@ -583,20 +594,11 @@ class Stage(NamedTuple):
     graphs: int
 
 
-def memory(preset: Preset, hardware: Hardware, version: EngineVersion, flags: Mapping[str, Any]) -> EngineMemory:
-    """Returns the memory that vLLM plans for a device of the pipeline stage with the fewest cache blocks.
-
-    Raises `InputError` for flags that contradict each other or the model.
-    """
-    if flags.get("max_model_len") in AUTO:
-        open_flags = {name: value for name, value in flags.items() if name != "max_model_len"}
-        length = (
-            longest_request(preset, hardware, version, open_flags)
-            or Server(preset, hardware, version, open_flags).longest_request
-        )
-        return memory(preset, hardware, version, {**open_flags, "max_model_len": length})
-    server = Server(preset, hardware, version, flags)
-    fullest_stage = min(map(server.stage, range(server.pp)), key=lambda stage: stage.blocks)
+def memory(server: Server) -> EngineMemory:
+    """Returns the memory that vLLM plans for a device of the pipeline stage with the fewest cache blocks."""
+    if server.flags.get("max_model_len") in AUTO_WORDS:
+        return memory(server.with_flags(max_model_len=longest_request(server) or server.longest_request))
+    fullest_stage = server.fullest_stage
     pool, blocks, rules = fullest_stage.pool, fullest_stage.blocks, server.rules
     length, chunk = server.longest_request, server.tokens_in_flight
     concurrency = pool.max_concurrency(blocks, length, chunk)
@@ -615,7 +617,7 @@ def memory(preset: Preset, hardware: Hardware, version: EngineVersion, flags: Ma
         settings=server.settings,
         layout=server.whole_layout,
         most_sequences=fullest_stage.blocks if message.startswith(server.record.messages["sequences"]) else 0,
-        notes=tuple(filter(None, (version.note, *_server_notes(server)))),
+        notes=tuple(filter(None, (server.version.note, *_server_notes(server)))),
     )
 
 
@@ -625,8 +627,8 @@ def _startup_error(server: Server, stage: Stage, concurrency: float) -> str:
     budget, batch, block = stage.terms[0].bytes, server.max_num_batched_tokens, stage.pool.block_size
     if server.state_rules.needs_batch_of_a_block and stage.pool.aligns_states and block > batch:
         return f"{messages['aligned_block']} (--max-num-batched-tokens {batch}); expected at least {block}"
-    if rules.checks_free_memory and server.free_at_start < budget:
-        return f"{messages['free_memory']} ({server.utilization}): {server.free_at_start / GIB:.2f} GiB are free"
+    if rules.checks_free_memory and server.free_bytes_at_start < budget:
+        return f"{messages['free_memory']} ({server.utilization}): {server.free_bytes_at_start / GIB:.2f} GiB are free"
     if stage.available <= 0:
         return messages["no_cache"]
     if concurrency < 1:
@@ -635,7 +637,7 @@ def _startup_error(server: Server, stage: Stage, concurrency: float) -> str:
         return f"{text} (--max-model-len {length}); the longest that fits is {longest_request_tokens}"
     if server.needs_blocks_of_sequences(stage.pool) and server.max_num_seqs > stage.blocks:
         return f"{messages['sequences']} (--max-num-seqs {server.max_num_seqs}); at most {stage.blocks} fit"
-    unused_bytes = server.free_at_start - budget
+    unused_bytes = server.free_bytes_at_start - budget
     if not server.subtracts_graphs and unused_bytes < stage.graphs:
         return messages["outside_budget"]
     return ""
@@ -644,7 +646,9 @@ def _startup_error(server: Server, stage: Stage, concurrency: float) -> str:
 def _server_notes(server: Server) -> list[str]:
     notes = []
     if server.assumes_torch_sampler:
-        notes.append(f"the sampler is torch's, as without FlashInfer, which vLLM's images have: for these {VARIABLE}=1")
+        notes.append(
+            f"the sampler is torch's, as without FlashInfer, which vLLM's images have: for these {SAMPLER_VARIABLE}=1"
+        )
     if server.hardware.driver_total is None:
         notes.append(f"{server.hardware.title}: what the driver offers is not known; all memory is counted")
     if server.speculation.tokens:
@@ -659,8 +663,7 @@ def _server_notes(server: Server) -> list[str]:
     return notes
 
 
-def longest_request(preset: Preset, hardware: Hardware, version: EngineVersion, flags: Mapping[str, Any]) -> int:
+def longest_request(server: Server) -> int:
     """Returns the largest `--max-model-len` with which the cache holds one request; 0 if there is none."""
-    server = Server(preset, hardware, version, flags)
-    fullest_stage = min(map(server.stage, range(server.pp)), key=lambda stage: stage.blocks)
-    return fullest_stage.pool.longest_request(fullest_stage.blocks, server.tokens_in_flight, server.longest_request)
+    stage = server.fullest_stage
+    return stage.pool.longest_request(stage.blocks, server.tokens_in_flight, server.longest_request)

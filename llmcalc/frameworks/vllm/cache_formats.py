@@ -26,7 +26,10 @@ PACKED_FORMATS = ("fp8_per_token_head", "int8_per_token_head", "int4_per_token_h
 FP8_WORDS = ("fp8", "fp8_e4m3", "fp8_e5m2")
 """Words of --kv-cache-dtype whose elements have 8 bits."""
 
-FIRST_VERSION = (0, 20)
+SCALED_LATENTS = "fp8_ds_mla"
+"""The word of --kv-cache-dtype for latents of 8 bits with scales, of models with sparse attention alone."""
+
+PACKED_FORMATS_FROM = (0, 20)
 """First version that may have them: 0.19 has none, 0.33 has all."""
 
 TURBOQUANT_FROM = (0, 21)
@@ -66,7 +69,7 @@ def packed_bytes(word: str, rank: EngineRank, version: tuple[int, ...]) -> Fract
 
     word: the format. rank: the model of a rank. Raises `InputError` for a model or a version that has no such cache.
     """
-    if version < FIRST_VERSION:
+    if version < PACKED_FORMATS_FROM:
         raise InputError(f"--kv-cache-dtype {word}: vLLM 0.19 and earlier have no such cache; expected fp8")
     if rank.latent_projections:
         raise InputError(f"--kv-cache-dtype {word}: of latent attention is not modelled; expected fp8")

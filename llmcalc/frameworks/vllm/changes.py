@@ -2,17 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from typing import Any
 
-from ...accelerator import Hardware
-from ...errors import InputError
-from ...parallel.layout import ImpossibleLayout
-from ...sources.preset import Preset
-from ..engines.engine import EngineMemory, EngineVersion
+from ..engines.engine import EngineMemory
+from ..engines.layouts import layouts_of
+from ..engines.rank import compressed_layers
 from .budget import Server, longest_request, memory
-from .compressed_blocks import compressed_layers
-from .flashinfer_sampler import VARIABLE
+from .flashinfer_sampler import SAMPLER_VARIABLE
 
 FEWER_SEQUENCES = 64
 """The value of `--max-num-seqs` that is tried."""
@@ -20,65 +17,47 @@ FEWER_SEQUENCES = 64
 HIGHEST_UTILIZATION = 0.95
 """The highest share of the memory that is tried."""
 
-QUANTIZED = "fp8-dynamic"
+FP8_SCHEME = "fp8-dynamic"
 """The scheme of a quantized checkpoint that is tried."""
 
 
-def candidates(
-    preset: Preset, hardware: Hardware, version: EngineVersion, flags: Mapping[str, Any]
-) -> Iterator[tuple[str, dict[str, Any]]]:
+def candidates(server: Server) -> Iterator[tuple[str, dict[str, Any]]]:
     """Yields flag changes that may give a larger KV cache, the cheapest first, as (typed text, flag values)."""
-    server = Server(preset, hardware, version, flags)
-    server_memory = memory(preset, hardware, version, flags)
+    server_memory = memory(server)
     most_sequences, block = server_memory.most_sequences, server_memory.block_size
     if server_memory.message.startswith(server.record.messages["aligned_block"]):
         yield f"--max-num-batched-tokens {block}", {"max_num_batched_tokens": block}
     if most_sequences > FEWER_SEQUENCES:
         yield f"--max-num-seqs {most_sequences}", {"max_num_seqs": most_sequences}
     if server.assumes_torch_sampler:
-        yield f"{VARIABLE}=1", {VARIABLE: 1}
+        yield f"{SAMPLER_VARIABLE}=1", {SAMPLER_VARIABLE: 1}
     if server.max_num_seqs > FEWER_SEQUENCES:
         yield f"--max-num-seqs {FEWER_SEQUENCES}", {"max_num_seqs": FEWER_SEQUENCES}
-    longest_tokens = longest_request(preset, hardware, version, flags)
+    longest_tokens = longest_request(server)
     if 0 < longest_tokens < server.longest_request:
         yield f"--max-model-len {longest_tokens}", {"max_model_len": longest_tokens}
     if server.cached_element_bytes > 1 and not compressed_layers(server.rank(0)):
         yield "--kv-cache-dtype fp8", {"kv_cache_dtype": "fp8"}
-    if not flags.get("enforce_eager") and server.rules.subtracts_graphs:
+    if not server.flags.get("enforce_eager") and server.rules.subtracts_graphs:
         yield "--enforce-eager", {"enforce_eager": True}
     if server.utilization < HIGHEST_UTILIZATION:
         yield f"--gpu-memory-utilization {HIGHEST_UTILIZATION}", {"gpu_memory_utilization": HIGHEST_UTILIZATION}
     yield f"--tensor-parallel-size {2 * server.tp}", {"tensor_parallel_size": 2 * server.tp}
     if server.rank(0).scheme is None and server.preset.stored_as is None:
-        yield "--quantization fp8", {"quantize": QUANTIZED}
+        yield "--quantization fp8", {"quantize": FP8_SCHEME}
 
 
-def layouts(
-    preset: Preset, hardware: Hardware, version: EngineVersion, flags: Mapping[str, Any], most_devices: int
-) -> Iterator[tuple[dict[str, Any], EngineMemory]]:
+def layouts(server: Server, most_devices: int) -> Iterator[tuple[dict[str, Any], EngineMemory]]:
     """Yields (flags, vLLM's memory) of each possible layout, the fewest devices first.
 
-    That is tensor parallelism within a server of 8 devices, then stages of 8. Where vLLM refuses its own default number
-    of sequences, as many as the cache has blocks. most_devices: the largest number of devices.
+    Where vLLM refuses its own default number of sequences, as many as the cache has blocks. most_devices: the largest
+    number of devices.
     """
-    tensor = flags.get("tensor_parallel_size")
-    stages = flags.get("pipeline_parallel_size")
-    devices = 1
-    while devices <= most_devices:
-        tp = tensor or min(devices, 8)
-        layout = {"tensor_parallel_size": tp, "pipeline_parallel_size": stages or max(1, devices // tp)}
-        flags_of_layout = {name: parallel_size for name, parallel_size in layout.items() if parallel_size > 1}
-        if layout["tensor_parallel_size"] * layout["pipeline_parallel_size"] == devices:
-            try:
-                server_memory = memory(preset, hardware, version, {**flags, **flags_of_layout})
-                if server_memory.most_sequences and "max_num_seqs" not in flags:
-                    flags_of_layout["max_num_seqs"] = server_memory.most_sequences
-                    server_memory = memory(preset, hardware, version, {**flags, **flags_of_layout})
-                yield flags_of_layout, server_memory
-            except InputError as error:
-                if not isinstance(error, ImpossibleLayout) and "divide" not in str(error):
-                    raise
-        devices *= 2
+    for flags, server_memory in layouts_of(server, memory, most_devices):
+        if server_memory.most_sequences and "max_num_seqs" not in server.flags:
+            flags["max_num_seqs"] = server_memory.most_sequences
+            server_memory = memory(server.with_flags(**flags))
+        yield flags, server_memory
 
 
 def layout_flags(tp: int, pp: int, dp: int, ep: int) -> dict[str, Any] | None:

@@ -11,17 +11,16 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator
 from typing import NamedTuple
 
-from ...components.mixers.compressed import CompressedAttention
 from ...errors import InputError
 from ...parallel.layout import ImpossibleLayout
-from ..engines.rank import EngineRank, mixers, scaled_bytes
-from .kv_blocks import BlockPool, Group
+from ..engines.rank import EngineRank, compressed_key_bytes, compressed_layers, float8_bytes
+from .kv_blocks import BlockPool, LayerGroup
 from .versions import PageLayout
 
-BLOCK = 256
+ENTRY_BLOCK = 256
 """Tokens of a block of entries: the only size of FlashMLA's and the indexer's kernels."""
 
-WINDOW_BLOCK = 64
+WINDOW_BLOCK_TOKENS = 64
 """Tokens of a block of the window's keys (v1/attention/backends/mla/sparse_swa.py)."""
 
 STATE_BLOCKS = {4: 4, 128: 8}
@@ -46,11 +45,6 @@ class Pages(NamedTuple):
     window: int | None
 
 
-def compressed_layers(rank: EngineRank) -> list[tuple[CompressedAttention, int]]:
-    """Returns each type of compressed attention in the model with its number of layers."""
-    return [(mixer, layers) for mixer, layers in mixers(rank.preset.model) if isinstance(mixer, CompressedAttention)]
-
-
 def compressed_pool(rank: EngineRank, layout: PageLayout, has_fp4_indexer: bool = False) -> BlockPool:
     """Returns the block pool of a model with compressed attention, whose keys are stored as `fp8_ds_mla`.
 
@@ -62,20 +56,20 @@ def compressed_pool(rank: EngineRank, layout: PageLayout, has_fp4_indexer: bool 
     pages_by_group: dict[tuple[int, int | None], list[Pages]] = {}
     for pages in _pages_of_model(rank, has_fp4_indexer and layout == "groups"):
         pages_by_group.setdefault((pages.block, pages.window), []).append(pages)
-    entries = pages_by_group.pop((BLOCK, None), [])
+    entries = pages_by_group.pop((ENTRY_BLOCK, None), [])
     if not entries:
         raise InputError("--engine vllm: compressed attention without entries is not modelled")
     sizes = sorted({pages.bytes for pages in entries})
-    counts = [_tuples(entries), *map(_tuples, pages_by_group.values())]
+    counts = [_number_of_tuples(entries), *map(_number_of_tuples, pages_by_group.values())]
     divisor = _least_padding(counts, counts[0])
-    groups, slots = [Group(1, None, block=BLOCK)], [_layers_by_size(entries)]
+    groups, slots = [LayerGroup(1, None, block=ENTRY_BLOCK)], [_layers_by_size(entries)]
     for (block, window), group in pages_by_group.items():
         if layout != "groups":  # pages have the bytes of the next larger page of entries
             group = [pages._replace(bytes=min(size for size in sizes if size >= pages.bytes)) for pages in group]
-        parts = -(-_tuples(group) // divisor)
-        groups.append(Group(parts, window, block=block))
+        parts = -(-_number_of_tuples(group) // divisor)
+        groups.append(LayerGroup(parts, window, block=block))
         slots.append({size: -(-layers // parts) for size, layers in _layers_by_size(group).items()})
-    return BlockPool(_block_bytes(slots, sizes, layout), BLOCK, tuple(groups))
+    return BlockPool(_block_bytes(slots, sizes, layout), ENTRY_BLOCK, tuple(groups))
 
 
 def _pages_of_model(rank: EngineRank, has_fp4_entries: bool) -> Iterator[Pages]:
@@ -85,8 +79,8 @@ def _pages_of_model(rank: EngineRank, has_fp4_entries: bool) -> Iterator[Pages]:
         float32 for 128.
     """
     for mixer, layers in compressed_layers(rank):
-        key_bytes = _key_bytes(mixer)
-        yield Pages(layers, _aligned(WINDOW_BLOCK * key_bytes), WINDOW_BLOCK, mixer.sliding_window)
+        key_bytes = compressed_key_bytes(mixer)
+        yield Pages(layers, _align_page(WINDOW_BLOCK_TOKENS * key_bytes), WINDOW_BLOCK_TOKENS, mixer.sliding_window)
         rate = mixer.compress_rate
         if rate is None:
             continue
@@ -95,29 +89,23 @@ def _pages_of_model(rank: EngineRank, has_fp4_entries: bool) -> Iterator[Pages]:
         entry_bytes = {mixer.head_dim: key_bytes}
         if mixer.indexer is not None:
             dim = mixer.indexer.index_head_dim
-            entry_bytes[dim] = dim // 2 + dim // 32 if has_fp4_entries else scaled_bytes(dim)
+            entry_bytes[dim] = dim // 2 + dim // 32 if has_fp4_entries else float8_bytes(dim)
         windows = 1 + mixer.overlap
         for dim, bytes_of_entry in entry_bytes.items():
             state_bytes = 2 * windows * dim * FLOAT32_BYTES  # values and scores of each token
-            yield Pages(layers, _aligned(BLOCK // rate * bytes_of_entry), BLOCK, None)
-            yield Pages(layers, _aligned(STATE_BLOCKS[rate] * state_bytes), STATE_BLOCKS[rate], windows * rate)
+            yield Pages(layers, _align_page(ENTRY_BLOCK // rate * bytes_of_entry), ENTRY_BLOCK, None)
+            yield Pages(layers, _align_page(STATE_BLOCKS[rate] * state_bytes), STATE_BLOCKS[rate], windows * rate)
     if rank.drafting_layers:
         first_mixer = next(mixer for mixer, _ in compressed_layers(rank))
         yield Pages(
             rank.drafting_layers,
-            _aligned(WINDOW_BLOCK * _key_bytes(first_mixer)),
-            WINDOW_BLOCK,
+            _align_page(WINDOW_BLOCK_TOKENS * compressed_key_bytes(first_mixer)),
+            WINDOW_BLOCK_TOKENS,
             first_mixer.sliding_window,
         )
 
 
-def _key_bytes(mixer: CompressedAttention) -> int:
-    """The bytes of a key: float8 with a scale for 64 elements, a byte of padding, and its rotated part in 16 bits."""
-    unrotated = mixer.head_dim - mixer.qk_rope_head_dim
-    return unrotated + 2 * mixer.qk_rope_head_dim + unrotated // 64 + 1
-
-
-def _aligned(size: int) -> int:
+def _align_page(size: int) -> int:
     return -(-size // ALIGNMENT) * ALIGNMENT
 
 
@@ -129,7 +117,7 @@ def _layers_by_size(group: Iterable[Pages]) -> dict[int, int]:
     return layers
 
 
-def _tuples(group: Iterable[Pages]) -> int:
+def _number_of_tuples(group: Iterable[Pages]) -> int:
     """The number of tuples with one page of each size that a group fills."""
     return max(_layers_by_size(group).values())
 

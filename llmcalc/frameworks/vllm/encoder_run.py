@@ -16,13 +16,13 @@ from ...components.towers.vision import VisionTower
 from ...errors import InputError, shown
 from ...model import ModelSpec
 
-MOST_IMAGES = 999
+DEFAULT_IMAGE_LIMIT = 999
 """Images of a prompt where `--limit-mm-per-prompt` does not say (vllm/config/multimodal.py)."""
 
-SHAPES = ((1, 1), (4, 3), (3, 4), (2, 1), (1, 2), (3, 1), (1, 3))
+ASPECT_RATIOS = ((1, 1), (4, 3), (3, 4), (2, 1), (1, 2), (3, 1), (1, 3))
 """Ratios of height to width of which the image with the most tokens is taken."""
 
-LARGE = 12_000
+LARGEST_SIDE = 12_000
 """A side in pixels by which every processor shrinks an image."""
 
 ROTATED_VECTORS = 4
@@ -69,12 +69,12 @@ class EncoderRun(NamedTuple):
 
 def input_limit(limit: Any) -> Any:
     """Returns the largest number of inputs of a kind per request, from a number or the `count` of a table."""
-    return limit.get("count", MOST_IMAGES) if isinstance(limit, Mapping) else limit
+    return limit.get("count", DEFAULT_IMAGE_LIMIT) if isinstance(limit, Mapping) else limit
 
 
 def image_limit(limits: Mapping[str, Any]) -> int:
     """Returns the largest number of images per request (`--limit-mm-per-prompt`). Raises `InputError`."""
-    limit = input_limit(limits.get("image", MOST_IMAGES))
+    limit = input_limit(limits.get("image", DEFAULT_IMAGE_LIMIT))
     if isinstance(limit, bool) or not isinstance(limit, int) or not 0 <= limit <= 10**6:
         raise InputError(f"--limit-mm-per-prompt: image: {shown(limit)}; expected a whole number")
     return limit
@@ -116,9 +116,9 @@ def encoder_run(spec: ModelSpec, request: EncoderRequest, processor: Mapping[str
     tower = image_tower(spec)
     if tower is None or tower.image is None or request.limit == 0:
         return None
-    rule = _with_processor(tower.image, processor)
+    rule = _apply_processor_limits(tower.image, processor)
     sizes = (
-        [(tiles_down * LARGE, tiles_across * LARGE) for tiles_down, tiles_across in SHAPES]
+        [(tiles_down * LARGEST_SIDE, tiles_across * LARGEST_SIDE) for tiles_down, tiles_across in ASPECT_RATIOS]
         if request.size is None
         else [request.size]
     )
@@ -172,7 +172,7 @@ def _layer_elements(tower: VisionTower, ranks: int) -> int:
     return int((hidden_size if tower.positions is not None else 0) + max(attention_elements, network_elements))
 
 
-def _with_processor(rule: ImageRule, processor: Mapping[str, Any]) -> ImageRule:
+def _apply_processor_limits(rule: ImageRule, processor: Mapping[str, Any]) -> ImageRule:
     """Returns the image processor with the limits of `--mm-processor-kwargs`."""
     table = dict(processor)
     size = table.pop("size", {})
@@ -180,7 +180,7 @@ def _with_processor(rule: ImageRule, processor: Mapping[str, Any]) -> ImageRule:
         raise InputError(f"--mm-processor-kwargs: size: {shown(size)}; expected a table with longest_edge")
     most_pixels = table.pop("max_pixels", size.get("longest_edge"))
     least = table.pop("min_pixels", None)
-    for name in [name for name in table if name in IDLE_KEYS]:
+    for name in [name for name in table if name in IDLE_PROCESSOR_KEYS]:
         table.pop(name)
     if table or (most_pixels is not None and not isinstance(rule, SmartResize)):
         raise InputError(
@@ -199,5 +199,5 @@ def _with_processor(rule: ImageRule, processor: Mapping[str, Any]) -> ImageRule:
     return rule.model_copy(update=changed_limits)
 
 
-IDLE_KEYS = ("use_fast", "fps", "num_frames", "do_sample_frames", "video_max_pixels", "do_resize")
+IDLE_PROCESSOR_KEYS = ("use_fast", "fps", "num_frames", "do_sample_frames", "video_max_pixels", "do_resize")
 """Keys of `--mm-processor-kwargs` that change no image."""

@@ -6,10 +6,10 @@ vLLM 0.6.6, 0.9.2, 0.19, 0.24 and 0.33.
 
 from __future__ import annotations
 
-from ..engines.flags import AUTO, Flag, refused_flags
-from .cache_formats import FP8_WORDS, PACKED_FORMATS
+from ..engines.flags import AUTO_WORDS, Flag, idle_flags, refused_flags
+from .cache_formats import FP8_WORDS, PACKED_FORMATS, SCALED_LATENTS
 
-CACHE_WORDS = ("auto", "bfloat16", "float16", *FP8_WORDS, *PACKED_FORMATS)
+CACHE_WORDS = ("auto", "bfloat16", "float16", *FP8_WORDS, SCALED_LATENTS, *PACKED_FORMATS)
 DTYPE_WORDS = ("auto", "bfloat16", "half", "float16", "float", "float32")
 QUANTIZATION_WORDS = (
     "fp8", "awq", "awq_marlin", "gptq", "gptq_marlin", "compressed-tensors", "mxfp4", "gpt_oss_mxfp4", "modelopt",
@@ -19,14 +19,13 @@ QUANTIZATION_WORDS = (
 )  # fmt: skip
 
 IDLE = """
-    --default-mm-loras --lora-extra-vocab-size --max-cpu-loras --max-lora-cls-labels
-    --allowed-local-media-path --anthropic-disabled-thinking-effort --api-server-count
-    --aux-output-config --chat-template --chat-template-content-format --code-revision
-    --cohere-format --config-format --cp-kv-cache-interleave-size --cpu-distributed-timeout-seconds
-    --data-parallel-address --data-parallel-backend --data-parallel-rank --data-parallel-rpc-port
-    --data-parallel-size-local --data-parallel-start-rank --data-parallel-supervisor-port --dcp-comm-backend
-    --dcp-kv-cache-interleave-size --default-chat-template-kwargs --disable-access-log-for-endpoints
-    --distributed-timeout-seconds --download-dir
+    --default-mm-loras --lora-extra-vocab-size --max-cpu-loras --max-lora-cls-labels --allowed-local-media-path
+    --anthropic-disabled-thinking-effort --api-server-count --aux-output-config --chat-template
+    --chat-template-content-format --code-revision --cohere-format --config-format --cp-kv-cache-interleave-size
+    --cpu-distributed-timeout-seconds --data-parallel-address --data-parallel-backend --data-parallel-rank
+    --data-parallel-rpc-port --data-parallel-size-local --data-parallel-start-rank --data-parallel-supervisor-port
+    --dcp-comm-backend --dcp-kv-cache-interleave-size --default-chat-template-kwargs
+    --disable-access-log-for-endpoints --distributed-timeout-seconds --download-dir
     --dp-supervisor-probe-failure-threshold --dp-supervisor-probe-interval-s --dp-supervisor-probe-timeout-s
     --dp-sync-interval --ec-manager-config --eplb-step-interval --eplb-window-size --expert-placement-strategy
     --fault-tolerance-config --fingerprint-mode --fingerprint-value --gdn-prefill-backend --generation-config
@@ -40,8 +39,8 @@ IDLE = """
     --max-parallel-loading-workers --max-seq-len-to-capture --media-io-kwargs --mm-encoder-attn-backend
     --mm-encoder-attn-dtype --mm-encoder-fp8-scale-path --mm-encoder-fp8-scale-save-margin
     --mm-encoder-fp8-scale-save-path --mm-hasher-algorithm --mm-processor-cache-gb --mm-processor-cache-type
-    --mm-shm-cache-max-object-size-mb --mm-tensor-ipc --model-impl --model-loader-extra-config
-    --moe-backend --nnodes --node-rank --num-scheduler-steps --otlp-traces-endpoint --override-generation-config
+    --mm-shm-cache-max-object-size-mb --mm-tensor-ipc --model-impl --model-loader-extra-config --moe-backend
+    --nnodes --node-rank --num-scheduler-steps --otlp-traces-endpoint --override-generation-config
     --override-pooler-config --per-request-spec-decode-metrics --pooler-config --port --preemption-mode
     --prefill-schedule-interval --prefix-cache-retention-interval --prefix-caching-hash-algo --prefix-match-unit
     --profiler-config --pt-load-map-location --quantization-param-path --reasoning-config --reasoning-effort-map
@@ -54,43 +53,40 @@ IDLE = """
     --tokenizer-revision --tool-call-parser --tool-parser-plugin --tool-server --tool-strict-level --uds
     --uvicorn-log-level --video-pruning-method --video-pruning-rate --watchdog-config --watermark --watermark-config
     --weight-transfer-config --worker-cls --worker-extension-cls -asc -dpa -dpb -dpl -dpn -dpp -dpr -n -r
-    """.split()  # noqa: SIM905
+    """
 """Flags with a value that change no memory of a device."""
 
 IDLE_LISTS = """
-    --lora-modules
-    --allowed-headers --allowed-media-domains --allowed-methods --allowed-origins --api-key
+    --lora-modules --allowed-headers --allowed-media-domains --allowed-methods --allowed-origins --api-key
     --collect-detailed-traces --custom-histogram-buckets --device-ids --ignore-patterns --logits-processors
     --middleware --numa-bind-cpus --numa-bind-nodes --served-model-name --sleep-preserve-parameter-names
-    """.split()  # noqa: SIM905
+    """
 """Flags with several values that change no memory of a device."""
 
 IDLE_SWITCHES = """
-    --aggregate-engine-logging --allow-credentials --allow-deprecated-quantization
-    --calculate-kv-scales --cohere-is-reasoning-model --cudagraph-metrics --data-parallel-external-lb
-    --data-parallel-hybrid-lb --data-parallel-multi-port-external-lb --dcp-q-replicate --disable-async-output-proc
-    --disable-cascade-attn --disable-chunked-mm-input --disable-custom-all-reduce --disable-fastapi-docs
-    --disable-frontend-multiprocessing --disable-log-requests --disable-log-stats --disable-mm-preprocessor-cache
-    --disable-nccl-for-dp-synchronization --disable-uvicorn-access-log --enable-auto-tool-choice
-    --enable-batch-sharded-sampling --enable-chunked-prefill --enable-cumem-allocator --enable-ep-weight-filter
-    --enable-fault-tolerance --enable-flash-late-interaction --enable-flashinfer-autotune
-    --enable-force-include-usage --enable-layerwise-nvtx-tracing --enable-log-deltas --enable-log-outputs
-    --enable-log-requests --enable-logging-iteration-details --enable-mamba-cache-stochastic-rounding
-    --enable-mamba-shared-prefix-checkpoint --enable-mfu-metrics --enable-mm-embeds --enable-nccl-comm-suspend
-    --enable-offline-docs --enable-per-request-metrics --enable-prompt-embeds
-    --enable-prompt-tokens-details --enable-reasoning --enable-request-id-headers --enable-scale-out
-    --enable-server-load-tracking --enable-shm-tensor-arena --enable-sleep-mode --enable-ssl-refresh
-    --enable-tokenizer-info-endpoint --enable-trace-replay --eplb-log-balancedness
+    --aggregate-engine-logging --allow-credentials --allow-deprecated-quantization --calculate-kv-scales
+    --cohere-is-reasoning-model --cudagraph-metrics --data-parallel-external-lb --data-parallel-hybrid-lb
+    --data-parallel-multi-port-external-lb --dcp-q-replicate --disable-async-output-proc --disable-cascade-attn
+    --disable-chunked-mm-input --disable-custom-all-reduce --disable-fastapi-docs --disable-frontend-multiprocessing
+    --disable-log-requests --disable-log-stats --disable-mm-preprocessor-cache --disable-nccl-for-dp-synchronization
+    --disable-uvicorn-access-log --enable-auto-tool-choice --enable-batch-sharded-sampling --enable-chunked-prefill
+    --enable-cumem-allocator --enable-ep-weight-filter --enable-fault-tolerance --enable-flash-late-interaction
+    --enable-flashinfer-autotune --enable-force-include-usage --enable-layerwise-nvtx-tracing --enable-log-deltas
+    --enable-log-outputs --enable-log-requests --enable-logging-iteration-details
+    --enable-mamba-cache-stochastic-rounding --enable-mamba-shared-prefix-checkpoint --enable-mfu-metrics
+    --enable-mm-embeds --enable-nccl-comm-suspend --enable-offline-docs --enable-per-request-metrics
+    --enable-prompt-embeds --enable-prompt-tokens-details --enable-reasoning --enable-request-id-headers
+    --enable-scale-out --enable-server-load-tracking --enable-shm-tensor-arena --enable-sleep-mode
+    --enable-ssl-refresh --enable-tokenizer-info-endpoint --enable-trace-replay --eplb-log-balancedness
     --exclude-tools-when-tool-choice-none --expand-tools-even-if-tool-choice-none --fail-on-environ-validation
     --grpc --guided-decoding-disable-additional-properties --guided-decoding-disable-any-whitespace
     --guided-decoding-disable-fallback --headless --interleave-mm-strings --jit-monitor-verbose --kv-cache-metrics
     --kv-sharing-fast-prefill --log-error-stack --long-prefill-token-threshold-adaptive --monokernel
     --multi-step-stream-outputs --numa-bind --ray-workers-use-nsight --return-sampling-mask
-    --return-tokens-as-token-ids --scheduler-reserve-full-isl --skip-tokenizer-init
-    --sleep-mode-offload-cudagraph --swa-bounded-replay --tokens-only --trust-remote-code
-    --trust-request-chat-template --trust-request-mm-kwargs --use-fp64-gumbel --use-tqdm-on-load
-    --use-v2-block-manager --worker-use-ray -dpe -dph -dpm
-    """.split()  # noqa: SIM905
+    --return-tokens-as-token-ids --scheduler-reserve-full-isl --skip-tokenizer-init --sleep-mode-offload-cudagraph
+    --swa-bounded-replay --tokens-only --trust-remote-code --trust-request-chat-template --trust-request-mm-kwargs
+    --use-fp64-gumbel --use-tqdm-on-load --use-v2-block-manager --worker-use-ray -dpe -dph -dpm
+    """
 
 STATE_FORMATS = ("auto", "float32", "float16", "bfloat16")
 """Number formats of recurrent states."""
@@ -106,7 +102,7 @@ FLAGS = (
     Flag(("--pipeline-parallel-size", "-pp", "--pp"), "number", most=1024),
     Flag(("--data-parallel-size", "-dp", "--dp"), "number", most=1024),
     Flag(("--enable-expert-parallel", "-ep", "--ep"), "switch"),
-    Flag(("--max-model-len",), "tokens", AUTO),
+    Flag(("--max-model-len",), "tokens", AUTO_WORDS),
     Flag(("--max-num-seqs",), "number", most=10**6),
     Flag(("--max-num-batched-tokens",), "tokens", most=10**8),
     Flag(("--gpu-memory-utilization", "--device-memory-utilization"), "share"),
@@ -124,13 +120,7 @@ FLAGS = (
     Flag(("--compilation-config", "-cc", "-O"), "table"),
     Flag(("--attention-config", "-ac"), "table"),
     Flag(("-O2", "-O3"), "switch", is_idle=True),
-    *refused_flags(
-        "a level of optimization",
-        switches=(
-            "-O0",
-            "-O1",
-        ),
-    ),
+    *refused_flags("a level of optimization", switches="-O0 -O1"),
     Flag(("--cudagraph-capture-sizes", "--cuda-graph-sizes"), "numbers"),
     Flag(("--max-cudagraph-capture-size",), "number", least=0),
     Flag(("--kv-transfer-config",), "table"),
@@ -163,90 +153,68 @@ FLAGS = (
     Flag(("--spec-tokens",), "number", most=1000),
     *refused_flags(
         "speculative decoding of the first engine",
-        "--speculative-model",
-        "--num-speculative-tokens",
-        "--num-lookahead-slots",
-        "--ngram-prompt-lookup-max",
-        "--ngram-prompt-lookup-min",
-        "--speculative-draft-tensor-parallel-size",
-        "--speculative-max-model-len",
-        "--speculative-disable-by-batch-size",
+        """
+        --speculative-model --num-speculative-tokens --num-lookahead-slots --ngram-prompt-lookup-max
+        --ngram-prompt-lookup-min --speculative-draft-tensor-parallel-size --speculative-max-model-len
+        --speculative-disable-by-batch-size
+        """,
     ),
     Flag(("--enable-lora",), "switch"),
     Flag(("--max-loras",), "number", most=10**4),
     Flag(("--max-lora-rank",), "number", most=512),
     Flag(("--lora-dtype",), "word", ("auto", "float16", "bfloat16")),
     *refused_flags("adapters of chosen layers", "--lora-target-modules"),
-    *refused_flags("adapters of prompts", "--prompt-adapters", "--max-prompt-adapters", "--max-prompt-adapter-token"),
+    *refused_flags("adapters of prompts", "--prompt-adapters --max-prompt-adapters --max-prompt-adapter-token"),
     *refused_flags("an adapter of a quantized checkpoint", "--qlora-adapter-name-or-path"),
     *refused_flags(
         "another layout of adapters",
-        switches=(
-            "--fully-sharded-loras",
-            "--enable-prompt-adapter",
-            "--enable-lora-bias",
-            "--specialize-active-lora",
-            "--enable-mixed-moe-lora-format",
-            "--enable-moe-shared-loras",
-            "--enable-tower-connector-lora",
-        ),
+        switches="""
+        --fully-sharded-loras --enable-prompt-adapter --enable-lora-bias --specialize-active-lora
+        --enable-mixed-moe-lora-format --enable-moe-shared-loras --enable-tower-connector-lora
+        """,
     ),
     Flag(("--decode-context-parallel-size", "-dcp"), "number", most=1024),
-    *refused_flags("context parallelism of prompts", "--prefill-context-parallel-size", "-pcp"),
-    *refused_flags(
-        "the load balancing of experts", "--eplb-config", "--num-redundant-experts", "--elastic-ep-max-dp-size"
-    ),
+    *refused_flags("context parallelism of prompts", "--prefill-context-parallel-size -pcp"),
     *refused_flags(
         "the load balancing of experts",
-        switches=(
-            "--enable-eplb",
-            "--enable-elastic-ep",
-        ),
+        "--eplb-config --num-redundant-experts --elastic-ep-max-dp-size",
+        switches="--enable-eplb --enable-elastic-ep",
     ),
-    *refused_flags("dual batches", "--ubatch-size", "--dbo-decode-token-threshold", "--dbo-prefill-token-threshold"),
-    *refused_flags("dual batches", switches=("--enable-dbo",)),
+    *refused_flags(
+        "dual batches",
+        "--ubatch-size --dbo-decode-token-threshold --dbo-prefill-token-threshold",
+        switches="--enable-dbo",
+    ),
     *refused_flags(
         "prefetching of offloaded weights",
-        "--offload-group-size",
-        "--offload-num-in-group",
-        "--offload-prefetch-step",
-        "--offload-params",
-        "--cpu-offload-params",
+        """
+        --offload-group-size --offload-num-in-group --offload-prefetch-step --offload-params --cpu-offload-params
+        """,
     ),
     Flag(("--omni",), refused="starts vLLM-Omni, an engine of its own, which is not modelled"),
-    *refused_flags("a size of states' blocks", "--mamba-block-size", "--replayssm-buffer-len"),
+    *refused_flags("a size of states' blocks", "--mamba-block-size --replayssm-buffer-len"),
     *refused_flags("a cache of several number formats", "--kv-cache-dtype-skip-layers"),
     *refused_flags(
-        "encoders' memory on the device", "--mm-ipc-gpu-memory-gb", "--mm-processor-device", "--ec-transfer-config"
+        "encoders' memory on the device", "--mm-ipc-gpu-memory-gb --mm-processor-device --ec-transfer-config"
     ),
-    *refused_flags("another attention", "--override-attention-dtype", "--diffusion-config", "--engram-config"),
-    *refused_flags("an online scheme", "--quantization-config"),
-    *refused_flags(
-        "a plugin's configuration", "--additional-config", "--override-neuron-config", "--model-class-overrides"
-    ),
-    *refused_flags(
-        "a server without the decoder",
-        switches=(
-            "--mm-encoder-only",
-            "--enable-multimodal-encoder-data-parallel",
-        ),
-    ),
-    Flag(("--disable-sliding-window",), "switch"),
     *refused_flags(
         "another attention",
-        switches=(
-            "--use-replayssm",
-            "--enable-return-routed-experts",
-            "--enable-hc-sp",
-        ),
+        "--override-attention-dtype --diffusion-config --engram-config",
+        switches="--use-replayssm --enable-return-routed-experts --enable-hc-sp",
     ),
+    *refused_flags("an online scheme", "--quantization-config"),
+    *refused_flags("a plugin's configuration", "--additional-config --override-neuron-config --model-class-overrides"),
+    *refused_flags(
+        "a server without the decoder", switches="--mm-encoder-only --enable-multimodal-encoder-data-parallel"
+    ),
+    Flag(("--disable-sliding-window",), "switch"),
     *(
         Flag((name,), refused="changes the model; expected --set PATH=VALUE of llmcalc")
         for name in ("--hf-overrides", "--rope-scaling", "--rope-theta", "--hf-config-path")
     ),
-    *(Flag((name,), is_idle=True) for name in IDLE),
-    *(Flag((name,), "list", is_idle=True) for name in IDLE_LISTS),
-    *(Flag((name,), "switch", is_idle=True) for name in IDLE_SWITCHES),
+    *idle_flags(IDLE),
+    *idle_flags(IDLE_LISTS, "list"),
+    *idle_flags(IDLE_SWITCHES, "switch"),
 )
 
 

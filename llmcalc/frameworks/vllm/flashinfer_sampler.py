@@ -12,7 +12,7 @@ from ...errors import InputError
 from ..engines.versions import Numbers, ranges_at
 from .versions import Rules, VLLMRecord
 
-VARIABLE = "VLLM_USE_FLASHINFER_SAMPLER"
+SAMPLER_VARIABLE = "VLLM_USE_FLASHINFER_SAMPLER"
 """The variable that chooses FlashInfer's sampler, or torch's."""
 
 
@@ -23,7 +23,7 @@ def rules_with_sampler(
 
     Raises `InputError` where FlashInfer's sampler is not modelled.
     """
-    if not flags.get(VARIABLE):
+    if not flags.get(SAMPLER_VARIABLE):
         return rules
     rows = ranges_at(record.flashinfer_sampler, version)
     if not rows or has_second_runner:
@@ -31,7 +31,7 @@ def rules_with_sampler(
         where = (
             "of the second model runner is not modelled" if rows else f"is modelled from vLLM {first} on, before {end}"
         )
-        raise InputError(f"{VARIABLE}=1: FlashInfer's sampler {where}; remove the variable")
+        raise InputError(f"{SAMPLER_VARIABLE}=1: FlashInfer's sampler {where}; remove the variable")
     sampler = {"logits_copies": rows[-1].logits_copies, "sampler_rows_per_unit": 0}
     return rules.model_copy(
         update=sampler | {"source": "vllm/v1/sample/ops/topk_topp_sampler.py", "function": "flashinfer_sample"}
@@ -43,4 +43,4 @@ def assumes_torch_sampler(
 ) -> bool:
     """Whether an installed FlashInfer would be the sampler, without a variable that says so."""
     rows = ranges_at(record.flashinfer_sampler, version)
-    return bool(rows) and rows[-1].is_automatic and VARIABLE not in flags and not has_second_runner
+    return bool(rows) and rows[-1].is_automatic and SAMPLER_VARIABLE not in flags and not has_second_runner

@@ -8,6 +8,7 @@ kind has, and all groups take blocks from one pool.
 from __future__ import annotations
 
 import math
+from bisect import bisect_right
 from collections.abc import Sequence
 from fractions import Fraction
 
@@ -17,12 +18,12 @@ from ..engines.rank import EngineRank, StateCache, TokenCache
 from .recurrent_states import CURRENT_STATE, StateBlocks, stored_states
 from .versions import Rules
 
-SIMILAR = 1.5
+PADDING_RATIO = 1.5
 """Kinds of layers are padded to the largest kind where it has less than this times the layers of the smallest."""
 
 
 @frozen
-class Group:
+class LayerGroup:
     """Layers with one cache type. groups: number of KV cache groups. window: tokens per layer; None for all tokens.
 
     states: how their recurrent states are kept; None for keys and values. block: tokens of the group's blocks; None for
@@ -38,7 +39,7 @@ class Group:
         """Returns the blocks of a request of `length` tokens. chunk: tokens in flight, which windows hold too."""
         block = self.block or block
         if self.states is not None:
-            return self.groups * self.states.of_request(length, block)
+            return self.groups * self.states.blocks_of_request(length, block)
         if self.window is None:
             return self.groups * -(-length // block)
         return self.groups * (-(-min(self.window - 1 + chunk, length) // block) + 1)
@@ -53,7 +54,7 @@ class BlockPool:
 
     block_bytes: int
     block_size: int
-    groups: tuple[Group, ...]
+    groups: tuple[LayerGroup, ...]
 
     @property
     def has_states(self) -> bool:
@@ -90,16 +91,10 @@ class BlockPool:
     def longest_request(self, blocks: int, chunk: int, max_tokens: int) -> int:
         """Returns the length of the longest request that the blocks hold: `max_tokens`, or whole blocks."""
         smallest_block = min(group.block or self.block_size for group in self.groups)
-        low, high = 0, max_tokens // smallest_block
         if self.blocks_of_request(max_tokens, chunk) <= blocks:
             return max_tokens
-        while low < high:
-            middle = (low + high + 1) // 2
-            if self.blocks_of_request(middle * smallest_block, chunk) <= blocks:
-                low = middle
-            else:
-                high = middle - 1
-        return low * smallest_block
+        lengths = range(smallest_block, max_tokens + 1, smallest_block)
+        return smallest_block * bisect_right(lengths, blocks, key=lambda length: self.blocks_of_request(length, chunk))
 
 
 def block_pool(
@@ -125,7 +120,7 @@ def block_pool(
     """
     caches, states = [*rank.token_caches, *draft_caches], stored_states(rank, state_blocks)
     if not caches:
-        raise rank.without_cache("vllm")
+        raise rank.no_cache_error("vllm")
     if states and not rules.grouped_layers:
         raise InputError("--engine vllm: recurrent states are modelled from vLLM 0.10 on; expected a newer version")
     if not rules.grouped_layers or has_full_windows:
@@ -134,7 +129,7 @@ def block_pool(
         token_bytes = math.ceil(
             sum(cache.layers * rank.token_bytes(cache, element_bytes, has_scaled_latents) for cache in caches)
         )
-        return BlockPool(token_bytes * block_size, block_size * context_ranks, (Group(1, None),))
+        return BlockPool(token_bytes * block_size, block_size * context_ranks, (LayerGroup(1, None),))
     if context_ranks > 1:
         raise InputError("--decode-context-parallel-size: is not modelled for layers of several kinds; remove the flag")
     if draft_caches:
@@ -169,11 +164,11 @@ def _pool_of_layer_groups(
         block_size = max(block_size, tokens)
     counts = [*layers_by_kind.values(), *([state_layers] if states else [])]
     smallest_count, largest_count = min(counts), max(counts)
-    layers_per_group = largest_count if largest_count < SIMILAR * smallest_count else smallest_count
+    layers_per_group = largest_count if largest_count < PADDING_RATIO * smallest_count else smallest_count
     groups = [
-        Group(-(-layers // layers_per_group), window, block=ratio * block_size)
+        LayerGroup(-(-layers // layers_per_group), window, block=ratio * block_size)
         for (window, ratio), layers in layers_by_kind.items()
     ]
     if states:
-        groups.append(Group(-(-state_layers // layers_per_group), None, state_blocks))
+        groups.append(LayerGroup(-(-state_layers // layers_per_group), None, state_blocks))
     return BlockPool(token_bytes * block_size * layers_per_group, block_size, tuple(groups))

@@ -62,7 +62,7 @@ PATTERNS = (
     pattern("for peak activation, ", rf" and (?P<cuda_graphs>{AMOUNT}) for CUDAGraph memory"),
 )
 
-MESSAGES = (
+REFUSAL_MESSAGES = (
     "No available memory for the cache blocks",
     "To serve at least one request with the model",
     "is larger than the maximum number of tokens that can be stored in KV",
@@ -74,10 +74,11 @@ MESSAGES = (
 )
 """Parts of the messages with which vLLM refuses to start, of all versions."""
 
-ARGUMENTS = ("non-default args: ", "args: Namespace(")
+ARGUMENT_LINES = ("non-default args: ", "args: Namespace(")
 """Beginnings of the lines with what the user typed."""
 
 CONFIG_FIELDS = {
+    "model": "model",
     "max_seq_len": "max_model_len",
     "tensor_parallel_size": "tensor_parallel_size",
     "pipeline_parallel_size": "pipeline_parallel_size",
@@ -95,7 +96,7 @@ def read_log(log_text: LogText) -> LogReading | None:
     """Returns the memory sizes that vLLM printed in a log; None if it has none."""
     log_values = LogValues(log_text, PATTERNS)
     memory_terms = tuple(_memory_terms(log_values))
-    message = next(iter(log_text.lines_with(*MESSAGES)), "")
+    message = next(iter(log_text.lines_with(*REFUSAL_MESSAGES)), "")
     arguments = _flags_in_log(log_text)
     is_named = "version" in log_values or any(term_name in log_values for term_name in ("kv_tokens", "budget"))
     if not (message or (memory_terms and (is_named or len(memory_terms) > 1 or "weights" in log_values))):
@@ -108,18 +109,16 @@ def read_log(log_text: LogText) -> LogReading | None:
     if total_bytes is None and "budget" in log_values and utilization and float(utilization or 0) > 0:
         total_bytes = round(log_values.sizes("budget")[-1] / float(utilization))
     stated_values: dict[str, Any] = {"gpu_memory_utilization": utilization} if utilization else {}
-    for term_name in ("max_model_len", "max_num_batched_tokens"):
-        if term_name in log_values:
-            stated_values[term_name] = log_values.text(term_name).replace(",", "")
+    stated_values |= log_values.stated_numbers("max_model_len", "max_num_batched_tokens")
     return LogReading(
         program="vllm",
         title="vLLM",
         terms=memory_terms,
-        version=log_values.text("version").removeprefix("v"),
+        version=log_values.version,
         model=model,
         total=total_bytes,
         flags=stated_values | arguments,
-        has_arguments=bool(log_text.lines_with(*ARGUMENTS)),
+        has_arguments=bool(log_text.lines_with(*ARGUMENT_LINES)),
         message=message.strip(),
         refused=bool(message),
         oom_flag="--max-num-seqs",
@@ -152,14 +151,10 @@ def _flags_in_log(log_text: LogText) -> dict[str, Any]:
     """Returns the model and the flags that a log prints, as the user typed them or as the engine configured them."""
     arguments: dict[str, Any] = {}
     for line in log_text.lines_with("LLM engine (v", "LLM engine with config"):
-        for term_name, value in argument_pairs(line).items():
-            if term_name in CONFIG_FIELDS:
-                arguments[CONFIG_FIELDS[term_name]] = (
-                    str(value).removeprefix("torch.") if term_name == "dtype" else value
-                )
-            elif term_name == "model":
-                arguments[term_name] = value
-    for line in log_text.lines_with(*ARGUMENTS):
+        for name, value in argument_pairs(line).items():
+            if name in CONFIG_FIELDS:
+                arguments[CONFIG_FIELDS[name]] = str(value).removeprefix("torch.") if name == "dtype" else value
+    for line in log_text.lines_with(*ARGUMENT_LINES):
         typed_arguments = argument_pairs(line[line.index("args: ") + len("args: ") :])
         arguments |= {"model": typed_arguments["model_tag"]} if "model_tag" in typed_arguments else {}
         arguments |= typed_arguments

@@ -13,16 +13,16 @@ from ..engines.rank import EngineRank, architectures
 from ..engines.versions import Numbers, ranges_at
 from .versions import Rules, SecondRunner, VLLMRecord
 
-CHOICE = "VLLM_USE_V2_MODEL_RUNNER"
+RUNNER_VARIABLE = "VLLM_USE_V2_MODEL_RUNNER"
 """The variable that chooses the model runner."""
 
-DRAFTS = ("eagle", "eagle3", "mtp", "draft_model", "dflash")
+RUNNER_DRAFTS = ("eagle", "eagle3", "mtp", "draft_model", "dflash")
 """Methods of speculative decoding that the second model runner has."""
 
 DSPARK_FROM = (0, 25)
 """First version that was read in which DSpark, which only the second model runner has, chooses it for any model."""
 
-ALWAYS_FROM = (0, 30)
+ANY_DRAFT_FROM = (0, 30)
 """First version in which methods without such a draft run on it too."""
 
 
@@ -35,11 +35,13 @@ def second_runner(
     Raises `InputError` where a variable chooses it in a version that was not read.
     """
     rows = ranges_at(record.second_runner, version)
-    chosen_runner = flags.get(CHOICE)
+    chosen_runner = flags.get(RUNNER_VARIABLE)
     if not rows:
         if chosen_runner:
             first_version = record.second_runner[0].start
-            raise InputError(f"{CHOICE}=1: the second model runner is modelled from vLLM {first_version} on; remove it")
+            raise InputError(
+                f"{RUNNER_VARIABLE}=1: the second model runner is modelled from vLLM {first_version} on; remove it"
+            )
         return None
     runner_rules = rows[-1]
     if chosen_runner is not None:
@@ -57,7 +59,7 @@ def _is_default_runner(
     method = str(table.get("method", "draft_model" if table.get("model") else "") or flags.get("spec_method", ""))
     if method == "dspark" and version >= DSPARK_FROM:
         return True
-    if runner_rules.models == "chosen ones" or (method and method not in DRAFTS and version < ALWAYS_FROM):
+    if runner_rules.models == "chosen ones" or (method and method not in RUNNER_DRAFTS and version < ANY_DRAFT_FROM):
         return False
     is_dense = rank.widths[2] is None
     is_named = not {*architectures(rank.preset)}.isdisjoint(runner_rules.architectures)
@@ -67,7 +69,7 @@ def _is_default_runner(
     return is_named and (runner_rules.models == "named" or (is_dense and not is_quantized))
 
 
-def rules_with(rules: Rules, runner: SecondRunner) -> Rules:
+def rules_with_runner(rules: Rules, runner: SecondRunner) -> Rules:
     """Returns the memory rules of a version with the second model runner."""
     return rules.model_copy(
         update={

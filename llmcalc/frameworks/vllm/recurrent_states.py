@@ -20,14 +20,14 @@ from ...components.mixers.mamba2 import Mamba2
 from ...components.mixers.selective_mamba2 import SelectiveMamba2
 from ...errors import InputError
 from ...units import DTYPE_BITS
-from ..engines.flags import AUTO
-from ..engines.rank import NO_FACTORS, EngineRank, StateCache, architectures, mixers
+from ..engines.flags import AUTO_WORDS
+from ..engines.rank import SAME_FORMATS, EngineRank, StateCache, architectures, mixers
 from .versions import StateRules
 
 ALIGNMENT = 16
 """Tokens of which attention's block is a multiple where it adopts the size of a state."""
 
-CHUNK_WITHOUT_CHUNKS = 2048
+MAMBA_CHUNK_TOKENS = 2048
 """Tokens of a chunk of Mamba, which has none (vllm/config/model.py, `get_mamba_chunk_size`)."""
 
 
@@ -49,9 +49,9 @@ class StateBlocks(NamedTuple):
     draft_tokens: int = 0
     checkpoints: int = 0
     alignment: int = ALIGNMENT
-    factors: Mapping[str, Fraction] = NO_FACTORS
+    factors: Mapping[str, Fraction] = SAME_FORMATS
 
-    def of_request(self, length: int, block: int) -> int:
+    def blocks_of_request(self, length: int, block: int) -> int:
         """Returns the state blocks of a layer group for one request of this length. block: tokens of a block."""
         if self.mode == "all":
             return -(-length // block) + self.draft_tokens
@@ -106,7 +106,7 @@ def _factors_of_formats(
 def _bytes_of_format(flags: Mapping[str, Any], field: str) -> int | None:
     """Returns the bytes of an element in the number format that a flag chooses; None without one, and for `auto`."""
     word = str(flags.get(field, "auto"))
-    return None if word in AUTO else DTYPE_BITS[word] // 8
+    return None if word in AUTO_WORDS else DTYPE_BITS[word] // 8
 
 
 def _stated_bytes(rank: EngineRank, rules: StateRules) -> int | None:
@@ -136,7 +136,7 @@ def _state_blocks(
     if "block_size" in flags and rules.aligns_to_block_size:
         alignment = max(alignment, block_size)
     if mode == "all":
-        chunk = max((getattr(part, "chunk_size", CHUNK_WITHOUT_CHUNKS) for part in mambas), default=1)
+        chunk = max((getattr(part, "chunk_size", MAMBA_CHUNK_TOKENS) for part in mambas), default=1)
         alignment = math.lcm(alignment, chunk)
     if mode != "align":
         return StateBlocks(mode, draft_tokens, 0, alignment)

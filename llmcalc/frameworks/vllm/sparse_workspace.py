@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from ...components.mixers.compressed import CompressedAttention
 from ...components.mixers.indexer import Indexer
-from ..engines.rank import EngineRank, mixers, scaled_bytes
+from ..engines.rank import EngineRank, float8_bytes, mixers
 
 INDEXED_SEQUENCES = 40
 """Longest sequences whose indexer keys the workspace holds."""
@@ -28,7 +28,7 @@ def sparse_workspace(rank: EngineRank, length: int, tokens: int) -> int:
     reserved_bytes = [0]
     for mixer, _ in mixers(rank.preset.model):
         if isinstance(mixer, Indexer) and not mixer.shared:
-            reserved_bytes.append(INDEXED_SEQUENCES * length * scaled_bytes(mixer.index_head_dim))
+            reserved_bytes.append(INDEXED_SEQUENCES * length * float8_bytes(mixer.index_head_dim))
         if isinstance(mixer, CompressedAttention):
             reserved_bytes += _reserved_bytes(mixer, length, tokens)
     return max(reserved_bytes)
@@ -43,4 +43,7 @@ def _reserved_bytes(mixer: CompressedAttention, length: int, tokens: int) -> lis
     if rate is None or mixer.indexer is None:
         return [gathered_keys + batch * (window + 1) * INT32_BYTES]
     indices = batch * (mixer.indexer.index_topk + window + 1) * INT32_BYTES
-    return [gathered_keys + indices, INDEXED_SEQUENCES * length // rate * scaled_bytes(mixer.indexer.index_head_dim)]
+    return [
+        gathered_keys + indices,
+        INDEXED_SEQUENCES * length // rate * float8_bytes(mixer.indexer.index_head_dim),
+    ]

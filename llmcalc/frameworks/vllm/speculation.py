@@ -13,20 +13,20 @@ from typing import Any, NamedTuple
 from ...costs.draft import check_draft, states_of
 from ...errors import InputError, shown
 from ...sources.preset import Preset
-from ...sources.target import load
+from ..engines.drafts import read_draft
 
-WITHOUT_WEIGHTS = ("ngram", "suffix")
+METHODS_WITHOUT_WEIGHTS = ("ngram", "suffix")
 """Methods that draft without a model."""
 
-OF_STATES = ("eagle", "eagle3", "dflash", "dspark")
+STATE_METHODS = ("eagle", "eagle3", "dflash", "dspark")
 """Methods whose draft reads the target's hidden states."""
 
 FLAG = "--speculative-config"
 
-KEYS = {"spec_method": "method", "spec_model": "model", "spec_tokens": "num_speculative_tokens"}
+KEYS_OF_FLAGS = {"spec_method": "method", "spec_model": "model", "spec_tokens": "num_speculative_tokens"}
 """Field of a flag of its own → the key of the table."""
 
-MEMORY_KEYS = ("draft_tensor_parallel_size", "max_model_len", "quantization")
+UNMODELLED_KEYS = ("draft_tensor_parallel_size", "max_model_len", "quantization")
 """Keys that change the draft model's memory and are not modelled."""
 
 
@@ -42,42 +42,36 @@ class Speculation(NamedTuple):
     draft: Preset | None = None
 
 
-NONE = Speculation()
+NO_SPECULATION = Speculation()
 
 
 def speculation_of(flags: Mapping[str, Any], preset: Preset) -> Speculation:
     """Returns the speculative decoding of a server's flags. Raises `InputError` for methods that are not modelled."""
-    values_by_key = {key: flags[field] for field, key in KEYS.items() if field in flags}
+    values_by_key = {key: flags[field] for field, key in KEYS_OF_FLAGS.items() if field in flags}
     table = {**flags.get("speculative_config", {}), **values_by_key}
     if not table:
-        return NONE
+        return NO_SPECULATION
     tokens = table.get("num_speculative_tokens", 1)
     if isinstance(tokens, bool) or not isinstance(tokens, int) or not 0 < tokens <= 1000:
         raise InputError(f"{FLAG}: num_speculative_tokens: {shown(tokens)}; expected a whole number up to 1,000")
     method, model = table.get("method"), table.get("model")
     if method is None:
         method = "ngram" if model == "[ngram]" else "draft_model" if model else None
-    if method in WITHOUT_WEIGHTS:
+    if method in METHODS_WITHOUT_WEIGHTS:
         return Speculation(tokens)
     if str(method).endswith("mtp") and model is None:
         if preset.model.mtp is None:
             raise InputError(f"{FLAG}: method {shown(method)}: the model has no modules of multi-token prediction")
         return Speculation(tokens, with_mtp=True)
-    if method not in ("draft_model", *OF_STATES) or not isinstance(model, str | Preset):
+    if method not in ("draft_model", *STATE_METHODS) or not isinstance(model, str | Preset):
         raise InputError(
             f"{FLAG}: method {shown(method)}{'' if model is None else f' with {shown(model)}'} is not modelled; "
-            f"expected mtp without a model, draft_model, {', '.join(OF_STATES)} with one, ngram or suffix"
+            f"expected mtp without a model, draft_model, {', '.join(STATE_METHODS)} with one, ngram or suffix"
         )
-    unmodelled_key = next((key for key in MEMORY_KEYS if table.get(key) is not None), None)
+    unmodelled_key = next((key for key in UNMODELLED_KEYS if table.get(key) is not None), None)
     if unmodelled_key is not None:
         raise InputError(f"{FLAG}: {unmodelled_key} is not modelled; remove the key")
-    try:
-        draft = model if isinstance(model, Preset) else load(model)
-    except InputError as error:
-        raise InputError(
-            f"{FLAG}: the draft model {shown(model)} cannot be read ({str(error)[:200]}); expected a preset, a folder "
-            "or a hub id as its model"
-        ) from None
+    draft = read_draft(model, f"{FLAG}: the draft model", "a folder or a hub id as its model")
     _check_draft(preset, draft, str(method))
     return Speculation(tokens, draft=draft)
 
@@ -85,13 +79,13 @@ def speculation_of(flags: Mapping[str, Any], preset: Preset) -> Speculation:
 def draft_flags(method: str, draft: Preset | None, tokens: int) -> dict[str, Any]:
     """Returns the flags of speculative decoding. method: `mtp`, `ngram` or `model`. draft: the draft model's name."""
     if draft is not None:
-        method = "draft_model" if states_of(draft.model) is None else OF_STATES[1]
+        method = "draft_model" if states_of(draft.model) is None else STATE_METHODS[1]
     return {"speculative_config": {"method": method, "model": draft, "num_speculative_tokens": tokens}}
 
 
 def _check_draft(target_model: Preset, draft_model: Preset, method: str) -> None:
     """Raises `InputError` if a draft model does not fit the target model or the drafting method."""
-    if method in OF_STATES and states_of(draft_model.model) is None:
+    if method in STATE_METHODS and states_of(draft_model.model) is None:
         raise InputError(
             f"{FLAG}: method {method}: the model {draft_model.name} reads no hidden states of its target; expected "
             "draft_model for a model of its own"

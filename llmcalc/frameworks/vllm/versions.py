@@ -10,7 +10,6 @@ from pydantic import Field
 from ...accelerator import Hardware
 from ...errors import InputError
 from ...record import Record
-from ..engines.engine import EngineVersion
 from ..engines.versions import (
     EngineRecord,
     MeasuredContext,
@@ -18,8 +17,8 @@ from ..engines.versions import (
     Numbers,
     RuleRange,
     VersionRange,
-    context_on,
     has_link,
+    measured_context,
     ranges_at,
     read_engine_record,
 )
@@ -157,8 +156,9 @@ class GraphEstimate(Record):
 
 
 class VLLMRecord(EngineRecord[Rules]):
-    """The contents of `presets/engines/vllm.toml`."""
+    """The contents of `presets/engines/vllm.toml`; the file explains the fields."""
 
+    whole_projections: tuple[str, ...] = ()
     second_runner: tuple[SecondRunner, ...] = Field(min_length=1)
     flashinfer_sampler: tuple[FlashInferSampler, ...] = Field(min_length=1)
     recurrent_states: tuple[StateRules, ...] = Field(min_length=1)
@@ -226,17 +226,12 @@ class VLLMRecord(EngineRecord[Rules]):
             key=lambda overhead: (bool(overhead.only_on), overhead.stages, overhead.devices, overhead.first_version),
         )
 
-    def context_of(self, hardware: Hardware, devices: int) -> MeasuredContext:
+    def cuda_context(self, hardware: Hardware, devices: int) -> MeasuredContext:
         """Returns the device memory in use before the engine measures, from logs."""
-        return context_on(self.context, hardware, devices)
+        return measured_context(self.context, hardware, devices)
 
 
 @cache
 def vllm_record() -> VLLMRecord:
     """Returns the contents of `presets/engines/vllm.toml`."""
     return read_engine_record(VLLMRecord, "vllm")
-
-
-def version_of(version_text: str) -> EngineVersion:
-    """Returns the version that a user wrote, or the newest, with its range of versions."""
-    return vllm_record().version_of(version_text)

@@ -27,13 +27,11 @@ class Elementwise(Views):
 
     def sub(self, a: Tensor, b: Tensor) -> Tensor:
         """Subtracts b from a."""
-        return record(
-            self.graph,
-            "sub",
-            (a, b),
-            self.like(a, b),
-            lambda g, needs_input_grad: (g, self.like(g) if needs_input_grad[1] else None),
-        )
+
+        def backward(output_gradient: Tensor, needs_input_grad: Needs) -> Sequence[Gradient]:
+            return output_gradient, self.like(output_gradient) if needs_input_grad[1] else None
+
+        return record(self.graph, "sub", (a, b), self.like(a, b), backward)
 
     def add_to(self, a: Tensor, b: Tensor) -> Tensor:
         """Adds b to a in place."""
@@ -142,8 +140,7 @@ class Elementwise(Views):
 
     def sign(self, x: Tensor) -> Tensor:
         """Returns the sign of x, whose gradient is zeros."""
-        shape = x.shape
-        return record(self.graph, "sign", (x,), lambda: self.like(x), lambda g, _: (self.graph.new(shape, g.dtype),))
+        return record(self.graph, "sign", (x,), lambda: self.like(x), self.new_gradient(x.shape))
 
     def minimum(self, a: Tensor, b: Tensor) -> Tensor:
         def backward(output_gradient: Tensor, needs_input_grad: Needs, a: Tensor, b: Tensor) -> Sequence[Gradient]:
@@ -177,14 +174,9 @@ class Elementwise(Views):
 
     def masked_fill(self, x: Tensor, mask: Tensor) -> Tensor:
         """Copies x with a constant at masked elements."""
-        shape = broadcast(x.shape, mask.shape)
+        shape, dtype = broadcast(x.shape, mask.shape), x.dtype
         return record(
-            self.graph,
-            "masked_fill",
-            (x,),
-            lambda: self.graph.new(shape, x.dtype),
-            lambda g, _, m: (self.graph.new(g.shape, g.dtype),),
-            mask,
+            self.graph, "masked_fill", (x,), lambda: self.graph.new(shape, dtype), self.new_gradient(shape), mask
         )
 
     def compare(self, *xs: Tensor) -> Tensor:
@@ -226,8 +218,8 @@ class Elementwise(Views):
         return (*x.shape[:axis], *((1,) if keepdim else ()), *x.shape[axis + 1 :])
 
     def mean(self, x: Tensor, axis: int = -1, keepdim: bool = True) -> Tensor:
-        output, input_shape = self.graph.new(self._reduce_axis(x, axis, keepdim), x.dtype), x.shape
-        return record(self.graph, "mean", (x,), output, lambda g, _: (self.graph.new(input_shape, g.dtype),))
+        output = self.graph.new(self._reduce_axis(x, axis, keepdim), x.dtype)
+        return record(self.graph, "mean", (x,), output, self.new_gradient(x.shape))
 
     def sum(self, x: Tensor, axis: int = -1, keepdim: bool = False) -> Tensor:
         output, input_shape = self.graph.new(self._reduce_axis(x, axis, keepdim), x.dtype), x.shape
@@ -273,28 +265,16 @@ class Elementwise(Views):
 
     def log_softmax(self, x: Tensor) -> Tensor:
         output = self.graph.new(x.shape, x.dtype)
-        return record(
-            self.graph,
-            "log_softmax",
-            (x,),
-            output,
-            lambda g, _, output: (self.graph.new(output.shape, output.dtype),),
-            output,
-        )
+        return record(self.graph, "log_softmax", (x,), output, self._gradient_like_saved, output)
 
     def nll_loss(self, logs: Tensor, labels: Tensor) -> Tensor:
         """Computes the mean negative log-likelihood of the labels."""
         output, weight = self.graph.new((), logs.dtype), self.graph.new((), logs.dtype)
-        return record(
-            self.graph,
-            "nll_loss",
-            (logs,),
-            output,
-            lambda g, _, logs, *__: (self.graph.new(logs.shape, logs.dtype),),
-            logs,
-            labels,
-            weight,
-        )
+        return record(self.graph, "nll_loss", (logs,), output, self._gradient_like_saved, logs, labels, weight)
+
+    def _gradient_like_saved(self, gradient: Tensor, _: Needs, saved: Tensor, *__: Tensor) -> Sequence[Gradient]:
+        """Allocates a contiguous gradient with the shape and the number format of the first saved tensor."""
+        return (self.graph.new(saved.shape, saved.dtype),)
 
 
 def saved_factors(a: Tensor, b: Tensor) -> tuple[Tensor, ...]:

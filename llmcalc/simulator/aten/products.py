@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
+from typing import TypeAlias
 
 from ...algebra import Number, same
-from .. import strides as layout
 from ..autograd import record
-from ..strides import Shape, broadcast, count, is_size_one
+from ..strides import Shape, Strides, broadcast, count, is_size_one
 from ..tensor import FLOAT32, Gradient, Needs, Tensor
 from .elementwise import Elementwise, saved_factors
+
+Layout: TypeAlias = tuple[Shape, Strides | None]
+"""The shape and the strides of a tensor; None for contiguous strides."""
 
 
 class Products(Elementwise):
@@ -17,49 +20,57 @@ class Products(Elementwise):
 
     def mm(self, a: Tensor, b: Tensor) -> Tensor:
         """Multiplies matrices: [n, k] × [k, m]."""
-        saves = saved_factors(a, b)
-        layouts = _like_matrix(a), _like_matrix(b)
-
-        def backward(output_gradient: Tensor, needs_input_grad: Needs, *_: Tensor) -> Sequence[Gradient]:
-            gradient_b = (
-                self.graph.new(layouts[1][0], output_gradient.dtype, layouts[1][1]) if needs_input_grad[1] else None
-            )
-            return (
-                self.graph.new(layouts[0][0], output_gradient.dtype, layouts[0][1]) if needs_input_grad[0] else None,
-                gradient_b,
-            )
-
-        return record(
-            self.graph,
-            "mm",
-            (a, b),
-            lambda: self.graph.operation_result("mm", (a.shape[0], b.shape[1]), a.dtype),
-            backward,
-            *saves,
-        )
+        return self._product("mm", a, b, (a.shape[0], b.shape[1]), (_like_matrix(a), _like_matrix(b)))
 
     def addmm(self, bias: Tensor, a: Tensor, b: Tensor) -> Tensor:
         """Adds a bias to a matrix product: bias + [n, k] × [k, m]."""
-        saves = saved_factors(a, b)
-        layouts = _like_matrix(a), _like_matrix(b)
+        shape, layouts = (a.shape[0], b.shape[1]), (_like_matrix(a), _like_matrix(b))
+        return self._biased_product("addmm", bias, a, b, shape, layouts)
+
+    def bmm(self, a: Tensor, b: Tensor) -> Tensor:
+        """Multiplies batched matrices: [n, r, k] × [n, k, c]."""
+        shape, layouts = (a.shape[0], a.shape[1], b.shape[2]), ((a.shape, None), (b.shape, None))
+        return self._product("bmm", a, b, shape, layouts)
+
+    def baddbmm(self, bias: Tensor, a: Tensor, b: Tensor) -> Tensor:
+        """Adds a bias to a batched matrix product: bias + [n, r, k] × [n, k, c]."""
+        shape, layouts = (a.shape[0], a.shape[1], b.shape[2]), ((a.shape, None), (b.shape, None))
+        return self._biased_product("baddbmm", bias, a, b, shape, layouts)
+
+    def _product(self, operation_name: str, a: Tensor, b: Tensor, shape: Shape, layouts: Sequence[Layout]) -> Tensor:
+        """Multiplies a and b. shape: that of the product. layouts: those of the gradients of a and b."""
+        saves, dtype = saved_factors(a, b), a.dtype
 
         def backward(output_gradient: Tensor, needs_input_grad: Needs, *_: Tensor) -> Sequence[Gradient]:
-            gradient_of_a = (
-                self.graph.new(layouts[0][0], output_gradient.dtype, layouts[0][1]) if needs_input_grad[1] else None
-            )
-            gradient_b = (
-                self.graph.new(layouts[1][0], output_gradient.dtype, layouts[1][1]) if needs_input_grad[2] else None
-            )
-            return output_gradient if needs_input_grad[0] else None, gradient_of_a, gradient_b
+            gradients = self._new_gradients(output_gradient, reversed(layouts), reversed(needs_input_grad))
+            return gradients[::-1]
 
-        return record(
-            self.graph,
-            "addmm",
-            (bias, a, b),
-            lambda: self.graph.operation_result("addmm", (a.shape[0], b.shape[1]), a.dtype),
-            backward,
-            *saves,
-        )
+        def result() -> Tensor:
+            return self.graph.operation_result(operation_name, shape, dtype)
+
+        return record(self.graph, operation_name, (a, b), result, backward, *saves)
+
+    def _biased_product(
+        self, operation_name: str, bias: Tensor, a: Tensor, b: Tensor, shape: Shape, layouts: Sequence[Layout]
+    ) -> Tensor:
+        """Adds a bias to the product of a and b. shape, layouts: as in `_product`."""
+        saves, dtype = saved_factors(a, b), a.dtype
+
+        def backward(output_gradient: Tensor, needs_input_grad: Needs, *_: Tensor) -> Sequence[Gradient]:
+            gradients = self._new_gradients(output_gradient, layouts, needs_input_grad[1:])
+            return output_gradient if needs_input_grad[0] else None, *gradients
+
+        def result() -> Tensor:
+            return self.graph.operation_result(operation_name, shape, dtype)
+
+        return record(self.graph, operation_name, (bias, a, b), result, backward, *saves)
+
+    def _new_gradients(self, gradient: Tensor, layouts: Iterable[Layout], needs: Iterable[bool]) -> list[Gradient]:
+        """Allocates gradients in the number format of another one, in order; None for those that are not needed."""
+        return [
+            self.graph.new(shape, gradient.dtype, strides) if needs_gradient else None
+            for (shape, strides), needs_gradient in zip(layouts, needs, strict=True)
+        ]
 
     def operand(self, x: Tensor) -> Tensor:
         """Casts an operand to the autocast format; the cast of a weight is cached.
@@ -130,10 +141,7 @@ class Products(Elementwise):
             layouts.append((matrix.shape, (ins * outs, 1, ins) if is_column_major else None))
 
         def backward(output_gradient: Tensor, needs_input_grad: Needs, *_: Tensor) -> Sequence[Gradient]:
-            gradients = [
-                self.graph.new(shape, output_gradient.dtype, strides) if needs_gradient else None
-                for (shape, strides), needs_gradient in zip(layouts, needs_input_grad[1:], strict=True)
-            ]
+            gradients = self._new_gradients(output_gradient, layouts, needs_input_grad[1:])
             return self.graph.new(rows, output_gradient.dtype) if needs_input_grad[0] else None, *gradients
 
         return record(
@@ -141,43 +149,6 @@ class Products(Elementwise):
             "grouped_mm",
             (a, *matrices),
             lambda: self.graph.operation_result("grouped_mm", (rows[0], columns), a.dtype),
-            backward,
-            *saves,
-        )
-
-    def bmm(self, a: Tensor, b: Tensor) -> Tensor:
-        """Multiplies batched matrices: [n, r, k] × [n, k, c]."""
-        saves = saved_factors(a, b)
-        shapes = a.shape, b.shape
-
-        def backward(output_gradient: Tensor, needs_input_grad: Needs, *_: Tensor) -> Sequence[Gradient]:
-            gradient_b = self.graph.new(shapes[1], output_gradient.dtype) if needs_input_grad[1] else None
-            return (self.graph.new(shapes[0], output_gradient.dtype) if needs_input_grad[0] else None, gradient_b)
-
-        shape = a.shape[0], a.shape[1], b.shape[2]
-        return record(
-            self.graph, "bmm", (a, b), lambda: self.graph.operation_result("bmm", shape, a.dtype), backward, *saves
-        )
-
-    def baddbmm(self, bias: Tensor, a: Tensor, b: Tensor) -> Tensor:
-        """Adds a bias to a batched matrix product: bias + [n, r, k] × [n, k, c]."""
-        saves = saved_factors(a, b)
-        shapes = a.shape, b.shape
-
-        def backward(output_gradient: Tensor, needs_input_grad: Needs, *_: Tensor) -> Sequence[Gradient]:
-            of_a = self.graph.new(shapes[0], output_gradient.dtype) if needs_input_grad[1] else None
-            return (
-                output_gradient if needs_input_grad[0] else None,
-                of_a,
-                self.graph.new(shapes[1], output_gradient.dtype) if needs_input_grad[2] else None,
-            )
-
-        shape = a.shape[0], a.shape[1], b.shape[2]
-        return record(
-            self.graph,
-            "baddbmm",
-            (bias, a, b),
-            lambda: self.graph.operation_result("baddbmm", shape, a.dtype),
             backward,
             *saves,
         )
@@ -204,26 +175,18 @@ class Products(Elementwise):
     def _convolution(self, x: Tensor, weight: Tensor, bias: Tensor | None, length: Number) -> Tensor:
         shape = (x.shape[0], weight.shape[0], length, *x.shape[3:])
         inputs = (x, weight) if bias is None else (x, weight, bias)
-        shapes = [tensor.shape for tensor in inputs]
+        layouts: list[Layout] = [(tensor.shape, None) for tensor in inputs]
 
         def backward(output_gradient: Tensor, needs_input_grad: Needs, *_: Tensor) -> Sequence[Gradient]:
-            return [
-                self.graph.new(shape, output_gradient.dtype) if needs_grad else None
-                for shape, needs_grad in zip(shapes, needs_input_grad, strict=True)
-            ]
+            return self._new_gradients(output_gradient, layouts, needs_input_grad)
 
-        return record(
-            self.graph,
-            "convolution",
-            inputs,
-            lambda: self.graph.operation_result("convolution", shape, x.dtype),
-            backward,
-            x,
-            weight,
-        )
+        def result() -> Tensor:
+            return self.graph.operation_result("convolution", shape, x.dtype)
+
+        return record(self.graph, "convolution", inputs, result, backward, x, weight)
 
 
-def _like_matrix(x: Tensor) -> tuple[Shape, layout.Strides | None]:
+def _like_matrix(x: Tensor) -> Layout:
     """Returns shape and strides of the gradient of x, in the order of x's axes (`mm_mat1_backward`)."""
     is_column_major = is_size_one(x.strides[0]) and same(x.strides[1], x.shape[0])
     return x.shape, (1, x.shape[0]) if is_column_major else None

@@ -30,6 +30,10 @@ class Views:
         strides = layout.elementwise(tuple([(x.shape, x.strides) for x in xs]), shape)
         return self.graph.new(shape, result_dtype if dtype is None else dtype, strides)
 
+    def new_gradient(self, shape: Shape) -> Backward:
+        """Returns a backward function that allocates one gradient of a shape, and reads no other tensor."""
+        return lambda gradient, _, *__: (self.graph.new(shape, gradient.dtype),)
+
     # --- views -------------------------------------------------------------------------------------------------------
 
     def _view(
@@ -110,16 +114,14 @@ class Views:
     def slice(self, x: Tensor, size: Number, axis: int = -1) -> Tensor:
         """Returns a slice of an axis. Its gradient is padded with zeros."""
         axis = axis % len(x.shape)
-        input_shape = x.shape
-        shape = (*input_shape[:axis], size, *input_shape[axis + 1 :])
-        return self._view(x, shape, x.strides, "slice", lambda g, _: (self.graph.new(input_shape, g.dtype),))
+        shape = (*x.shape[:axis], size, *x.shape[axis + 1 :])
+        return self._view(x, shape, x.strides, "slice", self.new_gradient(x.shape))
 
     def select(self, x: Tensor, axis: int) -> Tensor:
         """Returns one index of an axis. Its gradient is padded with zeros."""
         axis = axis % len(x.shape)
-        input_shape = x.shape
-        shape, strides = (*input_shape[:axis], *input_shape[axis + 1 :]), (*x.strides[:axis], *x.strides[axis + 1 :])
-        return self._view(x, shape, strides, "select", lambda g, _: (self.graph.new(input_shape, g.dtype),))
+        shape, strides = (*x.shape[:axis], *x.shape[axis + 1 :]), (*x.strides[:axis], *x.strides[axis + 1 :])
+        return self._view(x, shape, strides, "select", self.new_gradient(x.shape))
 
     def split(self, x: Tensor, sizes: Sequence[Number], axis: int = -1) -> list[Tensor]:
         """Splits an axis into views with one node, which concatenates their gradients."""
@@ -206,9 +208,8 @@ class Views:
     def pad(self, x: Tensor, size: Number, axis: int = -1) -> Tensor:
         """Pads the end of an axis with zeros, up to a size."""
         axis = axis % len(x.shape)
-        input_shape = x.shape
-        padded_x = self.graph.new((*input_shape[:axis], size, *input_shape[axis + 1 :]), x.dtype)
-        return record(self.graph, "pad", (x,), padded_x, lambda g, _: (self.graph.new(input_shape, g.dtype),))
+        padded_x = self.graph.new((*x.shape[:axis], size, *x.shape[axis + 1 :]), x.dtype)
+        return record(self.graph, "pad", (x,), padded_x, self.new_gradient(x.shape))
 
     def squeeze(self, x: Tensor) -> Tensor:
         """Returns x without its last axis, of size 1."""
@@ -258,12 +259,10 @@ class Views:
 
     def repeat(self, x: Tensor, repeats: Number, axis: int) -> Tensor:
         """Returns copies of an axis, concatenated."""
-        axis, input_shape = axis % len(x.shape), x.shape
-        shape = (*input_shape[:axis], repeats * input_shape[axis], *input_shape[axis + 1 :])
-        repeated_x = self.graph.new(shape, x.dtype)
-        if is_size_one(repeats):
-            return record(self.graph, "repeat", (x,), repeated_x, lambda g, _: (g,))
-        return record(self.graph, "repeat", (x,), repeated_x, lambda g, _: (self.graph.new(input_shape, g.dtype),))
+        axis = axis % len(x.shape)
+        repeated_x = self.graph.new((*x.shape[:axis], repeats * x.shape[axis], *x.shape[axis + 1 :]), x.dtype)
+        backward = (lambda g, _: (g,)) if is_size_one(repeats) else self.new_gradient(x.shape)
+        return record(self.graph, "repeat", (x,), repeated_x, backward)
 
 
 def result_type(*xs: Tensor) -> Dtype:

@@ -335,11 +335,9 @@ class Divided(Eager):
             finally:
                 self.recurrence = None
             output_projection = recurrence.last
-            return (
-                output
-                if recurrence.summed
-                else self._sum_of_ranks(output_projection, output, bool(output_projection.options["bias"]))
-            )
+            if recurrence.summed:
+                return output
+            return self._sum_of_ranks(output_projection, output, bool(output_projection.options["bias"]))
 
         super().run_module_at_once(module_scope, summed)
 

@@ -7,6 +7,7 @@ A library's file may be changed without reading the other libraries; a kernel's 
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
 from typing import Literal
 
 from ...frozen import frozen
@@ -17,7 +18,7 @@ Known = Literal["run on meta", "source", "untested"]
 run on meta: the library's own Python ran on PyTorch's meta device, with kernel launches that do nothing, and every
     allocation agrees.
 source: it was read from C++ or CUDA code, and was not run.
-untested: it was compared with nothing: the default of a kernel that states no other.
+untested: it was compared with nothing.
 """
 
 
@@ -41,8 +42,8 @@ class Kernel:
     name: str
     library: str
     where: str
-    known: Known = "untested"
-    note: str = ""
+    known: Known
+    note: str
 
 
 LIBRARIES = {
@@ -59,75 +60,66 @@ LIBRARIES = {
 
 EXTENSIONS = "its CUDA extensions: source"
 
-KERNELS = (
-    Kernel(
-        "causal_conv1d_fn",
-        "causal_conv1d",
-        "causal_conv1d_interface.py, CausalConv1dFn",
-        "run on meta",
-        note=EXTENSIONS,
-    ),
-    Kernel(
-        "causal_conv1d_cuda",
-        "causal_conv1d",
-        "csrc/causal_conv1d.cpp",
-        "source",
-        "copies a gradient that is stored in another order",
-    ),
-    Kernel(
-        "selective_scan_fn",
-        "mamba_ssm",
-        "ops/selective_scan_interface.py, SelectiveScanFn",
-        "run on meta",
-        note=EXTENSIONS,
-    ),
-    Kernel(
-        "mamba_inner_fn", "mamba_ssm", "ops/selective_scan_interface.py, MambaInnerFn", "run on meta", note=EXTENSIONS
-    ),
-    Kernel("selective_scan_cuda", "mamba_ssm", "csrc/selective_scan/selective_scan.cpp", "source"),
-    Kernel(
-        "mamba_chunk_scan_combined", "mamba_ssm", "ops/triton/ssd_combined.py, MambaChunkScanCombinedFn", "run on meta"
-    ),
-    Kernel(
-        "mamba_split_conv1d_scan_combined",
-        "mamba_ssm",
-        "ops/triton/ssd_combined.py, MambaSplitConv1dScanCombinedFn",
-        "run on meta",
-        note=EXTENSIONS,
-    ),
-    Kernel("rmsnorm_fn", "mamba_ssm", "ops/triton/layernorm_gated.py, LayerNormFn", "run on meta"),
-    Kernel(
-        "chunk_gated_delta_rule", "fla", "ops/gated_delta_rule/chunk.py, ChunkGatedDeltaRuleFunction", "run on meta"
-    ),
-    Kernel("l2norm", "fla", "modules/l2norm.py, L2NormFunction", "run on meta"),
-    Kernel("chunk_kda", "fla", "ops/kda/chunk.py, ChunkKDAFunction", "run on meta"),
-    Kernel(
-        "fused_recurrent_gated_delta_rule",
-        "fla",
-        "ops/gated_delta_rule/fused_recurrent.py",
-        "source",
-        "for prompts of up to 64 tokens; that of Kimi delta attention holds the same",
-    ),
-    Kernel("causal_conv1d (fla)", "fla", "modules/conv/triton/ops.py, CausalConv1dFunction", "run on meta"),
-    Kernel("rms_norm_gated", "fla", "modules/fused_norm_gate.py, LayerNormGatedFunction", "run on meta"),
-    Kernel("layer_norm_gated", "fla", "modules/fused_norm_gate.py, LayerNormGatedFunction", "run on meta"),
-    Kernel(
-        "mlstm_chunkwise__xl_chunk",
-        "mlstm_kernels",
-        "torch/chunkwise/triton_xl_chunk",
-        "run on meta",
-        note="what torch.compile fuses is counted by its results",
-    ),
-    Kernel(
-        "mlstm_recurrent_step__triton",
-        "mlstm_kernels",
-        "torch/recurrent/triton_step.py",
-        "source",
-        "for the tokens of a prompt that fill no chunk",
-    ),
-    Kernel(
-        "lightning_attn_func", "lightning_attn", "ops/triton/lightning_attn2.py, LightningAttention2", "run on meta"
-    ),
-    Kernel("RwkvLinearAttention", "transformers", "models/rwkv/modeling_rwkv.py", "run on meta"),
-)
+RUN: Known = "run on meta"
+SOURCE: Known = "source"
+
+_KERNELS_OF_LIBRARIES: Mapping[str, Sequence[tuple[str, str, Known, str]]] = {
+    "causal_conv1d": [
+        ("causal_conv1d_fn", "causal_conv1d_interface.py, CausalConv1dFn", RUN, EXTENSIONS),
+        ("causal_conv1d_cuda", "csrc/causal_conv1d.cpp", SOURCE, "copies a gradient that is stored in another order"),
+    ],
+    "mamba_ssm": [
+        ("selective_scan_fn", "ops/selective_scan_interface.py, SelectiveScanFn", RUN, EXTENSIONS),
+        ("mamba_inner_fn", "ops/selective_scan_interface.py, MambaInnerFn", RUN, EXTENSIONS),
+        ("selective_scan_cuda", "csrc/selective_scan/selective_scan.cpp", SOURCE, ""),
+        ("mamba_chunk_scan_combined", "ops/triton/ssd_combined.py, MambaChunkScanCombinedFn", RUN, ""),
+        (
+            "mamba_split_conv1d_scan_combined",
+            "ops/triton/ssd_combined.py, MambaSplitConv1dScanCombinedFn",
+            RUN,
+            EXTENSIONS,
+        ),
+        ("rmsnorm_fn", "ops/triton/layernorm_gated.py, LayerNormFn", RUN, ""),
+    ],
+    "fla": [
+        ("chunk_gated_delta_rule", "ops/gated_delta_rule/chunk.py, ChunkGatedDeltaRuleFunction", RUN, ""),
+        ("chunk_kda", "ops/kda/chunk.py, ChunkKDAFunction", RUN, ""),
+        (
+            "fused_recurrent_gated_delta_rule",
+            "ops/gated_delta_rule/fused_recurrent.py",
+            SOURCE,
+            "for prompts of up to 64 tokens; that of Kimi delta attention holds the same",
+        ),
+        ("causal_conv1d (fla)", "modules/conv/triton/ops.py, CausalConv1dFunction", RUN, ""),
+        ("rms_norm_gated", "modules/fused_norm_gate.py, LayerNormGatedFunction", RUN, ""),
+        ("layer_norm_gated", "modules/fused_norm_gate.py, LayerNormGatedFunction", RUN, ""),
+    ],
+    "mlstm_kernels": [
+        (
+            "mlstm_chunkwise__xl_chunk",
+            "torch/chunkwise/triton_xl_chunk",
+            RUN,
+            "what torch.compile fuses is counted by its results",
+        ),
+        (
+            "mlstm_recurrent_step__triton",
+            "torch/recurrent/triton_step.py",
+            SOURCE,
+            "for the tokens of a prompt that fill no chunk",
+        ),
+    ],
+    "lightning_attn": [
+        ("lightning_attn_func", "ops/triton/lightning_attn2.py, LightningAttention2", RUN, ""),
+    ],
+    "transformers": [
+        ("RwkvLinearAttention", "models/rwkv/modeling_rwkv.py", RUN, ""),
+    ],
+}
+"""Library → (name, file and class, how its memory is known, what else a reader should know) of each kernel."""
+
+KERNELS = [
+    Kernel(name, library, path, evidence, remark)
+    for library, rows in _KERNELS_OF_LIBRARIES.items()
+    for name, path, evidence, remark in rows
+]
 """Every published kernel that a profile runs."""

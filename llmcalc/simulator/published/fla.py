@@ -303,19 +303,6 @@ def chunk_gated_delta_rule_alone(
     )
 
 
-def l2norm(aten: Aten, x: Tensor) -> Tensor:
-    """Runs fla/modules/l2norm.py (`L2NormFunction`), which keeps its result and 1 / the length of each row."""
-    autograd_graph = aten.graph
-
-    def backward(dy: Tensor, y: Tensor, rstd: Tensor) -> Sequence[Gradient]:
-        _dense_gradient = aten.contiguous(dy)
-        return (aten.like(y),)
-
-    with autograd_graph.no_grad():
-        y, rstd = _l2norm_fwd(aten, aten.contiguous(x))
-    return record_function(autograd_graph, "L2NormFunction", (x,), y, backward, (y, rstd))
-
-
 # --- Kimi delta attention --------------------------------------------------------------------------------------------
 
 

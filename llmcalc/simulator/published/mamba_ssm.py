@@ -9,7 +9,6 @@ until its function returns. Deterministic algorithms are off.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
 
 from ...algebra import Number, ceil_div, exact_div, minimum
 from ..aten import Aten
@@ -88,11 +87,6 @@ def _scan_bwd(
     db, dc = aten.like(b, dtype=FLOAT32), aten.like(c, dtype=FLOAT32)
     dd, dbias = aten.like(d), aten.like(delta_bias)
     return du, ddelta, da, aten.to(db, b.dtype), aten.to(dc, c.dtype), dd, dbias, dz, out_z
-
-
-def selective_scan_fn(aten: Aten, *xs: Any) -> Tensor:
-    """Runs `selective_scan_with_states` and returns the output without the states."""
-    return selective_scan_with_states(aten, *xs)[0]
 
 
 def selective_scan_with_states(
@@ -427,11 +421,6 @@ def _state_passing_bwd(aten: Aten, states: Tensor, dout: Tensor, dtype: Dtype) -
     return dstates, _sum_workspace(aten, (batch, heads, chunks, ceil_div(dim * state, 64)), 3), states_copy
 
 
-def mamba_chunk_scan_combined(aten: Aten, *xs: Any) -> Tensor:
-    """Runs `mamba_chunk_scan_with_state` and returns the output without the state."""
-    return mamba_chunk_scan_with_state(aten, *xs)[0]
-
-
 def mamba_chunk_scan_with_state(
     aten: Aten,
     x: Tensor,
@@ -513,9 +502,9 @@ def mamba_split_conv1d_scan_combined(
     conv_widths = [inner_width, groups * state, groups * state]
 
     def parts(x: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        """Splits z, xBC and Δ, which are stored side by side."""
+        """Splits z, by head, xBC and Δ, which are stored side by side."""
         z, u, dt = aten.split(x, [inner_width, inner_width + 2 * groups * state, heads])
-        return z, u, dt
+        return by_size(aten, dim, z), u, dt
 
     def split_convolved(u: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         """Splits x, B and C after the convolution. For widths in multiples of 8 `ensure_stride` copies nothing."""
@@ -525,7 +514,6 @@ def mamba_split_conv1d_scan_combined(
     def forward() -> tuple[Tensor, Tensor, Optional]:
         z, u, dt = parts(zxbcdt)
         x, b, c = split_convolved(u)
-        z = by_size(aten, dim, z)
         if rmsnorm_weight is None:
             output, out_x, _dt, _da_cumsum, _states, _final = _combined_fwd(aten, x, dt, b, c, chunk, z)
             assert out_x is not None
@@ -557,12 +545,7 @@ def mamba_split_conv1d_scan_combined(
         dz, du, ddt = parts(dzxbcdt)
         dxbc = aten.like(u)
         dx, db, dc = aten.split(dxbc, conv_widths)
-        z, dx, db, dc = (
-            by_size(aten, dim, z),
-            by_size(aten, dim, dx),
-            by_size(aten, state, db),
-            by_size(aten, state, dc),
-        )
+        dx, db, dc = by_size(aten, dim, dx), by_size(aten, state, db), by_size(aten, state, dc)
         dout_og = dout
         outproj_transposed = None if outproj_weight is None else aten.transpose(outproj_weight, 0, 1)
         dout = by_size(aten, dim, _linear_or_input(aten, dout, outproj_transposed, None))
@@ -587,7 +570,7 @@ def mamba_split_conv1d_scan_combined(
                 ddt,
                 db,
                 dc,
-                by_size(aten, dim, dz),
+                dz,
                 outproj_weight is not None,
             )
         else:

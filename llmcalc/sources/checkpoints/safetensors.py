@@ -48,15 +48,14 @@ MOST_SHARDS = 5_000
 """Largest number of files of a sharded checkpoint. DeepSeek-V3 has 163."""
 
 
-def read_safetensors(path: Path, with_data: bool = True) -> Checkpoint:
+def read_safetensors(path: Path) -> Checkpoint:
     """Returns the tensors of one file.
 
-    with_data: whether the data must be present; False for a file with only the header. Default True.
     Raises `InputError` for a length that exceeds the file or the bound, a header that is not JSON, a tensor whose bytes
     do not match its shape, and tensors that overlap or have the same name.
     """
     text, data_bytes = _read_header(path, LARGEST_HEADER)
-    return parse_header(text, str(path), data_bytes if with_data else None)
+    return parse_header(text, str(path), data_bytes)
 
 
 def _read_header(path: Path, limit: int) -> tuple[bytes, int]:

@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import TypeVar
+
+Value = TypeVar("Value")
 
 
 class Absent(LookupError):
     """Raised if a description has no value for a config field, so that the field is left out of the config."""
 
 
-def present(value: Any) -> Any:
+def present(value: Value | None) -> Value:
     """Returns the value; raises `Absent` if it is None."""
     if value is None:
         raise Absent

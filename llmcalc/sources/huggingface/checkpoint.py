@@ -7,7 +7,7 @@ from typing import Any
 
 from ...flow.module_names import WRAPPED, Checkpoint
 from .heads import architecture_of
-from .registry import bases, family_of, kind_of_class, model_types, text_of, usual_name
+from .registry import family_of, kind_of_class, library_classes, model_types, text_of, usual_name
 
 
 def checkpoint_of(config: Mapping[str, Any]) -> Checkpoint:
@@ -18,7 +18,7 @@ def checkpoint_of(config: Mapping[str, Any]) -> Checkpoint:
     text = text_of(config)[2]
     types = dict.fromkeys((kind_of_class(architecture_of(config)), usual_name(config["model_type"]), text))
     base_families = [family_of(name).like or name for name in types if name in model_types()]
-    prefixes = (f"{base}." for name in base_families for base in bases().get(name, ()))
+    prefixes = (f"{base}." for name in base_families for base in library_classes().bases.get(name, ()))
     family = family_of(base_families[-1])
     stored = _with_unconverted(config, family.unconverted)
     return Checkpoint(stored, family.modules, family.earlier, tuple(dict.fromkeys((*WRAPPED, *prefixes))))

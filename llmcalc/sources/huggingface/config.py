@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any, TypeGuard
 
@@ -128,7 +128,7 @@ class Config:
 
     def has(self, name: str) -> bool:
         """Whether the config itself has the field, with a value that is not null."""
-        return any(self.data.get(name_or_alias) is not None for name_or_alias in self._with_aliases((name,)))
+        return any(self.data.get(any_name) is not None for any_name in self._with_aliases((name,)))
 
     def _with_aliases(self, names: tuple[str, ...]) -> tuple[str, ...]:
         """Returns the names with their aliases, and marks all of them as read."""
@@ -149,16 +149,11 @@ class Config:
 
     def _winning_name(self, names: tuple[str, ...]) -> str | None:
         """Returns the name whose value applies, if the config has several aliases; a null replaces no other value."""
-        present_names = [name_or_alias for name_or_alias in names if name_or_alias in self.data]
+        present_names = [name for name in names if name in self.data]
         if len(present_names) < 2:
             return present_names[0] if present_names else None
-        others = {
-            name_or_alias
-            for name_or_alias in present_names
-            if name_or_alias not in self.defaults and self.data[name_or_alias] is not None
-        }
-        last_of_others = next((name for name in reversed([*self.data]) if name in others), None) if others else None
-        return present_names[0] if last_of_others is None else last_of_others
+        others = {name for name in present_names if name not in self.defaults and self.data[name] is not None}
+        return next((name for name in reversed([*self.data]) if name in others), present_names[0])
 
     def _name_in_config(self, names: tuple[str, ...]) -> str:
         """Returns the name under which the config has the field, or the usual name if it does not have it."""
@@ -176,6 +171,10 @@ class Config:
         """Returns the integer in a field, which may be 0."""
         return self._read_integer(names, 0, "a whole number, 0 or more")
 
+    def with_fields(self, **fields: Any) -> Config:
+        """Returns the config with other values for some fields; a field read in one counts as read in both."""
+        return replace(self, data={**self.data, **fields})
+
     def size_by_name(self, name: str) -> int:
         """Returns the positive integer in a field of this very name, or its default, whatever its aliases say."""
         return replace(self, aliases={}).size(name)
@@ -183,11 +182,8 @@ class Config:
     def _read_integer(self, names: tuple[str, ...], minimum: int, expected: str) -> int:
         value, maximum = self.get(*names), MOST.get(names[0], LARGEST)
         if not is_whole(value) or not minimum <= value <= maximum:
-            raise self.wrong(
-                self._name_in_config(names),
-                value,
-                expected + (f", at most {maximum}" if is_whole(value) and value > maximum else ""),
-            )
+            limit = f", at most {maximum}" if is_whole(value) and value > maximum else ""
+            raise self.wrong(self._name_in_config(names), value, expected + limit)
         if value and self._winning_name(self._with_aliases(names)) is None:
             self.from_defaults[f"{self.where}{names[0]}"] = value
         return value
@@ -195,66 +191,73 @@ class Config:
     def maybe(self, *names: str) -> int | None:
         """Returns the positive integer in a field; None if the field is null or absent."""
         names = self._with_aliases(names)
-        present_values = [
-            name_or_alias for name_or_alias in names if name_or_alias in self.data or name_or_alias in self.defaults
-        ]
-        return None if not present_values or self.get(*names) is None else self.size(*names)
+        is_present = any(name in self.data or name in self.defaults for name in names)
+        return self.size(*names) if is_present and self.get(*names) is not None else None
 
-    def flag(self, *names: str) -> bool:
+    def _checked(self, names: tuple[str, ...], is_right: Callable[[Any], bool], expected: str) -> Any:
+        """Returns the value of a field. Raises `InputError` if it is not right."""
         value = self.get(*names)
-        if type(value) is not bool:
-            raise self.wrong(self._name_in_config(names), value, "true or false")
+        if not is_right(value):
+            raise self.wrong(self._name_in_config(names), value, expected)
         return value
 
+    def flag(self, *names: str) -> bool:
+        """Returns the boolean in a field."""
+        return bool(self._checked(names, lambda value: type(value) is bool, "true or false"))
+
     def number(self, *names: str, minimum: float = 0) -> float:
-        value = self.get(*names)
-        if not is_number(value) or not minimum <= value <= LARGEST:  # false for NaN
-            raise self.wrong(self._name_in_config(names), value, f"a number from {minimum} to {LARGEST}")
+        """Returns the number in a field, of at least `minimum`."""
+
+        def is_right(value: Any) -> bool:
+            return is_number(value) and minimum <= value <= LARGEST  # false for NaN
+
+        value = self._checked(names, is_right, f"a number from {minimum} to {LARGEST}")
         return value if isinstance(value, float) else float(value)
 
     def text(self, *names: str) -> str:
-        value = self.get(*names)
-        if not isinstance(value, str):
-            raise self.wrong(self._name_in_config(names), value, "a text")
-        return value
+        """Returns the text in a field."""
+        return str(self._checked(names, lambda value: isinstance(value, str), "a text"))
 
     def sizes(self, *names: str) -> list[int]:
         """Returns the list of integers in a field; elements may be 0."""
-        value = self.get(*names)
-        if not isinstance(value, list | tuple) or any(not is_whole(item) or not 0 <= item <= LARGEST for item in value):
-            raise self.wrong(self._name_in_config(names), value, "a list of whole numbers")
-        return list(value)
+
+        def is_right(value: Any) -> bool:
+            return isinstance(value, list | tuple) and all(is_whole(item) and 0 <= item <= LARGEST for item in value)
+
+        return list(self._checked(names, is_right, "a list of whole numbers"))
 
     def texts(self, *names: str) -> list[str]:
-        value = self.get(*names)
-        if not isinstance(value, list | tuple) or any(not isinstance(item, str) for item in value):
-            raise self.wrong(self._name_in_config(names), value, "a list of texts")
-        return list(value)
+        """Returns the list of texts in a field."""
+
+        def is_right(value: Any) -> bool:
+            return isinstance(value, list | tuple) and all(isinstance(item, str) for item in value)
+
+        return list(self._checked(names, is_right, "a list of texts"))
 
     def table(self, *names: str) -> Mapping[str, Any]:
-        value = self.get(*names)
-        if not isinstance(value, dict):
-            raise self.wrong(self._name_in_config(names), value, "a table of fields")
-        return value
+        """Returns the table in a field."""
+        table: Mapping[str, Any] = self._checked(names, lambda value: isinstance(value, dict), "a table of fields")
+        return table
+
+    def section(self, name: str, defaults: Mapping[str, Any] | None = None) -> Config:
+        """Returns the table in a field as a config; a missing one is empty. defaults: those of its own fields."""
+        table = self.table(name) if self.has(name) else {}
+        return Config(table, defaults or {}, self.model_type, self.head, f"{self.where}{name}.")
 
     def choice(self, options: Mapping[str, Any], *names: str) -> Any:
         """Returns the entry of `options` that a field's text names."""
-        value = self.get(*names)
-        if not isinstance(value, str) or value not in options:
-            raise self.wrong(self._name_in_config(names), value, "one of " + ", ".join(options))
-        return options[value]
+
+        def is_right(value: Any) -> bool:
+            return isinstance(value, str) and value in options
+
+        return options[self._checked(names, is_right, "one of " + ", ".join(options))]
 
     def must(self, name: str, *expected_values: Any) -> None:
         """Raises `InputError` for another value of a field, with which the class has uncounted weights."""
         value = self.get(name)
         if value not in expected_values:
-            raise self.wrong(
-                name,
-                value,
-                "one of "
-                + ", ".join(map(in_json, expected_values))
-                + f" (what is counted for {self.model_type} knows no other)",
-            )
+            expected = ", ".join(map(in_json, expected_values))
+            raise self.wrong(name, value, f"one of {expected} (what is counted for {self.model_type} knows no other)")
 
     def divided(self, name: str, dividend: int, divisor: int) -> int:
         """Returns dividend / divisor. Raises `InputError` if it is not an integer, since the class requires one."""

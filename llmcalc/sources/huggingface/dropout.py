@@ -9,49 +9,39 @@ from collections.abc import Mapping
 from typing import Any
 
 from .config import Config, is_number
-from .family import DropoutFields, Family
+from .family import Family
 
-BERT_DROPOUT = DropoutFields(
-    {
-        "embedding": "hidden_dropout_prob",
-        "attention": "attention_probs_dropout_prob",
-        "attention_output": "hidden_dropout_prob",
-        "feed_forward": "hidden_dropout_prob",
-    },
-    {"hidden_dropout_prob": 0.1, "attention_probs_dropout_prob": 0.1},
+BERT_DROPOUT = {
+    "embedding": "hidden_dropout_prob",
+    "attention": "attention_probs_dropout_prob",
+    "attention_output": "hidden_dropout_prob",
+    "feed_forward": "hidden_dropout_prob",
+}
+
+GPT2_DROPOUT = {
+    "embedding": "embd_pdrop",
+    "attention": "attn_pdrop",
+    "attention_output": "resid_pdrop",
+    "feed_forward": "resid_pdrop",
+}
+
+BART_DROPOUT = {
+    "embedding": "dropout",
+    "attention": "attention_dropout",
+    "attention_output": "dropout",
+    "activation": "activation_dropout",
+    "feed_forward": "dropout",
+}
+
+T5_DROPOUT = dict.fromkeys(
+    ("embedding", "attention", "attention_output", "activation", "feed_forward", "final"), "dropout_rate"
 )
 
-GPT2_DROPOUT = DropoutFields(
-    {
-        "embedding": "embd_pdrop",
-        "attention": "attn_pdrop",
-        "attention_output": "resid_pdrop",
-        "feed_forward": "resid_pdrop",
-    },
-    {"embd_pdrop": 0.1, "attn_pdrop": 0.1, "resid_pdrop": 0.1},
-)
-
-BART_DROPOUT = DropoutFields(
-    {
-        "embedding": "dropout",
-        "attention": "attention_dropout",
-        "attention_output": "dropout",
-        "activation": "activation_dropout",
-        "feed_forward": "dropout",
-    },
-    {"dropout": 0.1},
-)
-
-T5_DROPOUT = DropoutFields(
-    dict.fromkeys(
-        ("embedding", "attention", "attention_output", "activation", "feed_forward", "final"), "dropout_rate"
-    ),
-    {"dropout_rate": 0.1},
-)
-
-HIDDEN_DROPOUT = DropoutFields(
-    {"attention": "attention_dropout", "attention_output": "hidden_dropout", "feed_forward": "hidden_dropout"}
-)
+HIDDEN_DROPOUT = {
+    "attention": "attention_dropout",
+    "attention_output": "hidden_dropout",
+    "feed_forward": "hidden_dropout",
+}
 
 
 def dropout_of(config: Config, family: Family) -> Mapping[str, Any]:
@@ -59,14 +49,14 @@ def dropout_of(config: Config, family: Family) -> Mapping[str, Any]:
 
     Raises `InputError` for a probability that is no number from 0 to below 1.
     """
-    places = {place: _read_probability(config, name, family) for place, name in family.dropout.places.items()}
+    places = {place: _read_probability(config, name) for place, name in family.dropout.items()}
     return {"dropout": places} if any(places.values()) or set(places) != {"attention"} else {}
 
 
-def _read_probability(config: Config, name: str, family: Family) -> float:
+def _read_probability(config: Config, name: str) -> float:
     """Returns the probability in a field; null means 0, as in transformers."""
     config.fields_read.add(name)
-    value = config.data.get(name, family.dropout.defaults.get(name, 0.0))
+    value = config.data.get(name, config.defaults.get(name, 0.0))
     if value is None:
         return 0.0
     if not is_number(value) or not 0 <= value < 1:

@@ -59,19 +59,7 @@ def every_expert(op: Op) -> Op:
     return replace(op, top_k=op.num_experts) if isinstance(op, ExpertLinear) else op
 
 
-@dataclass(frozen=True)
-class DropoutFields:
-    """The config fields with probabilities of dropout.
-
-    places: place (`components/dropout.py`) → the field with its probability, as the class reads it.
-    defaults: defaults of the configuration class in `transformers`; 0 for a field without one here.
-    """
-
-    places: Mapping[str, str]
-    defaults: Mapping[str, float] = field(default_factory=dict)
-
-
-ATTENTION_DROPOUT = DropoutFields({"attention": "attention_dropout"})
+ATTENTION_DROPOUT = {"attention": "attention_dropout"}
 """The field of most decoders."""
 
 
@@ -119,9 +107,10 @@ class Family:
     """A `model_type`: how its config is read and written, and how its `transformers` classes deviate from the spec.
 
     read: function from a config to the `model` table of a native description.
-    defaults: defaults of its configuration class in `transformers`, for every field that `read` reads (a test compares
-        them with the installed class).
-    ignored: its own fields that change no count.
+    defaults: defaults of fields that its configuration class in `transformers` does not state, or all of its defaults
+        if it has no class there; `registry` adds those of the class (`class_defaults`).
+    ignored: fields of its configs that change no count and that its class in `transformers` does not have; of the
+        class's own fields `registry` adds all, for a test compares those that are not read with the class.
     uncounted: field of its configs → the remark that the part it describes is not counted, because its class does not
         have it; `{}` in the remark is the field's value.
     published_as: other model types in published configs whose class is of this family; the class's name decides.
@@ -147,7 +136,8 @@ class Family:
     filled: defaults that the wrapper's class adds to its `text_config`.
     passed: field of the text model → the section and the field of the wrapper's config that its class takes it from,
         and that field's default.
-    dropout: the fields of its configs with probabilities of dropout; by default `attention_dropout` alone.
+    dropout: place of a dropout (`components/dropout.py`) → the field of its configs with the probability, which is 0 by
+        default; by default `attention_dropout` alone.
     towers: prefixes of the names of classes that build vision or audio encoders for a text model with a flat config.
     tower_file: the file in `towers` that reads its vision and audio encoders.
     uncounted_encoders: section of a wrapper's config → the model type of the encoder that its class builds from it, for
@@ -188,7 +178,7 @@ class Family:
     ties: Literal["wrapper", "text", "either", "never"] = "wrapper"
     filled: Mapping[str, Any] = field(default_factory=dict)
     passed: Mapping[str, tuple[str, str, int]] = field(default_factory=dict)
-    dropout: DropoutFields = ATTENTION_DROPOUT
+    dropout: Mapping[str, str] = field(default_factory=lambda: ATTENTION_DROPOUT)
     towers: str = ""
     tower_file: str = ""
     uncounted_encoders: Mapping[str, str] = field(default_factory=dict)

@@ -130,7 +130,25 @@ def described(
     state_dtype = next((table[key] for table in tables for key in STATE_DTYPES if key in table), None)
     if isinstance(state_dtype, str) and state_dtype != "auto":
         description["state_dtype"] = state_dtype
+    rope_parameters = _rope_parameters(next(iter(tables)))
+    if rope_parameters:
+        description["rope_parameters"] = rope_parameters
     return description
+
+
+def _rope_parameters(table: Mapping[str, Any]) -> dict[str, Any]:
+    """Returns how a config scales rotary positions, in the form of `rope_parameters`; empty if it does not say.
+
+    The older `rope_scaling` does not hold for layers with a window that have a base of their own (Gemma 3).
+    """
+    parameters = table.get("rope_parameters") or table.get("rope_scaling")
+    if not isinstance(parameters, Mapping):
+        return {}
+    original = table.get("original_max_position_embeddings")
+    parameters = {**({} if original is None else {"original_max_position_embeddings": original}), **parameters}
+    if "rope_local_base_freq" in table and "rope_parameters" not in table:
+        return {"full_attention": parameters, "sliding_attention": {}}
+    return parameters
 
 
 def _config_tables(config_data: Mapping[str, Any]) -> Iterator[Mapping[str, Any]]:

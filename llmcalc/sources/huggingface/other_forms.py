@@ -71,8 +71,9 @@ def as_config(arguments: Mapping[str, Any]) -> tuple[Mapping[str, Any], list[str
     return arguments, []
 
 
-def _positive_size(arguments: Mapping[str, Any], name: str) -> int:
-    value = arguments.get(name)
+def _positive_size(arguments: Mapping[str, Any], name: str, default: int | None = None) -> int:
+    """Returns the positive integer in a field. Raises `InputError` for any other value, and without a default."""
+    value = arguments.get(name, default)
     if not is_whole(value) or not 0 < value <= LARGEST:
         raise InputError(f"{name}: {shown(value)}; expected a positive whole number")
     return value
@@ -80,7 +81,7 @@ def _positive_size(arguments: Mapping[str, Any], name: str) -> int:
 
 def _read_meta(arguments: Mapping[str, Any]) -> tuple[dict[str, Any], list[str]]:
     """Reads Llama's `params.json`: the FFN's width is computed from the model's width (`FeedForward`)."""
-    width, multiple = _positive_size(arguments, "dim"), _positive_size({"multiple_of": 256, **arguments}, "multiple_of")
+    width, multiple = _positive_size(arguments, "dim"), _positive_size(arguments, "multiple_of", 256)
     factor = arguments.get("ffn_dim_multiplier")
     if factor is not None and (not is_number(factor) or not 0 < factor <= 100):
         raise InputError(f"ffn_dim_multiplier: {shown(factor)}; expected a number above 0, up to 100")
@@ -100,8 +101,8 @@ def _read_mistral(arguments: Mapping[str, Any]) -> tuple[dict[str, Any], list[st
         **_shared_fields(arguments),
         "model_type": "mistral",
         "intermediate_size": _positive_size(arguments, "hidden_dim"),
+        "sliding_window": None,
     }
-    config["sliding_window"] = None
     if arguments.get("head_dim") is not None:
         config["head_dim"] = _positive_size(arguments, "head_dim")
     experts = arguments.get("moe")
@@ -123,7 +124,7 @@ def _shared_fields(arguments: Mapping[str, Any]) -> dict[str, Any]:
         "hidden_size": _positive_size(arguments, "dim"),
         "num_hidden_layers": _positive_size(arguments, "n_layers"),
         "num_attention_heads": heads,
-        "num_key_value_heads": _positive_size({"n_kv_heads": heads, **arguments}, "n_kv_heads"),
+        "num_key_value_heads": _positive_size(arguments, "n_kv_heads", heads),
         "vocab_size": _positive_size(arguments, "vocab_size"),
         "tie_word_embeddings": False,
     }
@@ -138,13 +139,11 @@ def _read_nanogpt(arguments: Mapping[str, Any]) -> tuple[dict[str, Any], list[st
             f"bias: {shown(arguments['bias'])}; GPT-2's class has biases everywhere; expected true, or a description: "
             "llmcalc convert writes that of the config with bias true, in which each bias is a field"
         )
-    model_sizes = {name: _positive_size(arguments, name) for name in ("n_layer", "n_head", "n_embd")}
-    vocab = _positive_size({"vocab_size": 50304, **arguments}, "vocab_size")
     config = {
         "model_type": "gpt2",
-        **model_sizes,
+        **{name: _positive_size(arguments, name) for name in ("n_layer", "n_head", "n_embd")},
         "n_positions": _positive_size(arguments, "block_size"),
-        "vocab_size": vocab,
+        "vocab_size": _positive_size(arguments, "vocab_size", 50304),
     }
     return config, ["arguments of nanoGPT: read as 'gpt2', with its biases and its tied head"]
 
@@ -160,7 +159,7 @@ def _read_nanochat(arguments: Mapping[str, Any]) -> tuple[dict[str, Any], list[s
         "num_hidden_layers": _positive_size(arguments, "n_layer"),
         "num_attention_heads": _positive_size(arguments, "n_head"),
         "num_key_value_heads": _positive_size(arguments, "n_kv_head"),
-        "vocab_size": _positive_size({"vocab_size": 50304, **arguments}, "vocab_size"),
+        "vocab_size": _positive_size(arguments, "vocab_size", 50304),
         **({} if length is None else {"max_position_embeddings": length}),
     }
     return config, ["arguments of nanochat: read as 'nanochat', as in its first versions"]
@@ -185,25 +184,22 @@ def _read_mamba(arguments: Mapping[str, Any]) -> tuple[dict[str, Any], list[str]
         raise InputError(
             f"ssm_cfg: {shown(ssm)}; expected layer Mamba1 or Mamba2, and d_state, expand, headdim, ngroups"
         )
-    multiple, vocab = (
-        _positive_size({"pad_vocab_size_multiple": 8, **arguments}, "pad_vocab_size_multiple"),
-        _positive_size(arguments, "vocab_size"),
-    )
-    expand = _positive_size({"expand": 2, **ssm}, "expand")
+    multiple, vocab = _positive_size(arguments, "pad_vocab_size_multiple", 8), _positive_size(arguments, "vocab_size")
+    expand = _positive_size(ssm, "expand", 2)
     config: dict[str, Any] = {
         "model_type": "mamba" if layer == "Mamba1" else "mamba2",
         "vocab_size": multiple * ceil(vocab / multiple),
         "hidden_size": width,
         "num_hidden_layers": _positive_size(arguments, "n_layer"),
         "expand": expand,
-        "state_size": _positive_size({"d_state": 16 if layer == "Mamba1" else 128, **ssm}, "d_state"),
+        "state_size": _positive_size(ssm, "d_state", 16 if layer == "Mamba1" else 128),
         "tie_word_embeddings": True,
     }
     if layer == "Mamba2":
-        head = _positive_size({"headdim": 64, **ssm}, "headdim")
+        head = _positive_size(ssm, "headdim", 64)
         if expand * width % head:
             raise InputError(f"ssm_cfg: headdim {head} does not divide {expand * width}, the width of the scan")
-        groups = _positive_size({"ngroups": 1, **ssm}, "ngroups")
+        groups = _positive_size(ssm, "ngroups", 1)
         config |= {"head_dim": head, "num_heads": expand * width // head, "n_groups": groups}
     else:
         config["intermediate_size"] = expand * width
@@ -215,10 +211,8 @@ def _read_mlc(arguments: Mapping[str, Any]) -> tuple[dict[str, Any], list[str]]:
     fields = {name: value for name, value in arguments["model_config"].items() if name not in MLC}
     theta = fields.pop("position_embedding_base", None)
     config = {**fields, "model_type": arguments["model_type"], **({} if theta is None else {"rope_theta": theta})}
-    quantization_name = arguments.get("quantization")
-    remarks = (
-        [f"quantization: MLC's {shown(quantization_name)} is not counted; --quantize counts a scheme"]
-        if quantization_name
-        else []
-    )
-    return config, ["mlc-chat-config.json: read as the config of its model", *remarks]
+    remarks = ["mlc-chat-config.json: read as the config of its model"]
+    if arguments.get("quantization"):
+        scheme = shown(arguments["quantization"])
+        remarks.append(f"quantization: MLC's {scheme} is not counted; --quantize counts a scheme")
+    return config, remarks

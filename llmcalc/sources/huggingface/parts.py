@@ -78,21 +78,23 @@ def rope(
     kind: the kind of layer whose table is used, if `rope_parameters` has one table per kind.
     """
     config.fields_read.update((share_name, theta_name))
-    rope_parameters = config.data.get("rope_parameters") or {}
-    rope_parameters = rope_parameters if isinstance(rope_parameters, dict) else {}
-    rope_parameters = (
-        rope_parameters[kind] if kind is not None and isinstance(rope_parameters.get(kind), dict) else rope_parameters
-    )
-    theta, rotary_share = rope_parameters.get("rope_theta"), rope_parameters.get("partial_rotary_factor")
-    theta = theta if theta is not None else config.data.get(theta_name)
-    rotary_share = rotary_share if rotary_share is not None else config.data.get(share_name)
+    parameters = config.data.get("rope_parameters") or {}
+    if kind is not None and isinstance(parameters.get(kind), dict):
+        parameters = parameters[kind]
+
+    def stated(name: str, name_above: str) -> Any:
+        return parameters[name] if parameters.get(name) is not None else config.data.get(name_above)
+
+    theta, rotary_share = stated("rope_theta", theta_name), stated("partial_rotary_factor", share_name)
     rotary_share = share if rotary_share is None else rotary_share
     if not is_number(rotary_share) or not 0 < rotary_share <= 1:
         raise config.wrong(share_name, rotary_share, "a number above 0 and at most 1")
-    table: Table = (
-        {"type": "rope"} if rotary_share == 1 else {"type": "rope", "partial_rotary_factor": float(rotary_share)}
-    )
-    return {**table, "rope_theta": float(theta)} if isinstance(theta, int | float) and 0 < theta <= LARGEST else table
+    table: Table = {"type": "rope"}
+    if rotary_share != 1:
+        table["partial_rotary_factor"] = float(rotary_share)
+    if isinstance(theta, int | float) and 0 < theta <= LARGEST:
+        table["rope_theta"] = float(theta)
+    return table
 
 
 def full_rope(config: Config) -> Table:
@@ -144,6 +146,19 @@ def mlp(width: int, act: str, bias: bool = True) -> Table:
 
 def qk_norm(norm: Table, scope: str = "head", order: str = "before_rope") -> Table:
     return {"qk_norm": {"norm": norm, "scope": scope, "order": order}}
+
+
+def layer_table(
+    attention: Table, feed_forward: Table, norm: Table, norm_placement: str = "pre", **layer_fields: Any
+) -> Table:
+    """Returns the table of a layer: attention, a feed-forward network, and the norm of both."""
+    return {
+        "attention": attention,
+        "feed_forward": feed_forward,
+        "norm": norm,
+        "norm_placement": norm_placement,
+        **layer_fields,
+    }
 
 
 def decoder(

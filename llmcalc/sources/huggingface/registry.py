@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping
+from dataclasses import replace
 from functools import cache
 from importlib import import_module
 from pathlib import Path
@@ -11,6 +12,7 @@ from typing import Any, NamedTuple
 
 from ...components.head_kind import HeadKind
 from ...errors import InputError, shown, suggest
+from .class_defaults import class_defaults, class_fields
 from .config import Config
 from .drafts import CLASSES, as_draft
 from .dropout import dropout_of
@@ -81,39 +83,34 @@ SPELLED = {kind.replace("-", "_"): kind for kind in FILE_OF} | OTHER_NAMES
 """Model type with `_` for every `-`, or its other name → the model type."""
 
 
+class LibraryClasses(NamedTuple):
+    """Facts about the classes of `transformers`, which `python -m tests.sources.test_classes` lists.
+
+    transformers: the version of the library.
+    classes: model type → its classes.
+    bases: model type → the `base_model_prefix` of its classes, if that is not `model`.
+    names: model type → the `attribute_map` of its configuration class.
+    losses_of_logits: the classes whose loss reads the logits in the logits' own number format.
+    float32_routers: the model types whose classes route tokens by a product of float32 copies.
+    """
+
+    transformers: str
+    classes: dict[str, list[str]]
+    bases: dict[str, list[str]]
+    names: dict[str, dict[str, str]]
+    losses_of_logits: list[str]
+    float32_routers: list[str]
+
+
 @cache
+def library_classes() -> LibraryClasses:
+    """Reads the listed facts about the classes of `transformers`."""
+    return LibraryClasses(**json.loads(Path(__file__).with_name("classes.json").read_text()))
+
+
 def classes() -> dict[str, list[str]]:
-    """Returns the `transformers` classes of each model type, as listed by `python -m tests.sources.test_classes`."""
-    classes_by_type: dict[str, list[str]] = json.loads(Path(__file__).with_name("classes.json").read_text())["classes"]
-    return classes_by_type
-
-
-@cache
-def bases() -> dict[str, list[str]]:
-    """Returns the `base_model_prefix` of each model type's classes, if the prefix is not `model`."""
-    prefixes: dict[str, list[str]] = json.loads(Path(__file__).with_name("classes.json").read_text())["bases"]
-    return prefixes
-
-
-@cache
-def other_names() -> dict[str, dict[str, str]]:
-    """Returns the `attribute_map` of each model type's configuration class."""
-    names_by_type: dict[str, dict[str, str]] = json.loads(Path(__file__).with_name("classes.json").read_text())["names"]
-    return names_by_type
-
-
-@cache
-def losses_of_logits() -> frozenset[str]:
-    """Returns the classes in `transformers` whose loss reads the logits in the logits' own number format."""
-    names: list[str] = json.loads(Path(__file__).with_name("classes.json").read_text())["losses_of_logits"]
-    return frozenset(names)
-
-
-@cache
-def float32_routers() -> frozenset[str]:
-    """Returns the model types whose classes in `transformers` route tokens by a product of float32 copies."""
-    names: list[str] = json.loads(Path(__file__).with_name("classes.json").read_text())["float32_routers"]
-    return frozenset(names)
+    """Returns the `transformers` classes of each model type."""
+    return library_classes().classes
 
 
 def with_float32_routers(table: Any) -> Any:
@@ -154,12 +151,12 @@ def _loss_fields(config: Config) -> dict[str, Any]:
     names = ("final_logit_softcapping", "logits_soft_cap")
     cap = next((config.data[name] for name in names if name in config.data), LOGIT_CAPS.get(config.model_type))
     cap_fields = {"logit_softcapping": float(cap)} if isinstance(cap, int | float) and cap > 0 else {}
-    return {**cap_fields, **({"float32_loss": False} if name in losses_of_logits() else {})}
+    return {**cap_fields, **({"float32_loss": False} if name in library_classes().losses_of_logits else {})}
 
 
 def config_of(config_data: Mapping[str, Any], model_type: str, family: Family, head: HeadKind, location: str) -> Config:
     """Returns a config with the family's defaults and aliases. location: `where` of `Config`."""
-    aliases = {**other_names().get(model_type, {}), **family.aliases}
+    aliases = {**library_classes().names.get(model_type, {}), **family.aliases}
     return Config(config_data, family.defaults, model_type, head, location, aliases, family.unread)
 
 
@@ -280,8 +277,17 @@ def family_files() -> list[str]:
 @cache
 def families_in(file: str) -> Mapping[str, Family]:
     """Returns the records of a file in `families` by model type."""
-    families: Mapping[str, Family] = import_module(f".families.{file}", __package__).FAMILIES
-    return families
+    records: Mapping[str, Family] = import_module(f".families.{file}", __package__).FAMILIES
+    return {model_type: _with_class_fields(family, family.like or model_type) for model_type, family in records.items()}
+
+
+def _with_class_fields(family: Family, model_type: str) -> Family:
+    """Returns a record with the defaults and the fields of a model type's configuration class."""
+    return replace(
+        family,
+        defaults={**class_defaults(model_type), **family.defaults},
+        ignored=family.ignored | class_fields(model_type),
+    )
 
 
 def usual_name(model_type: str) -> str:
@@ -524,7 +530,7 @@ def read(config_data: Mapping[str, Any], head: HeadKind | None = None) -> Config
     model |= dropout_of(config, family)
     if model["head"]["type"] == "lm":
         model["head"] = {**model["head"], **_loss_fields(config)}
-    if model_type in float32_routers():
+    if model_type in library_classes().float32_routers:
         model = with_float32_routers(model)
     family_records = (family,) if location or wrapper == model_type else (family, family_of(wrapper))
     uncounted_towers = {

@@ -64,16 +64,23 @@ def _nearest_class(spec_values: dict[str, Any], other_configs: list[tuple[str, d
 
     other_configs: (name of a class, what it computes in canonical form).
     """
-    nearest_config: tuple[tuple[int, int], str, Difference] | None = None
-    for name, class_values in other_configs:
-        mismatches = sorted(differences(spec_values, class_values), key=_is_in_tower)
-        distance = (
-            sum(weight(difference) for difference in mismatches if not _is_in_tower(difference)),
-            sum(weight(difference) for difference in mismatches if _is_in_tower(difference)),
-        )
-        if nearest_config is None or distance < nearest_config[0]:
-            nearest_config = distance, name, mismatches[0]
-    return _nearest_text(nearest_config)
+    if not other_configs:
+        return ""
+    mismatches_of_class = [
+        (name, sorted(differences(spec_values, class_values), key=_is_in_tower)) for name, class_values in other_configs
+    ]
+    name, mismatches = min(mismatches_of_class, key=lambda item: _distance(item[1]))
+    path, spec_value, class_value = mismatches[0]
+    hint = " (--set towers={} leaves towers out)" if path.startswith("towers") else ""
+    return (
+        f"; nearest is {name}, which has {_shown_value(class_value)} where {path} is {_shown_value(spec_value)}{hint}"
+    )
+
+
+def _distance(mismatches: list[Difference]) -> tuple[int, int]:
+    """Returns the numbers of different values in the text model, and in vision and audio encoders."""
+    in_towers = sum(weight(difference) for difference in mismatches if _is_in_tower(difference))
+    return sum(map(weight, mismatches)) - in_towers, in_towers
 
 
 def _possible_families(config_values: ConfigValues) -> Iterator[tuple[str, Family]]:
@@ -113,6 +120,8 @@ def _candidate_config(model_type: str, family: Family, name: str, config_values:
     config: dict[str, Any] = {"model_type": model_type, "architectures": [name]}
     _fill_fields(config, family, config_values, [*family.defaults, *family.writes])
     read_fields = _fields_read(family, config)
+    kept_fields = {"model_type", "architectures", *family.writes} | read_fields
+    config = {field: value for field, value in config.items() if field in kept_fields}
     _fill_fields(config, family, config_values, [field for field in ALSO if field in read_fields])
     return (
         config | _logit_cap_field(model_type, family, config_values.spec) | _dropout_fields(family, config_values.spec)
@@ -131,8 +140,8 @@ def _dropout_fields(family: Family, spec: ModelSpec) -> dict[str, float]:
     """Returns the dropout probabilities that differ from the class's defaults; nothing for a spec without dropout."""
     if spec.dropout is None:
         return {}
-    fields = {field: getattr(spec.dropout, place) or 0.0 for place, field in family.dropout.places.items()}
-    return {field: value for field, value in fields.items() if value != family.dropout.defaults.get(field, 0.0)}
+    fields = {field: getattr(spec.dropout, place) or 0.0 for place, field in family.dropout.items()}
+    return {field: value for field, value in fields.items() if value != family.defaults.get(field, 0.0)}
 
 
 def _fill_fields(config: dict[str, Any], family: Family, config_values: ConfigValues, fields: list[str]) -> None:
@@ -196,16 +205,6 @@ def _read_back(config: dict[str, Any]) -> ModelSpec | None:
 def _is_in_tower(difference: Difference) -> bool:
     """Whether a difference is in a vision or audio encoder; differences of the text model are reported first."""
     return difference[0].startswith("towers")
-
-
-def _nearest_text(nearest_config: tuple[tuple[int, int], str, Difference] | None) -> str:
-    if nearest_config is None:
-        return ""
-    _, name, (path, spec_value, class_value) = nearest_config
-    hint = " (--set towers={} leaves towers out)" if path.startswith("towers") else ""
-    return (
-        f"; nearest is {name}, which has {_shown_value(class_value)} where {path} is {_shown_value(spec_value)}{hint}"
-    )
 
 
 def _shown_value(value: Any) -> str:

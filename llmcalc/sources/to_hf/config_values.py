@@ -7,8 +7,9 @@ properties here are for values with another name in the spec, or values that are
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
+from contextlib import suppress
 from functools import cached_property
-from typing import Any
+from typing import Any, TypeVar
 
 from ...components.base import AttentionPosition, Part, TokenMixer
 from ...components.layers.block import Layer
@@ -20,6 +21,8 @@ from ...components.position import Rope
 from ...components.stack import Stack
 from ...model import ModelSpec
 from ..huggingface.absent import Absent, present
+
+FoundPart = TypeVar("FoundPart", bound=Part)
 
 LINEAR = ("gated_delta_net", "kimi_delta_attention", "lightning")
 STATE_SPACE = ("mamba", "mamba2")
@@ -81,7 +84,7 @@ class ConfigValues:
             raise Absent
         return self._first_values[name]
 
-    def find(self, cls: type[Any], *, condition: Any = lambda part: True) -> Any:
+    def find(self, cls: type[FoundPart], *, condition: Callable[[FoundPart], bool] = lambda part: True) -> FoundPart:
         """Returns the first component of a class that meets the condition."""
         return present(next((part for part in self.parts if isinstance(part, cls) and condition(part)), None))
 
@@ -96,11 +99,9 @@ class ConfigValues:
     @property
     def full(self) -> Attention:
         """The first attention without a window; if all have windows, the first attention."""
-        try:
-            attention: Attention = self.find(Attention, condition=lambda part: part.sliding_window is None)
-        except Absent:
-            attention = self.find(Attention)
-        return attention
+        with suppress(Absent):
+            return self.find(Attention, condition=lambda part: part.sliding_window is None)
+        return self.find(Attention)
 
     @property
     def sliding(self) -> Any:
@@ -114,7 +115,7 @@ class ConfigValues:
     @cached_property
     def windows(self) -> list[int | None]:
         """The window of each layer in tokens, as in `TokenMixer.window`."""
-        return [mixer.window() if isinstance(mixer, TokenMixer) else None for mixer in self.mixers]
+        return [mixer.window_size() if isinstance(mixer, TokenMixer) else None for mixer in self.mixers]
 
     @cached_property
     def positions(self) -> list[AttentionPosition | None]:
@@ -127,46 +128,35 @@ class ConfigValues:
 
     @property
     def mla(self) -> MLA:
-        mixer: MLA = self.find(MLA)
-        return mixer
+        return self.find(MLA)
 
     @property
     def moe(self) -> MoE:
-        network: MoE = self.find(MoE)
-        return network
+        return self.find(MoE)
 
     @property
     def dense(self) -> FeedForward:
         """The FFN of a layer without experts; if there is none, the shared expert."""
-        for layer in map(self.first.layer, dict.fromkeys(self.first.layer_names())):
-            for network in layer.networks():
-                if isinstance(network, FeedForward):
-                    return network
-        raise Absent
+        layers = map(self.first.layer, dict.fromkeys(self.first.layer_names()))
+        networks = (network for layer in layers for network in layer.networks())
+        return present(next((network for network in networks if isinstance(network, FeedForward)), None))
 
     @property
     def network(self) -> FeedForward:
         """The FFN that all layers have: the dense FFN, or one expert."""
-        try:
+        with suppress(Absent):
             return self.dense
-        except Absent:
-            return self.moe.expert
+        return self.moe.expert
 
     @property
     def shared(self) -> FeedForward:
-        network: FeedForward = present(self.moe.shared_expert)
-        return network
+        return present(self.moe.shared_expert)
 
     @property
     def position(self) -> Rope:
         """The rotary position encoding; if layers differ, of a layer without a window."""
-        positions_by_window = sorted(
-            zip(self.windows, self.positions, strict=True), key=lambda layer: layer[0] is not None
-        )
-        rope: Rope = present(
-            next((position for _, position in positions_by_window if isinstance(position, Rope)), None)
-        )
-        return rope
+        layers = sorted(zip(self.windows, self.positions, strict=True), key=lambda layer: layer[0] is not None)
+        return present(next((position for _, position in layers if isinstance(position, Rope)), None))
 
     @property
     def window(self) -> int | None:
@@ -175,16 +165,8 @@ class ConfigValues:
     @property
     def head_dim(self) -> int:
         """The size of a query head; if layers differ, of the first layer."""
-        mixer = present(
-            next(
-                (
-                    mixer_with_heads
-                    for mixer_with_heads in self.mixers
-                    if getattr(mixer_with_heads, "num_attention_heads", None) is not None
-                ),
-                None,
-            )
-        )
+        mixers_with_heads = (mixer for mixer in self.mixers if getattr(mixer, "num_attention_heads", None) is not None)
+        mixer = present(next(mixers_with_heads, None))
         head_dim: int | None = getattr(mixer, "head_dim", None)
         width: int = (self.first.hidden_size or self.spec.hidden_size) // mixer.num_attention_heads
         return width if head_dim is None else head_dim
@@ -226,7 +208,7 @@ def kind_of(mixer: Any) -> str:
         return {"short_conv": "conv", "rglru": "recurrent", "none": "none"}[kind]
     if isinstance(mixer, Attention) and mixer.attention_chunk_size is not None:
         return "chunked_attention"
-    has_window = isinstance(mixer, TokenMixer) and mixer.window() is not None
+    has_window = isinstance(mixer, TokenMixer) and mixer.window_size() is not None
     return "sliding_attention" if has_window else "full_attention"
 
 

@@ -25,8 +25,7 @@ def _position_rows(config_values: ConfigValues) -> int:
     """Returns the number of rows of the position embedding, or the context length."""
     if isinstance(config_values.first.position, Learned):
         return config_values.first.position.max_position_embeddings
-    positions: int = present(config_values.spec.max_position_embeddings)
-    return positions
+    return present(config_values.spec.max_position_embeddings)
 
 
 def _activation_name(config_values: ConfigValues) -> str:
@@ -93,8 +92,7 @@ def _identity_count(config_values: ConfigValues) -> int:
 def _label_count(config_values: ConfigValues) -> int:
     if isinstance(config_values.spec.head, Classifier):
         return config_values.spec.head.num_labels
-    labels: int = present(present(config_values.spec.pooler).num_labels)
-    return labels
+    return present(present(config_values.spec.pooler).num_labels)
 
 
 def _layers_before_window(config_values: ConfigValues) -> int | None:
@@ -109,20 +107,12 @@ def _is_bidirectional(config_values: ConfigValues) -> bool:
 
 
 def _prediction_modules(config_values: ConfigValues) -> int:
-    modules: int = present(config_values.spec.mtp).num_nextn_predict_layers
-    return modules
+    return present(config_values.spec.mtp).num_nextn_predict_layers
 
 
-def _rope_base(config_values: ConfigValues) -> float:
-    return config_values.position.rope_theta
-
-
-def _bucket_count(config_values: ConfigValues) -> RelativeBias:
-    bias: RelativeBias = (
-        config_values.typed("relative_bias")
-        if config_values.first.relative_bias is None
-        else config_values.first.relative_bias
-    )
+def _relative_bias(config_values: ConfigValues) -> RelativeBias:
+    """Returns the first stack's relative bias, or the first of its attention layers."""
+    bias: RelativeBias = config_values.first.relative_bias or config_values.typed("relative_bias")
     return bias
 
 
@@ -148,7 +138,7 @@ FIELDS: dict[str, Callable[[ConfigValues], Any]] = {
     "attention_bias": _attention_bias,
     "qk_layernorm": lambda s: s.full.qk_norm is not None,
     "multi_query": lambda s: _kv_heads(s) == 1,
-    "rope_theta": _rope_base,
+    "rope_theta": lambda s: s.position.rope_theta,
     "partial_rotary_factor": lambda s: s.rotary_size / s.head_dim,
     "rotary_dim": lambda s: s.rotary_size,
     "sliding_window": lambda s: present(s.window),
@@ -156,8 +146,8 @@ FIELDS: dict[str, Callable[[ConfigValues], Any]] = {
     "max_window_layers": _layers_before_window,
     "layer_types": lambda s: s.kinds(),
     "no_rope_layers": lambda s: [int(position is not None) for position in s.positions],
-    "relative_attention_num_buckets": lambda s: _bucket_count(s).relative_attention_num_buckets,
-    "relative_attention_max_distance": lambda s: _bucket_count(s).relative_attention_max_distance,
+    "relative_attention_num_buckets": lambda s: _relative_bias(s).relative_attention_num_buckets,
+    "relative_attention_max_distance": lambda s: _relative_bias(s).relative_attention_max_distance,
     # feed-forward networks and experts
     "intermediate_size": lambda s: s.network.intermediate_size,
     "mlp_bias": _mlp_bias,

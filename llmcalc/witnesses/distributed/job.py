@@ -8,9 +8,9 @@ from typing import Any
 
 from ...device_memory.training import Training
 from ...errors import InputError
-from ...frameworks.fsdp2.pipeline import ShardedRank
+from ...frameworks.fsdp2.pipeline import ShardedRank, ShardedSetup
 from ...frameworks.fsdp2.training import Fsdp, FsdpRun, sharding
-from ...frameworks.torch.pipeline import RankRun, check_torch
+from ...frameworks.torch.pipeline import RankRun, RankSetup, check_torch
 from ...model import ModelSpec
 from ...parallel.layout import Layout
 from ...parallel.rank_program import rank_program
@@ -95,16 +95,22 @@ def job_of(text: str) -> Job:
     return Job(ModelSpec.model_validate(job_fields.pop("spec")), Layout(**layout), **job_fields)
 
 
-def simulate_rank(job: Job, rank: int, meter: Meter | None = None) -> dict[str, int]:
-    """Returns the simulated bytes of one rank by quantity, as a torch dispatch mode counts them.
+def peaks_by_phase(meter: Meter) -> dict[str, int]:
+    """Returns the bytes at the peak of the forward passes, of the backward passes and of the optimizer's step."""
+    peaks = {"forward": 0, "backward": 0, "step": 0}
+    for place, peak in meter.peaks.items():
+        if place.phase in peaks:
+            peaks[place.phase] = max(peaks[place.phase], peak.bytes)
+    return peaks
 
-    meter: counts the bytes.
-    """
-    meter = meter or Meter()
+
+def simulate_rank(job: Job, rank: int) -> dict[str, int]:
+    """Returns the simulated bytes of one rank by quantity, as a torch dispatch mode counts them."""
+    meter = Meter()
     run: RankRun | FsdpRun
     fsdp = replace(FSDP, prefetch=job.layout.prefetch)
     if job.layout.zero == 3 and job.layout.pp > 1:
-        run = ShardedRank(job.spec, job.training, job.layout, rank, meter, fsdp_settings=fsdp)
+        run = ShardedRank(ShardedSetup(job.spec, job.training, job.layout, rank, fsdp=fsdp), meter)
     elif job.layout.zero == 3:
         layout = job.layout
         weight_sharding = sharding(job.training, replace(layout, tp=1), layout.coordinates(rank).dp, fsdp)
@@ -114,7 +120,7 @@ def simulate_rank(job: Job, rank: int, meter: Meter | None = None) -> dict[str, 
         )
         run.graph.adds_in_place = False  # under a dispatch mode torch adds gradients into new tensors
     else:
-        run = RankRun(job.spec, job.training, job.layout, rank, meter)
+        run = RankRun(RankSetup(job.spec, job.training, job.layout, rank), meter)
     if not isinstance(run, FsdpRun):
         for chunk in run.chunks:
             chunk.graph.adds_in_place = False
@@ -130,10 +136,7 @@ def simulate_rank(job: Job, rank: int, meter: Meter | None = None) -> dict[str, 
         bytes_before_step = meter.now
         run.update()
         run.zero_grad()
-        peaks = {
-            phase: max((peak.bytes for phase_name, peak in meter.peaks.items() if phase_name.phase == phase), default=0)
-            for phase in ("forward", "backward", "step")
-        }
+        peaks = peaks_by_phase(meter)
         if i == 0:
             quantities["first_step_peak_bytes"] = peaks["step"]
     if job.layout.pp > 1:  # the order of passes differs between ranks

@@ -114,8 +114,6 @@ class OnRank(CpuStorageTracker):
                 self.sizes[key] = byte_count
                 self.now += byte_count - old_bytes
                 self.peak = max(self.peak, self.now)
-                if self.log is not None:
-                    self.log.append(f"r{byte_count - old_bytes:>12,} {self.now:>12,}")
             return out
 
         torch.UntypedStorage.resize_ = resize_  # type: ignore[method-assign, assignment]
@@ -183,9 +181,9 @@ def _optimizers(job: Job, module: Any) -> list[Any]:
 
 
 class Rank:
-    """A process of a run. log: a list that receives every allocation; default None."""
+    """A process of a run."""
 
-    def __init__(self, job: Job, log: list[str] | None = None) -> None:
+    def __init__(self, job: Job) -> None:
         self.job: Job = job
         self.mode: OnRank = OnRank()
         self.rank: int = dist.get_rank()
@@ -199,7 +197,6 @@ class Rank:
         }  # created before storages are tracked
         self.shards = self.mesh["replicas", "dp"] if layout.hsdp_replicas > 1 else self.meshes["dp"]
         self.ends: Any | None = self._end_stages_group() if layout.pp > 1 and job.spec.tie_word_embeddings else None
-        self.mode.log = log
         self.peaks: dict[str, int] = {}
 
     def measured(self) -> tuple[dict[str, int], list[float]]:
@@ -245,8 +242,6 @@ class Rank:
         """Records the peak of the phase that has just ended."""
         self.peaks[phase] = max(self.peaks.get(phase, 0), self.mode.peak)
         self.mode.peak = self.mode.now
-        if self.mode.log is not None:
-            self.mode.log.append(f"--- {phase}")
 
     def _end_stages_group(self) -> Any:
         """Returns the process group of the first and the last pipeline stage."""
@@ -353,9 +348,9 @@ class RankResult(NamedTuple):
     scratch: dict[str, int]
 
 
-def run(job: Job, log: list[str] | None = None) -> RankResult:
-    """Runs this process's part of a job in the default process group. log: a list that receives every allocation."""
-    rank = Rank(job, log)
+def run(job: Job) -> RankResult:
+    """Runs this process's part of a job in the default process group."""
+    rank = Rank(job)
     quantities, losses = rank.measured()
     loss_sums = torch.tensor([loss if rank.last and rank.at.tp == 0 else 0.0 for loss in losses], dtype=torch.float64)
     dist.all_reduce(loss_sums)

@@ -13,7 +13,7 @@ from llmcalc.components.layers.gemma4 import Gemma4Layer
 from llmcalc.components.layers.shortcut import ShortcutLayer
 from llmcalc.components.mixers.moa import MixtureOfAttention
 from llmcalc.components.mtp import MultiTokenPrediction
-from llmcalc.components.networks.moe import MoE, capped_class, dispatch_class, ends_of_groups
+from llmcalc.components.networks.moe import MoE, capacity_dispatch_class, dispatch_class, ends_of_groups
 from tests.contracts.test_parts import around_a_model
 
 EXAMPLES = [
@@ -64,7 +64,7 @@ def test_rows_go_to_the_experts_in_order_and_back() -> None:
     assert sent.token.tolist() == [0, 1, 0, 2, 1, 2]
     assert ends_of_groups(sent.expert, 5).tolist() == [2, 2, 4, 6, 6]  # no token chooses experts 1 and 4
     rows = torch.randn(6, 4)
-    assert torch.equal(sent.to_tokens(sent.to_experts(rows)), rows)
+    assert torch.equal(sent.sort_by_token(sent.sort_by_expert(rows)), rows)
 
 
 @pytest.mark.parametrize("example", [MoE.examples()[i] for i in (0, 1, 4, 8)])
@@ -81,8 +81,10 @@ def test_experts_with_room_for_all_tokens_give_what_separate_experts_give(exampl
 def test_experts_of_a_fixed_capacity_take_the_rows_of_the_highest_weights() -> None:
     """4 tokens, 2 experts, all choose the first: ⌈4 · 1 / 2 · 1⌉ = 2 rows each, and the second expert's are padding."""
     chosen, weights = torch.zeros(1, 4, 1, dtype=torch.int64), torch.tensor([[[0.1], [0.4], [0.2], [0.3]]])
-    capped = capped_class()(weights, chosen, 2, Fraction(1))
+    capped = capacity_dispatch_class()(weights, chosen, 2, Fraction(1))
     assert capped.weight.tolist() == [[pytest.approx(0.4), pytest.approx(0.3)], [0, 0]]
     assert capped.token[:2].tolist() == [1, 3]
     x = torch.eye(4)[None]
-    assert torch.equal(capped.combined(capped.rows(x), weights), x * torch.tensor([0, 0.4, 0, 0.3])[None, :, None])
+    assert torch.equal(
+        capped.combine_outputs(capped.copy_rows(x), weights), x * torch.tensor([0, 0.4, 0, 0.3])[None, :, None]
+    )

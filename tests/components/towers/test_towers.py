@@ -192,18 +192,18 @@ def test_tower_defaults_are_those_of_the_configuration_class(kind: str) -> None:
     whole = CONFIG_MAPPING[kind]()
     whole = whole.encoder if kind in MEASURED_WHOLE else whole  # the module that contains its encoders
     for name, section in sections_of(kind, family_of(kind).tower_file).items():
-        for own, defaults in section.kinds.items():
+        for own, defaults in section.defaults_by_type.items():
             is_encoder = own in CONFIG_MAPPING and own not in model_types()
             made = CONFIG_MAPPING[own]() if is_encoder else type(getattr(whole, name))()
             for field, value in defaults.items():
                 assert value in (getattr(made, field), getattr(type(made), field, None)), f"{kind}: {name}.{field}"
-        for field, value in section.above.items():
+        for field, value in section.wrapper_defaults.items():
             assert getattr(whole, field) == value, f"{kind}: {field}"
         given = getattr(whole, name)
-        assert (given is None) == (section.built is None)
-        if section.built is not None:
-            assert given.model_type == next(iter(section.kinds))
-            for field, value in {**next(iter(section.kinds.values())), **section.built}.items():
+        assert (given is None) == (section.default_section is None)
+        if section.default_section is not None:
+            assert given.model_type == next(iter(section.defaults_by_type))
+            for field, value in {**next(iter(section.defaults_by_type.values())), **section.default_section}.items():
                 assert value in (getattr(given, field), None), f"{kind}: {name}.{field}, where it is not given"
 
 

@@ -34,10 +34,10 @@ class TemperedAttention(TokenMixer):
     head_dim: HeadDim
     sliding_window: Window | None = None
 
-    def heads(self, width: Number) -> HeadSizes:
+    def head_sizes(self, width: Number) -> HeadSizes:
         return HeadSizes(self.num_attention_heads, self.num_key_value_heads, self.head_dim)
 
-    def reach(self) -> tuple[int, ...]:
+    def length_limits(self) -> tuple[int, ...]:
         return () if self.sliding_window is None else (self.sliding_window,)
 
     def with_kv_heads(self, number: int, width: int) -> Self:
@@ -109,9 +109,7 @@ def _reference() -> type[nn.Module]:
 
             k, v = self.cache(forward_pass, heads(self.k_proj(x)), heads(self.v_proj(x)))
             group = self.spec.num_attention_heads // self.spec.num_key_value_heads
-            queries, keys, end = x.shape[1], k.shape[-2], forward_pass.past + x.shape[1]
-            window = self.spec.sliding_window
-            mask = attention_mask(forward_pass, end, queries, keys, x.device, causal=self.causal, window=window)
+            mask = attention_mask(forward_pass, x, k, causal=self.causal, window=self.spec.sliding_window)
             q = heads(self.q_proj(x)) * self.temperature.weight[:, None, None]
             y = self.core(q, k.repeat_interleave(group, 1), v.repeat_interleave(group, 1), mask)
             out: Tensor = self.o_proj(y.transpose(1, 2).flatten(2))

@@ -23,11 +23,11 @@ from llmcalc.frameworks.fsdp2.pipeline import (
     RETURNS_NOTHING,
     ScheduleSettings,
     ShardedRank,
-    replay_rank,
+    ShardedSetup,
     schedule_settings_at,
     stage_memory,
 )
-from llmcalc.frameworks.fsdp2.training import TITAN, Fsdp
+from llmcalc.frameworks.fsdp2.training import Fsdp
 from llmcalc.frameworks.registry import layout_of
 from llmcalc.model import ModelSpec
 from llmcalc.parallel.layout import Layout
@@ -37,6 +37,7 @@ from llmcalc.simulator.meter import Meter
 from llmcalc.workload.recompute import recompute_of
 from tests.comparisons import compares, under
 from tests.frameworks.torch.piped import by_torch, replayed
+from tests.rank_replays import replay_sharded_rank
 from tests.simulator.allocator_witness import WitnessAllocator
 
 WIDE, NARROW = Fsdp("float32", "float32"), Fsdp("bfloat16", "bfloat16", splits=True)
@@ -112,7 +113,7 @@ def test_whole_parameters_and_gradients_wait_for_the_last_micro_batch() -> None:
     layer = 48 * (48 + 24 + 24 + 48) + 3 * 48 * 80 + 2 * 48
     training = Training(batch=1, seq=4, microbatches=6)
     meter = Meter()
-    run = ShardedRank(spec, training, layout, layout.rank(pp=1), meter)
+    run = ShardedRank(ShardedSetup(spec, training, layout, layout.rank(pp=1)), meter)
     run.set_up()
     run._take_batch()
     chunk = run.chunks[0]
@@ -126,7 +127,7 @@ def test_a_step_of_several_schedules_adds_up_shards() -> None:
     """The second schedule of a step finds the gradients of the first, which stay sharded."""
     training = Training(batch=1, seq=4, microbatches=8)
     one, two = (
-        replay_rank(small(4), training, TWO, 0, schedule_settings=ScheduleSettings(schedules=n)) for n in (1, 2)
+        replay_sharded_rank(small(4), training, TWO, 0, schedule_settings=ScheduleSettings(schedules=n)) for n in (1, 2)
     )
     assert one.after - one.set_up > two.after - two.set_up  # tokens and buffers of 4 micro-batches less
     assert two.peak[1].bytes < one.peak[1].bytes + one.set_up
@@ -142,9 +143,9 @@ def test_many_layers_from_few(layout: Layout) -> None:
     tensors = Term("tensors", 0, "exact", "")
     for expandable in (False, True):
         runtime = replace(HOPPER, expandable=expandable)
-        found = replay_rank(spec, training, layout, 1, WitnessAllocator(expandable), runtime.workspace)
+        found = replay_sharded_rank(spec, training, layout, 1, WitnessAllocator(expandable), runtime.workspace)
         whole = summarize(found, runtime, layer_stacks(spec), tensors)
-        assert stage_memory(spec, training, layout, 1, runtime, TITAN, tensors) == whole
+        assert stage_memory(ShardedSetup(spec, training, layout, 1, runtime.workspace), runtime, tensors) == whole
 
 
 def test_layers_of_a_pipeline_stay_whole_unless_asked() -> None:
@@ -179,9 +180,8 @@ def test_what_torch_frees_since_a_date(day: date, words: set[str]) -> None:
 def _run_forward(schedule_settings: ScheduleSettings, stage: int) -> tuple[int, int]:
     """Bytes after the passes of a step of 4 micro-batches, and after the step."""
     training = Training(batch=2, seq=8, microbatches=4)
-    run = ShardedRank(
-        small(4), training, TWO, TWO.rank(pp=stage), meter := Meter(), schedule_settings=schedule_settings
-    )
+    setup = ShardedSetup(small(4), training, TWO, TWO.rank(pp=stage), schedule_settings=schedule_settings)
+    run = ShardedRank(setup, meter := Meter())
     run.set_up()
     run.passes()
     passes = meter.now
@@ -211,9 +211,8 @@ def test_shapes_were_learnt_from_a_forward_pass() -> None:
     table, layer = 102 * 48, 48 * (48 + 24 + 24 + 48) + 3 * 48 * 80 + 2 * 48
     held: list[int] = []
     for infers in (False, True):
-        run = ShardedRank(
-            small(4), training, TWO, 0, meter := Meter(), schedule_settings=ScheduleSettings(infers_shapes=infers)
-        )
+        setup = ShardedSetup(small(4), training, TWO, 0, schedule_settings=ScheduleSettings(infers_shapes=infers))
+        run = ShardedRank(setup, meter := Meter())
         run.set_up()
         run._take_batch()
         held.append(meter.now)
@@ -233,5 +232,5 @@ def test_shapes_were_learnt_from_a_forward_pass() -> None:
 )
 def test_what_is_refused(layout: Layout, microbatches: int, message: str) -> None:
     with pytest.raises(InputError) as error:
-        replay_rank(small(4), Training(batch=1, seq=4, microbatches=microbatches), layout, 0)
+        replay_sharded_rank(small(4), Training(batch=1, seq=4, microbatches=microbatches), layout, 0)
     assert message in str(error.value)

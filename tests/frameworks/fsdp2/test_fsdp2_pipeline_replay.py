@@ -116,8 +116,8 @@ def test_passes_recorded_with_few_layers_are_those_of_all_layers(
     shortened: list[bool] = []
     record_traces = pipeline_replay._rehearsed_traces
 
-    def watched(make_run: Any, chunks: Any, is_last_stage: bool, stacks: Any) -> Any:
-        traces = record_traces(make_run, chunks, is_last_stage, stacks)
+    def watched(setup: Any, chunks: Any, stacks: Any) -> Any:
+        traces = record_traces(setup, chunks, stacks)
         shortened.append(any(stacks))
         return traces
 

@@ -12,7 +12,7 @@ import llmcalc
 from llmcalc.costs.params import params
 from llmcalc.errors import InputError
 from llmcalc.frameworks.frozen_model import FrozenModel, SecondLoss
-from llmcalc.frameworks.launch.kinds import PROGRAMS, program_files
+from llmcalc.frameworks.launch.kinds import program_files
 from llmcalc.frameworks.launch.read import launch_of, read_launch
 from llmcalc.frameworks.launch.record import Launch, Override
 from llmcalc.parallel.layout import Layout
@@ -65,7 +65,6 @@ PROGRAM_OF = {
 def test_every_file_is_in_a_table() -> None:
     assert {path.name for path in FILES.glob("*.y*ml")} == {*PROGRAM_OF, *REFUSED, *WITH_A_SCRIPT}
     assert {file.program for file in program_files() if file.read is not None} == set(PROGRAM_OF.values())
-    assert len(PROGRAMS) == len(set(PROGRAMS))
 
 
 ASKED = {name: name for name in PROGRAM_OF if name not in NEEDS_TARGET}

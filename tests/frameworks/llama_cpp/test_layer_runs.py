@@ -12,8 +12,8 @@ from llmcalc.frameworks.ggml import server as ggml_server
 from llmcalc.frameworks.ggml.changes import longest_context, most_layers
 from llmcalc.frameworks.ggml.layer_runs import laid_out_layers
 from llmcalc.frameworks.ggml.server import GgmlServer
-from llmcalc.frameworks.ik_llama_cpp.server import server as ik_server
-from llmcalc.frameworks.llama_cpp.server import server as llama_server
+from llmcalc.frameworks.ik_llama_cpp.server import create_server as ik_server
+from llmcalc.frameworks.llama_cpp.server import create_server as llama_server
 from llmcalc.sources.hardware import find_hardware
 
 HOSTED: dict[str, Any] = {"override_tensor": "exps=CPU", "n_gpu_layers": 99}
@@ -69,7 +69,7 @@ def test_a_search_finds_the_last_value_that_a_gpu_holds() -> None:
     def holds(**flags: Any) -> bool:
         changed = loaded.with_flags(**flags)
         buffers = changed.buffers(changed.placement)
-        return all(buffers.total(device) <= changed.free for device in changed.devices)
+        return all(buffers.bytes_on(device) <= changed.free_bytes for device in changed.devices)
 
     layers = most_layers(loaded)
     assert layers is not None

@@ -17,9 +17,9 @@ from llmcalc.frameworks.engines.registry import engine_and_version
 from llmcalc.frameworks.ggml.compute_graph import Graph, Tensor, buffer_sizes
 from llmcalc.frameworks.ggml.model import DeltaNet, GgufModel, LayerShape
 from llmcalc.frameworks.ggml.patterns import Pattern
-from llmcalc.frameworks.ggml.placement import Layers
-from llmcalc.frameworks.ggml.transformer_graph import GraphRules, GraphSettings, model_graph
-from llmcalc.frameworks.llama_cpp.server import server
+from llmcalc.frameworks.ggml.placement import LayerDevices
+from llmcalc.frameworks.ggml.transformer_graph import GraphRules, GraphSettings, ModelGraph
+from llmcalc.frameworks.llama_cpp.server import create_server
 from llmcalc.sources.hardware import find_hardware
 from tests.gguf_files import write_gguf
 from tests.in_process import command
@@ -122,11 +122,11 @@ def test_model_buffers_of_logs(target: str, gpu: float, host: float) -> None:
 
 
 def test_layers_go_to_the_gpu_from_the_last_one() -> None:
-    before = Layers(32, ("CUDA0",), 10, (1.0,), output_counts_first=False)
+    before = LayerDevices(32, ("CUDA0",), 10, (1.0,), output_counts_first=False)
     assert [before.device(i) for i in (21, 22, 31, 32)] == ["CPU", "CUDA0", "CUDA0", "CPU"]
-    now = Layers(32, ("CUDA0",), 10, (1.0,), output_counts_first=True)
+    now = LayerDevices(32, ("CUDA0",), 10, (1.0,), output_counts_first=True)
     assert [now.device(i) for i in (22, 23, 32)] == ["CPU", "CUDA0", "CUDA0"]
-    split = Layers(32, ("CUDA0", "CUDA1"), 33, (3.0, 1.0), output_counts_first=True)
+    split = LayerDevices(32, ("CUDA0", "CUDA1"), 33, (3.0, 1.0), output_counts_first=True)
     assert [split.device(i) for i in (0, 24, 25, 32)] == ["CUDA0", "CUDA0", "CUDA1", "CUDA1"]
 
 
@@ -206,7 +206,9 @@ def test_fit_reduces_the_context_first() -> None:
     assert 4096 <= fitted.kv_tokens < 131072
     assert fitted.assumed["--ctx-size"] == fitted.kv_tokens
     assert any("--fit reduces --ctx-size" in note for note in fitted.notes)
-    free = server(llmcalc.load("llama3.1-8b"), find_hardware("rtx-3060"), engine_and_version("llama.cpp")[1], {}).free
+    free = create_server(
+        llmcalc.load("llama3.1-8b"), find_hardware("rtx-3060"), engine_and_version("llama.cpp")[1], {}
+    ).free_bytes
     used = sum(term.bytes for term in fitted.terms if term.device == "CUDA0")
     assert free - 1100 * MIB - 64 * MIB < used <= free - 1024 * MIB
 
@@ -365,7 +367,7 @@ def test_modules_of_a_file_stay_in_it_where_they_do_not_draft(tmp_path: Path) ->
 def test_dense_networks_of_the_first_layers_stay_on_the_host() -> None:
     flags = {"ctx_size": 4096, "n_gpu_layers": "all", "fit": "off"}
     whole, moved = memory(**flags), memory(**flags, n_cpu_ffn=4)
-    server_of_file = server(
+    server_of_file = create_server(
         llmcalc.load("llama3.1-8b"), find_hardware("rtx-3090"), engine_and_version("llama.cpp==b10488")[1],
         {**flags, "quantize": "q4_k_m"},
     )  # fmt: skip
@@ -450,7 +452,7 @@ def test_the_graph_of_a_gated_delta_net() -> None:
     layer = LayerShape(state_elements=4 * 128 * 128 + 3 * net.channels, delta_net=net)
     settings = GraphSettings(tokens=tokens, outputs=1, cells={}, flash=True, layer_cache=lambda _: (0, 0))
     rules = GraphRules("glu", fused_delta_net=True)
-    graph = model_graph(rules, settings, hidden, 16, {0: layer}, 1, lambda _: "CUDA0", lambda _: (0, "CUDA0"))
+    graph = ModelGraph(rules, settings, hidden, 16, {0: layer}, 1, lambda _: "CUDA0", lambda _: (0, "CUDA0")).build()
     projection = convolved = tokens * 1536
     inputs = (tokens + 3) * 1536
     expected = 4 * (2 * tokens * hidden + 3 * 1536 + projection + inputs + convolved)

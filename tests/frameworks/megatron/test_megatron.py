@@ -24,7 +24,8 @@ from llmcalc.frameworks.launch.record import LaunchSource
 from llmcalc.frameworks.megatron.launch_file import read_megatron
 from llmcalc.frameworks.megatron.param_and_grad_buffer import is_updated_by_muon
 from llmcalc.frameworks.megatron.rank_memory import rank_memory, replay_rank
-from llmcalc.frameworks.megatron.schedule import FLAGS, Interleaved, RankRun
+from llmcalc.frameworks.megatron.rank_run import FLAGS, RankRun
+from llmcalc.frameworks.megatron.schedule import Interleaved
 from llmcalc.frameworks.megatron.settings import MegatronSettings
 from llmcalc.frameworks.megatron.settings_from_options import settings_of
 from llmcalc.frameworks.registry import framework as framework_named

@@ -11,7 +11,7 @@ from llmcalc.device_memory.estimate import Memory, memory
 from llmcalc.device_memory.settings import Settings
 from llmcalc.errors import InputError
 from llmcalc.frameworks.megatron.rank_memory import rank_memory
-from llmcalc.frameworks.megatron.schedule import FLAGS, RankRun
+from llmcalc.frameworks.megatron.rank_run import FLAGS, RankRun
 from llmcalc.frameworks.megatron.settings_from_options import settings_of
 from llmcalc.parallel.layout import Layout
 from llmcalc.simulator.meter import Meter

@@ -8,7 +8,7 @@ import pytest
 
 from llmcalc.errors import InputError
 from llmcalc.frameworks.megatron.model_from_flags import model_of
-from llmcalc.frameworks.megatron.schedule import RankRun
+from llmcalc.frameworks.megatron.rank_run import RankRun
 from llmcalc.frameworks.megatron.settings import MegatronSettings
 from llmcalc.frameworks.megatron.unsupported import unmodelled_arguments
 from llmcalc.simulator.meter import Meter

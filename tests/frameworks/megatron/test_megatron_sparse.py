@@ -9,7 +9,7 @@ import pytest
 
 from llmcalc.errors import InputError
 from llmcalc.frameworks.megatron.rank_memory import rank_memory
-from llmcalc.frameworks.megatron.schedule import RankRun
+from llmcalc.frameworks.megatron.rank_run import RankRun
 from llmcalc.simulator.meter import Meter
 from tests.comparisons import compares, under
 from tests.device_memory.launches import launched

@@ -9,9 +9,9 @@ import pytest
 from llmcalc import load
 from llmcalc.device_memory.estimate import memory
 from llmcalc.device_memory.settings import Settings
+from llmcalc.frameworks.megatron.rank_run import RankRun
 from llmcalc.frameworks.megatron.record_chunks import record_chunks
 from llmcalc.frameworks.megatron.record_passes import record_passes
-from llmcalc.frameworks.megatron.schedule import RankRun
 from llmcalc.frameworks.megatron.settings_from_options import settings_of
 from llmcalc.parallel.layout import Layout
 from llmcalc.simulator.event_log import Recorder

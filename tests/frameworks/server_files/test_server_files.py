@@ -449,6 +449,15 @@ def test_forms_of_flags_and_commands(text: str, values: dict[str, Any]) -> None:
     assert server.values == values
 
 
+def test_older_options_of_tensorrt_llm_that_change_no_memory() -> None:
+    """Options of 0.17 to 0.20 that later releases nest in `cuda_graph_config` and `moe_config`."""
+    options = "use_cuda_graph: true\ncuda_graph_padding_enabled: true\ncuda_graph_max_batch_size: 64\n"
+    options += "cuda_graph_batch_sizes: [1, 8, 64]\nmoe_backend: CUTLASS\nkv_cache_config:\n  dtype: fp8\n"
+    text = f"cat > o.yml <<E\n{options}E\ntrtllm-serve qwen3-8b --extra_llm_api_options o.yml"
+    (server,) = read(text)
+    assert server.values == {"kv_cache_dtype": "fp8"}
+
+
 def test_a_variable_that_is_not_set_is_left_out_with_a_note() -> None:
     (server,) = read("vllm serve qwen3-8b --max-num-seqs 4 $EXTRA ${MORE[@]}")
     assert server.values == {"max_num_seqs": "4"}

@@ -167,7 +167,7 @@ def test_compressed_attention_of_a_log() -> None:
     server = Server(llmcalc.load("deepseek-v4-flash"), find_hardware("rtx-pro-6000"), version, {"tp_size": 8})
     rank = server.rank(0)
     for gib, tokens in ((45.78, 3_080_960), (19.58, 1_317_632)):
-        assert server.tokens_in(rank, int(gib * GIB)) == pytest.approx(tokens, abs=256 * 2)
+        assert server.cache_tokens_in(rank, int(gib * GIB)) == pytest.approx(tokens, abs=256 * 2)
     assert record.name == "sglang"
 
 

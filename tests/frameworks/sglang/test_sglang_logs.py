@@ -30,7 +30,7 @@ def error_of(number: int, with_free_memory: bool) -> float:
     log = LOGS[number]
     hardware = find_hardware(log["hardware"])
     if with_free_memory and log["free_gib"] is not None:
-        context = sglang_record().context_of(hardware, log["flags"].get("tp_size", 1)).mib * MIB
+        context = sglang_record().cuda_context(hardware, log["flags"].get("tp_size", 1)).mib * MIB
         hardware = hardware.model_copy(update={"driver_total": int(log["free_gib"] * GIB) + context})
     record, version = engine_and_version(f"sglang=={log['version']}")
     # the config of https://huggingface.co/moonshotai/Kimi-K2.5, whose preset has no encoder of images

@@ -23,7 +23,7 @@ from torch.testing._internal.distributed.fake_pg import FakeStore
 
 from llmcalc.components.runtime import ForwardPass
 from llmcalc.device_memory.training import Training
-from llmcalc.frameworks.fsdp2.pipeline import ScheduleSettings, ShardedRank
+from llmcalc.frameworks.fsdp2.pipeline import ScheduleSettings, ShardedRank, ShardedSetup
 from llmcalc.frameworks.fsdp2.training import Fsdp
 from llmcalc.model import ModelSpec
 from llmcalc.parallel.layout import Layout, stages
@@ -217,7 +217,7 @@ def replayed(
 ) -> list[int]:
     """The same, replayed."""
     meter = Meter()
-    run = ShardedRank(spec, training, layout, rank, meter, 0, fsdp, schedule_settings)
+    run = ShardedRank(ShardedSetup(spec, training, layout, rank, 0, fsdp, schedule_settings), meter)
     for chunk in run.chunks:
         chunk.graph.adds_in_place = False  # as under every dispatch mode
     run.set_up()

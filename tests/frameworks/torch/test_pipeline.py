@@ -14,10 +14,10 @@ from llmcalc.errors import InputError
 from llmcalc.frameworks.peak_estimate import BytesPerParameter, PeakEstimate, torch_passes
 from llmcalc.frameworks.ranks import Cluster
 from llmcalc.frameworks.registry import framework as framework_named
-from llmcalc.frameworks.torch.pipeline import replay_rank
 from llmcalc.parallel.layout import Layout, stages
 from llmcalc.simulator.tensor import DTYPES
 from tests.comparisons import compares, under
+from tests.rank_replays import replay_rank
 from tests.samples import sampled, spread
 
 SPEC = llmcalc.load("smollm2-135m", num_hidden_layers=8).model

@@ -535,6 +535,31 @@ def test_what_is_not_modelled_of_compressed_attention_is_refused(flags: tuple[st
     assert "compressed attention is modelled from vLLM 0.20 on" in refused.stderr
 
 
+def test_the_word_of_scaled_latents_is_for_sparse_attention_alone() -> None:
+    """vLLM replaces fp8 by `fp8_ds_mla` where FlashMLA reads the latents; FlashInfer's latents have no scales."""
+
+    def tokens(target: str, hardware: str, word: str) -> int:
+        flags = {"tensor_parallel_size": 8, "max_model_len": 32768, "kv_cache_dtype": word}
+        return answer(engine="vllm==0.33", target=target, hardware=hardware, **flags).document["kv_tokens"]
+
+    for target, hardware in (("deepseek-v3.2", "h200"), ("deepseek-v4-flash", "h200")):
+        assert tokens(target, hardware, "fp8_ds_mla") == tokens(target, hardware, "fp8")
+    plain, scaled = (tokens("deepseek-v3.2", "b200", word) for word in ("fp8", "fp8_ds_mla"))
+    assert plain / scaled == pytest.approx((656 + 132) / (576 + 132), rel=1e-3)  # a latent and its indexer's key
+    with pytest.raises(InputError, match="--kv-cache-dtype fp8_ds_mla: only sparse attention has such a cache"):
+        tokens("llama3.1-8b", "h200", "fp8_ds_mla")
+
+
+@pytest.mark.parametrize("engine", ["vllm", "tensorrt-llm"])
+def test_stages_that_are_asked_for_do_not_ask_for_the_heads_divisions(engine: str) -> None:
+    """Stages of 2 need 2 devices, and 3 stages of 32 layers 3: layouts were searched with all devices of a node."""
+    for stages in (2, 3):
+        fit = llmcalc.fit(
+            "llama3.1-8b", engine=engine, users=4, seq="4k", hardware="h100", pipeline_parallel_size=stages
+        )
+        assert {option["devices"] for option in fit.document["options"]} == {stages}
+
+
 def test_sparse_attention_reserves_a_workspace() -> None:
     """40 of the longest sequences in keys of 132 bytes: 825 MiB of DeepSeek-V3.2 (mla/indexer.py); by entries of four
     tokens in DeepSeek-V4, or the gathered keys of four prompts where they are more.
@@ -606,4 +631,4 @@ def test_another_engine_behind_a_flag_is_named() -> None:
 def test_latent_attention_has_one_table_of_cosines() -> None:
     """Its rotated dimensions are `qk_rope_head_dim`; 7168 / 128 = 56 further ones were counted beside them."""
     rank = EngineRank(llmcalc.load("deepseek-v3"), Layout(), 0)
-    assert rank.rope_elements == 64 * 163_840
+    assert rank.rope_table_elements() == 64 * 163_840

@@ -75,9 +75,9 @@ def turned_inputs(s: Of) -> list[Input]:
 def turned_scan(t: Aten, s: Of, u: Tensor, dt: Tensor, a: Tensor, b: Tensor, c: Tensor, *rest: Tensor) -> Tensor:
     d, bias, z = rest
     b, c = (t.transpose(t.transpose(x, 1, 2), 2, 3) for x in (b, c))
-    return mamba_ssm.selective_scan_fn(
+    return mamba_ssm.selective_scan_with_states(
         t, t.transpose(u, 1, 2), t.transpose(dt, 1, 2), a, b, c, d, t.transpose(z, 1, 2), bias
-    )
+    )[0]
 
 
 def published_turned_scan(s: Of, u: Any, dt: Any, a: Any, b: Any, c: Any, d: Any, bias: Any, z: Any) -> Any:
@@ -133,14 +133,14 @@ SELECTIVE = [
         "selective_scan_fn",
         MAMBA,
         scan_inputs,
-        lambda t, s, *xs: mamba_ssm.selective_scan_fn(t, *xs[:6], None, xs[6]),
+        lambda t, s, *xs: mamba_ssm.selective_scan_with_states(t, *xs[:6], None, xs[6])[0],
         lambda s, *xs: published(SCAN)(*xs[:6], delta_bias=xs[6], delta_softplus=True),
     ),
     KernelCase(
         "selective_scan_fn, z",
         MAMBA,
         lambda s: [*scan_inputs(s), *bf16((s.B, s.I, s.T))],
-        lambda t, s, *xs: mamba_ssm.selective_scan_fn(t, *xs[:6], xs[7], xs[6]),
+        lambda t, s, *xs: mamba_ssm.selective_scan_with_states(t, *xs[:6], xs[7], xs[6])[0],
         lambda s, *xs: published(SCAN)(*xs[:6], z=xs[7], delta_bias=xs[6], delta_softplus=True),
     ),
     KernelCase("selective_scan_fn, z, groups, tokens first", MAMBA, turned_inputs, turned_scan, published_turned_scan),
@@ -212,14 +212,14 @@ CHUNKED = [
         "mamba_chunk_scan_combined",
         MAMBA2,
         combined_inputs,
-        lambda t, s, *xs: mamba_ssm.mamba_chunk_scan_combined(t, *xs[:5], s.c, xs[5], None, xs[6]),
+        lambda t, s, *xs: mamba_ssm.mamba_chunk_scan_with_state(t, *xs[:5], s.c, xs[5], None, xs[6])[0],
         published_combined,
     ),
     KernelCase(
         "mamba_chunk_scan_combined, z, D in float32",
         MAMBA2,
         lambda s: [*combined_inputs(s, F32), *bf16((s.B, s.T, s.H, s.P))],
-        lambda t, s, *xs: mamba_ssm.mamba_chunk_scan_combined(t, *xs[:5], s.c, xs[5], xs[7], xs[6]),
+        lambda t, s, *xs: mamba_ssm.mamba_chunk_scan_with_state(t, *xs[:5], s.c, xs[5], xs[7], xs[6])[0],
         published_combined,
     ),
     KernelCase("mamba_split_conv1d_scan_combined", MAMBA2, split_inputs, our_split, published_split),
@@ -353,13 +353,6 @@ FLA = [
         lambda s: [*delta_inputs(s)[:3], *f32((s.B, s.T, s.HV)), *bf16((s.B, s.T, s.HV))],
         lambda t, s, *xs: fla.chunk_gated_delta_rule_alone(t, *xs),
         lambda s, q, k, v, g, beta: published(GDN)(q, k, v, g, beta)[0],
-    ),
-    KernelCase(
-        "l2norm",
-        DELTA[:2],
-        lambda s: bf16((s.B, s.T, s.H, s.K)),
-        lambda t, s, x: fla.l2norm(t, x),
-        lambda s, x: published("fla.modules.l2norm:l2norm")(x),
     ),
 ]
 

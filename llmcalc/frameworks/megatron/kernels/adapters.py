@@ -7,14 +7,14 @@ weights save: TransformerEngine, module/layernorm_linear.py and linear.py, `back
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from functools import partial
 
 from ....algebra import Number
 from ....flow.program import Step
 from ....simulator.strides import Shape
-from ....simulator.tensor import Gradient, Needs, Tensor
+from ....simulator.tensor import Needs, Tensor
 from ..parallel_adapters import ParallelAdapters
+from .lowering import Gradients, SavedTensors
 from .recompute import DiscardedKernels
 
 
@@ -142,9 +142,7 @@ class AdapterKernels(DiscardedKernels):
         self.persistent.use_torch_workspace("forward")
         output, shape = self.new(x.shape[0], weight.shape[0]), x.shape
 
-        def backward(
-            saved_tensors: list[Tensor | None], output_gradient: Tensor, needs_input_grad: Needs
-        ) -> Sequence[Gradient]:
+        def backward(saved_tensors: SavedTensors, output_gradient: Tensor, needs_input_grad: Needs) -> Gradients:
             self.persistent.use_torch_workspace("backward")
             return [self.new(*shape) if needs_input_grad[0] else None, self.weight_gradient(weight)]
 
@@ -159,8 +157,7 @@ class AdapterKernels(DiscardedKernels):
         parts = self.new(shape[0] * tp, shape[1])
         output = self.new(shape[0], shape[1] * tp)
         del parts
-        self.node("gather", (x,), [output], lambda saved_tensors, g, needs_input_grad: [self.new(*shape)])
-        return output
+        return self.node_with_new_gradients("gather", (x,), output)
 
     def _add_scaled(self, output: Tensor, lora_output: Tensor) -> Tensor:
         """Adds the scaled output of an adapter to that of its layer."""

@@ -8,14 +8,13 @@ context_parallel.py).
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
 
 from ....algebra import Number, ceil_div
 from ....flow.program import Step
 from ....flow.value import Value
-from ....simulator.autograd import record
 from ....simulator.tensor import BOOL, FLOAT32, INT64, Gradient, Needs, Tensor
 from .linear import LinearKernels
+from .lowering import Gradients, SavedTensors
 
 HEADS = ("heads", "kv_heads")
 
@@ -92,9 +91,7 @@ class AttentionKernels(LinearKernels):
         views = [Tensor((rows, width), x.dtype, x.storage, (x.shape[1], 1)) for width in widths]
         shape, dtype = x.shape, x.dtype
 
-        def joined(
-            saved_tensors: list[Tensor | None], gradients: list[Gradient], needs_input_grad: Needs
-        ) -> Sequence[Gradient]:
+        def joined(saved_tensors: SavedTensors, gradients: list[Gradient], needs_input_grad: Needs) -> Gradients:
             """Returns the joined gradient of the parts: a view if all share one tensor, otherwise a copy."""
             present_gradients = [gradient for gradient in gradients if gradient is not None]
             first_gradient = present_gradients[0]
@@ -117,9 +114,7 @@ class AttentionKernels(LinearKernels):
     def rotate(self, x: Tensor) -> Tensor:
         """Applies rotary embeddings, in one kernel or by torch's operations."""
         if self.rank_choices.rope_fusion:
-            output = self.graph.new(x.shape, x.dtype)
-            shape = x.shape
-            return record(self.graph, "rope", (x,), output, lambda g, _: (self.graph.new(shape, g.dtype),))
+            return self.copy_reordered("rope", x, x.shape)
         aten = self.t
         rotated = aten.add(aten.scale(x), aten.scale(aten.scale(x)))
         return self.dense_copy(rotated)
@@ -187,9 +182,7 @@ class AttentionKernels(LinearKernels):
         logsumexp = self.new(rows, heads, FLOAT32)
         random_state = autograd_graph.new((2,), INT64)
 
-        def backward(
-            saved_tensors: list[Tensor | None], output_gradient: Tensor, needs_input_grad: Needs
-        ) -> Sequence[Gradient]:
+        def backward(saved_tensors: SavedTensors, output_gradient: Tensor, needs_input_grad: Needs) -> Gradients:
             if product_shape is None:
                 input_gradients = [autograd_graph.new(shape, output_gradient.dtype) for shape in shapes]
                 self.cudnn_workspace(sums, heads)
@@ -217,15 +210,7 @@ class AttentionKernels(LinearKernels):
         """
         if self.rank_choices.cp == 1 or self.rank_choices.cp_exchange != "a2a":
             return attention_output
-        autograd_graph, shape = self.graph, attention_output.shape
-        output = autograd_graph.new(shape, attention_output.dtype)
-        self.node(
-            "all_to_all",
-            (attention_output,),
-            [output],
-            lambda saved_tensors, g, needs_input_grad: [autograd_graph.new(shape, g.dtype)],
-        )
-        return output
+        return self.node_with_new_gradients("all_to_all", (attention_output,), self.like(attention_output))
 
     def flash_attention(self, q: Tensor, k: Tensor, v: Tensor, heads: Number, width: Number) -> Tensor:
         """Runs FlashAttention on [batch, tokens, heads, size], which takes copies unless the batch is 1."""
@@ -243,9 +228,7 @@ class AttentionKernels(LinearKernels):
         if self.rank_choices.deterministic:  # flash_api.cpp, `mha_bwd`: a sum of its own for each group of blocks
             splits = ceil_div(self.rank_choices.multiprocessors, self.run_config.batch * heads)
 
-        def backward(
-            saved_tensors: list[Tensor | None], output_gradient: Tensor, needs_input_grad: Needs
-        ) -> Sequence[Gradient]:
+        def backward(saved_tensors: SavedTensors, output_gradient: Tensor, needs_input_grad: Needs) -> Gradients:
             input_gradients = [autograd_graph.new(shape, output_gradient.dtype) for shape in shapes]
             logsumexp = self.new(rows, heads, FLOAT32)
             query_gradient_sums = autograd_graph.new((splits * q_shape[0], q_shape[1]), FLOAT32)
@@ -258,14 +241,7 @@ class AttentionKernels(LinearKernels):
 
     def transpose_batch(self, x: Tensor) -> Tensor:
         """Returns a copy with the batch before the tokens, or back; its gradient is copied too."""
-        shape = x.shape
-        return record(
-            self.graph,
-            "transpose",
-            (x,),
-            self.graph.new(shape, x.dtype),
-            lambda g, _: (self.graph.new(shape, g.dtype),),
-        )
+        return self.copy_reordered("transpose", x, x.shape)
 
     def unfused_attention(
         self, q: Tensor, k: Tensor, v: Tensor, heads: Number, groups: Number, width: Number, masked: bool
@@ -276,7 +252,7 @@ class AttentionKernels(LinearKernels):
         if groups != heads:  # keys and values repeated for each query head
             repeated_shape = (keys, q.shape[1])
             q = self.contiguous(q)
-            k, v = self.repeat_heads(k, repeated_shape), self.repeat_heads(v, (keys, width))
+            k, v = self.copy_reordered("repeat", k, repeated_shape), self.copy_reordered("repeat", v, (keys, width))
         self.persistent.use_torch_workspace("forward")
         scores_shape = (batch * heads * (rows // batch), keys // batch)
         engine = kernel_choices.transformer_engine
@@ -288,9 +264,7 @@ class AttentionKernels(LinearKernels):
             added_input = None
         shapes = q.shape, k.shape
 
-        def scores_backward(
-            saved_tensors: list[Tensor | None], output_gradient: Tensor, needs_input_grad: Needs
-        ) -> Sequence[Gradient]:
+        def scores_backward(saved_tensors: SavedTensors, output_gradient: Tensor, needs_input_grad: Needs) -> Gradients:
             """Allocates the gradients of queries and keys."""
             self.persistent.use_torch_workspace("backward")
             input_gradients: list[Gradient] = []
@@ -313,8 +287,8 @@ class AttentionKernels(LinearKernels):
         value_shape = v.shape
 
         def context_backward(
-            saved_tensors: list[Tensor | None], output_gradient: Tensor, needs_input_grad: Needs
-        ) -> Sequence[Gradient]:
+            saved_tensors: SavedTensors, output_gradient: Tensor, needs_input_grad: Needs
+        ) -> Gradients:
             """Allocates the gradients of attention probabilities and values."""
             self.persistent.use_torch_workspace("backward")
             return [
@@ -329,17 +303,6 @@ class AttentionKernels(LinearKernels):
         del context, raw_scores
         return output
 
-    def repeat_heads(self, x: Tensor, shape: Any) -> Tensor:
-        """Repeats key or value heads for each query head."""
-        original_shape, dtype = x.shape, x.dtype
-        return record(
-            self.graph,
-            "repeat",
-            (x,),
-            self.graph.new(shape, dtype),
-            lambda g, _: (self.graph.new(original_shape, dtype),),
-        )
-
     def fused_softmax(self, scores: Tensor) -> Tensor:
         """Runs ScaledMaskedSoftmax, which saves its result.
 
@@ -352,16 +315,8 @@ class AttentionKernels(LinearKernels):
 
     def softmax(self, scores: Tensor) -> Tensor:
         """Runs torch's softmax, which saves its result."""
-        autograd_graph, shape = self.graph, scores.shape
-        output = autograd_graph.new(shape, scores.dtype)
-        self.node(
-            "softmax",
-            (scores,),
-            [output],
-            lambda saved_tensors, g, needs_input_grad: [autograd_graph.new(shape, g.dtype)],
-            output,
-        )
-        return output
+        output = self.like(scores)
+        return self.node_with_new_gradients("softmax", (scores,), output, output)
 
     def has_fused_softmax(self, heads: Number, queries: Number, keys: Number) -> bool:
         """Whether FusedScaleMaskSoftmax has a kernel for these sizes (fused_softmax.py, `is_kernel_available`)."""
@@ -381,31 +336,14 @@ class AttentionKernels(LinearKernels):
         ):  # made once, and remembered (`get_default_causal_mask`)
             self.persistent.keep_causal_mask(shape[-1])
         masked_scores = Tensor(shape, x.dtype, x.storage)
-        self.node(
-            "masked_fill",
-            (x,),
-            [masked_scores],
-            lambda saved_tensors, g, needs_input_grad: [self.graph.new(shape, g.dtype)],
-        )
-        output = self.softmax(masked_scores)
+        output = self.softmax(self.node_with_new_gradients("masked_fill", (x,), masked_scores))
         return aten.to(output, scores.dtype) if kernel_choices.softmax_fp32 else output
 
     def masked_copy(self, x: Tensor, mask: Tensor) -> Tensor:
         """Returns a copy with zeros where the mask is set."""
-        autograd_graph, output, shape = self.graph, self.like(x), x.shape
-        self.node(
-            "masked_fill",
-            (x,),
-            [output],
-            lambda saved_tensors, g, needs_input_grad: [autograd_graph.new(shape, g.dtype)],
-            mask,
-        )
-        return output
+        return self.node_with_new_gradients("masked_fill", (x,), self.like(x), mask)
 
     def dropout(self, x: Tensor) -> Tensor:
         """Runs `native_dropout`, which saves one byte per element."""
-        mask, output, shape = self.dropout_mask(x), self.like(x), x.shape
-        self.node(
-            "dropout", (x,), [output], lambda saved_tensors, g, needs_input_grad: [self.graph.new(shape, g.dtype)], mask
-        )
-        return output
+        mask = self.dropout_mask(x)
+        return self.node_with_new_gradients("dropout", (x,), self.like(x), mask)

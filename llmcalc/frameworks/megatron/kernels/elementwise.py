@@ -6,13 +6,12 @@ megatron/core/transformer/mlp.py. Fusions run under torch.compile: one kernel fo
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-
 from ....flow.program import Step
 from ....flow.value import Value
 from ....simulator.autograd import record
-from ....simulator.tensor import Gradient, Needs, Tensor
+from ....simulator.tensor import Needs, Tensor
 from .attention import AttentionKernels
+from .lowering import Gradients, SavedTensors
 
 
 class ElementwiseKernels(AttentionKernels):
@@ -51,23 +50,11 @@ class ElementwiseKernels(AttentionKernels):
 
     def activation(self, x: Tensor, bias: Tensor | None) -> Tensor:
         """Runs an activation that saves its input. Without fusion the bias is added first."""
-        autograd_graph, shape = self.graph, x.shape
         fused = self.rank_choices.bias_activation and bias is not None
         if bias is not None and not fused:
             x = self.with_bias(x, bias)
         inputs = [x, bias] if fused and bias is not None else [x]
-        shapes = [tensor.shape for tensor in inputs]
-        output = autograd_graph.new(shape, x.dtype)
-        self.node(
-            "activation",
-            inputs,
-            [output],
-            lambda saved_tensors, g, needs_input_grad: [
-                autograd_graph.new(input_shape, g.dtype) for input_shape in shapes
-            ],
-            x,
-        )
-        return output
+        return self.node_with_new_gradients("activation", inputs, self.like(x), x)
 
     def with_bias(self, x: Tensor, bias: Tensor) -> Tensor:
         """Adds a bias."""
@@ -95,34 +82,13 @@ class ElementwiseKernels(AttentionKernels):
 
     def times_gate(self, x: Tensor, gate: Tensor) -> Tensor:
         """Multiplies x by an activated gate in one fp32 kernel, which saves both inputs."""
-        autograd_graph, shapes = self.graph, (x.shape, gate.shape)
-        output = autograd_graph.new(x.shape, x.dtype)
-
-        def backward(
-            saved_tensors: list[Tensor | None], output_gradient: Tensor, needs_input_grad: Needs
-        ) -> Sequence[Gradient]:
-            return [autograd_graph.new(shape, output_gradient.dtype) for shape in shapes]
-
-        self.node("gated", (x, gate), [output], backward, x, gate)
-        return output
+        return self.node_with_new_gradients("gated", (x, gate), self.like(x), x, gate)
 
     def gated_activation(self, x: Tensor, bias: Tensor | None, width: int) -> Tensor:
         """Computes act(gate) · up from one tensor that contains gate and up."""
-        autograd_graph, shape = self.graph, x.shape
         if self.rank_choices.bias_activation:
             inputs = [x] if bias is None else [x, bias]
-            shapes = [tensor.shape for tensor in inputs]
-            output = autograd_graph.new((shape[0], width), x.dtype)
-            self.node(
-                "glu",
-                inputs,
-                [output],
-                lambda saved_tensors, g, needs_input_grad: [
-                    autograd_graph.new(input_shape, g.dtype) for input_shape in shapes
-                ],
-                x,
-            )
-            return output
+            return self.node_with_new_gradients("glu", inputs, self.graph.new((x.shape[0], width), x.dtype), x)
         if bias is not None:
             x = self.with_bias(x, bias)
         gate, up = self.t.split(x, (width, width))
@@ -166,9 +132,7 @@ class ElementwiseKernels(AttentionKernels):
         inputs = [x, residual, *([] if bias is None else [bias])]
         bias_shape = None if bias is None else bias.shape
 
-        def backward(
-            saved_tensors: list[Tensor | None], output_gradient: Tensor, needs_input_grad: Needs
-        ) -> Sequence[Gradient]:
+        def backward(saved_tensors: SavedTensors, output_gradient: Tensor, needs_input_grad: Needs) -> Gradients:
             x_gradient = autograd_graph.new(shape, output_gradient.dtype) if has_dropout else output_gradient
             return [
                 x_gradient,

@@ -16,7 +16,7 @@ from ....flow.program import Item, Scope, Step
 from ....simulator.autograd import record
 from ....simulator.tensor import BFLOAT16, BOOL, FLOAT32, INT32, INT64, Dtype, Gradient, Needs, Tensor, empty
 from .head import HeadKernels
-from .lowering import UncountedMeter
+from .lowering import Gradients, SavedTensors, UncountedMeter
 
 
 class ExpertKernels(HeadKernels):
@@ -61,9 +61,7 @@ class ExpertKernels(HeadKernels):
         self.persistent.use_torch_workspace("forward")
         output = self.new(rows, weight.shape[0])
 
-        def backward(
-            saved_tensors: list[Tensor | None], output_gradient: Tensor, needs_input_grad: Needs
-        ) -> Sequence[Gradient]:
+        def backward(saved_tensors: SavedTensors, output_gradient: Tensor, needs_input_grad: Needs) -> Gradients:
             self.persistent.use_torch_workspace("backward")
             return [self.new(rows, n_in), self.graph.new(weight.shape, BFLOAT16) if is_trained else None]
 
@@ -79,9 +77,7 @@ class ExpertKernels(HeadKernels):
         output = self.graph.new((rows, weight.shape[0]), dtype)
         is_fp32 = dtype is FLOAT32
 
-        def backward(
-            saved_tensors: list[Tensor | None], output_gradient: Tensor, needs_input_grad: Needs
-        ) -> Sequence[Gradient]:
+        def backward(saved_tensors: SavedTensors, output_gradient: Tensor, needs_input_grad: Needs) -> Gradients:
             autograd_graph = self.graph
             weight_copy = autograd_graph.new(weight.shape, dtype) if is_fp32 else None
             input_gradient = autograd_graph.new((rows, width), dtype)
@@ -128,9 +124,7 @@ class ExpertKernels(HeadKernels):
             saved_by_router += [logits, autograd_graph.new((rows, 1), dtype)]
         has_aux_loss = self.rank_choices.aux_loss
 
-        def backward(
-            saved_tensors: list[Tensor | None], output_gradient: Tensor, needs_input_grad: Needs
-        ) -> Sequence[Gradient]:
+        def backward(saved_tensors: SavedTensors, output_gradient: Tensor, needs_input_grad: Needs) -> Gradients:
             aux_gradient = autograd_graph.new((rows, experts), FLOAT32) if has_aux_loss else None
             logits_gradient = autograd_graph.new((rows, experts), dtype)
             del aux_gradient
@@ -188,10 +182,8 @@ class ExpertKernels(HeadKernels):
         return self.all_experts * math.ceil(rows * self.top_k / self.all_experts * self.rank_choices.capacity_factor)
 
     def move_rows(self, operation_name: str, x: Tensor, rows: Number) -> Tensor:
-        """Copies token rows to other ranks or into another order; the gradient is a copy too."""
-        shape, dtype = x.shape, x.dtype
-        output = self.graph.new((rows, *shape[1:]), dtype)
-        return record(self.graph, operation_name, (x,), output, lambda g, _: (self.graph.new(shape, dtype),))
+        """Copies token rows to other ranks or into another order; the gradient is copied back."""
+        return self.copy_reordered(operation_name, x, (rows, *x.shape[1:]))
 
     def keep_in_dispatcher(self, *tensors: Tensor) -> None:
         """Keeps tensors referenced by this layer's dispatcher until its next forward pass."""
@@ -211,37 +203,16 @@ class ExpertKernels(HeadKernels):
             mask = autograd_graph.new((all_rows, self.all_experts), BOOL)
             probs = self.move_rows("gather", probs, all_rows)
             self.persistent.grow_gather_buffer(2 * all_rows * width)
-            gathered_tokens = Tensor((all_rows, width), x.dtype, self.empty_storage)
-            local_shape = x.shape
-            self.node(
-                "gather",
-                (x,),
-                [gathered_tokens],
-                lambda saved_tensors, g, needs_input_grad: [autograd_graph.new(local_shape, g.dtype)],
-            )
-            x = gathered_tokens
-            del gathered_tokens
+            x = self.node_with_new_gradients("gather", (x,), Tensor((all_rows, width), x.dtype, self.empty_storage))
         local_map = autograd_graph.new((all_rows, local_experts), BOOL)
-        all_probs_shape = probs.shape
-        local_probs = autograd_graph.new((all_rows, local_experts), dtype)
-        self.node(
-            "slice",
-            (probs,),
-            [local_probs],
-            lambda saved_tensors, g, needs_input_grad: [autograd_graph.new(all_probs_shape, g.dtype)],
+        local_probs = self.node_with_new_gradients(
+            "slice", (probs,), autograd_graph.new((all_rows, local_experts), dtype)
         )
         del probs, mask
         expert_rows, index = self.permute(x, expert_row_count, all_rows, local_experts, None)
         transposed_probs = autograd_graph.new((local_experts, all_rows), dtype)
         row_probs = autograd_graph.new((expert_row_count, 1), dtype)
-        shape = local_probs.shape
-        self.node(
-            "masked_select",
-            (local_probs,),
-            [row_probs],
-            lambda saved_tensors, g, needs_input_grad: [autograd_graph.new(shape, g.dtype)],
-            transposed_probs,
-        )
+        self.node_with_new_gradients("masked_select", (local_probs,), row_probs, transposed_probs)
         del transposed_probs, local_probs
         self.keep_in_dispatcher(index, local_map, row_probs)
         local_tensors["routing_map"] = local_map
@@ -262,16 +233,9 @@ class ExpertKernels(HeadKernels):
             index = autograd_graph.new((rows,), INT64)
             del transposed_map, row_order
         output = autograd_graph.new((rows, width), x.dtype)
-        shape = x.shape
         if probs is None:
-            self.node(
-                "permute",
-                (x,),
-                [output],
-                lambda saved_tensors, g, needs_input_grad: [autograd_graph.new(shape, g.dtype)],
-                index,
-            )
-            return output, index
+            return self.node_with_new_gradients("permute", (x,), output, index), index
+        shape = x.shape
         row_probs, probs_shape, dtype = autograd_graph.new((rows, 1), probs.dtype), probs.shape, probs.dtype
         self.node(
             "permute",
@@ -296,14 +260,7 @@ class ExpertKernels(HeadKernels):
         saved_for_backward = (
             [index, y] if self.rank_choices.deterministic and not self.rank_choices.permute_fusion else [index]
         )
-        self.node(
-            "unpermute",
-            (y,),
-            [output],
-            lambda saved_tensors, g, needs_input_grad: [autograd_graph.new(shape, g.dtype)],
-            *saved_for_backward,
-        )
-        return output
+        return self.node_with_new_gradients("unpermute", (y,), output, *saved_for_backward)
 
     def _reduce_scatter_tokens(self, expert_outputs: list[Tensor], local_tensors: dict[str, Tensor]) -> Tensor:
         """Sums expert outputs per token, and reduce-scatters them to the tokens' ranks."""
@@ -358,16 +315,7 @@ class ExpertKernels(HeadKernels):
         row_count, columns = self.received_rows(rows), self.all_experts * kernel_choices.etp
         if kernel_choices.etp > 1:  # the map and the probabilities, for each rank that divides an expert
             self.keep_in_dispatcher(autograd_graph.new((rows, columns), BOOL))
-            probs_shape, dtype = probs.shape, probs.dtype
-            expanded_probs = autograd_graph.new((rows, columns), dtype)
-            probs = record(
-                autograd_graph,
-                "expand",
-                (probs,),
-                expanded_probs,
-                lambda g, _: (autograd_graph.new(probs_shape, dtype),),
-            )
-            del expanded_probs
+            probs = self.copy_reordered("expand", probs, (rows, columns))
         handle = [
             autograd_graph.new((rows, ranks), INT32),
             autograd_graph.new((rows, 1), BOOL),
@@ -380,9 +328,7 @@ class ExpertKernels(HeadKernels):
         )
         shape = x.shape
 
-        def backward(
-            saved_tensors: list[Tensor | None], gradients: list[Gradient], needs_input_grad: Needs
-        ) -> Sequence[Gradient]:
+        def backward(saved_tensors: SavedTensors, gradients: list[Gradient], needs_input_grad: Needs) -> Gradients:
             return [autograd_graph.new(shape, BFLOAT16), autograd_graph.new((rows, columns), FLOAT32)]
 
         self.node("dispatch", (x, probs), [expert_rows, row_probs], backward, *handle)
@@ -404,14 +350,7 @@ class ExpertKernels(HeadKernels):
         shape, dtype = y.shape, y.dtype
         local_tensors["output"] = y
         output = autograd_graph.new((self.dispatched_tokens, shape[1]), dtype)
-        self.node(
-            "combine",
-            (y,),
-            [output],
-            lambda saved_tensors, g, needs_input_grad: [autograd_graph.new(shape, dtype)],
-            *handle,
-        )
-        return output
+        return self.node_with_new_gradients("combine", (y,), output, *handle)
 
     def _return_rows(self, expert_outputs: list[Tensor], local_tensors: dict[str, Tensor]) -> Tensor:
         """Sends expert outputs back to their tokens by all-to-all."""
@@ -521,9 +460,7 @@ class ExpertKernels(HeadKernels):
         self.use_workspace(engine, "forward")
         output = self.new(rows, output_width)
 
-        def backward(
-            saved_tensors: list[Tensor | None], output_gradient: Tensor, needs_input_grad: Needs
-        ) -> Sequence[Gradient]:
+        def backward(saved_tensors: SavedTensors, output_gradient: Tensor, needs_input_grad: Needs) -> Gradients:
             self.use_workspace(engine, "backward")
             input_gradient = self.new(rows, input_width)
             weight_gradient = self.weight_gradient(weight)
@@ -568,9 +505,7 @@ class ExpertKernels(HeadKernels):
         self.persistent.use_grouped_workspaces()
         output = self.new(rows, weights[0].shape[0])
 
-        def backward(
-            saved_tensors: list[Tensor | None], output_gradient: Tensor, needs_input_grad: Needs
-        ) -> Sequence[Gradient]:
+        def backward(saved_tensors: SavedTensors, output_gradient: Tensor, needs_input_grad: Needs) -> Gradients:
             self.persistent.use_grouped_workspaces()
             bias_gradients = [self.graph.new(parameter.shape, output_gradient.dtype) for parameter in biases]
             input_gradient = self.new(rows, n_in)
@@ -591,15 +526,7 @@ class ExpertKernels(HeadKernels):
         if self.rank_choices.weighted_activation:
             self.bind(operation.outs[0], self.weighted_glu(x, self.row_probs, operation.outs[0].width))
             return
-        autograd_graph, shape = self.graph, x.shape
-        output = autograd_graph.new(shape, x.dtype)
-        self.node(
-            "activation",
-            (x,),
-            [output],
-            lambda saved_tensors, g, needs_input_grad: [autograd_graph.new(shape, g.dtype)],
-            x,
-        )
+        output = self.node_with_new_gradients("activation", (x,), self.like(x), x)
         del x
         self.bind(operation.outs[0], self.multiply_by_probabilities(output, self.row_probs))
 
@@ -626,9 +553,7 @@ class ExpertKernels(HeadKernels):
         autograd_graph, shape = self.graph, x.shape
         output, probs_format = autograd_graph.new((shape[0], width), x.dtype), (probs.shape, probs.dtype)
 
-        def backward(
-            saved_tensors: list[Tensor | None], output_gradient: Tensor, needs_input_grad: Needs
-        ) -> Sequence[Gradient]:
+        def backward(saved_tensors: SavedTensors, output_gradient: Tensor, needs_input_grad: Needs) -> Gradients:
             return [autograd_graph.new(shape, output_gradient.dtype), autograd_graph.new(*probs_format)]
 
         self.node("weighted_glu", (x, probs), [output], backward, x, probs)
@@ -644,9 +569,7 @@ class ExpertKernels(HeadKernels):
         dtype, probs_shape = probs.dtype, probs.shape
         output = autograd_graph.new(shape, dtype)
 
-        def backward(
-            saved_tensors: list[Tensor | None], output_gradient: Tensor, needs_input_grad: Needs
-        ) -> Sequence[Gradient]:
+        def backward(saved_tensors: SavedTensors, output_gradient: Tensor, needs_input_grad: Needs) -> Gradients:
             x_gradient = autograd_graph.new(shape, output_gradient.dtype)
             product = autograd_graph.new(shape, output_gradient.dtype)
             probs_gradient = autograd_graph.new(probs_shape, dtype)

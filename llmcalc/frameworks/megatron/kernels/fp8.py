@@ -14,16 +14,15 @@ csrc/extensions/normalization.cpp; Megatron-LM, megatron/core/fp8_utils.py and m
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from typing import NamedTuple
 
 from ....algebra import Number, ceil_div, exact_div
 from ....flow.program import Step
 from ....simulator.strides import Shape, count
-from ....simulator.tensor import FLOAT32, UINT8, Dtype, Gradient, Needs, Tensor
+from ....simulator.tensor import FLOAT32, UINT8, Dtype, Needs, Tensor
 from .choices import RankChoices
 from .gated_delta import DeltaKernels
-from .lowering import direct_steps
+from .lowering import Gradients, SavedTensors, direct_steps
 
 Specs = list[tuple[Shape, Dtype]]
 
@@ -204,9 +203,7 @@ class Fp8Kernels(DeltaKernels):
         norm_shapes, bias_shape = [tensor.shape for tensor in norm], None if bias is None else bias.shape
         shape, has_norm = x.shape, deferred_norm is not None
 
-        def backward(
-            saved_tensors: list[Tensor | None], output_gradient: Tensor, needs_input_grad: Needs
-        ) -> Sequence[Gradient]:
+        def backward(saved_tensors: SavedTensors, output_gradient: Tensor, needs_input_grad: Needs) -> Gradients:
             new = self.new
             bias = [] if bias_shape is None else [self.graph.new(bias_shape, output_gradient.dtype)]
             quantized_gradient = [self.quantize(rows, n_out)]
@@ -268,9 +265,7 @@ class Fp8Kernels(DeltaKernels):
         del gathered_input, quantized_input
         bias_shape = None if bias is None else bias.shape
 
-        def backward(
-            saved_tensors: list[Tensor | None], output_gradient: Tensor, needs_input_grad: Needs
-        ) -> Sequence[Gradient]:
+        def backward(saved_tensors: SavedTensors, output_gradient: Tensor, needs_input_grad: Needs) -> Gradients:
             bias_gradients = [] if bias_shape is None else [self.graph.new(bias_shape, output_gradient.dtype)]
             quantized_gradient = [self.quantize(rows, n_out)]
             requantized = [self.quantize(local_rows, n_in, self.gathers_rows_alone, not gathers_rows_alone)]
@@ -317,9 +312,7 @@ class Fp8Kernels(DeltaKernels):
         self.persistent.use_grouped_workspaces()
         output = self.new(rows, width)
 
-        def backward(
-            saved_tensors: list[Tensor | None], output_gradient: Tensor, needs_input_grad: Needs
-        ) -> Sequence[Gradient]:
+        def backward(saved_tensors: SavedTensors, output_gradient: Tensor, needs_input_grad: Needs) -> Gradients:
             bias_gradients = [self.graph.new(parameter.shape, output_gradient.dtype) for parameter in biases]
             _quantized_gradient = self.quantize_experts(rows_per_expert, width, experts)
             self.persistent.use_grouped_workspaces()
@@ -372,9 +365,7 @@ class Fp8Kernels(DeltaKernels):
         if divided and not in_user_buffers:
             output = self.new(self.local_rows(rows), n_out)
 
-        def backward(
-            saved_tensors: list[Tensor | None], output_gradient: Tensor, needs_input_grad: Needs
-        ) -> Sequence[Gradient]:
+        def backward(saved_tensors: SavedTensors, output_gradient: Tensor, needs_input_grad: Needs) -> Gradients:
             if in_user_buffers:
                 quantized_gradient = [self.quantize(self.local_rows(rows), n_out)]
             elif divided:

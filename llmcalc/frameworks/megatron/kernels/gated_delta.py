@@ -8,7 +8,7 @@ backward pass reads.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 
 from ....algebra import Number, ceil_div, exact_div
 from ....flow.program import Alternatives, Scope, Step
@@ -17,6 +17,7 @@ from ....simulator.aten import Aten
 from ....simulator.autograd import record
 from ....simulator.published import fla
 from ....simulator.tensor import BFLOAT16, BOOL, FLOAT32, Gradient, Needs, Tensor
+from .lowering import Gradients, SavedTensors
 from .mamba import MambaKernels
 
 CHUNK = 64
@@ -120,9 +121,7 @@ class DeltaKernels(MambaKernels):
         out_gate = autograd_graph.new((*head_shape, op.value_dim), BFLOAT16)
         shapes = [x.shape for x in (qkv, gate, a_log, dt_bias, beta, alpha)]
 
-        def backward(
-            saved_tensors: list[Tensor | None], gradients: list[Gradient], needs_input_grad: Needs
-        ) -> Sequence[Gradient]:
+        def backward(saved_tensors: SavedTensors, gradients: list[Gradient], needs_input_grad: Needs) -> Gradients:
             normalized_gradients = autograd_graph.new(qk_shape, BFLOAT16)
             qk_gradients = autograd_graph.new(qk_shape, BFLOAT16)
             del normalized_gradients
@@ -227,7 +226,7 @@ def chunked_delta_rule(aten: Aten, q: Tensor, k: Tensor, v: Tensor, output_gradi
 def cumsum(aten: Aten, x: Tensor) -> Tensor:
     """Returns cumulative sums along the last axis; the gradient is flipped, summed and flipped (`cumsum_backward`)."""
 
-    def backward(output_gradient: Tensor, _: Needs) -> Sequence[Gradient]:
+    def backward(output_gradient: Tensor, _: Needs) -> Gradients:
         flipped = aten.like(output_gradient)
         flipped_sums = aten.like(flipped)
         gradient = aten.like(flipped_sums)

@@ -14,8 +14,9 @@ from ....simulator.autograd import record
 from ....simulator.checkpoint import Run
 from ....simulator.layer_pattern import layer_kinds, shortened
 from ....simulator.lowering import Frame
-from ....simulator.tensor import BFLOAT16, BOOL, FLOAT32, INT64, Gradient, Needs, Tensor
+from ....simulator.tensor import BFLOAT16, BOOL, FLOAT32, INT64, Needs, Tensor
 from .elementwise import ElementwiseKernels
+from .lowering import Gradients, SavedTensors
 
 
 class HeadKernels(ElementwiseKernels):
@@ -25,17 +26,11 @@ class HeadKernels(ElementwiseKernels):
         """Looks up embeddings of tokens, positions or segments."""
         index_kind, output = operation.options["by"], operation.outs[0]
         weight = self.shared_table("table", operation) if index_kind == "ids" else self.positions(operation)
-        rows, shape = self.rows(output), weight.shape
+        rows = self.rows(output)
         ids = self.graph.new((rows, 1), INT64) if index_kind == "ids" else None
-        embeddings = self.new(rows, shape[1])
+        embeddings = self.new(rows, weight.shape[1])
         saved_for_backward = [] if ids is None else [ids]
-        self.node(
-            "embedding",
-            (weight,),
-            [embeddings],
-            lambda saved_tensors, g, needs_input_grad: [self.graph.new(shape, g.dtype)],
-            *saved_for_backward,
-        )
+        self.node_with_new_gradients("embedding", (weight,), embeddings, *saved_for_backward)
         del saved_for_backward
         self.bind(output, self.enter_layers(embeddings) if self.in_multi_token_prediction else embeddings)
 
@@ -81,18 +76,11 @@ class HeadKernels(ElementwiseKernels):
 
     def enter_layers(self, x: Tensor) -> Tensor:
         """Returns embeddings transposed to [tokens, batch], with only this rank's tokens, after dropout."""
-        kernel_choices, autograd_graph = self.rank_choices, self.graph
-        shape = x.shape
         if self.run_config.batch != 1:
-            x = record(autograd_graph, "transpose", (x,), self.like(x), lambda g, _: (g,))
-        if kernel_choices.sequence_parallel:
-            full_shape, rows = x.shape, self.local_rows(x.shape[0])
-            local_rows = self.new(rows, shape[1])
-            x = record(
-                autograd_graph, "scatter", (x,), local_rows, lambda g, _: (autograd_graph.new(full_shape, g.dtype),)
-            )
-            del local_rows
-        return self.dropout(x) if kernel_choices.hidden_dropout > 0 else x
+            x = record(self.graph, "transpose", (x,), self.like(x), lambda g, _: (g,))
+        if self.rank_choices.sequence_parallel:
+            x = self.copy_reordered("scatter", x, (self.local_rows(x.shape[0]), x.shape[1]))
+        return self.dropout(x) if self.rank_choices.hidden_dropout > 0 else x
 
     def run_layers(self, layer_scopes: list[Scope]) -> None:
         """Runs layers, and recomputes the selected layers in the backward pass.
@@ -204,26 +192,15 @@ class HeadKernels(ElementwiseKernels):
 
         Source: multi_token_prediction.py, `_concat_embeddings`. A rank's tokens are a view of all tokens.
         """
-        kernel_choices, autograd_graph, width = self.rank_choices, self.graph, operation.outs[0].width
-        rows = x.shape[0]
+        kernel_choices, width, rows = self.rank_choices, operation.outs[0].width, x.shape[0]
         weight, _ = self.linear_weights(operation, width // kernel_choices.tp, "column")
         projected = self.engine_column_linear(x, weight, None, [], None)
         if kernel_choices.tp > 1:
-            local_shape, gathered_output = projected.shape, self.new(projected.shape[0], width)
-            projected = record(
-                autograd_graph,
-                "gather",
-                (projected,),
-                gathered_output,
-                lambda g, _: (autograd_graph.new(local_shape, g.dtype),),
-            )
-            del gathered_output
+            projected = self.copy_reordered("gather", projected, (projected.shape[0], width))
         if not kernel_choices.sequence_parallel:
             return projected
-        full_shape = projected.shape
-        view = Tensor((rows, width), projected.dtype, projected.storage)
-        return record(
-            autograd_graph, "scatter", (projected,), view, lambda g, _: (autograd_graph.new(full_shape, g.dtype),)
+        return self.node_with_new_gradients(
+            "scatter", (projected,), Tensor((rows, width), projected.dtype, projected.storage)
         )
 
     def output(self, operation: Step, x: Tensor) -> Tensor:
@@ -259,9 +236,7 @@ class HeadKernels(ElementwiseKernels):
         loss, softmax_sums = self.new(rows, 1, FLOAT32), self.new(rows, 3, FLOAT32)
         del softmax_sums
 
-        def backward(
-            saved_tensors: list[Tensor | None], output_gradient: Tensor, needs_input_grad: Needs
-        ) -> Sequence[Gradient]:
+        def backward(saved_tensors: SavedTensors, output_gradient: Tensor, needs_input_grad: Needs) -> Gradients:
             return [saved_tensors[0]]
 
         self.node("cross_entropy", (logits,), [loss], backward, logits)
@@ -281,9 +256,7 @@ class HeadKernels(ElementwiseKernels):
         loss = self.statistics(rows)
         del target_logits, exp_sums
 
-        def backward(
-            saved_tensors: list[Tensor | None], output_gradient: Tensor, needs_input_grad: Needs
-        ) -> Sequence[Gradient]:
+        def backward(saved_tensors: SavedTensors, output_gradient: Tensor, needs_input_grad: Needs) -> Gradients:
             if fused:
                 logits_copy = autograd_graph.new((rows, width), FLOAT32)
                 logits_gradient = autograd_graph.new((rows, width), BFLOAT16)

@@ -14,8 +14,8 @@ from ....components.norm import Norm
 from ....flow.axis import Axis, Beside
 from ....flow.program import Step
 from ....simulator.lowering import Path
-from ....simulator.tensor import Gradient, Needs, Tensor
-from .lowering import COLUMNS, RankKernels
+from ....simulator.tensor import Needs, Tensor
+from .lowering import COLUMNS, Gradients, RankKernels, SavedTensors
 
 
 class LinearKernels(RankKernels):
@@ -48,15 +48,7 @@ class LinearKernels(RankKernels):
         x = self.contiguous(x)
         output = self.like(x)
         statistics = [self.statistics(count) for _ in range(2 if spec.type == "layernorm" else 1)]
-        shapes, shape = [w.shape for w in weights], x.shape
-
-        def backward(
-            saved_tensors: list[Tensor | None], output_gradient: Tensor, needs_input_grad: Needs
-        ) -> Sequence[Gradient]:
-            return [self.graph.new(input_shape, output_gradient.dtype) for input_shape in (shape, *shapes)]
-
-        self.node("norm", (x, *weights), [output], backward, x, *statistics)
-        return output
+        return self.node_with_new_gradients("norm", (x, *weights), output, x, *statistics)
 
     def has_norm_before(self, operation: Step) -> bool:
         """Whether a column-parallel layer and the norm before it are one fused module.
@@ -203,7 +195,7 @@ class LinearKernels(RankKernels):
         norm_shapes, bias_shape = [tensor.shape for tensor in norm], None if bias is None else bias.shape
         shape = x.shape
 
-        def backward(saved_tensors: list[Tensor | None], gradients: Any, needs_input_grad: Needs) -> Sequence[Gradient]:
+        def backward(saved_tensors: SavedTensors, gradients: Any, needs_input_grad: Needs) -> Gradients:
             new, in_user_buffers = self.new, kernel_choices.user_buffers
             output_gradient, norm_gradient = gradients if returns_norm else (gradients, None)
             gathered_input = new(rows, n_in) if is_sharded and not in_user_buffers and is_trained else None
@@ -263,9 +255,7 @@ class LinearKernels(RankKernels):
             output = self.like(output)
         added_bias = bias if adds_bias else None
 
-        def backward(
-            saved_tensors: list[Tensor | None], output_gradient: Tensor, needs_input_grad: Needs
-        ) -> Sequence[Gradient]:
+        def backward(saved_tensors: SavedTensors, output_gradient: Tensor, needs_input_grad: Needs) -> Gradients:
             if is_sharded:
                 self.persistent.grow_gather_buffer(2 * rows * n_in)
             return self._core_gradients(output_gradient, rows, (local_rows, n_in), weight, added_bias)
@@ -275,7 +265,7 @@ class LinearKernels(RankKernels):
 
     def _core_gradients(
         self, output_gradient: Tensor, rows: int, shape: tuple[int, int], weight: Tensor, bias: Tensor | None
-    ) -> Sequence[Gradient]:
+    ) -> Gradients:
         """Runs the end of the backward pass of ColumnParallelLinear: gradients of its input, weight and bias.
 
         rows: rows of the gathered input. shape: the shape of the rank's input.
@@ -307,9 +297,7 @@ class LinearKernels(RankKernels):
         if is_sharded and not in_user_buffers:
             output = self.new(self.local_rows(rows), n_out)
 
-        def backward(
-            saved_tensors: list[Tensor | None], output_gradient: Tensor, needs_input_grad: Needs
-        ) -> Sequence[Gradient]:
+        def backward(saved_tensors: SavedTensors, output_gradient: Tensor, needs_input_grad: Needs) -> Gradients:
             gathered_gradient = self.new(rows, n_out) if is_sharded and not in_user_buffers else None
             self.use_overlap_workspaces()
             input_gradient = self.new(rows, n_in)
@@ -330,9 +318,7 @@ class LinearKernels(RankKernels):
         self.persistent.use_torch_workspace("forward")
         output = self.new(rows, n_out)
 
-        def backward(
-            saved_tensors: list[Tensor | None], output_gradient: Tensor, needs_input_grad: Needs
-        ) -> Sequence[Gradient]:
+        def backward(saved_tensors: SavedTensors, output_gradient: Tensor, needs_input_grad: Needs) -> Gradients:
             self.persistent.use_torch_workspace("backward")
             return [self.new(rows, n_in), self.weight_gradient(weight)]
 
@@ -340,13 +326,7 @@ class LinearKernels(RankKernels):
         if not is_sharded:
             return output
         unreduced_output, output = output, self.new(self.local_rows(rows), n_out)
-        self.node(
-            "reduce_scatter",
-            (unreduced_output,),
-            [output],
-            lambda saved_tensors, g, needs_input_grad: [self.new(rows, n_out)],
-        )
-        return output
+        return self.node_with_new_gradients("reduce_scatter", (unreduced_output,), output)
 
     def undivided_linear(self, operation: Step, x: Tensor) -> Tensor:
         """Runs a linear layer that every rank computes in full."""
@@ -358,9 +338,7 @@ class LinearKernels(RankKernels):
         self.use_workspace(engine, "forward")
         output = self.new(rows, weight.shape[0])
 
-        def backward(
-            saved_tensors: list[Tensor | None], output_gradient: Tensor, needs_input_grad: Needs
-        ) -> Sequence[Gradient]:
+        def backward(saved_tensors: SavedTensors, output_gradient: Tensor, needs_input_grad: Needs) -> Gradients:
             self.use_workspace(engine, "backward")
             gradients = [self.new(rows, n_in) if needs_input_grad[0] else None, self.weight_gradient(weight)]
             return [*gradients, *([] if bias is None else [self.graph.new(bias.shape, output_gradient.dtype)])]
@@ -408,9 +386,7 @@ class LinearKernels(RankKernels):
 
         chunk_entry = None if self.rank_choices.wgrad_deferral_limit is None else self.persistent.entry_of_chunk
 
-        def backward(
-            saved_tensors: list[Tensor | None], output_gradient: Tensor, needs_input_grad: Needs
-        ) -> Sequence[Gradient]:
+        def backward(saved_tensors: SavedTensors, output_gradient: Tensor, needs_input_grad: Needs) -> Gradients:
             is_deferred, layer_input = (
                 self.persistent.defers_gradient(self.rank_choices.wgrad_deferral_limit),
                 saved_tensors[0],
@@ -430,21 +406,16 @@ class LinearKernels(RankKernels):
 
         Source: Megatron-LM, megatron/core/tensor_parallel/layers.py, `linear_with_frozen_weight`.
         """
-        shape, (local_rows, n_in) = x.shape, x.shape
+        local_rows, n_in = x.shape
         rows = local_rows * self.rank_choices.tp if self.rank_choices.sequence_parallel else local_rows
         if self.rank_choices.sequence_parallel:
-            gathered_rows = self.new(rows, n_in)
-            self.node("gather", (x,), [gathered_rows], lambda saved_tensors, g, needs_input_grad: [self.new(*shape)])
-            x = gathered_rows
-            del gathered_rows
+            x = self.copy_reordered("gather", x, (rows, n_in))
         self.persistent.use_torch_workspace("forward")
         output = self.new(rows, weight.shape[0])
         if bias is not None:
             output = self.like(output)
 
-        def backward(
-            saved_tensors: list[Tensor | None], output_gradient: Tensor, needs_input_grad: Needs
-        ) -> Sequence[Gradient]:
+        def backward(saved_tensors: SavedTensors, output_gradient: Tensor, needs_input_grad: Needs) -> Gradients:
             self.persistent.use_torch_workspace("backward")
             return [self.new(rows, n_in)]
 

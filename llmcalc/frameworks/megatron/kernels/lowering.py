@@ -32,7 +32,11 @@ from ....simulator.tensor import (
 from ....workload.run_config import RunConfig
 from .choices import RankChoices
 
-Back: TypeAlias = Callable[[list[Tensor | None], Any, Needs], Sequence[Gradient]]
+SavedTensors: TypeAlias = list[Tensor | None]
+
+Gradients: TypeAlias = Sequence[Gradient]
+
+Back: TypeAlias = Callable[[SavedTensors, Any, Needs], Gradients]
 """backward(saved_tensors, gradient, needs_input_grad) → a gradient per input.
 
 It frees a saved tensor by setting its place to None.
@@ -393,7 +397,7 @@ class RankKernels(Lowering):
         autograd_graph = self.graph
         if not recorded(autograd_graph, ins):
             return
-        saved_tensors: list[Tensor | None] = [autograd_graph.keep(tensor).unpack() for tensor in saves]
+        saved_tensors: SavedTensors = [autograd_graph.keep(tensor).unpack() for tensor in saves]
         if len(outputs) == 1:
             record(
                 autograd_graph,
@@ -411,6 +415,22 @@ class RankKernels(Lowering):
                 lambda gradients, needs_input_grad: backward(saved_tensors, gradients, needs_input_grad),
             )
 
+    def node_with_new_gradients(
+        self, operation_name: str, ins: Sequence[Tensor], output: Tensor, *saves: Tensor
+    ) -> Tensor:
+        """Records a graph node whose backward function allocates a gradient for each input, and returns the output.
+
+        Gradients have the format of the output's gradient.
+        """
+        new, shapes = self.graph.new, [x.shape for x in ins]
+        self.node(operation_name, ins, [output], lambda _, g, needs: [new(shape, g.dtype) for shape in shapes], *saves)
+        return output
+
+    def copy_reordered(self, operation_name: str, x: Tensor, shape: Shape) -> Tensor:
+        """Copies a tensor into another order or to other ranks; the gradient is copied back."""
+        new, input_shape = self.graph.new, x.shape
+        return record(self.graph, operation_name, (x,), new(shape, x.dtype), lambda g, _: (new(input_shape, g.dtype),))
+
     def checkpoint(self, compute: Run, arguments: Sequence[Tensor]) -> Tensor:
         """Runs a function and saves only its arguments; the backward pass recomputes it.
 
@@ -421,8 +441,8 @@ class RankKernels(Lowering):
             return compute(arguments)
 
         def checkpoint_backward(
-            saved_tensors: list[Tensor | None], output_gradient: Tensor, needs_input_grad: Needs
-        ) -> Sequence[Gradient]:
+            saved_tensors: SavedTensors, output_gradient: Tensor, needs_input_grad: Needs
+        ) -> Gradients:
             """Recomputes the function with a graph, and runs its backward pass."""
             argument_gradients: dict[int, Tensor] = {}
 
@@ -432,7 +452,7 @@ class RankKernels(Lowering):
                 assert saved_argument is not None
                 argument = saved_argument.detached()
 
-                def store_gradient(output_gradient: Tensor, needs_input_grad: Needs) -> Sequence[Gradient]:
+                def store_gradient(output_gradient: Tensor, needs_input_grad: Needs) -> Gradients:
                     argument_gradients[i] = output_gradient
                     return (None,)
 

@@ -11,7 +11,6 @@ from ....algebra import Number, exact_div
 from ....flow.program import Alternatives, Scope, Step
 from ....ops import ChunkedScan
 from ....parallel.layout import ImpossibleLayout
-from ....simulator.autograd import record
 from ....simulator.published import mamba_ssm
 from ....simulator.strides import Shape
 from ....simulator.tensor import FLOAT32, Tensor
@@ -111,37 +110,26 @@ class MambaKernels(LatentKernels):
         for i, tensor_part in enumerate(parts_of_tensor):
             width = part_widths[i] * (group_copies if i in (2, 3) else 1)
             if width != part_widths[i]:
-                tensor_part = self.reorder("repeat", tensor_part, (rows, width))
-            grouped_by_rank = self.reorder("cat", tensor_part, (rows * ranks, exact_div(width, ranks)))
-            sent_pieces.append(self.reorder("all_to_all", grouped_by_rank, grouped_by_rank.shape))
+                tensor_part = self.copy_reordered("repeat", tensor_part, (rows, width))
+            grouped_by_rank = self.copy_reordered("cat", tensor_part, (rows * ranks, exact_div(width, ranks)))
+            sent_pieces.append(self.copy_reordered("all_to_all", grouped_by_rank, grouped_by_rank.shape))
             del tensor_part, grouped_by_rank
         del parts_of_tensor
         joined_parts = self.t.cat(sent_pieces, 1)
         del sent_pieces
-        return self.reorder("balance", joined_parts, joined_parts.shape)
+        return self.copy_reordered("balance", joined_parts, joined_parts.shape)
 
     def exchange_to_tokens(self, x: Tensor, width: Number) -> Tensor:
         """Returns a tensor with all heads and a shard of the tokens, from a shard of heads (`post_conv_ssm`)."""
-        reordered_heads = self.reorder("balance", x, x.shape)
+        reordered_heads = self.copy_reordered("balance", x, x.shape)
         del x
-        exchanged_tokens = self.reorder("all_to_all", reordered_heads, reordered_heads.shape)
+        exchanged_tokens = self.copy_reordered("all_to_all", reordered_heads, reordered_heads.shape)
         del reordered_heads
-        return self.reorder("cat", exchanged_tokens, (exchanged_tokens.shape[0] // self.rank_choices.cp, width))
+        return self.copy_reordered("cat", exchanged_tokens, (exchanged_tokens.shape[0] // self.rank_choices.cp, width))
 
     def parameter_shard(self, x: Tensor, shape: Shape) -> Tensor:
         """Returns this rank's shard of a parameter; the gradient covers the full parameter."""
-        return self.reorder("slice", x, shape)
-
-    def reorder(self, operation_name: str, x: Tensor, shape: Shape) -> Tensor:
-        """Copies a tensor into another order; the gradient is a copy too."""
-        input_shape, dtype, autograd_graph = x.shape, x.dtype, self.graph
-        return record(
-            autograd_graph,
-            operation_name,
-            (x,),
-            autograd_graph.new(shape, dtype),
-            lambda g, _: (autograd_graph.new(input_shape, g.dtype),),
-        )
+        return self.copy_reordered("slice", x, shape)
 
     def swap_batch_and_tokens(self, x: Tensor) -> Tensor:
         """Swaps the axes of batch and tokens by a copy; for a batch of one nothing is copied."""

@@ -6,13 +6,11 @@ megatron/core/fusions/fused_mla_yarn_rope_apply.py.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-
 from ....flow.program import Step
 from ....flow.value import Value
-from ....simulator.autograd import record
 from ....simulator.tensor import BFLOAT16, Gradient, Needs, Tensor
 from .experts import ExpertKernels
+from .lowering import Gradients, SavedTensors
 
 
 class LatentKernels(ExpertKernels):
@@ -43,20 +41,9 @@ class LatentKernels(ExpertKernels):
 
     def _gather_shared_key(self, x: Tensor) -> Tensor:
         """Gathers the tokens of the rotary key part, which all heads share, over the tensor-parallel ranks."""
-        kernel_choices, autograd_graph, (rows, width) = self.rank_choices, self.graph, x.shape
-        if kernel_choices.sequence_parallel:
-            local_shape = x.shape
-            gathered_key = self.new(rows * kernel_choices.tp, width)
-            x = record(
-                autograd_graph, "gather", (x,), gathered_key, lambda g, _: (autograd_graph.new(local_shape, g.dtype),)
-            )
-            del gathered_key
-        if kernel_choices.mla_fusion:
-            return x
-        shape = x.shape
-        return record(
-            autograd_graph, "rope", (x,), self.new(*shape), lambda g, _: (autograd_graph.new(shape, g.dtype),)
-        )
+        if self.rank_choices.sequence_parallel:
+            x = self.copy_reordered("gather", x, (x.shape[0] * self.rank_choices.tp, x.shape[1]))
+        return x if self.rank_choices.mla_fusion else self.copy_reordered("rope", x, x.shape)
 
     def do_cat(self, operation: Step) -> None:
         """Joins the rotary and non-rotary parts of queries or keys."""
@@ -82,16 +69,7 @@ class LatentKernels(ExpertKernels):
 
     def _rotate_query(self, x: Tensor) -> Tensor:
         """Applies rotary embeddings to a part of each query head, in place in one kernel or in a copy."""
-        if self.rank_choices.mla_fusion:
-            return x
-        autograd_graph, shape = self.graph, x.shape
-        return record(
-            autograd_graph,
-            "cat",
-            (x,),
-            autograd_graph.new(shape, BFLOAT16),
-            lambda g, _: (autograd_graph.new(shape, g.dtype),),
-        )
+        return x if self.rank_choices.mla_fusion else self.copy_reordered("cat", x, x.shape)
 
     def _assemble_key_and_value(
         self, x: Tensor, shared_key: Tensor, key_output: Value, value_output: Value
@@ -100,9 +78,7 @@ class LatentKernels(ExpertKernels):
         autograd_graph, rows, shapes = self.graph, x.shape[0], (x.shape, shared_key.shape)
         outputs = self.new(rows, key_output.width), self.new(rows, value_output.width)
 
-        def backward(
-            saved_tensors: list[Tensor | None], gradients: list[Gradient], needs_input_grad: Needs
-        ) -> Sequence[Gradient]:
+        def backward(saved_tensors: SavedTensors, gradients: list[Gradient], needs_input_grad: Needs) -> Gradients:
             return [autograd_graph.new(shape, BFLOAT16) for shape in shapes]
 
         self.node("key_and_value", (x, shared_key), outputs, backward)

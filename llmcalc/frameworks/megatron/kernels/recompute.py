@@ -14,7 +14,7 @@ from ....flow.value import Value
 from ....simulator.autograd import Graph, backward, recorded
 from ....simulator.lowering import Frame
 from ....simulator.tensor import BFLOAT16, Gradient, Needs, Node, Storage, Tensor, empty
-from .lowering import UncountedMeter
+from .lowering import Gradients, SavedTensors, UncountedMeter
 from .sparse_attention import SparseKernels
 
 Part: TypeAlias = Callable[[Sequence[Tensor]], list[Tensor]]
@@ -62,8 +62,8 @@ class DiscardedOutputs:
         self.storages = []
 
     def backward(
-        self, saved_tensors: list[Tensor | None], gradients: Gradient | list[Gradient], needs_input_grad: Needs
-    ) -> Sequence[Gradient]:
+        self, saved_tensors: SavedTensors, gradients: Gradient | list[Gradient], needs_input_grad: Needs
+    ) -> Gradients:
         """Runs the backward pass of the recomputed graph."""
         autograd_graph, argument_gradients = self.graph, self.argument_gradients
         enabled, autograd_graph.enabled = autograd_graph.enabled, True
@@ -84,7 +84,7 @@ def _detached_argument(autograd_graph: Graph, argument_gradients: dict[int, Tens
     """Returns a detached argument whose gradient is stored in `argument_gradients`."""
     argument = x.detached()
 
-    def store_gradient(output_gradient: Tensor, needs_input_grad: Needs) -> Sequence[Gradient]:
+    def store_gradient(output_gradient: Tensor, needs_input_grad: Needs) -> Gradients:
         """Stores the gradient of a recomputed part's argument."""
         argument_gradients[i] = output_gradient
         return (None,)
@@ -122,9 +122,7 @@ class DiscardedKernels(SparseKernels):
             storage.release()
         hook_output = Tensor(hook.shape, hook.dtype, hook.storage, hook.strides)
 
-        def backward(
-            saved_tensors: list[Tensor | None], output_gradient: Tensor, needs_input_grad: Needs
-        ) -> Sequence[Gradient]:
+        def backward(saved_tensors: SavedTensors, output_gradient: Tensor, needs_input_grad: Needs) -> Gradients:
             discarded.recompute()
             return [output_gradient]
 

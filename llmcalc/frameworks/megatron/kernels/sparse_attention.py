@@ -10,15 +10,16 @@ dsa_masking.py, dsa_indexer_loss.py), without one of its kernel backends.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 
 from ....algebra import Number, exact_div
 from ....flow.axis import Beside
 from ....flow.program import Alternatives, Scope, Step
 from ....simulator.aten import Aten
 from ....simulator.autograd import record
-from ....simulator.tensor import BFLOAT16, BOOL, FLOAT32, INT64, Gradient, Needs, Tensor
+from ....simulator.tensor import BFLOAT16, BOOL, FLOAT32, INT64, Needs, Tensor
 from .fp8 import Fp8Kernels
+from .lowering import Gradients, SavedTensors
 
 ROWS = 256
 """Rows of the selection that are scattered at once (dsa_masking.py, `scatter_topk_into_index_mask`)."""
@@ -97,13 +98,10 @@ class SparseKernels(Fp8Kernels):
         """Returns the rows of all tensor-parallel ranks, gathered if they are sharded."""
         if not self.rank_choices.sequence_parallel:
             return x
-        autograd_graph, local_shape = self.graph, x.shape
-        gathered_rows = self.new(local_shape[0] * self.rank_choices.tp, local_shape[1])
-        dense = autograd_graph.new(local_shape, x.dtype) if not x.is_contiguous else None
+        gathered_rows = self.new(x.shape[0] * self.rank_choices.tp, x.shape[1])
+        dense = self.like(x) if not x.is_contiguous else None
         del dense
-        return record(
-            autograd_graph, "gather", (x,), gathered_rows, lambda g, _: (autograd_graph.new(local_shape, g.dtype),)
-        )
+        return self.node_with_new_gradients("gather", (x,), gathered_rows)
 
     def _absorb_projections(
         self,
@@ -211,14 +209,7 @@ class SparseKernels(Fp8Kernels):
 
     def _rotate_activation(self, x: Tensor) -> Tensor:
         """Runs rotate_activation, a Hadamard transform that saves nothing."""
-        autograd_graph, shape = self.graph, x.shape
-        return record(
-            autograd_graph,
-            "hadamard",
-            (x,),
-            autograd_graph.new(shape, x.dtype),
-            lambda g, _: (autograd_graph.new(shape, g.dtype),),
-        )
+        return self.copy_reordered("hadamard", x, x.shape)
 
     def _undivided_indexer_linear(self, operation: Step, x: Tensor) -> Tensor:
         """Runs a linear layer that every rank computes in full, whose input gets no gradient."""
@@ -226,9 +217,7 @@ class SparseKernels(Fp8Kernels):
         self.persistent.use_engine_workspace()
         output = self.new(x.shape[0], weight.shape[0])
 
-        def backward(
-            saved_tensors: list[Tensor | None], output_gradient: Tensor, needs_input_grad: Needs
-        ) -> Sequence[Gradient]:
+        def backward(saved_tensors: SavedTensors, output_gradient: Tensor, needs_input_grad: Needs) -> Gradients:
             self.persistent.use_engine_workspace()
             return [None, self.weight_gradient(weight)]
 
@@ -383,7 +372,7 @@ def indexer_loss(
         query: Tensor,
         key: Tensor,
         selected_keys: Tensor,
-    ) -> Sequence[Gradient]:
+    ) -> Gradients:
         _selected_gradient = aten.like(selected_keys)  # a gradient of zeros
         return _indexer_gradients(aten, q, weights, k, query, key, selected_keys)
 
@@ -421,7 +410,7 @@ def _masked_log_softmax(aten: Aten, scores: Tensor) -> Tensor:
 
 def _indexer_gradients(
     aten: Aten, q: Tensor, weights: Tensor, k: Tensor, query: Tensor, key: Tensor, selected_keys: Tensor
-) -> Sequence[Gradient]:
+) -> Gradients:
     """Runs bwd_fused_indexer_loss_naive."""
     scores = index_scores(aten, q, weights, k)
     attention_scores = _attention_scores(aten, query, key)

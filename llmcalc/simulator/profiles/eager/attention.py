@@ -53,11 +53,9 @@ class AttentionKernels(Lowering):
         """Rotates the two halves of each pair separately, and concatenates them."""
         aten = self.t
         cos, sin = aten.slice(cos, dim // 2), aten.slice(sin, dim // 2)
-        left_half, right_half, unrotated_part = (
-            aten.slice(x, dim // 2),
-            aten.slice(x, dim // 2),
-            aten.slice(x, x.shape[-1] - dim),
-        )
+        left_half = aten.slice(x, dim // 2)
+        right_half = aten.slice(x, dim // 2)
+        unrotated_part = aten.slice(x, x.shape[-1] - dim)
         rotated_left = aten.sub(aten.mul(left_half, cos), aten.mul(right_half, sin))
         rotated_right = aten.add(aten.mul(right_half, cos), aten.mul(left_half, sin))
         return aten.cat([rotated_left, rotated_right, unrotated_part])
@@ -69,10 +67,7 @@ class AttentionKernels(Lowering):
     def _cos_and_sin(self, tokens: Any, dim: Any, theta: float, template: Tensor) -> tuple[Tensor, Tensor]:
         """Returns cos and sin of every position, computed by the first layer that needs them."""
         key = ("rope", tokens, dim, theta, template.dtype)
-        if key not in self.memo:
-            self.memo[key] = self._cos_sin(self.span(tokens), dim, template)
-        angles: tuple[Tensor, Tensor] = self.memo[key]
-        return angles
+        return self.computed_once(key, lambda: self._cos_sin(self.span(tokens), dim, template))
 
     def _cos_sin(self, positions: Tensor, dim: Any, template: Tensor) -> tuple[Tensor, Tensor]:
         angles = self._angle_table(positions, dim)
@@ -114,9 +109,7 @@ class AttentionKernels(Lowering):
         if self.missing(operation.ins[0]):
             all_rows: Sequence[Tensor] = self._read_pages(self.cached(operation.name) or ())
         else:
-            all_rows = self._with_new(
-                operation.name, [self.get(input_value) for input_value in operation.ins], operation.options["limit"]
-            )
+            all_rows = self._with_new(operation.name, list(map(self.get, operation.ins)), operation.options["limit"])
         if self.store is not None:
             for input_value in operation.ins:
                 self.forget(input_value.storage)
@@ -165,11 +158,9 @@ class AttentionKernels(Lowering):
 
     def _read_pages(self, cached_tensors: Sequence[Tensor]) -> Sequence[Tensor]:
         """Returns the paged cache as attention reads it: the pages themselves for fused kernels, otherwise a copy."""
-        return (
-            [self.t.copy(x) for x in cached_tensors]
-            if self.paged and self.choices.attention != "flash"
-            else cached_tensors
-        )
+        if self.paged and self.choices.attention != "flash":
+            return [self.t.copy(x) for x in cached_tensors]
+        return cached_tensors
 
     def _concatenate(self, rows: Sequence[Tensor]) -> Tensor:
         """Concatenates cached and new keys or values, heads first."""
@@ -182,11 +173,9 @@ class AttentionKernels(Lowering):
         """Multiplies by the part of MLA's up-projection that is absorbed in queries or outputs (Expansion.forward)."""
         aten, weight, output = self.t, operation.weight, operation.outs[0]
         assert weight is not None
-        x, heads, is_query = (
-            self.heads_first(self.get(operation.ins[0])),
-            output.axes[0].size,
-            output.axes[1:] == weight.ins,
-        )
+        x = self.heads_first(self.get(operation.ins[0]))
+        heads = output.axes[0].size
+        is_query = output.axes[1:] == weight.ins
         weights_of_heads = aten.unflatten(self.matrix(operation), 0, (heads, exact_div(extent(weight.out), heads)))
         weight_part = aten.slice(weights_of_heads, x.shape[-1] if is_query else output.axes[1].size, 1)
         product = aten.matmul(x, weight_part if is_query else aten.transpose(weight_part, -1, -2))
@@ -196,7 +185,7 @@ class AttentionKernels(Lowering):
 
     @compared(BY_TORCH)
     def do_mask(self, operation: Step) -> None:
-        q, k = (self.get(input_value) for input_value in operation.ins)
+        q, k = map(self.get, operation.ins)
         self.mask_of_scores(operation, q.shape[1], k.shape[1])
 
     @compared(BY_TORCH)
@@ -218,31 +207,24 @@ class AttentionKernels(Lowering):
         elif operation.options["masked"]:
             mask = self.mask_of_scores(operation, q.shape[2], k.shape[2])
         sinks = self.weight("sinks", (q.shape[1],)) if operation.options.get("sinks") else None
-        cap, dropout, float32, float32_scores = (
-            operation.options[name] for name in ("cap", "dropout", "float32", "float32_scores")
-        )
-        is_floored, is_named = (
-            self.choices.like_classes and operation.options[name] for name in ("floors_scores", "names_scores")
-        )
-        output = self.run_attention_core(
-            lambda q, k, v, bias=None: self.core(
-                q, k, v, mask, cap, sinks, bias, dropout, float32, float32_scores, is_floored, is_named
-            ),
-            q,
-            k,
-            v,
-            bias,
-        )
+        options, like_classes = operation.options, self.choices.like_classes
+
+        def core(q: Tensor, k: Tensor, v: Tensor, bias: Tensor | None = None) -> Tensor:
+            return self.core(
+                q, k, v, mask, options["cap"], sinks, bias, options["dropout"], options["float32"],
+                options["float32_scores"], like_classes and options["floors_scores"],
+                like_classes and options["names_scores"],
+            )  # fmt: skip
+
+        output = self.run_attention_core(core, q, k, v, bias)
         self.set(operation.outs[0], self.t.transpose(output, 1, 2))
 
     def run_attention_core(self, core: Callable[..., Tensor], *tensors: Tensor | None) -> Tensor:
         """Runs an attention core, which is checkpointed if the run recomputes attention."""
         present_tensors = [x for x in tensors if x is not None]
-        return (
-            self.run_checkpointed(lambda xs: core(*xs), present_tensors)
-            if self.recompute.core
-            else core(*present_tensors)
-        )
+        if self.recompute.core:
+            return self.run_checkpointed(lambda xs: core(*xs), present_tensors)
+        return core(*present_tensors)
 
     def sink(self, sinks: Tensor, scores: Tensor) -> Tensor:
         """Expands the scores of attention sinks, one per head, to all queries."""
@@ -252,16 +234,11 @@ class AttentionKernels(Lowering):
 
     def mask(self, operation: Step, queries: Any, keys: Any) -> Tensor:
         """Returns the mask [queries, keys] of visible keys, computed by the first layer that needs it."""
-        window, chunk, causal = (
-            operation.options.get("window"),
-            operation.options.get("chunk"),
-            operation.options["causal"],
-        )
+        window = operation.options.get("window")
+        chunk = operation.options.get("chunk")
+        causal = operation.options["causal"]
         key = ("mask", queries, keys, causal, window, chunk)
-        if key not in self.memo:
-            self.memo[key] = self._visible_keys(queries, keys, causal, window, chunk)
-        mask: Tensor = self.memo[key]
-        return mask
+        return self.computed_once(key, lambda: self._visible_keys(queries, keys, causal, window, chunk))
 
     def mask_of_scores(self, step: Step, queries: Any, keys: Any) -> Tensor:
         """Returns the mask that attention applies to its own scores, computed by the first layer that needs it.

@@ -23,7 +23,7 @@ class AttentionVariantKernels(AttentionKernels):
     @compared(BY_TORCH)
     def do_scores(self, operation: Step) -> None:
         """Computes scores [batch, heads, queries, keys]."""
-        aten, keys, (q, k) = self.t, operation.ins[1], (self.get(input_value) for input_value in operation.ins[:2])
+        aten, keys, (q, k) = self.t, operation.ins[1], map(self.get, operation.ins[:2])
         if len(operation.ins) > 2:
             scores = self._weighted_scores(q, k, self.get(operation.ins[2]))
             del q, k
@@ -80,7 +80,7 @@ class AttentionVariantKernels(AttentionKernels):
     @compared(BY_TORCH)
     def do_selected(self, operation: Step) -> None:
         """Builds the mask of each sequence's selected keys (MLAReference.forward)."""
-        aten, (q, *keys) = self.t, (self.get(input_value) for input_value in operation.ins)
+        aten, (q, *keys) = self.t, map(self.get, operation.ins)
         mask, selected_indices = self.mask(operation, q.shape[1], keys[0].shape[1]), self.memo["selected"]
         if self.reads_selected(q.shape[1]):
             if len(keys[0].shape) == 4:  # every head has keys of its own: MeanIndexerReference.narrow
@@ -143,11 +143,9 @@ class AttentionVariantKernels(AttentionKernels):
     @compared(BY_TORCH)
     def do_only_selected(self, operation: Step) -> None:
         """Runs BlockIndexerReference.narrow. Keys and values: [batch, heads, keys, d]."""
-        aten, visible_mask, (block, blocks) = (
-            self.t,
-            self.get(operation.ins[0]),
-            (operation.options["block"], operation.options["blocks"]),
-        )
+        aten = self.t
+        visible_mask = self.get(operation.ins[0])
+        block, blocks = operation.options["block"], operation.options["blocks"]
         keys = [self.heads_first(self.get(input_value)) for input_value in operation.ins[1:]]
         if self.reads_selected(visible_mask.shape[-2]):
             key_count = keys[0].shape[2]
@@ -182,10 +180,8 @@ class AttentionVariantKernels(AttentionKernels):
                 "and another --recompute than attention"
             )
         aten, options, local_tensors = self.t, operation.options, self.frames[-1].local_tensors
-        score_values, (q, v, *selection) = (
-            operation.ins[: options["parts"]],
-            (self.get(input_value) for input_value in operation.ins[options["parts"] :]),
-        )
+        score_values = operation.ins[: options["parts"]]
+        q, v, *selection = (self.get(input_value) for input_value in operation.ins[options["parts"] :])
         scores = self._join_scores(score_values)
         scores = aten.scale(scores)
         if options["cap"] is not None:
@@ -231,7 +227,7 @@ class AttentionVariantKernels(AttentionKernels):
     def do_strongest(self, operation: Step) -> None:
         """Runs the end of DynamicMaskReference._mask, which masks all but the keys with the highest strengths."""
         aten = self.t
-        strength, q, k = (self.get(input_value) for input_value in operation.ins)
+        strength, q, k = map(self.get, operation.ins)
         key_strength = aten.unsqueeze(aten.transpose(strength, 1, 2), 2)
         visible_mask = self.mask(operation, q.shape[1], k.shape[1])
         mask = aten.masked_fill(

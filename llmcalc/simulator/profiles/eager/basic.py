@@ -259,7 +259,7 @@ class BasicKernels(Lowering):
 
     @compared(BY_TORCH)
     def do_cat(self, operation: Step) -> None:
-        xs = [self.get(input_value) for input_value in operation.ins]
+        xs = list(map(self.get, operation.ins))
         shape = self.shape(operation.outs[0])
         axis = self._joined_along(xs, shape)
         if axis is None:

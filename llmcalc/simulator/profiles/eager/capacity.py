@@ -38,10 +38,8 @@ class CapacityKernels(ExpertKernels):
         del zeros, weights, chosen_experts
         sent_weights, token_indices = aten.topk(weights_by_expert, expert_rows(tokens, top_k, experts, factor), 0)
         del weights_by_expert
-        local_tensors["weight"], local_tensors["token"] = (
-            aten.transpose(sent_weights, 0, 1),
-            aten.flatten(aten.transpose(token_indices, 0, 1)),
-        )
+        local_tensors["weight"] = aten.transpose(sent_weights, 0, 1)
+        local_tensors["token"] = aten.flatten(aten.transpose(token_indices, 0, 1))
         del sent_weights, token_indices
         rows = aten.index_select(aten.flatten(self.get(x), 0, -2), local_tensors["token"])
         self.bind(operation.outs[0], aten.unflatten(rows, 0, local_tensors["weight"].shape))

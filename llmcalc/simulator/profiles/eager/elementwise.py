@@ -34,7 +34,7 @@ class ElementwiseKernels(BasicKernels):
 
     def _align_axes(self, operation: Step) -> tuple[Tensor, Tensor]:
         """Returns both operands, with size 1 along axes of the result that they lack."""
-        a, b = (self.get(input_value) for input_value in operation.ins)
+        a, b = map(self.get, operation.ins)
         most_axes, axes = max(len(a.shape), len(b.shape)), operation.outs[0].axes
         return self._align_axes_of(operation.ins[0], a, axes, most_axes), self._align_axes_of(
             operation.ins[1], b, axes, most_axes

@@ -31,7 +31,7 @@ class EntryKernels(AttentionVariantKernels):
 
     @compared(BY_TORCH)
     def do_weighted_mean(self, operation: Step) -> None:
-        aten, (values, gate) = self.t, (self.get(input_value) for input_value in operation.ins)
+        aten, (values, gate) = self.t, map(self.get, operation.ins)
         self.set(
             operation.outs[0],
             aten.sum(aten.mul(values, aten.to(aten.softmax(aten.to(gate, FLOAT32)), values.dtype)), 2),
@@ -39,7 +39,7 @@ class EntryKernels(AttentionVariantKernels):
 
     @compared(BY_TORCH)
     def do_with_rest(self, operation: Step) -> None:
-        rows = [self.get(input_value) for input_value in operation.ins]
+        rows = list(map(self.get, operation.ins))
         cached_tensors = self.frames[-1].local_tensors["held"] = self.cached("cache")
         if cached_tensors is not None:
             rows = [self.t.cat([cached_rows, x], 1) for cached_rows, x in zip(cached_tensors[1:], rows, strict=True)]
@@ -69,7 +69,7 @@ class EntryKernels(AttentionVariantKernels):
 
     @compared(BY_TORCH)
     def do_whole_entries(self, operation: Step) -> None:
-        aten, (q, entries) = self.t, (self.get(input_value) for input_value in operation.ins)
+        aten, (q, entries) = self.t, map(self.get, operation.ins)
         complete_entries = self.frames[-1].local_tensors["whole"] = aten.like(aten.like(self.span(q.shape[1])))
         entry_positions = aten.unsqueeze(aten.new((entries.shape[1],), INT64), 0)
         self.bind(operation.outs[0], aten.compare(entry_positions, aten.unsqueeze(complete_entries, 1)))
@@ -83,7 +83,7 @@ class EntryKernels(AttentionVariantKernels):
     @compared(BY_TORCH)
     def do_candidates(self, operation: Step) -> None:
         """Runs Chooser._candidates: gathers the candidates of a single token, else masks all other keys."""
-        aten, (keys, visible_mask) = self.t, (self.get(input_value) for input_value in operation.ins)
+        aten, (keys, visible_mask) = self.t, map(self.get, operation.ins)
         blocks, size, count = self.memo["candidate blocks"], operation.options["block_size"], keys.shape[1]
         if self.reads_selected(blocks.shape[1]):
             offsets = aten.new((size,), INT64)
@@ -121,7 +121,7 @@ class EntryKernels(AttentionVariantKernels):
     @compared(BY_TORCH)
     def do_choose_entries(self, operation: Step) -> None:
         """Runs Chooser.forward, from the scores of all heads on."""
-        aten, (scores, weights, visible_mask) = self.t, (self.get(input_value) for input_value in operation.ins)
+        aten, (scores, weights, visible_mask) = self.t, map(self.get, operation.ins)
         self.forget(operation.ins[0].storage)
         self.forget(operation.ins[1].storage)
         weighted_scores = aten.mul(scores, aten.unsqueeze(aten.transpose(weights, 1, 2), -1))
@@ -141,7 +141,7 @@ class EntryKernels(AttentionVariantKernels):
 
     @compared(BY_TORCH)
     def do_among(self, operation: Step) -> None:
-        aten, (visible_mask, chosen_entries, entries) = self.t, (self.get(input_value) for input_value in operation.ins)
+        aten, (visible_mask, chosen_entries, entries) = self.t, map(self.get, operation.ins)
         self.values.pop(id(operation.ins[2]), None)
         if self.reads_selected(chosen_entries.shape[1]):
             index = aten.unsqueeze(aten.select(chosen_entries, 1), -1)

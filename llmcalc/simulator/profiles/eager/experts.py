@@ -79,11 +79,9 @@ class ExpertKernels(Lowering):
     def weights_of(self, scores: Tensor, expert_indices: Tensor) -> Tensor:
         """Returns the scores of the chosen experts, divided by the sum of these scores."""
         chosen_scores = self.t.gather(scores, expert_indices)
-        return (
-            self.t.div(chosen_scores, self.t.sum(chosen_scores, keepdim=True))
-            if expert_indices.shape[-1] != 1
-            else chosen_scores
-        )
+        if expert_indices.shape[-1] != 1:
+            return self.t.div(chosen_scores, self.t.sum(chosen_scores, keepdim=True))
+        return chosen_scores
 
     @compared(BY_TORCH)
     def do_product_keys(self, operation: Step) -> None:

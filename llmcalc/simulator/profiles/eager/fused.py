@@ -133,10 +133,8 @@ class FusedKernels(AttentionKernels, ElementwiseKernels, BasicKernels):
         name = "flash_attention"
         output = autograd_graph.operation_result(name, (*q.shape[:-1], v.shape[-1]), q.dtype, strides)
         logsumexp = autograd_graph.operation_result(name, (batch, heads, queries), FLOAT32)
-        seed, unused_offset = (
-            autograd_graph.operation_result(name, (2,), INT64),
-            autograd_graph.operation_result(name, (), INT64),
-        )
+        seed = autograd_graph.operation_result(name, (2,), INT64)
+        unused_offset = autograd_graph.operation_result(name, (), INT64)
         shapes, repeats_keys = [(x.shape, x.strides) for x in (q, k, v)], k.shape[1] != heads
         sink_inputs = [] if sinks is None else [sinks]
 
@@ -144,10 +142,8 @@ class FusedKernels(AttentionKernels, ElementwiseKernels, BasicKernels):
             outputs = [autograd_graph.new(shape, output_gradient.dtype, strides) for shape, strides in shapes]
             outputs += [autograd_graph.new(sink.shape, sink.dtype) for sink in sink_inputs]
             if allocates_workspace:
-                fp32_query_gradient, logsumexp = (
-                    autograd_graph.new(shapes[0][0], FLOAT32),
-                    autograd_graph.new((batch, heads, queries), FLOAT32),
-                )
+                fp32_query_gradient = autograd_graph.new(shapes[0][0], FLOAT32)
+                logsumexp = autograd_graph.new((batch, heads, queries), FLOAT32)
                 repeated_gradients = [
                     autograd_graph.new((batch, heads, *shape[2:]), output_gradient.dtype)
                     for shape, _ in shapes[1:]
@@ -168,24 +164,15 @@ class FusedKernels(AttentionKernels, ElementwiseKernels, BasicKernels):
         kernel_choices, queries, keys, heads = self.choices, q.shape[2], k.shape[2], q.shape[1]
         causal = operation.options["causal"] and not is_cross_attention and not is_size_one(queries)
         limits = [operation.options.get(name) for name in ("window", "chunk")]
-        is_limited = any(isinstance(n, int) and isinstance(keys, int) and n < keys for n in limits) and not is_size_one(
-            queries
-        )
+        is_limited = any(isinstance(n, int) and isinstance(keys, int) and n < keys for n in limits)
+        is_limited = is_limited and not is_size_one(queries)
         is_masked = is_limited or (causal and queries != keys)
         dropout = operation.options["dropout"] if self.run_config.workload.phase == "training" else 0.0
         bias = self.bias_as_mask(operation, queries, keys, causal) if operation.options["biased"] else None
         mask_trained = bias is not None and recorded(self.graph, (bias,))
         is_masked = is_masked or bias is not None
-        call = SdpaCall(
-            q.dtype,
-            q.shape[-1],
-            v.shape[-1],
-            keys,
-            is_masked,
-            recorded(self.graph, (q, k, v)),
-            dropout,
-            mask_trained,
-        )
+        is_trained = recorded(self.graph, (q, k, v))
+        call = SdpaCall(q.dtype, q.shape[-1], v.shape[-1], keys, is_masked, is_trained, dropout, mask_trained)
         backend = sdpa_backend(kernel_choices.capability, call)
         is_grouped_query = not is_masked and q.shape[-1] == v.shape[-1] and v.shape[-1] <= 256
         if k.shape[1] != heads and is_grouped_query and backend == "efficient":
@@ -247,18 +234,14 @@ class FusedKernels(AttentionKernels, ElementwiseKernels, BasicKernels):
         bias = [] if mask is None else [self._additive_mask(mask, q, efficient)]
         trained_masks = [] if trained_mask is None else [self._expanded_mask(trained_mask, batch, efficient)]
         mask_shapes = [(x.shape, x.dtype) for x in trained_masks]
-        output = (
-            self._by_token(name, (*q.shape[:-1], v.shape[-1]), q.dtype) if efficient else self._as_queries(name, q, v)
-        )
+        output_shape = (*q.shape[:-1], v.shape[-1])
+        output = self._by_token(name, output_shape, q.dtype) if efficient else self._as_queries(name, q, v)
         padded_queries = ceil_div(queries, 32) * 32 if efficient else queries
         needs = recorded(autograd_graph, (q, k, v))
         rows = (batch, heads, (padded_queries if needs else 0)) if efficient else (batch, heads, queries, 1)
         sums = autograd_graph.operation_result(name, rows, FLOAT32)
-        seeds = (
-            []
-            if allocates_workspace and efficient
-            else [autograd_graph.operation_result(name, (), INT64) for _ in range(2)]
-        )
+        seed_count = 0 if allocates_workspace and efficient else 2
+        seeds = [autograd_graph.operation_result(name, (), INT64) for _ in range(seed_count)]
         if allocates_workspace and not efficient:
             autograd_graph.new((CUDNN_WORKSPACE,), UINT8)
         shapes = [(x.shape, elementwise(((x.shape, x.strides),), x.shape)) for x in (q, k, v)]
@@ -271,10 +254,8 @@ class FusedKernels(AttentionKernels, ElementwiseKernels, BasicKernels):
                 outputs = [autograd_graph.new(shape, output_gradient.dtype, strides) for shape, strides in shapes]
             outputs += [autograd_graph.new(*mask_shape) for mask_shape in mask_shapes]
             if allocates_workspace and efficient:
-                delta, float_gradient = (
-                    autograd_graph.new((batch, heads, queries), FLOAT32),
-                    autograd_graph.new(shapes[0][0], FLOAT32),
-                )
+                delta = autograd_graph.new((batch, heads, queries), FLOAT32)
+                float_gradient = autograd_graph.new(shapes[0][0], FLOAT32)
                 del delta, float_gradient
             elif allocates_workspace:
                 autograd_graph.new((workspace,), UINT8)
@@ -312,11 +293,9 @@ class FusedKernels(AttentionKernels, ElementwiseKernels, BasicKernels):
         """
         _, heads, tokens, size = shape
         strides = (tokens * heads * size, size, heads * size, 1)
-        return (
-            self.graph.operation_result(operation_name, shape, dtype, strides)
-            if operation_name
-            else self.graph.new(shape, dtype, strides)
-        )
+        if operation_name:
+            return self.graph.operation_result(operation_name, shape, dtype, strides)
+        return self.graph.new(shape, dtype, strides)
 
     def _as_queries(self, operation_name: str, q: Tensor, v: Tensor) -> Tensor:
         """Allocates the output of cuDNN's attention kernel, in the order of the queries' axes."""
@@ -433,16 +412,12 @@ class FusedKernels(AttentionKernels, ElementwiseKernels, BasicKernels):
     def do_mul(self, operation: Step) -> None:
         """Computes act(gate) · up; torch.compile recomputes pointwise results in the backward pass."""
         autograd_graph = self.graph
-        if not (
-            self.choices.compiled and any(self._is_activation_output(input_value) for input_value in operation.ins)
-        ):
+        if not (self.choices.compiled and any(map(self._is_activation_output, operation.ins))):
             super().do_mul(operation)
             return
-        gate, up_projection = (self.get(input_value) for input_value in operation.ins)
-        output, shapes = (
-            self.t.like(gate, up_projection),
-            [(operand.shape, operand.dtype) for operand in (gate, up_projection)],
-        )
+        gate, up_projection = map(self.get, operation.ins)
+        output = self.t.like(gate, up_projection)
+        shapes = [(operand.shape, operand.dtype) for operand in (gate, up_projection)]
 
         def backward(output_gradient: Tensor, needs_input_grad: Needs, *_: Tensor) -> Sequence[Gradient]:
             return [
@@ -450,10 +425,8 @@ class FusedKernels(AttentionKernels, ElementwiseKernels, BasicKernels):
                 for shape_and_dtype, needs_grad in zip(shapes, needs_input_grad, strict=True)
             ]
 
-        self.set(
-            operation.outs[0],
-            record(autograd_graph, "glu", (gate, up_projection), output, backward, gate, up_projection),
-        )
+        product = record(autograd_graph, "glu", (gate, up_projection), output, backward, gate, up_projection)
+        self.set(operation.outs[0], product)
 
     def _in_this_module(self, verb: str, value: Value) -> bool:
         """Whether an operation of that name in the current module reads a value."""
@@ -492,35 +465,31 @@ class FusedKernels(AttentionKernels, ElementwiseKernels, BasicKernels):
         if self.choices.cross_entropy == "selective":
             return self._selective_loss(logits, labels)
         if self.choices.cross_entropy == "fused":
-            loss_dtype = DTYPES[self.choices.logits_dtype or logits.dtype.name]
-            return self._loss_over_logits(self.t.flatten(self.t.to(logits, loss_dtype), 0, 1), labels)
-        if self.choices.cross_entropy in ("flash", "flash-in-place"):
-            loss_dtype = DTYPES[self.choices.logits_dtype or logits.dtype.name]
-            rows = self.t.flatten(self.t.to(logits, loss_dtype), 0, 1)
-            return (
-                self._flash_loss(rows, labels)
-                if self.choices.cross_entropy == "flash"
-                else self._loss_in_place(rows, labels)
-            )
+            return self._loss_over_logits(self._rows_of_logits(logits), labels)
+        if self.choices.cross_entropy == "flash":
+            return self._flash_loss(self._rows_of_logits(logits), labels)
+        if self.choices.cross_entropy == "flash-in-place":
+            return self._loss_in_place(self._rows_of_logits(logits), labels)
         if self.head is not None:
             (weight, bias), self.head = self.head, None
             if self.choices.cross_entropy == "split":
                 return self._loss_chunk_by_chunk(logits, weight, bias, labels)
             return self._fused_linear_loss(self.t.flatten(logits, 0, 1), weight, bias, labels)
         if self.choices.compiles_loss:
-            loss_dtype = DTYPES[self.choices.logits_dtype or logits.dtype.name]
-            return self._compiled_loss(self.t.flatten(self.t.to(logits, loss_dtype), 0, 1))
+            return self._compiled_loss(self._rows_of_logits(logits))
         return super().loss(logits, labels)
+
+    def _rows_of_logits(self, logits: Tensor) -> Tensor:
+        """Returns the logits as [tokens, vocabulary], in the number format in which the loss reads them."""
+        return self.t.flatten(self.t.to(logits, DTYPES[self.choices.logits_dtype or logits.dtype.name]), 0, 1)
 
     @compared(COMPILED, compiled=True)
     def _compiled_loss(self, logits: Tensor) -> Tensor:
         """Computes cross-entropy of logits [tokens, vocabulary] under torch.compile; saves two numbers per row."""
         autograd_graph, rows = self.graph, (logits.shape[0], 1)
-        row_maxima, total, output = (
-            autograd_graph.new(rows, FLOAT32),
-            autograd_graph.new(rows, FLOAT32),
-            autograd_graph.new((), FLOAT32),
-        )
+        row_maxima = autograd_graph.new(rows, FLOAT32)
+        total = autograd_graph.new(rows, FLOAT32)
+        output = autograd_graph.new((), FLOAT32)
         shape, dtype = logits.shape, logits.dtype
 
         def backward(output_gradient: Tensor, _: Needs, *__: Tensor) -> Sequence[Gradient]:

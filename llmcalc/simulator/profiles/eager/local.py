@@ -19,9 +19,8 @@ class LocalKernels(PositionKernels):
     def _block_sum_indices(self, tokens: Any, block_size: Any) -> tuple[Tensor, Tensor]:
         """Returns the block index of each token, and all block indices, computed once per pass."""
         key = ("of_token", tokens, block_size)
-        if key not in self.memo:
-            self.memo[key] = self.t.like(self.t.like(self.span(tokens)))
-        return self.memo[key], self.span(floor_div(tokens, block_size))
+        block_of_token = self.computed_once(key, lambda: self.t.like(self.t.like(self.span(tokens))))
+        return block_of_token, self.span(floor_div(tokens, block_size))
 
     @compared(BY_TORCH)
     def core_BlockSums(self, operation: Step) -> None:
@@ -90,10 +89,8 @@ class LocalKernels(PositionKernels):
     @compared(BY_TORCH)
     def do_local_mask(self, operation: Step) -> None:
         options, tokens = operation.options, self.run_config.new(operation.options["of"])
-        key = ("blocks", tokens, options["radius"], options["block_sums"])
-        if key not in self.memo:
-            tables = [self.get(table) for table in operation.ins]
-            self.memo[key] = self._local_mask(tokens, options["radius"], options["block_sums"], tables)
+        sizes = tokens, options["radius"], options["block_sums"]
+        self.computed_once(("blocks", *sizes), lambda: self._local_mask(*sizes, list(map(self.get, operation.ins))))
 
     def _local_mask(
         self, tokens: Any, radius: Any, block_size: Any, tables: list[Tensor]
@@ -128,7 +125,7 @@ class LocalKernels(PositionKernels):
     def attention_LocalCore(self, operation: Step) -> None:
         if self.choices.attention != "eager":
             raise self.unsupported("local attention runs with eager attention alone", operation.name)
-        q, k, v = (self.get(input_value) for input_value in operation.ins)
+        q, k, v = map(self.get, operation.ins)
         assert isinstance(operation.op, LocalCore)
         tokens, op = self.run_config.new(operation.outs[0].rows), operation.op
         mask, bias = self.memo["blocks", tokens, op.radius, op.global_block]

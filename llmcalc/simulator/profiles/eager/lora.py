@@ -172,11 +172,9 @@ class LoraKernels(BasicKernels):
 
         Source: transformers' modeling_phi3.py, whose step was measured (tests/data/gpu).
         """
-        autograd_graph, x, widths = (
-            self.graph,
-            self.flat(operations[0].ins[0]),
-            [operation.outs[0].width for operation in operations],
-        )
+        autograd_graph = self.graph
+        x = self.flat(operations[0].ins[0])
+        widths = [operation.outs[0].width for operation in operations]
         x = self.t.operand(x)
         weights = [self.t.operand(self.matrix(operation)) for operation in operations]
         biases = [
@@ -249,16 +247,14 @@ class LoraKernels(BasicKernels):
 
         Source: derivatives.yaml, `index_copy`.
         """
-        aten, autograd_graph = self.t, self.graph
+        aten = self.t
         transposed_x = aten.transpose(x, 0, 1)
         rows, adapter_width = transposed_x.shape[0] * transposed_x.shape[1], transposed_x.shape[2]
         result = aten.new((rows, width), x.dtype)
         source, index = aten.reshape(transposed_x, (rows, adapter_width)), aten.new((adapter_width,), INT64)
 
-        def backward(output_gradient: Tensor, _: Needs, *__: Tensor) -> Sequence[Gradient]:
-            return (autograd_graph.new((rows, adapter_width), output_gradient.dtype),)
-
-        result = record(autograd_graph, "index_copy", (source,), aten.like(result), backward, index, source)
+        backward = aten.new_gradient((rows, adapter_width))
+        result = record(self.graph, "index_copy", (source,), aten.like(result), backward, index, source)
         del source, index
         return aten.transpose(aten.reshape(result, (*transposed_x.shape[:2], width)), 0, 1)
 
@@ -269,9 +265,7 @@ class LoraKernels(BasicKernels):
         width = operation.outs[0].width
         if not self.has_adapter(operation):
             return self.product(x, weight, bias, width)
-        return self._add_adapter(
-            operation.name, x, self.product(x, weight, bias, width), weight
-        )  # which frees the product
+        return self._add_adapter(operation.name, x, self.product(x, weight, bias, width), weight)  # frees the product
 
     def repeat_linear(self, name: str, module_path: Path, x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
         adapters = self.adapters
@@ -290,9 +284,7 @@ class LoraKernels(BasicKernels):
         assert adapters is not None
         lora_a = self.adapter(f"{parameter_name}.lora_A.weight", (adapters.rank, x.shape[-1]), module_path)
         lora_b = self.adapter(f"{parameter_name}.lora_B.weight", (result.shape[-1], adapters.rank), module_path)
-        if (
-            adapters.library != "peft"
-        ):  # torchtune/modules/peft/lora.py, `LoRALinear.forward`; lit_gpt/lora.py, `LoRALinear`
+        if adapters.library != "peft":  # torchtune/modules/peft/lora.py and lit_gpt/lora.py, `LoRALinear`
             lora_out = aten.linear(aten.dropout(x) if adapters.dropout else x, lora_a)
             lora_out = aten.scale(aten.linear(lora_out, lora_b))
             return aten.add(result, lora_out)
@@ -301,24 +293,18 @@ class LoraKernels(BasicKernels):
             if adapters.base != "int8":
                 result = aten.copy(result)
             adapter_input = x if self.graph.autocast is not None else aten.to(x, adapters.dtype)
-            output = aten.scale(
-                aten.linear(
-                    aten.linear(aten.dropout(adapter_input) if adapters.dropout else adapter_input, lora_a), lora_b
-                )
-            )
+            output = self._scaled_adapter(adapter_input, lora_a, lora_b)
             if self.graph.autocast is None:
                 output = aten.to(output, dtype)
             return aten.add(result, output)
         adapter_input = aten.to(x, adapters.dtype)  # peft/tuners/lora/layer.py, `Linear.forward`
-        result = aten.add(
-            result,
-            aten.scale(
-                aten.linear(
-                    aten.linear(aten.dropout(adapter_input) if adapters.dropout else adapter_input, lora_a), lora_b
-                )
-            ),
-        )
+        result = aten.add(result, self._scaled_adapter(adapter_input, lora_a, lora_b))
         return aten.to(result, dtype)
+
+    def _scaled_adapter(self, x: Tensor, lora_a: Tensor, lora_b: Tensor) -> Tensor:
+        """Computes lora_B(lora_A(dropout(x))) * scaling, as PEFT's layers do."""
+        aten, has_dropout = self.t, self.adapters is not None and self.adapters.dropout
+        return aten.scale(aten.linear(aten.linear(aten.dropout(x) if has_dropout else x, lora_a), lora_b))
 
     def product(self, x: Tensor, weight: Tensor, bias: Tensor | None, width: Number) -> Tensor:
         """Computes x·Wᵀ + b; a 4-bit weight is decoded first (bitsandbytes/autograd/_functions.py, `MatMul4Bit`)."""
@@ -354,10 +340,8 @@ class LoraKernels(BasicKernels):
         rows, columns = count(x.shape[:-1]), x.shape[-1]
 
         def backward(output_gradient: Tensor, _: Needs, *__: Tensor) -> Sequence[Gradient]:
-            decoded_weight, scales = (
-                autograd_graph.new((width, columns), dtype),
-                autograd_graph.new((width, 1), FLOAT32),
-            )
+            decoded_weight = autograd_graph.new((width, columns), dtype)
+            scales = autograd_graph.new((width, 1), FLOAT32)
             del scales
             output = autograd_graph.new(input_shape, dtype)
             del decoded_weight
@@ -385,12 +369,8 @@ class LoraKernels(BasicKernels):
         adapters, autograd_graph = self.adapters, self.graph
         assert adapters is not None
 
-        def dequantized() -> Tensor:
-            scales = (
-                autograd_graph.new((ceil_div(count(shape), BLOCK),), FLOAT32) if adapters.base == "nf4-dq" else None
-            )
-            output = autograd_graph.new(shape, FLOAT16 if adapters.decodes_to_half else dtype)
-            del scales
-            return output
-
-        return self.t.to(dequantized(), dtype)
+        blocks = ceil_div(count(shape), BLOCK)
+        scales = autograd_graph.new((blocks,), FLOAT32) if adapters.base == "nf4-dq" else None
+        output = autograd_graph.new(shape, FLOAT16 if adapters.decodes_to_half else dtype)
+        del scales
+        return self.t.to(output, dtype)

@@ -21,7 +21,7 @@ class PositionKernels(AttentionVariantKernels):
 
     def _query_and_key_counts(self, operation: Step) -> tuple[Any, Any]:
         """Returns the numbers of queries and keys, from the last two inputs of an operation."""
-        q, k = (self.get(input_value) for input_value in operation.ins[-2:])
+        q, k = map(self.get, operation.ins[-2:])
         return q.shape[1], k.shape[1]
 
     # --- biases -----------------------------------------------------------------------------------------------------
@@ -31,9 +31,7 @@ class PositionKernels(AttentionVariantKernels):
         output = operation.outs[0]
         heads, (queries, keys) = output.axes[0].size, self._query_and_key_counts(operation)
         key = ("alibi", heads, queries, keys)
-        if key not in self.memo:
-            self.memo[key] = self._alibi_bias(heads, queries, keys)
-        self.bind(output, self.memo[key])
+        self.bind(output, self.computed_once(key, lambda: self._alibi_bias(heads, queries, keys)))
 
     def _alibi_bias(self, heads: Any, queries: Any, keys: Any) -> Tensor:
         """Computes the bias [heads, queries, keys] in float32 (`alibi_bias`)."""
@@ -73,9 +71,8 @@ class PositionKernels(AttentionVariantKernels):
         count, width = self.run_config.new(output.rows), output.width
         if not operation.options["once"]:
             key = ("distances", count, width)
-            if key not in self.memo:
-                self.memo[key] = self._angle_table(self.span(count), 2 * ceil_div(width, 2))
-            self.set(output, self._sines_and_cosines(self.memo[key], dtype))
+            angles = self.computed_once(key, lambda: self._angle_table(self.span(count), 2 * ceil_div(width, 2)))
+            self.set(output, self._sines_and_cosines(angles, dtype))
             return
         key = ("away", count, width)
         if key not in self.memo:
@@ -135,7 +132,7 @@ class PositionKernels(AttentionVariantKernels):
 
     @compared(BY_TORCH)
     def do_at_distance(self, operation: Step) -> None:
-        aten, (scores, index) = self.t, (self.get(input_value) for input_value in operation.ins)
+        aten, (scores, index) = self.t, map(self.get, operation.ins)
         index = aten.expand(index, (*scores.shape[:-1], index.shape[-1]))
         if operation.options["by_key"]:
             self.bind(operation.outs[0], aten.transpose(aten.gather(scores, aten.transpose(index, -1, -2)), -1, -2))

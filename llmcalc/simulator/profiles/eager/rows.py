@@ -14,12 +14,10 @@ class RowKernels(Lowering):
     @compared(BY_TORCH)
     def do_padded(self, operation: Step) -> None:
         """Pads the input of a causal convolution, and caches the rows that the next pass needs."""
-        aten, output, padding_rows, state = (
-            self.t,
-            operation.outs[0],
-            operation.options["more"],
-            operation.options["state"],
-        )
+        aten = self.t
+        output = operation.outs[0]
+        padding_rows = operation.options["more"]
+        state = operation.options["state"]
         x = aten.transpose(self.flat(operation.ins[0]), 1, 2)
         cached_rows = self.frames[-1].local_tensors["held"] = self.cached(state)
         padded_input = aten.pad(x, x.shape[2] + padding_rows) if cached_rows is None else aten.cat([cached_rows[0], x])
@@ -47,5 +45,5 @@ class RowKernels(Lowering):
 
     @compared(BY_TORCH)
     def do_delayed(self, operation: Step) -> None:
-        x, first_row = (self.get(input_value) for input_value in operation.ins)
+        x, first_row = map(self.get, operation.ins)
         self.set(operation.outs[0], self.t.cat([first_row, self.t.slice(x, x.shape[1] - 1, 1)], 1))

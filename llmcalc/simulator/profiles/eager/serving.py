@@ -8,6 +8,8 @@ the selected keys by their indices (vllm/v1/attention/backends/mla/flashmla_spar
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 from ....algebra import Number, ceil_div, minimum
 from ....components.base import BY_TORCH
 from ....evidence import compared
@@ -66,6 +68,11 @@ class ServingKernels(EntryKernels, PositionKernels, FusedKernels):
             return
         super().step(operation)
 
+    def kernel_of(self, operation: Step) -> Callable[[Step], None] | None:
+        """Returns the method `serve_<verb>` for an operation that runs inside the kernel of all attention."""
+        kernel = getattr(self, f"serve_{operation.verb}", None) if self.scores_in_kernel else None
+        return super().kernel_of(operation) if kernel is None else kernel
+
     def is_computed(self, value: Value) -> bool:
         """Whether a tensor, or a view of a tensor, is allocated for a value."""
         return not self.scores_in_kernel or not is_of_pairs(value) or self._value_with_tensor(value) is not None
@@ -89,30 +96,21 @@ class ServingKernels(EntryKernels, PositionKernels, FusedKernels):
         """Allocates the logits of the queries that an indexer scores at once. queries: over all sequences."""
         return self.t.new((minimum(queries * keys, INDEXER_LOGITS // 4),), FLOAT32)
 
-    @compared(BY_TORCH)
-    def do_select(self, operation: Step) -> None:
-        if not self.scores_in_kernel:
-            super().do_select(operation)
-            return
+    def serve_select(self, operation: Step) -> None:
         batch, keys = self.get(operation.ins[1]).shape[:2]
         queries = self.run_config.new(operation.ins[1].rows)
         logits = self.indexer_logits(batch * queries, keys)
         self.memo["selected"] = self.t.new((batch, queries, minimum(keys, operation.options["top_k"])), INT32)
         del logits
 
-    @compared(BY_TORCH)
-    def do_selected(self, operation: Step) -> None:
-        if not self.scores_in_kernel:
-            super().do_selected(operation)
-            return
-        self._bind_selected(operation, [self.get(input_value) for input_value in operation.ins[1:]])
+    def serve_selected(self, operation: Step) -> None:
+        """Gives the kernel all keys and values, which it reads by the indices of the selected ones."""
+        self._bind_selected(operation, list(map(self.get, operation.ins[1:])))
 
-    @compared(BY_TORCH)
-    def do_select_blocks(self, operation: Step) -> None:
+    serve_only_selected = serve_selected
+
+    def serve_select_blocks(self, operation: Step) -> None:
         """Allocates the largest score of each block, and the indices of the selected blocks."""
-        if not self.scores_in_kernel:
-            super().do_select_blocks(operation)
-            return
         output, keys = operation.outs[0], self.get(operation.ins[1])
         shape = (keys.shape[0], output.axes[0].size, self.run_config.new(operation.ins[1].rows))
         blocks = ceil_div(keys.shape[1], operation.options["block"])
@@ -120,18 +118,7 @@ class ServingKernels(EntryKernels, PositionKernels, FusedKernels):
         self.bind(output, self.t.new((*shape, minimum(blocks, operation.options["blocks"])), INT32))
         del scores
 
-    @compared(BY_TORCH)
-    def do_only_selected(self, operation: Step) -> None:
-        if not self.scores_in_kernel:
-            super().do_only_selected(operation)
-            return
-        self._bind_selected(operation, [self.get(input_value) for input_value in operation.ins[1:]])
-
-    @compared(BY_TORCH)
-    def do_choose_entries(self, operation: Step) -> None:
-        if not self.scores_in_kernel:
-            super().do_choose_entries(operation)
-            return
+    def serve_choose_entries(self, operation: Step) -> None:
         entries = self.selectable_entries
         batch, queries = self.get(operation.ins[1]).shape[:2]
         logits = self.indexer_logits(batch * queries, entries)
@@ -141,54 +128,34 @@ class ServingKernels(EntryKernels, PositionKernels, FusedKernels):
         self.bind(operation.outs[0], self.t.new((batch, queries, minimum(entries, operation.options["top_k"])), INT32))
         del logits
 
-    @compared(BY_TORCH)
-    def do_candidates(self, operation: Step) -> None:
+    def serve_candidates(self, operation: Step) -> None:
         """Notes how many keys the blocks that a lower layer found have; the kernel reads them where they are."""
-        if not self.scores_in_kernel:
-            super().do_candidates(operation)
-            return
         keys = self.get(operation.ins[0])
         chosen_blocks = self.memo["candidate blocks"].shape[-1]
         self.selectable_entries = minimum(keys.shape[1], chosen_blocks * operation.options["block_size"])
         self.bind(operation.outs[0], keys)
 
-    @compared(BY_TORCH)
-    def do_whole_entries(self, operation: Step) -> None:
-        if not self.scores_in_kernel:
-            super().do_whole_entries(operation)
-            return
+    def serve_whole_entries(self, operation: Step) -> None:
         self.selectable_entries = self.get(operation.ins[1]).shape[1]
 
-    @compared(BY_TORCH)
-    def do_among(self, operation: Step) -> None:
-        if not self.scores_in_kernel:
-            super().do_among(operation)
-            return
-        selected_mask, entries = (self.get(input_value) for input_value in operation.ins[1:])
+    def serve_among(self, operation: Step) -> None:
+        selected_mask, entries = map(self.get, operation.ins[1:])
         self.values.pop(id(operation.ins[2]), None)
         self.bind(operation.outs[0], selected_mask)
         self.bind(operation.outs[1], entries)
 
     # --- one softmax over several kinds of keys -----------------------------------------------------------------------
 
-    @compared(BY_TORCH)
-    def do_joint_softmax(self, operation: Step) -> None:
+    def serve_joint_softmax(self, operation: Step) -> None:
         """Keeps the queries until the kernel runs, when the first weighted sum of values is read."""
-        if not self.scores_in_kernel:
-            super().do_joint_softmax(operation)
-            return
         q = self.get(operation.ins[operation.options["parts"]])
         if operation.options["sinks"]:
             self.weight("sinks", (operation.outs[0].axes[0].size,))
         self.joint_output = None
         self.bind(operation.outs[0], q)
 
-    @compared(BY_TORCH)
-    def do_weighted(self, operation: Step) -> None:
+    def serve_weighted(self, operation: Step) -> None:
         """Allocates the output of the kernel, which sums the values of all kinds of keys."""
-        if not self.scores_in_kernel:
-            super().do_weighted(operation)
-            return
         if self.joint_output is not None:
             self.set(operation.outs[0], self.get(self.joint_output))
             return
@@ -201,7 +168,7 @@ class ServingKernels(EntryKernels, PositionKernels, FusedKernels):
     @compared(BY_TORCH)
     def do_add(self, operation: Step) -> None:
         if self.scores_in_kernel and self.joint_output is not None and self.joint_output in operation.ins:
-            a, b = (self.get(input_value) for input_value in operation.ins)
+            a, b = map(self.get, operation.ins)
             if a.storage is b.storage:
                 self.bind(operation.outs[0], a)
                 return

@@ -17,6 +17,9 @@ from .scans import ScanKernels
 from .scans.mamba import NORMS
 from .scans.module_steps import Steps
 
+QKV = ("q_proj", "k_proj", "v_proj")
+"""The projections of a delta rule that one convolution reads."""
+
 DECODED = by_torch("tests/simulator/test_inference.py")
 """The witness of decoding steps."""
 
@@ -41,8 +44,7 @@ class StepKernels(ScanKernels):
     @compared(DECODED)
     def decode_SelectiveScan(self, operations: Steps, x: Tensor) -> Tensor:
         """Runs MambaReference.forward."""
-        aten, op, activation_name = self.t, operations["scan"].op, operations.acts[0]
-        assert isinstance(op, SelectiveScan)
+        aten, op, activation_name = self.t, operations.op("scan", SelectiveScan), operations.acts[0]
         has_heads = operations["x_proj"].verb == "experts"
         heads = operations["x_proj"].options["experts"].size if has_heads else 1
         inner_states, gate = aten.split(self.project(operations["in_proj"], x), [op.inner, op.inner])
@@ -114,8 +116,7 @@ class StepKernels(ScanKernels):
     @compared(DECODED)
     def decode_ChunkedScan(self, operations: Steps, x: Tensor) -> Tensor:
         """Runs Mamba2Reference.forward."""
-        aten, op, activation_name = self.t, operations["scan"].op, operations.acts[0]
-        assert isinstance(op, ChunkedScan)
+        aten, op, activation_name = self.t, operations.op("scan", ChunkedScan), operations.acts[0]
         inner_width = op.heads * op.head_dim
         group_width = exact_div(operations["conv1d"].outs[0].width - inner_width, 2)
         groups = exact_div(group_width, op.state)
@@ -175,18 +176,10 @@ class StepKernels(ScanKernels):
 
     def _decode_gated_delta(self, operations: Steps, x: Tensor) -> Tensor:
         """Runs GatedDeltaNetReference.forward."""
-        aten, op = self.t, operations["core"].op
-        assert isinstance(op, DeltaRule)
-        qkv = aten.transpose(
-            aten.cat(
-                [self.project(operations[operation_name], x) for operation_name in ("q_proj", "k_proj", "v_proj")]
-            ),
-            1,
-            2,
-        )
-        convolved_qkv = aten.function("silu", self.conv_with_state(operations["conv1d"], qkv, "conv_state"))
+        aten, op = self.t, operations.op("core", DeltaRule)
+        _qkv, convolved_qkv = self._convolved_qkv(operations, x)
         convolved_qkv = aten.transpose(convolved_qkv, 1, 2)
-        widths = [operations[operation_name].outs[0].width for operation_name in ("q_proj", "k_proj", "v_proj")]
+        widths = [operations[operation_name].outs[0].width for operation_name in QKV]
         q, k, v = aten.split(convolved_qkv, widths)
         group = exact_div(op.heads * op.key_dim, widths[0])
         q, k = (self._split_and_repeat_heads(y, op.key_dim, group) for y in (q, k))
@@ -206,21 +199,18 @@ class StepKernels(ScanKernels):
         )
         return self.project(operations["o_proj"], aten.flatten(normed, 2))
 
+    def _convolved_qkv(self, operations: Steps, x: Tensor) -> tuple[Tensor, Tensor]:
+        """Returns queries, keys and values side by side, [batch, channels, tokens], and their convolution."""
+        qkv = self.t.transpose(self.t.cat([self.project(operations[name], x) for name in QKV]), 1, 2)
+        return qkv, self.t.function("silu", self.conv_with_state(operations["conv1d"], qkv, "conv_state"))
+
     def _split_and_repeat_heads(self, x: Tensor, size: Any, group: Any) -> Tensor:
         return self.t.repeat_interleave(self.t.transpose(self.by_head(x, size), 1, 2), group, 1)
 
     def _decode_kimi_delta(self, operations: Steps, x: Tensor) -> Tensor:
         """Runs KimiDeltaAttentionReference.forward."""
-        aten, op = self.t, operations["core"].op
-        assert isinstance(op, DeltaRule)
-        qkv = aten.transpose(
-            aten.cat(
-                [self.project(operations[operation_name], x) for operation_name in ("q_proj", "k_proj", "v_proj")]
-            ),
-            1,
-            2,
-        )
-        convolved_qkv = aten.function("silu", self.conv_with_state(operations["conv1d"], qkv, "conv_state"))
+        aten, op = self.t, operations.op("core", DeltaRule)
+        _qkv, convolved_qkv = self._convolved_qkv(operations, x)
         width = op.heads * op.key_dim
         q, k, v = aten.split(aten.transpose(convolved_qkv, 1, 2), [width, width, width])
         del convolved_qkv
@@ -233,8 +223,7 @@ class StepKernels(ScanKernels):
 
     def _log_decay(self, operations: Steps, x: Tensor) -> Tensor:
         """Runs KimiDeltaAttentionReference._log_decay."""
-        aten, op = self.t, operations["core"].op
-        assert isinstance(op, DeltaRule)
+        aten, op = self.t, operations.op("core", DeltaRule)
         raw_decay, bias = self._gate_projection("f", operations, x), self.weight("dt_bias", (op.heads * op.key_dim,))
         float_gate = aten.to(raw_decay, FLOAT32)
         del raw_decay
@@ -281,8 +270,7 @@ class StepKernels(ScanKernels):
     @compared(DECODED)
     def decode_MatrixMemory(self, operations: Steps, x: Tensor) -> Tensor:
         """Runs MLSTMReference.forward."""
-        aten, op = self.t, operations["core"].op
-        assert isinstance(op, MatrixMemory)
+        aten, op = self.t, operations.op("core", MatrixMemory)
         q, k, v = (self._float_heads(operations[operation_name], x, op.heads) for operation_name in "qkv")
         cached_states = self.cached("recurrent_state")
         assert cached_states is not None
@@ -354,9 +342,9 @@ class StepKernels(ScanKernels):
 
     @compared(DECODED)
     def next_wkv(self, operation: Step) -> None:
-        self.set(operation.outs[0], self._average(*map(self.get, operation.ins)))
+        self.set(operation.outs[0], self._weighted_average(*map(self.get, operation.ins)))
 
-    def _average(self, key: Tensor, value: Tensor, time_first: Tensor, decay: Tensor) -> Tensor:
+    def _weighted_average(self, key: Tensor, value: Tensor, time_first: Tensor, decay: Tensor) -> Tensor:
         """Runs TimeMixReference._weighted_average."""
         aten, dtype = self.t, key.dtype
         key, value = aten.to(key, FLOAT32), aten.to(value, FLOAT32)
@@ -384,23 +372,8 @@ class StepKernels(ScanKernels):
         largest_exponent = peak
         self.keep("recurrent_state", numerator, denominator, largest_exponent)
         average = aten.stack(output, 1)
-        del (
-            output,
-            past,
-            current_weight,
-            numerator,
-            denominator,
-            largest_exponent,
-            peak,
-            time_first,
-            decay,
-            k,
-            v,
-            key,
-            value,
-            _zero,
-            cached_states,
-        )
+        del output, past, current_weight, numerator, denominator, largest_exponent, peak, time_first, decay
+        del k, v, key, value, _zero, cached_states
         return aten.to(average, dtype)
 
     def _weighted_sum(self, past_weight: Tensor, past_sum: Tensor, current_weight: Tensor, value: Tensor) -> Tensor:

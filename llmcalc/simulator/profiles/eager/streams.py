@@ -57,10 +57,8 @@ class StreamKernels(Lowering):
         """Applies one scale per kind of weight and one offset per weight (Offsets.forward)."""
         aten, sizes = self.t, [output.width for output in operation.outs]
         weight_parts = aten.split(self.get(operation.ins[0]), sizes)
-        base, scale = (
-            self.weight(f"{operation.name}.base", (sum(sizes),)),
-            self.weight(f"{operation.name}.scale", (len(sizes),)),
-        )
+        base = self.weight(f"{operation.name}.base", (sum(sizes),))
+        scale = self.weight(f"{operation.name}.scale", (len(sizes),))
         for output, weight_logits, scale_element, offset in zip(
             operation.outs, weight_parts, aten.unbind(scale), aten.split(base, sizes), strict=True
         ):

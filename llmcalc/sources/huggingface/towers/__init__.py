@@ -49,7 +49,7 @@ def read_towers(kind: str, family: Family, wrapper: Mapping[str, Any], width: in
                 encoder_type = stated_type or family.uncounted_encoders.get(name, name.removesuffix("_config"))
                 notes.append(f"its encoder is not counted: {name}: '{encoder_type}' is not supported")
             continue
-        if section is None and supported_sections[name].built is None:
+        if section is None and supported_sections[name].default_section is None:
             continue
         if section is None:
             notes.append(f"{name}: not given; its encoder has its class's defaults")
@@ -75,14 +75,14 @@ def _read_section(
     kind: str, wrapper: Mapping[str, Any], name: str, section: Section, width: int
 ) -> tuple[Table, list[str]]:
     """Reads one section. Raises `InputError` if it is not supported."""
-    fields = section.built if wrapper.get(name) is None else wrapper[name]
+    fields = section.default_section if wrapper.get(name) is None else wrapper[name]
     if not isinstance(fields, dict):
         raise InputError(f"{name}: {type(fields).__name__}; expected a table of fields")
-    model_type = fields.get("model_type", next(iter(section.kinds)))
-    if not isinstance(model_type, str) or model_type not in section.kinds:
-        raise InputError(f"{name}.model_type: {model_type!r}; expected one of {', '.join(section.kinds)}")
-    config = Config(fields, section.kinds[model_type], model_type, where=f"{name}.", aliases=section.aliases)
-    tables = section.read(Config(wrapper, section.above, kind), config, width)
+    model_type = fields.get("model_type", next(iter(section.defaults_by_type)))
+    if not isinstance(model_type, str) or model_type not in section.defaults_by_type:
+        raise InputError(f"{name}.model_type: {model_type!r}; expected one of {', '.join(section.defaults_by_type)}")
+    config = Config(fields, section.defaults_by_type[model_type], model_type, where=f"{name}.", aliases=section.aliases)
+    tables = section.read(Config(wrapper, section.wrapper_defaults, kind), config, width)
     for tower, table in tables.items():
         try:
             TypeAdapter(Tower).validate_python(table)

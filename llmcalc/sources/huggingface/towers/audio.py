@@ -6,90 +6,76 @@ transformers: models/qwen2_audio, voxtral, audioflamingo3, musicflamingo, moss_t
 from __future__ import annotations
 
 from ..config import Config
-from ..parts import ACTIVATIONS, Table, layernorm, mlp
-from .section import Section, biased, projector, side, vit
+from ..parts import ACTIVATIONS, Table, biases, glu, layernorm, mlp
+from .section import Section, patches_per_side, pre_norm_layer, projector, self_attention, two_layers
+from .siglip import siglip_of_rows
 
 
-def _whisper(config: Config, width: str, depth: str, heads: str, ffn_width: str) -> Table:
+def _whisper_encoder(config: Config, width: str, depth: str, heads: str, ffn_width: str) -> Table:
     """Returns Whisper's encoder: two convolutions, a position embedding, and layers whose keys have no bias."""
-    norm, h, head_count, rows = layernorm(), config.size(width), config.size(heads), config.size("max_source_positions")
-    mixer = {
-        "num_attention_heads": head_count,
-        "head_dim": config.divided(heads, h, head_count),
-        "q_bias": True,
-        "v_bias": True,
-        "o_bias": True,
-    }
+    norm, rows = layernorm(), config.size("max_source_positions")
+    attention = self_attention(config, heads, width, **biases(True, "q_bias", "v_bias", "o_bias"))
     network = mlp(config.size(ffn_width), config.choice(ACTIVATIONS, "activation_function"))
     stack = {
         "num_hidden_layers": config.size(depth),
-        "block": {"attention": mixer, "feed_forward": network, "norm": norm, "norm_placement": "pre"},
+        "block": pre_norm_layer(attention, network, norm),
         "stem": {"num_mel_bins": config.size("num_mel_bins"), "max_source_positions": rows},
         "position": {"type": "learned", "max_position_embeddings": rows},
         "final_norm": norm,
     }
-    return {"type": "audio", "hidden_size": h, "stack": stack}
+    return {"type": "audio", "hidden_size": config.size(width), "stack": stack}
 
 
-def _qwen2_audio(wrapper: Config, config: Config, width: int) -> Table:
-    tower = _whisper(config, "d_model", "encoder_layers", "encoder_attention_heads", "encoder_ffn_dim")
-    tower["audio"] = _audio_rule(config, 2)
+def _read_qwen2_audio(wrapper: Config, config: Config, width: int) -> Table:
+    tower = _whisper_encoder(config, "d_model", "encoder_layers", "encoder_attention_heads", "encoder_ffn_dim")
+    tower["audio"] = _clip_rule(config, 2)
     maps = projector(config.size("d_model"), (width, True, "identity"), frames=2, merged="mean")
     return {"audio_tower": tower, "multi_modal_projector": maps}
 
 
-def _audio_rule(config: Config, merge: int, **fields: bool) -> Table:
+def _clip_rule(config: Config, merge: int, **fields: bool) -> Table:
     """Returns the rule by which Whisper's processor cuts audio, with `merge` encoder positions per token."""
     return {"type": "clips", "frames": 2 * config.size("max_source_positions"), "merge": merge, **fields}
 
 
-def _voxtral(wrapper: Config, config: Config, width: int) -> Table:
+def _read_voxtral(wrapper: Config, config: Config, width: int) -> Table:
     """Reads Voxtral: consecutive positions are concatenated to the FFN width of the encoder's layers."""
-    tower = _whisper(config, "hidden_size", "num_hidden_layers", "num_attention_heads", "intermediate_size")
+    tower = _whisper_encoder(config, "hidden_size", "num_hidden_layers", "num_attention_heads", "intermediate_size")
     h, act = config.size("hidden_size"), wrapper.choice(ACTIVATIONS, "projector_hidden_act")
     frames = config.divided("hidden_size", config.size("intermediate_size"), h)
-    tower["audio"] = _audio_rule(config, frames, padded=True, several=True)
-    return {
-        "audio_tower": tower,
-        "multi_modal_projector": projector(h, (width, False, act), (width, False, "identity"), frames=frames),
-    }
+    tower["audio"] = _clip_rule(config, frames, padded=True, several=True)
+    maps = two_layers(width, act, bias=False)
+    return {"audio_tower": tower, "multi_modal_projector": projector(h, *maps, frames=frames)}
 
 
-def _audio_flamingo(wrapper: Config, config: Config, width: int) -> Table:
+def _read_audio_flamingo(wrapper: Config, config: Config, width: int) -> Table:
     """Reads Audio Flamingo 3: consecutive positions are averaged before the last norm."""
-    tower = _whisper(config, "hidden_size", "num_hidden_layers", "num_attention_heads", "intermediate_size")
+    tower = _whisper_encoder(config, "hidden_size", "num_hidden_layers", "num_attention_heads", "intermediate_size")
     bias, act = wrapper.flag("projector_bias"), wrapper.choice(ACTIVATIONS, "projector_hidden_act")
-    maps = ((width, bias, act), (width, bias, "identity"))
+    maps = two_layers(width, act, bias)
     return {"audio_tower": tower, "multi_modal_projector": projector(config.size("hidden_size"), *maps)}
 
 
-def _moss(wrapper: Config, config: Config, width: int) -> Table:
+def _read_moss(wrapper: Config, config: Config, width: int) -> Table:
     """Reads MOSS-Transcribe-Diarize: consecutive positions are concatenated, and a norm follows the linear layers."""
-    towers = _audio_flamingo(wrapper, config, width)
+    towers = _read_audio_flamingo(wrapper, config, width)
     merge_fields: Table = {"frames": wrapper.size("audio_merge_size"), "out_norm": layernorm()}
     return {**towers, "multi_modal_projector": {**towers["multi_modal_projector"], **merge_fields}}
 
 
-def _phi4_vision(wrapper: Config, config: Config, width: int) -> Table:
+def _read_phi4_vision(wrapper: Config, config: Config, width: int) -> Table:
     """Reads Phi-4-multimodal's vision encoder: SigLIP with its head, and average pooling of blocks of patches.
 
     Vectors mark ends of lines and separate images; the projector has two linear layers.
     """
-    norm = layernorm(config.number("layer_norm_eps"))
-    block = biased(config, norm)
-    head = {"attention": block["attention"], "feed_forward": block["feed_forward"], "norm": norm}
-    patches = {"num_channels": config.size("num_channels"), "bias": True}
-    tower = vit(
-        config, block, stack={"final_norm": norm}, patches=patches, positions={"rows": side(config) ** 2}, pooling=head
-    )
-    maps = ((width, True, "gelu"), (width, True, "identity"))
+    pooling: Table = {"merge": 2, "merged": "mean", "input_marks": 2}
     return {
-        "image_processor": tower,
-        "image_projector": projector(config.size("hidden_size"), *maps, merge=2, merged="mean", input_marks=2),
+        "image_processor": siglip_of_rows(config, patches_per_side(config) ** 2, has_pooling=True),
+        "image_projector": projector(config.size("hidden_size"), *two_layers(width), **pooling),
     }
 
 
-def _phi4_audio(wrapper: Config, config: Config, width: int) -> Table:
+def _read_phi4_audio(wrapper: Config, config: Config, width: int) -> Table:
     """Reads Phi-4-multimodal's audio encoder: a conformer with a relative position bias.
 
     It has two linear layers for audio alone and two for audio with images.
@@ -98,12 +84,7 @@ def _phi4_audio(wrapper: Config, config: Config, width: int) -> Table:
         raise config.wrong(
             "head_dim", config.get("head_dim"), "none: hidden_size / num_attention_heads is what is counted"
         )
-    h, heads, act, reduction = (
-        config.size("hidden_size"),
-        config.size("num_attention_heads"),
-        config.choice(ACTIVATIONS, "activation"),
-        config.size("time_reduction"),
-    )
+    h, heads, reduction = (config.size(name) for name in ("hidden_size", "num_attention_heads", "time_reduction"))
     config.divided("num_attention_heads", h, heads)
     config.must("ext_pw_out_channel", h)
     config.must("depthwise_separable_out_channel", h)
@@ -131,14 +112,6 @@ def _phi4_audio(wrapper: Config, config: Config, width: int) -> Table:
         "multiplier": config.size("depthwise_multiplier"),
         "separable": True,
     }
-    network = {
-        "intermediate_size": config.size("intermediate_size"),
-        "hidden_act": act,
-        "gated": True,
-        "gate_bias": True,
-        "up_bias": True,
-        "down_bias": True,
-    }
     tower = {
         "type": "conformer",
         "hidden_size": h,
@@ -146,12 +119,11 @@ def _phi4_audio(wrapper: Config, config: Config, width: int) -> Table:
         "num_hidden_layers": config.size("num_blocks"),
         "attention": {"num_attention_heads": heads, "bias": True},
         "convolution": convolution,
-        "feed_forward": network,
+        "feed_forward": glu(config, bias=True, act="activation"),
         "norm": layernorm(),
         "relative_buckets": config.size("bias_max_distance") * (1 if config.flag("bias_symmetric") else 2),
     }
-    maps = ((width, True, "gelu"), (width, True, "identity"))
-    audio_projector = projector(h, *maps, frames=config.size("downsample_rate"))
+    audio_projector = projector(h, *two_layers(width), frames=config.size("downsample_rate"))
     return {"audio_encoder": tower, "audio_projector": audio_projector, "audio_vision_projector": audio_projector}
 
 
@@ -207,7 +179,7 @@ PHI4_AUDIO: Table = {
     "downsample_rate": 1,
 }
 
-SOUND = frozenset(
+AUDIO_FIELDS = frozenset(
     """
     activation_dropout audio_token_id chunk_size dropout_rate encoder_layerdrop feature_layer layerdrop left_chunk
     nemo_activation nemo_final_size num_hidden_layers scale_embedding
@@ -223,26 +195,31 @@ WHISPER_NAMES = {
 
 FLAMINGO = {
     "audio_config": Section(
-        _audio_flamingo,
+        _read_audio_flamingo,
         {"audioflamingo3_encoder": VOXTRAL, "musicflamingo_encoder": VOXTRAL},
         {"projector_hidden_act": "gelu", "projector_bias": True},
-        ignored=SOUND,
+        ignored=AUDIO_FIELDS,
         aliases=WHISPER_NAMES,
     )
 }
 
 WRAPPERS = {
-    "qwen2_audio": {"audio_config": Section(_qwen2_audio, {"qwen2_audio_encoder": QWEN2_AUDIO}, ignored=SOUND)},
+    "qwen2_audio": {
+        "audio_config": Section(_read_qwen2_audio, {"qwen2_audio_encoder": QWEN2_AUDIO}, ignored=AUDIO_FIELDS)
+    },
     "voxtral": {
         "audio_config": Section(
-            _voxtral, {"voxtral_encoder": VOXTRAL}, {"projector_hidden_act": "gelu"}, ignored=SOUND | {"head_dim"}
+            _read_voxtral,
+            {"voxtral_encoder": VOXTRAL},
+            {"projector_hidden_act": "gelu"},
+            ignored=AUDIO_FIELDS | {"head_dim"},
         )
     },
     "audioflamingo3": FLAMINGO,
     "musicflamingo": FLAMINGO,
     "moss_transcribe_diarize": {
         "audio_config": Section(
-            _moss,
+            _read_moss,
             {
                 "moss_transcribe_diarize_audio": {
                     **VOXTRAL,
@@ -254,16 +231,16 @@ WRAPPERS = {
                 }
             },
             {"projector_hidden_act": "silu", "projector_bias": True, "audio_merge_size": 4},
-            ignored=SOUND,
+            ignored=AUDIO_FIELDS,
             aliases=WHISPER_NAMES,
         )
     },
     "phi4_multimodal": {
         "vision_config": Section(
-            _phi4_vision,
+            _read_phi4_vision,
             {"phi4_multimodal_vision": PHI4_VISION},
             ignored=frozenset({"crop_size", "feature_layer", "image_token_id"}),
         ),
-        "audio_config": Section(_phi4_audio, {"phi4_multimodal_audio": PHI4_AUDIO}, ignored=SOUND),
+        "audio_config": Section(_read_phi4_audio, {"phi4_multimodal_audio": PHI4_AUDIO}, ignored=AUDIO_FIELDS),
     },
 }

@@ -14,69 +14,56 @@ from typing import Any
 from ....components.base import LARGEST
 from ..config import Config
 from ..parts import ACTIVATIONS, Table, attention, glu, layernorm, mlp, qk_norm, rmsnorm
-from .section import Section, projector, vit
+from .section import Section, projector, vision_section, vit
 
 GEMMA4_TOKENS, GEMMA4_MARKS = 280, 2
 """The most embeddings of an image in Gemma 4's published processors, and the tokens that they write around it."""
 
 
-def _gemma4_vision(wrapper: Config, config: Config, width: int) -> Table:
+def _read_gemma4_vision(wrapper: Config, config: Config, width: int) -> Table:
     """Reads Gemma 4's vision encoder: two position embeddings, and gated layers with four norms.
 
     The input and output of linear layers may be clamped (four bounds each).
     """
-    norm, eps = rmsnorm(config.number("rms_norm_eps")), config.number("rms_norm_eps")
-    mixer = attention(config, v_norm=rmsnorm(eps, weight=False), **qk_norm(norm))
+    eps = config.number("rms_norm_eps")
+    norm, unweighted_norm = rmsnorm(eps), rmsnorm(eps, weight=False)
     block = {
-        "attention": mixer,
+        "attention": attention(config, v_norm=unweighted_norm, **qk_norm(norm)),
         "feed_forward": glu(config, act="hidden_activation"),
         "norm": norm,
         "norm_placement": "sandwich",
     }
     positions = {"rows": config.size("position_embedding_size"), "axes": 2}
-    clamps = 4 * 7 if config.flag("use_clipped_linears") else 0
-    image = {
-        "type": "budget",
-        "max_tokens": GEMMA4_TOKENS,
-        "merge": config.size("pooling_kernel_size"),
-        "marks": GEMMA4_MARKS,
-    }
+    clamps, merge = 4 * 7 if config.flag("use_clipped_linears") else 0, config.size("pooling_kernel_size")
+    image = {"type": "budget", "max_tokens": GEMMA4_TOKENS, "merge": merge, "marks": GEMMA4_MARKS}
     standardize = config.flag("standardize")
     tower = vit(config, block, positions=positions, standardize=standardize, clamps=clamps, image=image)
-    pooling: Table = {"merge": config.size("pooling_kernel_size"), "merged": "mean", "norm": rmsnorm(eps, weight=False)}
+    pooling: Table = {"merge": merge, "merged": "mean", "norm": unweighted_norm}
     return {
         "vision_tower": tower,
         "embed_vision": projector(config.size("hidden_size"), (width, False, "identity"), **pooling),
     }
 
 
-def _conformer(
-    config: Config,
-    heads: str,
-    depth: str,
-    kernel: str,
-    left: str,
-    right: str,
-    act: str,
-    subsampling: Table,
-    **fields: Any,
-) -> Table:
-    """Returns the layers of the Universal Speech Model; the arguments are the config fields of their sizes."""
+def _conformer_encoder(config: Config, prefix: str, act: str, subsampling: Table, **fields: Any) -> Table:
+    """Returns the layers of the Universal Speech Model. prefix: beginning of the names of their config fields."""
     width, norm = config.size("hidden_size"), rmsnorm(config.number("rms_norm_eps"))
+    heads = f"{prefix}num_attention_heads"
     config.divided(heads, width, config.size(heads))
     mixer = {
         "num_attention_heads": config.size(heads),
         "relative_keys": True,
-        "context_left": max(1, config.count(left)),
-        "context_right": config.count(right),
+        "context_left": max(1, config.count(f"{prefix}attention_context_left")),
+        "context_right": config.count(f"{prefix}attention_context_right"),
     }
+    kernel = config.size(f"{prefix}conv_kernel_size")
     return {
         "type": "conformer",
         "hidden_size": width,
         "subsampling": subsampling,
-        "num_hidden_layers": config.size(depth),
+        "num_hidden_layers": config.size(f"{prefix}num_hidden_layers"),
         "attention": mixer,
-        "convolution": {"kernel_size": config.size(kernel), "hidden_act": act, "norm": norm},
+        "convolution": {"kernel_size": kernel, "hidden_act": act, "norm": norm},
         "feed_forward": mlp(4 * width, act, bias=False),
         "norm": norm,
         "norm_placement": "sandwich",
@@ -96,7 +83,7 @@ def _read_pair(config: Config, name: str) -> list[int]:
     return list(pair)
 
 
-def _gemma4_audio(wrapper: Config, config: Config, width: int) -> Table:
+def _read_gemma4_audio(wrapper: Config, config: Config, width: int) -> Table:
     """Reads Gemma 4's audio encoder. Its class requires as many mel bins as channels in the first convolution."""
     first_channels, second_channels = _read_pair(config, "subsampling_conv_channels")
     if first_channels < 4:
@@ -108,19 +95,8 @@ def _gemma4_audio(wrapper: Config, config: Config, width: int) -> Table:
         "norm": norm,
     }
     output_width, act = config.size("output_proj_dims"), config.choice(ACTIVATIONS, "hidden_act")
-    contexts = ("attention_context_left", "attention_context_right")
     clamps = 4 * 10 if config.flag("use_clipped_linears") else 0
-    tower = _conformer(
-        config,
-        "num_attention_heads",
-        "num_hidden_layers",
-        "conv_kernel_size",
-        *contexts,
-        act,
-        subsampling,
-        output_size=output_width,
-        clamps=clamps,
-    )
+    tower = _conformer_encoder(config, "", act, subsampling, output_size=output_width, clamps=clamps)
     unweighted_norm = rmsnorm(config.number("rms_norm_eps"), weight=False)
     return {
         "audio_tower": tower,
@@ -128,7 +104,7 @@ def _gemma4_audio(wrapper: Config, config: Config, width: int) -> Table:
     }
 
 
-def _unified_vision(wrapper: Config, config: Config, width: int) -> Table:
+def _read_unified_vision(wrapper: Config, config: Config, width: int) -> Table:
     """Reads unified Gemma 4's vision: a patch is a block of pooling_kernel_size × pooling_kernel_size patches."""
     embedding_width, unweighted_norm = config.size("mm_embed_dim"), rmsnorm(config.number("rms_norm_eps"), weight=False)
     patches = {"patch_size": config.size("patch_size") * config.size("pooling_kernel_size"), "bias": True}
@@ -146,7 +122,7 @@ def _unified_vision(wrapper: Config, config: Config, width: int) -> Table:
     }
 
 
-def _unified_audio(wrapper: Config, config: Config, width: int) -> Table:
+def _read_unified_audio(wrapper: Config, config: Config, width: int) -> Table:
     frame = config.size("audio_embed_dim", "hidden_size", "output_proj_dims", "audio_samples_per_token")
     return {
         "embed_audio": projector(
@@ -155,7 +131,7 @@ def _unified_audio(wrapper: Config, config: Config, width: int) -> Table:
     }
 
 
-def _embedder(config: Config, width: int) -> Table:
+def _gemma3n_embedder(config: Config, width: int) -> Table:
     """Returns Gemma 3n's embedder, which has separate tokens for images and audio."""
     norm, unweighted_norm = rmsnorm(config.number("rms_norm_eps")), rmsnorm(config.number("rms_norm_eps"), weight=False)
     return projector(
@@ -167,36 +143,25 @@ def _embedder(config: Config, width: int) -> Table:
     )
 
 
-def _gemma3n_vision(wrapper: Config, config: Config, width: int) -> Table:
+def _read_gemma3n_vision(wrapper: Config, config: Config, width: int) -> Table:
     config.notes.append(
         f"its encoder is not counted: {config.where}architecture: a model of timm ({config.text('architecture')}), "
         "whose layers no config describes"
     )
-    return {"embed_vision": _embedder(config, width)}
+    return {"embed_vision": _gemma3n_embedder(config, width)}
 
 
-def _gemma3n_audio(wrapper: Config, config: Config, width: int) -> Table:
+def _read_gemma3n_audio(wrapper: Config, config: Config, width: int) -> Table:
     channels = _read_pair(config, "sscp_conv_channel_size")
-    shapes = {name: _read_pairs(config, name) for name in ("sscp_conv_kernel_size", "sscp_conv_stride_size")}
+    kernels, strides = (_read_pairs(config, name) for name in ("sscp_conv_kernel_size", "sscp_conv_stride_size"))
     convolutions = [
         {"channels": channel_count, "kernel": kernel, "stride": stride}
-        for channel_count, kernel, stride in zip(
-            channels, shapes["sscp_conv_kernel_size"], shapes["sscp_conv_stride_size"], strict=True
-        )
+        for channel_count, kernel, stride in zip(channels, kernels, strides, strict=True)
     ]
     norm = layernorm(config.number("sscp_conv_group_norm_eps"), bias=False)
     subsampling = {"num_mel_bins": config.size("input_feat_size"), "convolutions": convolutions, "norm": norm}
-    contexts = ("conf_attention_context_left", "conf_attention_context_right")
-    tower = _conformer(
-        config,
-        "conf_num_attention_heads",
-        "conf_num_hidden_layers",
-        "conf_conv_kernel_size",
-        *contexts,
-        "silu",
-        subsampling,
-    )
-    return {"audio_tower": tower, "embed_audio": _embedder(config, width)}
+    tower = _conformer_encoder(config, "conf_", "silu", subsampling)
+    return {"audio_tower": tower, "embed_audio": _gemma3n_embedder(config, width)}
 
 
 def _read_pairs(config: Config, name: str) -> list[list[int]]:
@@ -262,41 +227,42 @@ GEMMA3N_AUDIO: Table = {
     "sscp_conv_stride_size": ((2, 2), (2, 2)),
 }
 
-SOUND = frozenset(
+AUDIO_FIELDS = frozenset(
     """
     attention_chunk_size attention_invalid_logits_value attention_logit_cap conf_attention_chunk_size
     conf_attention_logit_cap conf_reduction_factor conf_residual_weight gradient_clipping residual_weight sscp_conv_eps
     vocab_offset
     """.split()  # noqa: SIM905
 )
-IMAGES = frozenset({"do_pooling", "label_names", "model_args", "num_classes", "vocab_offset"})
+IMAGE_FIELDS = frozenset({"do_pooling", "label_names", "model_args", "num_classes", "vocab_offset"})
+
+GEMMA4 = {
+    "vision_config": Section(_read_gemma4_vision, {"gemma4_vision": GEMMA4_VISION}, default_section=None),
+    "audio_config": Section(
+        _read_gemma4_audio, {"gemma4_audio": GEMMA4_AUDIO}, default_section=None, ignored=AUDIO_FIELDS
+    ),
+}
 
 WRAPPERS = {
-    "gemma4": {
-        "vision_config": Section(_gemma4_vision, {"gemma4_vision": GEMMA4_VISION}, built=None),
-        "audio_config": Section(_gemma4_audio, {"gemma4_audio": GEMMA4_AUDIO}, built=None, ignored=SOUND),
-    },
-    "diffusion_gemma": {
-        "vision_config": Section(_gemma4_vision, {"gemma4_vision": GEMMA4_VISION}),
-    },
-    "embedding_gemma2": {
-        "vision_config": Section(_gemma4_vision, {"gemma4_vision": GEMMA4_VISION}, built=None),
-        "audio_config": Section(_gemma4_audio, {"gemma4_audio": GEMMA4_AUDIO}, built=None, ignored=SOUND),
-    },
+    "gemma4": GEMMA4,
+    "diffusion_gemma": vision_section(_read_gemma4_vision, {"gemma4_vision": GEMMA4_VISION}),
+    "embedding_gemma2": GEMMA4,
     "gemma4_unified": {
         "vision_config": Section(
-            _unified_vision,
+            _read_unified_vision,
             {"gemma4_unified_vision": UNIFIED_VISION},
-            built=None,
+            default_section=None,
             ignored=frozenset({"model_patch_size"}),
         ),
         "audio_config": Section(
-            _unified_audio, {"gemma4_unified_audio": {"audio_embed_dim": 640, "rms_norm_eps": 1e-6}}, built=None
+            _read_unified_audio,
+            {"gemma4_unified_audio": {"audio_embed_dim": 640, "rms_norm_eps": 1e-6}},
+            default_section=None,
         ),
     },
     "gemma3n": {
         "vision_config": Section(
-            _gemma3n_vision,
+            _read_gemma3n_vision,
             {
                 "gemma3n_vision": {
                     "architecture": "mobilenetv5_300m_enc",
@@ -305,8 +271,8 @@ WRAPPERS = {
                     "rms_norm_eps": 1e-6,
                 }
             },
-            ignored=IMAGES,
+            ignored=IMAGE_FIELDS,
         ),
-        "audio_config": Section(_gemma3n_audio, {"gemma3n_audio": GEMMA3N_AUDIO}, ignored=SOUND),
+        "audio_config": Section(_read_gemma3n_audio, {"gemma3n_audio": GEMMA3N_AUDIO}, ignored=AUDIO_FIELDS),
     },
 }

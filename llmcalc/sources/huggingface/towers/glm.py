@@ -6,66 +6,46 @@ from typing import Any
 
 from ..config import Config
 from ..parts import ACTIVATIONS, QKV, QKVO, Table, biases, clamped, glu, layernorm, qk_norm, rmsnorm
-from .section import Section, projector, side, vit
+from .section import ROTARY, patches_per_side, pre_norm_layer, projector, self_attention, vision_section, vit
 
 LEAST_PIXELS, MOST_PIXELS = 112 * 112, 9_633_792
 """Limits of the pixels of all frames in the published `preprocessor_config.json` of GLM-4.5V and GLM-OCR (`size`)."""
 
 
-def _glm4v(wrapper: Config, config: Config, width: int) -> Table:
+def _read_glm4v(wrapper: Config, config: Config, width: int) -> Table:
     """Reads GLM-V's vision encoder: gated layers, a merger of square blocks of patches, and a gated FFN.
 
     The layers' FFN width is the text's width. The merger is a linear layer with a norm.
     """
-    norm, out = rmsnorm(config.number("rms_norm_eps")), config.size("out_hidden_size")
-    act = config.choice(ACTIVATIONS, "hidden_act")
-    network = {"intermediate_size": out, "hidden_act": act, "gated": True}
-    block = {
-        "attention": _mixer(config, **biases(config.flag("attention_bias"), *QKV)),
-        "feed_forward": network,
-        "norm": norm,
-        "norm_placement": "pre",
-    }
+    norm = rmsnorm(config.number("rms_norm_eps"))
+    attention = self_attention(config, "num_heads", **ROTARY, **biases(config.flag("attention_bias"), *QKV))
+    block = pre_norm_layer(attention, glu(config, width=config.size("out_hidden_size")), norm)
     stack = {"embedding_norm": norm, "final_norm": norm}
-    return _with_merger(config, block, stack, config.size("intermediate_size"), positions={"rows": side(config) ** 2})
+    return _with_merger(
+        config, block, stack, config.size("intermediate_size"), positions={"rows": patches_per_side(config) ** 2}
+    )
 
 
-def _glm_ocr(wrapper: Config, config: Config, width: int) -> Table:
+def _read_glm_ocr(wrapper: Config, config: Config, width: int) -> Table:
     """Reads GLM-OCR's vision encoder, whose merger is as wide as its output for each channel of an image."""
-    return _normed(config, config.size("out_hidden_size") * config.size("in_channels"))
+    return _encoder_with_qk_norm(config, config.size("out_hidden_size") * config.size("in_channels"))
 
 
-def _glm5_next(wrapper: Config, config: Config, width: int) -> Table:
+def _read_glm5_next(wrapper: Config, config: Config, width: int) -> Table:
     """Reads GLM-5.3's vision encoder, which states the width of its merger and clamps its gates.
 
     The gate of its merger is clamped, too, which a projector does not describe.
     """
     config.must("hidden_act", "silu")
-    return _normed(config, config.size("projection_intermediate_size"), clamps_gate=True)
+    return _encoder_with_qk_norm(config, config.size("projection_intermediate_size"), clamps_gate=True)
 
 
-def _normed(config: Config, merger_width: int, clamps_gate: bool = False) -> Table:
+def _encoder_with_qk_norm(config: Config, merger_width: int, clamps_gate: bool = False) -> Table:
     """Returns an encoder whose queries and keys have norms, with its merger."""
-    network = glu(config, config.flag("attention_bias"))
     norm, bias = rmsnorm(config.number("rms_norm_eps")), config.flag("attention_bias")
-    block = {
-        "attention": _mixer(config, **biases(bias, *QKVO), **qk_norm(norm)),
-        "feed_forward": clamped(network) if clamps_gate else network,
-        "norm": norm,
-        "norm_placement": "pre",
-    }
-    return _with_merger(config, block, {"final_norm": norm}, merger_width)
-
-
-def _mixer(config: Config, **fields: Any) -> Table:
-    """Returns attention with RoPE and the sizes of the config."""
-    heads = config.size("num_heads")
-    return {
-        "num_attention_heads": heads,
-        "head_dim": config.divided("num_heads", config.size("hidden_size"), heads),
-        "position": {"type": "rope"},
-        **fields,
-    }
+    attention = self_attention(config, "num_heads", **ROTARY, **biases(bias, *QKVO), **qk_norm(norm))
+    network = clamped(glu(config, bias)) if clamps_gate else glu(config, bias)
+    return _with_merger(config, pre_norm_layer(attention, network, norm), {"final_norm": norm}, merger_width)
 
 
 def _with_merger(config: Config, block: Table, stack: Table, merger_width: int, **fields: Any) -> Table:
@@ -84,15 +64,7 @@ def _with_merger(config: Config, block: Table, stack: Table, merger_width: int, 
         "frames": config.size("temporal_patch_size"),
         "enlarge": True,
     }
-    tower = vit(
-        config,
-        block,
-        depth="depth",
-        stack=stack,
-        patches=patches,
-        image=image,
-        **fields,
-    )
+    tower = vit(config, block, depth="depth", stack=stack, patches=patches, image=image, **fields)
     gated = [{"size": 2 * merger_width, "hidden_act": act, "gated": True}, {"size": out}]
     return {
         "visual": tower,
@@ -128,16 +100,14 @@ GLM_OCR: Table = {
 }
 
 WRAPPERS = {
-    "glm_ocr": {"vision_config": Section(_glm_ocr, {"glm_ocr_vision": GLM_OCR})},
-    "glm5_next": {
-        "vision_config": Section(
-            _glm5_next,
-            {"glm5_next_vision": {**GLM_OCR, "projection_intermediate_size": 10240}},
-            ignored=frozenset({"swiglu_limit"}),
-        )
-    },
-    "glm4v": {"vision_config": Section(_glm4v, {"glm4v_vision": GLM4V, "glm4v": GLM4V})},
-    "glm46v": {"vision_config": Section(_glm4v, {"glm4v_vision": GLM4V})},
-    "glmga": {"vision_config": Section(_glm4v, {"glm4v_vision": GLM4V})},
-    "glm4v_moe": {"vision_config": Section(_glm4v, {"glm4v_moe_vision": GLM4V, "glm4v_moe": GLM4V})},
+    "glm_ocr": vision_section(_read_glm_ocr, {"glm_ocr_vision": GLM_OCR}),
+    "glm5_next": vision_section(
+        _read_glm5_next,
+        {"glm5_next_vision": {**GLM_OCR, "projection_intermediate_size": 10240}},
+        ignored=frozenset({"swiglu_limit"}),
+    ),
+    "glm4v": vision_section(_read_glm4v, {"glm4v_vision": GLM4V, "glm4v": GLM4V}),
+    "glm46v": vision_section(_read_glm4v, {"glm4v_vision": GLM4V}),
+    "glmga": vision_section(_read_glm4v, {"glm4v_vision": GLM4V}),
+    "glm4v_moe": vision_section(_read_glm4v, {"glm4v_moe_vision": GLM4V, "glm4v_moe": GLM4V}),
 }

@@ -9,9 +9,20 @@ from __future__ import annotations
 
 from ..config import Config
 from ..parts import ACTIVATIONS, QKV, Table, biases, layernorm, mlp, qk_norm, rmsnorm
-from .pixtral import PIXTRAL, pixtral
-from .section import Section, merged_side, projector, require_one_layer, side, two_layer_projector, vit
-from .siglip import CLIP, SIGLIP, SO400M, clip, siglip, siglip_without_head
+from .pixtral import PIXTRAL, pixtral_encoder
+from .section import (
+    merged_square_side,
+    patches_per_side,
+    pre_norm_layer,
+    projector,
+    require_one_layer,
+    self_attention,
+    two_layer_projector,
+    two_layers,
+    vision_section,
+    vit,
+)
+from .siglip import CLIP, SIGLIP, SO400M, clip_encoder, siglip_encoder, siglip_of_rows
 
 LONGEST_TILES = 4
 """The tiles along the longer side of an image in the published processors of Idefics 3 and SmolVLM."""
@@ -19,19 +30,19 @@ LONGEST_TILES = 4
 INTERNVL_TILES = 12
 """The most tiles of an image in the published processors of InternVL."""
 
-ENCODERS = {"clip_vision_model": clip, "siglip_vision_model": siglip, "pixtral": pixtral}
+ENCODERS = {"clip_vision_model": clip_encoder, "siglip_vision_model": siglip_encoder, "pixtral": pixtral_encoder}
 
 
-def _llava(wrapper: Config, config: Config, width: int) -> Table:
+def _read_llava(wrapper: Config, config: Config, width: int) -> Table:
     """Reads LLaVA: one of several encoders, and two linear layers."""
     require_one_layer(wrapper)
     return {
-        "vision_tower": ENCODERS[config.model_type](config) | _square_image_rule(wrapper, config),
+        "vision_tower": ENCODERS[config.model_type](config) | _image_rule(wrapper, config),
         "multi_modal_projector": two_layer_projector(wrapper, config.size("hidden_size"), width),
     }
 
 
-def _square_image_rule(wrapper: Config, config: Config) -> Table:
+def _image_rule(wrapper: Config, config: Config) -> Table:
     """Returns LLaVA's rule for images: resized to one square, or shrunk for Pixtral's encoder.
 
     Nothing where the vector that the class leaves out (`default`) is a patch, or a class vector becomes a token.
@@ -42,20 +53,20 @@ def _square_image_rule(wrapper: Config, config: Config) -> Table:
     image_size = config.size("image_size")
     if config.model_type == "pixtral":
         return {"image": {"type": "longest_edge", "size": image_size}}
-    return {"image": {"type": "fixed", "size": image_size, "tokens": side(config) ** 2}}
+    return {"image": {"type": "fixed", "size": image_size, "tokens": patches_per_side(config) ** 2}}
 
 
-def _pinpoints(wrapper: Config, config: Config) -> Table:
+def _tiles_of_pinpoints(wrapper: Config, config: Config) -> Table:
     """Returns LLaVA-NeXT's rule for cutting an image into tiles; nothing if the config does not state it."""
     resolutions = wrapper.get("image_grid_pinpoints")
-    if config.model_type == "pixtral" or "image" not in _square_image_rule(wrapper, config) or not resolutions:
+    if config.model_type == "pixtral" or "image" not in _image_rule(wrapper, config) or not resolutions:
         return {}
     return {"image": {"type": "pinpoints", "size": config.size("image_size"), "resolutions": resolutions}}
 
 
-def _onevision(wrapper: Config, config: Config, width: int) -> Table:
+def _read_onevision(wrapper: Config, config: Config, width: int) -> Table:
     """Reads LLaVA-OneVision: like LLaVA-NeXT, with a limited number of tokens per image."""
-    towers = _llava_next(wrapper, config, width)
+    towers = _read_llava_next(wrapper, config, width)
     ratio = wrapper.get("vision_aspect_ratio")
     limit = ratio.removeprefix("anyres_max_") if isinstance(ratio, str) else ""
     if "image" in towers["vision_tower"] and limit.isdecimal() and int(limit) > 0:
@@ -65,19 +76,19 @@ def _onevision(wrapper: Config, config: Config, width: int) -> Table:
     return towers
 
 
-def _llava_next(wrapper: Config, config: Config, width: int) -> Table:
+def _read_llava_next(wrapper: Config, config: Config, width: int) -> Table:
     """Reads LLaVA-NeXT: like LLaVA, with a learned vector at the end of each row of tokens."""
-    towers = _llava(wrapper, config, width)
+    towers = _read_llava(wrapper, config, width)
     towers["vision_tower"].pop("image", None)
     return {
-        "vision_tower": towers["vision_tower"] | _pinpoints(wrapper, config),
+        "vision_tower": towers["vision_tower"] | _tiles_of_pinpoints(wrapper, config),
         "multi_modal_projector": {**towers["multi_modal_projector"], "output_marks": 1},
     }
 
 
-def _video_llava(wrapper: Config, config: Config, width: int) -> Table:
+def _read_video_llava(wrapper: Config, config: Config, width: int) -> Table:
     """Reads Video-LLaVA: an image encoder and a video encoder of equal sizes, with one projector."""
-    towers = _llava(wrapper, config, width)
+    towers = _read_llava(wrapper, config, width)
     towers["vision_tower"].pop("image", None)
     return {
         "image_tower": towers["vision_tower"],
@@ -86,90 +97,77 @@ def _video_llava(wrapper: Config, config: Config, width: int) -> Table:
     }
 
 
-def _vipllava(wrapper: Config, config: Config, width: int) -> Table:
+def _read_vipllava(wrapper: Config, config: Config, width: int) -> Table:
     """Reads ViP-LLaVA: a norm and two linear layers. Outputs of several layers of the encoder are not supported."""
     require_one_layer(wrapper)
-    act = wrapper.choice(ACTIVATIONS, "projector_hidden_act")
+    maps = two_layers(width, wrapper.choice(ACTIVATIONS, "projector_hidden_act"))
     norm = layernorm(wrapper.number("projector_layernorm_eps"))
-    maps = ((width, True, act), (width, True, "identity"))
     return {
         "vision_tower": ENCODERS[config.model_type](config),
         "multi_modal_projector": projector(config.size("hidden_size"), *maps, norm=norm),
     }
 
 
-def _deepseek_vl(wrapper: Config, config: Config, width: int) -> Table:
+def _read_deepseek_vl(wrapper: Config, config: Config, width: int) -> Table:
     """Reads DeepSeek-VL: SigLIP and two linear layers."""
-    aligner = projector(config.size("hidden_size"), (width, True, "gelu"), (width, True, "identity"))
-    return {"vision_model": siglip(config), "aligner": aligner}
+    return {
+        "vision_model": siglip_encoder(config),
+        "aligner": projector(config.size("hidden_size"), *two_layers(width)),
+    }
 
 
-def _idefics3(wrapper: Config, config: Config, width: int) -> Table:
+def _read_idefics3(wrapper: Config, config: Config, width: int) -> Table:
     """Reads Idefics 3: SigLIP, and one linear layer over concatenated square blocks of patches."""
     merge, image_size = wrapper.size("scale_factor"), config.size("image_size")
     connector = projector(config.size("hidden_size"), (width, False, "identity"), merge=merge)
-    tokens = side(config) ** 2 // merge**2
+    tokens = patches_per_side(config) ** 2 // merge**2
     image = {"type": "split", "size": image_size, "longest_edge": LONGEST_TILES * image_size, "tokens": max(tokens, 1)}
-    return {"vision_model": {**siglip_without_head(config), "image": image}, "connector": connector}
+    tower = siglip_of_rows(config, patches_per_side(config) ** 2)
+    return {"vision_model": {**tower, "image": image}, "connector": connector}
 
 
-def internvl(wrapper: Config, config: Config, width: int) -> Table:
-    """Reads InternVL: a class vector, layers with scaled sublayer outputs, and a norm on concatenated patches.
-
-    The outputs are scaled per element.
-    """
+def read_internvl(wrapper: Config, config: Config, width: int) -> Table:
+    """Reads InternVL: a class vector, layers with scaled sublayer outputs, and a norm on concatenated patches."""
     config.must("use_mask_token", False)
     require_one_layer(wrapper)
-    h, heads, ratio = config.size("hidden_size"), config.size("num_attention_heads"), wrapper.number("downsample_ratio")
-    merge = merged_side(ratio)
-    if not merge:
-        raise wrapper.wrong("downsample_ratio", ratio, "1 / a whole number")
-    eps = config.number("layer_norm_eps")
-    norm = config.choice({"layer_norm": layernorm(eps), "rms_norm": rmsnorm(eps)}, "norm_type")
-    normed = qk_norm(rmsnorm(eps), "projection") if config.flag("use_qk_norm") else {}
-    mixer = {
-        "num_attention_heads": heads, "head_dim": config.divided("num_attention_heads", h, heads), "o_bias": True,
-        **biases(config.flag("attention_bias"), *QKV), **normed,
-    }  # fmt: skip
-    network = mlp(config.size("intermediate_size"), config.choice(ACTIVATIONS, "hidden_act"))
-    block = {
-        "attention": mixer,
-        "feed_forward": network,
-        "norm": norm,
-        "norm_placement": "pre",
-        "residual_scale": "output",
-    }
-    square_sizes = {name: _square_size(config, name) for name in ("image_size", "patch_size")}
-    square_config = Config(
-        {**config.data, **square_sizes},
-        config.defaults,
-        config.model_type,
-        where=config.where,
-        fields_read=config.fields_read,
-    )
-    positions: Table = (
-        {"positions": {"rows": side(square_config) ** 2 + 1}} if config.flag("use_absolute_position_embeddings") else {}
-    )
-    norm_field: Table = {} if config.flag("use_mean_pooling") else {"final_norm": layernorm(eps)}
+    merge = merged_square_side(wrapper, "downsample_ratio")
+    square_config = config.with_fields(**{name: _square_size(config, name) for name in ("image_size", "patch_size")})
+    patches = patches_per_side(square_config) ** 2
     image = {
         "type": "tiles",
         "size": square_config.size("image_size"),
         "max_tiles": INTERNVL_TILES,
-        "tokens": max(side(square_config) ** 2 // merge**2, 1),
+        "tokens": max(patches // merge**2, 1),
         "marks": 2,
     }
+    positions: Table = {"positions": {"rows": patches + 1}} if config.flag("use_absolute_position_embeddings") else {}
+    final_norm = {} if config.flag("use_mean_pooling") else {"final_norm": layernorm(config.number("layer_norm_eps"))}
     tower = vit(
         square_config,
-        block,
-        stack=norm_field,
+        internvit_layer(config, config.flag("attention_bias"), config.flag("use_qk_norm")),
+        stack=final_norm,
         patches={"num_channels": config.size("num_channels"), "bias": True},
         class_embedding=True,
         image=image,
         **positions,
     )
-    act = wrapper.choice(ACTIVATIONS, "projector_hidden_act")
-    maps = projector(h, (width, True, act), (width, True, "identity"), merge=merge, norm=layernorm(), norm_of="merged")
-    return {"vision_tower": tower, "multi_modal_projector": maps}
+    maps = two_layers(width, wrapper.choice(ACTIVATIONS, "projector_hidden_act"))
+    merger = projector(config.size("hidden_size"), *maps, merge=merge, norm=layernorm(), norm_of="merged")
+    return {"vision_tower": tower, "multi_modal_projector": merger}
+
+
+def internvit_layer(config: Config, bias: bool, has_qk_norm: bool, dummy_heads: int = 0) -> Table:
+    """Returns a layer of InternViT, whose sublayer outputs are scaled per element.
+
+    bias: whether queries, keys and values have biases. dummy_heads: heads beside those of the config.
+    """
+    eps = config.number("layer_norm_eps")
+    attention = self_attention(config, o_bias=True, **biases(bias, *QKV))
+    attention["num_attention_heads"] += dummy_heads
+    attention |= qk_norm(rmsnorm(eps), "projection") if has_qk_norm else {}
+    network = mlp(config.size("intermediate_size"), config.choice(ACTIVATIONS, "hidden_act"))
+    norm = config.choice({"layer_norm": layernorm(eps), "rms_norm": rmsnorm(eps)}, "norm_type")
+    return pre_norm_layer(attention, network, norm, residual_scale="output")
 
 
 def _square_size(config: Config, name: str) -> int:
@@ -241,7 +239,7 @@ INTERNVL: Table = {
     "use_mean_pooling": True,
 }
 INTERNVL_PROJECTOR: Table = {"projector_hidden_act": "gelu", "downsample_ratio": 0.5, "vision_feature_layer": -1}
-BEIT = frozenset(
+BEIT_FIELDS = frozenset(
     """
     dropout drop_path_rate initializer_factor layer_scale_init_value projection_dropout qk_normalization qkv_bias
     shared_relative_position_bias use_relative_position_bias
@@ -251,41 +249,32 @@ BEIT = frozenset(
 KINDS = {"clip_vision_model": CLIP, "siglip_vision_model": SIGLIP, "pixtral": PIXTRAL}
 
 WRAPPERS = {
-    "llava": {"vision_config": Section(_llava, KINDS, LLAVA, VIT_L)},
-    "llava_next": {"vision_config": Section(_llava_next, KINDS, LLAVA_NEXT, VIT_L)},
-    "llava_next_video": {"vision_config": Section(_llava_next, KINDS, LLAVA_NEXT, VIT_L)},
-    "video_llava": {"vision_config": Section(_video_llava, KINDS, LLAVA, {**VIT_L, "image_size": 224})},
-    "vipllava": {
-        "vision_config": Section(
-            _vipllava,
-            KINDS,
-            {
-                "projector_hidden_act": "gelu",
-                "projector_layernorm_eps": 1e-5,
-                "vision_feature_layer": (-2, -5, -8, -11, 6),
-            },
-            VIT_L,
-        )
-    },
-    "deepseek_vl": {"vision_config": Section(_deepseek_vl, {"siglip_vision_model": SIGLIP})},
-    "llava_onevision": {
-        "vision_config": Section(
-            _onevision,
-            {"siglip_vision_model": SIGLIP, "clip_vision_model": CLIP},
-            ONEVISION,
-            {**SO400M, "image_size": 384, "num_hidden_layers": 26},
-        )
-    },
-    "idefics3": {
-        "vision_config": Section(_idefics3, {"idefics3_vision": IDEFICS3, "idefics3": IDEFICS3}, {"scale_factor": 2})
-    },
-    "smolvlm": {
-        "vision_config": Section(_idefics3, {"smolvlm_vision": IDEFICS3, "smolvlm": IDEFICS3}, {"scale_factor": 2})
-    },
-    "internvl": {"vision_config": Section(internvl, {"internvl_vision": INTERNVL}, INTERNVL_PROJECTOR, ignored=BEIT)},
-    "qianfan_ocr": {
-        "vision_config": Section(
-            internvl, {"qianfan_ocr_vision": {**INTERNVL, "attention_bias": True}}, INTERNVL_PROJECTOR, ignored=BEIT
-        )
-    },
+    "llava": vision_section(_read_llava, KINDS, LLAVA, VIT_L),
+    "llava_next": vision_section(_read_llava_next, KINDS, LLAVA_NEXT, VIT_L),
+    "llava_next_video": vision_section(_read_llava_next, KINDS, LLAVA_NEXT, VIT_L),
+    "video_llava": vision_section(_read_video_llava, KINDS, LLAVA, {**VIT_L, "image_size": 224}),
+    "vipllava": vision_section(
+        _read_vipllava,
+        KINDS,
+        {"projector_hidden_act": "gelu", "projector_layernorm_eps": 1e-5, "vision_feature_layer": (-2, -5, -8, -11, 6)},
+        VIT_L,
+    ),
+    "deepseek_vl": vision_section(_read_deepseek_vl, {"siglip_vision_model": SIGLIP}),
+    "llava_onevision": vision_section(
+        _read_onevision,
+        {"siglip_vision_model": SIGLIP, "clip_vision_model": CLIP},
+        ONEVISION,
+        {**SO400M, "image_size": 384, "num_hidden_layers": 26},
+    ),
+    "idefics3": vision_section(
+        _read_idefics3, {"idefics3_vision": IDEFICS3, "idefics3": IDEFICS3}, {"scale_factor": 2}
+    ),
+    "smolvlm": vision_section(_read_idefics3, {"smolvlm_vision": IDEFICS3, "smolvlm": IDEFICS3}, {"scale_factor": 2}),
+    "internvl": vision_section(read_internvl, {"internvl_vision": INTERNVL}, INTERNVL_PROJECTOR, ignored=BEIT_FIELDS),
+    "qianfan_ocr": vision_section(
+        read_internvl,
+        {"qianfan_ocr_vision": {**INTERNVL, "attention_bias": True}},
+        INTERNVL_PROJECTOR,
+        ignored=BEIT_FIELDS,
+    ),
 }

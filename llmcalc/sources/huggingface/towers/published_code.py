@@ -13,123 +13,84 @@ models/deepseek_v41/common/vision.py at v0.33.0.
 from __future__ import annotations
 
 from ..config import Config
-from ..parts import ACTIVATIONS, QKV, Table, biases, glu, layernorm, mlp, qk_norm, rmsnorm
-from .llava import INTERNVL, internvl
-from .section import Section, biased, merged_side, projector, side, vit
-from .siglip import CLIP, SIGLIP, SO400M, clip, siglip, siglip2
+from ..parts import ACTIVATIONS, QKVO, Table, biases, glu, layernorm, mlp, rmsnorm
+from .llava import INTERNVL, INTERNVL_PROJECTOR, VIT_L, internvit_layer, read_internvl
+from .qwen import moonvit
+from .section import (
+    ROTARY,
+    LinearLayer,
+    Section,
+    biased_layer,
+    merged_square_side,
+    patches_per_side,
+    pre_norm_layer,
+    projector,
+    self_attention,
+    two_layers,
+    vision_section,
+    vit,
+)
+from .siglip import CLIP, SIGLIP, SO400M, clip_encoder, siglip_encoder, siglip_of_rows
 
 DUMMY_HEADS = 7
 """Heads that NVLM's copy of InternViT has beside those of its config; their weights are zeros."""
 
 
-def _internvit(config: Config, dummy_heads: int = 0) -> Table:
-    """Returns InternViT: a class vector, and scaled sublayer outputs. dummy_heads: additional heads."""
-    norm = config.choice(
-        {
-            "layer_norm": layernorm(config.number("layer_norm_eps")),
-            "rms_norm": rmsnorm(config.number("layer_norm_eps")),
-        },
-        "norm_type",
-    )
-    h, heads = config.size("hidden_size"), config.size("num_attention_heads")
-    normed = qk_norm(rmsnorm(config.number("layer_norm_eps")), "projection") if config.flag("qk_normalization") else {}
-    block = {
-        "attention": {
-            "num_attention_heads": heads + dummy_heads,
-            "head_dim": config.divided("num_attention_heads", h, heads),
-            **biases(config.flag("qkv_bias"), *QKV),
-            "o_bias": True,
-            **normed,
-        },
-        "feed_forward": mlp(config.size("intermediate_size"), config.choice(ACTIVATIONS, "hidden_act")),
-        "norm": norm,
-        "norm_placement": "pre",
-        "residual_scale": "output",
-    }
+def _internvit_encoder(config: Config, dummy_heads: int = 0) -> Table:
+    """Returns InternViT: a class vector, and scaled sublayer outputs. dummy_heads: heads beside those of the config."""
     return vit(
         config,
-        block,
+        internvit_layer(config, config.flag("qkv_bias"), config.flag("qk_normalization"), dummy_heads),
         patches={"num_channels": config.size("num_channels"), "bias": True},
-        positions={"rows": side(config) ** 2 + 1},
+        positions={"rows": patches_per_side(config) ** 2 + 1},
         class_embedding=True,
     )
 
 
-def _merged_patches_side(wrapper: Config) -> int:
-    """Returns the side of the merged squares of patches. Raises `InputError` for an unsupported ratio."""
-    ratio = wrapper.number("downsample_ratio")
-    merge = merged_side(ratio)
-    if not merge:
-        raise wrapper.wrong("downsample_ratio", ratio, "1 / a whole number")
-    return merge
+def _patch_merger(wrapper: Config, encoder_width: int, *maps: LinearLayer) -> Table:
+    """Returns InternVL's projector: a norm on merged patches, and linear layers."""
+    merge = merged_square_side(wrapper, "downsample_ratio")
+    return projector(encoder_width, *maps, merge=merge, norm=layernorm(), norm_of="merged")
 
 
-def _merged_maps(wrapper: Config, encoder_width: int, width: int) -> Table:
-    """Returns InternVL's projector: a norm on merged patches, and two linear layers."""
-    maps = ((width, True, "gelu"), (width, True, "identity"))
-    return projector(encoder_width, *maps, merge=_merged_patches_side(wrapper), norm=layernorm(), norm_of="merged")
-
-
-def _internvl_chat(wrapper: Config, config: Config, width: int) -> Table:
+def _read_internvl_chat(wrapper: Config, config: Config, width: int) -> Table:
     """Reads InternVL's repository code: up to `max_dynamic_patch` tiles, with two marks around an image."""
     wrapper.must("select_layer", -1)
-    tokens = max(side(config) ** 2 // _merged_patches_side(wrapper) ** 2, 1)
+    tokens = max(patches_per_side(config) ** 2 // merged_square_side(wrapper, "downsample_ratio") ** 2, 1)
     image = {"type": "tiles", "size": config.size("image_size"), "max_tiles": wrapper.size("max_dynamic_patch")}
-    return {
-        "vision_model": {**_internvit(config), "image": {**image, "tokens": tokens, "marks": 2}},
-        "vision_projector": _merged_maps(wrapper, config.size("hidden_size"), width),
-    }
+    towers = _read_internvit_chat(wrapper, config, width)
+    towers["vision_model"]["image"] = {**image, "tokens": tokens, "marks": 2}
+    return towers
 
 
-def _internvit_chat(wrapper: Config, config: Config, width: int) -> Table:
+def _read_internvit_chat(wrapper: Config, config: Config, width: int) -> Table:
     """Reads a class with InternVL's encoder and projector, without a rule for its processor."""
-    return {
-        "vision_model": _internvit(config),
-        "vision_projector": _merged_maps(wrapper, config.size("hidden_size"), width),
-    }
+    merger = _patch_merger(wrapper, config.size("hidden_size"), *two_layers(width))
+    return {"vision_model": _internvit_encoder(config), "vision_projector": merger}
 
 
-def _nvlm(wrapper: Config, config: Config, width: int) -> Table:
+def _read_nvlm(wrapper: Config, config: Config, width: int) -> Table:
     """Reads NVLM: its projector is as wide as the text model's feed-forward network, without biases."""
     text = wrapper.table("llm_config")
     ffn_width = Config(text, {}, "llm_config", where="llm_config.").size("intermediate_size")
-    maps = ((ffn_width, False, "gelu"), (width, False, "identity"))
-    merging_projector = projector(
-        config.size("hidden_size"), *maps, merge=_merged_patches_side(wrapper), norm=layernorm(), norm_of="merged"
-    )
-    return {"vision_model": _internvit(config, DUMMY_HEADS), "vision_projector": merging_projector}
+    merger = _patch_merger(wrapper, config.size("hidden_size"), *two_layers(width, bias=False, inner_width=ffn_width))
+    return {"vision_model": _internvit_encoder(config, DUMMY_HEADS), "vision_projector": merger}
 
 
-def _eagle(wrapper: Config, config: Config, width: int) -> Table:
+def _read_eagle(wrapper: Config, config: Config, width: int) -> Table:
     """Reads Eagle 2.5: SigLIP with InternVL's projector."""
-    return {
-        "vision_model": siglip(config),
-        "vision_projector": _merged_maps(wrapper, config.size("hidden_size"), width),
-    }
+    merger = _patch_merger(wrapper, config.size("hidden_size"), *two_layers(width))
+    return {"vision_model": siglip_encoder(config), "vision_projector": merger}
 
 
-def _kimi_vl(wrapper: Config, config: Config, width: int) -> Table:
+def _read_kimi_vl(wrapper: Config, config: Config, width: int) -> Table:
     """Reads MoonViT: a position embedding of rows by columns, and RoPE."""
-    kernel = config.get("merge_kernel_size")
-    if not isinstance(kernel, list | tuple) or len(kernel) != 2 or kernel[0] != kernel[1] or type(kernel[0]) is not int:
-        raise config.wrong("merge_kernel_size", kernel, "two equal numbers")
-    if kernel[0] < 1:
-        raise config.wrong("merge_kernel_size", kernel, "two positive numbers")
-    norm, edge, h = layernorm(1e-5), kernel[0], config.size("hidden_size")
     rows = config.size("init_pos_emb_height") * config.size("init_pos_emb_width")
-    network = mlp(config.size("intermediate_size"), "gelu_tanh")
-    tower = vit(
-        config,
-        biased(config, norm, network=network, position={"type": "rope"}),
-        stack={"final_norm": norm},
-        patches={"bias": True},
-        positions={"rows": rows},
-    )
-    maps = ((h * edge * edge, True, "gelu"), (width, True, "identity"))
-    return {"vision_tower": tower, "multi_modal_projector": projector(h, *maps, merge=edge, norm=norm)}
+    tower, merger = moonvit(config, rows, width, network=mlp(config.size("intermediate_size"), "gelu_tanh"))
+    return {"vision_tower": tower, "multi_modal_projector": merger}
 
 
-def _kimi_k3(wrapper: Config, config: Config, width: int) -> Table:
+def _read_kimi_k3(wrapper: Config, config: Config, width: int) -> Table:
     """Reads MoonViT-V2 of Kimi K3: RMSNorm, heads wider than the encoder, and no biases."""
     expected = {
         "merge_kernel_size": [2, 2],
@@ -143,56 +104,49 @@ def _kimi_k3(wrapper: Config, config: Config, width: int) -> Table:
         if config.get(name) is not None:
             config.must(name, value)
     config.must("text_hidden_size", width)
-    norm, h, heads = rmsnorm(2**-7), config.size("hidden_size"), config.size("num_attention_heads")
-    linear_bias, attention_bias = config.flag("linear_bias"), config.flag("attn_bias")
-    block = {
-        "attention": {
-            "num_attention_heads": heads,
-            "head_dim": config.divided("num_attention_heads", config.size("qkv_hidden_size"), heads),
-            "position": {"type": "rope"},
-            **biases(attention_bias, *QKV, "o_bias"),
-        },
-        "feed_forward": mlp(config.size("intermediate_size"), config.choice(ACTIVATIONS, "hidden_act"), linear_bias),
-        "norm": norm,
-        "norm_placement": "pre",
-    }
+    norm, linear_bias = rmsnorm(2**-7), config.flag("linear_bias")
+    biases_of_attention = biases(config.flag("attn_bias"), *QKVO)
+    attention = self_attention(config, width="qkv_hidden_size", **ROTARY, **biases_of_attention)
+    network = mlp(config.size("intermediate_size"), config.choice(ACTIVATIONS, "hidden_act"), linear_bias)
     tower = vit(
         config,
-        block,
+        pre_norm_layer(attention, network, norm),
         stack={"final_norm": norm},
         patches={"bias": config.flag("patch_embed_proj_bias")},
         positions={"rows": config.size("init_pos_emb_height") * config.size("init_pos_emb_width")},
     )
+    h = config.size("hidden_size")
     merged_width = 4 * (config.maybe("mm_hidden_size") or h)
-    act = config.choice(ACTIVATIONS, "projector_hidden_act")
-    maps = ((merged_width, False, act), (width, False, "identity"))
+    maps = two_layers(width, config.choice(ACTIVATIONS, "projector_hidden_act"), False, merged_width)
     out_norm = rmsnorm(config.number("projector_ln_eps"))
     return {"vision_tower": tower, "mm_projector": projector(h, *maps, merge=2, out_norm=out_norm)}
 
 
-def _deepseek_vl2(wrapper: Config, config: Config, width: int) -> Table:
+def _with_width(config: Config, norm: Table) -> tuple[Config, Table]:
+    """Returns the config with its `width` as `hidden_size`, and a layer with `heads` and a network of `mlp_ratio`."""
+    width, ratio = config.size("width"), config.number("mlp_ratio")
+    if not 0 < ratio <= 100:
+        raise config.wrong("mlp_ratio", ratio, "a number between 0 and 100")
+    usual_config = config.with_fields(hidden_size=width)
+    return usual_config, biased_layer(usual_config, norm, heads="heads", network=mlp(int(width * ratio), "gelu"))
+
+
+def _read_deepseek_vl2(wrapper: Config, config: Config, width: int) -> Table:
     """Reads DeepSeek-VL2: SigLIP under timm's names with a pooling head, and vectors for row ends and views."""
     wrapper.must("tile_tag", "2D")
     config.must("class_token", False)
     config.must("global_pool", "map")
-    h, heads = config.size("width"), config.size("heads")
-    ratio = config.number("mlp_ratio")
-    if not 0 < ratio <= 100:
-        raise config.wrong("mlp_ratio", ratio, "a number between 0 and 100")
-    norm = layernorm(1e-6)
-    timm = Config({**config.data, "hidden_size": h}, config.defaults, config.model_type, where=config.where)
-    block = biased(timm, norm, heads="heads", network=mlp(int(h * ratio), "gelu"))
-    config.divided("heads", h, heads)
+    h, norm = config.size("width"), layernorm(1e-6)
+    timm_config, block = _with_width(config, norm)
     tower = vit(
-        timm,
+        timm_config,
         block,
         depth="layers",
         stack={"final_norm": norm},
         patches={"bias": True},
-        positions={"rows": side(config) ** 2},
+        positions={"rows": patches_per_side(config) ** 2},
         pooling={"attention": block["attention"], "feed_forward": block["feed_forward"], "norm": norm},
     )
-    config.fields_read |= timm.fields_read
     fields = Config(wrapper.table("projector_config"), MLP_PROJECTOR, "mlp_projector", where="projector_config.")
     fields.must("projector_type", "downsample_mlp_gelu")
     fields.must("token_pooling", False)
@@ -208,69 +162,41 @@ def _deepseek_vl2(wrapper: Config, config: Config, width: int) -> Table:
     }
 
 
-def _isaac(wrapper: Config, config: Config, width: int) -> Table:
+def _read_isaac(wrapper: Config, config: Config, width: int) -> Table:
     """Reads Isaac: SigLIP 2 without its head, merged patches, and two linear layers without biases."""
-    changed_config = Config(
-        {**config.data, "vision_use_head": False}, config.defaults, config.model_type, where=config.where
-    )
+    config.has("vision_use_head")  # which the class does not read
     h, merge = config.size("hidden_size"), config.size("pixel_shuffle_scale_factor")
-    tower = siglip2(changed_config)
-    config.fields_read |= changed_config.fields_read
-    inner_width = 4 * h * merge**2
-    maps = projector(h, (inner_width, False, "silu"), (width, False, "identity"), merge=merge)
-    return {"vision_embedding": tower, "vision_projector": maps}
+    maps = two_layers(width, "silu", bias=False, inner_width=4 * h * merge**2)
+    tower = siglip_of_rows(config, config.size("num_patches"))
+    return {"vision_embedding": tower, "vision_projector": projector(h, *maps, merge=merge)}
 
 
-def _deepseek_v41(wrapper: Config, config: Config, width: int) -> Table:
+def _read_deepseek_v41(wrapper: Config, config: Config, width: int) -> Table:
     """Reads DeepSeek-V4.1: gated layers with RMSNorm and RoPE, merged patches, and three marks around them."""
     norm = rmsnorm(1e-6)
-    block = biased(config, norm, network=glu(config), position={"type": "rope"})
+    block = biased_layer(config, norm, network=glu(config), **ROTARY)
     tower = vit(config, block, stack={"final_norm": norm}, patches={"bias": True})
-    maps = ((width, True, "gelu"), (width, True, "identity"))
     merge = config.size("downsample_ratio")
-    return {
-        "vision": tower,
-        "aligner": projector(config.size("hidden_size"), *maps, merge=merge, output_marks=3),
-    }
+    aligner = projector(config.size("hidden_size"), *two_layers(width), merge=merge, output_marks=3)
+    return {"vision": tower, "aligner": aligner}
 
 
-def _dots_ocr(wrapper: Config, config: Config, width: int) -> Table:
+def _read_dots_ocr(wrapper: Config, config: Config, width: int) -> Table:
     """Reads dots.ocr: gated layers with RMSNorm and RoPE, a norm on the patches, and a merger of four patches."""
     config.must("hidden_size", width)
-    h, heads, eps, bias = (
-        config.size("embed_dim"),
-        config.size("num_attention_heads"),
-        config.number("rms_norm_eps"),
-        config.flag("use_bias"),
-    )
-    norm = rmsnorm(eps)
-    mixer = {
-        "num_attention_heads": heads,
-        "head_dim": config.divided("num_attention_heads", h, heads),
-        "position": {"type": "rope"},
-        **biases(bias, *QKV, "o_bias"),
-    }
-    block = {
-        "attention": mixer,
-        "feed_forward": glu(config, bias),
-        "norm": norm,
-        "norm_placement": "pre",
-    }
-    final_norm_fields: Table = {"final_norm": norm} if config.flag("post_norm") else {}
+    norm, bias = rmsnorm(config.number("rms_norm_eps")), config.flag("use_bias")
+    attention = self_attention(config, width="embed_dim", **ROTARY, **biases(bias, *QKVO))
+    final_norm: Table = {"final_norm": norm} if config.flag("post_norm") else {}
+    patches = {name: config.size(name) for name in ("num_channels", "temporal_patch_size")}
+    h, edge = config.size("embed_dim"), config.size("spatial_merge_size")
     tower = vit(
-        config,
-        block,
-        stack={"embedding_norm": norm, **final_norm_fields},
-        patches={
-            "num_channels": config.size("num_channels"),
-            "temporal_patch_size": config.size("temporal_patch_size"),
-            "bias": True,
-        },
+        config.with_fields(hidden_size=h),
+        pre_norm_layer(attention, glu(config, bias), norm),
+        stack={"embedding_norm": norm, **final_norm},
+        patches={**patches, "bias": True},
     )
-    edge = config.size("spatial_merge_size")
-    maps = ((h * edge * edge, True, "gelu"), (width, True, "identity"))
-    merger = projector(h, *maps, merge=edge, norm=layernorm(1e-6))
-    return {"vision_tower": {**tower, "hidden_size": h}, "vision_merger": merger}
+    merger = projector(h, *two_layers(width, inner_width=h * edge * edge), merge=edge, norm=layernorm(1e-6))
+    return {"vision_tower": tower, "vision_merger": merger}
 
 
 DEEPSEEK_V41: Table = {
@@ -288,38 +214,32 @@ PACKED_POSITIONS = 32768
 """Rows of Keye-VL's second position embedding, which images of packed sequences use."""
 
 
-def _keye(wrapper: Config, config: Config, width: int) -> Table:
+def _read_keye(wrapper: Config, config: Config, width: int) -> Table:
     return _keye_towers(config, width, "patch")
 
 
-def _keye_1_5(wrapper: Config, config: Config, width: int) -> Table:
+def _read_keye_1_5(wrapper: Config, config: Config, width: int) -> Table:
     return _keye_towers(config, width, "merged")
 
 
 def _keye_towers(config: Config, width: int, normed_vectors: str) -> Table:
     """Reads Keye-VL: SigLIP with RoPE and two position embeddings, which are counted as one embedding."""
-    norm, h, edge = layernorm(config.number("layer_norm_eps")), config.size("hidden_size"), 2
+    h, edge = config.size("hidden_size"), 2
     config.must("spatial_merge_size", edge)
-    tower = vit(
-        config,
-        biased(config, norm, position={"type": "rope"}),
-        stack={"final_norm": norm},
-        patches={"num_channels": config.size("num_channels"), "bias": True},
-        positions={"rows": side(config) ** 2 + PACKED_POSITIONS},
-    )
-    maps = ((h * edge * edge, True, "gelu"), (width, True, "identity"))
-    merging_projector = projector(h, *maps, merge=edge, norm=layernorm(), norm_of=normed_vectors)
-    return {"vision_model": tower, "vision_projector": merging_projector}
+    tower = siglip_of_rows(config, patches_per_side(config) ** 2 + PACKED_POSITIONS, **ROTARY)
+    maps = two_layers(width, inner_width=h * edge * edge)
+    merger = projector(h, *maps, merge=edge, norm=layernorm(), norm_of=normed_vectors)
+    return {"vision_model": tower, "vision_projector": merger}
 
 
-def _glm4v(wrapper: Config, config: Config, width: int) -> Table:
+def _read_glm4v(wrapper: Config, config: Config, width: int) -> Table:
     """Reads GLM-4V: EVA-CLIP with norms on the sublayer outputs, and a convolution that merges patches.
 
     Its adapter has a norm, an activation, a gated network of the text model's width, and two vectors around an image.
     """
     norm, h = layernorm(config.number("layer_norm_eps")), config.size("hidden_size")
     inner_width = wrapper.size("ffn_hidden_size")
-    block = biased(config, norm, heads="num_heads") | {"norm_placement": "output"}
+    block = biased_layer(config, norm, heads="num_heads") | {"norm_placement": "output"}
     tower = vit(
         config,
         block,
@@ -335,7 +255,7 @@ def _glm4v(wrapper: Config, config: Config, width: int) -> Table:
     return {"vision_model": tower, "vision_projector": merging_projector, "vision_adapter_projector": adapter}
 
 
-def _resampler(config: Config, input_width: int, width: int, queries: int, positions: bool = False) -> Table:
+def _query_projector(config: Config, input_width: int, width: int, queries: int, positions: bool = False) -> Table:
     """Returns the projector of Qwen-VL and MiniCPM-V: learned queries, a norm, and a square linear layer.
 
     input_width: the encoder's width. width: that of the queries, with heads of 128.
@@ -343,7 +263,7 @@ def _resampler(config: Config, input_width: int, width: int, queries: int, posit
     if width % HEAD_DIM:
         raise config.wrong("hidden_size", width, f"a text model whose width is a multiple of {HEAD_DIM}")
     norm = layernorm(1e-6)
-    attention = {"num_attention_heads": width // HEAD_DIM, "head_dim": HEAD_DIM, **biases(True, *QKV, "o_bias")}
+    attention = {"num_attention_heads": width // HEAD_DIM, "head_dim": HEAD_DIM, **biases(True, *QKVO)}
     resampler = {"queries": queries, "hidden_size": width, "attention": attention, "norm": norm}
     resampler |= {"projected": input_width != width, "positions": positions}
     return projector(input_width, (width, False, "identity"), norm=norm, resampler=resampler)
@@ -353,19 +273,16 @@ HEAD_DIM = 128
 """The size of a head of the resamplers of Qwen-VL and MiniCPM-V."""
 
 
-def _minicpmv(wrapper: Config, config: Config, width: int) -> Table:
+def _read_minicpmv(wrapper: Config, config: Config, width: int) -> Table:
     """Reads MiniCPM-V: SigLIP without its head, without its last layer if the config says so, and a resampler.
 
     Version 2.0 has timm's encoder of images of 384 pixels, and stores the positions of its queries.
     """
     is_first_version = str(wrapper.get("version")) == "2.0" or (wrapper.get("version") is None and width == 2304)
-    changed_fields = {
-        "vision_use_head": False,
-        **({"image_size": 384} if is_first_version and not wrapper.has("vision_config") else {}),
-    }
-    resized_config = Config({**config.data, **changed_fields}, config.defaults, config.model_type, where=config.where)
-    tower = siglip(resized_config)
-    config.fields_read |= resized_config.fields_read
+    config.has("vision_use_head")  # which the class does not read
+    is_default = is_first_version and not wrapper.has("vision_config")
+    resized_config = config.with_fields(image_size=384) if is_default else config
+    tower = siglip_of_rows(resized_config, patches_per_side(resized_config) ** 2)
     if wrapper.flag("drop_vision_last_layer"):
         depth = tower["stack"]["num_hidden_layers"]
         if depth < 2:
@@ -374,58 +291,39 @@ def _minicpmv(wrapper: Config, config: Config, width: int) -> Table:
     queries = wrapper.size("query_num")
     return {
         "vision": tower,
-        "resampler": _resampler(config, config.size("hidden_size"), width, queries, is_first_version),
+        "resampler": _query_projector(config, config.size("hidden_size"), width, queries, is_first_version),
     }
 
 
-def _qwen_vl(wrapper: Config, config: Config, width: int) -> Table:
+def _read_qwen_vl(wrapper: Config, config: Config, width: int) -> Table:
     """Reads Qwen-VL: OpenCLIP's encoder, whose position embedding has 256 rows, and a resampler."""
     config.must("output_dim", width)
-    h, heads, ratio = config.size("width"), config.size("heads"), config.number("mlp_ratio")
-    if not 0 < ratio <= 100:
-        raise config.wrong("mlp_ratio", ratio, "a number between 0 and 100")
-    config.divided("heads", h, heads)
-    resized_config = Config({**config.data, "hidden_size": h}, config.defaults, config.model_type, where=config.where)
-    norm = layernorm(1e-6)
-    tower = vit(
-        resized_config,
-        biased(resized_config, norm, heads="heads", network=mlp(int(h * ratio), "gelu")),
-        depth="layers",
-        stack={"embedding_norm": norm},
-        positions={"rows": QWEN_VL_ROWS},
-    )
-    config.fields_read |= resized_config.fields_read
-    maps = _resampler(config, h, width, config.size("n_queries"), True)
-    return {"visual": tower, "resampler": maps}
+    norm, positions = layernorm(1e-6), {"rows": QWEN_VL_ROWS}
+    usual_config, block = _with_width(config, norm)
+    tower = vit(usual_config, block, depth="layers", stack={"embedding_norm": norm}, positions=positions)
+    resampler = _query_projector(config, config.size("width"), width, config.size("n_queries"), True)
+    return {"visual": tower, "resampler": resampler}
 
 
 QWEN_VL_ROWS = 256
 """Rows of the position embedding of Qwen-VL's encoder, between which larger images interpolate."""
 
 
-def _phi3v(wrapper: Config, config: Config, width: int) -> Table:
+def _read_phi3v(wrapper: Config, config: Config, width: int) -> Table:
     """Reads Phi-3-vision: CLIP's large encoder, whose sizes are constants in its class, and two linear layers.
 
     Two vectors of four patches' width mark the ends of lines and of the whole image.
     """
     config.must("name", "clip_vision_model")
     config.must("image_dim_out", CLIP_LARGE["hidden_size"])
-    clip_config = Config({**CLIP_LARGE}, CLIP, "clip_vision_model", where=config.where)
-    maps = ((width, True, "gelu"), (width, True, "identity"))
+    clip_config = Config(CLIP_LARGE, CLIP, "clip_vision_model", where=config.where)
     return {
-        "vision_model": clip(clip_config),
-        "vision_projector": projector(CLIP_LARGE["hidden_size"], *maps, merge=2, input_marks=2),
+        "vision_model": clip_encoder(clip_config),
+        "vision_projector": projector(CLIP_LARGE["hidden_size"], *two_layers(width), merge=2, input_marks=2),
     }
 
 
-CLIP_LARGE: Table = {
-    "hidden_size": 1024,
-    "intermediate_size": 4096,
-    "num_hidden_layers": 24,
-    "num_attention_heads": 16,
-    "image_size": 336,
-    "patch_size": 14,
-}
+CLIP_LARGE = VIT_L
 """Sizes of openai/clip-vit-large-patch14-336, which Phi-3-vision's class states."""
 MINICPM_VIT: Table = {**SIGLIP, **SO400M, "image_size": 980, "num_hidden_layers": 27}
 QWEN_VL: Table = {
@@ -541,76 +439,52 @@ KEYE_FIELDS = frozenset({"has_learnable_position_embedding", "temporal_patch_siz
 EVA: Table = {"hidden_act": "gelu", "layer_norm_eps": 1e-6}
 INTERNVIT_SECTION = {"intern_vit_6b": INTERNVIT}
 
+ISAAC: Table = {**SIGLIP, "num_patches": 256, "pixel_shuffle_scale_factor": 1}
+KIMI_K3_FIELDS = frozenset({"init_pos_emb_time", "pos_emb_interpolation_mode", "video_attn_type"})
+DEEPSEEK_V41_FIELDS = frozenset({"max_image_tokens", "max_wh_ratio", "min_pixels", "rope_theta"})
+DOTS_SECTION = vision_section(
+    _read_dots_ocr, {"dots_vit": DOTS}, ignored=frozenset({"is_causal", "init_merger_std", "initializer_range"})
+)
+MINICPM = vision_section(_read_minicpmv, MINICPM_SECTION, MINICPM_ABOVE)
+INTERNVIT_CHAT = vision_section(_read_internvit_chat, INTERNVIT_SECTION, CHAT, None, ignored=INTERNVIT_FIELDS)
+
 WRAPPERS = {
-    "internvl_chat": {
-        "vision_config": Section(_internvl_chat, INTERNVIT_SECTION, CHAT, None, ignored=INTERNVIT_FIELDS)
-    },
-    **{
-        kind: {"vision_config": Section(_internvit_chat, INTERNVIT_SECTION, CHAT, None, ignored=INTERNVIT_FIELDS)}
-        for kind in ("h2ovl_chat", "skywork_chat")
-    },
-    "NVLM_D": {"vision_config": Section(_nvlm, INTERNVIT_SECTION, CHAT, None, ignored=INTERNVIT_FIELDS)},
-    "interns1": {
-        "vision_config": Section(
-            internvl,
-            {"interns1_vision": INTERNVL},
-            {"projector_hidden_act": "gelu", "downsample_ratio": 0.5, "vision_feature_layer": -1},
-            None,
+    "internvl_chat": vision_section(_read_internvl_chat, INTERNVIT_SECTION, CHAT, None, ignored=INTERNVIT_FIELDS),
+    "h2ovl_chat": INTERNVIT_CHAT,
+    "skywork_chat": INTERNVIT_CHAT,
+    "NVLM_D": vision_section(_read_nvlm, INTERNVIT_SECTION, CHAT, None, ignored=INTERNVIT_FIELDS),
+    "interns1": vision_section(read_internvl, {"interns1_vision": INTERNVL}, INTERNVL_PROJECTOR, None),
+    "eagle_2_5_vl": vision_section(_read_eagle, {"siglip_vision_model": SIGLIP}, {"downsample_ratio": 0.5}, None),
+    "kimi_k3": vision_section(
+        _read_kimi_k3, {"kimi_k3_vision": MOONVIT_V2}, ignored=KIMI_K3_FIELDS, aliases=MOONVIT_V2_NAMES
+    ),
+    "kimi_vl": vision_section(_read_kimi_vl, {"moonvit": MOONVIT}, ignored=frozenset({"text_hidden_size"})),
+    "deepseek_v41": vision_section(
+        _read_deepseek_v41, {"deepseek_v41_vision": DEEPSEEK_V41}, ignored=DEEPSEEK_V41_FIELDS
+    ),
+    "deepseek_vl_v2": vision_section(
+        _read_deepseek_vl2, {"vision": DEEPSEEK_VL2}, {"tile_tag": "2D"}, None, TIMM_FIELDS
+    ),
+    "isaac": vision_section(
+        _read_isaac, {"pixel_shuffle_siglip2": ISAAC, "siglip2_vision_model": ISAAC}, default_section=None
+    ),
+    "dots_ocr": DOTS_SECTION,
+    "dots_vlm": DOTS_SECTION,
+    "Keye": vision_section(_read_keye, KEYE_SECTION, default_section=None, ignored=KEYE_FIELDS),
+    "KeyeVL1_5": vision_section(_read_keye_1_5, KEYE_SECTION, default_section=None, ignored=KEYE_FIELDS),
+    "chatglm": vision_section(
+        _read_glm4v, {"eva_clip": EVA}, default_section=None, ignored=frozenset({"dropout_prob", "scaling_factor"})
+    ),
+    "minicpmv": MINICPM,
+    "minicpmo": MINICPM,
+    "qwen": {
+        "visual": Section(
+            _read_qwen_vl, {"visual": QWEN_VL}, default_section=None, ignored=frozenset({"image_start_id"})
         )
     },
-    "eagle_2_5_vl": {
-        "vision_config": Section(_eagle, {"siglip_vision_model": SIGLIP}, {"downsample_ratio": 0.5}, None)
-    },
-    "kimi_k3": {
-        "vision_config": Section(
-            _kimi_k3,
-            {"kimi_k3_vision": MOONVIT_V2},
-            ignored=frozenset({"init_pos_emb_time", "pos_emb_interpolation_mode", "video_attn_type"}),
-            aliases=MOONVIT_V2_NAMES,
-        )
-    },
-    "kimi_vl": {"vision_config": Section(_kimi_vl, {"moonvit": MOONVIT}, ignored=frozenset({"text_hidden_size"}))},
-    "deepseek_v41": {
-        "vision_config": Section(
-            _deepseek_v41,
-            {"deepseek_v41_vision": DEEPSEEK_V41},
-            ignored=frozenset({"max_image_tokens", "max_wh_ratio", "min_pixels", "rope_theta"}),
-        )
-    },
-    "deepseek_vl_v2": {
-        "vision_config": Section(_deepseek_vl2, {"vision": DEEPSEEK_VL2}, {"tile_tag": "2D"}, None, TIMM_FIELDS)
-    },
-    "isaac": {
-        "vision_config": Section(
-            _isaac,
-            {
-                "pixel_shuffle_siglip2": {**SIGLIP, "num_patches": 256, "pixel_shuffle_scale_factor": 1},
-                "siglip2_vision_model": {**SIGLIP, "num_patches": 256, "pixel_shuffle_scale_factor": 1},
-            },
-            built=None,
-        )
-    },
-    **{
-        kind: {
-            "vision_config": Section(
-                _dots_ocr, {"dots_vit": DOTS}, ignored=frozenset({"is_causal", "init_merger_std", "initializer_range"})
-            )
-        }
-        for kind in ("dots_ocr", "dots_vlm")
-    },
-    "Keye": {"vision_config": Section(_keye, KEYE_SECTION, built=None, ignored=KEYE_FIELDS)},
-    "KeyeVL1_5": {"vision_config": Section(_keye_1_5, KEYE_SECTION, built=None, ignored=KEYE_FIELDS)},
-    "chatglm": {
-        "vision_config": Section(
-            _glm4v, {"eva_clip": EVA}, built=None, ignored=frozenset({"dropout_prob", "scaling_factor"})
-        )
-    },
-    "minicpmv": {"vision_config": Section(_minicpmv, MINICPM_SECTION, MINICPM_ABOVE)},
-    "minicpmo": {"vision_config": Section(_minicpmv, MINICPM_SECTION, MINICPM_ABOVE)},
-    "qwen": {"visual": Section(_qwen_vl, {"visual": QWEN_VL}, built=None, ignored=frozenset({"image_start_id"}))},
     "phi3_v": {
         "img_processor": Section(
-            _phi3v,
+            _read_phi3v,
             {"img_processor": {"name": "clip_vision_model", "image_dim_out": 1024}},
             ignored=frozenset({"model_name", "num_img_tokens"}),
         )

@@ -12,10 +12,7 @@ from typing import Any
 
 from ..config import Config
 from ..parts import ACTIVATIONS, Table, glu, layer_pattern, layernorm, mlp, rmsnorm
-from .section import Section, biased, projector, vit
-
-TURNED: Table = {"position": {"type": "rope"}}
-
+from .section import ROTARY, biased_layer, projector, two_layers, vision_section, vit
 
 PIXELS = {14: (56 * 56, 3584 * 3584), 16: (256 * 256, 4096 * 4096)}
 """Patch size → the least and the most pixels of an image in the published `preprocessor_config.json`.
@@ -24,7 +21,7 @@ PIXELS = {14: (56 * 56, 3584 * 3584), 16: (256 * 256, 4096 * 4096)}
 """
 
 
-def _image(config: Config) -> Table:
+def _resizing_rule(config: Config) -> Table:
     """Returns Qwen's rule for resizing an image: both sides become multiples of a merged patch's side."""
     least_pixels, most_pixels = PIXELS.get(config.size("patch_size"), PIXELS[14])
     return {
@@ -35,7 +32,7 @@ def _image(config: Config) -> Table:
     }
 
 
-def _patches(config: Config, **fields: Any) -> Table:
+def _patch_fields(config: Config, **fields: Any) -> Table:
     return {
         "num_channels": config.size("in_channels"),
         "temporal_patch_size": config.size("temporal_patch_size"),
@@ -43,54 +40,41 @@ def _patches(config: Config, **fields: Any) -> Table:
     }
 
 
-def _merger(config: Config, width: int, output_width: int, norm: Table, act: str = "gelu", **fields: Any) -> Table:
+def _patch_merger(config: Config, width: int, output_width: int, norm: Table, **fields: Any) -> Table:
     """Returns a merger: concatenated square blocks of patches through two linear layers."""
     edge = config.size("spatial_merge_size")
-    return projector(
-        width, (width * edge * edge, True, act), (output_width, True, "identity"), merge=edge, norm=norm, **fields
-    )
+    maps = two_layers(output_width, inner_width=width * edge * edge)
+    return projector(width, *maps, merge=edge, norm=norm, **fields)
 
 
-def _qwen2(wrapper: Config, config: Config, width: int) -> Table:
-    """Reads Qwen2-VL: patches of several frames; `hidden_size` is the merger's output width."""
-    norm, embed_dim = layernorm(1e-6), config.size("embed_dim")
-    embed_config = Config(
-        {**config.data, "hidden_size": embed_dim},
-        config.defaults,
-        config.model_type,
-        where=config.where,
-        fields_read=config.fields_read,
-    )
-    block = biased(
-        embed_config,
-        norm,
-        heads="num_heads",
-        network=mlp(embed_dim * config.size("mlp_ratio"), config.choice(ACTIVATIONS, "hidden_act")),
-        **TURNED,
-    )
-    tower = vit(embed_config, block, depth="depth", patches=_patches(config), image=_image(config))
-    return {"visual": tower, "visual_merger": _merger(config, embed_dim, config.size("hidden_size"), norm)}
-
-
-def _qwen2_5(wrapper: Config, config: Config, width: int) -> Table:
-    """Reads Qwen2.5-VL: RMSNorm, gated layers, and attention within squares of patches in most layers."""
-    norm = rmsnorm(1e-6)
-    block = biased(config, norm, heads="num_heads", network=glu(config, bias=True), **TURNED)
-    tower = vit(
-        config,
-        block,
-        depth="depth",
-        stack=_windows(config),
-        patches=_patches(config),
-        image=_image(config),
-    )
+def _merging_encoder(config: Config, block: Table, merger_norm: Table, output_width: int, **fields: Any) -> Table:
+    """Returns an encoder of `depth` layers, and its merger to an output width."""
     return {
-        "visual": tower,
-        "visual_merger": _merger(config, config.size("hidden_size"), config.size("out_hidden_size"), norm),
+        "visual": vit(config, block, depth="depth", image=_resizing_rule(config), **fields),
+        "visual_merger": _patch_merger(config, config.size("hidden_size"), output_width, merger_norm),
     }
 
 
-def _windows(config: Config) -> Table:
+def _read_qwen2(wrapper: Config, config: Config, width: int) -> Table:
+    """Reads Qwen2-VL: patches of several frames; `hidden_size` is the merger's output width."""
+    norm, embed_dim = layernorm(1e-6), config.size("embed_dim")
+    encoder = config.with_fields(hidden_size=embed_dim)
+    network = mlp(embed_dim * config.size("mlp_ratio"), config.choice(ACTIVATIONS, "hidden_act"))
+    block = biased_layer(encoder, norm, heads="num_heads", network=network, **ROTARY)
+    return _merging_encoder(encoder, block, norm, config.size("hidden_size"), patches=_patch_fields(config))
+
+
+def _read_qwen2_5(wrapper: Config, config: Config, width: int) -> Table:
+    """Reads Qwen2.5-VL: RMSNorm, gated layers, and attention within squares of patches in most layers."""
+    norm = rmsnorm(1e-6)
+    block = biased_layer(config, norm, heads="num_heads", network=glu(config, bias=True), **ROTARY)
+    output_width = config.size("out_hidden_size")
+    return _merging_encoder(
+        config, block, norm, output_width, stack=_window_stack(config), patches=_patch_fields(config)
+    )
+
+
+def _window_stack(config: Config) -> Table:
     """Returns stack fields for layers that, with few exceptions, limit attention to squares of patches."""
     merge, patch, window = (config.size(name) for name in ("spatial_merge_size", "patch_size", "window_size"))
     window_side = window // merge // patch * merge
@@ -105,9 +89,9 @@ def _windows(config: Config) -> Table:
     return {"variants": {"windowed": {"attention": {"grid_window": window_side}}}, **layer_pattern(names)}
 
 
-def _exaone(wrapper: Config, config: Config, width: int) -> Table:
+def _read_exaone(wrapper: Config, config: Config, width: int) -> Table:
     """Reads EXAONE 4.5: like Qwen2.5-VL, with fewer heads of keys and values than of queries."""
-    towers = _qwen2_5(wrapper, config, width)
+    towers = _read_qwen2_5(wrapper, config, width)
     heads, kv_heads = config.size("num_heads"), config.size("num_key_value_heads")
     config.divided("num_key_value_heads", heads, kv_heads)
     attention = towers["visual"]["stack"]["block"]["attention"]
@@ -115,9 +99,9 @@ def _exaone(wrapper: Config, config: Config, width: int) -> Table:
     return towers
 
 
-def _hyperclovax(wrapper: Config, config: Config, width: int) -> Table:
+def _read_hyperclovax(wrapper: Config, config: Config, width: int) -> Table:
     """Reads HyperCLOVA X Vision 2: Qwen2.5-VL's encoder, and one linear layer on the merger's output."""
-    towers = _qwen2_5(wrapper, config, width)
+    towers = _read_qwen2_5(wrapper, config, width)
     return {
         "vision_model": towers["visual"],
         "vision_merger": towers["visual_merger"],
@@ -125,25 +109,17 @@ def _hyperclovax(wrapper: Config, config: Config, width: int) -> Table:
     }
 
 
-def _qwen3_5(wrapper: Config, config: Config, width: int) -> Table:
+def _read_qwen3_5(wrapper: Config, config: Config, width: int) -> Table:
     """Reads Qwen3.5: a learned position embedding and RoPE."""
-    norm = layernorm(1e-6)
-    block = biased(config, norm, heads="num_heads", **TURNED)
-    tower = vit(
-        config,
-        block,
-        depth="depth",
-        patches=_patches(config, bias=True),
-        positions={"rows": config.size("num_position_embeddings")},
-        image=_image(config),
+    norm, positions = layernorm(1e-6), {"rows": config.size("num_position_embeddings")}
+    block = biased_layer(config, norm, heads="num_heads", **ROTARY)
+    output_width = config.size("out_hidden_size")
+    return _merging_encoder(
+        config, block, norm, output_width, patches=_patch_fields(config, bias=True), positions=positions
     )
-    return {
-        "visual": tower,
-        "visual_merger": _merger(config, config.size("hidden_size"), config.size("out_hidden_size"), norm),
-    }
 
 
-def _qwen3(wrapper: Config, config: Config, width: int) -> Table:
+def _read_qwen3(wrapper: Config, config: Config, width: int) -> Table:
     """Reads Qwen3-VL: like Qwen3.5, with additional mergers for the outputs of lower layers (DeepStack).
 
     Meng 2024 (arXiv:2406.04334).
@@ -151,16 +127,16 @@ def _qwen3(wrapper: Config, config: Config, width: int) -> Table:
     indexes = config.get("deepstack_visual_indexes")
     if not isinstance(indexes, list | tuple) or len(indexes) > 90:
         raise config.wrong("deepstack_visual_indexes", indexes, "a list of layers")
-    deepstack_merger = _merger(
+    deepstack_merger = _patch_merger(
         config, config.size("hidden_size"), config.size("out_hidden_size"), layernorm(1e-6), norm_of="merged"
     )
     return {
-        **_qwen3_5(wrapper, config, width),
+        **_read_qwen3_5(wrapper, config, width),
         **{f"visual_deepstack_{i}": deepstack_merger for i in range(len(indexes))},
     }
 
 
-def _kimi(wrapper: Config, config: Config, width: int) -> Table:
+def _read_kimi(wrapper: Config, config: Config, width: int) -> Table:
     """Reads MoonViT: a position embedding of rows by columns, and RoPE."""
     for name, published_name in KIMI_NAMES.items():
         stated_value = config.data.get(name)
@@ -170,28 +146,23 @@ def _kimi(wrapper: Config, config: Config, width: int) -> Table:
     if config.has("mm_projector_type"):
         config.must("mm_projector_type", "patchmerger")
     wrapper.must("projection_hidden_size", config.size("hidden_size"))
-    kernel = config.get("merge_kernel_size")
-    if (
-        not isinstance(kernel, list | tuple)
-        or len(kernel) != 2
-        or kernel[0] != kernel[1]
-        or type(kernel[0]) is not int
-        or kernel[0] < 1
-    ):
-        raise config.wrong("merge_kernel_size", kernel, "two equal numbers")
-    norm, edge, h = layernorm(1e-5), kernel[0], config.size("hidden_size")
     rows = config.size("pos_emb_height") * config.size("pos_emb_width")
-    tower = vit(
-        config,
-        biased(config, norm, **TURNED),
-        stack={"final_norm": norm},
-        patches={"bias": True},
-        positions={"rows": rows},
-    )
-    return {
-        "vision_tower": tower,
-        "mm_projector": projector(h, (h * edge * edge, True, "gelu"), (width, True, "identity"), merge=edge, norm=norm),
-    }
+    tower, merger = moonvit(config, rows, width)
+    return {"vision_tower": tower, "mm_projector": merger}
+
+
+def moonvit(config: Config, rows: int, width: int, **layer: Any) -> tuple[Table, Table]:
+    """Returns MoonViT, and the projector that merges square blocks of its patches.
+
+    rows: those of the position embedding. layer: further arguments of `biased_layer`.
+    """
+    kernel = config.get("merge_kernel_size")
+    if not isinstance(kernel, list | tuple) or [*map(type, kernel)] != [int, int] or not kernel[0] == kernel[1] > 0:
+        raise config.wrong("merge_kernel_size", kernel, "two equal positive numbers")
+    norm, edge, h = layernorm(1e-5), kernel[0], config.size("hidden_size")
+    block = biased_layer(config, norm, **ROTARY, **layer)
+    tower = vit(config, block, stack={"final_norm": norm}, patches={"bias": True}, positions={"rows": rows})
+    return tower, projector(h, *two_layers(width, inner_width=h * edge * edge), merge=edge, norm=norm)
 
 
 KIMI_NAMES = {
@@ -205,39 +176,35 @@ KIMI_NAMES = {
 """Field of Kimi K2.5's vision encoder in transformers → its name in the code of the model's repository."""
 
 
-def _ernie(wrapper: Config, config: Config, width: int) -> Table:
+def _read_ernie(wrapper: Config, config: Config, width: int) -> Table:
     """Reads ERNIE 4.5 VL: merges square blocks of patches, then pairs of frames.
 
     Each merger has two linear layers of four patches' width and a norm.
     """
-    norm, h, edge = (
-        layernorm(config.number("rms_norm_eps")),
-        config.size("hidden_size"),
-        config.size("spatial_merge_size"),
-    )
+    norm, edge = layernorm(config.number("rms_norm_eps")), config.size("spatial_merge_size")
     tower = vit(
         config,
-        biased(config, layernorm(1e-6), heads="num_heads", **TURNED),
+        biased_layer(config, layernorm(1e-6), heads="num_heads", **ROTARY),
         depth="depth",
         stack={"final_norm": layernorm(1e-6)},
         patches={"num_channels": config.size("in_channels")},
     )
-    merged_width = h * edge * edge
-    maps = ((merged_width, True, "gelu"), (merged_width, True, "identity"))
+    merged_width = config.size("hidden_size") * edge * edge
+    maps = two_layers(merged_width)
     return {
         "vision_tower": tower,
-        "resampler_spatial": projector(h, *maps, merge=edge, out_norm=norm),
+        "resampler_spatial": projector(config.size("hidden_size"), *maps, merge=edge, out_norm=norm),
         "resampler_temporal": projector(merged_width, *maps, frames=config.size("temporal_merge_size"), out_norm=norm),
         "resampler_out": projector(merged_width, (width, True, "identity"), out_norm=rmsnorm(1e-5)),
     }
 
 
-def _minimax(wrapper: Config, config: Config, width: int) -> Table:
+def _read_minimax(wrapper: Config, config: Config, width: int) -> Table:
     """Reads MiniMax-M3: two linear layers on each patch, then two more on square blocks of their outputs."""
     norm, projector_width = layernorm(config.number("layer_norm_eps")), wrapper.size("projector_hidden_size")
     patches = {"num_channels": config.size("num_channels"), "temporal_patch_size": config.size("temporal_patch_size")}
-    tower = vit(config, biased(config, norm, **TURNED), stack={"embedding_norm": norm}, patches=patches)
-    maps = ((projector_width, True, "gelu"), (width, True, "identity"))
+    tower = vit(config, biased_layer(config, norm, **ROTARY), stack={"embedding_norm": norm}, patches=patches)
+    maps = two_layers(width, inner_width=projector_width)
     return {
         "vision_tower": tower,
         "multi_modal_projector": projector(config.size("hidden_size"), *maps),
@@ -293,89 +260,73 @@ IGNORED = frozenset({"fullatt_block_indexes", "in_chans", "spatial_patch_size", 
 
 INTERN_S2 = ("intern_s2_preview_vision", "intern_s2_preview", "qwen3_5_moe_vision", "qwen3_5_moe")
 
+KIMI_FIELDS = frozenset(
+    """
+    init_pos_emb_time merge_type mm_hidden_size mm_projector_type pos_emb_type projector_ln_eps text_hidden_size
+    video_attn_type
+    """.split()  # noqa: SIM905
+)
+"""Fields of Kimi K2.5's encoder that change no count."""
+
+KIMI: Table = {
+    "patch_size": 14,
+    "pos_emb_height": 64,
+    "pos_emb_width": 64,
+    "num_attention_heads": 16,
+    "num_hidden_layers": 27,
+    "hidden_size": 1152,
+    "intermediate_size": 4304,
+    "hidden_act": "gelu_pytorch_tanh",
+    "merge_kernel_size": (2, 2),
+}
+
+ERNIE: Table = {
+    "depth": 32,
+    "hidden_size": 1280,
+    "hidden_act": "quick_gelu",
+    "num_heads": 16,
+    "in_channels": 3,
+    "patch_size": 14,
+    "spatial_merge_size": 2,
+    "intermediate_size": 5120,
+    "temporal_merge_size": 2,
+    "rms_norm_eps": 1e-6,
+}
+
+MINIMAX: Table = {
+    "hidden_size": 1280,
+    "intermediate_size": 5120,
+    "num_hidden_layers": 32,
+    "num_attention_heads": 16,
+    "num_channels": 3,
+    "patch_size": 14,
+    "temporal_patch_size": 2,
+    "spatial_merge_size": 2,
+    "hidden_act": "gelu",
+    "layer_norm_eps": 1e-5,
+}
+
+QWEN2_5_TYPES = {"qwen2_5_vl_vision": QWEN2_5, "qwen2_5_vl": QWEN2_5}
+QWEN3_TYPES = {"qwen3_vl_vision": QWEN3, "qwen3_vl": QWEN3}
+EXAONE: Table = {**QWEN2_5, "num_key_value_heads": 8}
+
 WRAPPERS = {
-    "qwen2_vl": {"vision_config": Section(_qwen2, {"qwen2_vl_vision": QWEN2, "qwen2_vl": QWEN2}, ignored=IGNORED)},
-    "qwen2_5_vl": {
-        "vision_config": Section(_qwen2_5, {"qwen2_5_vl_vision": QWEN2_5, "qwen2_5_vl": QWEN2_5}, ignored=IGNORED)
-    },
-    "exaone4_5": {
-        "vision_config": Section(_exaone, {"exaone4_5_vision": {**QWEN2_5, "num_key_value_heads": 8}}, ignored=IGNORED)
-    },
-    "hyperclovax_vision_v2": {
-        "vision_config": Section(_hyperclovax, {"qwen2_5_vl_vision": QWEN2_5, "qwen2_5_vl": QWEN2_5}, ignored=IGNORED)
-    },
-    "cosmos3_omni": {"vision_config": Section(_qwen3, {"qwen3_vl_vision": QWEN3, "qwen3_vl": QWEN3})},
-    "qwen3_vl": {"vision_config": Section(_qwen3, {"qwen3_vl_vision": QWEN3, "qwen3_vl": QWEN3})},
-    "qwen3_vl_moe": {"vision_config": Section(_qwen3, {"qwen3_vl_moe_vision": QWEN3, "qwen3_vl_moe": QWEN3})},
-    "cohere_compass": {"vision_config": Section(_qwen3, {"cohere_compass_vision": QWEN3, "cohere_compass": QWEN3})},
-    "qwen3_5": {"vision_config": Section(_qwen3_5, {"qwen3_5_vision": QWEN3_5, "qwen3_5": QWEN3_5})},
-    "qwen3_5_moe": {"vision_config": Section(_qwen3_5, {"qwen3_5_moe_vision": QWEN3_5, "qwen3_5_moe": QWEN3_5})},
-    "interns1_pro": {"vision_config": Section(_qwen3_5, {"interns1_pro_vision": QWEN3_5, "interns1_pro": QWEN3_5})},
-    "intern_s2_preview": {"vision_config": Section(_qwen3_5, dict.fromkeys(INTERN_S2, QWEN3_5))},
-    "qwen4_exp": {"vision_config": Section(_qwen3_5, {"qwen4_exp_vision": QWEN3_5, "qwen4_exp": QWEN3_5})},
-    "kimi_k25": {
-        "vision_config": Section(
-            _kimi,
-            {
-                "kimi_k25_vision": {
-                    "patch_size": 14,
-                    "pos_emb_height": 64,
-                    "pos_emb_width": 64,
-                    "num_attention_heads": 16,
-                    "num_hidden_layers": 27,
-                    "hidden_size": 1152,
-                    "intermediate_size": 4304,
-                    "hidden_act": "gelu_pytorch_tanh",
-                    "merge_kernel_size": (2, 2),
-                }
-            },
-            {"projection_hidden_size": 1152},
-            ignored=frozenset(
-                """
-                init_pos_emb_time merge_type mm_hidden_size mm_projector_type pos_emb_type projector_ln_eps
-                text_hidden_size video_attn_type
-                """.split()  # noqa: SIM905
-            ),
-            aliases=KIMI_NAMES,
-        )
-    },
-    "ernie4_5_vl_moe": {
-        "vision_config": Section(
-            _ernie,
-            {
-                "ernie4_5_vl_moe_vision": {
-                    "depth": 32,
-                    "hidden_size": 1280,
-                    "hidden_act": "quick_gelu",
-                    "num_heads": 16,
-                    "in_channels": 3,
-                    "patch_size": 14,
-                    "spatial_merge_size": 2,
-                    "intermediate_size": 5120,
-                    "temporal_merge_size": 2,
-                    "rms_norm_eps": 1e-6,
-                }
-            },
-        )
-    },
-    "minimax_m3_vl": {
-        "vision_config": Section(
-            _minimax,
-            {
-                "minimax_m3_vl_vision": {
-                    "hidden_size": 1280,
-                    "intermediate_size": 5120,
-                    "num_hidden_layers": 32,
-                    "num_attention_heads": 16,
-                    "num_channels": 3,
-                    "patch_size": 14,
-                    "temporal_patch_size": 2,
-                    "spatial_merge_size": 2,
-                    "hidden_act": "gelu",
-                    "layer_norm_eps": 1e-5,
-                }
-            },
-            {"projector_hidden_size": 6144},
-        )
-    },
+    "qwen2_vl": vision_section(_read_qwen2, {"qwen2_vl_vision": QWEN2, "qwen2_vl": QWEN2}, ignored=IGNORED),
+    "qwen2_5_vl": vision_section(_read_qwen2_5, QWEN2_5_TYPES, ignored=IGNORED),
+    "exaone4_5": vision_section(_read_exaone, {"exaone4_5_vision": EXAONE}, ignored=IGNORED),
+    "hyperclovax_vision_v2": vision_section(_read_hyperclovax, QWEN2_5_TYPES, ignored=IGNORED),
+    "cosmos3_omni": vision_section(_read_qwen3, QWEN3_TYPES),
+    "qwen3_vl": vision_section(_read_qwen3, QWEN3_TYPES),
+    "qwen3_vl_moe": vision_section(_read_qwen3, {"qwen3_vl_moe_vision": QWEN3, "qwen3_vl_moe": QWEN3}),
+    "cohere_compass": vision_section(_read_qwen3, {"cohere_compass_vision": QWEN3, "cohere_compass": QWEN3}),
+    "qwen3_5": vision_section(_read_qwen3_5, {"qwen3_5_vision": QWEN3_5, "qwen3_5": QWEN3_5}),
+    "qwen3_5_moe": vision_section(_read_qwen3_5, {"qwen3_5_moe_vision": QWEN3_5, "qwen3_5_moe": QWEN3_5}),
+    "interns1_pro": vision_section(_read_qwen3_5, {"interns1_pro_vision": QWEN3_5, "interns1_pro": QWEN3_5}),
+    "intern_s2_preview": vision_section(_read_qwen3_5, dict.fromkeys(INTERN_S2, QWEN3_5)),
+    "qwen4_exp": vision_section(_read_qwen3_5, {"qwen4_exp_vision": QWEN3_5, "qwen4_exp": QWEN3_5}),
+    "kimi_k25": vision_section(
+        _read_kimi, {"kimi_k25_vision": KIMI}, {"projection_hidden_size": 1152}, ignored=KIMI_FIELDS, aliases=KIMI_NAMES
+    ),
+    "ernie4_5_vl_moe": vision_section(_read_ernie, {"ernie4_5_vl_moe_vision": ERNIE}),
+    "minimax_m3_vl": vision_section(_read_minimax, {"minimax_m3_vl_vision": MINIMAX}, {"projector_hidden_size": 6144}),
 }

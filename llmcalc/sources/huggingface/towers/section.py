@@ -17,20 +17,25 @@ Reader: TypeAlias = Callable[[Config, Config, int], Table]
 class Section:
     """A section of a wrapper's config.
 
-    kinds: supported model types of the section → defaults of their configuration classes; the first is the wrapper's
-        default.
-    above: defaults of the wrapper's fields that `read` reads.
-    built: the encoder that the wrapper's class builds without a section; None if it builds none.
+    defaults_by_type: supported model types of the section → defaults of their configuration classes; the first is the
+        wrapper's default.
+    wrapper_defaults: defaults of the wrapper's fields that `read` reads.
+    default_section: the fields of a section that the config lacks; None if the class then builds no encoder.
     ignored: fields of the section that change no count.
     aliases: usual name of a field of the section → another name for it, which its class reads too.
     """
 
     read: Reader
-    kinds: Mapping[str, Table]
-    above: Table = field(default_factory=dict)
-    built: Table | None = field(default_factory=dict)
+    defaults_by_type: Mapping[str, Table]
+    wrapper_defaults: Table = field(default_factory=dict)
+    default_section: Table | None = field(default_factory=dict)
     ignored: frozenset[str] = frozenset()
     aliases: Mapping[str, str] = field(default_factory=dict)
+
+
+def vision_section(read: Reader, kinds: Mapping[str, Table], *fields: Any, **named_fields: Any) -> dict[str, Section]:
+    """Returns the sections of a wrapper that describes one encoder in `vision_config`; the arguments of `Section`."""
+    return {"vision_config": Section(read, kinds, *fields, **named_fields)}
 
 
 def vit(
@@ -41,6 +46,7 @@ def vit(
     patches: Table | None = None,
     **fields: Any,
 ) -> Table:
+    """Returns a vision encoder: patches of an image and layers over them. depth: the field with their number."""
     return {
         "type": "vision",
         "hidden_size": config.size("hidden_size"),
@@ -50,38 +56,56 @@ def vit(
     }
 
 
-def biased(
+ROTARY: Table = {"position": {"type": "rope"}}
+
+
+def self_attention(
+    config: Config, heads: str = "num_attention_heads", width: str = "hidden_size", **fields: Any
+) -> Table:
+    """Returns attention with heads that divide a width evenly. heads, width: the config fields of both."""
+    count = config.size(heads)
+    return {"num_attention_heads": count, "head_dim": config.divided(heads, config.size(width), count), **fields}
+
+
+def pre_norm_layer(attention: Table, network: Table, norm: Table, **fields: Any) -> Table:
+    """Returns a layer with a norm before its attention and before its network."""
+    return {"attention": attention, "feed_forward": network, "norm": norm, "norm_placement": "pre", **fields}
+
+
+def biased_layer(
     config: Config, norm: Table, heads: str = "num_attention_heads", network: Table | None = None, **fields: Any
 ) -> Table:
     """Returns a layer of the original vision transformer: pre-norm, biases everywhere, a non-gated FFN."""
-    width, head_count = config.size("hidden_size"), config.size(heads)
-    mixer = {
-        "num_attention_heads": head_count,
-        "head_dim": config.divided(heads, width, head_count),
-        **biases(True, *QKVO),
-        **fields,
-    }
-    network = (
-        mlp(config.size("intermediate_size"), config.choice(ACTIVATIONS, "hidden_act")) if network is None else network
-    )
-    return {"attention": mixer, "feed_forward": network, "norm": norm, "norm_placement": "pre"}
+    attention = self_attention(config, heads, **biases(True, *QKVO), **fields)
+    if network is None:
+        network = mlp(config.size("intermediate_size"), config.choice(ACTIVATIONS, "hidden_act"))
+    return pre_norm_layer(attention, network, norm)
 
 
-def projector(width: int, *maps: tuple[int, bool, str], **fields: Any) -> Table:
-    """Returns a projector. width: its input width. maps: (size, bias, activation) of each linear layer."""
+LinearLayer: TypeAlias = tuple[int, bool, str]
+"""A linear layer of a projector: its output width, whether it has a bias, the activation after it."""
+
+
+def two_layers(
+    width: int, act: str = "gelu", bias: bool = True, inner_width: int | None = None
+) -> tuple[LinearLayer, LinearLayer]:
+    """Returns two linear layers with an activation between them. inner_width: default `width`, the output's."""
+    return (inner_width or width, bias, act), (width, bias, "identity")
+
+
+def projector(width: int, *maps: LinearLayer, **fields: Any) -> Table:
+    """Returns a projector of linear layers. width: the width of its input."""
     linear_layers = [{"size": output_width, "bias": bias, "hidden_act": act} for output_width, bias, act in maps]
     return {"type": "projector", "input_size": width, "maps": linear_layers, **fields}
 
 
-def two_layer_projector(
-    wrapper: Config, width: int, output_width: int, bias: str = "multimodal_projector_bias", **fields: Any
-) -> Table:
+def two_layer_projector(wrapper: Config, width: int, output_width: int, **fields: Any) -> Table:
     """Returns LLaVA 1.5's projector: a linear layer, an activation, and a second linear layer.
 
     Both linear layers have the text's width.
     """
-    has_bias, act = wrapper.flag(bias), wrapper.choice(ACTIVATIONS, "projector_hidden_act")
-    return projector(width, (output_width, has_bias, act), (output_width, has_bias, "identity"), **fields)
+    act = wrapper.choice(ACTIVATIONS, "projector_hidden_act")
+    return projector(width, *two_layers(output_width, act, wrapper.flag("multimodal_projector_bias")), **fields)
 
 
 def require_one_layer(wrapper: Config) -> None:
@@ -90,18 +114,24 @@ def require_one_layer(wrapper: Config) -> None:
         raise wrapper.wrong("vision_feature_layer", wrapper.get("vision_feature_layer"), "one layer")
 
 
-def side(config: Config) -> int:
-    """Returns the number of patches along a side of an image of the configured size."""
+def patches_per_side(config: Config) -> int:
+    """Returns the number of patches along one side of an image of the configured size."""
     image, patch = config.size("image_size"), config.size("patch_size")
     if image < patch:
         raise config.wrong("image_size", image, f"{patch} or more, which is patch_size")
     return image // patch
 
 
-def merged_side(ratio: float) -> int:
-    """Returns the number of patches per side that are merged to reduce patches by `ratio`; 0 if it is no integer."""
+def merged_square_side(config: Config, field: str) -> int:
+    """Returns the side of the squares of patches that are merged, in patches: one divided by the field's value.
+
+    Raises `InputError` if that is no whole number.
+    """
+    ratio = config.number(field)
     merge = round(1 / ratio) if ratio > 0 else 0
-    return merge if merge >= 1 and merge * ratio == 1 else 0
+    if merge < 1 or merge * ratio != 1:
+        raise config.wrong(field, ratio, "1 / a whole number")
+    return merge
 
 
 IGNORED = frozenset(

@@ -21,8 +21,7 @@ class DecayKernels(AttentionKernels, ScanModules):
     @compared(PUBLISHED)
     def module_LightningCore(self, operations: Steps, x: Tensor) -> Tensor:
         """Runs `LightningAttention.forward` of the reference, with the library's kernel."""
-        aten, op = self.t, operations["core"].op
-        assert isinstance(op, LightningCore)
+        aten, op = self.t, operations.op("core", LightningCore)
         if self.has_earlier_tokens:
             return self.decode_tokens(operations, x)
         q, k, v = self._lightning_heads(operations, x, op.head_dim)
@@ -52,8 +51,7 @@ class DecayKernels(AttentionKernels, ScanModules):
 
     def decode_tokens(self, operations: Steps, x: Tensor) -> Tensor:
         """Runs one token after the other from a state (LightningReference.forward)."""
-        aten, op = self.t, operations["core"].op
-        assert isinstance(op, DecayScan)
+        aten, op = self.t, operations.op("core", DecayScan)
         _cached_state = self.cached("recurrent_state")
         q, k, v = self._lightning_heads(operations, x, op.head_dim)
         output, state = self._decode_from_state(q, k, v)
@@ -86,8 +84,7 @@ class DecayKernels(AttentionKernels, ScanModules):
     @compared(PUBLISHED)
     def module_MatrixMemory(self, operations: Steps, x: Tensor) -> Tensor:
         """Runs transformers/models/xlstm/modeling_xlstm.py (`xLSTMLayer.forward`), with the library's kernel."""
-        aten, op = self.t, operations["core"].op
-        assert isinstance(op, MatrixMemory)
+        aten, op = self.t, operations.op("core", MatrixMemory)
         rows = x.shape[1] if self.store is None else op.chunk
         if not mlstm_kernels.supports(rows, op.chunk):
             lengths, smallest_chunk = f"chunks of {op.chunk} tokens in sequences of {x.shape[1]}", mlstm_kernels.LEAST

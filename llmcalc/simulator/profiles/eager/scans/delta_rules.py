@@ -33,8 +33,7 @@ class DeltaRuleKernels(ScanModules):
 
     def gated_delta(self, operations: Steps, x: Tensor) -> Tensor:
         """Runs fla/layers/gated_deltanet.py:190 (`GatedDeltaNet.forward`)."""
-        aten, op = self.t, operations["core"].op
-        assert isinstance(op, DeltaRule)
+        aten, op = self.t, operations.op("core", DeltaRule)
         if self.store is None:
             projections = [
                 self.project(operations[operation_name], x) for operation_name in ("q_proj", "k_proj", "v_proj")
@@ -85,8 +84,7 @@ class DeltaRuleKernels(ScanModules):
 
     def kimi_delta(self, operations: Steps, x: Tensor) -> Tensor:
         """Runs fla/layers/kda.py:186 (`KimiDeltaAttention.forward`)."""
-        aten, op = self.t, operations["core"].op
-        assert isinstance(op, DeltaRule)
+        aten, op = self.t, operations.op("core", DeltaRule)
         self._keep_convolved(operations)
         q, k, v = (self._convolve_by_name(operation_name, operations, x) for operation_name in "qkv")
         g = self._gate_projection("f", operations, x)

@@ -26,16 +26,18 @@ class MambaKernels(ScanModules):
         if operations["x_proj"].verb == "experts":
             return self.mamba_of_heads(operations, x)
         has_fused_kernel = 2 <= operations["conv1d"].options["kernel"] <= 4 and operations.acts[0] == "silu"
-        return (
-            self.mamba(operations, x)
-            if has_fused_kernel and "dt_norm" not in operations
-            else self.mamba_of_steps(operations, x)
-        )
+        if has_fused_kernel and "dt_norm" not in operations:
+            return self.mamba(operations, x)
+        return self.mamba_of_steps(operations, x)
 
     def mamba(self, operations: Steps, x: Tensor) -> Tensor:
         """Runs mamba_ssm/modules/mamba_simple.py:119 (`Mamba.forward`)."""
-        aten, op, conv, out_proj = self.t, operations["scan"].op, operations["conv1d"], operations["out_proj"]
-        assert isinstance(op, SelectiveScan)
+        aten, op, conv, out_proj = (
+            self.t,
+            operations.op("scan", SelectiveScan),
+            operations["conv1d"],
+            operations["out_proj"],
+        )
         batch = x.shape[0]
         hidden = aten.flatten(aten.transpose(aten.transpose(x, 1, 2), 0, 1), 1, 2)
         xz = mamba_ssm.split_tokens(aten, aten.mm(self.raw_weight(operations["in_proj"]), hidden), batch)
@@ -85,8 +87,7 @@ class MambaKernels(ScanModules):
 
         An activation that the kernels do not have runs after them.
         """
-        aten, op, activation_name = self.t, operations["scan"].op, operations.acts[0]
-        assert isinstance(op, SelectiveScan)
+        aten, op, activation_name = self.t, operations.op("scan", SelectiveScan), operations.acts[0]
         project = aten.transpose(self.project(operations["in_proj"], x), 1, 2)
         a = self.decay((op.inner, op.state))
         u, gate = mamba_ssm.split_halves(aten, project)
@@ -130,8 +131,7 @@ class MambaKernels(ScanModules):
 
     def mamba_of_heads(self, operations: Steps, x: Tensor) -> Tensor:
         """Runs transformers/models/zamba/modeling_zamba.py (`ZambaMambaMixer.forward`), with one scan per head."""
-        aten, op, activation_name = self.t, operations["scan"].op, operations.acts[0]
-        assert isinstance(op, SelectiveScan)
+        aten, op, activation_name = self.t, operations.op("scan", SelectiveScan), operations.acts[0]
         heads = operations["x_proj"].options["experts"].size
         (batch, tokens), size = x.shape[:2], exact_div(op.inner, heads)
         rank = operations["x_proj"].outs[0].width - 2 * op.state
@@ -185,8 +185,12 @@ class MambaKernels(ScanModules):
     @compared(PUBLISHED, mamba2="steps")
     def mamba2(self, operations: Steps, x: Tensor) -> Tensor:
         """Runs mamba_ssm/modules/mamba2.py:154 (`Mamba2.forward`)."""
-        aten, op, conv, out_proj = self.t, operations["scan"].op, operations["conv1d"], operations["out_proj"]
-        assert isinstance(op, ChunkedScan)
+        aten, op, conv, out_proj = (
+            self.t,
+            operations.op("scan", ChunkedScan),
+            operations["conv1d"],
+            operations["out_proj"],
+        )
         inner_width, heads = op.heads * op.head_dim, (op.heads,)
         group_width = exact_div(conv.outs[0].width - inner_width, 2)
         groups = exact_div(group_width, op.state)
@@ -237,8 +241,12 @@ class MambaKernels(ScanModules):
 
     def mamba2_of_steps(self, operations: Steps, x: Tensor) -> Tensor:
         """Runs `Mamba2.forward` of the reference, with the library's convolution and scan."""
-        aten, op, conv, activation_name = self.t, operations["scan"].op, operations["conv1d"], operations.acts[0]
-        assert isinstance(op, ChunkedScan)
+        aten, op, conv, activation_name = (
+            self.t,
+            operations.op("scan", ChunkedScan),
+            operations["conv1d"],
+            operations.acts[0],
+        )
         inner_width, heads = op.heads * op.head_dim, (op.heads,)
         group_width = exact_div(conv.outs[0].width - inner_width, 2)
         gate, xbc, dt = aten.split(

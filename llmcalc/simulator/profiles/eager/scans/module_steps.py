@@ -3,8 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from typing import TypeVar
 
-from .....flow.program import Alternatives, Item, Scope, Step
+from .....flow.program import Alternatives, Scope, Step
+from .....ops import Op
+
+OpClass = TypeVar("OpClass", bound=Op)
 
 
 class Steps:
@@ -24,6 +28,12 @@ class Steps:
     def __getitem__(self, name: str) -> Step:
         return self.named[name]
 
+    def op(self, name: str, op_class: type[OpClass]) -> OpClass:
+        """Returns the op of an operation by its name. op_class: the class of the op."""
+        op = self.named[name].op
+        assert isinstance(op, op_class)
+        return op
+
 
 def module_steps(module_scope: Scope) -> Iterator[Step]:
     """Returns the operations of a module without its submodules; of alternative branches, the first."""
@@ -31,16 +41,4 @@ def module_steps(module_scope: Scope) -> Iterator[Step]:
         if isinstance(item, Alternatives):
             yield from module_steps(next(iter(item.branches.values())))
         elif isinstance(item, Step):
-            yield item
-
-
-def every_step(items: list[Item]) -> Iterator[Step]:
-    """Yields all operations of these program items, in every alternative branch."""
-    for item in items:
-        if isinstance(item, Alternatives):
-            for branch in item.branches.values():
-                yield from every_step(branch.items)
-        elif isinstance(item, Scope):
-            yield from every_step(item.items)
-        else:
             yield item

@@ -8,7 +8,7 @@ from typing import Any
 from .....algebra import exact_div, is_zero
 from .....components.base import BY_TORCH, PUBLISHED
 from .....evidence import compared
-from .....flow.program import Scope, Step
+from .....flow.program import Scope, Step, every_step
 from .....ops import State
 from .....workload.rows import TOKENS
 from ....published import causal_conv1d
@@ -17,7 +17,7 @@ from ....strides import is_size_one
 from ....tensor import FLOAT32, Tensor
 from ..basic import BasicKernels
 from ..convolution import ConvolutionKernels
-from .module_steps import Steps, every_step, module_steps
+from .module_steps import Steps, module_steps
 
 
 class ScanModules(ConvolutionKernels, BasicKernels):

@@ -8,15 +8,14 @@ transformers: the folder of each in models.
 
 from __future__ import annotations
 
-from dataclasses import replace
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from .....components.added_position import Learned
 from .....components.base import MOST_LAYERS
 from ...absent import present
 from ...config import Config, is_whole
 from ...dropout import BERT_DROPOUT
-from ...family import EVERY, Deviation, DropoutFields, Family, Modules, Quirks, untied
+from ...family import EVERY, Deviation, Family, Modules, Quirks, untied
 from ...parts import (
     ACTIVATIONS,
     OF_ANSWERS,
@@ -283,18 +282,6 @@ def input_size(model: Table) -> Table:
     return {"input_size": model["embedding_size"]} if "embedding_size" in model else {}
 
 
-COMMON: dict[str, Any] = {
-    "vocab_size": 30522,
-    "hidden_size": 768,
-    "num_hidden_layers": 12,
-    "num_attention_heads": 12,
-    "intermediate_size": 3072,
-    "hidden_act": "gelu",
-    "max_position_embeddings": 512,
-    "layer_norm_eps": 1e-12,
-    "tie_word_embeddings": True,
-}
-DECODER: dict[str, Any] = {"is_decoder": False, "add_cross_attention": False}
 OLD = frozenset(
     {
         "position_embedding_type",
@@ -308,7 +295,7 @@ OLD = frozenset(
     }
 )
 """Fields of earlier versions of the classes."""
-OF_ERNIE = OLD | {"enable_recompute", "fuse", "pool_act", "task_type_vocab_size"}
+OF_ERNIE = OLD | {"enable_recompute", "fuse", "pool_act"}
 
 
 def offset(config_values: ConfigValues) -> int:
@@ -391,8 +378,7 @@ ROBERTA_MODULES: Modules = {
 
 ROBERTA = Family(
     _roberta,
-    {**COMMON, **DECODER, "type_vocab_size": 2, "pad_token_id": 1},
-    OLD,
+    ignored=OLD,
     writes=ROBERTA_WRITES,
     deviations=(SECOND_BIAS,),
     modules=ROBERTA_MODULES,
@@ -400,18 +386,10 @@ ROBERTA = Family(
 )
 
 FAMILIES = {
-    "bert": Family(
-        bert,
-        {**COMMON, **DECODER, "type_vocab_size": 2},
-        OLD,
-        deviations=(SECOND_BIAS,),
-        modules=BERT_MODULES,
-        dropout=BERT_DROPOUT,
-    ),
+    "bert": Family(bert, ignored=OLD, deviations=(SECOND_BIAS,), modules=BERT_MODULES, dropout=BERT_DROPOUT),
     "ernie": Family(
         bert,
-        {**COMMON, **DECODER, "type_vocab_size": 2, "use_task_id": False, "task_type_vocab_size": 3},
-        OF_ERNIE,
+        ignored=OF_ERNIE,
         writes={
             "use_task_id": lambda s: _task_types(s) is not None,
             "task_type_vocab_size": lambda s: present(_task_types(s)),
@@ -422,17 +400,7 @@ FAMILIES = {
     ),
     "megatron-bert": Family(
         _megatron_bert,
-        {
-            **COMMON,
-            **DECODER,
-            "vocab_size": 29056,
-            "hidden_size": 1024,
-            "num_hidden_layers": 24,
-            "num_attention_heads": 16,
-            "intermediate_size": 4096,
-            "type_vocab_size": 2,
-        },
-        OLD | {"tokenizer_type"},
+        ignored=OLD | {"tokenizer_type"},
         deviations=(SECOND_BIAS,),
         quirks=Quirks(reads_values=("ForMultipleChoice",), makes_mask=EVERY),
         modules={**BERT_MODULES, "self_attn_pre_norm": "attention.ln", "mlp_pre_norm": "ln", "norm": "encoder.ln"},
@@ -440,8 +408,7 @@ FAMILIES = {
     ),
     "roberta-prelayernorm": Family(
         _roberta_prelayernorm,
-        {**COMMON, **DECODER, "vocab_size": 50265, "type_vocab_size": 2, "pad_token_id": 1},
-        OLD,
+        ignored=OLD,
         writes=ROBERTA_WRITES,
         deviations=(SECOND_BIAS,),
         modules={
@@ -454,20 +421,7 @@ FAMILIES = {
     ),
     "xlm-roberta-xl": Family(
         _xlm_roberta_xl,
-        {
-            **COMMON,
-            **DECODER,
-            "vocab_size": 250880,
-            "hidden_size": 2560,
-            "num_hidden_layers": 36,
-            "num_attention_heads": 32,
-            "intermediate_size": 10240,
-            "max_position_embeddings": 514,
-            "type_vocab_size": 1,
-            "layer_norm_eps": 1e-5,
-            "pad_token_id": 1,
-        },
-        OLD,
+        ignored=OLD,
         writes=ROBERTA_WRITES,
         deviations=(SECOND_BIAS,),
         modules={
@@ -479,18 +433,12 @@ FAMILIES = {
         dropout=BERT_DROPOUT,
     ),
     "data2vec-text": ROBERTA,
-    "roberta": replace(ROBERTA, defaults={**ROBERTA.defaults, "vocab_size": 50265}),
+    "roberta": ROBERTA,
     "xlm-roberta": ROBERTA,
     "camembert": ROBERTA,
     "fnet": Family(
         _fnet,
-        {
-            **{name: value for name, value in COMMON.items() if name != "num_attention_heads"},
-            "vocab_size": 32000,
-            "hidden_act": "gelu_new",
-            "type_vocab_size": 4,
-        },
-        OLD | {"tpu_short_seq_length", "use_tpu_fourier_optimizations"},
+        ignored=OLD,
         deviations=(SECOND_BIAS,),
         quirks=Quirks(refuses_bfloat16=EVERY),
         modules={
@@ -499,25 +447,11 @@ FAMILIES = {
             "fourier": "fourier.self",
             "fourier_post_norm": "fourier.output.LayerNorm",
         },
-        dropout=DropoutFields(
-            {"embedding": "hidden_dropout_prob", "feed_forward": "hidden_dropout_prob"}, {"hidden_dropout_prob": 0.1}
-        ),
+        dropout={"embedding": "hidden_dropout_prob", "feed_forward": "hidden_dropout_prob"},
     ),
     "big_bird": Family(
         _big_bird,
-        {
-            **COMMON,
-            **DECODER,
-            "vocab_size": 50358,
-            "hidden_act": "gelu_new",
-            "max_position_embeddings": 4096,
-            "type_vocab_size": 2,
-            "attention_type": "block_sparse",
-            "block_size": 64,
-            "num_random_blocks": 3,
-            "use_bias": True,
-        },
-        OLD | {"rescale_embeddings", "sep_token_id"},
+        ignored=OLD,
         deviations=(SECOND_BIAS,),
         writes={"attention_type": lambda _: "original_full"},
         quirks=Quirks(reads_values=EVERY, counted_as={"attention_type": "original_full"}),
@@ -526,8 +460,7 @@ FAMILIES = {
     ),
     "ibert": Family(
         _roberta,
-        {**COMMON, "type_vocab_size": 2, "pad_token_id": 1},
-        OLD | {"force_dequant", "quant_mode"},
+        ignored=OLD,
         writes=ROBERTA_WRITES,
         deviations=(SECOND_BIAS,),
         quirks=Quirks(reads_values=EVERY),
@@ -536,17 +469,7 @@ FAMILIES = {
     ),
     "distilbert": Family(
         _distilbert,
-        {
-            "vocab_size": 30522,
-            "dim": 768,
-            "n_layers": 6,
-            "n_heads": 12,
-            "hidden_dim": 3072,
-            "activation": "gelu",
-            "max_position_embeddings": 512,
-            "tie_word_embeddings": True,
-        },
-        frozenset({"sinusoidal_pos_embds", "tie_weights_", "qa_dropout", "seq_classif_dropout"}),
+        ignored=frozenset({"tie_weights_"}),
         aliases={
             "hidden_size": "dim",
             "num_attention_heads": "n_heads",
@@ -575,32 +498,11 @@ FAMILIES = {
             "classifier": "pre_classifier + classifier | classifier",
             "classifier.dense": ".pre_classifier",
         },
-        dropout=DropoutFields(
-            {"embedding": "dropout", "attention": "attention_dropout", "feed_forward": "dropout"},
-            {"dropout": 0.1, "attention_dropout": 0.1},
-        ),
+        dropout={"embedding": "dropout", "attention": "attention_dropout", "feed_forward": "dropout"},
     ),
     "electra": Family(
         _electra,
-        {
-            **COMMON,
-            **DECODER,
-            "embedding_size": 128,
-            "hidden_size": 256,
-            "num_attention_heads": 4,
-            "intermediate_size": 1024,
-            "type_vocab_size": 2,
-            "summary_use_proj": True,
-        },
-        OLD
-        | {
-            "summary_activation",
-            "summary_last_dropout",
-            "summary_type",
-            "summary_use_proj",
-            "generator_size",
-            "generator_hidden_size",
-        },
+        ignored=OLD | {"generator_size", "generator_hidden_size"},
         modules={
             **BERT_MODULES,
             "input_proj": "embeddings_project",
@@ -616,19 +518,7 @@ FAMILIES = {
     ),
     "albert": Family(
         _albert,
-        {
-            **COMMON,
-            "vocab_size": 30000,
-            "embedding_size": 128,
-            "hidden_size": 4096,
-            "num_attention_heads": 64,
-            "intermediate_size": 16384,
-            "hidden_act": "gelu_new",
-            "type_vocab_size": 2,
-            "num_hidden_groups": 1,
-            "inner_group_num": 1,
-        },
-        OLD | {"classifier_dropout_prob", "down_scale_factor", "gap_size", "net_structure_type", "num_memory_blocks"},
+        ignored=OLD | {"down_scale_factor", "gap_size", "net_structure_type", "num_memory_blocks"},
         writes={
             "num_hidden_groups": lambda s: len({*_parameter_owners(s)}) // _layers_per_group(s),
             "inner_group_num": _layers_per_group,
@@ -652,18 +542,15 @@ FAMILIES = {
             "lm_head.dense": "dense",
             "lm_head.norm": "LayerNorm",
         },
-        dropout=DropoutFields(
-            {
-                "embedding": "hidden_dropout_prob",
-                "attention": "attention_probs_dropout_prob",
-                "attention_output": "hidden_dropout_prob",
-            }
-        ),
+        dropout={
+            "embedding": "hidden_dropout_prob",
+            "attention": "attention_probs_dropout_prob",
+            "attention_output": "hidden_dropout_prob",
+        },
     ),
     "mpnet": Family(
         _mpnet,
-        {**COMMON, "vocab_size": 30527, "relative_attention_num_buckets": 32, "pad_token_id": 1},
-        OLD,
+        ignored=OLD,
         writes=ROBERTA_WRITES,
         deviations=(SECOND_BIAS,),
         modules={

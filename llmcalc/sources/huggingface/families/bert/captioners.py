@@ -39,25 +39,9 @@ def _blip_text_model(config: Config) -> Table:
     )
 
 
-COMMON: dict[str, Any] = {
-    "hidden_size": 768,
-    "num_attention_heads": 12,
-    "intermediate_size": 3072,
-    "hidden_act": "gelu",
-    "layer_norm_eps": 1e-12,
-}
-
 FAMILIES = {
     "git": Family(
         _git,
-        {
-            **COMMON,
-            "vocab_size": 30522,
-            "num_hidden_layers": 6,
-            "max_position_embeddings": 1024,
-            "tie_word_embeddings": False,
-        },
-        frozenset({"num_image_with_embedding"}),
         towers="Git",
         uncounted_encoders={"vision_config": "git_vision_model"},
         uncounted_modules="git.image_encoder + git.visual_projection + git.img_temporal_embedding",
@@ -73,17 +57,6 @@ FAMILIES = {
     ),
     "blip_text_model": Family(
         _blip_text_model,
-        {
-            **COMMON,
-            "vocab_size": 30524,
-            "encoder_hidden_size": 768,
-            "num_hidden_layers": 12,
-            "num_attention_heads": 8,
-            "max_position_embeddings": 512,
-            "is_decoder": True,
-            "tie_word_embeddings": True,
-        },
-        frozenset({"label_smoothing", "projection_dim"}),
         deviations=(SECOND_BIAS,),
         modules=BERT_MODULES,
         dropout=BERT_DROPOUT,

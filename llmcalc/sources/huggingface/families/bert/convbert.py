@@ -5,16 +5,13 @@ Jiang et al. 2020 (arXiv:2008.02496). transformers: models/convbert.
 
 from __future__ import annotations
 
-from typing import Any
-
 from ...config import Config
 from ...dropout import BERT_DROPOUT
 from ...family import EVERY, Family, Quirks
-from ...parts import OF_CHOICES, Table, architecture, encoder, layernorm, mlp
+from ...parts import OF_CHOICES, Table, architecture, encoder, layer_table, layernorm, mlp
 from ...writes import Writes
 from .bert import (
     BERT_MODULES,
-    COMMON,
     OLD,
     bert_act,
     bert_head,
@@ -36,12 +33,12 @@ def _convbert(config: Config) -> Table:
     kernel = config.size("conv_kernel_size")
     if kernel % 2 == 0:
         raise config.wrong("conv_kernel_size", kernel, "an odd number: the class adds as many rows as it reads")
-    block = {
-        "attention": {"type": "span_convolution", "num_attention_heads": heads, "conv_kernel_size": kernel},
-        "feed_forward": _grouped_network(config, hidden),
-        "norm": layernorm(config.number("layer_norm_eps")),
-        "norm_placement": "post",
-    }
+    block = layer_table(
+        {"type": "span_convolution", "num_attention_heads": heads, "conv_kernel_size": kernel},
+        _grouped_network(config, hidden),
+        layernorm(config.number("layer_norm_eps")),
+        "post",
+    )
     model = embedding_size(config)
     stack = {**bert_stack(config), **input_size(model)}
     return encoder(config, block, stack, bert_head(config, "gelu"), bert_score(bert_act(config)), **model)
@@ -70,22 +67,11 @@ WRITES: Writes = {
     "num_groups": lambda s: getattr(s.first.block.feed_forward, "up_groups", 1),
 }
 
-DEFAULTS: dict[str, Any] = {
-    **COMMON,
-    "type_vocab_size": 2,
-    "embedding_size": 768,
-    "head_ratio": 2,
-    "conv_kernel_size": 9,
-    "num_groups": 1,
-    "is_decoder": False,
-    "add_cross_attention": False,
-}
 
 FAMILIES = {
     "convbert": Family(
         _convbert,
-        DEFAULTS,
-        OLD | {"summary_activation", "summary_last_dropout", "summary_type", "summary_use_proj"},
+        ignored=OLD | {"summary_activation", "summary_last_dropout", "summary_type", "summary_use_proj"},
         writes=WRITES,
         quirks=Quirks(reads_values=EVERY),
         modules={

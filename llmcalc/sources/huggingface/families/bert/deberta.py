@@ -13,7 +13,7 @@ from ...dropout import BERT_DROPOUT
 from ...family import EVERY, Family, Modules, Quirks
 from ...parts import ACTIVATIONS, Table, encoder, layernorm, token_types
 from ...writes import Value, Writes
-from .bert import BERT_MODULES, COMMON, OLD, SECOND_BIAS, bert_act, bert_block, bert_head, bert_positions, bert_score
+from .bert import BERT_MODULES, OLD, SECOND_BIAS, bert_act, bert_block, bert_head, bert_positions, bert_score
 
 if TYPE_CHECKING:
     from ....to_hf.config_values import ConfigValues
@@ -42,7 +42,7 @@ def _deberta_v2(config: Config) -> Table:
         )
     buckets = config.get("position_buckets")
     bin_fields = {"position_buckets": buckets} if is_whole(buckets) and buckets > 0 else {}
-    norm = layernorm(config.number("layer_norm_eps")) if "layer_norm" in _parts(config, "norm_rel_ebd") else None
+    norm = layernorm(config.number("layer_norm_eps")) if "layer_norm" in _listed_names(config, "norm_rel_ebd") else None
     position: Table = {
         "max_relative_positions": longest_distance,
         **bin_fields,
@@ -81,7 +81,7 @@ def _deberta_model(
         raise config.wrong("norm_rel_ebd", config.get("norm_rel_ebd"), "none without relative_attention")
     if config.flag("relative_attention"):
         stack["relative_embedding"] = {"span": span, **({"norm": norm} if norm else {})}
-        position_terms = _parts(config, "pos_att_type")
+        position_terms = _listed_names(config, "pos_att_type")
         if set(position_terms) - {"c2p", "p2c"}:
             raise config.wrong("pos_att_type", config.get("pos_att_type"), "c2p, p2c or both")
         if position.get("share_att_key") and len({*position_terms}) < 2:
@@ -110,7 +110,7 @@ def _largest_distance(config: Config) -> int:
     return distance if is_whole(distance) and distance > 0 else config.size("max_position_embeddings")
 
 
-def _parts(config: Config, name: str) -> list[str]:
+def _listed_names(config: Config, name: str) -> list[str]:
     """Reads a list of strings, or one string with bars between its parts."""
     value = config.get(name)
     if value is None:
@@ -123,68 +123,29 @@ def _parts(config: Config, name: str) -> list[str]:
     return [text for text in texts if text not in ("", "none")]
 
 
-DEBERTA: dict[str, Any] = {
-    **COMMON,
-    "vocab_size": 50265,
-    "type_vocab_size": 0,
-    "layer_norm_eps": 1e-7,
-    "relative_attention": False,
-    "max_relative_positions": -1,
-    "position_biased_input": True,
-    "pos_att_type": None,
-    "legacy": True,
-    "embedding_size": None,
-    "talking_head": None,
-}
-V2: dict[str, Any] = {
-    **{k: v for k, v in DEBERTA.items() if k != "talking_head"},
-    "vocab_size": 128100,
-    "hidden_size": 1536,
-    "num_hidden_layers": 24,
-    "num_attention_heads": 24,
-    "intermediate_size": 6144,
-    "position_buckets": None,
-    "norm_rel_ebd": None,
-    "share_att_key": None,
-    "attention_head_size": None,
-    "conv_kernel_size": None,
-    "conv_groups": 1,
-    "conv_act": "tanh",
-}
-IGNORED = OLD | {
-    "conv_act",
-    "conv_groups",
-    "cls_dropout",
-    "model_name",
-    "pooler_dropout",
-    "pooler_hidden_act",
-    "padding_idx",
-    "z_steps",
-    "mask_token_id",
-    "cls_token_id",
-}
+IGNORED = OLD | {"conv_act", "conv_groups", "cls_dropout", "model_name", "padding_idx", "z_steps", "cls_token_id"}
 
 
-def _distances(config_values: ConfigValues) -> Any:
+def _disentangled_position(config_values: ConfigValues) -> Any:
     return config_values.typed("disentangled")
 
 
 def _position_terms(config_values: ConfigValues) -> list[str]:
     try:
-        position = _distances(config_values)
+        position = _disentangled_position(config_values)
     except Absent:
         return []
     return [term for term in ("c2p", "p2c") if getattr(position, term)]
 
 
-def _of_convolution(field: str) -> Value:
+def _side_convolution_field(field: str) -> Value:
     return lambda config_values: getattr(present(config_values.first.side_convolution), field)
 
 
 DEBERTA_WRITES: Writes = {
     "relative_attention": lambda s: s.first.relative_embedding is not None,
     "position_biased_input": lambda s: s.first.position is not None,
-    "max_relative_positions": lambda s: _distances(s).max_relative_positions,
+    "max_relative_positions": lambda s: _disentangled_position(s).max_relative_positions,
     "pos_att_type": _position_terms,
 }
 
@@ -207,7 +168,7 @@ DEBERTA_MODULES: Modules = {
 FAMILIES = {
     "deberta": Family(
         _deberta,
-        DEBERTA,
+        {"embedding_size": None, "talking_head": None},
         IGNORED,
         writes=DEBERTA_WRITES,
         deviations=(SECOND_BIAS,),
@@ -224,14 +185,23 @@ FAMILIES = {
     ),
     "deberta-v2": Family(
         _deberta_v2,
-        V2,
+        {
+            "embedding_size": None,
+            "position_buckets": None,
+            "norm_rel_ebd": None,
+            "share_att_key": None,
+            "attention_head_size": None,
+            "conv_kernel_size": None,
+            "conv_groups": 1,
+            "conv_act": "tanh",
+        },
         IGNORED,
         writes={
             **DEBERTA_WRITES,
-            "position_buckets": lambda s: _distances(s).position_buckets or -1,
-            "share_att_key": lambda s: _distances(s).share_att_key,
+            "position_buckets": lambda s: _disentangled_position(s).position_buckets or -1,
+            "share_att_key": lambda s: _disentangled_position(s).share_att_key,
             "norm_rel_ebd": lambda s: "none" if present(s.first.relative_embedding).norm is None else "layer_norm",
-            **{field: _of_convolution(field) for field in ("conv_kernel_size", "conv_groups", "conv_act")},
+            **{field: _side_convolution_field(field) for field in ("conv_kernel_size", "conv_groups", "conv_act")},
         },
         deviations=(SECOND_BIAS,),
         quirks=Quirks(reads_values=EVERY),

@@ -9,7 +9,7 @@ from ...config import Config
 from ...dropout import BERT_DROPOUT
 from ...family import EVERY, Family, Quirks
 from ...parts import Table, architecture, encoder, layernorm, token_types
-from .bert import BERT_MODULES, COMMON, OLD, bert_act, bert_block, bert_head, bert_positions
+from .bert import BERT_MODULES, OLD, bert_act, bert_block, bert_head, bert_positions
 
 READER = "DPRReader"
 
@@ -34,7 +34,7 @@ def _dpr(config: Config) -> Table:
 FAMILIES = {
     "dpr": Family(
         _dpr,
-        {**COMMON, "type_vocab_size": 2, "projection_dim": 0, "tie_word_embeddings": True},
+        {"tie_word_embeddings": True},
         OLD,
         modules={**BERT_MODULES, **{node: f"bert_model.{BERT_MODULES[node]}" for node in OUTSIDE}},
         quirks=Quirks(makes_mask=EVERY),

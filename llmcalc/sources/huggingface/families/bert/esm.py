@@ -5,13 +5,11 @@ transformers: models/esm. The structure prediction of `EsmForProteinFolding` is 
 
 from __future__ import annotations
 
-from typing import Any
-
 from ...config import Config
 from ...dropout import BERT_DROPOUT
 from ...family import Family
-from ...parts import QKVO, Table, architecture, biases, encoder, layernorm, mlp, pooler, rope
-from .bert import DECODER, OLD, ROBERTA_MODULES, bert_head, bert_score, padded_positions
+from ...parts import QKVO, Table, architecture, biases, encoder, layer_table, layernorm, mlp, pooler, rope
+from .bert import OLD, ROBERTA_MODULES, bert_head, bert_score, padded_positions
 
 
 def _esm(config: Config) -> Table:
@@ -23,12 +21,7 @@ def _esm(config: Config) -> Table:
     norm, heads = layernorm(config.number("layer_norm_eps")), config.size("num_attention_heads")
     config.divided("num_attention_heads", config.size("hidden_size"), heads)
     mixer: Table = {"num_attention_heads": heads, **biases(True, *QKVO)}
-    block = {
-        "attention": mixer,
-        "feed_forward": mlp(config.size("intermediate_size"), "gelu"),
-        "norm": norm,
-        "norm_placement": "pre",
-    }
+    block = layer_table(mixer, mlp(config.size("intermediate_size"), "gelu"), norm)
     stack: Table = {"final_norm": norm}
     model: Table = {**pooler(config.head == "none"), "contact_head": {}}
     kind = config.get("position_embedding_type")
@@ -42,27 +35,12 @@ def _esm(config: Config) -> Table:
     return encoder(config, block, stack, bert_head(config, "gelu"), bert_score("tanh"), **model)
 
 
-DEFAULTS: dict[str, Any] = {
-    **DECODER,
-    "vocab_size": None,
-    "hidden_size": 768,
-    "num_hidden_layers": 12,
-    "num_attention_heads": 12,
-    "intermediate_size": 3072,
-    "max_position_embeddings": 1026,
-    "layer_norm_eps": 1e-12,
-    "position_embedding_type": "absolute",
-    "emb_layer_norm_before": None,
-    "tie_word_embeddings": True,
-    "pad_token_id": None,
-}
-IGNORED = OLD | {"esmfold_config", "hidden_act", "is_folding_model", "token_dropout", "vocab_list"}
+IGNORED = OLD | {"esmfold_config", "hidden_act"}
 
 FAMILIES = {
     "esm": Family(
         _esm,
-        DEFAULTS,
-        IGNORED,
+        ignored=IGNORED,
         modules={
             **ROBERTA_MODULES,
             "embed_norm": "embeddings.layer_norm",

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from ...config import Config
 from ...family import Family
-from ...parts import QKVO, Table, attention, biases, encoder, glu, layernorm, qk_norm
+from ...parts import QKVO, Table, attention, biases, encoder, glu, layer_table, layernorm, qk_norm
 
 
 def _esmc(config: Config) -> Table:
@@ -16,12 +16,7 @@ def _esmc(config: Config) -> Table:
         **biases(config.flag("attention_bias"), *QKVO),
         **qk_norm(layernorm(bias=False), "projection"),
     )
-    block = {
-        "attention": mixer,
-        "feed_forward": glu(config, config.flag("mlp_bias")),
-        "norm": layernorm(),
-        "norm_placement": "pre",
-    }
+    block = layer_table(mixer, glu(config, config.flag("mlp_bias")), layernorm())
     head = {"bias": True, "transform": {"hidden_act": "gelu", "norm": layernorm()}}
     stack = {"final_norm": layernorm(bias=False)}
     table = encoder(config, block, stack, head, {"transform": {"hidden_act": "tanh", "norm": None}})
@@ -29,22 +24,5 @@ def _esmc(config: Config) -> Table:
 
 
 FAMILIES = {
-    "esmc": Family(
-        _esmc,
-        {
-            "vocab_size": 64,
-            "hidden_size": 2560,
-            "intermediate_size": 6912,
-            "num_hidden_layers": 80,
-            "num_attention_heads": 40,
-            "num_key_value_heads": None,
-            "head_dim": None,
-            "hidden_act": "silu",
-            "max_position_embeddings": 2048,
-            "attention_bias": False,
-            "mlp_bias": False,
-            "tie_word_embeddings": False,
-        },
-        modules={"lm_head.norm": "layer_norm", "classifier.dense": "dense"},
-    ),
+    "esmc": Family(_esmc, modules={"lm_head.norm": "layer_norm", "classifier.dense": "dense"}),
 }

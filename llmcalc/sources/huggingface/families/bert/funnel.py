@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from .....components.base import MOST_LAYERS
 from ...config import Config
-from ...family import DropoutFields, Family
+from ...family import Family
 from ...parts import ACTIVATIONS, OF_CHOICES, Table, architecture, encoder, layernorm, mlp, scores_sequences
 from ...writes import Writes
 from .bert import has_pretraining_head
@@ -36,7 +36,7 @@ def _funnel(config: Config) -> Table:
         "separate_cls": separate_cls,
         "truncate_seq": config.flag("truncate_seq"),
     }
-    stack = {"embedding_norm": norm, **_layers(sizes, repeats, decoders, not config.flag("pool_q_only"))}
+    stack = {"embedding_norm": norm, **_stack_of_blocks(sizes, repeats, decoders, not config.flag("pool_q_only"))}
     config.fields_read.add("pooling_type")
     score: Table = {"over": "token"}
     if scores_sequences(config) or name.endswith(OF_CHOICES):
@@ -61,7 +61,7 @@ def _block_repeats(config: Config) -> list[int]:
     return repeats
 
 
-def _layers(sizes: list[int], repeats: list[int], decoders: int, halves_keys: bool) -> Table:
+def _stack_of_blocks(sizes: list[int], repeats: list[int], decoders: int, halves_keys: bool) -> Table:
     """Returns the kinds of layers of a stack: `blockN` and further names for layers that differ in block N."""
     names: list[str] = []
     shared_layers: list[str] = []
@@ -94,7 +94,7 @@ def _layers(sizes: list[int], repeats: list[int], decoders: int, halves_keys: bo
     }
 
 
-def _blocks(config_values: ConfigValues) -> list[list[tuple[str, Any]]]:
+def _layers_by_block(config_values: ConfigValues) -> list[list[tuple[str, Any]]]:
     """Returns the layers of each block, with their names; layers of the decoder are left out."""
     blocks: list[list[tuple[str, Any]]] = [[]]
     names = config_values.first.layer_names()
@@ -108,10 +108,10 @@ def _blocks(config_values: ConfigValues) -> list[list[tuple[str, Any]]]:
     return blocks
 
 
-def _repeats(config_values: ConfigValues) -> list[int]:
+def _repeats_of_blocks(config_values: ConfigValues) -> list[int]:
     return [
         sum(name == block[0][0] for name, _ in block) if _is_shared(config_values, block) else 1
-        for block in _blocks(config_values)
+        for block in _layers_by_block(config_values)
     ]
 
 
@@ -120,25 +120,24 @@ def _is_shared(config_values: ConfigValues, block: list[tuple[str, Any]]) -> boo
 
 
 WRITES: Writes = {
-    "block_sizes": lambda s: [len(block) // times for block, times in zip(_blocks(s), _repeats(s), strict=True)],
-    "block_repeats": _repeats,
-    "num_decoder_layers": lambda s: s.first.num_hidden_layers - sum(map(len, _blocks(s))),
+    "block_sizes": lambda s: [
+        len(block) // times for block, times in zip(_layers_by_block(s), _repeats_of_blocks(s), strict=True)
+    ],
+    "block_repeats": _repeats_of_blocks,
+    "num_decoder_layers": lambda s: s.first.num_hidden_layers - sum(map(len, _layers_by_block(s))),
     "d_head": lambda s: s.first.block.attention.head_dim,
     "separate_cls": lambda s: s.first.block.separate_cls,
     "truncate_seq": lambda s: s.first.block.truncate_seq,
     "pool_q_only": lambda s: not any(getattr(layer, "halves_keys", False) for layer in s.first.kinds().values()),
 }
 
-DROPOUT = DropoutFields(
-    {
-        "embedding": "hidden_dropout",
-        "attention": "attention_dropout",
-        "attention_output": "hidden_dropout",
-        "activation": "activation_dropout",
-        "feed_forward": "hidden_dropout",
-    },
-    {"hidden_dropout": 0.1, "attention_dropout": 0.1},
-)
+DROPOUT = {
+    "embedding": "hidden_dropout",
+    "attention": "attention_dropout",
+    "attention_output": "hidden_dropout",
+    "activation": "activation_dropout",
+    "feed_forward": "hidden_dropout",
+}
 
 
 def _lists_of_layers() -> str:
@@ -152,25 +151,7 @@ def _lists_of_layers() -> str:
 FAMILIES = {
     "funnel": Family(
         _funnel,
-        {
-            "vocab_size": 30522,
-            "block_sizes": (4, 4, 4),
-            "block_repeats": None,
-            "num_decoder_layers": 2,
-            "d_model": 768,
-            "n_head": 12,
-            "d_head": 64,
-            "d_inner": 3072,
-            "hidden_act": "gelu_new",
-            "layer_norm_eps": 1e-9,
-            "attention_type": "relative_shift",
-            "pooling_type": "mean",
-            "separate_cls": True,
-            "truncate_seq": True,
-            "pool_q_only": True,
-            "tie_word_embeddings": True,
-        },
-        frozenset({"initializer_std", "pooling_type", "type_vocab_size", "max_position_embeddings", "rel_attn_type"}),
+        ignored=frozenset({"type_vocab_size", "max_position_embeddings", "rel_attn_type"}),
         aliases={"hidden_size": "d_model", "num_attention_heads": "n_head"},
         writes=WRITES,
         modules={

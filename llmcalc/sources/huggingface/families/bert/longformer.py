@@ -8,7 +8,6 @@ transformers: models/longformer.
 from __future__ import annotations
 
 from dataclasses import fields
-from typing import Any
 
 from .....ops import Op
 from .....ops.attention import AttentionCore, OverlappingChunks
@@ -18,7 +17,6 @@ from ...family import EVERY, Deviation, Family, Modules, Quirks
 from ...parts import Table, encoder, layer_pattern, pooler
 from ...writes import Writes
 from .bert import (
-    COMMON,
     OLD,
     ROBERTA_MODULES,
     ROBERTA_WRITES,
@@ -83,13 +81,11 @@ MODULES: Modules = {
     "v_global_proj": "value_global",
 }
 
-DEFAULTS: dict[str, Any] = {**COMMON, "type_vocab_size": 2, "pad_token_id": 1, "attention_window": 512}
 
 FAMILIES = {
     "longformer": Family(
         _longformer,
-        DEFAULTS,
-        OLD | {"attention_mode", "ignore_attention_mask", "onnx_export", "sep_token_id"},
+        ignored=OLD | {"attention_mode", "ignore_attention_mask"},
         writes={**ROBERTA_WRITES, **WINDOW_WRITES},
         deviations=(SECOND_BIAS, CHUNKS),
         quirks=Quirks(reads_values=EVERY),

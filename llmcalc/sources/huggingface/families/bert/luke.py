@@ -15,7 +15,7 @@ from ...dropout import BERT_DROPOUT
 from ...family import EVERY, Deviation, Family, Quirks
 from ...parts import OF_ANSWERS, OF_TOKENS, Table, architecture, encoder, layernorm, pooler
 from ...writes import Writes
-from .bert import COMMON, OLD, ROBERTA_MODULES, ROBERTA_WRITES, bert_block, bert_head, bert_stack, padded_positions
+from .bert import OLD, ROBERTA_MODULES, ROBERTA_WRITES, bert_block, bert_head, bert_stack, padded_positions
 
 if TYPE_CHECKING:
     from .....model import ModelSpec
@@ -77,16 +77,7 @@ WRITES: Writes = {
 FAMILIES = {
     "luke": Family(
         _luke,
-        {
-            **COMMON,
-            "vocab_size": 50267,
-            "type_vocab_size": 2,
-            "pad_token_id": 1,
-            "entity_vocab_size": 500000,
-            "entity_emb_size": 256,
-            "use_entity_aware_attention": True,
-        },
-        OLD | {"bert_model_name", "cls_entity_prediction"},
+        ignored=OLD | {"bert_model_name", "cls_entity_prediction"},
         writes=WRITES,
         deviations=(SECOND_BIAS,),
         quirks=Quirks(reads_values=EVERY),

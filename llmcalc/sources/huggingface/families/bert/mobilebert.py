@@ -10,7 +10,7 @@ from ...dropout import BERT_DROPOUT
 from ...family import Family
 from ...parts import QKVO, Table, biases, encoder, layernorm, mlp, pooler, scores_sequences, token_types
 from ...writes import Writes
-from .bert import BERT_MODULES, COMMON, OLD, SECOND_BIAS, bert_act, bert_head, bert_positions, has_pretraining_head
+from .bert import BERT_MODULES, OLD, SECOND_BIAS, bert_act, bert_head, bert_positions, has_pretraining_head
 
 
 def _mobilebert(config: Config) -> Table:
@@ -68,25 +68,7 @@ WRITES: Writes = {
 FAMILIES = {
     "mobilebert": Family(
         _mobilebert,
-        {
-            **COMMON,
-            "hidden_size": 512,
-            "num_hidden_layers": 24,
-            "num_attention_heads": 4,
-            "intermediate_size": 512,
-            "hidden_act": "relu",
-            "type_vocab_size": 2,
-            "embedding_size": 128,
-            "trigram_input": True,
-            "use_bottleneck": True,
-            "intra_bottleneck_size": 128,
-            "use_bottleneck_attention": False,
-            "key_query_shared_bottleneck": True,
-            "num_feedforward_networks": 4,
-            "normalization_type": "no_norm",
-            "classifier_activation": True,
-        },
-        OLD | {"true_hidden_size"},
+        ignored=OLD | {"true_hidden_size"},
         writes=WRITES,
         deviations=(SECOND_BIAS,),
         modules={

@@ -8,14 +8,13 @@ transformers: models/modernbert, models/modernbert_decoder, models/eurobert, mod
 
 from __future__ import annotations
 
-from dataclasses import replace
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from .....components.classifier import Classifier
 from ...absent import present
 from ...config import Config
 from ...dropout import BERT_DROPOUT
-from ...family import DropoutFields, Family, Modules, Quirks
+from ...family import Family, Modules, Quirks
 from ...parts import (
     ACTIVATIONS,
     FULL_OR_SLIDING,
@@ -29,6 +28,7 @@ from ...parts import (
     head_table,
     labels,
     layer_pattern,
+    layer_table,
     layernorm,
     listed_kinds,
     mlp,
@@ -90,12 +90,7 @@ def _modernbert_layers(config: Config, window: int) -> tuple[Table, Table]:
         "fused_qkv": True,
         **biases(config.flag("attention_bias"), *QKVO),
     }
-    block = {
-        "attention": mixer,
-        "feed_forward": glu(config, config.flag("mlp_bias"), act="hidden_activation"),
-        "norm": norm,
-        "norm_placement": "pre",
-    }
+    block = layer_table(mixer, glu(config, config.flag("mlp_bias"), act="hidden_activation"), norm)
     names = [f"first_{layer_kinds[0]}", *layer_kinds[1:]]
     changes: Table = {"full": {}, "sliding": {"attention": {"sliding_window": window}}}
     variants = {name: changes[name.removeprefix("first_")] for name in dict.fromkeys(names)}
@@ -118,12 +113,7 @@ def _modern_head(config: Config, norm: Table) -> Table:
 def _eurobert(config: Config) -> Table:
     norm = rmsnorm(config.number("rms_norm_eps"))
     mixer = attention(config, **biases(config.flag("attention_bias"), *QKVO))
-    block = {
-        "attention": mixer,
-        "feed_forward": glu(config, config.flag("mlp_bias")),
-        "norm": norm,
-        "norm_placement": "pre",
-    }
+    block = layer_table(mixer, glu(config, config.flag("mlp_bias")), norm)
     unit = config.choice({"late": "token", "bos": "sequence", "mean": "sequence"}, "classifier_pooling")
     return encoder(
         config,
@@ -175,7 +165,7 @@ def _nomic_bert(config: Config) -> Table:
     mixer: Table = {"num_attention_heads": config.size("num_attention_heads"), "position": rope(config)}
     if config.maybe("head_dim") is not None:
         mixer["head_dim"] = config.size("head_dim")
-    block = {"attention": mixer, "feed_forward": network, "norm": norm, "norm_placement": "post"}
+    block = layer_table(mixer, network, norm, "post")
     types = config.count("type_vocab_size")
     stack = {"embedding_norm": norm, **token_types(types)}
     head = {"bias": True, "transform": {"hidden_act": config.choice(GATED, "hidden_act"), "norm": norm}}
@@ -221,43 +211,19 @@ def _rotary_encoder(config: Config, network: Table, theta: float, score: Table, 
         "position": {"rope_theta": theta, **rope(config)},
         **biases(True, *QKVO),
     }
-    block = {"attention": mixer, "feed_forward": network, "norm": norm, "norm_placement": "post"}
+    block = layer_table(mixer, network, norm, "post")
     stack = {"embedding_norm": norm, **token_types(types)}
     return encoder(config, block, stack, bert_head(config, "gelu"), score, **pooler(has_pooler))
 
 
-MODERN: dict[str, Any] = {
-    "vocab_size": 50368,
-    "hidden_size": 768,
-    "intermediate_size": 1152,
-    "num_hidden_layers": 22,
-    "num_attention_heads": 12,
-    "hidden_activation": "gelu",
-    "max_position_embeddings": 8192,
-    "norm_eps": 1e-5,
-    "norm_bias": False,
-    "attention_bias": False,
-    "layer_types": None,
-    "local_attention": 128,
-    "mlp_bias": False,
-    "decoder_bias": True,
-    "classifier_bias": False,
-    "classifier_activation": "gelu",
-    "tie_word_embeddings": True,
-    "global_attn_every_n_layers": 3,
-}
 OF_MODERN = OLD | {
     "causal_mask",
     "is_causal",
     "classifier_pooling",
-    "cls_token_id",
     "compile",
     "deterministic_flash_attn",
-    "embedding_dropout",
     "global_rope_theta",
-    "initializer_cutoff_factor",
     "local_rope_theta",
-    "mlp_dropout",
     "reference_compile",
     "repad_logits_with_grad",
     "sparse_pred_ignore_index",
@@ -267,7 +233,6 @@ OF_NOMIC = OLD | {
     "dense_seq_output",
     "fused_bias_fc",
     "fused_dropout_add_ln",
-    "initializer_range",
     "last_layer_subset",
     "max_trained_positions",
     "mlp_type",
@@ -281,7 +246,6 @@ OF_NOMIC = OLD | {
     "rotary_emb_interleaved",
     "rotary_emb_scale_base",
     "rotary_scaling_factor",
-    "scale_attn_by_inverse_layer_idx",
     "sequence_parallel",
     "use_xentropy",
     "causal",
@@ -315,7 +279,7 @@ JINA_ADAPTERS = {
 }
 
 
-def _pooling(config_values: ConfigValues) -> str:
+def _classifier_pooling(config_values: ConfigValues) -> str:
     return (
         "bos"
         if isinstance(config_values.spec.head, Classifier) and config_values.spec.head.over == "sequence"
@@ -376,72 +340,40 @@ NOMIC_MODULES: Modules = {
 FAMILIES = {
     "modernbert": Family(
         _modernbert,
-        MODERN,
+        {"global_attn_every_n_layers": 3},
         OF_MODERN,
         writes={**MODERN_WRITES, **UNPADDED},
         quirks=Quirks(reads_values=("ForMultipleChoice",)),
         modules=MODERN_MODULES,
-        dropout=DropoutFields(
-            {
-                "embedding": "embedding_dropout",
-                "attention": "attention_dropout",
-                "attention_output": "attention_dropout",
-                "activation": "mlp_dropout",
-            }
-        ),
+        dropout={
+            "embedding": "embedding_dropout",
+            "attention": "attention_dropout",
+            "attention_output": "attention_dropout",
+            "activation": "mlp_dropout",
+        },
     ),
     "modernbert-decoder": Family(
         _modernbert_decoder,
-        MODERN,
+        {"global_attn_every_n_layers": 3},
         OF_MODERN,
         writes={**MODERN_WRITES, "local_attention": lambda s: 2 * present(s.window), "pad_token_id": lambda s: 0},
         modules=MODERN_MODULES,
-        dropout=DropoutFields(
-            {
-                "embedding": "embedding_dropout",
-                "attention": "attention_dropout",
-                "attention_output": "attention_dropout",
-                "activation": "mlp_dropout",
-            }
-        ),
+        dropout={
+            "embedding": "embedding_dropout",
+            "attention": "attention_dropout",
+            "attention_output": "attention_dropout",
+            "activation": "mlp_dropout",
+        },
     ),
     "eurobert": Family(
         _eurobert,
-        {
-            "vocab_size": 128256,
-            "hidden_size": 768,
-            "intermediate_size": 3072,
-            "num_hidden_layers": 12,
-            "num_attention_heads": 12,
-            "num_key_value_heads": None,
-            "hidden_act": "silu",
-            "max_position_embeddings": 8192,
-            "rms_norm_eps": 1e-5,
-            "tie_word_embeddings": False,
-            "attention_bias": False,
-            "mlp_bias": False,
-            "head_dim": None,
-            "classifier_pooling": "late",
-        },
-        OLD | {"mask_token_id", "clf_pooling", "use_sliding_window"},
-        writes={"classifier_pooling": _pooling, **UNPADDED},
+        ignored=OLD | {"clf_pooling", "use_sliding_window"},
+        writes={"classifier_pooling": _classifier_pooling, **UNPADDED},
         modules={"classifier": "dense + classifier | classifier", "classifier.dense": ".dense"},
     ),
     "gte": Family(
         _gte,
-        {
-            "vocab_size": 250048,
-            "hidden_size": 768,
-            "num_hidden_layers": 12,
-            "num_attention_heads": 12,
-            "intermediate_size": 3072,
-            "hidden_act": "gelu",
-            "max_position_embeddings": 8192,
-            "type_vocab_size": 1,
-            "layer_norm_eps": 1e-12,
-            "tie_word_embeddings": True,
-        },
-        OLD,
+        ignored=OLD,
         modules=NOMIC_MODULES,
         earlier={
             "layers": "encoder.layer",
@@ -452,23 +384,11 @@ FAMILIES = {
             "gate_proj": "up_gate_proj",
             "mlp.up_proj": "mlp.up_gate_proj",
         },
-        dropout=replace(BERT_DROPOUT, defaults={"hidden_dropout_prob": 0.1}),
+        dropout=BERT_DROPOUT,
     ),
     "jina_embeddings_v3": Family(
         _jina_embeddings_v3,
-        {
-            "vocab_size": 250002,
-            "hidden_size": 1024,
-            "num_hidden_layers": 24,
-            "num_attention_heads": 16,
-            "intermediate_size": 4096,
-            "hidden_act": "gelu",
-            "max_position_embeddings": 8194,
-            "type_vocab_size": 1,
-            "layer_norm_eps": 1e-5,
-            "tie_word_embeddings": True,
-        },
-        OLD | OF_JINA,
+        ignored=OLD | OF_JINA,
         uncounted=JINA_ADAPTERS,
         deviations=(SECOND_BIAS,),
         modules={**NOMIC_MODULES, "up_proj": "fc1", "down_proj": "fc2"},
@@ -478,17 +398,7 @@ FAMILIES = {
     "nomic_bert": Family(
         _nomic_bert,
         {
-            "vocab_size": 30528,
-            "hidden_size": 768,
-            "intermediate_size": 3072,
-            "num_hidden_layers": 12,
-            "num_attention_heads": 12,
-            "hidden_act": "silu",
-            "max_position_embeddings": 2048,
-            "type_vocab_size": 2,
-            "layer_norm_eps": 1e-12,
             "tie_word_embeddings": True,
-            "head_dim": None,
             "qkv_proj_bias": None,
             "mlp_fc1_bias": None,
             "mlp_fc2_bias": None,
@@ -500,6 +410,6 @@ FAMILIES = {
         deviations=(SECOND_BIAS,),
         modules=NOMIC_MODULES,
         earlier={**NOMIC_EARLIER, "gate_proj": "fc12", "up_proj": "fc11", "down_proj": "fc2"},
-        dropout=replace(BERT_DROPOUT, defaults={}),
+        dropout=BERT_DROPOUT,
     ),
 }

@@ -110,26 +110,6 @@ def _window_distances(config: Config, layer_kinds: list[str]) -> list[int | None
     return distances
 
 
-DEFAULTS: dict[str, Any] = {
-    "vocab_size": 131072,
-    "embedding_rank": 256,
-    "hidden_size": 1024,
-    "intermediate_size": 3584,
-    "hidden_act": "relu2",
-    "mlp_bias": False,
-    "num_hidden_layers": 17,
-    "num_attention_heads": 16,
-    "num_key_value_heads": 4,
-    "head_dim": 64,
-    "max_position_embeddings": 16384,
-    "norm_eps": 1e-6,
-    "attention_bias": False,
-    "embedding_dim": 128,
-    "layer_types": None,
-    "sliding_window": 256,
-    "tie_word_embeddings": True,
-}
-
 MODULES: Modules = {
     "embed_tokens": "embed_tokens.word_embeddings",
     "embed_proj": "embed_tokens.embedding_projection",
@@ -146,15 +126,5 @@ MODULES: Modules = {
 }
 
 FAMILIES = {
-    "neomme": Family(
-        _neomme,
-        DEFAULTS,
-        frozenset(
-            """
-            document_token_id image_token_id initializer_range patch_size residual_multiplier
-            """.split()  # noqa: SIM905
-        ),
-        uncounted_modules="model.patch_embeddings + patch_embeddings",
-        modules=MODULES,
-    ),
+    "neomme": Family(_neomme, uncounted_modules="model.patch_embeddings + patch_embeddings", modules=MODULES),
 }

@@ -12,14 +12,14 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
+from .....components.added_position import Learned
 from .....ops import Op, SampledBlocks
-from ...absent import present
 from ...config import Config
 from ...dropout import BERT_DROPOUT
 from ...family import EVERY, Deviation, Family, Modules, Quirks
 from ...parts import Table, encoder
 from ...writes import Writes
-from .bert import BERT_MODULES, COMMON, OLD, SECOND_BIAS, bert_act, bert_block, bert_head, bert_score, bert_stack
+from .bert import BERT_MODULES, OLD, SECOND_BIAS, bert_act, bert_block, bert_head, bert_score, bert_stack
 
 if TYPE_CHECKING:
     from ....to_hf.config_values import ConfigValues
@@ -32,13 +32,13 @@ def _nystromformer(config: Config) -> Table:
             "as many landmarks as tokens"
         )
     config.must("inv_coeff_init_option", False)
-    return _convolving(config, "conv_kernel_size")
+    return _bert_with_convolution(config, "conv_kernel_size")
 
 
 def _yoso(config: Config) -> Table:
     if not config.flag("use_expectation"):
         config.notes.append("use_expectation: attention by hashes is not counted: every token attends to all")
-    return _convolving(config, "conv_window")
+    return _bert_with_convolution(config, "conv_window")
 
 
 MRA_BLOCK = 32
@@ -75,7 +75,7 @@ NO_KERNEL = Deviation(
 )
 
 
-def _convolving(config: Config, field: str) -> Table:
+def _bert_with_convolution(config: Config, field: str) -> Table:
     """Reads BERT without a pooler and with a convolution of the values. field: the config field of its kernel size.
 
     A question-answering head has two scores, whatever the number of labels.
@@ -93,16 +93,15 @@ def _convolving(config: Config, field: str) -> Table:
     return encoder(config, block, stack, head, bert_score(act), answers=2)
 
 
-def _kernel(field: str) -> Writes:
-    return {
-        field: lambda s: getattr(s.first.block.attention.value_convolution, "conv_kernel_size", None),
-        "max_position_embeddings": lambda s: present(s.first.position).max_position_embeddings,
-    }
+def _kernel_writes(field: str) -> Writes:
+    return {field: lambda s: getattr(s.first.block.attention.value_convolution, "conv_kernel_size", None)}
 
 
 def _blocks_per_row(config_values: ConfigValues) -> int:
     """Returns the number of exact score blocks per block of tokens in MRA, for the longest sequence."""
-    rows: int = max(1, present(config_values.first.position).max_position_embeddings // MRA_BLOCK)
+    position = config_values.first.position
+    table_rows = position.max_position_embeddings if isinstance(position, Learned) else 0
+    rows = max(1, table_rows // MRA_BLOCK)
     blocks: int = config_values.first.block.attention.blocks
     return -(-blocks // rows)
 
@@ -118,20 +117,8 @@ MODULES: Modules = {
 FAMILIES = {
     "nystromformer": Family(
         _nystromformer,
-        {
-            **COMMON,
-            "vocab_size": 30000,
-            "hidden_act": "gelu_new",
-            "max_position_embeddings": 510,
-            "type_vocab_size": 2,
-            "layer_norm_eps": 1e-5,
-            "segment_means_seq_len": 64,
-            "num_landmarks": 64,
-            "conv_kernel_size": 65,
-            "inv_coeff_init_option": False,
-        },
-        OLD,
-        writes=_kernel("conv_kernel_size"),
+        ignored=OLD,
+        writes=_kernel_writes("conv_kernel_size"),
         deviations=(SECOND_BIAS,),
         quirks=Quirks(reads_values=EVERY),
         modules=MODULES,
@@ -139,16 +126,8 @@ FAMILIES = {
     ),
     "yoso": Family(
         _yoso,
-        {
-            **COMMON,
-            "vocab_size": 50265,
-            "max_position_embeddings": 4096,
-            "type_vocab_size": 1,
-            "use_expectation": True,
-            "conv_window": None,
-        },
-        OLD | {"hash_code_len", "lsh_backward", "num_hash", "use_fast_hash"},
-        writes=_kernel("conv_window"),
+        ignored=OLD,
+        writes=_kernel_writes("conv_window"),
         deviations=(SECOND_BIAS,),
         quirks=Quirks(reads_values=EVERY, refuses_bfloat16=EVERY),
         modules=MODULES,
@@ -156,16 +135,7 @@ FAMILIES = {
     ),
     "mra": Family(
         _mra,
-        {
-            **COMMON,
-            "vocab_size": 50265,
-            "type_vocab_size": 1,
-            "layer_norm_eps": 1e-5,
-            "block_per_row": 4,
-            "approx_mode": "full",
-            "add_cross_attention": False,
-        },
-        OLD | {"initial_prior_diagonal_n_blocks", "initial_prior_first_n_blocks"},
+        ignored=OLD,
         writes={
             "block_per_row": _blocks_per_row,
             "approx_mode": lambda s: "full" if s.first.block.attention.approximated else "sparse",

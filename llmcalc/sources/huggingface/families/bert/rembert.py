@@ -5,8 +5,7 @@ transformers: models/bert_generation, models/rembert, models/roformer.
 
 from __future__ import annotations
 
-from dataclasses import replace
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from .....components.mixers.attention import Attention
 from ...absent import present
@@ -16,8 +15,6 @@ from ...family import EVERY, Deviation, Family, Quirks
 from ...parts import OF_ANSWERS, OF_CHOICES, Table, architecture, encoder, pooler, scores_sequences
 from .bert import (
     BERT_MODULES,
-    COMMON,
-    DECODER,
     OLD,
     SECOND_BIAS,
     bert_act,
@@ -75,17 +72,6 @@ def _roformer(config: Config) -> Table:
     )
 
 
-ROFORMER: dict[str, Any] = {
-    **COMMON,
-    **DECODER,
-    "vocab_size": 50000,
-    "embedding_size": None,
-    "max_position_embeddings": 1536,
-    "type_vocab_size": 2,
-    "summary_use_proj": None,
-}
-
-
 def _sinusoid_elements(spec: ModelSpec) -> Number:
     """Returns the number of elements of the sine and cosine table: a row of a head's width per position."""
     mixer = spec.main.block.attention
@@ -109,16 +95,7 @@ MASKS = Quirks(reads_values=("ForMultipleChoice",), makes_mask=EVERY)
 FAMILIES = {
     "bert-generation": Family(
         _bert_generation,
-        {
-            **COMMON,
-            **DECODER,
-            "vocab_size": 50358,
-            "hidden_size": 1024,
-            "num_hidden_layers": 24,
-            "num_attention_heads": 16,
-            "intermediate_size": 4096,
-            "type_vocab_size": 2,
-        },
+        {"type_vocab_size": 2},
         OLD,
         deviations=(SECOND_BIAS,),
         modules={**BERT_MODULES, "lm_head": "lm_head.decoder + lm_head.bias"},
@@ -126,20 +103,7 @@ FAMILIES = {
     ),
     "rembert": Family(
         _rembert,
-        {
-            **COMMON,
-            **DECODER,
-            "vocab_size": 250300,
-            "hidden_size": 1152,
-            "num_hidden_layers": 32,
-            "num_attention_heads": 18,
-            "intermediate_size": 4608,
-            "input_embedding_size": 256,
-            "output_embedding_size": 1664,
-            "type_vocab_size": 2,
-            "tie_word_embeddings": False,
-        },
-        OLD | {"classifier_dropout_prob", "embedding_size"},
+        ignored=OLD | {"embedding_size"},
         writes={
             "input_embedding_size": lambda s: s.spec.embedding_size,
             "output_embedding_size": lambda s: present(s.head.transform).size,
@@ -151,14 +115,13 @@ FAMILIES = {
             "lm_head.dense": "dense",
             "lm_head.norm": "LayerNorm",
         },
-        dropout=replace(BERT_DROPOUT, defaults={}),
+        dropout=BERT_DROPOUT,
     ),
     "roformer": Family(
         _roformer,
-        ROFORMER,
+        {"summary_use_proj": None},
         OLD
         | {
-            "rotary_value",
             "summary_activation",
             "summary_first_dropout",
             "summary_last_dropout",

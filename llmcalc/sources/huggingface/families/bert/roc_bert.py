@@ -11,7 +11,7 @@ from ...dropout import BERT_DROPOUT
 from ...family import Family
 from ...parts import Table
 from ...writes import Writes
-from .bert import BERT_MODULES, COMMON, DECODER, OLD, SECOND_BIAS, bert, has_pretraining_head
+from .bert import BERT_MODULES, OLD, SECOND_BIAS, bert, has_pretraining_head
 
 FEATURES = ("shape", "pronunciation")
 
@@ -41,19 +41,7 @@ def _feature_writes(index: int, name: str) -> Writes:
 FAMILIES = {
     "roc_bert": Family(
         _roc_bert,
-        {
-            **COMMON,
-            **DECODER,
-            "type_vocab_size": 2,
-            "concat_input": True,
-            "enable_pronunciation": True,
-            "enable_shape": True,
-            "pronunciation_embed_dim": 768,
-            "pronunciation_vocab_size": 910,
-            "shape_embed_dim": 512,
-            "shape_vocab_size": 24858,
-        },
-        OLD,
+        ignored=OLD,
         writes={**_feature_writes(0, "shape"), **_feature_writes(1, "pronunciation")},
         deviations=(SECOND_BIAS,),
         modules={

@@ -8,9 +8,9 @@ from __future__ import annotations
 from ...config import Config
 from ...dropout import BERT_DROPOUT
 from ...family import EVERY, Family, Quirks
-from ...parts import Table, encoder, layernorm, pooler
+from ...parts import Table, encoder, layer_table, layernorm, pooler
 from ...writes import Writes
-from .bert import BERT_MODULES, COMMON, OLD, SECOND_BIAS, bert_act, bert_head, bert_stack
+from .bert import BERT_MODULES, OLD, SECOND_BIAS, bert_act, bert_head, bert_stack
 
 GROUPS = ("q_groups", "k_groups", "v_groups", "post_attention_groups", "intermediate_groups", "output_groups")
 
@@ -28,23 +28,23 @@ def _squeezebert(config: Config) -> Table:
         config.divided(name, hidden, group_count)
         if name in ("intermediate_groups", "output_groups"):
             config.divided(name, width, group_count)
-    block = {
-        "attention": {
+    block = layer_table(
+        {
             "type": "grouped_projections",
             "num_attention_heads": heads,
             **{name: groups[name] for name in GROUPS[:3]},
             "o_groups": groups["post_attention_groups"],
         },
-        "feed_forward": {
+        {
             "type": "grouped_mlp",
             "intermediate_size": width,
             "hidden_act": bert_act(config),
             "up_groups": groups["intermediate_groups"],
             "down_groups": groups["output_groups"],
         },
-        "norm": layernorm(1e-12),
-        "norm_placement": "post",
-    }
+        layernorm(1e-12),
+        "post",
+    )
     return encoder(config, block, bert_stack(config), bert_head(config, bert_act(config)), {}, **pooler(True))
 
 
@@ -61,14 +61,7 @@ WRITES: Writes = {
 FAMILIES = {
     "squeezebert": Family(
         _squeezebert,
-        {
-            **COMMON,
-            "type_vocab_size": 2,
-            "embedding_size": 768,
-            **dict.fromkeys(GROUPS, 4),
-            "post_attention_groups": 1,
-        },
-        OLD,
+        ignored=OLD,
         writes=WRITES,
         deviations=(SECOND_BIAS,),
         quirks=Quirks(reads_values=EVERY),

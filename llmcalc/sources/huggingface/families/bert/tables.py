@@ -13,7 +13,7 @@ from ...config import Config
 from ...dropout import BERT_DROPOUT
 from ...family import EVERY, Family, Quirks
 from ...parts import OF_ANSWERS, Table, architecture, encoder, layernorm, pooler, scores_sequences
-from .bert import BERT_MODULES, COMMON, OLD, SECOND_BIAS, bert_act, bert_block, bert_head, bert_positions
+from .bert import BERT_MODULES, OLD, SECOND_BIAS, bert_act, bert_block, bert_head, bert_positions
 
 AXES = ("x", "y", "h", "w")
 """The coordinates of a word on its page: corners of its box, height and width."""
@@ -53,8 +53,7 @@ def _tapas(config: Config) -> Table:
 FAMILIES = {
     "layoutlm": Family(
         _layoutlm,
-        {**COMMON, "type_vocab_size": 2, "max_2d_position_embeddings": 1024},
-        OLD,
+        ignored=OLD,
         deviations=(SECOND_BIAS,),
         modules={
             **BERT_MODULES,
@@ -64,23 +63,7 @@ FAMILIES = {
     ),
     "tapas": Family(
         _tapas,
-        {
-            **COMMON,
-            "max_position_embeddings": 1024,
-            "type_vocab_sizes": (3, 256, 256, 2, 256, 256, 10),
-            "num_aggregation_labels": 0,
-        },
-        OLD
-        | frozenset(
-            """
-            aggregation_labels aggregation_loss_weight aggregation_temperature allow_empty_column_selection
-            answer_loss_cutoff answer_loss_importance average_approximation_function average_logits_per_cell
-            cell_selection_preference disable_per_token_loss huber_loss_delta init_cell_selection_weights_to_zero
-            max_num_columns max_num_rows no_aggregation_label_index positive_label_weight
-            reset_position_index_per_cell select_one_column softmax_temperature type_vocab_size
-            use_answer_as_supervision use_gumbel_for_aggregation use_gumbel_for_cells use_normalized_answer_loss
-            """.split()  # noqa: SIM905
-        ),
+        ignored=OLD | frozenset({"softmax_temperature", "type_vocab_size"}),
         deviations=(SECOND_BIAS,),
         quirks=Quirks(reads_values=EVERY),
         modules={

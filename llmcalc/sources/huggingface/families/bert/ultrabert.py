@@ -20,6 +20,7 @@ from ...parts import (
     every_nth_full,
     glu,
     layer_pattern,
+    layer_table,
     listed_kinds,
     rmsnorm,
     rope,
@@ -37,12 +38,7 @@ def _ultrabert(config: Config) -> Table:
     )
     layer_kinds, window = _layer_kinds_and_distance(config, depth)
     window_fields = {"position": rope(config, kind="sliding_attention"), "sliding_window": window}
-    block = {
-        "attention": mixer,
-        "feed_forward": glu(config, config.flag("mlp_bias")),
-        "norm": norm,
-        "norm_placement": "pre",
-    }
+    block = layer_table(mixer, glu(config, config.flag("mlp_bias")), norm)
     variants: Table = {"full": {}, "sliding": {"attention": window_fields}}
     used_variants = {name: variants[name] for name in dict.fromkeys(layer_kinds)}
     stack = bidirectional(
@@ -74,32 +70,12 @@ def _layer_kinds_and_distance(config: Config, depth: int) -> tuple[list[str], in
 FAMILIES = {
     "ultrabert": Family(
         _ultrabert,
-        {
-            "vocab_size": 32000,
-            "hidden_size": 4096,
-            "intermediate_size": 11008,
-            "num_hidden_layers": 32,
-            "num_attention_heads": 32,
-            "num_key_value_heads": None,
-            "head_dim": None,
-            "hidden_act": "silu",
-            "max_position_embeddings": 32768,
-            "rms_norm_eps": 1e-6,
-            "attention_bias": False,
-            "mlp_bias": False,
-            "sliding_window": 128,
-            "layer_types": None,
-            "attention_windows": None,
-            "prediction_head_size": 768,
-            "classifier_pooling": "cls",
-            "tie_word_embeddings": False,
-        },
+        {"attention_windows": None},
         modules={"lm_head": "head", "lm_head.bottleneck": "linear1", "lm_head.dense": "linear2"},
         earlier={"model": "ultrabert", "head.decoder": "cls"},
     ),
     "ultravbert": Family(
         None,
-        {"tie_word_embeddings": False},
         text="ultrabert",
         uncounted_encoders={"vision_config": "siglip_vision_model"},
         modules={"lm_head": "projection_head + lm_head", "lm_head.decoder": ".lm_head"},

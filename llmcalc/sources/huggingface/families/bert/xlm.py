@@ -5,10 +5,10 @@ transformers: models/xlm, models/flaubert.
 
 from __future__ import annotations
 
-from typing import Any
+from dataclasses import replace
 
 from ...config import Config
-from ...family import EVERY, DropoutFields, Family, Modules, Quirks
+from ...family import EVERY, Family, Modules, Quirks
 from ...parts import (
     OF_CHOICES,
     QKVO,
@@ -16,6 +16,7 @@ from ...parts import (
     architecture,
     biases,
     encoder,
+    layer_table,
     layernorm,
     learned_positions,
     mlp,
@@ -35,12 +36,12 @@ def _xlm(config: Config, placement: str = "post") -> Table:
     )
     config.divided("n_heads", width, heads)
     languages = config.count("n_langs")
-    block = {
-        "attention": {"num_attention_heads": heads, **biases(True, *QKVO)},
-        "feed_forward": mlp(4 * width, "gelu" if config.flag("gelu_activation") else "relu"),
-        "norm": norm,
-        "norm_placement": placement,
-    }
+    block = layer_table(
+        {"num_attention_heads": heads, **biases(True, *QKVO)},
+        mlp(4 * width, "gelu" if config.flag("gelu_activation") else "relu"),
+        norm,
+        placement,
+    )
     stack = {
         "position": learned_positions(config),
         "embedding_norm": norm,
@@ -65,23 +66,6 @@ def _flaubert(config: Config) -> Table:
     return _xlm(config, "pre" if config.flag("pre_norm") else "post")
 
 
-DEFAULTS: dict[str, Any] = {
-    "vocab_size": 30145,
-    "emb_dim": 2048,
-    "n_layers": 12,
-    "n_heads": 16,
-    "gelu_activation": True,
-    "causal": False,
-    "asm": False,
-    "n_langs": 1,
-    "use_lang_emb": True,
-    "max_position_embeddings": 512,
-    "layer_norm_eps": 1e-12,
-    "is_encoder": True,
-    "tie_word_embeddings": True,
-    "summary_use_proj": True,
-    "summary_proj_to_labels": True,
-}
 ALIASES = {
     "hidden_size": "emb_dim",
     "num_hidden_layers": "n_layers",
@@ -90,11 +74,9 @@ ALIASES = {
 }
 NO_COUNT = frozenset(
     """
-    amp asm_cutoffs asm_div_value bos_index bptt clip_grad_norm embed_init_std emb_dim end_n_top encoder_only eos_index
-    fp16 group_by_size id2lang lang2id lang_id langs lg_sampling_factor layerdrop mask_index max_batch_size max_vocab
-    mlm_steps pad_index sample_alpha share_inout_emb sinusoidal_embeddings start_n_top summary_activation
-    summary_first_dropout summary_proj_to_labels summary_type summary_use_proj unk_index word_blank word_dropout
-    word_keep word_mask word_mask_keep_rand word_pred word_rand word_shuffle
+    amp asm_cutoffs asm_div_value bos_index bptt clip_grad_norm encoder_only eos_index fp16 group_by_size id2lang
+    lang2id langs lg_sampling_factor layerdrop max_batch_size max_vocab mlm_steps pad_index sample_alpha
+    share_inout_emb word_blank word_dropout word_keep word_mask word_mask_keep_rand word_pred word_rand word_shuffle
     """.split()  # noqa: SIM905
 )
 MODULES: Modules = {
@@ -118,33 +100,15 @@ MODULES: Modules = {
     "down_proj": "lin2",
     "lm_head": "pred_layer.proj",
 }
-DROPOUT = DropoutFields(
-    {
-        "embedding": "dropout",
-        "attention": "attention_dropout",
-        "attention_output": "dropout",
-        "feed_forward": "dropout",
-    },
-    {"dropout": 0.1, "attention_dropout": 0.1},
+DROPOUT = {
+    "embedding": "dropout",
+    "attention": "attention_dropout",
+    "attention_output": "dropout",
+    "feed_forward": "dropout",
+}
+
+XLM = Family(
+    _xlm, ignored=NO_COUNT, aliases=ALIASES, quirks=Quirks(reads_values=EVERY), modules=MODULES, dropout=DROPOUT
 )
 
-FAMILIES = {
-    "xlm": Family(
-        _xlm,
-        DEFAULTS,
-        NO_COUNT,
-        aliases=ALIASES,
-        quirks=Quirks(reads_values=EVERY),
-        modules=MODULES,
-        dropout=DROPOUT,
-    ),
-    "flaubert": Family(
-        _flaubert,
-        {**DEFAULTS, "pre_norm": False},
-        NO_COUNT,
-        aliases=ALIASES,
-        quirks=Quirks(reads_values=EVERY),
-        modules=MODULES,
-        dropout=DROPOUT,
-    ),
-}
+FAMILIES = {"xlm": XLM, "flaubert": replace(XLM, read=_flaubert)}

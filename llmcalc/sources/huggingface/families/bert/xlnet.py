@@ -5,16 +5,15 @@ transformers: models/xlnet. The cached states of earlier segments (`mems`) are n
 
 from __future__ import annotations
 
-from typing import Any
-
 from ...config import Config
-from ...family import DropoutFields, Family
+from ...family import Family
 from ...parts import (
     ACTIVATIONS,
     OF_SIMPLE_ANSWERS,
     Table,
     architecture,
     encoder,
+    layer_table,
     layernorm,
     mlp,
     scores_sequences,
@@ -32,7 +31,7 @@ def _xlnet(config: Config) -> Table:
         raise config.wrong("d_head", config.get("d_head"), f"d_model / n_head ({size})")
     mixer = {"type": "relative", "num_attention_heads": heads, "head_dim": size}
     network = mlp(config.size("d_inner"), config.choice(ACTIVATIONS, "ff_activation"))
-    block = {"attention": mixer, "feed_forward": network, "norm": norm, "norm_placement": "post"}
+    block = layer_table(mixer, network, norm, "post")
     return encoder(config, block, {"second_stream": {}}, {"bias": True}, _summary_classifier(config), **model)
 
 
@@ -48,40 +47,7 @@ def _summary_classifier(config: Config) -> Table:
     return {"transform": {"hidden_act": "tanh", "norm": None}}
 
 
-DEFAULTS: dict[str, Any] = {
-    "vocab_size": 32000,
-    "d_model": 1024,
-    "n_layer": 24,
-    "n_head": 16,
-    "d_inner": 4096,
-    "d_head": None,
-    "ff_activation": "gelu",
-    "attn_type": "bi",
-    "layer_norm_eps": 1e-12,
-    "bi_data": False,
-    "tie_word_embeddings": True,
-    "summary_use_proj": True,
-    "summary_proj_to_labels": None,
-}
-IGNORED = frozenset(
-    {
-        "clamp_len",
-        "d_head",
-        "end_n_top",
-        "mem_len",
-        "reuse_len",
-        "same_length",
-        "start_n_top",
-        "summary_activation",
-        "summary_last_dropout",
-        "summary_proj_to_labels",
-        "summary_type",
-        "summary_use_proj",
-        "untie_r",
-        "use_mems_eval",
-        "use_mems_train",
-    }
-)
+IGNORED = frozenset({"summary_proj_to_labels", "untie_r"})
 ALIASES = {
     "hidden_size": "d_model",
     "num_attention_heads": "n_head",
@@ -92,7 +58,7 @@ ALIASES = {
 FAMILIES = {
     "xlnet": Family(
         _xlnet,
-        DEFAULTS,
+        {"summary_proj_to_labels": None},
         IGNORED,
         aliases=ALIASES,
         modules={
@@ -119,11 +85,8 @@ FAMILIES = {
             "classifier.dense": ".sequence_summary.summary",
             "classifier.out_proj": ".logits_proj | .classifier | .qa_outputs",
         },
-        dropout=DropoutFields(
-            dict.fromkeys(
-                ("embedding", "attention", "attention_output", "activation", "feed_forward", "final"), "dropout"
-            ),
-            {"dropout": 0.1},
+        dropout=dict.fromkeys(
+            ("embedding", "attention", "attention_output", "activation", "feed_forward", "final"), "dropout"
         ),
     )
 }

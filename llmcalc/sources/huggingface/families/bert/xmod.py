@@ -6,16 +6,12 @@ languages are parameters that do not run. transformers: models/xmod.
 
 from __future__ import annotations
 
-from typing import Any
-
 from ...config import Config
 from ...dropout import BERT_DROPOUT
 from ...family import EVERY, Family, Quirks
 from ...parts import Table, encoder, layernorm, pooler
 from ...writes import Writes
 from .bert import (
-    COMMON,
-    DECODER,
     OLD,
     ROBERTA_MODULES,
     ROBERTA_WRITES,
@@ -70,25 +66,11 @@ WRITES: Writes = {
     "ln_before_adapter": lambda s: s.first.block.normed_residual,
 }
 
-DEFAULTS: dict[str, Any] = {
-    **COMMON,
-    **DECODER,
-    "type_vocab_size": 2,
-    "pad_token_id": 1,
-    "pre_norm": False,
-    "adapter_reduction_factor": 2,
-    "adapter_layer_norm": False,
-    "adapter_reuse_layer_norm": True,
-    "ln_before_adapter": True,
-    "languages": ("en_XX",),
-    "default_language": None,
-}
 
 FAMILIES = {
     "xmod": Family(
         _xmod,
-        DEFAULTS,
-        OLD,
+        ignored=OLD,
         writes=WRITES,
         deviations=(SECOND_BIAS,),
         quirks=Quirks(reads_values=EVERY),

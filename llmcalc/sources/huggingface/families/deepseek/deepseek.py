@@ -10,7 +10,7 @@ from typing import Any
 
 from ...config import Config
 from ...family import Family
-from ...parts import Table, combined_kinds, decoder, dense_or_moe, full_rope, glu, moe, prediction, rmsnorm
+from ...parts import Table, combined_kinds, decoder, dense_or_moe, full_rope, glu, layer_table, moe, prediction, rmsnorm
 from ...writes import PARTIAL_ROTARY, Writes
 
 
@@ -68,7 +68,7 @@ def deepseek(
         {"dense": {}, "moe": {"feed_forward": experts, **moe_layer}},
     )
     network = glu(config, mlp_bias) if "dense" in names else experts
-    block = {"attention": attention, "feed_forward": network, "norm": norm, "norm_placement": "pre"}
+    block = layer_table(attention, network, norm)
     return decoder(config, block, norm, stack=combined_kinds((names, layer_kinds)), **prediction(config))
 
 
@@ -135,21 +135,17 @@ def _minicpm3(config: Config) -> Table:
     value = config.maybe("v_head_dim") or config.divided(
         "num_attention_heads", config.size("hidden_size"), config.size("num_attention_heads")
     )
-    return _dense(config, mla(config, value), config.flag("mlp_bias"))
+    return _dense_decoder(config, mla(config, value), config.flag("mlp_bias"))
 
 
 def _youtu(config: Config) -> Table:
     config.must("mlp_bias", False)
-    return _dense(config, mla(config))
+    return _dense_decoder(config, mla(config))
 
 
-def _dense(config: Config, attention: Table, mlp_bias: bool = False) -> Table:
+def _dense_decoder(config: Config, attention: Table, mlp_bias: bool = False) -> Table:
     norm = rmsnorm(config.number("rms_norm_eps"))
-    return decoder(
-        config,
-        {"attention": attention, "feed_forward": glu(config, mlp_bias), "norm": norm, "norm_placement": "pre"},
-        norm,
-    )
+    return decoder(config, layer_table(attention, glu(config, mlp_bias), norm), norm)
 
 
 LATENT: dict[str, Any] = {
@@ -159,33 +155,10 @@ LATENT: dict[str, Any] = {
     "qk_rope_head_dim": 64,
     "v_head_dim": 128,
 }
-COMMON: dict[str, Any] = {
-    **LATENT,
-    "hidden_act": "silu",
-    "rms_norm_eps": 1e-6,
-    "attention_bias": False,
-    "tie_word_embeddings": False,
-}
-MOE: dict[str, Any] = {**COMMON, "moe_layer_freq": 1, "n_shared_experts": 1}
-
-DEEPSEEK_V3: dict[str, Any] = {
-    **MOE,
-    "vocab_size": 129280,
-    "hidden_size": 7168,
-    "num_hidden_layers": 61,
-    "num_attention_heads": 128,
-    "intermediate_size": 18432,
-    "moe_intermediate_size": 2048,
-    "n_routed_experts": 256,
-    "num_experts_per_tok": 8,
-    "first_k_dense_replace": 3,
-    "max_position_embeddings": 4096,
-}
-
 ROUTING = frozenset(
     """
     aux_loss_alpha ep_size head_dim intermediate_size moe_layer_freq n_group norm_topk_prob num_key_value_heads
-    output_router_logits qk_head_dim rope_interleave routed_scaling_factor scoring_func seq_aux topk_group topk_method
+    qk_head_dim rope_interleave routed_scaling_factor scoring_func seq_aux topk_group topk_method
     """.split()  # noqa: SIM905
 )
 """Fields that choose the experts, and fields that latent attention ignores."""
@@ -199,128 +172,29 @@ UNGROUPED_LATENT_WRITES: Writes = {**LATENT_WRITES, **UNGROUPED_WRITES}
 
 
 FAMILIES = {
-    "deepseek_v2": Family(
-        _deepseek_v2,
-        {
-            **MOE,
-            "vocab_size": 102400,
-            "hidden_size": 4096,
-            "num_hidden_layers": 32,
-            "num_attention_heads": 32,
-            "intermediate_size": 11008,
-            "moe_intermediate_size": 1407,
-            "n_routed_experts": 64,
-            "n_shared_experts": 2,
-            "num_experts_per_tok": None,
-            "first_k_dense_replace": 0,
-            "max_position_embeddings": 2048,
-            "mlp_bias": False,
-        },
-        ROUTING,
-        writes=UNGROUPED_LATENT_WRITES,
-    ),
-    "deepseek_v3": Family(_deepseek_v3, DEEPSEEK_V3, ROUTING, writes=UNGROUPED_LATENT_WRITES),
-    "kimi_k2": Family(_deepseek_v3, DEEPSEEK_V3, ROUTING, like="deepseek_v3"),
-    "kimi_k25": Family(None, {"tie_word_embeddings": True}, text="deepseek_v3", tower_file="qwen"),
+    "deepseek_v2": Family(_deepseek_v2, {"moe_layer_freq": 1}, ROUTING, writes=UNGROUPED_LATENT_WRITES),
+    "deepseek_v3": Family(_deepseek_v3, {"moe_layer_freq": 1}, ROUTING, writes=UNGROUPED_LATENT_WRITES),
+    "kimi_k2": Family(_deepseek_v3, {"moe_layer_freq": 1}, ROUTING, like="deepseek_v3"),
+    "kimi_k25": Family(None, text="deepseek_v3", tower_file="qwen"),
     "mistral4": Family(
         _mistral4,
-        {
-            **MOE,
-            "vocab_size": 131072,
-            "hidden_size": 4096,
-            "num_hidden_layers": 36,
-            "num_attention_heads": 32,
-            "intermediate_size": 12288,
-            "moe_intermediate_size": 2048,
-            "n_routed_experts": 128,
-            "num_experts_per_tok": 4,
-            "first_k_dense_replace": 0,
-            "kv_lora_rank": 256,
-            "q_lora_rank": 1024,
-            "qk_nope_head_dim": 64,
-            "max_position_embeddings": 1048576,
-            "mlp_bias": False,
-        },
+        {"moe_layer_freq": 1, "mlp_bias": False},
         ROUTING | {"sliding_window"},
         writes=UNGROUPED_LATENT_WRITES,
     ),
     "glm4_moe_lite": Family(
         _glm4_moe_lite,
-        {
-            **MOE,
-            "vocab_size": 154880,
-            "hidden_size": 2048,
-            "num_hidden_layers": 47,
-            "num_attention_heads": 20,
-            "intermediate_size": 10240,
-            "moe_intermediate_size": 1536,
-            "n_routed_experts": 64,
-            "num_experts_per_tok": 4,
-            "q_lora_rank": 768,
-            "qk_nope_head_dim": 192,
-            "v_head_dim": 256,
-            "max_position_embeddings": 202752,
-            "rms_norm_eps": 1e-5,
-            "first_k_dense_replace": 1,
-        },
+        {"moe_layer_freq": 1, "first_k_dense_replace": 1},
         ROUTING,
         writes={**UNGROUPED_LATENT_WRITES, "mlp_layer_types": "mlp_layer_types", **PARTIAL_ROTARY},
     ),
     "axk1": Family(
         _axk1,
-        {
-            **MOE,
-            "vocab_size": 163840,
-            "hidden_size": 7168,
-            "num_hidden_layers": 61,
-            "num_attention_heads": 64,
-            "intermediate_size": 18432,
-            "moe_intermediate_size": 2048,
-            "n_routed_experts": 192,
-            "num_experts_per_tok": 8,
-            "first_k_dense_replace": 1,
-            "max_position_embeddings": 32768,
-        },
+        {"moe_layer_freq": 1, "first_k_dense_replace": 1},
         ROUTING,
         writes=UNGROUPED_LATENT_WRITES,
         modules={"mlp": "mlp - mlp.post_mlp_layernorm | mlp", "mlp_post_norm": "mlp.post_mlp_layernorm"},
     ),
-    "minicpm3": Family(
-        _minicpm3,
-        {
-            **COMMON,
-            "vocab_size": 73448,
-            "hidden_size": 2560,
-            "num_hidden_layers": 62,
-            "num_attention_heads": 40,
-            "intermediate_size": 6400,
-            "kv_lora_rank": 256,
-            "q_lora_rank": 768,
-            "qk_nope_head_dim": 64,
-            "qk_rope_head_dim": 32,
-            "v_head_dim": None,
-            "rms_norm_eps": 1e-5,
-            "max_position_embeddings": 32768,
-            "mlp_bias": False,
-            "tie_word_embeddings": True,
-        },
-        ROUTING | {"scale_emb", "scale_depth", "dim_model_base"},
-        writes=LATENT_WRITES,
-    ),
-    "youtu": Family(
-        _youtu,
-        {
-            **COMMON,
-            "vocab_size": 128256,
-            "hidden_size": 2048,
-            "num_hidden_layers": 32,
-            "num_attention_heads": 16,
-            "intermediate_size": 6144,
-            "max_position_embeddings": 131072,
-            "tie_word_embeddings": True,
-            "mlp_bias": False,
-        },
-        ROUTING | {"embedding_initializer_range"},
-        writes=LATENT_WRITES,
-    ),
+    "minicpm3": Family(_minicpm3, ignored=ROUTING, writes=LATENT_WRITES),
+    "youtu": Family(_youtu, {"mlp_bias": False}, ROUTING, writes=LATENT_WRITES),
 }

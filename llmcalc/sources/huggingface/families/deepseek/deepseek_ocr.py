@@ -5,8 +5,6 @@ transformers: models/deepseek_ocr2, models/unlimited_ocr.
 
 from __future__ import annotations
 
-from typing import Any
-
 from ...config import Config
 from ...family import Family
 from ...parts import DENSE_OR_MOE, QKVO, Table, attention, biases, listed_kinds
@@ -45,58 +43,21 @@ def _unlimited_ocr_text(config: Config) -> Table:
     return _routed_experts(config, listed_kinds(config, "mlp_layer_types", DENSE_OR_MOE, default))
 
 
-COMMON: dict[str, Any] = {
-    "hidden_act": "silu",
-    "rms_norm_eps": 1e-6,
-    "attention_bias": False,
-    "mlp_bias": False,
-    "moe_layer_freq": 1,
-    "n_routed_experts": 64,
-    "n_shared_experts": 2,
-    "tie_word_embeddings": False,
-}
-UNTIED: dict[str, Any] = {"tie_word_embeddings": False}
-
 FAMILIES = {
     "deepseek_ocr2": Family(
-        None, UNTIED, text="deepseek_ocr2_text", uncounted_encoders={"vision_config": "deepseek_ocr2_vision"}
+        None, text="deepseek_ocr2_text", uncounted_encoders={"vision_config": "deepseek_ocr2_vision"}
     ),
     "deepseek_ocr2_text": Family(
         _deepseek_ocr2_text,
-        {
-            **COMMON,
-            "vocab_size": 102400,
-            "hidden_size": 4096,
-            "num_hidden_layers": 32,
-            "num_attention_heads": 32,
-            "num_key_value_heads": None,
-            "intermediate_size": 11008,
-            "moe_intermediate_size": 1407,
-            "num_experts_per_tok": None,
-            "max_position_embeddings": 2048,
-        },
+        {"moe_layer_freq": 1},
         ROUTING | {"first_k_dense_replace"},
     ),
     "unlimited_ocr": Family(
-        None, UNTIED, text="unlimited_ocr_text", uncounted_encoders={"vision_config": "unlimited_ocr_vision"}
+        None, text="unlimited_ocr_text", uncounted_encoders={"vision_config": "unlimited_ocr_vision"}
     ),
     "unlimited_ocr_text": Family(
         _unlimited_ocr_text,
-        {
-            **COMMON,
-            "vocab_size": 129280,
-            "hidden_size": 1280,
-            "num_hidden_layers": 12,
-            "num_attention_heads": 10,
-            "num_key_value_heads": 10,
-            "intermediate_size": 6848,
-            "moe_intermediate_size": 896,
-            "num_experts_per_tok": 6,
-            "max_position_embeddings": 32768,
-            "sliding_window": 128,
-            "layer_types": None,
-            "first_k_dense_replace": 1,
-        },
+        {"moe_layer_freq": 1, "first_k_dense_replace": 1},
         ROUTING,
     ),
 }

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 from math import floor
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from .....ops import KVCache, Op
 from ...config import Config
@@ -55,14 +55,14 @@ def _deepseek_v4(config: Config) -> Table:
     rates = _compression_rates(config)
     variants: Table = {"sliding": {}, "heavy": {"attention": {"compress_rate": rates[HEAVY]}}}
     variants["sparse"] = {"attention": {"compress_rate": rates[SPARSE], "overlap": True, "indexer": indexer}}
-    biased_network = clamped(glu(config, config.flag("mlp_bias"), width))
-    scoring = _scoring(config)
+    shared_network = clamped(glu(config, config.flag("mlp_bias"), width))
+    scoring = _scoring_func(config)
     table_router: Table = {"type": "token_table", "scoring_func": scoring}
     experts = moe(
         config.size("n_routed_experts", "num_local_experts"),
         config.size("num_experts_per_tok"),
         clamped(glu(config, width=width)),
-        biased_network,
+        shared_network,
         router={"scoring_func": scoring},
     )
     networks: Table = {
@@ -124,39 +124,9 @@ def _routing_kinds(config: Config, depth: int) -> list[str]:
     )
 
 
-def _scoring(config: Config) -> str:
+def _scoring_func(config: Config) -> str:
     scoring: str = config.choice({name: name for name in ("softmax", "sigmoid", "sqrtsoftplus")}, "scoring_func")
     return scoring
-
-
-DEFAULTS: dict[str, Any] = {
-    "vocab_size": 129280,
-    "hidden_size": 4096,
-    "num_hidden_layers": 43,
-    "num_attention_heads": 64,
-    "head_dim": 512,
-    "q_lora_rank": 1024,
-    "moe_intermediate_size": 2048,
-    "n_routed_experts": 256,
-    "n_shared_experts": 1,
-    "num_experts_per_tok": 6,
-    "scoring_func": "sqrtsoftplus",
-    "layer_types": None,
-    "mlp_layer_types": None,
-    "hc_mult": 4,
-    "hc_sinkhorn_iters": 20,
-    "sliding_window": 128,
-    "o_groups": 8,
-    "o_lora_rank": 1024,
-    "index_n_heads": 64,
-    "index_head_dim": 128,
-    "index_topk": 512,
-    "hidden_act": "silu",
-    "rms_norm_eps": 1e-6,
-    "mlp_bias": False,
-    "max_position_embeddings": 1048576,
-    "tie_word_embeddings": False,
-}
 
 
 def _written_layer_types(config_values: ConfigValues) -> list[str]:
@@ -176,7 +146,7 @@ def _rates_by_kind(config_values: ConfigValues) -> dict[str, int]:
     }
 
 
-def _keys_and_values(op: Op) -> Op:
+def _doubled_cache(op: Op) -> Op:
     return replace(op, width=2 * op.width) if isinstance(op, KVCache) and op.kind == "sliding_attention" else op
 
 
@@ -184,7 +154,7 @@ KEPT_TWICE = Deviation(
     "DeepSeek-V4's cache",
     "layers without compressed entries cache their shared key/value tensor twice",
     "cache_bytes",
-    follow=_keys_and_values,
+    follow=_doubled_cache,
 )
 
 
@@ -200,12 +170,10 @@ HYPER_MODULES: Modules = {
 FAMILIES = {
     "deepseek_v4": Family(
         _deepseek_v4,
-        DEFAULTS,
-        frozenset(
+        ignored=frozenset(
             """
-            attention_bias compress_rate_csa compress_rate_hca compress_rates compress_ratios compress_rope_theta
-            expert_dtype hc_eps norm_topk_prob num_hash_layers num_key_value_heads
-            output_router_logits partial_rotary_factor qk_rope_head_dim routed_scaling_factor swiglu_limit topk_method
+            compress_rate_csa compress_rate_hca compress_ratios expert_dtype num_hash_layers qk_rope_head_dim
+            topk_method
             """.split()  # noqa: SIM905
         ),
         writes={

@@ -8,12 +8,11 @@ transformers: models/dots3_note. Published configs are flat, with the names of t
 from __future__ import annotations
 
 from dataclasses import replace
-from typing import Any
 
 from .....ops import KVCache, Op
 from ...config import Config
 from ...family import Deviation, Family
-from ...parts import DENSE_OR_MOE, Table, combined_kinds, decoder, glu, listed_kinds, moe, rmsnorm
+from ...parts import DENSE_OR_MOE, Table, combined_kinds, decoder, glu, layer_table, listed_kinds, moe, rmsnorm
 from .deepseek import ROUTING, SIGMOID, mla
 from .dsa import DSA_MODULES
 
@@ -46,9 +45,9 @@ def _dots3_note_text(config: Config) -> Table:
     layer_tables: Table = {
         "full": {},
         "indexed": {"attention": {"indexer": indexer}},
-        "sliding": {"attention": {**_window_sizes(config), "sliding_window": _window(config)}},
+        "sliding": {"attention": {**_window_sizes(config), "sliding_window": _window_size(config)}},
     }
-    block = {"attention": mixer, "feed_forward": glu(config), "norm": norm, "norm_placement": "pre"}
+    block = layer_table(mixer, glu(config), norm)
     network_kinds: Table = {"dense": {}, "moe": {"feed_forward": experts}}
     stack = combined_kinds(
         (_attention_kinds(config, depth), layer_tables), (_network_kinds(config, depth), network_kinds)
@@ -80,7 +79,7 @@ def _network_kinds(config: Config, depth: int) -> list[str]:
     return listed_kinds(config, "mlp_layer_types", DENSE_OR_MOE, default)
 
 
-def _window(config: Config) -> int:
+def _window_size(config: Config) -> int:
     return config.maybe("sliding_window") or config.size("sliding_window_size")
 
 
@@ -99,7 +98,7 @@ def _window_sizes(config: Config) -> Table:
     return {**latent_sizes, "qk_rope_head_dim": rotary}
 
 
-def _in_float32(op: Op) -> Op:
+def _float32_cache(op: Op) -> Op:
     return replace(op, width=2 * op.width) if isinstance(op, KVCache) and op.kind == "indexer" else op
 
 
@@ -107,64 +106,33 @@ FLOAT32_KEYS = Deviation(
     "Dots 3's indexer",
     "its keys are cached in float32, because they are rotated by angles in float32",
     "cache_bytes",
-    follow=_in_float32,
+    follow=_float32_cache,
 )
 
 NO_COUNT = ROUTING | {"swa_num_key_value_heads", "swa_rope_theta", "swa_head_dim", "per_layer_config"}
-DEFAULTS: dict[str, Any] = {
-    "vocab_size": 152064,
-    "hidden_size": 5120,
-    "intermediate_size": 13824,
-    "num_hidden_layers": 46,
-    "num_attention_heads": 128,
-    "hidden_act": "silu",
-    "max_position_embeddings": 524288,
-    "rms_norm_eps": 1e-5,
-    "attention_bias": False,
-    "tie_word_embeddings": False,
-    "q_lora_rank": 1024,
-    "kv_lora_rank": 512,
-    "qk_nope_head_dim": 128,
-    "qk_rope_head_dim": 64,
-    "v_head_dim": 128,
-    "index_topk": 2048,
-    "index_head_dim": 128,
-    "index_n_heads": 64,
-    "n_routed_experts": 256,
-    "num_experts_per_tok": 8,
-    "n_shared_experts": 1,
-    "moe_intermediate_size": 1536,
-    "shared_experts_intermediate_size": 1536,
-    "layer_types": None,
-    "mlp_layer_types": None,
-    "sliding_window": None,
-}
-OF_NO_CLASS: dict[str, Any] = {
-    "first_k_dense_replace": 1,
-    "moe_layer_freq": 1,
-    "use_dsa": None,
-    "use_sliding_window": True,
-    "sliding_window_size": 512,
-    "per_layer_config": None,
-    "swa_num_attention_heads": 64,
-    "swa_q_lora_rank": 1024,
-    "swa_kv_lora_rank": 1024,
-    "swa_head_dim": 256,
-    "swa_qk_nope_head_dim": 192,
-    "swa_v_head_dim": 128,
-}
-"""Defaults that the class applies to the fields of published configs, which it then replaces by its own."""
 
 FAMILIES = {
     "dots3_note": Family(
         None,
-        {"tie_word_embeddings": False},
         text="dots3_note_text",
         uncounted_encoders={"vision_config": "dots3_note_vision_encoder", "audio_config": "dots3_note_audio_encoder"},
     ),
     "dots3_note_text": Family(
         _dots3_note_text,
-        {**DEFAULTS, **OF_NO_CLASS},
+        {
+            "first_k_dense_replace": 1,
+            "moe_layer_freq": 1,
+            "use_dsa": None,
+            "use_sliding_window": True,
+            "sliding_window_size": 512,
+            "per_layer_config": None,
+            "swa_num_attention_heads": 64,
+            "swa_q_lora_rank": 1024,
+            "swa_kv_lora_rank": 1024,
+            "swa_head_dim": 256,
+            "swa_qk_nope_head_dim": 192,
+            "swa_v_head_dim": 128,
+        },
         NO_COUNT,
         deviations=(FLOAT32_KEYS,),
         modules={**DSA_MODULES, "self_attn.gate_proj": "g_proj", "k_rope_norm": "k_rope_only_layernorm"},

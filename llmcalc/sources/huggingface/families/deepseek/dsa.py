@@ -6,12 +6,21 @@ models/deepseek_v32, models/glm_moe_dsa, models/axk2.
 
 from __future__ import annotations
 
-from typing import Any
-
 from ...config import Config
 from ...family import Family, Modules
-from ...parts import DENSE_OR_MOE, Table, combined_kinds, decoder, dense_or_moe, glu, listed_kinds, prediction, rmsnorm
-from .deepseek import COMMON, DEEPSEEK_V3, LATENT_WRITES, ROUTING, SIGMOID, UNGROUPED_LATENT_WRITES, mla, routed
+from ...parts import (
+    DENSE_OR_MOE,
+    Table,
+    combined_kinds,
+    decoder,
+    dense_or_moe,
+    glu,
+    layer_table,
+    listed_kinds,
+    prediction,
+    rmsnorm,
+)
+from .deepseek import LATENT_WRITES, ROUTING, SIGMOID, UNGROUPED_LATENT_WRITES, mla, routed
 
 
 def _deepseek_v32(config: Config) -> Table:
@@ -63,7 +72,7 @@ def _sparse_attention_model(config: Config, choices: list[str]) -> Table:
         glu(config) if "dense" in networks else experts,
         {"dense": {}, "moe": {"feed_forward": experts}},
     )
-    block = {"attention": mla(config, indexer=indexer), "feed_forward": network, "norm": norm, "norm_placement": "pre"}
+    block = layer_table(mla(config, indexer=indexer), network, norm)
     stack = combined_kinds(
         (choices, {"full": {}, "shared": {"attention": {"indexer": {"shared": True}}}}), (networks, layer_kinds)
     )
@@ -102,40 +111,21 @@ def _axk2(config: Config) -> Table:
     return decoder(config, block, norm, stack=combined_kinds((networks, layer_tables)))
 
 
-SPARSE: dict[str, Any] = {**DEEPSEEK_V3, "index_topk": 2048, "index_head_dim": 128, "mlp_bias": False}
-
 DSA_MODULES: Modules = {"indexer.k_proj": "wk", "indexer.q_proj": "wq_b"}
 
 FAMILIES = {
     "deepseek_v32": Family(
         _deepseek_v32,
-        {**SPARSE, "index_n_heads": 64, "max_position_embeddings": 163840},
-        ROUTING | {"layer_types"},
+        {"moe_layer_freq": 1},
+        ROUTING,
         writes=UNGROUPED_LATENT_WRITES,
         modules=DSA_MODULES,
     ),
     "glm_moe_dsa": Family(
         _glm_moe_dsa,
-        {
-            **SPARSE,
-            "vocab_size": 154880,
-            "hidden_size": 6144,
-            "intermediate_size": 12288,
-            "num_hidden_layers": 78,
-            "num_attention_heads": 64,
-            "q_lora_rank": 2048,
-            "qk_nope_head_dim": 192,
-            "v_head_dim": 256,
-            "rms_norm_eps": 1e-5,
-            "max_position_embeddings": 202752,
-            "index_n_heads": 32,
-            "index_topk_freq": 1,
-            "index_skip_topk_offset": 2,
-            "indexer_types": None,
-        },
+        {"moe_layer_freq": 1, "index_topk_freq": 1, "index_skip_topk_offset": 2},
         ROUTING
         | {
-            "layer_types",
             "index_share_for_mtp_iteration",
             "index_skip_topk_offset",
             "index_topk_freq",
@@ -151,32 +141,8 @@ FAMILIES = {
     ),
     "axk2": Family(
         _axk2,
-        {
-            **COMMON,
-            "vocab_size": 163840,
-            "hidden_size": 2048,
-            "intermediate_size": 5120,
-            "moe_intermediate_size": 512,
-            "num_hidden_layers": 48,
-            "num_attention_heads": 32,
-            "n_shared_experts": 1,
-            "n_routed_experts": 128,
-            "num_experts_per_tok": 8,
-            "kv_lora_rank": 128,
-            "q_lora_rank": 384,
-            "qk_rope_head_dim": 32,
-            "v_head_dim": 64,
-            "qk_nope_head_dim": 64,
-            "max_position_embeddings": 131072,
-            "index_topk": 2048,
-            "index_head_dim": 128,
-            "index_n_heads": 16,
-            "gated_norm_rank": 16,
-            "mlp_layer_types": None,
-            "first_k_dense_replace": 1,
-            "moe_layer_freq": 1,
-        },
-        ROUTING | {"layer_types", "mlp_bias", "first_k_dense_replace"},
+        {"first_k_dense_replace": 1, "moe_layer_freq": 1},
+        ROUTING | {"mlp_bias", "first_k_dense_replace"},
         writes=LATENT_WRITES,
         modules={
             **DSA_MODULES,

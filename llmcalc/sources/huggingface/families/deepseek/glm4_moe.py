@@ -7,8 +7,6 @@ transformers: models/glm4_moe, models/dots1, models/minimax_m2.
 
 from __future__ import annotations
 
-from typing import Any
-
 from ...config import Config
 from ...family import Family
 from ...parts import (
@@ -22,6 +20,7 @@ from ...parts import (
     decoder,
     dense_or_moe,
     glu,
+    layer_table,
     listed_kinds,
     moe,
     qk_norm,
@@ -58,7 +57,7 @@ def _dots1(config: Config) -> Table:
     }
     experts: Table = {"dense": {}, "moe": {"feed_forward": routed(config, **SIGMOID)} if "moe" in networks else {}}
     mixer = attention(config, **biases(config.flag("attention_bias"), *QKVO), **qk_norm(norm))
-    block = {"attention": mixer, "feed_forward": glu(config), "norm": norm, "norm_placement": "pre"}
+    block = layer_table(mixer, glu(config), norm)
     return decoder(config, block, norm, stack=combined_kinds((ranges, attention_fields), (networks, experts)))
 
 
@@ -76,77 +75,22 @@ def _minimax_m2(config: Config) -> Table:
     experts = moe(
         config.size("num_local_experts", "num_experts"), config.size("num_experts_per_tok"), glu(config), **SIGMOID
     )
-    return decoder(config, {"attention": mixer, "feed_forward": experts, "norm": norm, "norm_placement": "pre"}, norm)
+    return decoder(config, layer_table(mixer, experts, norm), norm)
 
-
-COMMON: dict[str, Any] = {
-    "hidden_act": "silu",
-    "rms_norm_eps": 1e-6,
-    "attention_bias": False,
-    "tie_word_embeddings": False,
-    "moe_layer_freq": 1,
-}
 
 FAMILIES = {
     "glm4_moe": Family(
         _glm4_moe,
-        {
-            **COMMON,
-            "vocab_size": 151552,
-            "hidden_size": 4096,
-            "num_hidden_layers": 46,
-            "num_attention_heads": 96,
-            "num_key_value_heads": 8,
-            "intermediate_size": 10944,
-            "moe_intermediate_size": 1408,
-            "n_routed_experts": 128,
-            "n_shared_experts": 1,
-            "num_experts_per_tok": 8,
-            "first_k_dense_replace": 1,
-            "use_qk_norm": False,
-            "rms_norm_eps": 1e-5,
-            "max_position_embeddings": 131072,
-        },
+        {"moe_layer_freq": 1},
         ROUTING,
         writes={**UNGROUPED_WRITES, **PARTIAL_ROTARY},
     ),
-    "dots1": Family(
-        _dots1,
-        {
-            **COMMON,
-            "vocab_size": 152064,
-            "hidden_size": 4608,
-            "num_hidden_layers": 62,
-            "num_attention_heads": 32,
-            "num_key_value_heads": 32,
-            "intermediate_size": 10944,
-            "moe_intermediate_size": 1408,
-            "n_routed_experts": None,
-            "n_shared_experts": None,
-            "num_experts_per_tok": None,
-            "first_k_dense_replace": 0,
-            "max_position_embeddings": 2048,
-            "sliding_window": 4096,
-            "max_window_layers": 62,
-            "layer_types": None,
-        },
-        ROUTING | {"use_sliding_window", "max_window_layers"},
-        writes=UNGROUPED_WRITES,
-    ),
+    "dots1": Family(_dots1, {"moe_layer_freq": 1}, ROUTING | {"use_sliding_window"}, writes=UNGROUPED_WRITES),
     "minimax_m2": Family(
         _minimax_m2,
         {
-            **COMMON,
-            "vocab_size": 200064,
-            "hidden_size": 3072,
-            "num_hidden_layers": 62,
-            "num_attention_heads": 48,
-            "num_key_value_heads": 8,
-            "head_dim": 128,
-            "intermediate_size": 1536,
-            "num_local_experts": 256,
-            "num_experts_per_tok": 8,
-            "max_position_embeddings": 196608,
+            "attention_bias": False,
+            "moe_layer_freq": 1,
             "use_qk_norm": True,
             "qk_norm_type": "per_layer",
             "use_routing_bias": True,

@@ -121,7 +121,7 @@ def _attention_kinds(config: Config, depth: int) -> list[str]:
     return mixers
 
 
-def _with_validity(op: Op) -> Op:
+def _with_padding_flag(op: Op) -> Op:
     return replace(op, width=op.width + 1) if isinstance(op, KVCache) and op.kind == "indexer" else op
 
 
@@ -129,81 +129,41 @@ VALIDITY = Deviation(
     "GLM-5.3's indexer",
     "beside each key it caches whether the token is padding, as a number in the format of the keys",
     "cache_bytes",
-    follow=_with_validity,
+    follow=_with_padding_flag,
 )
 
 
-def _linear(config_values: ConfigValues) -> Any:
+def _kimi_delta_attention(config_values: ConfigValues) -> Any:
     return config_values.find(KimiDeltaAttention)
 
 
-def _latent(config_values: ConfigValues) -> Any:
+def _mla(config_values: ConfigValues) -> Any:
     return config_values.find(MLA)
 
 
-def _indexer(config_values: ConfigValues) -> Any:
-    return present(_latent(config_values).indexer)
+def _mla_indexer(config_values: ConfigValues) -> Any:
+    return present(_mla(config_values).indexer)
 
-
-DEFAULTS: dict[str, Any] = {
-    "vocab_size": 154880,
-    "hidden_size": 4096,
-    "intermediate_size": 12288,
-    "moe_intermediate_size": 2048,
-    "num_hidden_layers": 45,
-    "num_attention_heads": 64,
-    "num_key_value_heads": 64,
-    "n_shared_experts": 1,
-    "n_routed_experts": 288,
-    "num_experts_per_tok": 8,
-    "kv_lora_rank": 512,
-    "q_lora_rank": 1536,
-    "qk_rope_head_dim": 0,
-    "v_head_dim": 256,
-    "qk_nope_head_dim": 256,
-    "hidden_act": "silu",
-    "max_position_embeddings": 1048576,
-    "rms_norm_eps": 1e-5,
-    "tie_word_embeddings": False,
-    "attention_bias": False,
-    "mlp_layer_types": None,
-    "layer_types": None,
-    "indexer_types": None,
-    "index_topk": 2048,
-    "index_head_dim": 128,
-    "index_n_heads": 32,
-    "index_topk_freq": 1,
-    "index_skip_topk_offset": 2,
-    "index_kpool": 16,
-    "index_kpool_always_select_tail": True,
-    "linear_head_dim": 128,
-    "linear_num_heads": 64,
-    "linear_conv_kernel_dim": 4,
-    "linear_lower_bound": BOUND,
-    "hc_mult": 4,
-    "hc_sinkhorn_iters": 20,
-}
 
 FAMILIES = {
     "glm5_next_text": Family(
         _glm5_next_text,
-        DEFAULTS,
-        ROUTING
-        | {"hc_eps", "swiglu_limit", "index_skip_topk_offset", "index_topk_freq", "index_topk_pattern", "safe_gate"},
+        {"index_topk_freq": 1, "index_skip_topk_offset": 2},
+        ROUTING | {"index_skip_topk_offset", "index_topk_freq", "index_topk_pattern", "safe_gate"},
         writes={
             **UNGROUPED_LATENT_WRITES,
             **UNPADDED,
-            "num_attention_heads": lambda s: _latent(s).num_attention_heads,
-            "num_key_value_heads": lambda s: _latent(s).num_attention_heads,
+            "num_attention_heads": lambda s: _mla(s).num_attention_heads,
+            "num_key_value_heads": lambda s: _mla(s).num_attention_heads,
             "layer_types": lambda s: [
                 "indexed_attention" if isinstance(m, MLA) else "linear_attention" for m in s.mixers
             ],
             "indexer_types": lambda s: [
                 "shared" if isinstance(m, MLA) and present(m.indexer).shared else "full" for m in s.mixers
             ],
-            "index_topk": lambda s: _indexer(s).index_topk,
-            "index_kpool": lambda s: _indexer(s).index_kpool,
-            "linear_lower_bound": lambda s: _linear(s).kda_lower_bound,
+            "index_topk": lambda s: _mla_indexer(s).index_topk,
+            "index_kpool": lambda s: _mla_indexer(s).index_kpool,
+            "linear_lower_bound": lambda s: _kimi_delta_attention(s).kda_lower_bound,
         },
         quirks=Quirks(reads_values=EVERY),
         unconverted=(r"re:.*index_kpool_compress_gate",),
@@ -222,11 +182,5 @@ FAMILIES = {
             "indexer.position_bias": "index_kpool_compress_ape",
         },
     ),
-    "glm5_next": Family(
-        None,
-        {"tie_word_embeddings": False},
-        text="glm5_next_text",
-        tower_file="glm",
-        quirks=Quirks(reads_values=EVERY),
-    ),
+    "glm5_next": Family(None, text="glm5_next_text", tower_file="glm", quirks=Quirks(reads_values=EVERY)),
 }

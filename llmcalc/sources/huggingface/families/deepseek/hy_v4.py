@@ -7,8 +7,6 @@ transformers: models/hy_v4.
 
 from __future__ import annotations
 
-from typing import Any
-
 from ...config import Config
 from ...family import Family
 from ...parts import (
@@ -70,41 +68,10 @@ def _hy_v4(config: Config) -> Table:
     )
 
 
-DEFAULTS: dict[str, Any] = {
-    "vocab_size": 120832,
-    "hidden_size": 2816,
-    "intermediate_size": 6912,
-    "moe_intermediate_size": 768,
-    "num_hidden_layers": 34,
-    "num_attention_heads": 32,
-    "hidden_act": "silu",
-    "max_position_embeddings": 262144,
-    "rms_norm_eps": 1e-5,
-    "tie_word_embeddings": False,
-    "attention_bias": False,
-    "n_routed_experts": 256,
-    "n_shared_experts": 1,
-    "num_experts_per_tok": 8,
-    "q_lora_rank": 1536,
-    "kv_lora_rank": 512,
-    "qk_nope_head_dim": 192,
-    "qk_rope_head_dim": 64,
-    "v_head_dim": 256,
-    "mlp_layer_types": None,
-    "index_topk": 2048,
-    "index_head_dim": 128,
-    "index_n_heads": 16,
-    "indexer_types": None,
-    "hc_mult": 4,
-    "hc_magnitude": 2.0,
-    "hc_eps": 1e-6,
-}
-
 FAMILIES = {
     "hy_v4": Family(
         _hy_v4,
-        DEFAULTS,
-        ROUTING | {"layer_types", "learnable_sink_init", "swiglu_limit", "num_nextn_predict_layers"},
+        ignored=ROUTING | {"num_nextn_predict_layers"},
         writes=UNPADDED,
         modules={**HYPER_MODULES, **DSA_MODULES},
         earlier={"gate_proj": "linear_gate"},

@@ -7,8 +7,6 @@ transformers: models/kolibri1 (a norm before and after each sublayer), models/fl
 
 from __future__ import annotations
 
-from typing import Any
-
 from ...config import Config
 from ...family import Family
 from ...parts import (
@@ -20,6 +18,7 @@ from ...parts import (
     decoder,
     every_nth_full,
     glu,
+    layer_table,
     listed_kinds,
     moe,
     qk_norm,
@@ -41,12 +40,7 @@ def _kolibri1(config: Config) -> Table:
         glu(config, width=config.size("moe_intermediate_size")),
         glu(config, width=config.size("shared_expert_intermediate_size")), **SIGMOID,
     )  # fmt: skip
-    block = {
-        "attention": attention(config, **qk_norm(norm)),
-        "feed_forward": experts,
-        "norm": norm,
-        "norm_placement": "sandwich",
-    }
+    block = layer_table(attention(config, **qk_norm(norm)), experts, norm, "sandwich")
     return decoder(config, block, norm, stack=sliding_stack(config, every_nth_full(depth, 5), full_fields=UNTURNED))
 
 
@@ -72,50 +66,7 @@ def _flint(config: Config) -> Table:
     return qwen_moe(config, config.count("num_experts"), mixer, expert_fields, windows)
 
 
-COMMON: dict[str, Any] = {
-    "num_key_value_heads": 4,
-    "head_dim": 128,
-    "hidden_act": "silu",
-    "max_position_embeddings": 262144,
-    "rms_norm_eps": 1e-6,
-    "tie_word_embeddings": False,
-    "sliding_window": 513,
-    "layer_types": None,
-    "moe_intermediate_size": 512,
-    "num_experts_per_tok": 6,
-}
-
 FAMILIES = {
-    "kolibri1": Family(
-        _kolibri1,
-        {
-            **COMMON,
-            "vocab_size": 128000,
-            "hidden_size": 2560,
-            "num_hidden_layers": 50,
-            "num_attention_heads": 48,
-            "num_experts": 384,
-            "shared_expert_intermediate_size": 512,
-        },
-        frozenset({"norm_topk_prob"}),
-        aliases={"num_experts": "num_local_experts"},
-        modules=GLM4_MODULES,
-    ),
-    "flint": Family(
-        _flint,
-        {
-            **COMMON,
-            "vocab_size": 150144,
-            "hidden_size": 2048,
-            "intermediate_size": 6144,
-            "num_hidden_layers": 49,
-            "num_attention_heads": 32,
-            "num_experts": 256,
-            "shared_expert_intermediate_size": 1024,
-            "attention_bias": False,
-            "decoder_sparse_step": 1,
-            "mlp_only_layers": [0, 1],
-        },
-        frozenset({"norm_topk_prob", "intermediate_size"}),
-    ),
+    "kolibri1": Family(_kolibri1, aliases={"num_experts": "num_local_experts"}, modules=GLM4_MODULES),
+    "flint": Family(_flint, {"mlp_only_layers": [0, 1]}),
 }

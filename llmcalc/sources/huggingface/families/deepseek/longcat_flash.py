@@ -83,31 +83,7 @@ HOLDS_IDENTITIES = Deviation(
 FAMILIES = {
     "longcat_flash": Family(
         longcat_flash,
-        {
-            "vocab_size": 131072,
-            "hidden_size": 6144,
-            "num_layers": 28,
-            "num_hidden_layers": 56,
-            "num_attention_heads": 64,
-            "hidden_act": "silu",
-            "max_position_embeddings": 131072,
-            "rms_norm_eps": 1e-5,
-            "tie_word_embeddings": False,
-            "attention_bias": False,
-            "ffn_hidden_size": 12288,
-            "q_lora_rank": 1536,
-            "kv_lora_rank": 512,
-            "qk_nope_head_dim": 128,
-            "qk_rope_head_dim": 64,
-            "v_head_dim": 128,
-            "qk_head_dim": None,
-            "moe_topk": 12,
-            "n_routed_experts": 512,
-            "zero_expert_num": 256,
-            "expert_ffn_hidden_size": 2048,
-            "zero_expert_type": "identity",
-            "router_bias": False,
-        },
+        {"num_hidden_layers": 56, "zero_expert_type": "identity", "router_bias": False},
         (ROUTING - {"qk_head_dim", "intermediate_size"})
         | {"attention_method", "mla_scale_q_lora", "mla_scale_kv_lora"},
         aliases={

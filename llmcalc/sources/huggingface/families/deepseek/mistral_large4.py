@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 from .....components.mixers.mla import MLA
 from ...config import Config
 from ...family import Family, Modules
-from ...parts import Table, combined_kinds, decoder, dense_or_moe, glu, layernorm, rmsnorm
+from ...parts import Table, combined_kinds, decoder, dense_or_moe, glu, layer_table, layernorm, rmsnorm
 from .deepseek import ROUTING, UNGROUPED_LATENT_WRITES, mla, routed
 from .dsa import DSA_MODULES, indexer_kinds
 
@@ -41,12 +41,7 @@ def _mistral_large4_text(config: Config) -> Table:
     sharing = _latent_kinds(config, positions)
     networks = dense_or_moe(config, depth, config.count("first_k_dense_replace"))
     experts = routed(config, other_names=("num_experts", "num_local_experts"))
-    block = {
-        "attention": mixer,
-        "feed_forward": glu(config) if "dense" in networks else experts,
-        "norm": norm,
-        "norm_placement": "pre",
-    }
+    block = layer_table(mixer, glu(config) if "dense" in networks else experts, norm)
     layers = list(zip(positions, choices, sharing, strict=True))
     layer_tables: Table = {}
     for position, choice, latents in layers:
@@ -116,50 +111,12 @@ MODULES: Modules = {
     "indexer.input_norm": "q_input_norm",
 }
 
-DEFAULTS: dict[str, Any] = {
-    "vocab_size": 204800,
-    "hidden_size": 6144,
-    "intermediate_size": 24576,
-    "moe_intermediate_size": 6144,
-    "num_hidden_layers": 72,
-    "num_attention_heads": 64,
-    "n_shared_experts": 1,
-    "n_routed_experts": 128,
-    "num_experts_per_tok": 4,
-    "kv_lora_rank": 512,
-    "qk_rope_head_dim": 64,
-    "qk_nope_head_dim": 64,
-    "v_head_dim": 128,
-    "hidden_act": "silu",
-    "max_position_embeddings": 1048576,
-    "rms_norm_eps": 1e-5,
-    "tie_word_embeddings": False,
-    "attention_bias": False,
-    "index_topk": 2048,
-    "index_head_dim": 128,
-    "index_n_heads": 32,
-    "first_k_dense_replace": 1,
-    "mlp_layer_types": None,
-    "indexer_types": None,
-    "no_rope_layers": None,
-    "kv_source_layers": None,
-    "index_topk_freq": 1,
-    "index_skip_topk_offset": 2,
-}
 
 FAMILIES = {
     "mistral_large4_text": Family(
         _mistral_large4_text,
-        DEFAULTS,
-        ROUTING
-        | {
-            "layer_types",
-            "final_logit_softcapping",
-            "index_skip_topk_offset",
-            "index_topk_freq",
-            "index_topk_pattern",
-            "no_rope_layer_interval",
-        },
+        {"index_topk_freq": 1, "index_skip_topk_offset": 2},
+        ROUTING | {"index_skip_topk_offset", "index_topk_freq", "index_topk_pattern", "no_rope_layer_interval"},
         writes={
             **UNGROUPED_LATENT_WRITES,
             "qk_nope_head_dim": lambda s: _rotary_attention(s).qk_nope_head_dim,
@@ -187,7 +144,6 @@ FAMILIES = {
     ),
     "mistral_large4": Family(
         None,
-        {"tie_word_embeddings": False},
         text="mistral_large4_text",
         modules={"towers.map_1": "patch_merger.merging_layer", "towers.map_2": "linear_1", "towers.map_3": "linear_2"},
         tower_file="pixtral",

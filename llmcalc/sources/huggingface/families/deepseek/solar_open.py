@@ -7,8 +7,6 @@ transformers: models/solar_open, models/mellum.
 
 from __future__ import annotations
 
-from typing import Any
-
 from ...config import Config
 from ...family import Family
 from ...parts import (
@@ -22,6 +20,7 @@ from ...parts import (
     decoder,
     dense_or_moe,
     glu,
+    layer_table,
     listed_kinds,
     moe,
     qk_norm,
@@ -41,11 +40,7 @@ def _solar_open(config: Config) -> Table:
     config.size("n_shared_experts")
     norm = rmsnorm(config.number("rms_norm_eps"))
     mixer = attention(config, **biases(config.flag("attention_bias"), *QKV))
-    return decoder(
-        config,
-        {"attention": mixer, "feed_forward": routed(config, **SIGMOID), "norm": norm, "norm_placement": "pre"},
-        norm,
-    )
+    return decoder(config, layer_table(mixer, routed(config, **SIGMOID), norm), norm)
 
 
 def _mellum(config: Config) -> Table:
@@ -75,12 +70,7 @@ def _mellum(config: Config) -> Table:
         config.size("num_experts_per_tok"),
         glu(config, width=config.size("moe_intermediate_size")),
     )
-    block = {
-        "attention": mixer,
-        "feed_forward": glu(config) if "dense" in networks else experts,
-        "norm": norm,
-        "norm_placement": "pre",
-    }
+    block = layer_table(mixer, glu(config) if "dense" in networks else experts, norm)
     layer_tables: Table = {"dense": {}, "moe": {"feed_forward": experts} if "dense" in networks else {}}
     return decoder(
         config,
@@ -90,60 +80,11 @@ def _mellum(config: Config) -> Table:
     )
 
 
-COMMON: dict[str, Any] = {
-    "num_key_value_heads": 8,
-    "head_dim": 128,
-    "hidden_act": "silu",
-    "max_position_embeddings": 131072,
-    "tie_word_embeddings": False,
-    "attention_bias": False,
-    "num_experts_per_tok": 8,
-}
-
 FAMILIES = {
-    "solar_open": Family(
-        _solar_open,
-        {
-            **COMMON,
-            "vocab_size": 196608,
-            "hidden_size": 4096,
-            "num_hidden_layers": 48,
-            "num_attention_heads": 64,
-            "rms_norm_eps": 1e-5,
-            "moe_intermediate_size": 1280,
-            "n_routed_experts": 128,
-            "n_shared_experts": 1,
-        },
-        ROUTING,
-        writes=UNGROUPED_WRITES,
-    ),
+    "solar_open": Family(_solar_open, ignored=ROUTING, writes=UNGROUPED_WRITES),
     "mellum": Family(
         _mellum,
-        {
-            **COMMON,
-            "vocab_size": 98304,
-            "hidden_size": 2304,
-            "intermediate_size": 7168,
-            "num_hidden_layers": 28,
-            "num_attention_heads": 32,
-            "num_key_value_heads": 4,
-            "rms_norm_eps": 1e-6,
-            "sliding_window": 1024,
-            "moe_intermediate_size": 896,
-            "num_experts": 64,
-            "layer_types": None,
-            "mlp_layer_types": None,
-        },
-        frozenset(
-            {
-                "intermediate_size",
-                "mtp_layer_types",
-                "mtp_mlp_layer_types",
-                "norm_topk_prob",
-                "max_window_layers",
-                "use_sliding_window",
-            }
-        ),
+        ignored=frozenset({"max_window_layers", "use_sliding_window"}),
         aliases={"num_nextn_predict_layers": "num_mtp_layers"},
         spelled_as_read=True,
     ),

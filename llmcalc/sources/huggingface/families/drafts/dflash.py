@@ -11,7 +11,7 @@ from typing import Any
 
 from ...config import Config
 from ...family import Family
-from ...parts import FULL_OR_SLIDING, Table, combined_kinds, decoder, glu, listed_kinds, rmsnorm, rope
+from ...parts import FULL_OR_SLIDING, Table, combined_kinds, decoder, glu, layer_table, listed_kinds, rmsnorm, rope
 from .eagle import COMMON, IGNORED
 
 
@@ -42,7 +42,7 @@ def _dflash(config: Config) -> Table:
     stack["streams"] = {"type": "target_states", "start": "embedding", "states": state_count, "output_norm": norm}
     vocab = config.size("vocab_size")
     proposed_tokens = config.maybe("draft_vocab_size") or vocab
-    block = {"attention": mixer, "feed_forward": glu(config), "norm": norm, "norm_placement": "pre"}
+    block = layer_table(mixer, glu(config), norm)
     return decoder(
         config,
         block,

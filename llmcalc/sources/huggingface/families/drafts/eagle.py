@@ -11,7 +11,7 @@ from typing import Any
 
 from ...config import Config
 from ...family import Family
-from ...parts import QKV, QKVO, Table, attention, biases, decoder, glu, qk_norm, rmsnorm
+from ...parts import QKV, QKVO, Table, attention, biases, decoder, glu, layer_table, qk_norm, rmsnorm
 
 STATES = 3
 """The number of hidden states that EAGLE-3 reads unless the config lists their layers (ModelOpt lists none)."""
@@ -22,7 +22,7 @@ def _eagle(config: Config) -> Table:
     norm = rmsnorm(config.number("rms_norm_eps"))
     bias = config.flag("attention_bias")
     mixer = attention(config, **biases(config.flag("qkv_bias") or bias, *QKV), **biases(bias, "o_bias"))
-    block = {"attention": mixer, "feed_forward": glu(config), "norm": norm, "norm_placement": "pre"}
+    block = layer_table(mixer, glu(config), norm)
     states = {"type": "target_states", "start": "joined", "states": 1, "bias": config.flag("bias")}
     stack: Table = {
         "variants": {"first": {"without_norms": ["self_attn_pre_norm"]}, "later": {}},
@@ -41,7 +41,7 @@ def _eagle3(config: Config) -> Table:
     head_dim = config.maybe("head_dim") or config.divided("num_attention_heads", hidden, heads)
     normed = qk_norm(norm) if config.flag("use_qk_norm") else {}
     mixer = attention(config, head_dim=head_dim, **biases(bias, *QKVO), **normed)
-    block: Table = {"attention": mixer, "feed_forward": glu(config), "norm": norm, "norm_placement": "pre"}
+    block: Table = layer_table(mixer, glu(config), norm)
     first_layer_fields: Table = {"type": "draft", "norm_before_residual": config.flag("norm_before_residual")}
     target_width = config.maybe("target_hidden_size") or hidden
     listed_layers = config.get("eagle_aux_hidden_state_layer_ids")

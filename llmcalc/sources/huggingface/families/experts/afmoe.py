@@ -7,8 +7,6 @@ transformers: models/afmoe, models/laguna.
 
 from __future__ import annotations
 
-from typing import Any
-
 from ...absent import present
 from ...config import Config
 from ...family import Family
@@ -24,6 +22,7 @@ from ...parts import (
     every_nth_full,
     float32_rmsnorm,
     glu,
+    layer_table,
     listed_kinds,
     moe,
     qk_norm,
@@ -59,7 +58,7 @@ def _afmoe(config: Config) -> Table:
         config, output_gate={"per": "element"}, **biases(config.flag("attention_bias"), *QKVO), **qk_norm(norm)
     )
     full_period = config.size("global_attn_every_n_layers") if config.get("layer_types") is None else depth
-    sliding = {"position": mixer.pop("position"), **_window(config)}
+    sliding = {"position": mixer.pop("position"), **_window_field(config)}
     ranges = (
         listed_kinds(config, "layer_types", FULL_OR_SLIDING, every_nth_full(depth, full_period)),
         {"full": {}, "sliding": {"attention": sliding}},
@@ -69,7 +68,7 @@ def _afmoe(config: Config) -> Table:
         dense_or_moe(config, depth, config.count("num_dense_layers")),
         config.size("moe_intermediate_size") * config.count("num_shared_experts"),
     )
-    block = {"attention": mixer, "feed_forward": glu(config), "norm": norm, "norm_placement": "sandwich"}
+    block = layer_table(mixer, glu(config), norm, "sandwich")
     return decoder(config, block, norm, stack=combined_kinds(ranges, networks))
 
 
@@ -101,7 +100,7 @@ def _laguna(config: Config) -> Table:
         f"{layer_kind}{head_count}" if heads_vary else layer_kind
         for layer_kind, head_count in zip(ranges, heads, strict=True)
     ]
-    window = {"full": {}, "sliding": _window(config)}
+    window = {"full": {}, "sliding": _window_field(config)}
     attention_fields = {
         name: {"attention": {"num_attention_heads": head_count, **window[layer_kind]}}
         for name, head_count, layer_kind in zip(names, heads, ranges, strict=True)
@@ -109,47 +108,21 @@ def _laguna(config: Config) -> Table:
     networks = _dense_and_expert_networks(
         config, dense_or_moe(config, depth, 1), config.count("shared_expert_intermediate_size")
     )
-    block = {"attention": mixer, "feed_forward": glu(config), "norm": norm, "norm_placement": "pre"}
+    block = layer_table(mixer, glu(config), norm)
     return decoder(config, block, norm, stack=combined_kinds((names, attention_fields), networks))
 
 
-def _window(config: Config) -> Table:
+def _window_field(config: Config) -> Table:
     return {} if config.maybe("sliding_window") is None else {"sliding_window": config.size("sliding_window")}
 
-
-COMMON: dict[str, Any] = {
-    "hidden_size": 2048,
-    "head_dim": 128,
-    "hidden_act": "silu",
-    "attention_bias": False,
-    "tie_word_embeddings": False,
-    "layer_types": None,
-}
 
 FAMILIES = {
     "afmoe": Family(
         _afmoe,
-        {
-            **COMMON,
-            "vocab_size": 200192,
-            "num_hidden_layers": 32,
-            "num_attention_heads": 16,
-            "num_key_value_heads": None,
-            "intermediate_size": 6144,
-            "moe_intermediate_size": 1408,
-            "num_experts": 64,
-            "num_experts_per_tok": 6,
-            "num_shared_experts": 2,
-            "num_dense_layers": 1,
-            "global_attn_every_n_layers": 4,
-            "sliding_window": 1024,
-            "rms_norm_eps": 1e-5,
-            "max_position_embeddings": 16384,
-        },
-        frozenset(
+        ignored=frozenset(
             """
-            global_attn_every_n_layers load_balance_coeff mup_enabled n_group num_expert_groups num_limited_groups
-            output_router_logits route_norm route_scale score_func topk_group use_grouped_mm
+            load_balance_coeff n_group num_expert_groups num_limited_groups route_norm score_func topk_group
+            use_grouped_mm
             """.split()  # noqa: SIM905
         ),
         modules={
@@ -161,28 +134,8 @@ FAMILIES = {
     ),
     "laguna": Family(
         _laguna,
-        {
-            **COMMON,
-            "vocab_size": 100352,
-            "num_hidden_layers": 40,
-            "num_attention_heads": 48,
-            "num_key_value_heads": 8,
-            "intermediate_size": 8192,
-            "moe_intermediate_size": 512,
-            "num_experts": 256,
-            "num_experts_per_tok": 8,
-            "shared_expert_intermediate_size": 512,
-            "sliding_window": 512,
-            "rms_norm_eps": 1e-6,
-            "max_position_embeddings": 131072,
-            "gating": True,
-            "num_attention_heads_per_layer": None,
-            "moe_apply_router_weight_on_input": False,
-        },
-        frozenset(
+        ignored=frozenset(
             {
-                "moe_routed_scaling_factor",
-                "moe_router_logit_softcapping",
                 "partial_rotary_factor",
                 "norm_topk_prob",
                 "use_bidirectional_attention",

@@ -7,19 +7,15 @@ transformers: models/aria (`AriaTextForCausalLM`), models/emu3 (`Emu3ForCausalLM
 
 from __future__ import annotations
 
-from typing import Any
-
 from ...config import Config
-from ...family import DropoutFields, Family
-from ...parts import QKVO, Table, attention, biases, decoder, glu, moe, rmsnorm
+from ...family import Family
+from ...parts import QKVO, Table, attention, biases, decoder, glu, layer_table, moe, rmsnorm
 
 
 def _pre_norm(config: Config, feed_forward: Table) -> Table:
     norm = rmsnorm(config.number("rms_norm_eps"))
     mixer = attention(config, **biases(config.flag("attention_bias"), *QKVO))
-    return decoder(
-        config, {"attention": mixer, "feed_forward": feed_forward, "norm": norm, "norm_placement": "pre"}, norm
-    )
+    return decoder(config, layer_table(mixer, feed_forward, norm), norm)
 
 
 def _aria(config: Config) -> Table:
@@ -44,57 +40,26 @@ def _emu3(config: Config) -> Table:
     return _pre_norm(config, glu(config, config.flag("mlp_bias")))
 
 
-COMMON: dict[str, Any] = {
-    "hidden_size": 4096,
-    "num_hidden_layers": 32,
-    "num_attention_heads": 32,
-    "head_dim": None,
-    "hidden_act": "silu",
-    "tie_word_embeddings": False,
-    "attention_bias": False,
-    "mlp_bias": False,
-}
-
 FAMILIES = {
     "aria": Family(
         None,
-        {"tie_word_embeddings": False},
         text="aria_text",
         uncounted_encoders={"vision_config": "idefics3_vision"},  # learned queries attend to its patches
     ),
     "emu3": Family(
         None,
-        {"tie_word_embeddings": False},
         text="emu3_text_model",
         uncounted_encoders={"vq_config": "emu3_vqgan"},  # images as tokens
     ),
     "aria_text": Family(
         _aria,
-        {
-            **COMMON,
-            "vocab_size": 32000,
-            "intermediate_size": 4096,
-            "num_key_value_heads": None,
-            "max_position_embeddings": 2048,
-            "rms_norm_eps": 1e-6,
-            "moe_num_experts": 8,
-            "moe_topk": 2,
-            "moe_num_shared_experts": 2,
-        },
-        frozenset({"num_experts_per_tok"}),
+        ignored=frozenset({"num_experts_per_tok"}),
         earlier={"experts.gate_up_proj": "experts.fc1", "experts.down_proj": "experts.fc2"},
     ),
     "emu3_text_model": Family(
         _emu3,
-        {
-            **COMMON,
-            "vocab_size": 184622,
-            "intermediate_size": 14336,
-            "num_key_value_heads": 8,
-            "max_position_embeddings": 9216,
-            "rms_norm_eps": 1e-5,
-        },
+        {"head_dim": None, "attention_bias": False, "mlp_bias": False},
         alone=False,
-        dropout=DropoutFields({"attention": "attention_dropout"}, {"attention_dropout": 0.1}),
+        dropout={"attention": "attention_dropout"},
     ),
 }

@@ -20,6 +20,7 @@ from ...parts import (
     dense_or_moe,
     float32_rmsnorm,
     glu,
+    layer_table,
     listed_kinds,
     moe,
     qk_norm,
@@ -50,7 +51,7 @@ def _beam(config: Config) -> Table:
         glu(config, width=config.size("moe_intermediate_size")),
         **SIGMOID,
     )
-    block = {"attention": mixer, "feed_forward": glu(config), "norm": norm, "norm_placement": "sandwich"}
+    block = layer_table(mixer, glu(config), norm, "sandwich")
     layer_tables: Table = {"full": full_layer_changes, "sliding": {"attention": {"sliding_window": window}}}
     network_kinds: Table = {"dense": {}, "moe": {"feed_forward": experts}}
     stack = combined_kinds((ranges, layer_tables), (dense_or_moe(config, depth, 3), network_kinds))
@@ -60,27 +61,6 @@ def _beam(config: Config) -> Table:
 FAMILIES = {
     "beam": Family(
         _beam,
-        {
-            "vocab_size": 151936,
-            "hidden_size": 5120,
-            "intermediate_size": 20480,
-            "num_hidden_layers": 52,
-            "num_attention_heads": 48,
-            "num_key_value_heads": 8,
-            "head_dim": 128,
-            "hidden_act": "silu",
-            "max_position_embeddings": 8192,
-            "rms_norm_eps": 1e-6,
-            "attention_bias": False,
-            "sliding_window": 512,
-            "layer_types": None,
-            "moe_intermediate_size": 2560,
-            "num_experts": 256,
-            "num_experts_per_tok": 8,
-            "tie_word_embeddings": False,
-        },
-        frozenset({"final_logit_softcapping", "n_group", "norm_topk_prob", "output_router_logits"})
-        | {"routed_scaling_factor", "topk_group"},
         quirks=Quirks(reads_values=EVERY),
         modules={"self_attn.gate_proj": "gate_proj + gate_bias", "gate_proj.head_bias": ".self_attn.gate_bias"},
     ),

@@ -6,12 +6,12 @@ transformers: models/dbrx.
 from __future__ import annotations
 
 from ...config import Config
-from ...family import EVERY, DropoutFields, Family, Quirks
-from ...parts import ACTIVATIONS, Table, decoder, layernorm, moe, rope
+from ...family import EVERY, Family, Quirks
+from ...parts import ACTIVATIONS, Table, decoder, layer_table, layernorm, moe, rope
 
 
 def _dbrx(config: Config) -> Table:
-    attn, ffn = _nested_config(config, "attn_config", {"kv_n_heads": 1}), _nested_config(config, "ffn_config", FFN)
+    attn, ffn = config.section("attn_config", {"kv_n_heads": 1}), config.section("ffn_config", FFN)
     heads, norm = config.size("num_attention_heads"), layernorm(bias=False)
     act = ffn.table("ffn_act_fn").get("name", "silu")
     if act not in ACTIVATIONS:
@@ -19,24 +19,8 @@ def _dbrx(config: Config) -> Table:
     mixer = {"num_attention_heads": heads, "num_key_value_heads": attn.size("kv_n_heads"), "position": rope(attn)}
     config.divided("num_attention_heads", config.size("hidden_size"), heads)
     expert = {"intermediate_size": ffn.size("ffn_hidden_size"), "hidden_act": ACTIVATIONS[act], "gated": True}
-    block = {
-        "attention": mixer,
-        "feed_forward": moe(ffn.size("moe_num_experts"), ffn.size("moe_top_k"), expert, expert_loop=True),
-        "norm": norm,
-        "norm_placement": "pre",
-    }
+    block = layer_table(mixer, moe(ffn.size("moe_num_experts"), ffn.size("moe_top_k"), expert, expert_loop=True), norm)
     return decoder(config, block, norm)
-
-
-def _nested_config(config: Config, name: str, defaults: Table) -> Config:
-    """Reads a nested table as a config; null is an empty table."""
-    return Config(
-        {} if config.get(name) is None else config.table(name),
-        defaults,
-        config.model_type,
-        config.head,
-        f"{config.where}{name}.",
-    )
 
 
 FFN: Table = {"ffn_hidden_size": 3584, "moe_num_experts": 4, "moe_top_k": 1, "ffn_act_fn": {"name": "silu"}}
@@ -48,17 +32,6 @@ UNBOUNDED = 1e9
 FAMILIES = {
     "dbrx": Family(
         _dbrx,
-        {
-            "vocab_size": 32000,
-            "d_model": 2048,
-            "n_heads": 16,
-            "n_layers": 24,
-            "max_seq_len": 2048,
-            "attn_config": None,
-            "ffn_config": None,
-            "tie_word_embeddings": False,
-        },
-        frozenset({"emb_pdrop"}),
         aliases={
             "num_attention_heads": "n_heads",
             "hidden_size": "d_model",
@@ -97,6 +70,6 @@ FAMILIES = {
             "up_proj": "v1",
             "down_proj": "w2",
         },
-        dropout=DropoutFields({}),
+        dropout={},
     ),
 }

@@ -12,7 +12,7 @@ from math import isqrt
 from ...config import Config
 from ...dropout import HIDDEN_DROPOUT
 from ...family import Family
-from ...parts import ACTIVATIONS, Table, decoder, glu, rmsnorm, rope
+from ...parts import ACTIVATIONS, Table, decoder, glu, layer_table, rmsnorm, rope
 
 
 def _doge(config: Config) -> Table:
@@ -36,12 +36,9 @@ def _doge(config: Config) -> Table:
     if config.maybe("sliding_window") is not None:
         mixer["sliding_window"] = config.size("sliding_window")
     dense_network = glu(config, config.flag("mlp_bias"))
-    block = {
-        "attention": mixer,
-        "feed_forward": _product_key_experts(config, dense_network) if config.flag("is_moe") else dense_network,
-        "norm": norm,
-        "norm_placement": "pre",
-    }
+    block = layer_table(
+        mixer, _product_key_experts(config, dense_network) if config.flag("is_moe") else dense_network, norm
+    )
     return decoder(config, {**block, "residual_scale": "residual"}, norm)
 
 
@@ -83,26 +80,7 @@ OF_FIRST_CODE = frozenset(
 FAMILIES = {
     "doge": Family(
         _doge,
-        {
-            "vocab_size": 32768,
-            "hidden_size": 1024,
-            "intermediate_size": 2048,
-            "num_hidden_layers": 32,
-            "hidden_act": "silu",
-            "rms_norm_eps": 1e-6,
-            "tie_word_embeddings": False,
-            "max_position_embeddings": 2048,
-            "num_attention_heads": 8,
-            "num_key_value_heads": None,
-            "attention_bias": False,
-            "mlp_bias": False,
-            "sliding_window": None,
-            "keep_window_size": 2048,
-            "is_moe": False,
-            "num_experts": 16384,
-            "num_experts_per_tok": 64,
-        },
-        OF_FIRST_CODE | {"num_experts", "num_experts_per_tok", "norm_topk_prob"},
+        ignored=OF_FIRST_CODE,
         writes={"is_moe": lambda s: bool(getattr(s.networks[0], "num_experts", 0))},
         modules={
             "mlp.experts": "",

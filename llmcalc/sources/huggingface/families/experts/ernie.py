@@ -9,11 +9,11 @@ transformers: models/ernie4_5, models/ernie4_5_moe, models/paddleocr_vl; the tex
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from .....components.base import MOST_EXPERTS
 from ...config import Config
-from ...family import DropoutFields, Family, Modules
+from ...family import Family, Modules
 from ...parts import (
     QKVO,
     Table,
@@ -23,6 +23,7 @@ from ...parts import (
     decoder,
     dense_or_moe,
     glu,
+    layer_table,
     moe,
     rmsnorm,
     uncounted_prediction,
@@ -33,12 +34,12 @@ if TYPE_CHECKING:
     from ....to_hf.config_values import ConfigValues
 
 
-def _biased(config: Config) -> bool:
+def _has_bias(config: Config) -> bool:
     return config.get("use_bias") is not None and config.flag("use_bias")
 
 
 def _ernie4_5(config: Config) -> Table:
-    return llama_like(config, attention(config, **biases(_biased(config), *QKVO)), _biased(config))
+    return llama_like(config, attention(config, **biases(_has_bias(config), *QKVO)), _has_bias(config))
 
 
 CORRECTED: Table = {"score_correction": "parameter"}
@@ -57,7 +58,7 @@ def _ernie4_5_moe(config: Config) -> Table:
     )
     last_moe = depth - 1 if config.get("moe_layer_end_index") == -1 else config.count("moe_layer_end_index")
     names = ["moe" if first_moe <= i <= last_moe and (i + 1) % interval == 0 else "dense" for i in range(depth)]
-    return _network_kinds(config, names, config.size("moe_intermediate_size"), {"bias": _biased(config)})
+    return _network_kinds(config, names, config.size("moe_intermediate_size"), {"bias": _has_bias(config)})
 
 
 def _ernie4_5_vl_moe_text(config: Config) -> Table:
@@ -99,7 +100,7 @@ def _of_both(config: Config, name: str, maximum: int) -> int:
 
 
 def _network_kinds(config: Config, names: list[str], width: int, head: Table, **expert_fields: Table) -> Table:
-    norm, bias = rmsnorm(config.number("rms_norm_eps")), _biased(config)
+    norm, bias = rmsnorm(config.number("rms_norm_eps")), _has_bias(config)
     without_shared = config.data.get("model_type") == OWN_CODE and not config.has("moe_num_shared_experts")
     shared_count = 0 if without_shared else config.count("moe_num_shared_experts")
     experts = moe(
@@ -110,50 +111,23 @@ def _network_kinds(config: Config, names: list[str], width: int, head: Table, **
         router=CORRECTED,
         **expert_fields,
     )
-    block = {
-        "attention": attention(config, **biases(bias, *QKVO)),
-        "feed_forward": glu(config, bias),
-        "norm": norm,
-        "norm_placement": "pre",
-    }
+    block = layer_table(attention(config, **biases(bias, *QKVO)), glu(config, bias), norm)
     return decoder(
         config, block, norm, head=head, stack=combined_kinds((names, {"dense": {}, "moe": {"feed_forward": experts}}))
     )
 
 
-COMMON: dict[str, Any] = {
-    "vocab_size": 103424,
-    "hidden_act": "silu",
-    "max_position_embeddings": 131072,
-    "rms_norm_eps": 1e-5,
-    "tie_word_embeddings": True,
-    "use_bias": False,
-}
-
 NO_COUNT = frozenset(
     """
-    compression_ratio freq_allocation fuse_rope max_sequence_length moe_aux_loss_lambda moe_capacity
-    moe_dense_experts_token_type_id moe_dropout_prob moe_gate moe_group_experts moe_norm_gate_logits moe_norm_min
+    compression_ratio freq_allocation fuse_rope moe_aux_loss_lambda moe_capacity moe_dense_experts_token_type_id
+    moe_dropout_prob moe_gate moe_group_experts moe_norm_gate_logits moe_norm_min
     moe_multimodal_dispatch_use_allgather moe_orthogonal_loss_lambda moe_orthogonal_loss_type moe_use_aux_free
-    moe_use_hard_gate moe_z_loss_lambda output_router_logits rope_3d rope_reduction tensor_parallel_output
-    use_fused_head_and_loss_fn use_recompute_loss_fn use_rmsnorm weight_share_add_bias
+    moe_use_hard_gate moe_z_loss_lambda rope_3d rope_reduction tensor_parallel_output use_fused_head_and_loss_fn
+    use_recompute_loss_fn use_rmsnorm weight_share_add_bias
     """.split()  # noqa: SIM905
 )
 
 ALIASES = {"num_experts": "moe_num_experts", "num_experts_per_tok": "moe_k"}
-
-MOE: dict[str, Any] = {
-    **COMMON,
-    "hidden_size": 2560,
-    "intermediate_size": 12288,
-    "num_hidden_layers": 28,
-    "num_attention_heads": 20,
-    "num_key_value_heads": 4,
-    "head_dim": None,
-    "moe_k": 6,
-    "moe_num_experts": 64,
-    "moe_num_shared_experts": 2,
-}
 
 
 def _expert_interval(config_values: ConfigValues) -> int:
@@ -166,35 +140,19 @@ ERNIE_MOE_MODULES: Modules = {
     "mlp.score_correction": ".mlp.gate.moe_statics",
 }
 
-DENSE: dict[str, Any] = {
-    **COMMON,
-    "hidden_size": 1024,
-    "intermediate_size": 3072,
-    "num_hidden_layers": 18,
-    "num_attention_heads": 16,
-    "num_key_value_heads": 2,
-    "head_dim": 128,
-}
 
 FAMILIES = {
-    "ernie4_5": Family(_ernie4_5, DENSE, NO_COUNT, dropout=DropoutFields({})),
+    "ernie4_5": Family(_ernie4_5, ignored=NO_COUNT, dropout={}),
     "paddleocr_vl": Family(
         None,
-        {"tie_word_embeddings": True},
         text="paddleocr_vl_text",
         ties="either",
         uncounted_encoders={"vision_config": "paddleocr_vl_vision"},
     ),
-    "paddleocr_vl_text": Family(_ernie4_5, DENSE, NO_COUNT | {"use_3d_rope"}, dropout=DropoutFields({})),
+    "paddleocr_vl_text": Family(_ernie4_5, ignored=NO_COUNT | {"use_3d_rope"}, dropout={}),
     "ernie4_5_moe": Family(
         _ernie4_5_moe,
-        {
-            **MOE,
-            "moe_intermediate_size": 1536,
-            "moe_layer_start_index": 1,
-            "moe_layer_end_index": -1,
-            "moe_layer_interval": 1,
-        },
+        {"head_dim": None},
         NO_COUNT,
         aliases=ALIASES,
         writes={
@@ -203,11 +161,10 @@ FAMILIES = {
             "moe_layer_interval": _expert_interval,
         },
         modules=ERNIE_MOE_MODULES,
-        dropout=DropoutFields({}),
+        dropout={},
     ),
     "ernie4_5_vl_moe": Family(
         None,
-        {"tie_word_embeddings": True},
         text="ernie4_5_vl_moe_text",
         modules={
             "towers.resampler_spatial": "resampler_model.spatial_linear",
@@ -221,7 +178,7 @@ FAMILIES = {
     ),
     "ernie4_5_vl_moe_text": Family(
         _ernie4_5_vl_moe_text,
-        {**MOE, "moe_intermediate_size": None, "mlp_layer_types": None},
+        {"head_dim": None},
         NO_COUNT | {"pixel_hidden_size", "spatial_conv_size", "temporal_conv_size"},
         aliases=ALIASES,
         alone=False,
@@ -233,6 +190,6 @@ FAMILIES = {
             "vision_experts.router": "gate - gate.moe_statics",
             "vision_experts.score_correction": "gate.moe_statics",
         },
-        dropout=DropoutFields({}),
+        dropout={},
     ),
 }

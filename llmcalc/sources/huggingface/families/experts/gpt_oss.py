@@ -22,6 +22,7 @@ from ...parts import (
     every_nth_full,
     float32_rmsnorm,
     glu,
+    layer_table,
     moe,
     sliding_stack,
 )
@@ -43,7 +44,7 @@ def _gpt_oss_layer(config: Config, expert: Table, **fields: Any) -> Table:
     )
     mixer = attention(config, sinks=True, **biases(config.flag("attention_bias"), *QKVO), **fields)
     norm = float32_rmsnorm(config.number("rms_norm_eps"))
-    return {"attention": mixer, "feed_forward": experts, "norm": norm, "norm_placement": "pre"}
+    return layer_table(mixer, experts, norm)
 
 
 def _privacy_filter(config: Config) -> Table:
@@ -71,53 +72,13 @@ GPT_OSS_MODULES: Modules = {
 FAMILIES = {
     "gpt_oss": Family(
         _gpt_oss,
-        {
-            "vocab_size": 201088,
-            "hidden_size": 2880,
-            "num_hidden_layers": 36,
-            "num_attention_heads": 64,
-            "num_key_value_heads": 8,
-            "head_dim": 64,
-            "intermediate_size": 2880,
-            "num_local_experts": 128,
-            "num_experts_per_tok": 4,
-            "sliding_window": 128,
-            "layer_types": None,
-            "attention_bias": True,
-            "hidden_act": "silu",
-            "rms_norm_eps": 1e-5,
-            "max_position_embeddings": 131072,
-            "tie_word_embeddings": False,
-        },
-        frozenset(
-            {"swiglu_alpha", "swiglu_limit", "initial_context_length", "experts_per_token", "output_router_logits"}
-        ),
+        ignored=frozenset({"initial_context_length", "experts_per_token"}),
         modules=GPT_OSS_MODULES,
     ),
     "openai_privacy_filter": Family(
         _privacy_filter,
-        {
-            "vocab_size": 200064,
-            "hidden_size": 640,
-            "num_hidden_layers": 8,
-            "num_attention_heads": 14,
-            "num_key_value_heads": 2,
-            "head_dim": 64,
-            "intermediate_size": 640,
-            "num_local_experts": 128,
-            "num_experts_per_tok": 4,
-            "sliding_window": 128,
-            "attention_bias": True,
-            "rms_norm_eps": 1e-5,
-            "max_position_embeddings": 131072,
-            "tie_word_embeddings": False,
-            "num_labels": 33,
-        },
-        frozenset(
-            """
-            swiglu_alpha swiglu_limit initial_context_length experts_per_token output_router_logits classifier_dropout
-            """.split()  # noqa: SIM905
-        ),
+        {"num_labels": 33},
+        frozenset({"initial_context_length", "experts_per_token"}),
         modules=GPT_OSS_MODULES,
         quirks=Quirks(reads_values=EVERY),
     ),

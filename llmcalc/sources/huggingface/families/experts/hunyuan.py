@@ -23,6 +23,7 @@ from ...parts import (
     decoder,
     dense_or_moe,
     glu,
+    layer_table,
     moe,
     qk_norm,
     rmsnorm,
@@ -35,7 +36,7 @@ if TYPE_CHECKING:
     from ....to_hf.config_values import ConfigValues
 
 
-def _mixer(config: Config, order: str = "after_rope", **fields: Any) -> Table:
+def _attention_with_norms(config: Config, order: str = "after_rope", **fields: Any) -> Table:
     return attention(
         config,
         **biases(config.flag("attention_bias"), *QKVO),
@@ -59,7 +60,7 @@ def _check_published_fields(config: Config) -> None:
 
 def _hunyuan_v1_dense(config: Config) -> Table:
     _check_published_fields(config)
-    return llama_like(config, _mixer(config))
+    return llama_like(config, _attention_with_norms(config))
 
 
 def _hunyuan_vl_text(config: Config) -> Table:
@@ -106,12 +107,7 @@ def _hunyuan_v1_moe(config: Config) -> Table:
         f"top{k}": {"feed_forward": {"num_experts_per_tok": k}} if k != top_k_by_layer[0] else {}
         for k in top_k_by_layer
     }
-    block = {
-        "attention": _mixer(config),
-        "feed_forward": moe(experts, top_k_by_layer[0], glu(config), glu(config)),
-        "norm": norm,
-        "norm_placement": "pre",
-    }
+    block = layer_table(_attention_with_norms(config), moe(experts, top_k_by_layer[0], glu(config), glu(config)), norm)
     return decoder(config, block, norm, stack=combined_kinds(([f"top{k}" for k in top_k_by_layer], layer_tables)))
 
 
@@ -139,35 +135,11 @@ def _hy_v3(config: Config) -> Table:
         **SIGMOID,
     )
     networks: Table = {"dense": {}, "moe": {"feed_forward": experts}}
-    block = {
-        "attention": _mixer(config, "before_rope"),
-        "feed_forward": glu(config, bias),
-        "norm": norm,
-        "norm_placement": "pre",
-    }
+    block = layer_table(_attention_with_norms(config, "before_rope"), glu(config, bias), norm)
     return decoder(
         config, block, norm, stack=combined_kinds((dense_or_moe(config, config.size("num_hidden_layers"), 1), networks))
     )
 
-
-COMMON: dict[str, Any] = {
-    "hidden_size": 4096,
-    "num_key_value_heads": None,
-    "head_dim": None,
-    "hidden_act": "silu",
-    "rms_norm_eps": 1e-5,
-    "tie_word_embeddings": False,
-    "attention_bias": False,
-}
-
-V1: dict[str, Any] = {
-    **COMMON,
-    "vocab_size": 290943,
-    "intermediate_size": 11008,
-    "num_hidden_layers": 32,
-    "num_attention_heads": 32,
-    "max_position_embeddings": 2048,
-}
 
 NO_COUNT = frozenset(
     """
@@ -176,11 +148,11 @@ NO_COUNT = frozenset(
     cla_share_factor class_num dense_list enable_attention_fp32_softmax enable_lm_head_fp32 enable_moe_fp32_combine
     eod_token_id group_limited_greedy im_end_id im_newline_id im_start_id kv_lora_rank mask_init_id moe_drop_tokens
     moe_random_routing_dropped_token moe_router_enable_expert_bias moe_router_use_sigmoid n_group norm_topk_prob
-    num_media_embeds org_vocab_size output_router_logits pool_type position_embedding_xdrope q_lora_rank
-    qk_nope_head_dim qk_rope_head_dim route_norm routed_scaling_factor router_scaling_factor skip_cls_token text_end_id
-    text_start_id topk_group use_grouped_mm use_mixed_mlp_moe use_rotary_pos_emb v_head_dim video_end_id video_start_id
-    vit_add_patchemb_bias vit_input_resolution vit_mapping_type vit_norm_type vit_patch vit_path vit_remove_prenorm
-    vit_token vit_type vit_used_rms_norm xdrope_section
+    num_media_embeds org_vocab_size pool_type position_embedding_xdrope q_lora_rank qk_nope_head_dim qk_rope_head_dim
+    route_norm routed_scaling_factor router_scaling_factor skip_cls_token text_end_id text_start_id topk_group
+    use_grouped_mm use_mixed_mlp_moe use_rotary_pos_emb v_head_dim video_end_id video_start_id vit_add_patchemb_bias
+    vit_input_resolution vit_mapping_type vit_norm_type vit_patch vit_path vit_remove_prenorm vit_token vit_type
+    vit_used_rms_norm xdrope_section
     """.split()  # noqa: SIM905
 )
 
@@ -196,10 +168,9 @@ def _top_k_values(config_values: ConfigValues) -> Any:
 HUNYUAN_MODULES: Modules = {"q_norm": "query_layernorm", "k_norm": "key_layernorm", "shared_expert": "shared_mlp"}
 
 FAMILIES = {
-    "hunyuan_v1_dense": Family(_hunyuan_v1_dense, V1, NO_COUNT | OF_EXPERTS, modules=HUNYUAN_MODULES),
+    "hunyuan_v1_dense": Family(_hunyuan_v1_dense, ignored=NO_COUNT | OF_EXPERTS, modules=HUNYUAN_MODULES),
     "hunyuan_vl": Family(
         None,
-        {"tie_word_embeddings": True},
         text="hunyuan_vl_text",
         ties="either",
         modules={
@@ -217,39 +188,21 @@ FAMILIES = {
     ),
     "hunyuan_vl_text": Family(
         _hunyuan_vl_text,
-        {**V1, "tie_word_embeddings": True},
-        NO_COUNT | OF_EXPERTS,
+        ignored=NO_COUNT | OF_EXPERTS,
         aliases={"head_dim": "attention_head_dim", "vocab_size": "org_vocab_size"},
         spelled_as_read=True,
         modules=HUNYUAN_MODULES,
     ),
     "hunyuan_v1_moe": Family(
         _hunyuan_v1_moe,
-        {**V1, "num_experts": 1, "moe_topk": 1},
-        NO_COUNT,
+        ignored=NO_COUNT,
         aliases={"num_experts_per_tok": "moe_topk"},
         writes={"moe_topk": _top_k_values},
         modules=HUNYUAN_MODULES,
     ),
     "hy_v3": Family(
         _hy_v3,
-        {
-            **COMMON,
-            "vocab_size": 120832,
-            "intermediate_size": 13312,
-            "num_hidden_layers": 80,
-            "num_attention_heads": 64,
-            "num_key_value_heads": 8,
-            "head_dim": 128,
-            "max_position_embeddings": 131072,
-            "mlp_bias": False,
-            "num_experts": 192,
-            "num_experts_per_tok": 8,
-            "num_shared_experts": 1,
-            "moe_intermediate_size": 1536,
-            "mlp_layer_types": None,
-        },
-        NO_COUNT | {"expert_hidden_dim", "qk_norm"},
+        ignored=NO_COUNT | {"expert_hidden_dim", "qk_norm"},
         earlier={"mlp.gate": "mlp.router.gate", "shared_experts": "shared_mlp"},
     ),
 }

@@ -107,7 +107,7 @@ def _uncounted_prediction(config: Config) -> None:
         config.notes.append("num_mtp_layers: the multi-token-prediction modules are not counted")
 
 
-def _in_float32(op: Op) -> Op:
+def _float32_states(op: Op) -> Op:
     return replace(op, bits=32) if isinstance(op, State) and op.kind == "conv_state" else op
 
 
@@ -115,56 +115,28 @@ FLOAT32_STATES = Deviation(
     "Inkling's convolutions",
     "they run in float32, so that the states of their last inputs are float32 too",
     "cache_bytes",
-    follow=_in_float32,
+    follow=_float32_states,
 )
 
 
-def _full(config_values: ConfigValues) -> Any:
+def _full_attention(config_values: ConfigValues) -> Any:
     return present(next((mixer for mixer in config_values.mixers if mixer.sliding_window is None), None))
 
 
-def _sliding(config_values: ConfigValues) -> Any:
+def _sliding_attention(config_values: ConfigValues) -> Any:
     return present(next((mixer for mixer in config_values.mixers if mixer.sliding_window is not None), None))
 
 
-DEFAULTS: dict[str, Any] = {
-    "vocab_size": 201024,
-    "hidden_size": 6144,
-    "num_hidden_layers": 66,
-    "num_attention_heads": 64,
-    "num_key_value_heads": 8,
-    "head_dim": 128,
-    "swa_num_attention_heads": 64,
-    "swa_num_key_value_heads": 16,
-    "swa_head_dim": 128,
-    "sliding_window_size": 512,
-    "d_rel": 16,
-    "rel_extent": 1024,
-    "local_layer_ids": None,
-    "layer_types": None,
-    "mlp_layer_types": None,
-    "max_position_embeddings": 131072,
-    "rms_norm_eps": 1e-6,
-    "conv_kernel_size": 4,
-    "intermediate_size": 24576,
-    "hidden_act": "silu",
-    "moe_intermediate_size": 3072,
-    "n_routed_experts": 256,
-    "num_experts_per_tok": 6,
-    "n_shared_experts": 2,
-    "tie_word_embeddings": False,
-}
-
 MIXER_WRITES: Writes = {
-    "num_attention_heads": lambda s: _full(s).num_attention_heads,
-    "num_key_value_heads": lambda s: _full(s).num_key_value_heads,
-    "head_dim": lambda s: _full(s).head_dim,
-    "rel_extent": lambda s: _full(s).relative_extent,
+    "num_attention_heads": lambda s: _full_attention(s).num_attention_heads,
+    "num_key_value_heads": lambda s: _full_attention(s).num_key_value_heads,
+    "head_dim": lambda s: _full_attention(s).head_dim,
+    "rel_extent": lambda s: _full_attention(s).relative_extent,
     "d_rel": "relative_rank",
-    "swa_num_attention_heads": lambda s: _sliding(s).num_attention_heads,
-    "swa_num_key_value_heads": lambda s: _sliding(s).num_key_value_heads,
-    "swa_head_dim": lambda s: _sliding(s).head_dim,
-    "sliding_window_size": lambda s: _sliding(s).sliding_window,
+    "swa_num_attention_heads": lambda s: _sliding_attention(s).num_attention_heads,
+    "swa_num_key_value_heads": lambda s: _sliding_attention(s).num_key_value_heads,
+    "swa_head_dim": lambda s: _sliding_attention(s).head_dim,
+    "sliding_window_size": lambda s: _sliding_attention(s).sliding_window,
     "conv_kernel_size": lambda s: s.first.block.conv_kernel_size,
     "layer_types": lambda s: ["hybrid" if mixer.sliding_window is None else "hybrid_sliding" for mixer in s.mixers],
 }
@@ -185,14 +157,8 @@ MODULES = {
 FAMILIES = {
     "inkling_text": Family(
         _inkling_text,
-        DEFAULTS,
-        frozenset(
-            """
-            chain_hidden_post_norm dense_mlp_idx intermediate_size log_scaling_alpha log_scaling_n_floor
-            logits_mup_width_multiplier mtp_hidden_states_first mtp_local_layer_ids num_mtp_layers
-            rms_norm_eps_moe_gate route_scale shared_expert_sink tie_word_embeddings unpadded_vocab_size
-            """.split()  # noqa: SIM905
-        ),
+        {"tie_word_embeddings": False},
+        frozenset({"dense_mlp_idx", "tie_word_embeddings"}),
         writes={**MIXER_WRITES, "n_shared_experts": lambda s: present(s.moe.shared_scores).shared_experts},
         modules={
             **MODULES,

@@ -6,7 +6,7 @@ the logits and of the experts' inner values, change no count. transformers: mode
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from .....algebra import ceil_div
 from ...config import Config
@@ -65,32 +65,6 @@ def _block_size(config_values: ConfigValues) -> int:
     return starts[1] if len(starts) > 1 else len(config_values.layers)
 
 
-DEFAULTS: dict[str, Any] = {
-    "vocab_size": 201024,
-    "hidden_size": 4608,
-    "num_hidden_layers": 48,
-    "num_attention_heads": 48,
-    "num_key_value_heads": 8,
-    "head_dim": 128,
-    "swa_num_attention_heads": 48,
-    "swa_num_key_value_heads": 8,
-    "swa_head_dim": 128,
-    "sliding_window_size": 1024,
-    "d_rel": 16,
-    "rel_extent": 1024,
-    "layer_types": None,
-    "max_position_embeddings": 1048576,
-    "rms_norm_eps": 1e-6,
-    "conv_kernel_size": 4,
-    "hidden_act": "silu",
-    "moe_intermediate_size": 2304,
-    "n_routed_experts": 384,
-    "num_experts_per_tok": 8,
-    "n_layers_per_attn_res_block": 6,
-    "final_logit_softcapping": 30.0,
-    "tie_word_embeddings": False,
-}
-
 EARLIER = {
     "self_attn.q_proj": "attn.wq_du",
     "self_attn.k_proj": "attn.wk_dv",
@@ -112,13 +86,8 @@ EARLIER = {
 FAMILIES = {
     "inkling2_text": Family(
         _inkling2_text,
-        DEFAULTS,
-        frozenset(
-            """
-            log_scaling_alpha log_scaling_n_floor mlp_gate_softcap mlp_up_softcap qk_l2_clip_threshold
-            rel_l2_clip_threshold route_scale scoring_func tie_word_embeddings unpadded_vocab_size
-            """.split()  # noqa: SIM905
-        ),
+        {"tie_word_embeddings": False},
+        frozenset({"tie_word_embeddings"}),
         writes={**MIXER_WRITES, "n_layers_per_attn_res_block": _block_size, "hidden_act": lambda s: "silu"},
         modules={
             **MODULES,

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from ...config import Config
 from ...family import EVERY, Family, Quirks
-from ...parts import Table, decoder, glu, moe, rmsnorm, rope
+from ...parts import Table, decoder, glu, layer_table, moe, rmsnorm, rope
 
 
 def _jetmoe(config: Config) -> Table:
@@ -21,38 +21,15 @@ def _jetmoe(config: Config) -> Table:
         "position": rope(config),
     }
     network = moe(experts, top_k, glu(config, act="activation_function"), output_bias=True)
-    block: Table = {"attention": mixer, "feed_forward": network, "norm": rmsnorm(), "norm_placement": "pre"}
+    block: Table = layer_table(mixer, network, rmsnorm())
     return decoder(config, block, rmsnorm(config.number("rms_norm_eps")))
 
 
 FAMILIES = {
     "jetmoe": Family(
         _jetmoe,
-        {
-            "vocab_size": 32000,
-            "hidden_size": 2048,
-            "num_hidden_layers": 12,
-            "num_key_value_heads": 16,
-            "kv_channels": 128,
-            "intermediate_size": 5632,
-            "max_position_embeddings": 4096,
-            "activation_function": "silu",
-            "num_local_experts": 8,
-            "num_experts_per_tok": 2,
-            "tie_word_embeddings": True,
-            "rms_norm_eps": 1e-6,
-        },
-        frozenset(
-            {
-                "aux_loss_coef",
-                "bias",
-                "ffn_hidden_size",
-                "glu",
-                "moe_num_experts",
-                "moe_top_k",
-                "num_attention_heads",
-                "num_layers",
-            }
+        ignored=frozenset(
+            {"bias", "ffn_hidden_size", "glu", "moe_num_experts", "moe_top_k", "num_attention_heads", "num_layers"}
         ),
         aliases={"kv_channels": "head_dim"},
         writes={

@@ -19,25 +19,20 @@ from ...parts import (
     combined_kinds,
     decoder,
     glu,
+    layer_table,
     listed_kinds,
     moe,
     prediction,
     rmsnorm,
 )
 from ..deepseek.deepseek import ROUTING, SIGMOID
-from ..llama.llama import COMMON
 
 
 def _mimo(config: Config) -> Table:
     config.must("attention_bias", True)
     config.must("use_sliding_window", False)
     norm = rmsnorm(config.number("rms_norm_eps"))
-    block = {
-        "attention": attention(config, **biases(True, *QKV)),
-        "feed_forward": glu(config),
-        "norm": norm,
-        "norm_placement": "pre",
-    }
+    block = layer_table(attention(config, **biases(True, *QKV)), glu(config), norm)
     return decoder(config, block, norm, **prediction(config))
 
 
@@ -78,7 +73,7 @@ def _mimo_v2_flash(config: Config) -> Table:
     networks = listed_kinds(config, "mlp_layer_types", DENSE_OR_MOE, ["moe" if i else "dense" for i in range(depth)])
     _require_layers(config, "hybrid_layer_pattern", "sliding", ranges)
     _require_layers(config, "moe_layer_freq", "moe", networks)
-    block = {"attention": mixer, "feed_forward": glu(config), "norm": norm, "norm_placement": "pre"}
+    block = layer_table(mixer, glu(config), norm)
     attention_fields, network = (
         {"full": {}, "sliding": {"attention": sliding}},
         {"dense": {}, "moe": {"feed_forward": experts}},
@@ -102,53 +97,20 @@ SLIDING = ("num_attention_heads", "num_key_value_heads", "head_dim", "v_head_dim
 FAMILIES = {
     "mimo": Family(
         _mimo,
-        {
-            **COMMON,
-            "vocab_size": 151936,
-            "intermediate_size": 22016,
-            "num_key_value_heads": 32,
-            "head_dim": None,
-            "max_position_embeddings": 32768,
-            "attention_bias": True,
-            "use_sliding_window": False,
-        },
+        {"head_dim": None, "attention_bias": True},
         frozenset({"sliding_window", "max_window_layers"}),
         like="qwen2",
     ),
     "mimo_v2_flash": Family(
         _mimo_v2_flash,
-        {
-            "vocab_size": 152576,
-            "hidden_size": 4096,
-            "num_hidden_layers": 48,
-            "num_attention_heads": 64,
-            "num_key_value_heads": 4,
-            "head_dim": 192,
-            "v_head_dim": 128,
-            "intermediate_size": 16384,
-            "moe_intermediate_size": 2048,
-            "n_routed_experts": 256,
-            "num_experts_per_tok": 8,
-            "sliding_window": 129,
-            "layer_types": None,
-            "mlp_layer_types": None,
-            "hidden_act": "silu",
-            "rms_norm_eps": 1e-5,
-            "attention_bias": False,
-            "max_position_embeddings": 131072,
-            "tie_word_embeddings": False,
-            "add_swa_attention_sink_bias": True,
-            "add_full_attention_sink_bias": False,
-        },
+        {"add_swa_attention_sink_bias": True, "add_full_attention_sink_bias": False},
         ROUTING
         | {
             "attention_chunk_size",
-            "attention_value_scale",
             "hybrid_block_size",
             "layernorm_epsilon",
             "n_shared_experts",
             "partial_rotary_factor",
-            "sliding_window",
             "swa_rope_theta",
         },
         writes={

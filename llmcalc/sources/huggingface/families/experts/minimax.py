@@ -50,25 +50,7 @@ def minimax(config: Config, names: list[str], position: Table) -> Table:
 FAMILIES = {
     "minimax": Family(
         _minimax,
-        {
-            "vocab_size": 32000,
-            "hidden_size": 4096,
-            "intermediate_size": 14336,
-            "num_hidden_layers": 32,
-            "num_attention_heads": 32,
-            "num_key_value_heads": 8,
-            "head_dim": None,
-            "hidden_act": "silu",
-            "max_position_embeddings": 131072,
-            "rms_norm_eps": 1e-5,
-            "tie_word_embeddings": False,
-            "sliding_window": None,
-            "num_experts_per_tok": 2,
-            "num_local_experts": 8,
-            "layer_types": None,
-            "block_size": 256,
-            "shared_intermediate_size": None,
-        },
+        {"shared_intermediate_size": None},
         frozenset(
             f"{part}_{factor}_factor" for part in ("full_attn", "linear_attn", "mlp") for factor in ("alpha", "beta")
         )

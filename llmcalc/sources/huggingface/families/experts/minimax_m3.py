@@ -19,6 +19,7 @@ from ...parts import (
     combined_kinds,
     decoder,
     full_rope,
+    layer_table,
     listed_kinds,
     moe,
     offset_rmsnorm,
@@ -57,8 +58,7 @@ def _minimax_m3(config: Config) -> Table:
     for name, value in FIXED.items():
         config.must(name, None, value)
     depth, norm = config.size("num_hidden_layers"), offset_rmsnorm(config.number("rms_norm_eps"))
-    table = config.table("sparse_attention_config") if config.has("sparse_attention_config") else {}
-    older_config = Config(table, {}, config.model_type, config.head, f"{config.where}sparse_attention_config.")
+    older_config = config.section("sparse_attention_config")
     indexer = {
         field: older_config.size(name) if older_config.has(name) else config.size(field)
         for field, name in OLDER.items()
@@ -81,7 +81,7 @@ def _minimax_m3(config: Config) -> Table:
         _swiglu(config, "shared_intermediate_size"),
         **SIGMOID,
     )
-    block = {"attention": mixer, "feed_forward": experts, "norm": norm, "norm_placement": "pre"}
+    block = layer_table(mixer, experts, norm)
     attention_fields: Table = {"full": {}, "sparse": {"attention": {"block_indexer": {**indexer, "norm": norm}}}}
     dense_network: Table = {"type": "mlp", **_swiglu(config, "dense_intermediate_size")}
     return decoder(
@@ -112,7 +112,7 @@ def _attention_kinds(config_values: ConfigValues) -> list[str]:
     return ["full_attention" if mixer.block_indexer is None else "minimax_m3_sparse" for mixer in config_values.mixers]
 
 
-def _ratio(field: str) -> Value:
+def _indexer_field(field: str) -> Value:
     return lambda config_values: getattr(config_values.named("block_indexer"), field)
 
 
@@ -123,29 +123,11 @@ FAMILIES = {
     "minimax_m3_vl_text": Family(
         _minimax_m3,
         {
-            "vocab_size": 200064,
-            "hidden_size": 6144,
-            "intermediate_size": 3072,
-            "num_hidden_layers": 60,
-            "num_attention_heads": 64,
-            "num_key_value_heads": 4,
-            "head_dim": 128,
-            "max_position_embeddings": 524288,
-            "rms_norm_eps": 1e-6,
-            "tie_word_embeddings": False,
-            "num_experts_per_tok": 4,
-            "num_local_experts": 128,
-            "dense_intermediate_size": 12288,
-            "shared_intermediate_size": 3072,
-            "rotary_dim": 64,
-            "mlp_layer_types": None,
-            "index_n_heads": 4,
-            "index_head_dim": 128,
-            "index_block_size": 128,
-            "index_topk_blocks": 16,
-            "index_local_blocks": 1,
-            "layer_types": None,
-            **dict.fromkeys(FIXED),
+            "attention_output_gate": None,
+            "n_shared_experts": None,
+            "qk_norm_type": None,
+            "use_qk_norm": None,
+            "use_routing_bias": None,
         },
         frozenset(
             {
@@ -166,7 +148,7 @@ FAMILIES = {
             "layer_types": _attention_kinds,
             "intermediate_size": lambda s: s.moe.expert.intermediate_size,
             "dense_intermediate_size": lambda s: s.dense.intermediate_size,
-            **{field: _ratio(field) for field in OF_THE_INDEXER},
+            **{field: _indexer_field(field) for field in OF_THE_INDEXER},
         },
         modules=HALVES_MODULES,
         earlier={

@@ -6,8 +6,6 @@ transformers: models/mixtral, models/qwen2_moe, models/qwen3_moe, models/phimoe.
 
 from __future__ import annotations
 
-from typing import Any
-
 from ...config import Config
 from ...family import Family
 from ...parts import (
@@ -20,6 +18,7 @@ from ...parts import (
     combined_kinds,
     decoder,
     glu,
+    layer_table,
     layernorm,
     listed_kinds,
     moe,
@@ -32,7 +31,7 @@ def _mixtral(config: Config) -> Table:
     norm = rmsnorm(config.number("rms_norm_eps"))
     experts = moe(config.size("num_local_experts", "num_experts"), config.size("num_experts_per_tok"), glu(config))
     mixer = attention(config, sliding_window=config.maybe("sliding_window"))
-    return decoder(config, {"attention": mixer, "feed_forward": experts, "norm": norm, "norm_placement": "pre"}, norm)
+    return decoder(config, layer_table(mixer, experts, norm), norm)
 
 
 def _phimoe(config: Config) -> Table:
@@ -46,12 +45,7 @@ def _phimoe(config: Config) -> Table:
     mixer = attention(
         config, sliding_window=config.maybe("sliding_window"), **biases(config.flag("attention_bias"), *QKVO)
     )
-    block = {
-        "attention": mixer,
-        "feed_forward": moe(config.size("num_local_experts"), 2, glu(config)),
-        "norm": norm,
-        "norm_placement": "pre",
-    }
+    block = layer_table(mixer, moe(config.size("num_local_experts"), 2, glu(config)), norm)
     return decoder(config, block, norm, head=biases(config.flag("lm_head_bias"), "bias"))
 
 
@@ -107,11 +101,11 @@ def qwen_moe(config: Config, experts: int, mixer: Table, fields: Table, *axes: t
         config.size("num_hidden_layers"),
         config.size("decoder_sparse_step"),
     )
-    dense_ones = set() if config.get("mlp_only_layers") is None else set(config.sizes("mlp_only_layers"))
+    dense_layers = set() if config.get("mlp_only_layers") is None else set(config.sizes("mlp_only_layers"))
     names = [
-        "moe" if experts and i not in dense_ones and (i + 1) % expert_interval == 0 else "dense" for i in range(depth)
+        "moe" if experts and i not in dense_layers and (i + 1) % expert_interval == 0 else "dense" for i in range(depth)
     ]
-    has_experts = (
+    expert_network = (
         moe(
             experts,
             config.size("num_experts_per_tok"),
@@ -121,100 +115,19 @@ def qwen_moe(config: Config, experts: int, mixer: Table, fields: Table, *axes: t
         if "moe" in names
         else {}
     )
-    network = glu(config) if "dense" in names else has_experts
-    block = {"attention": mixer, "feed_forward": network, "norm": norm, "norm_placement": "pre"}
-    layer_tables: Table = {"dense": {}, "moe": {"feed_forward": has_experts} if "dense" in names else {}}
+    network = glu(config) if "dense" in names else expert_network
+    block = layer_table(mixer, network, norm)
+    layer_tables: Table = {"dense": {}, "moe": {"feed_forward": expert_network} if "dense" in names else {}}
     return decoder(config, block, norm, stack=combined_kinds(*axes, (names, layer_tables)))
 
-
-COMMON: dict[str, Any] = {
-    "hidden_act": "silu",
-    "num_hidden_layers": 32,
-    "num_attention_heads": 32,
-    "rms_norm_eps": 1e-5,
-    "tie_word_embeddings": False,
-    "head_dim": None,
-}
-
-QWEN: dict[str, Any] = {
-    **COMMON,
-    "vocab_size": 151936,
-    "hidden_size": 2048,
-    "num_hidden_layers": 24,
-    "max_position_embeddings": 32768,
-    "rms_norm_eps": 1e-6,
-    "use_sliding_window": False,
-    "sliding_window": 4096,
-    "decoder_sparse_step": 1,
-    "mlp_only_layers": None,
-}
 
 NO_COUNT = frozenset({"norm_topk_prob", "original_max_position_embeddings", "input_jitter_noise"})
 OF_ABSENT_LAYERS = {"intermediate_size", "moe_intermediate_size", "num_experts_per_tok"}
 """Fields that are not read if no layer is dense or no layer has experts."""
 
 FAMILIES = {
-    "mixtral": Family(
-        _mixtral,
-        {
-            **COMMON,
-            "vocab_size": 32000,
-            "hidden_size": 4096,
-            "intermediate_size": 14336,
-            "num_key_value_heads": 8,
-            "max_position_embeddings": 131072,
-            "sliding_window": None,
-            "num_experts_per_tok": 2,
-            "num_local_experts": 8,
-        },
-        earlier={"mlp": "block_sparse_moe"},
-    ),
-    "qwen2_moe": Family(
-        _qwen2_moe,
-        {
-            **QWEN,
-            "num_attention_heads": 16,
-            "num_key_value_heads": 16,
-            "intermediate_size": 5632,
-            "moe_intermediate_size": 1408,
-            "shared_expert_intermediate_size": 5632,
-            "num_experts": 60,
-            "num_experts_per_tok": 4,
-            "qkv_bias": True,
-            "max_window_layers": 28,
-            "layer_types": None,
-        },
-        NO_COUNT | OF_ABSENT_LAYERS,
-    ),
-    "qwen3_moe": Family(
-        qwen3_moe,
-        {
-            **QWEN,
-            "num_key_value_heads": 4,
-            "intermediate_size": 6144,
-            "moe_intermediate_size": 768,
-            "num_experts": 128,
-            "num_experts_per_tok": 8,
-            "attention_bias": False,
-        },
-        NO_COUNT | OF_ABSENT_LAYERS | {"max_window_layers"},
-    ),
-    "phimoe": Family(
-        _phimoe,
-        {
-            **COMMON,
-            "vocab_size": 32064,
-            "hidden_size": 4096,
-            "intermediate_size": 6400,
-            "num_key_value_heads": 8,
-            "max_position_embeddings": 131072,
-            "sliding_window": None,
-            "num_experts_per_tok": 2,
-            "num_local_experts": 16,
-            "attention_bias": False,
-            "lm_head_bias": False,
-        },
-        NO_COUNT,
-        earlier={"mlp": "block_sparse_moe"},
-    ),
+    "mixtral": Family(_mixtral, earlier={"mlp": "block_sparse_moe"}),
+    "qwen2_moe": Family(_qwen2_moe, {"head_dim": None}, NO_COUNT | OF_ABSENT_LAYERS),
+    "qwen3_moe": Family(qwen3_moe, {"head_dim": None}, NO_COUNT | OF_ABSENT_LAYERS | {"max_window_layers"}),
+    "phimoe": Family(_phimoe, {"head_dim": None}, NO_COUNT, earlier={"mlp": "block_sparse_moe"}),
 }

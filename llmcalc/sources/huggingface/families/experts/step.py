@@ -8,8 +8,6 @@ transformers: models/step3p7. Configs of earlier code list more layers than num_
 
 from __future__ import annotations
 
-from typing import Any
-
 from ...config import Config, is_whole
 from ...family import EVERY, Family, Quirks
 from ...parts import (
@@ -22,6 +20,7 @@ from ...parts import (
     combined_kinds,
     decoder,
     glu,
+    layer_table,
     listed_kinds,
     moe,
     offset_rmsnorm,
@@ -56,7 +55,7 @@ def _step3p5(config: Config) -> Table:
         **SIGMOID,
     )
     networks = listed_kinds(config, "mlp_layer_types", DENSE_OR_MOE, _layers_with_experts(config, depth))
-    block = {"attention": mixer, "feed_forward": glu(config), "norm": norm, "norm_placement": "pre"}
+    block = layer_table(mixer, glu(config), norm)
     layer_tables: Table = {"full": {}, "sliding": {"attention": sliding}}
     network_kinds: Table = {"dense": {}, "moe": {"feed_forward": experts}}
     return decoder(config, block, norm, stack=combined_kinds((ranges, layer_tables), (networks, network_kinds)))
@@ -86,12 +85,7 @@ def _sliding_heads(config: Config) -> int:
     usual_heads = config.size("num_attention_heads")
     if not config.has("attention_other_setting"):
         return usual_heads
-    setting = Config(
-        config.table("attention_other_setting"),
-        {"num_attention_heads": usual_heads},
-        config.model_type,
-        where=f"{config.where}attention_other_setting.",
-    )
+    setting = config.section("attention_other_setting", {"num_attention_heads": usual_heads})
     heads = setting.size("num_attention_heads")
     for name, value in (
         ("num_attention_groups", config.size("num_key_value_heads")),
@@ -105,44 +99,20 @@ def _sliding_heads(config: Config) -> int:
 
 NO_COUNT = frozenset(
     """
-    att_impl_type mlp_bias moe_router_activation moe_router_scaling_factor mtp_layer_types mtp_mlp_layer_types
-    need_fp32_gate norm_expert_weight output_router_logits partial_rotary_factors per_layer_config
-    query_pre_attn_scalar scaling_factor sink swiglu_limits swiglu_limits_shared use_head_wise_attn_gate use_mfa
-    use_moe use_moe_router_bias use_qk_norm use_rope_layers yarn_only_types zero_centered
+    att_impl_type moe_router_activation need_fp32_gate norm_expert_weight partial_rotary_factors per_layer_config
+    scaling_factor sink use_head_wise_attn_gate use_mfa use_moe use_moe_router_bias use_qk_norm use_rope_layers
+    yarn_only_types zero_centered
     """.split()  # noqa: SIM905
 )
 
-DEFAULTS: dict[str, Any] = {
-    "vocab_size": 128815,
-    "hidden_size": 4096,
-    "intermediate_size": 11264,
-    "num_hidden_layers": 45,
-    "num_attention_heads": 64,
-    "num_key_value_heads": 8,
-    "num_sliding_attention_heads": None,
-    "head_dim": 128,
-    "hidden_act": "silu",
-    "max_position_embeddings": 128000,
-    "rms_norm_eps": 1e-5,
-    "attention_bias": False,
-    "sliding_window": None,
-    "layer_types": None,
-    "mlp_layer_types": None,
-    "moe_layers_enum": None,
-    "moe_intermediate_size": 1280,
-    "n_routed_experts": 288,
-    "num_experts_per_tok": 8,
-    "share_expert_dim": 1280,
-    "tie_word_embeddings": False,
-}
 
 FAMILIES = {
-    "step3p7": Family(
-        None,
-        text="step3p5",
-        uncounted_encoders={"vision_config": "step3p5_vision"},
-    ),
+    "step3p7": Family(None, text="step3p5", uncounted_encoders={"vision_config": "step3p5_vision"}),
     "step3p5": Family(
-        _step3p5, DEFAULTS, NO_COUNT, modules={"self_attn.gate_proj": "g_proj"}, quirks=Quirks(reads_values=EVERY)
+        _step3p5,
+        {"moe_layers_enum": None},
+        NO_COUNT,
+        modules={"self_attn.gate_proj": "g_proj"},
+        quirks=Quirks(reads_values=EVERY),
     ),
 }

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from ...config import Config
 from ...family import Family
-from ...parts import Table, biases, combined_kinds, decoder, glu, listed_kinds, moe, rmsnorm, rope
+from ...parts import Table, biases, combined_kinds, decoder, glu, layer_table, listed_kinds, moe, rmsnorm, rope
 from ...writes import PARTIAL_ROTARY
 
 
@@ -59,7 +59,7 @@ def _zaya(config: Config) -> Table:
         glu(config, width=config.size("moe_intermediate_size")),
         router=router,
     )
-    block = {"attention": mixer, "feed_forward": experts, "norm": norm, "norm_placement": "pre", "residual_scale": True}
+    block = layer_table(mixer, experts, norm, residual_scale=True)
     positions = ["first" if i == 0 else "further" for i in range(depth)]
     router_fields: Table = {"first": {}, "further": {"feed_forward": {"router": {"adds_below": True}}}}
     stack = {
@@ -77,29 +77,7 @@ def _scale_and_bias(name: str) -> str:
 FAMILIES = {
     "zaya": Family(
         _zaya,
-        {
-            "vocab_size": 262272,
-            "hidden_size": 2048,
-            "num_hidden_layers": 40,
-            "num_attention_heads": 8,
-            "num_key_value_heads": 2,
-            "head_dim": 128,
-            "hidden_act": "silu",
-            "max_position_embeddings": 131072,
-            "rms_norm_eps": 1e-5,
-            "tie_word_embeddings": True,
-            "sliding_window": None,
-            "moe_intermediate_size": 2048,
-            "num_experts_per_tok": 1,
-            "num_experts": 16,
-            "layer_types": None,
-            "attention_bias": False,
-            "lm_head_bias": False,
-            "router_hidden_size": 256,
-            "cca_time0": 2,
-            "cca_time1": 2,
-        },
-        frozenset({"output_router_logits", "zaya_mlp_expansion"}),
+        ignored=frozenset({"zaya_mlp_expansion"}),
         writes={
             "layer_types": lambda s: s.kinds(full_attention="hybrid", sliding_attention="hybrid_sliding"),
             **PARTIAL_ROTARY,

@@ -6,8 +6,6 @@ each other and start from what the previous step predicted. transformers: models
 
 from __future__ import annotations
 
-from typing import Any
-
 from ...config import Config
 from ...family import Family
 from ...parts import (
@@ -27,7 +25,7 @@ from ...parts import (
     stack_of_layers,
 )
 from .gemma import LOCAL_THETA_WRITES, local_theta
-from .gemma4 import TOWER_MODULES, UNIFIED, head_sizes
+from .gemma4 import TOWER_MODULES, head_sizes
 
 STEPS = (
     "denoising: a pass is counted as one step over its tokens; the further steps, and the product of the previous "
@@ -89,24 +87,10 @@ def _head_sizes(config: Config, layer_kinds: list[str]) -> list[Table]:
     )
 
 
-DEFAULTS: dict[str, Any] = {
-    **{
-        name: value
-        for name, value in UNIFIED.items()
-        if name not in ("attention_k_eq_v", "num_kv_shared_layers", "use_double_wide_mlp", "global_head_dim")
-    },
-    "max_position_embeddings": 131072,
-    "sliding_window": 512,
-    "use_bidirectional_attention": None,
-    "num_experts": None,
-    "top_k_experts": None,
-    "moe_intermediate_size": None,
-}
-
 FAMILIES = {
     "diffusion_gemma_text": Family(
         _diffusion_gemma_text,
-        DEFAULTS,
+        {"num_global_key_value_heads": None},
         frozenset({"final_logit_softcapping", "hidden_act", "cache_implementation", "global_head_dim"}),
         writes=LOCAL_THETA_WRITES,
         alone=False,
@@ -125,12 +109,5 @@ FAMILIES = {
             "self_conditioning.mlp": "",
         },
     ),
-    "diffusion_gemma": Family(
-        None,
-        {"tie_word_embeddings": True},
-        frozenset({"canvas_length"}),
-        text="diffusion_gemma_text",
-        modules=TOWER_MODULES,
-        tower_file="gemma",
-    ),
+    "diffusion_gemma": Family(None, text="diffusion_gemma_text", modules=TOWER_MODULES, tower_file="gemma"),
 }

@@ -7,8 +7,6 @@ transformers: models/embedding_gemma2.
 
 from __future__ import annotations
 
-from typing import Any
-
 from ...absent import present
 from ...config import Config
 from ...family import Family
@@ -73,32 +71,15 @@ def _embedding_gemma2(config: Config) -> Table:
     return {**table, "head": {"type": "projection", "size": config.size("embedding_dim")}}
 
 
-DEFAULTS: dict[str, Any] = {
-    "vocab_size": 262144,
-    "hidden_size": 512,
-    "intermediate_size": 2048,
-    "num_hidden_layers": 24,
-    "num_attention_heads": 4,
-    "num_key_value_heads": 2,
-    "head_dim": 256,
-    "global_head_dim": None,
-    "num_global_key_value_heads": None,
-    "sliding_window_pattern": None,
-    "hidden_activation": "gelu_pytorch_tanh",
-    "max_position_embeddings": 262144,
-    "rms_norm_eps": 1e-6,
-    "attention_bias": False,
-    "sliding_window": 512,
-    "layer_types": None,
-    "hidden_size_per_layer_input": 512,
-    "embedding_dim": 768,
-    "tie_word_embeddings": False,
-}
-
 FAMILIES = {
     "embedding_gemma2_text": Family(
         _embedding_gemma2,
-        DEFAULTS,
+        {
+            "global_head_dim": None,
+            "num_global_key_value_heads": None,
+            "sliding_window_pattern": None,
+            "tie_word_embeddings": False,
+        },
         frozenset({"global_head_dim", "num_global_key_value_heads", "sliding_window_pattern"}),
         writes={
             **LOCAL_THETA_WRITES,

@@ -21,6 +21,7 @@ from ...parts import (
     decoder,
     every_nth_full,
     glu,
+    layer_table,
     offset_rmsnorm,
     qk_norm,
     rope,
@@ -34,7 +35,7 @@ def gemma_like(
     config: Config, mixer: Table, placement: str, stack: Table | None = None, act: str = "hidden_activation"
 ) -> Table:
     norm = offset_rmsnorm(config.number("rms_norm_eps"))
-    block = {"attention": mixer, "feed_forward": glu(config, act=act), "norm": norm, "norm_placement": placement}
+    block = layer_table(mixer, glu(config, act=act), norm, placement)
     table = decoder(config, block, norm, stack=stack)
     if "use_bidirectional_attention" not in config.defaults or config.get("use_bidirectional_attention") is None:
         return table
@@ -100,84 +101,25 @@ def _gemma3(config: Config) -> Table:
     )
 
 
-COMMON: dict[str, Any] = {
-    "vocab_size": 256000,
-    "hidden_size": 2304,
-    "intermediate_size": 9216,
-    "num_hidden_layers": 26,
-    "num_attention_heads": 8,
-    "num_key_value_heads": 4,
-    "head_dim": 256,
-    "hidden_activation": "gelu_pytorch_tanh",
-    "max_position_embeddings": 8192,
-    "rms_norm_eps": 1e-6,
-    "tie_word_embeddings": True,
-    "attention_bias": False,
-    "sliding_window": 4096,
-    "layer_types": None,
-    "use_bidirectional_attention": None,
-}
-
-VAULT = {name: value for name, value in COMMON.items() if name != "use_bidirectional_attention"}
-"""Defaults of VaultGemma, whose class is always causal."""
-VAULT["attn_logit_softcapping"] = 50.0
-
-IGNORED = frozenset(
-    {
-        "query_pre_attn_scalar",
-        "final_logit_softcapping",
-        "attn_logit_softcapping",
-        "cache_implementation",
-        "rope_local_base_freq",
-        "sliding_window_size",
-        "num_image_tokens",
-    }
-)
+IGNORED = frozenset({"cache_implementation", "rope_local_base_freq", "sliding_window_size", "num_image_tokens"})
 
 LOCAL_THETA_WRITES: Writes = {"rope_local_base_freq": lambda s: s.sliding.position.rope_theta}
 
 
 FAMILIES = {
-    "gemma": Family(
-        _gemma,
-        {
-            "vocab_size": 256000,
-            "hidden_size": 3072,
-            "intermediate_size": 24576,
-            "num_hidden_layers": 28,
-            "num_attention_heads": 16,
-            "num_key_value_heads": 16,
-            "head_dim": 256,
-            "hidden_act": "gelu_pytorch_tanh",
-            "max_position_embeddings": 8192,
-            "rms_norm_eps": 1e-6,
-            "tie_word_embeddings": True,
-            "attention_bias": False,
-            "use_bidirectional_attention": None,
-        },
-        frozenset({"hidden_activation", "num_image_tokens"}),
-    ),
-    "gemma2": Family(_gemma2, {**COMMON, "attn_logit_softcapping": 50.0}, IGNORED | {"hidden_act"}),
-    "vaultgemma": Family(_vaultgemma, VAULT, IGNORED | {"hidden_act"}),
+    "gemma": Family(_gemma, ignored=frozenset({"hidden_activation", "num_image_tokens"})),
+    "gemma2": Family(_gemma2, ignored=IGNORED | {"hidden_act"}),
+    "vaultgemma": Family(_vaultgemma, ignored=IGNORED | {"hidden_act"}),
     "gemma3_text": Family(
         _gemma3,
-        {
-            **COMMON,
-            "vocab_size": 262208,
-            "max_position_embeddings": 131072,
-            "use_bidirectional_attention": False,
-            "sliding_window_pattern": 6,
-        },
+        {"sliding_window_pattern": 6},
         IGNORED | {"hidden_act"},
         writes=LOCAL_THETA_WRITES,
     ),
-    "gemma3": Family(
-        None, {"tie_word_embeddings": True}, text="gemma3_text", tower_file="siglip", writes_towers=gemma3_sections
-    ),
+    "gemma3": Family(None, text="gemma3_text", tower_file="siglip", writes_towers=gemma3_sections),
     "shieldgemma2": Family(None, text="gemma3_text", ties="either", tower_file="siglip"),
     "paligemma": Family(
         None,
-        {"tie_word_embeddings": True},
         text="gemma",
         quirks=Quirks(makes_mask=("ForConditionalGeneration",)),
         tower_file="siglip",

@@ -102,41 +102,8 @@ def _gemma3n(config: Config) -> Table:
     )
 
 
-DEFAULTS: dict[str, Any] = {
-    "vocab_size": 262400,
-    "hidden_size": 2048,
-    "intermediate_size": 16384,
-    "num_hidden_layers": 35,
-    "num_attention_heads": 8,
-    "num_key_value_heads": 2,
-    "head_dim": 256,
-    "hidden_activation": "gelu_pytorch_tanh",
-    "max_position_embeddings": 32768,
-    "rms_norm_eps": 1e-6,
-    "tie_word_embeddings": True,
-    "attention_bias": False,
-    "sliding_window": 512,
-    "layer_types": None,
-    "vocab_size_per_layer_input": 262144,
-    "hidden_size_per_layer_input": 256,
-    "altup_num_inputs": 4,
-    "num_kv_shared_layers": 15,
-    "laurel_rank": 64,
-}
-
 IGNORED = frozenset(
-    {
-        "final_logit_softcapping",
-        "altup_active_idx",
-        "altup_coef_clip",
-        "altup_correct_scale",
-        "activation_sparsity_pattern",
-        "hidden_act",
-        "rope_local_base_freq",
-        "query_pre_attn_scalar",
-        "cache_implementation",
-        "altup_lr_multiplier",
-    }
+    {"hidden_act", "rope_local_base_freq", "query_pre_attn_scalar", "cache_implementation", "altup_lr_multiplier"}
 )
 
 
@@ -163,8 +130,7 @@ PER_LAYER_MODULES: Modules = {
 FAMILIES = {
     "gemma3n_text": Family(
         _gemma3n,
-        DEFAULTS,
-        IGNORED,
+        ignored=IGNORED,
         writes={**LOCAL_THETA_WRITES, "num_kv_shared_layers": sharing, "intermediate_size": _widths_of_layers},
         modules={
             **PER_LAYER_MODULES,
@@ -180,5 +146,5 @@ FAMILIES = {
             "streams_out.projections": ".altup_unembed_projections",
         },
     ),
-    "gemma3n": Family(None, {"tie_word_embeddings": True}, text="gemma3n_text", tower_file="gemma"),
+    "gemma3n": Family(None, text="gemma3n_text", tower_file="gemma"),
 }

@@ -104,14 +104,16 @@ def _layer_fields_and_kinds(config: Config, layer_kinds: list[str], wider: str) 
 
 
 def _gemma4(config: Config) -> Table:
-    return _layered(config, config.flag("enable_moe_block"), config.get("hidden_size_per_layer_input") not in (None, 0))
+    return _gemma4_decoder(
+        config, config.flag("enable_moe_block"), config.get("hidden_size_per_layer_input") not in (None, 0)
+    )
 
 
-def _unified(config: Config) -> Table:
-    return _layered(config, experts=False, per_layer=False)
+def _gemma4_unified(config: Config) -> Table:
+    return _gemma4_decoder(config, experts=False, per_layer=False)
 
 
-def _layered(config: Config, experts: bool, per_layer: bool) -> Table:
+def _gemma4_decoder(config: Config, experts: bool, per_layer: bool) -> Table:
     norm = float32_rmsnorm(config.number("rms_norm_eps"))
     layer_kinds = listed_kinds(
         config, "layer_types", FULL_OR_SLIDING, every_nth_full(config.size("num_hidden_layers"), 6)
@@ -155,46 +157,10 @@ def _layered(config: Config, experts: bool, per_layer: bool) -> Table:
     return table
 
 
-UNIFIED: dict[str, Any] = {
-    "vocab_size": 262144,
-    "hidden_size": 2304,
-    "intermediate_size": 9216,
-    "num_hidden_layers": 30,
-    "num_attention_heads": 8,
-    "num_key_value_heads": 4,
-    "head_dim": 256,
-    "global_head_dim": 512,
-    "num_global_key_value_heads": None,
-    "hidden_activation": "gelu_pytorch_tanh",
-    "max_position_embeddings": 262144,
-    "rms_norm_eps": 1e-6,
-    "tie_word_embeddings": True,
-    "attention_bias": False,
-    "sliding_window": 1024,
-    "layer_types": None,
-    "use_bidirectional_attention": "vision",
-    "attention_k_eq_v": False,
-    "num_kv_shared_layers": 0,
-    "use_double_wide_mlp": False,
-}
-
-DEFAULTS: dict[str, Any] = {
-    **UNIFIED,
-    "max_position_embeddings": 131072,
-    "sliding_window": 512,
-    "use_bidirectional_attention": None,
-    "vocab_size_per_layer_input": 262144,
-    "hidden_size_per_layer_input": 256,
-    "enable_moe_block": False,
-    "num_experts": None,
-    "top_k_experts": None,
-    "moe_intermediate_size": None,
-}
-
 IGNORED = frozenset(
     """
-    final_logit_softcapping hidden_act cache_implementation vocab_size_per_layer_input global_head_dim
-    num_global_key_value_heads num_experts top_k_experts moe_intermediate_size expert_intermediate_size
+    hidden_act cache_implementation vocab_size_per_layer_input global_head_dim num_global_key_value_heads num_experts
+    top_k_experts moe_intermediate_size expert_intermediate_size
     """.split()  # noqa: SIM905
 )
 
@@ -217,7 +183,7 @@ def _full_kv_heads(config_values: ConfigValues) -> int | None:
     return kv_heads if kv_heads != config_values.mixers[0].num_key_value_heads else None
 
 
-def _per_layer(config_values: ConfigValues) -> int:
+def _per_layer_input_width(config_values: ConfigValues) -> int:
     try:
         width: int = present(config_values.first.per_layer_embedding).hidden_size_per_layer_input
     except LookupError:
@@ -262,7 +228,7 @@ TOWER_MODULES: Modules = {
 FAMILIES = {
     "gemma4_text": Family(
         _gemma4,
-        DEFAULTS,
+        {"global_head_dim": 512, "num_global_key_value_heads": None},
         IGNORED,
         writes={
             **LOCAL_THETA_WRITES,
@@ -273,7 +239,7 @@ FAMILIES = {
             "attention_k_eq_v": lambda s: full_attention(s).attention_k_eq_v,
             "num_kv_shared_layers": sharing,
             "use_double_wide_mlp": _has_wider_ffn,
-            "hidden_size_per_layer_input": _per_layer,
+            "hidden_size_per_layer_input": _per_layer_input_width,
             "enable_moe_block": lambda s: bool(s.with_experts()),
             "use_bidirectional_attention": lambda s: "all" if s.spec.kind == "encoder" else None,
         },
@@ -294,17 +260,19 @@ FAMILIES = {
     ),
     "gemma4": Family(
         None,
-        {"tie_word_embeddings": True},
         text="gemma4_text",
         quirks=Quirks(makes_mask=("ForConditionalGeneration",)),
         modules=TOWER_MODULES,
         tower_file="gemma",
         writes_towers=gemma4_sections,
     ),
-    "gemma4_unified_text": Family(_unified, UNIFIED, IGNORED | {"hidden_size_per_layer_input", "enable_moe_block"}),
+    "gemma4_unified_text": Family(
+        _gemma4_unified,
+        {"global_head_dim": 512, "num_global_key_value_heads": None},
+        IGNORED | {"hidden_size_per_layer_input", "enable_moe_block"},
+    ),
     "gemma4_unified": Family(
         None,
-        {"tie_word_embeddings": True},
         text="gemma4_unified_text",
         quirks=Quirks(makes_mask=("ForConditionalGeneration",)),
         modules={

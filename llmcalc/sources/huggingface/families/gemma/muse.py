@@ -8,8 +8,6 @@ transformers: models/muse_glimmer, models/muse_spark.
 
 from __future__ import annotations
 
-from typing import Any
-
 from .....components.base import LARGEST
 from .....components.networks.moe import MoE
 from ...absent import present
@@ -24,6 +22,7 @@ from ...parts import (
     biases,
     decoder,
     glu,
+    layer_table,
     listed_kinds,
     moe,
     offset_rmsnorm,
@@ -36,12 +35,7 @@ from ...parts import (
 
 def _muse_glimmer_text(config: Config) -> Table:
     eps = config.number("rms_norm_eps")
-    block = {
-        "attention": _gated_attention(config),
-        "feed_forward": glu(config, act="hidden_activation"),
-        "norm": offset_rmsnorm(eps),
-        "norm_placement": "sandwich",
-    }
+    block = layer_table(_gated_attention(config), glu(config, act="hidden_activation"), offset_rmsnorm(eps), "sandwich")
     stack = {**stack_of_layers(_attention_kinds(config)), "embedding_norm": rmsnorm(eps, weight=False)}
     return decoder(config, block, offset_rmsnorm(eps), stack=stack)
 
@@ -107,7 +101,7 @@ def _attention_kinds(config: Config) -> list[tuple[str, Table]]:
         config, "layer_types", FULL_OR_SLIDING, ["full" if is_full else "sliding" for is_full in full_flags]
     )
     return [
-        (layer_kind, {"attention": {**position, **_window(config, layer_kind)}})
+        (layer_kind, {"attention": {**position, **_window_field(config, layer_kind)}})
         for layer_kind, position in zip(layer_kinds, _position_changes(config, full_flags), strict=True)
     ]
 
@@ -129,50 +123,13 @@ def _position_changes(config: Config, full_flags: list[bool]) -> list[Table]:
     return [{"position": {**rotary_position, "rope_theta": float(base)} if base else "none"} for base in bases]
 
 
-def _window(config: Config, layer_kind: str) -> Table:
+def _window_field(config: Config, layer_kind: str) -> Table:
     return {"sliding_window": config.size("sliding_window")} if layer_kind == "sliding" else {}
 
 
-NO_COUNT = frozenset({"final_logit_softcapping", "output_multiplier", "post_norm_eps", "qk_scale_factor"})
-DEFAULTS: dict[str, Any] = {
-    "vocab_size": 202048,
-    "hidden_size": 6656,
-    "intermediate_size": 19968,
-    "num_hidden_layers": 52,
-    "num_attention_heads": 32,
-    "num_key_value_heads": 2,
-    "head_dim": 128,
-    "hidden_activation": "silu",
-    "max_position_embeddings": 131072,
-    "rms_norm_eps": 1e-5,
-    "attention_bias": False,
-    "sliding_window": 2048,
-    "layer_types": None,
-    "layer_rope_theta": None,
-    "tie_word_embeddings": False,
-}
-
-SPARK: dict[str, Any] = {
-    **{name: value for name, value in DEFAULTS.items() if name != "hidden_activation"},
-    "hidden_size": 8192,
-    "intermediate_size": 16384,
-    "num_hidden_layers": 62,
-    "num_attention_heads": 128,
-    "num_key_value_heads": 16,
-    "head_dim": 64,
-    "hidden_act": "silu",
-    "max_position_embeddings": 1048576,
-    "post_norm_eps": 1e-8,
-    "moe_intermediate_size": 4096,
-    "num_local_experts": 256,
-    "num_experts_per_tok": 8,
-    "moe_hidden_size": 4096,
-    "mlp_layer_types": None,
-}
-
 FAMILIES = {
     "muse_glimmer": Family(None, text="muse_glimmer_text", uncounted_encoders={"vision_config": "muse_glimmer_vision"}),
-    "muse_glimmer_text": Family(_muse_glimmer_text, DEFAULTS, NO_COUNT),
+    "muse_glimmer_text": Family(_muse_glimmer_text),
     "muse_spark": Family(
         None,
         text="muse_spark_text",
@@ -181,8 +138,6 @@ FAMILIES = {
     ),
     "muse_spark_text": Family(
         _muse_spark_text,
-        SPARK,
-        NO_COUNT - {"post_norm_eps"} | {"residual_gate_temperature", "routed_scaling_factor"},
         writes={
             "post_norm_eps": lambda s: s.first.block.attention_output_norm.eps,
             "mlp_layer_types": lambda s: [

@@ -12,7 +12,7 @@ from .....components.mixers.attention import Attention
 from ...absent import present
 from ...config import Config
 from ...dropout import T5_DROPOUT
-from ...family import CLASSIFIERS, DropoutFields, Family, Modules, Quirks
+from ...family import CLASSIFIERS, Family, Modules, Quirks
 from ...parts import (
     QKVO,
     Table,
@@ -22,12 +22,13 @@ from ...parts import (
     every_nth_full,
     glu,
     head_table,
+    layer_table,
     offset_rmsnorm,
     qk_norm,
     rope,
     sliding_stack,
 )
-from .gemma import COMMON, local_theta, score_cap
+from .gemma import local_theta, score_cap
 
 if TYPE_CHECKING:
     from ....to_hf.config_values import ConfigValues
@@ -35,17 +36,10 @@ if TYPE_CHECKING:
 
 def _config_and_stack(config: Config, name: str, has_cross_attention: bool = False) -> tuple[Config, Table]:
     """Returns the config and the stack of the encoder or the decoder; a missing section has the class's defaults."""
-    section = config.get(name)
-    section = {} if section is None else dict(config.table(name))
-    side_config = Config(section, MODULE, config.model_type, config.head, f"{config.where}{name}.")
+    side_config = config.section(name, SIDE)
     norm = offset_rmsnorm(side_config.number("rms_norm_eps"))
     mixer = attention(side_config, **score_cap(side_config), **biases(side_config.flag("attention_bias"), *QKVO))
-    block: Table = {
-        "attention": mixer,
-        "feed_forward": glu(side_config, act="hidden_activation"),
-        "norm": norm,
-        "norm_placement": "sandwich",
-    }
+    block: Table = layer_table(mixer, glu(side_config, act="hidden_activation"), norm, "sandwich")
     if has_cross_attention:
         block["cross_attention"] = {field: value for field, value in mixer.items() if field != "position"}
     depth = side_config.size("num_hidden_layers")
@@ -91,10 +85,10 @@ def _t5gemma(config: Config) -> Table:
 
 def _t5gemma2(config: Config) -> Table:
     config.must("is_encoder_decoder", True)
-    encoder_wrapper = _nested_config(config, "encoder", {"text_config": None})
+    encoder_wrapper = config.section("encoder", {"text_config": None})
     encoder_config, decoder_config = (
-        _nested_config(encoder_wrapper, "text_config", TEXT),
-        _nested_config(config, "decoder", TEXT),
+        encoder_wrapper.section("text_config", TEXT),
+        config.section("decoder", TEXT),
     )
     for name in ("hidden_size", "vocab_size"):
         if encoder_config.size(name) != decoder_config.size(name):
@@ -130,12 +124,6 @@ def _t5gemma2(config: Config) -> Table:
     return {**table, "towers": towers} if towers else table
 
 
-def _nested_config(config: Config, name: str, defaults: dict[str, Any]) -> Config:
-    """Returns a nested config; a missing one has the class's defaults."""
-    section = {} if config.get(name) is None else dict(config.table(name))
-    return Config(section, defaults, config.model_type, config.head, f"{config.where}{name}.")
-
-
 def _gemma3_side(config: Config, has_merged_attention: bool = False) -> Table:
     """Returns the table of the encoder's or the decoder's stack.
 
@@ -159,12 +147,7 @@ def _gemma3_side(config: Config, has_merged_attention: bool = False) -> Table:
         }
     else:
         mixer = attention(config, **position_field, **score_cap(config), **qk_norm(norm), **biases(bias, *QKVO))
-    block: Table = {
-        "attention": mixer,
-        "feed_forward": glu(config, act="hidden_activation"),
-        "norm": norm,
-        "norm_placement": "sandwich",
-    }
+    block: Table = layer_table(mixer, glu(config, act="hidden_activation"), norm, "sandwich")
     layer_kinds = every_nth_full(depth, config.maybe("sliding_window_pattern") or 6)
     local_attention_fields = {"position": {"rope_theta": local_theta(config)}}
     return {
@@ -180,33 +163,38 @@ def _token_classifier(config: Config) -> Table:
     return head_table(config, None, {"over": "token"})
 
 
-MODULE: dict[str, Any] = {
-    **{
-        name: value
-        for name, value in COMMON.items()
-        if name not in ("tie_word_embeddings", "use_bidirectional_attention")
-    },
+SIDE: dict[str, Any] = {
+    "vocab_size": 256000,
+    "hidden_size": 2304,
+    "intermediate_size": 9216,
+    "num_hidden_layers": 26,
+    "num_attention_heads": 8,
+    "num_key_value_heads": 4,
+    "head_dim": 256,
+    "hidden_activation": "gelu_pytorch_tanh",
+    "max_position_embeddings": 8192,
+    "rms_norm_eps": 1e-6,
+    "attention_bias": False,
+    "sliding_window": 4096,
+    "layer_types": None,
     "attn_logit_softcapping": 50.0,
 }
+"""Defaults of the encoder and of the decoder of T5Gemma."""
 
 IGNORED = frozenset(
     {
         "query_pre_attn_scalar",
         "final_logit_softcapping",
         "cache_implementation",
-        "dropout_rate",
-        "classifier_dropout_rate",
         "hidden_act",
-        "tie_word_embeddings",
         "vocab_size",
         "hidden_size",
-        "cross_attention_hidden_size",
         "max_position_embeddings",
     }
 )
 
 TEXT: dict[str, Any] = {
-    **MODULE,
+    **SIDE,
     "vocab_size": 262208,
     "max_position_embeddings": 131072,
     "attn_logit_softcapping": None,
@@ -226,7 +214,6 @@ IMAGES = frozenset(
         "tie_word_embeddings",
     }
 )
-WHOLE: dict[str, Any] = {"encoder": None, "decoder": None, "is_encoder_decoder": True, "tie_word_embeddings": True}
 
 
 def _stack_config(config_values: ConfigValues, stack_name: str) -> dict[str, Any]:
@@ -267,8 +254,7 @@ T5GEMMA_MODULES: Modules = {
 FAMILIES = {
     "t5gemma": Family(
         _t5gemma,
-        WHOLE,
-        IGNORED,
+        ignored=IGNORED,
         writes={
             "encoder": lambda s: _stack_config(s, "encoder"),
             "decoder": lambda s: _stack_config(s, "decoder"),
@@ -276,18 +262,17 @@ FAMILIES = {
         },
         quirks=Quirks(CLASSIFIERS, ("ForConditionalGeneration", "GemmaModel", "EncoderModel"), CLASSIFIERS),
         modules=T5GEMMA_MODULES,
-        dropout=DropoutFields({**T5_DROPOUT.places, "attention": "attention_dropout"}),
+        dropout={**T5_DROPOUT, "attention": "attention_dropout"},
     ),
     "t5gemma2": Family(
         _t5gemma2,
-        WHOLE,
-        IGNORED | {"eoi_token_index", "image_token_index", "classifier_dropout_rate"},
+        ignored=IGNORED,
         quirks=Quirks(reads_values=CLASSIFIERS, refuses_cache=CLASSIFIERS),
         modules={
             **T5GEMMA_MODULES,
             "towers.output_marks": ".text_model.embed_tokens.eoi_embedding + .decoder.embed_tokens.eoi_embedding",
         },
         tower_file="siglip",
-        dropout=DropoutFields({**T5_DROPOUT.places, "attention": "attention_dropout"}),
+        dropout={**T5_DROPOUT, "attention": "attention_dropout"},
     ),
 }

@@ -5,46 +5,27 @@ transformers: models/glm, models/glm4. Gate and up projection are fused into one
 
 from __future__ import annotations
 
-from typing import Any
-
 from ...config import Config
 from ...family import Family, Modules
-from ...parts import QKV, Table, attention, biases, decoder, fused_glu, rmsnorm, rope
+from ...parts import QKV, Table, attention, biases, decoder, fused_glu, layer_table, rmsnorm, rope
 from ...writes import PARTIAL_ROTARY, UNPADDED
 
 
 def _glm(config: Config, placement: str = "pre") -> Table:
     norm = rmsnorm(config.number("rms_norm_eps"))
     mixer = attention(config, position=rope(config, share=0.5), **biases(config.flag("attention_bias"), *QKV))
-    return decoder(
-        config, {"attention": mixer, "feed_forward": fused_glu(config), "norm": norm, "norm_placement": placement}, norm
-    )
+    return decoder(config, layer_table(mixer, fused_glu(config), norm, placement), norm)
 
 
 def _glm4(config: Config) -> Table:
     return _glm(config, "sandwich")
 
 
-DEFAULTS: dict[str, Any] = {
-    "vocab_size": 151552,
-    "hidden_size": 4096,
-    "intermediate_size": 13696,
-    "num_hidden_layers": 40,
-    "num_attention_heads": 32,
-    "num_key_value_heads": 2,
-    "head_dim": 128,
-    "hidden_act": "silu",
-    "max_position_embeddings": 131072,
-    "rms_norm_eps": 1.5625e-07,
-    "tie_word_embeddings": False,
-    "attention_bias": True,
-}
-
 HALVES_MODULES: Modules = {"gate_proj": "gate_up_proj/2", "up_proj": "gate_up_proj/2"}
 
 GLM4_MODULES: Modules = {"self_attn_post_norm": "post_self_attn_layernorm", "mlp_post_norm": "post_mlp_layernorm"}
 
 FAMILIES = {
-    "glm": Family(_glm, DEFAULTS, writes={**UNPADDED, **PARTIAL_ROTARY}, modules=HALVES_MODULES),
-    "glm4": Family(_glm4, DEFAULTS, writes={**UNPADDED, **PARTIAL_ROTARY}, modules={**HALVES_MODULES, **GLM4_MODULES}),
+    "glm": Family(_glm, writes={**UNPADDED, **PARTIAL_ROTARY}, modules=HALVES_MODULES),
+    "glm4": Family(_glm4, writes={**UNPADDED, **PARTIAL_ROTARY}, modules={**HALVES_MODULES, **GLM4_MODULES}),
 }

@@ -5,8 +5,6 @@ transformers: models/glm4v, models/glm_ocr, models/glm4v_moe.
 
 from __future__ import annotations
 
-from typing import Any
-
 from ...config import Config
 from ...family import Family
 from ...parts import (
@@ -17,6 +15,7 @@ from ...parts import (
     decoder,
     dense_or_moe,
     fused_glu,
+    layer_table,
     rmsnorm,
     rope,
     uncounted_prediction,
@@ -33,23 +32,19 @@ def _head_dim(config: Config) -> int:
     return width // heads
 
 
-def _dense(config: Config, mixer: Table) -> Table:
+def _dense_decoder(config: Config, mixer: Table) -> Table:
     norm = rmsnorm(config.number("rms_norm_eps"))
-    return decoder(
-        config,
-        {"attention": mixer, "feed_forward": fused_glu(config), "norm": norm, "norm_placement": "sandwich"},
-        norm,
-    )
+    return decoder(config, layer_table(mixer, fused_glu(config), norm, "sandwich"), norm)
 
 
 def _glm4v_text(config: Config) -> Table:
     config.must("attention_bias", None, True)
-    return _dense(config, attention(config, head_dim=_head_dim(config), **biases(True, *QKV)))
+    return _dense_decoder(config, attention(config, head_dim=_head_dim(config), **biases(True, *QKV)))
 
 
 def _glm_ocr_text(config: Config) -> Table:
     uncounted_prediction(config)
-    return _dense(config, attention(config, head_dim=config.maybe("head_dim") or _head_dim(config)))
+    return _dense_decoder(config, attention(config, head_dim=config.maybe("head_dim") or _head_dim(config)))
 
 
 def _glm4v_moe_text(config: Config) -> Table:
@@ -60,71 +55,23 @@ def _glm4v_moe_text(config: Config) -> Table:
     return deepseek(config, mixer, routed(config, **SIGMOID), names)
 
 
-COMMON: dict[str, Any] = {
-    "hidden_size": 4096,
-    "hidden_act": "silu",
-    "rms_norm_eps": 1e-5,
-    "tie_word_embeddings": False,
-    "head_dim": None,
-}
-
 FAMILIES = {
-    "glm4v": Family(None, {"tie_word_embeddings": False}, text="glm4v_text", ties="either", tower_file="glm"),
+    "glm4v": Family(None, text="glm4v_text", ties="either", tower_file="glm"),
     "glm4v_text": Family(
         _glm4v_text,
-        {
-            **COMMON,
-            "vocab_size": 151552,
-            "intermediate_size": 13696,
-            "num_hidden_layers": 40,
-            "num_attention_heads": 32,
-            "num_key_value_heads": 2,
-            "max_position_embeddings": 32768,
-            "attention_bias": None,
-        },
+        {"tie_word_embeddings": False, "head_dim": None, "attention_bias": None},
         modules={**HALVES_MODULES, **GLM4_MODULES},
     ),
-    "glm_ocr": Family(
-        None,
-        {"tie_word_embeddings": False},
-        text="glm_ocr_text",
-        ties="either",
-        tower_file="glm",
-    ),
+    "glm_ocr": Family(None, text="glm_ocr_text", ties="either", tower_file="glm"),
     "glm_ocr_text": Family(
         _glm_ocr_text,
-        {
-            **COMMON,
-            "vocab_size": 59392,
-            "hidden_size": 1024,
-            "intermediate_size": 4096,
-            "num_hidden_layers": 16,
-            "num_attention_heads": 16,
-            "num_key_value_heads": 8,
-            "max_position_embeddings": 131072,
-        },
+        {"tie_word_embeddings": False, "head_dim": None},
         modules={**HALVES_MODULES, **GLM4_MODULES},
     ),
-    "glm4v_moe": Family(None, {"tie_word_embeddings": False}, text="glm4v_moe_text", ties="either", tower_file="glm"),
+    "glm4v_moe": Family(None, text="glm4v_moe_text", ties="either", tower_file="glm"),
     "glm4v_moe_text": Family(
         _glm4v_moe_text,
-        {
-            **COMMON,
-            "vocab_size": 151424,
-            "num_hidden_layers": 46,
-            "num_attention_heads": 96,
-            "num_key_value_heads": 8,
-            "intermediate_size": 10944,
-            "moe_intermediate_size": 1408,
-            "n_routed_experts": 128,
-            "n_shared_experts": 1,
-            "num_experts_per_tok": 8,
-            "first_k_dense_replace": 1,
-            "attention_bias": True,
-            "max_position_embeddings": 65536,
-            "moe_layer_freq": 1,
-            "use_qk_norm": None,
-        },
+        {"head_dim": None, "moe_layer_freq": 1, "use_qk_norm": None},
         ROUTING,
         aliases={"n_routed_experts": "num_local_experts"},
     ),

@@ -12,8 +12,8 @@ from .....components.mixers.attention import Attention
 from .....ops import AttentionCore, KVCache, Op
 from ...config import Config
 from ...dropout import HIDDEN_DROPOUT
-from ...family import Deviation, DropoutFields, Family, Modules
-from ...parts import QKVO, Table, biases, decoder, layernorm, mlp, rope
+from ...family import Deviation, Family, Modules
+from ...parts import QKVO, Table, biases, decoder, layer_table, layernorm, mlp, rope
 from .gpt import full_width_heads, plain_ffn
 
 if TYPE_CHECKING:
@@ -26,12 +26,7 @@ def _bloom(config: Config) -> Table:
     mixer = full_width_heads(
         config, position={"type": "alibi"}, fused_qkv=True, names_scores=True, **biases(True, *QKVO)
     )
-    block = {
-        "attention": mixer,
-        "feed_forward": mlp(4 * config.size("hidden_size"), "gelu_tanh"),
-        "norm": norm,
-        "norm_placement": "pre",
-    }
+    block = layer_table(mixer, mlp(4 * config.size("hidden_size"), "gelu_tanh"), norm)
     return decoder(config, block, norm, stack={"embedding_norm": norm})
 
 
@@ -62,12 +57,9 @@ def _falcon(config: Config) -> Table:
     )
     if kv_heads == heads:
         del mixer["num_key_value_heads"]
-    block: Table = {
-        "attention": mixer,
-        "feed_forward": plain_ffn(config, "ffn_hidden_size", "activation", _nullable_flag(config, "bias")),
-        "norm": norm,
-        "norm_placement": "pre",
-    }
+    block: Table = layer_table(
+        mixer, plain_ffn(config, "ffn_hidden_size", "activation", _nullable_flag(config, "bias")), norm
+    )
     if parallel:
         block["parallel"] = "separate" if new_architecture and norms in (None, 2) else "shared"
     return decoder(config, block, norm)
@@ -83,13 +75,7 @@ def _mpt(config: Config) -> Table:
     norm = layernorm(config.number("layer_norm_epsilon"), bias=False)
     config.must("expansion_ratio", 4)
     config.must("no_bias", True)
-    attention_table = config.get("attn_config")
-    attention_config = Config(
-        {} if attention_table is None else config.table("attn_config"),
-        ATTENTION,
-        "mpt",
-        where=f"{config.where}attn_config.",
-    )
+    attention_config = config.section("attn_config", ATTENTION)
     attention_config.must("attn_type", "multihead_attention")
     attention_config.must("alibi", True)
     attention_config.must("qk_ln", False)
@@ -98,12 +84,7 @@ def _mpt(config: Config) -> Table:
     if isinstance(network, dict) and network.get("ffn_type", "mptmlp") != "mptmlp":
         raise config.wrong("ffn_config", network, "a table whose ffn_type is 'mptmlp'")
     mixer = full_width_heads(config, position={"type": "alibi"}, fused_qkv=True)
-    block = {
-        "attention": mixer,
-        "feed_forward": mlp(4 * config.size("hidden_size"), "gelu", bias=False),
-        "norm": norm,
-        "norm_placement": "pre",
-    }
+    block = layer_table(mixer, mlp(4 * config.size("hidden_size"), "gelu", bias=False), norm)
     return decoder(config, block, norm)
 
 
@@ -121,11 +102,11 @@ def _is_newer_decoder(config_values: ConfigValues) -> bool:
     )
 
 
-def _norms(config_values: ConfigValues) -> int | None:
+def _parallel_norm_count(config_values: ConfigValues) -> int | None:
     return {"separate": 2, "shared": 1}.get(config_values.layers[0].parallel or "")
 
 
-def _every_head(op: Op) -> Op:
+def _cache_of_every_head(op: Op) -> Op:
     if isinstance(op, AttentionCore):
         return KVCache(op.heads * (op.qk_dim + op.v_dim), "full_attention")
     return replace(op, width=0) if isinstance(op, KVCache) else op
@@ -145,7 +126,7 @@ KEEPS_EVERY_HEAD = Deviation(
     "Falcon's cache",
     "grouped keys and values are cached once for each query head",
     "cache_bytes",
-    follow=_every_head,
+    follow=_cache_of_every_head,
     when=_has_grouped_queries,
 )
 
@@ -168,18 +149,8 @@ BLOOM_MODULES: Modules = {
 FAMILIES = {
     "bloom": Family(
         _bloom,
-        {
-            "vocab_size": 250880,
-            "hidden_size": 64,
-            "n_layer": 2,
-            "n_head": 8,
-            "layer_norm_epsilon": 1e-5,
-            "tie_word_embeddings": True,
-        },
-        frozenset(
+        ignored=frozenset(
             {
-                "apply_residual_connection_post_layernorm",
-                "attention_softmax_in_fp32",
                 "bias_dropout_fusion",
                 "masked_softmax_fusion",
                 "n_inner",
@@ -187,8 +158,6 @@ FAMILIES = {
                 "seq_length",
                 "skip_bias_add",
                 "skip_bias_add_qkv",
-                "slow_but_exact",
-                "unk_token_id",
             }
         ),
         aliases={"hidden_size": "n_embed", "num_hidden_layers": "n_layer", "num_attention_heads": "n_head"},
@@ -198,30 +167,12 @@ FAMILIES = {
     ),
     "falcon": Family(
         _falcon,
-        {
-            "vocab_size": 65024,
-            "hidden_size": 4544,
-            "num_hidden_layers": 32,
-            "num_attention_heads": 71,
-            "num_ln_in_parallel_attn": None,
-            "layer_norm_epsilon": 1e-5,
-            "num_kv_heads": None,
-            "alibi": False,
-            "new_decoder_architecture": False,
-            "multi_query": True,
-            "parallel_attn": True,
-            "bias": False,
-            "max_position_embeddings": 2048,
-            "ffn_hidden_size": None,
-            "activation": "gelu",
-            "tie_word_embeddings": True,
-        },
-        frozenset({"apply_residual_connection_post_layernorm", "ff_factor", "multi_query", "num_kv_heads"}),
+        ignored=frozenset({"apply_residual_connection_post_layernorm", "ff_factor"}),
         aliases={"hidden_size": "n_embed"},
         writes={
             "alibi": lambda s: s.full.position is not None and s.full.position.type == "alibi",
             "new_decoder_architecture": _is_newer_decoder,
-            "num_ln_in_parallel_attn": _norms,
+            "num_ln_in_parallel_attn": _parallel_norm_count,
             "parallel_attn": lambda s: s.layers[0].parallel is not None,
             "bias": lambda s: s.network.up_bias,
         },
@@ -236,37 +187,12 @@ FAMILIES = {
             "mlp_pre_norm": "ln_mlp | post_attention_layernorm",
             "pre_norm": "input_layernorm | ln_attn",
         },
-        dropout=DropoutFields({"feed_forward": "hidden_dropout"}),  # of the sum of both branches
+        dropout={"feed_forward": "hidden_dropout"},  # of the sum of both branches
     ),
     "mpt": Family(
         _mpt,
-        {
-            "vocab_size": 50368,
-            "d_model": 2048,
-            "n_layers": 24,
-            "n_heads": 16,
-            "max_seq_len": 2048,
-            "expansion_ratio": 4,
-            "layer_norm_epsilon": 1e-5,
-            "no_bias": True,
-            "attn_config": None,
-            "ffn_config": None,
-            "tie_word_embeddings": True,
-        },
-        frozenset(
-            {
-                "emb_pdrop",
-                "embedding_fraction",
-                "fc_type",
-                "init_config",
-                "init_device",
-                "learned_pos_emb",
-                "logit_scale",
-                "norm_type",
-                "tokenizer_name",
-                "verbose",
-            }
-        ),
+        {"ffn_config": None},
+        frozenset({"fc_type", "init_config", "tokenizer_name", "verbose"}),
         aliases={
             "hidden_size": "d_model",
             "num_hidden_layers": "n_layers",
@@ -288,6 +214,6 @@ FAMILIES = {
             "up_proj": "up_proj",
             "down_proj": "down_proj",
         },
-        dropout=DropoutFields({}),
+        dropout={},
     ),
 }

@@ -8,8 +8,8 @@ from __future__ import annotations
 
 from ...absent import present
 from ...config import Config
-from ...family import DropoutFields, Family
-from ...parts import Table, decoder, rmsnorm
+from ...family import Family
+from ...parts import Table, decoder, layer_table, rmsnorm
 from ...writes import Writes
 
 FEWEST_PROMPTS = 3
@@ -30,12 +30,11 @@ def _cpmant(config: Config) -> Table:
     prompts = config.size("prompt_types")
     if prompts < FEWEST_PROMPTS:
         raise config.wrong("prompt_types", prompts, f"at least {FEWEST_PROMPTS}: the class reads the third prompt")
-    block = {
-        "attention": {"num_attention_heads": heads, "head_dim": config.size("dim_head"), "whole_pass": True},
-        "feed_forward": {"intermediate_size": config.size("dim_ff"), "hidden_act": "gelu", "gated": True},
-        "norm": norm,
-        "norm_placement": "pre",
-    }
+    block = layer_table(
+        {"num_attention_heads": heads, "head_dim": config.size("dim_head"), "whole_pass": True},
+        {"intermediate_size": config.size("dim_ff"), "hidden_act": "gelu", "gated": True},
+        norm,
+    )
     stack = {
         "streams": {
             "type": "prompt_tokens",
@@ -66,21 +65,6 @@ WRITES: Writes = {
 FAMILIES = {
     "cpmant": Family(
         _cpmant,
-        {
-            "vocab_size": 30720,
-            "hidden_size": 4096,
-            "num_attention_heads": 32,
-            "dim_head": 128,
-            "dim_ff": 10240,
-            "num_hidden_layers": 48,
-            "position_bias_num_buckets": 512,
-            "position_bias_max_distance": 2048,
-            "eps": 1e-6,
-            "prompt_types": 32,
-            "prompt_length": 32,
-            "segment_types": 32,
-            "tie_word_embeddings": True,
-        },
         writes=WRITES,
         modules={
             "layers": "encoder.layers",
@@ -102,8 +86,6 @@ FAMILIES = {
             "down_proj": "w_out",
             "norm": "encoder.output_layernorm",
         },
-        dropout=DropoutFields(
-            dict.fromkeys(("attention", "attention_output", "activation", "feed_forward"), "dropout_p")
-        ),
+        dropout=dict.fromkeys(("attention", "attention_output", "activation", "feed_forward"), "dropout_p"),
     ),
 }

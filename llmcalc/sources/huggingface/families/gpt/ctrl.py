@@ -6,19 +6,14 @@ transformers: models/ctrl.
 from __future__ import annotations
 
 from ...config import Config
-from ...family import DropoutFields, Family
-from ...parts import QKVO, Table, biases, decoder, layernorm, mlp
+from ...family import Family
+from ...parts import QKVO, Table, biases, decoder, layer_table, layernorm, mlp
 from .gpt import ALIASES, full_width_heads
 
 
 def _ctrl(config: Config) -> Table:
     norm = layernorm(1e-6)
-    block = {
-        "attention": full_width_heads(config, **biases(True, *QKVO)),
-        "feed_forward": mlp(config.size("dff"), "relu"),
-        "norm": norm,
-        "norm_placement": "pre",
-    }
+    block = layer_table(full_width_heads(config, **biases(True, *QKVO)), mlp(config.size("dff"), "relu"), norm)
     return decoder(
         config,
         block,
@@ -31,17 +26,7 @@ def _ctrl(config: Config) -> Table:
 FAMILIES = {
     "ctrl": Family(
         _ctrl,
-        {
-            "vocab_size": 246534,
-            "n_positions": 256,
-            "n_embd": 1280,
-            "dff": 8192,
-            "n_layer": 48,
-            "n_head": 16,
-            "layer_norm_epsilon": 1e-6,
-            "tie_word_embeddings": True,
-        },
-        frozenset(
+        ignored=frozenset(
             {
                 "n_ctx",
                 "summary_activation",
@@ -68,9 +53,6 @@ FAMILIES = {
             "up_proj": "0",
             "down_proj": "2",
         },
-        dropout=DropoutFields(
-            {"embedding": "embd_pdrop", "attention_output": "resid_pdrop", "feed_forward": "resid_pdrop"},
-            {"embd_pdrop": 0.1, "resid_pdrop": 0.1},
-        ),
+        dropout={"embedding": "embd_pdrop", "attention_output": "resid_pdrop", "feed_forward": "resid_pdrop"},
     ),
 }

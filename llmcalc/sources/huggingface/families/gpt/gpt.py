@@ -15,7 +15,7 @@ from .....ops import KVCache, Op
 from ...absent import present
 from ...config import Config
 from ...dropout import GPT2_DROPOUT, HIDDEN_DROPOUT
-from ...family import Deviation, DropoutFields, Family, Modules
+from ...family import Deviation, Family, Modules
 from ...parts import (
     ACTIVATIONS,
     IDLE_CROSS_ATTENTION,
@@ -26,6 +26,7 @@ from ...parts import (
     decoder,
     labels,
     layer_pattern,
+    layer_table,
     layernorm,
     learned_positions,
     mlp,
@@ -130,12 +131,7 @@ def _openai_gpt(config: Config) -> Table:
         4 * config.size("hidden_size"),
         config.choice({"gelu": "gelu_new", "relu": "relu", "silu": "silu", "swish": "silu"}, "afn"),
     )
-    block = {
-        "attention": full_width_heads(config, float32_softmax=False, **biases(True, *QKVO)),
-        "feed_forward": network,
-        "norm": norm,
-        "norm_placement": "post",
-    }
+    block = layer_table(full_width_heads(config, float32_softmax=False, **biases(True, *QKVO)), network, norm, "post")
     return decoder(config, block, None, stack={"position": learned_positions(config)}, **_choice_head(config))
 
 
@@ -155,12 +151,7 @@ def _gpt_neox(config: Config) -> Table:
     norm = layernorm(config.number("layer_norm_eps"))
     position = rope(config, 0.25, "rotary_pct", "rotary_emb_base")
     mixer = full_width_heads(config, position=position, fused_qkv=True, **biases(config.flag("attention_bias"), *QKVO))
-    block = {
-        "attention": mixer,
-        "feed_forward": plain_ffn(config, "intermediate_size", "hidden_act"),
-        "norm": norm,
-        "norm_placement": "pre",
-    }
+    block = layer_table(mixer, plain_ffn(config, "intermediate_size", "hidden_act"), norm)
     return decoder(
         config, {**block, **({"parallel": "separate"} if config.flag("use_parallel_residual") else {})}, norm
     )
@@ -174,12 +165,9 @@ def _gpt_neox_japanese(config: Config) -> Table:
         config.size("intermediate_multiple_size") * config.size("hidden_size"),
     )
     network = mlp(width, config.choice(ACTIVATIONS, "hidden_act"), bias=False)
-    block = {
-        "attention": full_width_heads(config, position=rope(config, 1.0, "rotary_pct", "rotary_emb_base")),
-        "feed_forward": network,
-        "norm": norm,
-        "norm_placement": "pre",
-    }
+    block = layer_table(
+        full_width_heads(config, position=rope(config, 1.0, "rotary_pct", "rotary_emb_base")), network, norm
+    )
     layer_tables = {"plain": {}, "biased": {"attention": {"o_bias": True}}}
     names = ["plain"] * (depth - 1) + ["biased"]
     return decoder(
@@ -190,9 +178,6 @@ def _gpt_neox_japanese(config: Config) -> Table:
     )
 
 
-CHOICE: dict[str, Any] = {"summary_use_proj": True, "summary_proj_to_labels": True}
-"""Defaults read only for architectures with a multiple-choice head."""
-
 ALIASES = {
     "hidden_size": "n_embd",
     "max_position_embeddings": "n_positions",
@@ -200,24 +185,6 @@ ALIASES = {
     "num_hidden_layers": "n_layer",
 }
 
-GPT2: dict[str, Any] = {
-    "vocab_size": 50257,
-    "n_positions": 1024,
-    "n_embd": 768,
-    "n_layer": 12,
-    "n_head": 12,
-    "n_inner": None,
-    "activation_function": "gelu_new",
-    "layer_norm_epsilon": 1e-5,
-    "tie_word_embeddings": True,
-    "add_cross_attention": False,
-    **CHOICE,
-}
-
-GPTJ: dict[str, Any] = {
-    "vocab_size": 50400, "n_positions": 2048, "n_embd": 4096, "n_layer": 28, "n_head": 16, "rotary_dim": 64,
-    "n_inner": None, "activation_function": "gelu_new", "layer_norm_epsilon": 1e-5, "tie_word_embeddings": False,
-}  # fmt: skip
 
 NO_COUNT = frozenset(
     """
@@ -241,12 +208,12 @@ def _attention_types(config_values: ConfigValues) -> list[Any]:
     return [[["global" if layer_kind == "full_attention" else "local"], 1] for layer_kind in config_values.kinds()]
 
 
-def _every_token(op: Op) -> Op:
+def _cache_of_every_token(op: Op) -> Op:
     return replace(op, limit=None) if isinstance(op, KVCache) else op
 
 
 KEEPS_EVERY_TOKEN = Deviation(
-    "GPT-Neo's cache", "its local layers cache every token", "cache_bytes", follow=_every_token
+    "GPT-Neo's cache", "its local layers cache every token", "cache_bytes", follow=_cache_of_every_token
 )
 
 
@@ -289,18 +256,7 @@ NEOX_MODULES: Modules = {
 FAMILIES = {
     "openai-gpt": Family(
         _openai_gpt,
-        {
-            "vocab_size": 40478,
-            "n_positions": 512,
-            "n_embd": 768,
-            "n_layer": 12,
-            "n_head": 12,
-            "afn": "gelu",
-            "layer_norm_epsilon": 1e-5,
-            "tie_word_embeddings": True,
-            **CHOICE,
-        },
-        NO_COUNT,
+        ignored=NO_COUNT,
         aliases=ALIASES,
         writes={"afn": _activation_name},
         modules={
@@ -312,25 +268,11 @@ FAMILIES = {
         },
         dropout=GPT2_DROPOUT,
     ),
-    "gpt2": Family(
-        _gpt2,
-        GPT2,
-        NO_COUNT,
-        aliases=ALIASES,
-        modules=GPT2_MODULES,
-        dropout=GPT2_DROPOUT,
-    ),
-    "gpt-sw3": Family(
-        _gpt2,
-        GPT2,
-        NO_COUNT,
-        aliases=ALIASES,
-        modules=GPT2_MODULES,
-        dropout=GPT2_DROPOUT,
-    ),
+    "gpt2": Family(_gpt2, ignored=NO_COUNT, aliases=ALIASES, modules=GPT2_MODULES, dropout=GPT2_DROPOUT),
+    "gpt-sw3": Family(_gpt2, ignored=NO_COUNT, aliases=ALIASES, modules=GPT2_MODULES, dropout=GPT2_DROPOUT),
     "gpt_bigcode": Family(
         _gpt_bigcode,
-        {**GPT2, "activation_function": "gelu_pytorch_tanh", "multi_query": True},
+        {"summary_use_proj": True, "summary_proj_to_labels": True},
         NO_COUNT,
         aliases=ALIASES,
         modules={**GPT2_MODULES, "q_proj": "c_attn", "k_proj": "c_attn", "v_proj": "c_attn"},
@@ -338,20 +280,7 @@ FAMILIES = {
     ),
     "gpt_neo": Family(
         _gpt_neo,
-        {
-            "vocab_size": 50257,
-            "max_position_embeddings": 2048,
-            "hidden_size": 2048,
-            "num_layers": 24,
-            "num_heads": 16,
-            "intermediate_size": None,
-            "window_size": 256,
-            "activation_function": "gelu_new",
-            "layer_norm_epsilon": 1e-5,
-            "tie_word_embeddings": True,
-            "attention_types": None,
-        },
-        NO_COUNT,
+        ignored=NO_COUNT,
         aliases={"num_attention_heads": "num_heads", "num_hidden_layers": "num_layers"},
         writes={"attention_types": _attention_types, "window_size": lambda s: present(s.window)},
         deviations=(KEEPS_EVERY_TOKEN,),
@@ -363,19 +292,16 @@ FAMILIES = {
             "v_proj": "v_proj",
             "o_proj": "out_proj",
         },
-        dropout=DropoutFields(
-            {
-                "embedding": "embed_dropout",
-                "attention": "attention_dropout",
-                "attention_output": "resid_dropout",
-                "feed_forward": "resid_dropout",
-            }
-        ),
+        dropout={
+            "embedding": "embed_dropout",
+            "attention": "attention_dropout",
+            "attention_output": "resid_dropout",
+            "feed_forward": "resid_dropout",
+        },
     ),
     "gptj": Family(
         _gptj,
-        GPTJ,
-        NO_COUNT,
+        ignored=NO_COUNT,
         aliases=ALIASES,
         modules={
             **GPT2_MODULES,
@@ -388,12 +314,11 @@ FAMILIES = {
             "up_proj": "fc_in",
             "down_proj": "fc_out",
         },
-        dropout=replace(GPT2_DROPOUT, defaults={}),
+        dropout=GPT2_DROPOUT,
     ),
     "codegen": Family(
         _gptj,
-        GPTJ,
-        NO_COUNT,
+        ignored=NO_COUNT,
         aliases=ALIASES,
         modules={
             **GPT2_MODULES,
@@ -405,43 +330,19 @@ FAMILIES = {
             "up_proj": "fc_in",
             "down_proj": "fc_out",
         },
-        dropout=replace(GPT2_DROPOUT, defaults={}),
+        dropout=GPT2_DROPOUT,
     ),
     "gpt_neox": Family(
         _gpt_neox,
-        {
-            "vocab_size": 50432,
-            "hidden_size": 6144,
-            "num_hidden_layers": 44,
-            "num_attention_heads": 64,
-            "intermediate_size": 24576,
-            "hidden_act": "gelu",
-            "max_position_embeddings": 2048,
-            "layer_norm_eps": 1e-5,
-            "tie_word_embeddings": False,
-            "use_parallel_residual": True,
-            "attention_bias": True,
-        },
-        NO_COUNT,
+        ignored=NO_COUNT,
         writes={"rotary_pct": "partial_rotary_factor"},
         modules=NEOX_MODULES,
-        dropout=DropoutFields({**HIDDEN_DROPOUT.places, "embedding": "hidden_dropout"}),
+        dropout={**HIDDEN_DROPOUT, "embedding": "hidden_dropout"},
     ),
     "gpt_neox_japanese": Family(
         _gpt_neox_japanese,
-        {
-            "vocab_size": 32000,
-            "hidden_size": 2560,
-            "num_hidden_layers": 32,
-            "num_attention_heads": 32,
-            "intermediate_multiple_size": 4,
-            "hidden_act": "gelu",
-            "max_position_embeddings": 2048,
-            "layer_norm_eps": 1e-5,
-            "tie_word_embeddings": True,
-        },
-        NO_COUNT,
+        ignored=NO_COUNT,
         modules={**NEOX_MODULES, "o_proj": "dense + dense_bias | dense"},
-        dropout=replace(HIDDEN_DROPOUT, defaults={"attention_dropout": 0.1}),
+        dropout=HIDDEN_DROPOUT,
     ),
 }

@@ -12,19 +12,16 @@ from typing import Any
 from ...config import Config
 from ...dropout import BART_DROPOUT
 from ...family import Family, Modules
-from ...parts import ACTIVATIONS, QKVO, Table, biases, decoder, layernorm, mlp, token_types
+from ...parts import ACTIVATIONS, QKVO, Table, biases, decoder, layer_table, layernorm, mlp, token_types
 
 
 def _kosmos(config: Config, stack: Table, **mixing: Any) -> Table:
     norm, heads = layernorm(config.number("layer_norm_eps")), config.size("num_attention_heads")
     config.divided("attention_heads", config.size("hidden_size"), heads)
     network = mlp(config.size("ffn_dim"), config.choice(ACTIVATIONS, "activation_function"))
-    block = {
-        "attention": {"num_attention_heads": heads, **biases(True, *QKVO), **mixing},
-        "feed_forward": {**network, "sub_norm": norm},
-        "norm": norm,
-        "norm_placement": "pre",
-    }
+    block = layer_table(
+        {"num_attention_heads": heads, **biases(True, *QKVO), **mixing}, {**network, "sub_norm": norm}, norm
+    )
     return decoder(config, block, norm, stack={"position": {"type": "sinusoidal"}, **stack})
 
 
@@ -38,8 +35,7 @@ def _kosmos2_5(config: Config) -> Table:
     return _kosmos(config, token_types(2))
 
 
-DEFAULTS: dict[str, Any] = {"activation_function": "gelu", "layer_norm_eps": 1e-5, "tie_word_embeddings": True}
-NO_COUNT = frozenset({"activation_dropout", "layerdrop", "scale_embedding", "no_scale_embedding"})
+NO_COUNT = frozenset({"no_scale_embedding"})
 ALIASES = {"hidden_size": "embed_dim", "num_hidden_layers": "layers", "num_attention_heads": "attention_heads"}
 MODULES: Modules = {
     "self_attn_pre_norm": "self_attn_layer_norm",
@@ -53,52 +49,30 @@ MODULES: Modules = {
     "norm": "layer_norm",
     "embed_types": "segment_emb",
 }
-TIED: dict[str, Any] = {"tie_word_embeddings": True}
 
 FAMILIES = {
     "kosmos-2": Family(
         None,
-        TIED,
         text="kosmos_2_text_model",
         ties="either",
         uncounted_encoders={"vision_config": "kosmos_2_vision_model"},
     ),
     "kosmos_2_text_model": Family(
         _kosmos2,
-        {
-            **DEFAULTS,
-            "vocab_size": 65037,
-            "max_position_embeddings": 2048,
-            "embed_dim": 2048,
-            "layers": 24,
-            "ffn_dim": 8192,
-            "attention_heads": 32,
-            "add_cross_attention": False,
-        },
-        NO_COUNT,
+        ignored=NO_COUNT,
         aliases=ALIASES,
         modules=MODULES,
         dropout=BART_DROPOUT,
     ),
     "kosmos-2.5": Family(
         None,
-        TIED,
         text="kosmos_2_5_text_model",
         ties="text",
         uncounted_encoders={"vision_config": "kosmos_2_5_vision_model"},
     ),
     "kosmos_2_5_text_model": Family(
         _kosmos2_5,
-        {
-            **DEFAULTS,
-            "vocab_size": 108481,
-            "max_position_embeddings": 4096,
-            "embed_dim": 1536,
-            "layers": 24,
-            "ffn_dim": 6144,
-            "attention_heads": 16,
-        },
-        NO_COUNT,
+        ignored=NO_COUNT,
         aliases=ALIASES,
         modules=MODULES,
         dropout=BART_DROPOUT,

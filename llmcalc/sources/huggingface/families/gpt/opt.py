@@ -5,13 +5,12 @@ transformers: models/opt, models/xglm, models/biogpt.
 
 from __future__ import annotations
 
-from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from ...config import Config
 from ...dropout import BART_DROPOUT, BERT_DROPOUT
-from ...family import DropoutFields, Family, Modules
-from ...parts import QKVO, Table, biases, decoder, layernorm, learned_positions
+from ...family import Family, Modules
+from ...parts import QKVO, Table, biases, decoder, layer_table, layernorm, learned_positions
 from .gpt import full_width_heads, plain_ffn
 
 if TYPE_CHECKING:
@@ -21,12 +20,12 @@ if TYPE_CHECKING:
 def _opt(config: Config) -> Table:
     bias, pre_norm, hidden = config.flag("enable_bias"), config.flag("do_layer_norm_before"), config.size("hidden_size")
     norm = layernorm(weight=config.flag("layer_norm_elementwise_affine"))
-    block = {
-        "attention": full_width_heads(config, **biases(bias, *QKVO)),
-        "feed_forward": plain_ffn(config, "ffn_dim", "activation_function", bias),
-        "norm": norm,
-        "norm_placement": "pre" if pre_norm else "post",
-    }
+    block = layer_table(
+        full_width_heads(config, **biases(bias, *QKVO)),
+        plain_ffn(config, "ffn_dim", "activation_function", bias),
+        norm,
+        "pre" if pre_norm else "post",
+    )
     width = config.maybe("word_embed_proj_dim") or hidden
     final_norm = norm if pre_norm and not config.flag("_remove_final_layer_norm") else None
     embedding_fields: Table = {} if width == hidden else {"embedding_size": width}
@@ -47,19 +46,14 @@ def _biogpt(config: Config) -> Table:
 def _fairseq(config: Config, width: str, act: str, position: Table, **softmax: bool) -> Table:
     """Returns a decoder of fairseq. softmax: further fields of its attention."""
     norm = layernorm()
-    block = {
-        "attention": full_width_heads(config, **softmax, **biases(True, *QKVO)),
-        "feed_forward": plain_ffn(config, width, act),
-        "norm": norm,
-        "norm_placement": "pre",
-    }
+    block = layer_table(full_width_heads(config, **softmax, **biases(True, *QKVO)), plain_ffn(config, width, act), norm)
     return decoder(config, block, norm, stack={"position": position})
 
 
-NO_COUNT = frozenset({"activation_dropout", "layerdrop", "learned_embeddings", "scale_embedding", "scale_embeddings"})
+NO_COUNT = frozenset({"activation_dropout", "learned_embeddings", "scale_embedding", "scale_embeddings"})
 
 
-def _pre(config_values: ConfigValues) -> bool:
+def _has_pre_norm(config_values: ConfigValues) -> bool:
     return config_values.layers[0].norm_placement == "pre"
 
 
@@ -79,66 +73,27 @@ OPT_MODULES: Modules = {
 FAMILIES = {
     "opt": Family(
         _opt,
-        {
-            "vocab_size": 50272,
-            "hidden_size": 768,
-            "num_hidden_layers": 12,
-            "ffn_dim": 3072,
-            "max_position_embeddings": 2048,
-            "num_attention_heads": 12,
-            "do_layer_norm_before": True,
-            "_remove_final_layer_norm": False,
-            "word_embed_proj_dim": None,
-            "activation_function": "relu",
-            "enable_bias": True,
-            "layer_norm_elementwise_affine": True,
-            "tie_word_embeddings": True,
-        },
-        NO_COUNT,
+        ignored=NO_COUNT,
         writes={
-            "do_layer_norm_before": _pre,
-            "_remove_final_layer_norm": lambda s: _pre(s) and s.main.final_norm is None,
+            "do_layer_norm_before": _has_pre_norm,
+            "_remove_final_layer_norm": lambda s: _has_pre_norm(s) and s.main.final_norm is None,
             "layer_norm_elementwise_affine": lambda s: s.layers[0].norm.weight,
             "enable_bias": lambda s: s.network.up_bias,
         },
         modules={**OPT_MODULES, "": "decoder", "embed_proj": "project_in", "head_proj": "project_out"},
-        dropout=DropoutFields(
-            {"attention": "attention_dropout", "attention_output": "dropout", "feed_forward": "dropout"},
-            {"dropout": 0.1},
-        ),
+        dropout={"attention": "attention_dropout", "attention_output": "dropout", "feed_forward": "dropout"},
     ),
     "xglm": Family(
         _xglm,
-        {
-            "vocab_size": 256008,
-            "max_position_embeddings": 2048,
-            "d_model": 1024,
-            "ffn_dim": 4096,
-            "num_layers": 24,
-            "attention_heads": 16,
-            "activation_function": "gelu",
-            "tie_word_embeddings": True,
-            "add_cross_attention": False,
-        },
-        NO_COUNT,
+        ignored=NO_COUNT,
         aliases={"hidden_size": "d_model", "num_hidden_layers": "num_layers", "num_attention_heads": "attention_heads"},
         modules={**OPT_MODULES, "norm": "layer_norm", "lm_head": "lm_head | output_projection"},
-        dropout=replace(BART_DROPOUT, defaults={"dropout": 0.1, "attention_dropout": 0.1}),
+        dropout=BART_DROPOUT,
     ),
     "biogpt": Family(
         _biogpt,
-        {
-            "vocab_size": 42384,
-            "hidden_size": 1024,
-            "num_hidden_layers": 24,
-            "num_attention_heads": 16,
-            "intermediate_size": 4096,
-            "hidden_act": "gelu",
-            "max_position_embeddings": 1024,
-            "tie_word_embeddings": True,
-        },
-        NO_COUNT,
+        ignored=NO_COUNT,
         modules={**OPT_MODULES, "norm": "layer_norm", "lm_head": "lm_head | output_projection"},
-        dropout=replace(BERT_DROPOUT, places={**BERT_DROPOUT.places, "activation": "activation_dropout"}),
+        dropout={**BERT_DROPOUT, "activation": "activation_dropout"},
     ),
 }

@@ -5,11 +5,9 @@ transformers: models/phi, models/phi3, models/persimmon, models/stablelm, models
 
 from __future__ import annotations
 
-from typing import Any
-
 from ...config import Config
-from ...family import DropoutFields, Family, Modules
-from ...parts import QKV, QKVO, Table, attention, biases, decoder, fused_glu, glu, layernorm, qk_norm, rope
+from ...family import Family, Modules
+from ...parts import QKV, QKVO, Table, attention, biases, decoder, fused_glu, glu, layer_table, layernorm, qk_norm, rope
 from ...writes import PARTIAL_ROTARY, UNPADDED
 from ..llama.llama import llama_like
 from .gpt import full_width_heads, plain_ffn
@@ -24,13 +22,7 @@ def _phi(config: Config) -> Table:
     norm = layernorm(config.number("layer_norm_eps"))
     normed = qk_norm(norm) if config.flag("qk_layernorm") else {}
     mixer = attention(config, position=rope(config, 0.5), **biases(True, *QKVO), **normed)
-    block = {
-        "attention": mixer,
-        "feed_forward": plain_ffn(config, "intermediate_size", "hidden_act"),
-        "norm": norm,
-        "norm_placement": "pre",
-        "parallel": "shared",
-    }
+    block = layer_table(mixer, plain_ffn(config, "intermediate_size", "hidden_act"), norm, parallel="shared")
     return decoder(config, block, norm, head={"bias": True})
 
 
@@ -38,16 +30,7 @@ def _persimmon(config: Config) -> Table:
     norm = layernorm(config.number("layer_norm_eps"))
     normed = qk_norm(norm) if config.flag("qk_layernorm") else {}
     mixer = full_width_heads(config, position=rope(config, 0.5), **biases(True, *QKVO), **normed)
-    return decoder(
-        config,
-        {
-            "attention": mixer,
-            "feed_forward": plain_ffn(config, "intermediate_size", "hidden_act"),
-            "norm": norm,
-            "norm_placement": "pre",
-        },
-        norm,
-    )
+    return decoder(config, layer_table(mixer, plain_ffn(config, "intermediate_size", "hidden_act"), norm), norm)
 
 
 def _stablelm(config: Config) -> Table:
@@ -69,12 +52,7 @@ def _starcoder2(config: Config) -> Table:
     mixer = attention(config, sliding_window=config.maybe("sliding_window"), **biases(bias, *QKVO))
     return decoder(
         config,
-        {
-            "attention": mixer,
-            "feed_forward": plain_ffn(config, "intermediate_size", "hidden_act", bias),
-            "norm": norm,
-            "norm_placement": "pre",
-        },
+        layer_table(mixer, plain_ffn(config, "intermediate_size", "hidden_act", bias), norm),
         norm,
     )
 
@@ -85,17 +63,8 @@ def _jais2(config: Config) -> Table:
         attention(config, **biases(config.flag("attention_bias"), *QKVO)),
     )
     network = plain_ffn(config, "intermediate_size", "hidden_act", config.flag("mlp_bias"))
-    return decoder(config, {"attention": mixer, "feed_forward": network, "norm": norm, "norm_placement": "pre"}, norm)
+    return decoder(config, layer_table(mixer, network, norm), norm)
 
-
-COMMON: dict[str, Any] = {
-    "hidden_size": 2048,
-    "num_hidden_layers": 32,
-    "num_attention_heads": 32,
-    "num_key_value_heads": None,
-    "tie_word_embeddings": False,
-    "head_dim": None,
-}
 
 PHI3_MODULES: Modules = {
     "q_proj": "qkv_proj",
@@ -108,44 +77,15 @@ PHI3_MODULES: Modules = {
 FAMILIES = {
     "phi3": Family(
         _phi3,
-        {
-            **COMMON,
-            "vocab_size": 32064,
-            "hidden_size": 3072,
-            "intermediate_size": 8192,
-            "hidden_act": "silu",
-            "max_position_embeddings": 4096,
-            "rms_norm_eps": 1e-5,
-            "sliding_window": None,
-        },
-        frozenset(
-            {
-                "original_max_position_embeddings",
-                "attention_bias",
-                "full_attn_mod",
-                "interpolate_factor",
-                "lm_head_bias",
-                "mlp_bias",
-            }
-        ),
+        {"head_dim": None},
+        frozenset({"attention_bias", "full_attn_mod", "interpolate_factor", "lm_head_bias", "mlp_bias"}),
         writes={**UNPADDED, **PARTIAL_ROTARY},
         modules=PHI3_MODULES,
-        dropout=DropoutFields(
-            {"attention": "attention_dropout", "attention_output": "resid_pdrop", "feed_forward": "resid_pdrop"}
-        ),
+        dropout={"attention": "attention_dropout", "attention_output": "resid_pdrop", "feed_forward": "resid_pdrop"},
     ),
     "phi": Family(
         _phi,
-        {
-            **COMMON,
-            "vocab_size": 51200,
-            "num_hidden_layers": 24,
-            "intermediate_size": 8192,
-            "hidden_act": "gelu_new",
-            "max_position_embeddings": 2048,
-            "layer_norm_eps": 1e-5,
-            "qk_layernorm": False,
-        },
+        {"head_dim": None},
         writes=PARTIAL_ROTARY,
         modules={
             "q_norm": "q_layernorm",
@@ -156,30 +96,16 @@ FAMILIES = {
             "down_proj": "fc2",
             "pre_norm": "input_layernorm",
         },
-        dropout=DropoutFields(
-            {
-                "embedding": "embd_pdrop",
-                "attention": "attention_dropout",
-                "attention_output": "resid_pdrop",
-                "feed_forward": "resid_pdrop",
-            }
-        ),
+        dropout={
+            "embedding": "embd_pdrop",
+            "attention": "attention_dropout",
+            "attention_output": "resid_pdrop",
+            "feed_forward": "resid_pdrop",
+        },
     ),
     "persimmon": Family(
         _persimmon,
-        {
-            "vocab_size": 262144,
-            "hidden_size": 4096,
-            "intermediate_size": 16384,
-            "num_hidden_layers": 36,
-            "num_attention_heads": 64,
-            "hidden_act": "relu2",
-            "max_position_embeddings": 16384,
-            "layer_norm_eps": 1e-5,
-            "tie_word_embeddings": False,
-            "qk_layernorm": True,
-        },
-        frozenset({"num_key_value_heads"}),
+        ignored=frozenset({"num_key_value_heads"}),
         writes=PARTIAL_ROTARY,
         modules={
             "norm": "final_layernorm",
@@ -192,71 +118,28 @@ FAMILIES = {
             "q_norm": "q_layernorm",
             "k_norm": "k_layernorm",
         },
-        dropout=DropoutFields({"attention": "attention_dropout", "feed_forward": "hidden_dropout"}),
+        dropout={"attention": "attention_dropout", "feed_forward": "hidden_dropout"},
     ),
     "stablelm": Family(
         _stablelm,
-        {
-            **COMMON,
-            "vocab_size": 50304,
-            "hidden_size": 2560,
-            "intermediate_size": 6912,
-            "num_key_value_heads": 32,
-            "hidden_act": "silu",
-            "max_position_embeddings": 4096,
-            "layer_norm_eps": 1e-5,
-            "use_qkv_bias": False,
-            "qk_layernorm": False,
-            "use_parallel_residual": False,
-        },
+        {"head_dim": None},
         frozenset({"head_dim", "rope_pct", "rotary_scaling_factor"}),
         writes=PARTIAL_ROTARY,
         modules={"q_norm": "q_layernorm", "k_norm": "k_layernorm"},
-        dropout=DropoutFields({"attention": "attention_dropout", "feed_forward": "hidden_dropout"}),
+        dropout={"attention": "attention_dropout", "feed_forward": "hidden_dropout"},
     ),
     "starcoder2": Family(
         _starcoder2,
-        {
-            **COMMON,
-            "vocab_size": 49152,
-            "hidden_size": 3072,
-            "intermediate_size": 12288,
-            "num_hidden_layers": 30,
-            "num_attention_heads": 24,
-            "num_key_value_heads": 2,
-            "hidden_act": "gelu_pytorch_tanh",
-            "max_position_embeddings": 4096,
-            "norm_epsilon": 1e-5,
-            "sliding_window": None,
-            "use_bias": True,
-            "tie_word_embeddings": True,
-        },
-        frozenset({"embedding_dropout", "mlp_type", "norm_type"}),
+        {"head_dim": None},
+        frozenset({"mlp_type", "norm_type"}),
         writes={"use_bias": lambda s: s.network.up_bias},
         modules={"up_proj": "c_fc", "down_proj": "c_proj"},
-        dropout=DropoutFields(
-            {
-                "embedding": "embedding_dropout",
-                "attention": "attention_dropout",
-                "attention_output": "residual_dropout",
-                "feed_forward": "residual_dropout",
-            }
-        ),
-    ),
-    "jais2": Family(
-        _jais2,
-        {
-            **COMMON,
-            "vocab_size": 150272,
-            "hidden_size": 3328,
-            "intermediate_size": 26624,
-            "num_attention_heads": 26,
-            "hidden_act": "relu2",
-            "max_position_embeddings": 8192,
-            "layer_norm_eps": 1e-5,
-            "attention_bias": True,
-            "mlp_bias": True,
+        dropout={
+            "embedding": "embedding_dropout",
+            "attention": "attention_dropout",
+            "attention_output": "residual_dropout",
+            "feed_forward": "residual_dropout",
         },
-        frozenset({"rope_interleaved"}),
     ),
+    "jais2": Family(_jais2, ignored=frozenset({"rope_interleaved"})),
 }

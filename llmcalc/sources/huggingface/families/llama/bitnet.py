@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from ...config import Config
 from ...family import Family
-from ...parts import QKVO, Table, attention, biases, decoder, glu, qk_norm, rmsnorm
+from ...parts import QKVO, Table, attention, biases, decoder, glu, layer_table, qk_norm, rmsnorm
 from ..gpt.gpt import plain_ffn
 
 
@@ -16,60 +16,22 @@ def _bitnet(config: Config) -> Table:
     """Reads BitNet: a norm before the output projection of each sublayer."""
     norm = rmsnorm(config.number("rms_norm_eps"))
     mixer = attention(config, sub_norm=norm, **biases(config.flag("attention_bias"), *QKVO))
-    return decoder(
-        config,
-        {"attention": mixer, "feed_forward": {**glu(config), "sub_norm": norm}, "norm": norm, "norm_placement": "pre"},
-        norm,
-    )
+    return decoder(config, layer_table(mixer, {**glu(config), "sub_norm": norm}, norm), norm)
 
 
 def _nanochat(config: Config) -> Table:
     """Reads nanochat: norms have no weights; there is a norm on the embeddings, and QK-norm comes after RoPE."""
     norm = rmsnorm(config.number("rms_norm_eps"), weight=False)
     mixer = attention(config, **biases(config.flag("attention_bias"), *QKVO), **qk_norm(norm, order="after_rope"))
-    block = {
-        "attention": mixer,
-        "feed_forward": plain_ffn(config, "intermediate_size", "hidden_act", False),
-        "norm": norm,
-        "norm_placement": "pre",
-    }
+    block = layer_table(mixer, plain_ffn(config, "intermediate_size", "hidden_act", False), norm)
     return decoder(config, block, norm, stack={"embedding_norm": norm})
 
 
 FAMILIES = {
-    "bitnet": Family(
-        _bitnet,
-        {
-            "vocab_size": 128256,
-            "hidden_size": 2560,
-            "intermediate_size": 6912,
-            "num_hidden_layers": 30,
-            "num_attention_heads": 20,
-            "num_key_value_heads": 5,
-            "hidden_act": "relu2",
-            "max_position_embeddings": 2048,
-            "rms_norm_eps": 1e-5,
-            "tie_word_embeddings": False,
-            "attention_bias": False,
-        },
-        modules={"mlp.sub_norm": "ffn_sub_norm", "self_attn.sub_norm": "attn_sub_norm"},
-    ),
+    "bitnet": Family(_bitnet, modules={"mlp.sub_norm": "ffn_sub_norm", "self_attn.sub_norm": "attn_sub_norm"}),
     "nanochat": Family(
         _nanochat,
-        {
-            "vocab_size": 50304,
-            "hidden_size": 768,
-            "intermediate_size": 8192,
-            "num_hidden_layers": 12,
-            "num_attention_heads": 6,
-            "num_key_value_heads": None,
-            "hidden_act": "relu2",
-            "max_position_embeddings": 2048,
-            "rms_norm_eps": 1e-6,
-            "tie_word_embeddings": False,
-            "attention_bias": False,
-        },
-        frozenset({"final_logit_softcapping", "logits_soft_cap", "qkv_bias", "pretraining_tp"}),
+        ignored=frozenset({"logits_soft_cap", "qkv_bias"}),
         modules={"up_proj": "fc1", "down_proj": "fc2"},
     ),
 }

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from ...config import Config
 from ...family import Family
-from ...parts import QKVO, Table, attention, biases, decoder, glu, layernorm, qk_norm, rmsnorm
+from ...parts import QKVO, Table, attention, biases, decoder, glu, layer_table, layernorm, qk_norm, rmsnorm
 
 
 def _chameleon(config: Config) -> Table:
@@ -22,34 +22,13 @@ def _chameleon(config: Config) -> Table:
         **qk_norm(layernorm(), "per_head"),
     )
     placement = "output" if config.get("swin_norm") is True else "pre"
-    block = {
-        "attention": mixer,
-        "feed_forward": glu(config, config.flag("mlp_bias")),
-        "norm": norm,
-        "norm_placement": placement,
-    }
+    block = layer_table(mixer, glu(config, config.flag("mlp_bias")), norm, placement)
     return decoder(config, block, norm)
 
 
 FAMILIES = {
     "chameleon": Family(
         _chameleon,
-        {
-            "vocab_size": 65536,
-            "hidden_size": 4096,
-            "intermediate_size": 11008,
-            "num_hidden_layers": 32,
-            "num_attention_heads": 32,
-            "num_key_value_heads": 32,
-            "hidden_act": "silu",
-            "max_position_embeddings": 4096,
-            "rms_norm_eps": 1e-5,
-            "attention_bias": False,
-            "mlp_bias": False,
-            "swin_norm": False,
-            "tie_word_embeddings": False,
-        },
-        frozenset({"model_parallel_size", "vocabulary_map"}),
         towers="Chameleon",
         uncounted_encoders={"vq_config": "chameleon_vqgan"},
         uncounted_modules="model.vqmodel",

@@ -9,7 +9,7 @@ transformers: models/cohere, cohere2, cohere2_moe, cohere_compass.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from ...absent import Absent
 from ...config import Config
@@ -24,6 +24,7 @@ from ...parts import (
     every_nth_full,
     glu,
     layer_pattern,
+    layer_table,
     layernorm,
     listed_kinds,
     moe,
@@ -37,39 +38,39 @@ if TYPE_CHECKING:
     from ....to_hf.config_values import ConfigValues
 
 
-def _parallel(config: Config, mixer: Table, feed_forward: Table, norm: Table, stack: Table | None = None) -> Table:
-    block = {
-        "attention": mixer,
-        "feed_forward": feed_forward,
-        "norm": norm,
-        "norm_placement": "pre",
-        "parallel": "shared",
-    }
+def _parallel_decoder(
+    config: Config, mixer: Table, feed_forward: Table, norm: Table, stack: Table | None = None
+) -> Table:
+    block = layer_table(mixer, feed_forward, norm, parallel="shared")
     return decoder(config, block, norm, stack=stack)
 
 
-def _biased(config: Config) -> Table:
+def _attention_biases(config: Config) -> Table:
     return biases(config.flag("attention_bias"), *QKVO)
 
 
-def _norm(config: Config) -> Table:
+def _layer_norm(config: Config) -> Table:
     return layernorm(config.number("layer_norm_eps"), bias=False, float32_product=True)
 
 
 def _cohere(config: Config) -> Table:
-    norm = _norm(config)
+    norm = _layer_norm(config)
     normed = qk_norm(norm, "per_head") if config.get("use_qk_norm") is not None and config.flag("use_qk_norm") else {}
-    return _parallel(config, attention(config, **_biased(config), **normed), glu(config), norm)
+    return _parallel_decoder(config, attention(config, **_attention_biases(config), **normed), glu(config), norm)
 
 
 def _cohere2(config: Config) -> Table:
     config.must("use_qk_norm", None, False)
     layer_kinds = every_nth_full(config.size("num_hidden_layers"), config.maybe("sliding_window_pattern") or 4)
-    mixer = attention(config, **_biased(config))
+    mixer = attention(config, **_attention_biases(config))
     if config.maybe("sliding_window") is None:
         del mixer["position"]
-    return _parallel(
-        config, mixer, glu(config), _norm(config), sliding_stack(config, layer_kinds, full_fields={"position": "none"})
+    return _parallel_decoder(
+        config,
+        mixer,
+        glu(config),
+        _layer_norm(config),
+        sliding_stack(config, layer_kinds, full_fields={"position": "none"}),
     )
 
 
@@ -109,17 +110,19 @@ def _cohere2_moe(config: Config) -> Table:
             "attention": changes,
             **({"feed_forward": dense_network} if network_kind == "dense" else {}),
         }
-    norm = rmsnorm(config.number("rms_norm_eps")) if config.get("rms_norm_eps") is not None else _norm(config)
+    norm = rmsnorm(config.number("rms_norm_eps")) if config.get("rms_norm_eps") is not None else _layer_norm(config)
     pattern = layer_pattern(
         [
             f"{network_kind}_{attention_kind}"
             for attention_kind, network_kind in zip(attention_kinds, network_kinds, strict=True)
         ]
     )
-    return _parallel(config, attention(config, **_biased(config)), experts, norm, {"variants": variants, **pattern})
+    return _parallel_decoder(
+        config, attention(config, **_attention_biases(config)), experts, norm, {"variants": variants, **pattern}
+    )
 
 
-def _compass(config: Config) -> Table:
+def _cohere_compass(config: Config) -> Table:
     """Reads Cohere Compass: `rope_parameters` has a table per kind of layer; a null table means no positions."""
     rope_parameters = config.data.get("rope_parameters")
     tables = rope_parameters if isinstance(rope_parameters, dict) else {}
@@ -138,26 +141,13 @@ def _compass(config: Config) -> Table:
         "variants": {name: {"attention": layer_tables[name]} for name in dict.fromkeys(names)},
         **layer_pattern(names),
     }
-    return _parallel(config, attention(config, **_biased(config)), glu(config), _norm(config), stack)
+    return _parallel_decoder(
+        config, attention(config, **_attention_biases(config)), glu(config), _layer_norm(config), stack
+    )
 
-
-COMMON: dict[str, Any] = {
-    "vocab_size": 256000,
-    "hidden_size": 8192,
-    "intermediate_size": 22528,
-    "num_hidden_layers": 40,
-    "num_attention_heads": 64,
-    "num_key_value_heads": None,
-    "hidden_act": "silu",
-    "max_position_embeddings": 8192,
-    "layer_norm_eps": 1e-5,
-    "tie_word_embeddings": True,
-    "attention_bias": False,
-}
 
 IGNORED = frozenset(
     {
-        "logit_scale",
         "model_max_length",
         "cache_implementation",
         "layer_switch",
@@ -173,8 +163,6 @@ IGNORED = frozenset(
     }
 )
 
-WINDOWS = {"sliding_window": 4096, "layer_types": None, "sliding_window_pattern": 4}
-
 
 def _rms_eps(config_values: ConfigValues) -> float:
     """Returns the epsilon of an RMSNorm. Only an RMSNorm has the field, because its presence selects RMSNorm."""
@@ -184,33 +172,15 @@ def _rms_eps(config_values: ConfigValues) -> float:
 
 
 FAMILIES = {
-    "aya_vision": Family(None, {"tie_word_embeddings": True}, text="cohere2", tower_file="siglip"),
-    "cohere2_vision": Family(None, {"tie_word_embeddings": True}, text="cohere2", tower_file="siglip"),
-    "cohere_compass": Family(None, {"tie_word_embeddings": False}, text="cohere_compass_text", tower_file="qwen"),
-    "cohere_compass_text": Family(
-        _compass,
-        {**COMMON, "sliding_window": 4096, "layer_types": None},
-        IGNORED | {"pooling", "sliding_window_pattern"},
-    ),
-    "cohere": Family(_cohere, {**COMMON, "use_qk_norm": False}, IGNORED),
-    "cohere2": Family(_cohere2, {**COMMON, **WINDOWS, "use_qk_norm": None}, IGNORED),
+    "aya_vision": Family(None, text="cohere2", tower_file="siglip"),
+    "cohere2_vision": Family(None, text="cohere2", tower_file="siglip"),
+    "cohere_compass": Family(None, text="cohere_compass_text", tower_file="qwen"),
+    "cohere_compass_text": Family(_cohere_compass, ignored=IGNORED | {"sliding_window_pattern"}),
+    "cohere": Family(_cohere, ignored=IGNORED),
+    "cohere2": Family(_cohere2, {"sliding_window_pattern": 4, "use_qk_norm": None}, IGNORED),
     "cohere2_moe": Family(
         _cohere2_moe,
-        {
-            **COMMON,
-            **WINDOWS,
-            "head_dim": 128,
-            "num_experts": 8,
-            "num_experts_per_tok": 2,
-            "num_shared_experts": 0,
-            "expert_selection_fn": "softmax",
-            "mlp_layer_types": None,
-            "first_k_dense_replace": 0,
-            "prefix_dense_sliding_window_pattern": 1,
-            "prefix_dense_intermediate_size": None,
-            "rms_norm_eps": None,
-            "use_qk_norm": None,
-        },
+        {"first_k_dense_replace": 0, "use_qk_norm": None},
         IGNORED,
         writes={
             "rms_norm_eps": _rms_eps,

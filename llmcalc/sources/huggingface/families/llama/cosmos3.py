@@ -7,14 +7,14 @@ from __future__ import annotations
 
 from ...config import Config
 from ...family import Family
-from ...parts import ACTIVATIONS, QKVO, Table, attention, biases, decoder, mlp, rmsnorm
+from ...parts import ACTIVATIONS, QKVO, Table, attention, biases, decoder, layer_table, mlp, rmsnorm
 
 
 def _cosmos3_edge_text(config: Config) -> Table:
     norm = rmsnorm(config.number("rms_norm_eps"))
     network = mlp(config.size("intermediate_size"), config.choice(ACTIVATIONS, "hidden_act"), config.flag("mlp_bias"))
     mixer = attention(config, **biases(config.flag("attention_bias"), *QKVO))
-    return decoder(config, {"attention": mixer, "feed_forward": network, "norm": norm, "norm_placement": "pre"}, norm)
+    return decoder(config, layer_table(mixer, network, norm), norm)
 
 
 FAMILIES = {
@@ -24,23 +24,5 @@ FAMILIES = {
         ties="never",
         uncounted_encoders={"vision_config": "cosmos3_edge_vision"},
     ),
-    "cosmos3_edge_text": Family(
-        _cosmos3_edge_text,
-        {
-            "vocab_size": 131072,
-            "hidden_size": 2048,
-            "intermediate_size": 9216,
-            "num_hidden_layers": 28,
-            "num_attention_heads": 16,
-            "num_key_value_heads": 8,
-            "head_dim": 128,
-            "max_position_embeddings": 131072,
-            "attention_bias": False,
-            "mlp_bias": False,
-            "hidden_act": "relu2",
-            "rms_norm_eps": 1e-5,
-            "tie_word_embeddings": False,
-        },
-        modules={"up_proj": "fc1", "down_proj": "fc2"},
-    ),
+    "cosmos3_edge_text": Family(_cosmos3_edge_text, modules={"up_proj": "fc1", "down_proj": "fc2"}),
 }

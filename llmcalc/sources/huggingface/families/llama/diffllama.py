@@ -8,7 +8,7 @@ from __future__ import annotations
 from ...config import Config
 from ...family import Family
 from ...parts import Table, rope
-from .llama import COMMON, llama_like
+from .llama import llama_like
 
 
 def _diffllama(config: Config) -> Table:
@@ -29,20 +29,5 @@ def _diffllama(config: Config) -> Table:
 
 
 FAMILIES = {
-    "diffllama": Family(
-        _diffllama,
-        {
-            **COMMON,
-            "vocab_size": 32000,
-            "hidden_size": 2048,
-            "intermediate_size": 8192,
-            "num_hidden_layers": 16,
-            "num_key_value_heads": None,
-            "head_dim": None,
-            "max_position_embeddings": 2048,
-            "rms_norm_eps": 1e-5,
-            "attention_bias": False,
-        },
-        frozenset({"lambda_std_dev", "mlp_bias", "patch_size"}),
-    ),
+    "diffllama": Family(_diffllama, ignored=frozenset({"mlp_bias", "patch_size"})),
 }

@@ -8,7 +8,19 @@ from __future__ import annotations
 
 from ...config import Config
 from ...family import Family
-from ...parts import IDLE_CROSS_ATTENTION, QKVO, Table, attention, biases, decoder, glu, layernorm, mlp, rmsnorm
+from ...parts import (
+    IDLE_CROSS_ATTENTION,
+    QKVO,
+    Table,
+    attention,
+    biases,
+    decoder,
+    glu,
+    layer_table,
+    layernorm,
+    mlp,
+    rmsnorm,
+)
 
 
 def _evolla(config: Config) -> Table:
@@ -20,12 +32,9 @@ def _evolla(config: Config) -> Table:
     )
     heads = config.size("num_attention_heads")
     config.divided("num_attention_heads", width, heads)
-    block = {
-        "attention": attention(config, **biases(config.flag("attention_bias"), *QKVO)),
-        "feed_forward": glu(config, config.flag("mlp_bias")),
-        "norm": norm,
-        "norm_placement": "pre",
-    }
+    block = layer_table(
+        attention(config, **biases(config.flag("attention_bias"), *QKVO)), glu(config, config.flag("mlp_bias")), norm
+    )
     cross_attention = {
         "num_attention_heads": heads,
         **biases(True, "q_bias", "k_bias", "v_bias"),
@@ -47,24 +56,7 @@ def _evolla(config: Config) -> Table:
 FAMILIES = {
     "evolla": Family(
         _evolla,
-        {
-            "vocab_size": 128256,
-            "hidden_size": 4096,
-            "intermediate_size": 14336,
-            "num_hidden_layers": 32,
-            "num_attention_heads": 32,
-            "num_key_value_heads": 8,
-            "hidden_act": "silu",
-            "max_position_embeddings": 8192,
-            "rms_norm_eps": 1e-5,
-            "attention_bias": False,
-            "mlp_bias": False,
-            "aligner_ffn_mult": 4,
-            "aligner_enable_bias": True,
-            "aligner_num_add_layers": 8,
-            "tie_word_embeddings": False,
-        },
-        frozenset(
+        ignored=frozenset(
             {
                 "aligner_attention_probs_dropout_prob",
                 *(f"resampler_{name}" for name in ("depth", "dim_head", "heads", "num_latents", "ff_mult")),

@@ -5,8 +5,6 @@ transformers: models/exaone4, models/exaone_moe.
 
 from __future__ import annotations
 
-from typing import Any
-
 from ...config import Config
 from ...family import Family
 from ...parts import (
@@ -16,6 +14,7 @@ from ...parts import (
     decoder,
     glu,
     layer_pattern,
+    layer_table,
     listed_kinds,
     moe,
     qk_norm,
@@ -44,12 +43,7 @@ def _attention_kinds(config: Config) -> list[str]:
 def _exaone4(config: Config) -> Table:
     uncounted_prediction(config)
     norm = rmsnorm(config.number("rms_norm_eps"))
-    block = {
-        "attention": attention(config, **qk_norm(norm)),
-        "feed_forward": glu(config),
-        "norm": norm,
-        "norm_placement": "output",
-    }
+    block = layer_table(attention(config, **qk_norm(norm)), glu(config), norm, "output")
     return decoder(
         config, block, norm, stack=sliding_stack(config, _attention_kinds(config), full_fields={"position": "none"})
     )
@@ -103,30 +97,9 @@ def _exaone_moe(config: Config) -> Table:
             for attention_kind, network_kind in zip(attention_kinds, network_kinds, strict=True)
         ]
     )
-    block = {
-        "attention": attention(config, **qk_norm(norm)),
-        "feed_forward": experts,
-        "norm": norm,
-        "norm_placement": "pre",
-    }
+    block = layer_table(attention(config, **qk_norm(norm)), experts, norm)
     return decoder(config, block, norm, stack={"variants": variants, **pattern})
 
-
-COMMON: dict[str, Any] = {
-    "vocab_size": 102400,
-    "hidden_size": 4096,
-    "intermediate_size": 16384,
-    "num_hidden_layers": 32,
-    "num_attention_heads": 32,
-    "num_key_value_heads": 32,
-    "hidden_act": "silu",
-    "max_position_embeddings": 2048,
-    "rms_norm_eps": 1e-5,
-    "tie_word_embeddings": False,
-    "sliding_window": 4096,
-    "sliding_window_pattern": 4,
-    "layer_types": None,
-}
 
 IGNORED = frozenset(
     {
@@ -143,19 +116,10 @@ IGNORED = frozenset(
 )
 
 FAMILIES = {
-    "exaone4": Family(_exaone4, COMMON, IGNORED, writes=WINDOW),
+    "exaone4": Family(_exaone4, ignored=IGNORED, writes=WINDOW),
     "exaone_moe": Family(
         _exaone_moe,
-        {
-            **COMMON,
-            "mlp_layer_types": None,
-            "first_k_dense_replace": 1,
-            "moe_intermediate_size": 1024,
-            "num_experts": 64,
-            "num_experts_per_tok": 8,
-            "num_shared_experts": 1,
-        },
-        IGNORED | {"first_last_k_dense_replace"},
+        ignored=IGNORED | {"first_last_k_dense_replace"},
         writes=UNGROUPED_WRITES,
     ),
 }

@@ -24,6 +24,7 @@ from ...parts import (
     biases,
     decoder,
     glu,
+    layer_table,
     listed_kinds,
     moe,
     rmsnorm,
@@ -41,12 +42,7 @@ def _decoder_with_attention(
 ) -> Table:
     norm = rmsnorm(config.number("rms_norm_eps"))
     mixer = attention(config, **biases(config.flag("attention_bias"), *QKVO), **mixing)
-    return decoder(
-        config,
-        {"attention": mixer, "feed_forward": feed_forward, "norm": norm, "norm_placement": placement},
-        norm,
-        stack=stack,
-    )
+    return decoder(config, layer_table(mixer, feed_forward, norm, placement), norm, stack=stack)
 
 
 def _granite(config: Config) -> Table:
@@ -59,7 +55,7 @@ def _granitemoe(config: Config) -> Table:
     )
 
 
-def _shared(config: Config) -> Table:
+def _shared_experts(config: Config) -> Table:
     width = config.count("shared_intermediate_size")
     return moe(
         config.size("num_local_experts"),
@@ -70,7 +66,7 @@ def _shared(config: Config) -> Table:
 
 
 def _granitemoeshared(config: Config) -> Table:
-    return _decoder_with_attention(config, _shared(config))
+    return _decoder_with_attention(config, _shared_experts(config))
 
 
 def _hyperclovax(config: Config) -> Table:
@@ -79,7 +75,7 @@ def _hyperclovax(config: Config) -> Table:
     )
 
 
-def _swa(config: Config, feed_forward: Table) -> Table:
+def _sliding_decoder(config: Config, feed_forward: Table) -> Table:
     """Reads Granite SWA: each fourth layer, starting with the lowest, has full attention.
 
     `layer_rope_theta` is the base of RoPE in each layer; 0 means no positions.
@@ -105,32 +101,11 @@ def _swa(config: Config, feed_forward: Table) -> Table:
 
 
 def _granite_swa(config: Config) -> Table:
-    return _swa(config, glu(config, config.flag("mlp_bias")))
+    return _sliding_decoder(config, glu(config, config.flag("mlp_bias")))
 
 
 def _granitemoe_swa(config: Config) -> Table:
-    return _swa(config, _shared(config))
-
-
-COMMON: dict[str, Any] = {
-    "vocab_size": 32000,
-    "hidden_size": 4096,
-    "intermediate_size": 11008,
-    "num_hidden_layers": 32,
-    "num_attention_heads": 32,
-    "num_key_value_heads": None,
-    "hidden_act": "silu",
-    "max_position_embeddings": 2048,
-    "rms_norm_eps": 1e-6,
-    "tie_word_embeddings": False,
-    "attention_bias": False,
-}
-
-EXPERTS = {"num_local_experts": 8, "num_experts_per_tok": 2}
-
-WINDOWS = {"sliding_window": 128, "layer_types": None, "layer_rope_theta": None}
-
-IGNORED = frozenset({"embedding_multiplier", "logits_scaling", "residual_multiplier", "attention_multiplier"})
+    return _sliding_decoder(config, _shared_experts(config))
 
 
 def _rope_bases(config_values: ConfigValues) -> Any:
@@ -156,75 +131,25 @@ GRANITE_EARLIER: Modules = {
 }
 
 FAMILIES = {
-    "granite": Family(_granite, {**COMMON, "mlp_bias": False}, IGNORED),
+    "granite": Family(_granite),
     "granite4_vision": Family(
         None,
-        {"tie_word_embeddings": False},
         text="granite4_vision_text",
         uncounted_encoders={"vision_config": "clip_vision_model", "qformer_config": "blip_2_qformer"},
     ),
-    "granite4_vision_text": Family(_granite, {**COMMON, "mlp_bias": False}, IGNORED, quirks=Quirks(makes_mask=EVERY)),
+    "granite4_vision_text": Family(_granite, quirks=Quirks(makes_mask=EVERY)),
     "granite_docling": Family(
         None,
-        {"tie_word_embeddings": True},
         text="granite_docling_text",
         uncounted_encoders={"vision_config": "granite_docling_vision"},
     ),
-    "granite_docling_text": Family(
-        _granite,
-        {
-            **COMMON,
-            "mlp_bias": False,
-            "vocab_size": 133800,
-            "hidden_size": 1024,
-            "intermediate_size": 2048,
-            "num_hidden_layers": 28,
-            "num_attention_heads": 16,
-            "num_key_value_heads": 4,
-            "max_position_embeddings": 32768,
-            "rms_norm_eps": 1e-5,
-            "tie_word_embeddings": True,
-        },
-        IGNORED,
-    ),
-    "granitemoe": Family(_granitemoe, {**COMMON, **EXPERTS}, IGNORED, modules=GRANITE_MODULES, earlier=GRANITE_EARLIER),
-    "granitemoeshared": Family(
-        _granitemoeshared,
-        {**COMMON, **EXPERTS, "shared_intermediate_size": 0},
-        IGNORED,
-        modules=GRANITE_MODULES,
-        earlier=GRANITE_EARLIER,
-    ),
+    "granite_docling_text": Family(_granite),
+    "granitemoe": Family(_granitemoe, modules=GRANITE_MODULES, earlier=GRANITE_EARLIER),
+    "granitemoeshared": Family(_granitemoeshared, modules=GRANITE_MODULES, earlier=GRANITE_EARLIER),
     "hyperclovax": Family(
         _hyperclovax,
-        {**COMMON, "mlp_bias": False, "head_dim": None, "use_post_norm": True},
-        IGNORED,
         modules={"self_attn_post_norm": "post_norm1", "mlp_post_norm": "post_norm2"},
     ),
-    "granite_swa": Family(
-        _granite_swa,
-        {
-            **COMMON,
-            **WINDOWS,
-            "mlp_bias": False,
-            "vocab_size": 100352,
-            "hidden_size": 2560,
-            "intermediate_size": 8192,
-            "num_hidden_layers": 24,
-            "num_attention_heads": 20,
-            "num_key_value_heads": 4,
-            "max_position_embeddings": 8192,
-            "rms_norm_eps": 1e-5,
-            "tie_word_embeddings": True,
-        },
-        IGNORED,
-        writes=BASES_WRITES,
-    ),
-    "granitemoe_swa": Family(
-        _granitemoe_swa,
-        {**COMMON, **EXPERTS, **WINDOWS, "shared_intermediate_size": 0},
-        IGNORED,
-        writes=BASES_WRITES,
-        modules=GRANITE_MODULES,
-    ),
+    "granite_swa": Family(_granite_swa, writes=BASES_WRITES),
+    "granitemoe_swa": Family(_granitemoe_swa, writes=BASES_WRITES, modules=GRANITE_MODULES),
 }

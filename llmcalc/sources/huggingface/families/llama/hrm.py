@@ -12,7 +12,7 @@ from .....components.base import MOST_LAYERS
 from .....components.stack import MOST_KINDS
 from ...config import Config
 from ...family import Family
-from ...parts import QKVO, Table, attention, biases, decoder, glu, rmsnorm
+from ...parts import QKVO, Table, attention, biases, decoder, glu, layer_table, rmsnorm
 
 
 def _hrm_text(config: Config) -> Table:
@@ -34,36 +34,13 @@ def _hrm_text(config: Config) -> Table:
         "shared_layers": [*low_names, *high_names],
         "second_stream": {},
     }
-    block = {
-        "attention": mixer,
-        "feed_forward": glu(config, config.flag("mlp_bias")),
-        "norm": norm,
-        "norm_placement": "pre",
-    }
+    block = layer_table(mixer, glu(config, config.flag("mlp_bias")), norm)
     return decoder(config, block, norm, stack=stack)
 
 
 FAMILIES = {
     "hrm_text": Family(
         _hrm_text,
-        {
-            "vocab_size": 151808,
-            "hidden_size": 1536,
-            "intermediate_size": 4096,
-            "num_hidden_layers": 16,
-            "num_layers_per_stack": None,
-            "num_attention_heads": 12,
-            "head_dim": 128,
-            "hidden_act": "silu",
-            "max_position_embeddings": 2048,
-            "rms_norm_eps": 1e-6,
-            "attention_bias": False,
-            "mlp_bias": False,
-            "H_cycles": 2,
-            "L_cycles": 3,
-            "tie_word_embeddings": False,
-        },
-        frozenset({"L_bp_cycles", "embedding_scale", "prefix_lm"}),
         modules={"layers": "L_module.layers.* + H_module.layers.*", "second_stream": "z_L_init"},
         earlier={
             **{f"self_attn.{leaf}": "attn.gqkv_proj" for leaf in ("gate_proj", "q_proj", "k_proj", "v_proj")},

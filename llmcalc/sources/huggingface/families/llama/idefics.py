@@ -9,8 +9,8 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from ...config import Config
-from ...family import EVERY, DropoutFields, Family, Quirks
-from ...parts import Table, attention, decoder, glu, layer_pattern, qk_norm, rmsnorm
+from ...family import EVERY, Family, Quirks
+from ...parts import Table, attention, decoder, glu, layer_pattern, layer_table, qk_norm, rmsnorm
 from ...writes import Writes
 
 if TYPE_CHECKING:
@@ -26,12 +26,7 @@ def _idefics(config: Config) -> Table:
     config.divided("cross_layer_interval", depth, interval)
     vision = Config(config.table("vision_config") if config.has("vision_config") else {}, {}, "idefics_vision")
     width = vision.size("embed_dim") if vision.has("embed_dim") else IMAGE_WIDTH
-    block = {
-        "attention": attention(config),
-        "feed_forward": glu(config),
-        "norm": norm,
-        "norm_placement": "pre",
-    }
+    block = layer_table(attention(config), glu(config), norm)
     image: Table = {
         "type": "gated_cross_text",
         "attention": {"position": "none", **(qk_norm(norm) if config.flag("qk_layer_norms") else {})},
@@ -73,28 +68,6 @@ WRITES: Writes = {
 FAMILIES = {
     "idefics": Family(
         _idefics,
-        {
-            "vocab_size": 32000,
-            "additional_vocab_size": 0,
-            "hidden_size": 4096,
-            "intermediate_size": 11008,
-            "num_hidden_layers": 32,
-            "num_attention_heads": 32,
-            "hidden_act": "silu",
-            "alpha_type": "float",
-            "rms_norm_eps": 1e-6,
-            "cross_layer_interval": 1,
-            "qk_layer_norms": False,
-            "use_resampler": False,
-            "max_position_embeddings": 2048,
-            "tie_word_embeddings": False,
-        },
-        frozenset(
-            """
-            alpha_initializer alphas_initializer_range freeze_lm_head freeze_text_layers freeze_text_module_exceptions
-            freeze_vision_layers freeze_vision_module_exceptions use_resampler
-            """.split()  # noqa: SIM905
-        ),
         towers="Idefics",
         uncounted_encoders={"vision_config": "idefics_vision", "perceiver_config": "idefics_perciever"},
         uncounted_modules="model.vision_model + model.perceiver_resampler + vision_model + perceiver_resampler",
@@ -109,6 +82,6 @@ FAMILIES = {
             "mlp_gate": "alpha_dense",
             "mlp_pre_norm": "post_attention_layernorm",
         },
-        dropout=DropoutFields({"attention": "dropout", "attention_output": "dropout", "feed_forward": "dropout"}),
+        dropout={"attention": "dropout", "attention_output": "dropout", "feed_forward": "dropout"},
     ),
 }

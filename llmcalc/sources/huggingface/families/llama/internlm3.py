@@ -5,12 +5,10 @@ transformers: models/internlm3, models/iquestcoder (configurations only), models
 
 from __future__ import annotations
 
-from typing import Any
-
 from ...config import Config
 from ...family import Family
 from ...parts import QKVO, Table, attention, biases
-from .llama import COMMON, llama_like
+from .llama import llama_like
 
 
 def _internlm3(config: Config) -> Table:
@@ -30,33 +28,7 @@ def _iquestcoder(config: Config) -> Table:
     )
 
 
-DEFAULTS: dict[str, Any] = {**COMMON, "head_dim": 128, "rms_norm_eps": 1e-5, "attention_bias": False, "mlp_bias": False}
-
 FAMILIES = {
-    "internlm3": Family(
-        _internlm3,
-        {
-            **DEFAULTS,
-            "vocab_size": 128512,
-            "intermediate_size": 10240,
-            "num_hidden_layers": 48,
-            "num_key_value_heads": 2,
-            "max_position_embeddings": 32768,
-        },
-        aliases={"attention_bias": "qkv_bias", "mlp_bias": "bias"},
-    ),
-    "iquestcoder": Family(
-        _iquestcoder,
-        {
-            **DEFAULTS,
-            "vocab_size": 76800,
-            "hidden_size": 5120,
-            "intermediate_size": 27648,
-            "num_hidden_layers": 80,
-            "num_attention_heads": 40,
-            "num_key_value_heads": 8,
-            "max_position_embeddings": 131072,
-        },
-        frozenset({"max_window_layers"}),
-    ),
+    "internlm3": Family(_internlm3, aliases={"attention_bias": "qkv_bias", "mlp_bias": "bias"}),
+    "iquestcoder": Family(_iquestcoder, ignored=frozenset({"max_window_layers"})),
 }

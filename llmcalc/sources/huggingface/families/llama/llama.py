@@ -5,8 +5,6 @@ transformers: models/llama, models/mistral, models/qwen2, models/qwen3, models/c
 
 from __future__ import annotations
 
-from typing import Any
-
 from ...config import Config
 from ...family import Family
 from ...parts import (
@@ -19,6 +17,7 @@ from ...parts import (
     decoder,
     glu,
     layer_pattern,
+    layer_table,
     listed_kinds,
     qk_norm,
     rmsnorm,
@@ -36,12 +35,7 @@ def llama_like(
     by_layer: whether `layer_types` counts although the family has no default for it.
     """
     norm = rmsnorm(config.number("rms_norm_eps"))
-    block = {
-        "attention": mixer,
-        "feed_forward": network or glu(config, mlp_bias),
-        "norm": norm,
-        "norm_placement": "pre",
-    }
+    block = layer_table(mixer, network or glu(config, mlp_bias), norm)
     return decoder(config, block, norm, stack=sliding(config, by_layer))
 
 
@@ -92,37 +86,17 @@ def _qwen3(config: Config) -> Table:
 def _cwm(config: Config) -> Table:
     """Reads Code World Model: each fourth layer, starting with the lowest, has full attention."""
     depth, norm = config.size("num_hidden_layers"), rmsnorm(config.number("rms_norm_eps"))
-    block = {
-        "attention": attention(config),
-        "feed_forward": glu(config, config.flag("mlp_bias")),
-        "norm": norm,
-        "norm_placement": "pre",
-    }
+    block = layer_table(attention(config), glu(config, config.flag("mlp_bias")), norm)
     config.size("sliding_window")
     return decoder(
         config, block, norm, stack=sliding_stack(config, ["sliding" if i % 4 else "full" for i in range(depth)])
     )
 
 
-COMMON: dict[str, Any] = {
-    "hidden_size": 4096, "num_hidden_layers": 32, "num_attention_heads": 32, "hidden_act": "silu", "rms_norm_eps": 1e-6,
-    "tie_word_embeddings": False,
-}  # fmt: skip
-
 FAMILIES = {
     "llama": Family(
         _llama,
-        {
-            **COMMON,
-            "vocab_size": 32000,
-            "intermediate_size": 11008,
-            "num_key_value_heads": None,
-            "head_dim": None,
-            "max_position_embeddings": 2048,
-            "attention_bias": False,
-            "mlp_bias": False,
-        },
-        frozenset(
+        ignored=frozenset(
             {
                 "activation",
                 "is_llama_config",
@@ -133,67 +107,12 @@ FAMILIES = {
             }
         ),
     ),
-    "mistral": Family(
-        _mistral,
-        {
-            **COMMON,
-            "vocab_size": 32000,
-            "intermediate_size": 14336,
-            "num_key_value_heads": 8,
-            "head_dim": None,
-            "max_position_embeddings": 131072,
-            "sliding_window": 4096,
-        },
-        writes=WINDOW,
-    ),
+    "mistral": Family(_mistral, writes=WINDOW),
     "qwen2": Family(
         _qwen2,
-        {
-            **COMMON,
-            "vocab_size": 151936,
-            "intermediate_size": 22016,
-            "num_key_value_heads": 32,
-            "head_dim": None,
-            "max_position_embeddings": 32768,
-            "use_sliding_window": False,
-            "sliding_window": 4096,
-            "max_window_layers": 28,
-            "layer_types": None,
-        },
+        {"head_dim": None},
         frozenset({"dual_chunk_attention_config", "is_causal", "use_mrope"}),
     ),
-    "qwen3": Family(
-        _qwen3,
-        {
-            **COMMON,
-            "vocab_size": 151936,
-            "intermediate_size": 22016,
-            "num_key_value_heads": 32,
-            "head_dim": 128,
-            "max_position_embeddings": 32768,
-            "attention_bias": False,
-            "use_sliding_window": False,
-            "sliding_window": 4096,
-            "max_window_layers": 28,
-            "layer_types": None,
-        },
-    ),
-    "cwm": Family(
-        _cwm,
-        {
-            **COMMON,
-            "vocab_size": 128256,
-            "hidden_size": 6144,
-            "intermediate_size": 21504,
-            "num_hidden_layers": 64,
-            "num_attention_heads": 48,
-            "num_key_value_heads": 8,
-            "head_dim": 128,
-            "max_position_embeddings": 131072,
-            "rms_norm_eps": 1e-5,
-            "mlp_bias": False,
-            "sliding_window": 8192,
-            "layer_types": None,
-        },
-    ),
+    "qwen3": Family(_qwen3),
+    "cwm": Family(_cwm),
 }

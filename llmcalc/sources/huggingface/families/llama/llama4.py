@@ -12,7 +12,20 @@ from typing import TYPE_CHECKING
 from .....components.mixers.attention import Attention
 from ...config import Config
 from ...family import Deviation, Family, every_expert
-from ...parts import QKVO, Table, attention, biases, combined_kinds, decoder, glu, listed_kinds, moe, qk_norm, rmsnorm
+from ...parts import (
+    QKVO,
+    Table,
+    attention,
+    biases,
+    combined_kinds,
+    decoder,
+    glu,
+    layer_table,
+    listed_kinds,
+    moe,
+    qk_norm,
+    rmsnorm,
+)
 
 if TYPE_CHECKING:
     from ....to_hf.config_values import ConfigValues
@@ -62,12 +75,7 @@ def _llama4_text(config: Config) -> Table:
         else {}
     )
     networks = ["moe" if i in expert_layers else "dense" for i in range(depth)]
-    block = {
-        "attention": mixer,
-        "feed_forward": glu(config, width=config.size("intermediate_size_mlp")),
-        "norm": norm,
-        "norm_placement": "pre",
-    }
+    block = layer_table(mixer, glu(config, width=config.size("intermediate_size_mlp")), norm)
     layer_kinds = [
         f"{attention_range}_{position_kind}" for attention_range, position_kind in zip(ranges, positions, strict=True)
     ]
@@ -105,33 +113,7 @@ EVERY_EXPERT = Deviation(
 FAMILIES = {
     "llama4_text": Family(
         _llama4_text,
-        {
-            "vocab_size": 202048,
-            "hidden_size": 5120,
-            "intermediate_size": 8192,
-            "intermediate_size_mlp": 16384,
-            "num_hidden_layers": 48,
-            "num_attention_heads": 40,
-            "num_key_value_heads": 8,
-            "head_dim": 128,
-            "hidden_act": "silu",
-            "max_position_embeddings": 131072,
-            "rms_norm_eps": 1e-5,
-            "tie_word_embeddings": False,
-            "num_experts_per_tok": 1,
-            "num_local_experts": 16,
-            "moe_layers": None,
-            "interleave_moe_layer_step": 1,
-            "use_qk_norm": True,
-            "no_rope_layers": None,
-            "no_rope_layer_interval": 4,
-            "attention_chunk_size": 8192,
-            "layer_types": None,
-            "attention_bias": False,
-        },
-        frozenset(
-            {"attn_scale", "attn_temperature_tuning", "floor_scale", "for_llm_compressor", "output_router_logits"}
-        ),
+        ignored=frozenset({"for_llm_compressor"}),
         writes={
             "intermediate_size": lambda s: s.moe.expert.intermediate_size,
             "intermediate_size_mlp": lambda s: s.network.intermediate_size,

@@ -8,8 +8,8 @@ transformers: models/mllama.
 from __future__ import annotations
 
 from ...config import Config
-from ...family import DropoutFields, Family
-from ...parts import Table, attention, decoder, glu, layer_pattern, qk_norm, rmsnorm
+from ...family import Family
+from ...parts import Table, attention, decoder, glu, layer_pattern, layer_table, qk_norm, rmsnorm
 
 IMAGE_TOKENS = 8
 """Rows of the embedding beyond the vocabulary, which the class adds."""
@@ -20,12 +20,7 @@ def _mllama_text_model(config: Config) -> Table:
     layers = config.get("cross_attention_layers")
     cross_layers = {3, 8, 13, 18, 23, 28, 33, 38} if layers is None else {*config.sizes("cross_attention_layers")}
     mixer = attention(config, head_dim=None)
-    layer: Table = {
-        "attention": mixer,
-        "feed_forward": glu(config),
-        "norm": norm,
-        "norm_placement": "pre",
-    }
+    layer: Table = layer_table(mixer, glu(config), norm)
     image: Table = {"type": "gated_cross", "attention": {"position": "none", **qk_norm(norm)}}
     names = ["image" if i in cross_layers else "block" for i in range(depth)]
     if "image" in names:
@@ -45,25 +40,12 @@ FAMILIES = {
     ),
     "mllama_text_model": Family(
         _mllama_text_model,
-        {
-            "vocab_size": 128256,
-            "hidden_size": 4096,
-            "hidden_act": "silu",
-            "num_hidden_layers": 40,
-            "num_attention_heads": 32,
-            "num_key_value_heads": 8,
-            "intermediate_size": 14336,
-            "rms_norm_eps": 1e-5,
-            "max_position_embeddings": 131072,
-            "cross_attention_layers": None,
-            "tie_word_embeddings": False,
-        },
         modules={
             "cross_attn_pre_norm": "input_layernorm",
             "cross_attn_gate": "cross_attn_attn_gate",
             "mlp_gate": "cross_attn_mlp_gate",
             "mlp_pre_norm": "post_attention_layernorm",
         },
-        dropout=DropoutFields({"attention": "dropout"}),
+        dropout={"attention": "dropout"},
     ),
 }

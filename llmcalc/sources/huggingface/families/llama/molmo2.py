@@ -9,19 +9,14 @@ from __future__ import annotations
 
 from ...config import Config
 from ...family import Family
-from ...parts import QKV, Table, attention, biases, decoder, glu, qk_norm, rmsnorm
+from ...parts import QKV, Table, attention, biases, decoder, glu, layer_table, qk_norm, rmsnorm
 
 
 def _molmo2_text(config: Config) -> Table:
     norm = rmsnorm(config.number("rms_norm_eps"))
     scope = config.choice({"qwen3": "head", "olmo": "projection"}, "qk_norm_type")
     mixer = attention(config, **biases(config.flag("attention_bias"), *QKV), **qk_norm(norm, scope))
-    block = {
-        "attention": mixer,
-        "feed_forward": glu(config),
-        "norm": norm,
-        "norm_placement": "output" if config.flag("norm_after") else "pre",
-    }
+    block = layer_table(mixer, glu(config), norm, "output" if config.flag("norm_after") else "pre")
     further_rows = config.count("additional_vocab_size") or None
     return decoder(config, block, norm, additional_vocab_size=further_rows)
 
@@ -35,24 +30,6 @@ FAMILIES = {
     ),
     "molmo2_text": Family(
         _molmo2_text,
-        {
-            "vocab_size": 151936,
-            "additional_vocab_size": 128,
-            "hidden_size": 4096,
-            "intermediate_size": 12288,
-            "num_hidden_layers": 36,
-            "num_attention_heads": 32,
-            "num_key_value_heads": 8,
-            "head_dim": 128,
-            "hidden_act": "silu",
-            "max_position_embeddings": 36864,
-            "rms_norm_eps": 1e-6,
-            "attention_bias": False,
-            "qk_norm_type": "qwen3",
-            "norm_after": False,
-            "tie_word_embeddings": False,
-        },
-        frozenset({"rope_scaling_layers"}),
         modules={"self_attn_post_norm": "input_layernorm", "mlp_post_norm": "post_attention_layernorm"},
         earlier={
             **{f"self_attn.{leaf}": "self_attn.att_proj" for leaf in ("q_proj", "k_proj", "v_proj")},

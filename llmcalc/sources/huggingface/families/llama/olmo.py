@@ -7,8 +7,6 @@ transformers: models/olmo, models/olmo2, models/olmo3, models/olmoe, models/flex
 
 from __future__ import annotations
 
-from typing import Any
-
 from ...config import Config
 from ...family import Family
 from ...parts import (
@@ -19,6 +17,7 @@ from ...parts import (
     decoder,
     every_nth_full,
     glu,
+    layer_table,
     layernorm,
     moe,
     qk_norm,
@@ -31,92 +30,46 @@ from ...writes import UNPADDED
 def _olmo(config: Config) -> Table:
     norm = layernorm(1e-5, weight=False, float32_product=True)
     mixer = attention(config, **biases(config.flag("attention_bias"), *QKVO))
-    return decoder(
-        config, {"attention": mixer, "feed_forward": glu(config), "norm": norm, "norm_placement": "pre"}, norm
-    )
+    return decoder(config, layer_table(mixer, glu(config), norm), norm)
 
 
-def _normed(
+def _decoder_with_qk_norm(
     config: Config, feed_forward: Table, placement: str, stack: Table | None = None, float32_product: bool = True
 ) -> Table:
     """Returns RMSNorm layers with QK-norm over the full projection. float32_product: as in `Norm`, but for OLMoE."""
     norm = rmsnorm(config.number("rms_norm_eps"), **biases(float32_product, "float32_product"))
     mixer = attention(config, **biases(config.flag("attention_bias"), *QKVO), **qk_norm(norm, "projection"))
-    return decoder(
-        config,
-        {"attention": mixer, "feed_forward": feed_forward, "norm": norm, "norm_placement": placement},
-        norm,
-        stack=stack,
-    )
+    return decoder(config, layer_table(mixer, feed_forward, norm, placement), norm, stack=stack)
 
 
 def _olmo2(config: Config) -> Table:
-    return _normed(config, glu(config), "output")
+    return _decoder_with_qk_norm(config, glu(config), "output")
 
 
 def _olmo3(config: Config) -> Table:
-    return _normed(
+    return _decoder_with_qk_norm(
         config, glu(config), "output", sliding_stack(config, every_nth_full(config.size("num_hidden_layers"), 4))
     )
 
 
-def _experts(config: Config) -> Table:
+def _routed_experts(config: Config) -> Table:
     return moe(config.size("num_experts", "num_local_experts"), config.size("num_experts_per_tok"), glu(config))
 
 
 def _olmoe(config: Config) -> Table:
-    return _normed(config, _experts(config), "pre", float32_product=False)
+    return _decoder_with_qk_norm(config, _routed_experts(config), "pre", float32_product=False)
 
 
 def _flex_olmo(config: Config) -> Table:
-    return _normed(config, _experts(config), "output")
+    return _decoder_with_qk_norm(config, _routed_experts(config), "output")
 
-
-COMMON: dict[str, Any] = {
-    "vocab_size": 50304,
-    "hidden_size": 4096,
-    "intermediate_size": 11008,
-    "num_hidden_layers": 32,
-    "num_attention_heads": 32,
-    "num_key_value_heads": None,
-    "hidden_act": "silu",
-    "max_position_embeddings": 2048,
-    "tie_word_embeddings": False,
-    "attention_bias": False,
-}
 
 IGNORED = frozenset({"clip_qkv", "norm_topk_prob"})
 
 FAMILIES = {
-    "olmo": Family(_olmo, COMMON, IGNORED),
-    "olmo2": Family(_olmo2, {**COMMON, "rms_norm_eps": 1e-5}, IGNORED),
-    "olmo3": Family(_olmo3, {**COMMON, "rms_norm_eps": 1e-5, "sliding_window": 4096, "layer_types": None}, IGNORED),
-    "olmoe": Family(
-        _olmoe,
-        {
-            **COMMON,
-            "hidden_size": 2048,
-            "intermediate_size": 2048,
-            "num_hidden_layers": 16,
-            "num_attention_heads": 16,
-            "max_position_embeddings": 4096,
-            "rms_norm_eps": 1e-5,
-            "num_experts": 64,
-            "num_experts_per_tok": 8,
-        },
-        IGNORED,
-    ),
-    "flex_olmo": Family(
-        _flex_olmo,
-        {
-            **COMMON,
-            "vocab_size": 100352,
-            "max_position_embeddings": 4096,
-            "rms_norm_eps": 1e-6,
-            "num_experts": 7,
-            "num_experts_per_tok": 5,
-        },
-        IGNORED,
-        writes=UNPADDED,
-    ),
+    "olmo": Family(_olmo, ignored=IGNORED),
+    "olmo2": Family(_olmo2, ignored=IGNORED),
+    "olmo3": Family(_olmo3, ignored=IGNORED),
+    "olmoe": Family(_olmoe, ignored=IGNORED),
+    "flex_olmo": Family(_flex_olmo, ignored=IGNORED, writes=UNPADDED),
 }

@@ -7,10 +7,8 @@ transformers: models/smollm3, models/seed_oss, models/arcee, models/apertus, mod
 
 from __future__ import annotations
 
-from typing import Any
-
 from ...config import Config
-from ...family import DropoutFields, Family
+from ...family import Family
 from ...parts import (
     ACTIVATIONS,
     FULL_OR_SLIDING,
@@ -22,6 +20,7 @@ from ...parts import (
     decoder,
     glu,
     layer_pattern,
+    layer_table,
     listed_kinds,
     mlp,
     qk_norm,
@@ -32,12 +31,7 @@ from ...writes import UNPADDED
 
 def _pre_norm_decoder(config: Config, mixer: Table, feed_forward: Table, stack: Table | None = None) -> Table:
     norm = rmsnorm(config.number("rms_norm_eps"))
-    return decoder(
-        config,
-        {"attention": mixer, "feed_forward": feed_forward, "norm": norm, "norm_placement": "pre"},
-        norm,
-        stack=stack,
-    )
+    return decoder(config, layer_table(mixer, feed_forward, norm), norm, stack=stack)
 
 
 def _smollm3(config: Config) -> Table:
@@ -105,93 +99,21 @@ def _helium(config: Config) -> Table:
     )
 
 
-COMMON: dict[str, Any] = {
-    "hidden_act": "silu",
-    "rms_norm_eps": 1e-6,
-    "tie_word_embeddings": False,
-    "attention_bias": False,
-    "mlp_bias": False,
-}
-
 FAMILIES = {
-    "smollm3": Family(
-        _smollm3,
-        {
-            **COMMON,
-            "vocab_size": 128256,
-            "hidden_size": 2048,
-            "intermediate_size": 11008,
-            "num_hidden_layers": 36,
-            "num_attention_heads": 16,
-            "num_key_value_heads": 4,
-            "max_position_embeddings": 32768,
-            "tie_word_embeddings": True,
-            "use_sliding_window": False,
-            "sliding_window": None,
-            "layer_types": None,
-            "no_rope_layers": None,
-            "no_rope_layer_interval": 4,
-        },
-        frozenset({"max_window_layers"}),
-        writes=UNPADDED,
-    ),
+    "smollm3": Family(_smollm3, ignored=frozenset({"max_window_layers"}), writes=UNPADDED),
     "seed_oss": Family(
         _seed_oss,
-        {
-            **COMMON,
-            "vocab_size": 155136,
-            "hidden_size": 4096,
-            "intermediate_size": 27648,
-            "num_hidden_layers": 64,
-            "num_attention_heads": 80,
-            "num_key_value_heads": 8,
-            "head_dim": 128,
-            "max_position_embeddings": 524288,
-            "attention_bias": True,
-            "attention_out_bias": False,
-        },
         writes={"attention_out_bias": lambda s: s.full.o_bias},
-        dropout=DropoutFields(
-            {
-                "attention": "attention_dropout",
-                "attention_output": "residual_dropout",
-                "feed_forward": "residual_dropout",
-            },
-            {"attention_dropout": 0.1, "residual_dropout": 0.1},
-        ),
-    ),
-    "arcee": Family(
-        _arcee,
-        {
-            **COMMON,
-            "vocab_size": 32000,
-            "hidden_size": 2560,
-            "intermediate_size": 18432,
-            "num_hidden_layers": 32,
-            "num_attention_heads": 32,
-            "num_key_value_heads": None,
-            "head_dim": None,
-            "max_position_embeddings": 4096,
-            "rms_norm_eps": 1e-5,
-            "hidden_act": "relu2",
+        dropout={
+            "attention": "attention_dropout",
+            "attention_output": "residual_dropout",
+            "feed_forward": "residual_dropout",
         },
     ),
+    "arcee": Family(_arcee),
     "apertus": Family(
         _apertus,
-        {
-            "vocab_size": 131072,
-            "hidden_size": 4096,
-            "intermediate_size": 14336,
-            "num_hidden_layers": 32,
-            "num_attention_heads": 32,
-            "num_key_value_heads": None,
-            "max_position_embeddings": 65536,
-            "rms_norm_eps": 1e-5,
-            "hidden_act": "xielu",
-            "tie_word_embeddings": False,
-            "attention_bias": False,
-        },
-        frozenset({"mlp_bias", "post_norm", "qk_norm"}),
+        ignored=frozenset({"mlp_bias", "post_norm", "qk_norm"}),
         modules={
             "self_attn_pre_norm": "attention_layernorm",
             "mlp_pre_norm": "feedforward_layernorm",
@@ -199,19 +121,5 @@ FAMILIES = {
             "xielu.alpha": "alpha_p + alpha_n",
         },
     ),
-    "helium": Family(
-        _helium,
-        {
-            **COMMON,
-            "vocab_size": 48000,
-            "hidden_size": 2560,
-            "intermediate_size": 7040,
-            "num_hidden_layers": 24,
-            "num_attention_heads": 20,
-            "num_key_value_heads": 20,
-            "head_dim": 128,
-            "max_position_embeddings": 4096,
-            "rms_norm_eps": 1e-8,
-        },
-    ),
+    "helium": Family(_helium),
 }

@@ -28,8 +28,6 @@ CONDITION_RANK = 32
 FAMILIES = {
     "voxtral_realtime": Family(
         None,
-        {"tie_word_embeddings": True},
-        frozenset({"audio_length_per_tok", "default_num_delay_tokens", "downsample_factor", "projector_hidden_act"}),
         text="voxtral_realtime_text",
         filled={
             "vocab_size": 131072,
@@ -49,20 +47,7 @@ FAMILIES = {
     ),
     "voxtral_realtime_text": Family(
         _voxtral_realtime_text,
-        {
-            "vocab_size": 32000,
-            "hidden_size": 4096,
-            "intermediate_size": 14336,
-            "num_hidden_layers": 32,
-            "num_attention_heads": 32,
-            "num_key_value_heads": 8,
-            "head_dim": None,
-            "hidden_act": "silu",
-            "max_position_embeddings": 131072,
-            "rms_norm_eps": 1e-6,
-            "sliding_window": 4096,
-            "tie_word_embeddings": False,
-        },
+        {"tie_word_embeddings": False},
         quirks=Quirks(more_inputs=lambda config: {"t_cond": (1, config.hidden_size)}),
         modules={"condition": "ada_rms_norm", "condition.in_proj": "linear1", "condition.out_proj": "linear2"},
     ),

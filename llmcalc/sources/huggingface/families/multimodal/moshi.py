@@ -7,11 +7,9 @@ transformers: models/moshi, models/kyutai_speech_to_text.
 
 from __future__ import annotations
 
-from typing import Any
-
 from ...config import Config
 from ...family import EVERY, Family, Modules, Quirks
-from ...parts import ACTIVATIONS, Table, architecture, attention, decoder, float32_rmsnorm
+from ...parts import ACTIVATIONS, Table, architecture, attention, decoder, float32_rmsnorm, layer_table
 
 
 def _moshi(config: Config) -> Table:
@@ -40,26 +38,17 @@ def _sliding_decoder(config: Config) -> Table:
     if width % 2:
         raise config.wrong("ffn_dim", width, "an even number")
     window = config.maybe("sliding_window")
-    block = {
-        "attention": attention(config, sliding_window=window),
-        "feed_forward": {
+    block = layer_table(
+        attention(config, sliding_window=window),
+        {
             "intermediate_size": width // 2,
             "hidden_act": config.choice(ACTIVATIONS, "hidden_act"),
             "gated": True,
         },
-        "norm": norm,
-        "norm_placement": "pre",
-    }
+        norm,
+    )
     return decoder(config, block, norm)
 
-
-DEFAULTS: dict[str, Any] = {
-    "num_key_value_heads": None,
-    "head_dim": None,
-    "hidden_act": "silu",
-    "rms_norm_eps": 1e-8,
-    "tie_word_embeddings": False,
-}
 
 MODULES: Modules = {
     "q_proj": "q_proj.linear",
@@ -74,17 +63,6 @@ MODULES: Modules = {
 FAMILIES = {
     "moshi": Family(
         _moshi,
-        {
-            **DEFAULTS,
-            "vocab_size": 32000,
-            "hidden_size": 4096,
-            "num_hidden_layers": 32,
-            "num_attention_heads": 32,
-            "max_position_embeddings": 3000,
-            "sliding_window": 3000,
-            "ffn_dim": 22528,
-        },
-        frozenset({"audio_vocab_size", "num_codebooks"}),
         towers="MoshiForConditionalGeneration",
         uncounted_encoders={"audio_encoder_config": "mimi", "depth_decoder_config": "moshi_depth"},
         uncounted_modules="embed_tokens.* + audio_encoder + depth_decoder",
@@ -93,19 +71,7 @@ FAMILIES = {
     ),
     "kyutai_speech_to_text": Family(
         _kyutai_speech_to_text,
-        {
-            **DEFAULTS,
-            "vocab_size": 4001,
-            "codebook_vocab_size": 2049,
-            "num_codebooks": 32,
-            "hidden_size": 2048,
-            "num_hidden_layers": 48,
-            "num_attention_heads": 32,
-            "max_position_embeddings": 750,
-            "sliding_window": 375,
-            "ffn_dim": 11264,
-        },
-        frozenset({"audio_bos_token_id", "audio_pad_token_id", "frame_size"}),
+        ignored=frozenset({"frame_size"}),
         towers="KyutaiSpeechToTextForConditionalGeneration",
         uncounted_encoders={"codec_config": "mimi"},
         uncounted_modules="codec_model",

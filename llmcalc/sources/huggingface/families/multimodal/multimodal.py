@@ -24,15 +24,14 @@ LLAVA_TOWERS = {
 }
 """Parts of flat LLaVA configs that their own code loads from other repositories; no class of transformers has them."""
 
-UNTIED = {"tie_word_embeddings": False}
 
 FAMILIES = {
-    "llava": Family(None, UNTIED, OF_LLAVA, uncounted=LLAVA_TOWERS, text="llama", ties="either", tower_file="llava"),
-    "llava_next": Family(None, UNTIED, text="llama", tower_file="llava"),
-    "llava_onevision": Family(None, UNTIED, text="qwen2", ties="either", tower_file="llava"),
-    "internvl": Family(None, {"tie_word_embeddings": True}, text="qwen2", tower_file="llava"),
-    "idefics3": Family(None, UNTIED, text="llama", tower_file="llava"),
-    "smolvlm": Family(None, UNTIED, text="llama", tower_file="llava"),
+    "llava": Family(None, ignored=OF_LLAVA, uncounted=LLAVA_TOWERS, text="llama", ties="either", tower_file="llava"),
+    "llava_next": Family(None, text="llama", tower_file="llava"),
+    "llava_onevision": Family(None, text="qwen2", ties="either", tower_file="llava"),
+    "internvl": Family(None, text="qwen2", tower_file="llava"),
+    "idefics3": Family(None, text="llama", tower_file="llava"),
+    "smolvlm": Family(None, text="llama", tower_file="llava"),
     "qwen2_audio": Family(None, text="qwen2", ties="never", tower_file="audio"),
     "voxtral": Family(
         None,
@@ -51,26 +50,23 @@ FAMILIES = {
         },
         tower_file="audio",
     ),
-    "llava_next_video": Family(None, UNTIED, text="llama", ties="either", tower_file="llava"),
-    "video_llava": Family(None, UNTIED, text="llama", tower_file="llava"),
+    "llava_next_video": Family(None, text="llama", ties="either", tower_file="llava"),
+    "video_llava": Family(None, text="llama", tower_file="llava"),
     "vipllava": Family(
         None,
-        UNTIED,
         text="llama",
         tower_file="llava",
         modules={"towers.multi_modal_projector.norm": "projector_layernorm"},
     ),
     "deepseek_vl": Family(
         None,
-        {"tie_word_embeddings": True},
         text="llama",
         tower_file="llava",
         modules={"towers.map_1": "linear1", "towers.map_2": "linear2"},
     ),
-    "qianfan_ocr": Family(None, UNTIED, text="qwen3", tower_file="llava"),
+    "qianfan_ocr": Family(None, text="qwen3", tower_file="llava"),
     "video_llama_3": Family(
         None,
-        UNTIED,
         text="qwen2",
         ties="either",
         tower_file="siglip",
@@ -78,7 +74,6 @@ FAMILIES = {
     ),
     "lighton_ocr": Family(
         None,
-        {"tie_word_embeddings": True},
         text="qwen3",
         tower_file="pixtral",
         modules={
@@ -89,14 +84,12 @@ FAMILIES = {
     ),
     "exaone4_5": Family(
         None,
-        UNTIED,
         text="exaone4",
         tower_file="qwen",
         modules={"towers.q_proj": "qkv", "towers.k_proj": "qkv", "towers.v_proj": "qkv"},
     ),
     "hyperclovax_vision_v2": Family(
         None,
-        {"tie_word_embeddings": True},
         text="hyperclovax",
         tower_file="qwen",
         modules={
@@ -107,9 +100,9 @@ FAMILIES = {
             "towers.projector.map_1": "projector",
         },
     ),
-    "cosmos3_omni": Family(None, UNTIED, text="qwen3_vl_text", tower_file="qwen"),
-    "glm46v": Family(None, UNTIED, text="glm4v_text", tower_file="glm"),
-    "glmga": Family(None, UNTIED, text="glm4v_text", tower_file="glm"),
+    "cosmos3_omni": Family(None, text="qwen3_vl_text", tower_file="qwen"),
+    "glm46v": Family(None, text="glm4v_text", tower_file="glm"),
+    "glmga": Family(None, text="glm4v_text", tower_file="glm"),
     "audioflamingo3": Family(None, text="qwen2", ties="never", tower_file="audio"),
     "musicflamingo": Family(None, text="qwen2", ties="never", tower_file="audio"),
     **{
@@ -124,7 +117,6 @@ FAMILIES = {
     },
     "moss_transcribe_diarize": Family(
         None,
-        {"tie_word_embeddings": True},
         text="qwen3",
         tower_file="audio",
         modules={"towers.multi_modal_projector.out_norm": "norm"},

@@ -7,8 +7,6 @@ from __future__ import annotations
 
 from ...family import Family
 
-UNTIED, TIED = {"tie_word_embeddings": False}, {"tie_word_embeddings": True}
-
 FAMILIES = {
     "vision-encoder-decoder": Family(
         None, text="bert", text_section="decoder", decodes=True, ties="text", uncounted_encoders={"encoder": "vit"}
@@ -16,36 +14,29 @@ FAMILIES = {
     "speech-encoder-decoder": Family(
         None, text="bert", text_section="decoder", decodes=True, ties="text", uncounted_encoders={"encoder": "wav2vec2"}
     ),
-    "got_ocr2": Family(None, TIED, text="qwen2", uncounted_encoders={"vision_config": "got_ocr2_vision"}),
-    "pp_chart2table": Family(None, TIED, text="qwen2", uncounted_encoders={"vision_config": "pp_chart2table_vision"}),
-    "fast_vlm": Family(None, UNTIED, text="qwen2", ties="either", uncounted_encoders={"vision_config": "timm_wrapper"}),
+    "got_ocr2": Family(None, text="qwen2", uncounted_encoders={"vision_config": "got_ocr2_vision"}),
+    "pp_chart2table": Family(None, text="qwen2", uncounted_encoders={"vision_config": "pp_chart2table_vision"}),
+    "fast_vlm": Family(None, text="qwen2", ties="either", uncounted_encoders={"vision_config": "timm_wrapper"}),
     "perception_lm": Family(None, text="llama", uncounted_encoders={"vision_config": "timm_wrapper"}),
-    "ovis2": Family(None, TIED, text="qwen2", uncounted_encoders={"vision_config": "ovis2_vision"}),
+    "ovis2": Family(None, text="qwen2", uncounted_encoders={"vision_config": "ovis2_vision"}),
     "janus": Family(
         None,
-        TIED,
         text="llama",
         uncounted_encoders={"vision_config": "janus_vision_model", "vq_config": "janus_vqgan"},
     ),
     "deepseek_vl_hybrid": Family(
         None,
-        TIED,
         text="llama",
         uncounted_encoders={"vision_config": "siglip_vision_model", "high_res_vision_config": "sam_vision_model"},
     ),
     "idefics2": Family(
         None,
-        UNTIED,
         text="mistral",
         uncounted_encoders={"vision_config": "idefics2_vision", "perceiver_config": "idefics2_perceiver"},
     ),
-    "minicpmv4_6": Family(
-        None, UNTIED, text="qwen3_5_text", uncounted_encoders={"vision_config": "minicpmv4_6_vision"}
-    ),
-    "minicpmv4_7": Family(
-        None, UNTIED, text="qwen3_5_text", uncounted_encoders={"vision_config": "minicpmv4_7_vision"}
-    ),
-    "minicpm_ocr": Family(None, TIED, text="qwen3_5_text", uncounted_encoders={"vision_config": "minicpm_ocr_vision"}),
+    "minicpmv4_6": Family(None, text="qwen3_5_text", uncounted_encoders={"vision_config": "minicpmv4_6_vision"}),
+    "minicpmv4_7": Family(None, text="qwen3_5_text", uncounted_encoders={"vision_config": "minicpmv4_7_vision"}),
+    "minicpm_ocr": Family(None, text="qwen3_5_text", uncounted_encoders={"vision_config": "minicpm_ocr_vision"}),
     "nemotron_h_omni": Family(None, text="nemotron_h", ties="text", uncounted_encoders={"vision_config": "radio"}),
     "nemo_speechlm": Family(
         None,
@@ -58,19 +49,16 @@ FAMILIES = {
     ),
     "granite_speech": Family(
         None,
-        TIED,
         text="granite",
         uncounted_encoders={"encoder_config": "granite_speech_encoder", "projector_config": "blip_2_qformer"},
     ),
     "granite_speech_plus": Family(
         None,
-        TIED,
         text="granite",
         uncounted_encoders={"encoder_config": "granite_speech_plus_encoder", "projector_config": "blip_2_qformer"},
     ),
     "glmasr": Family(
         None,
-        TIED,
         text="llama",
         filled={
             "vocab_size": 59264,
@@ -85,16 +73,15 @@ FAMILIES = {
         },
         uncounted_encoders={"audio_config": "glmasr_encoder"},
     ),
-    "qwen3_asr": Family(None, TIED, text="qwen3", uncounted_encoders={"audio_config": "qwen3_asr_encoder"}),
+    "qwen3_asr": Family(None, text="qwen3", uncounted_encoders={"audio_config": "qwen3_asr_encoder"}),
     "fun_asr_nano": Family(
         None,
-        TIED,
         text="qwen3",
         uncounted_encoders={"audio_config": "fun_asr_nano_encoder", "adaptor_config": "fun_asr_nano_adaptor"},
     ),
     "vibevoice": Family(
         None,
-        UNTIED,
+        {"tie_word_embeddings": False},
         text="qwen2",
         ties="text",
         uncounted_encoders={
@@ -114,14 +101,12 @@ FAMILIES = {
     ),
     "fuyu": Family(
         None,
-        UNTIED,
         text="persimmon",
         towers="Fuyu",
-        ignored=frozenset({"image_size", "num_channels", "patch_size"}),
         uncounted_encoders={"vision_embed_tokens": "a projection of patches"},
     ),
-    "modernvbert": Family(None, UNTIED, text="modernbert", uncounted_encoders={"vision_config": "siglip_vision_model"}),
-    "florence2": Family(None, TIED, text="bart", uncounted_encoders={"vision_config": "florence_vision"}),
+    "modernvbert": Family(None, text="modernbert", uncounted_encoders={"vision_config": "siglip_vision_model"}),
+    "florence2": Family(None, text="bart", uncounted_encoders={"vision_config": "florence_vision"}),
     "blip-2": Family(
         None,
         text="opt",

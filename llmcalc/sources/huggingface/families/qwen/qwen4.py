@@ -31,7 +31,7 @@ from ...parts import (
     stack_of_layers,
 )
 from ...writes import PARTIAL_ROTARY
-from ..recurrent.delta import MOE, QWEN, QWEN3_5_MODULES, gated_delta_net
+from ..recurrent.delta import QWEN3_5_MODULES, gated_delta_net
 
 if TYPE_CHECKING:
     from .....workload.run_config import RunConfig
@@ -173,13 +173,9 @@ def _indexer_of(config_values: ConfigValues) -> Any:
     )
 
 
-def _inputs(config_values: ConfigValues) -> dict[int, Any]:
+def _ngram_parts(config_values: ConfigValues) -> dict[int, Any]:
     parts = {i + 1: getattr(layer, "ngram_input", None) for i, layer in enumerate(config_values.layers)}
     return {layer_number: part for layer_number, part in parts.items() if part is not None}
-
-
-def _input_of(config_values: ConfigValues) -> Any:
-    return present(next(iter(_inputs(config_values).values()), None))
 
 
 MODULES = {
@@ -206,29 +202,8 @@ MODULES = {
 FAMILIES = {
     "qwen4_exp_text": Family(
         _qwen4,
-        {
-            **QWEN,
-            **MOE,
-            "vocab_size": 248320,
-            "num_hidden_layers": 40,
-            "num_experts": 512,
-            "num_experts_per_tok": 10,
-            "hc_count": 4,
-            "hc_lowrank": 320,
-            "ple_layer_ids": None,
-            "ple_embed_dim": None,
-            "ple_conv_kernel_size": 4,
-            "ngram_size": 3,
-            "heads_per_ngram": 8,
-            "ngram_vocab_size_base": 20_000_000,
-            "make_ngram_vocab_size_divisible_by": 128,
-            "indexer_n_heads": None,
-            "indexer_kv_heads": None,
-            "indexer_head_dim": None,
-            "indexer_budget": None,
-            "indexer_compress_ratio": None,
-        },
-        frozenset({"mtp_num_hidden_layers", "norm_topk_prob", "output_gate_type", "seed", "split_ngram_parts"}),
+        {"full_attention_interval": 4},
+        frozenset({"mtp_num_hidden_layers"}),
         writes={
             **PARTIAL_ROTARY,
             "layer_types": lambda s: [
@@ -240,17 +215,11 @@ FAMILIES = {
             "indexer_head_dim": lambda s: _indexer_of(s).index_head_dim,
             "indexer_budget": lambda s: _indexer_of(s).index_topk_blocks * _indexer_of(s).index_block_size,
             "indexer_compress_ratio": lambda s: _indexer_of(s).index_block_size,
-            "ple_layer_ids": lambda s: list(_inputs(s)),
+            "ple_layer_ids": lambda s: list(_ngram_parts(s)),
         },
         modules=MODULES,
         quirks=Quirks(reads_values=EVERY),
         deviations=(QUERY_BY_QUERY,),
     ),
-    "qwen4_exp": Family(
-        None,
-        {"tie_word_embeddings": False},
-        text="qwen4_exp_text",
-        tower_file="qwen",
-        quirks=Quirks(reads_values=EVERY),
-    ),
+    "qwen4_exp": Family(None, text="qwen4_exp_text", tower_file="qwen", quirks=Quirks(reads_values=EVERY)),
 }

@@ -7,8 +7,6 @@ transformers: models/qwen2_5_omni, models/qwen3_omni_moe.
 
 from __future__ import annotations
 
-from typing import Any
-
 from ...config import Config
 from ...family import Family
 from ...parts import QKV, QKVO, Table, attention, biases, qk_norm, rmsnorm
@@ -27,8 +25,6 @@ def _qwen3_omni_moe_text(config: Config) -> Table:
     return qwen_moe(config, config.count("num_experts"), mixer, {})
 
 
-UNTIED: dict[str, Any] = {"tie_word_embeddings": False}
-
 OF_QWEN2_5 = {"vision_config": "qwen2_5_omni_vision_encoder", "audio_config": "qwen2_5_omni_audio_encoder"}
 OF_QWEN3 = {"vision_config": "qwen3_omni_moe_vision_encoder", "audio_config": "qwen3_omni_moe_audio_encoder"}
 
@@ -37,18 +33,6 @@ def _of_thinker(encoders: dict[str, str], **other_models: str) -> dict[str, str]
     """Returns the thinker's encoders and the other models beside it, by their paths in the whole model's config."""
     return {**{f"thinker_config.{name}": encoder for name, encoder in encoders.items()}, **other_models}
 
-
-BOTH: dict[str, Any] = {
-    "intermediate_size": 18944,
-    "num_hidden_layers": 28,
-    "num_attention_heads": 28,
-    "num_key_value_heads": 4,
-    "head_dim": None,
-    "hidden_act": "silu",
-    "max_position_embeddings": 32768,
-    "rms_norm_eps": 1e-6,
-}
-"""Defaults of both text models."""
 
 FAMILIES = {
     "qwen2_5_omni": Family(
@@ -59,20 +43,8 @@ FAMILIES = {
             OF_QWEN2_5, talker_config="qwen2_5_omni_talker", token2wav_config="qwen2_5_omni_token2wav"
         ),
     ),
-    "qwen2_5_omni_thinker": Family(None, UNTIED, text="qwen2_5_omni_text", uncounted_encoders=OF_QWEN2_5),
-    "qwen2_5_omni_text": Family(
-        _qwen2_5_omni_text,
-        {
-            "vocab_size": 152064,
-            "hidden_size": 3584,
-            **BOTH,
-            "tie_word_embeddings": True,
-            "use_sliding_window": False,
-            "sliding_window": 32768,
-            "max_window_layers": 28,
-            "layer_types": None,
-        },
-    ),
+    "qwen2_5_omni_thinker": Family(None, text="qwen2_5_omni_text", uncounted_encoders=OF_QWEN2_5),
+    "qwen2_5_omni_text": Family(_qwen2_5_omni_text, {"head_dim": None}),
     "qwen3_omni_moe": Family(
         None,
         text="qwen3_omni_moe_thinker",
@@ -81,21 +53,10 @@ FAMILIES = {
             OF_QWEN3, talker_config="qwen3_omni_moe_talker", code2wav_config="qwen3_omni_moe_code2wav"
         ),
     ),
-    "qwen3_omni_moe_thinker": Family(None, UNTIED, text="qwen3_omni_moe_text", uncounted_encoders=OF_QWEN3),
+    "qwen3_omni_moe_thinker": Family(None, text="qwen3_omni_moe_text", uncounted_encoders=OF_QWEN3),
     "qwen3_omni_moe_text": Family(
         _qwen3_omni_moe_text,
-        {
-            "vocab_size": 3584,
-            "hidden_size": 2048,
-            **BOTH,
-            "attention_bias": False,
-            "tie_word_embeddings": False,
-            "decoder_sparse_step": 1,
-            "moe_intermediate_size": 768,
-            "num_experts_per_tok": 8,
-            "num_experts": 128,
-            "mlp_only_layers": None,
-        },
+        {"head_dim": None, "tie_word_embeddings": False},
         NO_COUNT | OF_ABSENT_LAYERS,
     ),
 }

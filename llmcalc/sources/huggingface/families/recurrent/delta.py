@@ -24,6 +24,7 @@ from ...parts import (
     dense_or_moe,
     float32_rmsnorm,
     glu,
+    layer_table,
     listed_kinds,
     moe,
     offset_rmsnorm,
@@ -88,14 +89,7 @@ def _qwen_decoder(config: Config, expert_flags: list[bool]) -> Table:
             shared_expert_gate=True,
         )
     layer_tables = {
-        mixer + network: {
-            "attention": mixers[mixer],
-            "feed_forward": networks[network],
-            "norm": norm,
-            "norm_placement": "pre",
-        }
-        for mixer in mixers
-        for network in networks
+        mixer + network: layer_table(mixers[mixer], networks[network], norm) for mixer in mixers for network in networks
     }
     period = config.size("full_attention_interval")
     default = ["linear" if (i + 1) % period else "full" for i in range(depth)]
@@ -310,27 +304,6 @@ def _has_rope(config: Config) -> bool:
     ) is not None
 
 
-QWEN: dict[str, Any] = {
-    "hidden_size": 2048,
-    "num_attention_heads": 16,
-    "num_key_value_heads": 2,
-    "head_dim": 256,
-    "hidden_act": "silu",
-    "max_position_embeddings": 32768,
-    "rms_norm_eps": 1e-6,
-    "tie_word_embeddings": False,
-    "attention_bias": False,
-    "linear_conv_kernel_dim": 4,
-    "linear_key_head_dim": 128,
-    "linear_value_head_dim": 128,
-    "linear_num_key_heads": 16,
-    "linear_num_value_heads": 32,
-    "layer_types": None,
-    "full_attention_interval": 4,
-}
-
-MOE: dict[str, Any] = {"moe_intermediate_size": 512, "shared_expert_intermediate_size": 512}
-
 IGNORED = frozenset(
     {
         "attn_output_gate",
@@ -353,9 +326,9 @@ ROUTING = frozenset(
 OF_LING = frozenset(
     """
     embedding_dropout gated_attention_proj_granularity_type group_norm_size linear_silu max_window_layers
-    moe_router_enable_expert_bias moe_shared_expert_intermediate_size mtp_loss_scaling_factor no_kda_lora num_mtp_layers
-    num_nextn_predict_layers qk_head_dim rope_interleave rotary_dim router_dtype score_function sliding_window use_bias
-    use_qk_norm use_qkv_bias use_rmsnorm use_sliding_window
+    moe_router_enable_expert_bias moe_shared_expert_intermediate_size no_kda_lora num_nextn_predict_layers qk_head_dim
+    rope_interleave rotary_dim router_dtype score_function sliding_window use_bias use_qk_norm use_qkv_bias
+    use_rmsnorm use_sliding_window
     """.split()  # noqa: SIM905
 )
 """Fields of Ling's checkpoints that its class does not have."""
@@ -422,18 +395,8 @@ QWEN3_5_MODULES: Modules = {
 FAMILIES = {
     "qwen3_next": Family(
         _qwen3_next,
-        {
-            **QWEN,
-            **MOE,
-            "vocab_size": 151936,
-            "intermediate_size": 5632,
-            "num_hidden_layers": 48,
-            "num_experts": 512,
-            "num_experts_per_tok": 10,
-            "decoder_sparse_step": 1,
-            "mlp_only_layers": None,
-        },
-        IGNORED | {"intermediate_size", "use_sliding_window"},
+        {"full_attention_interval": 4},
+        IGNORED | {"use_sliding_window"},
         writes={**QWEN_WRITES, **PARTIAL_ROTARY},
         modules={
             **GATED_Q_MODULES,
@@ -445,30 +408,23 @@ FAMILIES = {
     ),
     "qwen3_5_text": Family(
         _qwen3_5,
-        {
-            **QWEN,
-            "vocab_size": 248320,
-            "hidden_size": 4096,
-            "intermediate_size": 12288,
-            "num_hidden_layers": 32,
-            "num_key_value_heads": 4,
-        },
+        {"full_attention_interval": 4},
         IGNORED,
         writes={**QWEN_WRITES, **PARTIAL_ROTARY},
         modules=QWEN3_5_MODULES,
     ),
-    "qwen3_5": Family(None, {"tie_word_embeddings": False}, text="qwen3_5_text", tower_file="qwen"),
+    "qwen3_5": Family(None, text="qwen3_5_text", tower_file="qwen"),
     "qwen3_5_moe_text": Family(
         _qwen3_5_moe,
-        {**QWEN, **MOE, "vocab_size": 248320, "num_hidden_layers": 40, "num_experts": 256, "num_experts_per_tok": 8},
+        {"full_attention_interval": 4},
         IGNORED | {"mlp_only_layers", "intermediate_size"},
         writes={**QWEN_WRITES, **PARTIAL_ROTARY},
         modules=QWEN3_5_MODULES,
     ),
-    "qwen3_5_moe": Family(None, {"tie_word_embeddings": False}, text="qwen3_5_moe_text", tower_file="qwen"),
+    "qwen3_5_moe": Family(None, text="qwen3_5_moe_text", tower_file="qwen"),
     "kimi_linear": Family(
         _kimi_linear,
-        KIMI_LINEAR,
+        {"first_k_dense_replace": 1, "moe_layer_freq": 1},
         ROUTING,
         aliases=KIMI_NAMES,
         writes={**LATENT_WRITES, **UNPADDED},
@@ -477,36 +433,7 @@ FAMILIES = {
     ),
     "bailing_hybrid": Family(
         _bailing_hybrid,
-        {
-            "vocab_size": 157184,
-            "hidden_size": 2560,
-            "intermediate_size": 6144,
-            "moe_intermediate_size": 768,
-            "num_hidden_layers": 42,
-            "num_attention_heads": 32,
-            "num_key_value_heads": 32,
-            "n_shared_experts": 1,
-            "kv_lora_rank": 512,
-            "q_lora_rank": None,
-            "qk_rope_head_dim": 64,
-            "v_head_dim": 128,
-            "qk_nope_head_dim": 128,
-            "num_experts_per_tok": 8,
-            "first_k_dense_replace": 2,
-            "hidden_act": "silu",
-            "max_position_embeddings": 262144,
-            "rms_norm_eps": 1e-6,
-            "tie_word_embeddings": False,
-            "attention_bias": False,
-            "num_local_experts": 512,
-            "head_dim": 128,
-            "short_conv_kernel_size": 4,
-            "layer_group_size": 6,
-            "kda_safe_gate": True,
-            "kda_lower_bound": -5.0,
-            "layer_types": None,
-            "mlp_layer_types": None,
-        },
+        {"q_lora_rank": None},
         ROUTING | OF_LING,
         aliases=KIMI_NAMES,
         writes={
@@ -520,38 +447,5 @@ FAMILIES = {
         modules={**KDA_MODULES, "self_attn.gate_proj": "g_proj"},
         earlier={"self_attn": "attention", "forget_gate.f_proj": "f_proj", "attention.o_proj": "attention.dense"},
     ),
-    "olmo_hybrid": Family(
-        _olmo_hybrid,
-        {
-            "vocab_size": 100352,
-            "hidden_size": 3840,
-            "intermediate_size": 11008,
-            "num_hidden_layers": 32,
-            "num_attention_heads": 30,
-            "num_key_value_heads": None,
-            "hidden_act": "silu",
-            "max_position_embeddings": 65536,
-            "rms_norm_eps": 1e-6,
-            "tie_word_embeddings": False,
-            "attention_bias": False,
-            "layer_types": None,
-            "linear_num_key_heads": None,
-            "linear_num_value_heads": None,
-            "linear_key_head_dim": None,
-            "linear_value_head_dim": None,
-            "linear_conv_kernel_dim": 4,
-            "linear_allow_neg_eigval": True,
-        },
-        frozenset(
-            {
-                "linear_a_log_min",
-                "linear_a_log_max",
-                "linear_dt_min",
-                "linear_dt_max",
-                "linear_dt_init_floor",
-                "partial_rotary_factor",
-            }
-        ),
-        writes=UNPADDED,
-    ),
+    "olmo_hybrid": Family(_olmo_hybrid, ignored=frozenset({"partial_rotary_factor"}), writes=UNPADDED),
 }

@@ -192,29 +192,6 @@ def _falcon_h1(config: Config) -> Table:
     return decoder(config, {"type": "hybrid", **layer_parts, "norm": context, "norm_placement": "pre"}, context)
 
 
-COMMON: Table = {
-    "hidden_size": 4096,
-    "intermediate_size": 14336,
-    "num_hidden_layers": 32,
-    "num_attention_heads": 32,
-    "num_key_value_heads": 8,
-    "hidden_act": "silu",
-    "tie_word_embeddings": False,
-    "mamba_d_conv": 4,
-    "mamba_expand": 2,
-    "mamba_conv_bias": True,
-    "mamba_proj_bias": False,
-    "head_dim": None,
-}
-MAMBA2: Table = {
-    **COMMON,
-    "mamba_n_heads": 128,
-    "mamba_d_head": "auto",
-    "mamba_n_groups": 1,
-    "mamba_d_state": 256,
-    "mamba_chunk_size": 256,
-    "attention_bias": False,
-}
 MULTIPLIERS = frozenset(
     """
     embedding_multiplier logits_scaling residual_multiplier attention_multiplier lm_head_multiplier mlp_multipliers
@@ -234,20 +211,7 @@ HYBRID_MODULES: Modules = {"mlp": "feed_forward", "mlp_pre_norm": "pre_ff_layern
 FAMILIES = {
     "jamba": Family(
         _jamba,
-        {
-            **COMMON,
-            "vocab_size": 65536,
-            "max_position_embeddings": 262144,
-            "rms_norm_eps": 1e-6,
-            "num_experts_per_tok": 2,
-            "num_experts": 16,
-            "expert_layer_period": 2,
-            "expert_layer_offset": 1,
-            "attn_layer_period": 8,
-            "attn_layer_offset": 4,
-            "mamba_d_state": 16,
-            "mamba_dt_rank": "auto",
-        },
+        {"head_dim": None},
         IGNORED
         | {"sliding_window", "calc_logits_for_entire_prompt", "mamba_inner_layernorms", "n_ctx", "n_ctx_tokens"},
         aliases={"num_experts": "num_local_experts"},
@@ -265,14 +229,7 @@ FAMILIES = {
     ),
     "bamba": Family(
         _bamba,
-        {
-            **MAMBA2,
-            "vocab_size": 128000,
-            "max_position_embeddings": 262144,
-            "rms_norm_eps": 1e-5,
-            "attn_layer_indices": None,
-            "mlp_bias": False,
-        },
+        {"head_dim": None},
         IGNORED | MULTIPLIERS,
         writes={
             **MAMBA_2_WRITES,
@@ -283,19 +240,7 @@ FAMILIES = {
     ),
     "granitemoehybrid": Family(
         _granitemoehybrid,
-        {
-            **MAMBA2,
-            "vocab_size": 32000,
-            "intermediate_size": 11008,
-            "num_key_value_heads": None,
-            "max_position_embeddings": 2048,
-            "rms_norm_eps": 1e-6,
-            "num_local_experts": 8,
-            "num_experts_per_tok": 2,
-            "shared_intermediate_size": 1024,
-            "position_embedding_type": None,
-            "layer_types": None,
-        },
+        {"head_dim": None},
         IGNORED | MULTIPLIERS,
         aliases={"layer_types": "layers_block_type"},
         writes={
@@ -317,17 +262,7 @@ FAMILIES = {
     ),
     "falcon_h1": Family(
         _falcon_h1,
-        {
-            **MAMBA2,
-            "vocab_size": 128000,
-            "max_position_embeddings": 8192,
-            "rms_norm_eps": 1e-5,
-            "mamba_d_ssm": 1024,
-            "mamba_rms_norm": False,
-            "mamba_norm_before_gate": True,
-            "projectors_bias": False,
-            "mlp_bias": False,
-        },
+        {"head_dim": None},
         IGNORED | MULTIPLIERS,
         writes={
             **MAMBA_2_WRITES,

@@ -11,8 +11,21 @@ from typing import TYPE_CHECKING, Any
 from .....components.mixers.attention import Attention
 from .....components.networks.router import LinearRouter
 from ...config import Config
-from ...family import DropoutFields, Family, Modules
-from ...parts import QKVO, Table, attention, biases, decoder, listed_kinds, moe, qk_norm, rmsnorm, rope, stack_of_kinds
+from ...family import Family, Modules
+from ...parts import (
+    QKVO,
+    Table,
+    attention,
+    biases,
+    decoder,
+    layer_table,
+    listed_kinds,
+    moe,
+    qk_norm,
+    rmsnorm,
+    rope,
+    stack_of_kinds,
+)
 from ...writes import UNPADDED
 
 if TYPE_CHECKING:
@@ -37,7 +50,7 @@ def _swiglu(width: int) -> Table:
     return {"type": "mlp", "intermediate_size": width, "hidden_act": "silu", "gated": True}
 
 
-def _tied(config: Config) -> Table:
+def _tying_field(config: Config) -> Table:
     return {"tie_word_embeddings": config.flag("tie_embedding", "tie_word_embeddings")}
 
 
@@ -63,7 +76,7 @@ def _lfm2(config: Config) -> Table:
     stack = stack_of_kinds(
         {name: {**block, "attention": mixer} for name, mixer in _mixer_tables(config, norm).items()}, names
     )
-    return decoder(config, stack["block"], norm, stack=stack, **_tied(config))
+    return decoder(config, stack["block"], norm, stack=stack, **_tying_field(config))
 
 
 def _lfm2_moe(config: Config) -> Table:
@@ -80,12 +93,7 @@ def _lfm2_moe(config: Config) -> Table:
     )
     networks = {"dense": _swiglu(config.size("intermediate_size")), "moe": experts}
     layer_tables = {
-        f"{mixer}_{network}": {
-            "attention": table,
-            "feed_forward": networks[network],
-            "norm": norm,
-            "norm_placement": "pre",
-        }
+        f"{mixer}_{network}": layer_table(table, networks[network], norm)
         for mixer, table in _mixer_tables(config, norm).items()
         for network in networks
     }
@@ -95,7 +103,7 @@ def _lfm2_moe(config: Config) -> Table:
     stack = stack_of_kinds(
         layer_tables, [f"{mixer}_{'dense' if i < dense_layers else 'moe'}" for i, mixer in enumerate(mixing)]
     )
-    return decoder(config, stack["block"], norm, stack=stack, **_tied(config))
+    return decoder(config, stack["block"], norm, stack=stack, **_tying_field(config))
 
 
 def _lfm3(config: Config) -> Table:
@@ -114,22 +122,6 @@ def _lfm3(config: Config) -> Table:
     return decoder(config, stack["block"], norm, stack=stack)
 
 
-COMMON: dict[str, Any] = {
-    "conv_bias": False,
-    "norm_eps": 1e-5,
-    "tie_word_embeddings": True,
-    "layer_types": None,
-    "max_position_embeddings": 128000,
-}
-LFM2: dict[str, Any] = {
-    **COMMON,
-    "vocab_size": 65536,
-    "num_hidden_layers": 32,
-    "num_attention_heads": 32,
-    "num_key_value_heads": 8,
-    "conv_L_cache": 3,
-}
-
 UNUSED = frozenset(
     """
     block_dim block_ff_dim block_mlp_init_scale block_multiple_of block_ffn_dim_multiplier block_norm_eps
@@ -140,7 +132,7 @@ UNUSED = frozenset(
 """Fields of the checkpoints' configs that the classes ignore always or in some cases."""
 
 
-def _gated(config_values: ConfigValues) -> bool:
+def _has_attention_gate(config_values: ConfigValues) -> bool:
     return any(isinstance(mixer, Attention) and mixer.output_gate is not None for mixer in config_values.mixers)
 
 
@@ -164,69 +156,29 @@ LFM_MODULES: Modules = {
 FAMILIES = {
     "lfm2": Family(
         _lfm2,
-        {
-            **LFM2,
-            "hidden_size": 2560,
-            "intermediate_size": 12288,
-            "block_multiple_of": 256,
-            "block_ffn_dim_multiplier": 1.0,
-            "block_auto_adjust_ff_dim": True,
-            "full_attn_idxs": None,
-        },
-        UNUSED,
+        ignored=UNUSED,
         writes={"block_auto_adjust_ff_dim": lambda s: False},
         modules=LFM_MODULES,
-        dropout=DropoutFields({}),
+        dropout={},
     ),
     "lfm2_moe": Family(
         _lfm2_moe,
-        {
-            **LFM2,
-            "hidden_size": 2048,
-            "intermediate_size": 7168,
-            "moe_intermediate_size": 1792,
-            "num_dense_layers": 2,
-            "num_experts_per_tok": 4,
-            "num_experts": 32,
-            "use_expert_bias": True,
-        },
-        UNUSED,
+        ignored=UNUSED,
         writes={"use_expert_bias": lambda s: s.find(LinearRouter).score_correction == "buffer"},
         modules=LFM_MODULES,
-        dropout=DropoutFields({}),
+        dropout={},
     ),
-    "lfm2_vl": Family(
-        None,
-        {"tie_word_embeddings": True},
-        text="lfm2",
-        aliases={"tie_word_embeddings": "tie_embedding"},
-        tower_file="siglip",
-    ),
+    "lfm2_vl": Family(None, text="lfm2", aliases={"tie_word_embeddings": "tie_embedding"}, tower_file="siglip"),
     "lfm3": Family(
         _lfm3,
-        {
-            **COMMON,
-            "vocab_size": 128000,
-            "hidden_size": 2048,
-            "intermediate_size": 7680,
-            "num_hidden_layers": 24,
-            "num_attention_heads": 16,
-            "num_key_value_heads": 4,
-            "conv_L_cache": 7,
-            "head_dim": 128,
-            "sliding_window": 256,
-            "use_sandwich_norm": True,
-            "use_attention_gate": True,
-            "attention_bias": False,
-        },
-        UNUSED,
+        ignored=UNUSED,
         writes={
             "use_sandwich_norm": lambda s: s.layers[0].norm_placement == "sandwich",
-            "use_attention_gate": _gated,
+            "use_attention_gate": _has_attention_gate,
             **UNPADDED,
         },
         modules={**LFM_MODULES, "self_attn.o_proj": "o_proj | out_proj", "self_attn.gate_proj": "g_proj"},
         earlier={"self_attn.g_proj": "self_attn.gate_proj"},
     ),
-    "lfm3_vl": Family(None, {"tie_word_embeddings": True}, text="lfm3", tower_file="pixtral"),
+    "lfm3_vl": Family(None, text="lfm3", tower_file="pixtral"),
 }

@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING, Any
 
 from ...absent import Absent
 from ...config import Config
-from ...family import DropoutFields, Family, Modules
-from ...parts import ACTIVATIONS, Table, decoder, rmsnorm
+from ...family import Family, Modules
+from ...parts import ACTIVATIONS, Table, decoder, layer_table, rmsnorm
 from ...writes import Value, Writes
 
 if TYPE_CHECKING:
@@ -24,9 +24,9 @@ def step_rank(config: Config, name: str) -> int:
     return -(-config.size("hidden_size") // 16) if config.get(name) == "auto" else config.size(name)
 
 
-def _alone(config: Config, mixer: Table) -> Table:
+def _state_space_decoder(config: Config, mixer: Table) -> Table:
     norm = rmsnorm(config.number("layer_norm_epsilon"))
-    return decoder(config, {"attention": mixer, "feed_forward": NONE, "norm": norm, "norm_placement": "pre"}, norm)
+    return decoder(config, layer_table(mixer, NONE, norm), norm)
 
 
 def _mamba(config: Config, **fields: Any) -> Table:
@@ -43,7 +43,9 @@ def _mamba(config: Config, **fields: Any) -> Table:
         "use_bias": config.flag("use_bias"),
         "use_conv_bias": config.flag("use_conv_bias"),
     }
-    return _alone(config, {**mixer, **other_fields, "hidden_act": config.choice(ACTIVATIONS, "hidden_act"), **fields})
+    return _state_space_decoder(
+        config, {**mixer, **other_fields, "hidden_act": config.choice(ACTIVATIONS, "hidden_act"), **fields}
+    )
 
 
 def _falcon_mamba(config: Config) -> Table:
@@ -75,28 +77,11 @@ def _mamba2(config: Config) -> Table:
         "chunk_size": config.size("chunk_size"),
         "hidden_act": config.choice(ACTIVATIONS, "hidden_act"),
     }
-    return _alone(
+    return _state_space_decoder(
         config, {**mixer, **bias_fields, **other_fields, "norm": rmsnorm(config.number("layer_norm_epsilon"))}
     )
 
 
-COMMON: Table = {
-    "layer_norm_epsilon": 1e-5,
-    "expand": 2,
-    "conv_kernel": 4,
-    "use_bias": False,
-    "use_conv_bias": True,
-    "hidden_act": "silu",
-}
-MAMBA: Table = {
-    **COMMON,
-    "vocab_size": 50280,
-    "hidden_size": 768,
-    "num_hidden_layers": 32,
-    "state_size": 16,
-    "time_step_rank": "auto",
-    "tie_word_embeddings": True,
-}
 IGNORED = frozenset(
     """
     time_step_rank time_step_scale time_step_min time_step_max time_step_init_scheme time_step_floor time_step_limit
@@ -167,37 +152,17 @@ ALONE_WRITES: Writes = {
 MAMBA_MODULES: Modules = {"embed_tokens": "embeddings", "mamba_pre_norm": "norm", "norm": "norm_f"}
 
 FAMILIES = {
-    "mamba": Family(
-        _mamba,
-        MAMBA,
-        IGNORED,
-        writes=ALONE_WRITES,
-        modules=MAMBA_MODULES,
-        dropout=DropoutFields({}),
-    ),
+    "mamba": Family(_mamba, ignored=IGNORED, writes=ALONE_WRITES, modules=MAMBA_MODULES, dropout={}),
     "falcon_mamba": Family(
         _falcon_mamba,
-        {**MAMBA, "mixer_rms_eps": 1e-6},
-        IGNORED,
+        ignored=IGNORED,
         writes=ALONE_WRITES,
         modules=MAMBA_MODULES,
-        dropout=DropoutFields({}),
+        dropout={},
     ),
     "mamba2": Family(
         _mamba2,
-        {
-            **COMMON,
-            "vocab_size": 32768,
-            "hidden_size": 4096,
-            "num_hidden_layers": 64,
-            "state_size": 128,
-            "num_heads": 128,
-            "head_dim": 64,
-            "n_groups": 8,
-            "chunk_size": 256,
-            "tie_word_embeddings": False,
-        },
-        IGNORED,
+        ignored=IGNORED,
         writes={
             "expand": expansion,
             "use_bias": state_space_field("use_bias"),
@@ -205,6 +170,6 @@ FAMILIES = {
             "hidden_act": state_space_field("hidden_act"),
         },
         modules=MAMBA_MODULES,
-        dropout=DropoutFields({}),
+        dropout={},
     ),
 }

@@ -19,6 +19,7 @@ from ...parts import (
     attention,
     biases,
     decoder,
+    layer_table,
     layernorm,
     mlp,
     moe,
@@ -53,7 +54,7 @@ def _nemotron(config: Config) -> Table:
     norm = layernorm(config.number("norm_eps"), unit_offset=True)
     mixer = attention(config, position=rope(config, 0.5), **biases(config.flag("attention_bias"), *QKVO))
     network = mlp(config.size("intermediate_size"), config.choice(ACTIVATIONS, "hidden_act"), config.flag("mlp_bias"))
-    return decoder(config, {"attention": mixer, "feed_forward": network, "norm": norm, "norm_placement": "pre"}, norm)
+    return decoder(config, layer_table(mixer, network, norm), norm)
 
 
 def layer_kinds(config: Config) -> list[str]:
@@ -146,35 +147,19 @@ def single_sublayers(config: Config, layers: list[tuple[str, Config]]) -> Table:
     )
 
 
-COMMON: Table = {"tie_word_embeddings": False, "max_position_embeddings": 4096, "mlp_bias": False}
-
-
-def _pattern_letters(config_values: ConfigValues) -> str:
-    """Returns Nemotron-H's pattern: one letter per layer, each of which is a single sublayer."""
-    mixers = {"mamba2": "M", "attention": "*"}
-    return "".join(
-        mixers.get(layer.attention.type) or {"mlp": "-", "moe": "E"}[layer.feed_forward.type]
+def _names_of_layers(config_values: ConfigValues) -> list[str]:
+    """Returns the name of each layer in `layers_block_type`; each layer is a single sublayer."""
+    mixers = {"mamba2": "mamba", "attention": "attention"}
+    return [
+        mixers.get(layer.attention.type) or {"mlp": "mlp", "moe": "moe"}[layer.feed_forward.type]
         for layer in config_values.layers
-    )
+    ]
 
 
 FAMILIES = {
     "nemotron": Family(
         _nemotron,
-        {
-            **COMMON,
-            "vocab_size": 256000,
-            "hidden_size": 6144,
-            "intermediate_size": 24576,
-            "num_hidden_layers": 32,
-            "num_attention_heads": 48,
-            "head_dim": None,
-            "num_key_value_heads": None,
-            "hidden_act": "relu2",
-            "norm_eps": 1e-5,
-            "attention_bias": False,
-        },
-        frozenset(
+        ignored=frozenset(
             """
             kv_channels layernorm_type rope_percent partial_rotary_factor rotary_percent rope_percentage
             """.split()  # noqa: SIM905
@@ -183,71 +168,13 @@ FAMILIES = {
     ),
     "nemotron_h": Family(
         _nemotron_h,
-        {
-            **COMMON,
-            "vocab_size": 131072,
-            "hidden_size": 4096,
-            "num_hidden_layers": 4,
-            "intermediate_size": 21504,
-            "num_attention_heads": 32,
-            "num_key_value_heads": 8,
-            "head_dim": 128,
-            "mlp_hidden_act": "relu2",
-            "ssm_state_size": 128,
-            "mamba_num_heads": 128,
-            "mamba_head_dim": 64,
-            "mamba_hidden_act": "silu",
-            "n_groups": 8,
-            "conv_kernel": 4,
-            "use_conv_bias": True,
-            "chunk_size": 128,
-            "use_bias": False,
-            "layer_norm_epsilon": 1e-5,
-            "hybrid_override_pattern": "ME*-",
-            "n_routed_experts": 8,
-            "num_experts_per_tok": 2,
-            "moe_intermediate_size": 7688,
-            "moe_shared_expert_intermediate_size": 7688,
-            "moe_latent_size": None,
-        },
+        {"num_hidden_layers": 4, "hybrid_override_pattern": "ME*-"},
         IGNORED
-        | {
-            "attention_bias",
-            "attention_head_dim",
-            "expand",
-            "mamba_expand",
-            "mamba_proj_bias",
-            "mamba_d_state",
-            "sliding_window",
-            "mamba_ssm_cache_dtype",
-            "n_shared_experts",
-            "moe_shared_expert_overlap",
-            "routed_scaling_factor",
-            "n_group",
-            "topk_group",
-            "norm_topk_prob",
-            "mtp_layers_block_type",
-            "mtp_hybrid_override_pattern",
-            "num_hidden_layers",
-            "tie_word_embeddings",
-        }
-        | {
-            "intermediate_size",
-            "n_routed_experts",
-            "num_experts_per_tok",
-            "moe_intermediate_size",
-            "moe_shared_expert_intermediate_size",
-            "moe_latent_size",
-            "mlp_bias",
-            "num_attention_heads",
-            "num_key_value_heads",
-            "head_dim",
-            "num_local_experts",
-            "layers_block_type",
-        },
+        | {"attention_head_dim", "mamba_expand", "mamba_d_state", "mtp_hybrid_override_pattern", "num_hidden_layers"}
+        | {"num_local_experts"},
         aliases={"layer_types": "layers_block_type", "n_routed_experts": "num_local_experts"},
         writes={
-            "hybrid_override_pattern": _pattern_letters,
+            "layers_block_type": _names_of_layers,
             "use_bias": state_space_field("use_bias"),
             "mamba_num_heads": state_space_field("num_heads"),
             "mamba_head_dim": state_space_field("head_dim"),

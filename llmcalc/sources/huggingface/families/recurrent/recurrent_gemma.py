@@ -8,7 +8,19 @@ from __future__ import annotations
 from ...absent import present
 from ...config import Config
 from ...family import Family
-from ...parts import ACTIVATIONS, QKV, Table, attention, biases, decoder, glu, layer_pattern, offset_rmsnorm, rope
+from ...parts import (
+    ACTIVATIONS,
+    QKV,
+    Table,
+    attention,
+    biases,
+    decoder,
+    glu,
+    layer_pattern,
+    layer_table,
+    offset_rmsnorm,
+    rope,
+)
 from ...writes import PARTIAL_ROTARY
 
 
@@ -42,7 +54,7 @@ def _recurrent_gemma(config: Config) -> Table:
         width=config.divided("intermediate_size", config.size("intermediate_size") // 2 * 2, 2),
         act="hidden_activation",
     )
-    block: Table = {"attention": local_attention, "feed_forward": network, "norm": norm, "norm_placement": "pre"}
+    block: Table = layer_table(local_attention, network, norm)
     block_types = config.texts("block_types")
     if not block_types or set(block_types) - {"recurrent", "attention"}:
         raise config.wrong("block_types", config.get("block_types"), "a list of recurrent and attention")
@@ -59,25 +71,7 @@ def _recurrent_gemma(config: Config) -> Table:
 FAMILIES = {
     "recurrent_gemma": Family(
         _recurrent_gemma,
-        {
-            "num_hidden_layers": 26,
-            "vocab_size": 256000,
-            "hidden_size": 2560,
-            "intermediate_size": 7680,
-            "num_attention_heads": 10,
-            "lru_width": None,
-            "attention_window_size": 2048,
-            "conv1d_width": 4,
-            "rms_norm_eps": 1e-6,
-            "hidden_activation": "gelu_pytorch_tanh",
-            "block_types": ("recurrent", "recurrent", "attention"),
-            "num_key_value_heads": None,
-            "attention_bias": False,
-            "tie_word_embeddings": True,
-        },
-        frozenset(
-            {"logits_soft_cap", "w_init_variance_scale", "final_w_init_variance_scale", "embeddings_scale_by_sqrt_dim"}
-        ),
+        ignored=frozenset({"final_w_init_variance_scale", "embeddings_scale_by_sqrt_dim"}),
         writes={
             "block_types": lambda s: s.kinds(sliding_attention="attention"),
             "attention_window_size": lambda s: present(s.window),

@@ -6,15 +6,15 @@ transformers: models/rwkv.
 from __future__ import annotations
 
 from ...config import Config
-from ...family import DropoutFields, Family
-from ...parts import Table, decoder, layernorm
+from ...family import Family
+from ...parts import Table, decoder, layer_table, layernorm
 
 
 def _rwkv(config: Config) -> Table:
     hidden, norm = config.size("hidden_size"), layernorm(config.number("layer_norm_epsilon"))
     mixing = {"type": "rwkv_time_mix", "attention_hidden_size": config.maybe("attention_hidden_size") or hidden}
     channels = {"type": "rwkv_channel_mix", "intermediate_size": config.maybe("intermediate_size") or 4 * hidden}
-    block: Table = {"attention": mixing, "feed_forward": channels, "norm": norm, "norm_placement": "pre"}
+    block: Table = layer_table(mixing, channels, norm)
     stack = {"variants": {"first": {"input_norm": norm}}, "first_layers": ["first"], "pattern": ["block"]}
     return decoder(config, block, layernorm(), stack=stack)
 
@@ -22,17 +22,6 @@ def _rwkv(config: Config) -> Table:
 FAMILIES = {
     "rwkv": Family(
         _rwkv,
-        {
-            "vocab_size": 50277,
-            "context_length": 1024,
-            "hidden_size": 4096,
-            "num_hidden_layers": 32,
-            "attention_hidden_size": None,
-            "intermediate_size": None,
-            "layer_norm_epsilon": 1e-5,
-            "tie_word_embeddings": False,
-        },
-        frozenset({"rescale_every"}),
         aliases={"max_position_embeddings": "context_length"},
         writes={"intermediate_size": lambda s: s.networks[0].intermediate_size},
         modules={
@@ -46,6 +35,6 @@ FAMILIES = {
             "norm": "ln_out",
             "lm_head": "head",
         },
-        dropout=DropoutFields({}),
+        dropout={},
     ),
 }

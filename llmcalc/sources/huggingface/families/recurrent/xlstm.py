@@ -9,8 +9,8 @@ from math import floor
 
 from ...absent import present
 from ...config import Config
-from ...family import DropoutFields, Family
-from ...parts import Table, biases, decoder, rmsnorm
+from ...family import Family
+from ...parts import Table, biases, decoder, layer_table, rmsnorm
 from ...writes import Value
 
 
@@ -39,7 +39,7 @@ def _xlstm(config: Config) -> Table:
         "gated": True,
         **biases(has_bias, "gate_bias", "up_bias", "down_bias"),
     }
-    block: Table = {"attention": mixer, "feed_forward": network, "norm": norm, "norm_placement": "pre"}
+    block: Table = layer_table(mixer, network, norm)
     depth = {"num_hidden_layers": config.size("num_blocks")} if config.has("num_blocks") else {}
     return {**decoder(config, block, rmsnorm(eps), stack=depth), "tie_word_embeddings": False}
 
@@ -57,11 +57,9 @@ def _head_size(config: Config, factor: str, hidden: int, heads: int) -> int:
 
 RUNNING = frozenset(
     """
-    add_out_norm autocast_kernel_dtype chunkwise_kernel eps head_dim inference_state_dtype max_inference_chunksize mode
-    norm_reduction_force_float32 output_logit_soft_cap return_last_states sequence_kernel step_kernel weight_mode
-    add_embedding_dropout add_forward_backend_padding add_post_blocks_norm add_post_norm add_qk_norm cell_norm_eps
-    force_bos_token_insert forward_backend_name gate_linears igate_bias_init_range lm_head_bias logit_soft_cap
-    mlstm_round_up_to_multiple_of
+    head_dim add_embedding_dropout add_forward_backend_padding add_post_blocks_norm add_post_norm add_qk_norm
+    cell_norm_eps force_bos_token_insert forward_backend_name gate_linears igate_bias_init_range lm_head_bias
+    logit_soft_cap mlstm_round_up_to_multiple_of
     """.split()  # noqa: SIM905
 )
 """Fields that choose how the model runs, and a norm that the class always has."""
@@ -75,24 +73,7 @@ def _width_factor(field: str) -> Value:
 FAMILIES = {
     "xlstm": Family(
         _xlstm,
-        {
-            "vocab_size": 50304,
-            "hidden_size": 4096,
-            "embedding_dim": None,
-            "num_hidden_layers": 32,
-            "num_blocks": None,
-            "num_heads": 8,
-            "use_bias": False,
-            "tie_word_embeddings": False,
-            "norm_eps": 1e-6,
-            "qk_dim_factor": 0.5,
-            "v_dim_factor": 1.0,
-            "chunk_size": 64,
-            "ffn_proj_factor": 2.667,
-            "ffn_round_up_to_multiple_of": 64,
-            "gate_soft_cap": 15.0,
-        },
-        RUNNING,
+        ignored=RUNNING,
         writes={
             "qk_dim_factor": _width_factor("qk_head_dim"),
             "v_dim_factor": _width_factor("v_head_dim"),
@@ -119,6 +100,6 @@ FAMILIES = {
             "ogate": "ogate_preact | qkv_opreact",
             "mlstm.norm": "multihead_norm",
         },
-        dropout=DropoutFields({}),
+        dropout={},
     ),
 }

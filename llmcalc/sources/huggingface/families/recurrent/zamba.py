@@ -17,6 +17,7 @@ from ...parts import (
     decoder,
     glu,
     layer_pattern,
+    layer_table,
     listed_kinds,
     rmsnorm,
     rope,
@@ -54,7 +55,7 @@ def _hybrid_decoder(config: Config, mixer: Table, block: Table, names: list[str]
             config.get("layers_block_type"),
             f"{depth} times mamba or hybrid, as num_hidden_layers says",
         )
-    mixer_fields = {"attention": mixer, "feed_forward": NONE, "norm": norm, "norm_placement": "pre"}
+    mixer_fields = layer_table(mixer, NONE, norm)
     hybrids = [i for i, name in enumerate(names) if name == "hybrid"]
     block_of_layer = {layer: f"hybrid_{i % blocks + 1}" if blocks > 1 else "hybrid" for i, layer in enumerate(hybrids)}
     layer_tables: dict[str, Table] = {"mamba": {"type": "block", **mixer_fields}}
@@ -179,17 +180,6 @@ def _zamba2(config: Config) -> Table:
     return _hybrid_decoder(config, mixer, block, names, config.size("num_mem_blocks"), **length_fields)
 
 
-COMMON: Table = {
-    "vocab_size": 32000,
-    "max_position_embeddings": 4096,
-    "hidden_act": "gelu",
-    "num_key_value_heads": None,
-    "rms_norm_eps": 1e-5,
-    "tie_word_embeddings": True,
-    "mamba_d_conv": 4,
-    "mamba_expand": 2,
-    "layers_block_type": None,
-}
 OTHER = IGNORED | {
     "kv_channels",
     "num_query_groups",
@@ -225,7 +215,7 @@ def _layer_kinds(config_values: ConfigValues) -> list[str]:
     return ["hybrid" if hasattr(layer, "transformer") else "mamba" for layer in config_values.layers]
 
 
-def _transformer(config_values: ConfigValues) -> Any:
+def _shared_transformer(config_values: ConfigValues) -> Any:
     return config_values.named("transformer")
 
 
@@ -246,8 +236,8 @@ ZAMBA_WRITES: Writes = {
     **MAMBA_WRITES,
     "layers_block_type": _layer_kinds,
     "n_mamba_heads": state_space_field("num_heads"),
-    "intermediate_size": lambda s: _transformer(s).feed_forward.intermediate_size,
-    "hidden_act": lambda s: _transformer(s).feed_forward.hidden_act,
+    "intermediate_size": lambda s: _shared_transformer(s).feed_forward.intermediate_size,
+    "hidden_act": lambda s: _shared_transformer(s).feed_forward.hidden_act,
 }
 
 
@@ -260,24 +250,7 @@ ZAMBA_MODULES: Modules = {
 FAMILIES = {
     "zamba": Family(
         _zamba,
-        {
-            **COMMON,
-            "hidden_size": 3712,
-            "intermediate_size": 14848,
-            "num_hidden_layers": 76,
-            "num_attention_heads": 16,
-            "num_key_value_heads": 16,
-            "attention_head_dim": None,
-            "n_mamba_heads": 2,
-            "hidden_mamba_act": "silu",
-            "attn_layer_period": 6,
-            "attn_layer_offset": 4,
-            "mamba_d_state": 16,
-            "mamba_dt_rank": "auto",
-            "mamba_conv_bias": True,
-            "mamba_proj_bias": False,
-        },
-        OTHER,
+        ignored=OTHER,
         aliases={"layers_block_type": "layer_types", "attention_head_dim": "head_dim"},
         writes={
             **ZAMBA_WRITES,
@@ -294,32 +267,15 @@ FAMILIES = {
     ),
     "zamba2": Family(
         _zamba2,
-        {
-            **COMMON,
-            "hidden_size": 2560,
-            "intermediate_size": None,
-            "num_hidden_layers": 54,
-            "num_attention_heads": 32,
-            "n_mamba_heads": 8,
-            "mamba_d_state": 64,
-            "mamba_ngroups": 1,
-            "chunk_size": 256,
-            "add_bias_linear": False,
-            "num_mem_blocks": 1,
-            "use_shared_attention_adapter": False,
-            "adapter_rank": 128,
-            "use_mem_rope": False,
-            "use_long_context": False,
-        },
-        OTHER,
+        ignored=OTHER,
         aliases={"layers_block_type": "layer_types", "attention_head_dim": "head_dim"},
         writes={
             **ZAMBA_WRITES,
             "mamba_ngroups": state_space_field("n_groups"),
             "add_bias_linear": state_space_field("use_bias"),
             "num_mem_blocks": _shared_blocks,
-            "use_mem_rope": lambda s: _transformer(s).attention.position is not None,
-            "use_shared_attention_adapter": lambda s: _transformer(s).attention_adapters,
+            "use_mem_rope": lambda s: _shared_transformer(s).attention.position is not None,
+            "use_shared_attention_adapter": lambda s: _shared_transformer(s).attention_adapters,
         },
         spelled_as_read=True,
         modules={

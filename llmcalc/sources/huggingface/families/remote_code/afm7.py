@@ -6,9 +6,10 @@ Source: the class in `Family.code`.
 from __future__ import annotations
 
 from .....components.base import LARGEST
+from ...code_addresses import MLX
 from ...config import Config
 from ...family import Family
-from ...parts import Table, attention, decoder, qk_norm, rmsnorm, stack_of_layers
+from ...parts import Table, attention, decoder, layer_table, qk_norm, rmsnorm, stack_of_layers
 
 
 def _afm7(config: Config) -> Table:
@@ -16,7 +17,11 @@ def _afm7(config: Config) -> Table:
     depth, reusing_layers = config.size("num_hidden_layers"), config.count("num_kv_reuse_layers")
     if reusing_layers >= depth:
         raise config.wrong("num_kv_reuse_layers", reusing_layers, f"fewer than the {depth} layers of the model")
-    heads, hidden, factor = config.size("num_attention_heads"), config.size("hidden_size"), _factor(config)
+    heads, hidden, factor = (
+        config.size("num_attention_heads"),
+        config.size("hidden_size"),
+        _network_width_factor(config),
+    )
     mixer = attention(
         config,
         head_dim=config.divided("num_heads", hidden, heads),
@@ -24,7 +29,7 @@ def _afm7(config: Config) -> Table:
     )
     network = {"intermediate_size": int(hidden * factor), "hidden_act": "silu", "gated": True}
     norm = rmsnorm(config.number("rms_norm_eps"))
-    block = {"attention": mixer, "feed_forward": network, "norm": norm, "norm_placement": "pre"}
+    block = layer_table(mixer, network, norm)
     config.notes.append("quantization of keys and values: its two scales in each layer that caches are not counted")
     layers: list[tuple[str, Table]] = [
         ("own", {}) if layer < depth - reusing_layers else ("shared", {"attention": {"kv_shared": True}})
@@ -33,7 +38,7 @@ def _afm7(config: Config) -> Table:
     return decoder(config, block, norm, stack=stack_of_layers(layers) if reusing_layers else None)
 
 
-def _factor(config: Config) -> float:
+def _network_width_factor(config: Config) -> float:
     """Returns the width of the FFN in units of the hidden size."""
     name = "hidden_dim_scale_factor"
     factor, hidden = config.number(name), config.size("hidden_size")
@@ -53,6 +58,6 @@ FAMILIES = {
             "num_key_value_heads": "num_kv_heads",
         },
         modules={"embed_tokens": "embedding", "norm": "output_norm", "o_proj": "out_proj"},
-        code="https://github.com/ml-explore/mlx-lm/blob/main/mlx_lm/models/afm7.py",
+        code=f"{MLX}afm7.py",
     ),
 }

@@ -5,13 +5,14 @@ The fields are those of Qwen3-Next. Sources: vLLM's file in `Family.code`, and i
 
 from __future__ import annotations
 
+from ...class_defaults import class_defaults, class_fields
+from ...code_addresses import VLLM
 from ...config import Config
 from ...family import Family
-from ...parts import Table, attention, glu, listed_kinds, moe, offset_rmsnorm, qk_norm, rope
+from ...parts import Table, attention, glu, layer_table, listed_kinds, moe, offset_rmsnorm, qk_norm, rope
 from ..deepseek.deepseek import SIGMOID
 from ..recurrent.delta import FAMILIES as DELTA
 from ..recurrent.delta import LINEAR_OR_FULL
-from .experts import VLLM
 from .kimi_k3 import block_residual_decoder
 
 QWEN = DELTA["qwen3_next"]
@@ -49,7 +50,7 @@ def _alice_ai(config: Config) -> Table:
     default = ["linear" if (i + 1) % period else "full" for i in range(depth)]
     changes: dict[str, Table] = {"linear": {}, "full": {"attention": {"type": "attention", **full_attention}}}
     kinds = listed_kinds(config, "layer_types", LINEAR_OR_FULL, default)
-    base: Table = {"norm": norm, "norm_placement": "pre", "attention": linear, "feed_forward": experts}
+    base: Table = layer_table(linear, experts, norm)
     layers = [(kind, changes[kind]) for kind in kinds]
     return block_residual_decoder(config, base, layers, config.size("block_attn_res_block_size"))
 
@@ -58,6 +59,7 @@ FAMILIES = {
     "alice_ai": Family(
         _alice_ai,
         {
+            **class_defaults("qwen3_next"),
             **QWEN.defaults,
             "vocab_size": 129024,
             "max_position_embeddings": 262144,
@@ -67,7 +69,9 @@ FAMILIES = {
             "router_bias_correction": True,
             "mtp_num_hidden_layers": 1,
         },
-        QWEN.ignored | {"intermediate_size", "kda_allow_negative_eigenvalues", "number_of_conv_states"},
+        QWEN.ignored
+        | class_fields("qwen3_next")
+        | {"intermediate_size", "kda_allow_negative_eigenvalues", "number_of_conv_states"},
         aliases={"mtp_num_hidden_layers": "num_nextn_predict_layers"},
         code=f"{VLLM}alice_ai.py",
     ),

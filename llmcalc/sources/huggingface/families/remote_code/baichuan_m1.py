@@ -6,9 +6,10 @@ modeling file in `Family.code`.
 
 from __future__ import annotations
 
+from ...code_addresses import HUB
 from ...config import Config
 from ...family import Family
-from ...parts import Table, combined_kinds, decoder, glu, rmsnorm, rope
+from ...parts import Table, combined_kinds, decoder, glu, layer_table, rmsnorm, rope
 
 
 def _baichuan_m1(config: Config) -> Table:
@@ -24,7 +25,7 @@ def _baichuan_m1(config: Config) -> Table:
         sliding_attention = _attention(config, "num_swa_attention_heads", "num_swa_key_value_heads")
         kinds["sliding"] = {"attention": {**sliding_attention, "sliding_window": window}}
     names = ["sliding" if i in sliding else "full" for i in range(depth)]
-    block = {"attention": full_attention, "feed_forward": glu(config), "norm": norm, "norm_placement": "pre"}
+    block = layer_table(full_attention, glu(config), norm)
     return decoder(config, block, norm, stack=combined_kinds((names, kinds)))
 
 
@@ -53,6 +54,6 @@ FAMILIES = {
             "num_swa_key_value_heads": None,
             "sliding_window_layers": (),
         },
-        code="https://huggingface.co/baichuan-inc/Baichuan-M1-14B-Base modeling_baichuan.py",
+        code=f"{HUB}baichuan-inc/Baichuan-M1-14B-Base modeling_baichuan.py",
     ),
 }

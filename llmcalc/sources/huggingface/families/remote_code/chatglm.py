@@ -6,9 +6,10 @@ its normalised input, which is a norm on the embeddings and one after each addit
 
 from __future__ import annotations
 
+from ...code_addresses import HUB
 from ...config import Config
 from ...family import Family
-from ...parts import QKV, QKVO, Table, architecture, biases, decoder, layernorm, mlp, rmsnorm, rope
+from ...parts import QKV, QKVO, Table, architecture, biases, decoder, layer_table, layernorm, mlp, rmsnorm, rope
 
 
 def _chatglm(config: Config) -> Table:
@@ -27,12 +28,7 @@ def _chatglm1(config: Config) -> Table:
         "position": {"type": "rope"},
         **biases(True, *QKVO),
     }
-    block = {
-        "attention": mixer,
-        "feed_forward": mlp(config.size("inner_hidden_size"), "gelu_tanh"),
-        "norm": norm,
-        "norm_placement": "post",
-    }
+    block = layer_table(mixer, mlp(config.size("inner_hidden_size"), "gelu_tanh"), norm, "post")
     return decoder(config, block, None, stack={"embedding_norm": norm})
 
 
@@ -60,9 +56,7 @@ def _chatglm2(config: Config) -> Table:
         **biases(bias, "gate_bias", "up_bias", "down_bias"),
     }
     final_norm = norm if config.flag("post_layer_norm") else None
-    return decoder(
-        config, {"attention": mixer, "feed_forward": network, "norm": norm, "norm_placement": "pre"}, final_norm
-    )
+    return decoder(config, layer_table(mixer, network, norm), final_norm)
 
 
 FAMILIES = {
@@ -81,10 +75,10 @@ FAMILIES = {
         },
         frozenset(
             """
-            add_qkv_bias apply_query_key_layer_scaling apply_residual_connection_post_layernorm
-            attention_softmax_in_fp32 bias_dropout_fusion fp32_residual_connection gmask_token_id interleaved_qkv
-            multi_query_group_num original_rope position_encoding_2d pre_seq_len prefix_projection quantization_bit
-            rope_ratio seq_length boi_token_id eoi_token_id vision_config
+            add_qkv_bias apply_query_key_layer_scaling apply_residual_connection_post_layernorm bias_dropout_fusion
+            fp32_residual_connection gmask_token_id interleaved_qkv multi_query_group_num original_rope
+            position_encoding_2d pre_seq_len prefix_projection quantization_bit rope_ratio seq_length boi_token_id
+            eoi_token_id vision_config
             """.split()  # noqa: SIM905
         ),
         towers="ChatGLM",
@@ -96,6 +90,6 @@ FAMILIES = {
             "head_dim": "kv_channels",
             "vocab_size": "padded_vocab_size",
         },
-        code="https://huggingface.co/THUDM/chatglm3-6b modeling_chatglm.py",
+        code=f"{HUB}THUDM/chatglm3-6b modeling_chatglm.py",
     ),
 }

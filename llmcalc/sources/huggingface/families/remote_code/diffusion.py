@@ -12,6 +12,8 @@ from __future__ import annotations
 from typing import Any
 
 from .....components.base import LARGEST
+from ...class_defaults import class_defaults, class_fields
+from ...code_addresses import GITHUB, HUB, MLX_VLM
 from ...config import Config
 from ...family import Family
 from ...parts import (
@@ -23,6 +25,7 @@ from ...parts import (
     combined_kinds,
     encoder,
     glu,
+    layer_table,
     moe,
     qk_norm,
     rmsnorm,
@@ -54,12 +57,7 @@ def _llada(config: Config) -> Table:
     if width > LARGEST:
         raise config.wrong("mlp_ratio", config.get("mlp_ratio"), f"a width of at most {LARGEST}")
     mixer = attention(config, **biases(qkv_bias, *QKV), **biases(bias, "o_bias"))
-    block = {
-        "attention": mixer,
-        "feed_forward": glu(config, bias, width),
-        "norm": norm,
-        "norm_placement": "pre",
-    }
+    block = layer_table(mixer, glu(config, bias, width), norm)
     is_tied = config.flag("tie_word_embeddings")
     rows = config.maybe("embedding_size") or config.size("vocab_size")
     config.fields_read.add("vocab_size")
@@ -90,7 +88,7 @@ def _llada_moe(config: Config) -> Table:
         {"type": "mlp", **glu(config, width=config.size("dense_intermediate_size"))} if "dense" in names else {}
     )
     config.fields_read.add("dense_intermediate_size")
-    block = {"attention": mixer, "feed_forward": experts, "norm": norm, "norm_placement": "pre"}
+    block = layer_table(mixer, experts, norm)
     stack = combined_kinds((names, {"moe": {}, "dense": {"feed_forward": dense_network} if dense_network else {}}))
     return encoder(config, block, {**stack, "final_norm": norm}, {})
 
@@ -101,7 +99,7 @@ def _dream(config: Config) -> Table:
     config.must("use_sliding_window", False)
     norm = rmsnorm(config.number("rms_norm_eps"))
     mixer = attention(config, **biases(True, *QKV))
-    block = {"attention": mixer, "feed_forward": glu(config), "norm": norm, "norm_placement": "pre"}
+    block = layer_table(mixer, glu(config), norm)
     return encoder(config, block, {"final_norm": norm}, {})
 
 
@@ -116,17 +114,17 @@ def _rnd1(config: Config) -> Table:
 
 BLOCKS = frozenset(
     """
-    bd_size block_length block_size debug ep_size fuse_cross_entropy mask_token_id max_window_layers micro_forward
-    skip_checkpoint sliding_window use_deepep use_sliding_window
+    bd_size block_length block_size debug ep_size fuse_cross_entropy max_window_layers micro_forward skip_checkpoint
+    sliding_window use_deepep use_sliding_window
     """.split()  # noqa: SIM905
 )
 """Fields of training and sampling in blocks."""
 
 NEMOTRON = frozenset(
     """
-    ar_loss_weight attn_implementation default_diffusion_min_threshold default_diffusion_sampler
-    default_diffusion_sampling_scaling_factor default_diffusion_steps default_diffusion_threshold
-    default_generation_mode dlm_loss_weight dlm_paradigm dp_varying_mask_ratio
+    ar_loss_weight default_diffusion_min_threshold default_diffusion_sampler default_diffusion_sampling_scaling_factor
+    default_diffusion_steps default_diffusion_threshold default_generation_mode dlm_loss_weight dlm_paradigm
+    dp_varying_mask_ratio
     """.split()  # noqa: SIM905
 )
 """Fields of Nemotron Labs Diffusion's training and sampling."""
@@ -141,7 +139,6 @@ QWEN: dict[str, Any] = {
     "use_sliding_window": False,
 }
 
-GITHUB, HUB = "https://github.com/", "https://huggingface.co/"
 
 FAMILIES = {
     "llada": Family(
@@ -171,11 +168,11 @@ FAMILIES = {
         BLOCKS
         | frozenset(
             """
-            activation_type alibi_bias_max attention_layer_norm_with_affine block_group_size clip_qkv embedding_dropout
-            flash_attention init_cutoff_factor init_device init_fn init_std layer_norm_with_affine multi_query_attention
-            moe_router_enable_expert_bias moe_router_score_function moe_router_topk_scaling_factor norm_topk_prob
-            precision residual_dropout rope_full_precision routed_scaling_factor router_num_group router_topk_group
-            scale_logits
+            activation_type alibi_bias_max attention_layer_norm_with_affine block_group_size clip_qkv
+            embedding_dropout flash_attention init_cutoff_factor init_device init_fn layer_norm_with_affine
+            multi_query_attention moe_router_enable_expert_bias moe_router_score_function
+            moe_router_topk_scaling_factor norm_topk_prob precision rope_full_precision routed_scaling_factor
+            router_num_group router_topk_group scale_logits
             """.split()  # noqa: SIM905
         ),
         aliases=OLMO_NAMES,
@@ -191,8 +188,11 @@ FAMILIES = {
     ),
     "rnd1": Family(
         _rnd1,
-        mixtral.FAMILIES["qwen3_moe"].defaults,
-        mixtral.FAMILIES["qwen3_moe"].ignored | BLOCKS | {"moe_backend", "num_diffusion_steps"},
+        class_defaults("qwen3_moe"),
+        mixtral.FAMILIES["qwen3_moe"].ignored
+        | class_fields("qwen3_moe")
+        | BLOCKS
+        | {"moe_backend", "num_diffusion_steps"},
         generates=True,
         code=f"{GITHUB}RadicalNumerics/RND1/blob/main/rnd/modeling_rnd.py",
     ),
@@ -209,7 +209,7 @@ FAMILIES = {
         generates=True,
         ties="text",
         ignored=BLOCKS | NEMOTRON,
-        code=f"{GITHUB}Blaizzy/mlx-vlm/tree/main/mlx_vlm/models/nemotron_labs_diffusion",
+        code=f"{MLX_VLM}nemotron_labs_diffusion",
     ),
     "llada2_moe": Family(
         None,

@@ -9,6 +9,8 @@ Sources: the modeling files of the models' repositories, in `Family.code` of eac
 
 from __future__ import annotations
 
+from ...class_defaults import class_defaults
+from ...code_addresses import GITHUB, HUB
 from ...config import Config
 from ...dropout import BERT_DROPOUT
 from ...family import Family
@@ -20,6 +22,7 @@ from ...parts import (
     combined_kinds,
     encoder,
     glu,
+    layer_table,
     layernorm,
     moe,
     pooler,
@@ -30,7 +33,6 @@ from ...parts import (
     token_types,
 )
 from ..bert.bert import OLD, bert_act, bert_head
-from ..llama import llama
 
 
 def _jina_bert(config: Config) -> Table:
@@ -53,7 +55,7 @@ def _jina_bert(config: Config) -> Table:
         "gated": True,
         "down_bias": True,
     }
-    block = {"attention": mixer, "feed_forward": network, "norm": norm, "norm_placement": "post"}
+    block = layer_table(mixer, network, norm, "post")
     stack = {"embedding_norm": norm, **token_types(config.count("type_vocab_size"))}
     pools = config.head == "none" or scores_sequences(config)
     return encoder(config, block, stack, bert_head(config, bert_act(config)), {}, **pooler(pools))
@@ -68,7 +70,7 @@ def _neobert(config: Config) -> Table:
     width = -(-(2 * stated_width // 3) // 8) * 8
     config.must("hidden_act", "swiglu", "SwiGLU")
     network = {"intermediate_size": width, "hidden_act": "silu", "gated": True}
-    block = {"attention": attention(config), "feed_forward": network, "norm": norm, "norm_placement": "pre"}
+    block = layer_table(attention(config), network, norm)
     score = {"transform": {"hidden_act": "tanh", "norm": None}}
     return encoder(config, block, {"final_norm": norm}, {"bias": True}, score)
 
@@ -101,7 +103,7 @@ def _nomic_bert_moe(config: Config) -> Table:
         output_bias=True,
     )
     names = ["moe" if i % period == 1 else "dense" for i in range(depth)]
-    block = {"attention": mixer, "feed_forward": dense_network, "norm": norm, "norm_placement": "post"}
+    block = layer_table(mixer, dense_network, norm, "post")
     layers = combined_kinds((names, {"dense": {}, "moe": {"feed_forward": experts}}))
     stack = {**layers, "embedding_norm": norm, **token_types(config.count("type_vocab_size"))}
     return encoder(config, block, stack, bert_head(config, "gelu", norm), {})
@@ -118,16 +120,16 @@ def _bidir_mistral(config: Config) -> Table:
 
 def _without_mask(config: Config, mixer: Table, network: Table) -> Table:
     norm = rmsnorm(config.number("rms_norm_eps"))
-    block = {"attention": mixer, "feed_forward": network, "norm": norm, "norm_placement": "pre"}
+    block = layer_table(mixer, network, norm)
     return encoder(config, block, {"final_norm": norm}, {}, {"bias": False})
 
-
-GITHUB, HUB = "https://github.com/", "https://huggingface.co/"
 
 FAMILIES = {
     "jina_bert": Family(
         _jina_bert,
         {
+            "hidden_dropout_prob": 0.1,
+            "attention_probs_dropout_prob": 0.1,
             "vocab_size": 30528,
             "hidden_size": 768,
             "num_hidden_layers": 12,
@@ -141,7 +143,7 @@ FAMILIES = {
             "feed_forward_type": "geglu",
             "tie_word_embeddings": True,
         },
-        OLD | {"attn_implementation", "emb_pooler", "model_max_length"},
+        OLD | {"emb_pooler", "model_max_length"},
         code=f"{HUB}jinaai/jina-bert-implementation modeling_bert.py",
         dropout=BERT_DROPOUT,
     ),
@@ -171,6 +173,8 @@ FAMILIES = {
     "nomic_bert_moe": Family(
         _nomic_bert_moe,
         {
+            "hidden_dropout_prob": 0.1,
+            "attention_probs_dropout_prob": 0.1,
             "activation_function": "gelu",
             "layer_norm_epsilon": 1e-5,
             "moe_every_n_layers": 2,
@@ -210,13 +214,13 @@ FAMILIES = {
     ),
     "llama_bidirec": Family(
         _llama_bidirec,
-        llama.FAMILIES["llama"].defaults,
+        class_defaults("llama"),
         OLD | {"pooling", "mlp_bias"},
         code=f"{HUB}nvidia/llama-nemotron-embed-1b-v2 llama_bidirectional_model.py",
     ),
     "bidir_mistral": Family(
         _bidir_mistral,
-        llama.FAMILIES["mistral"].defaults,
+        class_defaults("mistral"),
         OLD | {"sliding_window"},
         code=f"{HUB}nvidia/NV-Embed-v2 modeling_nvembed.py",
     ),

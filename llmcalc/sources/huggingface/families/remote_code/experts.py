@@ -9,6 +9,7 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import Any
 
+from ...code_addresses import HUB, MLX, SGLANG, VLLM
 from ...config import Config
 from ...family import Family
 from ...parts import (
@@ -21,6 +22,7 @@ from ...parts import (
     decoder,
     full_rope,
     glu,
+    layer_table,
     moe,
     qk_norm,
     rmsnorm,
@@ -108,7 +110,7 @@ def _bailing_linear(config: Config) -> Table:
     first_moe, experts = config.count("first_k_dense_replace"), ling_experts(config)
     networks = ["dense" if i < first_moe else "moe" for i in range(depth)]
     mixers = ["full" if (i + 1) % group == 0 or i >= depth // group * group else "linear" for i in range(depth)]
-    block = {"attention": linear, "feed_forward": experts, "norm": norm, "norm_placement": "pre"}
+    block = layer_table(linear, experts, norm)
     mixer_kinds: Table = {"linear": {}, "full": {"attention": full_attention}}
     network_kinds: Table = {"moe": {}, "dense": {"feed_forward": {"type": "mlp", **glu(config)}}}
     return decoder(config, block, norm, stack=combined_kinds((mixers, mixer_kinds), (networks, network_kinds)))
@@ -129,7 +131,7 @@ def _klear(config: Config) -> Table:
         shared_expert_mix=True,
         **SIGMOID,
     )
-    block = {"attention": mixer, "feed_forward": experts, "norm": norm, "norm_placement": "pre"}
+    block = layer_table(mixer, experts, norm)
     layer_tables: Table = {
         "moe": {},
         "dense": {"feed_forward": {"type": "mlp", **glu(config)}} if "dense" in names else {},
@@ -166,7 +168,7 @@ def _hunyuan(config: Config) -> Table:
         )
     layer_tables: Table = {"computed": {}, "shared": {"attention": {"kv_shared": True}}}
     names = ["shared" if i % period else "computed" for i in range(depth)]
-    block = {"attention": mixer, "feed_forward": network, "norm": norm, "norm_placement": "pre"}
+    block = layer_table(mixer, network, norm)
     return decoder(config, block, norm, stack=combined_kinds((names, layer_tables)))
 
 
@@ -187,7 +189,7 @@ def _grok(config: Config) -> Table:
         config.size("num_experts"), config.size("num_experts_per_tok"), {**glu(config), "hidden_act": "gelu_tanh"}
     )
     mixer = attention(config, attn_logit_softcapping=config.number("attn_logit_softcapping"))
-    block = {"attention": mixer, "feed_forward": experts, "norm": norm, "norm_placement": "sandwich"}
+    block = layer_table(mixer, experts, norm, "sandwich")
     return decoder(config, block, norm)
 
 
@@ -225,7 +227,7 @@ def _grok_2(config: Config) -> Table:
     )
     cap = config.number("attn_logit_softcapping")
     mixer = attention(config, **({"attn_logit_softcapping": cap} if cap else {}))
-    block = {"attention": mixer, "feed_forward": experts, "norm": norm, "norm_placement": "sandwich"}
+    block = layer_table(mixer, experts, norm, "sandwich")
     return decoder(config, block, norm)
 
 
@@ -264,7 +266,7 @@ def _smallthinker(config: Config) -> Table:
     `rope_layout` and `sliding_window_layout` have 1 for each layer with rotary positions, or with a window.
     """
     depth = config.size("num_hidden_layers")
-    rotary, window_flags = (_expert_flags(config, name, depth, default) for name, default in LAYOUTS.items())
+    rotary, window_flags = (_layer_flags(config, name, depth, default) for name, default in LAYOUTS.items())
     window = config.maybe("sliding_window_size") if any(window_flags) else None
     config.fields_read.add("sliding_window_size")
     network = {"intermediate_size": config.size("moe_ffn_hidden_size"), "hidden_act": "relu", "gated": True}
@@ -275,7 +277,7 @@ def _smallthinker(config: Config) -> Table:
         fields |= {"sliding_window": window} if is_windowed and window else {}
         names.append(f"{'sliding' if is_windowed else 'full'}{'' if rotates else '_no_rope'}")
         layer_tables[names[-1]] = {"attention": fields} if fields else {}
-    block = {"attention": attention(config), "feed_forward": experts, "norm": norm, "norm_placement": "pre"}
+    block = layer_table(attention(config), experts, norm)
     return decoder(config, block, norm, stack=combined_kinds((names, layer_tables)))
 
 
@@ -283,8 +285,8 @@ LAYOUTS = {"rope_layout": 1, "sliding_window_layout": 0}
 """Lists of SmallThinker's layers → what stands in one that is not given."""
 
 
-def _expert_flags(config: Config, name: str, depth: int, default: int) -> list[int]:
-    """Returns for each layer 1 if it has experts, else 0, from a list in the config."""
+def _layer_flags(config: Config, name: str, depth: int, default: int) -> list[int]:
+    """Returns 0 or 1 for each layer, from a list in the config; `default` for every layer without the list."""
     layer_flags = config.sizes(name) if config.has(name) else [default] * depth
     if len(layer_flags) != depth or not {*layer_flags} <= {0, 1}:
         raise config.wrong(name, layer_flags, f"{depth} times 0 or 1, one for each layer")
@@ -305,8 +307,6 @@ ROUTING = frozenset(
     aux_loss_alpha ep_size n_group norm_topk_prob routed_scaling_factor scoring_func seq_aux topk_group topk_method
     """.split()  # noqa: SIM905
 )
-MLX = "https://github.com/ml-explore/mlx-lm/blob/main/mlx_lm/models/"
-VLLM = "https://github.com/vllm-project/vllm/blob/main/vllm/model_executor/models/"
 
 LING: dict[str, Any] = {
     **COMMON,
@@ -332,7 +332,7 @@ FAMILIES = {
         _deepseek,
         {**COMMON, "n_routed_experts": None, "n_shared_experts": None, "first_k_dense_replace": 0},
         ROUTING | {"intermediate_size"},
-        code="https://huggingface.co/deepseek-ai/deepseek-moe-16b-base modeling_deepseek.py",
+        code=f"{HUB}deepseek-ai/deepseek-moe-16b-base modeling_deepseek.py",
     ),
     "bailing_moe": Family(
         _bailing_moe,
@@ -349,7 +349,7 @@ FAMILIES = {
     "Klear": Family(
         _klear,
         {**COMMON, "mlp_only_layers": None, "decoder_sparse_step": 1, "n_shared_experts": 1},
-        ROUTING | {"moe_aux_loss_coeff", "output_router_logits", "sliding_window", "use_sliding_window"},
+        ROUTING | {"moe_aux_loss_coeff", "sliding_window", "use_sliding_window"},
         code=f"{MLX}Klear.py",
     ),
     "hunyuan": Family(
@@ -384,7 +384,7 @@ FAMILIES = {
             attn_output_multiplier embedding_multiplier_scale max_attn_value output_multiplier_scale
             """.split()  # noqa: SIM905
         ),
-        code="https://github.com/vllm-project/vllm/blob/main/vllm/model_executor/models/grok1.py",
+        code=f"{VLLM}grok1.py",
     ),
     "arctic": Family(
         _arctic,
@@ -402,10 +402,10 @@ FAMILIES = {
         frozenset(
             """
             enable_expert_tensor_parallelism moe_eval_capacity_factor moe_min_capacity moe_token_dropping
-            moe_train_capacity_factor parallel_attn_mlp_res quantization sliding_window
+            moe_train_capacity_factor parallel_attn_mlp_res sliding_window
             """.split()  # noqa: SIM905
         ),
-        code="https://github.com/vllm-project/vllm/blob/main/vllm/model_executor/models/arctic.py",
+        code=f"{VLLM}arctic.py",
     ),
     "grok-2": Family(
         _grok_2,
@@ -424,7 +424,7 @@ FAMILIES = {
             rope_type router_logit_softcapping sliding_window_size
             """.split()  # noqa: SIM905
         ),
-        code="https://github.com/sgl-project/sglang/blob/main/python/sglang/srt/models/grok.py",
+        code=f"{SGLANG}grok.py",
     ),
     "sarvam_mla": Family(
         _sarvam_mla,
@@ -440,7 +440,7 @@ FAMILIES = {
         CHOICE
         | frozenset({"embedding_dropout", "moe_router_enable_routed_scaling", "output_dropout", "router_dtype"})
         | {"q_head_dim", "score_function", "use_qk_norm"},
-        code="https://github.com/vllm-project/vllm/blob/main/vllm/model_executor/models/sarvam.py",
+        code=f"{VLLM}sarvam.py",
     ),
     "smallthinker": Family(
         _smallthinker,
@@ -448,7 +448,7 @@ FAMILIES = {
         frozenset(
             """
             model_name moe_enable_early_router moe_enable_secondary_experts moe_primary_router_apply_softmax
-            moe_secondary_expert_size moe_num_secondary_experts norm_topk_prob output_router_logits sliding_window
+            moe_secondary_expert_size moe_num_secondary_experts norm_topk_prob sliding_window
             """.split()  # noqa: SIM905
         ),
         code="https://github.com/SJTU-IPADS/SmallThinker sglang/srt/models/smallthinker.py",
@@ -474,9 +474,9 @@ FAMILIES = {
             for part in ("full_attention", "linear_attention", "mlp")
             for factor in ("alpha", "beta")
         )
-        | {"shared_moe_mode", "router_jitter_noise", "router_aux_loss_coef", "output_router_logits"},
+        | {"shared_moe_mode"},
         aliases={"num_local_experts": "num_experts"},
-        code="https://huggingface.co/MiniMaxAI/MiniMax-Text-01 modeling_minimax_text_01.py",
+        code=f"{HUB}MiniMaxAI/MiniMax-Text-01 modeling_minimax_text_01.py",
     ),
 }
 FAMILIES["bailing_moe_v2"] = FAMILIES["bailing_moe"]

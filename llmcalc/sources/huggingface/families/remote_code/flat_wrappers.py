@@ -12,6 +12,7 @@ from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
 
+from ...code_addresses import GITHUB, HUB, VLLM
 from ...config import Config, is_number
 from ...family import Family
 from ...parts import Table
@@ -96,8 +97,6 @@ MINICPM_FIELDS = frozenset(
 )
 """Fields of the encoders and resamplers of MiniCPM-V and -o."""
 
-GITHUB, HUB = "https://github.com/", "https://huggingface.co/"
-
 
 def _llava(text: str, code: str) -> Family:
     """Returns the record of a class of LLaVA's own code. text: the model type of its text model.
@@ -137,7 +136,7 @@ FAMILIES = {
         ignored=MINICPM_FIELDS | {"vision_config"},
         towers="MiniCPMV",
         tower_file="published_code",
-        code=f"{GITHUB}vllm-project/vllm/blob/main/vllm/model_executor/models/minicpmv.py",
+        code=f"{VLLM}minicpmv.py",
     ),
     "minicpmo": Family(
         _minicpmo,
@@ -145,7 +144,7 @@ FAMILIES = {
         ignored=MINICPM_FIELDS | {"vision_config", "audio_config"},
         towers="MiniCPMO",
         tower_file="published_code",
-        code=f"{GITHUB}vllm-project/vllm/blob/main/vllm/model_executor/models/minicpmo.py",
+        code=f"{VLLM}minicpmo.py",
     ),
     "dots_ocr": Family(
         None,
@@ -154,7 +153,7 @@ FAMILIES = {
         ignored=frozenset({"attention_bias", "vision_config"}),
         towers="DotsOCR",
         tower_file="published_code",
-        code=f"{GITHUB}vllm-project/vllm/blob/main/vllm/model_executor/models/dots_ocr.py",
+        code=f"{VLLM}dots_ocr.py",
     ),
     "GOT": Family(
         None,
@@ -172,7 +171,7 @@ FAMILIES = {
             ties="text",
             ignored=frozenset({"attention_bias", "vision_config"}),
             tower_file="published_code",
-            code=f"{GITHUB}vllm-project/vllm/blob/main/vllm/model_executor/models/{file}",
+            code=f"{VLLM}{file}",
         )
         for kind, file in (("Keye", "keye.py"), ("KeyeVL1_5", "keye_vl1_5.py"))
     },
@@ -213,11 +212,11 @@ FAMILIES = {
         tower_file="published_code",
         ignored=frozenset(
             """
-            max_sequence_length pixel_shuffle_scale video_patch_size vision_attn_implementation vision_config
-            vision_max_num_patches vision_min_num_patches vision_patch_size vision_rescale_factor vision_token
+            pixel_shuffle_scale video_patch_size vision_attn_implementation vision_config vision_max_num_patches
+            vision_min_num_patches vision_patch_size vision_rescale_factor vision_token
             """.split()  # noqa: SIM905
         ),
-        code=f"{GITHUB}vllm-project/vllm/blob/main/vllm/model_executor/models/isaac.py",
+        code=f"{VLLM}isaac.py",
     ),
     "youtu_vl": Family(
         None,

@@ -11,6 +11,7 @@ from dataclasses import replace
 from typing import Any
 
 from .....components.base import LARGEST
+from ...code_addresses import HUB, MLX, VLLM
 from ...config import Config, is_number, is_whole
 from ...family import Family
 from ...parts import (
@@ -22,6 +23,7 @@ from ...parts import (
     biases,
     decoder,
     glu,
+    layer_table,
     layernorm,
     learned_positions,
     moe,
@@ -91,9 +93,7 @@ def _phi(config: Config) -> Table:
 def _stablelm_epoch(config: Config) -> Table:
     norm = layernorm(config.number("norm_eps"))
     mixer = attention(config, position=rope(config, 0.25, "rope_pct"), **biases(config.flag("use_qkv_bias"), *QKV))
-    return decoder(
-        config, {"attention": mixer, "feed_forward": glu(config), "norm": norm, "norm_placement": "pre"}, norm
-    )
+    return decoder(config, layer_table(mixer, glu(config), norm), norm)
 
 
 def _refined_web(config: Config) -> Table:
@@ -265,7 +265,7 @@ PHI = Family(
     | {"num_local_experts": None},
     frozenset({"flash_attn", "flash_rotary", "fused_dense"}),
     aliases=GPT2_NAMES,
-    code="https://huggingface.co/microsoft/phi-1_5 modeling_mixformer_sequential.py",
+    code=f"{HUB}microsoft/phi-1_5 modeling_mixformer_sequential.py",
 )
 REFINED_WEB = Family(
     _refined_web,
@@ -279,9 +279,8 @@ REFINED_WEB = Family(
     },
     frozenset({"apply_residual_connection_post_layernorm", "parallel_attn"}),
     aliases={"num_hidden_layers": "n_layer", "num_attention_heads": "n_head"},
-    code="https://huggingface.co/tiiuae/falcon-40b modelling_RW.py",
+    code=f"{HUB}tiiuae/falcon-40b modelling_RW.py",
 )
-MLX = "https://github.com/ml-explore/mlx-lm/blob/main/mlx_lm/models/"
 
 FAMILIES = {
     "codeshell": Family(
@@ -302,7 +301,7 @@ FAMILIES = {
             """.split()  # noqa: SIM905
         ),
         aliases={**GPT2_NAMES, "num_key_value_heads": "num_query_groups"},
-        code="https://huggingface.co/WisdomShell/CodeShell-7B modeling_codeshell.py",
+        code=f"{HUB}WisdomShell/CodeShell-7B modeling_codeshell.py",
     ),
     "jais": Family(
         _jais,
@@ -321,7 +320,7 @@ FAMILIES = {
             """.split()  # noqa: SIM905
         ),
         aliases=GPT2_NAMES,
-        code="https://github.com/vllm-project/vllm/blob/main/vllm/model_executor/models/jais.py",
+        code=f"{VLLM}jais.py",
     ),
     "mixformer-sequential": PHI,
     "phi-msft": PHI,
@@ -348,7 +347,7 @@ FAMILIES = {
         _stablelm_epoch,
         {**COMMON, "norm_eps": 1e-5, "hidden_act": "silu", "use_qkv_bias": False, "tie_word_embeddings": False},
         frozenset({"num_heads", "rotary_scaling_factor"}),
-        code="https://huggingface.co/stabilityai/stable-code-3b modeling_stablelm_epoch.py",
+        code=f"{HUB}stabilityai/stable-code-3b modeling_stablelm_epoch.py",
     ),
     "RefinedWeb": REFINED_WEB,
     "RefinedWebModel": replace(

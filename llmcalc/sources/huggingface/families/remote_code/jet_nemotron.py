@@ -11,7 +11,7 @@ from typing import Any
 from .....components.base import LARGEST
 from ...config import Config
 from ...family import Family
-from ...parts import QKV, Table, attention, biases, combined_kinds, decoder, glu, listed_kinds, rmsnorm
+from ...parts import QKV, Table, attention, biases, combined_kinds, decoder, glu, layer_table, listed_kinds, rmsnorm
 
 LAYER_KINDS = {"attn": "full", "swa": "sliding", "jet": "linear"}
 JET_DEFAULTS: dict[str, Any] = {
@@ -46,7 +46,7 @@ def _jet_nemotron(config: Config) -> Table:
     if "linear" in names:
         kinds["linear"] = {"attention": _jet_block(config, _section(config, "jet", JET_DEFAULTS))}
     config.fields_read.add(SECTION)
-    block = {"attention": mixer, "feed_forward": glu(config), "norm": norm, "norm_placement": "pre"}
+    block = layer_table(mixer, glu(config), norm)
     return decoder(config, block, norm, stack=combined_kinds((names, kinds)))
 
 

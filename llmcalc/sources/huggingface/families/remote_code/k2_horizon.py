@@ -8,7 +8,20 @@ from __future__ import annotations
 
 from ...config import Config
 from ...family import Family
-from ...parts import QKVO, Table, attention, biases, combined_kinds, decoder, float32_rmsnorm, glu, moe, qk_norm, rope
+from ...parts import (
+    QKVO,
+    Table,
+    attention,
+    biases,
+    combined_kinds,
+    decoder,
+    float32_rmsnorm,
+    glu,
+    layer_table,
+    moe,
+    qk_norm,
+    rope,
+)
 
 GATES = {"silu": "silu", "softplus": "softplus"}
 SPARSE_FIELDS = frozenset(
@@ -42,7 +55,7 @@ def _k2_horizon(config: Config) -> Table:
         **biases(config.flag("attention_bias"), *QKVO),
         **(qk_norm(float32_rmsnorm(eps), scope="per_head") if config.flag("query_key_norm") else {}),
     )
-    block = {"attention": mixer, "feed_forward": glu(config), "norm": norm, "norm_placement": "pre"}
+    block = layer_table(mixer, glu(config), norm)
     experts = config.count("num_experts")
     dense = set() if config.get("mlp_only_layers") is None else set(config.sizes("mlp_only_layers"))
     step = config.size("decoder_sparse_step")

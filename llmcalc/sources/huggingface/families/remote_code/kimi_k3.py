@@ -9,9 +9,10 @@ from __future__ import annotations
 from typing import NamedTuple
 
 from .....algebra import ceil_div
+from ...code_addresses import HUB
 from ...config import Config
 from ...family import Family
-from ...parts import Table, decoder, dense_or_moe, glu, moe, rmsnorm, stack_of_layers
+from ...parts import Table, decoder, dense_or_moe, glu, layer_table, moe, rmsnorm, stack_of_layers
 from ..deepseek.deepseek import SIGMOID, mla
 from ..recurrent.delta import KDA_MODULES, KIMI_LINEAR, KIMI_NAMES, ROUTING, kda, kimi_mixers, linear_attention_config
 
@@ -22,7 +23,7 @@ def _kimi_k3(config: Config) -> Table:
     depth, norm = config.size("num_hidden_layers"), rmsnorm(config.number("rms_norm_eps"))
     mixers = _attention_mixers(config, depth)
     experts, block_size = _latent_experts(config), config.maybe("attn_res_block_size")
-    base: Table = {"norm": norm, "norm_placement": "pre", "attention": mixers.linear, "feed_forward": experts}
+    base: Table = layer_table(mixers.linear, experts, norm)
     changes: dict[str, Table] = {
         "linear": {},
         "full": {"attention": mixers.full},
@@ -117,7 +118,7 @@ FAMILIES = {
         None,
         {"tie_word_embeddings": False},
         text="kimi_k3_text",
-        code="https://huggingface.co/moonshotai/Kimi-K3 modeling_kimi_k3.py",
+        code=f"{HUB}moonshotai/Kimi-K3 modeling_kimi_k3.py",
         tower_file="published_code",
     ),
     "kimi_k3_text": Family(
@@ -137,6 +138,6 @@ FAMILIES = {
         modules={**KDA_MODULES, "latent_in": "routed_expert_down_proj", "latent_out": "routed_expert_up_proj"},
         earlier={"mlp": "block_sparse_moe"},
         unconverted=(r"re:.*routed_expert_(down|up)_proj",),
-        code="https://huggingface.co/moonshotai/Kimi-K3 modeling_kimi_linear.py",
+        code=f"{HUB}moonshotai/Kimi-K3 modeling_kimi_linear.py",
     ),
 }

@@ -9,12 +9,14 @@ from __future__ import annotations
 
 from dataclasses import replace
 
+from ...class_defaults import class_defaults
+from ...code_addresses import VLLM
 from ...config import Config
 from ...family import Family
-from ...parts import Table, combined_kinds, decoder, dense_or_moe, glu, rmsnorm, uncounted_prediction
+from ...parts import Table, combined_kinds, decoder, dense_or_moe, glu, layer_table, rmsnorm, uncounted_prediction
 from ..deepseek.deepseek import LATENT, mla
 from ..recurrent import delta
-from .experts import LING, LING_IGNORED, VLLM, ling_experts, ling_lightning
+from .experts import LING, LING_IGNORED, ling_experts, ling_lightning
 
 
 def _ling_2_5(config: Config) -> Table:
@@ -25,12 +27,7 @@ def _ling_2_5(config: Config) -> Table:
     mixers = ["linear" if (i + 1) % group else "full" for i in range(depth)]
     networks = dense_or_moe(config, depth, config.count("first_k_dense_replace"))
     bias = config.flag("use_bias")
-    block = {
-        "attention": ling_lightning(config, norm),
-        "feed_forward": ling_experts(config),
-        "norm": norm,
-        "norm_placement": "pre",
-    }
+    block = layer_table(ling_lightning(config, norm), ling_experts(config), norm)
     mixer_kinds: Table = {"linear": {}, "full": {"attention": mla(config)}}
     network_kinds: Table = {"moe": {}, "dense": {"feed_forward": {"type": "mlp", **glu(config, bias)}}}
     return decoder(config, block, norm, stack=combined_kinds((mixers, mixer_kinds), (networks, network_kinds)))
@@ -51,6 +48,11 @@ FAMILIES = {
         code=f"{VLLM}bailing_moe_linear.py",
     ),
     "bailing_moe_v3": replace(
-        delta.FAMILIES["bailing_hybrid"], read=delta.ling_3, code=f"{VLLM}bailing_moe_v3.py", writes={}, modules={}
+        delta.FAMILIES["bailing_hybrid"],
+        read=delta.ling_3,
+        defaults={**class_defaults("bailing_hybrid"), **delta.FAMILIES["bailing_hybrid"].defaults},
+        code=f"{VLLM}bailing_moe_v3.py",
+        writes={},
+        modules={},
     ),
 }

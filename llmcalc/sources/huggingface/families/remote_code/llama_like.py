@@ -10,9 +10,24 @@ from __future__ import annotations
 from typing import Any
 
 from .....errors import shown
+from ...code_addresses import HUB, LLAMA_CPP, MLX, SGLANG, VLLM
 from ...config import Config
 from ...family import Family
-from ...parts import QKVO, Table, attention, biases, decoder, glu, layernorm, mlp, moe, qk_norm, rmsnorm, rope
+from ...parts import (
+    QKVO,
+    Table,
+    attention,
+    biases,
+    decoder,
+    glu,
+    layer_table,
+    layernorm,
+    mlp,
+    moe,
+    qk_norm,
+    rmsnorm,
+    rope,
+)
 from ..deepseek.deepseek import LATENT, mla
 from ..llama.llama import llama_like
 
@@ -93,7 +108,7 @@ def _plm(config: Config) -> Table:
     norm = rmsnorm(config.number("rms_norm_eps"))
     network = mlp(config.size("intermediate_size"), "relu2", bias=config.flag("mlp_bias"))
     config.fields_read.update(("num_key_value_heads", "hidden_act"))
-    block = {"attention": mla(config), "feed_forward": network, "norm": norm, "norm_placement": "pre"}
+    block = layer_table(mla(config), network, norm)
     return decoder(config, block, norm)
 
 
@@ -101,19 +116,14 @@ def _lille(config: Config) -> Table:
     """Reads Lille 130M: the width of its network is 8/3 of the model's, rounded to 256."""
     norm = rmsnorm(config.number("layer_norm_eps"))
     width = max(1, round(8 * config.size("hidden_size") // 3 / 256)) * 256
-    block = {
-        "attention": attention(config),
-        "feed_forward": {"intermediate_size": width, "hidden_act": "silu", "gated": True},
-        "norm": norm,
-        "norm_placement": "pre",
-    }
+    block = layer_table(attention(config), {"intermediate_size": width, "hidden_act": "silu", "gated": True}, norm)
     return decoder(config, block, norm)
 
 
 def _orion(config: Config) -> Table:
     """Reads Orion: LayerNorm with a bias, whose eps is in `rms_norm_eps`."""
     norm = layernorm(config.number("rms_norm_eps"))
-    block = {"attention": attention(config), "feed_forward": glu(config), "norm": norm, "norm_placement": "pre"}
+    block = layer_table(attention(config), glu(config), norm)
     return decoder(config, block, norm)
 
 
@@ -127,12 +137,12 @@ def _telechat(config: Config) -> Table:
         "gated": True,
         "down_bias": True,
     }
-    return decoder(config, {"attention": mixer, "feed_forward": network, "norm": norm, "norm_placement": "pre"}, norm)
+    return decoder(config, layer_table(mixer, network, norm), norm)
 
 
 def _exaone(config: Config) -> Table:
     norm = rmsnorm(config.number("layer_norm_epsilon"))
-    block = {"attention": attention(config), "feed_forward": glu(config), "norm": norm, "norm_placement": "pre"}
+    block = layer_table(attention(config), glu(config), norm)
     return decoder(config, block, norm)
 
 
@@ -157,7 +167,7 @@ def _plamo(config: Config) -> Table:
     kv_heads = config.divided("n_shared_head", heads, config.size("n_shared_head"))
     config.fields_read.add("num_key_value_heads")
     mixer = attention(config, num_key_value_heads=kv_heads)
-    block = {"attention": mixer, "feed_forward": glu(config), "norm": norm, "norm_placement": "pre"}
+    block = layer_table(mixer, glu(config), norm)
     return decoder(config, {**block, "parallel": "shared"}, norm)
 
 
@@ -190,8 +200,6 @@ COMMON: dict[str, Any] = {
     "tie_word_embeddings": False,
 }
 
-HUB, VLLM = "https://huggingface.co/", "https://github.com/vllm-project/vllm/blob/main/vllm/model_executor/models/"
-LLAMA_CPP = "https://github.com/ggml-org/llama.cpp/blob/master/src/models/"
 
 FAMILIES = {
     "internlm": Family(
@@ -209,7 +217,7 @@ FAMILIES = {
     "baichuan": Family(
         _baichuan,
         COMMON,
-        frozenset({"z_loss_weight", "gradient_checkpointing"}),
+        frozenset({"z_loss_weight"}),
         code=f"{HUB}baichuan-inc/Baichuan2-13B-Chat modeling_baichuan.py",
     ),
     "minicpm": Family(
@@ -242,7 +250,7 @@ FAMILIES = {
             "num_key_value_heads": "n_kv_heads",
             "max_position_embeddings": "block_size",
         },
-        code="https://github.com/ml-explore/mlx-lm/blob/main/mlx_lm/models/lille-130m.py",
+        code=f"{MLX}lille-130m.py",
     ),
     "orion": Family(_orion, COMMON, code=f"{HUB}OrionStarAI/Orion-14B-Base modeling_orion.py"),
     "telechat": Family(
@@ -262,7 +270,7 @@ FAMILIES = {
     "telechat3": Family(
         _telechat3,
         {**COMMON, "attention_bias": False, "mlp_bias": False},
-        code="https://github.com/ml-explore/mlx-lm/blob/main/mlx_lm/models/telechat3.py",
+        code=f"{MLX}telechat3.py",
     ),
     "mobilellm": Family(
         _mobilellm,
@@ -287,7 +295,7 @@ FAMILIES = {
         _solar,
         {**COMMON, "attention_bias": False, "mlp_bias": False},
         frozenset({"bskcn_1", "bskcn_2", "bskcn_3", "bskcn_4", "bskcn_tv", "sliding_window"}),
-        code="https://github.com/sgl-project/sglang/blob/main/python/sglang/srt/models/solar.py",
+        code=f"{SGLANG}solar.py",
     ),
     "cogvlm": Family(
         _cogvlm,
@@ -295,13 +303,13 @@ FAMILIES = {
         frozenset({"template_version"}),
         uncounted={"vision_config": "its encoder is not counted"},
         aliases={"num_key_value_heads": "num_multi_query_heads"},
-        code="https://huggingface.co/zai-org/cogvlm2-llama3-chat-19B modeling_cogvlm.py",
+        code=f"{HUB}zai-org/cogvlm2-llama3-chat-19B modeling_cogvlm.py",
     ),
     "plamo": Family(
         _plamo,
         {**COMMON, "n_shared_head": 8},
         frozenset({"rope_traditional"}),
-        code="https://github.com/ml-explore/mlx-lm/blob/main/mlx_lm/models/plamo.py",
+        code=f"{MLX}plamo.py",
     ),
     "xverse": Family(
         _xverse,

@@ -8,6 +8,8 @@ from __future__ import annotations
 from dataclasses import replace
 
 from .....components.base import LARGEST
+from ...class_defaults import class_defaults
+from ...code_addresses import MLX
 from ...config import Config
 from ...family import Quirks
 from ...parts import Table
@@ -44,8 +46,14 @@ FAMILIES = {
     "longcat_flash_ngram": replace(
         LONGCAT,
         read=_longcat_flash_ngram,
-        defaults={**LONGCAT.defaults, "ngram_vocab_size_ratio": 78, "emb_neighbor_num": 4, "emb_split_num": 4},
-        code="https://github.com/ml-explore/mlx-lm/blob/main/mlx_lm/models/longcat_flash_ngram.py",
+        defaults={
+            **class_defaults("longcat_flash"),
+            **LONGCAT.defaults,
+            "ngram_vocab_size_ratio": 78,
+            "emb_neighbor_num": 4,
+            "emb_split_num": 4,
+        },
+        code=f"{MLX}longcat_flash_ngram.py",
         writes={},
         modules={},
         quirks=Quirks(),

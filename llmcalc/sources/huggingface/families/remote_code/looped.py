@@ -12,9 +12,10 @@ from __future__ import annotations
 
 from .....components.base import MOST_LAYERS
 from .....components.stack import MOST_KINDS
+from ...code_addresses import HUB
 from ...config import Config
 from ...family import Family
-from ...parts import QKVO, Table, attention, biases, decoder, glu, listed_kinds, rmsnorm, rope
+from ...parts import QKVO, Table, attention, biases, decoder, glu, layer_table, listed_kinds, rmsnorm, rope
 
 OTHER_STRUCTURES = (
     "enable_double_loop_split",
@@ -38,7 +39,7 @@ def _ouro(config: Config) -> Table:
         f"({config.size('hidden_size') + 1} parameters), are not counted"
     )
     norm = rmsnorm(config.number("rms_norm_eps"))
-    block = {"attention": attention(config), "feed_forward": glu(config), "norm": norm, "norm_placement": "sandwich"}
+    block = layer_table(attention(config), glu(config), norm, "sandwich")
     return decoder(config, block, norm, stack=stack)
 
 
@@ -57,7 +58,7 @@ def _nanbeige(config: Config) -> Table:
         config.notes.append("num_loops: the norm after each loop but the last is not counted; it adds no parameters")
     norm = rmsnorm(config.number("rms_norm_eps"))
     mixer = attention(config, **biases(config.flag("attention_bias"), *QKVO))
-    block = {"attention": mixer, "feed_forward": glu(config), "norm": norm, "norm_placement": "pre"}
+    block = layer_table(mixer, glu(config), norm)
     return decoder(config, block, norm, stack=_steps(config, loop_count))
 
 
@@ -116,7 +117,7 @@ FAMILIES = {
             "total_ut_steps": 4,
         },
         frozenset({"early_exit_step", "early_exit_threshold", "chunk_size", "max_window_layers", "sliding_window"}),
-        code="https://huggingface.co/ByteDance/Ouro-1.4B modeling_ouro.py",
+        code=f"{HUB}ByteDance/Ouro-1.4B modeling_ouro.py",
     ),
     "nanbeige": Family(
         _nanbeige,
@@ -141,7 +142,7 @@ FAMILIES = {
             **dict.fromkeys(OTHER_STRUCTURES, False),
         },
         frozenset({"kv_channels"}),
-        code="https://huggingface.co/Nanbeige/Nanbeige4.2-3B modeling_nanbeige.py",
+        code=f"{HUB}Nanbeige/Nanbeige4.2-3B modeling_nanbeige.py",
     ),
     "iquestloopcoder": Family(
         _loopcoder,
@@ -156,6 +157,6 @@ FAMILIES = {
             "loop_num": 2,
             "loop_window_size": 64,
         },
-        code="https://huggingface.co/IQuestLab/IQuest-Coder-V1-40B-Loop-Instruct modeling_iquestloopcoder.py",
+        code=f"{HUB}IQuestLab/IQuest-Coder-V1-40B-Loop-Instruct modeling_iquestloopcoder.py",
     ),
 }

@@ -7,9 +7,22 @@ Source: the file in `Family.code`.
 
 from __future__ import annotations
 
+from ...code_addresses import VLLM
 from ...config import Config
 from ...family import Family
-from ...parts import QKV, Table, attention, biases, combined_kinds, decoder, glu, moe, rmsnorm, uncounted_prediction
+from ...parts import (
+    QKV,
+    Table,
+    attention,
+    biases,
+    combined_kinds,
+    decoder,
+    glu,
+    layer_table,
+    moe,
+    rmsnorm,
+    uncounted_prediction,
+)
 from ..deepseek.deepseek import ROUTING, SIGMOID
 
 SIZES = ("num_attention_heads", "num_key_value_heads", "head_dim", "v_head_dim")
@@ -38,7 +51,7 @@ def _mimo_v2(config: Config) -> Table:
         glu(config, width=config.size("moe_intermediate_size")),
         **SIGMOID,
     )
-    block = {"attention": mixer, "feed_forward": glu(config), "norm": norm, "norm_placement": "pre"}
+    block = layer_table(mixer, glu(config), norm)
     attention_kinds: Table = {
         "full": {},
         "sliding": {"attention": {**mixer, **sliding_sizes, **sinks, "sliding_window": window}},
@@ -79,6 +92,6 @@ FAMILIES = {
             "num_mtp_layers": "the {} multi-token-prediction modules are not counted",
         },
         aliases={"rms_norm_eps": "layernorm_epsilon"},
-        code="https://github.com/vllm-project/vllm/blob/main/vllm/model_executor/models/mimo_v2.py",
+        code=f"{VLLM}mimo_v2.py",
     ),
 }

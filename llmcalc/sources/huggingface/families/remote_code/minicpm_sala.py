@@ -6,9 +6,10 @@ Source: the modeling file in `Family.code`; sequences of up to `dense_len` token
 from __future__ import annotations
 
 from .....errors import shown
+from ...code_addresses import HUB
 from ...config import Config
 from ...family import Family
-from ...parts import QKVO, Table, attention, biases, combined_kinds, decoder, glu, rmsnorm, rope
+from ...parts import QKVO, Table, attention, biases, combined_kinds, decoder, glu, layer_table, rmsnorm, rope
 
 SPARSE, LIGHTNING = "minicpm4", ("lightning", "lightning_attn", "lightning-attn")
 
@@ -23,7 +24,7 @@ def _minicpm_sala(config: Config) -> Table:
         dense_length = config.table("sparse_config").get("dense_len")
         length_text = "" if dense_length is None else f" of more than {shown(dense_length)} tokens"
         config.notes.append(f"sparse_config: that a sequence{length_text} attends to some blocks alone is not counted")
-    block = {"attention": _sparse_attention(config), "feed_forward": glu(config), "norm": norm, "norm_placement": "pre"}
+    block = layer_table(_sparse_attention(config), glu(config), norm)
     layer_tables: Table = {"sparse": {}, "lightning": {"attention": _lightning_attention(config, norm)}}
     names = ["sparse" if name == SPARSE else "lightning" for name in types]
     return decoder(config, block, norm, stack=combined_kinds((names, layer_tables)))
@@ -73,6 +74,6 @@ FAMILIES = {
             "tie_word_embeddings": False,
         },
         frozenset({"dim_model_base", "lightning_scale", "mup_denominator", "scale_depth", "scale_emb", "shift_labels"}),
-        code="https://huggingface.co/openbmb/MiniCPM-SALA modeling_minicpm_sala.py",
+        code=f"{HUB}openbmb/MiniCPM-SALA modeling_minicpm_sala.py",
     ),
 }

@@ -8,9 +8,10 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
+from ...code_addresses import VLLM
 from ...config import Config
 from ...family import Family
-from ...parts import QKVO, Table, biases, combined_kinds, decoder, layernorm, moe
+from ...parts import QKVO, Table, biases, combined_kinds, decoder, layer_table, layernorm, moe
 
 TEXT = {
     "dim": 2048,
@@ -58,7 +59,7 @@ def _moondream3(config: Config) -> Table:
         "hidden_act": "gelu_tanh",
         **biases(True, "up_bias", "down_bias"),
     }
-    block = {"attention": mixer, "feed_forward": dense, "norm": norm, "norm_placement": "pre", "parallel": "shared"}
+    block = layer_table(mixer, dense, norm, parallel="shared")
     first_expert_layer = experts.count("start_layer")
     layer_tables: Table = {"dense": {}, "moe": {"feed_forward": routed}}
     names = ["dense" if layer < first_expert_layer else "moe" for layer in range(depth)]
@@ -86,9 +87,5 @@ def _config_section(config: Config, sections: Mapping[str, Any], name: str) -> M
 
 
 FAMILIES = {
-    "moondream3": Family(
-        _moondream3,
-        generates=True,
-        code="https://github.com/vllm-project/vllm/blob/main/vllm/model_executor/models/moondream3.py",
-    ),
+    "moondream3": Family(_moondream3, generates=True, code=f"{VLLM}moondream3.py"),
 }

@@ -10,9 +10,23 @@ from collections.abc import Mapping
 from typing import Any
 
 from .....components.base import LARGEST
+from ...code_addresses import VLLM
 from ...config import Config
 from ...family import Family
-from ...parts import QKV, QKVO, Table, attention, biases, decoder, layernorm, learned_positions, qk_norm, rmsnorm, rope
+from ...parts import (
+    QKV,
+    QKVO,
+    Table,
+    attention,
+    biases,
+    decoder,
+    layer_table,
+    layernorm,
+    learned_positions,
+    qk_norm,
+    rmsnorm,
+    rope,
+)
 
 
 def _hf_olmo(config: Config) -> Table:
@@ -36,12 +50,7 @@ def _hf_olmo(config: Config) -> Table:
         mixer |= qk_norm(_norm(config, qk_affine, norm_bias), "projection")
     if config.flag("embedding_layer_norm"):
         stack["embedding_norm"] = norm
-    block = {
-        "attention": mixer,
-        "feed_forward": _feed_forward(config, bias),
-        "norm": norm,
-        "norm_placement": "output" if config.flag("norm_after") else "pre",
-    }
+    block = layer_table(mixer, _feed_forward(config, bias), norm, "output" if config.flag("norm_after") else "pre")
     rows, is_tied = config.maybe("embedding_size") or config.size("vocab_size"), config.flag("tie_word_embeddings")
     config.fields_read.add("vocab_size")
     head = biases(bias and not is_tied, "bias")
@@ -107,12 +116,12 @@ def _molmo(config: Config) -> Table:
     width = config.size("intermediate_size")
     if width % 2:
         raise config.wrong("intermediate_size", width, "an even number: the gate and the other half together")
-    block = {
-        "attention": mixer,
-        "feed_forward": {"intermediate_size": width // 2, "hidden_act": "silu", "gated": True},
-        "norm": norm,
-        "norm_placement": "output" if config.flag("norm_after") else "pre",
-    }
+    block = layer_table(
+        mixer,
+        {"intermediate_size": width // 2, "hidden_act": "silu", "gated": True},
+        norm,
+        "output" if config.flag("norm_after") else "pre",
+    )
     rows = config.maybe("embedding_size") or config.size("vocab_size")
     config.fields_read.add("vocab_size")
     config.notes.append("the vision encoder, whose sizes are in the code of the model, is not counted")
@@ -163,7 +172,7 @@ def _openlm_arguments(config: Config) -> Table:
     }
     network = config.choice(networks, "ffn_type")
     stack = {"embedding_norm": norm} if config.flag("post_embed_norm") else {}
-    block = {"attention": mixer, "feed_forward": network, "norm": norm, "norm_placement": "pre"}
+    block = layer_table(mixer, network, norm)
     return decoder(config, block, norm, stack=stack)
 
 
@@ -171,7 +180,6 @@ OLMO, OPEN_LM = (
     "https://github.com/allenai/OLMo olmo/model.py",
     "https://github.com/mlfoundations/open_lm open_lm/model.py",
 )
-VLLM = "https://github.com/vllm-project/vllm/blob/main/vllm/model_executor/models/"
 
 OLMO_NAMES = {
     "hidden_size": "d_model",

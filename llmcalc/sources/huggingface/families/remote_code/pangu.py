@@ -5,10 +5,11 @@ Source: the file in `Family.code`.
 
 from __future__ import annotations
 
+from ...code_addresses import VLLM
 from ...config import Config
 from ...family import Family
 from ...parts import Table, dense_or_moe
-from ..deepseek.deepseek import COMMON, LATENT, ROUTING, SIGMOID, deepseek, mla, routed
+from ..deepseek.deepseek import LATENT, ROUTING, SIGMOID, deepseek, mla, routed
 
 
 def _pangu_ultra_moe(config: Config) -> Table:
@@ -27,8 +28,11 @@ FAMILIES = {
     "pangu_ultra_moe": Family(
         _pangu_ultra_moe,
         {
-            **COMMON,
             **LATENT,
+            "hidden_act": "silu",
+            "rms_norm_eps": 1e-6,
+            "attention_bias": False,
+            "tie_word_embeddings": False,
             "moe_layer_freq": 1,
             "n_shared_experts": None,
             "first_k_dense_replace": 0,
@@ -47,6 +51,6 @@ FAMILIES = {
             "first_k_dense_replace": "num_dense_layers",
             "num_nextn_predict_layers": "num_mtp_layers",
         },
-        code="https://github.com/vllm-project/vllm/blob/main/vllm/model_executor/models/openpangu.py",
+        code=f"{VLLM}openpangu.py",
     ),
 }

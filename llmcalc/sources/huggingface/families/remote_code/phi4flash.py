@@ -9,9 +9,10 @@ of NVIDIA/TensorRT-LLM.
 from __future__ import annotations
 
 from .....components.base import LARGEST
+from ...code_addresses import HUB
 from ...config import Config, is_whole
-from ...family import DropoutFields, Family
-from ...parts import Table, combined_kinds, decoder, glu, layernorm
+from ...family import Family
+from ...parts import Table, combined_kinds, decoder, glu, layer_table, layernorm
 from ..recurrent.mamba import step_rank
 
 
@@ -52,7 +53,7 @@ def _phi4flash(config: Config) -> Table:
     half_depth = depth // 2
     names = [*["mamba", "sliding"] * (half_depth // 2), "memory", "full", *["gate", "shared"] * ((half_depth - 2) // 2)]
     network = glu(config, config.flag("mlp_bias"))
-    block = {"attention": mamba, "feed_forward": network, "norm": norm, "norm_placement": "pre"}
+    block = layer_table(mamba, network, norm)
     head = {"bias": True} if config.flag("lm_head_bias") else None
     kinds = {name: fields for name, fields in kinds.items() if name in names}
     return decoder(config, block, norm, head, combined_kinds((names, kinds)))
@@ -95,8 +96,8 @@ FAMILIES = {
             "mlp_bias": False,
             "lm_head_bias": False,
         },
-        frozenset({"embd_pdrop", "resid_pdrop", "rope_scaling", "rope_theta", "mamba_inner_layernorms"}),
-        dropout=DropoutFields({"embedding": "embd_pdrop", "attention": "attention_dropout"}),
-        code="https://huggingface.co/microsoft/Phi-4-mini-flash-reasoning modeling_phi4flash.py",
+        frozenset({"mamba_inner_layernorms"}),
+        dropout={"embedding": "embd_pdrop", "attention": "attention_dropout"},
+        code=f"{HUB}microsoft/Phi-4-mini-flash-reasoning modeling_phi4flash.py",
     ),
 }

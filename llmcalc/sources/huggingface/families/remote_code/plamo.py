@@ -5,6 +5,7 @@ Sources: the files of vLLM in `Family.code` of each model type.
 
 from __future__ import annotations
 
+from ...code_addresses import VLLM
 from ...config import Config
 from ...family import Family
 from ...parts import (
@@ -14,6 +15,7 @@ from ...parts import (
     combined_kinds,
     decoder,
     glu,
+    layer_table,
     listed_kinds,
     offset_rmsnorm,
     qk_norm,
@@ -46,7 +48,7 @@ def _plamo2(config: Config) -> Table:
         "chunk_size": config.size("mamba_chunk_size"),
         "norm": rmsnorm(eps),
     }
-    block = {"attention": sliding, "feed_forward": glu(config), "norm": norm, "norm_placement": "sandwich"}
+    block = layer_table(sliding, glu(config), norm, "sandwich")
     layer_tables: Table = {"sliding": {}, "full": {"attention": mixer}, "mamba": {"attention": mamba}}
     names = [
         "mamba"
@@ -87,12 +89,10 @@ def _plamo3(config: Config) -> Table:
         window = next(iter(window_sizes), window)
     names = listed_kinds(config, "layer_types", FULL_OR_SLIDING, default)
     mixer = attention(config, **qk_norm(norm))
-    block = {"attention": mixer, "feed_forward": glu(config), "norm": norm, "norm_placement": "sandwich"}
+    block = layer_table(mixer, glu(config), norm, "sandwich")
     sliding: Table = {} if window is None else {"attention": {"sliding_window": window}}
     return decoder(config, block, norm, stack=combined_kinds((names, {"full": {}, "sliding": sliding})))
 
-
-VLLM = "https://github.com/vllm-project/vllm/blob/main/vllm/model_executor/models/"
 
 FAMILIES = {
     "plamo2": Family(
@@ -120,7 +120,7 @@ FAMILIES = {
         },
         frozenset({"capacity_factor", "eval_attention_n_bit", "eval_mlp_n_bit", "head_dim", "rope_local_theta"})
         | {"expert_dropout", "group_size", "k_expert", "linear_type", "n_expert", "sparse_intermediate_size"}
-        | {"sparse_step", "shared_intermediate_size", "use_cache", "use_predefined_initial_state"},
+        | {"sparse_step", "shared_intermediate_size", "use_predefined_initial_state"},
         code=f"{VLLM}plamo2.py",
     ),
     "plamo3": Family(

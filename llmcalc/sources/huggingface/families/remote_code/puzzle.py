@@ -7,6 +7,8 @@ from __future__ import annotations
 
 from dataclasses import replace
 
+from ...class_defaults import class_defaults, class_fields
+from ...code_addresses import HUB
 from ...config import Config
 from ...parts import Table
 from ..recurrent.nemotron import FAMILIES as NEMOTRON
@@ -47,7 +49,8 @@ FAMILIES = {
     "nemotron_h_puzzle": replace(
         NEMOTRON["nemotron_h"],
         read=_puzzle,
-        ignored=NEMOTRON["nemotron_h"].ignored | {"mtp_block_configs"},
-        code="https://huggingface.co/nvidia/NVIDIA-Nemotron-Labs-3-Puzzle-75B-A9B-NVFP4 modeling_nemotron_h_puzzle.py",
+        defaults={**class_defaults("nemotron_h"), **NEMOTRON["nemotron_h"].defaults},
+        ignored=NEMOTRON["nemotron_h"].ignored | class_fields("nemotron_h") | {"mtp_block_configs"},
+        code=f"{HUB}nvidia/NVIDIA-Nemotron-Labs-3-Puzzle-75B-A9B-NVFP4 modeling_nemotron_h_puzzle.py",
     ),
 }

@@ -5,9 +5,10 @@ Source: modeling_qwen.py of Qwen/Qwen-7B and Qwen/Qwen-72B. The first revision o
 
 from __future__ import annotations
 
+from ...code_addresses import HUB
 from ...config import Config
 from ...family import Family
-from ...parts import QKV, Table, biases, decoder, rmsnorm, rope
+from ...parts import QKV, Table, biases, decoder, layer_table, rmsnorm, rope
 
 
 def _qwen(config: Config) -> Table:
@@ -31,7 +32,7 @@ def _qwen(config: Config) -> Table:
         "gated": True,
         **biases(bias, "gate_bias", "up_bias", "down_bias"),
     }
-    return decoder(config, {"attention": mixer, "feed_forward": network, "norm": norm, "norm_placement": "pre"}, norm)
+    return decoder(config, layer_table(mixer, network, norm), norm)
 
 
 FAMILIES = {
@@ -59,7 +60,7 @@ FAMILIES = {
             "max_position_embeddings": "n_positions",
             "head_dim": "kv_channels",
         },
-        code="https://huggingface.co/Qwen/Qwen-72B modeling_qwen.py",
+        code=f"{HUB}Qwen/Qwen-72B modeling_qwen.py",
         towers="QWen",
         tower_file="published_code",
     ),

@@ -6,9 +6,10 @@ Sources: the modeling files in `Family.code` of each model type.
 from __future__ import annotations
 
 from .....components.base import LARGEST
+from ...code_addresses import HUB
 from ...config import Config
-from ...family import DropoutFields, Family
-from ...parts import Table, decoder, layernorm
+from ...family import Family
+from ...parts import Table, decoder, layer_table, layernorm
 
 LARGE = 4096
 """Hidden size at which RWKV-6's low ranks are twice as large."""
@@ -49,7 +50,7 @@ def _with_first_norm(
 ) -> Table:
     """Returns a model of RWKV's layers. first_layer_norm: fields of the first layer's mixing that differ."""
     norm = layernorm(eps)
-    block: Table = {"attention": mixing, "feed_forward": channels, "norm": norm, "norm_placement": "pre"}
+    block: Table = layer_table(mixing, channels, norm)
     changes: Table = {"input_norm": norm, **({"attention": {**mixing, **first_layer_norm}} if first_layer_norm else {})}
     stack = {"variants": {"first": changes}, "first_layers": ["first"], "pattern": ["block"]}
     return decoder(config, block, norm, stack=stack)
@@ -99,7 +100,6 @@ RWKV = {
     "layer_norm_epsilon": 1e-5,
     "tie_word_embeddings": False,
 }
-HUB = "https://huggingface.co/"
 
 FAMILIES = {
     **{
@@ -109,7 +109,7 @@ FAMILIES = {
             frozenset({"rescale_every", "model_version"}),
             aliases={"max_position_embeddings": "context_length"},
             code=code,
-            dropout=DropoutFields({}),
+            dropout={},
         )
         for kind, read, code in (
             ("rwkv5", _rwkv5, f"{HUB}RWKV/rwkv-5-world-1b5 modeling_rwkv5.py"),
@@ -145,6 +145,6 @@ FAMILIES = {
         aliases={"head_dim": "head_size"},
         unread=frozenset(),
         code="https://github.com/fla-org/flash-linear-attention/blob/main/fla/models/rwkv7/modeling_rwkv7.py",
-        dropout=DropoutFields({}),
+        dropout={},
     ),
 }

@@ -5,9 +5,10 @@ Sources: the modeling file in `Family.code`, and its ports in SGLang (models/spa
 
 from __future__ import annotations
 
+from ...code_addresses import HUB
 from ...config import Config
 from ...family import Family
-from ...parts import QKVO, Table, attention, biases, decoder, glu, rmsnorm, rope, sliding_stack
+from ...parts import QKVO, Table, attention, biases, decoder, glu, layer_table, rmsnorm, rope, sliding_stack
 
 
 def _spark(config: Config) -> Table:
@@ -21,7 +22,7 @@ def _spark(config: Config) -> Table:
         **biases(config.flag("attention_bias"), *QKVO),
     )
     network = glu(config, config.flag("mlp_bias"))
-    block = {"attention": mixer, "feed_forward": network, "norm": norm, "norm_placement": "pre"}
+    block = layer_table(mixer, network, norm)
     if not config.has("layer_types"):
         raise config.wrong(
             "layer_types", config.data.get("layer_types"), f"a list with the kind of each of {depth} layers"
@@ -47,6 +48,6 @@ FAMILIES = {
             "tie_word_embeddings": False,
         },
         modules={"embed_tokens": "embedding", "self_attn.gate_proj": "g_proj", "self_attn.o_proj": "out_proj"},
-        code="https://huggingface.co/XHToken/Spark-X2.5-4B modeling_spark.py",
+        code=f"{HUB}XHToken/Spark-X2.5-4B modeling_spark.py",
     ),
 }

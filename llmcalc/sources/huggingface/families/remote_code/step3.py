@@ -5,9 +5,10 @@ Source: vllm/model_executor/models/step3_text.py and vllm/transformers_utils/con
 
 from __future__ import annotations
 
+from ...code_addresses import VLLM
 from ...config import Config
 from ...family import Family
-from ...parts import Table, attention, combined_kinds, decoder, glu, moe, rmsnorm
+from ...parts import Table, attention, combined_kinds, decoder, glu, layer_table, moe, rmsnorm
 
 
 def _step3_text(config: Config) -> Table:
@@ -25,7 +26,7 @@ def _step3_text(config: Config) -> Table:
     expert_layers = _layers_with_experts(config, depth)
     names = ["moe" if i in expert_layers else "dense" for i in range(depth)]
     dense_network = {"type": "mlp", **glu(config)}
-    block = {"attention": mixer, "feed_forward": experts, "norm": norm, "norm_placement": "pre"}
+    block = layer_table(mixer, experts, norm)
     return decoder(
         config, block, norm, stack=combined_kinds((names, {"moe": {}, "dense": {"feed_forward": dense_network}}))
     )
@@ -43,8 +44,6 @@ def _layers_with_experts(config: Config, depth: int) -> set[int]:
             return {int(text) for text in indices}
     raise config.wrong("moe_layers_enum", listed_indices, expected_text)
 
-
-VLLM = "https://github.com/vllm-project/vllm/blob/main/vllm/model_executor/models/"
 
 FAMILIES = {
     "step3_vl": Family(None, text="step3_text", ties="text", code=f"{VLLM}step3_vl.py"),

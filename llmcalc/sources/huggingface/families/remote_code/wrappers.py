@@ -6,18 +6,20 @@ Sources: the modeling files of the models' repositories, in `Family.code` of eac
 from __future__ import annotations
 
 from dataclasses import replace
+from typing import Any
 
+from ...class_defaults import class_defaults, class_fields
+from ...code_addresses import GITHUB, HUB, MLX_VLM, SGLANG, VLLM
 from ...config import Config
 from ...family import Family
 from ...parts import Table
 from ..qwen import qwen_vl
 
-HUB = "https://huggingface.co/"
-VLLM = "https://github.com/vllm-project/vllm/blob/main/vllm/model_executor/models/"
-SGLANG = "https://github.com/sgl-project/sglang/blob/main/python/sglang/srt/models/"
-MLX_VLM = "https://github.com/Blaizzy/mlx-vlm/tree/main/mlx_vlm/models/"
 READ_HERE = "published_code"
 """The file in `towers` that reads the encoders of such wrappers."""
+
+PRO = qwen_vl.FAMILIES["qwen3_vl_moe_text"]
+"""The family of Intern-S1-Pro's layers."""
 
 
 def _interns1_pro_text(config: Config) -> Table:
@@ -31,48 +33,45 @@ def _interns1_pro_text(config: Config) -> Table:
     return qwen_vl.qwen3_vl_moe_text(config)
 
 
+def _wrapper(text: str, code: str, text_section: str = "text_config", **fields: Any) -> Family:
+    """Returns the record of a wrapper with a class of its own, which ties what its text model's config ties.
+
+    text: the model type of its text model.
+    fields: further fields of the record.
+    """
+    return Family(None, text=text, text_section=text_section, generates=True, ties="text", code=code, **fields)
+
+
 FAMILIES = {
-    "internvl_chat": Family(
-        None,
-        text="llama",
-        text_section="llm_config",
-        generates=True,
-        ties="text",
-        code=f"{HUB}OpenGVLab/InternVL2-8B modeling_internvl_chat.py",
-        tower_file=READ_HERE,
+    "internvl_chat": _wrapper(
+        "llama", f"{HUB}OpenGVLab/InternVL2-8B modeling_internvl_chat.py", "llm_config", tower_file=READ_HERE
     ),
-    "kimi_vl": Family(
-        None,
-        text="deepseek_v3",
-        ties="text",
-        code=f"{HUB}moonshotai/Kimi-VL-A3B-Instruct modeling_kimi_vl.py",
-        tower_file=READ_HERE,
+    "NVLM_D": _wrapper("qwen2", f"{HUB}nvidia/NVLM-D-72B modeling_nvlm_d.py", "llm_config", tower_file=READ_HERE),
+    "h2ovl_chat": _wrapper(
+        "mistral", f"{HUB}h2oai/h2ovl-mississippi-2b modeling_h2ovl_chat.py", "llm_config", tower_file=READ_HERE
     ),
-    "deepseek_vl_v2": Family(
-        None,
-        text="deepseek_v2",
-        text_section="language_config",
-        ties="text",
-        code="https://github.com/deepseek-ai/DeepSeek-VL2/blob/main/deepseek_vl2/models/modeling_deepseek_vl_v2.py",
+    "skywork_chat": _wrapper(
+        "qwen2", f"{HUB}Skywork/Skywork-R1V-38B modeling_skywork_chat.py", "llm_config", tower_file=READ_HERE
+    ),
+    "kimi_vl": _wrapper(
+        "deepseek_v3", f"{HUB}moonshotai/Kimi-VL-A3B-Instruct modeling_kimi_vl.py", tower_file=READ_HERE
+    ),
+    "deepseek_vl_v2": _wrapper(
+        "deepseek_v2",
+        f"{GITHUB}deepseek-ai/DeepSeek-VL2/blob/main/deepseek_vl2/models/modeling_deepseek_vl_v2.py",
+        "language_config",
         towers="DeepseekVLV2",
         tower_file=READ_HERE,
     ),
-    "ovis": Family(
+    "eagle_2_5_vl": _wrapper("qwen2", f"{HUB}nvidia/Eagle2.5-8B modeling_eagle2_5_vl.py", tower_file=READ_HERE),
+    "dots_vlm": _wrapper("deepseek_v3", f"{SGLANG}dots_vlm.py", towers="DotsVLM", tower_file=READ_HERE),
+    "phi3_v": Family(
         None,
-        text="qwen2",
-        text_section="llm_config",
-        generates=True,
-        ties="text",
-        code=f"{HUB}AIDC-AI/Ovis1.6-Gemma2-9B modeling_ovis.py",
-    ),
-    "multi_modality": Family(
-        None,
-        text="llama",
-        text_section="language_config",
-        generates=True,
-        ties="text",
-        uncounted_encoders={"gen_vision_config": "a decoder of images"},
-        code="https://github.com/deepseek-ai/Janus/blob/main/janus/models/modeling_vlm.py",
+        text="phi3",
+        ignored=frozenset({"img_processor", "embd_layer"}),
+        towers="Phi3V",
+        tower_file=READ_HERE,
+        code=f"{HUB}microsoft/Phi-3-vision-128k-instruct modeling_phi3_v.py",
     ),
     "interns1": Family(None, text="qwen3", code=f"{HUB}internlm/Intern-S1 modeling_interns1.py", tower_file=READ_HERE),
     "interns1_pro": Family(
@@ -83,10 +82,10 @@ FAMILIES = {
         tower_file="qwen",
     ),
     "interns1_pro_text": replace(
-        qwen_vl.FAMILIES["qwen3_vl_moe_text"],
+        PRO,
         read=_interns1_pro_text,
-        defaults={**qwen_vl.FAMILIES["qwen3_vl_moe_text"].defaults, "tie_word_embeddings": False},
-        ignored=qwen_vl.FAMILIES["qwen3_vl_moe_text"].ignored | {"router_n_groups"},
+        defaults={**class_defaults("qwen3_vl_moe_text"), "tie_word_embeddings": False},
+        ignored=PRO.ignored | class_fields("qwen3_vl_moe_text") | {"router_n_groups"},
         code=f"{HUB}internlm/Intern-S1-Pro modeling_interns1_pro.py",
     ),
     "intern_s2_preview": Family(
@@ -96,164 +95,90 @@ FAMILIES = {
         code=f"{SGLANG}interns2preview.py",
         tower_file="qwen",
     ),
-    "minimax_vl_01": Family(
-        None, text="minimax_text_01", ties="text", code=f"{HUB}MiniMaxAI/MiniMax-VL-01 modeling_minimax_vl_01.py"
+    "ovis": _wrapper("qwen2", f"{HUB}AIDC-AI/Ovis1.6-Gemma2-9B modeling_ovis.py", "llm_config"),
+    "ovis2_5": _wrapper("qwen3", f"{HUB}AIDC-AI/Ovis2.5-9B modeling_ovis2_5.py", "llm_config"),
+    "eagle_chat": _wrapper("qwen2", f"{HUB}nvidia/Eagle2-9B modeling_eagle_chat.py", "llm_config"),
+    "Llama_Nemotron_Nano_VL": _wrapper(
+        "llama", f"{HUB}nvidia/Llama-3.1-Nemotron-Nano-VL-8B-V1 modeling.py", "llm_config"
     ),
-    "eagle_2_5_vl": Family(
-        None,
-        text="qwen2",
-        ties="text",
-        code=f"{HUB}nvidia/Eagle2.5-8B modeling_eagle2_5_vl.py",
-        tower_file=READ_HERE,
+    "NemotronH_Nano_VL_V2": _wrapper(
+        "nemotron_h", f"{HUB}nvidia/NVIDIA-Nemotron-Nano-12B-v2-VL-BF16 modeling.py", "llm_config"
     ),
-    "llavaonevision1_5": Family(
-        None,
-        text="qwen3",
-        ties="text",
-        code=f"{HUB}lmms-lab/LLaVA-OneVision-1.5-8B-Instruct modeling_llavaonevision1_5.py",
+    "pointsv1.5_chat": _wrapper("qwen2", f"{SGLANG}points_v15_chat.py", "llm_config"),
+    "minimax_vl_01": _wrapper("minimax_text_01", f"{HUB}MiniMaxAI/MiniMax-VL-01 modeling_minimax_vl_01.py"),
+    "llavaonevision1_5": _wrapper(
+        "qwen3", f"{HUB}lmms-lab/LLaVA-OneVision-1.5-8B-Instruct modeling_llavaonevision1_5.py"
     ),
-    "ultravox": Family(
-        None,
-        text="llama",
-        text_id="text_model_id",
-        generates=True,
-        ties="text",
-        uncounted_encoders={"audio_config": "whisper"},
-        code="https://github.com/fixie-ai/ultravox/blob/main/ultravox/model/ultravox_model.py",
+    "tinyllava": _wrapper(
+        "llama", f"{GITHUB}TinyLLaVA/TinyLLaVA_Factory/blob/main/tinyllava/model/modeling_tinyllava.py"
     ),
-    "tinyllava": Family(
-        None,
-        text="llama",
-        generates=True,
-        ties="text",
-        code="https://github.com/TinyLLaVA/TinyLLaVA_Factory/blob/main/tinyllava/model/modeling_tinyllava.py",
-    ),
-    "openvla": Family(
-        None,
-        text="llama",
-        generates=True,
-        ties="text",
-        uncounted_encoders={"timm_model_ids": "timm"},
-        code="https://github.com/openvla/openvla/blob/main/prismatic/extern/hf/modeling_prismatic.py",
-    ),
-    "hyperclovax_vlm": Family(
-        None,
-        text="llama",
-        ties="text",
-        generates=True,
+    "kanana-1.5-v": _wrapper("llama", f"{VLLM}kanana_v.py"),
+    "R": _wrapper("qwen3", f"{VLLM}rvl.py"),
+    "bee": _wrapper("qwen3", f"{VLLM}bee.py"),
+    "opencua": _wrapper("qwen2", f"{VLLM}opencua.py"),
+    "step_robotics": _wrapper("qwen3", f"{VLLM}step_vl.py"),
+    "llava_onevision2": _wrapper("qwen3", f"{VLLM}llava_onevision2.py"),
+    "mage_vl": _wrapper("qwen3", f"{MLX_VLM}mage_vl"),
+    "llmjpvl": _wrapper("llama", f"{MLX_VLM}llmjpvl"),
+    "locateanything": _wrapper("qwen2", f"{MLX_VLM}locateanything"),
+    "nvila": _wrapper("qwen2", f"{SGLANG}nvila.py"),
+    "nvila_lite": _wrapper("qwen2", f"{SGLANG}nvila_lite.py"),
+    "plamo2vl": _wrapper("plamo2", f"{MLX_VLM}plamo2vl"),
+    "bailing_moe_v3_vl": _wrapper("bailing_hybrid", f"{VLLM}bailing_moe_v3_vl.py"),
+    "sarashina2_vision": _wrapper("llama", f"{SGLANG}sarashina2_vision.py", towers="Sarashina2Vision"),
+    "hyperclovax_vlm": _wrapper(
+        "llama",
+        f"{HUB}naver-hyperclovax/HyperCLOVAX-SEED-Vision-Instruct-3B modeling_hyperclovax.py",
         towers="HCXVision",
-        code=f"{HUB}naver-hyperclovax/HyperCLOVAX-SEED-Vision-Instruct-3B modeling_hyperclovax.py",
     ),
-    **{
-        kind: Family(
-            None, text=text, text_section="llm_config", generates=True, ties="text", code=code, tower_file=READ_HERE
-        )
-        for kind, text, code in (
-            ("NVLM_D", "qwen2", f"{HUB}nvidia/NVLM-D-72B modeling_nvlm_d.py"),
-            ("h2ovl_chat", "mistral", f"{HUB}h2oai/h2ovl-mississippi-2b modeling_h2ovl_chat.py"),
-            ("skywork_chat", "qwen2", f"{HUB}Skywork/Skywork-R1V-38B modeling_skywork_chat.py"),
-        )
-    },
-    **{
-        kind: Family(None, text=text, text_section="llm_config", generates=True, ties="text", code=code)
-        for kind, text, code in (
-            ("ovis2_5", "qwen3", f"{HUB}AIDC-AI/Ovis2.5-9B modeling_ovis2_5.py"),
-            ("eagle_chat", "qwen2", f"{HUB}nvidia/Eagle2-9B modeling_eagle_chat.py"),
-            ("Llama_Nemotron_Nano_VL", "llama", f"{HUB}nvidia/Llama-3.1-Nemotron-Nano-VL-8B-V1 modeling.py"),
-            ("NemotronH_Nano_VL_V2", "nemotron_h", f"{HUB}nvidia/NVIDIA-Nemotron-Nano-12B-v2-VL-BF16 modeling.py"),
-            ("pointsv1.5_chat", "qwen2", f"{SGLANG}points_v15_chat.py"),
-        )
-    },
-    **{
-        kind: Family(None, text=text, generates=True, ties="text", code=code)
-        for kind, text, code in (
-            ("kanana-1.5-v", "llama", f"{VLLM}kanana_v.py"),
-            ("R", "qwen3", f"{VLLM}rvl.py"),
-            ("bee", "qwen3", f"{VLLM}bee.py"),
-            ("opencua", "qwen2", f"{VLLM}opencua.py"),
-            ("step_robotics", "qwen3", f"{VLLM}step_vl.py"),
-            ("llava_onevision2", "qwen3", f"{VLLM}llava_onevision2.py"),
-            ("mage_vl", "qwen3", f"{MLX_VLM}mage_vl"),
-            ("llmjpvl", "llama", f"{MLX_VLM}llmjpvl"),
-            ("locateanything", "qwen2", f"{MLX_VLM}locateanything"),
-            ("nvila", "qwen2", f"{SGLANG}nvila.py"),
-            ("nvila_lite", "qwen2", f"{SGLANG}nvila_lite.py"),
-            ("plamo2vl", "plamo2", f"{MLX_VLM}plamo2vl"),
-            ("bailing_moe_v3_vl", "bailing_hybrid", f"{VLLM}bailing_moe_v3_vl.py"),
-        )
-    },
-    **{
-        kind: Family(None, text=text, generates=True, ties="text", uncounted_encoders=encoders, code=code)
-        for kind, text, encoders, code in (
-            ("midashenglm", "qwen2_5_omni_text", {"audio_encoder_config": "dasheng"}, f"{VLLM}midashenglm.py"),
-            (
-                "molmo_point",
-                "molmo2_text",
-                {
-                    "vision_config": "molmo2_vision",
-                    "adapter_config": "molmo_point",
-                    "patch_location": "the heads that choose a patch, a subpatch and a location",
-                },
-                f"{MLX_VLM}molmo_point",
-            ),
-            (
-                "funaudiochat",
-                "qwen3",
-                {"audio_config": "funaudiochat_audio_encoder"},
-                f"{VLLM}funaudiochat.py",
-            ),
-            (
-                "meralion2",
-                "gemma2",
-                {"speech_config": "whisper"},
-                f"{HUB}MERaLiON/MERaLiON-2-10B modeling_meralion2.py",
-            ),
-        )
-    },
-    "alpamayo2_super": Family(
-        None,
-        text="qwen3_vl",
-        text_section="vlm_config",
-        generates=True,
-        ties="text",
+    "multi_modality": _wrapper(
+        "llama",
+        f"{GITHUB}deepseek-ai/Janus/blob/main/janus/models/modeling_vlm.py",
+        "language_config",
+        uncounted_encoders={"gen_vision_config": "a decoder of images"},
+    ),
+    "ultravox": _wrapper(
+        "llama",
+        f"{GITHUB}fixie-ai/ultravox/blob/main/ultravox/model/ultravox_model.py",
+        text_id="text_model_id",
+        uncounted_encoders={"audio_config": "whisper"},
+    ),
+    "openvla": _wrapper(
+        "llama",
+        f"{GITHUB}openvla/openvla/blob/main/prismatic/extern/hf/modeling_prismatic.py",
+        uncounted_encoders={"timm_model_ids": "timm"},
+    ),
+    "midashenglm": _wrapper(
+        "qwen2_5_omni_text", f"{VLLM}midashenglm.py", uncounted_encoders={"audio_encoder_config": "dasheng"}
+    ),
+    "molmo_point": _wrapper(
+        "molmo2_text",
+        f"{MLX_VLM}molmo_point",
+        uncounted_encoders={
+            "vision_config": "molmo2_vision",
+            "adapter_config": "molmo_point",
+            "patch_location": "the heads that choose a patch, a subpatch and a location",
+        },
+    ),
+    "funaudiochat": _wrapper(
+        "qwen3", f"{VLLM}funaudiochat.py", uncounted_encoders={"audio_config": "funaudiochat_audio_encoder"}
+    ),
+    "meralion2": _wrapper(
+        "gemma2", f"{HUB}MERaLiON/MERaLiON-2-10B modeling_meralion2.py", uncounted_encoders={"speech_config": "whisper"}
+    ),
+    "alpamayo2_super": _wrapper(
+        "qwen3_vl",
+        f"{VLLM}alpamayo2_super.py",
+        "vlm_config",
         uncounted_encoders={
             "vlm_config.vision_config": "qwen3_vl_vision",
             "expert_config": "the expert that generates trajectories",
         },
-        code=f"{VLLM}alpamayo2_super.py",
     ),
-    "dots_vlm": Family(
-        None,
-        text="deepseek_v3",
-        ties="text",
-        generates=True,
-        towers="DotsVLM",
-        tower_file=READ_HERE,
-        code=f"{SGLANG}dots_vlm.py",
-    ),
-    "lfm2_audio": Family(
-        None,
-        text="lfm2",
-        text_section="lfm",
-        generates=True,
-        ties="text",
+    "lfm2_audio": _wrapper(
+        "lfm2",
+        f"{GITHUB}Liquid4All/liquid-audio/blob/main/src/liquid_audio/model/lfm2_audio.py",
+        "lfm",
         uncounted_encoders={"encoder": "conformer", "depthformer": "a decoder of audio tokens"},
-        code="https://github.com/Liquid4All/liquid-audio/blob/main/src/liquid_audio/model/lfm2_audio.py",
-    ),
-    "sarashina2_vision": Family(
-        None,
-        text="llama",
-        generates=True,
-        ties="text",
-        towers="Sarashina2Vision",
-        code=f"{SGLANG}sarashina2_vision.py",
-    ),
-    "phi3_v": Family(
-        None,
-        text="phi3",
-        ignored=frozenset({"img_processor", "embd_layer"}),
-        towers="Phi3V",
-        tower_file=READ_HERE,
-        code=f"{HUB}microsoft/Phi-3-vision-128k-instruct modeling_phi3_v.py",
     ),
 }

@@ -212,20 +212,6 @@ def learned_positions(config: Config, offset: int = 0) -> Table:
     return {"type": "learned", "max_position_embeddings": config.size("max_position_embeddings"), "offset": offset}
 
 
-COMMON: dict[str, Any] = {
-    "vocab_size": 50265,
-    "d_model": 1024,
-    "encoder_layers": 12,
-    "decoder_layers": 12,
-    "encoder_attention_heads": 16,
-    "decoder_attention_heads": 16,
-    "encoder_ffn_dim": 4096,
-    "decoder_ffn_dim": 4096,
-    "max_position_embeddings": 1024,
-    "activation_function": "gelu",
-    "tie_word_embeddings": True,
-    "is_encoder_decoder": True,
-}
 ALIASES = {
     "hidden_size": "d_model",
     "num_attention_heads": "encoder_attention_heads",
@@ -233,10 +219,10 @@ ALIASES = {
 }
 IGNORED = frozenset(
     """
-    activation_dropout add_bias_logits add_final_layer_norm classif_dropout decoder_layerdrop encoder_layerdrop
-    extra_pos_embeddings force_bos_token_to_be_generated gradient_checkpointing normalize_before normalize_embedding
-    save_step scale_embedding static_position_embeddings layernorm_variant do_blenderbot_90_layernorm
-    replicate_parameters extra_layer_norm variant
+    add_bias_logits add_final_layer_norm classif_dropout encoder_layerdrop extra_pos_embeddings
+    force_bos_token_to_be_generated normalize_before normalize_embedding save_step scale_embedding
+    static_position_embeddings layernorm_variant do_blenderbot_90_layernorm replicate_parameters extra_layer_norm
+    variant
     """.split()  # noqa: SIM905
 )
 
@@ -283,51 +269,25 @@ BART_MODULES: Modules = {
     "decoder.embed_tokens": "embed_tokens",
 }
 
+BART = Family(
+    _bart,
+    ignored=IGNORED,
+    aliases=ALIASES,
+    writes=SIDES_WRITES,
+    quirks=LOOKS_FOR_THE_END,
+    modules=BART_MODULES,
+    dropout=BART_DROPOUT,
+)
+"""The record of most of these models."""
+
 FAMILIES = {
-    "bart": Family(
-        _bart,
-        {**COMMON, "num_labels": 3},
-        IGNORED,
-        aliases=ALIASES,
-        writes=SIDES_WRITES,
-        quirks=LOOKS_FOR_THE_END,
-        modules=BART_MODULES,
-        dropout=BART_DROPOUT,
-    ),
-    "mvp": Family(
-        _mvp,
-        {**COMMON, "vocab_size": 50267, "use_prompt": False},
-        IGNORED | {"prompt_length", "prompt_mid_dim"},
-        aliases=ALIASES,
-        writes=SIDES_WRITES,
-        quirks=LOOKS_FOR_THE_END,
-        modules=BART_MODULES,
-        dropout=BART_DROPOUT,
-    ),
-    "mbart": Family(
-        _mbart,
-        COMMON,
-        IGNORED,
-        aliases=ALIASES,
-        writes=SIDES_WRITES,
-        quirks=LOOKS_FOR_THE_END,
-        modules=BART_MODULES,
-        dropout=BART_DROPOUT,
-    ),
-    "m2m_100": Family(
-        _m2m_100,
-        {**COMMON, "vocab_size": 128112, "activation_function": "relu"},
-        IGNORED,
-        aliases=ALIASES,
-        writes=SIDES_WRITES,
-        modules=BART_MODULES,
-        dropout=replace(BART_DROPOUT, defaults={"dropout": 0.1, "attention_dropout": 0.1}),
-    ),
-    "marian": Family(
-        _marian,
-        {**COMMON, "vocab_size": 58101, "decoder_vocab_size": None, "share_encoder_decoder_embeddings": True},
-        IGNORED,
-        aliases=ALIASES,
+    "bart": replace(BART, defaults={"num_labels": 3}),
+    "mvp": replace(BART, read=_mvp),
+    "mbart": replace(BART, read=_mbart),
+    "m2m_100": replace(BART, read=_m2m_100),
+    "marian": replace(
+        BART,
+        read=_marian,
         writes={
             **SIDES_WRITES,
             "share_encoder_decoder_embeddings": lambda s: (
@@ -337,86 +297,21 @@ FAMILIES = {
             "decoder_vocab_size": lambda s: s.spec.vocab_size,
             **UNPADDED,
         },
-        modules=BART_MODULES,
-        dropout=BART_DROPOUT,
     ),
-    "fsmt": Family(
-        _fsmt,
-        {
-            **{k: v for k, v in COMMON.items() if k != "vocab_size"},
-            "src_vocab_size": 42024,
-            "tgt_vocab_size": 42024,
-            "activation_function": "relu",
-            "tie_word_embeddings": False,
-            "pad_token_id": 1,
-        },
-        IGNORED | {"decoder", "langs"},
+    "fsmt": replace(
+        BART,
+        read=_fsmt,
+        ignored=IGNORED | {"decoder"},
         aliases={**ALIASES, "vocab_size": "tgt_vocab_size"},
+        writes={},
         modules={**BART_MODULES, "lm_head": "decoder.output_projection"},
-        dropout=BART_DROPOUT,
     ),
-    "pegasus": Family(
-        _pegasus,
-        COMMON,
-        IGNORED,
-        aliases=ALIASES,
-        writes=SIDES_WRITES,
-        modules=BART_MODULES,
-        dropout=BART_DROPOUT,
-    ),
-    "blenderbot": Family(
-        _pegasus,
-        {
-            **COMMON,
-            "vocab_size": 8008,
-            "d_model": 2560,
-            "encoder_layers": 2,
-            "decoder_layers": 24,
-            "encoder_attention_heads": 32,
-            "decoder_attention_heads": 32,
-            "encoder_ffn_dim": 10240,
-            "decoder_ffn_dim": 10240,
-            "max_position_embeddings": 128,
-        },
-        IGNORED,
-        aliases=ALIASES,
-        writes=SIDES_WRITES,
-        modules=BART_MODULES,
-        dropout=BART_DROPOUT,
-    ),
-    "blenderbot-small": Family(
-        _blenderbot_small,
-        {
-            **COMMON,
-            "d_model": 512,
-            "encoder_layers": 8,
-            "decoder_layers": 8,
-            "encoder_ffn_dim": 2048,
-            "decoder_ffn_dim": 2048,
-            "max_position_embeddings": 512,
-        },
-        IGNORED,
-        aliases=ALIASES,
-        writes=SIDES_WRITES,
-        modules=BART_MODULES,
-        dropout=BART_DROPOUT,
-    ),
-    "bigbird_pegasus": Family(
-        _bigbird_pegasus,
-        {
-            **COMMON,
-            "vocab_size": 96103,
-            "encoder_layers": 16,
-            "decoder_layers": 16,
-            "max_position_embeddings": 4096,
-            "activation_function": "gelu_new",
-            "attention_type": "block_sparse",
-            "block_size": 64,
-            "num_random_blocks": 3,
-            "use_bias": False,
-        },
-        IGNORED,
-        aliases=ALIASES,
+    "pegasus": replace(BART, read=_pegasus),
+    "blenderbot": replace(BART, read=_pegasus),
+    "blenderbot-small": replace(BART, read=_blenderbot_small),
+    "bigbird_pegasus": replace(
+        BART,
+        read=_bigbird_pegasus,
         writes={**SIDES_WRITES, "attention_type": lambda _: "original_full"},
         quirks=Quirks(reads_values=EVERY, counted_as={"attention_type": "original_full"}),
         modules={
@@ -427,46 +322,10 @@ FAMILIES = {
             "encoder.self_attn.v_proj": "self.value",
             "encoder.self_attn.o_proj": "output",
         },
-        dropout=BART_DROPOUT,
     ),
     "pp_formulanet": Family(
         None, text="pp_formulanet_text", ties="never", uncounted_encoders={"vision_config": "pp_formulanet_vision"}
     ),
-    "pp_formulanet_text": Family(
-        _pp_formulanet_text,
-        {
-            "vocab_size": 50000,
-            "d_model": 512,
-            "decoder_layers": 8,
-            "decoder_attention_heads": 16,
-            "decoder_ffn_dim": 2048,
-            "max_position_embeddings": 2560,
-            "activation_function": "gelu",
-            "tie_word_embeddings": False,
-        },
-        IGNORED,
-        aliases=ALIASES,
-        modules=BART_MODULES,
-        dropout=BART_DROPOUT,
-    ),
-    "plbart": Family(
-        _bart,
-        {
-            **COMMON,
-            "vocab_size": 50005,
-            "d_model": 768,
-            "encoder_layers": 6,
-            "decoder_layers": 6,
-            "encoder_attention_heads": 12,
-            "decoder_attention_heads": 12,
-            "encoder_ffn_dim": 3072,
-            "decoder_ffn_dim": 3072,
-        },
-        IGNORED,
-        aliases=ALIASES,
-        writes=SIDES_WRITES,
-        quirks=LOOKS_FOR_THE_END,
-        modules=BART_MODULES,
-        dropout=replace(BART_DROPOUT, defaults={"dropout": 0.1, "attention_dropout": 0.1}),
-    ),
+    "pp_formulanet_text": replace(BART, read=_pp_formulanet_text, writes={}),
+    "plbart": BART,
 }

@@ -84,7 +84,7 @@ MODULES: Modules = {
 FAMILIES = {
     "encoder-decoder": Family(
         _encoder_decoder,
-        ignored=frozenset({"tie_encoder_decoder", "vocab_size"}),
+        ignored=frozenset({"vocab_size"}),
         generates=True,
         modules=MODULES,
         deviations=(SECOND_BIAS,),

@@ -10,7 +10,7 @@ from typing import Any
 
 from ...config import Config
 from ...family import Family, Modules
-from ...parts import ACTIVATIONS, QKVO, Table, biases, head_table, layernorm, learned_positions, mlp
+from ...parts import ACTIVATIONS, QKVO, Table, biases, head_table, layer_table, layernorm, learned_positions, mlp
 
 
 def _canary(config: Config) -> Table:
@@ -71,13 +71,12 @@ def _decoder(section: Config, position: Table) -> Table:
         **biases(section.flag("attention_bias"), *QKVO),
     }
     norm = layernorm()
-    block = {
-        "attention": mixer,
-        "cross_attention": mixer,
-        "feed_forward": mlp(section.size("intermediate_size"), section.choice(ACTIVATIONS, "hidden_act")),
-        "norm": norm,
-        "norm_placement": "pre",
-    }
+    block = layer_table(
+        mixer,
+        mlp(section.size("intermediate_size"), section.choice(ACTIVATIONS, "hidden_act")),
+        norm,
+        cross_attention=mixer,
+    )
     depth = section.size("num_hidden_layers")
     return {
         "num_hidden_layers": depth,
@@ -244,15 +243,8 @@ EARLIER: dict[str, str] = {
 }
 """Names of Cohere Transcribe's modules → those of NeMo, which its checkpoint has."""
 
-SECTIONS: dict[str, Any] = {"encoder_config": None, "is_encoder_decoder": True}
 
 FAMILIES = {
-    "canary": Family(
-        _canary,
-        {**SECTIONS, "decoder_config": None, "vocab_size": 16384, "tie_word_embeddings": True},
-        modules=MODULES,
-    ),
-    "cohere_asr": Family(
-        _cohere_asr, {**DECODER, **SECTIONS, "tie_word_embeddings": False}, modules=MODULES, earlier=EARLIER
-    ),
+    "canary": Family(_canary, modules=MODULES),
+    "cohere_asr": Family(_cohere_asr, modules=MODULES, earlier=EARLIER),
 }

@@ -11,7 +11,7 @@ from ...dropout import BART_DROPOUT
 from ...family import EVERY, Family, Quirks
 from ...parts import Table
 from ..bert.longformer import CHUNKS, GLOBAL, GLOBAL_NOTE, windows
-from .bart import ALIASES, BART_MODULES, COMMON, IGNORED, SIDES_WRITES, bart_like
+from .bart import ALIASES, BART_MODULES, IGNORED, SIDES_WRITES, bart_like
 
 
 def _led(config: Config) -> Table:
@@ -31,13 +31,7 @@ def _led(config: Config) -> Table:
 FAMILIES = {
     "led": Family(
         _led,
-        {
-            **{k: v for k, v in COMMON.items() if k != "max_position_embeddings"},
-            "max_encoder_position_embeddings": 16384,
-            "max_decoder_position_embeddings": 1024,
-            "attention_window": 512,
-        },
-        IGNORED | {"attention_probs_dropout_prob"},
+        ignored=IGNORED,
         aliases=ALIASES,
         writes={
             **SIDES_WRITES,

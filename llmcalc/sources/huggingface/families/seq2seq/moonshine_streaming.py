@@ -10,7 +10,7 @@ from typing import Any
 
 from ...config import Config, is_whole
 from ...family import Family
-from ...parts import ACTIVATIONS, QKV, QKVO, Table, biases, head_table, layernorm, mlp, rope
+from ...parts import ACTIVATIONS, QKV, QKVO, Table, biases, head_table, layer_table, layernorm, mlp, rope
 from .speech import MOONSHINE_MODULES
 
 ENCODER: dict[str, Any] = {
@@ -53,13 +53,9 @@ def _moonshine_streaming(config: Config) -> Table:
     }
     decoder = {
         "num_hidden_layers": config.size("num_hidden_layers"),
-        "block": {
-            "attention": {**mixer, "position": rope(config, rotary_fraction)},
-            "cross_attention": mixer,
-            "feed_forward": network,
-            "norm": norm,
-            "norm_placement": "pre",
-        },
+        "block": layer_table(
+            {**mixer, "position": rope(config, rotary_fraction)}, network, norm, cross_attention=mixer
+        ),
         "final_norm": norm,
     }
     return {
@@ -96,12 +92,9 @@ def _streaming_encoder(config: Config, decoder_width: int) -> Table:
     encoder: Table = {
         "num_hidden_layers": section.size("num_hidden_layers"),
         "stem": {"type": "frames", "frame_size": frame_size},
-        "block": {
-            "attention": mixer,
-            "feed_forward": mlp(section.size("intermediate_size"), section.choice(ACTIVATIONS, "hidden_act")),
-            "norm": norm,
-            "norm_placement": "pre",
-        },
+        "block": layer_table(
+            mixer, mlp(section.size("intermediate_size"), section.choice(ACTIVATIONS, "hidden_act")), norm
+        ),
         "final_norm": norm,
         "output_positions": {
             "type": "learned",
@@ -117,22 +110,7 @@ def _streaming_encoder(config: Config, decoder_width: int) -> Table:
 FAMILIES = {
     "moonshine_streaming": Family(
         _moonshine_streaming,
-        {
-            "encoder_config": None,
-            "vocab_size": 32768,
-            "hidden_size": 320,
-            "intermediate_size": 1280,
-            "num_hidden_layers": 6,
-            "num_attention_heads": 8,
-            "head_dim": None,
-            "pad_head_dim_to_multiple_of": None,
-            "hidden_act": "silu",
-            "max_position_embeddings": 4096,
-            "is_encoder_decoder": True,
-            "attention_bias": False,
-            "tie_word_embeddings": False,
-        },
-        frozenset({"max_source_positions"}),
+        ignored=frozenset({"max_source_positions"}),
         modules={
             "stem": "embedder",
             "stem.log_gain": "comp",

@@ -5,15 +5,13 @@ Phang et al. 2022 (arXiv:2208.04347). transformers: models/pegasus_x.
 
 from __future__ import annotations
 
-from typing import Any
-
 from ...absent import present
 from ...config import Config
 from ...dropout import BART_DROPOUT
 from ...family import Family
 from ...parts import Table, layer_pattern
 from ...writes import Writes
-from .bart import ALIASES, BART_MODULES, COMMON, IGNORED, SIDES_WRITES, bart_like
+from .bart import ALIASES, BART_MODULES, IGNORED, SIDES_WRITES, bart_like
 
 
 def _pegasus_x(config: Config) -> Table:
@@ -44,22 +42,11 @@ WRITES: Writes = {
     "stagger_local_blocks": lambda s: any(layer.attention.staggered for layer in s.first.kinds().values()),
 }
 
-DEFAULTS: dict[str, Any] = {
-    **COMMON,
-    "vocab_size": 96103,
-    "encoder_layers": 16,
-    "decoder_layers": 16,
-    "max_position_embeddings": 16384,
-    "num_global_tokens": 32,
-    "block_size": 512,
-    "stagger_local_blocks": True,
-}
 
 FAMILIES = {
     "pegasus_x": Family(
         _pegasus_x,
-        DEFAULTS,
-        IGNORED,
+        ignored=IGNORED,
         aliases=ALIASES,
         writes=WRITES,
         modules={

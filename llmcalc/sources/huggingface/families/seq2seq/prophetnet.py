@@ -5,15 +5,29 @@ Qi et al. 2020 (arXiv:2001.04063). transformers: models/prophetnet.
 
 from __future__ import annotations
 
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from ...absent import present
 from ...config import Config, is_whole
 from ...dropout import BART_DROPOUT
 from ...family import EVERY, Family, Quirks
-from ...parts import ACTIVATIONS, IDLE_CROSS_ATTENTION, QKVO, Table, architecture, biases, head_table, layernorm, mlp
+from ...parts import (
+    ACTIVATIONS,
+    IDLE_CROSS_ATTENTION,
+    QKVO,
+    Table,
+    architecture,
+    biases,
+    head_table,
+    layer_table,
+    layernorm,
+    mlp,
+)
 from ...writes import Writes
 from .bart import SIDES_WRITES
+
+if TYPE_CHECKING:
+    from ....to_hf.config_values import ConfigValues
 
 SIDES = ("encoder", "decoder")
 
@@ -50,12 +64,7 @@ def _post_norm_stack(config: Config, stack_name: str) -> Table:
     config.divided(f"num_{stack_name}_attention_heads", hidden, heads)
     attention: Table = {"num_attention_heads": heads, **biases(True, *QKVO)}
     act = config.choice(ACTIVATIONS, "activation_function")
-    block: Table = {
-        "attention": attention,
-        "feed_forward": mlp(config.size(f"{stack_name}_ffn_dim"), act),
-        "norm": layernorm(),
-        "norm_placement": "post",
-    }
+    block: Table = layer_table(attention, mlp(config.size(f"{stack_name}_ffn_dim"), act), layernorm(), "post")
     stack: Table = {
         "num_hidden_layers": config.size(f"num_{stack_name}_layers"),
         "block": block,
@@ -85,9 +94,9 @@ def _learned_positions(config: Config, extra_rows: int) -> Table:
     return {"type": "learned", "max_position_embeddings": rows - offset, "offset": offset}
 
 
-def _decoder_rows(facts: Any) -> Any:
+def _decoder_positions(config_values: ConfigValues) -> Any:
     """Returns the decoder's learned positions."""
-    return facts.main.position
+    return config_values.main.position
 
 
 WRITES: Writes = {
@@ -96,38 +105,17 @@ WRITES: Writes = {
     "num_decoder_layers": lambda s: present(s.spec.decoder).num_hidden_layers,
     "num_encoder_attention_heads": lambda s: present(s.spec.encoder).block.attention.num_attention_heads,
     "num_decoder_attention_heads": lambda s: s.main.block.attention.num_attention_heads,
-    "max_position_embeddings": lambda s: _decoder_rows(s).max_position_embeddings + _decoder_rows(s).offset,
-    "pad_token_id": lambda s: _decoder_rows(s).offset - 2,
+    "max_position_embeddings": lambda s: _decoder_positions(s).max_position_embeddings + _decoder_positions(s).offset,
+    "pad_token_id": lambda s: _decoder_positions(s).offset - 2,
     "ngram": lambda s: present(s.main.streams).ngram,
     "num_buckets": lambda s: s.main.block.attention.num_buckets,
     "relative_max_distance": lambda s: s.main.block.attention.relative_max_distance,
 }
 
-DEFAULTS: dict[str, Any] = {
-    "vocab_size": 30522,
-    "hidden_size": 1024,
-    "num_encoder_layers": 12,
-    "num_decoder_layers": 12,
-    "num_encoder_attention_heads": 16,
-    "num_decoder_attention_heads": 16,
-    "encoder_ffn_dim": 4096,
-    "decoder_ffn_dim": 4096,
-    "activation_function": "gelu",
-    "max_position_embeddings": 512,
-    "ngram": 2,
-    "num_buckets": 32,
-    "relative_max_distance": 128,
-    "pad_token_id": 0,
-    "is_encoder_decoder": True,
-    "add_cross_attention": True,
-    "tie_word_embeddings": True,
-}
 
 FAMILIES = {
     "prophetnet": Family(
         _prophetnet,
-        DEFAULTS,
-        frozenset({"activation_dropout", "disable_ngram_loss", "eps", "gradient_checkpointing"}),
         aliases={"num_attention_heads": "num_encoder_attention_heads", "num_hidden_layers": "num_encoder_layers"},
         writes=WRITES,
         quirks=Quirks(reads_values=EVERY),

@@ -7,10 +7,8 @@ transformers: models/seamless_m4t, models/seamless_m4t_v2.
 
 from __future__ import annotations
 
-from typing import Any
-
 from ...config import Config
-from ...family import DropoutFields, Family
+from ...family import Family
 from ...parts import ACTIVATIONS, QKVO, Table, architecture, biases, head_table, layernorm, mlp
 
 OTHER_PARTS = {
@@ -57,77 +55,49 @@ def _seamless(config: Config) -> Table:
     return table
 
 
-DEFAULTS: dict[str, Any] = {
-    "vocab_size": 256102,
-    "hidden_size": 1024,
-    "encoder_layers": 24,
-    "decoder_layers": 24,
-    "encoder_attention_heads": 16,
-    "decoder_attention_heads": 16,
-    "encoder_ffn_dim": 8192,
-    "decoder_ffn_dim": 8192,
-    "activation_function": "relu",
-    "tie_word_embeddings": True,
-}
-
 IGNORED = frozenset(
     """
-    activation_dropout adaptor_dropout adaptor_kernel_size adaptor_stride add_adapter char_vocab_size
-    conv_depthwise_kernel_size decoder_layerdrop encoder_layerdrop feature_projection_input_dim lang_embed_dim
-    leaky_relu_slope left_max_position_embeddings max_new_tokens max_source_positions num_adapter_layers
-    num_conv_pos_embedding_groups num_conv_pos_embeddings position_embeddings_type resblock_dilation_sizes
-    resblock_kernel_sizes right_max_position_embeddings rotary_embedding_base sampling_rate scale_embedding
-    speech_encoder_attention_heads speech_encoder_chunk_size speech_encoder_dropout speech_encoder_hidden_act
-    speech_encoder_intermediate_size speech_encoder_layerdrop speech_encoder_layers speech_encoder_left_chunk_num
-    spkr_embed_dim t2u_bos_token_id t2u_decoder_attention_heads t2u_decoder_ffn_dim t2u_decoder_layers
-    t2u_decoder_start_token_id t2u_encoder_attention_heads t2u_encoder_ffn_dim t2u_encoder_layers t2u_eos_token_id
-    t2u_max_new_tokens t2u_max_position_embeddings t2u_pad_token_id t2u_variance_pred_dropout
-    t2u_variance_predictor_embed_dim t2u_variance_predictor_hidden_dim t2u_variance_predictor_kernel_size
-    t2u_vocab_size unit_embed_dim unit_hifi_gan_vocab_size upsample_initial_channel upsample_kernel_sizes
-    upsample_rates use_text_encoder use_text_decoder var_pred_dropout variance_predictor_kernel_size vocoder_num_langs
-    vocoder_num_spkrs vocoder_offset
+    char_vocab_size left_max_position_embeddings max_source_positions num_conv_pos_embedding_groups
+    num_conv_pos_embeddings resblock_dilation_sizes right_max_position_embeddings rotary_embedding_base
+    speech_encoder_chunk_size speech_encoder_left_chunk_num t2u_decoder_start_token_id t2u_max_new_tokens
+    t2u_variance_pred_dropout t2u_variance_predictor_embed_dim t2u_variance_predictor_hidden_dim
+    t2u_variance_predictor_kernel_size use_text_encoder use_text_decoder
     """.split()  # noqa: SIM905
 )
 """Fields of the speech encoder, of the model from text to units and of the vocoder, and those that change no count."""
 
-DROPOUT = DropoutFields(
-    {
-        "embedding": "dropout",
-        "attention": "attention_dropout",
-        "attention_output": "dropout",
-        "activation": "activation_dropout",
-        "feed_forward": "activation_dropout",
+DROPOUT = {
+    "embedding": "dropout",
+    "attention": "attention_dropout",
+    "attention_output": "dropout",
+    "activation": "activation_dropout",
+    "feed_forward": "activation_dropout",
+}
+
+
+SEAMLESS = Family(
+    _seamless,
+    ignored=IGNORED,
+    generates=True,
+    uncounted_modules="speech_encoder + t2u_model + vocoder",
+    modules={
+        "encoder": "text_encoder",
+        "decoder": "text_decoder",
+        "embed_tokens": "shared",
+        "encoder.embed_tokens": "embed_tokens",
+        "unused_embedding": "text_decoder.embed_tokens",
+        "self_attn_pre_norm": "self_attn_layer_norm",
+        "cross_attn": "cross_attention",
+        "cross_attn_pre_norm": "cross_attention_layer_norm",
+        "mlp_pre_norm": "ffn_layer_norm",
+        "mlp": "ffn",
+        "up_proj": "fc1",
+        "down_proj": "fc2",
+        "o_proj": "out_proj",
+        "norm": "layer_norm",
     },
-    {"dropout": 0.1, "attention_dropout": 0.1},
+    dropout=DROPOUT,
 )
 
 
-def _family_of_version(context_length: int) -> Family:
-    """Returns the record of a version. context_length: the default of its `max_position_embeddings`."""
-    return Family(
-        _seamless,
-        {**DEFAULTS, "max_position_embeddings": context_length},
-        IGNORED,
-        generates=True,
-        uncounted_modules="speech_encoder + t2u_model + vocoder",
-        modules={
-            "encoder": "text_encoder",
-            "decoder": "text_decoder",
-            "embed_tokens": "shared",
-            "encoder.embed_tokens": "embed_tokens",
-            "unused_embedding": "text_decoder.embed_tokens",
-            "self_attn_pre_norm": "self_attn_layer_norm",
-            "cross_attn": "cross_attention",
-            "cross_attn_pre_norm": "cross_attention_layer_norm",
-            "mlp_pre_norm": "ffn_layer_norm",
-            "mlp": "ffn",
-            "up_proj": "fc1",
-            "down_proj": "fc2",
-            "o_proj": "out_proj",
-            "norm": "layer_norm",
-        },
-        dropout=DROPOUT,
-    )
-
-
-FAMILIES = {"seamless_m4t": _family_of_version(1024), "seamless_m4t_v2": _family_of_version(4096)}
+FAMILIES = {"seamless_m4t": SEAMLESS, "seamless_m4t_v2": SEAMLESS}

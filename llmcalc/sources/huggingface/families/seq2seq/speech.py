@@ -6,14 +6,12 @@ transformers: models/speech_to_text, models/moonshine.
 
 from __future__ import annotations
 
-from typing import Any
-
 from ...absent import present
 from ...config import Config, is_whole
 from ...dropout import BART_DROPOUT
 from ...family import Family
-from ...parts import ACTIVATIONS, QKV, Table, biases, head_table, layernorm, mlp, rope
-from .bart import ALIASES, BART_MODULES, COMMON, IGNORED, SIDES_WRITES, bart_like
+from ...parts import ACTIVATIONS, QKV, Table, biases, head_table, layer_table, layernorm, mlp, rope
+from .bart import ALIASES, BART_MODULES, IGNORED, SIDES_WRITES, bart_like
 
 
 def _speech_to_text(config: Config) -> Table:
@@ -44,24 +42,22 @@ def _moonshine(config: Config) -> Table:
     encoder = {
         "num_hidden_layers": config.size("encoder_num_hidden_layers"),
         "stem": {"type": "waveform"},
-        "block": {
-            "attention": {**mixers["encoder"], "position": rope(config, 0.9)},
-            "feed_forward": mlp(width, config.choice(ACTIVATIONS, "encoder_hidden_act")),
-            "norm": norm,
-            "norm_placement": "pre",
-        },
+        "block": layer_table(
+            {**mixers["encoder"], "position": rope(config, 0.9)},
+            mlp(width, config.choice(ACTIVATIONS, "encoder_hidden_act")),
+            norm,
+        ),
         "final_norm": norm,
     }
     network = {"intermediate_size": width, "hidden_act": config.choice(ACTIVATIONS, "hidden_act"), "gated": True}
     decoder = {
         "num_hidden_layers": config.size("num_hidden_layers"),
-        "block": {
-            "attention": {**mixers["decoder"], "position": rope(config, 0.9)},
-            "cross_attention": mixers["decoder"],
-            "feed_forward": {**network, **biases(True, "gate_bias", "up_bias", "down_bias")},
-            "norm": norm,
-            "norm_placement": "pre",
-        },
+        "block": layer_table(
+            {**mixers["decoder"], "position": rope(config, 0.9)},
+            {**network, **biases(True, "gate_bias", "up_bias", "down_bias")},
+            norm,
+            cross_attention=mixers["decoder"],
+        ),
         "final_norm": norm,
     }
     return {
@@ -89,8 +85,6 @@ def _stack_attention(config: Config, stack_name: str, hidden: int) -> Table:
     return {"num_attention_heads": heads, **biases(config.flag("attention_bias"), *QKV)}
 
 
-SPEECH: dict[str, Any] = {k: v for k, v in COMMON.items() if k != "max_position_embeddings"}
-
 MOONSHINE_MODULES = {
     "embed_tokens": "decoder.embed_tokens",
     "cross_attn": "encoder_attn",
@@ -108,25 +102,7 @@ MOONSHINE_MODULES = {
 FAMILIES = {
     "speech_to_text": Family(
         _speech_to_text,
-        {
-            **SPEECH,
-            "vocab_size": 10000,
-            "d_model": 256,
-            "decoder_layers": 6,
-            "encoder_attention_heads": 4,
-            "decoder_attention_heads": 4,
-            "encoder_ffn_dim": 2048,
-            "decoder_ffn_dim": 2048,
-            "activation_function": "relu",
-            "max_source_positions": 6000,
-            "max_target_positions": 1024,
-            "num_conv_layers": 2,
-            "conv_kernel_sizes": (5, 5),
-            "conv_channels": 1024,
-            "input_feat_per_channel": 80,
-            "input_channels": 1,
-        },
-        IGNORED | {"early_stopping"},
+        ignored=IGNORED,
         aliases={**ALIASES, "max_position_embeddings": "max_target_positions"},
         writes={
             **SIDES_WRITES,
@@ -146,24 +122,6 @@ FAMILIES = {
     ),
     "moonshine": Family(
         _moonshine,
-        {
-            "vocab_size": 32768,
-            "hidden_size": 288,
-            "intermediate_size": 1152,
-            "encoder_num_hidden_layers": 6,
-            "decoder_num_hidden_layers": 6,
-            "encoder_num_attention_heads": 8,
-            "decoder_num_attention_heads": 8,
-            "encoder_num_key_value_heads": None,
-            "decoder_num_key_value_heads": None,
-            "pad_head_dim_to_multiple_of": None,
-            "encoder_hidden_act": "gelu",
-            "decoder_hidden_act": "silu",
-            "max_position_embeddings": 512,
-            "is_encoder_decoder": True,
-            "attention_bias": False,
-            "tie_word_embeddings": True,
-        },
         writes={
             "encoder_num_hidden_layers": lambda s: s.first.num_hidden_layers,
             "decoder_num_hidden_layers": lambda s: present(s.spec.decoder).num_hidden_layers,

@@ -5,10 +5,8 @@ Ao et al. 2022 (arXiv:2110.07205). transformers: models/speecht5 (`SpeechT5ForSp
 
 from __future__ import annotations
 
-from typing import Any
-
 from ...config import Config
-from ...family import DropoutFields, Family
+from ...family import Family
 from ...parts import ACTIVATIONS, QKVO, Table, architecture, biases, head_table, layernorm, mlp
 
 
@@ -93,50 +91,12 @@ def _stem_convolutions(config: Config, hidden: int) -> Table:
     }
 
 
-DEFAULTS: dict[str, Any] = {
-    "vocab_size": 81,
-    "hidden_size": 768,
-    "encoder_layers": 12,
-    "encoder_attention_heads": 12,
-    "encoder_ffn_dim": 3072,
-    "decoder_layers": 6,
-    "decoder_attention_heads": 12,
-    "decoder_ffn_dim": 3072,
-    "hidden_act": "gelu",
-    "layer_norm_eps": 1e-5,
-    "feat_extract_norm": "group",
-    "feat_extract_activation": "gelu",
-    "conv_dim": (512, 512, 512, 512, 512, 512, 512),
-    "conv_stride": (5, 2, 2, 2, 2, 2, 2),
-    "conv_kernel": (10, 3, 3, 3, 3, 2, 2),
-    "conv_bias": False,
-    "num_conv_pos_embeddings": 128,
-    "num_conv_pos_embedding_groups": 16,
-    "mask_time_prob": 0.05,
-    "mask_feature_prob": 0.0,
-    "max_text_positions": 450,
-    "encoder_max_relative_position": 160,
-    "is_encoder_decoder": True,
-    "tie_word_embeddings": True,
-}
-
-IGNORED = frozenset(
-    """
-    activation_dropout apply_spec_augment decoder_layerdrop encoder_layerdrop feat_proj_dropout
-    guided_attention_loss_num_heads guided_attention_loss_scale guided_attention_loss_sigma mask_feature_length
-    mask_feature_min_masks mask_time_length mask_time_min_masks max_speech_positions num_feat_extract_layers
-    num_mel_bins positional_dropout reduction_factor scale_embedding speaker_embedding_dim
-    speech_decoder_postnet_dropout speech_decoder_postnet_kernel speech_decoder_postnet_layers
-    speech_decoder_postnet_units speech_decoder_prenet_dropout speech_decoder_prenet_layers
-    speech_decoder_prenet_units use_guided_attention_loss
-    """.split()  # noqa: SIM905
-)
+IGNORED = frozenset({"num_feat_extract_layers"})
 
 FAMILIES = {
     "speecht5": Family(
         _speecht5,
-        DEFAULTS,
-        IGNORED,
+        ignored=IGNORED,
         modules={
             "encoder": "encoder",
             "encoder.stem": "prenet",
@@ -168,15 +128,12 @@ FAMILIES = {
             "down_proj": "output_dense",
             "lm_head": "text_decoder_postnet.lm_head",
         },
-        dropout=DropoutFields(
-            {
-                "embedding": "hidden_dropout",
-                "attention": "attention_dropout",
-                "attention_output": "hidden_dropout",
-                "activation": "activation_dropout",
-                "feed_forward": "hidden_dropout",
-            },
-            {"hidden_dropout": 0.1, "attention_dropout": 0.1, "activation_dropout": 0.1},
-        ),
+        dropout={
+            "embedding": "hidden_dropout",
+            "attention": "attention_dropout",
+            "attention_output": "hidden_dropout",
+            "activation": "activation_dropout",
+            "feed_forward": "hidden_dropout",
+        },
     ),
 }

@@ -5,8 +5,7 @@ transformers: models/switch_transformers, models/nllb_moe.
 
 from __future__ import annotations
 
-from dataclasses import replace
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from .....components.networks.moe import MoE
 from .....components.networks.router import LinearRouter
@@ -34,13 +33,7 @@ def _switch(config: Config) -> Table:
         "intermediate_size": config.size("intermediate_size"),
         "hidden_act": config.choice(ACTIVATIONS, "dense_act_fn"),
     }
-    experts = moe(
-        config.size("num_experts"),
-        1,
-        dense_network,
-        router=_router(config),
-        expert_loop=True,
-    )
+    experts = moe(config.size("num_experts"), 1, dense_network, router=_router(config), expert_loop=True)
     sparse_depths = {
         "encoder": config.size_by_name("num_layers"),
         "decoder": t5.decoder_depth(config),
@@ -98,29 +91,15 @@ def _sparse_stack(expert_flags: list[bool], experts: Table) -> Table:
         return {}
     return {
         "variants": {"sparse": {"feed_forward": experts}},
-        **layer_pattern(["sparse" if config_values else "block" for config_values in expert_flags]),
+        **layer_pattern(["sparse" if has_experts else "block" for has_experts in expert_flags]),
     }
 
 
-SWITCH: dict[str, Any] = {
-    **{k: v for k, v in t5.T5.items() if k != "feed_forward_proj"},
-    "d_model": 768,
-    "num_layers": 12,
-    "num_decoder_layers": 12,
-    "num_heads": 12,
-    "dense_act_fn": "relu",
-    "num_experts": 8,
-    "expert_capacity": 64,
-    "router_bias": False,
-    "router_dtype": "float32",
-    "num_sparse_encoder_layers": 3,
-    "num_sparse_decoder_layers": 3,
-}
 OF_EXPERTS = frozenset(
     """
-    add_router_probs batch_prioritized_routing expert_capacity moe_eval_capacity_token_fraction moe_token_dropout
-    normalize_router_prob_before_dropping router_ignore_padding_tokens router_type router_z_loss_coef
-    second_expert_policy feed_forward_proj is_gated_act num_selected_experts
+    add_router_probs batch_prioritized_routing moe_eval_capacity_token_fraction moe_token_dropout
+    normalize_router_prob_before_dropping router_type second_expert_policy feed_forward_proj is_gated_act
+    num_selected_experts
     """.split()  # noqa: SIM905
 )
 
@@ -153,7 +132,7 @@ EVERY_EXPERT = Deviation(
 FAMILIES = {
     "switch_transformers": Family(
         _switch,
-        SWITCH,
+        {"n_positions": None},
         t5.IGNORED | OF_EXPERTS,
         aliases=t5.ALIASES,
         unread=t5.UNREAD | {"head_dim"},
@@ -177,17 +156,7 @@ FAMILIES = {
     ),
     "nllb-moe": Family(
         _nllb_moe,
-        {
-            **bart.COMMON,
-            "vocab_size": 128112,
-            "activation_function": "relu",
-            "num_experts": 128,
-            "router_bias": False,
-            "router_dtype": "float32",
-            "encoder_sparse_step": 4,
-            "decoder_sparse_step": 4,
-        },
-        bart.IGNORED | OF_EXPERTS,
+        ignored=bart.IGNORED | OF_EXPERTS,
         aliases=bart.ALIASES,
         writes={
             **SIDES_WRITES,
@@ -209,6 +178,6 @@ FAMILIES = {
             "experts.down_proj": "expert_*.fc2",
             "router": "router.classifier | router",
         },
-        dropout=replace(BART_DROPOUT, defaults={"dropout": 0.1, "attention_dropout": 0.1}),
+        dropout=BART_DROPOUT,
     ),
 }

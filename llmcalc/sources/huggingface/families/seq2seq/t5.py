@@ -7,7 +7,6 @@ transformers: models/t5, models/mt5, models/umt5, models/longt5. These classes t
 from __future__ import annotations
 
 from dataclasses import replace
-from typing import Any
 
 from .....ops import Linear, Op
 from .....workload.rows import LOGITS
@@ -15,7 +14,7 @@ from ...absent import present
 from ...config import Config
 from ...dropout import T5_DROPOUT
 from ...family import LOOKS_FOR_THE_END, Deviation, Family, Modules, Quirks, untied
-from ...parts import ACTIVATIONS, Table, architecture, head_table, labels, rmsnorm
+from ...parts import ACTIVATIONS, Table, architecture, head_table, labels, layer_table, rmsnorm
 from ...writes import Writes
 
 
@@ -86,12 +85,7 @@ def decoder_depth(config: Config) -> int:
 def t5_block(config: Config, feed_forward: Table | None = None) -> Table:
     """Returns a pre-norm RMSNorm layer without biases."""
     norm = rmsnorm(config.number("layer_norm_epsilon"), scales_x=True)
-    return {
-        "attention": _t5_attention(config),
-        "feed_forward": feed_forward or t5_feed_forward(config),
-        "norm": norm,
-        "norm_placement": "pre",
-    }
+    return layer_table(_t5_attention(config), feed_forward or t5_feed_forward(config), norm)
 
 
 def _t5_attention(config: Config) -> Table:
@@ -122,22 +116,6 @@ def shared_bias(config: Config) -> Table:
     return {"relative_bias": {name: config.size(name) for name in names}}
 
 
-T5: dict[str, Any] = {
-    "vocab_size": 32128,
-    "d_model": 512,
-    "d_kv": 64,
-    "d_ff": 2048,
-    "num_layers": 6,
-    "num_decoder_layers": None,
-    "num_heads": 8,
-    "relative_attention_num_buckets": 32,
-    "relative_attention_max_distance": 128,
-    "layer_norm_epsilon": 1e-6,
-    "feed_forward_proj": "relu",
-    "tie_word_embeddings": True,
-    "n_positions": None,
-}
-MT5 = {**T5, "vocab_size": 250112, "d_ff": 1024, "num_layers": 8, "num_heads": 6, "feed_forward_proj": "gated-gelu"}
 ALIASES = {
     "hidden_size": "d_model",
     "num_attention_heads": "num_heads",
@@ -146,9 +124,7 @@ ALIASES = {
     "intermediate_size": "d_ff",
 }
 UNREAD = frozenset({"intermediate_size"})
-IGNORED = frozenset(
-    {"dropout_rate", "scalable_attention", "dense_act_fn", "is_gated_act", "scale_decoder_outputs", "tokenizer_class"}
-)
+IGNORED = frozenset({"scalable_attention", "dense_act_fn", "is_gated_act", "scale_decoder_outputs"})
 
 T5_WRITES: Writes = {
     "num_decoder_layers": lambda s: present(s.spec.decoder).num_hidden_layers,
@@ -207,7 +183,7 @@ T5_MODULES: Modules = {
 
 OF_T5 = Family(
     _t5,
-    T5,
+    {"n_positions": None},
     IGNORED,
     aliases=ALIASES,
     unread=UNREAD,
@@ -219,14 +195,13 @@ OF_T5 = Family(
 )
 
 FAMILIES = {
-    "t5": OF_T5,
-    "mt5": replace(OF_T5, defaults=MT5),
-    "umt5": replace(OF_T5, read=_umt5, defaults=MT5),
+    "t5": replace(OF_T5, defaults={"tie_word_embeddings": True, "n_positions": None}),
+    "mt5": OF_T5,
+    "umt5": replace(OF_T5, read=_umt5, defaults={"tie_word_embeddings": True, "n_positions": None}),
     "longt5": replace(
         OF_T5,
         read=_longt5,
-        defaults={**T5, "local_radius": 127, "global_block_size": 16, "encoder_attention_type": "local"},
-        ignored=IGNORED | {"global_block_size"},
+        ignored=IGNORED,
         writes={**T5_WRITES, **LONG_WRITES},
         quirks=Quirks(),
         modules={

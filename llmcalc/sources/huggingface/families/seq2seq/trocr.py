@@ -7,8 +7,6 @@ transformers: models/trocr, models/pix2struct.
 
 from __future__ import annotations
 
-from typing import Any
-
 from ...config import Config
 from ...dropout import BART_DROPOUT, T5_DROPOUT
 from ...family import Family
@@ -19,6 +17,7 @@ from ...parts import (
     Table,
     biases,
     decoder,
+    layer_table,
     layernorm,
     learned_positions,
     mlp,
@@ -63,37 +62,21 @@ def _pix2struct_text_model(config: Config) -> Table:
         "relative_attention_num_buckets": config.size("relative_attention_num_buckets"),
         "relative_attention_max_distance": config.size("relative_attention_max_distance"),
     }
-    block = {
-        "attention": {"num_attention_heads": heads},
-        "cross_attention": {"num_attention_heads": heads},
-        "idle_cross_attention": True,
-        "feed_forward": network,
-        "norm": norm,
-        "norm_placement": "pre",
-    }
+    block = layer_table(
+        {"num_attention_heads": heads},
+        network,
+        norm,
+        cross_attention={"num_attention_heads": heads},
+        idle_cross_attention=True,
+    )
     config.notes.append(IDLE_CROSS_ATTENTION)
     return decoder(config, block, norm, stack={"relative_bias": bias})
 
 
-UNTIED: dict[str, Any] = {"tie_word_embeddings": False}
-
 FAMILIES = {
     "trocr": Family(
         _trocr,
-        {
-            "vocab_size": 50265,
-            "d_model": 1024,
-            "decoder_layers": 12,
-            "decoder_attention_heads": 16,
-            "decoder_ffn_dim": 4096,
-            "activation_function": "gelu",
-            "max_position_embeddings": 512,
-            "use_learned_position_embeddings": True,
-            "layernorm_embedding": True,
-            "cross_attention_hidden_size": None,
-            "tie_word_embeddings": True,
-        },
-        IGNORED,
+        ignored=IGNORED,
         aliases={
             "hidden_size": "d_model",
             "num_hidden_layers": "decoder_layers",
@@ -104,27 +87,12 @@ FAMILIES = {
     ),
     "pix2struct": Family(
         None,
-        UNTIED,
         text="pix2struct_text_model",
         uncounted_encoders={"vision_config": "pix2struct_vision_model"},
     ),
     "pix2struct_text_model": Family(
         _pix2struct_text_model,
-        {
-            "vocab_size": 50244,
-            "hidden_size": 768,
-            "d_kv": 64,
-            "d_ff": 2048,
-            "num_layers": 12,
-            "num_heads": 12,
-            "relative_attention_num_buckets": 32,
-            "relative_attention_max_distance": 128,
-            "layer_norm_epsilon": 1e-6,
-            "dense_act_fn": "gelu_new",
-            "is_decoder": True,
-            "tie_word_embeddings": False,
-        },
-        frozenset({"add_cross_attention", "feed_forward_proj", "is_gated_act"}),
+        ignored=frozenset({"feed_forward_proj", "is_gated_act"}),
         modules={
             "layers": "layer",
             "relative_bias": "layer.0.self_attention.attention.relative_attention_bias",

@@ -15,7 +15,7 @@ from ...config import Config, is_whole
 from ...dropout import T5_DROPOUT
 from ...family import EVERY, Family, Quirks
 from ...parts import Table, architecture
-from .t5 import ALIASES, FIRST_BIAS, IGNORED, T5, T5_MODULES, T5_WRITES, UNREAD, shared_bias, t5_block, t5_like
+from .t5 import ALIASES, FIRST_BIAS, IGNORED, T5_MODULES, T5_WRITES, UNREAD, shared_bias, t5_block, t5_like
 
 if TYPE_CHECKING:
     from ....to_hf.config_values import ConfigValues
@@ -87,17 +87,8 @@ def _written_biases(config_values: ConfigValues) -> list[dict[str, Any]]:
 FAMILIES = {
     "udop": Family(
         _udop,
-        {
-            **T5,
-            "vocab_size": 33201,
-            "d_model": 1024,
-            "d_ff": 4096,
-            "num_layers": 24,
-            "num_heads": 16,
-            "relative_bias_args": None,
-            "max_2d_position_embeddings": 1024,
-        },
-        IGNORED | {"image_size", "num_channels", "patch_size"},
+        {"n_positions": None},
+        IGNORED,
         aliases=ALIASES,
         unread=UNREAD | {"head_dim"},
         uncounted_modules="patch_embed + encoder.embed_patches + decoder.embed_patches",

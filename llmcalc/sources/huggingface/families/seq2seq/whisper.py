@@ -5,15 +5,13 @@ transformers: models/whisper. The encoder's sinusoidal positions are a frozen ta
 
 from __future__ import annotations
 
-from dataclasses import replace
-
 from ...absent import present
 from ...config import Config
 from ...dropout import BART_DROPOUT
 from ...family import Family
 from ...parts import Table
 from ...writes import UNPADDED
-from .bart import ALIASES, BART_MODULES, COMMON, IGNORED, SIDES_WRITES, bart_like
+from .bart import ALIASES, BART_MODULES, IGNORED, SIDES_WRITES, bart_like
 
 
 def _whisper(config: Config) -> Table:
@@ -32,36 +30,11 @@ def _whisper(config: Config) -> Table:
 FAMILIES = {
     "whisper": Family(
         _whisper,
-        {
-            **{k: v for k, v in COMMON.items() if k != "max_position_embeddings"},
-            "vocab_size": 51865,
-            "num_mel_bins": 80,
-            "max_source_positions": 1500,
-            "max_target_positions": 448,
-            "d_model": 384,
-            "encoder_layers": 4,
-            "decoder_layers": 4,
-            "encoder_attention_heads": 6,
-            "decoder_attention_heads": 6,
-            "encoder_ffn_dim": 1536,
-            "decoder_ffn_dim": 1536,
-        },
-        IGNORED
+        ignored=IGNORED
         | {
             "alignment_heads",
-            "apply_spec_augment",
-            "classifier_proj_size",
-            "mask_feature_length",
-            "mask_feature_min_masks",
-            "mask_feature_prob",
-            "mask_time_length",
-            "mask_time_min_masks",
-            "mask_time_prob",
-            "median_filter_width",
-            "use_weighted_layer_sum",
             "is_multilingual",
             "lang_ids",
-            "language",
             "task",
             "forced_decoder_ids",
             "no_timestamps_token_id",
@@ -84,6 +57,6 @@ FAMILIES = {
             "stem.conv2": ".conv2",
             "lm_head": "proj_out",
         },
-        dropout=replace(BART_DROPOUT, defaults={}),
+        dropout=BART_DROPOUT,
     ),
 }

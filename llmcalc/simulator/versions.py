@@ -1,8 +1,8 @@
-"""Comparison of torch versions."""
+"""Comparison of the versions of libraries."""
 
 from __future__ import annotations
 
 
 def is_older(version: str, other_version: tuple[int, ...]) -> bool:
-    """Whether a torch version such as `2.0.1` is older than `other_version`; an empty text is the newest version."""
+    """Whether a version such as `2.0.1` is older than `other_version`; an empty text is the newest version."""
     return bool(version) and tuple(map(int, version.split("."))) < other_version

@@ -1,0 +1,311 @@
+"""The base of DeepSeek-V4's and V4.1's attention: a window of single tokens, and compressed entries of earlier tokens.
+
+DeepSeek-V4 (2026), §2.3: one key head whose keys are also the values, a low-rank query, sinks, and an output projection
+in groups. One softmax covers tokens and entries. transformers: models/deepseek_v4.
+"""
+
+from __future__ import annotations
+
+from functools import cache
+from typing import TYPE_CHECKING, Any, ClassVar, Self
+
+from pydantic import model_validator
+
+from ... import ops
+from ...flow.axis import Axis
+from ...flow.record import Flow
+from ...flow.value import Value
+from ...ops.sparse import COMPRESSED
+from ..base import (
+    BY_TORCH,
+    HeadDim,
+    Heads,
+    HeadSizes,
+    ModelProperties,
+    Part,
+    PartWitness,
+    QueryRank,
+    RopeDim,
+    TokenMixer,
+    TopK,
+    Unscalable,
+    Width,
+    Window,
+)
+from ..norm import Norm, norm_reference
+from ..position import Rope
+from ..rotation import rotate
+from ..runtime import ForwardPass, attention_mask, cache_class, vector
+
+if TYPE_CHECKING:
+    from torch import Tensor, nn
+
+
+class EntryIndexer(Part):
+    """Small query heads that score compressed entries, to select entries for each token's attention.
+
+    index_n_heads: the number of small query heads.
+    index_head_dim: the size of a small query, and of the vectors that it is compared with.
+    index_topk: the number of selected entries per token.
+    """
+
+    witness: ClassVar[PartWitness] = BY_TORCH
+
+    index_n_heads: Heads
+    index_head_dim: HeadDim
+    index_topk: TopK
+
+
+class EntryAttention(TokenMixer):
+    """Attention to a window of tokens, and to entries that each summarize several earlier tokens.
+
+    num_attention_heads: the number of query heads.
+    head_dim: the size of a head.
+    qk_rope_head_dim: the number of dimensions of a head with RoPE.
+    q_lora_rank: the rank of the query.
+    o_groups: the number of groups that the heads are projected in.
+    o_lora_rank: the output width of each group; all groups together are then projected to the hidden size.
+    sliding_window: the number of single tokens that each token attends to, itself included.
+    compress_rate: the number of tokens per entry; by default there are no entries.
+    indexer: the part that selects the entries to attend to.
+    norm: the norm on the compressed query, on keys and on entries.
+    position: RoPE on queries and keys.
+    """
+
+    node_name: ClassVar[str] = "self_attn"
+    kind: ClassVar[str] = "attention"
+    entry_noun: ClassVar[str] = "entries"
+
+    num_attention_heads: Heads
+    head_dim: HeadDim
+    qk_rope_head_dim: RopeDim
+    q_lora_rank: QueryRank
+    o_groups: Heads
+    o_lora_rank: Width
+    sliding_window: Window
+    compress_rate: Window | None = None
+    indexer: EntryIndexer | None = None
+    norm: Norm = Norm(type="rmsnorm", eps=1e-6)
+    position: Rope = Rope()
+
+    @model_validator(mode="after")
+    def _check_head_sizes(self) -> Self:
+        heads, head_dim = self.num_attention_heads, self.head_dim
+        if heads * head_dim % self.o_groups:
+            raise ValueError(f"o_groups: {self.o_groups} does not divide {heads} heads of {head_dim}")
+        narrowest_head = head_dim if self.indexer is None else min(head_dim, self.indexer.index_head_dim)
+        if self.qk_rope_head_dim % 2 or self.qk_rope_head_dim > narrowest_head:
+            field = "head_dim" if narrowest_head == head_dim else "index_head_dim"
+            raise ValueError(f"qk_rope_head_dim: {self.qk_rope_head_dim} is odd, or more than {field} {narrowest_head}")
+        self.position.check_whole("qk_rope_head_dim")
+        return self
+
+    def head_sizes(self, width: Any) -> HeadSizes:
+        """The mixer's heads: all query heads share one key head, whose keys are also the values."""
+        return HeadSizes(self.num_attention_heads, 1, self.head_dim)
+
+    def report_label(self) -> str:
+        return "sliding"
+
+    def window_size(self) -> int:
+        return self.sliding_window
+
+    def score_position(self) -> Rope:
+        return self.position
+
+    @property
+    def selected_entries(self) -> int | None:
+        """The largest number of entries that a token attends to; None where it attends to all, or there are none."""
+        return None if self.indexer is None else self.indexer.index_topk
+
+    def length_limits(self) -> tuple[int, ...]:
+        rate, selected = self.compress_rate, self.selected_entries
+        selected_tokens = None if rate is None or selected is None else rate * selected
+        return tuple(n for n in (self.sliding_window, rate, selected_tokens) if n is not None)
+
+    def with_heads(self, head_sizes: HeadSizes) -> Self:
+        raise Unscalable(
+            f"attention.type '{type(self).model_fields['type'].default}' has ranks beside its heads (q_lora_rank, "
+            "o_lora_rank); expected attention whose width depends only on its heads"
+        )
+
+    def flow(self, recorder: Flow, x: Value) -> Value:
+        """Records one softmax over the scores of tokens, entries and sinks; each core counts its own products."""
+        heads, dim = Axis("heads", self.num_attention_heads), Axis("head_dim", self.head_dim)
+        rope = self.position.model_copy(update={"rotary_dim": self.qk_rope_head_dim})
+        compressed_query = recorder.norm(
+            "q_a_norm", recorder.linear("q_a_proj", x, Axis("q_lora", self.q_lora_rank)), self.norm
+        )
+        q = recorder.linear("q_b_proj", compressed_query, heads, dim)
+        recorder.hold(small=compressed_query, q=q)
+        q = recorder.rope(self._normed_query(recorder, q, dim), rope)
+        recorder.hold(q=q)
+        k = recorder.rope(recorder.norm("kv_norm", recorder.linear("kv_proj", x, dim), self.norm), rope)
+        cache_kind = "sliding_attention" if self.compress_rate is None else COMPRESSED
+        (k,) = recorder.cache("cache", cache_kind, k, limit=self.sliding_window)
+        recorder.hold(k=k)
+        recorder.mask(q, k, causal=True, window=self.sliding_window)
+        scores = [recorder.scores("core", q, k, values=k, window=self.sliding_window)]
+        entries: Value | None = None
+        mask: Value | None = None
+        if self.compress_rate is not None:
+            with recorder.function():
+                mask, entries = self._mask_and_entries(recorder, x, compressed_query, q, dim, rope)
+            recorder.hold(entries=entries, entries_seen=mask)
+            limits: dict[str, Any] = {"rate": self.compress_rate, "chosen": self.selected_entries}
+            scores.append(
+                recorder.scores(
+                    "entry_core", q, entries, values=entries, is_cross_attention=True, core=ops.EntryScores, **limits
+                )
+            )
+        attention_weights = recorder.joint_softmax(
+            q, k, *scores, window=self.sliding_window, sinks=True, selection=mask
+        )
+        recorder.hold(shares=attention_weights)
+        y = recorder.weighted(attention_weights, k)
+        recorder.hold(out=y)
+        if entries is not None:
+            y = recorder.add(y, recorder.weighted(attention_weights, entries))
+            recorder.hold(out=y)
+        recorder.vector("sinks", heads)
+        y = recorder.rope(y, rope, inverse=True)
+        groups = Axis("output_groups", self.o_groups)
+        output_groups = recorder.per_group("o_a_proj", y, groups, Axis("o_lora", self.o_lora_rank))
+        return recorder.linear("o_b_proj", output_groups, *x.axes)
+
+    def _normed_query(self, recorder: Flow, q: Value, dim: Axis) -> Value:
+        """Returns the query of each head before RoPE."""
+        return q
+
+    def _mask_and_entries(
+        self, recorder: Flow, x: Value, compressed_query: Value, q: Value, dim: Axis, rope: Rope
+    ) -> tuple[Value, Value]:
+        """Returns the mask of the entries that each token attends to, and the entries."""
+        raise TypeError(f"{type(self).__name__} computes no entries")
+
+    def describe(self, hidden_size: int) -> str:
+        entries = "" if self.compress_rate is None else f", {self.entry_noun} of {self.compress_rate} tokens"
+        selection_text = "" if self.selected_entries is None else f", {self.selected_entries} of them"
+        return (
+            f"MQA {self.num_attention_heads} × {self.head_dim}, window {self.sliding_window}{entries}{selection_text}"
+        )
+
+
+@cache
+def single_key_core_class() -> type[nn.Module]:
+    from torch import nn
+
+    class Core(nn.Module):
+        """Attention scores of several query heads with a single key head.
+
+        Given attention weights, it returns the weighted sum of the values, which are the keys.
+        """
+
+        def forward(self, q: Tensor, k: Tensor, attention_weights: Tensor | None = None) -> Tensor:
+            return q @ k[:, None].transpose(-1, -2) if attention_weights is None else attention_weights @ k[:, None]
+
+    return Core
+
+
+@cache
+def group_map_class() -> type[nn.Module]:
+    import torch
+    from torch import nn
+
+    class GroupMap(nn.Module):
+        """A separate linear layer per group. x: [batch, tokens, groups, n_in] → [.., n_out]."""
+
+        def __init__(self, groups: int, n_in: int, n_out: int) -> None:
+            super().__init__()
+            self.weight = nn.Parameter(torch.empty(groups, n_out, n_in))
+            nn.init.normal_(self.weight, std=n_in**-0.5)
+
+        def forward(self, x: Tensor) -> Tensor:
+            rows = x.flatten(0, 1).transpose(0, 1)
+            return torch.bmm(rows, self.weight.transpose(1, 2)).transpose(0, 1).unflatten(0, x.shape[:2])
+
+    return GroupMap
+
+
+@cache
+def entry_attention_class() -> Any:
+    """Returns the base class of both references. A subclass computes the entries."""
+    import torch
+    from torch import nn
+
+    class EntryAttentionReference(nn.Module):
+        """Attention to tokens and entries. x: [batch, tokens, hidden] → same shape."""
+
+        def __init__(self, spec: EntryAttention, model_properties: ModelProperties) -> None:
+            super().__init__()
+            self.spec, hidden, width = spec, model_properties.hidden_size, spec.num_attention_heads * spec.head_dim
+            self.q_a_proj = nn.Linear(hidden, spec.q_lora_rank, bias=False)
+            self.q_a_norm, self.unit = norm_reference(spec.norm, spec.q_lora_rank), nn.Identity()
+            self.q_b_proj = nn.Linear(spec.q_lora_rank, width, bias=False)
+            self.kv_proj = nn.Linear(hidden, spec.head_dim, bias=False)
+            self.kv_norm = norm_reference(spec.norm, spec.head_dim)
+            self.core, self.cache = single_key_core_class()(), cache_class()(spec.sliding_window)
+            self.sinks = vector(torch.zeros(spec.num_attention_heads))
+            self.o_a_proj = group_map_class()(spec.o_groups, width // spec.o_groups, spec.o_lora_rank)
+            self.o_b_proj = nn.Linear(spec.o_groups * spec.o_lora_rank, hidden, bias=False)
+            if spec.compress_rate is not None:
+                self.entry_core = single_key_core_class()()
+
+        def _rotate(self, x: Tensor, forward_pass: ForwardPass, inverse: bool = False) -> Tensor:
+            rope, theta = self.spec.qk_rope_head_dim, self.spec.position.rope_theta
+            return rotate(x, forward_pass, forward_pass.past, rope, theta, inverse)
+
+        def _entries_and_mask(
+            self, x: Tensor, compressed_query: Tensor, forward_pass: ForwardPass
+        ) -> tuple[Tensor, Tensor]:
+            """Returns the entries and the mask of those that each token attends to, [.., tokens, entries]."""
+            raise NotImplementedError
+
+        def forward(self, x: Tensor, forward_pass: ForwardPass) -> Tensor:
+            spec = self.spec
+            compressed_query = self.q_a_norm(self.q_a_proj(x))
+            q = self.q_b_proj(compressed_query).unflatten(-1, (spec.num_attention_heads, -1)).transpose(1, 2)
+            q = self._rotate(self.unit(q), forward_pass)
+            (k,) = self.cache(forward_pass, self._rotate(self.kv_norm(self.kv_proj(x)), forward_pass))
+            keys = k.shape[1]
+            mask = attention_mask(forward_pass, x, k, causal=True, window=spec.sliding_window)
+            scores, entries, allowed_mask = self.core(q, k), None, mask
+            if spec.compress_rate is not None:
+                entries, entry_mask = self._entries_and_mask(x, compressed_query, forward_pass)
+                scores = torch.cat([scores, self.entry_core(q, entries)], -1)
+            scores = scores * spec.head_dim**-0.5
+            if entries is not None:
+                allowed_mask = torch.cat([mask.expand(*entry_mask.shape[:-1], -1), entry_mask], -1)
+            sink = self.sinks.weight[None, :, None, None].expand(*scores.shape[:-1], 1).to(scores.dtype)
+            scores = scores.masked_fill(~allowed_mask, float("-inf"))
+            attention_weights = torch.cat([scores, sink], -1).float().softmax(-1)[..., :-1].to(k.dtype)
+            out = self.core(q, k, attention_weights[..., :keys])
+            if entries is not None:
+                out = out + self.entry_core(q, entries, attention_weights[..., keys:])
+            out = (
+                self._rotate(out, forward_pass, inverse=True)
+                .transpose(1, 2)
+                .flatten(2)
+                .unflatten(-1, (spec.o_groups, -1))
+            )
+            return self.o_b_proj(self.o_a_proj(out).flatten(2))
+
+    return EntryAttentionReference
+
+
+@cache
+def chooser_class() -> Any:
+    """Returns the base class of modules that select entries."""
+    from torch import nn
+
+    class Chooser(nn.Module):
+        """Selects the entries that each token attends to, [batch, tokens, index_topk at most]."""
+
+        def __init__(self, spec: EntryAttention, hidden: int) -> None:
+            super().__init__()
+            assert spec.indexer is not None
+            self.spec, self.heads, self.topk = spec, spec.indexer.index_n_heads, spec.indexer.index_topk
+            self.q_proj = nn.Linear(spec.q_lora_rank, self.heads * spec.indexer.index_head_dim, bias=False)
+            self.weights_proj, self.core = nn.Linear(hidden, self.heads, bias=False), single_key_core_class()()
+
+    return Chooser

@@ -1,0 +1,56 @@
+"""Schedule-free AdamW and SGD (schedulefree/adamw_schedulefree.py and sgd_schedulefree.py of version 1.4).
+
+Each tensor has a second copy of itself, z; AdamW's also has the second moment, and its step writes over the gradients
+(Defazio 2024, arXiv:2405.15682).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from functools import partial
+from typing import TYPE_CHECKING
+
+from ...costs.trained_tensors import TrainedTensor, bytes_of, elements_of
+from ...evidence import by_source
+from .record import COMPARISON, Optimizer, States
+
+if TYPE_CHECKING:
+    from .step import OptimizerStep
+
+
+def state_bytes(names: tuple[str, ...], tensors: Sequence[TrainedTensor], dtype: str) -> States:
+    """Returns the bytes of states that have one element for each of a tensor's. names: those of the states."""
+    return dict.fromkeys(names, bytes_of(elements_of(tensors), dtype))
+
+
+def allocate_states(names: tuple[str, ...], optimizer_step: OptimizerStep) -> None:
+    """Allocates the states of parameters that have none yet; this is all that `SGDScheduleFree.step` allocates."""
+    for parameter in optimizer_step.loop_over(optimizer_step.updated):
+        parameter.states = parameter.states or optimizer_step.states_like(parameter.tensor, len(names))
+
+
+def adamw_step(names: tuple[str, ...], optimizer_step: OptimizerStep) -> None:
+    """Runs `AdamWScheduleFree.step`: foreach allocates all denominators together, a loop one at a time."""
+    allocate_states(names, optimizer_step)
+    aten, updated = optimizer_step.t, optimizer_step.updated
+    if optimizer_step.implementation == "foreach":
+        denominators = [aten.like(parameter.states[-1]) for parameter in optimizer_step.loop_over(updated)]
+        optimizer_step.write(updated, denominators)
+        return
+    for parameter in optimizer_step.loop_over(updated):
+        denominator = aten.like(parameter.states[-1])
+        optimizer_step.write(parameter.grad, denominator)
+
+
+OPTIMIZERS = {
+    f"schedule-free-{name}": Optimizer(
+        name=f"schedule-free-{name}",
+        implementations=("foreach", "loop"),
+        states=partial(state_bytes, state_names),
+        step=partial(step, state_names),
+        not_in_torch="schedulefree is not a part of torch",
+        by_element=True,
+        witness=by_source(f"schedulefree/{name}_schedulefree.py", COMPARISON),
+    )
+    for name, step, state_names in (("adamw", adamw_step, ("z", "exp_avg_sq")), ("sgd", allocate_states, ("z",)))
+}

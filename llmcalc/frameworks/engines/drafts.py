@@ -1,0 +1,20 @@
+"""The draft model of speculative decoding, as a flag of an engine names it."""
+
+from __future__ import annotations
+
+from ...errors import InputError, shown
+from ...sources.preset import Preset
+from ...sources.target import load
+
+
+def read_draft(model: str | Preset, flag: str, expected: str) -> Preset:
+    """Returns the draft model that a flag names. Raises `InputError` for a model that cannot be read.
+
+    flag: the flag, as the beginning of messages. expected: what may stand behind it, in words.
+    """
+    try:
+        return model if isinstance(model, Preset) else load(model)
+    except InputError as error:
+        raise InputError(
+            f"{flag} {shown(model)}: cannot be read ({str(error)[:200]}); expected a preset, {expected}"
+        ) from None

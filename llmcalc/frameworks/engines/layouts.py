@@ -1,0 +1,44 @@
+"""Layouts of a server over more devices: tensor parallelism within a machine, then stages of a pipeline."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from typing import Any, TypeVar
+
+from ...errors import InputError
+from ...parallel.layout import ImpossibleLayout
+from .engine import EngineMemory
+from .server import EngineServer
+
+Server = TypeVar("Server", bound=EngineServer)
+
+
+def layouts_of(
+    server: Server,
+    memory_of: Callable[[Server], EngineMemory],
+    most_devices: int,
+    largest_tensor: int = 8,
+    has_stages: bool = True,
+) -> Iterator[tuple[dict[str, Any], EngineMemory]]:
+    """Yields (flags, memory) of each possible layout, the fewest devices first. A size that a flag states stays.
+
+    memory_of: server → its memory. most_devices: the largest number of devices.
+    largest_tensor: devices of a machine, which divide each matrix. has_stages: whether more devices become stages.
+    """
+    tensor_field, stage_field = server.layout_fields[:2]
+    stated_tensor, stated_stages = server.flags.get(tensor_field), server.flags.get(stage_field)
+    powers = [2**i for i in range(most_devices.bit_length())]
+    sizes = [
+        (tp, pp)
+        for tp in ([stated_tensor] if stated_tensor else [size for size in powers if size <= largest_tensor])
+        for pp in ([stated_stages] if stated_stages else powers)
+        if tp * pp <= most_devices
+        and (stated_stages or pp == 1 or (has_stages and (stated_tensor or tp == largest_tensor)))
+    ]
+    for tp, pp in sorted(sizes, key=lambda size: size[0] * size[1]):
+        flags = {field: size for field, size in ((tensor_field, tp), (stage_field, pp)) if size > 1}
+        try:
+            yield flags, memory_of(server.with_flags(**flags))
+        except InputError as error:
+            if not isinstance(error, ImpossibleLayout) and "divide" not in str(error):
+                raise

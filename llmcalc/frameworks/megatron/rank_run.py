@@ -1,0 +1,532 @@
+"""Replays the training steps of a rank tensor by tensor: its set-up, the passes of a micro-batch, the optimizer.
+
+A variable that holds a tensor here lives as long as Megatron's own variable.
+
+Sources: Megatron-LM, megatron/training/training.py, megatron/core/pipeline_parallel/schedules.py (`forward_step`,
+`backward_step`), megatron/core/optimizer/optimizer.py and distrib_optimizer.py.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field
+from functools import cached_property, partial
+from typing import Any
+from weakref import ref
+
+from ...errors import InputError
+from ...model import ModelSpec
+from ...optional import MTP
+from ...parallel.layout import Coordinates, Layout, Stage, stages
+from ...parallel.rank_program import RankFlow, shared_rank_program, similar_stage
+from ...parallel.schedules import check
+from ...simulator.autograd import Graph, backward
+from ...simulator.event_log import Recorder
+from ...simulator.meter import Meter, NoMeter, Place
+from ...simulator.repeat_microbatches import PassPlayer, PassRecorder
+from ...simulator.tensor import (
+    BFLOAT16,
+    BOOL,
+    FLOAT32,
+    INT64,
+    Gradient,
+    Needs,
+    Node,
+    Storage,
+    Tensor,
+    counted_as,
+    empty,
+    on_stream,
+)
+from ...workload.run_config import RunConfig
+from ...workload.workload import Workload
+from .evidence import check_parts
+from .kernel_choices import (
+    check_modelled,
+    choices_of,
+    cublas_workspace,
+    engine_workspace,
+    optimizer_sharding,
+    retains_batches,
+)
+from .kernels import Parameter, PersistentTensors, RankLowering, weight_sizes
+from .kernels.choices import RankChoices
+from .layer_wise_optimizer import pack_buffer, updates_by_layout, updates_in_rank_order
+from .param_and_grad_buffer import Buffer, bucket_size, is_updated_by_muon, make_buffer, optimizer_updates
+from .schedule import run_passes
+from .settings import MegatronSettings
+
+STATES = {"fp32": 4, "fp16": 2, "bf16": 2, "fp8": 1}
+"""Bytes of an element of a state by the name of its type."""
+
+ORIGINAL_POSITIONS = 4096
+"""Positions whose angles YaRN makes at first (transformer_config.py, `original_max_position_embeddings`)."""
+
+FLAGS = 2
+"""Small tensors of the optimizer: a scale of one (optimizer.py, `_scale_one`), and the flag of an overflow of its Adam
+(TransformerEngine, optimizers/fused_adam.py, `_dummy_overflow_buf`)."""
+
+REPORTED = 2
+"""Losses that the last stage keeps: that of the last step, and the sum of several (training/training.py, `train`)."""
+
+
+SIDE = 1
+"""The stream on which data parallelism is set up: what it leaves free serves no other stream.
+
+Source: Megatron-LM, megatron/training/training.py, `get_model`: `torch.cuda.stream(ddp_stream)`.
+"""
+
+
+@dataclass
+class Chunk:
+    """The layers of one virtual pipeline stage on a rank.
+
+    stage: which stage of the pipeline; None without a pipeline.
+    record_program: records the program of the layers.
+    lowering: runs the program.
+    number: which of the rank's chunks.
+    parameters: the parameters in the order in which Megatron creates them; a run finds them if the list is empty.
+    input_tensor: the last input, which the module of the chunk names.
+    """
+
+    stage: Stage | None
+    record_program: Callable[[], RankFlow]
+    lowering: RankLowering
+    number: int = 0
+    parameters: list[Parameter] = field(default_factory=list)
+    input_tensor: Tensor | None = None
+
+    @cached_property
+    def program(self) -> RankFlow:
+        """The program of the chunk's layers."""
+        return self.record_program()
+
+    @property
+    def first(self) -> bool:
+        """Whether the chunk has the model's first layers."""
+        return self.stage is None or self.stage.first
+
+    @property
+    def last(self) -> bool:
+        """Whether the chunk has the model's last layers."""
+        return self.stage is None or self.stage.last
+
+
+class ForwardOutput:
+    """The output of a chunk's forward pass.
+
+    model_chunk: the layers that ran.
+    data: the tensor that is sent to the next stage; None after it has been sent.
+    end: the end of the autograd graph.
+    input: the input of the chunk, to which the graph refers.
+    """
+
+    __slots__ = ("chunk", "data", "end", "input")
+
+    def __init__(self, model_chunk: Chunk, output: Tensor, chunk_input: Tensor | None) -> None:
+        self.chunk: Chunk = model_chunk
+        self.data: Tensor | None = output
+        self.end: Tensor = Tensor(output.shape, output.dtype, Storage(NoMeter(), 0))
+        self.end.node, self.end.output = output.node, output.output
+        self.input: Tensor | None = chunk_input
+
+    def free(self) -> None:
+        """Frees the tensor that has been sent, and keeps its graph (`deallocate_output_tensor`)."""
+        self.data = None
+
+
+class RankRun:
+    """Runs training steps of one rank of a layout.
+
+    spec: the model, with the vocabulary before it is padded.
+    """
+
+    def __init__(self, spec: ModelSpec, settings: MegatronSettings, rank: int, memory_meter: Meter | Recorder) -> None:
+        check_modelled(settings)
+        check_parts(spec)
+        self.settings: MegatronSettings = settings
+        self.meter: Meter | Recorder = memory_meter
+        self.layout: Layout = settings.layout()
+        check(self.layout, settings.microbatches, settings.microbatch_group_size_per_virtual_pipeline_stage)
+        self.coordinates: Coordinates = self.layout.coordinates(rank)
+        self.sharding = optimizer_sharding(settings)
+        self.spec: ModelSpec = (
+            spec if settings.padded_vocabulary is None else _with_vocabulary(spec, settings.padded_vocabulary)
+        )
+        self.graph: Graph = Graph(memory_meter)
+        self.graph.keeps_gradients = False
+        self.rank_choices: RankChoices = choices_of(settings)
+        self.persistent: PersistentTensors = PersistentTensors(
+            memory_meter, cublas_workspace(settings), engine_workspace(settings)
+        )
+        tokens = settings.tokens // settings.cp
+        decoder = settings.decoder_seq_length
+        seq = tokens if decoder is None else decoder // settings.cp
+        self.run_config: RunConfig = RunConfig(
+            Workload(settings.micro_batch_size or 1, seq, source=tokens, phase="training")
+        )
+        self.chunks: list[Chunk] = [self._create_chunk(spec_stage, rank) for spec_stage in self._stages()]
+        for chunk_index, model_chunk in enumerate(self.chunks):
+            model_chunk.number = chunk_index
+        self.buffers: list[Buffer] = []
+        self.persistent_storages: list[Storage] = []
+        self.optimizer_states: list[Storage] = []
+        self.gradient_copies: list[Storage] = []
+        self.batches: list[list[Tensor]] = []
+        self.updated_sizes: list[int] = []
+        self.states_per_parameter: list[int] = []
+        self.step_gather_sizes: list[int] = []
+        self.reported_losses: list[Storage] = []
+        self.rope_tables: list[Storage] = []
+        self.passes: PassRecorder | PassPlayer | None = None
+        self.retains: bool = retains_batches(settings) and self.coordinates.tp == 0
+        self.has_stepped: bool = False
+        self.has_rope_tables: bool = False
+
+    def _stages(self) -> Sequence[Stage | None]:
+        """Returns the pipeline stage of each chunk."""
+        if self.layout.pp == 1:
+            return [None]
+        if self.spec.kind == "encoder-decoder":
+            raise InputError("--pipeline-model-parallel-size: an encoder-decoder has one stage; expected 1")
+        layers = self.spec.main.num_hidden_layers
+        return [stage for stage in stages(self.layout, layers) if stage.rank == self.coordinates.pp]
+
+    def _create_chunk(self, stage: Stage | None, rank: int) -> Chunk:
+        """Creates the chunk of a pipeline stage."""
+        lowering = RankLowering(self.graph, self.run_config, self.rank_choices, self.persistent)
+        lowering.include = frozenset({MTP.name} if self.settings.mtp_layers else ())
+        lowering.first_layer_index = 0 if stage is None else stage.layers.start
+        recorded_stage = None if stage is None else similar_stage(self.spec, stage)
+        return Chunk(stage, partial(shared_rank_program, self.spec, self.layout, rank, recorded_stage), lowering)
+
+    # --- set-up ------------------------------------------------------------------------------------------------------
+
+    def storage(self, size: Any, memory_kind: str) -> Storage:
+        """Allocates bytes that are counted as a kind of memory, such as gradients."""
+        with counted_as(self.meter, memory_kind):
+            return Storage(self.meter, size)
+
+    def set_up_tables(self) -> None:
+        """Creates the tables that passes read, which are not parameters."""
+        self.meter.place = Place("set-up")
+        self._make_rope_tables()
+
+    def set_up(self) -> None:
+        """Creates all tensors that exist before the first step."""
+        settings, layout = self.settings, self.layout
+        distributed = self.sharding in ("elements", "layout")
+        self.set_up_tables()
+        weights: list[list[Storage]] = []
+        for model_chunk in self.chunks:
+            model_chunk.parameters = model_chunk.parameters or model_chunk.lowering.parameters_of(model_chunk.program)
+            weights.append([])
+            for parameter in model_chunk.parameters:
+                weights[-1].append(self.storage((1 if parameter.is_fp8 else 2) * parameter.size, "weights"))
+                if parameter.is_fp8:
+                    _, *further_sizes = weight_sizes(self.rank_choices, *parameter.tensor.shape)
+                    self.persistent_storages += [self.storage(size, "weights") for size in further_sizes]
+        self.rope_tables = [
+            self.storage(parameter.bytes // 2, "overhead") for parameter in self.rope_tables
+        ]  # buffers of a Float16Module
+        element = 4 if settings.reduces_in_fp32 else 2
+        tied = self.spec.tie_word_embeddings
+        for chunk_index, model_chunk in enumerate(self.chunks):
+            bucket = bucket_size(
+                settings,
+                layout,
+                self.coordinates,
+                chunk_index,
+                sum(parameter.size for parameter in model_chunk.parameters if parameter.is_trained),
+            )
+            for buffer in self._gradient_buffers(model_chunk, bucket, tied):
+                self.buffers.append(buffer)
+                with on_stream(self.meter, SIDE):
+                    if distributed:
+                        self.persistent_storages.append(
+                            self.storage((1 if buffer.is_fp8 else 2) * buffer.size, "weights")
+                        )
+                    self.persistent_storages.append(self.storage(element * buffer.size, "gradients"))
+            if distributed:  # trained weights move to the buffer
+                frozen = [
+                    storage
+                    for parameter, storage in zip(model_chunk.parameters, weights[chunk_index], strict=True)
+                    if not parameter.is_trained
+                ]
+                weights[chunk_index].reverse()
+                while weights[chunk_index]:
+                    weights[chunk_index].pop(0)
+                weights[chunk_index] = frozen
+        self.persistent_storages += [parameter for chunk_weights in weights for parameter in chunk_weights]
+        del weights
+        self._make_main_parameters()
+
+    def _gradient_buffers(self, model_chunk: Chunk, bucket: int | None, tied: bool) -> Iterator[Buffer]:
+        """Yields the data-parallel buffers of a chunk, those of experts last."""
+        distributed = self.sharding in ("elements", "layout")
+        for expert in (False, True):
+            parameters = [
+                parameter for parameter in model_chunk.parameters if parameter.expert is expert and parameter.is_trained
+            ]
+            updates_by_layout = self.sharding == "layout"
+            matrices = [parameter for parameter in parameters if updates_by_layout and is_updated_by_muon(parameter)]
+            adam_parameters = [
+                parameter for parameter in parameters if not (updates_by_layout and is_updated_by_muon(parameter))
+            ]
+            if matrices:
+                yield pack_buffer(matrices, expert, self.settings, self.layout, bucket)
+            for is_fp8 in sorted({parameter.is_fp8 for parameter in adam_parameters}):
+                group = [parameter for parameter in adam_parameters if parameter.is_fp8 is is_fp8]
+                yield make_buffer(group, expert, self.settings, self.layout, bucket, tied, distributed)
+
+    def _make_rope_tables(self) -> None:
+        """Creates the cached RoPE table (rotary_pos_embedding.py, `lru_cache`).
+
+        Latent attention with YaRN has cosines and sines in each layer (yarn_rotary_pos_embedding.py,
+        `_set_cos_sin_cache`).
+        """
+        settings = self.settings
+        if settings.latent:
+            yarn = (settings.rope_type or "yarn") == "yarn"
+            for _ in range(self._attention_layers() if yarn else 0):
+                width = settings.qk_pos_emb_head_dim
+                self.rope_tables += [self.storage(4 * ORIGINAL_POSITIONS * width, "overhead") for _ in range(2)]
+        elif settings.positions == "rope":
+            self.persistent_storages.append(
+                self.storage(
+                    4 * (settings.tokens // settings.cp) * int(settings.head_dim * settings.rotary_percent), "overhead"
+                )
+            )
+
+    def _attention_layers(self) -> int:
+        """Returns the number of this rank's layers with latent attention, each of which has RoPE tables."""
+        if self.layout.pp == 1:
+            return self.spec.main.num_hidden_layers + self.settings.mtp_layers
+        layers = sum(len(model_chunk.stage.layers) for model_chunk in self.chunks if model_chunk.stage is not None)
+        return layers + (self.settings.mtp_layers if self.chunks[-1].last else 0)
+
+    def make_first_rope_tables(self) -> None:
+        """Creates the RoPE tables of latent attention in the first forward pass.
+
+        The fused kernel also replaces the cosines and sines.
+        """
+        settings = self.settings
+        if not settings.latent or self.has_rope_tables:
+            return
+        self.has_rope_tables = True
+        size, yarn = (
+            (settings.tokens // settings.cp) * settings.qk_pos_emb_head_dim,
+            (settings.rope_type or "yarn") == "yarn",
+        )
+        for i in range(self._attention_layers()):
+            self.persistent_storages.append(self.storage(4 * size, "overhead"))
+            if yarn and self.rank_choices.mla_fusion:
+                for k in range(2):
+                    self.rope_tables[2 * i + k] = self.storage(2 * size, "overhead")
+
+    def _make_main_parameters(self) -> None:
+        """Creates the fp32 main parameters of this rank, each from a copy in the parameter's own type.
+
+        A precision-aware optimizer makes its own at its first step (core/optimizer/distrib_optimizer.py,
+        `_build_model_and_main_param_groups`).
+        """
+        settings = self.settings
+        if self.sharding == "turns":
+            updates, self.step_gather_sizes = updates_in_rank_order(self.buffers, self.layout, self.coordinates)
+        elif self.sharding == "layout":
+            updates = updates_by_layout(self.buffers, self.layout, self.coordinates)
+        else:
+            updates = list(
+                optimizer_updates(
+                    self.buffers, self.sharding == "elements", self.layout, self.coordinates, settings.optimizer
+                )
+            )
+        for size, states in updates:
+            if not settings.use_precision_aware_optimizer:
+                main_copy = self.storage(2 * size, "temporary")
+                self.persistent_storages.append(self.storage(4 * size, "optimizer"))
+                del main_copy
+            self.updated_sizes.append(size)
+            self.states_per_parameter.append(states)
+        self.persistent_storages += [self.storage(4, "optimizer") for _ in range(FLAGS)]
+
+    def optimizer_step(self) -> None:
+        """Runs the optimizer's step; the first step allocates the states."""
+        settings = self.settings
+        self.meter.place = Place("step")
+        is_precision_aware = settings.use_precision_aware_optimizer
+        if not settings.reduces_in_fp32 and not is_precision_aware:
+            self.gradient_copies = [self.storage(4 * size, "gradients") for size in self.updated_sizes]
+        if not self.has_stepped:
+            for size, states in zip(self.updated_sizes, self.states_per_parameter, strict=True):
+                if is_precision_aware:
+                    self._make_precision_aware_states(size)
+                else:
+                    self.optimizer_states += [self.storage(4 * size, "optimizer") for _ in range(states)]
+            self.has_stepped = True
+        for size in [] if settings.overlap_param_gather else self.step_gather_sizes:
+            self.storage(2 * size, "communication")
+
+    def _make_precision_aware_states(self, size: int) -> None:
+        """Creates a parameter's states under a precision-aware optimizer, with scales for states below fp32.
+
+        Of fp32 main parameters it keeps the 16 bits that bf16 weights do not have (`store_param_remainders`).
+        Source: TransformerEngine, pytorch/optimizers/fused_adam.py, `initialize_state`.
+        """
+        settings = self.settings
+        for name in (settings.exp_avg_dtype, settings.exp_avg_sq_dtype):
+            self.optimizer_states.append(self.storage(STATES[name] * size, "optimizer"))
+            if name != "fp32":
+                self.optimizer_states.append(self.storage(4, "optimizer"))
+        remainders = settings.bf16 and settings.main_params_dtype == "fp32"
+        main_parameter = self.storage((2 if remainders else STATES[settings.main_params_dtype]) * size, "optimizer")
+        if not remainders:
+            main_copy = self.storage(2 * size, "temporary")
+            fp32_copy = self.storage(4 * size, "temporary")
+            del main_copy, fp32_copy
+        self.optimizer_states.append(main_parameter)
+        if settings.main_params_dtype != "fp32":
+            self.optimizer_states.append(self.storage(4, "optimizer"))
+
+    # --- a micro-batch -----------------------------------------------------------------------------------------------
+
+    def get_batch(self, model_chunk: Chunk) -> list[Tensor]:
+        """Creates the tensors of the batch that a stage reads (training/utils.py, `get_batch_on_this_tp_rank`)."""
+        new, settings = self.graph.new, self.settings
+        rows = self.run_config.batch * self.run_config.workload.seq
+        tensors: list[Tensor] = []
+        if model_chunk.last:
+            tensors += [new((rows,), INT64), new((rows,), FLOAT32)]
+        if model_chunk.first or (model_chunk.last and settings.mtp_layers):
+            tensors += [new((rows,), INT64), new((rows,), INT64)]
+        if tensors and not settings.no_create_attention_mask_in_dataloader:
+            tensors.append(new((self.run_config.batch * self.run_config.workload.seq, settings.tokens), BOOL))
+        return tensors
+
+    def forward(self, model_chunk: Chunk, chunk_input: Tensor | None) -> ForwardOutput:
+        """Runs `forward_step`. On the last stage its output is the loss."""
+        self.meter.place = Place("forward")
+        batch = self.get_batch(model_chunk)
+        self.make_first_rope_tables()
+        model_chunk.input_tensor = chunk_input
+        passes = self.passes
+
+        def run() -> Tensor:
+            return self._forward_pass(model_chunk, chunk_input)
+
+        output = run() if passes is None else passes.forward(model_chunk.number, chunk_input, run)
+        if self.retains:
+            self.batches.append(batch)
+        del batch
+        return ForwardOutput(model_chunk, output, chunk_input)
+
+    def _forward_pass(self, model_chunk: Chunk, chunk_input: Tensor | None) -> Tensor:
+        """Runs the layers of a chunk, and on the last stage the loss."""
+        self.persistent.entry_of_chunk = chunk_input
+        output = model_chunk.lowering.run_rank(model_chunk.program, chunk_input)
+        self.persistent.entry_of_chunk = None
+        if model_chunk.last:
+            self.meter.place = Place("forward", path="loss")
+            losses = model_chunk.lowering.loss_of(output)
+            del output
+            output = self._sum_loss(losses)
+            model_chunk.lowering.logits = []
+            del losses
+        return output
+
+    def _sum_loss(self, losses: Tensor) -> Tensor:
+        """Returns the sum of the losses of unmasked tokens (pretrain_gpt.py, `loss_func`)."""
+        autograd_graph, shape = self.graph, losses.shape
+        masked_losses = autograd_graph.new(shape, FLOAT32)
+        loss_sum = autograd_graph.new((1,), FLOAT32)
+        del masked_losses
+        node = Node(autograd_graph, "sum", (losses,), lambda g, needs_input_grad: [autograd_graph.new(shape, FLOAT32)])
+        loss_sum.node = node
+        return loss_sum
+
+    def backward(self, chunk_input: Tensor | None, output: ForwardOutput, gradient: Tensor | None) -> Tensor | None:
+        """Runs `backward_step`. Returns the gradient of the chunk's input."""
+        self.meter.place = Place("backward")
+        passes = self.passes
+
+        def run() -> None:
+            self._backward_pass(output, gradient)
+
+        if passes is None:
+            run()
+        else:
+            passes.backward(output.chunk.number, [] if chunk_input is None else [chunk_input], run)
+        return None if chunk_input is None else chunk_input.grad
+
+    def _backward_pass(self, output: ForwardOutput, gradient: Tensor | None) -> None:
+        """Runs the backward pass from the end of a chunk's graph."""
+        if gradient is None:
+            gradient = self.graph.new(output.end.shape, output.end.dtype)
+        backward(self.graph, output.end, gradient)
+
+    def receive_hidden(self) -> Tensor:
+        """Returns the hidden states received from the previous stage; the tensor also stores their gradient."""
+        self.meter.place = Place("forward", path="receive")
+        x = self._new_hidden()
+        tensor_reference = ref(x)
+
+        def store_gradient(output_gradient: Tensor, needs_input_grad: Needs) -> Sequence[Gradient]:
+            """Stores the gradient of the received hidden states."""
+            tensor = tensor_reference()
+            if tensor is not None:
+                tensor.grad = output_gradient
+            return (None,)
+
+        x.node = Node(self.graph, "received", (empty(NoMeter(), (), BFLOAT16, leaf=True),), store_gradient)
+        return x
+
+    def _new_hidden(self) -> Tensor:
+        """Allocates hidden states of this rank's tokens."""
+        rows = self.run_config.batch * self.run_config.workload.seq
+        return self.graph.new((self.chunks[0].lowering.local_rows(rows), self.spec.hidden_size), BFLOAT16)
+
+    # --- a step ------------------------------------------------------------------------------------------------------
+
+    def step(self) -> None:
+        """Runs a training step."""
+        self.gradient_copies = []
+        self.batches = []
+        run_passes(self)
+        self.end_step()
+
+    def end_step(self) -> None:
+        """Runs the end of a training step, after its passes: deferred gradients and the optimizer."""
+        self.persistent.drain(self.layout.tp if self.rank_choices.sequence_parallel else 1)
+        self.optimizer_step()
+        if self.chunks[-1].last and not self.reported_losses:
+            self.reported_losses = [self.storage(4, "temporary") for _ in range(REPORTED)]
+
+    @property
+    def microbatches(self) -> int:
+        """The number of micro-batches to replay; all later ones repeat the last of them."""
+        if self.retains or self.rank_choices.wgrad_deferral_limit is not None:
+            return self.settings.microbatches
+        return min(self.settings.microbatches, 2 * self.layout.pp * self.layout.vpp + 2)
+
+    def receive_gradient(self) -> Tensor:
+        """Returns the gradient received from the next stage."""
+        self.meter.place = Place("backward", path="receive")
+        return self._new_hidden()
+
+
+_padded_specs: dict[tuple[int, int], tuple[ModelSpec, ModelSpec]] = {}
+"""Models with padded vocabularies; the model is kept so that no other one gets its id."""
+
+
+def _with_vocabulary(spec: ModelSpec, size: int) -> ModelSpec:
+    """Returns the model with a padded vocabulary, cached so that ranks can share programs."""
+    key = id(spec), size
+    if key not in _padded_specs:
+        if len(_padded_specs) >= MAX_PADDED_SPECS:
+            _padded_specs.clear()
+        _padded_specs[key] = spec, spec.model_copy(update={"vocab_size": size})
+    return _padded_specs[key][1]
+
+
+MAX_PADDED_SPECS = 32
+"""Number of models with padded vocabularies that are kept."""

@@ -1,0 +1,28 @@
+"""Projections of keys and values that vLLM allocates and a model does not use (model_executor/models/gemma4.py).
+
+Its classes of Gemma 3n and Gemma 4 have one matrix of queries, keys and values in each layer: also in layers that take
+keys and values from a lower one, and in layers whose values are the projected keys.
+"""
+
+from __future__ import annotations
+
+from ...components.mixers.attention import Attention
+from ...costs.params import params
+from ..engines.rank import EngineRank, architectures, mixers
+
+
+def unused_projection_bytes(rank: EngineRank, classes: tuple[str, ...]) -> int:
+    """Returns the bytes of a rank's unused projections, in the number format of its other projections of attention.
+
+    classes: names of the model classes that have them.
+    """
+    if {*architectures(rank.preset)}.isdisjoint(classes):
+        return 0
+    elements = 0
+    for mixer, layers in mixers(rank.preset.model):
+        if isinstance(mixer, Attention) and (mixer.kv_shared or mixer.attention_k_eq_v):
+            key_heads = max(1, (mixer.num_key_value_heads or mixer.num_attention_heads) // rank.layout.tp)
+            head_dim = mixer.head_dim or rank.hidden_size // mixer.num_attention_heads
+            elements += layers * (2 if mixer.kv_shared else 1) * rank.hidden_size * key_heads * head_dim
+    stored_elements = int(params(rank.model).by_component["attention"])
+    return elements * rank.weights_by_component["attention"] // (stored_elements * rank.layout.pp)

@@ -1,0 +1,29 @@
+"""The defaults of configuration classes in `transformers`, for fields that are left out of a config."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+
+@cache
+def _defaults_by_type() -> dict[str, dict[str, Any]]:
+    """Returns the defaults of every class, as listed by `python -m tests.sources.test_classes`."""
+    defaults: dict[str, dict[str, Any]] = json.loads(Path(__file__).with_name("defaults.json").read_text())
+    return defaults
+
+
+def class_defaults(model_type: str) -> Mapping[str, Any]:
+    """Returns field → default of a model type's configuration class; empty for a type without a class."""
+    return _defaults_by_type().get(model_type, {})
+
+
+def class_fields(model_type: str) -> frozenset[str]:
+    """Returns the fields of a model type's configuration class: those that its reader does not read change no count.
+
+    Sections with the configuration of another part, which may be an encoder, are left out.
+    """
+    return frozenset(field for field in class_defaults(model_type) if not field.endswith("_config"))

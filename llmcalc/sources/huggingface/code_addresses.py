@@ -1,0 +1,11 @@
+"""The addresses below which the published code of models stands, for `Family.code`."""
+
+from __future__ import annotations
+
+GITHUB = "https://github.com/"
+HUB = "https://huggingface.co/"
+LLAMA_CPP = f"{GITHUB}ggml-org/llama.cpp/blob/master/src/models/"
+MLX = f"{GITHUB}ml-explore/mlx-lm/blob/main/mlx_lm/models/"
+MLX_VLM = f"{GITHUB}Blaizzy/mlx-vlm/tree/main/mlx_vlm/models/"
+SGLANG = f"{GITHUB}sgl-project/sglang/blob/main/python/sglang/srt/models/"
+VLLM = f"{GITHUB}vllm-project/vllm/blob/main/vllm/model_executor/models/"

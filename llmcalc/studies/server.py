@@ -1,0 +1,190 @@
+"""One server of a model: its layout and formats, its latencies under load, and the limits that it has to keep.
+
+A server is one replica or several equal ones, each with an equal part of the requests.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_left
+from collections.abc import Callable, Mapping
+from dataclasses import field, replace
+from functools import cached_property
+from typing import Any
+
+from ..frameworks.engines.engine import EngineMemory
+from ..frozen import frozen
+from ..parallel.layout import Layout
+from ..timing.batching import Replica, ServedLoad
+from ..timing.disaggregation import Disaggregated
+from ..timing.spread import Amount, Range, expected_range
+
+SECONDS_OF_AN_HOUR = 3600.0
+
+
+def largest_number(keeps: Callable[[int], bool], most: int) -> int:
+    """Returns the largest number from 1 to `most` that keeps a condition, which all smaller ones keep; 0 for none."""
+    return bisect_left(range(1, most + 1), True, key=lambda number: not keeps(number))
+
+
+@frozen
+class Limits:
+    """The latency limits of a server; None for no limit.
+
+    concurrency: requests at any time. rate: requests per second that arrive.
+    ttft, tpot: seconds to the first token and of each further token, at most.
+    """
+
+    concurrency: int | None = None
+    rate: float | None = None
+    ttft: float | None = None
+    tpot: float | None = None
+
+    def violated_limits(self, load: ServedLoad) -> str:
+        """Returns why the latencies of a load exceed the limits; empty if they do not."""
+        if self.tpot is not None and load.tpot > self.tpot:
+            return "TPOT above --tpot"
+        if self.ttft is not None and load.ttft > self.ttft:
+            return "TTFT above --ttft"
+        return ""
+
+
+@frozen
+class LayoutSizes:
+    """The sizes of a replica's layout. dp: data-parallel attention ranks, which share the experts."""
+
+    tp: int = 1
+    pp: int = 1
+    dp: int = 1
+    ep: int = 1
+
+    @property
+    def devices(self) -> int:
+        return self.tp * self.pp * self.dp
+
+    def layout(self, layers: int) -> Layout:
+        """Returns the layout of a replica. Raises `InputError` for sizes that contradict each other."""
+        layers_per_stage = None
+        if layers % self.pp:
+            layers_per_stage = tuple(layers // self.pp + (stage < layers % self.pp) for stage in range(self.pp))
+        etp = self.tp * self.dp // self.ep if self.ep > 1 else None
+        return Layout(tp=self.tp, pp=self.pp, dp=self.dp, ep=self.ep, etp=etp, pp_layout=layers_per_stage)
+
+
+@frozen
+class LoadPoint:
+    """A server at one concurrency. load: of one replica. ttft, tpot, end_to_end: seconds, with their ranges.
+
+    cost_per_million: money of a million output tokens; None without a price.
+    """
+
+    concurrency: int
+    devices: int
+    load: ServedLoad
+    replicas: int
+    ttft: Range
+    tpot: Range
+    cost_per_million: float | None
+
+    @property
+    def output_tokens_per_second(self) -> float:
+        return self.replicas * self.load.output_tokens_per_second
+
+    @property
+    def per_device(self) -> float:
+        """Output tokens per second of each device."""
+        return self.output_tokens_per_second / self.devices
+
+    @property
+    def end_to_end(self) -> Amount:
+        """The seconds of a whole request, with the sum of its parts' ranges."""
+        further_tokens = self.load.output - 1
+        latency_parts = zip(self.ttft.amount, self.tpot.amount, strict=True)
+        return Amount(*(ttft + further_tokens * tpot for ttft, tpot in latency_parts))
+
+
+@frozen
+class Server:
+    """A layout with number formats, and the number of its replicas.
+
+    sizes, quantize, kv_dtype: of the replica; None for the published formats.
+    replica: what computes its times. memory: what the engine does with a rank's memory.
+    most_sequences: requests that a replica, or a group of them, holds.
+    replicas: number of copies. price: money of a device and hour; None if not given.
+    flags: the engine's flags that start a replica.
+    group: the replicas for prompts and those that decode, of which there are `replicas` groups; None if each does both.
+    """
+
+    sizes: LayoutSizes
+    quantize: str | None
+    kv_dtype: str | None
+    replica: Replica
+    memory: EngineMemory
+    most_sequences: int
+    flags: Mapping[str, Any] = field(default_factory=dict)
+    replicas: int = 1
+    price: float | None = None
+    group: Disaggregated | None = None
+
+    @property
+    def devices(self) -> int:
+        return self.sizes.devices * self.replicas * (1 if self.group is None else self.group.replicas)
+
+    def load(self, concurrency: float) -> ServedLoad:
+        """Returns the latencies of one replica, or of one group of them, at a concurrency."""
+        return (self.replica if self.group is None else self.group).load(concurrency)
+
+    @property
+    def kv_tokens(self) -> int:
+        """The number of tokens that one replica's caches hold."""
+        return self.memory.kv_tokens * self.sizes.dp
+
+    def range(self, seconds: float, phase: str) -> Range:
+        """Returns the range of an estimate in seconds.
+
+        The widest range with drafted tokens, and with separate devices for prompts, because these were never measured.
+        """
+        replica = self.replica
+        is_tested = replica.speculation is None and self.group is None
+        return expected_range(seconds, phase, replica.device, replica.stack, replica.spec, is_tested)
+
+    def point(self, concurrency: int) -> LoadPoint:
+        """Returns the server at a concurrency, which is divided evenly over its replicas."""
+        load = self.load(max(1.0, concurrency / self.replicas))
+        rate = self.replicas * load.output_tokens_per_second
+        cost = None if self.price is None else self.price * self.devices / SECONDS_OF_AN_HOUR / rate * 1e6
+        ttft, tpot = self.range(load.ttft, "prefill"), self.range(load.tpot, "decode")
+        ttft = replace(ttft, high=max(ttft.high, self.range(load.ttft_of_burst, "prefill").high))
+        return LoadPoint(concurrency, self.devices, load, self.replicas, ttft, tpot, cost)
+
+    def with_replicas(self, replica_count: int) -> Server:
+        """The same server with another number of replicas."""
+        return replace(self, replicas=replica_count)
+
+    @cached_property
+    def most_requests(self) -> int:
+        """The most concurrent requests that all replicas hold."""
+        return self.most_sequences * self.replicas
+
+    def curve(self, extra_concurrency: int | None = None) -> list[LoadPoint]:
+        """Returns the server's latencies at 1, 2, 4, … concurrent requests and at the largest number that it holds.
+
+        extra_concurrency: a further number of concurrent requests; none by default.
+        """
+        concurrencies = {2**i for i in range(self.most_requests.bit_length())} | {self.most_requests}
+        concurrencies |= (
+            {extra_concurrency} if extra_concurrency is not None and extra_concurrency <= self.most_requests else set()
+        )
+        return [
+            self.point(concurrency)
+            for concurrency in sorted(concurrencies)
+            if concurrency >= self.replicas or concurrency == extra_concurrency
+        ]
+
+    def most_within(self, limits: Limits) -> int:
+        """Returns the most concurrent requests of one replica within the limits; 0 if a single request exceeds them."""
+        return largest_number(lambda number: not limits.violated_limits(self.load(number)), self.most_sequences)
+
+    def concurrency_of(self, rate: float) -> int | None:
+        """Returns one replica's concurrency at which `rate` requests complete per second; None if it cannot."""
+        too_slow = largest_number(lambda number: self.load(number).requests_per_second < rate, self.most_sequences)
+        return too_slow + 1 if too_slow < self.most_sequences else None

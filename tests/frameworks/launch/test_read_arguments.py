@@ -1,0 +1,209 @@
+"""Arguments of launch files that are read change the run, or are refused: none is read and then forgotten."""
+
+from __future__ import annotations
+
+import ast
+import importlib
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+import llmcalc
+from llmcalc.errors import InputError
+from llmcalc.frameworks.launch.accelerate import read_accelerate
+from llmcalc.frameworks.launch.read import launch_of
+from llmcalc.frameworks.launch.record import Launch, LaunchSource
+from llmcalc.frameworks.launch.trainer import read_trainer
+from llmcalc.frameworks.megatron.named_model import MegatronRun, smallest_run
+
+FRAMEWORKS = Path(llmcalc.__file__).parent / "frameworks"
+FILES = Path(__file__).parents[2] / "data" / "launch"
+
+
+def _tables_of_names(file: Path) -> list[tuple[str, frozenset[str]]]:
+    """The tables of a module whose names end in READ, with the names of arguments in them."""
+    module_name = ".".join(("llmcalc", "frameworks", *file.relative_to(FRAMEWORKS).with_suffix("").parts))
+    tables = {
+        target.id
+        for statement in ast.parse(file.read_text()).body
+        for target in getattr(statement, "targets", [getattr(statement, "target", None)])
+        if isinstance(target, ast.Name) and target.id.endswith("READ")
+    }
+    values = {table: getattr(importlib.import_module(module_name), table) for table in sorted(tables)}
+    return [
+        (table, frozenset().union(*names.values()) if isinstance(names, dict) else frozenset(names))
+        for table, names in values.items()
+    ]
+
+
+def _texts_of(folder: Path) -> set[str]:
+    """The strings in the code of a folder, and the constant ends of its formatted strings."""
+    return {
+        node.value.removeprefix("--")
+        for file in folder.rglob("*.py")
+        for node in ast.walk(ast.parse(file.read_text()))
+        if isinstance(node, ast.Constant) and isinstance(node.value, str)
+    }
+
+
+FOLDERS = sorted({file.parent for file in FRAMEWORKS.rglob("*.py") if _tables_of_names(file)})
+
+
+@pytest.mark.parametrize("folder", FOLDERS, ids=lambda folder: folder.name)
+def test_each_name_that_is_read_is_looked_up(folder: Path) -> None:
+    texts = _texts_of(folder) | _texts_of(FRAMEWORKS / "launch")
+    ends = tuple(text for text in texts if text[:1] in ("_", ".") and len(text) > 2)
+    forgotten = {
+        name
+        for file in folder.glob("*.py")
+        for _, names in _tables_of_names(file)
+        for name in names
+        if not {name, name.rpartition(".")[2], name.partition("_")[2]} & texts and not name.endswith(ends)
+    }
+    assert not forgotten
+
+
+def _changed(name: str, world_size: int | None = None, **changes: Any) -> Launch:
+    text = yaml.safe_dump(yaml.safe_load((FILES / name).read_text()) | changes)
+    return launch_of(text, name, world_size, folder=FILES)
+
+
+def _refusal(name: str, world_size: int | None = None, **changes: Any) -> str:
+    with pytest.raises(InputError) as stop:
+        _changed(name, world_size, **changes)
+    return str(stop.value)
+
+
+def _script(text: str, world_size: int | None = None) -> Launch:
+    return launch_of(f"#!/bin/bash\n{text}\n", "x.sh", world_size)
+
+
+# ---- axolotl
+
+
+def test_groups_of_ranks_of_axolotl() -> None:
+    launch = _changed("axolotl_full_fsdp2.yaml", dp_shard_size=4, dp_replicate_size=2)
+    assert (launch.layout.world, launch.layout.hsdp_replicas, launch.layout.dp) == (8, 2, 8)
+    launch = _changed("axolotl_full_fsdp2.yaml", 16, dp_shard_size=4, context_parallel_size=2, sample_packing=True)
+    assert (launch.layout.cp, launch.layout.dp, launch.layout.hsdp_replicas) == (2, 8, 2)
+    assert launch.layout.cp_comm == "allgather"
+    assert _changed("axolotl_full_fsdp2.yaml", 8, sequence_parallel_degree=2).layout.cp_comm == "p2p"
+    launch = _changed("axolotl_full_fsdp2.yaml", dp_shard_size=2, tensor_parallel_size=2)
+    assert (launch.layout.tp, launch.layout.sequence_parallel, launch.layout.dp) == (2, False, 2)
+    assert "keeps the embedding whole" in " ".join(launch.notes)
+
+
+def test_groups_of_ranks_of_axolotl_without_fsdp() -> None:
+    assert "dp_shard_size: 2 without FSDP; expected fsdp_config" in _refusal("axolotl_qlora.yaml", dp_shard_size=2)
+    refusal = _refusal("axolotl_qlora.yaml", 2, context_parallel_size=2)
+    assert "parallelism_config.cp_size (groups of ranks are modelled with FSDP alone)" in refusal
+    refusal = _refusal("axolotl_full_fsdp2.yaml", 6, dp_shard_size=4, dp_replicate_size=2)
+    assert "--devices: 6; expected a multiple of 2" in refusal or "expected 8" in refusal
+
+
+def test_weights_of_axolotl_that_stay_in_their_format() -> None:
+    kept = {"model_quantization_config": "Mxfp4Config"}
+    assert "model_quantization_config (weights that stay" in _refusal("axolotl_qlora.yaml", **kept)
+    _changed("axolotl_qlora.yaml", **kept, model_quantization_config_kwargs={"dequantize": True})
+
+
+def test_chunks_of_axolotls_loss() -> None:
+    launch = _changed("axolotl_qlora.yaml", chunked_cross_entropy=True, chunked_cross_entropy_num_chunks=4)
+    assert (launch.settings["cross_entropy"], launch.settings["loss_chunk"]) == ("split", 256)
+
+
+# ---- the Trainer and accelerate
+
+ACCELERATE: dict[str, Any] = {"compute_environment": "LOCAL_MACHINE", "num_processes": 8, "mixed_precision": "bf16"}
+
+
+@pytest.mark.parametrize(
+    ("more", "refusal"),
+    [
+        ({"use_cpu": True}, "use_cpu (training on a CPU is not modelled)"),
+        (
+            {"parallelism_config": {"parallelism_config_cp_size": 2}},
+            "parallelism_config.parallelism_config_cp_size (groups of ranks are modelled with FSDP alone)",
+        ),
+        (
+            {"distributed_type": "FSDP", "parallelism_config": {"dp_shard_size": 2, "cp_size": 2}},
+            "--devices: 8; expected 4, the product of parallelism_config's sizes",
+        ),
+    ],
+)
+def test_configs_of_accelerate_that_are_refused(more: dict[str, Any], refusal: str) -> None:
+    with pytest.raises(InputError) as stop:
+        read_accelerate({**ACCELERATE, **more}, LaunchSource("a.yaml"))
+    assert refusal in str(stop.value)
+
+
+def test_tensor_parallelism_of_transformers_keeps_whole_activations() -> None:
+    groups = {"tp_size": 2, "dp_shard_size": 4}
+    launch = read_accelerate(
+        {**ACCELERATE, "distributed_type": "FSDP", "parallelism_config": groups}, LaunchSource("a.yaml")
+    )
+    assert (launch.layout.tp, launch.layout.dp, launch.layout.sequence_parallel) == (2, 4, False)
+    assert launch.own_settings is not None
+    assert launch.own_settings.loss_parallel is False
+
+
+TRAINER: dict[str, Any] = {"model_name_or_path": "gpt2", "per_device_train_batch_size": 2, "bf16": True}
+
+
+@pytest.mark.parametrize("name", ["use_cpu", "per_gpu_train_batch_size", "train_batch_size"])
+def test_arguments_of_the_trainer_that_are_refused(name: str) -> None:
+    with pytest.raises(InputError, match=name):
+        read_trainer({**TRAINER, name: True}, LaunchSource("t.yaml"))
+
+
+def test_groups_of_ranks_of_the_trainer() -> None:
+    groups = {"parallelism_config": {"cp_size": 2}}
+    with pytest.raises(InputError, match="modelled with FSDP alone"):
+        read_trainer({**TRAINER, **groups}, LaunchSource("t.yaml", 4))
+    assert read_trainer({**TRAINER, **groups, "fsdp": "full_shard"}, LaunchSource("t.yaml", 4)).layout.cp == 2
+
+
+# ---- ms-swift, LLaMA-Factory, torchtune, verl, OpenRLHF, Megatron-Core
+
+
+def test_weights_of_ms_swift_in_4_bits_are_quantized_twice() -> None:
+    command = "swift sft --model Qwen/Qwen2.5-7B --quant_bits 4 --max_length 1024"
+    assert _script(command).settings["base"] == "nf4-dq"
+    assert _script(f"{command} --bnb_4bit_use_double_quant false").settings["base"] == "nf4"
+    assert _script(command.replace("--model ", "--model_id_or_path ")).target == "Qwen/Qwen2.5-7B"
+
+
+def test_attention_of_megatron_swift() -> None:
+    command = "megatron sft --model Qwen/Qwen2.5-7B --tuner_type full --max_length 1024 --global_batch_size 8"
+    assert _script(command, 1).settings["attn_implementation"] == "flash"
+    assert _script(f"{command} --attention_backend unfused", 1).settings["attn_implementation"] == "eager"
+    with pytest.raises(InputError, match="--attention_backend: 'ring'; expected flash"):
+        _script(f"{command} --attention_backend ring", 1)
+
+
+def test_checkpointing_of_llama_factory_on_the_host() -> None:
+    launch = _changed("llama_factory_full_z3.yaml", use_unsloth_gc=True)
+    assert (launch.settings["recompute"], launch.settings["offload_activations"]) == ("full", True)
+    assert "upcast_layernorm (norms in fp32" in _refusal("llama_factory_full_z3.yaml", upcast_layernorm=True)
+
+
+def test_shards_of_torchtune() -> None:
+    assert _changed("torchtune_lora.yaml", 4, fsdp_reshard_after_forward=False).layout.reshard is False
+    assert _changed("torchtune_lora.yaml", 4).layout.reshard is True
+    assert "data_parallel_shard_dim (it is modelled" in _refusal("torchtune_lora.yaml", 4, data_parallel_shard_dim=2)
+
+
+def test_devices_of_experts_and_of_context_are_multiples_of_both() -> None:
+    assert smallest_run(MegatronRun(tp=4, ep=6, etp=1)) == 12
+    assert smallest_run(MegatronRun(tp=2, pp=2, ep=8)) == 32
+    assert smallest_run(MegatronRun(tp=8, ep=2, etp=1)) == 8
+
+
+def test_groups_of_ranks_in_the_config_of_accelerate_launch(tmp_path: Path) -> None:
+    config = {"distributed_type": "FSDP", "num_processes": 4, "parallelism_config": {"parallelism_config_cp_size": 2}}
+    (tmp_path / "a.yaml").write_text(yaml.safe_dump(config))
+    script = "accelerate launch --config_file a.yaml train.py --model_name_or_path gpt2 --per_device_train_batch_size 2"
+    layout = launch_of(f"#!/bin/bash\n{script}\n", "x.sh", None, folder=tmp_path).layout
+    assert (layout.cp, layout.dp) == (2, 2)
