@@ -13,7 +13,7 @@ from typing import Annotated, Any, NamedTuple, TypeAlias, get_type_hints
 import typer
 
 from ..workload.setting import Declared, declared
-from .options import typed_name
+from .options import completion_of, typed_name
 from .signatures import with_signature
 
 CommandFunction: TypeAlias = Callable[..., None]
@@ -58,13 +58,12 @@ def option_of(declaration: Declared, default: Any = None, **changes: Any) -> Opt
     placeholder = {int: "N", float: "P"}.get(declaration.kind, "TEXT")
     metavar = setting.metavar or "|".join(declaration.words) or placeholder
     words: Iterable[str] = declaration.words
-    completion = setting.complete or (lambda: words)
     typer_option = typer.Option(
         *names,
         metavar=metavar,
         parser=str,  # the callback checks, with one message for every command and for Python
         callback=checked,
-        autocompletion=lambda incomplete: [word for word in completion() if word.startswith(incomplete.lower())],
+        autocompletion=completion_of(setting.complete or (lambda: words)),
         **common_arguments,
     )
     return OptionOfCommand(Annotated[str | None, typer_option], default)
