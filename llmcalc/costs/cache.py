@@ -6,7 +6,7 @@ from dataclasses import replace
 
 from ..algebra import Number, exact_div
 from ..errors import InputError
-from ..flow.tree import Cost, Node, Place, Use
+from ..flow.tree import Cost, Node, Place
 from ..frozen import frozen
 from ..model import ModelSpec
 from ..ops import KVCache
@@ -23,15 +23,6 @@ STATE = "recurrent_state"
 
 SHORTEST, LONGEST = 2**10, 2**17
 """Context lengths for which growth is shown: from 1,024 to 131,072, or to the model's own context length."""
-
-
-def cache_bits(element_bits: Number) -> Cost:
-    """Returns a function that counts an operation's cached bits, with `element_bits` bits per key or value element."""
-
-    def cost(op_use: Use) -> Number:
-        return op_use.cache_bits(element_bits)
-
-    return cost
 
 
 def cache_bits_of(format_name: str) -> Cost:

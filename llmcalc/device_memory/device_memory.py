@@ -148,13 +148,13 @@ class UnreplayedBytes:
     kind: the kind that they are counted under.
     bytes: number of bytes.
     phases: phases in which they are allocated; default all.
-    stays: whether they are still allocated after the run; default true.
+    stays_after_run: whether they are still allocated after the run; default true.
     """
 
     kind: str
     bytes: int
     phases: Sequence[str] = MOMENTS
-    stays: bool = True
+    stays_after_run: bool = True
 
 
 def with_evidence(term: Term, evidence: Sequence[Evidence]) -> Term:
@@ -304,8 +304,8 @@ class CountedRun:
 
         The allocator's blocks have at least the bytes of their tensors. unreplayed: bytes that the replay does not see.
         """
-        throughout = sum(tensors.bytes for tensors in unreplayed if tensors.phases == MOMENTS)
-        return self.result.peak[1].bytes + throughout + self.runtime.context
+        whole_run_bytes = sum(tensors.bytes for tensors in unreplayed if tensors.phases == MOMENTS)
+        return self.result.peak[1].bytes + whole_run_bytes + self.runtime.context
 
     def memory(
         self, unreplayed: Sequence[UnreplayedBytes], tensors: Term, encoders: Sequence[EncoderPeak] = ()
@@ -390,7 +390,7 @@ def _add_unreplayed(result: ReplayResult, unreplayed: Sequence[UnreplayedBytes])
     for tensors in unreplayed:
         result.set_up += tensors.bytes
         result.reserved += tensors.bytes
-        result.after += tensors.bytes if tensors.stays else 0
+        result.after += tensors.bytes if tensors.stays_after_run else 0
         for allocation_place, peak in result.peaks.items():
             if allocation_place.phase in tensors.phases:
                 peak.bytes += tensors.bytes

@@ -252,11 +252,13 @@ class Memory:
             return weights
         states = optimizer(use.optimizer.name).state(towers, use.optimizer.dtype, bool(self.settings.momentum)).bytes
         master_bytes = bytes_of(parameters, "float32") if use.has_master else 0
-        stays = self.settings.zero_grad == "zeros"
+        stays_after_run = self.settings.zero_grad == "zeros"
         return [
             *weights,
             UnreplayedBytes("optimizer", states + master_bytes),
-            UnreplayedBytes("gradients", bytes_of(parameters, use.grad_dtype), ("backward", "step"), stays=stays),
+            UnreplayedBytes(
+                "gradients", bytes_of(parameters, use.grad_dtype), ("backward", "step"), stays_after_run=stays_after_run
+            ),
         ]
 
     def tensors(self, attention: AttentionImplementation) -> Term:

@@ -122,6 +122,7 @@ class InferenceRun:
         self.lowering: Eager = self._lowering(Graph(self.meter))
 
     def _lowering(self, autograd_graph: Graph) -> Eager:
+        """Creates the program that runs every pass, with the kernels of its settings."""
         autograd_graph.enabled = False
         inference_config = self.inference
         run_config = self._run_config("prefill", Pass(inference_config.seq, 0))
@@ -261,6 +262,7 @@ class InferenceRun:
         self.meter.place = Place("after")
 
     def _run_lowering(self, lowering: Eager, phase: Literal["prefill", "decode"], inference_pass: Pass) -> None:
+        """Runs one pass of new tokens."""
         inference_config, inputs, memory_meter = self.inference, lowering.inputs, lowering.graph.meter
         lowering.run_config = self._run_config(phase, inference_pass)
         inputs[TOKENS] = ids = empty(memory_meter, (inference_config.batch, inference_pass.tokens), INT64)
@@ -275,7 +277,7 @@ class InferenceRun:
         received_input = lowering.enter(self.program)
         lowering.run(self.program)
         del received_input
-        lowering.further = []
+        lowering.further_outputs = []
         inputs.clear()
 
 

@@ -137,6 +137,7 @@ def list_places(result: ReplayResult, stacks: list[LayerStack]) -> list[tuple[st
     block_stack: LayerStack | None = None
 
     def flush() -> None:
+        """Moves the collected places of a stack to `points`, at every listed layer."""
         if block_stack is None:
             return
         phase = block[0][0].phase

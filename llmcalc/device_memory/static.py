@@ -7,6 +7,7 @@ Every kind is one entry of `MemoryUse.parts`. The bytes of a pass itself, such a
 from __future__ import annotations
 
 from collections.abc import Mapping
+from functools import reduce
 from typing import Any, TypeAlias
 
 from ..algebra import Number, add, ceil_div
@@ -94,11 +95,9 @@ class MemoryUse:
     def _adapters_and_copies(self) -> tuple[tuple[list[TrainedTensor], str], tuple[list[TrainedTensor], str]]:
         """Returns the tensors of the adapters and of the trained copies of modules, with their number formats."""
         assert self.adapters is not None
-        tree_and_parts = self.count.tree, self.count.include
-        return (self.adapters.adapters(*tree_and_parts), self.adapter_dtype), (
-            self.adapters.trained_copies(*tree_and_parts),
-            self.dtype,
-        )
+        tree, include = self.count.tree, self.count.include
+        adapters, copies = self.adapters.adapters(tree, include), self.adapters.trained_copies(tree, include)
+        return (adapters, self.adapter_dtype), (copies, self.dtype)
 
     @property
     def gradients(self) -> Number:
@@ -158,10 +157,7 @@ class MemoryUse:
 
     @property
     def total_bytes(self) -> Number:
-        total: Number = 0
-        for size in self.parts.values():
-            total = add(total, size)
-        return total
+        return reduce(add, self.parts.values(), 0)
 
     @property
     def not_counted(self) -> list[str]:
@@ -221,6 +217,7 @@ def _inference_memory(
     config: Mapping[str, Any] | Checkpoint | None,
     quantized_sizes: QuantizedSizes,
 ) -> MemoryUse:
+    """Counts the weights, adapters and cache of inference."""
     weights, stored_size = dtype(settings.dtype or published_dtype), None
     scheme = _quantization_scheme(settings, config)
     if scheme is not None:
@@ -265,6 +262,7 @@ def _unconverted_format(settings: Settings, published_dtype: str) -> str:
 
 
 def _training_memory(spec: ModelSpec, count: ParameterCount, settings: Settings) -> MemoryUse:
+    """Counts the weights, gradients and optimizer states of training."""
     batch = 1 if settings.batch is None else settings.batch
     seq = usual_sequence(spec) if settings.seq is None else settings.seq
     weights, has_master = _training_formats(settings)

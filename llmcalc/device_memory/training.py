@@ -233,9 +233,9 @@ class TrainingRun:
         self.meter.place = Place("forward")
         self.graph.autocast = BFLOAT16 if self.training.autocast else None
         offload = Offload(self.graph)
-        self.graph.away, self.offloaded = (offload.pack if self.training.offload else None), offload.moved
+        self.graph.pack_elsewhere, self.offloaded = (offload.pack if self.training.offload else None), offload.moved
         logits = self.lowering.run(self.program)
-        self.graph.away = None
+        self.graph.pack_elsewhere = None
         self.meter.place = Place("forward", path="loss")
         if self.labels is not None:
             logits = self.lowering.cap_logits(logits)
@@ -250,7 +250,7 @@ class TrainingRun:
         self.meter.place = Place("backward", path="loss")
         self._take_workspace(2)
         seed = self.graph.new(loss.shape, loss.dtype, loss.strides)
-        self.graph.completed = self.on_gradient
+        self.graph.on_leaf_gradient = self.on_gradient
         backward(self.graph, loss, seed, self.finish_backward)
         self.lowering.logits = []
 
@@ -287,24 +287,25 @@ class TrainingRun:
         if trained_parameter is None:
             return
         trained_parameter.gradient = weight.grad
-        training_config = self.training
+        self._run_optimizer([trained_parameter])
+        trained_parameter.gradient = weight.grad = None
+
+    def _run_optimizer(self, parameters: Sequence[OptimizedParameter]) -> None:
+        """Runs the step of the run's optimizer on these parameters."""
+        config = self.training
         run_step(
             self.graph,
-            training_config.optimizer,
-            [trained_parameter],
-            training_config.implementation,
-            training_config.momentum,
-            training_config.state_dtype,
-            training_config.torch,
+            config.optimizer,
+            parameters,
+            config.implementation,
+            config.momentum,
+            config.state_dtype,
+            config.torch,
         )
-        trained_parameter.gradient = weight.grad = None
 
     @cached_property
     def _by_parameter(self) -> dict[int, OptimizedParameter]:
-        return {
-            id(weight): trained_parameter
-            for weight, trained_parameter in zip(self.parameters, self.trained, strict=True)
-        }
+        return dict(zip(map(id, self.parameters), self.trained, strict=True))
 
     def update(self) -> None:
         """Runs the optimizer's step; with master weights, on fp32 copies of the gradients."""
@@ -319,15 +320,7 @@ class TrainingRun:
         self.meter.parameter_path = None
         del gradients
         with self.graph.no_grad():
-            run_step(
-                self.graph,
-                self.training.optimizer,
-                self.trained,
-                self.training.implementation,
-                self.training.momentum,
-                self.training.state_dtype,
-                self.training.torch,
-            )
+            self._run_optimizer(self.trained)
         for trained_parameter in self.trained:
             trained_parameter.gradient = None
 
@@ -390,7 +383,7 @@ def replay_steps_on_allocator(training_run: Steps, memory_meter: EventMeter, pre
     result = _replay_two_steps(training_run, memory_meter)
     memory_meter.cut()
     result.read(
-        prefix_cache.play_pieces(memory_meter.pieces, memory_meter.count, memory_meter.opening),
+        prefix_cache.play_pieces(memory_meter.pieces, memory_meter.count, memory_meter.pieces_before_backward),
         memory_meter.now,
         memory_meter.peak,
     )
@@ -434,7 +427,7 @@ def _record_passes_once(training_run: TrainingRun, memory_meter: Recorder) -> Re
     training_run.micro_batches()
     passes, set_up = memory_meter.cut(), memory_meter.parameter_events
     memory_meter.parameter_events = None
-    if training_run.lowering.skipped:
+    if training_run.lowering.has_skipped_steps:
         return None
     memory_meter.place = Place("set-up")
     training_run.lowering.prepare_unread(training_run.program)

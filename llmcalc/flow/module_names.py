@@ -88,9 +88,9 @@ class ModuleNames:
         earlier: the names of earlier checkpoints in that record.
         prefixes: prefixes of the modules of its classes, `` or ending with a dot.
         """
-        self._earlier = [_name_pattern(name, earlier_name) for name, earlier_name in (earlier or {}).items()]
-        self._own, self._names = names, {**USUAL, **names}
-        self._outside: dict[str, tuple[str, ...]] = {}
+        self._earlier_patterns = [_name_pattern(name, earlier_name) for name, earlier_name in (earlier or {}).items()]
+        self._published_names_by_path, self._names = names, {**USUAL, **names}
+        self._names_outside_layers: dict[str, tuple[str, ...]] = {}
         self._layers: dict[str, list[_Layers]] = {}
         text_prefixes = [f"{name}." for name in _split_alternatives(names.get("", "")) if name]
         roots = tuple(dict.fromkeys((*prefixes, *(f"{prefix}{name}" for prefix in prefixes for name in text_prefixes))))
@@ -106,10 +106,10 @@ class ModuleNames:
 
     def __call__(self, path: str) -> tuple[str, ...]:
         names = self._published_names(path)
-        return tuple(dict.fromkeys((*names, *map(self._earlier_name, names)))) if self._earlier else names
+        return tuple(dict.fromkeys((*names, *map(self._earlier_name, names)))) if self._earlier_patterns else names
 
     def _earlier_name(self, name: str) -> str:
-        for pattern, replacement in self._earlier:
+        for pattern, replacement in self._earlier_patterns:
             name = pattern.sub(replacement, name)
         return name
 
@@ -117,7 +117,7 @@ class ModuleNames:
         match = re.fullmatch(r"((?:\w+\.)?layers|mtp)\.(\d+)\.(?:block\.)?(.+)", path)
         pattern = _without_numbers(path if match is None else match[3])
         if match is None:
-            names, numbers = self._outside.get(pattern, ()), re.findall(r"(?<=\.)\d+(?=\.|$)", path)
+            names, numbers = self._names_outside_layers.get(pattern, ()), re.findall(r"(?<=\.)\d+(?=\.|$)", path)
             return tuple(_fill_stars(name, numbers) for name in names) or (path,)
         layers, layer_nodes = self._layer_names(match[1], int(match[2]))
         numbers = re.findall(r"(?<=\.)\d+(?=\.|$)", "." + match[3])
@@ -137,13 +137,18 @@ class ModuleNames:
         return (*roots, *sides)
 
     def _stack_names(self, stack_name: str, children: Sequence[Node], roots: tuple[str, ...]) -> None:
+        """Adds the names of the nodes of a stack: of its layers, by list of modules, and of the parts around them."""
         layers = [child for child in children if child.name == "layers"]
         predictors = [child for child in children if child.name == "mtp"]
         for child in children:
             if child.name not in ("layers", "mtp"):
                 nodes = self._node_names(child, child.name, roots, roots, (f"{stack_name}{child.name}", child.name))
-                self._outside |= {f"{stack_name}{path}": _with_earlier_names(path, names) for path, names in nodes}
-        labels_of_own_lists = {layer.label for layer in layers if f"{stack_name}layers.{layer.label}" in self._own}
+                self._names_outside_layers |= {
+                    f"{stack_name}{path}": _with_earlier_names(path, names) for path, names in nodes
+                }
+        labels_of_own_lists = {
+            layer.label for layer in layers if f"{stack_name}layers.{layer.label}" in self._published_names_by_path
+        }
         together = [layer for layer in layers if layer.label not in labels_of_own_lists]
         for layer in (*layers, *predictors):
             is_apart = layer.name == "layers" and layer.label in labels_of_own_lists
@@ -152,7 +157,7 @@ class ModuleNames:
             )
             indices = sorted(i for other in listed_layers if other.role != "shared" for i in other.indices or ())
             numbers = {index: position for position, index in enumerate(indices)}
-            lists = _split_alternatives(self._own.get(key, self._names["layers"]))
+            lists = _split_alternatives(self._published_names_by_path.get(key, self._names["layers"]))
             part_names: dict[str, tuple[str, ...]] = {}
             for part in _layer_parts(layer):
                 keys = (f"{stack_name}{part.name}", part.name)
@@ -207,7 +212,9 @@ class ModuleNames:
 
     def _table_entry(self, keys: tuple[str, ...]) -> str | None:
         """Returns the table entry of a node: the family's first, by its longest path; None without an entry."""
-        return next((names[key] for names in (self._own, self._names) for key in keys if key in names), None)
+        return next(
+            (names[key] for names in (self._published_names_by_path, self._names) for key in keys if key in names), None
+        )
 
     def _table_words(self, keys: tuple[str, ...]) -> Iterator[str]:
         entry = self._table_entry(keys)

@@ -100,6 +100,20 @@ class Scope:
         self.per_layer: bool = False
         self.after: Value | None = None
 
+    @property
+    def layer_values(self) -> tuple[Value, Value]:
+        """The input and the output of each layer, of a scope with a repeat."""
+        assert self.takes is not None
+        assert self.gives is not None
+        return self.takes, self.gives
+
+    @property
+    def call_values(self) -> tuple[Value, Value]:
+        """The input and the output of a module that is called with one value."""
+        assert self.reads is not None
+        assert self.gives is not None
+        return self.reads, self.gives
+
     def node(self) -> Node:
         """Returns the node of this scope, including the nodes of all scopes in it."""
         op, forms, children = _nodes_of_items(self.items)

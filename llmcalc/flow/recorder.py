@@ -52,7 +52,7 @@ class Recorder:
         self.positions: Weight | None = None
         self.dropouts: Mapping[str, float] = {}
         self.memo: dict[Any, Any] = {}
-        self._whole = False
+        self._is_counted_whole = False
 
     @contextmanager
     def scope(self, name: str, *, whole: bool = False, **node_fields: Any) -> Iterator[Scope]:
@@ -60,14 +60,14 @@ class Recorder:
 
         whole: whether everything inside is counted under its kind. node_fields: fields of its node.
         """
-        parent, parent_whole = self.here, self._whole
+        parent, parent_whole = self.here, self._is_counted_whole
         self.here = Scope(name, self._node_fields(node_fields))
         parent.items.append(self.here)
-        self._whole = parent_whole or whole
+        self._is_counted_whole = parent_whole or whole
         try:
             yield self.here
         finally:
-            self.here, self._whole = parent, parent_whole
+            self.here, self._is_counted_whole = parent, parent_whole
 
     def part(
         self,
@@ -164,7 +164,7 @@ class Recorder:
             self.causal, self.memory, self.memo = outer_state
 
     def _node_fields(self, fields: dict[str, Any]) -> dict[str, Any]:
-        if self._whole:
+        if self._is_counted_whole:
             fields.pop("kind", None)
         return fields
 

@@ -12,109 +12,64 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from .attention import AttentionCore, KVCache, ReceivedCore
-from .base import Buffer, Elementwise, Op, ParamTensor, Weight
-from .linear import Embedding, ExpertLinear, Linear, Norm
+from .attention import AttentionCore as AttentionCore
+from .attention import KVCache as KVCache
+from .attention import ReceivedCore as ReceivedCore
+from .base import Buffer as Buffer
+from .base import Elementwise as Elementwise
+from .base import Op as Op
+from .base import ParamTensor as ParamTensor
+from .base import Weight as Weight
+from .linear import Embedding as Embedding
+from .linear import ExpertLinear as ExpertLinear
+from .linear import Linear as Linear
+from .linear import Norm as Norm
 
 if TYPE_CHECKING:
-    from .products import (
-        BlockLinear,
-        BlockSums,
-        Conv1d,
-        DynamicConvolution,
-        EntryLinear,
-        ExpertRows,
-        IdentityExperts,
-        Product,
-        StreamMix,
-        StreamOffsets,
-        TableScores,
-    )
-    from .recurrent import (
-        ChunkedScan,
-        DecayScan,
-        DeltaRule,
-        HeadScan,
-        LightningCore,
-        MatrixMemory,
-        ProjectedChunkedScan,
-        ProjectedHeadScan,
-        SelectiveScan,
-        State,
-        TransitionScan,
-    )
-    from .sparse import (
-        BlockCore,
-        DistanceScores,
-        EntryCache,
-        EntryScores,
-        GlobalLocalCore,
-        LastWindow,
-        LocalCore,
-        MaskedCore,
-        PairScores,
-        PooledCore,
-        PredictCore,
-        SampledBlocks,
-        SharedTableScores,
-    )
-
-__all__ = [
-    "AttentionCore",
-    "BlockCore",
-    "BlockLinear",
-    "BlockSums",
-    "Buffer",
-    "ChunkedScan",
-    "Conv1d",
-    "DecayScan",
-    "DeltaRule",
-    "DistanceScores",
-    "DynamicConvolution",
-    "Elementwise",
-    "Embedding",
-    "EntryCache",
-    "EntryLinear",
-    "EntryScores",
-    "ExpertLinear",
-    "ExpertRows",
-    "GlobalLocalCore",
-    "HeadScan",
-    "IdentityExperts",
-    "KVCache",
-    "LastWindow",
-    "LightningCore",
-    "Linear",
-    "LocalCore",
-    "MaskedCore",
-    "MatrixMemory",
-    "Norm",
-    "Op",
-    "PairScores",
-    "ParamTensor",
-    "PooledCore",
-    "PredictCore",
-    "Product",
-    "ProjectedChunkedScan",
-    "ProjectedHeadScan",
-    "ReceivedCore",
-    "SampledBlocks",
-    "SelectiveScan",
-    "SharedTableScores",
-    "State",
-    "StreamMix",
-    "StreamOffsets",
-    "TableScores",
-    "TransitionScan",
-    "Weight",
-]
+    from .products import BlockLinear as BlockLinear
+    from .products import BlockSums as BlockSums
+    from .products import Conv1d as Conv1d
+    from .products import DynamicConvolution as DynamicConvolution
+    from .products import EntryLinear as EntryLinear
+    from .products import ExpertRows as ExpertRows
+    from .products import IdentityExperts as IdentityExperts
+    from .products import Product as Product
+    from .products import StreamMix as StreamMix
+    from .products import StreamOffsets as StreamOffsets
+    from .products import TableScores as TableScores
+    from .recurrent import ChunkedScan as ChunkedScan
+    from .recurrent import DecayScan as DecayScan
+    from .recurrent import DeltaRule as DeltaRule
+    from .recurrent import HeadScan as HeadScan
+    from .recurrent import LightningCore as LightningCore
+    from .recurrent import MatrixMemory as MatrixMemory
+    from .recurrent import ProjectedChunkedScan as ProjectedChunkedScan
+    from .recurrent import ProjectedHeadScan as ProjectedHeadScan
+    from .recurrent import SelectiveScan as SelectiveScan
+    from .recurrent import State as State
+    from .recurrent import TransitionScan as TransitionScan
+    from .sparse import BlockCore as BlockCore
+    from .sparse import DistanceScores as DistanceScores
+    from .sparse import EntryCache as EntryCache
+    from .sparse import EntryScores as EntryScores
+    from .sparse import GlobalLocalCore as GlobalLocalCore
+    from .sparse import LastWindow as LastWindow
+    from .sparse import LocalCore as LocalCore
+    from .sparse import MaskedCore as MaskedCore
+    from .sparse import PairScores as PairScores
+    from .sparse import PooledCore as PooledCore
+    from .sparse import PredictCore as PredictCore
+    from .sparse import SampledBlocks as SampledBlocks
+    from .sparse import SharedTableScores as SharedTableScores
 
 
 def __getattr__(name: str) -> Any:
-    """Imports the file of a less common primitive when it is first used."""
+    """Returns a less common primitive, whose file is imported when it is first used."""
     from importlib import import_module
 
     for file in ("products", "sparse", "recurrent"):
-        if name in __all__ and hasattr(module := import_module(f".{file}", __name__), name):
-            return getattr(module, name)
+        primitive = vars(import_module(f".{file}", __name__)).get(name)
+        if isinstance(primitive, type) and issubclass(primitive, Op):
+            globals()[name] = primitive
+            return primitive
     raise AttributeError(f"module '{__name__}' has no attribute '{name}'")

@@ -39,7 +39,7 @@ class AttentionCore(Op):
     keys: Rows | None = None
 
     @property
-    def chooses(self) -> bool:
+    def selects_keys(self) -> bool:
         """Whether an indexer selects the keys: a full pass masks unselected keys, and decoding does not read them."""
         return self.selected is not None
 

@@ -100,7 +100,7 @@ class Weight(Op):
 
     def tensors(self) -> tuple[ParamTensor, ...]:
         if self.rows is None:
-            return (ParamTensor(by_head(self.size, self.heads), "vector"),)
+            return (ParamTensor(split_by_head(self.size, self.heads), "vector"),)
         row_size = exact_div(self.size, self.rows)
         shape = (
             (self.rows, row_size) if self.heads is None else (self.rows, self.heads, exact_div(row_size, self.heads))
@@ -125,6 +125,6 @@ class Elementwise(Op):
     """An elementwise computation without parameters: 0 FLOPs."""
 
 
-def by_head(size: Number, heads: Number) -> tuple[Number, ...]:
+def split_by_head(size: Number, heads: Number) -> tuple[Number, ...]:
     """Returns the shape of a vector, or of one vector per head."""
     return (size,) if heads is None else (heads, 1, exact_div(size, heads))

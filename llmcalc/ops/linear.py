@@ -8,7 +8,7 @@ from ..algebra import Number, add, minimum
 from ..frozen import frozen
 from ..workload.rows import TOKENS, Rows
 from ..workload.run_config import RunConfig
-from .base import FLOPS, PARAMS, Op, ParamTensor, by_head
+from .base import FLOPS, PARAMS, Op, ParamTensor, split_by_head
 
 
 @frozen(slots=True)
@@ -121,4 +121,4 @@ class Norm(Op):
         return self.width * (self.weight + self.bias) if self.weight or self.bias else 0
 
     def tensors(self) -> tuple[ParamTensor, ...]:
-        return (ParamTensor(by_head(self.width, self.heads), "vector"),) * (self.weight + self.bias)
+        return (ParamTensor(split_by_head(self.width, self.heads), "vector"),) * (self.weight + self.bias)

@@ -30,7 +30,22 @@ class MaskedCore(AttentionCore):
 
 
 @frozen(slots=True)
-class BlockCore(AttentionCore):
+class VisibleKeysCore(AttentionCore):
+    """The base of attention to keys of which a query sees fewer than all earlier ones: a full pass masks the others."""
+
+    def visible_pairs(self, n: Number) -> Number:
+        """Returns the number of (query, key) pairs of the first n tokens."""
+        raise TypeError(f"{type(self).__name__} states no pairs")
+
+    def pairs(self, run_config: RunConfig) -> Number:
+        past, new = run_config.past(self.rows), run_config.new(self.rows)
+        if run_config.pairs == "full" and run_config.phase != "decode":
+            return new * (new + past)
+        return self.visible_pairs(past + new) - self.visible_pairs(past)
+
+
+@frozen(slots=True)
+class BlockCore(VisibleKeysCore):
     """Attention to `blocks` blocks of `block` tokens, the last of which ends at the token itself (MiniMax-M3).
 
     A full pass computes all blocks and masks the others.
@@ -40,10 +55,10 @@ class BlockCore(AttentionCore):
     blocks: Number = 1
 
     @property
-    def chooses(self) -> bool:
+    def selects_keys(self) -> bool:
         return True
 
-    def _visible_pairs(self, n: Number) -> Number:
+    def visible_pairs(self, n: Number) -> Number:
         """Returns the number of (query, key) pairs of the first n tokens.
 
         These are all pairs while the tokens fill at most `blocks` blocks; then `blocks` − 1 full blocks and the token's
@@ -55,15 +70,9 @@ class BlockCore(AttentionCore):
         own_block_pairs = whole_blocks * triangle(self.block) + triangle(limited_tokens - whole_blocks * self.block)
         return triangle(unlimited) + limited_tokens * (self.blocks - 1) * self.block + own_block_pairs
 
-    def pairs(self, run_config: RunConfig) -> Number:
-        past, new = run_config.past(self.rows), run_config.new(self.rows)
-        if run_config.pairs == "full" and run_config.phase != "decode":
-            return new * (new + past)
-        return self._visible_pairs(past + new) - self._visible_pairs(past)
-
 
 @frozen(slots=True)
-class PooledCore(AttentionCore):
+class PooledCore(VisibleKeysCore):
     """Attention to `selected` tokens in complete pools of `pool` tokens, and to those after the last complete pool.
 
     A full pass masks the other tokens, decoding reads only these (GLM-5.3).
@@ -71,18 +80,12 @@ class PooledCore(AttentionCore):
 
     pool: Number = 1
 
-    def _visible_pairs(self, n: Number) -> Number:
+    def visible_pairs(self, n: Number) -> Number:
         """Returns Σ (min(⌊p / pool⌋ · pool, selected) + p mod pool) over the first n tokens, p = 1 … n."""
         pool_scores = EntryScores(1, 1, 1, rate=self.pool, chosen=exact_div(self.selected, self.pool))
         pools = floor_div(n, self.pool)
         unpooled_pairs = pools * triangle(self.pool - 1) + triangle(n - pools * self.pool)
         return self.pool * pool_scores.visible_pairs(n) + unpooled_pairs
-
-    def pairs(self, run_config: RunConfig) -> Number:
-        past, new = run_config.past(self.rows), run_config.new(self.rows)
-        if run_config.pairs == "full" and run_config.phase != "decode":
-            return new * (new + past)
-        return self._visible_pairs(past + new) - self._visible_pairs(past)
 
 
 @frozen(slots=True)
@@ -199,7 +202,7 @@ class EntryScores(AttentionCore):
     chosen: Number = None
 
     @property
-    def chooses(self) -> bool:
+    def selects_keys(self) -> bool:
         return self.chosen is not None
 
     def visible_pairs(self, n: Number) -> Number:

@@ -239,7 +239,7 @@ def _component_rows(explanation: Explanation, quantity: Quantity, names: list[st
         for formula in (
             section_formula for section_formula in section.formulas if section_formula.quantity == quantity
         ):
-            value = write_expression(formula.open, Style(grouped=True))
+            value = write_expression(formula.in_length, Style(grouped=True))
             formula_texts = (
                 [value] if values_only else list(dict.fromkeys((write_expression(formula.expression), value)))
             )
@@ -281,12 +281,12 @@ def _formula_steps(explanation: Explanation, formula: Formula) -> list[str]:
     formula_texts = [
         write_expression(formula.expression),
         write_expression(formula.expression, _with_numbers(explanation)),
-        write_expression(formula.open, Style(grouped=True)),
+        write_expression(formula.in_length, Style(grouped=True)),
     ]
     seq, value = explanation.formulas.setting.seq, _write_plain(formula.value)
     if not explanation.formulas.has_symbols:
         formula_texts = [f"{value:,} at {seq:,} tokens" if formula.quantity in AT_LENGTH else f"{value:,}"]
-    elif formula.open.free_symbols:
+    elif formula.in_length.free_symbols:
         formula_texts.append(f"{value:,} at S = {seq:,}")
     return _with_unit(list(dict.fromkeys(formula_texts)), formula)
 
@@ -471,7 +471,7 @@ def _latex_text(preset: Preset, explanation: Explanation, bibtex: bool, rank_sha
                 write_expression(formula.expression, LATEX),
                 write_expression(formula.expression, _with_numbers(explanation, latex=True)),
             ]
-            formula_texts.append(write_expression(formula.open, Style(latex=True, grouped=True)))
+            formula_texts.append(write_expression(formula.in_length, Style(latex=True, grouped=True)))
             name = rf"\text{{{QUANTITIES[formula.quantity][0]}}}"
             lines += [
                 (name if i == 0 else "") + f" &= {formula_text}"

@@ -39,13 +39,13 @@ class Graph:
         eager autograd does not; false by default.
     multiprocessors: those of the GPU whose temporary memory kernels take; 0 (default) for none of it.
     autocast: the type in which products run (torch.autocast); None for that of their inputs.
-    packs: the hooks that keep saved tensors; the last one applies.
+    pack_hooks: the hooks that keep saved tensors; the last one applies.
     keeps_gradients: whether a trained tensor keeps its gradient. If not, it has been added to a sum of another type,
         and is dropped.
-    completed: what is called with a trained tensor that has got its gradient; None (default) for nothing.
+    on_leaf_gradient: what is called with a trained tensor that has got its gradient; None (default) for nothing.
     on_sum: what is called with the bytes of each sum of two gradients, and with whether it is made in place; None
         (default) for nothing.
-    away: what keeps saved tensors elsewhere than on the device; None (default) if they stay there.
+    pack_elsewhere: what keeps saved tensors elsewhere than on the device; None (default) if they stay there.
     results: what keeps the results of products, or gives kept ones back (selective checkpointing); None for neither.
     """
 
@@ -57,11 +57,11 @@ class Graph:
         self.subclasses = self.compiled = False
         self.multiprocessors = 0
         self.autocast: Dtype | None = None
-        self.casts: dict[int, tuple[Tensor, Tensor]] = {}
-        self.packs: list[Callable[[Tensor], Saved]] = []
-        self.completed: Callable[[Tensor], None] | None = None
+        self.cast_copies: dict[int, tuple[Tensor, Tensor]] = {}
+        self.pack_hooks: list[Callable[[Tensor], Saved]] = []
+        self.on_leaf_gradient: Callable[[Tensor], None] | None = None
         self.on_sum: Callable[[Number, bool], None] | None = None
-        self.away: Callable[[Tensor], Saved] | None = None
+        self.pack_elsewhere: Callable[[Tensor], Saved] | None = None
         self.results: Results | None = None
         self.numbers: Iterator[int] = itertools.count()
 
@@ -94,18 +94,18 @@ class Graph:
 
     def save(self, tensor: Tensor) -> Saved:
         """Saves a tensor for the backward pass."""
-        return self.packs[-1](tensor) if self.packs else self.keep(tensor)
+        return self.pack_hooks[-1](tensor) if self.pack_hooks else self.keep(tensor)
 
     def keep(self, tensor: Tensor) -> Saved:
         """Saves a tensor for the backward pass, even inside a checkpointed region."""
-        if self.away is not None:
-            return self.away(tensor)
+        if self.pack_elsewhere is not None:
+            return self.pack_elsewhere(tensor)
         self.meter.reclassify(tensor.storage.block, "activations")
         return Saved(tensor.detached())
 
     def leave_autocast(self) -> None:
         """Leaves the autocast context, and frees the weights' copies that autocast cached."""
-        self.autocast, self.casts = None, {}
+        self.autocast, self.cast_copies = None, {}
 
     @contextmanager
     def no_grad(self) -> Iterator[None]:
@@ -298,7 +298,7 @@ def _add_gradient(
         autograd_graph.adds_in_place
         and is_only_reference
         and is_dense(first_gradient.shape, first_gradient.strides)
-        and (node is None or not node.alone)
+        and (node is None or not node.never_adds_in_place)
     )
     if autograd_graph.on_sum is not None:
         autograd_graph.on_sum(first_gradient.bytes, in_place)
@@ -319,8 +319,8 @@ def _accumulate_leaf(autograd_graph: Graph, leaf: Tensor, gradient: Tensor) -> N
             gradient = autograd_graph.new(leaf.shape, gradient.dtype, leaf.strides)
         leaf.grad = gradient.detached() if gradient.has_base else gradient
         autograd_graph.meter.reclassify(gradient.storage.block, "gradients")
-    if autograd_graph.completed is not None:
-        autograd_graph.completed(leaf)
+    if autograd_graph.on_leaf_gradient is not None:
+        autograd_graph.on_leaf_gradient(leaf)
 
 
 def _has_leaf_strides(gradient: Tensor, leaf: Tensor) -> bool:

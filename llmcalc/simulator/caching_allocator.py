@@ -91,7 +91,7 @@ class Pool:
 
     starts: start of a free block → its size.
     ends: end of a free block → its start.
-    sizes: sizes of free blocks in order, and NO_SIZE.
+    sizes: sizes of free blocks in order, and NO_SIZE; also sizes without blocks, until a search comes upon them.
     by_size: size → the sorted starts of its free blocks.
     least_rest: units that must remain for a block to be split.
     page: units of a new segment, or by which an expandable segment grows.
@@ -104,7 +104,7 @@ class Pool:
         self.starts: dict[int, int] = {}
         self.ends: dict[int, int] = {}
         self.sizes: list[int] = [NO_SIZE]
-        self.by_size: dict[int, list[int]] = {}
+        self.by_size: dict[int, list[int]] = {NO_SIZE: [0]}
         self.least_rest: int = 1 if is_small or expandable else SMALL + 1
         self.page: int = (SMALL_BUFFER if is_small else LARGE_BUFFER) >> UNIT
         self.bound: int = 0
@@ -130,8 +130,12 @@ class Pool:
         size = self.starts.pop(start)
         del self.ends[start + size]
         self.by_size[size].remove(start)
-        if not self.by_size[size]:
-            del self.by_size[size], self.sizes[bisect_left(self.sizes, size)]
+        return size
+
+    def first_size(self, index: int) -> int:
+        """Returns the first size of free blocks from an index of `sizes` on; forgets sizes without blocks there."""
+        while not self.by_size[size := self.sizes[index]]:
+            del self.by_size[size], self.sizes[index]
         return size
 
     def reserve(self, units: int) -> tuple[int, int]:
@@ -232,20 +236,23 @@ class CachingAllocator:
             if units > 0:
                 number = small_pool if units <= SMALL else small_pool + 1
                 starts, ends, sizes, starts_by_size, least_rest = pools[number]
-                if units in starts_by_size and not expandable:
-                    starts_of_size = starts_by_size[units]
+                starts_of_size = None if expandable else starts_by_size.get(units)
+                if starts_of_size:
                     start = starts_of_size.pop()
-                    if not starts_of_size:
-                        del starts_by_size[units], sizes[bisect_left(sizes, units)]
                     del starts[start], ends[start + units]
                     blocks_by_number[storage_number + base] = start, units, number
                     allocated += units
                 else:
                     index = bisect_left(sizes, units)
                     size = sizes[index]
-                    if size == NO_SIZE or expandable:
-                        index, size = self._choose_block(number, units)
                     starts_of_size = starts_by_size[size]
+                    while not starts_of_size:
+                        del starts_by_size[size], sizes[index]
+                        size = sizes[index]
+                        starts_of_size = starts_by_size[size]
+                    if size == NO_SIZE or expandable:
+                        size = self._choose_block(number, units)
+                        starts_of_size = starts_by_size[size]
                     start = starts_of_size.pop()
                     rest = size - units
                     del ends[start + size]
@@ -253,29 +260,19 @@ class CachingAllocator:
                         del starts[start]
                         blocks_by_number[storage_number + base] = start, size, number
                         allocated += size
-                        if not starts_of_size:
-                            del starts_by_size[size], sizes[index]
                     else:
                         end = start + rest
                         starts[start], ends[end] = rest, start
                         blocks_by_number[storage_number + base] = end, units, number
                         allocated += units
-                        if not starts_of_size:
-                            del starts_by_size[size]
-                            if rest not in starts_by_size and (not index or sizes[index - 1] < rest):
-                                starts_of_size.append(start)
-                                sizes[index], starts_by_size[rest] = rest, starts_of_size
-                                if allocated > peak_allocated:  # noqa: PLR1730
-                                    peak_allocated = allocated
-                                continue
-                            del sizes[index]
-                        if rest not in starts_by_size:
+                        starts_of_size = starts_by_size.get(rest)
+                        if starts_of_size is None:
                             starts_by_size[rest] = [start]
                             insort(sizes, rest)
-                        elif starts_by_size[rest][-1] < start:
-                            starts_by_size[rest].append(start)
+                        elif not starts_of_size or starts_of_size[-1] < start:
+                            starts_of_size.append(start)
                         else:
-                            insort(starts_by_size[rest], start)
+                            insort(starts_of_size, start)
                 if allocated > peak_allocated:  # noqa: PLR1730
                     peak_allocated = allocated
             elif not units:
@@ -283,44 +280,34 @@ class CachingAllocator:
                 starts, ends, sizes, starts_by_size, _ = pools[number]
                 allocated -= size
                 end = start + size
-                if end in starts:  # the block after it is free too
-                    merged_size = starts.pop(end)
+                merged_size = starts.pop(end, 0)
+                if merged_size:  # the block after it is free too
                     starts_of_size = starts_by_size[merged_size]
-                    if len(starts_of_size) == 1:
-                        del starts_by_size[merged_size], sizes[bisect_left(sizes, merged_size)]
-                    elif starts_of_size[-1] == end:
+                    if starts_of_size[-1] == end:
                         starts_of_size.pop()
                     else:
                         del starts_of_size[bisect_left(starts_of_size, end)]
                     size += merged_size
                     end += merged_size
-                if start in ends:
-                    merged_start = ends.pop(start)
+                merged_start = ends.pop(start, None)
+                if merged_start is not None:
                     merged_size = start - merged_start
                     starts_of_size = starts_by_size[merged_size]
-                    start = merged_start
-                    size += merged_size
-                    if len(starts_of_size) == 1:
-                        index = bisect_left(sizes, merged_size)
-                        del starts_by_size[merged_size]
-                        if size < sizes[index + 1]:
-                            sizes[index], starts_by_size[size] = size, starts_of_size
-                            starts_of_size[0] = start
-                            starts[start], ends[end] = size, start
-                            continue
-                        del sizes[index]
-                    elif starts_of_size[-1] == start:
+                    if starts_of_size[-1] == merged_start:
                         starts_of_size.pop()
                     else:
-                        del starts_of_size[bisect_left(starts_of_size, start)]
+                        del starts_of_size[bisect_left(starts_of_size, merged_start)]
+                    start = merged_start
+                    size += merged_size
                 starts[start], ends[end] = size, start
-                if size not in starts_by_size:
+                starts_of_size = starts_by_size.get(size)
+                if starts_of_size is None:
                     starts_by_size[size] = [start]
                     insort(sizes, size)
-                elif starts_by_size[size][-1] < start:
-                    starts_by_size[size].append(start)
+                elif not starts_of_size or starts_of_size[-1] < start:
+                    starts_of_size.append(start)
                 else:
-                    insort(starts_by_size[size], start)
+                    insort(starts_of_size, start)
             else:
                 self._stream = -1 - units
                 small_pool = self._small_pool(self._stream)
@@ -330,23 +317,22 @@ class CachingAllocator:
                 ]
         self.allocated, self.peak_allocated = allocated << UNIT, peak_allocated << UNIT
 
-    def _choose_block(self, number: int, units: int) -> tuple[int, int]:
-        """Returns the size of the free block that serves n units of a pool (get_free_block), and its index in `sizes`.
+    def _choose_block(self, number: int, units: int) -> int:
+        """Returns the size of the free block that serves n units of a pool (get_free_block).
 
         The block is the last one of its size. One that can grow counts with the size that it can grow to, so that
         others come first. Without a block, memory is reserved.
         """
         pool, expandable = self._pools[number], self.expandable_segments
         index = bisect_left(pool.sizes, units)
-        size = pool.sizes[index]
-        if expandable and size != NO_SIZE and pool.by_size[size] == [pool.bound] and pool.sizes[index + 1] != NO_SIZE:
-            index += 1
-            size = pool.sizes[index]
+        size = pool.first_size(index)
+        if expandable and size != NO_SIZE and pool.by_size[size] == [pool.bound]:
+            next_size = pool.first_size(index + 1)
+            size = size if next_size == NO_SIZE else next_size
         if size == NO_SIZE:
             size, reserved_units = (pool.grow if expandable else pool.reserve)(units)
             self.reserved += reserved_units << UNIT
-            index = bisect_left(pool.sizes, size)
-        return index, size
+        return size
 
     def restore(self, state: CachingAllocator) -> None:
         """Copies the state of another allocator, to continue from it."""
@@ -375,8 +361,8 @@ class PrefixCache:
 
     def __init__(self, expandable: bool) -> None:
         self._expandable = expandable
-        self._pieces: Sequence[Stretch] = ()
-        self._states: dict[int, CachingAllocator] = {}
+        self._latest_pieces: Sequence[Stretch] = ()
+        self._states_by_pieces: dict[int, CachingAllocator] = {}
 
     def play_pieces(self, pieces: Sequence[Stretch], count: int, opening_pieces: int) -> CachingAllocator:
         """Returns the allocator after these pieces of a run.
@@ -384,17 +370,19 @@ class PrefixCache:
         count: the number of storages.
         opening_pieces: the number of pieces with which other runs may begin.
         """
-        equal_pairs = takewhile(lambda pair: pair[0] == pair[1], zip(self._pieces, pieces, strict=False))
+        equal_pairs = takewhile(lambda pair: pair[0] == pair[1], zip(self._latest_pieces, pieces, strict=False))
         shared_pieces = sum(1 for _ in equal_pairs)
-        self._states = {played: state for played, state in self._states.items() if played <= shared_pieces}
-        played_pieces = max(self._states, default=0)
-        device = self._states[played_pieces].copy() if played_pieces else CachingAllocator(self._expandable)
+        self._states_by_pieces = {
+            played: state for played, state in self._states_by_pieces.items() if played <= shared_pieces
+        }
+        played_pieces = max(self._states_by_pieces, default=0)
+        device = self._states_by_pieces[played_pieces].copy() if played_pieces else CachingAllocator(self._expandable)
         distance = -(-opening_pieces // MOST_STATES)
         for played, (steps, base) in enumerate(pieces[played_pieces:], played_pieces + 1):
             device.play(steps, count, base)
             if played <= opening_pieces and not played % distance:
-                self._states[played] = device.copy()
-        self._pieces = pieces[:opening_pieces]
+                self._states_by_pieces[played] = device.copy()
+        self._latest_pieces = pieces[:opening_pieces]
         return device
 
 

@@ -28,7 +28,7 @@ class Region:
     compute: computes the call's result from its arguments.
     stops_early: whether running again stops at the last needed tensor.
     kept_operations: names of the operations whose results are kept (selective checkpointing).
-    alternate: those of them of which every other result is kept.
+    alternate_operations: those of them of which every other result is kept.
     """
 
     def __init__(
@@ -42,10 +42,12 @@ class Region:
     ) -> None:
         self.graph: Graph = autograd_graph
         self.run = compute
-        self.early: bool = stops_early
+        self.stops_early: bool = stops_early
         self.saved_operations: frozenset[str] = kept_operations
-        self.alternate: frozenset[str] = alternate_operations
-        if autograd_graph.away is not None:  # beside its arguments torch saves an empty tensor (`_NoopSaveInputs`)
+        self.alternate_operations: frozenset[str] = alternate_operations
+        if (
+            autograd_graph.pack_elsewhere is not None
+        ):  # beside its arguments torch saves an empty tensor (`_NoopSaveInputs`)
             autograd_graph.keep(Tensor((0,), arguments[0].dtype, arguments[0].storage))
         self.arguments: list[tuple[Saved, bool, bool]] = [
             (autograd_graph.keep(tensor), tensor.leaf, tensor.needs_grad) for tensor in arguments
@@ -56,11 +58,11 @@ class Region:
         self.results: dict[str, list[Tensor | None]] = {}
         self.made_after: list[tuple[str, int, int]] = []  # (operation, number of its result, saved tensors before it)
 
-    def keeps(self, operation_name: str, calls: Counter[str]) -> bool:
+    def keeps_next_result(self, operation_name: str, calls: Counter[str]) -> bool:
         """Whether an operation's next result is stored. calls: operation → number of calls, incremented here."""
         calls[operation_name] += 1
         return operation_name in self.saved_operations and (
-            operation_name not in self.alternate or calls[operation_name] % 2 == 1
+            operation_name not in self.alternate_operations or calls[operation_name] % 2 == 1
         )
 
     def pack(self, tensor: Tensor) -> Saved:
@@ -69,7 +71,7 @@ class Region:
         self.packed.append(ref(recomputed_tensor))
         return recomputed_tensor
 
-    def drop_unread(self) -> None:
+    def drop_unread_results(self) -> None:
         """Drops stored results after the last saved tensor, because the backward pass does not need them."""
         for name, result_number, saved_before in self.made_after:
             if saved_before == len(self.packed):
@@ -88,13 +90,13 @@ class Region:
     def _recompute_region(self) -> None:
         """Runs the call again, until all saved tensors are recomputed."""
         autograd_graph, self.recomputed = self.graph, []
-        outer_packs, autograd_graph.packs = autograd_graph.packs, [self._pack_recomputed]
+        outer_packs, autograd_graph.pack_hooks = autograd_graph.pack_hooks, [self._pack_recomputed]
         was_enabled, autograd_graph.enabled = autograd_graph.enabled, True
         outer_place = autograd_graph.meter.place
         previous_results = autograd_graph.results
         autograd_graph.results = _KeptResults(self) if self.saved_operations else None
-        autocast, casts = autograd_graph.autocast, autograd_graph.casts
-        autograd_graph.autocast, autograd_graph.casts = self.autocast, {}
+        autocast, casts = autograd_graph.autocast, autograd_graph.cast_copies
+        autograd_graph.autocast, autograd_graph.cast_copies = self.autocast, {}
         try:
             self.run(
                 [
@@ -105,11 +107,11 @@ class Region:
         except _AllRecomputed:
             pass
         finally:
-            autograd_graph.packs = outer_packs
+            autograd_graph.pack_hooks = outer_packs
             autograd_graph.enabled = was_enabled
             autograd_graph.meter.place = outer_place
             autograd_graph.results = previous_results
-            autograd_graph.autocast, autograd_graph.casts = autocast, casts
+            autograd_graph.autocast, autograd_graph.cast_copies = autocast, casts
 
     def _pack_recomputed(self, tensor: Tensor) -> Saved:
         """Stores a recomputed tensor, if the node that saved it still exists."""
@@ -117,7 +119,7 @@ class Region:
         detached_tensor = tensor.detached()
         self.graph.meter.reclassify(tensor.storage.block, "activations")
         self.recomputed.append(detached_tensor if self.packed[len(self.recomputed)]() is not None else None)
-        if self.early and len(self.recomputed) == len(self.packed):
+        if self.stops_early and len(self.recomputed) == len(self.packed):
             raise _AllRecomputed
         return Saved(detached_tensor)
 
@@ -144,7 +146,7 @@ class _ResultKeeper:
     def operation_result(self, operation_name: str, make_tensor: Callable[[], Tensor]) -> Tensor:
         """Computes a result, and stores it if its operation is selected."""
         output = make_tensor()
-        if self.region.keeps(operation_name, self.calls):
+        if self.region.keeps_next_result(operation_name, self.calls):
             self.region.graph.meter.reclassify(output.storage.block, "activations")
             results = self.region.results.setdefault(operation_name, [])
             self.region.made_after.append((operation_name, len(results), len(self.region.packed)))
@@ -160,7 +162,7 @@ class _KeptResults:
 
     def operation_result(self, operation_name: str, make_tensor: Callable[[], Tensor]) -> Tensor:
         """Returns the stored result of an operation, or computes it."""
-        if not self.region.keeps(operation_name, self.calls):
+        if not self.region.keeps_next_result(operation_name, self.calls):
             return make_tensor()
         result_number = self.next.get(operation_name, 0)
         self.next[operation_name] = result_number + 1
@@ -208,16 +210,16 @@ def checkpoint(
     if not autograd_graph.enabled:
         return compute(arguments)
     region = Region(autograd_graph, compute, arguments, stops_early, kept_operations, alternate_operations)
-    autograd_graph.packs.append(region.pack)
+    autograd_graph.pack_hooks.append(region.pack)
     previous_results = autograd_graph.results
     autograd_graph.results = _ResultKeeper(region) if kept_operations else None
     try:
         output = compute(arguments)
     finally:
-        autograd_graph.packs.pop()
+        autograd_graph.pack_hooks.pop()
         autograd_graph.results = previous_results
     if compiled:
-        region.drop_unread()
+        region.drop_unread_results()
     return output
 
 
@@ -238,10 +240,10 @@ def reentrant(autograd_graph: Graph, compute: Run, arguments: Sequence[Tensor]) 
         ]
         was_enabled, autograd_graph.enabled = autograd_graph.enabled, True
         outer_place = autograd_graph.meter.place
-        autocast, casts = autograd_graph.autocast, autograd_graph.casts
-        autograd_graph.autocast, autograd_graph.casts = forward_autocast, {}
+        autocast, casts = autograd_graph.autocast, autograd_graph.cast_copies
+        autograd_graph.autocast, autograd_graph.cast_copies = forward_autocast, {}
         output = compute(detached_arguments)
-        autograd_graph.autocast, autograd_graph.casts = autocast, casts
+        autograd_graph.autocast, autograd_graph.cast_copies = autocast, casts
         backward(autograd_graph, output, gradient)
         autograd_graph.enabled, autograd_graph.meter.place = was_enabled, outer_place
         return [

@@ -117,15 +117,15 @@ class RecordedEvents:
     """The recorded memory events of a run: of the set-up, and of each part of its steps.
 
     set_up: events of the set-up.
-    first: pieces of the first step; empty if only one step runs.
-    then: pieces of the step whose memory is reported. A piece may be in both steps: the second step starts after the
-        piece's storages are freed.
+    first_step: pieces of the first step; empty if only one step runs.
+    reported_step: pieces of the step whose memory is reported. A piece may be in both steps: the second step starts
+        after the piece's storages are freed.
     phases: phases of the reported step.
     """
 
     set_up: Sequence[Event]
-    first: Sequence[Sequence[Event]]
-    then: Sequence[Sequence[Event]]
+    first_step: Sequence[Sequence[Event]]
+    reported_step: Sequence[Sequence[Event]]
     phases: Sequence[str]
 
 

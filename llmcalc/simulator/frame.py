@@ -57,10 +57,10 @@ class RecomputedModule:
     """A module inside a layer that is recomputed in the backward pass.
 
     reads: the values that its steps read from outside, except its argument.
-    escapes: ids of the values that it computes for steps outside of it, except its result.
-    lasts: the values that no later step reads.
+    values_read_outside: ids of the values that it computes for steps outside of it, except its result.
+    last_read_here: the values that no later step reads.
     """
 
     reads: tuple[Value, ...]
-    escapes: frozenset[int]
-    lasts: tuple[Value, ...]
+    values_read_outside: frozenset[int]
+    last_read_here: tuple[Value, ...]

@@ -36,14 +36,14 @@ class Lowering(ProgramLowering):
     result: the value that the program computes.
     head: input and weight of the output layer, if the loss computes the logits.
     logits: logits of the last run that the training loop still refers to.
-    further: additional results of the last run, such as the logits of multi-token-prediction modules.
+    further_outputs: additional results of the last run, such as the logits of multi-token-prediction modules.
     buffers: paths of the buffers that are read.
     known_parameters: the parameters of the program, found by `prepare` or set from an equal program; None before.
     store: path → the tensors of a cache or state between passes; None if no pass follows.
     continues: whether an earlier pass has filled the store.
-    absent: ids of the values that such a pass does not compute.
-    prepares: whether the run only finds the parameters.
-    skipped: whether the first pass has left out a step, and with it parameters.
+    absent_values: ids of the values that such a pass does not compute.
+    only_finds_parameters: whether the run only finds the parameters.
+    has_skipped_steps: whether the first pass has left out a step, and with it parameters.
     run_only: stack → repeats of its pattern that run; stacks that are not there run whole.
     first_layer_index: layers of the model before the first layer of the program.
     paged: whether caches lie in a pool that exists before the passes and is not counted.
@@ -62,7 +62,7 @@ class Lowering(ProgramLowering):
             self._find_recomputed_modules(root)
         if not self.recompute.layers:
             return
-        self.carries: bool = any(
+        self.carries_tensors: bool = any(
             operation.verb == "carry" and len(operation.ins) > 1 for operation in root.steps(idle=False)
         )
         for module_scope in root.scopes():
@@ -71,8 +71,8 @@ class Lowering(ProgramLowering):
                 outputs = {id(output) for operation in operations for output in operation.outs}
                 storages_read = {id(input_value.storage) for operation in operations for input_value in operation.ins}
                 layer_input_ids = {id(module_scope.takes.storage)} - self.shared_values
-                self.makes[id(module_scope)] = outputs
-                self.reads[id(module_scope)] = storages_read - outputs - layer_input_ids
+                self.values_computed[id(module_scope)] = outputs
+                self.storages_read[id(module_scope)] = storages_read - outputs - layer_input_ids
 
     def refuse_recomputed(self, operation: Step) -> None:
         """Raises `Unsupported` in a module that runs again in the backward pass, after the layers above."""
@@ -126,9 +126,7 @@ class Lowering(ProgramLowering):
         The other tensors that it reads stay as they are now until the backward pass, as do those that all layers read,
         which the reference passes to every module.
         """
-        assert module_scope.reads is not None
-        assert module_scope.gives is not None
-        module_input, module_output = module_scope.reads, module_scope.gives
+        module_input, module_output = module_scope.call_values
         outer_frames, memo = self._frames_copy(), self.memo
         shared_values = {key: self.values[key] for key in self.shared_values if key in self.values}
         shared_values |= {
@@ -144,23 +142,23 @@ class Lowering(ProgramLowering):
             try:
                 self._module(Frame(module_scope))
                 caller_state[0].update(
-                    {key: self.values[key] for key in recomputed_module.escapes if key in self.values}
+                    {key: self.values[key] for key in recomputed_module.values_read_outside if key in self.values}
                 )
                 return self.get(module_output)
             finally:
                 self.values, self.bound, self.frames, self.memo = caller_state
 
         output = self.run_checkpointed(run, [self.get(module_input)])
-        for value in recomputed_module.lasts:
+        for value in recomputed_module.last_read_here:
             self.forget(value.storage)
         self.bind(module_output, output)
 
     @property
     def carried(self) -> dict[Any, Tensor]:
-        """The tensors that a layer passes to the next layer in addition to its output (`Flow.carry`)."""
-        return {key: tensor for key, tensor in self.memo.items() if self.carries and key[0] == CARRIED}
+        """The tensors that a layer passes to the next layer in addition to its output (`Flow.set_carried`)."""
+        return {key: tensor for key, tensor in self.memo.items() if self.carries_tensors and key[0] == CARRIED}
 
-    def carry(self, tensors: dict[Any, Tensor]) -> None:
+    def set_carried(self, tensors: dict[Any, Tensor]) -> None:
         """Replaces the carried tensors."""
         for key in self.carried:
             del self.memo[key]
@@ -172,11 +170,12 @@ class Lowering(ProgramLowering):
         Its arguments are x and the tensors that the layer before carries. The other tensors that it reads stay as they
         are now.
         """
-        outer_frames = self._frames_copy()
-        memo = self.memo
+        outer_frames, memo = self._frames_copy(), self.memo
         carried_keys, is_first_run = tuple(self.carried), True
-        shared_values = {key: self.values[key] for key in self.reads[id(module_call.scope)] if key in self.values}
-        shared_outputs = (self.shared_values & self.makes[id(module_call.scope)]) - {id(layer_output.storage)}
+        shared_values = {
+            key: self.values[key] for key in self.storages_read[id(module_call.scope)] if key in self.values
+        }
+        shared_outputs = (self.shared_values & self.values_computed[id(module_call.scope)]) - {id(layer_output.storage)}
 
         def run(arguments: Sequence[Tensor]) -> Tensor:
             """Runs the layer on a copy of the module stack."""
@@ -187,7 +186,7 @@ class Lowering(ProgramLowering):
             self.frames = list(outer_frames)
             self.memo = memo
             carried_tensors, is_recomputed, is_first_run = self.carried, not is_first_run, False
-            self.carry(dict(zip(carried_keys, arguments[1:], strict=True)))
+            self.set_carried(dict(zip(carried_keys, arguments[1:], strict=True)))
             try:
                 self.module(Frame(module_call.scope, layer_index=module_call.layer_index, owner=module_call.owner))
                 output = self.get(layer_output)
@@ -195,7 +194,7 @@ class Lowering(ProgramLowering):
                 return output
             finally:
                 if is_recomputed:
-                    self.carry(carried_tensors)
+                    self.set_carried(carried_tensors)
                 self.values, self.bound, self.frames, self.memo = caller_state
 
         return run
@@ -225,15 +224,8 @@ class Lowering(ProgramLowering):
     def layer(self, module_call: Frame, x: Tensor) -> Tensor:
         """Runs one layer; with recomputation only its input is saved."""
         module_scope, recompute = module_call.scope, self.recompute
-        if (
-            module_call.layer_index is None
-            or not recompute.layers
-            or module_call.layer_index % recompute.every
-            or not is_a_layer(module_scope)
-        ):
+        layer_index = module_call.layer_index
+        if layer_index is None or not recompute.layers or layer_index % recompute.every or not is_a_layer(module_scope):
             return super().layer(module_call, x)
-        assert module_scope.takes is not None
-        assert module_scope.gives is not None
-        return self.run_checkpointed(
-            self.layer_runner(module_call, module_scope.takes, module_scope.gives), [x, *self.carried.values()]
-        )
+        layer_runner = self.layer_runner(module_call, *module_scope.layer_values)
+        return self.run_checkpointed(layer_runner, [x, *self.carried.values()])

@@ -113,8 +113,8 @@ class Meter:
         self.by_kind: dict[str, int] = dict.fromkeys(KINDS, 0)
         self.peaks: dict[Place, Peak] = {}
         self._place = Place()
-        self._here = self.peaks.setdefault(self._place, Peak())
-        self._risen = False
+        self._current_peak = self.peaks.setdefault(self._place, Peak())
+        self._peak_is_unsettled = False
 
     @property
     def place(self) -> Place:
@@ -123,29 +123,29 @@ class Meter:
     @place.setter
     def place(self, allocation_place: Place) -> None:
         if allocation_place != self._place:
-            if self._risen:
+            if self._peak_is_unsettled:
                 self._settle_peak()
             self._place = allocation_place
-            self._here = self.peaks.setdefault(allocation_place, Peak())
-            if self.now > self._here.bytes:
-                self._here.bytes, self._risen = self.now, True
+            self._current_peak = self.peaks.setdefault(allocation_place, Peak())
+            if self.now > self._current_peak.bytes:
+                self._current_peak.bytes, self._peak_is_unsettled = self.now, True
 
     def _settle_peak(self) -> None:
         """Stores the bytes by kind at the current peak, before storages are freed."""
-        self._here.by_kind = dict(self.by_kind)
-        self._risen = False
+        self._current_peak.by_kind = dict(self.by_kind)
+        self._peak_is_unsettled = False
 
     def allocate(self, nbytes: Number) -> Block:
         block = Block(nbytes, self.kind, None if self.device is None else self.device.allocate(nbytes, self.stream))
         self.now = live_bytes = self.now + nbytes
         self.by_kind[self.kind] += nbytes
         self.peak = max(self.peak, live_bytes)
-        if live_bytes > self._here.bytes:
-            self._here.bytes, self._risen = live_bytes, True
+        if live_bytes > self._current_peak.bytes:
+            self._current_peak.bytes, self._peak_is_unsettled = live_bytes, True
         return block
 
     def free(self, block: Block) -> None:
-        if self._risen:
+        if self._peak_is_unsettled:
             self._settle_peak()
         self.now -= block.bytes
         self.by_kind[block.kind] -= block.bytes
@@ -163,8 +163,8 @@ class Meter:
         """Resets the peaks."""
         self.peak = self.now
         self.peaks = {}
-        self._here = self.peaks[self._place] = Peak()
-        self._here.bytes, self._risen = self.now, True
+        self._current_peak = self.peaks[self._place] = Peak()
+        self._current_peak.bytes, self._peak_is_unsettled = self.now, True
 
 
 class NoMeter:

@@ -32,10 +32,10 @@ class ProgramLowering(CacheTensors):
         assert program.result is not None
         self.result: Value = program.result
         self.has_earlier_tokens: bool = bool(self.store)
-        self.absent = set()
+        self.absent_values = set()
         self.last, self.shared_values = last_readers(program.root, self.branch, self.skips)
         self.last.pop(id(program.result.storage), None)
-        self.further = []
+        self.further_outputs = []
         self.find_dataflow(program.root)
         self.stack_number: int = 0
         if program.entry is not None:
@@ -76,7 +76,7 @@ class ProgramLowering(CacheTensors):
             choices=self.choices,
             adapters=self.adapters,
         )
-        dry.graph.enabled, dry.prepares = False, True
+        dry.graph.enabled, dry.only_finds_parameters = False, True
         dry.run_only, dry.first_layer_index = self.run_only, self.first_layer_index
         dry.inputs = {
             rows: empty(dry.graph.meter, (self.run_config.batch, self.run_config.new(rows)), INT64) for rows in INPUTS
@@ -170,12 +170,14 @@ class ProgramLowering(CacheTensors):
 
     def has_run(self, module_scope: Scope) -> bool:
         """Whether a module is a separate model, such as an encoder, that an earlier pass has run."""
-        return module_scope.apart and module_scope.gives is not None and self.follows(module_scope.gives.rows)
+        return (
+            module_scope.apart and module_scope.gives is not None and self.is_computed_earlier(module_scope.gives.rows)
+        )
 
     def _leave_out(self, module_scope: Scope) -> None:
         """Marks the output of a skipped module as absent."""
         if module_scope.gives is not None:
-            self.absent.add(id(module_scope.gives.storage))
+            self.absent_values.add(id(module_scope.gives.storage))
         if not self.skips(module_scope):
             self.stack_number += self._count_stacks(module_scope)
 
@@ -210,35 +212,30 @@ class ProgramLowering(CacheTensors):
     def side_by_side(self, module_scope: Scope) -> None:
         """Runs equal modules one after the other, and collects the outputs for the operation that stacks them."""
         assert module_scope.over is not None
-        assert module_scope.reads is not None
-        assert module_scope.gives is not None
+        module_input, module_output = module_scope.call_values
         outputs: list[Tensor] = []
-        slices = None if module_scope.slice is None else self.t.unbind(self.get(module_scope.reads), 2)
+        slices = None if module_scope.slice is None else self.t.unbind(self.get(module_input), 2)
         for i in range(module_scope.over.size):
             if slices is not None and module_scope.slice is not None:
                 self.values[id(module_scope.slice)] = slices[i]
             self.module(Frame(module_scope, layer_index=i, owner=i))
-            outputs.append(self.get(module_scope.gives))
-            self.forget(module_scope.gives.storage)
+            outputs.append(self.get(module_output))
+            self.forget(module_output.storage)
         if module_scope.slice is not None:
             self.values.pop(id(module_scope.slice))
-        self.stacks[id(module_scope.gives)] = outputs
+        self.stacks[id(module_output)] = outputs
         self.release(module_scope, (input_value for operation in module_scope.steps() for input_value in operation.ins))
 
     def layers(self, layer_scopes: list[Scope]) -> None:
         """Runs a stack of layers in the model's order."""
-        first_layer, last_layer = layer_scopes[0], layer_scopes[-1]
-        assert first_layer.takes is not None
-        assert last_layer.gives is not None
-        hidden = self.get(first_layer.takes)
-        self._leave(first_layer.takes)
+        (first_input, _), (_, last_output) = layer_scopes[0].layer_values, layer_scopes[-1].layer_values
+        hidden = self.get(first_input)
+        self._leave(first_input)
         owners: dict[str, int] = {}
         layer_order = shortened(layer_kinds(layer_scopes), self.run_only.get(self.stack_number))
         self.stack_number += 1
         module_after_first, self.after_first = self.after_first, None
         for layer_index, kind in enumerate(layer_order, self.first_layer_index):
-            assert kind.takes is not None
-            assert kind.gives is not None
             label = kind.about.get("label", "").removesuffix(SHARED)
             owner = owners.setdefault("" if label == BASE else label, layer_index)
             layer_input = hidden
@@ -247,19 +244,17 @@ class ProgramLowering(CacheTensors):
             if module_after_first is not None and layer_index == self.first_layer_index:
                 hidden = self.run_after_layer(module_after_first, layer_input, hidden)
             del layer_input  # the stack's frame names a layer's input while the layer runs
-        self.values[id(last_layer.gives)] = hidden
+        self.values[id(last_output)] = hidden
 
     def run_after_layer(self, module_scope: Scope, x: Tensor, y: Tensor) -> Tensor:
         """Runs the module that follows the first layer. x, y: the layer's input and output."""
-        assert module_scope.reads is not None
-        assert module_scope.after is not None
-        assert module_scope.gives is not None
-        self.values[id(module_scope.reads)], self.values[id(module_scope.after)] = x, y
+        (module_input, module_output), first_layer_output = module_scope.call_values, module_scope.after
+        self.values[id(module_input)], self.values[id(first_layer_output)] = x, y
         self.module(Frame(module_scope))
-        output = self.get(module_scope.gives)
-        for value in (module_scope.reads, module_scope.after):
+        output = self.get(module_output)
+        for value in (module_input, first_layer_output):
             self.values.pop(id(value), None)
-        self.forget(module_scope.gives.storage)
+        self.forget(module_output.storage)
         return output
 
     def _leave(self, layer_input: Value) -> None:
@@ -270,9 +265,7 @@ class ProgramLowering(CacheTensors):
 
     def layer(self, module_call: Frame, x: Tensor) -> Tensor:
         """Runs one layer on the output of the previous layer."""
-        layer_input, layer_output = module_call.scope.takes, module_call.scope.gives
-        assert layer_input is not None
-        assert layer_output is not None
+        layer_input, layer_output = module_call.scope.layer_values
         self.values[id(layer_input)] = x
         self.module(module_call)
         output = self.get(layer_output)
@@ -284,9 +277,9 @@ class ProgramLowering(CacheTensors):
 
     def step(self, operation: Step) -> None:
         """Runs an operation by the profile's method for its name, unless its results are cached."""
-        if (self.has_earlier_tokens or self.absent) and self.is_cached_step(operation):
-            self.absent.update(map(id, operation.outs))
-            self.skipped: bool = self.skipped or not self.has_earlier_tokens
+        if (self.has_earlier_tokens or self.absent_values) and self.is_cached_step(operation):
+            self.absent_values.update(map(id, operation.outs))
+            self.has_skipped_steps: bool = self.has_skipped_steps or not self.has_earlier_tokens
             self.release(operation, operation.ins)
             return
         kernel = self.kernel_of(operation)
@@ -304,10 +297,12 @@ class ProgramLowering(CacheTensors):
         """Whether earlier passes have cached everything that an operation's results are used for."""
         if operation.verb in WITHOUT_NEW:
             return False
-        if any(map(self.missing, operation.ins)):
+        if any(map(self.is_from_earlier_pass, operation.ins)):
             return True
         return (
-            not operation.ins and bool(operation.outs) and all(self.follows(output.rows) for output in operation.outs)
+            not operation.ins
+            and bool(operation.outs)
+            and all(self.is_computed_earlier(output.rows) for output in operation.outs)
         )
 
     def release(self, reader: Step | Scope, values: Iterable[Value]) -> None:
@@ -323,7 +318,7 @@ class ProgramLowering(CacheTensors):
         """Keeps tensors referenced as local variables of a module."""
         frame = self.frames[-2 if operation.options["outside"] else -1]
         for operation_name, value in zip(operation.options["names"], operation.ins, strict=True):
-            if not self.missing(value):
+            if not self.is_from_earlier_pass(value):
                 frame.local_tensors[operation_name] = self.get(value)
 
     @compared(BY_TORCH)
@@ -348,7 +343,7 @@ class ProgramLowering(CacheTensors):
     @compared(BY_TORCH)
     def do_also(self, operation: Step) -> None:
         """Adds a second result to the program's results."""
-        self.further.append(self.get(operation.ins[0]))
+        self.further_outputs.append(self.get(operation.ins[0]))
 
     @compared(by_torch("tests/simulator/test_dropout.py"))
     def do_dropout(self, operation: Step) -> None:

@@ -84,13 +84,13 @@ class InnerEvent(NamedTuple):
     owner: the repeat that allocates the storage, relative to this one (0, −1 before, 1 after); None for a storage that
         is the same in all repeats.
     number: the number of the storage in the second repeat; for a storage of all repeats, its number.
-    edge: the number of the storage of the first or the last repeat, which a neighbouring repeat uses.
+    neighbour_number: the number of the storage of the first or the last repeat, which a neighbouring repeat uses.
     size, value: the two other fields of an `Event`.
     """
 
     owner: int | None
     number: Any
-    edge: Any
+    neighbour_number: Any
     size: int
     value: Any
 
@@ -118,7 +118,7 @@ class Sweep:
 
 Part: TypeAlias = list[Event] | Sweep
 
-Line: TypeAlias = tuple[Any, int, int, Any]
+EventLine: TypeAlias = tuple[Any, int, int, Any]
 """(x, step, size, value): an event of every inner repeat, whose storage has the number x + step · repeat."""
 
 
@@ -143,12 +143,12 @@ class RepeatAnalysis:
         self.orders: list[list[tuple[int, int]]] = [
             [(i, k) for k in direction] for i in repeating for direction in directions
         ]
-        self.edges: list[tuple[int, list[Event]]] = []  # (first or last repeat, some of its events)
+        self.edge_events: list[tuple[int, list[Event]]] = []  # (first or last repeat, some of its events)
         self.parts: dict[int, list[Part]] = {}
-        for events_of_part in (recorded_events.set_up, *recorded_events.first, *recorded_events.then):
+        for events_of_part in (recorded_events.set_up, *recorded_events.first_step, *recorded_events.reported_step):
             if id(events_of_part) not in self.parts:
                 runs = list(self._split_by_repeat(events_of_part))
-                self.edges += [
+                self.edge_events += [
                     (repeat[1], events) for repeat, events in runs if repeat is not None and repeat[1] in (0, LAST)
                 ]
                 self.parts[id(events_of_part)] = list(self._sweeps_and_events(runs))
@@ -346,7 +346,7 @@ class RepeatAnalysis:
         of twins are released or reclassified outside of the inner repeats, the same would happen in further repeats,
         for which no event was recorded.
         """
-        for repeat, events in self.edges:
+        for repeat, events in self.edge_events:
             inner_repeat = 2 if repeat == 0 else 1
             for storage_number, nbytes, _ in events:
                 if nbytes != PLACED and storage_number in self.twins and self.twins[storage_number][1] == inner_repeat:
@@ -389,11 +389,11 @@ class RepeatAnalysis:
         blocks: list[Any] = [None] * events.count
         _replay_on_meter(memory_meter, events.unfolded_events(self.recorded.set_up), blocks)
         result = ReplayResult(set_up=memory_meter.now)
-        for events_of_part in self.recorded.first:
+        for events_of_part in self.recorded.first_step:
             _replay_on_meter(memory_meter, events.unfolded_events(events_of_part), blocks)
         first_peaks, memory_meter.peaks = memory_meter.peaks, {}
         memory_meter.place = Place()
-        for events_of_part in self.recorded.then:
+        for events_of_part in self.recorded.reported_step:
             _replay_on_meter(memory_meter, events.unfolded_events(events_of_part), blocks)
         memory_meter.place = Place("after")
         result.take_peaks(first_peaks, memory_meter.peaks, self.recorded.phases)
@@ -406,7 +406,7 @@ class RepeatAnalysis:
         tensors = RequestedBytes(events.count)
         event_pieces = [
             [(tensors.steps_of_repeats(*stretch), stretch[1]) for stretch in events.stretches(piece)]
-            for piece in (self.recorded.set_up, *self.recorded.first, *self.recorded.then)
+            for piece in (self.recorded.set_up, *self.recorded.first_step, *self.recorded.reported_step)
         ]
         _latest_run.play(device, event_pieces, events.count)
         return AllocatorOverhead.measured(device, tensors)
@@ -490,14 +490,14 @@ class RepeatedEvents:
         inner_repeats = range(self.inner_repeats[sweep.stack])
         return inner_repeats if sweep.rising else inner_repeats[::-1]
 
-    def _events_of_sweep(self, sweep: Sweep, lines: Sequence[Line]) -> Iterator[list[Event]]:
+    def _events_of_sweep(self, sweep: Sweep, lines: Sequence[EventLine]) -> Iterator[list[Event]]:
         """Yields the events of each repeat, in the order in which the layers run. lines: the inner repeats' events."""
         yield self._renumbered(sweep.ordered[0])
         for repeat in self._repeat_order(sweep):
             yield self._events_of_repeat(sweep, lines, repeat)
         yield self._renumbered(sweep.ordered[-1])
 
-    def _events_of_repeat(self, sweep: Sweep, lines: Sequence[Line], repeat: int) -> list[Event]:
+    def _events_of_repeat(self, sweep: Sweep, lines: Sequence[EventLine], repeat: int) -> list[Event]:
         """Returns the events of one inner repeat. lines: the events of the inner repeats."""
         in_later_repeat = self.analysis.stacks[sweep.stack].in_later_repeat
         events = [
@@ -516,10 +516,10 @@ class RepeatedEvents:
             if repeat == end:  # the storages of a neighbour that is the first or the last repeat
                 for i, event in enumerate(sweep.inner):
                     if event.owner == owner:
-                        events[i] = event.edge, event.size, event.value
+                        events[i] = event.neighbour_number, event.size, event.value
         return events
 
-    def _event_by_repeat(self, event: InnerEvent) -> Line:
+    def _event_by_repeat(self, event: InnerEvent) -> EventLine:
         """Returns an event as a function of the inner repeat."""
         if event.owner is None:
             return event.number, 0, event.size, event.value

@@ -33,13 +33,13 @@ class EventMeter(Meter):
 
     count: the number of storages so far.
     pieces: the allocator's steps, in order.
-    opening: the number of pieces before the first backward pass that is replayed.
+    pieces_before_backward: the number of pieces before the first backward pass that is replayed.
     """
 
     def __init__(self) -> None:
         self.count: int = 0
         self.pieces: list[Stretch] = []
-        self.opening = 0
+        self.pieces_before_backward = 0
         self._steps: list[Step] = []
         super().__init__()
         self._highest: dict[tuple[int, int], int] = {}
@@ -110,8 +110,8 @@ class EventMeter(Meter):
     def _count(self, pass_trace: PassTrace, more_layers: int) -> None:
         """Counts the bytes of a replayed pass, and the peak of each module."""
         bytes_before, kinds_before = self.now, self.by_kind
-        if self._risen:
-            self._here.by_kind = _sum_counts(kinds_before, pass_trace.kinds_at_first_release)
+        if self._peak_is_unsettled:
+            self._current_peak.by_kind = _sum_counts(kinds_before, pass_trace.kinds_at_first_release)
         if self._highest_in is not self.peaks:
             self._highest_in, self._highest = self.peaks, {}
         key = id(pass_trace), more_layers
@@ -133,10 +133,10 @@ class EventMeter(Meter):
                 if bytes_before + bytes > peak.bytes:
                     self.peaks[allocation_place] = SummedPeak(bytes_before + bytes, kinds_before, added_bytes)
                     is_rising = is_rising or (allocation_place == end_place and pass_trace.ends_rising)
-        self.peak: int = max(self.peak, bytes_before + pass_trace.most)
+        self.peak: int = max(self.peak, bytes_before + pass_trace.peak_bytes)
         self.now += pass_trace.bytes
         self.by_kind = _sum_counts(kinds_before, pass_trace.kinds)
-        self._place, self._here, self._risen = end_place, self.peaks[end_place], is_rising
+        self._place, self._current_peak, self._peak_is_unsettled = end_place, self.peaks[end_place], is_rising
 
 
 class SummedPeak(Peak):
@@ -224,7 +224,7 @@ class PassTrace:
     count: the number of storages.
     releases_of_other_passes: other pass → the steps in which this pass frees its storages, as (step, storage).
     bytes, kinds: bytes after the pass, and the same by kind.
-    most: the peak of the pass.
+    peak_bytes: the peak of the pass.
     peaks: the peak at each place.
     kinds_at_first_release: bytes by kind when the peak before the pass can no longer rise.
     start, end: the places in which the pass starts and ends.
@@ -238,7 +238,7 @@ class PassTrace:
     releases_of_other_passes: dict[PassId, list[tuple[int, int]]] = field(default_factory=dict)
     bytes: int = 0
     kinds: dict[str, int] = field(default_factory=dict)
-    most: int = 0
+    peak_bytes: int = 0
     peaks: list[tuple[Place, int, dict[str, int]]] = field(default_factory=list)
     kinds_at_first_release: dict[str, int] = field(default_factory=dict)
     start: Place = NOWHERE
@@ -247,7 +247,7 @@ class PassTrace:
     outputs: tuple[tuple[int, OutputTensor], ...] = ()
     input_kind: str | None = None
 
-    def relative(self, pass_id: PassId, previous_pass: PassId | None) -> PassTrace:
+    def relative_to(self, pass_id: PassId, previous_pass: PassId | None) -> PassTrace:
         """Returns the trace with the numbers of other micro-batches relative to this pass's.
 
         previous_pass: the chunk's previous pass, which the trace names `PREVIOUS`; None where cases do not have it.
@@ -297,22 +297,22 @@ class PassCounter:
 
     by_previous: whether the case of a pass has the kind of the chunk's previous pass; default false.
     forwards, backwards: chunk → the number of its passes.
-    fresh: chunk → whether none of its backward passes of this step has run; always false where gradients stay
-        allocated between steps.
+    allocates_gradients: chunk → whether none of its backward passes of this step has run; always false where
+        gradients stay allocated between steps.
     previous: the pass before the counted one in its chunk; None for the first one, and where cases do not have it.
     """
 
     def __init__(self, chunks: int, by_previous: bool = False) -> None:
         self.forwards: list[int] = [0] * chunks
         self.backwards: list[int] = [0] * chunks
-        self.fresh: list[bool] = [False] * chunks
+        self.allocates_gradients: list[bool] = [False] * chunks
         self.by_previous = by_previous
         self.previous: PassId | None = None
         self._latest: list[PassId | None] = [None] * chunks
 
     def begin_step(self) -> None:
         """Starts a step in which the first backward pass of each chunk allocates gradients."""
-        self.fresh = [True] * len(self.fresh)
+        self.allocates_gradients = [True] * len(self.allocates_gradients)
 
     def next_forward(self, chunk: int) -> tuple[PassCase, PassId]:
         """Counts a forward pass of a chunk. Returns its case, whose passes have the same events, and its id."""
@@ -335,7 +335,7 @@ class PassCounter:
         pass_number = self.backwards[chunk]
         self.backwards[chunk] += 1
         next_state = "begun" if self.forwards[chunk] > pass_number + 1 else "alone"
-        is_first_backward, self.fresh[chunk] = self.fresh[chunk], False
+        is_first_backward, self.allocates_gradients[chunk] = self.allocates_gradients[chunk], False
         state = f"{next_state}, fresh" if is_first_backward else next_state
         return self._after_previous((chunk, "B", _index_within_case(pass_number), state), (chunk, "B", pass_number))
 
@@ -520,7 +520,7 @@ class PassBytes:
 
     allocation_place: the place that runs.
     now, kinds: bytes so far, and the same by kind.
-    most: their peak.
+    peak_bytes: their peak.
     peaks: place → its peak, with the bytes by kind.
     is_rising: whether the bytes now are the peak of the place, and may still rise.
     kinds_at_first_release: bytes by kind at the first event after which an earlier peak cannot rise; None before it.
@@ -529,7 +529,7 @@ class PassBytes:
     def __init__(self, allocation_place: Place) -> None:
         self.place: Place = allocation_place
         self.now: int = 0
-        self.most: int = 0
+        self.peak_bytes: int = 0
         self.kinds: dict[str, int] = {}
         self.peaks: dict[Place, tuple[int, dict[str, int]]] = {}
         self.is_rising: bool = False
@@ -541,7 +541,7 @@ class PassBytes:
         self.kinds[memory_kind] = self.kinds.get(memory_kind, 0) + nbytes
         if nbytes:
             self._raise_peak()
-            self.most = max(self.most, self.now)
+            self.peak_bytes = max(self.peak_bytes, self.now)
 
     def free(self, nbytes: int, memory_kind: str) -> None:
         """Removes bytes of a kind of memory."""
@@ -599,7 +599,7 @@ class TraceReader:
             end = recorded_pass.end
             pass_trace = self._trace(recorded_pass)
             if recorded_pass.pass_id[2] or recorded_pass.previous is not None:
-                pass_trace = pass_trace.relative(recorded_pass.pass_id, recorded_pass.previous)
+                pass_trace = pass_trace.relative_to(recorded_pass.pass_id, recorded_pass.previous)
             if self.traces.setdefault(recorded_pass.case, pass_trace) != pass_trace:
                 raise NotRepeating
         self._read_between(events[end:])
@@ -621,14 +621,14 @@ class TraceReader:
         start = self._start_place(recorded_pass)
         pass_trace, storage_numbers, pass_bytes = PassTrace(start=start), dict[int, int](), PassBytes(start)
         for storage_number, nbytes, value in self.events[recorded_pass.start : recorded_pass.end]:
-            if nbytes >= 0:
-                self._allocate(
-                    storage_number, nbytes, value, recorded_pass.pass_id, storage_numbers, pass_trace, pass_bytes
-                )
-            elif nbytes == TAKEN:
-                self._allocate(
-                    storage_number, value, "overhead", recorded_pass.pass_id, storage_numbers, pass_trace, pass_bytes
-                )
+            if nbytes >= 0 or nbytes == TAKEN:
+                size, memory_kind = (nbytes, value) if nbytes >= 0 else (value, "overhead")
+                self.origins[storage_number] = recorded_pass.pass_id, len(storage_numbers)
+                storage_numbers[storage_number] = len(storage_numbers)
+                if size:
+                    pass_trace.steps.append(allocation(storage_numbers[storage_number], size))
+                self.sizes[storage_number], self.kinds[storage_number] = size, memory_kind
+                pass_bytes.allocate(size, memory_kind)
             elif nbytes == FREED:
                 self._free(storage_number, storage_numbers, pass_trace)
                 pass_bytes.free(self.sizes[storage_number], self.kinds[storage_number])
@@ -650,7 +650,7 @@ class TraceReader:
         pass_trace.count = len(storage_numbers)
         pass_trace.bytes = pass_bytes.now
         pass_trace.kinds = pass_bytes.kinds
-        pass_trace.most = pass_bytes.most
+        pass_trace.peak_bytes = pass_bytes.peak_bytes
         pass_trace.kinds_at_first_release = pass_bytes.kinds_at_first_release or {}
         pass_trace.peaks = [
             (allocation_place, bytes, kinds) for allocation_place, (bytes, kinds) in pass_bytes.peaks.items()
@@ -664,24 +664,6 @@ class TraceReader:
         if recorded_pass.pass_id[1] != "B" and not pass_trace.outputs:
             raise NotRepeating
         return pass_trace
-
-    def _allocate(
-        self,
-        x: int,
-        nbytes: int,
-        memory_kind: str,
-        pass_id: PassId,
-        storage_numbers: dict[int, int],
-        pass_trace: PassTrace,
-        pass_bytes: PassBytes,
-    ) -> None:
-        """Adds a new storage to a pass. storage_numbers: storage → its number in the pass."""
-        storage_number = storage_numbers[x] = len(storage_numbers)
-        if nbytes:
-            pass_trace.steps.append(allocation(storage_number, nbytes))
-        self.sizes[x], self.kinds[x] = nbytes, memory_kind
-        self.origins[x] = pass_id, storage_number
-        pass_bytes.allocate(nbytes, memory_kind)
 
     def _free(self, x: int, storage_numbers: Mapping[int, int], pass_trace: PassTrace) -> None:
         """Adds the release of a storage, which another pass may have allocated."""
@@ -755,7 +737,7 @@ class PassPlayer(PassCounter):
     def backward(self, chunk: int, gradient_leaves: Sequence[Tensor], compute: Callable[[], None]) -> None:
         """Replays a backward pass."""
         if not any(self.backwards):
-            self.meter.opening = len(self.meter.pieces)
+            self.meter.pieces_before_backward = len(self.meter.pieces)
         pass_trace, base = self._play(chunk, *self.next_backward(chunk))
         storages: dict[int, Storage] = {}  # gradients may be parts of one tensor
         for i, gradient in pass_trace.outputs:

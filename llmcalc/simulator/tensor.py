@@ -221,13 +221,13 @@ class Node:
     inputs: per input, the shape and type that its gradient has in the end.
     outputs: the number of its outputs.
     attributes: what it keeps beside saved tensors, until the graph itself is freed.
-    alone: whether gradients of its outputs are never added in place.
+    never_adds_in_place: whether gradients of its outputs are never added in place.
     compiled: whether it runs in compiled code, where a view may be added to in place.
     """
 
     __slots__ = (
-        "alone", "attributes", "backward", "compiled", "edges", "hooks",
-        "inputs", "name", "number", "outputs", "place", "saved",
+        "attributes", "backward", "compiled", "edges", "hooks",
+        "inputs", "name", "never_adds_in_place", "number", "outputs", "place", "saved",
     )  # fmt: skip
 
     def __init__(
@@ -245,7 +245,7 @@ class Node:
             self.inputs.append((tensor.shape, tensor.dtype))
         self.backward: Backward | None = backward
         self.outputs: int = outputs
-        self.alone: bool = graph.subclasses
+        self.never_adds_in_place: bool = graph.subclasses
         self.compiled = graph.compiled and self.place.layer_index >= 0
         self.saved: list[Saved] = []
         self.attributes: list[object] = []

@@ -58,13 +58,15 @@ class ValueTensors:
         self.known_parameters: ParameterSet | None = None
         self.frames: list[Frame] = []
         self.memo: dict[Any, Any] = {}
-        self.further: list[Tensor] = []
+        self.further_outputs: list[Tensor] = []
         self.result: Value | None = None
         self.head: tuple[Tensor, Tensor | None] | None = None
         self.logits: list[Tensor] = []
         self.store: dict[Path, tuple[Tensor, ...]] | None = None
-        self.has_earlier_tokens = self.paged = self.prepares = self.skipped = self.carries = False
-        self.absent: set[int] = set()
+        self.has_earlier_tokens = self.paged = self.only_finds_parameters = self.has_skipped_steps = (
+            self.carries_tensors
+        ) = False
+        self.absent_values: set[int] = set()
         self.run_only: dict[int, int] = {}
         self.after_first: Scope | None = None
         self.stack_number = self.first_layer_index = 0
@@ -72,8 +74,8 @@ class ValueTensors:
         self.shared_values: set[int] = set()
         self.stacks: dict[int, list[Tensor]] = {}
         self.modules: dict[int, tuple[Path, str]] = {}
-        self.reads: dict[int, set[int]] = {}
-        self.makes: dict[int, set[int]] = {}
+        self.storages_read: dict[int, set[int]] = {}
+        self.values_computed: dict[int, set[int]] = {}
         self.recomputed_modules: dict[int, RecomputedModule] = {}
         self.bound: dict[int, list[int]] = {}
         self.unused_modules: list[Tensor] = []
@@ -105,13 +107,13 @@ class ValueTensors:
                 x = self.t.slice(x, shape[1], 1)
         return self.t.reshape(x, shape)
 
-    def missing(self, value: Value) -> bool:
+    def is_from_earlier_pass(self, value: Value) -> bool:
         """Whether this pass does not compute a value, because an earlier pass has cached the result."""
         if id(value) in self.values:
             return False
-        return id(value) in self.absent or (value.of is not None and self.missing(value.of))
+        return id(value) in self.absent_values or (value.of is not None and self.is_from_earlier_pass(value.of))
 
-    def follows(self, rows: Rows) -> bool:
+    def is_computed_earlier(self, rows: Rows) -> bool:
         """Whether an earlier pass has computed all of a tensor's rows, such as an encoder's."""
         return (
             self.has_earlier_tokens
@@ -154,7 +156,7 @@ class ValueTensors:
         for key in (id(root), *self.bound.pop(id(root), ())):
             self.values.pop(key, None)
 
-    def span(self, tokens: Any) -> Tensor:
+    def token_positions(self, tokens: Any) -> Tensor:
         """Returns the positions of the pass's tokens, computed once per pass."""
         return self.computed_once(("span", tokens), lambda: self.t.new((tokens,), INT64))
 

@@ -21,7 +21,7 @@ from ..simulator.layer_loops import SHORT_RUN_REPEATS, layer_stacks
 from ..simulator.strides import clear_caches
 from ..simulator.tensor import DTYPES
 from ..workload.recompute import MODES
-from .explain import Explanation, Section, check_kinds, components
+from .explain import Explanation, Section, check_kinds, components, merge_sections
 from .formulas import DEFAULT, DEFAULT_TRAINING, FormulaNode, Formulas, Setting, TrainingSetting
 from .saved_bytes import LOSS, Block, Pass, Path, PathNames, PlacedEager, saved_blocks
 from .symbolic import SEQUENCES, Meaning, keys, sequences, with_formulas
@@ -53,17 +53,8 @@ def explain_activations(
         return Explanation(
             [*sections, activations.section(formulas.root)], formulas, None, training, activations.notes()
         )
-    merged_sections: dict[Any, Section] = {}
-    for matching_node in activations.find(node):
-        section = activations.section(matching_node)
-        key = matching_node.steps[-1][0], section.formulas[0].expression
-        merged_section = merged_sections.get(key)
-        merged_sections[key] = (
-            section
-            if merged_section is None
-            else replace(merged_section, places=(*merged_section.places, matching_node))
-        )
-    return Explanation(list(merged_sections.values()), formulas, node, training, activations.notes())
+    sections = merge_sections(map(activations.section, activations.find(node)))
+    return Explanation(sections, formulas, node, training, activations.notes())
 
 
 class Activations:
@@ -111,8 +102,10 @@ class Activations:
         """Returns the formula of a layer or of a part of the layer, including all repeats of the part in the layer."""
         value, symbolic_sum = self.numbers.saved_bytes_of(node), self.letters.saved_bytes_of(node)
         formula = self.formulas.of_value("activations", symbolic_sum, int(value), node, group_by_token)
-        repeat_count = self.numbers.times.get(node.at[0]) if node.at else None
-        node_letters = node.letters if self.numbers.layers.issuperset(node.at) else replace(node.letters, repeat=1)
+        repeat_count = self.numbers.times.get(node.walk_indices[0]) if node.walk_indices else None
+        node_letters = (
+            node.letters if self.numbers.layers.issuperset(node.walk_indices) else replace(node.letters, repeat=1)
+        )
         return Section((replace(node, letters=node_letters, times=repeat_count or 1),), (formula,), depth)
 
     def components(self) -> list[tuple[int, FormulaNode]]:
@@ -130,7 +123,7 @@ class Activations:
         extra_nodes = [
             formula_node
             for _, formula_node in self.components()
-            if not formula_node.at and _path_names(formula_node)[-1] == node.lower()
+            if not formula_node.walk_indices and _path_names(formula_node)[-1] == node.lower()
         ]
         if extra_nodes:
             return extra_nodes
@@ -197,12 +190,12 @@ class SavedSums:
             path: self._layer_sum(path, bytes_of_repeats, repeats_of_path)
             for path, bytes_of_repeats in bytes_by_turn.items()
         }
-        self.by_location[root.at[0]] = self._sum_with_children(root, (), bytes_by_path) + self.loss
+        self.by_location[root.walk_indices[0]] = self._sum_with_children(root, (), bytes_by_path) + self.loss
 
     def saved_bytes_of(self, node: FormulaNode) -> Any:
         """Returns the saved bytes of a node."""
-        if node.at:
-            return sum((self.by_location[location] for location in node.at), 0)
+        if node.walk_indices:
+            return sum((self.by_location[location] for location in node.walk_indices), 0)
         extra_lines = {
             LOSS_NAMES: self.loss,
             **{_shared_line(stack): byte_count for stack, byte_count in self.shared.items()},
@@ -236,7 +229,7 @@ class SavedSums:
         """
         total = unclaimed_sums.pop(path, 0)
         for child in formula_node.children:
-            node, location = child.numbers if self.side == "numbers" else child.letters, child.at[0]
+            node, location = child.numbers if self.side == "numbers" else child.letters, child.walk_indices[0]
             child_path = (*path, (child.numbers.name, child.numbers.label))
             is_layer = repeat_count is None and child_path in self._paths
             self.times[location] = node.repeat if is_layer else repeat_count

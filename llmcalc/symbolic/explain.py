@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from typing import Literal, TypeAlias
 
@@ -79,23 +79,28 @@ def explain(
         sections = [replace(unfiltered, formulas=_nonzero_formulas(unfiltered.formulas)) for unfiltered in sections]
         sections.append(_section_of_node(formulas, formulas.root, quantity))
         return Explanation([unfiltered for unfiltered in sections if unfiltered.formulas], formulas, None)
-    merged_sections: dict[tuple[object, ...], Section] = {}
-    for formula_node in formulas.find(node):
-        section = _section_of_node(formulas, formula_node, quantity)
-        section = replace(section, formulas=_without_equal_forms(section.formulas))
-        key = (formula_node.steps[-1][0], *((formula.quantity, formula.expression) for formula in section.formulas))
-        merged_section = merged_sections.get(key)
-        merged_sections[key] = (
-            section
-            if merged_section is None
-            else replace(merged_section, places=(*merged_section.places, formula_node))
-        )
-    sections = [unfiltered for unfiltered in merged_sections.values() if unfiltered.formulas]
+    found_sections = (_section_of_node(formulas, formula_node, quantity) for formula_node in formulas.find(node))
+    sections = merge_sections(
+        replace(section, formulas=_without_equal_forms(section.formulas)) for section in found_sections
+    )
     if not sections and any(formula_node.optional in WITHOUT_FLOPS for formula_node in formulas.find(node)):
         raise InputError(f"--quantity {quantity}: of towers, parameters alone are counted; expected params")
     if not sections:
         raise InputError(f"--quantity {quantity}: {node} has no cache; expected params or flops")
     return Explanation(sections, formulas, node)
+
+
+def merge_sections(sections: Iterable[Section]) -> list[Section]:
+    """Returns the sections that have formulas; those of nodes with one name and equal formulas are one section."""
+    merged_sections: dict[tuple[object, ...], Section] = {}
+    for section in sections:
+        formula_keys = ((formula.quantity, formula.expression) for formula in section.formulas)
+        key = (section.places[0].steps[-1][0], *formula_keys)
+        first_section = merged_sections.get(key)
+        if first_section is not None:
+            section = replace(first_section, places=(*first_section.places, *section.places))
+        merged_sections[key] = section
+    return [section for section in merged_sections.values() if section.formulas]
 
 
 def check_kinds(spec: ModelSpec) -> None:

@@ -12,7 +12,6 @@ from itertools import count
 from typing import Any, Literal, TypeAlias
 
 from ..algebra import Number, add, is_zero
-from ..costs.cache import cache_bits
 from ..costs.flops import forward_of
 from ..costs.params import active_of, total_of
 from ..errors import InputError, suggest
@@ -111,14 +110,14 @@ class Formula:
     quantity: the quantity.
     expression: the formula in symbols; its value where sympy is not installed.
     value: its value, which equals the count.
-    open: the expression with all values but S substituted.
+    in_length: the expression with all values but S substituted.
     in_hidden: the expression with every width that is a multiple of h written as that multiple; None if there is none.
     """
 
     quantity: Quantity
     expression: Any
     value: Fraction
-    open: Any
+    in_length: Any
     in_hidden: Any = None
 
 
@@ -134,13 +133,13 @@ class Term:
 class FormulaNode:
     """A node of the tree, with its numeric and its symbolic form.
 
-    at: the indices of its places in a walk over the tree; several where parts are shown together (a layer's norms).
+    walk_indices: indices of its places in a walk over the tree; several where a layer's norms are shown together.
     times: the number of copies in the model.
     """
 
     steps: Steps
     path: str
-    at: tuple[int, ...]
+    walk_indices: tuple[int, ...]
     numbers: Node
     letters: Node
     times: Number
@@ -229,21 +228,23 @@ class Formulas:
             quantity, self._combine_equal_layers(symbolic_sum, _expand_if_shorter), value, node
         )
 
-    def of_value(self, quantity: Quantity, expression: Any, value: int, node: FormulaNode, tidy: SumStyle) -> Formula:
+    def of_value(
+        self, quantity: Quantity, expression: Any, value: int, node: FormulaNode, rewrite_sums: SumStyle
+    ) -> Formula:
         """Returns the formula of an expression with a known value.
 
-        tidy: a function that rewrites the expression's sums.
+        rewrite_sums: a function that rewrites the expression's sums.
 
         Raises `ArithmeticError` if it has another value.
         """
         if not self.has_symbols:
             return Formula(quantity, Fraction(value), Fraction(value), Fraction(value))
         formula = self._formula_with_forms(
-            quantity, self._combine_equal_layers(expression, tidy), Fraction(value), node
+            quantity, self._combine_equal_layers(expression, rewrite_sums), Fraction(value), node
         )
         if formula.in_hidden is None:
             return formula
-        return replace(formula, in_hidden=self._combine_equal_layers(formula.in_hidden, tidy))
+        return replace(formula, in_hidden=self._combine_equal_layers(formula.in_hidden, rewrite_sums))
 
     def _formula_with_forms(self, quantity: Quantity, expression: Any, value: Fraction, node: FormulaNode) -> Formula:
         open_form = self._evaluate_at_numbers(expression, value, node)
@@ -257,12 +258,12 @@ class Formulas:
         value: Any = 0
         for term in terms:
             walked_places = self._places_in_run(tree, term.run_config)
-            for index in node.at:
+            for index in node.walk_indices:
                 value = add(value, walked_places[index].cost_per_repeat(term.cost, self.include))
         return value
 
     def _places_in_run(self, tree: Node, run_config: RunConfig | None) -> list[Place]:
-        """Returns every place of the tree in a run, in the order of `at`; cached."""
+        """Returns every place of the tree in a run, in the order of `walk_indices`; cached."""
         key = (id(tree), run_config)
         if key not in self._walks:
             self._walks[key] = list(tree.walk(run_config))
@@ -313,10 +314,10 @@ class Formulas:
         del values[keys()]
         return sympy.expand(expression.xreplace(values))
 
-    def _combine_equal_layers(self, expression: Any, tidy: SumStyle) -> Any:
+    def _combine_equal_layers(self, expression: Any, rewrite_sums: SumStyle) -> Any:
         """Combines the terms of equal layers; terms of all layers get the whole depth as a factor.
 
-        tidy: function that rewrites the combined sums.
+        rewrite_sums: function that rewrites the combined sums.
         """
         import sympy
 
@@ -328,7 +329,7 @@ class Formulas:
         for term in sympy.Add.make_args(expression):
             repeat = [f for f in sympy.Mul.make_args(term) if f in counts]
             if len(repeat) == 1:
-                layer_terms.setdefault(tidy(term / repeat[0]), set()).add(repeat[0])
+                layer_terms.setdefault(rewrite_sums(term / repeat[0]), set()).add(repeat[0])
             else:
                 other_terms.append(term)
         terms_by_repeat: dict[Any, list[Any]] = {}
@@ -337,8 +338,10 @@ class Formulas:
             terms_by_repeat.setdefault(depth_symbol if depth_symbol is not None else sympy.Add(*repeats), []).append(
                 layer_term
             )
-        repeated_terms = [repeat * tidy(sympy.Add(*layer_term)) for repeat, layer_term in terms_by_repeat.items()]
-        return sympy.Add(*repeated_terms, tidy(sympy.Add(*other_terms)))
+        repeated_terms = [
+            repeat * rewrite_sums(sympy.Add(*layer_term)) for repeat, layer_term in terms_by_repeat.items()
+        ]
+        return sympy.Add(*repeated_terms, rewrite_sums(sympy.Add(*other_terms)))
 
     def _in_units_of_hidden(self, expression: Any) -> Any:
         """Rewrites the expression in units of h, term by term: f and heads × head size as multiples of h."""
@@ -412,7 +415,10 @@ def _cache_terms(
 
     Assumes that no window is full yet; a recurrent state does not grow.
     """
-    cost = cache_bits(element_bits)
+
+    def cost(op_use: Use) -> Number:
+        return op_use.cache_bits(element_bits)
+
     initial_terms = [Term(_scaled_cost(cost, factor if quantity == "state" else -factor), empty_run)]
     return initial_terms if quantity == "state" else [Term(_scaled_cost(cost, factor), one_token), *initial_terms]
 
@@ -477,13 +483,13 @@ def merge_nodes(parent: FormulaNode, name: str, parts: Sequence[FormulaNode]) ->
     numeric_node, symbolic_node = (
         Node(name, children=tuple(getattr(pair, side) for pair in parts)) for side in ("numbers", "letters")
     )
-    positions = tuple(i for part in parts for i in part.at)
+    positions = tuple(i for part in parts for i in part.walk_indices)
     path = f"{parent.path}.{name}" if parent.path else name
     return replace(
         parent,
         steps=(*parent.steps, (name, "", ())),
         path=path,
-        at=positions,
+        walk_indices=positions,
         numbers=numeric_node,
         letters=symbolic_node,
         children=(),

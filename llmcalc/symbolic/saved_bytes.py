@@ -147,7 +147,7 @@ class PlacedEager(Eager):
         return out
 
     def layer_runner(self, frame: Frame, layer_input: Value, layer_output: Value) -> Run:
-        for value in self.reads[id(frame.scope)]:
+        for value in self.storages_read[id(frame.scope)]:
             if value in self.values:
                 self.graph.meter.reclassify(self.values[value].storage.block, "activations")
         return super().layer_runner(frame, layer_input, layer_output)

@@ -127,12 +127,14 @@ def symbolic(spec: ModelSpec) -> Symbolic:
             raise ArithmeticError(f"{name} stands for {meaning.field} = {meaning.value} and for {field} = {value}")
         return new_symbol
 
-    def pick(occurrence: SizeOccurrence) -> Any:
+    def symbol_or_size(occurrence: SizeOccurrence) -> Any:
         return (
             symbol(names[occurrence], occurrence.field, occurrence.value) if occurrence in names else occurrence.value
         )
 
-    symbolic_tree = _with_symbols(spec, pick).tree() if rank is None else _rank_in_symbols(rank, pick, symbol)
+    symbolic_tree = (
+        _with_symbols(spec, symbol_or_size).tree() if rank is None else _rank_in_symbols(rank, symbol_or_size, symbol)
+    )
     depths: dict[Any, frozenset[Any]] = {}
     groups: dict[tuple[str, str], tuple[Any, str]] = {}
     has_several_stacks = len(spec.stacks()) > 1
@@ -209,12 +211,12 @@ def with_formulas(spec: ModelSpec) -> ModelSpec:
     """Returns a copy of `spec` with symbolic integers as sizes. Imports sympy."""
     names = _symbol_names(_used_occurrences(spec) + _depth_occurrences(spec))
 
-    def pick(occurrence: SizeOccurrence) -> int:
+    def symbol_or_size(occurrence: SizeOccurrence) -> int:
         if occurrence in names:
             return SymbolicInt(occurrence.value, _symbol(_without_hyphens(names[occurrence])))
         return occurrence.value
 
-    return _with_symbols(spec, pick)
+    return _with_symbols(spec, symbol_or_size)
 
 
 def _without_hyphens(name: str) -> str:
@@ -278,11 +280,11 @@ def _stack_with_symbols(stack: Stack, stack_name: str, size_replacer: SizeReplac
         stack, stack_name, "", "", size_replacer, kept_fields=frozenset({"block", "variants", DEPTH})
     )
 
-    def lettered(name: str, block: Layer) -> Part:
+    def with_symbols(name: str, block: Layer) -> Part:
         return _part_with_symbols(block, stack_name, labels[name], "", size_replacer) if name in labels else block
 
-    update["block"] = lettered(BASE, stack.block)
-    update["variants"] = {name: lettered(name, block) for name, block in stack.variants.items()}
+    update["block"] = with_symbols(BASE, stack.block)
+    update["variants"] = {name: with_symbols(name, block) for name, block in stack.variants.items()}
     return stack.model_copy(update=update)
 
 
@@ -298,6 +300,7 @@ def _symbol_changes(
     size_replacer: SizeReplacer,
     kept_fields: frozenset[str] = frozenset(),
 ) -> dict[str, Any]:
+    """Returns field → new value of the parts and sizes in which symbols replace numbers."""
     changes: dict[str, Any] = {}
     for field, field_info in type(part).model_fields.items():
         value, letter = getattr(part, field), letter_of(field_info)
@@ -322,11 +325,13 @@ def _used_occurrences(spec: ModelSpec) -> list[SizeOccurrence]:
     """Returns the sizes that affect a primitive, in the order of the spec, stacks first."""
     placeholder_symbols: dict[SizeOccurrence, Any] = {}
 
-    def pick(occurrence: SizeOccurrence) -> Any:
+    def symbol_or_size(occurrence: SizeOccurrence) -> Any:
         return placeholder_symbols.setdefault(occurrence, _symbol(f"x{len(placeholder_symbols)}"))
 
     free_symbols = {
-        s for node_position in _with_symbols(spec, pick).tree().walk() for s in _free_symbols(node_position.node.op)
+        s
+        for node_position in _with_symbols(spec, symbol_or_size).tree().walk()
+        for s in _free_symbols(node_position.node.op)
     }
     return [occurrence for occurrence, symbol in placeholder_symbols.items() if symbol in free_symbols]
 

@@ -430,7 +430,7 @@ class WorkRecorder(Placements):
         cache_name = step.options.get("cache") or ""
         module = self.where.rpartition(".")[0]
         cache_elements = self.cache_reads.get(f"{module}.{cache_name}", self.cache_reads.get(cache_name, 0))
-        if run.phase == "decode" and op.chooses:  # of the whole cache, the selected keys
+        if run.phase == "decode" and op.selects_keys:  # of the whole cache, the selected keys
             cache_elements = run.batch * exact_div(cache_elements, run.batch * keys) * op.pairs(run)
         self._add_kernel(
             "attention",

@@ -18,7 +18,7 @@ import torch
 from torch import nn
 
 from llmcalc.costs.trained_tensors import TrainedTensor
-from llmcalc.device_memory.optimizers.registry import optimizer
+from llmcalc.device_memory.optimizers.registry import LARGEST_RANK, optimizer
 from llmcalc.errors import InputError
 from llmcalc.ops import ParamTensor
 from tests.comparisons import Thing, compares
@@ -37,6 +37,13 @@ SHAPES = [
 
 def of_format(dtype: str) -> list[Parameter]:
     return [parameter._replace(dtype=dtype) for parameter in SHAPES]
+
+
+def test_the_largest_rank_is_that_of_a_name() -> None:
+    assert optimizer(f"galore-r{LARGEST_RANK}").name == "galore-r99999"
+    for rank in (LARGEST_RANK + 1, 0):
+        with pytest.raises(InputError, match="is not known"):
+            optimizer(f"apollo-r{rank}")
 
 
 # By hand

@@ -119,10 +119,10 @@ def tampered(recorded: RecordedEvents, before: Event, after: Event) -> RecordedE
     def changed(piece: Sequence[Event]) -> list[Event]:
         return [after if event == before else event for event in piece]
 
-    passes = changed(recorded.first[1])
-    first, then = [*recorded.first], [*recorded.then]
+    passes = changed(recorded.first_step[1])
+    first, then = [*recorded.first_step], [*recorded.reported_step]
     first[1], then[1] = passes, passes
-    return replace(recorded, first=first, then=then)
+    return replace(recorded, first_step=first, reported_step=then)
 
 
 def test_repeats_that_differ_are_found() -> None:
@@ -130,7 +130,7 @@ def test_repeats_that_differ_are_found() -> None:
     stacks = layer_stacks(spec)
     recorded = record(spec, PLAIN, {0: RECORDED_REPEATS})
     RepeatAnalysis(recorded, stacks, [0])
-    tensors = [event for event in recorded.first[1] if event[1] > 0]
+    tensors = [event for event in recorded.first_step[1] if event[1] > 0]
     event = tensors[len(tensors) // 4]  # half-way through the forward pass, one byte more
     with pytest.raises(NotRepeating):
         RepeatAnalysis(tampered(recorded, event, (event[0], event[1] + 1, event[2])), stacks, [0])
@@ -144,8 +144,8 @@ def test_a_name_for_a_storage_of_a_repeat_is_found() -> None:
     stacks = layer_stacks(spec)
     recorded = record(spec, PLAIN, {0: RECORDED_REPEATS})
     inner = min(RepeatAnalysis(recorded, stacks, [0]).twins)
-    batch, *others = recorded.then
-    named = replace(recorded, then=[[*batch, (inner, NAMED, inner)], *others])
+    batch, *others = recorded.reported_step
+    named = replace(recorded, reported_step=[[*batch, (inner, NAMED, inner)], *others])
     with pytest.raises(NotRepeating):
         RepeatAnalysis(named, stacks, [0])
 
@@ -200,9 +200,9 @@ def test_passes_repeat_if_only_gradients_and_tokens_outlive_them() -> None:
 def test_the_passes_of_both_steps_are_recorded_once_where_they_are_alike() -> None:
     spec = llmcalc.load(MODELS["dense"]).model
     once, twice = (record(spec, training, {0: RECORDED_REPEATS}) for training in (PLAIN, WAYS["zeros"]))
-    assert once.first[1] is once.then[1]
-    assert (len(twice.first), len(twice.then)) == (1, 1)
-    assert twice.first[0] is not twice.then[0]
+    assert once.first_step[1] is once.reported_step[1]
+    assert (len(twice.first_step), len(twice.reported_step)) == (1, 1)
+    assert twice.first_step[0] is not twice.reported_step[0]
 
 
 # --- many layers ------------------------------------------------------------------------------------------------------

@@ -143,6 +143,8 @@ def test_what_layers_share_counts_once() -> None:
     """An encoder's output in bf16, which the decoder's layers read; tables of sine and cosine for half of r each."""
     t5 = formulas_of(explain_activations(load_preset("t5-base").model, None, Setting(seq=64), TWO))
     assert t5["decoder.shared by layers"] == "2·B·S·h"
+    names = list(t5)  # below the layers that share them, above the part that follows
+    assert names.index("decoder.shared by layers") == names.index("decoder.norm") - 1
     latent = formulas_of(explain_activations(load_preset("deepseek-v3").model, "shared by layers", training=TWO))
     assert latent == {"shared by layers": "4·S·r"}
 

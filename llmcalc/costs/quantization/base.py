@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
 from dataclasses import fields, replace
+from functools import reduce
 from itertools import chain
 
 from ...algebra import Number, add, is_zero, times
@@ -70,10 +71,7 @@ class Parts:
 
     @property
     def total(self) -> Number:
-        total: Number = 0
-        for name in PARTS:
-            total = add(total, getattr(self, name))
-        return total
+        return reduce(add, self.data().values(), 0)
 
     def data(self) -> dict[str, Number]:
         """The bytes by field name, including fields whose bytes are 0."""

@@ -155,6 +155,7 @@ def _fp4_format(weights: _Weights, static: Static) -> tuple[LinearFormat, str]:
 
 
 def _fp8_format(weights: _Weights, static: Static) -> tuple[LinearFormat, str]:
+    """Returns the format of fp8 weights, and the name of its element."""
     weight_fields, strategy, microscaling = weights.fields, weights.strategy, weights.layout == "mxfp8-quantized"
     weight_fields.one_of("num_bits", weights.bits, 8)
     weight_fields.one_of("symmetric", weights.symmetric, True)

@@ -121,6 +121,7 @@ def _read_fbgemm(fields: Fields) -> Scheme:
 
 
 def _read_awq(fields: Fields) -> Scheme:
+    """Reads a config of AWQ, in the layout `gemm`."""
     fields.ignore(*CALIBRATION, "do_fuse", "fuse_max_seq_len", "modules_to_fuse")
     fields.must("bits", 4, default=4)
     fields.must("w_bit", 4, default=4)
@@ -139,6 +140,7 @@ def _read_awq(fields: Fields) -> Scheme:
 
 
 def _read_gptq(fields: Fields) -> Scheme:
+    """Reads a config of GPTQ; its layers are those in `modules_in_block_to_quantize`, else every linear layer."""
     fields.ignore(
         *CALIBRATION, "static_groups", "use_cuda_fp16", "use_exllama", "disable_exllama", "max_input_len",
         "model_name_or_path", "model_file_base_name", "damp_auto_increment", "mse", "v2", "quantizer", "pack_dtype",
@@ -202,6 +204,7 @@ def _read_dynamic(fields: Fields, bits: int, group: int | None) -> Iterator[Grou
 
 
 def _read_bitsandbytes(fields: Fields) -> Scheme:
+    """Reads a config of bitsandbytes: int8, or nf4 or fp4, whose scales may be quantized too."""
     fields.ignore(
         "bnb_4bit_compute_dtype", "llm_int8_threshold", "llm_int8_enable_fp32_cpu_offload", "bnb_4bit_quant_storage"
     )

@@ -130,21 +130,21 @@ class _ModelRules:
     """The properties of a model that llama.cpp's rules use: depth, experts, query groups, order of tensors."""
 
     def __init__(self, mix: GGUFMix, spec: ModelSpec, weight_sites: list[WeightSite]) -> None:
-        self.mix, self.layers = mix, spec.main.num_hidden_layers
+        self.mix, self.layer_count = mix, spec.main.num_hidden_layers
         ordered_sites = sorted(
             weight_sites, key=lambda site: -1 if site.layer is None else site.layer
         )  # the order of tensors in a file
-        self.values = _first_occurrence_indices(
+        self.value_indices = _first_occurrence_indices(
             _parent_path(site) for site in ordered_sites if self.category(site) in ("attn_v", "attn_qkv")
         )
-        self.downs = _first_occurrence_indices(
+        self.down_proj_indices = _first_occurrence_indices(
             site.path for site in ordered_sites if _tensor_category(site) == "ffn_down"
         )
-        self.experts = next(
+        self.expert_count = next(
             (site.tensor.shape[0] for site in weight_sites if site.kind == "experts" and len(site.tensor.shape) == 3), 0
         )
-        self.tied = not any(_tensor_category(site) == "output" for site in weight_sites)
-        self.gqa = _query_groups(weight_sites)
+        self.has_tied_output = not any(_tensor_category(site) == "output" for site in weight_sites)
+        self.query_groups = _query_groups(weight_sites)
 
     def category(self, weight_site: WeightSite) -> str:
         """Returns the category of a tensor in llama.cpp's rules; empty for a tensor that stays F32."""
@@ -174,47 +174,52 @@ class _ModelRules:
     def _type_of_tensor(self, category: str, weight_site: WeightSite) -> str:
         """Returns the mix's type for a tensor (llama_tensor_get_type)."""
         mix, default = self.mix.mix, MIXES[self.mix.mix]
-        if category == "output" or (category == "token_embd" and self.tied):
+        if category == "output" or (category == "token_embd" and self.has_tied_output):
             if mix == "MXFP4_MOE" or weight_site.tensor.shape[-1] % BLOCKS[default][0]:
                 return "Q8_0"
             return default if default == "Q8_0" else "Q6_K"
         if mix == "MXFP4_MOE":
             return "MXFP4" if len(weight_site.tensor.shape) == 3 or weight_site.name == "kv_b_proj" else "Q8_0"
         if category in ("attn_v", "attn_qkv"):
-            return self._type_of_values(mix, default, self.values[_parent_path(weight_site)])
+            return self._type_of_values(mix, default, self.value_indices[_parent_path(weight_site)])
         if category == "attn_k":
-            return "Q8_0" if self.experts == 8 else default
+            return "Q8_0" if self.expert_count == 8 else default
         if category == "ffn_down":
             return self._type_of_down_proj(mix, default, weight_site)
         if category == "attn_output":
-            if self.experts == 8:
+            if self.expert_count == 8:
                 return "Q5_K" if mix in MORE_FOR_EIGHT_EXPERTS else default
             return {"Q2_K": "Q3_K", "Q3_K_M": "Q4_K", "Q3_K_L": "Q5_K"}.get(mix, default)
         return default
 
     def _type_of_values(self, mix: str, default: str, earlier_layers: int) -> str:
         """Returns the ggml type of `attn_v` or `attn_qkv`. earlier_layers: layers before it with such a tensor."""
-        ggml_type, layer_count = default, len(self.values)
+        ggml_type, layer_count = default, len(self.value_indices)
         if mix == "Q2_K":
-            ggml_type = "Q4_K" if self.gqa >= 4 else "Q3_K"
+            ggml_type = "Q4_K" if self.query_groups >= 4 else "Q3_K"
         elif mix == "Q3_K_M":
             ggml_type = "Q5_K" if earlier_layers < 2 else "Q4_K"
         elif (
             mix == "Q3_K_L"
-            or (mix in ("IQ4_NL", "IQ4_XS") and self.gqa >= 4)
+            or (mix in ("IQ4_NL", "IQ4_XS") and self.query_groups >= 4)
             or (mix == "Q4_K_S" and earlier_layers < 4)
         ):
             ggml_type = "Q5_K"
         elif mix in ("Q4_K_M", "Q5_K_M") and _layer_gets_more_bits(earlier_layers, layer_count):
             ggml_type = "Q6_K"
-        if self.layers == 80 and self.gqa > 1 and ggml_type in ("Q3_K", "Q4_K"):  # llama.cpp's test for a 70B model
+        if (
+            self.layer_count == 80 and self.query_groups > 1 and ggml_type in ("Q3_K", "Q4_K")
+        ):  # llama.cpp's test for a 70B model
             ggml_type = "Q5_K"
-        return "Q8_0" if self.experts == 8 else ggml_type
+        return "Q8_0" if self.expert_count == 8 else ggml_type
 
     def _type_of_down_proj(self, mix: str, default: str, weight_site: WeightSite) -> str:
-        layer_count = self.layers
+        """Returns the ggml type of `ffn_down`, which depends on the layer."""
+        layer_count = self.layer_count
         layer_index = (
-            weight_site.layer if self.experts > 1 and weight_site.layer is not None else self.downs[weight_site.path]
+            weight_site.layer
+            if self.expert_count > 1 and weight_site.layer is not None
+            else self.down_proj_indices[weight_site.path]
         )
         if mix == "Q2_K":
             return "Q3_K"
@@ -278,14 +283,14 @@ def _tensor_category(weight_site: WeightSite) -> str:
 
     It is empty for a tensor that stays F32, and `kept` for one that stays in the converter's 16 bits.
     """
-    ggml_type, name = weight_site.kind, weight_site.name
+    kind, name = weight_site.kind, weight_site.name
     if weight_site.path in ("embed_tokens", "per_layer_embedding.embed"):
         return "token_embd"
-    if weight_site.tensor.role != "matrix" or ggml_type == "router" or name in ("shared_expert_gate", "coefficients"):
+    if weight_site.tensor.role != "matrix" or kind == "router" or name in ("shared_expert_gate", "coefficients"):
         return ""
     siblings = {child.name for child in weight_site.parent.children}
     if (
-        ggml_type == "streams"
+        kind == "streams"
         or weight_site.path == "per_layer_embedding.projection"
         or {"left", "right"} <= siblings
         or weight_site.tensor.shape[0] == 1
@@ -295,12 +300,12 @@ def _tensor_category(weight_site: WeightSite) -> str:
         return (
             "other" if "weights_proj" in siblings else "kept"
         )  # MiniMax: the block indexer's matrices are too small to quantise
-    if ggml_type == "lm_head" and name in ("lm_head", "decoder"):
+    if kind == "lm_head" and name in ("lm_head", "decoder"):
         return "output"
-    if ggml_type in ("feed_forward", "experts", "shared_expert"):
+    if kind in ("feed_forward", "experts", "shared_expert"):
         return "ffn_down" if name == "down_proj" else "other"
-    if ggml_type == "attention" or (
-        ggml_type == "linear_attention"
+    if kind == "attention" or (
+        kind == "linear_attention"
         and {"q_proj", "v_proj", "b_proj"} <= siblings
         and not _is_in_gated_delta_net(weight_site)
     ):  # KDA (Kimi Linear)

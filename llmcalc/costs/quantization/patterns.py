@@ -70,16 +70,16 @@ class ModuleList:
                     f"quantization_config.{field}: '{list_entry[:60]}' names one expert; expected entries that treat "
                     "all experts of a layer alike"
                 )
-        self._plain, self._tests = dict[str, str](), list[tuple[str, Callable[[str], bool]]]()
+        self._exact_entries, self._pattern_tests = dict[str, str](), list[tuple[str, Callable[[str], bool]]]()
         for list_entry in self.entries:
             for text in _unfused_entries(list_entry):
                 test = self._pattern_test(text, field)
                 if test is None:
-                    self._plain.setdefault(text, list_entry)
+                    self._exact_entries.setdefault(text, list_entry)
                 else:
-                    self._tests.append((list_entry, test))
-        self._lengths = sorted({len(list_entry) for list_entry in self._plain})
-        self._field, self._spent = field, 0.0
+                    self._pattern_tests.append((list_entry, test))
+        self._lengths = sorted({len(list_entry) for list_entry in self._exact_entries})
+        self._field, self._matching_seconds = field, 0.0
 
     def _pattern_test(self, list_entry: str, field: str) -> Callable[[str], bool] | None:
         """Returns the test for an entry that is a pattern; None for an entry that is a plain name."""
@@ -110,21 +110,24 @@ class ModuleList:
 
     def __contains__(self, names: Iterable[str]) -> bool:
         """Whether an entry matches one of a module's names."""
-        return bool(self.entries) and any(self._matching_names(name) for name in names)
+        return bool(self.entries) and any(self._matches_name(name) for name in names)
 
-    def _matching_names(self, name: str) -> bool:
+    def _matches_name(self, name: str) -> bool:
+        """Whether an entry matches the name; notes which. Raises `InputError` if all this matching took too long."""
         matching_entries = (
-            {self._plain[text] for text in self._matching_texts(name) if text in self._plain} if self._plain else set()
+            {self._exact_entries[text] for text in self._matching_texts(name) if text in self._exact_entries}
+            if self._exact_entries
+            else set()
         )
         if matching_entries:
             self.used |= matching_entries
             return True
-        if not self._tests:
+        if not self._pattern_tests:
             return False
         started_at = process_time()
-        list_entry = next((list_entry for list_entry, test in self._tests if test(name)), None)
-        self._spent += process_time() - started_at
-        if self._spent > LONGEST_MATCHING:
+        list_entry = next((list_entry for list_entry, test in self._pattern_tests if test(name)), None)
+        self._matching_seconds += process_time() - started_at
+        if self._matching_seconds > LONGEST_MATCHING:
             raise InputError(
                 f"quantization_config.{self._field}: its patterns take longer than {LONGEST_MATCHING:g} s; "
                 "expected names, or simpler patterns"

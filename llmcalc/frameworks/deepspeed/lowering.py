@@ -81,7 +81,7 @@ class GatheringProfile(Eager):
 
     def gather_for_use(self, weight: Tensor) -> Tensor:
         """Returns a parameter, after gathering its module if necessary."""
-        if self.coordinator is not None and not self.prepares:
+        if self.coordinator is not None and not self.only_finds_parameters:
             parameter = self.coordinator.by_tensor.get(id(weight))
             if parameter is not None and not any(
                 parameter.module in modules for modules in (self.opened, *self.of_frames)

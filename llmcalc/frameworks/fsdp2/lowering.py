@@ -228,7 +228,7 @@ class FsdpProfile(RingAttention):
             del stage_input, gathered_entry
         output = super().run(program)
         if group is not None:
-            group.post_forward([output, *self.further], is_last_group=True)
+            group.post_forward([output, *self.further_outputs], is_last_group=True)
         self.traffic.last_gathered = None  # the last gathering of the forward pass
         return output
 

@@ -173,7 +173,7 @@ def play_two_steps(rank_run: RankRun, memory_meter: EventMeter, prefix_cache: Pr
     rank_run.step()
     memory_meter.place = Place("after")
     memory_meter.cut()
-    device = prefix_cache.play_pieces(memory_meter.pieces, memory_meter.count, memory_meter.opening)
+    device = prefix_cache.play_pieces(memory_meter.pieces, memory_meter.count, memory_meter.pieces_before_backward)
     result = ReplayResult(after=device.allocated, reserved=device.peak_reserved)
     result.peaks = {
         module_path: peak for module_path, peak in memory_meter.peaks.items() if module_path.phase in PHASES

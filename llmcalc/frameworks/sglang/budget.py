@@ -27,7 +27,7 @@ from .drafts import DEFAULT_REQUESTS_WITH_DRAFTS, Drafts, draft_layers, drafts_o
 from .flags import SCHEMES
 from .graphs import decode_graphs_mib, prompt_graphs_mib
 from .host_experts import host_expert_notes, host_experts_bytes
-from .states import StatePool, state_pool
+from .states import RankLoad, StatePool, state_pool
 from .versions import Rules, SGLangRecord, sglang_record
 from .weights import unused_segment_bytes
 
@@ -400,6 +400,12 @@ class Server(EngineServer):
             return "outputs of encoders (SGLANG_VLM_CACHE_SIZE_MB); activations take what the fraction leaves"
         return "none; activations take what the fraction leaves"
 
+    @property
+    def load(self) -> RankLoad:
+        """The requests of a rank: a replica of attention has its part of all."""
+        replicas, requests = self.dp if self.divides_attention else 1, self.max_running_requests
+        return RankLoad(None if requests is None else max(1, requests // replicas), replicas, self.drafts.tokens)
+
     def state_pool_in(self, rank: EngineRank, available: int) -> StatePool | None:
         """Returns the pool of recurrent states of a rank; None for a model without them.
 
@@ -409,11 +415,7 @@ class Server(EngineServer):
             return None
         if not self.rules.divided_pools:
             raise InputError("--engine sglang: recurrent states are modelled from SGLang 0.5 on")
-        replicas = self.dp if self.divides_attention else 1
-        draft_tokens, requests = self.drafts.tokens, self.max_running_requests
-        return state_pool(
-            rank, self.rules, self.flags, available, self.pool_ratios[0], draft_tokens, requests, replicas
-        )
+        return state_pool(rank, self.rules, self.flags, available, self.pool_ratios[0], self.load)
 
     def compressed_tokens_in(self, rank: EngineRank, available: int) -> int:
         """Returns the tokens of a rank's cache with compressed attention."""
@@ -421,11 +423,9 @@ class Server(EngineServer):
             raise InputError("--engine sglang: compressed attention on AMD's accelerators is not modelled")
         if str(self.flags.get("kv_cache_dtype", "auto")) not in ("auto", "fp8_e4m3"):
             raise InputError("--kv-cache-dtype: of compressed attention is not modelled; expected fp8_e4m3")
-        replicas = self.dp if self.divides_attention else 1
         return compressed_tokens(
-            rank, self.rules, self.flags, available, self.max_running_requests, replicas, self.longest_request,
-            self.chunked_prefill_size, self.drafts.tokens,
-        )  # fmt: skip
+            rank, self.rules, self.flags, available, self.load, self.longest_request, self.chunked_prefill_size
+        )
 
     def cache_tokens_in(self, rank: EngineRank, available: int) -> int:
         """Returns the tokens of a rank's KV cache in `available` bytes. Raises `InputError` if there is no cache."""

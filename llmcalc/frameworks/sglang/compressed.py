@@ -13,6 +13,7 @@ from typing import Any, NamedTuple
 from ...errors import InputError
 from ...parallel.layout import ImpossibleLayout
 from ..engines.rank import EngineRank, compressed_key_bytes, compressed_layers, float8_bytes
+from .states import RankLoad
 from .versions import Rules
 
 PAGE_TOKENS = 256
@@ -81,22 +82,19 @@ def compressed_tokens(
     rules: Rules,
     flags: Mapping[str, Any],
     available: int,
-    requests: int | None,
-    replicas: int,
+    load: RankLoad,
     length: int,
     chunk: int,
-    draft_tokens: int,
 ) -> int:
     """Returns the tokens of a cache with compressed attention.
 
-    flags: values of SGLang's flags by their fields. available: bytes for the cache. requests: the most requests that
-    run at once, None without a limit. replicas: replicas of attention. length: tokens of the longest request.
-    chunk: tokens of a prompt's chunk. draft_tokens: drafted tokens that a request verifies at once.
+    flags: values of SGLang's flags by their fields. available: bytes for the cache. length: tokens of the longest
+    request. chunk: tokens of a prompt's chunk.
     Raises `InputError` for versions without such pools, and for formats of keys that are not modelled.
     """
     if rules.compressed_states == "off":
         raise InputError("--engine sglang: compressed attention is modelled from SGLang 0.5.12 on")
-    sizes = _cache_sizes(rank)
+    sizes, draft_tokens, running_requests = _cache_sizes(rank), load.draft_tokens, load.requests
     is_paged = rules.compressed_states == "paged"
     share = float(flags.get("swa_full_tokens_ratio", WINDOW_SHARE))
     rings = (16, 256) if draft_tokens else (8, 128)
@@ -111,7 +109,6 @@ def compressed_tokens(
     )
     entries += _padded_entry_bytes(sizes.key, LONG_ENTRY, is_paged) / LONG_ENTRY * sizes.long
     draft_layer_factor = (sizes.layers + 1) / sizes.layers if draft_tokens else 1  # a layer that drafts
-    running_requests = None if requests is None else max(1, requests // replicas)
     fixed_bytes = 0.0
     if is_paged and running_requests is not None and "swa_full_tokens_ratio" not in flags:
         share = 0

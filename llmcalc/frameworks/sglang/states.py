@@ -29,6 +29,18 @@ DEFAULT_SLOTS = 512
 """Slots of versions without a share of the memory, and of those where no prefixes are cached."""
 
 
+class RankLoad(NamedTuple):
+    """The requests that a rank serves.
+
+    requests: the most that run at once; None without a limit. replicas: replicas of attention.
+    draft_tokens: drafted tokens that a request verifies at once.
+    """
+
+    requests: int | None
+    replicas: int
+    draft_tokens: int
+
+
 class StatePool(NamedTuple):
     """The slots of recurrent states on a rank.
 
@@ -41,35 +53,27 @@ class StatePool(NamedTuple):
 
 
 def state_pool(
-    rank: EngineRank,
-    rules: Rules,
-    flags: Mapping[str, Any],
-    available: int,
-    share: float,
-    draft_tokens: int,
-    requests: int | None,
-    replicas: int,
+    rank: EngineRank, rules: Rules, flags: Mapping[str, Any], available: int, share: float, load: RankLoad
 ) -> StatePool:
     """Returns the pool of recurrent states of a rank.
 
     flags: values of SGLang's flags by their fields. available: bytes for states and cache together.
-    share: parts of states to one part of cache. draft_tokens: drafted tokens that a request verifies at once.
-    requests: the most requests that run at once, None without a limit. replicas: replicas of attention.
+    share: parts of states to one part of cache.
     """
+    requests, replicas, draft_tokens = load
     slot_bytes = slot_bytes_of(rank, flags)
     padding = int(rules.state_padding)
     caches_prefixes = not flags.get("disable_radix_cache")
     slots_per_request = _slots_of_request(rank, rules, flags) if caches_prefixes else 1
-    running_requests = None if requests is None else max(1, requests // replicas)
     copies = draft_tokens if rules.states_of_drafts == "slots" else 0
     if draft_tokens and rules.states_of_drafts == "requests":
-        available -= slot_bytes * (running_requests or 0) * draft_tokens
+        available -= slot_bytes * (requests or 0) * draft_tokens
     if "max_mamba_cache_size" in flags:
         slots = int(flags["max_mamba_cache_size"]) // replicas
     elif (
-        not caches_prefixes and (running_requests is not None or rules.states_of_drafts == "slots")
+        not caches_prefixes and (requests is not None or rules.states_of_drafts == "slots")
     ) or not rules.shares_states:
-        slots = running_requests or DEFAULT_SLOTS
+        slots = requests or DEFAULT_SLOTS
     else:
         budget = available * share / (1 + share)
         states_of_drafts = draft_tokens if rules.states_of_drafts == "budget" else 0
@@ -79,9 +83,7 @@ def state_pool(
         )
     concurrent_requests = slots // slots_per_request
     if draft_tokens and rules.states_of_drafts == "budget":
-        available -= (
-            slot_bytes * (min(running_requests or concurrent_requests, concurrent_requests) + padding) * draft_tokens
-        )
+        available -= slot_bytes * (min(requests or concurrent_requests, concurrent_requests) + padding) * draft_tokens
     return StatePool(slots, concurrent_requests, available - slot_bytes * (1 + copies) * (slots + padding))
 
 

@@ -491,20 +491,21 @@ class Server(EngineServer):
         has_fp4_indexer = bool(self.flags.get("attention_config", {}).get("use_fp4_indexer_cache"))
         return compressed_pool(rank, self.record.page_layout(self.version_of_rules), has_fp4_indexer)
 
-    def stage(self, stage_number: int) -> Stage:
-        """Returns the memory of one rank of a pipeline stage."""
-        rank, profile_run, rules = self.rank(stage_number), self.profile_run(stage_number), self.rules
-        has_full_windows = bool(self.flags.get("disable_hybrid_kv_cache_manager"))
-        draft_caches = [] if self.draft is None else self.draft.token_caches
-        pool = self.compressed_pool(rank) or block_pool(
+    def pool(self, rank: EngineRank) -> BlockPool:
+        """Returns the block pool of a rank's KV cache and recurrent states."""
+        compressed = self.compressed_pool(rank)
+        if compressed is not None:
+            return compressed
+        backend = str(self.flags.get("attention_backend", ""))
+        return block_pool(
             rank,
             self.cache_element_bytes(rank),
             self.block_size,
-            rules,
-            has_full_windows,
-            draft_caches,
-            self.context_ranks,
-            state_blocks(
+            self.rules,
+            has_full_windows=bool(self.flags.get("disable_hybrid_kv_cache_manager")),
+            draft_caches=[] if self.draft is None else self.draft.token_caches,
+            context_ranks=self.context_ranks,
+            state_blocks=state_blocks(
                 rank,
                 self.state_rules,
                 self.hardware,
@@ -513,9 +514,14 @@ class Server(EngineServer):
                 self.block_size,
                 self.element_bytes,
             ),
-            self.flags.get("kv_cache_dtype") == SCALED_LATENTS
-            or scales_latents(self.hardware, self.numbers, str(self.flags.get("attention_backend", ""))),
+            has_scaled_latents=self.flags.get("kv_cache_dtype") == SCALED_LATENTS
+            or scales_latents(self.hardware, self.numbers, backend),
         )
+
+    def stage(self, stage_number: int) -> Stage:
+        """Returns the memory of one rank of a pipeline stage."""
+        rank, profile_run, rules = self.rank(stage_number), self.profile_run(stage_number), self.rules
+        pool = self.pool(rank)
         memory_outside_torch = self.record.outside_torch(self.numbers, self.hardware, self.tp, self.pp)
         graphs = self.measured_or_computed("cuda_graphs", self.cuda_graph_bytes(rank.number_of_layers))
         outside_bytes = self.measured_or_computed(

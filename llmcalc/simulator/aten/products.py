@@ -83,9 +83,9 @@ class Products(Elementwise):
             return x
         if not x.leaf:
             return self.to(x, autocast_dtype)
-        if id(x) not in self.graph.casts:
-            self.graph.casts[id(x)] = x, self.to(x, autocast_dtype)
-        return self.graph.casts[id(x)][1]
+        if id(x) not in self.graph.cast_copies:
+            self.graph.cast_copies[id(x)] = x, self.to(x, autocast_dtype)
+        return self.graph.cast_copies[id(x)][1]
 
     def product(self, a: Tensor, b: Tensor) -> Tensor:
         """Multiplies matrices [n, k] × [k, m] in the autocast format."""

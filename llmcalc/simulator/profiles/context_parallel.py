@@ -230,12 +230,12 @@ def partial_update(aten: Aten, whole_output: Tensor) -> Tensor:
 
 
 class Kernels:
-    """The kernels of ring attention, forward and backward. spare: whether allocations equal those on a GPU."""
+    """The kernels of ring attention. allocates_workspace: whether allocations equal those on a GPU."""
 
     def __init__(self, autograd_graph: Graph, ring: Ring, allocates_workspace: bool) -> None:
         self.graph: Graph = autograd_graph
         self.ring: Ring = ring
-        self.spare: bool = allocates_workspace
+        self.allocates_workspace: bool = allocates_workspace
         self.t: Aten = Aten(autograd_graph)
 
     def forward(self, query: Tensor, key: Tensor, value: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor]:
@@ -310,7 +310,7 @@ class Kernels:
     def _op_backward(self, q: Tensor, k: Tensor, v: Tensor) -> list[Tensor]:
         """Runs `_scaled_dot_product_flash_attention_backward`. On a GPU it accumulates dQ in float32."""
         gradients = [self.t.like(x) for x in (q, k, v)]
-        if self.spare:
+        if self.allocates_workspace:
             fp32_query_gradient, logsumexp = self.graph.new(q.shape, FLOAT32), self.graph.new(q.shape[:-1], FLOAT32)
             del fp32_query_gradient, logsumexp
         return gradients

@@ -60,7 +60,7 @@ class Recurrence:
 class Divided(Eager):
     """Runs a rank's program with tensor parallelism by DTensors.
 
-    entered: of every module that runs, the values that its products read, as they were before, and as they read them.
+    module_inputs: per running module, the values that its products read, as they were before, and as they read them.
     ranks: of the tensor group. tokens: of them, those that divide the tokens between products, 1 without sequence
         parallelism.
     messages: what this rank has sent to the group, and where.
@@ -71,7 +71,7 @@ class Divided(Eager):
         default, as in torch since 2025-12-02 (pull request 169404).
     """
 
-    entered: list[list[tuple[int, Tensor, Tensor]]]
+    module_inputs: list[list[tuple[int, Tensor, Tensor]]]
     ranks: int = 1
     tokens: int = 1
     messages: list[Message]
@@ -256,7 +256,7 @@ class Divided(Eager):
             operation.weight is not None
             and operation.ins
             and is_divided(operation.outs[0].axes)
-            and not self.missing(operation.ins[0])
+            and not self.is_from_earlier_pass(operation.ins[0])
         ):
             self._enter_parallel_region(operation)
         super().step(operation)
@@ -268,17 +268,17 @@ class Divided(Eager):
             return
         x = self.get(value)
         if self.is_by_tokens(value):
-            if all(key != id(value) for key, *_ in self.entered[-1]):
+            if all(key != id(value) for key, *_ in self.module_inputs[-1]):
                 local_tensor = self._wrap_in_dtensor(
                     x, self.all_gather(x, self.gathers_in_8_bits(operation)), self._reduce_scatter_gradient
                 )
-                self.entered[-1].append((id(value), x, local_tensor))
+                self.module_inputs[-1].append((id(value), x, local_tensor))
                 self.bind(value, local_tensor)
             return
         if not x.needs_grad or (isinstance(x.node, Node) and x.node.name == ENTERED):
             return
         local_tensor = self._wrap_in_dtensor(x, x.detached(), self._all_reduce_gradient)
-        self.entered[-1].append((id(value), x, local_tensor))
+        self.module_inputs[-1].append((id(value), x, local_tensor))
         self.bind(value, local_tensor)
 
     def _wrap_in_dtensor(self, x: Tensor, local_tensor: Tensor, backward: Backward) -> Tensor:
@@ -305,13 +305,13 @@ class Divided(Eager):
         return [self.reduce_scatter(gradient)]
 
     def _module(self, module_call: Frame) -> None:
-        if not hasattr(self, "entered"):
-            self.entered = []
-        self.entered.append([])
+        if not hasattr(self, "module_inputs"):
+            self.module_inputs = []
+        self.module_inputs.append([])
         try:
             super()._module(module_call)
         finally:  # what runs again stops early
-            module_inputs = self.entered.pop()
+            module_inputs = self.module_inputs.pop()
         for key, x, _ in module_inputs:
             if key in self.values:
                 self.values[key] = x
@@ -429,6 +429,7 @@ class Divided(Eager):
         return result
 
     def _nll_loss_forward(self, x: Tensor) -> tuple[Tensor, Tensor]:
+        """Runs `_nll_loss_forward` (torch/distributed/tensor/parallel/loss.py)."""
         allocate, (tokens, _) = self.graph.new, x.shape
         _safe_target = self._zero_where_ignored((tokens,), INT64)
         mask, _masked_target = self._mask_tensor(new_view((tokens, 1), _safe_target))
@@ -454,6 +455,7 @@ class Divided(Eager):
         return self.graph.new(shape, dtype)
 
     def _nll_loss_and_log_softmax_backward(self, x: Tensor) -> Tensor:
+        """Runs `_nll_loss_and_log_softmax_backward` (torch/distributed/tensor/parallel/loss.py)."""
         allocate, (tokens, _) = self.graph.new, x.shape
         grad_output = allocate((), x.dtype)
         _safe_target = self._zero_where_ignored((tokens, 1), INT64)

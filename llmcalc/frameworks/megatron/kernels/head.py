@@ -171,7 +171,7 @@ class HeadKernels(ElementwiseKernels):
     def do_also(self, operation: Step) -> None:
         """Computes the loss of a multi-token-prediction module, whose logits stay referenced until the main loss."""
         logits = self.get(operation.ins[0])
-        self.further.append(self.loss_of(logits))
+        self.further_outputs.append(self.loss_of(logits))
         self.logits = [logits.detached()]
 
     def do_linear(self, operation: Step) -> None:
@@ -205,10 +205,10 @@ class HeadKernels(ElementwiseKernels):
 
     def output(self, operation: Step, x: Tensor) -> Tensor:
         """Computes the logits. The losses of multi-token prediction join the graph before the output layer."""
-        if self.in_multi_token_prediction or self.further:
+        if self.in_multi_token_prediction or self.further_outputs:
             x = self.dense_copy(x)
-        if self.further and not self.in_multi_token_prediction:
-            mtp_losses, self.further = self.further, []
+        if self.further_outputs and not self.in_multi_token_prediction:
+            mtp_losses, self.further_outputs = self.further_outputs, []
             scaled_hidden, shapes = Tensor(x.shape, x.dtype, x.storage), [tensor.shape for tensor in mtp_losses]
             new = self.graph.new
             self.node(

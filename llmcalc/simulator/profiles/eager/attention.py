@@ -67,7 +67,7 @@ class AttentionKernels(Lowering):
     def _cos_and_sin(self, tokens: Any, dim: Any, theta: float, template: Tensor) -> tuple[Tensor, Tensor]:
         """Returns cos and sin of every position, computed by the first layer that needs them."""
         key = ("rope", tokens, dim, theta, template.dtype)
-        return self.computed_once(key, lambda: self._cos_sin(self.span(tokens), dim, template))
+        return self.computed_once(key, lambda: self._cos_sin(self.token_positions(tokens), dim, template))
 
     def _cos_sin(self, positions: Tensor, dim: Any, template: Tensor) -> tuple[Tensor, Tensor]:
         angles = self._angle_table(positions, dim)
@@ -106,7 +106,7 @@ class AttentionKernels(Lowering):
 
     @compared(BY_TORCH)
     def do_cache(self, operation: Step) -> None:
-        if self.missing(operation.ins[0]):
+        if self.is_from_earlier_pass(operation.ins[0]):
             all_rows: Sequence[Tensor] = self._read_pages(self.cached(operation.name) or ())
         else:
             all_rows = self._with_new(operation.name, list(map(self.get, operation.ins)), operation.options["limit"])
@@ -260,7 +260,7 @@ class AttentionKernels(Lowering):
 
     def _visible_keys(self, queries: Any, keys: Any, causal: bool, window: Any, chunk: Any) -> Tensor:
         t = self.t
-        q, k = t.unsqueeze(self.span(queries), 1), t.unsqueeze(self.span(keys), 0)
+        q, k = t.unsqueeze(self.token_positions(queries), 1), t.unsqueeze(self.token_positions(keys), 0)
         if not causal:
             return t.compare(t.compare(t.like(q, k)), t.compare(t.like(k, q)))
         is_visible = t.compare(k, q)

@@ -70,7 +70,7 @@ class AttentionVariantKernels(AttentionKernels):
         """Runs the end of PooledIndexerReference.forward, from the scores of pools, [batch, queries, pools]."""
         aten, pool, keys = self.t, operation.options["pool"], self.get(operation.ins[1]).shape[1]
         batch, queries, pools = scores.shape
-        visible_tokens = aten.add_number(aten.unsqueeze(self.span(queries), 1))
+        visible_tokens = aten.add_number(aten.unsqueeze(self.token_positions(queries), 1))
         top_pools = aten.sort(aten.masked_fill(scores, aten.compare(aten.new((pools,), INT64), visible_tokens)))[1]
         chosen_pools = aten.slice(top_pools, minimum(pools, operation.options["top_k"] // pool))
         tokens = aten.new((batch, queries, chosen_pools.shape[-1] * pool), INT64)
@@ -117,7 +117,7 @@ class AttentionVariantKernels(AttentionKernels):
         self.forget(operation.ins[0].storage)
         scores = aten.to(scores, FLOAT32)
         queries, key_count = scores.shape[-2:]
-        query_positions, key_positions = self.span(queries), self.span(key_count)
+        query_positions, key_positions = self.token_positions(queries), self.token_positions(key_count)
         scores = aten.masked_fill(
             scores, aten.compare(aten.unsqueeze(key_positions, 0), aten.unsqueeze(query_positions, 1))
         )

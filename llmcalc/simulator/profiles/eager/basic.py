@@ -317,7 +317,7 @@ class BasicKernels(Lowering):
 
     def losses(self, logits: Tensor, labels: Tensor) -> Tensor:
         """Returns the loss: cross-entropy of the logits, plus that of each multi-token prediction."""
-        mtp_logits, self.further = self.further, []
+        mtp_logits, self.further_outputs = self.further_outputs, []
         if self.choices.divides_logits:
             logits = self.t.scale_in_place(logits)
         loss = self.loss(logits, labels)

@@ -41,6 +41,7 @@ class ElementwiseKernels(BasicKernels):
         )
 
     def _align_axes_of(self, value: Value, x: Tensor, axes: Shape, most_axes: int) -> Tensor:
+        """Returns x with axes of size 1 for those of `axes` that the value does not have."""
         if value.rows is ONCE and value.axes:
             for axis in reversed(axes):
                 if axis in value.axes:
@@ -122,6 +123,8 @@ class ElementwiseKernels(BasicKernels):
     def scale_by_position(self, x: Tensor, scale: Tensor, bias: Tensor) -> Tensor:
         """Runs PositionScale.forward. x: [batch, heads, tokens, size]."""
         aten = self.t
-        logarithms = aten.to(aten.function("log", aten.to(aten.add_number(self.span(x.shape[-2])), FLOAT32)), x.dtype)
+        logarithms = aten.to(
+            aten.function("log", aten.to(aten.add_number(self.token_positions(x.shape[-2])), FLOAT32)), x.dtype
+        )
         factor = aten.add(aten.mul(aten.unsqueeze(scale, 1), logarithms), aten.unsqueeze(bias, 1))
         return aten.mul(x, aten.unsqueeze(factor, -1))

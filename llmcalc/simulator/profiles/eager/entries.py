@@ -19,10 +19,10 @@ class EntryKernels(AttentionVariantKernels):
         aten, x, output = self.t, self.get(operation.ins[0]), operation.outs[0]
         shape = self.shape(output)
         if is_zero(shape[1]):  # no window is full yet
-            if self.prepares:
+            if self.only_finds_parameters:
                 self.set(output, aten.new((shape[0], 1, *shape[2:]), x.dtype))
             else:
-                self.absent.add(id(output))
+                self.absent_values.add(id(output))
             return
         window_rows = shape[1] * shape[2]
         self.set(
@@ -53,7 +53,7 @@ class EntryKernels(AttentionVariantKernels):
         aten, (value, *rows), cached_tensors = self.t, operation.ins, self.cached(operation.name)
         assert isinstance(operation.op, EntryCache)
         remaining_rows, rate = [self.get(row) for row in rows], operation.op.rate
-        new_entries = None if self.missing(value) else self.get(value)
+        new_entries = None if self.is_from_earlier_pass(value) else self.get(value)
         cached_entries = None if cached_tensors is None else cached_tensors[0]
         if new_entries is None:
             entries = (
@@ -70,7 +70,9 @@ class EntryKernels(AttentionVariantKernels):
     @compared(BY_TORCH)
     def do_whole_entries(self, operation: Step) -> None:
         aten, (q, entries) = self.t, map(self.get, operation.ins)
-        complete_entries = self.frames[-1].local_tensors["whole"] = aten.like(aten.like(self.span(q.shape[1])))
+        complete_entries = self.frames[-1].local_tensors["whole"] = aten.like(
+            aten.like(self.token_positions(q.shape[1]))
+        )
         entry_positions = aten.unsqueeze(aten.new((entries.shape[1],), INT64), 0)
         self.bind(operation.outs[0], aten.compare(entry_positions, aten.unsqueeze(complete_entries, 1)))
 
@@ -113,7 +115,7 @@ class EntryKernels(AttentionVariantKernels):
         padded = aten.pad(masked_scores, blocks_of_all * size)
         best = aten.new((batch, tokens, blocks_of_all), FLOAT32)
         del padded
-        blocks_of_tokens = aten.like(self.span(tokens))
+        blocks_of_tokens = aten.like(self.token_positions(tokens))
         best = aten.scatter(best, blocks_of_tokens)
         ranked = aten.sort(best)[1]
         self.memo["candidate blocks"] = aten.slice(ranked, minimum(blocks_of_all, count))

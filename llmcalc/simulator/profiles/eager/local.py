@@ -19,8 +19,8 @@ class LocalKernels(PositionKernels):
     def _block_sum_indices(self, tokens: Any, block_size: Any) -> tuple[Tensor, Tensor]:
         """Returns the block index of each token, and all block indices, computed once per pass."""
         key = ("of_token", tokens, block_size)
-        block_of_token = self.computed_once(key, lambda: self.t.like(self.t.like(self.span(tokens))))
-        return block_of_token, self.span(floor_div(tokens, block_size))
+        block_of_token = self.computed_once(key, lambda: self.t.like(self.t.like(self.token_positions(tokens))))
+        return block_of_token, self.token_positions(floor_div(tokens, block_size))
 
     @compared(BY_TORCH)
     def core_BlockSums(self, operation: Step) -> None:
@@ -97,7 +97,7 @@ class LocalKernels(PositionKernels):
     ) -> tuple[Tensor, Tensor | None]:
         """Runs LocalReference._mask_and_bias."""
         aten, block = self.t, radius + 1
-        token_positions = self._split_into_blocks(aten.like(aten.unsqueeze(self.span(tokens), 0)), block)
+        token_positions = self._split_into_blocks(aten.like(aten.unsqueeze(self.token_positions(tokens), 0)), block)
         keys = self._with_neighbours(token_positions)
         window_positions = aten.new((3 * block,), INT64)
         block_positions = aten.slice(window_positions, block)

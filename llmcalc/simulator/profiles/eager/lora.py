@@ -152,6 +152,7 @@ class LoraKernels(BasicKernels):
         return groups if len(groups) > 1 and groups[0].name == names[0] else []
 
     def _run_as_one_product(self, operations: list[Step]) -> None:
+        """Runs projections of one input as one product, whose result is split."""
         x, widths = self.flat(operations[0].ins[0]), [operation.outs[0].width for operation in operations]
         total = sum(widths)
         biased_steps = [operation for operation in operations if operation.options["bias"]]

@@ -17,7 +17,9 @@ class PositionKernels(AttentionVariantKernels):
 
     def _relative_positions(self, queries: Any, keys: Any) -> Tensor:
         """Computes the distance [queries, keys] of every key from every query."""
-        return self.t.like(self.t.unsqueeze(self.span(queries), 1), self.t.unsqueeze(self.span(keys), 0))
+        return self.t.like(
+            self.t.unsqueeze(self.token_positions(queries), 1), self.t.unsqueeze(self.token_positions(keys), 0)
+        )
 
     def _query_and_key_counts(self, operation: Step) -> tuple[Any, Any]:
         """Returns the numbers of queries and keys, from the last two inputs of an operation."""
@@ -44,7 +46,10 @@ class PositionKernels(AttentionVariantKernels):
     @compared(BY_TORCH)
     def do_distance_bias(self, operation: Step) -> None:
         table, q = operation.ins
-        queries, keys = self.span(self.run_config.new(q.rows)), self.span(self.run_config.available(q.rows))
+        queries, keys = (
+            self.token_positions(self.run_config.new(q.rows)),
+            self.token_positions(self.run_config.available(q.rows)),
+        )
         self.bind(operation.outs[0], self.bias_by_distance(self.get(table), queries, keys, operation.options["causal"]))
 
     def bias_by_distance(self, table: Tensor, queries: Tensor, keys: Tensor, causal: bool) -> Tensor:
@@ -71,12 +76,14 @@ class PositionKernels(AttentionVariantKernels):
         count, width = self.run_config.new(output.rows), output.width
         if not operation.options["once"]:
             key = ("distances", count, width)
-            angles = self.computed_once(key, lambda: self._angle_table(self.span(count), 2 * ceil_div(width, 2)))
+            angles = self.computed_once(
+                key, lambda: self._angle_table(self.token_positions(count), 2 * ceil_div(width, 2))
+            )
             self.set(output, self._sines_and_cosines(angles, dtype))
             return
         key = ("away", count, width)
         if key not in self.memo:
-            angles = self._angle_table(self.t.like(self.span(count)), 2 * ceil_div(width, 2))
+            angles = self._angle_table(self.t.like(self.token_positions(count)), 2 * ceil_div(width, 2))
             self.memo[key] = self.t.expand(self._sines_and_cosines(angles, dtype), self.shape(output))
             del angles
         self.set(output, self.memo[key])

@@ -29,7 +29,7 @@ class RowKernels(Lowering):
         output = operation.outs[0]
         cached_rows = self.frames[-1].local_tensors["held"] = self.cached(operation.options["state"])
         if cached_rows is not None:
-            self.absent.add(id(output))
+            self.absent_values.add(id(output))
         else:
             self.set(output, self.t.new(self.shape(output), self.get(operation.ins[0]).dtype))
 
@@ -38,8 +38,8 @@ class RowKernels(Lowering):
         cached_rows, output = self.cached(operation.options["state"]), operation.outs[0]
         if cached_rows is not None:
             self.bind(output, self.t.unsqueeze(cached_rows[operation.options["index"]], 1))
-        elif self.missing(operation.ins[0]):
-            self.absent.add(id(output))
+        elif self.is_from_earlier_pass(operation.ins[0]):
+            self.absent_values.add(id(output))
         else:
             self.bind(output, self.get(operation.ins[0]))
 

@@ -81,7 +81,7 @@ class ServingKernels(EntryKernels, PositionKernels, FusedKernels):
     def do_hold(self, operation: Step) -> None:
         frame = self.frames[-2 if operation.options["outside"] else -1]
         for operation_name, value in zip(operation.options["names"], operation.ins, strict=True):
-            if self.is_computed(value) and not self.missing(value):
+            if self.is_computed(value) and not self.is_from_earlier_pass(value):
                 frame.local_tensors[operation_name] = self.get(value)
 
     @compared(BY_TORCH)

@@ -394,7 +394,7 @@ class StepKernels(ScanKernels):
         param = self.weight("recurrent_param", (u.shape[-1],))
         log_a = aten.mul(recurrent_gate, aten.function("softplus", aten.to(param, FLOAT32)))
         del recurrent_gate
-        _is_first_token = aten.compare(aten.unsqueeze(self.span(x.shape[1]), 1))
+        _is_first_token = aten.compare(aten.unsqueeze(self.token_positions(x.shape[1]), 1))
         decay = aten.like(log_a)
         saved_gates = aten.like(
             _is_first_token, decay, aten.sqrt(aten.scale(aten.expm1(aten.scale(log_a)), "neg")), dtype=FLOAT32

@@ -1,0 +1,151 @@
+"""How flags of serving engines are read: bounds, suffixes, lists, tables, abbreviations and switches."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from llmcalc.errors import InputError
+from llmcalc.frameworks.engines.flags import Flag, find_flag, flags_by_spelling, read_values, split_arguments
+
+FLAGS = [
+    Flag(("--max-len", "-m"), "tokens", ("auto",), least=2, most=4096),
+    Flag(("--max-seqs",), "number"),
+    Flag(("--share",), "share"),
+    Flag(("--swap",), "gib"),
+    Flag(("--swap-ratio",), "ratio"),
+    Flag(("--sizes",), "numbers"),
+    Flag(("--compile",), "table"),
+    Flag(("--split",), "text"),
+    Flag(("--eager",), "switch", off=("--graphs",)),
+    Flag(("--prefix",), "word", ("sha", "xxh"), bare="sha"),
+    Flag(("--lora",), "text", repeats=True),
+    Flag(("--port",), is_idle=True),
+]
+
+OPTIONS = {"--devices": "--split", "--seq": "--max-len"}
+
+
+def read(**values: Any) -> dict[str, Any]:
+    return read_values("server", FLAGS, values, OPTIONS)
+
+
+@pytest.mark.parametrize(
+    ("values", "read_as"),
+    [
+        ({"max_len": "2"}, 2),
+        ({"max_len": "4K"}, 4096),
+        ({"max_len": "4k"}, 4000),
+        ({"max_len": "0.5k"}, 500),
+        ({"max_len": "AUTO"}, "auto"),
+        ({"max_seqs": "1m"}, None),
+        ({"max_seqs": "1,000"}, 1000),
+        ({"share": "1"}, 1.0),
+        ({"swap": "1000000"}, 1e6),
+        ({"swap_ratio": "0"}, 0.0),
+        ({"sizes": "1 2,[3]"}, (1, 2, 3)),
+        ({"sizes": 5}, (5,)),
+        ({"sizes": " ".join(["1"] * 10_000)}, (1,) * 10_000),
+        ({"compile": "3"}, {"level": 3}),
+        ({"compile": "999"}, {"level": 999}),
+        ({"compile": "a=1,b=x,c=true,d=[1]"}, {"a": 1, "b": "x", "c": True, "d": [1]}),
+        ({"compile": {"a": "null"}}, {"a": None}),
+        ({"eager": "False"}, False),
+        ({"eager": "TRUE"}, True),
+        ({"devices": "2"}, "1,1"),
+        ({"devices": "64"}, ",".join(["1"] * 64)),
+        ({"seq": "4k"}, 4096),
+    ],
+    ids=str,
+)
+def test_values_are_read(values: dict[str, Any], read_as: Any) -> None:
+    if read_as is None:
+        with pytest.raises(InputError, match=r"expected a whole number"):
+            read(**values)
+    else:
+        assert list(read(**values).values()) == [read_as]
+
+
+@pytest.mark.parametrize(
+    ("values", "reason"),
+    [
+        ({"max_len": "1"}, "--max-len: 1; expected 2 to 4,096"),
+        ({"max_len": "4097"}, "--max-len: 4,097; expected 2 to 4,096"),
+        ({"max_len": "0.0005k"}, "expected a number of tokens"),
+        ({"max_seqs": "0"}, "--max-seqs: 0; expected 1 to 1,000,000,000,000"),
+        ({"share": "0"}, "a share above 0"),
+        ({"share": "1.01"}, "a share above 0"),
+        ({"share": "half"}, "a share above 0"),
+        ({"swap": "1000001"}, "GiB, 0 or more"),
+        ({"swap_ratio": "-0.1"}, "a ratio, 0 or more"),
+        ({"sizes": ""}, "0 numbers; expected 1 to 10,000"),
+        ({"sizes": " ".join(["1"] * 10_001)}, "10,001 numbers; expected 1 to 10,000"),
+        ({"sizes": "0"}, "--sizes: 0; expected 1"),
+        ({"compile": "1000"}, "expected a JSON object"),
+        ({"eager": "yes"}, "expected true or false"),
+        ({"devices": "65"}, "--devices: 65; expected 1 to 64"),
+        ({"devices": "0"}, "--devices: 0; expected 1 to 64"),
+        ({"prefix": "md5"}, "expected one of sha, xxh"),
+    ],
+    ids=str,
+)
+def test_values_out_of_bounds_are_refused(values: dict[str, Any], reason: str) -> None:
+    with pytest.raises(InputError, match=reason):
+        read(**values)
+
+
+def test_suffixes_are_powers_of_ten_and_of_two() -> None:
+    tokens = Flag(("--tokens",), "tokens")
+    numbers = [tokens.read(f"1{suffix}") for suffix in ("", "k", "m", "g", "K", "M", "G")]
+    assert numbers == [1, 10**3, 10**6, 10**9, 2**10, 2**20, 2**30]
+
+
+@pytest.mark.parametrize(
+    ("name", "field", "keys"),
+    [
+        ("--max_len", "max_len", ()),
+        ("-m", "max_len", ()),
+        ("--comp", "compile", ()),
+        ("--com", "compile", ()),
+        ("--co", None, ()),
+        ("--swap", "swap", ()),
+        ("--swa", None, ()),
+        ("--compile.a.b.c.d", "compile", ("a", "b", "c", "d")),
+        ("--compile.a.b.c.d.e", "compile", ("a", "b", "c", "d")),
+        ("--max-seqs.a", None, ()),
+    ],
+)
+def test_flags_are_found_by_beginnings_of_five_letters(name: str, field: str | None, keys: tuple[str, ...]) -> None:
+    match = find_flag(flags_by_spelling(FLAGS), name)
+    assert (None if match is None else match.flag.field) == field
+    assert match is None or match.keys == keys
+
+
+def test_arguments_are_split() -> None:
+    arguments = (
+        "model --seq 8 --max-len=9 --eager false --graphs --no-eager --prefix --lora a --lora b "
+        "--compile.x.y 1 --sizes 1 2 --flops --port 3"
+    )
+    kept, values = split_arguments("server", FLAGS, arguments.split(), {"--flops": False}, OPTIONS)
+    assert kept == ["model", "--flops"]
+    assert values == {
+        "seq": "8", "max_len": "9", "eager": False, "prefix": "sha", "lora": "a,b", "compile": {"x": {"y": "1"}},
+        "sizes": "1 2", "port": "3",
+    }  # fmt: skip
+    assert "port" not in read_values("server", FLAGS, {"port": "3"})
+
+
+@pytest.mark.parametrize("arguments", [["--max-seqs"], ["--seq"]])
+def test_a_missing_value_is_refused(arguments: list[str]) -> None:
+    with pytest.raises(InputError, match="the value is missing"):
+        split_arguments("server", FLAGS, arguments, {}, OPTIONS)
+
+
+def test_an_unknown_flag_takes_its_values_along() -> None:
+    unknown: dict[str, str] = {}
+    assert split_arguments("server", FLAGS, ["--new", "1", "2", "--max-seqs", "3"], {}, OPTIONS, unknown) == (
+        [],
+        {"max_seqs": "3"},
+    )
+    assert unknown == {"--new": "server has no such flag"}
