@@ -28,7 +28,7 @@ from .options import (
     phase_option,
     value_option,
 )
-from .run_options import takes_inputs
+from .setting_options import takes_inputs
 from .target_options import OutputOptions, TargetOptions, takes_target
 
 SEQ_HELP = (

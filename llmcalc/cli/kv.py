@@ -14,7 +14,7 @@ from .engine_options import EngineCommand, EngineOption, engine_flags
 from .hardware import accelerator_option
 from .layout_options import takes_rank
 from .options import Batch, CacheDtype, DraftOption, Source, TableOption, Targets, Users, length_option
-from .run_options import takes_inputs
+from .setting_options import takes_inputs
 from .target_options import OutputOptions, TargetOptions, takes_target
 
 SEQ_HELP = (

@@ -1,4 +1,4 @@
-"""Options for the settings of a run on one device with their short forms, and for the images and audio of a prompt."""
+"""Options for the settings of a run on one device, and short forms of these options."""
 
 from __future__ import annotations
 
@@ -6,7 +6,6 @@ from collections.abc import Callable
 from typing import Annotated, TypeAlias
 
 from ..device_memory.settings import SHORTHANDS, Settings, settings_with_shorthands
-from ..workload.inputs import Inputs
 from .options import value_option
 from .setting_options import OptionOfCommand, option_of, options_of, replace_parameter
 
@@ -35,8 +34,3 @@ def settings_options() -> dict[str, OptionOfCommand]:
 def takes_settings(command: Callable[..., None]) -> Callable[..., None]:
     """Replaces the parameter `settings` of a command by the options of `Settings`."""
     return replace_parameter("settings", settings_options(), settings_with_shorthands)(command)
-
-
-def takes_inputs(command: Callable[..., None]) -> Callable[..., None]:
-    """Replaces the parameter `inputs` of a command by the options of images and audio."""
-    return replace_parameter("inputs", options_of(Inputs), lambda values: Inputs(**values))(command)

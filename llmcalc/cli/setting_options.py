@@ -12,6 +12,7 @@ from typing import Annotated, Any, NamedTuple, TypeAlias, get_type_hints
 
 import typer
 
+from ..workload.inputs import Inputs
 from ..workload.setting import Declared, declared
 from .options import completion_of, typed_name
 from .signatures import with_signature
@@ -103,3 +104,8 @@ def replace_parameter(
         return with_signature(run, command, parameters)
 
     return decorate
+
+
+def takes_inputs(command: CommandFunction) -> CommandFunction:
+    """Replaces the parameter `inputs` of a command by the options of images and audio."""
+    return replace_parameter("inputs", options_of(Inputs), lambda values: Inputs(**values))(command)
