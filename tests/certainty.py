@@ -17,7 +17,7 @@ from typing import NamedTuple
 from llmcalc.sources.presets import load_preset, model_names
 from tests.device_memory.published import Outcome, fine_tuning, servers
 from tests.gpu_rows import GPUS
-from tests.timing import measured
+from tests.timing import measured, measured_rows
 from tests.timing.measured import Score
 from tests.witnesses import test_gpu_measured as gpu
 from tests.witnesses.verdicts import recorded
@@ -160,7 +160,7 @@ def memory_table(language: str, comparisons: dict[str, list[Comparison]]) -> str
 def time_table(language: str, scores: Sequence[Score]) -> str:
     """Errors of times by class, the source with the largest error named."""
     rows = []
-    for kind in measured.CLASSES:
+    for kind in measured_rows.CLASSES:
         of_class = [score for score in scores if score.row.kind == kind]
         by_set: dict[str, list[float]] = defaultdict(list)
         for score in of_class:
@@ -184,7 +184,7 @@ def time_table(language: str, scores: Sequence[Score]) -> str:
 def worst_table(language: str, scores: Sequence[Score]) -> str:
     """The three rows of each class whose estimates are furthest from what was measured, as ratios."""
     rows = []
-    for kind in measured.CLASSES:
+    for kind in measured_rows.CLASSES:
         of_class = (score for score in scores if score.row.kind == kind)
         worst = sorted(of_class, key=lambda score: max(score.ratio, 1 / score.ratio), reverse=True)[:3]
         rows.append((kind, "<br>".join(f"`{score.row.id}`: {score.ratio:.2f}" for score in worst)))
@@ -205,7 +205,7 @@ def shown(name: str, language: str) -> str:
 if __name__ == "__main__":
     compared, (scored, _) = (
         memory_comparisons(),
-        measured.score(row for rows in measured.read_sets().values() for row in rows),
+        measured.score(row for rows in measured_rows.read_sets().values() for row in rows),
     )
     tables: dict[str, Callable[[str], str]] = {
         "counts": counts_table,

@@ -48,6 +48,7 @@ LAUNCHES = {
     for path in sorted((ROOT / "data" / folder).rglob("*"))
     if path.is_file()
 }
+LOCK = json.loads((ROOT / "data" / "llmcalc.lock.json").read_text())
 PRESETS = ("llama3-8b", "deepseek-v3", "gemma2-9b", "bart-large", "bert-base", "mixtral-8x7b", "mamba-2.8b", "t5-base")
 WEIRD = (
     "", " ", "\0", "\ud800", "\x1b[2J", "\u202e", "\n", "x" * 5000, "../..", "/dev/zero", "~", "{", "[", "%s", "{0}",
@@ -505,6 +506,13 @@ def index(r: random.Random) -> Input:
     return Input(words, {**files, name: broken(content, r) if r.random() < 0.2 else content}, size=2**33)
 
 
+def lock(r: random.Random) -> Input:
+    """A lock file, whose targets are read as well: presets, and configs beside it."""
+    content = json_of(damaged(LOCK, r))
+    files = {"llmcalc.lock.json": broken(content, r) if r.random() < 0.3 else content}
+    return Input(("lock", "--check", "llmcalc.lock.json"), {**files, "config.json": json_of(r.choice(CONFIGS))})
+
+
 def header_of(table: dict[str, Any]) -> bytes:
     text = json_of(table)
     return struct.pack("<Q", len(text)) + text
@@ -568,6 +576,7 @@ READERS: dict[str, Callable[[random.Random], Input]] = {
     "index": index,
     "diff": difference,
     "log": log,
+    "lock": lock,
     "measured runs": measured_runs,
     "trace": trace,
 }

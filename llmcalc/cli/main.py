@@ -222,9 +222,11 @@ def _command_options(context: Any) -> set[str]:
 
 def _is_model(word: str) -> bool:
     """Whether a word in the place of a command is a preset's name, or a model's file."""
-    from ..sources.presets import aliases, model_names
+    from ..sources.presets import model_names, names_by_alias
 
-    return word in model_names() or word in aliases() or word.endswith((".json", ".toml", ".gguf", ".safetensors"))
+    return (
+        word in model_names() or word in names_by_alias() or word.endswith((".json", ".toml", ".gguf", ".safetensors"))
+    )
 
 
 def _usage_message(error: Any) -> str:
@@ -254,9 +256,9 @@ def _usage_message(error: Any) -> str:
         return f"missing argument {name}{help_hint}"
     details = getattr(error.__cause__, "errors", None)  # pydantic's, where typer has it check values
     if details is not None:
-        from ..sources.files import reason
+        from ..sources.files import explain_value
 
-        message = reason(details()[0])
+        message = explain_value(details()[0])
     else:
         message = error.message
     value, choice, choices = message.rstrip(".").replace("'", "").partition(" is not one of ")

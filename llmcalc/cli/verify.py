@@ -64,7 +64,7 @@ def command(
     from ..questions.witnesses import Verification
     from ..reports.junit import junit
     from ..sources.presets import model_names
-    from ..witnesses.distributed.launch import launched_rank
+    from ..witnesses.distributed.launch import rank_of_process
 
     verification = Verification(
         everything, device, against, batch, seq, every_layer, memory, distributed, layout_request, num_microbatches
@@ -78,7 +78,7 @@ def command(
     if junit_file is not None:
         with open_whole_file(junit_file, "--junit") as out:
             out.write(junit(answer.result.verdicts, answer.result.skipped))
-    if launched_rank() == 0:
+    if rank_of_process() == 0:
         output_options.show(answer.report(), table, listing=everything)
     if not answer.ok:
         raise typer.Exit(1)

@@ -72,9 +72,10 @@ def ask_lock_check(file: Path, read_model: Callable[[str], Preset]) -> ReportedA
 
 def read_lock_file(file: Path) -> LockFile:
     """Reads a lock file. Raises `InputError`, with the field's name, for a file of another origin."""
-    from ..sources.files import LARGEST_CONFIG, parse_json, read_text
+    from ..sources.files import LARGEST_CONFIG, parse_json, read_text, require_finite
 
     document = parse_json(read_text(file, LARGEST_CONFIG), str(file))
+    require_finite(document, str(file))
     if not isinstance(document, dict) or document.get("lock") != 1:
         raise InputError(f"{file}: is no lock file of version 1; expected one that llmcalc lock TARGET -o FILE wrote")
     models, version = document.get("models"), document.get("llmcalc")

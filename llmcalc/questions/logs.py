@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -325,22 +325,11 @@ def _wrong_term_and_flag(log_reading: LogReading, terms: tuple[ComparedTerm, ...
     """
     if log_reading.off:
         return log_reading.off, log_reading.flag
-    wrong_term = next(
-        _terms_by_difference(
-            [term for term in terms if term.is_outside_tolerance and term.term.name not in CONSEQUENCES]
-        ),
-        "",
-    )
-    wrong_term = wrong_term or next(_terms_by_difference([term for term in terms if term.is_outside_tolerance]), "")
-    if log_reading.refused and not wrong_term:
-        wrong_term = "kv_cache"
-    if not wrong_term:
+    wrong_terms = [term for term in terms if term.is_outside_tolerance]
+    causes = [term for term in wrong_terms if term.term.name not in CONSEQUENCES] or wrong_terms
+    if not causes and not log_reading.refused:
         return "", ""
+    furthest = max(causes, key=lambda term: abs((term.computed or 0) - term.term.value), default=None)
+    wrong_term = "kv_cache" if furthest is None else furthest.term.name
     flags = engine(log_reading.program).flag_of if log_reading.program in FOLDERS else {}
     return wrong_term, change or flags.get(wrong_term, "")
-
-
-def _terms_by_difference(terms: list[ComparedTerm]) -> Iterator[str]:
-    """Yields the names of memory terms, the largest difference from the computed bytes first."""
-    for term in sorted(terms, key=lambda term: -abs((term.computed or 0) - term.term.value)):
-        yield term.term.name

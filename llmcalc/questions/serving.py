@@ -294,7 +294,7 @@ def _trace_of_options(options: ServeOptions) -> Trace | None:
 
 
 def _runs_by_format(preset: Preset, hardware: Hardware, options: ServeOptions, length: int) -> list[tuple[Any, Any]]:
-    """Yields each pair of number formats of weights and cache, with the model's memory on one device."""
+    """Returns each pair of number formats of weights and cache, with the model's memory on one device."""
     formats = [
         (quantize, kv_dtype)
         for quantize in _parse_formats("--quantize", options.quantize)
@@ -302,21 +302,13 @@ def _runs_by_format(preset: Preset, hardware: Hardware, options: ServeOptions, l
     ]
     if len(formats) > MOST_FORMATS:
         raise InputError(f"--quantize, --kv-dtype: {len(formats)} combinations; expected at most {MOST_FORMATS}")
-    question = RunQuestion(
-        preset=preset, settings=settings_of(phase="decode", batch=1, seq=length), accelerators=(hardware,)
-    )
-    return [
-        (pair, replace(question, settings=_with_formats(question, *pair)).on_one_device())
-        for pair in dict.fromkeys(formats)
-    ]
-
-
-def _with_formats(question: RunQuestion, quantize: str | None, kv_dtype: str | None) -> Any:
-    formats = {"quantize": quantize, "kv_dtype": kv_dtype}
-    length = question.settings.seq
-    return settings_of(
-        phase="decode", batch=1, seq=length, **{name: value for name, value in formats.items() if value is not None}
-    )
+    runs = []
+    for pair in dict.fromkeys(formats):
+        chosen = {name: value for name, value in zip(("quantize", "kv_dtype"), pair, strict=True) if value is not None}
+        settings = settings_of(phase="decode", batch=1, seq=length, **chosen)
+        question = RunQuestion(preset=preset, settings=settings, accelerators=(hardware,))
+        runs.append((pair, question.on_one_device()))
+    return runs
 
 
 def _parse_formats(option_name: str, text: str | None) -> Sequence[str | None]:

@@ -51,9 +51,9 @@ def read_checkpoint_header(checkpoint: str) -> Checkpoint:
 def ask_check(preset: Preset, name: str, checkpoint: Checkpoint) -> ReportedAnswer:
     """Checks whether a checkpoint has the tensors of a model. name: the checkpoint's name."""
     from ..reports.checkpoint import check_report
-    from ..witnesses.checkpoint import match
+    from ..witnesses.checkpoint import match_tensors
 
-    result = match(preset.model, checkpoint)
+    result = match_tensors(preset.model, checkpoint)
     return ReportedAnswer(result, lambda: check_report(preset, name, checkpoint, result), result.ok)
 
 
@@ -128,10 +128,10 @@ class Verification:
 
     def _layout_of_processes(self) -> Layout:
         """Returns the layout over the processes that torchrun has started; over two processes by default."""
-        from ..witnesses.distributed.launch import launched
+        from ..witnesses.distributed.launch import is_started_by_torchrun
 
         layout = self.layout
-        if launched() and layout.devices is None:
+        if is_started_by_torchrun() and layout.devices is None:
             layout = replace(layout, devices=int(os.environ["WORLD_SIZE"]))
         given_layout = layout.layout()
         return (

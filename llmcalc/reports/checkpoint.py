@@ -8,7 +8,7 @@ from typing import Any
 from .. import units
 from ..sources.checkpoints.header import Checkpoint
 from ..sources.preset import Preset
-from ..witnesses.checkpoint import Match
+from ..witnesses.checkpoint import TensorMatch
 from .answer import Answer
 from .document import Column, Report, Row, Table
 from .summary import model_data
@@ -86,7 +86,7 @@ def report(name: str, checkpoint: Checkpoint) -> Report:
     ).for_target(name)
 
 
-def check_report(preset: Preset, origin: str, checkpoint: Checkpoint, match: Match) -> Report:
+def check_report(preset: Preset, origin: str, checkpoint: Checkpoint, match: TensorMatch) -> Report:
     """Returns the report of `llmcalc check`: tensors that are missing, additional or of another shape."""
     document = {
         "model": model_data(preset),

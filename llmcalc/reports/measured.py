@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from .. import units
-from ..witnesses.measured import Measured, data_of
+from ..witnesses.measured import ModuleSize, module_data
 from .answer import Answer
 from .document import Column, Report, Row, Table
 
@@ -18,7 +18,7 @@ COLUMNS = (
 )
 
 
-def report(name: str, class_name: str, tree: Measured) -> Report:
+def report(name: str, class_name: str, tree: ModuleSize) -> Report:
     """Returns the report of a class's measured parameters as data and as a table."""
     total = tree.params
     document = {
@@ -28,7 +28,7 @@ def report(name: str, class_name: str, tree: Measured) -> Report:
             "by_component": {component.name: component.params * component.repeat for component in tree.children},
         },
         "measured": True,
-        "tree": data_of(tree),
+        "tree": module_data(tree),
     }
     rows: list[Row] = []
     for child in tree.children:
@@ -49,7 +49,7 @@ def _short_name(name: str) -> str:
     return name if len(names) <= 4 else ",".join((*names[:2], "…", names[-1]))
 
 
-def _add_rows(rows: list[Row], node: Measured, repeat_count: int, total: int, depth: int) -> None:
+def _add_rows(rows: list[Row], node: ModuleSize, repeat_count: int, total: int, depth: int) -> None:
     repeat_count *= node.repeat
     rows.append(
         Row(
@@ -73,7 +73,7 @@ class MeasuredParams(Answer):
 
     name: str
     cls: str
-    tree: Measured
+    tree: ModuleSize
 
     @property
     def total(self) -> int:

@@ -14,19 +14,19 @@ from ..components.stack import overlaid_table
 from ..model import ModelSpec
 
 
-def members(annotation: Any) -> list[type[BaseModel]]:
+def models_of_type(annotation: Any) -> list[type[BaseModel]]:
     """Returns the pydantic models that a field's type allows, also in unions, containers and choices of components."""
     choice_parts = _choice_classes(getattr(annotation, "__metadata__", ()))
     if choice_parts:
         return choice_parts
     if isinstance(annotation, type):
         return [annotation] if issubclass(annotation, BaseModel) else []
-    return [model for argument in get_args(annotation) for model in members(argument)]
+    return [model for argument in get_args(annotation) for model in models_of_type(argument)]
 
 
 def field_members(field: FieldInfo) -> list[type[BaseModel]]:
     """Returns the pydantic models that a field's type allows."""
-    return _choice_classes(field.metadata) or members(field.annotation)
+    return _choice_classes(field.metadata) or models_of_type(field.annotation)
 
 
 def _choice_classes(metadata: Iterable[Any]) -> list[type[BaseModel]]:
@@ -34,7 +34,7 @@ def _choice_classes(metadata: Iterable[Any]) -> list[type[BaseModel]]:
     return [model for entry in metadata if isinstance(entry, PartChoice) for model in entry.classes()]
 
 
-def pick(candidates: list[type[BaseModel]], table: dict[str, Any]) -> type[BaseModel] | None:
+def described_model(candidates: list[type[BaseModel]], table: dict[str, Any]) -> type[BaseModel] | None:
     """Returns the union member that a table describes: the member of the table's `type`, else the first."""
     for model in candidates:
         type_field = model.model_fields.get("type")
@@ -66,7 +66,7 @@ def field_paths(
         else:
             tables = {"": value}
         for key, inner_table in tables.items():
-            inner_model = pick(field_members(field), inner_table)
+            inner_model = described_model(field_members(field), inner_table)
             if inner_model is not None:
                 paths += field_paths(inner_table, inner_model, (*path, key) if key else path)
     return paths

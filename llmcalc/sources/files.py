@@ -5,7 +5,9 @@ from __future__ import annotations
 import re
 import sys
 import tomllib
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from itertools import islice, takewhile
+from math import isfinite
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -130,17 +132,25 @@ def parse_json(text: str, location: str) -> Any:
 
 def require_shallow(parsed_value: Any, location: str) -> None:
     """Raises `InputError` for a value that is nested deeper than `DEEPEST`, too deeply for recursive functions."""
+    if not any(not level for level in islice(_levels(parsed_value), DEEPEST + 1)):
+        raise InputError(_too_deep_error(location))
+
+
+def require_finite(parsed_value: Any, location: str) -> None:
+    """Raises `InputError` for a number that is infinite or none, which Python reads in JSON but JSON has not."""
+    for level in takewhile(bool, _levels(parsed_value)):
+        number = next((value for value in level if isinstance(value, float) and not isfinite(value)), None)
+        if number is not None:
+            raise InputError(f"{location}: {number} is no number of JSON; expected finite numbers")
+
+
+def _levels(parsed_value: Any) -> Iterator[list[Any]]:
+    """Yields the values at each depth of nested tables and lists, the whole value first; then empty lists."""
     level = [parsed_value]
-    for _ in range(DEEPEST):
-        children = [
-            container.values() if isinstance(container, dict) else container
-            for container in level
-            if isinstance(container, dict | list | tuple)
-        ]
-        level = [value for values in children for value in values]
-        if not level:
-            return
-    raise InputError(_too_deep_error(location))
+    while True:
+        yield level
+        containers = (value for value in level if isinstance(value, dict | list | tuple))
+        level = [value for values in containers for value in (values.values() if isinstance(values, dict) else values)]
 
 
 def _too_deep_error(location: str) -> str:
@@ -179,17 +189,18 @@ def explain_errors(model: type[BaseModel], error: ValidationError) -> str:
             )
         case "value_error":
             cause = first_error["ctx"]["error"]
-            cause_text = explain_errors(cause.cls, cause.error) if isinstance(cause, PartError) else reason(first_error)
-            text = f"{path}.{cause_text}" if path else cause_text
+            is_part = isinstance(cause, PartError)
+            text = explain_errors(cause.cls, cause.error) if is_part else explain_value(first_error)
+            text = f"{path}.{text}" if path else text
         case "union_tag_invalid" | "union_tag_not_found":
-            text = f"{path}.type: {reason(first_error)}"
+            text = f"{path}.type: {explain_value(first_error)}"
         case _:
             alternatives = [
                 str(detail["ctx"]["expected"])
                 for other_path, detail in zip(paths, errors, strict=True)
                 if other_path == path and detail["type"] == "literal_error"
             ]
-            text = f"{path}: {reason(first_error)}" + "".join(f" or {names}" for names in alternatives[1:])
+            text = f"{path}: {explain_value(first_error)}" + "".join(f" or {names}" for names in alternatives[1:])
     other_error_count = len(set(paths)) - 1  # a union reports the errors of each member
     return text + (f" (and {other_error_count} more)" if other_error_count else "")
 
@@ -213,7 +224,7 @@ EXPECTED = {
 """pydantic's error type → the expected value."""
 
 
-def reason(error: Mapping[str, Any]) -> str:
+def explain_value(error: Mapping[str, Any]) -> str:
     """Describes a wrong value and the expected value. error: a validation error of pydantic."""
     value, kind = shown(error.get("input")), error["type"]
     ctx: dict[str, Any] = error.get("ctx") or {}

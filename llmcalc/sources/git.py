@@ -170,7 +170,7 @@ def _run_git(root: Path, *arguments: str, limit: int = LARGEST_MESSAGE) -> GitAn
     environment = {name: value for name, value in os.environ.items() if name not in REPOSITORY_VARIABLES}
     # a new process group, so that processes that git starts end with it
     process = subprocess.Popen(
-        [program(), "--no-pager", *settings, *arguments],
+        [path_of_git(), "--no-pager", *settings, *arguments],
         cwd=root,
         env=environment | ENVIRONMENT,
         stdin=subprocess.DEVNULL,
@@ -217,7 +217,7 @@ def _kill_process(process: subprocess.Popen[bytes]) -> None:
         process.kill()
 
 
-def program() -> str:
+def path_of_git() -> str:
     """Returns the path of git in the absolute folders of PATH; a relative folder could belong to a repository.
 
     Raises `InputError` if there is none.

@@ -95,13 +95,13 @@ def _with_deadline(work: Callable[[float], Result], seconds: float) -> Result:
     errors: list[BaseException] = []
     deadline = time.monotonic() + seconds
 
-    def run() -> None:
+    def run_work() -> None:
         try:
             results.append(work(deadline))
         except BaseException as error:
             errors.append(error)
 
-    thread = threading.Thread(target=run, daemon=True)
+    thread = threading.Thread(target=run_work, daemon=True)
     thread.start()
     thread.join(seconds)
     if errors:
@@ -156,21 +156,21 @@ def _fetch_tensors(repo: str, revision: str | None, deadline: float) -> Checkpoi
     import huggingface_hub
     from huggingface_hub.errors import EntryNotFoundError
 
-    def url(name: str) -> str:
+    def url_of(name: str) -> str:
         return str(huggingface_hub.hf_hub_url(repo, name, revision=revision))
 
     single_file = "model.safetensors"
     try:
-        huggingface_hub.get_hf_file_metadata(url(single_file), timeout=REQUEST_SECONDS)
+        huggingface_hub.get_hf_file_metadata(url_of(single_file), timeout=REQUEST_SECONDS)
     except EntryNotFoundError:
         index = f"{single_file}.index.json"
         index_bytes = read_bytes(
             _download(repo, index, revision, LARGEST_INDEX), LARGEST_INDEX, "the index of a checkpoint"
         )
         weight_map = parse_index(index_bytes, f"{repo}/{index}")
-        texts = _fetch_all({name: url(name) for name in dict.fromkeys(weight_map.values())}, deadline)
+        texts = _fetch_all({name: url_of(name) for name in dict.fromkeys(weight_map.values())}, deadline)
         return join_shards(weight_map, lambda name, limit: (texts[name], None), f"{repo}/{index}", f"{repo}/")
-    return parse_header(_fetch_all({single_file: url(single_file)}, deadline)[single_file], f"{repo}/{single_file}")
+    return parse_header(_fetch_all({single_file: url_of(single_file)}, deadline)[single_file], f"{repo}/{single_file}")
 
 
 def _fetch_all(urls: dict[str, str], deadline: float) -> dict[str, bytes]:
@@ -179,7 +179,7 @@ def _fetch_all(urls: dict[str, str], deadline: float) -> dict[str, bytes]:
     errors: list[BaseException] = []
     waiting, lock = list(reversed(urls.items())), threading.Lock()
 
-    def work() -> None:
+    def fetch_waiting() -> None:
         while not errors:
             with lock:
                 if not waiting:
@@ -194,7 +194,7 @@ def _fetch_all(urls: dict[str, str], deadline: float) -> dict[str, bytes]:
             with lock:
                 texts[name] = text
 
-    threads = [threading.Thread(target=work, daemon=True) for _ in range(min(CONNECTIONS, len(urls)))]
+    threads = [threading.Thread(target=fetch_waiting, daemon=True) for _ in range(min(CONNECTIONS, len(urls)))]
     for thread in threads:
         thread.start()
     for thread in threads:

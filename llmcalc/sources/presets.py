@@ -81,7 +81,7 @@ def _preset_with_alias(alias: str, normalization: Callable[[str], str]) -> str |
 
 
 @cache
-def aliases() -> dict[str, str]:
+def names_by_alias() -> dict[str, str]:
     """Returns the preset names by normalized alias. It reads all presets, so only suggestions use it."""
     presets_by_alias: dict[str, str] = {}
     for name in model_names():

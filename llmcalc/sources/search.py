@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from ..errors import InputError, suggest
 from .names import normalized
-from .presets import aliases, find_preset, load_preset, model_names
+from .presets import find_preset, load_preset, model_names, names_by_alias
 
 
 def search_presets(texts: list[str]) -> tuple[list[str], bool]:
@@ -30,7 +30,7 @@ def search_presets(texts: list[str]) -> tuple[list[str], bool]:
             if normalized(text) and normalized(text) in _all_spellings(preset_name)
         ]
         if not matches:
-            suggestion = suggest(text, aliases() | {name: name for name in model_names()})
+            suggestion = suggest(text, names_by_alias() | {name: name for name in model_names()})
             raise InputError(f"no preset has '{text}' in its name.{suggestion} (llmcalc presets lists all)")
         names.update(matches)
     return sorted(names), is_exact

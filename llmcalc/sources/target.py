@@ -15,7 +15,7 @@ from ..errors import InputError, one_line, suggest
 from .files import is_object, parse_toml, read_stdin, read_text, require_shallow, validate
 from .names import STDIN, hub_id_of, is_checkpoint, is_hub_id
 from .preset import NOT_IN_FILES, Preset
-from .presets import aliases, find_by_repository, find_preset, model_names, read_preset
+from .presets import find_by_repository, find_preset, model_names, names_by_alias, read_preset
 
 if TYPE_CHECKING:
     from ..components.head_kind import HeadKind
@@ -101,10 +101,10 @@ def load_config(
     allow_unknown: bool = False,
 ) -> Preset:
     """Loads the model of a parsed `config.json`. Raises `InputError`, which names the wrong field."""
-    from .huggingface.file import described
+    from .huggingface.file import describe_data
 
     require_shallow(dict(config), "config")
-    description = described(dict(config), head, allow_unknown)
+    description = describe_data(dict(config), head, allow_unknown)
     name = str(config.get("_name_or_path") or config.get("model_type") or "config")
     return _validate_preset(name, "config", _apply_overrides(description, overrides))
 
@@ -160,11 +160,11 @@ def _describe_gguf(path: Path, head: HeadKind | None, allow_unknown: bool) -> tu
     """Describes the model of a GGUF file, whose metadata state its sizes."""
     from .checkpoints.gguf import read_gguf
     from .checkpoints.gguf_config import gguf_config
-    from .huggingface.file import LONGEST_NAME, described
+    from .huggingface.file import LONGEST_NAME, describe_data
 
     config = gguf_config(read_gguf(path), str(path))
     try:
-        description = described(config, head, allow_unknown)
+        description = describe_data(config, head, allow_unknown)
     except InputError as error:
         raise InputError(f"{path}: {error}") from None
     return one_line(str(config["_name_or_path"]))[:LONGEST_NAME], str(path), description
@@ -174,11 +174,11 @@ def _describe_text(text: str, location: str, head: HeadKind | None, allow_unknow
     """Parses a `config.json` or a native description, distinguished by the first character."""
     if not is_object(text):
         return _parse_native(text, location)
-    from .huggingface.file import described, parse_config
+    from .huggingface.file import describe_data, parse_config
 
     config_data = parse_config(text, location)
     try:
-        return described(config_data, head, allow_unknown)
+        return describe_data(config_data, head, allow_unknown)
     except InputError as error:
         raise InputError(f"{location}: {error}") from None
 
@@ -215,13 +215,13 @@ VARIANT = re.compile(
 
 def _unknown_target(target: str) -> str:
     words = target.split(",")
-    if len(words) > 1 and all(word.strip() in {**aliases(), **dict.fromkeys(model_names())} for word in words):
+    if len(words) > 1 and all(word.strip() in {**names_by_alias(), **dict.fromkeys(model_names())} for word in words):
         return f"'{target}': models are separate words; expected {' '.join(word.strip() for word in words)}"
     base = find_preset(VARIANT.sub("", target))
     if base is not None:
         unknown = f"no preset, file or hub id called '{target}'"
         return f"{unknown}. Most fine-tunes have the shape of their base: expected {base}, or its own config.json"
-    suggestion = suggest(target, aliases() | {name: name for name in model_names()})
+    suggestion = suggest(target, names_by_alias() | {name: name for name in model_names()})
     return f"no preset, file or hub id called '{target}'.{suggestion} (llmcalc presets lists all)"
 
 

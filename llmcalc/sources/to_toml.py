@@ -18,7 +18,7 @@ from .preset import NOT_IN_FILES, Preset
 NOT_WRITTEN = {"model", *NOT_IN_FILES}
 
 
-def description(preset: Preset) -> dict[str, Any]:
+def preset_description(preset: Preset) -> dict[str, Any]:
     """Returns a preset's description as tables that load as the same model."""
     preset_fields = {
         field: value for field, value in preset.model_dump(exclude_defaults=True).items() if field not in NOT_WRITTEN
@@ -38,7 +38,7 @@ def dump_toml(preset: Preset) -> str:
     """Returns the description as TOML. Imports tomli-w."""
     import tomli_w
 
-    return UNPRINTABLE.sub(lambda match: _escape_character(match[0]), tomli_w.dumps(description(preset)))
+    return UNPRINTABLE.sub(lambda match: _escape_character(match[0]), tomli_w.dumps(preset_description(preset)))
 
 
 UNPRINTABLE = re.compile(r"[^\n -~]")

@@ -14,7 +14,7 @@ from ..costs.params import params, total_of
 from ..errors import InputError
 from ..flow.tree import Cost, Node
 from ..sources.preset import Preset
-from ..sources.to_toml import description
+from ..sources.to_toml import preset_description
 from ..units import bits_to_bytes
 from ..workload.run_config import RunConfig
 
@@ -143,7 +143,7 @@ def _changed_fields(before: Preset | None, after: Preset | None) -> Iterator[Cha
     """Yields the fields that differ, by their path in a native description; None for a field that is not set."""
     if before is None or after is None:
         return
-    descriptions = [dict(_flatten_fields(description(preset)["model"])) for preset in (before, after)]
+    descriptions = [dict(_flatten_fields(preset_description(preset)["model"])) for preset in (before, after)]
     old_fields, new_fields = (
         _with_default_head_sizes(dict(_flatten_fields(preset.model.model_dump())) | set_fields)
         for preset, set_fields in zip((before, after), descriptions, strict=True)

@@ -134,7 +134,7 @@ class TimedRun:
 
     @property
     def seconds(self) -> float:
-        """The estimated seconds, as a range."""
+        """The likely estimate in seconds."""
         return float(self.range.estimate)
 
     @property
@@ -215,8 +215,12 @@ class TimedRun:
             entry["wait"] += run_count * operation.wait
         for name, bound, seconds in self._parts_of_the_run():
             sums.setdefault((name, "run"), dict.fromkeys(BOUNDS, 0.0))[bound] += seconds
-        nodes = [_node_of_bounds(path, component, by_bound) for (path, component), by_bound in sums.items()]
-        return sorted((node for node in nodes if node.seconds), key=lambda node: -node.seconds)
+        nodes = []
+        for (path, component), by_bound in sums.items():
+            seconds, bound = sum(by_bound.values()), max(BOUNDS, key=by_bound.__getitem__)
+            if seconds:
+                nodes.append(Node(path, component, seconds, bound, by_bound[bound] / seconds, by_bound))
+        return sorted(nodes, key=lambda node: -node.seconds)
 
     def traffic(self) -> dict[str, Traffic]:
         """Returns the matrix products of an inference pass by module path; equal layers are summed.
@@ -241,14 +245,6 @@ class TimedRun:
         yield "host", "wait", self.parts.get("host", 0.0) + self.hidden_host
         yield "hops between stages", "network", self.parts.get("hops", 0.0)
         yield "server", "wait", self.parts.get("server", 0.0)
-
-
-def _node_of_bounds(path: str, component: str, seconds_by_bound: dict[Bound, float]) -> Node:
-    seconds = sum(seconds_by_bound.values())
-    bound = max(BOUNDS, key=seconds_by_bound.__getitem__)
-    return Node(
-        path, component, seconds, bound, seconds_by_bound[bound] / seconds if seconds else 0.0, seconds_by_bound
-    )
 
 
 @frozen

@@ -181,24 +181,21 @@ class Replica:
 
         server: whether a server's time before the first token counts.
         """
-        key = _int_if_whole(prompt_count), server
-        if key not in self._timed_prompts:
-            computed_tokens, cached_tokens = (
-                self.requests.computed_tokens,
-                min(self.requests.cached, self.requests.input - 1),
+        count, requests = _int_if_whole(prompt_count), self.requests
+        if count not in self._timed_prompts:
+            cached_tokens = min(requests.cached, requests.input - 1)
+            self._timed_prompts[count] = self.prompt_pass(
+                count, requests.computed_tokens, cached_tokens, self.chunk_tokens
             )
-            if server:  # the passes of a long prompt are many, and the same with a server's time
-                of_device = self.prompts_pass(prompt_count)
-                seconds = self.stack.first_token
-                parts = of_device.parts | {"server": seconds}
-                self._timed_prompts[key] = InferencePass(of_device.seconds + seconds, parts, of_device.timed_passes)
-            else:
-                self._timed_prompts[key] = self.prompt_pass(key[0], computed_tokens, cached_tokens, self.chunk_tokens)
-        return self._timed_prompts[key]
+        timed_prompts = self._timed_prompts[count]
+        if not server:
+            return timed_prompts
+        seconds, parts = self.stack.first_token, timed_prompts.parts
+        return InferencePass(timed_prompts.seconds + seconds, parts | {"server": seconds}, timed_prompts.timed_passes)
 
     @cached_property
-    def _timed_prompts(self) -> dict[tuple[float, bool], InferencePass]:
-        """Number of prompts and whether a server's time counts → the time, since a long prompt has many passes."""
+    def _timed_prompts(self) -> dict[float, InferencePass]:
+        """Number of prompts → their time, since a long prompt has many passes."""
         return {}
 
     def prompt_pass(

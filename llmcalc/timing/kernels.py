@@ -223,7 +223,7 @@ class RankWork:
 
 
 def rank_share(amount: Number, ranks: Number) -> Number:
-    """Divides a number by the number of ranks; the result is an integer if there is no remainder."""
+    """Returns one rank's share of a number; an integer if the ranks divide it."""
     if isinstance(amount, int) and isinstance(ranks, int) and amount % ranks == 0:
         return amount // ranks
     return amount / ranks

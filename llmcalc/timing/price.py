@@ -104,7 +104,7 @@ class TimedOperation:
         return maximum(self.compute, self.memory) + self.network + self.wait
 
     def is_recomputed(self, core: bool, nodes: Iterable[str]) -> bool:
-        """Whether it belongs to a recomputed module: to the attention core, or to one of these nodes."""
+        """Whether the operation belongs to a recomputed module: to the attention core, or to one of these nodes."""
         return (core and self.kind == "attention") or any(f".{node}." in f".{self.path}." for node in nodes)
 
     @property

@@ -346,16 +346,6 @@ def _step_seconds(
     )
 
 
-class ReplicaMessages(NamedTuple):
-    """The seconds of data-parallel messages in a step.
-
-    gathers: of weights. reductions: of gradients.
-    """
-
-    gathers: Number
-    reductions: Number
-
-
 def _data_parallel(plan: StepPlan, device: Device, stack: Stack, ranks: PipelineRanks) -> tuple[Number, Number]:
     """Returns the exposed seconds of gradient and weight messages, and the number of parameters that a rank updates.
 
@@ -363,28 +353,21 @@ def _data_parallel(plan: StepPlan, device: Device, stack: Stack, ranks: Pipeline
     once a step: gradients beside the backward pass of the last micro-batch, weights beside the forward pass of the
     first one.
     """
-    replica_groups = ((plan.dp * plan.cp, ranks.dense), (plan.expert_replicas, rank_share(ranks.experts, plan.ep)))
-    gather_seconds: Number = 0.0
-    reduction_seconds: Number = 0.0
-    updated_params: Number = 0.0
-    trained_params = (
-        (ranks.dense, rank_share(ranks.experts, plan.ep)) if ranks.adapters is None else (ranks.adapters, 0)
+    experts = rank_share(ranks.experts, plan.ep)
+    trained, trained_experts = (ranks.dense, experts) if ranks.adapters is None else (ranks.adapters, 0)
+    groups = (
+        _group_messages(plan, device, stack, plan.dp * plan.cp, ranks.dense, trained, ranks.layers),
+        _group_messages(plan, device, stack, plan.expert_replicas, experts, trained_experts, ranks.layers),
     )
-    for (group_ranks, parameters), group_trained in zip(replica_groups, trained_params, strict=True):
-        message_sizes = parameters, group_trained, ranks.layers
-        messages, shards = _group_messages(plan, device, stack, group_ranks, *message_sizes)
-        gather_seconds = gather_seconds + messages.gathers
-        reduction_seconds = reduction_seconds + messages.reductions
-        updated_params = updated_params + group_trained / shards
+    gather_seconds, reduction_seconds, updated_params = map(sum, zip(*groups, strict=True))
     work = plan.micro_batches * ranks.slowest_seconds
     if plan.zero == 3:
         return _exposed_seconds(gather_seconds + reduction_seconds, work, stack.hidden_share("dp")), updated_params
     backward_seconds = BESIDE_PRODUCTS * (work if plan.zero == 2 else ranks.slowest_seconds)
     forward_seconds = (1 - BESIDE_PRODUCTS) * ranks.slowest_seconds
     exposed_seconds = _exposed_seconds(gather_seconds, forward_seconds, stack.hidden_share("weights"))
-    return exposed_seconds + _exposed_seconds(
-        reduction_seconds, backward_seconds, stack.hidden_share("dp")
-    ), updated_params
+    exposed_seconds += _exposed_seconds(reduction_seconds, backward_seconds, stack.hidden_share("dp"))
+    return exposed_seconds, updated_params
 
 
 def _exposed_seconds(message_seconds: Number, product_seconds: Number, hidden_share: float) -> Number:
@@ -403,8 +386,10 @@ def _group_messages(
     parameters: Number,
     trained_params: Number,
     layers: Number,
-) -> tuple[ReplicaMessages, Number]:
-    """Returns the messages of weights that a group replicates, and the number of ranks that shard their states.
+) -> tuple[Number, Number, Number]:
+    """Returns the seconds of gathered weights and of gradients, and the number of parameters that each rank updates.
+
+    ranks: of a group, which replicates the weights.
 
     parameters, trained_params: weights of a rank, and those of them or of their adapters that are trained.
     """
@@ -417,7 +402,7 @@ def _group_messages(
     reduce_count = plan.micro_batches if plan.zero >= 2 else 1
     if not plan.zero:
         reduce_seconds = device.message_seconds("all_reduce", ranks, gradients, stride, messages=buckets)
-        return ReplicaMessages(0.0, reduce_seconds), 1
+        return 0.0, reduce_seconds, trained_params
     shards = maximum(1, ranks / plan.replicas)
     weights = WEIGHT_BYTES * (parameters if plan.zero == 3 else trained_params)
     weight_seconds = device.message_seconds("all_gather", shards, weights, stride, messages=buckets)
@@ -427,7 +412,8 @@ def _group_messages(
         "all_reduce", plan.replicas, gradients / shards, shards * plan.tp, messages=buckets
     )
     gather_count = plan.micro_batches * (2 if plan.reshard else 1) if plan.zero == 3 else 1
-    return ReplicaMessages(gather_count * weight_seconds, reduce_count * (shard_seconds + replica_seconds)), shards
+    reduction_seconds = reduce_count * (shard_seconds + replica_seconds)
+    return gather_count * weight_seconds, reduction_seconds, trained_params / shards
 
 
 # --- many layouts ----------------------------------------------------------------------------------------------------

@@ -96,7 +96,7 @@ class StepSeconds:
         sequences: most sequences of a batch. longest_request: its tokens. mean_input: tokens of a usual prompt.
         """
         usual_prompt = max(1, mean_input)
-        contexts = sorted({0, usual_prompt, max(usual_prompt + 1, longest_request)})
+        context_lengths = sorted({0, usual_prompt, max(usual_prompt + 1, longest_request)})
         most_tokens = min(replica.step_tokens or longest_request, max(longest_request, mean_input), MOST_PROMPT_SIZES)
         step = cache(replica.batch_pass)
 
@@ -106,25 +106,27 @@ class StepSeconds:
             return float(replica.prompt_pass(prompt_count, length, earlier_tokens).seconds)
 
         return cls(
-            _tabulated_seconds(lambda *sizes: float(step(*sizes).seconds), sequences, contexts),
-            _tabulated_seconds(lambda *sizes: seconds_beside_prompts(step(*sizes)), sequences, contexts),
-            _tabulated_seconds(prompt, most_tokens, contexts),
+            _tabulated_seconds(lambda *sizes: float(step(*sizes).seconds), sequences, context_lengths),
+            _tabulated_seconds(lambda *sizes: seconds_beside_prompts(step(*sizes)), sequences, context_lengths),
+            _tabulated_seconds(prompt, most_tokens, context_lengths),
             replica.stack.first_token,
             replica.tokens_per_step,
         )
 
 
-def _tabulated_seconds(exact_seconds: Callable[[int, int], float], most: int, contexts: Sequence[int]) -> Seconds:
+def _tabulated_seconds(
+    exact_seconds: Callable[[int, int], float], most: int, context_lengths: Sequence[int]
+) -> Seconds:
     """Returns seconds interpolated between sizes of a batch, the powers of two up to `most`, and context lengths.
 
     exact_seconds: (size of the batch, tokens in the cache) → seconds.
     """
     sizes = [*(2**i for i in range(max(1, most).bit_length()) if 2**i < most), max(1, most)]
-    table = [[exact_seconds(size, cached_tokens) for cached_tokens in contexts] for size in sizes]
+    table = [[exact_seconds(size, cached_tokens) for cached_tokens in context_lengths] for size in sizes]
 
     def seconds(batch_size: float, cached_tokens: float) -> float:
         row, row_fraction = _index_and_fraction(sizes, batch_size)
-        column, column_fraction = _index_and_fraction(contexts, cached_tokens)
+        column, column_fraction = _index_and_fraction(context_lengths, cached_tokens)
         upper_row, lower_row = table[row], table[min(row + 1, len(table) - 1)]
         ends = [line[column] + (line[column + 1] - line[column]) * column_fraction for line in (upper_row, lower_row)]
         return ends[0] + (ends[1] - ends[0]) * row_fraction

@@ -43,7 +43,7 @@ class Expected:
 
 
 @dataclass
-class Match:
+class TensorMatch:
     """The result of matching a checkpoint with a spec.
 
     matched: the number of matched expected tensors.
@@ -85,9 +85,9 @@ def _without_unit_axes(shape: Shape) -> Shape:
     return tuple(length for length in shape if length != 1) or (1,)
 
 
-def match(spec: ModelSpec, checkpoint: Checkpoint) -> Match:
+def match_tensors(spec: ModelSpec, checkpoint: Checkpoint) -> TensorMatch:
     """Matches the tensors of the spec with the tensors of the checkpoint."""
-    result, expected_by_group, stored_by_group = Match(), defaultdict(list), defaultdict(list)
+    result, expected_by_group, stored_by_group = TensorMatch(), defaultdict(list), defaultdict(list)
     for expected_tensor in expected_tensors(spec):
         expected_by_group[_layer_of_name(expected_tensor.node, spec)].append(expected_tensor)
     for tensor in checkpoint.tensors:
@@ -113,7 +113,7 @@ def _layer_of_name(name: str, spec: ModelSpec) -> tuple[str, int]:
     return stack_name, int(layer_number[1])
 
 
-def _match_group(expected_tensors: list[Expected], stored_tensors: list[StoredTensor], result: Match) -> None:
+def _match_group(expected_tensors: list[Expected], stored_tensors: list[StoredTensor], result: TensorMatch) -> None:
     unmatched_tensors = list(expected_tensors)
     remaining = [(tensor, _without_unit_axes(tensor.shape)) for tensor in stored_tensors]
     for match_tensors in (_match_equal_shapes, _match_expert_stacks, _match_fused):
@@ -148,7 +148,7 @@ def _match_group(expected_tensors: list[Expected], stored_tensors: list[StoredTe
 Unmatched = list[tuple[StoredTensor, Shape]]
 
 
-def _match_equal_shapes(expected_tensors: list[Expected], remaining: Unmatched, result: Match) -> Unmatched:
+def _match_equal_shapes(expected_tensors: list[Expected], remaining: Unmatched, result: TensorMatch) -> Unmatched:
     """Matches tensors one to one by shape, then by transposed shape; similar names first."""
     tensors_by_shape: dict[Shape, list[Expected]] = defaultdict(list)
     for expected_tensor in expected_tensors:
@@ -185,7 +185,7 @@ def _transposed_shape(shape: Shape) -> Shape:
     return (*shape[:-2], *shape[-2:][::-1])
 
 
-def _match_expert_stacks(unmatched_tensors: list[Expected], remaining: Unmatched, result: Match) -> Unmatched:
+def _match_expert_stacks(unmatched_tensors: list[Expected], remaining: Unmatched, result: TensorMatch) -> Unmatched:
     """Matches a stack of n matrices or vectors with n stored tensors, grouped by the last word of their names."""
     stacks = [stack for stack in unmatched_tensors if len(stack.shape) > 1]
     shapes = {shape for stack in stacks for shape in (stack.shape[1:], stack.shape[:0:-1])}
@@ -216,7 +216,7 @@ def _match_expert_stacks(unmatched_tensors: list[Expected], remaining: Unmatched
     return [stored_tensor for i, stored_tensor in enumerate(remaining) if i not in used_indices]
 
 
-def _match_fused(expected_tensors: list[Expected], remaining: Unmatched, result: Match) -> Unmatched:
+def _match_fused(expected_tensors: list[Expected], remaining: Unmatched, result: TensorMatch) -> Unmatched:
     """Matches two or three tensors of one parent with a fused tensor, along rows, or along columns if transposed."""
     unmatched_tensors: Unmatched = []
     fused_by_shape: dict[int, dict[Shape, tuple[Expected, ...]]] = {}  # axes → shape → tensors that are fused to it
@@ -279,7 +279,7 @@ def _same_name(node: str, name: str) -> bool:
     return node.rpartition(".")[2] in name.split(".")
 
 
-def _match_across_layers(result: Match) -> None:
+def _match_across_layers(result: TensorMatch) -> None:
     """Matches tensors that are inside a layer in the file but outside of layers in the spec, or the reverse.
 
     T5's files have the table of relative positions in the first layer. Shape and a word of the name must match."""
@@ -334,7 +334,7 @@ def _stack_in_name(name: str) -> str:
     return stack_names[0] if stack_names else ""
 
 
-def _accept_tied_copies(spec: ModelSpec, result: Match) -> None:
+def _accept_tied_copies(spec: ModelSpec, result: TensorMatch) -> None:
     """Accepts a stored output head that is tied to the embedding and so a second copy of it."""
     if not spec.tie_word_embeddings:
         return

@@ -152,7 +152,7 @@ class Verdict:
         }  # fmt: skip
 
 
-def compare(
+def compare_nodes(
     tree: Node,
     quantity: str,
     closed_form: Callable[[Place], int],

@@ -37,22 +37,22 @@ class Block:
 
     size: bytes.
     kernel: the operation that allocates it; empty outside of operations.
-    scratch: whether that operation frees it.
+    is_scratch: whether that operation frees it.
     """
 
     size: int
     kernel: str
-    scratch: bool = False
+    is_scratch: bool = False
 
     @property
-    def number(self) -> bool:
+    def is_number(self) -> bool:
         """Whether the block is a Python number's tensor, which no operation allocates."""
         return not self.kernel and self.size == NUMBER
 
     @property
-    def counted(self) -> bool:
+    def is_counted(self) -> bool:
         """Whether the simulator counts the block."""
-        return not self.scratch and not self.number
+        return not self.is_scratch and not self.is_number
 
 
 class Moment(NamedTuple):
@@ -102,23 +102,23 @@ class CpuEvents:
     sums: GradientSums = field(default_factory=GradientSums)
 
     @property
-    def scratch(self) -> dict[str, int]:
+    def scratch_bytes(self) -> dict[str, int]:
         """The bytes of the largest scratch block by kernel."""
         largest_bytes: dict[str, int] = {}
         for _, block, _ in self.moments:
-            if block.scratch:
+            if block.is_scratch:
                 largest_bytes[block.kernel] = max(largest_bytes.get(block.kernel, 0), block.size)
         return largest_bytes
 
-    def allocated(self, phase: str) -> list[int]:
+    def allocated_sizes(self, phase: str) -> list[int]:
         """Returns the sorted sizes in bytes of the counted blocks that a pass allocates."""
         return sorted(
             block.size
             for sign, block, moment_phase in self.moments
-            if sign > 0 and moment_phase == phase and block.counted
+            if sign > 0 and moment_phase == phase and block.is_counted
         )
 
-    def passes(self, counts: Callable[[Block], bool] = lambda block: block.counted) -> PassBytes:
+    def pass_bytes(self, counts: Callable[[Block], bool] = lambda block: block.is_counted) -> PassBytes:
         """Returns the bytes of both passes.
 
         counts: whether a block counts; default blocks that the simulator counts.
@@ -156,8 +156,8 @@ def read_events(profile: Any, kernel_of: Callable[[list[Any]], Any | None] = out
             blocks[pointer] = block, kernel
             events.moments.append(Moment(1, block, phase))
         elif pointer in blocks:
-            block, allocating_kernel = blocks.pop(pointer)
-            block.scratch = allocating_kernel is not None and kernel is not None and allocating_kernel.id == kernel.id
+            block, allocator = blocks.pop(pointer)
+            block.is_scratch = allocator is not None and kernel is not None and allocator.id == kernel.id
             events.moments.append(Moment(-1, block, phase))
     return events
 

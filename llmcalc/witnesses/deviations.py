@@ -35,7 +35,7 @@ COMMON_DEVIATIONS = (
 
 def cost_in_class(model_type: str, quantity: str, cost: Cost, spec: ModelSpec) -> Cost:
     """Returns an operation's cost function in the `transformers` classes of a model type, with their deviations."""
-    replacements = [deviation.follow for deviation in _deviations(model_type, quantity, spec)]
+    replacements = [deviation.follow for deviation in _deviations_of(model_type, quantity, spec)]
 
     def changed_cost(op_use: Use) -> Any:
         op = op_use.op
@@ -46,7 +46,7 @@ def cost_in_class(model_type: str, quantity: str, cost: Cost, spec: ModelSpec) -
     return changed_cost
 
 
-def total(
+def class_total(
     model_type: str,
     quantity: str,
     cost: Cost,
@@ -56,13 +56,13 @@ def total(
 ) -> Number:
     """Returns the cost of the whole model in the classes of a text model type, including their deviations."""
     count = spec.tree().total(cost_in_class(model_type, quantity, cost, spec), run_config, include=include)
-    return count + sum(deviation.more(spec) for deviation in _deviations(model_type, quantity, spec))
+    return count + sum(deviation.more(spec) for deviation in _deviations_of(model_type, quantity, spec))
 
 
 def additions_by_path(model_type: str, quantity: str, spec: ModelSpec) -> Callable[[str], Number]:
     """Returns a function from a node's path to the amount by which the classes exceed the count of its subtree."""
     additions = {
-        deviation.at: deviation.more(spec) for deviation in _deviations(model_type, quantity, spec) if deviation.at
+        deviation.at: deviation.more(spec) for deviation in _deviations_of(model_type, quantity, spec) if deviation.at
     }
     return lambda path: sum(
         addition
@@ -71,7 +71,7 @@ def additions_by_path(model_type: str, quantity: str, spec: ModelSpec) -> Callab
     )
 
 
-def _deviations(model_type: str, quantity: str, spec: ModelSpec) -> list[Deviation]:
+def _deviations_of(model_type: str, quantity: str, spec: ModelSpec) -> list[Deviation]:
     family = family_of_class(model_type)
     candidates = COMMON_DEVIATIONS if family is None else (*COMMON_DEVIATIONS, *family.deviations)
     return [deviation for deviation in candidates if deviation.quantity == quantity and deviation.when(spec)]

@@ -31,7 +31,7 @@ from ..model import ModelSpec
 from .checks import MEMORY, Check
 from .loop import Passes, TrainingLoop, cache_shapes
 from .memory import MemoryComparison, configured_run, reference_settings, run_text, unsupported_reason
-from .speed import driver
+from .speed import driver_version
 
 STEPS = 3
 """Number of measured training steps: the first creates the optimizer's states, the others are equal."""
@@ -57,13 +57,13 @@ class Statistics(Protocol):
 
     device: str
 
-    def begin(self) -> None:
+    def empty(self) -> None:
         """Frees unreferenced objects, free segments and workspaces, and resets the peaks."""
 
-    def restart(self) -> None:
+    def reset_peaks(self) -> None:
         """Resets the peaks."""
 
-    def read(self) -> AllocatorStatistics:
+    def read_bytes(self) -> AllocatorStatistics:
         """Returns the statistics after all kernels have finished."""
 
     def outside_bytes(self) -> int:
@@ -75,17 +75,17 @@ class Cuda:
 
     device = "cuda"
 
-    def begin(self) -> None:
+    def empty(self) -> None:
         gc.collect()
         torch.cuda.synchronize()
         torch._C._cuda_clearCublasWorkspaces()
         torch.cuda.empty_cache()
-        self.restart()
+        self.reset_peaks()
 
-    def restart(self) -> None:
+    def reset_peaks(self) -> None:
         torch.cuda.reset_peak_memory_stats()
 
-    def read(self) -> AllocatorStatistics:
+    def read_bytes(self) -> AllocatorStatistics:
         torch.cuda.synchronize()
         counts = torch.cuda.memory_stats()
         return AllocatorStatistics(
@@ -101,7 +101,7 @@ class Cuda:
 
 
 @dataclass
-class Measured:
+class MeasuredMemory:
     """The measured memory of a run, in bytes.
 
     requested_bytes, allocated_bytes, reserved_bytes: peaks of the allocator's statistics.
@@ -119,7 +119,7 @@ class Measured:
     beside_bytes: int = 0
     phases: dict[str, dict[str, int]] = field(default_factory=dict)
 
-    def take(self, phase: str, reading: AllocatorStatistics) -> None:
+    def record_peaks(self, phase: str, reading: AllocatorStatistics) -> None:
         """Records the peaks of a phase."""
         peaks = self.phases.setdefault(phase, {"requested_bytes": 0, "allocated_bytes": 0, "reserved_bytes": 0})
         for name, value in zip(peaks, reading[1:], strict=True):
@@ -135,20 +135,20 @@ class Measured:
 # --- runs -------------------------------------------------------------------------------------------------------------
 
 
-def measure(spec: ModelSpec, settings: Settings, statistics: Statistics) -> Measured:
+def measure_gpu(spec: ModelSpec, settings: Settings, statistics: Statistics) -> MeasuredMemory:
     """Measures a run of the PyTorch reference. Raises torch's `OutOfMemoryError` if the device is too small."""
     training_run = configured_run(spec, settings)
-    measured_run = Measured()
-    statistics.begin()
-    measured_run.before_bytes = statistics.read().allocated
+    measured_run = MeasuredMemory()
+    statistics.empty()
+    measured_run.before_bytes = statistics.read_bytes().allocated
 
     def record_phase(phase: str, _: Tensor | None = None) -> None:
-        measured_run.take(phase, statistics.read())
-        statistics.restart()
+        measured_run.record_peaks(phase, statistics.read_bytes())
+        statistics.reset_peaks()
 
     if isinstance(training_run, Training):
         loop = TrainingLoop(spec, training_run, statistics.device)
-        statistics.begin()
+        statistics.empty()
         record_phase("set-up")
         for _ in range(STEPS):
             loop.step(record_phase)
@@ -156,7 +156,7 @@ def measure(spec: ModelSpec, settings: Settings, statistics: Statistics) -> Meas
         return measured_run
     shapes = cache_shapes(spec, training_run) if training_run.phase == "decode" else {}
     passes = Passes(spec, training_run, statistics.device)
-    statistics.begin()
+    statistics.empty()
     if training_run.phase == "decode":
         passes.cache_of(shapes)
     record_phase("set-up")
@@ -180,7 +180,7 @@ def closed_form(device: DeviceMemory) -> dict[str, int]:
     }
 
 
-def checks(
+def memory_checks(
     computed_bytes: Mapping[str, int], measured_bytes: Mapping[str, Any], phase: str, witness: str
 ) -> list[Check]:
     """Returns one check per quantity of a phase, such as `memory.training_requested_bytes`."""
@@ -200,7 +200,7 @@ def compare_on_gpu(
     """
     comparison = MemoryComparison(info={"runs_measured": []})
     if statistics is None:
-        comparison.info |= {"device": (facts := device_facts()), "environment": (variables := environment())}
+        comparison.info |= {"device": (facts := device_facts()), "environment": (variables := allocator_variables())}
         statistics, runtime = Cuda(), runtime_of_facts(facts, variables)
     runtime = Runtime() if runtime is None else runtime
     for run_settings in map(reference_settings, settings):
@@ -215,9 +215,12 @@ def compare_on_gpu(
                 f"{run_text(spec, run_settings)} needs {device_memory.reserved_bytes:,} bytes of {free_memory:,} free"
             )
             continue
-        computed_bytes, measured_bytes = closed_form(device_memory), measure(spec, run_settings, statistics).data()
+        computed_bytes, measured_bytes = (
+            closed_form(device_memory),
+            measure_gpu(spec, run_settings, statistics).data(),
+        )
         comparison.runs.append(run_text(spec, run_settings))
-        comparison.checks += checks(computed_bytes, measured_bytes, run_settings.phase, "torch on cuda")
+        comparison.checks += memory_checks(computed_bytes, measured_bytes, run_settings.phase, "torch on cuda")
         comparison.info["runs_measured"].append(
             {"phase": run_settings.phase, "closed_form": computed_bytes, "measured": measured_bytes}
         )
@@ -231,7 +234,7 @@ def free_bytes(statistics: Statistics) -> int | None:
     """Returns the GPU's free bytes with an empty allocator; None for other devices."""
     if statistics.device != "cuda":
         return None
-    statistics.begin()
+    statistics.empty()
     return int(torch.cuda.mem_get_info()[0])
 
 
@@ -239,7 +242,7 @@ VARIABLES = ("CUBLAS_WORKSPACE_CONFIG", "PYTORCH_CUDA_ALLOC_CONF", "PYTORCH_ALLO
 """Environment variables that change the memory of a run."""
 
 
-def environment() -> dict[str, str]:
+def allocator_variables() -> dict[str, str]:
     """Returns the environment variables of `VARIABLES` that are set."""
     return {name: os.environ[name] for name in VARIABLES if name in os.environ}
 
@@ -251,7 +254,7 @@ def device_facts() -> dict[str, Any]:
         "gpu": torch.cuda.get_device_name(0),
         "memory_bytes": properties.total_memory,
         "compute_capability": f"{properties.major}.{properties.minor}",
-        "driver": driver(),
+        "driver": driver_version(),
         "cuda": torch.version.cuda,
         "torch": torch.__version__,
         "date": date.today().isoformat(),
@@ -259,7 +262,7 @@ def device_facts() -> dict[str, Any]:
 
 
 def runtime_of_facts(facts: Mapping[str, Any], variables: Mapping[str, str]) -> Runtime:
-    """Returns the CUDA runtime of a measured GPU. facts, variables: from `device_facts` and `environment`."""
+    """Returns the CUDA runtime of a measured GPU. facts, variables: from `device_facts` and `allocator_variables`."""
     major = int(facts["compute_capability"].partition(".")[0])
     config = variables.get("CUBLAS_WORKSPACE_CONFIG")
     workspace = (LARGE_WORKSPACE if major in LARGE else WORKSPACE) if config is None else workspace_bytes(config)

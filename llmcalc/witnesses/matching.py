@@ -31,7 +31,7 @@ def compare_modules(
         )
 
 
-def coverage(tree: Node, modules_of_nodes: ModulesByNode, params: Cost, include: frozenset[str]) -> Coverage:
+def coverage_of_leaves(tree: Node, modules_of_nodes: ModulesByNode, params: Cost, include: frozenset[str]) -> Coverage:
     """Returns for each leaf with parameters how it was compared.
 
     params: the parameters of one op in the class. include: the optional parts that the class has.

@@ -25,16 +25,16 @@ DEPTH = 4
 
 
 @dataclass(frozen=True)
-class Measured:
+class ModuleSize:
     """The parameters of a module and its submodules. Equal members of a numbered list are one node with a repeat."""
 
     name: str
     params: int
     repeat: int = 1
-    children: tuple[Measured, ...] = ()
+    children: tuple[ModuleSize, ...] = ()
 
 
-def measure_config(path: Path) -> tuple[str, Measured]:
+def measure_config(path: Path) -> tuple[str, ModuleSize]:
     """Returns the name and the module tree of a config's `transformers` class, built on the meta device.
 
     The class is the one that `architectures` names, or else the language model of its model type.
@@ -80,40 +80,40 @@ def _require_class(path: Path, model_type: str, remote_code: bool) -> None:
         raise InputError(f"{path}: model_type: the installed transformers has no '{model_type}'{remote_note}")
 
 
-def measured_tree(module: nn.Module) -> Measured:
+def measured_tree(module: nn.Module) -> ModuleSize:
     """Returns a tree of parameters by module; a shared parameter is counted in the first module that has it."""
     parameters_by_path = parameters(module)
-    return _tree(module, "", type(module).__name__, parameters_by_path, DEPTH)
+    return _module_tree(module, "", type(module).__name__, parameters_by_path, DEPTH)
 
 
-def _tree(module: nn.Module, path: str, name: str, parameters_by_path: dict[str, int], depth: int) -> Measured:
-    children: list[Measured] = []
+def _module_tree(module: nn.Module, path: str, name: str, parameters_by_path: dict[str, int], depth: int) -> ModuleSize:
+    children: list[ModuleSize] = []
     if depth:
         for child_name, child in module.named_children():
             child_path = f"{path}.{child_name}" if path else child_name
             if parameters_by_path.get(child_path):
-                children.append(_tree(child, child_path, child_name, parameters_by_path, depth - 1))
-    return Measured(name, parameters_by_path.get(path, 0), 1, tuple(_merge_equal(children)))
+                children.append(_module_tree(child, child_path, child_name, parameters_by_path, depth - 1))
+    return ModuleSize(name, parameters_by_path.get(path, 0), 1, tuple(_merge_equal(children)))
 
 
-def _merge_equal(children: list[Measured]) -> list[Measured]:
+def _merge_equal(children: list[ModuleSize]) -> list[ModuleSize]:
     """Merges equal numbered children into one node with a repeat, named by all numbers: `0-2`, `{0,3-5}`."""
-    indices_of_equal: dict[tuple[int, tuple[Measured, ...]], list[int]] = {}
+    indices_of_equal: dict[tuple[int, tuple[ModuleSize, ...]], list[int]] = {}
     for child in children:
         if child.name.isdigit():
             indices_of_equal.setdefault((child.params, child.children), []).append(int(child.name))
     named_children = [child for child in children if not child.name.isdigit()]
     return [
-        Measured(spans(indices), params, len(indices), grandchildren)
+        ModuleSize(spans(indices), params, len(indices), grandchildren)
         for (params, grandchildren), indices in indices_of_equal.items()
     ] + named_children
 
 
-def data_of(tree: Measured) -> dict[str, Any]:
+def module_data(tree: ModuleSize) -> dict[str, Any]:
     """Returns a module tree's parameters as nested dicts."""
     out: dict[str, Any] = {"name": tree.name, "params": tree.params * tree.repeat}
     if tree.repeat > 1:
         out |= {"repeat": tree.repeat, "params_each": tree.params}
     if tree.children:
-        out["children"] = [data_of(child) for child in tree.children]
+        out["children"] = [module_data(child) for child in tree.children]
     return out

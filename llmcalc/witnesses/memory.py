@@ -501,7 +501,7 @@ def measure_event_passes(spec: ModelSpec, training: Training) -> dict[str, int]:
 
         loop.micro_batch(record_phase)
     events = read_events(run)
-    return _event_quantities(events.passes(), events.sums)
+    return _event_quantities(events.pass_bytes(), events.sums)
 
 
 def measure_pass(spec: ModelSpec, inference: Inference, device: str) -> InferenceBytes:

@@ -48,7 +48,7 @@ TOWERS = "towers."
 """The prefix of the path of nodes in a vision or audio encoder."""
 
 
-def places(
+def find_modules_of_nodes(
     tree: Node, paths: frozenset[str], kind: str, base: str, names: Modules, context_modules: Modules | None = None
 ) -> ModulesByNode:
     """Finds the modules of a `transformers` class for the nodes of the model's tree.
@@ -60,8 +60,8 @@ def places(
     context_modules: the module names of the wrapper around it; none by default.
     """
     towers = {key[len(TOWERS) :]: name for key, name in (context_modules or names).items() if key.startswith(TOWERS)}
-    tower_modules = _Search(paths, {**TOWER_MODULES, **towers}, towers).towers(tree, base)
-    return {**dict(_Search(paths, {**USUAL, **names}, names).all(tree, kind, base)), **dict(tower_modules)}
+    tower_modules = _Search(paths, {**TOWER_MODULES, **towers}, towers).tower_nodes(tree, base)
+    return {**dict(_Search(paths, {**USUAL, **names}, names).all_nodes(tree, kind, base)), **dict(tower_modules)}
 
 
 @dataclass(frozen=True)
@@ -71,7 +71,7 @@ class _Search:
     family_names: Modules
     """Of the family: they come before the usual ones."""
 
-    def all(self, tree: Node, kind: str, base: str) -> Iterator[tuple[str, NodeModules]]:
+    def all_nodes(self, tree: Node, kind: str, base: str) -> Iterator[tuple[str, NodeModules]]:
         text_model = self._first_existing(self.names[""], (base,)) or NodeModules((base,))
         roots = tuple(dict.fromkeys((*text_model.modules, base, "")))
         stacks_by_name = {child.name: child for child in tree.children if child.is_stack and kind == "encoder-decoder"}
@@ -85,7 +85,7 @@ class _Search:
         else:
             yield from self._stack("", other_nodes, self._side_modules(kind, roots))
 
-    def towers(self, tree: Node, base: str) -> Iterator[tuple[str, NodeModules]]:
+    def tower_nodes(self, tree: Node, base: str) -> Iterator[tuple[str, NodeModules]]:
         """Finds the modules of towers: below the model without a head, below its encoder, or in the whole model.
 
         Such a module may contain another one (the projector), so it is not compared as a whole.
@@ -223,7 +223,7 @@ class _Search:
     def _modules_below(self, name: str, parents: tuple[str, ...], outer_modules: tuple[str, ...]) -> list[str]:
         """Returns the modules with a name below the first parent that has such a module.
 
-        A name with a leading dot is searched in `outer`.
+        A name with a leading dot is searched in `outer_modules`.
         """
         if name.startswith("&"):  # one of the modules of a layer
             return [module for module in outer_modules if name[1:] in module.split(".")][:1]

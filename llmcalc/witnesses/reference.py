@@ -24,7 +24,7 @@ from ..optional import EVERY_PART, MTP, WITHOUT_FLOPS
 from ..units import DTYPE_BITS, bits_to_bytes
 from ..workload.run_config import RunConfig
 from ..workload.workload import Workload
-from .checks import Check, Verdict, compare, without_zero_checks
+from .checks import Check, Verdict, compare_nodes, without_zero_checks
 from .difference import sizes_of
 from .measure import (
     buffers,
@@ -121,7 +121,7 @@ def verify_reference(
         )
     if device == "cpu":
         _check_activations(spec, batch, seq)
-    module: Any = build(spec, device)
+    module: Any = build_on_device(spec, device)
     repeats: dict[str, str] = {} if every_layer or device != "meta" else module.repeats()
     checks = list(_checks(spec, module, device, batch, seq, repeats))
     depth = sum(stack.num_hidden_layers for _, stack in spec.stacks())
@@ -147,19 +147,19 @@ def _measure_speed(spec: ModelSpec, module: nn.Module, device: Device, batch: in
     return measure_forward(module, lambda: module(ids, source_input), flops, batch * tokens)
 
 
-def precision(device: Device) -> str:
+def device_dtype(device: Device) -> str:
     """Returns the number format of the reference's weights and cache on a device."""
     return "float32" if device == "cpu" else "bfloat16"
 
 
-def build(spec: ModelSpec, device: Device) -> nn.Module:
+def build_on_device(spec: ModelSpec, device: Device) -> nn.Module:
     """Returns the reference model on a device: in bf16, on a CPU in fp32, because bf16 is slow there.
 
     Raises `InputError` for a device that does not exist, or a model that is too large for a CPU.
     """
     import torch
 
-    name = precision(device)
+    name = device_dtype(device)
     byte_count = DTYPE_BITS[name] // 8 * spec.tree().total(total_of, include=EVERY_PART)
     if device == "cuda" and not torch.cuda.is_available():
         raise InputError("--device cuda: torch sees no CUDA device here; expected meta or cpu")
@@ -194,7 +194,9 @@ def _check_activations(spec: ModelSpec, batch: int, seq: int) -> None:
         return 3 * run_config.batch * op.heads * op.pairs(run_config) if isinstance(op, AttentionCore) else 0
 
     byte_count = (
-        DTYPE_BITS[precision("cpu")] // 8 * spec.tree().total(kept_elements, RunConfig(Workload(batch=batch, seq=seq)))
+        DTYPE_BITS[device_dtype("cpu")]
+        // 8
+        * spec.tree().total(kept_elements, RunConfig(Workload(batch=batch, seq=seq)))
     )
     if byte_count > LARGEST_REAL:
         raise InputError(
@@ -217,7 +219,7 @@ def _checks(
         workload: Workload | None = None,
         include: frozenset[str] = frozenset(),
     ) -> Iterator[Check]:
-        checks = compare(
+        checks = compare_nodes(
             tree,
             quantity,
             lambda place: place.cost_per_repeat(cost, include),
@@ -238,7 +240,7 @@ def _checks(
 
     has_values = device != "meta"
     ids = token_ids(spec, batch, seq, device, has_values)
-    source_input = encoder_input(spec, batch, seq, precision(device), device, has_values)
+    source_input = encoder_input(spec, batch, seq, device_dtype(device), device, has_values)
     has_mtp = spec.mtp is not None or spec.proposal is not None
 
     def whole() -> list[torch.Tensor]:
@@ -267,7 +269,7 @@ def _checks(
     decode, _ = count_flops(module, lambda: [module(next_ids, store=store, past=seq)])
     decode_workload = Workload(batch=batch, seq=1, context=seq, source=seq, phase="decode")
     yield from compare_with_model("decode_flops", forward_of, with_repeats(decode, repeats), decode_workload)
-    bits = DTYPE_BITS[precision(device)]
+    bits = DTYPE_BITS[device_dtype(device)]
     yield from compare_with_model(
         "cache_bytes",
         lambda use: bits_to_bytes(use.cache_bits(bits)),

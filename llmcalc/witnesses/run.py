@@ -11,7 +11,7 @@ from ..model import ModelSpec
 from ..sources.preset import Preset
 from .checks import Verdict
 from .reference import Device, busy_seq, verify_reference
-from .untested import untested
+from .untested import untested_parts
 
 Witness: TypeAlias = Literal["reference", "transformers", "published"]
 
@@ -32,7 +32,7 @@ def verify(
     compared and a step of the model has no kernels.
     """
     verdict = _compare_model(preset, witness, device, batch, seq, every_layer, memory)
-    return replace(verdict, untested=untested(preset.model))
+    return replace(verdict, untested=untested_parts(preset.model))
 
 
 def _compare_model(

@@ -25,7 +25,7 @@ def measure_forward(module: nn.Module, forward: Callable[[], Any], flops: int, t
     device = next(module.parameters()).device
     cuda = device.type == "cuda"
 
-    def finished() -> float:
+    def seconds_when_finished() -> float:
         if cuda:
             torch.cuda.synchronize(device)
         return time.perf_counter()
@@ -37,9 +37,9 @@ def measure_forward(module: nn.Module, forward: Callable[[], Any], flops: int, t
             torch.cuda.reset_peak_memory_stats(device)
         seconds = []
         for _ in range(RUNS):
-            start = finished()
+            start = seconds_when_finished()
             forward()
-            seconds.append(finished() - start)
+            seconds.append(seconds_when_finished() - start)
     median = sorted(seconds)[RUNS // 2]
     results: dict[str, Any] = {
         "date": date.today().isoformat(), "torch": torch.__version__, "device": _device_name(device), "tokens": tokens,
@@ -48,7 +48,7 @@ def measure_forward(module: nn.Module, forward: Callable[[], Any], flops: int, t
     if cuda:
         results |= {
             "cuda": torch.version.cuda,
-            "driver": driver(),
+            "driver": driver_version(),
             "weights_bytes": sum(parameter.numel() * parameter.element_size() for parameter in module.parameters()),
             "allocated_bytes": torch.cuda.memory_allocated(device),
             "peak_allocated_bytes": torch.cuda.max_memory_allocated(device),
@@ -69,7 +69,7 @@ def _device_name(device: Any) -> str:
     )
 
 
-def driver() -> str | None:
+def driver_version() -> str | None:
     """Returns the NVIDIA driver's version, read from nvidia-smi; None without nvidia-smi."""
     import subprocess
 

@@ -31,11 +31,11 @@ from ..units import DTYPE_BITS, bits_to_bytes
 from ..workload.run_config import RunConfig
 from ..workload.workload import Workload
 from .checks import Check, Verdict, without_zero_checks
-from .deviations import additions_by_path, cost_in_class, total
+from .deviations import additions_by_path, class_total, cost_in_class
 from .difference import sizes_of
-from .matching import compare_modules, coverage
+from .matching import compare_modules, coverage_of_leaves
 from .measure import count_flops, default_dtype, module_names, tensor_names, tensors
-from .modules import ModulesByNode, nodes_called_once, places, without_shared
+from .modules import ModulesByNode, find_modules_of_nodes, nodes_called_once, without_shared
 from .reference import LARGEST_REAL, LEAST_SEQ
 from .witness import class_object_of, family_of_class, fields_of, require_library_class, witness_of
 
@@ -81,7 +81,7 @@ def verify_config(
     checks = list(_checks(spec, config, model, modules, batch, lengths))
     info = {"class": type(model).__name__, "batch": batch, "seq": lengths[0]}
     cost = cost_in_class(text_of(config)[2], "parameters", total_of, spec)
-    coverage_of_model = coverage(spec.tree(), modules, cost, WITHOUT_FLOPS)
+    coverage_of_model = coverage_of_leaves(spec.tree(), modules, cost, WITHOUT_FLOPS)
     return Verdict(target, "transformers", checks, time.perf_counter() - start, info, sizes_of(spec), coverage_of_model)
 
 
@@ -206,7 +206,7 @@ def _checks(
     yield Check(
         "model",
         "parameters",
-        total(kind, "parameters", total_of, spec, include=towers),
+        class_total(kind, "parameters", total_of, spec, include=towers),
         params.get("", 0) - uncounted_params,
         witness,
     )
@@ -217,7 +217,7 @@ def _checks(
         yield Check(
             "model",
             "forward_flops",
-            total(kind, "forward_flops", forward_of, spec, run_config),
+            class_total(kind, "forward_flops", forward_of, spec, run_config),
             measured_pass.flops.get("", 0),
             witness,
             seq,
@@ -231,7 +231,9 @@ def _checks(
                 run_config,
             )
         if measured_pass.cache is not None:
-            bits = total(kind, "cache_bytes", lambda use: use.cache_bits(DTYPE_BITS["bfloat16"]), spec, run_config)
+            bits = class_total(
+                kind, "cache_bytes", lambda use: use.cache_bits(DTYPE_BITS["bfloat16"]), spec, run_config
+            )
             yield Check("model", "cache_bytes", bits_to_bytes(bits), measured_pass.cache, witness, seq)
 
 
@@ -253,7 +255,7 @@ def find_modules(spec: ModelSpec, config: Mapping[str, Any], model: Any) -> Modu
     base = next((path for path, module in model.named_modules() if module is model.base_model), "")
     paths = module_names(model) | tensor_names(model)
     names, outer_names = ({} if family_record is None else family_record.modules for family_record in (family, context))
-    return places(spec.tree(), paths, spec.kind, base, names, outer_names)
+    return find_modules_of_nodes(spec.tree(), paths, spec.kind, base, names, outer_names)
 
 
 def _token_ids(model: nn.Module, batch: int, seq: int) -> Any:
@@ -282,7 +284,7 @@ def inputs_of(spec: ModelSpec, model: nn.Module, batch: int, seq: int) -> dict[s
         inputs = {stem.input_name: torch.empty(stem.frames(batch, seq), dtype=torch.bfloat16, device="meta")}
     if spec.kind == "encoder-decoder":
         inputs["decoder_input_ids"] = ids
-    elif denoises(model):
+    elif denoises_after_prompt(model):
         inputs = {"decoder_input_ids": ids, "past_key_values": _cache_of_no_tokens(spec, model, batch)}
     return inputs | more_inputs(model, batch, seq)
 
@@ -309,7 +311,7 @@ def _cache_of_no_tokens(spec: ModelSpec, model: nn.Module, batch: int) -> Any:
     return cache
 
 
-def denoises(model: nn.Module) -> bool:
+def denoises_after_prompt(model: nn.Module) -> bool:
     """Whether a class reads a prompt and then denoises further tokens; its pass is run after an empty prompt."""
     is_encoder_decoder: bool = model.config.is_encoder_decoder  # type: ignore[union-attr, assignment]
     return "decoder_input_ids" in signature(model.forward).parameters and not is_encoder_decoder
@@ -351,7 +353,7 @@ def run_forward(spec: ModelSpec, model: nn.Module, batch: int, seq: int, quirks:
     from transformers import DynamicCache
 
     name, inputs = type(model).__name__, inputs_of(spec, model, batch, seq)
-    if spec.kind != "encoder" and not name.endswith(quirks.refuses_cache) and not denoises(model):
+    if spec.kind != "encoder" and not name.endswith(quirks.refuses_cache) and not denoises_after_prompt(model):
         inputs["use_cache"] = True
     if name.endswith(quirks.makes_mask) and not name.endswith(quirks.reads_values):
         inputs["attention_mask"] = torch.zeros(batch, 1, seq, seq, dtype=torch.bfloat16, device="meta")
@@ -369,7 +371,7 @@ def run_forward(spec: ModelSpec, model: nn.Module, batch: int, seq: int, quirks:
     for hook in hooks:
         hook.remove()
     stored_cache = next((cache for output in reversed(out) for cache in _caches_of(output)), None)
-    if denoises(model):
+    if denoises_after_prompt(model):
         return Pass(forward, calls, None)  # it reads the prompt's cache and fills none
     argument = cache_argument(model)
     if stored_cache is None and spec.kind == "decoder" and argument:

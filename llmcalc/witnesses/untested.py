@@ -12,7 +12,7 @@ from ..parallel.layout import ONE_DEVICE
 from ..simulator.choices import EAGER
 
 
-def untested(spec: ModelSpec) -> tuple[Evidence, ...]:
+def untested_parts(spec: ModelSpec) -> tuple[Evidence, ...]:
     """Returns a model's parts and kernels, and the optimizers and frameworks, whose memory was never measured."""
     include = frozenset({MTP.name})
     frameworks = [

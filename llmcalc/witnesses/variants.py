@@ -53,7 +53,7 @@ def use_kernels(
 # --- attention --------------------------------------------------------------------------------------------------------
 
 
-def flash(causal: bool, q: Any, k: Any, v: Any, *_: Any) -> Any:
+def flash_attention(causal: bool, q: Any, k: Any, v: Any, *_: Any) -> Any:
     """Runs the flash attention kernel of GPUs, on a GPU or on the meta device; torch has another kernel for CPUs."""
     return torch.ops.aten._scaled_dot_product_flash_attention(q, k, v, 0.0, causal)[0]
 
@@ -75,7 +75,7 @@ def scaled_dot_product(capability: int, causal: bool, q: Any, k: Any, v: Any, *_
     if capability == 90:
         return aten._scaled_dot_product_cudnn_attention(q, k, v, None, True, 0.0, causal)[0]
     if capability == 80:
-        return flash(causal, q, k, v)
+        return flash_attention(causal, q, k, v)
     if k.shape[1] != q.shape[1]:
         return aten._scaled_dot_product_attention_math(q, k, v, None, 0.0, causal, enable_gqa=True)[0]
     return aten._scaled_dot_product_efficient_attention(q, k, v, None, True, 0.0, causal)[0]
@@ -89,7 +89,7 @@ def replace_attention(module: nn.Module, choices: Choices) -> None:
             owner: Any = module.get_submodule(parent_name)
             causal = getattr(owner, "causal", True) and not getattr(owner, "cross", False)
             kernels: dict[str, Callable[..., Any]] = {
-                "flash": flash,
+                "flash": flash_attention,
                 "sdpa": partial(scaled_dot_product, choices.capability),
             }
             submodule.forward = partial(kernels.get(choices.attention, sdpa_math), causal)
@@ -351,7 +351,7 @@ def selective_checkpoint(saved_operations: frozenset[str], alternate_operations:
         {SAVED_OPERATIONS[name] for name in names} for names in (saved_operations, alternate_operations)
     )
 
-    def contexts() -> Any:
+    def create_contexts() -> Any:
         calls = Counter[Any]()
 
         def policy(context: Any, op: Any, *args: Any, **kwargs: Any) -> CheckpointPolicy:
@@ -363,7 +363,7 @@ def selective_checkpoint(saved_operations: frozenset[str], alternate_operations:
 
         return create_selective_checkpoint_contexts(policy)
 
-    return contexts
+    return create_contexts
 
 
 def add_checkpoints(module: nn.Module, recompute: Recompute) -> None:
@@ -395,14 +395,14 @@ def _checkpoint_with_router_state(
     layer would read the state of the last layer.
     """
 
-    def once(x: Any, router_state: Any) -> Any:
+    def run_with_router_state(x: Any, router_state: Any) -> Any:
         saved_routing, run.routed = run.routed, router_state
         try:
             return forward(x, run), run.routed
         finally:
             run.routed = saved_routing
 
-    out, run.routed = run_checkpointed(once, x, run.routed)
+    out, run.routed = run_checkpointed(run_with_router_state, x, run.routed)
     return out
 
 

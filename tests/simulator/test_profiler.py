@@ -119,10 +119,10 @@ def test_the_cpu_allocates_what_is_counted(name: str, attention: Any) -> None:
     ours = without_values(spec(name), choices=choices, dtype="float32", adds_in_place=True)
     held = ours.live, ours.forward, ours.backward
     cpu = seen(spec(name), choices)
-    all_of_it = cpu.passes(lambda block: True)
+    all_of_it = cpu.pass_bytes(lambda block: True)
     assert all_of_it[0] == ours.live + NUMBER * cpu.saved_numbers  # `mul` saves a Python number as a tensor
-    assert cpu.passes(lambda block: block.counted) == held
-    scratch = {kernel.removeprefix("aten::") for kernel, size in cpu.scratch.items() if size > NUMBER}
+    assert cpu.pass_bytes(lambda block: block.is_counted) == held
+    scratch = {kernel.removeprefix("aten::") for kernel, size in cpu.scratch_bytes.items() if size > NUMBER}
     assert scratch == CASES[name, attention]
     if not scratch:  # the numbers that are saved are beside the peaks, and at most one more with a copy in float32
         assert all(
@@ -156,8 +156,8 @@ def test_the_cpu_allocates_what_is_counted_of_adapters_and_autocast(training: st
     run: dict[str, Any] = {"adapters": ADAPTERS[training], "autocast": "autocast" in training, "dtype": dtype}
     ours = without_values(spec(name), adds_in_place=True, **run)
     cpu = seen(spec(name), **run)
-    assert cpu.passes(lambda block: block.counted) == (ours.live, ours.forward, ours.backward)
-    scratch = {kernel.removeprefix("aten::") for kernel, size in cpu.scratch.items() if size > NUMBER}
+    assert cpu.pass_bytes(lambda block: block.is_counted) == (ours.live, ours.forward, ours.backward)
+    scratch = {kernel.removeprefix("aten::") for kernel, size in cpu.scratch_bytes.items() if size > NUMBER}
     assert scratch <= SCRATCH_OF_FORMATS | set(SCRATCH)
 
 
@@ -194,7 +194,7 @@ def gradients_are_added_where_torch_adds_them(name: str) -> None:
     cpu = seen(model)
     assert cpu.sums == sums
     assert sums.out_of_place > 0 or name.startswith("GatedCrossLayer")  # which adds nothing to a text
-    assert cpu.passes() == (ours.live, ours.forward, ours.backward), name
+    assert cpu.pass_bytes() == (ours.live, ours.forward, ours.backward), name
 
 
 COMPARED = {name: spec(name) for name in examples() if is_compared(spec(name))}
@@ -251,7 +251,7 @@ def test_what_is_not_compared_differs(name: str, part: str) -> None:
     statuses = {one.name: one.status for one in evidence_of_parts(model)}
     assert (statuses[part], part in OTHER_KERNELS) == ("untested", True)
     ours = without_values(model, dtype="float32", adds_in_place=True)
-    assert seen(model).passes() != (ours.live, ours.forward, ours.backward)
+    assert seen(model).pass_bytes() != (ours.live, ours.forward, ours.backward)
 
 
 def test_families_have_tied_embeddings() -> None:
@@ -265,9 +265,9 @@ def test_a_tied_table_has_three_gradients_at_once() -> None:
     table = 4 * tied.vocab_size * tied.hidden_size
     cpu, apart = seen(tied), seen(untied)
     assert cpu.sums.out_of_place == apart.sums.out_of_place + table
-    assert cpu.passes().backward > 3 * table
+    assert cpu.pass_bytes().backward > 3 * table
     ours = [without_values(model, dtype="float32", adds_in_place=True).backward for model in (tied, untied)]
-    assert ours == [cpu.passes().backward, apart.passes().backward]
+    assert ours == [cpu.pass_bytes().backward, apart.pass_bytes().backward]
 
 
 TABLES = {"num_hidden_layers": 1, "vocab_size": 4096, "hidden_size": 32, "intermediate_size": 48, "head_dim": 8}
@@ -280,5 +280,5 @@ def test_every_kernel_with_scratch_is_met() -> None:
 
 def test_a_pass_that_holds_more_is_seen() -> None:
     """The same model, one token longer."""
-    longer = seen(spec("Attention-0"), seq=8).passes(lambda block: block.counted)
-    assert longer > seen(spec("Attention-0")).passes(lambda block: block.counted)
+    longer = seen(spec("Attention-0"), seq=8).pass_bytes(lambda block: block.is_counted)
+    assert longer > seen(spec("Attention-0")).pass_bytes(lambda block: block.is_counted)

@@ -27,7 +27,7 @@ from llmcalc.sources.checkpoints.read import read_checkpoint
 from llmcalc.sources.checkpoints.safetensors import DTYPE_BITS, read_safetensors
 from llmcalc.sources.huggingface.registry import family_of
 from llmcalc.sources.target import load
-from llmcalc.witnesses.checkpoint import match
+from llmcalc.witnesses.checkpoint import match_tensors
 from tests.builders import family_shapes, spec_of
 
 
@@ -242,11 +242,11 @@ PLAIN = [
 def test_a_saved_model_is_what_its_config_says(config: dict[str, Any], tmp_path: Path) -> None:
     (tmp_path / "config.json").write_text(json.dumps(config))
     stored = _stored(config)
-    found = match(load(str(tmp_path)).model, stored)
+    found = match_tensors(load(str(tmp_path)).model, stored)
     assert found.ok, (found.missing[:3], found.extra[:3], found.misshapen[:3])
     first = stored.tensors[len(stored.tensors) // 2]
     without = Checkpoint("safetensors", tuple(t for t in stored.tensors if t is not first))
-    assert not match(load(str(tmp_path)).model, without).ok
+    assert not match_tensors(load(str(tmp_path)).model, without).ok
 
 
 def _changed(change: Callable[[list[StoredTensor]], None], target: str = "llama3-8b") -> Any:
@@ -268,7 +268,7 @@ def _changed(change: Callable[[list[StoredTensor]], None], target: str = "llama3
         tensors += [StoredTensor(f"model.layers.{i}.{name}.weight", "BF16", shape, 0) for name, shape in shapes.items()]
     tensors += [StoredTensor("model.norm.weight", "BF16", (h,), 0), StoredTensor("lm_head.weight", "BF16", (v, h), 0)]
     change(tensors)
-    return match(spec, Checkpoint("safetensors", tuple(tensors)))
+    return match_tensors(spec, Checkpoint("safetensors", tuple(tensors)))
 
 
 def test_findings_are_named() -> None:

@@ -26,7 +26,7 @@ from llmcalc.sources.presets import model_names
 from llmcalc.sources.target import load, load_config
 from llmcalc.sources.to_hf import to_config
 from llmcalc.sources.to_hf.classes import class_names
-from llmcalc.sources.to_hf.compare import canonical, differences
+from llmcalc.sources.to_hf.compare import canonical_values, differences
 from llmcalc.sources.to_hf.fields import FIELDS
 from llmcalc.sources.to_toml import dump_toml
 from llmcalc.witnesses.measure import parameters
@@ -115,7 +115,7 @@ def _same(ours: ModelSpec, config: dict[str, Any]) -> bool:
     every = frozenset({"mtp", "towers"})
     trees = [(spec.tree(), spec) for spec in (ours, theirs)]
     totals = [[tree.total(cost, workload, include=every) for cost in costs] for tree, _ in trees]
-    return totals[0] == totals[1] and not list(differences(canonical(ours), canonical(theirs)))
+    return totals[0] == totals[1] and not list(differences(canonical_values(ours), canonical_values(theirs)))
 
 
 @pytest.mark.parametrize("name", SOME_PRESETS)

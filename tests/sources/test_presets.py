@@ -12,7 +12,7 @@ from llmcalc.costs.params import params
 from llmcalc.errors import InputError
 from llmcalc.questions.listings import ask_presets
 from llmcalc.sources.names import normalized, normalized_with_points
-from llmcalc.sources.presets import aliases, find_preset, load_preset, model_names
+from llmcalc.sources.presets import find_preset, load_preset, model_names, names_by_alias
 from llmcalc.sources.search import search_presets
 from llmcalc.units import parse_count
 
@@ -100,7 +100,9 @@ def test_names_and_aliases_are_unique():
 
 
 def test_every_alias_finds_its_preset():
-    assert aliases() == {normalized(alias): name for name in reversed(NAMES) for alias in load_preset(name).aliases}
+    assert names_by_alias() == {
+        normalized(alias): name for name in reversed(NAMES) for alias in load_preset(name).aliases
+    }
     assert all(find_preset(alias) == name for name in NAMES[::20] for alias in load_preset(name).aliases)
 
 

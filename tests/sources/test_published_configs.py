@@ -16,9 +16,9 @@ import llmcalc
 from llmcalc.costs.params import total_of
 from llmcalc.errors import InputError
 from llmcalc.model import ModelSpec
-from llmcalc.sources.huggingface.file import described
+from llmcalc.sources.huggingface.file import describe_data
 from llmcalc.sources.huggingface.registry import family_of, library_classes, model_types, read_config
-from llmcalc.sources.to_hf.compare import canonical
+from llmcalc.sources.to_hf.compare import canonical_values
 from llmcalc.witnesses.transformers import build
 from tests.families import shapes_of
 
@@ -59,7 +59,7 @@ READ: dict[str, tuple[dict[str, Any], list[str]]] = {
 def test_they_are_counted_as_their_class(name: str) -> None:
     config = published(name)
     fields, remarks = READ[name]
-    description = described(config)
+    description = describe_data(config)
     assert [note for note in description["notes"] if not note.startswith("sizes that")] == remarks
     counted = ModelSpec.model_validate(description["model"]).tree().total(total_of)
     model = build({**config, **fields}, is_to_run=False)
@@ -74,7 +74,7 @@ def test_a_bias_of_doges_first_code_is_refused() -> None:
 def test_other_classes_under_another_model_type_are_still_two_models() -> None:
     config = {**published("minimax-m2-awq"), "model_type": "qwen3_moe", "num_experts": 8}
     with pytest.raises(InputError, match="MiniMaxM2ForCausalLM is a class of 'minimax_m2', but model_type says"):
-        described(config)
+        describe_data(config)
 
 
 # --- fields of another family -----------------------------------------------------------------------------------------
@@ -98,9 +98,9 @@ UNREAD = [
 def test_a_field_that_the_class_does_not_read_is_unknown(kind: str, field: str, value: int) -> None:
     config = shapes_of(kind)[0]
     with pytest.raises(InputError, match=rf"{field} = {value}: unknown field of a {kind} config"):
-        described({**config, field: value})
-    ignoring = described({**config, field: value}, allow_unknown=True)
-    assert ignoring["model"] == described(config)["model"]
+        describe_data({**config, field: value})
+    ignoring = describe_data({**config, field: value}, allow_unknown=True)
+    assert ignoring["model"] == describe_data(config)["model"]
     assert f"unrecognised fields, ignored: {field}" in ignoring["notes"]
 
 
@@ -134,11 +134,11 @@ def test_several_kinds_of_layers_are_unknown_to_a_class_with_one() -> None:
     depth = phi["num_hidden_layers"]
     mixed = {**phi, "layer_types": ["full_attention", *["sliding_attention"] * (depth - 1)]}
     with pytest.raises(InputError, match="layer_types = a list: unknown field of a phi3 config"):
-        described(mixed)
+        describe_data(mixed)
     alike = {**phi, "layer_types": ["sliding_attention"] * depth}
     for config in (alike, mixed):
-        assert described(config, allow_unknown=True)["model"] == described(phi)["model"]
-    assert described(alike)["notes"][-1:] == ["unrecognised fields, ignored: layer_types"]
+        assert describe_data(config, allow_unknown=True)["model"] == describe_data(phi)["model"]
+    assert describe_data(alike)["notes"][-1:] == ["unrecognised fields, ignored: layer_types"]
 
 
 def test_a_mistral_config_with_kinds_of_layers_is_ministrals(tmp_path: Path) -> None:
@@ -149,14 +149,14 @@ def test_a_mistral_config_with_kinds_of_layers_is_ministrals(tmp_path: Path) -> 
     mixed = {**mistral, "layer_types": ["full_attention", "sliding_attention", "full_attention"]}
     (tmp_path / "config.json").write_text(json.dumps(mixed))
     assert AutoConfig.from_pretrained(tmp_path).model_type == "ministral"
-    ministral = described({**mixed, "model_type": "ministral", "architectures": ["MinistralForCausalLM"]})
+    ministral = describe_data({**mixed, "model_type": "ministral", "architectures": ["MinistralForCausalLM"]})
     counted, expected, plain = (
-        canonical(ModelSpec.model_validate(description["model"]))
-        for description in (described(mixed), ministral, described(mistral))
+        canonical_values(ModelSpec.model_validate(description["model"]))
+        for description in (describe_data(mixed), ministral, describe_data(mistral))
     )
     assert counted == expected != plain
     with pytest.raises(InputError, match="layer_types: a list; expected 3 times"):
-        described({**mixed, "layer_types": ["full_attention"]})
+        describe_data({**mixed, "layer_types": ["full_attention"]})
 
 
 def test_llamas_cache_has_no_window(run: Run, tmp_path: Path) -> None:
@@ -181,29 +181,29 @@ def test_a_list_of_layers_has_as_many_as_the_model(kind: str, field: str, more: 
     depth = config["num_hidden_layers"]
     kinds = (config.get(field) or more * depth)[:depth]
     config |= {"sliding_window": 8} if "attention" in more[0] else {}
-    described({**config, field: kinds})
+    describe_data({**config, field: kinds})
     with pytest.raises(
         InputError, match=rf"{field}: a list; expected {depth} times .*the list has {depth + len(more)}"
     ):
-        described({**config, field: [*kinds, *more]})
+        describe_data({**config, field: [*kinds, *more]})
     with pytest.raises(InputError, match=rf"{field}: a list; expected {depth} times .*the list has {depth - 1}"):
-        described({**config, field: kinds[:-1]})
+        describe_data({**config, field: kinds[:-1]})
 
 
 def test_mimos_published_fields_for_sliding_layers_must_be_those_of_the_class() -> None:
     config = next(shape for shape in shapes_of("mimo_v2_flash") if "swa_head_dim" not in shape)
     for field in ("num_attention_heads", "head_dim", "v_head_dim"):
-        value = described(config)["config"].get(field)
+        value = describe_data(config)["config"].get(field)
         with pytest.raises(InputError, match=f"swa_{field}: 3; expected one of"):
-            described({**config, f"swa_{field}": 3})
+            describe_data({**config, f"swa_{field}": 3})
         if value:
-            assert described({**config, f"swa_{field}": value})["model"] == described(config)["model"]
+            assert describe_data({**config, f"swa_{field}": value})["model"] == describe_data(config)["model"]
     layers = ModelSpec.model_validate(read_config(config)[0]).stacks()
     assert layers
     with pytest.raises(
         InputError, match="hybrid_layer_pattern: a list; expected 1 for the sliding layers of layer_types"
     ):
-        described({**config, "hybrid_layer_pattern": [0] * config["num_hidden_layers"]})
+        describe_data({**config, "hybrid_layer_pattern": [0] * config["num_hidden_layers"]})
 
 
 # --- drafts -----------------------------------------------------------------------------------------------------------

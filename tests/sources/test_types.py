@@ -12,7 +12,7 @@ import llmcalc
 from llmcalc.components.networks.moe import MoE
 from llmcalc.components.networks.router import LinearRouter
 from llmcalc.errors import InputError
-from llmcalc.sources.huggingface.registry import kind_of_class, typed
+from llmcalc.sources.huggingface.registry import kind_of_class, with_model_type
 from tests.builders import CASES, spec_of
 from tests.families import shapes_of
 
@@ -49,12 +49,12 @@ def test_a_class_of_another_family_is_an_error(run: Any, tmp_path: Path) -> None
      ("phi4_multimodal", "Phi3ForCausalLM"), ("llama", "SomebodysForCausalLM")],
 )  # fmt: skip
 def test_a_class_of_the_same_line_is_none(kind: str, name: str) -> None:
-    assert typed({"model_type": kind, "architectures": [name]})[1] == []
+    assert with_model_type({"model_type": kind, "architectures": [name]})[1] == []
 
 
 def test_no_published_config_contradicts_itself() -> None:
     for case in CASES:
-        typed(json.loads((case / "config.json").read_text()))
+        with_model_type(json.loads((case / "config.json").read_text()))
 
 
 def test_every_class_has_one_model_type() -> None:

@@ -12,7 +12,7 @@ import pytest
 import llmcalc
 from llmcalc.errors import InputError, edit_distance, near_to
 from llmcalc.sources.huggingface.config import Config
-from llmcalc.sources.huggingface.file import described
+from llmcalc.sources.huggingface.file import describe_data
 from llmcalc.sources.huggingface.unknown import Unknown
 from tests.builders import CASES
 from tests.families import shapes_of
@@ -39,12 +39,12 @@ def without(field: str) -> dict[str, Any]:
 def test_a_misspelt_field_is_an_error_that_names_the_right_one(written: str, meant: str) -> None:
     config = {**without(meant), written: LLAMA.get(meant, False)}
     with pytest.raises(InputError, match=rf"{written} \(did you mean {meant}\?\): unknown field of a llama config"):
-        described(config)
-    assert f"unrecognised fields, ignored: {written}" in described(config, allow_unknown=True)["notes"]
+        describe_data(config)
+    assert f"unrecognised fields, ignored: {written}" in describe_data(config, allow_unknown=True)["notes"]
 
 
 def test_a_field_beside_the_right_one_is_no_misspelling() -> None:
-    assert described({**LLAMA, "tie_word_embeddings": True, "tie_word_embedding": True})["notes"][-1] == (
+    assert describe_data({**LLAMA, "tie_word_embeddings": True, "tie_word_embedding": True})["notes"][-1] == (
         "unrecognised fields, ignored: tie_word_embedding"
     )
 
@@ -58,21 +58,21 @@ def test_a_required_field_that_is_misspelt_is_named() -> None:
 @pytest.mark.parametrize("field", ["num_experts", "n_shared_experts", "kv_lora_rank", "expert_size", "num_extra_heads"])
 def test_a_size_of_which_nothing_is_known_is_an_error(field: str) -> None:
     with pytest.raises(InputError, match=rf"{field} = 8: unknown field of a llama config.*--allow-unknown"):
-        described({**LLAMA, field: 8})
-    assert described({**LLAMA, field: 8}, allow_unknown=True)["model"] == described(LLAMA)["model"]
+        describe_data({**LLAMA, field: 8})
+    assert describe_data({**LLAMA, field: 8}, allow_unknown=True)["model"] == describe_data(LLAMA)["model"]
 
 
 @pytest.mark.parametrize(
     "harmless", [{"num_experts": 0}, {"num_experts": None}, {"n_something": "text"}, {"expert_size": 0.5}]
 )
 def test_a_size_of_nothing_is_remarked_on(harmless: dict[str, Any]) -> None:
-    assert described({**LLAMA, **harmless})["notes"][-1] == f"unrecognised fields, ignored: {next(iter(harmless))}"
+    assert describe_data({**LLAMA, **harmless})["notes"][-1] == f"unrecognised fields, ignored: {next(iter(harmless))}"
 
 
 def test_every_wrong_field_is_named_at_once() -> None:
     config = {**without("num_hidden_layers"), "num_hidden_layer": 3, "num_experts": 8}
     with pytest.raises(InputError) as error:
-        described(config)
+        describe_data(config)
     assert "num_experts = 8, num_hidden_layer (did you mean num_hidden_layers?): unknown fields" in str(error.value)
 
 
@@ -80,16 +80,16 @@ def test_a_size_under_another_name_is_no_error() -> None:
     """GLM-5's `num_experts` repeats `n_routed_experts`, which its class reads."""
     config = shapes_of("deepseek_v3")[0]
     experts = config["n_routed_experts"]
-    assert described({**config, "num_experts": experts})["notes"][-1] == "unrecognised fields, ignored: num_experts"
+    assert describe_data({**config, "num_experts": experts})["notes"][-1] == "unrecognised fields, ignored: num_experts"
     with pytest.raises(InputError, match="num_experts = "):
-        described({**config, "num_experts": experts + 1})
+        describe_data({**config, "num_experts": experts + 1})
 
 
 def test_sizes_from_the_class_are_listed() -> None:
-    (note,) = described({**without("num_hidden_layers"), "max_position_embeddings": 64})["notes"]
+    (note,) = describe_data({**without("num_hidden_layers"), "max_position_embeddings": 64})["notes"]
     assert note == "sizes that the config does not give, taken from its class's defaults: num_hidden_layers = 32"
-    assert described({**LLAMA, "max_position_embeddings": 64})["notes"] == []
-    (note,) = described({"model_type": "llama"})["notes"]
+    assert describe_data({**LLAMA, "max_position_embeddings": 64})["notes"] == []
+    (note,) = describe_data({"model_type": "llama"})["notes"]
     assert all(size in note for size in ("hidden_size = 4,096", "vocab_size = 32,000", "num_hidden_layers = 32"))
 
 
@@ -97,7 +97,7 @@ def test_sizes_from_the_class_are_listed() -> None:
 @pytest.mark.parametrize("case", CASES, ids=lambda case: str(case.name))
 def test_no_real_config_is_refused(case: Path) -> None:
     config = json.loads((case / "config.json").read_text())
-    assert described(config)["model"] == described(config, allow_unknown=True)["model"]
+    assert describe_data(config)["model"] == describe_data(config, allow_unknown=True)["model"]
 
 
 def test_the_option_goes_on_past_both(run: Run, tmp_path: Path) -> None:

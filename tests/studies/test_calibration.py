@@ -8,7 +8,7 @@ import random
 from collections.abc import Callable, Sequence
 from dataclasses import astuple
 from pathlib import Path
-from statistics import mean
+from statistics import mean, median
 from typing import Any
 
 import pytest
@@ -22,7 +22,7 @@ from llmcalc.timing.calibration import UNCHANGED, Calibration, Errors, Factors, 
 from llmcalc.timing.device import device_of
 from llmcalc.timing.inference import decode, prefill
 from llmcalc.timing.stack import find_stack
-from tests.timing import measured
+from tests.timing import measured_rows
 
 SPEC, DEVICE, STACK = load_preset("llama3-8b").model, device_of(find_hardware("h100")), find_stack("vllm")
 
@@ -64,42 +64,35 @@ def test_a_factor_of_memory_is_told_from_one_of_compute() -> None:
     assert fit.after.median_error < 0.05 < fit.before.median_error
 
 
-def test_rows_that_differ_at_random_are_refused() -> None:
+def test_rows_that_differ_at_random_change_next_to_nothing() -> None:
     noise = [1.3, 1 / 1.3, 1.3, 1 / 1.3, 1.25, 1 / 1.25, 1.0, 1.2, 1 / 1.2]
     fit = measured_with(UNCHANGED, noise)
-    assert "runs that are left out" in fit.refused
-    assert fit.factors == UNCHANGED
+    assert fit.refused or fit.cautious
+    assert all(0.99 < factor < 1.01 for factor in astuple(fit.factors))
 
 
-def test_a_few_far_rows_do_not_decide() -> None:
-    """Mean and median of the runs that are left out fall, but of five runs three are estimated worse."""
-    errors = Errors(0.3, 0.5, None, None)
-    lower = Errors(0.1, 0.5, None, None)
-    assert calibration._refusal(errors, lower, lower, 0.5, 0.4).startswith("of the runs that are left out, fewer")
-    assert calibration._refusal(errors, lower, lower, 0.5, 0.7) == ""
-    assert "clearly better" in calibration._refusal(errors, lower, lower, 0.95, 0.7)
-    assert "clearly better" in calibration._refusal(errors, lower, Errors(0.25, 0.5, None, None), 0.5, 0.7)
-    assert calibration._refusal(errors, lower, Errors(0.23, 0.5, None, None), 0.5, 0.7) == ""
+def test_a_sure_fit_estimates_most_left_out_runs_better() -> None:
+    """Where the mean and the median fall because of few far runs, and most are estimated worse, a fit is not sure."""
+    errors = [0.3, 0.2, 0.2, 0.2, 0.2]
+    assert calibration._power([0.05] * 5, errors) == 1
+    assert calibration._power([0.14] * 5, errors) == 0.5  # it leaves two thirds of the error
+    assert calibration._power([0.0, 0.01, 0.02, 0.02, 0.3], errors) == 1
+    assert calibration._power([0.0, 0.01, 0.21, 0.21, 0.21], errors) == 0
+    assert calibration._power([0.18] * 5, errors) == 0.25
+    assert calibration._power([0.21] * 5, errors) == 0
 
 
-def test_less_sure_fits_go_a_part_of_the_way() -> None:
-    assert calibration._power(0.5, 0.8, refused=False) == 1
-    assert calibration._power(0.7, 0.8, refused=False) == calibration._power(0.5, 0.7, refused=False) == 0.5
-    assert calibration._power(0.85, 0.65, refused=True) == 0.25
-    assert calibration._power(0.95, 0.65, refused=True) == calibration._power(0.85, 0.5, refused=True) == 1
-
-
-def test_a_fit_that_is_not_clearly_better_is_used_at_a_quarter() -> None:
-    """Runs that take 12 % longer on average and differ as much: a fit of the others estimates most of them better."""
-    noise = (0.33, 0.27, 0.07, -0.02, 0.13, 0.06, 0.29, 0.0, 0.11)
+def test_a_fit_that_is_not_sure_keeps_every_factor_near_1() -> None:
+    """Runs that take 4 % longer on average and differ by more."""
+    noise = (0.13, -0.07, 0.07, -0.02, 0.13, -0.06, 0.19, -0.1, 0.11)
     runs = [
         MeasuredRun(str(i), seconds(UNCHANGED) * math.exp(error), seconds)
         for i, (seconds, error) in enumerate(zip(PRICERS, noise, strict=True))
     ]
     fit, whole = calibrate(runs), calibration.minimize(calibration.Linear(runs), calibration.AS_ONE)
-    assert fit.refused == ""
-    assert 1 < fit.factors.memory < whole.memory**0.3
-    assert fit.after.median_error < fit.before.median_error
+    assert (fit.refused, fit.cautious) == ("", True)
+    assert 1 < fit.factors.memory < whole.memory
+    assert all(0.98 < factor < 1.02 for factor in astuple(fit.factors))
 
 
 def test_factors_change_what_they_name() -> None:
@@ -144,7 +137,7 @@ def test_of_many_runs_several_are_left_out_together(monkeypatch: pytest.MonkeyPa
         calibration, "minimize", lambda linear, *rest: fits.append(len(linear.parts)) or minimize(linear, *rest)
     )
     together = measured_with(Factors(1.5, 1.5, 1.5, 1.5), NOISE)
-    assert fits == [6] * 3 * len(calibration.STIFFNESSES) + [len(PRICERS)]
+    assert fits == [6] * 3 * (len(calibration.PENALTIES) + 1) + [len(PRICERS)] * 2
     assert astuple(together.fitted) == pytest.approx(astuple(alone.fitted), rel=0.1)
     assert together.left_out.median_error == pytest.approx(alone.left_out.median_error, abs=0.03)
     assert together.refused == alone.refused == ""
@@ -214,11 +207,22 @@ def test_columns_and_numbers_as_programs_write_them(run: Any, rows: Any) -> None
 
 
 def test_a_refused_fit_changes_nothing(run: Any, rows: Any) -> None:
-    noise = "phase,users,seq,seconds\ndecode,1,2048,4ms\ndecode,1,2048,14ms\ndecode,1,2048,4ms\ndecode,1,2048,14ms\n"
-    document = answer(run, *TIME, "--calibrate", rows(noise))
-    assert document["calibration"]["refused"]
-    assert document["seconds"] == answer(run, *TIME)["seconds"]
+    """Runs that took exactly what is estimated leave nothing to fit."""
+    estimate = answer(run, *TIME)["seconds"]
+    exact = "users,seq,seconds\n" + f",,{estimate['estimate']!r}\n" * 4
+    document = answer(run, *TIME, "--calibrate", rows(exact))
+    assert document["calibration"]["refused"] == "no factors bring the estimates nearer to the measured runs"
+    assert document["seconds"] == estimate
     assert any(note.startswith("not calibrated: ") for note in document["notes"])
+
+
+def test_runs_that_agree_on_no_correction_are_said_to(run: Any, rows: Any) -> None:
+    estimate = answer(run, *TIME)["seconds"]["estimate"]
+    ratios = (1.14, 0.93, 1.07, 0.98, 1.14, 0.94, 1.2, 0.9, 1.12)
+    file = rows("users,seq,seconds\n" + "".join(f",,{ratio * estimate!r}\n" for ratio in ratios))
+    document = answer(run, *TIME, "--calibrate", file)
+    assert document["seconds"]["estimate"] == pytest.approx(estimate, rel=0.02)
+    assert any("agree on no correction" in note for note in document["notes"])
 
 
 FILES: dict[str, tuple[str, str]] = {
@@ -265,19 +269,19 @@ TOO_SLOW = {"serve_sgl_cookbook"}
 
 
 def test_half_of_a_source_s_rows_and_the_error_of_the_other_half() -> None:
-    """What was reached, over all sources: most fits are refused and change nothing, most of the others help.
+    """What was reached, over all sources: three in four gain, most of them little.
 
-    Errors of most sources have no common cause that four factors are. Over three draws of halves 17 of 20 fits lowered
-    the error and 3 raised it by more than a tenth. `pytest -s` prints every source.
+    Errors of most sources have no common cause that four factors are, so that their fits are cautious ones. `pytest -s`
+    prints every source.
     """
     ratios: dict[str, float] = {}
     refused: set[str] = set()
-    for name, rows in sorted(measured.read_sets().items()):
+    for name, rows in sorted(measured_rows.read_sets().items()):
         timed = [row for row in rows if row["measure"] != "throughput" and not row["drafts"]]
         if len(timed) < 8 or name in TOO_SLOW:
             continue
         sample = random.Random(f"0 {name}").sample(timed, min(24, len(timed)))
-        runs = [MeasuredRun(row.id, row.seconds, measured.pricer_of(row)) for row in sample]
+        runs = [MeasuredRun(row.id, row.seconds, measured_rows.pricer_of(row)) for row in sample]
         half = len(runs) // 2
         fit = calibrate(runs[:half])
         others = runs[half:]
@@ -291,7 +295,7 @@ def test_half_of_a_source_s_rows_and_the_error_of_the_other_half() -> None:
     print(f"{len(ratios)} sources: {sum(ratio < 1 for ratio in fitted)} lower, {len(refused)} refused")
     assert len(ratios) >= 20
     assert {ratios[name] for name in refused} == {1.0}
-    assert sum(ratio < 1 for ratio in fitted) >= 5
-    assert mean(ratio < 1 for ratio in fitted) >= 0.75
+    assert mean(ratio < 1 for ratio in ratios.values()) >= 0.7
+    assert median(ratio for ratio in fitted if ratio < 1) < 0.99
     assert sum(ratio > 1.1 for ratio in fitted) <= 1
     assert max(fitted) < 1.8

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 from pathlib import Path
 from typing import Any
 
@@ -132,6 +133,7 @@ WRONG: dict[str, tuple[str, str]] = {
     "no list": ("lock --check list.json", "list.json: models: 3; expected a list of 1 to 1,000 models"),
     "no version": ("lock --check version.json", "version.json: llmcalc: 1; expected the version"),
     "no target": ("lock --check target.json", "target.json: models[1].target: none; expected a name or path"),
+    "no number": ("lock --check nan.json", "nan.json: inf is no number of JSON; expected finite numbers"),
     "a model that is gone": ("lock --check gone.json", "gone"),
 }
 
@@ -143,6 +145,7 @@ def test_wrong_use_is_one_line(name: str, run: Any) -> None:
     Path("list.json").write_text(json.dumps({**start, "models": 3}))
     Path("version.json").write_text(json.dumps({"lock": 1, "llmcalc": 1, "models": [{"target": "gpt2"}]}))
     Path("target.json").write_text(json.dumps({**start, "models": [{"target": "gpt2"}, 7]}))
+    Path("nan.json").write_text(json.dumps({**start, "models": [{"target": "gpt2", "flops": {"full": [[math.inf]]}}]}))
     Path("gone.json").write_text(json.dumps({**start, "models": [{"target": "gone"}]}))
     printed = run(*words.split())
     assert (printed.code, printed.out) == (2, "")

@@ -14,7 +14,7 @@ from statistics import mean
 
 from llmcalc.timing.spread import TestedClass
 
-from . import measured
+from . import measured, measured_rows
 from .measured import Score
 
 TAILS = 0.1, 0.9
@@ -102,7 +102,11 @@ def calibrations(scores: Iterable[Score]) -> list[Calibration]:
     for score in scores:
         row = score.row
         tested = measured.range_of(row, score.seconds).tested
-        if tested is None or row["measure"] in measured.PARTS or row.kind in (measured.LOADED, measured.DEBUGGED):
+        if (
+            tested is None
+            or row["measure"] in measured.PARTS
+            or row.kind in (measured_rows.LOADED, measured_rows.DEBUGGED)
+        ):
             continue
         classes[tested.words] = tested
         ratios[tested.words][row.set].append(row.seconds / score.seconds)
@@ -110,7 +114,7 @@ def calibrations(scores: Iterable[Score]) -> list[Calibration]:
 
 
 def main() -> None:
-    scores, _ = measured.score(row for rows in measured.read_sets().values() for row in rows)
+    scores, _ = measured.score(row for rows in measured_rows.read_sets().values() for row in rows)
     print(HEADING)
     for tested in calibrations(scores):
         print(tested.text())

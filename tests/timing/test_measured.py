@@ -10,8 +10,9 @@ import pytest
 from tests import certainty
 from tests.builders import with_other_causes
 
-from . import measured, ranges
-from .measured import Row, Score, Summary
+from . import measured, measured_rows, ranges
+from .measured import Score, Summary
+from .measured_rows import Row
 
 Limits = tuple[float, float, float]
 """The most median error and p90 error, and the least share of rows within the range of their estimates."""
@@ -19,21 +20,21 @@ Limits = tuple[float, float, float]
 
 @pytest.fixture(scope="module")
 def scored() -> tuple[list[Score], dict[str, list[str]]]:
-    return measured.score(row for rows in measured.read_sets().values() for row in rows)
+    return measured.score(row for rows in measured_rows.read_sets().values() for row in rows)
 
 
 CLASSES: dict[str, Limits] = {
-    measured.DENSE: (0.08, 0.25, 0.80),
-    measured.NEW: (0.10, 0.30, 0.75),
-    measured.MOE: (0.21, 0.51, 0.78),
-    measured.DEBUGGED: (0.70, 0.98, 0.25),
-    measured.SERVERS: (0.15, 0.55, 0.75),
-    measured.FULL: (0.14, 0.38, 0.85),
-    measured.RATE: (0.51, 0.63, 0.60),
-    measured.LOADED: (0.55, 0.90, 0.78),
-    measured.CAPTURED: (0.12, 0.38, 0.75),
-    measured.PROMPTS: (0.28, 0.77, 0.70),
-    measured.OTHERS: (0.20, 0.68, 0.75),
+    measured_rows.DENSE: (0.08, 0.25, 0.80),
+    measured_rows.NEW: (0.10, 0.30, 0.75),
+    measured_rows.MOE: (0.21, 0.51, 0.78),
+    measured_rows.DEBUGGED: (0.70, 0.98, 0.25),
+    measured_rows.SERVERS: (0.15, 0.55, 0.75),
+    measured_rows.FULL: (0.14, 0.38, 0.85),
+    measured_rows.RATE: (0.51, 0.63, 0.60),
+    measured_rows.LOADED: (0.55, 0.90, 0.78),
+    measured_rows.CAPTURED: (0.12, 0.38, 0.75),
+    measured_rows.PROMPTS: (0.28, 0.77, 0.70),
+    measured_rows.OTHERS: (0.20, 0.68, 0.75),
 }
 
 
@@ -53,7 +54,7 @@ SLACK = 1.4
 
 def test_errors_of_a_sample_are_as_large_as_those_of_all_rows() -> None:
     """Every tenth row or so, one for each cause; the exhaustive tests below have all."""
-    rows = [row for rows in measured.read_sets().values() for row in rows]
+    rows = [row for rows in measured_rows.read_sets().values() for row in rows]
     scores, without = measured.score(with_other_causes(rows, causes))
     assert len(scores) > 250
     assert not [reason for reason in without if reason.startswith("refused")]
@@ -69,7 +70,7 @@ def test_errors_of_a_sample_are_as_large_as_those_of_all_rows() -> None:
 
 @pytest.mark.exhaustive
 class TestErrors:
-    @pytest.mark.parametrize("kind", measured.CLASSES)
+    @pytest.mark.parametrize("kind", measured_rows.CLASSES)
     def test_class(self, scored: tuple[list[Score], dict[str, list[str]]], kind: str) -> None:
         summary = Summary.of([run for run in scored[0] if run.row.kind == kind])
         worst_median, worst_p90, least_covered = CLASSES[kind]
@@ -115,7 +116,7 @@ class TestErrors:
             assert calibration.left_out > 0.6, calibration.words
 
     def test_which_of_two_servers(self, scored: tuple[list[Score], dict[str, list[str]]]) -> None:
-        kinds = measured.SERVERS, measured.FULL, measured.RATE
+        kinds = measured_rows.SERVERS, measured_rows.FULL, measured_rows.RATE
         served = [run for run in scored[0] if run.row.kind in kinds]
         for per_device, least in ((False, 0.90), (True, 0.93)):
             right, total = measured.right_pairs(served, per_device)

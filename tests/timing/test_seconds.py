@@ -264,6 +264,18 @@ def test_the_range_of_overlap_is_refused_and_applied() -> None:
     assert set(stacks()) == set(stack_names())
 
 
+def test_ranks_of_a_zero_group_update_their_shards_alone() -> None:
+    """An update moves the optimizer's bytes of a rank's shard, and 8 bytes of each weight of the rank."""
+
+    def update(**sizes: Any) -> float:
+        plan = StepPlan.from_layout(Layout(dp=8, **sizes), 1, 1, 1024)
+        return float(training_step(llama(), h100(), MEGATRON, plan).parts["update"])
+
+    states = MEGATRON.optimizer_bytes
+    assert update(zero=1) / update() == pytest.approx((states / 8 + 8) / (states + 8))
+    assert update(zero=1, hsdp_replicas=2) / update() == pytest.approx((states / 4 + 8) / (states + 8))
+
+
 def test_gradients_hide_beside_the_last_micro_batch_alone() -> None:
     """ZeRO-1 sends once a step: more micro-batches neither hide nor add anything. Stage 2 reduces after each one."""
 

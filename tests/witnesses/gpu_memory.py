@@ -149,7 +149,7 @@ def checks(document: Mapping[str, Any]) -> Iterator[tuple[str, Check]]:
             continue
         run = Configuration(row["target"], row["settings"], row["environment"])
         ours = gpu.closed_form(answer(run, document["device"]))
-        for check in gpu.checks(ours, row["measured"], row["settings"]["phase"], document["device"]["gpu"]):
+        for check in gpu.memory_checks(ours, row["measured"], row["settings"]["phase"], document["device"]["gpu"]):
             yield row["name"], check
 
 
@@ -169,8 +169,8 @@ def measured(name: str) -> dict[str, Any]:
     row: dict[str, Any] = {"name": name}
     if why:
         return {"device": facts, "row": {**row, "left_out": why}}
-    row |= {"target": run.target, "settings": dict(run.settings), "environment": gpu.environment()}
-    return {"device": facts, "row": {**row, "measured": gpu.measure(spec, settings, statistics).data()}}
+    row |= {"target": run.target, "settings": dict(run.settings), "environment": gpu.allocator_variables()}
+    return {"device": facts, "row": {**row, "measured": gpu.measure_gpu(spec, settings, statistics).data()}}
 
 
 def in_another_process(name: str) -> dict[str, Any]:

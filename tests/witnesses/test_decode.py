@@ -23,7 +23,7 @@ from llmcalc.flow.tree import Use
 from llmcalc.model import ModelSpec
 from llmcalc.ops import AttentionCore, BlockCore, Conv1d, Elementwise, EntryScores, Linear, Op, PooledCore
 from llmcalc.sources.huggingface.registry import FILES, text_of
-from llmcalc.witnesses.deviations import total
+from llmcalc.witnesses.deviations import class_total
 from llmcalc.witnesses.measure import count_flops
 from llmcalc.witnesses.transformers import (
     CACHE_NAMES,
@@ -268,7 +268,7 @@ def _counted(config: dict[str, Any], spec: ModelSpec, more: set[str]) -> Any:
 
     form: LatentForm = next((one.mla for one in found if one.mla != "auto"), "auto")
     run = run_config(batch=BATCH, seq=1, context=CONTEXT, source=CONTEXT, phase="decode", mla=form)
-    counted = prod(one.times for one in found) * total(text_of(config)[2], "forward_flops", cost, spec, run)
+    counted = prod(one.times for one in found) * class_total(text_of(config)[2], "forward_flops", cost, spec, run)
     return counted + sum(one.extra(spec) for one in found)
 
 

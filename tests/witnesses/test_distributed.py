@@ -20,7 +20,7 @@ from llmcalc.errors import InputError
 from llmcalc.model import ModelSpec
 from llmcalc.parallel.layout import Layout
 from llmcalc.witnesses.distributed.compare import job_for, verdict_of, verify_all
-from llmcalc.witnesses.distributed.job import Job, job_of, simulate_rank
+from llmcalc.witnesses.distributed.job import Job, job_from_json, simulate_rank
 from llmcalc.witnesses.distributed.launch import _free_port, run_processes
 
 pytest.importorskip("torch")
@@ -174,7 +174,7 @@ def test_the_gradient_of_a_divided_embedding_is_whole() -> None:
 
 def test_a_job_is_the_same_after_it_was_written() -> None:
     for job in fours():
-        assert job_of(job.text()) == job
+        assert job_from_json(job.to_json()) == job
 
 
 # --- what goes wrong --------------------------------------------------------------------------------------------------

@@ -21,7 +21,7 @@ from llmcalc.flow.tree import Place
 from llmcalc.model import ModelSpec
 from llmcalc.sources.huggingface.registry import FILE_OF, FILES, family_of, model_types, read_config, text_of
 from llmcalc.sources.target import load
-from llmcalc.witnesses.deviations import total
+from llmcalc.witnesses.deviations import class_total
 from llmcalc.witnesses.reference import LEAST_SEQ, verify_reference
 from llmcalc.witnesses.transformers import verify_config
 from llmcalc.witnesses.witness import witness_of
@@ -249,9 +249,9 @@ def test_real_configs_are_exact(case: Path) -> None:
     kind = text_of(_read(case / "config.json"))[2]
     assert spec.tree().total(lambda use: use.params()) == truth["n_params_total"]
     for seq, flops in truth["forward_flops_eager_batch1"].items():
-        assert total(kind, "forward_flops", forward_of, spec, run_config(seq=int(seq))) == flops
+        assert class_total(kind, "forward_flops", forward_of, spec, run_config(seq=int(seq))) == flops
     for seq, cache in truth.get("cache_after_forward_batch1_bf16", {}).items():
         assert (
-            total(kind, "cache_bytes", lambda use: use.cache_bits(16), spec, run_config(seq=int(seq)))
+            class_total(kind, "cache_bytes", lambda use: use.cache_bits(16), spec, run_config(seq=int(seq)))
             == 8 * cache["bytes"]
         )

@@ -20,7 +20,7 @@ from llmcalc.errors import InputError
 from llmcalc.model import ModelSpec
 from llmcalc.sources.huggingface.registry import FILE_OF, classes, family_of, model_types, read_config
 from llmcalc.witnesses.checks import Verdict
-from llmcalc.witnesses.deviations import total
+from llmcalc.witnesses.deviations import class_total
 from llmcalc.witnesses.measure import count_flops, parameters
 from llmcalc.witnesses.reference import LEAST_SEQ
 from llmcalc.witnesses.transformers import build, uncounted_parameters, verify_config
@@ -96,7 +96,7 @@ def test_every_head_is_counted_as_its_class_has_it(kind: str) -> None:
             spec = ModelSpec.model_validate(table)
             model = build(config)
             uncounted = sum(uncounted_parameters(config, model).values())
-            assert total(kind, "parameters", total_of, spec) == parameters(model)[""] - uncounted, name
+            assert class_total(kind, "parameters", total_of, spec) == parameters(model)[""] - uncounted, name
             continue
         verdict = _verified(ModelSpec.model_validate(table), config)
         if verdict is None:

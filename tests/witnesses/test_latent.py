@@ -15,9 +15,9 @@ import torch
 from llmcalc.components.mixers.mla import MLA
 from llmcalc.costs.flops import backward_of, forward_of
 from llmcalc.model import ModelSpec
-from llmcalc.witnesses.checks import Check, compare
+from llmcalc.witnesses.checks import Check, compare_nodes
 from llmcalc.witnesses.measure import count_flops, module_names
-from llmcalc.witnesses.reference import build as reference
+from llmcalc.witnesses.reference import build_on_device as reference
 from llmcalc.witnesses.transformers import build, cache_argument
 from llmcalc.workload.execution import LatentForm
 from llmcalc.workload.workload import Phase
@@ -60,7 +60,9 @@ def checks(spec: ModelSpec, form: LatentForm, past: int, new: int, phase: Phase)
     measured, _ = count_flops(module, lambda: [module(ids, store=store, past=past, last_only=last, mla=form)])
     run = run_config(batch=2, seq=new, context=past, phase=phase, mla=form)
     names = module_names(module)
-    return compare(spec.tree(), "flops", lambda p: p.cost_per_repeat(forward_of), measured, names, "reference", run)
+    return compare_nodes(
+        spec.tree(), "flops", lambda p: p.cost_per_repeat(forward_of), measured, names, "reference", run
+    )
 
 
 @pytest.mark.parametrize("form", FORMS)

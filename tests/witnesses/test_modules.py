@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from llmcalc.sources.huggingface.registry import family_of
-from llmcalc.witnesses.modules import NodeModules, places
+from llmcalc.witnesses.modules import NodeModules, find_modules_of_nodes
 from llmcalc.witnesses.transformers import build, find_modules, verify_config
 from tests.builders import spec_of
 from tests.families import shapes_of
@@ -72,7 +72,7 @@ def test_layers_that_share_parameters_are_one_module() -> None:
 def test_a_list_of_another_length_is_not_the_layers() -> None:
     spec = spec_of(shapes_of("llama")[0])
     known = frozenset({"model", "model.layers", "model.layers.0", "model.layers.0.mlp", "model.norm"})
-    assert set(places(spec.tree(), known, "decoder", "model", {})) == {"norm"}
+    assert set(find_modules_of_nodes(spec.tree(), known, "decoder", "model", {})) == {"norm"}
 
 
 def test_the_document_has_the_coverage(run: Any, tmp_path: Path) -> None:

@@ -115,12 +115,12 @@ def test_every_encoder_of_a_class_of_code_is_compared() -> None:
     """DeepSeek-VL2's encoder is timm's: its formula is compared with the reference alone.
 
     MiniCPM-o's is MiniCPM-V's, dots.vlm's is dots.ocr's. Phi-3-vision's is as large as its class states, and compared
-    with a published total, as Kimi K3's is.
+    with a published total, as Kimi K3's is. Ultravox's has the bytes of its file.
     """
     read_here = {kind for kind in KINDS if family_of(kind).tower_file}
     assert read_here == {
         *(config["model_type"] for config in ENCODERS.values()), *QWEN3_5_ENCODERS, "deepseek_vl_v2", "dots_vlm",
-        "kimi_k3", "minicpmo", "phi3_v",
+        "kimi_k3", "minicpmo", "phi3_v", "ultravox",
     }  # fmt: skip
 
 
@@ -200,6 +200,52 @@ is torch's count of its class, from a comparison of ten models.
 def test_a_model_with_its_encoder_has_its_published_number_of_parameters(name: str) -> None:
     config, published = WITH_ENCODERS[name]
     assert llmcalc.params(config, with_towers=True).total == published
+
+
+ULTRAVOX: dict[str, Any] = {
+    "architectures": ["UltravoxModel"], "model_type": "ultravox", "hidden_size": 4096, "stack_factor": 8,
+    "projector_act": "swiglu", "projector_ln_mid": True, "audio_model_id": None,
+    "text_config": {
+        "model_type": "llama", "vocab_size": 128256, "hidden_size": 2048, "intermediate_size": 8192,
+        "num_hidden_layers": 16, "num_attention_heads": 32, "num_key_value_heads": 8, "tie_word_embeddings": True,
+    },
+    "audio_config": {
+        "model_type": "whisper", "d_model": 1280, "encoder_layers": 32, "encoder_attention_heads": 20,
+        "encoder_ffn_dim": 5120, "max_source_positions": 1500, "num_mel_bins": 128,
+    },
+}  # fmt: skip
+"""The sizes of fixie-ai/ultravox-v0_5-llama-3_2-1b.
+
+The repository vokra has its encoder and projector as a GGUF file of 1,366,275,264 bytes, in bfloat16, and states these
+sizes (tools that dump a reference of Ultravox 0.5).
+"""
+
+
+def test_the_encoder_of_ultravox_has_the_bytes_of_its_file() -> None:
+    result = llmcalc.params(ULTRAVOX)
+    assert not [note for note in llmcalc.load(ULTRAVOX).notes if "not counted" in note]
+    header_bytes = 24 + 37_352 + 704  # the beginning, the entries of 491 tensors, metadata with padding
+    assert 1_366_275_264 - header_bytes == 2 * result.left_out["towers"] == 2 * 683_118_592
+
+
+def test_ultravox_before_version_0_5_has_its_norm_after_the_last_layer() -> None:
+    """It has the text's width, where that of later versions has half of the projector's."""
+    earlier = llmcalc.params({**ULTRAVOX, "projector_ln_mid": False, "hidden_size": 2048})
+    later = llmcalc.params({**ULTRAVOX, "hidden_size": 2048})
+    assert earlier.left_out["towers"] - later.left_out["towers"] == 2048 - 1024
+
+
+@pytest.mark.parametrize(
+    ("change", "remark"),
+    [
+        ({"audio_model_id": "openai/whisper-medium"}, "audio_model_id: 'openai/whisper-medium'; expected null and"),
+        ({"hidden_size": 4095}, "hidden_size: 4095; expected an even number: one half gates the other"),
+        ({"projector_act": "gelu"}, "projector_act: 'gelu'; expected one of 'swiglu'"),
+    ],
+)
+def test_an_encoder_of_ultravox_that_its_config_does_not_describe_is_named(change: dict[str, Any], remark: str) -> None:
+    notes = llmcalc.load({**ULTRAVOX, **change}).notes
+    assert [note for note in notes if note.startswith(f"its encoder is not counted: {remark}")]
 
 
 def _jet_nemotron(kinds: str, hidden: int, ffn: int, heads: int, expand_v: float, window: int) -> dict[str, Any]:

@@ -20,7 +20,7 @@ from llmcalc.witnesses.checks import Check
 from llmcalc.witnesses.difference import sizes_of
 from llmcalc.witnesses.measure import count_flops, parameters
 from llmcalc.witnesses.published import verify_published
-from llmcalc.witnesses.reference import build, verify_reference
+from llmcalc.witnesses.reference import build_on_device, verify_reference
 
 
 @pytest.mark.parametrize("name", ["gemma2-9b", "deepseek-v3", "t5-base", "gpt-oss-20b"])
@@ -217,9 +217,9 @@ def test_a_difference_is_told_by_the_sizes_that_it_is(node: str, counted: int, m
 
 def test_one_wrong_layer_of_many_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
     spec = load("gpt2").model
-    net = build(spec, "meta")
+    net = build_on_device(spec, "meta")
     net.layers[7].mlp.up_proj = torch.nn.Linear(768, 3072, bias=False, device="meta")  # type: ignore[index, union-attr]
-    monkeypatch.setattr("llmcalc.witnesses.reference.build", lambda *_: net)
+    monkeypatch.setattr("llmcalc.witnesses.reference.build_on_device", lambda *_: net)
     failures = verify_reference(spec).failures
     assert [c.node for c in failures if c.quantity == "parameters" and c.node.endswith("up_proj")] == [
         "layers.7.mlp.up_proj"
@@ -228,10 +228,10 @@ def test_one_wrong_layer_of_many_is_named(monkeypatch: pytest.MonkeyPatch) -> No
 
 def test_a_missing_module_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
     spec = load("gpt2", ("num_hidden_layers=2",)).model
-    net = build(spec, "meta")
+    net = build_on_device(spec, "meta")
     net.norm = None  # type: ignore[assignment]
     net._only[0].norm = torch.nn.Identity()  # type: ignore[index, union-attr]
-    monkeypatch.setattr("llmcalc.witnesses.reference.build", lambda *_: net)
+    monkeypatch.setattr("llmcalc.witnesses.reference.build_on_device", lambda *_: net)
     missing = [c for c in verify_reference(spec).failures if c.measured is None]
     assert {c.node for c in missing} == {"norm"}
 

@@ -269,18 +269,18 @@ class Modelled(StorageTracker):
         self.tracked.discard(key)
         self.allocator.free(handle)
 
-    def begin(self) -> None:
+    def empty(self) -> None:
         gc.collect()
         for handle in self.begun:
             self.allocator.free(handle)
         self.allocator.release_cached()
         self.begun = [self.allocator.allocate(self.extra)]
-        self.restart()
+        self.reset_peaks()
 
-    def restart(self) -> None:
+    def reset_peaks(self) -> None:
         self.allocator.reset_peaks()
 
-    def read(self) -> AllocatorStatistics:
+    def read_bytes(self) -> AllocatorStatistics:
         found = self.allocator
         return AllocatorStatistics(found.allocated, found.peak_requested, found.peak_allocated, found.peak_reserved)
 
@@ -347,7 +347,7 @@ def test_counts_are_those_of_torch(monkeypatch: pytest.MonkeyPatch) -> None:
     }
     monkeypatch.setattr(torch.cuda, "synchronize", lambda: None)
     monkeypatch.setattr(torch.cuda, "memory_stats", lambda: counts)
-    assert gpu.Cuda().read() == (1, 2, 3, 4)
+    assert gpu.Cuda().read_bytes() == (1, 2, 3, 4)
 
 
 def test_the_runtime_is_that_of_the_measured_gpu() -> None:

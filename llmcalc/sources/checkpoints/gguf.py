@@ -76,46 +76,39 @@ def read_gguf(path: Path) -> Checkpoint:
     file, file_bytes = open_checkpoint(path)
     with file:
         reader = BoundedReader(file, file_bytes, str(path))
-        if reader.take(4, "magic") != b"GGUF":
+        if reader.read_bytes(4, "magic") != b"GGUF":
             raise InputError(f"{path}: not a GGUF file (it does not begin with GGUF)")
-        version = reader.number("I", "version")
+        version = reader.read_number("I", "version")
         if version not in (2, 3):
             raise InputError(f"{path}: version: {version} is not supported; expected 2 or 3, little-endian")
-        tensors, pairs = reader.number("Q", "tensor_count"), reader.number("Q", "metadata_kv_count")
+        tensors, pairs = reader.read_number("Q", "tensor_count"), reader.read_number("Q", "metadata_kv_count")
         if tensors > MOST_TENSORS or pairs > MOST_PAIRS:
             raise InputError(
                 f"{path}: {tensors:,} tensors and {pairs:,} metadata entries; expected at most {MOST_TENSORS:,} and "
                 f"{MOST_PAIRS:,} (not a GGUF file, or a damaged one)"
             )
         metadata: dict[str, Any] = {}
-        arrays = _Arrays()
+        arrays = _ElementCount()
         for _ in range(pairs):
             key = _read_text(reader, "metadata key", LONGEST_NAME)
             if key in metadata:
                 raise InputError(f"{path}: two metadata entries are called {key[:80]}; not a GGUF file")
-            metadata[key] = _read_value(reader, reader.number("I", key), key, arrays)
+            metadata[key] = _read_value(reader, reader.read_number("I", key), key, arrays)
         tensors_by_name: dict[str, StoredTensor] = {}
         starts: list[int] = []
-        first_at: dict[int, str] = {}
         for _ in range(tensors):
             tensor, offset = _read_tensor(reader)
             if not tensor.name:
                 raise InputError(f"{path}: a tensor has no name; not a GGUF file")
             if tensor.name in tensors_by_name:
                 raise InputError(f"{path}: two tensors are called {tensor.name[:80]}; not a GGUF file")
-            if tensor.nbytes and offset in first_at:
-                raise InputError(
-                    f"{path}: {tensor.name[:80]}: its data begin where those of {first_at[offset][:80]} do"
-                )
             tensors_by_name[tensor.name] = tensor
             starts.append(offset)
-            if tensor.nbytes:
-                first_at[offset] = tensor.name
         require_no_overlap(starts, tuple(tensors_by_name.values()), str(path))
         return Checkpoint("gguf", tuple(tensors_by_name.values()), metadata)
 
 
-class _Arrays:
+class _ElementCount:
     """Counts the texts and lists in the metadata arrays of a file, and limits their number."""
 
     def __init__(self) -> None:
@@ -126,45 +119,45 @@ class _Arrays:
 
         Raises `InputError` for more than the file can hold or the limit allows.
         """
-        if element_count > (reader.size - reader.at) // 8:  # each has its length before it
-            raise InputError(
-                f"{reader.where}: {key[:80]}: {element_count:,} elements in a file of {reader.size:,} bytes; truncated "
-                "or not a GGUF file"
+        if element_count > (reader.size - reader.position) // 8:  # each has its length before it
+            raise reader.error(
+                key, f"{element_count:,} elements in a file of {reader.size:,} bytes; truncated or not a GGUF file"
             )
         self.elements += element_count
         if self.elements > MOST_ELEMENTS:
-            raise InputError(
-                f"{reader.where}: {key[:80]}: {self.elements:,} texts and lists in arrays; expected at most "
-                f"{MOST_ELEMENTS:,} (not a GGUF file, or a damaged one)"
+            raise reader.error(
+                key,
+                f"{self.elements:,} texts and lists in arrays; expected at most "
+                f"{MOST_ELEMENTS:,} (not a GGUF file, or a damaged one)",
             )
 
 
 def _read_text(reader: BoundedReader, field: str, limit: int | None = None) -> str:
     """Reads a string of the header. limit: the largest number of bytes; default the rest of the header's bound."""
-    length = reader.number("Q", field)
+    length = reader.read_number("Q", field)
     if limit is not None and length > limit:
-        raise InputError(
-            f"{reader.where}: {field}: {length:,} bytes at byte {reader.at:,}; expected at most {limit:,} (truncated "
-            "or not a GGUF file)"
+        raise reader.error(
+            field,
+            f"{length:,} bytes at byte {reader.position:,}; expected at most {limit:,} (truncated or not a GGUF file)",
         )
-    return reader.take(length, field).decode("utf-8", "replace")
+    return reader.read_bytes(length, field).decode("utf-8", "replace")
 
 
-def _read_value(reader: BoundedReader, value_type: int, key: str, arrays: _Arrays, depth: int = 0) -> Any:
+def _read_value(reader: BoundedReader, value_type: int, key: str, arrays: _ElementCount, depth: int = 0) -> Any:
     if value_type in SCALARS:
-        return reader.number(SCALARS[value_type], key)
+        return reader.read_number(SCALARS[value_type], key)
     if value_type == STRING:
         return _read_text(reader, key)
     if value_type != ARRAY or depth > 4:
-        raise InputError(f"{reader.where}: {key[:80]}: metadata type {value_type} is not known")
-    element_type, element_count = reader.number("I", key), reader.number("Q", key)
+        raise reader.error(key, f"metadata type {value_type} is not known")
+    element_type, element_count = reader.read_number("I", key), reader.read_number("Q", key)
     if element_type in SCALARS:
         if element_count <= LONGEST_KEPT:
-            return [reader.number(SCALARS[element_type], key) for _ in range(element_count)]
-        reader.skip(element_count * struct.calcsize("<" + SCALARS[element_type]), key)
+            return [reader.read_number(SCALARS[element_type], key) for _ in range(element_count)]
+        reader.skip_bytes(element_count * struct.calcsize("<" + SCALARS[element_type]), key)
         return f"{element_count:,} values"
     if element_type not in (STRING, ARRAY):
-        raise InputError(f"{reader.where}: {key[:80]}: metadata type {element_type} is not known")
+        raise reader.error(key, f"metadata type {element_type} is not known")
     arrays.add(reader, key, element_count)
     if element_count <= LONGEST_KEPT:
         return [_read_value(reader, element_type, key, arrays, depth + 1) for _ in range(element_count)]
@@ -179,18 +172,16 @@ def _read_value(reader: BoundedReader, value_type: int, key: str, arrays: _Array
 def _read_tensor(reader: BoundedReader) -> tuple[StoredTensor, int]:
     """Reads the entry of a tensor, and the offset of the tensor's data."""
     name = _read_text(reader, "tensor name", LONGEST_NAME)
-    axes = reader.number("I", name)
+    axes = reader.read_number("I", name)
     if axes > 8:
-        raise InputError(f"{reader.where}: {name[:80]}: {axes} axes; not a GGUF file")
-    shape = tuple(reader.number("Q", name) for _ in range(axes))[::-1]  # stored fastest axis first
-    ggml_type = reader.number("I", name)
-    offset = reader.number("Q", name)
+        raise reader.error(name, f"{axes} axes; not a GGUF file")
+    shape = tuple(reader.read_number("Q", name) for _ in range(axes))[::-1]  # stored fastest axis first
+    ggml_type = reader.read_number("I", name)
+    offset = reader.read_number("Q", name)
     if ggml_type not in TYPES or any(length > 2**48 for length in shape):
-        raise InputError(f"{reader.where}: {name[:80]}: type {ggml_type} of shape {list(shape)} is not known")
+        raise reader.error(name, f"type {ggml_type} of shape {list(shape)} is not known")
     dtype, block, block_bytes = TYPES[ggml_type]
     elements = StoredTensor(name, dtype, shape, 0).elements
     if shape and shape[-1] % block:
-        raise InputError(
-            f"{reader.where}: {name[:80]}: rows of {shape[-1]:,} are not a multiple of the block size {block} ({dtype})"
-        )
+        raise reader.error(name, f"rows of {shape[-1]:,} are not a multiple of the block size {block} ({dtype})")
     return StoredTensor(name, dtype, shape, elements // block * block_bytes), offset

@@ -70,10 +70,10 @@ def _read_metadata(checkpoint: Checkpoint, architecture: str, keys: dict[str, st
 
 
 def _expert_fields(field: str) -> Callable[[Checkpoint, str, _Config], _Config]:
-    def more(checkpoint: Checkpoint, architecture: str, config: _Config) -> _Config:
+    def expert_fields(checkpoint: Checkpoint, architecture: str, config: _Config) -> _Config:
         return _read_metadata(checkpoint, architecture, {"expert_count": field})
 
-    return more
+    return expert_fields
 
 
 def _llama_fields(checkpoint: Checkpoint, architecture: str, config: _Config) -> _Config:

@@ -77,11 +77,11 @@ class BoundedReader:
     def __init__(self, file: IO[bytes], size: int, location: str) -> None:
         self.file: IO[bytes] = file
         self.size: int = size
-        self.where: str = location
-        self.at: int = 0
+        self.location: str = location
+        self.position: int = 0
         self.bytes_read: int = 0
 
-    def take(self, byte_count: int, field: str) -> bytes:
+    def read_bytes(self, byte_count: int, field: str) -> bytes:
         """Reads `byte_count` bytes.
 
         Raises `InputError` if fewer bytes are left, or if a header may not have as many.
@@ -89,16 +89,17 @@ class BoundedReader:
         self._check_bytes_left(byte_count, field)
         self.bytes_read += byte_count
         if self.bytes_read > LARGEST_HEADER:
-            raise InputError(
-                f"{self.where}: {field[:80]}: {byte_count:,} bytes make a header of more than {LARGEST_HEADER:,}, "
-                "which is the most that is read; not a checkpoint, or a damaged one"
+            raise self.error(
+                field,
+                f"{byte_count:,} bytes make a header of more than {LARGEST_HEADER:,}, "
+                "which is the most that is read; not a checkpoint, or a damaged one",
             )
         taken_bytes = self.file.read(byte_count)
         if len(taken_bytes or b"") != byte_count:
-            raise InputError(f"{self.where}: {field[:80]}: the file ended while it was read")
+            raise self.error(field, "the file ended while it was read")
         return taken_bytes
 
-    def skip(self, byte_count: int, field: str) -> None:
+    def skip_bytes(self, byte_count: int, field: str) -> None:
         """Skips `byte_count` bytes. Raises `InputError` if fewer bytes are left."""
         self._check_bytes_left(byte_count, field)
         self.file.seek(byte_count, 1)
@@ -108,28 +109,34 @@ class BoundedReader:
         pending, position = b"", 0  # a part of the file, and how much of it has been passed
         for _ in range(text_count):
             if len(pending) - position < 8:
-                pending, position = pending[position:] + self.take(min(_PART, self.size - self.at), field), 0
+                next_bytes = self.read_bytes(min(_PART, self.size - self.position), field)
+                pending, position = pending[position:] + next_bytes, 0
             if len(pending) - position < 8:
                 self._check_bytes_left(self.size, field)  # raises: the file ends here
             length = int.from_bytes(pending[position : position + 8], "little")
             position += 8 + length
             if position > len(pending):
-                self.skip(position - len(pending), field)
+                self.skip_bytes(position - len(pending), field)
                 pending, position = b"", 0
         self.file.seek(position - len(pending), 1)
-        self.at += position - len(pending)
+        self.position += position - len(pending)
 
     def _check_bytes_left(self, byte_count: int, field: str) -> None:
-        if not 0 <= byte_count <= self.size - self.at:
-            raise InputError(
-                f"{self.where}: {field[:80]}: {byte_count:,} bytes at byte {self.at:,} of {self.size:,}; the file is "
-                "truncated or not a checkpoint"
+        if not 0 <= byte_count <= self.size - self.position:
+            raise self.error(
+                field,
+                f"{byte_count:,} bytes at byte {self.position:,} of {self.size:,}; the file is "
+                "truncated or not a checkpoint",
             )
-        self.at += byte_count
+        self.position += byte_count
 
-    def number(self, struct_format: str, field: str) -> Any:
+    def error(self, field: str, problem: str) -> InputError:
+        """Returns an error that names the file and the field."""
+        return InputError(f"{self.location}: {field[:80]}: {problem}")
+
+    def read_number(self, struct_format: str, field: str) -> Any:
         """Reads one little-endian number in a format of `struct`."""
-        return struct.unpack("<" + struct_format, self.take(struct.calcsize("<" + struct_format), field))[0]
+        return struct.unpack("<" + struct_format, self.read_bytes(struct.calcsize("<" + struct_format), field))[0]
 
 
 def require_no_overlap(starts: Sequence[int], tensors: Sequence[StoredTensor], location: str) -> None:

@@ -11,8 +11,8 @@ from ...errors import InputError, one_line, shown
 from ..files import LARGEST_CONFIG, parse_json, read_text
 from .heads import architecture_of
 from .other_forms import as_config
-from .registry import family_of, kind_of_class, read, typed, usual_name
-from .unknown import remark, remark_on_defaults, require_known
+from .registry import family_of, kind_of_class, read, usual_name, with_model_type
+from .unknown import remark_on_defaults, remark_on_ignored_fields, require_known
 
 QUANTIZATION_FILE = "hf_quant_config.json"
 """The file beside a `config.json` in which ModelOpt says how the weights are stored."""
@@ -65,7 +65,7 @@ def describe_config(
     config_data = read_json(path)
     quantization, remarks = _quantization_beside(path, config_data)
     try:
-        description = described({**config_data, **quantization}, head, allow_unknown)
+        description = describe_data({**config_data, **quantization}, head, allow_unknown)
     except InputError as error:
         raise InputError(f"{path}: {error}") from None
     description["notes"] += remarks
@@ -100,7 +100,7 @@ def _quantization_beside(path: Path, config: Mapping[str, Any]) -> tuple[dict[st
     ]
 
 
-def described(
+def describe_data(
     config_data: Mapping[str, Any], head: HeadKind | None = None, allow_unknown: bool = False
 ) -> dict[str, Any]:
     """Returns the description of a parsed config: the `model` table, the config, remarks and the number format.
@@ -108,7 +108,7 @@ def described(
     allow_unknown: whether to ignore unknown fields; otherwise a misspelt field or an unknown size is an `InputError`.
     """
     config_data, form_remarks = as_config(config_data)
-    config, remarks = typed(config_data)
+    config, remarks = with_model_type(config_data)
     remarks = [*form_remarks, *remarks]
     reading = read(config, head)
     if not allow_unknown:
@@ -116,7 +116,7 @@ def described(
     remarks += [
         *reading.notes,
         *remark_on_defaults(reading.from_defaults),
-        *remark([field.path for field in reading.unknown]),
+        *remark_on_ignored_fields([field.path for field in reading.unknown]),
     ]
     description: dict[str, Any] = {
         "model": reading.model,

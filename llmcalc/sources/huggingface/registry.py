@@ -18,7 +18,7 @@ from .drafts import CLASSES, as_draft
 from .dropout import dropout_of
 from .family import Family
 from .heads import architecture_of, head_of
-from .unknown import Unknown, remark
+from .unknown import Unknown, remark_on_ignored_fields
 
 FILES: dict[str, tuple[str, ...]] = {
     file: tuple(kinds) for file, kinds in json.loads(Path(__file__).with_name("families.json").read_text()).items()
@@ -165,7 +165,7 @@ def kind_of_class(name: str) -> str:
     return next((model_type for model_type, names in classes().items() if name in names), "")
 
 
-def typed(config_data: Mapping[str, Any]) -> tuple[Mapping[str, Any], list[str]]:
+def with_model_type(config_data: Mapping[str, Any]) -> tuple[Mapping[str, Any], list[str]]:
     """Returns the config with its model type, and remarks; a missing model type is found by the class name.
 
     Raises `InputError` if the class belongs to another family than the model type.
@@ -508,7 +508,7 @@ def read_config(config_data: Mapping[str, Any], head: HeadKind | None = None) ->
     Raises `InputError`, which names the field, its value and the expected value.
     """
     reading = read(config_data, head)
-    return reading.model, [*reading.notes, *remark([field.path for field in reading.unknown])]
+    return reading.model, [*reading.notes, *remark_on_ignored_fields([field.path for field in reading.unknown])]
 
 
 def read(config_data: Mapping[str, Any], head: HeadKind | None = None) -> ConfigDescription:

@@ -71,7 +71,7 @@ def require_known(unknown_fields: Sequence[Unknown], model_type: str) -> None:
         )
 
 
-def remark(paths: Sequence[str]) -> list[str]:
+def remark_on_ignored_fields(paths: Sequence[str]) -> list[str]:
     """Returns a remark on ignored fields; empty if there are none."""
     return [f"unrecognised fields, ignored: {', '.join(paths)}"] if paths else []
 

@@ -13,11 +13,11 @@ Towers = Mapping[str, Any]
 """Name of an encoder in the wrapper's class → its spec."""
 
 
-def _section_name(act: str) -> str:
+def _activation_name(act: str) -> str:
     return WRITTEN_ACTIVATIONS.get(act, act)
 
 
-def _layers(tower: Any) -> Table:
+def _layer_fields(tower: Any) -> Table:
     """Returns the config fields of a vision encoder's layers."""
     block = tower.stack.block
     layer_fields = {
@@ -37,30 +37,30 @@ def _patches_per_side(tower: Any) -> int:
     return isqrt(tower.positions.rows)
 
 
-def _siglip(tower: Any) -> Table:
+def _siglip_section(tower: Any) -> Table:
     block, shape = (
         tower.stack.block,
         {"num_channels": tower.patches.num_channels, "image_size": _patches_per_side(tower) * tower.patches.patch_size},
     )
     layer_fields = {
         "vision_use_head": tower.pooling is not None,
-        "hidden_act": _section_name(block.feed_forward.hidden_act),
+        "hidden_act": _activation_name(block.feed_forward.hidden_act),
         "layer_norm_eps": block.norm.eps,
     }
-    return {"model_type": "siglip_vision_model", **_layers(tower), **shape, **layer_fields}
+    return {"model_type": "siglip_vision_model", **_layer_fields(tower), **shape, **layer_fields}
 
 
 def paligemma_sections(towers: Towers) -> Table:
     return {
         "projection_dim": towers["multi_modal_projector"].maps[-1].size,
-        "vision_config": _siglip(towers["vision_tower"]),
+        "vision_config": _siglip_section(towers["vision_tower"]),
     }
 
 
 def gemma3_sections(towers: Towers) -> Table:
     """Returns Gemma 3's sections, with `mm_tokens_per_image`, the number of vectors per image."""
     tower, merge = towers["vision_tower"], towers["multi_modal_projector"].merge
-    return {"mm_tokens_per_image": (_patches_per_side(tower) // merge) ** 2, "vision_config": _siglip(tower)}
+    return {"mm_tokens_per_image": (_patches_per_side(tower) // merge) ** 2, "vision_config": _siglip_section(tower)}
 
 
 def gemma4_sections(towers: Towers) -> Table:
@@ -81,8 +81,11 @@ def _gemma4_vision(tower: Any, projector: Any) -> Table:
     }
     context = {"position_embedding_size": tower.positions.rows, "pooling_kernel_size": projector.merge}
     flags = {"use_clipped_linears": tower.clamps > 0, "standardize": tower.standardize}
-    layer_fields = {"hidden_activation": _section_name(block.feed_forward.hidden_act), "rms_norm_eps": block.norm.eps}
-    return {"model_type": "gemma4_vision", **_layers(tower), **heads, **context, **flags, **layer_fields}
+    layer_fields = {
+        "hidden_activation": _activation_name(block.feed_forward.hidden_act),
+        "rms_norm_eps": block.norm.eps,
+    }
+    return {"model_type": "gemma4_vision", **_layer_fields(tower), **heads, **context, **flags, **layer_fields}
 
 
 def _gemma4_audio(tower: Any) -> Table:
@@ -100,7 +103,7 @@ def _gemma4_audio(tower: Any) -> Table:
         "conv_kernel_size": tower.convolution.kernel_size,
     }
     layer_fields = {
-        "hidden_act": _section_name(tower.convolution.hidden_act),
+        "hidden_act": _activation_name(tower.convolution.hidden_act),
         "rms_norm_eps": tower.norm.eps,
         "use_clipped_linears": tower.clamps > 0,
     }

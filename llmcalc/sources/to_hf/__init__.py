@@ -26,10 +26,10 @@ from ..huggingface.heads import head_of
 from ..huggingface.parts import ACTIVATIONS
 from ..huggingface.registry import FILE_OF, LOGIT_CAPS, family_of, read_config
 from .classes import class_names
-from .compare import Difference, canonical, differences, weight
+from .compare import Difference, canonical_values, count_of_values, differences
 from .config_values import ConfigValues
 from .fields import ALSO, FIELDS, USUAL
-from .wrappers import wrapped
+from .wrappers import wrapped_config
 
 NOT_THERE = (LookupError, AttributeError, TypeError)
 """Exceptions raised when a field is read from a part that does not have it: the spec has no value for the config field.
@@ -41,15 +41,15 @@ def to_config(spec: ModelSpec) -> dict[str, Any]:
 
     Raises `InputError` if no known class computes the spec; it names the nearest class and the difference.
     """
-    config_values, spec_values = ConfigValues(spec, FIELDS), canonical(spec)
+    config_values, spec_values = ConfigValues(spec, FIELDS), canonical_values(spec)
     other_configs: list[tuple[str, dict[str, Any]]] = []
     for model_type, family in _possible_families(config_values):
         for name in class_names(model_type, spec):
-            config = wrapped(_candidate_config(model_type, family, name, config_values), spec)
+            config = wrapped_config(_candidate_config(model_type, family, name, config_values), spec)
             config_spec = _read_back(config)
             if config_spec is None:
                 continue
-            class_values = canonical(config_spec)
+            class_values = canonical_values(config_spec)
             if next(differences(spec_values, class_values), None) is None:
                 return config
             other_configs.append((config["architectures"][0], class_values))
@@ -79,8 +79,8 @@ def _nearest_class(spec_values: dict[str, Any], other_configs: list[tuple[str, d
 
 def _distance(mismatches: list[Difference]) -> tuple[int, int]:
     """Returns the numbers of different values in the text model, and in vision and audio encoders."""
-    in_towers = sum(weight(difference) for difference in mismatches if _is_in_tower(difference))
-    return sum(map(weight, mismatches)) - in_towers, in_towers
+    in_towers = sum(count_of_values(difference) for difference in mismatches if _is_in_tower(difference))
+    return sum(map(count_of_values, mismatches)) - in_towers, in_towers
 
 
 def _possible_families(config_values: ConfigValues) -> Iterator[tuple[str, Family]]:

@@ -51,7 +51,7 @@ Difference: TypeAlias = tuple[str, Any, Any]
 """(path, value on one side, value on the other side)."""
 
 
-def canonical(spec: ModelSpec) -> dict[str, Any]:
+def canonical_values(spec: ModelSpec) -> dict[str, Any]:
     """Returns a model as plain values, which are equal for equivalent models."""
     table = {
         name: getattr(spec, name)
@@ -89,7 +89,7 @@ def differences(left: Any, right: Any, path: str = "") -> Iterator[Difference]:
         yield path, left, right
 
 
-def weight(difference: Difference) -> int:
+def count_of_values(difference: Difference) -> int:
     """Returns the number of different values. A part of only one spec counts with all its fields."""
     return max(_field_values(difference[1]), _field_values(difference[2]))
 

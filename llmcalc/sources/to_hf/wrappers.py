@@ -15,7 +15,7 @@ from .classes import wrapper_names
 Table: TypeAlias = dict[str, Any]
 
 
-def wrapped(config: Table, spec: ModelSpec) -> Table:
+def wrapped_config(config: Table, spec: ModelSpec) -> Table:
     """Returns the config of the wrapper that has the spec's vision and audio encoders.
 
     `config` is its text config.

@@ -15,9 +15,9 @@ from ...units import DTYPE_BITS
 from ..checks import LOSS, MEMORY, Check, Verdict
 from ..difference import sizes_of
 from ..reference import LARGEST_REAL, default_seq, longest_pass, require_torch
-from ..untested import untested
+from ..untested import untested_parts
 from .job import DTYPE, Job, simulate_rank
-from .launch import launched, run_processes
+from .launch import is_started_by_torchrun, run_processes
 
 WITHIN = 1e-5
 """Allowed relative difference of losses, because sums over ranks are rounded in another order."""
@@ -44,7 +44,7 @@ def job_for(
     longest_tokens = longest_pass(spec)
     if longest_tokens is not None and job.seq > longest_tokens:
         raise InputError(f"--seq: {job.seq} tokens do not fit the learned positions; expected at most {longest_tokens}")
-    job.check()
+    job.require_supported()
     processes = int(os.environ.get("LOCAL_WORLD_SIZE", layout.world))
     total_bytes = (
         DTYPE_BITS[DTYPE] // 8 * spec.tree().total(total_of) * processes
@@ -70,13 +70,13 @@ def verify_distributed(job: Job, target: str = "model") -> Verdict:
 def verify_all(jobs: Sequence[Job], target: str = "model") -> list[Verdict]:
     """Runs jobs with the same number of processes, one after the other."""
     start = time.perf_counter()
-    if launched():
-        from .work import results
+    if is_started_by_torchrun():
+        from .work import run_jobs
 
         world = int(os.environ["WORLD_SIZE"])
         if any(job.layout.world != world for job in jobs):
             raise InputError(f"--distributed: torchrun has started {world} processes; expected --devices {world}")
-        results_of_jobs = results(jobs)
+        results_of_jobs = run_jobs(jobs)
     else:
         results_of_jobs = run_processes(jobs)
     seconds = (time.perf_counter() - start) / len(jobs)
@@ -102,4 +102,4 @@ def verdict_of(job: Job, job_results: dict[str, Any], target: str = "model", sec
         "layout": job.layout.data(), "batch": job.batch, "seq": job.seq, "microbatches": job.microbatches,
         "dtype": DTYPE, "scratch_bytes": job_results["scratch"], "not_counted": list(NOT_COUNTED),
     }  # fmt: skip
-    return Verdict(target, "distributed", checks, seconds, info, sizes_of(job.spec), untested=untested(job.spec))
+    return Verdict(target, "distributed", checks, seconds, info, sizes_of(job.spec), untested=untested_parts(job.spec))

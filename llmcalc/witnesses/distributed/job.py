@@ -43,7 +43,7 @@ class Job:
     seq: int
     microbatches: int
 
-    def check(self) -> None:
+    def require_supported(self) -> None:
         """Raises `InputError` for a layout that is not supported, or that does not divide the model."""
         layout = self.layout
         if layout.zero not in (0, 3):
@@ -80,14 +80,14 @@ class Job:
         """The training settings of the job."""
         return Training(batch=self.batch, seq=self.seq, microbatches=self.microbatches, dtype=DTYPE)
 
-    def text(self) -> str:
+    def to_json(self) -> str:
         """Writes the job as JSON."""
         fields = {name: getattr(self, name) for name in ("batch", "seq", "microbatches")}
         return json.dumps({"spec": self.spec.model_dump(mode="json"), "layout": asdict(self.layout), **fields})
 
 
-def job_of(text: str) -> Job:
-    """Reads a job that `Job.text` wrote."""
+def job_from_json(text: str) -> Job:
+    """Reads a job that `Job.to_json` wrote."""
     job_fields: dict[str, Any] = json.loads(text)
     layout = job_fields.pop("layout")
     if layout["pp_layout"] is not None:

@@ -21,12 +21,12 @@ LIMIT = 600.0
 """Timeout of all processes, in seconds."""
 
 
-def launched() -> bool:
+def is_started_by_torchrun() -> bool:
     """Whether this process is one of several that torchrun has started."""
     return "RANK" in os.environ and "WORLD_SIZE" in os.environ
 
 
-def launched_rank() -> int:
+def rank_of_process() -> int:
     """Returns the rank of this process; 0 without torchrun."""
     return int(os.environ.get("RANK", "0"))
 
@@ -41,7 +41,7 @@ def run_processes(jobs: Sequence[Job], limit: float = LIMIT, module: str = "llmc
     world = jobs[0].layout.world
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder, "jobs")
-        path.write_text("\n".join(job.text() for job in jobs))
+        path.write_text("\n".join(job.to_json() for job in jobs))
         processes: list[subprocess.Popen[bytes]] = []
         try:
             port = _free_port()

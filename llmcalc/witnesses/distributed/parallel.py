@@ -107,7 +107,7 @@ def _parallel_styles(name: str, submodule: nn.Module) -> dict[str, ParallelStyle
     return styles
 
 
-def shard(module: Any, mesh: DeviceMesh, reshard: bool, dtype: torch.dtype, prefetch: int = 0) -> None:
+def shard_layers(module: Any, mesh: DeviceMesh, reshard: bool, dtype: torch.dtype, prefetch: int = 0) -> None:
     """Applies `fully_shard` to every layer and then to the model.
 
     The last layer and the model around the layers are not resharded after the forward pass, as in torchtitan.

@@ -134,7 +134,7 @@ def wait_for_release(tensors: list[Any], reference_counts: list[int]) -> None:
         time.sleep(0.0001)
 
 
-def local(tensor: Tensor) -> Tensor:
+def local_part(tensor: Tensor) -> Tensor:
     """Returns the local part of a distributed tensor."""
     return tensor._local_tensor if isinstance(tensor, DTensor) else tensor
 
@@ -145,7 +145,7 @@ def token_ids(job: Job) -> Tensor:
     return torch.randint(0, job.spec.vocab_size, shape, generator=torch.Generator().manual_seed(SEED + 1))
 
 
-def reference(job: Job) -> Any:
+def seeded_reference(job: Job) -> Any:
     """Builds the model with the same values in every process."""
     torch.manual_seed(SEED)
     return build_reference(job.spec, DTYPE, "cpu")
@@ -156,9 +156,9 @@ def loss_of(logits: Tensor, labels: Tensor) -> Tensor:
     return F.cross_entropy(logits.float().flatten(0, 1), labels.flatten())
 
 
-def losses_of_one(job: Job) -> list[float]:
+def losses_of_one_process(job: Job) -> list[float]:
     """Returns the mean loss of every step, computed by a single process for all micro-batches of all replicas."""
-    module, ids = reference(job), token_ids(job)
+    module, ids = seeded_reference(job), token_ids(job)
     losses: list[float] = []
     updates = _optimizers(job, module)
     for _ in range(STEPS):
@@ -199,25 +199,25 @@ class Rank:
         self.ends: Any | None = self._end_stages_group() if layout.pp > 1 and job.spec.tie_word_embeddings else None
         self.peaks: dict[str, int] = {}
 
-    def measured(self) -> tuple[dict[str, int], list[float]]:
-        """Trains the model.
+    def measure_training(self) -> tuple[dict[str, int], list[float]]:
+        """Trains the model and measures its memory.
 
         Returns bytes by quantity, and each step's sum of losses if this process computes losses.
         """
         job, mode = self.job, self.mode
-        module = reference(job)
+        module = seeded_reference(job)
         ids = token_ids(job)[self.at.dp]
         quantities: dict[str, int] = {}
         losses: list[float] = []
         mode.tracked.add(ids.untyped_storage()._cdata)
         with mode.track_resizes(), mode:
-            self.build(module)
+            self.build_part(module)
             del module
-            mode.follow(map(local, (*self.module.parameters(), *self.module.buffers())))
+            mode.follow(map(local_part, (*self.module.parameters(), *self.module.buffers())))
             optimizers_of_rank = _optimizers(job, self.module)
             quantities["set_up_bytes"] = mode.now
             mode.set_up = True
-            run = self.pipeline() if job.layout.pp > 1 else self.micro_batches
+            run = self.pipeline_runner() if job.layout.pp > 1 else self.run_micro_batches
             for i in range(STEPS):
                 self.peaks.clear()
                 mode.peak = mode.now
@@ -226,7 +226,7 @@ class Rank:
                     self.record_phase("passes")
                 gc.collect()  # cycles that the dispatcher of distributed tensors leaves
                 bytes_before_step = mode.now
-                self.sum_tied()
+                self.sum_tied_gradients()
                 for optimizer in optimizers_of_rank:
                     optimizer.step()
                 self.record_phase("step")
@@ -255,7 +255,7 @@ class Rank:
 
     # --- building ---------------------------------------------------------------------------------------------------
 
-    def build(self, module: Any) -> None:
+    def build_part(self, module: Any) -> None:
         """Builds this process's part of the model."""
         layout = self.job.layout
         self.last: bool = True
@@ -267,7 +267,7 @@ class Rank:
         if layout.tp > 1:
             parallel.apply_tensor_parallelism(module, self.meshes["tp"])
         if layout.zero == 3:
-            parallel.shard(module, self.shards, layout.reshard, getattr(torch, DTYPE), layout.prefetch)
+            parallel.shard_layers(module, self.shards, layout.reshard, getattr(torch, DTYPE), layout.prefetch)
         elif layout.dp > 1:
             module = DistributedDataParallel(module, process_group=self.meshes["dp"].get_group())
         self.module = module
@@ -278,7 +278,7 @@ class Rank:
         """Returns the context manager of the loss: with tensor parallelism it is computed on divided logits."""
         return loss_parallel() if self.job.layout.tp > 1 else nullcontext()
 
-    def micro_batches(self, ids: Tensor) -> float:
+    def run_micro_batches(self, ids: Tensor) -> float:
         """Runs the passes of a step and returns the sum of the losses."""
         total = 0.0
         for i in range(self.job.microbatches):
@@ -288,7 +288,7 @@ class Rank:
                 loss = loss_of(self.module(self.ids, None, grouped_experts=True), self.ids)
                 self.record_phase("forward")
                 loss.backward(torch.ones_like(loss))
-            total += local(loss.detach()).item()
+            total += local_part(loss.detach()).item()
             del loss
             self.record_phase("backward")
         return total
@@ -299,21 +299,21 @@ class Rank:
             return self.module.no_sync()
         return nullcontext()
 
-    def sum_tied(self) -> None:
+    def sum_tied_gradients(self) -> None:
         """All-reduces the gradient of a tied embedding between the first and the last pipeline stage."""
         layout, coordinates = self.job.layout, self.at
         if self.ends is None or coordinates.pp not in (0, layout.pp - 1):
             return
         module = self.module.module if isinstance(self.module, DistributedDataParallel) else self.module
         table = module.embed_tokens if coordinates.pp == 0 else module.lm_head
-        gradient: Any = local(table.weight.grad)
-        if gradient.shape != local(table.weight).shape:  # whole on every rank of the products
+        gradient: Any = local_part(table.weight.grad)
+        if gradient.shape != local_part(table.weight).shape:  # whole on every rank of the products
             gradient = gradient.chunk(layout.tp)[coordinates.tp]
         reference_count = gradient._use_count()
         dist.all_reduce(gradient, group=self.ends)
         wait_for_release([gradient], [reference_count])
 
-    def pipeline(self) -> Callable[[Tensor], float]:
+    def pipeline_runner(self) -> Callable[[Tensor], float]:
         """Returns a function that runs the passes of a step in a pipeline."""
         job, coordinates = self.job, self.at
         group = self.meshes["pp"].get_group()
@@ -348,10 +348,10 @@ class RankResult(NamedTuple):
     scratch: dict[str, int]
 
 
-def run(job: Job) -> RankResult:
+def run_rank(job: Job) -> RankResult:
     """Runs this process's part of a job in the default process group."""
     rank = Rank(job)
-    quantities, losses = rank.measured()
+    quantities, losses = rank.measure_training()
     loss_sums = torch.tensor([loss if rank.last and rank.at.tp == 0 else 0.0 for loss in losses], dtype=torch.float64)
     dist.all_reduce(loss_sums)
     return RankResult(quantities, (loss_sums / (job.layout.dp * job.microbatches)).tolist(), rank.scratch)

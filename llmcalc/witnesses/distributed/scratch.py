@@ -23,7 +23,7 @@ def scratch_of(run_kernels: Callable[[], object]) -> dict[str, int]:
     """
     with profile(activities=[ProfilerActivity.CPU], profile_memory=True, record_shapes=True) as profiler:
         run_kernels()
-    return dict(sorted(read_events(profiler, _innermost_computation).scratch.items()))
+    return dict(sorted(read_events(profiler, _innermost_computation).scratch_bytes.items()))
 
 
 def _innermost_computation(operations: list[Any]) -> Any | None:

@@ -21,14 +21,14 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
-from .job import Job, job_of, simulate_rank
-from .rank import losses_of_one, run
+from .job import Job, job_from_json, simulate_rank
+from .rank import losses_of_one_process, run_rank
 
 TIMEOUT = 300
 """Timeout of communication between processes, in seconds."""
 
 
-def results(jobs: Sequence[Job]) -> list[dict[str, Any]]:
+def run_jobs(jobs: Sequence[Job]) -> list[dict[str, Any]]:
     """Runs jobs one after the other in a process group of all processes. Returns the results of each job:
 
     ranks: (simulated, measured) bytes of each rank.
@@ -46,11 +46,11 @@ def results(jobs: Sequence[Job]) -> list[dict[str, Any]]:
 
 
 def _result_of_job(job: Job) -> dict[str, Any]:
-    result = run(job)
+    result = run_rank(job)
     simulated_bytes = simulate_rank(job, dist.get_rank())
     rank_results: list[Any] = [None] * dist.get_world_size()
     dist.all_gather_object(rank_results, (simulated_bytes, result.bytes, result.scratch))
-    single_losses = losses_of_one(job) if dist.get_rank() == 0 else result.losses
+    single_losses = losses_of_one_process(job) if dist.get_rank() == 0 else result.losses
     scratch = {
         name: max(rank_result[2].get(name, 0) for rank_result in rank_results)
         for name in sorted({key for rank_result in rank_results for key in rank_result[2]})
@@ -73,7 +73,7 @@ def _end_with_parent() -> None:
 def main(path: str) -> None:
     """Runs the jobs that a file describes."""
     threading.Thread(target=_end_with_parent, daemon=True).start()
-    every_result = results([job_of(line) for line in Path(path).read_text().splitlines()])
+    every_result = run_jobs([job_from_json(line) for line in Path(path).read_text().splitlines()])
     if os.environ["RANK"] == "0":
         print(json.dumps(every_result))
 

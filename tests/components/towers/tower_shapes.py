@@ -103,6 +103,16 @@ HUNYUAN: dict[str, Any] = {
     "patch_size": 4,
     "max_image_size": 32,
 }
+OVIS: dict[str, Any] = {
+    "model_type": "ovis2_vision",
+    "hidden_size": 24,
+    "intermediate_size": 20,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 4,
+    "image_size": 24,
+    "patch_size": 4,
+    "vocab_size": 50,
+}
 ERNIE: dict[str, Any] = {"depth": 2, "hidden_size": 24, "intermediate_size": 20, "num_heads": 2, "patch_size": 4}
 MINIMAX: dict[str, Any] = {
     "hidden_size": 24,
@@ -638,6 +648,21 @@ WRAPPERS: dict[str, Shapes] = {
         "DeepseekVLForConditionalGeneration",
         {"vision_model": ("vision_model",), "aligner": ("aligner",)},
         [{"vision_config": SIGLIP}, {"vision_config": {**SIGLIP, "vision_use_head": True, "num_channels": 1}}],
+    ),
+    "ovis2": (
+        "Ovis2ForConditionalGeneration",
+        {
+            "vision_tower": ("vision_tower", "visual_head"),
+            "visual_embeddings_table": ("visual_embeddings_table",),
+        },
+        [
+            {"hidden_size": 32, "vocab_size": 96, "vision_config": {**OVIS, "hidden_stride": 2}},
+            {
+                "hidden_size": 32,
+                "vocab_size": 96,
+                "vision_config": {**OVIS, "qkv_bias": True, "mlp_bias": True, "num_visual_indicator_tokens": 3},
+            },
+        ],
     ),
     "qianfan_ocr": (
         "QianfanOCRForConditionalGeneration",

@@ -38,5 +38,6 @@ SHAPES = {
             "moe_layers_enum": "1,2,4",
             "attention_bias": True,
         },
+        {"model_type": "step3p5", **SMALL, "mlp_bias": True, "num_local_experts": 12},
     ],
 }

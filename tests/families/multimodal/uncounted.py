@@ -104,9 +104,6 @@ WRAPPERS = {
     ),
     "got_ocr2": UncountedModules("GotOcr2ForConditionalGeneration", "vision_tower + multi_modal_projector"),
     "pp_chart2table": UncountedModules("GotOcr2ForConditionalGeneration", "vision_tower + multi_modal_projector"),
-    "ovis2": UncountedModules(
-        "Ovis2ForConditionalGeneration", "vision_tower + visual_embeddings_table", {"hidden_size": 32, "vocab_size": 96}
-    ),
     "janus": UncountedModules(
         "JanusForConditionalGeneration",
         "vision_model + aligner + vqmodel + generation_embeddings + generation_aligner + generation_head",
@@ -169,7 +166,7 @@ UNBUILT = {
     **dict.fromkeys(
         (
             *("funaudiochat", "lfm2_audio", "meralion2", "midashenglm", "multi_modality", "nvembed", "openvla"),
-            *("alpamayo2_super", "molmo_point", "ultravox", "videollama3_qwen2", "youtu_vl"),
+            *("alpamayo2_super", "molmo_point", "videollama3_qwen2", "youtu_vl"),
         ),
         "its class is code of its repository",
     ),

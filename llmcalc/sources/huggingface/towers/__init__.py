@@ -19,7 +19,7 @@ from ....errors import InputError
 from ..config import Config
 from ..family import Family
 from ..parts import Table
-from ..unknown import remark
+from ..unknown import remark_on_ignored_fields
 from .section import IGNORED, Section
 
 SECTIONS = ("vision_config", "audio_config", "vq_config", "discrete_vision_config", "discrete_audio_config")
@@ -89,7 +89,7 @@ def _read_section(
         except ValidationError as error:
             raise InputError(f"{name}: {tower}: {_innermost_message(error)}") from None
     config.close(IGNORED | section.ignored)
-    return tables, [*config.notes, *remark([field.path for field in config.unknown])]
+    return tables, [*config.notes, *remark_on_ignored_fields([field.path for field in config.unknown])]
 
 
 def _innermost_message(error: ValidationError) -> str:

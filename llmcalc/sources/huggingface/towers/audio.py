@@ -1,13 +1,14 @@
 """Whisper's encoder with a text model, and the vision and audio encoders of Phi-4-multimodal.
 
 transformers: models/qwen2_audio, voxtral, audioflamingo3, musicflamingo, moss_transcribe_diarize, phi4_multimodal.
+Ultravox: ultravox/model/ultravox_model.py of fixie-ai/ultravox.
 """
 
 from __future__ import annotations
 
 from ..config import Config
-from ..parts import ACTIVATIONS, Table, biases, glu, layernorm, mlp
-from .section import Section, patches_per_side, pre_norm_layer, projector, self_attention, two_layers
+from ..parts import ACTIVATIONS, Table, biases, glu, layer_table, layernorm, mlp, rmsnorm
+from .section import Section, patches_per_side, projector, self_attention, two_layers
 from .siglip import siglip_of_rows
 
 
@@ -18,7 +19,7 @@ def _whisper_encoder(config: Config, width: str, depth: str, heads: str, ffn_wid
     network = mlp(config.size(ffn_width), config.choice(ACTIVATIONS, "activation_function"))
     stack = {
         "num_hidden_layers": config.size(depth),
-        "block": pre_norm_layer(attention, network, norm),
+        "block": layer_table(attention, network, norm),
         "stem": {"num_mel_bins": config.size("num_mel_bins"), "max_source_positions": rows},
         "position": {"type": "learned", "max_position_embeddings": rows},
         "final_norm": norm,
@@ -27,7 +28,8 @@ def _whisper_encoder(config: Config, width: str, depth: str, heads: str, ffn_wid
 
 
 def _read_qwen2_audio(wrapper: Config, config: Config, width: int) -> Table:
-    tower = _whisper_encoder(config, "d_model", "encoder_layers", "encoder_attention_heads", "encoder_ffn_dim")
+    """Reads Qwen2-Audio: pairs of positions are averaged before one linear layer."""
+    tower = _whisper_encoder(config, *WHISPER_NAMES.values())
     tower["audio"] = _clip_rule(config, 2)
     maps = projector(config.size("d_model"), (width, True, "identity"), frames=2, merged="mean")
     return {"audio_tower": tower, "multi_modal_projector": maps}
@@ -40,7 +42,7 @@ def _clip_rule(config: Config, merge: int, **fields: bool) -> Table:
 
 def _read_voxtral(wrapper: Config, config: Config, width: int) -> Table:
     """Reads Voxtral: consecutive positions are concatenated to the FFN width of the encoder's layers."""
-    tower = _whisper_encoder(config, "hidden_size", "num_hidden_layers", "num_attention_heads", "intermediate_size")
+    tower = _whisper_encoder(config, *WHISPER_NAMES)
     h, act = config.size("hidden_size"), wrapper.choice(ACTIVATIONS, "projector_hidden_act")
     frames = config.divided("hidden_size", config.size("intermediate_size"), h)
     tower["audio"] = _clip_rule(config, frames, padded=True, several=True)
@@ -50,7 +52,7 @@ def _read_voxtral(wrapper: Config, config: Config, width: int) -> Table:
 
 def _read_audio_flamingo(wrapper: Config, config: Config, width: int) -> Table:
     """Reads Audio Flamingo 3: consecutive positions are averaged before the last norm."""
-    tower = _whisper_encoder(config, "hidden_size", "num_hidden_layers", "num_attention_heads", "intermediate_size")
+    tower = _whisper_encoder(config, *WHISPER_NAMES)
     bias, act = wrapper.flag("projector_bias"), wrapper.choice(ACTIVATIONS, "projector_hidden_act")
     maps = two_layers(width, act, bias)
     return {"audio_tower": tower, "multi_modal_projector": projector(config.size("hidden_size"), *maps)}
@@ -61,6 +63,28 @@ def _read_moss(wrapper: Config, config: Config, width: int) -> Table:
     towers = _read_audio_flamingo(wrapper, config, width)
     merge_fields: Table = {"frames": wrapper.size("audio_merge_size"), "out_norm": layernorm()}
     return {**towers, "multi_modal_projector": {**towers["multi_modal_projector"], **merge_fields}}
+
+
+def _read_ultravox(wrapper: Config, config: Config, width: int) -> Table:
+    """Reads Ultravox: stacked positions with a norm, a gated linear layer, and a linear layer to the text's width.
+
+    A norm follows the gated layer (`projector_ln_mid`, from version 0.5 on) or the last one. An encoder that
+    `audio_model_id` names is loaded from there, whatever `audio_config` says.
+    """
+    if wrapper.has("audio_model_id"):
+        raise wrapper.wrong("audio_model_id", wrapper.get("audio_model_id"), "null and the encoder's audio_config")
+    wrapper.must("projector_act", "swiglu")
+    inner_width, norm = wrapper.size("hidden_size"), rmsnorm(1e-6)
+    if inner_width % 2:
+        raise wrapper.wrong("hidden_size", inner_width, "an even number: one half gates the other")
+    inner_norm, last_norm = (norm, None) if wrapper.flag("projector_ln_mid") else (None, norm)
+    stacking = {"frames": wrapper.size("stack_factor"), "norm": norm, "norm_of": "merged", "out_norm": inner_norm}
+    gated_layer = {"size": inner_width, "hidden_act": "silu", "gated": True}
+    return {
+        "audio_tower": _whisper_encoder(config, *WHISPER_NAMES.values()),
+        "audio_projector": {**projector(config.size("d_model"), **stacking), "maps": [gated_layer]},
+        "multi_modal_projector": projector(inner_width // 2, (width, False, "identity"), out_norm=last_norm),
+    }
 
 
 def _read_phi4_vision(wrapper: Config, config: Config, width: int) -> Table:
@@ -186,6 +210,31 @@ AUDIO_FIELDS = frozenset(
     """.split()  # noqa: SIM905
 )
 
+WHISPER: Table = {
+    "num_mel_bins": 80,
+    "encoder_layers": 4,
+    "encoder_attention_heads": 6,
+    "encoder_ffn_dim": 1536,
+    "d_model": 384,
+    "activation_function": "gelu",
+    "max_source_positions": 1500,
+}
+WHISPER_DECODER = frozenset(
+    """
+    apply_spec_augment classifier_proj_size decoder_attention_heads decoder_ffn_dim decoder_layerdrop decoder_layers
+    mask_feature_length mask_feature_min_masks mask_feature_prob mask_time_length mask_time_min_masks mask_time_prob
+    max_target_positions median_filter_width use_weighted_layer_sum
+    """.split()  # noqa: SIM905
+)
+"""Fields of Whisper's config that describe its decoder and its training."""
+
+ULTRAVOX: Table = {
+    "stack_factor": 8,
+    "hidden_size": 4096,
+    "projector_act": "swiglu",
+    "projector_ln_mid": False,
+}
+
 WHISPER_NAMES = {
     "hidden_size": "d_model",
     "num_hidden_layers": "encoder_layers",
@@ -233,6 +282,11 @@ WRAPPERS = {
             {"projector_hidden_act": "silu", "projector_bias": True, "audio_merge_size": 4},
             ignored=AUDIO_FIELDS,
             aliases=WHISPER_NAMES,
+        )
+    },
+    "ultravox": {
+        "audio_config": Section(
+            _read_ultravox, {"whisper": WHISPER}, ULTRAVOX, None, AUDIO_FIELDS | WHISPER_DECODER, WHISPER_NAMES
         )
     },
     "phi4_multimodal": {

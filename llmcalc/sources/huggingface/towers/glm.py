@@ -5,8 +5,8 @@ from __future__ import annotations
 from typing import Any
 
 from ..config import Config
-from ..parts import ACTIVATIONS, QKV, QKVO, Table, biases, clamped, glu, layernorm, qk_norm, rmsnorm
-from .section import ROTARY, patches_per_side, pre_norm_layer, projector, self_attention, vision_section, vit
+from ..parts import ACTIVATIONS, QKV, QKVO, Table, biases, clamped, glu, layer_table, layernorm, qk_norm, rmsnorm
+from .section import ROTARY, patches_per_side, projector, self_attention, vision_section, vit
 
 LEAST_PIXELS, MOST_PIXELS = 112 * 112, 9_633_792
 """Limits of the pixels of all frames in the published `preprocessor_config.json` of GLM-4.5V and GLM-OCR (`size`)."""
@@ -19,7 +19,7 @@ def _read_glm4v(wrapper: Config, config: Config, width: int) -> Table:
     """
     norm = rmsnorm(config.number("rms_norm_eps"))
     attention = self_attention(config, "num_heads", **ROTARY, **biases(config.flag("attention_bias"), *QKV))
-    block = pre_norm_layer(attention, glu(config, width=config.size("out_hidden_size")), norm)
+    block = layer_table(attention, glu(config, width=config.size("out_hidden_size")), norm)
     stack = {"embedding_norm": norm, "final_norm": norm}
     return _with_merger(
         config, block, stack, config.size("intermediate_size"), positions={"rows": patches_per_side(config) ** 2}
@@ -45,7 +45,7 @@ def _encoder_with_qk_norm(config: Config, merger_width: int, clamps_gate: bool =
     norm, bias = rmsnorm(config.number("rms_norm_eps")), config.flag("attention_bias")
     attention = self_attention(config, "num_heads", **ROTARY, **biases(bias, *QKVO), **qk_norm(norm))
     network = clamped(glu(config, bias)) if clamps_gate else glu(config, bias)
-    return _with_merger(config, pre_norm_layer(attention, network, norm), {"final_norm": norm}, merger_width)
+    return _with_merger(config, layer_table(attention, network, norm), {"final_norm": norm}, merger_width)
 
 
 def _with_merger(config: Config, block: Table, stack: Table, merger_width: int, **fields: Any) -> Table:

@@ -8,12 +8,11 @@ llava_onevision, video_llava, vipllava, deepseek_vl, idefics3, smolvlm, internvl
 from __future__ import annotations
 
 from ..config import Config
-from ..parts import ACTIVATIONS, QKV, Table, biases, layernorm, mlp, qk_norm, rmsnorm
+from ..parts import ACTIVATIONS, QKV, Table, biases, layer_table, layernorm, mlp, qk_norm, rmsnorm
 from .pixtral import PIXTRAL, pixtral_encoder
 from .section import (
     merged_square_side,
     patches_per_side,
-    pre_norm_layer,
     projector,
     require_one_layer,
     self_attention,
@@ -167,7 +166,7 @@ def internvit_layer(config: Config, bias: bool, has_qk_norm: bool, dummy_heads: 
     attention |= qk_norm(rmsnorm(eps), "projection") if has_qk_norm else {}
     network = mlp(config.size("intermediate_size"), config.choice(ACTIVATIONS, "hidden_act"))
     norm = config.choice({"layer_norm": layernorm(eps), "rms_norm": rmsnorm(eps)}, "norm_type")
-    return pre_norm_layer(attention, network, norm, residual_scale="output")
+    return layer_table(attention, network, norm, residual_scale="output")
 
 
 def _square_size(config: Config, name: str) -> int:

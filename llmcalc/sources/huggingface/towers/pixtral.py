@@ -7,13 +7,12 @@ lighton_ocr; models/llama4, lfm3_vl, hunyuan_vl.
 from __future__ import annotations
 
 from ..config import Config
-from ..parts import ACTIVATIONS, Table, glu, layer_pattern, layernorm, listed_kinds, qk_norm, rmsnorm
+from ..parts import ACTIVATIONS, Table, glu, layer_pattern, layer_table, layernorm, listed_kinds, qk_norm, rmsnorm
 from .section import (
     ROTARY,
     biased_layer,
     merged_square_side,
     patches_per_side,
-    pre_norm_layer,
     projector,
     require_one_layer,
     self_attention,
@@ -27,7 +26,7 @@ from .section import (
 def pixtral_encoder(config: Config) -> Table:
     """Returns Pixtral's encoder: gated layers without biases, and a norm before them."""
     norm = rmsnorm(1e-5)
-    block = pre_norm_layer(self_attention(config, **ROTARY), glu(config), norm)
+    block = layer_table(self_attention(config, **ROTARY), glu(config), norm)
     return vit(config, block, stack={"embedding_norm": norm}, patches={"num_channels": config.size("num_channels")})
 
 
@@ -105,7 +104,7 @@ def _read_lfm3(wrapper: Config, config: Config, width: int) -> Table:
     default = ["conv" if i < 2 or i % 2 else "full" for i in range(config.size("num_hidden_layers"))]
     names = listed_kinds(config, "layer_types", {"conv": "conv", "full_attention": "full"}, default)
     network = {"intermediate_size": config.size("intermediate_size"), "hidden_act": "silu", "gated": True}
-    block = pre_norm_layer(mixers[names[0]], network, norm)
+    block = layer_table(mixers[names[0]], network, norm)
     kinds = {name: {"attention": mixers[name]} for name in dict.fromkeys(names)}
     layers: Table = {"variants": kinds, **layer_pattern(names)} if len(kinds) > 1 else {}
     patches = {"num_channels": config.size("in_channels"), "temporal_patch_size": config.size("temporal_patch_size")}

@@ -13,7 +13,7 @@ models/deepseek_v41/common/vision.py at v0.33.0.
 from __future__ import annotations
 
 from ..config import Config
-from ..parts import ACTIVATIONS, QKVO, Table, biases, glu, layernorm, mlp, rmsnorm
+from ..parts import ACTIVATIONS, QKVO, Table, biases, glu, layer_table, layernorm, mlp, rmsnorm
 from .llava import INTERNVL, INTERNVL_PROJECTOR, VIT_L, internvit_layer, read_internvl
 from .qwen import moonvit
 from .section import (
@@ -23,7 +23,6 @@ from .section import (
     biased_layer,
     merged_square_side,
     patches_per_side,
-    pre_norm_layer,
     projector,
     self_attention,
     two_layers,
@@ -110,7 +109,7 @@ def _read_kimi_k3(wrapper: Config, config: Config, width: int) -> Table:
     network = mlp(config.size("intermediate_size"), config.choice(ACTIVATIONS, "hidden_act"), linear_bias)
     tower = vit(
         config,
-        pre_norm_layer(attention, network, norm),
+        layer_table(attention, network, norm),
         stack={"final_norm": norm},
         patches={"bias": config.flag("patch_embed_proj_bias")},
         positions={"rows": config.size("init_pos_emb_height") * config.size("init_pos_emb_width")},
@@ -191,7 +190,7 @@ def _read_dots_ocr(wrapper: Config, config: Config, width: int) -> Table:
     h, edge = config.size("embed_dim"), config.size("spatial_merge_size")
     tower = vit(
         config.with_fields(hidden_size=h),
-        pre_norm_layer(attention, glu(config, bias), norm),
+        layer_table(attention, glu(config, bias), norm),
         stack={"embedding_norm": norm, **final_norm},
         patches={**patches, "bias": True},
     )

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from typing import Any, TypeAlias
 
 from ..config import Config
-from ..parts import ACTIVATIONS, QKVO, Table, biases, mlp
+from ..parts import ACTIVATIONS, QKVO, Table, biases, layer_table, mlp
 
 Reader: TypeAlias = Callable[[Config, Config, int], Table]
 """A function of (the wrapper's config, the section's config, the text model's width) that returns encoders by name."""
@@ -67,11 +67,6 @@ def self_attention(
     return {"num_attention_heads": count, "head_dim": config.divided(heads, config.size(width), count), **fields}
 
 
-def pre_norm_layer(attention: Table, network: Table, norm: Table, **fields: Any) -> Table:
-    """Returns a layer with a norm before its attention and before its network."""
-    return {"attention": attention, "feed_forward": network, "norm": norm, "norm_placement": "pre", **fields}
-
-
 def biased_layer(
     config: Config, norm: Table, heads: str = "num_attention_heads", network: Table | None = None, **fields: Any
 ) -> Table:
@@ -79,7 +74,7 @@ def biased_layer(
     attention = self_attention(config, heads, **biases(True, *QKVO), **fields)
     if network is None:
         network = mlp(config.size("intermediate_size"), config.choice(ACTIVATIONS, "hidden_act"))
-    return pre_norm_layer(attention, network, norm)
+    return layer_table(attention, network, norm)
 
 
 LinearLayer: TypeAlias = tuple[int, bool, str]

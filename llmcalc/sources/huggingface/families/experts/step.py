@@ -47,15 +47,16 @@ def _step3p5(config: Config) -> Table:
     for name, value in (("num_experts", config.size("n_routed_experts")), ("n_shared_experts", 1)):
         if config.has(name):  # written by converters; its class does not read it
             config.must(name, value)
+    mlp_bias = config.flag("mlp_bias")
     experts = moe(
         config.size("n_routed_experts"),
         config.size("num_experts_per_tok"),
         glu(config, width=config.size("moe_intermediate_size")),
-        glu(config, width=config.size("share_expert_dim")),
+        glu(config, mlp_bias, width=config.size("share_expert_dim")),
         **SIGMOID,
     )
     networks = listed_kinds(config, "mlp_layer_types", DENSE_OR_MOE, _layers_with_experts(config, depth))
-    block = layer_table(mixer, glu(config), norm)
+    block = layer_table(mixer, glu(config, mlp_bias), norm)
     layer_tables: Table = {"full": {}, "sliding": {"attention": sliding}}
     network_kinds: Table = {"dense": {}, "moe": {"feed_forward": experts}}
     return decoder(config, block, norm, stack=combined_kinds((ranges, layer_tables), (networks, network_kinds)))
@@ -112,6 +113,7 @@ FAMILIES = {
         _step3p5,
         {"moe_layers_enum": None},
         NO_COUNT,
+        unread=frozenset({"num_local_experts"}),  # the class's own n_routed_experts replaces it
         modules={"self_attn.gate_proj": "g_proj"},
         quirks=Quirks(reads_values=EVERY),
     ),

@@ -18,7 +18,6 @@ FAMILIES = {
     "pp_chart2table": Family(None, text="qwen2", uncounted_encoders={"vision_config": "pp_chart2table_vision"}),
     "fast_vlm": Family(None, text="qwen2", ties="either", uncounted_encoders={"vision_config": "timm_wrapper"}),
     "perception_lm": Family(None, text="llama", uncounted_encoders={"vision_config": "timm_wrapper"}),
-    "ovis2": Family(None, text="qwen2", uncounted_encoders={"vision_config": "ovis2_vision"}),
     "janus": Family(
         None,
         text="llama",

@@ -141,7 +141,7 @@ FAMILIES = {
         "llama",
         f"{GITHUB}fixie-ai/ultravox/blob/main/ultravox/model/ultravox_model.py",
         text_id="text_model_id",
-        uncounted_encoders={"audio_config": "whisper"},
+        tower_file="audio",
     ),
     "openvla": _wrapper(
         "llama",

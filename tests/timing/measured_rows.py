@@ -1,0 +1,533 @@
+"""Measured runs of `tests/data/timing`, each turned into a question of `llmcalc.timing`.
+
+Every folder is a set: rows.csv, and a README with its source and what its seconds are. No constant is fitted here.
+"""
+
+from __future__ import annotations
+
+import csv
+import json
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field, replace
+from functools import cache
+from itertools import chain
+from math import ceil
+from pathlib import Path
+from typing import Any
+
+import llmcalc
+from llmcalc.accelerator import Hardware
+from llmcalc.costs.params import params
+from llmcalc.frameworks.engines.engine import Engine, EngineVersion
+from llmcalc.frameworks.engines.registry import engine_and_version
+from llmcalc.model import ModelSpec
+from llmcalc.parallel.layout import Layout
+from llmcalc.sources.hardware import load_hardware, read_hardware
+from llmcalc.sources.preset import Preset
+from llmcalc.studies.serving import cache_flag
+from llmcalc.timing.batching import Replica, Requests, ServedLoad
+from llmcalc.timing.calibration import UNCHANGED, Factors
+from llmcalc.timing.device import Device, device_of
+from llmcalc.timing.inference import decode, prefill
+from llmcalc.timing.kernels import Adapters, RankPass
+from llmcalc.timing.price import Formats
+from llmcalc.timing.records import Stack, stacks
+from llmcalc.timing.stack import with_overlap
+from llmcalc.timing.step import StepPlan, StepTimer
+from llmcalc.timing.work import rank_work
+
+DATA = Path(__file__).parents[1] / "data" / "timing"
+
+STACKS = {
+    "megatron-bridge": "megatron",
+    "megatron-bridge-graphs": "megatron-graphs",
+    "nemo": "megatron",
+    "nemo-perf": "megatron",
+    "megatron-no-overlap": "megatron-no-overlap",
+    "megatron-deepspeed-2022": "megatron-2021",
+    "megatron-deepspeed-2021": "megatron-2021",
+    "megatron-lm-2021": "megatron-2021",
+    "llm-foundry": "llm-foundry-2023",
+    "torchtitan": "fsdp2",
+    "torchtitan-compile": "fsdp2-compile",
+    "fms-fsdp": "fsdp2-compile",
+    "deepspeed": "deepspeed",
+    "deepspeed-offload": "deepspeed-offload",
+    "automodel": "fsdp2-liger",
+    "trl": "fsdp2-liger",
+    "halo": "fsdp2-liger",
+    "paddlenlp": "paddle",
+    "maxtext": "maxtext",
+    "trtllm": "tensorrt-llm",
+    "llama.cpp": "llamacpp",
+    "llama.cpp-2024": "llamacpp-2024",
+    "mlc-llm": "gpt-fast",
+    "vllm-ascend": "vllm-npu",
+    "vllm-v100": "vllm-eager",
+    "megatron-lm-inference": "fastertransformer",
+}
+"""Software of the rows → stack of `presets/timing`; others have its name."""
+
+ONE_CONNECTION = {"halo", "trl"}
+"""Software of rows with CUDA_DEVICE_MAX_CONNECTIONS=1 (Halo's image sets it): all kernels and messages of FSDP are in
+one queue, so none hides another; Megatron-LM refuses to run FSDP with it.
+"""
+
+GRADIENTS_IN_16_BITS = {"megatron-bridge", "megatron-bridge-graphs", "nemo-perf"}
+"""Software of rows whose recipes reduce gradients in 16 bits (`grad_reduce_in_fp32 = False` in Megatron-Bridge's and
+NeMo's recipes for performance), where Megatron-Core's default is 32.
+"""
+
+CHECKED = {"nanotron"}
+"""Software of rows whose launch script sets TORCH_DISTRIBUTED_DEBUG=DETAIL: before each collective the hosts of its
+ranks wait for each other and compare shapes through Gloo, message by message (torch/csrc/distributed/c10d/
+ProcessGroupWrapper.cpp). torch's documentation wants it for debugging alone; no estimate holds it.
+"""
+
+RECOMPUTED = {"none": 0.0, "full": 1.0, "selective-layer": 0.5, "selective-op": 0.35, "minimal": 0.0, "custom": 0.65}
+"""What a run recomputes → share of the layers' forward passes. selective-op: every second product; custom (MaxText's
+recipes, which keep or offload the inputs of products of attention): the feed-forward network.
+"""
+
+MODULES = {
+    "core_attn": ("self_attn.core",),
+    "layernorm": ("self_attn_pre_norm", "mlp_pre_norm", "mamba_pre_norm"),
+    "mla_up_proj": ("self_attn.q_b_proj", "self_attn.kv_b_proj"),
+    "mlp": ("mlp.gate_proj", "mlp.up_proj", "mlp.down_proj"),
+    "moe": ("mlp.experts", "mlp.router", "mlp.shared_expert", "mlp.latent_in", "mlp.latent_out"),
+    "moe_act": (),
+}
+"""Megatron's names of modules that run again by themselves → modules below a layer; `mlp` is a dense one alone. The
+activations of experts are part of no module, and take about 1 % of a layer.
+"""
+
+NODES = {"v100-32gb": 4, "v100-16gb": 4}
+"""Accelerators whose measured nodes are smaller than a scale-up domain of the record."""
+
+ADAPTED = frozenset({"q_proj", "k_proj", "v_proj", "o_proj"})
+"""Linear layers with an adapter in MLPerf's task: those of attention (its rules, `linear_qkv` and `linear_proj`)."""
+
+ALL_ADAPTED = ADAPTED | {"gate_proj", "up_proj", "down_proj"}
+"""Those of rows that adapt every linear layer but the head."""
+
+STEP_TOKENS = 8192
+"""Most tokens of a step of a server: the default of vLLM and TensorRT-LLM on the rows' accelerators."""
+
+SCHEMES = {"fp8": "fp8-dynamic", "fp4": "nvfp4"}
+"""Number format of products of a checkpoint that was published in 16 bits → the scheme of its weights."""
+
+NAIVE_MFU = 0.45
+"""MFU that the rule 6ND (2ND of a prompt) is used with."""
+
+DENSE, NEW, MOE = "training, dense, known stack", "training, dense, new stack or device", "training, MoE"
+DEBUGGED = "training, with torch's checks of messages"
+SERVERS, CAPTURED = "decode, NVIDIA servers", "decode, llama.cpp or captured torch"
+PROMPTS, OTHERS = "prompts, TTFT", "other vendors"
+FULL, RATE, LOADED = "tokens/s of full servers", "tokens/s at a concurrency", "TTFT under load"
+CLASSES = (DENSE, NEW, MOE, DEBUGGED, SERVERS, FULL, RATE, CAPTURED, PROMPTS, LOADED, OTHERS)
+
+KNOWN_SETS = {"train_megatron_bridge", "train_simumax_b200", "train_torchtitan", "train_llm_foundry"}
+"""Sets on whose rows constants of their stack were found."""
+
+SERVER_STACKS = {"vllm", "sglang", "tensorrt-llm", "fastertransformer", "vllm-eager", "vllm-2024", "vllm-npu"}
+
+
+@dataclass(frozen=True)
+class Row:
+    """One measured run. set: its folder. values: its columns; seconds: what was measured."""
+
+    set: str
+    values: dict[str, str] = field(repr=False)
+
+    def __getitem__(self, name: str) -> str:
+        return self.values.get(name, "")
+
+    def whole(self, name: str, default: int = 1) -> int:
+        """A whole number of a column; the default where it is empty."""
+        return int(self[name] or default)
+
+    @property
+    def id(self) -> str:
+        return self["id"]
+
+    @property
+    def seconds(self) -> float:
+        return float(self["seconds"])
+
+    @property
+    def trains(self) -> bool:
+        return not self["measure"]
+
+    @property
+    def is_loaded(self) -> bool:
+        """Whether it is one of several requests of a server."""
+        return self["under_load"] == "1" and self.whole("batch") > 1
+
+    @property
+    def hardware(self) -> Hardware:
+        return _hardware(self["hardware"])
+
+    @property
+    def stack(self) -> Stack:
+        return _stack(self["stack"], self.whole("input", 0) + self.whole("output", 0))
+
+    @property
+    def kind(self) -> str:
+        """Its class of the issue on time."""
+        if self.hardware.vendor != "NVIDIA":
+            return OTHERS
+        if self.trains:
+            if has_experts(self["model"]):
+                return MOE
+            if self["stack"] in CHECKED:
+                return DEBUGGED
+            return DENSE if self.set in KNOWN_SETS else NEW
+        if self["measure"] in ("prompt", "ttft"):
+            return LOADED if self.is_loaded else PROMPTS
+        if self["measure"] in ("throughput", "output_rate"):
+            return FULL if self["measure"] == "throughput" else RATE
+        return SERVERS if self.stack.name in SERVER_STACKS else CAPTURED
+
+
+EAGER_FROM = 8192
+"""Tokens of a sequence beyond which vLLM before 0.8 captures no graph."""
+
+
+@cache
+def _stack(software: str, tokens: int = 0) -> Stack:
+    """The stack of a row. software: its name, and its version after `==`. tokens: of a sequence of inference."""
+    software, _, version = software.partition("==")
+    name = STACKS.get(software, software)
+    if name == "vllm" and version and _before(version, (0, 7)):
+        name = "vllm-2024"
+    elif name == "vllm" and version and _before(version, (0, 8)) and tokens > EAGER_FROM:
+        name = "vllm-eager"
+    stack = with_overlap(stacks()[name], "none" if software in ONE_CONNECTION else None)
+    return stack.model_copy(update={"gradient_bytes": 2.0}) if software in GRADIENTS_IN_16_BITS else stack
+
+
+def _before(version: str, release: tuple[int, int]) -> bool:
+    parts = [int(part) for part in version.split(".")[:2] if part.isdigit()]
+    return tuple(parts) < release
+
+
+def read_sets(names: Sequence[str] = ()) -> dict[str, list[Row]]:
+    """The rows of all sets, or of these."""
+    sets = {}
+    for path in sorted(DATA.glob("*/rows.csv")):
+        if not names or path.parent.name in names:
+            with path.open(newline="") as file:
+                sets[path.parent.name] = [Row(path.parent.name, values) for values in csv.DictReader(file)]
+    return sets
+
+
+@cache
+def _configs() -> dict[str, Any]:
+    return dict(json.loads((DATA / "models.json").read_text()))
+
+
+@cache
+def preset_of(model: str) -> Preset:
+    """The model of a row: a preset, or a config of `models.json`."""
+    return llmcalc.load(_configs().get(model, model))
+
+
+def spec_of(model: str) -> ModelSpec:
+    return preset_of(model).model
+
+
+@cache
+def params_of(model: str) -> dict[str, int]:
+    """total, active and embedding parameters."""
+    count = params(spec_of(model))
+    return {"total": count.total, "active": count.active, "embedding": count.embedding}
+
+
+@cache
+def has_experts(model: str) -> bool:
+    counted = params_of(model)
+    return counted["active"] < 0.9 * counted["total"]
+
+
+class NotAsked(Exception):
+    """Raised for a row that is no question yet."""
+
+
+@cache
+def _hardware(name: str) -> Hardware:
+    """An accelerator: of the folder `hardware` of the data, where it is a variant that no preset has, or a preset."""
+    variant = DATA / "hardware" / f"{name}.toml"
+    return read_hardware(str(variant)) if variant.exists() else load_hardware(name)
+
+
+@cache
+def device_of_row(name: str, nic: str) -> Device:
+    hardware = _hardware(name)
+    link = hardware.interconnect
+    if name in NODES and link is not None:
+        hardware = hardware.model_copy(update={"interconnect": link.model_copy(update={"domain_size": NODES[name]})})
+    return device_of(hardware, float(nic) * 1e9 if nic else None)
+
+
+@cache
+def _prices(model: str, device: tuple[str, str], software: str, overlap: str, factors: Factors) -> StepTimer:
+    stack = with_overlap(_stack(software), overlap or None)
+    return StepTimer(spec_of(model), factors.device(device_of_row(*device)), factors.stack(stack))
+
+
+def pricer_of(row: Row) -> Callable[[Factors], float]:
+    """The estimate of a row by the factors of a calibration."""
+    return lambda factors: estimate(row, factors)
+
+
+def estimate(row: Row, factors: Factors = UNCHANGED) -> float:
+    """The seconds that `llmcalc.timing` estimates for a row.
+
+    Raises `NotAsked` for what it has no question for, and `InputError` for what it refuses.
+    """
+    return _step_seconds(row, factors) if row.trains else _inference_seconds(row, factors)
+
+
+def _step_seconds(row: Row, factors: Factors) -> float:
+    zero, dp = row.whole("zero"), row.whole("dp")
+    layout = Layout(
+        tp=row.whole("tp"),
+        pp=row.whole("pp"),
+        dp=dp,
+        cp=row.whole("cp"),
+        ep=row.whole("ep"),
+        etp=row.whole("etp") if row["etp"] else None,
+        vpp=row.whole("vpp"),
+        sequence_parallel=row["sequence_parallel"] == "1",
+        zero=zero,  # type: ignore[arg-type]
+        hsdp_replicas=dp // row.whole("shard") if row["shard"] else 1,
+        pp_layout=_stage_sizes(row["stages"]),
+        schedule="interleaved" if row.whole("vpp") > 1 else "1f1b",
+    )
+    precision = row["precision"]
+    dtype = {"fp16": "bf16", "mxfp8": "fp8", "nvfp4": "fp4"}.get(precision, precision)
+    prices = _prices(row["model"], (row["hardware"], row["nic_gb_s"]), row["stack"], row["overlap"], factors)
+    micro_batch = float(row["micro_batch"])
+    plan = StepPlan.from_layout(
+        layout,
+        int(micro_batch) if micro_batch.is_integer() else micro_batch,
+        row.whole("micro_batches"),
+        row.whole("seq"),
+        dtype=dtype,
+        recompute=RECOMPUTED[row["recompute"]],
+        include=frozenset({"mtp"} if row["mtp"] else ()),
+        adapters=Adapters(int(row["lora"]), ALL_ADAPTED if row["lora_targets"] else ADAPTED) if row["lora"] else None,
+        recompute_nodes=_recomputed_modules(row["model"], row["recompute_modules"]),
+    )
+    return float(prices.step(plan).seconds)
+
+
+@cache
+def _recomputed_modules(model: str, names: str) -> frozenset[str]:
+    """The modules below a layer that Megatron's names stand for, those that the model has."""
+    paths = [f".{kernel.path}." for kernel in rank_work(spec_of(model), RankPass()).kernels]
+    modules = chain.from_iterable(MODULES[name] for name in names.split("+") if name)
+    return frozenset(module for module in modules if any(f".{module}." in path for path in paths))
+
+
+def _stage_sizes(text: str) -> tuple[int, ...] | None:
+    """Layers of each stage: `4*15+1` is fifteen stages of four layers, and one of one."""
+    if not text:
+        return None
+    runs = (run.partition("*") for run in text.split("+"))
+    return tuple(chain.from_iterable([int(layers)] * int(count or 1) for layers, _, count in runs))
+
+
+def replica_of(row: Row, factors: Factors = UNCHANGED) -> Replica:
+    """The replica of a row that serves requests."""
+    return _replica(*_key(row, factors))
+
+
+def load_of(row: Row, factors: Factors = UNCHANGED) -> ServedLoad:
+    """The load of a row's replica by its requests."""
+    return _load(row.whole("batch"), *_key(row, factors))
+
+
+def _key(row: Row, factors: Factors) -> tuple[Any, ...]:
+    """The arguments of `_replica`."""
+    tp, ep, dp = row.whole("tp"), row.whole("ep"), row.whole("dp")
+    layout = Layout(tp=tp, ep=ep, dp=dp, pp=row.whole("pp"), etp=max(1, tp * dp // ep) if ep > 1 else None)
+    dtype = {"q": "quantized"}.get(row["precision"], row["precision"])
+    formats = Formats(dtype, float(row["weight_bits"]), float(row["kv_bits"]))
+    requests = Requests(row.whole("input", 0), row.whole("output", 0))
+    return row["model"], row["hardware"], row["stack"], requests, layout, formats, factors
+
+
+@cache
+def _replica(
+    model: str, hardware: str, software: str, requests: Requests, layout: Layout, formats: Formats, factors: Factors
+) -> Replica:
+    """A replica. Rows with other loads share it, and what it has computed of prompts."""
+    stack = factors.stack(_stack(software, requests.input + requests.output))
+    return Replica(
+        spec_of(model), factors.device(device_of_row(hardware, "")), stack, requests, layout, formats, STEP_TOKENS
+    )
+
+
+@cache
+def _load(concurrency: int, *key: Any) -> ServedLoad:
+    return _replica(*key).load(concurrency)
+
+
+ENGINES = {"trtllm": "tensorrt-llm"}
+"""Software of the rows → engine of llmcalc; others have its name."""
+
+CHECKPOINTS = {"bf16": {}, "fp8": {"quantize": "fp8-dynamic"}}
+"""Number format of a published checkpoint → flags that stand for it where the preset has another one."""
+
+
+def full_server(row: Row) -> tuple[Replica, int]:
+    """The server of a row whose requests arrive at once, and the requests that it holds, by its engine's own rule.
+
+    Rows with a checkpoint were served with the engine's defaults, others are of `trtllm-bench throughput`.
+    Raises `NotAsked` for rows without a number of requests, and for servers that cannot hold one.
+    """
+    if not row["requests"]:
+        raise NotAsked("throughput of which pages do not say whether prompts count")
+    software, _, number = row["stack"].partition("==")
+    engine = ENGINES.get(software, software)
+    record, version = engine_and_version(f"{engine}=={number}" if row["checkpoint"] else engine)
+    preset = preset_of(row["model"])
+    length = row.whole("input") + row.whole("output")
+    assert record.layout_flags is not None
+    flags = dict(record.layout_flags(*(row.whole(size) for size in ("tp", "pp", "dp", "ep"))))
+    if row["checkpoint"]:
+        return _default_server(row, record, version, flags)
+    flags[record.instead["--seq"].lstrip("-")] = length
+    if preset.checkpoint is None and "oss" not in row["model"]:
+        flags["quantize"] = SCHEMES[row["precision"]]
+    if row["kv_bits"] == "8":
+        flags |= cache_flag(record, "fp8")
+    flags |= bench_settings(row)
+    memory = record.memory_on(preset, row.hardware, version, flags)
+    held = min(int(memory.kv_tokens // length), int(flags["max_batch_size"]) * row.whole("pp")) * row.whole("dp")
+    if held < 1:
+        raise NotAsked("throughput of servers whose cache holds no request")
+    graphs = tuple(size for size in BENCH_GRAPHS if size <= int(flags["max_batch_size"]))
+    return replace(replica_of(row), step_tokens=int(flags["max_num_tokens"]), graph_batches=graphs), held
+
+
+def _default_server(row: Row, record: Engine, version: EngineVersion, flags: dict[str, Any]) -> tuple[Replica, int]:
+    """The server of an engine's defaults, with the flags that a row states."""
+    preset = preset_of(row["model"])
+    if preset.checkpoint is None:
+        flags |= CHECKPOINTS[row["checkpoint"]]
+    if row["model_len"]:
+        flags[record.instead["--seq"].lstrip("-").replace("-", "_")] = row.whole("model_len")
+    if row["step_tokens"]:
+        flags[record.step_tokens] = row.whole("step_tokens")
+    memory = record.memory_on(preset, row.hardware, version, flags)
+    length = row.whole("input") + row.whole("output")
+    at_once = int(memory.settings.get(record.step_sequences) or memory.kv_tokens // length)
+    held = min(min(int(memory.kv_tokens // length), at_once) * row.whole("dp"), row.whole("batch"))
+    if held < 1:
+        raise NotAsked("throughput of servers whose cache holds no request")
+    return replace(replica_of(row), step_tokens=memory.settings.get(record.step_tokens)), held
+
+
+def bench_settings(row: Row) -> dict[str, int]:
+    """The settings that `trtllm-bench` chooses where the command has none: requests and tokens of a step.
+
+    It rounds up its own estimate of the cache (tensorrt_llm/bench/build/tuning.py); prompts are not cut.
+    """
+    ranks, pp, given, output = (
+        row.whole("tp") * row.whole("dp"),
+        row.whole("pp"),
+        row.whole("input"),
+        row.whole("output"),
+    )
+    elements = 0
+    for layer, count in _layers(row["model"]):
+        mixer = layer.attention
+        head_dim = mixer.head_dim or spec_of(row["model"]).hidden_size // mixer.num_attention_heads
+        elements += 2 * count * max(ranks, mixer.num_key_value_heads) * head_dim
+    token_bytes = elements * float(row["kv_bits"]) / 8
+    weights = params_of(row["model"])["total"] * {"fp8": 1.0, "fp4": 0.5}[row["precision"]]
+    cache = (row.hardware.memory_bytes * ranks * pp - weights) * CACHE_SHARE
+    sequences = min(cache / token_bytes / (given + output), 4096) / pp
+    tokens = min(sequences * (1 + given / output), 32768)
+    step = 32 if sequences < 256 else 128 if sequences < 1024 else 256
+    batch = max(64, step * ceil(sequences / step))
+    step = 256 if tokens < 4096 else 512 if tokens < 8192 else 1024
+    step_tokens = max(2048, step * ceil(tokens / step), given + batch)
+    return {"max_batch_size": batch, "max_num_tokens": step_tokens}
+
+
+def _layers(model: str) -> Iterator[tuple[Any, int]]:
+    for _, stack in spec_of(model).stacks():
+        for _, layer, count, _ in stack.groups():
+            yield layer, count
+
+
+BENCH_GRAPHS = (1, 2, 4, 8, 16, 32, 64, 128, 256, 384, 512, 1024, 2048, 4096, 8192)
+"""Batches of captured graphs, to which smaller ones are padded, in the pages' `cuda_graph_config`."""
+
+CACHE_SHARE = 0.9
+"""Share of free memory that `trtllm-bench` gives to the cache by default."""
+
+
+def full_seconds(row: Row) -> float:
+    """Seconds of an output token where all requests of a benchmark arrive at once and fill the server in waves."""
+    replica, held = full_server(row)
+    waves, last = divmod(row.whole("requests"), held)
+    seconds = waves * replica.load(held).end_to_end if waves else 0.0
+    seconds += replica.load(last).end_to_end if last else 0.0
+    return seconds / row.whole("requests") / row.whole("output")
+
+
+def _inference_seconds(row: Row, factors: Factors) -> float:
+    if row["drafts"]:
+        raise NotAsked("tokens of servers that draft, whose acceptance no source states")
+    measure, replica = row["measure"], replica_of(row, factors)
+    if measure == "throughput":
+        return full_seconds(row)
+    layout, formats, spec, device, stack = (
+        replica.layout, replica.formats, replica.spec, replica.device, replica.stack
+    )  # fmt: skip
+    given, output, load = replica.requests.input, replica.requests.output, row.whole("batch")
+    batch = max(1, load // layout.dp)
+    if measure == "output_rate":
+        return 1 / load_of(row, factors).output_tokens_per_second
+    if row.is_loaded and given:
+        served = load_of(row, factors)
+        return {"tpot": served.tpot, "ttft": served.ttft, "end_to_end": served.end_to_end}[measure]
+
+    def prompt(sequences: int, context: int = 0, server: bool = False) -> float:
+        seconds = prefill(spec, device, stack, sequences, given, context, None, layout, formats, server).seconds
+        return float(seconds)
+
+    if measure == "ttft":
+        return prompt(1, server=True)
+    if measure == "prompt":
+        return prompt(batch, context=output if row.stack.name.startswith("llamacpp") and batch == 1 else 0)
+    token = float(decode(spec, device, stack, batch, given + output // 2, layout, formats).seconds)
+    return prompt(batch) + output * token if measure == "end_to_end" else token
+
+
+def naive(row: Row) -> float:
+    """The rules of thumb: 6ND, and 2ND of prompts and tokens/s, at 45 % of the peak; of a token active weights over the
+    memory bandwidth of all devices.
+    """
+    hardware, devices = row.hardware, row.whole("devices")
+    peaks = hardware.peak_flops
+    peak = peaks.get("bfloat16", peaks.get("float16", 1))
+    if row["precision"] in ("fp8", "mxfp8", "nvfp4", "fp4"):
+        peak = peaks.get("float8", peak)
+    used = params_of(row["model"])["active"]
+    if row.trains:
+        tokens = float(row["micro_batch"]) * row.whole("micro_batches") * row.whole("dp") * row.whole("seq")
+        factor = 4 if row["lora"] else 6  # frozen weights have no gradient
+        return factor * used * tokens / (peak * devices * NAIVE_MFU)
+    batch, given, output = row.whole("batch"), row.whole("input", 0), row.whole("output", 0)
+    prompt = 2 * used * batch * given / (peak * devices * NAIVE_MFU)
+    token = used * float(row["weight_bits"]) / 8 / (hardware.bandwidth() * devices)
+    if row["measure"] in ("prompt", "ttft"):
+        return prompt
+    if row["measure"] in ("throughput", "output_rate"):
+        return 2 * used * (given + output) / output / (peak * devices * NAIVE_MFU)
+    return prompt + output * token if row["measure"] == "end_to_end" else token
