@@ -13,7 +13,6 @@ from ..workload.inputs import NO_INPUTS, Inputs
 from ..workload.lengths import USUAL
 from ..workload.workload import Phase
 from .hardware import accelerator_option
-from .input_options import takes_inputs
 from .layout_options import takes_rank
 from .options import (
     Batch,
@@ -29,6 +28,7 @@ from .options import (
     phase_option,
     value_option,
 )
+from .setting_options import takes_inputs
 from .target_options import OutputOptions, TargetOptions, takes_target
 
 SEQ_HELP = (

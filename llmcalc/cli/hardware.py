@@ -1,18 +1,21 @@
 from __future__ import annotations
 
+from collections.abc import Iterable
 from typing import Annotated, Any, TypeAlias
 
 import typer
 
-from .options import value_option
+from .options import completion_of, value_option
 from .target_options import OutputOptions, takes_target
 
 
-def complete_name(incomplete: str) -> list[str]:
-    """Returns names of accelerators for shell completion."""
+def _hardware_names() -> Iterable[str]:
     from ..sources.hardware import hardware_names
 
-    return [name for name in hardware_names() if name.startswith(incomplete.lower())]
+    return hardware_names()
+
+
+complete_name = completion_of(_hardware_names)
 
 
 def accelerator_option(default: str = "") -> Any:

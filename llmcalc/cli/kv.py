@@ -12,9 +12,9 @@ from ..workload.inputs import NO_INPUTS, Inputs
 from ..workload.lengths import MOST_CONTEXT, USUAL
 from .engine_options import EngineCommand, EngineOption, engine_flags
 from .hardware import accelerator_option
-from .input_options import takes_inputs
 from .layout_options import takes_rank
 from .options import Batch, CacheDtype, DraftOption, Source, TableOption, Targets, Users, length_option
+from .setting_options import takes_inputs
 from .target_options import OutputOptions, TargetOptions, takes_target
 
 SEQ_HELP = (

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import IO, Annotated, Any, TypeAlias, get_args
@@ -46,11 +46,18 @@ def value_option(
     )
 
 
-def complete_target(incomplete: str) -> list[str]:
-    """Returns preset names for shell completion."""
+def completion_of(names: Callable[[], Iterable[str]]) -> Callable[[str], list[str]]:
+    """Returns a function that completes names in a shell. names: returns all names, when a shell asks for them."""
+    return lambda incomplete: [name for name in names() if name.startswith(incomplete.lower())]
+
+
+def _preset_names() -> Iterable[str]:
     from ..sources.presets import model_names
 
-    return [name for name in model_names() if name.startswith(incomplete.lower())]
+    return model_names()
+
+
+complete_target = completion_of(_preset_names)
 
 
 TARGET_HELP = (
@@ -112,16 +119,6 @@ def _cache_option(metavar: str, canonical_name: Callable[[str], str], text: str)
     return typer.Option("--kv-dtype", "--dtype", metavar=metavar, callback=checked, help=text)
 
 
-def cache_number_format(text: str) -> Any:
-    """Returns the option for the number format of the KV cache. text: its help text."""
-    return _cache_option("DTYPE", dtype_of, text)
-
-
-def cache_format_option(text: str) -> Any:
-    """Returns the option for the storage format of the KV cache. text: its help text."""
-    return _cache_option("FORMAT", _known_cache_format, text)
-
-
 def _known_cache_format(name: str) -> str:
     """Returns the name of a cache format unchanged. Raises `InputError` for an unknown name."""
     from ..costs.cache_formats import cache_format
@@ -130,8 +127,12 @@ def _known_cache_format(name: str) -> str:
     return name
 
 
-CacheDtype: TypeAlias = Annotated[str, cache_format_option(f"Format of the KV cache: {CACHE_FORMATS}")]
-ElementDtype: TypeAlias = Annotated[str, cache_number_format("Number format of the KV cache: bf16, fp8, int8, int4, …")]
+CacheDtype: TypeAlias = Annotated[
+    str, _cache_option("FORMAT", _known_cache_format, f"Format of the KV cache: {CACHE_FORMATS}")
+]
+ElementDtype: TypeAlias = Annotated[
+    str, _cache_option("DTYPE", dtype_of, "Number format of the KV cache: bf16, fp8, int8, int4, …")
+]
 
 
 def length_option(
@@ -197,13 +198,8 @@ RECOMPUTE_HELP = (
 )
 
 
-def complete_recompute(incomplete: str) -> list[str]:
-    """Returns modes of recomputation for shell completion."""
-    return [mode for mode in MODES if mode.startswith(incomplete)]
-
-
 RecomputeOption: TypeAlias = Annotated[
-    str, typer.Option("--recompute", metavar="MODE", help=RECOMPUTE_HELP, autocompletion=complete_recompute)
+    str, typer.Option("--recompute", metavar="MODE", help=RECOMPUTE_HELP, autocompletion=completion_of(lambda: MODES))
 ]
 
 
@@ -242,9 +238,6 @@ def phase_option(words: Any, text: str, show_default: bool = True) -> Any:
     def checked(value: str | None) -> Any:
         return None if value is None else one_of("--phase", value, words)
 
-    def complete(incomplete: str) -> list[str]:
-        return [word for word in get_args(words) if word.startswith(incomplete)]
-
     choices_text = "|".join(get_args(words))
     return typer.Option(
         "--phase",
@@ -252,7 +245,7 @@ def phase_option(words: Any, text: str, show_default: bool = True) -> Any:
         parser=str,
         callback=checked,
         help=text,
-        autocompletion=complete,
+        autocompletion=completion_of(lambda: get_args(words)),
         show_default=show_default,
     )
 

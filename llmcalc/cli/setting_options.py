@@ -12,8 +12,9 @@ from typing import Annotated, Any, NamedTuple, TypeAlias, get_type_hints
 
 import typer
 
+from ..workload.inputs import Inputs
 from ..workload.setting import Declared, declared
-from .options import typed_name
+from .options import completion_of, typed_name
 from .signatures import with_signature
 
 CommandFunction: TypeAlias = Callable[..., None]
@@ -58,13 +59,12 @@ def option_of(declaration: Declared, default: Any = None, **changes: Any) -> Opt
     placeholder = {int: "N", float: "P"}.get(declaration.kind, "TEXT")
     metavar = setting.metavar or "|".join(declaration.words) or placeholder
     words: Iterable[str] = declaration.words
-    completion = setting.complete or (lambda: words)
     typer_option = typer.Option(
         *names,
         metavar=metavar,
         parser=str,  # the callback checks, with one message for every command and for Python
         callback=checked,
-        autocompletion=lambda incomplete: [word for word in completion() if word.startswith(incomplete.lower())],
+        autocompletion=completion_of(setting.complete or (lambda: words)),
         **common_arguments,
     )
     return OptionOfCommand(Annotated[str | None, typer_option], default)
@@ -104,3 +104,8 @@ def replace_parameter(
         return with_signature(run, command, parameters)
 
     return decorate
+
+
+def takes_inputs(command: CommandFunction) -> CommandFunction:
+    """Replaces the parameter `inputs` of a command by the options of images and audio."""
+    return replace_parameter("inputs", options_of(Inputs), lambda values: Inputs(**values))(command)

@@ -114,9 +114,8 @@ def draw_load(ax: Axes, studied_servers: Servers, limits: Limits) -> None:
     ax.set_xscale("log", base=2)
     ax.set_yscale("log")
     _plain_numbers(ax)
-    panel_inches = 3.4 if is_narrow() else 0.4 * figure_width(WIDTH)
     users_text = f"users of the server, up to the {curve[-1].concurrency:,} that its cache holds"
-    ax.set_xlabel(wrapped_text(users_text, panel_inches))
+    ax.set_xlabel(users_text if figure_width(WIDTH) == WIDTH else wrapped_text(users_text, 3.4))
     ax.set_ylabel("TPOT, ms")
     server = studied_servers.servers[index]
     ax.set_title(f"Load of {escape_label(layout_text(server))} ({plural(server.devices, 'device')})", color=INK)

@@ -15,7 +15,7 @@ from http.server import ThreadingHTTPServer
 from pathlib import Path
 
 from llmcalc.page_server import Handler
-from tests.web.loading import settled
+from tests.web.loading import settled, until
 
 from .timing import line
 
@@ -76,9 +76,12 @@ def main() -> None:
         browser = play.chromium.launch(executable_path=path, args=["--no-sandbox"])
         for _ in range(RUNS):
             page = browser.new_page(viewport={"width": 1280, "height": 900})
-            page.on("request", lambda request: asked.add(request.url.removeprefix(f"{address}/") or "index.html"))
+            requested: list[str] = []
+            page.on("request", lambda request, requested=requested: requested.append(request.url))
             before = processor_seconds()
             page.goto(f"{address}/")
+            until(page, "window.llmcalc && window.llmcalc.live")
+            asked |= {url.removeprefix(f"{address}/") or "index.html" for url in requested}  # later ones wait for it
             settled(page)
             worked.append(processor_seconds() - before)
             first.append(page.evaluate("window.llmcalc.first"))

@@ -106,7 +106,7 @@ def how_long_training_takes_and_what_it_costs(page: Any) -> None:
     seen(page, "cost")
     page.locator("#cost").get_by_label("price").fill("2.5")
     page.locator("#cost").get_by_label("price").press("Enter")
-    until(page, "window.llmcalc.cost.price === 2.5 && document.querySelectorAll('#cost .figure').length === 4")
+    until(page, "window.llmcalc.cost.price === 2.5 && document.querySelectorAll('#cost .figure').length === 3")
     assert "days for 1T tokens of Llama 3 8B on 64 × h100-sxm" in page.inner_text("#cost .said")
 
 

@@ -173,7 +173,7 @@ def shown(page: Any, run: Run, panel: str, at: int = 0) -> None:
     """Compares the document that a panel shows with that of the command that it shows."""
     page.wait_for_selector(f"#{panel}-status:empty", state="attached")
     place = "cluster" if panel == "plan" else panel
-    program, *words = shlex.split(page.locator(f"#{place} .command code").nth(at).inner_text())
+    program, *words = shlex.split(page.locator(f"#{place} .command code").nth(at).text_content())
     assert program == "llmcalc"
     assert page.evaluate(f"window.llmcalc.{panel}") == printed(run, *words)
 

@@ -139,6 +139,8 @@ def test_a_picture_in_chinese_has_whole_lines_and_no_room_for_controls(visit: Op
     """Chinese is broken between any two characters, and a table is wider than a telephone."""
     page = visit("zh/#m=llama3-8b", 390)
     seen(page, "serve")
+    for place in (".on-demand", ".beside"):
+        page.click(f"#serve {place} > summary")
     with page.expect_download() as svg:
         page.click("[data-name=serve] .save button:has-text('SVG')")
     root = ElementTree.parse(svg.value.path()).getroot()

@@ -1,7 +1,8 @@
-// A panel as a picture that stands alone: what can be seen of it, as SVG, with a line that says where it comes from.
+// A panel as a picture that stands alone: what can be seen of it, its opened details too, as SVG, with a line that says
+// where it comes from.
 import { s } from "./dom.js";
 
-const LEFT_OUT = "button, input, select, label, details, .settings, .command, .start, .asked, .save, .status, .more, .near, .hint, [hidden]";
+const LEFT_OUT = "button, input, select, label, details:not(.on-demand), .on-demand:not([open]), .on-demand > summary, .settings, .command, .start, .asked, .save, .status, .more, .near, .hint, [hidden]";
 const STYLES = ["fill", "fill-opacity", "stroke", "stroke-width", "stroke-dasharray", "stroke-linejoin", "opacity", "font-size", "font-weight", "font-family", "text-anchor", "paint-order"];
 const MARGIN = 16, SOURCE = 12, LINE = 16; // pixels: around the panel; size and distance of the lines of the source
 const ink = document.createElement("canvas").getContext("2d", { willReadFrequently: true });
