@@ -219,7 +219,10 @@ def state_class() -> type[nn.Module]:
             return None if forward_pass.store is None else forward_pass.store.get(self)
 
         def only_tensor(self, forward_pass: ForwardPass) -> Tensor | None:
-            """Returns the tensor of a state that has a single one, None at the first token or without a cache."""
+            """Returns the tensor of a state that has a single one, None at the first token or without a cache.
+
+            A caller keeps it in a variable until the new state is kept, as transformers does: both are in memory then.
+            """
             tensors = self.load(forward_pass)
             return None if tensors is None else tensors[0]
 

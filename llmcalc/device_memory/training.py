@@ -249,7 +249,7 @@ class TrainingRun:
         """Runs the backward pass from a loss."""
         self.meter.place = Place("backward", path="loss")
         self._take_workspace(2)
-        seed = self.graph.new(loss.shape, loss.dtype, loss.strides)
+        seed = self.graph.new_tensor(loss.shape, loss.dtype, loss.strides)
         self.graph.on_leaf_gradient = self.on_gradient
         backward(self.graph, loss, seed, self.finish_backward)
         self.lowering.logits = []
@@ -315,7 +315,7 @@ class TrainingRun:
         for trained_parameter, gradient in zip(self.trained, gradients, strict=True):
             trained_parameter.gradient, self.meter.parameter_path = gradient, trained_parameter.path
             if self.training.master and gradient is not None and gradient.dtype is not FLOAT32:
-                trained_parameter.gradient = self.graph.new(gradient.shape, FLOAT32)
+                trained_parameter.gradient = self.graph.new_tensor(gradient.shape, FLOAT32)
                 copies.append(trained_parameter.gradient)
         self.meter.parameter_path = None
         del gradients

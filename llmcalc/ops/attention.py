@@ -45,9 +45,9 @@ class AttentionCore(Op):
 
     def pairs(self, run_config: RunConfig) -> Number:
         """Returns the number of (query, key) pairs per head and sequence, under the run's counting convention."""
-        new, past = run_config.new(self.rows), run_config.past(self.rows)
+        new, past = run_config.new_rows(self.rows), run_config.past_rows(self.rows)
         if self.keys is not None:
-            return new * run_config.available(self.keys)
+            return new * run_config.available_rows(self.keys)
         if self.square is not None:
             return _pairs_in_squares(run_config, self.square)
         if run_config.pairs == "full":
@@ -97,7 +97,7 @@ class OverlappingChunks(AttentionCore):
     """
 
     def forward_flops(self, run_config: RunConfig) -> Number:
-        new, square_side = run_config.new(self.rows), floor_div(self.window, 2)
+        new, square_side = run_config.new_rows(self.rows), floor_div(self.window, 2)
         if is_zero(new):
             return 0
         chunks = 2 * ceil_div(new, 2 * square_side)
@@ -132,7 +132,7 @@ class KVCache(Op):
         return self.parts or ((1, self.width),)
 
     def cache_bits(self, run_config: RunConfig, kv_bits: Number) -> Number:
-        tokens = run_config.available(self.rows)
+        tokens = run_config.available_rows(self.rows)
         if self.limit is not None:
             tokens = minimum(tokens, self.limit)
         return run_config.batch * tokens * self.width * kv_bits

@@ -67,7 +67,7 @@ class Linear(Op):
     def backward_flops(self, run_config: RunConfig) -> Number:
         """Returns the FLOPs of dW over all rows, and of dx over the rows that depend on parameters."""
         rows = run_config.rows(self.rows)
-        gradient_rows = 0 if self.constant else rows - run_config.constant(self.rows)
+        gradient_rows = 0 if self.constant else rows - run_config.constant_rows(self.rows)
         return 2 * add(rows, gradient_rows) * self.n_in * self.n_out
 
 

@@ -20,7 +20,7 @@ class EntryLinear(Linear):
     rate: Number = 1
 
     def backward_flops(self, run_config: RunConfig) -> Number:
-        return 2 * self.forward_flops(run_config) * minimum(floor_div(run_config.new(self.rows), self.rate), 1)
+        return 2 * self.forward_flops(run_config) * minimum(floor_div(run_config.new_rows(self.rows), self.rate), 1)
 
 
 @frozen(slots=True)
@@ -136,7 +136,7 @@ class BlockSums(Op):
     rows: Rows = TOKENS
 
     def forward_flops(self, run_config: RunConfig) -> Number:
-        return 2 * run_config.rows(self.rows) * floor_div(run_config.new(self.rows), self.block) * self.width
+        return 2 * run_config.rows(self.rows) * floor_div(run_config.new_rows(self.rows), self.block) * self.width
 
     def backward_flops(self, run_config: RunConfig) -> Number:
         return self.forward_flops(run_config)
@@ -216,7 +216,7 @@ class Conv1d(Op):
         return (weight, ParamTensor((self.n_out,), "vector")) if self.bias else (weight,)
 
     def forward_flops(self, run_config: RunConfig) -> Number:
-        outputs = add(run_config.new(self.rows), self.overlap)
+        outputs = add(run_config.new_rows(self.rows), self.overlap)
         outputs = outputs if run_config.has_earlier_tokens(self.rows) else add(outputs, self.padding)
         return 2 * run_config.batch * outputs * self.n_out * exact_div(self.n_in, self.groups) * self.kernel
 
@@ -254,4 +254,4 @@ class TableScores(Op):
     rows: Rows = TOKENS
 
     def forward_flops(self, run_config: RunConfig) -> Number:
-        return 2 * run_config.rows(self.rows) * self.heads * self.head_dim * run_config.new(self.table)
+        return 2 * run_config.rows(self.rows) * self.heads * self.head_dim * run_config.new_rows(self.table)

@@ -87,7 +87,7 @@ class ChunkedScan(HeadScan):
     chunk: Number = 1
 
     def forward_flops(self, run_config: RunConfig) -> Number:
-        a, p, n, q, seq = self.heads, self.head_dim, self.state, self.chunk, run_config.new(self.rows)
+        a, p, n, q, seq = self.heads, self.head_dim, self.state, self.chunk, run_config.new_rows(self.rows)
         chunks = 0 if is_zero(seq) else ceil_div(seq, q)
         scores, values = q * q * n, q * q * p  # C·Bᵀ and its product with x, within a chunk
         states, outputs = q * n * p, q * n * p  # a chunk's term in the state, and the state's term in its outputs
@@ -126,7 +126,7 @@ class DeltaRule(Op):
     rows: Rows = TOKENS
 
     def _chunk_count(self, run_config: RunConfig) -> Number:
-        return run_config.batch * self.heads * ceil_div(run_config.new(self.rows), self.chunk)
+        return run_config.batch * self.heads * ceil_div(run_config.new_rows(self.rows), self.chunk)
 
     def forward_flops(self, run_config: RunConfig) -> Number:
         c, k, v = self.chunk, self.key_dim, self.value_dim
@@ -184,11 +184,11 @@ class LightningCore(DecayScan):
 
     def _last_block_tokens(self, run_config: RunConfig) -> Number:
         """Returns the number of tokens in the last block."""
-        seq = run_config.new(self.rows)
+        seq = run_config.new_rows(self.rows)
         return seq - self.block * (ceil_div(seq, self.block) - 1)
 
     def forward_flops(self, run_config: RunConfig) -> Number:
-        d, last_block, seq = self.head_dim, self._last_block_tokens(run_config), run_config.new(self.rows)
+        d, last_block, seq = self.head_dim, self._last_block_tokens(run_config), run_config.new_rows(self.rows)
         pairs = (seq - last_block) * self.block + last_block * last_block
         return 4 * run_config.batch * self.heads * (times(d, pairs) + seq * d * d)
 
@@ -197,7 +197,7 @@ class LightningCore(DecayScan):
 
         They are those of the first state, which is not computed, and of the last state, which is not used.
         """
-        d, first_block = self.head_dim, minimum(run_config.new(self.rows), self.block)
+        d, first_block = self.head_dim, minimum(run_config.new_rows(self.rows), self.block)
         skipped_flops = (
             2 * run_config.batch * self.heads * d * d * (first_block + 2 * self._last_block_tokens(run_config))
         )
@@ -221,7 +221,7 @@ class MatrixMemory(Op):
     rows: Rows = TOKENS
 
     def forward_flops(self, run_config: RunConfig) -> Number:
-        k, v, c, seq = self.key_dim, self.value_dim, self.chunk, run_config.new(self.rows)
+        k, v, c, seq = self.key_dim, self.value_dim, self.chunk, run_config.new_rows(self.rows)
         token_flops, chunk_flops = seq * (4 * k * v + 2 * k), floor_div(seq, c) * 2 * c * c * (k + v)
         return run_config.batch * self.heads * (token_flops + chunk_flops)
 
@@ -230,7 +230,7 @@ class MatrixMemory(Op):
 
         The first chunk's memory is empty; the last chunk's memory is unused if no token follows the chunk.
         """
-        k, v, c, seq = self.key_dim, self.value_dim, self.chunk, run_config.new(self.rows)
+        k, v, c, seq = self.key_dim, self.value_dim, self.chunk, run_config.new_rows(self.rows)
         whole_chunks = floor_div(seq, c)
         no_remainder = 1 + whole_chunks - ceil_div(seq, c)
         skipped_flops = minimum(whole_chunks, 1) * 2 * c * k * (v + 1) + no_remainder * 4 * c * k * v

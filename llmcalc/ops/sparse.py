@@ -38,7 +38,7 @@ class VisibleKeysCore(AttentionCore):
         raise TypeError(f"{type(self).__name__} states no pairs")
 
     def pairs(self, run_config: RunConfig) -> Number:
-        past, new = run_config.past(self.rows), run_config.new(self.rows)
+        past, new = run_config.past_rows(self.rows), run_config.new_rows(self.rows)
         if run_config.pairs == "full" and run_config.phase != "decode":
             return new * (new + past)
         return self.visible_pairs(past + new) - self.visible_pairs(past)
@@ -99,7 +99,7 @@ class LocalCore(AttentionCore):
     global_block: Number = None
 
     def pairs(self, run_config: RunConfig) -> Number:
-        new = run_config.new(self.rows)
+        new = run_config.new_rows(self.rows)
         sums = 0 if self.global_block is None else floor_div(new, self.global_block)
         if run_config.pairs == "full":
             block = self.radius + 1
@@ -122,7 +122,7 @@ class SampledBlocks(AttentionCore):
 
     def _block_mean_pairs(self, run_config: RunConfig) -> Number:
         """Returns the number of (query, key) pairs between the means of blocks."""
-        block_count = ceil_div(run_config.new(self.rows), self.block)
+        block_count = ceil_div(run_config.new_rows(self.rows), self.block)
         return block_count * block_count
 
     def pairs(self, run_config: RunConfig) -> Number:
@@ -155,12 +155,12 @@ class GlobalLocalCore(AttentionCore):
         rows = self.rows
         assert isinstance(rows, Joined)
         assert isinstance(rows.second, Padded)
-        text = run_config.new(rows.second)
+        text = run_config.new_rows(rows.second)
         if is_zero(text):
             return 0
         if run_config.pairs == "full":
             return self.global_tokens * (self.global_tokens + text) + text * (self.global_tokens + self.block)
-        text = run_config.new(rows.second.of)
+        text = run_config.new_rows(rows.second.of)
         first_block = minimum(text, exact_div(self.block, 2)) if self.staggered else 0
         whole_blocks = floor_div(text - first_block, self.block)
         last_block = text - first_block - whole_blocks * self.block
@@ -180,7 +180,7 @@ class PredictCore(AttentionCore):
     streams: int = 1
 
     def pairs(self, run_config: RunConfig) -> Number:
-        new, past = run_config.new(self.rows), run_config.past(self.rows)
+        new, past = run_config.new_rows(self.rows), run_config.past_rows(self.rows)
         if run_config.pairs == "full":
             return self.streams * new * (past + new + new)
         main_pairs: Number = 0
@@ -217,7 +217,7 @@ class EntryScores(AttentionCore):
         return self.rate * exact_div(q * (q - 1), 2) + q * (n - self.rate * q + 1)
 
     def pairs(self, run_config: RunConfig) -> Number:
-        past, new = run_config.past(self.rows), run_config.new(self.rows)
+        past, new = run_config.past_rows(self.rows), run_config.new_rows(self.rows)
         if run_config.pairs != "full":
             return self.visible_pairs(past + new) - self.visible_pairs(past)
         entries = floor_div(past + new, self.rate)
@@ -242,7 +242,7 @@ class DistanceScores(Op):
     distances: Rows
 
     def forward_flops(self, run_config: RunConfig) -> Number:
-        return 2 * run_config.rows(self.rows) * run_config.new(self.distances) * self.heads * self.head_dim
+        return 2 * run_config.rows(self.rows) * run_config.new_rows(self.distances) * self.heads * self.head_dim
 
 
 @frozen(slots=True)
@@ -261,7 +261,7 @@ class PairScores(Op):
     rows: Rows
 
     def forward_flops(self, run_config: RunConfig) -> Number:
-        return 2 * run_config.rows(self.rows) * run_config.available(self.rows) * self.heads * self.head_dim
+        return 2 * run_config.rows(self.rows) * run_config.available_rows(self.rows) * self.heads * self.head_dim
 
 
 @frozen(slots=True)
@@ -277,7 +277,7 @@ class EntryCache(Op):
     rows: Rows = TOKENS
 
     def cache_bits(self, run_config: RunConfig, kv_bits: Number) -> Number:
-        tokens = run_config.available(self.rows)
+        tokens = run_config.available_rows(self.rows)
         entries = floor_div(tokens, self.rate)
         return run_config.batch * (entries * self.width + (tokens - entries * self.rate) * self.rest) * kv_bits
 
@@ -297,5 +297,5 @@ class LastWindow(Op):
     rows: Rows = TOKENS
 
     def cache_bits(self, run_config: RunConfig, kv_bits: Number) -> Number:
-        windows = minimum(floor_div(run_config.available(self.rows), self.rate), 1)
+        windows = minimum(floor_div(run_config.available_rows(self.rows), self.rate), 1)
         return run_config.batch * windows * 2 * self.rate * self.width * kv_bits

@@ -65,7 +65,7 @@ class Graph:
         self.results: Results | None = None
         self.numbers: Iterator[int] = itertools.count()
 
-    def new(self, shape: Shape, dtype: Dtype, strides: Strides | None = None) -> Tensor:
+    def new_tensor(self, shape: Shape, dtype: Dtype, strides: Strides | None = None) -> Tensor:
         """Allocates a tensor with a new storage."""
         return empty(self.meter, shape, dtype, strides)
 
@@ -74,11 +74,11 @@ class Graph:
 
         If x has more axes, the result is a view of the sum.
         """
-        total = self.new(shape, x.dtype)
+        total = self.new_tensor(shape, x.dtype)
         outputs = count(shape)
         if self.multiprocessors and shape and x.shape[-1] == shape[-1] and not is_zero(outputs):
             sizes = scratch_bytes(outputs, count(x.shape) // outputs, self.multiprocessors)
-            scratch = [self.new((axis_size,), UINT8) for axis_size in sizes if axis_size]
+            scratch = [self.new_tensor((axis_size,), UINT8) for axis_size in sizes if axis_size]
             while scratch:
                 scratch.pop()
         total.has_base = 0 < len(shape) < len(x.shape)
@@ -89,8 +89,8 @@ class Graph:
     ) -> Tensor:
         """Returns the result of an operation, which selective recomputation may store under the operation's name."""
         if self.results is None:
-            return self.new(shape, dtype, strides)
-        return self.results.operation_result(operation_name, lambda: self.new(shape, dtype, strides))
+            return self.new_tensor(shape, dtype, strides)
+        return self.results.operation_result(operation_name, lambda: self.new_tensor(shape, dtype, strides))
 
     def save(self, tensor: Tensor) -> Saved:
         """Saves a tensor for the backward pass."""
@@ -257,7 +257,9 @@ def _run_node(autograd_graph: Graph, node: Node, gradients: dict[tuple[int, int]
         if gradient.shape != shape:  # the gradient of what was broadcast is summed
             outputs[i] = gradient = autograd_graph.sum_to_shape(shape, gradient)
         if gradient.dtype is not dtype:  # the order of axes stays
-            outputs[i] = autograd_graph.new(shape, dtype, elementwise(((gradient.shape, gradient.strides),), shape))
+            outputs[i] = autograd_graph.new_tensor(
+                shape, dtype, elementwise(((gradient.shape, gradient.strides),), shape)
+            )
         del gradient
     return outputs
 
@@ -289,7 +291,7 @@ def _add_gradient(
     """
     first_gradient = gradients[key]
     if gradient.shape != first_gradient.shape:
-        gradient = autograd_graph.new(first_gradient.shape, gradient.dtype)
+        gradient = autograd_graph.new_tensor(first_gradient.shape, gradient.dtype)
     is_only_reference = (
         sys.getrefcount(first_gradient) <= OWN_REFERENCES + 1 and sys.getrefcount(first_gradient.storage) <= 2
     )  # besides `held` and the tensor
@@ -306,7 +308,7 @@ def _add_gradient(
         strides = elementwise(
             ((first_gradient.shape, first_gradient.strides), (gradient.shape, gradient.strides)), first_gradient.shape
         )
-        gradients[key] = autograd_graph.new(first_gradient.shape, first_gradient.dtype, strides)
+        gradients[key] = autograd_graph.new_tensor(first_gradient.shape, first_gradient.dtype, strides)
 
 
 def _accumulate_leaf(autograd_graph: Graph, leaf: Tensor, gradient: Tensor) -> None:
@@ -316,7 +318,7 @@ def _accumulate_leaf(autograd_graph: Graph, leaf: Tensor, gradient: Tensor) -> N
     """
     if leaf.grad is None and autograd_graph.keeps_gradients:
         if sys.getrefcount(gradient) > OWN_REFERENCES or not _has_leaf_strides(gradient, leaf):
-            gradient = autograd_graph.new(leaf.shape, gradient.dtype, leaf.strides)
+            gradient = autograd_graph.new_tensor(leaf.shape, gradient.dtype, leaf.strides)
         leaf.grad = gradient.detached() if gradient.has_base else gradient
         autograd_graph.meter.reclassify(gradient.storage.block, "gradients")
     if autograd_graph.on_leaf_gradient is not None:

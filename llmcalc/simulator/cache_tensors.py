@@ -39,7 +39,7 @@ class CacheTensors(ParameterTensors):
         assert sum(map(count, shapes)) == operation.op.size, (shapes, operation.op)
         dtype, batch = self.dtype if operation.op.bits is None else FLOAT32, self.run_config.batch
         with counted_as(self.graph.meter, "cache"):
-            new_tensor = self.in_pool if self.paged else self.graph.new
+            new_tensor = self.in_pool if self.paged else self.graph.new_tensor
             states = tuple(new_tensor((batch, *shape), dtype) for shape in shapes)
         self.store[(*self.cache_path, operation.name)] = states
         return states

@@ -50,4 +50,4 @@ class _HostTensor(Saved):
 
     def unpack(self) -> Tensor:
         self.offload.stash.clear()
-        return self.offload.graph.new(*self.layout)
+        return self.offload.graph.new_tensor(*self.layout)

@@ -79,7 +79,8 @@ class ProgramLowering(CacheTensors):
         dry.graph.enabled, dry.only_finds_parameters = False, True
         dry.run_only, dry.first_layer_index = self.run_only, self.first_layer_index
         dry.inputs = {
-            rows: empty(dry.graph.meter, (self.run_config.batch, self.run_config.new(rows)), INT64) for rows in INPUTS
+            rows: empty(dry.graph.meter, (self.run_config.batch, self.run_config.new_rows(rows)), INT64)
+            for rows in INPUTS
         }
         dry.take_frames(program)
         dry.enter(program)
@@ -90,7 +91,7 @@ class ProgramLowering(CacheTensors):
         """Allocates the input frames of a program, if it has any, stored as [batch, values per frame, frames]."""
         if program.frames is not None:
             batch, rows, values = self.shape(program.frames)
-            frames = self.graph.new((batch, values, rows), self.dtype)
+            frames = self.graph.new_tensor((batch, values, rows), self.dtype)
             self.inputs[program.frames.rows] = self.t.transpose(frames, 1, 2)
 
     def enter(self, program: Flow) -> Tensor | None:

@@ -87,7 +87,7 @@ class ValueTensors:
         sizes = tuple(axis.size for axis in value.axes)
         if value.rows is ONCE:
             return sizes
-        rows = self.run_config.new(value.rows)
+        rows = self.run_config.new_rows(value.rows)
         return (self.run_config.batch, rows, *sizes) if value.rows.batched else (rows, *sizes)
 
     def get(self, value: Value) -> Tensor:
@@ -118,7 +118,7 @@ class ValueTensors:
         return (
             self.has_earlier_tokens
             and rows is not ONCE
-            and is_zero(rows.new(self.run_config.workload.with_(phase="decode")))
+            and is_zero(rows.new_rows(self.run_config.workload.with_(phase="decode")))
         )
 
     def take(self, operation: Step, value: Value) -> Tensor:
@@ -158,7 +158,7 @@ class ValueTensors:
 
     def token_positions(self, tokens: Any) -> Tensor:
         """Returns the positions of the pass's tokens, computed once per pass."""
-        return self.computed_once(("span", tokens), lambda: self.t.new((tokens,), INT64))
+        return self.computed_once(("span", tokens), lambda: self.t.new_tensor((tokens,), INT64))
 
     def computed_once(self, key: Any, compute: Callable[[], Result]) -> Result:
         """Returns what this pass has computed under a key; computes it where the key is new."""

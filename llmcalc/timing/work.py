@@ -326,7 +326,7 @@ class WorkRecorder(Placements):
         flops = 2 * rows * y.width * x.width
         has_bias = step.op is not None and "params" in step.op.effects and step.op.params() > y.width * x.width
         extra_launches = joins_gradient + (has_bias and not self.rank_pass.fused)
-        constant_rows = 0 if y.rows is ONCE else self.run_config.constant(y.rows)
+        constant_rows = 0 if y.rows is ONCE else self.run_config.constant_rows(y.rows)
         gradient_flops = 0 if x.fixed else 2 * (rows - constant_rows) * y.width * x.width
         name = self.where.rpartition(".")[2]
         frozen = self.rank_pass.adapters is not None
@@ -423,7 +423,7 @@ class WorkRecorder(Placements):
     def _lower_attention(self, step: Step) -> None:
         op, ranks, run = step.op, self.rank_pass.cp, self.full_run
         assert isinstance(op, AttentionCore)
-        keys = run.available(op.rows if op.keys is None else op.keys)
+        keys = run.available_rows(op.rows if op.keys is None else op.keys)
         limits = [
             limit for limit in (op.window if op.window is not None else op.chunk, op.selected) if limit is not None
         ]
@@ -461,7 +461,7 @@ class WorkRecorder(Placements):
         attends = self.rank_pass.fused and op.v_dim == op.qk_dim
         moved_elements = sum(self._elements(value) for value in step.ins if value.rows is op.rows)
         moved_elements += SCORE_ELEMENTS * pairs * (1 if self.rank_pass.fused or op.v_dim == 1 else op.heads)
-        keys = exact_div(pairs, run.batch) if run.phase == "decode" else run.available(op.rows)
+        keys = exact_div(pairs, run.batch) if run.phase == "decode" else run.available_rows(op.rows)
         self._add_kernel(
             "attention" if attends else "scores",
             "scores",

@@ -14,7 +14,7 @@ class Patches(Rows):
 
     __slots__ = ()
 
-    def new(self, workload: Workload) -> Number:
+    def new_rows(self, workload: Workload) -> Number:
         if not isinstance(workload, EncoderPass):
             raise TypeError(f"{self.name}: how many there are is not known without an encoder's pass")
         return times(workload.rows, workload.columns)
@@ -34,8 +34,8 @@ class Distances(Rows):
     batched: bool = False
     of: Rows = TOKENS
 
-    def new(self, workload: Workload) -> Number:
-        return self.of.available(workload)
+    def new_rows(self, workload: Workload) -> Number:
+        return self.of.available_rows(workload)
 
 
 @frozen(slots=True)
@@ -53,8 +53,8 @@ class Table(Rows):
     by_tokens: bool = False
     of: Rows = TOKENS
 
-    def new(self, workload: Workload) -> Number:
-        return minimum(2 * self.of.new(workload), self.length) if self.by_tokens else self.length
+    def new_rows(self, workload: Workload) -> Number:
+        return minimum(2 * self.of.new_rows(workload), self.length) if self.by_tokens else self.length
 
 
 @frozen(slots=True)
@@ -69,8 +69,8 @@ class Multiple(Rows):
     by: Number = 1
     more: Number = 0
 
-    def new(self, workload: Workload) -> Number:
-        rows = self.of.new(workload)
+    def new_rows(self, workload: Workload) -> Number:
+        rows = self.of.new_rows(workload)
         return 0 if is_zero(rows) else add(times(rows, self.by), self.more)
 
 
@@ -82,11 +82,11 @@ class Joined(Rows):
     first: Rows = TOKENS
     second: Rows = SOURCE
 
-    def new(self, workload: Workload) -> Number:
-        return self.first.new(workload) + self.second.new(workload)
+    def new_rows(self, workload: Workload) -> Number:
+        return self.first.new_rows(workload) + self.second.new_rows(workload)
 
-    def available(self, workload: Workload) -> Number:
-        return self.first.available(workload) + self.second.available(workload)
+    def available_rows(self, workload: Workload) -> Number:
+        return self.first.available_rows(workload) + self.second.available_rows(workload)
 
 
 @frozen(slots=True)
@@ -98,8 +98,8 @@ class Padded(Rows):
     block: Number = 1
     more: Number = 0
 
-    def new(self, workload: Workload) -> Number:
-        rows = self.of.new(workload)
+    def new_rows(self, workload: Workload) -> Number:
+        rows = self.of.new_rows(workload)
         return 0 if is_zero(rows) else ceil_div(rows, self.block) * self.block + self.more
 
 
@@ -110,10 +110,10 @@ class FromZeros(Rows):
     name: str = "from_zeros"
     of: Rows = TOKENS
 
-    def new(self, workload: Workload) -> Number:
-        return self.of.new(workload)
+    def new_rows(self, workload: Workload) -> Number:
+        return self.of.new_rows(workload)
 
-    def constant(self, workload: Workload) -> Number:
+    def constant_rows(self, workload: Workload) -> Number:
         return 1
 
 
@@ -124,8 +124,8 @@ class OfThisPass(Rows):
     name: str = "of_this_pass"
     of: Rows = TOKENS
 
-    def new(self, workload: Workload) -> Number:
-        return self.of.new(workload)
+    def new_rows(self, workload: Workload) -> Number:
+        return self.of.new_rows(workload)
 
 
 @frozen(slots=True)
@@ -136,11 +136,11 @@ class Blocks(Rows):
     of: Rows = TOKENS
     block: Number = 1
 
-    def new(self, workload: Workload) -> Number:
-        return floor_div(self.of.available(workload), self.block) - self.past(workload)
+    def new_rows(self, workload: Workload) -> Number:
+        return floor_div(self.of.available_rows(workload), self.block) - self.past_rows(workload)
 
-    def past(self, workload: Workload) -> Number:
-        return floor_div(self.of.past(workload), self.block)
+    def past_rows(self, workload: Workload) -> Number:
+        return floor_div(self.of.past_rows(workload), self.block)
 
 
 @frozen(slots=True)
@@ -151,8 +151,8 @@ class WithSums(Rows):
     of: Rows = TOKENS
     block: Number = 1
 
-    def new(self, workload: Workload) -> Number:
-        return self.of.new(workload) + floor_div(self.of.new(workload), self.block)
+    def new_rows(self, workload: Workload) -> Number:
+        return self.of.new_rows(workload) + floor_div(self.of.new_rows(workload), self.block)
 
 
 @frozen(slots=True)
@@ -162,11 +162,11 @@ class WithStart(Rows):
     name: str = "with_start"
     of: Rows = TOKENS
 
-    def new(self, workload: Workload) -> Number:
-        return add(self.of.new(workload), self.constant(workload))
+    def new_rows(self, workload: Workload) -> Number:
+        return add(self.of.new_rows(workload), self.constant_rows(workload))
 
-    def constant(self, workload: Workload) -> Number:
-        return 0 if workload.phase == "decode" or not is_zero(self.of.past(workload)) else 1
+    def constant_rows(self, workload: Workload) -> Number:
+        return 0 if workload.phase == "decode" or not is_zero(self.of.past_rows(workload)) else 1
 
 
 @frozen(slots=True)
@@ -178,13 +178,13 @@ class WithPrompt(Rows):
     more: Number = 1
 
     def _is_first_pass(self, workload: Workload) -> bool:
-        return workload.phase != "decode" and bool(is_zero(self.of.past(workload)))
+        return workload.phase != "decode" and bool(is_zero(self.of.past_rows(workload)))
 
-    def new(self, workload: Workload) -> Number:
-        return self.of.new(workload) + self.more if self._is_first_pass(workload) else self.of.new(workload)
+    def new_rows(self, workload: Workload) -> Number:
+        return self.of.new_rows(workload) + self.more if self._is_first_pass(workload) else self.of.new_rows(workload)
 
-    def past(self, workload: Workload) -> Number:
-        return 0 if self._is_first_pass(workload) else self.of.past(workload) + self.more
+    def past_rows(self, workload: Workload) -> Number:
+        return 0 if self._is_first_pass(workload) else self.of.past_rows(workload) + self.more
 
 
 @frozen(slots=True)
@@ -196,8 +196,8 @@ class Strided(Rows):
     kernel: Number = 1
     stride: Number = 1
 
-    def new(self, workload: Workload) -> Number:
-        padded_rows = self.of.new(workload) + 2 * floor_div(self.kernel, 2)
+    def new_rows(self, workload: Workload) -> Number:
+        padded_rows = self.of.new_rows(workload) + 2 * floor_div(self.kernel, 2)
         return floor_div(padded_rows - self.kernel, self.stride) + 1
 
 
@@ -210,8 +210,8 @@ class Merged(Rows):
     side: Number = 1
     frames: Number = 1
 
-    def new(self, workload: Workload) -> Number:
-        return exact_div(self.of.new(workload), self.side * self.side * self.frames)
+    def new_rows(self, workload: Workload) -> Number:
+        return exact_div(self.of.new_rows(workload), self.side * self.side * self.frames)
 
 
 @frozen(slots=True)
@@ -222,8 +222,8 @@ class RowsWithExtra(Rows):
     of: Rows = PATCHES
     more: Number = 1
 
-    def new(self, workload: Workload) -> Number:
-        return self.of.new(workload) + self.more
+    def new_rows(self, workload: Workload) -> Number:
+        return self.of.new_rows(workload) + self.more
 
 
 @frozen(slots=True)
@@ -234,8 +234,8 @@ class QueryKeyPairs(Rows):
     batched: bool = False
     of: Rows = PATCHES
 
-    def new(self, workload: Workload) -> Number:
-        return self.of.new(workload) * self.of.available(workload)
+    def new_rows(self, workload: Workload) -> Number:
+        return self.of.new_rows(workload) * self.of.available_rows(workload)
 
 
 @frozen(slots=True)
@@ -251,8 +251,8 @@ class Halved(Rows):
     separate_cls: bool = True
     truncate_seq: bool = True
 
-    def new(self, workload: Workload) -> Number:
-        rows = self.of.new(workload)
+    def new_rows(self, workload: Workload) -> Number:
+        rows = self.of.new_rows(workload)
         paired_rows = rows if self.truncate_seq or not self.separate_cls else rows + 1
         return maximum(ceil_div(paired_rows, 2), minimum(rows, 2 if self.separate_cls else 1))
 
@@ -271,7 +271,7 @@ class RelativeDistances(Rows):
     queries: Rows = TOKENS
     keys: Rows | None = None
 
-    def new(self, workload: Workload) -> Number:
-        queries = self.queries.new(workload)
-        keys = queries if self.keys is None else self.keys.new(workload)
+    def new_rows(self, workload: Workload) -> Number:
+        queries = self.queries.new_rows(workload)
+        keys = queries if self.keys is None else self.keys.new_rows(workload)
         return add(2 * queries, times(keys, minimum(keys - queries, 1)))

@@ -21,19 +21,19 @@ class Rows:
     name: str
     batched: bool = True
 
-    def new(self, workload: Workload) -> Number:
+    def new_rows(self, workload: Workload) -> Number:
         """Returns the number of rows (tokens) per sequence that this pass computes."""
         raise TypeError(f"{self.name}: how many there are is not known")
 
-    def past(self, workload: Workload) -> Number:
+    def past_rows(self, workload: Workload) -> Number:
         """Returns the number of rows (tokens) per sequence from earlier passes that this pass can read."""
         return 0
 
-    def available(self, workload: Workload) -> Number:
+    def available_rows(self, workload: Workload) -> Number:
         """Returns the number of rows (tokens) per sequence after this pass: of this pass and of earlier passes."""
-        return add(self.past(workload), self.new(workload))
+        return add(self.past_rows(workload), self.new_rows(workload))
 
-    def constant(self, workload: Workload) -> Number:
+    def constant_rows(self, workload: Workload) -> Number:
         """Returns the number of new rows that depend on no parameter, so that no gradient flows through them."""
         return 0
 
@@ -43,10 +43,10 @@ class Tokens(Rows):
 
     __slots__ = ()
 
-    def new(self, workload: Workload) -> Number:
+    def new_rows(self, workload: Workload) -> Number:
         return workload.seq
 
-    def past(self, workload: Workload) -> Number:
+    def past_rows(self, workload: Workload) -> Number:
         return workload.context
 
 
@@ -58,10 +58,10 @@ class SourceTokens(Rows):
 
     __slots__ = ()
 
-    def new(self, workload: Workload) -> Number:
+    def new_rows(self, workload: Workload) -> Number:
         return 0 if workload.phase == "decode" else workload.source
 
-    def available(self, workload: Workload) -> Number:
+    def available_rows(self, workload: Workload) -> Number:
         return workload.source
 
 
@@ -77,10 +77,10 @@ class Fixed(Rows):
     length: Number = 1
     source: bool = True
 
-    def new(self, workload: Workload) -> Number:
+    def new_rows(self, workload: Workload) -> Number:
         return 0 if self.source and workload.phase == "decode" else self.length
 
-    def available(self, workload: Workload) -> Number:
+    def available_rows(self, workload: Workload) -> Number:
         return self.length
 
 
@@ -89,7 +89,7 @@ class Logits(Rows):
 
     __slots__ = ()
 
-    def new(self, workload: Workload) -> Number:
+    def new_rows(self, workload: Workload) -> Number:
         return 1 if workload.phase == "prefill" else workload.seq
 
 
@@ -98,7 +98,7 @@ class Sequences(Rows):
 
     __slots__ = ()
 
-    def new(self, workload: Workload) -> Number:
+    def new_rows(self, workload: Workload) -> Number:
         return 1
 
 
@@ -110,8 +110,8 @@ class Routed(Rows):
     of: Rows = TOKENS
     top_k: Number = 1
 
-    def new(self, workload: Workload) -> Number:
-        return self.of.new(workload) * self.top_k
+    def new_rows(self, workload: Workload) -> Number:
+        return self.of.new_rows(workload) * self.top_k
 
 
 SOURCE, LOGITS, SEQUENCES = SourceTokens("source"), Logits("logits"), Sequences("sequences")

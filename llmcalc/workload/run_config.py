@@ -44,29 +44,29 @@ class RunConfig:
     def attention(self) -> AttentionImplementation:
         return self.execution.attention
 
-    def new(self, rows: Rows) -> Number:
+    def new_rows(self, rows: Rows) -> Number:
         """Returns the number of rows (tokens) per sequence that this pass computes."""
-        return rows.new(self.workload)
+        return rows.new_rows(self.workload)
 
-    def past(self, rows: Rows) -> Number:
+    def past_rows(self, rows: Rows) -> Number:
         """Returns the number of rows (tokens) per sequence from earlier passes."""
-        return rows.past(self.workload)
+        return rows.past_rows(self.workload)
 
-    def available(self, rows: Rows) -> Number:
+    def available_rows(self, rows: Rows) -> Number:
         """Returns the number of rows (tokens) per sequence after this pass."""
-        return rows.available(self.workload)
+        return rows.available_rows(self.workload)
 
     def rows(self, rows: Rows) -> Number:
         """Returns the number of rows that this pass computes, over all sequences."""
-        return times(rows.new(self.workload), self.batch if rows.batched else 1)
+        return times(rows.new_rows(self.workload), self.batch if rows.batched else 1)
 
-    def constant(self, rows: Rows) -> Number:
+    def constant_rows(self, rows: Rows) -> Number:
         """Returns the number of computed rows that depend on no parameter, so that no gradient flows through them."""
-        return times(rows.constant(self.workload), self.batch if rows.batched else 1)
+        return times(rows.constant_rows(self.workload), self.batch if rows.batched else 1)
 
     def has_earlier_tokens(self, rows: Rows) -> bool:
         """Whether earlier passes have processed tokens of the sequences."""
-        return self.phase == "decode" or not is_zero(self.past(rows))
+        return self.phase == "decode" or not is_zero(self.past_rows(rows))
 
     def rank_share(self, flops: Number) -> Number:
         """Returns the average FLOPs of a rank in a group that divides sequences, rounded down."""

@@ -26,13 +26,13 @@ class WithPast(Rows):
     selected: Number = None
     pool: Number = None
 
-    def new(self, workload: Workload) -> Number:
-        past = self.of.past(workload)
+    def new_rows(self, workload: Workload) -> Number:
+        past = self.of.past_rows(workload)
         if self.pool is not None and workload.phase == "decode":
-            rows = past + self.of.new(workload)
+            rows = past + self.of.new_rows(workload)
             pooled_rows = floor_div(rows, self.pool) * self.pool
             return minimum(pooled_rows, self.selected) + rows - pooled_rows
         limit = self.selected if self.selected is not None and workload.phase == "decode" else self.window
         if limit is not None and not is_zero(past):
             past = minimum(past, limit - 1)
-        return self.of.new(workload) + past
+        return self.of.new_rows(workload) + past

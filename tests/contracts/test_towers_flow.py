@@ -148,7 +148,7 @@ def test_the_class_vector_stands_among_the_patches_inside_the_layers_alone() -> 
     example = next(one for one in VisionTower.examples() if one.class_embedding)
     recorder, out = alone(example, rows=Fixed(length=12))
     q = next(steps_named(recorder, "q_proj"))
-    assert (q.ins[0].rows.new(Workload()), out.rows.new(Workload())) == (13, 12)
+    assert (q.ins[0].rows.new_rows(Workload()), out.rows.new_rows(Workload())) == (13, 12)
 
 
 def test_a_pooling_head_asks_one_query_of_each_image() -> None:
@@ -233,7 +233,7 @@ def test_a_projector_of_raw_values_or_below_no_tower_reads_no_output() -> None:
 def rows_of(tower: Any, given: int) -> int:
     """Returns the rows of the output for a number of rows of the input."""
     _, out = alone(tower, rows=Fixed(length=given))
-    rows: int = out.rows.new(Workload())
+    rows: int = out.rows.new_rows(Workload())
     return rows
 
 
@@ -261,7 +261,7 @@ def test_a_spectrum_is_as_long_and_as_high_as_what_each_convolution_leaves(
             module.register_forward_hook(lambda m, i, o, name=name: seen.update({name: o.shape[2] * o.shape[3]}))
     net(torch.randn(1, 31, below.num_mel_bins))
     recorder, _ = alone(first.model_copy(update={"subsampling": below}), rows=Fixed(length=31))
-    counted = {s.name: s.outs[0].rows.new(Workload()) for s in recorder.root.steps() if s.name in seen}
+    counted = {s.name: s.outs[0].rows.new_rows(Workload()) for s in recorder.root.steps() if s.name in seen}
     assert counted == seen
     assert len(counted) == 2
 
@@ -286,7 +286,7 @@ def test_merges_and_marks_leave_as_many_rows_as_the_reference(example: Projector
 def test_an_encoder_of_sound_has_the_positions_of_its_table() -> None:
     (example,) = AudioTower.examples()
     _, out = alone(example)
-    assert out.rows.new(Workload()) == 9
+    assert out.rows.new_rows(Workload()) == 9
 
 
 @in_one_test
@@ -296,7 +296,7 @@ def test_how_many_patches_there_are_is_not_known(example: Any) -> None:
     reads_by_queries = isinstance(example, Projector) and example.resampler is not None
     if not isinstance(example, AudioTower) and not reads_by_queries:
         with pytest.raises(TypeError, match="patches: how many there are is not known"):
-            out.rows.new(Workload())
+            out.rows.new_rows(Workload())
 
 
 def test_rows_that_do_not_merge_whole_are_refused() -> None:

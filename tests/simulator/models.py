@@ -101,7 +101,7 @@ def without_values(
     if log is not None:
         log.append("--- backward")
     meter.restart()
-    backward(graph, out, graph.new(out.shape, out.dtype, out.strides))
+    backward(graph, out, graph.new_tensor(out.shape, out.dtype, out.strides))
     del out
     return Held(saved, live, forward, meter.peak - base, meter.now - base)
 

@@ -185,12 +185,12 @@ CASES: dict[str, Case] = {
     "baddbmm": Case(lambda t, c, a, b: t.baddbmm(c, a, b), torch.baddbmm, of((2, 1, 7)), of((2, 3, 6)), of((2, 6, 7))),
     "pad": Case(lambda t, x: t.scale(t.pad(x, 5, 1)), lambda x: F.pad(x, (0, 0, 0, 2)) * 2, X),
     "write into zeros": Case(
-        lambda t, x: t.scale(t.write_into(t.new((2, 5, 8), x.dtype), x)),
+        lambda t, x: t.scale(t.write_into(t.new_tensor((2, 5, 8), x.dtype), x)),
         lambda x: written_into_zeros(x) * 2,
         X,
     ),
     "write twice": Case(
-        lambda t, x: t.scale(t.write_into(t.write_into(t.new((2, 6, 8), x.dtype), x), t.scale(x))),
+        lambda t, x: t.scale(t.write_into(t.write_into(t.new_tensor((2, 6, 8), x.dtype), x), t.scale(x))),
         lambda x: written_into_zeros(x, 6, twice=True) * 2,
         X,
     ),
@@ -290,7 +290,7 @@ def ours(case: Case) -> Held:
     saved = sum(s.bytes for s in saved_storages(out) if s.block.kind != "weights")
     live, forward = meter.now - base, meter.peak - base
     meter.restart()
-    backward(graph, out, graph.new(out.shape, out.dtype, out.strides))
+    backward(graph, out, graph.new_tensor(out.shape, out.dtype, out.strides))
     del out
     return Held(saved, live, forward, meter.peak - base, meter.now - base)
 

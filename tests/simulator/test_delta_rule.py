@@ -86,7 +86,7 @@ def test_the_rule_holds_what_torch_holds(sizes: tuple[int, ...]) -> None:
     saved = sum(s.bytes for s in saved_storages(out) if id(s) not in own)
     live, forward = meter.now - base, meter.peak - base
     meter.restart()
-    gradient = graph.new(out.shape, out.dtype, out.strides)
+    gradient = graph.new_tensor(out.shape, out.dtype, out.strides)
     backward(graph, out, gradient)
     del out, gradient
     assert Held(saved, live, forward, meter.peak - base, meter.now - base) == theirs

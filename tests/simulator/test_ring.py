@@ -97,7 +97,7 @@ def replayed(ring: Ring, heads_first: bool) -> list[int]:
         meter.restart()
         out, sums, *others = kernels.forward(q, k, v)
         found = [meter.peak, meter.now]
-        gradient = graph.new(q.shape, q.dtype, q.strides)
+        gradient = graph.new_tensor(q.shape, q.dtype, q.strides)
         meter.restart()
         kept = kernels.backward(gradient, q, k, v, out, sums)
         found += [meter.peak, meter.now]

@@ -247,7 +247,7 @@ class Megatron(PlacedEager):
     """
 
     def dropout(self, x: Tensor) -> Tensor:
-        mask = self.t.new(x.shape, BOOL)
+        mask = self.t.new_tensor(x.shape, BOOL)
         return record(self.graph, "dropout", (x,), self.t.like(x), lambda g, _, mask: (self.t.like(g, mask),), mask)
 
     def core(self, q: Tensor, k: Tensor, v: Tensor, *masked: Any) -> Tensor:

@@ -39,9 +39,9 @@ def agree(spec: ModelSpec) -> int:
         use = place.use
         assert use is not None
         assert place.run_config is not None
-        if place.run_config.new(op.rows) != SEQ:  # an encoder of fixed length
+        if place.run_config.new_rows(op.rows) != SEQ:  # an encoder of fixed length
             continue
-        keys = SEQ if op.keys is None else place.run_config.available(op.keys)
+        keys = SEQ if op.keys is None else place.run_config.available_rows(op.keys)
         q, k, v = shapes(op, keys)
         grad = [BATCH, op.heads, SEQ, op.v_dim]
         assert use.backward_flops() == sdpa_backward_flop_count(grad, q, k, v), place.path

@@ -194,7 +194,8 @@ def _reference_class() -> type[nn.Module]:
             projections = {"q": self.q_proj(x), "k": self.k_proj(x), "v": self.v_proj(x)}
             q, k, v = (self._split_heads(letter, y, forward_pass) for letter, y in projections.items())
             del projections
-            out, state = self.core(q, k, v, self.recurrent_state.only_tensor(forward_pass))
+            stored_state = self.recurrent_state.only_tensor(forward_pass)
+            out, state = self.core(q, k, v, stored_state)
             self.recurrent_state.keep(forward_pass, state)
             normed = self.norm(out.transpose(1, 2).flatten(2))
             return self.o_proj(self.g_proj(x).sigmoid() * normed)

@@ -237,12 +237,13 @@ def _reference_class() -> type[nn.Module]:
             if spec.norm is not None:
                 time_step, b, c = self.dt_norm(time_step), self.b_norm(b), self.c_norm(c)
             time_step = nn.functional.softplus(self.dt_proj(time_step.flatten(2)))
+            stored_state = self.ssm_state.only_tensor(forward_pass)
             y, last_state = self.scan(
                 u,
                 time_step,
                 b.repeat_interleave(u.shape[-1] // heads, 2),
                 c,
-                self.ssm_state.only_tensor(forward_pass),
+                stored_state,
             )
             self.ssm_state.keep(forward_pass, last_state)
             if spec.lends_output:

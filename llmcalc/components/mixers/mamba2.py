@@ -279,12 +279,13 @@ def _reference_class() -> type[nn.Module]:
             x, b, c = convolution_output.split([inner_width, group_width, group_width], -1)
             heads_per_group = spec.num_heads // spec.n_groups
             b, c = (t.unflatten(-1, (spec.n_groups, -1)).repeat_interleave(heads_per_group, 2) for t in (b, c))
+            stored_state = self.ssm_state.only_tensor(forward_pass)
             y, last_state = self.scan(
                 x.unflatten(-1, (spec.num_heads, -1)),
                 time_step,
                 b,
                 c,
-                self.ssm_state.only_tensor(forward_pass),
+                stored_state,
             )
             self.ssm_state.keep(forward_pass, last_state)
             return self.out_proj(self._gated_output(y.flatten(2), gate))

@@ -132,12 +132,13 @@ def _reference_class() -> type[nn.Module]:
             b, c, time_step = self.bcdt_proj(u).split([spec.state_size, spec.state_size, spec.time_step_rank], -1)
             time_step = self.dt_proj(self.dt_norm(time_step))
             b, c = (t[:, :, None].expand(-1, -1, spec.num_heads, -1) for t in (self.b_norm(b), self.c_norm(c)))
+            stored_state = self.ssm_state.only_tensor(forward_pass)
             y, last_state = self.scan(
                 u.unflatten(-1, (spec.num_heads, -1)),
                 time_step,
                 b,
                 c,
-                self.ssm_state.only_tensor(forward_pass),
+                stored_state,
             )
             self.ssm_state.keep(forward_pass, last_state)
             return self.out_proj(y.flatten(2) * nn.functional.silu(gate))

@@ -66,17 +66,17 @@ def _new_reduction(optimizer_step: OptimizerStep, tensor: Tensor, axis: int, dty
     """Allocates a reduction over one axis, whose length becomes 1."""
     shape = list(tensor.shape)
     shape[axis] = 1
-    return optimizer_step.t.new(tuple(shape), dtype or tensor.dtype)
+    return optimizer_step.t.new_tensor(tuple(shape), dtype or tensor.dtype)
 
 
 def _new_norm(optimizer_step: OptimizerStep, tensor: Tensor) -> None:
     """Allocates the norm of a tensor, which the host reads."""
-    optimizer_step.t.new((), tensor.dtype)
+    optimizer_step.t.new_tensor((), tensor.dtype)
 
 
 def _new_estimate(optimizer_step: OptimizerStep, row_var: Tensor, col_var: Tensor) -> Tensor:
     """Allocates the product of row and column means."""
-    return optimizer_step.t.new((*row_var.shape[:-1], col_var.shape[-1]), row_var.dtype)
+    return optimizer_step.t.new_tensor((*row_var.shape[:-1], col_var.shape[-1]), row_var.dtype)
 
 
 def _single_tensor_adafactor(optimizer_step: OptimizerStep, trained_parameters: Sequence[OptimizedParameter]) -> None:

@@ -40,13 +40,13 @@ def step(optimizer_step: OptimizerStep) -> None:
         if not parameter.states:
             mean_shape = grad.shape if is_vector else (grad.shape[0], 1, *grad.shape[2:])
             with optimizer_step.counted_as_states():
-                parameter.states += [aten.like(grad, dtype=dtype), aten.new(mean_shape, dtype)]  # m, vmean
+                parameter.states += [aten.like(grad, dtype=dtype), aten.new_tensor(mean_shape, dtype)]  # m, vmean
         if is_vector:
             momentum_over_denominator = aten.like(aten.like(parameter.states[1]))
             optimizer_step.write(parameter.tensor, momentum_over_denominator)
             continue
         squares = aten.like(grad)
-        means_of_squares = aten.new(parameter.states[1].shape, grad.dtype)
+        means_of_squares = aten.new_tensor(parameter.states[1].shape, grad.dtype)
         del squares
         momentum_over_denominator = aten.like(aten.like(parameter.states[1]))
         step_sizes = aten.like(momentum_over_denominator)

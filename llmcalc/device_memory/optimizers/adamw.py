@@ -43,7 +43,7 @@ def update(optimizer_step: OptimizerStep, trained_parameters: Sequence[Optimized
         if not parameter.states:
             if optimizer_step.implementation == "fused":
                 with optimizer_step.counted_as_states():
-                    parameter.states.append(optimizer_step.t.new((), FLOAT32))  # step
+                    parameter.states.append(optimizer_step.t.new_tensor((), FLOAT32))  # step
             parameter.states += optimizer_step.states_like(parameter.tensor, 2)  # exp_avg, exp_avg_sq
     if optimizer_step.implementation == "foreach":
         _multi_tensor_adam(optimizer_step, trained_parameters)

@@ -53,7 +53,7 @@ def of_rank(rank: int, optimizer_name: str) -> Optimizer:
             if parameter.matrix:
                 if not parameter.states:
                     parameter.states.append(_allocate_projector(optimizer_step, grad, rank, dtype))
-                grad = aten.new(projected_shape(parameter.grad, rank), dtype)
+                grad = aten.new_tensor(projected_shape(parameter.grad, rank), dtype)
             if len(parameter.states) < 2:
                 parameter.states[1:] = optimizer_step.states_like(grad, 2)  # exp_avg, exp_avg_sq
             denom = aten.like(parameter.states[2 if parameter.matrix else -1])
@@ -63,11 +63,11 @@ def of_rank(rank: int, optimizer_name: str) -> Optimizer:
                 scaled_grad = aten.like(parameter.grad, dtype=dtype)
                 is_first = len(parameter.states) < 4
                 if not is_first:
-                    limiter = aten.new((), dtype)
+                    limiter = aten.new_tensor((), dtype)
                     scaled_grad = aten.like(scaled_grad)
                     optimizer_step.write(scaled_grad, limiter)
                 with optimizer_step.counted_as_states():
-                    parameter.states[3:] = [aten.new((), dtype)]  # scaled_grad
+                    parameter.states[3:] = [aten.new_tensor((), dtype)]  # scaled_grad
                 norm_grad = scaled_grad
             optimizer_step.write(parameter.tensor, grad, denom, norm_grad, factor)
 
@@ -81,7 +81,7 @@ def _allocate_projector(optimizer_step: OptimizerStep, gradient: Tensor, rank: i
     aten, (rows, columns) = optimizer_step.t, gradient.shape
     shape = (rank, columns) if is_projected_from_the_right(gradient) else (rows, rank)
     matrix = aten.to(gradient, FLOAT32)
-    random = aten.new(shape, FLOAT32)
+    random = aten.new_tensor(shape, FLOAT32)
     if dtype is FLOAT32:
         with optimizer_step.counted_as_states():
             return aten.like(random)
@@ -95,7 +95,7 @@ def _allocate_projector(optimizer_step: OptimizerStep, gradient: Tensor, rank: i
 def _channel_factors(optimizer_step: OptimizerStep, norm_grad: Tensor, is_right: bool) -> Tensor:
     """Allocates the ratio of two norms for each channel of a gradient."""
     aten, channels = optimizer_step.t, norm_grad.shape[0 if is_right else 1]
-    numerator, divisor = (aten.new((channels,), norm_grad.dtype) for _ in range(2))
+    numerator, divisor = (aten.new_tensor((channels,), norm_grad.dtype) for _ in range(2))
     divisor = aten.like(divisor)
     return aten.like(numerator, divisor)
 

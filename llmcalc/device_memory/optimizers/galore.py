@@ -54,13 +54,13 @@ def of_rank(rank: int, optimizer_name: str) -> Optimizer:
             if parameter.matrix:
                 if not parameter.states:
                     parameter.states.append(_allocate_projector(optimizer_step, grad, rank, dtype))
-                grad = aten.new(projected_shape(grad, min(rank, *grad.shape)), dtype)
+                grad = aten.new_tensor(projected_shape(grad, min(rank, *grad.shape)), dtype)
             if len(parameter.states) < 2:
                 parameter.states += optimizer_step.states_like(grad, 2)  # exp_avg, exp_avg_sq
             denom = aten.like(parameter.states[-1])
             norm_grad = aten.like(denom)
             if parameter.matrix:
-                norm_grad = aten.like(aten.new(parameter.grad.shape, dtype))  # projected back, then scaled
+                norm_grad = aten.like(aten.new_tensor(parameter.grad.shape, dtype))  # projected back, then scaled
             optimizer_step.write(parameter.tensor, grad, denom, norm_grad)
 
     return low_rank_optimizer(
@@ -83,21 +83,23 @@ def _allocate_projector(optimizer_step: OptimizerStep, gradient: Tensor, rank: i
     rank, is_right = min(rank, shorter), is_projected_from_the_right(gradient)
     matrix = aten.to(gradient, FLOAT32)
     is_float = dtype is FLOAT32
-    left_vectors = aten.new((rows, shorter), FLOAT32) if is_right else None  # U
+    left_vectors = aten.new_tensor((rows, shorter), FLOAT32) if is_right else None  # U
     with optimizer_step.counted_as_states():
-        square = aten.new((shorter, shorter), FLOAT32) if is_float else None  # Vh of a tall matrix, U of a wide one
+        square = (
+            aten.new_tensor((shorter, shorter), FLOAT32) if is_float else None
+        )  # Vh of a tall matrix, U of a wide one
     if square is None:
-        square = aten.new((shorter, shorter), FLOAT32)
-    right_vectors = aten.new((shorter, columns), FLOAT32) if not is_right else None  # Vh
-    scales = aten.new((shorter,), FLOAT32)
-    diagonal = aten.new((rank, rank), FLOAT32)
-    product = aten.new((rows, rank) if is_right else (rank, columns), FLOAT32)
+        square = aten.new_tensor((shorter, shorter), FLOAT32)
+    right_vectors = aten.new_tensor((shorter, columns), FLOAT32) if not is_right else None  # Vh
+    scales = aten.new_tensor((shorter,), FLOAT32)
+    diagonal = aten.new_tensor((rank, rank), FLOAT32)
+    product = aten.new_tensor((rows, rank) if is_right else (rank, columns), FLOAT32)
     del diagonal
     optimizer_step.write(product, matrix, left_vectors, right_vectors, scales)
     if is_float:
         return square
     with optimizer_step.counted_as_states():
-        return aten.new((rank, columns) if is_right else (rows, rank), dtype)
+        return aten.new_tensor((rank, columns) if is_right else (rows, rank), dtype)
 
 
 OPTIMIZER = of_rank(RANK, "galore")

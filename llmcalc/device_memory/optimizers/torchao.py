@@ -50,8 +50,11 @@ def torchao_adamw(optimizer_name: str, bits: Literal[4, 8], *aliases: str) -> Op
                     if size < LEAST_8BIT or size % BLOCK:
                         parameter.states.append(aten.like(tensor, dtype=optimizer_step.dtype))
                     else:
-                        parameter.states.append(aten.new((size // codes_per_byte,), UINT8))
-                        parameter.states += [aten.new((size // BLOCK,), FLOAT32), aten.new((map_entries,), FLOAT32)]
+                        parameter.states.append(aten.new_tensor((size // codes_per_byte,), UINT8))
+                        parameter.states += [
+                            aten.new_tensor((size // BLOCK,), FLOAT32),
+                            aten.new_tensor((map_entries,), FLOAT32),
+                        ]
 
     return Optimizer(
         name=optimizer_name,

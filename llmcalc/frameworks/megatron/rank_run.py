@@ -391,7 +391,7 @@ class RankRun:
 
     def get_batch(self, model_chunk: Chunk) -> list[Tensor]:
         """Creates the tensors of the batch that a stage reads (training/utils.py, `get_batch_on_this_tp_rank`)."""
-        new, settings = self.graph.new, self.settings
+        new, settings = self.graph.new_tensor, self.settings
         rows = self.run_config.batch * self.run_config.workload.seq
         tensors: list[Tensor] = []
         if model_chunk.last:
@@ -436,10 +436,12 @@ class RankRun:
     def _sum_loss(self, losses: Tensor) -> Tensor:
         """Returns the sum of the losses of unmasked tokens (pretrain_gpt.py, `loss_func`)."""
         autograd_graph, shape = self.graph, losses.shape
-        masked_losses = autograd_graph.new(shape, FLOAT32)
-        loss_sum = autograd_graph.new((1,), FLOAT32)
+        masked_losses = autograd_graph.new_tensor(shape, FLOAT32)
+        loss_sum = autograd_graph.new_tensor((1,), FLOAT32)
         del masked_losses
-        node = Node(autograd_graph, "sum", (losses,), lambda g, needs_input_grad: [autograd_graph.new(shape, FLOAT32)])
+        node = Node(
+            autograd_graph, "sum", (losses,), lambda g, needs_input_grad: [autograd_graph.new_tensor(shape, FLOAT32)]
+        )
         loss_sum.node = node
         return loss_sum
 
@@ -460,7 +462,7 @@ class RankRun:
     def _backward_pass(self, output: ForwardOutput, gradient: Tensor | None) -> None:
         """Runs the backward pass from the end of a chunk's graph."""
         if gradient is None:
-            gradient = self.graph.new(output.end.shape, output.end.dtype)
+            gradient = self.graph.new_tensor(output.end.shape, output.end.dtype)
         backward(self.graph, output.end, gradient)
 
     def receive_hidden(self) -> Tensor:
@@ -482,7 +484,7 @@ class RankRun:
     def _new_hidden(self) -> Tensor:
         """Allocates hidden states of this rank's tokens."""
         rows = self.run_config.batch * self.run_config.workload.seq
-        return self.graph.new((self.chunks[0].lowering.local_rows(rows), self.spec.hidden_size), BFLOAT16)
+        return self.graph.new_tensor((self.chunks[0].lowering.local_rows(rows), self.spec.hidden_size), BFLOAT16)
 
     # --- a step ------------------------------------------------------------------------------------------------------
 

@@ -109,7 +109,7 @@ class Chunk(TrainingRun):
             self._run_backward([], partial(self.backward, output))
         else:
             with counted_as(self.meter, "communication"):
-                output_gradient = self.graph.new(output.shape, output.dtype, output.strides)
+                output_gradient = self.graph.new_tensor(output.shape, output.dtype, output.strides)
             self._backward_from(output, output_gradient)
         if flight.entry is not None:
             flight.entry.grad = None  # sent
@@ -184,7 +184,7 @@ class Chunk(TrainingRun):
         """Computes the loss; without a language-model head, a scalar whose gradient has the output's size."""
         if self.labels is not None:
             return self.lowering.losses(self.lowering.cap_logits(output), self.labels)
-        new = self.graph.new
+        new = self.graph.new_tensor
         loss = new((), output.dtype)
         return record(self.graph, "loss", [output], loss, lambda g, _: [new(output.shape, output.dtype)])
 

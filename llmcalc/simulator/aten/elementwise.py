@@ -176,7 +176,7 @@ class Elementwise(Views):
         """Copies x with a constant at masked elements."""
         shape, dtype = broadcast(x.shape, mask.shape), x.dtype
         return record(
-            self.graph, "masked_fill", (x,), lambda: self.graph.new(shape, dtype), self.new_gradient(shape), mask
+            self.graph, "masked_fill", (x,), lambda: self.graph.new_tensor(shape, dtype), self.new_gradient(shape), mask
         )
 
     def compare(self, *xs: Tensor) -> Tensor:
@@ -203,7 +203,7 @@ class Elementwise(Views):
 
     def _gradient_where(self, output_gradient: Tensor, condition: Tensor) -> Tensor:
         """Returns the gradient where the condition holds, and elsewhere zeros from a separate tensor."""
-        zero = self.graph.new((), output_gradient.dtype)
+        zero = self.graph.new_tensor((), output_gradient.dtype)
         return self.like(output_gradient, condition, zero, dtype=output_gradient.dtype)
 
     def dropout(self, x: Tensor) -> Tensor:
@@ -218,11 +218,11 @@ class Elementwise(Views):
         return (*x.shape[:axis], *((1,) if keepdim else ()), *x.shape[axis + 1 :])
 
     def mean(self, x: Tensor, axis: int = -1, keepdim: bool = True) -> Tensor:
-        output = self.graph.new(self._reduce_axis(x, axis, keepdim), x.dtype)
+        output = self.graph.new_tensor(self._reduce_axis(x, axis, keepdim), x.dtype)
         return record(self.graph, "mean", (x,), output, self.new_gradient(x.shape))
 
     def sum(self, x: Tensor, axis: int = -1, keepdim: bool = False) -> Tensor:
-        output, input_shape = self.graph.new(self._reduce_axis(x, axis, keepdim), x.dtype), x.shape
+        output, input_shape = self.graph.new_tensor(self._reduce_axis(x, axis, keepdim), x.dtype), x.shape
         axis = axis % len(input_shape)
 
         def backward(output_gradient: Tensor, _: Needs) -> Sequence[Gradient]:
@@ -237,11 +237,11 @@ class Elementwise(Views):
         `softmax_backward_cuda_out`).
         """
         autograd_graph = self.graph
-        output = autograd_graph.new(x.shape, x.dtype if dtype is None else dtype)
+        output = autograd_graph.new_tensor(x.shape, x.dtype if dtype is None else dtype)
 
         def backward(output_gradient: Tensor, _: Needs, output: Tensor) -> Sequence[Gradient]:
-            gradient = autograd_graph.new(output.shape, output.dtype)
-            product = autograd_graph.new(output.shape, output.dtype) if autograd_graph.multiprocessors else None
+            gradient = autograd_graph.new_tensor(output.shape, output.dtype)
+            product = autograd_graph.new_tensor(output.shape, output.dtype) if autograd_graph.multiprocessors else None
             del product
             return (gradient,)
 
@@ -250,31 +250,31 @@ class Elementwise(Views):
     def logsumexp(self, x: Tensor) -> Tensor:
         """Computes log Σ exp x over the last axis; on a GPU the exponentials are a tensor beside it (ReduceOps.cpp)."""
         shape, dtype = x.shape, x.dtype
-        exponentials = self.graph.new(shape, dtype) if self.graph.multiprocessors else None
-        output = self.graph.new(shape[:-1], dtype)
+        exponentials = self.graph.new_tensor(shape, dtype) if self.graph.multiprocessors else None
+        output = self.graph.new_tensor(shape[:-1], dtype)
         del exponentials
 
         def backward(output_gradient: Tensor, _: Needs, *__: Tensor) -> Sequence[Gradient]:
-            difference = self.graph.new(shape, dtype)
-            probabilities = self.graph.new(shape, dtype)
-            gradient = self.graph.new(shape, dtype)
+            difference = self.graph.new_tensor(shape, dtype)
+            probabilities = self.graph.new_tensor(shape, dtype)
+            gradient = self.graph.new_tensor(shape, dtype)
             del difference, probabilities
             return (gradient,)
 
         return record(self.graph, "logsumexp", (x,), output, backward, x, output)
 
     def log_softmax(self, x: Tensor) -> Tensor:
-        output = self.graph.new(x.shape, x.dtype)
+        output = self.graph.new_tensor(x.shape, x.dtype)
         return record(self.graph, "log_softmax", (x,), output, self._gradient_like_saved, output)
 
     def nll_loss(self, logs: Tensor, labels: Tensor) -> Tensor:
         """Computes the mean negative log-likelihood of the labels."""
-        output, weight = self.graph.new((), logs.dtype), self.graph.new((), logs.dtype)
+        output, weight = self.graph.new_tensor((), logs.dtype), self.graph.new_tensor((), logs.dtype)
         return record(self.graph, "nll_loss", (logs,), output, self._gradient_like_saved, logs, labels, weight)
 
     def _gradient_like_saved(self, gradient: Tensor, _: Needs, saved: Tensor, *__: Tensor) -> Sequence[Gradient]:
         """Allocates a contiguous gradient with the shape and the number format of the first saved tensor."""
-        return (self.graph.new(saved.shape, saved.dtype),)
+        return (self.graph.new_tensor(saved.shape, saved.dtype),)
 
 
 def saved_factors(a: Tensor, b: Tensor) -> tuple[Tensor, ...]:

@@ -17,13 +17,13 @@ class LookUps(Products):
     def embedding(self, weight: Tensor, index: Tensor) -> Tensor:
         shape, dtype = (*index.shape, weight.shape[1]), weight.dtype
         backward = self.new_gradient(weight.shape)
-        return record(self.graph, "embedding", (weight,), lambda: self.graph.new(shape, dtype), backward, index)
+        return record(self.graph, "embedding", (weight,), lambda: self.graph.new_tensor(shape, dtype), backward, index)
 
     def gather(self, x: Tensor, index: Tensor) -> Tensor:
         """Gathers elements of the last axis by index."""
         shape, dtype = index.shape, x.dtype
         backward = self._gather_backward(x.shape)
-        return record(self.graph, "gather", (x,), lambda: self.graph.new(shape, dtype), backward, index, x)
+        return record(self.graph, "gather", (x,), lambda: self.graph.new_tensor(shape, dtype), backward, index, x)
 
     def scatter(self, x: Tensor, index: Tensor, source: Tensor | None = None) -> Tensor:
         """Replaces elements of x's last axis by index with those of `source`, or with a constant."""
@@ -31,18 +31,18 @@ class LookUps(Products):
 
         def backward(output_gradient: Tensor, needs_input_grad: Needs, _: Tensor) -> Sequence[Gradient]:
             return [
-                self.graph.new(shape, output_gradient.dtype) if needs_grad else None
+                self.graph.new_tensor(shape, output_gradient.dtype) if needs_grad else None
                 for shape, needs_grad in zip(shapes, needs_input_grad, strict=False)
             ]
 
         inputs = (x,) if source is None else (x, source)
-        return record(self.graph, "scatter", inputs, lambda: self.graph.new(x.shape, x.dtype), backward, index)
+        return record(self.graph, "scatter", inputs, lambda: self.graph.new_tensor(x.shape, x.dtype), backward, index)
 
     def index_select(self, x: Tensor, index: Tensor) -> Tensor:
         """Selects rows of x by an index tensor with any number of axes."""
         shape, dtype = (*index.shape, *x.shape[1:]), x.dtype
         backward = self._gather_backward(x.shape)
-        return record(self.graph, "index_select", (x,), lambda: self.graph.new(shape, dtype), backward, index)
+        return record(self.graph, "index_select", (x,), lambda: self.graph.new_tensor(shape, dtype), backward, index)
 
     def _gather_backward(self, shape: Shape) -> Backward:
         """Returns the backward function of a gather, whose gradient is zeros with added elements.
@@ -51,7 +51,7 @@ class LookUps(Products):
         """
 
         def backward(output_gradient: Tensor, _: Needs, *__: Tensor) -> Sequence[Gradient]:
-            zeros = self.graph.new(shape, output_gradient.dtype)
+            zeros = self.graph.new_tensor(shape, output_gradient.dtype)
             return (zeros if self.graph.adds_in_place else self.like(zeros),)
 
         return backward
@@ -60,20 +60,20 @@ class LookUps(Products):
         """Returns the k highest values along an axis, and their indices."""
         axis = axis % len(x.shape)
         shape = (*x.shape[:axis], k, *x.shape[axis + 1 :])
-        values, indices = self.graph.new(shape, x.dtype), self.graph.new(shape, INT64)
+        values, indices = self.graph.new_tensor(shape, x.dtype), self.graph.new_tensor(shape, INT64)
         return record(self.graph, "topk", (x,), values, self._gather_backward(x.shape), indices), indices
 
     def histogram(self, x: Tensor, bins: Number) -> Tensor:
         """Counts how often each integer from 0 to bins − 1 occurs, in float32."""
         float_values = self.to(x, FLOAT32)
-        return self.graph.new((bins,), float_values.dtype)
+        return self.graph.new_tensor((bins,), float_values.dtype)
 
     def sort(self, x: Tensor) -> tuple[Tensor, Tensor]:
         """Sorts integers. Returns the sorted integers and their original indices."""
-        return self.like(x), self.graph.new(x.shape, INT64)
+        return self.like(x), self.graph.new_tensor(x.shape, INT64)
 
     def index_add(self, rows: Number, source: Tensor, index: Tensor) -> Tensor:
         """Adds the rows of `source` at their indices to `rows` rows of zeros."""
-        zeros = self.graph.new((rows, *source.shape[1:]), source.dtype)
+        zeros = self.graph.new_tensor((rows, *source.shape[1:]), source.dtype)
         backward = self.new_gradient(source.shape)
         return record(self.graph, "index_add", (source,), lambda: self.like(zeros), backward, index, source)

@@ -68,7 +68,7 @@ class Products(Elementwise):
     def _new_gradients(self, gradient: Tensor, layouts: Iterable[Layout], needs: Iterable[bool]) -> list[Gradient]:
         """Allocates gradients in the number format of another one, in order; None for those that are not needed."""
         return [
-            self.graph.new(shape, gradient.dtype, strides) if needs_gradient else None
+            self.graph.new_tensor(shape, gradient.dtype, strides) if needs_gradient else None
             for (shape, strides), needs_gradient in zip(layouts, needs, strict=True)
         ]
 
@@ -142,7 +142,7 @@ class Products(Elementwise):
 
         def backward(output_gradient: Tensor, needs_input_grad: Needs, *_: Tensor) -> Sequence[Gradient]:
             gradients = self._new_gradients(output_gradient, layouts, needs_input_grad[1:])
-            return self.graph.new(rows, output_gradient.dtype) if needs_input_grad[0] else None, *gradients
+            return self.graph.new_tensor(rows, output_gradient.dtype) if needs_input_grad[0] else None, *gradients
 
         return record(
             self.graph,

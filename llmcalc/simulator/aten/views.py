@@ -17,9 +17,9 @@ class Views:
     def __init__(self, autograd_graph: Graph) -> None:
         self.graph = autograd_graph
 
-    def new(self, shape: Shape, dtype: Dtype) -> Tensor:
+    def new_tensor(self, shape: Shape, dtype: Dtype) -> Tensor:
         """Creates a tensor that depends on no other tensor (`zeros`, `arange`)."""
-        return self.graph.new(shape, dtype)
+        return self.graph.new_tensor(shape, dtype)
 
     def like(self, *xs: Tensor, dtype: Dtype | None = None) -> Tensor:
         """Allocates the result of an elementwise operation."""
@@ -28,11 +28,11 @@ class Views:
         else:
             shape, result_dtype = broadcast(*[x.shape for x in xs]), result_type(*xs)
         strides = layout.elementwise(tuple([(x.shape, x.strides) for x in xs]), shape)
-        return self.graph.new(shape, result_dtype if dtype is None else dtype, strides)
+        return self.graph.new_tensor(shape, result_dtype if dtype is None else dtype, strides)
 
     def new_gradient(self, shape: Shape) -> Backward:
         """Returns a backward function that allocates one gradient of a shape, and reads no other tensor."""
-        return lambda gradient, _, *__: (self.graph.new(shape, gradient.dtype),)
+        return lambda gradient, _, *__: (self.graph.new_tensor(shape, gradient.dtype),)
 
     # --- views -------------------------------------------------------------------------------------------------------
 
@@ -133,9 +133,9 @@ class Views:
         def joined(gradients: list[Gradient], _: Needs) -> Sequence[Gradient]:
             """Concatenates the gradients of the views."""
             zero_gradients = [
-                self.graph.new(shape, dtype) for shape, g in zip(shapes, gradients, strict=True) if g is None
+                self.graph.new_tensor(shape, dtype) for shape, g in zip(shapes, gradients, strict=True) if g is None
             ]
-            joined_gradient = self.graph.new(input_shape, dtype)
+            joined_gradient = self.graph.new_tensor(input_shape, dtype)
             del zero_gradients
             return (joined_gradient,)
 
@@ -150,8 +150,8 @@ class Views:
 
         def stacked(gradients: list[Gradient], _: Needs) -> Sequence[Gradient]:
             """Stacks the gradients of the views."""
-            zero_gradients = [self.graph.new((), dtype) for g in gradients if g is None]
-            stacked_gradient = self.graph.new(input_shape, dtype)
+            zero_gradients = [self.graph.new_tensor((), dtype) for g in gradients if g is None]
+            stacked_gradient = self.graph.new_tensor(input_shape, dtype)
             del zero_gradients
             return (stacked_gradient,)
 
@@ -162,12 +162,16 @@ class Views:
 
     def clone(self, x: Tensor) -> Tensor:
         """Returns a dense copy."""
-        return record(self.graph, "clone", (x,), self.graph.new(x.shape, x.dtype), lambda g, _: (g,))
+        return record(self.graph, "clone", (x,), self.graph.new_tensor(x.shape, x.dtype), lambda g, _: (g,))
 
     def copy(self, x: Tensor) -> Tensor:
         """Copies a tensor in the order of its axes (the default of `clone`)."""
         return record(
-            self.graph, "clone", (x,), self.graph.new(x.shape, x.dtype, self._preserved_strides(x)), lambda g, _: (g,)
+            self.graph,
+            "clone",
+            (x,),
+            self.graph.new_tensor(x.shape, x.dtype, self._preserved_strides(x)),
+            lambda g, _: (g,),
         )
 
     def contiguous(self, x: Tensor) -> Tensor:
@@ -178,7 +182,7 @@ class Views:
         """Casts to another number format; returns the tensor itself if it has that format already."""
         if x.dtype is dtype:
             return x
-        converted = self.graph.new(x.shape, dtype, self._preserved_strides(x))
+        converted = self.graph.new_tensor(x.shape, dtype, self._preserved_strides(x))
         input_dtype = x.dtype
         return record(self.graph, "to", (x,), converted, lambda g, _: (self.to(g, input_dtype),))
 
@@ -196,19 +200,21 @@ class Views:
         for x in xs[1:]:
             dtype = promoted_dtype(dtype, x.dtype)
         shapes = [x.shape for x in xs]
-        result = self.graph.new((*shapes[0][:axis], total, *shapes[0][axis + 1 :]), dtype)
+        result = self.graph.new_tensor((*shapes[0][:axis], total, *shapes[0][axis + 1 :]), dtype)
         return record(self.graph, "cat", xs, result, lambda g, _: [g.view(s, g.strides) for s in shapes])
 
     def stack(self, xs: Sequence[Tensor], axis: int = 0) -> Tensor:
         """Stacks tensors along a new axis; their gradients are views of one tensor."""
         axis, n = axis % (len(xs[0].shape) + 1), len(xs)
         shape = (*xs[0].shape[:axis], n, *xs[0].shape[axis:])
-        return record(self.graph, "stack", xs, self.graph.new(shape, xs[0].dtype), lambda g, _: self.unbind(g, axis))
+        return record(
+            self.graph, "stack", xs, self.graph.new_tensor(shape, xs[0].dtype), lambda g, _: self.unbind(g, axis)
+        )
 
     def pad(self, x: Tensor, size: Number, axis: int = -1) -> Tensor:
         """Pads the end of an axis with zeros, up to a size."""
         axis = axis % len(x.shape)
-        padded_x = self.graph.new((*x.shape[:axis], size, *x.shape[axis + 1 :]), x.dtype)
+        padded_x = self.graph.new_tensor((*x.shape[:axis], size, *x.shape[axis + 1 :]), x.dtype)
         return record(self.graph, "pad", (x,), padded_x, self.new_gradient(x.shape))
 
     def squeeze(self, x: Tensor) -> Tensor:
@@ -226,15 +232,15 @@ class Views:
         part_shape = (*shape[:axis], size, *shape[axis + 1 :])
 
         def scale_backward(output_gradient: Tensor, _: Needs) -> Sequence[Gradient]:
-            base_gradient = self.graph.new(shape, dtype, strides)
-            slice_gradient = self.graph.new(part_shape, dtype)
+            base_gradient = self.graph.new_tensor(shape, dtype, strides)
+            slice_gradient = self.graph.new_tensor(part_shape, dtype)
             scaled_gradient = self.like(slice_gradient)
             del slice_gradient, scaled_gradient
             return (base_gradient,)
 
         scaled = record(self.graph, "CopySlices", (base,), Tensor(shape, dtype, base.storage, strides), scale_backward)
         return self._view(
-            scaled, part_shape, strides, "as_strided", lambda g, _: (self.graph.new(shape, dtype, strides),)
+            scaled, part_shape, strides, "as_strided", lambda g, _: (self.graph.new_tensor(shape, dtype, strides),)
         )
 
     def write_into(self, base: Tensor, x: Tensor) -> Tensor:
@@ -242,8 +248,8 @@ class Views:
         shape, strides, part_shape = base.shape, base.strides, x.shape
 
         def backward(output_gradient: Tensor, needs_input_grad: Needs) -> Sequence[Gradient]:
-            base_gradient = self.graph.new(shape, output_gradient.dtype, strides)
-            gradient = self.graph.new(part_shape, output_gradient.dtype)
+            base_gradient = self.graph.new_tensor(shape, output_gradient.dtype, strides)
+            gradient = self.graph.new_tensor(part_shape, output_gradient.dtype)
             slice_gradient = self.like(gradient) if needs_input_grad[0] else None
             del slice_gradient
             return (base_gradient if needs_input_grad[0] else None, gradient)
@@ -260,7 +266,7 @@ class Views:
     def repeat(self, x: Tensor, repeats: Number, axis: int) -> Tensor:
         """Returns copies of an axis, concatenated."""
         axis = axis % len(x.shape)
-        repeated_x = self.graph.new((*x.shape[:axis], repeats * x.shape[axis], *x.shape[axis + 1 :]), x.dtype)
+        repeated_x = self.graph.new_tensor((*x.shape[:axis], repeats * x.shape[axis], *x.shape[axis + 1 :]), x.dtype)
         backward = (lambda g, _: (g,)) if is_size_one(repeats) else self.new_gradient(x.shape)
         return record(self.graph, "repeat", (x,), repeated_x, backward)
 

@@ -168,7 +168,7 @@ class Rotater:
         if self.gathers and self.buffer is not None:
             return
         n = curr_buffer.shape[0]
-        self.buffer = self.graph.new((n * self.ranks if self.gathers else n,), curr_buffer.dtype)
+        self.buffer = self.graph.new_tensor((n * self.ranks if self.gathers else n,), curr_buffer.dtype)
 
     def next_buffer(self, template: Tensor) -> Tensor:
         """Returns the received buffer, or one rank's part. template: a tensor shaped like the buffer's first half."""
@@ -265,7 +265,7 @@ class Kernels:
 
     def _flash_forward(self, q: Tensor) -> list[Tensor]:
         """Runs `_scaled_dot_product_flash_attention`."""
-        allocate = self.graph.new
+        allocate = self.graph.new_tensor
         output = allocate(q.shape, q.dtype, elementwise(((q.shape, q.strides),), q.shape))
         return [output, allocate(q.shape[:-1], FLOAT32), allocate((2,), INT64), allocate((), INT64)]
 
@@ -311,7 +311,10 @@ class Kernels:
         """Runs `_scaled_dot_product_flash_attention_backward`. On a GPU it accumulates dQ in float32."""
         gradients = [self.t.like(x) for x in (q, k, v)]
         if self.allocates_workspace:
-            fp32_query_gradient, logsumexp = self.graph.new(q.shape, FLOAT32), self.graph.new(q.shape[:-1], FLOAT32)
+            fp32_query_gradient, logsumexp = (
+                self.graph.new_tensor(q.shape, FLOAT32),
+                self.graph.new_tensor(q.shape[:-1], FLOAT32),
+            )
             del fp32_query_gradient, logsumexp
         return gradients
 

@@ -110,7 +110,7 @@ class Divided(Eager):
         self.places: Placements = Placements(layout, self.run_config, include=self.include)
         self.places.run(program)
         self._check_rows(program)
-        seq = self.run_config.new(TOKENS)
+        seq = self.run_config.new_rows(TOKENS)
         if seq % layout.tp:
             raise InputError(f"--sequence-parallel: --tp {layout.tp} does not divide {seq} tokens; expected a multiple")
 
@@ -152,7 +152,7 @@ class Divided(Eager):
     def all_reduce(self, x: Tensor) -> Tensor:
         """Sums a tensor over ranks into a new tensor (`funcol.all_reduce`)."""
         self.record_message("all_reduce", x.bytes)
-        return self.graph.new(x.shape, x.dtype)
+        return self.graph.new_tensor(x.shape, x.dtype)
 
     def record_message(self, collective_kind: CollectiveKind, size: Number) -> None:
         """Records a collective message of this rank. size: bytes of the full tensor."""
@@ -169,12 +169,12 @@ class Divided(Eager):
         """
         batch, rows, *row_shape = x.shape
         shape, dtype = (batch, rows * self.tokens, *row_shape), FLOAT8 if in_float8 else x.dtype
-        sent_part = self.graph.new(x.shape, dtype) if in_float8 else x
-        gathered_x = self.graph.new((batch * self.tokens, rows, *row_shape), dtype)
+        sent_part = self.graph.new_tensor(x.shape, dtype) if in_float8 else x
+        gathered_x = self.graph.new_tensor((batch * self.tokens, rows, *row_shape), dtype)
         del sent_part
         self.record_message("all_gather", gathered_x.bytes)
         in_place = is_size_one(batch) and (self.in_products or not self.copies_gathered)
-        storage = gathered_x.storage if in_place else self.graph.new(shape, dtype).storage
+        storage = gathered_x.storage if in_place else self.graph.new_tensor(shape, dtype).storage
         return Tensor(shape, x.dtype, storage)
 
     @property
@@ -192,12 +192,12 @@ class Divided(Eager):
         product: whether x is a product.
         """
         batch, rows, *row_shape = x.shape
-        chunks = None if product and self.in_products else self.graph.new(x.shape, x.dtype)
+        chunks = None if product and self.in_products else self.graph.new_tensor(x.shape, x.dtype)
         results = self.graph.results
 
         def make() -> Tensor:
             self.record_message("reduce_scatter", x.bytes)
-            return self.graph.new((batch, rows // self.tokens, *row_shape), x.dtype)
+            return self.graph.new_tensor((batch, rows // self.tokens, *row_shape), x.dtype)
 
         local_rows = make() if results is None else results.operation_result("reduce_scatter", make)
         del chunks
@@ -238,7 +238,7 @@ class Divided(Eager):
         axis = next((axis for axis in flat_axes(value.axes) if isinstance(axis, Shard)), None)
         if axis is None or axis.degree == 1:
             return logits
-        allocate, (*rows, width), vocabulary_size = self.graph.new, logits.shape, axis.full_size
+        allocate, (*rows, width), vocabulary_size = self.graph.new_tensor, logits.shape, axis.full_size
         logits_per_rank = ceil_div(vocabulary_size, axis.degree)
         local_tensor = logits if width == logits_per_rank else allocate((*rows, logits_per_rank), logits.dtype)
         gathered_logits = allocate((rows[0] * axis.degree, *rows[1:], logits_per_rank), logits.dtype)
@@ -363,7 +363,7 @@ class Divided(Eager):
             return super().look_up_rows(operation, weight, index)
         vocabulary_size, width = rows[0].full_size, weight.shape[1]
         mask, masked_tensor = self._mask_tensor(index)
-        tensor = self.graph.new((*index.shape, width), weight.dtype)
+        tensor = self.graph.new_tensor((*index.shape, width), weight.dtype)
         del masked_tensor, mask
         if self.tokens > 1:
             embeddings = self._record_full_table_gradient(weight, tensor, index, (vocabulary_size, width))
@@ -377,7 +377,7 @@ class Divided(Eager):
         """Records a look-up whose gradient has all rows: `embedding_dense_backward_strategy` supports no sharding."""
 
         def backward(output_gradient: Tensor, needs_input_grad: Needs, *_: Tensor) -> list[Tensor]:
-            return [self.graph.new(table_shape, output_gradient.dtype)]
+            return [self.graph.new_tensor(table_shape, output_gradient.dtype)]
 
         rows = record(self.graph, "embedding", [weight], output, backward, index)
         if rows.node is not None:
@@ -389,7 +389,7 @@ class Divided(Eager):
 
         Returns them with the indices relative to this rank's first row.
         """
-        allocate = self.graph.new
+        allocate = self.graph.new_tensor
         below_shard, above_shard = allocate(tensor.shape, BOOL), allocate(tensor.shape, BOOL)
         mask = allocate(tensor.shape, BOOL)
         del below_shard, above_shard
@@ -415,7 +415,7 @@ class Divided(Eager):
         return record(self.graph, "nll_loss", [logs], result, backward, logs, labels, total_weight)
 
     def _log_softmax(self, x: Tensor) -> Tensor:
-        allocate, row_shape = self.graph.new, (*x.shape[:-1], 1)
+        allocate, row_shape = self.graph.new_tensor, (*x.shape[:-1], 1)
         x_max = allocate(row_shape, x.dtype)
         x_max = self.all_reduce(x_max)
         shifted_x = allocate(x.shape, x.dtype)
@@ -430,7 +430,7 @@ class Divided(Eager):
 
     def _nll_loss_forward(self, x: Tensor) -> tuple[Tensor, Tensor]:
         """Runs `_nll_loss_forward` (torch/distributed/tensor/parallel/loss.py)."""
-        allocate, (tokens, _) = self.graph.new, x.shape
+        allocate, (tokens, _) = self.graph.new_tensor, x.shape
         _safe_target = self._zero_where_ignored((tokens,), INT64)
         mask, _masked_target = self._mask_tensor(new_view((tokens, 1), _safe_target))
         result_partial = allocate((tokens, 1), x.dtype)
@@ -451,12 +451,12 @@ class Divided(Eager):
 
     def _zero_where_ignored(self, shape: Shape, dtype: Dtype) -> Tensor:
         """Replaces ignored labels by zero: `torch.where(target != ignore_index, …, 0)`."""
-        _mask = self.graph.new(shape, BOOL)
-        return self.graph.new(shape, dtype)
+        _mask = self.graph.new_tensor(shape, BOOL)
+        return self.graph.new_tensor(shape, dtype)
 
     def _nll_loss_and_log_softmax_backward(self, x: Tensor) -> Tensor:
         """Runs `_nll_loss_and_log_softmax_backward` (torch/distributed/tensor/parallel/loss.py)."""
-        allocate, (tokens, _) = self.graph.new, x.shape
+        allocate, (tokens, _) = self.graph.new_tensor, x.shape
         grad_output = allocate((), x.dtype)
         _safe_target = self._zero_where_ignored((tokens, 1), INT64)
         _grad_input = allocate(x.shape, x.dtype)

@@ -41,10 +41,10 @@ def causal_conv1d(aten: Aten, x: Tensor, weight: Tensor, bias: Optional = None, 
 
     def backward(dy: Tensor, x: Tensor, weight: Tensor, bias: Optional) -> Sequence[Gradient]:
         chunks = x.shape[0] * ceil_div(x.shape[1], CHUNK)
-        _y = aten.new(x.shape, x.dtype) if has_activation else None
+        _y = aten.new_tensor(x.shape, x.dtype) if has_activation else None
         dx = aten.like(x)
-        dw = aten.new((chunks, *weight.shape), FLOAT32)
-        db = None if bias is None else aten.new((chunks, *bias.shape), FLOAT32)
+        dw = aten.new_tensor((chunks, *weight.shape), FLOAT32)
+        db = None if bias is None else aten.new_tensor((chunks, *bias.shape), FLOAT32)
         dw = aten.to(aten.sum(dw, 0), weight.dtype)
         if db is not None and bias is not None:
             db = aten.to(aten.sum(db, 0), bias.dtype)
@@ -52,7 +52,7 @@ def causal_conv1d(aten: Aten, x: Tensor, weight: Tensor, bias: Optional = None, 
 
     with autograd_graph.no_grad():
         dense_weight = aten.contiguous(weight)
-        y = aten.new(x.shape, x.dtype)
+        y = aten.new_tensor(x.shape, x.dtype)
     return record_function(
         autograd_graph, "CausalConv1dFunction", (x, weight, bias), y, backward, (x, dense_weight, bias)
     )
@@ -79,10 +79,10 @@ def layer_norm_gated(
         dy: Tensor, x: Tensor, g: Tensor, weight: Tensor, bias: Optional, mean: Optional, rstd: Tensor
     ) -> Sequence[Gradient]:
         dy = aten.contiguous(dy)
-        dx, dg = aten.new(x.shape, x.dtype), aten.new(x.shape, x.dtype)
+        dx, dg = aten.new_tensor(x.shape, x.dtype), aten.new_tensor(x.shape, x.dtype)
         partial = minimum(accelerator.multiprocessors, x.shape[0]), x.shape[1]
-        dw = aten.new(partial, FLOAT32)
-        db = None if bias is None else aten.new(partial, FLOAT32)
+        dw = aten.new_tensor(partial, FLOAT32)
+        db = None if bias is None else aten.new_tensor(partial, FLOAT32)
         dw = aten.to(aten.sum(dw, 0), weight.dtype)
         if db is not None and bias is not None:
             db = aten.to(aten.sum(db, 0), bias.dtype)
@@ -91,8 +91,8 @@ def layer_norm_gated(
     with autograd_graph.no_grad():
         flat_x, gate = rows(aten.contiguous(x)), rows(aten.contiguous(g))
         y = aten.like(flat_x)
-        mean = None if bias is None else aten.new((flat_x.shape[0],), FLOAT32)
-        rstd = aten.new((flat_x.shape[0],), FLOAT32)
+        mean = None if bias is None else aten.new_tensor((flat_x.shape[0],), FLOAT32)
+        rstd = aten.new_tensor((flat_x.shape[0],), FLOAT32)
         y = aten.reshape(y, shape)
     saved_tensors = flat_x, gate, weight, bias, mean, rstd
     return record_function(autograd_graph, "LayerNormGatedFunction", (x, g, weight, bias), y, backward, saved_tensors)
@@ -100,7 +100,7 @@ def layer_norm_gated(
 
 def _l2norm_fwd(aten: Aten, x: Tensor) -> tuple[Tensor, Tensor]:
     """Scales x to length 1, and returns 1 / its length (fla/modules/l2norm.py:148)."""
-    return aten.like(x), aten.new(x.shape[:-1], FLOAT32)
+    return aten.like(x), aten.new_tensor(x.shape[:-1], FLOAT32)
 
 
 # --- what the delta rules share --------------------------------------------------------------------------------------
@@ -109,14 +109,14 @@ def _l2norm_fwd(aten: Aten, x: Tensor) -> tuple[Tensor, Tensor]:
 def _fwd_h(aten: Aten, k: Tensor, u: Tensor, heads: Number, head_size: Number) -> tuple[Tensor, Tensor]:
     """Computes the state before each chunk, and the corrected values (fla/ops/common/chunk_delta_h.py:687)."""
     batch, tokens = k.shape[:2]
-    h = aten.new((batch, ceil_div(tokens, CHUNK), heads, u.shape[-1], head_size), k.dtype)
+    h = aten.new_tensor((batch, ceil_div(tokens, CHUNK), heads, u.shape[-1], head_size), k.dtype)
     return h, aten.like(u)
 
 
 def _bwd_dhu(aten: Aten, q: Tensor, dv: Tensor, heads: Number, head_size: Number) -> tuple[Tensor, Tensor]:
     """Computes the gradients of the states and of the corrected values (fla/ops/common/chunk_delta_h.py:747)."""
     batch, tokens = q.shape[:2]
-    dh = aten.new((batch, ceil_div(tokens, CHUNK), heads, dv.shape[-1], head_size), q.dtype)
+    dh = aten.new_tensor((batch, ceil_div(tokens, CHUNK), heads, dv.shape[-1], head_size), q.dtype)
     return dh, aten.like(dv)
 
 
@@ -129,7 +129,7 @@ def _gate_bwd(aten: Aten, g: Tensor, a_log: Tensor, dt_bias: Tensor) -> tuple[Te
     """Runs fla/ops/gated_delta_rule/gate.py:197, fla/ops/kda/gate.py:280: the gradients of the gate, A and the bias."""
     rows = g.shape[0] * g.shape[1]
     dg = aten.like(g, dtype=FLOAT32)
-    da = aten.new((ceil_div(rows, 32), *a_log.shape), FLOAT32)
+    da = aten.new_tensor((ceil_div(rows, 32), *a_log.shape), FLOAT32)
     dg = aten.to(dg, g.dtype)
     da = aten.to(aten.sum(da, 0), a_log.dtype)
     dbias = aten.to(aten.sum(aten.reshape(dg, (rows, dt_bias.shape[0])), 0), dt_bias.dtype)
@@ -164,8 +164,8 @@ def _gdn_chunks(aten: Aten, k: Tensor, v: Tensor, g: Tensor) -> tuple[Tensor, Te
     batch, tokens, _, head_size = k.shape
     heads = v.shape[2]
     g = aten.like(g, dtype=FLOAT32)
-    a = aten.new((batch, tokens, heads, CHUNK), k.dtype)
-    _w, u = aten.new((batch, tokens, heads, head_size), k.dtype), aten.like(v)
+    a = aten.new_tensor((batch, tokens, heads, CHUNK), k.dtype)
+    _w, u = aten.new_tensor((batch, tokens, heads, head_size), k.dtype), aten.like(v)
     _h, v_new = _fwd_h(aten, k, u, heads, head_size)
     return aten.like(v_new), g, a
 
@@ -186,7 +186,7 @@ def _gdn_bwd(
     gate: its input, A and bias, if the kernel computes it.
     """
     heads, head_size = v.shape[2], k.shape[3]
-    w, u = aten.new((*k.shape[:2], heads, head_size), k.dtype), aten.like(v)
+    w, u = aten.new_tensor((*k.shape[:2], heads, head_size), k.dtype), aten.like(v)
     _h, _v_new = _fwd_h(aten, k, u, heads, head_size)
     dv = aten.like(do)
     _dh, dv = _bwd_dhu(aten, q, dv, heads, head_size)
@@ -199,8 +199,8 @@ def _gdn_bwd(
 def _dqkwg(aten: Aten, q: Tensor, k: Tensor, g: Tensor, w: Tensor, accelerator: Accelerator) -> tuple[Tensor, ...]:
     """Runs fla/ops/common/chunk_o.py:700 (`chunk_bwd_dqkwg`)."""
     heads, head_size = k.shape[2:]
-    dq, dk = aten.new(w.shape, q.dtype), aten.new(w.shape, k.dtype)
-    dg = aten.new((ceil_div(head_size, tile(head_size, accelerator)), *g.shape), FLOAT32)
+    dq, dk = aten.new_tensor(w.shape, q.dtype), aten.new_tensor(w.shape, k.dtype)
+    dg = aten.new_tensor((ceil_div(head_size, tile(head_size, accelerator)), *g.shape), FLOAT32)
     dw = aten.like(w)
     if not same(heads, w.shape[2]):
         dq = _by_group(aten, dq, heads)
@@ -212,7 +212,7 @@ def _dqkwg(aten: Aten, q: Tensor, k: Tensor, g: Tensor, w: Tensor, accelerator: 
 def _wy_bwd(aten: Aten, k: Tensor, v: Tensor, g: Tensor, beta: Tensor) -> tuple[Tensor, ...]:
     """Runs fla/ops/gated_delta_rule/wy_fast.py:298 (`prepare_wy_repr_bwd`)."""
     batch, tokens, heads, head_size = k.shape
-    dk, dv = aten.new((batch, tokens, v.shape[2], head_size), k.dtype), aten.like(v)
+    dk, dv = aten.new_tensor((batch, tokens, v.shape[2], head_size), k.dtype), aten.like(v)
     dg, db = aten.like(g), aten.like(beta)
     if not same(heads, v.shape[2]):
         dk = _by_group(aten, dk, heads)
@@ -322,16 +322,16 @@ def _kda_fwd(aten: Aten, q: Tensor, k: Tensor, v: Tensor, g: Tensor, beta: Tenso
 def _kda_intra_fwd(aten: Aten, k: Tensor, v: Tensor, heads: Number) -> tuple[Tensor, ...]:
     """Runs fla/ops/kda/chunk_intra.py:794 (`chunk_kda_fwd_intra`)."""
     rows = *k.shape[:2], heads
-    aqk, akk = aten.new((*rows, CHUNK), k.dtype), aten.new((*rows, CHUNK), k.dtype)
-    _diagonal = aten.new((*rows, 16), FLOAT32)
+    aqk, akk = aten.new_tensor((*rows, CHUNK), k.dtype), aten.new_tensor((*rows, CHUNK), k.dtype)
+    _diagonal = aten.new_tensor((*rows, 16), FLOAT32)
     return aqk, akk, *_kda_w_u(aten, k, v, heads)
 
 
 def _kda_w_u(aten: Aten, k: Tensor, v: Tensor, heads: Number) -> tuple[Tensor, Tensor, Tensor]:
     """Runs fla/ops/kda/wy_fast.py:264 (`recompute_w_u_fwd`)."""
     keys = *k.shape[:2], heads, k.shape[3]
-    w, u = aten.new(keys, k.dtype), aten.like(v)
-    return w, u, aten.new(keys, k.dtype)
+    w, u = aten.new_tensor(keys, k.dtype), aten.like(v)
+    return w, u, aten.new_tensor(keys, k.dtype)
 
 
 def _kda_bwd(
@@ -353,7 +353,7 @@ def _kda_bwd(
     _w, u, kg = _kda_w_u(aten, k, v, value_heads)
     _qg = aten.like(kg)
     _h, _v_new = _fwd_h(aten, k, u, value_heads, head_size)
-    _daqk = aten.new((batch, tokens, value_heads, CHUNK), FLOAT32)
+    _daqk = aten.new_tensor((batch, tokens, value_heads, CHUNK), FLOAT32)
     dv = aten.like(do)
     _dh, dv = _bwd_dhu(aten, q, dv, value_heads, head_size)
     dq, dk, dv, db, dg, _dakk = _kda_fused(aten, v, g, beta, akk)
@@ -368,7 +368,7 @@ def _kda_bwd(
 
 def _kda_fused(aten: Aten, v: Tensor, g: Tensor, beta: Tensor, a: Tensor) -> tuple[Tensor, ...]:
     """Runs fla/ops/kda/chunk_bwd.py:368 (`chunk_kda_bwd_wy_dqkg_fused`)."""
-    dq, dk = aten.new(g.shape, FLOAT32), aten.new(g.shape, FLOAT32)
+    dq, dk = aten.new_tensor(g.shape, FLOAT32), aten.new_tensor(g.shape, FLOAT32)
     dv, dg = aten.like(v), aten.like(g, dtype=FLOAT32)
     db = aten.like(beta, dtype=FLOAT32)
     return dq, dk, dv, db, dg, aten.like(a, dtype=FLOAT32)
@@ -378,7 +378,7 @@ def _kda_intra_bwd(aten: Aten, dq: Tensor, dk: Tensor, beta: Tensor, dg: Tensor)
     """Runs fla/ops/kda/chunk_intra.py:897 (`chunk_kda_bwd_intra`)."""
     head_size = dq.shape[-1]
     dq, dk = aten.like(dq), aten.like(dk)
-    db = aten.new((ceil_div(head_size, min(32, power_of_two(head_size))), *beta.shape), FLOAT32)
+    db = aten.new_tensor((ceil_div(head_size, min(32, power_of_two(head_size))), *beta.shape), FLOAT32)
     dg = aten.like(dg)
     return dq, dk, aten.sum(db, 0), dg
 

@@ -43,5 +43,5 @@ def lightning_attn2(aten: Aten, q: Tensor, k: Tensor, v: Tensor, slopes: Tensor)
 
     with autograd_graph.no_grad():
         dense_inputs = [aten.contiguous(x) for x in (q, k, v, slopes)]
-        o = aten.new((*q.shape[:3], v.shape[-1]), q.dtype)
+        o = aten.new_tensor((*q.shape[:3], v.shape[-1]), q.dtype)
     return record_function(autograd_graph, "LightningAttention2", (q, k, v, slopes), o, backward, dense_inputs)

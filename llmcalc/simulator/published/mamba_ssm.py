@@ -58,7 +58,7 @@ def _scan_fwd(aten: Aten, u: Tensor, delta: Tensor, a: Tensor, z: Optional) -> t
     """
     out_z = None if z is None else aten.like(z)
     output = aten.like(delta)
-    states = aten.new((u.shape[0], u.shape[1], ceil_div(u.shape[2], CHUNK), a.shape[1] * 2), a.dtype)
+    states = aten.new_tensor((u.shape[0], u.shape[1], ceil_div(u.shape[2], CHUNK), a.shape[1] * 2), a.dtype)
     return output, states, out_z
 
 
@@ -230,7 +230,7 @@ def mamba_inner_fn(
         )
         assert out_z is not None
         flat_output = channels_first(aten, out_z)
-        dout_proj_weight = aten.new(out_proj_weight.shape, dout.dtype)
+        dout_proj_weight = aten.new_tensor(out_proj_weight.shape, dout.dtype)
         del flat_output
         dx_dbl = aten.like(x_dbl)
         db = aten.contiguous(tokens_first(aten, aten.select(db, 1)))
@@ -238,11 +238,11 @@ def mamba_inner_fn(
         dc = aten.contiguous(tokens_first(aten, aten.select(dc, 1)))
         del dc
         ddelta = channels_first(aten, ddelta)
-        ddelta_proj_weight = aten.new(delta_proj_weight.shape, ddelta.dtype)
-        aten.new((x_dbl.shape[0], rank), ddelta.dtype)  # einsum("dB,dr->Br"), copied into dx_dbl
+        ddelta_proj_weight = aten.new_tensor(delta_proj_weight.shape, ddelta.dtype)
+        aten.new_tensor((x_dbl.shape[0], rank), ddelta.dtype)  # einsum("dB,dr->Br"), copied into dx_dbl
         dconv1d_out = channels_first(aten, dconv1d_out)
         flat_output = tokens_first(aten, conv1d_out)
-        dx_proj_weight = aten.new(x_proj_weight.shape, dx_dbl.dtype)
+        dx_proj_weight = aten.new_tensor(x_proj_weight.shape, dx_dbl.dtype)
         del flat_output
         dconv1d_out = split_tokens(aten, dconv1d_out, batch)
         dx, dconv1d_weight, dconv1d_bias = causal_conv1d_bwd(aten, x, conv1d_weight, conv1d_bias, dconv1d_out, dx)
@@ -279,27 +279,27 @@ def _chunk_cumsum_fwd(aten: Aten, dt: Tensor, chunk: Number) -> tuple[Tensor, Te
     """Computes the sums of log decays, and Δ, of every chunk (ssd_chunk_state.py:718)."""
     batch, tokens, heads = dt.shape
     shape = batch, heads, ceil_div(tokens, chunk), chunk
-    dt_out = aten.new(shape, FLOAT32)
-    return aten.new(shape, FLOAT32), dt_out
+    dt_out = aten.new_tensor(shape, FLOAT32)
+    return aten.new_tensor(shape, FLOAT32), dt_out
 
 
 def _chunk_state_fwd(aten: Aten, b: Tensor, x: Tensor, dt: Tensor) -> Tensor:
     """Computes the state that each chunk adds, in float32 (ssd_chunk_state.py:812)."""
     batch, _, heads, dim = x.shape
-    return aten.new((batch, dt.shape[2], heads, dim, b.shape[-1]), FLOAT32)
+    return aten.new_tensor((batch, dt.shape[2], heads, dim, b.shape[-1]), FLOAT32)
 
 
 def _state_passing_fwd(aten: Aten, states: Tensor, dtype: Dtype | None = None) -> tuple[Tensor, Tensor]:
     """Computes the state before each chunk, and the last one (ssd_state_passing.py:196)."""
     batch, _, heads, *state_shape = states.shape
-    output = aten.new(states.shape, states.dtype if dtype is None else dtype)
-    return output, aten.new((batch, heads, *state_shape), FLOAT32)
+    output = aten.new_tensor(states.shape, states.dtype if dtype is None else dtype)
+    return output, aten.new_tensor((batch, heads, *state_shape), FLOAT32)
 
 
 def _bmm_chunk_fwd(aten: Aten, c: Tensor, chunk: Number) -> Tensor:
     """Computes C·Bᵀ of every chunk and group, in float32 (ssd_bmm.py:165)."""
     batch, tokens, groups, _ = c.shape
-    return aten.new((batch, ceil_div(tokens, chunk), groups, chunk, chunk), FLOAT32)
+    return aten.new_tensor((batch, ceil_div(tokens, chunk), groups, chunk, chunk), FLOAT32)
 
 
 def _combined_fwd(
@@ -318,8 +318,8 @@ def _combined_fwd(
     states = _chunk_state_fwd(aten, b, x, dt)
     states, final = _state_passing_fwd(aten, states, c.dtype)
     _cb = _bmm_chunk_fwd(aten, c, chunk)
-    output = aten.new(x.shape, x.dtype)
-    out_x = None if z is None else aten.new(x.shape, x.dtype)
+    output = aten.new_tensor(x.shape, x.dtype)
+    out_x = None if z is None else aten.new_tensor(x.shape, x.dtype)
     return output, out_x, dt, da_cumsum, states, final
 
 
@@ -342,7 +342,7 @@ def _split_count(x: Tensor, chunks: Number, groups: Number, accelerator: Acceler
 
 def _sum_workspace(aten: Aten, shape: tuple[Number, ...], axis: int) -> Tensor:
     """Sums a workspace along an axis."""
-    return aten.sum(aten.new(shape, FLOAT32), axis)
+    return aten.sum(aten.new_tensor(shape, FLOAT32), axis)
 
 
 def _combined_bwd(
@@ -382,18 +382,18 @@ def _combined_bwd(
     outz: Optional = output
     dd: Optional = None
     if z is not None:  # _chunk_scan_bwd_dz, ssd_chunk_scan.py:1363
-        dd = aten.new((chunk_blocks, batch, chunks, heads, 1), FLOAT32)
+        dd = aten.new_tensor((chunk_blocks, batch, chunks, heads, 1), FLOAT32)
         dz = aten.like(z) if dz is None else dz
         outz = aten.like(x) if recompute_output else output
         dout = aten.like(dout)
-        dd = aten.to(aten.new((heads, 1), FLOAT32), d.dtype)
-    dstates = aten.new((batch, chunks, heads, dim, state), states.dtype)
+        dd = aten.to(aten.new_tensor((heads, 1), FLOAT32), d.dtype)
+    dstates = aten.new_tensor((batch, chunks, heads, dim, state), states.dtype)
     dstates, _dda_chunk, states = _state_passing_bwd(aten, states, dstates, x.dtype)
     dx, _ddt, dd_from_x = _dx(aten, x, d, (batch, heads, chunks, chunk), dx)
     splits = _split_count(x, chunks, groups, accelerator)
-    dda_next = aten.new((batch, heads, chunks, chunk), FLOAT32)  # _chunk_state_bwd_db, ssd_chunk_state.py:902
+    dda_next = aten.new_tensor((batch, heads, chunks, chunk), FLOAT32)  # _chunk_state_bwd_db, ssd_chunk_state.py:902
     _db = _sum_workspace(aten, (batch, tokens, splits, groups, state), 2)
-    dda_prev = aten.new((batch, heads, chunks, chunk), FLOAT32)  # _chunk_scan_bwd_dC, ssd_chunk_scan.py:1451
+    dda_prev = aten.new_tensor((batch, heads, chunks, chunk), FLOAT32)  # _chunk_scan_bwd_dC, ssd_chunk_scan.py:1451
     _dc = _sum_workspace(aten, (batch, tokens, splits, groups, state), 2)
     _dcb = _sum_workspace(aten, (batch, chunks, splits, groups, chunk, chunk), 2)
     _dda_before = aten.like(aten.like(aten.like(dda_prev)))  # flip, cumsum, flip
@@ -406,10 +406,10 @@ def _combined_bwd(
 def _dx(aten: Aten, x: Tensor, d: Tensor, shape: tuple[Number, ...], dx: Optional) -> tuple[Tensor, Tensor, Tensor]:
     """Runs ssd_combined.py:261 (`_chunk_scan_chunk_state_bwd_dx`): the gradients of x, Δ and D."""
     batch, heads, chunks, chunk = shape
-    dd = aten.new((ceil_div(chunk, 32), batch, chunks, heads, 1), FLOAT32)
+    dd = aten.new_tensor((ceil_div(chunk, 32), batch, chunks, heads, 1), FLOAT32)
     dx = aten.like(x) if dx is None else dx
-    ddt = aten.new(shape, FLOAT32)
-    dd = aten.sum(aten.new((heads, 1), FLOAT32), -1)
+    ddt = aten.new_tensor(shape, FLOAT32)
+    dd = aten.sum(aten.new_tensor((heads, 1), FLOAT32), -1)
     return dx, ddt, aten.to(dd, d.dtype)
 
 
@@ -538,7 +538,7 @@ def mamba_split_conv1d_scan_combined(
         outproj_bias: Optional,
     ) -> Sequence[Gradient]:
         rows = output.shape[:2]
-        out_recompute = None if outproj_weight is None else aten.new((*rows, inner_width), output.dtype)
+        out_recompute = None if outproj_weight is None else aten.new_tensor((*rows, inner_width), output.dtype)
         z, u, dt = parts(zxbcdt)
         x, b, c = split_convolved(u)
         dzxbcdt = aten.like(zxbcdt)
@@ -580,8 +580,8 @@ def mamba_split_conv1d_scan_combined(
             _, ddt, da, db, dc, dd, _, dbias, _ = _combined_bwd(
                 aten, dout, x, dt, a, b, c, output, chunk, d, None, dt_bias, accelerator, dx, ddt, db, dc
             )
-        doutproj_weight = None if outproj_weight is None else aten.new(outproj_weight.shape, dout_og.dtype)
-        doutproj_bias = None if outproj_bias is None else aten.new(outproj_bias.shape, dout_og.dtype)
+        doutproj_weight = None if outproj_weight is None else aten.new_tensor(outproj_weight.shape, dout_og.dtype)
+        doutproj_bias = None if outproj_bias is None else aten.new_tensor(outproj_bias.shape, dout_og.dtype)
         _, dweight, dbias_of_conv = causal_conv1d_bwd(
             aten,
             aten.transpose(u, 1, 2),
@@ -626,14 +626,14 @@ def mamba_split_conv1d_scan_combined(
 
 def _layer_norm_fwd(aten: Aten, x: Tensor, groups: Number) -> tuple[Tensor, Tensor]:
     """Runs layernorm_gated.py:108: the output, and 1/√ of the mean square of each row and group. x: [rows, width]."""
-    return aten.like(x), aten.new((groups * x.shape[0],), FLOAT32)
+    return aten.like(x), aten.new_tensor((groups * x.shape[0],), FLOAT32)
 
 
 def _dw(aten: Aten, x: Tensor, weight: Tensor, groups: Number, accelerator: Accelerator) -> Tensor:
     """Computes the gradient of the weight, summed over all programs (layernorm_gated.py:306, in `_layer_norm_bwd`)."""
     warps = min(max(power_of_two(exact_div(x.shape[1], groups)) // 256, 1), 8)
     programs = ceil_div(accelerator.multiprocessors * ceil_div(4, warps), groups)
-    partial_sums = aten.new((programs, x.shape[1]), FLOAT32)
+    partial_sums = aten.new_tensor((programs, x.shape[1]), FLOAT32)
     return aten.to(aten.sum(partial_sums, 0), weight.dtype)
 
 

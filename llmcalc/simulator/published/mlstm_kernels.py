@@ -34,9 +34,9 @@ def _chunk_states(aten: Aten, k: Tensor, v: Tensor, chunk: Number) -> tuple[Tens
     state_count = exact_div(tokens, chunk) + 1
     shape = batch, heads, state_count * head_size
     return (
-        aten.new((*shape, v.shape[-1]), FLOAT32),
-        aten.new(shape, FLOAT32),
-        aten.new((batch, heads, state_count), FLOAT32),
+        aten.new_tensor((*shape, v.shape[-1]), FLOAT32),
+        aten.new_tensor(shape, FLOAT32),
+        aten.new_tensor((batch, heads, state_count), FLOAT32),
     )
 
 
@@ -50,7 +50,7 @@ def mlstm_chunkwise(aten: Aten, q: Tensor, k: Tensor, v: Tensor, i: Tensor, f: T
     chunk = chunk if rows >= WHOLE else rows
     if same(rows, tokens):
         return _run_chunkwise(aten, (q, k, v, i, f), chunk)[0]
-    zeros = [aten.new((*x.shape[:2], rows, *x.shape[3:]), x.dtype) for x in (q, k, v, i, f)]
+    zeros = [aten.new_tensor((*x.shape[:2], rows, *x.shape[3:]), x.dtype) for x in (q, k, v, i, f)]
     q, k, v, i, f = (aten.write_into(zero, x) for zero, x in zip(zeros, (q, k, v, i, f), strict=True))
     return aten.slice(_run_chunkwise(aten, (q, k, v, i, f), chunk)[0], tokens, 2)
 
@@ -97,18 +97,22 @@ def _run_token_by_token(aten: Aten, xs: Sequence[Tensor]) -> tuple[Tensor, Seque
     """
     _, k, v, *_ = xs
     batch, heads, tokens, _ = k.shape
-    _earlier = aten.new((batch, heads, tokens - 1, v.shape[-1]), v.dtype)
+    _earlier = aten.new_tensor((batch, heads, tokens - 1, v.shape[-1]), v.dtype)
     states = _single_state(aten, k, v)
     if tokens > 1:  # every token replaces the states
         states = _single_state(aten, k, v)
-    _last_output = aten.new((batch, heads, v.shape[-1]), v.dtype)
+    _last_output = aten.new_tensor((batch, heads, v.shape[-1]), v.dtype)
     return aten.like(v), states
 
 
 def _single_state(aten: Aten, k: Tensor, v: Tensor) -> Sequence[Tensor]:
     """Allocates the memory, its normalizer and the largest exponent."""
     shape = *k.shape[:2], k.shape[3]
-    return aten.new((*shape, v.shape[-1]), FLOAT32), aten.new(shape, FLOAT32), aten.new((*k.shape[:2], 1), FLOAT32)
+    return (
+        aten.new_tensor((*shape, v.shape[-1]), FLOAT32),
+        aten.new_tensor(shape, FLOAT32),
+        aten.new_tensor((*k.shape[:2], 1), FLOAT32),
+    )
 
 
 def _run_chunkwise(
@@ -120,9 +124,9 @@ def _run_chunkwise(
     def forward(q: Tensor, k: Tensor, v: Tensor, i: Tensor) -> tuple[Tensor, Tensor, Tensor, Sequence[Tensor]]:
         """Runs triton_xl_chunk/fw.py:20 and fw_parallel.py:16."""
         _memory, _norm, _largest_exponent = _chunk_states(aten, k, v, chunk)
-        h = aten.new((*q.shape[:3], v.shape[-1]), q.dtype)
-        n, m = aten.new(i.shape, q.dtype), aten.new(i.shape, q.dtype)
-        _b = aten.new(i.shape, FLOAT32)
+        h = aten.new_tensor((*q.shape[:3], v.shape[-1]), q.dtype)
+        n, m = aten.new_tensor(i.shape, q.dtype), aten.new_tensor(i.shape, q.dtype)
+        _b = aten.new_tensor(i.shape, FLOAT32)
         return h, n, m, _single_state(aten, k, v) if with_last else ()
 
     def backward(
@@ -132,9 +136,9 @@ def _run_chunkwise(
         dh = aten.contiguous(dh)
         _memory, _norm, _largest_exponent = _chunk_states(aten, k, v, chunk)
         _dmemory = aten.like(_memory)
-        _b, _a = aten.new(i.shape, FLOAT32), aten.new(i.shape, FLOAT32)
+        _b, _a = aten.new_tensor(i.shape, FLOAT32), aten.new_tensor(i.shape, FLOAT32)
         dv, dk, dq = aten.like(v), aten.like(k), aten.like(q)
-        di, df = aten.new(i.shape, FLOAT32), aten.new(f.shape, FLOAT32)
+        di, df = aten.new_tensor(i.shape, FLOAT32), aten.new_tensor(f.shape, FLOAT32)
         return dq, dk, dv, di, df
 
     with autograd_graph.no_grad():

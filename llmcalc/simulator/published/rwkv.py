@@ -26,8 +26,8 @@ def rwkv_linear_attention(
         if dtype is FLOAT16:
             time_first, key, value = aten.to(time_first, FLOAT32), aten.to(key, FLOAT32), aten.to(value, FLOAT32)
         time_first, key, value = aten.contiguous(time_first), aten.contiguous(key), aten.contiguous(value)
-        output = aten.new(key.shape, key.dtype)
-        _state = aten.new((key.shape[0], key.shape[2], 3), FLOAT32) if with_state else None
+        output = aten.new_tensor(key.shape, key.dtype)
+        _state = aten.new_tensor((key.shape[0], key.shape[2], 3), FLOAT32) if with_state else None
         return aten.to(output, dtype), decay, time_first, key, value, output
 
     def backward(

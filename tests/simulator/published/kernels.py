@@ -376,7 +376,7 @@ def published_memory(s: Of, q: Any, k: Any, v: Any, i: Any, f: Any) -> Any:
 
 
 def our_lightning(t: Aten, s: Of, *xs: Tensor) -> Tensor:
-    slopes = t.new((s.H, 1, 1), FLOAT32)
+    slopes = t.new_tensor((s.H, 1, 1), FLOAT32)
     q, k, v = (t.transpose(x, 1, 2) for x in xs)
     return lightning_attn.lightning_attn_func(t, q, k, v, slopes)
 

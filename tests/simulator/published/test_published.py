@@ -54,7 +54,7 @@ def held(meter: Meter, graph: Graph, out: Tensor, base: int, counts_saved: bool 
     saved = sum(s.bytes for s in saved_storages(out) if s.block.kind != "weights") if counts_saved else 0
     live, forward = meter.now - base, meter.peak - base
     meter.restart()
-    given = graph.new(out.shape, out.dtype, out.strides)
+    given = graph.new_tensor(out.shape, out.dtype, out.strides)
     backward(graph, out, given)
     del out, given
     return Held(saved, live, forward, meter.peak - base, meter.now - base)

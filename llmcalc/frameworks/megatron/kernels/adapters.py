@@ -140,11 +140,11 @@ class AdapterKernels(DiscardedKernels):
     def _core_product(self, x: Tensor, weight: Tensor) -> Tensor:
         """Runs a linear layer of Megatron-Core on rows that no rank divides; what ranks sum is summed in place."""
         self.persistent.use_torch_workspace("forward")
-        output, shape = self.new(x.shape[0], weight.shape[0]), x.shape
+        output, shape = self.new_tensor(x.shape[0], weight.shape[0]), x.shape
 
         def backward(saved_tensors: SavedTensors, output_gradient: Tensor, needs_input_grad: Needs) -> Gradients:
             self.persistent.use_torch_workspace("backward")
-            return [self.new(*shape) if needs_input_grad[0] else None, self.weight_gradient(weight)]
+            return [self.new_tensor(*shape) if needs_input_grad[0] else None, self.weight_gradient(weight)]
 
         self.node("linear", (x, weight), [output], backward, x)
         return output
@@ -154,8 +154,8 @@ class AdapterKernels(DiscardedKernels):
         tp, shape = self.rank_choices.tp, x.shape
         if tp == 1:
             return x
-        parts = self.new(shape[0] * tp, shape[1])
-        output = self.new(shape[0], shape[1] * tp)
+        parts = self.new_tensor(shape[0] * tp, shape[1])
+        output = self.new_tensor(shape[0], shape[1] * tp)
         del parts
         return self.node_with_new_gradients("gather", (x,), output)
 

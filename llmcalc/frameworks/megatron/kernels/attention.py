@@ -99,7 +99,7 @@ class AttentionKernels(LinearKernels):
                 gradient.storage is first_gradient.storage for gradient in present_gradients
             ):
                 return [Tensor(shape, dtype, first_gradient.storage)]
-            return [self.graph.new(shape, dtype)]
+            return [self.graph.new_tensor(shape, dtype)]
 
         self.node("split", (x,), views, joined)
         return views
@@ -178,16 +178,16 @@ class AttentionKernels(LinearKernels):
         shares_storage = q.storage is k.storage
         shapes = [x.shape for x in inputs]
         product_shape = (rows, q.strides[0]) if shares_storage else None
-        output = self.new(rows, width)
-        logsumexp = self.new(rows, heads, FLOAT32)
-        random_state = autograd_graph.new((2,), INT64)
+        output = self.new_tensor(rows, width)
+        logsumexp = self.new_tensor(rows, heads, FLOAT32)
+        random_state = autograd_graph.new_tensor((2,), INT64)
 
         def backward(saved_tensors: SavedTensors, output_gradient: Tensor, needs_input_grad: Needs) -> Gradients:
             if product_shape is None:
-                input_gradients = [autograd_graph.new(shape, output_gradient.dtype) for shape in shapes]
+                input_gradients = [autograd_graph.new_tensor(shape, output_gradient.dtype) for shape in shapes]
                 self.cudnn_workspace(sums, heads)
                 return input_gradients
-            product_gradient = autograd_graph.new(product_shape, output_gradient.dtype)
+            product_gradient = autograd_graph.new_tensor(product_shape, output_gradient.dtype)
             self.cudnn_workspace(sums, heads)
             return [
                 Tensor(shape, output_gradient.dtype, product_gradient.storage, product_gradient.strides)
@@ -200,7 +200,7 @@ class AttentionKernels(LinearKernels):
     def cudnn_workspace(self, sums: tuple[Number, Number] | None, heads: Number) -> None:
         """Allocates and frees the workspace of cuDNN's backward pass. sums: its fp32 sums; None without sums."""
         if sums is not None:
-            query_gradient_sums = self.graph.new((sums[0], sums[1] + heads), FLOAT32)
+            query_gradient_sums = self.graph.new_tensor((sums[0], sums[1] + heads), FLOAT32)
             del query_gradient_sums
 
     def all_to_all_output(self, attention_output: Tensor) -> Tensor:
@@ -221,17 +221,17 @@ class AttentionKernels(LinearKernels):
             q, k, v = (self.contiguous(x) for x in (q, k, v))
         inputs = (q, k, v)
         shapes = [x.shape for x in inputs]
-        output = self.new(rows, width)
-        logsumexp = self.new(rows, heads, FLOAT32)
-        random_state = autograd_graph.new((2,), INT64)
+        output = self.new_tensor(rows, width)
+        logsumexp = self.new_tensor(rows, heads, FLOAT32)
+        random_state = autograd_graph.new_tensor((2,), INT64)
         q_shape, splits = q.shape, 1
         if self.rank_choices.deterministic:  # flash_api.cpp, `mha_bwd`: a sum of its own for each group of blocks
             splits = ceil_div(self.rank_choices.multiprocessors, self.run_config.batch * heads)
 
         def backward(saved_tensors: SavedTensors, output_gradient: Tensor, needs_input_grad: Needs) -> Gradients:
-            input_gradients = [autograd_graph.new(shape, output_gradient.dtype) for shape in shapes]
-            logsumexp = self.new(rows, heads, FLOAT32)
-            query_gradient_sums = autograd_graph.new((splits * q_shape[0], q_shape[1]), FLOAT32)
+            input_gradients = [autograd_graph.new_tensor(shape, output_gradient.dtype) for shape in shapes]
+            logsumexp = self.new_tensor(rows, heads, FLOAT32)
+            query_gradient_sums = autograd_graph.new_tensor((splits * q_shape[0], q_shape[1]), FLOAT32)
             del query_gradient_sums, logsumexp
             return input_gradients
 
@@ -256,9 +256,9 @@ class AttentionKernels(LinearKernels):
         self.persistent.use_torch_workspace("forward")
         scores_shape = (batch * heads * (rows // batch), keys // batch)
         engine = kernel_choices.transformer_engine
-        mask = autograd_graph.new((rows, keys // batch), BOOL) if masked and engine else None
+        mask = autograd_graph.new_tensor((rows, keys // batch), BOOL) if masked and engine else None
         if engine:
-            added_input: Tensor | None = autograd_graph.new(scores_shape, q.dtype)
+            added_input: Tensor | None = autograd_graph.new_tensor(scores_shape, q.dtype)
         else:
             self.persistent.grow_gather_buffer(2 * scores_shape[0] * scores_shape[1])
             added_input = None
@@ -269,12 +269,12 @@ class AttentionKernels(LinearKernels):
             self.persistent.use_torch_workspace("backward")
             input_gradients: list[Gradient] = []
             for shape in shapes:  # a product, and the product times the scale (derivatives.yaml, `baddbmm`)
-                product = autograd_graph.new(shape, output_gradient.dtype)
+                product = autograd_graph.new_tensor(shape, output_gradient.dtype)
                 input_gradients.append(self.like(product))
                 del product
             return input_gradients
 
-        raw_scores = autograd_graph.new(scores_shape, q.dtype)
+        raw_scores = autograd_graph.new_tensor(scores_shape, q.dtype)
         self.node("scores", (q, k), [raw_scores], scores_backward, q, k)
         del added_input, q, k
         is_fused = engine or self.has_fused_softmax(batch * heads, rows // batch, keys // batch)
@@ -292,11 +292,11 @@ class AttentionKernels(LinearKernels):
             """Allocates the gradients of attention probabilities and values."""
             self.persistent.use_torch_workspace("backward")
             return [
-                autograd_graph.new(scores_shape, output_gradient.dtype),
-                autograd_graph.new(value_shape, output_gradient.dtype),
+                autograd_graph.new_tensor(scores_shape, output_gradient.dtype),
+                autograd_graph.new_tensor(value_shape, output_gradient.dtype),
             ]
 
-        context = self.new(rows, width)
+        context = self.new_tensor(rows, width)
         self.node("context", (attention_probs, v), [context], context_backward, attention_probs, v)
         del attention_probs, v
         output = self.transpose_batch(context)
@@ -309,7 +309,7 @@ class AttentionKernels(LinearKernels):
         Its gradient overwrites the incoming one in the kernels of Megatron-LM, and in those of Transformer Engine up to
         2.17.1 (csrc/extensions/softmax.cpp).
         """
-        output = self.graph.new(scores.shape, scores.dtype)
+        output = self.graph.new_tensor(scores.shape, scores.dtype)
         self.node("softmax", (scores,), [output], lambda saved_tensors, g, needs_input_grad: [g], output)
         return output
 

@@ -59,7 +59,9 @@ class ElementwiseKernels(AttentionKernels):
     def with_bias(self, x: Tensor, bias: Tensor) -> Tensor:
         """Adds a bias."""
         shape = bias.shape
-        return record(self.graph, "add", (x, bias), self.like(x), lambda g, _: (g, self.graph.new(shape, g.dtype)))
+        return record(
+            self.graph, "add", (x, bias), self.like(x), lambda g, _: (g, self.graph.new_tensor(shape, g.dtype))
+        )
 
     def do_mul(self, operation: Step) -> None:
         """Computes act(gate) · up from the output of one fused projection."""
@@ -88,7 +90,7 @@ class ElementwiseKernels(AttentionKernels):
         """Computes act(gate) · up from one tensor that contains gate and up."""
         if self.rank_choices.bias_activation:
             inputs = [x] if bias is None else [x, bias]
-            return self.node_with_new_gradients("glu", inputs, self.graph.new((x.shape[0], width), x.dtype), x)
+            return self.node_with_new_gradients("glu", inputs, self.graph.new_tensor((x.shape[0], width), x.dtype), x)
         if bias is not None:
             x = self.with_bias(x, bias)
         gate, up = self.t.split(x, (width, width))
@@ -133,11 +135,11 @@ class ElementwiseKernels(AttentionKernels):
         bias_shape = None if bias is None else bias.shape
 
         def backward(saved_tensors: SavedTensors, output_gradient: Tensor, needs_input_grad: Needs) -> Gradients:
-            x_gradient = autograd_graph.new(shape, output_gradient.dtype) if has_dropout else output_gradient
+            x_gradient = autograd_graph.new_tensor(shape, output_gradient.dtype) if has_dropout else output_gradient
             return [
                 x_gradient,
                 output_gradient,
-                *([] if bias_shape is None else [autograd_graph.new(bias_shape, output_gradient.dtype)]),
+                *([] if bias_shape is None else [autograd_graph.new_tensor(bias_shape, output_gradient.dtype)]),
             ]
 
         self.node("bias_dropout_add", inputs, [output], backward, *mask)

@@ -59,11 +59,11 @@ class ExpertKernels(HeadKernels):
         self.later_parameters += self.ordered_parameters[start:]
         del self.ordered_parameters[start:]
         self.persistent.use_torch_workspace("forward")
-        output = self.new(rows, weight.shape[0])
+        output = self.new_tensor(rows, weight.shape[0])
 
         def backward(saved_tensors: SavedTensors, output_gradient: Tensor, needs_input_grad: Needs) -> Gradients:
             self.persistent.use_torch_workspace("backward")
-            return [self.new(rows, n_in), self.graph.new(weight.shape, BFLOAT16) if is_trained else None]
+            return [self.new_tensor(rows, n_in), self.graph.new_tensor(weight.shape, BFLOAT16) if is_trained else None]
 
         is_trained = weight.needs_grad
         self.node("linear", (x, weight), [output], backward, *([x] if is_trained else []))
@@ -74,16 +74,16 @@ class ExpertKernels(HeadKernels):
         weight, bias = self.linear_weights(operation, operation.outs[0].width, "router")
         dtype, (rows, width) = self.router_dtype, x.shape
         self.persistent.use_engine_workspace()
-        output = self.graph.new((rows, weight.shape[0]), dtype)
+        output = self.graph.new_tensor((rows, weight.shape[0]), dtype)
         is_fp32 = dtype is FLOAT32
 
         def backward(saved_tensors: SavedTensors, output_gradient: Tensor, needs_input_grad: Needs) -> Gradients:
             autograd_graph = self.graph
-            weight_copy = autograd_graph.new(weight.shape, dtype) if is_fp32 else None
-            input_gradient = autograd_graph.new((rows, width), dtype)
+            weight_copy = autograd_graph.new_tensor(weight.shape, dtype) if is_fp32 else None
+            input_gradient = autograd_graph.new_tensor((rows, width), dtype)
             del weight_copy
-            input_copy = autograd_graph.new((rows, width), dtype) if is_fp32 else None
-            weight_gradient = autograd_graph.new(weight.shape, dtype)
+            input_copy = autograd_graph.new_tensor((rows, width), dtype) if is_fp32 else None
+            weight_gradient = autograd_graph.new_tensor(weight.shape, dtype)
             del input_copy
             if is_fp32:
                 input_gradient = self.t.to(input_gradient, BFLOAT16)
@@ -91,7 +91,7 @@ class ExpertKernels(HeadKernels):
             return [
                 input_gradient,
                 weight_gradient,
-                *([] if bias is None else [autograd_graph.new(bias.shape, BFLOAT16)]),
+                *([] if bias is None else [autograd_graph.new_tensor(bias.shape, BFLOAT16)]),
             ]
 
         self.node("router", (x, weight, *([] if bias is None else [bias])), [output], backward, x)
@@ -106,27 +106,27 @@ class ExpertKernels(HeadKernels):
         logits, k, autograd_graph = self.take(operation, operation.ins[0]), operation.options["top_k"], self.graph
         rows, experts = logits.shape
         dtype = logits.dtype
-        expert_indices = autograd_graph.new((rows, k), INT64)
-        scores = [autograd_graph.new((rows, k), FLOAT32)]
+        expert_indices = autograd_graph.new_tensor((rows, k), INT64)
+        scores = [autograd_graph.new_tensor((rows, k), FLOAT32)]
         if operation.options["scoring"] != "softmax of chosen":
-            scores.append(autograd_graph.new((rows, experts), FLOAT32))
-        position_map = autograd_graph.new((rows, experts), INT32)
-        mask = autograd_graph.new((rows, experts), BOOL)
+            scores.append(autograd_graph.new_tensor((rows, experts), FLOAT32))
+        position_map = autograd_graph.new_tensor((rows, experts), INT32)
+        mask = autograd_graph.new_tensor((rows, experts), BOOL)
         del position_map
-        probs = autograd_graph.new((rows, experts), dtype)
+        probs = autograd_graph.new_tensor((rows, experts), dtype)
         saved_by_router = [expert_indices, *scores]
         if self.rank_choices.capacity_factor is not None:
-            saved_by_router.append(autograd_graph.new((rows, experts), BOOL))
-            probs = autograd_graph.new((rows, experts), dtype)
+            saved_by_router.append(autograd_graph.new_tensor((rows, experts), BOOL))
+            probs = autograd_graph.new_tensor((rows, experts), dtype)
         if self.rank_choices.aux_loss:
-            saved_by_router.append(autograd_graph.new((rows, experts), FLOAT32))
+            saved_by_router.append(autograd_graph.new_tensor((rows, experts), FLOAT32))
         if self.rank_choices.z_loss:  # logsumexp
-            saved_by_router += [logits, autograd_graph.new((rows, 1), dtype)]
+            saved_by_router += [logits, autograd_graph.new_tensor((rows, 1), dtype)]
         has_aux_loss = self.rank_choices.aux_loss
 
         def backward(saved_tensors: SavedTensors, output_gradient: Tensor, needs_input_grad: Needs) -> Gradients:
-            aux_gradient = autograd_graph.new((rows, experts), FLOAT32) if has_aux_loss else None
-            logits_gradient = autograd_graph.new((rows, experts), dtype)
+            aux_gradient = autograd_graph.new_tensor((rows, experts), FLOAT32) if has_aux_loss else None
+            logits_gradient = autograd_graph.new_tensor((rows, experts), dtype)
             del aux_gradient
             return [logits_gradient]
 
@@ -200,18 +200,18 @@ class ExpertKernels(HeadKernels):
         all_rows, local_experts, dtype = rows * group, self.local_experts, local_tensors["probs"].dtype
         expert_row_count = self.received_rows(rows)
         if group > 1:
-            mask = autograd_graph.new((all_rows, self.all_experts), BOOL)
+            mask = autograd_graph.new_tensor((all_rows, self.all_experts), BOOL)
             probs = self.move_rows("gather", probs, all_rows)
             self.persistent.grow_gather_buffer(2 * all_rows * width)
             x = self.node_with_new_gradients("gather", (x,), Tensor((all_rows, width), x.dtype, self.empty_storage))
-        local_map = autograd_graph.new((all_rows, local_experts), BOOL)
+        local_map = autograd_graph.new_tensor((all_rows, local_experts), BOOL)
         local_probs = self.node_with_new_gradients(
-            "slice", (probs,), autograd_graph.new((all_rows, local_experts), dtype)
+            "slice", (probs,), autograd_graph.new_tensor((all_rows, local_experts), dtype)
         )
         del probs, mask
         expert_rows, index = self.permute(x, expert_row_count, all_rows, local_experts, None)
-        transposed_probs = autograd_graph.new((local_experts, all_rows), dtype)
-        row_probs = autograd_graph.new((expert_row_count, 1), dtype)
+        transposed_probs = autograd_graph.new_tensor((local_experts, all_rows), dtype)
+        row_probs = autograd_graph.new_tensor((expert_row_count, 1), dtype)
         self.node_with_new_gradients("masked_select", (local_probs,), row_probs, transposed_probs)
         del transposed_probs, local_probs
         self.keep_in_dispatcher(index, local_map, row_probs)
@@ -226,24 +226,24 @@ class ExpertKernels(HeadKernels):
         """Sorts token rows by expert. Returns the sorted rows and the map of their positions."""
         autograd_graph, width = self.graph, x.shape[1]
         if self.rank_choices.permute_fusion:
-            index = autograd_graph.new((tokens, 2 * experts + 1), INT32)
+            index = autograd_graph.new_tensor((tokens, 2 * experts + 1), INT32)
         else:
-            transposed_map = autograd_graph.new((experts, tokens), BOOL)
-            row_order = autograd_graph.new((experts * tokens,), INT64)
-            index = autograd_graph.new((rows,), INT64)
+            transposed_map = autograd_graph.new_tensor((experts, tokens), BOOL)
+            row_order = autograd_graph.new_tensor((experts * tokens,), INT64)
+            index = autograd_graph.new_tensor((rows,), INT64)
             del transposed_map, row_order
-        output = autograd_graph.new((rows, width), x.dtype)
+        output = autograd_graph.new_tensor((rows, width), x.dtype)
         if probs is None:
             return self.node_with_new_gradients("permute", (x,), output, index), index
         shape = x.shape
-        row_probs, probs_shape, dtype = autograd_graph.new((rows, 1), probs.dtype), probs.shape, probs.dtype
+        row_probs, probs_shape, dtype = autograd_graph.new_tensor((rows, 1), probs.dtype), probs.shape, probs.dtype
         self.node(
             "permute",
             (x, probs),
             [output, row_probs],
             lambda saved_tensors, gradients, needs_input_grad: [
-                autograd_graph.new(shape, BFLOAT16),
-                autograd_graph.new(probs_shape, dtype),
+                autograd_graph.new_tensor(shape, BFLOAT16),
+                autograd_graph.new_tensor(probs_shape, dtype),
             ],
             index,
         )
@@ -254,9 +254,9 @@ class ExpertKernels(HeadKernels):
         """Sums the expert outputs of each token."""
         autograd_graph, y = self.graph, expert_outputs.pop()
         shape, dtype = y.shape, y.dtype
-        output = autograd_graph.new((tokens, shape[1]), dtype)
+        output = autograd_graph.new_tensor((tokens, shape[1]), dtype)
         if not self.rank_choices.permute_fusion and self.rank_choices.deterministic:
-            output = autograd_graph.new((tokens, shape[1]), dtype)  # made twice (moe_utils.py, `unpermute`)
+            output = autograd_graph.new_tensor((tokens, shape[1]), dtype)  # made twice (moe_utils.py, `unpermute`)
         saved_for_backward = (
             [index, y] if self.rank_choices.deterministic and not self.rank_choices.permute_fusion else [index]
         )
@@ -314,22 +314,22 @@ class ExpertKernels(HeadKernels):
             probs = self.t.to(probs, FLOAT32)
         row_count, columns = self.received_rows(rows), self.all_experts * kernel_choices.etp
         if kernel_choices.etp > 1:  # the map and the probabilities, for each rank that divides an expert
-            self.keep_in_dispatcher(autograd_graph.new((rows, columns), BOOL))
+            self.keep_in_dispatcher(autograd_graph.new_tensor((rows, columns), BOOL))
             probs = self.copy_reordered("expand", probs, (rows, columns))
         handle = [
-            autograd_graph.new((rows, ranks), INT32),
-            autograd_graph.new((rows, 1), BOOL),
-            autograd_graph.new((rows * ranks, local_experts), BOOL),
-            autograd_graph.new((rows * ranks, local_experts), INT32),
+            autograd_graph.new_tensor((rows, ranks), INT32),
+            autograd_graph.new_tensor((rows, 1), BOOL),
+            autograd_graph.new_tensor((rows * ranks, local_experts), BOOL),
+            autograd_graph.new_tensor((rows * ranks, local_experts), INT32),
         ]
         expert_rows, row_probs = (
-            autograd_graph.new((row_count, width), x.dtype),
-            autograd_graph.new((row_count, 1), FLOAT32),
+            autograd_graph.new_tensor((row_count, width), x.dtype),
+            autograd_graph.new_tensor((row_count, 1), FLOAT32),
         )
         shape = x.shape
 
         def backward(saved_tensors: SavedTensors, gradients: list[Gradient], needs_input_grad: Needs) -> Gradients:
-            return [autograd_graph.new(shape, BFLOAT16), autograd_graph.new((rows, columns), FLOAT32)]
+            return [autograd_graph.new_tensor(shape, BFLOAT16), autograd_graph.new_tensor((rows, columns), FLOAT32)]
 
         self.node("dispatch", (x, probs), [expert_rows, row_probs], backward, *handle)
         self.keep_in_dispatcher(local_tensors["routing_map"], probs, row_probs)
@@ -349,7 +349,7 @@ class ExpertKernels(HeadKernels):
         self.dispatch_handle = []
         shape, dtype = y.shape, y.dtype
         local_tensors["output"] = y
-        output = autograd_graph.new((self.dispatched_tokens, shape[1]), dtype)
+        output = autograd_graph.new_tensor((self.dispatched_tokens, shape[1]), dtype)
         return self.node_with_new_gradients("combine", (y,), output, *handle)
 
     def _return_rows(self, expert_outputs: list[Tensor], local_tensors: dict[str, Tensor]) -> Tensor:
@@ -435,7 +435,7 @@ class ExpertKernels(HeadKernels):
                 autograd_graph,
                 "cat",
                 expert_outputs,
-                autograd_graph.new((rows, output_width), BFLOAT16),
+                autograd_graph.new_tensor((rows, output_width), BFLOAT16),
                 lambda g, _: [Tensor(s, g.dtype, g.storage, g.strides) for s in shapes],
             )
         del expert_outputs
@@ -458,11 +458,11 @@ class ExpertKernels(HeadKernels):
         self.in_expert = previous_in_expert
         engine, rows = self.rank_choices.transformer_engine, x.shape[0]
         self.use_workspace(engine, "forward")
-        output = self.new(rows, output_width)
+        output = self.new_tensor(rows, output_width)
 
         def backward(saved_tensors: SavedTensors, output_gradient: Tensor, needs_input_grad: Needs) -> Gradients:
             self.use_workspace(engine, "backward")
-            input_gradient = self.new(rows, input_width)
+            input_gradient = self.new_tensor(rows, input_width)
             weight_gradient = self.weight_gradient(weight)
             if engine:
                 saved_tensors[0] = None
@@ -503,12 +503,12 @@ class ExpertKernels(HeadKernels):
         """Runs a grouped product, which saves its input for the gradients of trained weights."""
         (rows, n_in), is_trained = x.shape, weights[0].needs_grad
         self.persistent.use_grouped_workspaces()
-        output = self.new(rows, weights[0].shape[0])
+        output = self.new_tensor(rows, weights[0].shape[0])
 
         def backward(saved_tensors: SavedTensors, output_gradient: Tensor, needs_input_grad: Needs) -> Gradients:
             self.persistent.use_grouped_workspaces()
-            bias_gradients = [self.graph.new(parameter.shape, output_gradient.dtype) for parameter in biases]
-            input_gradient = self.new(rows, n_in)
+            bias_gradients = [self.graph.new_tensor(parameter.shape, output_gradient.dtype) for parameter in biases]
+            input_gradient = self.new_tensor(rows, n_in)
             weight_gradients = [self.weight_gradient(parameter) for parameter in weights]
             if is_trained:
                 saved_tensors[0] = None  # clear_tensor_data(*inputmats)
@@ -551,10 +551,10 @@ class ExpertKernels(HeadKernels):
     def weighted_glu(self, x: Tensor, probs: Tensor, width: Number) -> Tensor:
         """Computes act(gate) · up · probability in one kernel; without a gate act(x) · probability."""
         autograd_graph, shape = self.graph, x.shape
-        output, probs_format = autograd_graph.new((shape[0], width), x.dtype), (probs.shape, probs.dtype)
+        output, probs_format = autograd_graph.new_tensor((shape[0], width), x.dtype), (probs.shape, probs.dtype)
 
         def backward(saved_tensors: SavedTensors, output_gradient: Tensor, needs_input_grad: Needs) -> Gradients:
-            return [autograd_graph.new(shape, output_gradient.dtype), autograd_graph.new(*probs_format)]
+            return [autograd_graph.new_tensor(shape, output_gradient.dtype), autograd_graph.new_tensor(*probs_format)]
 
         self.node("weighted_glu", (x, probs), [output], backward, x, probs)
         return output
@@ -567,12 +567,12 @@ class ExpertKernels(HeadKernels):
         """Multiplies expert rows by routing probabilities, in the probabilities' number format."""
         autograd_graph, shape = self.graph, x.shape
         dtype, probs_shape = probs.dtype, probs.shape
-        output = autograd_graph.new(shape, dtype)
+        output = autograd_graph.new_tensor(shape, dtype)
 
         def backward(saved_tensors: SavedTensors, output_gradient: Tensor, needs_input_grad: Needs) -> Gradients:
-            x_gradient = autograd_graph.new(shape, output_gradient.dtype)
-            product = autograd_graph.new(shape, output_gradient.dtype)
-            probs_gradient = autograd_graph.new(probs_shape, dtype)
+            x_gradient = autograd_graph.new_tensor(shape, output_gradient.dtype)
+            product = autograd_graph.new_tensor(shape, output_gradient.dtype)
+            probs_gradient = autograd_graph.new_tensor(probs_shape, dtype)
             del product
             return [x_gradient, probs_gradient]
 

@@ -113,14 +113,14 @@ class Fp8Kernels(DeltaKernels):
         row_specs, column_specs = quantized_specs(kernel_choices.fp8_recipe, rows, width)
         if kernel_choices.fp8_recipe not in ONE_SCALE:
             return Quantized(
-                [self.graph.new(*spec) for spec in row_specs] if by_rows else [],
-                [self.graph.new(*spec) for spec in column_specs] if by_columns else [],
+                [self.graph.new_tensor(*spec) for spec in row_specs] if by_rows else [],
+                [self.graph.new_tensor(*spec) for spec in column_specs] if by_columns else [],
             )
-        row_tensors = [self.graph.new(*row_specs[0])] if by_rows or not kernel_choices.saves_transposed else []
+        row_tensors = [self.graph.new_tensor(*row_specs[0])] if by_rows or not kernel_choices.saves_transposed else []
         transposed_tensors = (
-            [self.graph.new(*column_specs[0])] if by_columns and kernel_choices.saves_transposed else []
+            [self.graph.new_tensor(*column_specs[0])] if by_columns and kernel_choices.saves_transposed else []
         )
-        scale = self.graph.new(*row_specs[1])
+        scale = self.graph.new_tensor(*row_specs[1])
         if not kernel_choices.saves_transposed:
             return Quantized([*row_tensors, scale], [*row_tensors, scale])
         return Quantized([*row_tensors, scale], [*transposed_tensors, scale] if transposed_tensors else [])
@@ -141,8 +141,8 @@ class Fp8Kernels(DeltaKernels):
         for (data_shape, _), (scales_shape, dtype) in quantized_specs(self.rank_choices.fp8_recipe, rows, width):
             size = expert_count * (round_up(count(data_shape), 256) + round_up(count(scales_shape) * dtype.bytes, 16))
             sizes.append(size)
-        by_rows = [self.graph.new((sizes[0],), UINT8)]
-        return Quantized(by_rows, [self.graph.new((sizes[1],), UINT8)] if by_columns else [])
+        by_rows = [self.graph.new_tensor((sizes[0],), UINT8)]
+        return Quantized(by_rows, [self.graph.new_tensor((sizes[1],), UINT8)] if by_columns else [])
 
     def gather_quantized(
         self, rows: Number, width: Number, by_rows: bool, by_columns: bool
@@ -157,7 +157,7 @@ class Fp8Kernels(DeltaKernels):
         if self.rank_choices.fp8_recipe != "blockwise":
             return quantized_tensor, []
         sorting_buffers = [
-            self.graph.new(x.shape, x.dtype) for x in (*quantized_tensor.rows[1:], *quantized_tensor.columns[:1])
+            self.graph.new_tensor(x.shape, x.dtype) for x in (*quantized_tensor.rows[1:], *quantized_tensor.columns[:1])
         ]
         return quantized_tensor, sorting_buffers
 
@@ -197,15 +197,15 @@ class Fp8Kernels(DeltaKernels):
         in_user_buffers = self.rank_choices.user_buffers
         gathered_input = self.gather_quantized(rows, n_in, True, False) if is_sharded and not in_user_buffers else None
         self.use_overlap_workspaces()
-        output = self.new(rows, n_out)
+        output = self.new_tensor(rows, n_out)
         del gathered_input
         inputs = [x, *norm, weight, *([] if bias is None else [bias])]
         norm_shapes, bias_shape = [tensor.shape for tensor in norm], None if bias is None else bias.shape
         shape, has_norm = x.shape, deferred_norm is not None
 
         def backward(saved_tensors: SavedTensors, output_gradient: Tensor, needs_input_grad: Needs) -> Gradients:
-            new = self.new
-            bias = [] if bias_shape is None else [self.graph.new(bias_shape, output_gradient.dtype)]
+            new = self.new_tensor
+            bias = [] if bias_shape is None else [self.graph.new_tensor(bias_shape, output_gradient.dtype)]
             quantized_gradient = [self.quantize(rows, n_out)]
             gathered_input = (
                 [self.gather_quantized(rows, n_in, gathers_rows_alone, not gathers_rows_alone)]
@@ -227,11 +227,11 @@ class Fp8Kernels(DeltaKernels):
                 quantized_gradient.clear()
             if not has_norm:
                 return [input_gradient if scattered_gradient is None else scattered_gradient, weight_gradient, *bias]
-            x_gradient = self.graph.new(shape, output_gradient.dtype)
+            x_gradient = self.graph.new_tensor(shape, output_gradient.dtype)
             del input_gradient, scattered_gradient
             return [
                 x_gradient,
-                *(self.graph.new(input_shape, output_gradient.dtype) for input_shape in norm_shapes),
+                *(self.graph.new_tensor(input_shape, output_gradient.dtype) for input_shape in norm_shapes),
                 weight_gradient,
                 *bias,
             ]
@@ -261,22 +261,24 @@ class Fp8Kernels(DeltaKernels):
         self.quantize_weight(weight)
         gathered_input = self.gather_quantized(rows, n_in, True, False) if is_sharded else None
         self.persistent.use_engine_workspace()
-        output = self.new(rows, n_out)
+        output = self.new_tensor(rows, n_out)
         del gathered_input, quantized_input
         bias_shape = None if bias is None else bias.shape
 
         def backward(saved_tensors: SavedTensors, output_gradient: Tensor, needs_input_grad: Needs) -> Gradients:
-            bias_gradients = [] if bias_shape is None else [self.graph.new(bias_shape, output_gradient.dtype)]
+            bias_gradients = [] if bias_shape is None else [self.graph.new_tensor(bias_shape, output_gradient.dtype)]
             quantized_gradient = [self.quantize(rows, n_out)]
             requantized = [self.quantize(local_rows, n_in, self.gathers_rows_alone, not gathers_rows_alone)]
             gathered_input = (
                 [self.gather_quantized(rows, n_in, gathers_rows_alone, not gathers_rows_alone)] if is_sharded else []
             )
             self.persistent.use_engine_workspace()
-            input_gradient = self.new(rows, n_in)
-            scattered_gradient = self.new(local_rows, n_in) if is_sharded else None
+            input_gradient = self.new_tensor(rows, n_in)
+            scattered_gradient = self.new_tensor(local_rows, n_in) if is_sharded else None
             transposed = (
-                [self.new(n_in, rows, UINT8)] if gathers_rows_alone and self.rank_choices.saves_transposed else []
+                [self.new_tensor(n_in, rows, UINT8)]
+                if gathers_rows_alone and self.rank_choices.saves_transposed
+                else []
             )
             weight_gradient = self.weight_gradient(weight)
             requantized.clear()
@@ -310,13 +312,13 @@ class Fp8Kernels(DeltaKernels):
         for parameter in weights:
             self.quantize_weight(parameter)
         self.persistent.use_grouped_workspaces()
-        output = self.new(rows, width)
+        output = self.new_tensor(rows, width)
 
         def backward(saved_tensors: SavedTensors, output_gradient: Tensor, needs_input_grad: Needs) -> Gradients:
-            bias_gradients = [self.graph.new(parameter.shape, output_gradient.dtype) for parameter in biases]
+            bias_gradients = [self.graph.new_tensor(parameter.shape, output_gradient.dtype) for parameter in biases]
             _quantized_gradient = self.quantize_experts(rows_per_expert, width, experts)
             self.persistent.use_grouped_workspaces()
-            input_gradient = self.new(rows, n_in)
+            input_gradient = self.new_tensor(rows, n_in)
             weight_gradients = [self.weight_gradient(parameter) for parameter in weights]
             saved_tensors[:] = [None] * len(saved_tensors)  # clear_tensor_data(*inputmats)
             return [input_gradient, *weight_gradients, *bias_gradients]
@@ -361,9 +363,9 @@ class Fp8Kernels(DeltaKernels):
             self.use_overlap_workspaces()
         else:
             self.persistent.use_engine_workspace()
-        output = self.new(self.local_rows(rows) if in_user_buffers else rows, n_out)
+        output = self.new_tensor(self.local_rows(rows) if in_user_buffers else rows, n_out)
         if divided and not in_user_buffers:
-            output = self.new(self.local_rows(rows), n_out)
+            output = self.new_tensor(self.local_rows(rows), n_out)
 
         def backward(saved_tensors: SavedTensors, output_gradient: Tensor, needs_input_grad: Needs) -> Gradients:
             if in_user_buffers:
@@ -378,7 +380,7 @@ class Fp8Kernels(DeltaKernels):
                 quantized_gradient = [self.quantize(rows, n_out)]
             requantized = [self.quantize(rows, n_in, by_rows=self.gathers_rows_alone)] if saves_wide else []
             self.persistent.use_engine_workspace()
-            input_gradient = self.new(rows, n_in)
+            input_gradient = self.new_tensor(rows, n_in)
             weight_gradient = self.weight_gradient(weight)
             requantized.clear()
             if not saves_wide:

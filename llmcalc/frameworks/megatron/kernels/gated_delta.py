@@ -109,23 +109,26 @@ class DeltaKernels(MambaKernels):
         autograd_graph, (batch, tokens) = self.graph, qkv.shape[:2]
         key_heads = exact_div(key_width, op.key_dim)
         qk_shape, head_shape = (batch, tokens, 2 * key_width), (batch, tokens, op.heads)
-        contiguous_qk = autograd_graph.new(qk_shape, BFLOAT16)
+        contiguous_qk = autograd_graph.new_tensor(qk_shape, BFLOAT16)
         normalized_qk, qk_norms = (
-            autograd_graph.new(qk_shape, BFLOAT16),
-            autograd_graph.new((batch, tokens, 2 * key_heads), FLOAT32),
+            autograd_graph.new_tensor(qk_shape, BFLOAT16),
+            autograd_graph.new_tensor((batch, tokens, 2 * key_heads), FLOAT32),
         )
         del contiguous_qk
-        q, k = (autograd_graph.new((*head_shape, op.key_dim), BFLOAT16) for _ in range(2))
-        v = autograd_graph.new((*head_shape, op.value_dim), BFLOAT16)
-        decay, beta_sigmoid = autograd_graph.new(head_shape, FLOAT32), autograd_graph.new(head_shape, BFLOAT16)
-        out_gate = autograd_graph.new((*head_shape, op.value_dim), BFLOAT16)
+        q, k = (autograd_graph.new_tensor((*head_shape, op.key_dim), BFLOAT16) for _ in range(2))
+        v = autograd_graph.new_tensor((*head_shape, op.value_dim), BFLOAT16)
+        decay, beta_sigmoid = (
+            autograd_graph.new_tensor(head_shape, FLOAT32),
+            autograd_graph.new_tensor(head_shape, BFLOAT16),
+        )
+        out_gate = autograd_graph.new_tensor((*head_shape, op.value_dim), BFLOAT16)
         shapes = [x.shape for x in (qkv, gate, a_log, dt_bias, beta, alpha)]
 
         def backward(saved_tensors: SavedTensors, gradients: list[Gradient], needs_input_grad: Needs) -> Gradients:
-            normalized_gradients = autograd_graph.new(qk_shape, BFLOAT16)
-            qk_gradients = autograd_graph.new(qk_shape, BFLOAT16)
+            normalized_gradients = autograd_graph.new_tensor(qk_shape, BFLOAT16)
+            qk_gradients = autograd_graph.new_tensor(qk_shape, BFLOAT16)
             del normalized_gradients
-            input_gradients = [autograd_graph.new(shape, BFLOAT16) for shape in shapes]
+            input_gradients = [autograd_graph.new_tensor(shape, BFLOAT16) for shape in shapes]
             del qk_gradients
             return input_gradients
 
@@ -177,7 +180,7 @@ def chunked_delta_rule(aten: Aten, q: Tensor, k: Tensor, v: Tensor, output_gradi
         aten.unflatten(x, 2, (chunks, CHUNK)) for x in (query, key, value, k_beta, v_beta)
     ]
     output_gradient = aten.unflatten(output_gradient, 2, (chunks, CHUNK))
-    mask = aten.new((CHUNK, CHUNK), BOOL)
+    mask = aten.new_tensor((CHUNK, CHUNK), BOOL)
     output_gradient = cumsum(aten, output_gradient)
     decay = tril(
         aten, aten.exp(tril(aten, aten.sub(aten.unsqueeze(output_gradient, -1), aten.unsqueeze(output_gradient, -2))))
@@ -190,12 +193,12 @@ def chunked_delta_rule(aten: Aten, q: Tensor, k: Tensor, v: Tensor, output_gradi
         attn = aten.write_into(
             attn, aten.add(attention_row, aten.sum(aten.mul(aten.unsqueeze(attention_row, -1), previous_rows), -2))
         )
-    attn = aten.add(attn, aten.new((CHUNK, CHUNK), FLOAT32))
+    attn = aten.add(attn, aten.new_tensor((CHUNK, CHUNK), FLOAT32))
     value = aten.matmul(attn, v_beta)
     k_cumdecay = aten.matmul(attn, aten.mul(k_beta, aten.unsqueeze(aten.exp(output_gradient), -1)))
-    state = aten.new((*key.shape[:2], key.shape[-1], value.shape[-1]), FLOAT32)
-    output = aten.new(value.shape, FLOAT32)
-    mask = aten.new((CHUNK, CHUNK), BOOL)
+    state = aten.new_tensor((*key.shape[:2], key.shape[-1], value.shape[-1]), FLOAT32)
+    output = aten.new_tensor(value.shape, FLOAT32)
+    mask = aten.new_tensor((CHUNK, CHUNK), BOOL)
     for _ in range(int(chunks)):
         q_i, k_i, v_i = (aten.select(x, 2) for x in (query, key, value))
         attn = masked_fill_in_place(

@@ -27,8 +27,8 @@ class HeadKernels(ElementwiseKernels):
         index_kind, output = operation.options["by"], operation.outs[0]
         weight = self.shared_table("table", operation) if index_kind == "ids" else self.positions(operation)
         rows = self.rows(output)
-        ids = self.graph.new((rows, 1), INT64) if index_kind == "ids" else None
-        embeddings = self.new(rows, weight.shape[1])
+        ids = self.graph.new_tensor((rows, 1), INT64) if index_kind == "ids" else None
+        embeddings = self.new_tensor(rows, weight.shape[1])
         saved_for_backward = [] if ids is None else [ids]
         self.node_with_new_gradients("embedding", (weight,), embeddings, *saved_for_backward)
         del saved_for_backward
@@ -210,7 +210,7 @@ class HeadKernels(ElementwiseKernels):
         if self.further_outputs and not self.in_multi_token_prediction:
             mtp_losses, self.further_outputs = self.further_outputs, []
             scaled_hidden, shapes = Tensor(x.shape, x.dtype, x.storage), [tensor.shape for tensor in mtp_losses]
-            new = self.graph.new
+            new = self.graph.new_tensor
             self.node(
                 "loss_scaler",
                 (x, *mtp_losses),
@@ -233,7 +233,7 @@ class HeadKernels(ElementwiseKernels):
     def _engine_loss(self, logits: Tensor) -> Tensor:
         """Runs Transformer Engine's loss, which overwrites the logits with their gradient in the forward pass."""
         rows = logits.shape[0]
-        loss, softmax_sums = self.new(rows, 1, FLOAT32), self.new(rows, 3, FLOAT32)
+        loss, softmax_sums = self.new_tensor(rows, 1, FLOAT32), self.new_tensor(rows, 3, FLOAT32)
         del softmax_sums
 
         def backward(saved_tensors: SavedTensors, output_gradient: Tensor, needs_input_grad: Needs) -> Gradients:
@@ -246,10 +246,10 @@ class HeadKernels(ElementwiseKernels):
         """Runs Megatron-Core's loss on a float32 copy of the logits, with softmax and gradient in place."""
         autograd_graph, (rows, width) = self.graph, logits.shape
         fused = self.rank_choices.loss_implementation == "native"
-        logits_fp32 = autograd_graph.new((rows, width), FLOAT32)
+        logits_fp32 = autograd_graph.new_tensor((rows, width), FLOAT32)
         row_max = self.statistics(rows)
-        mask, target_indices = autograd_graph.new((rows, 1), BOOL), autograd_graph.new((rows, 1), INT64)
-        index = autograd_graph.new((rows, 1), INT64)
+        mask, target_indices = autograd_graph.new_tensor((rows, 1), BOOL), autograd_graph.new_tensor((rows, 1), INT64)
+        index = autograd_graph.new_tensor((rows, 1), INT64)
         target_logits = self.statistics(rows)
         exp_sums = self.statistics(rows)
         del row_max, index
@@ -258,8 +258,8 @@ class HeadKernels(ElementwiseKernels):
 
         def backward(saved_tensors: SavedTensors, output_gradient: Tensor, needs_input_grad: Needs) -> Gradients:
             if fused:
-                logits_copy = autograd_graph.new((rows, width), FLOAT32)
-                logits_gradient = autograd_graph.new((rows, width), BFLOAT16)
+                logits_copy = autograd_graph.new_tensor((rows, width), FLOAT32)
+                logits_gradient = autograd_graph.new_tensor((rows, width), BFLOAT16)
                 del logits_copy
                 return [logits_gradient]
             return [saved_tensors[0]]

@@ -183,9 +183,9 @@ class LinearKernels(RankKernels):
         local_rows, n_in = x.shape
         rows = local_rows * kernel_choices.tp if is_sharded else local_rows
         norm_output, statistics = (x, []) if deferred_norm is None else self._fused_norm(x, deferred_norm)
-        gathered_input = self.new(rows, n_in) if is_sharded and not kernel_choices.user_buffers else None
+        gathered_input = self.new_tensor(rows, n_in) if is_sharded and not kernel_choices.user_buffers else None
         self.use_overlap_workspaces()
-        output = self.new(rows, weight.shape[0])
+        output = self.new_tensor(rows, weight.shape[0])
         has_norm, is_trained = deferred_norm is not None, weight.needs_grad
         returns_norm = has_norm and self.norm_outputs is not None
         returns_gathered = returns_norm and is_sharded and self.adapters_read_gathered_rows
@@ -196,7 +196,7 @@ class LinearKernels(RankKernels):
         shape = x.shape
 
         def backward(saved_tensors: SavedTensors, gradients: Any, needs_input_grad: Needs) -> Gradients:
-            new, in_user_buffers = self.new, kernel_choices.user_buffers
+            new, in_user_buffers = self.new_tensor, kernel_choices.user_buffers
             output_gradient, norm_gradient = gradients if returns_norm else (gradients, None)
             gathered_input = new(rows, n_in) if is_sharded and not in_user_buffers and is_trained else None
             self.use_overlap_workspaces()
@@ -209,7 +209,7 @@ class LinearKernels(RankKernels):
             weight_gradient = self.weight_gradient(weight)
             if in_user_buffers:  # a copy of what the buffer has after the product for the weight
                 input_gradient = new(local_rows, n_in)
-            bias = [] if bias_shape is None else [self.graph.new(bias_shape, output_gradient.dtype)]
+            bias = [] if bias_shape is None else [self.graph.new_tensor(bias_shape, output_gradient.dtype)]
             if is_trained:
                 saved_tensors[1 if has_norm else 0] = None  # clear_tensor_data(ln_out)
             del gathered_input
@@ -217,11 +217,11 @@ class LinearKernels(RankKernels):
                 return [input_gradient if scattered_gradient is None else scattered_gradient, weight_gradient, *bias]
             if norm_gradient is not None and not returns_gathered:
                 input_gradient, scattered_gradient = new(local_rows, n_in), None
-            x_gradient = self.graph.new(shape, output_gradient.dtype)
+            x_gradient = self.graph.new_tensor(shape, output_gradient.dtype)
             del input_gradient, scattered_gradient
             return [
                 x_gradient,
-                *(self.graph.new(input_shape, output_gradient.dtype) for input_shape in norm_shapes),
+                *(self.graph.new_tensor(input_shape, output_gradient.dtype) for input_shape in norm_shapes),
                 weight_gradient,
                 *bias,
             ]
@@ -249,7 +249,7 @@ class LinearKernels(RankKernels):
         if is_sharded:
             self.persistent.grow_gather_buffer(2 * rows * n_in)
         self.persistent.use_torch_workspace("forward")
-        output = self.new(rows, weight.shape[0])
+        output = self.new_tensor(rows, weight.shape[0])
         self.activation_bias = None if adds_bias else bias
         if bias is not None and adds_bias:
             output = self.like(output)
@@ -271,10 +271,10 @@ class LinearKernels(RankKernels):
         rows: rows of the gathered input. shape: the shape of the rank's input.
         """
         self.persistent.use_torch_workspace("backward")
-        input_gradient = self.new(rows, shape[1])
-        scattered_gradient = self.new(*shape) if self.rank_choices.sequence_parallel else None
+        input_gradient = self.new_tensor(rows, shape[1])
+        scattered_gradient = self.new_tensor(*shape) if self.rank_choices.sequence_parallel else None
         weight_gradient = self.weight_gradient(weight)
-        bias_gradient = [] if bias is None else [self.graph.new(bias.shape, output_gradient.dtype)]
+        bias_gradient = [] if bias is None else [self.graph.new_tensor(bias.shape, output_gradient.dtype)]
         return [
             input_gradient if scattered_gradient is None else scattered_gradient,
             weight_gradient,
@@ -293,14 +293,14 @@ class LinearKernels(RankKernels):
         is_sharded, (rows, n_in), n_out = self.rank_choices.sequence_parallel, x.shape, weight.shape[0]
         in_user_buffers, is_trained = self.rank_choices.user_buffers, weight.needs_grad
         self.use_overlap_workspaces()
-        output = self.new(self.local_rows(rows) if in_user_buffers else rows, n_out)
+        output = self.new_tensor(self.local_rows(rows) if in_user_buffers else rows, n_out)
         if is_sharded and not in_user_buffers:
-            output = self.new(self.local_rows(rows), n_out)
+            output = self.new_tensor(self.local_rows(rows), n_out)
 
         def backward(saved_tensors: SavedTensors, output_gradient: Tensor, needs_input_grad: Needs) -> Gradients:
-            gathered_gradient = self.new(rows, n_out) if is_sharded and not in_user_buffers else None
+            gathered_gradient = self.new_tensor(rows, n_out) if is_sharded and not in_user_buffers else None
             self.use_overlap_workspaces()
-            input_gradient = self.new(rows, n_in)
+            input_gradient = self.new_tensor(rows, n_in)
             if in_user_buffers:
                 self.persistent.use_engine_workspace()
             weight_gradient = self.weight_gradient(weight)
@@ -316,16 +316,16 @@ class LinearKernels(RankKernels):
         """Runs RowParallelLinear; its reduction over ranks is a separate node."""
         is_sharded, (rows, n_in), n_out = self.rank_choices.sequence_parallel, x.shape, weight.shape[0]
         self.persistent.use_torch_workspace("forward")
-        output = self.new(rows, n_out)
+        output = self.new_tensor(rows, n_out)
 
         def backward(saved_tensors: SavedTensors, output_gradient: Tensor, needs_input_grad: Needs) -> Gradients:
             self.persistent.use_torch_workspace("backward")
-            return [self.new(rows, n_in), self.weight_gradient(weight)]
+            return [self.new_tensor(rows, n_in), self.weight_gradient(weight)]
 
         self.node("row_linear", (x, weight), [output], backward, x)
         if not is_sharded:
             return output
-        unreduced_output, output = output, self.new(self.local_rows(rows), n_out)
+        unreduced_output, output = output, self.new_tensor(self.local_rows(rows), n_out)
         return self.node_with_new_gradients("reduce_scatter", (unreduced_output,), output)
 
     def undivided_linear(self, operation: Step, x: Tensor) -> Tensor:
@@ -336,12 +336,12 @@ class LinearKernels(RankKernels):
         """Runs the product of a weight that every rank has in full; a frozen weight's product saves no input."""
         (rows, n_in), engine = x.shape, self.rank_choices.transformer_engine
         self.use_workspace(engine, "forward")
-        output = self.new(rows, weight.shape[0])
+        output = self.new_tensor(rows, weight.shape[0])
 
         def backward(saved_tensors: SavedTensors, output_gradient: Tensor, needs_input_grad: Needs) -> Gradients:
             self.use_workspace(engine, "backward")
-            gradients = [self.new(rows, n_in) if needs_input_grad[0] else None, self.weight_gradient(weight)]
-            return [*gradients, *([] if bias is None else [self.graph.new(bias.shape, output_gradient.dtype)])]
+            gradients = [self.new_tensor(rows, n_in) if needs_input_grad[0] else None, self.weight_gradient(weight)]
+            return [*gradients, *([] if bias is None else [self.graph.new_tensor(bias.shape, output_gradient.dtype)])]
 
         inputs = (x, weight, *([] if bias is None else [bias]))
         self.node("linear", inputs, [output], backward, *([x] if weight.needs_grad else []))
@@ -380,7 +380,7 @@ class LinearKernels(RankKernels):
         if is_sharded:
             self.persistent.grow_gather_buffer(2 * rows * n_in)
         self.persistent.use_torch_workspace("forward")
-        output = self.new(rows, weight.shape[0])
+        output = self.new_tensor(rows, weight.shape[0])
         if bias is not None:
             output = self.like(output)
 
@@ -411,13 +411,13 @@ class LinearKernels(RankKernels):
         if self.rank_choices.sequence_parallel:
             x = self.copy_reordered("gather", x, (rows, n_in))
         self.persistent.use_torch_workspace("forward")
-        output = self.new(rows, weight.shape[0])
+        output = self.new_tensor(rows, weight.shape[0])
         if bias is not None:
             output = self.like(output)
 
         def backward(saved_tensors: SavedTensors, output_gradient: Tensor, needs_input_grad: Needs) -> Gradients:
             self.persistent.use_torch_workspace("backward")
-            return [self.new(rows, n_in)]
+            return [self.new_tensor(rows, n_in)]
 
         self.node("output_layer", (x,), [output], backward)
         return output

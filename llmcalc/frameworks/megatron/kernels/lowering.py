@@ -197,7 +197,7 @@ class PersistentTensors:
         gradient = self.dummies.get(weight.shape)
         if gradient is None:
             with counted_as(self.meter, "gradients"):
-                gradient = self.dummies[weight.shape] = autograd_graph.new(weight.shape, BFLOAT16)
+                gradient = self.dummies[weight.shape] = autograd_graph.new_tensor(weight.shape, BFLOAT16)
             self.shared[weight.shape] = [gradient.storage.block]
         return gradient
 
@@ -255,7 +255,7 @@ class RankKernels(Lowering):
         entry_tensor = None
         entry = program.entry
         if entry is not None:
-            entry_tensor = unmetered.graph.new((self.local_rows(self.rows(entry)), entry.width), BFLOAT16)
+            entry_tensor = unmetered.graph.new_tensor((self.local_rows(self.rows(entry)), entry.width), BFLOAT16)
         unmetered.run_rank(program, entry_tensor)
         self.weights.update(unmetered.weights)
         tables = [
@@ -382,13 +382,13 @@ class RankKernels(Lowering):
 
     # --- operations --------------------------------------------------------------------------------------------------
 
-    def new(self, rows: Number, width: Number, dtype: Dtype = BFLOAT16) -> Tensor:
+    def new_tensor(self, rows: Number, width: Number, dtype: Dtype = BFLOAT16) -> Tensor:
         """Allocates a tensor [rows, width]."""
-        return self.graph.new((rows, width), dtype)
+        return self.graph.new_tensor((rows, width), dtype)
 
     def like(self, x: Tensor, dtype: Dtype | None = None) -> Tensor:
         """Allocates a tensor of the same shape."""
-        return self.graph.new(x.shape, x.dtype if dtype is None else dtype)
+        return self.graph.new_tensor(x.shape, x.dtype if dtype is None else dtype)
 
     def node(
         self, operation_name: str, ins: Sequence[Tensor], outputs: Sequence[Tensor], backward: Back, *saves: Tensor
@@ -414,13 +414,13 @@ class RankKernels(Lowering):
 
         Gradients have the format of the output's gradient.
         """
-        new, shapes = self.graph.new, [x.shape for x in ins]
+        new, shapes = self.graph.new_tensor, [x.shape for x in ins]
         self.node(operation_name, ins, [output], lambda _, g, needs: [new(shape, g.dtype) for shape in shapes], *saves)
         return output
 
     def copy_reordered(self, operation_name: str, x: Tensor, shape: Shape) -> Tensor:
         """Copies a tensor into another order or to other ranks; the gradient is copied back."""
-        new, input_shape = self.graph.new, x.shape
+        new, input_shape = self.graph.new_tensor, x.shape
         return record(self.graph, operation_name, (x,), new(shape, x.dtype), lambda g, _: (new(input_shape, g.dtype),))
 
     def checkpoint(self, compute: Run, arguments: Sequence[Tensor]) -> Tensor:
@@ -467,7 +467,7 @@ class RankKernels(Lowering):
 
     def dense_copy(self, x: Tensor) -> Tensor:
         """Returns a contiguous copy."""
-        output = self.graph.new(x.shape, x.dtype)
+        output = self.graph.new_tensor(x.shape, x.dtype)
         return record(self.graph, "copy", (x,), output, lambda g, _: (g,))
 
     def contiguous(self, x: Tensor) -> Tensor:
@@ -484,12 +484,12 @@ class RankKernels(Lowering):
         return (
             self.persistent.dummy_gradient(weight, self.graph)
             if self.rank_choices.fuses_gradient_accumulation
-            else self.graph.new(weight.shape, BFLOAT16)
+            else self.graph.new_tensor(weight.shape, BFLOAT16)
         )
 
     def dropout_mask(self, x: Tensor) -> Tensor:
         """Allocates a dropout mask, one byte per element."""
-        return self.graph.new(x.shape, BOOL)
+        return self.graph.new_tensor(x.shape, BOOL)
 
     @property
     def adapters_read_gathered_rows(self) -> bool:
@@ -499,7 +499,7 @@ class RankKernels(Lowering):
 
     def statistics(self, rows: Number) -> Tensor:
         """Allocates a norm's statistics, one fp32 number per row."""
-        return self.graph.new((rows, 1), FLOAT32)
+        return self.graph.new_tensor((rows, 1), FLOAT32)
 
     def extent(self, shape: Any) -> Number:
         """Returns the number of elements of a shape on this rank."""

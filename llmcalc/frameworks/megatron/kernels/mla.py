@@ -76,10 +76,10 @@ class LatentKernels(ExpertKernels):
     ) -> tuple[Tensor, Tensor]:
         """Assembles keys, with the rotary part shared by all heads, and values from one projection."""
         autograd_graph, rows, shapes = self.graph, x.shape[0], (x.shape, shared_key.shape)
-        outputs = self.new(rows, key_output.width), self.new(rows, value_output.width)
+        outputs = self.new_tensor(rows, key_output.width), self.new_tensor(rows, value_output.width)
 
         def backward(saved_tensors: SavedTensors, gradients: list[Gradient], needs_input_grad: Needs) -> Gradients:
-            return [autograd_graph.new(shape, BFLOAT16) for shape in shapes]
+            return [autograd_graph.new_tensor(shape, BFLOAT16) for shape in shapes]
 
         self.node("key_and_value", (x, shared_key), outputs, backward)
         return outputs

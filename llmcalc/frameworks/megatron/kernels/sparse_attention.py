@@ -98,7 +98,7 @@ class SparseKernels(Fp8Kernels):
         """Returns the rows of all tensor-parallel ranks, gathered if they are sharded."""
         if not self.rank_choices.sequence_parallel:
             return x
-        gathered_rows = self.new(x.shape[0] * self.rank_choices.tp, x.shape[1])
+        gathered_rows = self.new_tensor(x.shape[0] * self.rank_choices.tp, x.shape[1])
         dense = self.like(x) if not x.is_contiguous else None
         del dense
         return self.node_with_new_gradients("gather", (x,), gathered_rows)
@@ -139,7 +139,10 @@ class SparseKernels(Fp8Kernels):
         """Runs DSAttention.forward. The indexer's gradients do not reach its inputs."""
         aten, autograd_graph = self.t, self.graph
         indexer_input, query_latent = x.detached(), query_latent.detached()
-        key_starts, key_ends = autograd_graph.new((rows[0],), INT64), autograd_graph.new((rows[0],), INT64)
+        key_starts, key_ends = (
+            autograd_graph.new_tensor((rows[0],), INT64),
+            autograd_graph.new_tensor((rows[0],), INT64),
+        )
         select_step = next(operation for operation in indexer.steps() if operation.verb == "select")
         top_k = select_step.options["top_k"]
         loss: Tensor | None = None
@@ -161,7 +164,7 @@ class SparseKernels(Fp8Kernels):
                 "indexer_loss_scaler",
                 (y, loss),
                 output,
-                lambda g, _, saved_loss: (g, autograd_graph.new((), FLOAT32)),
+                lambda g, _, saved_loss: (g, autograd_graph.new_tensor((), FLOAT32)),
                 loss,
             )
         del key_starts, key_ends, q, k, weights
@@ -215,7 +218,7 @@ class SparseKernels(Fp8Kernels):
         """Runs a linear layer that every rank computes in full, whose input gets no gradient."""
         weight, _ = self.linear_weights(operation, operation.outs[0].width, "matrix")
         self.persistent.use_engine_workspace()
-        output = self.new(x.shape[0], weight.shape[0])
+        output = self.new_tensor(x.shape[0], weight.shape[0])
 
         def backward(saved_tensors: SavedTensors, output_gradient: Tensor, needs_input_grad: Needs) -> Gradients:
             self.persistent.use_engine_workspace()
@@ -251,8 +254,8 @@ def einsum_of_heads(aten: Aten, q: Tensor, k: Tensor) -> Tensor:
 
 def valid_key_mask(aten: Aten, tokens: Number, keys: Number) -> Tensor:
     """Runs build_valid_mask_from_starts_ends, a mask of the keys that precede each query."""
-    is_after_start = aten.new((tokens, keys), BOOL)
-    is_before_end = aten.new((tokens, keys), BOOL)
+    is_after_start = aten.new_tensor((tokens, keys), BOOL)
+    is_before_end = aten.new_tensor((tokens, keys), BOOL)
     return aten.like(is_after_start, is_before_end, dtype=BOOL)
 
 
@@ -260,7 +263,7 @@ def mask_future_keys(aten: Aten, x: Tensor) -> Tensor:
     """Runs apply_starts_ends_mask_to_scores."""
     valid = valid_key_mask(aten, x.shape[-2], x.shape[-1])
     _others = aten.like(valid)
-    return aten.new(x.shape, x.dtype)
+    return aten.new_tensor(x.shape, x.dtype)
 
 
 def select_top_keys(aten: Aten, q: Tensor, k: Tensor, weights: Tensor, top_k: Number) -> tuple[Tensor, Tensor]:
@@ -268,8 +271,8 @@ def select_top_keys(aten: Aten, q: Tensor, k: Tensor, weights: Tensor, top_k: Nu
     scores = index_scores(aten, q, weights, k)
     scores = mask_future_keys(aten, scores)
     selection_shape = (*scores.shape[:-1], min(top_k, k.shape[0]))
-    top_scores, indices = aten.new(selection_shape, FLOAT32), aten.new(selection_shape, INT64)
-    is_invalid = aten.new(selection_shape, BOOL)
+    top_scores, indices = aten.new_tensor(selection_shape, FLOAT32), aten.new_tensor(selection_shape, INT64)
+    is_invalid = aten.new_tensor(selection_shape, BOOL)
     indices = aten.like(indices)
     del top_scores, is_invalid
     return scores, indices
@@ -281,9 +284,9 @@ def scatter_selected_keys(aten: Aten, mask: Tensor, selected_keys: Tensor) -> No
     for start in range(0, int(tokens), ROWS):
         block_shape = (batch, min(ROWS, tokens - start), count)
         _valid, _safe, _source = (
-            aten.new(block_shape, BOOL),
-            aten.new(block_shape, INT64),
-            aten.new(block_shape, mask.dtype),
+            aten.new_tensor(block_shape, BOOL),
+            aten.new_tensor(block_shape, INT64),
+            aten.new_tensor(block_shape, mask.dtype),
         )
         del _valid, _safe, _source
 
@@ -294,19 +297,19 @@ def masked_softmax(aten: Aten, logits: Tensor, key_is_valid: Tensor) -> Tensor:
 
     def mask_invalid_keys(x: Tensor) -> Tensor:
         """Fills the elements of invalid keys."""
-        invalid_keys = aten.new(x.shape, BOOL)
+        invalid_keys = aten.new_tensor(x.shape, BOOL)
         return aten.masked_fill(x, invalid_keys)
 
     masked_logits = mask_invalid_keys(logits)
-    _any = aten.new(row_shape, BOOL)
-    row_max, max_indices = aten.new(row_shape, FLOAT32), aten.new(row_shape, INT64)
+    _any = aten.new_tensor(row_shape, BOOL)
+    row_max, max_indices = aten.new_tensor(row_shape, FLOAT32), aten.new_tensor(row_shape, INT64)
     shape = logits.shape
     row_max = record(
         autograd_graph,
         "max",
         (masked_logits,),
         row_max,
-        lambda g, _, index: (autograd_graph.new(shape, g.dtype),),
+        lambda g, _, index: (autograd_graph.new_tensor(shape, g.dtype),),
         max_indices,
     )
     del max_indices
@@ -314,8 +317,8 @@ def masked_softmax(aten: Aten, logits: Tensor, key_is_valid: Tensor) -> Tensor:
         autograd_graph,
         "where",
         (row_max,),
-        aten.new(row_shape, FLOAT32),
-        lambda g, _, c: (autograd_graph.new(row_shape, g.dtype),),
+        aten.new_tensor(row_shape, FLOAT32),
+        lambda g, _, c: (autograd_graph.new_tensor(row_shape, g.dtype),),
         _any,
     )
     probs = aten.exp(aten.sub(masked_logits, row_max))
@@ -329,7 +332,7 @@ def absorbed_attention(aten: Aten, query: Tensor, key: Tensor, selected_keys: Te
     (tokens, batch, heads, _), keys = query.shape, key.shape[0]
     q, k = aten.permute(query, (1, 2, 0, 3)), aten.permute(key, (1, 2, 3, 0))
     scores = aten.scale(aten.matmul(aten.to(q, FLOAT32), aten.to(k, FLOAT32)))
-    mask = aten.new((batch, tokens, keys), FLOAT32)
+    mask = aten.new_tensor((batch, tokens, keys), FLOAT32)
     scatter_selected_keys(aten, mask, selected_keys)
     mask = mask_future_keys(aten, mask)
     scores = aten.add(scores, aten.unsqueeze(mask, 1))
@@ -352,14 +355,14 @@ def indexer_loss(
         attention_probs = _attention_scores(aten, query, key)
         scores = mask_future_keys(aten, scores)
         valid = valid_key_mask(aten, scores.shape[-2], scores.shape[-1])
-        mask = aten.new(scores.shape, FLOAT32)
+        mask = aten.new_tensor(scores.shape, FLOAT32)
         scatter_selected_keys(aten, mask, selected_keys)
         attention_probs = masked_softmax(aten, attention_probs, aten.expand(valid, attention_probs.shape))
         log_probs = _masked_log_softmax(aten, scores)
         attention_probs = aten.sum(attention_probs, 1)
         attention_probs = aten.like(attention_probs)
         memory_terms = aten.like(aten.like(aten.like(aten.like(attention_probs)), log_probs), attention_probs)
-        loss = aten.new((), FLOAT32)
+        loss = aten.new_tensor((), FLOAT32)
         del memory_terms, mask
         return selected_keys, loss
 
@@ -397,14 +400,14 @@ def _attention_scores(aten: Aten, query: Tensor, key: Tensor) -> Tensor:
 
 def _masked_log_softmax(aten: Aten, scores: Tensor) -> Tensor:
     """Runs masked_log_softmax."""
-    invalid_keys = aten.new(scores.shape, BOOL)
-    masked_scores = aten.new(scores.shape, FLOAT32)
+    invalid_keys = aten.new_tensor(scores.shape, BOOL)
+    masked_scores = aten.new_tensor(scores.shape, FLOAT32)
     del invalid_keys
     zeros = aten.like(masked_scores)
     _safe = aten.like(masked_scores, zeros)
     del zeros
     log_probs = aten.like(_safe)
-    _invalid_log_probs = aten.new(scores.shape, BOOL)
+    _invalid_log_probs = aten.new_tensor(scores.shape, BOOL)
     return aten.like(log_probs)
 
 
@@ -416,7 +419,7 @@ def _indexer_gradients(
     attention_scores = _attention_scores(aten, query, key)
     scores = mask_future_keys(aten, scores)
     valid = valid_key_mask(aten, scores.shape[-2], scores.shape[-1])
-    mask = aten.new(scores.shape, FLOAT32)
+    mask = aten.new_tensor(scores.shape, FLOAT32)
     scatter_selected_keys(aten, mask, selected_keys)
     attention_probs = masked_softmax(aten, attention_scores, aten.expand(valid, attention_scores.shape))
     del attention_scores

@@ -38,7 +38,9 @@ class AttentionKernels(Lowering):
         if rotates_every_dimension is None:
             cos, sin = self._cos_and_sin(x.shape[-2], dim, spec.rope_theta, x)
         else:
-            position_ids = self.frames[-1].local_tensors["at"] = aten.like(aten.like(aten.new((x.shape[-2],), INT64)))
+            position_ids = self.frames[-1].local_tensors["at"] = aten.like(
+                aten.like(aten.new_tensor((x.shape[-2],), INT64))
+            )
             cos, sin = self._cos_sin(position_ids, dim, x)
         rotates_whole_head = same(dim, x.shape[-1]) and not spec.concatenated
         if operation.options["back"]:
@@ -76,7 +78,7 @@ class AttentionKernels(Lowering):
 
     def _angle_table(self, positions: Tensor, dim: Any) -> Tensor:
         aten = self.t
-        exponents = aten.like(aten.new((dim // 2,), FLOAT32))
+        exponents = aten.like(aten.new_tensor((dim // 2,), FLOAT32))
         return aten.mul(aten.to(aten.unsqueeze(positions, 1), FLOAT32), aten.like(aten.like(exponents)))
 
     # --- keys and values --------------------------------------------------------------------------------------------
@@ -253,7 +255,7 @@ class AttentionKernels(Lowering):
         key = ("added mask", queries, keys, window, chunk)
         if key not in self.memo:
             visible_keys = self._visible_keys(queries, keys, causal, window, chunk)
-            self.memo[key] = self.t.new((self.run_config.batch, 1, queries, keys), self.dtype)
+            self.memo[key] = self.t.new_tensor((self.run_config.batch, 1, queries, keys), self.dtype)
             del visible_keys
         mask: Tensor = self.memo[key]
         return mask
@@ -307,7 +309,7 @@ class AttentionKernels(Lowering):
                 aten.masked_fill(scores, aten.like(mask, dtype=BOOL)) if mask.dtype is BOOL else aten.add(scores, mask)
             )
             if is_floored:
-                scores = aten.minimum(scores, aten.new((), scores.dtype))
+                scores = aten.minimum(scores, aten.new_tensor((), scores.dtype))
         in_float32 = float32 or (sinks is None and self.autocasts_to_float32)  # with sinks the call states its format
         number_format = FLOAT32 if in_float32 else scores.dtype
         if sinks is not None:

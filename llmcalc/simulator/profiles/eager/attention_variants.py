@@ -71,11 +71,13 @@ class AttentionVariantKernels(AttentionKernels):
         aten, pool, keys = self.t, operation.options["pool"], self.get(operation.ins[1]).shape[1]
         batch, queries, pools = scores.shape
         visible_tokens = aten.add_number(aten.unsqueeze(self.token_positions(queries), 1))
-        top_pools = aten.sort(aten.masked_fill(scores, aten.compare(aten.new((pools,), INT64), visible_tokens)))[1]
+        top_pools = aten.sort(aten.masked_fill(scores, aten.compare(aten.new_tensor((pools,), INT64), visible_tokens)))[
+            1
+        ]
         chosen_pools = aten.slice(top_pools, minimum(pools, operation.options["top_k"] // pool))
-        tokens = aten.new((batch, queries, chosen_pools.shape[-1] * pool), INT64)
+        tokens = aten.new_tensor((batch, queries, chosen_pools.shape[-1] * pool), INT64)
         last_pool_tokens = keys % pool if is_size_one(queries) else pool - 1
-        return aten.cat([tokens, aten.new((batch, queries, last_pool_tokens), INT64)])
+        return aten.cat([tokens, aten.new_tensor((batch, queries, last_pool_tokens), INT64)])
 
     @compared(BY_TORCH)
     def do_selected(self, operation: Step) -> None:
@@ -85,8 +87,8 @@ class AttentionVariantKernels(AttentionKernels):
         if self.reads_selected(q.shape[1]):
             if len(keys[0].shape) == 4:  # every head has keys of its own: MeanIndexerReference.narrow
                 count = selected_indices.shape[-1]
-                selected_rows = [aten.new((k.shape[0], count, *k.shape[2:]), k.dtype) for k in keys]
-                self.bind(operation.outs[0], aten.new((1, count), BOOL))
+                selected_rows = [aten.new_tensor((k.shape[0], count, *k.shape[2:]), k.dtype) for k in keys]
+                self.bind(operation.outs[0], aten.new_tensor((1, count), BOOL))
                 self._bind_selected(operation, selected_rows)
                 return
             index = aten.unsqueeze(aten.select(selected_indices, 1), -1)
@@ -122,10 +124,10 @@ class AttentionVariantKernels(AttentionKernels):
             scores, aten.compare(aten.unsqueeze(key_positions, 0), aten.unsqueeze(query_positions, 1))
         )
         blocks = ceil_div(key_count, block)
-        scores = aten.new((*scores.shape[:-1], blocks * block), FLOAT32)
-        block_scores = aten.new((*scores.shape[:-1], blocks), FLOAT32)
+        scores = aten.new_tensor((*scores.shape[:-1], blocks * block), FLOAT32)
+        block_scores = aten.new_tensor((*scores.shape[:-1], blocks), FLOAT32)
         block_distances = aten.like(
-            aten.unsqueeze(aten.like(query_positions), 1), aten.unsqueeze(aten.new((blocks,), INT64), 0)
+            aten.unsqueeze(aten.like(query_positions), 1), aten.unsqueeze(aten.new_tensor((blocks,), INT64), 0)
         )
         block_scores = aten.masked_fill(
             aten.masked_fill(block_scores, aten.compare(aten.compare(block_distances), aten.compare(block_distances))),
@@ -212,7 +214,7 @@ class AttentionVariantKernels(AttentionKernels):
         aten, other_keys = self.t, scores.shape[-1] - mask.shape[-1]
         if selection:
             return aten.cat([aten.expand(mask, (*selection[0].shape[:-1], mask.shape[-1])), selection[0]])
-        return mask if is_zero(other_keys) else aten.cat([mask, aten.new((mask.shape[0], other_keys), BOOL)])
+        return mask if is_zero(other_keys) else aten.cat([mask, aten.new_tensor((mask.shape[0], other_keys), BOOL)])
 
     @compared(BY_TORCH)
     def do_weighted(self, operation: Step) -> None:

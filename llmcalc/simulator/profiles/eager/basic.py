@@ -45,7 +45,7 @@ class BasicKernels(Lowering):
 
     def output_rows(self, operation: Step) -> Number:
         """Returns the rows per sequence, the last ones, that a linear layer computes."""
-        return self.run_config.new(operation.outs[0].rows)
+        return self.run_config.new_rows(operation.outs[0].rows)
 
     @compared(BY_TORCH)
     def do_again(self, operation: Step) -> None:
@@ -94,7 +94,7 @@ class BasicKernels(Lowering):
         if index_kind in BY_TOKEN:
             if isinstance(rows, Multiple) and rows.of in self.inputs:
                 ids = self.inputs[rows.of]
-                n_grams = self.t.new((ids.shape[0], self.run_config.new(rows)), INT64)
+                n_grams = self.t.new_tensor((ids.shape[0], self.run_config.new_rows(rows)), INT64)
                 self.frames[-1].local_tensors["n-grams"] = n_grams
                 return n_grams
             if rows not in self.inputs:
@@ -108,7 +108,7 @@ class BasicKernels(Lowering):
             raise self.unsupported("no kernels for a look-up of tokens that the pass chooses")
         local_tensors = self.frames[-1].local_tensors
         if index_kind == "positions" or index_kind not in local_tensors:
-            local_tensors[index_kind] = self.t.new((self.run_config.new(rows),), INT64)
+            local_tensors[index_kind] = self.t.new_tensor((self.run_config.new_rows(rows),), INT64)
         index: Tensor = local_tensors[index_kind]
         return self.t.like(index) if index_kind == "positions" else index  # positions have an offset
 

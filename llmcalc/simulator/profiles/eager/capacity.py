@@ -33,7 +33,7 @@ class CapacityKernels(ExpertKernels):
         aten, local_tensors, experts = self.t, self.frames[-1].local_tensors, operation.options["experts"].size
         weights, chosen_experts = (aten.flatten(local_tensors[name], 0, 1) for name in ("weights", "chosen"))
         tokens, top_k = chosen_experts.shape
-        zeros = aten.new((tokens, experts), weights.dtype)
+        zeros = aten.new_tensor((tokens, experts), weights.dtype)
         weights_by_expert = aten.scatter(zeros, chosen_experts, weights)
         del zeros, weights, chosen_experts
         sent_weights, token_indices = aten.topk(weights_by_expert, expert_rows(tokens, top_k, experts, factor), 0)

@@ -79,7 +79,7 @@ class ElementwiseKernels(BasicKernels):
     def do_added_sinusoids(self, operation: Step) -> None:
         """Computes sinusoids [rows, width] in float32 (SinusoidalReference.forward)."""
         output = operation.outs[0]
-        self.set(output, self._compute_sinusoids(self.run_config.new(output.rows), output.width))
+        self.set(output, self._compute_sinusoids(self.run_config.new_rows(output.rows), output.width))
 
     @compared(BY_TORCH)
     def do_in_format_of(self, operation: Step) -> None:
@@ -87,9 +87,9 @@ class ElementwiseKernels(BasicKernels):
         self.bind(operation.outs[0], self.t.to(value, x.dtype))
 
     def _compute_sinusoids(self, rows: Number, width: Number) -> Tensor:
-        aten, positions = self.t, self.t.new((rows,), INT64)
+        aten, positions = self.t, self.t.new_tensor((rows,), INT64)
         half_width = ceil_div(width, 2)
-        exponents = aten.like(aten.new((half_width,), FLOAT32))
+        exponents = aten.like(aten.new_tensor((half_width,), FLOAT32))
         angles = aten.mul(aten.to(aten.unsqueeze(positions, 1), FLOAT32), aten.like(aten.like(exponents)))
         del exponents
         return aten.slice(aten.cat([aten.function("sin", angles), aten.function("cos", angles)]), width)

@@ -20,7 +20,7 @@ class EntryKernels(AttentionVariantKernels):
         shape = self.shape(output)
         if is_zero(shape[1]):  # no window is full yet
             if self.only_finds_parameters:
-                self.set(output, aten.new((shape[0], 1, *shape[2:]), x.dtype))
+                self.set(output, aten.new_tensor((shape[0], 1, *shape[2:]), x.dtype))
             else:
                 self.absent_values.add(id(output))
             return
@@ -57,7 +57,7 @@ class EntryKernels(AttentionVariantKernels):
         cached_entries = None if cached_tensors is None else cached_tensors[0]
         if new_entries is None:
             entries = (
-                aten.new((remaining_rows[0].shape[0], 0, value.width), remaining_rows[0].dtype)
+                aten.new_tensor((remaining_rows[0].shape[0], 0, value.width), remaining_rows[0].dtype)
                 if cached_entries is None
                 else cached_entries
             )
@@ -73,7 +73,7 @@ class EntryKernels(AttentionVariantKernels):
         complete_entries = self.frames[-1].local_tensors["whole"] = aten.like(
             aten.like(self.token_positions(q.shape[1]))
         )
-        entry_positions = aten.unsqueeze(aten.new((entries.shape[1],), INT64), 0)
+        entry_positions = aten.unsqueeze(aten.new_tensor((entries.shape[1],), INT64), 0)
         self.bind(operation.outs[0], aten.compare(entry_positions, aten.unsqueeze(complete_entries, 1)))
 
     @compared(BY_TORCH)
@@ -88,7 +88,7 @@ class EntryKernels(AttentionVariantKernels):
         aten, (keys, visible_mask) = self.t, map(self.get, operation.ins)
         blocks, size, count = self.memo["candidate blocks"], operation.options["block_size"], keys.shape[1]
         if self.reads_selected(blocks.shape[1]):
-            offsets = aten.new((size,), INT64)
+            offsets = aten.new_tensor((size,), INT64)
             own_count = count - (count - 1) // size * size
             in_blocks = aten.add(aten.scale(aten.unsqueeze(aten.select(blocks, 1), -1)), offsets)
             in_blocks = aten.flatten(in_blocks, 1)
@@ -103,7 +103,7 @@ class EntryKernels(AttentionVariantKernels):
             self.bind(operation.outs[1], aten.slice(visible_mask, positions.shape[-1]))
             return
         blocks_of_all = -(-count // size)
-        in_blocks = aten.new((*blocks.shape[:2], blocks_of_all), BOOL)
+        in_blocks = aten.new_tensor((*blocks.shape[:2], blocks_of_all), BOOL)
         in_blocks = aten.slice(aten.repeat_interleave(aten.scatter(in_blocks, blocks), size, 2), count)
         self.bind(operation.outs[0], keys)
         self.bind(operation.outs[1], aten.compare(visible_mask, in_blocks))
@@ -113,7 +113,7 @@ class EntryKernels(AttentionVariantKernels):
         aten, (batch, tokens, entries) = self.t, masked_scores.shape
         blocks_of_all = -(-entries // size)
         padded = aten.pad(masked_scores, blocks_of_all * size)
-        best = aten.new((batch, tokens, blocks_of_all), FLOAT32)
+        best = aten.new_tensor((batch, tokens, blocks_of_all), FLOAT32)
         del padded
         blocks_of_tokens = aten.like(self.token_positions(tokens))
         best = aten.scatter(best, blocks_of_tokens)

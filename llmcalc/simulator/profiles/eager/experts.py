@@ -50,7 +50,7 @@ class ExpertKernels(Lowering):
         else:
             scores = self.router_scores(self.take(operation, operation.ins[0]), options["scoring"])
             if "table" in inputs:
-                expert_indices = aten.new((*scores.shape[:-1], options["top_k"]), INT64)
+                expert_indices = aten.new_tensor((*scores.shape[:-1], options["top_k"]), INT64)
             else:
                 expert_indices = self.top_experts(scores, options["top_k"], inputs.get("correction"))
             weights = self.weights_of(scores, expert_indices)

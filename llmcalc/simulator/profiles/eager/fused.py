@@ -139,13 +139,13 @@ class FusedKernels(AttentionKernels, ElementwiseKernels, BasicKernels):
         sink_inputs = [] if sinks is None else [sinks]
 
         def backward(output_gradient: Tensor, _: Needs, *saved: Tensor) -> Sequence[Gradient]:
-            outputs = [autograd_graph.new(shape, output_gradient.dtype, strides) for shape, strides in shapes]
-            outputs += [autograd_graph.new(sink.shape, sink.dtype) for sink in sink_inputs]
+            outputs = [autograd_graph.new_tensor(shape, output_gradient.dtype, strides) for shape, strides in shapes]
+            outputs += [autograd_graph.new_tensor(sink.shape, sink.dtype) for sink in sink_inputs]
             if allocates_workspace:
-                fp32_query_gradient = autograd_graph.new(shapes[0][0], FLOAT32)
-                logsumexp = autograd_graph.new((batch, heads, queries), FLOAT32)
+                fp32_query_gradient = autograd_graph.new_tensor(shapes[0][0], FLOAT32)
+                logsumexp = autograd_graph.new_tensor((batch, heads, queries), FLOAT32)
                 repeated_gradients = [
-                    autograd_graph.new((batch, heads, *shape[2:]), output_gradient.dtype)
+                    autograd_graph.new_tensor((batch, heads, *shape[2:]), output_gradient.dtype)
                     for shape, _ in shapes[1:]
                     if repeats_keys
                 ]
@@ -243,7 +243,7 @@ class FusedKernels(AttentionKernels, ElementwiseKernels, BasicKernels):
         seed_count = 0 if allocates_workspace and efficient else 2
         seeds = [autograd_graph.operation_result(name, (), INT64) for _ in range(seed_count)]
         if allocates_workspace and not efficient:
-            autograd_graph.new((CUDNN_WORKSPACE,), UINT8)
+            autograd_graph.new_tensor((CUDNN_WORKSPACE,), UINT8)
         shapes = [(x.shape, elementwise(((x.shape, x.strides),), x.shape)) for x in (q, k, v)]
         workspace = FLOAT32.bytes * batch * heads * queries * (q.shape[-1] + 1) + CUDNN_WORKSPACE
 
@@ -251,14 +251,16 @@ class FusedKernels(AttentionKernels, ElementwiseKernels, BasicKernels):
             if efficient:
                 outputs = [self._by_token("", shape, output_gradient.dtype) for shape, _ in shapes]
             else:
-                outputs = [autograd_graph.new(shape, output_gradient.dtype, strides) for shape, strides in shapes]
-            outputs += [autograd_graph.new(*mask_shape) for mask_shape in mask_shapes]
+                outputs = [
+                    autograd_graph.new_tensor(shape, output_gradient.dtype, strides) for shape, strides in shapes
+                ]
+            outputs += [autograd_graph.new_tensor(*mask_shape) for mask_shape in mask_shapes]
             if allocates_workspace and efficient:
-                delta = autograd_graph.new((batch, heads, queries), FLOAT32)
-                float_gradient = autograd_graph.new(shapes[0][0], FLOAT32)
+                delta = autograd_graph.new_tensor((batch, heads, queries), FLOAT32)
+                float_gradient = autograd_graph.new_tensor(shapes[0][0], FLOAT32)
                 del delta, float_gradient
             elif allocates_workspace:
-                autograd_graph.new((workspace,), UINT8)
+                autograd_graph.new_tensor((workspace,), UINT8)
             return outputs
 
         inputs = (q, k, v, *trained_masks)
@@ -268,7 +270,7 @@ class FusedKernels(AttentionKernels, ElementwiseKernels, BasicKernels):
         """Returns a mask for each sequence of the batch; aligned, a view of a copy with rows of a multiple of 16."""
         aten, (_, heads, queries, keys) = self.t, mask.shape
         if is_aligned and keys % 16:
-            padding = aten.new((1, heads, queries, ceil_div(keys, 16) * 16 - keys), mask.dtype)
+            padding = aten.new_tensor((1, heads, queries, ceil_div(keys, 16) * 16 - keys), mask.dtype)
             mask = aten.slice(aten.cat([mask, padding]), keys)
         return aten.expand(mask, (batch, heads, queries, keys))
 
@@ -295,7 +297,7 @@ class FusedKernels(AttentionKernels, ElementwiseKernels, BasicKernels):
         strides = (tokens * heads * size, size, heads * size, 1)
         if operation_name:
             return self.graph.operation_result(operation_name, shape, dtype, strides)
-        return self.graph.new(shape, dtype, strides)
+        return self.graph.new_tensor(shape, dtype, strides)
 
     def _as_queries(self, operation_name: str, q: Tensor, v: Tensor) -> Tensor:
         """Allocates the output of cuDNN's attention kernel, in the order of the queries' axes."""
@@ -306,11 +308,11 @@ class FusedKernels(AttentionKernels, ElementwiseKernels, BasicKernels):
         """Runs `convert_boolean_attn_mask`: 0 and −∞ in the queries' number format; aligned, also a copy with rows of a
         multiple of 16. transformers expands the mask, [queries, keys], to the sequences of the batch."""
         aten, (queries, keys) = self.t, mask.shape
-        minus_infinity = aten.new((), q.dtype)
-        bias = aten.new((q.shape[0], 1, queries, keys), q.dtype)
+        minus_infinity = aten.new_tensor((), q.dtype)
+        bias = aten.new_tensor((q.shape[0], 1, queries, keys), q.dtype)
         del minus_infinity
         is_copied = is_aligned and keys % 16
-        return aten.new((q.shape[0], 1, queries, ceil_div(keys, 16) * 16), q.dtype) if is_copied else bias
+        return aten.new_tensor((q.shape[0], 1, queries, ceil_div(keys, 16) * 16), q.dtype) if is_copied else bias
 
     @compared(CHOSEN, attention="sdpa-math")
     def sdpa_math(self, q: Tensor, k: Tensor, v: Tensor, is_masked: bool, dropout: float = 0.0) -> Tensor:
@@ -335,15 +337,15 @@ class FusedKernels(AttentionKernels, ElementwiseKernels, BasicKernels):
         """Runs `_safe_softmax` (aten/src/ATen/native/transformers/attention.cpp), which marks scores of −∞."""
         probabilities = self.t.softmax(scores)
         if self.choices.on_gpu:
-            self.t.new(scores.shape, BOOL)
+            self.t.new_tensor(scores.shape, BOOL)
         return probabilities
 
     def _float_mask(self, queries: Any, keys: Any) -> Tensor:
         """Computes a mask of 0 for visible keys and −∞ elsewhere, in every layer."""
         aten = self.t
-        is_visible = aten.like(aten.new((queries, keys), BOOL))
-        zero, minus_infinity = aten.new((), FLOAT32), aten.new((), FLOAT32)
-        mask = aten.new((queries, keys), FLOAT32)
+        is_visible = aten.like(aten.new_tensor((queries, keys), BOOL))
+        zero, minus_infinity = aten.new_tensor((), FLOAT32), aten.new_tensor((), FLOAT32)
+        mask = aten.new_tensor((queries, keys), FLOAT32)
         del is_visible, zero, minus_infinity
         return mask
 
@@ -379,20 +381,20 @@ class FusedKernels(AttentionKernels, ElementwiseKernels, BasicKernels):
 
         def dense(tensor: Tensor) -> Tensor | None:
             is_copied = self.choices.on_gpu and not tensor.is_contiguous
-            return autograd_graph.new(tensor.shape, tensor.dtype) if is_copied else None
+            return autograd_graph.new_tensor(tensor.shape, tensor.dtype) if is_copied else None
 
         def backward(output_gradient: Tensor, needs_input_grad: Needs, x: Tensor, *_: Tensor) -> Sequence[Gradient]:
             copies = dense(output_gradient), dense(x)
             input_gradients = [
-                autograd_graph.new(*input_gradients) if needs_grad else None
+                autograd_graph.new_tensor(*input_gradients) if needs_grad else None
                 for input_gradients, needs_grad in zip(shapes, needs_input_grad, strict=True)
             ]
             del copies
             return input_gradients
 
         copy = dense(x)
-        output = autograd_graph.new(x.shape, x.dtype)
-        statistics = [autograd_graph.new(rows, FLOAT32) for _ in range(2 if spec.type == "layernorm" else 1)]
+        output = autograd_graph.new_tensor(x.shape, x.dtype)
+        statistics = [autograd_graph.new_tensor(rows, FLOAT32) for _ in range(2 if spec.type == "layernorm" else 1)]
         del copy
         result = record(
             autograd_graph, "norm", inputs, output, backward, x, *statistics, *([] if weight is None else [weight])
@@ -421,7 +423,7 @@ class FusedKernels(AttentionKernels, ElementwiseKernels, BasicKernels):
 
         def backward(output_gradient: Tensor, needs_input_grad: Needs, *_: Tensor) -> Sequence[Gradient]:
             return [
-                autograd_graph.new(*shape_and_dtype) if needs_grad else None
+                autograd_graph.new_tensor(*shape_and_dtype) if needs_grad else None
                 for shape_and_dtype, needs_grad in zip(shapes, needs_input_grad, strict=True)
             ]
 
@@ -487,13 +489,13 @@ class FusedKernels(AttentionKernels, ElementwiseKernels, BasicKernels):
     def _compiled_loss(self, logits: Tensor) -> Tensor:
         """Computes cross-entropy of logits [tokens, vocabulary] under torch.compile; saves two numbers per row."""
         autograd_graph, rows = self.graph, (logits.shape[0], 1)
-        row_maxima = autograd_graph.new(rows, FLOAT32)
-        total = autograd_graph.new(rows, FLOAT32)
-        output = autograd_graph.new((), FLOAT32)
+        row_maxima = autograd_graph.new_tensor(rows, FLOAT32)
+        total = autograd_graph.new_tensor(rows, FLOAT32)
+        output = autograd_graph.new_tensor((), FLOAT32)
         shape, dtype = logits.shape, logits.dtype
 
         def backward(output_gradient: Tensor, _: Needs, *__: Tensor) -> Sequence[Gradient]:
-            return (autograd_graph.new(shape, dtype),)
+            return (autograd_graph.new_tensor(shape, dtype),)
 
         return record(autograd_graph, "cross_entropy", (logits,), output, backward, logits, row_maxima, total)
 
@@ -505,14 +507,14 @@ class FusedKernels(AttentionKernels, ElementwiseKernels, BasicKernels):
         whether all labels are within the vocabulary.
         """
         aten = self.t
-        losses = aten.new(logits.shape[:1], logits.dtype)
+        losses = aten.new_tensor(logits.shape[:1], logits.dtype)
         is_counted = aten.compare(labels)
-        aten.new((), INT64)
+        aten.new_tensor((), INT64)
         for _ in ("max", "min"):
             safe_labels = aten.like(labels)
-            aten.new((), INT64)
+            aten.new_tensor((), INT64)
             del safe_labels
-        output = aten.new((), logits.dtype)
+        output = aten.new_tensor((), logits.dtype)
         del losses, is_counted
         return record(self.graph, "cross_entropy", (logits,), output, lambda g, _, gradient: (gradient,), logits)
 
@@ -572,10 +574,12 @@ class FusedKernels(AttentionKernels, ElementwiseKernels, BasicKernels):
         in_place: whether the backward pass writes the gradient over the logits; false by default.
         """
         aten, graph = self.t, self.graph
-        losses, log_sums, squares = (aten.new(logits.shape[:1], FLOAT32) for _ in range(3))
+        losses, log_sums, squares = (aten.new_tensor(logits.shape[:1], FLOAT32) for _ in range(3))
 
         def backward(output_gradient: Tensor, _: Needs, logits: Tensor, *__: Tensor) -> Sequence[Gradient]:
-            gradient_of_squares = aten.new(logits.shape[:1], FLOAT32)  # zeros, which autograd makes for any function
+            gradient_of_squares = aten.new_tensor(
+                logits.shape[:1], FLOAT32
+            )  # zeros, which autograd makes for any function
             gradient = logits if in_place else aten.like(logits)
             del gradient_of_squares
             return (gradient,)
@@ -634,8 +638,8 @@ class FusedKernels(AttentionKernels, ElementwiseKernels, BasicKernels):
         size = 1 << (ceil_div(tokens, chunks) - 1).bit_length()  # the next power of two
         inputs = [tensor for tensor in (x, weight, bias) if tensor is not None]
         gradients = [aten.like(tensor) if tensor.needs_grad or tensor is bias else None for tensor in inputs]
-        losses, is_counted = aten.new((tokens,), FLOAT32), aten.compare(labels)
-        aten.new((), INT64)
+        losses, is_counted = aten.new_tensor((tokens,), FLOAT32), aten.compare(labels)
+        aten.new_tensor((), INT64)
         transposed_weight: Tensor | None = None
         with autograd_graph.no_grad():
             for start in range(0, tokens, size):
@@ -649,8 +653,8 @@ class FusedKernels(AttentionKernels, ElementwiseKernels, BasicKernels):
                     transposed_weight = aten.transpose(gradient, 0, 1)
                     aten.to(aten.product(transposed_weight, chunk_input), FLOAT32)
                 if bias is not None:
-                    aten.new(bias.shape, gradient.dtype)
-            output = aten.new((), FLOAT32)
+                    aten.new_tensor(bias.shape, gradient.dtype)
+            output = aten.new_tensor((), FLOAT32)
             del chunk_input, logits, gradient
         del losses, is_counted, transposed_weight
         present_gradients = [tensor for tensor in gradients if tensor is not None]

@@ -37,7 +37,7 @@ class LocalKernels(PositionKernels):
     @compared(BY_TORCH)
     def do_in_blocks(self, operation: Step) -> None:
         value, output, block = operation.ins[0], operation.outs[0], operation.options["block"]
-        x, heads, tokens = self.flat(value), output.axes[0].size, self.run_config.new(output.rows)
+        x, heads, tokens = self.flat(value), output.axes[0].size, self.run_config.new_rows(output.rows)
         if not operation.options["around"]:
             self.bind(output, self._by_head(self._split_into_blocks(x, block), heads))
             return
@@ -64,13 +64,13 @@ class LocalKernels(PositionKernels):
     def _split_into_blocks(self, x: Tensor, block: Any) -> Tensor:
         """Splits tokens into blocks: [batch, tokens, …] → [batch, blocks, block, …], padded at the end."""
         block_count = ceil_div(x.shape[1], block)
-        padding_rows = self.t.new((x.shape[0], block_count * block - x.shape[1], *x.shape[2:]), x.dtype)
+        padding_rows = self.t.new_tensor((x.shape[0], block_count * block - x.shape[1], *x.shape[2:]), x.dtype)
         return self.t.unflatten(self.t.cat([x, padding_rows], 1), 1, (block_count, block))
 
     def _with_neighbours(self, x: Tensor) -> Tensor:
         """Joins each block with its neighbours: [batch, blocks, block, …] → [batch, blocks, 3 · block, …]."""
         aten, other_blocks = self.t, x.shape[1] - 1
-        padding_block = aten.new((x.shape[0], 1, *x.shape[2:]), x.dtype)
+        padding_block = aten.new_tensor((x.shape[0], 1, *x.shape[2:]), x.dtype)
         return aten.cat(
             [
                 aten.cat([padding_block, aten.slice(x, other_blocks, 1)], 1),
@@ -88,7 +88,7 @@ class LocalKernels(PositionKernels):
 
     @compared(BY_TORCH)
     def do_local_mask(self, operation: Step) -> None:
-        options, tokens = operation.options, self.run_config.new(operation.options["of"])
+        options, tokens = operation.options, self.run_config.new_rows(operation.options["of"])
         sizes = tokens, options["radius"], options["block_sums"]
         self.computed_once(("blocks", *sizes), lambda: self._local_mask(*sizes, list(map(self.get, operation.ins))))
 
@@ -99,7 +99,7 @@ class LocalKernels(PositionKernels):
         aten, block = self.t, radius + 1
         token_positions = self._split_into_blocks(aten.like(aten.unsqueeze(self.token_positions(tokens), 0)), block)
         keys = self._with_neighbours(token_positions)
-        window_positions = aten.new((3 * block,), INT64)
+        window_positions = aten.new_tensor((3 * block,), INT64)
         block_positions = aten.slice(window_positions, block)
         is_in_radius = aten.compare(
             aten.like(aten.like(aten.unsqueeze(window_positions, 0), aten.unsqueeze(block_positions, 1)))
@@ -112,7 +112,7 @@ class LocalKernels(PositionKernels):
         if block_size is None:
             return mask, bias
         block_of_token, block_indices = self._block_sum_indices(tokens, block_size)
-        mask = aten.cat([mask, aten.new((*mask.shape[:-1], block_indices.shape[0]), BOOL)])
+        mask = aten.cat([mask, aten.new_tensor((*mask.shape[:-1], block_indices.shape[0]), BOOL)])
         if bias is not None:
             bias_of_sums = self.bias_by_distance(tables[1], block_of_token, block_indices, causal=False)
             sum_mask = aten.unsqueeze(aten.permute(bias_of_sums, (1, 0, 2)), 0)
@@ -127,7 +127,7 @@ class LocalKernels(PositionKernels):
             raise self.unsupported("local attention runs with eager attention alone", operation.name)
         q, k, v = map(self.get, operation.ins)
         assert isinstance(operation.op, LocalCore)
-        tokens, op = self.run_config.new(operation.outs[0].rows), operation.op
+        tokens, op = self.run_config.new_rows(operation.outs[0].rows), operation.op
         mask, bias = self.memo["blocks", tokens, op.radius, op.global_block]
         dropout = operation.options["dropout"]
         output = self.run_attention_core(

@@ -188,10 +188,10 @@ class LoraKernels(BasicKernels):
         def backward(output_gradient: Tensor, needs_input_grad: Needs, *_: Tensor) -> Sequence[Gradient]:
             needed_gradients = needs_input_grad[1 : 1 + len(weights)]
             weight_gradients = [
-                autograd_graph.new(weight_shape, output_gradient.dtype) if needs_gradient else None
+                autograd_graph.new_tensor(weight_shape, output_gradient.dtype) if needs_gradient else None
                 for weight_shape, needs_gradient in zip(weight_shapes, needed_gradients, strict=True)
             ]
-            input_gradient = autograd_graph.new(shape, output_gradient.dtype) if needs_input_grad[0] else None
+            input_gradient = autograd_graph.new_tensor(shape, output_gradient.dtype) if needs_input_grad[0] else None
             bias_gradients = [
                 autograd_graph.sum_to_shape((width,), self.t.slice(output_gradient, width))
                 for width in widths[: len(biases)]
@@ -251,8 +251,8 @@ class LoraKernels(BasicKernels):
         aten = self.t
         transposed_x = aten.transpose(x, 0, 1)
         rows, adapter_width = transposed_x.shape[0] * transposed_x.shape[1], transposed_x.shape[2]
-        result = aten.new((rows, width), x.dtype)
-        source, index = aten.reshape(transposed_x, (rows, adapter_width)), aten.new((adapter_width,), INT64)
+        result = aten.new_tensor((rows, width), x.dtype)
+        source, index = aten.reshape(transposed_x, (rows, adapter_width)), aten.new_tensor((adapter_width,), INT64)
 
         backward = aten.new_gradient((rows, adapter_width))
         result = record(self.graph, "index_copy", (source,), aten.like(result), backward, index, source)
@@ -319,12 +319,12 @@ class LoraKernels(BasicKernels):
 
         def backward(output_gradient: Tensor, _: Needs, *__: Tensor) -> Sequence[Gradient]:
             decoded_weight = self._decode_weight(shape, dtype)
-            output = autograd_graph.new(input_shape, dtype)
+            output = autograd_graph.new_tensor(input_shape, dtype)
             del decoded_weight
             return (output,)
 
         decoded_weight = self._decode_weight(shape, dtype)
-        output = autograd_graph.new((*input_shape[:-1], width), dtype)
+        output = autograd_graph.new_tensor((*input_shape[:-1], width), dtype)
         del decoded_weight
         product = record(autograd_graph, "matmul_4bit", (x,), output, backward, weight)
         if self.adapters.keeps_inputs and product.node is not None:
@@ -341,22 +341,22 @@ class LoraKernels(BasicKernels):
         rows, columns = count(x.shape[:-1]), x.shape[-1]
 
         def backward(output_gradient: Tensor, _: Needs, *__: Tensor) -> Sequence[Gradient]:
-            decoded_weight = autograd_graph.new((width, columns), dtype)
-            scales = autograd_graph.new((width, 1), FLOAT32)
+            decoded_weight = autograd_graph.new_tensor((width, columns), dtype)
+            scales = autograd_graph.new_tensor((width, 1), FLOAT32)
             del scales
-            output = autograd_graph.new(input_shape, dtype)
+            output = autograd_graph.new_tensor(input_shape, dtype)
             del decoded_weight
             return (output,)
 
         float16_input = aten.to(x.detached(), FLOAT16)
-        row_scales, codes = aten.new((rows,), FLOAT32), aten.new((rows, columns), UINT8)
+        row_scales, codes = aten.new_tensor((rows,), FLOAT32), aten.new_tensor((rows, columns), UINT8)
         magnitudes = aten.like(float16_input)
-        is_outlier = aten.new((rows, columns), BOOL)
+        is_outlier = aten.new_tensor((rows, columns), BOOL)
         del magnitudes
         del is_outlier, float16_input
-        sums = aten.new((rows, width), INT32)
-        decoded = aten.new((rows, width), FLOAT16)
-        output = decoded if dtype is FLOAT16 else aten.new((rows, width), dtype)
+        sums = aten.new_tensor((rows, width), INT32)
+        decoded = aten.new_tensor((rows, width), FLOAT16)
+        output = decoded if dtype is FLOAT16 else aten.new_tensor((rows, width), dtype)
         del sums, decoded, codes, row_scales
         product = record(
             autograd_graph, "matmul_8bit", (x,), aten.reshape(output, (*input_shape[:-1], width)), backward, weight
@@ -371,7 +371,7 @@ class LoraKernels(BasicKernels):
         assert adapters is not None
 
         blocks = ceil_div(count(shape), BLOCK)
-        scales = autograd_graph.new((blocks,), FLOAT32) if adapters.base == "nf4-dq" else None
-        output = autograd_graph.new(shape, FLOAT16 if adapters.decodes_to_half else dtype)
+        scales = autograd_graph.new_tensor((blocks,), FLOAT32) if adapters.base == "nf4-dq" else None
+        output = autograd_graph.new_tensor(shape, FLOAT16 if adapters.decodes_to_half else dtype)
         del scales
         return self.t.to(output, dtype)

@@ -38,7 +38,7 @@ class PositionKernels(AttentionVariantKernels):
     def _alibi_bias(self, heads: Any, queries: Any, keys: Any) -> Tensor:
         """Computes the bias [heads, queries, keys] in float32 (`alibi_bias`)."""
         aten = self.t
-        slopes = aten.like(aten.like(aten.like(aten.new((heads,), INT64), dtype=FLOAT32)))
+        slopes = aten.like(aten.like(aten.like(aten.new_tensor((heads,), INT64), dtype=FLOAT32)))
         return aten.like(
             aten.like(aten.unsqueeze(aten.unsqueeze(slopes, 1), 2)), aten.like(self._relative_positions(queries, keys))
         )
@@ -47,8 +47,8 @@ class PositionKernels(AttentionVariantKernels):
     def do_distance_bias(self, operation: Step) -> None:
         table, q = operation.ins
         queries, keys = (
-            self.token_positions(self.run_config.new(q.rows)),
-            self.token_positions(self.run_config.available(q.rows)),
+            self.token_positions(self.run_config.new_rows(q.rows)),
+            self.token_positions(self.run_config.available_rows(q.rows)),
         )
         self.bind(operation.outs[0], self.bias_by_distance(self.get(table), queries, keys, operation.options["causal"]))
 
@@ -73,7 +73,7 @@ class PositionKernels(AttentionVariantKernels):
     def do_sinusoids(self, operation: Step) -> None:
         """Computes concatenated sines and cosines of float32 angles."""
         output, dtype = operation.outs[0], self.get(operation.ins[0]).dtype
-        count, width = self.run_config.new(output.rows), output.width
+        count, width = self.run_config.new_rows(output.rows), output.width
         if not operation.options["once"]:
             key = ("distances", count, width)
             angles = self.computed_once(
@@ -112,7 +112,7 @@ class PositionKernels(AttentionVariantKernels):
     @compared(BY_TORCH)
     def do_occurring(self, operation: Step) -> None:
         output = operation.outs[0]
-        self.set(output, self.t.slice(self.get(operation.ins[0]), self.run_config.new(output.rows), 0))
+        self.set(output, self.t.slice(self.get(operation.ins[0]), self.run_config.new_rows(output.rows), 0))
 
     @compared(BY_TORCH)
     def do_distances(self, operation: Step) -> None:

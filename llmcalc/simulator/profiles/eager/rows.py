@@ -31,7 +31,7 @@ class RowKernels(Lowering):
         if cached_rows is not None:
             self.absent_values.add(id(output))
         else:
-            self.set(output, self.t.new(self.shape(output), self.get(operation.ins[0]).dtype))
+            self.set(output, self.t.new_tensor(self.shape(output), self.get(operation.ins[0]).dtype))
 
     @compared(BY_TORCH)
     def do_resumed(self, operation: Step) -> None:

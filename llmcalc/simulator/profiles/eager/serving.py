@@ -94,13 +94,13 @@ class ServingKernels(EntryKernels, PositionKernels, FusedKernels):
 
     def indexer_logits(self, queries: Number, keys: Number) -> Tensor:
         """Allocates the logits of the queries that an indexer scores at once. queries: over all sequences."""
-        return self.t.new((minimum(queries * keys, INDEXER_LOGITS // 4),), FLOAT32)
+        return self.t.new_tensor((minimum(queries * keys, INDEXER_LOGITS // 4),), FLOAT32)
 
     def serve_select(self, operation: Step) -> None:
         batch, keys = self.get(operation.ins[1]).shape[:2]
-        queries = self.run_config.new(operation.ins[1].rows)
+        queries = self.run_config.new_rows(operation.ins[1].rows)
         logits = self.indexer_logits(batch * queries, keys)
-        self.memo["selected"] = self.t.new((batch, queries, minimum(keys, operation.options["top_k"])), INT32)
+        self.memo["selected"] = self.t.new_tensor((batch, queries, minimum(keys, operation.options["top_k"])), INT32)
         del logits
 
     def serve_selected(self, operation: Step) -> None:
@@ -112,10 +112,10 @@ class ServingKernels(EntryKernels, PositionKernels, FusedKernels):
     def serve_select_blocks(self, operation: Step) -> None:
         """Allocates the largest score of each block, and the indices of the selected blocks."""
         output, keys = operation.outs[0], self.get(operation.ins[1])
-        shape = (keys.shape[0], output.axes[0].size, self.run_config.new(operation.ins[1].rows))
+        shape = (keys.shape[0], output.axes[0].size, self.run_config.new_rows(operation.ins[1].rows))
         blocks = ceil_div(keys.shape[1], operation.options["block"])
-        scores = self.t.new((*shape, blocks), FLOAT32)
-        self.bind(output, self.t.new((*shape, minimum(blocks, operation.options["blocks"])), INT32))
+        scores = self.t.new_tensor((*shape, blocks), FLOAT32)
+        self.bind(output, self.t.new_tensor((*shape, minimum(blocks, operation.options["blocks"])), INT32))
         del scores
 
     def serve_choose_entries(self, operation: Step) -> None:
@@ -124,8 +124,12 @@ class ServingKernels(EntryKernels, PositionKernels, FusedKernels):
         logits = self.indexer_logits(batch * queries, entries)
         if operation.options["finds"] is not None:
             count, size = operation.options["finds"]
-            self.memo["candidate blocks"] = self.t.new((batch, queries, minimum(ceil_div(entries, size), count)), INT32)
-        self.bind(operation.outs[0], self.t.new((batch, queries, minimum(entries, operation.options["top_k"])), INT32))
+            self.memo["candidate blocks"] = self.t.new_tensor(
+                (batch, queries, minimum(ceil_div(entries, size), count)), INT32
+            )
+        self.bind(
+            operation.outs[0], self.t.new_tensor((batch, queries, minimum(entries, operation.options["top_k"])), INT32)
+        )
         del logits
 
     def serve_candidates(self, operation: Step) -> None:
@@ -160,8 +164,8 @@ class ServingKernels(EntryKernels, PositionKernels, FusedKernels):
             self.set(operation.outs[0], self.get(self.joint_output))
             return
         q, out = self.get(operation.ins[0]), operation.outs[0]
-        output = self.t.new((*q.shape[:3], out.axes[-1].size), q.dtype)
-        self.t.new(q.shape[:3], FLOAT32)
+        output = self.t.new_tensor((*q.shape[:3], out.axes[-1].size), q.dtype)
+        self.t.new_tensor(q.shape[:3], FLOAT32)
         self.set(out, output)
         self.joint_output = out
 

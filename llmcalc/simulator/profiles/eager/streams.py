@@ -23,7 +23,7 @@ class StreamKernels(Lowering):
 
     def do_received(self, operation: Step) -> None:
         """Allocates the hidden states of another model, which need no gradient."""
-        self.set(operation.outs[0], self.t.new(self.shape(operation.outs[0]), self.get(operation.ins[0]).dtype))
+        self.set(operation.outs[0], self.t.new_tensor(self.shape(operation.outs[0]), self.get(operation.ins[0]).dtype))
 
     @compared(BY_TORCH)
     def do_copies(self, operation: Step) -> None:
@@ -71,7 +71,7 @@ class StreamKernels(Lowering):
         self.refuse_recomputed(operation)
         if key not in self.memo:
             count = x.shape[-1]
-            first_stream = self.t.select(self.t.new((count, count), x.dtype), 0)
+            first_stream = self.t.select(self.t.new_tensor((count, count), x.dtype), 0)
             self.memo[key] = self.t.expand(first_stream, x.shape)
         self.set(output, self.memo[key])
         if operation.options["keeps"]:

@@ -25,7 +25,7 @@ class DecayKernels(AttentionKernels, ScanModules):
         if self.has_earlier_tokens:
             return self.decode_tokens(operations, x)
         q, k, v = self._lightning_heads(operations, x, op.head_dim)
-        output = lightning_attn.lightning_attn_func(aten, q, k, v, aten.new((op.heads, 1, 1), FLOAT32))
+        output = lightning_attn.lightning_attn_func(aten, q, k, v, aten.new_tensor((op.heads, 1, 1), FLOAT32))
         if self.store is not None:  # the kernel returns no state
             self.states(operations["recurrent_state"], (op.heads, op.head_dim, op.head_dim))
             _state = aten.matmul(aten.transpose(aten.like(k), -1, -2), v)
@@ -70,7 +70,7 @@ class DecayKernels(AttentionKernels, ScanModules):
         state, output = cached_state[0], []
         q, k, v = (aten.slice(y, 1, 2) for y in (q, k, v))
         if tokens > 1:
-            output.append(aten.new((batch, heads, tokens - 1, head_size), q.dtype))
+            output.append(aten.new_tensor((batch, heads, tokens - 1, head_size), q.dtype))
         for _ in range(min(tokens, 2)):
             decayed_state = aten.mul(aten.to(aten.exp(aten.scale(slope, "neg")), q.dtype), state)
             state = aten.add(decayed_state, aten.matmul(aten.transpose(k, -1, -2), v))
@@ -79,7 +79,7 @@ class DecayKernels(AttentionKernels, ScanModules):
         return aten.cat(output, 2), state
 
     def _decay_slopes(self, heads: Any) -> Tensor:
-        return self.t.like(self.t.unsqueeze(self.t.unsqueeze(self.t.new((heads,), INT64), 1), 2), dtype=FLOAT32)
+        return self.t.like(self.t.unsqueeze(self.t.unsqueeze(self.t.new_tensor((heads,), INT64), 1), 2), dtype=FLOAT32)
 
     @compared(PUBLISHED)
     def module_MatrixMemory(self, operations: Steps, x: Tensor) -> Tensor:

@@ -126,7 +126,7 @@ class MambaKernels(ScanModules):
         if cached_inputs is not None:
             x = aten.cat([state_tensor, x])
         elif tokens < cached_tokens:
-            x = aten.new((*x.shape[:2], cached_tokens), x.dtype)
+            x = aten.new_tensor((*x.shape[:2], cached_tokens), x.dtype)
         return aten.slice(self.causal_conv(operations["conv1d"], x, activation_name), tokens)
 
     def mamba_of_heads(self, operations: Steps, x: Tensor) -> Tensor:

@@ -47,7 +47,7 @@ class ScanModules(ConvolutionKernels, BasicKernels):
     @property
     def decodes_one_token(self) -> bool:
         """Whether the pass decodes a single token after earlier passes."""
-        return self.has_earlier_tokens and is_size_one(self.run_config.new(TOKENS))
+        return self.has_earlier_tokens and is_size_one(self.run_config.new_rows(TOKENS))
 
     def run_module_at_once(self, module_scope: Scope, compute_module: Callable[[Steps, Tensor], Tensor]) -> None:
         """Runs all operations of a module by `compute_module`, which gives the output of the last one."""
@@ -159,7 +159,7 @@ class ScanModules(ConvolutionKernels, BasicKernels):
             assert isinstance(state.op, State)
             cached_tokens = exact_div(state.op.size, x.shape[1])
             self.states(state, (x.shape[1], cached_tokens))
-            _padded_input = self.t.new((*x.shape[:2], cached_tokens), x.dtype)
+            _padded_input = self.t.new_tensor((*x.shape[:2], cached_tokens), x.dtype)
 
     def final_state(self, state: Step, *shape: Any) -> Optional:
         """Returns the tensor to which a kernel writes the last state: the cache's own, or one copied to the cache."""
@@ -167,7 +167,7 @@ class ScanModules(ConvolutionKernels, BasicKernels):
         states = self.states(state, shape)
         if not states or is_first_pass:
             return states[0] if states else None
-        return self.graph.new((self.run_config.batch, *shape), states[0].dtype)
+        return self.graph.new_tensor((self.run_config.batch, *shape), states[0].dtype)
 
     def channels(self, operation: Step) -> Tensor:
         """Returns the input of a convolution as [batch, channels, tokens]."""
@@ -193,7 +193,7 @@ class ScanModules(ConvolutionKernels, BasicKernels):
     def do_shift(self, operation: Step) -> None:
         aten, x, state = self.t, self.get(operation.ins[0]), operation.options["state"]
         cached_row = self.cached(state)
-        previous_row = aten.new((x.shape[0], 1, *x.shape[2:]), x.dtype) if cached_row is None else cached_row[0]
+        previous_row = aten.new_tensor((x.shape[0], 1, *x.shape[2:]), x.dtype) if cached_row is None else cached_row[0]
         self.keep(state, aten.slice(x, 1, 1))
         self.set(operation.outs[0], aten.cat([previous_row, aten.slice(x, x.shape[1] - 1, 1)], 1))
 

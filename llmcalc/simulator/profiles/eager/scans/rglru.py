@@ -45,7 +45,7 @@ class RgLruKernels(ScanModules):
         assert isinstance(gate.op, BlockLinear)
         blocks = gate.op.blocks
         size = exact_div(width, blocks)
-        reset = aten.new((1, tokens, 1), BOOL)
+        reset = aten.new_tensor((1, tokens, 1), BOOL)
         input_blocks = aten.transpose(aten.reshape(u, (batch * tokens, blocks, size)), 0, 1)
 
         def gated(name: str) -> tuple[Tensor, Tensor]:
@@ -81,7 +81,7 @@ class RgLruKernels(ScanModules):
         """Runs `RecurrentGemmaRglru._rnn_scan`: one token after the other. The module keeps the last state."""
         aten, (batch, tokens, width) = self.t, x.shape
         gate = aten.mul(gate, aten.like(reset))
-        state, states = aten.new((batch, width), FLOAT32), aten.like(x)
+        state, states = aten.new_tensor((batch, width), FLOAT32), aten.like(x)
         if tokens > ONE_BY_ONE:
             states, state = self._first_tokens(x, gate, states, state, tokens - ONE_BY_ONE)
         for _ in range(min(tokens, ONE_BY_ONE)):
@@ -102,13 +102,15 @@ class RgLruKernels(ScanModules):
         autograd_graph, (batch, _, width) = self.graph, x.shape
 
         def backward(output_gradient: Tensor, _: Any, *__: Tensor) -> list[Tensor]:
-            return [autograd_graph.new(input_shape, dtype)]
+            return [autograd_graph.new_tensor(input_shape, dtype)]
 
         input_shape, dtype = x.shape, x.dtype
         view = Tensor(states.shape, states.dtype, states.storage, states.strides)
         if recorded(autograd_graph, (x,)):
             saved_tensors = [
-                autograd_graph.new((batch, tokens - 1, width), FLOAT32) for _ in range(2)
+                autograd_graph.new_tensor((batch, tokens - 1, width), FLOAT32) for _ in range(2)
             ]  # gates and states
             record(autograd_graph, "tokens", (x,), view, backward, state, *saved_tensors)
-        return view, record(autograd_graph, "token", (gate,), autograd_graph.new(state.shape, state.dtype), backward)
+        return view, record(
+            autograd_graph, "token", (gate,), autograd_graph.new_tensor(state.shape, state.dtype), backward
+        )

@@ -148,8 +148,8 @@ class _VisibleBlocks(EntryScores):
     """The indexer's scores of the complete blocks before each token only."""
 
     def pairs(self, run_config: RunConfig) -> Any:
-        past = run_config.past(self.rows)
-        return self.visible_pairs(past + run_config.new(self.rows)) - self.visible_pairs(past)
+        past = run_config.past_rows(self.rows)
+        return self.visible_pairs(past + run_config.new_rows(self.rows)) - self.visible_pairs(past)
 
 
 def _visible_blocks(op: Op) -> Op:
