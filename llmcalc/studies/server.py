@@ -138,22 +138,22 @@ class Server:
         """The number of tokens that one replica's caches hold."""
         return self.memory.kv_tokens * self.sizes.dp
 
-    def range(self, seconds: float, phase: str) -> Range:
-        """Returns the range of an estimate in seconds.
+    def range(self, seconds: float, phase: str, burst_seconds: float | None = None) -> Range:
+        """Returns the range of an estimate in seconds. burst_seconds: as in `expected_range`.
 
         The widest range with drafted tokens, and with separate devices for prompts, because these were never measured.
         """
         replica = self.replica
         is_tested = replica.speculation is None and self.group is None
-        return expected_range(seconds, phase, replica.device, replica.stack, replica.spec, is_tested)
+        return expected_range(seconds, phase, replica.device, replica.stack, replica.spec, is_tested, burst_seconds)
 
     def point(self, concurrency: int) -> LoadPoint:
         """Returns the server at a concurrency, which is divided evenly over its replicas."""
         load = self.load(max(1.0, concurrency / self.replicas))
         rate = self.replicas * load.output_tokens_per_second
         cost = None if self.price is None else self.price * self.devices / SECONDS_OF_AN_HOUR / rate * 1e6
-        ttft, tpot = self.range(load.ttft, "prefill"), self.range(load.tpot, "decode")
-        ttft = replace(ttft, high=max(ttft.high, self.range(load.ttft_of_burst, "prefill").high))
+        ttft = self.range(load.ttft, "prefill", load.ttft_of_burst if load.concurrency > 1 else None)
+        tpot = self.range(load.tpot, "decode")
         return LoadPoint(concurrency, self.devices, load, self.replicas, ttft, tpot, cost)
 
     def with_replicas(self, replica_count: int) -> Server:

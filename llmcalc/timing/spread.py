@@ -43,9 +43,10 @@ class TestedClass(Bounds):
 
     phase: Literal["training", "prefill", "decode"]
     experts: bool | None = None
-    device: Literal["profiled", "tested"]
+    device: Literal["profiled", "tested"] | None = None
     stack: Literal["tested", "new"] | None = None
     server: bool | None = None
+    loaded: bool | None = None
     rows: int = Field(gt=0)
     sets: int = Field(gt=0)
     median_error: float = Field(gt=0)
@@ -58,20 +59,25 @@ class TestedClass(Bounds):
             raise ValueError(f"{self.words}: median_error is more than p90_error")
         return self
 
-    def contains_estimate(self, phase: str, experts: bool, device: str, stack: Stack) -> bool:
-        """Whether an estimate belongs to this class. device: the class of its devices."""
+    def contains_estimate(self, phase: str, experts: bool, device: str, stack: Stack, loaded: bool) -> bool:
+        """Whether an estimate belongs to this class. device: class of its devices. loaded: beside other requests."""
         return (
             self.phase == phase
             and self.experts in (None, experts)
-            and self.device == device
+            and self.device in (None, device)
             and self.stack in (None, "tested" if stack.rows else "new")
             and self.server in (None, stack.server)
+            and self.loaded in (None, loaded)
         )
 
 
 class _Classes(Record):
-    untested: Bounds
     classes: tuple[TestedClass, ...]
+
+    def widest_bounds(self, phase: str) -> Bounds:
+        """Returns the range of what was never tested: it contains the range of each tested class of its phase."""
+        alike = [candidate for candidate in self.classes if candidate.phase == phase]
+        return Bounds(low=min(each.low for each in alike), high=max(each.high for each in alike))
 
 
 @cache
@@ -141,17 +147,34 @@ class Range:
 
 
 def expected_range(
-    seconds: Number, phase: str, device: Device, stack: Stack, spec: ModelSpec, is_tested: bool = True
+    seconds: Number,
+    phase: str,
+    device: Device,
+    stack: Stack,
+    spec: ModelSpec,
+    is_tested: bool = True,
+    burst_seconds: Number | None = None,
 ) -> Range:
-    """Returns the range of a time estimate. is_tested: whether a similar run was measured; default true."""
-    device_class = "profiled" if device.evidence != "datasheet" else "tested" if device.is_tested else ""
+    """Returns the range of a time estimate.
+
+    is_tested: whether a similar run was measured; default true.
+    burst_seconds: of a first token beside other requests, the estimate where all of them arrive at once, of which the
+        upper end is a multiple; None (default) for all other times.
+    """
+    device_class = "profiled" if device.evidence != "datasheet" else "tested" if device.is_tested else None
+    has_experts, is_loaded = bool(routed_experts(spec)), burst_seconds is not None
     tested_class = next(
         (
             candidate
             for candidate in _classes().classes
-            if is_tested and candidate.contains_estimate(phase, bool(routed_experts(spec)), device_class, stack)
+            if is_tested
+            and device_class is not None
+            and candidate.contains_estimate(phase, has_experts, device_class, stack, is_loaded)
         ),
         None,
     )
-    bounds = _classes().untested if tested_class is None else tested_class
-    return Range(seconds, seconds * bounds.low, seconds * bounds.high, phase, device.evidence, stack.name, tested_class)
+    bounds = tested_class or _classes().widest_bounds(phase)
+    latest_seconds = seconds if burst_seconds is None else max(float(seconds), float(burst_seconds))
+    return Range(
+        seconds, seconds * bounds.low, latest_seconds * bounds.high, phase, device.evidence, stack.name, tested_class
+    )

@@ -17,7 +17,6 @@ from llmcalc.timing.spread import Range, expected_range
 from .measured_rows import (
     CLASSES,
     FULL,
-    LOADED,
     RATE,
     SERVERS,
     NotAsked,
@@ -40,8 +39,8 @@ def range_of(row: Row, seconds: float) -> Range:
     phase = "training" if row.trains else "prefill" if row["measure"] in ("prompt", "ttft") else "decode"
     device = device_of_row(row["hardware"], row["nic_gb_s"])
 
-    def expected(phase: str) -> Range:
-        return expected_range(seconds, phase, device, row.stack, spec_of(row["model"]))
+    def expected(phase: str, burst_seconds: float | None = None) -> Range:
+        return expected_range(seconds, phase, device, row.stack, spec_of(row["model"]), burst_seconds=burst_seconds)
 
     if row["measure"] in PARTS:
         if row["measure"] == "throughput":
@@ -56,11 +55,7 @@ def range_of(row: Row, seconds: float) -> Range:
             for of_prompts, of_tokens in ((prompts.low, tokens.low), (prompts.high, tokens.high))
         )
         return replace(tokens, low=low, high=high)
-    if row.kind == LOADED:
-        of_burst = load_of(row).ttft_of_burst
-        prompts = expected(phase)
-        return replace(prompts, high=prompts.high * max(1.0, of_burst / seconds))
-    return expected(phase)
+    return expected(phase, load_of(row).ttft_of_burst if row["measure"] == "ttft" and row.is_loaded else None)
 
 
 def is_in_range(row: Row, seconds: float) -> bool:

@@ -1,8 +1,9 @@
 """How many measured rows the ranges of estimates hold, and which ranges would: `python -m tests.timing.ranges`.
 
 The ends of a class of `presets/timing/classes.toml` are quantiles of measured over estimated seconds in which every
-source weighs the same. Whether such a rule holds for a source that nobody has seen is found by leaving out each one:
-the ends come from the others, and the rows of the one left out are counted.
+source weighs the same, moved away from the median because few sources are known (`widening`). Whether such a rule
+holds for a source that nobody has seen is found by leaving out each one: the ends come from the others, and the rows of
+the one left out are counted.
 """
 
 from __future__ import annotations
@@ -10,7 +11,9 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from statistics import mean
+from math import sqrt
+from statistics import NormalDist, mean
+from typing import NamedTuple
 
 from llmcalc.timing.spread import TestedClass
 
@@ -23,93 +26,132 @@ TAILS = 0.1, 0.9
 FEW = 5
 """Rows of a source up to which the share of them within a range says nothing."""
 
+STUDENT = {2: 1.886, 3: 1.638, 4: 1.533, 5: 1.476, 6: 1.440, 7: 1.415, 8: 1.397, 9: 1.383, 10: 1.372, 11: 1.363}
+"""Degrees of freedom → the 90 % quantile of Student's t, from its published tables."""
+
+
+class Ratios(NamedTuple):
+    """A row's measured seconds over those of which the lower and the upper end are multiples; equal but under load.
+
+    error: of its estimate.
+    """
+
+    low: float
+    high: float
+    error: float
+
 
 @dataclass(frozen=True)
 class Calibration:
     """How a class's range fits its rows.
 
-    words, low, high: of the class. rows, sources: number of measured rows, and of their sources.
+    tested: the class. rows, sources: number of measured rows, and of their sources.
     inside: share of the rows within the range, the mean of the sources.
-    best: the quantiles of all sources. left_out: share of the rows within the quantiles of the other sources, the mean
+    median_error, p90_error: of sources that no constant was found on, each of which weighs the same.
+    best: the ends by the rule from all sources. left_out: share of the rows within those of the other sources, the mean
         of the sources; None for a class of one source.
     """
 
-    words: str
-    low: float
-    high: float
+    tested: TestedClass
     rows: int
     sources: int
     inside: float
+    median_error: float
+    p90_error: float
     best: tuple[float, float]
     left_out: float | None
 
     def text(self) -> str:
         left_out = "       " if self.left_out is None else f"{self.left_out:7.0%}"
         low, high = self.best
+        tested = self.tested
         return (
-            f"{self.words:46}{self.rows:5d} {self.sources:4d} {self.low:6.2f} {self.high:6.2f} {self.inside:7.0%} "
+            f"{tested.words:58}{self.rows:5d} {self.sources:4d} {tested.low:6.2f} {tested.high:6.2f} "
+            f"{self.inside:7.0%} {self.median_error:7.0%} {self.p90_error:6.0%} "
             f"{low:6.2f} {high:6.2f} {left_out}"
         )
 
 
-HEADING = f"{'':46}{'rows':>5} {'sets':>4} {'low':>6} {'high':>6} {'inside':>7} {'q10':>6} {'q90':>6} {'left out':>8}"
+HEADING = (
+    f"{'':58}{'rows':>5} {'sets':>4} {'low':>6} {'high':>6} {'inside':>7} {'median':>7} {'p90':>6} "
+    f"{'rule':>6} {'':>6} {'left out':>8}"
+)
 
 
-def quantiles(sources: Iterable[Sequence[float]]) -> tuple[float, float]:
-    """The ends between which 80 % of the values lie, where each source weighs the same."""
+def quantile(sources: Iterable[Sequence[float]], share: float) -> float:
+    """The value below which a share of the values lies, where each source weighs the same."""
     weighted = sorted((value, 1 / len(values)) for values in sources for value in values)
     total = sum(weight for _, weight in weighted)
-    ends = []
-    for tail in TAILS:
-        below = 0.0
-        for value, weight in weighted:
-            below += weight
-            if below >= tail * total:
-                ends.append(value)
-                break
-    return ends[0], ends[1]
+    below = 0.0
+    for value, weight in weighted:
+        below += weight
+        if below >= share * total:
+            return value
+    return weighted[-1][0]
 
 
-def share_within(values: Sequence[float], low: float, high: float) -> float:
-    """The share of values from low to high."""
-    return mean(low <= value <= high for value in values)
+def widening(sources: int) -> float:
+    """How much further from the median, on a logarithmic scale, a range of a next source ends than quantiles of others.
+
+    As in a prediction interval of normal values, of which the mean and the spread come from a sample; 1 for two sources
+    or one, which show no spread.
+    """
+    if sources - 1 not in STUDENT:
+        return 1.0
+    return STUDENT[sources - 1] * sqrt(1 + 1 / sources) / NormalDist().inv_cdf(TAILS[1])
 
 
-def calibration(tested: TestedClass, sources: Mapping[str, Sequence[float]]) -> Calibration:
-    """The calibration of a class. sources: name → measured over estimated seconds of its rows."""
-    counted = {name: values for name, values in sources.items() if len(values) > FEW} or sources
+def ends(sources: Iterable[Sequence[Ratios]]) -> tuple[float, float]:
+    """The range in which 80 % of the rows of a further source are expected."""
+    known, found = list(sources), []
+    for end, tail in enumerate(TAILS):
+        ratios = [[row[end] for row in rows] for rows in known]
+        middle = quantile(ratios, 0.5)
+        found.append(middle * (quantile(ratios, tail) / middle) ** widening(len(known)))
+    return found[0], found[1]
+
+
+def share_within(rows: Sequence[Ratios], low: float, high: float) -> float:
+    """The share of rows whose ratios are from low to high."""
+    return mean(low <= of_low and of_high <= high for of_low, of_high, _ in rows)
+
+
+def calibration(tested: TestedClass, sources: Mapping[str, Sequence[Ratios]]) -> Calibration:
+    """The calibration of a class. sources: name → ratios of its rows."""
+    counted = {name: rows for name, rows in sources.items() if len(rows) > FEW} or sources
     left_out = [
-        share_within(values, *quantiles(others for other, others in counted.items() if other != name))
-        for name, values in counted.items()
+        share_within(rows, *ends(others for other, others in counted.items() if other != name))
+        for name, rows in counted.items()
         if len(counted) > 1
     ]
+    unseen = [rows for name, rows in counted.items() if name not in measured_rows.KNOWN_SETS]
+    errors = [[row.error for row in rows] for rows in unseen]
     return Calibration(
-        tested.words,
-        tested.low,
-        tested.high,
+        tested,
         sum(map(len, sources.values())),
         len(sources),
-        mean(share_within(values, tested.low, tested.high) for values in counted.values()),
-        quantiles(counted.values()),
+        mean(share_within(rows, tested.low, tested.high) for rows in counted.values()),
+        quantile(errors, 0.5),
+        quantile(errors, 0.9),
+        ends(counted.values()),
         mean(left_out) if left_out else None,
     )
 
 
 def calibrations(scores: Iterable[Score]) -> list[Calibration]:
-    """Of each class with measured rows. Rows of whole requests and of loaded servers have ranges of several classes."""
+    """Of each class with measured rows. Rows of whole requests have ranges of two classes."""
     classes: dict[str, TestedClass] = {}
-    ratios: dict[str, dict[str, list[float]]] = defaultdict(lambda: defaultdict(list))
+    ratios: dict[str, dict[str, list[Ratios]]] = defaultdict(lambda: defaultdict(list))
     for score in scores:
         row = score.row
-        tested = measured.range_of(row, score.seconds).tested
-        if (
-            tested is None
-            or row["measure"] in measured.PARTS
-            or row.kind in (measured_rows.LOADED, measured_rows.DEBUGGED)
-        ):
+        expected = measured.range_of(row, score.seconds)
+        tested = expected.tested
+        if tested is None or row["measure"] in measured.PARTS or row.kind == measured_rows.DEBUGGED:
             continue
         classes[tested.words] = tested
-        ratios[tested.words][row.set].append(row.seconds / score.seconds)
+        low = row.seconds * tested.low / float(expected.low)
+        high = row.seconds * tested.high / float(expected.high)
+        ratios[tested.words][row.set].append(Ratios(low, high, score.error))
     return [calibration(classes[words], sources) for words, sources in ratios.items()]
 
 

@@ -107,13 +107,17 @@ class TestErrors:
     def test_ranges_hold_sources_that_they_were_not_calibrated_on(
         self, scored: tuple[list[Score], dict[str, list[str]]]
     ) -> None:
-        """`python -m tests.timing.ranges` prints them."""
+        """`python -m tests.timing.ranges` prints them, and what classes.toml should say."""
         calibrations = ranges.calibrations(scored[0])
         assert len(calibrations) == 9
         for calibration in calibrations:
-            assert 0.7 < calibration.inside < 0.92, calibration.words
-            assert calibration.left_out is not None, calibration.words
-            assert calibration.left_out > 0.6, calibration.words
+            tested = calibration.tested
+            assert (tested.low, tested.high) == pytest.approx(calibration.best, rel=0.1), tested.words
+            assert (tested.rows, tested.sets) == (calibration.rows, calibration.sources), tested.words
+            errors = tested.median_error, tested.p90_error
+            assert errors == pytest.approx((calibration.median_error, calibration.p90_error), rel=0.1), tested.words
+            assert calibration.left_out is not None, tested.words
+            assert 0.7 < calibration.left_out < 0.9, tested.words
 
     def test_which_of_two_servers(self, scored: tuple[list[Score], dict[str, list[str]]]) -> None:
         kinds = measured_rows.SERVERS, measured_rows.FULL, measured_rows.RATE
