@@ -231,9 +231,16 @@ def _curve_cells(point: LoadPoint, study: ServeStudy) -> list[Any]:
     return [concurrency, ttft, tpot, *seconds, *rates]
 
 
+def _classified_point(servers: Servers) -> LoadPoint | None:
+    """Returns the point whose classes are shown: the chosen one, or the first server's at its largest concurrency."""
+    if servers.chosen is not None:
+        return servers.chosen.point
+    return servers.curves[0][-1] if servers.curves else None
+
+
 def _serve_notes(study: ServeStudy, servers: Servers) -> list[str]:
     title, chosen_server = study.stack.title, servers.chosen
-    example = servers.curves[0][0] if servers.curves else None
+    example = _classified_point(servers)
     reasons_text = ", ".join(f"{reason} ({layout_count})" for reason, layout_count in servers.why_not.items())
     notes = [] if example is None else [class_text(example.tpot, title)]
     notes += [speculation_text(study.speculation)] if study.speculation is not None else []
@@ -327,7 +334,7 @@ def _serve_data(study: ServeStudy, servers: Servers) -> dict[str, Any]:
         }
         for index, (server, curve) in enumerate(zip(servers.servers, servers.curves, strict=True))
     ]
-    example = servers.curves[0][0] if servers.curves else None
+    example = _classified_point(servers)
     return {
         "model": model_data(study.preset),
         "hardware": study.hardware.name,

@@ -11,7 +11,11 @@ import pytest
 import llmcalc
 from llmcalc.errors import InputError
 from llmcalc.parallel.layout import Layout
+from llmcalc.sources.hardware import load_hardware
 from llmcalc.studies.layout_candidates import Candidate, sorted_by_memory, sorted_by_time, tie_flags
+from llmcalc.timing.device import device_of
+from llmcalc.timing.records import stacks
+from llmcalc.timing.spread import expected_range
 
 SMALL = "qwen3-0.6b?num_hidden_layers=6"
 H100 = ("--hardware", "h100")
@@ -93,6 +97,19 @@ def test_a_class_says_how_it_was_tested(run: Any) -> None:
         answer(run, "time", "llama3-8b", *H100, "--devices", "8", "--tp", "2")["seconds"], untested["seconds"],
     )]  # fmt: skip
     assert spreads[0] < spreads[1]
+
+
+@pytest.mark.parametrize("phase", ["training", "prefill", "decode"])
+def test_what_was_never_tested_has_the_widest_range_of_its_phase(phase: str) -> None:
+    device, stack = device_of(load_hardware("h100-sxm")), stacks()["vllm"]
+    spec = llmcalc.load("mixtral-8x7b").model
+    never = expected_range(1.0, phase, device, stack, spec, is_tested=False)
+    tested = expected_range(1.0, phase, device, stack, spec)
+    assert never.tested is None
+    assert tested.tested is not None
+    assert never.low <= tested.low < tested.high <= never.high
+    under_load = expected_range(1.0, phase, device, stack, spec, burst_seconds=2.0)
+    assert (under_load.tested == tested.tested) == (phase != "prefill")
 
 
 def test_rules_stand_beside_the_estimate(run: Any) -> None:
