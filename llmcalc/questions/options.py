@@ -67,15 +67,12 @@ def _parse_count(option_name: str, value: Any) -> int:
 listed = partial(Setting, common=True)
 """A setting that `--help` lists."""
 
-InputTokens: TypeAlias = Annotated[int | None, listed("Tokens of a prompt.", "Options")]
-OutputTokens: TypeAlias = Annotated[
-    int | None, listed("Tokens of an answer. The file of the answer is --output-file.", "Options")
-]
+InputTokens: TypeAlias = Annotated[int | None, listed("Tokens of a prompt.")]
+OutputTokens: TypeAlias = Annotated[int | None, listed("Tokens of an answer. The file of the answer is --output-file.")]
 EngineName: TypeAlias = Annotated[
     str | None,
     listed(
         "vllm, sglang or tensorrt-llm. Default vllm, the newest that was read.",
-        "Options",
         example="vllm",
         metavar="NAME[==VERSION]",
     ),
@@ -83,10 +80,7 @@ EngineName: TypeAlias = Annotated[
 Price: TypeAlias = Annotated[
     float | None,
     listed(
-        "Price of a device and hour, in any currency.",
-        "Options",
-        parse=partial(parse_positive, example="2.5"),
-        metavar="MONEY",
+        "Price of a device and hour, in any currency.", parse=partial(parse_positive, example="2.5"), metavar="MONEY"
     ),
 ]
 Stack: TypeAlias = Annotated[
@@ -144,23 +138,21 @@ class TimeOptions:
         ),
     ] = None
     global_batch: Annotated[
-        int | None, listed("Sequences per step of all devices; default one micro-batch per replica.", "Options")
+        int | None, listed("Sequences per step of all devices; default one micro-batch per replica.")
     ] = None
-    context: Annotated[
-        int | None, listed("In prefill, tokens of each sequence cached before the prompt.", "Options", least=0)
-    ] = None
-    server: Annotated[bool, listed("In prefill, add a server's time before the first token.", "Options")] = False
+    context: Annotated[int | None, listed("In prefill, tokens of each sequence cached before the prompt.", least=0)] = (
+        None
+    )
+    server: Annotated[bool, listed("In prefill, add a server's time before the first token.")] = False
     stack: Stack = None
     overlap: Overlap = None
     nic: NicRate = None
     calibrate: Calibrate = None
     by_node: Annotated[
-        int | None,
-        listed("List the time by nodes of the model, to this depth.", "Options", most=MAX_DEPTH, metavar="DEPTH"),
+        int | None, listed("List the time by nodes of the model, to this depth.", most=MAX_DEPTH, metavar="DEPTH")
     ] = None
     measured: Annotated[
-        float | None,
-        in_seconds("A measured time (8.1s, 35ms): whether it is in the range, and what could explain it.", "Options"),
+        float | None, in_seconds("A measured time (8.1s, 35ms): whether it is in the range, and what could explain it.")
     ] = None
     factors: Any = None
 
@@ -181,33 +173,23 @@ class ServeOptions:
     trace: Annotated[
         Path | None,
         of_load(
-            "Requests to simulate, in place of equal ones: CSV or JSON lines of arrival, input, output.",
-            metavar="FILE",
+            "Requests to simulate, in place of equal ones: CSV or JSON lines of arrival, input, output.", metavar="FILE"
         ),
     ] = None
     engine: EngineName = None
     quantize: Annotated[
         str | None,
         listed(
-            "Schemes of the weights to try (auto,fp8-dynamic); default as published.",
-            "Options",
-            example="auto",
-            metavar="SCHEMES",
+            "Schemes of the weights to try (auto,fp8-dynamic); default as published.", example="auto", metavar="SCHEMES"
         ),
     ] = None
     kv_dtype: Annotated[
         str | None,
-        listed(
-            "Formats of the cache to try (auto,fp8); default the engine's.",
-            "Options",
-            example="auto",
-            metavar="FORMATS",
-        ),
+        listed("Formats of the cache to try (auto,fp8); default the engine's.", example="auto", metavar="FORMATS"),
     ] = None
     price: Price = None
     concurrency: Annotated[
-        int | None,
-        of_load("Requests in the server at any time; default as many as fit.", spellings=("--users",)),
+        int | None, of_load("Requests in the server at any time; default as many as fit.", spellings=("--users",))
     ] = None
     rate: Annotated[
         float | None,
@@ -263,34 +245,23 @@ class ServeOptions:
 class CostOptions:
     """The options of `llmcalc cost`: of a training run, or of requests that are served."""
 
-    tokens: Annotated[int | None, listed("Tokens to train on (15T).", "Options", parse=_parse_count, metavar="N")] = (
-        None
-    )
+    tokens: Annotated[int | None, listed("Tokens to train on (15T).", parse=_parse_count, metavar="N")] = None
     requests: Annotated[
-        int | None,
-        listed("Requests to serve (1M), with --input and --output.", "Options", parse=_parse_count, metavar="N"),
+        int | None, listed("Requests to serve (1M), with --input and --output.", parse=_parse_count, metavar="N")
     ] = None
     input: InputTokens = None
     output: OutputTokens = None
-    concurrency: Annotated[
-        int | None, listed("Requests in the server at any time. Default as many as fit.", "Options")
-    ] = None
+    concurrency: Annotated[int | None, listed("Requests in the server at any time. Default as many as fit.")] = None
     price: Price = None
     power: Annotated[
         float | None,
-        listed(
-            "Power of a device; default its TDP.",
-            "Options",
-            parse=partial(parse_positive, example="700"),
-            metavar="WATTS",
-        ),
+        listed("Power of a device; default its TDP.", parse=partial(parse_positive, example="700"), metavar="WATTS"),
     ] = None
     step: Annotated[
-        float | None,
-        in_seconds("A measured training step (8.1s). By default that of the fastest layout of plan.", "Options"),
+        float | None, in_seconds("A measured training step (8.1s). By default that of the fastest layout of plan.")
     ] = None
     global_batch: Annotated[
-        int | None, listed("Sequences per training step. Default about 4M tokens, of --seq 4096.", "Options")
+        int | None, listed("Sequences per training step. Default about 4M tokens, of --seq 4096.")
     ] = None
     engine: EngineName = None
     stack: Stack = None

@@ -46,9 +46,9 @@ def ask_serve(
     from ..reports.calibration import with_calibration
     from ..reports.serve import report
 
-    study, calibration = serve_study(preset, hardware, options, read_model), None
-    if options.calibrate is not None:
-        calibration = _calibration_of_options(preset, hardware, options, read_model)
+    study = serve_study(preset, hardware, options, read_model)
+    calibration = _calibration_of_options(preset, hardware, options, read_model)
+    if calibration is not None:
         device, stack = calibration.factors.device(study.device), calibration.factors.stack(study.stack)
         study = replace(study, device=device, stack=stack)
     servers = study.answer()
@@ -58,8 +58,10 @@ def ask_serve(
 
 def _calibration_of_options(
     preset: Preset, hardware: Hardware, options: ServeOptions, read_model: Callable[[str], Preset]
-) -> Calibration:
+) -> Calibration | None:
     """Returns the calibration on measured prompt and decoding times; None without a file of measured runs."""
+    if options.calibrate is None:
+        return None
     from .measured_rows import calibration_of
 
     question = RunQuestion(

@@ -59,7 +59,7 @@ class Setting:
     """
 
     help: str
-    panel: Panel
+    panel: Panel = "Options"
     default: str = ""
     phases: tuple[str, ...] = EVERY_PHASE
     needs: str = ""
