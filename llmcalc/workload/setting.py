@@ -46,7 +46,6 @@ class Setting:
     phases: the phases in which it means something.
     needs: the setting without which it means nothing; empty for none.
     check: what a value has to be, beside its type.
-    parse: what reads a value, and checks it, in place of the check of its type.
     example: a value of a setting that takes text.
     spellings: other names of the option, with their dashes.
     off: the option that says no of a truth value; empty for none.
@@ -56,6 +55,7 @@ class Setting:
     complete: the words that the shell offers.
     every_framework: whether it says the same of every framework. Any other is of torch's own kernels, and a framework
         with kernels of its own refuses it, or has some of its values.
+    parse: what reads a value, and checks it, in place of the check of its type.
     """
 
     help: str
@@ -64,7 +64,6 @@ class Setting:
     phases: tuple[str, ...] = EVERY_PHASE
     needs: str = ""
     check: Check | None = None
-    parse: Check | None = None
     example: str = ""
     spellings: tuple[str, ...] = ()
     off: str = ""
@@ -74,6 +73,7 @@ class Setting:
     common: bool = False
     complete: Callable[[], Iterable[str]] | None = None
     every_framework: bool = False
+    parse: Check | None = None
 
 
 @frozen(slots=True)
