@@ -9,10 +9,10 @@ from typing import Any, TypeGuard
 from ...components.base import LARGEST, MOST_EXPERTS, MOST_LAYERS
 from ...components.head_kind import HeadKind
 from ...errors import InputError, near_to, shown
-from .family import field_names
 from .unknown import Unknown, words_of
 
-IRRELEVANT = field_names("""
+IRRELEVANT = frozenset(
+    """
     _attn_implementation _attn_implementation_autoset _commit_hash _from_model_config _name_or_path _num_labels
     add_cross_attention architectures attention_dropout attention_probs_dropout_prob attention_softmax_in_fp32
     attn_dropout attn_implementation attn_pdrop auto_map bad_words_ids batch_size beam_size begin_suppress_tokens
@@ -33,7 +33,8 @@ IRRELEVANT = field_names("""
     torchscript transformers.js_config transformers_version trust_remote_code typical_p unk_token unk_token_id
     unsloth_fixed unsloth_version use_bfloat16 use_cache use_flash_attention use_flash_attn use_return_dict
     world_size
-    """)
+    """.split()  # noqa: SIM905
+)
 """Fields of any family that change no count: tokens, sampling, dropout, initialisation, precision of a checkpoint."""
 
 MOST: dict[str, int] = {
