@@ -44,7 +44,7 @@ class Interconnect(Record):
 
 
 class Nic(Record):
-    """A network card beyond the scale-up domain, in one system; other systems have other network cards.
+    """A network card beyond the scale-up domain, in one system.
 
     name: the network card and the system, such as `ConnectX-7, 400 Gbit/s (DGX H100)`.
     bandwidth_per_direction: bytes/s per accelerator of the system's network cards.
@@ -237,7 +237,7 @@ class Fit:
 
     @property
     def share(self) -> float:
-        """The required bytes over the capacity; above 1 if they do not fit."""
+        """The required bytes divided by the capacity; above 1 if the run does not fit."""
         return self.needed / self.capacity
 
     @property

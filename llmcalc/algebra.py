@@ -84,7 +84,7 @@ def maximum(left: Number, right: Number) -> Number:
 
 
 def choose(condition: Any, if_true: Number, if_false: Number) -> Number:
-    """Returns one of two numbers, depending on a condition on a size; elementwise for arrays.
+    """Returns one of two numbers by a condition on a size; for arrays, chooses for each element.
 
     It does not support symbols.
     """

@@ -45,7 +45,7 @@ class Command(TyperCommand):
                 option.hidden = False  # type: ignore[attr-defined]  # the shell completes it too
 
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
-        """Refuses an option that stands where another option's value is expected; typer would take it as the value."""
+        """Refuses an option name in the place of another option's value, which typer would accept."""
         takes_value = {
             name: not option.is_flag
             for option in self.get_params(ctx)
@@ -97,7 +97,7 @@ COLUMN = 26
 
 
 def _short_name(option: Any, record: str) -> str:
-    """Returns an option's one-letter name and first long name, with the placeholder of its value."""
+    """Returns an option's one-letter name and first long name, with the placeholder of the option's value."""
     long_names = [name for name in option.opts if name.startswith("--")]
     letters = [name for name in option.opts if not name.startswith("--")]
     name = min(long_names, key=len) if len(long_names[0]) > COLUMN - 8 else long_names[0]

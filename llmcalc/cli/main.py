@@ -53,7 +53,7 @@ COLLECTED_OBJECTS = 1_000_000
 
 
 def module_name(command: str) -> str:
-    """Returns the name of a command's module, which is also the name of its Python function."""
+    """Returns the name of a command's module, which is also the name of the command's Python function."""
     return command.replace("-", "_")
 
 

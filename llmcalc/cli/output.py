@@ -30,7 +30,7 @@ def drop_remarks() -> None:
 
 
 def print_remarks() -> None:
-    """Prints the remarks on stderr, each on one line, and removes them."""
+    """Prints the remarks on stderr, one line per remark, and removes the printed remarks from the list."""
     for text in _remarks:
         print_line(text)
     drop_remarks()
@@ -91,7 +91,7 @@ def is_device(path: Path) -> bool:
 
 @contextmanager
 def open_whole_file(path: Path, option: str) -> Iterator[TextIOWrapper]:
-    """Opens a temporary file that is renamed to its path after it is written completely. A link's target is replaced.
+    """Opens a temporary file, which is renamed to the final path after all its text is written.
 
     Raises `InputError`, which names the option, if it cannot be written.
     """

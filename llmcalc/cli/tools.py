@@ -194,7 +194,7 @@ def _check_size(arguments: Mapping[str, Any]) -> None:
 
 
 def _check_arguments(known_arguments: Mapping[str, Any], arguments: Mapping[str, Any]) -> None:
-    """Raises `InputError` for the first argument that is unknown or of another type. known_arguments: their schemas."""
+    """Raises `InputError` for the first argument that is unknown or has the wrong type. known_arguments: schemas."""
     from jsonschema import Draft202012Validator
 
     for argument, value in arguments.items():

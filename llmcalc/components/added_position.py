@@ -1,4 +1,4 @@
-"""Positions added to the embeddings: learned (Gehring 2017; GPT, BERT) and sinusoidal (Vaswani 2017, §3.5)."""
+"""Positional vectors added to the embeddings: learned (Gehring 2017; GPT, BERT), sinusoidal (Vaswani 2017, §3.5)."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The base classes of all components: each has checked fields, recorded operations, a PyTorch reference and examples.
+"""The base classes of components: checked fields, recorded operations, a PyTorch reference and examples.
 
 A part is one file in this package. Its spec has Hugging Face's field names, and only the fields needed to count or run
 it. `flow` (counts, without torch) and `reference` (torch, without counts) are written separately from the same fields
@@ -179,7 +179,7 @@ class Component(Part):
             raise TypeError(f"{type(self).__name__} has no flow")
 
         def reference(self, model_properties: ModelProperties) -> "nn.Module":
-            """Builds the component as a runnable PyTorch module, from its fields alone. Imports torch."""
+            """Builds the component as a runnable PyTorch module, from the component's fields alone. Imports torch."""
             raise TypeError(f"{type(self).__name__} has no reference")
 
     def required_slots(self) -> Mapping[str, Mapping[str, Any]]:
@@ -187,7 +187,7 @@ class Component(Part):
         return {}
 
     def borrowing_field(self) -> str:
-        """The field that makes the component depend on another layer or the surrounding model; empty without one."""
+        """The field that makes the component depend on another layer or the surrounding model; empty if independent."""
         return ""
 
     def describe(self, hidden_size: int) -> str:
@@ -196,7 +196,7 @@ class Component(Part):
 
     @classmethod
     def examples(cls) -> list[Self]:
-        """Tiny components that together use every option of the class; contract tests run on each of them."""
+        """Tiny components that together use every option of the class, for the contract tests."""
         raise TypeError(f"{cls.__name__} has no examples")
 
 
@@ -337,7 +337,7 @@ class TokenMixer(Component):
         return None
 
     def report_label(self) -> str:
-        """The word that distinguishes the mixer from those of other layers in reports: `sliding`, `full`, `mamba2`."""
+        """The name of the mixer's kind in reports, such as `sliding`, `full` or `mamba2`."""
         return str(getattr(self, "type", ""))
 
     def length_limits(self) -> tuple[int, ...]:
@@ -345,15 +345,15 @@ class TokenMixer(Component):
         return ()
 
     def window_size(self) -> int | None:
-        """The largest number of tokens that one token attends to, itself included; None without a window."""
+        """The largest number of tokens that a token attends to, including the token; None without a window."""
         return None
 
     def score_position(self) -> AttentionPosition | None:
-        """The position encoding in the mixer's scores; None without one."""
+        """The position encoding that the mixer applies to its scores; None without a position encoding."""
         return None
 
     def with_kv_heads(self, kv_heads: int, width: int) -> Self:
-        """The mixer with `kv_heads` key and value heads, all of them cached; unchanged without such heads."""
+        """The mixer with `kv_heads` key and value heads, all of them cached; the same mixer if it has no such heads."""
         return self
 
     def without_window(self) -> Self:
@@ -361,7 +361,7 @@ class TokenMixer(Component):
         return self
 
     def with_heads(self, head_sizes: HeadSizes) -> Self:
-        """The mixer with other numbers and sizes of its heads.
+        """The mixer with another number and size of heads.
 
         Raises `Unscalable`, with the reason, where its width depends on more than its heads.
         """
@@ -372,7 +372,7 @@ class TokenMixer(Component):
         )
 
     def accepted_bias(self) -> ScoreBias | None:
-        """The bias that a stack's relative_bias can add to the mixer's scores; None if it accepts none."""
+        """The bias that a stack's relative_bias can add to the mixer's scores; None if the mixer accepts no bias."""
         return None
 
     def share_bias(self, recorder: Flow, x: Value) -> None:
@@ -382,7 +382,7 @@ class TokenMixer(Component):
         """
 
     def sharing_key_of(self) -> tuple[Any, ...] | None:
-        """A key for sharing: mixers with equal keys can share results (`borrowing_field`); None if the mixer cannot."""
+        """A key for sharing: mixers with equal keys can share results (`borrowing_field`); None if they cannot."""
         return None
 
     def shared_results(self) -> Mapping[tuple[Any, ...], str]:
@@ -436,7 +436,7 @@ class Network(Component):
         return None
 
     def activation(self) -> str:
-        """The name papers use for the network's activation: `SwiGLU`, `GELU`; empty without one."""
+        """The usual name of the network's activation, such as `SwiGLU` or `GELU`; empty without one."""
         return ""
 
     def widened(self, change: Callable[[Any], Any]) -> Self:
@@ -451,7 +451,7 @@ class Network(Component):
 
 
 class SingleWidthNetwork(Network):
-    """A network with one width between its projections, its field `intermediate_size`."""
+    """A network with a single inner width, the field `intermediate_size`."""
 
     if TYPE_CHECKING:
         intermediate_size: int

@@ -197,6 +197,6 @@ AnyBlockIndexer: TypeAlias = Annotated[Any, BLOCK_INDEXERS]
 
 
 def parts() -> tuple[type[Component], ...]:
-    """Returns every component class with a reference and examples, except layers; contract tests run on all of them."""
+    """Returns every component class with a reference and examples, except layers, for the contract tests."""
     classes = [cls for choice in (MIXERS, CHANNEL_MIXERS, HEADS, STEMS, OTHERS) for cls in choice.classes()]
     return tuple(dict.fromkeys(cls for cls in classes if issubclass(cls, Component)))

@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
 
 class ContactHead(OutputPart):
-    """A linear layer from all attention scores of a token pair to one contact score; forward passes do not run it."""
+    """A linear layer from all attention scores of a token pair to one contact score. Forward passes skip the layer."""
 
     formula_source: ClassVar[str] = "Rao et al. 2020"
     witness: ClassVar[PartWitness] = BY_TORCH

@@ -1,4 +1,4 @@
-"""Disentangled attention: queries are also compared with the keys' positions, and keys with the queries' positions.
+"""Disentangled attention: also compares queries with the positions of keys, and keys with the positions of queries.
 
 DeBERTa (He 2020, arXiv:2006.03654, §3.1). Versions 2 and 3 bin the distances and project positions with the query and
 key projections of the content (He 2021, arXiv:2111.09543). All layers share one table of relative positions; each layer
@@ -97,7 +97,7 @@ class Disentangled(AttentionPosition):
     def _position_scores(
         self, recorder: Flow, x: Value, q: Value, keys: Value, biases: tuple[bool, bool]
     ) -> Value | None:
-        """Records the position terms of the attention scores and returns their sum; None without any."""
+        """Records the position terms of the attention scores and returns their sum; None without such terms."""
         bias_sum: Value | None = None
         rows = Table(length=2 * self.span, by_tokens=self.within_sequence, of=x.rows)
         table: Value = recorder.memo.get("relative_embedding", Value(rows, x.axes))

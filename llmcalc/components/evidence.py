@@ -1,4 +1,4 @@
-"""The components of a model, each with the evidence for its memory that its class declares."""
+"""The components of a model, each with the evidence for memory that the component's class declares."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ def parts_below(value: Any, include: frozenset[str] = frozenset()) -> Iterator[P
 
 
 def evidence_of_parts(spec: Part, include: frozenset[str] = frozenset()) -> list[Evidence]:
-    """Returns the evidence of a model's text stacks: each kind of component once, in the order of the description.
+    """Returns the evidence of a model's text stacks, once per kind of component, in the order of the description.
 
     include: the names of optional parts that run too. Encoders of images and audio never do: no text passes them, and
     a run holds their weights alone.

@@ -110,7 +110,7 @@ class LMHead(Component):
         return recorder.add(logits, recorder.linear("more_columns", other_features, vocab, rows=rows))
 
     def reference(self, model_properties: ModelProperties, vocab_size: int = 1, width: int | None = None) -> nn.Module:
-        """Builds a head with separate weights; a model that ties them replaces `output.weight`."""
+        """Builds a head with a separate weight; a model with tied embeddings replaces `output.weight`."""
         return _reference_class()(
             self, model_properties, self.draft_vocab_size or vocab_size, width or model_properties.hidden_size
         )

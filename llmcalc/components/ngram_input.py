@@ -1,4 +1,4 @@
-"""Embeddings of hashed n-grams that a layer adds to its residual streams, gated by them (Qwen4-Exp, DeepSeek-V4.1).
+"""Hashed n-gram embeddings that a layer gates and adds to its residual streams (Qwen4-Exp, DeepSeek-V4.1).
 
 The n-grams that end at a token are hashed to rows of one table, several for each length. Their vectors side by side
 give a value, and a key for each stream; the product of key and stream gates the value, and a dilated convolution adds

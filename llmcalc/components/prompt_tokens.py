@@ -26,7 +26,7 @@ MOST_PROMPTS = 2**20
 
 
 class PromptTokens(ResidualStreams):
-    """A learned prompt in front of the text, one of several; its keys and values are cached like those of the text.
+    """A learned prompt before the text, selected from several prompts; the cache includes the prompt's keys and values.
 
     prompt_types: the number of prompts.
     prompt_length: the number of tokens in a prompt.

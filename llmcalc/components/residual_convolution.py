@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 
 def add_convolution(recorder: Flow, name: str, x: Value, kernel: Number) -> Value:
-    """Records the convolution as a module of that name, and the sum with its input. kernel: its width in tokens."""
+    """Records a convolution module and the addition of its input. kernel: the convolution's width in tokens."""
     with recorder.scope(name):
         y = recorder.conv(
             "conv",

@@ -77,7 +77,7 @@ class ForwardPass:
 
 
 def apply_dropout(module: nn.Module, dropout_place: str, x: Tensor) -> Tensor:
-    """Applies the dropout function that a module has for a place, if it has one.
+    """Applies the module's dropout of a place in the layer, if the module has such a dropout.
 
     A reference runs without dropout unless a comparison attaches it.
     """
@@ -86,7 +86,7 @@ def apply_dropout(module: nn.Module, dropout_place: str, x: Tensor) -> Tensor:
 
 
 def vector(values: Tensor) -> Any:
-    """Creates a module with one parameter, `weight`: a named vector that is added to or multiplied with its input."""
+    """Creates a module with one vector parameter `weight`, which is added to or multiplied with the input."""
     return _vector_class()(values)
 
 
@@ -241,7 +241,7 @@ def causal_conv_class() -> type[nn.Module]:
     from torch import nn
 
     class CausalConv1d(nn.Conv1d):
-        """A causal convolution. x: [batch, channels, tokens] → same shape; an output covers the last `kernel` inputs.
+        """A causal convolution. x: [batch, channels, tokens] → same shape; an output reads the last `kernel` inputs.
 
         state: the module, under the same parent, that stores the last `kept_frames` inputs of each channel; by default
             `kernel` inputs, of which all but one are needed.

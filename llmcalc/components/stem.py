@@ -31,7 +31,7 @@ class Stem(Component):
 
     @property
     def positions(self) -> Rows:
-        """The rows that the encoder processes: its positions, one vector each."""
+        """The positions that the encoder processes; each position is one vector."""
         return SOURCE
 
     @property
@@ -64,7 +64,7 @@ class ConvStem(Stem):
 
     @property
     def positions(self) -> Rows:
-        """The rows that the encoder processes: its positions, one vector each."""
+        """The positions that the encoder processes; each position is one vector."""
         return Fixed("positions", length=self.max_source_positions)
 
     @property

@@ -67,7 +67,7 @@ def copied_streams_class() -> type[nn.Module]:
     from torch import nn
 
     class CopiedStreamsReference(nn.Module):
-        """Copies one residual stream into several, [batch, tokens, streams, hidden]. A subclass merges them."""
+        """Copies one residual stream into [batch, tokens, streams, hidden]. A subclass merges the streams."""
 
         def __init__(self, streams: int) -> None:
             super().__init__()

@@ -55,7 +55,7 @@ def _reference_class() -> type[nn.Module]:
     from torch import nn
 
     class ValueEmbeddingsReference(nn.Module):
-        """Looks up a vector per key/value head of each token, [batch, heads, tokens, head_dim], to add to values."""
+        """A table with a value vector per token for each key/value head, which the residual stream does not use."""
 
         def __init__(self, spec: ValueEmbeddings) -> None:
             super().__init__()

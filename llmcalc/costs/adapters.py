@@ -125,7 +125,7 @@ class LowRank:
         return weights, total_bytes
 
     def _layer_products(self, tree: Node, include: frozenset[str]) -> Iterator[list[tuple[Place, Linear]]]:
-        """Yields lists of linear layers inside transformer layers; the layers of a list run as one product."""
+        """Yields groups of linear layers in transformer layers; the layers of a group run as one product."""
         fuses_qkv = self.fused_qkv or self.library == "litgpt"
         joined_names = JOINED_PROJECTIONS if self.is_parallel else frozenset(PROJECTIONS if fuses_qkv else ())
         yield from _joined(_linear_layers(tree, include), joined_names)

@@ -31,7 +31,7 @@ def cache_bits_of(format_name: str) -> Cost:
 
 
 def _cached_tree(spec: ModelSpec) -> Node:
-    """Returns the nodes of the model's tree that have a KV cache; they are evaluated at many sequence lengths."""
+    """Returns the nodes of the model's tree that have a KV cache, for evaluation at many sequence lengths."""
     return spec.tree().only("cache_bits")
 
 
@@ -84,7 +84,7 @@ class CacheSize:
 
     @property
     def elements(self) -> int:
-        """The number of cached elements in format `dtype`: keys, values, latents; no states of other formats."""
+        """The number of cached elements in format `dtype`: keys, values, latents, without other states."""
         elements: int = self.tree.total(
             lambda op_use: op_use.cache_bits(2) - op_use.cache_bits(1), RunConfig(self.workload)
         )
@@ -99,7 +99,7 @@ class CacheSize:
 
     @property
     def growth_per_token(self) -> int:
-        """The bytes that one more token of one sequence adds to the cache; layers with a full window add none."""
+        """The bytes that one more token of a sequence adds to the cache; layers whose window is full add none."""
         one_sequence = self.workload.with_(batch=1)
         return bits_to_bytes(
             self._total_bits(one_sequence.with_(seq=one_sequence.seq + 1)) - self._total_bits(one_sequence)
@@ -168,7 +168,7 @@ class CacheSize:
         return sorted({*powers, limit, self.workload.seq})
 
     def after(self, tokens: int) -> CacheSize:
-        """Returns the cache size after a number of tokens. An encoder reads the same number, unless `source` is set."""
+        """Returns the cache size after `tokens` tokens. An encoder reads the same number, unless `source` is set."""
         source = tokens if self.source is None else self.source
         return replace(self, workload=self.workload.with_(seq=tokens, context=0, source=source))
 

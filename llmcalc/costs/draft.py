@@ -1,4 +1,4 @@
-"""Whether a speculative-decoding draft model fits its target model: vocabulary, and width of the states it reads."""
+"""Checks of a speculative-decoding draft model against the target model: vocabulary and hidden-state width."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from ..model import ModelSpec
 
 
 def states_of(spec: ModelSpec) -> TargetStates | None:
-    """Returns the component of a draft model that reads the target model's hidden states; None if it has none."""
+    """Returns the draft component that reads the target model's hidden states; None without such a component."""
     streams = None if spec.decoder is None else spec.decoder.streams
     return streams if isinstance(streams, TargetStates) else None
 

@@ -18,7 +18,7 @@ from ..workload.run_config import RunConfig
 
 @frozen(slots=True)
 class EncoderRun:
-    """The passes of one encoder, and of the projectors after it, over the inputs of every sequence.
+    """The passes of one encoder and of the projectors after the encoder, over the inputs of every sequence.
 
     nodes: the encoder and its projectors.
     run_config: the pass, whose batch is all images, tiles or clips.
@@ -101,7 +101,7 @@ def _fixed_audio_inputs(spec: ModelSpec, seconds: float) -> EncodedInputs:
 
 
 def _encoder_rule(spec: ModelSpec, field: str, input_name: str) -> tuple[str, Any]:
-    """Returns the name of the image or audio encoder, and the rule by which its processor makes patches or frames.
+    """Returns the name of the image or audio encoder, and the processor's rule for patches or frames.
 
     field: the encoder's field with the rule, which is the option's name. input_name: what it reads, in words.
     Raises `InputError` where there is none.

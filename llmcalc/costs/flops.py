@@ -31,7 +31,7 @@ def backward_of(op_use: Use) -> Number:
 
 
 def step_of(op_use: Use) -> Number:
-    """Returns the FLOPs of an op in the workload: forward, and in training also backward, without recomputation."""
+    """Returns the FLOPs of an operation in the workload: forward, plus backward in training, without recomputation."""
     forward = op_use.forward_flops()
     if op_use.run_config is not None and op_use.run_config.phase == "training":
         return forward + op_use.backward_flops()

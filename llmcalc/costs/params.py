@@ -63,7 +63,7 @@ class ParameterCount:
 
     @property
     def embedding(self) -> Number:
-        """Parameters of the input embeddings: tokens, positions, segments; without an untied output head."""
+        """Parameters of the input embeddings (tokens, positions, segments), which include a tied output head."""
         return self.by_component.get("embedding", 0)
 
     @property
@@ -78,7 +78,7 @@ class ParameterCount:
 
     @property
     def left_out(self) -> dict[str, Number]:
-        """Returns the parameters of each excluded optional part, by its name."""
+        """Returns the parameters of each excluded optional part, by the part's name."""
         left_out_params: dict[str, Number] = {}
         for node_position in self.tree.walk():
             option = node_position.node.optional

@@ -97,7 +97,7 @@ def _value_product_flops(op_use: Use) -> Number:
 
 
 def _last_product_flops(scope: Scope, node_position: Place) -> Number:
-    """Counts the FLOPs of the last product of a module; 0 if it ends in another operation."""
+    """Counts the FLOPs of a module's last matrix product; 0 if another operation is last."""
     op = _last_product(scope)
     return 0 if op is None else Use(op, node_position.roles, node_position.run_config).forward_flops()
 
@@ -137,7 +137,7 @@ def _scopes_by_path(scope: Scope, parent_path: str = "") -> Iterator[tuple[str, 
 
 
 def _last_product(layer: Scope) -> Linear | Conv1d | None:
-    """Returns the last matrix product or convolution of a layer if only additions and dropout follow; else None."""
+    """Returns a layer's last matrix product or convolution if only additions and dropout follow; otherwise None."""
     last_product = None
     for step in layer.steps(idle=False):
         if step.verb not in SAVES_NOTHING:

@@ -57,7 +57,7 @@ def _as_multi_head(mixer: TokenMixer, width: int) -> TokenMixer:
 
 
 def _cached_heads(mixer: TokenMixer, width: int) -> HeadSizes | None:
-    """Returns the heads of a mixer whose cache depends on key/value heads; None for other mixers."""
+    """Returns the heads of a mixer whose cache size depends on key/value heads; None for other mixers."""
     head_sizes = mixer.head_sizes(width)
     if head_sizes is None or all(
         mixer.with_kv_heads(head_count, width) == mixer for head_count in (1, head_sizes.heads)

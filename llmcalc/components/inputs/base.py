@@ -1,4 +1,4 @@
-"""The rules by which a processor cuts an image or audio into patches or frames, and how many tokens they become.
+"""The rules by which a processor cuts an image or audio into patches or frames, and the resulting tokens.
 
 A rule repeats the arithmetic of the processor of its class in transformers. The limits in it (pixels, tiles) are those
 of the published processor: `preprocessor_config.json` of a model may state others.

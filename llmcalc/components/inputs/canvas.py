@@ -1,4 +1,4 @@
-"""Images are padded to the grid of square tiles that changes their scale least, and read once more as a whole.
+"""Images are padded to the tile grid that changes the scale least; the encoder also reads the whole image.
 
 Llama 4. transformers: models/llama4/image_processing_llama4.py and processing_llama4.py.
 """

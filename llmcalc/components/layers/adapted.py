@@ -1,4 +1,4 @@
-"""A standard layer with an adapter after it: gated cross-attention to an encoder, which does not run on text alone.
+"""A standard layer followed by gated cross-attention to an encoder, which text-only input skips.
 
 Evolla (transformers: models/evolla, `EvollaSequenceAlignerCrossAttention`).
 """

@@ -1,4 +1,4 @@
-"""A layer with a small adapter network per language after the feed-forward network; only one adapter runs.
+"""A layer with one small adapter network per language after the feed-forward network; a single adapter runs.
 
 X-MOD (Pfeiffer et al. 2022, arXiv:2205.06266, §3.1): all languages share attention and the feed-forward network, and
 each has an adapter, a bottleneck with a residual connection. transformers: models/xmod (`XmodLayer`, `XmodOutput`).

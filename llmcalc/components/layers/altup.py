@@ -1,4 +1,4 @@
-"""AltUp: several residual streams; each layer computes on one stream and corrects the other streams.
+"""AltUp: several residual streams, where each layer computes on one stream and then corrects the other streams.
 
 Baykal 2023 (arXiv:2301.13310). The layer is Gemma 3n's: AltUp with a low-rank path beside attention (LAuReL, Menghani
 2024, arXiv:2411.07501) and a per-layer embedding. transformers: models/gemma3n.

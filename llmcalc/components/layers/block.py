@@ -1,4 +1,4 @@
-"""The standard layer: attention, optional cross-attention and a feed-forward network, each around a residual stream.
+"""The standard layer: attention, optional cross-attention and a feed-forward network, with residual connections.
 
 Placement of the norms:
 - `post`: after the residual addition (Vaswani 2017);
@@ -115,7 +115,7 @@ class Layer(Component):
     without_norms: tuple[str, ...] = ()
 
     def with_mixers(self, change: Callable[[TokenMixer, int], TokenMixer], width: int) -> Self:
-        """The layer with `change` applied to each of its token mixers. width: the width of the layer."""
+        """The layer after a function `change` is applied to each of its token mixers. width: the layer's width."""
         mixers = {name: getattr(self, name) for name in ("attention", "cross_attention") if hasattr(self, name)}
         changed_mixers = {
             name: change(component, width) for name, component in mixers.items() if isinstance(component, TokenMixer)
@@ -123,7 +123,7 @@ class Layer(Component):
         return self.model_copy(update=changed_mixers)
 
     def scaled(self, width: int, heads: Callable[[HeadSizes], HeadSizes], widened: Callable[[int], Number]) -> Self:
-        """The layer scaled to another width. width: the old width. heads, widened: change its heads and other widths.
+        """The layer scaled to another width. width: the old width. heads, widened: functions for its other sizes.
 
         Raises `Unscalable`, with the reason, where the layer cannot be scaled that way.
         """
@@ -299,7 +299,7 @@ class Block(Layer):
         return x
 
     def _cross_arguments(self, recorder: Flow, name: str) -> dict[str, Any]:
-        """Returns the arguments of the cross-attention sublayer: the encoder's output; none for other sublayers."""
+        """Returns the encoder's output as the argument of the cross-attention sublayer; nothing for other sublayers."""
         return {"memory": recorder.memory, "kind": "cross_attention"} if name == "cross_attn" else {}
 
     def _normalize(self, recorder: Flow, name: str, x: Value, role: Role = "own") -> Value:

@@ -177,7 +177,7 @@ def block_residual_classes() -> dict[str, type[nn.Module]]:
             return mix_weights @ values
 
     class Mix(nn.Module):
-        """Attends over residual sums, each [batch, tokens, hidden]. block_sums: of finished blocks. x: the running sum.
+        """Attends over residual sums [batch, tokens, hidden]. block_sums: sums of finished blocks. x: the running sum.
 
         Returns one mix for each query, of that shape.
         """

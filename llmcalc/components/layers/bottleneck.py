@@ -129,7 +129,7 @@ def _inner_reference_class() -> type[nn.Module]:
     from torch import nn
 
     class InnerNetworkReference(nn.Module):
-        """A network and the norm of its sum with its input. x: [batch, tokens, bottleneck] → same shape."""
+        """A network, a residual connection and a norm. x: [batch, tokens, bottleneck] → same shape."""
 
         def __init__(self, spec: InnerNetwork, model_properties: ModelProperties) -> None:
             super().__init__()

@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 
 
 class ConformerLayer(PreNormLayer):
-    """x + network/2, x + attention, x + convolution, x + network/2, then a norm; each part has a norm before it.
+    """x + network/2, x + attention, x + convolution, x + network/2 and a norm, with pre-norm parts.
 
     feed_forward: each of the two networks.
     convolution: the convolution along the frames.

@@ -1,4 +1,4 @@
-"""Hyper-connections one sublayer late: a sublayer reads the streams with the weights of the sublayer before.
+"""Delayed hyper-connections: a sublayer reads the streams with the weights that the previous sublayer computed.
 
 The first sublayer reads the first stream alone; the last one's weights make the output of the stack. Before its
 sublayers a layer may add embeddings of n-grams. DeepSeek-V4.1: vLLM, models/deepseek_v41; mlx-vlm, models/deepseek_v41.
@@ -112,7 +112,7 @@ def _reference_classes() -> dict[str, type[nn.Module]]:
             )
 
     class StreamsReference(copied_streams_class()):  # type: ignore[misc]
-        """Copies one residual stream into n streams, and sums them back into one."""
+        """Copies one residual stream into n streams, and sums the n streams into one after the layers."""
 
         def merge_streams(self, x: Tensor, forward_pass: ForwardPass) -> Tensor:
             weights: Tensor = forward_pass.memo["read weights"]

@@ -1,4 +1,4 @@
-"""The first layer of an EAGLE-3 draft model: its attention reads the token embedding beside the residual stream.
+"""The first layer of an EAGLE-3 draft model, whose attention reads the token embedding and the residual stream.
 
 Li 2025 (arXiv:2503.01840), §3. Sources: `LlamaDecoderLayeremb` in eagle/model/cnets.py of SafeAILab/EAGLE;
 `Eagle3FirstLayerMixin` in speculators/models/eagle3/model_definitions.py of vllm-project/speculators.

@@ -37,7 +37,7 @@ MOST_HALVINGS = 16
 
 
 class FunnelAttention(MultiHeadMixer):
-    """Attention by content, distance and segment, of an encoder; keys and values have biases, queries have none.
+    """Encoder attention by content, distance and segment; keys and values have biases, queries have none.
 
     num_attention_heads: the number of heads.
     head_dim: the size of a head.

@@ -161,7 +161,7 @@ def _reference_classes() -> dict[str, type[nn.Module]]:
             return x
 
     class StreamsReference(copied_streams_class()):  # type: ignore[misc]
-        """Copies one residual stream into several, and reads their gated mean."""
+        """Copies one residual stream into several streams, and reads the gated mean of the streams."""
 
         def __init__(self, spec: GatedStreams, model_properties: ModelProperties) -> None:
             super().__init__(spec.hc_mult)

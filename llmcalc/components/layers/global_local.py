@@ -39,7 +39,7 @@ def _global_tokens_field() -> Any:
 
 
 class GlobalTokens(ResidualStreams):
-    """Learned global tokens in front of the text, which is padded to whole blocks; they end with the last layer.
+    """Learned global tokens before the text; the text is padded to whole blocks.
 
     num_global_tokens: the number of global tokens.
     block_size: the number of tokens in a block.
@@ -163,7 +163,7 @@ class GlobalLocalAttention(EqualHeadsMixer):
 
 
 class GlobalLocalLayer(PreNormLayer):
-    """Pre-norm attention with global tokens and a feed-forward network; global tokens have a separate first norm."""
+    """Pre-norm attention with global tokens, and a feed-forward network; global tokens have a separate first norm."""
 
     formula_source: ClassVar[str] = "Phang et al. 2022, §3"
     plain: ClassVar[bool] = False

@@ -1,4 +1,4 @@
-"""Hyper-connections: several residual streams, which each sublayer reads, mixes and writes with its own weights.
+"""Hyper-connections: several residual streams that each sublayer reads, mixes and writes with learned weights.
 
 Zhu 2024 (arXiv:2409.19606). Xie 2025 (arXiv:2512.24880, §4) constrain the mixing matrix to be doubly stochastic, as
 DeepSeek-V4 does; Hy 4 has no mixing. transformers: models/deepseek_v4 (`DeepseekV4HyperConnection`,
@@ -135,7 +135,7 @@ class HyperStreams(CopiedStreams):
 
 
 def _connection_weights(recorder: Flow, x: Value, out: Beside) -> tuple[Value, ...]:
-    """Records one projection of all streams, split into parts; each part has its own scale and offsets."""
+    """Records one projection of all streams and splits the result; each part has a scale and offsets."""
     raw_weights = recorder.linear("map", recorder.normalized(x, STREAM_NORM), out)
     weight_parts = tuple(Value(x.rows, component) for component in out.parts)
     recorder.record("core", "offsets", (raw_weights,), weight_parts, ops.StreamOffsets(out.size, len(out.parts)))
@@ -154,7 +154,7 @@ def hyper_classes() -> dict[str, type[nn.Module]]:
     from torch import nn
 
     class Offsets(nn.Module):
-        """Scales and offsets the mixing weights of a token; each kind of weight has its own scale and offset."""
+        """Scales and offsets the mixing weights of a token; each kind of weight has a separate scale and offset."""
 
         def __init__(self, *part_sizes: int) -> None:
             super().__init__()
@@ -236,7 +236,7 @@ def hyper_classes() -> dict[str, type[nn.Module]]:
             return (weights[..., None] * streams).sum(2)
 
     class StreamsReference(copied_streams_class()):  # type: ignore[misc]
-        """Copies one residual stream into n streams, and sums them back into one."""
+        """Copies one residual stream into n streams, and sums the n streams into one after the layers."""
 
         def __init__(self, n: int, hidden: int, merge: str) -> None:
             super().__init__(n)

@@ -1,4 +1,4 @@
-"""A layer that runs in two loops with the same weights, and attends globally to the keys of its first loop in both.
+"""A layer that runs in two loops with the same weights; both loops attend globally to the first loop's keys.
 
 LoopCoder (IQuest-Coder-V1 2026, §2): the first loop is a pre-norm layer. In the second one a query attends to the keys
 and values of the first loop, and to nearby keys and values of its own; a gate per head, computed from the query, mixes
@@ -41,7 +41,7 @@ FIRST_LOOP = "keys and values of the first loop"
 
 
 class LoopedAttention(GroupedQueryMixer):
-    """Grouped-query attention of a layer that runs in two loops; outside of a 'looped' layer it runs once.
+    """Grouped-query attention of a layer that runs in two loops; outside of a 'looped' layer the attention runs once.
 
     num_attention_heads: the number of query heads, each with a gate in the second loop.
     num_key_value_heads: the number of key and value heads.
@@ -133,7 +133,7 @@ class LoopedAttention(GroupedQueryMixer):
 
 
 class LoopedLayer(PreNormLayer):
-    """A pre-norm layer; the second layer that shares its weights (`Stack.shared_layers`) is its second loop.
+    """A pre-norm layer; the second layer with the same weights (`Stack.shared_layers`) is the second loop.
 
     attention: its attention, of type 'looped'.
     feed_forward: its feed-forward network.

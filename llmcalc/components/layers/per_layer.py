@@ -1,4 +1,4 @@
-"""Per-layer embeddings (Gemma 3n, Gemma 4): each layer gets a small vector per token, computed once below the layers.
+"""Per-layer embeddings (Gemma 3n, Gemma 4): one small vector per token and layer, computed before the first layer.
 
 transformers: models/gemma3n, models/gemma4 (`per_layer_input_gate`, `per_layer_model_projection`).
 """
@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
 
 class PerLayerEmbedding(StackPart):
-    """An embedding table with the vectors of all layers, and a projection of the token embedding that is added to them.
+    """An embedding table with the vectors of all layers, plus a projection of the token embedding.
 
     vocab_size_per_layer_input: the number of rows of the table; a token beyond them uses the first row. None (default)
         for the projection alone (EmbeddingGemma 2).

@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
 
 class WholeLayer(Layer):
-    """A layer that requires attention, a feed-forward network and all of their norms, and has no cross-attention."""
+    """A layer that requires attention, a feed-forward network and all norms, and has no cross-attention."""
 
     parallel: None = None
     cross_attention: None = None

@@ -68,7 +68,7 @@ Adapter: TypeAlias = Callable[[Value, Shape], Value]
 
 
 class Attention(TokenMixer):
-    """Multi-head attention; grouped-query where num_key_value_heads is smaller, multi-query where it is 1.
+    """Multi-head attention, grouped-query attention (fewer num_key_value_heads) and multi-query attention (one head).
 
     num_attention_heads: the number of query heads.
     num_key_value_heads: the number of key and value heads, by default the number of query heads.
@@ -455,7 +455,7 @@ class Attention(TokenMixer):
         adapter: Adapter | None,
         value_input: Value | None,
     ) -> tuple[Value, Value]:
-        """Returns the layer's keys and values, or those of the nearest lower layer that shares them."""
+        """Returns the layer's keys and values, or the shared keys and values of the nearest lower layer."""
         computed_keys_and_values: list[tuple[Attention, Value, Value]] = recorder.memo.setdefault("keys and values", [])
         if self.kv_shared and "from_target" in recorder.memo:
             return recorder.received(x, heads, dim), recorder.received(x, heads, value_axis)
@@ -701,7 +701,7 @@ def _reference_class() -> type[nn.Module]:
         def _local_or_shared(
             self, x: Tensor, forward_pass: ForwardPass, value_input: Tensor | None = None
         ) -> tuple[Tensor, Tensor]:
-            """Returns the layer's keys and values, or those of the nearest lower layer that shares them."""
+            """Returns the layer's keys and values, or the shared keys and values of the nearest lower layer."""
             if self.cross:
                 return self._keys_and_values(x, forward_pass, value_input)
             spec = self.spec
@@ -771,7 +771,7 @@ def _reference_class() -> type[nn.Module]:
             return torch.cat(outputs, 2)[:, :, order]
 
         def forward(self, x: Tensor, forward_pass: ForwardPass, value_input: Tensor | None = None) -> Tensor:
-            """Computes the attention of x. value_input: the input of the values; default x."""
+            """Computes the attention output. x: the input. value_input: input of the value projection; default x."""
             query_input = self.q_a_norm(self.q_a_proj(x)) if hasattr(self, "q_a_proj") else x
             q = self._normed_and_rotated(
                 self._split_heads(self.q_proj(query_input), self.head_dim), "q_norm", forward_pass, forward_pass.past

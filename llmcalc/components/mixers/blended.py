@@ -1,4 +1,4 @@
-"""Grouped-query attention whose keys and values are blended with those of the previous token, in each head.
+"""Grouped-query attention that blends each token's keys and values with the previous token's, per head.
 
 Baichuan-M1 (Wang et al. 2025, arXiv:2502.12671): a convolution over two tokens with one pair of weights per key head
 and one per value head, before RoPE. The cache keeps the blended keys and values, and a state the last key and value

@@ -241,7 +241,7 @@ def _reference_class() -> type[nn.Module]:
             return entries
 
     class Chooser(chooser_class()):  # type: ignore[misc]
-        """Selects the entries that each token attends to, by entries of its own."""
+        """Selects compressed entries for each token. The selector caches separate compressed keys for its scores."""
 
         def __init__(self, spec: CompressedAttention, hidden: int) -> None:
             super().__init__(spec, hidden)

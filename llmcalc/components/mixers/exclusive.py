@@ -1,4 +1,4 @@
-"""Exclusive attention of an encoder: each head's output loses part of its projection on the token's own value.
+"""Exclusive encoder attention: each head subtracts the output's projection onto the token's value.
 
 transformers: models/neomme (`NeoMMEAttention`, `NeoMMEExclusiveSelfAttention`).
 """

@@ -1,4 +1,4 @@
-"""Base classes of token mixers by their heads: grouped queries, or a key head for each query head."""
+"""Base classes of token mixers with grouped-query heads, or with a key head for each query head."""
 
 from __future__ import annotations
 
@@ -74,7 +74,7 @@ class WindowedMixer(GroupedQueryMixer):
 
     @property
     def cache_kind(self) -> str:
-        """The kind that `llmcalc kv` lists its cache under."""
+        """The kind of cache in the tables of `llmcalc kv`."""
         return "full_attention" if self.sliding_window is None else "sliding_attention"
 
 
@@ -107,7 +107,7 @@ class MultiHeadMixer(TokenMixer):
 
 
 class EqualHeadsMixer(TokenMixer):
-    """A mixer whose num_attention_heads heads are equal parts of its width; a subclass declares the field."""
+    """A mixer with num_attention_heads heads of size width / num_attention_heads; a subclass declares the field."""
 
     if TYPE_CHECKING:
         num_attention_heads: int

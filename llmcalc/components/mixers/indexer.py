@@ -63,7 +63,7 @@ class Indexer(Part):
         return {"selected": self.index_topk}
 
     def flow(self, recorder: Flow, x: Value, query_latent: Value | None = None, position: Rope | None = None) -> Value:
-        """Scores all earlier tokens and selects some of them.
+        """Scores all earlier tokens and selects the tokens with the highest scores.
 
         query_latent: the compressed query, which the indexer's queries come from without input_norm.
         position: RoPE on queries and keys; None for none.

@@ -167,12 +167,12 @@ def _reference_class() -> type[nn.Module]:
             return torch.cat([x, padding], 1).unflatten(1, (-1, block_size))
 
         def _with_neighbours(self, x: Tensor) -> Tensor:
-            """Adds both neighbours to each block. [batch, blocks, block, …] → [batch, blocks, 3 · block, …]."""
+            """Joins each block with its two neighbours. [batch, blocks, block, …] → [batch, blocks, 3 · block, …]."""
             zero_block = torch.zeros_like(x[:, :1])
             return torch.cat([torch.cat([zero_block, x[:, :-1]], 1), x, torch.cat([x[:, 1:], zero_block], 1)], 2)
 
         def _keys_of_blocks(self, x: Tensor, tokens: int) -> Tensor:
-            """Collects the keys or values of each block, of its neighbours, and of all sums.
+            """Collects for each block the keys or values of the block, of both neighbours, and of all block sums.
 
             [batch, tokens and sums, heads · d] → [batch, blocks, heads, keys, d].
             """

@@ -39,7 +39,7 @@ if TYPE_CHECKING:
 
 
 class Mamba2(TokenMixer):
-    """A state-space mixer with several heads; each head has a state of [head_dim, state_size].
+    """The Mamba-2 state-space mixer; each head has a state of [head_dim, state_size].
 
     num_heads: the number of heads, which correspond to attention's value heads (§7.2).
     head_dim: the number of channels per head.

@@ -397,7 +397,7 @@ def _reference_class() -> type[nn.Module]:
             )
 
         def _queries_and_gate(self, x: Tensor) -> tuple[Tensor, Tensor | None, Tensor]:
-            """Returns the queries, [batch, tokens, heads, …], their gate if there is one, and the indexer's input."""
+            """Returns the queries [batch, tokens, heads, …], the optional query gate, and the indexer's input."""
             spec, head_shape = self.spec, (self.spec.num_attention_heads, -1)
             raw_latent = x if spec.q_lora_rank is None else self.q_a_proj(x)
             compressed_query = self.q_a_norm(raw_latent) if hasattr(self, "q_a_norm") else raw_latent

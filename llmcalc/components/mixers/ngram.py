@@ -1,4 +1,4 @@
-"""Streams that predict several next tokens in parallel, and the attention of a decoder with such streams (ProphetNet).
+"""Streams that predict several next tokens in parallel, and the decoder attention over these streams (ProphetNet).
 
 ProphetNet (Qi et al. 2020, arXiv:2001.04063, §3): beside the main stream, which reads the text, n predict streams start
 from a learned vector each. Stream i attends to the main stream's tokens up to i before its own and to itself. Scores

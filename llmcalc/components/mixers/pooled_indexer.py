@@ -66,7 +66,7 @@ class PooledIndexer(Part):
         return {"selected": self.index_topk, "pool": self.index_kpool}
 
     def flow(self, recorder: Flow, x: Value, query_latent: Value | None = None, position: Rope | None = None) -> Value:
-        """Scores all complete pools and selects some of them.
+        """Scores all complete pools and selects the pools with the highest scores.
 
         query_latent: the compressed query, which the queries come from. position: none, because pools have no position.
         """
@@ -93,7 +93,7 @@ class PooledIndexer(Part):
         return scores
 
     def reference(self, model_properties: ModelProperties, query: int, rope: int, theta: float) -> nn.Module:
-        """Builds the indexer. query: the width of the compressed query. rope, theta: unused, as it has no positions."""
+        """Builds the indexer. query: width of the compressed query. rope, theta: unused, as there are no positions."""
         return _reference_class()(self, model_properties.hidden_size, query)
 
 

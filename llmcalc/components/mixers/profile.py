@@ -1,4 +1,4 @@
-"""Attention with a bias by distance: each token mixes it from learned profiles.
+"""Attention with a distance bias that each token mixes from learned profiles.
 
 A profile has a bias for each of the last relative_extent distances; a projection of the layer's input gives each head's
 weights of the profiles. Keys and values pass a short convolution. transformers: models/inkling (`InklingAttention`).
@@ -36,7 +36,7 @@ if TYPE_CHECKING:
 
 
 class ProfileAttention(WindowedMixer):
-    """Grouped-query attention without other positions; no projection has a bias.
+    """Grouped-query attention with profile biases as its only positions; projections have no biases.
 
     num_attention_heads: the number of query heads.
     num_key_value_heads: the number of key and value heads.

@@ -40,7 +40,7 @@ SOURCE = "DeepSeek-V4.1 2026"
 
 
 class CandidateBlocks(Part):
-    """The blocks of keys, the best ones of a lower layer, that an indexer scores; the token's own block is one of them.
+    """The best key blocks of a lower layer's indexer, which this indexer scores; they include the token's block.
 
     candidate_topk_blocks: the number of blocks.
     candidate_block_size: the number of keys in a block.
@@ -132,7 +132,7 @@ class SharedEntryAttention(EntryAttention):
     def _mask_and_entries(
         self, recorder: Flow, x: Value, compressed_query: Value, q: Value, dim: Axis, rope: Rope
     ) -> tuple[Value, Value]:
-        """Returns the mask of the entries that each token attends to, and the entries, of this layer or a lower one."""
+        """Returns the mask of the entries that each token attends to, and the entries of this or a lower layer."""
         assert self.compress_rate is not None
         lower_entries: dict[str, Value] = recorder.memo.setdefault("entries", {})
         latent: Value | None = None
@@ -233,7 +233,7 @@ class SharedEntryAttention(EntryAttention):
 
     @classmethod
     def examples(cls) -> list[Self]:
-        """Returns layers with entries of their own; an example of the stack has the layers that share entries."""
+        """Returns layers that compute their entries; an example of the stack has layers that share entries."""
         examples: Any = shared_entry_examples()
         return [examples[name] for name in ("local", "computing", "finding")]
 
@@ -347,7 +347,7 @@ def _reference_class() -> type[nn.Module]:
             return keys, visible & is_in_chosen_block, None
 
         def _find_blocks(self, scores: Tensor, forward_pass: ForwardPass) -> None:
-            """Keeps the best blocks of each token, its own block first. scores: −inf where a key is not visible."""
+            """Selects the best blocks of each token; its own block is always first. scores: −inf for invisible keys."""
             assert self.spec.indexer is not None
             blocks = self.spec.indexer.finds
             if blocks is None:
@@ -365,7 +365,7 @@ def _reference_class() -> type[nn.Module]:
             forward_pass.memo["candidate blocks"] = ranked_indices[..., : blocks.candidate_topk_blocks]
 
         def _all_keys(self, latent: Tensor | None, forward_pass: ForwardPass, x: Tensor) -> Tensor:
-            """Returns the keys of all entries so far. latent: the new entries before RoPE; None without one."""
+            """Returns the keys of all entries up to now. latent: the new entries before RoPE; None without any."""
             spec, stored_rows = self.spec, self.cache.load(forward_pass)
             assert spec.compress_rate is not None
             keys = None if stored_rows is None else stored_rows[0]

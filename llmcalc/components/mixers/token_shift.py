@@ -29,7 +29,7 @@ def token_shift(recorder: Flow, x: Value, previous_token: Value, name: str) -> V
 
 
 def shifted(x: Tensor, forward_pass: ForwardPass, state: Any) -> Tensor:
-    """Returns the previous token of each token; zeros for the first. x: [batch, tokens, hidden] → same shape."""
+    """Shifts a sequence by one token; the first row becomes zeros. x: [batch, tokens, hidden] → same shape."""
     import torch
 
     stored_token = state.load(forward_pass)

@@ -60,7 +60,7 @@ def two_sets_reference() -> Any:
             self.core, self.cache = product_class()(), cache_class()(spec.sliding_window)
 
         def _split_heads(self, projection: str, x: Tensor) -> Tensor:
-            """Returns the heads of the base class, those of queries and keys after their norm."""
+            """Splits queries, keys and values into heads; queries and keys are normalized."""
             heads = super()._split_heads(projection, x)
             normed = projection != "v" and self.spec.norm is not None
             return self.get_submodule(f"{projection}_norm")(heads) if normed else heads

@@ -1,4 +1,4 @@
-"""Routed value projections (MoVA): each token's values are a weighted sum of the outputs of a few of many projections.
+"""Routed value projections (MoVA): a token's values are a weighted sum of its selected projections.
 
 K2 Horizon 2026 (Institute of Foundation Models); transformers main: models/k2_horizon, `K2HorizonMoVAAttention`. All
 ranks have all projections, of which tensor parallelism divides the heads (SGLang: layers/mova.py).

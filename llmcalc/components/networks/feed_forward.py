@@ -176,7 +176,7 @@ class FeedForward(SingleWidthNetwork):
 
 
 def act_on_up(recorder: Flow, name: str, x: Value) -> Value:
-    """Records what is applied to the output of an up projection; nothing for the identity."""
+    """Records the activation that follows an up projection; records nothing for the identity."""
     return x if name == "identity" else recorder.act(x, name)
 
 

@@ -70,7 +70,7 @@ class IdentityExperts(Part):
 
 
 class Latent(Part):
-    """A latent width of the routed experts, with projections into and out of it (Nemotron 3, Muse Spark, Kimi K3).
+    """A latent width of the routed experts, with a down and an up projection (Nemotron 3, Muse Spark, Kimi K3).
 
     moe_latent_size: the latent width.
     bias: whether both projections have a bias, false by default.
@@ -103,7 +103,7 @@ class Latent(Part):
         return recorder.linear("latent_out", y, *out, bias=self.bias)
 
     def reference(self, model_properties: ModelProperties) -> Mapping[str, nn.Module]:
-        """Builds the projections to and from the latent width, and the norms, under their names in the mixture."""
+        """Builds the projections to and from the latent width, with the optional norms, as named modules."""
         from torch import nn
 
         width, latent = model_properties.hidden_size, self.moe_latent_size
@@ -438,7 +438,7 @@ def dispatch_class() -> type[Any]:
                 self.token = self.order // self.top_k
 
         def copy_rows(self, x: Tensor) -> Tensor:
-            """Copies each token's vector for each of its experts. [batch, tokens, width] → [rows, width]."""
+            """Copies each token's vector once per selected expert. [batch, tokens, width] → [rows, width]."""
             x = x.flatten(0, 1)
             return x.index_select(0, self.token) if self.grouped else x.repeat_interleave(self.top_k, 0)
 
@@ -493,7 +493,7 @@ def capacity_dispatch_class() -> type[Any]:
 
 
 def ends_of_groups(expert: Tensor, experts: int) -> Tensor:
-    """Counts the sorted rows up to each expert's last row, int32. expert: the expert of each row, in rising order."""
+    """Counts the sorted rows up to each expert's last row, as int32. expert: the expert of each row, ascending."""
     import torch
 
     return expert.float().histc(experts, 0, experts - 1).cumsum(0, dtype=torch.int32)
@@ -582,7 +582,7 @@ def routed_class() -> type[nn.Module]:
             return y if identity is None else torch.where(identity[:, None], self.zero_experts(x), y)
 
     class Routed(nn.Module):
-        """A router and its experts. The router's modules are registered under their own names, beside the experts."""
+        """A router and its experts, where the router's modules are registered beside the experts."""
 
         def __init__(
             self,

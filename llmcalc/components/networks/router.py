@@ -115,7 +115,7 @@ class LinearRouter(Router):
 
 
 class RouterMLP(Router):
-    """A multi-layer router: hidden_size → router_hidden_size, two more layers of that width, then one logit per expert.
+    """A multi-layer router: a projection to router_hidden_size, two layers of that width, and one logit per expert.
 
     router_hidden_size: the width of the features.
     hidden_act: the activation after each of the two layers, `gelu` by default.

@@ -52,7 +52,7 @@ TowerName: TypeAlias = Annotated[str, Field(pattern=NAME_PATTERN, max_length=60)
 
 
 def towers_before(towers: Mapping[str, Tower]) -> Iterator[tuple[str, Tower, list[str]]]:
-    """Yields each tower with the names of the earlier towers whose output it may read.
+    """Yields each tower, and the names of the earlier towers whose output the tower may read.
 
     A projector reads the encoder before it, or the projector just before it. Other towers read none.
     """
@@ -81,7 +81,7 @@ def check_widths(towers: Mapping[str, Tower]) -> None:
 
 
 def record(recorder: Flow, towers: Mapping[str, Tower]) -> dict[str, Value]:
-    """Records every tower with its input. Returns the output of each tower, by its name."""
+    """Records every tower and returns the output of each tower by name."""
     outputs: dict[str, Value] = {}
     for name, tower, readable_towers in towers_before(towers):
         own_input = tower.input_value()

@@ -1,4 +1,4 @@
-"""Projectors from an encoder's width to the text model's: merged patches, a norm, one or several linear layers.
+"""Projectors from an encoder's width to the text model's width: patch merging, a norm, linear layers.
 
 Gemma 3 averages a square of patches. Pixtral, Qwen-VL and Kimi concatenate them, which equals the pixel shuffle of
 Llama 4, Aya and SmolVLM; ERNIE also concatenates frames. transformers: models/gemma3, gemma3n, gemma4, mistral3,
@@ -80,7 +80,7 @@ class Resampler(Part):
         return self
 
     def flow(self, recorder: Flow, x: Value) -> Value:
-        """Records the resampler and returns its vectors of each image. x: the patches."""
+        """Records the resampler and returns its output vectors for each image. x: the patches."""
         query_count, hidden = Axis("queries", self.queries), Axis("hidden", self.hidden_size)
         keys = recorder.linear("kv_proj", x, hidden) if self.projected else x
         keys = recorder.part("kv_norm", self.norm, keys)

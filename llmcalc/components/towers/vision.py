@@ -65,7 +65,7 @@ class PatchPositions(Part):
     axes: Literal[1, 2] = 1
 
     def flow(self, recorder: Flow, x: Value) -> tuple[Value, ...]:
-        """Returns the position embedding of each patch: from one table, or the sum of its column's and its row's."""
+        """Returns the position embedding of each patch: one row, or the sum of a column and a row embedding."""
         rows = Axis("positions", self.axes * self.rows)
         position, table = recorder.table("position_embedding", rows, *x.axes, of=x.rows)
         return (position,) if self.axes == 1 else (position, recorder.look_up(table, x.rows))
@@ -142,7 +142,7 @@ class VisionTower(TowerPart):
         return self.patches.read()
 
     def flow(self, recorder: Flow, x: Value) -> Value:
-        """Records the encoder and returns the patches, the projector's input; other parts ignore the pooling head."""
+        """Records the encoder and returns the patches for the projector."""
         hidden, patches = Axis("hidden", self.hidden_size), x.rows
         x = recorder.linear("patch_embedding", x, hidden, bias=self.patches.bias)
         if self.class_embedding:

@@ -167,7 +167,7 @@ class Scheme:
         return False
 
     def store(self, spec: ModelSpec, weight_sites: list[WeightSite], dtype: str) -> Iterator[tuple[WeightSite, Parts]]:
-        """Yields each tensor with the bytes of one copy of it.
+        """Yields each tensor and the bytes of one copy of the tensor.
 
         dtype: number format of unconverted tensors.
         Raises `InputError` for a tensor that the format cannot store.

@@ -1,4 +1,4 @@
-"""Configs of compressed-tensors (llm-compressor): groups of modules, each with its own format.
+"""Configs of compressed-tensors (llm-compressor): groups of modules, each with a separate format.
 
 The layouts are in `formats`. compressed-tensors: compressors/*, quantization/lifecycle/initialize.py at 0.20
 (`weight_g_idx`, for actorder "group", at 0.10).
@@ -81,7 +81,7 @@ def _group_of_table(fields: Fields, model_format: Any) -> tuple[Group, str]:
 
 
 def _static_scales(inputs: Fields | None) -> Static:
-    """Returns the stored scales of activations: none if they are dynamic, one if only group scales are dynamic."""
+    """Returns the stored scales of activations: none if dynamic, and one if only group scales are dynamic."""
     if inputs is None:
         return Static()
     inputs.ignore("num_bits", "type", "group_size", "block_structure", *ARGUMENTS)

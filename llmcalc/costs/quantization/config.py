@@ -140,7 +140,7 @@ def _read_awq(fields: Fields) -> Scheme:
 
 
 def _read_gptq(fields: Fields) -> Scheme:
-    """Reads a config of GPTQ; its layers are those in `modules_in_block_to_quantize`, else every linear layer."""
+    """Reads a config of GPTQ for the layers in `modules_in_block_to_quantize`; by default for every linear layer."""
     fields.ignore(
         *CALIBRATION, "static_groups", "use_cuda_fp16", "use_exllama", "disable_exllama", "max_input_len",
         "model_name_or_path", "model_file_base_name", "damp_auto_increment", "mse", "v2", "quantizer", "pack_dtype",

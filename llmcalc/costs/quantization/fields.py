@@ -98,7 +98,7 @@ class Fields:
         return Fields(value, f"{self.where}: {name}")
 
     def tables(self, expected: str) -> Iterator[tuple[str, Fields]]:
-        """Yields the name and the fields of every nested table. expected: what a table has, in an error message."""
+        """Yields the name and the fields of every nested table. expected: the valid fields, for an error message."""
         for name in self.data:
             fields = self.table(name)
             if fields is None:

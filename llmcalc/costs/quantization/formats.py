@@ -49,7 +49,7 @@ class LinearFormat:
         raise TypeError(f"{type(self).__name__} stores nothing")
 
     def refuses(self, n_out: Number, n_in: Number) -> str:
-        """Returns why the format cannot store a matrix of this shape; empty if it can."""
+        """Returns the reason why the format cannot store a matrix of this shape; empty if it can."""
         return ""
 
     def describe(self) -> str:
@@ -424,7 +424,7 @@ class AQLM(LinearFormat):
 
 @frozen(slots=True)
 class Averaged(LinearFormat):
-    """ExLlama's average number of bits per weight. vectors: whether each row and column has an fp16 scale (EXL3)."""
+    """ExLlama's average bits per weight. vectors: whether each row and column has an fp16 scale (EXL3)."""
 
     bits: Fraction
     vectors: bool

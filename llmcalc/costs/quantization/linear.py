@@ -164,7 +164,7 @@ class LinearScheme(Scheme):
 
 
 def listed_modules(fields: Fields, *names: str) -> ModuleList:
-    """Returns the modules in the lists of a config's fields; by default those of `modules_to_not_convert`."""
+    """Returns the module names listed in a config's fields, by default in `modules_to_not_convert`."""
     names = names or ("modules_to_not_convert",)
     return ModuleList(fields.union(*names), field=names[0])
 
@@ -185,7 +185,7 @@ def _is_skipped(weight_site: WeightSite) -> bool:
 
 
 def _is_grouped(weight_site: WeightSite) -> bool:
-    """Whether a tensor is a grouped attention projection, stored as one `nn.Linear` with the rows of all groups."""
+    """Whether a tensor is a grouped attention projection, which one `nn.Linear` stores with the rows of all groups."""
     op = next((child.op for child in weight_site.parent.children if child.name == weight_site.name), None)
     return weight_site.kind == "attention" and isinstance(op, ExpertLinear) and op.top_k == op.num_experts
 

@@ -1,4 +1,4 @@
-"""Configs of ModelOpt (NVIDIA): one algorithm for all linear layers, or one per listed module (MIXED_PRECISION).
+"""Configs of ModelOpt (NVIDIA): one algorithm for all linear layers, or one per named module (MIXED_PRECISION).
 
 Layouts: modelopt/torch/export/quant_utils.py and unified_export_hf.py of NVIDIA/Model-Optimizer. Scales are fp32, but
 those of blocks of NVFP4 (e4m3) and of the microscaling formats (e8m0), which have one byte; `weight_scale_2` and

@@ -48,7 +48,7 @@ ONE_EXPERT = re.compile(r"experts\.[1-9]\d*\b")
 
 
 class ModuleList:
-    """The modules that a config's list names; it records which entries have matched a module.
+    """The modules that a config's list names, with a record of the entries that have matched a module.
 
     Raises `InputError` for an entry that is an invalid or a slow regular expression, and for an entry that names a
     single expert: all experts of a layer are counted alike.
@@ -113,7 +113,7 @@ class ModuleList:
         return bool(self.entries) and any(self._matches_name(name) for name in names)
 
     def _matches_name(self, name: str) -> bool:
-        """Whether an entry matches the name; notes which. Raises `InputError` if all this matching took too long."""
+        """Whether an entry matches the module name. Raises `InputError` if matching takes too long in total."""
         matching_entries = (
             {self._exact_entries[text] for text in self._matching_texts(name) if text in self._exact_entries}
             if self._exact_entries
