@@ -1,4 +1,4 @@
-"""Evidence for computed bytes: the checks behind them, and the rule that a sum has the weakest status of its terms.
+"""Evidence for computed bytes: the checks of each part, where a sum has the weakest status of its terms.
 
 A witness is stated where the thing is declared: in the class of a part, in the record of an optimizer or of a published
 kernel, above the method of a kernel, in the record of a framework. Whatever states none is `untested`. A witness names
@@ -97,7 +97,7 @@ class FrameworkEvidence:
 
 
 def parts_of_kinds(**names: str) -> tuple[tuple[str, str], ...]:
-    """Returns (kind, name) of model parts. names: per kind, the names of its parts in one text."""
+    """Returns (kind, name) pairs of model parts. names: for each kind, a text with the parts' names."""
     return tuple((kind, name) for kind, text in names.items() for name in text.split())
 
 
@@ -153,6 +153,6 @@ def compared(witness: Witness, **choice: object) -> Callable[[Kernel], Kernel]:
 
 
 def witness_of(owner: object) -> Witness | Mapping[str, Witness]:
-    """Returns the check that a class or function itself records, not an inherited one; `UNTESTED` without one."""
+    """Returns the check that a class or function records directly, without inheritance; `UNTESTED` without a check."""
     stated_witness: Witness | Mapping[str, Witness] = getattr(owner, "__dict__", {}).get("witness", UNTESTED)
     return stated_witness

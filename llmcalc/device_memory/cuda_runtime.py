@@ -1,4 +1,4 @@
-"""GPU memory beyond the model's tensors: workspaces inside torch's allocator, and the CUDA context outside of it."""
+"""GPU memory beyond the model's tensors: workspaces inside torch's allocator, and the CUDA context outside."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The memory of one device in bytes: each peak with its time, its module and the kinds of tensors in it."""
+"""The memory of one device in bytes: each peak with the moment, the module and the kinds of tensors at the peak."""
 
 from __future__ import annotations
 
@@ -368,7 +368,7 @@ class CountedRun:
 
 
 def check_layers(spec: ModelSpec) -> None:
-    """Raises `InputError` for a model with too many layers to replay one by one, whose types repeat in no pattern."""
+    """Raises `InputError` for a model with too many layers to replay one by one and no repeating pattern."""
     irregular_layers = sum(
         stack.irregular_layers if stack.repeats > RECORDED_REPEATS else stack.layers for stack in layer_stacks(spec)
     )

@@ -199,7 +199,7 @@ class InferenceRun:
         parameters_by_name[key] = lowering.known_parameters
 
     def fill_cache(self, chunks: int) -> None:
-        """Allocates the cache of the prompt's first chunks, without the other tensors of their passes.
+        """Allocates the KV cache of the prompt's first chunks, but none of the passes' other tensors.
 
         All chunks between the first and the last run as one pass, which leaves the same cache.
 

@@ -60,7 +60,7 @@ def extrapolate_layers(replay: Callable[[Mapping[int, int]], ReplayResult], stac
 
 
 def highest_pass(result: ReplayResult) -> ReplayResult:
-    """Returns the result in which each phase has only its pass with the highest peak, under the phase's name.
+    """Returns the result with only the highest pass of each phase, under the phase's name.
 
     The passes of a phase (the chunks of a prompt) are numbered: `prefill 0`, `prefill 1`, …. A module that the highest
     pass does not run, such as one of an encoder, has its peak of the first other pass.
@@ -74,7 +74,7 @@ def highest_pass(result: ReplayResult) -> ReplayResult:
         return result
 
     def under_phase_name(allocation_place: Place) -> Place | None:
-        """Returns a module and pass under the phase's name; None if the highest pass has a peak in the same module."""
+        """Returns the place under the phase's name; None if the highest pass also has a peak in the module."""
         name = allocation_place.phase.partition(" ")[0]
         highest_place = allocation_place._replace(phase=phase_by_name[name])
         if highest_place == allocation_place or highest_place not in result.peaks:

@@ -92,7 +92,7 @@ SCORES_BY_THEMSELVES = ("joint_softmax", "local_mask", "at_distance")
 
 
 def default_attention(settings: Settings, spec: ModelSpec) -> AttentionImplementation:
-    """Returns the default attention implementation of a phase: flash for a server, else sdpa, as in transformers.
+    """Returns the default attention implementation: flash for a server, otherwise sdpa as in transformers.
 
     A model whose scores sdpa does not take, or is not modelled with, trains with eager attention, as transformers
     does; its prefill and its decoding run flash, as the engines that serve it do.
@@ -229,7 +229,7 @@ def activation_format(memory_use: MemoryUse) -> str:
 
 
 def computing_format(format_name: str, option: str) -> str:
-    """Returns the number format of matrix products. Raises `InputError`, which names the option, for other formats."""
+    """Returns the number format of matrix products. Raises `InputError` for an unsupported format of the option."""
     if format_name not in COMPUTED:
         formats = ", ".join(map(short_dtype, COMPUTED))
         raise InputError(f"{option} {short_dtype(format_name)}: no pass computes in it; expected one of {formats}")

@@ -242,7 +242,7 @@ def _inference_memory(
 
 
 def _quantization_scheme(settings: Settings, config: Mapping[str, Any] | Checkpoint | None) -> Scheme | None:
-    """Returns the quantization scheme of `quantize`, else the config's scheme; None if only `dtype` is set."""
+    """Returns the quantization scheme of `quantize` or of the config; None if only `dtype` is set."""
     if settings.quantize is not None:
         return None if settings.quantize.strip().lower() == "none" else scheme_named(settings.quantize)
     table = config.config if isinstance(config, Checkpoint) else config

@@ -260,7 +260,7 @@ class TrainingRun:
         return self._update_parameter if self.training.optimizer_in_backward else None
 
     def finish_backward(self) -> None:
-        """Runs after a backward pass, before its graph is freed; does nothing on one device."""
+        """Hook between a backward pass and the release of its graph; does nothing on one device."""
 
     def _take_workspace(self, threads: int) -> None:
         """Allocates the workspace of the first `threads` threads that do not have one yet."""
@@ -282,7 +282,7 @@ class TrainingRun:
         self.labels = None if self.spec.head.type != "lm" else self.lowering.t.flatten(ids)
 
     def _update_parameter(self, weight: Tensor) -> None:
-        """Updates one parameter and frees its gradient (`register_post_accumulate_grad_hook`)."""
+        """Updates one parameter and frees the gradient (`register_post_accumulate_grad_hook`)."""
         trained_parameter = self._by_parameter.get(id(weight))
         if trained_parameter is None:
             return
@@ -393,7 +393,7 @@ def replay_steps_on_allocator(training_run: Steps, memory_meter: EventMeter, pre
 def replay_shorter_on_allocator(
     whole: tuple[Steps, EventMeter], shorter: tuple[Steps, EventMeter], prefix_cache: PrefixCache, micro_batches: int
 ) -> ReplayResult:
-    """Counts the tensors of a run, and replays a shorter one on an allocator in its place.
+    """Counts the tensors of the full run, and replays only a shorter run on the caching allocator.
 
     whole, shorter: the runs after their set-up, each with its meter. micro_batches: those of a step of the shorter run.
     """
@@ -442,7 +442,7 @@ def repeat_steps(
     batch: Sequence[Event],
     passes: Sequence[Event],
 ) -> RecordedEvents | None:
-    """Returns two training steps whose micro-batches all repeat the same recorded passes; None if the steps differ."""
+    """Returns two training steps whose micro-batches repeat the recorded passes; None if the steps differ."""
     training_run.update()
     first_events = memory_meter.cut()
     training_run.update()

@@ -211,7 +211,7 @@ class ModuleNames:
             )
 
     def _table_entry(self, keys: tuple[str, ...]) -> str | None:
-        """Returns the table entry of a node: the family's first, by its longest path; None without an entry."""
+        """Returns the published-name entry for a node's path, from the family's table first; None without an entry."""
         return next(
             (names[key] for names in (self._published_names_by_path, self._names) for key in keys if key in names), None
         )
@@ -254,7 +254,7 @@ def _name_in_layer(layer: str, name: str) -> str:
 
 
 def _layer_name(lists: str, layer_number: int, layers: int) -> str:
-    """Returns the published name of a layer, in one list of modules or in several of equal length, joined by ` + `.
+    """Returns the published name of a layer. Several module lists of equal length are joined by ` + `.
 
     layer_number: its number among the layers with parameters of their own.
     layers: how many these are.
@@ -270,7 +270,7 @@ def _layer_name(lists: str, layer_number: int, layers: int) -> str:
 
 
 def _layer_parts(layer: Node) -> Iterator[Node]:
-    """Yields the parts of a layer; a prediction module's block counts as a layer, so its parts have the same names.
+    """Yields the parts of a layer; the block of a prediction module counts as a layer.
 
     DeepSeek-V3 stores the module after the last layer, as one layer more (README_WEIGHTS.md).
     """
@@ -334,7 +334,7 @@ def _paths_below(words: list[str], parents: tuple[str, ...], outer_parents: tupl
 
 
 def _name_pattern(name: str, earlier_name: str) -> tuple[re.Pattern[str], str]:
-    """Returns the pattern of a name's components, and their replacement; `*` is an index in both."""
+    """Returns the pattern of a name's components and the replacement; `*` is an index in both."""
     components = re.escape(name).replace(r"\*", r"(\d+)")
     return re.compile(rf"(?<![^.]){components}(?![^.])"), earlier_name.replace("*", r"\1")
 
@@ -367,6 +367,6 @@ def _without_numbers(path: str) -> str:
 
 
 def _fill_stars(name: str, numbers: Sequence[str]) -> str:
-    """Replaces the stars of a name by layer indices, in order; further stars become 0."""
+    """Replaces the stars of a name by layer indices in order, and further stars by 0."""
     remaining = iter(numbers)
     return re.sub(r"\*", lambda _: next(remaining, "0"), name)

@@ -1,4 +1,4 @@
-"""A program: the steps that a model runs, in scopes for its modules. Equal layers are one scope with a repeat.
+"""A program: the steps that a model runs, in scopes of modules. Equal layers are one scope with a repeat.
 
 A program does not depend on a workload, dtype, device or framework. The tree of nodes is derived from it: every scope
 is a node, and so is every named step with parameters or costs.
@@ -120,7 +120,7 @@ class Scope:
         return Node(self.name, op, tuple(children), forms=forms, **self.about)
 
     def scopes(self) -> Iterator[Scope]:
-        """Yields this scope and every scope in it, in order; of alternatives, only the first branch."""
+        """Yields this scope and all nested scopes in order; of alternative branches, only the first."""
         yield self
         for item in self.items:
             if isinstance(item, Scope):

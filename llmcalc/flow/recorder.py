@@ -110,7 +110,7 @@ class Recorder:
         name: str = "layers",
         **node_fields: Any,
     ) -> Value:
-        """Records `repeat` equal layers once; each layer's output is the next layer's input."""
+        """Records one of `repeat` equal layers; each layer's output is the next layer's input."""
         with self.scope(name, repeat=repeat, indices=indices, **node_fields) as scope:
             scope.takes, scope.gives = x, run(x)
         return scope.gives
@@ -126,7 +126,7 @@ class Recorder:
         split: bool = False,
         **node_fields: Any,
     ) -> Value:
-        """Records equal modules once, with an axis for their number. Their outputs are stacked after the value `after`.
+        """Records equal modules once, with an axis for their number, and stacks the outputs after the value `after`.
 
         split: whether each module reads its own slice of x's first axis instead of all of x, false by default.
         """
@@ -169,7 +169,7 @@ class Recorder:
         return fields
 
     def rank_part(self, argument: Any) -> Any:
-        """Returns an axis, a shape or a weight unchanged; a `RankFlow` returns one rank's part."""
+        """Returns an axis, a shape or a weight unchanged; `RankFlow` overrides this to return one rank's part."""
         return argument
 
     def n(self, shape: Shape) -> Number:
@@ -217,14 +217,14 @@ class Recorder:
         self.record("also", "", (value,))
 
     def hold(self, **variables: Value) -> None:
-        """Names variables of the forward pass. A variable keeps its value until it is reassigned or the module returns.
+        """Gives variable names to values of the forward pass, which stay in memory until reassignment or return.
 
         Only a profile that runs this very code reads them. A value that has no name lives until its last use.
         """
         self.record("hold", "", tuple(variables.values()), names=tuple(variables), outside=False)
 
     def hold_outside(self, **variables: Value) -> None:
-        """Names variables of the forward pass of the enclosing module, as `hold` does for the module itself."""
+        """Gives variable names to values of the enclosing module's forward pass, which keep the values in memory."""
         self.record("hold", "", tuple(variables.values()), names=tuple(variables), outside=True)
 
     def keep(self, **values: Value) -> None:

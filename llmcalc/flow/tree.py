@@ -91,7 +91,7 @@ class Node:
         return any(child.kind == "layer" for child in self.children)
 
     def only(self, effect: str) -> Node:
-        """Returns a copy with only the nodes that may have an effect, such as parameters; the totals are unchanged."""
+        """Returns a tree of only the nodes that may have an effect (such as parameters), with equal totals."""
         copies = (child.only(effect) for child in self.children)
         children = tuple(copy for copy in copies if copy.children or copy._may_have(effect))
         return replace(self, children=children)
@@ -118,7 +118,7 @@ class Node:
     def cost_per_repeat(
         self, cost: Cost, run_config: RunConfig | None = None, include: frozenset[str] = frozenset()
     ) -> Number:
-        """Returns the cost of one repeat of this node as a root, including all nodes in it."""
+        """Returns the cost of one repeat of this node, which includes all nodes below."""
         return self.place(run_config).cost_per_repeat(cost, include)
 
 
@@ -145,7 +145,7 @@ class Place:
 
     @cached_property
     def path(self) -> str:
-        """The path: the segments of the ancestors and the node, joined by dots; empty for the root."""
+        """The dotted path of the node: the segments of the ancestors and of the node; empty for the root."""
         if self.above is None:
             return ""
         return f"{self.above.path}.{self.node.segment}" if self.above.path else self.node.segment
@@ -174,7 +174,7 @@ class Place:
 
     @property
     def use(self) -> Use | None:
-        """Returns the node's primitive operation with its roles and its run config; None for a group of nodes."""
+        """Returns the node's primitive operation with roles and run config; None for a group of nodes."""
         return _primitive_use(self.node, self.roles, self.run_config)
 
     def own_cost(self, cost: Cost) -> Number:
@@ -183,14 +183,14 @@ class Place:
         return 0 if op_use is None else cost(op_use)
 
     def cost_per_repeat(self, cost: Cost, include: frozenset[str] = frozenset()) -> Number:
-        """Returns the cost of one repeat of the node, including all nodes in it.
+        """Returns the cost of one repeat of the node, which includes all nodes below.
 
         include: the optional parts below it that are counted.
         """
         return _cost_per_repeat(self.node, self.roles, self.run_config, cost, include)
 
     def total(self, cost: Cost, include: frozenset[str] = frozenset()) -> Number:
-        """Returns the cost of all repeats of the node in one copy of its parent."""
+        """Returns the cost of all repeats of the node within one copy of the parent."""
         return times(self.cost_per_repeat(cost, include), self.node.repeat)
 
     def cost_in_model(self, cost: Cost, include: frozenset[str] = frozenset()) -> Number:
@@ -261,7 +261,7 @@ def _primitive_use(node: Node, roles: frozenset[Role], run_config: RunConfig | N
 def _cost_per_repeat(
     node: Node, roles: frozenset[Role], run_config: RunConfig | None, cost: Cost, include: frozenset[str]
 ) -> Number:
-    """Returns the cost of one repeat of a node in these roles, without objects for the positions of its children."""
+    """Returns the cost of one repeat of a node for the given roles, which includes all nodes below."""
     op_use = _primitive_use(node, roles, run_config)
     value: Number = 0 if op_use is None else cost(op_use)
     for child in node.children:

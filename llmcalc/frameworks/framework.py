@@ -49,7 +49,7 @@ class RunOnRanks:
     _settings: dict[Runtime, Any] = field(default_factory=dict, repr=False, compare=False)
 
     def recorded_ranks(self, cuda_runtime: Runtime) -> dict[Any, Any]:
-        """Returns the recorded passes of ranks with this CUDA runtime; ranks with equal passes share them.
+        """Returns the recorded passes of ranks with this CUDA runtime; ranks with equal passes share a recording.
 
         Passes do not depend on the allocator, so runs with and without expandable segments share them.
         """
@@ -74,7 +74,7 @@ class FromFile:
 
     @property
     def function(self) -> Callable[..., Any]:
-        """The imported function."""
+        """The function, imported from the file."""
         file, _, name = self.place.partition(":")
         function: Callable[..., Any] = getattr(import_module(f".{file}", self.folder), name)
         return function
@@ -113,7 +113,7 @@ def _accept_every_run(memory_estimate: Memory, version: str) -> None:
 
 
 def _accept_every_layout(memory_estimate: Memory, layout: Layout) -> None:
-    """Accepts every layout; for frameworks without checks of their own."""
+    """Accepts every layout; the default of frameworks without layout checks."""
 
 
 def _no_document_values(training_run: RunOnRanks) -> Mapping[str, Any]:

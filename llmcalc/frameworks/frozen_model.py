@@ -38,7 +38,7 @@ class FrozenModel:
 
     @property
     def parts(self) -> tuple[FrozenModel | SecondLoss, ...]:
-        """Parts added to the memory of training, each with its bytes."""
+        """The frozen model's additions to training memory: named parts with bytes."""
         return (self,)
 
     def bytes(self, parameters: int, trained_dtype: str) -> int:

@@ -68,7 +68,7 @@ def communicators(layout: Layout, framework: Framework) -> list[int]:
 def with_nccl(
     memory: DeviceMemory, layout: Layout, framework: Framework, cuda_runtime: Runtime, torch: str = ""
 ) -> DeviceMemory:
-    """Returns a rank's memory with the bytes of NCCL's buffers added; unchanged if their size is not known."""
+    """Returns a rank's memory plus NCCL's buffers, if the size of the buffers is known."""
     if (
         not framework.nccl_is_known
         or layout.pp > 1

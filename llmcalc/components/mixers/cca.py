@@ -88,7 +88,7 @@ class CompressedConvAttention(WindowedMixer):
         return self
 
     def with_kv_heads(self, kv_heads: int, width: int) -> Self:
-        """The mixer with `kv_heads` key and value heads; the same mixer if the total key width becomes odd."""
+        """The mixer with `kv_heads` key and value heads; the same mixer if kv_heads · head_dim is odd."""
         return self if kv_heads * self.head_dim % 2 else super().with_kv_heads(kv_heads, width)
 
     def with_heads(self, head_sizes: HeadSizes) -> Self:

@@ -241,7 +241,7 @@ def _reference_class() -> type[nn.Module]:
             return entries
 
     class Chooser(chooser_class()):  # type: ignore[misc]
-        """Selects compressed entries for each token. The selector caches separate compressed keys for its scores."""
+        """Selects compressed entries for each token, by scores against separately compressed keys."""
 
         def __init__(self, spec: CompressedAttention, hidden: int) -> None:
             super().__init__(spec, hidden)

@@ -80,7 +80,7 @@ def _new_estimate(optimizer_step: OptimizerStep, row_var: Tensor, col_var: Tenso
 
 
 def _single_tensor_adafactor(optimizer_step: OptimizerStep, trained_parameters: Sequence[OptimizedParameter]) -> None:
-    """Updates parameters one by one. An update's local variables live until the next update replaces them."""
+    """Updates parameters one by one. An update's temporary tensors live until the next update replaces them."""
     for parameter in optimizer_step.loop_over(trained_parameters):
         grad = parameter.grad
         _new_norm(optimizer_step, parameter.tensor)

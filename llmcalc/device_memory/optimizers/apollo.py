@@ -75,7 +75,7 @@ def of_rank(rank: int, optimizer_name: str) -> Optimizer:
 
 
 def _allocate_projector(optimizer_step: OptimizerStep, gradient: Tensor, rank: int, dtype: Dtype) -> Tensor:
-    """Allocates the tensors of `get_orthogonal_matrix`: fp32 copy of the gradient, random numbers, their quotient."""
+    """Allocates the tensors of `get_orthogonal_matrix`: fp32 gradient, random matrix and the scaled random matrix."""
     from ...simulator.tensor import FLOAT32
 
     aten, (rows, columns) = optimizer_step.t, gradient.shape

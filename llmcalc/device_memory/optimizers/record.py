@@ -1,4 +1,4 @@
-"""The registry record of an optimizer: formulas of its states, the replay of its step, and its verification.
+"""The registry record of an optimizer: formulas of its states, a replay of its step, and verification.
 
 Each optimizer is a file beside this one that fills one `Optimizer`; `registry.py` finds it by its name. States are
 those that the library allocates at the first step, tensor by tensor; they have the dtype of the tensors that the

@@ -1,4 +1,4 @@
-"""Finds an optimizer's record by name: `OPTIMIZER` of its own file, or one of `OPTIMIZERS` of its library's file."""
+"""Finds an optimizer's record by name: `OPTIMIZER` of a file, or an entry of a library file's `OPTIMIZERS`."""
 
 from __future__ import annotations
 

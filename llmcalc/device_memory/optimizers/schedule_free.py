@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 
 def state_bytes(names: tuple[str, ...], tensors: Sequence[TrainedTensor], dtype: str) -> States:
-    """Returns the bytes of states that have one element for each of a tensor's. names: those of the states."""
+    """Returns the bytes of optimizer states that have the tensor's number of elements. names: the states' names."""
     return dict.fromkeys(names, bytes_of(elements_of(tensors), dtype))
 
 

@@ -82,12 +82,12 @@ class OptimizerStep:
         return counted_as(self.t.graph.meter, "optimizer")
 
     def states_like(self, tensor: Tensor, count: int = 1) -> list[Tensor]:
-        """Allocates states with the shape of a tensor, in the number format of the states. count: how many of them."""
+        """Allocates optimizer states with the shape of a tensor, in the states' format. count: number of states."""
         with self.counted_as_states():
             return [self.t.like(tensor, dtype=self.dtype) for _ in range(count)]
 
     def write(self, target: object, *read_tensors: object) -> None:
-        """Marks an in-place operation that reads tensors and writes into `target`; it allocates nothing."""
+        """Records the reads and the write of an in-place operation on `target`, which allocates no memory."""
 
     def by_dtype(self, parameters: Sequence[OptimizedParameter]) -> list[list[OptimizedParameter]]:
         """Returns tensors by device and number format, as `_group_tensors_by_device_and_dtype` does.

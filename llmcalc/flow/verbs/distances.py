@@ -18,7 +18,7 @@ class DistanceVerbs(Recorder):
         return self.step("alibi", "", (q, k), value_of_pairs(q.rows, q.axes[0], fixed=True))
 
     def distance_bias(self, table: Value, q: Value) -> Value:
-        """Records T5's bias: for each query and key, the row of a table for the bucket of their distance."""
+        """Records T5's relative bias: a table row for the distance bucket of each query and key."""
         output = value_of_pairs(q.rows, *table.axes)
         return self.step("distance_bias", "", (table, q), output, causal=self.causal)
 
@@ -34,7 +34,7 @@ class DistanceVerbs(Recorder):
     def distances(
         self, q: Value, k: Value, *, clamped: bool, shifted: bool, stored: bool = False, binned: bool = False
     ) -> Value:
-        """Records the index, for each query and key, of their distance in a table.
+        """Records the table index of the distance between each query and each key.
 
         clamped: whether larger distances share an index. shifted: whether distances may be negative, so that indices
         begin at the lowest. stored: whether a pass stores the distances. binned: whether far distances share bins.
@@ -51,7 +51,7 @@ class DistanceVerbs(Recorder):
         return self.step("at_distance", "", (scores, distances), output, by_key=by_key)
 
     def relative_shift(self, scores: Value, keys: Rows) -> Value:
-        """Records the selection, for each query and each of these keys, of the score at their distance.
+        """Records the relative shift, which selects for each query and key the score at their distance.
 
         scores: the scores of each query at every distance. keys: the rows of the keys, which may differ from the
         queries'.

@@ -61,7 +61,7 @@ class ElementwiseVerbs(Recorder):
         return self.step("sinkhorn", "", (matrix,), Value(matrix.rows, matrix.axes), steps=steps, eps=eps)
 
     def shift(self, x: Value, state: str) -> Value:
-        """Records the previous row of each row; for the first row, the state of an earlier pass, or zeros.
+        """Records a shift by one row; the first row becomes the state of an earlier pass, or zeros.
 
         state: the name of the state that keeps the last row.
         """
@@ -110,7 +110,7 @@ class ElementwiseVerbs(Recorder):
         return self.step("take", "", (x,), x.view(*axes))
 
     def flat(self, x: Value) -> Value:
-        """Records x with all axes flattened into one; a copy if the axes are not stored in this order."""
+        """Records x with all axes flattened into one axis; makes a copy if the storage order of the axes differs."""
         return self.step("flat", "", (x,), Value(x.rows, (Beside((x.axes,)),), fixed=x.fixed))
 
     def delayed_weights(self, name: str, x: Value, streams: Axis | Beside, *, keeps: bool = False) -> Value:
@@ -138,20 +138,20 @@ class ElementwiseVerbs(Recorder):
         return self.step("resampled", "", (x,), Value(rows, x.axes))
 
     def prefixed(self, x: Value, table: Weight, rows: Rows) -> Value:
-        """Records rows of a table and x after them. rows: those of both."""
+        """Records the concatenation of table rows and x. rows: the rows of the result."""
         return self.step("prefixed", "", (x,), Value(rows, x.axes), weight=table)
 
     def absent(self, name: str, *axes: Axis | Beside) -> Value:
-        """Records a value without rows, such as the features of a missing image. name: the noun of its rows."""
+        """Records a value with zero rows, such as the features of a missing image. name: what one row is."""
         return self.step("absent", "", (), Value(Fixed(name, length=0), axes))
 
     def merge(self, x: Value, rows: Rows, *neighbours: Axis, mean: bool = False) -> Value:
-        """Records a merge of neighbouring rows: their concatenation under further axes, or their average."""
+        """Records a merge of neighbouring rows: a concatenation along other axes, or an average."""
         axes = x.axes if mean else (*neighbours, *x.axes)
         return self.step("merge", "", (x,), Value(rows, axes), neighbours=neighbours, mean=mean)
 
     def repeat(self, x: Value, heads: Axis, tiled: bool = False) -> Value:
-        """Records the repetition of keys or values for each query head; unchanged if there are as many already.
+        """Records the repetition of keys or values for each query head; nothing if the head counts are equal.
 
         tiled: whether all heads follow one another before the first comes again; by default, the copies of a head lie
             side by side.

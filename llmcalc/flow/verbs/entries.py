@@ -45,7 +45,7 @@ class EntryVerbs(Recorder):
         return output
 
     def of_lower_layer(self, name: str, x: Value, lower_value: Value | None, *axes: Axis) -> Value:
-        """Records that a layer reads what a lower layer has computed: entries, keys or a selection, by their name.
+        """Records that a layer reads a lower layer's entries, keys or selection, by name.
 
         lower_value: that value; None where the layer is recorded alone.
         axes: the axes of entries and keys; none of a selection.
@@ -83,7 +83,7 @@ class EntryVerbs(Recorder):
         return output
 
     def mask(self, q: Value, k: Value, *, causal: bool, window: Number = None, chunk: Number = None) -> None:
-        """Records the mask of keys that each query may attend to; equal layers share it."""
+        """Records the mask of keys that each query may attend to; layers with equal masks share one."""
         self.record("mask", "", (q, k), causal=causal, window=window, chunk=chunk)
 
     def cache(self, name: str, kind: str, *values: Value, limit: Number = None) -> tuple[Value, ...]:

@@ -24,7 +24,7 @@ class ExpertVerbs(Recorder):
         table: Value | None = None,
         skip: bool = False,
     ) -> tuple[Value, Value]:
-        """Records the selection of the experts with the highest scores; returns their weights and their indices.
+        """Records the selection of the experts with the highest scores, and returns expert weights and indices.
 
         scoring: the function from logits to scores. The weights are the scores of the chosen experts over their sum, or
             a softmax over the logits of the chosen experts alone.
@@ -44,7 +44,7 @@ class ExpertVerbs(Recorder):
         return weights, top_experts
 
     def product_keys(self, scores: Value, side: Axis, top_k: Number) -> tuple[Value, Value]:
-        """Records the selection of experts in a grid by product keys; returns their weights and their indices.
+        """Records the selection of experts in a grid by product keys, and returns expert weights and indices.
 
         scores: those of the rows of the grid and those of its columns, side by side. An expert's score is the sum of
             its row's and its column's; a softmax over the chosen experts' scores gives the weights.

@@ -97,7 +97,7 @@ class MixingVerbs(Recorder):
         core: Callable[..., Op] = ops.AttentionCore,
         **limits: Any,
     ) -> Value:
-        """Records q·kᵀ alone, without softmax and values; keys may have no heads.
+        """Records the scores q·kᵀ without softmax and values; keys may be shared by all heads.
 
         weights: per query, a weight for each head: the sum of ReLU(q·kᵀ) over the heads, with these weights.
         values: the values that a later step, `weighted`, adds up; the op of this step counts it too.
@@ -113,7 +113,7 @@ class MixingVerbs(Recorder):
         return self.step("scores", name, ins, output, op=op)
 
     def strongest(self, strength: Value, q: Value, k: Value, *, keep: Number, window: Number = None) -> Value:
-        """Records the strengths of the `keep` strongest keys of those that each query may attend to.
+        """Records the `keep` highest of the key strengths that each query may attend to.
 
         strength: that of each key and head. window: as in `attention`.
         """
@@ -128,7 +128,7 @@ class MixingVerbs(Recorder):
         self.record("select", "", (scores, k), top_k=top_k, causal=True, pool=pool)
 
     def selected(self, q: Value, *keys: Value) -> tuple[Value, ...]:
-        """Records the mask of the keys that `select` selected last; returns it with the keys to read.
+        """Records the mask of the keys that `select` selected, and returns the mask and the keys to read.
 
         While decoding one token, only the selected keys are read. The selection may be from a lower layer.
         """
@@ -142,7 +142,7 @@ class MixingVerbs(Recorder):
         return self.step("select_blocks", "", (scores, k), output, block=block, blocks=blocks)
 
     def only_selected(self, mask: Value, *keys: Value, block: Number, blocks: Number) -> tuple[Value, ...]:
-        """Records the mask of `select_blocks`; returns it with the keys and values to read.
+        """Records the mask of `select_blocks`, and returns the mask with the keys and values to read.
 
         While decoding one token, only those of the selected blocks are read.
         """
@@ -171,7 +171,7 @@ class MixingVerbs(Recorder):
         return self.step("joint_softmax", "", ins, Value(q.rows, q.axes[:1]), **options)
 
     def weighted(self, weights: Value, values: Value) -> Value:
-        """Records the weighted sum of values; further columns of `weights` belong to other values."""
+        """Records the weighted sum of values; `weights` may have more columns, for other values."""
         return self.step("weighted", "", (weights, values), Value(weights.rows, (*weights.axes, values.axes[-1])))
 
 

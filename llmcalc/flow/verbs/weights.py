@@ -16,7 +16,7 @@ Index: TypeAlias = Literal["ids", "known ids", "chosen", "positions", "types", "
 
 
 class Normed(Protocol):
-    """The spec of a norm: whether it has a weight and a bias, and how many parts it normalizes separately."""
+    """The spec of a norm: whether there is a weight and a bias, and the number of separately normalized parts."""
 
     weight: bool
     groups: int
@@ -119,7 +119,7 @@ class WeightVerbs(Recorder):
         return self.step("experts", name, (x,), Value(x.rows, out), op=op, weight=weight, about=node_fields, **options)
 
     def per_group(self, name: str, x: Value, groups: Axis, out: Axis) -> Value:
-        """Records a separate linear layer per group: each maps its equal slice of x. Every row passes all groups."""
+        """Records a block-diagonal linear layer: each group maps an equal slice of x."""
         group_width = exact_div(x.width, groups.size)
         op = ops.ExpertLinear(groups.size, groups.size, group_width, out.size, False, x.rows)
         weight = Weight(name, (groups, out), (Axis("group_width", group_width),))
@@ -149,7 +149,7 @@ class WeightVerbs(Recorder):
         return self.step("table", name, (), Value(of, dim), op=op, weight=weight, about=node_fields, by=by), weight
 
     def unread_table(self, name: str, rows: Axis, *dim: Axis | Beside, **node_fields: Any) -> Weight:
-        """Records a table that only other steps read. Returns its weight."""
+        """Records a table that is read only by other steps, and returns the table's weight."""
         weight = Weight(name, dim, (rows,))
         self.record("unread_table", name, (), (), ops.Embedding(rows.size, self.n(dim)), weight, node_fields)
         return weight
@@ -249,7 +249,7 @@ class WeightVerbs(Recorder):
         return self.step("padded", "", (x,), Value(_rows_padded(x.rows, padding), x.axes), more=padding, state=state)
 
     def zeros(self, x: Value, state: str) -> Value:
-        """Records one row of zeros per sequence, with x's axes; no row if an earlier pass has stored the state.
+        """Records one row of zeros per sequence, with x's axes; no row if an earlier pass stored the state.
 
         state: the name of the state.
         """

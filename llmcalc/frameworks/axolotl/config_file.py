@@ -1,4 +1,4 @@
-"""Reads a config of axolotl, which names the model, its adapters and the arguments of transformers' Trainer.
+"""Reads a config of axolotl: a model, adapters, and the arguments of transformers' Trainer.
 
 Source: axolotl 0.18.0 (067b021c8): utils/schemas/{config,training,peft,model}.py for keys and defaults,
 utils/config/__init__.py (`resolve_dtype`, `normalize_config`) for number formats and checkpointing, loaders/model.py

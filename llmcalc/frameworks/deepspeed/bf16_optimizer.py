@@ -1,4 +1,4 @@
-"""Replays training steps of one rank in stage 1 with bfloat16 weights and gradients that are accumulated in float32.
+"""Replays training steps of one rank in stage 1 with bfloat16 weights and float32 gradient accumulation.
 
 Every rank has all weights, and the sums of all gradients in float32; it updates a float32 copy of its own partition.
 Source: deepspeed/runtime/bf16_optimizer.py of 0.19.8 (`BF16_Optimizer`).

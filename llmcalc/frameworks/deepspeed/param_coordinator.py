@@ -42,7 +42,7 @@ class ParameterStorage(Storage):
 
 
 class AllGatherHandle:
-    """An all-gather of several parameters (`AllGatherCoalescedHandle`). flat: their shared buffer."""
+    """An all-gather of several parameters (`AllGatherCoalescedHandle`). flat: the shared buffer."""
 
     def __init__(self, parameters: Sequence[Parameter], flat_parameters: Storage | None) -> None:
         self.parameters: Sequence[Parameter] = parameters
@@ -297,7 +297,7 @@ class Coordinator:
         self.backward_modules = []
 
     def gather_persistent(self) -> None:
-        """Gathers all persistent parameters at the end of a step, each into its own buffer."""
+        """Gathers each persistent parameter into a separate buffer at the end of a step."""
         persistent_parameters = [parameter for parameter in self.parameters if parameter.persists]
         with counted_as(self.meter, "weights"):
             from_host = self._copy_shards_from_host(persistent_parameters)
@@ -310,7 +310,7 @@ class Coordinator:
         del from_host
 
     def _copy_shards_from_host(self, parameters: Sequence[Parameter]) -> list[Storage]:
-        """Copies the rank's shards from the host, and returns their storages; none without offloading."""
+        """Copies the rank's shards from the host and returns their device storages; none without offloading."""
         if self.settings.offload_param == "none" or self.ranks == 1:
             return []
         return [

@@ -35,7 +35,7 @@ def elements(weight: Tensor) -> int:
 
 
 def round_robin_order(items: Sequence[Item], ranks: int) -> list[Item]:
-    """Returns parameters in the order in which round-robin assignment gives them to ranks (`_round_robin_reorder`)."""
+    """Returns parameters in the order of DeepSpeed's round-robin assignment to ranks (`_round_robin_reorder`)."""
     return [item for rank in range(ranks) for item in items[rank::ranks]]
 
 

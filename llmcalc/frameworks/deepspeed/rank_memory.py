@@ -50,7 +50,7 @@ def zero_run(setup: ZeroSetup, memory_meter: Meter | None = None) -> ZeroRun:
 
 
 def _run_type(training_config: Training, settings: DeepSpeedSettings) -> type[ZeroRun]:
-    """Returns the class of a rank's run. In stage 0 DeepSpeed's fused Adam updates one flat copy of 16-bit weights."""
+    """Returns the class of a rank's run. In stage 0, fused Adam updates one flat copy of 16-bit weights."""
     if sums_in_fp32(training_config, settings):
         return Bf16OptimizerRun
     if settings.stage:

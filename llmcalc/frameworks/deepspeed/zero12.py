@@ -129,7 +129,7 @@ class PartitionedRun(ZeroRun):
         return self.settings.offload_optimizer != "none"
 
     def host_terms(self) -> tuple[Term, ...]:
-        """Returns the host memory of the partition, its gradients and states, and ZeRO-Offload's buffers (`__init__`).
+        """Returns the host memory of the partition, gradients and optimizer states, with ZeRO-Offload's buffers.
 
         Gradients of several micro-batches are accumulated for whole parameters (`buffer_to_accumulate_to_in_cpu`).
         """
@@ -158,7 +158,7 @@ class PartitionedRun(ZeroRun):
 
     @property
     def accumulates_partition(self) -> bool:
-        """Whether each rank accumulates its own partition in float32 (`_use_compact_grad_partition_buffer`)."""
+        """Whether each rank accumulates its gradient partition in float32 (`_use_compact_grad_partition_buffer`)."""
         return self.accumulation_dtype is FLOAT32 and self.accumulation_dtype is not self.dtype
 
     @property
@@ -216,7 +216,7 @@ class PartitionedRun(ZeroRun):
             self.accumulated[id(weight)] = grad
 
     def reduce_independent(self, weight: Tensor) -> None:
-        """Adds a gradient to the bucket, and reduces a full one (`reduce_independent_p_g_buckets_and_remove_grads`)."""
+        """Adds a gradient to the bucket, reducing a full one (`reduce_independent_p_g_buckets_and_remove_grads`)."""
         bucket, settings, element_count = self.bucket, self.settings, elements(weight)
         if bucket.elements + element_count > self.bucket_elements:
             self.reduce_ipg_grads()
@@ -300,7 +300,7 @@ class PartitionedRun(ZeroRun):
     def _allreduce(
         self, reduced_pieces: Sequence[PartitionPiece], accumulated_pieces: Sequence[PartitionPiece] | None = None
     ) -> None:
-        """Copies pieces into one tensor, casts it to the communication format and reduces it (`allreduce_bucket`).
+        """Concatenates tensors, casts the result to the communication format and reduces it (`allreduce_bucket`).
 
         accumulated_pieces: pieces that this rank accumulates; by default its own pieces among `reduced_pieces`.
         """

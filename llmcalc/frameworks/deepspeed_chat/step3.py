@@ -112,7 +112,7 @@ def _place(reader: LaunchReader, data: Table, flag: str) -> Place:
 
 
 def _critic_parameters(reader: LaunchReader, data: Table) -> int:
-    """Returns the number of the critic's parameters; 0 with a note if its name says nothing of its size."""
+    """Returns the number of the critic's parameters; 0 with a note if the critic's name states no size."""
     name = str(data.get("critic_model_name_or_path", ""))[:200]
     try:
         total: int = params(load(name).model).total

@@ -196,7 +196,7 @@ class Engine:
     def changes_on(
         self, preset: Preset, hardware: Hardware, version: EngineVersion, flags: Mapping[str, Any]
     ) -> list[Change]:
-        """Returns single-flag changes that may give a larger KV cache, the cheapest first, each with its memory."""
+        """Returns changes of a single flag that may enlarge the KV cache, cheapest first, with the resulting memory."""
         changes: list[Change] = []
         for typed_flag, values in self.candidates(self.server(preset, hardware, version, flags)):
             try:

@@ -350,7 +350,7 @@ def split_arguments(
 
 
 def _engine_value(option: str, flag: Flag, text: str) -> str:
-    """Returns the value of an option of llmcalc as the engine's flag has it: 8k is 8,192 tokens, 2 devices are 1,1."""
+    """Converts an llmcalc option's value to the engine flag's form: 8k becomes 8,192 tokens, 2 devices become 1,1."""
     is_split = option == "--devices" and flag.kind == "text"
     if flag.kind not in ("tokens", "number") and not is_split:
         return text

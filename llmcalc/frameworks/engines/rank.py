@@ -1,4 +1,4 @@
-"""The shard of a model on one rank of a serving engine: weights, caches per layer and token, and layer widths."""
+"""The shard of a model on one rank of a serving engine: weights, cache per token, and layer widths."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ SAME_FORMATS: Mapping[str, Fraction] = {}
 
 
 def float8_bytes(elements: int) -> int:
-    """Returns the bytes of an indexer's key, or of a latent beside one: float8 with a float32 as scale of a group."""
+    """Returns the bytes of a float8 indexer key or latent, with a float32 scale for each group of elements."""
     return elements + elements // INDEXER_GROUP * 4
 
 
@@ -286,7 +286,7 @@ class EngineRank:
         return dense, is_gated, experts
 
     def rope_table_elements(self, video_factor: int = 1, is_scaled: bool = True) -> int:
-        """Returns the elements of RoPE's tables of cosines and sines, one table per base, rotary dimension and scaling.
+        """Returns the elements of RoPE's cosine and sine tables; rotary embeddings with equal settings share a table.
 
         video_factor: factor of the positions of models with positions of images and videos; 1 by default.
         is_scaled: whether scaled positions make tables longer, as in vLLM and SGLang; true by default.
@@ -367,7 +367,7 @@ def _walk_components(component: Record, depth: int = 0) -> Iterator[Record]:
 
 
 class RopeTable(NamedTuple):
-    """A table of cosines and sines. base: of its frequencies. dim: rotated dimensions. rows: its positions."""
+    """A table of cosines and sines. base: the RoPE base. dim: rotated dimensions. rows: number of positions."""
 
     base: float
     dim: int
@@ -375,7 +375,7 @@ class RopeTable(NamedTuple):
 
 
 def rope_tables(preset: Preset, positions: int | None, video_factor: int) -> Iterator[RopeTable]:
-    """Yields the table of every rotary embedding. positions: the model's longest sequence; None for rows of 0.
+    """Yields the table of every rotary embedding. positions: longest sequence of the model; None for 0 rows.
 
     video_factor: factor of the positions of models with positions of images and videos.
     """

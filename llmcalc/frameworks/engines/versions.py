@@ -80,7 +80,7 @@ def has_link(hardware: Hardware, link_name: str) -> bool:
 
 
 def measured_context(rows: Iterable[MeasuredContext], hardware: Hardware, devices: int) -> MeasuredContext:
-    """Returns the measured context of an accelerator with `devices` ranks, on its type of link if that was measured."""
+    """Returns the CUDA context measured with `devices` ranks, preferably on the accelerator's type of link."""
     matching_rows = [row for row in rows if row.devices <= devices and has_link(hardware, row.link)]
     return max(matching_rows, key=lambda row: (row.devices, row.link))
 

@@ -122,7 +122,7 @@ class FsdpProfile(RingAttention):
         return parameter.unsharded_param
 
     def _new_quantised_weight(self, name: str, rows: Number, columns: Number) -> Tensor:
-        """Returns the sharded 4-bit codes of a quantized weight; its scales, which are no parameter, are on every rank.
+        """Returns the sharded 4-bit codes of a quantized weight; the unsharded scales are on every rank.
 
         Source: bitsandbytes/nn/modules.py, `Params4bit`, whose `quant_state` holds the scales.
         """

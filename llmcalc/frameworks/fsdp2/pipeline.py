@@ -73,7 +73,7 @@ NEWEST = ScheduleSettings()
 
 @frozen
 class ShardedSetup(RankSetup):
-    """The training of one rank under `fully_shard`. schedule_settings: those of its pipeline."""
+    """The training of one rank under `fully_shard`. schedule_settings: settings of the pipeline schedule."""
 
     fsdp: Fsdp = TITAN
     schedule_settings: ScheduleSettings = NEWEST
@@ -167,7 +167,7 @@ class ShardedChunk(Chunk):
         self.traffic.reduces = self.traffic.reshards = self.traffic.is_last_backward = not is_kept
 
     def groups(self, phase: str) -> Iterator[Group]:
-        """Yields the parameter groups in order; each is the module to which the meter assigns new storages."""
+        """Yields the FSDP parameter groups in order, and makes each group the meter's current module."""
         for layer, parameter_group in self.lowering.groups.items():
             self.meter.place = Place(phase) if layer.layer_index < 0 else Place(phase, layer.layer_index, layer.path)
             yield parameter_group
@@ -304,7 +304,7 @@ class ShardedRank(RankRun):
 
 
 def _active_chunks(actions: Sequence[Action], max_active: int) -> Iterator[tuple[int, ...]]:
-    """Yields, for each action, the chunks whose parameters are unsharded: those of the next actions."""
+    """Yields for each action the chunks with unsharded parameters, which are the chunks of the next actions."""
     active_chunks: list[tuple[int, ...]] = []
     next_chunks: tuple[int, ...] = ()
     for action in reversed(actions):

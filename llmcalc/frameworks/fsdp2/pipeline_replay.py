@@ -71,11 +71,11 @@ class SchedulePasses(PassCounter):
         self.starts = list(self.forwards)
 
     def _schedule_position(self, chunk: int, pass_number: int) -> int:
-        """Returns the index of a pass in its schedule, capped at 2; after the first schedule 3 more."""
+        """Returns the position of a pass in its schedule, at most 2; plus 3 after the first schedule."""
         return min(pass_number - self.starts[chunk], 2) + 3 * (self.schedule > 1)
 
     def _case(self, chunk: int, pass_kind: str, pass_number: int) -> PassCase:
-        """Returns the case of a forward pass; passes of a case have the same memory events."""
+        """Returns the case of a forward pass; passes with equal cases have the same memory events."""
         previous_state = "flying" if self.backwards[chunk] < pass_number else "done"
         return (
             chunk,
@@ -93,7 +93,7 @@ class SchedulePasses(PassCounter):
 
 
 class RecordedSchedule(SchedulePasses, PassRecorder):
-    """Runs passes and records their events. parameters: the gathered parameters of each chunk."""
+    """Runs passes and records memory events. parameters: the gathered parameters of each chunk."""
 
     def __init__(self, memory_meter: Recorder, parameters: Sequence[Sequence[Parameter]]) -> None:
         PassRecorder.__init__(self, memory_meter, len(parameters))
@@ -239,7 +239,7 @@ def _play_recorded(
     recorded_rank: RecordedRank,
     traces: Mapping[PassCase, PassTrace],
 ) -> None:
-    """Lets a rank replay recorded passes from here on. traces: those of the recorded rank."""
+    """Makes a rank replay recorded passes instead of running them. traces: the recorded rank's traces."""
     parameters = [model_chunk.gathered() for model_chunk in sharded_rank.chunks]
     passes = PlayedPasses(memory_meter, traces, recorded_rank.layer_offsets(sharded_rank.chunks), parameters)
     for model_chunk in sharded_rank.chunks:

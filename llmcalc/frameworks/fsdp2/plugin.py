@@ -239,7 +239,7 @@ def sharded_launch(
     reshard: bool = True,
     **fields: Any,
 ) -> Launch:
-    """Returns the run of a program that shards weights over all of its devices; one device runs plain PyTorch.
+    """Returns the FSDP2 run of a program on several devices; on one device, a run in plain PyTorch.
 
     own_settings: the settings of FSDP; None for replicas.
     reshard: whether a layer's weights are freed after its forward pass; true by default.

@@ -203,7 +203,7 @@ def rank_memory(training_run: RunOnRanks, rank: int, cuda_runtime: Runtime) -> D
 
 
 def tensor_bytes(training_run: RunOnRanks, rank: int, cuda_runtime: Runtime) -> int:
-    """Returns the bytes of tensors of a rank at its peak; 0 for a pipeline stage, whose replay alone states them.
+    """Returns a rank's tensor bytes at the peak; 0 for a pipeline stage, whose bytes only the replay computes.
 
     Raises `InputError` as `rank_memory` does.
     """

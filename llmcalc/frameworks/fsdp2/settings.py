@@ -33,7 +33,7 @@ class Float8:
     skips_small: bool = False
 
     def converts(self, name: str, rows: int, columns: int) -> bool:
-        """Whether a linear layer runs in 8 bits. name: torchtitan's name of it. rows, columns: the full weight's shape.
+        """Whether a linear layer runs in 8 bits. name: torchtitan's module name. rows, columns: unsharded shape.
 
         Source: torchtitan/components/quantization/utils.py; torchao/float8/float8_linear_utils.py,
         `_auto_filter_for_tensorwise` and `_auto_filter_for_rowwise`.

@@ -20,7 +20,7 @@ from .pipeline import ShardedChunk
 
 
 def repeating_stacks(model_chunk: ShardedChunk) -> list[LayerStack]:
-    """Returns the only stack of a chunk if it has more repeats than are recorded; otherwise none."""
+    """Returns the only stack of a chunk if it has more layers than are recorded; otherwise no stack."""
     stacks = program_stacks(
         model_chunk.program.root, model_chunk.training.recompute.every, model_chunk.lowering.first_layer_index
     )

@@ -39,7 +39,7 @@ IMPLEMENTATIONS: dict[str, Literal["fused", "foreach", "loop"]] = {
 
 
 def _keys_by_section(text: str) -> dict[str, frozenset[str]]:
-    """Returns section → keys of a text with `section: key key …`; a section goes on until the next one."""
+    """Returns section → keys of a text with lines `section: key key …`."""
     keys_by_section: dict[str, set[str]] = {}
     for word in text.split():
         if word.endswith(":"):
@@ -134,7 +134,7 @@ class _Job:
         self.data, self.reading = config, reader
 
     def find_key(self, key: str, *sections: str) -> tuple[str, Any]:
-        """Returns (section.key, value) of a key, searched in several sections; the value is None if it is missing."""
+        """Returns (section.key, value) of the first of several sections with the key; the value is None if missing."""
         for section in sections:
             table = self.data.get(section)
             if isinstance(table, Mapping) and key in table:
@@ -331,7 +331,7 @@ def _stage_layers_from_split_points(
 
 
 def _schedules_per_step(job_config: _Job, layout: Layout) -> int:
-    """Returns how many local batches are accumulated per step; each runs the pipeline schedule once."""
+    """Returns the number of accumulated batches per step; each batch runs the pipeline schedule once."""
     local_batch = _local_batch(job_config)
     name, global_batch = job_config.find_key("global_batch_size", "training")
     batches_per_step = -1 if global_batch is None else size_of(job_config.reading, name, global_batch, least=-1)

@@ -87,7 +87,7 @@ IN_PLACE = date(2025, 12, 2)
 
 
 def torchtitan_date(version: date | None, settings: TitanSettings) -> date | None:
-    """Returns torchtitan's date: the requested version, or the date of the job's form; None for the newest."""
+    """Returns torchtitan's date: from the requested version, or from the job's config form; None for the newest."""
     return DATE_OF_2024_JOBS if version is None and settings.old else version
 
 
@@ -247,7 +247,7 @@ class FsdpRun(TrainingRun):
         set_resharding_and_prefetch(self.lowering.groups, self.stacks, self.fsdp, self.reshard)
 
     def micro_batches(self) -> None:
-        """Runs the micro-batches of a step; only one of several identical ones runs."""
+        """Runs the micro-batches of a step; one micro-batch stands for several identical ones."""
         reduces_each_micro_batch = self.fsdp.reduces_each
         count = min(self.training.microbatches, 2 if reduces_each_micro_batch else 3)
         for i in range(count):
@@ -270,7 +270,7 @@ class FsdpRun(TrainingRun):
 def set_resharding_and_prefetch(
     groups: Mapping[Layer, Group], stacks: Sequence[str], fsdp_settings: Fsdp, reshard: bool
 ) -> None:
-    """Sets for each group whether it reshards after the forward pass, and which groups it prefetches.
+    """Configures each FSDP group: resharding after the forward pass, and prefetched groups.
 
     stacks: per stack, the path of its layers.
     """

@@ -1,4 +1,4 @@
-"""The compute buffers that ggml reserves: assigns a graph's tensors to devices and allocates them, without values.
+"""ggml's compute buffers: assigns a graph's tensors to devices and allocates them, without computing values.
 
 The scheduler gives every operation a device, divides the graph into runs on one device, and copies what such a run
 reads from other devices (ggml/src/ggml-backend.cpp, `ggml_backend_sched_split_graph`). The allocator then places each
@@ -175,7 +175,7 @@ _OperationOrder: TypeAlias = list[tuple[Tensor, Tensor | None]]
 
 
 def _split_by_device(nodes: Sequence[Tensor]) -> tuple[_OperationOrder, list[Tensor]]:
-    """Divides the graph into splits on one device, and adds the copies that a split reads at its start (pass 5)."""
+    """Splits the graph by device, and adds copies of the tensors that each split reads (pass 5)."""
     copies: dict[tuple[int, str | None], Tensor] = {}
     operations_with_copies: _OperationOrder = []
     start = inputs = 0
@@ -218,7 +218,7 @@ class _Buffer:
         self.size = 0
 
     def allocate(self, nbytes: int) -> int:
-        """Allocates the best-fitting free block, the last one only if no other is large enough; returns its offset."""
+        """Allocates in the best-fitting free block, and in the last block only if no other fits; returns the offset."""
         best_block = len(self.free) - 1
         least_bytes = -1
         for i, (_, block_bytes) in enumerate(self.free[:-1]):

@@ -36,7 +36,7 @@ class FittedServer(NamedTuple):
 
 @dataclass(frozen=True)
 class _GpuLayers:
-    """The layers of one GPU. layers: number of layers. hosted: number of them with experts on the host, the last ones.
+    """The layers of one GPU. layers: number of layers. hosted: number of last layers with experts on the host.
 
     overflow: of the first hosted layer, the parts that are not on the GPU; empty for all experts.
     """
@@ -199,7 +199,7 @@ class _LayerFit:
         return with_layers(largest_number(most_layers, lambda n: self.keeps_margins(with_layers(n), i)))
 
     def _with_experts(self, layers_by_gpu: list[_GpuLayers]) -> list[_GpuLayers]:
-        """Returns the GPUs' layers with experts moved from the host, first to the first GPU, also parts of a layer."""
+        """Returns the GPUs' layers after experts move from the host to the GPUs, first GPU first."""
         for i in range(len(layers_by_gpu)):
             hosted_layers = sum(gpu_layers.hosted for gpu_layers in layers_by_gpu)
             if not hosted_layers:
@@ -246,7 +246,7 @@ def _with_moved_layers(layers_by_gpu: list[_GpuLayers], i: int, number: int) -> 
 
 
 def _with_overflow(layers_by_gpu: list[_GpuLayers], source: int, i: int, overflow: tuple[str, ...]) -> list[_GpuLayers]:
-    """Returns the GPUs' layers with one more layer on a GPU, without the parts of its experts in `overflow`."""
+    """Returns the GPUs' layers with one more layer on a GPU; `overflow` names expert parts that stay on the host."""
     result = list(layers_by_gpu)
     if source != i:
         result[source] = replace(result[source], layers=result[source].layers - 1, hosted=result[source].hosted - 1)
@@ -256,5 +256,5 @@ def _with_overflow(layers_by_gpu: list[_GpuLayers], source: int, i: int, overflo
 
 
 def largest_number(limit: int, holds: Callable[[int], bool]) -> int:
-    """Returns the largest number up to `limit` for which `holds` is true; 0 if there is none. Smaller ones hold too."""
+    """Returns the largest number up to `limit` for which the monotonic condition `holds` is true; 0 for none."""
     return limit if holds(limit) else bisect_left(range(1, limit), True, key=lambda number: not holds(number))

@@ -111,7 +111,7 @@ class LatentSizes(NamedTuple):
 
 
 class DeltaNet(NamedTuple):
-    """The sizes of a Gated DeltaNet. key_width: queries of all heads, as many as keys. kernel: of its convolution."""
+    """The sizes of a Gated DeltaNet. key_width: width of all query heads. kernel: width of the convolution."""
 
     heads: int
     key_dim: int
@@ -156,7 +156,7 @@ class LayerShape:
 
 @dataclass(frozen=True, eq=False)
 class GgufModel:
-    """A model as llama.cpp loads it. quantize: llmcalc's scheme; None for the file's or the published format."""
+    """A model as llama.cpp loads it. quantize: llmcalc's scheme; None for the format of the file or checkpoint."""
 
     preset: Preset
     quantize: str | None = None
@@ -178,7 +178,7 @@ class GgufModel:
 
     @property
     def trained_context(self) -> int:
-        """The context length in tokens that the model was trained for; 0 if it states none."""
+        """The context length in tokens that the model was trained for; 0 if unknown."""
         return int(longest_sequence(self.preset.model) or 0)
 
     @cached_property
@@ -236,7 +236,7 @@ class GgufModel:
 
     @cached_property
     def modules(self) -> tuple[LayerShape, ...]:
-        """The sizes of the multi-token-prediction modules, which are further layers of the file; empty without them."""
+        """The sizes of the multi-token-prediction modules, stored as layers after the decoder; empty without any."""
         shapes: list[LayerShape] = []
         for tree_node in self.preset.model.tree().place().children():
             if tree_node.node.optional == MTP.name and tree_node.node.indices:

@@ -63,7 +63,7 @@ def read_overrides(text: str, devices: Sequence[str]) -> tuple[Override, ...]:
 
 @dataclass(frozen=True)
 class LayerDevices:
-    """The devices of layers. number: the model's layers. devices: GPUs. on_gpus: GPU layers, with the output layer.
+    """The devices of layers. number: the model's layers. devices: GPUs. on_gpus: GPU layers plus the output layer.
 
     split: the share of each GPU. output_counts_first: whether the output is the first of the layers on GPUs.
     """

@@ -30,7 +30,7 @@ def cache_bytes(type_name: str, elements: int) -> int:
 
 
 class Buffers(NamedTuple):
-    """The buffers of a server (tensors, caches, compute graphs), as device → bytes; the host is one of the devices."""
+    """The buffers of a server (tensors, caches, compute graphs) as device → bytes, including the host."""
 
     model: Mapping[str, int]
     cache: Mapping[str, int]
@@ -51,7 +51,7 @@ class Buffers(NamedTuple):
 
 @frozen(eq=False)
 class GgmlServer(GgmlSettings):
-    """A server with its buffers on each device: tensors, caches and graphs, of the model and of a draft model."""
+    """A server of a model and an optional draft model, with the buffers of each device."""
 
     @cached_property
     def draft(self) -> GgmlServer | None:
@@ -71,7 +71,7 @@ class GgmlServer(GgmlSettings):
 
     @cached_property
     def placement(self) -> Placement:
-        """The device of each tensor as the flags state it, before --fit changes it."""
+        """The device of each tensor according to the flags, before --fit changes the placement."""
         layers = LayerDevices(
             len(self.model.layers), self.devices, self.layers_on_gpus, self.layer_shares, self.rules.output_counts_first
         )

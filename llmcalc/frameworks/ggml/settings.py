@@ -62,7 +62,7 @@ class GgmlSettings(EngineServer):
 
     @cached_property
     def devices(self) -> tuple[str, ...]:
-        """The names of the GPUs: listed in --device, or one per share of --tensor-split, or a single GPU."""
+        """The names of the GPUs: from --device, or one name per share of --tensor-split, or a single GPU."""
         vendor = self.hardware.vendor.split(" ")[0].upper()
         word = DEVICE_NAMES.get(vendor, "CUDA")
         device_list = self.flags.get("device")
@@ -95,7 +95,7 @@ class GgmlSettings(EngineServer):
 
     @property
     def layer_shares(self) -> tuple[float, ...]:
-        """The share of layers of each device; equal by default, as all devices have the same free memory."""
+        """Each device's share of the layers; equal by default, because all devices have the same free memory."""
         shares = self.split_shares or (1.0,) * len(self.devices)
         if len(shares) > max(len(self.devices), 1):
             raise InputError(f"--tensor-split: {len(shares)} shares for {len(self.devices)} devices")
@@ -155,7 +155,7 @@ class GgmlSettings(EngineServer):
 
     @property
     def uses_flash_attention(self) -> bool:
-        """Whether flash attention runs as one operation; `auto` turns it on, since GPUs and hosts support it."""
+        """Whether flash attention runs as one operation; `auto` enables flash attention on GPUs and hosts."""
         return str(self.flags.get("flash_attn", self.rules.flash_attn)) in ("on", "auto", "1", "true")
 
     @property
@@ -168,7 +168,7 @@ class GgmlSettings(EngineServer):
 
     @property
     def latent_mode(self) -> int:
-        """Format of MLA's cached latents (ik's -mla): 0 expanded, 1 with their transpose, 2 and 3 latents alone."""
+        """Format of MLA's cache (ik's -mla): 0 expanded, 1 latents with a transposed copy, 2 and 3 latents alone."""
         if self.rules.latent_cache == "modes":
             return int(self.flags.get("mla_use", self.rules.mla_use))
         return 0 if self.rules.latent_cache == "expanded" else 3
@@ -207,7 +207,7 @@ class GgmlSettings(EngineServer):
 
     @property
     def keeps_cache(self) -> bool:
-        """Whether a layer's cache is on the layer's device; with --no-kv-offload it is on the host."""
+        """Whether a layer's cache is on the layer's device; --no-kv-offload puts the cache on the host."""
         return not self.flags.get("no_kv_offload", False)
 
     @property
@@ -230,7 +230,7 @@ class GgmlSettings(EngineServer):
         return self.sequence_cells
 
     def window_cells(self, window: int | None) -> int:
-        """Returns the cache cells of one stream for layers with sliding windows; all cells in early versions."""
+        """Returns the cache cells per stream for layers with sliding windows; the full context in early versions."""
         full_cells = self.sequence_cells
         if window is None or not self.rules.windowed_cache or self.flags.get("swa_full"):
             return full_cells

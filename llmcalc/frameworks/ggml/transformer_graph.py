@@ -33,7 +33,7 @@ one by one. silu: activation and product are two operations, in place.
 
 @dataclass(frozen=True)
 class GraphRules:
-    """The rules by which a version builds its graph; `presets/engines/llama_cpp.toml` explains the fields."""
+    """The rules by which an engine version builds compute graphs; `presets/engines/llama_cpp.toml` has the fields."""
 
     style: GraphStyle
     mask_f16: bool = False
@@ -178,7 +178,7 @@ class ModelGraph:
         return self._masks[window]
 
     def rotation_matrix(self, head: int, type_bytes: int, most_columns: int = 0) -> Tensor | None:
-        """Returns the matrix that rotates heads before a cache of blocks (src/llama-kv-cache.cpp); None without one.
+        """Returns the rotation matrix of heads before a block-quantized cache (src/llama-kv-cache.cpp), or None.
 
         head: elements of a head. type_bytes: bytes of 256 cached elements. most_columns: the largest matrix; 0 for any.
         """
@@ -190,7 +190,7 @@ class ModelGraph:
         return self._rotations.setdefault((size, most_columns), Tensor(size * size * F32, operation="input"))
 
     def apply_rotation(self, input_tensor: Tensor, elements: tuple[int, ...], matrix: Tensor | None) -> Tensor:
-        """Returns heads times a matrix that rotates them; without one the heads unchanged."""
+        """Returns the heads multiplied by a rotation matrix, or unchanged without a matrix."""
         if matrix is None:
             return input_tensor
         return self._view(self._new(elements, matrix, self._view(input_tensor, None)), elements)

@@ -1,4 +1,4 @@
-"""Reads a config of GPT-NeoX: its own model arguments, with DeepSpeed's keys in the same table.
+"""Reads a config of GPT-NeoX, which has model arguments and DeepSpeed's keys in the same table.
 
 Sources: EleutherAI/gpt-neox at ea7aefd8, megatron/neox_arguments/{neox_args,deepspeed_args}.py for defaults,
 megatron/model/transformer.py (`ParallelMLP`, `ParallelTransformerLayer`) for sizes and norms, megatron/training.py.

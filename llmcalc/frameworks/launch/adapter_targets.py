@@ -88,7 +88,7 @@ def _with_known_modules(launched_run: Launch, model: ModelSpec) -> Launch:
 
 
 def _last_component_names(target: str) -> list[str]:
-    """Returns the last components that a name, a path or an expression stands for; none of an encoder's."""
+    """Returns the last name components of adapter targets: a name, a path or an expression, without encoders'."""
     if len(target) > LONGEST:
         return []
     try:

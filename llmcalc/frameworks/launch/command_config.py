@@ -1,4 +1,4 @@
-"""Finds the config file that a command names, and overrides its values with those in the command."""
+"""Finds the config file that a command names, and applies the overrides in the command."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ DEEPEST = 20
 
 
 def config_place(command_line: CommandLine) -> tuple[str, int, int] | None:
-    """Returns a command's config file, and the range of words that name it; None if the command names none.
+    """Returns a command's config file and the range of words that name the file; None without a config file.
 
     The file is the first word with the ending of one, or the value of `--config`.
     """
@@ -75,7 +75,7 @@ def _typed_value(value: Any, name_in_errors: str) -> Any:
 
 
 def _set_dotted_key(table: dict[str, Any], key: str, value: Any, name_in_errors: str) -> None:
-    """Sets the value of a dotted key; the tables that contain it are copied first."""
+    """Sets a dotted key's value in copies of the nested tables."""
     *names, name = key.split(".")
     if len(names) >= DEEPEST:
         raise InputError(f"{name_in_errors}: {key[:60]}: too many dots; expected at most {DEEPEST} names")

@@ -1,4 +1,4 @@
-"""Lists the kinds of launch files: one per framework, and those of programs that run several frameworks."""
+"""Lists the kinds of launch files: one kind per framework, and programs that run several frameworks."""
 
 from __future__ import annotations
 

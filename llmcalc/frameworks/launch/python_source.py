@@ -209,7 +209,7 @@ class Configurations:
                     self.assign_value(target, {"": Unknown("a condition")}, names, configs)
 
     def truth_of(self, node: ast.expr, names: Config, configs: dict[str, Config]) -> bool | None:
-        """Returns whether a condition on plain values holds; None if that is not known."""
+        """Returns whether a condition on plain values is true; None if unknown."""
         if isinstance(node, ast.BoolOp):
             truths = [self.truth_of(operand, names, configs) for operand in node.values]
             decisive = isinstance(node.op, ast.Or)
@@ -230,7 +230,7 @@ class Configurations:
         return _comparison_result(node.ops[0], left, right)
 
     def _plain_value(self, node: ast.expr, names: Config, configs: dict[str, Config]) -> Any:
-        """Returns the value of an expression that builds no configuration; its text in small letters for `.lower()`."""
+        """Returns the value of an expression that builds no configuration; `.lower()` gives small letters."""
         if isinstance(node, ast.Call):
             if isinstance(node.func, ast.Attribute) and node.func.attr == "lower" and not node.args:
                 text = self._plain_value(node.func.value, names, configs)
@@ -263,7 +263,7 @@ class Configurations:
             raise RecursionError
 
     def evaluate(self, node: ast.expr, names: Config, configs: dict[str, Config], depth: int) -> Config:
-        """Returns the configuration that an expression builds; any other value is stored under the empty path."""
+        """Returns the configuration that an expression builds; for a plain value, a table with an empty path."""
         self.count_work(1)
         if depth > DEEPEST:
             raise RecursionError

@@ -1,4 +1,4 @@
-"""Reads training launch files of any kind; their contents tell the kind."""
+"""Reads training launch files, and recognizes the kind of a file by its contents."""
 
 from __future__ import annotations
 
@@ -245,7 +245,7 @@ def _read_training_command(
     environments = {command.line: command.env for command in script.commands}
 
     def start(command_line: CommandLine) -> LaunchSource:
-        """Returns the launch file's name and options for one command: its environment and its number of devices."""
+        """Returns the launch file's name, environment and number of devices for one command."""
         command_env = environments.get(command_line.line, {})
         env = {**script.env(), **{name: value for name, value in command_env.items() if not is_unresolved(value)}}
         world_size = source_file.world_size or processes([*batch, *command_line.launcher], env)

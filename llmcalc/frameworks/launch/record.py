@@ -1,4 +1,4 @@
-"""The training run that a launch file describes, in one form for all frameworks, and the kinds of launch files."""
+"""The training run of a launch file, in one form for all frameworks, and the kinds of launch files."""
 
 from __future__ import annotations
 
@@ -300,7 +300,7 @@ class LaunchReader:
         unknown_keys(self, config, (*known, *ignored), "", reason)
 
     def refuse_set(self, config: Table, reasons: Mapping[str, str], prefix: str = "") -> None:
-        """Records each argument with a value other than false or 0 as unknown. reasons: argument → reason."""
+        """Records as unknown each argument that is set (neither false nor 0). reasons: argument → reason."""
         for name, reason in reasons.items():
             if config.get(name):
                 self.unknown[f"{prefix}{name}"] = reason
@@ -328,7 +328,7 @@ class LaunchReader:
         return size_of(self, argument_name, self.value(config, argument_name, default), least=least)
 
     def optional_size(self, config: Table, argument_name: str) -> int | None:
-        """Returns the value of an argument as a whole number of at least 1; None without it."""
+        """Returns an argument's value as a whole number of at least 1; None if not set."""
         value = config.get(argument_name)
         return None if value is None else size_of(self, argument_name, value)
 
@@ -352,7 +352,7 @@ class LaunchReader:
         return world_size
 
     def sequence_ranks(self, config: Table, argument_name: str, world_size: int, prefix: str = "") -> int:
-        """Returns the ranks that divide each sequence, with a note. Raises `InputError` for no divisor of the devices.
+        """Returns the number of ranks that divide each sequence, with a note. Raises `InputError` for a wrong number.
 
         prefix: what precedes the argument in the file; empty by default.
         """
@@ -450,7 +450,7 @@ class LaunchReader:
         )
 
     def with_records(self, launched_run: Launch) -> Launch:
-        """Returns a run that another reader made of this file's arguments, with what this reader has recorded."""
+        """Returns a run from another reader of this file, with the arguments that this reader has recorded."""
         return replace(
             launched_run,
             unknown={**self.unknown, **launched_run.unknown},

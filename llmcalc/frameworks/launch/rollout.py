@@ -30,7 +30,7 @@ class Model:
 
 @frozen
 class Rollout:
-    """The rollout engine that generates on the training devices, and the other models on them.
+    """The rollout engine that shares the training devices, and the other models on these devices.
 
     source: the files that say so.
     engine: its name, as of `--engine`; empty for an engine on devices of its own.

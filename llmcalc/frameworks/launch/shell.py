@@ -207,7 +207,7 @@ class StatementReader(WordReader):
         return True
 
     def matches_patterns(self, value: str, patterns: list[str]) -> bool | None:
-        """Whether a text matches one of the patterns of a `case`; None if it is too long to be compared."""
+        """Whether a text matches a pattern of a `case`; None if the text is too long for the comparison."""
         has_uncomparable_pattern = False
         for pattern in patterns:
             if not set(pattern) & set("*?["):
@@ -358,7 +358,7 @@ class StatementReader(WordReader):
             self.add_command(command_words, assignments, line)
 
     def skip_assignments(self, assignments: Mapping[str, object]) -> None:
-        """Notes the variables of a command that does not run, unless arguments that its condition needs are missing."""
+        """Notes the variables set by a skipped command, unless arguments that its condition needs are missing."""
         if not self.script.missing:
             self.script.skipped |= set(assignments)
 

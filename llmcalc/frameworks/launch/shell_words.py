@@ -132,7 +132,7 @@ class WordReader:
         return self.text.startswith("<", self.at) and _PLACEHOLDER.match(self.text, self.at) is not None
 
     def read_word(self) -> list[str]:
-        """Reads and returns a shell word, as several words where an unquoted expansion has spaces or is an array."""
+        """Reads and returns a shell word, split into several words at an unquoted expansion."""
         words: list[str] = []
         parts_of_open_word: list[str] = []  # the parts of the word that is not finished; empty if there is none
         start = self.at
@@ -302,7 +302,7 @@ class WordReader:
         return unresolved(f"$({text[:20]})")
 
     def script_argument(self, argument_number: int) -> str:
-        """Returns argument number `argument_number` of the script, from 1; unresolved if it was not typed."""
+        """Returns the script's positional argument `argument_number`, from 1; unresolved if it was not typed."""
         arguments = self.script.arguments
         if argument_number > len(arguments):
             self.script.missing = max(self.script.missing, argument_number)
@@ -374,7 +374,7 @@ class WordReader:
         return text if value is not None or name in self.script.skipped else unresolved(f"${name}")
 
     def expand_nested_text(self, text: str) -> str:
-        """Returns a nested text, such as a default value, with its expansions."""
+        """Returns a nested text, such as a default value, after expansion."""
         if self.depth > 20:
             raise self.error("defaults nested too deeply")
         reader = WordReader(self.script, text, self.depth + 1, self.line)

@@ -126,7 +126,7 @@ def read_trainer(config: Table, source_file: LaunchSource) -> Launch:
 
 
 def read_arguments(arguments: Table, source_file: LaunchSource) -> Launch:
-    """Returns the training run of a command's Trainer arguments, as `read_trainer` does for a file."""
+    """Returns the training run of a Trainer command; `read_trainer` does so for a config file."""
     with reading_of(source_file) as reader:  # a TARGET may replace the model
         config = plain_arguments(arguments, reader, keys_read() - {"model_name_or_path"})
         return _read_arguments(reader, {**trainer_arguments(source_file), **config})
@@ -287,7 +287,7 @@ def pair_settings(
 def kto_settings(
     reader: LaunchReader, run_settings: Mapping[str, Any], reference: FrozenModel | None = None
 ) -> dict[str, Any]:
-    """Returns KTO's batch settings: samples are single sequences; mismatched answers run first, without gradients.
+    """Returns KTO's batch settings: samples are single sequences; mismatched answers run without gradients.
 
     run_settings: the settings of the run. reference: as of `pair_settings`.
     """
@@ -297,7 +297,7 @@ def kto_settings(
 
 
 def add_reference(reader: LaunchReader, run_settings: Mapping[str, Any], reference: FrozenModel | None = None) -> None:
-    """Adds the reference model of a loss: the frozen weights if adapters are trained, else a copy of all weights.
+    """Adds the reference model of a loss: shared frozen weights with adapters, else a copy of all weights.
 
     run_settings: the settings of the run.
     reference: the copy; None (default) for one in the number format of the trained weights.
@@ -324,7 +324,7 @@ LOSSES_WITHOUT_REFERENCE = ("simpo", "orpo", "cpo", "reward")
 
 
 def weight_formats(reader: LaunchReader, config: Table, default: str = "auto") -> tuple[dict[str, Any], bool]:
-    """Returns the number formats of weights and matrix products, and whether they depend on the checkpoint's format.
+    """Returns the number formats of weights and products, and whether they depend on the checkpoint.
 
     Weights have the format of `dtype`; "auto" is that of the checkpoint. bf16 or fp16 is autocast, which changes
     products of weights in fp32 alone. default: the program's default of `dtype`.

@@ -15,7 +15,7 @@ TOLERANCE_SHARE, TOLERANCE_BYTES = 0.02, 64 * 2**20
 
 @dataclass(frozen=True)
 class ComparedTerm:
-    """A logged memory size with the computed size. computed: bytes; None if it is not computed."""
+    """A logged memory size with the computed size. computed: bytes; None without a computed size."""
 
     term: LogTerm
     computed: int | None = None

@@ -1,4 +1,4 @@
-"""The contents of a log: program, model, version, flags and device, and each memory size that it prints."""
+"""The contents of a log: program, model, version, flags, device and memory sizes."""
 
 from __future__ import annotations
 
@@ -107,7 +107,7 @@ class LogValues:
     def __init__(
         self, log_text: LogText, patterns: Sequence[Pattern], is_left_out: Callable[[str], bool] = _skip_no_line
     ) -> None:
-        """Matches the patterns. log_text: the log. is_left_out: whether a line is skipped; by default none."""
+        """Matches the patterns in a log. is_left_out: whether a line is skipped; by default no line is."""
         matches: dict[str, list[tuple[int, str]]] = {}
         for hint, expression in patterns:
             for start, hint_start, end in log_text.line_spans(hint):

@@ -268,7 +268,7 @@ def _field_types() -> dict[str, Any]:
 
 
 def _field_values(reader: LaunchReader, arguments: Mapping[str, Any]) -> dict[str, Any]:
-    """Returns field → value of all arguments with a field, and records the other arguments as ignored or unknown."""
+    """Returns field → value of all known arguments, and records the other arguments as ignored or unknown."""
     flags, values = MegatronSettings.flags(), dict[str, Any]()
     for flag, value in arguments.items():
         name = flag.lstrip("-").replace("-", "_")
@@ -302,7 +302,7 @@ def _field_values(reader: LaunchReader, arguments: Mapping[str, Any]) -> dict[st
 
 
 def value_of(reader: LaunchReader, flag: str, value_type: Any, value: Any) -> Any:
-    """Returns the value of an argument in the type of its field; None if the argument is not set.
+    """Returns an argument's value in the type of the matching field; None if the argument is not set.
 
     Raises `InputError`, naming the argument, for a value of another type.
     """

@@ -239,7 +239,7 @@ def _mixer_table(settings: MegatronSettings, has_rotary_positions: bool = True) 
 
 
 def _layers_without_rope(settings: MegatronSettings) -> list[bool]:
-    """Returns for each layer whether it has no rotary positions: the last of every N layers."""
+    """Returns for each layer whether rotary positions are absent: in the last of every N layers."""
     frequency = settings.no_rope_freq
     if frequency is None or _rope_table(settings) is None:
         return [False] * settings.layers

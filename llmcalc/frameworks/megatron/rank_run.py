@@ -506,7 +506,7 @@ class RankRun:
 
     @property
     def microbatches(self) -> int:
-        """The number of micro-batches to replay; all later ones repeat the last of them."""
+        """The number of micro-batches to replay; later micro-batches repeat the last replayed one."""
         if self.retains or self.rank_choices.wgrad_deferral_limit is not None:
             return self.settings.microbatches
         return min(self.settings.microbatches, 2 * self.layout.pp * self.layout.vpp + 2)

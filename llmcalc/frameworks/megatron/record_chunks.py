@@ -1,4 +1,4 @@
-"""Records the passes of each pipeline chunk separately, once for all ranks and layouts that have an equal chunk.
+"""Records the passes of each pipeline chunk once for all ranks and layouts with an equal chunk.
 
 The passes of two chunks meet only in tensors that stay allocated after their first use, such as workspaces and dummy
 gradients: the first chunk that needs one allocates it. So a chunk is recorded alone, and its passes beside other chunks
@@ -186,7 +186,7 @@ def _allocated_in_forward(passes: RecordedPasses) -> Collection[int]:
 
 
 def _replaces_gather_buffer(chunks: Sequence[RecordedChunk]) -> bool:
-    """Whether a chunk replaces the gather buffer of another chunk, which is too small for it."""
+    """Whether a chunk replaces another chunk's gather buffer with a larger buffer."""
     users = [model_chunk for model_chunk in chunks if GATHER_BUFFER in model_chunk.in_forward]
     users += [model_chunk for model_chunk in reversed(chunks) if GATHER_BUFFER in model_chunk.names]
     sizes = [chunk.sizes[GATHER_BUFFER] for chunk in users]

@@ -125,7 +125,7 @@ class MegatronSettings(MegatronArguments):
 
     @property
     def expert_layers(self) -> tuple[bool, ...]:
-        """For each layer, whether it has experts: with a frequency N, the first of every N layers."""
+        """For each layer, whether it has experts; with a frequency N, the first of every N layers has experts."""
         if self.num_experts is None:
             return (False,) * self.layers
         freq = self.moe_layer_freq
@@ -135,7 +135,7 @@ class MegatronSettings(MegatronArguments):
 
     @property
     def delta_layers(self) -> tuple[bool, ...]:
-        """For each layer, whether it has Gated DeltaNet: with a frequency N, all but the last of every N layers.
+        """For each layer, whether it has Gated DeltaNet; with a frequency N, every N-th layer has attention instead.
 
         Source: experimental_attention_variant_module_specs.py, `get_linear_attention_pattern`.
         """
@@ -196,7 +196,7 @@ class MegatronSettings(MegatronArguments):
 
     @property
     def vocabulary(self) -> int | None:
-        """The tokenizer's vocabulary size before padding; None if it is only in the tokenizer's files.
+        """The tokenizer's vocabulary size before padding; None if only the tokenizer's files state the size.
 
         A null tokenizer added a token for the end of a document until 2026-04-22 (commit c9dfe34798).
         """
@@ -256,7 +256,7 @@ class MegatronSettings(MegatronArguments):
 
     @cached_property
     def stage_layers(self) -> tuple[int, ...] | None:
-        """The number of layers of each stage, in the order of a micro-batch; None if all stages have the same number.
+        """The number of layers per stage, in pipeline order; None if all stages have the same number.
 
         Source: megatron/core/transformer/transformer_block.py, `get_num_layers_to_build`; the words of a layout are
         those of pipeline_parallel_layer_layout.py, and hybrid patterns have a bar at the end of a stage.

@@ -136,7 +136,7 @@ REFERENCE = FrozenModel("swift/megatron/trainers/rlhf_mixin.py", is_divided_as_t
 
 
 def _adapter_settings(reader: LaunchReader, config: Table) -> dict[str, Any]:
-    """Returns the settings of low-rank adapters (mcore-bridge, tuners/lora.py); none where the weights are trained."""
+    """Returns the settings of low-rank adapters (mcore-bridge, tuners/lora.py); none for full training."""
     tuner = config.get("tuner_type", config.get("train_type"))
     tuner = reader.value(config, "tuner_type", "full") if tuner is None else tuner
     if tuner == "full":

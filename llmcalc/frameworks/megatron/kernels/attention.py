@@ -34,7 +34,7 @@ NOT_MODELLED = {
 
 
 def not_modelled(operation: Step) -> str:
-    """Returns why these kernels do not run an attention step; empty if they do."""
+    """Returns the reason why these kernels cannot run an attention step; empty if they can."""
     features = dict.fromkeys(feature for option, feature in NOT_MODELLED.items() if operation.options.get(option))
     if not features:
         return ""
@@ -52,7 +52,7 @@ class AttentionKernels(LinearKernels):
             self.bind(cached, self.get(value))
 
     def get(self, value: Value) -> Tensor:
-        """Returns the tensor of a value; for a view, the tensor that it is a view of."""
+        """Returns the tensor of a value; for a view, its base tensor."""
         tensor = self.values.get(id(value))
         if tensor is not None:
             return tensor
@@ -198,7 +198,7 @@ class AttentionKernels(LinearKernels):
         return self.all_to_all_output(output)
 
     def cudnn_workspace(self, sums: tuple[Number, Number] | None, heads: Number) -> None:
-        """Allocates and frees the workspace of cuDNN's backward pass. sums: its fp32 sums; None without sums."""
+        """Allocates and frees the workspace of cuDNN's backward pass. sums: fp32 gradient sums; None without them."""
         if sums is not None:
             query_gradient_sums = self.graph.new_tensor((sums[0], sums[1] + heads), FLOAT32)
             del query_gradient_sums
@@ -240,7 +240,7 @@ class AttentionKernels(LinearKernels):
         return self.dense_copy(output) if has_several_sequences else output
 
     def transpose_batch(self, x: Tensor) -> Tensor:
-        """Returns a copy with the batch before the tokens, or back; its gradient is copied too."""
+        """Returns a copy with swapped batch and token axes; the backward pass copies the gradient too."""
         return self.copy_reordered("transpose", x, x.shape)
 
     def unfused_attention(

@@ -182,7 +182,7 @@ class ExpertKernels(HeadKernels):
         return self.all_experts * math.ceil(rows * self.top_k / self.all_experts * self.rank_choices.capacity_factor)
 
     def move_rows(self, operation_name: str, x: Tensor, rows: Number) -> Tensor:
-        """Copies token rows to other ranks or into another order; the gradient is copied back."""
+        """Copies token rows to other ranks or into another order; the backward pass copies the gradient back."""
         return self.copy_reordered(operation_name, x, (rows, *x.shape[1:]))
 
     def keep_in_dispatcher(self, *tensors: Tensor) -> None:
@@ -518,7 +518,7 @@ class ExpertKernels(HeadKernels):
         return output
 
     def do_act(self, operation: Step) -> None:
-        """Runs an activation; on expert rows it also multiplies by their probabilities."""
+        """Runs an activation, which on expert rows also multiplies by the router probabilities."""
         if not self.is_of_expert_rows(operation) or self._is_gate(operation.outs[0]):
             super().do_act(operation)
             return
@@ -531,7 +531,7 @@ class ExpertKernels(HeadKernels):
         self.bind(operation.outs[0], self.multiply_by_probabilities(output, self.row_probs))
 
     def do_mul(self, operation: Step) -> None:
-        """Multiplies by a gate; on expert rows also by their probabilities."""
+        """Multiplies by a gate, and on expert rows also by the router probabilities."""
         if operation.ins[0].width == 1:  # a number for each token
             logits, y = (self.take(operation, input_value) for input_value in operation.ins)
             self.bind(operation.outs[0], self.t.mul(y, self.t.function("sigmoid", logits)))
@@ -598,5 +598,5 @@ def _shared_experts(module_scope: Scope) -> list[Item]:
 
 
 def _operation_name(item: Item) -> str:
-    """Returns an operation's name; empty for any other item of the program."""
+    """Returns an operation's name; empty for a scope of the program."""
     return item.verb if isinstance(item, Step) else ""

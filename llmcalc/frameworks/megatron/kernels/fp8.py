@@ -59,7 +59,7 @@ def quantized_specs(recipe: str, rows: Number, width: Number, weight: bool = Fal
 
 
 def weight_sizes(kernel_choices: RankChoices, rows: Number, width: Number) -> list[int]:
-    """Returns the bytes of each part of an 8-bit weight: elements and scales, first by rows and then by columns."""
+    """Returns the bytes of each part of an 8-bit weight: elements and scales, rowwise, then columnwise."""
     rowwise, columnwise = quantized_specs(kernel_choices.fp8_recipe, rows, width, weight=True)
     tensors = [
         *rowwise,
@@ -162,7 +162,7 @@ class Fp8Kernels(DeltaKernels):
         return quantized_tensor, sorting_buffers
 
     def quantize_weight(self, weight: Tensor) -> None:
-        """Allocates the 8-bit copy of a weight at its first use; the copy stays allocated."""
+        """Allocates the 8-bit copy of a weight at the first use; the copy stays allocated."""
         data_sizes = [] if self.rank_choices.fp8_weights else weight_sizes(self.rank_choices, *weight.shape)
         self.persistent.keep_quantized_weight(weight, [*data_sizes, *state_sizes(self.rank_choices)])
 

@@ -136,7 +136,7 @@ class LinearKernels(RankKernels):
                 self.pending_outputs[id(fused_step)] = layer_output
 
     def split_product(self, fused_operations: list[Step], product: Tensor, widths: Sequence[Number]) -> list[Tensor]:
-        """Returns the outputs of fused linear layers; by default each is the undivided output."""
+        """Returns the outputs of fused linear layers; by default the undivided output for each layer."""
         return [product for _ in widths]
 
     def linear_weights(
@@ -155,7 +155,7 @@ class LinearKernels(RankKernels):
         return weight, bias_tensor
 
     def column_linear(self, operation: Step, x: Tensor, width: Number) -> Tensor:
-        """Runs a column-parallel layer, with its fused norm if there is one."""
+        """Runs a column-parallel layer, fused with a preceding norm if there is one."""
         deferred_norm = self.waiting_norms.get(id(operation.ins[0].storage))
         norm = [] if deferred_norm is None else self.norm_weights(*deferred_norm)
         weight, bias = self.linear_weights(operation, width, "column")
@@ -282,7 +282,7 @@ class LinearKernels(RankKernels):
         ]
 
     def row_linear(self, operation: Step, x: Tensor) -> Tensor:
-        """Runs a row-parallel layer and reduces its output over ranks; the next addition adds the bias."""
+        """Runs a row-parallel layer and reduces the output over ranks; the next addition adds the layer's bias."""
         weight, self.row_bias = self.linear_weights(operation, operation.outs[0].width, "row")
         if not self.rank_choices.transformer_engine:
             return self.core_row_linear(x, weight)
@@ -402,7 +402,7 @@ class LinearKernels(RankKernels):
         return output
 
     def _frozen_output(self, x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
-        """Computes the logits of a frozen output layer, which saves no input, from rows gathered in a tensor of theirs.
+        """Computes the logits of a frozen output layer, which saves no input, from gathered rows in a new tensor.
 
         Source: Megatron-LM, megatron/core/tensor_parallel/layers.py, `linear_with_frozen_weight`.
         """

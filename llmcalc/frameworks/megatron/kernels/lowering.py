@@ -419,7 +419,7 @@ class RankKernels(Lowering):
         return output
 
     def copy_reordered(self, operation_name: str, x: Tensor, shape: Shape) -> Tensor:
-        """Copies a tensor into another order or to other ranks; the gradient is copied back."""
+        """Copies a tensor into another order or to other ranks; the backward pass copies the gradient back."""
         new, input_shape = self.graph.new_tensor, x.shape
         return record(self.graph, operation_name, (x,), new(shape, x.dtype), lambda g, _: (new(input_shape, g.dtype),))
 

@@ -132,5 +132,5 @@ class MambaKernels(LatentKernels):
         return self.copy_reordered("slice", x, shape)
 
     def swap_batch_and_tokens(self, x: Tensor) -> Tensor:
-        """Swaps the axes of batch and tokens by a copy; for a batch of one nothing is copied."""
+        """Swaps the axes of batch and tokens by a copy; does nothing for a batch of one."""
         return x if self.run_config.batch == 1 else self.dense_copy(x)
