@@ -1,4 +1,4 @@
-"""The spec of a whole model, the tree of its costs, and the PyTorch model built from the same spec.
+"""The spec of a whole model, the cost tree, and the PyTorch model, built from the same spec.
 
 A decoder-only or encoder-only model has one stack, whose layers are at the top of the tree (`layers.0.self_attn`); an
 encoder-decoder has two (`encoder.layers.0.self_attn`).
@@ -247,7 +247,7 @@ class ModelSpec(Part):
 
     @property
     def source_tokens(self) -> int | None:
-        """The fixed number of encoder positions; None if the encoder reads as many as there are source tokens."""
+        """The fixed number of encoder positions; None if the encoder reads as many positions as source tokens."""
         stem = self.encoder.stem if self.encoder is not None else None
         return None if stem is None else stem.fixed_positions
 

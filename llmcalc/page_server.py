@@ -76,7 +76,7 @@ class Handler(SimpleHTTPRequestHandler):
 
 class _Server(ThreadingHTTPServer):
     def handle_error(self, request: Any, client_address: Any) -> None:
-        """Ignores a browser that closed its connection before the answer's end, as it does on a new page."""
+        """Ignores a browser that closes the connection before the end of the answer."""
         if not isinstance(sys.exc_info()[1], ConnectionError):
             super().handle_error(request, client_address)
 

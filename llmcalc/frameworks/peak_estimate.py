@@ -1,4 +1,4 @@
-"""Estimates a rank's peak memory without an allocator, from the activations that a micro-batch saves and its peaks.
+"""Estimates a rank's peak memory from a micro-batch's saved activations and peaks, without an allocator.
 
 A stage of many equal layers is measured with a few, since bytes are linear in their number. Stages that differ only in
 this number share a measurement, and so do layouts that divide experts or replicas in other ways.
@@ -134,7 +134,7 @@ class MicroBatchBytes:
         return max((bytes for path, bytes in self.backward.by_path.items() if is_layer_path(path)), default=0)
 
     def with_more_layers(self, longer_peak: MicroBatchBytes, count: int) -> MicroBatchBytes:
-        """Returns a micro-batch's bytes with `count` more layers. longer_peak: its bytes with one more layer."""
+        """Returns a micro-batch's bytes with `count` more layers. longer_peak: bytes with one more layer."""
         return MicroBatchBytes(
             self.saved + count * (longer_peak.saved - self.saved),
             self.forward.with_more_layers(longer_peak.forward, count),
@@ -359,7 +359,7 @@ class PeakEstimate:
         return max(forward - gradients, last_layer, first_layer) - pass_bytes.saved
 
     def static_bytes(self, layout: Layout, stage: Stage, gradients_only: bool = False) -> int:
-        """Returns the bytes of weights, gradients and optimizer states of a stage, or of its gradients alone."""
+        """Returns a stage's bytes of weights, gradients and optimizer states, or of the gradients alone."""
         parameters = self.stage_parameters(layout, stage)
         weights, gradients, optimizer, adamw_extra = self.per_parameter
         if gradients_only:

@@ -103,7 +103,7 @@ class Cluster:
 
     @cached_property
     def ranks(self) -> tuple[int, ...]:
-        """One rank of every pipeline stage, and the last of all ranks; of a long pipeline those that may need the most.
+        """One rank of every pipeline stage, plus the last rank; in a long pipeline, only ranks that may need the most.
 
         A pipeline is long if its layers are more than `MOST_LAYERS_OF_ALL_STAGES`, or the passes of all its stages more
         than `MOST_PASSES_OF_ALL_STAGES` and each of them is replayed.
@@ -153,13 +153,13 @@ class Cluster:
         return tuple(self.rank_memory(rank, cuda_runtime) for rank in self.ranks)
 
     def rank_memory(self, rank: int, cuda_runtime: Runtime) -> RankMemory:
-        """Returns the memory of one rank; its replay is cached."""
+        """Returns the memory of one rank, from a cached replay."""
         if (rank, cuda_runtime) not in self._replayed:
             self._replayed[rank, cuda_runtime] = self._replay(rank, cuda_runtime)
         return self._replayed[rank, cuda_runtime]
 
     def tensor_bytes(self, rank: int, cuda_runtime: Runtime) -> int:
-        """Returns the bytes of tensors of a rank at its peak in training; 0 if only its replay computes them."""
+        """Returns a rank's tensor bytes at the peak in training; 0 if only a replay can compute them."""
         record = self.framework
         return record.tensor_bytes(self.run, rank, cuda_runtime) if self.trains and record.tensor_bytes else 0
 
@@ -215,7 +215,7 @@ class Cluster:
 
     @property
     def attention(self) -> AttentionImplementation:
-        """The attention implementation."""
+        """The name of the attention implementation."""
         if self.trains:
             return attention_of(self.memory, self.framework)
         return inference_rank(self.memory, self.layout, 0, self.memory.runtime).attention
@@ -228,7 +228,7 @@ class Cluster:
 
     @cached_property
     def messages(self) -> list[Message] | None:
-        """The collective messages of the largest rank in a training step; None if they are not modelled."""
+        """The collective messages of the largest rank in a training step; None if messages are not modelled."""
         if not self.trains:
             return None
         try:

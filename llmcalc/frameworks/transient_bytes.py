@@ -48,7 +48,7 @@ class StageParameters(NamedTuple):
 
 
 class TransientBytes(NamedTuple):
-    """A rank's temporary bytes at each point of a training step; all are 0 by default.
+    """A rank's temporary bytes at each point of a training step, 0 by default.
 
     Bytes of a moment inside of the passes are added to `in_passes`: they are negative where less exists then.
 
@@ -117,7 +117,7 @@ class OptimizerStepBytes(NamedTuple):
     gradient_width: int = 0
 
     def rank_bytes(self, layout: Layout, stage_parameters: Sequence[StageParameters], sharded: bool) -> int:
-        """Returns the step's largest temporary bytes on a rank. sharded: whether each rank updates only its shard."""
+        """Returns the largest temporary bytes of the optimizer step on a rank. sharded: whether ranks update shards."""
         dense = sum(stage.dense for stage in stage_parameters)
         experts = sum(stage.experts for stage in stage_parameters)
         shards, expert_shards = (layout.shards, layout.expert_shards) if sharded else (1, 1)

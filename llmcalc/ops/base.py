@@ -40,7 +40,7 @@ class ParamTensor:
 
 @frozen(slots=True)
 class Op:
-    """The base class of primitives. A primitive declares its effects, and has a method for each of them.
+    """The base class of primitives, which declare effects and have a method for each effect.
 
     params(): trainable parameters; a tied weight is counted only where it is first used.
     tensors(): the tensors that `params` counts, because optimizers keep their state per tensor.

@@ -127,7 +127,7 @@ class ExpertRows(Op):
 
 @frozen(slots=True)
 class BlockSums(Op):
-    """The sum of each block of `block` tokens, as a product with a 0/1 matrix, which needs no gradient (LongT5)."""
+    """Sums over each block of `block` tokens, as a product with a 0/1 matrix without a gradient (LongT5)."""
 
     effects = FLOPS
 
@@ -226,7 +226,7 @@ class Conv1d(Op):
 
 @frozen(slots=True)
 class DynamicConvolution(Op):
-    """A convolution of each head along the tokens, whose filters another part computes for each token (ConvBERT).
+    """A convolution along the tokens per head, with filters that are inputs computed per token (ConvBERT).
 
     Filters: [rows, heads, kernel].
     """

@@ -175,7 +175,7 @@ class TransitionScan(DecayScan):
 
 @frozen(slots=True)
 class LightningCore(DecayScan):
-    """Linear attention with a fixed decay, in blocks: each block also has scores Q·Kᵀ and their product with V.
+    """Linear attention with a fixed decay, in blocks; within a block also scores Q·Kᵀ and a product with V.
 
     The last block is shorter, not padded.
     """

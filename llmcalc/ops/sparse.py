@@ -31,7 +31,7 @@ class MaskedCore(AttentionCore):
 
 @frozen(slots=True)
 class VisibleKeysCore(AttentionCore):
-    """The base of attention to keys of which a query sees fewer than all earlier ones: a full pass masks the others."""
+    """The base of attention to some of the earlier keys: a full pass masks the keys that a query does not see."""
 
     def visible_pairs(self, n: Number) -> Number:
         """Returns the number of (query, key) pairs of the first n tokens."""
@@ -206,7 +206,7 @@ class EntryScores(AttentionCore):
         return self.chosen is not None
 
     def visible_pairs(self, n: Number) -> Number:
-        """Returns the (query, entry) pairs of the first n tokens: their number Σ min(⌊p / rate⌋, chosen), p = 1 … n."""
+        """Returns the (query, entry) pairs of the first n tokens: Σ min(⌊p / rate⌋, chosen), p = 1 … n."""
         if self.chosen is not None:
             m = minimum(n, self.rate * self.chosen)
             return self._unlimited_pairs(m) + (n - m) * self.chosen
@@ -266,7 +266,7 @@ class PairScores(Op):
 
 @frozen(slots=True)
 class EntryCache(Op):
-    """A cache with one entry per `rate` tokens, and `rest` elements per token that no entry has yet (DeepSeek-V4)."""
+    """A cache with one entry per `rate` tokens, plus `rest` elements per not yet compressed token (DeepSeek-V4)."""
 
     effects = CACHE
 

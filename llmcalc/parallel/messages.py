@@ -157,7 +157,7 @@ def _program_collectives(
     own_checkpointing: bool,
     recompute: Recompute,
 ) -> tuple[Collective, ...]:
-    """Returns the collectives of a program's passes; layouts that differ only in replicas or stages share them."""
+    """Returns the collectives of a program's passes; layouts that differ only in replicas or stages share a result."""
     placements = Placements(program.rank_axes.layout, run_config, width, include, own_checkpointing, recompute)
     return tuple(placements.run(program))
 
@@ -254,7 +254,7 @@ def _tensor_group_gradients(
 def _data_messages(
     layout: Layout, chunks: list[Chunk], include: frozenset[str], gradients: GradientRules, width: int
 ) -> Iterator[Message]:
-    """Returns messages of gradients and weights among ranks with the same weights; experts have separate groups."""
+    """Returns messages of gradients and weights among ranks with equal weights; experts have separate groups."""
     for chunk in chunks:
         shards = weight_shards(chunk.program, include)
         for expert in (False, True):
@@ -270,7 +270,7 @@ def _data_messages(
 
 
 class ReplicaGroup(NamedTuple):
-    """The ranks with the same weights.
+    """The group of ranks with the same weights.
 
     expert: whether the weights are experts.
     shards: ranks that shard the weights.

@@ -1,4 +1,4 @@
-"""A model with the shard sizes of one rank, so that every count of a model is also a count of the rank.
+"""A model with the shard sizes of one rank; counts of this model are the counts of the rank.
 
 Its tree is that of the rank's program. For two kinds of products the ranks divide the tokens, which sizes alone do not
 show: products of experts, whose rows come from all ranks of a group; and products that sequence parallelism leaves
@@ -86,7 +86,7 @@ class RankModel(ModelSpec):
 
     @property
     def undivided_tree(self) -> Node:
-        """The tree of the rank's layers with undivided sizes; it has the same nodes as the rank's tree."""
+        """The tree of the rank's layers with unsharded sizes, and with the same nodes as the rank's tree."""
         return shared_rank_program(self._divided_model or self, ONE_DEVICE, 0, self._stage_of_rank).node()
 
     @cached_property

@@ -1,4 +1,4 @@
-"""The program of one rank: the model's flow, recorded with the rank's sizes and the layers of its stage.
+"""The program of one rank: the model's flow, recorded with the rank's sizes and the stage's layers.
 
 A layout divides axes by their names. Parts compute with the rank's part of a divided axis, so parameters, FLOPs,
 caches and kernels of a rank follow from its program as those of the model follow from the model's.
@@ -63,7 +63,7 @@ NEAR_ROWS = frozenset({"vocab"})
 
 @frozen(slots=True)
 class Shard(Axis):
-    """One rank's part of an axis. full_size: the length before sharding. degree: the number of ranks that divide it."""
+    """One rank's shard of an axis. full_size: the length before sharding. degree: the number of ranks."""
 
     full_size: Number = None
     degree: int = 1
@@ -80,7 +80,7 @@ def flat_axes(shape: Shape) -> Iterator[Axis]:
 
 
 def has_copies(shape: Shape) -> bool:
-    """Whether several ranks have the same part of an axis of the shape, because it has fewer parts than ranks."""
+    """Whether several ranks have the same shard, because an axis has fewer parts than there are ranks."""
     return any(
         isinstance(axis, Shard) and isinstance(axis.size, int) and axis.size * axis.degree > axis.full_size
         for axis in flat_axes(shape)
@@ -213,7 +213,7 @@ class RankFlow(Flow):
         return all(axis.size * axis.degree == axis.full_size for axis in rows)
 
     def rank_part(self, argument: Any) -> Any:
-        """Returns the rank's part of an axis, a shape or a weight; other arguments are returned unchanged."""
+        """Returns the rank's shard of an axis, a shape or a weight; other arguments stay unchanged."""
         if isinstance(argument, Axis):
             return self.rank_axes.axis(argument)
         if isinstance(argument, Beside):
@@ -315,7 +315,7 @@ class RankFlow(Flow):
         return rows_of_table, weight
 
     def _stage_copy(self, weight: Weight) -> Weight:
-        """Returns this stage's copy of a table that the first stage has; other weights are returned unchanged."""
+        """Returns this stage's copy of a table of the first stage; other weights stay unchanged."""
         self.rank_part(weight)
         if self.stage is None or self.stage.first or id(weight) not in self.tables:
             return weight
@@ -477,7 +477,7 @@ MAX_SHARED_PROGRAMS = 512
 def shared_rank_program(
     spec: ModelSpec, layout: Layout, rank: int = 0, stage: Stage | Chunks | None = None
 ) -> RankFlow:
-    """Returns the program of one rank; layouts that divide the model's sizes equally share one recording.
+    """Returns the program of one rank; layouts with equal shard sizes share one recording.
 
     It is for callers that only read it. Its layout has the groups that divide sizes; replicas are left out.
     Arguments and errors are those of `rank_program`.
@@ -508,7 +508,7 @@ _stages: dict[tuple[object, ...], tuple[ModelSpec, Stage]] = {}
 
 
 def similar_stage(spec: ModelSpec, stage: Stage) -> Stage:
-    """Returns the representative of all stages with the same layer types, so that one program serves them all.
+    """Returns one stage as the representative of all stages with the same layer types, to share a program.
 
     Their programs differ in nothing but the indices of their layers, so callers that do not read those share one.
     """

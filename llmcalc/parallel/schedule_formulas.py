@@ -1,4 +1,4 @@
-"""Closed forms of pipeline schedules: what the orders of `schedules` and their timetable give, without making them."""
+"""Closed forms of pipeline schedules, which equal the results of `schedules` and their timetables."""
 
 from __future__ import annotations
 

@@ -336,7 +336,7 @@ def _dualpipe_actions(ranks: int, micro_batches: int, rank: int) -> Order:
 
 
 class Costs(NamedTuple):
-    """The durations of the passes through one chunk, in any unit; equal for all chunks.
+    """The durations of one chunk's passes in any unit, equal for all chunks.
 
     forward, backward_inputs, backward_weights: 1 by default, so a whole backward pass takes 2.
     send: duration of a message between ranks, 0 by default.
@@ -484,7 +484,7 @@ class _Run:
             next_index += len(overlapped_actions)
 
     def awaited_pass(self, action: Action, rank: int) -> tuple[StagePass, float | None]:
-        """Returns the pass whose result an action needs, and when the result arrives; None while it is pending."""
+        """Returns the pass that an action waits for, and the arrival time of its result; None while it is pending."""
         pass_kind, first_pass = action.kind, self.first_pass[rank][action.chunk]
         index = first_pass + action.micro_batch
         required_pass: StagePass

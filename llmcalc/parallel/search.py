@@ -55,7 +55,7 @@ class Search:
     errors: dict[str, InputError] = field(default_factory=dict)
 
     def refuse(self, error: InputError) -> None:
-        """Counts a refused layout under its reason: the text of the error before the semicolon."""
+        """Counts a refused layout under the reason, which is the error text before the semicolon."""
         reason = str(error).partition(";")[0]
         self.refused[reason] += 1
         self.errors[reason] = error
@@ -136,7 +136,7 @@ def _sizes_to_try(fixed_size: int | None, multiple: int, maximum: int | None = N
 
 
 def tokens_multiple(cp: int) -> int:
-    """Returns the divisor of allowed sequence lengths: 2 · cp, as each context-parallel rank has two parts."""
+    """Returns the divisor of allowed sequence lengths: 2 · cp, since each context-parallel rank has two parts."""
     return 2 * cp if cp > 1 else 1
 
 

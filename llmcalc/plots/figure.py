@@ -50,7 +50,7 @@ def paper_columns(columns: int | None) -> Iterator[None]:
 
 
 def is_narrow() -> bool:
-    """Whether a picture is for one column of a paper: its panels stand below one another."""
+    """Whether a picture is for one column of a paper, with panels stacked vertically."""
     return _paper_columns.get() == 1
 
 
@@ -66,7 +66,7 @@ def wrapped_text(text: str, inches: float, points: float = 10) -> str:
 
 
 def narrow_text(text: str, inches: float = 3.3, points: float = 10) -> str:
-    """Returns a text in lines of this width where a picture is for one column of a paper; else unchanged."""
+    """Breaks a text into lines of this width in a one-column picture; otherwise returns it unchanged."""
     return wrapped_text(text, inches, points) if is_narrow() else text
 
 
@@ -94,7 +94,7 @@ DrawFigure = TypeVar("DrawFigure", bound=Callable[..., Any])
 
 
 def in_style(draw: DrawFigure) -> DrawFigure:
-    """Returns the drawing function so that it draws in llmcalc's style. Raises `MissingExtra` without matplotlib."""
+    """Wraps a drawing function to use llmcalc's style. Raises `MissingExtra` without matplotlib."""
 
     @wraps(draw)
     def draw_in_style(*args: Any, **kwargs: Any) -> Any:
@@ -108,7 +108,7 @@ def in_style(draw: DrawFigure) -> DrawFigure:
 
 
 def draw_heading(figure: Figure, text: str, subtitle: str = "") -> None:
-    """Writes the heading of a figure above its panels, from the left edge on. subtitle: a line in smaller letters."""
+    """Writes a figure's heading above the panels, aligned left. subtitle: a line in smaller letters."""
     text = wrapped_text(text, figure.get_figwidth() - 0.2, 12.6)
     if subtitle:
         below_heading = 1 - (0.2 + 0.2 * len(text.splitlines())) / figure.get_figheight()

@@ -159,7 +159,7 @@ def time_picture(ask: Callable[[], ReportedAnswer], depth: int = 3) -> Figure:
 
 
 def roofline_picture(ask: Callable[[Phase], ReportedAnswer], phases: Sequence[Phase]) -> Figure:
-    """Draws the products of passes under the roof of an accelerator. ask: returns the answer of `time` in a phase."""
+    """Draws the products of passes under an accelerator's roofline. ask: returns the `time` answer of a phase."""
     needs_matplotlib()
     from .roofline import plot_roofline
 

@@ -38,7 +38,7 @@ def plot_servers(title: str, subtitle: str, studied_servers: Servers, limits: Li
 
 
 def shown_index(studied_servers: Servers) -> int:
-    """Returns the index of the chosen server; if there is none, of the server with the most tokens/s per device."""
+    """Returns the index of the chosen server, or without one, of the server with the most tokens/s per device."""
     return studied_servers.front[-1][0] if studied_servers.chosen is None else studied_servers.chosen.index
 
 

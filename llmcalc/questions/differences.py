@@ -101,7 +101,7 @@ def ask_diff(changes: Changes, seq: int | None = None, kv_dtype: str = "bfloat16
 
 
 def _reason_to_skip(path: Path, ref: str) -> str:
-    """Returns the reason why a file is no model's config, neither now nor at a commit; empty if it may be one."""
+    """Returns the reason why a file is no model's config, now and at a commit; empty if it may be one."""
     if path.is_symlink():
         return "is a link"
     if path.suffix != ".json":

@@ -1,4 +1,4 @@
-"""The questions about serving engines: whether an engine starts, for how many users, and on which accelerators."""
+"""Answers about serving engines: whether an engine starts, for how many users, and on which accelerators."""
 
 from __future__ import annotations
 
@@ -148,7 +148,7 @@ def _taken_by_name(preset: Preset, server: LaunchedServer) -> list[str]:
 def _model_of_server(
     target: Any, server: LaunchedServer, read_model: Callable[[Any], Preset]
 ) -> tuple[Preset, str | None]:
-    """Returns the model of a server, and the scheme of its weights if only the checkpoint's name states one.
+    """Returns the model of a server, and the quantization scheme if only the checkpoint's name states it.
 
     target: the TARGET, which replaces the model that the file names.
     """
@@ -277,7 +277,7 @@ def change_for_users(change: Change, users: int) -> Change:
 
 
 def _drop_length_of_file(record: Engine, launch: LaunchedServer, flags: dict[str, Any]) -> None:
-    """Removes the context length that a launch file sets, so that the length of the users' requests replaces it."""
+    """Removes the context length of a launch file, which the length of the users' requests replaces."""
     length_field = record.instead["--seq"].lstrip("-").replace("-", "_")
     if length_field not in launch.overridden:
         flags.pop(length_field, None)
@@ -317,7 +317,7 @@ def _fewest_devices(
     users: int,
     max_devices: int,
 ) -> list[EngineOption]:
-    """Returns the layout with the fewest devices that holds all users, else the largest; None if none is possible.
+    """Returns the layout with the fewest devices that holds all users, else the largest layout; None if impossible.
 
     Of an engine that shows alternatives, those are all layouts of that many devices that hold all users.
     """

@@ -28,7 +28,7 @@ class LockFile:
 
 
 def ask_lock(targets: Sequence[str], read_model: Callable[[str], Preset]) -> ReportedAnswer:
-    """Counts the costs of models for a lock file; the result is their entries (`studies.lock.LockEntry`).
+    """Computes the costs of models for a lock file, as entries (`studies.lock.LockEntry`).
 
     targets: names or paths, which a check reads again. read_model: reads one.
     Raises `InputError` for standard input, for a model that is named twice, and for one that cannot be counted.

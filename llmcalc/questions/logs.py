@@ -192,7 +192,7 @@ CACHE_SIZE = "kv_cache_memory_bytes"
 def _engine_run(
     logged_run: _LoggedRun, preset: Preset, hardware: Hardware, with_cache_of_log: bool = False
 ) -> tuple[EngineVersion | None, EngineMemory | None, str]:
-    """Returns the engine's version, its memory and, if it does not start, the first flag change with which it starts.
+    """Returns the engine's version and memory, and the first flag change with which a failing engine starts.
 
     with_cache_of_log: whether the cache has the bytes that the log prints, where the engine has a flag for them.
     """
@@ -251,7 +251,7 @@ def in_use_before(log_reading: LogReading, hardware: Hardware) -> dict[str, int]
 
 
 def _fp8_word(record: Engine, flags: Mapping[str, Any]) -> str:
-    """Returns the engine's cache-format flag value for fp8; empty if the format is set or there is no such flag."""
+    """Returns the engine's flag value for an fp8 cache; empty if the format is set or there is no such flag."""
     flag_by_field = {flag.field: flag for flag in record.known_flags()}
     if "kv_cache_dtype" in flags or "kv_cache_dtype" not in flag_by_field:
         return ""

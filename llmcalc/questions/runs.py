@@ -1,4 +1,4 @@
-"""The questions about a run: a model with its settings, and for several devices a layout or a launch file."""
+"""Answers about a run: a model with settings and, for several devices, a layout or a launch file."""
 
 from __future__ import annotations
 
@@ -89,7 +89,7 @@ class RunQuestion(RunOptions):
 
     @property
     def tokens(self) -> int:
-        """Tokens per sequence; the search for possible layouts near the requested one needs them."""
+        """Tokens per sequence, for the search of the nearest possible layouts."""
         return usual_sequence(self.preset.model) if self.settings.seq is None else self.settings.seq
 
     def on_one_device(self) -> Memory:
@@ -103,7 +103,7 @@ class RunQuestion(RunOptions):
         return memory(preset.model, self.settings, preset.dtype, self.include, preset.checkpoint, runtime, other_models)
 
     def runtime_on(self, hardware: Hardware | None) -> Runtime:
-        """Returns the CUDA runtime of the run on an accelerator; None for an accelerator that the run does not name."""
+        """Returns the CUDA runtime of the run on an accelerator; None for an accelerator that is not in the run."""
         runtime = runtime_of(hardware, self.workspace, self.settings.allocator == "expandable")
         return replace(runtime, is_tried=self.is_tried)
 

@@ -103,7 +103,7 @@ def parse_share(option_name: str, value: Any) -> float:
 def ask_serve(
     preset: Preset, hardware: Hardware, options: ServeOptions, read_model: Callable[[str], Preset] = load
 ) -> ReportedAnswer:
-    """Finds a model's servers and the cheapest one within the limits; `.ok` says whether there is one.
+    """Finds a model's servers and the cheapest server within the limits; `.ok` says whether there is one.
 
     read_model: reads the models of measured runs; default without changes.
     Raises `InputError` for options that contradict each other, and for engines whose servers are not modelled.
@@ -140,7 +140,7 @@ def _calibration_of_options(
 def serve_study(
     preset: Preset, hardware: Hardware, options: ServeOptions, read_model: Callable[[str], Preset] = load
 ) -> ServeStudy:
-    """Builds the study of servers from the options of `serve`. Raises `InputError` as `ask_serve` does."""
+    """Builds the study of servers from the options of `serve`. Raises the `InputError`s of `ask_serve`."""
     from ..frameworks.engines.registry import FOLDERS, engine, engine_and_version
     from ..studies.server import Limits
     from ..studies.serving import ServeStudy, SizesRequest

@@ -130,7 +130,7 @@ def ask_time(
 def calibrated(
     question: RunQuestion, options: TimeOptions, read_model: Callable[[str], Preset] = load
 ) -> tuple[TimeOptions, Calibration | None]:
-    """Returns the options with the software stack fitted by `--calibrate`, and the calibration; None without it."""
+    """Returns the options with a calibrated software stack, and the calibration; None without `--calibrate`."""
     if options.calibrate is None:
         return options, None
     from .measured_rows import calibration_of
@@ -140,7 +140,7 @@ def calibrated(
 
 
 def timed_run(question: RunQuestion, options: TimeOptions) -> TimedRun:
-    """Returns the time of a run. Raises `InputError` as `ask_time` does."""
+    """Returns the time of a run. Raises the `InputError`s of `ask_time`."""
     return (
         _training_time(question, options)
         if question.settings.phase == "training"
@@ -312,7 +312,7 @@ def _inference_time(question: RunQuestion, options: TimeOptions) -> TimedRun:
 
 
 def serving_layout(question: RunQuestion) -> Layout:
-    """Returns the layout of an inference pass: the requested one, or as many replicas as the devices hold."""
+    """Returns the layout of an inference pass: the requested layout, or as many replicas as fit the devices."""
     from ..studies.fit_serving import serving_replicas
 
     assert question.hardware is not None
@@ -327,7 +327,7 @@ DEFAULT_ENGINE = "vllm"
 
 
 def stack_of_engine(engine: str | None) -> str:
-    """Returns the time stack of an engine: its record's stack for the version, else the stack of that name.
+    """Returns an engine's time stack: the record's stack for the version, else the stack with the engine's name.
 
     Raises `InputError` for an unknown engine.
     """

@@ -203,7 +203,7 @@ def _launch_notes(launch: Launch | None) -> list[str]:
 
 
 def _override_text(launch: Launch | None) -> str:
-    """Writes the options typed beside a launch file, each with the file's value; empty without such options."""
+    """Writes the options typed beside a launch file, each with the file's value; empty without typed options."""
     if launch is None or not launch.overridden:
         return ""
     texts = (

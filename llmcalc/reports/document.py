@@ -1,4 +1,4 @@
-"""The answer of a command before it is written in a format: a JSON document for programs, tables for people.
+"""The answer of a command before formatting: a JSON document for programs, tables for people.
 
 A cell holds the raw value, and its column writes it. So CSV has raw numbers and text has rounded ones. The classes are
 named tuples because a data class takes four times as long to create, at each start.
@@ -282,7 +282,7 @@ def single_or_list(documents: Sequence[dict[str, Any]]) -> dict[str, Any] | list
 
 
 def join_reports(reports: Sequence[Report]) -> Report:
-    """Joins the reports of several targets: documents, tables, texts and warnings, in their order."""
+    """Joins the reports of several targets: documents, tables, texts and warnings, in order."""
     data_of_reports = [report.with_notes() for report in reports]
     documents = [document for data in data_of_reports for document in (data if isinstance(data, list) else [data])]
     tables, warnings = (

@@ -155,7 +155,7 @@ def _symbol_meanings(explanation: Explanation, sections: list[Section] | None = 
 
 
 def _node_tables(preset: Preset, explanation: Explanation, rank_share: RankShare | None) -> list[Table]:
-    """Returns one table per node; equal nodes share a table."""
+    """Returns one table per distinct node; equal nodes share a table."""
     tables: list[Table] = []
     for section in explanation.sections:
         source, is_first = section.places[0].source, not tables
@@ -301,7 +301,7 @@ def _with_unit(formula_texts: list[str], formula: Formula) -> list[str]:
 
 
 def _formula_rows(name: str, formula_texts: list[str], width: int, depth: int = 0, strong: bool = False) -> list[Row]:
-    """Returns the rows of `name   a = b = c`: one line if it fits, else one per step, broken before + and −."""
+    """Returns the rows of `name   a = b = c`: one line if it fits, else one line per step."""
     full_line = " = ".join(formula_texts)
     lines = (
         [full_line]

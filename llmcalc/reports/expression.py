@@ -174,7 +174,7 @@ def _in_brackets(content: Any, style: Style, marks: str, name: str) -> str:
 
 
 def _as_ceiling(expression: Any) -> Any:
-    """Returns x if the expression is −⌊−x⌋, which equals ⌈x⌉; None for other expressions."""
+    """Returns x if the expression is −⌊−x⌋ (which equals ⌈x⌉); None for other expressions."""
     import sympy
 
     if (

@@ -304,7 +304,7 @@ class _Screen(NamedTuple):
         document: dict[str, Any],
         remark: str = "",
     ) -> Report:
-        """Returns the report with these tables. remark: a note below the changes; default none."""
+        """Returns the report with the given tables. remark: a note below the changes; default none."""
         warnings = too_long_notes(memory.spec, memory.states.workload) + list(
             () if fit.hardware.sources else fit.hardware.notes
         )

@@ -136,7 +136,7 @@ def _detail_rows(hardware: Hardware) -> list[Row]:
 
 
 def _memory_sizes_text(hardware: Hardware) -> str:
-    """Writes the memory sizes in which a chip is sold; empty if there is only one."""
+    """Writes the available memory sizes of a chip; empty if there is only one."""
     if not hardware.configurations:
         return ""
     names = [f"{hardware.name}-{configuration.memory_bytes // 2**30}gb" for configuration in hardware.configurations]

@@ -158,7 +158,7 @@ def accelerators_table(accelerator_fits: Sequence[Fit], title: str) -> Table:
 
 
 def verdict_notes(fits: Sequence[Fit]) -> list[str]:
-    """Returns what `tight` and `*` mean, each if a verdict shows it."""
+    """Returns the notes that explain `tight` and `*`, if a verdict shows them."""
     notes = []
     if any(fit.verdict == "tight" for fit in fits):
         notes.append("tight: fits only without the estimated fragmentation")
@@ -198,7 +198,7 @@ def memory_data(preset: Preset, memory: Memory, accelerator_fits: Sequence[Fit])
 
 
 def host_data(device: DeviceMemory) -> dict[str, Any]:
-    """Returns the bytes of host memory and their terms; empty if nothing is on the host."""
+    """Returns the bytes of host memory by term; empty if nothing is on the host."""
     if not device.host:
         return {}
     terms = [
@@ -620,7 +620,7 @@ def _execution_note(memory: Memory) -> str:
 
 
 def _kernels_note(memory: Memory) -> str:
-    """Writes which packages' kernels recurrent layers are counted with; empty for a model or a phase without them."""
+    """Writes the packages whose kernels are assumed for recurrent layers; empty without recurrent layers."""
     if memory.settings.phase == "decode":
         return ""
     mixers = (part for part in parts_below(memory.spec) if isinstance(part, TokenMixer))

@@ -55,7 +55,7 @@ class MemoryAnswer(Answer):
 
     @cached_property
     def fits(self) -> list[Fit]:
-        """The verdict for each named accelerator in order; without names, for common accelerators by memory size."""
+        """The verdict for each named accelerator; without names, for common accelerators by memory size."""
         if not self.accelerators:
             device = self.largest_on(self.memory.runtime)
             return fits(device.device_bytes, map(load_hardware, COMMON_HARDWARE), device.fragmentation)

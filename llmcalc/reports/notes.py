@@ -92,12 +92,12 @@ def too_long_notes(spec: ModelSpec, workload: Workload) -> list[str]:
 
 
 def warnings_of_notes(preset: Preset, notes: Sequence[str]) -> list[str]:
-    """Returns notes as warnings, each preceded by the name of its model."""
+    """Returns notes as warnings, each preceded by the model's name."""
     return [f"{preset.name}: {note}" for note in notes]
 
 
 def identity_experts(tree: Node) -> str:
-    """Returns a note about the count of tokens with identity experts; empty for a model without them."""
+    """Returns a note about tokens routed to identity experts; empty for a model without identity experts."""
     ops = (node_position.node.op for node_position in tree.walk())
     identity_ops: Any = dict.fromkeys(op for op in ops if op is not None and op.effects >= SKIPPED_PARAMS)
     counts = ", ".join(

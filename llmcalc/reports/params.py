@@ -97,7 +97,7 @@ Part: TypeAlias = tuple[str, Row]
 
 
 def _component_rows(tree: Node, total: int, include: frozenset[str]) -> list[Row]:
-    """Returns one row per part of the model and per sublayer of a group of layers; the norms share a row."""
+    """Returns one row per part of the model and per sublayer of a layer group; the norms share a row."""
     table_parts: list[Part] = []
     for node_position in tree.place().children():
         if not node_position.optional or node_position.optional in include:
@@ -228,7 +228,7 @@ DENSE_DECODER_COMPONENTS = {"embedding", "position", "norm", "attention", "feed_
 
 
 def rule_of_thumb(preset: Preset, parameter_count: ParameterCount) -> str:
-    """Compares 12Lh² + 2Vh with the exact count (Kaplan 2020, §2.1); empty unless it is a dense decoder."""
+    """Compares 12Lh² + 2Vh (Kaplan 2020, §2.1) with the exact count; empty unless it is a dense decoder."""
     spec = preset.model
     if (
         spec.kind != "decoder"

@@ -1,4 +1,4 @@
-"""The report of `llmcalc presets`: the models that come with llmcalc, their counts, published counts and sources."""
+"""The report of `llmcalc presets`: the models that come with llmcalc, with computed and published counts."""
 
 from __future__ import annotations
 

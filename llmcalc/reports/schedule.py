@@ -133,7 +133,7 @@ class Chart(NamedTuple):
 
     @classmethod
     def from_timetable(cls, timetable: Timetable, free_width: int) -> Chart:
-        """Returns a chart in which the shortest pass has room for its name; if too wide, only its beginning and end."""
+        """Returns a chart in which the shortest pass has room for its name; a chart that is too wide is shortened."""
         shortest_pass = min(
             timetable.costs.duration(action.kind) for order in timetable.pipeline.orders for action in order
         )

@@ -1,4 +1,4 @@
-"""Shortens a report so that it fits a screen: at most 24 lines before the notes, or with them, at 80 columns.
+"""Shortens a report to fit a screen of 80 columns: at most 24 lines.
 
 The first table of a target is placed first. The innermost rows of a nested table are left out first. From other tables
 the last rows are left out, or those farthest from the centre. A table with fewer than three rows left is not shown. A
@@ -61,7 +61,7 @@ def _trim_with_notes(tables: list[Table], warnings: Sequence[str]) -> list[Table
 
 
 def _trim_group(tables: Sequence[Table]) -> list[Table]:
-    """Returns one model's tables that fit; the notes of the left-out tables stand below the last table."""
+    """Returns the tables of one model that fit, with the notes of omitted tables below the last one."""
     free_lines = MOST_LINES
     placed_tables: dict[int, Table] = {}
     for i in sorted(range(len(tables)), key=lambda i: (i > 0, not tables[i].sooner, i)):

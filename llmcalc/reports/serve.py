@@ -1,4 +1,4 @@
-"""The report of `llmcalc serve`: the cheapest server within the limits, the other servers, and its load curve."""
+"""The report of `llmcalc serve`: the cheapest server within the limits, other servers, and a load curve."""
 
 from __future__ import annotations
 
@@ -129,7 +129,7 @@ def load_text(study: ServeStudy) -> str:
 
 
 def _server_columns(columns: Sequence[Column], study: ServeStudy) -> list[Column]:
-    """Returns the columns of the table of servers; with a price also the cost per million tokens."""
+    """Returns the columns of the table of servers, with the cost per million tokens if there is a price."""
     unused_column = "cost_per_million" if study.price is None else "per_device"
     return [column for column in columns if column.key != unused_column]
 
@@ -161,7 +161,7 @@ def _aside_text(study: ServeStudy) -> str:
 
 
 def _server_rows(study: ServeStudy, servers: Servers) -> list[Row]:
-    """Returns rows of servers: the chosen server, then others within the limits, the cheapest first, then the rest."""
+    """Returns rows of servers: the chosen server, the others within the limits by price, then the rest."""
     chosen_server = servers.chosen
     order = sorted(range(len(servers.servers)), key=lambda index: _server_order(servers, index))
     rows = []
@@ -369,7 +369,7 @@ def _times_data(study: ServeStudy, server: Server, trace_times: TraceTimes) -> d
 
 
 def _start_command(study: ServeStudy, server: Server) -> str | None:
-    """Returns the command that starts a replica; None if none does alone, as for replicas of two kinds."""
+    """Returns the command that starts a replica; None for replicas of two kinds, or without such a command."""
     if server.group is not None:
         return None
     return start_command(study.engine, study.preset, server.flags, server.quantize)

@@ -106,7 +106,7 @@ def report(
 
 
 def _cost_columns(study: ShapeStudy) -> Sequence[Column]:
-    """Returns the columns of costs. A column's unit is the one in which its smallest value is at least 1."""
+    """Returns the columns of costs, in units in which the smallest value of a column is at least 1."""
     parameter_scale = units.count_scale(min(shape.parameters for shape in study.shapes))
     flops_scale = units.decimal_scale(min(shape.forward_flops_per_token for shape in study.shapes), "FLOPs")
     cache_scale = units.memory_scale(min(shape.kv_bytes_per_token for shape in study.shapes))

@@ -57,7 +57,7 @@ def rank_text(rank_share: RankShare) -> str:
 
 
 def share_notes(rank_share: RankShare | None, *notes: str) -> list[str]:
-    """Returns notes on a counted rank, such as the reason why it is counted; empty for a full model."""
+    """Returns notes on a counted rank, such as the reason for its choice; empty for a full model."""
     if rank_share is None:
         return []
     return [f"rank {rank_share.rank:,} is {rank_share.reason}" if rank_share.reason else "", *notes]

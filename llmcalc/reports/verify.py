@@ -112,7 +112,7 @@ def _speed_text(measured_speed: dict[str, Any]) -> str:
 
 
 def _quantity_group(check: Check) -> str:
-    """Returns the quantity under which a check is reported; all checks of memory share a quantity."""
+    """Returns the quantity under which a check is reported; all memory checks share a quantity."""
     return MEMORY if check.quantity.startswith(MEMORY) else check.quantity
 
 
@@ -199,7 +199,7 @@ def _reference_notes(verdicts: list[Verdict]) -> list[str]:
 
 
 def _skipped_notes(skipped_models: dict[str, str]) -> list[str]:
-    """Returns one note per reason, with the models that are skipped for it."""
+    """Returns one note per reason for skipping, with the models that were skipped."""
     return [
         f"skipped, {reason}: {', '.join(name for name, skip_reason in skipped_models.items() if skip_reason == reason)}"
         for reason in dict.fromkeys(skipped_models.values())
@@ -207,7 +207,7 @@ def _skipped_notes(skipped_models: dict[str, str]) -> list[str]:
 
 
 def _explained_differences(verdicts: list[Verdict]) -> list[str]:
-    """Returns one note per model whose count differs by an amount that its preset explains."""
+    """Returns one note per model with a difference that the preset explains."""
     return [
         f"{verdict.target} differs, explained: {units.difference(verdict.info['difference'])} against the published "
         f"count: {verdict.info['note']}"

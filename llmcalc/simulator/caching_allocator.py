@@ -214,7 +214,7 @@ class CachingAllocator:
         return self.reserved
 
     def _small_pool(self, stream: int) -> int:
-        """Returns the number of a stream's pool for small requests; that of its pool for large ones is the next."""
+        """Returns the number of a stream's pool for small requests; the next number is the pool for large requests."""
         if stream not in self._pool_of_stream:
             self._pool_of_stream[stream] = len(self._pools)
             self._pools += [Pool(is_small, self.expandable_segments) for is_small in (True, False)]
@@ -351,7 +351,7 @@ MOST_STATES = 32
 
 
 class PrefixCache:
-    """Replays several runs on separate allocators, and replays their common first events only once.
+    """Replays several runs on separate allocators, and replays common first events only once.
 
     Ranks of a pipeline differ in the number of forward passes before the first backward pass. The allocator's state
     after common pieces is stored, and the next run continues from the last one that it shares.
@@ -427,7 +427,7 @@ class RequestedBytes:
         self._named: dict[Any, Any] = {}
 
     def steps_of_repeats(self, events: Sequence[Event], repeats: range) -> list[Step]:
-        """Encodes the events of equal layers that follow each other; returns the allocator steps of the first layer.
+        """Encodes the events of consecutive equal layers; returns the allocator steps of the first layer.
 
         events: those of repeat 0; a storage x of it is x + r in repeat r, and of the same size.
         """

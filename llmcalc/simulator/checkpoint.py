@@ -184,7 +184,7 @@ def _detached_result(autograd_graph: Graph, tensor: Tensor, is_leaf: bool, needs
 
 
 def _alias_of(tensor: Tensor, needs_gradient: bool) -> Tensor:
-    """Returns the same tensor without its graph. needs_gradient: whether the alias needs a gradient."""
+    """Returns a detached alias of a tensor. needs_gradient: whether the alias needs a gradient."""
     detached = tensor.detached()
     detached.leaf = needs_gradient
     return detached
@@ -224,7 +224,7 @@ def checkpoint(
 
 
 def reentrant(autograd_graph: Graph, compute: Run, arguments: Sequence[Tensor]) -> Tensor:
-    """Runs a function without recording it; the backward pass runs it again with a graph.
+    """Runs a function without autograd; the backward pass recomputes the function with autograd.
 
     The inner backward pass runs inside the outer one (`use_reentrant=True`).
     """

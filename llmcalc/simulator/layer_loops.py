@@ -1,4 +1,4 @@
-"""The layers of each stack as repeats of a pattern of layer types, and the paths of their modules."""
+"""The layers of each stack as repeats of a layer-type pattern, and the paths of the layers' modules."""
 
 from __future__ import annotations
 
@@ -84,7 +84,7 @@ class LayerStack:
 
 
 def layer_stacks(spec: ModelSpec, recompute_interval: int = 1) -> list[LayerStack]:
-    """Returns the layers of each stack, in the order in which they run.
+    """Returns the layers of each stack in execution order.
 
     recompute_interval: recompute treats one layer in as many differently; 1 (default) if all layers run alike.
     """

@@ -46,7 +46,7 @@ def modules_below(module_scope: Scope, parent_path: str = "") -> Iterator[tuple[
 
 
 def base_among(value: Value | None, candidates: set[int]) -> int | None:
-    """Returns the id of the candidate that is this value, or its nearest base; None if there is none."""
+    """Returns the id of the candidate that is this value or its nearest base; None without a match."""
     while value is not None and id(value) not in candidates:
         value = value.of
     return None if value is None else id(value)
@@ -62,7 +62,7 @@ def is_view_of(value: Value | None, base: Value | None) -> bool:
 def last_readers(
     root: Scope, branch: Callable[[Alternatives], Scope], is_skipped: Callable[[Scope], bool]
 ) -> tuple[dict[int, int], set[int]]:
-    """Returns value → last reader of its storage, and the values that several layers read.
+    """Returns value → last reader of the value's storage, and the values that several layers read.
 
     branch: which of several forms runs. is_skipped: whether a module does not.
     """

@@ -121,7 +121,7 @@ class Lowering(ProgramLowering):
         )
 
     def _checkpointed_module(self, module_scope: Scope, recomputed_module: RecomputedModule) -> None:
-        """Runs a module and saves only its inputs; the backward pass recomputes it.
+        """Runs a module with activation checkpointing: saves only its inputs, and recomputes it in the backward pass.
 
         The other tensors that it reads stay as they are now until the backward pass, as do those that all layers read,
         which the reference passes to every module.

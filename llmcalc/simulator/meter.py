@@ -29,7 +29,7 @@ class Place(NamedTuple):
     path: str = ""
 
     def in_backward(self) -> Place:
-        """Returns the same module with the phase of its backward pass."""
+        """Returns the place of the same module in the backward pass."""
         return Place("backward", self.layer_index, self.path)
 
 
@@ -153,7 +153,7 @@ class Meter:
             self.device.free(block.handle)
 
     def reclassify(self, block: Block, memory_kind: str) -> None:
-        """Counts a block's bytes under another kind from now on; weights and inputs keep their kind."""
+        """Moves a block's bytes to another kind in the counts; weights and inputs keep their kind."""
         if block.kind in MOVABLE:
             self.by_kind[block.kind] -= block.bytes
             self.by_kind[memory_kind] += block.bytes

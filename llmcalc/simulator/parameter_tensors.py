@@ -20,7 +20,7 @@ class ParameterTensors(ValueTensors):
     """The parameters and buffers of a program, allocated at their first use."""
 
     def weight(self, parameter_name: str, shape: Shape, module_path: Path | None = None) -> Tensor:
-        """Returns a module's parameter by name, allocated at its first use. module_path: default the current module."""
+        """Returns a module's parameter by name, allocated at the first use. module_path: default the current module."""
         key = (*(self.module_path() if module_path is None else module_path), parameter_name)
         return self.parameter(key, shape, self.dtype, self.adapters is None)
 

@@ -28,7 +28,7 @@ class ProgramLowering(CacheTensors):
     """Runs the modules and operations of a program in order, without recomputation."""
 
     def run(self, program: Flow) -> Tensor:
-        """Runs a program. Returns its result, and drops all other tensors."""
+        """Runs a program and returns the result; all other tensors are freed."""
         assert program.result is not None
         self.result: Value = program.result
         self.has_earlier_tokens: bool = bool(self.store)
@@ -48,7 +48,7 @@ class ProgramLowering(CacheTensors):
         return output
 
     def find_dataflow(self, root: Scope) -> None:
-        """Analyses a program before it runs; does nothing without recomputation."""
+        """Analyses a program's dataflow before a run with recomputation; does nothing without recomputation."""
 
     def prepare(self, program: Flow) -> None:
         """Allocates all parameters, in the order in which the program uses them."""
@@ -95,7 +95,7 @@ class ProgramLowering(CacheTensors):
             self.inputs[program.frames.rows] = self.t.transpose(frames, 1, 2)
 
     def enter(self, program: Flow) -> Tensor | None:
-        """Allocates the input of a pipeline stage that does not have the first layers; None for other programs."""
+        """Allocates the input of a later pipeline stage; None for programs with the first layers."""
         if program.entry is None:
             return None
         with counted_as(self.graph.meter, "communication"):
@@ -133,7 +133,7 @@ class ProgramLowering(CacheTensors):
         del argument
 
     def module_kernel(self, module_scope: Scope) -> Callable[[], None] | None:
-        """Returns the kernel that runs a whole module; None if its operations run one by one."""
+        """Returns the kernel of a whole module; None if the module's operations run one by one."""
         return None
 
     def items(self, items: Sequence[Item]) -> None:
@@ -200,7 +200,7 @@ class ProgramLowering(CacheTensors):
         return alternatives.branches[self.run_config.execution.form(alternatives.branches, self.run_config.workload)]
 
     def alternatives(self, item: Alternatives) -> None:
-        """Runs one of the alternative branches, and uses its result as the result of the first branch."""
+        """Runs one of the alternative branches, whose result replaces the first branch's result."""
         first_branch, *_ = item.branches.values()
         branch = self.branch(item)
         self.items(branch.items)
@@ -211,7 +211,7 @@ class ProgramLowering(CacheTensors):
             self.forget(branch.gives.storage)
 
     def side_by_side(self, module_scope: Scope) -> None:
-        """Runs equal modules one after the other, and collects the outputs for the operation that stacks them."""
+        """Runs equal modules in sequence, and collects the outputs for stacking."""
         assert module_scope.over is not None
         module_input, module_output = module_scope.call_values
         outputs: list[Tensor] = []

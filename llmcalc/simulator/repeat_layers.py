@@ -193,7 +193,7 @@ class RepeatAnalysis:
     def _split_releases(
         self, repeat: Repeat | None, events: list[Event]
     ) -> Iterator[tuple[Repeat | None, list[Event]]]:
-        """Yields the events of one repeat. A release outside of all repeats counts with the repeat that allocated it.
+        """Yields the events of one repeat. A release outside of all repeats belongs to the allocating repeat.
 
         That holds where the releases pass through all recorded repeats in order, or through all but the first or the
         last one, which may release elsewhere.
@@ -280,7 +280,7 @@ class RepeatAnalysis:
     def _sweep_from(
         self, stack: int, repeat: int, runs: Sequence[tuple[Repeat | None, list[Event]]], start: int
     ) -> tuple[Sweep | None, int]:
-        """Returns the run through a stack's layers that starts here, and the index after it; None if none starts here.
+        """Returns the run through a stack's layers that starts at this index, and the next index; None without a run.
 
         stack, repeat: of the run at `start`, which is that of the stack's first or last repeat.
         """
@@ -306,7 +306,7 @@ class RepeatAnalysis:
     # --- one event for all repeats -----------------------------------------------------------------------------------
 
     def _pair_storages(self, sweep: Sweep) -> None:
-        """Pairs each storage of the second repeat with its counterpart in the third repeat."""
+        """Pairs each storage of the second repeat with the matching storage of the third repeat."""
         second_repeat, third_repeat = sweep.repeats[1], sweep.repeats[2]
         if len(second_repeat) != len(third_repeat):
             raise NotRepeating

@@ -282,7 +282,7 @@ class PassTrace:
         return self.releases_of_other_passes.get((chunk, PREVIOUS, 0), [])
 
     def with_storages_of_previous(self, chunk: int, numbers: Mapping[int, int]) -> PassTrace | None:
-        """Returns the trace with other numbers for the previous pass's storages; None if any of them is unknown."""
+        """Returns the trace with new numbers for the previous pass's storages; None if a storage is unknown."""
         releases = self.releases_of_previous(chunk)
         if not releases:
             return self
@@ -293,7 +293,7 @@ class PassTrace:
 
 
 class PassCounter:
-    """Counts passes and sorts them into cases: passes of a case have the same memory events.
+    """Counts passes and sorts them into cases; passes of one case have the same memory events.
 
     by_previous: whether the case of a pass has the kind of the chunk's previous pass; default false.
     forwards, backwards: chunk → the number of its passes.
@@ -315,7 +315,7 @@ class PassCounter:
         self.allocates_gradients = [True] * len(self.allocates_gradients)
 
     def next_forward(self, chunk: int) -> tuple[PassCase, PassId]:
-        """Counts a forward pass of a chunk. Returns its case, whose passes have the same events, and its id."""
+        """Counts a forward pass of a chunk, and returns the pass's case and id."""
         pass_number = self.forwards[chunk]
         self.forwards[chunk] += 1
         return self._after_previous(self._case(chunk, "F", pass_number), (chunk, "F", pass_number))
@@ -331,7 +331,7 @@ class PassCounter:
         return chunk, pass_kind, _index_within_case(pass_number), previous_state if pass_number else ""
 
     def next_backward(self, chunk: int) -> tuple[PassCase, PassId]:
-        """Counts a backward pass of a chunk. Returns its case, whose passes have the same events, and its id."""
+        """Counts a backward pass of a chunk, and returns the pass's case and id."""
         pass_number = self.backwards[chunk]
         self.backwards[chunk] += 1
         next_state = "begun" if self.forwards[chunk] > pass_number + 1 else "alone"
@@ -351,7 +351,7 @@ class PassCounter:
 
 
 def _index_within_case(pass_number: int) -> int:
-    """Returns the index of a pass among those of its case; from the third pass on it is 2.
+    """Returns the index of a pass within its case, at most 2.
 
     The first pass allocates persistent tensors, so that passes 0, 1 and later ones are recorded separately.
     """
@@ -427,7 +427,7 @@ class PassRecorder(PassCounter):
         return RecordedPasses(self.meter.events, self.passes, self.by_previous).traces()
 
     def recorded(self) -> RecordedPasses:
-        """Ends the recording and returns the recorded passes; later events belong to none of them."""
+        """Ends the recording and returns the recorded passes; later events are not part of a pass."""
         return RecordedPasses(self.meter.cut(), self.passes, self.by_previous)
 
 
@@ -683,7 +683,7 @@ class TraceReader:
             raise NotRepeating
 
     def _start_place(self, recorded_pass: RecordedPass) -> Place:
-        """Returns the module and phase in which a pass starts: those of its first event, if the event states them."""
+        """Returns the module and phase in which a pass starts, from the first event with a place."""
         if recorded_pass.start < recorded_pass.end:
             storage_number, nbytes, _ = self.events[recorded_pass.start]
             if nbytes == PLACED:
@@ -746,7 +746,7 @@ class PassPlayer(PassCounter):
             gradient_leaves[i].grad = gradient.tensor(storages[gradient.number])
 
     def _play(self, chunk: int, case: PassCase, pass_id: PassId) -> tuple[PassTrace, int]:
-        """Replays a pass; returns its trace and the number of its first storage."""
+        """Replays a pass, and returns the trace and the number of the pass's first storage."""
         trace = self.traces.get(case)
         if trace is None:
             raise NotRepeating

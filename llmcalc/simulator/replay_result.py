@@ -47,7 +47,7 @@ class ReplayResult:
         self.slop_after = device.allocated - requested_bytes
 
     def read_shorter(self, shorter: ReplayResult, micro_batches: int) -> None:
-        """Takes the allocator's bytes of a run with fewer micro-batches; tensors of the others are added to them."""
+        """Takes the allocator's bytes from a run with fewer micro-batches, plus the tensors of the others."""
         self.reserved = shorter.reserved + max(0, self.peak[1].bytes - shorter.peak[1].bytes)
         self.slop, self.slop_after, self.micro_batches = shorter.slop, shorter.slop_after, micro_batches
 

@@ -148,7 +148,7 @@ class Tensor:
 
     @property
     def bytes(self) -> Number:
-        """The bytes of the tensor's elements; an expanded tensor has more of them than its storage."""
+        """The bytes of the tensor's elements, which exceed the storage's bytes for an expanded tensor."""
         return count(self.shape) * self.dtype.bytes
 
     @property

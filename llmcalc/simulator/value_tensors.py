@@ -1,4 +1,4 @@
-"""The tensors of a program's values: stored by the operation that computes them, freed after their last reader."""
+"""The tensors of a program's values, freed after the last reader."""
 
 from __future__ import annotations
 
@@ -161,7 +161,7 @@ class ValueTensors:
         return self.computed_once(("span", tokens), lambda: self.t.new_tensor((tokens,), INT64))
 
     def computed_once(self, key: Any, compute: Callable[[], Result]) -> Result:
-        """Returns what this pass has computed under a key; computes it where the key is new."""
+        """Returns this pass's result under a key, computed at the first request."""
         if key not in self.memo:
             self.memo[key] = compute()
         result: Result = self.memo[key]

@@ -145,7 +145,7 @@ def require_finite(parsed_value: Any, location: str) -> None:
 
 
 def _levels(parsed_value: Any) -> Iterator[list[Any]]:
-    """Yields the values at each depth of nested tables and lists, the whole value first; then empty lists."""
+    """Yields the values at each depth of nested tables and lists, the whole value first."""
     level = [parsed_value]
     while True:
         yield level

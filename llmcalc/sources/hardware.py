@@ -121,7 +121,7 @@ def _override_preset(preset: Hardware, description: dict[str, Any]) -> dict[str,
 
 
 def memory_only(argument: str) -> Hardware | None:
-    """Returns an accelerator of which only the memory size is known: `24GiB`, `80gb`. None for any other argument.
+    """Returns an accelerator from a memory size alone, such as `24GiB` or `80gb`; None for other arguments.
 
     GiB are 2^30 bytes and GB 10^9. The whole size counts as usable. Raises `InputError` for a size that is not a whole
     number of bytes.
@@ -202,7 +202,7 @@ def _by_configuration(argument: str) -> Hardware | None:
 
 
 def with_configuration(hardware: Hardware, configuration: Configuration) -> Hardware:
-    """Returns the accelerator with one of its memory sizes, whose name contains the size: `m4-max-64gb`."""
+    """Returns the accelerator with the memory size that a name such as `m4-max-64gb` contains."""
     gib = configuration.memory_bytes // 2**30
     names: dict[str, Any] = {
         "name": f"{hardware.name}-{gib}gb",

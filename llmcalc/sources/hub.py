@@ -62,7 +62,7 @@ def commit_of(target: str) -> str:
 
 
 def _config_path(repo: str, revision: str | None) -> Path:
-    """Returns the path of a repository's config. With a newly cached config, the quantization file is fetched too."""
+    """Returns the path of a repository's config, and fetches the quantization file with a new config."""
     import huggingface_hub
     from huggingface_hub.errors import EntryNotFoundError
 

@@ -148,7 +148,7 @@ class Preset(Record):
 
     @property
     def stored_as(self) -> dict[str, Any] | None:
-        """The table that describes how the published weights are stored; None if they are plain numbers."""
+        """The table that describes the storage of the published weights; None for plain numbers."""
         if self.config is None:
             return self.quantization_config
         sections = (self.config, *map(self.config.get, TEXT_SECTIONS))

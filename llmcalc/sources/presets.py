@@ -95,7 +95,7 @@ _CACHED = re.compile(r"models--([A-Za-z0-9_.-]{1,96}?--[A-Za-z0-9_.-]{1,96}?)(?:
 
 
 def known_model(name: str) -> Preset | None:
-    """Returns the preset of a model's name or path, as logs and launch files state it; None if there is none."""
+    """Returns the preset of a model's name or path in logs and launch files; None if unknown."""
     cached_match = _CACHED.search(name)
     name = cached_match[1].replace("--", "/") if cached_match else name.strip().rstrip("/")
     last_segment = name.rpartition("/")[2]
@@ -123,7 +123,7 @@ Of a GGUF file the type in its name is the scheme.
 
 
 def known_checkpoint(name: str) -> tuple[Preset, str] | None:
-    """Returns the preset and the scheme that the name or path of a quantized checkpoint states; None if unknown.
+    """Returns the preset and the quantization scheme in the name or path of a checkpoint; None if unknown.
 
     `/models/Qwen3-8B-AWQ` is the preset qwen3-8b in awq-int4-g128. The group sizes are the usual ones.
     """
@@ -137,7 +137,7 @@ def known_checkpoint(name: str) -> tuple[Preset, str] | None:
 
 
 def find_by_repository(name: str) -> str | None:
-    """Returns the preset of a repository's name without its owner: `Meta-Llama-3-8B-Instruct`. It reads all presets."""
+    """Returns the preset of a repository's name without the owner: `Meta-Llama-3-8B-Instruct`."""
     return _presets_by_repository().get(normalized(name)) if normalized(name) else None
 
 

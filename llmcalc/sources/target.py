@@ -67,7 +67,7 @@ def _split_overrides(target: str) -> tuple[str, tuple[str, ...]]:
 
 
 def _validate_preset(name: str, location: str, description: dict[str, Any]) -> Preset:
-    """Validates a description as a preset; errors also name the config fields from which a field was computed."""
+    """Validates a description as a preset; errors also name the config fields behind a computed field."""
     try:
         return validate(Preset, {**description, "name": name}, location)
     except InputError as error:
@@ -200,7 +200,7 @@ def _read_config(path: Path, head: HeadKind | None, allow_unknown: bool) -> tupl
 
 
 def _test_path(question: Callable[[], bool]) -> bool:
-    """Returns the result of a test of a path; False if the text cannot be a path, for example if it is too long."""
+    """Returns the result of a path test; False if the text cannot be a path, for example if it is too long."""
     try:
         return question()
     except OSError:

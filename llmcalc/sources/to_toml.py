@@ -53,7 +53,7 @@ def _escape_character(character: str) -> str:
 
 
 def _part_table(part: BaseModel, base: dict[str, Any] | None = None) -> dict[str, Any]:
-    """Returns a component's fields that are not defaults, and its `type` if it has one.
+    """Returns a component's fields with values other than the defaults, and the field `type`.
 
     base: a table that the result will override; fields that it sets are included even if they are defaults.
     """

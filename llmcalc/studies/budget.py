@@ -52,7 +52,7 @@ class Check:
 
     @property
     def broken(self) -> Limit | None:
-        """The first limit that the value breaks; None if it breaks none."""
+        """The first limit that the value violates; None if the value is within the limits."""
         return next((limit for limit in self.limits if not limit.holds(self.measured)), None)
 
 

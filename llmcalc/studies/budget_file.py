@@ -94,7 +94,7 @@ class Limit(Record):
 
 
 class Bound(Record):
-    """A bound on one value: an upper limit, a lower limit or both. settings: setting → its value in the file."""
+    """A bound on one value: an upper limit, a lower limit or both. settings: the file's settings for the value."""
 
     limits: tuple[Limit, ...]
     settings: dict[str, Any] = {}
@@ -108,7 +108,7 @@ class Fits(Record):
 
 
 class ModelBudget(Record):
-    """The bounds of one model. Each field is a bound or None; `fits` names accelerators."""
+    """The bounds of one model. Each field is a bound or None, except `fits`, which names accelerators."""
 
     target: str
     params: Bound | None = None

@@ -44,7 +44,7 @@ def in_dense_band(hidden_size: int, num_hidden_layers: int) -> bool:
 
 @frozen
 class StackShape:
-    """The shape of one stack of layers, read from its most frequent kind of layer.
+    """The shape of one stack of layers, from the most frequent kind of layer.
 
     feed_forward_width: active width of the FFN per token; in a mixture of experts, experts per token × expert width +
         width of the shared experts.
@@ -66,7 +66,7 @@ class StackShape:
 
     @property
     def aspect_ratio(self) -> float:
-        """The ratio h/L."""
+        """The aspect ratio h/L of width to depth."""
         return self.hidden_size / self.num_hidden_layers
 
     @property

@@ -1,4 +1,4 @@
-"""Converts the estimated seconds of a run to days, device-hours, energy and money, each with its range."""
+"""Converts the estimated seconds of a run to days, device-hours, energy and money, with ranges."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ class Cost:
 
     @property
     def energy_kwh(self) -> Amount | None:
-        """Energy of the devices alone; None if their power is not known."""
+        """Energy of the devices alone; None if the devices' power is unknown."""
         return None if self.power is None else self.device_hours.scaled_by(self.power / 1000)
 
     @property

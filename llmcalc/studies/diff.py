@@ -29,7 +29,7 @@ INDEX = re.compile(r"\.(\d[\d\-./]*|\{[^}]*\})(?=\.|$)")
 
 @dataclass(frozen=True)
 class Change:
-    """A changed field of a description: its old and its new value; None in a model that does not have the field."""
+    """A changed field of a description: the old and the new value; None in a model without the field."""
 
     name: str
     before: Any
@@ -140,7 +140,7 @@ def _device_bytes(preset: Preset, seq: int, dtype: str) -> dict[str, Figure]:
 
 
 def _changed_fields(before: Preset | None, after: Preset | None) -> Iterator[Change]:
-    """Yields the fields that differ, by their path in a native description; None for a field that is not set."""
+    """Yields the changed fields by their path in a native description; None for a field that is not set."""
     if before is None or after is None:
         return
     descriptions = [dict(_flatten_fields(preset_description(preset)["model"])) for preset in (before, after)]

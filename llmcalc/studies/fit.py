@@ -93,7 +93,7 @@ def with_decoding(fit_answer: Fitting, hardware: Hardware) -> Fitting:
 def largest_run(
     memory: Memory, hardware: Hardware, most_batch: int | None = None, most_seq: int | None = None
 ) -> tuple[int, int]:
-    """Returns the most sequences of the run's length, and the longest sequences of its batch, that fit; 0 for none.
+    """Returns the most sequences of the run's length, and the longest sequences of the run's batch, that fit.
 
     most_batch, most_seq: the largest numbers that are asked about; they are tried first. None (default) for as many as
         fit.
@@ -209,7 +209,7 @@ def _next_number(excess_by_value: Mapping[int, int], highest_fitting: int, lowes
 
 
 def _linear_crossing(excess_by_value: Mapping[int, int], highest_fitting: int) -> int:
-    """Returns where the line through the two largest fitting numbers reaches the capacity; large without a slope."""
+    """Returns the number at which a line through the two largest fitting numbers reaches the capacity."""
     lower_number = max(
         (candidate for candidate in excess_by_value if candidate < highest_fitting), default=highest_fitting
     )
@@ -367,7 +367,7 @@ def _inference_changes(memory: Memory) -> tuple[list[dict[str, Any]], list[dict[
 
 
 def _smaller_workloads(memory: Memory, batch: int, seq: int) -> list[dict[str, Any]]:
-    """Returns the changes to fewer sequences and to shorter sequences, each with its memory."""
+    """Returns the changes to fewer sequences and to shorter sequences, each with the resulting memory."""
     workload, changes = memory.states.workload, []
     if 0 < batch < workload.batch:
         changes.append({"batch": batch})

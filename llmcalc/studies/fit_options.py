@@ -30,7 +30,7 @@ RuntimeOf = Callable[[Hardware], Runtime]
 
 @frozen
 class HardwareOption:
-    """A kind and number of accelerators for a run. layout: the layout over them; None for one. fit: the verdict."""
+    """A kind and number of accelerators for a run. layout: the parallel layout; None for one. fit: the verdict."""
 
     devices: int
     layout: Layout | None

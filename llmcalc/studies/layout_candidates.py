@@ -73,7 +73,7 @@ def sorted_by_time(candidates: list[Candidate]) -> list[Candidate]:
 
 
 def tie_flags(candidates: list[Candidate]) -> list[bool]:
-    """Returns for each sorted candidate whether its time is within `TIE` of the first candidate of the same tie."""
+    """Returns for each sorted candidate whether its time is within `TIE` of the first candidate in the tie."""
     are_ties: list[bool] = []
     first_seconds = 0.0
     for candidate in candidates:
@@ -102,7 +102,7 @@ def parse_sizes(text: str) -> dict[str, int]:
 
 
 def position_of_layout(candidates: list[Candidate], layout_sizes: Mapping[str, int]) -> int | None:
-    """Returns the position, counted from 1, of the first sorted layout with these parallel sizes; None without one."""
+    """Returns the position (from 1) of the first sorted layout with these parallel sizes; None without one."""
     for position, candidate in enumerate(candidates, start=1):
         if all(getattr(candidate.layout, name) == degree for name, degree in layout_sizes.items()):
             return position

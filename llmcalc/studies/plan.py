@@ -103,7 +103,7 @@ class LayoutEstimates:
         return self.with_recompute(RECOMPUTED)
 
     def with_recompute(self, value: str) -> LayoutEstimates:
-        """Returns the estimates with another value of `--recompute`; unchanged estimates if the value is the same."""
+        """Returns the estimates with another value of `--recompute`; the same object for an equal value."""
         if value == AS_CONFIGURED:
             return self
         if value not in self._with:
@@ -278,7 +278,7 @@ def search_budget() -> Budget:
 
 
 def early_end_error(layout_plan: LayoutPlan) -> InputError:
-    """Returns the error of a search that ended early, where none of its layouts fits: another one may."""
+    """Returns the error of a search that ended early and found no fitting layout, although one may exist."""
     plan = layout_plan.plan
     return InputError(
         f"--devices {layout_plan.devices}: nothing fits so far, and the search ended before all {plan.tried:,} layouts "
@@ -429,7 +429,7 @@ class LayoutOrder:
         return result
 
     def _replay(self, candidate: Candidate, byte_limit: int | None = None) -> Candidate | None:
-        """Returns a candidate with its replayed bytes; None, and the reason counted, where it cannot be replayed."""
+        """Returns a candidate with replayed bytes; None if it cannot be replayed, with the reason counted."""
         try:
             bytes = self.replayed(candidate.layout, candidate.micro_batches, candidate.recompute, byte_limit)
         except InputError as error:
@@ -513,7 +513,7 @@ class LayoutOrder:
         return None if skips_value else last_candidate
 
     def _with_more_recomputation(self, candidate: Candidate) -> Candidate | None:
-        """Returns the candidate with the next `--recompute` value with which the layout may fit; None without one."""
+        """Returns the candidate with the next `--recompute` value that may fit; None without such a value."""
         values = self.recomputations[self.recomputations.index(candidate.recompute) + 1 :]
         try:
             recomputed_candidate = (
@@ -526,7 +526,7 @@ class LayoutOrder:
     def _with_too_large(
         self, refused_candidates: list[Candidate], too_large: list[tuple[Layout, int]]
     ) -> list[Candidate]:
-        """Returns all candidates that do not fit; layouts that were too large for an estimate are estimated here.
+        """Returns all candidates that do not fit, including layouts that were too large to be estimated earlier.
 
         The order is that of the search; replayed candidates come later, and last those that fit with no run. Layouts
         with the smallest lower bound are estimated first; where the budget is spent, the rest is left out.

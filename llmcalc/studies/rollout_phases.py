@@ -31,7 +31,7 @@ TRAINED = ("weights", "gradients", "optimizer")
 
 
 class PhaseTerm(NamedTuple):
-    """A memory term of a phase. status: its verification status. source: the file, rule or check behind the bytes."""
+    """A memory term of a phase. status: verification status. source: the file, rule or check behind the bytes."""
 
     name: str
     bytes: int
@@ -100,7 +100,7 @@ class _Phases:
             raise InputError(f"the rollout's {record.title}: {error}") from None
 
     def phases(self) -> list[RolloutPhase]:
-        """The phases in their order."""
+        """The phases in execution order."""
         names = {
             "rollout": self._rollout_phase,
             "weight_transfer": self._weight_transfer,
@@ -152,7 +152,7 @@ class _Phases:
         return PhaseTerm("context", processes * self.context, "estimate", "the CUDA context of each process")
 
     def _engine_terms(self, *names: str) -> Iterator[PhaseTerm]:
-        """Returns the engine's memory terms: the named ones, or all; the memory budget itself is no term."""
+        """Returns the engine's memory terms, all or the named ones, without the memory budget itself."""
         assert self.engine is not None
         for term in self.engine.terms:
             if term.name != "budget" and (not names or term.name in names):
@@ -160,7 +160,7 @@ class _Phases:
                 yield PhaseTerm(f"engine_{term.name}", term.bytes, status, term.source)
 
     def _idle_engine(self) -> Iterator[PhaseTerm]:
-        """Yields the engine's terms while it is idle; in the same process, training reuses its activations' blocks."""
+        """Yields the terms of the idle engine; in the same process, training reuses the engine's activation blocks."""
         if self.engine is None:
             return
         names = ["non_torch", "cuda_graphs"]
@@ -173,7 +173,7 @@ class _Phases:
         yield from self._engine_terms()
 
     def _weight_transfer(self) -> Iterator[PhaseTerm]:
-        """Returns the phase in which the engine receives weights; an engine that sleeps in between has no cache yet."""
+        """Returns the phase in which the engine receives weights; an engine that slept has no cache yet."""
         yield from self._bytes_between_passes()
         yield from self._idle_engine()
         if self.rollout.sleeps:

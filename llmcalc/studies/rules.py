@@ -78,7 +78,7 @@ def _is_plain_transformer(spec: ModelSpec) -> bool:
 
 
 def _layer_widths(layer: Layer, width: int) -> tuple[int, int, int] | None:
-    """Returns (heads, head size, active FFN width) of a layer with only attention and an FFN; None for others."""
+    """Returns (heads, head size, active FFN width) of a layer with attention and an FFN; None for other layers."""
     mixer, network = layer.attention, layer.feed_forward
     if not layer.plain or not isinstance(mixer, TokenMixer) or not isinstance(network, Network):
         return None

@@ -198,7 +198,7 @@ class TimedRun:
 
     @property
     def bounds(self) -> dict[Bound, float]:
-        """Seconds by bound (compute, memory, …) of the nodes that it limits, which add up to the estimate."""
+        """Seconds by bound (compute, memory, …) of the nodes with that bound; the sum is the estimate."""
         return {bound: sum(node.by_bound[bound] for node in self.nodes(0)) for bound in BOUNDS}
 
     def nodes(self, depth: int = 2) -> list[Node]:
@@ -237,7 +237,7 @@ class TimedRun:
         return kernels
 
     def _parts_of_the_run(self) -> Iterator[tuple[str, Bound, float]]:
-        """Yields the parts of the run outside of the model's nodes, each with its bound."""
+        """Yields the parts of the run outside of the model's nodes, each with a bound."""
         yield "layer waits", "wait", self.parts.get("layer waits", 0.0)
         yield "pipeline bubble", "wait", self.parts.get("bubble", 0.0)
         yield "gradients and weights", "network", self.parts.get("data", 0.0)
@@ -274,7 +274,7 @@ class TimeSettings:
 
 
 class TrainingTimes:
-    """The seconds of training steps of one model in many layouts; equal parts are computed once."""
+    """The seconds of training steps of one model in many layouts, which share the computation of equal parts."""
 
     def __init__(self, memory: Memory, hardware: Hardware, settings: TimeSettings) -> None:
         self.adapters: Adapters | None = _adapters_of_run(memory)
@@ -386,7 +386,7 @@ class TrainingTimes:
         return seconds
 
     def _slower_settings(self, layout: Layout, micro_batches: int) -> Iterator[tuple[str, float]]:
-        """Yields other settings that often slow runs, with the seconds that they would take."""
+        """Yields settings that often slow down runs, with the estimated seconds."""
         plan, spec = self.plan(layout, micro_batches), self.memory.spec
         device, stack = self.device, self.stack
         older_attention = stack.model_copy(update={"attention": "fa2"})
@@ -411,7 +411,7 @@ def recomputed_share(recompute: Recompute) -> float:
 
 
 def _gradient_buffer_bytes(memory: Memory) -> float | None:
-    """Returns the bytes per element of the gradient buffers that a run states; None if it does not.
+    """Returns the bytes per element of the gradient buffers; None if the run does not state them.
 
     Raises `InputError` for a number format in which no framework sums gradients.
     """
@@ -445,7 +445,7 @@ def _refuse_wide_products(memory: Memory) -> None:
 
 
 def _training_format(memory: Memory) -> str:
-    """Returns the number format of products in training; autocast runs them in 16 bits."""
+    """Returns the number format of matrix products in training, which is 16-bit under autocast."""
     precision = memory.settings.precision or ""
     if precision in NARROW_PRODUCTS:
         return NARROW_PRODUCTS[precision]

@@ -1,4 +1,4 @@
-"""One server of a model: its layout and formats, its latencies under load, and the limits that it has to keep.
+"""One server of a model: layout, number formats, latencies under load, and latency limits.
 
 A server is one replica or several equal ones, each with an equal part of the requests.
 """
@@ -22,7 +22,7 @@ SECONDS_OF_AN_HOUR = 3600.0
 
 
 def largest_number(keeps: Callable[[int], bool], most: int) -> int:
-    """Returns the largest number from 1 to `most` that keeps a condition, which all smaller ones keep; 0 for none."""
+    """Returns the largest number from 1 to `most` that satisfies a monotonic condition; 0 for none."""
     return bisect_left(range(1, most + 1), True, key=lambda number: not keeps(number))
 
 
@@ -40,7 +40,7 @@ class Limits:
     tpot: float | None = None
 
     def violated_limits(self, load: ServedLoad) -> str:
-        """Returns why the latencies of a load exceed the limits; empty if they do not."""
+        """Returns the reason why a load's latencies exceed the limits; empty if within the limits."""
         if self.tpot is not None and load.tpot > self.tpot:
             return "TPOT above --tpot"
         if self.ttft is not None and load.ttft > self.ttft:
@@ -72,7 +72,7 @@ class LayoutSizes:
 
 @frozen
 class LoadPoint:
-    """A server at one concurrency. load: of one replica. ttft, tpot, end_to_end: seconds, with their ranges.
+    """A server at one concurrency. load: load of one replica. ttft, tpot, end_to_end: seconds with ranges.
 
     cost_per_million: money of a million output tokens; None without a price.
     """
@@ -130,7 +130,7 @@ class Server:
         return self.sizes.devices * self.replicas * (1 if self.group is None else self.group.replicas)
 
     def load(self, concurrency: float) -> ServedLoad:
-        """Returns the latencies of one replica, or of one group of them, at a concurrency."""
+        """Returns the latencies of one replica, or of one group of replicas, at a concurrency."""
         return (self.replica if self.group is None else self.group).load(concurrency)
 
     @property
@@ -166,7 +166,7 @@ class Server:
         return self.most_sequences * self.replicas
 
     def curve(self, extra_concurrency: int | None = None) -> list[LoadPoint]:
-        """Returns the server's latencies at 1, 2, 4, … concurrent requests and at the largest number that it holds.
+        """Returns the server's latencies at 1, 2, 4, … concurrent requests and at the server's maximum.
 
         extra_concurrency: a further number of concurrent requests; none by default.
         """
@@ -185,6 +185,6 @@ class Server:
         return largest_number(lambda number: not limits.violated_limits(self.load(number)), self.most_sequences)
 
     def concurrency_of(self, rate: float) -> int | None:
-        """Returns one replica's concurrency at which `rate` requests complete per second; None if it cannot."""
+        """Returns one replica's concurrency at which `rate` requests complete per second; None if impossible."""
         too_slow = largest_number(lambda number: self.load(number).requests_per_second < rate, self.most_sequences)
         return too_slow + 1 if too_slow < self.most_sequences else None

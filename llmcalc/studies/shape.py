@@ -374,7 +374,7 @@ def find_shapes(
 
 
 def _cost_matches(members: Family, shape_size: tuple[int, int], budget: Budget, tolerance: float) -> bool:
-    """Whether the cost of a shape is within `tolerance` of the budget; False if its head counts are not integers."""
+    """Whether a shape's cost is within `tolerance` of the budget; False for non-integer head counts."""
     try:
         cost = budget.cost_of(members.scaled_to(*shape_size))
     except ArithmeticError:
@@ -394,7 +394,7 @@ def _no_shapes_error(members: Family, budget: Budget, percent: float) -> str:
 
 
 def refine_step(members: Family, budget: Budget, tolerance: float, keep_heads: bool) -> Family:
-    """Reduces the step of hidden sizes until the budget allows `FEWEST_WIDTHS` of them, as far as possible.
+    """Reduces the step between hidden sizes until the budget allows `FEWEST_WIDTHS` sizes, if possible.
 
     keep_heads: whether head sizes must stay unchanged.
     """
@@ -437,7 +437,7 @@ def allowed_widths(members: Family, budget: Budget, tolerance: float) -> range:
 
 
 def nearest_depth(cost: Callable[[int], int], value: int, low: int, high: int) -> int:
-    """Finds the depth from `low` to `high` whose cost is nearest to a value; the smaller one of two equally near.
+    """Finds the depth from `low` to `high` with the cost nearest to a value; the smaller depth in a tie.
 
     cost: an exact count that grows with depth. The search interpolates linearly, since most costs are linear in depth,
     and bisects where that does not halve the bracket.
@@ -463,7 +463,7 @@ def nearest_depth(cost: Callable[[int], int], value: int, low: int, high: int) -
 def search(
     members: Family, budget: Budget, tolerance: float, most_widths: int = MOST_WIDTHS
 ) -> tuple[list[tuple[int, int]], int]:
-    """Finds for each hidden size the depth whose cost is nearest to the budget, within `tolerance` of it.
+    """Finds for each hidden size the depth with the cost nearest to the budget, within `tolerance`.
 
     It also returns the number of shapes that were counted.
     most_widths: largest number of hidden sizes; if the budget allows more, they are evenly spaced in log h.

@@ -91,7 +91,7 @@ def explain(
 
 
 def merge_sections(sections: Iterable[Section]) -> list[Section]:
-    """Returns the sections that have formulas; those of nodes with one name and equal formulas are one section."""
+    """Returns the sections with formulas; nodes with the same name and equal formulas share a section."""
     merged_sections: dict[tuple[object, ...], Section] = {}
     for section in sections:
         formula_keys = ((formula.quantity, formula.expression) for formula in section.formulas)
@@ -111,7 +111,7 @@ def check_kinds(spec: ModelSpec) -> None:
 
 
 def _nonzero_formulas(formulas: tuple[Formula, ...]) -> tuple[Formula, ...]:
-    """Returns the formulas without those that are 0; a formula of active parameters is kept even if it is 0."""
+    """Returns the non-zero formulas, and the formula of active parameters even if it is 0."""
     return tuple(formula for formula in formulas if formula.value or formula.quantity == "active")
 
 
@@ -141,7 +141,7 @@ def _section_of_node(formulas: Formulas, node: FormulaNode, quantity: QuantityOr
 
 
 def components(formulas: Formulas) -> list[tuple[int, FormulaNode]]:
-    """Returns (depth in the tree, part) of the model, its layers and its experts; a layer's norms are one part."""
+    """Returns (depth, part) of the model, layers and experts in the tree; a layer's norms are one part."""
     component_nodes: list[tuple[int, FormulaNode]] = []
 
     def add(formula_node: FormulaNode, depth: int) -> None:

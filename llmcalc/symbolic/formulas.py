@@ -105,7 +105,7 @@ DEFAULT_TRAINING = TrainingSetting()
 
 @dataclass(frozen=True, slots=True)
 class Formula:
-    """A formula with its value.
+    """A formula and the formula's value.
 
     quantity: the quantity.
     expression: the formula in symbols; its value where sympy is not installed.
@@ -157,7 +157,7 @@ class FormulaNode:
 
 
 class Formulas:
-    """The formulas of one model in one setting. Without sympy, a formula is only its value at the setting's length."""
+    """The formulas of one model in one setting; without sympy, each formula is only a number."""
 
     def __init__(self, spec: ModelSpec, setting: Setting = DEFAULT, include: frozenset[str] = frozenset()) -> None:
         self.has_symbols: bool = has_sympy()
@@ -181,7 +181,7 @@ class Formulas:
         return list(_places_in_run(self.root))
 
     def find(self, query: str) -> list[FormulaNode]:
-        """Finds the nodes whose path ends in `query`; without one, nodes whose path has its names in order.
+        """Finds the nodes with paths that end in `query`, else nodes with paths that have the query's names in order.
 
         Raises `InputError` if there are none either.
         """
@@ -395,7 +395,7 @@ class Formulas:
         return pairs
 
     def _combine_by_power(self, total: Any) -> Any:
-        """Combines terms that differ only in their layers, under the depth if they cover all layers."""
+        """Combines terms that differ only in the layer, as a multiple of the depth if the terms cover all layers."""
         import sympy
 
         for depth, depth_kinds in self.symbolic.depths.items():
@@ -411,7 +411,7 @@ class Formulas:
 def _cache_terms(
     quantity: Quantity, empty_run: RunConfig, one_token: RunConfig, element_bits: Number, factor: Any
 ) -> list[Term]:
-    """Returns the terms of cache bytes that the first token adds, or that exist before it (states, fixed caches).
+    """Returns the terms of the cache bytes of one token or, for `state`, of the bytes before any token.
 
     Assumes that no window is full yet; a recurrent state does not grow.
     """
@@ -450,7 +450,7 @@ def _expand_if_shorter(expression: Any) -> Any:
 def _build_node(
     numeric_place: Place, symbolic_node: Node, path_names: Steps, positions: Iterator[int], source: str = ""
 ) -> FormulaNode:
-    """Builds a node with its children. positions: yields each node's position in a walk of the tree."""
+    """Builds a node with children. positions: yields each node's position in a walk of the tree."""
     node, index = numeric_place.node, next(positions)
     if (node.name, len(node.children)) != (symbolic_node.name, len(symbolic_node.children)):
         raise ArithmeticError(f"{numeric_place.path}: the tree in symbols is not the tree in numbers")

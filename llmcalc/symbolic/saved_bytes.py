@@ -78,7 +78,7 @@ class Block:
 
     @property
     def location(self) -> Location:
-        """The first node that saves the block; if none does, the node that created it."""
+        """The first node that saves the block, or else the node that created the block."""
         return self.keepers[0] if self.keepers else self.creator
 
     @property

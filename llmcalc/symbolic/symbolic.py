@@ -387,7 +387,7 @@ def _with_depths(
 
 
 def _symbol_names(occurrences: list[SizeOccurrence]) -> dict[SizeOccurrence, str]:
-    """Returns the symbol of each size: the letter alone if it is unambiguous, else with subscripts."""
+    """Returns the symbol of each size: a letter, with subscripts if the letter is ambiguous."""
     names: dict[SizeOccurrence, str] = {}
     for letter in dict.fromkeys(occurrence.letter for occurrence in occurrences):
         occurrences_of_letter = [occurrence for occurrence in occurrences if occurrence.letter == letter]

@@ -72,7 +72,7 @@ class SymbolicInt(int):
 
 
 def formula_of(number: int) -> Any:
-    """Returns the formula of an integer; the integer itself if it carries none."""
+    """Returns the formula of an integer; the integer itself if it has no formula."""
     return number.formula if isinstance(number, SymbolicInt) else number
 
 

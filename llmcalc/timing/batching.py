@@ -1,4 +1,4 @@
-"""A server under load: continuous batching, in which decoding steps also process other requests' prompts.
+"""A server under load: continuous batching, where decoding steps also process chunks of prompts.
 
 `concurrency` requests are in a replica at any time; when one ends, the next takes its place. With C requests of O
 output tokens, d seconds of a step that decodes C sequences, p seconds of a request's own prompt, and e seconds by which
@@ -201,7 +201,7 @@ class Replica:
     def prompt_pass(
         self, prompt_count: float, tokens: int, cached_tokens: int, chunk: int | None = None
     ) -> InferencePass:
-        """Returns the time of prompts with so many new and cached tokens each, and of a draft model's pass over them.
+        """Returns the time of a prompt pass, with a draft model's pass; prompts have new and cached tokens.
 
         chunk: tokens of each prompt in one pass; None for all.
         """
@@ -223,7 +223,7 @@ class Replica:
 
     @property
     def most_prompts(self) -> float:
-        """The most prompts that one step processes; a long prompt takes several steps."""
+        """The maximum number of prompts per step; a long prompt takes several steps."""
         return 1.0 if self.step_tokens is None else max(1.0, self.step_tokens / self.requests.computed_tokens)
 
     @cached_property

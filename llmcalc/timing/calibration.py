@@ -130,7 +130,7 @@ class Penalty(NamedTuple):
     smooth: float = 0.0
 
     def error(self, logarithm: float) -> float:
-        """Returns what one run's error adds to the loss."""
+        """Returns a run's contribution to the loss, from the error of its estimate."""
         size = abs(logarithm)
         return size if size >= self.smooth else (size**2 / self.smooth + self.smooth) / 2
 
@@ -153,7 +153,7 @@ RANGE = (1 / 8, 8.0)
 
 
 def _factor_shares(pricer: Pricer, base_factors: Factors) -> Iterator[float]:
-    """Yields for each factor the seconds of an estimate that are proportional to it, divided by the factor."""
+    """Yields for each factor the seconds of an estimate that are proportional to the factor, per unit of the factor."""
     base = pricer(base_factors)
     slopes = []
     for name in NAMES:
@@ -166,7 +166,7 @@ def _factor_shares(pricer: Pricer, base_factors: Factors) -> Iterator[float]:
 
 
 def minimize(linear: Linear, penalty: Penalty, sweeps: int = 3) -> Factors:
-    """Returns the factors with the least loss: first one common factor, then each factor separately, several times."""
+    """Returns the factors with the least loss, by fitting a common factor, then each factor in several rounds."""
     low, high = map(math.log, RANGE)
     common_factor = _golden_section_minimum(lambda value: linear.loss([value] * len(NAMES), penalty), low, high)
     logarithms = [common_factor] * len(NAMES)
@@ -330,7 +330,7 @@ def _power(left_out_errors: Sequence[float], errors: Sequence[float]) -> float:
 
 
 def _refusal(before: Errors, after: Errors, gain: float) -> str:
-    """Returns the reason why a fit is not used; empty if it is. gain: mean error with the fit over that without it."""
+    """Returns the reason to reject a fit; empty if accepted. gain: mean error with the fit / mean error without."""
     if before.regret is not None and after.regret is not None and after.regret > before.regret:
         return "it would raise the regret of the chosen layout"
     return "no factors bring the estimates nearer to the measured runs" if gain >= 1 else ""

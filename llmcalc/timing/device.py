@@ -86,7 +86,7 @@ class Device:
         return dtype if dtype in self.peaks and dtype in self.generation.products else "bf16"
 
     def product_rate(self, dtype: str, sustained: bool = False) -> float:
-        """Returns the FLOP/s of large products. sustained: under load for hours; default false."""
+        """Returns the FLOP/s of large matrix products. sustained: under load for hours; default false."""
         name = self.format_of(dtype)
         return self.peaks[name] * self.generation.products[name] * (self.sustained_share(name) if sustained else 1.0)
 
@@ -177,7 +177,7 @@ class Device:
         return choose(ranks <= 1, 0.0, seconds)
 
     def _ring_seconds(self, seconds: Number, messages: Number, ranks: Number, domains: Number) -> Number:
-        """Returns the seconds of ring messages through several domains. seconds: of their bytes at the full rate.
+        """Returns the seconds of ring messages through several domains. seconds: time of the bytes at the full rate.
 
         Of the generation's protocols the faster one is taken.
         """
@@ -198,7 +198,7 @@ class Device:
 
 
 def device_of(hardware: Hardware, nic: float | None = None) -> Device:
-    """Returns an accelerator with its reached rates. nic: bytes/s of its network; default as in the accelerator's file.
+    """Returns an accelerator with achievable rates. nic: the network's bytes/s; default as in the accelerator's file.
 
     Raises `InputError` for an accelerator without a bandwidth or without peaks.
     """

@@ -1,4 +1,4 @@
-"""A server whose prompts and whose further tokens are computed by replicas of their own (DistServe, arXiv:2401.09670).
+"""A server with separate replicas for prompts and for decoding (DistServe, arXiv:2401.09670).
 
 No step mixes prompts and decoding sequences, so that a token takes as long as if no prompt arrived. The cache of a
 prompt goes from the replica that computed it to the one that decodes: every device sends its part over its network, as

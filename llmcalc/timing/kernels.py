@@ -1,4 +1,4 @@
-"""The parts of a rank's work: kernels with their sizes, messages, kinds of layers, and the pass that they are of.
+"""The parts of a rank's work in a pass: kernels with sizes, messages, and kinds of layers.
 
 `work.py` records them; there is no constant in them and no device.
 """
@@ -83,7 +83,7 @@ class Kernel:
 
 
 class Adapters(NamedTuple):
-    """Low-rank adapters of frozen weights. rank: their inner width. targets: names of the adapted linear layers."""
+    """Low-rank adapters of frozen weights. rank: inner width. targets: names of the adapted linear layers."""
 
     rank: int
     targets: frozenset[str]
@@ -223,7 +223,7 @@ class RankWork:
 
 
 def rank_share(amount: Number, ranks: Number) -> Number:
-    """Returns one rank's share of a number; an integer if the ranks divide it."""
+    """Returns one rank's share of a number; an integer if divisible."""
     if isinstance(amount, int) and isinstance(ranks, int) and amount % ranks == 0:
         return amount // ranks
     return amount / ranks

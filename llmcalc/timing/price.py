@@ -1,4 +1,4 @@
-"""Estimates the seconds of a rank's kernels and messages, each at its place in the model.
+"""Estimates the seconds of a rank's kernels and messages, by place in the model.
 
 A kernel takes the longer of computing and of moving its bytes, and the time until it starts. Numbers may be arrays
 with an element per layout.
@@ -121,7 +121,7 @@ class TimedPass:
     operations: list[TimedOperation]
 
     def layer_seconds(self, layer: int, backward: bool | None = None) -> Number:
-        """Returns the seconds of one layer of a kind. backward: of one direction alone; None (default) for both."""
+        """Returns the seconds of one layer of a kind. backward: direction; None (default) for both directions."""
         return sum(
             operation.times * operation.seconds
             for operation in self.operations
@@ -421,7 +421,7 @@ class TimeEstimator:
 
 
 def _copies_per_domain(domains: Number, top_k: Number) -> Number:
-    """Returns the fraction of a token's copies that are sent: one copy for all of its experts in a network domain."""
+    """Returns the fraction of a token's copies that are sent, where experts in one network domain share a copy."""
     return minimum(1.0, domains * (1 - (1 - 1 / domains) ** top_k) / top_k)
 
 

@@ -1,4 +1,4 @@
-"""The records in `presets/timing`: constants with their source, evidence and the measured rows that tested them."""
+"""The records in `presets/timing`: constants with sources, evidence and the measured rows of their tests."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ class FigureSource(Record):
 
 
 class Generation(Record):
-    """The efficiencies of a generation of accelerators; the head of the TOML file explains each field."""
+    """The efficiencies of an accelerator generation; comments at the top of the TOML file explain each field."""
 
     name: str
     like: str = ""
@@ -107,7 +107,7 @@ def generations() -> dict[str, Generation]:
 
 
 class Stack(Record):
-    """The efficiencies of a software stack that runs a model; the head of the TOML file explains each field.
+    """The efficiencies of a software stack that runs a model; comments in the TOML file explain each field.
 
     name: its name, for `--stack`.
     title: its name on screens.

@@ -1,4 +1,4 @@
-"""The time of speculative decoding: a draft proposes tokens, and the target model checks them in one pass.
+"""The time of speculative decoding: a draft model proposes tokens, and the target model verifies them in one pass.
 
 Of K drafted tokens, each accepted with the chance a where all before it are, a step gives
 
@@ -65,7 +65,7 @@ class Speculation:
         return self.tokens * (kernel_seconds(frozenset({"mtp"})) - kernel_seconds(frozenset()))
 
     def prompt_seconds(self, device: Device, stack: Stack, batch: Number, seq: int, layout: Layout) -> float:
-        """Returns the seconds in which a draft model computes its cache of prompts; 0 without a draft model."""
+        """Returns the seconds in which a draft model fills its cache with prompts; 0 without a draft model."""
         if self.draft is None:
             return 0.0
         return float(prefill(self.draft, device, stack, batch, seq, 0, None, _draft_layout(layout)).seconds)

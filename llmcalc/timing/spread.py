@@ -37,7 +37,7 @@ class Bounds(Record):
 
 
 class TestedClass(Bounds):
-    """A class of estimates with its tested errors; the file's head explains each field."""
+    """A class of estimates with tested errors; comments in the TOML file explain each field."""
 
     __test__ = False  # not a test, whatever pytest makes of its name
 

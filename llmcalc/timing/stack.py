@@ -62,7 +62,7 @@ def with_gradient_buffers(stack: Stack, buffer_bytes: float | None) -> Stack:
 
 
 def with_overlap(stack: Stack, overlap: str | None) -> Stack:
-    """Returns a software stack that hides the stated fractions of each group's messages; unchanged for None.
+    """Returns a time stack with the stated overlap of each group's messages; unchanged for None.
 
     Raises `InputError` for an unknown value.
     """

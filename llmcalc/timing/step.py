@@ -80,7 +80,7 @@ class StepPlan:
     def from_layout(
         cls, layout: Layout, micro_batch: Number, micro_batches: int, seq: int, **run_fields: Any
     ) -> StepPlan:
-        """Returns the step plan of a layout. run_fields: further fields that no layout has: format, recomputation, …"""
+        """Returns the step plan of a layout. run_fields: fields outside of the layout: format, recomputation, …"""
         names = ("tp", "pp", "dp", "cp", "ep", "etp", "vpp", "sequence_parallel", "zero", "reshard", "cp_comm")
         return cls(
             **{name: getattr(layout, name) for name in names},
@@ -178,7 +178,7 @@ class LayerCosts(NamedTuple):
 
 
 def layer_costs(timed_pass: TimedPass, stack: Stack, plan: StepPlan) -> LayerCosts:
-    """Sums the seconds of a timed micro-batch by kind of layer. plan: what is recomputed.
+    """Sums the seconds of a timed micro-batch by kind of layer. plan: the step plan with the recomputation.
 
     Raises `InputError` for a recomputed module that no layer has.
     """
@@ -219,7 +219,7 @@ def _modules_of_layers(timed_pass: TimedPass) -> Iterator[str]:
 
 
 def host_wait(timed_pass: TimedPass, stack: Stack, layer: int, backward: bool, kernels: Number) -> Number:
-    """Returns the seconds in which a device waits for the host to launch the kernels of one direction of a layer.
+    """Returns the seconds in which a device waits for kernel launches in one direction of a layer.
 
     kernels: seconds of the kernels and messages of that direction.
     """
@@ -387,7 +387,7 @@ def _group_messages(
     trained_params: Number,
     layers: Number,
 ) -> tuple[Number, Number, Number]:
-    """Returns the seconds of gathered weights and of gradients, and the number of parameters that each rank updates.
+    """Returns the seconds of weight and gradient collectives, and the number of parameters that each rank updates.
 
     ranks: of a group, which replicates the weights.
 
@@ -420,7 +420,7 @@ def _group_messages(
 
 
 class StepTimer:
-    """Steps of one model under one time stack; each combination of tp, ep, cp and micro-batch is timed once."""
+    """Steps of one model under one time stack, with one timing per combination of tp, ep, cp and micro-batch."""
 
     def __init__(self, spec: ModelSpec, device: Device, stack: Stack) -> None:
         self.spec: ModelSpec = spec
@@ -429,7 +429,7 @@ class StepTimer:
         self._timed_passes: dict[tuple[Any, ...], tuple[TimedPass, LayerCosts]] = {}
 
     def step(self, plan: StepPlan) -> Step:
-        """Returns the seconds of a step of a plan, as `training_step` does."""
+        """Returns the seconds of a step of a plan; equals `training_step`."""
         key = plan.rank_pass(self.stack), plan.dtype, plan.recompute_core, plan.recompute_nodes
         if key not in self._timed_passes:
             timed_pass = time_pass(rank_work(self.spec, key[0]), self.device, self.stack, Formats(plan.dtype))
@@ -465,7 +465,7 @@ def training_steps(spec: ModelSpec, device: Device, stack: Stack, plan: StepPlan
 
 
 def _pipeline_ranks_of_plans(plan: StepPlan, costs: LayerCosts, plan_count: int) -> PipelineRanks:
-    """Returns the ranks of many pipelines; each distinct pipeline is summed once."""
+    """Returns the ranks of many pipelines, and sums each distinct pipeline once."""
     import numpy
 
     pp, vpp = (numpy.broadcast_to(value, plan_count) for value in (plan.pp, plan.vpp))

@@ -135,7 +135,7 @@ def _tabulated_seconds(
 
 
 def _index_and_fraction(values: Sequence[int], value: float) -> tuple[int, float]:
-    """Returns the index of the next lower value, and the fraction of the way to the next; extrapolates at the ends."""
+    """Returns the index of the next lower value, and the fraction to the next higher; extrapolates at the ends."""
     if len(values) == 1:
         return 0, 0.0
     index = min(max(0, bisect_right(values, value) - 1), len(values) - 2)
@@ -161,7 +161,7 @@ class Batch:
     def serve_requests(
         self, requests: Sequence[TracedRequest], cached_share: float = 0.0, budget: StepBudget | None = None
     ) -> list[ServedRequest]:
-        """Serves requests, sorted by arrival, and returns their times in the same order.
+        """Serves requests, sorted by arrival, and returns the requests' times in the same order.
 
         cached_share: of each prompt, that an earlier request left in the cache; default none.
         budget: the steps that may be simulated; default those of a question.
@@ -239,7 +239,7 @@ class Batch:
         return math.ceil((request.output - 1) / self.steps.tokens)
 
     def _take_prompts(self, prompts: deque[list[int]], decoding: int) -> tuple[list[int], int, float]:
-        """Assigns prompt tokens to a step. Returns the prompts that it completes, its tokens, and their mean context.
+        """Assigns prompt tokens to a step. Returns the completed prompts, the step's tokens, and the mean context.
 
         decoding: sequences that decode in the step.
         """

@@ -33,12 +33,12 @@ class Traffic:
 
     @property
     def flops_per_second(self) -> float:
-        """The estimated FLOP/s."""
+        """The estimated FLOP/s of the kernel."""
         return self.flops / self.seconds
 
 
 def kernel_traffic(work: RankWork, time_estimator: TimeEstimator) -> Iterator[tuple[str, Traffic]]:
-    """Yields the kernels of an inference pass that compute products, each with its node's path.
+    """Yields the kernels of an inference pass that compute products, each with the node's path.
 
     Bytes are those that the estimate prices, without the losses of the device and of its software.
     """

@@ -152,7 +152,7 @@ class WorkRecorder(Placements):
                 yield from self._running_scopes(item)
 
     def _running_steps(self, items: Iterable[Item]) -> Iterator[Step]:
-        """Yields every step that runs, in order; records which values are identities of others."""
+        """Yields every executed step in order, and records which values are identities of others."""
         for item in self._chosen_items(items):
             if item.about.get("role") in NEVER_RUN or item.about.get("optional", "") not in ("", *self.include):
                 continue
@@ -363,7 +363,7 @@ class WorkRecorder(Placements):
         self.work.adapters[self.layer] = self.work.adapters.get(self.layer, 0) + adapter_params
 
     def _shares_input(self, x: Value) -> bool:
-        """Whether an earlier product of this layer has the same input, so that fused software computes both at once."""
+        """Whether an earlier matrix product of this layer has the same input, so that software may fuse both."""
         region = id(self._storage(x)), self.layer
         shares_input = region in self.shared_inputs and self.rank_pass.fused
         self.shared_inputs.add(region)
@@ -382,7 +382,7 @@ class WorkRecorder(Placements):
         )
 
     def _lower_per_group(self, step: Step) -> None:
-        """Adds the products of equal groups of the input's width, or of its blocks, which one kernel computes."""
+        """Adds the products of equal groups of the input's width, or of blocks, as one kernel."""
         x, y, op, ranks = step.ins[0], step.outs[0], step.op, self.rank_pass.cp
         assert op is not None
         rows, flops = self._rows_on_rank(x), rank_share(op.forward_flops(self.full_run), ranks)
@@ -453,7 +453,7 @@ class WorkRecorder(Placements):
         return run.phase == "decode" or not is_zero(run.workload.context)
 
     def _lower_scores(self, step: Step) -> None:
-        """Adds a product of queries and keys: of attention with a softmax of its own, or by which keys are selected."""
+        """Adds a product of queries and keys, for attention with a separate softmax or for the selection of keys."""
         op, ranks, run = step.op, self.rank_pass.cp, self.full_run
         assert isinstance(op, AttentionCore)
         pairs = run.batch * op.pairs(run)

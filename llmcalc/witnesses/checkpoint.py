@@ -149,7 +149,7 @@ Unmatched = list[tuple[StoredTensor, Shape]]
 
 
 def _match_equal_shapes(expected_tensors: list[Expected], remaining: Unmatched, result: TensorMatch) -> Unmatched:
-    """Matches tensors one to one by shape, then by transposed shape; similar names first."""
+    """Matches tensors one to one by shape, then by transposed shape, preferring similar names."""
     tensors_by_shape: dict[Shape, list[Expected]] = defaultdict(list)
     for expected_tensor in expected_tensors:
         tensors_by_shape[expected_tensor.shape].append(expected_tensor)
@@ -217,7 +217,7 @@ def _match_expert_stacks(unmatched_tensors: list[Expected], remaining: Unmatched
 
 
 def _match_fused(expected_tensors: list[Expected], remaining: Unmatched, result: TensorMatch) -> Unmatched:
-    """Matches two or three tensors of one parent with a fused tensor, along rows, or along columns if transposed."""
+    """Matches two or three tensors of one parent with a fused tensor, by concatenated rows or columns."""
     unmatched_tensors: Unmatched = []
     fused_by_shape: dict[int, dict[Shape, tuple[Expected, ...]]] = {}  # axes → shape → tensors that are fused to it
     for tensor, shape in remaining:
@@ -329,7 +329,7 @@ def _words_of_node(expected_tensor: Expected) -> set[str]:
 
 
 def _stack_in_name(name: str) -> str:
-    """Returns the stack that a tensor's name mentions, `encoder` or `decoder`; empty if it mentions none."""
+    """Returns the stack in a tensor's name, `encoder` or `decoder`; empty for other names."""
     stack_names = re.findall(r"(?:^|\.)(enc|dec)", name)
     return stack_names[0] if stack_names else ""
 

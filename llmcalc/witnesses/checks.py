@@ -63,7 +63,7 @@ class Check:
         return abs(self.closed_form - self.explained - self.measured) <= self.within * self.measured
 
     def explanation(self, model_sizes: Sizes = ()) -> str:
-        """Describes a difference, with the model size that equals it if there is one."""
+        """Describes a difference, with the model size that equals the difference, if any."""
         if self.measured is None:
             return "the witness has no such module"
         if self.measured == 0:
@@ -182,7 +182,7 @@ def compare_nodes(
 def check_repeats(
     node: str, quantity: str, expected_count: int, readings: Mapping[str, int | None], witness: str
 ) -> Iterator[Check]:
-    """Yields one check for all repeats of a node if their measurements agree, else one for each wrong repeat.
+    """Yields one check for all repeats of a node if the measurements agree, else one check per wrong repeat.
 
     readings: path of a repeat → its measurement.
     """

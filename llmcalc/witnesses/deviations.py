@@ -34,7 +34,7 @@ COMMON_DEVIATIONS = (
 
 
 def cost_in_class(model_type: str, quantity: str, cost: Cost, spec: ModelSpec) -> Cost:
-    """Returns an operation's cost function in the `transformers` classes of a model type, with their deviations."""
+    """Returns an operation's cost function, with the deviations of a model type's `transformers` classes."""
     replacements = [deviation.follow for deviation in _deviations_of(model_type, quantity, spec)]
 
     def changed_cost(op_use: Use) -> Any:

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
 @contextmanager
 def default_dtype(dtype: torch.dtype) -> Iterator[None]:
-    """Builds modules as `from_pretrained` does: tensors that are no parameters have the model's number format too."""
+    """Sets the default number format, as `from_pretrained` does, so that buffers also have the model's format."""
     import torch
 
     previous_dtype = torch.get_default_dtype()
@@ -54,7 +54,7 @@ def encoder_input(
 
 
 def _sum_upwards(values: Iterable[tuple[str, int]]) -> dict[str, int]:
-    """Adds to each module's value the values of its submodules. The keys are module paths, empty for the root."""
+    """Adds the values of submodules to each module's value. The keys are module paths, empty for the root."""
     totals = {"": 0}
     for path, value in values:
         totals[""] += value
@@ -65,13 +65,13 @@ def _sum_upwards(values: Iterable[tuple[str, int]]) -> dict[str, int]:
 
 
 def parameters(module: nn.Module) -> dict[str, int]:
-    """Returns the number of parameters by module path; a shared parameter counts in the first module that has it."""
+    """Returns the number of parameters by module path; a shared parameter counts in its first module."""
     named_parameters = module.named_parameters()  # yields a shared parameter once, under its first name
     return _sum_upwards((name.rpartition(".")[0], parameter.numel()) for name, parameter in named_parameters)
 
 
 def tensors(module: nn.Module, listed_modules: Sequence[str] = ()) -> dict[str, int]:
-    """Returns parameters by module path; a shared parameter counts in the first of `listed_modules` that has it."""
+    """Returns parameters by module path; a shared parameter belongs to the first of `listed_modules`."""
     rank = {path: i for i, path in reversed([*enumerate(listed_modules)])}
 
     def place(name: str) -> int:
@@ -125,7 +125,7 @@ def module_names(module: nn.Module) -> frozenset[str]:
 
 
 def tensor_names(module: nn.Module) -> frozenset[str]:
-    """Returns the paths of all parameters; a shared parameter is listed under each of its names."""
+    """Returns the paths of all parameters; a shared parameter is listed under every name."""
     return frozenset(name for name, _ in module.named_parameters(remove_duplicate=False))
 
 
@@ -196,7 +196,7 @@ class BackwardOwners:
         self._assign_owner(output, self.stack.pop())
 
     def _assign_owner(self, values: Any, path: str) -> None:
-        """Assigns the autograd nodes that computed these tensors to the module at `path`, unless they have an owner."""
+        """Assigns the autograd nodes of these tensors to the module at `path`, unless they have an owner."""
         import torch
         from torch.utils._pytree import tree_leaves
 
@@ -235,7 +235,7 @@ class BackwardOwners:
 
 
 def cache_bytes_by_path(store: dict[nn.Module, tuple[Tensor, ...]], module: nn.Module) -> dict[str, int]:
-    """Returns the bytes of the cached tensors by module path; a window is a view of a longer storage, as in classes."""
+    """Returns the bytes of the cached tensors by module path; a view of a longer storage counts as its elements."""
     names = {id(submodule): name for name, submodule in module.named_modules()}
     elements_by_id = (
         (names[id(submodule)], sum(tensor.nbytes for tensor in tensors)) for submodule, tensors in store.items()

@@ -1,4 +1,4 @@
-"""Compares the simulated memory of a run with torch's memory when it runs the reference: the bytes are equal.
+"""Compares the simulated memory of a run with torch's measured memory of the reference: equal bytes are expected.
 
 On meta and on the CPU, a dispatch mode tracks every storage that torch creates (`storages.StorageTracker`). Under it
 autograd adds no gradient in place, so the passes of a micro-batch are compared again without it, with the events of the

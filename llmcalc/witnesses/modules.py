@@ -195,7 +195,7 @@ class _Search:
     def _repeats_of_node(
         self, path: str, indices: Sequence[int], whole_path: str
     ) -> Iterator[tuple[str, tuple[str, ...]]]:
-        """Finds the modules of a node's repeats: each repeat is the member of a module list with the repeat's index."""
+        """Finds the modules of a node's repeats, by the repeat's index in a module list."""
         members = self._matching_paths(f"{whole_path}.*")
         containing_members = [member for member in members if any(path.startswith(f"{member}.") for path in self.known)]
         members = containing_members or members  # Zamba 2's lists have placeholders
@@ -234,7 +234,7 @@ class _Search:
         return []
 
     def _matching_paths(self, path: str) -> list[str]:
-        """Returns the path itself if the class has it, else all module paths that match the path's stars."""
+        """Returns the path if the class has it, else all module paths that match the path's stars."""
         if "*" not in path:
             return [path] if path in self.known else []
         pattern = re.compile(re.escape(path).replace(r"\*", r"(\d+)"))

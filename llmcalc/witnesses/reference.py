@@ -77,7 +77,7 @@ def default_seq(spec: ModelSpec) -> int:
 
 
 def longest_pass(spec: ModelSpec) -> int | None:
-    """Returns the longest prompt within the learned positions that leaves a position for decoding; None without them.
+    """Returns the longest prompt within the learned positions, less one for decoding; None without learned positions.
 
     Raises `InputError` if none fit.
     """

@@ -54,7 +54,7 @@ def _compare_model(
 
 
 def _with_memory(verdict: Verdict, spec: ModelSpec, device: Device, batch: int, seq: int | None) -> Verdict:
-    """Adds checks of memory to a verdict, with the same tokens; on a GPU with enough tokens to keep it busy."""
+    """Adds memory checks to a verdict, with the same tokens or, on a GPU, with more tokens."""
     from .memory import compare_memory, default_runs
 
     start = time.perf_counter()

@@ -21,7 +21,7 @@ from torch.utils._pytree import tree_leaves
 
 
 class StorageTracker(TorchDispatchMode):
-    """Tracks the bytes of a device's storages that are created under this mode, and their peak.
+    """Tracks the bytes and the peak of a device's storages that are created under this mode.
 
     known_tensors: tensors whose storages do not count.
     log: whether every allocation is logged; default False.

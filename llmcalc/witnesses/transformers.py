@@ -259,7 +259,7 @@ def find_modules(spec: ModelSpec, config: Mapping[str, Any], model: Any) -> Modu
 
 
 def _token_ids(model: nn.Module, batch: int, seq: int) -> Any:
-    """Returns token ids on the model's device; on a CPU real values, with the end-of-sequence token only at the end."""
+    """Returns token ids on the model's device, on a CPU with the end-of-sequence token only at the end."""
     import torch
 
     device = next(model.parameters()).device
@@ -312,13 +312,13 @@ def _cache_of_no_tokens(spec: ModelSpec, model: nn.Module, batch: int) -> Any:
 
 
 def denoises_after_prompt(model: nn.Module) -> bool:
-    """Whether a class reads a prompt and then denoises further tokens; its pass is run after an empty prompt."""
+    """Whether a class reads a prompt and then denoises tokens; the pass then runs after an empty prompt."""
     is_encoder_decoder: bool = model.config.is_encoder_decoder  # type: ignore[union-attr, assignment]
     return "decoder_input_ids" in signature(model.forward).parameters and not is_encoder_decoder
 
 
 def more_inputs(model: nn.Module, batch: int, seq: int) -> dict[str, Any]:
-    """Returns zeros for the arguments that a class requires in addition to token ids, such as features of no image."""
+    """Returns zeros for the class's required arguments other than token ids, such as features of no image."""
     import torch
 
     config: Any = model.config
@@ -396,7 +396,7 @@ def cache_argument(model: nn.Module) -> str:
 
 
 def _caches_of(outputs: Any) -> Iterator[Any]:
-    """Yields the caches in a module's output, under the names that classes use for them."""
+    """Yields the caches in a module's output, under the classes' usual names."""
     cache_attributes = (getattr(outputs, name, None) for name in CACHE_NAMES)
     return (cache for cache in cache_attributes if cache is not None)
 

@@ -157,7 +157,7 @@ def fuse_norms(module: nn.Module) -> None:
 
 
 def _layer_norm(norm_module: Any, x: Any) -> Any:
-    """Runs torch's layer norm kernel with float32 statistics, as on GPUs; a CPU's kernel has bfloat16 statistics."""
+    """Runs torch's layer norm with float32 statistics as on GPUs; the CPU kernel has bfloat16 statistics."""
     return F.layer_norm(x, x.shape[-1:], norm_module.factor(), norm_module.bias, norm_module.eps)
 
 
@@ -346,7 +346,7 @@ assert set(SAVED_OPERATIONS) >= PRODUCTS
 
 
 def selective_checkpoint(saved_operations: frozenset[str], alternate_operations: frozenset[str]) -> Callable[[], Any]:
-    """Returns checkpoint contexts that save selected operations' results, half of those of `alternate_operations`."""
+    """Returns checkpoint contexts that save selected operations' results, every second for `alternate_operations`."""
     operations, alternating_operations = (
         {SAVED_OPERATIONS[name] for name in names} for names in (saved_operations, alternate_operations)
     )
@@ -407,7 +407,7 @@ def _checkpoint_with_router_state(
 
 
 def _path_in_layer(name: str) -> str:
-    """Returns the path of a module below its layer; empty outside of layers."""
+    """Returns the path of a module relative to its layer; empty outside of layers."""
     _, separator, path_after_layers = f".{name}".rpartition(".layers.")
     return path_after_layers.partition(".")[2] if separator else ""
 
@@ -451,7 +451,7 @@ class Lora(nn.Module):
 
 
 def with_adapters(module: nn.Module, adapters: Adapters, device: str = "cpu") -> None:
-    """Freezes all parameters and adds an adapter to each target; layers with a shared weight share the adapter."""
+    """Freezes all parameters and adds an adapter to each target layer; layers with tied weights share an adapter."""
     lora_by_weight: dict[int, Lora] = {}
     for parameter in module.parameters():
         parameter.requires_grad_(False)

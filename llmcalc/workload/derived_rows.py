@@ -59,7 +59,7 @@ class Table(Rows):
 
 @frozen(slots=True)
 class Multiple(Rows):
-    """Rows that are `by` times as many as the rows `of`, and `more` rows, such as samples before a strided convolution.
+    """`by` times as many rows as `of`, plus `more` rows, such as samples before a strided convolution.
 
     There are none if `of` has none.
     """
@@ -91,7 +91,7 @@ class Joined(Rows):
 
 @frozen(slots=True)
 class Padded(Rows):
-    """The rows of `of`, padded to whole blocks of `block` rows, and `more` rows of padding; none if `of` has none."""
+    """The rows of `of`, padded to whole blocks of `block` rows, plus `more` padding rows; none if `of` is empty."""
 
     name: str = "padded"
     of: Rows = SOURCE
@@ -105,7 +105,7 @@ class Padded(Rows):
 
 @frozen(slots=True)
 class FromZeros(Rows):
-    """The states of a recurrence, one before each row (token) of `of`; the first state is zeros."""
+    """The recurrent states before each row (token) of `of`; the first state is zeros."""
 
     name: str = "from_zeros"
     of: Rows = TOKENS
@@ -130,7 +130,7 @@ class OfThisPass(Rows):
 
 @frozen(slots=True)
 class Blocks(Rows):
-    """One row for each complete block of `block` rows; a block exists when its last row exists."""
+    """One row for each complete block of `block` rows."""
 
     name: str = "blocks"
     of: Rows = TOKENS
@@ -145,7 +145,7 @@ class Blocks(Rows):
 
 @frozen(slots=True)
 class WithSums(Rows):
-    """The rows of `of`, plus one row for each complete block of `block` of them."""
+    """The rows of `of`, plus one summary row for each complete block of `block` rows."""
 
     name: str = "with_sums"
     of: Rows = TOKENS
@@ -240,7 +240,7 @@ class QueryKeyPairs(Rows):
 
 @frozen(slots=True)
 class Halved(Rows):
-    """The averages of pairs of the rows `of` (Funnel Transformer); as few rows as one pair are not averaged.
+    """The averages of pairs of the rows of `of` (Funnel Transformer); a single pair is not averaged.
 
     separate_cls: whether the first row is paired with a copy of itself.
     truncate_seq: whether the last row is left out then.

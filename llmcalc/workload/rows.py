@@ -1,4 +1,4 @@
-"""Rows, the vectors (such as tokens) that a step processes: the rules for their number.
+"""Rows: the vectors (such as tokens) that a step processes, and the rules for their number.
 
 A program only names its rows; their number is computed from a workload when the program is counted.
 """
@@ -12,7 +12,7 @@ from .workload import Workload
 
 @frozen(slots=True)
 class Rows:
-    """The vectors, such as tokens, that a step processes, with the rule for their number per sequence.
+    """The vectors, such as tokens, that a step processes, with the rule for the number per sequence.
 
     name: what they represent.
     batched: whether each sequence has its own rows; otherwise all sequences share them. True by default.

@@ -279,7 +279,7 @@ def longest_context(server: OllamaServer) -> int | None:
 
 
 def layouts(server: OllamaServer, most_devices: int) -> Iterator[tuple[dict[str, Any], EngineMemory]]:
-    """Yields (options, Ollama's memory) for 1 GPU, 2 GPUs, …; `starts` is true if the whole model is on GPUs."""
+    """Yields (options, Ollama's memory) for 1 GPU, 2 GPUs, …; `starts` is true if the whole model fits the GPUs."""
     numbers = [0] if "CUDA_VISIBLE_DEVICES" in server.flags else [1, 2, 4, 8]
     for number in numbers:
         if number > most_devices:

@@ -121,7 +121,7 @@ MOST_FLAGS = 300
 
 
 def flags_of(program: ServerProgram, engine_record: Engine) -> tuple[Flag, ...]:
-    """Returns the flags of a server program: its own flags, then those of the engine."""
+    """Returns the flags of a server program: the program's additional flags, then the engine's flags."""
     return (
         Flag((*program.model_flags, f"--{MODEL_FLAG}")),
         Flag((f"--{CONFIG_FLAG}", *program.config_flags)),

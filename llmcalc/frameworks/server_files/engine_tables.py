@@ -40,7 +40,7 @@ def table_of_engine(table: Mapping[str, Any]) -> Container | None:
 
 
 def tables_of_engines(table: Mapping[str, Any]) -> Iterator[Container]:
-    """Yields the servers of a table with several servers, and their locations in the file; none for other tables."""
+    """Yields the servers of a table, with each server's location in the file; nothing for tables without servers."""
     model = table.get("model")
     if isinstance(model, Mapping) and isinstance(model.get("model_id"), str) and "base_args" in model:
         yield from _recipe_servers(table, model)

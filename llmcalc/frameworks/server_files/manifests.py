@@ -450,7 +450,7 @@ def _accelerator_limit(tables: Sequence[Mapping[str, Any]], name_in_errors: str)
 
 
 def _hub_model(tables: Sequence[Mapping[str, Any]]) -> str:
-    """Returns the Hugging Face name of the model whose address is in a table; empty without one."""
+    """Returns the Hugging Face name of the model in a table, from its address; empty without an address."""
     for table in reversed(tables):
         for owner in (
             table,

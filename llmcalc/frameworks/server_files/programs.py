@@ -168,7 +168,7 @@ def program_named(engine: str) -> ServerProgram | None:
 
 
 def start_of(command_words: Sequence[str], image: str = "") -> ServerStart | None:
-    """Returns the start of a server in a command, for a shell or a container; None if the command starts no server.
+    """Returns the server start in a command of a shell or a container; None if the command starts no server.
 
     image: the image of the container; empty for a shell.
     """
@@ -254,7 +254,7 @@ def _start_at_word(command_words: Sequence[str], i: int, image: str = "") -> Ser
 
 
 def _start_of_module(module: str, arguments: tuple[str, ...]) -> ServerStart | None:
-    """Returns the start of a server that a Python module runs; None for other modules."""
+    """Returns the server start of a Python module; None for modules that start no server."""
     program = next((program for program in PROGRAMS if module in program.modules), None)
     if program is None:
         return None

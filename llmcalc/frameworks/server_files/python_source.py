@@ -101,7 +101,7 @@ class _Evaluator:
     def _servers_in_statements(
         self, statements: list[ast.stmt], container: Container, server_finder: ServerFinder, depth: int = 0
     ) -> Iterator[StartedServer]:
-        """Yields the servers that statements start; assignments are evaluated in their order."""
+        """Yields the servers that statements start, and evaluates assignments in order."""
         commands: dict[str, int] = {}
         for statement in statements if depth < DEEPEST else ():
             variable = _assigned_name(statement)

@@ -1,4 +1,4 @@
-"""Reads server launch files of any kind; their contents tell the kind."""
+"""Reads server launch files, and recognizes the kind of a file by its contents."""
 
 from __future__ import annotations
 
@@ -172,7 +172,7 @@ def _yaml_documents(text: str, name_in_errors: str) -> list[str]:
 
 
 def _read_env_file(folder: Path | None) -> dict[str, str]:
-    """Returns the variables in the file `.env` beside a compose file; none without such a file."""
+    """Returns the variables in the file `.env` beside a compose file; none without the file `.env`."""
     path = None if folder is None else folder / ".env"
     if path is None or not path.is_file():
         return {}

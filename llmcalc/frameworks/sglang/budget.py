@@ -104,7 +104,7 @@ class Server(EngineServer):
 
     @property
     def cached_element_bytes(self) -> int:
-        """The bytes of one element of the KV cache; latents that an indexer selects have 8 bits on Blackwell by default
+        """The bytes per element of the KV cache; latents of an indexer have 8 bits on Blackwell by default
         (python/sglang/srt/server_args.py).
         """
         is_blackwell = float(self.hardware.compute_capability or 0) >= BLACKWELL_CAPABILITY
@@ -132,7 +132,7 @@ class Server(EngineServer):
 
     @property
     def divides_attention(self) -> bool:
-        """Whether attention alone is data-parallel; SGLang ignores the flag if there is one replica."""
+        """Whether only attention is data-parallel; SGLang ignores the flag for a single replica."""
         return bool(self.flags.get("enable_dp_attention")) and self.dp > 1
 
     @property
@@ -168,13 +168,13 @@ class Server(EngineServer):
 
     @property
     def has_encoder(self) -> bool:
-        """Whether the model runs with an encoder, also with one that is not counted."""
+        """Whether the model runs with an encoder, even an encoder that llmcalc does not count."""
         has_config = isinstance(self._vision_config, Mapping) and not self.flags.get("language_model_only")
         return self.loads_towers or has_config
 
     @property
     def _vision_config(self) -> Any:
-        """The config of the image encoder, also of one that is not counted; None without an encoder."""
+        """The config of the image encoder, even of an uncounted one; None without an encoder."""
         return (self.preset.config or {}).get("vision_config")
 
     @property
@@ -407,7 +407,7 @@ class Server(EngineServer):
         return RankLoad(None if requests is None else max(1, requests // replicas), replicas, self.drafts.tokens)
 
     def state_pool_in(self, rank: EngineRank, available: int) -> StatePool | None:
-        """Returns the pool of recurrent states of a rank; None for a model without them.
+        """Returns a rank's pool of recurrent states; None for a model without recurrent states.
 
         available: bytes for states and KV cache together. Raises `InputError` for versions without such pools.
         """
@@ -536,7 +536,7 @@ def _states_note(pool: StatePool | None, concurrency: float) -> str:
 
 
 def _cache_note(tokens: int, length: int, stops: bool) -> str:
-    """Returns a note if the KV cache holds less than one request; otherwise an empty text."""
+    """Returns a note if the KV cache is too small for one request; otherwise an empty text."""
     if stops or tokens >= length:
         return ""
     return (

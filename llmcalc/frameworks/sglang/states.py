@@ -1,4 +1,4 @@
-"""The pool of recurrent states in SGLang, and what it leaves for keys and values (`handle_max_mamba_cache`).
+"""The pool of recurrent states in SGLang, and the memory left for keys and values (`handle_max_mamba_cache`).
 
 A slot holds the states of all layers. A running request takes several of them, as prefixes are cached with their
 states, and each drafted token of a request has a copy of the states beside the slots.

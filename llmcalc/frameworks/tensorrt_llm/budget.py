@@ -177,7 +177,7 @@ class Server(EngineServer):
 
 
 class Stage(NamedTuple):
-    """The memory of a rank of one pipeline stage: its named parts in bytes, and its KV cache blocks."""
+    """The memory of a rank of one pipeline stage: named parts in bytes, and KV cache blocks."""
 
     terms: tuple[Term, ...]
     blocks: int

@@ -39,7 +39,7 @@ def layouts(server: Server, most_devices: int) -> Iterator[tuple[dict[str, Any],
 
 
 def layout_flags(tp: int, pp: int, dp: int, ep: int) -> dict[str, Any] | None:
-    """Returns TensorRT-LLM's flags of a layout; None for a layout that it does not support.
+    """Returns TensorRT-LLM's flags for a layout; None for an unsupported layout.
 
     Ranks with attention of their own are all ranks of a stage.
     """

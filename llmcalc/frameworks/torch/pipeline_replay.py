@@ -55,7 +55,7 @@ class RecordedRank:
         return self.prefix_caches.setdefault(expandable, PrefixCache(expandable))
 
     def layer_offsets(self, chunks: Sequence[Chunk]) -> list[int]:
-        """Returns, per chunk of a rank, how many layers later it begins than the recorded one."""
+        """Returns for each chunk of a rank how many layers it starts after the recorded chunk."""
         pairs = zip(chunks, self.layers_before, strict=True)
         return [model_chunk.lowering.first_layer_index - layers_before for model_chunk, layers_before in pairs]
 
@@ -65,7 +65,7 @@ RecordedRanks: TypeAlias = dict[tuple[object, ...], RecordedRank]
 
 
 def micro_batches_on_allocator(layout: Layout, chunks: Sequence[Chunk], micro_batches: int) -> int:
-    """Returns how many micro-batches of a schedule are replayed on the allocator; the tensors of all are counted.
+    """Returns the number of micro-batches to replay on the allocator; the tensors of all micro-batches count.
 
     They are enough for the most that are in flight, twice, and those of interleaved stages keep the size of a group.
     """
@@ -157,7 +157,7 @@ def record_rank(setup: RankSetup) -> RecordedRank:
 def _record_steps(
     rank_run: RankRun, recorder: Recorder, traces: dict[PassCase, PassTrace], group_size: int
 ) -> list[ParameterSet | None] | None:
-    """Runs steps, and adds their passes to the traces. Returns the parameters of each chunk; None if passes differ.
+    """Runs steps and adds the passes to the traces. Returns each chunk's parameters; None if passes differ.
 
     group_size: micro-batches of a group in `run_in_groups`.
     """

@@ -174,7 +174,7 @@ def _named_calls(syntax_tree: ast.Module) -> Iterator[tuple[str, ast.Call]]:
 
 
 def _call_arguments(calls: list[tuple[str, ast.Call]], names: Mapping[str, Any], matches: Any) -> dict[str, Any] | None:
-    """Returns the evaluated arguments of the first call whose name matches; None without such a call."""
+    """Returns the evaluated arguments of the first call with a matching name; None without such a call."""
     call = next((call for name, call in calls if matches(name)), None)
     if call is None:
         return None

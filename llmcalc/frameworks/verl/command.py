@@ -114,7 +114,7 @@ def _training_devices(reader: LaunchReader, config: Table) -> int:
 
 
 def _micro_batch_shape(reader: LaunchReader, config: Table, sequence_ranks: int) -> tuple[int, int]:
-    """Returns the sequences of a micro-batch, and the largest number of tokens per sequence on all of its ranks."""
+    """Returns a micro-batch's number of sequences, and the largest number of tokens per sequence on all ranks."""
     prompt_tokens = reader.size(config, "data.max_prompt_length", 512)
     response_tokens = reader.size(config, "data.max_response_length", 512)
     if reader.flag(config, f"{ACTOR}.use_dynamic_bsz"):

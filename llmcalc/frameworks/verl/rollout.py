@@ -129,7 +129,7 @@ def _log_probability_batch(reader: LaunchReader, config: Table, sequences: int, 
 
 
 def _reference_model(reader: LaunchReader, config: Table, layout: Layout, megatron: bool) -> Model:
-    """Returns the reference model; none without a KL term, or if the adapters' frozen weights are the reference."""
+    """Returns the reference model; none without a KL term, or if the frozen weights serve as the reference."""
     has_kl_term = reader.flag(config, f"{ACTOR}.use_kl_loss") or reader.flag(config, "algorithm.use_kl_in_reward")
     has_adapters = any(config.get(f"{MODEL}.{key}") not in (None, 0) for key in ("lora_rank", "lora.rank"))
     if not has_kl_term or has_adapters:

@@ -28,7 +28,7 @@ ADAPTS_EXPERTS_FROM = (0, 19)
 
 
 def adapter_slots(flags: Mapping[str, Any]) -> tuple[int, int]:
-    """Returns the number of adapter slots and their LoRA rank. Raises `InputError` for a rank that vLLM refuses."""
+    """Returns the number of adapter slots and the LoRA rank. Raises `InputError` for a rank that vLLM refuses."""
     number, rank = int(flags.get("max_loras", 1)), int(flags.get("max_lora_rank", DEFAULT_LORA_RANK))
     if rank not in LORA_RANKS:
         raise InputError(f"--max-lora-rank {rank}: expected one of {', '.join(map(str, LORA_RANKS))}")

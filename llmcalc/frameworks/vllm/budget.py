@@ -271,7 +271,7 @@ class Server(EngineServer):
         return self.record.state_rules(self.version_of_rules)
 
     def needs_blocks_of_sequences(self, pool: BlockPool) -> bool:
-        """Whether each sequence must have a cache block: with recurrent states, if CUDA graphs decode whole batches."""
+        """Whether each sequence needs a cache block: for recurrent states, if CUDA graphs decode whole batches."""
         decodes_in_graphs = self.captured_graphs > 0 and self.graph_mode != "PIECEWISE"
         return pool.has_states and self.state_rules.needs_blocks_of_sequences and decodes_in_graphs
 
@@ -591,7 +591,7 @@ class Server(EngineServer):
 
 
 class Stage(NamedTuple):
-    """The memory of a rank of one pipeline stage: its named parts, its KV cache blocks, and its CUDA graphs."""
+    """The memory of a rank of one pipeline stage: named parts, KV cache blocks and CUDA graphs."""
 
     terms: tuple[Term, ...]
     pool: BlockPool
@@ -628,7 +628,7 @@ def memory(server: Server) -> EngineMemory:
 
 
 def _startup_error(server: Server, stage: Stage, concurrency: float) -> str:
-    """Returns vLLM's error message if it does not start; empty if it starts."""
+    """Returns the error message with which vLLM fails to start; empty if vLLM starts."""
     messages, rules, length = server.record.messages, server.rules, server.longest_request
     budget, batch, block = stage.terms[0].bytes, server.max_num_batched_tokens, stage.pool.block_size
     if server.state_rules.needs_batch_of_a_block and stage.pool.aligns_states and block > batch:
@@ -670,6 +670,6 @@ def _server_notes(server: Server) -> list[str]:
 
 
 def longest_request(server: Server) -> int:
-    """Returns the largest `--max-model-len` with which the cache holds one request; 0 if there is none."""
+    """Returns the largest `--max-model-len` for which the cache holds one request; 0 if there is none."""
     stage = server.fullest_stage
     return stage.pool.longest_request(stage.blocks, server.tokens_in_flight, server.longest_request)

@@ -130,7 +130,7 @@ def _least_padding(counts: list[int], least: int) -> int:
 
 
 def _block_bytes(slots: list[dict[int, int]], sizes: list[int], layout: PageLayout) -> int:
-    """Returns the bytes of a block. slots: for each group, bytes of a page → number of its pages in a block."""
+    """Returns the bytes of a block. slots: for each group, the bytes of a page → the number of pages in a block."""
     if layout == "tuples":
         return sum(sizes) * max(max(pages.values()) for pages in slots)
     if layout == "page sizes":

@@ -101,7 +101,7 @@ def image_tower(spec: ModelSpec) -> VisionTower | None:
 
 
 def patch_of_long_videos(spec: ModelSpec) -> int:
-    """Returns the patch size of an encoder that encodes two video frames as one image; otherwise 0."""
+    """Returns the patch size of an encoder that merges two video frames; otherwise 0."""
     tower = image_tower(spec)
     if tower is None or not isinstance(tower.image, SmartResize):
         return 0

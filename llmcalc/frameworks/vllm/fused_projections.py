@@ -12,7 +12,7 @@ from ..engines.rank import EngineRank, architectures, mixers
 
 
 def unused_projection_bytes(rank: EngineRank, classes: tuple[str, ...]) -> int:
-    """Returns the bytes of a rank's unused projections, in the number format of its other projections of attention.
+    """Returns the bytes of a rank's unused projections, in the number format of the other attention projections.
 
     classes: names of the model classes that have them.
     """

@@ -24,7 +24,7 @@ PADDING_RATIO = 1.5
 
 @frozen
 class LayerGroup:
-    """Layers with one cache type. groups: number of KV cache groups. window: tokens per layer; None for all tokens.
+    """Layers with one cache type. groups: number of KV cache groups. window: tokens per layer, or None for all.
 
     states: how their recurrent states are kept; None for keys and values. block: tokens of the group's blocks; None for
     those of the pool.
@@ -36,7 +36,7 @@ class LayerGroup:
     block: int | None = None
 
     def blocks(self, length: int, block: int, chunk: int) -> int:
-        """Returns the blocks of a request of `length` tokens. chunk: tokens in flight, which windows hold too."""
+        """Returns the blocks of a request of `length` tokens. chunk: tokens in flight, which windows also hold."""
         block = self.block or block
         if self.states is not None:
             return self.groups * self.states.blocks_of_request(length, block)

@@ -84,7 +84,7 @@ def state_blocks(
 def _factors_of_formats(
     rank: EngineRank, rules: StateRules, flags: Mapping[str, Any], element_bytes: int
 ) -> Mapping[str, Fraction]:
-    """Returns the bytes of the states' elements as multiples of those in the classes of transformers.
+    """Returns the ratios of vLLM's bytes per state element to those of the classes in transformers.
 
     By default the last inputs of a convolution and the states of Mamba and of Gated DeltaNets have the model's number
     format, unless the config states another for the states; those of Kimi Delta Attention are float32
@@ -104,7 +104,7 @@ def _factors_of_formats(
 
 
 def _bytes_of_format(flags: Mapping[str, Any], field: str) -> int | None:
-    """Returns the bytes of an element in the number format that a flag chooses; None without one, and for `auto`."""
+    """Returns the bytes per element of the number format in a flag; None without the flag, and for `auto`."""
     word = str(flags.get(field, "auto"))
     return None if word in AUTO_WORDS else DTYPE_BITS[word] // 8
 
@@ -166,7 +166,7 @@ def _state_storage_mode(rules: StateRules, has_mamba: bool, state_mode: str, dra
 
 
 def stored_states(rank: EngineRank, states: StateBlocks) -> list[StateCache]:
-    """Returns the recurrent states as vLLM stores them: a convolution's last k − 1 inputs, and those of drafts.
+    """Returns the recurrent states in vLLM: a convolution's last k − 1 inputs and the recurrence, also for drafts.
 
     Source: vllm/model_executor/layers/mamba/mamba_utils.py, `MambaStateShapeCalculator`.
     """

@@ -1,4 +1,4 @@
-"""Speculative decoding in vLLM (vllm/config/speculative.py): the drafted tokens, and the model that drafts them.
+"""Speculative decoding in vLLM (vllm/config/speculative.py): the draft model and the number of drafted tokens.
 
 Modules of multi-token prediction add their weights and one layer of cache each; a draft model adds its own, and one
 that reads hidden states shares the target's embedding or head (v1/spec_decode/eagle.py). Tokens that are found in the

@@ -78,7 +78,7 @@ PageLayout: TypeAlias = Literal["tuples", "page sizes", "groups"]
 
 
 class CompressedPages(VersionRange):
-    """Where a block has the pages of compressed attention in a range of versions; the TOML file explains the fields."""
+    """Rules for the pages of compressed attention in a block, by vLLM version; the TOML file explains the fields."""
 
     layout: PageLayout
 
@@ -109,7 +109,7 @@ class PaddedExperts(VersionRange):
     swizzle: int = 0
 
     def bytes_of(self, hidden: int, intermediate: int) -> int:
-        """Returns the bytes of one padded expert: matrices of both projections, a scale per 32 elements, and biases."""
+        """Returns the bytes of one padded expert: the projections' matrices, scales per 32 elements, and biases."""
         hidden_size, intermediate_size = _round_up(hidden, self.hidden), _round_up(intermediate, self.intermediate)
         rows, bias = (256, 4) if self.swizzle else (1, 2)
 
@@ -182,7 +182,7 @@ class VLLMRecord(EngineRecord[Rules]):
         )
 
     def frames_of_videos(self, version: Numbers, patch_size: int) -> int:
-        """Returns the frames of the longest video, if its tokens are not limited like an image's; otherwise 0."""
+        """Returns the frames of the longest video if its tokens are unlimited; otherwise 0."""
         rows = ranges_at(self.video_frames, version)
         return max((row.frames for row in rows if row.patch_size == patch_size), default=0)
 

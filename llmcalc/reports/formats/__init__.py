@@ -1,4 +1,4 @@
-"""The formats in which an answer is written: one writer per name, whose file is imported when it writes.
+"""The formats of a written answer, with one writer per name, which is imported on use.
 
 A writer may be changed without reading the reports: it is given a `Report` and computes nothing.
 """

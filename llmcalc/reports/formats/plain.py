@@ -126,7 +126,7 @@ def leaves_of(rows: Sequence[Row]) -> list[Row]:
 
 
 def _without_parts(cell: Any, part_cells: Sequence[Any]) -> Any:
-    """Returns a cell's number minus the sum of its parts; other values stay unchanged."""
+    """Returns a cell's number minus the sum of the cell's parts; other values stay unchanged."""
     numbers = [_raw_value(part_cell) for part_cell in part_cells]
     value = _raw_value(cell)
     if not isinstance(value, int | float) or isinstance(value, bool):
@@ -135,7 +135,7 @@ def _without_parts(cell: Any, part_cells: Sequence[Any]) -> Any:
 
 
 def _rows_with_parents(table: Table) -> Iterator[list[Any]]:
-    """Yields the rows; a nested row's first cell begins with the names of its parents: `layers / mlp`."""
+    """Yields the rows; a nested row's first cell begins with the parents' names: `layers / mlp`."""
     parent_names: list[str] = []
     for row in table.rows:
         first_cell, *other_cells = (_csv_value(value) for value in row.cells)

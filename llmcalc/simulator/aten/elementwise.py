@@ -43,7 +43,7 @@ class Elementwise(Views):
         return record(self.graph, "add", (x,), self.like(x), lambda g, _: (g,))
 
     def scale_in_place(self, x: Tensor) -> Tensor:
-        """Multiplies x by a number, or divides it by one, in place."""
+        """Multiplies or divides x in place by a number."""
         view = Tensor(x.shape, x.dtype, x.storage, x.strides)
         return record(self.graph, "div_", (x,), view, lambda g, _: (self.like(g),))
 
@@ -180,7 +180,7 @@ class Elementwise(Views):
         )
 
     def compare(self, *xs: Tensor) -> Tensor:
-        """Compares tensors elementwise, or combines them logically; no gradient flows."""
+        """Compares tensors elementwise, or combines them logically, without a gradient."""
         return self.like(*xs, dtype=BOOL)
 
     def where(self, condition: Tensor, a: Tensor, b: Tensor) -> Tensor:
@@ -207,7 +207,7 @@ class Elementwise(Views):
         return self.like(output_gradient, condition, zero, dtype=output_gradient.dtype)
 
     def dropout(self, x: Tensor) -> Tensor:
-        """Runs training dropout in one kernel, which saves a mask of one byte per element and allocates it first."""
+        """Runs training dropout in one kernel, which first allocates a saved mask of one byte per element."""
         mask, output = self.like(x, dtype=BOOL), self.like(x)
         return record(self.graph, "dropout", (x,), output, lambda g, _, mask: (self.like(g),), mask)
 
@@ -248,7 +248,7 @@ class Elementwise(Views):
         return record(autograd_graph, "softmax", (x,), output, backward, output)
 
     def logsumexp(self, x: Tensor) -> Tensor:
-        """Computes log Σ exp x over the last axis; on a GPU the exponentials are a tensor beside it (ReduceOps.cpp)."""
+        """Computes log Σ exp x over the last axis; on a GPU the exponentials are a temporary tensor (ReduceOps.cpp)."""
         shape, dtype = x.shape, x.dtype
         exponentials = self.graph.new_tensor(shape, dtype) if self.graph.multiprocessors else None
         output = self.graph.new_tensor(shape[:-1], dtype)

@@ -1,4 +1,4 @@
-"""Matrix products, linear layers and convolutions, with the copies of their inputs under autocast."""
+"""Matrix products, linear layers and convolutions, with the copies that autocast makes of the inputs."""
 
 from __future__ import annotations
 
@@ -66,7 +66,7 @@ class Products(Elementwise):
         return record(self.graph, operation_name, (bias, a, b), result, backward, *saves)
 
     def _new_gradients(self, gradient: Tensor, layouts: Iterable[Layout], needs: Iterable[bool]) -> list[Gradient]:
-        """Allocates gradients in the number format of another one, in order; None for those that are not needed."""
+        """Allocates gradients in another number format, in order; None for gradients that are not needed."""
         return [
             self.graph.new_tensor(shape, gradient.dtype, strides) if needs_gradient else None
             for (shape, strides), needs_gradient in zip(layouts, needs, strict=True)

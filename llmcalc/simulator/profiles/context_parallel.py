@@ -1,4 +1,4 @@
-"""torch's context parallelism (ring attention): each rank's queries attend to the keys and values of all ranks.
+"""torch's context parallelism (ring attention): each rank's queries attend to all ranks' keys and values.
 
 A rank has two parts of every sequence, one from its beginning and one from its end, so that all ranks have as much to
 do under a causal mask. In each round a rank attends to the keys and values of another one, and merges what it finds in
@@ -89,12 +89,12 @@ def part_of_sequence(layout: Layout, seq: int) -> int:
 
 
 class RingAttention(Eager):
-    """Runs attention in a context-parallel ring. ring: its ranks; None (default) for one device."""
+    """Runs ring attention over context-parallel ranks. ring: the ranks; None (default) for one device."""
 
     ring: Ring | None = None
 
     def do_repeat(self, operation: Step) -> None:
-        """Repeats key heads for all of their query heads, as torchtitan does (`repeat_kv`)."""
+        """Repeats key heads for the query heads, as torchtitan's `repeat_kv` does."""
         if self.ring is None:
             super().do_repeat(operation)
         elif operation.options["tiled"]:
@@ -185,7 +185,7 @@ class Merger:
         self.lse: Tensor | None = None
 
     def step(self, output: Tensor, lse: Tensor, is_partial: bool) -> None:
-        """Merges the output of one round. is_partial: whether it covers only the second half of the queries."""
+        """Merges the output of one round. is_partial: whether the output covers only the second half of the queries."""
         self.dtype: Dtype = output.dtype
         output = self.t.to(output, FLOAT32)
         self._merge_one(output, self.t.unsqueeze(lse, -1), is_partial)

@@ -51,7 +51,7 @@ class Message(NamedTuple):
 
 @dataclass
 class Recurrence:
-    """A recurrent module that one kernel runs. last: its output projection. summed: whether its output is reduced."""
+    """A recurrent module that one kernel runs. last: output projection. summed: whether the output is reduced."""
 
     last: Step
     summed: bool = True
@@ -319,7 +319,7 @@ class Divided(Eager):
     # --- recurrences ------------------------------------------------------------------------------------------------
 
     def run_module_at_once(self, module_scope: Scope, compute_module: Callable[[Steps, Tensor], Tensor]) -> None:
-        """Runs a module by one published kernel, between the gathering of its input and the reduction of its output."""
+        """Runs a module as one published kernel, after gathering the input and before reducing the output."""
         for operation in module_steps(module_scope):
             if (
                 operation.weight is not None

@@ -105,7 +105,7 @@ class BoundedReader:
         self.file.seek(byte_count, 1)
 
     def skip_texts(self, text_count: int, field: str) -> None:
-        """Skips `text_count` texts, each of which is stored after its length in 8 bytes."""
+        """Skips `text_count` texts, each preceded by its length in 8 bytes."""
         pending, position = b"", 0  # a part of the file, and how much of it has been passed
         for _ in range(text_count):
             if len(pending) - position < 8:
@@ -155,5 +155,5 @@ def require_no_overlap(starts: Sequence[int], tensors: Sequence[StoredTensor], l
 
 
 def open_checkpoint(path: Path) -> tuple[IO[bytes], int]:
-    """Opens a file and returns it with its size. Raises `InputError` for a file that is missing or cannot be read."""
+    """Opens a file and returns it with its size. Raises `InputError` for a missing or unreadable file."""
     return open_regular(path, "a checkpoint")

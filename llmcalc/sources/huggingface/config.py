@@ -148,7 +148,7 @@ class Config:
         return tuple(dict.fromkeys((*read_names, *alias_names, *usual_names)))
 
     def _winning_name(self, names: tuple[str, ...]) -> str | None:
-        """Returns the name whose value applies, if the config has several aliases; a null replaces no other value."""
+        """Returns the name whose value applies, if a config has several aliases; null values do not apply."""
         present_names = [name for name in names if name in self.data]
         if len(present_names) < 2:
             return present_names[0] if present_names else None
@@ -156,7 +156,7 @@ class Config:
         return next((name for name in reversed([*self.data]) if name in others), present_names[0])
 
     def _name_in_config(self, names: tuple[str, ...]) -> str:
-        """Returns the name under which the config has the field, or the usual name if it does not have it."""
+        """Returns the alias that the config has for the field, or the usual name."""
         return self._winning_name(self._with_aliases(names)) or names[0]
 
     def has_list(self, name: str) -> bool:
@@ -172,7 +172,7 @@ class Config:
         return self._read_integer(names, 0, "a whole number, 0 or more")
 
     def with_fields(self, **fields: Any) -> Config:
-        """Returns the config with other values for some fields; a field read in one counts as read in both."""
+        """Returns the config with new values for some fields; both configs share the record of read fields."""
         return replace(self, data={**self.data, **fields})
 
     def size_by_name(self, name: str) -> int:
@@ -240,7 +240,7 @@ class Config:
         return table
 
     def section(self, name: str, defaults: Mapping[str, Any] | None = None) -> Config:
-        """Returns the table in a field as a config; a missing one is empty. defaults: those of its own fields."""
+        """Returns a nested table as a config; a missing table is empty. defaults: defaults of the table's fields."""
         table = self.table(name) if self.has(name) else {}
         return Config(table, defaults or {}, self.model_type, self.head, f"{self.where}{name}.")
 
@@ -260,7 +260,7 @@ class Config:
             raise self.wrong(name, value, f"one of {expected} (what is counted for {self.model_type} knows no other)")
 
     def divided(self, name: str, dividend: int, divisor: int) -> int:
-        """Returns dividend / divisor. Raises `InputError` if it is not an integer, since the class requires one."""
+        """Returns dividend / divisor. Raises `InputError` unless the result is an integer, which the class requires."""
         if divisor <= 0 or dividend % divisor:
             raise self.wrong(name, divisor, f"a divisor of {dividend}")
         return dividend // divisor

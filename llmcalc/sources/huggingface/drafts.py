@@ -81,7 +81,7 @@ def as_draft(config: Mapping[str, Any]) -> tuple[Mapping[str, Any], list[str]]:
 
 
 def _flattened_config(config: Mapping[str, Any], draft_type: str) -> dict[str, Any]:
-    """Returns a draft's config with the fields of its tables at the top level, where existing fields take precedence.
+    """Returns a draft's config with nested fields moved to the top level, where existing fields take precedence.
 
     The class's name, which says nothing of its head, is left out.
     """

@@ -110,7 +110,7 @@ LOOKS_FOR_THE_END = Quirks(reads_values=("ForSequenceClassification",))
 
 @dataclass(frozen=True)
 class Family:
-    """A `model_type`: how its config is read and written, and how its `transformers` classes deviate from the spec.
+    """A `model_type`: readers and writers of the config, and deviations of the `transformers` classes from the spec.
 
     read: function from a config to the `model` table of a native description.
     defaults: defaults of fields that its configuration class in `transformers` does not state, or all of its defaults

@@ -26,7 +26,7 @@ class TrackedInt(int):
 
 
 class TrackedFloat(float):
-    """A float that carries the names of its config fields, also through `math.floor`."""
+    """A float that remembers the config fields it was read from, also through `math.floor`."""
 
     fields: frozenset[str]
 
@@ -35,7 +35,7 @@ class TrackedFloat(float):
 
 
 def _with_fields(value: Any, fields: frozenset[str]) -> Any:
-    """Returns a number that carries these field names; any other value is unchanged."""
+    """Returns a number that remembers these config fields; any other value is unchanged."""
     if type(value) not in (int, float):
         return value
     tracked_number: Any = TrackedInt(value) if isinstance(value, int) else TrackedFloat(value)

@@ -232,7 +232,7 @@ def encoder(
 
 
 def _add_idle_cross_attention(config: Config, block: Table) -> None:
-    """Adds BERT's cross-attention, with self-attention's heads, to a decoder's block; it runs only with an encoder."""
+    """Adds BERT's cross-attention with self-attention's heads to a decoder layer; only encoder-decoders run it."""
     if block["norm_placement"] != "post":
         raise config.wrong("add_cross_attention", True, f"false: {config.model_type} is not supported with it")
     block |= {"cross_attention": block["attention"], "idle_cross_attention": True}
@@ -247,7 +247,7 @@ def token_types(types: int, tasks: int | None = None) -> Table:
 
 
 def pooler(is_present: bool, scores: int | None = None) -> Table:
-    """Returns BERT's pooler, as a model's field `pooler`, if `is_present`. scores: number of scores from its output."""
+    """Returns BERT's pooler as a model's field `pooler` if `is_present`. scores: number of scores after the pooler."""
     return {"pooler": {"dense": True, **({} if scores is None else {"num_labels": scores})}} if is_present else {}
 
 
@@ -416,7 +416,7 @@ EARLIER_LAYER_TYPES = {
 
 
 def listed_kinds(config: Config, field: str, name_of_type: dict[str, str], default: list[str]) -> list[str]:
-    """Returns the kind of each layer from a list in the config, translated by `name_of_type`; `default` without a list.
+    """Returns each layer's kind from a list in the config, translated by `name_of_type`; `default` without a list.
 
     The list `layer_types` may have earlier names of the kinds, and go on with the layers of multi-token prediction.
     Raises `InputError` for any other number of kinds.

@@ -175,7 +175,7 @@ def kind_of_class(name: str) -> str:
 
 
 def with_model_type(config_data: Mapping[str, Any]) -> tuple[Mapping[str, Any], list[str]]:
-    """Returns the config with its model type, and remarks; a missing model type is found by the class name.
+    """Returns the config with its model type (by class name if missing), and remarks.
 
     Raises `InputError` if the class belongs to another family than the model type.
     """
@@ -213,7 +213,7 @@ def with_model_type(config_data: Mapping[str, Any]) -> tuple[Mapping[str, Any], 
 
 
 def _type_of_repository_code(config_data: Mapping[str, Any], name: str) -> str:
-    """Returns the model type of a config whose class is repository code; empty if llmcalc does not read it.
+    """Returns the model type of a config whose class is repository code; empty if llmcalc cannot read the config.
 
     name: the name of the class.
     """
@@ -347,7 +347,7 @@ def is_measurable(config: Mapping[str, Any]) -> bool:
 
 
 def _unsupported_type_advice(config: Mapping[str, Any]) -> str:
-    """Returns advice, for a message, on what to do with a config of an unsupported model type."""
+    """Returns the advice for an error message about a config of an unsupported model type."""
     if is_measurable(config):
         return "llmcalc params --measure counts its transformers class instead"
     if "auto_map" in config:
@@ -423,7 +423,7 @@ def causal_class(model_type: str, location: str, config: Mapping[str, Any]) -> s
 
 
 def _fields_from_wrapper(family: Family, wrapper_config: Mapping[str, Any]) -> dict[str, Any]:
-    """Returns the text model's fields that the wrapper's class takes from other sections of its config."""
+    """Returns the text model's fields that the wrapper's class takes from other config sections."""
     fields: dict[str, Any] = {}
     for name, (section, field, default) in family.passed.items():
         table = wrapper_config.get(section)
@@ -485,7 +485,7 @@ def _builds_towers(model_type: str, wrapper_config: Mapping[str, Any]) -> bool:
 
 
 def _with_usual_model_types(wrapper_config: Mapping[str, Any]) -> dict[str, Any]:
-    """Returns a wrapper's config whose sections have the model types of `transformers`, in the place of other names."""
+    """Returns a wrapper's config whose sections have the model types of `transformers` instead of other names."""
     return {
         name: {**section, "model_type": OTHER_NAMES[section["model_type"]]}
         if isinstance(section, dict) and str(section.get("model_type")) in OTHER_NAMES

@@ -129,7 +129,7 @@ def _candidate_config(model_type: str, family: Family, name: str, config_values:
 
 
 def _logit_cap_field(model_type: str, family: Family, spec: ModelSpec) -> dict[str, float | None]:
-    """Returns the soft cap of the logits, if it differs from the default of a class that reads one."""
+    """Returns the soft cap of the logits, if different from the class's default."""
     if spec.head.type != "lm" or "final_logit_softcapping" not in family.ignored:
         return {}
     cap = spec.head.logit_softcapping

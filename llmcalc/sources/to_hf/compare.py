@@ -91,7 +91,7 @@ def differences(left: Any, right: Any, path: str = "") -> Iterator[Difference]:
 
 
 def count_of_values(difference: Difference) -> int:
-    """Returns the number of different values. A part of only one spec counts with all its fields."""
+    """Returns the number of different values. A part that only one spec has counts with all fields."""
     return max(_field_values(difference[1]), _field_values(difference[2]))
 
 

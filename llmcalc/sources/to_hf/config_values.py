@@ -70,7 +70,7 @@ class ConfigValues:
 
     @cached_property
     def _first_values(self) -> dict[str, Any]:
-        """Returns by field name the first value other than None among the components; None if no component sets it."""
+        """Returns by field name the first value among the components that is not None; None if all are."""
         values: dict[str, Any] = {}
         for part in self.parts:
             for name in type(part).model_fields:
@@ -79,7 +79,7 @@ class ConfigValues:
         return values
 
     def named(self, name: str) -> Any:
-        """Returns a field's first value other than None among the components; None if no component sets it."""
+        """Returns a field's first value among the components that is not None; None if all are."""
         if name not in self._first_values:
             raise Absent
         return self._first_values[name]

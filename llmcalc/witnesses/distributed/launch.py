@@ -1,4 +1,4 @@
-"""Starts the processes of a distributed run on this machine, and ends all of them if one dies or hangs."""
+"""Starts the processes of a distributed run on this machine, and ends all processes if one dies or hangs."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def rank_of_process() -> int:
 
 
 def run_processes(jobs: Sequence[Job], limit: float = LIMIT, module: str = "llmcalc.witnesses.distributed.work") -> Any:
-    """Runs jobs with the same number of ranks in new processes. Returns what rank 0 prints.
+    """Runs jobs with the same number of ranks in new processes, and returns the output of rank 0.
 
     limit: timeout in seconds.
     module: the module that each process runs.

@@ -78,7 +78,7 @@ class EntryKernels(AttentionVariantKernels):
 
     @compared(BY_TORCH)
     def do_of_lower_layer(self, operation: Step) -> None:
-        """Returns what a lower layer has kept under its name."""
+        """Returns the named values that a lower layer has stored."""
         self.refuse_recomputed(operation)
         self.bind(operation.outs[0], self.memo[operation.options["slot"]])
 

@@ -267,7 +267,7 @@ class FusedKernels(AttentionKernels, ElementwiseKernels, BasicKernels):
         return record(autograd_graph, name, inputs, output, back, *inputs, *bias, output, sums, *seeds)
 
     def _expanded_mask(self, mask: Tensor, batch: Any, is_aligned: bool) -> Tensor:
-        """Returns a mask for each sequence of the batch; aligned, a view of a copy with rows of a multiple of 16."""
+        """Returns one mask per sequence of the batch; aligned masks are views with rows padded to a multiple of 16."""
         aten, (_, heads, queries, keys) = self.t, mask.shape
         if is_aligned and keys % 16:
             padding = aten.new_tensor((1, heads, queries, ceil_div(keys, 16) * 16 - keys), mask.dtype)

@@ -1,4 +1,4 @@
-"""Linear layers with frozen, possibly quantized weights and an adapter, as peft, torchtune and LitGPT run them."""
+"""Linear layers with frozen, possibly quantized weights and an adapter, as in peft, torchtune and LitGPT."""
 
 from __future__ import annotations
 
@@ -133,7 +133,7 @@ class LoraKernels(BasicKernels):
         return self.choices.like_classes and self.adapters is None and bool(operation.options.get("fused"))
 
     def _fused_projections(self, operation: Step) -> list[Step]:
-        """Returns the projections that run as one product with this projection, in order; none if it runs alone."""
+        """Returns the projections fused with this projection into one product, in order; none if it runs alone."""
         litgpt = self.adapters is not None and self.adapters.library == "litgpt"
         is_fused_by_its_class = self._is_fused_by_its_class(operation)
         names = GATE if is_fused_by_its_class and operation.name in GATE else PROJECTIONS
@@ -169,7 +169,7 @@ class LoraKernels(BasicKernels):
             self.set(operation.outs[0], step_output)
 
     def _run_as_its_class(self, operations: list[Step]) -> None:
-        """Runs fused projections as one product and splits the result. Their weights are stored separately.
+        """Runs fused projections as one product and splits the result. The weights are stored separately.
 
         Source: transformers' modeling_phi3.py, whose step was measured (tests/data/gpu).
         """

@@ -102,7 +102,7 @@ class PositionKernels(AttentionVariantKernels):
         self.bind(operation.outs[0], self.t.matmul(x, self.t.transpose(r, -1, -2)))
 
     def core_PairScores(self, operation: Step) -> None:
-        """Multiplies every query by the keys of its pairs, as one product for each query position."""
+        """Multiplies every query by the keys of its pairs, in one product per query position."""
         aten, x, keys = self.t, self.heads_first(self.get(operation.ins[0])), self.get(operation.ins[1])
         tokens = x.shape[-2]
         keys = aten.transpose(aten.unflatten(keys, 0, (tokens, tokens)), -1, -2)

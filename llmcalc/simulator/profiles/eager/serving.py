@@ -39,7 +39,7 @@ class ServingKernels(EntryKernels, PositionKernels, FusedKernels):
 
     @property
     def scores_in_kernel(self) -> bool:
-        """Whether one kernel computes all of attention, including every term and mask of its scores."""
+        """Whether one kernel computes all of attention, including every score term and mask."""
         return self.choices.attention == "flash" and not self.trained
 
     def branch(self, item: Alternatives) -> Scope:
@@ -133,7 +133,7 @@ class ServingKernels(EntryKernels, PositionKernels, FusedKernels):
         del logits
 
     def serve_candidates(self, operation: Step) -> None:
-        """Notes how many keys the blocks that a lower layer found have; the kernel reads them where they are."""
+        """Notes the number of keys in the blocks selected by a lower layer; the kernel reads these keys in place."""
         keys = self.get(operation.ins[0])
         chosen_blocks = self.memo["candidate blocks"].shape[-1]
         self.selectable_entries = minimum(keys.shape[1], chosen_blocks * operation.options["block_size"])

@@ -1,4 +1,4 @@
-"""Decoding of one token by a recurrence from its state, operation by operation as in the references.
+"""Decodes one token by a recurrence from its state, operation by operation as in the references.
 
 A method `decode_<Op>` runs a whole module. Its local variables stand for those of the reference's forward pass; one
 whose name begins with an underscore is only held.

@@ -66,7 +66,7 @@ class StreamKernels(Lowering):
 
     @compared(BY_TORCH)
     def do_delayed_weights(self, operation: Step) -> None:
-        """Returns the weights that the sublayer before has kept; of the first sublayer, those of the first stream."""
+        """Returns the stream weights of the previous sublayer, or of the first stream for the first sublayer."""
         x, output, key = self.get(operation.ins[0]), operation.outs[0], operation.options["slot"]
         self.refuse_recomputed(operation)
         if key not in self.memo:

@@ -27,7 +27,7 @@ def _read_glm4v(wrapper: Config, config: Config, width: int) -> Table:
 
 
 def _read_glm_ocr(wrapper: Config, config: Config, width: int) -> Table:
-    """Reads GLM-OCR's vision encoder, whose merger is as wide as its output for each channel of an image."""
+    """Reads GLM-OCR's vision encoder, whose merger is wider than the text model by the number of image channels."""
     return _encoder_with_qk_norm(config, config.size("out_hidden_size") * config.size("in_channels"))
 
 

@@ -97,7 +97,7 @@ def _read_video_llava(wrapper: Config, config: Config, width: int) -> Table:
 
 
 def _read_vipllava(wrapper: Config, config: Config, width: int) -> Table:
-    """Reads ViP-LLaVA: a norm and two linear layers. Outputs of several layers of the encoder are not supported."""
+    """Reads ViP-LLaVA: a norm and two linear layers. Outputs of several encoder layers are not supported."""
     require_one_layer(wrapper)
     maps = two_layers(width, wrapper.choice(ACTIVATIONS, "projector_hidden_act"))
     norm = layernorm(wrapper.number("projector_layernorm_eps"))

@@ -36,7 +36,7 @@ DUMMY_HEADS = 7
 
 
 def _internvit_encoder(config: Config, dummy_heads: int = 0) -> Table:
-    """Returns InternViT: a class vector, and scaled sublayer outputs. dummy_heads: heads beside those of the config."""
+    """Returns InternViT: a class vector, and scaled sublayer outputs. dummy_heads: heads beyond the config's number."""
     return vit(
         config,
         internvit_layer(config, config.flag("qkv_bias"), config.flag("qk_normalization"), dummy_heads),

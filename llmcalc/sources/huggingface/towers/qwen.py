@@ -200,7 +200,7 @@ def _read_ernie(wrapper: Config, config: Config, width: int) -> Table:
 
 
 def _read_minimax(wrapper: Config, config: Config, width: int) -> Table:
-    """Reads MiniMax-M3: two linear layers on each patch, then two more on square blocks of their outputs."""
+    """Reads MiniMax-M3: two linear layers on each patch, then two linear layers on square blocks of patches."""
     norm, projector_width = layernorm(config.number("layer_norm_eps")), wrapper.size("projector_hidden_size")
     patches = {"num_channels": config.size("num_channels"), "temporal_patch_size": config.size("temporal_patch_size")}
     tower = vit(config, biased_layer(config, norm, **ROTARY), stack={"embedding_norm": norm}, patches=patches)

@@ -1,4 +1,4 @@
-"""Reads one section of a wrapper's config (`vision_config`, `audio_config`), and builds tables that readers share."""
+"""Reads one section of a wrapper's config (`vision_config`, `audio_config`), and builds tables for all readers."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ class Section:
 
 
 def vision_section(read: Reader, kinds: Mapping[str, Table], *fields: Any, **named_fields: Any) -> dict[str, Section]:
-    """Returns the sections of a wrapper that describes one encoder in `vision_config`; the arguments of `Section`."""
+    """Returns the only section of a wrapper, `vision_config`; the arguments are those of `Section`."""
     return {"vision_config": Section(read, kinds, *fields, **named_fields)}
 
 

@@ -109,7 +109,7 @@ def _gated_projector(wrapper: Config, config: Config, width: int, gated_width: i
 
 
 def _tile_rule(wrapper: Config, config: Config) -> Table:
-    """Returns Aya Vision's rule for cutting an image into tiles, with a mark before each tile and two around all."""
+    """Returns Aya Vision's rule for cutting an image into tiles, with a mark before each tile and two outer marks."""
     merge = wrapper.size("downsample_factor")
     tokens = max((patches_per_side(config) // merge) ** 2, 1)
     image_size = config.size("image_size")

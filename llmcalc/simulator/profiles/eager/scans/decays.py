@@ -113,7 +113,7 @@ class DecayKernels(AttentionKernels, ScanModules):
         return self.project(operations["out_proj"], output)
 
     def memory_shapes(self, op: MatrixMemory) -> tuple[Any, ...]:
-        """Returns the shapes of the matrix memory, its normalizer and the largest exponent of each head."""
+        """Returns the shapes of each head's matrix memory, normalizer and largest exponent."""
         return (op.heads, op.key_dim, op.value_dim), (op.heads, op.key_dim), (op.heads, 1)
 
     def _memory_states(self, state: Step) -> list[Tensor] | None:

@@ -36,7 +36,7 @@ class Steps:
 
 
 def module_steps(module_scope: Scope) -> Iterator[Step]:
-    """Returns the operations of a module without its submodules; of alternative branches, the first."""
+    """Returns a module's operations without submodules; of alternative branches, the first."""
     for item in module_scope.items:
         if isinstance(item, Alternatives):
             yield from module_steps(next(iter(item.branches.values())))

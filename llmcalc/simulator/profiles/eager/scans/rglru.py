@@ -95,7 +95,7 @@ class RgLruKernels(ScanModules):
     def _first_tokens(
         self, x: Tensor, gate: Tensor, states: Tensor, state: Tensor, tokens: Any
     ) -> tuple[Tensor, Tensor]:
-        """Records the loop's first tokens as one node, with their saved tensors and gradients.
+        """Records the operations on the first tokens as one autograd node with saved tensors and gradients.
 
         The most is held while the last tokens run, and while their gradients are computed.
         """

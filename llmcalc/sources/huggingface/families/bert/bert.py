@@ -200,7 +200,7 @@ def _mpnet(config: Config) -> Table:
 
 
 def has_pretraining_head(config: Config) -> bool:
-    """Whether the head is the pretraining head, which has more than one projection to the vocabulary or to classes."""
+    """Whether the model has the pretraining head, with more than one projection to the vocabulary or to classes."""
     return config.head == "lm" and architecture(config).endswith("ForPreTraining")
 
 
@@ -276,7 +276,7 @@ def embedding_size(config: Config, even_if_equal: bool = False) -> Table:
 
 
 def input_size(model: Table) -> Table:
-    """Returns the width of position and segment embeddings and their norm, which equals the token embedding's width."""
+    """Returns the width of position and segment embeddings, equal to the width of the token embedding."""
     return {"input_size": model["embedding_size"]} if "embedding_size" in model else {}
 
 

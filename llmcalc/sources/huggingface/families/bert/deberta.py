@@ -111,7 +111,7 @@ def _largest_distance(config: Config) -> int:
 
 
 def _listed_names(config: Config, name: str) -> list[str]:
-    """Reads a list of strings, or one string with bars between its parts."""
+    """Reads a list of strings, or a string of names separated by bars."""
     value = config.get(name)
     if value is None:
         return []

@@ -1,4 +1,4 @@
-"""Funnel Transformer: blocks of layers, each later one with half as many tokens, and a decoder of the full length.
+"""Funnel Transformer: blocks of layers that halve the number of tokens, and a decoder at full length.
 
 Dai et al. 2020 (arXiv:2006.03236). Classes that score a whole sequence have no decoder. transformers: models/funnel.
 """
@@ -95,7 +95,7 @@ def _stack_of_blocks(sizes: list[int], repeats: list[int], decoders: int, halves
 
 
 def _layers_by_block(config_values: ConfigValues) -> list[list[tuple[str, Any]]]:
-    """Returns the layers of each block, with their names; layers of the decoder are left out."""
+    """Returns the layers of each block with their names, without the decoder's layers."""
     blocks: list[list[tuple[str, Any]]] = [[]]
     names = config_values.first.layer_names()
     kinds: dict[str, Any] = {**config_values.first.kinds()}
@@ -141,7 +141,7 @@ DROPOUT = {
 
 
 def _lists_of_layers() -> str:
-    """Returns the module lists of the layers in classes with a decoder and without one, of any number of blocks."""
+    """Returns the paths of layers in classes with and without a decoder, for any number of blocks."""
     blocks = [f"encoder.blocks.{i}" for i in range(MOST_BLOCKS)]
     counts = range(MOST_BLOCKS, 0, -1)
     layer_lists = [" + ".join([*blocks[:count], "decoder.layers"]) for count in counts]

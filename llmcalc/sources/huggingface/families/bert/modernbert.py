@@ -1,4 +1,4 @@
-"""Encoders with rotary positions, most of them with gated FFNs.
+"""Encoders with rotary positions, mostly with gated FFNs.
 
 modernbert and its decoder, eurobert, nomic_bert, gte, jina_embeddings_v3.
 

@@ -85,7 +85,7 @@ def _rotary_positions(config: Config, layer_kind: str, rotary_fraction: float, t
 
 
 def _window_distances(config: Config, layer_kinds: list[str]) -> list[int | None]:
-    """Returns the number of tokens on each side that each layer attends to; None for all tokens."""
+    """Returns each layer's window: the number of tokens on either side; None for all tokens."""
     short = config.maybe("sliding_window")
     is_listed = config.has("per_layer_config")
     table = config.table("per_layer_config") if is_listed else {}

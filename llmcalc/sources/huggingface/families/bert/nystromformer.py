@@ -76,7 +76,7 @@ NO_KERNEL = Deviation(
 
 
 def _bert_with_convolution(config: Config, field: str) -> Table:
-    """Reads BERT without a pooler and with a convolution of the values. field: the config field of its kernel size.
+    """Reads BERT without a pooler and with a convolution of the values. field: the config field of the kernel size.
 
     A question-answering head has two scores, whatever the number of labels.
     """

@@ -15,7 +15,7 @@ from ...writes import PARTIAL_ROTARY, Writes
 
 
 def mla(config: Config, value: int | None = None, **fields: Any) -> Table:
-    """Returns latent attention from DeepSeek's config fields. value: default of v_head_dim; None to require it."""
+    """Returns latent attention from DeepSeek's config fields. value: default v_head_dim; None to require the field."""
     return {
         "type": "mla",
         "num_attention_heads": config.size("num_attention_heads"),
@@ -33,7 +33,7 @@ def mla(config: Config, value: int | None = None, **fields: Any) -> Table:
 def routed(
     config: Config, shared_bias: bool = False, other_names: tuple[str, ...] = ("num_local_experts",), **fields: Any
 ) -> Table:
-    """Returns DeepSeek's mixture of experts, with the shared experts as one FFN of their total width.
+    """Returns DeepSeek's mixture of experts, where one wide FFN stands for all shared experts.
 
     other_names: other names that the class accepts for n_routed_experts.
     """

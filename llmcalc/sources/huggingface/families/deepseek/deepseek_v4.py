@@ -87,7 +87,7 @@ def _rotary_dims(config: Config) -> int:
 
 
 def _compression_rates(config: Config) -> dict[str, int]:
-    """Returns the tokens per compressed entry by kind of layer; two older config fields override the table's values."""
+    """Returns the tokens per compressed entry by kind of layer; two older config fields take precedence."""
     table = config.table("compress_rates") if config.has("compress_rates") else {SPARSE: 4, HEAVY: 128}
     rates = Config(table, {}, config.model_type, config.head, f"{config.where}compress_rates.")
     older_names = {SPARSE: "compress_rate_csa", HEAVY: "compress_rate_hca"}
@@ -98,7 +98,7 @@ def _compression_rates(config: Config) -> dict[str, int]:
 
 
 def _attention_kinds(config: Config, depth: int) -> list[str]:
-    """Returns the kind of attention of each layer: as listed, or from the compression ratios of an older config.
+    """Returns each layer's kind of attention, from the list or from an older config's compression ratios.
 
     The ratios may include the MTP module's.
     """

@@ -35,7 +35,7 @@ def _gpt_oss(config: Config) -> Table:
 
 
 def _gpt_oss_layer(config: Config, expert: Table, **fields: Any) -> Table:
-    """Returns a layer of gpt-oss. fields: further fields of its attention."""
+    """Returns a layer of gpt-oss. fields: additional fields of the layer's attention."""
     experts = moe(
         config.size("num_local_experts", "num_experts"),
         config.size("num_experts_per_tok"),

@@ -23,7 +23,7 @@ RANGES = {"hybrid": "full", "hybrid_sliding": "sliding"}
 
 
 def profile_mixers(config: Config) -> tuple[Table, Table]:
-    """Returns the sizes of attention with profiles of distances, and what is different in layers with a window."""
+    """Returns the sizes of attention with distance profiles, and the changes in layers with a window."""
     window = config.size("sliding_window_size")
     full_attention: Table = {
         "num_attention_heads": config.size("num_attention_heads"),

@@ -1,4 +1,4 @@
-"""DiffusionGemma: Gemma 4's layers with experts, which read a prompt in order and denoise the tokens after it.
+"""DiffusionGemma: Gemma 4's layers with experts, which read a prompt causally and denoise the tokens after it.
 
 One set of weights is the encoder, a causal pass that caches the prompt, and the decoder, whose tokens also attend to
 each other and start from what the previous step predicted. transformers: models/diffusion_gemma.

@@ -89,7 +89,7 @@ def _gated_attention(config: Config) -> Table:
 
 
 def _attention_kinds(config: Config) -> list[tuple[str, Table]]:
-    """Returns the kind of each layer, and its attention if it differs from the other layers' attention.
+    """Returns each layer's kind, and its attention if it differs from the other layers' attention.
 
     Counted from the last layer down, every fourth has full attention and no positions.
     """
@@ -105,7 +105,7 @@ def _attention_kinds(config: Config) -> list[tuple[str, Table]]:
 
 
 def _position_changes(config: Config, full_flags: list[bool]) -> list[Table]:
-    """Returns each layer's position encoding if it is unusual; a base of 0 in `layer_rope_theta` means none."""
+    """Returns each layer's position encoding if it is unusual; a 0 in `layer_rope_theta` means no positions."""
     bases = config.get("layer_rope_theta")
     if bases is None:
         return [{"position": "none"} if is_full else {} for is_full in full_flags]

@@ -45,7 +45,7 @@ def full_width_heads(config: Config, **fields: Any) -> Table:
 
 
 def plain_ffn(config: Config, width: str, act: str, bias: bool = True) -> Table:
-    """Returns a non-gated FFN, by default four times as wide as hidden_size. width: the config field of its width."""
+    """Returns a non-gated FFN, by default four times as wide as hidden_size. width: config field of the width."""
     return mlp(config.maybe(width) or 4 * config.size("hidden_size"), config.choice(ACTIVATIONS, act), bias)
 
 

@@ -20,7 +20,7 @@ def _bitnet(config: Config) -> Table:
 
 
 def _nanochat(config: Config) -> Table:
-    """Reads nanochat: norms have no weights; there is a norm on the embeddings, and QK-norm comes after RoPE."""
+    """Reads nanochat: norms have no weights, a norm follows the embeddings, and QK-norm follows RoPE."""
     norm = rmsnorm(config.number("rms_norm_eps"), weight=False)
     mixer = attention(config, **biases(config.flag("attention_bias"), *QKVO), **qk_norm(norm, order="after_rope"))
     block = layer_table(mixer, plain_ffn(config, "intermediate_size", "hidden_act", False), norm)

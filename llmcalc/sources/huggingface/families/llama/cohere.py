@@ -121,7 +121,7 @@ def _cohere2_moe(config: Config) -> Table:
 
 
 def _cohere_compass(config: Config) -> Table:
-    """Reads Cohere Compass: `rope_parameters` has a table per kind of layer; a null table means no positions."""
+    """Reads Cohere Compass: `rope_parameters` has a table per kind of layer, or null for no positions."""
     rope_parameters = config.data.get("rope_parameters")
     tables = rope_parameters if isinstance(rope_parameters, dict) else {}
     window = config.maybe("sliding_window")

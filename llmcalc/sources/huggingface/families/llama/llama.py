@@ -1,4 +1,4 @@
-"""Llama and models that differ from it in biases, QK-norm or a sliding window: llama, mistral, qwen2, qwen3, cwm.
+"""Llama and models with other biases, QK-norm or a sliding window: llama, mistral, qwen2, qwen3, cwm.
 
 transformers: models/llama, models/mistral, models/qwen2, models/qwen3, models/cwm.
 """

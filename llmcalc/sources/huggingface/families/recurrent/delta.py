@@ -143,7 +143,7 @@ OUTSIDE = {
 
 
 def linear_attention_config(config: Config, defaults: Table | None = None) -> Config:
-    """Returns Kimi Linear's table `linear_attn_config`; its fields may also be at the top level, under other names.
+    """Returns Kimi Linear's table `linear_attn_config`, from its place or from renamed top-level fields.
 
     defaults: the defaults of further fields.
     """
@@ -174,7 +174,7 @@ def _bailing_hybrid(config: Config) -> Table:
 
 
 def ling_3(config: Config) -> Table:
-    """Reads Ling 3: full-rank gates, gated latent attention; a latent-attention layer ends each group.
+    """Reads Ling 3: full-rank gates and gated latent attention; a latent-attention layer ends each group.
 
     Linear attention has the sizes of the model, unless the config has separate fields for them.
     """
@@ -244,7 +244,7 @@ def with_latent(config: Config, linear: Table, full_attention: Table, mixing: li
 
 
 def kimi_mixers(config: Config, linear_config: Config, depth: int) -> list[str]:
-    """Returns the mixer of each layer: from `layer_types`, else from two lists of layer numbers, which start at 1.
+    """Returns each layer's mixer, from `layer_types` or from two lists of layer numbers, which start at 1.
 
     Without either, each fourth layer has full attention.
     """

@@ -46,7 +46,7 @@ def hybrid_attention(config: Config, **fields: Any) -> Table:
 
 
 def mixed_decoder(config: Config, layer_tables: dict[str, Table], names: list[str]) -> Table:
-    """Returns a decoder with several kinds of layers; each kind is a layer's table without its norm."""
+    """Returns a decoder with several kinds of layers. Each kind is a layer table without a norm."""
     norm = rmsnorm(config.number("rms_norm_eps"))
     stack = stack_of_kinds(
         {name: {**layer_table, "norm": norm, "norm_placement": "pre"} for name, layer_table in layer_tables.items()},

@@ -94,7 +94,7 @@ classes ignore.
 
 
 def layer_interval(config_values: ConfigValues, layer_indices: list[int]) -> int:
-    """Returns the distance between consecutive layers of a list; the model's depth for at most one layer."""
+    """Returns the distance between consecutive listed layers; the model's depth for at most one layer."""
     return layer_indices[1] - layer_indices[0] if len(layer_indices) > 1 else len(config_values.layers)
 
 

@@ -1,4 +1,4 @@
-"""Zamba: state-space layers, some of them preceded by a shared transformer block: zamba, zamba2.
+"""Zamba and Zamba 2: state-space layers, some with a preceding shared transformer block.
 
 transformers: models/zamba, models/zamba2.
 """

@@ -1,4 +1,4 @@
-"""Baichuan-M1: keys and values blended with those of the previous token, and sliding layers with heads of their own.
+"""Baichuan-M1: keys and values blended with the previous token's, and a separate number of heads in sliding layers.
 
 Wang et al. 2025 (arXiv:2502.12671). Its head scores by rows of unit length, which has no parameters. Source: the
 modeling file in `Family.code`.

@@ -1,4 +1,4 @@
-"""DeepSeek-V4.1: entries and selections that layers share, hyper-connections one sublayer late, and engrams.
+"""DeepSeek-V4.1: entries and selections shared by layers, delayed hyper-connections, and engrams.
 
 An engram is a table of hashed n-grams whose rows a layer adds to its residual streams. Sources:
 vllm/models/deepseek_v41 of vllm-project/vllm at v0.33.0, and mlx_vlm/models/deepseek_v41 of Blaizzy/mlx-vlm.

@@ -99,7 +99,7 @@ def ling_lightning(config: Config, norm: Table) -> Table:
 
 
 def _bailing_linear(config: Config) -> Table:
-    """Reads Ring-linear: lightning attention with a layer of softmax attention at the end of each group of layers.
+    """Reads Ring-linear: groups of lightning-attention layers, each ended by a softmax-attention layer.
 
     The layers after the last whole group have softmax attention, too.
     """
@@ -230,7 +230,7 @@ def _grok_2(config: Config) -> Table:
 
 
 def _minimax_m1(config: Config) -> Table:
-    """Reads MiniMax-Text-01 and M1, which list their layers as 0, lightning attention, and 1, softmax attention."""
+    """Reads MiniMax-Text-01 and M1, whose layer list has 0 for lightning attention and 1 for softmax attention."""
     config.must("postnorm", True)
     depth, attention_flags = config.size("num_hidden_layers"), config.sizes("attn_type_list")
     if len(attention_flags) != depth or not {*attention_flags} <= {0, 1}:
@@ -242,7 +242,7 @@ def _minimax_m1(config: Config) -> Table:
 
 
 def _sarvam_mla(config: Config) -> Table:
-    """Reads Sarvam 105B: DeepSeek-V3 with the field names of Ling; its queries have no low rank unless stated."""
+    """Reads Sarvam 105B: DeepSeek-V3 with Ling's field names, by default without query compression."""
     depth, first_moe = config.size("num_hidden_layers"), config.count("first_k_dense_replace")
     names = ["dense" if i < first_moe else "moe" for i in range(depth)]
     width, shared_count = config.size("moe_intermediate_size"), config.count("num_shared_experts")
@@ -284,7 +284,7 @@ LAYOUTS = {"rope_layout": 1, "sliding_window_layout": 0}
 
 
 def _layer_flags(config: Config, name: str, depth: int, default: int) -> list[int]:
-    """Returns 0 or 1 for each layer, from a list in the config; `default` for every layer without the list."""
+    """Returns 0 or 1 for each layer, from a list in the config; without the list, `default` for every layer."""
     layer_flags = config.sizes(name) if config.has(name) else [default] * depth
     if len(layer_flags) != depth or not {*layer_flags} <= {0, 1}:
         raise config.wrong(name, layer_flags, f"{depth} times 0 or 1, one for each layer")

@@ -195,7 +195,7 @@ def _openelm(config: Config) -> Table:
 
 
 def _nemotron_nas(config: Config) -> Table:
-    """Reads models of NVIDIA's Puzzle: each layer has its number of groups and width of FFN, or lacks the part."""
+    """Reads models of NVIDIA's Puzzle, whose layers differ in groups and FFN width, or lack a part."""
     depth = config.size("num_hidden_layers")
     width = config.size("hidden_size")
     heads = config.size("num_attention_heads")

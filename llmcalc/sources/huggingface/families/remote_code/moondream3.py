@@ -1,4 +1,4 @@
-"""Moondream 3: a layer norm, then attention and a network or experts side by side; its text model's sizes are nested.
+"""Moondream 3: a layer norm, then attention in parallel to a network or experts.
 
 Source: the file in `Family.code`.
 """

@@ -14,7 +14,7 @@ from ...parts import ACTIVATIONS, QKVO, Table, biases, head_table, layer_table, 
 
 
 def _canary(config: Config) -> Table:
-    """Reads Canary, whose decoder is a section of its config and reads the encoder's output as it is."""
+    """Reads Canary, whose decoder is a section of the config and reads the unprojected encoder output."""
     section = _config_section(config, "decoder_config", "canary_decoder", CANARY_DECODER)
     if section.size("vocab_size") != config.size("vocab_size"):
         raise section.wrong("vocab_size", section.get("vocab_size"), f"{config.get('vocab_size')}, as in the config")
@@ -128,7 +128,7 @@ def _conformer_encoder(config: Config, defaults: Table) -> Table:
 
 
 def _subsampling(section: Config) -> Table:
-    """Returns the convolutions below the layers: each halves the frames, and the last ones are depthwise-separable."""
+    """Returns the convolutions before the layers: each halves the frames; all but the first are depthwise-separable."""
     factor, mel_bins = section.size("subsampling_factor"), section.size("num_mel_bins")
     section.must("subsampling_conv_kernel_size", 3)
     section.must("subsampling_conv_stride", 2)
