@@ -58,7 +58,7 @@ def same(left: Number, right: Number) -> bool:
 
 
 def minimum(left: Number, right: Number) -> Number:
-    """Returns the smaller of two numbers; elementwise for arrays, `Min(left, right)` for symbols."""
+    """Returns the smaller of two numbers: elementwise for arrays, `Min(left, right)` for symbols."""
     if _is_symbolic(left, right):
         import sympy
 
@@ -71,7 +71,7 @@ def minimum(left: Number, right: Number) -> Number:
 
 
 def maximum(left: Number, right: Number) -> Number:
-    """Returns the larger of two numbers; elementwise for arrays, `Max(left, right)` for symbols."""
+    """Returns the larger of two numbers: elementwise for arrays, `Max(left, right)` for symbols."""
     if _is_symbolic(left, right):
         import sympy
 
@@ -96,7 +96,7 @@ def choose(condition: Any, if_true: Number, if_false: Number) -> Number:
 
 
 def log2(value: Number) -> Number:
-    """Returns the logarithm to base 2 as a float, or as an array of floats. It does not support symbols."""
+    """Returns the base-2 logarithm as a float or an array of floats; symbols are not supported."""
     if _is_array(value):
         import numpy
 

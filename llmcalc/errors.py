@@ -38,7 +38,7 @@ class MissingExtra(InputError):
 
 
 def _pip_requirement(optional_group: str) -> str:
-    """Returns the pip requirement for an extra, from the checkout, wheel or repository that llmcalc was installed from.
+    """Returns the pip requirement of an extra, from llmcalc's checkout, wheel or repository.
 
     For an installation from an index it is the package's name.
     """
@@ -87,7 +87,7 @@ def _letters_and_digits(name: str) -> str:
 
 
 def near_to(name: str, names: Iterable[str]) -> str:
-    """Returns the known name that differs from `name` by at most two typing errors; empty if there is none.
+    """Returns the known name within two typing errors of `name`; empty if there is none.
 
     A short name may have fewer errors: at most one for every three letters.
     """

@@ -48,7 +48,7 @@ UNTESTED = Witness("untested", "", "")
 
 @frozen
 class Evidence:
-    """The evidence for a part, optimizer, kernel or framework: the independent check of its bytes.
+    """The evidence for a part, optimizer, kernel or framework: an independent check of the computed bytes.
 
     kind: `optimizer`, `mixer`, `network`, `kernel`, `framework`, … name: its name in a spec or in an option. under: the
     framework that runs it; empty for the thing by itself. witness: by default none.
@@ -108,7 +108,7 @@ LLAMA_PARTS = parts_of_kinds(
 
 
 def by_torch(test: str) -> Witness:
-    """Returns the witness of bytes that a test compares exactly with torch's own operations. test: its module."""
+    """Returns the evidence that a test compares the bytes with torch's operations. test: the test's module."""
     return Witness("exact", ON_META, test)
 
 

@@ -50,7 +50,7 @@ SHARED_OPTIONS = (
 
 
 class EngineCommand(Command):
-    """A command with `--engine`, which removes the engine's flags from the command line before options are parsed.
+    """A command with `--engine`, which extracts the engine's flags before the options are parsed.
 
     beside_engines: parameters of the command that are options with an engine too (class attribute).
     """

@@ -101,7 +101,7 @@ class LazyGroup(TyperGroup):
 
 @cache
 def built_command(within: str, name: str) -> Any:
-    """Imports a command's module and builds its options, once per process.
+    """Imports a command's module and builds the command's options, once per process.
 
     within: as `LazyGroup.within`.
     """
@@ -177,7 +177,7 @@ def main() -> None:
 
 
 def _program_name() -> str:
-    """Returns the name under which the program was called, for which shell completion is registered."""
+    """Returns the program's name in the shell, for the registration of shell completion."""
     program_name = Path(sys.argv[0]).stem
     return program_name if program_name == "llmcalc-arch" else "llmcalc"
 
@@ -190,7 +190,7 @@ def _print_error(message: str) -> int:
 
 
 def _pipe_closed() -> int:
-    """Handles a closed pipe, as in `llmcalc … | head`, and returns exit code 0."""
+    """Handles a closed output pipe, as in `llmcalc … | head`, and returns exit code 0."""
     discard_stream(sys.stdout)
     return 0
 
@@ -230,7 +230,7 @@ def _is_model(word: str) -> bool:
 
 
 def _usage_message(error: Any) -> str:
-    """Returns one of typer's usage errors as one line: the option, the given value, the expected values."""
+    """Returns a usage error of typer as one line: the option, the value and the expected values."""
     context = getattr(error, "ctx", None)
     help_hint = f" ({context.command_path} --help explains)" if context is not None else ""
     parameter, message = getattr(error, "param", None), error.format_message().rstrip(".")

@@ -1,4 +1,4 @@
-"""Output of answers: to stdout, or to a file that is written completely or not at all. Remarks go to stderr."""
+"""Output of answers to stdout or to a file, which is written completely or not at all. Remarks go to stderr."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ def print_remarks() -> None:
 
 
 def print_line(text: str) -> None:
-    """Prints one line on stderr, if that is open."""
+    """Prints one line on stderr, if stderr is open."""
     if sys.stderr is not None:  # None: the caller closed it
         with suppress(OSError):
             print(one_line(text), file=sys.stderr, flush=True)

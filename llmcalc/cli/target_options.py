@@ -68,7 +68,7 @@ class TargetOptions(NamedTuple):
         return preset
 
     def load_draft(self, target: str | None) -> Preset | None:
-        """Reads a draft model, without the options that change the TARGET; None without a draft model."""
+        """Reads a draft model without the options that change the TARGET; None without a draft model."""
         return None if target is None else TargetOptions(allow_unknown=self.allow_unknown).load(target)
 
 
@@ -167,7 +167,7 @@ OPTIONS: dict[str, tuple[dict[str, OptionOfCommand], Callable[[dict[str, Any]], 
 
 
 def takes_target(command: CommandFunction) -> CommandFunction:
-    """Replaces the parameters `target_options`, `selection` and `output_options` of a command by their options."""
+    """Replaces a command's parameters `target_options`, `selection` and `output_options` by typer options."""
     for parameter in inspect.signature(command).parameters:
         if parameter in OPTIONS:
             command = replace_parameter(parameter, *OPTIONS[parameter])(command)

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 
 class Learned(Component):
-    """A learned position embedding.
+    """A learned table of position embeddings.
 
     max_position_embeddings: the number of positions.
     offset: the number of rows before position 0, 0 by default (2 in OPT and BART).

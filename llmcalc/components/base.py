@@ -32,7 +32,7 @@ MOST_LAYERS, MOST_EXPERTS = 100_000, 1_000_000
 
 @frozen(slots=True)
 class Symbol:
-    """The type of a size: the letter that papers use for it, which `llmcalc explain` prints, and its limits.
+    """The type of a size: its symbol in papers, which `llmcalc explain` prints, and its limits.
 
     letter: the letter.
     smallest, largest: the limits, 1 and `LARGEST` by default.
@@ -153,7 +153,7 @@ def check_top_k(num_experts: int, num_experts_per_tok: int) -> None:
 
 
 class Component(Part):
-    """A model component with costs. Subclasses define its operations, its PyTorch reference and tiny examples.
+    """A model component with costs. Subclasses define operations, a PyTorch reference and small examples.
 
     node_name: the name of its module in a layer.
     kind: the kind of component that its costs are counted under.
@@ -333,7 +333,7 @@ class TokenMixer(Component):
     kernel_packages: ClassVar[tuple[str, ...]] = ()
 
     def head_sizes(self, width: Any) -> HeadSizes | None:
-        """The numbers and sizes of the mixer's heads in a layer of that width; None for a mixer without heads."""
+        """The number and size of the mixer's heads at a layer width; None for a mixer without heads."""
         return None
 
     def report_label(self) -> str:
@@ -376,7 +376,7 @@ class TokenMixer(Component):
         return None
 
     def share_bias(self, recorder: Flow, x: Value) -> None:
-        """Records the bias that all layers of a stack add to their scores, before the first layer.
+        """Records, before the first layer, the bias that all layers of a stack add to their attention scores.
 
         x: the input of the first layer.
         """
@@ -410,7 +410,7 @@ class LayerParts(Protocol):
 
 
 class StackPart(Component):
-    """A component that a stack of layers has once: before, after or beside its layers."""
+    """A component that occurs once per stack: before, after or beside the layers."""
 
     def check_layers(self, layers: Mapping[str, LayerParts]) -> None:
         """Raises `ValueError` if the component does not fit these layers.
@@ -432,7 +432,7 @@ class Network(Component):
     mixture: ClassVar[bool] = False
 
     def active_width(self) -> int | None:
-        """The number of hidden units (d_ff) of the network that process each token."""
+        """The number of hidden units (d_ff) that process each token."""
         return None
 
     def activation(self) -> str:
@@ -440,7 +440,7 @@ class Network(Component):
         return ""
 
     def widened(self, change: Callable[[Any], Any]) -> Self:
-        """The network with `change` applied to every width of its feed-forward networks.
+        """The network after a function `change` is applied to all feed-forward widths.
 
         Raises `Unscalable`, with the reason, where it has other widths as well.
         """

@@ -1,4 +1,4 @@
-"""The component classes that each field accepts, by `type`. A new component is a new file and a line here.
+"""The component classes that each field accepts, by `type`.
 
 Each entry is `type` → location of the class, `file:Class` in this package. The file is imported on first use.
 """

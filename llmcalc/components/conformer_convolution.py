@@ -136,7 +136,7 @@ def _reference_class() -> type[nn.Module]:
             return (x - self.get_buffer("mean")) * self.get_buffer("scale")
 
     class ConvolutionReference(nn.Module):
-        """The convolution module. x: [clips, frames, hidden] → same shape."""
+        """The conformer's convolution module. x: [clips, frames, hidden] → same shape."""
 
         def __init__(self, spec: ConformerConvolution, width: int) -> None:
             super().__init__()

@@ -79,7 +79,7 @@ class Disentangled(AttentionPosition):
 
     @property
     def span(self) -> Number:
-        """The number of relative positions in each direction, for each of which the table has a row."""
+        """The number of relative positions in each direction; the table has a row for each."""
         return self.max_relative_positions if self.position_buckets is None else self.position_buckets
 
     def required_slots(self) -> Mapping[str, Mapping[str, Any]]:
@@ -151,7 +151,7 @@ class RelativeEmbedding(StackPart):
                 raise ValueError("relative_embedding: disentangled attention needs a table of its span")
 
     def flow(self, recorder: Flow, x: Value) -> Value:
-        """Returns all rows of the table of relative positions; of x only the width is used."""
+        """Returns all rows of the relative-position table. x: a value of the model's width."""
         length = 2 * self.span
         table_rows = Table(length=length, of=x.rows)
         rows, _ = recorder.table("table", Axis("distances", length), *x.axes, of=table_rows, by="all")
@@ -225,7 +225,7 @@ def _reference_classes() -> dict[str, type[nn.Module]]:
     from torch import nn
 
     class TableReference(nn.Module):
-        """An embedding table. Returns all of its rows, [2·span, hidden]."""
+        """An embedding table, all of whose rows [2·span, hidden] are the output."""
 
         def __init__(self, spec: RelativeEmbedding, model_properties: ModelProperties) -> None:
             super().__init__()

@@ -12,7 +12,7 @@ from .base import Part
 
 
 def part_evidence(part: Part) -> Evidence:
-    """Returns a component's evidence: its `type` or class name, with the check that the class declares."""
+    """Returns a component's evidence: the `type` or class name, with the check in the class."""
     kind, class_witness = getattr(part, "type", ""), witness_of(type(part))
     witness = class_witness if isinstance(class_witness, Witness) else class_witness.get(kind, UNTESTED)
     return Evidence(part.noun, kind or in_words(type(part).__name__), witness)

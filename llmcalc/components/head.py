@@ -76,7 +76,7 @@ class LMHead(Component):
     def flow(
         self, recorder: Flow, x: Value, vocab: Axis = ONE_TOKEN, width: Axis | None = None, output: Weight | None = None
     ) -> Value:
-        """Records the head. width: the embedding's width where it differs from x's.
+        """Records the output head. width: the embedding's width, if different from x's width.
 
         output: the weight that gives the logits, the embedding's if the head is tied; a separate weight by default.
         """

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
 
 class NgramEmbedding(StackPart):
-    """Tables of n-grams, each with a projection to the width of the token's embedding.
+    """N-gram embedding tables, each with a projection to the width of the token embedding.
 
     vocab_sizes: the number of rows of each table.
     embedding_size: the width of each table.
@@ -45,7 +45,7 @@ class NgramEmbedding(StackPart):
         return total
 
     def reference(self, model_properties: ModelProperties) -> nn.Module:
-        """Builds the tables and projections: token embeddings [batch, tokens, width] → same shape."""
+        """Builds the n-gram tables and projections: token embeddings [batch, tokens, width] → same shape."""
         return _reference_class()(self, model_properties.hidden_size)
 
     @classmethod

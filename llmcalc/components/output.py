@@ -13,7 +13,7 @@ if TYPE_CHECKING:
 
 @frozen(slots=True)
 class ModelOutput:
-    """The properties of a model's output, for checks of components that read it.
+    """The properties of a model's output that output components check.
 
     kind: the model's stacks, `decoder`, `encoder` or `encoder-decoder`.
     stack: the `Stack` that computes the output.

@@ -1,4 +1,4 @@
-"""Further outputs of a draft model: terms added to its logits, the acceptance probability, its next input.
+"""Additional outputs of a draft model: logit bias, acceptance probability, and next input.
 
 DSpark adds a bias of low rank that the previous token selects; Domino runs a GRU over the tokens proposed so far.
 Sources: specforge/modeling/draft/dspark.py and domino.py of sgl-project/SpecForge.
@@ -179,7 +179,7 @@ def _reference_class() -> type[nn.Module]:
             return torch.cat(states, 1)
 
         def forward(self, x: Tensor, ids: Tensor) -> tuple[Tensor, list[Tensor]]:
-            """Returns the term added to the logits, and the other outputs: the next states, the acceptance score."""
+            """Returns the logit bias, the next states and the acceptance score."""
             term: Any = 0
             outputs: list[Tensor] = []
             if hasattr(self, "state_proj"):

@@ -40,7 +40,7 @@ def residual_convolution_class() -> type[nn.Module]:
     from torch import nn
 
     class ResidualConvolution(nn.Module):
-        """The convolution and the sum. x: [batch, tokens, width] → same shape."""
+        """The convolution plus its input. x: [batch, tokens, width] → same shape."""
 
         def __init__(self, width: int, kernel: int) -> None:
             super().__init__()

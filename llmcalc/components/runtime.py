@@ -219,7 +219,7 @@ def state_class() -> type[nn.Module]:
             return None if forward_pass.store is None else forward_pass.store.get(self)
 
         def only_tensor(self, forward_pass: ForwardPass) -> Tensor | None:
-            """Returns the tensor of a state that has a single one, None at the first token or without a cache.
+            """Returns the only tensor of a state; None at the first token or without a cache.
 
             A caller keeps it in a variable until the new state is kept, as transformers does: both are in memory then.
             """
@@ -279,7 +279,7 @@ def attention_mask(
     window: int | None = None,
     chunk: int | None = None,
 ) -> Tensor:
-    """Returns the mask [queries, keys] of the last keys that each query of this pass may attend to.
+    """Returns the mask [queries, keys] of the keys that each query of this pass may attend to.
 
     q, k: tensors with a row for each query and for each key, [..., rows, width].
     """

@@ -118,7 +118,7 @@ class TargetStates(ResidualStreams):
 
     @classmethod
     def examples(cls) -> list[Self]:
-        """Returns no examples: a stack's examples use it."""
+        """Returns no examples, because the stack's examples include the component."""
         return []
 
 

@@ -1,4 +1,4 @@
-"""A second embedding table, whose rows the attention of some layers adds to its values.
+"""A second embedding table, which some attention layers add to the values.
 
 transformers: models/neomme (`NeoMMEModel.value_embeddings`).
 """

@@ -26,7 +26,7 @@ SHORTEST, LONGEST = 2**10, 2**17
 
 
 def cache_bits_of(format_name: str) -> Cost:
-    """Returns a function that counts an operation's cached bits, with keys and values in the named cache format."""
+    """Returns a cost function for an operation's cached bits, with keys and values in the named format."""
     return cache_bits_in(cache_format(format_name))
 
 
@@ -37,7 +37,7 @@ def _cached_tree(spec: ModelSpec) -> Node:
 
 @frozen(slots=True)
 class CacheGroup:
-    """A group of identical caches.
+    """A group of identical layer caches.
 
     kind: the kind of cache, such as `full_attention`.
     layers: number of layers with such a cache.
@@ -187,7 +187,7 @@ def _cached_tokens(cache: KVCache, node_position: Place) -> int:
 
 @frozen(slots=True)
 class WhatIf:
-    """The cache size of a changed model. ratio: its bytes over the original model's bytes."""
+    """The cache size of a changed model. ratio: the changed model's bytes / the original bytes."""
 
     what: ModelChange
     cache: CacheSize

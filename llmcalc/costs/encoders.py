@@ -1,4 +1,4 @@
-"""Images and audio of a prompt: the FLOPs of the encoders' passes, and the tokens that images and audio become."""
+"""Images and audio of a prompt: the encoders' FLOPs, and the tokens of images and audio."""
 
 from __future__ import annotations
 
@@ -28,13 +28,13 @@ class EncoderRun:
     run_config: RunConfig
 
     def total(self, cost: Cost) -> Number:
-        """Returns the value of a cost function, summed over the encoder and its projectors."""
+        """Returns the sum of a cost function over the encoder and the projectors."""
         return sum(node.total(cost, self.run_config) for node in self.nodes)
 
 
 @frozen(slots=True)
 class EncodedInputs:
-    """The images and the audio of every sequence, as a model reads them.
+    """The images and audio of every sequence in the model's form.
 
     image_tokens, audio_tokens: the tokens of one sequence that they become; 0 without.
     in_sequence: whether these tokens are part of the text model's sequence; false where a decoder attends to them.
@@ -62,7 +62,7 @@ class EncodedInputs:
 
 
 def encoded_inputs(spec: ModelSpec, inputs: Inputs, batch: int = 1) -> EncodedInputs:
-    """Returns the images and audio of `batch` sequences as the model reads them.
+    """Returns the images and audio of `batch` sequences in the model's form.
 
     Raises `InputError` for a model that reads none, or whose processor's rule is not known.
     """

@@ -39,14 +39,14 @@ def step_of(op_use: Use) -> Number:
 
 
 def scores_of(op_use: Use) -> Number:
-    """Returns the FLOPs of an attention's query-key and score-value products, without a sparse indexer's products."""
+    """Returns the FLOPs of the query-key and score-value products, without a sparse indexer's products."""
     attends = isinstance(op_use.op, AttentionCore) and "no_grad" not in op_use.roles
     return step_of(op_use) if attends else 0
 
 
 @frozen
 class FlopCount:
-    """The FLOPs of one workload over one model.
+    """The FLOPs of one model in one workload.
 
     inputs: the images and audio whose encoders count too; None (default) for text alone.
     """
@@ -132,7 +132,7 @@ class FlopCount:
         return {**flops_by_component, "recomputation": self.recomputed} if self.recomputed else flops_by_component
 
     def cost(self, cost: Cost) -> Number:
-        """Returns the sum of another cost function over the nodes of the same model and run."""
+        """Returns the sum of another cost function over the same nodes in the same run."""
         return self.tree.total(cost, self.run_config, self.include)
 
     @property
@@ -157,7 +157,7 @@ def run_config_of(
     recompute: str = "none",
     mla: LatentForm = "auto",
 ) -> RunConfig:
-    """Returns the run of a model under these settings, with defaults filled in.
+    """Returns a model's run config with these settings, and defaults for the others.
 
     seq: new tokens per sequence; default `usual_sequence`. Decoding adds one token per sequence; there seq is the
         context if context is not given.

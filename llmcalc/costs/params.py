@@ -9,12 +9,12 @@ from ..model import ModelSpec
 
 
 def total_of(op_use: Use) -> Number:
-    """Returns the parameters of an op; a tied weight counts once."""
+    """Returns the parameters of an operation; a tied weight counts once."""
     return op_use.params()
 
 
 def active_of(op_use: Use) -> Number:
-    """Returns the parameters of an op that one token uses."""
+    """Returns the active parameters of an operation, which process one token."""
     return op_use.active_params()
 
 
@@ -45,7 +45,7 @@ class ParameterCount:
 
     @property
     def active_at_least(self) -> Number:
-        """Active parameters of a token routed to as many identity experts as possible; `active` without any."""
+        """Active parameters of a token with the most identity experts; equals `active` without identity experts."""
         return self.active - self.tree.total(Use.max_skipped_params, include=self.include)
 
     @property

@@ -19,7 +19,7 @@ SAVES_NOTHING = ("add", "dropout", "hold", "keep", "state", "enter", "leave")
 
 
 def _attention_flops(op_use: Use) -> Number:
-    """Returns an op's forward FLOPs of attention scores and of their products with values."""
+    """Returns an operation's forward FLOPs of attention scores and weighted values."""
     attends = isinstance(op_use.op, AttentionCore) and "no_grad" not in op_use.roles
     return op_use.forward_flops() if attends else 0
 
@@ -103,7 +103,7 @@ def _last_product_flops(scope: Scope, node_position: Place) -> Number:
 
 
 def _layers_and_steps(spec: ModelSpec, run_config: RunConfig) -> Iterator[tuple[Place, Scope]]:
-    """Returns (node, steps of its program) of every kind of layer."""
+    """Returns (node, program steps) of every kind of layer."""
     node_positions = [
         node_position for node_position in spec.tree().walk(run_config) if node_position.node.kind == "layer"
     ]

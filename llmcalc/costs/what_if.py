@@ -22,7 +22,7 @@ Change: TypeAlias = Callable[[TokenMixer, int], TokenMixer]
 
 @frozen(slots=True)
 class ModelChange:
-    """A change to a model. key: the change's name in JSON. title: its name in tables."""
+    """A change to a model. key: the JSON name. title: the name in tables."""
 
     key: str
     title: str

@@ -111,7 +111,7 @@ def context_bytes(capability: str, multiprocessors: int | None) -> int:
 
 
 def workspace_bytes(config: str) -> int:
-    """Returns the bytes of a cuBLAS workspace: `:4096:8` means eight buffers of 4096 KiB, `:0:0` none.
+    """Returns the bytes of a cuBLAS workspace: `:4096:8` is eight buffers of 4096 KiB, `:0:0` none.
 
     Raises `InputError` for a value that torch does not read.
     """

@@ -118,7 +118,7 @@ def _place_in_model(allocation_place: Place, stacks: list[LayerStack]) -> Place:
 
 
 def node_path(allocation_place: Place, stacks: list[LayerStack]) -> str:
-    """Returns the path of a module in the model's tree, with the index of its layer."""
+    """Returns a module's path in the model's tree, with the layer index."""
     for stack in stacks:
         if allocation_place.layer_index >= 0 and stack.contains(allocation_place):
             return stack.node(allocation_place)
@@ -126,7 +126,7 @@ def node_path(allocation_place: Place, stacks: list[LayerStack]) -> str:
 
 
 def list_places(result: ReplayResult, stacks: list[LayerStack]) -> list[tuple[str, str, int]]:
-    """Returns phase, module and peak of every module of the model, in the order in which a pass runs them.
+    """Returns phase, module and peak of every module of the model, in execution order.
 
     Every layer of a stack is listed; of thousands of layers, about a thousand at equal distances.
 

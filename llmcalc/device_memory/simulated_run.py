@@ -106,7 +106,7 @@ def default_attention(settings: Settings, spec: ModelSpec) -> AttentionImplement
 def training_run(
     settings: Settings, spec: ModelSpec, memory_use: MemoryUse, attention: AttentionImplementation | None = None
 ) -> Training:
-    """Returns the configuration of the training replay. memory_use: the persistent memory under these settings.
+    """Returns the configuration of the training replay. memory_use: the persistent memory.
 
     attention: the implementation if the settings choose none; default: the default of the phase.
 
@@ -189,7 +189,7 @@ def prompt_chunk(settings: Settings, memory_use: MemoryUse) -> int | None:
 def inference_passes(
     settings: Settings, spec: ModelSpec, memory_use: MemoryUse, attention: AttentionImplementation
 ) -> list[Inference]:
-    """Returns the inference passes of the replay. memory_use: the persistent memory under these settings."""
+    """Returns the inference passes to replay. memory_use: the persistent memory."""
     block = cache_block(settings, memory_use)
     seq = memory_use.workload.seq
     compute_format = activation_format(memory_use)

@@ -139,7 +139,7 @@ class Recorder:
         return self.step("stack", "", (after, output), Value(output.rows, (stacked_axis, *output.axes)))
 
     def alternatives(self, **branches: Callable[[], Value]) -> Value:
-        """Records several ways to compute one value: name of the form → function. The first form is the default.
+        """Records several ways to compute one value: form name → function. The first form is the default.
 
         Returns the value of the first form; each branch's scope has its own.
         """
@@ -155,7 +155,7 @@ class Recorder:
 
     @contextmanager
     def apart(self, causal: bool, memory: Value | None = None) -> Iterator[None]:
-        """Records everything inside a `with` as a separate stack of layers, without values that other layers share."""
+        """Records a separate stack of layers inside a `with`, without values that other layers share."""
         outer_state = self.causal, self.memory, self.memo
         self.causal, self.memory, self.memo = causal, memory, {}
         try:
@@ -191,7 +191,7 @@ class Recorder:
         about: dict[str, Any] | None = None,
         **options: Any,
     ) -> None:
-        """Records one step with all of its outputs."""
+        """Records one step with several outputs, and returns the outputs."""
         if weight is not None:
             weight.is_counted = True
         self.here.items.append(
@@ -199,7 +199,7 @@ class Recorder:
         )
 
     def step(self, verb: str, name: str, ins: tuple[Value, ...], out: Value, **options: Any) -> Value:
-        """Records one step with one output, and returns the output."""
+        """Records one step and returns the step's output."""
         self.record(verb, name, ins, (out,), **options)
         return out
 
@@ -213,7 +213,7 @@ class Recorder:
         self.record("leave", "", ())
 
     def also(self, value: Value) -> None:
-        """Records a second output of the model in addition to `result`: predictions with their own loss."""
+        """Records a second model output besides `result`: predictions with a separate loss."""
         self.record("also", "", (value,))
 
     def hold(self, **variables: Value) -> None:
@@ -228,5 +228,5 @@ class Recorder:
         self.record("hold", "", tuple(variables.values()), names=tuple(variables), outside=True)
 
     def keep(self, **values: Value) -> None:
-        """Names values that the forward pass stores for all layers until it ends."""
+        """Gives names to values that the forward pass stores for all layers until its end."""
         self.record("keep", "", tuple(values.values()), names=tuple(values))

@@ -43,7 +43,7 @@ ABSENT: Mapping[Role, frozenset[str]] = {
 
 @cache
 def _excluded_effects(roles: frozenset[Role]) -> frozenset[str]:
-    """Returns the effects (parameters, FLOPs, …) that do not count at a node with these roles."""
+    """Returns the effects (parameters, FLOPs, …) excluded from the counts of a node with these roles."""
     return frozenset().union(*(ABSENT[role] for role in roles))
 
 
@@ -100,7 +100,7 @@ class Node:
         return self.op is not None and any(effect in op.effects for op in (self.op, *self.forms.values()))
 
     def has_form(self, name: str) -> bool:
-        """Whether this node, or a node below it, has a form of that name."""
+        """Whether this node or a node below has the named form."""
         return name in self.forms or any(child.has_form(name) for child in self.children)
 
     def place(self, run_config: RunConfig | None = None) -> Place:
@@ -108,11 +108,11 @@ class Node:
         return Place(self, None, self.repeat, self.kind, frozenset({self.role}), run_config, self.optional)
 
     def walk(self, run_config: RunConfig | None = None) -> Iterator[Place]:
-        """Yields the positions of this node, as a root, and of every node below it, parents first."""
+        """Yields the places of this node, as the root, and of every node below, parents first."""
         return self.place(run_config).walk()
 
     def total(self, cost: Cost, run_config: RunConfig | None = None, include: frozenset[str] = frozenset()) -> Number:
-        """Returns the cost of this node as a root, including all nodes in it, for all of its repeats."""
+        """Returns the cost of all repeats of this node as a root, including all nodes below."""
         return self.place(run_config).total(cost, include)
 
     def cost_per_repeat(
@@ -124,7 +124,7 @@ class Node:
 
 @frozen
 class Place:
-    """A node with its position in the model (the repeats and roles of its ancestors) and the run config.
+    """A node with a position in the model (repeats and roles of the ancestors) and a run config.
 
     node: the node.
     above: its parent's place; None for the root.
@@ -167,7 +167,7 @@ class Place:
         return map(self.below, self.node.children)
 
     def walk(self) -> Iterator[Place]:
-        """Yields this position and every position below it, parents first."""
+        """Yields this place and every place below, parents first."""
         yield self
         for child in self.children():
             yield from child.walk()
@@ -178,7 +178,7 @@ class Place:
         return _primitive_use(self.node, self.roles, self.run_config)
 
     def own_cost(self, cost: Cost) -> Number:
-        """Returns the cost of one repeat of this node's op, without child nodes."""
+        """Returns the cost of one repeat of this node's operation, without child nodes."""
         op_use = self.use
         return 0 if op_use is None else cost(op_use)
 
@@ -200,7 +200,7 @@ class Place:
 
 @frozen(slots=True)
 class Use:
-    """A primitive operation with its roles and its run config.
+    """A primitive operation with roles and run config.
 
     A cost that it lacks, or that its roles exclude, is 0.
     """
@@ -249,7 +249,7 @@ class Use:
 
 
 def _primitive_use(node: Node, roles: frozenset[Role], run_config: RunConfig | None) -> Use | None:
-    """Returns the node's own primitive in these roles, in the form that runs; None for a group of nodes."""
+    """Returns the node's primitive in these roles, in the executed form; None for a group of nodes."""
     op = node.op
     if op is None:
         return None

@@ -31,7 +31,7 @@ class Value:
 
     @property
     def width(self) -> Number:
-        """The number of elements of one row, computed once."""
+        """The number of elements per row, computed once."""
         if self._width is None:
             self._width = extent(self.axes)
         return self._width

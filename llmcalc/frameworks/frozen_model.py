@@ -1,4 +1,4 @@
-"""A frozen copy of the trained model on the same devices: the reference model of training on preferences.
+"""A frozen copy of the trained model on the same devices: the reference model of preference training.
 
 Its weights stay all the time. Its pass without gradients runs while the trained model's activations are saved, and adds
 its logits to theirs. DPO's own loss keeps no logits in float32 beside those of a 16-bit model, so that both together
@@ -76,11 +76,11 @@ class SecondLoss:
 
     @property
     def parts(self) -> tuple[SecondLoss]:
-        """Parts added to the memory of training: the loss alone."""
+        """The second loss's addition to training memory, as a named part."""
         return (self,)
 
     def additional_bytes(self, memory_estimate: Memory, device: DeviceMemory) -> int:
-        """Returns the bytes per device of the second loss's logits, as if they were never freed: an upper bound."""
+        """Returns the second loss's logits in bytes per device, as if never freed: an upper bound."""
         workload = memory_estimate.states.workload
         return self.width * int(workload.batch) * int(workload.seq) * memory_estimate.spec.vocab_size
 

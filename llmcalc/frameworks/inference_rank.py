@@ -44,7 +44,7 @@ def inference_rank(whole_model: Memory, layout: Layout, rank: int, cuda_runtime:
 
 
 def rank_memory(memory_estimate: Memory) -> DeviceMemory:
-    """Returns a rank's device memory, with layer indices of the whole model. memory_estimate: from `inference_rank`.
+    """Returns a rank's device memory with the whole model's layer indices. memory_estimate: from `inference_rank`.
 
     memory_estimate: from `inference_rank`.
     """

@@ -44,7 +44,7 @@ NAME = "NCCL buffers"
 
 
 def communicator_bytes(ranks: int, torch: str = "") -> int:
-    """Returns the bytes of one NCCL communicator per rank, averaged over the communicator's ranks.
+    """Returns the mean bytes per rank of one NCCL communicator.
 
     In a ring each rank sends to one other. A tree inside a machine is a chain, with sums up and results down.
     torch: its version, by default the newest.

@@ -64,7 +64,7 @@ class Cluster:
         own_settings: Any = None,
         frozen: FrozenModel | SecondLoss | None = None,
     ) -> Cluster:
-        """Returns the memory of a layout's devices. framework: record or name; other arguments as in `RunOnRanks`.
+        """Returns the memory of a layout's devices. framework: record or name; other arguments as of `RunOnRanks`.
 
         framework: a record or its name; other arguments as in `RunOnRanks`.
         """
@@ -85,7 +85,7 @@ class Cluster:
 
     @property
     def own_settings(self) -> Any:
-        """The framework's own settings from a launch file; None without one."""
+        """The framework-specific settings from a launch file; None without one."""
         return self.run.own_settings
 
     @property
@@ -199,7 +199,7 @@ class Cluster:
 
     @property
     def peak_rank(self) -> RankMemory:
-        """The rank with the largest peak of allocated bytes; another rank may reserve more, with more free blocks."""
+        """The rank with the largest peak of allocated bytes; another rank may reserve more bytes."""
         return max(self.by_rank, key=lambda rank: (rank.device.peak_bytes, -rank.rank))
 
     @cached_property
@@ -279,12 +279,12 @@ def _with_frozen_model(memory: DeviceMemory, frozen: FrozenModel | SecondLoss, n
 
 
 def _has_all_layers(chunks: list[Counter[str]], smaller_chunks: list[Counter[str]]) -> bool:
-    """Whether each pipeline chunk contains all layers of the chunk with the same index in `smaller_chunks`."""
+    """Whether each pipeline chunk contains all layers of the same chunk in `smaller_chunks`."""
     return all(layers >= smaller_layers for layers, smaller_layers in zip(chunks, smaller_chunks, strict=True))
 
 
 def attention_of(memory_estimate: Memory, framework: Framework) -> AttentionImplementation:
-    """Returns the attention implementation that runs: the requested one, or the framework's default."""
+    """Returns the attention implementation: the requested one, or the framework's default."""
     requested_attention = memory_estimate.settings.attn_implementation
     return (
         requested_attention or framework.attention or default_attention(memory_estimate.settings, memory_estimate.spec)

@@ -36,11 +36,11 @@ class ImageRule(Part):
     noun = "rule of a processor"
 
     def rule_among_several(self) -> ImageRule:
-        """Returns the rule for an image in a sequence with several images."""
+        """Returns the rule for images in a sequence with several images."""
         return self
 
     def encode(self, height: int, width: int, patch_size: int) -> Encoded:
-        """Returns the patches and tokens of an image. height, width: its size in pixels.
+        """Returns the patches and tokens of an image. height, width: pixels.
 
         Raises `InputError` for a size that the processor refuses.
         """
@@ -61,7 +61,7 @@ class AudioRule(Part):
 
 
 def aspect_ratio_error(height: int, width: int, limit: int) -> InputError:
-    """Returns the error for an image whose aspect ratio exceeds the allowed one."""
+    """Returns the error for an image whose aspect ratio exceeds the limit."""
     return InputError(
         f"--image {width}x{height}: the processor takes images whose sides differ by a factor of at most {limit}"
     )

@@ -39,7 +39,7 @@ class Tiles(ImageRule):
         return self
 
     def _nearest_grid(self, height: int, width: int) -> int:
-        """Returns the rows and columns of the grid with the nearest shape; among equals the larger, if half filled."""
+        """Returns the grid's rows and columns with the nearest aspect ratio; in a tie the larger, if half filled."""
         shapes = [
             (tiles_across, tiles_down)
             for tiles_across in range(1, self.max_tiles + 1)

@@ -35,7 +35,7 @@ LanguageCode: TypeAlias = Annotated[str, Field(pattern=r"^[A-Za-z][A-Za-z0-9_]{0
 
 
 class AdapterLayer(Block):
-    """Attention and a feed-forward network, with a norm before or after each, and an adapter after the network.
+    """Attention and a feed-forward network with a norm before or after each, and an adapter after the network.
 
     adapter_size: the width of an adapter between its two projections, which have biases.
     adapter_act: the activation between them.
@@ -158,7 +158,7 @@ def _reference_class() -> type[nn.Module]:
     from torch import nn
 
     class Adapter(nn.Module):
-        """The bottleneck of one language. x: [batch, tokens, hidden] → same shape."""
+        """The bottleneck adapter of one language. x: [batch, tokens, hidden] → same shape."""
 
         def __init__(self, spec: AdapterLayer, model_properties: ModelProperties) -> None:
             super().__init__()
@@ -170,7 +170,7 @@ def _reference_class() -> type[nn.Module]:
             return self.adapter_down_proj(activate(self.act, self.adapter_up_proj(x)))
 
     class Adapters(nn.ModuleDict):
-        """The adapters of all languages, of which one runs. x: [batch, tokens, hidden] → same shape."""
+        """The adapters of all languages, of which one adapter runs. x: [batch, tokens, hidden] → same shape."""
 
         def forward(self, x: Tensor, language: str) -> Tensor:
             return self[language](x)

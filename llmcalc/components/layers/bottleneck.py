@@ -33,7 +33,7 @@ MOST_NETWORKS = 64
 
 
 class InnerNetwork(Component):
-    """A feed-forward network with a residual connection around it and a norm after the sum.
+    """A feed-forward network with a residual connection and a norm after it.
 
     feed_forward: the network.
     norm: the norm of the sum.

@@ -125,7 +125,7 @@ def _reference_classes() -> dict[str, type[nn.Module]]:
     from torch.nn import functional as F
 
     class Connection(nn.Module):
-        """Reads streams, [batch, tokens, streams, hidden] → (gated mean, factor of each stream or None)."""
+        """Reads the streams [batch, tokens, streams, hidden] → (gated mean, factor of each stream or None)."""
 
         def __init__(self, norm: Norm, streams: int, rank: int, hidden: int, writes: bool) -> None:
             super().__init__()

@@ -85,7 +85,7 @@ class Gemma4Layer(WholeLayer):
         return recorder.mul(x, recorder.buffer("scale", Axis("one", 1)))
 
     def _between_norms(self, recorder: Flow, name: str, component: Any, x: Value, **router_input: Any) -> Value:
-        """Returns the output of a sublayer with a norm before it and a norm on its output."""
+        """Returns the output of a sublayer with norms before and after."""
         y = recorder.part(name, component, recorder.part(f"{name}_pre_norm", self.norm, x), **router_input)
         return recorder.part(f"{name}_post_norm", self.norm, y)
 

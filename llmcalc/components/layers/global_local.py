@@ -1,4 +1,4 @@
-"""An encoder with global tokens: text attends to its own block and to them, and they attend to everything.
+"""An encoder with global tokens: text attends to its block and global tokens, and global tokens attend to all tokens.
 
 PEGASUS-X (Phang et al. 2022, arXiv:2208.04347, §3): in every other layer the blocks are staggered by half a block, so
 that information crosses their borders. transformers: models/pegasus_x (`PegasusXEncoderLayer`).
@@ -92,7 +92,7 @@ def _required_streams(component: Any) -> Mapping[str, Any]:
 
 
 class GlobalLocalAttention(EqualHeadsMixer):
-    """Multi-head attention of global tokens to everything, and of text to its block and the global tokens.
+    """Multi-head attention where global tokens attend to all tokens, and text attends to its block and global tokens.
 
     num_attention_heads: the number of heads. The projections have no biases.
     num_global_tokens: the number of global tokens, in front of the text.

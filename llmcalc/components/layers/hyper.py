@@ -77,7 +77,7 @@ class HyperLayer(PreNormLayer):
         return x
 
     def _connect_sublayer(self, recorder: Flow, name: str, x: Value) -> tuple[Value, Value, Value]:
-        """Returns the sublayer's input, the weights that add its output to the streams, and the mixed streams."""
+        """Returns the sublayer's input, the weights that add the output to the streams, and the mixed streams."""
         streams, hidden = x.axes
         mixing_axes = () if self.hc_sinkhorn_iters is None else ((streams, Axis("mixed", streams.size)),)
         with recorder.scope(name, kind="residual"):
@@ -177,7 +177,7 @@ def hyper_classes() -> dict[str, type[nn.Module]]:
             return matrix.transpose(-1, -2) @ streams
 
     class Connection(nn.Module):
-        """The connection of one sublayer. streams → (sublayer input, output weights, mixed streams)."""
+        """The hyper-connection of one sublayer. streams → (sublayer input, output weights, mixed streams)."""
 
         def __init__(self, spec: HyperLayer, hidden: int) -> None:
             super().__init__()

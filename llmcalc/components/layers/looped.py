@@ -73,7 +73,7 @@ class LoopedAttention(GroupedQueryMixer):
         return (self.loop_window_size,)
 
     def flow(self, recorder: Flow, x: Value, is_second: bool = False) -> Value:
-        """Records attention. is_second: whether it runs in the second loop, which has the gate."""
+        """Records attention. is_second: whether this is the second loop, which has the gate."""
         heads, kv_heads = Axis("heads", self.num_attention_heads), Axis("kv_heads", self.num_key_value_heads)
         dim = Axis("head_dim", self.head_dim)
         role: Role = "shared" if is_second else "own"
@@ -103,7 +103,7 @@ class LoopedAttention(GroupedQueryMixer):
         return recorder.attention(name, q, k, v, causal=True, window=window)
 
     def _mixed(self, recorder: Flow, q: Value, k: Value, v: Value) -> Value:
-        """Records the second loop's attention to the first loop's keys and to its own, and the gate between both."""
+        """Records the second loop's attention to both loops' keys, and the gate between the results."""
         heads, window = q.axes[0], self.loop_window_size
         placeholder = Value(k.rows, k.axes, fixed=True), Value(v.rows, v.axes, fixed=True)
         first_keys, first_values = recorder.memo.get(FIRST_LOOP, placeholder)

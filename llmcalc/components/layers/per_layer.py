@@ -108,7 +108,7 @@ def _reference_classes() -> dict[str, type[nn.Module]]:
     from torch import nn
 
     class Table(nn.Module):
-        """Computes the per-layer embedding vectors of all layers for each token.
+        """Computes the per-layer embedding vectors of all layers.
 
         x: token embeddings [batch, tokens, hidden] → vectors [batch, tokens, layers, width].
         """
@@ -137,7 +137,7 @@ def _reference_classes() -> dict[str, type[nn.Module]]:
             return vectors * 2**-0.5
 
     class Gate(nn.Module):
-        """The gated vector of one layer. x: [batch, tokens, hidden] → the term added to x."""
+        """Gates the per-layer vector of one layer. x: [batch, tokens, hidden] → the term added to x."""
 
         def __init__(self, spec: PerLayerGate, model_properties: ModelProperties, norm: Norm) -> None:
             super().__init__()

@@ -143,7 +143,7 @@ class SharedBlock(Part):
 
 
 class ZambaLayer(Layer):
-    """A mixer layer after a shared transformer block. `Stack.shared_layers` names the layers that share the block.
+    """A mixer layer after a shared transformer block. `Stack.shared_layers` names the layers that share a block.
 
     attention: the mixer.
     transformer: the shared block.
@@ -256,7 +256,7 @@ def _reference_class() -> type[nn.Module]:
             return self.up(self.down(x))
 
     def adapters(spec: SharedBlock, n_in: int, n_out: int) -> nn.ModuleList:
-        """Builds the adapter of this layer, which runs, and idle adapters of the other layers."""
+        """Builds the running adapter of this layer, and unused adapters of the other layers."""
         return nn.ModuleList(Adapter(n_in, spec.adapter_rank or 0, n_out) for _ in range(1 + spec.idle_adapters))
 
     class Adapted(nn.Linear):

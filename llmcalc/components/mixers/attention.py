@@ -323,7 +323,7 @@ class Attention(TokenMixer):
         return "kv_shared" if self.kv_shared else ""
 
     def _can_share_with(self, other: Attention) -> bool:
-        """Whether this layer can share the keys and values of the other layer."""
+        """Whether this layer can share keys and values with the other layer."""
         return all(map(same, self.sharing_key_of(), other.sharing_key_of()))
 
     def flow(
@@ -655,7 +655,7 @@ def _reference_class() -> type[nn.Module]:
             }[self.spec.qk_norm.scope]
 
         def _normalize(self, x: Tensor, norm: nn.Module) -> Tensor:
-            """Applies the norm of queries or keys, if there is one. x: [batch, heads, tokens, head_dim]."""
+            """Applies the optional norm of queries or keys. x: [batch, heads, tokens, head_dim]."""
             assert self.spec.qk_norm is not None
             if self.spec.qk_norm.scope != "projection":
                 return norm(x)

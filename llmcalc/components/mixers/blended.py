@@ -73,7 +73,7 @@ class BlendedAttention(WindowedMixer):
         return recorder.linear("o_proj", y, *x.axes)
 
     def _blend(self, recorder: Flow, letter: str, x: Value) -> Value:
-        """Records the weighted sum of each row and the previous one. x: the keys or the values."""
+        """Records the weighted sum of each row and the previous row. x: the keys or the values."""
         kv_heads, _ = x.axes
         previous_tokens = recorder.shift(x, state=f"last_{letter}")
         recorder.state(f"last_{letter}", *x.axes, kind="conv_state")

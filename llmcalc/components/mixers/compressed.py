@@ -73,7 +73,7 @@ class CompressedAttention(EntryAttention):
     def _selected_entries(
         self, recorder: Flow, indexer: EntryIndexer, x: Value, compressed_query: Value, mask: Value, rope: Rope
     ) -> Value:
-        """Selects the entries for each token's attention. mask: the entries to choose from."""
+        """Selects the entries for each token's attention. mask: the visible entries."""
         heads, dim = Axis("index_heads", indexer.index_n_heads), Axis("index_head_dim", indexer.index_head_dim)
         with recorder.scope("indexer", role="no_grad"):
             entries = self._all_entries(recorder, "compressor", x, dim, rope)
@@ -121,7 +121,7 @@ class CompressedAttention(EntryAttention):
     def _with_last_window(
         self, recorder: Flow, kv: Value, gate: Value, rate: Axis, dim: Axis, tokens: Rows
     ) -> tuple[Value, Value]:
-        """Concatenates each window of the second half of the features with the previous window of the first half."""
+        """Joins the second feature half of each window with the first feature half of the previous window."""
         window_rows = Beside(((rate,), (rate,)))
         with recorder.function():
             (delayed_series, current_series), (gate_delayed_series, current_gate) = (
@@ -194,7 +194,7 @@ def _reference_class() -> type[nn.Module]:
             self.last_window: Any = state_class()() if spec.overlap else None
 
         def _with_last_window(self, kv: Tensor, gate: Tensor, forward_pass: ForwardPass) -> tuple[Tensor, Tensor]:
-            """Concatenates each window of the second half of x with the previous window of the first half.
+            """Joins the second feature half of each window of x with the first feature half of the previous window.
 
             [batch, windows, rate, 2·width] → [batch, windows, 2·rate, width].
             """

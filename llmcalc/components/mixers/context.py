@@ -106,7 +106,7 @@ def _reference_class() -> type[nn.Module]:
     import torch
 
     class ContextReference(two_sets_reference()):  # type: ignore[misc]
-        """The attention of a block. x: [batch, tokens, hidden] → same shape."""
+        """The attention of a draft block. x: [batch, tokens, hidden] → same shape."""
 
         def __init__(self, spec: ContextAttention, hidden: int) -> None:
             super().__init__(spec, hidden)

@@ -39,7 +39,7 @@ if TYPE_CHECKING:
 
 
 class DifferentialAttention(WindowedMixer):
-    """Attention whose heads subtract one softmax from another.
+    """Attention whose heads are the difference of two softmaxes.
 
     num_attention_heads: the number of query heads.
     num_key_value_heads: the number of key and value heads; even, because values are halved by heads.
@@ -156,7 +156,7 @@ class DifferentialAttention(WindowedMixer):
         return keys, values
 
     def _lambda_term(self, recorder: Flow, term: str, dim: Axis) -> Value:
-        """Records one of the two terms exp(λ_q · λ_k) of λ."""
+        """Records one of the two factors exp(λ_q · λ_k) in λ."""
         product = recorder.mul(recorder.vector(f"lambda_q{term}", dim), recorder.vector(f"lambda_k{term}", dim))
         return recorder.act(recorder.sum(product), "exp")
 

@@ -42,7 +42,7 @@ if TYPE_CHECKING:
 
 
 class EntryIndexer(Part):
-    """Small query heads that score compressed entries, to select entries for each token's attention.
+    """Small query heads that score compressed entries and select entries for each token's attention.
 
     index_n_heads: the number of small query heads.
     index_head_dim: the size of a small query, and of the vectors that it is compared with.

@@ -36,7 +36,7 @@ if TYPE_CHECKING:
 
 
 class ExclusiveAttention(WindowedMixer):
-    """Grouped-query attention whose output, y − tanh(α) · (y · u) · u with the unit value u of the token, is gated.
+    """Grouped-query attention with output y − tanh(α) · (y · u) · u, gated, where u is the token's unit value.
 
     num_attention_heads: the number of query heads, each with its α.
     num_key_value_heads: the number of key and value heads.

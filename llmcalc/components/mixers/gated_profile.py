@@ -132,7 +132,7 @@ def _reference_class() -> type[nn.Module]:
             return convolved + x
 
     class Core(nn.Module):
-        """Softmax attention with a bias, and for each query the score of one more key without a value.
+        """Softmax attention with a bias and a sink, a score per query without a value.
 
         q: [batch, heads, queries, d]; k, v: [batch, heads, keys, d]; bias: the scores' shape; sinks: [batch, heads,
         queries] → the shape of q.

@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 
 
 class Indexer(Part):
-    """Small query heads, computed from the compressed query or the layer's input, that score one key per token.
+    """Small query heads, from the compressed query or the layer's input, that score one key per token.
 
     index_n_heads: the number of small query heads.
     index_head_dim: the size of a query and of a key.
@@ -55,7 +55,7 @@ class Indexer(Part):
 
     @property
     def reads_input(self) -> bool:
-        """Whether its queries come from the layer's input and not from the compressed query."""
+        """Whether the indexer's queries come from the layer's input instead of the compressed query."""
         return self.input_norm is not None
 
     def attention_limits(self) -> Mapping[str, Any]:

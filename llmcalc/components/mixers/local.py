@@ -1,4 +1,4 @@
-"""Local attention of an encoder: to nearby tokens in both directions, and optionally to sums of token blocks.
+"""Local encoder attention to nearby tokens in both directions, and optionally to sums of token blocks.
 
 LongT5 (Guo et al. 2021, arXiv:2112.07916, §3.1). `local`: a token attends to tokens at most local_radius away. Each
 block of local_radius + 1 tokens attends to itself and its two neighbours; the last block is padded. `transient-global`:
@@ -206,7 +206,7 @@ def _reference_class() -> type[nn.Module]:
             return sum_index, forward_pass.span(0, last_sum + 1, device)
 
         def _mask_and_bias(self, forward_pass: ForwardPass, tokens: int, device: Any) -> tuple[Tensor, Tensor | None]:
-            """Returns the mask of each query's keys, [blocks, 1, block, keys], and the bias on the scores."""
+            """Returns the mask [blocks, 1, block, keys] of each query's keys, and the bias on the scores."""
             radius = self.spec.local_radius
             positions = self._split_into_blocks(forward_pass.span(0, tokens, device)[None] + 1)  # 0 marks padding
             keys = self._with_neighbours(positions)

@@ -153,7 +153,7 @@ class Mamba2(TokenMixer):
 
 @cache
 def scan_class() -> type[nn.Module]:
-    """Returns the module of Mamba-2's scan, with its parameters A, D and the bias of Δ."""
+    """Returns the reference class of Mamba-2's scan, with the parameters A, D and the bias of Δ."""
     import torch
     from torch import nn
 

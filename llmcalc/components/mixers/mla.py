@@ -222,7 +222,7 @@ class MLA(TokenMixer):
             return recorder.attention("core", q, k, values, core=core, **options)
 
         def absorbed() -> Value:
-            """Records attention on the latents themselves; the expansion's weights are applied to query and output."""
+            """Records absorbed attention on the latents, with the expansion's weights applied to query and output."""
             weight = Weight("kv_b_proj", (heads, Beside(((nope,), (head_axis,)))), (latent,))
             q = recorder.cat(recorder.absorb("kv_b_proj", q_nope, weight, latent), q_rope, axes=(heads, latent_key))
             k = recorder.cat(c, k_rope, axes=(Axis("one", 1), latent_key))
@@ -273,7 +273,7 @@ class MLA(TokenMixer):
     def _query_and_latent(
         self, recorder: Flow, x: Value, heads: Axis, head: Beside, head_axis: Axis
     ) -> tuple[Value, Value | None]:
-        """Returns the query of each head, and the compressed query if there is one."""
+        """Returns the query of each head, and the optional compressed query."""
         if self.q_lora_rank is None:
             return recorder.linear("q_proj", x, heads, head), None
         raw_latent = recorder.linear("q_a_proj", x, Axis("q_lora", self.q_lora_rank), bias=self.attention_bias)
@@ -333,7 +333,7 @@ def _reference_class() -> type[nn.Module]:
     from torch import nn
 
     class Expansion(nn.Linear):
-        """Expands latents to each head's key and value. Absorbed: applies the weight to query or output."""
+        """Expands latents to each head's key and value; if absorbed, applies the weight to the query or output."""
 
         def __init__(self, latent: int, heads: int, nope: int, value: int) -> None:
             super().__init__(latent, heads * (nope + value), bias=False)
@@ -411,7 +411,7 @@ def _reference_class() -> type[nn.Module]:
             return q.unflatten(-1, head_shape), None, compressed_query
 
         def _latent_and_key(self, x: Tensor, forward_pass: ForwardPass) -> tuple[Tensor, Tensor]:
-            """Returns latents and rotary keys, [batch, tokens, …], of this layer or shared by a lower layer."""
+            """Returns latents and rotary keys [batch, tokens, …], of this layer or shared by a lower layer."""
             spec = self.spec
             sharing_key = ("latent", spec.kv_lora_rank, spec.qk_rope_head_dim, spec.mla_use_nope, spec.sliding_window)
             if spec.kv_shared:

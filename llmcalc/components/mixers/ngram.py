@@ -38,7 +38,7 @@ def _ngram_field() -> Any:
 
 
 class PredictStreams(ResidualStreams):
-    """Predict streams beside the stream of tokens; the output head reads only the predict streams.
+    """Predict streams beside the main token stream; the output head reads only the predict streams.
 
     ngram: the number of predict streams.
     """
@@ -183,7 +183,7 @@ def _reference_classes() -> dict[str, type[nn.Module]]:
             self.core, self.predict_core = softmax_core_class()(), softmax_core_class()()
 
         def _streams(self, name: str, x: Tensor) -> tuple[Tensor, ...]:
-            """Returns the projection of each stream, [batch, heads, tokens, size]."""
+            """Returns the projection of each stream as heads, [batch, heads, tokens, size]."""
             projected = self.get_submodule(name)(x).unflatten(
                 -1, (-1, self.heads) if name[0] == "r" else (self.heads, -1)
             )

@@ -149,7 +149,7 @@ def profile_attention_class() -> type[nn.Module]:
             self.weight = nn.Parameter(torch.randn(extent, rank) * 0.02)
 
     class ProfileAttentionReference(grouped_reference_class()):  # type: ignore[misc]
-        """The attention. x: [batch, tokens, hidden] → same shape."""
+        """A norm on queries and keys before the scores."""
 
         def __init__(self, spec: ProfileAttention, model_properties: ModelProperties) -> None:
             hidden, head_dim = model_properties.hidden_size, spec.head_dim

@@ -119,7 +119,7 @@ def _reference_class() -> type[nn.Module]:
             return (sums / (totals + 1e-6)).flatten(2, 3)[:, :, :tokens]
 
         def _expanded_indices(self, blocks: Tensor, x: Tensor) -> Tensor:
-            """Returns block indices, expanded to the shape in which they select blocks of x."""
+            """Returns block indices expanded for the selection of blocks of x."""
             return blocks[..., None, None].expand(*blocks.shape, *x.shape[3:])
 
         def _selected_blocks(self, x: Tensor, blocks: Tensor) -> Tensor:

@@ -53,7 +53,7 @@ class CandidateBlocks(Part):
 
 
 class EntryKeyIndexer(EntryIndexer):
-    """Small query heads that score one key per entry, to select entries for each token's attention.
+    """Small query heads that score one key per entry and select entries for each token's attention.
 
     finds: the blocks that the layer finds for the indexers above it; none by default.
     candidates: the blocks that a lower layer found, outside which no key is scored; by default all keys are scored.
@@ -157,7 +157,7 @@ class SharedEntryAttention(EntryAttention):
         return recorder.among(visible, selection, entries)
 
     def _latent_and_entries(self, recorder: Flow, x: Value, dim: Axis, rope: Rope) -> tuple[Value, Value]:
-        """Returns the new entries before RoPE, and all entries so far after it."""
+        """Returns the new entries before RoPE, and all entries after RoPE."""
         assert self.compress_rate is not None
         rate = Axis("rate", self.compress_rate)
         unpooled_rows: tuple[Value, ...] = ()
@@ -239,7 +239,7 @@ class SharedEntryAttention(EntryAttention):
 
 
 def shared_entry_examples() -> dict[str, SharedEntryAttention]:
-    """Returns small mixers of each kind, of which `scoring` and `reusing` read the entries of `finding`."""
+    """Returns small mixers of each kind; `scoring` and `reusing` read the entries of `finding`."""
     local = SharedEntryAttention(
         num_attention_heads=4,
         head_dim=8,
@@ -269,7 +269,7 @@ def _reference_class() -> type[nn.Module]:
     from torch import nn
 
     class Compressor(nn.Module):
-        """Compresses tokens into entries. x: [batch, tokens, hidden] → new ones before RoPE, and all after it."""
+        """Compresses tokens into entries. x: [batch, tokens, hidden] → new entries before RoPE, all after RoPE."""
 
         def __init__(self, spec: SharedEntryAttention, hidden: int) -> None:
             super().__init__()
@@ -308,7 +308,7 @@ def _reference_class() -> type[nn.Module]:
             return latent, entries
 
     class Chooser(chooser_class()):  # type: ignore[misc]
-        """Selects the entries that each token attends to, by one key per entry."""
+        """Selects the entries that each token attends to, by scores against one key per entry."""
 
         def __init__(self, spec: SharedEntryAttention, hidden: int) -> None:
             super().__init__(spec, hidden)
@@ -321,7 +321,7 @@ def _reference_class() -> type[nn.Module]:
         def _candidates(
             self, keys: Tensor, visible: Tensor, forward_pass: ForwardPass
         ) -> tuple[Tensor, Tensor, Tensor | None]:
-            """Returns keys to score, the visible ones among them, and their positions where they are not all keys."""
+            """Returns the keys to score, the visible keys, and the keys' positions (if only some keys are scored)."""
             assert self.spec.indexer is not None
             blocks = self.spec.indexer.candidates
             if blocks is None:

@@ -50,7 +50,7 @@ class TwoSetsMixer(WindowedMixer):
 
 @cache
 def two_sets_reference() -> Any:
-    """Returns the base class of the references, with the projections, the norms, and the cache of the first set."""
+    """Returns the base class of the references, with projections, norms and the cache of the layer's tokens."""
 
     class TwoSetsReference(grouped_reference_class()):  # type: ignore[misc]
         def __init__(self, spec: TwoSetsMixer, hidden: int) -> None:

@@ -120,7 +120,7 @@ class FeedForward(SingleWidthNetwork):
 
     @property
     def style(self) -> str:
-        """The name papers use for the network: `SwiGLU`, `GELU`, …"""
+        """The usual name of the network, such as `SwiGLU` or `GELU`."""
         name = "xIELU" if self.hidden_act == "xielu" else PLAIN_NAMES[self.hidden_act]
         return (GLU_NAMES.get(self.hidden_act) or f"gated {name}") if self.gated else name
 

@@ -54,7 +54,7 @@ class Router(Part):
         def type(self) -> str: ...
 
     def flow(self, recorder: Flow, x: Value, experts: Axis, top_k: Number, classes: Number) -> tuple[Value, Value]:
-        """Records the routing. Returns the weights and the indices of each token's experts.
+        """Records the routing, and returns the weights and indices of each token's experts.
 
         classes: the number of experts to select from, identity experts included.
         """
@@ -78,7 +78,7 @@ def _record_correction(recorder: Flow, storage: Correction | None, classes: Axis
 
 
 class LinearRouter(Router):
-    """A linear layer to one logit per expert.
+    """A router with one linear layer that gives a logit per expert.
 
     bias: whether it has a bias, false by default.
     norm: the norm before it, none by default.
@@ -251,7 +251,7 @@ def _reference_classes() -> dict[str, type[Any]]:
             return chosen_scores / chosen_scores.sum(-1, keepdim=True) if self.top_k > 1 else chosen_scores
 
     class Float32Linear(nn.Linear):
-        """A linear layer that multiplies float32 copies of its input and of its weight."""
+        """A linear layer computed with float32 copies of the input and the weight."""
 
         def forward(self, x: Tensor) -> Tensor:
             bias = None if self.bias is None else self.bias.float()

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
 
 class SharedScores(Part):
-    """A score for each shared expert, which multiplies the expert's part of the hidden units.
+    """Scores that multiply the hidden units of each shared expert.
 
     shared_experts: the number of shared experts; it divides their total width.
     """

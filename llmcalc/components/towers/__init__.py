@@ -1,4 +1,4 @@
-"""Vision and audio encoders beside a text model, and projectors from their output to its width.
+"""Vision and audio encoders of a multimodal model, and projectors to the text model's width.
 
 Their parameters are counted, and their FLOPs for the images and the audio that a question gives.
 
@@ -67,7 +67,7 @@ def towers_before(towers: Mapping[str, Tower]) -> Iterator[tuple[str, Tower, lis
 
 
 def check_widths(towers: Mapping[str, Tower]) -> None:
-    """Raises `ValueError` if a projector's input width is not the width of an encoder or projector before it.
+    """Raises `ValueError` if a projector's input width differs from all preceding output widths.
 
     It may be the output width of the encoder before it, or of the projector just before it.
     """

@@ -217,7 +217,7 @@ def _reference_class() -> type[nn.Module]:
     from torch import nn
 
     class SelfAttention(nn.Module):
-        """The conformer's attention. x: [clips, frames, hidden] → same shape. bias: [heads, frames, frames]."""
+        """The conformer's self-attention. x: [clips, frames, hidden] → same shape. bias: [heads, frames, frames]."""
 
         def __init__(self, spec: Conformer) -> None:
             super().__init__()
@@ -232,7 +232,7 @@ def _reference_class() -> type[nn.Module]:
                 self.q_scale = vector(torch.zeros(width // attention.num_attention_heads))
 
         def _distance_sinusoids(self, frames: int, width: int, reference_tensor: Tensor) -> Tensor:
-            """Computes the sinusoid of each query's distance to each key, [frames, frames, hidden]."""
+            """Computes sinusoids of the distance between each query and key, [frames, frames, hidden]."""
             positions = torch.arange(frames, device=reference_tensor.device)
             scales = torch.exp(
                 torch.arange(width // 2, device=reference_tensor.device) * (-math.log(1e4) / max(width // 2 - 1, 1))

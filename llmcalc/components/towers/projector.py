@@ -192,7 +192,7 @@ class Projector(TowerPart):
         return _activate(recorder, x, self.out_act)
 
     def _merge_patches(self, recorder: Flow, x: Value) -> Value:
-        """Merges squares of patches, and the same squares of consecutive frames, into one vector each."""
+        """Merges square blocks of patches, also over consecutive frames, into one vector each."""
         if same(self.merge, 1) and same(self.frames, 1):
             return x
         square = (Axis("rows", self.merge), Axis("columns", self.merge))

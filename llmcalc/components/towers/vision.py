@@ -72,7 +72,7 @@ class PatchPositions(Part):
 
 
 class AttentionPooling(Part):
-    """A pooling head: one learned query that attends to all patches, then a feed-forward network (SigLIP).
+    """A pooling head: attention of one learned query to all patches, and a feed-forward network (SigLIP).
 
     attention: the attention of the query.
     feed_forward: the network on its output.
@@ -286,7 +286,7 @@ def _reference_class() -> type[nn.Module]:
                 self.pooling = Pooling(spec.pooling, hidden)
 
         def _with_positions(self, x: Tensor, rows: int, columns: int) -> Tensor:
-            """Returns the patches with their positions added."""
+            """Returns the patches plus position embeddings."""
             assert self.spec.positions is not None
             if self.spec.positions.axes == 1:
                 positions: Tensor = self.position_embedding(torch.arange(x.shape[1], device=x.device))

@@ -57,7 +57,7 @@ class LinearFormat:
 
 
 def _indivisible_reason(dimension: str, matrix_size: Number, divisor: int, field: str = "") -> str:
-    """Returns an error text unless a size is a multiple of the divisor, else an empty text.
+    """Returns an error text if the divisor does not divide a size, else an empty text.
 
     field: the divisor's name.
     """

@@ -56,7 +56,7 @@ class Group:
 
 @frozen
 class LinearScheme(Scheme):
-    """A scheme that converts linear layers.
+    """A quantization scheme that converts linear layers.
 
     groups: the first group that names a layer gives its format.
     scope: all linear layers, or routed experts only.
@@ -104,7 +104,7 @@ class LinearScheme(Scheme):
             raise self._unsupported_error(f"converts {scope_text}, and this model has none; expected another scheme")
 
     def _format_of_tensor(self, weight_site: WeightSite) -> LinearFormat | None:
-        """Returns the format that a tensor is converted to; None if the tensor stays unconverted."""
+        """Returns the target format of a tensor; None if the tensor stays unconverted."""
         experts = weight_site.kind == "experts" and len(weight_site.tensor.shape) == 3
         is_single_matrix = (len(weight_site.tensor.shape) == 2 or _is_grouped(weight_site)) and self.scope == "linear"
         if (
@@ -170,7 +170,7 @@ def listed_modules(fields: Fields, *names: str) -> ModuleList:
 
 
 def every_linear(fields: Fields, scheme: LinearScheme, *names: str) -> LinearScheme:
-    """Returns the scheme that `transformers` applies: every `nn.Linear` except the modules in the config's list.
+    """Returns the scheme of `transformers`: every `nn.Linear` except the modules in the config's list.
 
     names: config fields that may hold the list, as in `listed_modules`. The output head is unconverted if there is no
     list or the list names it.

@@ -86,7 +86,7 @@ def modelopt(fields: Fields) -> Scheme:
 
 
 def listed_groups(layers_table: Fields) -> tuple[tuple[Group, ...], tuple[str, ...]]:
-    """Returns the groups of `quantized_layers`, and their algorithms. Unlisted modules stay unconverted.
+    """Returns the module groups of `quantized_layers` with algorithms. Unlisted modules stay unconverted.
 
     Raises `InputError` for experts of one layer with different formats.
     """

@@ -82,7 +82,7 @@ class ModuleList:
         self._field, self._matching_seconds = field, 0.0
 
     def _pattern_test(self, list_entry: str, field: str) -> Callable[[str], bool] | None:
-        """Returns the test for an entry that is a pattern; None for an entry that is a plain name."""
+        """Returns the match function of a pattern; None for a plain name."""
         if self.rule == "modelopt":
             return (lambda name: fnmatchcase(name, list_entry)) if set(list_entry) & set("*?[") else None
         text, boundary = list_entry, ""
@@ -157,7 +157,7 @@ class ModuleList:
 
 
 def _unfused_entries(list_entry: str) -> Iterator[str]:
-    """Yields an entry, and the entries of its parts if it names a fused layer."""
+    """Yields an entry, and for a fused layer also entries of the fused parts."""
     yield list_entry
     for fused_name, part_names in FUSED.items():
         name = re.compile(rf"(?<![a-zA-Z0-9_]){fused_name}(?![a-zA-Z0-9_])")

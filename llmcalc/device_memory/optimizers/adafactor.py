@@ -58,12 +58,12 @@ def step(optimizer_step: OptimizerStep) -> None:
 
 
 def _is_factored(parameter: OptimizedParameter) -> bool:
-    """Whether a tensor has row and column means instead of a whole second moment; a vector has none."""
+    """Whether a tensor has row and column means instead of a full second moment; vectors have none."""
     return len(parameter.grad.shape) > 1
 
 
 def _new_reduction(optimizer_step: OptimizerStep, tensor: Tensor, axis: int, dtype: Dtype | None = None) -> Tensor:
-    """Allocates a reduction over one axis, whose length becomes 1."""
+    """Allocates the result of a reduction that shrinks one axis to length 1."""
     shape = list(tensor.shape)
     shape[axis] = 1
     return optimizer_step.t.new_tensor(tuple(shape), dtype or tensor.dtype)

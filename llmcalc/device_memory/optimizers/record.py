@@ -128,7 +128,7 @@ class OptimizerState:
     paged: Number = 0
 
     def with_more(self, other_state: OptimizerState) -> OptimizerState:
-        """Returns the sum of the optimizer state of these tensors and of other tensors."""
+        """Returns the optimizer state of these tensors plus other tensors."""
         states = {name: add(size, other_state.states[name]) for name, size in self.states.items()}
         return replace(self, states=states, paged=add(self.paged, other_state.paged))
 

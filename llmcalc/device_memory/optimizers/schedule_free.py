@@ -24,13 +24,13 @@ def state_bytes(names: tuple[str, ...], tensors: Sequence[TrainedTensor], dtype:
 
 
 def allocate_states(names: tuple[str, ...], optimizer_step: OptimizerStep) -> None:
-    """Allocates the states of parameters that have none yet; this is all that `SGDScheduleFree.step` allocates."""
+    """Allocates missing optimizer states, the only allocations of `SGDScheduleFree.step`."""
     for parameter in optimizer_step.loop_over(optimizer_step.updated):
         parameter.states = parameter.states or optimizer_step.states_like(parameter.tensor, len(names))
 
 
 def adamw_step(names: tuple[str, ...], optimizer_step: OptimizerStep) -> None:
-    """Runs `AdamWScheduleFree.step`: foreach allocates all denominators together, a loop one at a time."""
+    """Runs `AdamWScheduleFree.step`: foreach allocates all denominators together, the loop one by one."""
     allocate_states(names, optimizer_step)
     aten, updated = optimizer_step.t, optimizer_step.updated
     if optimizer_step.implementation == "foreach":

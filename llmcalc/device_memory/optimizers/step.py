@@ -1,4 +1,4 @@
-"""An optimizer step on tensors without values: its parameters, and operations that all optimizers share.
+"""An optimizer step on tensors without values: parameters, and operations for all optimizers.
 
 A step allocates and frees what the function of the library that it names allocates and frees, in the same order. A
 local variable stands for the local variable of that name: what it holds lives until it gets another value or the
@@ -70,7 +70,7 @@ class OptimizerStep:
         return [parameter for parameter in self.parameters if parameter.gradient is not None]
 
     def loop_over(self, parameters: Sequence[OptimizedParameter]) -> Iterator[OptimizedParameter]:
-        """Yields the parameters in order, and sets each one's path on the meter."""
+        """Yields the parameters in order, and sets the meter's path to each parameter's path."""
         memory_meter = self.t.graph.meter
         for parameter in parameters:
             memory_meter.parameter_path = parameter.path

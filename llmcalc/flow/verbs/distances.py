@@ -14,7 +14,7 @@ class DistanceVerbs(Recorder):
     """Verbs of relative positions: biases and scores by distance, and blocks of rows."""
 
     def alibi(self, q: Value, k: Value) -> Value:
-        """Records ALiBi's penalty for each head, query and key, computed once per pass."""
+        """Records ALiBi's penalty for each head, query and key."""
         return self.step("alibi", "", (q, k), value_of_pairs(q.rows, q.axes[0], fixed=True))
 
     def distance_bias(self, table: Value, q: Value) -> Value:
@@ -43,7 +43,7 @@ class DistanceVerbs(Recorder):
         return self.step("distances", "", (q, k), value_of_pairs(q.rows, fixed=True), **options)
 
     def at_distance(self, scores: Value, distances: Value, *, by_key: bool = False) -> Value:
-        """Records the selection of the score at each query's and key's distance, from scores of all distances.
+        """Records for each query and key the selection of the score at their distance.
 
         by_key: whether they are scores of every key by every distance; false by default.
         """
@@ -60,7 +60,7 @@ class DistanceVerbs(Recorder):
         return self.step("relative_shift", "", (scores,), output, keys=keys)
 
     def in_blocks(self, x: Value, block: Number, of: Rows, *, around: bool = False) -> Value:
-        """Records a split of the rows of queries, or of keys and values, into blocks; the last block is padded.
+        """Records a split of rows (queries, keys or values) into blocks; padding completes the last block.
 
         of: the rows that are put in blocks; further rows of x are seen by every block.
         around: whether each block has its two neighbours beside it; false by default.

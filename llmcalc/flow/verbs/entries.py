@@ -1,4 +1,4 @@
-"""Verbs of cache entries that each summarize several rows, of caches and of recurrent states."""
+"""Methods that record compressed cache entries, caches and recurrent states."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from .pairs import value_of_pairs
 
 
 class EntryVerbs(Recorder):
-    """Verbs of cache entries that each summarize several rows, of caches and of recurrent states."""
+    """Methods that record compressed cache entries, caches and recurrent states."""
 
     def windows(self, x: Value, rate: Axis, *, past: bool = False) -> Value:
         """Records the rows of x grouped into full windows of `rate` rows.
@@ -29,7 +29,7 @@ class EntryVerbs(Recorder):
         return self.step("windows", "", (x,), Value(Blocks(of=rows, block=rate.size), (rate, *x.axes)))
 
     def weighted_mean(self, values: Value, gate: Value) -> Value:
-        """Records the mean over the rows of each window, weighted elementwise with a softmax of the gate."""
+        """Records the mean over each window's rows, weighted elementwise by a softmax of the gate."""
         return self.step("weighted_mean", "", (values, gate), Value(values.rows, values.axes[1:]))
 
     def with_rest(self, *row_values: Value) -> tuple[Value, ...]:
@@ -61,7 +61,7 @@ class EntryVerbs(Recorder):
         return self.step("whole_entries", "", (q, entries), value_of_pairs(q.rows, fixed=True), rate=rate)
 
     def candidates(self, keys: Value, mask: Value, block_size: Number) -> tuple[Value, Value]:
-        """Records the choice of the keys in the blocks that a lower layer found. Returns the keys and their mask."""
+        """Records the choice of keys in the blocks that a lower layer selected, and returns the keys and a mask."""
         output = keys.view(*keys.axes), value_of_pairs(mask.rows, fixed=True)
         self.record("candidates", "", (keys, mask), output, block_size=block_size)
         return output
@@ -69,7 +69,7 @@ class EntryVerbs(Recorder):
     def choose_entries(
         self, scores: Value, weights: Value, mask: Value, top_k: Number, *, finds: tuple[Number, Number] | None = None
     ) -> Value:
-        """Records the selection of each query's `top_k` entries with the highest weighted sums of head scores.
+        """Records for each query the selection of the `top_k` entries with the highest weighted head scores.
 
         finds: the number and the size of the blocks of entries that it finds for the layers above; none by default.
         """
@@ -77,7 +77,7 @@ class EntryVerbs(Recorder):
         return self.step("choose_entries", "", (scores, weights, mask), output, top_k=top_k, finds=finds)
 
     def among(self, mask: Value, selected: Value, entries: Value) -> tuple[Value, Value]:
-        """Records the mask of the selected entries. Returns it with the entries to read."""
+        """Records the mask of the selected entries, and returns the mask and the entries to read."""
         output = Value(selected.rows, (), fixed=True), entries.view(*entries.axes)
         self.record("among", "", (mask, selected, entries), output)
         return output
@@ -87,7 +87,7 @@ class EntryVerbs(Recorder):
         self.record("mask", "", (q, k), causal=causal, window=window, chunk=chunk)
 
     def cache(self, name: str, kind: str, *values: Value, limit: Number = None) -> tuple[Value, ...]:
-        """Caches the given values per row for later passes. Returns them with the cached rows included."""
+        """Caches the values per row for later passes, and returns the values with all cached rows."""
         width = values[0].width
         for value in values[1:]:
             width = width + value.width
@@ -112,7 +112,7 @@ class EntryVerbs(Recorder):
         self.record("state", name, last, op=ops.State(self.n(axes), kind, bits))
 
     def received(self, x: Value, *axes: Axis | Beside) -> Value:
-        """Hidden states of another model that the pass receives, one row per row of x."""
+        """Records another model's hidden states as an input, one row per row of x."""
         return self.step("received", "", (x,), Value(x.rows, axes, fixed=True))
 
     def core(

@@ -55,7 +55,7 @@ class ExpertVerbs(Recorder):
         return weights, top_units
 
     def carry(self, name: str, x: Value, scale: Value | None = None) -> Value:
-        """Passes x to the next layer under a name.
+        """Records that x is passed to the next layer under a name.
 
         scale: what the value of the layer below is multiplied by before it is added to x; nothing is added by default,
             nor in the first layer.
@@ -63,7 +63,7 @@ class ExpertVerbs(Recorder):
         return self.step("carry", "", (x,) if scale is None else (x, scale), Value(x.rows, x.axes), slot=name)
 
     def dispatch(self, x: Value, top_experts: Value, experts: Axis, top_k: Number) -> Value:
-        """Records the sorting of rows by expert: one row per token and selected expert.
+        """Records the sorting of token copies by expert: one row per token and selected expert.
 
         x may have such rows already, in the order of the tokens.
         """

@@ -1,4 +1,4 @@
-"""Verbs that mix rows: attention, its scores and masks, and the choice of keys."""
+"""Methods that record attention, its scores and masks, and the choice of keys."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from .pairs import value_of_pairs
 
 
 class MixingVerbs(Recorder):
-    """Verbs that mix rows: attention, its scores and masks, and the choice of keys."""
+    """Methods that record attention, its scores and masks, and the choice of keys."""
 
     def attention(
         self,
@@ -121,7 +121,7 @@ class MixingVerbs(Recorder):
         return self.step("strongest", "", (strength, q, k), output, keep=keep, causal=True, window=window)
 
     def select(self, scores: Value, k: Value, top_k: Number, pool: Number = None) -> None:
-        """Records the selection of the `top_k` keys per query by score, for this layer and layers that reuse it.
+        """Records the selection of the `top_k` keys per query, for this layer and layers that reuse the selection.
 
         pool: the scores are those of whole pools of that many keys; the keys after the last whole pool come on top.
         """
@@ -137,7 +137,7 @@ class MixingVerbs(Recorder):
         return output
 
     def select_blocks(self, scores: Value, k: Value, block: Number, blocks: Number) -> Value:
-        """Records the mask of the `blocks` blocks of `block` keys with the highest scores, for each query and head."""
+        """Records for each query and head the mask of the `blocks` best-scored blocks of `block` keys."""
         output = value_of_pairs(scores.rows, *scores.axes, fixed=True, batched=True)
         return self.step("select_blocks", "", (scores, k), output, block=block, blocks=blocks)
 
@@ -160,7 +160,7 @@ class MixingVerbs(Recorder):
         sinks: bool = False,
         selection: Value | None = None,
     ) -> Value:
-        """Records one softmax over two kinds of scores: masked ones of the token's sequence, and others.
+        """Records one softmax over two kinds of scores: masked scores of the sequence, and other scores.
 
         q, v: the queries, and the values of a token's own sequence.
         cap, window, sinks: as in `attention`. selection: the mask of the other scores, none by default.

@@ -1,4 +1,4 @@
-"""Values that have an entry for each query and each key."""
+"""Values with an entry for each query and key."""
 
 from __future__ import annotations
 

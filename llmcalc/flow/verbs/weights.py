@@ -73,7 +73,7 @@ class WeightVerbs(Recorder):
         )
 
     def apply_again(self, x: Value, like: Value, bias: bool = False) -> Value:
-        """Records the linear layer that computed `like` on another value; the first step counts both."""
+        """Records a second use of the linear layer that computed `like`; the first use counts its parameters."""
         return self.step("again", "", (x,), Value(x.rows, like.axes), like=like, bias=bias)
 
     def absorb(self, name: str, x: Value, weight: Weight, *out: Axis | Beside) -> Value:
@@ -92,7 +92,7 @@ class WeightVerbs(Recorder):
     def blocks(
         self, name: str, x: Value, blocks: Axis, *out: Axis | Beside, bias: bool = False, **node_fields: Any
     ) -> Value:
-        """Records a block-diagonal linear layer: each block maps one slice of x to one slice of the output."""
+        """Records a block-diagonal linear layer, where each block maps a slice of x to a slice of the output."""
         op = ops.BlockLinear(blocks.size, x.width, self.n(out), bias, x.rows)
         weight = Weight(name, (blocks, *out), x.axes)
         return self.step("blocks", name, (x,), Value(x.rows, out), op=op, weight=weight, about=node_fields, bias=bias)
@@ -187,14 +187,14 @@ class WeightVerbs(Recorder):
         )
 
     def _norm_groups(self, name: str, x: Value, groups: int, over: Shape | None) -> Axis:
-        """Returns the axis of a norm's parts. Raises `InputError` if they do not divide the width."""
+        """Returns the axis of a norm's groups. Raises `InputError` if the groups do not divide the width."""
         width = x.width if over is None else self.n(over)
         if isinstance(width, int) and width % groups:
             raise InputError(f"{name or self.here.name}.groups: {groups} does not divide the width {width}")
         return Axis("norm_groups", groups)
 
     def normalized(self, x: Value, spec: Normed, over: Shape | None = None, like: Value | None = None) -> Value:
-        """Records a norm without a node: without weights, or with those of the norm that computed `like`."""
+        """Records a norm without a tree node, without weights or with the weights of the norm behind `like`."""
         options = {"spec": spec, "over": x.axes if over is None else over, "like": like}
         return self.step("norm", "", (x,), Value(x.rows, x.axes), **options)
 
@@ -256,14 +256,14 @@ class WeightVerbs(Recorder):
         return self.step("zeros", "", (x,), Value(SEQUENCES, x.axes, fixed=True), state=state)
 
     def resumed(self, first: Value, state: str, index: int = 0) -> Value:
-        """Records the row before the first row: the last row of an earlier pass, or else `first`.
+        """Records the row before the first row: the last row of an earlier pass, else `first`.
 
         state: the name of the state that keeps it. index: which of the state's tensors it is.
         """
         return self.step("resumed", "", (first,), first.view(*first.axes), state=state, index=index)
 
     def buffer(self, name: str, *axes: Axis | Beside, indices: bool = False, **node_fields: Any) -> Value:
-        """Records a buffer that is stored in the checkpoint and not trained. indices: whether it has integers."""
+        """Records an untrained buffer in the checkpoint. indices: whether the buffer has integers."""
         value = Value(ONCE, axes, fixed=True)
         return self.step("buffer", name, (), value, op=ops.Buffer(self.n(axes)), about=node_fields, indices=indices)
 

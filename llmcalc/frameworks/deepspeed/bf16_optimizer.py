@@ -14,7 +14,7 @@ from .replicated import ReplicatedRun
 
 
 class Bf16OptimizerRun(ReplicatedRun):
-    """Training steps of one rank under `BF16_Optimizer`.
+    """The training steps of one rank under `BF16_Optimizer`.
 
     flat_sums: the gradients of all micro-batches, in one flat tensor of the accumulation format.
     partition_size: elements of the rank's partition.
@@ -53,7 +53,7 @@ class Bf16OptimizerRun(ReplicatedRun):
             del message
 
     def update(self) -> None:
-        """Runs the optimizer on the rank's partition, with its part of the sums (`step`)."""
+        """Runs the optimizer on the rank's partition with the partition's gradient sums (`step`)."""
         self.meter.place = Place("step")
         assert self.flat_sums is not None
         self.trained[0].gradient = Tensor((self.partition_size,), FLOAT32, self.flat_sums)

@@ -43,7 +43,7 @@ def _group_by_module(weights: list[WeightShard]) -> list[list[WeightShard]]:
 
 
 def _bucket_sizes(elements: int) -> list[int]:
-    """Returns the number of elements of each gradient bucket."""
+    """Returns the number of elements per gradient bucket."""
     full_buckets, remaining_elements = divmod(elements, BUCKET)
     return [BUCKET] * full_buckets + [remaining_elements] * (remaining_elements > 0)
 

@@ -95,7 +95,7 @@ class Parameter:
 
     @property
     def storage(self) -> ParameterStorage:
-        """The storage of the full parameter."""
+        """The storage of the full, gathered parameter."""
         assert isinstance(self.full_param.storage, ParameterStorage)
         return self.full_param.storage
 
@@ -132,7 +132,7 @@ class Coordinator:
         self.backward_modules: list[Path] = []
 
     def add_parameter(self, path: Path, template: Tensor) -> Parameter:
-        """Adds a partitioned parameter. template: a tensor with its shape and format."""
+        """Adds a partitioned parameter. template: a tensor with the parameter's shape and format."""
         parameter = Parameter(self.meter, path, template, self.ranks)
         self.parameters.append(parameter)
         self.modules.setdefault(parameter.module, []).append(parameter)
@@ -245,7 +245,7 @@ class Coordinator:
         del copied_shards
 
     def _wait_for_all_gather(self, parameter: Parameter) -> None:
-        """Copies the parameters of an all-gather out of its buffer, which is freed with its last reference."""
+        """Copies the parameters of an all-gather out of the buffer, which is freed with the last reference."""
         handle = parameter.gathering
         assert handle is not None
         parameter.gathering = None

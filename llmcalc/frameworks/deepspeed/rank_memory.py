@@ -110,7 +110,7 @@ def _check_training(training_config: Training, settings: DeepSpeedSettings) -> N
 
 @without_garbage_collection()
 def replay_zero(setup: ZeroSetup, expandable: bool) -> tuple[ReplayResult, tuple[Term, ...]]:
-    """Replays the set-up and two training steps of one rank on the allocator. Later steps repeat the second.
+    """Replays one rank's set-up and two training steps on the allocator. Later steps repeat the second step.
 
     expandable: whether the allocator has expandable segments. Returns also what the rank keeps on the host.
     """

@@ -265,7 +265,7 @@ class PartitionedRun(ZeroRun):
         self.pending_frees = []
 
     def average_tensor(self) -> None:
-        """Reduces the bucket's buffer, or one oversized gradient, piece by piece to the ranks that own the pieces."""
+        """Reduces the bucket's buffer or one oversized gradient, piece by piece, to the owning ranks."""
         settings, this_rank = self.settings, self.rank
         pieces: list[PartitionPiece] = []
         for weight in self.bucket.weights:
@@ -339,7 +339,7 @@ class PartitionedRun(ZeroRun):
         self._store_gradient(weight, Tensor(weight.shape, self.dtype, self.partition_buffer))
 
     def _copy_to_host(self, weight: Tensor) -> None:
-        """Copies a gradient and its norm into buffers that are sent to the host.
+        """Copies a gradient and its norm into buffers for the host.
 
         Source: `set_norm_for_param_grad_in_gpu`, `async_inplace_copy_grad_to_fp32_buffer_from_gpu`.
         """
@@ -424,7 +424,7 @@ class PartitionedRun(ZeroRun):
         self.run_optimizer([partition])
 
     def _single_grad_partition(self) -> Tensor:
-        """Returns the gradients of the rank's partition as one float32 tensor."""
+        """Returns the gradients of the rank's partition, concatenated as one float32 tensor."""
         if self.compact_partition is not None:
             return Tensor((self.partition_size,), FLOAT32, self.compact_partition)
         assert self.averaged_gradients is not None

@@ -55,7 +55,7 @@ class StageWithoutCache(InputError):
 
 
 class TokenCache(NamedTuple):
-    """The KV caches of layers of one attention type, whose bytes grow with the tokens.
+    """The KV caches of layers with one attention type, whose bytes grow with the tokens.
 
     kind: kind of attention. layers: their number. window: tokens that each keeps at most; None for all.
     width: elements of one token in one layer.
@@ -76,7 +76,7 @@ class StateCache(NamedTuple):
 
 
 class Experts(NamedTuple):
-    """The routed experts of a layer on one rank.
+    """The routed experts of one layer on one rank.
 
     top_k: experts of a token. width: width of an expert. number: their number.
     """
@@ -122,7 +122,7 @@ class EngineRank:
 
     @cached_property
     def scheme(self) -> str | None:
-        """The quantization scheme of the weights; None for the checkpoint's scheme, or for no quantization."""
+        """The quantization scheme of the weights; None for the checkpoint's scheme or for plain weights."""
         if self.quantize is not None or self.dtype is not None:
             return self.quantize
         table, stored_bits = self.preset.stored_as, DTYPE_BITS.get(self.preset.dtype, 16)
@@ -133,7 +133,7 @@ class EngineRank:
 
     @cached_property
     def weights(self) -> int:
-        """Bytes of the rank's weights, with the image and audio encoders that it loads."""
+        """Bytes of the rank's weights, including its image and audio encoders."""
         if self.scheme == "mxfp4" and self.layout.tp > 1:
             return self._bytes_with_divided_blocks()
         try:
@@ -184,7 +184,7 @@ class EngineRank:
 
     @property
     def token_caches(self) -> list[TokenCache]:
-        """The KV caches of the rank's layers, which grow with the tokens; drafting modules use full attention."""
+        """The growing KV caches of the rank's layers; drafting modules use full attention."""
         caches = [
             TokenCache(
                 cache_group.kind,
@@ -312,7 +312,7 @@ def compressed_layers(rank: EngineRank) -> list[tuple[CompressedAttention, int]]
 
 
 def compressed_key_bytes(mixer: CompressedAttention) -> int:
-    """Returns the bytes of a key: float8 with a scale for 64 elements, padding, and rotated elements of 16 bits."""
+    """Returns the bytes of a key: float8 elements with scales and padding, plus 16-bit rotary elements."""
     unrotated = mixer.head_dim - mixer.qk_rope_head_dim
     return unrotated + 2 * mixer.qk_rope_head_dim + unrotated // 64 + 1
 

@@ -41,12 +41,12 @@ class VersionRange(Record):
 
     @property
     def end_version(self) -> Numbers | None:
-        """The first version after the range, as numbers; None for a range without an end."""
+        """The first version after the range, as numbers; None for an open range."""
         return None if self.to is None else numbers_of(self.to)
 
 
 class MeasuredOverhead(Record):
-    """A memory overhead measured in logs.
+    """A memory overhead that logs state.
 
     mib: MiB. logs: number of logs. accelerators: the accelerators in these logs.
     """
@@ -86,7 +86,7 @@ def measured_context(rows: Iterable[MeasuredContext], hardware: Hardware, device
 
 
 class RuleRange(VersionRange):
-    """The memory rules of a range of versions, with the engine's source file and function that state them."""
+    """The memory rules of a range of versions, with their source file and function in the engine."""
 
     source: str
     function: str
@@ -102,7 +102,7 @@ RuleType = TypeVar("RuleType", bound=RuleRange)
 
 
 def ranges_at(ranges: Iterable[RangeType], version: Numbers) -> list[RangeType]:
-    """Returns the ranges that contain a version, in their order."""
+    """Returns the ranges that contain a version, in order."""
     return [
         candidate
         for candidate in ranges
@@ -131,7 +131,7 @@ class EngineRecord(Record, Generic[RuleType]):
         return ranges_at(self.versions, version)[-1]
 
     def version_of(self, version_text: str) -> EngineVersion:
-        """Returns the version that the user typed, or the newest, with the range of versions that has its rules.
+        """Returns the typed version, or the newest, and the range of versions with the same rules.
 
         Raises `InputError` for a version that is older than all ranges.
         """

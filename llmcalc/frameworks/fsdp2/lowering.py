@@ -1,4 +1,4 @@
-"""Runs a model whose layers are wrapped by `fully_shard` one by one, inside a wrapped root model.
+"""Runs a model with `fully_shard` on each layer and on the root model.
 
 The hooks of a group run around its module, outside of a checkpoint inside it, as in torchtitan
 (torchtitan/models/llama3/infra/parallelize.py). Further inputs of a layer pass no hooks.
@@ -166,7 +166,7 @@ class FsdpProfile(RingAttention):
         return [(path, parameter.shard) for path, parameter in self.sharded.items() if parameter.shard.leaf]
 
     def parameter(self, key: Path, shape: Shape, dtype: Dtype, trained: bool) -> Tensor:
-        """Returns a parameter, created in the group of its layer."""
+        """Returns a parameter, created in the layer's FSDP group."""
         if self.traffic is not None and key in self.sharded:
             layer = self.parameter_layer(key)
             if layer.layer_index >= 0 and layer != self.current_layer:
@@ -174,7 +174,7 @@ class FsdpProfile(RingAttention):
         return super().parameter(key, shape, dtype, trained)
 
     def parameter_layer(self, key: Path) -> Layer:
-        """Returns the group of a parameter: its layer, the embedding, the head, or the root model."""
+        """Returns a parameter's FSDP group: the layer, the embedding, the head, or the root model."""
         if self.splits and len(key) > 1:
             top_module = str(key[1]).partition(".")[0]
             if top_module == EMBEDDING.path or top_module in IN_HEAD:
@@ -188,14 +188,14 @@ class FsdpProfile(RingAttention):
         return MODEL
 
     def parameter_name(self, key: Path) -> str:
-        """Returns the path of a parameter as one string."""
+        """Returns a parameter's path as one string."""
         return ".".join(str(path_part).strip(".") for path_part in key[1:] if path_part != "")
 
     # --- running ----------------------------------------------------------------------------------------------------
 
     @property
     def current_layer(self) -> Layer:
-        """The layer that runs; `MODEL` outside of layers."""
+        """The layer that runs at the moment; `MODEL` outside of layers."""
         names: list[str] = []
         for module_call in self.frames[1:]:
             names += [module_call.scope.name] if module_call.scope.name else []
@@ -216,7 +216,7 @@ class FsdpProfile(RingAttention):
             self.choices = kernel_choices
 
     def run(self, program: Flow) -> Tensor:
-        """Runs the program between the root group's all-gather and its release."""
+        """Runs the program between all-gather and release of the root group."""
         if self.traffic is None:
             return super().run(program)
         group = self.groups.get(MODEL)
@@ -261,7 +261,7 @@ class FsdpProfile(RingAttention):
             group.post_forward([self.get(module_scope.gives)])
 
     def layer(self, module_call: Frame, x: Tensor) -> Tensor:
-        """Runs a layer between its group's all-gather and its release."""
+        """Runs a layer between all-gather and release of the layer's group."""
         layer_index = -1 if module_call.layer_index is None else module_call.layer_index
         path = ".".join(filter(None, (self.path, module_call.scope.name)))
         if self.traffic is None or path not in self.layer_paths:
@@ -280,7 +280,7 @@ class FsdpProfile(RingAttention):
 
 
 def torchtitan_name(name: str) -> str:
-    """Returns torchtitan's path of a linear layer; unknown paths stay unchanged."""
+    """Returns torchtitan's path of a linear layer; other paths stay unchanged."""
     *parent_names, last_name = name.split(".")
     return ".".join((*parent_names[:-1], TORCHTITAN_NAMES[last_name])) if last_name in TORCHTITAN_NAMES else name
 

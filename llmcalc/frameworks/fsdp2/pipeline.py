@@ -237,7 +237,7 @@ def schedule_settings_at(version: date | None, schedules: int = 1) -> ScheduleSe
 
 
 class ShardedRank(RankRun):
-    """Training steps of a pipeline rank. Raises `InputError` as `sharding` does, and for unsupported schedules."""
+    """The training steps of a pipeline rank. Raises `InputError` as `sharding` does, and for unsupported schedules."""
 
     chunk_type = ShardedChunk
     chunks: list[ShardedChunk]  # type: ignore[assignment]
@@ -270,12 +270,12 @@ class ShardedRank(RankRun):
             model_chunk.set_up()
 
     def passes(self) -> None:
-        """Runs the pipeline schedules of a step; all after the second repeat the second."""
+        """Runs the pipeline schedules of a step; schedules after the second repeat the second."""
         for _ in range(min(self.schedules, 2)):
             self._run_schedule()
 
     def _run_schedule(self) -> None:
-        """Runs one schedule: all micro-batches of one local batch."""
+        """Runs one schedule with all micro-batches of a local batch."""
         for model_chunk in self.chunks:
             model_chunk.clear_runtime_states()
         super().passes()
@@ -331,7 +331,7 @@ def _record_two_steps(sharded_rank: ShardedRank, memory_meter: Recorder) -> Reco
 
 @without_garbage_collection()
 def stage_memory(setup: ShardedSetup, cuda_runtime: Runtime, tensors: Term) -> DeviceMemory:
-    """Returns the memory of a pipeline rank. tensors: verification status of its tensors. Raises `InputError`."""
+    """Returns the memory of a pipeline rank. tensors: verification status of the rank's tensors."""
 
     def record_steps(shortens: bool) -> RepeatAnalysis:
         """Records two training steps. shortens: whether sequences of equal layers are shortened."""

@@ -85,7 +85,7 @@ class SchedulePasses(PassCounter):
         )
 
     def next_backward(self, chunk: int) -> tuple[PassCase, PassId]:
-        """Counts a backward pass, and returns its case and its id."""
+        """Counts a backward pass and returns the pass's case and id."""
         pass_number = self.backwards[chunk]
         self.backwards[chunk] += 1
         next_state = "begun" if self.forwards[chunk] > pass_number + 1 else "alone"
@@ -128,7 +128,7 @@ class PlayedPasses(SchedulePasses, PassPlayer):
         self.parameters: Sequence[Sequence[Parameter]] = parameters
 
     def _play_forward(self, chunk: int, pass_case: PassCase, pass_id: PassId, stage_input: Tensor | None) -> Tensor:
-        """Replays a forward pass, and binds gathered parameters to their storages."""
+        """Replays a forward pass and assigns storages to gathered parameters."""
         pass_trace, base = self._play(chunk, pass_case, pass_id)
         if stage_input is not None and pass_trace.input_kind is not None:
             stage_input.storage.block.kind = pass_trace.input_kind
@@ -165,7 +165,7 @@ class PlayedChunk(ShardedChunk):
         return output
 
     def _run_backward(self, stage_inputs: Sequence[Tensor], compute: Callable[[], None]) -> None:
-        """Runs or replays a backward pass, and collects all gradients that exist after it."""
+        """Runs or replays a backward pass, and collects all resulting gradients."""
         assert self.passes is not None
         gathered_parameters = self.gathered()
         accumulated_gradients: list[Any] = [AccumulatedGradient(parameter) for parameter in gathered_parameters]
@@ -264,7 +264,7 @@ def rehearse(setup: ShardedSetup, chunks: Sequence[ShardedChunk]) -> RecordedRan
 def _rehearsed_traces(
     setup: ShardedSetup, chunks: Sequence[ShardedChunk], stacks: Sequence[Sequence[LayerStack]]
 ) -> dict[PassCase, PassTrace]:
-    """Records passes and returns their events by case. stacks: per chunk, the stacks that run with few layers."""
+    """Records passes and returns events by case. stacks: per chunk, the stacks shortened to few layers."""
     pass_traces: dict[PassCase, PassTrace] = {}
     for group in (MICROBATCHES, 2) if len(chunks) > 1 else (MICROBATCHES,):  # of one chunk some are always in flight
         training_run = PlayedRank(setup, recorder := Recorder())

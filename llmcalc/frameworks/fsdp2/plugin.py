@@ -137,7 +137,7 @@ def _sharding_strategy(reader: LaunchReader, table: Table) -> tuple[Zero, bool, 
 def reduction_settings(
     reader: LaunchReader, table: Table, command_settings: Mapping[str, Any], loss_parallel: bool = True
 ) -> TitanSettings:
-    """Returns the settings of gradient reduction, which has the format of matrix products (`set_mixed_precision`).
+    """Returns the settings of gradient reduction in the format of matrix products (`set_mixed_precision`).
 
     Version 1 keeps whole gradients until the last micro-batch (`Accelerator.no_sync`); version 2 has no such method.
     Beside adapters version 1 has a flat parameter for each adapter, and others for frozen weights, which have no

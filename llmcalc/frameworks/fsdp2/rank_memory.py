@@ -138,7 +138,7 @@ def counted_rank(
 
 
 def _count_rank(setup: ShardedSetup, cuda_runtime: Runtime) -> CountedRun:
-    """Records a rank without a pipeline, and counts its tensors."""
+    """Records a rank without a pipeline, and counts the rank's tensors."""
     spec, layout, rank, fsdp_settings = setup.spec, setup.layout, setup.rank, setup.fsdp
     rank_sharding = sharding(setup.training, layout, rank, fsdp_settings)
     program = rank_program(spec, layout, rank) if layout.tp > 1 else None
@@ -157,7 +157,7 @@ def _count_rank(setup: ShardedSetup, cuda_runtime: Runtime) -> CountedRun:
 
 
 def host_terms(setup: ShardedSetup) -> tuple[Term, ...]:
-    """Returns the named parts of a rank's host memory, in bytes: pinned shards and gradients, and optimizer states."""
+    """Returns the named parts of a rank's host memory in bytes: pinned shards, gradients, optimizer states."""
     stacks, optimizer_record = layer_stacks(setup.spec), optimizer(setup.training.optimizer)
     weights = gradients = states = 0
     for layer, group in _run_of_few_layers(setup).lowering.groups.items():
@@ -291,7 +291,7 @@ def communication(
 
 
 def own_messages(training_run: RunOnRanks, rank: int) -> list[Message] | None:
-    """Returns the collective messages in a rank's replay; None for a layout that is replayed without messages.
+    """Returns the collective messages of a rank's replay; None for a layout without simulated messages.
 
     Raises `InputError` as `rank_memory` does.
     """
@@ -312,12 +312,12 @@ def own_messages(training_run: RunOnRanks, rank: int) -> list[Message] | None:
 
 
 def _with_repetitions(previous_collective: Collective, collective: Collective, repetitions: int) -> Collective:
-    """Returns a collective with the number of an equal collective added to its own."""
+    """Returns a collective with its count increased by that of an equal collective."""
     return previous_collective._replace(times=previous_collective.times + repetitions * collective.times)
 
 
 def _run_of_few_layers(setup: ShardedSetup) -> FsdpRun:
-    """Creates a run, after set-up, with a few layers of each long stack."""
+    """Creates a run with a few layers of each long stack, and sets it up."""
     spec, training, layout, rank = setup.spec, setup.training, setup.layout, setup.rank
     program = rank_program(spec, layout, rank) if layout.tp > 1 else None
     layers = {

@@ -49,7 +49,7 @@ class Float8:
 
 @frozen
 class TitanSettings:
-    """Settings of a torchtitan job that `llmcalc memory` has no option for. accelerate's files set the last four.
+    """A torchtitan job's settings without a `llmcalc memory` option. accelerate's files set the last four.
 
     old: whether the file has the form of 2024.
     float8: the conversion of linear layers to float8; None (default) for none.

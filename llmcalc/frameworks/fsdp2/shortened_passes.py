@@ -89,7 +89,7 @@ class ShortenedPasses:
         return sources
 
     def unfolded(self) -> tuple[list[Event], list[RecordedPass]]:
-        """Returns the events of passes with all layers, and the passes in them."""
+        """Returns the events of passes extended to all layers, and the passes."""
         events: list[Event] = []
         passes: list[RecordedPass] = []
         for i, piece in enumerate(self.pieces):

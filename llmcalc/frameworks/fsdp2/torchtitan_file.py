@@ -128,7 +128,7 @@ def is_titan(config: Mapping[str, Any]) -> bool:
 
 
 class _Job:
-    """The keys of a torchtitan job; a key's section depends on torchtitan's version."""
+    """The keys of a torchtitan job, whose sections depend on torchtitan's version."""
 
     def __init__(self, config: Mapping[str, Any], reader: LaunchReader) -> None:
         self.data, self.reading = config, reader
@@ -174,7 +174,7 @@ def read_job(config: Table, reader: LaunchReader, spec: ModelSpec) -> Launch:
 
 
 def _read_sections(job_config: _Job, world_size: int | None, spec: ModelSpec | None = None) -> Launch:
-    """Returns the training run of a job: its model, layout and settings."""
+    """Returns the training run of a job: model, layout and settings."""
     reader = job_config.reading
     for name, table in job_config.data.items():
         _check_section(reader, name, table)

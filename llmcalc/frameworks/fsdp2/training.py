@@ -30,7 +30,7 @@ from .with_tensor_parallel import FsdpTensorParallelProfile
 
 @frozen
 class Fsdp:
-    """The arguments of `fully_shard`.
+    """The arguments of `fully_shard` (FSDP2).
 
     dtype: number format of shards, of their gradients and of the optimizer's states.
     reduced: number format in which gradients are reduced over ranks.
@@ -94,7 +94,7 @@ def torchtitan_date(version: date | None, settings: TitanSettings) -> date | Non
 def torchtitan_training(
     spec: ModelSpec, training_config: Training, version: date | None = None, settings: TitanSettings = DEFAULT_SETTINGS
 ) -> tuple[Training, Fsdp]:
-    """Returns torchtitan's training settings and its arguments of `fully_shard`.
+    """Returns torchtitan's training settings and `fully_shard` arguments.
 
     The shards are the master weights. Gradients are reduced in float32, unless they have a format of their own.
     Adapters are sharded in their own format, and gathered in that of the weights.
@@ -206,7 +206,7 @@ def sharding(training_config: Training, layout: Layout, rank: int, fsdp_settings
 
 
 class FsdpRun(TrainingRun):
-    """Replays the training steps of one rank.
+    """Replays the training steps of one FSDP2 rank.
 
     traffic: the communication state of its groups, with their collectives.
     program: the program of a rank of tensor parallelism; by default that of the whole model.

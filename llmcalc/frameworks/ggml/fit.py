@@ -26,7 +26,7 @@ HOSTED_PARTS = {
 
 
 class FittedServer(NamedTuple):
-    """A server after --fit: its context, placement and buffers, and notes on the changes."""
+    """A server after --fit: context, placement, buffers, and notes on the changes."""
 
     server: GgmlServer
     placement: Placement
@@ -47,7 +47,7 @@ class _GpuLayers:
 
 
 def fit(server: GgmlServer) -> FittedServer:
-    """Returns the server with the flags that --fit chooses, so that each GPU has a free margin."""
+    """Returns the server with the flags of --fit, which leave a free margin on each GPU."""
     placement = server.placement
     fitted_server = FittedServer(server, placement, server.buffers(placement))
     if not server.adjusts_flags or not server.devices:
@@ -71,7 +71,7 @@ def fit(server: GgmlServer) -> FittedServer:
 
 
 def free_margins(server: GgmlServer) -> list[int]:
-    """Returns the bytes that stay free on each GPU (--fit-target, in MiB)."""
+    """Returns the free margin of each GPU in bytes (--fit-target, in MiB)."""
     text = str(server.flags.get("fit_target", server.flags.get("fit_margin", server.record.fit_margin_mib)))
     mib_texts = text.split(",")
     if not all(number_text.strip().isdecimal() and len(number_text) < 10 for number_text in mib_texts):
@@ -137,7 +137,7 @@ class _LayerFit:
         return self.fitted.server
 
     def placement_of(self, shares: list[_GpuLayers]) -> Placement:
-        """Returns the placement of layers; the last layers are on GPUs, in the order of the GPUs."""
+        """Returns the placement of layers: the last layers are on the GPUs, in GPU order."""
         layer_count, layers_on_gpus = len(self.server.model.layers), sum(gpu_layers.layers for gpu_layers in shares)
         layers_by_gpu = (
             tuple(float(gpu_layers.layers) for gpu_layers in shares) if layers_on_gpus else self.server.layer_shares
@@ -163,7 +163,7 @@ class _LayerFit:
         return self.server.with_flags(n_gpu_layers=on_gpus).buffers(placement)
 
     def keeps_margins(self, layers_by_gpu: list[_GpuLayers], *numbers: int) -> bool:
-        """Whether all GPUs keep their free margin with these layers."""
+        """Whether all GPUs keep the free margin with these layers."""
         buffers = self.buffers_of(layers_by_gpu)
         return all(
             buffers.bytes_on(self.server.devices[i]) <= self.targets[i] for i in numbers if i < len(layers_by_gpu)
@@ -234,7 +234,7 @@ class _LayerFit:
 
 
 def _with_moved_layers(layers_by_gpu: list[_GpuLayers], i: int, number: int) -> list[_GpuLayers]:
-    """Returns the GPUs' layers, with layers moved to GPU `i` together with their experts on the host."""
+    """Returns the GPUs' layers after a move of layers to GPU `i`, together with their experts on the host."""
     result = list(layers_by_gpu)
     layers_left = number
     for gpu_index, share in enumerate(result):

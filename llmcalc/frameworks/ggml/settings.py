@@ -26,7 +26,7 @@ DEVICE_NAMES = {"NVIDIA": "CUDA", "AMD": "ROCm", "APPLE": "MTL", "INTEL": "SYCL"
 
 @frozen(eq=False)
 class GgmlSettings(EngineServer):
-    """The settings of a server of a model, derived from its flags.
+    """The settings of a llama.cpp server of a model, from the flags.
 
     record: what is known of its versions. reserved_bytes: bytes of each GPU that it leaves unused.
     """
@@ -109,7 +109,7 @@ class GgmlSettings(EngineServer):
 
     @property
     def is_unified(self) -> bool:
-        """Whether all sequences share one cache (--kv-unified), the default with an automatic --parallel."""
+        """Whether all sequences share one cache (--kv-unified); default with automatic --parallel."""
         if "kv_unified" in self.flags:
             return bool(self.flags["kv_unified"])
         is_automatic = int(self.flags.get("parallel", -1)) < 1
@@ -126,7 +126,7 @@ class GgmlSettings(EngineServer):
 
     @property
     def context(self) -> int:
-        """The tokens of the cache before padding (-c). Raises `InputError` if neither flag nor model states it."""
+        """The tokens of the cache before padding (-c). Raises `InputError` if flag and model state none."""
         number = int(self.flags.get("ctx_size", self.rules.ctx_size))
         if number:
             return number
@@ -138,7 +138,7 @@ class GgmlSettings(EngineServer):
 
     @property
     def sequence_cells(self) -> int:
-        """The number of cache cells (tokens) of one stream of sequences, with padding."""
+        """The number of cache cells (tokens) per stream of sequences, with padding."""
         padding = self.rules.cell_padding_flash if self.uses_flash_attention else self.rules.cell_padding
         return _round_up(_round_up(self.context, padding) // self.streams, padding)
 

@@ -60,7 +60,7 @@ def drafting_types(flags: Mapping[str, Any]) -> list[str]:
 
 
 def drafted_tokens(flags: Mapping[str, Any]) -> int:
-    """Returns the largest number of drafted tokens per slot. Raises `InputError` for unmodelled drafting methods."""
+    """Returns the maximum of drafted tokens per slot. Raises `InputError` for unmodelled drafting methods."""
     types = drafting_types(flags)
     if flags.get("model_draft"):
         if MTP_TYPE in types:

@@ -38,7 +38,7 @@ def config_place(command_line: CommandLine) -> tuple[str, int, int] | None:
 
 
 def with_typed_values(config: Table, command_line: CommandLine, name_in_errors: str) -> dict[str, Any]:
-    """Returns the tables of a command's config file, overridden by the command's other words.
+    """Returns the tables of a command's config file, with values from the command's other words.
 
     A word is `key=value`, or an argument `--key value`; a key with dots is one of an inner table. Raises `InputError`
     for a word of another form.
@@ -68,7 +68,7 @@ def with_typed_values(config: Table, command_line: CommandLine, name_in_errors: 
 
 
 def _typed_value(value: Any, name_in_errors: str) -> Any:
-    """Returns the value of a word of the command; a value in brackets is a YAML list."""
+    """Returns the value of a command's word; brackets mean a YAML list."""
     if isinstance(value, str) and re.fullmatch(r"\[.*\]", value, re.DOTALL) and not is_unresolved(value):
         return parse_yaml(value, name_in_errors)
     return plain_value(value)

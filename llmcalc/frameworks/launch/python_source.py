@@ -23,7 +23,7 @@ DEEPEST = 40
 
 
 class Unknown:
-    """A value that cannot be evaluated from the syntax tree. text: the source of its expression."""
+    """A value that the syntax tree does not determine. text: the source of the expression."""
 
     def __init__(self, text: str) -> None:
         self.text = text
@@ -111,14 +111,14 @@ def dotted(node: ast.expr) -> str:
 
 
 def source_of(node: ast.AST) -> str:
-    """Returns a description of an expression for error messages: its kind and its name."""
+    """Returns an expression's description for error messages: kind and name."""
     if isinstance(node, ast.Call):
         return f"{dotted(node.func) or 'a call'}(…)"[:60]
     return type(node).__name__
 
 
 def constants(statements: list[ast.stmt]) -> dict[str, Any]:
-    """Returns variable → value from plain assignments, in their order."""
+    """Returns variable → value of plain assignments, in order."""
     names: dict[str, Any] = {}
     for statement in statements:
         if isinstance(statement, ast.Assign) and len(statement.targets) == 1:

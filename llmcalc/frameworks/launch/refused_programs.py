@@ -114,7 +114,7 @@ REFUSED = tuple(
 
 
 class RefusedConfig(NamedTuple):
-    """A kind of config file that is recognized by its keys and not read.
+    """A kind of config file that is recognized by its keys, and refused.
 
     program: the program's name.
     matches: whether tables are such a file.

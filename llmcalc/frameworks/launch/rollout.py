@@ -16,7 +16,7 @@ States: TypeAlias = Literal["weights", "gradients", "optimizer", "reference"]
 
 @frozen
 class Model:
-    """A model beside the trained one on the training devices, such as the reference model.
+    """An additional model on the training devices, such as the reference model.
 
     place: where it is. weight_bytes: bytes of an element of its weights. ranks: ranks that divide its weights.
     parameters: their number; 0 (default) for as many as the trained model has.

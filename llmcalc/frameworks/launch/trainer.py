@@ -195,7 +195,7 @@ def trainer_launch(
 def _with_named_files(
     reader: LaunchReader, config: Table, name: str, keys: Sequence[str], shipped: Mapping[str, Table]
 ) -> dict[str, Any]:
-    """Returns the arguments in which the framework's config files are replaced by their tables."""
+    """Returns the arguments with the framework's config files replaced by the files' tables."""
     expected_text = f"a config of {framework(name).title}"
     tables = {
         key: reader.fetched(key, config[key], expected_text, shipped)
@@ -245,7 +245,7 @@ def noise_words(reader: LaunchReader, config: Table) -> None:
 
 
 def optimizer_settings(reader: LaunchReader, key: str, value: Any) -> dict[str, Any]:
-    """Returns the settings of an optimizer from the Trainer's name for it. key: the argument with the name."""
+    """Returns an optimizer's settings by the Trainer's name. key: the argument with the name."""
     name = str(value)[:60]
     if name.startswith("OptimizerNames."):
         name = name.partition(".")[2].lower()
@@ -351,7 +351,7 @@ FLASH_KERNELS = ("flash_attention", "flash_attn", "flash-attn", "sdpa", "flex_at
 
 
 def attention_settings(reader: LaunchReader, key: str, value: Any) -> dict[str, Any]:
-    """Returns the attention setting from transformers' name of the implementation. key: the argument with the name."""
+    """Returns the attention setting for transformers' implementation name. key: the argument with the name."""
     name = str(value)[:80]
     if name in ("eager", "sdpa"):
         return {"attn_implementation": name}

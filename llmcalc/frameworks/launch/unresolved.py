@@ -1,4 +1,4 @@
-"""Marks words of a script whose values are known only when the script runs, and explains them in messages."""
+"""Marks a script's words with values that are unknown until it runs, and explains these words in messages."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ def printable(text: str, letters: int = 80) -> str:
 
 
 def unresolved_reason(text: str) -> str:
-    """Returns the message about an unresolved word: its variable, and the command that sets the variable."""
+    """Returns the message about an unresolved word: the variable, and the command that sets it."""
     name = text.split(UNRESOLVED)[1] if text.count(UNRESOLVED) > 1 else printable(text)
     message = f"'{printable(text)[:60]}' is known only when the script runs"
     variable = NAME.match(name, 1) if name.startswith("$") else None

@@ -102,7 +102,7 @@ def _skip_no_line(line: str) -> bool:
 
 
 class LogValues:
-    """The values that regular expressions matched in a log, by name of the regex group, in the order of the lines."""
+    """The values of regular expressions in a log, by regex group, in line order."""
 
     def __init__(
         self, log_text: LogText, patterns: Sequence[Pattern], is_left_out: Callable[[str], bool] = _skip_no_line
@@ -128,11 +128,11 @@ class LogValues:
 
     @property
     def version(self) -> str:
-        """The program's version, of the regex group `version`, without a `v` before its numbers."""
+        """The program's version from the regex group `version`, without a leading `v`."""
         return self.text("version").removeprefix("v")
 
     def stated_numbers(self, *names: str) -> dict[str, str]:
-        """Returns the name of each of these regex groups that matched → the number as text, without commas."""
+        """Returns regex group → matched number as text, without commas."""
         return {name: self.text(name).replace(",", "") for name in names if name in self}
 
     def sizes(self, group_name: str) -> list[int]:

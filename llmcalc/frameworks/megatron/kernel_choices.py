@@ -88,17 +88,17 @@ def optimizer_sharding(settings: MegatronSettings) -> OptimizerSharding:
 
 
 def is_hopper(gpu: str) -> bool:
-    """Whether a GPU name is one of NVIDIA's Hopper generation."""
+    """Whether a GPU's name belongs to NVIDIA's Hopper generation."""
     return any(gpu_name in gpu.upper() for gpu_name in ("H100", "H200", "H800", "H20", "GH200"))
 
 
 def is_blackwell(gpu: str) -> bool:
-    """Whether a GPU name is one of NVIDIA's Blackwell generation."""
+    """Whether a GPU's name belongs to NVIDIA's Blackwell generation."""
     return any(gpu_name in gpu.upper() for gpu_name in ("B100", "B200", "B300"))
 
 
 def is_ampere(gpu: str) -> bool:
-    """Whether a GPU name is one of NVIDIA's Ampere generation."""
+    """Whether a GPU's name belongs to NVIDIA's Ampere generation."""
     return any(gpu_name in gpu.upper() for gpu_name in ("A100", "A800"))
 
 

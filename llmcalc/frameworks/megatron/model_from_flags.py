@@ -34,7 +34,7 @@ HIDDEN_LAYERS = {"M": "mamba", "*": "attention", "-": "dense", "E": "experts", "
 
 
 def model_of(settings: MegatronSettings, origin: str) -> ModelSpec:
-    """Returns the model of Megatron-LM's arguments. Raises `InputError` that names an argument without a component."""
+    """Returns the model of Megatron-LM's arguments. Raises `InputError` for an argument without a component."""
     if settings.padded_vocabulary is None:
         raise InputError(
             f"--vocab-size: missing; the size of a {settings.tokenizer} is in its files alone; expected --vocab-size "

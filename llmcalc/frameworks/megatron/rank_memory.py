@@ -74,7 +74,7 @@ Recording needs as many.
 def replay_rank(
     spec: ModelSpec, settings: MegatronSettings, rank: int, recorded_ranks: RecordedRanks | None = None
 ) -> ReplayResult:
-    """Replays the set-up and two training steps of a rank. Raises `InputError` that names an unmodelled argument.
+    """Replays a rank's set-up and two training steps. Raises `InputError` for an unmodelled argument.
 
     recorded_ranks: recorded passes of other ranks of the same run, to which this rank's are added; None (default) for
         none.

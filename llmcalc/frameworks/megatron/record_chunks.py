@@ -31,7 +31,7 @@ Names: TypeAlias = frozenset[str | Shape]
 
 @frozen
 class RecordedChunk:
-    """The passes of a pipeline chunk, recorded without other chunks.
+    """The passes of a pipeline chunk, recorded separately.
 
     program: the program of its layers.
     layers_before: the layers before it.
@@ -97,7 +97,7 @@ def _renumber_trace(pass_trace: PassTrace, chunk_number: int) -> PassTrace:
 def record_chunks(
     spec: ModelSpec, settings: MegatronSettings, rank: int, is_last_stage: bool, by_previous: bool
 ) -> tuple[Mapping[PassCase, PassTrace], Sequence[RecordedChunk]] | None:
-    """Returns case of passes → memory events, and the rank's chunks; None if chunks must be recorded together.
+    """Returns pass case → memory events, and the rank's chunks; None if chunks must be recorded together.
 
     is_last_stage, by_previous: as in `record_passes`.
     Raises `NotRepeating` if passes that should be alike are not.

@@ -46,7 +46,7 @@ def _run_passes(rank_run: RankRun, count: int, is_last_stage: bool) -> None:
 
 
 def _run_alternating_passes(rank_run: RankRun) -> None:
-    """Runs two forward passes of each chunk, then backward and forward passes in turn."""
+    """Runs two forward passes of each chunk, then alternates backward and forward passes."""
     flights = InFlight(rank_run)
     for model_chunk in rank_run.chunks:
         for _ in range(2):

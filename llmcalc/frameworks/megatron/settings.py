@@ -1,4 +1,4 @@
-"""The settings of a Megatron-LM run: its arguments, and the sizes derived from them.
+"""The settings of a Megatron-LM run: arguments, and sizes derived from the arguments.
 
 What `validate_args` of megatron/training/arguments.py derives from other arguments (commit d98e8a64, 2026-08-22) is a
 property here.
@@ -20,7 +20,7 @@ from .arguments import MegatronArguments, flag_of
 
 @frozen
 class MegatronSettings(MegatronArguments):
-    """Megatron-LM's arguments of a run, and the sizes derived from them."""
+    """Megatron-LM's arguments of a run, and sizes derived from the arguments."""
 
     @property
     def tp(self) -> int:
@@ -217,7 +217,7 @@ class MegatronSettings(MegatronArguments):
         return size
 
     def _named_vocabulary(self) -> int | None:
-        """The vocabulary size in thousands that a SentencePiece model's name states (`…_256k.model`)."""
+        """The vocabulary size in thousands, from a SentencePiece model's name (`…_256k.model`)."""
         match = re.search(r"[_.-](\d{2,3})k\.(?:model|vocab)", (self.tokenizer_model or "")[-200:])
         return None if match is None else int(match[1]) * 1000
 
@@ -274,7 +274,7 @@ class MegatronSettings(MegatronArguments):
         return None
 
     def _layers_with_given_ends(self) -> tuple[int, ...]:
-        """Returns the layers of each stage if the first or last stage's number is set. Raises `InputError`."""
+        """Returns the layers per stage if the first or last stage's number is set. Raises `InputError`."""
         first_stage_layers, last_stage_layers = (
             self.decoder_first_pipeline_num_layers,
             self.decoder_last_pipeline_num_layers,
@@ -295,7 +295,7 @@ class MegatronSettings(MegatronArguments):
         return tuple(layers // self.chunks for layers in layers_by_rank) * self.chunks
 
     def _layers_beside_embedding_and_loss(self) -> tuple[int, ...]:
-        """Returns the layers of each stage where embedding or loss count as one layer. Raises `InputError`."""
+        """Returns the layers per stage if embedding or loss count as one layer. Raises `InputError`."""
         embedding, loss = self.account_for_embedding_in_pipeline_split, self.account_for_loss_in_pipeline_split
         count, layers_with_ends = self.pp * self.chunks, self.layers + embedding + loss
         if layers_with_ends % count:

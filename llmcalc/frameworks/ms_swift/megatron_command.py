@@ -153,7 +153,7 @@ def _adapter_settings(reader: LaunchReader, config: Table) -> dict[str, Any]:
 
 
 def _sequences(reader: LaunchReader, rlhf_type: str, micro_batch: int, adapters: dict[str, Any]) -> int:
-    """Returns the sequences of a micro-batch, and adds the reference model of training on preferences to the run.
+    """Returns a micro-batch's sequences, and adds the reference model of preference training to the run.
 
     adapters: the settings of adapters, without which the trained model is the reference.
     """

@@ -280,7 +280,7 @@ def _longest_sequence(reader: LaunchReader, config: Table) -> int:
 
 
 def _reference_model(reader: LaunchReader, config: Table, ranks: int) -> Model:
-    """Returns the reference model; none if the KL term has no weight."""
+    """Returns the reference model; none if the KL weight is 0."""
     if config.get("algo.kl.init_coef", 0.01) in (0, 0.0, "0", "0.0"):
         return Model()
     reference_place: Place = "host" if reader.flag(config, "ref.offload") else "device"

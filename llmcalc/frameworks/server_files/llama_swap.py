@@ -35,7 +35,7 @@ def is_llama_swap(config: Any) -> bool:
 def servers_of_llama_swap(
     config: Mapping[str, Any], name_in_errors: str, variables: Mapping[str, str]
 ) -> Iterator[Container]:
-    """Yields the server command of each model.
+    """Yields the server command of each model in the config.
 
     name_in_errors: the file in messages. variables: environment variables.
     """

@@ -160,5 +160,5 @@ class AdapterKernels(DiscardedKernels):
         return self.node_with_new_gradients("gather", (x,), output)
 
     def _add_scaled(self, output: Tensor, lora_output: Tensor) -> Tensor:
-        """Adds the scaled output of an adapter to that of its layer."""
+        """Adds the scaled output of an adapter to the layer's output."""
         return self.add(output, self.t.scale(lora_output))

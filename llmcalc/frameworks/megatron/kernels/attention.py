@@ -65,7 +65,7 @@ class AttentionKernels(LinearKernels):
         self.bind(value, tensor)
 
     def do_repeat(self, operation: Step) -> None:
-        """Copies nothing: attention backends read a key head for all of its query heads, or repeat it themselves."""
+        """Copies nothing, because attention backends read a key head for all its query heads."""
         self.bind(operation.outs[0], self.get(operation.ins[0]))
 
     # --- queries, keys and values of one product ---------------------------------------------------------------------
@@ -92,7 +92,7 @@ class AttentionKernels(LinearKernels):
         shape, dtype = x.shape, x.dtype
 
         def joined(saved_tensors: SavedTensors, gradients: list[Gradient], needs_input_grad: Needs) -> Gradients:
-            """Returns the joined gradient of the parts: a view if all share one tensor, otherwise a copy."""
+            """Returns the joined gradient of the parts: a view if all parts share one tensor, otherwise a copy."""
             present_gradients = [gradient for gradient in gradients if gradient is not None]
             first_gradient = present_gradients[0]
             if len(present_gradients) == len(gradients) and all(
@@ -122,7 +122,7 @@ class AttentionKernels(LinearKernels):
     # --- attention ---------------------------------------------------------------------------------------------------
 
     def do_attention(self, operation: Step) -> None:
-        """Runs attention, and recomputes it in the backward pass if recomputation is set."""
+        """Runs attention, with optional recomputation in the backward pass."""
         name = type(operation.op).__name__
         if name != "AttentionCore":
             raise self.unsupported(f"no kernels for '{name}'", operation.name)
@@ -163,7 +163,7 @@ class AttentionKernels(LinearKernels):
         return self.unfused_attention(q, k, v, heads, groups, width, masked)
 
     def cudnn_attention(self, q: Tensor, k: Tensor, v: Tensor, heads: Number, width: Number) -> Tensor:
-        """Runs cuDNN's attention, which saves its inputs, its output, and a logsumexp per query and head.
+        """Runs cuDNN's attention, which saves its inputs, output, and one logsumexp per query and head.
 
         Its backward pass has a workspace beside the gradients, where queries' gradients and a number per query and head
         are summed in fp32 (NVIDIA/cudnn-frontend, node/scaled_dot_product_flash_attention.h, `dQ_accum` and

@@ -28,7 +28,7 @@ Specs = list[tuple[Shape, Dtype]]
 
 
 class Quantized(NamedTuple):
-    """An 8-bit tensor with scales, quantized by rows and by columns; both quantizations may share tensors."""
+    """An 8-bit tensor with scales, quantized rowwise and columnwise, possibly with shared tensors."""
 
     rows: list[Tensor]
     columns: list[Tensor]
@@ -40,7 +40,7 @@ def round_up(n: Number, multiple: int) -> Number:
 
 
 def quantized_specs(recipe: str, rows: Number, width: Number, weight: bool = False) -> tuple[Specs, Specs]:
-    """Returns shapes and formats of an 8-bit tensor's parts, by rows and by columns. weight: whether blocks are 2D."""
+    """Returns shapes and formats of an 8-bit tensor's rowwise and columnwise parts. weight: 2D blocks."""
     element_spec, transposed_spec = ((rows, width), UINT8), ((width, rows), UINT8)
     if recipe == "mxfp8":
         return (
@@ -108,7 +108,7 @@ class Fp8Kernels(DeltaKernels):
         return first_bf16_layers <= layer_index < kernel_choices.layers - last_bf16_layers
 
     def quantize(self, rows: Number, width: Number, by_rows: bool = True, by_columns: bool = True) -> Quantized:
-        """Returns an 8-bit tensor, quantized by rows and by columns as its products need it."""
+        """Returns an 8-bit tensor, quantized rowwise or columnwise as the products need."""
         kernel_choices = self.rank_choices
         row_specs, column_specs = quantized_specs(kernel_choices.fp8_recipe, rows, width)
         if kernel_choices.fp8_recipe not in ONE_SCALE:
@@ -147,7 +147,7 @@ class Fp8Kernels(DeltaKernels):
     def gather_quantized(
         self, rows: Number, width: Number, by_rows: bool, by_columns: bool
     ) -> tuple[Quantized, list[Tensor]]:
-        """All-gathers an 8-bit tensor over sequence-parallel ranks. Returns it with the temporary sorting buffers."""
+        """All-gathers an 8-bit tensor over sequence-parallel ranks, and returns it with the sorting buffers."""
         multiple = MULTIPLES.get(self.rank_choices.fp8_recipe, 1)
         if exact_div(rows, self.rank_choices.tp) % multiple or width % multiple:
             raise self.unsupported(
@@ -245,7 +245,7 @@ class Fp8Kernels(DeltaKernels):
 
     @property
     def saves_wide_input(self) -> bool:
-        """Whether the current module is shared experts, whose input the router saves in 16 bits (shared_experts.py)."""
+        """Whether the current module is shared experts, whose 16-bit input the router saves (shared_experts.py)."""
         is_shared_expert = any(module_call.scope.about.get("kind") == "shared_expert" for module_call in self.frames)
         return is_shared_expert and self.rank_choices.fp8_recipe != "delayed"
 

@@ -28,7 +28,7 @@ PROJECTIONS = ("q_proj", "k_proj", "v_proj", "g_proj", "b_proj", "a_proj")
 
 
 class DeltaKernels(MambaKernels):
-    """Kernels of gated DeltaNet. Its six input projections run as one linear layer."""
+    """Kernels of gated DeltaNet, which runs all six input projections as one linear layer."""
 
     def module_kernel(self, module_scope: Scope) -> Callable[[], None] | None:
         """Returns the kernel that runs a gated DeltaNet mixer."""

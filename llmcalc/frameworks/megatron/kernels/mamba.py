@@ -18,7 +18,7 @@ from .mla import LatentKernels
 
 
 class MambaKernels(LatentKernels):
-    """Kernels of Mamba-2. Convolution, scan and gate are one function, the norm another."""
+    """Kernels of Mamba-2, with one function for convolution, scan and gate, and another for the norm."""
 
     def module_kernel(self, module_scope: Scope) -> Callable[[], None] | None:
         """Returns the kernel that runs a Mamba-2 mixer."""
@@ -128,7 +128,7 @@ class MambaKernels(LatentKernels):
         return self.copy_reordered("cat", exchanged_tokens, (exchanged_tokens.shape[0] // self.rank_choices.cp, width))
 
     def parameter_shard(self, x: Tensor, shape: Shape) -> Tensor:
-        """Returns this rank's shard of a parameter; the gradient covers the full parameter."""
+        """Returns this rank's shard of a parameter, whose gradient covers the full parameter."""
         return self.copy_reordered("slice", x, shape)
 
     def swap_batch_and_tokens(self, x: Tensor) -> Tensor:

@@ -95,7 +95,7 @@ class SparseKernels(Fp8Kernels):
         self.bind(output_projection.outs[0], self.row_linear(output_projection, y))
 
     def _all_gather_rows(self, x: Tensor) -> Tensor:
-        """Returns the rows of all tensor-parallel ranks, gathered if they are sharded."""
+        """Returns the rows of all tensor-parallel ranks, after an all-gather if sharded."""
         if not self.rank_choices.sequence_parallel:
             return x
         gathered_rows = self.new_tensor(x.shape[0] * self.rank_choices.tp, x.shape[1])
@@ -112,7 +112,7 @@ class SparseKernels(Fp8Kernels):
         sizes: tuple[Number, Number, Number, Number],
         rows: tuple[Number, Number],
     ) -> tuple[Tensor, Tensor]:
-        """Runs qkv_up_proj_and_rope_apply: queries in latent space, and one key shared by all heads."""
+        """Runs qkv_up_proj_and_rope_apply: queries in latent space, and one key for all heads."""
         aten, (heads, nope, rope, value_dim) = self.t, sizes
         weight_by_head = aten.unflatten(weight, 0, (heads, nope + value_dim))
         keys = aten.slice(weight_by_head, nope, 1)
@@ -136,7 +136,7 @@ class SparseKernels(Fp8Kernels):
         values: Tensor,
         rows: tuple[Number, Number],
     ) -> Tensor:
-        """Runs DSAttention.forward. The indexer's gradients do not reach its inputs."""
+        """Runs DSAttention.forward, with the indexer's inputs detached."""
         aten, autograd_graph = self.t, self.graph
         indexer_input, query_latent = x.detached(), query_latent.detached()
         key_starts, key_ends = (
@@ -205,7 +205,7 @@ class SparseKernels(Fp8Kernels):
         return q, k, aten.reshape(weights, (*rows, heads))
 
     def _rotate_part(self, x: Tensor, rotary: Number) -> Tensor:
-        """Applies rotary embeddings to the first dimensions of each head."""
+        """Applies rotary embeddings to the first elements of each head."""
         rotated_part, unrotated = self.t.split(x, [rotary, x.shape[-1] - rotary])
         rotated_part = self.rotate(rotated_part)
         return self.t.cat([rotated_part, unrotated])
