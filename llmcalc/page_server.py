@@ -82,7 +82,7 @@ class _Server(ThreadingHTTPServer):
 
 
 class PageServer:
-    """The page on this machine. folder: its files. address: its URL for a browser."""
+    """The page's server on this machine. folder: the page's files. address: the URL for a browser."""
 
     def __init__(self, folder: Path, port: int = 0) -> None:
         """Binds the server to a port. port: 0 (default) for any free port. Raises `InputError` for a port in use."""
@@ -124,7 +124,7 @@ def web_folder_of_checkout() -> Path:
 
 
 def build_page(rebuild: bool = False) -> tuple[Path, str]:
-    """Returns the page's folder, which is built if it is missing, and a remark on the build or an empty text.
+    """Returns the page's folder, built if missing, and a remark on the build or an empty text.
 
     rebuild: whether to build it anew. Raises `InputError` with what the build lacks.
     """

@@ -1,4 +1,4 @@
-"""A rank's temporary bytes at points of a training step, which add to its activations and parameters.
+"""A rank's temporary bytes at points of a training step, in addition to activations and parameters.
 
 They are buffers in which gradients are summed over replicas, parameters that are sharded and gathered, and temporary
 tensors of the optimizer's step. Each framework counts its own (`transient_bytes` of its `estimate.py`).
@@ -20,7 +20,7 @@ from ..simulator.tensor import DTYPES, FLOAT32, Dtype, empty
 
 
 class StageParameters(NamedTuple):
-    """The parameter counts of a stage, on one tensor-parallel rank.
+    """The parameter counts of a stage on one tensor-parallel rank.
 
     dense: those of all modules but routed experts.
     experts: those of routed experts.
@@ -98,7 +98,7 @@ def no_transient_bytes(layout: Layout, stage_parameters: Sequence[StageParameter
 
 
 class OptimizerStepBytes(NamedTuple):
-    """The temporary bytes of an optimizer step, per element of its tensors. All are 0 by default.
+    """The temporary bytes of an optimizer step per tensor element, 0 by default.
 
     per_parameter: bytes per parameter.
     per_largest: further bytes per element of the largest tensor.
@@ -141,7 +141,7 @@ SIDE = 1024
 
 
 def measure_optimizer_step(training_config: Training, has_flat_parameters: bool = False) -> OptimizerStepBytes:
-    """Measures the temporary bytes of an optimizer's step on one, two and three matrices.
+    """Measures the temporary bytes of an optimizer step on one, two and three matrices.
 
     The step over two shows what one matrix leaves to the next one's update; the third adds what each parameter takes.
     has_flat_parameters: whether a rank's shard of all parameters is one tensor, without rows.

@@ -1,4 +1,4 @@
-"""Linear layers that a rank runs on some tokens only: on the rank's own tokens, or on tokens sent to the rank."""
+"""Linear layers that a rank runs on a subset of the tokens: its part of the sequence, or received tokens."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ class LinearShare(Linear):
 
 @frozen(slots=True)
 class ExpertShare(ExpertLinear):
-    """The experts of one expert-parallel rank, if every expert is selected equally often.
+    """The experts of one expert-parallel rank, under balanced routing.
 
     Each rank sends away its tokens' rows and gets as many from all others, so it computes its share of them.
 

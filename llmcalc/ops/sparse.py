@@ -1,4 +1,4 @@
-"""Attention to selected keys, to blocks or to compressed entries, and the caches of such attention."""
+"""Attention to selected keys, blocks or compressed entries, and the caches of such attention."""
 
 from __future__ import annotations
 
@@ -73,7 +73,7 @@ class BlockCore(VisibleKeysCore):
 
 @frozen(slots=True)
 class PooledCore(VisibleKeysCore):
-    """Attention to `selected` tokens in complete pools of `pool` tokens, and to those after the last complete pool.
+    """Attention to `selected` tokens in complete pools of `pool` tokens, and to tokens after the last complete pool.
 
     A full pass masks the other tokens, decoding reads only these (GLM-5.3).
     """
@@ -196,7 +196,7 @@ class PredictCore(AttentionCore):
 
 @frozen(slots=True)
 class EntryScores(AttentionCore):
-    """Attention of each token to entries of `rate` earlier tokens each, at most `chosen` entries (DeepSeek-V4)."""
+    """Attention of each token to at most `chosen` entries of `rate` earlier tokens (DeepSeek-V4)."""
 
     rate: Number = 1
     chosen: Number = None
@@ -228,7 +228,7 @@ class EntryScores(AttentionCore):
 
 @frozen(slots=True)
 class DistanceScores(Op):
-    """The product, per head, of each token's query with the projection of every distance (XLNet, conformers).
+    """The product, per head, of each query with the projections of all distances (XLNet, conformers).
 
     rows: the tokens.
     distances: the distances, of one sequence.
@@ -247,12 +247,12 @@ class DistanceScores(Op):
 
 @frozen(slots=True)
 class SharedTableScores(DistanceScores):
-    """The product, per head, of each token's query with every row of a table that all sequences share (Funnel)."""
+    """The product, per head, of each query with every row of a table shared by all sequences (Funnel)."""
 
 
 @frozen(slots=True)
 class PairScores(Op):
-    """The product, per head, of each token's query with a key for each pair of tokens, which all heads share."""
+    """The product, per head, of each query with a key per token pair, shared by all heads."""
 
     effects = FLOPS
 
@@ -284,7 +284,7 @@ class EntryCache(Op):
 
 @frozen(slots=True)
 class LastWindow(Op):
-    """The cached window of `rate` tokens that the next entry reads: `width` elements and as many weights per token.
+    """The cached window of `rate` tokens for the next entry: `width` elements and weights per token.
 
     It is empty before the first full window (DeepSeek-V4).
     """

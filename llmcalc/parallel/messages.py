@@ -39,7 +39,7 @@ MAX_PROGRAMS = 512
 
 
 class Message(NamedTuple):
-    """Identical messages of one rank in a step.
+    """Identical messages of one rank in one step.
 
     group: the group of ranks.
     ranks: size of the group.
@@ -56,13 +56,13 @@ class Message(NamedTuple):
 
     @property
     def wire_bytes(self) -> Number:
-        """Bytes that this rank sends for one of the messages."""
+        """Bytes that this rank sends per message."""
         return Collective("", self.kind, self.group, self.ranks, False, self.bytes).wire_bytes
 
 
 @frozen
 class Chunk:
-    """A pipeline stage of this rank, with its program.
+    """A pipeline stage of this rank, and the stage's program.
 
     stage: the stage; None without a pipeline.
     program: the program of its layers.
@@ -75,7 +75,7 @@ class Chunk:
 
 
 class GradientRules(NamedTuple):
-    """A framework's rules for reducing gradients over ranks with the same weights.
+    """A framework's rules for gradient reduction over ranks with the same weights.
 
     framework: its name in errors.
     zero_stages: the ZeRO stages that it supports.
@@ -163,7 +163,7 @@ def _program_collectives(
 
 
 def _merge_equal(messages: Iterable[Message]) -> list[Message]:
-    """Merges identical messages, and drops empty messages and groups of one rank."""
+    """Merges identical messages, and drops empty messages and single-rank groups."""
     counts: dict[Message, Number] = {}
     for message in messages:
         if message.ranks > 1 and message.bytes and message.count:
@@ -173,7 +173,7 @@ def _merge_equal(messages: Iterable[Message]) -> list[Message]:
 
 
 def _chunks_of_rank(spec: ModelSpec, layout: Layout, micro_batches: int, rank: int, by_index: bool) -> Iterator[Chunk]:
-    """Yields the stages of a rank. A DualPipe rank has two stages, each for half of the micro-batches.
+    """Yields a rank's stages. A DualPipe rank has two stages, each for half of the micro-batches.
 
     by_index: whether messages depend on the indices of layers.
     """
@@ -282,7 +282,7 @@ class ReplicaGroup(NamedTuple):
     replicas: int
 
     def message(self, collective_kind: CollectiveKind, bytes: Number, count: Number) -> Message:
-        """Returns the collective messages among the ranks that shard the same weights."""
+        """Returns the collective messages of the ranks that shard the same weights."""
         return Message("expert dp" if self.expert else "dp", self.shards, collective_kind, bytes, count)
 
     def replica_all_reduce(self, bytes: Number, count: Number) -> Message:

@@ -101,7 +101,7 @@ def is_divided(shape: Shape) -> bool:
 
 @frozen
 class RankAxes:
-    """The lengths of axes on one rank. coordinates: the rank's index in each group."""
+    """The lengths of axes on one rank. coordinates: the rank's index in each parallel group."""
 
     layout: Layout
     coordinates: Coordinates
@@ -125,7 +125,7 @@ class RankAxes:
         return self.part(axis, self.degree(axis.name), index)
 
     def experts(self, axis: Axis) -> Axis:
-        """Returns the rank's part of an axis of experts, or of heads with their own weights."""
+        """Returns the rank's part of an axis of experts, or of heads with separate weights."""
         if isinstance(axis, Shard) or axis.name != "experts":
             return self.axis(axis)
         return self.part(axis, self.layout.ep, self.coordinates.ep)
@@ -152,7 +152,7 @@ class RankAxes:
 
 
 def divides_groups(axes: Iterable[Axis], layout: Layout) -> bool:
-    """Whether the layout divides the groups of state-space heads, as training does.
+    """Whether the layout divides groups of state-space heads, as in training.
 
     Inference engines give every rank a copy of a single group; training frameworks do not (Megatron-LM,
     core/ssm/mamba_mixer.py, `ngroups`).
@@ -164,7 +164,7 @@ Verb = TypeVar("Verb", bound=Callable[..., Any])
 
 
 def _with_rank_axes(verb: Verb) -> Verb:
-    """Returns the recording function with the rank's part of every axis in its arguments."""
+    """Returns the recording function with every axis argument replaced by the rank's part."""
 
     @wraps(verb)
     def rank_verb(self: RankFlow, *args: Any, **options: Any) -> Any:
@@ -177,7 +177,7 @@ def _with_rank_axes(verb: Verb) -> Verb:
 
 
 class RankFlow(Flow):
-    """Records the operations of a model's parts with one rank's sizes.
+    """Records a model's operations with one rank's sizes.
 
     rank_axes: the rank's part of each axis.
     stage: the stage whose layers are recorded; None for all layers.
@@ -203,7 +203,7 @@ class RankFlow(Flow):
 
     @cached_property
     def divides_evenly(self) -> bool:
-        """Whether the ranks of a tensor-parallel group have parts of the same lengths."""
+        """Whether all ranks of a tensor-parallel group have equally long parts."""
         axes: set[Axis] = set()
         for operation in self.root.steps():
             weight = () if operation.weight is None else (operation.weight.out, operation.weight.ins)
@@ -299,7 +299,7 @@ class RankFlow(Flow):
         return super().look_up(table, of, by)
 
     def _record_copy(self, table: Weight) -> None:
-        """Records this stage's copy of the embedding, before the module that reads it."""
+        """Records this stage's copy of the embedding before the module that uses it."""
         reader = self.root.items[-1]
         attributes = {} if isinstance(reader, Alternatives) else {"optional": reader.about.get("optional", "")}
         op = ops.Embedding(table.ins[0].size, self.n(table.out))
@@ -425,7 +425,7 @@ def _is_frame(item: Item) -> bool:
 
 
 def rank_program(spec: ModelSpec, layout: Layout, rank: int = 0, stage: Stage | Chunks | None = None) -> RankFlow:
-    """Returns the program of one rank of a layout, recorded anew at each call.
+    """Returns a newly recorded program of one rank of a layout.
 
     stage: the stage whose layers are recorded; None (default) for the whole model.
     Raises `InputError` for sizes that the layout does not divide, and for what is not modelled.
@@ -443,7 +443,7 @@ def _record_program(spec: ModelSpec, rank_axes: RankAxes, stage: Stage | Chunks 
 
 
 def model_axes(spec: ModelSpec) -> list[Axis]:
-    """Returns all axes of the tensors that a model computes, in their order, without encoders' axes.
+    """Returns all axes of a model's tensors in order, without encoders' axes.
 
     Ranks that do not divide an encoder of images or audio have it whole.
     """

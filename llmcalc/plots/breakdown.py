@@ -1,4 +1,4 @@
-"""The plot of a run's time by parts and by nodes of the model, coloured by the bound of each."""
+"""The plot of a run's time by parts and by nodes of the model, in the colours of the bounds."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ def plot_time(title: str, subtitle: str, timed_run: TimedRun, depth: int = 3) ->
 
 
 def _part_seconds(timed_run: TimedRun) -> list[tuple[str, float]]:
-    """Returns the parts that add up to the estimated seconds; waits between layers belong to the work."""
+    """Returns the parts of the estimated seconds; waits between layers belong to the work."""
     return [(name, seconds) for name, seconds in timed_run.parts.items() if seconds and name != "layer waits"]
 
 

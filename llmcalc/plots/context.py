@@ -1,4 +1,4 @@
-"""Plots over the context length: the KV cache, and the FLOPs of one more token."""
+"""Plots against the context length: the KV cache, and the FLOPs of one more token."""
 
 from __future__ import annotations
 

@@ -55,13 +55,13 @@ def is_narrow() -> bool:
 
 
 def figure_width(inches: float) -> float:
-    """Returns the width of a picture in inches: that for the columns of a paper, or on a screen the given one."""
+    """Returns the picture's width in inches: a paper column's, or the given width on a screen."""
     columns = _paper_columns.get()
     return inches if columns is None else COLUMN_INCHES[columns]
 
 
 def wrapped_text(text: str, inches: float, points: float = 10) -> str:
-    """Breaks a text between words into lines that fit a width. points: the size of its letters."""
+    """Breaks a text between words into lines of a width. points: the letter size."""
     return "\n".join(wrap(text, max(8, int(inches * 72 / (0.53 * points))), break_long_words=False)) or text
 
 
@@ -119,7 +119,7 @@ def draw_heading(figure: Figure, text: str, subtitle: str = "") -> None:
 
 @cache
 def _notebook_figure() -> type[Figure]:
-    """Returns a class of figures that a notebook displays, without importing pyplot and its backends."""
+    """Returns a figure class that notebooks display, without importing pyplot."""
     from matplotlib.figure import Figure
 
     class NotebookFigure(Figure):
@@ -144,7 +144,7 @@ def axes_of_panels(axes: Any, panel_count: int) -> list[Axes]:
 
 
 def format_of(path: Path, option: str = "--output") -> str:
-    """Returns the format of a file's suffix. Raises `InputError` for an unknown suffix. option: the file's option."""
+    """Returns the format of a file suffix. Raises `InputError` for an unknown suffix. option: the option's name."""
     suffix = path.suffix.lower().removeprefix(".")
     if suffix not in FORMATS:
         known_suffixes = ", ".join(f".{suffix_name}" for suffix_name in FORMATS)

@@ -98,7 +98,7 @@ def _check_inputs(inputs: Inputs, rank: RankRequest | None) -> None:
 
 
 def _refuse_rank_of_draft(draft: Preset | None, rank: RankRequest | None) -> None:
-    """Raises `InputError` for a draft model together with one rank of a layout."""
+    """Raises `InputError` for a draft model in a question about one rank of a layout."""
     if draft is not None and rank is not None and rank.has_options:
         raise InputError("--draft: counts a whole draft beside a whole model; expected no layout")
 
@@ -106,7 +106,7 @@ def _refuse_rank_of_draft(draft: Preset | None, rank: RankRequest | None) -> Non
 def params_of_file(
     target: str, measure: bool, *, is_changed: bool, rank: RankRequest | None = None
 ) -> StoredParams | MeasuredParams | None:
-    """Counts parameters in a checkpoint's header or, with `measure`, of a model class of the library transformers.
+    """Counts parameters in a checkpoint's header or, with `measure`, in a transformers class.
 
     is_changed: whether options change the model, which is an error here.
     Returns None if the target is neither.
@@ -303,7 +303,7 @@ USUAL_STACKS: dict[PassPhase, str] = {"training": "torch", "prefill": "vllm", "d
 
 @frozen
 class ExplainQuestion:
-    """The question of `llmcalc explain`: the formulas to explain, and the values at which they are evaluated.
+    """The question of `llmcalc explain`: formulas, and the values for their evaluation.
 
     node: a part, by the end of its path; None for the whole model.
     quantity: the quantity to explain.

@@ -135,7 +135,7 @@ def _current_text(path: Path) -> str | None:
 def _versions_of_file(
     path: Path, ref: str, read_model: Callable[[Any], Preset], head: Any, allow_unknown: bool
 ) -> Pair:
-    """Reads a file's model at a commit and now; None for a version that does not exist or cannot be read."""
+    """Reads a file's model at a commit and now; None for a missing or unreadable version."""
     if path.suffix not in (".json", ".toml"):
         raise InputError(f"{path}: with --git expected a file, a config.json or a .toml description")
     text = text_at(ref, path)

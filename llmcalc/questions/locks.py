@@ -1,4 +1,4 @@
-"""The questions about lock files: the recorded costs of models, and values that differ from the recorded ones."""
+"""The questions about lock files: recorded costs of models, and later differences."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ MOST_MODELS = 1000
 
 @dataclass(frozen=True)
 class LockFile:
-    """A lock file's content. version: the llmcalc that wrote it. models: target → the model's entry."""
+    """A lock file's content. version: llmcalc's version. models: target → the model's entry."""
 
     version: str
     models: dict[str, dict[str, Any]]

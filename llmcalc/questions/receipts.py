@@ -59,7 +59,7 @@ class ReceiptFile:
 
     @cached_property
     def terms(self) -> dict[str, int]:
-        """The measured memory terms that apply to the question, with their bytes.
+        """The measured memory terms that apply to the question, with bytes.
 
         Raises `InputError` if none applies.
         """

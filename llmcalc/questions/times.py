@@ -1,4 +1,4 @@
-"""The question of `llmcalc time`: the seconds of a training step, a prompt or a token, with their range."""
+"""The question of `llmcalc time`: the seconds of a training step, a prompt or a token, with ranges."""
 
 from __future__ import annotations
 
@@ -98,7 +98,7 @@ def ask_time(
     is_given: Callable[[str], bool] = lambda name: False,
     read_model: Callable[[str], Preset] = load,
 ) -> ReportedAnswer:
-    """Computes the seconds of a training step, a prompt batch or a token, with their range.
+    """Computes the seconds of a training step, a prompt batch or a token, with a range.
 
     read_model: reads the models of measured runs; default without changes.
     Raises `InputError` for options that contradict each other, and for what is not modelled.
@@ -192,7 +192,7 @@ def training_run(question: RunQuestion) -> tuple[Memory, Framework, Layout]:
 
 
 def _without_adapters(question: RunQuestion) -> RunQuestion:
-    """Returns the question of the same run without low-rank adapters.
+    """Returns the question about the same run without low-rank adapters.
 
     Frameworks whose memory of adapters is not modelled are checked with it: their time is that of two small products.
     """
@@ -244,7 +244,7 @@ OPTIONS_OF_AN_ORDER = ("stack", "overlap", "nic", "calibrate")
 def layout_time_settings(
     question: RunQuestion, order_name: str | None, options: TimeOptions
 ) -> Callable[[Framework], TimeSettings]:
-    """Returns the settings of the time estimates of a plan, for each framework.
+    """Returns the settings of a plan's time estimates for each framework.
 
     Raises `InputError` for options of time in a plan by memory.
     """

@@ -41,7 +41,7 @@ DETAIL_COLUMNS = (
 
 
 def report(accelerators: Sequence[Hardware], details: bool) -> Report:
-    """Returns the report: one row per accelerator, or with `details` one table each."""
+    """Returns the report: one row per accelerator, or one table per accelerator with `details`."""
     document = {"hardware": [hardware_data(hardware) for hardware in accelerators]}
     return Report(
         document, [_detail_table(hardware) for hardware in accelerators] if details else [_list_table(accelerators)]
@@ -149,7 +149,7 @@ def _by_format(peaks: dict[str, int]) -> dict[str, int]:
 
 
 def hardware_data(hardware: Hardware) -> dict[str, Any]:
-    """Returns an accelerator as plain data in bytes, bytes/s, FLOP/s, Hz and watts; null for unknown figures."""
+    """Returns an accelerator as plain data in bytes, bytes/s, FLOP/s, Hz and watts; null if unknown."""
     link = hardware.interconnect
     return hardware.model_dump(mode="json") | {
         "interconnect": link and {**link.model_dump(), "bandwidth_per_direction": link.bandwidth_per_direction},

@@ -50,7 +50,7 @@ class MemoryAnswer(Answer):
 
     @property
     def assumed(self) -> str:
-        """The accelerator whose runtime is assumed if the question names none; otherwise empty."""
+        """The accelerator with the assumed CUDA runtime, if the question names none; otherwise empty."""
         return "" if self.accelerators else ASSUMED
 
     @cached_property
@@ -67,7 +67,7 @@ class MemoryAnswer(Answer):
 
     @property
     def ok(self) -> bool:
-        """Whether the run fits on one of the named accelerators, or none is named."""
+        """Whether the run fits on a named accelerator; true if none is named."""
         return not self.accelerators or any(fit.verdict != "no" for fit in self.fits)
 
 

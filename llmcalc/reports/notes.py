@@ -1,4 +1,4 @@
-"""Conventions and phrases that several reports share."""
+"""Conventions and phrases for several reports."""
 
 from __future__ import annotations
 
@@ -58,7 +58,7 @@ def relative_error_text(difference: float, reference: str) -> str:
 
 
 def plural(number: int, noun: str) -> str:
-    """Writes a number with its noun: `1 token` or `2,048 tokens`."""
+    """Writes a number with a noun: `1 token` or `2,048 tokens`."""
     return f"{number:,} {noun}" + ("" if number == 1 else "s")
 
 

@@ -1,4 +1,4 @@
-"""The report of `llmcalc plan`: the layouts that fit, best first, and the reasons why others do not fit."""
+"""The report of `llmcalc plan`: the layouts that fit, best first, and the reasons against others."""
 
 from __future__ import annotations
 
@@ -130,7 +130,7 @@ def _layout_row(layout_plan: LayoutPlan, candidate: Candidate, tie: bool = False
 
 
 def _order_notes(layout_plan: LayoutPlan) -> list[str]:
-    """Returns notes on the order of layouts and on its uncertainty."""
+    """Returns notes on the order of layouts and the order's uncertainty."""
     if layout_plan.times is None:
         untimed_text = f"; no time: {layout_plan.untimed_reason}" if layout_plan.untimed_reason else ""
         return [

@@ -1,4 +1,4 @@
-"""The memory phases of reinforcement learning on a device: rollout, weight transfer, log-probabilities, update."""
+"""The memory phases of reinforcement learning: rollout, weight transfer, log-probabilities, update."""
 
 from __future__ import annotations
 

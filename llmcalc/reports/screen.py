@@ -34,7 +34,7 @@ def trim_to_screen(report: Report) -> Report:
 
 
 def _trim_with_notes(tables: list[Table], warnings: Sequence[str]) -> list[Table]:
-    """Shortens the longest table of one model, row by row, until all tables and the shown notes fit a screen.
+    """Shortens the longest table of a model, row by row, until tables and notes fit a screen.
 
     warnings: those of the report, which are shown beside the other notes.
     """
@@ -86,7 +86,7 @@ def _trim_group(tables: Sequence[Table]) -> list[Table]:
 
 
 def _trim_table(table: Table, room: int, is_required: bool = False) -> Table | None:
-    """Shortens a table to a number of lines, without its totals.
+    """Shortens a table, except its totals, to a number of lines.
 
     Returns None if too few rows would be left, unless `is_required`.
     """

@@ -182,7 +182,7 @@ def _server_order(servers: Servers, index: int) -> tuple[bool, float, int]:
 
 
 def _trace_rows(study: ServeStudy, servers: Servers) -> list[Row]:
-    """Returns rows of a trace's servers: servers within the limits, the fewest devices first, then the others."""
+    """Returns rows of a trace's servers: servers within the limits by number of devices, then the others."""
     chosen_server = servers.chosen
     rows = []
     for index in sorted(range(len(servers.servers)), key=lambda index: _server_order(servers, index)):
@@ -217,7 +217,7 @@ def _rate_cells(point: LoadPoint, study: ServeStudy) -> list[Any]:
 
 
 def _range_cell(seconds: Range | Amount) -> str:
-    """Writes a range of seconds, in the unit of its upper end (`range_unit`): `0.42-12 s`."""
+    """Writes a range of seconds in the upper end's unit (`range_unit`): `0.42-12 s`."""
     low_seconds, high_seconds = float(seconds.low), float(seconds.high)
     unit = range_unit(low_seconds, high_seconds)
     range_ends = (duration(end, unit).removesuffix(f" {unit}") for end in (low_seconds, high_seconds))
@@ -261,7 +261,7 @@ def _serve_notes(study: ServeStudy, servers: Servers) -> list[str]:
 
 
 def _group_text(group: Disaggregated) -> str:
-    """Writes the replicas of a group, and how long the cache of a prompt is sent from one to another."""
+    """Writes the replicas of a group, and the time to send a prompt's cache between replicas."""
     return (
         f"(P+D): {plural(group.prefill, 'replica')} for prompts, {group.decode} that decode; a prompt's cache is sent "
         f"in {duration(group.transfer_seconds)} ({units.memory(round(group.sent_bytes))} a device); this was never "

@@ -285,7 +285,7 @@ def _training_budget(study: ShapeStudy) -> str:
 
 
 def _active_text(study: ShapeStudy) -> list[int]:
-    """Returns active parameters per token: of the target, else of the budget or, with experts, least and most."""
+    """Returns active parameters per token: of the target, or of the budget as a range with experts."""
     active_of_target = [shape.active for shape in study.shapes if shape.target]
     if active_of_target or not study.shapes[0].stack.mixture_of_experts:
         return active_of_target or [study.budget.value]

@@ -64,6 +64,6 @@ def share_notes(rank_share: RankShare | None, *notes: str) -> list[str]:
 
 
 def copies_text(copied_params: dict[str, Number]) -> str:
-    """Writes which parameters are replicated over the tensor-parallel group; empty if none are."""
+    """Writes the parameters that tensor parallelism replicates; empty if there are none."""
     texts = ", ".join(f"{name} {units.exact(parameters)}" for name, parameters in copied_params.items())
     return f"other ranks of its tensor group have these parameters too: {texts}" if texts else ""

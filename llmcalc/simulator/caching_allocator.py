@@ -72,7 +72,7 @@ RepeatedSteps: TypeAlias = list[tuple[list[Step], range]]
 
 
 def allocation(storage_number: int, bytes: int) -> Step:
-    """Encodes the step that allocates storage `storage_number` of at least one byte."""
+    """Encodes the allocation of storage `storage_number` with at least one byte."""
     return storage_number, (bytes + MIN_BLOCK_SIZE - 1) >> UNIT
 
 
@@ -126,14 +126,14 @@ class Pool:
         insort(self.by_size[size], start)
 
     def remove(self, start: int) -> int:
-        """Removes a free block. Returns its size."""
+        """Removes a free block and returns its size."""
         size = self.starts.pop(start)
         del self.ends[start + size]
         self.by_size[size].remove(start)
         return size
 
     def first_size(self, index: int) -> int:
-        """Returns the first size of free blocks from an index of `sizes` on; forgets sizes without blocks there."""
+        """Returns the first size with free blocks from an index of `sizes` on, and removes sizes without blocks."""
         while not self.by_size[size := self.sizes[index]]:
             del self.by_size[size], self.sizes[index]
         return size
@@ -221,7 +221,7 @@ class CachingAllocator:
         return self._pool_of_stream[stream]
 
     def play(self, steps: Collection[Step], count: int, base: int = 0) -> None:  # noqa: PLR0915
-        """Performs encoded steps. Storages keep their numbers across calls.
+        """Performs encoded steps; storages keep their numbers across calls.
 
         count: the number of storages so far.
         base: offset of the storage numbers in these steps, default 0.

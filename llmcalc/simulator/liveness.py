@@ -1,4 +1,4 @@
-"""Liveness of a program's tensors: the last operation that reads each tensor, and modules that never run."""
+"""Liveness of a program's tensors: each tensor's last reader, and modules that never run."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ def base_among(value: Value | None, candidates: set[int]) -> int | None:
 
 
 def is_view_of(value: Value | None, base: Value | None) -> bool:
-    """Whether a value is `base`, or a view of it."""
+    """Whether a value is `base` or a view of `base`."""
     while value is not None and value is not base:
         value = value.of
     return value is not None

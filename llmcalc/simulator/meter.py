@@ -34,7 +34,7 @@ class Place(NamedTuple):
 
 
 class Device(Protocol):
-    """The interface of an allocator.
+    """The interface of a device's memory allocator.
 
     allocated, requested: bytes of blocks in use, and of the tensors in them.
     peak_allocated, peak_requested, peak_reserved: the peak of each sum, and of the bytes of segments.
@@ -84,7 +84,7 @@ class Peak:
         return {memory_kind: self.by_kind.get(memory_kind, 0) for memory_kind in KINDS}
 
     def copy(self) -> Peak:
-        """Returns an independent peak with the same bytes."""
+        """Returns a copy of the peak."""
         duplicate = Peak()
         duplicate.bytes, duplicate.by_kind = self.bytes, dict(self.by_kind)
         return duplicate
@@ -168,7 +168,7 @@ class Meter:
 
 
 class NoMeter:
-    """A meter that counts nothing."""
+    """A meter without counts."""
 
     kind: str = ""
     place: Place = Place()

@@ -51,7 +51,7 @@ class ProgramLowering(CacheTensors):
         """Analyses a program's dataflow before a run with recomputation; does nothing without recomputation."""
 
     def prepare(self, program: Flow) -> None:
-        """Allocates all parameters, in the order in which the program uses them."""
+        """Allocates all parameters in the program's order of use."""
         if self.known_parameters is None:
             self.known_parameters = self._find_parameters(program)
         parameters: dict[int, Tensor] = {}
@@ -88,7 +88,7 @@ class ProgramLowering(CacheTensors):
         return dry.weights, dry.buffers
 
     def take_frames(self, program: Flow) -> None:
-        """Allocates the input frames of a program, if it has any, stored as [batch, values per frame, frames]."""
+        """Allocates the optional input frames of a program, stored as [batch, values per frame, frames]."""
         if program.frames is not None:
             batch, rows, values = self.shape(program.frames)
             frames = self.graph.new_tensor((batch, values, rows), self.dtype)
@@ -106,7 +106,7 @@ class ProgramLowering(CacheTensors):
     # --- modules and layers -----------------------------------------------------------------------------------------
 
     def module(self, module_call: Frame) -> None:
-        """Runs a module. The caller refers to its input until it returns."""
+        """Runs a module, while the caller still references the module's input."""
         self._module(module_call)
 
     def _module(self, module_call: Frame) -> None:
@@ -170,7 +170,7 @@ class ProgramLowering(CacheTensors):
         )
 
     def has_run(self, module_scope: Scope) -> bool:
-        """Whether a module is a separate model, such as an encoder, that an earlier pass has run."""
+        """Whether a module is a separate model, such as an encoder, that already ran in an earlier pass."""
         return (
             module_scope.apart and module_scope.gives is not None and self.is_computed_earlier(module_scope.gives.rows)
         )
@@ -259,7 +259,7 @@ class ProgramLowering(CacheTensors):
         return output
 
     def _leave(self, layer_input: Value) -> None:
-        """Drops the input of a layer, or only the layer's own reference if other layers read the input."""
+        """Frees a layer's input, or only the layer's reference if other layers read the input."""
         self.values.pop(id(layer_input), None)
         if id(layer_input.storage) not in self.shared_values:
             self.forget(layer_input.storage)
@@ -277,7 +277,7 @@ class ProgramLowering(CacheTensors):
     # --- steps -----------------------------------------------------------------------------------------------------
 
     def step(self, operation: Step) -> None:
-        """Runs an operation by the profile's method for its name, unless its results are cached."""
+        """Runs an operation with the profile's method of the same name, unless the results are cached."""
         if (self.has_earlier_tokens or self.absent_values) and self.is_cached_step(operation):
             self.absent_values.update(map(id, operation.outs))
             self.has_skipped_steps: bool = self.has_skipped_steps or not self.has_earlier_tokens
@@ -291,7 +291,7 @@ class ProgramLowering(CacheTensors):
         self.release(operation, operation.ins)
 
     def kernel_of(self, operation: Step) -> Callable[[Step], None] | None:
-        """Returns the profile's method that runs an operation; None if the profile has none."""
+        """Returns the profile's method for an operation; None if the profile has none."""
         return getattr(self, f"do_{operation.verb}", None)
 
     def is_cached_step(self, operation: Step) -> bool:
@@ -352,7 +352,7 @@ class ProgramLowering(CacheTensors):
         self.set(operation.outs[0], self.apply_dropout(self.get(operation.ins[0]), operation.options["probability"]))
 
     def apply_dropout(self, x: Tensor, probability: float) -> Tensor:
-        """Returns a tensor after dropout; the tensor itself outside of training or with probability 0."""
+        """Returns a tensor after dropout, or unchanged outside of training or with probability 0."""
         return self.t.dropout(x) if probability and self.run_config.workload.phase == "training" else x
 
 

@@ -37,7 +37,7 @@ class ReplayResult:
     slopes: Mapping[Place, int] = field(default_factory=dict)
 
     def copy(self) -> ReplayResult:
-        """Returns an independent result with the same bytes."""
+        """Returns a copy of the result."""
         return replace(self, peaks={allocation_place: peak.copy() for allocation_place, peak in self.peaks.items()})
 
     def read(self, device: Device | CachingAllocator, requested_bytes: int, peak_requested_bytes: int) -> None:
@@ -57,7 +57,7 @@ class ReplayResult:
         second_step_peaks: Mapping[Place, Peak],
         phases: Sequence[str] = PHASES,
     ) -> None:
-        """Keeps the peaks of the second step; of the optimizer the higher peak of both steps."""
+        """Keeps the peaks of the second step; for the optimizer the higher peak of both steps."""
         self.peaks = {
             allocation_place: peak
             for allocation_place, peak in second_step_peaks.items()

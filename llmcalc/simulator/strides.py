@@ -98,7 +98,7 @@ def view_strides(shape: Shape, strides: Strides, new_shape: Shape) -> Strides | 
 
 
 class Size:
-    """A product of sizes that can be compared with another product; symbols are compared by factors."""
+    """A product of sizes that can be compared with another product, by factors for symbols."""
 
     __slots__ = ("n",)
 
@@ -204,6 +204,6 @@ def _axis_order(operands: Sequence[Strides], shape: Shape) -> list[int]:
 
 
 def clear_caches() -> None:
-    """Clears the cached strides of symbolic sizes, which no other run can use."""
+    """Clears the cached strides of symbolic sizes, which are useless to other runs."""
     for cached_function in (contiguous, is_contiguous, is_dense, view_strides, elementwise):
         cached_function.cache_clear()

@@ -80,7 +80,7 @@ def load_hardware(name: str) -> Hardware:
 
 
 def find_hardware(argument: str) -> Hardware:
-    """Returns the accelerator that an argument names: a `.toml` file, a memory size (`24GiB`), a name or an alias.
+    """Returns the accelerator of an argument: a `.toml` file, a memory size (`24GiB`), a name or an alias.
 
     Names are compared without case and punctuation, and without the maker's words that drivers print before them:
     `NVIDIA H100 80GB HBM3`. Raises `InputError` with the nearest names for an unknown name.
@@ -177,7 +177,7 @@ def _spellings(hardware: Hardware) -> set[str]:
 
 
 def _by_configuration(argument: str) -> Hardware | None:
-    """Returns a chip with the memory size that a name ends with: `m4-max-64gb`. None for any other argument.
+    """Returns a chip with the memory size at the end of a name: `m4-max-64gb`; None for other arguments.
 
     Raises `InputError` for a size that the chip is not sold with.
     """

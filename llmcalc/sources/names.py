@@ -1,4 +1,4 @@
-"""Determines the kind of a TARGET from its name, without slow imports."""
+"""Determines the kind of a TARGET from the name, without slow imports."""
 
 from __future__ import annotations
 

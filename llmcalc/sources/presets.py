@@ -16,7 +16,7 @@ from .preset import Preset
 
 @cache
 def presets_dir() -> Path:
-    """Returns the folder `presets/`: inside the package if installed from a wheel, beside it in a checkout."""
+    """Returns the folder `presets/`, inside an installed package or beside it in a checkout."""
     package = Path(__file__).resolve().parent.parent
     packaged_folder = package / "presets"
     return packaged_folder if packaged_folder.is_dir() else package.parent / "presets"
@@ -36,7 +36,7 @@ def _preset_text(name: str) -> str:
 
 
 def read_preset(name: str) -> dict[str, Any]:
-    """Returns the description in the preset file of exactly this name; error messages use the name."""
+    """Returns the description in the preset file with exactly this name."""
     return parse_toml(_preset_text(name), name)
 
 
@@ -67,7 +67,7 @@ def find_preset(name_or_alias: str) -> str | None:
 
 
 def _preset_with_alias(alias: str, normalization: Callable[[str], str]) -> str | None:
-    """Returns the preset with this alias. Only files that contain the alias are parsed, because there are hundreds.
+    """Returns the preset with this alias, and parses only files that contain the alias.
 
     normalization: `normalized_with_points` or `normalized`, the form in which aliases are compared.
     """
@@ -82,7 +82,7 @@ def _preset_with_alias(alias: str, normalization: Callable[[str], str]) -> str |
 
 @cache
 def names_by_alias() -> dict[str, str]:
-    """Returns the preset names by normalized alias. It reads all presets, so only suggestions use it."""
+    """Returns the preset names by normalized alias, by reading all presets."""
     presets_by_alias: dict[str, str] = {}
     for name in model_names():
         for alias in read_preset(name).get("aliases", ()):
@@ -143,7 +143,7 @@ def find_by_repository(name: str) -> str | None:
 
 @cache
 def _presets_by_repository() -> dict[str, str]:
-    """Returns the presets by the name of their repository without its owner."""
+    """Returns the presets by repository name without the owner."""
     return {
         normalized(alias.rpartition("/")[2]): name
         for name in model_names()

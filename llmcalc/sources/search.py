@@ -1,4 +1,4 @@
-"""Finds model presets by a part of their name."""
+"""Finds model presets by a part of the name."""
 
 from __future__ import annotations
 

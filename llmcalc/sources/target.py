@@ -110,7 +110,7 @@ def load_config(
 
 
 def _read_description(target: str, head: HeadKind | None, allow_unknown: bool) -> tuple[str, str, dict[str, Any]]:
-    """Returns the model's name, its name in error messages, and its description as a dict."""
+    """Returns the model's name, the name for error messages, and the description as a dict."""
     if not target.strip():  # Path("") would be the current folder
         raise InputError(
             f"TARGET: '{target}' is empty; expected a preset's name or a path (llmcalc presets lists all presets)"
@@ -157,7 +157,7 @@ def _read_description(target: str, head: HeadKind | None, allow_unknown: bool) -
 
 
 def _describe_gguf(path: Path, head: HeadKind | None, allow_unknown: bool) -> tuple[str, str, dict[str, Any]]:
-    """Describes the model of a GGUF file, whose metadata state its sizes."""
+    """Describes the model of a GGUF file from the sizes in its metadata."""
     from .checkpoints.gguf import read_gguf
     from .checkpoints.gguf_config import gguf_config
     from .huggingface.file import LONGEST_NAME, describe_data

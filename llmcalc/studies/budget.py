@@ -27,7 +27,7 @@ from .budget_file import SETTINGS, Bound, Budget, Fits, Limit, ModelBudget
 
 @dataclass(frozen=True)
 class Check:
-    """One checked value of a model and its bounds.
+    """One checked value of a model, and the value's bounds.
 
     target: the model, as the budget names it.
     key: the key of the budget, such as `params`.
@@ -83,7 +83,7 @@ def _errors_naming_model(location: str) -> Iterator[None]:
 
 
 def _prepare_checks(model: ModelBudget, preset: Preset) -> Iterator[Callable[[], Check]]:
-    """Checks the settings of one model's bounds and yields functions that count the values."""
+    """Checks the settings of one model's bounds, and yields functions that compute the values."""
     for key, bound in model.bounds.items():
         with _errors_naming_model(f"{model.target}: {key}"):
             settings = _setting_values(key, bound)

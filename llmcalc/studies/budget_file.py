@@ -101,7 +101,7 @@ class Bound(Record):
 
 
 class Fits(Record):
-    """The accelerators on which a run has to fit. on: their names. settings: setting → its value in the file."""
+    """The accelerators on which a run must fit. on: names. settings: the file's settings."""
 
     on: tuple[str, ...]
     settings: dict[str, Any] = {}

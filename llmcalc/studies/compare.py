@@ -95,7 +95,7 @@ class StackShape:
 
 @frozen
 class Quantities:
-    """The sizes and costs of one model.
+    """The compared sizes and costs of one model.
 
     shape: shape of the stack that computes the output.
     encoder: shape of the encoder of an encoder-decoder; None for other models.
@@ -190,7 +190,7 @@ def _vocabulary_params(tree: Node) -> int:
 
 
 def stack_shape(stack: Stack, hidden_size: int) -> StackShape:
-    """Returns the shape of a stack, read from its most frequent kind of layer (the first among equals).
+    """Returns the shape of a stack, from the most frequent kind of layer.
 
     Heads are those of the most frequent attention layer; in a stack without attention, those of another token mixer.
     """

@@ -16,7 +16,7 @@ SECONDS_OF_AN_HOUR, HOURS_OF_A_DAY = 3600.0, 24.0
 
 @frozen
 class Cost:
-    """The cost of a run: days, device-hours, kWh and money, with their ranges.
+    """The cost of a run: days, device-hours, kWh and money, with ranges.
 
     seconds: of the whole run. devices: that it occupies.
     power: watts of a device; None if not known. price: money of a device and hour; None if not given.

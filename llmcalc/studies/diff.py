@@ -1,4 +1,4 @@
-"""Differences between two models: fields of their descriptions, and the resulting counts and bytes."""
+"""Differences between two models: description fields, and the resulting counts and bytes."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ class Quantity(Change):
 
     @property
     def change(self) -> float:
-        """The new value minus the old value; a missing value counts as 0."""
+        """The new minus the old value; a missing value counts as 0."""
         return (self.after or 0) - (self.before or 0)
 
 
@@ -210,7 +210,7 @@ COMPONENTS: dict[str, tuple[Callable[[str], Cost], Unit]] = {
 
 
 def _costs_by_path(tree: Node, cost: Cost, run_config: RunConfig, unit: Unit) -> dict[str, Number]:
-    """Returns the sum of a quantity by path without layer indices; optional parts and zeros are left out."""
+    """Returns the sums of a quantity by path without layer indices, except optional parts and zeros."""
     sums: dict[str, Number] = {}
     for node_position in tree.walk(run_config):
         if not node_position.optional and (value := times(node_position.own_cost(cost), node_position.times)):

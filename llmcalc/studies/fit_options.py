@@ -1,4 +1,4 @@
-"""The accelerators on which a run fits, and the smallest number of each kind."""
+"""The accelerators on which a run fits, and the minimum number of each kind."""
 
 from __future__ import annotations
 

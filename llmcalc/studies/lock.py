@@ -98,7 +98,7 @@ def _config_digest(preset: Preset) -> str:
 
 
 def _hub_revision(preset: Preset) -> str | None:
-    """Returns the hub repository's commit from which the config was read; None for a preset or a file."""
+    """Returns the hub commit of the config; None for a preset or a file."""
     target = preset.target.removesuffix("?" + "&".join(preset.changes))
     hub_id = hub_id_of(target) or target
     if not is_hub_id(hub_id) or find_preset(hub_id) is not None or Path(hub_id).exists():

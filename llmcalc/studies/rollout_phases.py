@@ -1,4 +1,4 @@
-"""The memory of a device in the phases of reinforcement learning, which an inference engine and training share.
+"""The memory of a device during reinforcement learning, shared by an inference engine and training.
 
 The update is the replayed training step. The engine has its own rule. What other models and passes take is estimated:
 their weights, and for a pass without gradients the logits of a micro-batch or the widest layer's activations.
@@ -54,7 +54,7 @@ class RolloutPhase(NamedTuple):
 def rollout_phases(
     cluster: Cluster, rollout: Rollout, preset: Preset, hardware: Hardware, runtime: Runtime
 ) -> list[RolloutPhase]:
-    """Returns the phases of a run on an accelerator, in their order.
+    """Returns the phases of a run on an accelerator in order.
 
     cluster: the update of the trained model. runtime: the CUDA runtime of the accelerator.
     Raises `InputError` for flags of the engine that contradict the model.
@@ -113,7 +113,7 @@ class _Phases:
         ]
 
     def _bytes_between_passes(self) -> list[PhaseTerm]:
-        """Returns the bytes that training keeps on the device while none of its passes runs."""
+        """Returns the bytes that training keeps on the device between passes."""
         other_states = [
             term for term in self._other_models() if term.name != "reference" or term.name not in self.rollout.offloaded
         ]
@@ -126,7 +126,7 @@ class _Phases:
                 yield PhaseTerm(memory_kind, self.states[memory_kind], "source", self.rollout.source)
 
     def _other_models(self) -> Iterator[PhaseTerm]:
-        """Yields the memory terms of further models that stay on the device: reference, reward and critic models."""
+        """Yields the memory terms of other models on the device: reference, reward and critic models."""
         for name, model in self._frozen_models():
             if model.place == "device":
                 yield self._frozen_term(name, model)
@@ -189,7 +189,7 @@ class _Phases:
         return 2 * width * hidden_size
 
     def _log_probabilities(self) -> Iterator[PhaseTerm]:
-        """Returns the phase of passes without gradients: of the trained model, then of the reference and the critic."""
+        """Returns the phase of passes without gradients: trained model, reference and critic."""
         rollout = self.rollout
         yield from self._trained_states(("weights",))
         yield from self._other_models()

@@ -72,7 +72,7 @@ NOT_COUNTED = {
 
 
 class Node(NamedTuple):
-    """A part of the model, or of the run, with its seconds.
+    """A part of the model or the run, with seconds.
 
     path: path in the model, or the name of a part of the run.
     kind: kind of its kernel or message.
@@ -176,7 +176,7 @@ class TimedRun:
         return int(FlopCount(self.spec, self.spec.tree(), run_config, self.include).total)
 
     def utilization(self, pairs: Pairs) -> float:
-        """Returns the Model FLOPs utilization (PaLM, arXiv:2204.02311, appendix B) under a convention of pairs."""
+        """Returns the Model FLOPs utilization (PaLM, arXiv:2204.02311, appendix B) under a convention."""
         return self.model_flops(pairs) / (self.seconds * self.devices * self.peak)
 
     @cached_property
@@ -223,7 +223,7 @@ class TimedRun:
         return sorted(nodes, key=lambda node: -node.seconds)
 
     def traffic(self) -> dict[str, Traffic]:
-        """Returns the matrix products of an inference pass by module path; equal layers are summed.
+        """Returns the matrix products of an inference pass by module path, summed over equal layers.
 
         Raises `InputError` for a training step.
         """
@@ -300,7 +300,7 @@ class TrainingTimes:
             )
 
     def of_run(self, memory: Memory) -> TrainingTimes:
-        """Returns the time estimates of the same model with other settings of recomputation."""
+        """Returns the time estimates of the same model with other recomputation."""
         copy_of_times = copy(self)
         copy_of_times.memory = memory
         copy_of_times.recompute = memory.settings.recomputed()
@@ -453,7 +453,7 @@ def _training_format(memory: Memory) -> str:
 
 
 def inference_formats(memory: Memory, tokens: int) -> Formats:
-    """Returns the number formats of an inference run. tokens: tokens per sequence in its cache.
+    """Returns the number formats of an inference run. tokens: cached tokens per sequence.
 
     Raises `InputError` for weights in 64 bits.
     """
@@ -469,7 +469,7 @@ def inference_formats(memory: Memory, tokens: int) -> Formats:
 
 
 def _cache_bits(memory: Memory, tokens: int) -> float:
-    """Returns the bits of a cached element, including its share of the scales."""
+    """Returns the bits of a cached element with its share of the scales."""
     if not memory.states.kv_dtype:
         return 16.0
     run_config, tree = RunConfig(Workload(1, tokens)), memory.states.count.tree
@@ -549,7 +549,7 @@ def time_inference(
 
 
 def _resident_bytes(memory: Memory, layout: Layout, work: RankWork) -> int:
-    """Returns the bytes of the weights of a rank, by its share of the parameters, and of its part of the cache."""
+    """Returns the bytes of a rank's weights and of its part of the cache."""
     states = memory.states
     weights = float(states.weights) * float(work.parameters) / float(states.count.total)
     return int(weights / layout.pp + float(states.kv_cache) / (layout.tp * layout.pp))

@@ -33,7 +33,7 @@ class Trace:
 
     @property
     def rate(self) -> float | None:
-        """Requests per second; None where all arrive at once."""
+        """Requests per second; None if all requests arrive at once."""
         return (len(self.requests) - 1) / self.span if self.span else None
 
     @property
@@ -70,7 +70,7 @@ class TraceTimes:
 
 
 def trace_times(server: Server, trace: Trace, step_seconds: StepSeconds, budget: StepBudget) -> TraceTimes:
-    """Serves a trace on a server, with the likely seconds per step and with both ends of their range.
+    """Serves a trace on a server with the likely seconds per step and both ends of the range.
 
     step_seconds: of the server's replica. budget: the steps that may be simulated.
     """

@@ -28,7 +28,7 @@ def largest_number(keeps: Callable[[int], bool], most: int) -> int:
 
 @frozen
 class Limits:
-    """The latency limits of a server; None for no limit.
+    """The latency limits of a server; None means no limit.
 
     concurrency: requests at any time. rate: requests per second that arrive.
     ttft, tpot: seconds to the first token and of each further token, at most.
@@ -62,7 +62,7 @@ class LayoutSizes:
         return self.tp * self.pp * self.dp
 
     def layout(self, layers: int) -> Layout:
-        """Returns the layout of a replica. Raises `InputError` for sizes that contradict each other."""
+        """Returns the layout of a replica. Raises `InputError` for contradictory sizes."""
         layers_per_stage = None
         if layers % self.pp:
             layers_per_stage = tuple(layers // self.pp + (stage < layers % self.pp) for stage in range(self.pp))
@@ -91,12 +91,12 @@ class LoadPoint:
 
     @property
     def per_device(self) -> float:
-        """Output tokens per second of each device."""
+        """Output tokens per second and device."""
         return self.output_tokens_per_second / self.devices
 
     @property
     def end_to_end(self) -> Amount:
-        """The seconds of a whole request, with the sum of its parts' ranges."""
+        """The seconds of a whole request, with the sum of the parts' ranges."""
         further_tokens = self.load.output - 1
         latency_parts = zip(self.ttft.amount, self.tpot.amount, strict=True)
         return Amount(*(ttft + further_tokens * tpot for ttft, tpot in latency_parts))
@@ -104,7 +104,7 @@ class LoadPoint:
 
 @frozen
 class Server:
-    """A layout with number formats, and the number of its replicas.
+    """A layout with number formats and a number of replicas.
 
     sizes, quantize, kv_dtype: of the replica; None for the published formats.
     replica: what computes its times. memory: what the engine does with a rank's memory.
@@ -148,7 +148,7 @@ class Server:
         return expected_range(seconds, phase, replica.device, replica.stack, replica.spec, is_tested)
 
     def point(self, concurrency: int) -> LoadPoint:
-        """Returns the server at a concurrency, which is divided evenly over its replicas."""
+        """Returns the server at a concurrency, divided evenly over the replicas."""
         load = self.load(max(1.0, concurrency / self.replicas))
         rate = self.replicas * load.output_tokens_per_second
         cost = None if self.price is None else self.price * self.devices / SECONDS_OF_AN_HOUR / rate * 1e6
@@ -162,7 +162,7 @@ class Server:
 
     @cached_property
     def most_requests(self) -> int:
-        """The most concurrent requests that all replicas hold."""
+        """The maximum number of concurrent requests in all replicas."""
         return self.most_sequences * self.replicas
 
     def curve(self, extra_concurrency: int | None = None) -> list[LoadPoint]:

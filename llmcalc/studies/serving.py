@@ -47,7 +47,7 @@ ATTENTION_RANKS = (2, 4, 8, 16)
 
 @frozen
 class SizesRequest:
-    """The requested sizes of a server; None for a size to try. devices: of the whole server."""
+    """The requested sizes of a server; None for a size to search. devices: devices of the whole server."""
 
     devices: int | None = None
     tp: int | None = None
@@ -97,7 +97,7 @@ class SizesRequest:
 
 @frozen
 class ChosenServer:
-    """The cheapest server within the limits, and its load. index: the server's index."""
+    """The cheapest server within the limits, with the load. index: the server's index."""
 
     index: int
     point: LoadPoint
@@ -273,7 +273,7 @@ class ServeStudy:
         return Server(layout_sizes, quantize, kv_dtype, replica, memory, most_requests, engine_flags, price=self.price)
 
     def _divided_server(self, server: Server) -> Server:
-        """Returns a group of replicas, of which some compute prompts and the others decode.
+        """Returns a group of replicas, some for prompts and others for decoding.
 
         Raises `DoesNotFit` if the requested devices are too few for both, or no whole number of groups.
         """
@@ -299,7 +299,7 @@ class ServeStudy:
         return replicas if replicas is None or server.group is None else replicas // server.group.replicas
 
     def _sized_server(self, server: Server) -> tuple[Server, LoadPoint | None, str]:
-        """Returns the server with enough replicas for the load and its latencies, or the reason why there is none.
+        """Returns the server with enough replicas for load and latencies, or the reason for none.
 
         Without a load it is the largest one that keeps the limits.
         """
@@ -352,11 +352,11 @@ def _cheapest_index(
 
 
 class DoesNotFit(Exception):
-    """Raised for a replica whose weights and cache do not fit; the message is the reason in a few words."""
+    """Raised for a replica whose weights and cache do not fit, with a short reason."""
 
 
 def cache_flag(engine: Engine, kv_dtype: str) -> dict[str, str]:
-    """Returns the value of an engine's flag for the cache's number format, matched by the start of the format's name.
+    """Returns the engine's flag value for the cache's number format, matched by prefix.
 
     Raises `InputError` for a format that the engine does not have.
     """

@@ -92,12 +92,12 @@ class Family:
 
     @property
     def least_depth(self) -> int:
-        """The smallest depth, which has at least one layer of each kind of the layer pattern."""
+        """The smallest depth, with one layer of each kind in the layer pattern."""
         return len(self.spec.main.first_layers) + len(self.spec.main.pattern)
 
     @property
     def step(self) -> int:
-        """The number of which hidden sizes are multiples, so that head counts are integers; at least `unit`."""
+        """The number that divides all hidden sizes, for integer head counts; at least `unit`."""
         width_fractions = [
             width_fraction
             for head_sizes in self._own_heads()
@@ -179,7 +179,7 @@ def family(
     vocab_size: int | None = None,
     tie: bool | None = None,
 ) -> Family:
-    """Returns the family of a model, with some of its ratios and sizes replaced.
+    """Returns a model's family, with replaced ratios and sizes.
 
     kv_ratio: key/value heads over heads, one over a whole number.
     tie: whether the language-model head is tied to the embedding.
@@ -215,7 +215,7 @@ def family(
 
 
 def _with_vocabulary(spec: ModelSpec, vocab_size: int | None, tie: bool | None) -> ModelSpec:
-    """Returns the model with another vocabulary size or another tying of its head, validated again."""
+    """Returns the model with another vocabulary size or head tying, validated again."""
     if tie is not None and not isinstance(spec.head, LMHead):
         option = "--tie" if tie else "--no-tie"
         raise InputError(f"{option}: this model has no language-model head; expected a model that has one")
@@ -261,7 +261,7 @@ def budget_for(
     tokens: int | None = None,
     seq: int = 2048,
 ) -> Budget:
-    """Returns the budget of the given options; by default the target model's number of parameters.
+    """Returns the budget of the options; by default the target model's parameters.
 
     Raises `InputError` if no budget or two budgets are given, or tokens without training FLOPs.
     """
@@ -296,7 +296,7 @@ def parse_ratio(text: str | None, option: str) -> Fraction | None:
 
 @dataclass(frozen=True)
 class Shape:
-    """The sizes and the cost of one model of the family.
+    """The sizes and cost of one model in the family.
 
     target: whether it has the hidden size and the depth of the original model.
     embedding_and_head: parameters of the embedding and of an untied language-model head.
@@ -496,7 +496,7 @@ def _spaced_widths(widths: range, limit: int) -> list[int]:
 def spread_evenly(
     shape_sizes: list[tuple[int, int]], rows: int, kept_size: tuple[int, int] | None = None
 ) -> list[tuple[int, int]]:
-    """Returns at most `rows` of the shapes, evenly spaced in log h/L, with `kept_size` if it was found."""
+    """Returns at most `rows` shapes, evenly spaced in log h/L, including `kept_size` if present."""
     sorted_sizes = sorted(shape_sizes, key=lambda size: size[0] / size[1])
     if len(sorted_sizes) <= rows:
         return sorted_sizes

@@ -109,7 +109,7 @@ LAYERS = re.compile(r"((?:\w+\.)?layers)\.([\d,{}-]+)((?:\..+)?)")
 
 
 def _is_below(kernel: Kernel, node: str | None, work: RankWork) -> bool:
-    """Whether a kernel belongs to a node of the model or to one of the node's descendants."""
+    """Whether a kernel belongs to a node of the model or a descendant."""
     layer_match = LAYERS.fullmatch(node or "")
     if layer_match is None:
         return node is None or f".{node}." in f".{kernel.path}."
@@ -230,5 +230,5 @@ def _source_of_figure(generation: Generation, field: str) -> FigureSource | None
 
 
 def _number_text(value: float) -> str:
-    """Writes a number with as many digits as its formula needs to give its value."""
+    """Writes a number with all digits that are needed for the formula's value."""
     return f"{value:.12g}"

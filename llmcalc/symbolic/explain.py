@@ -40,7 +40,7 @@ class Section:
 
 @dataclass(frozen=True, slots=True)
 class Explanation:
-    """The answer of `llmcalc explain`: the formulas, with their values, of the chosen nodes.
+    """The answer of `llmcalc explain`: formulas with values.
 
     sections: for a node, its sections; for the whole model, one for each component and the last for the model.
     formulas: the formulas of the model.
@@ -63,7 +63,7 @@ def explain(
     setting: Setting = DEFAULT,
     include: frozenset[str] = frozenset(),
 ) -> Explanation:
-    """Explains `node` (any suffix of a path in the tree) or the whole model: formulas with their values.
+    """Explains `node` (any suffix of a path in the tree) or the whole model by formulas with values.
 
     Raises `InputError` for a node that the model does not have or that has no cost of the requested kind, and
     `ArithmeticError` where a formula's value differs from the count.
@@ -116,7 +116,7 @@ def _nonzero_formulas(formulas: tuple[Formula, ...]) -> tuple[Formula, ...]:
 
 
 def _without_equal_forms(formulas: tuple[Formula, ...]) -> tuple[Formula, ...]:
-    """Removes the formula of the absorbed form if it equals the formula of the expanded form."""
+    """Removes the absorbed form's formula if equal to the expanded form's."""
     expanded_formulas = [formula.expression for formula in formulas if formula.quantity == "flops"]
     return tuple(
         formula

@@ -131,7 +131,7 @@ class Term:
 
 @dataclass(frozen=True, slots=True)
 class FormulaNode:
-    """A node of the tree, with its numeric and its symbolic form.
+    """A node of the tree in numeric and symbolic form.
 
     walk_indices: indices of its places in a walk over the tree; several where a layer's norms are shown together.
     times: the number of copies in the model.
@@ -254,7 +254,7 @@ class Formulas:
         return Formula(quantity, expression, value, open_form, formula_in_hidden)
 
     def _sum_terms(self, tree: Node, terms: Iterable[Term], node: FormulaNode) -> Any:
-        """Returns the sum of the terms for one repeat of the node."""
+        """Returns the sum of the terms per repeat of the node."""
         value: Any = 0
         for term in terms:
             walked_places = self._places_in_run(tree, term.run_config)
@@ -263,7 +263,7 @@ class Formulas:
         return value
 
     def _places_in_run(self, tree: Node, run_config: RunConfig | None) -> list[Place]:
-        """Returns every place of the tree in a run, in the order of `walk_indices`; cached."""
+        """Returns every place of the tree in a run, in the order of `walk_indices`, from a cache."""
         key = (id(tree), run_config)
         if key not in self._walks:
             self._walks[key] = list(tree.walk(run_config))
@@ -300,7 +300,7 @@ class Formulas:
         return _cache_terms(quantity, empty_run, one_token, element_bits, one_eighth)
 
     def _evaluate_at_numbers(self, expression: Any, value: Fraction, node: FormulaNode) -> Any:
-        """Returns the expression with every symbol but S replaced by its value.
+        """Returns the expression with all symbols except S replaced by numbers.
 
         Raises `ArithmeticError` if its value differs from `value`.
         """
@@ -315,7 +315,7 @@ class Formulas:
         return sympy.expand(expression.xreplace(values))
 
     def _combine_equal_layers(self, expression: Any, rewrite_sums: SumStyle) -> Any:
-        """Combines the terms of equal layers; terms of all layers get the whole depth as a factor.
+        """Combines the terms of equal layers, with the depth as a factor for terms of all layers.
 
         rewrite_sums: function that rewrites the combined sums.
         """
@@ -479,7 +479,7 @@ def _build_node(
 
 
 def merge_nodes(parent: FormulaNode, name: str, parts: Sequence[FormulaNode]) -> FormulaNode:
-    """Merges several parts of one node into a part with a new name."""
+    """Merges several parts of one node into one renamed part."""
     numeric_node, symbolic_node = (
         Node(name, children=tuple(getattr(pair, side) for pair in parts)) for side in ("numbers", "letters")
     )
@@ -503,7 +503,7 @@ def _places_in_run(node: FormulaNode) -> Iterator[FormulaNode]:
 
 
 def _matches_path_end(names: list[str], path_names: Steps, allows_gaps: bool) -> bool:
-    """Whether names, each optionally followed by a layer label or number, match the end of a path."""
+    """Whether names (with optional layer labels or numbers) match the end of a path."""
     if not names or not path_names:
         return False
     (name, label, indices), outer_steps = path_names[-1], path_names[:-1]

@@ -1,4 +1,4 @@
-"""Fits a time stack to a user's measured runs: factors of the seconds of compute, memory, network and waits.
+"""Fits a time stack to measured runs, by factors of compute, memory, network and waiting seconds.
 
 A factor of 1.2 of `memory` says that bytes take 1.2 times as long as on other systems with this accelerator and stack.
 An estimate is nearly linear in the factors: its share that each of them bounds is found by changing that one. The fit
@@ -40,7 +40,7 @@ class Factors:
     wait: float = 1.0
 
     def device(self, device: Device) -> Device:
-        """Returns the device with its compute and memory rates scaled by the factors."""
+        """Returns the device with compute and memory rates scaled by the factors."""
         generation = device.generation.model_copy(
             update={
                 "kernel_start": device.generation.kernel_start * self.wait,
@@ -59,7 +59,7 @@ class Factors:
         )
 
     def stack(self, stack: Stack) -> Stack:
-        """Returns the time stack with its waits and its network times scaled by the factors."""
+        """Returns the time stack with waits and network times scaled by the factors."""
         return stack.model_copy(update={name: getattr(stack, name) * self.wait for name in WAITS})
 
 
@@ -70,7 +70,7 @@ UNCHANGED = Factors()
 
 @frozen
 class MeasuredRun:
-    """A run that the user measured.
+    """A run with measured seconds.
 
     name: its place in the file. seconds: what was measured. pricer: its estimate by factors.
     group: what has to be equal for the run's layout to be a choice among others; empty for none.
@@ -83,7 +83,7 @@ class MeasuredRun:
 
 
 class Linear:
-    """The estimates of several runs, linearized in the four factors near one value of each factor."""
+    """The estimates of several runs, linearized in the four factors."""
 
     def __init__(self, runs: Sequence[MeasuredRun], base_factors: Factors = UNCHANGED) -> None:
         self.measured: list[float] = [measured_run.seconds for measured_run in runs]
@@ -99,7 +99,7 @@ class Linear:
         return remaining_runs
 
     def errors(self, factors: Iterable[float]) -> list[float]:
-        """Returns the logarithm of estimated over measured seconds, for each run."""
+        """Returns the logarithm of estimated over measured seconds for each run."""
         all_factors = tuple(factors)
         return [
             math.log(sum(factor * part for factor, part in zip(all_factors, parts, strict=True)) / seconds)
@@ -202,7 +202,7 @@ def _golden_section_minimum(function: Callable[[float], float], low: float, high
 
 @frozen
 class Errors:
-    """Statistics of estimated over measured seconds of several runs.
+    """Statistics of estimated / measured seconds of several runs.
 
     median_error, p90_error: |estimate / measured - 1|.
     regret: how much longer the layout that is estimated fastest takes than the fastest, mean of the groups; None
@@ -261,7 +261,7 @@ WEAK_GAIN, WEAK_SHARE = 0.9, 0.6
 
 @frozen
 class Calibration:
-    """The fitted factors of a calibration, and the errors before and after it.
+    """The fitted factors of a calibration, with errors before and after the fit.
 
     runs: number of measured runs. cautious: whether they agree on no correction, so that all factors stay near 1.
     before, after: errors without and with the fit. left_out: of each run, estimated by a fit of all others.
@@ -278,7 +278,7 @@ class Calibration:
 
     @property
     def factors(self) -> Factors:
-        """The factors that the estimate uses."""
+        """The factors in use."""
         return UNCHANGED if self.refused else self.fitted
 
 
@@ -310,12 +310,12 @@ def calibrate(runs: Sequence[MeasuredRun]) -> Calibration:
 
 
 def _mean_ratio(errors_after: Sequence[float], errors_before: Sequence[float]) -> float:
-    """Returns the mean absolute error with a fit over that without one."""
+    """Returns the mean absolute error with a fit, divided by the error without."""
     return mean(map(abs, errors_after)) / max(mean(map(abs, errors_before)), 1e-12)
 
 
 def _power(left_out_errors: Sequence[float], errors: Sequence[float]) -> float:
-    """Returns the exponent of the fitted factors: 1 or 1/2 for a sure fit, 1/4 for a weak one, 0 for any other.
+    """Returns the exponent of the fitted factors: 1 or 1/2 for a certain fit, 1/4 for a weak fit, else 0.
 
     left_out_errors, errors: logarithms of estimated over measured seconds, of each run by a fit of the others, and
         without a fit.
@@ -341,7 +341,7 @@ MOST_ESTIMATES = 3000
 
 
 def _left_out_errors(linear: Linear, penalty: Penalty) -> list[float]:
-    """Returns the logarithm of each run's error, estimated with factors fitted to the other runs.
+    """Returns each run's logarithmic error, estimated with factors fitted to the other runs.
 
     Of many runs several are left out together, so that the time grows in proportion to the number of runs.
     """

@@ -31,7 +31,7 @@ MOST_DECODING = 8
 
 @frozen
 class Disaggregated:
-    """Replicas of one layout, of which some compute prompts and the others decode.
+    """Replicas of one layout, some for prompts and others for decoding.
 
     replica: any of them. prefill, decode: numbers of replicas for prompts, and of those that decode.
     """
@@ -42,7 +42,7 @@ class Disaggregated:
 
     @classmethod
     def balanced_group(cls, replica: Replica, sequences: float, replicas: int | None = None) -> Self:
-        """Returns the group of replicas whose prompt and decoding sides wait least for each other.
+        """Returns the group with the best balance of prompt replicas and decoding replicas.
 
         sequences: that a decoding replica runs at once. replicas: of both kinds together; None for as few as come
         within a tenth of the most requests per second and replica.
@@ -81,7 +81,7 @@ class Disaggregated:
 
     @property
     def transfer_seconds(self) -> float:
-        """The seconds in which the cache of a prompt is sent; all devices of a replica send at once."""
+        """The seconds to send a prompt's cache; all devices of a replica send at once."""
         replica = self.replica
         layout = replica.layout
         devices = layout.tp * layout.pp * layout.dp * self.replicas
@@ -93,18 +93,18 @@ class Disaggregated:
         return self.replica.prompt_seconds + self.transfer_seconds
 
     def token_seconds(self, sequences: float) -> float:
-        """Returns the seconds per further token on a replica that decodes this many sequences."""
+        """Returns the seconds per decoded token on a replica that decodes this many sequences."""
         return float(self.replica.decoding_pass(sequences).seconds) / self.replica.tokens_per_step
 
     def _decoded_per_second(self, sequences: float) -> float:
-        """Returns the requests that one decoding replica completes per second."""
+        """Returns the completed requests per second of one decoding replica."""
         return sequences / ((self.replica.requests.output - 1) * self.token_seconds(sequences))
 
     def _most_requests_per_second(self, sequences: float) -> float:
         return min(self.prefill / self.busy_seconds, self.decode * self._decoded_per_second(sequences))
 
     def load(self, concurrency: float) -> ServedLoad:
-        """Returns the latencies at a concurrency of the whole group. Raises `InputError` for less than one request."""
+        """Returns the latencies at the whole group's concurrency. Raises `InputError` for less than one request."""
         output, first_seconds = self.replica.requests.output, self.first_token_seconds
         if concurrency < 1:
             raise InputError(f"--concurrency {concurrency:g}: expected at least 1 request at any time")

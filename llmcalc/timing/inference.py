@@ -100,7 +100,7 @@ MAX_CHUNKS = 256
 
 
 def _prompt_chunks(seq: int, cached_tokens: int, chunk: int | None) -> Iterator[tuple[int, int]]:
-    """Yields the numbers of new and of earlier tokens for each chunk."""
+    """Yields the new and the earlier tokens of each chunk."""
     chunk_tokens = seq if chunk is None else chunk
     if chunk_tokens < 1 or -(-seq // chunk_tokens) > MAX_CHUNKS:
         raise InputError(f"--chunk {chunk_tokens}: expected at least {-(-seq // MAX_CHUNKS)} of {seq} tokens")

@@ -87,7 +87,7 @@ def _read_tables(file: str) -> dict[str, dict[str, Any]]:
 
 
 def _with_base(tables: dict[str, dict[str, Any]], name: str) -> dict[str, Any]:
-    """Returns a table completed by the values of the table that its field `like` names."""
+    """Returns a table with missing values from the table in the field `like`."""
     table = tables[name]
     base = _with_base(tables, table["like"]) if table.get("like") else {}
     inherited_values = {field: value for field, value in base.items() if field not in IDENTITY or field == "sources"}
@@ -101,7 +101,7 @@ def _with_base(tables: dict[str, dict[str, Any]], name: str) -> dict[str, Any]:
 
 @cache
 def generations() -> dict[str, Generation]:
-    """Returns every generation by its name."""
+    """Returns every accelerator generation by name."""
     tables = _read_tables("generations.toml")
     return {name: Generation(**_with_base(tables, name)) for name in tables}
 
@@ -186,6 +186,6 @@ class Stack(Record):
 
 @cache
 def stacks() -> dict[str, Stack]:
-    """Returns every time stack by its name."""
+    """Returns every time stack by name."""
     tables = _read_tables("stacks.toml")
     return {name: Stack(**_with_base(tables, name)) for name in tables}

@@ -23,7 +23,7 @@ from .records import Stack
 
 @frozen
 class Speculation:
-    """The draft method and its acceptance: a draft model, or a method without a model.
+    """The method of speculative decoding and its acceptance, with or without a draft model.
 
     tokens: tokens that are drafted in a step. acceptance: chance that a drafted token is accepted, below 1.
     draft: the draft model; None for the model's own modules of multi-token prediction, or without any.
@@ -42,7 +42,7 @@ class Speculation:
 
     @property
     def drafts_a_block(self) -> bool:
-        """Whether the draft proposes all tokens in one pass (DFlash, DSpark) instead of one after the other."""
+        """Whether the draft proposes all tokens in one pass (DFlash, DSpark) instead of one by one."""
         states = None if self.draft is None else states_of(self.draft)
         return states is not None and states.start == "embedding"
 

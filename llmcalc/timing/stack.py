@@ -46,13 +46,13 @@ WITH_OVERLAP = Overlap()
 
 
 def with_attention(stack: Stack, implementation: str | None) -> Stack:
-    """Returns a software stack whose attention writes its scores to memory, if the chosen implementation does."""
+    """Returns a software stack with attention scores in memory, if the chosen implementation writes them."""
     keeps_scores = implementation in ("eager", "sdpa-math") and stack.attention != "scores"
     return stack.model_copy(update={"attention": "scores"}) if keeps_scores else stack
 
 
 def with_gradient_buffers(stack: Stack, buffer_bytes: float | None) -> Stack:
-    """Returns a software stack that sends gradients in the format of their buffers, if it sends these.
+    """Returns a software stack that sends gradients in the gradient buffers' format.
 
     buffer_bytes: bytes per element of a gradient's buffer; None for the stack's own.
     """

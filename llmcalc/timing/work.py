@@ -1,4 +1,4 @@
-"""The work of a rank's pass: matrix products with their sizes, bytes of memory traffic, and messages.
+"""The work of a rank's pass: sizes of matrix products, bytes of memory traffic, and messages.
 
 This is the walk that places values and finds messages (`parallel/placements.py`); at every step it also records what
 the step computes and moves. There is no constant in it and no device: FLOPs equal those of `llmcalc flops`, parameters
@@ -78,7 +78,7 @@ class WorkRecorder(Placements):
     work: RankWork = field(init=False)
 
     def record(self, program: RankFlow) -> RankWork:
-        """Runs through the program and returns its work."""
+        """Records the program and returns its work."""
         self.work = RankWork(self.rank_pass)
         self.full_run: RunConfig = self.rank_pass.run_config()
         self.layer: int = BEFORE
@@ -145,7 +145,7 @@ class WorkRecorder(Placements):
             yield from self._chosen_items(chosen_items.items)
 
     def _running_scopes(self, scope: Scope) -> Iterator[Scope]:
-        """Yields a scope and every scope in it, in the branches that run."""
+        """Yields a scope and all nested scopes in executed branches."""
         yield scope
         for item in self._chosen_items(scope.items):
             if isinstance(item, Scope):

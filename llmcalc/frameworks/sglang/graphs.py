@@ -30,7 +30,7 @@ FLAGS_WITHOUT_PROMPT_GRAPHS = (
 
 
 def decode_graphs_mib(rules: Rules, flags: Mapping[str, Any], sequences: int) -> int:
-    """Returns the MiB reserved for graphs of decoding steps. sequences: those of the largest graph."""
+    """Returns the MiB reserved for graphs of decoding steps. sequences: sequences in the largest graph."""
     is_disabled = flags.get("disable_cuda_graph") or flags.get("cuda_graph_backend_decode") == "disabled"
     if rules.reserves_used_graphs and (is_disabled or flags.get("disaggregation_mode") == "prefill"):
         return 0

@@ -30,7 +30,7 @@ DEFAULT_SLOTS = 512
 
 
 class RankLoad(NamedTuple):
-    """The requests that a rank serves.
+    """The requests of a rank.
 
     requests: the most that run at once; None without a limit. replicas: replicas of attention.
     draft_tokens: drafted tokens that a request verifies at once.

@@ -1,4 +1,4 @@
-"""The device memory of TensorRT-LLM: the KV cache gets a fraction of the memory free at the peak of a dummy run.
+"""The device memory of TensorRT-LLM: the KV cache gets a fraction of the free memory at a dummy run's peak.
 
 The run is of `max_num_tokens` tokens of prompts (`_torch/pyexecutor/_util.py`, `configure_kv_cache_capacity`); its peak
 counts weights, torch's activations and all memory outside torch, but not its own cache.

@@ -31,7 +31,7 @@ def candidates(server: Server) -> Iterator[tuple[str, dict[str, Any]]]:
 
 
 def layouts(server: Server, most_devices: int) -> Iterator[tuple[dict[str, Any], EngineMemory]]:
-    """Yields (flags, TensorRT-LLM's memory) of each possible layout, the fewest devices first.
+    """Yields (flags, TensorRT-LLM's memory) of each possible layout, fewest devices first.
 
     most_devices: the largest number of devices.
     """

@@ -117,7 +117,7 @@ def replay_rank_on_allocator(setup: RankSetup, expandable: bool, recorded_ranks:
 def _play_recorded(
     rank_run: RankRun, memory_meter: EventMeter, recorded_rank: RecordedRank, traces: Mapping[PassCase, PassTrace]
 ) -> None:
-    """Sets a run up whose passes are replayed from recorded ones. traces: those of the recorded rank."""
+    """Sets up a run that replays recorded passes. traces: the recorded rank's traces."""
     passes = PassPlayer(memory_meter, traces, recorded_rank.layer_offsets(rank_run.chunks))
     for model_chunk, parameters in zip(rank_run.chunks, recorded_rank.parameters, strict=True):
         model_chunk.passes, model_chunk.lowering.known_parameters = passes, parameters
@@ -125,7 +125,7 @@ def _play_recorded(
 
 
 def passes_key(rank_run: RankRun) -> tuple[object, ...]:
-    """Returns a cache key of everything that determines a rank's passes, apart from training settings and layout."""
+    """Returns a cache key of everything outside settings and layout that determines a rank's passes."""
     spec, layout, rank = rank_run.setup.spec, rank_run.layout, rank_run.setup.rank
     coordinates, stacks = layout.coordinates(rank), [stack for _, stack in spec.stacks()]
     is_last_stage = coordinates.pp == layout.pp - 1
@@ -184,7 +184,7 @@ def _record_steps(
 
 
 def _record_without_pipeline(rank_run: RankRun, count: int) -> None:
-    """Runs the forward and backward pass of each micro-batch in turn, for one stage."""
+    """Runs forward and backward pass of each micro-batch in sequence, for one stage."""
     (chunk,) = rank_run.chunks
     for _ in range(count):
         flight: Flight | None = chunk.forward_of()
@@ -194,7 +194,7 @@ def _record_without_pipeline(rank_run: RankRun, count: int) -> None:
 
 
 def run_in_groups(chunks: Sequence[Chunk], count: int, group_size: int) -> None:
-    """Runs micro-batches in groups: the forward passes of a group, chunk by chunk, then its backward passes.
+    """Runs micro-batches in groups: a group's forward passes, chunk by chunk, then its backward passes.
 
     In the chunk with the loss each backward pass comes before the next forward pass, as on the last stage of a
     pipeline. In other chunks several micro-batches are in flight.

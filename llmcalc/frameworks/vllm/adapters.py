@@ -1,4 +1,4 @@
-"""Slots of LoRA adapters in vLLM (vllm/lora/layers), which `--enable-lora` allocates when the model is loaded.
+"""Slots of LoRA adapters in vLLM (vllm/lora/layers), which `--enable-lora` allocates at load time.
 
 Each linear layer of the rank has, for each of `max_loras` slots, a matrix of `max_lora_rank` rows over its inputs and
 one over its outputs; of packed layers each slice has its own pair, and of experts each expert (read in 0.19 and 0.33).

@@ -48,7 +48,7 @@ def candidates(server: Server) -> Iterator[tuple[str, dict[str, Any]]]:
 
 
 def layouts(server: Server, most_devices: int) -> Iterator[tuple[dict[str, Any], EngineMemory]]:
-    """Yields (flags, vLLM's memory) of each possible layout, the fewest devices first.
+    """Yields (flags, vLLM's memory) of each possible layout, fewest devices first.
 
     Where vLLM refuses its own default number of sequences, as many as the cache has blocks. most_devices: the largest
     number of devices.

@@ -95,7 +95,7 @@ def image_size(limits: Mapping[str, Any]) -> tuple[int, int] | None:
 
 
 def image_tower(spec: ModelSpec) -> VisionTower | None:
-    """Returns the image encoder; None without an encoder whose image processor is known."""
+    """Returns the image encoder; None without an encoder with a known image processor."""
     towers = [tower for tower in spec.towers.values() if isinstance(tower, VisionTower)]
     return towers[0] if len(towers) == 1 and towers[0].image is not None else None
 

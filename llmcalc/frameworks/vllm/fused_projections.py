@@ -1,4 +1,4 @@
-"""Projections of keys and values that vLLM allocates and a model does not use (model_executor/models/gemma4.py).
+"""Key and value projections that vLLM allocates but a model does not use (model_executor/models/gemma4.py).
 
 Its classes of Gemma 3n and Gemma 4 have one matrix of queries, keys and values in each layer: also in layers that take
 keys and values from a lower one, and in layers whose values are the projected keys.

@@ -46,7 +46,7 @@ NO_SPECULATION = Speculation()
 
 
 def speculation_of(flags: Mapping[str, Any], preset: Preset) -> Speculation:
-    """Returns the speculative decoding of a server's flags. Raises `InputError` for methods that are not modelled."""
+    """Returns the speculative decoding of a server's flags. Raises `InputError` for unmodelled methods."""
     values_by_key = {key: flags[field] for field, key in KEYS_OF_FLAGS.items() if field in flags}
     table = {**flags.get("speculative_config", {}), **values_by_key}
     if not table:

@@ -1,4 +1,4 @@
-"""Reads `presets/engines/vllm.toml`: per version the memory rules, defaults by device, and measured overheads."""
+"""Reads `presets/engines/vllm.toml`: memory rules by version, defaults by device, measured overheads."""
 
 from __future__ import annotations
 
@@ -58,7 +58,7 @@ class FlashInferSampler(VersionRange):
 
 
 class StateRules(VersionRange):
-    """The rules for recurrent states of a range of versions; the TOML file explains the fields."""
+    """The rules for recurrent states in a range of versions; the TOML file explains the fields."""
 
     caches_prefixes: bool = False
     mode_of_prefixes: Literal["current", "all or align", "align"]
@@ -187,7 +187,7 @@ class VLLMRecord(EngineRecord[Rules]):
         return max((row.frames for row in rows if row.patch_size == patch_size), default=0)
 
     def state_rules(self, version: Numbers) -> StateRules:
-        """Returns a version's rules for recurrent states; the first rules for all earlier versions."""
+        """Returns a version's rules for recurrent states; earlier versions have the first rules."""
         return (ranges_at(self.recurrent_states, version) or self.recurrent_states)[-1]
 
     def page_layout(self, version: Numbers) -> PageLayout:

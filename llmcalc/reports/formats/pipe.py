@@ -36,7 +36,7 @@ def _breaks_cells(report: Report, width: int) -> bool:
 
 
 def width_of_terminal() -> int:
-    """Returns the width of the terminal as rich does: COLUMNS, else the width of a standard stream, else 80."""
+    """Returns the terminal's width as rich does: COLUMNS, else a standard stream's width, else 80."""
     columns = os.environ.get("COLUMNS", "")
     if columns.isdigit() and int(columns):
         return int(columns)

@@ -80,7 +80,7 @@ class Elementwise(Views):
         return self.like(negative, second_ratio)
 
     def square(self, x: Tensor) -> Tensor:
-        """Squares each element. torch allocates the same bytes for any other constant power."""
+        """Squares each element; any other constant power allocates the same bytes."""
 
         def backward(output_gradient: Tensor, _: Needs, x: Tensor) -> Sequence[Gradient]:
             power = self.like(x)
@@ -117,7 +117,7 @@ class Elementwise(Views):
         return record(self.graph, "expm1", (x,), output, backward, output)
 
     def clamp(self, x: Tensor, both: bool = False) -> Tensor:
-        """Limits x to a minimum or a maximum; both: to both (`clamp_backward`)."""
+        """Limits x to a minimum, a maximum or both (`clamp_backward`)."""
 
         def backward(output_gradient: Tensor, _: Needs, x: Tensor) -> Sequence[Gradient]:
             is_within = self.compare(x)
@@ -151,7 +151,7 @@ class Elementwise(Views):
         return record(self.graph, "minimum", (a, b), lambda: self.like(a, b), backward, a, b)
 
     def _minimum_gradient(self, output_gradient: Tensor, a: Tensor, b: Tensor) -> Tensor:
-        """Returns one operand's gradient of a minimum: half where both are equal, zero where the other is smaller."""
+        """Returns one operand's gradient of a minimum: half for equal operands, zero for the larger operand."""
         is_equal, half_gradient = self.compare(a, b), self.like(output_gradient)
         gradient = self.like(is_equal, half_gradient, output_gradient, dtype=output_gradient.dtype)
         is_larger = self.compare(a, b)
@@ -163,7 +163,7 @@ class Elementwise(Views):
         return record(self.graph, "exp", (x,), output, lambda g, _, output: (self.like(g, output),), output)
 
     def function(self, operation_name: str, x: Tensor) -> Tensor:
-        """Applies an elementwise function whose gradient is computed by one kernel."""
+        """Applies an elementwise function with a single gradient kernel."""
         output = self.like(x)
         if operation_name in SAVES_OUTPUT:
             return record(
@@ -184,7 +184,7 @@ class Elementwise(Views):
         return self.like(*xs, dtype=BOOL)
 
     def where(self, condition: Tensor, a: Tensor, b: Tensor) -> Tensor:
-        """Selects elements of a where the condition holds, otherwise of b."""
+        """Selects elements of a where the condition is true, otherwise of b."""
 
         def backward(output_gradient: Tensor, needs_input_grad: Needs, condition: Tensor) -> Sequence[Gradient]:
             return tuple(
@@ -202,7 +202,7 @@ class Elementwise(Views):
         )
 
     def _gradient_where(self, output_gradient: Tensor, condition: Tensor) -> Tensor:
-        """Returns the gradient where the condition holds, and elsewhere zeros from a separate tensor."""
+        """Returns the gradient where the condition is true, and zeros from a separate tensor elsewhere."""
         zero = self.graph.new_tensor((), output_gradient.dtype)
         return self.like(output_gradient, condition, zero, dtype=output_gradient.dtype)
 
@@ -278,5 +278,5 @@ class Elementwise(Views):
 
 
 def saved_factors(a: Tensor, b: Tensor) -> tuple[Tensor, ...]:
-    """Returns the factors that a product saves, because each gradient needs the other factor."""
+    """Returns the factors that a product saves for the gradients of the other factors."""
     return (*((b,) if a.needs_grad else ()), *((a,) if b.needs_grad else ()))

@@ -31,7 +31,7 @@ class Views:
         return self.graph.new_tensor(shape, result_dtype if dtype is None else dtype, strides)
 
     def new_gradient(self, shape: Shape) -> Backward:
-        """Returns a backward function that allocates one gradient of a shape, and reads no other tensor."""
+        """Returns a backward function that allocates one gradient of a shape."""
         return lambda gradient, _, *__: (self.graph.new_tensor(shape, gradient.dtype),)
 
     # --- views -------------------------------------------------------------------------------------------------------
@@ -75,7 +75,7 @@ class Views:
         )
 
     def unflatten(self, x: Tensor, axis: int, sizes: Shape) -> Tensor:
-        """Splits one axis."""
+        """Splits one axis into several axes."""
         axis = axis % len(x.shape)
         return self.reshape(x, (*x.shape[:axis], *sizes, *x.shape[axis + 1 :]))
 
@@ -118,7 +118,7 @@ class Views:
         return self._view(x, shape, x.strides, "slice", self.new_gradient(x.shape))
 
     def select(self, x: Tensor, axis: int) -> Tensor:
-        """Returns one index of an axis. Its gradient is padded with zeros."""
+        """Returns one index of an axis; the gradient is padded with zeros."""
         axis = axis % len(x.shape)
         shape, strides = (*x.shape[:axis], *x.shape[axis + 1 :]), (*x.strides[:axis], *x.strides[axis + 1 :])
         return self._view(x, shape, strides, "select", self.new_gradient(x.shape))
@@ -165,7 +165,7 @@ class Views:
         return record(self.graph, "clone", (x,), self.graph.new_tensor(x.shape, x.dtype), lambda g, _: (g,))
 
     def copy(self, x: Tensor) -> Tensor:
-        """Copies a tensor in the order of its axes (the default of `clone`)."""
+        """Copies a tensor in axis order (the default of `clone`)."""
         return record(
             self.graph,
             "clone",
@@ -223,7 +223,7 @@ class Views:
         return self._view(x, shape[:-1], strides[:-1], "squeeze", lambda g, _: (g.view(shape, (*g.strides, 1)),))
 
     def scale_slice_in_place(self, base: Tensor, size: Number, axis: int) -> Tensor:
-        """Multiplies a slice of `base` by a number in place; returns the slice. No later operation may use `base`.
+        """Multiplies a slice of `base` in place by a number, and returns the slice; `base` is unusable afterwards.
 
         Its gradient is written into zeros of the size of `base` (`AsStridedBackward0`), copied, and scaled in a copy of
         the slice (`CopySlices`).
@@ -244,7 +244,7 @@ class Views:
         )
 
     def write_into(self, base: Tensor, x: Tensor) -> Tensor:
-        """Writes x into a part of `base` in place (`CopySlices`); no later operation may use `base`."""
+        """Writes x into a part of `base` in place (`CopySlices`); `base` is unusable afterwards."""
         shape, strides, part_shape = base.shape, base.strides, x.shape
 
         def backward(output_gradient: Tensor, needs_input_grad: Needs) -> Sequence[Gradient]:

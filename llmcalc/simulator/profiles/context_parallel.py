@@ -40,7 +40,7 @@ ROWS = 2
 
 @frozen
 class Ring:
-    """The ranks of a context-parallel group, each of which has a part of the sequence.
+    """The ranks of a context-parallel group, each with a part of the sequence.
 
     ranks: how many they are. rank: which of them this one is. gathers: whether all keys and values come at once
     (`allgather`), else in a ring (`alltoall`).
@@ -54,7 +54,7 @@ class Ring:
     peaks_only: bool = False
 
     def rounds(self) -> list[int]:
-        """Returns the numbers of the rounds that run: one for each rank of the ring."""
+        """Returns the numbers of executed rounds: one per rank of the ring."""
         changes = 0, self.rank, self.ranks - 1
         return [
             i
@@ -69,7 +69,7 @@ def ring_of(layout: Layout, rank: int) -> Ring | None:
 
 
 def part_of_sequence(layout: Layout, seq: int) -> int:
-    """Returns the number of tokens of a sequence on one rank.
+    """Returns a rank's number of tokens of a sequence.
 
     Raises `InputError` where torch fails, and for a ring of more than `MOST_RANKS`.
     """
@@ -171,7 +171,7 @@ class Rotater:
         self.buffer = self.graph.new_tensor((n * self.ranks if self.gathers else n,), curr_buffer.dtype)
 
     def next_buffer(self, template: Tensor) -> Tensor:
-        """Returns the received buffer, or one rank's part. template: a tensor shaped like the buffer's first half."""
+        """Returns the received buffer or one rank's part. template: a tensor like the buffer's first half."""
         assert self.buffer is not None
         return Tensor((2 * template.count,), self.buffer.dtype, self.buffer.storage)
 
@@ -211,7 +211,7 @@ class Merger:
         return aten.like(weight, aten.like(output, block_out))
 
     def results(self) -> tuple[Tensor, Tensor]:
-        """Returns the output in its number format, and the logsumexp."""
+        """Returns the output in the requested number format, and the logsumexp."""
         assert self.out is not None
         assert self.lse is not None
         output = self.t.to(self.out, self.dtype)
@@ -219,12 +219,12 @@ class Merger:
 
 
 def half_of_rows(aten: Aten, x: Tensor) -> Tensor:
-    """Returns one half of the rows of a tensor on this rank."""
+    """Returns half of a tensor's rows on this rank."""
     return aten.slice(x, x.shape[ROWS] // CHUNKS, ROWS)
 
 
 def partial_update(aten: Aten, whole_output: Tensor) -> Tensor:
-    """Replaces one part of a tensor in a copy, or adds to that part in place (`_partial_update`)."""
+    """Replaces part of a tensor in a copy, or adds to the part in place (`_partial_update`)."""
     half_outputs = [half_of_rows(aten, whole_output)] * CHUNKS
     return aten.cat(half_outputs, ROWS)
 

@@ -1,4 +1,4 @@
-"""The tensors of a checkpoint, independent of the file format, and a reader for files with untrusted lengths."""
+"""The tensors of a checkpoint in any file format, and a reader for files with untrusted lengths."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ class StoredTensor:
 
 @dataclass(frozen=True)
 class Checkpoint:
-    """All tensors of a checkpoint, in the order of the file. metadata: the other entries of the header."""
+    """All tensors of a checkpoint in file order. metadata: other header entries."""
 
     format: str
     tensors: tuple[StoredTensor, ...]
@@ -69,7 +69,7 @@ class Checkpoint:
 
 
 class BoundedReader:
-    """A reader of a binary header that never reads past the size of the file, nor more than `LARGEST_HEADER` bytes.
+    """A reader of a binary header, bounded by the file's size and `LARGEST_HEADER` bytes.
 
     Every read names its field, so that an error for a truncated file names the field where the file ends.
     """
@@ -135,7 +135,7 @@ class BoundedReader:
         return InputError(f"{self.location}: {field[:80]}: {problem}")
 
     def read_number(self, struct_format: str, field: str) -> Any:
-        """Reads one little-endian number in a format of `struct`."""
+        """Reads a little-endian number in a format of `struct`."""
         return struct.unpack("<" + struct_format, self.read_bytes(struct.calcsize("<" + struct_format), field))[0]
 
 

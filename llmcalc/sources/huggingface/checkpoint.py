@@ -1,4 +1,4 @@
-"""Describes a checkpoint's module names, from its config and the records of its families."""
+"""Describes a checkpoint's module names, from the config and the family records."""
 
 from __future__ import annotations
 

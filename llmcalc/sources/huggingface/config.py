@@ -50,7 +50,7 @@ MOST: dict[str, int] = {
 
 
 def is_whole(value: Any) -> TypeGuard[int]:
-    """Whether a value is an integer; JSON's true and false are not."""
+    """Whether a value is an integer, except JSON's true and false."""
     return isinstance(value, int) and not isinstance(value, bool)
 
 
@@ -61,7 +61,7 @@ def in_json(value: Any) -> str:
 
 
 def is_number(value: Any) -> TypeGuard[int | float]:
-    """Whether a value is a number; JSON's true and false are not."""
+    """Whether a value is a number, except JSON's true and false."""
     return is_whole(value) or isinstance(value, float)
 
 
@@ -176,7 +176,7 @@ class Config:
         return replace(self, data={**self.data, **fields})
 
     def size_by_name(self, name: str) -> int:
-        """Returns the positive integer in a field of this very name, or its default, whatever its aliases say."""
+        """Returns the positive integer in a field with exactly this name, or the default, ignoring aliases."""
         return replace(self, aliases={}).size(name)
 
     def _read_integer(self, names: tuple[str, ...], minimum: int, expected: str) -> int:
@@ -195,7 +195,7 @@ class Config:
         return self.size(*names) if is_present and self.get(*names) is not None else None
 
     def _checked(self, names: tuple[str, ...], is_right: Callable[[Any], bool], expected: str) -> Any:
-        """Returns the value of a field. Raises `InputError` if it is not right."""
+        """Returns the value of a field. Raises `InputError` for an invalid value."""
         value = self.get(*names)
         if not is_right(value):
             raise self.wrong(self._name_in_config(names), value, expected)
@@ -219,7 +219,7 @@ class Config:
         return str(self._checked(names, lambda value: isinstance(value, str), "a text"))
 
     def sizes(self, *names: str) -> list[int]:
-        """Returns the list of integers in a field; elements may be 0."""
+        """Returns the list of integers in a field, with 0 allowed."""
 
         def is_right(value: Any) -> bool:
             return isinstance(value, list | tuple) and all(is_whole(item) and 0 <= item <= LARGEST for item in value)
@@ -266,7 +266,7 @@ class Config:
         return dividend // divisor
 
     def wrong(self, name: str, value: Any, expected: str) -> InputError:
-        """Returns an error that names the field, its value and the expected value."""
+        """Returns an error with the field's name, value and expected value."""
         alias = self.aliases.get(name, name)
         name = self._winning_name((name, alias)) or alias
         problem = "missing" if value is None and name not in self.data else in_json(value)
@@ -299,7 +299,7 @@ class Config:
         return near_to(name, unset)
 
     def _restates_field(self, name: str, value: Any) -> bool:
-        """Whether another field, which was read, has the same value and a similar name."""
+        """Whether another field, already read, has the same value and a similar name."""
         words = words_of(name)
         return any(
             words & words_of(field) and self.data[field] == value for field in self.fields_read & self.data.keys()

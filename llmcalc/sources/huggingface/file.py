@@ -58,7 +58,7 @@ def require_counted_type(text: str, location: str) -> None:
 def describe_config(
     path: Path, head: HeadKind | None = None, allow_unknown: bool = False
 ) -> tuple[str, dict[str, Any]]:
-    """Returns a model's name and its description: the `model` table, the config and remarks.
+    """Returns a model's name and description: `model` table, config and remarks.
 
     Raises `InputError`, which names the field, for a config that is not supported.
     """

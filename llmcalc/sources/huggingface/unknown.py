@@ -21,7 +21,7 @@ SIZED_THINGS = frozenset(
 
 
 def words_of(name: str) -> frozenset[str]:
-    """Returns the words of a field's name, without words such as `num` that mean a count."""
+    """Returns the words of a field's name, except words such as `num` that mean a count."""
     return frozenset(name.lower().split("_")) - COUNTING_WORDS
 
 

@@ -130,7 +130,7 @@ def _prediction_table(spec: ModelSpec, mtp: MultiTokenPrediction | None) -> Any:
 
 
 def _plain_values(value: Any, width: int) -> Any:
-    """Converts parts to tables and tuples to lists. width: the residual stream's width, for a default head size."""
+    """Converts components to tables and tuples to lists. width: the residual width, for a default head size."""
     if isinstance(value, Stack):
         return _stack_tables(value, width)
     if isinstance(value, Part):

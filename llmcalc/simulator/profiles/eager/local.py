@@ -17,7 +17,7 @@ class LocalKernels(PositionKernels):
     """Local attention as in the reference, line by line."""
 
     def _block_sum_indices(self, tokens: Any, block_size: Any) -> tuple[Tensor, Tensor]:
-        """Returns the block index of each token, and all block indices, computed once per pass."""
+        """Returns each token's block index and all block indices, computed once per pass."""
         key = ("of_token", tokens, block_size)
         block_of_token = self.computed_once(key, lambda: self.t.like(self.t.like(self.token_positions(tokens))))
         return block_of_token, self.token_positions(floor_div(tokens, block_size))
@@ -58,7 +58,7 @@ class LocalKernels(PositionKernels):
         )
 
     def _first_rows(self, x: Tensor, rows: Any) -> Tensor:
-        """Returns the first rows of x; x itself if it has no more rows."""
+        """Returns the first rows of x, or x if it has no more rows."""
         return x if x.shape[1] == rows else self.t.slice(x, rows, 1)
 
     def _split_into_blocks(self, x: Tensor, block: Any) -> Tensor:

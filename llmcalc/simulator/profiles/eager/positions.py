@@ -97,7 +97,7 @@ class PositionKernels(AttentionVariantKernels):
 
     @compared(BY_TORCH)
     def core_DistanceScores(self, operation: Step) -> None:
-        """Multiplies every query by the projected distances of its sequence."""
+        """Multiplies every query by the projected distances of the sequence."""
         x, r = (self.heads_first(self.get(input_value)) for input_value in operation.ins)
         self.bind(operation.outs[0], self.t.matmul(x, self.t.transpose(r, -1, -2)))
 

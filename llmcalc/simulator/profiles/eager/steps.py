@@ -25,7 +25,7 @@ DECODED = by_torch("tests/simulator/test_inference.py")
 
 
 class StepKernels(ScanKernels):
-    """Kernels that decode one token of a recurrence."""
+    """Kernels for decoding one token of a recurrence."""
 
     def state_before(self, name: str) -> Tensor:
         """Returns the single tensor of a recurrent state."""
@@ -200,7 +200,7 @@ class StepKernels(ScanKernels):
         return self.project(operations["o_proj"], aten.flatten(normed, 2))
 
     def _convolved_qkv(self, operations: Steps, x: Tensor) -> tuple[Tensor, Tensor]:
-        """Returns queries, keys and values side by side, [batch, channels, tokens], and their convolution."""
+        """Returns concatenated queries, keys and values [batch, channels, tokens] and their convolution."""
         qkv = self.t.transpose(self.t.cat([self.project(operations[name], x) for name in QKV]), 1, 2)
         return qkv, self.t.function("silu", self.conv_with_state(operations["conv1d"], qkv, "conv_state"))
 
@@ -306,7 +306,7 @@ class StepKernels(ScanKernels):
     def _decode_memory_token(
         self, q: Tensor, k: Tensor, v: Tensor, i: Tensor, f: Tensor, states: list[Tensor]
     ) -> tuple[Tensor, list[Tensor]]:
-        """Runs Core.forward of mLSTM's reference, for one token."""
+        """Runs Core.forward of mLSTM's reference for one token."""
         aten = self.t
         log_f, q = self._log_sigmoid(f), aten.scale(q)
         h, next_states = self._matrix_memory_step(q, k, v, i, log_f, states)

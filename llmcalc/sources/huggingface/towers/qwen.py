@@ -48,7 +48,7 @@ def _patch_merger(config: Config, width: int, output_width: int, norm: Table, **
 
 
 def _merging_encoder(config: Config, block: Table, merger_norm: Table, output_width: int, **fields: Any) -> Table:
-    """Returns an encoder of `depth` layers, and its merger to an output width."""
+    """Returns an encoder of `depth` layers with a merger to an output width."""
     return {
         "visual": vit(config, block, depth="depth", image=_resizing_rule(config), **fields),
         "visual_merger": _patch_merger(config, config.size("hidden_size"), output_width, merger_norm),
@@ -152,7 +152,7 @@ def _read_kimi(wrapper: Config, config: Config, width: int) -> Table:
 
 
 def moonvit(config: Config, rows: int, width: int, **layer: Any) -> tuple[Table, Table]:
-    """Returns MoonViT, and the projector that merges square blocks of its patches.
+    """Returns MoonViT, and the projector that merges square patch blocks.
 
     rows: those of the position embedding. layer: further arguments of `biased_layer`.
     """

@@ -78,7 +78,7 @@ class RgLruKernels(ScanModules):
         return record(aten.graph, "SqrtBoundDerivative", (x,), aten.like(x), backward, x)
 
     def _loop_over_tokens(self, x: Tensor, gate: Tensor, reset: Tensor) -> Tensor:
-        """Runs `RecurrentGemmaRglru._rnn_scan`: one token after the other. The module keeps the last state."""
+        """Runs `RecurrentGemmaRglru._rnn_scan` token by token. The module keeps the last state."""
         aten, (batch, tokens, width) = self.t, x.shape
         gate = aten.mul(gate, aten.like(reset))
         state, states = aten.new_tensor((batch, width), FLOAT32), aten.like(x)

@@ -105,7 +105,7 @@ def _deberta_model(
 
 
 def _largest_distance(config: Config) -> int:
-    """Returns the largest relative distance with its own embedding."""
+    """Returns the largest relative distance with a separate embedding."""
     distance = config.get("max_relative_positions")
     return distance if is_whole(distance) and distance > 0 else config.size("max_position_embeddings")
 

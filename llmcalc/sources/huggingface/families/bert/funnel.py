@@ -49,7 +49,7 @@ def _funnel(config: Config) -> Table:
 
 
 def _block_repeats(config: Config) -> list[int]:
-    """Returns the number of times that each layer of a block runs."""
+    """Returns how often each layer of a block runs."""
     sizes = config.sizes("block_sizes")
     repeats = [1] * len(sizes) if config.get("block_repeats") is None else config.sizes("block_repeats")
     if not 1 <= len(sizes) <= MOST_BLOCKS:
@@ -62,7 +62,7 @@ def _block_repeats(config: Config) -> list[int]:
 
 
 def _stack_of_blocks(sizes: list[int], repeats: list[int], decoders: int, halves_keys: bool) -> Table:
-    """Returns the kinds of layers of a stack: `blockN` and further names for layers that differ in block N."""
+    """Returns a stack's kinds of layers: `blockN`, and more names for differing layers of block N."""
     names: list[str] = []
     shared_layers: list[str] = []
     variants: Table = {}

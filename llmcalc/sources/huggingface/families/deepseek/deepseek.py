@@ -83,7 +83,7 @@ def _deepseek_v2(config: Config) -> Table:
 
 
 def _without_latent(config: Config) -> Table:
-    """Returns multi-head attention of the published class with `use_mla` false (DeepSeek-VL2 Tiny, DeepSeek-OCR)."""
+    """Returns multi-head attention for `use_mla` false (DeepSeek-VL2 Tiny, DeepSeek-OCR)."""
     config.fields_read.update(("kv_lora_rank", "q_lora_rank", "qk_nope_head_dim", "qk_rope_head_dim", "v_head_dim"))
     heads = config.size("num_attention_heads")
     table: Table = {"num_attention_heads": heads, "position": full_rope(config)}

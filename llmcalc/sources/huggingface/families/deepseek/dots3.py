@@ -56,7 +56,7 @@ def _dots3_note_text(config: Config) -> Table:
 
 
 def _attention_kinds(config: Config, depth: int) -> list[str]:
-    """Returns the attention of each layer: to selected tokens (`indexed`), within a window or to all tokens."""
+    """Returns each layer's attention: to selected tokens (`indexed`), within a window or to all tokens."""
     selects_keys = config.get("use_dsa")
     full_kind = "full" if selects_keys is False else "indexed"
     windows = config.flag("use_sliding_window")

@@ -25,7 +25,7 @@ def _unified_assistant(config: Config) -> Table:
 
 
 def _draft_model(config: Config, draft_type: str, usual_values: dict[str, Any]) -> Table:
-    """Reads a draft. draft_type: the model type of its layers.
+    """Reads a draft model. draft_type: the model type of the layers.
 
     usual_values: fields of theirs with the value that the class takes.
     """

@@ -48,7 +48,7 @@ def _gpt_oss_layer(config: Config, expert: Table, **fields: Any) -> Table:
 
 
 def _privacy_filter(config: Config) -> Table:
-    """Reads the privacy filter: each token attends equally far to both sides."""
+    """Reads the privacy filter, whose window is symmetric around each token."""
     width = config.size("intermediate_size")
     expert = {
         "intermediate_size": width,

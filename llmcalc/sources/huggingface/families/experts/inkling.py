@@ -1,4 +1,4 @@
-"""Inkling: attention with biases from learned profiles of distances, and short convolutions after every sublayer.
+"""Inkling: attention with learned distance-profile biases, and short convolutions after every sublayer.
 
 Its router also scores the shared experts. transformers: models/inkling.
 """

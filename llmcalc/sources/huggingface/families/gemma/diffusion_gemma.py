@@ -79,7 +79,7 @@ def _diffusion_gemma_text(config: Config) -> Table:
 
 
 def _head_sizes(config: Config, layer_kinds: list[str]) -> list[Table]:
-    """Returns the head sizes of each layer that differ from the common ones."""
+    """Returns each layer's head sizes that differ from the common sizes."""
     heads = config.maybe("num_global_key_value_heads")
     full_head_dim = config.size("global_head_dim") if config.has("global_head_dim") else 512
     return head_sizes(

@@ -42,7 +42,7 @@ if TYPE_CHECKING:
 
 
 def _full_heads(config: Config, layer_kinds: list[str]) -> list[Table]:
-    """Returns the head sizes of each layer that differ from the common ones: `global_` fields in full layers."""
+    """Returns each layer's head sizes that differ from the common sizes: `global_` fields in full layers."""
     heads = config.maybe("num_global_key_value_heads") if config.flag("attention_k_eq_v") else None
     full_fields: Table = {
         "head_dim": config.size("global_head_dim"),
@@ -169,7 +169,7 @@ def full_attention(config_values: ConfigValues) -> Any:
 
 
 def sliding_attention(config_values: ConfigValues) -> Any:
-    """Returns the attention of the first layer with a window, or of the first layer if no layer has one."""
+    """Returns the attention of the first layer with a window, else of the first layer."""
     return (config_values.typed("attention") if config_values.window is None else config_values.sliding).sizes(
         config_values.spec.hidden_size
     )

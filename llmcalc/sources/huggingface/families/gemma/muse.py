@@ -1,4 +1,4 @@
-"""The text models of Muse Glimmer and Muse Spark: gated attention, QK-norm, embeddings normalised without weights.
+"""The text models of Muse Glimmer and Muse Spark: gated attention, QK-norm, weightless norms on embeddings.
 
 A full-attention layer has no positions. Glimmer has Gemma 2's norms. Spark gates its residual sums and has experts of
 a latent width.
@@ -41,7 +41,7 @@ def _muse_glimmer_text(config: Config) -> Table:
 
 
 def _muse_spark_text(config: Config) -> Table:
-    """Reads Muse Spark, in which layers have experts unless the config lists them as dense."""
+    """Reads Muse Spark, where layers have experts unless listed as dense."""
     depth = config.size("num_hidden_layers")
     eps = config.number("rms_norm_eps")
     post_norm_eps = config.number("post_norm_eps")

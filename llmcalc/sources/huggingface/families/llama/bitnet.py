@@ -13,7 +13,7 @@ from ..gpt.gpt import plain_ffn
 
 
 def _bitnet(config: Config) -> Table:
-    """Reads BitNet: a norm before the output projection of each sublayer."""
+    """Reads BitNet, with a norm before each sublayer's output projection."""
     norm = rmsnorm(config.number("rms_norm_eps"))
     mixer = attention(config, sub_norm=norm, **biases(config.flag("attention_bias"), *QKVO))
     return decoder(config, layer_table(mixer, {**glu(config), "sub_norm": norm}, norm), norm)

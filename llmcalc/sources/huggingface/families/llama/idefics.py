@@ -52,7 +52,7 @@ def _image_layer(config_values: ConfigValues) -> Any:
 
 
 def _image_layer_interval(config_values: ConfigValues) -> int:
-    """Returns the number of Llama's layers above each layer that attends to images."""
+    """Returns the number of Llama's layers between layers that attend to images."""
     names = config_values.first.layer_names()
     return names.count("block") // max(1, names.count("image"))
 

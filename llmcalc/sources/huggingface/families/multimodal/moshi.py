@@ -21,7 +21,7 @@ def _moshi(config: Config) -> Table:
 
 
 def _kyutai_speech_to_text(config: Config) -> Table:
-    """Reads the decoder, whose table has the tokens of text, those of every codebook, and a padding token."""
+    """Reads the decoder, whose embedding table has text tokens, all codebooks' tokens, and a padding token."""
     config.must("tie_word_embeddings", False)
     codebooks = config.size("num_codebooks")
     config.notes.append(

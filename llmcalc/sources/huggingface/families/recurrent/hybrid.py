@@ -41,7 +41,7 @@ MIXERS = {"attention": "attention", "full_attention": "attention", "mamba": "mam
 
 
 def hybrid_attention(config: Config, **fields: Any) -> Table:
-    """Returns attention for a model that also has layers of another type."""
+    """Returns attention for a hybrid model."""
     return {"type": "attention", **attention(config, **fields)}
 
 
@@ -56,7 +56,7 @@ def mixed_decoder(config: Config, layer_tables: dict[str, Table], names: list[st
 
 
 def dense(config: Config, bias: bool = False, width: int | None = None) -> Table:
-    """Returns a gated FFN for a model that may also have layers with experts."""
+    """Returns a gated FFN for a model that may also have experts."""
     return {"type": "mlp", **glu(config, bias, width)}
 
 

@@ -20,7 +20,7 @@ NONE: Table = {"type": "none"}
 
 
 def step_rank(config: Config, name: str) -> int:
-    """Returns the rank of the projection of Δ; `auto` is hidden_size / 16, rounded up."""
+    """Returns the rank of Δ's projection; `auto` is hidden_size / 16, rounded up."""
     return -(-config.size("hidden_size") // 16) if config.get(name) == "auto" else config.size(name)
 
 

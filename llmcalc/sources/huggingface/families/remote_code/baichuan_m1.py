@@ -30,7 +30,7 @@ def _baichuan_m1(config: Config) -> Table:
 
 
 def _attention(config: Config, heads_field: str, kv_heads_field: str) -> Table:
-    """Returns blended attention. Sliding layers whose fields are not stated have the numbers of the others."""
+    """Returns blended attention; sliding layers without stated fields have the other layers' numbers."""
     heads = config.maybe(heads_field) or config.size("num_attention_heads")
     kv_heads = config.maybe(kv_heads_field) or config.size("num_key_value_heads")
     return {

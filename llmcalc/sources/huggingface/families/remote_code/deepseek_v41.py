@@ -111,7 +111,7 @@ def _layer_indices(config: Config, name: str, depth: int) -> set[int]:
 
 
 def _ngram_inputs(config: Config, depth: int, streams: int, norm: Table) -> dict[int, Table]:
-    """Returns the engram of each layer that has one."""
+    """Returns the engram of each layer with an engram."""
     layer_ids, rows = config.sizes("engram_layer_ids"), config.sizes("engram_num_embeddings")
     if len(rows) != len(layer_ids):
         raise config.wrong("engram_num_embeddings", rows, f"one number of rows for each of {len(layer_ids)} layers")

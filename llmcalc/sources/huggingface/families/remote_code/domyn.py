@@ -41,7 +41,7 @@ def _is_window(pair: object) -> bool:
 
 
 def _head_dims(config: Config) -> list[int]:
-    """Returns the head size of each layer, from a list or from the fields of single layers."""
+    """Returns each layer's head size, from a list or from fields of single layers."""
     if not config.has("per_layer_config"):
         return config.sizes("head_sizes")
     layers = config.table("per_layer_config")

@@ -44,14 +44,14 @@ def _deepseek(config: Config) -> Table:
 
 
 def _bailing_moe(config: Config) -> Table:
-    """Reads Ling and Ring, versions 1 and 2. The MTP modules of version 2 are those of DeepSeek-V3."""
+    """Reads Ling and Ring, versions 1 and 2, with DeepSeek-V3's MTP modules in version 2."""
     norm, depth = rmsnorm(config.number("rms_norm_eps")), config.size("num_hidden_layers")
     names = ["dense" if i < config.count("first_k_dense_replace") else "moe" for i in range(depth)]
     return deepseek(config, ling_attention(config, norm), ling_experts(config), names)
 
 
 def ling_attention(config: Config, norm: Table) -> Table:
-    """Returns the grouped-query attention of Ling. norm: of queries and keys, if there is one."""
+    """Returns Ling's grouped-query attention. norm: the optional norm of queries and keys."""
     return attention(
         config,
         position=ling_rope(config),
@@ -83,7 +83,7 @@ def ling_experts(config: Config) -> Table:
 
 
 def ling_lightning(config: Config, norm: Table) -> Table:
-    """Returns the lightning attention of Ring-linear and Ling 2.5. norm: of queries and keys, if there is one."""
+    """Returns lightning attention of Ring-linear and Ling 2.5. norm: the optional norm of queries and keys."""
     heads = config.size("num_attention_heads")
     return {
         "type": "lightning",
@@ -171,7 +171,7 @@ def _hunyuan(config: Config) -> Table:
 
 
 def _in_every_layer(config: Config, name: str, depth: int) -> int:
-    """Returns a size that may be a list with one value per layer. Raises `InputError` if layers differ."""
+    """Returns a size that may be a list with one value per layer. Raises `InputError` for differing values."""
     values = config.get(name)
     if not isinstance(values, list):
         return config.size(name)
@@ -181,7 +181,7 @@ def _in_every_layer(config: Config, name: str, depth: int) -> int:
 
 
 def _grok(config: Config) -> Table:
-    """Reads Grok-1 in the form of the hub: experts in every layer, norms before and after each sublayer."""
+    """Reads Grok-1 in the hub's form: experts in every layer, norms before and after each sublayer."""
     norm = rmsnorm(config.number("rms_norm_eps"))
     experts = moe(
         config.size("num_experts"), config.size("num_experts_per_tok"), {**glu(config), "hidden_act": "gelu_tanh"}
@@ -192,7 +192,7 @@ def _grok(config: Config) -> Table:
 
 
 def _arctic(config: Config) -> Table:
-    """Reads Snowflake Arctic: every `moe_layer_frequency`-th layer has experts, with `use_residual` beside a network.
+    """Reads Snowflake Arctic: experts in every `moe_layer_frequency`-th layer; `use_residual` adds a dense network.
 
     That network is as wide as the layer.
     """
@@ -212,7 +212,7 @@ def _arctic(config: Config) -> Table:
 
 
 def _grok_2(config: Config) -> Table:
-    """Reads Grok-2: with `residual_moe` a network beside the experts, which reads the same input."""
+    """Reads Grok-2; `residual_moe` adds a network with the same input as the experts."""
     norm, has_residual_network = rmsnorm(config.number("rms_norm_eps")), config.flag("residual_moe")
     width = config.maybe("moe_intermediate_size") or config.size("intermediate_size")
     config.fields_read.add("intermediate_size")

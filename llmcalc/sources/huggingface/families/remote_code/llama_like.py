@@ -113,7 +113,7 @@ def _plm(config: Config) -> Table:
 
 
 def _lille(config: Config) -> Table:
-    """Reads Lille 130M: the width of its network is 8/3 of the model's, rounded to 256."""
+    """Reads Lille 130M, whose FFN width is 8/3 of the model's width, rounded to 256."""
     norm = rmsnorm(config.number("layer_norm_eps"))
     width = max(1, round(8 * config.size("hidden_size") // 3 / 256)) * 256
     block = layer_table(attention(config), {"intermediate_size": width, "hidden_act": "silu", "gated": True}, norm)
@@ -153,7 +153,7 @@ def _step1(config: Config) -> Table:
 
 
 def _solar(config: Config) -> Table:
-    """Reads Solar Pro, which adds earlier layers' states to later layers with fixed weights, without parameters.
+    """Reads Solar Pro, which adds earlier layers' states to later layers with fixed weights.
 
     The engines that serve it attend to all tokens, whatever `sliding_window` says.
     """

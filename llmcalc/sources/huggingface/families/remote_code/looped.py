@@ -81,7 +81,7 @@ def _loopcoder(config: Config) -> Table:
 
 
 def _steps(config: Config, loop_count: int) -> Table:
-    """Returns a stack whose layers all run in each of `loop_count` loops, with the same parameters."""
+    """Returns a stack that runs all layers in each of `loop_count` loops with the same parameters."""
     depth = config.size("num_hidden_layers")
     if depth > MOST_KINDS or depth * loop_count > MOST_LAYERS:
         raise config.wrong("num_hidden_layers", depth, f"at most {MOST_KINDS} layers")

@@ -1,4 +1,4 @@
-"""MiMo-V2.5 and -Pro: sliding layers with sizes of their own, and experts, in layers that the config lists.
+"""MiMo-V2.5 and -Pro: sliding layers with separate sizes, and experts in listed layers.
 
 MiMo-V2-Flash has a class in transformers, which reads fewer of the fields (`experts.mimo`).
 

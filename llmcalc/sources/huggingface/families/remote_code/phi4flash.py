@@ -60,7 +60,7 @@ def _phi4flash(config: Config) -> Table:
 
 
 def _window(config: Config) -> int | None:
-    """Returns the window of the first half's attention, which configs state once or for each layer."""
+    """Returns the window of the first half's attention, stated once or per layer."""
     value = config.get("sliding_window")
     if not isinstance(value, list):
         return config.maybe("sliding_window")

@@ -62,7 +62,7 @@ def _plamo2(config: Config) -> Table:
 
 
 def _is_mamba(config: Config, layer: int, depth: int, period: int) -> bool:
-    """Whether a layer has a state-space mixer; if no layer is at half the period, the last has attention."""
+    """Whether a layer has a state-space mixer; without a layer at half the period, the last has attention."""
     if not config.flag("mamba_enabled"):
         return False
     if period < 2:

@@ -1,4 +1,4 @@
-"""Nemotron-H-Puzzle: Nemotron-H, whose layers have sizes of their own (Nemotron 3 Puzzle 75B A9B).
+"""Nemotron-H-Puzzle: Nemotron-H with sizes per layer (Nemotron 3 Puzzle 75B A9B).
 
 Sources: the modeling file in `Family.code`, and its ports in vLLM and SGLang (models/nemotron_h.py).
 """

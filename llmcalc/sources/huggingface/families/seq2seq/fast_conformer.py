@@ -38,7 +38,7 @@ def _cohere_asr(config: Config) -> Table:
 
 
 def _config_section(config: Config, name: str, kind: str, defaults: Table) -> Config:
-    """Returns a section of the config, which has the defaults of its class where the config has none."""
+    """Returns a section of the config, or the class's defaults without a section."""
     fields = {} if config.get(name) is None else config.table(name)
     section = Config(fields, defaults, kind, where=f"{name}.")
     if fields.get("model_type", kind) != kind:
@@ -88,7 +88,7 @@ def _decoder(section: Config, position: Table) -> Table:
 
 
 def _conformer_encoder(config: Config, defaults: Table) -> Table:
-    """Returns the FastConformer. defaults: the values of fields that its section leaves out."""
+    """Returns the FastConformer. defaults: default values of the section's fields."""
     section = _config_section(config, "encoder_config", "parakeet_encoder", defaults)
     width, heads, norm = section.size("hidden_size"), section.size("num_attention_heads"), layernorm()
     has_bias, head_dim = section.flag("attention_bias"), section.maybe("head_dim")

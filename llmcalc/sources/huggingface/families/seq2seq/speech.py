@@ -1,4 +1,4 @@
-"""Speech encoder-decoders whose encoder's length depends on the length of the audio: Speech2Text and Moonshine.
+"""Speech encoder-decoders whose encoder length depends on the audio: Speech2Text and Moonshine.
 
 Wang et al. 2020 (arXiv:2010.05171); Jeffries et al. 2024 (arXiv:2410.15608).
 transformers: models/speech_to_text, models/moonshine.
