@@ -40,7 +40,7 @@ def add(left: Number, right: Number) -> Number:
 
 
 def times(left: Number, right: Number) -> Number:
-    """Returns `left * right`, skipping a plain 1."""
+    """Returns `left * right`, without a factor 1."""
     if type(left) is int and left == 1:
         return right
     return left if type(right) is int and right == 1 else left * right

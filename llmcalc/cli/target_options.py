@@ -40,7 +40,7 @@ if TYPE_CHECKING:
 
 
 class TargetOptions(NamedTuple):
-    """The options with which a TARGET is read.
+    """The options that determine how a TARGET is read.
 
     overrides: `path=value` of `--set`.
     head: the head that replaces the config's; default None.
@@ -73,7 +73,7 @@ class TargetOptions(NamedTuple):
 
 
 class OutputOptions(NamedTuple):
-    """The options with which an answer is written.
+    """The options that determine how an answer is written.
 
     notes: whether all rows and notes are printed.
     fmt: the format.

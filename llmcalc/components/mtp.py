@@ -148,7 +148,7 @@ def _reference_class() -> Callable[..., nn.Module]:
             self.register_parameter("bias", None)
 
     class ModuleReference(nn.Module):
-        """One prediction module.
+        """The reference of one prediction module.
 
         Hidden states, ids of the next tokens → hidden states and logits, a token further ahead.
         """

@@ -252,7 +252,7 @@ class Stack(Component):
         return [*self.first_layers, *repeated_pattern][: self.num_hidden_layers]
 
     def layer(self, name: str) -> Layer:
-        """Returns the layer of that kind."""
+        """Returns the layer of the named kind."""
         return self.block if name == BASE else self.variants[name]
 
     def groups(self) -> Iterator[tuple[str, Layer, Number, list[int] | range | None]]:

@@ -84,7 +84,7 @@ class FlopCount:
 
     @property
     def full(self) -> Number:
-        """FLOPs with every query against every key."""
+        """FLOPs if every query attends to every key."""
         return self._flops_with_pairs("full")
 
     @property

@@ -59,7 +59,7 @@ def layers_of(tree: Node) -> tuple[str, ...]:
 
 
 def _path_without_indices(node_position: Place) -> str:
-    """Returns the path of a node, without indices."""
+    """Returns the path of a node without layer indices."""
     parent_names = "" if node_position.above is None else _path_without_indices(node_position.above)
     return f"{parent_names}.{node_position.node.name}".strip(".")
 

@@ -78,7 +78,7 @@ class Served(Divided):
 
 
 class Pass(NamedTuple):
-    """One inference pass.
+    """One inference pass to replay.
 
     tokens: new tokens per sequence.
     past: tokens per sequence that earlier passes have cached.
@@ -161,7 +161,7 @@ class InferenceRun:
 
     @property
     def chunks(self) -> int:
-        """The number of passes over the prompt."""
+        """The number of prompt passes."""
         return -(-self.inference.seq // self.chunk)
 
     def prompt_pass(self, number: int) -> Pass:
@@ -224,7 +224,7 @@ class InferenceRun:
             self.meter.parameter_path = None
 
     def passes(self) -> None:
-        """Runs the passes of the phase."""
+        """Runs the passes of the phase: prompt or decoding."""
         if self.inference.phase != "decode":
             self.prefill()
         if self.inference.phase != "prefill" and self.caches:

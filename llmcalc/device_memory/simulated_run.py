@@ -26,7 +26,7 @@ COMPUTED = ("bfloat16", "float16", "float32", "float64")
 
 
 def kernel_choices(settings: Settings, spec: ModelSpec, attention: AttentionImplementation | None = None) -> Choices:
-    """Returns the run's kernels.
+    """Returns the kernel choices of the run.
 
     attention: the implementation if the settings name none; default: the phase's default.
     """

@@ -21,7 +21,7 @@ NEVER_RUN = ("idle", "kept")
 
 
 class Step:
-    """One operation of a program.
+    """One operation of a program, with inputs and outputs.
 
     verb: the kind of operation.
     name: the name of its module; empty if it is not a module.

@@ -82,7 +82,7 @@ class Recorder:
         after: Value | None = None,
         **arguments: Any,
     ) -> Value:
-        """Records a part as a module of that name.
+        """Records a component as a module with this name.
 
         nth: its index in a list of equal parts; the tree shows them as one node, in the place of the first.
         apart: whether it runs as a model of its own, as in `Scope.apart`; false by default.
@@ -173,7 +173,7 @@ class Recorder:
         return argument
 
     def n(self, shape: Shape) -> Number:
-        """Returns the number of elements of a shape."""
+        """Returns the number of elements of a shape, for the recorder."""
         return extent(shape)
 
     def node(self) -> Node:

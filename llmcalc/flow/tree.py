@@ -151,7 +151,7 @@ class Place:
         return f"{self.above.path}.{self.node.segment}" if self.above.path else self.node.segment
 
     def below(self, node: Node) -> Place:
-        """Returns the position of a child of this node."""
+        """Returns the place of a child of this node."""
         return Place(
             node,
             self,
@@ -163,7 +163,7 @@ class Place:
         )
 
     def children(self) -> Iterator[Place]:
-        """Returns the positions of the node's children."""
+        """Returns the places of this node's children."""
         return map(self.below, self.node.children)
 
     def walk(self) -> Iterator[Place]:

@@ -42,7 +42,7 @@ class FrozenModel:
         return (self,)
 
     def bytes(self, parameters: int, trained_dtype: str) -> int:
-        """Returns the frozen weights' bytes per device.
+        """Returns the bytes of the frozen weights per device.
 
         parameters: number of parameters. trained_dtype: trained format.
         """

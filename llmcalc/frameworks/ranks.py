@@ -98,7 +98,7 @@ class Cluster:
 
     @property
     def trains(self) -> bool:
-        """Whether the run is training."""
+        """Whether the run is a training run."""
         return self.settings.phase == "training"
 
     @cached_property
@@ -194,7 +194,7 @@ class Cluster:
 
     @property
     def device_rank(self) -> RankMemory:
-        """The rank that needs the most device memory."""
+        """The rank with the largest need of device memory."""
         return largest_need(self.by_rank)
 
     @property
@@ -222,7 +222,7 @@ class Cluster:
 
     @property
     def micro_batches(self) -> int:
-        """Number of micro-batches of a step."""
+        """The number of micro-batches per step."""
         microbatches_of_file = getattr(self.own_settings, "microbatches", None)
         return microbatches_of_file or self.settings.num_microbatches or 1
 

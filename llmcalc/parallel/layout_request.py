@@ -155,7 +155,7 @@ class LayoutRequest:
 
     @property
     def has_options(self) -> bool:
-        """Whether any option was given."""
+        """Whether the user typed any layout option."""
         return any(getattr(self, field.name) is not None for field in fields(self))
 
     @property
@@ -166,7 +166,7 @@ class LayoutRequest:
 
     @property
     def pipeline(self) -> bool:
-        """Whether any pipeline option was given."""
+        """Whether the user typed any pipeline option."""
         return self.pp is not None or (self.vpp or 1) > 1 or self.schedule is not None
 
     def layout(self, keeps_gathered: Callable[[int, int], bool] = lambda pp, zero: False) -> Layout:

@@ -153,7 +153,7 @@ def _tensor_sizes(axes: Sequence[Axis], size: int) -> Iterable[int]:
 
 
 def _replica_counts(layout_request: LayoutRequest, dp: int, sizes: dict[str, Any], etp: int) -> set[int]:
-    """Returns numbers of replicas to try.
+    """Returns the numbers of replicas to try for a layout.
 
     With a number of devices: as many replicas as fit. Otherwise: `dp`, and its neighbours that experts divide.
     """

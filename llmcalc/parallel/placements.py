@@ -137,7 +137,7 @@ class Placements:
         return "rows" if self.layout.sequence_parallel and self.layout.tp > 1 else "whole"
 
     def placement(self, value: Value) -> Placement:
-        """Returns the placement of a value."""
+        """Returns the placement of a value over the ranks."""
         if is_divided(value.axes):
             return "divided"
         return self.placements.get(id(value.storage), self.default_placement if has_tokens(value.rows) else "whole")
@@ -206,7 +206,7 @@ class Placements:
         elements: Number = None,
         messages: int = 1,
     ) -> None:
-        """Adds the collective message of a tensor.
+        """Adds the collective message for a tensor.
 
         elements: elements per row, by default those of the value.
         messages: number of equal messages, 1 by default.

@@ -62,7 +62,7 @@ class Search:
 
     @property
     def tried(self) -> int:
-        """Number of layouts that were tried."""
+        """Number of layouts that the search tried."""
         return len(self.possible) + self.refused.total()
 
 

@@ -56,7 +56,7 @@ def changes_to_compare(
     allow_unknown: bool = False,
     overridden: bool = False,
 ) -> Changes:
-    """Returns the models to compare.
+    """Returns the pairs of models to compare.
 
     targets: two models, or with `git` any number of files.
     read_model: function that reads a model.

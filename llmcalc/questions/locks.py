@@ -49,7 +49,7 @@ def ask_lock(targets: Sequence[str], read_model: Callable[[str], Preset]) -> Rep
 
 
 def ask_lock_check(file: Path, read_model: Callable[[str], Preset]) -> ReportedAnswer:
-    """Counts the models of a lock file again.
+    """Counts the models of a lock file, and compares the counts with the file.
 
     The result is the changes (`studies.lock.Change`); `ok` if there are none.
 

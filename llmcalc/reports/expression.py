@@ -214,7 +214,7 @@ def _degree_of(expression: Any) -> Any:
 
 
 def _term_order(term: Any) -> tuple[Any, ...]:
-    """Returns the sort key of a term.
+    """Returns the sort key of a term in a sum.
 
     Added terms come before subtracted ones, then the highest degree first, then V before L before h, and S last.
     """

@@ -66,7 +66,7 @@ class Graph:
         self.numbers: Iterator[int] = itertools.count()
 
     def new_tensor(self, shape: Shape, dtype: Dtype, strides: Strides | None = None) -> Tensor:
-        """Allocates a tensor with a new storage."""
+        """Allocates a tensor with a storage of its own."""
         return empty(self.meter, shape, dtype, strides)
 
     def sum_to_shape(self, shape: Shape, x: Tensor) -> Tensor:
@@ -109,7 +109,7 @@ class Graph:
 
     @contextmanager
     def no_grad(self) -> Iterator[None]:
-        """Records no nodes inside the context."""
+        """Disables the recording of autograd nodes inside a `with`."""
         was_enabled, self.enabled = self.enabled, False
         try:
             yield

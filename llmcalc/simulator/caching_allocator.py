@@ -118,7 +118,7 @@ class Pool:
         return duplicate
 
     def add(self, start: int, size: int) -> None:
-        """Adds a free block."""
+        """Adds a free block to the pool."""
         self.starts[start], self.ends[start + size] = size, start
         if size not in self.by_size:
             self.by_size[size] = []
@@ -446,7 +446,7 @@ class RequestedBytes:
         return [(storage_number - first_repeat, n) for storage_number, n in steps]
 
     def steps(self, events: Sequence[Event]) -> list[Step]:
-        """Encodes the next events."""
+        """Encodes the next events as allocator steps."""
         bytes_of_storage, renamed_storages = self._bytes, self._named
         requested_bytes, peak_requested = self.requested, self.peak_requested
         steps: list[Step] = []

@@ -133,7 +133,7 @@ class _RecomputedTensor(Saved):
         self.region, self.number = region, tensor_number
 
     def unpack(self) -> Tensor:
-        """Returns the tensor, recomputed if necessary."""
+        """Returns the saved tensor, recomputed if necessary."""
         return self.region.unpack(self.number)
 
 

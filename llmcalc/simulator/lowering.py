@@ -159,7 +159,7 @@ class Lowering(ProgramLowering):
         return {key: tensor for key, tensor in self.memo.items() if self.carries_tensors and key[0] == CARRIED}
 
     def set_carried(self, tensors: dict[Any, Tensor]) -> None:
-        """Replaces the carried tensors."""
+        """Replaces the tensors carried to the next layer."""
         for key in self.carried:
             del self.memo[key]
         self.memo.update(tensors)

@@ -47,10 +47,10 @@ class Device(Protocol):
     peak_reserved: int
 
     def allocate(self, bytes: int, stream: int = 0) -> Any:
-        """Returns the handle of a new block."""
+        """Allocates a block and returns the block's handle."""
 
     def free(self, handle: Any) -> None:
-        """Frees a block."""
+        """Frees a block of memory."""
 
 
 class Block:
@@ -160,7 +160,7 @@ class Meter:
             block.kind = memory_kind
 
     def restart(self) -> None:
-        """Resets the peaks."""
+        """Resets the recorded peaks."""
         self.peak = self.now
         self.peaks = {}
         self._current_peak = self.peaks[self._place] = Peak()

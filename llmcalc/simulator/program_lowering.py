@@ -196,7 +196,7 @@ class ProgramLowering(CacheTensors):
         return stacks
 
     def branch(self, alternatives: Alternatives) -> Scope:
-        """Returns the alternative that this run uses."""
+        """Returns the executed alternative of a step."""
         return alternatives.branches[self.run_config.execution.form(alternatives.branches, self.run_config.workload)]
 
     def alternatives(self, item: Alternatives) -> None:

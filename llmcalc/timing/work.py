@@ -259,11 +259,11 @@ class WorkRecorder(Placements):
 
     @property
     def _gathers_tokens(self) -> bool:
-        """Whether expert ranks compute the sums of their own experts for the tokens of all ranks."""
+        """Whether expert ranks compute, for all ranks' tokens, the sums over their own experts."""
         return self.rank_pass.gathered_ranks > 0 and self.layout.ep > 1
 
     def _add_gathering(self, routed: Value, backward: bool) -> None:
-        """Adds the message by which ranks gather the tokens of all replicas of attention, or reduce their sums.
+        """Adds the all-gather of tokens over attention replicas, or the reduction of their sums.
 
         routed: rows of tokens and experts, before (dispatch) or after the experts (combine).
         """
@@ -346,7 +346,7 @@ class WorkRecorder(Placements):
             self._add_adapter(self.rank_pass.adapters.rank, rows, x.width, y.width)
 
     def _add_adapter(self, rank: int, rows: Number, width: Number, outputs: Number) -> None:
-        """Adds an adapter's two products, x·Aᵀ·Bᵀ, and the casts and sums around them, of its input and its output."""
+        """Adds an adapter's products x·Aᵀ·Bᵀ, with the casts and sums of input and output."""
         for outputs_of_product, inputs_of_product in ((rank, width), (outputs, rank)):
             flops = 2 * rows * outputs_of_product * inputs_of_product
             self._add_kernel(
@@ -517,7 +517,7 @@ class WorkRecorder(Placements):
             self._record_group()
 
     def _record_group(self) -> None:
-        """Records the collected element-wise steps as one kernel.
+        """Records a group of element-wise steps as one kernel.
 
         It reads the values that come from outside of the group, and writes those that are read outside of it.
         """
@@ -556,7 +556,7 @@ class WorkRecorder(Placements):
 
 
 def rank_work(spec: ModelSpec, rank_pass: RankPass) -> RankWork:
-    """Returns the work of a rank that has all layers. Raises `InputError` for sizes that the layout does not divide."""
+    """Returns the work of a rank with all layers. Raises `InputError` for sizes that the layout does not divide."""
     tp, etp, divides_tokens = rank_pass.tp, rank_pass.expert_tp, rank_pass.divides_tokens
     program_layout = Layout(tp=tp, etp=etp, dp=etp, sequence_parallel=divides_tokens)
     layout_of_rank = Layout(

@@ -97,7 +97,7 @@ def buffers(module: nn.Module) -> dict[str, int]:
 
 
 def pass_through(module: nn.Module, paths: Iterable[str]) -> None:
-    """Makes the modules at these paths return their first input instead of running."""
+    """Makes the modules at these paths return their first input unchanged."""
     for path in paths:
         module.get_submodule(path).forward = lambda x, *_: x
 
@@ -120,7 +120,7 @@ def with_repeats(measured_values: dict[str, int], repeats: dict[str, str]) -> di
 
 
 def module_names(module: nn.Module) -> frozenset[str]:
-    """Returns the paths of all modules; the root's path is empty."""
+    """Returns the paths of all modules, with an empty path for the root."""
     return frozenset(name for name, _ in module.named_modules(remove_duplicate=False))
 
 
@@ -130,7 +130,7 @@ def tensor_names(module: nn.Module) -> frozenset[str]:
 
 
 def flops_by_path(counter: FlopCounterMode, root: str) -> dict[str, int]:
-    """Returns the counter's result by module path; an empty dict if the counter found no matrix multiplication."""
+    """Returns the counter's result by module path; an empty dict without matrix multiplications."""
     out: dict[str, int] = {}
     for name, flops_by_operation in counter.get_flop_counts().items():
         total = sum(flops_by_operation.values())
@@ -144,7 +144,7 @@ def flops_by_path(counter: FlopCounterMode, root: str) -> dict[str, int]:
 def count_flops(
     module: nn.Module, run: Callable[[], Any], train: bool = False
 ) -> tuple[dict[str, int], dict[str, int]]:
-    """Returns the FLOPs of `run()` by module path, and of `run()` with the backward pass of all its outputs.
+    """Returns the FLOPs of `run()` by module path, without and with the backward pass of all outputs.
 
     run: calls the module and returns the tensors that a loss would be computed from.
     train: whether to run the backward pass; without it the second dict is empty. False by default.
@@ -168,7 +168,7 @@ def count_flops(
 
 
 class BackwardOwners:
-    """Attributes the matrix multiplications of a backward pass to the modules of their forward pass.
+    """Attributes the matrix multiplications of a backward pass to the forward modules.
 
     FlopCounterMode attributes a backward pass to the last module entered, which is wrong where a module's inputs need
     no gradient or branch. Here every autograd node belongs to the innermost module that was running when the node was

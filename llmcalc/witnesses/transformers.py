@@ -146,7 +146,7 @@ def _without_warnings(model: nn.Module) -> None:
 
 
 def _avoid_identity_experts(model: nn.Module) -> None:
-    """Keeps routers from selecting identity experts, as in the count: a score correction ranks these experts last."""
+    """Prevents routers from selecting identity experts, by a score correction that ranks these last."""
     import torch
 
     for module in model.modules():
@@ -274,7 +274,7 @@ def _token_ids(model: nn.Module, batch: int, seq: int) -> Any:
 
 
 def inputs_of(spec: ModelSpec, model: nn.Module, batch: int, seq: int) -> dict[str, Any]:
-    """Returns the tokens of `batch` sequences, or an encoder's frames, under the class's argument names."""
+    """Returns the tokens of `batch` sequences, or encoder frames, by the class's argument names."""
     import torch
 
     ids, name = with_channels(model, _token_ids(model, batch, seq)), type(model).__name__
@@ -290,7 +290,7 @@ def inputs_of(spec: ModelSpec, model: nn.Module, batch: int, seq: int) -> dict[s
 
 
 def with_channels(model: nn.Module, ids: torch.Tensor) -> torch.Tensor:
-    """Returns the ids [batch, tokens], with an axis of channels if the class reads several tokens per position."""
+    """Returns the ids [batch, tokens], with a channel axis for classes with several tokens per position."""
     config: Any = model.config
     channels = class_settings_of({"model_type": config.model_type}).channels
     return ids[..., None].expand(-1, -1, 1 + getattr(config, channels)) if channels else ids
@@ -335,7 +335,7 @@ def more_inputs(model: nn.Module, batch: int, seq: int) -> dict[str, Any]:
 
 @dataclass(frozen=True)
 class Pass:
-    """The measurements of a forward pass.
+    """The measurements of one forward pass.
 
     flops: module path → FLOPs.
     calls: module path → number of calls.
@@ -390,7 +390,7 @@ CACHE_NAMES = ("cache", "past_key_values", "cache_params", "state")
 
 
 def cache_argument(model: nn.Module) -> str:
-    """Returns the argument of a decoder class that takes a cache; empty if there is none."""
+    """Returns a decoder class's argument for the cache; empty without one."""
     arguments = signature(model.forward).parameters
     return next((name for name in CACHE_NAMES[:2] if name in arguments), "")
 
@@ -417,7 +417,7 @@ def _module_states(model: nn.Module) -> dict[tuple[str, str], Any]:
 
 
 def cache_bytes(cache: Any) -> int:
-    """Returns the bytes of all tensors in a transformers cache, however nested; a tensor counts once."""
+    """Returns the bytes of all tensors in a transformers cache, each tensor once."""
     return sum(
         tensor.numel() * tensor.element_size()
         for tensor in {id(tensor): tensor for tensor in _tensors(cache, set())}.values()

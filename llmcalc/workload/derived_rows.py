@@ -10,7 +10,7 @@ from .workload import Workload
 
 
 class Patches(Rows):
-    """The patches of an image or the frames of audio, as many as an encoder's pass has."""
+    """The patches of an image or audio frames in an encoder's pass."""
 
     __slots__ = ()
 
@@ -28,7 +28,7 @@ IMAGES = Sequences("images")
 
 @frozen(slots=True)
 class Distances(Rows):
-    """One row for each distance between a query and a key, shared by all sequences."""
+    """One row per distance between a query and a key, shared by all sequences."""
 
     name: str = "distances"
     batched: bool = False
@@ -119,7 +119,7 @@ class FromZeros(Rows):
 
 @frozen(slots=True)
 class OfThisPass(Rows):
-    """The rows of `of` in this pass, without rows of earlier passes, such as uncached keys."""
+    """The rows of `of` that this pass adds, without rows of earlier passes."""
 
     name: str = "of_this_pass"
     of: Rows = TOKENS
@@ -171,7 +171,7 @@ class WithStart(Rows):
 
 @frozen(slots=True)
 class WithPrompt(Rows):
-    """The rows of `of` after `more` prompt rows, which the first pass computes and later passes read from the cache."""
+    """The rows of `of` after `more` prompt rows, which the first pass computes and caches."""
 
     name: str = "with_prompt"
     of: Rows = TOKENS
@@ -203,7 +203,7 @@ class Strided(Rows):
 
 @frozen(slots=True)
 class Merged(Rows):
-    """One row for each square of side × side neighbours, over `frames` consecutive frames."""
+    """One row per square of side × side neighbours over `frames` consecutive frames."""
 
     name: str = "merged"
     of: Rows = PATCHES
@@ -228,7 +228,7 @@ class RowsWithExtra(Rows):
 
 @frozen(slots=True)
 class QueryKeyPairs(Rows):
-    """One row for each (query, key) pair of the rows `of`, shared by all sequences."""
+    """One row per (query, key) pair of the rows of `of`, shared by all sequences."""
 
     name: str = "query_key_pairs"
     batched: bool = False
@@ -259,7 +259,7 @@ class Halved(Rows):
 
 @frozen(slots=True)
 class RelativeDistances(Rows):
-    """One row for each distance between queries and keys with a computed position, shared by all sequences.
+    """One row per distance between queries and keys with a computed position, shared by all sequences.
 
     queries: the rows of the queries; two distances for each of them.
     keys: the rows of the keys, with one distance for each of them where there are more than queries; by default those

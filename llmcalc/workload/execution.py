@@ -45,7 +45,7 @@ step: one decoding step of a recurrence, instead of a chunk of tokens.
 
 @frozen(slots=True)
 class Execution:
-    """The chosen form of every step that has several equivalent forms.
+    """The chosen form of every step with several equivalent forms.
 
     attention: how attention runs. The backward pass of `eager` (default) and `sdpa-math` computes dQ, dK, dP and dV;
         those of `flash` and `sdpa` also compute the scores again.

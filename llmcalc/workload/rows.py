@@ -34,7 +34,7 @@ class Rows:
         return add(self.past_rows(workload), self.new_rows(workload))
 
     def constant_rows(self, workload: Workload) -> Number:
-        """Returns the number of new rows that depend on no parameter, so that no gradient flows through them."""
+        """Returns the number of new rows that depend on no parameter and so need no gradient."""
         return 0
 
 
@@ -67,7 +67,7 @@ class SourceTokens(Rows):
 
 @frozen(slots=True)
 class Fixed(Rows):
-    """A fixed number of rows, independent of the workload, such as the positions of a fixed-length encoder.
+    """A fixed number of rows, such as the positions of a fixed-length encoder.
 
     length: the number of rows per sequence.
     source: whether they are an encoder's and already computed when a token is decoded, true by default.

@@ -106,7 +106,7 @@ class AltUpLayer(WholeLayer):
         return {**super().required_slots(), "streams": streams, **self.per_layer_input.required_slots()}
 
     def flow(self, recorder: Flow, x: Value, sharing: Sharing | None = None) -> Value:
-        """Records the layer. x: all streams."""
+        """Records the layer. x: all residual streams."""
         streams, hidden = x.axes
         router = Weight("router", (streams,), (hidden,))
         predicted_streams, router_output = self._predicted_streams(recorder, x, router)
@@ -202,7 +202,7 @@ def _reference_classes() -> dict[str, type[nn.Module]]:
             self.projections = nn.ModuleList(nn.Linear(hidden, hidden, bias=False) for _ in range(streams - 1))
 
         def _apply_maps(self, first_stream: Tensor, inputs: Sequence[Tensor]) -> Tensor:
-            """Stacks the first stream and projections of the others scaled to its length: […, streams, hidden]."""
+            """Stacks the first stream and scaled projections of the other streams: […, streams, hidden]."""
             length, streams = root_mean_square(first_stream), [first_stream]
             for projection, x in zip(self.projections, inputs, strict=True):
                 y = projection(x)

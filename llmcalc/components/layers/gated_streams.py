@@ -67,7 +67,7 @@ class GatedStreamsLayer(PreNormLayer):
         return {**super().required_slots(), "streams": {"type": self.type, "hc_mult": self.hc_mult}}
 
     def flow(self, recorder: Flow, x: Value, sharing: Sharing | None = None) -> Value:
-        """Records the layer. x: all streams."""
+        """Records the layer. x: all residual streams."""
         if self.ngram_input is not None:
             x = recorder.add(x, recorder.part("ngram_input", self.ngram_input, x))
         for component, connection in ((self.attention, "self_attn_connection"), (self.feed_forward, "mlp_connection")):

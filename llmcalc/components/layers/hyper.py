@@ -66,7 +66,7 @@ class HyperLayer(PreNormLayer):
         return {**super().required_slots(), "streams": {"type": self.type, "hc_mult": self.hc_mult}}
 
     def flow(self, recorder: Flow, x: Value, sharing: Sharing | None = None) -> Value:
-        """Records the layer. x: all streams."""
+        """Records the layer. x: all residual streams."""
         for name, component in (("self_attn", self.attention), ("mlp", self.feed_forward)):
             sublayer_input, output_weights, mixed_streams = self._connect_sublayer(recorder, f"{name}_connection", x)
             recorder.hold(read=sublayer_input, written=output_weights, mixed=mixed_streams)
@@ -188,7 +188,7 @@ def hyper_classes() -> dict[str, type[nn.Module]]:
             self.mix = None if spec.hc_sinkhorn_iters is None else Mix()
 
         def read_weights(self, new_weights: Tensor, forward_pass: ForwardPass) -> Tensor:
-            """Returns the weights to read the streams with."""
+            """Returns the weights with which a sublayer reads the streams."""
             return new_weights
 
         def forward(self, streams: Tensor, forward_pass: ForwardPass) -> tuple[Tensor, Tensor, Tensor]:

@@ -189,7 +189,7 @@ def _reference_classes() -> dict[str, type[nn.Module]]:
             self.first_loop: list[nn.Module] = []
 
         def become_second(self, first_attention: LoopedAttentionReference) -> None:
-            """Makes this the attention of the second loop."""
+            """Turns this attention into the second loop's attention."""
             self.first_loop = [first_attention]  # a list, so that it is not registered as a submodule
             self.loop_gate = group_map_class()(self.spec.num_attention_heads, self.spec.head_dim, 1)
             self.loop_gate_bias = vector(torch.zeros(self.spec.num_attention_heads))

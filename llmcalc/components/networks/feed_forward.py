@@ -259,7 +259,7 @@ def _reference_class() -> type[nn.Module]:
         def forward(
             self, x: Tensor, forward_pass: ForwardPass | None = None, part_factors: Tensor | None = None
         ) -> Tensor:
-            """Runs the network.
+            """Runs the feed-forward network.
 
             part_factors: factors that multiply equal parts of the hidden units, [..., parts]; none by default.
             """

@@ -200,7 +200,7 @@ class Projector(TowerPart):
         return recorder.merge(x, rows, Axis("frames", self.frames), *square, mean=self.merged == "mean")
 
     def _with_marks(self, recorder: Flow, name: str, x: Value, mark_count: int, *axes: Axis | Beside) -> Value:
-        """Appends learned vectors to x."""
+        """Appends learned marker vectors to x."""
         vectors = recorder.vector(name, Axis("marks", mark_count), *axes, count=mark_count)
         return recorder.cat(x, vectors, axes=x.axes, rows=RowsWithExtra(of=x.rows, more=mark_count))
 
@@ -322,7 +322,7 @@ def _reference_class() -> type[nn.Module]:
                 self.out_norm = spec.out_norm.reference(ModelProperties(width))
 
         def tokens(self, ids: Tensor) -> Tensor:
-            """Returns the output for non-text tokens."""
+            """Returns the projector's output for non-text tokens."""
             return self._apply_maps(self.token_norm(self.token_embedding(ids)))
 
         def _apply_maps(self, x: Tensor) -> Tensor:

@@ -48,7 +48,7 @@ class Patches(Part):
     bias: Flag = False
 
     def read(self) -> Value:
-        """Records the input: the pixels of every patch."""
+        """Returns the input value: the pixels of every patch."""
         patch_axes = (Axis("height", self.patch_size), Axis("width", self.patch_size))
         axes = (Axis("channels", self.num_channels), Axis("frames", self.temporal_patch_size), *patch_axes)
         return Value(PATCHES, axes, fixed=True)

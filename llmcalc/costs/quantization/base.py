@@ -112,7 +112,7 @@ class WeightSite:
 
     @property
     def name(self) -> str:
-        """The last component of the weight's path."""
+        """The last component of a weight's path."""
         return self.path.rpartition(".")[2]
 
 

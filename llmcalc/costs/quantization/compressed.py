@@ -95,7 +95,7 @@ def _static_scales(inputs: Fields | None) -> Static:
 
 
 class _Weights(NamedTuple):
-    """The checked fields of a group's `weights`.
+    """The checked fields of `weights` in a config group.
 
     fields: the table, for errors.
     layout: storage format, one of `FORMATS`.

@@ -31,7 +31,7 @@ def states(tensors: Sequence[TrainedTensor], dtype: str) -> States:
 
 
 def step(optimizer_step: OptimizerStep) -> None:
-    """Runs `Adam.step`."""
+    """Runs torch's `Adam.step` on tensors without values."""
     update(optimizer_step, optimizer_step.updated)
 
 

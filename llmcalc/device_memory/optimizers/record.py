@@ -113,7 +113,7 @@ class Optimizer:
 
 @frozen
 class OptimizerState:
-    """The state of an optimizer over some tensors.
+    """The optimizer state of a set of tensors.
 
     dtype: number format of the states; empty without states; `uint8` for 8-bit states, whose scales are fp32.
     states: the library's name of a state → its bytes; they add up to `bytes`.
@@ -134,5 +134,5 @@ class OptimizerState:
 
     @property
     def bytes(self) -> Number:
-        """Bytes of all states."""
+        """Bytes of all optimizer states."""
         return reduce(add, self.states.values(), 0)

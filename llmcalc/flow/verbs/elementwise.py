@@ -37,11 +37,11 @@ class ElementwiseVerbs(Recorder):
         return self.step("div", "", (a, b), Value(a.rows, a.axes, fixed=a.fixed and b.fixed))
 
     def scale(self, x: Value, factor: float) -> Value:
-        """Records x times a constant."""
+        """Records the product of x and a constant."""
         return self.step("scale", "", (x,), Value(x.rows, x.axes, fixed=x.fixed), by=factor)
 
     def plus(self, x: Value, constant: float) -> Value:
-        """Records x plus a constant."""
+        """Records the sum of x and a constant."""
         return self.step("plus", "", (x,), Value(x.rows, x.axes, fixed=x.fixed), constant=constant)
 
     def sum(self, x: Value, *axes: Axis | Beside, mean: bool = False) -> Value:

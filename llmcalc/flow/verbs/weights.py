@@ -213,7 +213,7 @@ class WeightVerbs(Recorder):
         shared: Number = 1,
         **node_fields: Any,
     ) -> Value:
-        """Records a convolution along the rows.
+        """Records a convolution along the rows of x.
 
         groups, padding, overlap, shared: as in `ops.Conv1d`. rows: the rows of the output. state: the name of the
         state that keeps the last inputs of a causal convolution; empty where the module around it says so.

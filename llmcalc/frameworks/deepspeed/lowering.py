@@ -72,11 +72,11 @@ class GatheringProfile(Eager):
         ]
 
     def parameter(self, key: Path, shape: Shape, dtype: Dtype, trained: bool) -> Tensor:
-        """Returns a parameter, gathered for use."""
+        """Returns a parameter after its all-gather."""
         return self.gather_for_use(super().parameter(key, shape, dtype, trained))
 
     def _shared_weight(self, weight: Weight, parameter_name: str, shape: Shape) -> Tensor:
-        """Returns a shared parameter, gathered for use."""
+        """Returns a shared parameter after its all-gather."""
         return self.gather_for_use(super()._shared_weight(weight, parameter_name, shape))
 
     def gather_for_use(self, weight: Tensor) -> Tensor:

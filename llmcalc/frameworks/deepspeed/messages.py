@@ -35,7 +35,7 @@ def gradient_messages(replicated_weights: ReplicatedWeights) -> Iterator[Message
 
 
 def _group_by_module(weights: list[WeightShard]) -> list[list[WeightShard]]:
-    """Groups weights by module."""
+    """Groups the weights by module."""
     modules: dict[object, list[WeightShard]] = {}
     for weight in weights:
         modules.setdefault(weight.path, []).append(weight)

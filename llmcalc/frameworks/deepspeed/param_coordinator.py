@@ -263,7 +263,7 @@ class Coordinator:
             self._release(parameter)
 
     def _release(self, parameter: Parameter) -> None:
-        """Frees a gathered parameter."""
+        """Frees the storage of a gathered parameter."""
         if parameter.available and parameter.gathering is None:
             parameter.storage.inner, parameter.available = None, False
             self.live_elements -= parameter.count

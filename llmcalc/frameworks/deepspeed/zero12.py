@@ -41,7 +41,7 @@ class Bucket:
     elements: int = 0
 
     def clear(self) -> None:
-        """Empties the bucket of gradients."""
+        """Empties the gradient bucket."""
         self.weights, self.elements = [], 0
 
 
@@ -182,7 +182,7 @@ class PartitionedRun(ZeroRun):
             self.reduce_independent(weight)
 
     def setup_buckets(self) -> None:
-        """Allocates the bucket's buffers."""
+        """Allocates the buffers of the gradient buckets."""
         if self.has_buffers:
             return
         if self.contiguous:

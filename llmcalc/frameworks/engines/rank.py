@@ -104,7 +104,7 @@ class EngineRank:
 
     @cached_property
     def model(self) -> RankModel:
-        """The model with the rank's shard sizes."""
+        """The model with one rank's shard sizes."""
         return rank_model(self.preset.model, self.layout, self.rank)
 
     @property
@@ -243,7 +243,7 @@ class EngineRank:
 
     @property
     def state_caches(self) -> list[StateCache]:
-        """The recurrent states of the rank's layers."""
+        """The recurrent states of the layers on this rank."""
         return [
             StateCache(cache_group.kind, cache_group.layers, -(-cache_group.bytes // cache_group.layers))
             for cache_group in self._cache_groups

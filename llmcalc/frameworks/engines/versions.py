@@ -36,7 +36,7 @@ class VersionRange(Record):
 
     @property
     def first_version(self) -> Numbers:
-        """The first version of the range, as numbers."""
+        """The first version in the range, as numbers."""
         return numbers_of(self.start)
 
     @property

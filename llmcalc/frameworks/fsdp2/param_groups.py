@@ -351,7 +351,7 @@ class Group:
             return record(graph, "RegisterPostBackwardFunction", [x], x.detached(), self._pass_gradient)
 
     def _pass_gradient(self, gradient: Tensor, needs_input_grad: Needs) -> list[Tensor]:
-        """Returns a gradient unchanged."""
+        """Passes a gradient on unchanged."""
         self.post_backward()
         return [gradient]
 

@@ -103,13 +103,13 @@ class ShardedChunk(Chunk):
         self.keep_unsharded(True)
 
     def gathered(self) -> list[Parameter]:
-        """Returns the parameters of all groups."""
+        """Returns the gathered parameters of all groups."""
         return [
             parameter for parameter_group in self.lowering.groups.values() for parameter in parameter_group.parameters
         ]
 
     def set_up(self) -> None:
-        """Creates the parameters' shards."""
+        """Creates the shards of the parameters."""
         super().set_up()
         set_resharding_and_prefetch(self.lowering.groups, self.stacks, self.fsdp, self.reshard)
 
@@ -158,7 +158,7 @@ class ShardedChunk(Chunk):
             empty(self.meter, (self.training.microbatches * shape[0], *shape[1:]), dtype)
 
     def finish_backward(self) -> None:
-        """Ends a backward pass."""
+        """Hook at the end of a backward pass."""
         self.meter.place = Place("backward")
         self.traffic.finish(list(self.lowering.groups.values()))
 
@@ -265,7 +265,7 @@ class ShardedRank(RankRun):
             )
 
     def set_up(self) -> None:
-        """Creates the parameters' shards of all stages."""
+        """Creates the parameter shards of all stages."""
         for model_chunk in self.chunks:
             model_chunk.set_up()
 

@@ -179,7 +179,7 @@ class PlayedChunk(ShardedChunk):
 
 
 class PlayedRank(ShardedRank):
-    """A rank whose passes are recorded or replayed."""
+    """A pipeline rank with recorded or replayed passes."""
 
     chunk_type = PlayedChunk
 

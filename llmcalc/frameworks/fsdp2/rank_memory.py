@@ -146,7 +146,7 @@ def _count_rank(setup: ShardedSetup, cuda_runtime: Runtime) -> CountedRun:
     rank_training = replace(setup.training, seq=part_of_sequence(layout, setup.training.seq))
 
     def run(layers: Mapping[int, int], workspace: int) -> Sequence[RecordedEvents]:
-        """Creates a run with a number of layers."""
+        """Creates a run with the given number of layers."""
         if layers and fsdp_settings.prefetch > 1:
             raise NotRepeating(f"the first and last {fsdp_settings.prefetch} layers gather others than those between")
         return [

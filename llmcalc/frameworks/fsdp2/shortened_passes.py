@@ -102,7 +102,7 @@ class ShortenedPasses:
     def _unfolded_pass(
         self, recorded_pass: RecordedPass, events: Sequence[Event], start: int, end: int
     ) -> RecordedPass:
-        """Returns a pass with all layers.
+        """Returns a pass extended to all layers.
 
         events: its recorded events. start, end: indices among the full run's events.
         """

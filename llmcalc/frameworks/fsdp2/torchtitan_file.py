@@ -210,7 +210,7 @@ def _check_section(reader: LaunchReader, name: str, table: Any) -> None:
 
 
 def _job_layout(job_config: _Job, layers: int, world_size: int | None) -> Layout:
-    """Returns the parallel layout of a job."""
+    """Returns the parallel layout of a torchtitan job."""
     reader, sections = job_config.reading, ("parallelism", "training")
     tp = job_config.size_of("tensor_parallel_degree", 1, *sections)
     pp = job_config.size_of("pipeline_parallel_degree", 1, "parallelism", "experimental", "training")
@@ -440,7 +440,7 @@ def _optimizer_implementation(job_config: _Job) -> Literal["fused", "foreach", "
 
 
 def _compiles_layers(job_config: _Job) -> bool:
-    """Whether layers are compiled."""
+    """Whether torch.compile compiles the layers."""
     if "compile" in job_config.data:
         components = job_config.find_key("components", "compile")[1]
         names = ["model", "loss"] if components is None else components

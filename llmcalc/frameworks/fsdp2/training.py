@@ -262,7 +262,7 @@ class FsdpRun(TrainingRun):
             super().update()
 
     def finish_backward(self) -> None:
-        """Ends a backward pass."""
+        """Hook at the end of a backward pass."""
         self.meter.place = Place("backward")
         self.traffic.finish(list(self.lowering.groups.values()))
 

@@ -29,7 +29,7 @@ class FsdpTensorParallelProfile(Divided, FsdpProfile):
     unsharded_shapes: Mapping[str, Shape] = {}
 
     def shard(self, communication: Traffic, layer_paths: Collection[str], splits: bool) -> None:
-        """Shards all parameters created from now on."""
+        """Shards all parameters created from this call on."""
         super().shard(communication, layer_paths, splits)
         self.divides_loss: bool = communication.sharding.divides_loss
         self.copies_gathered: bool = communication.sharding.copies_gathered

@@ -194,7 +194,7 @@ class GgufModel:
 
     @property
     def scheme(self) -> str:
-        """The name of the number format of the weights."""
+        """The name of the weights' number format."""
         if self.quantize is not None:
             return self.quantize
         if self.file is not None:

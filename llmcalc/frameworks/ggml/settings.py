@@ -81,7 +81,7 @@ class GgmlSettings(EngineServer):
 
     @property
     def split_shares(self) -> tuple[float, ...]:
-        """The shares of the GPUs in --tensor-split."""
+        """The GPUs' shares of the layers in --tensor-split."""
         text = self.flags.get("tensor_split")
         if text is None:
             return ()
@@ -226,7 +226,7 @@ class GgmlSettings(EngineServer):
 
     @property
     def longest_request(self) -> int:
-        """The tokens of the longest request of a slot."""
+        """The tokens of the longest request in a slot."""
         return self.sequence_cells
 
     def window_cells(self, window: int | None) -> int:

@@ -187,7 +187,7 @@ class Configurations:
         return {}
 
     def read_statement(self, statement: ast.stmt, names: Config, configs: dict[str, Config], depth: int) -> None:
-        """Evaluates a statement of a function.
+        """Evaluates a statement in a Python function.
 
         A condition that is known runs its branch; assignments in another one, or in a loop, give unknown values.
         """

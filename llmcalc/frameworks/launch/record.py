@@ -275,7 +275,7 @@ class LaunchReader:
 
     @property
     def where(self) -> str:
-        """The launch file's name in error messages."""
+        """The name of the launch file in error messages."""
         return self.source.where
 
     def check_unknown(self) -> None:

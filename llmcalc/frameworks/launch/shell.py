@@ -156,7 +156,7 @@ class StatementReader(WordReader):
         return is_condition
 
     def skip_comment(self) -> None:
-        """Skips to the end of the line."""
+        """Skips a comment, up to the end of the line."""
         end = self.text.find("\n", self.at)
         self.at = len(self.text) if end < 0 else end
 
@@ -461,7 +461,7 @@ class StatementReader(WordReader):
                     break
 
     def read_assigned_value(self, name: str, is_append: bool) -> str | list[str]:
-        """Reads and returns the value after `NAME=`."""
+        """Reads and returns the assigned value after `NAME=`."""
         if self.text[self.at : self.at + 1] == "(":
             self.at += 1
             items = self.read_array()

@@ -97,7 +97,7 @@ def pattern(hint: str, expression: str) -> Pattern:
 
 
 def _skip_no_line(line: str) -> bool:
-    """Returns False: no line of the log is skipped."""
+    """Returns False, so that no log line is skipped."""
     return False
 
 

@@ -142,7 +142,7 @@ def loss(settings: MegatronSettings) -> Loss:
 
 
 def choices_of(settings: MegatronSettings) -> RankChoices:
-    """Returns the kernels that a run's ranks use."""
+    """Returns the kernel choices of a run's ranks."""
     capacity = settings.moe_expert_capacity_factor if settings.moe_pad_expert_input_to_capacity else None
     return RankChoices(
         tp=settings.tp,

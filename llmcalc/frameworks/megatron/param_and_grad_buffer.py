@@ -59,7 +59,7 @@ class Buffer:
 
 
 def round_up(number: int, multiple: int) -> int:
-    """Returns a number rounded up to a multiple."""
+    """Rounds a number up to a multiple."""
     return -(-number // multiple) * multiple
 
 

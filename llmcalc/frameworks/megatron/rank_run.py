@@ -112,7 +112,7 @@ class Chunk:
 
 
 class ForwardOutput:
-    """The output of a chunk's forward pass.
+    """The output tensor of a chunk's forward pass.
 
     model_chunk: the layers that ran.
     data: the tensor that is sent to the next stage; None after it has been sent.
@@ -192,7 +192,7 @@ class RankRun:
         return [stage for stage in stages(self.layout, layers) if stage.rank == self.coordinates.pp]
 
     def _create_chunk(self, stage: Stage | None, rank: int) -> Chunk:
-        """Creates the chunk of a pipeline stage."""
+        """Creates the chunk of layers of a pipeline stage."""
         lowering = RankLowering(self.graph, self.run_config, self.rank_choices, self.persistent)
         lowering.include = frozenset({MTP.name} if self.settings.mtp_layers else ())
         lowering.first_layer_index = 0 if stage is None else stage.layers.start
@@ -489,7 +489,7 @@ class RankRun:
     # --- a step ------------------------------------------------------------------------------------------------------
 
     def step(self) -> None:
-        """Runs a training step."""
+        """Runs one training step of the rank."""
         from .schedule import run_passes
 
         self.gradient_copies = []

@@ -22,7 +22,7 @@ def run_passes(rank_run: RankRun) -> None:
 
 
 def _run_without_pipeline(rank_run: RankRun) -> None:
-    """Runs `forward_backward_no_pipelining`.
+    """Runs Megatron-Core's `forward_backward_no_pipelining`.
 
     Where the passes of two micro-batches overlap, one enters a layer while the other leaves one. Both together save
     as much as one pass, and the loss comes after the last layer of both

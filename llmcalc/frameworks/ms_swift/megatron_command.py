@@ -75,7 +75,7 @@ IGNORED = frozenset(
 def run_of_megatron(
     reader: LaunchReader, config: Table, other_ignored_names: frozenset[str], rlhf_type: str = ""
 ) -> LaunchSettings:
-    """Returns the training run of a command.
+    """Returns the training run of a `megatron` command of ms-swift.
 
     other_ignored_names: ms-swift's arguments that do not change memory.
     rlhf_type: the `--rlhf_type` of `megatron rlhf`; empty (default) for supervised training.

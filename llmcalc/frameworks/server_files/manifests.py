@@ -65,7 +65,7 @@ DEEPEST_NESTING = 30
 def servers_in_tables(
     config: Any, server_finder: ServerFinder, variables: Mapping[str, str]
 ) -> Iterator[StartedServer]:
-    """Yields the servers in parsed tables.
+    """Yields the servers in the tables of a parsed file.
 
     server_finder: the file's finder. variables: variables that the file may use.
     """

@@ -218,7 +218,7 @@ class Server(EngineServer):
 
     @property
     def is_amd(self) -> bool:
-        """Whether the accelerator is AMD's."""
+        """Whether the accelerator is from AMD."""
         return self.hardware.vendor.upper().startswith("AMD")
 
     @property

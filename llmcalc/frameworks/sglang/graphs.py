@@ -69,7 +69,7 @@ def _has_prompt_graphs(
     architectures: tuple[str, ...],
     stages: int,
 ) -> bool:
-    """Whether prompts run as CUDA graphs."""
+    """Whether prompts run as CUDA graphs in SGLang."""
     backend = flags.get("cuda_graph_backend_prefill")
     is_whole = rules.switches_all_graphs and bool(flags.get("disable_cuda_graph"))
     if rules.prompt_graphs == "off" or flags.get("disable_piecewise_cuda_graph") or backend == "disabled" or is_whole:

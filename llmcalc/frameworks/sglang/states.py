@@ -42,7 +42,7 @@ class RankLoad(NamedTuple):
 
 
 class StatePool(NamedTuple):
-    """The slots of recurrent states on a rank.
+    """The slots for recurrent states on a rank.
 
     slots: their number. requests: requests that can run at once with them. left: bytes that are left for the cache.
     """

@@ -239,7 +239,7 @@ class Kernels:
         self.t: Aten = Aten(autograd_graph)
 
     def forward(self, query: Tensor, key: Tensor, value: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-        """Runs `_templated_ring_attention`."""
+        """Runs torch's `_templated_ring_attention`."""
         aten, (rank, ring_size) = self.t, (self.ring.rank, self.ring.ranks)
         key, value = aten.contiguous(key), aten.contiguous(value)
         sdpa_merger = Merger(aten)
@@ -264,7 +264,7 @@ class Kernels:
         return *sdpa_merger.results(), seed, offset
 
     def _flash_forward(self, q: Tensor) -> list[Tensor]:
-        """Runs `_scaled_dot_product_flash_attention`."""
+        """Runs torch's `_scaled_dot_product_flash_attention`."""
         allocate = self.graph.new_tensor
         output = allocate(q.shape, q.dtype, elementwise(((q.shape, q.strides),), q.shape))
         return [output, allocate(q.shape[:-1], FLOAT32), allocate((2,), INT64), allocate((), INT64)]
@@ -272,7 +272,7 @@ class Kernels:
     def backward(
         self, grad_out: Tensor, query: Tensor, key: Tensor, value: Tensor, output: Tensor, logsumexp: Tensor
     ) -> list[Gradient]:
-        """Runs `_templated_ring_attention_backward`."""
+        """Runs torch's `_templated_ring_attention_backward`."""
         aten, (rank, ring_size) = self.t, (self.ring.rank, self.ring.ranks)
         grad_query, grad_key, grad_value = (aten.like(x, dtype=FLOAT32) for x in (query, key, value))
         key, value = aten.contiguous(key), aten.contiguous(value)

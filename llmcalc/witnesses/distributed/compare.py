@@ -68,7 +68,7 @@ def verify_distributed(job: Job, target: str = "model") -> Verdict:
 
 
 def verify_all(jobs: Sequence[Job], target: str = "model") -> list[Verdict]:
-    """Runs jobs with the same number of processes, one after the other."""
+    """Runs jobs with the same number of processes in sequence."""
     start = time.perf_counter()
     if is_started_by_torchrun():
         from .work import run_jobs

@@ -154,7 +154,7 @@ class AttentionKernels(LinearKernels):
     def attention(
         self, q: Tensor, k: Tensor, v: Tensor, heads: Number, groups: Number, width: Number, masked: bool
     ) -> Tensor:
-        """Runs the attention backend of the run."""
+        """Runs the run's attention backend."""
         backend = self.rank_choices.attention_backend
         if backend == "fused":
             return self.cudnn_attention(q, k, v, heads, width)

@@ -167,7 +167,7 @@ class ExpertKernels(HeadKernels):
 
     @property
     def local_experts(self) -> int:
-        """The number of experts on this rank."""
+        """The number of experts on the current rank."""
         experts: int = self.all_experts // self.rank_choices.ep
         return experts
 
@@ -444,7 +444,7 @@ class ExpertKernels(HeadKernels):
     def expert_linear(
         self, operation: Step, x: Tensor, expert_index: int, input_width: Number, output_width: Number, role: str
     ) -> Tensor:
-        """Runs a linear layer of a single expert."""
+        """Runs the linear layer of a single expert."""
         previous_in_expert, self.in_expert = self.in_expert, self.rank_choices.ep > 1
         path = (*self.module_path(), expert_index)
         weight = self.with_role(

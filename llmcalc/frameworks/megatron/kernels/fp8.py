@@ -35,7 +35,7 @@ class Quantized(NamedTuple):
 
 
 def round_up(n: Number, multiple: int) -> Number:
-    """Returns a number rounded up to a multiple."""
+    """Rounds a number up to a multiple."""
     return ceil_div(n, multiple) * multiple
 
 
@@ -351,7 +351,7 @@ class Fp8Kernels(DeltaKernels):
         return self.quantized_linear("linear", x, weight, False, False)
 
     def quantized_linear(self, name: str, x: Tensor, weight: Tensor, saves_wide: bool, divided: bool) -> Tensor:
-        """Runs an 8-bit linear layer.
+        """Runs a linear layer with 8-bit inputs.
 
         saves_wide: whether the saved input has 16 bits. divided: whether output rows are reduce-scattered.
         """

@@ -88,7 +88,7 @@ class UncountedMeter(NoMeter):
     """A meter that counts nothing, for weights inside buffers that are counted elsewhere."""
 
     def allocate(self, size: Number) -> Any:
-        """Returns a block that no meter counts."""
+        """Returns a block without counting its bytes."""
         return Block(size, "weights")
 
 

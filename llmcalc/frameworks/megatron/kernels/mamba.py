@@ -30,7 +30,7 @@ class MambaKernels(LatentKernels):
         return lambda: self._run_mixer(module_scope, scan_step)
 
     def _run_mixer(self, module_scope: Scope, scan: Step) -> None:
-        """Runs a Mamba-2 mixer (`_ssm_training`)."""
+        """Runs Megatron-Core's Mamba-2 mixer (`_ssm_training`)."""
         aten, op = self.t, scan.op
         assert isinstance(op, ChunkedScan)
         operations = {

@@ -22,7 +22,7 @@ BY_TOKEN = ("ids", "known ids")
 
 
 class BasicKernels(Lowering):
-    """Kernels of the steps that most models have."""
+    """Kernels of the steps in most models."""
 
     # --- linear layers and tables -----------------------------------------------------------------------------------
 
@@ -154,7 +154,7 @@ class BasicKernels(Lowering):
     def norm(
         self, x: Tensor, spec: Norm, name: str, shape: Any, groups: Any = 1, module_path: Path | None = None
     ) -> Tensor:
-        """Runs NormReference.forward.
+        """Runs a norm as NormReference.forward does.
 
         module_path: the module with the norm's parameters; default the running module.
         """

@@ -109,7 +109,7 @@ class ElementwiseKernels(BasicKernels):
             super().do_act(operation)
 
     def xielu(self, x: Tensor, alpha: Tensor, constants: Tensor) -> Tensor:
-        """Runs XIELU.forward."""
+        """Computes the xIELU activation, as XIELU.forward does."""
         aten = self.t
         beta, eps = aten.unbind(constants)
         positive_alpha, negative_alpha = aten.unbind(aten.function("softplus", alpha))

@@ -160,7 +160,7 @@ class EntryKernels(AttentionVariantKernels):
 
     @compared(BY_TORCH)
     def do_per_group(self, operation: Step) -> None:
-        """Runs GroupMap.forward."""
+        """Applies one linear layer per group, as GroupMap.forward does."""
         aten, output = self.t, operation.outs[0]
         x, (groups, lora) = self.flat(operation.ins[0], operation), (axis.size for axis in output.axes)
         self.frames[-1].local_tensors["out"] = x

@@ -95,7 +95,7 @@ class LocalKernels(PositionKernels):
     def _local_mask(
         self, tokens: Any, radius: Any, block_size: Any, tables: list[Tensor]
     ) -> tuple[Tensor, Tensor | None]:
-        """Runs LocalReference._mask_and_bias."""
+        """Builds the local attention mask, as LocalReference._mask_and_bias does."""
         aten, block = self.t, radius + 1
         token_positions = self._split_into_blocks(aten.like(aten.unsqueeze(self.token_positions(tokens), 0)), block)
         keys = self._with_neighbours(token_positions)

@@ -40,7 +40,7 @@ class RgLruKernels(ScanModules):
         return self.project(operations["linear_out"], output)
 
     def _rglru(self, u: Tensor, gate: Step) -> Tensor:
-        """Runs `RecurrentGemmaRglru.forward`."""
+        """Runs the recurrence as `RecurrentGemmaRglru.forward` does."""
         aten, (batch, tokens, width) = self.t, u.shape
         assert isinstance(gate.op, BlockLinear)
         blocks = gate.op.blocks
@@ -68,7 +68,7 @@ class RgLruKernels(ScanModules):
         return self._loop_over_tokens(x, recurrent_gate, reset)
 
     def _bounded_sqrt(self, x: Tensor) -> Tensor:
-        """Runs `SqrtBoundDerivative`."""
+        """Computes the square root as `SqrtBoundDerivative` does."""
         aten = self.t
 
         def backward(output_gradient: Tensor, _: Any, x: Tensor) -> list[Tensor]:
