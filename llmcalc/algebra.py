@@ -26,12 +26,12 @@ def _is_array(*values: Number) -> bool:
 
 
 def is_zero(value: Number) -> bool:
-    """Whether a value is the integer 0, which a sum can omit."""
+    """Whether a value is the integer 0, which sums omit."""
     return type(value) is int and value == 0
 
 
 def add(left: Number, right: Number) -> Number:
-    """Returns `left + right`, skipping a plain 0 (which would cost a pass over a million-element array)."""
+    """Returns `left + right`, without a term 0 (a pass over a million-element array costs time)."""
     if type(left) is int and type(right) is int:  # nearly always
         return left + right
     if is_zero(left):
@@ -47,7 +47,7 @@ def times(left: Number, right: Number) -> Number:
 
 
 def same(left: Number, right: Number) -> bool:
-    """Whether two values are certainly equal, arrays in every element. A symbol equals only itself."""
+    """Whether two values are certainly equal, elementwise for arrays. A symbol equals only itself."""
     if left is right:
         return True
     if _is_array(left, right):

@@ -68,7 +68,7 @@ def head_of(head: Any) -> Any:
 def preset_of(
     model: Model, set: str | Iterable[str] = (), head: str | None = None, allow_unknown: bool = False
 ) -> Preset:
-    """Returns the preset of a model given in any form.
+    """Returns the preset of a model in any accepted form.
 
     set: changes of fields, each `path=value`. head: replaces the head of a config. allow_unknown: whether to ignore
     misspelt fields and unknown sizes of a config.
@@ -88,12 +88,12 @@ def preset_of(
 
 
 def spec_of(model: Model) -> ModelSpec:
-    """Returns the `ModelSpec` of a model in any form."""
+    """Returns the `ModelSpec` of a model in any accepted form."""
     return preset_of(model).model
 
 
 class Options(NamedTuple):
-    """The options of a call of the Python API, sorted by subject: reading the model, a rank, a run, a layout."""
+    """The options of a Python API call, sorted by subject: reading the model, a rank, a run, a layout."""
 
     reading: dict[str, Any]
     rank: dict[str, Any]

@@ -61,7 +61,7 @@ def _pip_requirement(optional_group: str) -> str:
 
 
 def suggest(wrong_name: str, names: list[str] | dict[str, str], limit: int = 3) -> str:
-    """Returns ` Did you mean a, b?` with the nearest known names, or an empty string if no name is near.
+    """Returns ` Did you mean a, b?` with the nearest known names; empty if no name is near.
 
     Names that begin with the given text come first, then names that contain it, then names with the fewest letters
     that differ. So `t5` finds t5-base, and `layers` num_hidden_layers.

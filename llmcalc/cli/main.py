@@ -58,7 +58,7 @@ def module_name(command: str) -> str:
 
 
 class LazyGroup(TyperGroup):
-    """A group of commands that imports a command's module only when the command runs.
+    """A group of commands that imports each command's module on use.
 
     within: subpackage of the commands' modules, with a leading dot; empty for this package.
     names: names of the commands.
@@ -71,7 +71,7 @@ class LazyGroup(TyperGroup):
         return printable_help(super().get_help(ctx))
 
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
-        """Treats `--help-all` as `--help`, which lists everything in a group."""
+        """Treats `--help-all` as `--help`, which shows the whole group."""
         return super().parse_args(ctx, ["--help", *args[1:]] if args[:1] == ["--help-all"] else args)
 
     def list_commands(self, ctx: Any) -> list[str]:
@@ -183,7 +183,7 @@ def _program_name() -> str:
 
 
 def _print_error(message: str) -> int:
-    """Prints the error, drops collected remarks, and returns exit code 2."""
+    """Prints the error, discards collected remarks, and returns exit code 2."""
     drop_remarks()
     print_line(f"error: {message}")
     return 2

@@ -20,12 +20,12 @@ _remarks: list[str] = []
 
 
 def store_remark(text: str) -> None:
-    """Stores a note or a warning for stderr. It is printed after the answer, and not after an error."""
+    """Stores a note or warning for stderr, printed after a successful answer."""
     _remarks.append(text)
 
 
 def drop_remarks() -> None:
-    """Removes the remarks, at the start of a command and after an error."""
+    """Discards stored remarks, at the start of a command and after an error."""
     _remarks.clear()
 
 

@@ -1,4 +1,4 @@
-"""Commands as tools of language models: JSON schemas of the options, and the answers in JSON.
+"""Commands as tools for language models: JSON schemas of the options, and answers in JSON.
 
 The schemas are read from the options that the command line has; the answers are those of the Python function of the
 command's name, whose arguments have the options' names. A tool reads presets and files and writes nothing.
@@ -40,7 +40,7 @@ KEYS = 'Keys of the answer to return, such as ["params"]; all if not given. "tre
 
 
 class Tool(NamedTuple):
-    """A command of llmcalc as a tool of a language model.
+    """A command of llmcalc as a tool for a language model.
 
     name: the command's name.
     description: what it answers, a sentence.

@@ -147,7 +147,7 @@ def check_groups(heads: int, kv_heads: int) -> None:
 
 
 def check_top_k(num_experts: int, num_experts_per_tok: int) -> None:
-    """Raises `ValueError` if a token would have more experts than there are."""
+    """Raises `ValueError` if a token would use more experts than the layer has."""
     if num_experts_per_tok > num_experts:
         raise ValueError(f"num_experts_per_tok: {num_experts_per_tok} is more than num_experts {num_experts}")
 
@@ -283,10 +283,10 @@ class AttentionPosition(Part):
     label: ClassVar[str] = ""
 
     def check_attention(self, attention: AttentionFields) -> None:
-        """Raises `ValueError` if the encoding does not fit the fields of that attention."""
+        """Raises `ValueError` if the encoding is incompatible with the attention's fields."""
 
     def check_place(self, stack_position: StackPosition, head_dim: int) -> None:
-        """Raises `ValueError` if attention at this position, with heads of that size, cannot use the encoding."""
+        """Raises `ValueError` if the attention at this stack position cannot use the encoding."""
         if stack_position.side not in self.sides:
             kind, causal = type(self).model_fields["type"].default, self.sides == ("decoder",)
             directions, expected_place = (
@@ -298,7 +298,7 @@ class AttentionPosition(Part):
             )
 
     def check_heads(self, head_sizes: HeadSizes) -> None:
-        """Raises `Unscalable` if the encoding does not fit attention with these heads."""
+        """Raises `Unscalable` if the encoding is incompatible with these attention heads."""
 
     def required_slots(self) -> Mapping[str, Mapping[str, Any]]:
         """The components of the stack that the encoding needs, as in `TokenMixer.required_slots`."""
@@ -386,7 +386,7 @@ class TokenMixer(Component):
         return None
 
     def shared_results(self) -> Mapping[tuple[Any, ...], str]:
-        """The results that layers can share: key of equal layers → field that takes the result from a lower layer.
+        """The results that layers can share: key of equal layers → field for the result of a lower layer.
 
         The field is empty where the mixer computes the result itself.
         """
@@ -419,7 +419,7 @@ class StackPart(Component):
         """
 
     def check_place(self, stack_position: StackPosition) -> None:
-        """Raises `ValueError` if a stack of that width and side (encoder or decoder) cannot have the component."""
+        """Raises `ValueError` if a stack with this width and side (encoder or decoder) cannot have the component."""
 
 
 class Network(Component):

@@ -92,7 +92,7 @@ class ConformerConvolution(Part):
         return self._record_projection(recorder, "out_proj", recorder.act(y, self.hidden_act), *hidden)
 
     def _record_projection(self, recorder: Flow, name: str, x: Value, *out: Axis | Beside) -> Value:
-        """Records the projection of that name, as a linear layer or as a convolution of width 1."""
+        """Records a named projection, as a linear layer or as a convolution of width 1."""
         if self.convolved:
             return recorder.conv(name, x, *out, kernel=1, bias=self.bias)
         return recorder.linear(name, x, *out, bias=self.bias)

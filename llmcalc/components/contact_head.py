@@ -39,7 +39,7 @@ class ContactHead(OutputPart):
             )
 
     def flow(self, recorder: Flow, x: Value, stack: Stack) -> Value:
-        """Records the unused linear layer. stack: the encoder that the attention maps come from."""
+        """Records the unused linear layer. stack: the encoder with the attention maps."""
         heads: Number = stack.block.attention.head_sizes(x.width).heads
         maps = Value(x.rows, (Axis("maps", stack.num_hidden_layers * heads),))
         return recorder.linear("", maps, Axis("one", 1), bias=True)

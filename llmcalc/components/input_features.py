@@ -40,7 +40,7 @@ class InputFeatures(StackPart):
         return self
 
     def flow(self, recorder: Flow, x: Value) -> Value:
-        """Returns the projection of the joined embeddings. x: the token embeddings."""
+        """Records the projection of the concatenated embeddings. x: the token embeddings."""
         rows = [x]
         for i, (vocab, table_width) in enumerate(zip(self.vocab_sizes, self.embedding_sizes, strict=True)):
             name = f"feature{i}"

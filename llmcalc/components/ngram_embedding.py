@@ -34,7 +34,7 @@ class NgramEmbedding(StackPart):
     embedding_size: Size
 
     def flow(self, recorder: Flow, x: Value) -> Value:
-        """Returns the mean of the token embeddings and of all projected n-grams. x: the token embeddings."""
+        """Records the mean of the token embeddings and all projected n-grams. x: the token embeddings."""
         total = x
         for i, rows in enumerate(self.vocab_sizes):
             ngram = Axis(f"ngram{i}", self.embedding_size)

@@ -1,4 +1,4 @@
-"""Components that read a whole model's last hidden states, in addition to the output head."""
+"""Components besides the output head that read a model's last hidden states."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ class ModelOutput:
 
 
 class OutputPart(Component):
-    """A component that reads the model's last hidden states, in addition to the output head.
+    """A component besides the output head that reads the model's last hidden states.
 
     role: the role of its nodes in the model's tree (class attribute).
     """

@@ -64,7 +64,7 @@ class ForwardPass:
     memo: dict[Any, Any] = field(default_factory=dict)
 
     def computed_once(self, key: Any, compute_value: Callable[[], Any]) -> Any:
-        """Returns the result of `compute_value`, which is called once per key in this pass."""
+        """Returns the result of `compute_value`, computed once per key in this pass."""
         if key not in self.memo:
             self.memo[key] = compute_value()
         return self.memo[key]
@@ -170,7 +170,7 @@ def cache_class() -> type[nn.Module]:
     from torch import nn
 
     class Cache(nn.Module):
-        """Appends new tensors to the cached ones, and returns all that the new tokens can attend to.
+        """Appends new tensors to the cached tensors, and returns all tensors that new tokens attend to.
 
         Tensors are [..., tokens, width]. limit: the number of last tokens that are cached (a sliding window); None for
         all.

@@ -187,7 +187,7 @@ class Stack(Component):
         return self
 
     def _check_sharing(self) -> None:
-        """Raises `ValueError` if layers cannot share parameters, or if a layer reuses a result of no lower layer."""
+        """Raises `ValueError` if layers cannot share parameters, or a reused result has no lower layer."""
         for name in self.shared_layers:
             self.layer(name).check_shared(name)
         shared_results = {
@@ -212,7 +212,7 @@ class Stack(Component):
 
     @property
     def reads_no_embedding(self) -> bool:
-        """Whether the stack reads hidden states, keys and values of a target model, and no embedding."""
+        """Whether the stack reads a target model's hidden states, keys and values instead of an embedding."""
         return self.streams is not None and self.streams.from_target
 
     def kinds(self) -> dict[str, Layer]:
@@ -275,7 +275,7 @@ class Stack(Component):
             yield name, self.layer(name), self.first_layers.count(name) + repeats, None
 
     def flow(self, recorder: Flow, x: Value, width: Axis | None = None, positions: Weight | None = None) -> Value:
-        """Records the stack. x: the token embeddings, or the input of the stem or of the stack's own embedding.
+        """Records the stack. x: the token embeddings, or the input of the stem or the stack's embedding.
 
         width: the width of the layers where it differs from x's. positions: the table of learned positions of another
         stack, in the place of its own.

@@ -48,7 +48,7 @@ class ResidualStreams(StackPart):
 
 
 class CopiedStreams(ResidualStreams):
-    """Streams that start as copies of the embedding.
+    """Residual streams that start as copies of the embedding.
 
     hc_mult: the number of streams.
     """

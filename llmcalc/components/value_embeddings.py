@@ -41,7 +41,7 @@ class ValueEmbeddings(ResidualStreams):
         return x
 
     def flow(self, recorder: Flow, x: Value) -> Value:
-        """Records the look-up. x: the first layer's input."""
+        """Records the table look-up. x: the first layer's input."""
         axes = Axis("kv_heads", self.num_key_value_heads), Axis("head_dim", self.head_dim)
         values, _ = recorder.table("", Axis("vocab", self.vocab_size), *axes, of=x.rows)
         return values

@@ -83,7 +83,7 @@ class LowRank:
         return tensors
 
     def trained_copies(self, tree: Node, include: frozenset[str] = frozenset()) -> list[TrainedTensor]:
-        """Returns the tensors of modules that are trained in full beside the adapters, including tied weights."""
+        """Returns the tensors of fully trained modules besides the adapters, including tied weights."""
         tensors = []
         for node_position in tree.walk():
             op, op_use = node_position.node.op, node_position.use

@@ -106,7 +106,7 @@ class CacheSize:
         )
 
     def _cache_places(self) -> list[Place]:
-        """Yields the places of all ops that have a cache."""
+        """Yields the places of all operations with a cache."""
         cost = cache_bits_of(self.dtype)
         return [
             node_position
@@ -156,7 +156,7 @@ class CacheSize:
 
     @property
     def contexts(self) -> list[int]:
-        """The context lengths of `growth`: powers of two from 1,024 on, the model's context length, and `seq`.
+        """The context lengths of `growth`: powers of two from 1,024, the model's context length, and `seq`.
 
         The largest power of two is at most the model's context length (131,072 if it states none) or `seq`.
         """

@@ -170,7 +170,7 @@ def cache_format(name: str) -> CacheFormat:
 
 
 def cache_bits_in(stored_format: CacheFormat) -> Cost:
-    """Returns the function that counts an op's cached bits, with keys and values in a cache format.
+    """Returns a function for an operation's cached bits, with keys and values in a cache format.
 
     Raises `InputError` if the format has a scale per head and the cache has entries without heads (MLA latents).
     """

@@ -15,7 +15,7 @@ def states_of(spec: ModelSpec) -> TargetStates | None:
 
 
 def check_draft(target: ModelSpec, draft: ModelSpec, target_name: str, option: str) -> None:
-    """Raises `InputError` if a model cannot draft tokens for the target.
+    """Raises `InputError` if a model cannot draft tokens for the target model.
 
     target_name: the target's name. option: the option or flag that names the draft, with the draft's name.
     """

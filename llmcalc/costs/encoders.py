@@ -48,7 +48,7 @@ class EncodedInputs:
 
     @property
     def names(self) -> set[str]:
-        """The names of the encoders and projectors that run."""
+        """The names of the encoders and projectors in use."""
         return {node.name for encoder_run in self.runs for node in encoder_run.nodes}
 
     @property

@@ -21,12 +21,12 @@ from .recomputation import recomputed, skipped_by_early_stop
 
 
 def forward_of(op_use: Use) -> Number:
-    """Returns the FLOPs of an op in the forward pass."""
+    """Returns an operation's FLOPs in the forward pass."""
     return op_use.forward_flops()
 
 
 def backward_of(op_use: Use) -> Number:
-    """Returns the FLOPs of an op in the backward pass, without recomputation."""
+    """Returns an operation's FLOPs in the backward pass, without recomputation."""
     return op_use.backward_flops()
 
 
@@ -63,7 +63,7 @@ class FlopCount:
 
     @property
     def pairs(self) -> Pairs:
-        """The convention for query-key pairs that `total` uses: `full` or `causal`."""
+        """The convention for query-key pairs in `total`: `full` or `causal`."""
         return self.run_config.pairs
 
     def _flops_with_pairs(self, pairs: Pairs) -> Number:
@@ -111,12 +111,12 @@ class FlopCount:
 
     @property
     def recomputed(self) -> Number:
-        """FLOPs of recomputation, in full as with reentrant checkpointing."""
+        """FLOPs of full recomputation, as with reentrant checkpointing."""
         return recomputed(self.spec, self.run_config, self.include)
 
     @property
     def skipped_by_early_stop(self) -> Number:
-        """FLOPs that non-reentrant checkpointing of layers saves against `recomputed`."""
+        """Difference between `recomputed` and the FLOPs of non-reentrant checkpointing."""
         return skipped_by_early_stop(self.spec, self.run_config, self.include)
 
     @property
@@ -194,7 +194,7 @@ def flops(
     include: frozenset[str] = frozenset(),
     inputs: EncodedInputs | None = None,
 ) -> FlopCount:
-    """Counts the FLOPs of a run. A bare workload is counted with eager attention.
+    """Counts the FLOPs of a run; for a workload alone, with eager attention.
 
     inputs: the images and audio of its sequences, whose tokens the run's have to include; None (default) for none.
     Raises `InputError` for a phase that the model does not have.

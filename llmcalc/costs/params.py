@@ -19,7 +19,7 @@ def active_of(op_use: Use) -> Number:
 
 
 def buffers_of(op_use: Use) -> Number:
-    """Returns the non-trainable buffer elements of an op in the checkpoint."""
+    """Returns an operation's non-trainable buffer elements in the checkpoint."""
     return op_use.buffers()
 
 

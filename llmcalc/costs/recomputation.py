@@ -25,12 +25,12 @@ def _attention_flops(op_use: Use) -> Number:
 
 
 def _unsaved_flops(op_use: Use) -> Number:
-    """Returns an op's forward FLOPs of convolutions, whose results selective checkpointing does not save."""
+    """Returns an operation's forward FLOPs of convolutions, which selective checkpointing recomputes."""
     return op_use.forward_flops() if isinstance(op_use.op, Conv1d) else 0
 
 
 def recomputed(spec: ModelSpec, run_config: RunConfig, include: frozenset[str] = frozenset()) -> Number:
-    """Counts the FLOPs of recomputation, in full as with reentrant checkpointing.
+    """Counts the FLOPs of full recomputation, as with reentrant checkpointing.
 
     Raises `InputError` for a module that no layer has, and if every other operation is recomputed.
     """
@@ -90,7 +90,7 @@ def skipped_by_early_stop(spec: ModelSpec, run_config: RunConfig, include: froze
 
 
 def _value_product_flops(op_use: Use) -> Number:
-    """Returns an op's forward FLOPs of the products of attention scores with values."""
+    """Returns an operation's forward FLOPs of weighted values in attention."""
     if not isinstance(op_use.op, AttentionCore) or "no_grad" in op_use.roles:
         return 0
     return exact_div(op_use.forward_flops() * op_use.op.v_dim, op_use.op.qk_dim + op_use.op.v_dim)

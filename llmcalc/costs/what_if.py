@@ -67,7 +67,7 @@ def _cached_heads(mixer: TokenMixer, width: int) -> HeadSizes | None:
 
 
 def with_mixers(spec: ModelSpec, change: Change) -> ModelSpec:
-    """Returns the spec with `change` applied to every token mixer, cross-attention included."""
+    """Returns the spec after a function `change` is applied to every token mixer, including cross-attention."""
     return spec.model_copy(
         update={stack_name: _changed_stack(stack, change, spec) for stack_name, stack in spec.stacks()}
     )

@@ -51,7 +51,7 @@ _CONFIG = re.compile(r"(:\d{1,7}:\d{1,4})+")
 
 @frozen
 class Runtime:
-    """The memory and the properties of the GPU on which a run executes.
+    """The memory and properties of the GPU of a run.
 
     workspace: bytes of one cuBLAS workspace. The forward thread and autograd's thread have one each, through torch's
         allocator. Default: that of an H100.

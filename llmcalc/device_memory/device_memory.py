@@ -122,7 +122,7 @@ class DeviceMemory:
         return self.reserved_bytes - self.peak_bytes
 
     def fit_on(self, hardware: Hardware) -> Fit:
-        """Returns whether the run fits in an accelerator's memory: yes, no, or only perhaps."""
+        """Returns whether the run fits in an accelerator's memory: yes, no or maybe."""
         return Fit(hardware, self.device_bytes, self.fragmentation)
 
 
@@ -134,7 +134,7 @@ class RecordReplay(Protocol):
     """Records replays of a model, each on a separate allocator."""
 
     def __call__(self, layers: Mapping[int, int], workspace: int) -> Sequence[RecordedEvents]:
-        """Records the replay with this number of repeats.
+        """Records the replay with a given number of repeats.
 
         layers: stack → repeats of its pattern; stacks that are not there run whole.
         workspace: bytes of one cuBLAS workspace.

@@ -321,7 +321,7 @@ def replay_inference(
 
 
 def shortened_rank(spec: RankModel, layers: Mapping[int, int]) -> Hashable:
-    """Returns everything on which a rank's recorded run depends, apart from the run's settings.
+    """Returns a cache key of everything outside the settings that determines a rank's recorded run.
 
     layers: as in `InferenceRun`. Ranks whose layers differ in the number of repeats alone are the same, and so are the
     ranks of a tensor-parallel group, unless their parts of the vocabulary differ in length.

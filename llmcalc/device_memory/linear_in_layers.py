@@ -100,7 +100,7 @@ def _extrapolate_peak(peak: Peak, peak_before: Peak, peak_after: Peak, multiple:
 
 
 def _place_in_longer_run(allocation_place: Place, stack: LayerStack, added_repeats: int) -> Place:
-    """Returns the corresponding module in a run with `added_repeats` more repeats of the layer pattern."""
+    """Returns the matching module in a run with `added_repeats` more repeats of the layer pattern."""
     if (
         not stack.contains(allocation_place)
         or allocation_place.layer_index < stack.before + (SHORT_RUN_REPEATS - 1) * stack.period
@@ -110,7 +110,7 @@ def _place_in_longer_run(allocation_place: Place, stack: LayerStack, added_repea
 
 
 def _place_in_model(allocation_place: Place, stacks: list[LayerStack]) -> Place:
-    """Returns the module of the full model that corresponds to a module of a shortened run."""
+    """Returns the full model's module that matches a module of a shortened run."""
     for stack in stacks:
         if stack.can_extrapolate:
             allocation_place = _place_in_longer_run(allocation_place, stack, stack.repeats - SHORT_RUN_REPEATS)
@@ -137,7 +137,7 @@ def list_places(result: ReplayResult, stacks: list[LayerStack]) -> list[tuple[st
     block_stack: LayerStack | None = None
 
     def flush() -> None:
-        """Moves the collected places of a stack to `points`, at every listed layer."""
+        """Moves a stack's collected places to `points`, for every listed layer."""
         if block_stack is None:
             return
         phase = block[0][0].phase

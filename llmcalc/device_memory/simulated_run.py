@@ -219,7 +219,7 @@ def inference_passes(
 
 
 def has_storage_format(memory_use: MemoryUse) -> bool:
-    """Whether weights are stored in a format that matrix products do not compute in."""
+    """Whether the weights' storage format differs from the format of matrix products."""
     return memory_use.quantized is not None or memory_use.dtype not in COMPUTED
 
 

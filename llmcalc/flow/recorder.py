@@ -56,7 +56,7 @@ class Recorder:
 
     @contextmanager
     def scope(self, name: str, *, whole: bool = False, **node_fields: Any) -> Iterator[Scope]:
-        """Records everything inside as part of the module `name`.
+        """Records everything inside a `with` as part of the module `name`.
 
         whole: whether everything inside is counted under its kind. node_fields: fields of its node.
         """

@@ -104,7 +104,7 @@ class Node:
         return name in self.forms or any(child.has_form(name) for child in self.children)
 
     def place(self, run_config: RunConfig | None = None) -> Place:
-        """Returns the position of this node as the root of a tree."""
+        """Returns the place of this node as the root of a tree."""
         return Place(self, None, self.repeat, self.kind, frozenset({self.role}), run_config, self.optional)
 
     def walk(self, run_config: RunConfig | None = None) -> Iterator[Place]:

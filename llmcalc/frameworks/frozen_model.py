@@ -102,7 +102,7 @@ class Teacher(FrozenModel):
 
     @property
     def parts(self) -> tuple[FrozenModel | SecondLoss, ...]:
-        """Parts added to the memory of training: the teacher's weights and the loss."""
+        """The teacher's weights and loss, as additions to training memory."""
         return (self,) if self.loss is None else (self, self.loss)
 
     def additional_bytes(self, memory_estimate: Memory, device: DeviceMemory) -> int:

@@ -16,7 +16,7 @@ def stack_names(phase: str = "") -> list[str]:
 
 
 def find_stack(name: str, phase: str = "") -> Stack:
-    """Returns a time stack by name. phase: `training` or `inference`, which the stack must support; default either.
+    """Returns a time stack by name. phase: the required phase, `training` or `inference`; default either.
 
     Raises `InputError` for an unknown name, and for a stack of another phase.
     """

@@ -68,5 +68,5 @@ def aspect_ratio_error(height: int, width: int, limit: int) -> InputError:
 
 
 def frames_of(seconds: float, rate: int, hop: int) -> int:
-    """Returns the number of frames of a recording. rate: samples per second. hop: samples per frame."""
+    """Returns the number of audio frames of a recording. rate: samples per second. hop: samples per frame."""
     return ceil(round(seconds * rate) / hop)

@@ -58,5 +58,5 @@ class Canvas(ImageRule):
 
 
 def _to_single_precision(value: float) -> float:
-    """Returns a number rounded to single precision, in which the processor compares scales."""
+    """Rounds a number to single precision, in which the processor compares scales."""
     return unpack("f", pack("f", value))[0]

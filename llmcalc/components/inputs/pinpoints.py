@@ -35,7 +35,7 @@ class Pinpoints(ImageRule):
         return self.model_copy(update={"resolutions": ()}) if self.several_whole else self
 
     def _best_resolution(self, height: int, width: int) -> tuple[int, int]:
-        """Returns the resolution that keeps most pixels of the image, and among equals has the least padding."""
+        """Returns the resolution that keeps the most pixels; in a tie, the least padding."""
 
         def pixels_and_padding(resolution: tuple[int, int]) -> tuple[int, int]:
             scale = min(resolution[1] / width, resolution[0] / height)

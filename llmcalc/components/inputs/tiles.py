@@ -1,4 +1,4 @@
-"""Images are stretched to the grid of square tiles with the nearest shape, and read once more as a whole.
+"""Images are stretched to the tile grid of nearest aspect ratio; the encoder also reads the whole image.
 
 InternVL (Chen 2024, arXiv:2404.16821, §3.3), Aya Vision. transformers: models/got_ocr2/image_processing_got_ocr2.py,
 models/internvl/processing_internvl.py, models/aya_vision/processing_aya_vision.py.

@@ -95,7 +95,7 @@ class AdapterLayer(Block):
         raise AssertionError("the last sublayer is the feed-forward network")
 
     def _with_adapter_output(self, recorder: Flow, x: Value, normed: Value) -> Value:
-        """Returns the layer's output. x: the residual stream after the feed-forward network.
+        """Returns the adapter layer's output. x: the residual stream after the feed-forward network.
 
         normed: the network's input.
         """

@@ -261,7 +261,7 @@ def _reference_classes() -> dict[str, type[nn.Module]]:
             self.scale = vector(torch.ones(hidden))
 
         def forward(self, predicted_streams: Tensor, active_stream: Tensor, predict: Predict) -> tuple[Tensor, Tensor]:
-            """Corrects the predicted streams. Also returns the scaled first stream, for the per-layer embedding."""
+            """Corrects the predicted streams, and returns the streams and the scaled first stream."""
             share = self.coefficients(predict.routed(active_stream, self.router)) + 1
             corrected_streams = (
                 predicted_streams + share[..., None] * (active_stream - predicted_streams[:, :, 0])[:, :, None]

@@ -155,7 +155,7 @@ class Layer(Component):
         return self.attention.required_slots() if isinstance(self.attention, Component) else {}
 
     def check_shared(self, name: str) -> None:
-        """Raises `ValueError` if layers of this kind cannot share parameters. name: the kind's name in a pattern."""
+        """Raises `ValueError` if layers of this kind cannot share parameters. name: the kind's name."""
 
     def borrowing_field(self) -> str:
         if not self.alone:

@@ -160,7 +160,7 @@ def block_residual_example(**fields: Any) -> BlockResidualLayer:
 
 @cache
 def block_residual_classes() -> dict[str, type[nn.Module]]:
-    """Returns the classes of the reference: of a layer, of the streams, and of the mix of sums."""
+    """Returns the reference classes of the layer, the streams, and the mix of residual sums."""
     import torch
     from torch import nn
 

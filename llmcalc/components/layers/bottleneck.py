@@ -55,7 +55,7 @@ class InnerNetwork(Component):
 
 
 class BottleneckLayer(WholeLayer):
-    """Post-norm attention and networks of width `bottleneck_size`, between two linear layers.
+    """Post-norm attention and networks of width `bottleneck_size`, with projections before and after.
 
     attention: attention with a head_dim of its own.
     bottleneck_size: the width inside the layer.
@@ -101,7 +101,7 @@ class BottleneckLayer(WholeLayer):
         return recorder.part(f"{name}_norm", self.norm, recorder.linear(name, x, narrow_axis, bias=True))
 
     def _normed_sum(self, recorder: Flow, name: str, x: Value, y: Value) -> Value:
-        """Returns the norm of the bottleneck's residual stream after a sublayer with output y."""
+        """Returns the normalized sum of the bottleneck's residual stream and a sublayer's output y."""
         x = recorder.part(f"{name}_post_norm", self.norm, recorder.add(x, y))
         recorder.hold(y=x)
         return x

@@ -1,4 +1,4 @@
-"""A layer whose network reads a norm, scaled by a function of a condition of the whole sequence.
+"""A layer whose network input is normalized and scaled by a function of a sequence-wide condition.
 
 Voxtral Realtime (transformers: models/voxtral_realtime, `VoxtralRealtimeTextAdaRmsNorm`): the condition is the sinusoid
 of the number of tokens by which the text follows the sound.

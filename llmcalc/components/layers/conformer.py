@@ -57,7 +57,7 @@ class ConformerLayer(PreNormLayer):
         return recorder.part("norm", self.norm, x)
 
     def _half_network(self, recorder: Flow, name: str, x: Value) -> Value:
-        """Records the sum of x and half of the output of the network with that name."""
+        """Records the sum of x and half of a named network's output."""
         recorder.hold(x=x)
         return recorder.add(
             x,

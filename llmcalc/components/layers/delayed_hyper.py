@@ -29,7 +29,7 @@ else:
 
 
 class DelayedHyperLayer(HyperLayer):
-    """A layer with hyper-connections whose sublayers read the streams with the weights of the sublayer before.
+    """A hyper-connection layer whose sublayers read the streams with the previous sublayer's weights.
 
     ngram_input: the embeddings of n-grams that are added to all streams first; none by default.
     """
@@ -53,7 +53,7 @@ class DelayedHyperLayer(HyperLayer):
 
 
 class DelayedHyperStreams(CopiedStreams):
-    """The streams: copies of the embedding, summed at the end with the weights that the last sublayer computed.
+    """The residual streams: copies of the embedding, summed at the end with the last sublayer's weights.
 
     hc_mult: the number of streams.
     """
@@ -86,7 +86,7 @@ def _reference_classes() -> dict[str, type[nn.Module]]:
     import torch
 
     class DelayedConnection(hyper_classes()["connection"]):  # type: ignore[misc]
-        """The connection of a sublayer that reads the streams with the weights of the sublayer before."""
+        """The connection of a sublayer that reads the streams with the previous sublayer's weights."""
 
         def read_weights(self, new_weights: Tensor, forward_pass: ForwardPass) -> Tensor:
             memo, count = forward_pass.memo, new_weights.shape[-1]

@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 
 
 class DraftLayer(PreNormLayer):
-    """A pre-norm layer whose attention reads [norm of the token embedding, norm of the residual stream].
+    """A pre-norm layer whose attention reads the concatenated norms of token embedding and residual stream.
 
     attention: attention whose input is twice as wide as its output; its head_dim is stated.
     norm_before_residual: whether the normalized stream is the residual to which attention is added, in place of the

@@ -204,7 +204,7 @@ def _reference_classes() -> dict[str, type[nn.Module]]:
             return x.unflatten(-1, (self.heads, -1)).transpose(-2, -3)
 
         def forward(self, x: Tensor, forward_pass: ForwardPass, source: Tensor | None = None, step: int = 1) -> Tensor:
-            """Runs attention. step: the distance of neighbouring keys in tokens."""
+            """Runs attention. step: the distance in tokens between neighbouring keys."""
             memory = x if source is None else source
             q, k, v = (self._split_heads(h) for h in (self.q_proj(x), self.k_proj(memory), self.v_proj(memory)))
             queries, keys, is_halved = x.shape[1], memory.shape[1], source is not None

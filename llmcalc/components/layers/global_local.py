@@ -73,7 +73,7 @@ class GlobalTokens(ResidualStreams):
         return recorder.resized(x, x.rows.second.of)
 
     def flow(self, recorder: Flow, x: Value) -> Value:
-        """Returns the global tokens and the text. x: the token embeddings."""
+        """Records the global tokens before the text. x: the token embeddings."""
         global_rows = Fixed("global tokens", length=self.num_global_tokens)
         table = recorder.unread_table("", Axis("table", self.num_global_tokens), *x.axes)
         text_rows = Padded(of=x.rows, block=self.block_size)
@@ -220,7 +220,7 @@ def _reference_classes() -> dict[str, type[nn.Module]]:
             return x[:, self.count : self.count + self.tokens]
 
     class Core(nn.Module):
-        """Attention of global tokens to all, and of blocks to themselves and global tokens.
+        """Attention of global tokens to all tokens, and of text blocks to themselves and global tokens.
 
         q, k, v: [batch, heads, global tokens and text, d] → same shape. is_text: whether text is no padding.
         """

@@ -149,7 +149,7 @@ def hyper_example(**fields: Any) -> HyperLayer:
 
 @cache
 def hyper_classes() -> dict[str, type[nn.Module]]:
-    """Returns the classes of the reference: of a layer, of the streams, and of a sublayer's connection."""
+    """Returns the reference classes of the layer, the streams, and a sublayer's connection."""
     import torch
     from torch import nn
 

@@ -227,7 +227,7 @@ def _reference_classes() -> dict[str, type[nn.Module]]:
         repeats_alike = False
 
         def share(self, first_layer: LoopedReference) -> None:
-            """Uses the first loop's weights, in the second loop."""
+            """Shares the first loop's weights with the second loop."""
             if first_layer is self:
                 return
             for path, parameter in list(first_layer.named_parameters()):

@@ -84,11 +84,11 @@ class PerLayerGate(Part):
     hidden_act: Activation
 
     def required_slots(self) -> Mapping[str, Mapping[str, Any]]:
-        """The part of the stack that computes the vector, as in `Layer.required_slots`."""
+        """The stack components that compute the vector, as in `Layer.required_slots`."""
         return {"per_layer_embedding": {"hidden_size_per_layer_input": self.hidden_size_per_layer_input}}
 
     def flow(self, recorder: Flow, x: Value, norm: Norm) -> Value:
-        """Returns the term to add to x. norm: the layer's norm of this term."""
+        """Returns the term to add to x. norm: the layer's norm of the term."""
         width = Axis("per_layer", self.hidden_size_per_layer_input)
         gate = recorder.act(recorder.linear("gate", x, width), self.hidden_act)
         placeholder = Value(x.rows, (width,), fixed=True)  # for a gate that is recorded without its stack

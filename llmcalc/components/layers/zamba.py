@@ -318,7 +318,7 @@ def _reference_class() -> type[nn.Module]:
             self.mixer = spec.attention.reference(model_properties)
 
         def share(self, first_layer: ZambaReference) -> None:
-            """Uses the shared block of the first layer of this kind, and stores this layer's adapters there."""
+            """Shares the first layer's block of this kind, and stores this layer's adapters in it."""
             if first_layer is self:
                 return
             for path, module in list(self.transformer.named_modules()):

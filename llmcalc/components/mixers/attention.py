@@ -424,14 +424,14 @@ class Attention(TokenMixer):
     def _projected_heads(
         self, recorder: Flow, name: str, x: Value, out: Shape, bias: bool, adapter: Adapter | None
     ) -> Value:
-        """Returns queries, keys or values, plus the adapter's output if there is an adapter."""
+        """Returns queries, keys or values, plus the optional adapter's output."""
         if adapter is None:
             return recorder.linear(name, x, *out, bias=bias, fused=self.fused_qkv)
         with recorder.scope(name):
             return recorder.add(recorder.linear("", x, *out, bias=bias), adapter(x, out))
 
     def _normed_and_rotated(self, recorder: Flow, x: Value, name: str, dim: Axis) -> Value:
-        """Returns queries or keys after norm and positions, in the order of the spec."""
+        """Returns queries or keys after norm and positions, in the spec's order."""
         qk = self.qk_norm
 
         def normed(v: Value) -> Value:
@@ -499,7 +499,7 @@ class Attention(TokenMixer):
         return keys, values
 
     def _cache_limit_and_kind(self, is_cross_attention: bool) -> tuple[Number, str]:
-        """Returns the number of cached tokens, None if unlimited, and the kind of cache."""
+        """Returns the limit of cached tokens (None if unlimited), and the kind of cache."""
         if is_cross_attention:
             return None, "cross_attention"
         if self.sliding_window is not None:
@@ -663,7 +663,7 @@ def _reference_class() -> type[nn.Module]:
             return norm(concatenated_heads).unflatten(-1, (-1, self.head_dim)).transpose(1, 2)
 
         def _normed_and_rotated(self, x: Tensor, norm: str, forward_pass: ForwardPass, start: int) -> Tensor:
-            """Returns queries or keys after norm and positions, in the order of the spec."""
+            """Returns queries or keys after norm and positions, in the spec's order."""
             order = self.spec.qk_norm.order if self.spec.qk_norm is not None else None
             if order == "before_rope":
                 x = self._normalize(x, getattr(self, norm))
@@ -720,7 +720,7 @@ def _reference_class() -> type[nn.Module]:
             return keys_and_values
 
         def _with_target_keys(self, x: Tensor, forward_pass: ForwardPass) -> tuple[Tensor, Tensor]:
-            """Returns a target model's cached keys and values (zeros here), then the keys and values of this pass."""
+            """Returns a target model's cached keys and values (zeros here), concatenated with this pass's."""
             limit = self.spec.sliding_window or self.spec.attention_chunk_size
             past = forward_pass.past if limit is None else min(forward_pass.past, limit - 1)
             heads = x.shape[0], self.kv_heads, past + x.shape[1]

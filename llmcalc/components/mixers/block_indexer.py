@@ -57,7 +57,7 @@ class BlockIndexer(Part):
     norm: Norm = Norm(type="rmsnorm", eps=1e-6)
 
     def check_attention(self, attention: AttentionFields) -> None:
-        """Raises `ValueError` if the indexer does not fit the fields of that attention."""
+        """Raises `ValueError` if the indexer is incompatible with the attention's fields."""
         if attention.sliding_window is not None or attention.attention_chunk_size is not None or attention.kv_shared:
             raise ValueError(
                 "block_indexer: selects among all earlier tokens; expected no window, no chunks and no kv_shared"

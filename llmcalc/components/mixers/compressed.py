@@ -93,7 +93,7 @@ class CompressedAttention(EntryAttention):
             return recorder.choose_entries(scores, recorder.linear("weights_proj", x, heads), mask, indexer.index_topk)
 
     def _all_entries(self, recorder: Flow, name: str, x: Value, dim: Axis, rope: Rope) -> Value:
-        """Returns the compressed entries of all tokens so far, of width `dim`."""
+        """Returns the compressed entries of all tokens up to now, of width `dim`."""
         assert self.compress_rate is not None
         rate = Axis("rate", self.compress_rate)
         series: Shape = (Beside(((dim,), (dim,))),) if self.overlap else (dim,)
@@ -143,7 +143,7 @@ class CompressedAttention(EntryAttention):
             )
 
     def _entry_projection(self, recorder: Flow, name: str, x: Value, out: Shape) -> Value:
-        """Records a projection from which compressed entries are computed."""
+        """Records a projection for the computation of compressed entries."""
         assert self.compress_rate is not None
         op = ops.EntryLinear(x.width, recorder.n(out), rows=x.rows, rate=self.compress_rate)
         weight = Weight(name, out, x.axes)
@@ -177,7 +177,7 @@ def _reference_class() -> type[nn.Module]:
     from torch import nn
 
     class Compressor(nn.Module):
-        """Compresses tokens into entries. x: [batch, tokens, hidden] → all entries so far, [batch, entries, width]."""
+        """Compresses tokens into entries. x: [batch, tokens, hidden] → all entries, [batch, entries, width]."""
 
         def __init__(self, spec: CompressedAttention, hidden: int, width: int) -> None:
             super().__init__()

@@ -59,7 +59,7 @@ class Indexer(Part):
         return self.input_norm is not None
 
     def attention_limits(self) -> Mapping[str, Any]:
-        """Returns fields of attention's op and rows: the number of tokens that a token attends to."""
+        """Returns fields of the attention operation and its rows: the number of attended tokens."""
         return {"selected": self.index_topk}
 
     def flow(self, recorder: Flow, x: Value, query_latent: Value | None = None, position: Rope | None = None) -> Value:
@@ -116,7 +116,7 @@ def _reference_class() -> type[nn.Module]:
     from torch import nn
 
     class IndexerReference(nn.Module):
-        """The indexer. x: [batch, tokens, hidden] → selected positions, [batch, tokens, index_topk at most]."""
+        """The token indexer. x: [batch, tokens, hidden] → selected positions, [batch, tokens, index_topk at most]."""
 
         def __init__(self, spec: Indexer, hidden: int, query: int, rope: int, theta: float) -> None:
             super().__init__()

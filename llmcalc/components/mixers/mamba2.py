@@ -205,7 +205,7 @@ def scan_class() -> type[nn.Module]:
             tokens, padding = x.shape[1], -x.shape[1] % self.chunk
 
             def split_into_chunks(t: Tensor) -> Tensor:
-                """Splits tokens into padded chunks. [.., tokens, heads, ...] → [.., heads, chunks, chunk, ...]."""
+                """Splits tokens into padded chunks: [.., tokens, heads, ...] → [.., heads, chunks, chunk, ...]."""
                 padded_chunks = nn.functional.pad(t, (0, 0) * (t.dim() - 2) + (0, padding))
                 return padded_chunks.unflatten(1, (-1, self.chunk)).movedim(3, 1)
 

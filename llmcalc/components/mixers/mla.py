@@ -159,7 +159,7 @@ class MLA(TokenMixer):
         return tuple(n for n in (self.sliding_window, selected_tokens) if n is not None)
 
     def with_kv_heads(self, kv_heads: int, width: int) -> Self:
-        """The mixer with a latent as wide as the keys and values of `kv_heads` heads."""
+        """The mixer with a latent width equal to the keys and values of `kv_heads` heads."""
         nope, rope, v = self.qk_nope_head_dim, self.qk_rope_head_dim, self.v_head_dim
         return self.model_copy(update={"kv_lora_rank": kv_heads * (nope + rope + v) - rope})
 
@@ -210,7 +210,7 @@ class MLA(TokenMixer):
         head, latent_key = Beside(((nope,), (rope,))), Beside(((latent,), (rope,)))
 
         def expanded() -> Value:
-            """Records attention on keys and values that are expanded per head from the latents of all tokens."""
+            """Records attention on keys and values expanded per head from all tokens' latents."""
             keys_and_values = recorder.linear(
                 "kv_b_proj", c, heads, Beside(((nope,), (head_axis,))), rows=WithPast(of=c.rows, **limits)
             )
@@ -241,7 +241,7 @@ class MLA(TokenMixer):
         return recorder.linear("o_proj", y, *x.axes, bias=self.attention_bias or self.o_bias)
 
     def _latent_and_key(self, recorder: Flow, x: Value, latent: Axis, rope: Axis) -> tuple[Value, Value]:
-        """Returns the latents and the keys' rotary part that all heads share, of new and of cached tokens."""
+        """Returns latents and the keys' shared rotary part, of new and cached tokens."""
         key = self._latent_key()
         computed_latents: list[tuple[Any, Value, Value]] = recorder.memo.setdefault("latents", [])
         if self.kv_shared:

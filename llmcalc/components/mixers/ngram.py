@@ -71,7 +71,7 @@ class PredictStreams(ResidualStreams):
         return recorder.resized(x, Multiple(of=x.rows.of, by=self.ngram))
 
     def flow(self, recorder: Flow, x: Value) -> Value:
-        """Returns the rows of the main stream and of the predict streams. x: the token embeddings."""
+        """Records the rows of the main stream and the predict streams. x: the token embeddings."""
         rows = Multiple(of=x.rows, by=self.ngram)
         streams, _ = recorder.table("", Axis("streams", self.ngram), *x.axes, of=rows, by="types")
         return recorder.cat(x, streams, axes=x.axes, rows=Multiple(of=x.rows, by=self.ngram + 1))

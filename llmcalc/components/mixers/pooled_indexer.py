@@ -62,7 +62,7 @@ class PooledIndexer(Part):
         return False
 
     def attention_limits(self) -> Mapping[str, Any]:
-        """Returns fields of attention's op and rows: the number of tokens that a token attends to."""
+        """Returns fields of the attention operation and its rows: the number of attended tokens."""
         return {"selected": self.index_topk, "pool": self.index_kpool}
 
     def flow(self, recorder: Flow, x: Value, query_latent: Value | None = None, position: Rope | None = None) -> Value:
@@ -103,7 +103,7 @@ def _reference_class() -> type[nn.Module]:
     from torch import nn
 
     class PooledIndexerReference(nn.Module):
-        """The indexer. x: [batch, tokens, hidden] → selected positions, [batch, tokens, selected].
+        """The pool indexer. x: [batch, tokens, hidden] → selected positions, [batch, tokens, selected].
 
         A position may stand more than once for a token with fewer earlier tokens than others.
         """

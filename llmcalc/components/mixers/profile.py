@@ -164,7 +164,7 @@ def profile_attention_class() -> type[nn.Module]:
             self.core, self.cache = softmax_core_class()(), cache_class()(spec.sliding_window)
 
         def bias_of(self, profile_weights: Tensor, forward_pass: ForwardPass, end: int, keys: int) -> Tensor:
-            """Returns the bias on the scores of the last `keys` tokens before `end`, [batch, heads, tokens, keys].
+            """Returns the score bias of the last `keys` tokens before `end`, [batch, heads, tokens, keys].
 
             profile_weights: each head's weights of the profiles, [batch, heads, tokens, rank].
             """

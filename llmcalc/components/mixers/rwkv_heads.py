@@ -28,7 +28,7 @@ INPUT_NAMES = ("w", "k", "v", "r", "g")
 
 
 class RwkvHeadMix(TokenMixer):
-    """Time mixing of RWKV-5, and with low ranks of RWKV-6.
+    """Time mixing of RWKV-5, and of RWKV-6 with low-rank projections.
 
     num_heads: the number of heads, each with a state of head_dim × head_dim.
     head_dim: the size of a head.

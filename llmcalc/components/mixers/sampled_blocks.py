@@ -1,4 +1,4 @@
-"""Attention within the blocks of scores that matter most, with the rest approximated by means of blocks.
+"""Attention within the most important blocks of scores, with block means for the rest.
 
 MRA (Zeng et al. 2022, arXiv:2207.10284, §4): the means of blocks of tokens are scored first; the blocks with the
 highest scores are computed exactly. transformers: models/mra (`mra2_attention`).

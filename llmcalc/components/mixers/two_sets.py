@@ -1,4 +1,4 @@
-"""The base of attention over two sets of keys: of the layer's tokens, and of another sequence."""
+"""The base of attention to two sets of keys: the layer's tokens and another sequence."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ class TwoSetsMixer(WindowedMixer):
         return x if self.norm is None else recorder.norm(name, x, self.norm, (dim,))
 
     def _describe(self, keys: str) -> str:
-        """Describes the heads and the window. keys: the tokens attended to, in words."""
+        """Describes the heads and the window. keys: the attended tokens, in words."""
         a, k = self.num_attention_heads, self.num_key_value_heads
         window = "" if self.sliding_window is None else f", window {self.sliding_window}"
         return f"{'MHA' if a == k else 'GQA'} {a if a == k else f'{a}/{k}'} × {self.head_dim}, {keys}{window}"

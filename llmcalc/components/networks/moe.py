@@ -58,7 +58,7 @@ class IdentityExperts(Part):
     zero_expert_num: ZeroExperts
 
     def flow(self, recorder: Flow, x: Value, y: Value) -> Value:
-        """Records the identity experts. x: the input of all experts. y: the output of the experts with weights."""
+        """Records the identity experts. x: the input of all experts. y: the output of the other experts."""
         maps = tuple(s.op for s in recorder.here.steps() if isinstance(s.op, ops.ExpertLinear))
         identity = ops.IdentityExperts(self.zero_expert_num, maps)
         return recorder.core("zero_experts", identity, x, y, axes=y.axes, about={"source": "LongCat-Flash 2025, §2.1"})
@@ -226,7 +226,7 @@ class MoE(Network):
         return self
 
     def _check_shared_scores(self) -> None:
-        """Raises `ValueError` if the weights of shared experts do not fit the shared expert."""
+        """Raises `ValueError` if the shared experts' weights are incompatible with the shared expert."""
         scores, shared_expert = self.shared_scores, self.shared_expert
         if scores is not None and (
             shared_expert is None
@@ -302,7 +302,7 @@ class MoE(Network):
         return y
 
     def _shared_output(self, recorder: Flow, expert: FeedForward, x: Value) -> Value:
-        """Returns the output of the shared expert, which every token uses."""
+        """Returns the shared expert's output for every token."""
         if self.shared_scores is not None:
             y = self.shared_scores.flow(recorder, expert, x)
             recorder.hold(shared=y)
@@ -399,7 +399,7 @@ def check_expert(expert: FeedForward) -> None:
 def expert_networks(
     recorder: Flow, expert: FeedForward, rows: Value, experts: Axis, top_k: Number, out: Shape, identities: bool = False
 ) -> Value:
-    """Records the networks of all experts at once. identities: whether some rows are sent to identity experts."""
+    """Records the networks of all experts at once. identities: whether some rows go to identity experts."""
     ffn = Axis("expert_ffn", expert.intermediate_size)
 
     def expert_linear(name: str, x: Value, *axes: Axis | Beside, bias: bool) -> Value:

@@ -31,7 +31,7 @@ Correction: TypeAlias = Literal["buffer", "parameter"]
 
 
 class Router(Part):
-    """The base class of routers. A router's modules are registered in the mixture, beside the experts.
+    """The base class of routers, whose modules are registered beside the experts.
 
     sends_to_identities: whether the router can select identity experts (class attribute).
     reads_token_ids: whether the router reads token ids as well as hidden states (class attribute).
@@ -61,7 +61,7 @@ class Router(Part):
         raise TypeError(f"{type(self).__name__} has no flow")
 
     def reference(self, model_properties: ModelProperties, experts: int, top_k: int, classes: int) -> Any:
-        """Builds a callable: x [batch, tokens, hidden], forward_pass → weights and experts [batch, tokens, top_k].
+        """Builds a function: x [batch, tokens, hidden], forward_pass → weights and experts [batch, tokens, top_k].
 
         Its `modules` are the router's modules, by their names in the mixture.
         """

@@ -145,7 +145,7 @@ class Conformer(TowerPart):
         return recorder.part("norm", self.norm, x)
 
     def _half_network(self, recorder: Flow, name: str, x: Value) -> Value:
-        """Records the sum of x and half of the output of the feed-forward network with that name."""
+        """Records the sum of x and half of a named feed-forward network's output."""
         y = recorder.part(name, self.feed_forward, recorder.part(f"{name}_pre_norm", self.norm, x))
         return recorder.add(x, recorder.scale(self._normalize_output(recorder, name, y), 0.5))
 
@@ -313,7 +313,7 @@ def _reference_class() -> type[nn.Module]:
                 self.output_proj = nn.Linear(spec.hidden_size, spec.output_size)
 
         def _distance_bias(self, frames: int, reference_tensor: Tensor) -> Tensor | None:
-            """Computes the bias per distance, [heads, frames, frames]: half of the table is for earlier keys."""
+            """Computes the bias per distance, [heads, frames, frames], with half of the table for earlier keys."""
             if self.buckets is None:
                 return None
             positions, half_table = torch.arange(frames, device=reference_tensor.device), self.buckets // 2

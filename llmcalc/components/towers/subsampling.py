@@ -76,7 +76,7 @@ class Subsampling(Component):
         return Value(PATCHES, (Axis("mel", self.num_mel_bins),), fixed=True)
 
     def flow(self, recorder: Flow, x: Value, width: Shape = ()) -> Value:
-        """Records the subsampling. width: the axes of the output, x's by default.
+        """Records the subsampling. width: the axes of the output; default x's axes.
 
         A convolution runs over each mel bin of each frame: these pairs are its rows, the channels its width.
         """

@@ -33,7 +33,7 @@ Whole: TypeAlias = Literal["row", "tensor"]
 
 
 class IndivisibleMatrix(InputError):
-    """Raised for a matrix that a format's blocks do not divide. reason: the matrix and why, without a remedy."""
+    """Raised for a matrix that a format's blocks do not divide. reason: the matrix and the block size."""
 
     def __init__(self, message: str, reason: str) -> None:
         super().__init__(message)

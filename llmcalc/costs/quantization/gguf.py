@@ -86,7 +86,7 @@ class GGUFMix(Scheme):
         return counts
 
     def _rules_of_model(self, spec: ModelSpec, weight_sites: list[WeightSite]) -> _ModelRules:
-        """Returns llmcalc's form of llama.cpp's rules for a model. Raises `InputError` for an unsupported model."""
+        """Returns the rules of llama.cpp for a model. Raises `InputError` for an unsupported model."""
         if spec.kind == "encoder-decoder":
             raise InputError(
                 f"--quantize {self.label}: llama.cpp's mixes are counted for models of one stack; expected a "

@@ -137,7 +137,7 @@ class ModuleList:
         return list_entry is not None
 
     def _matching_texts(self, name: str) -> Iterator[str]:
-        """Yields the plain-name entries that would match a name."""
+        """Yields the plain-name entries that match a name."""
         yield name
         if self.rule != "compressed-tensors":
             yield from _path_prefixes(name)
@@ -166,7 +166,7 @@ def _unfused_entries(list_entry: str) -> Iterator[str]:
 
 
 def _match_ways(pattern: str) -> int:
-    """Returns an upper bound on the ways in which a regular expression may match, as an exponent of two."""
+    """Returns an upper bound on the number of ways to match a regular expression, as an exponent of two."""
     remaining_pattern, word_count = WORDS.subn("", pattern)
     optional = len(re.findall(r"(?<![(*+?}])\?", remaining_pattern))
     return (

@@ -70,7 +70,7 @@ def _new_reduction(optimizer_step: OptimizerStep, tensor: Tensor, axis: int, dty
 
 
 def _new_norm(optimizer_step: OptimizerStep, tensor: Tensor) -> None:
-    """Allocates the norm of a tensor, which the host reads."""
+    """Allocates the norm of a tensor for a read on the host."""
     optimizer_step.t.new_tensor((), tensor.dtype)
 
 

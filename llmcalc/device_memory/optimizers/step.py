@@ -40,7 +40,7 @@ class OptimizedParameter:
 
     @property
     def grad(self) -> Tensor:
-        """The gradient of the parameter. Only parameters that have a gradient are read here."""
+        """The gradient of the parameter, which must exist."""
         assert self.gradient is not None
         return self.gradient
 

@@ -1,4 +1,4 @@
-"""Verbs of relative positions: biases and scores by distance, and blocks of rows."""
+"""Methods that record relative positions: biases and scores by distance, and blocks of rows."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from .pairs import value_of_pairs
 
 
 class DistanceVerbs(Recorder):
-    """Verbs of relative positions: biases and scores by distance, and blocks of rows."""
+    """Methods that record relative positions: biases and scores by distance, and blocks of rows."""
 
     def alibi(self, q: Value, k: Value) -> Value:
         """Records ALiBi's penalty for each head, query and key."""
@@ -28,7 +28,7 @@ class DistanceVerbs(Recorder):
         return self.step("sinusoids", "", (x,), Value(distances, axes, fixed=True), once=once)
 
     def occurring(self, table: Value, rows: Rows) -> Value:
-        """Records the rows of a table for the distances that occur in a sequence."""
+        """Records the table rows of the distances in a sequence."""
         return self.step("occurring", "", (table,), Value(rows, table.axes))
 
     def distances(

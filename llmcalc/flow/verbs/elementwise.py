@@ -1,4 +1,4 @@
-"""Verbs of elementwise operations and of shapes: no product and no weight, only memory."""
+"""Methods that record elementwise operations and changes of shape, which only cost memory."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from ..value import Value, Weight
 
 
 class ElementwiseVerbs(Recorder):
-    """Verbs of elementwise operations and of shapes: no product and no weight, only memory."""
+    """Methods that record elementwise operations and changes of shape, which only cost memory."""
 
     def act(self, x: Value, name: str, *parameters: Value) -> Value:
         """Records an activation function. parameters: trained vectors of the function (xIELU)."""

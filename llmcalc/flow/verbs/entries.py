@@ -33,13 +33,13 @@ class EntryVerbs(Recorder):
         return self.step("weighted_mean", "", (values, gate), Value(values.rows, values.axes[1:]))
 
     def with_rest(self, *row_values: Value) -> tuple[Value, ...]:
-        """Records x after the rows of earlier passes that do not fill an entry yet."""
+        """Records x after earlier passes' rows that do not fill an entry yet."""
         output = tuple(value.view(*value.axes) for value in row_values)
         self.record("with_rest", "", row_values, output)
         return output
 
     def keep_entries(self, op: Op, entries: Value, *pending: Value) -> Value:
-        """Caches entries, and the rows that do not fill an entry yet. Returns all entries so far."""
+        """Caches entries and rows that do not fill an entry yet, and returns all entries."""
         output = entries.view(*entries.axes)
         self.record("keep_entries", "cache", (entries, *pending), (output,), op=op)
         return output
@@ -57,7 +57,7 @@ class EntryVerbs(Recorder):
         )
 
     def whole_entries(self, q: Value, entries: Value, rate: Number) -> Value:
-        """Records the mask of the entries whose `rate` tokens all precede or equal the query's token."""
+        """Records the mask of entries whose `rate` tokens do not follow the query's token."""
         return self.step("whole_entries", "", (q, entries), value_of_pairs(q.rows, fixed=True), rate=rate)
 
     def candidates(self, keys: Value, mask: Value, block_size: Number) -> tuple[Value, Value]:
@@ -118,6 +118,6 @@ class EntryVerbs(Recorder):
     def core(
         self, name: str, op: Op, *ins: Value, axes: Shape, rows: Rows | None = None, about: dict[str, Any] | None = None
     ) -> Value:
-        """Records a product, a scan or a look-up whose cost is the given op."""
+        """Records a product, a scan or a look-up with the cost of the given primitive."""
         output = Value(ins[0].rows if rows is None else rows, axes)
         return self.step("core", name, ins, output, op=op, about=about)

@@ -1,4 +1,4 @@
-"""Verbs of experts: routing rows to experts and combining the experts' outputs."""
+"""Methods that record the routing of rows to experts and the combination of expert outputs."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from ..value import Value
 
 
 class ExpertVerbs(Recorder):
-    """Verbs of experts: routing rows to experts and combining the experts' outputs."""
+    """Methods that record the routing of rows to experts and the combination of expert outputs."""
 
     def route(
         self,

@@ -40,7 +40,7 @@ class MixingVerbs(Recorder):
         bias_in_sdpa: bool = False,
         **limits: Any,
     ) -> Value:
-        """Records softmax(q·kᵀ)·v. Axes are (heads, size). A kernel may repeat fewer key and value heads.
+        """Records softmax(q·kᵀ)·v, with axes (heads, size). A kernel may repeat key and value heads.
 
         Keys of another sequence are recognized by their rows.
 
@@ -176,7 +176,7 @@ class MixingVerbs(Recorder):
 
 
 def _view_of_keys(keys: Value) -> Value:
-    """Returns a view of keys or values, of which a kernel may read only some."""
+    """Returns a view of keys or values, which a kernel may read partly."""
     output = keys.view(*keys.axes)
     output.once = keys.once
     return output

@@ -1,4 +1,4 @@
-"""Verbs of operations with weights: linear layers, tables, norms, convolutions, vectors and buffers."""
+"""Methods that record operations with weights: linear layers, tables, norms, convolutions, vectors, buffers."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ class Normed(Protocol):
 
 
 class WeightVerbs(Recorder):
-    """Verbs of operations with weights: linear layers, tables, norms, convolutions, vectors and buffers."""
+    """Methods that record operations with weights: linear layers, tables, norms, convolutions and others."""
 
     def linear(
         self,
@@ -242,7 +242,7 @@ class WeightVerbs(Recorder):
         return self.step("vector", name, (), Value(ONCE, axes), op=op, about=node_fields)
 
     def padded(self, x: Value, padding: Number, state: str) -> Value:
-        """Records x with `padding` rows before the first: zeros, or rows of an earlier pass.
+        """Records `padding` rows before x: zeros, or rows of an earlier pass.
 
         state: the name of the state that keeps them.
         """
@@ -269,7 +269,7 @@ class WeightVerbs(Recorder):
 
 
 def _rows_padded(rows: Rows, padding: Number) -> Rows:
-    """Returns rows with `padding` rows before the first."""
+    """Returns rows preceded by `padding` rows."""
     from ...workload.derived_rows import RowsWithExtra
 
     return RowsWithExtra(of=rows, more=padding)

@@ -152,7 +152,7 @@ class Coordinator:
     # --- the trace --------------------------------------------------------------------------------------------------
 
     def reset_step(self) -> None:
-        """Starts a forward pass at the beginning of the recorded trace."""
+        """Restarts the recorded trace for a forward pass."""
         for parameter in self.parameters:
             if parameter.gathering is not None:
                 self._wait_for_all_gather(parameter)
@@ -269,7 +269,7 @@ class Coordinator:
             self.live_elements -= parameter.count
 
     def _parameters_to_release(self, module_path: Path) -> list[Parameter]:
-        """Returns the parameters to release after a module (`__params_to_release`), cached per step of the trace."""
+        """Returns the parameters to release after a module (`__params_to_release`), cached per step."""
         key = (module_path, self.step)
         if key not in self.to_release:
             released = [
@@ -323,7 +323,7 @@ class Coordinator:
         """Returns the backward hook of a module's output, which gathers the module (`PreBackwardFunctionForModule`)."""
 
         def fetch() -> None:
-            """Gathers the module, and releases modules whose backward pass is over."""
+            """Gathers the module, and releases modules after their backward pass."""
             if module_path in self.backward_modules:
                 return
             for open_module in [

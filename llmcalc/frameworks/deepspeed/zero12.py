@@ -168,7 +168,7 @@ class PartitionedRun(ZeroRun):
 
     @property
     def on_gradient(self) -> Callable[[Tensor], None]:
-        """The hook that runs when a parameter's gradient is complete."""
+        """Hook that runs after a parameter's gradient is complete."""
         return self.process_gradients
 
     def process_gradients(self, weight: Tensor) -> None:

@@ -151,7 +151,7 @@ class Stage3Run(ZeroRun):
 
     @property
     def on_gradient(self) -> Callable[[Tensor], None]:
-        """The hook that runs when a parameter's gradient is complete."""
+        """Hook that runs after a parameter's gradient is complete."""
         return self.reduce_independent
 
     def reduce_independent(self, weight: Tensor) -> None:

@@ -94,7 +94,7 @@ def _loss_of_command(name_in_errors: str, arguments: Mapping[str, Any]) -> str:
 
 
 def _pair_settings(reader: LaunchReader, data: Table, loss: str, config: dict[str, Any]) -> dict[str, Any]:
-    """Doubles a config's micro-batch where samples are pairs, and returns the settings of the pairs' loss."""
+    """Doubles a config's micro-batch for pairs of answers, and returns the settings of the pair loss."""
     size = config["train_micro_batch_size_per_gpu"]
     batch_settings = pair_settings(
         reader, loss, {"batch": size}, FrozenModel("step2_dpo_finetuning/main.py", "float16")

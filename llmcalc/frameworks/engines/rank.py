@@ -147,7 +147,7 @@ class EngineRank:
             ) from None
 
     def _bytes_with_divided_blocks(self) -> int:
-        """Bytes of weights with MXFP4 experts, which ranks divide evenly, even inside a quantization block."""
+        """Bytes of weights with MXFP4 experts, divided evenly over ranks even inside a quantization block."""
         full_model = self.preset.model
         quantization_savings = self._weights(full_model, "none") - self._weights(full_model, self.scheme)
         return self._weights(self.model, "none") - quantization_savings // (self.layout.tp * self.layout.pp)
@@ -271,7 +271,7 @@ class EngineRank:
 
     @cached_property
     def widths(self) -> tuple[int, bool, Experts | None]:
-        """The width of the rank's widest dense feed-forward network, whether the network is gated, and the experts."""
+        """The width of the widest dense feed-forward network, its gate, and the rank's experts."""
         dense, is_gated, experts = 0, False, None
         for tree_node in self.model.tree().walk():
             op = tree_node.node.op

@@ -159,7 +159,7 @@ class EngineServer:
 
     @property
     def defaults(self) -> dict[str, Any]:
-        """Flag name → the value in effect: the user's, or the default."""
+        """Flag name → effective value, from the user or the default."""
         raise NotImplementedError
 
     @property
@@ -174,7 +174,7 @@ class EngineServer:
 
     @property
     def settings(self) -> dict[str, Any]:
-        """Flag name → the value in effect, with the parallel sizes and without the measured sizes."""
+        """Flag name → effective value, with the parallel sizes and without the measured sizes."""
         values = {**dict.fromkeys(self.layout_fields, 1), **self.defaults, **self.flags}
         return {flag_name: value for flag_name, value in values.items() if flag_name != RECEIPT_FIELD}
 

@@ -29,7 +29,7 @@ def numbers_of(version: str) -> Numbers:
 
 
 class VersionRange(Record):
-    """A range of versions: from the version `from` on, up to `to` if that is stated."""
+    """A range of versions, from the version `from` up to the optional version `to`."""
 
     start: str = Field(alias="from")
     to: str | None = None

@@ -70,7 +70,7 @@ class FsdpProfile(RingAttention):
     splits: bool = False
 
     def shard(self, communication: Traffic, layer_paths: Collection[str], splits: bool) -> None:
-        """Shards all parameters that are created from now on.
+        """Shards all parameters created from this call on.
 
         splits: whether embedding and head are separate groups.
         """
@@ -295,7 +295,7 @@ def layer_norm_names(program: Flow) -> frozenset[str]:
 def module_order_key(
     paths: Sequence[Path], layer_norms: Collection[str]
 ) -> Callable[[Parameter], tuple[bool, int, bool]]:
-    """Returns a sort key for a group's parameters: the order of `nn.Module.named_parameters`.
+    """Returns a group's parameter sort key: the order of `nn.Module.named_parameters`.
 
     The program has parameters in the order of their use. A module has its weight before its bias, and a layer has its
     sublayers before its norms, as in transformers, torchtitan and the reference. The order matters because the last

@@ -114,7 +114,7 @@ class ShardedChunk(Chunk):
         set_resharding_and_prefetch(self.lowering.groups, self.stacks, self.fsdp, self.reshard)
 
     def _initialize_stage(self) -> None:
-        """Allocates receive buffers, and infers shapes where torch does."""
+        """Allocates receive buffers, and infers shapes like torch."""
         if self.schedule_settings.infers_shapes:
             self._shape_inference()
         super()._initialize_stage()
@@ -137,7 +137,7 @@ class ShardedChunk(Chunk):
             buffer.grad = None
 
     def forward_one_chunk(self, i: int) -> Tensor:
-        """Runs the forward pass of micro-batch `i`, and stores an output that the schedule returns."""
+        """Runs the forward pass of micro-batch `i`, and stores the output."""
         output = super().forward_one_chunk(i)
         if self.schedule_settings.returns and (self.stage.last or self.schedule_settings.keeps_outputs):
             self.output_chunks.append(output)
@@ -221,7 +221,7 @@ def schedule_settings_at(version: date | None, schedules: int = 1) -> ScheduleSe
     """Returns torchtitan's schedule settings at a date, with torch of that date. version: None for the newest."""
 
     def is_before(change_date: date) -> bool:
-        """Whether the version of torchtitan is older than a change."""
+        """Whether torchtitan's version is older than a change."""
         return version is not None and version < change_date
 
     returns_outputs = is_before(RETURNS_NOTHING)

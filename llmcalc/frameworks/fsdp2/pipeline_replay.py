@@ -54,7 +54,7 @@ Rehearsals: TypeAlias = dict[tuple[object, ...], RecordedRank]
 
 
 class SchedulePasses(PassCounter):
-    """Counts passes per schedule, because a schedule's first passes differ from later ones.
+    """Counts passes per schedule, whose first passes differ from later passes.
 
     schedule: number of schedules that have begun.
     starts: per chunk, its forward passes before the current schedule.
@@ -102,7 +102,7 @@ class RecordedSchedule(SchedulePasses, PassRecorder):
         self.parameters: Sequence[Sequence[Parameter]] = parameters
 
     def _outputs(self, chunk: int, output: Tensor) -> list[tuple[int, Tensor, int]]:
-        """Returns the output, and the parameters that the pass has gathered."""
+        """Returns the pass's output, and the parameters gathered in the pass."""
         gathered_parameters = [
             without_storage(i, parameter.unsharded_param)
             for i, parameter in enumerate(self.parameters[chunk], 1)

@@ -175,7 +175,7 @@ def mixed_precision_settings(command_settings: Mapping[str, Any]) -> dict[str, A
 def read_accelerate(
     reader: LaunchReader, config: Table, world_size: int, command_settings: dict[str, Any]
 ) -> LaunchSettings:
-    """Returns the FSDP run of an accelerate config. command_settings: the run's settings apart from FSDP."""
+    """Returns the FSDP run of an accelerate config. command_settings: the settings outside of FSDP."""
     machines = size_of(reader, "num_machines", config["num_machines"]) if config.get("num_machines") else 1
     table = {str(key).removeprefix("fsdp_"): value for key, value in reader.table(config, "fsdp_config").items()}
     return _fsdp_run(reader, table, world_size, machines, reader.table(config, "parallelism_config"), command_settings)
@@ -184,7 +184,7 @@ def read_accelerate(
 def read_trainer(
     reader: LaunchReader, config: Table, world_size: int, command_settings: dict[str, Any]
 ) -> LaunchSettings:
-    """Returns the FSDP run of Trainer arguments. command_settings: the run's settings apart from FSDP.
+    """Returns the FSDP run of Trainer arguments. command_settings: the settings outside of FSDP.
 
     With `bf16` or `fp16`, accelerate casts trained parameters in 16 bits to fp32 before they are sharded.
     """

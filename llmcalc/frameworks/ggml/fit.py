@@ -170,7 +170,7 @@ class _LayerFit:
         )
 
     def place_layers(self) -> FittedServer:
-        """Returns the server with layers placed: without experts from the last GPU on, then with experts."""
+        """Places the server's layers: without experts from the last GPU on, then with experts."""
         layer_count = len(self.server.model.layers)
         has_experts = any(layer.experts for layer in self.server.model.layers)
         layers_by_gpu = [_GpuLayers()] * len(self.server.devices)
@@ -190,7 +190,7 @@ class _LayerFit:
     def _with_most_layers(
         self, layers_by_gpu: list[_GpuLayers], i: int, most_layers: int, has_experts: bool
     ) -> list[_GpuLayers]:
-        """Returns the GPUs' layers, with as many layers without experts on GPU `i` as fit."""
+        """Returns the GPUs' layers with the most expert-free layers on GPU `i` that fit."""
 
         def with_layers(layers: int) -> list[_GpuLayers]:
             hosted_layers = max(layers - (i == len(layers_by_gpu) - 1), 0) if has_experts else 0
@@ -215,7 +215,7 @@ class _LayerFit:
         return largest_number(most_layers, lambda n: self.keeps_margins(_with_moved_layers(layers_by_gpu, i, n), i))
 
     def _with_partial_layer(self, layers_by_gpu: list[_GpuLayers], i: int) -> list[_GpuLayers]:
-        """Returns the GPUs' layers with as many parts of the next layer's experts on GPU `i` as fit."""
+        """Returns the GPUs' layers with the most parts of the next layer's experts on GPU `i` that fit."""
         source = next((gpu_index for gpu_index, gpu_layers in enumerate(layers_by_gpu) if gpu_layers.hosted), None)
         if source is None or source < i:
             return layers_by_gpu

@@ -250,7 +250,7 @@ class GgmlServer(GgmlSettings):
         return self.share_model_with(replace(self, flags={**self.flags, **changed_flags}))
 
     def share_model_with(self, other_server: GgmlServer) -> GgmlServer:
-        """Returns this server with another server's model object, so that the model is read once."""
+        """Returns this server with another server's model object, to read the model only once."""
         other_server.__dict__["model"] = self.model
         other_server.__dict__["draft_model"] = self.draft_model
         other_server.__dict__["encoder_bytes"] = self.encoder_bytes

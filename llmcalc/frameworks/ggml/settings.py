@@ -212,7 +212,7 @@ class GgmlSettings(EngineServer):
 
     @property
     def defaults(self) -> dict[str, Any]:
-        """Flag name → the value in effect: the user's, or the default."""
+        """Flag name → effective value, from the user or the default."""
         return {
             "ctx_size": self.context,
             "n_gpu_layers": "auto" if self.rules.fits else self.layers_on_gpus,

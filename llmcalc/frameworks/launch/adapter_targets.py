@@ -78,7 +78,7 @@ def with_known_targets(launched_run: Launch, model: ModelSpec) -> Launch:
 
 
 def _with_known_modules(launched_run: Launch, model: ModelSpec) -> Launch:
-    """Returns the run with modules trained in full named as in llmcalc's model, not as in the class."""
+    """Returns the run with fully trained modules under llmcalc's names."""
     modules = launched_run.settings.get("modules_to_save")
     if not modules or "modules_to_save" in launched_run.overridden:
         return launched_run

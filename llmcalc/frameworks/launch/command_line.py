@@ -202,7 +202,7 @@ def plain_value(value: Any) -> Any:
 
 
 def model_name(reader: LaunchReader, flag: str, value: Any) -> str:
-    """Returns the model name in an argument, marked if the name is known only when the script runs."""
+    """Returns an argument's model name, with a mark if unknown before the script runs."""
     if isinstance(value, str) and is_unresolved(value):
         return f"${printable(value).lstrip('$')}"
     return "" if value is None else str(value)[:200]

@@ -131,7 +131,7 @@ class StatementReader(WordReader):
             self.branches[-1].patterns = []
 
     def skips_next(self) -> bool:
-        """Whether the next command of a list joined by && and || surely does not run."""
+        """Whether the next command in a list of && and || is certainly skipped."""
         return bool(self.joined_by) and self.has_succeeded is (self.joined_by == "||")
 
     def read_joined(self, command_words: list[str], assignments: dict[str, str | list[str]]) -> bool:
@@ -194,7 +194,7 @@ class StatementReader(WordReader):
         return command_words
 
     def read_patterns(self, command_words: list[str], end: str) -> bool:
-        """Reads the patterns of a `case` branch. Returns whether these words were patterns."""
+        """Reads the patterns of a `case` branch, and returns whether the words were patterns."""
         branch = self.branches[-1] if self.branches else None
         if branch is None or branch.value is None or branch.patterns is None or command_words[:1] == ["esac"]:
             return False

@@ -70,7 +70,7 @@ class Script:
     work: int = 0
 
     def env(self) -> dict[str, str]:
-        """The exported variables of the script whose values are known."""
+        """The script's exported variables with known values."""
         values = {name: self.variables.get(name, "") for name in sorted(self.exported)}
         return {name: value for name, value in values.items() if isinstance(value, str) and not is_unresolved(value)}
 

@@ -19,13 +19,13 @@ NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
 
 
 def unresolved(name: str) -> str:
-    """Returns a marked name, in place of a value that is known only when the script runs."""
+    """Returns a marked name that replaces a value unknown before the script runs."""
     letters = (letter for letter in name if not letter.isspace() and letter not in (UNRESOLVED, ITEM))
     return f"{UNRESOLVED}{''.join(letters)}{UNRESOLVED}"
 
 
 def is_unresolved(text: str) -> bool:
-    """Whether a word has a part that is known only when the script runs."""
+    """Whether a part of a word is unknown before the script runs."""
     return UNRESOLVED in text
 
 

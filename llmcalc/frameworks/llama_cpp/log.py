@@ -124,7 +124,7 @@ def read_log(log_text: LogText) -> LogReading | None:
 
 
 def _is_of_a_slot(line: str) -> bool:
-    """Whether a line is about a single slot of the server, which has only a part of the context."""
+    """Whether a line is about a single server slot, with a fraction of the context."""
     return _SLOT.search(line[:LONGEST_PREFIX]) is not None
 
 

@@ -119,7 +119,7 @@ def _framework_arguments(reader: LaunchReader, data: Table) -> dict[str, Any]:
 
 
 def _optimizer_settings(reader: LaunchReader, config: Table) -> dict[str, Any]:
-    """Returns the settings of torch's AdamW, which is the default."""
+    """Returns the settings of torch's AdamW, the default optimizer."""
     name = _plugin_name(reader, config, "optim_config")
     if name:
         reader.unknown["optim_config.name"] = f"'{name}' is not modelled; the default, AdamW, is"

@@ -92,7 +92,7 @@ class Pattern(NamedTuple):
 
 
 def pattern(hint: str, expression: str) -> Pattern:
-    """Returns a regular expression that is tried only directly after the fixed text `hint` in a line."""
+    """Returns a regular expression that is tried only after the fixed text `hint` in a line."""
     return Pattern(hint, re.compile(expression))
 
 

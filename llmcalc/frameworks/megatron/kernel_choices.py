@@ -242,6 +242,6 @@ def uses_expandable_segments(settings: MegatronSettings) -> bool:
 
 
 def retains_batches(settings: MegatronSettings) -> bool:
-    """Whether every batch of a step stays on the GPU until the next step begins."""
+    """Whether every batch stays on the GPU until the next step."""
     first_version, last_version = RETAINED
     return settings.date is not None and first_version <= settings.date < last_version

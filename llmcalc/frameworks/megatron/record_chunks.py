@@ -53,13 +53,13 @@ class RecordedChunk:
 
     @property
     def names(self) -> Names:
-        """The names of tensors that remain allocated after the forward and backward passes."""
+        """The names of tensors still allocated after the forward and backward passes."""
         return frozenset(self.storages)
 
     def traces(
         self, chunk_number: int, names_before_forward: Names, names_before_backward: Names
     ) -> dict[PassCase, PassTrace]:
-        """Returns case of passes → memory events, renumbered for chunk number `chunk_number`.
+        """Returns case of passes → memory events, renumbered for chunk `chunk_number`.
 
         names_before_forward, names_before_backward: tensors that earlier chunks have allocated.
         Raises `NotRepeating` if passes that should be alike are not.

@@ -47,7 +47,7 @@ class AttentionKernels(LinearKernels):
     def do_mask(self, operation: Step) -> None: ...
 
     def do_cache(self, operation: Step) -> None:
-        """Returns keys and values unchanged, since there is no cache in training."""
+        """Returns keys and values unchanged, because training has no cache."""
         for cached, value in zip(operation.outs, operation.ins, strict=True):
             self.bind(cached, self.get(value))
 

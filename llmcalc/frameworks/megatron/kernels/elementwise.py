@@ -30,7 +30,7 @@ class ElementwiseKernels(AttentionKernels):
         self.bind(operation.outs[0], self.get(operation.ins[-1]))
 
     def do_flat(self, operation: Step) -> None:
-        """Returns the tensor unchanged, since heads are already flat."""
+        """Returns the tensor unchanged, because heads are already flat."""
         self.bind(operation.outs[0], self.get(operation.ins[0]))
 
     # --- activations -------------------------------------------------------------------------------------------------

@@ -67,7 +67,7 @@ class HeadKernels(ElementwiseKernels):
 
     @property
     def layers_input_takes_gradient(self) -> bool:
-        """Whether embeddings of a frozen table are made to take a gradient, so that layers can be recomputed.
+        """Whether a frozen table's embeddings need a gradient, for the recomputation of layers.
 
         Sources: modelscope/mcore-bridge, model/gpt_model.py, always; Megatron-Bridge, peft/recompute.py, only then.
         """

@@ -142,7 +142,7 @@ class LinearKernels(RankKernels):
     def linear_weights(
         self, operation: Step, width: Number, role: str, bias: bool | None = None
     ) -> tuple[Tensor, Tensor | None]:
-        """Returns weight and bias of a linear layer. width: total outputs of all fused layers."""
+        """Returns a linear layer's weight and bias. width: total outputs of all fused layers."""
         shape = width, operation.ins[0].width
         module_path = self.module_path()
         weight = self.with_role(role, lambda: self.weight(f"{operation.name}.weight", shape, module_path))

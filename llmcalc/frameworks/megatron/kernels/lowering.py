@@ -493,7 +493,7 @@ class RankKernels(Lowering):
 
     @property
     def adapters_read_gathered_rows(self) -> bool:
-        """Whether adapters of column-parallel layers read the rows that the product gathered, of all ranks."""
+        """Whether adapters of column-parallel layers read the rows gathered for the product."""
         adapters = self.rank_choices.adapters
         return adapters is not None and adapters.library == "megatron-bridge"
 

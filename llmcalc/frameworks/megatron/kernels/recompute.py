@@ -182,7 +182,7 @@ class DiscardedKernels(SparseKernels):
         )
 
     def do_act(self, operation: Step) -> None:
-        """Runs an activation, recomputed in the backward pass if selected."""
+        """Runs an activation, with optional recomputation in the backward pass."""
         if not self._recomputes_activation(operation) or self._is_gate(operation.outs[0]):
             super().do_act(operation)
             return
@@ -197,7 +197,7 @@ class DiscardedKernels(SparseKernels):
         self._run_discardable_activation(operation, run, self.take(operation, operation.ins[0]))
 
     def do_mul(self, operation: Step) -> None:
-        """Runs a gated activation, recomputed in the backward pass if selected."""
+        """Runs a gated activation, with optional recomputation in the backward pass."""
         if not self._recomputes_activation(operation):
             super().do_mul(operation)
             return
