@@ -36,7 +36,7 @@ LOSS: Path = (("loss", ""),)
 
 
 class Location(NamedTuple):
-    """The node of a pass that is running.
+    """The node that runs at a moment of a recorded pass.
 
     path: path of the node.
     depth: number of its names that are the path of the layer; 0 outside of layers.

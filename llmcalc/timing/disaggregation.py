@@ -67,7 +67,7 @@ class Disaggregated:
 
     @cached_property
     def busy_seconds(self) -> float:
-        """The seconds of a replica per prompt, in steps full of prompts."""
+        """The seconds of a prompt replica per prompt, when every step processes as many prompts as possible."""
         replica = self.replica
         return float(replica.prompts_pass(replica.most_prompts).seconds) / replica.most_prompts / replica.batch_count
 

@@ -19,7 +19,7 @@ FigureEvidence: TypeAlias = Literal["profiled", "measured", "assumed"]
 
 
 class FigureSource(Record):
-    """The source of several figures of a generation.
+    """The source of several figures of an accelerator generation.
 
     gives: names of the fields, separated by commas.
     evidence: `profiled` by kernel tables of the generation, `measured` on runs, or `assumed`.

@@ -123,7 +123,7 @@ class Layer(Component):
         return self.model_copy(update=changed_mixers)
 
     def scaled(self, width: int, heads: Callable[[HeadSizes], HeadSizes], widened: Callable[[int], Number]) -> Self:
-        """The layer scaled to another width. width: the old width. heads, widened: functions for its other sizes.
+        """The layer scaled to another width. width: the old width. heads, widened: functions of old sizes.
 
         Raises `Unscalable`, with the reason, where the layer cannot be scaled that way.
         """

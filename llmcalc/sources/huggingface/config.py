@@ -160,7 +160,7 @@ class Config:
         return self._winning_name(self._with_aliases(names)) or names[0]
 
     def has_list(self, name: str) -> bool:
-        """Whether the config itself has the field, with a list."""
+        """Whether the field is in the config, not only among the defaults, and has a list."""
         return self.has(name) and isinstance(self.get(name), list | tuple)
 
     def size(self, *names: str) -> int:

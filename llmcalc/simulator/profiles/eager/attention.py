@@ -52,7 +52,7 @@ class AttentionKernels(Lowering):
         return rotary_part if rotates_whole_head else aten.cat([rotary_part, aten.slice(x, x.shape[-1] - dim)])
 
     def _joined_halves(self, x: Tensor, dim: Any, cos: Tensor, sin: Tensor) -> Tensor:
-        """Rotates the two halves of each pair separately, and concatenates them."""
+        """Rotates the first and the second elements of all pairs separately, and concatenates the results."""
         aten = self.t
         cos, sin = aten.slice(cos, dim // 2), aten.slice(sin, dim // 2)
         left_half = aten.slice(x, dim // 2)
