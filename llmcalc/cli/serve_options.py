@@ -1,4 +1,4 @@
-"""The question that the options of servers describe, for `serve` and its plot."""
+"""The question from the options of servers, for `serve` and its plot."""
 
 from __future__ import annotations
 

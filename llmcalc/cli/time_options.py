@@ -61,7 +61,7 @@ TIME_OPTIONS = options_of(TimeOptions, [name for name in declared(TimeOptions) i
 
 @frozen
 class TimedRun:
-    """The run to time, as the command line describes it.
+    """The run to time, from the command line.
 
     settings, layout: the run and its layout.
     hardware: the accelerator's name; None for that of the launch file.
@@ -107,7 +107,7 @@ class TimedRun:
         )
 
     def ask(self, question: RunQuestion, **more_options: Any) -> ReportedAnswer:
-        """Returns the answer about the run's time. more_options: further fields of `TimeOptions`."""
+        """Returns the answer about the run's time. more_options: additional fields of `TimeOptions`."""
         from ..questions.times import ask_time
         from ..sources.preset import name_in_errors
 
