@@ -77,7 +77,7 @@ def supports_sdpa(spec: ModelSpec) -> bool:
         and not (
             operation.verb == "attention"
             and (
-                len(operation.ins) > 3 + operation.options["bias_in_sdpa"]
+                len(operation.ins) > 3 + operation.options.get("bias_in_sdpa", False)
                 or any(operation.options.get(name) is not None for name in ("cap", "selected"))
             )
         )

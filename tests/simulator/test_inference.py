@@ -139,7 +139,9 @@ def test_a_recurrent_family_decodes_as_torch_does(name: str) -> None:
     compared(spec_of(SHAPES[name]), ONE_PROMPT, only_last=True)
 
 
-@pytest.mark.parametrize("name", ["CompressedAttention-2", "MLA-3", "Attention-10", "CompressedConvAttention-0"])
+@pytest.mark.parametrize(
+    "name", ["CompressedAttention-2", "MLA-3", "Attention-10", "CompressedConvAttention-0", "SharedEntryAttention-1"]
+)
 def test_several_steps_hold_what_torch_holds(name: str) -> None:
     """Entries of the cache are completed, and blocks and windows are filled, on the way."""
     compared(around_a_model(EXAMPLES[name]), (1,) * 6)

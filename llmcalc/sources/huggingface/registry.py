@@ -462,6 +462,7 @@ def _tying_remark(model_type: str, wrapper_config: Mapping[str, Any], model: Map
     )
     if (
         family.text is None
+        or family.ties == "text"
         or is_stated
         or default is None
         or default == is_tied

@@ -57,7 +57,9 @@ class EntryKernels(AttentionVariantKernels):
         cached_entries = None if cached_tensors is None else cached_tensors[0]
         if new_entries is None:
             entries = (
-                aten.new_tensor((remaining_rows[0].shape[0], 0, value.width), remaining_rows[0].dtype)
+                aten.new_tensor(
+                    (self.run_config.batch, 0, value.width), remaining_rows[0].dtype if remaining_rows else self.dtype
+                )
                 if cached_entries is None
                 else cached_entries
             )
