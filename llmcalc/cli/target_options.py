@@ -118,9 +118,11 @@ class OutputOptions(NamedTuple):
             report = report.brief()
         for text in report.warnings if writer.warns_apart else ():
             store_remark(f"note: {text}")
-        with open_output(self.output) as out:
-            encoding = "ascii" if writer.ascii else getattr(out, "encoding", None) or "utf-8"
-            writer.write(report if encoding.lower().startswith("utf") else report_in_encoding(report, encoding), out)
+        with open_output(self.output) as output_stream:
+            encoding = "ascii" if writer.ascii else getattr(output_stream, "encoding", None) or "utf-8"
+            writer.write(
+                report if encoding.lower().startswith("utf") else report_in_encoding(report, encoding), output_stream
+            )
 
 
 OPTIONS: dict[str, tuple[dict[str, OptionOfCommand], Callable[[dict[str, Any]], Any]]] = {

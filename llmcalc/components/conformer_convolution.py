@@ -91,11 +91,11 @@ class ConformerConvolution(Part):
                 y = recorder.norm("", recorder.mul(recorder.add(y, mean), scale), AFFINE)
         return self._record_projection(recorder, "out_proj", recorder.act(y, self.hidden_act), *hidden)
 
-    def _record_projection(self, recorder: Flow, name: str, x: Value, *out: Axis | Beside) -> Value:
+    def _record_projection(self, recorder: Flow, name: str, x: Value, *output_axes: Axis | Beside) -> Value:
         """Records the projection of that name, as a linear layer or as a convolution of width 1."""
         if self.convolved:
-            return recorder.conv(name, x, *out, kernel=1, bias=self.bias)
-        return recorder.linear(name, x, *out, bias=self.bias)
+            return recorder.conv(name, x, *output_axes, kernel=1, bias=self.bias)
+        return recorder.linear(name, x, *output_axes, bias=self.bias)
 
     def reference(self, model_properties: ModelProperties) -> nn.Module:
         return _reference_class()(self, model_properties.hidden_size)

@@ -38,8 +38,8 @@ class Step:
         self,
         verb: str,
         name: str,
-        ins: tuple[Value, ...],
-        outs: tuple[Value, ...],
+        inputs: tuple[Value, ...],
+        outputs: tuple[Value, ...],
         op: Op | None = None,
         weight: Weight | None = None,
         options: Mapping[str, Any] | None = None,
@@ -47,8 +47,8 @@ class Step:
     ) -> None:
         self.verb: str = verb
         self.name: str = name
-        self.ins: tuple[Value, ...] = ins
-        self.outs: tuple[Value, ...] = outs
+        self.ins: tuple[Value, ...] = inputs
+        self.outs: tuple[Value, ...] = outputs
         self.op: Op | None = op
         self.weight: Weight | None = weight
         self.options: Mapping[str, Any] = options or {}

@@ -184,8 +184,8 @@ class Recorder:
         self,
         verb: str,
         name: str,
-        ins: tuple[Value, ...],
-        outs: tuple[Value, ...] = (),
+        inputs: tuple[Value, ...],
+        outputs: tuple[Value, ...] = (),
         op: Op | None = None,
         weight: Weight | None = None,
         about: dict[str, Any] | None = None,
@@ -195,12 +195,12 @@ class Recorder:
         if weight is not None:
             weight.is_counted = True
         self.here.items.append(
-            Step(verb, name, ins, outs, op, weight, options, self._node_fields(about) if about else None)
+            Step(verb, name, inputs, outputs, op, weight, options, self._node_fields(about) if about else None)
         )
 
-    def step(self, verb: str, name: str, ins: tuple[Value, ...], out: Value, **options: Any) -> Value:
+    def step(self, verb: str, name: str, inputs: tuple[Value, ...], out: Value, **options: Any) -> Value:
         """Records one step with one output, and returns the output."""
-        self.record(verb, name, ins, (out,), **options)
+        self.record(verb, name, inputs, (out,), **options)
         return out
 
     @contextmanager

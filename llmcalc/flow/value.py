@@ -55,9 +55,9 @@ class Weight:
 
     __slots__ = ("ins", "is_counted", "name", "out", "tied")
 
-    def __init__(self, name: str, out: Shape, ins: Shape) -> None:
+    def __init__(self, name: str, out: Shape, inputs: Shape) -> None:
         self.name: str = name
         self.out: Shape = out
-        self.ins: Shape = ins
+        self.ins: Shape = inputs
         self.is_counted: bool = False
         self.tied: bool = False

@@ -57,5 +57,5 @@ PaperColumns: TypeAlias = Annotated[
 
 def write_picture(figure: Figure, output: Path, option: str = "--output") -> None:
     """Writes a picture, completely or not at all, in the format of the file's suffix. option: the file's option."""
-    with open_whole_file(output, option) as out:
-        out.buffer.write(figure_bytes(figure, format_of(output)))
+    with open_whole_file(output, option) as output_stream:
+        output_stream.buffer.write(figure_bytes(figure, format_of(output)))

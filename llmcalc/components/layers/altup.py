@@ -149,11 +149,13 @@ class AltUpLayer(WholeLayer):
             mix = ops.Product(hidden.size, streams.size, streams.size, x.rows)
             return recorder.add(x, recorder.core("mix", mix, weights, x, axes=x.axes)), normed
 
-    def _mixing_weights(self, recorder: Flow, normed: Value, router: Weight, *out: Axis | Beside) -> Value:
+    def _mixing_weights(self, recorder: Flow, normed: Value, router: Weight, *output_axes: Axis | Beside) -> Value:
         """Returns the mixing weights of the streams, computed from the norm of one stream."""
         hidden = normed.axes[-1]
-        router_output = recorder.linear("router", recorder.scale(normed, 1 / hidden.size), out[0], weight=router)
-        return recorder.linear("coefficients", recorder.act(router_output, "tanh"), *out)
+        router_output = recorder.linear(
+            "router", recorder.scale(normed, 1 / hidden.size), output_axes[0], weight=router
+        )
+        return recorder.linear("coefficients", recorder.act(router_output, "tanh"), *output_axes)
 
     def _low_rank(self, recorder: Flow, x: Value) -> Value:
         """Adds to x a normalized low-rank projection of x (LAuReL)."""

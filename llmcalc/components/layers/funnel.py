@@ -54,28 +54,32 @@ class FunnelAttention(MultiHeadMixer):
 
     def flow(self, recorder: Flow, x: Value, memory: Value | None = None) -> Value:
         """Records attention. x: the queries' input. memory: the input of keys and values, by default x."""
-        heads, dim = Axis("heads", self.num_attention_heads), Axis("head_dim", self.head_dim)
+        heads, head_dim = Axis("heads", self.num_attention_heads), Axis("head_dim", self.head_dim)
         kv_input = x if memory is None else memory
-        q = recorder.linear("q_proj", x, heads, dim)
-        k, v = (recorder.linear(name, kv_input, heads, dim, bias=True) for name in ("k_proj", "v_proj"))
+        q = recorder.linear("q_proj", x, heads, head_dim)
+        k, v = (recorder.linear(name, kv_input, heads, head_dim, bias=True) for name in ("k_proj", "v_proj"))
         distances = RelativeDistances(queries=x.rows, keys=None if memory is None else memory.rows)
-        r = recorder.linear("r_proj", recorder.sinusoids(x, distances, *x.axes, once=True), heads, dim)
-        count, content_q = q.axes[0].size, recorder.add(q, recorder.vector("content_bias", heads, dim))
+        r = recorder.linear("r_proj", recorder.sinusoids(x, distances, *x.axes, once=True), heads, head_dim)
+        count, content_q = q.axes[0].size, recorder.add(q, recorder.vector("content_bias", heads, head_dim))
         position_q, segment_q = (
-            recorder.add(q, recorder.vector(f"{name}_bias", heads, dim)) for name in ("position", "segment")
+            recorder.add(q, recorder.vector(f"{name}_bias", heads, head_dim)) for name in ("position", "segment")
         )
         by_distance = recorder.core(
-            "distances", ops.SharedTableScores(count, dim.size, x.rows, distances), position_q, r, axes=(heads,)
+            "distances", ops.SharedTableScores(count, head_dim.size, x.rows, distances), position_q, r, axes=(heads,)
         )
         segments = Fixed("segments", length=2, source=False)
-        tables = recorder.vector("segments", Axis("segments", 2), heads, dim)
+        tables = recorder.vector("segments", Axis("segments", 2), heads, head_dim)
         by_segment = recorder.core(
-            "segment_scores", ops.SharedTableScores(count, dim.size, x.rows, segments), segment_q, tables, axes=(heads,)
+            "segment_scores",
+            ops.SharedTableScores(count, head_dim.size, x.rows, segments),
+            segment_q,
+            tables,
+            axes=(heads,),
         )
         bias = recorder.add(recorder.relative_shift(by_distance, k.rows), by_segment)
         recorder.hold(q=content_q, k=k, v=v, bias=bias)
         y = recorder.attention("core", content_q, k, v, causal=False, bias=bias, masked=False)
-        recorder.hold(out=y)
+        recorder.hold(attention_output=y)
         return recorder.linear("o_proj", y, *x.axes, bias=True)
 
     def describe(self, hidden_size: int) -> str:
@@ -222,8 +226,10 @@ def _reference_classes() -> dict[str, type[nn.Module]]:
             index = (index + torch.arange(keys, device=x.device)).expand(*q.shape[:3], -1)
             distance_scores = self.distances(position_q, r).gather(-1, index)
             segment_scores = self.segment_scores(segment_q, self.segments.weight)
-            out = self.core(content_q, k, v, distance_scores + segment_scores[..., 1:])  # all tokens are in one segment
-            return self.o_proj(out.transpose(1, 2).flatten(2))
+            attention_output = self.core(
+                content_q, k, v, distance_scores + segment_scores[..., 1:]
+            )  # all tokens are in one segment
+            return self.o_proj(attention_output.transpose(1, 2).flatten(2))
 
     class FunnelReference(nn.Module):
         """A layer of Funnel Transformer. x: [batch, tokens, hidden] → [batch, tokens or half as many, hidden]."""

@@ -130,7 +130,7 @@ class GlobalLocalAttention(EqualHeadsMixer):
 
     def flow(self, recorder: Flow, x: Value) -> Value:
         head_sizes = self.head_sizes(x.width)
-        heads, dim = Axis("heads", head_sizes.heads), Axis("head_dim", head_sizes.head_dim)
+        heads, head_dim = Axis("heads", head_sizes.heads), Axis("head_dim", head_sizes.head_dim)
         assert isinstance(x.rows, Joined)
         assert isinstance(x.rows.second, Padded)
         rows, text_rows = x.rows, x.rows.second
@@ -138,7 +138,7 @@ class GlobalLocalAttention(EqualHeadsMixer):
             wider_rows = Padded(of=text_rows.of, block=text_rows.block, more=self.block_size)
             x = recorder.resized(x, Joined(first=rows.first, second=wider_rows))
             recorder.hold(x=x)
-        q, k, v = (recorder.linear(name, x, heads, dim) for name in ("q_proj", "k_proj", "v_proj"))
+        q, k, v = (recorder.linear(name, x, heads, head_dim) for name in ("q_proj", "k_proj", "v_proj"))
         recorder.hold(q=q, k=k, v=v)
         limits: dict[str, Any] = {
             "block": self.block_size,
@@ -146,7 +146,7 @@ class GlobalLocalAttention(EqualHeadsMixer):
             "staggered": self.staggered,
         }
         y = recorder.attention("core", q, k, v, causal=False, core=ops.GlobalLocalCore, **limits)
-        recorder.hold(out=y)
+        recorder.hold(attention_output=y)
         y = recorder.linear("o_proj", y, *x.axes)
         return recorder.resized(y, rows) if self.staggered else y
 

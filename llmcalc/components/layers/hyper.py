@@ -134,11 +134,13 @@ class HyperStreams(CopiedStreams):
         return hyper_classes()["streams"](self.hc_mult, model_properties.hidden_size, self.merge)
 
 
-def _connection_weights(recorder: Flow, x: Value, out: Beside) -> tuple[Value, ...]:
+def _connection_weights(recorder: Flow, x: Value, output_axes: Beside) -> tuple[Value, ...]:
     """Records one projection of all streams, split into parts; each part has its own scale and offsets."""
-    raw_weights = recorder.linear("map", recorder.normalized(x, STREAM_NORM), out)
-    weight_parts = tuple(Value(x.rows, component) for component in out.parts)
-    recorder.record("core", "offsets", (raw_weights,), weight_parts, ops.StreamOffsets(out.size, len(out.parts)))
+    raw_weights = recorder.linear("map", recorder.normalized(x, STREAM_NORM), output_axes)
+    weight_parts = tuple(Value(x.rows, component) for component in output_axes.parts)
+    recorder.record(
+        "core", "offsets", (raw_weights,), weight_parts, ops.StreamOffsets(output_axes.size, len(output_axes.parts))
+    )
     return weight_parts
 
 

@@ -90,21 +90,23 @@ class SharedBlock(Part):
             )
         return self
 
-    def flow(self, recorder: Flow, x: Value, norm: Norm, out: Shape, other_adapters: Others | None = None) -> Value:
+    def flow(
+        self, recorder: Flow, x: Value, norm: Norm, output_axes: Shape, other_adapters: Others | None = None
+    ) -> Value:
         """Records the block. x: the residual stream and the token embeddings, concatenated.
 
         norm: the layer's norm.
-        out: the axes of the output.
+        output_axes: the axes of the output.
         other_adapters: number and role of other layers' adapters that are stored in the block.
         """
 
-        def adapter(adapter_input: Value, out: Shape) -> Value:
-            return self._adapter_output(recorder, adapter_input, out, other_adapters)
+        def adapter(adapter_input: Value, output_axes: Shape) -> Value:
+            return self._adapter_output(recorder, adapter_input, output_axes, other_adapters)
 
         recorder.hold(x=x)
         normed = recorder.part("self_attn_pre_norm", norm, x)
         attention_adapter = adapter if self.attention_adapters else None
-        y = recorder.part("self_attn", self.attention, normed, out=out, adapter=attention_adapter)
+        y = recorder.part("self_attn", self.attention, normed, output_axes=output_axes, adapter=attention_adapter)
         recorder.hold(y=y)
         y = recorder.part("mlp_pre_norm", norm, y)
         with recorder.scope("mlp", kind=self.feed_forward.kind, source=self.feed_forward.formula_source):
@@ -124,11 +126,11 @@ class SharedBlock(Part):
         y = recorder.mul(recorder.act(gate, network.hidden_act), up_projection)
         return recorder.linear("down_proj", y, *x.axes, bias=network.down_bias)
 
-    def _adapter_output(self, recorder: Flow, x: Value, out: Shape, other_adapters: Others | None) -> Value:
+    def _adapter_output(self, recorder: Flow, x: Value, output_axes: Shape, other_adapters: Others | None) -> Value:
         """Records the running layer's adapter and, without running them, the adapters of other layers."""
 
         def mapped() -> Value:
-            return recorder.linear("up", recorder.linear("down", x, Axis("rank", self.adapter_rank)), *out)
+            return recorder.linear("up", recorder.linear("down", x, Axis("rank", self.adapter_rank)), *output_axes)
 
         node_fields: dict[str, Any] = {"kind": "adapter", "source": "Glorioso et al. 2024 (Zamba 2), §2"}
         with recorder.scope("adapters", indices=range(1), **node_fields) as own_scope:
@@ -203,7 +205,7 @@ class ZambaLayer(Layer):
             self.transformer,
             block_input,
             norm=self.norm,
-            out=x.axes,
+            output_axes=x.axes,
             other_adapters=other_adapters,
             role=role,
         )

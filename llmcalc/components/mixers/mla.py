@@ -231,13 +231,13 @@ class MLA(TokenMixer):
             return recorder.absorb("", y, weight, head_axis)
 
         y = recorder.alternatives(expanded=expanded, absorbed=absorbed)
-        recorder.hold(out=y)
+        recorder.hold(attention_output=y)
         if self.sinks:
             recorder.vector("sinks", heads)
         y = y if self.output_gate is None else self.output_gate.flow(recorder, x, y)
         for factor in gate:
             y = recorder.mul(y, recorder.act(factor, "sigmoid"))
-        recorder.hold(out=y)
+        recorder.hold(attention_output=y)
         return recorder.linear("o_proj", y, *x.axes, bias=self.attention_bias or self.o_bias)
 
     def _latent_and_key(self, recorder: Flow, x: Value, latent: Axis, rope: Axis) -> tuple[Value, Value]:
@@ -458,17 +458,21 @@ def _reference_class() -> type[nn.Module]:
                 q = torch.cat([self.kv_b_proj(q_nope, absorbed_form="query"), q_rope], -1)
                 k, v = torch.cat([latent, k_rope], -1)[:, None], latent[:, None]
                 k, v = k.expand(-1, heads, -1, -1), v.expand(-1, heads, -1, -1)
-                out = self.kv_b_proj(self.core(q, k, v, mask, sinks=sinks, scale=scale), absorbed_form="value")
+                attention_output = self.kv_b_proj(
+                    self.core(q, k, v, mask, sinks=sinks, scale=scale), absorbed_form="value"
+                )
             else:
                 keys_and_values = self.kv_b_proj(latent).unflatten(-1, (heads, -1)).transpose(1, 2)
                 k_nope, v = keys_and_values.split([nope, spec.v_head_dim], -1)
                 k = torch.cat([k_nope, k_rope[:, None].expand(-1, heads, -1, -1)], -1)
-                out = self.core(torch.cat([q_nope, q_rope], -1), k, v, mask, sinks=sinks, scale=scale)
-            out = out.transpose(1, 2)
+                attention_output = self.core(torch.cat([q_nope, q_rope], -1), k, v, mask, sinks=sinks, scale=scale)
+            attention_output = attention_output.transpose(1, 2)
             if hasattr(self, "gate_proj"):
-                out = out * gate_values(self.gate, self.gate_proj(x)).unflatten(-1, (heads, -1))
+                attention_output = attention_output * gate_values(self.gate, self.gate_proj(x)).unflatten(
+                    -1, (heads, -1)
+                )
             if gate is not None:
-                out = out * gate.sigmoid()
-            return self.o_proj(out.flatten(2))
+                attention_output = attention_output * gate.sigmoid()
+            return self.o_proj(attention_output.flatten(2))
 
     return MLAReference

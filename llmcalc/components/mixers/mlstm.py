@@ -123,7 +123,7 @@ def _reference_class() -> type[nn.Module]:
             self, q: Tensor, k: Tensor, v: Tensor, i: Tensor, f: Tensor, state: tuple[Tensor, ...]
         ) -> tuple[Tensor, tuple[Tensor, ...]]:
             log_f, q = F.logsigmoid(f), q * q.shape[-1] ** -0.5
-            out, start, tokens = [], 0, q.shape[2]
+            outputs, start, tokens = [], 0, q.shape[2]
             while start < tokens:
                 step, chunk_size = (
                     (self._run_chunk, self.chunk) if tokens - start >= self.chunk else (self._run_token, 1)
@@ -132,9 +132,9 @@ def _reference_class() -> type[nn.Module]:
                 h, state = step(
                     q[:, :, chunk], k[:, :, chunk], v[:, :, chunk], i[:, :, chunk], log_f[:, :, chunk], state
                 )
-                out.append(h)
+                outputs.append(h)
                 start += chunk_size
-            return torch.cat(out, 2), state
+            return torch.cat(outputs, 2), state
 
         def _run_chunk(
             self, q: Tensor, k: Tensor, v: Tensor, i: Tensor, log_f: Tensor, state: tuple[Tensor, ...]

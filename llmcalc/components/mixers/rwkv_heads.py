@@ -56,8 +56,8 @@ class RwkvHeadMix(TokenMixer):
         return self
 
     def flow(self, recorder: Flow, x: Value) -> Value:
-        heads, dim = Axis("heads", self.num_heads), Axis("head_dim", self.head_dim)
-        all_heads: Shape = (heads, dim)
+        heads, head_dim = Axis("heads", self.num_heads), Axis("head_dim", self.head_dim)
+        all_heads: Shape = (heads, head_dim)
         previous_token = previous_tokens(recorder, x)
         inputs = self._mixed_inputs(recorder, x, previous_token)
         recorder.hold(previous=previous_token)
@@ -71,9 +71,9 @@ class RwkvHeadMix(TokenMixer):
             rank = Axis("decay_rank", self.decay_rank)
             low_rank = recorder.act(recorder.linear("decay_a", inputs["w"], rank), "tanh")
             decay = recorder.add(recorder.linear("decay_b", low_rank, *all_heads), decay)
-        rule = DecayScan(receptance.axes[0].size, dim.size, x.rows)
+        rule = DecayScan(receptance.axes[0].size, head_dim.size, x.rows)
         y = recorder.core("wkv", rule, *scan_inputs, recorder.act(decay, "exp"), axes=all_heads)
-        recorder.state("recurrent_state", heads, dim, dim, bits=32)
+        recorder.state("recurrent_state", heads, head_dim, head_dim, bits=32)
         y = recorder.norm("ln_x", y, Norm(type="layernorm", eps=self.norm_eps), groups=heads)
         return recorder.linear("output", recorder.mul(y, gate), *x.axes)
 
@@ -123,12 +123,12 @@ def _reference_class() -> type[nn.Module]:
             self, r: Tensor, k: Tensor, v: Tensor, decay: Tensor, bonus: Tensor, stored_state: Any
         ) -> tuple[Tensor, Tensor]:
             state = r.new_zeros(r.shape[0], *r.shape[2:], r.shape[-1]) if stored_state is None else stored_state[0]
-            out, bonus = [], bonus.float().unflatten(-1, (r.shape[2], -1))[..., None]
+            outputs, bonus = [], bonus.float().unflatten(-1, (r.shape[2], -1))[..., None]
             for token in range(r.shape[1]):
                 update = k[:, token, :, :, None] @ v[:, token, :, None, :]
-                out.append((r[:, token, :, None, :] @ (state + bonus * update))[..., 0, :])
+                outputs.append((r[:, token, :, None, :] @ (state + bonus * update))[..., 0, :])
                 state = decay[:, token, :, :, None] * state + update
-            return torch.stack(out, 1), state
+            return torch.stack(outputs, 1), state
 
     class HeadMixReference(nn.Module):
         """Time mixing of RWKV-5 and RWKV-6. x: [batch, tokens, hidden] → same shape."""

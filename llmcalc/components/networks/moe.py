@@ -96,11 +96,11 @@ class Latent(Part):
         """Records the norm of the experts' outputs, if there is one. y: one vector per token and expert."""
         return y if self.expert_norm is None else recorder.part("expert_norm", self.expert_norm, y)
 
-    def project_back(self, recorder: Flow, y: Value, out: Shape) -> Value:
+    def project_back(self, recorder: Flow, y: Value, output_axes: Shape) -> Value:
         """Records the norm of the experts' sum, if there is one, and the projection from the latent width."""
         y = y if self.output_norm is None else recorder.part("latent_output_norm", self.output_norm, y)
         recorder.hold(y=y)
-        return recorder.linear("latent_out", y, *out, bias=self.bias)
+        return recorder.linear("latent_out", y, *output_axes, bias=self.bias)
 
     def reference(self, model_properties: ModelProperties) -> Mapping[str, nn.Module]:
         """Builds the projections to and from the latent width, and the norms, under their names in the mixture."""
@@ -397,7 +397,13 @@ def check_expert(expert: FeedForward) -> None:
 
 
 def expert_networks(
-    recorder: Flow, expert: FeedForward, rows: Value, experts: Axis, top_k: Number, out: Shape, identities: bool = False
+    recorder: Flow,
+    expert: FeedForward,
+    rows: Value,
+    experts: Axis,
+    top_k: Number,
+    output_axes: Shape,
+    identities: bool = False,
 ) -> Value:
     """Records the networks of all experts at once. identities: whether some rows are sent to identity experts."""
     ffn = Axis("expert_ffn", expert.intermediate_size)
@@ -415,7 +421,7 @@ def expert_networks(
         y = recorder.act(expert_linear("up_proj", rows, ffn, bias=expert.up_bias), expert.hidden_act)
     y = recorder.dropout(y, "activation")
     recorder.hold(y=y)
-    y = expert_linear("down_proj", y, *out, bias=expert.down_bias)
+    y = expert_linear("down_proj", y, *output_axes, bias=expert.down_bias)
     recorder.hold(y=y)
     return y
 

@@ -53,12 +53,12 @@ class ConformerAttention(Part):
 
     def flow(self, recorder: Flow, x: Value, bias: Value | None) -> Value:
         """Records the attention. bias: a value per head and distance that is added to the scores."""
-        dim = Axis("head_dim", exact_div(x.width, self.num_attention_heads))
-        head_axes = (Axis("heads", self.num_attention_heads), dim)
+        head_dim = Axis("head_dim", exact_div(x.width, self.num_attention_heads))
+        head_axes = (Axis("heads", self.num_attention_heads), head_dim)
         q, k, v = (recorder.linear(f"{letter}_proj", x, *head_axes, bias=self.bias) for letter in "qkv")
         score_terms = () if bias is None else (bias,)
         if self.relative_keys:
-            q = recorder.mul(q, recorder.act(recorder.vector("q_scale", dim), "softplus"))
+            q = recorder.mul(q, recorder.act(recorder.vector("q_scale", head_dim), "softplus"))
             distances = Value(QueryKeyPairs(of=x.rows), x.axes, fixed=True)
             score_terms = (recorder.linear("r_proj", distances, *head_axes), *score_terms)
         window = {"context_left": self.context_left, "context_right": self.context_right}

@@ -67,9 +67,9 @@ class ElementwiseVerbs(Recorder):
         """
         return self.step("shift", "", (x,), Value(x.rows, x.axes), state=state)
 
-    def scan(self, kind: str, *ins: Value, axes: Shape) -> Value:
+    def scan(self, kind: str, *inputs: Value, axes: Shape) -> Value:
         """Records an elementwise recurrence along the rows, which is not a module. kind: the name of the recurrence."""
-        return self.step("scan", "", ins, Value(ins[0].rows, axes), kind=kind)
+        return self.step("scan", "", inputs, Value(inputs[0].rows, axes), kind=kind)
 
     def complement(self, x: Value) -> Value:
         """Records 1 − x, elementwise."""

@@ -116,8 +116,14 @@ class EntryVerbs(Recorder):
         return self.step("received", "", (x,), Value(x.rows, axes, fixed=True))
 
     def core(
-        self, name: str, op: Op, *ins: Value, axes: Shape, rows: Rows | None = None, about: dict[str, Any] | None = None
+        self,
+        name: str,
+        op: Op,
+        *inputs: Value,
+        axes: Shape,
+        rows: Rows | None = None,
+        about: dict[str, Any] | None = None,
     ) -> Value:
         """Records a product, a scan or a look-up whose cost is the given op."""
-        output = Value(ins[0].rows if rows is None else rows, axes)
-        return self.step("core", name, ins, output, op=op, about=about)
+        output = Value(inputs[0].rows if rows is None else rows, axes)
+        return self.step("core", name, inputs, output, op=op, about=about)

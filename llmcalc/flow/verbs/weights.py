@@ -32,7 +32,7 @@ class WeightVerbs(Recorder):
         self,
         name: str,
         x: Value,
-        *out: Axis | Beside,
+        *output_axes: Axis | Beside,
         bias: bool = False,
         weight: Weight | None = None,
         rows: Rows | None = None,
@@ -55,9 +55,9 @@ class WeightVerbs(Recorder):
         tied = weight is not None and weight.is_counted
         if tied and weight is not None:
             weight.tied = True
-        op = ops.Linear(x.width, self.n(out), bias, output_rows if counted is None else counted, tied, x.fixed)
-        weight = Weight(name, out, x.axes) if weight is None else weight
-        output = Value(output_rows, out)
+        op = ops.Linear(x.width, self.n(output_axes), bias, output_rows if counted is None else counted, tied, x.fixed)
+        weight = Weight(name, output_axes, x.axes) if weight is None else weight
+        output = Value(output_rows, output_axes)
         return self.step(
             "linear",
             name,
@@ -76,26 +76,28 @@ class WeightVerbs(Recorder):
         """Records the linear layer that computed `like` on another value; the first step counts both."""
         return self.step("again", "", (x,), Value(x.rows, like.axes), like=like, bias=bias)
 
-    def absorb(self, name: str, x: Value, weight: Weight, *out: Axis | Beside) -> Value:
+    def absorb(self, name: str, x: Value, weight: Weight, *output_axes: Axis | Beside) -> Value:
         """Applies part of a weight on the other side of a product, per head: q·Wᵀ instead of W·c (DeepSeek-V2,
         §2.1.2).
 
         All such steps together cost as much as the projection itself for the same number of rows. The first of them,
         which has its name, carries the whole cost.
         """
-        output = Value(x.rows, (x.axes[0], *out))
+        output = Value(x.rows, (x.axes[0], *output_axes))
         if not name:
             return self.step("absorb", "", (x,), output, weight=weight)
         op = ops.Linear(self.n(weight.ins), self.n(weight.out), rows=x.rows)
         return self.step("absorb", name, (x,), output, op=op, weight=weight)
 
     def blocks(
-        self, name: str, x: Value, blocks: Axis, *out: Axis | Beside, bias: bool = False, **node_fields: Any
+        self, name: str, x: Value, blocks: Axis, *output_axes: Axis | Beside, bias: bool = False, **node_fields: Any
     ) -> Value:
         """Records a block-diagonal linear layer: each block maps one slice of x to one slice of the output."""
-        op = ops.BlockLinear(blocks.size, x.width, self.n(out), bias, x.rows)
-        weight = Weight(name, (blocks, *out), x.axes)
-        return self.step("blocks", name, (x,), Value(x.rows, out), op=op, weight=weight, about=node_fields, bias=bias)
+        op = ops.BlockLinear(blocks.size, x.width, self.n(output_axes), bias, x.rows)
+        weight = Weight(name, (blocks, *output_axes), x.axes)
+        return self.step(
+            "blocks", name, (x,), Value(x.rows, output_axes), op=op, weight=weight, about=node_fields, bias=bias
+        )
 
     def experts(
         self,
@@ -103,7 +105,7 @@ class WeightVerbs(Recorder):
         x: Value,
         experts: Axis,
         top_k: Number,
-        *out: Axis | Beside,
+        *output_axes: Axis | Beside,
         bias: bool = False,
         identities: bool = False,
         **node_fields: Any,
@@ -113,23 +115,25 @@ class WeightVerbs(Recorder):
         identities: whether some rows are of identity experts, which return them unchanged; false by default.
         """
         rows = x.rows.of if isinstance(x.rows, Routed) else x.rows
-        op = ops.ExpertLinear(experts.size, top_k, x.width, self.n(out), bias, rows)
-        weight = Weight(name, (experts, *out), x.axes)
+        op = ops.ExpertLinear(experts.size, top_k, x.width, self.n(output_axes), bias, rows)
+        weight = Weight(name, (experts, *output_axes), x.axes)
         options = {"bias": bias, "experts": experts, "top_k": top_k, "identities": identities}
-        return self.step("experts", name, (x,), Value(x.rows, out), op=op, weight=weight, about=node_fields, **options)
+        return self.step(
+            "experts", name, (x,), Value(x.rows, output_axes), op=op, weight=weight, about=node_fields, **options
+        )
 
-    def per_group(self, name: str, x: Value, groups: Axis, out: Axis) -> Value:
+    def per_group(self, name: str, x: Value, groups: Axis, output_axis: Axis) -> Value:
         """Records a separate linear layer per group: each maps its equal slice of x. Every row passes all groups."""
         group_width = exact_div(x.width, groups.size)
-        op = ops.ExpertLinear(groups.size, groups.size, group_width, out.size, False, x.rows)
-        weight = Weight(name, (groups, out), (Axis("group_width", group_width),))
-        return self.step("per_group", name, (x,), Value(x.rows, (groups, out)), op=op, weight=weight)
+        op = ops.ExpertLinear(groups.size, groups.size, group_width, output_axis.size, False, x.rows)
+        weight = Weight(name, (groups, output_axis), (Axis("group_width", group_width),))
+        return self.step("per_group", name, (x,), Value(x.rows, (groups, output_axis)), op=op, weight=weight)
 
     def table(
         self,
         name: str,
         rows: Axis,
-        *dim: Axis | Beside,
+        *vector_axes: Axis | Beside,
         of: Rows = TOKENS,
         by: Index = "ids",
         rows_read: Number = None,
@@ -144,14 +148,16 @@ class WeightVerbs(Recorder):
             `all`: nothing; the value is the table itself.
         rows_read: rows that a token reads; a table's other rows are not counted as active. By default all are.
         """
-        weight = Weight(name, dim, (rows,))
-        op = ops.Embedding(rows.size, self.n(dim), rows_read)
-        return self.step("table", name, (), Value(of, dim), op=op, weight=weight, about=node_fields, by=by), weight
+        weight = Weight(name, vector_axes, (rows,))
+        op = ops.Embedding(rows.size, self.n(vector_axes), rows_read)
+        return self.step(
+            "table", name, (), Value(of, vector_axes), op=op, weight=weight, about=node_fields, by=by
+        ), weight
 
-    def unread_table(self, name: str, rows: Axis, *dim: Axis | Beside, **node_fields: Any) -> Weight:
+    def unread_table(self, name: str, rows: Axis, *vector_axes: Axis | Beside, **node_fields: Any) -> Weight:
         """Records a table that only other steps read. Returns its weight."""
-        weight = Weight(name, dim, (rows,))
-        self.record("unread_table", name, (), (), ops.Embedding(rows.size, self.n(dim)), weight, node_fields)
+        weight = Weight(name, vector_axes, (rows,))
+        self.record("unread_table", name, (), (), ops.Embedding(rows.size, self.n(vector_axes)), weight, node_fields)
         return weight
 
     def look_up(self, weight: Weight, of: Rows = TOKENS, by: Index = "ids") -> Value:
@@ -202,7 +208,7 @@ class WeightVerbs(Recorder):
         self,
         name: str,
         x: Value,
-        *out: Axis | Beside,
+        *output_axes: Axis | Beside,
         kernel: Number,
         groups: Number = 1,
         bias: bool = False,
@@ -219,10 +225,16 @@ class WeightVerbs(Recorder):
         state that keeps the last inputs of a causal convolution; empty where the module around it says so.
         """
         output_rows = x.rows if rows is None else rows
-        op = ops.Conv1d(x.width, self.n(out), kernel, groups, bias, padding, x.fixed, overlap, output_rows, shared)
+        op = ops.Conv1d(
+            x.width, self.n(output_axes), kernel, groups, bias, padding, x.fixed, overlap, output_rows, shared
+        )
         options = {"kernel": kernel, "groups": groups, "bias": bias, "state": state, "shared": shared}
-        weight = Weight(name, out, x.axes)
-        output = Value(output_rows, out) if is_zero(overlap) else Value(_rows_padded(output_rows, overlap), out)
+        weight = Weight(name, output_axes, x.axes)
+        output = (
+            Value(output_rows, output_axes)
+            if is_zero(overlap)
+            else Value(_rows_padded(output_rows, overlap), output_axes)
+        )
         return self.step("conv", name, (x,), output, op=op, weight=weight, about=node_fields, **options)
 
     def vector(

@@ -390,8 +390,10 @@ def rope_tables(preset: Preset, positions: int | None, video_factor: int) -> Ite
         elif isinstance(position, Rope):
             head = int(getattr(mixer, "head_dim", None) or spec.hidden_size // mixer.num_attention_heads)
             is_padded = rows and scaling.get("rope_type") == "proportional"  # also of the dimensions that stay
-            dim = head if is_padded else position.rotary_dim or int(head * float(position.partial_rotary_factor or 1))
-            yield RopeTable(float(position.rope_theta), int(dim), rows)
+            rotary_dim = (
+                head if is_padded else position.rotary_dim or int(head * float(position.partial_rotary_factor or 1))
+            )
+            yield RopeTable(float(position.rope_theta), int(rotary_dim), rows)
 
 
 def _table_rows(scaling: Mapping[str, Any], positions: int, video_factor: int) -> int:

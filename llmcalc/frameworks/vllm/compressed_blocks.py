@@ -88,11 +88,13 @@ def _pages_of_model(rank: EngineRank, has_fp4_entries: bool) -> Iterator[Pages]:
             raise InputError(f"--engine vllm: entries of {rate} tokens; expected {' or '.join(map(str, STATE_BLOCKS))}")
         entry_bytes = {mixer.head_dim: key_bytes}
         if mixer.indexer is not None:
-            dim = mixer.indexer.index_head_dim
-            entry_bytes[dim] = dim // 2 + dim // 32 if has_fp4_entries else float8_bytes(dim)
+            index_head_dim = mixer.indexer.index_head_dim
+            entry_bytes[index_head_dim] = (
+                index_head_dim // 2 + index_head_dim // 32 if has_fp4_entries else float8_bytes(index_head_dim)
+            )
         windows = 1 + mixer.overlap
-        for dim, bytes_of_entry in entry_bytes.items():
-            state_bytes = 2 * windows * dim * FLOAT32_BYTES  # values and scores of each token
+        for index_head_dim, bytes_of_entry in entry_bytes.items():
+            state_bytes = 2 * windows * index_head_dim * FLOAT32_BYTES  # values and scores of each token
             yield Pages(layers, _align_page(ENTRY_BLOCK // rate * bytes_of_entry), ENTRY_BLOCK, None)
             yield Pages(layers, _align_page(STATE_BLOCKS[rate] * state_bytes), STATE_BLOCKS[rate], windows * rate)
     if rank.drafting_layers:

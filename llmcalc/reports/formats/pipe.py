@@ -19,9 +19,9 @@ INDENT = "  "
 GAP = "  "
 
 
-def can_render(report: Report, out: IO[str]) -> bool:
+def can_render(report: Report, output_stream: IO[str]) -> bool:
     """Whether this module can write the tables: rich would use no colour, and break no line of a cell."""
-    terminal = out.isatty() or os.environ.get("FORCE_COLOR", "") or os.environ.get("TTY_COMPATIBLE") == "1"
+    terminal = output_stream.isatty() or os.environ.get("FORCE_COLOR", "") or os.environ.get("TTY_COMPATIBLE") == "1"
     return not terminal and not _breaks_cells(report, width_of_terminal())
 
 
@@ -49,16 +49,16 @@ def width_of_terminal() -> int:
     return 80
 
 
-def render(report: Report, out: IO[str], width: int | None = None) -> None:
+def render(report: Report, output_stream: IO[str], width: int | None = None) -> None:
     """Writes every table of the report. width: columns at which notes are broken; default the terminal's."""
     width = width_of_terminal() if width is None else width
     report = printable_report(report)
-    out.write(report.text)
+    output_stream.write(report.text)
     for i, table in enumerate(with_fitting_bars(report.tables, width)):
         if i:
-            out.write("\n")
+            output_stream.write("\n")
         for line in _table_lines(table, width):
-            out.write(line.rstrip() + "\n")
+            output_stream.write(line.rstrip() + "\n")
 
 
 def with_fitting_bars(tables: Sequence[Table], width: int) -> list[Table]:

@@ -136,9 +136,9 @@ class Products(Elementwise):
         rows, columns = a.shape, sum(matrix.shape[2] for matrix in matrices)
         layouts = []
         for matrix in matrices:
-            _, ins, outs = matrix.shape
+            _, inputs, outputs = matrix.shape
             is_column_major = is_size_one(matrix.strides[1]) and not is_size_one(matrix.strides[2])
-            layouts.append((matrix.shape, (ins * outs, 1, ins) if is_column_major else None))
+            layouts.append((matrix.shape, (inputs * outputs, 1, inputs) if is_column_major else None))
 
         def backward(output_gradient: Tensor, needs_input_grad: Needs, *_: Tensor) -> Sequence[Gradient]:
             gradients = self._new_gradients(output_gradient, layouts, needs_input_grad[1:])

@@ -114,11 +114,11 @@ QKV = ("q_bias", "k_bias", "v_bias")
 QKVO = (*QKV, "o_bias")
 
 
-def glu(config: Config, bias: bool = False, width: int | None = None, act: str = "hidden_act") -> Table:
+def glu(config: Config, bias: bool = False, width: int | None = None, activation: str = "hidden_act") -> Table:
     """Returns a gated FFN."""
     table = {
         "intermediate_size": width or config.size("intermediate_size"),
-        "hidden_act": config.choice(ACTIVATIONS, act),
+        "hidden_act": config.choice(ACTIVATIONS, activation),
         "gated": True,
     }
     return {**table, **biases(bias, "gate_bias", "up_bias", "down_bias")}
@@ -139,9 +139,9 @@ def clamped_by_steps(network: Table) -> Table:
     return {**network, "hidden_act": "clamped_swish", "up_act": "clamped_plus_one"}
 
 
-def mlp(width: int, act: str, bias: bool = True) -> Table:
+def mlp(width: int, activation: str, bias: bool = True) -> Table:
     """Returns a non-gated FFN."""
-    return {"intermediate_size": width, "hidden_act": act, **biases(bias, "up_bias", "down_bias")}
+    return {"intermediate_size": width, "hidden_act": activation, **biases(bias, "up_bias", "down_bias")}
 
 
 def qk_norm(norm: Table, scope: str = "head", order: str = "before_rope") -> Table:

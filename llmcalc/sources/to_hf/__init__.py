@@ -109,10 +109,10 @@ def _is_likely(family: Family, config_values: ConfigValues) -> bool:
 
 def _activation_of(config_values: ConfigValues) -> str | None:
     try:
-        act: str = FIELDS["hidden_act"](config_values)
+        activation: str = FIELDS["hidden_act"](config_values)
     except NOT_THERE:
         return None
-    return ACTIVATIONS.get(act, act)
+    return ACTIVATIONS.get(activation, activation)
 
 
 def _candidate_config(model_type: str, family: Family, name: str, config_values: ConfigValues) -> dict[str, Any]:

@@ -30,10 +30,10 @@ def _position_rows(config_values: ConfigValues) -> int:
 
 def _activation_name(config_values: ConfigValues) -> str:
     try:
-        act = config_values.network.hidden_act
+        activation = config_values.network.hidden_act
     except Absent:
-        act = config_values.named("hidden_act")
-    return WRITTEN_ACTIVATIONS.get(act, act)
+        activation = config_values.named("hidden_act")
+    return WRITTEN_ACTIVATIONS.get(activation, activation)
 
 
 def _kv_heads(config_values: ConfigValues) -> int:

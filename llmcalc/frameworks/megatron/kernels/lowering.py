@@ -391,11 +391,11 @@ class RankKernels(Lowering):
         return self.graph.new_tensor(x.shape, x.dtype if dtype is None else dtype)
 
     def node(
-        self, operation_name: str, ins: Sequence[Tensor], outputs: Sequence[Tensor], backward: Back, *saves: Tensor
+        self, operation_name: str, inputs: Sequence[Tensor], outputs: Sequence[Tensor], backward: Back, *saves: Tensor
     ) -> None:
         """Records a graph node whose backward function may free saved tensors before it ends."""
         autograd_graph = self.graph
-        if not recorded(autograd_graph, ins):
+        if not recorded(autograd_graph, inputs):
             return
         saved_tensors: SavedTensors = [autograd_graph.keep(tensor).unpack() for tensor in saves]
 
@@ -403,19 +403,21 @@ class RankKernels(Lowering):
             return backward(saved_tensors, gradients, needs_input_grad)
 
         if len(outputs) == 1:
-            record(autograd_graph, operation_name, ins, outputs[0], run_backward)
+            record(autograd_graph, operation_name, inputs, outputs[0], run_backward)
         else:
-            record_all(autograd_graph, operation_name, ins, outputs, run_backward)
+            record_all(autograd_graph, operation_name, inputs, outputs, run_backward)
 
     def node_with_new_gradients(
-        self, operation_name: str, ins: Sequence[Tensor], output: Tensor, *saves: Tensor
+        self, operation_name: str, inputs: Sequence[Tensor], output: Tensor, *saves: Tensor
     ) -> Tensor:
         """Records a graph node whose backward function allocates a gradient for each input, and returns the output.
 
         Gradients have the format of the output's gradient.
         """
-        new, shapes = self.graph.new_tensor, [x.shape for x in ins]
-        self.node(operation_name, ins, [output], lambda _, g, needs: [new(shape, g.dtype) for shape in shapes], *saves)
+        new, shapes = self.graph.new_tensor, [x.shape for x in inputs]
+        self.node(
+            operation_name, inputs, [output], lambda _, g, needs: [new(shape, g.dtype) for shape in shapes], *saves
+        )
         return output
 
     def copy_reordered(self, operation_name: str, x: Tensor, shape: Shape) -> Tensor:

@@ -187,14 +187,14 @@ class SparseKernels(Fp8Kernels):
                 if isinstance(operation, Step) and operation.name
             },
         )
-        heads, dim = (axis.size for axis in operations["q_proj"].outs[0].axes)
+        heads, head_dim = (axis.size for axis in operations["q_proj"].outs[0].axes)
         normed_key = operations["k_norm"].outs[0]
         rope = next(
             operation for operation in module_scope.items if isinstance(operation, Step) and operation.verb == "rope"
         )
-        rotary = rope.options["spec"].rotary_size(dim)
+        rotary = rope.options["spec"].rotary_size(head_dim)
         x, query_latent = self._all_gather_rows(x), self._all_gather_rows(query_latent)
-        q = aten.reshape(self._undivided_indexer_linear(operations["q_proj"], query_latent), (*rows, heads, dim))
+        q = aten.reshape(self._undivided_indexer_linear(operations["q_proj"], query_latent), (*rows, heads, head_dim))
         q = self._rotate_part(q, rotary)
         k = self._undivided_indexer_linear(operations["k_proj"], x)
         k = self.norm(k, operations["k_norm"], self.module_path(), k.shape[0])

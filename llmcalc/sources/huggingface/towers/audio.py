@@ -43,18 +43,18 @@ def _clip_rule(config: Config, merge: int, **fields: bool) -> Table:
 def _read_voxtral(wrapper: Config, config: Config, width: int) -> Table:
     """Reads Voxtral: consecutive positions are concatenated to the FFN width of the encoder's layers."""
     tower = _whisper_encoder(config, *WHISPER_NAMES)
-    h, act = config.size("hidden_size"), wrapper.choice(ACTIVATIONS, "projector_hidden_act")
+    h, activation = config.size("hidden_size"), wrapper.choice(ACTIVATIONS, "projector_hidden_act")
     frames = config.divided("hidden_size", config.size("intermediate_size"), h)
     tower["audio"] = _clip_rule(config, frames, padded=True, several=True)
-    maps = two_layers(width, act, bias=False)
+    maps = two_layers(width, activation, bias=False)
     return {"audio_tower": tower, "multi_modal_projector": projector(h, *maps, frames=frames)}
 
 
 def _read_audio_flamingo(wrapper: Config, config: Config, width: int) -> Table:
     """Reads Audio Flamingo 3: consecutive positions are averaged before the last norm."""
     tower = _whisper_encoder(config, *WHISPER_NAMES)
-    bias, act = wrapper.flag("projector_bias"), wrapper.choice(ACTIVATIONS, "projector_hidden_act")
-    maps = two_layers(width, act, bias)
+    bias, activation = wrapper.flag("projector_bias"), wrapper.choice(ACTIVATIONS, "projector_hidden_act")
+    maps = two_layers(width, activation, bias)
     return {"audio_tower": tower, "multi_modal_projector": projector(config.size("hidden_size"), *maps)}
 
 
@@ -143,7 +143,7 @@ def _read_phi4_audio(wrapper: Config, config: Config, width: int) -> Table:
         "num_hidden_layers": config.size("num_blocks"),
         "attention": {"num_attention_heads": heads, "bias": True},
         "convolution": convolution,
-        "feed_forward": glu(config, bias=True, act="activation"),
+        "feed_forward": glu(config, bias=True, activation="activation"),
         "norm": layernorm(),
         "relative_buckets": config.size("bias_max_distance") * (1 if config.flag("bias_symmetric") else 2),
     }

@@ -50,7 +50,11 @@ def _encoder_with_qk_norm(config: Config, merger_width: int, clamps_gate: bool =
 
 def _with_merger(config: Config, block: Table, stack: Table, merger_width: int, **fields: Any) -> Table:
     """Returns the encoder, the linear layer that merges square blocks of patches, and the gated FFN after it."""
-    h, out, act = config.size("hidden_size"), config.size("out_hidden_size"), config.choice(ACTIVATIONS, "hidden_act")
+    h, out, activation = (
+        config.size("hidden_size"),
+        config.size("out_hidden_size"),
+        config.choice(ACTIVATIONS, "hidden_act"),
+    )
     patches = {
         "num_channels": config.size("in_channels"),
         "temporal_patch_size": config.size("temporal_patch_size"),
@@ -65,7 +69,7 @@ def _with_merger(config: Config, block: Table, stack: Table, merger_width: int, 
         "enlarge": True,
     }
     tower = vit(config, block, depth="depth", stack=stack, patches=patches, image=image, **fields)
-    gated = [{"size": 2 * merger_width, "hidden_act": act, "gated": True}, {"size": out}]
+    gated = [{"size": 2 * merger_width, "hidden_act": activation, "gated": True}, {"size": out}]
     return {
         "visual": tower,
         "visual_downsample": projector(h, (out, True, "identity"), merge=config.size("spatial_merge_size")),

@@ -109,9 +109,9 @@ def _read_lfm3(wrapper: Config, config: Config, width: int) -> Table:
     layers: Table = {"variants": kinds, **layer_pattern(names)} if len(kinds) > 1 else {}
     patches = {"num_channels": config.size("in_channels"), "temporal_patch_size": config.size("temporal_patch_size")}
     tower = vit(config, block, stack={"embedding_norm": norm, **layers}, patches=patches)
-    bias, act = wrapper.flag("projector_bias"), wrapper.choice(ACTIVATIONS, "projector_hidden_act")
+    bias, activation = wrapper.flag("projector_bias"), wrapper.choice(ACTIVATIONS, "projector_hidden_act")
     maps, merge = (
-        two_layers(width, act, bias, wrapper.size("projector_hidden_size")),
+        two_layers(width, activation, bias, wrapper.size("projector_hidden_size")),
         config.size("spatial_merge_size"),
     )
     merger = projector(config.size("hidden_size"), *maps, merge=merge, norm=layernorm(1e-6))

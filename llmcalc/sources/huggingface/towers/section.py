@@ -82,15 +82,17 @@ LinearLayer: TypeAlias = tuple[int, bool, str]
 
 
 def two_layers(
-    width: int, act: str = "gelu", bias: bool = True, inner_width: int | None = None
+    width: int, activation: str = "gelu", bias: bool = True, inner_width: int | None = None
 ) -> tuple[LinearLayer, LinearLayer]:
     """Returns two linear layers with an activation between them. inner_width: default `width`, the output's."""
-    return (inner_width or width, bias, act), (width, bias, "identity")
+    return (inner_width or width, bias, activation), (width, bias, "identity")
 
 
 def projector(width: int, *maps: LinearLayer, **fields: Any) -> Table:
     """Returns a projector of linear layers. width: the width of its input."""
-    linear_layers = [{"size": output_width, "bias": bias, "hidden_act": act} for output_width, bias, act in maps]
+    linear_layers = [
+        {"size": output_width, "bias": bias, "hidden_act": activation} for output_width, bias, activation in maps
+    ]
     return {"type": "projector", "input_size": width, "maps": linear_layers, **fields}
 
 
@@ -99,8 +101,8 @@ def two_layer_projector(wrapper: Config, width: int, output_width: int, **fields
 
     Both linear layers have the text's width.
     """
-    act = wrapper.choice(ACTIVATIONS, "projector_hidden_act")
-    return projector(width, *two_layers(output_width, act, wrapper.flag("multimodal_projector_bias")), **fields)
+    activation = wrapper.choice(ACTIVATIONS, "projector_hidden_act")
+    return projector(width, *two_layers(output_width, activation, wrapper.flag("multimodal_projector_bias")), **fields)
 
 
 def require_one_layer(wrapper: Config) -> None:

@@ -134,9 +134,9 @@ def _read_cohere2(wrapper: Config, config: Config, width: int) -> Table:
 
 def _read_lfm2(wrapper: Config, config: Config, width: int) -> Table:
     """Reads LFM2-VL: concatenated square blocks of patches, a norm, and two linear layers."""
-    bias, act = wrapper.flag("projector_bias"), wrapper.choice(ACTIVATIONS, "projector_hidden_act")
+    bias, activation = wrapper.flag("projector_bias"), wrapper.choice(ACTIVATIONS, "projector_hidden_act")
     norm_fields: Table = {"norm": layernorm(), "norm_of": "merged"} if wrapper.flag("projector_use_layernorm") else {}
-    maps = two_layers(width, act, bias, wrapper.size("projector_hidden_size"))
+    maps = two_layers(width, activation, bias, wrapper.size("projector_hidden_size"))
     merge = wrapper.size("downsample_factor")
     return {
         "vision_tower": siglip2_encoder(config),

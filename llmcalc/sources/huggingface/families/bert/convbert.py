@@ -51,11 +51,11 @@ def _grouped_network(config: Config, hidden: int) -> Table:
         return mlp(width, bert_act(config))
     for input_width in (hidden, width):
         config.divided("num_groups", input_width, groups)
-    act = bert_act(config)
+    activation = bert_act(config)
     return {
         "type": "grouped_mlp",
         "intermediate_size": width,
-        "hidden_act": act,
+        "hidden_act": activation,
         "up_groups": groups,
         "down_groups": groups,
     }

@@ -43,7 +43,7 @@ def _embedding_gemma2(config: Config) -> Table:
         **biases(config.flag("attention_bias"), *QKVO),
         **qk_norm(norm),
     )
-    network, width = glu(config, act="hidden_activation"), config.size("hidden_size_per_layer_input")
+    network, width = glu(config, activation="hidden_activation"), config.size("hidden_size_per_layer_input")
     block: Table = {
         "type": "gemma4",
         "attention": mixer,

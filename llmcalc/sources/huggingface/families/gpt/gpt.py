@@ -44,9 +44,9 @@ def full_width_heads(config: Config, **fields: Any) -> Table:
     return {"num_attention_heads": heads, **fields}
 
 
-def plain_ffn(config: Config, width: str, act: str, bias: bool = True) -> Table:
+def plain_ffn(config: Config, width: str, activation: str, bias: bool = True) -> Table:
     """Returns a non-gated FFN, by default four times as wide as hidden_size. width: the config field of its width."""
-    return mlp(config.maybe(width) or 4 * config.size("hidden_size"), config.choice(ACTIVATIONS, act), bias)
+    return mlp(config.maybe(width) or 4 * config.size("hidden_size"), config.choice(ACTIVATIONS, activation), bias)
 
 
 def _gpt(

@@ -80,15 +80,15 @@ def _feed_forward(config: Config, bias: bool) -> Table:
     """Returns the feed-forward network; for SwiGLU, `mlp_hidden_size` is the width of gate and values together."""
     width = config.maybe("intermediate_size") or _network_width(config, config.size("mlp_ratio"))
     config.fields_read.add("mlp_ratio")
-    act = config.choice({"swiglu": "silu", "gelu": "gelu", "relu": "relu"}, "hidden_act")
-    if act != "silu":
-        return {"intermediate_size": width, "hidden_act": act, **biases(bias, "up_bias", "down_bias")}
+    activation = config.choice({"swiglu": "silu", "gelu": "gelu", "relu": "relu"}, "hidden_act")
+    if activation != "silu":
+        return {"intermediate_size": width, "hidden_act": activation, **biases(bias, "up_bias", "down_bias")}
     half_width = config.divided("intermediate_size", width, 2) if width % 2 == 0 else 0
     if not half_width:
         raise config.wrong("intermediate_size", width, "an even number")
     return {
         "intermediate_size": half_width,
-        "hidden_act": act,
+        "hidden_act": activation,
         "gated": True,
         **biases(bias, "gate_bias", "up_bias", "down_bias"),
     }

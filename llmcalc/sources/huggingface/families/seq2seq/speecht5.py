@@ -16,9 +16,9 @@ def _speecht5(config: Config) -> Table:
         raise config.wrong("architectures", name, "SpeechT5ForSpeechToText, the class that generates text")
     config.must("is_encoder_decoder", True)
     norm, hidden = layernorm(config.number("layer_norm_eps")), config.size("hidden_size")
-    act = config.choice(ACTIVATIONS, "hidden_act")
+    activation = config.choice(ACTIVATIONS, "hidden_act")
     depths = {stack_name: config.size(f"{stack_name}_layers") for stack_name in ("encoder", "decoder")}
-    networks = {stack_name: mlp(config.size(f"{stack_name}_ffn_dim"), act) for stack_name in depths}
+    networks = {stack_name: mlp(config.size(f"{stack_name}_ffn_dim"), activation) for stack_name in depths}
     heads = {stack_name: config.size(f"{stack_name}_attention_heads") for stack_name in depths}
     head_dims = {
         stack_name: config.divided(f"{stack_name}_attention_heads", hidden, heads[stack_name]) for stack_name in depths
