@@ -228,9 +228,13 @@ class PeakEstimate:
     def layer_kinds(self) -> list[Scope]:
         """The type of each layer of the model, the encoder's layers first."""
         root = self.spec.shared_program.root
-        parents = [root, *(item for item in root.items if isinstance(item, Scope) and item.name in STACKS)]
+        parents = [
+            root,
+            *(scope_item for scope_item in root.items if isinstance(scope_item, Scope) and scope_item.name in STACKS),
+        ]
         stacks = [
-            [item for item in parent.items if isinstance(item, Scope) and item.name == "layers"] for parent in parents
+            [scope_item for scope_item in parent.items if isinstance(scope_item, Scope) and scope_item.name == "layers"]
+            for parent in parents
         ]
         return [layer_kind for stack in stacks if stack for layer_kind in layer_kinds(stack)]
 

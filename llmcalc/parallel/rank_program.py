@@ -365,11 +365,21 @@ class RankFlow(Flow):
             self.root.items[layers_start:layers_end],
             self.root.items[layers_end:],
         )
-        towers = [item for item in items_after if isinstance(item, Scope) and item.about.get("optional") == TOWERS.name]
+        towers = [
+            scope_item
+            for scope_item in items_after
+            if isinstance(scope_item, Scope) and scope_item.about.get("optional") == TOWERS.name
+        ]
         items_before = (
-            [*items_before, *towers] if self.stage.first else [item for item in items_before if _is_frame(item)]
+            [*items_before, *towers]
+            if self.stage.first
+            else [scope_item for scope_item in items_before if _is_frame(scope_item)]
         )
-        items_after = [item for item in items_after if item not in towers and (self.stage.last or _is_frame(item))]
+        items_after = [
+            scope_item
+            for scope_item in items_after
+            if scope_item not in towers and (self.stage.last or _is_frame(scope_item))
+        ]
         self.root.items = [*items_before, *layer_items, *items_after]
         if not self.stage.last:
             self.result = self.exit
@@ -419,9 +429,9 @@ for _name in WITH_AXES:
     setattr(RankFlow, _name, _with_rank_axes(getattr(Flow, _name)))
 
 
-def _is_frame(item: Item) -> bool:
+def _is_frame(scope_item: Item) -> bool:
     """Whether a program item only marks the start or end of a function in the forward pass."""
-    return isinstance(item, Step) and item.verb in ("enter", "leave")
+    return isinstance(scope_item, Step) and scope_item.verb in ("enter", "leave")
 
 
 def rank_program(spec: ModelSpec, layout: Layout, rank: int = 0, stage: Stage | Chunks | None = None) -> RankFlow:

@@ -335,7 +335,7 @@ class Attention(TokenMixer):
         adapter: Adapter | None = None,
         value_input: Value | None = None,
     ) -> Value:
-        """Records attention. memory: input of keys and values, default x. output_axes: output axes, default those of x.
+        """Records attention. memory: input of keys and values, default x. output_axes: default the axes of x.
 
         adapter: computes a term that is added to the output of each query, key and value projection.
         value_input: the input of the values where it is not that of the keys.

@@ -184,9 +184,9 @@ class Chunk(TrainingRun):
         """Computes the loss; without a language-model head, a scalar whose gradient has the output's size."""
         if self.labels is not None:
             return self.lowering.losses(self.lowering.cap_logits(output), self.labels)
-        new = self.graph.new_tensor
-        loss = new((), output.dtype)
-        return record(self.graph, "loss", [output], loss, lambda g, _: [new(output.shape, output.dtype)])
+        new_tensor = self.graph.new_tensor
+        loss = new_tensor((), output.dtype)
+        return record(self.graph, "loss", [output], loss, lambda g, _: [new_tensor(output.shape, output.dtype)])
 
     def _run_forward(self, stage_input: Tensor | None, compute: Callable[[], Tensor]) -> Tensor:
         """Runs, records or replays a forward pass of the chunk."""

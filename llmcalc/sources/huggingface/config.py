@@ -222,7 +222,9 @@ class Config:
         """Returns the list of integers in a field; elements may be 0."""
 
         def is_right(value: Any) -> bool:
-            return isinstance(value, list | tuple) and all(is_whole(item) and 0 <= item <= LARGEST for item in value)
+            return isinstance(value, list | tuple) and all(
+                is_whole(element) and 0 <= element <= LARGEST for element in value
+            )
 
         return list(self._checked(names, is_right, "a list of whole numbers"))
 
@@ -230,7 +232,7 @@ class Config:
         """Returns the list of texts in a field."""
 
         def is_right(value: Any) -> bool:
-            return isinstance(value, list | tuple) and all(isinstance(item, str) for item in value)
+            return isinstance(value, list | tuple) and all(isinstance(element, str) for element in value)
 
         return list(self._checked(names, is_right, "a list of texts"))
 

@@ -124,7 +124,7 @@ def classes() -> dict[str, list[str]]:
 def with_router_field(table: Any, field: str, linear_only: bool = False) -> Any:
     """Returns a description in which that field of every router is true. linear_only: of linear routers alone."""
     if isinstance(table, list):
-        return [with_router_field(item, field, linear_only) for item in table]
+        return [with_router_field(element, field, linear_only) for element in table]
     if not isinstance(table, dict):
         return table
     filled_table = {name: with_router_field(value, field, linear_only) for name, value in table.items()}

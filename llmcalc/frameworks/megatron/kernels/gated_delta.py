@@ -32,8 +32,10 @@ class DeltaKernels(MambaKernels):
 
     def module_kernel(self, module_scope: Scope) -> Callable[[], None] | None:
         """Returns the kernel that runs a gated DeltaNet mixer."""
-        alternatives = [item for item in module_scope.items if isinstance(item, Alternatives)]
-        branch_steps = [operation for item in alternatives for operation in next(iter(item.branches.values())).steps()]
+        alternatives = [scope_item for scope_item in module_scope.items if isinstance(scope_item, Alternatives)]
+        branch_steps = [
+            operation for scope_item in alternatives for operation in next(iter(scope_item.branches.values())).steps()
+        ]
         delta_step = next(
             (
                 operation

@@ -158,14 +158,21 @@ class HeadKernels(ElementwiseKernels):
     def _look_for_readers(self, module_scope: Scope, module: Scope) -> None:
         """Moves multi-token-prediction modules and their losses before the output layer."""
         mtp_modules = [
-            item for item in module_scope.items if isinstance(item, Scope) and item.about.get("kind") == "mtp"
+            scope_item
+            for scope_item in module_scope.items
+            if isinstance(scope_item, Scope) and scope_item.about.get("kind") == "mtp"
         ]
         if mtp_modules:
             output_modules = [
-                item for item in module_scope.items if isinstance(item, Scope) and item.about.get("kind") == "lm_head"
+                scope_item
+                for scope_item in module_scope.items
+                if isinstance(scope_item, Scope) and scope_item.about.get("kind") == "lm_head"
             ]
             moved_modules = [*mtp_modules, *output_modules]
-            module_scope.items = [*(item for item in module_scope.items if item not in moved_modules), *moved_modules]
+            module_scope.items = [
+                *(scope_item for scope_item in module_scope.items if scope_item not in moved_modules),
+                *moved_modules,
+            ]
         super()._look_for_readers(module_scope, module)
 
     def do_also(self, operation: Step) -> None:
@@ -210,12 +217,12 @@ class HeadKernels(ElementwiseKernels):
         if self.further_outputs and not self.in_multi_token_prediction:
             mtp_losses, self.further_outputs = self.further_outputs, []
             scaled_hidden, shapes = Tensor(x.shape, x.dtype, x.storage), [tensor.shape for tensor in mtp_losses]
-            new = self.graph.new_tensor
+            new_tensor = self.graph.new_tensor
             self.node(
                 "loss_scaler",
                 (x, *mtp_losses),
                 [scaled_hidden],
-                lambda saved_tensors, g, needs_input_grad: [g, *(new(s, FLOAT32) for s in shapes)],
+                lambda saved_tensors, g, needs_input_grad: [g, *(new_tensor(s, FLOAT32) for s in shapes)],
             )
             del mtp_losses
             x = scaled_hidden

@@ -196,19 +196,21 @@ class LinearKernels(RankKernels):
         shape = x.shape
 
         def backward(saved_tensors: SavedTensors, gradients: Any, needs_input_grad: Needs) -> Gradients:
-            new, in_user_buffers = self.new_tensor, kernel_choices.user_buffers
+            new_tensor, in_user_buffers = self.new_tensor, kernel_choices.user_buffers
             output_gradient, norm_gradient = gradients if returns_norm else (gradients, None)
-            gathered_input = new(rows, n_in) if is_sharded and not in_user_buffers and is_trained else None
+            gathered_input = new_tensor(rows, n_in) if is_sharded and not in_user_buffers and is_trained else None
             self.use_overlap_workspaces()
-            input_gradient: Tensor | None = None if in_user_buffers or not needs_input_grad[0] else new(rows, n_in)
+            input_gradient: Tensor | None = (
+                None if in_user_buffers or not needs_input_grad[0] else new_tensor(rows, n_in)
+            )
             if returns_gathered:
-                input_gradient = new(rows, n_in)  # the sum with the gradient of the returned rows
+                input_gradient = new_tensor(rows, n_in)  # the sum with the gradient of the returned rows
             scattered_gradient = (
-                new(local_rows, n_in) if is_sharded and not in_user_buffers and needs_input_grad[0] else None
+                new_tensor(local_rows, n_in) if is_sharded and not in_user_buffers and needs_input_grad[0] else None
             )
             weight_gradient = self.weight_gradient(weight)
             if in_user_buffers:  # a copy of what the buffer has after the product for the weight
-                input_gradient = new(local_rows, n_in)
+                input_gradient = new_tensor(local_rows, n_in)
             bias = [] if bias_shape is None else [self.graph.new_tensor(bias_shape, output_gradient.dtype)]
             if is_trained:
                 saved_tensors[1 if has_norm else 0] = None  # clear_tensor_data(ln_out)
@@ -216,7 +218,7 @@ class LinearKernels(RankKernels):
             if not has_norm:
                 return [input_gradient if scattered_gradient is None else scattered_gradient, weight_gradient, *bias]
             if norm_gradient is not None and not returns_gathered:
-                input_gradient, scattered_gradient = new(local_rows, n_in), None
+                input_gradient, scattered_gradient = new_tensor(local_rows, n_in), None
             x_gradient = self.graph.new_tensor(shape, output_gradient.dtype)
             del input_gradient, scattered_gradient
             return [

@@ -280,16 +280,16 @@ class RankKernels(Lowering):
 
     def _look_for_readers(self, module_scope: Scope, module: Scope) -> None:
         """Collects the operations that read each value, and the module of each operation."""
-        for item in module_scope.items:
-            if isinstance(item, Alternatives):
-                self._look_for_readers(next(iter(item.branches.values())), module)
-            elif isinstance(item, Scope):
-                self._look_for_readers(item, item)
+        for scope_item in module_scope.items:
+            if isinstance(scope_item, Alternatives):
+                self._look_for_readers(next(iter(scope_item.branches.values())), module)
+            elif isinstance(scope_item, Scope):
+                self._look_for_readers(scope_item, scope_item)
             else:
-                self.module_of_step[id(item)] = module
-                for value in item.ins:
-                    if item.verb not in ("hold", "keep", "cache", "mask"):
-                        self.readers.setdefault(id(value.storage), []).append((item, module))
+                self.module_of_step[id(scope_item)] = module
+                for value in scope_item.ins:
+                    if scope_item.verb not in ("hold", "keep", "cache", "mask"):
+                        self.readers.setdefault(id(value.storage), []).append((scope_item, module))
 
     # --- rows --------------------------------------------------------------------------------------------------------
 
@@ -414,16 +414,26 @@ class RankKernels(Lowering):
 
         Gradients have the format of the output's gradient.
         """
-        new, shapes = self.graph.new_tensor, [x.shape for x in inputs]
+        new_tensor, shapes = self.graph.new_tensor, [x.shape for x in inputs]
         self.node(
-            operation_name, inputs, [output], lambda _, g, needs: [new(shape, g.dtype) for shape in shapes], *saves
+            operation_name,
+            inputs,
+            [output],
+            lambda _, g, needs: [new_tensor(shape, g.dtype) for shape in shapes],
+            *saves,
         )
         return output
 
     def copy_reordered(self, operation_name: str, x: Tensor, shape: Shape) -> Tensor:
         """Copies a tensor into another order or to other ranks; the gradient is copied back."""
-        new, input_shape = self.graph.new_tensor, x.shape
-        return record(self.graph, operation_name, (x,), new(shape, x.dtype), lambda g, _: (new(input_shape, g.dtype),))
+        new_tensor, input_shape = self.graph.new_tensor, x.shape
+        return record(
+            self.graph,
+            operation_name,
+            (x,),
+            new_tensor(shape, x.dtype),
+            lambda g, _: (new_tensor(input_shape, g.dtype),),
+        )
 
     def checkpoint(self, compute: Run, arguments: Sequence[Tensor]) -> Tensor:
         """Runs a function and saves only its arguments; the backward pass recomputes it.
@@ -510,8 +520,8 @@ class RankKernels(Lowering):
 
 def direct_steps(module_scope: Scope) -> Iterator[Step]:
     """Yields a module's own operations, without submodules; of alternative branches, the first."""
-    for item in module_scope.items:
-        if isinstance(item, Step):
-            yield item
-        elif isinstance(item, Alternatives):
-            yield from direct_steps(next(iter(item.branches.values())))
+    for scope_item in module_scope.items:
+        if isinstance(scope_item, Step):
+            yield scope_item
+        elif isinstance(scope_item, Alternatives):
+            yield from direct_steps(next(iter(scope_item.branches.values())))

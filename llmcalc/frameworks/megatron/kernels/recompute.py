@@ -133,10 +133,10 @@ class DiscardedKernels(SparseKernels):
 
     def _look_for_readers(self, module_scope: Scope, module: Scope) -> None:
         """Marks the input and output of shared experts, so that they can be recomputed."""
-        for item in module_scope.items if "shared_expert" in self.rank_choices.recompute_kinds else ():
-            if isinstance(item, Scope) and item.about.get("kind") == "shared_expert":
-                steps = [operation for operation in item.items if isinstance(operation, Step)]
-                item.reads, item.gives = steps[0].ins[0], steps[-1].outs[0]
+        for scope_item in module_scope.items if "shared_expert" in self.rank_choices.recompute_kinds else ():
+            if isinstance(scope_item, Scope) and scope_item.about.get("kind") == "shared_expert":
+                steps = [operation for operation in scope_item.items if isinstance(operation, Step)]
+                scope_item.reads, scope_item.gives = steps[0].ins[0], steps[-1].outs[0]
         super()._look_for_readers(module_scope, module)
 
     # --- norms of a layer --------------------------------------------------------------------------------------------
@@ -232,19 +232,21 @@ class DiscardedKernels(SparseKernels):
 
     def items(self, items: Sequence[Item]) -> None:
         """Runs a module's operations; with `mla_up_proj` the up-projections of latents are freed and recomputed."""
-        alternatives = [item for item in items if isinstance(item, Alternatives)]
-        names = {item.name for item in items if isinstance(item, Step)}
+        alternatives = [scope_item for scope_item in items if isinstance(scope_item, Alternatives)]
+        names = {scope_item.name for scope_item in items if isinstance(scope_item, Step)}
         if not (self.rank_choices.recompute_up and self.graph.enabled and alternatives and "kv_a_proj" in names):
             super().items(items)
             return
         form_position = items.index(alternatives[0])
         branch_items = self.branch(alternatives[0]).items
         core_position = next(
-            i for i, item in enumerate(branch_items) if isinstance(item, Step) and item.verb == "attention"
+            i
+            for i, scope_item in enumerate(branch_items)
+            if isinstance(scope_item, Step) and scope_item.verb == "attention"
         )
         attention = branch_items[core_position]
         assert isinstance(attention, Step)
-        steps_before = [item for item in items[:form_position] if isinstance(item, Step)]
+        steps_before = [scope_item for scope_item in items[:form_position] if isinstance(scope_item, Step)]
         down_steps = [
             operation
             for operation in steps_before

@@ -433,11 +433,16 @@ class FusedKernels(AttentionKernels, ElementwiseKernels, BasicKernels):
     def _in_this_module(self, verb: str, value: Value) -> bool:
         """Whether an operation of that name in the current module reads a value."""
         items = self.frames[-1].scope.items
-        return any(isinstance(item, Step) and item.verb == verb and value in item.ins for item in items)
+        return any(
+            isinstance(scope_item, Step) and scope_item.verb == verb and value in scope_item.ins for scope_item in items
+        )
 
     def _is_activation_output(self, value: Value) -> bool:
         items = self.frames[-1].scope.items
-        return any(isinstance(item, Step) and item.verb == "act" and value in item.outs for item in items)
+        return any(
+            isinstance(scope_item, Step) and scope_item.verb == "act" and value in scope_item.outs
+            for scope_item in items
+        )
 
     # --- the loss ---------------------------------------------------------------------------------------------------
 

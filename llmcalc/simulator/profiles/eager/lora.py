@@ -140,14 +140,14 @@ class LoraKernels(BasicKernels):
         if operation.name not in names or not (litgpt or self.choices.fused_qkv or is_fused_by_its_class):
             return []
         groups = [
-            item
-            for item in self.frames[-1].scope.items
-            if isinstance(item, Step)
-            and item.verb == "linear"
-            and item.name in names
-            and item.ins[0] is operation.ins[0]
+            scope_item
+            for scope_item in self.frames[-1].scope.items
+            if isinstance(scope_item, Step)
+            and scope_item.verb == "linear"
+            and scope_item.name in names
+            and scope_item.ins[0] is operation.ins[0]
         ]
-        if is_fused_by_its_class and len({bool(item.options["bias"]) for item in groups}) > 1:
+        if is_fused_by_its_class and len({bool(scope_item.options["bias"]) for scope_item in groups}) > 1:
             return []
         return groups if len(groups) > 1 and groups[0].name == names[0] else []
 
