@@ -184,15 +184,15 @@ def takes_timed_run(command: CommandFunction) -> CommandFunction:
     model = {"target": OptionOfCommand(TargetOrNone, None), "with_mtp": OptionOfCommand(WithMtp, False)}
     options = {**context, **settings, **layout, **TIME_OPTIONS, **model, **target_options}
 
-    def timed_run(chosen: dict[str, Any]) -> TimedRun:
+    def timed_run(chosen_options: dict[str, Any]) -> TimedRun:
         return TimedRun(
-            settings_with_shorthands({name: chosen[name] for name in settings}),
-            LayoutRequest(**{name: chosen[name] for name in layout}),
-            {name: chosen[name] for name in TIME_OPTIONS},
-            chosen["target"],
-            included(chosen["with_mtp"]),
-            read_options(chosen),
-            partial(is_given, chosen["context"]),
+            settings_with_shorthands({name: chosen_options[name] for name in settings}),
+            LayoutRequest(**{name: chosen_options[name] for name in layout}),
+            {name: chosen_options[name] for name in TIME_OPTIONS},
+            chosen_options["target"],
+            included(chosen_options["with_mtp"]),
+            read_options(chosen_options),
+            partial(is_given, chosen_options["context"]),
         )
 
     return replace_parameter("timed_run", options, timed_run)(command)

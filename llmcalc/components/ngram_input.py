@@ -119,8 +119,10 @@ def _reference_class() -> type[nn.Module]:
             """Returns the convolution over the last tokens. x: [batch, tokens, width] → same shape."""
             assert self.spec.conv_kernel_size is not None
             past_length = (self.spec.conv_kernel_size - 1) * self.spec.dilation
-            stored, rows = self.conv_state.load(forward_pass), x.transpose(1, 2)
-            padded_rows = F.pad(rows, (past_length, 0)) if stored is None else torch.cat([stored[0], rows], -1)
+            stored_state, rows = self.conv_state.load(forward_pass), x.transpose(1, 2)
+            padded_rows = (
+                F.pad(rows, (past_length, 0)) if stored_state is None else torch.cat([stored_state[0], rows], -1)
+            )
             self.conv_state.keep(forward_pass, padded_rows[..., padded_rows.shape[-1] - past_length :])
             return self.conv1d(padded_rows).transpose(1, 2)
 

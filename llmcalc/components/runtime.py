@@ -16,8 +16,8 @@ if TYPE_CHECKING:
 def share_tensors(source_module: nn.Module, target: nn.Module) -> None:
     """Replaces the target module's parameters and buffers by those of a source module with the same structure."""
     for path, tensor in [*source_module.named_parameters(), *source_module.named_buffers()]:
-        holder, _, name = path.rpartition(".")
-        setattr(target.get_submodule(holder), name, tensor)
+        module_path, _, name = path.rpartition(".")
+        setattr(target.get_submodule(module_path), name, tensor)
 
 
 @dataclass(eq=False)
@@ -195,8 +195,8 @@ def cache_class() -> type[nn.Module]:
                 return joined_tensors
             joined_tensors = tuple(
                 # the oldest token leaves the window when a new one enters
-                torch.cat([*(h[..., max(0, h.shape[-2] - self.limit + 1) :, :] for h in cached), new_tensor], -2)
-                for cached, new_tensor in zip(cached_tensors, new_tensors, strict=True)
+                torch.cat([*(h[..., max(0, h.shape[-2] - self.limit + 1) :, :] for h in cached_tensor), new_tensor], -2)
+                for cached_tensor, new_tensor in zip(cached_tensors, new_tensors, strict=True)
             )
             forward_pass.store[self] = tuple(t[..., max(0, t.shape[-2] - self.limit) :, :] for t in joined_tensors)
             return joined_tensors

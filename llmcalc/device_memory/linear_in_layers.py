@@ -166,14 +166,14 @@ def list_places(result: ReplayResult, stacks: list[LayerStack]) -> list[tuple[st
         block.clear()
 
     repeated_stacks = [layer_stack for layer_stack in stacks if layer_stack.can_extrapolate] if result.slopes else []
-    ends = {
+    end_places = {
         layer_stack.in_later_repeat(allocation_place, layer_stack.repeats - SHORT_RUN_REPEATS)
         for allocation_place in result.slopes
         for layer_stack in stacks
         if layer_stack.contains(allocation_place)
     }
     for allocation_place, peak in result.peaks.items():
-        if allocation_place in ends:
+        if allocation_place in end_places:
             continue
         layer_stack = next(
             (layer_stack for layer_stack in repeated_stacks if layer_stack.is_second(allocation_place)), None

@@ -157,7 +157,7 @@ class ModuleNames:
             )
             indices = sorted(i for other in listed_layers if other.role != "shared" for i in other.indices or ())
             numbers = {index: position for position, index in enumerate(indices)}
-            lists = _split_alternatives(self._published_names_by_path.get(key, self._names["layers"]))
+            list_names = _split_alternatives(self._published_names_by_path.get(key, self._names["layers"]))
             part_names: dict[str, tuple[str, ...]] = {}
             for part in _layer_parts(layer):
                 keys = (f"{stack_name}{part.name}", part.name)
@@ -165,7 +165,7 @@ class ModuleNames:
                     path: _with_earlier_names(path, names)
                     for path, names in self._node_names(part, part.name, ("",), ("",), keys)
                 }
-            sides = tuple(stack_name for name in lists for stack_name in name.split(" & "))
+            sides = tuple(stack_name for name in list_names for stack_name in name.split(" & "))
             self._layers.setdefault(f"{stack_name}{layer.name}", []).append(
                 _Layers(frozenset(layer.indices or ()), layer in predictors, numbers, sides, roots, part_names)
             )
@@ -368,5 +368,5 @@ def _without_numbers(path: str) -> str:
 
 def _fill_stars(name: str, numbers: Sequence[str]) -> str:
     """Replaces the stars of a name by layer indices, in order; further stars become 0."""
-    remaining = iter(numbers)
-    return re.sub(r"\*", lambda _: next(remaining, "0"), name)
+    remaining_numbers = iter(numbers)
+    return re.sub(r"\*", lambda _: next(remaining_numbers, "0"), name)

@@ -43,7 +43,7 @@ class Step:
         op: Op | None = None,
         weight: Weight | None = None,
         options: Mapping[str, Any] | None = None,
-        about: Mapping[str, Any] | None = None,
+        node_fields: Mapping[str, Any] | None = None,
     ) -> None:
         self.verb: str = verb
         self.name: str = name
@@ -52,7 +52,7 @@ class Step:
         self.op: Op | None = op
         self.weight: Weight | None = weight
         self.options: Mapping[str, Any] = options or {}
-        self.about: Mapping[str, Any] = about or {}
+        self.about: Mapping[str, Any] = node_fields or {}
 
 
 class Scope:
@@ -86,9 +86,9 @@ class Scope:
         "takes",
     )
 
-    def __init__(self, name: str, about: dict[str, Any]) -> None:
+    def __init__(self, name: str, node_fields: dict[str, Any]) -> None:
         self.name: str = name
-        self.about: dict[str, Any] = about
+        self.about: dict[str, Any] = node_fields
         self.items: list[Item] = []
         self.takes: Value | None = None
         self.gives: Value | None = None
@@ -162,14 +162,14 @@ Item: TypeAlias = Step | Scope | Alternatives
 
 def every_step(items: Iterable[Item]) -> Iterator[Step]:
     """Yields all steps among these items of a program and in their scopes, in every alternative branch."""
-    for scope_item in items:
-        if isinstance(scope_item, Step):
-            yield scope_item
-        elif isinstance(scope_item, Alternatives):
-            for branch in scope_item.branches.values():
+    for item in items:
+        if isinstance(item, Step):
+            yield item
+        elif isinstance(item, Alternatives):
+            for branch in item.branches.values():
                 yield from every_step(branch.items)
         else:
-            yield from every_step(scope_item.items)
+            yield from every_step(item.items)
 
 
 def _nodes_of_items(items: Sequence[Item]) -> tuple[Op | None, dict[str, Op], list[Node]]:
@@ -177,20 +177,20 @@ def _nodes_of_items(items: Sequence[Item]) -> tuple[Op | None, dict[str, Op], li
     op: Op | None = None
     forms: dict[str, Op] = {}
     children: list[Node] = []
-    for scope_item in items:
-        if isinstance(scope_item, Scope) and scope_item.nth:
-            i, first_copy = next((i, child) for i, child in enumerate(children) if child.name == scope_item.name)
-            children[i] = replace(first_copy, repeat=scope_item.nth + 1, indices=range(scope_item.nth + 1))
-        elif isinstance(scope_item, Scope):
-            children.append(scope_item.node())
-        elif isinstance(scope_item, Alternatives):
-            branch_op, branch_forms, branch_children = _merge_forms(scope_item)
+    for item in items:
+        if isinstance(item, Scope) and item.nth:
+            i, first_copy = next((i, child) for i, child in enumerate(children) if child.name == item.name)
+            children[i] = replace(first_copy, repeat=item.nth + 1, indices=range(item.nth + 1))
+        elif isinstance(item, Scope):
+            children.append(item.node())
+        elif isinstance(item, Alternatives):
+            branch_op, branch_forms, branch_children = _merge_forms(item)
             op, forms = (op, forms) if branch_op is None else (branch_op, branch_forms)
             children += branch_children
-        elif scope_item.name:
-            children.append(Node(scope_item.name, scope_item.op, **scope_item.about))
-        elif scope_item.op is not None:
-            op = scope_item.op
+        elif item.name:
+            children.append(Node(item.name, item.op, **item.about))
+        elif item.op is not None:
+            op = item.op
     return op, forms, children
 
 

@@ -188,14 +188,23 @@ class Recorder:
         outputs: tuple[Value, ...] = (),
         op: Op | None = None,
         weight: Weight | None = None,
-        about: dict[str, Any] | None = None,
+        node_fields: dict[str, Any] | None = None,
         **options: Any,
     ) -> None:
         """Records one step with all of its outputs."""
         if weight is not None:
             weight.is_counted = True
         self.here.items.append(
-            Step(verb, name, inputs, outputs, op, weight, options, self._node_fields(about) if about else None)
+            Step(
+                verb,
+                name,
+                inputs,
+                outputs,
+                op,
+                weight,
+                options,
+                self._node_fields(node_fields) if node_fields else None,
+            )
         )
 
     def step(self, verb: str, name: str, inputs: tuple[Value, ...], out: Value, **options: Any) -> Value:

@@ -160,12 +160,14 @@ class BytesPerParameter(NamedTuple):
     adamw_extra: float = 0
 
 
-def parameters_in_padded_rows(shards: int, use: Use) -> Number:
+def parameters_in_padded_rows(shards: int, weight_use: Use) -> Number:
     """Returns the number of parameters, with each tensor's rows padded to a multiple of the shards."""
-    count = use.params()
+    count = weight_use.params()
     if not count:
         return 0
-    padded_tensors = ((tensor, ceil_div(tensor.shape[0], shards) * shards) for tensor in use.tensors() if tensor.shape)
+    padded_tensors = (
+        (tensor, ceil_div(tensor.shape[0], shards) * shards) for tensor in weight_use.tensors() if tensor.shape
+    )
     return count + sum(
         exact_div(times(tensor.size, rows - tensor.shape[0]), tensor.shape[0]) for tensor, rows in padded_tensors
     )
@@ -228,13 +230,9 @@ class PeakEstimate:
     def layer_kinds(self) -> list[Scope]:
         """The type of each layer of the model, the encoder's layers first."""
         root = self.spec.shared_program.root
-        parents = [
-            root,
-            *(scope_item for scope_item in root.items if isinstance(scope_item, Scope) and scope_item.name in STACKS),
-        ]
+        parents = [root, *(item for item in root.items if isinstance(item, Scope) and item.name in STACKS)]
         stacks = [
-            [scope_item for scope_item in parent.items if isinstance(scope_item, Scope) and scope_item.name == "layers"]
-            for parent in parents
+            [item for item in parent.items if isinstance(item, Scope) and item.name == "layers"] for parent in parents
         ]
         return [layer_kind for stack in stacks if stack for layer_kind in layer_kinds(stack)]
 
@@ -573,15 +571,15 @@ def torch_passes(spec: ModelSpec, training_config: Training) -> MeasurePasses:
                 set_up_bytes = memory_meter.now
             bytes_before = memory_meter.now
             memory_meter.restart()
-            flight = chunk.forward_of()
+            pass_in_flight = chunk.forward_of()
             saved_bytes, forward = (
                 memory_meter.now - bytes_before,
                 PeakByPath.peaks_since_restart(memory_meter, bytes_before),
             )
             memory_meter.restart()
-            chunk.backward_of(flight)
+            chunk.backward_of(pass_in_flight)
             backward = PeakByPath.peaks_since_restart(memory_meter, bytes_before)
-            del flight
+            del pass_in_flight
             gradients = [(weight.grad, weight) for weight in chunk.parameters if weight.grad is not None]
             if not pass_bytes:  # tables, and tensors that live until the next micro-batch
                 remaining_bytes = memory_meter.now - set_up_bytes - sum(gradient.bytes for gradient, _ in gradients)

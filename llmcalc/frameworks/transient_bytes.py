@@ -118,10 +118,10 @@ class OptimizerStepBytes(NamedTuple):
 
     def rank_bytes(self, layout: Layout, stage_parameters: Sequence[StageParameters], sharded: bool) -> int:
         """Returns the step's largest temporary bytes on a rank. sharded: whether each rank updates only its shard."""
-        dense = sum(stage.dense for stage in stage_parameters)
+        dense_parameters = sum(stage.dense for stage in stage_parameters)
         experts = sum(stage.experts for stage in stage_parameters)
         shards, expert_shards = (layout.shards, layout.expert_shards) if sharded else (1, 1)
-        parameter_bytes = self.per_parameter * (dense / shards + experts / expert_shards)
+        parameter_bytes = self.per_parameter * (dense_parameters / shards + experts / expert_shards)
         if self.per_adamw_parameter is None:
             largest_bytes = self.per_largest * max(stage.largest_tensor for stage in stage_parameters)
             largest_bytes += self.per_second_largest * max(stage.largest_in_layers for stage in stage_parameters)

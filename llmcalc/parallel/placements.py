@@ -144,34 +144,34 @@ class Placements:
 
     def _run_items(self, items: Iterable[Item], path: str, repeats: Number) -> None:
         """Runs through a module's operations. path: the module's path. repeats: how often the module runs."""
-        for scope_item in items:
-            if isinstance(scope_item, Alternatives):
-                self._run_items(next(iter(scope_item.branches.values())).items, path, repeats)
+        for item in items:
+            if isinstance(item, Alternatives):
+                self._run_items(next(iter(item.branches.values())).items, path, repeats)
                 continue
-            attributes = scope_item.about
+            attributes = item.about
             if attributes.get("role") in NEVER_RUN or (
                 attributes.get("optional") and attributes["optional"] not in self.include
             ):
                 continue
-            item_path = f"{path}.{scope_item.name}" if path and scope_item.name else path or scope_item.name
-            self.where, self.repeats = item_path or getattr(scope_item, "verb", ""), repeats
-            if isinstance(scope_item, Step):
-                self._run_step(scope_item)
-                if scope_item.verb not in KEEPS_NOTHING:
+            item_path = f"{path}.{item.name}" if path and item.name else path or item.name
+            self.where, self.repeats = item_path or getattr(item, "verb", ""), repeats
+            if isinstance(item, Step):
+                self._run_step(item)
+                if item.verb not in KEEPS_NOTHING:
                     self.last_saved = len(self.messages)
                 continue
             scope_repeats, has_gradient = times(repeats, attributes.get("repeat", 1)), self.has_gradient
             self.has_gradient = has_gradient and attributes.get("role") != "no_grad"
-            if scope_item.takes is not None:
-                self._reduce_partial_sum(scope_item.takes)
+            if item.takes is not None:
+                self._reduce_partial_sum(item.takes)
             start = len(self.messages)
-            self._run_items(scope_item.items, item_path, scope_repeats)
+            self._run_items(item.items, item_path, scope_repeats)
             self.has_gradient = has_gradient
             self.where, self.repeats = item_path, scope_repeats
-            if scope_item.takes is not None and scope_item.gives is not None:
-                self._reduce_partial_sum(scope_item.gives)
+            if item.takes is not None and item.gives is not None:
+                self._reduce_partial_sum(item.gives)
             if attributes.get("kind") == "layer":
-                self._repeat_recomputed(start, scope_item)
+                self._repeat_recomputed(start, item)
 
     def _repeat_recomputed(self, start: int, layer: Scope) -> None:
         """Adds the messages that a recomputed layer sends a second time, before its backward pass.

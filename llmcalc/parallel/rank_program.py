@@ -225,13 +225,13 @@ class RankFlow(Flow):
         return argument
 
     @contextmanager
-    def scope(self, name: str, *, whole: bool = False, **about: Any) -> Iterator[Scope]:
+    def scope(self, name: str, *, whole: bool = False, **node_fields: Any) -> Iterator[Scope]:
         self.path.append(name)
         rank_axes = self.rank_axes
-        if self.whole_towers and about.get("optional") == TOWERS.name:
+        if self.whole_towers and node_fields.get("optional") == TOWERS.name:
             self.rank_axes = replace(rank_axes, layout=ONE_DEVICE)
         try:
-            with super().scope(name, whole=whole, **about) as scope:
+            with super().scope(name, whole=whole, **node_fields) as scope:
                 yield scope
         finally:
             self.path.pop()
@@ -245,12 +245,12 @@ class RankFlow(Flow):
         outputs: tuple[Value, ...] = (),
         op: ops.Op | None = None,
         weight: Weight | None = None,
-        about: dict[str, Any] | None = None,
+        node_fields: dict[str, Any] | None = None,
         **options: Any,
     ) -> None:
         if self.rank_axes.divides and verb not in NO_OPERATIONS:
             self._check_step(verb, name, inputs, outputs)
-        super().record(verb, name, inputs, outputs, op, weight, about, **options)
+        super().record(verb, name, inputs, outputs, op, weight, node_fields, **options)
 
     def _check_step(self, verb: str, name: str, inputs: tuple[Value, ...], outputs: tuple[Value, ...]) -> None:
         """Raises `InputError` for an operation that is not modelled for a single rank."""
@@ -365,21 +365,11 @@ class RankFlow(Flow):
             self.root.items[layers_start:layers_end],
             self.root.items[layers_end:],
         )
-        towers = [
-            scope_item
-            for scope_item in items_after
-            if isinstance(scope_item, Scope) and scope_item.about.get("optional") == TOWERS.name
-        ]
+        towers = [item for item in items_after if isinstance(item, Scope) and item.about.get("optional") == TOWERS.name]
         items_before = (
-            [*items_before, *towers]
-            if self.stage.first
-            else [scope_item for scope_item in items_before if _is_frame(scope_item)]
+            [*items_before, *towers] if self.stage.first else [item for item in items_before if _is_frame(item)]
         )
-        items_after = [
-            scope_item
-            for scope_item in items_after
-            if scope_item not in towers and (self.stage.last or _is_frame(scope_item))
-        ]
+        items_after = [item for item in items_after if item not in towers and (self.stage.last or _is_frame(item))]
         self.root.items = [*items_before, *layer_items, *items_after]
         if not self.stage.last:
             self.result = self.exit
@@ -429,9 +419,9 @@ for _name in WITH_AXES:
     setattr(RankFlow, _name, _with_rank_axes(getattr(Flow, _name)))
 
 
-def _is_frame(scope_item: Item) -> bool:
+def _is_frame(item: Item) -> bool:
     """Whether a program item only marks the start or end of a function in the forward pass."""
-    return isinstance(scope_item, Step) and scope_item.verb in ("enter", "leave")
+    return isinstance(item, Step) and item.verb in ("enter", "leave")
 
 
 def rank_program(spec: ModelSpec, layout: Layout, rank: int = 0, stage: Stage | Chunks | None = None) -> RankFlow:

@@ -213,11 +213,11 @@ def _passes_in_order(pass_kind: Kind, micro_batches: int) -> list[Action]:
 
 def _alternating_passes(forwards: list[Action], backwards: list[Action], warmup: int) -> Iterator[Action]:
     """Returns warm-up forward passes, then alternating forward and backward passes, then the last backward passes."""
-    steady = max(0, len(forwards) - warmup)
+    steady_passes = max(0, len(forwards) - warmup)
     return chain(
         forwards[:warmup],
-        chain.from_iterable(zip(forwards[warmup:], backwards[:steady], strict=True)),
-        backwards[steady:],
+        chain.from_iterable(zip(forwards[warmup:], backwards[:steady_passes], strict=True)),
+        backwards[steady_passes:],
     )
 
 

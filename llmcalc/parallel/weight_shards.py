@@ -56,31 +56,25 @@ def _weight_shards(
     items: Iterable[Item], path: Path, count: Number, include: frozenset[str], expert_groups: bool
 ) -> Iterator[WeightShard]:
     """Yields the parameters of a program's items. expert_groups: whether experts have separate data-parallel groups."""
-    for scope_item in items:
-        if isinstance(scope_item, Alternatives):
-            yield from _weight_shards(
-                next(iter(scope_item.branches.values())).items, path, count, include, expert_groups
-            )
+    for item in items:
+        if isinstance(item, Alternatives):
+            yield from _weight_shards(next(iter(item.branches.values())).items, path, count, include, expert_groups)
             continue
-        attributes = scope_item.about
+        attributes = item.about
         optional = attributes.get("optional")
         if attributes.get("role") == "shared" or (optional and optional not in include):
             continue
         indices = attributes.get("indices")
         indices = tuple(indices) if isinstance(indices, list) else indices
-        child_path = (*path, (scope_item.name, indices)) if scope_item.name else path
-        if not isinstance(scope_item, Step):
+        child_path = (*path, (item.name, indices)) if item.name else path
+        if not isinstance(item, Step):
             yield from _weight_shards(
-                scope_item.items, child_path, times(count, attributes.get("repeat", 1)), include, expert_groups
+                item.items, child_path, times(count, attributes.get("repeat", 1)), include, expert_groups
             )
-        elif scope_item.op is not None and "params" in scope_item.op.effects:
-            expert = expert_groups and scope_item.verb == "experts" and scope_item.options["experts"].name == "experts"
-            is_head_norm = (
-                scope_item.verb == "norm"
-                and is_divided(scope_item.ins[0].axes)
-                and not is_divided(scope_item.options["over"])
-            )
-            for tensor in scope_item.op.tensors():  # type: ignore[attr-defined]
+        elif item.op is not None and "params" in item.op.effects:
+            expert = expert_groups and item.verb == "experts" and item.options["experts"].name == "experts"
+            is_head_norm = item.verb == "norm" and is_divided(item.ins[0].axes) and not is_divided(item.options["over"])
+            for tensor in item.op.tensors():  # type: ignore[attr-defined]
                 yield WeightShard(child_path, tensor, count, expert, is_head_norm)
 
 

@@ -51,9 +51,9 @@ RINGS: tuple[tuple[float, float, Any], ...] = tuple(
 """Places around a point at growing distances, for names that must be written."""
 
 
-def tick_text(value: float, write: Callable[[Any], str]) -> str:
+def tick_text(value: float, format_value: Callable[[Any], str]) -> str:
     """Writes a value of an axis in the unit of its magnitude, without final zeros: `64 GiB`, `1.5 TiB`."""
-    number_text, _, unit = write(value).partition(" ")
+    number_text, _, unit = format_value(value).partition(" ")
     return f"{number_text.rstrip('0').rstrip('.') if '.' in number_text else number_text} {unit}".strip()
 
 

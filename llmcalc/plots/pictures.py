@@ -145,25 +145,25 @@ def schedule_picture(layout: Layout, timetable: Timetable) -> Figure:
     return picture(layout, timetable)
 
 
-def time_picture(ask: Callable[[], ReportedAnswer], depth: int = 3) -> Figure:
-    """Draws the time of a run by its parts and by their bounds. ask: returns the answer of `time`.
+def time_picture(ask_question: Callable[[], ReportedAnswer], depth: int = 3) -> Figure:
+    """Draws the time of a run by its parts and by their bounds. ask_question: returns the answer of `time`.
 
     depth: levels of the model's tree that are drawn.
     """
     needs_matplotlib()
     from .breakdown import plot_time
 
-    answer = ask()
+    answer = ask_question()
     parts_table = answer.report().tables[0]
     return plot_time(parts_table.heading, parts_table.aside, answer.result, depth)
 
 
-def roofline_picture(ask: Callable[[Phase], ReportedAnswer], phases: Sequence[Phase]) -> Figure:
-    """Draws the products of passes under the roof of an accelerator. ask: returns the answer of `time` in a phase."""
+def roofline_picture(ask_phase: Callable[[Phase], ReportedAnswer], phases: Sequence[Phase]) -> Figure:
+    """Draws the products of passes under the roof of an accelerator. ask_phase: the answer of `time` in a phase."""
     needs_matplotlib()
     from .roofline import plot_roofline
 
-    answers = [ask(phase) for phase in phases]
+    answers = [ask_phase(phase) for phase in phases]
     tables = [answer.report().tables[0] for answer in answers]
     runs = [(answer.result, table.aside) for answer, table in zip(answers, tables, strict=True)]
     return plot_roofline(tables[0].title, runs)
@@ -181,13 +181,13 @@ def roofline_phases(kind: str, phase: str) -> tuple[Phase, ...]:
     return (phase,)  # type: ignore[return-value]
 
 
-def serve_picture(ask: Callable[[], ReportedAnswer]) -> Figure:
-    """Draws servers under load. ask: returns the answer of `serve`. Raises `InputError` where no server fits."""
+def serve_picture(ask_question: Callable[[], ReportedAnswer]) -> Figure:
+    """Draws servers under load. ask_question: the answer of `serve`. Raises `InputError` where no server fits."""
     needs_matplotlib()
     from ..studies.server import Limits
     from .servers import plot_servers
 
-    answer = ask()
+    answer = ask_question()
     table = answer.report().tables[0]
     if not answer.result.servers:
         raise InputError(f"{table.heading}: there is nothing to draw; expected more --devices or a shorter request")

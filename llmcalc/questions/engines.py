@@ -157,10 +157,10 @@ def _model_of_server(
     try:
         return model_of_file(target, server.target, server.location, read_model), None
     except InputError:
-        known = known_checkpoint(server.target) if target in (None, "") else None
-        if known is None:
+        checkpoint = known_checkpoint(server.target) if target in (None, "") else None
+        if checkpoint is None:
             raise
-    preset, scheme = known
+    preset, scheme = checkpoint
     note = (
         f"the model of {server.location}, {shown(server.target)}, cannot be read; by its name it is the preset "
         f"{preset.name} in {scheme}, which a TARGET or --quantize replaces"
@@ -168,11 +168,13 @@ def _model_of_server(
     return preset.model_copy(update={"notes": (*preset.notes, note)}), scheme
 
 
-def ask_servers(questions: Sequence[EngineQuestion], ask: Callable[[EngineQuestion], ReportedAnswer]) -> ReportedAnswer:
+def ask_servers(
+    questions: Sequence[EngineQuestion], ask_question: Callable[[EngineQuestion], ReportedAnswer]
+) -> ReportedAnswer:
     """Answers questions about the servers of a launch file: one document and one screen each."""
     from ..reports.document import join_reports
 
-    answers = [ask(question) for question in questions]
+    answers = [ask_question(question) for question in questions]
     if len(answers) == 1:
         return answers[0]
     results = [answer.result for answer in answers]

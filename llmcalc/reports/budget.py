@@ -75,12 +75,13 @@ def _check_name(check: Check) -> str:
 
 def _value_text(check: Check, value: Fraction) -> str:
     """Writes a checked value in short form, or with all digits where rounding would hide a difference from a bound."""
-    write = WRITE[KINDS.get(check.key, "bytes")]
+    format_value = WRITE[KINDS.get(check.key, "bytes")]
     other_limits = [limit.value for limit in check.limits if limit.value != check.measured]
     is_near = any(
-        write(_number_or_none(limit_value)) == write(_number_or_none(check.measured)) for limit_value in other_limits
+        format_value(_number_or_none(limit_value)) == format_value(_number_or_none(check.measured))
+        for limit_value in other_limits
     )
-    return f"{_number_or_none(value):,}" if is_near else write(_number_or_none(value))
+    return f"{_number_or_none(value):,}" if is_near else format_value(_number_or_none(value))
 
 
 def _limits_text(check: Check, text: Callable[[Limit], str]) -> str:

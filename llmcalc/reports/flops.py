@@ -145,9 +145,9 @@ def _component_table(
         Column("bar", "", bars.share_bar, justify="left", bar=True),
     )
 
-    def row(name: str, value: int, depth: int = 0, strong: bool = False) -> Row:
-        bar = None if depth or strong else Bar(value / total, palette.COMPONENTS.get(name, palette.OTHER))
-        return Row([name, value / tokens, value, value / total, bar], depth, strong, is_sum=strong)
+    def row(name: str, value: int, depth: int = 0, is_bold: bool = False) -> Row:
+        bar = None if depth or is_bold else Bar(value / total, palette.COMPONENTS.get(name, palette.OTHER))
+        return Row([name, value / tokens, value, value / total, bar], depth, is_bold, is_sum=is_bold)
 
     rows: list[Row] = []
     scores = by_kind(flop_count.tree, scores_of, flop_count.run_config, flop_count.include)
@@ -155,7 +155,7 @@ def _component_table(
         rows.append(row(component, value))
         if component in scores:
             rows += [row("projections", value - scores[component], 1), row("scores", scores[component], 1)]
-    rows.append(row(f"total, {flop_count.pairs} pairs", total, strong=True))
+    rows.append(row(f"total, {flop_count.pairs} pairs", total, is_bold=True))
     if workload.phase == "training":
         phases = {
             "forward": flop_count.forward,
@@ -168,7 +168,7 @@ def _component_table(
         row(
             f"total, {other_convention} pairs",
             flop_count.full if other_convention == "full" else flop_count.causal,
-            strong=True,
+            is_bold=True,
         )
     )
     pass_text = with_rank(headline(flop_count), rank_share)

@@ -296,7 +296,7 @@ def _node_or_moment(check: Check) -> str:
 
 def _failure_tables(verdicts: list[Verdict]) -> Iterator[Table]:
     """Yields a table of the nodes that differ, for each quantity of each model."""
-    remaining = MOST_FAILURES
+    remaining_rows = MOST_FAILURES
     columns = (
         Column("node", "node", justify="left"),
         Column("closed_form", "closed form", units.exact),
@@ -306,7 +306,7 @@ def _failure_tables(verdicts: list[Verdict]) -> Iterator[Table]:
     for verdict in verdicts:
         for quantity, group in groupby(verdict.failures, key=_quantity_group):
             checks = list(group)
-            listed_checks, remaining = checks[:remaining], remaining - len(checks[:remaining])
+            listed_checks, remaining_rows = checks[:remaining_rows], remaining_rows - len(checks[:remaining_rows])
             rows = [
                 Row(
                     [

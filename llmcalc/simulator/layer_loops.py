@@ -131,12 +131,12 @@ def _shares_tensors(kind: Scope) -> bool:
 def _stacks_of_scope(module_scope: Scope, parents: tuple[str, ...] = ()) -> list[tuple[tuple[str, ...], list[Scope]]]:
     """Returns every stack that runs: the path of its parent module, and its layer kinds."""
     layer_scopes = [
-        scope_item
-        for scope_item in module_scope.items
-        if isinstance(scope_item, Scope) and scope_item.takes is not None and not scope_item.about.get("optional")
+        item
+        for item in module_scope.items
+        if isinstance(item, Scope) and item.takes is not None and not item.about.get("optional")
     ]
     stacks = [(parents, layer_scopes)] if layer_scopes else []
-    for scope_item in module_scope.items:
-        if isinstance(scope_item, Scope) and scope_item.takes is None and not scope_item.about.get("optional"):
-            stacks += _stacks_of_scope(scope_item, (*parents, scope_item.name))
+    for item in module_scope.items:
+        if isinstance(item, Scope) and item.takes is None and not item.about.get("optional"):
+            stacks += _stacks_of_scope(item, (*parents, item.name))
     return stacks

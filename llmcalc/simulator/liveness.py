@@ -15,18 +15,14 @@ def unused_modules(module_scope: Scope, repeats: Number = 1) -> Iterator[tuple[s
 
     repeats: the number of copies of the scope.
     """
-    for scope_item in module_scope.items:
-        if (
-            not isinstance(scope_item, Scope)
-            or scope_item.about.get("optional")
-            or scope_item.about.get("role") == "shared"
-        ):
+    for item in module_scope.items:
+        if not isinstance(item, Scope) or item.about.get("optional") or item.about.get("role") == "shared":
             continue
-        copies = repeats * scope_item.about.get("repeat", 1)
-        if scope_item.about.get("role") not in NEVER_RUN:
-            yield from unused_modules(scope_item, copies)
+        copies = repeats * item.about.get("repeat", 1)
+        if item.about.get("role") not in NEVER_RUN:
+            yield from unused_modules(item, copies)
             continue
-        for node_position in scope_item.node().walk():
+        for node_position in item.node().walk():
             if node_position.use is not None:
                 yield node_position.node.name, node_position.use, repeats * node_position.times
 
@@ -38,20 +34,15 @@ def is_a_layer(module_scope: Scope) -> bool:
 
 def modules_below(module_scope: Scope, parent_path: str = "") -> Iterator[tuple[str, Scope]]:
     """Yields path and module of every submodule that is called with a tensor."""
-    for scope_item in module_scope.items:
-        if isinstance(scope_item, Alternatives):
-            for branch in scope_item.branches.values():
+    for item in module_scope.items:
+        if isinstance(item, Alternatives):
+            for branch in item.branches.values():
                 yield from modules_below(branch, parent_path)
-        elif isinstance(scope_item, Scope) and scope_item.about.get("role") not in NEVER_RUN:
-            path = f"{parent_path}{scope_item.name}"
-            if (
-                scope_item.reads is not None
-                and scope_item.over is None
-                and scope_item.after is None
-                and scope_item.nth is None
-            ):
-                yield path, scope_item
-            yield from modules_below(scope_item, f"{path}.")
+        elif isinstance(item, Scope) and item.about.get("role") not in NEVER_RUN:
+            path = f"{parent_path}{item.name}"
+            if item.reads is not None and item.over is None and item.after is None and item.nth is None:
+                yield path, item
+            yield from modules_below(item, f"{path}.")
 
 
 def base_among(value: Value | None, candidates: set[int]) -> int | None:
@@ -81,33 +72,33 @@ def last_readers(
     shared_values: set[int] = set()
 
     def visit(items: Sequence[Item], layer: Scope) -> None:
-        for scope_item in items:
-            if isinstance(scope_item, Alternatives):
-                executed_branch, first_branch = branch(scope_item), next(iter(scope_item.branches.values()))
+        for item in items:
+            if isinstance(item, Alternatives):
+                executed_branch, first_branch = branch(item), next(iter(item.branches.values()))
                 visit(executed_branch.items, layer)
                 if executed_branch is not first_branch and executed_branch.gives is not None:  # the first stands for it
                     shared_values.add(id(executed_branch.gives.storage))
-            elif isinstance(scope_item, Step):
-                for value in scope_item.ins:
+            elif isinstance(item, Step):
+                for value in item.ins:
                     key = id(value.storage)
-                    last_reader[key], last_layer[key] = id(scope_item), layer
+                    last_reader[key], last_layer[key] = id(item), layer
                     if (
                         layer is not root
                         and layers_by_value.get(key, layer) is not layer
                         and not is_view_of(value, layer.takes)
                     ):
                         shared_values.add(key)
-                for value in scope_item.outs:
+                for value in item.outs:
                     layers_by_value[id(value)] = layer
-            elif not is_skipped(scope_item):
-                visit(scope_item.items, scope_item if scope_item.takes is not None else layer)
-                if scope_item.over is not None:  # each of its runs reads what comes from outside
-                    operations = list(scope_item.steps())
+            elif not is_skipped(item):
+                visit(item.items, item if item.takes is not None else layer)
+                if item.over is not None:  # each of its runs reads what comes from outside
+                    operations = list(item.steps())
                     inner_values = {id(output_value) for operation in operations for output_value in operation.outs}
                     storages_read = {
                         id(input_value.storage) for operation in operations for input_value in operation.ins
                     }
-                    last_reader.update(dict.fromkeys(storages_read - inner_values, id(scope_item)))
+                    last_reader.update(dict.fromkeys(storages_read - inner_values, id(item)))
 
     visit(root.items, root)
     for module_scope in root.scopes():

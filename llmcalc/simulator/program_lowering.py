@@ -139,26 +139,26 @@ class ProgramLowering(CacheTensors):
     def items(self, items: Sequence[Item]) -> None:
         """Runs the operations and submodules of a module in order."""
         layer_scopes: list[Scope] = []
-        for scope_item in items:
-            if isinstance(scope_item, Scope) and (self.skips(scope_item) or self.has_run(scope_item)):
-                self._leave_out(scope_item)
+        for item in items:
+            if isinstance(item, Scope) and (self.skips(item) or self.has_run(item)):
+                self._leave_out(item)
                 continue
-            if isinstance(scope_item, Scope) and scope_item.takes is not None:
-                layer_scopes.append(scope_item)
+            if isinstance(item, Scope) and item.takes is not None:
+                layer_scopes.append(item)
                 continue
             if layer_scopes:
                 self.layers(layer_scopes)
                 layer_scopes = []
-            if isinstance(scope_item, Alternatives):
-                self.alternatives(scope_item)
-            elif isinstance(scope_item, Step):
-                self.step(scope_item)
-            elif scope_item.after is not None:
-                self.after_first = scope_item
-            elif scope_item.over is not None:
-                self.side_by_side(scope_item)
+            if isinstance(item, Alternatives):
+                self.alternatives(item)
+            elif isinstance(item, Step):
+                self.step(item)
+            elif item.after is not None:
+                self.after_first = item
+            elif item.over is not None:
+                self.side_by_side(item)
             else:
-                self.module(Frame(scope_item))
+                self.module(Frame(item))
         if layer_scopes:
             self.layers(layer_scopes)
 
@@ -185,24 +185,24 @@ class ProgramLowering(CacheTensors):
     def _count_stacks(self, module_scope: Scope) -> int:
         """Counts the layer stacks in a module."""
         stacks, is_in_stack = 0, False
-        for scope_item in module_scope.items:
-            if isinstance(scope_item, Scope) and self.skips(scope_item):
+        for item in module_scope.items:
+            if isinstance(item, Scope) and self.skips(item):
                 continue
-            is_layer = isinstance(scope_item, Scope) and scope_item.takes is not None
+            is_layer = isinstance(item, Scope) and item.takes is not None
             stacks += is_layer and not is_in_stack
             is_in_stack = is_layer
-            if isinstance(scope_item, Scope) and not is_layer:
-                stacks += self._count_stacks(scope_item)
+            if isinstance(item, Scope) and not is_layer:
+                stacks += self._count_stacks(item)
         return stacks
 
     def branch(self, alternatives: Alternatives) -> Scope:
         """Returns the alternative that this run uses."""
         return alternatives.branches[self.run_config.execution.form(alternatives.branches, self.run_config.workload)]
 
-    def alternatives(self, scope_item: Alternatives) -> None:
+    def alternatives(self, item: Alternatives) -> None:
         """Runs one of the alternative branches, and uses its result as the result of the first branch."""
-        first_branch, *_ = scope_item.branches.values()
-        branch = self.branch(scope_item)
+        first_branch, *_ = item.branches.values()
+        branch = self.branch(item)
         self.items(branch.items)
         assert first_branch.gives is not None
         assert branch.gives is not None

@@ -405,8 +405,8 @@ class RepeatAnalysis:
         events = RepeatedEvents(self, repeats)
         tensors = RequestedBytes(events.count)
         event_pieces = [
-            [(tensors.steps_of_repeats(*stretch), stretch[1]) for stretch in events.stretches(piece)]
-            for piece in (self.recorded.set_up, *self.recorded.first_step, *self.recorded.reported_step)
+            [(tensors.steps_of_repeats(*stretch), stretch[1]) for stretch in events.stretches(memory_peaks)]
+            for memory_peaks in (self.recorded.set_up, *self.recorded.first_step, *self.recorded.reported_step)
         ]
         _latest_run.play(device, event_pieces, events.count)
         return AllocatorOverhead.measured(device, tensors)

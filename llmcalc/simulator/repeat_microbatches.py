@@ -339,11 +339,11 @@ class PassCounter:
         state = f"{next_state}, fresh" if is_first_backward else next_state
         return self._after_previous((chunk, "B", _index_within_case(pass_number), state), (chunk, "B", pass_number))
 
-    def _after_previous(self, case: PassCase, pass_id: PassId) -> tuple[PassCase, PassId]:
+    def _after_previous(self, pass_case: PassCase, pass_id: PassId) -> tuple[PassCase, PassId]:
         """Adds the kind of the chunk's previous pass to a case, if cases distinguish previous passes."""
         if not self.by_previous:
-            return case, pass_id
-        chunk, pass_kind, pass_number, state = case
+            return pass_case, pass_id
+        chunk, pass_kind, pass_number, state = pass_case
         self.previous, self._latest[chunk] = self._latest[chunk], pass_id
         if self.previous is not None:
             state += f" {self.previous[1]}{'' if self.previous[2] else FIRST}"
@@ -395,14 +395,16 @@ class PassRecorder(PassCounter):
         return self._run(*self.next_loss(chunk), output, compute)
 
     def _run(
-        self, case: PassCase, pass_id: PassId, input_tensor: Tensor | None, compute: Callable[[], Tensor]
+        self, pass_case: PassCase, pass_id: PassId, input_tensor: Tensor | None, compute: Callable[[], Tensor]
     ) -> Tensor:
         start, start_place, self.meter.repeats_place = len(self.meter.events), self.meter.place, True
         output = compute()
         input_storage = None if input_tensor is None else input_tensor.storage.block.handle
-        outputs = self._outputs(case[0], output)
+        outputs = self._outputs(pass_case[0], output)
         end = len(self.meter.events)
-        self.passes.append(RecordedPass(case, pass_id, start, end, start_place, input_storage, outputs, self.previous))
+        self.passes.append(
+            RecordedPass(pass_case, pass_id, start, end, start_place, input_storage, outputs, self.previous)
+        )
         return output
 
     def _outputs(self, chunk: int, output: Tensor) -> list[tuple[int, Tensor, int]]:
@@ -411,7 +413,7 @@ class PassRecorder(PassCounter):
 
     def backward(self, chunk: int, gradient_leaves: Sequence[Any], compute: Callable[[], None]) -> None:
         """Runs and records a backward pass. gradient_leaves: tensors that may have their gradients after the pass."""
-        case, pass_id = self.next_backward(chunk)
+        pass_case, pass_id = self.next_backward(chunk)
         start, start_place, self.meter.repeats_place = len(self.meter.events), self.meter.place, True
         compute()
         gradients = [
@@ -420,7 +422,7 @@ class PassRecorder(PassCounter):
             if gradient_leaf.grad is not None
         ]
         end = len(self.meter.events)
-        self.passes.append(RecordedPass(case, pass_id, start, end, start_place, None, gradients, self.previous))
+        self.passes.append(RecordedPass(pass_case, pass_id, start, end, start_place, None, gradients, self.previous))
 
     def traces(self) -> dict[PassCase, PassTrace]:
         """Returns the trace of each case's passes. Raises `NotRepeating` if passes of a case differ."""
@@ -473,9 +475,9 @@ def with_unrecorded_cases(pass_traces: Mapping[PassCase, PassTrace]) -> dict[Pas
     for chunk in {chunk for chunk, *_ in pass_traces}:
         second_traces, later_traces = (
             {
-                (case[1], case[3]): pass_traces[case]
-                for case in pass_traces
-                if (case[0], case[2]) == (chunk, pass_number)
+                (pass_case[1], pass_case[3]): pass_traces[pass_case]
+                for pass_case in pass_traces
+                if (pass_case[0], pass_case[2]) == (chunk, pass_number)
             }
             for pass_number in (1, 2)
         )
@@ -726,9 +728,9 @@ class PassPlayer(PassCounter):
         """Replays the loss of the last forward pass."""
         return self._play_forward(chunk, *self.next_loss(chunk), output)
 
-    def _play_forward(self, chunk: int, case: PassCase, pass_id: PassId, input_tensor: Tensor | None) -> Tensor:
+    def _play_forward(self, chunk: int, pass_case: PassCase, pass_id: PassId, input_tensor: Tensor | None) -> Tensor:
         """Replays a forward pass, and returns its output."""
-        pass_trace, base = self._play(chunk, case, pass_id)
+        pass_trace, base = self._play(chunk, pass_case, pass_id)
         if input_tensor is not None and pass_trace.input_kind is not None:
             input_tensor.storage.block.kind = pass_trace.input_kind
         ((_, output),) = pass_trace.outputs
@@ -745,9 +747,9 @@ class PassPlayer(PassCounter):
                 storages[gradient.number] = gradient.storage(self.meter, base)
             gradient_leaves[i].grad = gradient.tensor(storages[gradient.number])
 
-    def _play(self, chunk: int, case: PassCase, pass_id: PassId) -> tuple[PassTrace, int]:
+    def _play(self, chunk: int, pass_case: PassCase, pass_id: PassId) -> tuple[PassTrace, int]:
         """Replays a pass; returns its trace and the number of its first storage."""
-        trace = self.traces.get(case)
+        trace = self.traces.get(pass_case)
         if trace is None:
             raise NotRepeating
         base = self.meter.play(trace, pass_id, self.more_layers[chunk], self.first_storages, self.previous)

@@ -46,10 +46,10 @@ class ReplayResult:
         self.slop = device.peak_allocated - peak_requested_bytes
         self.slop_after = device.allocated - requested_bytes
 
-    def read_shorter(self, shorter: ReplayResult, micro_batches: int) -> None:
+    def read_shorter(self, shorter_result: ReplayResult, micro_batches: int) -> None:
         """Takes the allocator's bytes of a run with fewer micro-batches; tensors of the others are added to them."""
-        self.reserved = shorter.reserved + max(0, self.peak[1].bytes - shorter.peak[1].bytes)
-        self.slop, self.slop_after, self.micro_batches = shorter.slop, shorter.slop_after, micro_batches
+        self.reserved = shorter_result.reserved + max(0, self.peak[1].bytes - shorter_result.peak[1].bytes)
+        self.slop, self.slop_after, self.micro_batches = shorter_result.slop, shorter_result.slop_after, micro_batches
 
     def take_peaks(
         self,

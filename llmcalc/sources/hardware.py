@@ -150,9 +150,9 @@ def _read_by_name(argument: str) -> Hardware:
     if re.fullmatch(r"[0-9]{1,6}(\.[0-9]{1,6})?", argument):
         raise InputError(f"--hardware: {argument}: a memory size has a unit; expected {argument}GB or {argument}GiB")
     if count_match := SEVERAL.fullmatch(argument.strip()):
-        before, name, after = count_match.group("before", "name", "after")
-        if (before or after) and (hardware := _preset_with_spelling(name)):
-            expected = f"--hardware {hardware.name} --devices {before or after}"
+        text_before, name, text_after = count_match.group("before", "name", "after")
+        if (text_before or text_after) and (hardware := _preset_with_spelling(name)):
+            expected = f"--hardware {hardware.name} --devices {text_before or text_after}"
             raise InputError(f"--hardware: {argument}: it names one accelerator; expected {expected}")
     names = {spelling: name for name in hardware_names() for spelling in _spellings(load_hardware(name))}
     suggestion = suggest(argument, list(hardware_names())) or suggest(normalized(argument), names)

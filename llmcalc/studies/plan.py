@@ -203,7 +203,7 @@ def plan_of(
     """
     assert layout_request.devices is not None
     record = framework(layout_request.framework or WITHOUT_A_NAME)
-    use, spec = memory.states, memory.spec
+    states, spec = memory.states, memory.spec
     link = hardware.interconnect
     node = min(NODE, (link.domain_size if link is not None else None) or NODE)
     micro_batches = memory.settings.num_microbatches
@@ -213,7 +213,7 @@ def plan_of(
             "sequences of a step of all devices; expected --global-batch"
         )
     check_depth(spec, MOST_LAYERS)
-    micro_batch, seq = int(use.workload.batch), int(use.workload.seq)
+    micro_batch, seq = int(states.workload.batch), int(states.workload.seq)
     if global_batch is None:
         global_batch = micro_batch * layout_request.devices
     layouts = search(spec, layout_request.devices, global_batch, micro_batch, seq, record.layouts, layout_request, node)

@@ -21,9 +21,9 @@ from ..timing.spread import Amount, Range, expected_range
 SECONDS_OF_AN_HOUR = 3600.0
 
 
-def largest_number(keeps: Callable[[int], bool], most: int) -> int:
-    """Returns the largest number from 1 to `most` that keeps a condition, which all smaller ones keep; 0 for none."""
-    return bisect_left(range(1, most + 1), True, key=lambda number: not keeps(number))
+def largest_number(keeps: Callable[[int], bool], maximum: int) -> int:
+    """Returns the largest number from 1 to `maximum` that keeps a condition, as all smaller ones do; 0 for none."""
+    return bisect_left(range(1, maximum + 1), True, key=lambda number: not keeps(number))
 
 
 @frozen

@@ -327,7 +327,7 @@ class Formulas:
         layer_terms: dict[Any, set[Any]] = {}
         other_terms: list[Any] = []
         for term in sympy.Add.make_args(expression):
-            repeat = [f for f in sympy.Mul.make_args(term) if f in counts]
+            repeat = [factor for factor in sympy.Mul.make_args(term) if factor in counts]
             if len(repeat) == 1:
                 layer_terms.setdefault(rewrite_sums(term / repeat[0]), set()).add(repeat[0])
             else:
@@ -353,10 +353,10 @@ class Formulas:
             return None
         total: Any = sympy.Integer(0)
         for term in sympy.Add.make_args(expanded_sum):
-            factors: list[tuple[Any, Any]] = [f.as_base_exp() for f in sympy.Mul.make_args(term)]
+            factors: list[tuple[Any, Any]] = [factor.as_base_exp() for factor in sympy.Mul.make_args(term)]
             fields = [self.meanings[base].field if base in self.meanings else "" for base, _ in factors]
-            heads = sum(exp for (_, exp), f in zip(factors, fields, strict=True) if f in HEADS)
-            sizes = sum(exp for (_, exp), f in zip(factors, fields, strict=True) if f in HEAD_SIZES)
+            heads = sum(exp for (_, exp), factor in zip(factors, fields, strict=True) if factor in HEADS)
+            sizes = sum(exp for (_, exp), factor in zip(factors, fields, strict=True) if factor in HEAD_SIZES)
             lengths = WIDTHS | (HEADS | HEAD_SIZES if heads == sizes else frozenset())
             for (base, exp), field in zip(factors, fields, strict=True):
                 power = exp if field in WIDTHS | HEAD_SIZES else 0

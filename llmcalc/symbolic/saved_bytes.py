@@ -153,8 +153,8 @@ class PlacedEager(Eager):
         return super().layer_runner(frame, layer_input, layer_output)
 
 
-def _name_and_label(scope_item: Scope | Step) -> tuple[str, str]:
-    return scope_item.name, scope_item.about.get("label", "")
+def _name_and_label(item: Scope | Step) -> tuple[str, str]:
+    return item.name, item.about.get("label", "")
 
 
 def _tensors(values: Any) -> Iterator[Tensor]:

@@ -288,12 +288,12 @@ def calibrate(runs: Sequence[MeasuredRun]) -> Calibration:
         raise InputError(f"--calibrate: {len(runs)} measured runs; expected at least {LEAST_RUNS}")
     linear = Linear(runs)
     estimates = [measured_run.pricer(UNCHANGED) for measured_run in runs]
-    before = Errors.from_runs(runs, estimates)
+    errors_before = Errors.from_runs(runs, estimates)
     trials = [(penalty, _left_out_errors(linear, penalty)) for penalty in PENALTIES]
     sure_trial = min(trials, key=lambda trial: mean(map(abs, trial[1])))
     errors = [math.log(estimate / run.seconds) for run, estimate in zip(runs, estimates, strict=True)]
     power, cautious_trial = _power(sure_trial[1], errors), (CAUTIOUS, _left_out_errors(linear, CAUTIOUS))
-    fits: list[Calibration] = []
+    calibrations: list[Calibration] = []
     weighted_trials = [(sure_trial, power)] if power else []
     for (penalty, logarithms), exponent in [*weighted_trials, (cautious_trial, 1.0)]:
         factors = Factors(*(factor**exponent for factor in astuple(minimize(linear, penalty))))
@@ -301,12 +301,14 @@ def calibrate(runs: Sequence[MeasuredRun]) -> Calibration:
             run.seconds * math.exp(exponent * logarithm + (1 - exponent) * error)
             for run, logarithm, error in zip(runs, logarithms, errors, strict=True)
         ]
-        after = Errors.from_runs(runs, [run.pricer(factors) for run in runs])
-        refusal = _refusal(before, after, _mean_ratio(linear.errors(astuple(factors)), errors))
+        errors_after = Errors.from_runs(runs, [run.pricer(factors) for run in runs])
+        refusal = _refusal(errors_before, errors_after, _mean_ratio(linear.errors(astuple(factors)), errors))
         errors_left_out = Errors.from_runs(runs, left_out)
         is_cautious = penalty == CAUTIOUS
-        fits.append(Calibration(len(runs), before, after, errors_left_out, factors, refusal, is_cautious))
-    return next((fit for fit in fits if not fit.refused), fits[0])
+        calibrations.append(
+            Calibration(len(runs), errors_before, errors_after, errors_left_out, factors, refusal, is_cautious)
+        )
+    return next((fit for fit in calibrations if not fit.refused), calibrations[0])
 
 
 def _mean_ratio(errors_after: Sequence[float], errors_before: Sequence[float]) -> float:
@@ -329,9 +331,13 @@ def _power(left_out_errors: Sequence[float], errors: Sequence[float]) -> float:
     return 0.25 if gain <= WEAK_GAIN and improved_share >= WEAK_SHARE else 0.0
 
 
-def _refusal(before: Errors, after: Errors, gain: float) -> str:
+def _refusal(errors_before: Errors, errors_after: Errors, gain: float) -> str:
     """Returns the reason why a fit is not used; empty if it is. gain: mean error with the fit over that without it."""
-    if before.regret is not None and after.regret is not None and after.regret > before.regret:
+    if (
+        errors_before.regret is not None
+        and errors_after.regret is not None
+        and errors_after.regret > errors_before.regret
+    ):
         return "it would raise the regret of the chosen layout"
     return "no factors bring the estimates nearer to the measured runs" if gain >= 1 else ""
 

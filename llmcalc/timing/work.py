@@ -128,18 +128,14 @@ class WorkRecorder(Placements):
 
     def _chosen_items(self, items: Iterable[Item]) -> Iterator[Step | Scope]:
         """Returns the items, with alternatives replaced by the branch that runs."""
-        for scope_item in items:
-            if not isinstance(scope_item, Alternatives):
-                yield scope_item
+        for item in items:
+            if not isinstance(item, Alternatives):
+                yield item
                 continue
-            form = self.full_run.execution.form(scope_item.branches, self.full_run.workload)
-            if (
-                self.rank_pass.sparse_heads
-                and "absorbed" in scope_item.branches
-                and _selects(scope_item.branches["absorbed"])
-            ):
+            form = self.full_run.execution.form(item.branches, self.full_run.workload)
+            if self.rank_pass.sparse_heads and "absorbed" in item.branches and _selects(item.branches["absorbed"]):
                 form = "absorbed"
-            default_output, chosen_items = next(iter(scope_item.branches.values())).gives, scope_item.branches[form]
+            default_output, chosen_items = next(iter(item.branches.values())).gives, item.branches[form]
             if (
                 chosen_items.gives is not None
                 and default_output is not None
@@ -151,31 +147,28 @@ class WorkRecorder(Placements):
     def _running_scopes(self, scope: Scope) -> Iterator[Scope]:
         """Yields a scope and every scope in it, in the branches that run."""
         yield scope
-        for scope_item in self._chosen_items(scope.items):
-            if isinstance(scope_item, Scope):
-                yield from self._running_scopes(scope_item)
+        for item in self._chosen_items(scope.items):
+            if isinstance(item, Scope):
+                yield from self._running_scopes(item)
 
     def _running_steps(self, items: Iterable[Item]) -> Iterator[Step]:
         """Yields every step that runs, in order; records which values are identities of others."""
-        for scope_item in self._chosen_items(items):
-            if scope_item.about.get("role") in NEVER_RUN or scope_item.about.get("optional", "") not in (
-                "",
-                *self.include,
-            ):
+        for item in self._chosen_items(items):
+            if item.about.get("role") in NEVER_RUN or item.about.get("optional", "") not in ("", *self.include):
                 continue
-            if isinstance(scope_item, Scope):
-                yield from self._running_steps(scope_item.items)
+            if isinstance(item, Scope):
+                yield from self._running_steps(item.items)
                 continue
-            if scope_item.verb in IDENTITIES and scope_item.ins:
-                self.aliases[id(scope_item.outs[0].storage)] = scope_item.ins[0]
-            yield scope_item
+            if item.verb in IDENTITIES and item.ins:
+                self.aliases[id(item.outs[0].storage)] = item.ins[0]
+            yield item
 
     def _run_items(self, items: Iterable[Item], path: str, repeats: Number) -> None:
         scope, shares_parameters = self.scopes.get(id(items)), self.shares_parameters
-        about = {} if scope is None else scope.about
-        self.shares_parameters = shares_parameters or about.get("role") == "shared"
-        if about.get("kind") == "layer":
-            self._run_layer(about, items, path, repeats)
+        node_fields = {} if scope is None else scope.about
+        self.shares_parameters = shares_parameters or node_fields.get("role") == "shared"
+        if node_fields.get("kind") == "layer":
+            self._run_layer(node_fields, items, path, repeats)
         else:
             self._run_scope(items, path, repeats)
         self.shares_parameters = shares_parameters
@@ -188,10 +181,10 @@ class WorkRecorder(Placements):
                 node = item.node() if isinstance(item, Scope) else Node(item.name, item.op, role=item.about["role"])
                 self._count_parameters(node.total(total_of), exact_div(repeats, self.layers))
 
-    def _run_layer(self, about: Mapping[str, Any], items: Iterable[Item], path: str, repeats: Number) -> None:
+    def _run_layer(self, node_fields: Mapping[str, Any], items: Iterable[Item], path: str, repeats: Number) -> None:
         self._record_group()
-        indices = about.get("indices")
-        layer_kind = LayerKind(about.get("label", ""), tuple(range(repeats) if indices is None else indices))
+        indices = node_fields.get("indices")
+        layer_kind = LayerKind(node_fields.get("label", ""), tuple(range(repeats) if indices is None else indices))
         self.work.layer_kinds.append(layer_kind)
         self.layer, self.layers = len(self.work.layer_kinds) - 1, repeats
         self._run_scope(items, path, repeats)
@@ -587,10 +580,7 @@ def rank_work(spec: ModelSpec, rank_pass: RankPass) -> RankWork:
 
 def _selects(branch: Scope) -> bool:
     """Whether attention of a branch reads the keys that an indexer selects."""
-    return any(
-        isinstance(scope_item, Step) and getattr(scope_item.op, "selected", None) is not None
-        for scope_item in branch.items
-    )
+    return any(isinstance(item, Step) and getattr(item.op, "selected", None) is not None for item in branch.items)
 
 
 def _with_measured_group(ranks: Number) -> int:

@@ -115,16 +115,16 @@ def _layer_of_name(name: str, spec: ModelSpec) -> tuple[str, int]:
 
 def _match_group(expected_tensors: list[Expected], stored_tensors: list[StoredTensor], result: TensorMatch) -> None:
     unmatched_tensors = list(expected_tensors)
-    remaining = [(tensor, _without_unit_axes(tensor.shape)) for tensor in stored_tensors]
+    remaining_tensors = [(tensor, _without_unit_axes(tensor.shape)) for tensor in stored_tensors]
     for match_tensors in (_match_equal_shapes, _match_expert_stacks, _match_fused):
-        remaining = match_tensors(unmatched_tensors, remaining, result)
+        remaining_tensors = match_tensors(unmatched_tensors, remaining_tensors, result)
     tensors_by_last_word: dict[tuple[str, int], list[Expected]] = defaultdict(list)  # last word of the node, axes
     for expected_tensor in unmatched_tensors:
         tensors_by_last_word[expected_tensor.node.rpartition(".")[2], len(expected_tensor.shape)].append(
             expected_tensor
         )
     position = {id(expected_tensor): i for i, expected_tensor in enumerate(unmatched_tensors)}
-    for tensor, shape in remaining:
+    for tensor, shape in remaining_tensors:
         name_words = set(tensor.name.split("."))
         tensors_with_last_word = (
             expected_tensor
@@ -148,7 +148,9 @@ def _match_group(expected_tensors: list[Expected], stored_tensors: list[StoredTe
 Unmatched = list[tuple[StoredTensor, Shape]]
 
 
-def _match_equal_shapes(expected_tensors: list[Expected], remaining: Unmatched, result: TensorMatch) -> Unmatched:
+def _match_equal_shapes(
+    expected_tensors: list[Expected], remaining_tensors: Unmatched, result: TensorMatch
+) -> Unmatched:
     """Matches tensors one to one by shape, then by transposed shape; similar names first."""
     tensors_by_shape: dict[Shape, list[Expected]] = defaultdict(list)
     for expected_tensor in expected_tensors:
@@ -156,7 +158,7 @@ def _match_equal_shapes(expected_tensors: list[Expected], remaining: Unmatched, 
     for is_transposed in (False, True):
         for requires_equal_name in (True, False):
             unmatched_tensors: Unmatched = []
-            for tensor, shape in remaining:
+            for tensor, shape in remaining_tensors:
                 candidates = tensors_by_shape.get(shape if not is_transposed else _transposed_shape(shape))
                 partner = (
                     next(
@@ -176,8 +178,8 @@ def _match_equal_shapes(expected_tensors: list[Expected], remaining: Unmatched, 
                     expected_tensors.remove(partner)
                     tensors_by_shape[partner.shape].remove(partner)
                     result.matched += 1
-            remaining = unmatched_tensors
-    return remaining
+            remaining_tensors = unmatched_tensors
+    return remaining_tensors
 
 
 def _transposed_shape(shape: Shape) -> Shape:
@@ -185,12 +187,14 @@ def _transposed_shape(shape: Shape) -> Shape:
     return (*shape[:-2], *shape[-2:][::-1])
 
 
-def _match_expert_stacks(unmatched_tensors: list[Expected], remaining: Unmatched, result: TensorMatch) -> Unmatched:
+def _match_expert_stacks(
+    unmatched_tensors: list[Expected], remaining_tensors: Unmatched, result: TensorMatch
+) -> Unmatched:
     """Matches a stack of n matrices or vectors with n stored tensors, grouped by the last word of their names."""
     stacks = [stack for stack in unmatched_tensors if len(stack.shape) > 1]
     shapes = {shape for stack in stacks for shape in (stack.shape[1:], stack.shape[:0:-1])}
     by_shape: dict[Shape, dict[str, list[int]]] = defaultdict(dict)  # shape → word → indices in `remaining`
-    for i, (tensor, shape) in enumerate(remaining):
+    for i, (tensor, shape) in enumerate(remaining_tensors):
         if shape in shapes:
             by_shape[shape].setdefault(_last_word(tensor.name), []).append(i)
     used_indices: set[int] = set()
@@ -213,14 +217,14 @@ def _match_expert_stacks(unmatched_tensors: list[Expected], remaining: Unmatched
                 name_words.pop(name_word, None)
             unmatched_tensors.remove(stack)
             result.matched += 1
-    return [stored_tensor for i, stored_tensor in enumerate(remaining) if i not in used_indices]
+    return [stored_tensor for i, stored_tensor in enumerate(remaining_tensors) if i not in used_indices]
 
 
-def _match_fused(expected_tensors: list[Expected], remaining: Unmatched, result: TensorMatch) -> Unmatched:
+def _match_fused(expected_tensors: list[Expected], remaining_tensors: Unmatched, result: TensorMatch) -> Unmatched:
     """Matches two or three tensors of one parent with a fused tensor, along rows, or along columns if transposed."""
     unmatched_tensors: Unmatched = []
     fused_by_shape: dict[int, dict[Shape, tuple[Expected, ...]]] = {}  # axes → shape → tensors that are fused to it
-    for tensor, shape in remaining:
+    for tensor, shape in remaining_tensors:
         axes = len(shape)
         if axes not in fused_by_shape:
             fused_by_shape[axes] = _fused_shapes(expected_tensors, axes)

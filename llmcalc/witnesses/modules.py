@@ -144,9 +144,9 @@ class _Search:
         layer_indices = sorted(i for layer in layers if layer.role != "shared" for i in layer.indices or ())
         for name in self.family_names.get(key, self.names["layers"]).split(" | "):
             for root in roots:
-                lists = [self._modules_of_lists(root, side) for side in name.split(" & ")]
-                if layer_indices and all(len(modules) == len(layer_indices) for modules in lists):
-                    return dict(zip(layer_indices, zip(*lists, strict=True), strict=True))
+                module_lists = [self._modules_of_lists(root, side) for side in name.split(" & ")]
+                if layer_indices and all(len(modules) == len(layer_indices) for modules in module_lists):
+                    return dict(zip(layer_indices, zip(*module_lists, strict=True), strict=True))
         return {}
 
     def _modules_of_lists(self, root: str, lists: str) -> list[str]:

@@ -41,8 +41,8 @@ def use_kernels(
     if choices.cross_entropy in ("chunked", "split"):
         output_layer(module).forward = lambda x: x
     if choices.logits_to_keep is not None:
-        first = -(choices.logits_to_keep + 1)
-        output_layer(module).register_forward_pre_hook(lambda _, hook_inputs: (hook_inputs[0][:, first:],))
+        first_logit = -(choices.logits_to_keep + 1)
+        output_layer(module).register_forward_pre_hook(lambda _, hook_inputs: (hook_inputs[0][:, first_logit:],))
     add_checkpoints(module, recompute)
     if adapters is not None and recompute.layers:
         module.get_submodule("embed_tokens").register_forward_hook(
@@ -243,8 +243,8 @@ class LigerLinearCrossEntropy(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, *gradients: Any) -> Any:
-        of_x, of_weight, of_bias = ctx.saved_tensors
-        return of_x, None, of_weight, of_bias
+        input_gradient, weight_gradient, bias_gradient = ctx.saved_tensors
+        return input_gradient, None, weight_gradient, bias_gradient
 
 
 def output_layer(module: Any) -> Any:
@@ -317,8 +317,8 @@ def chunk_by_chunk(layer: nn.Linear, choices: Choices, x: Any, ids: Any) -> Any:
 def _loss_of_logits(choices: Choices, logits: Any, labels: Any) -> Any:
     dtype = None if choices.logits_dtype is None else getattr(torch, choices.logits_dtype)
     if choices.cross_entropy == "selective":
-        wide = torch.float32 if choices.float32_loss else logits.dtype
-        return log_probability_loss(logits.to(dtype or wide), labels)
+        loss_dtype = torch.float32 if choices.float32_loss else logits.dtype
+        return log_probability_loss(logits.to(dtype or loss_dtype), labels)
     if choices.cross_entropy.startswith("flash"):
         rows, in_place = logits.to(dtype or logits.dtype).flatten(0, 1), choices.cross_entropy == "flash-in-place"
         return FlashCrossEntropy.apply(rows, labels, in_place)[0].mean()  # type: ignore[no-untyped-call]
@@ -378,11 +378,11 @@ def add_checkpoints(module: nn.Module, recompute: Recompute) -> None:
         parent_name, _, child_name = name.rpartition(".")
         path_in_layer = _path_in_layer(name)
         layer = child_name.isdigit() and parent_name.rpartition(".")[2] == "layers"
-        core = recompute.core and is_core(name)
+        is_recomputed_core = recompute.core and is_core(name)
         runs_again = layer and recompute.layers and int(child_name) % recompute.every == 0
         if runs_again and carries_router_state:
             submodule.forward = partial(_checkpoint_with_router_state, run_checkpointed, submodule.forward)
-        elif runs_again or core or path_in_layer in recompute.nodes:
+        elif runs_again or is_recomputed_core or path_in_layer in recompute.nodes:
             submodule.forward = partial(run_checkpointed, submodule.forward)
 
 

@@ -146,8 +146,8 @@ class AltUpLayer(WholeLayer):
             normed = recorder.part("router_norm", self.norm, recorder.take(x, hidden))
             weights = self._mixing_weights(recorder, normed, router, streams, Axis("mixed", streams.size))
             recorder.hold(weights=weights)
-            mix = ops.Product(hidden.size, streams.size, streams.size, x.rows)
-            return recorder.add(x, recorder.core("mix", mix, weights, x, axes=x.axes)), normed
+            product = ops.Product(hidden.size, streams.size, streams.size, x.rows)
+            return recorder.add(x, recorder.core("mix", product, weights, x, axes=x.axes)), normed
 
     def _mixing_weights(self, recorder: Flow, normed: Value, router: Weight, *output_axes: Axis | Beside) -> Value:
         """Returns the mixing weights of the streams, computed from the norm of one stream."""

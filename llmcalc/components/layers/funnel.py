@@ -250,8 +250,8 @@ def _reference_classes() -> dict[str, type[nn.Module]]:
                 return
             self.halves = False
             for path, parameter in list(first_layer.named_parameters()):
-                holder, _, name = path.rpartition(".")
-                setattr(self.get_submodule(holder), name, parameter)
+                module_path, _, name = path.rpartition(".")
+                setattr(self.get_submodule(module_path), name, parameter)
 
         def _halve(self, x: Tensor) -> Tensor:
             """Averages pairs of tokens, with the first token beside a copy of itself if it is kept apart."""

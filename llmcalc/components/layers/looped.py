@@ -231,8 +231,8 @@ def _reference_classes() -> dict[str, type[nn.Module]]:
             if first_layer is self:
                 return
             for path, parameter in list(first_layer.named_parameters()):
-                holder, _, name = path.rpartition(".")
-                setattr(self.get_submodule(holder), name, parameter)
+                module_path, _, name = path.rpartition(".")
+                setattr(self.get_submodule(module_path), name, parameter)
             attention: Any = self.self_attn
             attention.become_second(first_layer.self_attn)
 

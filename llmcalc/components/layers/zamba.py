@@ -334,9 +334,9 @@ def _reference_class() -> type[nn.Module]:
                 stored_adapter.down.weight, stored_adapter.up.weight = this_adapter.down.weight, this_adapter.up.weight
                 adapter_list.append(stored_adapter)
             for path, parameter in list(first_layer.transformer.named_parameters()):
-                holder, _, name = path.rpartition(".")
+                module_path, _, name = path.rpartition(".")
                 if "adapters." not in path:
-                    setattr(self.transformer.get_submodule(holder), name, parameter)
+                    setattr(self.transformer.get_submodule(module_path), name, parameter)
 
         def forward(self, x: Tensor, forward_pass: ForwardPass) -> Tensor:
             assert forward_pass.embedded is not None

@@ -379,14 +379,14 @@ class Attention(TokenMixer):
         else:
             theta = self.position.rope_theta if isinstance(self.position, Rope) else 10000.0
             keys, values, limits = self.block_indexer.flow(recorder, x, Rope(rope_theta=theta), keys, values)
-        cap = self.attn_logit_softcapping
+        logit_cap = self.attn_logit_softcapping
         y = recorder.attention(
             "core",
             q,
             keys,
             values,
             causal=causal,
-            cap=cap,
+            cap=logit_cap,
             bias=bias,
             sinks=self.sinks,
             float32=self.float32_softmax,
@@ -760,7 +760,7 @@ def _reference_class() -> type[nn.Module]:
                 self._score_bias(forward_pass, end, x.shape[1], end, x.device)
 
         def _attention_in_squares(
-            self, q: Tensor, k: Tensor, v: Tensor, columns: int, square_side: int, cap: float | None
+            self, q: Tensor, k: Tensor, v: Tensor, columns: int, square_side: int, logit_cap: float | None
         ) -> Tensor:
             """Returns the output of attention within squares of patches. The patches are ordered row by row."""
             grid = torch.arange(q.shape[2]).unflatten(0, (-1, columns))
@@ -768,7 +768,7 @@ def _reference_class() -> type[nn.Module]:
             outputs = []
             for patches in squares:
                 index = patches.to(q.device)
-                outputs.append(self.core(q[:, :, index], k[:, :, index], v[:, :, index], cap=cap))
+                outputs.append(self.core(q[:, :, index], k[:, :, index], v[:, :, index], cap=logit_cap))
             order = torch.cat(squares).argsort().to(q.device)
             return torch.cat(outputs, 2)[:, :, order]
 
@@ -793,12 +793,14 @@ def _reference_class() -> type[nn.Module]:
             if hasattr(self, "indexer"):
                 k, v, mask = self.indexer.selected_keys_and_values(x, k, v, forward_pass)
             sinks = self.sinks.weight if self.sinks is not None else None
-            cap = self.spec.attn_logit_softcapping
+            logit_cap = self.spec.attn_logit_softcapping
             if self.spec.grid_window is None:
                 formats = {"float32_softmax": self.spec.float32_softmax, "float32_scores": self.spec.float32_scores}
-                attention_output = self.core(q, k, v, mask, bias, cap, sinks, **formats)
+                attention_output = self.core(q, k, v, mask, bias, logit_cap, sinks, **formats)
             else:
-                attention_output = self._attention_in_squares(q, k, v, forward_pass.columns, self.spec.grid_window, cap)
+                attention_output = self._attention_in_squares(
+                    q, k, v, forward_pass.columns, self.spec.grid_window, logit_cap
+                )
             attention_output = (
                 attention_output if convolved_values is None else attention_output + convolved_values
             ).transpose(1, 2)

@@ -113,8 +113,8 @@ def _reference_class() -> type[nn.Module]:
 
         def _blend(self, x: Tensor, weights: Tensor, state: Any, forward_pass: ForwardPass) -> Tensor:
             """Returns the weighted sums over two tokens. x: [batch, kv_heads, tokens, d] → same shape."""
-            stored = state.load(forward_pass)
-            first_row = torch.zeros_like(x[:, :, :1]) if stored is None else stored[0][:, :, None]
+            stored_state = state.load(forward_pass)
+            first_row = torch.zeros_like(x[:, :, :1]) if stored_state is None else stored_state[0][:, :, None]
             state.keep(forward_pass, x[:, :, -1])
             previous_tokens = torch.cat([first_row, x[:, :, :-1]], 2)
             return previous_tokens * weights[0, :, None, None] + x * weights[1, :, None, None]

@@ -80,9 +80,9 @@ class ContextAttention(TwoSetsMixer):
             limit=self.sliding_window,
         )
         core_sizes = heads.size, head_dim.size, head_dim.size
-        core = ops.AttentionCore(*core_sizes, causal=False, window=self.sliding_window, rows=x.rows)
+        attention_core = ops.AttentionCore(*core_sizes, causal=False, window=self.sliding_window, rows=x.rows)
         block_core = ops.AttentionCore(*core_sizes, causal=False, rows=x.rows, keys=OfThisPass(of=x.rows))
-        y = recorder.core("core", core, q, context_keys, context_values, axes=(heads, head_dim))
+        y = recorder.core("core", attention_core, q, context_keys, context_values, axes=(heads, head_dim))
         own_keys = recorder.rope(normed, self.position)
         y = recorder.add(y, recorder.core("block_core", block_core, q, own_keys, values, axes=(heads, head_dim)))
         return recorder.linear("o_proj", y, *x.axes, bias=bias)

@@ -119,8 +119,8 @@ class EntryAttention(TokenMixer):
         return None if self.indexer is None else self.indexer.index_topk
 
     def length_limits(self) -> tuple[int, ...]:
-        rate, selected = self.compress_rate, self.selected_entries
-        selected_tokens = None if rate is None or selected is None else rate * selected
+        rate, selected_entries = self.compress_rate, self.selected_entries
+        selected_tokens = None if rate is None or selected_entries is None else rate * selected_entries
         return tuple(n for n in (self.sliding_window, rate, selected_tokens) if n is not None)
 
     def with_heads(self, head_sizes: HeadSizes) -> Self:

@@ -118,8 +118,8 @@ class GatedDeltaNet(TokenMixer):
         inputs, node_fields = (q, k, v, decay, beta), {"source": "Yang et al. 2024, §3.3"}
         rule = DeltaRule(beta.width, key_dim.size, value_dim.size, self.chunk_size, rows=x.rows)
         y = recorder.alternatives(
-            chunked=lambda: recorder.core("core", rule, *inputs, axes=values, about=node_fields),
-            step=lambda: recorder.core("core", Elementwise(), *inputs, axes=values, about=node_fields),
+            chunked=lambda: recorder.core("core", rule, *inputs, axes=values, node_fields=node_fields),
+            step=lambda: recorder.core("core", Elementwise(), *inputs, axes=values, node_fields=node_fields),
         )
         recorder.state("recurrent_state", heads, key_dim, value_dim, bits=32)
         gate = recorder.act(recorder.linear("g_proj", x, *values), "silu")

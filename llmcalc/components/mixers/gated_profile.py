@@ -136,9 +136,11 @@ def _reference_class() -> type[nn.Module]:
             self.conv_state: Any = state_class()()
 
         def forward(self, x: Tensor, token: Tensor, forward_pass: ForwardPass) -> Tensor:
-            stored = self.conv_state.load(forward_pass)
-            earlier = x.new_zeros(x.shape[0], self.kernel, x.shape[-1]) if stored is None else stored[0]
-            inputs = torch.cat([earlier, x], 1)
+            stored_state = self.conv_state.load(forward_pass)
+            earlier_tokens = (
+                x.new_zeros(x.shape[0], self.kernel, x.shape[-1]) if stored_state is None else stored_state[0]
+            )
+            inputs = torch.cat([earlier_tokens, x], 1)
             self.conv_state.keep(forward_pass, inputs[:, -self.kernel :])
             windows = inputs[:, 1:].unfold(1, self.kernel, 1)  # [batch, tokens, width, kernel]
             taps = self.weight_proj(token).unflatten(-1, (self.heads, self.kernel)).repeat_interleave(self.size, -2)

@@ -120,8 +120,8 @@ def _reference_class() -> type[nn.Module]:
         def forward(self, x: Tensor, filters: Tensor, forward_pass: ForwardPass, state: Any) -> Tensor:
             kernel = filters.shape[-1]
             stored_input = state.load(forward_pass)
-            earlier = x.new_zeros(x.shape[0], kernel, x.shape[-1]) if stored_input is None else stored_input[0]
-            tokens_with_past = torch.cat([earlier, x], 1)
+            earlier_tokens = x.new_zeros(x.shape[0], kernel, x.shape[-1]) if stored_input is None else stored_input[0]
+            tokens_with_past = torch.cat([earlier_tokens, x], 1)
             state.keep(forward_pass, tokens_with_past[:, -kernel:])
             windows = tokens_with_past[:, 1:].unfold(1, kernel, 1)  # [batch, tokens, channels, kernel]
             return (windows[..., None, :] @ filters[..., None])[..., 0, 0]

@@ -105,8 +105,8 @@ class KimiDeltaAttention(TokenMixer):
         node_fields = {"source": "Kimi Team 2025, §3.1"}
         rule = DeltaRule(beta.width, head_dim.size, head_dim.size, self.chunk_size, by_channel=True, rows=x.rows)
         y = recorder.alternatives(
-            chunked=lambda: recorder.core("core", rule, *inputs, axes=all_heads, about=node_fields),
-            step=lambda: recorder.core("core", Elementwise(), *inputs, axes=all_heads, about=node_fields),
+            chunked=lambda: recorder.core("core", rule, *inputs, axes=all_heads, node_fields=node_fields),
+            step=lambda: recorder.core("core", Elementwise(), *inputs, axes=all_heads, node_fields=node_fields),
         )
         recorder.state("recurrent_state", heads, head_dim, head_dim, bits=32)
         y = recorder.norm("norm", y, Norm(type="rmsnorm", eps=self.norm_eps), (head_dim,))

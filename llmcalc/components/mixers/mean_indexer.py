@@ -117,8 +117,8 @@ def _reference_class() -> type[nn.Module]:
             (keys,) = self.cache(forward_pass, self.k_proj(x))
             blocks = keys.shape[1] // block
             block_means = self.k_norm(keys[:, : blocks * block].unflatten(1, (blocks, block)).mean(2))
-            starts = torch.arange(blocks, device=x.device) * block
-            angles = starts[:, None] / self.theta ** (torch.arange(0, head_dim, 2, device=x.device) / head_dim)
+            block_starts = torch.arange(blocks, device=x.device) * block
+            angles = block_starts[:, None] / self.theta ** (torch.arange(0, head_dim, 2, device=x.device) / head_dim)
             cos, sin = (t.to(x.dtype) for t in (angles.cos(), angles.sin()))
             left, right = block_means.chunk(2, -1)
             block_means = torch.cat([left * cos - right * sin, right * cos + left * sin], -1)

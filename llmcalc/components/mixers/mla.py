@@ -206,7 +206,7 @@ class MLA(TokenMixer):
             selection, c, k_rope = recorder.selected(query, c, k_rope)
             recorder.hold(latent=c, k_rope=k_rope, mask=selection)
         options: dict[str, Any] = {"causal": recorder.causal, "sinks": self.sinks, "selection": selection, **limits}
-        core = ops.AttentionCore if limits.get("pool") is None else ops.PooledCore
+        core_class = ops.AttentionCore if limits.get("pool") is None else ops.PooledCore
         head, latent_key = Beside(((nope,), (rope,))), Beside(((latent,), (rope,)))
 
         def expanded() -> Value:
@@ -219,7 +219,7 @@ class MLA(TokenMixer):
             k = recorder.cat(k_nope, k_rope, axes=(heads, head), rows=c.rows)
             recorder.hold(k=k)
             q = recorder.cat(q_nope, q_rope, axes=(heads, head))
-            return recorder.attention("core", q, k, values, core=core, **options)
+            return recorder.attention("core", q, k, values, core=core_class, **options)
 
         def absorbed() -> Value:
             """Records attention on the latents themselves; the expansion's weights are applied to query and output."""
@@ -227,7 +227,7 @@ class MLA(TokenMixer):
             q = recorder.cat(recorder.absorb("kv_b_proj", q_nope, weight, latent), q_rope, axes=(heads, latent_key))
             k = recorder.cat(c, k_rope, axes=(Axis("one", 1), latent_key))
             recorder.hold(q=q, k=k)
-            y = recorder.attention("core", q, k, c.view(Axis("one", 1), latent), core=core, **options)
+            y = recorder.attention("core", q, k, c.view(Axis("one", 1), latent), core=core_class, **options)
             return recorder.absorb("", y, weight, head_axis)
 
         y = recorder.alternatives(expanded=expanded, absorbed=absorbed)

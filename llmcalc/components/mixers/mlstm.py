@@ -194,8 +194,8 @@ def _reference_class() -> type[nn.Module]:
             return self.get_submodule(name)(x).float().unflatten(-1, (self.spec.num_heads, -1)).transpose(1, 2)
 
         def _gate(self, name: str, x: Tensor) -> Tensor:
-            cap = self.spec.gate_soft_cap
-            return cap * torch.tanh(self._split_heads(name, x)[..., 0] / cap)
+            gate_cap = self.spec.gate_soft_cap
+            return gate_cap * torch.tanh(self._split_heads(name, x)[..., 0] / gate_cap)
 
         def forward(self, x: Tensor, forward_pass: ForwardPass) -> Tensor:
             q, k, v = (self._split_heads(name, x) for name in "qkv")

@@ -137,8 +137,8 @@ def _reference_class() -> type[nn.Module]:
             visible_tokens = (
                 forward_pass.span(forward_pass.past, forward_pass.past + tokens, x.device)[:, None] + 1
             )  # tokens that each query may see
-            ends = (torch.arange(entries.shape[1], device=x.device) + 1) * pool
-            ranked_pools = scores.masked_fill(ends > visible_tokens, float("-inf")).sort(
+            pool_ends = (torch.arange(entries.shape[1], device=x.device) + 1) * pool
+            ranked_pools = scores.masked_fill(pool_ends > visible_tokens, float("-inf")).sort(
                 dim=-1, descending=True, stable=True
             )
             chosen_pools = ranked_pools.indices[..., : spec.index_topk // pool]

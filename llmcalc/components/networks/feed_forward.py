@@ -137,8 +137,8 @@ class FeedForward(SingleWidthNetwork):
         y = recorder.linear(name, x, ffn, bias=bias, fused=self.fused_gate)
         y = self._activate(recorder, y)
         if self.gated:
-            up = recorder.linear("up_proj", x, ffn, bias=self.up_bias, fused=self.fused_gate)
-            y = recorder.mul(y, act_on_up(recorder, self.up_act, up))
+            up_projected = recorder.linear("up_proj", x, ffn, bias=self.up_bias, fused=self.fused_gate)
+            y = recorder.mul(y, act_on_up(recorder, self.up_act, up_projected))
         y = y if self.sub_norm is None else recorder.part("sub_norm", self.sub_norm, y)
         y = recorder.linear("down_proj", recorder.dropout(y, "activation"), *x.axes, bias=self.down_bias)
         return recorder.mul(y, recorder.vector("output_scale", Axis("one", 1))) if self.output_scale else y

@@ -61,7 +61,9 @@ class IdentityExperts(Part):
         """Records the identity experts. x: the input of all experts. y: the output of the experts with weights."""
         maps = tuple(s.op for s in recorder.here.steps() if isinstance(s.op, ops.ExpertLinear))
         identity = ops.IdentityExperts(self.zero_expert_num, maps)
-        return recorder.core("zero_experts", identity, x, y, axes=y.axes, about={"source": "LongCat-Flash 2025, §2.1"})
+        return recorder.core(
+            "zero_experts", identity, x, y, axes=y.axes, node_fields={"source": "LongCat-Flash 2025, §2.1"}
+        )
 
     def reference(self) -> nn.Module:
         from torch import nn

@@ -103,25 +103,21 @@ class LinearScheme(Scheme):
             scope_text = "routed experts" if self.scope == "experts" else "linear layers that are not excluded"
             raise self._unsupported_error(f"converts {scope_text}, and this model has none; expected another scheme")
 
-    def _format_of_tensor(self, weight_site: WeightSite) -> LinearFormat | None:
+    def _format_of_tensor(self, site: WeightSite) -> LinearFormat | None:
         """Returns the format that a tensor is converted to; None if the tensor stays unconverted."""
-        experts = weight_site.kind == "experts" and len(weight_site.tensor.shape) == 3
-        is_single_matrix = (len(weight_site.tensor.shape) == 2 or _is_grouped(weight_site)) and self.scope == "linear"
-        if (
-            weight_site.tensor.role != "matrix"
-            or weight_site.kind in NEVER_CONVERTED
-            or not (experts or is_single_matrix)
-        ):
+        experts = site.kind == "experts" and len(site.tensor.shape) == 3
+        is_single_matrix = (len(site.tensor.shape) == 2 or _is_grouped(site)) and self.scope == "linear"
+        if site.tensor.role != "matrix" or site.kind in NEVER_CONVERTED or not (experts or is_single_matrix):
             return None
-        output = weight_site.kind in HEADS and weight_site.name not in ("dense", "head_proj")
+        output = site.kind in HEADS and site.name not in ("dense", "head_proj")
         if (
             (output and not self.head)
-            or (not self.everywhere and _is_skipped(weight_site) and not output)
-            or weight_site.names in self.excluded
+            or (not self.everywhere and _is_skipped(site) and not output)
+            or site.names in self.excluded
         ):
             return None
         group = next(
-            (candidate for candidate in self.groups if candidate.named is None or weight_site.names in candidate.named),
+            (candidate for candidate in self.groups if candidate.named is None or site.names in candidate.named),
             None,
         )
         if group is None:
@@ -179,20 +175,20 @@ def every_linear(fields: Fields, scheme: LinearScheme, *names: str) -> LinearSch
     return replace(scheme, head=has_list, everywhere=True, excluded=listed_modules(fields, *names))
 
 
-def _is_skipped(weight_site: WeightSite) -> bool:
+def _is_skipped(site: WeightSite) -> bool:
     """Whether a linear layer is skipped by quantisers that convert layer by layer."""
-    return weight_site.name == "shared_expert_gate" or weight_site.kind in OUTSIDE_LAYERS
+    return site.name == "shared_expert_gate" or site.kind in OUTSIDE_LAYERS
 
 
-def _is_grouped(weight_site: WeightSite) -> bool:
+def _is_grouped(site: WeightSite) -> bool:
     """Whether a tensor is a grouped attention projection, stored as one `nn.Linear` with the rows of all groups."""
-    op = next((child.op for child in weight_site.parent.children if child.name == weight_site.name), None)
-    return weight_site.kind == "attention" and isinstance(op, ExpertLinear) and op.top_k == op.num_experts
+    op = next((child.op for child in site.parent.children if child.name == site.name), None)
+    return site.kind == "attention" and isinstance(op, ExpertLinear) and op.top_k == op.num_experts
 
 
-def _matrix_shapes(weight_site: WeightSite) -> tuple[Number, Number, Number]:
+def _matrix_shapes(site: WeightSite) -> tuple[Number, Number, Number]:
     """Returns (number of matrices, rows, columns) of a tensor."""
-    shape = weight_site.tensor.shape
+    shape = site.tensor.shape
     if len(shape) == 2:
         return (1, *shape)
-    return (1, shape[0] * shape[1], shape[2]) if _is_grouped(weight_site) else (shape[0], shape[1], shape[2])
+    return (1, shape[0] * shape[1], shape[2]) if _is_grouped(site) else (shape[0], shape[1], shape[2])

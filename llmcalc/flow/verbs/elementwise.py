@@ -75,9 +75,9 @@ class ElementwiseVerbs(Recorder):
         """Records 1 − x, elementwise."""
         return self.step("complement", "", (x,), Value(x.rows, x.axes, fixed=x.fixed))
 
-    def delayed(self, x: Value, first: Value) -> Value:
-        """Records the previous row of each row. first: the row before the first row."""
-        return self.step("delayed", "", (x, first), Value(x.rows, x.axes))
+    def delayed(self, x: Value, first_value: Value) -> Value:
+        """Records the previous row of each row. first_value: the row before the first row."""
+        return self.step("delayed", "", (x, first_value), Value(x.rows, x.axes))
 
     def dropout(self, x: Value, dropout_place: str, *, ends_sublayer: bool = False) -> Value:
         """Records training dropout at a place of `components/dropout.py`; no step if the model has none there.

@@ -38,10 +38,10 @@ class EntryVerbs(Recorder):
         self.record("with_rest", "", row_values, output)
         return output
 
-    def keep_entries(self, op: Op, entries: Value, *pending: Value) -> Value:
+    def keep_entries(self, op: Op, entries: Value, *pending_tokens: Value) -> Value:
         """Caches entries, and the rows that do not fill an entry yet. Returns all entries so far."""
         output = entries.view(*entries.axes)
-        self.record("keep_entries", "cache", (entries, *pending), (output,), op=op)
+        self.record("keep_entries", "cache", (entries, *pending_tokens), (output,), op=op)
         return output
 
     def of_lower_layer(self, name: str, x: Value, lower_value: Value | None, *axes: Axis) -> Value:
@@ -76,10 +76,10 @@ class EntryVerbs(Recorder):
         output = value_of_pairs(weights.rows, fixed=True, batched=True)
         return self.step("choose_entries", "", (scores, weights, mask), output, top_k=top_k, finds=finds)
 
-    def among(self, mask: Value, selected: Value, entries: Value) -> tuple[Value, Value]:
+    def among(self, mask: Value, selected_entries: Value, entries: Value) -> tuple[Value, Value]:
         """Records the mask of the selected entries. Returns it with the entries to read."""
-        output = Value(selected.rows, (), fixed=True), entries.view(*entries.axes)
-        self.record("among", "", (mask, selected, entries), output)
+        output = Value(selected_entries.rows, (), fixed=True), entries.view(*entries.axes)
+        self.record("among", "", (mask, selected_entries, entries), output)
         return output
 
     def mask(self, q: Value, k: Value, *, causal: bool, window: Number = None, chunk: Number = None) -> None:
@@ -91,11 +91,11 @@ class EntryVerbs(Recorder):
         width = values[0].width
         for value in values[1:]:
             width = width + value.width
-        cached = tuple(Value(v.rows, v.axes, v, v.fixed, name) for v in values)
+        cached_values = tuple(Value(v.rows, v.axes, v, v.fixed, name) for v in values)
         parts = tuple((self.n(v.axes[:-1]), self.n(v.axes[-1:])) for v in values)
         op = ops.KVCache(width, kind, limit, values[0].rows, parts)
-        self.record("cache", name, values, cached, op=op, limit=limit)
-        return cached
+        self.record("cache", name, values, cached_values, op=op, limit=limit)
+        return cached_values
 
     def state(
         self,
@@ -122,8 +122,8 @@ class EntryVerbs(Recorder):
         *inputs: Value,
         axes: Shape,
         rows: Rows | None = None,
-        about: dict[str, Any] | None = None,
+        node_fields: dict[str, Any] | None = None,
     ) -> Value:
         """Records a product, a scan or a look-up whose cost is the given op."""
         output = Value(inputs[0].rows if rows is None else rows, axes)
-        return self.step("core", name, inputs, output, op=op, about=about)
+        return self.step("core", name, inputs, output, op=op, node_fields=node_fields)

@@ -25,7 +25,7 @@ class MixingVerbs(Recorder):
         *,
         causal: bool = True,
         core: Callable[..., Op] = ops.AttentionCore,
-        about: dict[str, Any] | None = None,
+        node_fields: dict[str, Any] | None = None,
         cap: float | None = None,
         bias: Value | None = None,
         sinks: bool = False,
@@ -83,7 +83,7 @@ class MixingVerbs(Recorder):
         }
         options["masked"], options["narrowed"] = masked and other_rows is None, selection is not None
         options |= {"kv_heads": kv_heads, "cache": k.cache, "dropout": self.dropouts.get("attention", 0.0)}
-        return self.step("attention", name, inputs, out, op=op, about=about, **options)
+        return self.step("attention", name, inputs, out, op=op, node_fields=node_fields, **options)
 
     def scores(
         self,

@@ -65,7 +65,7 @@ class WeightVerbs(Recorder):
             output,
             op=op,
             weight=weight,
-            about=node_fields,
+            node_fields=node_fields,
             bias=bias,
             lent=lent,
             fused=fused,
@@ -96,7 +96,7 @@ class WeightVerbs(Recorder):
         op = ops.BlockLinear(blocks.size, x.width, self.n(output_axes), bias, x.rows)
         weight = Weight(name, (blocks, *output_axes), x.axes)
         return self.step(
-            "blocks", name, (x,), Value(x.rows, output_axes), op=op, weight=weight, about=node_fields, bias=bias
+            "blocks", name, (x,), Value(x.rows, output_axes), op=op, weight=weight, node_fields=node_fields, bias=bias
         )
 
     def experts(
@@ -119,7 +119,7 @@ class WeightVerbs(Recorder):
         weight = Weight(name, (experts, *output_axes), x.axes)
         options = {"bias": bias, "experts": experts, "top_k": top_k, "identities": identities}
         return self.step(
-            "experts", name, (x,), Value(x.rows, output_axes), op=op, weight=weight, about=node_fields, **options
+            "experts", name, (x,), Value(x.rows, output_axes), op=op, weight=weight, node_fields=node_fields, **options
         )
 
     def per_group(self, name: str, x: Value, groups: Axis, output_axis: Axis) -> Value:
@@ -151,7 +151,7 @@ class WeightVerbs(Recorder):
         weight = Weight(name, vector_axes, (rows,))
         op = ops.Embedding(rows.size, self.n(vector_axes), rows_read)
         return self.step(
-            "table", name, (), Value(of, vector_axes), op=op, weight=weight, about=node_fields, by=by
+            "table", name, (), Value(of, vector_axes), op=op, weight=weight, node_fields=node_fields, by=by
         ), weight
 
     def unread_table(self, name: str, rows: Axis, *vector_axes: Axis | Beside, **node_fields: Any) -> Weight:
@@ -189,7 +189,15 @@ class WeightVerbs(Recorder):
         width = x.width if weight_axes is x.axes else self.n(weight_axes)
         op = ops.Norm(width, spec.weight, spec.has_bias, None if heads is None else heads.size)
         return self.step(
-            "norm", name, (x,), Value(x.rows, x.axes), op=op, about=node_fields, spec=spec, over=over, groups=groups
+            "norm",
+            name,
+            (x,),
+            Value(x.rows, x.axes),
+            op=op,
+            node_fields=node_fields,
+            spec=spec,
+            over=over,
+            groups=groups,
         )
 
     def _norm_groups(self, name: str, x: Value, groups: int, over: Shape | None) -> Axis:
@@ -235,7 +243,7 @@ class WeightVerbs(Recorder):
             if is_zero(overlap)
             else Value(_rows_padded(output_rows, overlap), output_axes)
         )
-        return self.step("conv", name, (x,), output, op=op, weight=weight, about=node_fields, **options)
+        return self.step("conv", name, (x,), output, op=op, weight=weight, node_fields=node_fields, **options)
 
     def vector(
         self,
@@ -251,7 +259,7 @@ class WeightVerbs(Recorder):
         heads, count, frozen: `heads`, `rows` and `frozen` of `ops.Weight`.
         """
         op = ops.Weight(self.n(axes), None if heads is None else heads.size, count, frozen)
-        return self.step("vector", name, (), Value(ONCE, axes), op=op, about=node_fields)
+        return self.step("vector", name, (), Value(ONCE, axes), op=op, node_fields=node_fields)
 
     def padded(self, x: Value, padding: Number, state: str) -> Value:
         """Records x with `padding` rows before the first: zeros, or rows of an earlier pass.
@@ -267,17 +275,19 @@ class WeightVerbs(Recorder):
         """
         return self.step("zeros", "", (x,), Value(SEQUENCES, x.axes, fixed=True), state=state)
 
-    def resumed(self, first: Value, state: str, index: int = 0) -> Value:
-        """Records the row before the first row: the last row of an earlier pass, or else `first`.
+    def resumed(self, first_state: Value, state: str, index: int = 0) -> Value:
+        """Records the row before the first row: the last row of an earlier pass, or else `first_state`.
 
         state: the name of the state that keeps it. index: which of the state's tensors it is.
         """
-        return self.step("resumed", "", (first,), first.view(*first.axes), state=state, index=index)
+        return self.step("resumed", "", (first_state,), first_state.view(*first_state.axes), state=state, index=index)
 
     def buffer(self, name: str, *axes: Axis | Beside, indices: bool = False, **node_fields: Any) -> Value:
         """Records a buffer that is stored in the checkpoint and not trained. indices: whether it has integers."""
         value = Value(ONCE, axes, fixed=True)
-        return self.step("buffer", name, (), value, op=ops.Buffer(self.n(axes)), about=node_fields, indices=indices)
+        return self.step(
+            "buffer", name, (), value, op=ops.Buffer(self.n(axes)), node_fields=node_fields, indices=indices
+        )
 
 
 def _rows_padded(rows: Rows, padding: Number) -> Rows:

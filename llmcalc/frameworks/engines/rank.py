@@ -272,7 +272,7 @@ class EngineRank:
     @cached_property
     def widths(self) -> tuple[int, bool, Experts | None]:
         """The width of the rank's widest dense feed-forward network, whether the network is gated, and the experts."""
-        dense, is_gated, experts = 0, False, None
+        dense_width, is_gated, experts = 0, False, None
         for tree_node in self.model.tree().walk():
             op = tree_node.node.op
             if tree_node.optional or tree_node.node.name not in ("up_proj", "gate_proj", "fc1"):
@@ -280,10 +280,10 @@ class EngineRank:
             if isinstance(op, ExpertLinear):
                 experts = Experts(int(op.top_k), int(op.n_out), int(op.num_experts))
             elif isinstance(op, Linear) and tree_node.kind == "feed_forward":
-                dense, is_gated = max(
-                    (dense, is_gated), (int(op.n_out), tree_node.node.name == "gate_proj" or is_gated)
+                dense_width, is_gated = max(
+                    (dense_width, is_gated), (int(op.n_out), tree_node.node.name == "gate_proj" or is_gated)
                 )
-        return dense, is_gated, experts
+        return dense_width, is_gated, experts
 
     def rope_table_elements(self, video_factor: int = 1, is_scaled: bool = True) -> int:
         """Returns the elements of RoPE's tables of cosines and sines, one table per base, rotary dimension and scaling.

@@ -288,10 +288,8 @@ def torchtitan_name(name: str) -> str:
 def layer_norm_names(program: Flow) -> frozenset[str]:
     """Returns the names of norms that are direct children of layers."""
     layers = (module_scope for module_scope in program.root.scopes() if module_scope.takes is not None)
-    submodules = (
-        scope_item for module_scope in layers for scope_item in module_scope.items if isinstance(scope_item, Scope)
-    )
-    return frozenset(scope_item.name for scope_item in submodules if scope_item.about.get("kind") == "norm")
+    submodules = (item for module_scope in layers for item in module_scope.items if isinstance(item, Scope))
+    return frozenset(item.name for item in submodules if item.about.get("kind") == "norm")
 
 
 def module_order_key(

@@ -52,17 +52,17 @@ def _without_fit(server: GgmlServer, **flags: Any) -> GgmlServer:
     return server.with_flags(fit="off", **(layer_flags | flags))
 
 
-def _largest_fitting(least: int, most: int, free_bytes_of: Callable[[int], int]) -> int | None:
+def _largest_fitting(minimum: int, maximum: int, free_bytes_of: Callable[[int], int]) -> int | None:
     """Returns the largest value for which the falling function `free_bytes_of` is not negative; None if there is none.
 
     Room is nearly linear, so a guess is a linear interpolation; half the interval where that gains too little.
     """
-    fitting_value, failing_value = least, most
+    fitting_value, failing_value = minimum, maximum
     free_bytes, missing_bytes = free_bytes_of(fitting_value), -free_bytes_of(failing_value)
     if free_bytes < 0:
         return None
     if missing_bytes <= 0:
-        return most
+        return maximum
     halves_interval = False
     while failing_value - fitting_value > 1:
         width = failing_value - fitting_value

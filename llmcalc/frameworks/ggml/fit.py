@@ -255,6 +255,8 @@ def _with_overflow(layers_by_gpu: list[_GpuLayers], source: int, i: int, overflo
     return result
 
 
-def largest_number(limit: int, holds: Callable[[int], bool]) -> int:
-    """Returns the largest number up to `limit` for which `holds` is true; 0 if there is none. Smaller ones hold too."""
-    return limit if holds(limit) else bisect_left(range(1, limit), True, key=lambda number: not holds(number))
+def largest_number(limit: int, fits_number: Callable[[int], bool]) -> int:
+    """Returns the largest number up to `limit` for which `fits_number` holds, as for all below it; 0 without one."""
+    return (
+        limit if fits_number(limit) else bisect_left(range(1, limit), True, key=lambda number: not fits_number(number))
+    )

@@ -317,10 +317,10 @@ def _read_by_arguments(
         command = _only_command(commands, name_in_errors)
         arguments = arguments_of(command.words, name_in_errors)
         return read_with_options(file, file.read_arguments, arguments, start(command), options)
-    starts = (command for command in script.commands if starts_python(" ".join(command.words[:20]) + " "))
+    start_commands = (command for command in script.commands if starts_python(" ".join(command.words[:20]) + " "))
     unresolved_words = (
         (command.line, command_word)
-        for command in starts
+        for command in start_commands
         for command_word in command.words
         if is_unresolved(command_word)
     )

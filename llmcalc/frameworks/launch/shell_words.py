@@ -381,7 +381,7 @@ class WordReader:
         expanded_text = ""
         while reader.at < len(text):
             position_before = reader.at
-            expanded_text += "".join(piece for piece, _ in reader.read_pieces())
+            expanded_text += "".join(word_piece for word_piece, _ in reader.read_pieces())
             if reader.at == position_before:
                 expanded_text += text[reader.at]
                 reader.at += 1

@@ -54,7 +54,7 @@ EVIDENCE = FrameworkEvidence(
 )
 
 
-def evidence_for(layout: Layout, trains: bool) -> FrameworkEvidence:
+def evidence_for(layout: Layout, is_training: bool) -> FrameworkEvidence:
     """Returns the tests and measurements behind Megatron-LM's results, which are the same for every layout."""
     return EVIDENCE
 

@@ -78,12 +78,12 @@ class _Evaluator:
     def servers(self, server_finder: ServerFinder) -> Iterator[StartedServer]:
         """Yields the servers that the module's statements and functions start."""
         yield from self._servers_in_statements(self.module.body, Container(""), server_finder)
-        outer = dict(self.names)
+        outer_names = dict(self.names)
         for statement in self.module.body:
             functions = [statement, *(statement.body if isinstance(statement, ast.ClassDef) else ())]
             for function in functions:
                 if isinstance(function, ast.FunctionDef | ast.AsyncFunctionDef):
-                    self.names = dict(outer)
+                    self.names = dict(outer_names)
                     container = self._container_of(
                         [*function.decorator_list, *getattr(statement, "decorator_list", [])]
                     )

@@ -102,17 +102,17 @@ class Chunk(TrainingRun):
             Flight(stage_input, self.compute_loss(output), output) if self.stage.last else Flight(stage_input, output)
         )
 
-    def backward_of(self, flight: Flight) -> None:
+    def backward_of(self, pass_in_flight: Flight) -> None:
         """Runs the backward pass of a micro-batch, from the gradient received from another rank."""
-        output, flight.out = flight.out, None  # type: ignore[assignment]
+        output, pass_in_flight.out = pass_in_flight.out, None  # type: ignore[assignment]
         if self.stage.last:
             self._run_backward([], partial(self.backward, output))
         else:
             with counted_as(self.meter, "communication"):
                 output_gradient = self.graph.new_tensor(output.shape, output.dtype, output.strides)
             self._backward_from(output, output_gradient)
-        if flight.entry is not None:
-            flight.entry.grad = None  # sent
+        if pass_in_flight.entry is not None:
+            pass_in_flight.entry.grad = None  # sent
 
     def run_layers(self) -> Tensor:
         """Runs the forward pass of the chunk's layers, without the loss."""

@@ -124,11 +124,13 @@ def _number_of_tuples(group: Iterable[Pages]) -> int:
     return max(_layers_by_size(group).values())
 
 
-def _least_padding(counts: list[int], least: int) -> int:
-    """Returns the number of tuples, at least `least`, of which multiples exceed the counts least; the larger of equals
-    (`_approximate_gcd`).
+def _least_padding(counts: list[int], least_padding: int) -> int:
+    """Returns the number of tuples, at least `least_padding`, whose multiples exceed the counts least; the larger
+    of equals (`_approximate_gcd`).
     """
-    return min(range(least, max(counts) + 1), key=lambda number: (sum(-count % number for count in counts), -number))
+    return min(
+        range(least_padding, max(counts) + 1), key=lambda number: (sum(-count % number for count in counts), -number)
+    )
 
 
 def _block_bytes(slots: list[dict[int, int]], sizes: list[int], layout: PageLayout) -> int:

@@ -93,13 +93,13 @@ def _factors_of_formats(
     parts = [part for part, _ in mixers(rank.preset.model)]
     inputs = _bytes_of_format(flags, "mamba_cache_dtype") or element_bytes
     factors = {"conv_state": Fraction(inputs, 2)}
-    chosen = _bytes_of_format(flags, "mamba_ssm_cache_dtype")
+    state_bytes = _bytes_of_format(flags, "mamba_ssm_cache_dtype")
     if any(isinstance(part, KimiDeltaAttention) for part in parts):
-        if chosen not in (None, 4) and not rules.chooses_delta_attention:
+        if state_bytes not in (None, 4) and not rules.chooses_delta_attention:
             raise InputError("--mamba-ssm-cache-dtype: Kimi Delta Attention has states of float32 in this version")
-        return factors | {"recurrent_state": Fraction(chosen or 4, 4)}
+        return factors | {"recurrent_state": Fraction(state_bytes or 4, 4)}
     if any(isinstance(part, Mamba | Mamba2 | SelectiveMamba2 | GatedDeltaNet) for part in parts):
-        return factors | {"recurrent_state": Fraction(chosen or _stated_bytes(rank, rules) or inputs, 4)}
+        return factors | {"recurrent_state": Fraction(state_bytes or _stated_bytes(rank, rules) or inputs, 4)}
     return factors | {"recurrent_state": Fraction(inputs, 2)} if "mamba_cache_dtype" in flags else factors
 
 

@@ -39,7 +39,7 @@ class Products(Elementwise):
 
     def _product(self, operation_name: str, a: Tensor, b: Tensor, shape: Shape, layouts: Sequence[Layout]) -> Tensor:
         """Multiplies a and b. shape: that of the product. layouts: those of the gradients of a and b."""
-        saves, dtype = saved_factors(a, b), a.dtype
+        saved_tensors, dtype = saved_factors(a, b), a.dtype
 
         def backward(output_gradient: Tensor, needs_input_grad: Needs, *_: Tensor) -> Sequence[Gradient]:
             gradients = self._new_gradients(output_gradient, reversed(layouts), reversed(needs_input_grad))
@@ -48,13 +48,13 @@ class Products(Elementwise):
         def result() -> Tensor:
             return self.graph.operation_result(operation_name, shape, dtype)
 
-        return record(self.graph, operation_name, (a, b), result, backward, *saves)
+        return record(self.graph, operation_name, (a, b), result, backward, *saved_tensors)
 
     def _biased_product(
         self, operation_name: str, bias: Tensor, a: Tensor, b: Tensor, shape: Shape, layouts: Sequence[Layout]
     ) -> Tensor:
         """Adds a bias to the product of a and b. shape, layouts: as in `_product`."""
-        saves, dtype = saved_factors(a, b), a.dtype
+        saved_tensors, dtype = saved_factors(a, b), a.dtype
 
         def backward(output_gradient: Tensor, needs_input_grad: Needs, *_: Tensor) -> Sequence[Gradient]:
             gradients = self._new_gradients(output_gradient, layouts, needs_input_grad[1:])
@@ -63,7 +63,7 @@ class Products(Elementwise):
         def result() -> Tensor:
             return self.graph.operation_result(operation_name, shape, dtype)
 
-        return record(self.graph, operation_name, (bias, a, b), result, backward, *saves)
+        return record(self.graph, operation_name, (bias, a, b), result, backward, *saved_tensors)
 
     def _new_gradients(self, gradient: Tensor, layouts: Iterable[Layout], needs: Iterable[bool]) -> list[Gradient]:
         """Allocates gradients in the number format of another one, in order; None for those that are not needed."""
@@ -132,7 +132,7 @@ class Products(Elementwise):
         """
         matrices = (b, *joined_matrices)
         saved_rows = [a] if any(matrix.needs_grad for matrix in matrices) else []
-        saves = (*saved_rows, *(matrices if a.needs_grad else ()), group_ends)
+        saved_tensors = (*saved_rows, *(matrices if a.needs_grad else ()), group_ends)
         rows, columns = a.shape, sum(matrix.shape[2] for matrix in matrices)
         layouts = []
         for matrix in matrices:
@@ -150,7 +150,7 @@ class Products(Elementwise):
             (a, *matrices),
             lambda: self.graph.operation_result("grouped_mm", (rows[0], columns), a.dtype),
             backward,
-            *saves,
+            *saved_tensors,
         )
 
     def matmul(self, a: Tensor, b: Tensor) -> Tensor:

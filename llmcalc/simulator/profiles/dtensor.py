@@ -476,17 +476,17 @@ class Divided(Eager):
 
 def named_steps(items: Iterable[Item], path: str = "") -> Iterator[tuple[str, Step]]:
     """Yields the operations that run, with the paths of their modules."""
-    for scope_item in items:
-        if isinstance(scope_item, Alternatives):
-            yield from named_steps(next(iter(scope_item.branches.values())).items, path)
-        elif scope_item.about.get("optional") or scope_item.about.get("role") in NEVER_RUN:
+    for item in items:
+        if isinstance(item, Alternatives):
+            yield from named_steps(next(iter(item.branches.values())).items, path)
+        elif item.about.get("optional") or item.about.get("role") in NEVER_RUN:
             continue
         else:
-            name = ".".join(filter(None, (path, scope_item.name)))
-            if isinstance(scope_item, Step):
-                yield name, scope_item
+            name = ".".join(filter(None, (path, item.name)))
+            if isinstance(item, Step):
+                yield name, item
             else:
-                yield from named_steps(scope_item.items, name)
+                yield from named_steps(item.items, name)
 
 
 def check_divided(program: RankFlow) -> None:

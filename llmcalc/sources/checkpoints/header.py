@@ -106,20 +106,20 @@ class BoundedReader:
 
     def skip_texts(self, text_count: int, field: str) -> None:
         """Skips `text_count` texts, each of which is stored after its length in 8 bytes."""
-        pending, position = b"", 0  # a part of the file, and how much of it has been passed
+        unread_bytes, position = b"", 0  # a part of the file, and how much of it has been passed
         for _ in range(text_count):
-            if len(pending) - position < 8:
+            if len(unread_bytes) - position < 8:
                 next_bytes = self.read_bytes(min(_PART, self.size - self.position), field)
-                pending, position = pending[position:] + next_bytes, 0
-            if len(pending) - position < 8:
+                unread_bytes, position = unread_bytes[position:] + next_bytes, 0
+            if len(unread_bytes) - position < 8:
                 self._check_bytes_left(self.size, field)  # raises: the file ends here
-            length = int.from_bytes(pending[position : position + 8], "little")
+            length = int.from_bytes(unread_bytes[position : position + 8], "little")
             position += 8 + length
-            if position > len(pending):
-                self.skip_bytes(position - len(pending), field)
-                pending, position = b"", 0
-        self.file.seek(position - len(pending), 1)
-        self.position += position - len(pending)
+            if position > len(unread_bytes):
+                self.skip_bytes(position - len(unread_bytes), field)
+                unread_bytes, position = b"", 0
+        self.file.seek(position - len(unread_bytes), 1)
+        self.position += position - len(unread_bytes)
 
     def _check_bytes_left(self, byte_count: int, field: str) -> None:
         if not 0 <= byte_count <= self.size - self.position:

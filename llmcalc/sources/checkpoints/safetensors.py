@@ -134,10 +134,10 @@ def _parse_metadata(text: bytes, location: str) -> dict[str, Any]:
         raise InputError(
             f"{location}: __metadata__: {len(text):,} bytes are too many; expected at most {LARGEST_METADATA:,}"
         )
-    remaining = _TEXTS.sub(b"", text, count=2 * MOST_METADATA + 1)
-    if remaining.count(b":") > MOST_METADATA or b'"' in remaining:
+    text_without_metadata = _TEXTS.sub(b"", text, count=2 * MOST_METADATA + 1)
+    if text_without_metadata.count(b":") > MOST_METADATA or b'"' in text_without_metadata:
         raise InputError(f"{location}: __metadata__: too many entries; expected at most {MOST_METADATA:,}")
-    if remaining.translate(None, _SPACE + b",:") != b"{}":
+    if text_without_metadata.translate(None, _SPACE + b",:") != b"{}":
         raise InputError(f"{location}: __metadata__: expected a table of texts; not a safetensors checkpoint")
     try:
         return dict(json.loads(text))

@@ -378,13 +378,13 @@ def layer_pattern(names: list[str]) -> Table:
 
 def _shortest_period(names: list[str]) -> int:
     """Returns the smallest p with `names[i] == names[i % p]` for all i, in linear time (Knuth, Morris, Pratt 1977)."""
-    border = [0] * len(names)  # length of the longest proper suffix of names[: i + 1] that is also a prefix
+    border_lengths = [0] * len(names)  # length of the longest proper suffix of names[: i + 1] that is also a prefix
     for i in range(1, len(names)):
-        prefix = border[i - 1]
+        prefix = border_lengths[i - 1]
         while prefix and names[i] != names[prefix]:
-            prefix = border[prefix - 1]
-        border[i] = prefix + (names[i] == names[prefix])
-    return len(names) - border[-1]
+            prefix = border_lengths[prefix - 1]
+        border_lengths[i] = prefix + (names[i] == names[prefix])
+    return len(names) - border_lengths[-1]
 
 
 def moe(experts: int, top_k: int, expert: Table, shared: Table | None = None, **fields: Any) -> Table:
@@ -425,7 +425,7 @@ def listed_kinds(config: Config, field: str, name_of_type: dict[str, str], defau
     if field_value is None:
         return default
     kind_of_name = {
-        **{earlier: name_of_type.get(name, "") for earlier, name in EARLIER_LAYER_TYPES.items()},
+        **{earlier_name: name_of_type.get(name, "") for earlier_name, name in EARLIER_LAYER_TYPES.items()},
         **name_of_type,
     }
     names, depth = [kind_of_name.get(name, "") for name in config.texts(field)], len(default)

@@ -158,8 +158,8 @@ def _loss_fields(config: Config) -> dict[str, Any]:
         (name for name in classes().get(config.model_type, ()) if head_of({"architectures": [name]}) == "lm"), ""
     )
     names = ("final_logit_softcapping", "logits_soft_cap")
-    cap = next((config.data[name] for name in names if name in config.data), LOGIT_CAPS.get(config.model_type))
-    cap_fields = {"logit_softcapping": float(cap)} if isinstance(cap, int | float) and cap > 0 else {}
+    logit_cap = next((config.data[name] for name in names if name in config.data), LOGIT_CAPS.get(config.model_type))
+    cap_fields = {"logit_softcapping": float(logit_cap)} if isinstance(logit_cap, int | float) and logit_cap > 0 else {}
     return {**cap_fields, **({"float32_loss": False} if name in library_classes().losses_of_logits else {})}
 
 

@@ -132,8 +132,8 @@ def _logit_cap_field(model_type: str, family: Family, spec: ModelSpec) -> dict[s
     """Returns the soft cap of the logits, if it differs from the default of a class that reads one."""
     if spec.head.type != "lm" or "final_logit_softcapping" not in family.ignored:
         return {}
-    cap = spec.head.logit_softcapping
-    return {} if cap == LOGIT_CAPS.get(model_type) else {"final_logit_softcapping": cap}
+    logit_cap = spec.head.logit_softcapping
+    return {} if logit_cap == LOGIT_CAPS.get(model_type) else {"final_logit_softcapping": logit_cap}
 
 
 def _dropout_fields(family: Family, spec: ModelSpec) -> dict[str, float]:

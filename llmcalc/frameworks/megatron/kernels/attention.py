@@ -48,8 +48,8 @@ class AttentionKernels(LinearKernels):
 
     def do_cache(self, operation: Step) -> None:
         """Returns keys and values unchanged, since there is no cache in training."""
-        for cached, value in zip(operation.outs, operation.ins, strict=True):
-            self.bind(cached, self.get(value))
+        for cached_value, value in zip(operation.outs, operation.ins, strict=True):
+            self.bind(cached_value, self.get(value))
 
     def get(self, value: Value) -> Tensor:
         """Returns the tensor of a value; for a view, the tensor that it is a view of."""

@@ -26,13 +26,11 @@ class ExpertKernels(HeadKernels):
         """Moves shared experts before the router, or in versions before 2025-10-11 after the dispatch of tokens."""
         shared_experts = _shared_experts(module_scope)
         if shared_experts:
-            other_items = [scope_item for scope_item in module_scope.items if scope_item not in shared_experts]
+            other_items = [item for item in module_scope.items if item not in shared_experts]
             position = 0
             if not self.rank_choices.shared_experts_first:
                 position = 1 + next(
-                    i
-                    for i, scope_item in enumerate(other_items)
-                    if isinstance(scope_item, Step) and scope_item.verb == "dispatch"
+                    i for i, item in enumerate(other_items) if isinstance(item, Step) and item.verb == "dispatch"
                 )
             module_scope.items = [*other_items[:position], *shared_experts, *other_items[position:]]
         super()._look_for_readers(module_scope, module)
@@ -395,11 +393,7 @@ class ExpertKernels(HeadKernels):
 
     def module_kernel(self, module_scope: Scope) -> Callable[[], None] | None:
         """Returns the kernel that runs experts one after the other (SequentialMLP), where products are not grouped."""
-        steps = [
-            scope_item
-            for scope_item in module_scope.items
-            if isinstance(scope_item, Step) and scope_item.verb == "experts"
-        ]
+        steps = [item for item in module_scope.items if isinstance(item, Step) and item.verb == "experts"]
         if self.rank_choices.grouped_gemm or not steps:
             return super().module_kernel(module_scope)
         return lambda: self._run_sequential_experts(module_scope, steps)
@@ -408,7 +402,7 @@ class ExpertKernels(HeadKernels):
         """Runs the network of each expert in turn, and concatenates the outputs."""
         autograd_graph = self.graph
         input_layers, output_layer = operations[:-1], operations[-1]
-        has_gate = any(isinstance(scope_item, Step) and scope_item.verb == "mul" for scope_item in module_scope.items)
+        has_gate = any(isinstance(item, Step) and item.verb == "mul" for item in module_scope.items)
         experts, width = self.local_experts, sum(layer.outs[0].width for layer in input_layers)
         hidden_width, output_width = output_layer.ins[0].width, output_layer.outs[0].width
         x, probs = self.get(input_layers[0].ins[0]), self.row_probs
@@ -590,23 +584,19 @@ def _shared_experts(module_scope: Scope) -> list[Item]:
     """Returns the operations of a module's shared experts, with their output gate."""
     items = module_scope.items
     positions = [
-        i
-        for i, scope_item in enumerate(items)
-        if isinstance(scope_item, Scope) and scope_item.about.get("kind") == "shared_expert"
+        i for i, item in enumerate(items) if isinstance(item, Scope) and item.about.get("kind") == "shared_expert"
     ]
     if not positions:
         return []
     end_position = positions[-1] + 1
     gate_positions = [
-        i
-        for i, scope_item in enumerate(items)
-        if isinstance(scope_item, Step) and scope_item.about.get("kind") == "shared_expert"
+        i for i, item in enumerate(items) if isinstance(item, Step) and item.about.get("kind") == "shared_expert"
     ]
     if gate_positions:
         end_position = 1 + next(i for i in range(gate_positions[0], len(items)) if _operation_name(items[i]) == "mul")
     return items[positions[0] : end_position]
 
 
-def _operation_name(scope_item: Item) -> str:
+def _operation_name(item: Item) -> str:
     """Returns an operation's name; empty for any other item of the program."""
-    return scope_item.verb if isinstance(scope_item, Step) else ""
+    return item.verb if isinstance(item, Step) else ""

@@ -32,10 +32,8 @@ class DeltaKernels(MambaKernels):
 
     def module_kernel(self, module_scope: Scope) -> Callable[[], None] | None:
         """Returns the kernel that runs a gated DeltaNet mixer."""
-        alternatives = [scope_item for scope_item in module_scope.items if isinstance(scope_item, Alternatives)]
-        branch_steps = [
-            operation for scope_item in alternatives for operation in next(iter(scope_item.branches.values())).steps()
-        ]
+        alternatives = [item for item in module_scope.items if isinstance(item, Alternatives)]
+        branch_steps = [operation for item in alternatives for operation in next(iter(item.branches.values())).steps()]
         delta_step = next(
             (
                 operation
@@ -50,9 +48,9 @@ class DeltaKernels(MambaKernels):
             raise self.unsupported("no kernels for a delta rule over several ranks of a sequence; expected no --cp")
         return lambda: self._run_delta_mixer(module_scope, delta_step)
 
-    def _run_delta_mixer(self, module_scope: Scope, core: Step) -> None:
+    def _run_delta_mixer(self, module_scope: Scope, delta_core: Step) -> None:
         """Runs GatedDeltaNet.forward."""
-        aten, op, batch = self.t, core.op, self.run_config.batch
+        aten, op, batch = self.t, delta_core.op, self.run_config.batch
         assert isinstance(op, DeltaRule)
         operations = {
             operation.name: operation

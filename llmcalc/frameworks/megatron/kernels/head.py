@@ -158,21 +158,14 @@ class HeadKernels(ElementwiseKernels):
     def _look_for_readers(self, module_scope: Scope, module: Scope) -> None:
         """Moves multi-token-prediction modules and their losses before the output layer."""
         mtp_modules = [
-            scope_item
-            for scope_item in module_scope.items
-            if isinstance(scope_item, Scope) and scope_item.about.get("kind") == "mtp"
+            item for item in module_scope.items if isinstance(item, Scope) and item.about.get("kind") == "mtp"
         ]
         if mtp_modules:
             output_modules = [
-                scope_item
-                for scope_item in module_scope.items
-                if isinstance(scope_item, Scope) and scope_item.about.get("kind") == "lm_head"
+                item for item in module_scope.items if isinstance(item, Scope) and item.about.get("kind") == "lm_head"
             ]
             moved_modules = [*mtp_modules, *output_modules]
-            module_scope.items = [
-                *(scope_item for scope_item in module_scope.items if scope_item not in moved_modules),
-                *moved_modules,
-            ]
+            module_scope.items = [*(item for item in module_scope.items if item not in moved_modules), *moved_modules]
         super()._look_for_readers(module_scope, module)
 
     def do_also(self, operation: Step) -> None:
@@ -252,7 +245,7 @@ class HeadKernels(ElementwiseKernels):
     def _core_loss(self, logits: Tensor) -> Tensor:
         """Runs Megatron-Core's loss on a float32 copy of the logits, with softmax and gradient in place."""
         autograd_graph, (rows, width) = self.graph, logits.shape
-        fused = self.rank_choices.loss_implementation == "native"
+        is_fused = self.rank_choices.loss_implementation == "native"
         logits_fp32 = autograd_graph.new_tensor((rows, width), FLOAT32)
         row_max = self.statistics(rows)
         mask, target_indices = autograd_graph.new_tensor((rows, 1), BOOL), autograd_graph.new_tensor((rows, 1), INT64)
@@ -264,7 +257,7 @@ class HeadKernels(ElementwiseKernels):
         del target_logits, exp_sums
 
         def backward(saved_tensors: SavedTensors, output_gradient: Tensor, needs_input_grad: Needs) -> Gradients:
-            if fused:
+            if is_fused:
                 logits_copy = autograd_graph.new_tensor((rows, width), FLOAT32)
                 logits_gradient = autograd_graph.new_tensor((rows, width), BFLOAT16)
                 del logits_copy

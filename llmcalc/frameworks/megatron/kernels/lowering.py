@@ -280,16 +280,16 @@ class RankKernels(Lowering):
 
     def _look_for_readers(self, module_scope: Scope, module: Scope) -> None:
         """Collects the operations that read each value, and the module of each operation."""
-        for scope_item in module_scope.items:
-            if isinstance(scope_item, Alternatives):
-                self._look_for_readers(next(iter(scope_item.branches.values())), module)
-            elif isinstance(scope_item, Scope):
-                self._look_for_readers(scope_item, scope_item)
+        for item in module_scope.items:
+            if isinstance(item, Alternatives):
+                self._look_for_readers(next(iter(item.branches.values())), module)
+            elif isinstance(item, Scope):
+                self._look_for_readers(item, item)
             else:
-                self.module_of_step[id(scope_item)] = module
-                for value in scope_item.ins:
-                    if scope_item.verb not in ("hold", "keep", "cache", "mask"):
-                        self.readers.setdefault(id(value.storage), []).append((scope_item, module))
+                self.module_of_step[id(item)] = module
+                for value in item.ins:
+                    if item.verb not in ("hold", "keep", "cache", "mask"):
+                        self.readers.setdefault(id(value.storage), []).append((item, module))
 
     # --- rows --------------------------------------------------------------------------------------------------------
 
@@ -408,7 +408,7 @@ class RankKernels(Lowering):
             record_all(autograd_graph, operation_name, inputs, outputs, run_backward)
 
     def node_with_new_gradients(
-        self, operation_name: str, inputs: Sequence[Tensor], output: Tensor, *saves: Tensor
+        self, operation_name: str, inputs: Sequence[Tensor], output: Tensor, *saved_tensors: Tensor
     ) -> Tensor:
         """Records a graph node whose backward function allocates a gradient for each input, and returns the output.
 
@@ -420,7 +420,7 @@ class RankKernels(Lowering):
             inputs,
             [output],
             lambda _, g, needs: [new_tensor(shape, g.dtype) for shape in shapes],
-            *saves,
+            *saved_tensors,
         )
         return output
 
@@ -520,8 +520,8 @@ class RankKernels(Lowering):
 
 def direct_steps(module_scope: Scope) -> Iterator[Step]:
     """Yields a module's own operations, without submodules; of alternative branches, the first."""
-    for scope_item in module_scope.items:
-        if isinstance(scope_item, Step):
-            yield scope_item
-        elif isinstance(scope_item, Alternatives):
-            yield from direct_steps(next(iter(scope_item.branches.values())))
+    for item in module_scope.items:
+        if isinstance(item, Step):
+            yield item
+        elif isinstance(item, Alternatives):
+            yield from direct_steps(next(iter(item.branches.values())))

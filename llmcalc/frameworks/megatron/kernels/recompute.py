@@ -112,18 +112,18 @@ class DiscardedKernels(SparseKernels):
             return discardable_part(arguments), None
         with autograd_graph.no_grad():
             outputs = discardable_part(arguments)
-        discarded = DiscardedOutputs(autograd_graph, discardable_part, arguments, outputs, input_storage_id)
-        self.node("checkpoint", arguments, outputs, discarded.backward, *arguments)
-        return outputs, discarded
+        discarded_outputs = DiscardedOutputs(autograd_graph, discardable_part, arguments, outputs, input_storage_id)
+        self.node("checkpoint", arguments, outputs, discarded_outputs.backward, *arguments)
+        return outputs, discarded_outputs
 
-    def discard_outputs(self, hook: Tensor, discarded: DiscardedOutputs) -> Tensor:
+    def discard_outputs(self, hook: Tensor, discarded_outputs: DiscardedOutputs) -> Tensor:
         """Frees the outputs of a function, and recomputes them when tensor `hook` receives its gradient."""
-        for storage in discarded.storages:
+        for storage in discarded_outputs.storages:
             storage.release()
         hook_output = Tensor(hook.shape, hook.dtype, hook.storage, hook.strides)
 
         def backward(saved_tensors: SavedTensors, output_gradient: Tensor, needs_input_grad: Needs) -> Gradients:
-            discarded.recompute()
+            discarded_outputs.recompute()
             return [output_gradient]
 
         self.node("recompute", (hook,), [hook_output], backward)
@@ -133,10 +133,10 @@ class DiscardedKernels(SparseKernels):
 
     def _look_for_readers(self, module_scope: Scope, module: Scope) -> None:
         """Marks the input and output of shared experts, so that they can be recomputed."""
-        for scope_item in module_scope.items if "shared_expert" in self.rank_choices.recompute_kinds else ():
-            if isinstance(scope_item, Scope) and scope_item.about.get("kind") == "shared_expert":
-                steps = [operation for operation in scope_item.items if isinstance(operation, Step)]
-                scope_item.reads, scope_item.gives = steps[0].ins[0], steps[-1].outs[0]
+        for item in module_scope.items if "shared_expert" in self.rank_choices.recompute_kinds else ():
+            if isinstance(item, Scope) and item.about.get("kind") == "shared_expert":
+                steps = [operation for operation in item.items if isinstance(operation, Step)]
+                item.reads, item.gives = steps[0].ins[0], steps[-1].outs[0]
         super()._look_for_readers(module_scope, module)
 
     # --- norms of a layer --------------------------------------------------------------------------------------------
@@ -144,19 +144,19 @@ class DiscardedKernels(SparseKernels):
     def do_norm(self, operation: Step) -> None:
         """Runs a norm. A norm before a sublayer is recomputed, unless it is fused with a linear layer."""
         readers = [reader for reader, _ in self.readers.get(id(operation.outs[0].storage), ())]
-        fused = self.rank_choices.transformer_engine and readers and all(map(self.has_norm_before, readers))
-        if not self.rank_choices.recompute_norms or fused or not self._is_sublayer_norm():
+        is_fused = self.rank_choices.transformer_engine and readers and all(map(self.has_norm_before, readers))
+        if not self.rank_choices.recompute_norms or is_fused or not self._is_sublayer_norm():
             super().do_norm(operation)
             return
         value, module_path = operation.ins[0], self.module_path()
         x = self.take(operation, value)
         count = x.shape[0] * (value.width // self.extent(operation.options["over"]))
-        outputs, discarded = self.run_discardable(
+        outputs, discarded_outputs = self.run_discardable(
             lambda xs: [self.norm(xs[0], operation, module_path, count)], [x], input_storage_id=id(value.storage)
         )
         del x
-        if discarded is not None:
-            self.discarded_norms[id(self.frames[-2])] = discarded
+        if discarded_outputs is not None:
+            self.discarded_norms[id(self.frames[-2])] = discarded_outputs
         self.bind(operation.outs[0], outputs[0])
 
     def _is_sublayer_norm(self) -> bool:
@@ -165,10 +165,12 @@ class DiscardedKernels(SparseKernels):
 
     def do_add(self, operation: Step) -> None:
         """Runs a residual addition, then frees the outputs of a recomputed norm."""
-        discarded = self.discarded_norms.pop(id(self.frames[-1]), None)
-        if discarded is not None:
-            out_value = next(input_value for input_value in operation.ins if id(input_value.storage) != discarded.reads)
-            self.bind(out_value, self.discard_outputs(self.get(out_value), discarded))
+        discarded_outputs = self.discarded_norms.pop(id(self.frames[-1]), None)
+        if discarded_outputs is not None:
+            out_value = next(
+                input_value for input_value in operation.ins if id(input_value.storage) != discarded_outputs.reads
+            )
+            self.bind(out_value, self.discard_outputs(self.get(out_value), discarded_outputs))
         super().do_add(operation)
 
     # --- activations of experts --------------------------------------------------------------------------------------
@@ -219,34 +221,32 @@ class DiscardedKernels(SparseKernels):
 
     def do_experts(self, operation: Step) -> None:
         """Runs an expert layer, then frees its input activation for recomputation."""
-        discarded = self.discarded_activation
+        discarded_outputs = self.discarded_activation
         x = self.values.get(id(operation.ins[0]))
-        reads_discarded = discarded is not None and x is not None and x.storage is discarded.storages[0]
+        reads_discarded = discarded_outputs is not None and x is not None and x.storage is discarded_outputs.storages[0]
         del x
         super().do_experts(operation)
-        if reads_discarded and discarded is not None:
+        if reads_discarded and discarded_outputs is not None:
             self.discarded_activation = None
-            self.bind(operation.outs[0], self.discard_outputs(self.get(operation.outs[0]), discarded))
+            self.bind(operation.outs[0], self.discard_outputs(self.get(operation.outs[0]), discarded_outputs))
 
     # --- projections of latents --------------------------------------------------------------------------------------
 
     def items(self, items: Sequence[Item]) -> None:
         """Runs a module's operations; with `mla_up_proj` the up-projections of latents are freed and recomputed."""
-        alternatives = [scope_item for scope_item in items if isinstance(scope_item, Alternatives)]
-        names = {scope_item.name for scope_item in items if isinstance(scope_item, Step)}
+        alternatives = [item for item in items if isinstance(item, Alternatives)]
+        names = {item.name for item in items if isinstance(item, Step)}
         if not (self.rank_choices.recompute_up and self.graph.enabled and alternatives and "kv_a_proj" in names):
             super().items(items)
             return
         form_position = items.index(alternatives[0])
         branch_items = self.branch(alternatives[0]).items
         core_position = next(
-            i
-            for i, scope_item in enumerate(branch_items)
-            if isinstance(scope_item, Step) and scope_item.verb == "attention"
+            i for i, item in enumerate(branch_items) if isinstance(item, Step) and item.verb == "attention"
         )
         attention = branch_items[core_position]
         assert isinstance(attention, Step)
-        steps_before = [scope_item for scope_item in items[:form_position] if isinstance(scope_item, Step)]
+        steps_before = [item for item in items[:form_position] if isinstance(item, Step)]
         down_steps = [
             operation
             for operation in steps_before
@@ -287,7 +287,7 @@ class DiscardedKernels(SparseKernels):
             finally:
                 self.values, self.bound, self.frames, self.memo = caller_state
 
-        outputs, discarded = self.run_discardable(run, tensors)
+        outputs, discarded_outputs = self.run_discardable(run, tensors)
         del tensors
         for value in values:
             self.forget(value.storage)
@@ -295,9 +295,9 @@ class DiscardedKernels(SparseKernels):
             self.bind(value, output)
         del outputs
         self.step(attention)
-        if discarded is not None:
+        if discarded_outputs is not None:
             attention_output = attention.outs[0]
-            self.bind(attention_output, self.discard_outputs(self.get(attention_output), discarded))
+            self.bind(attention_output, self.discard_outputs(self.get(attention_output), discarded_outputs))
         super().items([*branch_items[core_position + 1 :], *items[form_position + 1 :]])
 
     def _splits_latent(self, operation: Step, operations: list[Step]) -> bool:

@@ -31,12 +31,7 @@ class SparseKernels(Fp8Kernels):
     def module_kernel(self, module_scope: Scope) -> Callable[[], None] | None:
         """Returns the kernel that runs attention with an indexer."""
         indexer = next(
-            (
-                scope_item
-                for scope_item in module_scope.items
-                if isinstance(scope_item, Scope) and scope_item.name == "indexer"
-            ),
-            None,
+            (item for item in module_scope.items if isinstance(item, Scope) and item.name == "indexer"), None
         )
         if indexer is None:
             return super().module_kernel(module_scope)
@@ -59,7 +54,7 @@ class SparseKernels(Fp8Kernels):
         query_down, query_up, kv_down, output_projection = (
             operations[name] for name in ("q_a_proj", "q_b_proj", "kv_a_proj", "o_proj")
         )
-        branches = next(scope_item for scope_item in module_scope.items if isinstance(scope_item, Alternatives))
+        branches = next(item for item in module_scope.items if isinstance(item, Alternatives))
         kv_up = next(operation for operation in branches.branches["expanded"].steps() if operation.name == "kv_b_proj")
         kv_axes = kv_down.outs[0].axes[0]
         assert isinstance(kv_axes, Beside)
@@ -104,8 +99,8 @@ class SparseKernels(Fp8Kernels):
         if not self.rank_choices.sequence_parallel:
             return x
         gathered_rows = self.new_tensor(x.shape[0] * self.rank_choices.tp, x.shape[1])
-        dense = self.like(x) if not x.is_contiguous else None
-        del dense
+        contiguous_copy = self.like(x) if not x.is_contiguous else None
+        del contiguous_copy
         return self.node_with_new_gradients("gather", (x,), gathered_rows)
 
     def _absorb_projections(
@@ -266,8 +261,8 @@ def valid_key_mask(aten: Aten, tokens: Number, keys: Number) -> Tensor:
 
 def mask_future_keys(aten: Aten, x: Tensor) -> Tensor:
     """Runs apply_starts_ends_mask_to_scores."""
-    valid = valid_key_mask(aten, x.shape[-2], x.shape[-1])
-    _others = aten.like(valid)
+    valid_mask = valid_key_mask(aten, x.shape[-2], x.shape[-1])
+    _others = aten.like(valid_mask)
     return aten.new_tensor(x.shape, x.dtype)
 
 
@@ -341,8 +336,8 @@ def absorbed_attention(aten: Aten, query: Tensor, key: Tensor, selected_keys: Te
     scatter_selected_keys(aten, mask, selected_keys)
     mask = mask_future_keys(aten, mask)
     scores = aten.add(scores, aten.unsqueeze(mask, 1))
-    valid = aten.compare(mask)
-    scores = masked_softmax(aten, scores, aten.expand(aten.unsqueeze(valid, 1), (batch, heads, tokens, keys)))
+    valid_mask = aten.compare(mask)
+    scores = masked_softmax(aten, scores, aten.expand(aten.unsqueeze(valid_mask, 1), (batch, heads, tokens, keys)))
     value = aten.permute(aten.slice(key, latent), (1, 2, 0, 3))
     output = aten.matmul(aten.to(scores, BFLOAT16), value)
     return aten.contiguous(aten.permute(output, (2, 0, 1, 3)))
@@ -359,10 +354,10 @@ def indexer_loss(
         scores, selected_keys = select_top_keys(aten, q, k, weights, top_k)
         attention_probs = _attention_scores(aten, query, key)
         scores = mask_future_keys(aten, scores)
-        valid = valid_key_mask(aten, scores.shape[-2], scores.shape[-1])
+        valid_mask = valid_key_mask(aten, scores.shape[-2], scores.shape[-1])
         mask = aten.new_tensor(scores.shape, FLOAT32)
         scatter_selected_keys(aten, mask, selected_keys)
-        attention_probs = masked_softmax(aten, attention_probs, aten.expand(valid, attention_probs.shape))
+        attention_probs = masked_softmax(aten, attention_probs, aten.expand(valid_mask, attention_probs.shape))
         log_probs = _masked_log_softmax(aten, scores)
         attention_probs = aten.sum(attention_probs, 1)
         attention_probs = aten.like(attention_probs)
@@ -423,12 +418,12 @@ def _indexer_gradients(
     scores = index_scores(aten, q, weights, k)
     attention_scores = _attention_scores(aten, query, key)
     scores = mask_future_keys(aten, scores)
-    valid = valid_key_mask(aten, scores.shape[-2], scores.shape[-1])
+    valid_mask = valid_key_mask(aten, scores.shape[-2], scores.shape[-1])
     mask = aten.new_tensor(scores.shape, FLOAT32)
     scatter_selected_keys(aten, mask, selected_keys)
-    attention_probs = masked_softmax(aten, attention_scores, aten.expand(valid, attention_scores.shape))
+    attention_probs = masked_softmax(aten, attention_scores, aten.expand(valid_mask, attention_scores.shape))
     del attention_scores
-    indexer_probs = masked_softmax(aten, scores, aten.expand(valid, scores.shape))
+    indexer_probs = masked_softmax(aten, scores, aten.expand(valid_mask, scores.shape))
     del scores
     head_sums = aten.sum(attention_probs, 1)
     del attention_probs
@@ -436,8 +431,8 @@ def _indexer_gradients(
     del head_sums
     logit_gradient = aten.like(aten.like(indexer_probs, target_probs))
     del indexer_probs, target_probs, mask
-    logit_gradient = aten.like(logit_gradient, aten.to(valid, FLOAT32))
-    del valid
+    logit_gradient = aten.like(logit_gradient, aten.to(valid_mask, FLOAT32))
+    del valid_mask
     logit_gradient = aten.unsqueeze(aten.transpose(logit_gradient, 0, 1), 2)
     recomputed_scores = einsum_of_heads(aten, aten.to(q, FLOAT32), aten.to(k, FLOAT32))
     activated_scores, is_positive = aten.like(recomputed_scores), aten.like(recomputed_scores, dtype=BOOL)

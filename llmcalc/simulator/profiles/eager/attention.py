@@ -137,8 +137,8 @@ class AttentionKernels(Lowering):
                 all_rows = self.store[key] = tuple(x for (x,) in rows)
                 return all_rows
             all_rows = tuple(  # the oldest token leaves the window when a new one enters
-                self._concatenate([*(aten.slice(x, min(x.shape[1], limit - 1), 1) for x in cached), new])
-                for cached, new in zip(rows, new_rows, strict=True)
+                self._concatenate([*(aten.slice(x, min(x.shape[1], limit - 1), 1) for x in cached_rows), new])
+                for cached_rows, new in zip(rows, new_rows, strict=True)
             )
             self.store[key] = tuple(aten.slice(x, min(x.shape[1], limit), 1) for x in all_rows)
         return all_rows
@@ -221,12 +221,12 @@ class AttentionKernels(Lowering):
         output = self.run_attention_core(core, q, k, v, bias)
         self.set(operation.outs[0], self.t.transpose(output, 1, 2))
 
-    def run_attention_core(self, core: Callable[..., Tensor], *tensors: Tensor | None) -> Tensor:
+    def run_attention_core(self, attention_core: Callable[..., Tensor], *tensors: Tensor | None) -> Tensor:
         """Runs an attention core, which is checkpointed if the run recomputes attention."""
         present_tensors = [x for x in tensors if x is not None]
         if self.recompute.core:
-            return self.run_checkpointed(lambda xs: core(*xs), present_tensors)
-        return core(*present_tensors)
+            return self.run_checkpointed(lambda xs: attention_core(*xs), present_tensors)
+        return attention_core(*present_tensors)
 
     def sink(self, sinks: Tensor, scores: Tensor) -> Tensor:
         """Expands the scores of attention sinks, one per head, to all queries."""

@@ -228,13 +228,13 @@ class ExpertKernels(Lowering):
         if not self.choices.like_classes or self.adapters is not None or step.name not in GATE_AND_UP:
             return [step]
         steps = [
-            scope_item
-            for scope_item in self.frames[-1].scope.items
-            if isinstance(scope_item, Step)
-            and scope_item.verb == "experts"
-            and scope_item.name in GATE_AND_UP
-            and scope_item.ins[0] is step.ins[0]
-            and not scope_item.options["bias"]
+            item
+            for item in self.frames[-1].scope.items
+            if isinstance(item, Step)
+            and item.verb == "experts"
+            and item.name in GATE_AND_UP
+            and item.ins[0] is step.ins[0]
+            and not item.options["bias"]
         ]
         return steps if len(steps) == len(GATE_AND_UP) else [step]
 

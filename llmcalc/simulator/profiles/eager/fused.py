@@ -138,7 +138,7 @@ class FusedKernels(AttentionKernels, ElementwiseKernels, BasicKernels):
         shapes, repeats_keys = [(x.shape, x.strides) for x in (q, k, v)], k.shape[1] != heads
         sink_inputs = [] if sinks is None else [sinks]
 
-        def backward(output_gradient: Tensor, _: Needs, *saved: Tensor) -> Sequence[Gradient]:
+        def backward(output_gradient: Tensor, _: Needs, *saved_tensors: Tensor) -> Sequence[Gradient]:
             outputs = [autograd_graph.new_tensor(shape, output_gradient.dtype, strides) for shape, strides in shapes]
             outputs += [autograd_graph.new_tensor(sink.shape, sink.dtype) for sink in sink_inputs]
             if allocates_workspace:
@@ -247,7 +247,7 @@ class FusedKernels(AttentionKernels, ElementwiseKernels, BasicKernels):
         shapes = [(x.shape, elementwise(((x.shape, x.strides),), x.shape)) for x in (q, k, v)]
         workspace = FLOAT32.bytes * batch * heads * queries * (q.shape[-1] + 1) + CUDNN_WORKSPACE
 
-        def back(output_gradient: Tensor, _: Needs, *saved: Tensor) -> Sequence[Gradient]:
+        def back(output_gradient: Tensor, _: Needs, *saved_tensors: Tensor) -> Sequence[Gradient]:
             if efficient:
                 outputs = [self._by_token("", shape, output_gradient.dtype) for shape, _ in shapes]
             else:
@@ -283,7 +283,7 @@ class FusedKernels(AttentionKernels, ElementwiseKernels, BasicKernels):
         sums = autograd_graph.operation_result(name, (batch, queries, heads), FLOAT32)
         shapes = [x.shape for x in (q, k, v)]
 
-        def back(output_gradient: Tensor, _: Needs, *saved: Tensor) -> Sequence[Gradient]:
+        def back(output_gradient: Tensor, _: Needs, *saved_tensors: Tensor) -> Sequence[Gradient]:
             return [self._by_token("", shape, output_gradient.dtype) for shape in shapes]
 
         return record(autograd_graph, name, (q, k, v), output, back, q, k, v, output, sums, *bias)
@@ -433,16 +433,11 @@ class FusedKernels(AttentionKernels, ElementwiseKernels, BasicKernels):
     def _in_this_module(self, verb: str, value: Value) -> bool:
         """Whether an operation of that name in the current module reads a value."""
         items = self.frames[-1].scope.items
-        return any(
-            isinstance(scope_item, Step) and scope_item.verb == verb and value in scope_item.ins for scope_item in items
-        )
+        return any(isinstance(item, Step) and item.verb == verb and value in item.ins for item in items)
 
     def _is_activation_output(self, value: Value) -> bool:
         items = self.frames[-1].scope.items
-        return any(
-            isinstance(scope_item, Step) and scope_item.verb == "act" and value in scope_item.outs
-            for scope_item in items
-        )
+        return any(isinstance(item, Step) and item.verb == "act" and value in item.outs for item in items)
 
     # --- the loss ---------------------------------------------------------------------------------------------------
 
@@ -665,8 +660,8 @@ class FusedKernels(AttentionKernels, ElementwiseKernels, BasicKernels):
         present_gradients = [tensor for tensor in gradients if tensor is not None]
         has_gradient = [tensor is not None for tensor in gradients]
 
-        def backward(output_gradient: Tensor, _: Needs, *saved: Tensor) -> Sequence[Gradient]:
-            saved_gradients = iter(saved)
+        def backward(output_gradient: Tensor, _: Needs, *saved_tensors: Tensor) -> Sequence[Gradient]:
+            saved_gradients = iter(saved_tensors)
             return [next(saved_gradients) if is_saved else None for is_saved in has_gradient]
 
         del gradients

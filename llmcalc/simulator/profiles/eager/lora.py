@@ -96,17 +96,17 @@ class LoraKernels(BasicKernels):
         """Whether a linear layer has an adapter."""
         return self.adapters is not None and self.layer_name(operation) in self.adapters.targets
 
-    def unread_parameters(self, name: str, use: Use) -> list[Tensor]:
+    def unread_parameters(self, name: str, weight_use: Use) -> list[Tensor]:
         """Returns parameters that no pass reads, with adapters: PEFT adapts layers by name, even if they never run."""
-        adapters, tensors = self.adapters, super().unread_parameters(name, use)
+        adapters, tensors = self.adapters, super().unread_parameters(name, weight_use)
         if (
             adapters is None
             or adapters.library != "peft"
-            or not isinstance(use.op, Linear)
+            or not isinstance(weight_use.op, Linear)
             or name not in adapters.targets
         ):
             return tensors
-        shapes = (adapters.rank, use.op.n_in), (use.op.n_out, adapters.rank)
+        shapes = (adapters.rank, weight_use.op.n_in), (weight_use.op.n_out, adapters.rank)
         return [*tensors, *(empty(self.graph.meter, shape, adapters.dtype, leaf=self.trained) for shape in shapes)]
 
     def adapter(self, parameter_name: str, shape: Shape, module_path: Path | None = None) -> Tensor:
@@ -140,14 +140,14 @@ class LoraKernels(BasicKernels):
         if operation.name not in names or not (litgpt or self.choices.fused_qkv or is_fused_by_its_class):
             return []
         groups = [
-            scope_item
-            for scope_item in self.frames[-1].scope.items
-            if isinstance(scope_item, Step)
-            and scope_item.verb == "linear"
-            and scope_item.name in names
-            and scope_item.ins[0] is operation.ins[0]
+            item
+            for item in self.frames[-1].scope.items
+            if isinstance(item, Step)
+            and item.verb == "linear"
+            and item.name in names
+            and item.ins[0] is operation.ins[0]
         ]
-        if is_fused_by_its_class and len({bool(scope_item.options["bias"]) for scope_item in groups}) > 1:
+        if is_fused_by_its_class and len({bool(item.options["bias"]) for item in groups}) > 1:
             return []
         return groups if len(groups) > 1 and groups[0].name == names[0] else []
 

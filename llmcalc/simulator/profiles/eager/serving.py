@@ -42,15 +42,15 @@ class ServingKernels(EntryKernels, PositionKernels, FusedKernels):
         """Whether one kernel computes all of attention, including every term and mask of its scores."""
         return self.choices.attention == "flash" and not self.trained
 
-    def branch(self, scope_item: Alternatives) -> Scope:
+    def branch(self, item: Alternatives) -> Scope:
         """Returns the absorbed form of latent attention where keys are selected, also in a prefill."""
-        absorbed_form = scope_item.branches.get("absorbed")
+        absorbed_form = item.branches.get("absorbed")
         if absorbed_form is None or not self.scores_in_kernel or self.run_config.execution.mla != "auto":
-            return super().branch(scope_item)
+            return super().branch(item)
         selects_keys = any(
             operation.options.get("selected") is not None for operation in absorbed_form.steps(idle=False)
         )
-        return absorbed_form if selects_keys else super().branch(scope_item)
+        return absorbed_form if selects_keys else super().branch(item)
 
     def step(self, operation: Step) -> None:
         if (

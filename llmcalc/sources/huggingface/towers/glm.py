@@ -50,7 +50,7 @@ def _encoder_with_qk_norm(config: Config, merger_width: int, clamps_gate: bool =
 
 def _with_merger(config: Config, block: Table, stack: Table, merger_width: int, **fields: Any) -> Table:
     """Returns the encoder, the linear layer that merges square blocks of patches, and the gated FFN after it."""
-    h, out, activation = (
+    h, output_width, activation = (
         config.size("hidden_size"),
         config.size("out_hidden_size"),
         config.choice(ACTIVATIONS, "hidden_act"),
@@ -69,12 +69,14 @@ def _with_merger(config: Config, block: Table, stack: Table, merger_width: int, 
         "enlarge": True,
     }
     tower = vit(config, block, depth="depth", stack=stack, patches=patches, image=image, **fields)
-    gated = [{"size": 2 * merger_width, "hidden_act": activation, "gated": True}, {"size": out}]
+    gated = [{"size": 2 * merger_width, "hidden_act": activation, "gated": True}, {"size": output_width}]
     return {
         "visual": tower,
-        "visual_downsample": projector(h, (out, True, "identity"), merge=config.size("spatial_merge_size")),
-        "visual_merger": projector(out, (out, False, "identity"), out_norm=layernorm(), out_act="gelu"),
-        "visual_network": {**projector(out), "maps": gated},
+        "visual_downsample": projector(h, (output_width, True, "identity"), merge=config.size("spatial_merge_size")),
+        "visual_merger": projector(
+            output_width, (output_width, False, "identity"), out_norm=layernorm(), out_act="gelu"
+        ),
+        "visual_network": {**projector(output_width), "maps": gated},
     }
 
 

@@ -67,11 +67,13 @@ def _read_llama4(wrapper: Config, config: Config, width: int) -> Table:
 
     The adapter has two linear layers.
     """
-    h, adapter_width, out = (config.size(f) for f in ("hidden_size", "projector_input_dim", "projector_output_dim"))
+    h, adapter_width, output_width = (
+        config.size(field) for field in ("hidden_size", "projector_input_dim", "projector_output_dim")
+    )
     merge = merged_square_side(config, "pixel_shuffle_ratio")
     config.must("intermediate_size", h * merge * merge)
-    config.must("projector_input_dim", out)
-    config.must("vision_output_dim", out)
+    config.must("projector_input_dim", output_width)
+    config.must("vision_output_dim", output_width)
     norm = layernorm(config.number("norm_eps"))
     tower = vit(
         config,
@@ -84,8 +86,8 @@ def _read_llama4(wrapper: Config, config: Config, width: int) -> Table:
     )
     return {
         "vision_model": tower,
-        "vision_adapter": projector(h, (adapter_width, False, "gelu"), (out, False, "gelu"), merge=merge),
-        "multi_modal_projector": projector(out, (width, False, "identity")),
+        "vision_adapter": projector(h, (adapter_width, False, "gelu"), (output_width, False, "gelu"), merge=merge),
+        "multi_modal_projector": projector(output_width, (width, False, "identity")),
     }
 
 

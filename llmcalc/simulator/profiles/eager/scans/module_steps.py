@@ -37,8 +37,8 @@ class Steps:
 
 def module_steps(module_scope: Scope) -> Iterator[Step]:
     """Returns the operations of a module without its submodules; of alternative branches, the first."""
-    for scope_item in module_scope.items:
-        if isinstance(scope_item, Alternatives):
-            yield from module_steps(next(iter(scope_item.branches.values())))
-        elif isinstance(scope_item, Step):
-            yield scope_item
+    for item in module_scope.items:
+        if isinstance(item, Alternatives):
+            yield from module_steps(next(iter(item.branches.values())))
+        elif isinstance(item, Step):
+            yield item

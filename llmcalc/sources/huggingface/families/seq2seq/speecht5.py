@@ -64,9 +64,9 @@ def _speecht5(config: Config) -> Table:
 
 def _stem_convolutions(config: Config, hidden: int) -> Table:
     """Returns the stem's convolutions, which turn audio samples into encoder positions."""
-    lists = {name: config.sizes(f"conv_{name}") for name in ("dim", "kernel", "stride")}
-    convolution_count = len(lists["dim"])
-    for name, list_values in lists.items():
+    sizes_by_field = {name: config.sizes(f"conv_{name}") for name in ("dim", "kernel", "stride")}
+    convolution_count = len(sizes_by_field["dim"])
+    for name, list_values in sizes_by_field.items():
         if len(list_values) != convolution_count or not list_values or 0 in list_values:
             raise config.wrong(
                 f"conv_{name}",
@@ -80,7 +80,7 @@ def _stem_convolutions(config: Config, hidden: int) -> Table:
         "type": "wave",
         "convolutions": [
             {"channels": channels, "kernel": kernel, "stride": stride}
-            for channels, kernel, stride in zip(*lists.values(), strict=True)
+            for channels, kernel, stride in zip(*sizes_by_field.values(), strict=True)
         ],
         "bias": config.flag("conv_bias"),
         "norms": config.choice({"group": "first", "layer": "all"}, "feat_extract_norm"),
