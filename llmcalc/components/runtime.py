@@ -255,17 +255,19 @@ def causal_conv_class() -> type[nn.Module]:
             kernel, tokens = self.kernel_size[0], x.shape[-1]
             stored_input = state.load(forward_pass)
             if stored_input is None:
-                out = super().forward(x)[..., :tokens]  # padded on both sides; outputs beyond the tokens are cut off
+                convolved_tokens = super().forward(x)[
+                    ..., :tokens
+                ]  # padded on both sides; outputs beyond the tokens are cut off
                 if forward_pass.store is None:
-                    return out
+                    return convolved_tokens
                 padded_input = nn.functional.pad(x, (self.kept_frames, 0))
             else:
                 padded_input = torch.cat([stored_input[0], x], -1)
-                out = nn.functional.conv1d(
+                convolved_tokens = nn.functional.conv1d(
                     padded_input[..., self.kept_frames - kernel + 1 :], self.weight, self.bias, groups=self.groups
                 )
             state.keep(forward_pass, padded_input[..., padded_input.shape[-1] - self.kept_frames :])
-            return out
+            return convolved_tokens
 
     return CausalConv1d
 

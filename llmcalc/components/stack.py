@@ -372,7 +372,7 @@ class Stack(Component):
         )
         if is_single:
             return x
-        role = {"role": "shared"} if block.shares_all else {}
+        role_field = {"role": "shared"} if block.shares_all else {}
         shared_label = (shown_label or BASE) + SHARED
         later_sharing = Sharing(first=False, others=others_count)
         return recorder.layers(
@@ -382,7 +382,7 @@ class Stack(Component):
             other_indices,
             label=shared_label,
             **node_fields,
-            **role,
+            **role_field,
         )
 
     def reference(self, model_properties: ModelProperties) -> nn.Module:
@@ -546,18 +546,18 @@ class Stack(Component):
 
 def overlaid_table(base: dict[str, Any], changes: dict[str, Any]) -> dict[str, Any]:
     """Returns `base` updated with `changes`, table by table; a table of another `type` replaces the old table."""
-    out = dict(base)
+    overlaid = dict(base)
     for key, value in changes.items():
-        base_value = out.get(key)
+        base_value = overlaid.get(key)
         if (
             isinstance(value, dict)
             and isinstance(base_value, dict)
             and value.get("type", base_value.get("type")) == base_value.get("type")
         ):
-            out[key] = overlaid_table(base_value, value)
+            overlaid[key] = overlaid_table(base_value, value)
         else:
-            out[key] = value
-    return out
+            overlaid[key] = value
+    return overlaid
 
 
 @cache

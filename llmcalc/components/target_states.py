@@ -151,8 +151,8 @@ def _reference_class() -> type[nn.Module]:
                 states = self.state_norm(states.unflatten(-1, (self.states, self.size))).flatten(-2)
             if hasattr(self, "joined_norm"):
                 states = self.joined_norm(states)
-            out: Tensor = self.fc(torch.cat([x, states], -1) if self.joins else states)
-            return self.output_norm(out) if hasattr(self, "output_norm") else out
+            projected: Tensor = self.fc(torch.cat([x, states], -1) if self.joins else states)
+            return self.output_norm(projected) if hasattr(self, "output_norm") else projected
 
     class Holder(nn.Module):
         """A module whose child modules are registered in the stack's module."""

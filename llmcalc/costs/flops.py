@@ -32,10 +32,10 @@ def backward_of(op_use: Use) -> Number:
 
 def step_of(op_use: Use) -> Number:
     """Returns the FLOPs of an op in the workload: forward, and in training also backward, without recomputation."""
-    forward = op_use.forward_flops()
+    forward_flops = op_use.forward_flops()
     if op_use.run_config is not None and op_use.run_config.phase == "training":
-        return forward + op_use.backward_flops()
-    return forward
+        return forward_flops + op_use.backward_flops()
+    return forward_flops
 
 
 def scores_of(op_use: Use) -> Number:

@@ -144,17 +144,17 @@ class TrainingRun:
 
     def _check_choices(self) -> None:
         """Raises `InputError` for a chosen kernel of a part that the model does not have."""
-        choices, has_logits = self.training.choices, self.spec.head.type == "lm"
-        if choices.capacity is not None and all(
+        kernels, has_logits = self.training.choices, self.spec.head.type == "lm"
+        if kernels.capacity is not None and all(
             operation.verb != "dispatch" for operation in self.program.root.steps()
         ):
             raise InputError("--moe: the model has no mixture of experts; expected dropless")
-        if not has_logits and choices.cross_entropy != "eager":
+        if not has_logits and kernels.cross_entropy != "eager":
             raise InputError(
-                f"--cross-entropy {choices.cross_entropy}: the model has no language-model head; expected eager"
+                f"--cross-entropy {kernels.cross_entropy}: the model has no language-model head; expected eager"
             )
-        if not has_logits and choices.logits_dtype is not None:
-            raise InputError(f"--logits-dtype {choices.logits_dtype}: the model has no language-model head")
+        if not has_logits and kernels.logits_dtype is not None:
+            raise InputError(f"--logits-dtype {kernels.logits_dtype}: the model has no language-model head")
 
     # --- a step -----------------------------------------------------------------------------------------------------
 
@@ -196,7 +196,7 @@ class TrainingRun:
 
     def _is_matrix(self, key: Path) -> bool:
         """Whether a parameter is the weight matrix of a linear layer inside the layers, or of its adapter."""
-        path = ".".join(part.strip(".") for part in key if type(part) is str and part)
+        path = ".".join(word.strip(".") for word in key if type(word) is str and word)
         if self.training.adapters is None:
             return path in self._layer_matrices
         is_in_layer = any(path.startswith(f"{layer}.") for layer in layers_of(self.program.node()))

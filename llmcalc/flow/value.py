@@ -55,9 +55,9 @@ class Weight:
 
     __slots__ = ("ins", "is_counted", "name", "out", "tied")
 
-    def __init__(self, name: str, out: Shape, inputs: Shape) -> None:
+    def __init__(self, name: str, output_axes: Shape, input_axes: Shape) -> None:
         self.name: str = name
-        self.out: Shape = out
-        self.ins: Shape = inputs
+        self.out: Shape = output_axes
+        self.ins: Shape = input_axes
         self.is_counted: bool = False
         self.tied: bool = False

@@ -352,13 +352,13 @@ class PeakEstimate:
 
         The gradients of the head come first, those of the first layer last.
         """
-        parameters, (forward, head, layer) = self.stage_parameters(layout, stage), peaks
+        parameters, (forward_peak, head, layer) = self.stage_parameters(layout, stage), peaks
         gradients = self.static_bytes(layout, stage, gradients_only=True)
         head_elements = min(parameters.outside_layers, parameters.largest_tensor)
         head_gradients = round(gradients * head_elements / parameters.total)
         first_layer = layer - pass_bytes.saved
         last_layer = max(head, layer) - gradients + head_gradients
-        return max(forward - gradients, last_layer, first_layer) - pass_bytes.saved
+        return max(forward_peak - gradients, last_layer, first_layer) - pass_bytes.saved
 
     def static_bytes(self, layout: Layout, stage: Stage, gradients_only: bool = False) -> int:
         """Returns the bytes of weights, gradients and optimizer states of a stage, or of its gradients alone."""
@@ -511,13 +511,13 @@ def _pass_peaks(
     pass_bytes: MicroBatchBytes, stage: Stage, transient: TransientBytes, micro_batches: int
 ) -> tuple[int, int, int]:
     """Returns a stage's peak bytes before its first gradient, in the head's and in the layers' backward pass."""
-    forward = max(
+    forward_peak = max(
         pass_bytes.layer_forward_peak,
         pass_bytes.loss_peak + transient.at_loss,
         pass_bytes.between_layers_and_head + transient.before_head,
     )
     if micro_batches > 1:
-        forward += transient.later_micro_batches
+        forward_peak += transient.later_micro_batches
     head = max(
         pass_bytes.head_backward_peak + transient.outside_layers,
         pass_bytes.backward_outside_modules + transient.outside_layers + transient.outside_modules,
@@ -526,7 +526,7 @@ def _pass_peaks(
     saved_per_layer = pass_bytes.saved // max(1, len(stage.layers))  # freed when the next layer's pass begins
     bytes_from_other_module = max(0, transient.from_previous_layer - saved_per_layer, transient.from_head)
     layer = pass_bytes.layer_backward_peak + transient.in_layer_backward + bytes_from_other_module
-    return forward, head + transient.from_first_gradient, layer + transient.from_first_gradient
+    return forward_peak, head + transient.from_first_gradient, layer + transient.from_first_gradient
 
 
 def _activation_shape(layout: Layout) -> tuple[object, ...]:
@@ -572,13 +572,13 @@ def torch_passes(spec: ModelSpec, training_config: Training) -> MeasurePasses:
             bytes_before = memory_meter.now
             memory_meter.restart()
             pass_in_flight = chunk.forward_of()
-            saved_bytes, forward = (
+            saved_bytes, forward_peaks = (
                 memory_meter.now - bytes_before,
                 PeakByPath.peaks_since_restart(memory_meter, bytes_before),
             )
             memory_meter.restart()
             chunk.backward_of(pass_in_flight)
-            backward = PeakByPath.peaks_since_restart(memory_meter, bytes_before)
+            backward_peaks = PeakByPath.peaks_since_restart(memory_meter, bytes_before)
             del pass_in_flight
             gradients = [(weight.grad, weight) for weight in chunk.parameters if weight.grad is not None]
             if not pass_bytes:  # tables, and tensors that live until the next micro-batch
@@ -591,8 +591,8 @@ def torch_passes(spec: ModelSpec, training_config: Training) -> MeasurePasses:
             pass_bytes.append(
                 MicroBatchBytes(
                     saved_bytes,
-                    forward.plus(constant_bytes),
-                    backward.plus(constant_bytes),
+                    forward_peaks.plus(constant_bytes),
+                    backward_peaks.plus(constant_bytes),
                     extra_gradients=extra_elements,
                 )
             )

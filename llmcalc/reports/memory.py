@@ -259,14 +259,14 @@ def execution_data(memory: Memory, attention: AttentionImplementation | None = N
     """
     attention = memory.attention if attention is None else attention
     memory_use, settings, training = memory.states, memory.settings, memory.settings.phase == "training"
-    choices = kernel_choices(settings, memory.spec, attention)
+    kernels = kernel_choices(settings, memory.spec, attention)
     adapters = memory_use.adapters
-    choices_data: dict[str, Any] = {"attn_implementation": attention, "norm": choices.norm}
+    choices_data: dict[str, Any] = {"attn_implementation": attention, "norm": kernels.norm}
     if training:
         choices_data |= {
-            "cross_entropy": choices.cross_entropy,
-            "logits_dtype": choices.logits_dtype
-            or ("float32" if choices.cross_entropy == "eager" and choices.float32_loss else memory_use.dtype),
+            "cross_entropy": kernels.cross_entropy,
+            "logits_dtype": kernels.logits_dtype
+            or ("float32" if kernels.cross_entropy == "eager" and kernels.float32_loss else memory_use.dtype),
             "recompute": settings.recompute or "none",
             "dropout": {} if memory.spec.dropout is None else memory.spec.dropout.probabilities(),
             "compile": bool(settings.compile),

@@ -55,7 +55,8 @@ UNITS = {"mb": 10**6, "gb": 10**9, "tb": 10**12, "mib": 2**20, "gib": 2**30, "ti
 def hardware_order(name: str) -> list[tuple[int, int, str]]:
     """Returns a sort key that compares numbers in names by value: a10, a40, a100."""
     return [
-        (0, int(part), "") if part.isdigit() else (1, 0, part) for part in re.findall(r"[0-9]+|[^0-9]+", name.lower())
+        (0, int(digits_or_text), "") if digits_or_text.isdigit() else (1, 0, digits_or_text)
+        for digits_or_text in re.findall(r"[0-9]+|[^0-9]+", name.lower())
     ]
 
 

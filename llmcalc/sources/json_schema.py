@@ -96,13 +96,13 @@ def _with_references(schema: Any) -> Any:
         return schema
     if schema.get("type") == "null":
         return {"const": NONE}
-    out = {key: _with_references(value) for key, value in schema.items() if key not in (PARTS, "default")}
+    schema_part = {key: _with_references(value) for key, value in schema.items() if key not in (PARTS, "default")}
     if PARTS in schema:
         refs = [{"$ref": f"#/$defs/{name}"} for name in schema[PARTS]]
-        return {**out, **(refs[0] if len(refs) == 1 else {"anyOf": refs})}
+        return {**schema_part, **(refs[0] if len(refs) == 1 else {"anyOf": refs})}
     if isinstance(default := schema.get("default"), str | int | float | bool):
-        out["default"] = default
-    return out
+        schema_part["default"] = default
+    return schema_part
 
 
 def _partial_schema(schema: Any) -> Any:

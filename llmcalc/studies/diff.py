@@ -106,8 +106,8 @@ def _figures_of_model(preset: Preset, seq: int, dtype: str) -> dict[str, Figure]
         "active per token": (parameter_count.active, "parameters"),
         "embedding": (parameter_count.embedding, "parameters"),
     }
-    forward = flops(preset.model, run_config_of(preset.model, seq=seq))
-    quantities["forward FLOPs per token"] = forward.per_token, "FLOPs"
+    flop_count = flops(preset.model, run_config_of(preset.model, seq=seq))
+    quantities["forward FLOPs per token"] = flop_count.per_token, "FLOPs"
     quantities["training FLOPs per token"] = (
         flops(preset.model, run_config_of(preset.model, seq=seq, phase="training")).per_token,
         "FLOPs",

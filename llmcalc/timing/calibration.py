@@ -102,7 +102,9 @@ class Linear:
         """Returns the logarithm of estimated over measured seconds, for each run."""
         all_factors = tuple(factors)
         return [
-            math.log(sum(factor * part for factor, part in zip(all_factors, parts, strict=True)) / seconds)
+            math.log(
+                sum(factor * part_seconds for factor, part_seconds in zip(all_factors, parts, strict=True)) / seconds
+            )
             for parts, seconds in zip(self.parts, self.measured, strict=True)
         ]
 
@@ -223,12 +225,12 @@ class Errors:
         groups: dict[tuple[object, ...], list[tuple[float, float]]] = {}
         for measured_run, estimate in zip(runs, estimates, strict=True):
             groups.setdefault(measured_run.group, []).append((estimate, measured_run.seconds))
-        choices = [group for name, group in groups.items() if name and len(group) >= LEAST_LAYOUTS]
+        layout_groups = [group for name, group in groups.items() if name and len(group) >= LEAST_LAYOUTS]
         return cls(
             median(errors),
             errors[min(len(errors) - 1, int(0.9 * len(errors)))],
-            mean(_regret(group, 1) for group in choices) if choices else None,
-            mean(_regret(group, 3) for group in choices) if choices else None,
+            mean(_regret(group, 1) for group in layout_groups) if layout_groups else None,
+            mean(_regret(group, 3) for group in layout_groups) if layout_groups else None,
         )
 
 

@@ -238,15 +238,15 @@ class WorkRecorder(Placements):
         collective: CollectiveKind,
         value: Value,
         group: Group = "tp",
-        backward: bool = False,
+        is_backward: bool = False,
         elements: Number = None,
         messages: int = 1,
     ) -> None:
         if group == "ep" and self._gathers_tokens:
-            self._add_gathering(value, backward)
+            self._add_gathering(value, is_backward)
             return
         message_count = len(self.messages)
-        super()._add_message(collective, value, group, backward, elements, messages)
+        super()._add_message(collective, value, group, is_backward, elements, messages)
         if len(self.messages) == message_count:
             return
         self._record_group()
@@ -262,13 +262,13 @@ class WorkRecorder(Placements):
         """Whether expert ranks compute the sums of their own experts for the tokens of all ranks."""
         return self.rank_pass.gathered_ranks > 0 and self.layout.ep > 1
 
-    def _add_gathering(self, routed: Value, backward: bool) -> None:
+    def _add_gathering(self, routed: Value, is_backward: bool) -> None:
         """Adds the message by which ranks gather the tokens of all replicas of attention, or reduce their sums.
 
         routed: rows of tokens and experts, before (dispatch) or after the experts (combine).
         """
         replicas = self.rank_pass.gathered_ranks
-        if backward or replicas == 1:
+        if is_backward or replicas == 1:
             return
         assert isinstance(routed.rows, Routed)
         self._record_group()
@@ -457,7 +457,7 @@ class WorkRecorder(Placements):
         op, ranks, run = step.op, self.rank_pass.cp, self.full_run
         assert isinstance(op, AttentionCore)
         pairs = run.batch * op.pairs(run)
-        backward = op.backward_flops(run) if self.has_gradient else 0
+        backward_flops = op.backward_flops(run) if self.has_gradient else 0
         attends = self.rank_pass.fused and op.v_dim == op.qk_dim
         moved_elements = sum(self._elements(value) for value in step.ins if value.rows is op.rows)
         moved_elements += SCORE_ELEMENTS * pairs * (1 if self.rank_pass.fused or op.v_dim == 1 else op.heads)
@@ -465,7 +465,7 @@ class WorkRecorder(Placements):
         self._add_kernel(
             "attention" if attends else "scores",
             "scores",
-            flops=(rank_share(op.forward_flops(run), ranks), rank_share(backward, ranks)),
+            flops=(rank_share(op.forward_flops(run), ranks), rank_share(backward_flops, ranks)),
             moved_elements=(0, 0) if attends else (moved_elements, 2 * moved_elements),
             cache_elements=pairs * op.qk_dim if self._reads_cache else 0,
             m=rank_share(run.rows(op.rows), ranks),
@@ -496,13 +496,13 @@ class WorkRecorder(Placements):
         op = step.op
         assert op is not None
         moved_elements = sum(self._elements(value) for value in (*step.ins, *step.outs))
-        backward = op.backward_flops(self.full_run) if self.has_gradient else 0
+        backward_flops = op.backward_flops(self.full_run) if self.has_gradient else 0
         self._add_kernel(
             "scan",
             step.verb,
             flops=(
                 rank_share(op.forward_flops(self.full_run), self.rank_pass.cp),
-                rank_share(backward, self.rank_pass.cp),
+                rank_share(backward_flops, self.rank_pass.cp),
             ),
             weight_elements=op.params() if "params" in op.effects else 0,
             moved_elements=(moved_elements, 2 * moved_elements),

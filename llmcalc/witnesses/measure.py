@@ -131,14 +131,14 @@ def tensor_names(module: nn.Module) -> frozenset[str]:
 
 def flops_by_path(counter: FlopCounterMode, root: str) -> dict[str, int]:
     """Returns the counter's result by module path; an empty dict if the counter found no matrix multiplication."""
-    out: dict[str, int] = {}
+    flops_of_paths: dict[str, int] = {}
     for name, flops_by_operation in counter.get_flop_counts().items():
         total = sum(flops_by_operation.values())
         if name == "Global":
-            out[""] = total
+            flops_of_paths[""] = total
         elif name.startswith(root + "."):
-            out[name[len(root) + 1 :]] = total
-    return out
+            flops_of_paths[name[len(root) + 1 :]] = total
+    return flops_of_paths
 
 
 def count_flops(
@@ -157,14 +157,16 @@ def count_flops(
     owners = BackwardOwners(module) if train else None
     with flop_counter() as counter, torch.set_grad_enabled(train):
         outputs = run()
-        forward = flops_by_path(counter, root)
+        forward_flops = flops_by_path(counter, root)
         if owners is None:
-            return forward, {}
-        backward = owners.backward(outputs, counter.get_total_flops)
+            return forward_flops, {}
+        backward_flops = owners.backward(outputs, counter.get_total_flops)
     for parameter in module.parameters():
         parameter.grad = None
-    forward_and_backward = {path: forward.get(path, 0) + backward.get(path, 0) for path in {*forward, *backward}}
-    return forward, forward_and_backward
+    forward_and_backward = {
+        path: forward_flops.get(path, 0) + backward_flops.get(path, 0) for path in {*forward_flops, *backward_flops}
+    }
+    return forward_flops, forward_and_backward
 
 
 class BackwardOwners:

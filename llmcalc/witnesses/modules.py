@@ -151,8 +151,8 @@ class _Search:
 
     def _modules_of_lists(self, root: str, lists: str) -> list[str]:
         """Returns the modules of one or several consecutive `ModuleList`s."""
-        patterns = [part if "*" in part else f"{part}.*" for part in lists.split(" + ")]
-        return [module for part in patterns for module in self._matching_paths(_join_path(root, part))]
+        patterns = [pattern_part if "*" in pattern_part else f"{pattern_part}.*" for pattern_part in lists.split(" + ")]
+        return [module for pattern_part in patterns for module in self._matching_paths(_join_path(root, pattern_part))]
 
     def _find_below_node(
         self, path: str, node: Node, parents: tuple[str, ...], outer_modules: tuple[str, ...], keys: tuple[str, ...]

@@ -283,9 +283,9 @@ def _reference_classes() -> dict[str, type[nn.Module]]:
             y = self.self_attn(queries, forward_pass, source, step)
             y = self.self_attn_post_norm(queries + apply_dropout(self, "attention_output", y))
             network_output = apply_dropout(self, "feed_forward", self.mlp(y, forward_pass))
-            out: Tensor = self.mlp_post_norm(y + network_output)
+            layer_output: Tensor = self.mlp_post_norm(y + network_output)
             if self.spec.ends_first_block:
-                forward_pass.memo["first block"] = out
-            return out
+                forward_pass.memo["first block"] = layer_output
+            return layer_output
 
     return {"attention": FunnelAttentionReference, "layer": FunnelReference}

@@ -137,9 +137,9 @@ class SharedBlock(Part):
             own_scope.per_layer = True
             y = mapped()
         if other_adapters is not None:
-            adapter_count, role = other_adapters
+            adapter_count, adapter_role = other_adapters
             indices = range(1, adapter_count + 1) if isinstance(adapter_count, int) else None
-            with recorder.scope("adapters", repeat=adapter_count, indices=indices, role=role, **node_fields):
+            with recorder.scope("adapters", repeat=adapter_count, indices=indices, role=adapter_role, **node_fields):
                 mapped()
         return y
 

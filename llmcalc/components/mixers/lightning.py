@@ -90,8 +90,8 @@ class LightningAttention(MultiHeadMixer):
         )
         recorder.state("recurrent_state", heads, head_dim, head_dim)
         y = recorder.norm("norm", y, Norm(type="rmsnorm", eps=1e-6))
-        gated = recorder.mul(recorder.act(recorder.linear("g_proj", x, *all_heads), "sigmoid"), y)
-        return recorder.linear("o_proj", gated, *x.axes, bias=self.o_bias)
+        gated_output = recorder.mul(recorder.act(recorder.linear("g_proj", x, *all_heads), "sigmoid"), y)
+        return recorder.linear("o_proj", gated_output, *x.axes, bias=self.o_bias)
 
     def _normed_and_rotated(self, recorder: Flow, name: str, x: Value, head_dim: Axis) -> Value:
         """Returns queries or keys after their norm and RoPE. name: the name of the norm."""

@@ -282,8 +282,8 @@ class MLA(TokenMixer):
         if not self.query_gate:
             return recorder.linear("q_b_proj", c, heads, head), c
         gate_input = recorder.cat(c, raw_latent, axes=(Beside((c.axes, raw_latent.axes)),))
-        gated = recorder.linear("q_gate_proj", gate_input, heads, Beside((*head.parts, (head_axis,))))
-        return gated, c
+        query_gates = recorder.linear("q_gate_proj", gate_input, heads, Beside((*head.parts, (head_axis,))))
+        return query_gates, c
 
     def describe(self, hidden_size: int) -> str:
         head = self.qk_nope_head_dim + self.qk_rope_head_dim

@@ -86,9 +86,9 @@ class RwkvHeadMix(TokenMixer):
             recorder.linear("shift_a", token_shift(recorder, x, previous_token, "x"), Beside(tuple(ranks))), "tanh"
         )
         inputs = {}
-        for name, part in zip(INPUT_NAMES, recorder.split(low_rank, *ranks), strict=True):
+        for name, input_part in zip(INPUT_NAMES, recorder.split(low_rank, *ranks), strict=True):
             mix_weight = recorder.add(
-                recorder.linear(f"shift_b_{name}", part, *x.axes), recorder.vector(f"time_mix_{name}", *x.axes)
+                recorder.linear(f"shift_b_{name}", input_part, *x.axes), recorder.vector(f"time_mix_{name}", *x.axes)
             )
             inputs[name] = recorder.add(
                 recorder.mul(x, mix_weight), recorder.mul(previous_token, recorder.complement(mix_weight))
@@ -165,10 +165,10 @@ def _reference_class() -> type[nn.Module]:
             }
             if self.spec.shift_rank is not None:
                 low_rank = self.shift_a(mixed_with(x, previous_token, self.time_mix_x.weight)).tanh()
-                for name, part in zip(
+                for name, input_part in zip(
                     inputs_of_projections, low_rank.chunk(len(inputs_of_projections), -1), strict=True
                 ):
-                    mix_weights[name] = self.get_submodule(f"shift_b_{name}")(part) + mix_weights[name]
+                    mix_weights[name] = self.get_submodule(f"shift_b_{name}")(input_part) + mix_weights[name]
             return {name: mixed_with(x, previous_token, mix_weight) for name, mix_weight in mix_weights.items()}
 
         def forward(self, x: Tensor, forward_pass: ForwardPass) -> Tensor:

@@ -263,16 +263,16 @@ def _reference_class() -> type[nn.Module]:
 
             part_factors: factors that multiply equal parts of the hidden units, [..., parts]; none by default.
             """
-            gated = hasattr(self, "gate_proj")
-            y = self._activate((self.gate_proj if gated else self.up_proj)(x))
-            y = y * activate(self.up_act, self.up_proj(x)) if gated else y
+            has_gate = hasattr(self, "gate_proj")
+            y = self._activate((self.gate_proj if has_gate else self.up_proj)(x))
+            y = y * activate(self.up_act, self.up_proj(x)) if has_gate else y
             y = self.sub_norm(y) if hasattr(self, "sub_norm") else y
             y = (
                 y
                 if part_factors is None
                 else (y.unflatten(-1, (part_factors.shape[-1], -1)) * part_factors[..., None]).flatten(-2)
             )
-            out: Tensor = self.down_proj(apply_dropout(self, "activation", y))
-            return out * self.output_scale.weight if hasattr(self, "output_scale") else out
+            network_output: Tensor = self.down_proj(apply_dropout(self, "activation", y))
+            return network_output * self.output_scale.weight if hasattr(self, "output_scale") else network_output
 
     return FeedForwardReference

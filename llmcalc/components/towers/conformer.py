@@ -174,7 +174,7 @@ class Conformer(TowerPart):
             standardize=True,
         )
         ungated_network = FeedForward(intermediate_size=40, hidden_act="silu")
-        gated = FeedForward(
+        gated_network = FeedForward(
             intermediate_size=14, hidden_act="silu", gated=True, gate_bias=True, up_bias=True, down_bias=True
         )
         windowed_attention = ConformerAttention(
@@ -204,7 +204,7 @@ class Conformer(TowerPart):
                 num_hidden_layers=3,
                 attention=unlimited_attention,
                 convolution=biased_convolution,
-                feed_forward=gated,
+                feed_forward=gated_network,
                 norm=layernorm,
                 relative_buckets=8,
             ),

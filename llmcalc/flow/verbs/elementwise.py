@@ -101,9 +101,9 @@ class ElementwiseVerbs(Recorder):
 
     def split(self, x: Value, *shapes: Shape) -> tuple[Value, ...]:
         """Records a split of the last axis of a value into views."""
-        parts = tuple(x.view(*shape) for shape in shapes)
-        self.record("split", "", (x,), parts)
-        return parts
+        views = tuple(x.view(*shape) for shape in shapes)
+        self.record("split", "", (x,), views)
+        return views
 
     def take(self, x: Value, *axes: Axis | Beside) -> Value:
         """Records a slice of x's first axis: one index if the axes omit that axis, several indices otherwise."""
@@ -124,10 +124,10 @@ class ElementwiseVerbs(Recorder):
         """Records an expansion of x along a new first axis, as a view."""
         return self.step("copies", "", (x,), x.view(over, *x.axes))
 
-    def cat(self, *parts: Value, axes: Shape, rows: Rows | None = None) -> Value:
+    def cat(self, *values: Value, axes: Shape, rows: Rows | None = None) -> Value:
         """Records a concatenation of values along the axes; with `rows`, along the rows."""
-        cache = parts[0].cache if all(x.cache == parts[0].cache for x in parts) else ""
-        return self.step("cat", "", parts, Value(parts[0].rows if rows is None else rows, axes, cache=cache))
+        cache = values[0].cache if all(x.cache == values[0].cache for x in values) else ""
+        return self.step("cat", "", values, Value(values[0].rows if rows is None else rows, axes, cache=cache))
 
     def resized(self, x: Value, rows: Rows) -> Value:
         """Records x with rows of zeros added at its ends, or with rows at its ends left out."""

@@ -92,8 +92,8 @@ class EntryVerbs(Recorder):
         for value in values[1:]:
             width = width + value.width
         cached_values = tuple(Value(v.rows, v.axes, v, v.fixed, name) for v in values)
-        parts = tuple((self.n(v.axes[:-1]), self.n(v.axes[-1:])) for v in values)
-        op = ops.KVCache(width, kind, limit, values[0].rows, parts)
+        cached_sizes = tuple((self.n(v.axes[:-1]), self.n(v.axes[-1:])) for v in values)
+        op = ops.KVCache(width, kind, limit, values[0].rows, cached_sizes)
         self.record("cache", name, values, cached_values, op=op, limit=limit)
         return cached_values
 

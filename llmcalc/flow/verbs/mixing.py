@@ -64,7 +64,7 @@ class MixingVerbs(Recorder):
         value_axes = v.axes[1:]
         other_rows = None if k.rows is q.rows or k.rows == q.rows else k.rows
         op = core(heads.size, self.n(tuple(qk)), self.n(value_axes), causal, rows=q.rows, keys=other_rows, **limits)
-        out = Value(q.rows, (heads, *value_axes))
+        output = Value(q.rows, (heads, *value_axes))
         inputs = (q, k, v, *(operand for operand in (bias, selection) if operand is not None))
         kv_heads = (k if k.once is None else k.once).axes[0]
         options = {
@@ -83,7 +83,7 @@ class MixingVerbs(Recorder):
         }
         options["masked"], options["narrowed"] = masked and other_rows is None, selection is not None
         options |= {"kv_heads": kv_heads, "cache": k.cache, "dropout": self.dropouts.get("attention", 0.0)}
-        return self.step("attention", name, inputs, out, op=op, node_fields=node_fields, **options)
+        return self.step("attention", name, inputs, output, op=op, node_fields=node_fields, **options)
 
     def scores(
         self,

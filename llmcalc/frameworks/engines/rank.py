@@ -257,7 +257,7 @@ class EngineRank:
         draft_tokens: tokens that are drafted for a step, whose inputs a convolution keeps too (vLLM).
         factors: kind of state → the bytes of an element, as a multiple of those in the classes of transformers.
         """
-        kernels = {kernel for part, _ in mixers(self.preset.model) if (kernel := _convolution_tokens(part))}
+        kernels = {kernel for mixer, _ in mixers(self.preset.model) if (kernel := _convolution_tokens(mixer))}
         kept_inputs = Fraction(1)
         if len(kernels) == 1:
             kernel = kernels.pop()
@@ -325,10 +325,10 @@ def mixers(spec: ModelSpec) -> Iterator[tuple[Any, int]]:
                 yield mixer, count
 
 
-def _convolution_tokens(part: Any) -> int:
+def _convolution_tokens(mixer: Any) -> int:
     """Returns the tokens in a convolution's state in transformers; 0 without a convolution."""
     for field in ("linear_conv_kernel_dim", "conv_kernel", "conv_L_cache"):
-        if (kernel := getattr(part, field, None)) is not None:
+        if (kernel := getattr(mixer, field, None)) is not None:
             return int(kernel)
     return 0
 

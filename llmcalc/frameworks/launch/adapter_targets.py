@@ -64,8 +64,8 @@ def with_known_targets(launched_run: Launch, model: ModelSpec) -> Launch:
     known_targets: dict[str, None] = {}
     notes = []
     for target in targets:
-        parts = [name for word in _last_component_names(target) for name in OTHER_NAMES.get(word, (word,))]
-        layers = [target] if target in names else [name for name in parts if name in names]
+        module_names = [name for word in _last_component_names(target) for name in OTHER_NAMES.get(word, (word,))]
+        layers = [target] if target in names else [name for name in module_names if name in names]
         known_targets |= dict.fromkeys(layers)
         if layers and layers != [target]:
             notes.append(f"adapters of {target[:60]} are counted as those of {', '.join(dict.fromkeys(layers))}")
@@ -141,14 +141,14 @@ def _last_components(expression: str) -> Iterator[str]:
 
 def _split_alternatives(expression: str) -> list[str]:
     """Splits a regular expression at the bars outside of its groups."""
-    parts, depth = [""], 0
-    for letter in expression:
-        depth += (letter == "(") - (letter == ")")
-        if letter == "|" and depth == 0:
-            parts.append("")
+    alternatives, depth = [""], 0
+    for character in expression:
+        depth += (character == "(") - (character == ")")
+        if character == "|" and depth == 0:
+            alternatives.append("")
         else:
-            parts[-1] += letter
-    return parts
+            alternatives[-1] += character
+    return alternatives
 
 
 def _end_of_group(expression: str, start: int) -> int:

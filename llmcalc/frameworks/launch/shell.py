@@ -103,16 +103,16 @@ class StatementReader(WordReader):
             self.skip_space()
             if self.at >= len(self.text):
                 break
-            letter = self.text[self.at]
+            character = self.text[self.at]
             assignment = _ASSIGNED.match(self.text, self.at)
-            if letter == "#":
+            if character == "#":
                 self.skip_comment()
-            elif letter in "\n;&|()":
+            elif character in "\n;&|()":
                 end = self.read_separator()
                 is_doubled = end in ("&", "|") and self.text.startswith(end, self.at)
                 self.at += is_doubled
             elif (
-                letter in "<>" or re.match(r"\d[<>]", self.text[self.at : self.at + 2])
+                character in "<>" or re.match(r"\d[<>]", self.text[self.at : self.at + 2])
             ) and not self.at_placeholder():
                 self.skip_redirection()
             elif assignment and (not words or words[0] in DECLARES):
@@ -162,21 +162,21 @@ class StatementReader(WordReader):
 
     def read_separator(self) -> str:
         """Reads and returns the separator that ends a command; empty for `&>`, which is a redirection."""
-        letter = self.text[self.at]
+        character = self.text[self.at]
         self.at += 1
         next_character = self.text[self.at : self.at + 1]
-        if letter == "\n":
+        if character == "\n":
             self.skip_here_documents()
-        elif letter == ";" and next_character == ";":
+        elif character == ";" and next_character == ";":
             self.at += 1
             return ";;"
-        elif letter == "&" and next_character == ">":
+        elif character == "&" and next_character == ">":
             self.at += 2 if self.text[self.at + 1 : self.at + 2] == ">" else 1
             self.skip_space()
             if self.text[self.at : self.at + 1] not in ("", *"\n;&|()<>"):
                 self.read_word()
             return ""
-        return letter
+        return character
 
     def without_keyword(self, command_words: list[str]) -> list[str]:
         """Removes a leading shell keyword, such as `then`, from a command's words, and opens or closes its block."""
@@ -486,15 +486,15 @@ class StatementReader(WordReader):
             self.skip_space()
             if self.at >= len(self.text):
                 raise self.error("an array that does not end; expected )")
-            letter = self.text[self.at]
-            if letter == ")":
+            character = self.text[self.at]
+            if character == ")":
                 self.at += 1
                 return items
-            if letter == "#":
+            if character == "#":
                 self.skip_comment()
-            elif letter in "\n;&|(":
+            elif character in "\n;&|(":
                 self.at += 1
-            elif letter in "<>" and not self.at_placeholder():
+            elif character in "<>" and not self.at_placeholder():
                 self.skip_redirection()
             else:
                 word = self.read_word()

@@ -20,7 +20,7 @@ NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
 
 def unresolved(name: str) -> str:
     """Returns a marked name, in place of a value that is known only when the script runs."""
-    letters = (letter for letter in name if not letter.isspace() and letter not in (UNRESOLVED, ITEM))
+    letters = (character for character in name if not character.isspace() and character not in (UNRESOLVED, ITEM))
     return f"{UNRESOLVED}{''.join(letters)}{UNRESOLVED}"
 
 

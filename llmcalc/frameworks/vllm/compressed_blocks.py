@@ -66,9 +66,9 @@ def compressed_pool(rank: EngineRank, layout: PageLayout, has_fp4_indexer: bool 
     for (block, window), group in pages_by_group.items():
         if layout != "groups":  # pages have the bytes of the next larger page of entries
             group = [pages._replace(bytes=min(size for size in sizes if size >= pages.bytes)) for pages in group]
-        parts = -(-_number_of_tuples(group) // divisor)
-        groups.append(LayerGroup(parts, window, block=block))
-        slots.append({size: -(-layers // parts) for size, layers in _layers_by_size(group).items()})
+        tuple_count = -(-_number_of_tuples(group) // divisor)
+        groups.append(LayerGroup(tuple_count, window, block=block))
+        slots.append({size: -(-layers // tuple_count) for size, layers in _layers_by_size(group).items()})
     return BlockPool(_block_bytes(slots, sizes, layout), ENTRY_BLOCK, tuple(groups))
 
 

@@ -83,7 +83,7 @@ class LinearKernels(RankKernels):
         """Whether the current module belongs to multi-token prediction."""
         return any(module_call.scope.about.get("kind") == "mtp" for module_call in self.frames)
 
-    def shared_table(self, role: str, operation: Step) -> Tensor:
+    def shared_table(self, table_role: str, operation: Step) -> Tensor:
         """Returns the weight of the embedding or output layer, which may be tied."""
         assert operation.weight is not None
         key = "", id(operation.weight)
@@ -91,7 +91,7 @@ class LinearKernels(RankKernels):
             width = operation.weight.ins if operation.weight.out[0].name == "vocab" else operation.weight.out
             rows = operation.weight.out if operation.weight.out[0].name == "vocab" else operation.weight.ins
             shape = self.extent(rows), self.extent(width)
-            self.weights[key] = self.with_role(role, lambda: self.weight(f"{operation.name}.weight", shape))
+            self.weights[key] = self.with_role(table_role, lambda: self.weight(f"{operation.name}.weight", shape))
         return self.weights[key]
 
     def do_linear(self, operation: Step) -> None:
@@ -140,15 +140,15 @@ class LinearKernels(RankKernels):
         return [product for _ in widths]
 
     def linear_weights(
-        self, operation: Step, width: Number, role: str, bias: bool | None = None
+        self, operation: Step, width: Number, weight_role: str, bias: bool | None = None
     ) -> tuple[Tensor, Tensor | None]:
         """Returns weight and bias of a linear layer. width: total outputs of all fused layers."""
         shape = width, operation.ins[0].width
         module_path = self.module_path()
-        weight = self.with_role(role, lambda: self.weight(f"{operation.name}.weight", shape, module_path))
+        weight = self.with_role(weight_role, lambda: self.weight(f"{operation.name}.weight", shape, module_path))
         has_bias = operation.options["bias"] if bias is None else bias
         bias_tensor = (
-            self.with_role(role, lambda: self.weight(f"{operation.name}.bias", (width,), module_path))
+            self.with_role(weight_role, lambda: self.weight(f"{operation.name}.bias", (width,), module_path))
             if has_bias
             else None
         )

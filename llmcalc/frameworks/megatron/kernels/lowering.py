@@ -317,9 +317,9 @@ class RankKernels(Lowering):
         """Whether the current layer has 8-bit matrix products."""
         return False
 
-    def with_role(self, role: str, make_tensor: Callable[[], Tensor]) -> Tensor:
+    def with_role(self, tensor_role: str, make_tensor: Callable[[], Tensor]) -> Tensor:
         """Returns the parameter that `make_tensor` creates, marked with a role."""
-        previous_role, self.role = self.role, role
+        previous_role, self.role = self.role, tensor_role
         try:
             return make_tensor()
         finally:

@@ -214,9 +214,9 @@ class DiscardedKernels(SparseKernels):
 
         self._run_discardable_activation(operation, run, gate)
 
-    def _run_discardable_activation(self, operation: Step, part: Part, x: Tensor) -> None:
+    def _run_discardable_activation(self, operation: Step, discardable_part: Part, x: Tensor) -> None:
         """Runs an activation whose output can be freed and recomputed."""
-        outputs, self.discarded_activation = self.run_discardable(part, [x, self.row_probs])
+        outputs, self.discarded_activation = self.run_discardable(discardable_part, [x, self.row_probs])
         self.bind(operation.outs[0], outputs[0])
 
     def do_experts(self, operation: Step) -> None:

@@ -249,8 +249,8 @@ def _read_glm4v(wrapper: Config, config: Config, width: int) -> Table:
     merging_projector = projector(
         h, (width, True, "identity"), (width, False, "identity"), merge=2, out_norm=layernorm(), out_act="gelu"
     )
-    gated = [{"size": 2 * inner_width, "hidden_act": "silu", "gated": True}, {"size": width}]
-    adapter = {**projector(width), "maps": gated, "output_marks": 2}
+    gated_layers = [{"size": 2 * inner_width, "hidden_act": "silu", "gated": True}, {"size": width}]
+    adapter = {**projector(width), "maps": gated_layers, "output_marks": 2}
     return {"vision_model": tower, "vision_projector": merging_projector, "vision_adapter_projector": adapter}
 
 

@@ -176,8 +176,8 @@ def _indexer_of(config_values: ConfigValues) -> Any:
 
 
 def _ngram_parts(config_values: ConfigValues) -> dict[int, Any]:
-    parts = {i + 1: getattr(layer, "ngram_input", None) for i, layer in enumerate(config_values.layers)}
-    return {layer_number: part for layer_number, part in parts.items() if part is not None}
+    ngram_inputs = {i + 1: getattr(layer, "ngram_input", None) for i, layer in enumerate(config_values.layers)}
+    return {layer_number: part for layer_number, part in ngram_inputs.items() if part is not None}
 
 
 MODULES = {

@@ -163,11 +163,11 @@ def _openlm_arguments(config: Config) -> Table:
     multiple = 256 * -(
         -(2 * _network_width(config, 4) // 3) // 256
     )  # two thirds of four times the width, up to a multiple of 256
-    gated = {"intermediate_size": multiple, "gated": True}
+    gated_network = {"intermediate_size": multiple, "gated": True}
     networks = {
-        "swiglu": {**gated, "hidden_act": "silu"},
-        "swiglu_torch": {**gated, "hidden_act": "silu"},
-        "gemma_geglu": {**gated, "hidden_act": "gelu", **biases(True, "gate_bias", "up_bias", "down_bias")},
+        "swiglu": {**gated_network, "hidden_act": "silu"},
+        "swiglu_torch": {**gated_network, "hidden_act": "silu"},
+        "gemma_geglu": {**gated_network, "hidden_act": "gelu", **biases(True, "gate_bias", "up_bias", "down_bias")},
         "gelu": {"intermediate_size": _network_width(config, 4), "hidden_act": "gelu"},
     }
     network = config.choice(networks, "ffn_type")
