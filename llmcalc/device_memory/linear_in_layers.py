@@ -28,7 +28,7 @@ def extrapolate_layers(replay: Callable[[Mapping[int, int]], ReplayResult], stac
     """
     short_run_repeats = {i: SHORT_RUN_REPEATS for i, layer_stack in enumerate(stacks) if layer_stack.can_extrapolate}
     base = replay(short_run_repeats)
-    result = ReplayResult(
+    replay_result = ReplayResult(
         base.set_up, base.after, peaks={allocation_place: peak.copy() for allocation_place, peak in base.peaks.items()}
     )
     slopes: dict[Place, int] = {}
@@ -36,9 +36,9 @@ def extrapolate_layers(replay: Callable[[Mapping[int, int]], ReplayResult], stac
     runs = {i: replay({**short_run_repeats, i: SHORT_RUN_REPEATS + 1}) for i in short_run_repeats}
     for i, longer_run in runs.items():
         added_repeats = stacks[i].repeats - SHORT_RUN_REPEATS
-        result.set_up += added_repeats * (longer_run.set_up - base.set_up)
-        result.after += added_repeats * (longer_run.after - base.after)
-        for allocation_place, peak in result.peaks.items():
+        replay_result.set_up += added_repeats * (longer_run.set_up - base.set_up)
+        replay_result.after += added_repeats * (longer_run.after - base.after)
+        for allocation_place, peak in replay_result.peaks.items():
             _extrapolate_peak(
                 peak,
                 base.peaks[allocation_place],
@@ -47,49 +47,51 @@ def extrapolate_layers(replay: Callable[[Mapping[int, int]], ReplayResult], stac
             )
     for i, longer_run in runs.items():
         for allocation_place in [
-            allocation_place for allocation_place in result.peaks if stacks[i].is_second(allocation_place)
+            allocation_place for allocation_place in replay_result.peaks if stacks[i].is_second(allocation_place)
         ]:
             second_peak = longer_run.peaks[allocation_place]
             third_peak = longer_run.peaks[stacks[i].in_later_repeat(allocation_place, 1)]
             slopes[allocation_place] = third_peak.bytes - second_peak.bytes
             last_place = stacks[i].in_later_repeat(allocation_place, stacks[i].repeats - SHORT_RUN_REPEATS)
-            last_peaks[last_place] = peak = result.peaks[allocation_place].copy()
+            last_peaks[last_place] = peak = replay_result.peaks[allocation_place].copy()
             _extrapolate_peak(peak, second_peak, third_peak, stacks[i].repeats - SHORT_RUN_REPEATS)
-    peaks = {_place_in_model(allocation_place, stacks): peak for allocation_place, peak in result.peaks.items()}
-    return highest_pass(ReplayResult(result.set_up, result.after, peaks=peaks | last_peaks, slopes=slopes))
+    peaks = {_place_in_model(allocation_place, stacks): peak for allocation_place, peak in replay_result.peaks.items()}
+    return highest_pass(
+        ReplayResult(replay_result.set_up, replay_result.after, peaks=peaks | last_peaks, slopes=slopes)
+    )
 
 
-def highest_pass(result: ReplayResult) -> ReplayResult:
+def highest_pass(replay_result: ReplayResult) -> ReplayResult:
     """Returns the result in which each phase has only its pass with the highest peak, under the phase's name.
 
     The passes of a phase (the chunks of a prompt) are numbered: `prefill 0`, `prefill 1`, …. A module that the highest
     pass does not run, such as one of an encoder, has its peak of the first other pass.
     """
     highest_passes: dict[str, tuple[int, str]] = {}
-    for allocation_place, peak in result.peaks.items():
+    for allocation_place, peak in replay_result.peaks.items():
         name = allocation_place.phase.partition(" ")[0]
         highest_passes[name] = max(highest_passes.get(name, (0, "")), (peak.bytes, allocation_place.phase))
     phase_by_name = {name: phase for name, (_, phase) in highest_passes.items()}
     if all(name == phase for name, phase in phase_by_name.items()):
-        return result
+        return replay_result
 
     def under_phase_name(allocation_place: Place) -> Place | None:
         """Returns a module and pass under the phase's name; None if the highest pass has a peak in the same module."""
         name = allocation_place.phase.partition(" ")[0]
         highest_place = allocation_place._replace(phase=phase_by_name[name])
-        if highest_place == allocation_place or highest_place not in result.peaks:
+        if highest_place == allocation_place or highest_place not in replay_result.peaks:
             return allocation_place._replace(phase=name)
         return None
 
     peaks: dict[Place, Peak] = {}
     slopes: dict[Place, int] = {}
-    for allocation_place, peak in result.peaks.items():
+    for allocation_place, peak in replay_result.peaks.items():
         new_place = under_phase_name(allocation_place)
         if new_place is not None and new_place not in peaks:
             peaks[new_place] = peak
-            if allocation_place in result.slopes:
-                slopes[new_place] = result.slopes[allocation_place]
-    return replace(result, peaks=peaks, slopes=slopes)
+            if allocation_place in replay_result.slopes:
+                slopes[new_place] = replay_result.slopes[allocation_place]
+    return replace(replay_result, peaks=peaks, slopes=slopes)
 
 
 def _extrapolate_peak(peak: Peak, peak_before: Peak, peak_after: Peak, multiple: int) -> None:
@@ -125,12 +127,12 @@ def node_path(allocation_place: Place, stacks: list[LayerStack]) -> str:
     return allocation_place.path
 
 
-def list_places(result: ReplayResult, stacks: list[LayerStack]) -> list[tuple[str, str, int]]:
+def list_places(replay_result: ReplayResult, stacks: list[LayerStack]) -> list[tuple[str, str, int]]:
     """Returns phase, module and peak of every module of the model, in the order in which a pass runs them.
 
     Every layer of a stack is listed; of thousands of layers, about a thousand at equal distances.
 
-    result: from `extrapolate_layers`, or of a run of all layers.
+    replay_result: from `extrapolate_layers`, or of a run of all layers.
     """
     points: list[tuple[str, str, int]] = []
     block: list[tuple[Place, int]] = []
@@ -147,7 +149,7 @@ def list_places(result: ReplayResult, stacks: list[LayerStack]) -> list[tuple[st
                 allocation_place.layer_index,
                 allocation_place.path[prefix_length:],
                 bytes,
-                result.slopes.get(allocation_place, 0),
+                replay_result.slopes.get(allocation_place, 0),
             )
             for allocation_place, bytes in block
         ]
@@ -165,14 +167,16 @@ def list_places(result: ReplayResult, stacks: list[LayerStack]) -> list[tuple[st
             )
         block.clear()
 
-    repeated_stacks = [layer_stack for layer_stack in stacks if layer_stack.can_extrapolate] if result.slopes else []
+    repeated_stacks = (
+        [layer_stack for layer_stack in stacks if layer_stack.can_extrapolate] if replay_result.slopes else []
+    )
     end_places = {
         layer_stack.in_later_repeat(allocation_place, layer_stack.repeats - SHORT_RUN_REPEATS)
-        for allocation_place in result.slopes
+        for allocation_place in replay_result.slopes
         for layer_stack in stacks
         if layer_stack.contains(allocation_place)
     }
-    for allocation_place, peak in result.peaks.items():
+    for allocation_place, peak in replay_result.peaks.items():
         if allocation_place in end_places:
             continue
         layer_stack = next(

@@ -365,29 +365,29 @@ def replay_steps(training_run: Steps, memory_meter: Meter) -> ReplayResult:
 
 def _replay_two_steps(training_run: Steps, memory_meter: Meter) -> ReplayResult:
     """Replays two steps of a run after its set-up, and returns the result."""
-    result = ReplayResult(set_up=memory_meter.now)
+    replay_result = ReplayResult(set_up=memory_meter.now)
     training_run.step()
     first_peaks, memory_meter.peaks = memory_meter.peaks, {}
     memory_meter.place = Place()
     training_run.step()
     memory_meter.place = Place("after")
-    result.take_peaks(first_peaks, memory_meter.peaks)
-    result.after = memory_meter.now
+    replay_result.take_peaks(first_peaks, memory_meter.peaks)
+    replay_result.after = memory_meter.now
     if memory_meter.device is not None:
-        result.read(memory_meter.device, memory_meter.now, memory_meter.peak)
-    return result
+        replay_result.read(memory_meter.device, memory_meter.now, memory_meter.peak)
+    return replay_result
 
 
 def replay_steps_on_allocator(training_run: Steps, memory_meter: EventMeter, prefix_cache: PrefixCache) -> ReplayResult:
     """Replays a run's set-up and two steps on an allocator. memory_meter: the run's meter."""
-    result = _replay_two_steps(training_run, memory_meter)
+    replay_result = _replay_two_steps(training_run, memory_meter)
     memory_meter.cut()
-    result.read(
+    replay_result.read(
         prefix_cache.play_pieces(memory_meter.pieces, memory_meter.count, memory_meter.pieces_before_backward),
         memory_meter.now,
         memory_meter.peak,
     )
-    return result
+    return replay_result
 
 
 def replay_shorter_on_allocator(
@@ -400,9 +400,9 @@ def replay_shorter_on_allocator(
 
     whole, shorter: the runs after their set-up, each with its meter. micro_batches: those of a step of the shorter run.
     """
-    result = _replay_two_steps(*whole_steps)
-    result.read_shorter(replay_steps_on_allocator(*shorter_steps, prefix_cache), micro_batches)
-    return result
+    replay_result = _replay_two_steps(*whole_steps)
+    replay_result.read_shorter(replay_steps_on_allocator(*shorter_steps, prefix_cache), micro_batches)
+    return replay_result
 
 
 def record(

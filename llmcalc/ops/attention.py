@@ -53,8 +53,10 @@ class AttentionCore(Op):
         if run_config.pairs == "full":
             return new_rows * (new_rows + self._cached_keys(past, run_config))
         if not self.causal:
-            pairs = _centred_pairs(new_rows, self.window)
-            return pairs if is_zero(past) else pairs + new_rows * self._cached_keys(past, run_config)
+            query_key_pairs = _centred_pairs(new_rows, self.window)
+            return (
+                query_key_pairs if is_zero(past) else query_key_pairs + new_rows * self._cached_keys(past, run_config)
+            )
         window = self.window if self.selected is None else self.selected  # as many keys, selected or last
         return _causal_pairs(past + new_rows, window, self.chunk) - _causal_pairs(past, window, self.chunk)
 

@@ -207,8 +207,8 @@ def _layer_indices(spec: ModelSpec) -> Iterator[Any]:
 
 def _divide_tokens(node: Node, undivided_node: Node, layout: Layout) -> Node:
     """Returns the rank's tree with operations on its part of the tokens. undivided_node: of the undivided tree."""
-    pairs = zip(node.children, undivided_node.children, strict=True)
-    children = tuple(_divide_tokens(child, whole_child, layout) for child, whole_child in pairs)
+    node_pairs = zip(node.children, undivided_node.children, strict=True)
+    children = tuple(_divide_tokens(child, whole_child, layout) for child, whole_child in node_pairs)
     op = None if node.op is None or undivided_node.op is None else _divide_op_tokens(node.op, undivided_node.op, layout)
     op_forms = {
         option_name: _divide_op_tokens(op_form, undivided_node.forms[option_name], layout)

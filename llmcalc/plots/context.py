@@ -112,7 +112,7 @@ def _label_ends(ax: Axes, curves: Sequence[tuple[Preset, list[float]]]) -> None:
     )
     for i, ((preset, _), end, height) in enumerate(zip(curves, curve_ends, heights, strict=True)):
         colour = curve_style(i).colour
-        line = {"arrowstyle": "-", "color": colour, "linewidth": 0.6, "shrinkA": 1, "shrinkB": 1, "relpos": (0, 0.5)}
+        arrow = {"arrowstyle": "-", "color": colour, "linewidth": 0.6, "shrinkA": 1, "shrinkB": 1, "relpos": (0, 0.5)}
         ax.annotate(
             escape_label(preset.display),
             end,
@@ -122,7 +122,7 @@ def _label_ends(ax: Axes, curves: Sequence[tuple[Preset, list[float]]]) -> None:
             fontsize=9,
             color=colour,
             annotation_clip=False,
-            arrowprops=line,
+            arrowprops=arrow,
         )
 
 

@@ -108,16 +108,16 @@ def _without_towers(tree: Node) -> Node:
 def _tree_data(flop_count: FlopCount) -> dict[str, Any]:
     """Returns the model's tree with FLOPs per node, with the encoders, which read images and audio separately."""
     figures = _figures_function(flop_count.include)
-    data = tree_data(_without_towers(flop_count.tree).place(flop_count.run_config), figures)
+    node_data = tree_data(_without_towers(flop_count.tree).place(flop_count.run_config), figures)
     if flop_count.encoders and flop_count.inputs is not None:
         encoders: list[dict[str, Any]] = []
         for encoder_run in flop_count.inputs.runs:
             towers = Node(TOWERS.name, children=encoder_run.nodes, kind=TOWERS.name)
             encoders += tree_data(towers.place(encoder_run.run_config), figures)["children"]
         sums = {"flops": flop_count.encoders, "flops_in_all": flop_count.encoders}
-        data["children"].append({"name": TOWERS.name, **sums, "kind": TOWERS.name, "children": encoders})
-        data |= {key: data[key] + value for key, value in sums.items()}
-    return data
+        node_data["children"].append({"name": TOWERS.name, **sums, "kind": TOWERS.name, "children": encoders})
+        node_data |= {key: node_data[key] + value for key, value in sums.items()}
+    return node_data
 
 
 def _rank_notes(rank_share: RankShare | None) -> list[str]:

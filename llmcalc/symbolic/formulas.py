@@ -308,9 +308,9 @@ class Formulas:
 
         values = {symbol: sympy.Rational(meaning.value) for symbol, meaning in self.meanings.items()}
         expression = sympy.sympify(expression)
-        result = expression.xreplace(values)
-        if result != sympy.Rational(value):
-            raise ArithmeticError(f"{node.name}: the formula {expression} gives {result}, the count is {value}")
+        number = expression.xreplace(values)
+        if number != sympy.Rational(value):
+            raise ArithmeticError(f"{node.name}: the formula {expression} gives {number}, the count is {value}")
         del values[keys()]
         return sympy.expand(expression.xreplace(values))
 
@@ -387,12 +387,12 @@ class Formulas:
         if len(hidden_widths) != 1:
             return []
         (hidden,) = hidden_widths
-        pairs = [(width, ratio(value[width], hidden)) for width in symbols_of(WIDTHS)]
+        width_ratios = [(width, ratio(value[width], hidden)) for width in symbols_of(WIDTHS)]
         if len(sizes) == 1:
-            pairs += [(head * sizes[0], ratio(value[head] * value[sizes[0]], hidden)) for head in heads]
+            width_ratios += [(head * sizes[0], ratio(value[head] * value[sizes[0]], hidden)) for head in heads]
         elif not sizes and len(heads) == 2:
-            pairs.append((heads[1], ratio(value[heads[1]], heads[0])))
-        return pairs
+            width_ratios.append((heads[1], ratio(value[heads[1]], heads[0])))
+        return width_ratios
 
     def _combine_by_power(self, total: Any) -> Any:
         """Combines terms that differ only in their layers, under the depth if they cover all layers."""

@@ -456,18 +456,18 @@ class WorkRecorder(Placements):
         """Adds a product of queries and keys: of attention with a softmax of its own, or by which keys are selected."""
         op, ranks, run = step.op, self.rank_pass.cp, self.full_run
         assert isinstance(op, AttentionCore)
-        pairs = run.batch * op.pairs(run)
+        query_key_pairs = run.batch * op.pairs(run)
         backward_flops = op.backward_flops(run) if self.has_gradient else 0
         attends = self.rank_pass.fused and op.v_dim == op.qk_dim
         moved_elements = sum(self._elements(value) for value in step.ins if value.rows is op.rows)
-        moved_elements += SCORE_ELEMENTS * pairs * (1 if self.rank_pass.fused or op.v_dim == 1 else op.heads)
-        keys = exact_div(pairs, run.batch) if run.phase == "decode" else run.available_rows(op.rows)
+        moved_elements += SCORE_ELEMENTS * query_key_pairs * (1 if self.rank_pass.fused or op.v_dim == 1 else op.heads)
+        keys = exact_div(query_key_pairs, run.batch) if run.phase == "decode" else run.available_rows(op.rows)
         self._add_kernel(
             "attention" if attends else "scores",
             "scores",
             flops=(rank_share(op.forward_flops(run), ranks), rank_share(backward_flops, ranks)),
             moved_elements=(0, 0) if attends else (moved_elements, 2 * moved_elements),
-            cache_elements=pairs * op.qk_dim if self._reads_cache else 0,
+            cache_elements=query_key_pairs * op.qk_dim if self._reads_cache else 0,
             m=rank_share(run.rows(op.rows), ranks),
             n=keys,
             k=op.qk_dim,

@@ -87,19 +87,19 @@ def _without_unit_axes(shape: Shape) -> Shape:
 
 def match_tensors(spec: ModelSpec, checkpoint: Checkpoint) -> TensorMatch:
     """Matches the tensors of the spec with the tensors of the checkpoint."""
-    result, expected_by_group, stored_by_group = TensorMatch(), defaultdict(list), defaultdict(list)
+    match, expected_by_group, stored_by_group = TensorMatch(), defaultdict(list), defaultdict(list)
     for expected_tensor in expected_tensors(spec):
         expected_by_group[_layer_of_name(expected_tensor.node, spec)].append(expected_tensor)
     for tensor in checkpoint.tensors:
         if NO_PARAMETERS.search(tensor.name):
-            result.buffers.append(tensor)
+            match.buffers.append(tensor)
         else:
             stored_by_group[_layer_of_name(tensor.name, spec)].append(tensor)
     for group in {**expected_by_group, **stored_by_group}:
-        _match_group(expected_by_group[group], stored_by_group[group], result)
-    _match_across_layers(result)
-    _accept_tied_copies(spec, result)
-    return result
+        _match_group(expected_by_group[group], stored_by_group[group], match)
+    _match_across_layers(match)
+    _accept_tied_copies(spec, match)
+    return match
 
 
 def _layer_of_name(name: str, spec: ModelSpec) -> tuple[str, int]:
@@ -113,11 +113,11 @@ def _layer_of_name(name: str, spec: ModelSpec) -> tuple[str, int]:
     return stack_name, int(layer_number[1])
 
 
-def _match_group(expected_tensors: list[Expected], stored_tensors: list[StoredTensor], result: TensorMatch) -> None:
+def _match_group(expected_tensors: list[Expected], stored_tensors: list[StoredTensor], match: TensorMatch) -> None:
     unmatched_tensors = list(expected_tensors)
     remaining_tensors = [(tensor, _without_unit_axes(tensor.shape)) for tensor in stored_tensors]
     for match_tensors in (_match_equal_shapes, _match_expert_stacks, _match_fused):
-        remaining_tensors = match_tensors(unmatched_tensors, remaining_tensors, result)
+        remaining_tensors = match_tensors(unmatched_tensors, remaining_tensors, match)
     tensors_by_last_word: dict[tuple[str, int], list[Expected]] = defaultdict(list)  # last word of the node, axes
     for expected_tensor in unmatched_tensors:
         tensors_by_last_word[expected_tensor.node.rpartition(".")[2], len(expected_tensor.shape)].append(
@@ -137,10 +137,10 @@ def _match_group(expected_tensors: list[Expected], stored_tensors: list[StoredTe
         if closest_tensor is not None:
             unmatched_tensors.remove(closest_tensor)
             tensors_by_last_word[closest_tensor.node.rpartition(".")[2], len(shape)].remove(closest_tensor)
-            result.misshapen.append((closest_tensor, tensor))
+            match.misshapen.append((closest_tensor, tensor))
         else:
-            result.extra.append(tensor)
-    result.missing += [
+            match.extra.append(tensor)
+    match.missing += [
         expected_tensor for expected_tensor in unmatched_tensors if not expected_tensor.buffer
     ]  # a checkpoint may lack buffers
 
@@ -149,7 +149,7 @@ Unmatched = list[tuple[StoredTensor, Shape]]
 
 
 def _match_equal_shapes(
-    expected_tensors: list[Expected], remaining_tensors: Unmatched, result: TensorMatch
+    expected_tensors: list[Expected], remaining_tensors: Unmatched, match: TensorMatch
 ) -> Unmatched:
     """Matches tensors one to one by shape, then by transposed shape; similar names first."""
     tensors_by_shape: dict[Shape, list[Expected]] = defaultdict(list)
@@ -177,7 +177,7 @@ def _match_equal_shapes(
                 else:
                     expected_tensors.remove(partner)
                     tensors_by_shape[partner.shape].remove(partner)
-                    result.matched += 1
+                    match.matched += 1
             remaining_tensors = unmatched_tensors
     return remaining_tensors
 
@@ -188,7 +188,7 @@ def _transposed_shape(shape: Shape) -> Shape:
 
 
 def _match_expert_stacks(
-    unmatched_tensors: list[Expected], remaining_tensors: Unmatched, result: TensorMatch
+    unmatched_tensors: list[Expected], remaining_tensors: Unmatched, match: TensorMatch
 ) -> Unmatched:
     """Matches a stack of n matrices or vectors with n stored tensors, grouped by the last word of their names."""
     stacks = [stack for stack in unmatched_tensors if len(stack.shape) > 1]
@@ -216,11 +216,11 @@ def _match_expert_stacks(
             for name_words in same_shape:
                 name_words.pop(name_word, None)
             unmatched_tensors.remove(stack)
-            result.matched += 1
+            match.matched += 1
     return [stored_tensor for i, stored_tensor in enumerate(remaining_tensors) if i not in used_indices]
 
 
-def _match_fused(expected_tensors: list[Expected], remaining_tensors: Unmatched, result: TensorMatch) -> Unmatched:
+def _match_fused(expected_tensors: list[Expected], remaining_tensors: Unmatched, match: TensorMatch) -> Unmatched:
     """Matches two or three tensors of one parent with a fused tensor, along rows, or along columns if transposed."""
     unmatched_tensors: Unmatched = []
     fused_by_shape: dict[int, dict[Shape, tuple[Expected, ...]]] = {}  # axes → shape → tensors that are fused to it
@@ -234,7 +234,7 @@ def _match_fused(expected_tensors: list[Expected], remaining_tensors: Unmatched,
         else:
             for tensor_part in fused_tensors:
                 expected_tensors.remove(tensor_part)
-                result.matched += 1
+                match.matched += 1
             fused_by_shape = {}
     return unmatched_tensors
 

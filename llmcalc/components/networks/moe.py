@@ -59,8 +59,8 @@ class IdentityExperts(Part):
 
     def flow(self, recorder: Flow, x: Value, y: Value) -> Value:
         """Records the identity experts. x: the input of all experts. y: the output of the experts with weights."""
-        maps = tuple(s.op for s in recorder.here.steps() if isinstance(s.op, ops.ExpertLinear))
-        identity = ops.IdentityExperts(self.zero_expert_num, maps)
+        expert_maps = tuple(s.op for s in recorder.here.steps() if isinstance(s.op, ops.ExpertLinear))
+        identity = ops.IdentityExperts(self.zero_expert_num, expert_maps)
         return recorder.core(
             "zero_experts", identity, x, y, axes=y.axes, node_fields={"source": "LongCat-Flash 2025, §2.1"}
         )

@@ -93,13 +93,13 @@ def _loss_of_command(name_in_errors: str, arguments: Mapping[str, Any]) -> str:
     return next((loss for pattern, loss in STEPS.items() if re.search(pattern, name)), "")
 
 
-def _pair_settings(reader: LaunchReader, data: Table, loss: str, config: dict[str, Any]) -> dict[str, Any]:
+def _pair_settings(reader: LaunchReader, arguments: Table, loss: str, config: dict[str, Any]) -> dict[str, Any]:
     """Doubles a config's micro-batch where samples are pairs, and returns the settings of the pairs' loss."""
     size = config["train_micro_batch_size_per_gpu"]
     batch_settings = pair_settings(
         reader, loss, {"batch": size}, FrozenModel("step2_dpo_finetuning/main.py", "float16")
     )
-    if reader.flag(data, "offload_reference_model"):
+    if reader.flag(arguments, "offload_reference_model"):
         reader.frozen = None
         reader.notes.append("--offload_reference_model: the reference model is on the host")
     config["train_micro_batch_size_per_gpu"] = batch_settings.pop("batch")

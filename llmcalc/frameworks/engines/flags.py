@@ -175,10 +175,10 @@ def _read_table(flag_name: str, value: Any) -> Mapping[str, Any]:
         return table
     if re.fullmatch(r"[0-9]{1,3}", text):
         return {"level": int(text)}
-    pairs = [pair.partition("=") for pair in text.split(",")]
-    if not all(equals_sign and re.fullmatch(r"\w{1,80}", key) for key, equals_sign, _ in pairs):
+    keys_and_values = [pair.partition("=") for pair in text.split(",")]
+    if not all(equals_sign and re.fullmatch(r"\w{1,80}", key) for key, equals_sign, _ in keys_and_values):
         raise InputError(f"{flag_name}: {shown(text)}; expected a JSON object")
-    return {key: _read_scalar(element) for key, _, element in pairs}
+    return {key: _read_scalar(element) for key, _, element in keys_and_values}
 
 
 def _read_scalar(value: Any) -> Any:

@@ -437,8 +437,12 @@ def _launcher_counts(launcher: Sequence[str]) -> Iterator[tuple[str, str]]:
 
 def unset_counts(launcher: Sequence[str]) -> tuple[str, ...]:
     """Returns unset script variables in a launcher's numbers of processes and machines, processes first."""
-    pairs = sorted(_launcher_counts(launcher), key=lambda pair: pair[0])
-    names = (re.sub(r"\W+", "", printable(value)) for _, value in pairs if is_unresolved(value) and "(" not in value)
+    launcher_counts = sorted(_launcher_counts(launcher), key=lambda pair: pair[0])
+    names = (
+        re.sub(r"\W+", "", printable(value))
+        for _, value in launcher_counts
+        if is_unresolved(value) and "(" not in value
+    )
     return tuple(dict.fromkeys(name for name in names if re.match(r"[A-Za-z_]", name)))
 
 

@@ -226,18 +226,22 @@ class StatementReader(WordReader):
 
         end: the separator after the condition.
         """
-        result = self.evaluate_condition(command_words)
+        condition = self.evaluate_condition(command_words)
         if branch.joins == "&":
-            result = (
-                False if False in (branch.condition, result) else (None if None in (branch.condition, result) else True)
+            condition = (
+                False
+                if False in (branch.condition, condition)
+                else (None if None in (branch.condition, condition) else True)
             )
         elif branch.joins == "|":
-            result = (
-                True if True in (branch.condition, result) else (None if None in (branch.condition, result) else False)
+            condition = (
+                True
+                if True in (branch.condition, condition)
+                else (None if None in (branch.condition, condition) else False)
             )
-        branch.joins, branch.condition = (end if end in ("&", "|") else ""), result
+        branch.joins, branch.condition = (end if end in ("&", "|") else ""), condition
         if not branch.joins:
-            branch.turn(result)
+            branch.turn(condition)
         else:
             branch.runs = None if branch.runs is not False else False
 
@@ -250,12 +254,12 @@ class StatementReader(WordReader):
             command_words = [*command_words, "]]"]
         elif command_words[-1:] == ["]]"] and command_words[0] != "[[":
             command_words = ["[[", *command_words]
-        result = holds(command_words)
-        if result is not None:
+        condition = holds(command_words)
+        if condition is not None:
             self.script.unset |= {
                 printable(command_word) for command_word in command_words if UNSET.fullmatch(command_word)
             }
-        return result
+        return condition
 
     def open_block(self, command_words: list[str], end: str) -> None:
         """Opens the block of a keyword such as `if`."""

@@ -157,10 +157,10 @@ class _Evaluator:
         if depth > DEEPEST:
             return Unknown("…")
         if isinstance(node, ast.Dict):
-            pairs = zip(node.keys, node.values, strict=True)
+            keys_and_values = zip(node.keys, node.values, strict=True)
             return {
                 str(self.evaluate(key, depth + 1)): self.evaluate(element, depth + 1)
-                for key, element in pairs
+                for key, element in keys_and_values
                 if key is not None
             }
         if isinstance(node, ast.List | ast.Tuple):

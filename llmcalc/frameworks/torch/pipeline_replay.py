@@ -56,8 +56,10 @@ class RecordedRank:
 
     def layer_offsets(self, chunks: Sequence[Chunk]) -> list[int]:
         """Returns, per chunk of a rank, how many layers later it begins than the recorded one."""
-        pairs = zip(chunks, self.layers_before, strict=True)
-        return [model_chunk.lowering.first_layer_index - layers_before for model_chunk, layers_before in pairs]
+        chunks_and_offsets = zip(chunks, self.layers_before, strict=True)
+        return [
+            model_chunk.lowering.first_layer_index - layers_before for model_chunk, layers_before in chunks_and_offsets
+        ]
 
 
 RecordedRanks: TypeAlias = dict[tuple[object, ...], RecordedRank]

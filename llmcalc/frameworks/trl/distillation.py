@@ -32,20 +32,20 @@ the eager cross-entropy at its peak. Measured with torch on meta (tests/framewor
 """
 
 
-def with_teacher(reading: LaunchReader, data: Table, launch: Launch, loaded_bytes: int) -> Launch:
+def with_teacher(reading: LaunchReader, config: Table, launch: Launch, loaded_bytes: int) -> Launch:
     """Returns the run with a teacher's weights and its loss. loaded_bytes: bytes per weight of a loaded model.
 
     Raises `InputError` for a teacher that cannot be read or whose memory is not modelled.
     """
-    name = str(data[TEACHER])[:200]
+    name = str(config[TEACHER])[:200]
     for option in ("load_in_4bit", "load_in_8bit", "use_liger_kernel"):
-        if reading.flag(data, option):
+        if reading.flag(config, option):
             raise reading.wrong(option, f"true; with {TEACHER} it is not modelled; expected false")
     try:
         teacher = load(name).model
     except InputError as error:
         raise reading.wrong(TEACHER, f"{shown(name)} cannot be read ({error}); expected a preset or a hub id") from None
-    beta = data.get("beta", 0.5)
+    beta = config.get("beta", 0.5)
     dtype = "bfloat16" if loaded_bytes == 2 else "float32"
     logits = "autocast" if launch.settings.get("precision") == "autocast" else dtype
     width = BYTES_PER_LOGIT[logits][beta in (0, 1)]

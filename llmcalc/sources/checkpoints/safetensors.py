@@ -210,12 +210,12 @@ def parse_index(json_bytes: bytes, location: str) -> dict[str, str]:
 _EXPECTED_MAP = "expected a table of tensor names and the files beside this one that hold them"
 
 
-def _unique_keys(pairs: list[tuple[str, Any]], location: str) -> dict[str, Any]:
+def _unique_keys(keys_and_values: list[tuple[str, Any]], location: str) -> dict[str, Any]:
     """Builds a JSON object from (name, value) pairs. Raises `InputError` for a repeated name."""
-    table = dict(pairs)
-    if len(table) != len(pairs):
+    table = dict(keys_and_values)
+    if len(table) != len(keys_and_values):
         earlier_names: set[str] = set()
-        name = next(name for name, _ in pairs if name in earlier_names or earlier_names.add(name))  # type: ignore[func-returns-value]
+        name = next(name for name, _ in keys_and_values if name in earlier_names or earlier_names.add(name))  # type: ignore[func-returns-value]
         raise InputError(f"{location}: {name[:80]} is listed twice; not the index of a checkpoint")
     return table
 

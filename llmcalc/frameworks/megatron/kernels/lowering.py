@@ -373,8 +373,8 @@ class RankKernels(Lowering):
             self.later_parameters += parameters
             del self.ordered_parameters[start:]
         elif kind == "pooler":
-            pairs = [parameters[i : i + 2] for i in range(0, len(parameters), 2)]  # a weight and a bias
-            self.later_parameters = [parameter for pair in reversed(pairs) for parameter in pair]
+            weights_and_biases = [parameters[i : i + 2] for i in range(0, len(parameters), 2)]  # a weight and a bias
+            self.later_parameters = [parameter for pair in reversed(weights_and_biases) for parameter in pair]
             del self.ordered_parameters[start:]
         elif kind in ("experts", "lm_head") and module_scope.reads is not None:
             self.ordered_parameters += self.later_parameters

@@ -396,10 +396,10 @@ class FusedKernels(AttentionKernels, ElementwiseKernels, BasicKernels):
         output = autograd_graph.new_tensor(x.shape, x.dtype)
         statistics = [autograd_graph.new_tensor(rows, FLOAT32) for _ in range(2 if spec.type == "layernorm" else 1)]
         del copy
-        result = record(
+        normed = record(
             autograd_graph, "norm", inputs, output, backward, x, *statistics, *([] if weight is None else [weight])
         )
-        return self.t.add(result, bias) if spec.type == "rmsnorm" and bias is not None else result
+        return self.t.add(normed, bias) if spec.type == "rmsnorm" and bias is not None else normed
 
     # --- gated activations ------------------------------------------------------------------------------------------
 

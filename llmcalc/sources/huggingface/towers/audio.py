@@ -31,8 +31,8 @@ def _read_qwen2_audio(wrapper: Config, config: Config, width: int) -> Table:
     """Reads Qwen2-Audio: pairs of positions are averaged before one linear layer."""
     tower = _whisper_encoder(config, *WHISPER_NAMES.values())
     tower["audio"] = _clip_rule(config, 2)
-    maps = projector(config.size("d_model"), (width, True, "identity"), frames=2, merged="mean")
-    return {"audio_tower": tower, "multi_modal_projector": maps}
+    projector_table = projector(config.size("d_model"), (width, True, "identity"), frames=2, merged="mean")
+    return {"audio_tower": tower, "multi_modal_projector": projector_table}
 
 
 def _clip_rule(config: Config, merge: int, **fields: bool) -> Table:
@@ -46,16 +46,16 @@ def _read_voxtral(wrapper: Config, config: Config, width: int) -> Table:
     h, activation = config.size("hidden_size"), wrapper.choice(ACTIVATIONS, "projector_hidden_act")
     frames = config.divided("hidden_size", config.size("intermediate_size"), h)
     tower["audio"] = _clip_rule(config, frames, padded=True, several=True)
-    maps = two_layers(width, activation, bias=False)
-    return {"audio_tower": tower, "multi_modal_projector": projector(h, *maps, frames=frames)}
+    linear_layers = two_layers(width, activation, bias=False)
+    return {"audio_tower": tower, "multi_modal_projector": projector(h, *linear_layers, frames=frames)}
 
 
 def _read_audio_flamingo(wrapper: Config, config: Config, width: int) -> Table:
     """Reads Audio Flamingo 3: consecutive positions are averaged before the last norm."""
     tower = _whisper_encoder(config, *WHISPER_NAMES)
     bias, activation = wrapper.flag("projector_bias"), wrapper.choice(ACTIVATIONS, "projector_hidden_act")
-    maps = two_layers(width, activation, bias)
-    return {"audio_tower": tower, "multi_modal_projector": projector(config.size("hidden_size"), *maps)}
+    linear_layers = two_layers(width, activation, bias)
+    return {"audio_tower": tower, "multi_modal_projector": projector(config.size("hidden_size"), *linear_layers)}
 
 
 def _read_moss(wrapper: Config, config: Config, width: int) -> Table:

@@ -166,10 +166,10 @@ def _read_gemma3n_audio(wrapper: Config, config: Config, width: int) -> Table:
 
 def _read_pairs(config: Config, name: str) -> list[list[int]]:
     """Reads two pairs of sizes, each of time and frequency."""
-    pairs = config.get(name)
-    if not isinstance(pairs, list | tuple) or len(pairs) != 2:
-        raise config.wrong(name, pairs, "two pairs of positive whole numbers")
-    return [_read_pair(Config({name: pair}, {}, config.model_type, where=config.where), name) for pair in pairs]
+    number_pairs = config.get(name)
+    if not isinstance(number_pairs, list | tuple) or len(number_pairs) != 2:
+        raise config.wrong(name, number_pairs, "two pairs of positive whole numbers")
+    return [_read_pair(Config({name: pair}, {}, config.model_type, where=config.where), name) for pair in number_pairs]
 
 
 GEMMA4_VISION: Table = {

@@ -45,10 +45,10 @@ def _read_mistral3(wrapper: Config, config: Config, width: int) -> Table:
 def _read_lighton(wrapper: Config, config: Config, width: int) -> Table:
     """Reads LightOnOCR: like Mistral 3, without biases in its projector."""
     edge, h = wrapper.size("spatial_merge_size"), config.size("hidden_size")
-    maps = ((h, False, "identity"), *two_layers(width, bias=False))
+    linear_layers = ((h, False, "identity"), *two_layers(width, bias=False))
     return {
         "vision_encoder": pixtral_encoder(config),
-        "vision_projection": projector(h, *maps, merge=edge, norm=rmsnorm(1e-6)),
+        "vision_projection": projector(h, *linear_layers, merge=edge, norm=rmsnorm(1e-6)),
     }
 
 
@@ -129,8 +129,8 @@ def _read_hunyuan(wrapper: Config, config: Config, width: int) -> Table:
     rows = (config.size("max_image_size") // config.size("patch_size")) ** 2 + 1
     patches = {"num_channels": config.size("num_channels"), "bias": True}
     tower = vit(config, biased_layer(config, layernorm(eps)), patches=patches, positions={"rows": rows})
-    maps = two_layers(4 * h, config.choice(ACTIVATIONS, "hidden_act"), inner_width=2 * h)
-    merger = projector(h, *maps, merge=config.size("spatial_merge_size"), norm=rmsnorm(eps))
+    linear_layers = two_layers(4 * h, config.choice(ACTIVATIONS, "hidden_act"), inner_width=2 * h)
+    merger = projector(h, *linear_layers, merge=config.size("spatial_merge_size"), norm=rmsnorm(eps))
     marks: Table = {"input_marks": 1, "output_marks": 3, "out_norm": rmsnorm(eps)}
     mark_projector = projector(4 * h, (width, True, "identity"), **marks)
     return {"vision_tower": tower, "vision_merger": merger, "vision_projector": mark_projector}

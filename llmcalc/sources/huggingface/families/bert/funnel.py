@@ -98,13 +98,13 @@ def _layers_by_block(config_values: ConfigValues) -> list[list[tuple[str, Any]]]
     """Returns the layers of each block, with their names; layers of the decoder are left out."""
     blocks: list[list[tuple[str, Any]]] = [[]]
     names = config_values.first.layer_names()
-    kinds: dict[str, Any] = {**config_values.first.kinds()}
+    layer_kinds: dict[str, Any] = {**config_values.first.kinds()}
     for i, name in enumerate(names):
-        if kinds[name].lengthens:
+        if layer_kinds[name].lengthens:
             break
-        if kinds[name].halves and (i == 0 or names[i - 1] != name):
+        if layer_kinds[name].halves and (i == 0 or names[i - 1] != name):
             blocks.append([])
-        blocks[-1].append((name, kinds[name]))
+        blocks[-1].append((name, layer_kinds[name]))
     return blocks
 
 
