@@ -267,7 +267,7 @@ def plan_of(
     layout_plan = LayoutPlan(
         estimates, hardware, layout_request.devices, global_batch, plan, layouts, rows, layout_times, untimed_reason
     )
-    if plan.ended_early and not layout_order.feasible and not layout_order.unreplayed:
+    if plan.ended_early and not plan.feasible and not plan.unreplayed:
         raise early_end_error(layout_plan)
     return layout_plan
 
