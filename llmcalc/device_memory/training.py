@@ -391,17 +391,17 @@ def replay_steps_on_allocator(training_run: Steps, memory_meter: EventMeter, pre
 
 
 def replay_shorter_on_allocator(
-    whole_steps: tuple[Steps, EventMeter],
-    shorter_steps: tuple[Steps, EventMeter],
+    whole_run: tuple[Steps, EventMeter],
+    shorter_run: tuple[Steps, EventMeter],
     prefix_cache: PrefixCache,
     micro_batches: int,
 ) -> ReplayResult:
     """Counts the tensors of a run, and replays a shorter one on an allocator in its place.
 
-    whole, shorter: the runs after their set-up, each with its meter. micro_batches: those of a step of the shorter run.
+    whole_run, shorter_run: the runs after their set-up, each with its meter. micro_batches: those of a step of the shorter run.
     """
-    replay_result = _replay_two_steps(*whole_steps)
-    replay_result.read_shorter(replay_steps_on_allocator(*shorter_steps, prefix_cache), micro_batches)
+    replay_result = _replay_two_steps(*whole_run)
+    replay_result.read_shorter(replay_steps_on_allocator(*shorter_run, prefix_cache), micro_batches)
     return replay_result
 
 
