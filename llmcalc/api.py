@@ -1,4 +1,4 @@
-"""The Python API: a function for every command, of the same name, with the same options, checks and error messages.
+"""The Python API: one function per command, with the command's name, options, checks and error messages.
 
 A function takes a model in one of five forms: a preset's name or a path, a parsed `config.json`, a configuration object
 of `transformers`, the `Preset` that `load` returns, or a `ModelSpec`. Options have the names of the command line, with

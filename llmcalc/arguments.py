@@ -46,7 +46,7 @@ def load(target: str | Path | Mapping[str, Any] | Any, *, allow_unknown: bool = 
 
 
 def config_dict_of(model: Any) -> Mapping[str, Any]:
-    """Returns a `config.json`, or a configuration object, as a dict. Raises `InputError` for anything else."""
+    """Returns the dict of a `config.json` or of a configuration object. Raises `InputError` for other types."""
     config = model.to_dict() if hasattr(model, "to_dict") else model
     if not isinstance(config, Mapping):
         raise InputError(
@@ -68,7 +68,7 @@ def head_of(head: Any) -> Any:
 def preset_of(
     model: Model, set: str | Iterable[str] = (), head: str | None = None, allow_unknown: bool = False
 ) -> Preset:
-    """Returns the preset of a model given in any form.
+    """Returns the preset of a model in any accepted form.
 
     set: changes of fields, each `path=value`. head: replaces the head of a config. allow_unknown: whether to ignore
     misspelt fields and unknown sizes of a config.
@@ -88,12 +88,12 @@ def preset_of(
 
 
 def spec_of(model: Model) -> ModelSpec:
-    """Returns the `ModelSpec` of a model in any form."""
+    """Returns the `ModelSpec` of a model in any accepted form."""
     return preset_of(model).model
 
 
 class Options(NamedTuple):
-    """The options of a call of the Python API, sorted by subject: reading the model, a rank, a run, a layout."""
+    """The options of a Python API call, sorted by subject: reading the model, a rank, a run, a layout."""
 
     reading: dict[str, Any]
     rank: dict[str, Any]
@@ -105,17 +105,17 @@ class Options(NamedTuple):
         return preset_of(model, **self.reading)
 
     def read_draft(self, draft: Model | None) -> Preset | None:
-        """Reads the draft model, without the changes that apply to the target model; None without a draft model."""
+        """Reads the draft model, which keeps its fields when options change the target model; None without a draft."""
         if draft is None:
             return None
         return preset_of(draft, allow_unknown=self.reading.get("allow_unknown", False))
 
     def gives(self, phase: Any) -> Callable[[str], bool]:
-        """Returns a function that says whether the call sets a setting. phase: the phase that the call sets, if any."""
+        """Returns a test of whether a setting is set in the call. phase: the phase in the call, if any."""
         return lambda name: (phase if name == "phase" else self.settings.get(name)) is not None
 
     def rank_request(self) -> RankRequest | None:
-        """Returns the requested rank; None for the whole model."""
+        """Returns the rank in the call; None for the whole model."""
         if not self.rank:
             return None
         from .parallel.counted_rank import RankRequest, rank_settings
@@ -130,7 +130,7 @@ READING = ("set", "head", "allow_unknown")
 def options_of(
     options_by_name: Mapping[str, Any], *, rank: bool = False, run: bool = False, layout: bool = False
 ) -> Options:
-    """Sorts the options of an API call into those of reading, of a rank, of a run and of a layout.
+    """Sorts the options of an API call into reading, rank, run and layout options.
 
     rank, run, layout: whether the function takes such options.
 
@@ -285,7 +285,7 @@ def run_question_of(
     with_mtp: bool,
     with_towers: bool = False,
 ) -> RunQuestion:
-    """Returns the question about a model's run, or about a launch file. hardware, phase, workspace: as in `run_of`."""
+    """Returns the question about a model's run or a launch file. hardware, phase, workspace: as in `run_of`."""
     from .questions.runs import memory_question
 
     return memory_question(

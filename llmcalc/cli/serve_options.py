@@ -1,4 +1,4 @@
-"""Options of servers that `serve` and its plot share, and the question that they describe."""
+"""The options of servers in `serve` and its plot, and the question from these options."""
 
 from __future__ import annotations
 

@@ -21,14 +21,14 @@ CommandFunction: TypeAlias = Callable[..., None]
 
 
 class OptionOfCommand(NamedTuple):
-    """A parameter of a command. annotation: its type and its typer option. default: its default value."""
+    """A parameter of a command. annotation: type and typer option. default: the default value."""
 
     annotation: Any
     default: Any
 
 
 def optional_parameter(kind: Any, option: Any) -> OptionOfCommand:
-    """Returns a command's parameter with default None. kind: its type. option: typer's option."""
+    """Returns a command's parameter with default None. kind: the parameter's type. option: typer's option."""
     annotated_type: Any = Annotated
     return OptionOfCommand(annotated_type[kind | None, option], None)
 

@@ -121,7 +121,7 @@ TIME_OPTIONS = {
 
 @frozen
 class TimedRun:
-    """The run to time, as the command line describes it.
+    """The run to time, from the command line.
 
     settings, layout: the run and its layout.
     values: the options of `TIME_OPTIONS` by name.
@@ -164,7 +164,7 @@ class TimedRun:
         )
 
     def ask(self, question: RunQuestion, **more_options: Any) -> ReportedAnswer:
-        """Returns the answer about the run's time. more_options: further fields of `TimeOptions`."""
+        """Returns the answer about the run's time. more_options: additional fields of `TimeOptions`."""
         from ..questions.times import TimeOptions, ask_time
         from ..sources.preset import name_in_errors
 

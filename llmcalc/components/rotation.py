@@ -27,7 +27,7 @@ def rotate(
     inverse: bool = False,
     concatenated: bool = False,
 ) -> Tensor:
-    """Applies RoPE to the first `rotary_dim` of x. x: [..., tokens, head_dim], with its first token at `start`.
+    """Applies RoPE to the first `dim` elements of each head. x: [..., tokens, head_dim], from position `start` on.
 
     inverse: whether it is undone, false by default. concatenated: as in `Rope`.
     """
@@ -40,9 +40,9 @@ def rotate(
     return _rotate_pairs(x, rotary_dim, cos, -sin if inverse else sin, concatenated)
 
 
-def rotate_at(x: Tensor, positions: Tensor, rotary_dim: int, theta: float) -> Tensor:
-    """Applies RoPE to the first `rotary_dim` of x's last axis. x: [..., tokens, head_dim]. positions: one per token."""
-    return _rotate_pairs(x, rotary_dim, *_cos_sin(positions, rotary_dim, theta, x))
+def rotate_at(x: Tensor, positions: Tensor, dim: int, theta: float) -> Tensor:
+    """Applies RoPE to the first `dim` elements of each head. x: [..., tokens, head_dim]. positions: one per token."""
+    return _rotate_pairs(x, dim, *_cos_sin(positions, dim, theta, x))
 
 
 def _cos_sin(positions: Tensor, rotary_dim: int, theta: float, reference_tensor: Tensor) -> tuple[Tensor, Tensor]:
@@ -64,7 +64,7 @@ def _rotate_pairs(x: Tensor, rotary_dim: int, cos: Tensor, sin: Tensor, concaten
 
 
 def _quarter_turned(x: Tensor) -> Tensor:
-    """Replaces each pair (a, b) of x by (−b, a); a is in the first half of the last axis, b in the second."""
+    """Maps each pair (a, b) to (−b, a), where a is in the first half of the last axis and b in the second half."""
     import torch
 
     half_length = x.shape[-1] // 2

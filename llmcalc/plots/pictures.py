@@ -113,7 +113,7 @@ def _preset_of_label(name: str) -> str:
 
 
 def memory_picture(question: RunQuestion) -> Figure:
-    """Draws the memory of one device by phase, with the capacity of the question's accelerators."""
+    """Draws the memory of one device by phase, with the capacity of named accelerators."""
     needs_matplotlib()
     from .memory import memory as picture
 
@@ -145,8 +145,8 @@ def schedule_picture(layout: Layout, timetable: Timetable) -> Figure:
     return picture(layout, timetable)
 
 
-def time_picture(ask_question: Callable[[], ReportedAnswer], depth: int = 3) -> Figure:
-    """Draws the time of a run by its parts and by their bounds. ask_question: returns the answer of `time`.
+def time_picture(ask: Callable[[], ReportedAnswer], depth: int = 3) -> Figure:
+    """Draws the time of a run by parts and bounds. ask: returns the answer of `time`.
 
     depth: levels of the model's tree that are drawn.
     """
@@ -158,8 +158,8 @@ def time_picture(ask_question: Callable[[], ReportedAnswer], depth: int = 3) -> 
     return plot_time(parts_table.heading, parts_table.aside, answer.result, depth)
 
 
-def roofline_picture(ask_phase: Callable[[Phase], ReportedAnswer], phases: Sequence[Phase]) -> Figure:
-    """Draws the products of passes under the roof of an accelerator. ask_phase: the answer of `time` in a phase."""
+def roofline_picture(ask: Callable[[Phase], ReportedAnswer], phases: Sequence[Phase]) -> Figure:
+    """Draws the products of passes under an accelerator's roofline. ask: returns the `time` answer of a phase."""
     needs_matplotlib()
     from .roofline import plot_roofline
 
@@ -181,8 +181,8 @@ def roofline_phases(kind: str, phase: str) -> tuple[Phase, ...]:
     return (phase,)  # type: ignore[return-value]
 
 
-def serve_picture(ask_question: Callable[[], ReportedAnswer]) -> Figure:
-    """Draws servers under load. ask_question: the answer of `serve`. Raises `InputError` where no server fits."""
+def serve_picture(ask: Callable[[], ReportedAnswer]) -> Figure:
+    """Draws servers under load. ask: returns the answer of `serve`. Raises `InputError` if no server fits."""
     needs_matplotlib()
     from ..studies.server import Limits
     from .servers import plot_servers

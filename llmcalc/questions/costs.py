@@ -1,4 +1,4 @@
-"""The question of `llmcalc cost`: days, device-hours, energy and money of a training run or of many requests."""
+"""The question of `llmcalc cost`: days, device-hours, energy and money of training or of many requests."""
 
 from __future__ import annotations
 
@@ -119,7 +119,7 @@ def _training_cost(question: RunQuestion, options: CostOptions, power: float | N
 
 
 def _with_usual_step(question: RunQuestion, options: CostOptions) -> tuple[RunQuestion, list[str]]:
-    """Adds the usual sequence length of training to a question without one, and returns a note that says so."""
+    """Adds the usual training length to a question without a length, and returns a note about it."""
     settings, assumed_options = question.settings.with_(phase="training"), []
     if settings.seq is None:
         spec = question.preset.model
@@ -130,7 +130,7 @@ def _with_usual_step(question: RunQuestion, options: CostOptions) -> tuple[RunQu
 
 
 def _usual_batch(seq: int, devices: int) -> int:
-    """Returns the number of sequences in a usual training batch: about 4M tokens, divided equally over the replicas."""
+    """Returns the usual number of sequences in a training batch: about 4M tokens, divided over the replicas."""
     target_sequences = max(1, USUAL_STEP_TOKENS // seq)
     if devices <= target_sequences:
         return round(target_sequences / devices) * devices

@@ -1,4 +1,4 @@
-"""Reads measured runs for `--calibrate rows.csv`: each row is a question of `time` with its measured seconds.
+"""Reads measured runs for `--calibrate rows.csv`: each row is a `time` question with measured seconds.
 
 A column has the name of an option of `time` (`batch`, `seq`, `tp`, `global_batch`, `phase`, …), `model` is another
 TARGET, and `seconds` what was measured. An empty cell is what the command line says. Example:

@@ -1,4 +1,4 @@
-"""The question of `llmcalc serve`: the cheapest server that keeps latency limits under a load of requests."""
+"""The question of `llmcalc serve`: the cheapest server within latency limits under a load of requests."""
 
 from __future__ import annotations
 
@@ -103,7 +103,7 @@ def parse_share(option_name: str, value: Any) -> float:
 def ask_serve(
     preset: Preset, hardware: Hardware, options: ServeOptions, read_model: Callable[[str], Preset] = load
 ) -> ReportedAnswer:
-    """Finds a model's servers and the cheapest one within the limits; `.ok` says whether there is one.
+    """Finds a model's servers and the cheapest server within the limits; `.ok` says whether there is one.
 
     read_model: reads the models of measured runs; default without changes.
     Raises `InputError` for options that contradict each other, and for engines whose servers are not modelled.
@@ -124,7 +124,7 @@ def ask_serve(
 def _calibration_of_options(
     preset: Preset, hardware: Hardware, options: ServeOptions, read_model: Callable[[str], Preset]
 ) -> Calibration:
-    """Returns the calibration on measured prompt and decoding times; None without a file of measured runs."""
+    """Returns the calibration on measured prompt and decoding times; None without measured runs."""
     from .measured_rows import calibration_of
 
     question = RunQuestion(
@@ -140,7 +140,7 @@ def _calibration_of_options(
 def serve_study(
     preset: Preset, hardware: Hardware, options: ServeOptions, read_model: Callable[[str], Preset] = load
 ) -> ServeStudy:
-    """Builds the study of servers from the options of `serve`. Raises `InputError` as `ask_serve` does."""
+    """Builds the study of servers from the options of `serve`. Raises the `InputError`s of `ask_serve`."""
     from ..frameworks.engines.registry import FOLDERS, engine, engine_and_version
     from ..studies.server import Limits
     from ..studies.serving import ServeStudy, SizesRequest
@@ -294,7 +294,7 @@ def _trace_of_options(options: ServeOptions) -> Trace | None:
 
 
 def _runs_by_format(preset: Preset, hardware: Hardware, options: ServeOptions, length: int) -> list[tuple[Any, Any]]:
-    """Returns each pair of number formats of weights and cache, with the model's memory on one device."""
+    """Returns each pair of weight and cache formats, with the model's memory on one device."""
     formats = [
         (quantize, kv_dtype)
         for quantize in _parse_formats("--quantize", options.quantize)

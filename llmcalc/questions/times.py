@@ -1,4 +1,4 @@
-"""The question of `llmcalc time`: the seconds of a training step, a prompt or a token, with their range."""
+"""The question of `llmcalc time`: the seconds of a training step, a prompt or a token, with ranges."""
 
 from __future__ import annotations
 
@@ -98,7 +98,7 @@ def ask_time(
     is_given: Callable[[str], bool] = lambda name: False,
     read_model: Callable[[str], Preset] = load,
 ) -> ReportedAnswer:
-    """Computes the seconds of a training step, a prompt batch or a token, with their range.
+    """Computes the seconds of a training step, a prompt batch or a token, with a range.
 
     read_model: reads the models of measured runs; default without changes.
     Raises `InputError` for options that contradict each other, and for what is not modelled.
@@ -130,7 +130,7 @@ def ask_time(
 def calibrated(
     question: RunQuestion, options: TimeOptions, read_model: Callable[[str], Preset] = load
 ) -> tuple[TimeOptions, Calibration | None]:
-    """Returns the options with the software stack fitted by `--calibrate`, and the calibration; None without it."""
+    """Returns the options with a calibrated software stack, and the calibration; None without `--calibrate`."""
     if options.calibrate is None:
         return options, None
     from .measured_rows import calibration_of
@@ -140,7 +140,7 @@ def calibrated(
 
 
 def timed_run(question: RunQuestion, options: TimeOptions) -> TimedRun:
-    """Returns the time of a run. Raises `InputError` as `ask_time` does."""
+    """Returns the time of a run. Raises the `InputError`s of `ask_time`."""
     return (
         _training_time(question, options)
         if question.settings.phase == "training"
@@ -192,7 +192,7 @@ def training_run(question: RunQuestion) -> tuple[Memory, Framework, Layout]:
 
 
 def _without_adapters(question: RunQuestion) -> RunQuestion:
-    """Returns the question of the same run without low-rank adapters.
+    """Returns the question about the same run without low-rank adapters.
 
     Frameworks whose memory of adapters is not modelled are checked with it: their time is that of two small products.
     """
@@ -244,7 +244,7 @@ OPTIONS_OF_AN_ORDER = ("stack", "overlap", "nic", "calibrate")
 def layout_time_settings(
     question: RunQuestion, order_name: str | None, options: TimeOptions
 ) -> Callable[[Framework], TimeSettings]:
-    """Returns the settings of the time estimates of a plan, for each framework.
+    """Returns the settings of a plan's time estimates for each framework.
 
     Raises `InputError` for options of time in a plan by memory.
     """
@@ -312,7 +312,7 @@ def _inference_time(question: RunQuestion, options: TimeOptions) -> TimedRun:
 
 
 def serving_layout(question: RunQuestion) -> Layout:
-    """Returns the layout of an inference pass: the requested one, or as many replicas as the devices hold."""
+    """Returns the layout of an inference pass: the requested layout, or as many replicas as fit the devices."""
     from ..studies.fit_serving import serving_replicas
 
     assert question.hardware is not None
@@ -327,7 +327,7 @@ DEFAULT_ENGINE = "vllm"
 
 
 def stack_of_engine(engine: str | None) -> str:
-    """Returns the time stack of an engine: its record's stack for the version, else the stack of that name.
+    """Returns an engine's time stack: the record's stack for the version, else the stack with the engine's name.
 
     Raises `InputError` for an unknown engine.
     """

@@ -1,4 +1,4 @@
-"""The declaration of a run's setting, beside its type and its default.
+"""The declaration of a run's setting, next to the setting's type and default.
 
 Options of the command line, arguments of Python, fields of the page and of budgets, and the checks of all of them, are
 read from these declarations.
@@ -37,7 +37,7 @@ Check: TypeAlias = Callable[[str, Any], Any]
 
 @frozen(slots=True)
 class Setting:
-    """The declaration of one setting: its phases, check, help text and panel.
+    """The declaration of one setting: phases, check, help text and panel.
 
     help: what it is, a sentence without its default.
     panel: the heading of `--help` below which it stands.
@@ -75,7 +75,7 @@ class Setting:
 
 @frozen(slots=True)
 class Declared:
-    """A setting's declaration with the setting's name and type. kind: the type of its value, without None."""
+    """A setting's declaration with name and type. kind: the value's type without None."""
 
     name: str
     kind: Any
@@ -88,11 +88,11 @@ class Declared:
 
     @property
     def words(self) -> tuple[str, ...]:
-        """The words of a `Literal`; empty for another type."""
+        """The words of a `Literal`; empty for other types."""
         return get_args(self.kind) if get_origin(self.kind) is Literal else ()
 
     def checked(self, value: Any, option_name: str = "") -> Any:
-        """Returns the checked value; None for None. option_name: the name in errors, default the setting's option.
+        """Returns the checked value, or None for None. option_name: the name in errors; default the option.
 
         Raises `InputError` for a value of another type, and for one that the setting does not take.
         """
@@ -202,7 +202,7 @@ def training_option(settings: Any) -> str:
 
 
 def check_phase(settings: Any, phase: str) -> None:
-    """Raises `InputError` for a setting of another phase, or without another setting that it needs."""
+    """Raises `InputError` for a setting of another phase, or without a required other setting."""
     for name, declaration in declared(type(settings)).items():
         if getattr(settings, name) is None:
             continue

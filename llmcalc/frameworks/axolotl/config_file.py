@@ -1,4 +1,4 @@
-"""Reads a config of axolotl, which names the model, its adapters and the arguments of transformers' Trainer.
+"""Reads a config of axolotl: a model, adapters, and the arguments of transformers' Trainer.
 
 Source: axolotl 0.18.0 (067b021c8): utils/schemas/{config,training,peft,model}.py for keys and defaults,
 utils/config/__init__.py (`resolve_dtype`, `normalize_config`) for number formats and checkpointing, loaders/model.py
@@ -182,7 +182,7 @@ def read_axolotl(config: Table, source_file: LaunchSource) -> Launch:
 
 
 def _groups_of_ranks(reader: LaunchReader, config: Table) -> tuple[int | None, dict[str, Any]]:
-    """Returns the number of devices, None where nothing implies it, and accelerate's `parallelism_config`.
+    """Returns the number of devices (None if not implied) and accelerate's `parallelism_config`.
 
     Source: utils/distributed.py, `_get_parallel_config_kwargs`: devices that no size names replicate the model.
     """
@@ -243,7 +243,7 @@ def _accumulation_steps(reader: LaunchReader, config: Table) -> int:
 
 
 def _half_format(reader: LaunchReader, config: Table) -> str | None:
-    """Returns the 16-bit number format in which weights are loaded and trained; None for fp32.
+    """Returns the 16-bit number format of loading and training; None for fp32.
 
     `bf16: auto`, the default, is bf16 where the accelerator has it (`resolve_dtype`).
     """

@@ -136,7 +136,7 @@ def read_into(reader: LaunchReader, config: Table, world_size: int | None, train
 def run_of_program(
     reader: LaunchReader, config: Table, world_size: int | None, settings: Mapping[str, Any]
 ) -> LaunchSettings:
-    """Returns the run of a program that creates its DeepSpeed config itself.
+    """Returns the run of a program that creates the DeepSpeed config in its code.
 
     settings: the settings outside of the config.
     """
@@ -208,7 +208,7 @@ AUTO_TEXT = "'auto'"
 
 
 def _convert_value(reader: LaunchReader, path: str, field_type: Any, value: Any) -> Any:
-    """Converts a value to its field's type. Raises `InputError` that names the key."""
+    """Converts a value to its field's type. Raises `InputError` with the key's name."""
     args = (
         [field_type]
         if get_origin(field_type) is Literal

@@ -68,7 +68,7 @@ def read_command(command_line: CommandLine, source_file: LaunchSource) -> Launch
 
 
 def _read_step3(reader: LaunchReader, arguments: Mapping[str, Any], source_file: LaunchSource) -> Launch:
-    """Returns the training of the actor in step 3, with the models beside it."""
+    """Returns the actor's training in step 3, with the other models."""
     data = plain_arguments(arguments, reader, step3.READ - {"critic_model_name_or_path"})
     target = model_name(reader, "--actor_model_name_or_path", arguments.get("--actor_model_name_or_path"))
     reader.check_names(data, step3.READ, IGNORED | step3.IGNORED)
@@ -81,7 +81,7 @@ def _read_step3(reader: LaunchReader, arguments: Mapping[str, Any], source_file:
 
 
 def _loss_of_command(name_in_errors: str, arguments: Mapping[str, Any]) -> str:
-    """Returns the loss of the training step (1, 2) that a command runs; empty for step 1.
+    """Returns the loss of a command's training step (1, 2); empty for step 1.
 
     name_in_errors: the file's name.
     """
@@ -93,8 +93,8 @@ def _loss_of_command(name_in_errors: str, arguments: Mapping[str, Any]) -> str:
     return next((loss for pattern, loss in STEPS.items() if re.search(pattern, name)), "")
 
 
-def _pair_settings(reader: LaunchReader, arguments: Table, loss: str, config: dict[str, Any]) -> dict[str, Any]:
-    """Doubles a config's micro-batch where samples are pairs, and returns the settings of the pairs' loss."""
+def _pair_settings(reader: LaunchReader, data: Table, loss: str, config: dict[str, Any]) -> dict[str, Any]:
+    """Doubles a config's micro-batch for pairs of answers, and returns the settings of the pair loss."""
     size = config["train_micro_batch_size_per_gpu"]
     batch_settings = pair_settings(
         reader, loss, {"batch": size}, FrozenModel("step2_dpo_finetuning/main.py", "float16")

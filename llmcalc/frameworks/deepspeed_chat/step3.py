@@ -55,7 +55,7 @@ OFF = {
 
 
 def step1_arguments(reader: LaunchReader, data: Table) -> dict[str, Any]:
-    """Returns the arguments with which step 1 would train the actor of step 3."""
+    """Returns the step-1 arguments that describe the training of step 3's actor."""
     reader.refuse_set(data, OFF, "--")
     accumulation_steps = reader.size(data, "gradient_accumulation_steps", 1)
     arguments = {name: value for name, value in data.items() if name in ("offload", "dtype", "only_optimize_lora")}
@@ -76,8 +76,8 @@ def loss_settings(reader: LaunchReader, arguments: Table) -> dict[str, Any]:
     return {"logits_dtype": "bfloat16" if arguments.get("dtype") == "bf16" else "float16"}
 
 
-def rollout_of(reader: LaunchReader, arguments: Table, ranks: int) -> Rollout:
-    """Returns the three models beside the actor. ranks: the number of devices."""
+def rollout_of(reader: LaunchReader, data: Table, ranks: int) -> Rollout:
+    """Returns the actor's three companion models. ranks: the number of devices."""
     reader.notes.append(
         "the critic is counted with its weights, gradients and states, not with its passes; what the hybrid engine "
         "takes to generate answers is not counted"
@@ -113,9 +113,9 @@ def _place(reader: LaunchReader, arguments: Table, flag: str) -> Place:
     return "host" if reader.flag(arguments, flag) else "device"
 
 
-def _critic_parameters(reader: LaunchReader, arguments: Table) -> int:
-    """Returns the number of the critic's parameters; 0 with a note if its name says nothing of its size."""
-    name = str(arguments.get("critic_model_name_or_path", ""))[:200]
+def _critic_parameters(reader: LaunchReader, data: Table) -> int:
+    """Returns the number of the critic's parameters; 0 with a note if the critic's name states no size."""
+    name = str(data.get("critic_model_name_or_path", ""))[:200]
     try:
         total: int = params(load(name).model).total
         return total

@@ -16,7 +16,7 @@ from ..launch.trainer import keys_read, launch_as_trainer
 
 
 class Script(NamedTuple):
-    """A training script of FastChat or Qwen, with its defaults.
+    """A training script of FastChat or Qwen, with default arguments.
 
     rank: default rank of adapters.
     targets: default layers with adapters.
@@ -77,7 +77,7 @@ def _script_name(command_line: CommandLine) -> str:
 
 
 def starts_program(command_line: CommandLine) -> bool:
-    """Whether a command starts a script of FastChat or Qwen with its arguments."""
+    """Whether a command starts a training script of FastChat or Qwen."""
     known_arguments = ("--model_max_length", "--lazy_preprocess", "--use_lora", "--q_lora")
     return _script_name(command_line) in SCRIPTS and any(
         command_word.partition("=")[0] in known_arguments for command_word in command_line.words

@@ -139,7 +139,7 @@ def _batch_settings(reader: LaunchReader, config: Mapping[str, Any], parallelism
 
 
 def _checkpointing_mode(reader: LaunchReader, config: Mapping[str, Any]) -> dict[str, Any]:
-    """Returns the mode of activation checkpointing, from its class or from a field of early configurations."""
+    """Returns the activation checkpointing mode, from a class or, in early configurations, from a field."""
     called_class = str(config.get(f"activation_checkpoint.{CALLED}", ""))
     if called_class.startswith("ActivationCheckpointConfig"):
         return {}

@@ -1,4 +1,4 @@
-"""Reads a config of GPT-NeoX: its own model arguments, with DeepSpeed's keys in the same table.
+"""Reads a config of GPT-NeoX, which has model arguments and DeepSpeed's keys in the same table.
 
 Sources: EleutherAI/gpt-neox at ea7aefd8, megatron/neox_arguments/{neox_args,deepspeed_args}.py for defaults,
 megatron/model/transformer.py (`ParallelMLP`, `ParallelTransformerLayer`) for sizes and norms, megatron/training.py.
@@ -169,7 +169,7 @@ def _kernel_settings(reader: LaunchReader, arguments: Table) -> dict[str, Any]:
 
 
 def _mixer_kind(reader: LaunchReader, arguments: Table) -> str:
-    """Returns the attention or recurrence type of all layers, and records other types as unknown."""
+    """Returns the attention or recurrence type of all layers, and records any other type as unknown."""
     config = reader.value(arguments, "attention_config", [[["global"], "all"]])
     kinds: set[str] = set()
     for entry in config if isinstance(config, list) else [config]:
@@ -267,7 +267,7 @@ ROTATION = {"rotary_pct": 1.0, "rotary_emb_base": 10_000}
 
 
 def _network_table(reader: LaunchReader, arguments: Table, width: int) -> dict[str, Any]:
-    """Returns the model-spec table of the feed-forward network (`ParallelMLP`). Gated ones have 2/3 of the width."""
+    """Returns the model-spec table of the feed-forward network (`ParallelMLP`); gated networks have 2/3 width."""
     activation = str(reader.value(arguments, "activation", "gelu"))
     is_gated = activation in GATED
     if not is_gated and activation not in ("gelu", "relu", "silu"):

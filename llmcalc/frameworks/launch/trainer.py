@@ -126,7 +126,7 @@ def read_trainer(config: Table, source_file: LaunchSource) -> Launch:
 
 
 def read_arguments(arguments: Table, source_file: LaunchSource) -> Launch:
-    """Returns the training run of a command's Trainer arguments, as `read_trainer` does for a file."""
+    """Returns the training run of a Trainer command; `read_trainer` does so for a config file."""
     with reading_of(source_file) as reader:  # a TARGET may replace the model
         config = plain_arguments(arguments, reader, keys_read() - {"model_name_or_path"})
         return _read_arguments(reader, {**trainer_arguments(source_file), **config})
@@ -195,7 +195,7 @@ def trainer_launch(
 def _with_named_files(
     reader: LaunchReader, config: Table, name: str, keys: Sequence[str], shipped: Mapping[str, Table]
 ) -> dict[str, Any]:
-    """Returns the arguments in which the framework's config files are replaced by their tables."""
+    """Returns the arguments with the framework's config files replaced by the files' tables."""
     expected_text = f"a config of {framework(name).title}"
     tables = {
         key: reader.fetched(key, config[key], expected_text, shipped)
@@ -245,7 +245,7 @@ def noise_words(reader: LaunchReader, config: Table) -> None:
 
 
 def optimizer_settings(reader: LaunchReader, key: str, value: Any) -> dict[str, Any]:
-    """Returns the settings of an optimizer from the Trainer's name for it. key: the argument with the name."""
+    """Returns an optimizer's settings by the Trainer's name. key: the argument with the name."""
     name = str(value)[:60]
     if name.startswith("OptimizerNames."):
         name = name.partition(".")[2].lower()
@@ -287,7 +287,7 @@ def pair_settings(
 def kto_settings(
     reader: LaunchReader, run_settings: Mapping[str, Any], reference: FrozenModel | None = None
 ) -> dict[str, Any]:
-    """Returns KTO's batch settings: samples are single sequences; mismatched answers run first, without gradients.
+    """Returns KTO's batch settings: samples are single sequences; mismatched answers run without gradients.
 
     run_settings: the settings of the run. reference: as of `pair_settings`.
     """
@@ -297,7 +297,7 @@ def kto_settings(
 
 
 def add_reference(reader: LaunchReader, run_settings: Mapping[str, Any], reference: FrozenModel | None = None) -> None:
-    """Adds the reference model of a loss: the frozen weights if adapters are trained, else a copy of all weights.
+    """Adds the reference model of a loss: shared frozen weights with adapters, else a copy of all weights.
 
     run_settings: the settings of the run.
     reference: the copy; None (default) for one in the number format of the trained weights.
@@ -324,7 +324,7 @@ LOSSES_WITHOUT_REFERENCE = ("simpo", "orpo", "cpo", "reward")
 
 
 def weight_formats(reader: LaunchReader, config: Table, default: str = "auto") -> tuple[dict[str, Any], bool]:
-    """Returns the number formats of weights and matrix products, and whether they depend on the checkpoint's format.
+    """Returns the number formats of weights and products, and whether they depend on the checkpoint.
 
     Weights have the format of `dtype`; "auto" is that of the checkpoint. bf16 or fp16 is autocast, which changes
     products of weights in fp32 alone. default: the program's default of `dtype`.
@@ -351,7 +351,7 @@ FLASH_KERNELS = ("flash_attention", "flash_attn", "flash-attn", "sdpa", "flex_at
 
 
 def attention_settings(reader: LaunchReader, key: str, value: Any) -> dict[str, Any]:
-    """Returns the attention setting from transformers' name of the implementation. key: the argument with the name."""
+    """Returns the attention setting for transformers' implementation name. key: the argument with the name."""
     name = str(value)[:80]
     if name in ("eager", "sdpa"):
         return {"attn_implementation": name}

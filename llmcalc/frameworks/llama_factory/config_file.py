@@ -245,7 +245,7 @@ def _optimizer_settings(
 def _low_rank_optimizer(
     reader: LaunchReader, config: Table, name: str, run_settings: Table, world_size: int | None
 ) -> dict[str, Any]:
-    """Returns the settings of GaLore or APOLLO. name: the beginning of their arguments."""
+    """Returns the settings of GaLore or APOLLO. name: the common prefix of the arguments."""
     if "lora_rank" in run_settings:
         raise reader.wrong(f"use_{name}", "LLaMA-Factory refuses it with adapters; expected finetuning_type: full")
     if config.get("deepspeed"):

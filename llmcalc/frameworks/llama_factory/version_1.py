@@ -1,4 +1,4 @@
-"""Reads a config of LLaMA-Factory's version 1, which has a training loop of its own.
+"""Reads a config of LLaMA-Factory's version 1, which has its own training loop.
 
 Source: LLaMA-Factory 0.9.6.dev0 (ff6d4d12e): src/llamafactory/v1/config/{training,model}_args.py for defaults,
 core/base_trainer.py for optimizer and loss, plugins/trainer_plugins/distributed/fsdp2.py for formats (products in bf16,
@@ -99,7 +99,7 @@ def _plugin_name(reader: LaunchReader, config: Table, key: str) -> str:
 
 
 def _framework_arguments(reader: LaunchReader, data: Table) -> dict[str, Any]:
-    """Returns the Trainer's arguments that select the same framework."""
+    """Returns the equivalent Trainer arguments that select a framework."""
     table, name = reader.table(data, "dist_config"), _plugin_name(reader, data, "dist_config")
     if not name:
         return {}
@@ -119,7 +119,7 @@ def _framework_arguments(reader: LaunchReader, data: Table) -> dict[str, Any]:
 
 
 def _optimizer_settings(reader: LaunchReader, config: Table) -> dict[str, Any]:
-    """Returns the settings of torch's AdamW, which is the default."""
+    """Returns the settings of torch's AdamW, the default optimizer."""
     name = _plugin_name(reader, config, "optim_config")
     if name:
         reader.unknown["optim_config.name"] = f"'{name}' is not modelled; the default, AdamW, is"

@@ -54,8 +54,8 @@ EVIDENCE = FrameworkEvidence(
 )
 
 
-def evidence_for(layout: Layout, is_training: bool) -> FrameworkEvidence:
-    """Returns the tests and measurements behind Megatron-LM's results, which are the same for every layout."""
+def evidence_for(layout: Layout, trains: bool) -> FrameworkEvidence:
+    """Returns the tests and measurements behind Megatron-LM's results, which are equal for all layouts."""
     return EVIDENCE
 
 

@@ -21,7 +21,7 @@ MEGATRON_READ = frozenset(
 def read_accelerate(
     reader: LaunchReader, config: Table, world_size: int, command_settings: dict[str, Any]
 ) -> LaunchSettings:
-    """Returns the Megatron-LM run of an accelerate config. command_settings: the run's other settings."""
+    """Returns the Megatron-LM run of an accelerate config. command_settings: the other settings."""
     reader.refuse_groups(config)
     section = "megatron_lm_config"
     plugin_options = {

@@ -178,7 +178,7 @@ def _set_position_embedding(reader: LaunchReader, table: dict[str, Any]) -> None
 
 
 def _set_layer_partition(reader: LaunchReader, table: dict[str, Any]) -> None:
-    """Sets how layers are divided into stages: embedding and head may count as one layer each (BigScience)."""
+    """Sets the division of layers into stages, where embedding and head may count as layers (BigScience)."""
     method = table.pop("--pp-partition-method", None)
     if method is None or str(table.get("--pipeline-model-parallel-size", 1)) == "1":
         return
@@ -190,7 +190,7 @@ def _set_layer_partition(reader: LaunchReader, table: dict[str, Any]) -> None:
 
 
 def _set_zero_stage(reader: LaunchReader, arguments: Mapping[str, Any], table: dict[str, Any]) -> None:
-    """Sets the ZeRO stage from the arguments, or from the DeepSpeed config that they name."""
+    """Sets the ZeRO stage, from the arguments or the DeepSpeed config."""
     stage = arguments.get("--zero-stage", "1.0" if "--deepspeed" not in arguments else None)
     config = arguments.get("--deepspeed_config")
     deepspeed_config: Mapping[str, Any] = {}

@@ -1,4 +1,4 @@
-"""Reads `swift sft` and `swift pt`, which run Hugging Face's Trainer under their own argument names.
+"""Reads `swift sft` and `swift pt`, which run Hugging Face's Trainer with other argument names.
 
 Source: ms-swift at 3602360a (2026-08-22): swift/arguments/{sft_args,tuner_args}.py, base_args/*.py,
 swift/trainers/arguments.py for defaults, swift/config/*.json for the DeepSpeed configs that come with it.
@@ -144,7 +144,7 @@ def _read_megatron_command(reader: LaunchReader, command_line: CommandLine, verb
 
 
 def _task_arguments(reader: LaunchReader, config: Table, rlhf_type: str) -> tuple[str, ...]:
-    """Returns the arguments of a task other than language modelling, and adds a note on how its loss is counted."""
+    """Returns the arguments of other tasks than language modelling, and adds a note on the counted loss."""
     task_type = str(config.get("task_type", "causal_lm"))[:30]
     if rlhf_type or task_type in ("causal_lm", "prm"):
         return ()
@@ -155,8 +155,8 @@ def _task_arguments(reader: LaunchReader, config: Table, rlhf_type: str) -> tupl
     return ("loss_type", "num_labels", "problem_type")
 
 
-def _check_devices(reader: LaunchReader, config: Table) -> None:
-    """Raises `InputError` for a process that sees several devices: transformers divides the layers over them.
+def _check_visible_devices(reader: LaunchReader, config: Table) -> None:
+    """Raises `InputError` for a process with several visible devices, over which transformers divides the layers.
 
     Source: swift/model/register.py, `get_default_device_map`.
     """

@@ -75,7 +75,7 @@ IGNORED = frozenset(
 def run_of_megatron(
     reader: LaunchReader, config: Table, other_ignored_names: frozenset[str], rlhf_type: str = ""
 ) -> LaunchSettings:
-    """Returns the training run of a command.
+    """Returns the training run of a `megatron` command of ms-swift.
 
     other_ignored_names: ms-swift's arguments that do not change memory.
     rlhf_type: the `--rlhf_type` of `megatron rlhf`; empty (default) for supervised training.
@@ -136,7 +136,7 @@ REFERENCE = FrozenModel("swift/megatron/trainers/rlhf_mixin.py", is_divided_as_t
 
 
 def _adapter_settings(reader: LaunchReader, config: Table) -> dict[str, Any]:
-    """Returns the settings of low-rank adapters (mcore-bridge, tuners/lora.py); none where the weights are trained."""
+    """Returns the settings of low-rank adapters (mcore-bridge, tuners/lora.py); none for full training."""
     tuner = config.get("tuner_type", config.get("train_type"))
     tuner = reader.value(config, "tuner_type", "full") if tuner is None else tuner
     if tuner == "full":
@@ -153,7 +153,7 @@ def _adapter_settings(reader: LaunchReader, config: Table) -> dict[str, Any]:
 
 
 def _sequences(reader: LaunchReader, rlhf_type: str, micro_batch: int, adapters: dict[str, Any]) -> int:
-    """Returns the sequences of a micro-batch, and adds the reference model of training on preferences to the run.
+    """Returns a micro-batch's sequences, and adds the reference model of preference training to the run.
 
     adapters: the settings of adapters, without which the trained model is the reference.
     """

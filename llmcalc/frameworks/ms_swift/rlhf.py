@@ -1,4 +1,4 @@
-"""Reads the arguments of `swift rlhf`: training on preferences, and GRPO with its rollout engine.
+"""Reads the arguments of `swift rlhf`: preference training, and GRPO with a rollout engine.
 
 Source: as of `command.py`, with swift/arguments/rlhf_args.py and swift/rlhf_trainers/{args_mixin,rollout_mixin,
 grpo_trainer}.py.
@@ -68,7 +68,7 @@ def known_names(reader: LaunchReader, config: Table, rlhf_type: str) -> tuple[st
 
 
 def sequences_of(reader: LaunchReader, rlhf_type: str, batch: int, has_adapters: bool) -> int:
-    """Returns the sequences of a micro-batch of preference training, and adds its reference model to the run.
+    """Returns a micro-batch's sequences in preference training, and adds the reference model to the run.
 
     batch: pairs of a micro-batch, or answers of KTO.
     """

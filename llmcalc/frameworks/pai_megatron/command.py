@@ -1,4 +1,4 @@
-"""Reads commands of Pai-Megatron-Patch: arguments of Megatron-LM, with its own tokenizers and datasets.
+"""Reads commands of Pai-Megatron-Patch: Megatron-LM's arguments, with other tokenizers and datasets.
 
 Source: Pai-Megatron-Patch at a098ca5: megatron_patch/arguments.py, and megatron_patch/tokenizer/__init__.py for the
 size of the vocabulary: the tokenizer's words and `--extra-vocab-size`.

@@ -86,7 +86,7 @@ def accelerator_of(label: str) -> str:
 
 
 def _accelerator_name(name: str, memory: str) -> str:
-    """Returns an accelerator's name, with the label's memory size, such as `80gb`; empty if it is unknown."""
+    """Returns an accelerator's name with a memory size, such as `80gb`, from the label; empty if unknown."""
     if not re.search(r"[a-z]", name) or re.fullmatch(r"[0-9.]+\s*[gmt]i?b", name) or name.endswith(".toml"):
         return ""
     try:

@@ -61,7 +61,7 @@ def container_of(command_words: Sequence[str], place_in_file: str) -> Container 
 
 
 def number_of_gpus(text: str, location: str) -> int | None:
-    """Returns the number of accelerators in the value of `--gpus`, a number or a list of devices; None for all.
+    """Returns the number of accelerators in `--gpus` (a number or a list of devices); None for all.
 
     location: where the command stands, in messages. Raises `InputError` for a number that is no count.
     """

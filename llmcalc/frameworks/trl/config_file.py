@@ -1,4 +1,4 @@
-"""Reads a recipe of TRL: arguments of `SFTConfig` or `GRPOConfig`, of `ModelConfig` and of `ScriptArguments`.
+"""Reads a TRL recipe: arguments of `SFTConfig` or `GRPOConfig`, `ModelConfig` and `ScriptArguments`.
 
 open-r1 and the alignment handbook have the same arguments. Source: TRL 1.10 (f2cd57710), trainer/{base_config,
 sft_config,grpo_config,model_config}.py and scripts/utils.py.

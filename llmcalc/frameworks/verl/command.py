@@ -99,7 +99,7 @@ def _resolved_overrides(reader: LaunchReader, overrides: Mapping[str, str]) -> d
 
 
 def _is_read(key: str, rollout: Rollout) -> bool:
-    """Whether this reader reads a key, or refuses some of its values."""
+    """Whether this reader handles a key, or refuses some of the key's values."""
     if key.startswith((MODEL, ACTOR, "data.max_", "trainer.n")) or key.rpartition(".")[2] in READ_BESIDE:
         return True
     return key.removeprefix(f"{ROLLOUT}.engine_kwargs.{rollout.engine}.") in rollout.flags
@@ -114,7 +114,7 @@ def _training_devices(reader: LaunchReader, config: Table) -> int:
 
 
 def _micro_batch_shape(reader: LaunchReader, config: Table, sequence_ranks: int) -> tuple[int, int]:
-    """Returns the sequences of a micro-batch, and the largest number of tokens per sequence on all of its ranks."""
+    """Returns a micro-batch's number of sequences, and the largest number of tokens per sequence on all ranks."""
     prompt_tokens = reader.size(config, "data.max_prompt_length", 512)
     response_tokens = reader.size(config, "data.max_response_length", 512)
     if reader.flag(config, f"{ACTOR}.use_dynamic_bsz"):
@@ -132,7 +132,7 @@ def _micro_batch_shape(reader: LaunchReader, config: Table, sequence_ranks: int)
 
 
 def _micro_batches(reader: LaunchReader, config: Table, batch: int, ranks: int) -> int:
-    """Returns the number of micro-batches per update, which processes a mini-batch with all of its responses."""
+    """Returns the number of micro-batches per update of a mini-batch with all responses."""
     mini_batch = reader.size(config, f"{ACTOR}.ppo_mini_batch_size", 256)
     responses_per_prompt = reader.size(config, f"{ROLLOUT}.n", 1)
     if reader.flag(config, f"{ACTOR}.use_dynamic_bsz"):
@@ -183,7 +183,7 @@ FP32, BF16 = ("fp32", "float32"), ("bf16", "bfloat16")
 
 
 def _fsdp_run(reader: LaunchReader, config: Table, world_size: int) -> LaunchSettings:
-    """Returns the actor's run under FSDP: fp32 shards, computing in bf16."""
+    """Returns the actor's run under FSDP, with fp32 shards and bf16 computation."""
     strategy = str(reader.value(config, f"{ACTOR}.strategy", "fsdp"))
     if strategy not in ("fsdp", "fsdp2"):
         raise reader.wrong(f"{ACTOR}.strategy", f"{shown(strategy)}; expected fsdp, fsdp2 or megatron")

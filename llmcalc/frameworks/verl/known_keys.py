@@ -1,4 +1,4 @@
-"""Keys of verl's actor and model: keys that are read, keys that change no memory, and keys that are refused."""
+"""Keys of verl's actor and model: modelled keys, keys without an effect on memory, and refused keys."""
 
 from __future__ import annotations
 
@@ -57,7 +57,7 @@ NOTED = {
 
 
 def check_keys(reader: LaunchReader, config: Table) -> None:
-    """Adds a note on each key of the actor and of the model that is not read and may change memory."""
+    """Adds a note on each ignored key of the actor and model that may change memory."""
     for key, value in config.items():
         if not key.startswith((ACTOR, MODEL)) or value in (None, False, 0, "none", "null"):
             continue

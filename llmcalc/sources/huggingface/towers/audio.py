@@ -28,7 +28,7 @@ def _whisper_encoder(config: Config, width: str, depth: str, heads: str, ffn_wid
 
 
 def _read_qwen2_audio(wrapper: Config, config: Config, width: int) -> Table:
-    """Reads Qwen2-Audio: pairs of positions are averaged before one linear layer."""
+    """Reads Qwen2-Audio, which averages pairs of positions before one linear layer."""
     tower = _whisper_encoder(config, *WHISPER_NAMES.values())
     tower["audio"] = _clip_rule(config, 2)
     projector_table = projector(config.size("d_model"), (width, True, "identity"), frames=2, merged="mean")
@@ -59,14 +59,14 @@ def _read_audio_flamingo(wrapper: Config, config: Config, width: int) -> Table:
 
 
 def _read_moss(wrapper: Config, config: Config, width: int) -> Table:
-    """Reads MOSS-Transcribe-Diarize: consecutive positions are concatenated, and a norm follows the linear layers."""
+    """Reads MOSS-Transcribe-Diarize: concatenated positions, linear layers and a final norm."""
     towers = _read_audio_flamingo(wrapper, config, width)
     merge_fields: Table = {"frames": wrapper.size("audio_merge_size"), "out_norm": layernorm()}
     return {**towers, "multi_modal_projector": {**towers["multi_modal_projector"], **merge_fields}}
 
 
 def _read_ultravox(wrapper: Config, config: Config, width: int) -> Table:
-    """Reads Ultravox: stacked positions with a norm, a gated linear layer, and a linear layer to the text's width.
+    """Reads Ultravox: concatenated positions, a norm, a gated linear layer, and a linear layer to the text's width.
 
     A norm follows the gated layer (`projector_ln_mid`, from version 0.5 on) or the last one. An encoder that
     `audio_model_id` names is loaded from there, whatever `audio_config` says.
@@ -88,7 +88,7 @@ def _read_ultravox(wrapper: Config, config: Config, width: int) -> Table:
 
 
 def _read_phi4_vision(wrapper: Config, config: Config, width: int) -> Table:
-    """Reads Phi-4-multimodal's vision encoder: SigLIP with its head, and average pooling of blocks of patches.
+    """Reads Phi-4-multimodal's vision encoder: SigLIP with its head, and average pooling of patch blocks.
 
     Vectors mark ends of lines and separate images; the projector has two linear layers.
     """

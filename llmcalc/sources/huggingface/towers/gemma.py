@@ -45,8 +45,8 @@ def _read_gemma4_vision(wrapper: Config, config: Config, width: int) -> Table:
     }
 
 
-def _conformer_encoder(config: Config, prefix: str, activation: str, subsampling: Table, **fields: Any) -> Table:
-    """Returns the layers of the Universal Speech Model. prefix: beginning of the names of their config fields."""
+def _conformer_encoder(config: Config, prefix: str, act: str, subsampling: Table, **fields: Any) -> Table:
+    """Returns the layers of the Universal Speech Model. prefix: common prefix of the config fields."""
     width, norm = config.size("hidden_size"), rmsnorm(config.number("rms_norm_eps"))
     heads = f"{prefix}num_attention_heads"
     config.divided(heads, width, config.size(heads))
@@ -165,11 +165,11 @@ def _read_gemma3n_audio(wrapper: Config, config: Config, width: int) -> Table:
 
 
 def _read_pairs(config: Config, name: str) -> list[list[int]]:
-    """Reads two pairs of sizes, each of time and frequency."""
-    number_pairs = config.get(name)
-    if not isinstance(number_pairs, list | tuple) or len(number_pairs) != 2:
-        raise config.wrong(name, number_pairs, "two pairs of positive whole numbers")
-    return [_read_pair(Config({name: pair}, {}, config.model_type, where=config.where), name) for pair in number_pairs]
+    """Reads two (time, frequency) pairs of sizes."""
+    pairs = config.get(name)
+    if not isinstance(pairs, list | tuple) or len(pairs) != 2:
+        raise config.wrong(name, pairs, "two pairs of positive whole numbers")
+    return [_read_pair(Config({name: pair}, {}, config.model_type, where=config.where), name) for pair in pairs]
 
 
 GEMMA4_VISION: Table = {

@@ -76,7 +76,7 @@ def _read_onevision(wrapper: Config, config: Config, width: int) -> Table:
 
 
 def _read_llava_next(wrapper: Config, config: Config, width: int) -> Table:
-    """Reads LLaVA-NeXT: like LLaVA, with a learned vector at the end of each row of tokens."""
+    """Reads LLaVA-NeXT: LLaVA with a learned vector at the end of each row of tokens."""
     towers = _read_llava(wrapper, config, width)
     towers["vision_tower"].pop("image", None)
     return {
@@ -97,7 +97,7 @@ def _read_video_llava(wrapper: Config, config: Config, width: int) -> Table:
 
 
 def _read_vipllava(wrapper: Config, config: Config, width: int) -> Table:
-    """Reads ViP-LLaVA: a norm and two linear layers. Outputs of several layers of the encoder are not supported."""
+    """Reads ViP-LLaVA: a norm and two linear layers. Outputs of several encoder layers are not supported."""
     require_one_layer(wrapper)
     linear_layers = two_layers(width, wrapper.choice(ACTIVATIONS, "projector_hidden_act"))
     norm = layernorm(wrapper.number("projector_layernorm_eps"))
@@ -116,7 +116,7 @@ def _read_deepseek_vl(wrapper: Config, config: Config, width: int) -> Table:
 
 
 def _read_idefics3(wrapper: Config, config: Config, width: int) -> Table:
-    """Reads Idefics 3: SigLIP, and one linear layer over concatenated square blocks of patches."""
+    """Reads Idefics 3: SigLIP, and one linear layer over concatenated square patch blocks."""
     merge, image_size = wrapper.size("scale_factor"), config.size("image_size")
     connector = projector(config.size("hidden_size"), (width, False, "identity"), merge=merge)
     tokens = patches_per_side(config) ** 2 // merge**2

@@ -24,14 +24,14 @@ from .section import (
 
 
 def pixtral_encoder(config: Config) -> Table:
-    """Returns Pixtral's encoder: gated layers without biases, and a norm before them."""
+    """Returns Pixtral's encoder: an initial norm and gated layers without biases."""
     norm = rmsnorm(1e-5)
     block = layer_table(self_attention(config, **ROTARY), glu(config), norm)
     return vit(config, block, stack={"embedding_norm": norm}, patches={"num_channels": config.size("num_channels")})
 
 
 def _read_mistral3(wrapper: Config, config: Config, width: int) -> Table:
-    """Reads Mistral 3: square blocks of patches are merged to the width of one patch, then two linear layers."""
+    """Reads Mistral 3: square patch blocks merged to one patch's width, then two linear layers."""
     require_one_layer(wrapper)
     merge, h = wrapper.size("spatial_merge_size"), config.size("hidden_size")
     merger = two_layer_projector(wrapper, h, width, merge=merge, norm=rmsnorm(1e-5))
@@ -43,7 +43,7 @@ def _read_mistral3(wrapper: Config, config: Config, width: int) -> Table:
 
 
 def _read_lighton(wrapper: Config, config: Config, width: int) -> Table:
-    """Reads LightOnOCR: like Mistral 3, without biases in its projector."""
+    """Reads LightOnOCR: Mistral 3 without biases in the projector."""
     edge, h = wrapper.size("spatial_merge_size"), config.size("hidden_size")
     linear_layers = ((h, False, "identity"), *two_layers(width, bias=False))
     return {

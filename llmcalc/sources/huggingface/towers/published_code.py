@@ -36,7 +36,7 @@ DUMMY_HEADS = 7
 
 
 def _internvit_encoder(config: Config, dummy_heads: int = 0) -> Table:
-    """Returns InternViT: a class vector, and scaled sublayer outputs. dummy_heads: heads beside those of the config."""
+    """Returns InternViT: a class vector, and scaled sublayer outputs. dummy_heads: heads beyond the config's number."""
     return vit(
         config,
         internvit_layer(config, config.flag("qkv_bias"), config.flag("qk_normalization"), dummy_heads),
@@ -63,13 +63,13 @@ def _read_internvl_chat(wrapper: Config, config: Config, width: int) -> Table:
 
 
 def _read_internvit_chat(wrapper: Config, config: Config, width: int) -> Table:
-    """Reads a class with InternVL's encoder and projector, without a rule for its processor."""
+    """Reads a class with InternVL's encoder and projector, without an image rule."""
     merger = _patch_merger(wrapper, config.size("hidden_size"), *two_layers(width))
     return {"vision_model": _internvit_encoder(config), "vision_projector": merger}
 
 
 def _read_nvlm(wrapper: Config, config: Config, width: int) -> Table:
-    """Reads NVLM: its projector is as wide as the text model's feed-forward network, without biases."""
+    """Reads NVLM, whose projector is as wide as the text model's FFN and has no biases."""
     text = wrapper.table("llm_config")
     ffn_width = Config(text, {}, "llm_config", where="llm_config.").size("intermediate_size")
     merger = _patch_merger(wrapper, config.size("hidden_size"), *two_layers(width, bias=False, inner_width=ffn_width))
@@ -131,7 +131,7 @@ def _with_width(config: Config, norm: Table) -> tuple[Config, Table]:
 
 
 def _read_deepseek_vl2(wrapper: Config, config: Config, width: int) -> Table:
-    """Reads DeepSeek-VL2: SigLIP under timm's names with a pooling head, and vectors for row ends and views."""
+    """Reads DeepSeek-VL2: SigLIP with timm's names and a pooling head, and vectors for row ends and views."""
     wrapper.must("tile_tag", "2D")
     config.must("class_token", False)
     config.must("global_pool", "map")
@@ -162,7 +162,7 @@ def _read_deepseek_vl2(wrapper: Config, config: Config, width: int) -> Table:
 
 
 def _read_isaac(wrapper: Config, config: Config, width: int) -> Table:
-    """Reads Isaac: SigLIP 2 without its head, merged patches, and two linear layers without biases."""
+    """Reads Isaac: SigLIP 2 without a head, merged patches, and two linear layers without biases."""
     config.has("vision_use_head")  # which the class does not read
     h, merge = config.size("hidden_size"), config.size("pixel_shuffle_scale_factor")
     linear_layers = two_layers(width, "silu", bias=False, inner_width=4 * h * merge**2)
@@ -171,7 +171,7 @@ def _read_isaac(wrapper: Config, config: Config, width: int) -> Table:
 
 
 def _read_deepseek_v41(wrapper: Config, config: Config, width: int) -> Table:
-    """Reads DeepSeek-V4.1: gated layers with RMSNorm and RoPE, merged patches, and three marks around them."""
+    """Reads DeepSeek-V4.1: gated layers with RMSNorm and RoPE, merged patches, and three marker vectors."""
     norm = rmsnorm(1e-6)
     block = biased_layer(config, norm, network=glu(config), **ROTARY)
     tower = vit(config, block, stack={"final_norm": norm}, patches={"bias": True})
@@ -222,7 +222,7 @@ def _read_keye_1_5(wrapper: Config, config: Config, width: int) -> Table:
 
 
 def _keye_towers(config: Config, width: int, normed_vectors: str) -> Table:
-    """Reads Keye-VL: SigLIP with RoPE and two position embeddings, which are counted as one embedding."""
+    """Reads Keye-VL: SigLIP with RoPE and two position embeddings, counted as one."""
     h, edge = config.size("hidden_size"), 2
     config.must("spatial_merge_size", edge)
     tower = siglip_of_rows(config, patches_per_side(config) ** 2 + PACKED_POSITIONS, **ROTARY)
@@ -273,7 +273,7 @@ HEAD_DIM = 128
 
 
 def _read_minicpmv(wrapper: Config, config: Config, width: int) -> Table:
-    """Reads MiniCPM-V: SigLIP without its head, without its last layer if the config says so, and a resampler.
+    """Reads MiniCPM-V: SigLIP without a head (and optionally without the last layer), and a resampler.
 
     Version 2.0 has timm's encoder of images of 384 pixels, and stores the positions of its queries.
     """
@@ -309,7 +309,7 @@ QWEN_VL_ROWS = 256
 
 
 def _read_phi3v(wrapper: Config, config: Config, width: int) -> Table:
-    """Reads Phi-3-vision: CLIP's large encoder, whose sizes are constants in its class, and two linear layers.
+    """Reads Phi-3-vision: CLIP's large encoder, with sizes fixed in the class, and two linear layers.
 
     Two vectors of four patches' width mark the ends of lines and of the whole image.
     """

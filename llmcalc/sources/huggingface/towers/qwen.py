@@ -48,7 +48,7 @@ def _patch_merger(config: Config, width: int, output_width: int, norm: Table, **
 
 
 def _merging_encoder(config: Config, block: Table, merger_norm: Table, output_width: int, **fields: Any) -> Table:
-    """Returns an encoder of `depth` layers, and its merger to an output width."""
+    """Returns an encoder of `depth` layers with a merger to an output width."""
     return {
         "visual": vit(config, block, depth="depth", image=_resizing_rule(config), **fields),
         "visual_merger": _patch_merger(config, config.size("hidden_size"), output_width, merger_norm),
@@ -152,7 +152,7 @@ def _read_kimi(wrapper: Config, config: Config, width: int) -> Table:
 
 
 def moonvit(config: Config, rows: int, width: int, **layer: Any) -> tuple[Table, Table]:
-    """Returns MoonViT, and the projector that merges square blocks of its patches.
+    """Returns MoonViT, and the projector that merges square patch blocks.
 
     rows: those of the position embedding. layer: further arguments of `biased_layer`.
     """
@@ -202,7 +202,7 @@ def _read_ernie(wrapper: Config, config: Config, width: int) -> Table:
 
 
 def _read_minimax(wrapper: Config, config: Config, width: int) -> Table:
-    """Reads MiniMax-M3: two linear layers on each patch, then two more on square blocks of their outputs."""
+    """Reads MiniMax-M3: two linear layers on each patch, then two linear layers on square blocks of patches."""
     norm, projector_width = layernorm(config.number("layer_norm_eps")), wrapper.size("projector_hidden_size")
     patches = {"num_channels": config.size("num_channels"), "temporal_patch_size": config.size("temporal_patch_size")}
     tower = vit(config, biased_layer(config, norm, **ROTARY), stack={"embedding_norm": norm}, patches=patches)

@@ -43,8 +43,8 @@ def _biogpt(config: Config) -> Table:
     return _fairseq(config, "intermediate_size", "hidden_act", learned_positions(config, 2))
 
 
-def _fairseq(config: Config, width: str, activation: str, position: Table, **softmax: bool) -> Table:
-    """Returns a decoder of fairseq. softmax: further fields of its attention."""
+def _fairseq(config: Config, width: str, act: str, position: Table, **softmax: bool) -> Table:
+    """Returns a decoder of fairseq. softmax: additional fields of the attention."""
     norm = layernorm()
     block = layer_table(
         full_width_heads(config, **softmax, **biases(True, *QKVO)), plain_ffn(config, width, activation), norm
