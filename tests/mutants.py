@@ -43,7 +43,7 @@ MUTANTS = (
     Mutant("ops/attention.py", "tokens = minimum(tokens, self.limit)", "tokens = self.limit"),
     # parts
     Mutant("components/networks/feed_forward.py", '"up_proj", x, ffn, bias=self.up_bias,', '"up_proj", x, ffn,'),
-    Mutant("components/mixers/attention.py", 'x, (heads, head_dim), self.k_bias,', 'x, (heads, head_dim), False,'),
+    Mutant("components/mixers/attention.py", 'x, (heads, dim), self.k_bias,', 'x, (heads, dim), False,'),
     Mutant("components/position.py", "int(head_dim * self.partial_rotary_factor) // 2 * 2", "head_dim"),
     # the tree
     Mutant("flow/tree.py", '"kept": FLOPS | CACHE,', '"kept": CACHE,'),
@@ -51,7 +51,7 @@ MUTANTS = (
     Mutant("flow/tree.py", 'CACHE | SKIPPED_PARAMS | {"active_params"},', "CACHE | SKIPPED_PARAMS,"),
     # costs
     Mutant("costs/params.py", "active - self.tree.total(Use.max_sk", "active + self.tree.total(Use.max_sk"),
-    Mutant("costs/flops.py", "forward_flops + op_use.backward_flops()", "2 * forward_flops"),
+    Mutant("costs/flops.py", "forward + op_use.backward_flops()", "2 * forward"),
     Mutant("costs/cache.py", "op_use.cache_bits(2) - op_use.cache_bits(1)", "op_use.cache_bits(1)"),
     Mutant("costs/recomputation.py", "cost = _unsaved_flops if recompute.saved_operations else", "cost ="),
     Mutant("costs/trained_tensors.py", ' and len(self.tensor.shape) == 2', ""),
@@ -86,7 +86,7 @@ MUTANTS = (
     # the memory of one device
     Mutant("device_memory/static.py", '"float32" if has_master else weights)', "weights)"),
     Mutant("device_memory/static.py", 'self.workload.seq + (self.phase == "decode")', "self.workload.seq"),
-    Mutant("device_memory/device_memory.py", "replay_result.after + replay_result.slop_after,", "replay_result.after,"),
+    Mutant("device_memory/device_memory.py", "result.after + result.slop_after,", "result.after,"),
     Mutant("device_memory/cuda_runtime.py", "LARGE = (9, 10, 12)", "LARGE = (9, 10)"),
     # layouts
     Mutant("parallel/layout.py", "self.dp * self.cp // self.hsdp_replicas", "self.dp // self.hsdp_replicas"),

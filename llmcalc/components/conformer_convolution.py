@@ -94,8 +94,8 @@ class ConformerConvolution(Part):
     def _record_projection(self, recorder: Flow, name: str, x: Value, *out: Axis | Beside) -> Value:
         """Records a named projection, as a linear layer or as a convolution of width 1."""
         if self.convolved:
-            return recorder.conv(name, x, *output_axes, kernel=1, bias=self.bias)
-        return recorder.linear(name, x, *output_axes, bias=self.bias)
+            return recorder.conv(name, x, *out, kernel=1, bias=self.bias)
+        return recorder.linear(name, x, *out, bias=self.bias)
 
     def reference(self, model_properties: ModelProperties) -> nn.Module:
         return _reference_class()(self, model_properties.hidden_size)

@@ -52,17 +52,17 @@ class NgramInput(Component):
 
         streams, hidden = x.axes
         assert isinstance(streams, Axis)
-        ngram_dim, kernel = Axis("ngram_dim", self.ngram_head_dim), self.conv_kernel_size
+        dim, kernel = Axis("ngram_dim", self.ngram_head_dim), self.conv_kernel_size
         looked_up_rows = Multiple(of=x.rows, by=self.ngram_heads)
         rows, _ = recorder.table(
             "embedding",
             Axis("ngrams", self.ngram_rows),
-            ngram_dim,
+            dim,
             of=looked_up_rows,
             rows_read=self.ngram_heads,
             kind=self.kind,
         )
-        vectors = rows.view(Axis("ngram_heads", self.ngram_heads), ngram_dim, rows=x.rows)
+        vectors = rows.view(Axis("ngram_heads", self.ngram_heads), dim, rows=x.rows)
         recorder.hold(vectors=vectors)
         keys = recorder.norm("key_norm", recorder.linear("key_proj", vectors, *x.axes), self.norm, groups=streams)
         recorder.hold(keys=keys)
@@ -74,21 +74,18 @@ class NgramInput(Component):
         recorder.hold(gate=gate)
         gate = recorder.act(gate, "sigmoid")
         value = recorder.linear("value_proj", vectors, hidden)
-        gated_value = recorder.mul(gate, value, axes=x.axes)
-        recorder.hold(gated=gated_value)
+        gated = recorder.mul(gate, value, axes=x.axes)
+        recorder.hold(gated=gated)
         if kernel is None:
-            return gated_value
-        normed, past_rows = (
-            recorder.norm("conv_norm", gated_value, self.norm, groups=streams),
-            (kernel - 1) * self.dilation,
-        )
+            return gated
+        normed, past_rows = recorder.norm("conv_norm", gated, self.norm, groups=streams), (kernel - 1) * self.dilation
         recorder.state("conv_state", *x.axes, Axis("kernel", past_rows), kind="conv_state")
         with recorder.function():
             recorder.hold(x=normed)
             padded_rows = recorder.padded(normed, past_rows, state="conv_state")
             recorder.hold(seen=padded_rows)
             convolved = recorder.conv("conv1d", padded_rows, *x.axes, kernel=kernel, groups=x.width, rows=x.rows)
-        return recorder.add(gated_value, recorder.act(convolved, "silu"))
+        return recorder.add(gated, recorder.act(convolved, "silu"))
 
     def reference(self, model_properties: ModelProperties) -> nn.Module:
         return _reference_class()(self, model_properties.hidden_size)
@@ -122,10 +119,8 @@ def _reference_class() -> type[nn.Module]:
             """Returns the convolution over the last tokens. x: [batch, tokens, width] → same shape."""
             assert self.spec.conv_kernel_size is not None
             past_length = (self.spec.conv_kernel_size - 1) * self.spec.dilation
-            stored_state, rows = self.conv_state.load(forward_pass), x.transpose(1, 2)
-            padded_rows = (
-                F.pad(rows, (past_length, 0)) if stored_state is None else torch.cat([stored_state[0], rows], -1)
-            )
+            stored, rows = self.conv_state.load(forward_pass), x.transpose(1, 2)
+            padded_rows = F.pad(rows, (past_length, 0)) if stored is None else torch.cat([stored[0], rows], -1)
             self.conv_state.keep(forward_pass, padded_rows[..., padded_rows.shape[-1] - past_length :])
             return self.conv1d(padded_rows).transpose(1, 2)
 
@@ -136,10 +131,10 @@ def _reference_class() -> type[nn.Module]:
             keys, queries = self.key_norm(self.key_proj(vectors)), self.query_norm(x.flatten(2))
             gate = (keys * queries).unflatten(-1, (streams, -1)).sum(-1, keepdim=True) * x.shape[-1] ** -0.5
             gate = gate.abs().clamp(min=1e-6).sqrt() * gate.sign()
-            gated_value: Tensor = gate.sigmoid() * self.value_proj(vectors)[:, :, None]
+            gated: Tensor = gate.sigmoid() * self.value_proj(vectors)[:, :, None]
             if self.spec.conv_kernel_size is None:
-                return gated_value
-            convolved = F.silu(self._convolved_tokens(self.conv_norm(gated_value.flatten(2)), forward_pass))
-            return gated_value + convolved.unflatten(-1, (streams, -1))
+                return gated
+            convolved = F.silu(self._convolved_tokens(self.conv_norm(gated.flatten(2)), forward_pass))
+            return gated + convolved.unflatten(-1, (streams, -1))
 
     return NgramInputReference

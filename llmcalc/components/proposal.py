@@ -161,9 +161,9 @@ def _reference_class() -> type[nn.Module]:
             state, outputs = torch.zeros_like(token[:, :1]), []
             for i in range(x.shape[1]):
                 row = torch.cat([state, token[:, i : i + 1], x[:, i : i + 1]], -1)
-                gate, candidate, output_gate = self.joint_proj(row).chunk(3, -1)
+                gate, candidate, out = self.joint_proj(row).chunk(3, -1)
                 state = gate.sigmoid() * state + (1 - gate.sigmoid()) * torch.tanh(candidate)
-                outputs.append(torch.tanh(output_gate))
+                outputs.append(torch.tanh(out))
             return torch.cat(outputs, 1)
 
         def _run_gru(self, x: Tensor) -> Tensor:

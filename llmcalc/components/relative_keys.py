@@ -55,8 +55,8 @@ class RelativeKeys(StackPart):
     def flow(self, recorder: Flow, x: Value) -> Value:
         """Records the look-up of a key for each pair of positions."""
         pairs = value_of_pairs(x.rows).rows
-        head_dim, distances = Axis("head_dim", self.head_dim), Axis("distances", 2 * self.max_distance)
-        keys, _ = recorder.table("", distances, head_dim, of=pairs, by="positions")
+        dim, distances = Axis("head_dim", self.head_dim), Axis("distances", 2 * self.max_distance)
+        keys, _ = recorder.table("", distances, dim, of=pairs, by="positions")
         return keys
 
     def reference(self, model_properties: ModelProperties) -> nn.Module:
@@ -99,18 +99,16 @@ class RelativeKeyAttention(TokenMixer):
         return {"relative_keys": {"max_distance": self.max_distance, "head_dim": self.head_dim}}
 
     def flow(self, recorder: Flow, x: Value) -> Value:
-        heads, head_dim = Axis("heads", self.num_attention_heads), Axis("head_dim", self.head_dim)
-        q, k, v = (recorder.linear(name, x, heads, head_dim, bias=self.bias) for name in ("q_proj", "k_proj", "v_proj"))
+        heads, dim = Axis("heads", self.num_attention_heads), Axis("head_dim", self.head_dim)
+        q, k, v = (recorder.linear(name, x, heads, dim, bias=self.bias) for name in ("q_proj", "k_proj", "v_proj"))
         pairs = value_of_pairs(x.rows, heads, batched=True)
-        keys = recorder.memo.get("relative_keys", Value(value_of_pairs(x.rows).rows, (head_dim,)))
-        op = ops.PairScores(q.axes[0].size, head_dim.size, x.rows)
+        keys = recorder.memo.get("relative_keys", Value(value_of_pairs(x.rows).rows, (dim,)))
+        op = ops.PairScores(q.axes[0].size, dim.size, x.rows)
         recorder.hold(q=q, k=k, v=v)
-        bias = recorder.scale(
-            recorder.core("pairs", op, q, keys, axes=pairs.axes, rows=pairs.rows), head_dim.size**-0.5
-        )
+        bias = recorder.scale(recorder.core("pairs", op, q, keys, axes=pairs.axes, rows=pairs.rows), dim.size**-0.5)
         recorder.hold(q=q, k=k, v=v, bias=bias)
         y = recorder.attention("core", q, k, v, causal=False, bias=bias, masked=False)
-        recorder.hold(attention_output=y)
+        recorder.hold(out=y)
         return recorder.linear("o_proj", y, *x.axes, bias=self.bias)
 
     def describe(self, hidden_size: int) -> str:

@@ -16,8 +16,8 @@ if TYPE_CHECKING:
 def share_tensors(source_module: nn.Module, target: nn.Module) -> None:
     """Replaces the target module's parameters and buffers by those of a source module with the same structure."""
     for path, tensor in [*source_module.named_parameters(), *source_module.named_buffers()]:
-        module_path, _, name = path.rpartition(".")
-        setattr(target.get_submodule(module_path), name, tensor)
+        holder, _, name = path.rpartition(".")
+        setattr(target.get_submodule(holder), name, tensor)
 
 
 @dataclass(eq=False)
@@ -189,14 +189,14 @@ def cache_class() -> type[nn.Module]:
                 return new_tensors
             cached_tensors = [[t] for t in forward_pass.store.pop(self, ())] or [[] for _ in new_tensors]
             if self.limit is None:
-                for i, new_tensor in enumerate(new_tensors):
-                    cached_tensors[i] = [torch.cat([*cached_tensors[i], new_tensor], -2)]
+                for i, new in enumerate(new_tensors):
+                    cached_tensors[i] = [torch.cat([*cached_tensors[i], new], -2)]
                 joined_tensors = forward_pass.store[self] = tuple(t for (t,) in cached_tensors)
                 return joined_tensors
             joined_tensors = tuple(
                 # the oldest token leaves the window when a new one enters
-                torch.cat([*(h[..., max(0, h.shape[-2] - self.limit + 1) :, :] for h in cached_tensor), new_tensor], -2)
-                for cached_tensor, new_tensor in zip(cached_tensors, new_tensors, strict=True)
+                torch.cat([*(h[..., max(0, h.shape[-2] - self.limit + 1) :, :] for h in cached), new], -2)
+                for cached, new in zip(cached_tensors, new_tensors, strict=True)
             )
             forward_pass.store[self] = tuple(t[..., max(0, t.shape[-2] - self.limit) :, :] for t in joined_tensors)
             return joined_tensors
@@ -255,19 +255,17 @@ def causal_conv_class() -> type[nn.Module]:
             kernel, tokens = self.kernel_size[0], x.shape[-1]
             stored_input = state.load(forward_pass)
             if stored_input is None:
-                convolved_tokens = super().forward(x)[
-                    ..., :tokens
-                ]  # padded on both sides; outputs beyond the tokens are cut off
+                out = super().forward(x)[..., :tokens]  # padded on both sides; outputs beyond the tokens are cut off
                 if forward_pass.store is None:
-                    return convolved_tokens
+                    return out
                 padded_input = nn.functional.pad(x, (self.kept_frames, 0))
             else:
                 padded_input = torch.cat([stored_input[0], x], -1)
-                convolved_tokens = nn.functional.conv1d(
+                out = nn.functional.conv1d(
                     padded_input[..., self.kept_frames - kernel + 1 :], self.weight, self.bias, groups=self.groups
                 )
             state.keep(forward_pass, padded_input[..., padded_input.shape[-1] - self.kept_frames :])
-            return convolved_tokens
+            return out
 
     return CausalConv1d
 

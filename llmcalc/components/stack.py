@@ -372,7 +372,7 @@ class Stack(Component):
         )
         if is_single:
             return x
-        role_field = {"role": "shared"} if block.shares_all else {}
+        role = {"role": "shared"} if block.shares_all else {}
         shared_label = (shown_label or BASE) + SHARED
         later_sharing = Sharing(first=False, others=others_count)
         return recorder.layers(
@@ -382,7 +382,7 @@ class Stack(Component):
             other_indices,
             label=shared_label,
             **node_fields,
-            **role_field,
+            **role,
         )
 
     def reference(self, model_properties: ModelProperties) -> nn.Module:
@@ -548,16 +548,16 @@ def overlaid_table(base: dict[str, Any], changes: dict[str, Any]) -> dict[str, A
     """Returns `base` updated recursively with `changes`; a table with another `type` replaces the old table."""
     out = dict(base)
     for key, value in changes.items():
-        base_value = overlaid.get(key)
+        base_value = out.get(key)
         if (
             isinstance(value, dict)
             and isinstance(base_value, dict)
             and value.get("type", base_value.get("type")) == base_value.get("type")
         ):
-            overlaid[key] = overlaid_table(base_value, value)
+            out[key] = overlaid_table(base_value, value)
         else:
-            overlaid[key] = value
-    return overlaid
+            out[key] = value
+    return out
 
 
 @cache

@@ -151,8 +151,8 @@ def _reference_class() -> type[nn.Module]:
                 states = self.state_norm(states.unflatten(-1, (self.states, self.size))).flatten(-2)
             if hasattr(self, "joined_norm"):
                 states = self.joined_norm(states)
-            projected: Tensor = self.fc(torch.cat([x, states], -1) if self.joins else states)
-            return self.output_norm(projected) if hasattr(self, "output_norm") else projected
+            out: Tensor = self.fc(torch.cat([x, states], -1) if self.joins else states)
+            return self.output_norm(out) if hasattr(self, "output_norm") else out
 
     class Holder(nn.Module):
         """A module that registers its child modules in the stack's module."""

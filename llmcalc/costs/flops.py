@@ -34,8 +34,8 @@ def step_of(op_use: Use) -> Number:
     """Returns the FLOPs of an operation in the workload: forward, plus backward in training, without recomputation."""
     forward = op_use.forward_flops()
     if op_use.run_config is not None and op_use.run_config.phase == "training":
-        return forward_flops + op_use.backward_flops()
-    return forward_flops
+        return forward + op_use.backward_flops()
+    return forward
 
 
 def scores_of(op_use: Use) -> Number:

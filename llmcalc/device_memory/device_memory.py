@@ -198,7 +198,7 @@ def device_memory(
 
 
 def summarize(
-    replay_result: ReplayResult,
+    result: ReplayResult,
     cuda_runtime: Runtime,
     stacks: list[LayerStack],
     tensors: Term,
@@ -212,27 +212,27 @@ def summarize(
     is_complete: whether all layers were replayed on the allocator; default true.
     extra_terms: terms that are part of the tensors; default none.
     """
-    allocation_place, peak = replay_result.peak
+    allocation_place, peak = result.peak
     workspaces = peak.kinds["overhead"]
-    kinds = peak.kinds | {"overhead": workspaces + replay_result.slop}
-    total = peak.bytes + replay_result.slop
-    reserved_bytes = max(replay_result.reserved, total)
-    allocator_evidence = _allocator_evidence(is_complete, replay_result.micro_batches)
+    kinds = peak.kinds | {"overhead": workspaces + result.slop}
+    total = peak.bytes + result.slop
+    reserved_bytes = max(result.reserved, total)
+    allocator_evidence = _allocator_evidence(is_complete, result.micro_batches)
     return DeviceMemory(
         exact_bytes=peak.bytes - workspaces,
         peak_bytes=total,
-        after_step_bytes=replay_result.after + replay_result.slop_after,
+        after_step_bytes=result.after + result.slop_after,
         reserved_bytes=reserved_bytes,
         device_bytes=reserved_bytes + cuda_runtime.context,
         peak_at=Point(allocation_place.phase, node_path(allocation_place, stacks), peak.bytes),
         by_kind=kinds,
-        timeline=tuple(timeline(replay_result, stacks)),
-        moments=moments(replay_result.peaks),
+        timeline=tuple(timeline(result, stacks)),
+        moments=moments(result.peaks),
         terms=(
             replace(tensors, bytes=peak.bytes - workspaces),
             *extra_terms,
             Term("cuBLAS workspaces", workspaces, "source", "aten/src/ATen/cuda/CublasHandlePool.cpp", TORCH, True),
-            Term("rounding to blocks", replay_result.slop, *allocator_evidence, TORCH, True),
+            Term("rounding to blocks", result.slop, *allocator_evidence, TORCH, True),
             Term("free blocks", reserved_bytes - total, "estimate", allocator_evidence[1], TORCH, True),
             Term("CUDA context", cuda_runtime.context, "estimate", CONTEXT_SOURCE, of_runtime=True),
         ),
@@ -311,12 +311,12 @@ class CountedRun:
         self, unreplayed: Sequence[UnreplayedBytes], tensors: Term, encoders: Sequence[EncoderPeak] = ()
     ) -> DeviceMemory:
         """Returns the memory of the device. Arguments are those of `device_memory`."""
-        replay_result, overhead = self.result.copy(), self._allocator_overhead
-        replay_result.slop, replay_result.slop_after = overhead.slop, overhead.slop_after
-        replay_result.reserved = replay_result.peak[1].bytes + overhead.slop + overhead.free
-        _add_unreplayed(replay_result, unreplayed)
-        _add_encoders(replay_result, unreplayed, encoders)
-        return summarize(replay_result, self.runtime, self.stacks, tensors, self.whole)
+        result, overhead = self.result.copy(), self._allocator_overhead
+        result.slop, result.slop_after = overhead.slop, overhead.slop_after
+        result.reserved = result.peak[1].bytes + overhead.slop + overhead.free
+        _add_unreplayed(result, unreplayed)
+        _add_encoders(result, unreplayed, encoders)
+        return summarize(result, self.runtime, self.stacks, tensors, self.whole)
 
     def _record_events(self, replays: RecordReplay) -> list[RepeatAnalysis]:
         """Records the run with few repeats, or with all layers if the repeats differ."""
@@ -385,13 +385,13 @@ def _join_results(runs: Sequence[ReplayResult]) -> ReplayResult:
     return ReplayResult(set_up=runs[0].set_up, after=runs[-1].after, peaks=peaks)
 
 
-def _add_unreplayed(replay_result: ReplayResult, unreplayed: Sequence[UnreplayedBytes]) -> None:
+def _add_unreplayed(result: ReplayResult, unreplayed: Sequence[UnreplayedBytes]) -> None:
     """Adds the unreplayed bytes to the result of a replay."""
     for tensors in unreplayed:
-        replay_result.set_up += tensors.bytes
-        replay_result.reserved += tensors.bytes
-        replay_result.after += tensors.bytes if tensors.stays_after_run else 0
-        for allocation_place, peak in replay_result.peaks.items():
+        result.set_up += tensors.bytes
+        result.reserved += tensors.bytes
+        result.after += tensors.bytes if tensors.stays_after_run else 0
+        for allocation_place, peak in result.peaks.items():
             if allocation_place.phase in tensors.phases:
                 peak.bytes += tensors.bytes
                 peak.by_kind[tensors.kind] = peak.by_kind.get(tensors.kind, 0) + tensors.bytes
@@ -404,16 +404,16 @@ def _add_encoders(result: ReplayResult, unreplayed: Sequence[UnreplayedBytes], e
     cache = sum(tensors.bytes for tensors in unreplayed if tensors.kind == "cache")
     for encoder in encoders:
         peak = Peak()
-        peak.bytes = replay_result.set_up + encoder.bytes
-        peak.by_kind = {"weights": replay_result.set_up - cache, "cache": cache, "temporary": encoder.bytes}
-        replay_result.peaks = {Place("prefill", path=f"towers.{encoder.name}"): peak, **replay_result.peaks}
-        replay_result.reserved = max(replay_result.reserved, peak.bytes + replay_result.slop)
+        peak.bytes = result.set_up + encoder.bytes
+        peak.by_kind = {"weights": result.set_up - cache, "cache": cache, "temporary": encoder.bytes}
+        result.peaks = {Place("prefill", path=f"towers.{encoder.name}"): peak, **result.peaks}
+        result.reserved = max(result.reserved, peak.bytes + result.slop)
 
 
-def timeline(replay_result: ReplayResult, stacks: list[LayerStack]) -> list[Point]:
+def timeline(result: ReplayResult, stacks: list[LayerStack]) -> list[Point]:
     """Returns the peak of every module that allocates a tensor, layer by layer, phase by phase."""
     points: dict[str, list[Point]] = {phase: [] for phase in MOMENTS}
-    for phase, node, bytes in list_places(replay_result, stacks):
+    for phase, node, bytes in list_places(result, stacks):
         if bytes:
             points[phase].append(Point(phase, node, bytes))
     return [point for phase_points in points.values() for point in phase_points]

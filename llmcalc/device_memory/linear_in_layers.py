@@ -28,7 +28,7 @@ def extrapolate_layers(replay: Callable[[Mapping[int, int]], ReplayResult], stac
     """
     short_run_repeats = {i: SHORT_RUN_REPEATS for i, layer_stack in enumerate(stacks) if layer_stack.can_extrapolate}
     base = replay(short_run_repeats)
-    replay_result = ReplayResult(
+    result = ReplayResult(
         base.set_up, base.after, peaks={allocation_place: peak.copy() for allocation_place, peak in base.peaks.items()}
     )
     slopes: dict[Place, int] = {}
@@ -36,9 +36,9 @@ def extrapolate_layers(replay: Callable[[Mapping[int, int]], ReplayResult], stac
     runs = {i: replay({**short_run_repeats, i: SHORT_RUN_REPEATS + 1}) for i in short_run_repeats}
     for i, longer_run in runs.items():
         added_repeats = stacks[i].repeats - SHORT_RUN_REPEATS
-        replay_result.set_up += added_repeats * (longer_run.set_up - base.set_up)
-        replay_result.after += added_repeats * (longer_run.after - base.after)
-        for allocation_place, peak in replay_result.peaks.items():
+        result.set_up += added_repeats * (longer_run.set_up - base.set_up)
+        result.after += added_repeats * (longer_run.after - base.after)
+        for allocation_place, peak in result.peaks.items():
             _extrapolate_peak(
                 peak,
                 base.peaks[allocation_place],
@@ -47,18 +47,16 @@ def extrapolate_layers(replay: Callable[[Mapping[int, int]], ReplayResult], stac
             )
     for i, longer_run in runs.items():
         for allocation_place in [
-            allocation_place for allocation_place in replay_result.peaks if stacks[i].is_second(allocation_place)
+            allocation_place for allocation_place in result.peaks if stacks[i].is_second(allocation_place)
         ]:
             second_peak = longer_run.peaks[allocation_place]
             third_peak = longer_run.peaks[stacks[i].in_later_repeat(allocation_place, 1)]
             slopes[allocation_place] = third_peak.bytes - second_peak.bytes
             last_place = stacks[i].in_later_repeat(allocation_place, stacks[i].repeats - SHORT_RUN_REPEATS)
-            last_peaks[last_place] = peak = replay_result.peaks[allocation_place].copy()
+            last_peaks[last_place] = peak = result.peaks[allocation_place].copy()
             _extrapolate_peak(peak, second_peak, third_peak, stacks[i].repeats - SHORT_RUN_REPEATS)
-    peaks = {_place_in_model(allocation_place, stacks): peak for allocation_place, peak in replay_result.peaks.items()}
-    return highest_pass(
-        ReplayResult(replay_result.set_up, replay_result.after, peaks=peaks | last_peaks, slopes=slopes)
-    )
+    peaks = {_place_in_model(allocation_place, stacks): peak for allocation_place, peak in result.peaks.items()}
+    return highest_pass(ReplayResult(result.set_up, result.after, peaks=peaks | last_peaks, slopes=slopes))
 
 
 def highest_pass(result: ReplayResult) -> ReplayResult:
@@ -68,30 +66,30 @@ def highest_pass(result: ReplayResult) -> ReplayResult:
     pass does not run, such as one of an encoder, has its peak of the first other pass.
     """
     highest_passes: dict[str, tuple[int, str]] = {}
-    for allocation_place, peak in replay_result.peaks.items():
+    for allocation_place, peak in result.peaks.items():
         name = allocation_place.phase.partition(" ")[0]
         highest_passes[name] = max(highest_passes.get(name, (0, "")), (peak.bytes, allocation_place.phase))
     phase_by_name = {name: phase for name, (_, phase) in highest_passes.items()}
     if all(name == phase for name, phase in phase_by_name.items()):
-        return replay_result
+        return result
 
     def under_phase_name(allocation_place: Place) -> Place | None:
         """Returns the place under the phase's name; None if the highest pass also has a peak in the module."""
         name = allocation_place.phase.partition(" ")[0]
         highest_place = allocation_place._replace(phase=phase_by_name[name])
-        if highest_place == allocation_place or highest_place not in replay_result.peaks:
+        if highest_place == allocation_place or highest_place not in result.peaks:
             return allocation_place._replace(phase=name)
         return None
 
     peaks: dict[Place, Peak] = {}
     slopes: dict[Place, int] = {}
-    for allocation_place, peak in replay_result.peaks.items():
+    for allocation_place, peak in result.peaks.items():
         new_place = under_phase_name(allocation_place)
         if new_place is not None and new_place not in peaks:
             peaks[new_place] = peak
-            if allocation_place in replay_result.slopes:
-                slopes[new_place] = replay_result.slopes[allocation_place]
-    return replace(replay_result, peaks=peaks, slopes=slopes)
+            if allocation_place in result.slopes:
+                slopes[new_place] = result.slopes[allocation_place]
+    return replace(result, peaks=peaks, slopes=slopes)
 
 
 def _extrapolate_peak(peak: Peak, peak_before: Peak, peak_after: Peak, multiple: int) -> None:
@@ -132,7 +130,7 @@ def list_places(result: ReplayResult, stacks: list[LayerStack]) -> list[tuple[st
 
     Every layer of a stack is listed; of thousands of layers, about a thousand at equal distances.
 
-    replay_result: from `extrapolate_layers`, or of a run of all layers.
+    result: from `extrapolate_layers`, or of a run of all layers.
     """
     points: list[tuple[str, str, int]] = []
     block: list[tuple[Place, int]] = []
@@ -149,7 +147,7 @@ def list_places(result: ReplayResult, stacks: list[LayerStack]) -> list[tuple[st
                 allocation_place.layer_index,
                 allocation_place.path[prefix_length:],
                 bytes,
-                replay_result.slopes.get(allocation_place, 0),
+                result.slopes.get(allocation_place, 0),
             )
             for allocation_place, bytes in block
         ]
@@ -167,17 +165,15 @@ def list_places(result: ReplayResult, stacks: list[LayerStack]) -> list[tuple[st
             )
         block.clear()
 
-    repeated_stacks = (
-        [layer_stack for layer_stack in stacks if layer_stack.can_extrapolate] if replay_result.slopes else []
-    )
-    end_places = {
+    repeated_stacks = [layer_stack for layer_stack in stacks if layer_stack.can_extrapolate] if result.slopes else []
+    ends = {
         layer_stack.in_later_repeat(allocation_place, layer_stack.repeats - SHORT_RUN_REPEATS)
-        for allocation_place in replay_result.slopes
+        for allocation_place in result.slopes
         for layer_stack in stacks
         if layer_stack.contains(allocation_place)
     }
-    for allocation_place, peak in replay_result.peaks.items():
-        if allocation_place in end_places:
+    for allocation_place, peak in result.peaks.items():
+        if allocation_place in ends:
             continue
         layer_stack = next(
             (layer_stack for layer_stack in repeated_stacks if layer_stack.is_second(allocation_place)), None

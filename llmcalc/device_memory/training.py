@@ -144,17 +144,17 @@ class TrainingRun:
 
     def _check_choices(self) -> None:
         """Raises `InputError` for a chosen kernel of a part that the model does not have."""
-        kernels, has_logits = self.training.choices, self.spec.head.type == "lm"
-        if kernels.capacity is not None and all(
+        choices, has_logits = self.training.choices, self.spec.head.type == "lm"
+        if choices.capacity is not None and all(
             operation.verb != "dispatch" for operation in self.program.root.steps()
         ):
             raise InputError("--moe: the model has no mixture of experts; expected dropless")
-        if not has_logits and kernels.cross_entropy != "eager":
+        if not has_logits and choices.cross_entropy != "eager":
             raise InputError(
-                f"--cross-entropy {kernels.cross_entropy}: the model has no language-model head; expected eager"
+                f"--cross-entropy {choices.cross_entropy}: the model has no language-model head; expected eager"
             )
-        if not has_logits and kernels.logits_dtype is not None:
-            raise InputError(f"--logits-dtype {kernels.logits_dtype}: the model has no language-model head")
+        if not has_logits and choices.logits_dtype is not None:
+            raise InputError(f"--logits-dtype {choices.logits_dtype}: the model has no language-model head")
 
     # --- a step -----------------------------------------------------------------------------------------------------
 
@@ -371,38 +371,35 @@ def _replay_two_steps(training_run: Steps, memory_meter: Meter) -> ReplayResult:
     memory_meter.place = Place()
     training_run.step()
     memory_meter.place = Place("after")
-    replay_result.take_peaks(first_peaks, memory_meter.peaks)
-    replay_result.after = memory_meter.now
+    result.take_peaks(first_peaks, memory_meter.peaks)
+    result.after = memory_meter.now
     if memory_meter.device is not None:
-        replay_result.read(memory_meter.device, memory_meter.now, memory_meter.peak)
-    return replay_result
+        result.read(memory_meter.device, memory_meter.now, memory_meter.peak)
+    return result
 
 
 def replay_steps_on_allocator(training_run: Steps, memory_meter: EventMeter, prefix_cache: PrefixCache) -> ReplayResult:
     """Replays a run's set-up and two steps on an allocator. memory_meter: the run's meter."""
-    replay_result = _replay_two_steps(training_run, memory_meter)
+    result = _replay_two_steps(training_run, memory_meter)
     memory_meter.cut()
-    replay_result.read(
+    result.read(
         prefix_cache.play_pieces(memory_meter.pieces, memory_meter.count, memory_meter.pieces_before_backward),
         memory_meter.now,
         memory_meter.peak,
     )
-    return replay_result
+    return result
 
 
 def replay_shorter_on_allocator(
-    whole_run: tuple[Steps, EventMeter],
-    shorter_run: tuple[Steps, EventMeter],
-    prefix_cache: PrefixCache,
-    micro_batches: int,
+    whole: tuple[Steps, EventMeter], shorter: tuple[Steps, EventMeter], prefix_cache: PrefixCache, micro_batches: int
 ) -> ReplayResult:
     """Counts the tensors of the full run, and replays only a shorter run on the caching allocator.
 
-    whole_run, shorter_run: the runs after their set-up, each with its meter. micro_batches: those of a step of the shorter run.
+    whole, shorter: the runs after their set-up, each with its meter. micro_batches: those of a step of the shorter run.
     """
-    replay_result = _replay_two_steps(*whole_run)
-    replay_result.read_shorter(replay_steps_on_allocator(*shorter_run, prefix_cache), micro_batches)
-    return replay_result
+    result = _replay_two_steps(*whole)
+    result.read_shorter(replay_steps_on_allocator(*shorter, prefix_cache), micro_batches)
+    return result
 
 
 def record(

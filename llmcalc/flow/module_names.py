@@ -157,15 +157,15 @@ class ModuleNames:
             )
             indices = sorted(i for other in listed_layers if other.role != "shared" for i in other.indices or ())
             numbers = {index: position for position, index in enumerate(indices)}
-            list_names = _split_alternatives(self._published_names_by_path.get(key, self._names["layers"]))
+            lists = _split_alternatives(self._published_names_by_path.get(key, self._names["layers"]))
             part_names: dict[str, tuple[str, ...]] = {}
-            for layer_part in _layer_parts(layer):
-                keys = (f"{stack_name}{layer_part.name}", layer_part.name)
+            for part in _layer_parts(layer):
+                keys = (f"{stack_name}{part.name}", part.name)
                 part_names |= {
                     path: _with_earlier_names(path, names)
-                    for path, names in self._node_names(layer_part, layer_part.name, ("",), ("",), keys)
+                    for path, names in self._node_names(part, part.name, ("",), ("",), keys)
                 }
-            sides = tuple(stack_name for name in list_names for stack_name in name.split(" & "))
+            sides = tuple(stack_name for name in lists for stack_name in name.split(" & "))
             self._layers.setdefault(f"{stack_name}{layer.name}", []).append(
                 _Layers(frozenset(layer.indices or ()), layer in predictors, numbers, sides, roots, part_names)
             )
@@ -181,13 +181,13 @@ class ModuleNames:
         """
         child_keys = {child.name: (*(f"{key}.{child.name}" for key in keys), child.name) for child in node.children}
         outer_words = {word for keys in child_keys.values() for word in self._table_words(keys) if word.startswith(".")}
-        name_words = outer_words if node.children else None
+        parts = outer_words if node.children else None
         entry = self._table_entry(keys)
         if entry == "":
             names: tuple[str, ...] = ()
             child_prefixes = parents
         else:
-            options = _parse_alternatives(entry or node.name, name_words)
+            options = _parse_alternatives(entry or node.name, parts)
             separate_parts = (
                 [[node.name]] if "/" in (entry or "") else []
             )  # checkpoints with the parts of a fused layer apart
@@ -274,8 +274,8 @@ def _layer_parts(layer: Node) -> Iterator[Node]:
 
     DeepSeek-V3 stores the module after the last layer, as one layer more (README_WEIGHTS.md).
     """
-    for layer_part in layer.children:
-        yield from layer_part.children if layer.name == "mtp" and layer_part.name == "block" else (layer_part,)
+    for part in layer.children:
+        yield from part.children if layer.name == "mtp" and part.name == "block" else (part,)
 
 
 @frozen(slots=True)
@@ -301,16 +301,16 @@ class Checkpoint:
 def _parse_alternatives(text: str, parts: Iterable[str] | None) -> list[list[str]]:
     """Parses a table name into alternative names, each of which may join several modules.
 
-    name_words: names of the node's parts that the tables give from the layer down; None for a node without parts. An
+    parts: names of the node's parts that the tables give from the layer down; None for a node without parts. An
     alternative that joins several modules is only for a node with a part in one of them (`router + experts`).
     """
     options = [
         [word for word in option.partition("/")[0].replace(" - ", " + -").split(" + ") if not word.startswith("-")]
         for option in _split_alternatives(text)
     ]
-    if name_words is None:
+    if parts is None:
         return options
-    first_names = [name.removeprefix(".") for name in name_words]
+    first_names = [name.removeprefix(".") for name in parts]
     alternatives = [
         option
         for option in options
@@ -356,9 +356,9 @@ def _with_earlier_names(path: str, names: tuple[str, ...]) -> tuple[str, ...]:
     variants: list[str] = []
     for name in dict.fromkeys(known_names):
         *path_names, leaf = name.split(".")
-        alternative_names = [(path_name, *EARLIER.get(path_name, ())) for path_name in path_names]
+        choices = [(path_name, *EARLIER.get(path_name, ())) for path_name in path_names]
         leaf_names = (leaf, *EARLIER.get(leaf, ()))
-        variants += [".".join(steps_and_leaf) for steps_and_leaf in product(*alternative_names, leaf_names)]
+        variants += [".".join(steps_and_leaf) for steps_and_leaf in product(*choices, leaf_names)]
     return tuple(dict.fromkeys(variants))
 
 

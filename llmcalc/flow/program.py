@@ -38,21 +38,21 @@ class Step:
         self,
         verb: str,
         name: str,
-        inputs: tuple[Value, ...],
-        outputs: tuple[Value, ...],
+        ins: tuple[Value, ...],
+        outs: tuple[Value, ...],
         op: Op | None = None,
         weight: Weight | None = None,
         options: Mapping[str, Any] | None = None,
-        node_fields: Mapping[str, Any] | None = None,
+        about: Mapping[str, Any] | None = None,
     ) -> None:
         self.verb: str = verb
         self.name: str = name
-        self.ins: tuple[Value, ...] = inputs
-        self.outs: tuple[Value, ...] = outputs
+        self.ins: tuple[Value, ...] = ins
+        self.outs: tuple[Value, ...] = outs
         self.op: Op | None = op
         self.weight: Weight | None = weight
         self.options: Mapping[str, Any] = options or {}
-        self.about: Mapping[str, Any] = node_fields or {}
+        self.about: Mapping[str, Any] = about or {}
 
 
 class Scope:
@@ -86,9 +86,9 @@ class Scope:
         "takes",
     )
 
-    def __init__(self, name: str, node_fields: dict[str, Any]) -> None:
+    def __init__(self, name: str, about: dict[str, Any]) -> None:
         self.name: str = name
-        self.about: dict[str, Any] = node_fields
+        self.about: dict[str, Any] = about
         self.items: list[Item] = []
         self.takes: Value | None = None
         self.gives: Value | None = None

@@ -184,27 +184,18 @@ class Recorder:
         self,
         verb: str,
         name: str,
-        inputs: tuple[Value, ...],
-        outputs: tuple[Value, ...] = (),
+        ins: tuple[Value, ...],
+        outs: tuple[Value, ...] = (),
         op: Op | None = None,
         weight: Weight | None = None,
-        node_fields: dict[str, Any] | None = None,
+        about: dict[str, Any] | None = None,
         **options: Any,
     ) -> None:
         """Records one step with several outputs, and returns the outputs."""
         if weight is not None:
             weight.is_counted = True
         self.here.items.append(
-            Step(
-                verb,
-                name,
-                inputs,
-                outputs,
-                op,
-                weight,
-                options,
-                self._node_fields(node_fields) if node_fields else None,
-            )
+            Step(verb, name, ins, outs, op, weight, options, self._node_fields(about) if about else None)
         )
 
     def step(self, verb: str, name: str, ins: tuple[Value, ...], out: Value, **options: Any) -> Value:

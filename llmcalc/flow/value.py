@@ -55,9 +55,9 @@ class Weight:
 
     __slots__ = ("ins", "is_counted", "name", "out", "tied")
 
-    def __init__(self, name: str, output_axes: Shape, input_axes: Shape) -> None:
+    def __init__(self, name: str, out: Shape, ins: Shape) -> None:
         self.name: str = name
-        self.out: Shape = output_axes
-        self.ins: Shape = input_axes
+        self.out: Shape = out
+        self.ins: Shape = ins
         self.is_counted: bool = False
         self.tied: bool = False

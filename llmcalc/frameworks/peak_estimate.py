@@ -165,9 +165,7 @@ def parameters_in_padded_rows(shards: int, use: Use) -> Number:
     count = use.params()
     if not count:
         return 0
-    padded_tensors = (
-        (tensor, ceil_div(tensor.shape[0], shards) * shards) for tensor in weight_use.tensors() if tensor.shape
-    )
+    padded_tensors = ((tensor, ceil_div(tensor.shape[0], shards) * shards) for tensor in use.tensors() if tensor.shape)
     return count + sum(
         exact_div(times(tensor.size, rows - tensor.shape[0]), tensor.shape[0]) for tensor, rows in padded_tensors
     )
@@ -352,13 +350,13 @@ class PeakEstimate:
 
         The gradients of the head come first, those of the first layer last.
         """
-        parameters, (forward_peak, head, layer) = self.stage_parameters(layout, stage), peaks
+        parameters, (forward, head, layer) = self.stage_parameters(layout, stage), peaks
         gradients = self.static_bytes(layout, stage, gradients_only=True)
         head_elements = min(parameters.outside_layers, parameters.largest_tensor)
         head_gradients = round(gradients * head_elements / parameters.total)
         first_layer = layer - pass_bytes.saved
         last_layer = max(head, layer) - gradients + head_gradients
-        return max(forward_peak - gradients, last_layer, first_layer) - pass_bytes.saved
+        return max(forward - gradients, last_layer, first_layer) - pass_bytes.saved
 
     def static_bytes(self, layout: Layout, stage: Stage, gradients_only: bool = False) -> int:
         """Returns a stage's bytes of weights, gradients and optimizer states, or of the gradients alone."""
@@ -517,7 +515,7 @@ def _pass_peaks(
         pass_bytes.between_layers_and_head + transient.before_head,
     )
     if micro_batches > 1:
-        forward_peak += transient.later_micro_batches
+        forward += transient.later_micro_batches
     head = max(
         pass_bytes.head_backward_peak + transient.outside_layers,
         pass_bytes.backward_outside_modules + transient.outside_layers + transient.outside_modules,
@@ -526,7 +524,7 @@ def _pass_peaks(
     saved_per_layer = pass_bytes.saved // max(1, len(stage.layers))  # freed when the next layer's pass begins
     bytes_from_other_module = max(0, transient.from_previous_layer - saved_per_layer, transient.from_head)
     layer = pass_bytes.layer_backward_peak + transient.in_layer_backward + bytes_from_other_module
-    return forward_peak, head + transient.from_first_gradient, layer + transient.from_first_gradient
+    return forward, head + transient.from_first_gradient, layer + transient.from_first_gradient
 
 
 def _activation_shape(layout: Layout) -> tuple[object, ...]:
@@ -571,15 +569,15 @@ def torch_passes(spec: ModelSpec, training_config: Training) -> MeasurePasses:
                 set_up_bytes = memory_meter.now
             bytes_before = memory_meter.now
             memory_meter.restart()
-            pass_in_flight = chunk.forward_of()
-            saved_bytes, forward_peaks = (
+            flight = chunk.forward_of()
+            saved_bytes, forward = (
                 memory_meter.now - bytes_before,
                 PeakByPath.peaks_since_restart(memory_meter, bytes_before),
             )
             memory_meter.restart()
-            chunk.backward_of(pass_in_flight)
-            backward_peaks = PeakByPath.peaks_since_restart(memory_meter, bytes_before)
-            del pass_in_flight
+            chunk.backward_of(flight)
+            backward = PeakByPath.peaks_since_restart(memory_meter, bytes_before)
+            del flight
             gradients = [(weight.grad, weight) for weight in chunk.parameters if weight.grad is not None]
             if not pass_bytes:  # tables, and tensors that live until the next micro-batch
                 remaining_bytes = memory_meter.now - set_up_bytes - sum(gradient.bytes for gradient, _ in gradients)
@@ -591,8 +589,8 @@ def torch_passes(spec: ModelSpec, training_config: Training) -> MeasurePasses:
             pass_bytes.append(
                 MicroBatchBytes(
                     saved_bytes,
-                    forward_peaks.plus(constant_bytes),
-                    backward_peaks.plus(constant_bytes),
+                    forward.plus(constant_bytes),
+                    backward.plus(constant_bytes),
                     extra_gradients=extra_elements,
                 )
             )

@@ -121,7 +121,7 @@ class OptimizerStepBytes(NamedTuple):
         dense = sum(stage.dense for stage in stage_parameters)
         experts = sum(stage.experts for stage in stage_parameters)
         shards, expert_shards = (layout.shards, layout.expert_shards) if sharded else (1, 1)
-        parameter_bytes = self.per_parameter * (dense_parameters / shards + experts / expert_shards)
+        parameter_bytes = self.per_parameter * (dense / shards + experts / expert_shards)
         if self.per_adamw_parameter is None:
             largest_bytes = self.per_largest * max(stage.largest_tensor for stage in stage_parameters)
             largest_bytes += self.per_second_largest * max(stage.largest_in_layers for stage in stage_parameters)

@@ -47,18 +47,16 @@ class AttentionCore(Op):
         """Returns the number of (query, key) pairs per head and sequence by the run's convention."""
         new, past = run_config.new_rows(self.rows), run_config.past_rows(self.rows)
         if self.keys is not None:
-            return new_rows * run_config.available_rows(self.keys)
+            return new * run_config.available_rows(self.keys)
         if self.square is not None:
             return _pairs_in_squares(run_config, self.square)
         if run_config.pairs == "full":
-            return new_rows * (new_rows + self._cached_keys(past, run_config))
+            return new * (new + self._cached_keys(past, run_config))
         if not self.causal:
-            query_key_pairs = _centred_pairs(new_rows, self.window)
-            return (
-                query_key_pairs if is_zero(past) else query_key_pairs + new_rows * self._cached_keys(past, run_config)
-            )
+            pairs = _centred_pairs(new, self.window)
+            return pairs if is_zero(past) else pairs + new * self._cached_keys(past, run_config)
         window = self.window if self.selected is None else self.selected  # as many keys, selected or last
-        return _causal_pairs(past + new_rows, window, self.chunk) - _causal_pairs(past, window, self.chunk)
+        return _causal_pairs(past + new, window, self.chunk) - _causal_pairs(past, window, self.chunk)
 
     def _cached_keys(self, past: Number, run_config: RunConfig) -> Number:
         """Returns the number of cached keys that new tokens attend to; at most W − 1 with a window W."""
@@ -99,10 +97,10 @@ class OverlappingChunks(AttentionCore):
     """
 
     def forward_flops(self, run_config: RunConfig) -> Number:
-        new_rows, square_side = run_config.new_rows(self.rows), floor_div(self.window, 2)
-        if is_zero(new_rows):
+        new, square_side = run_config.new_rows(self.rows), floor_div(self.window, 2)
+        if is_zero(new):
             return 0
-        chunks = 2 * ceil_div(new_rows, 2 * square_side)
+        chunks = 2 * ceil_div(new, 2 * square_side)
         scores, sums = (chunks - 1) * (2 * square_side) ** 2, chunks * square_side * 3 * square_side
         return 2 * run_config.batch * self.heads * (scores * self.qk_dim + sums * self.v_dim)
 

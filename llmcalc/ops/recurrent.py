@@ -189,8 +189,8 @@ class LightningCore(DecayScan):
 
     def forward_flops(self, run_config: RunConfig) -> Number:
         d, last_block, seq = self.head_dim, self._last_block_tokens(run_config), run_config.new_rows(self.rows)
-        query_key_pairs = (seq - last_block) * self.block + last_block * last_block
-        return 4 * run_config.batch * self.heads * (times(d, query_key_pairs) + seq * d * d)
+        pairs = (seq - last_block) * self.block + last_block * last_block
+        return 4 * run_config.batch * self.heads * (times(d, pairs) + seq * d * d)
 
     def backward_flops(self, run_config: RunConfig) -> Number:
         """Returns twice the forward FLOPs, minus three products that the backward pass does not need.

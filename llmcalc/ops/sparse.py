@@ -38,10 +38,10 @@ class VisibleKeysCore(AttentionCore):
         raise TypeError(f"{type(self).__name__} states no pairs")
 
     def pairs(self, run_config: RunConfig) -> Number:
-        past, new_rows = run_config.past_rows(self.rows), run_config.new_rows(self.rows)
+        past, new = run_config.past_rows(self.rows), run_config.new_rows(self.rows)
         if run_config.pairs == "full" and run_config.phase != "decode":
-            return new_rows * (new_rows + past)
-        return self.visible_pairs(past + new_rows) - self.visible_pairs(past)
+            return new * (new + past)
+        return self.visible_pairs(past + new) - self.visible_pairs(past)
 
 
 @frozen(slots=True)
@@ -99,13 +99,13 @@ class LocalCore(AttentionCore):
     global_block: Number = None
 
     def pairs(self, run_config: RunConfig) -> Number:
-        new_rows = run_config.new_rows(self.rows)
-        sums = 0 if self.global_block is None else floor_div(new_rows, self.global_block)
+        new = run_config.new_rows(self.rows)
+        sums = 0 if self.global_block is None else floor_div(new, self.global_block)
         if run_config.pairs == "full":
             block = self.radius + 1
-            return ceil_div(new_rows, block) * block * add(3 * block, sums)
+            return ceil_div(new, block) * block * add(3 * block, sums)
         local_pairs = AttentionCore.pairs(replace(self, window=2 * self.radius + 1), run_config)
-        return add(local_pairs, new_rows * sums)
+        return add(local_pairs, new * sums)
 
 
 @frozen(slots=True)
@@ -180,13 +180,13 @@ class PredictCore(AttentionCore):
     streams: int = 1
 
     def pairs(self, run_config: RunConfig) -> Number:
-        new_rows, past = run_config.new_rows(self.rows), run_config.past_rows(self.rows)
+        new, past = run_config.new_rows(self.rows), run_config.past_rows(self.rows)
         if run_config.pairs == "full":
-            return self.streams * new_rows * (past + new_rows + new_rows)
+            return self.streams * new * (past + new + new)
         main_pairs: Number = 0
         for i in range(self.streams):
-            main_pairs = add(main_pairs, self._main_stream_pairs(past + new_rows, i) - self._main_stream_pairs(past, i))
-        return add(main_pairs, self.streams * new_rows)
+            main_pairs = add(main_pairs, self._main_stream_pairs(past + new, i) - self._main_stream_pairs(past, i))
+        return add(main_pairs, self.streams * new)
 
     def _main_stream_pairs(self, n: Number, stream: int) -> Number:
         """Returns the number of pairs of the first n tokens of a predict stream with tokens of the main stream."""
@@ -217,11 +217,11 @@ class EntryScores(AttentionCore):
         return self.rate * exact_div(q * (q - 1), 2) + q * (n - self.rate * q + 1)
 
     def pairs(self, run_config: RunConfig) -> Number:
-        past, new_rows = run_config.past_rows(self.rows), run_config.new_rows(self.rows)
+        past, new = run_config.past_rows(self.rows), run_config.new_rows(self.rows)
         if run_config.pairs != "full":
-            return self.visible_pairs(past + new_rows) - self.visible_pairs(past)
-        entries = floor_div(past + new_rows, self.rate)
-        return new_rows * (
+            return self.visible_pairs(past + new) - self.visible_pairs(past)
+        entries = floor_div(past + new, self.rate)
+        return new * (
             minimum(entries, self.chosen) if self.chosen is not None and run_config.phase == "decode" else entries
         )
 

@@ -20,15 +20,15 @@ MAX_DEVICES = 2**20
 def parse_stage_layers(origin: str, value: tuple[Any, ...]) -> tuple[int, ...]:
     """Parses the number of layers of each stage; `2x8` is 2 layers in each of 8 stages."""
     sizes: list[int] = []
-    for element in value:
-        match = re.fullmatch(r"\s*([0-9]{1,99})(?:x([0-9]{1,9}))?\s*", str(element))
+    for item in value:
+        match = re.fullmatch(r"\s*([0-9]{1,99})(?:x([0-9]{1,9}))?\s*", str(item))
         if match is None:
             raise InputError(
                 f"{origin}: '{','.join(map(str, value))}'; expected layers of each stage, such as 12,10,10 or 12,10x2"
             )
         stages = int(match[2] or 1)
         if len(sizes) + stages > MAX_DEVICES:
-            raise InputError(f"{origin}: {element}: expected at most {MAX_DEVICES:,} stages")
+            raise InputError(f"{origin}: {item}: expected at most {MAX_DEVICES:,} stages")
         sizes += [int(match[1])] * stages
     return tuple(sizes)
 

@@ -234,10 +234,10 @@ def _tensor_group_gradients(
     for chunk in chunks:
         stage = chunk.stage
         undivided_program = shared_rank_program(spec, ONE_DEVICE, 0, stage)
-        shard_pairs = zip(weight_shards(chunk.program, include), weight_shards(undivided_program, include), strict=True)
+        pairs = zip(weight_shards(chunk.program, include), weight_shards(undivided_program, include), strict=True)
         partial_sums = [
             shard
-            for shard, undivided_shard in shard_pairs
+            for shard, undivided_shard in pairs
             if shard.tensor.shape == undivided_shard.tensor.shape
             and not shard.expert
             and (layout.sequence_parallel or shard.of_heads)

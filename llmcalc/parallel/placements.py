@@ -181,8 +181,8 @@ class Placements:
         Raises `InputError` for other recomputation of a layer that sends anything.
         """
         recompute = self.recompute
-        forward_messages = [message for message in self.messages[start:] if not message.backward]
-        if not forward_messages or recompute == NONE or (recompute.core and self.layout.cp == 1):
+        forward = [message for message in self.messages[start:] if not message.backward]
+        if not forward or recompute == NONE or (recompute.core and self.layout.cp == 1):
             return
         if recompute.core or recompute.saved_operations or recompute.nodes:
             raise InputError(
@@ -202,7 +202,7 @@ class Placements:
         collective_kind: CollectiveKind,
         value: Value,
         process_group: Group = "tp",
-        is_backward: bool = False,
+        backward: bool = False,
         elements: Number = None,
         messages: int = 1,
     ) -> None:
@@ -211,7 +211,7 @@ class Placements:
         elements: elements per row, by default those of the value.
         messages: number of equal messages, 1 by default.
         """
-        if is_backward and not self.has_gradient:
+        if backward and not self.has_gradient:
             return
         ranks = {"ep": self.layout.ep, "etp": self.layout.expert_tp, "cp": self.layout.cp}.get(
             process_group, self.layout.tp
@@ -221,7 +221,7 @@ class Placements:
         if process_group == "etp" and self.default_placement == "rows":  # the tokens of all ranks that divide an expert
             bytes = exact_div(bytes * ranks, self.layout.tp)
         count = times(self.repeats, messages)
-        self.messages.append(Collective(self.where, collective_kind, process_group, ranks, is_backward, bytes, count))
+        self.messages.append(Collective(self.where, collective_kind, process_group, ranks, backward, bytes, count))
 
     def _make_whole(self, value: Value, process_group: Group = "tp") -> None:
         """All-gathers a sharded tensor, once for all operations that read it."""
@@ -234,10 +234,10 @@ class Placements:
         if self.placement(value) == "rows":
             self._add_message("all_gather", value, process_group)
             if self.regathers:
-                self._add_message("all_gather", value, process_group, is_backward=True)
-            self._add_message("reduce_scatter", value, process_group, is_backward=True)
+                self._add_message("all_gather", value, process_group, backward=True)
+            self._add_message("reduce_scatter", value, process_group, backward=True)
         else:
-            self._add_message("all_reduce", value, process_group, is_backward=True)
+            self._add_message("all_reduce", value, process_group, backward=True)
 
     def _reduce_partial_sum(self, value: Value) -> None:
         """Reduces a partial sum over the group, to the placement between tensor-parallel linear layers."""
@@ -247,7 +247,7 @@ class Placements:
         self.placements[id(value.storage)] = self.default_placement if has_tokens(value.rows) else "whole"
         if self.placement(value) == "rows":
             self._add_message("reduce_scatter", value, group)
-            self._add_message("all_gather", value, group, is_backward=True)
+            self._add_message("all_gather", value, group, backward=True)
         else:
             self._add_message("all_reduce", value, group)
 
@@ -273,16 +273,16 @@ class Placements:
             self._place_undivided(operation)
         if operation.verb == "norm" and is_divided(operation.options["over"]) and not _has_whole_groups(operation):
             width = exact_div(FLOAT32, self.width) if self.width < FLOAT32 else 1
-            for is_backward in (False, True):  # all-reduces of the mean squares, and of the means
+            for backward in (False, True):  # all-reduces of the mean squares, and of the means
                 elements = width if operation.options["spec"].type == "rmsnorm" else 2 * width
-                self._add_message("all_reduce", output, is_backward=is_backward, elements=elements)
+                self._add_message("all_reduce", output, backward=backward, elements=elements)
         if self.layout.cp > 1:
             self._exchange_tokens(operation)
         if operation.verb in ("dispatch", "combine") and self.layout.ep > 1:
             tokens = operation.outs[0] if operation.verb == "dispatch" else operation.ins[0]
             token_ranks = self.layout.tp if self.default_placement == "rows" else 1  # each rank sends its own tokens
-            for is_backward in (False, True):
-                self._add_message("all_to_all", tokens, "ep", is_backward, exact_div(tokens.width, token_ranks))
+            for backward in (False, True):
+                self._add_message("all_to_all", tokens, "ep", backward, exact_div(tokens.width, token_ranks))
 
     def _exchange_tokens(self, operation: Step) -> None:
         """Adds the messages of context parallelism for an operation that reads all tokens of a sequence.
@@ -293,9 +293,9 @@ class Placements:
             return
         widths = self._mamba_exchange_widths(operation) if self.regathers else None
         if widths is not None:
-            for is_backward in (False, True):
+            for backward in (False, True):
                 for width in widths:
-                    self._add_message("all_to_all", Value(operation.ins[0].rows, ()), "cp", is_backward, width)
+                    self._add_message("all_to_all", Value(operation.ins[0].rows, ()), "cp", backward, width)
             return
         q, k, v = operation.ins[:3] if operation.verb == "attention" else (None, None, None)
         if (
@@ -314,17 +314,17 @@ class Placements:
         ranks, exchange, rows = self.layout.cp, self.layout.cp_comm, Value(q.rows, ())
         if exchange == "a2a":
             output = operation.outs[0].width
-            for is_backward in (False, True):
+            for backward in (False, True):
                 for width in (q.width, keys, values, output):
-                    self._add_message("all_to_all", rows, "cp", is_backward, width)
+                    self._add_message("all_to_all", rows, "cp", backward, width)
         elif exchange == "allgather":
             for width in (keys, values):
                 self._add_message("all_gather", rows, "cp", False, width * ranks)
                 self._add_message("all_gather", rows, "cp", True, width * ranks)
                 self._add_message("reduce_scatter", rows, "cp", True, width * ranks)
         else:
-            for is_backward, tensors in ((False, 1), (True, 2)):  # keys and values; then their gradients too
-                self._add_message("send", rows, "cp", is_backward, keys + values, (ranks - 1) * tensors)
+            for backward, tensors in ((False, 1), (True, 2)):  # keys and values; then their gradients too
+                self._add_message("send", rows, "cp", backward, keys + values, (ranks - 1) * tensors)
 
     def _mamba_exchange_widths(self, operation: Step) -> list[Number] | None:
         """Returns the widths of tensors that Megatron-LM exchanges in a Mamba-2 mixer; None for other operations.

@@ -225,13 +225,13 @@ class RankFlow(Flow):
         return argument
 
     @contextmanager
-    def scope(self, name: str, *, whole: bool = False, **node_fields: Any) -> Iterator[Scope]:
+    def scope(self, name: str, *, whole: bool = False, **about: Any) -> Iterator[Scope]:
         self.path.append(name)
         rank_axes = self.rank_axes
-        if self.whole_towers and node_fields.get("optional") == TOWERS.name:
+        if self.whole_towers and about.get("optional") == TOWERS.name:
             self.rank_axes = replace(rank_axes, layout=ONE_DEVICE)
         try:
-            with super().scope(name, whole=whole, **node_fields) as scope:
+            with super().scope(name, whole=whole, **about) as scope:
                 yield scope
         finally:
             self.path.pop()
@@ -241,21 +241,21 @@ class RankFlow(Flow):
         self,
         verb: str,
         name: str,
-        inputs: tuple[Value, ...],
-        outputs: tuple[Value, ...] = (),
+        ins: tuple[Value, ...],
+        outs: tuple[Value, ...] = (),
         op: ops.Op | None = None,
         weight: Weight | None = None,
-        node_fields: dict[str, Any] | None = None,
+        about: dict[str, Any] | None = None,
         **options: Any,
     ) -> None:
         if self.rank_axes.divides and verb not in NO_OPERATIONS:
-            self._check_step(verb, name, inputs, outputs)
-        super().record(verb, name, inputs, outputs, op, weight, node_fields, **options)
+            self._check_step(verb, name, ins, outs)
+        super().record(verb, name, ins, outs, op, weight, about, **options)
 
-    def _check_step(self, verb: str, name: str, inputs: tuple[Value, ...], outputs: tuple[Value, ...]) -> None:
+    def _check_step(self, verb: str, name: str, ins: tuple[Value, ...], outputs: tuple[Value, ...]) -> None:
         """Raises `InputError` for an operation that is not modelled for a single rank."""
         degrees: dict[str, int] = {}
-        for value in (*inputs, *outputs):
+        for value in (*ins, *outputs):
             if value.of is not None and is_divided(value.axes) != is_divided(value.storage.axes):
                 raise self._not_modelled(verb, name, "groups values across the parts of ranks")
             for axis in flat_axes(value.axes):
@@ -263,7 +263,7 @@ class RankFlow(Flow):
                 if degrees.setdefault(axis.name, degree) != degree:
                     axes = FIELDS.get(axis.name, axis.name)
                     raise self._not_modelled(verb, name, f"joins a part of {axes} with all of it")
-        if verb in SUMS and inputs and is_divided(inputs[0].axes) and is_divided(outputs[0].axes):
+        if verb in SUMS and ins and is_divided(ins[0].axes) and is_divided(outputs[0].axes):
             raise self._not_modelled(verb, name, "reads divided values and makes divided ones")
 
     def _not_modelled(self, verb: str, name: str, reason: str) -> InputError:
@@ -308,8 +308,8 @@ class RankFlow(Flow):
         )
         table.is_counted = True
 
-    def table(self, name: str, rows: Axis, *vector_axes: Axis | Beside, **options: Any) -> tuple[Value, Weight]:
-        rows_of_table, weight = super().table(name, self.rank_part(rows), *map(self.rank_part, vector_axes), **options)
+    def table(self, name: str, rows: Axis, *dim: Axis | Beside, **options: Any) -> tuple[Value, Weight]:
+        rows_of_table, weight = super().table(name, self.rank_part(rows), *map(self.rank_part, dim), **options)
         if not self.path:
             self.tables[id(weight)] = weight
         return rows_of_table, weight

@@ -216,8 +216,8 @@ def _alternating_passes(forwards: list[Action], backwards: list[Action], warmup:
     steady = max(0, len(forwards) - warmup)
     return chain(
         forwards[:warmup],
-        chain.from_iterable(zip(forwards[warmup:], backwards[:steady_passes], strict=True)),
-        backwards[steady_passes:],
+        chain.from_iterable(zip(forwards[warmup:], backwards[:steady], strict=True)),
+        backwards[steady:],
     )
 
 

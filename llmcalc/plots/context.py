@@ -61,7 +61,7 @@ def _plot_curves(
     models: Sequence[Preset],
     values_of: Callable[[Preset], list[float]],
     title: str,
-    format_value: Callable[[Any], str],
+    write: Callable[[Any], str],
     base: int,
     ax: Axes | None,
 ) -> Figure:
@@ -69,12 +69,12 @@ def _plot_curves(
     height = max(4.6, ROW * len(models) / PART_OF_HEIGHT + 0.4)
     figure = new_figure(8, height) if ax is None else ax.figure
     curves = [(preset, values_of(preset)) for preset in models]
-    _draw_curves(figure.subplots() if ax is None else ax, curves, title, format_value, base)
+    _draw_curves(figure.subplots() if ax is None else ax, curves, title, write, base)
     return figure  # type: ignore[return-value]
 
 
 def _draw_curves(
-    ax: Axes, curves: Sequence[tuple[Preset, list[float]]], title: str, format_value: Callable[[Any], str], base: int
+    ax: Axes, curves: Sequence[tuple[Preset, list[float]]], title: str, write: Callable[[Any], str], base: int
 ) -> None:
     from matplotlib.ticker import FuncFormatter, LogLocator, NullLocator
 
@@ -95,7 +95,7 @@ def _draw_curves(
     ax.xaxis.set_minor_locator(NullLocator())
     ax.yaxis.set_major_locator(LogLocator(base, numticks=9))
     ax.yaxis.set_minor_locator(NullLocator())
-    ax.yaxis.set_major_formatter(FuncFormatter(lambda value, _: tick_text(value, format_value)))
+    ax.yaxis.set_major_formatter(FuncFormatter(lambda value, _: tick_text(value, write)))
     ax.grid(color=FAINT, linewidth=0.4, alpha=0.6)
     ax.set_xlabel(narrow_text("tokens of the context; dotted past what the model was made for", 2.4))
     ax.set_title(title, color=INK, fontweight="bold")
@@ -106,13 +106,13 @@ def _label_ends(ax: Axes, curves: Sequence[tuple[Preset, list[float]]]) -> None:
     """Labels each curve at its right end, with a connecting line if the label had to move."""
     ends = [(CONTEXTS[-1], values[-1]) for _, values in curves]
     data_to_axes = ax.transData + ax.transAxes.inverted()
-    points = [tuple(data_to_axes.transform(end)) for end in curve_ends]
+    points = [tuple(data_to_axes.transform(end)) for end in ends]
     heights = spread_labels(
         [height for _, height in points], ROW * ax.figure.dpi / (ax.figure.bbox.height * PART_OF_HEIGHT)
     )
-    for i, ((preset, _), end, height) in enumerate(zip(curves, curve_ends, heights, strict=True)):
+    for i, ((preset, _), end, height) in enumerate(zip(curves, ends, heights, strict=True)):
         colour = curve_style(i).colour
-        arrow = {"arrowstyle": "-", "color": colour, "linewidth": 0.6, "shrinkA": 1, "shrinkB": 1, "relpos": (0, 0.5)}
+        line = {"arrowstyle": "-", "color": colour, "linewidth": 0.6, "shrinkA": 1, "shrinkB": 1, "relpos": (0, 0.5)}
         ax.annotate(
             escape_label(preset.display),
             end,
@@ -122,7 +122,7 @@ def _label_ends(ax: Axes, curves: Sequence[tuple[Preset, list[float]]]) -> None:
             fontsize=9,
             color=colour,
             annotation_clip=False,
-            arrowprops=arrow,
+            arrowprops=line,
         )
 
 

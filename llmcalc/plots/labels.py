@@ -157,7 +157,7 @@ def place_names(
             )
             if is_inside and not covers and not any(box.overlaps(text_box) for text_box in placed_boxes):
                 if (shift_right, shift_up, alignment) not in PLACES:
-                    arrow = {
+                    line = {
                         "arrowstyle": "-",
                         "color": INK,
                         "alpha": 0.45,
@@ -165,7 +165,7 @@ def place_names(
                         "shrinkA": 0,
                         "shrinkB": 2,
                     }
-                    ax.annotate("", point, xytext=position, textcoords="offset points", arrowprops=arrow, zorder=1)
+                    ax.annotate("", point, xytext=position, textcoords="offset points", arrowprops=line, zorder=1)
                 placed_boxes.append(box)
                 annotations.append(text)
                 break

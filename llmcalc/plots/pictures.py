@@ -153,7 +153,7 @@ def time_picture(ask: Callable[[], ReportedAnswer], depth: int = 3) -> Figure:
     needs_matplotlib()
     from .breakdown import plot_time
 
-    answer = ask_question()
+    answer = ask()
     parts_table = answer.report().tables[0]
     return plot_time(parts_table.heading, parts_table.aside, answer.result, depth)
 
@@ -163,7 +163,7 @@ def roofline_picture(ask: Callable[[Phase], ReportedAnswer], phases: Sequence[Ph
     needs_matplotlib()
     from .roofline import plot_roofline
 
-    answers = [ask_phase(phase) for phase in phases]
+    answers = [ask(phase) for phase in phases]
     tables = [answer.report().tables[0] for answer in answers]
     runs = [(answer.result, table.aside) for answer, table in zip(answers, tables, strict=True)]
     return plot_roofline(tables[0].title, runs)
@@ -187,7 +187,7 @@ def serve_picture(ask: Callable[[], ReportedAnswer]) -> Figure:
     from ..studies.server import Limits
     from .servers import plot_servers
 
-    answer = ask_question()
+    answer = ask()
     table = answer.report().tables[0]
     if not answer.result.servers:
         raise InputError(f"{table.heading}: there is nothing to draw; expected more --devices or a shorter request")

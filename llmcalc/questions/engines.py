@@ -157,10 +157,10 @@ def _model_of_server(
     try:
         return model_of_file(target, server.target, server.location, read_model), None
     except InputError:
-        checkpoint = known_checkpoint(server.target) if target in (None, "") else None
-        if checkpoint is None:
+        known = known_checkpoint(server.target) if target in (None, "") else None
+        if known is None:
             raise
-    preset, scheme = checkpoint
+    preset, scheme = known
     note = (
         f"the model of {server.location}, {shown(server.target)}, cannot be read; by its name it is the preset "
         f"{preset.name} in {scheme}, which a TARGET or --quantize replaces"
@@ -172,7 +172,7 @@ def ask_servers(questions: Sequence[EngineQuestion], ask: Callable[[EngineQuesti
     """Answers questions about a launch file's servers, with one document and one screen per server."""
     from ..reports.document import join_reports
 
-    answers = [ask_question(question) for question in questions]
+    answers = [ask(question) for question in questions]
     if len(answers) == 1:
         return answers[0]
     results = [answer.result for answer in answers]

@@ -78,10 +78,9 @@ def _value_text(check: Check, value: Fraction) -> str:
     write = WRITE[KINDS.get(check.key, "bytes")]
     other_limits = [limit.value for limit in check.limits if limit.value != check.measured]
     is_near = any(
-        format_value(_number_or_none(limit_value)) == format_value(_number_or_none(check.measured))
-        for limit_value in other_limits
+        write(_number_or_none(limit_value)) == write(_number_or_none(check.measured)) for limit_value in other_limits
     )
-    return f"{_number_or_none(value):,}" if is_near else format_value(_number_or_none(value))
+    return f"{_number_or_none(value):,}" if is_near else write(_number_or_none(value))
 
 
 def _limits_text(check: Check, text: Callable[[Limit], str]) -> str:

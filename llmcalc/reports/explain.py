@@ -196,9 +196,9 @@ def _quantity_tables(preset: Preset, explanation: Explanation, rank_share: RankS
         formula_texts = _formula_steps(explanation, formula)
         if len(formula_texts) > 2 and len(formula_texts[1]) > LONGEST * width:
             del formula_texts[1]
-        rows += _formula_rows("model", formula_texts, width, is_bold=True)
+        rows += _formula_rows("model", formula_texts, width, strong=True)
         if formula.in_hidden is not None and len(write_expression(formula.in_hidden)) <= LONGEST_IN_HIDDEN * width:
-            rows += _formula_rows("in units of h", [write_expression(formula.in_hidden)], width, is_bold=True)
+            rows += _formula_rows("in units of h", [write_expression(formula.in_hidden)], width, strong=True)
         columns = (Column("component", "component", justify="left"), Column("formula", title, justify="left"))
         is_first = not tables
         model_text = with_rank(headline(preset.model), rank_share) if is_first else ""
@@ -312,7 +312,7 @@ def _formula_rows(name: str, formula_texts: list[str], width: int, depth: int = 
             for line in _break_lines(("= " if i else "") + formula_text, width)
         ]
     )
-    return [Row([name if i == 0 else "", line], depth if i == 0 else 0, is_bold) for i, line in enumerate(lines)]
+    return [Row([name if i == 0 else "", line], depth if i == 0 else 0, strong) for i, line in enumerate(lines)]
 
 
 def _break_lines(text: str, width: int) -> list[str]:

@@ -160,9 +160,9 @@ def accelerators_table(accelerator_fits: Sequence[Fit], title: str) -> Table:
 def verdict_notes(fits: Sequence[Fit]) -> list[str]:
     """Returns the notes that explain `tight` and `*`, if a verdict shows them."""
     notes = []
-    if any(fit.verdict == "tight" for fit in accelerator_fits):
+    if any(fit.verdict == "tight" for fit in fits):
         notes.append("tight: fits only without the estimated fragmentation")
-    if any(fit.nominal for fit in accelerator_fits):
+    if any(fit.nominal for fit in fits):
         notes.append("*: of the nominal memory, since the usable memory is not known")
     return notes
 
@@ -259,14 +259,14 @@ def execution_data(memory: Memory, attention: AttentionImplementation | None = N
     """
     attention = memory.attention if attention is None else attention
     memory_use, settings, training = memory.states, memory.settings, memory.settings.phase == "training"
-    kernels = kernel_choices(settings, memory.spec, attention)
+    choices = kernel_choices(settings, memory.spec, attention)
     adapters = memory_use.adapters
-    choices_data: dict[str, Any] = {"attn_implementation": attention, "norm": kernels.norm}
+    choices_data: dict[str, Any] = {"attn_implementation": attention, "norm": choices.norm}
     if training:
         choices_data |= {
-            "cross_entropy": kernels.cross_entropy,
-            "logits_dtype": kernels.logits_dtype
-            or ("float32" if kernels.cross_entropy == "eager" and kernels.float32_loss else memory_use.dtype),
+            "cross_entropy": choices.cross_entropy,
+            "logits_dtype": choices.logits_dtype
+            or ("float32" if choices.cross_entropy == "eager" and choices.float32_loss else memory_use.dtype),
             "recompute": settings.recompute or "none",
             "dropout": {} if memory.spec.dropout is None else memory.spec.dropout.probabilities(),
             "compile": bool(settings.compile),
@@ -351,13 +351,11 @@ def kind_parts(device: DeviceMemory, device_use: MemoryUse | None = None) -> tup
     device_use: the run on one device, whose number formats are a column; None (default) for a rank.
     """
 
-    def row(
-        name: str, dtype: str, byte_count: int, depth: int = 0, is_bold: bool = False, memory_kind: str = ""
-    ) -> Row:
+    def row(name: str, dtype: str, byte_count: int, depth: int = 0, strong: bool = False, memory_kind: str = "") -> Row:
         peak_fraction = byte_count / device.device_bytes
-        bar = None if depth or is_bold else Bar(peak_fraction, palette.KINDS.get(memory_kind, palette.OTHER))
+        bar = None if depth or strong else Bar(peak_fraction, palette.KINDS.get(memory_kind, palette.OTHER))
         formats_cell = [] if device_use is None else [units.short_dtype(dtype) if dtype else None]
-        return Row([name, *formats_cell, byte_count, peak_fraction, bar], depth, is_bold, is_sum=is_bold)
+        return Row([name, *formats_cell, byte_count, peak_fraction, bar], depth, strong, is_sum=strong)
 
     formats = {} if device_use is None else {"weights": device_use.dtype, "cache": device_use.kv_dtype}
     rows: list[Row] = []
@@ -368,10 +366,10 @@ def kind_parts(device: DeviceMemory, device_use: MemoryUse | None = None) -> tup
                 name, dtype = f"weights ({device_use.quantized.scheme.label})", ""
             rows.append(row(name, dtype, byte_count, memory_kind=memory_kind))
             rows += _weight_rows(device_use, row) if memory_kind == "weights" and device_use is not None else []
-    rows.append(row(f"peak of the {PHASE_NAMES[device.peak_at.phase]}", "", device.peak_bytes, is_bold=True))
+    rows.append(row(f"peak of the {PHASE_NAMES[device.peak_at.phase]}", "", device.peak_bytes, strong=True))
     rows += [row(name, "", byte_count) for name, byte_count in estimated_parts(device)]
     columns = [column for column in COLUMNS if column.key != "dtype" or device_use is not None]
-    return columns, [*rows, row("total", "", device.device_bytes, is_bold=True)]
+    return columns, [*rows, row("total", "", device.device_bytes, strong=True)]
 
 
 def _weight_rows(memory_use: MemoryUse, row: Callable[..., Row]) -> list[Row]:

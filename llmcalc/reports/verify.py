@@ -306,7 +306,7 @@ def _failure_tables(verdicts: list[Verdict]) -> Iterator[Table]:
     for verdict in verdicts:
         for quantity, group in groupby(verdict.failures, key=_quantity_group):
             checks = list(group)
-            listed_checks, remaining_rows = checks[:remaining_rows], remaining_rows - len(checks[:remaining_rows])
+            listed_checks, remaining = checks[:remaining], remaining - len(checks[:remaining])
             rows = [
                 Row(
                     [

@@ -339,11 +339,11 @@ class PassCounter:
         state = f"{next_state}, fresh" if is_first_backward else next_state
         return self._after_previous((chunk, "B", _index_within_case(pass_number), state), (chunk, "B", pass_number))
 
-    def _after_previous(self, pass_case: PassCase, pass_id: PassId) -> tuple[PassCase, PassId]:
+    def _after_previous(self, case: PassCase, pass_id: PassId) -> tuple[PassCase, PassId]:
         """Adds the kind of the chunk's previous pass to a case, if cases distinguish previous passes."""
         if not self.by_previous:
-            return pass_case, pass_id
-        chunk, pass_kind, pass_number, state = pass_case
+            return case, pass_id
+        chunk, pass_kind, pass_number, state = case
         self.previous, self._latest[chunk] = self._latest[chunk], pass_id
         if self.previous is not None:
             state += f" {self.previous[1]}{'' if self.previous[2] else FIRST}"
@@ -395,16 +395,14 @@ class PassRecorder(PassCounter):
         return self._run(*self.next_loss(chunk), output, compute)
 
     def _run(
-        self, pass_case: PassCase, pass_id: PassId, input_tensor: Tensor | None, compute: Callable[[], Tensor]
+        self, case: PassCase, pass_id: PassId, input_tensor: Tensor | None, compute: Callable[[], Tensor]
     ) -> Tensor:
         start, start_place, self.meter.repeats_place = len(self.meter.events), self.meter.place, True
         output = compute()
         input_storage = None if input_tensor is None else input_tensor.storage.block.handle
-        outputs = self._outputs(pass_case[0], output)
+        outputs = self._outputs(case[0], output)
         end = len(self.meter.events)
-        self.passes.append(
-            RecordedPass(pass_case, pass_id, start, end, start_place, input_storage, outputs, self.previous)
-        )
+        self.passes.append(RecordedPass(case, pass_id, start, end, start_place, input_storage, outputs, self.previous))
         return output
 
     def _outputs(self, chunk: int, output: Tensor) -> list[tuple[int, Tensor, int]]:
@@ -422,7 +420,7 @@ class PassRecorder(PassCounter):
             if gradient_leaf.grad is not None
         ]
         end = len(self.meter.events)
-        self.passes.append(RecordedPass(pass_case, pass_id, start, end, start_place, None, gradients, self.previous))
+        self.passes.append(RecordedPass(case, pass_id, start, end, start_place, None, gradients, self.previous))
 
     def traces(self) -> dict[PassCase, PassTrace]:
         """Returns one trace per case of passes. Raises `NotRepeating` if passes of a case differ."""
@@ -475,9 +473,9 @@ def with_unrecorded_cases(pass_traces: Mapping[PassCase, PassTrace]) -> dict[Pas
     for chunk in {chunk for chunk, *_ in pass_traces}:
         second_traces, later_traces = (
             {
-                (pass_case[1], pass_case[3]): pass_traces[pass_case]
-                for pass_case in pass_traces
-                if (pass_case[0], pass_case[2]) == (chunk, pass_number)
+                (case[1], case[3]): pass_traces[case]
+                for case in pass_traces
+                if (case[0], case[2]) == (chunk, pass_number)
             }
             for pass_number in (1, 2)
         )

@@ -60,15 +60,15 @@ def read_bytes(path: Path, limit: int, expected: str, or_stdin: bool = False) ->
                 f"{path}: {file_bytes:,} bytes is too large; expected {expected} of at most {limit:,} bytes"
             )
         try:
-            content = file.read(file_bytes + 1) or b""
+            data = file.read(file_bytes + 1) or b""
         except OSError as error:
             raise InputError(f"{path}: {_error_reason(error)}; expected {expected} that can be read") from None
-    if len(content) != file_bytes:
+    if len(data) != file_bytes:
         raise InputError(
             f"{path}: is not a regular file: its size is {file_bytes:,} bytes and "
-            f"{'more' if len(content) > file_bytes else f'{len(content):,}'} were read; expected {expected}"
+            f"{'more' if len(data) > file_bytes else f'{len(data):,}'} were read; expected {expected}"
         )
-    return content
+    return data
 
 
 def _require_regular(path: Path, status: os.stat_result, expected: str, or_stdin: bool) -> None:

@@ -55,8 +55,7 @@ UNITS = {"mb": 10**6, "gb": 10**9, "tb": 10**12, "mib": 2**20, "gib": 2**30, "ti
 def hardware_order(name: str) -> list[tuple[int, int, str]]:
     """Returns a sort key that compares numbers in names by value: a10, a40, a100."""
     return [
-        (0, int(digits_or_text), "") if digits_or_text.isdigit() else (1, 0, digits_or_text)
-        for digits_or_text in re.findall(r"[0-9]+|[^0-9]+", name.lower())
+        (0, int(part), "") if part.isdigit() else (1, 0, part) for part in re.findall(r"[0-9]+|[^0-9]+", name.lower())
     ]
 
 
@@ -151,9 +150,9 @@ def _read_by_name(argument: str) -> Hardware:
     if re.fullmatch(r"[0-9]{1,6}(\.[0-9]{1,6})?", argument):
         raise InputError(f"--hardware: {argument}: a memory size has a unit; expected {argument}GB or {argument}GiB")
     if count_match := SEVERAL.fullmatch(argument.strip()):
-        text_before, name, text_after = count_match.group("before", "name", "after")
-        if (text_before or text_after) and (hardware := _preset_with_spelling(name)):
-            expected = f"--hardware {hardware.name} --devices {text_before or text_after}"
+        before, name, after = count_match.group("before", "name", "after")
+        if (before or after) and (hardware := _preset_with_spelling(name)):
+            expected = f"--hardware {hardware.name} --devices {before or after}"
             raise InputError(f"--hardware: {argument}: it names one accelerator; expected {expected}")
     names = {spelling: name for name in hardware_names() for spelling in _spellings(load_hardware(name))}
     suggestion = suggest(argument, list(hardware_names())) or suggest(normalized(argument), names)

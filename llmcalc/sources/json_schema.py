@@ -96,13 +96,13 @@ def _with_references(schema: Any) -> Any:
         return schema
     if schema.get("type") == "null":
         return {"const": NONE}
-    schema_part = {key: _with_references(value) for key, value in schema.items() if key not in (PARTS, "default")}
+    out = {key: _with_references(value) for key, value in schema.items() if key not in (PARTS, "default")}
     if PARTS in schema:
         refs = [{"$ref": f"#/$defs/{name}"} for name in schema[PARTS]]
-        return {**schema_part, **(refs[0] if len(refs) == 1 else {"anyOf": refs})}
+        return {**out, **(refs[0] if len(refs) == 1 else {"anyOf": refs})}
     if isinstance(default := schema.get("default"), str | int | float | bool):
-        schema_part["default"] = default
-    return schema_part
+        out["default"] = default
+    return out
 
 
 def _partial_schema(schema: Any) -> Any:

@@ -293,10 +293,10 @@ def _paths_ending_with(field_path: list[str], paths: list[list[str]]) -> list[li
 
 
 def _replace_at(table: dict[str, Any], keys: list[str], value: Any) -> dict[str, Any]:
-    changed_table = dict(table)
+    out = dict(table)
     if len(keys) == 1:
-        changed_table[keys[0]] = value
+        out[keys[0]] = value
     else:
-        subtable = changed_table.get(keys[0])
-        changed_table[keys[0]] = _replace_at(subtable if isinstance(subtable, dict) else {}, keys[1:], value)
-    return changed_table
+        subtable = out.get(keys[0])
+        out[keys[0]] = _replace_at(subtable if isinstance(subtable, dict) else {}, keys[1:], value)
+    return out

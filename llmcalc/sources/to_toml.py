@@ -57,7 +57,7 @@ def _part_table(part: BaseModel, base: dict[str, Any] | None = None) -> dict[str
 
     base: a table that the result will override; fields that it sets are included even if they are defaults.
     """
-    table: dict[str, Any] = {}
+    out: dict[str, Any] = {}
     for name, field in type(part).model_fields.items():
         value = getattr(part, name)
         if isinstance(part, Stack) and name == "variants":
@@ -67,15 +67,15 @@ def _part_table(part: BaseModel, base: dict[str, Any] | None = None) -> dict[str
             continue
         if value is None and name == "type":
             continue
-        table[name] = _plain_value(value, (base or {}).get(name))
+        out[name] = _plain_value(value, (base or {}).get(name))
     if isinstance(part, Stack) and part.variants:
-        block = table["block"]
-        table["variants"] = {
+        block = out["block"]
+        out["variants"] = {
             name: _difference_table(block, _part_table(layer, block))
             for name, layer in part.variants.items()
             if name != BASE
         }
-    return table
+    return out
 
 
 def _plain_value(value: Any, base: Any = None) -> Any:
@@ -97,7 +97,7 @@ def _difference_table(base: dict[str, Any], other_table: dict[str, Any]) -> dict
         if isinstance(value, dict) and isinstance(base_value, dict) and value.get("type") == base_value.get("type"):
             changes = _difference_table(base_value, value)
             if changes:
-                differences[key] = changes
+                out[key] = changes
         elif value != base_value:
-            differences[key] = value
-    return differences
+            out[key] = value
+    return out

@@ -78,23 +78,23 @@ class Difference:
         return any(quantity.changed for quantity in self.quantities) or any(self.components.values())
 
 
-def diff(preset_before: Preset | None, preset_after: Preset | None, seq: int, dtype: str = "bfloat16") -> Difference:
+def diff(before: Preset | None, after: Preset | None, seq: int, dtype: str = "bfloat16") -> Difference:
     """Compares two models at sequences of `seq` tokens, with caches in number format `dtype`."""
     old_figures, new_figures = (
-        {} if preset is None else _figures_of_model(preset, seq, dtype) for preset in (preset_before, preset_after)
+        {} if preset is None else _figures_of_model(preset, seq, dtype) for preset in (before, after)
     )
     quantities: list[Quantity] = []
     for name, (_, unit) in {**new_figures, **old_figures}.items():
         (old_value, _), (new_value, _) = (figures.get(name, (None, unit)) for figures in (old_figures, new_figures))
         quantities.append(Quantity(name, old_value, new_value, unit))
     return Difference(
-        preset_before,
-        preset_after,
+        before,
+        after,
         seq,
         dtype,
-        tuple(_changed_fields(preset_before, preset_after)),
+        tuple(_changed_fields(before, after)),
         tuple(quantities),
-        {name: tuple(_changed_nodes(preset_before, preset_after, seq, dtype, name)) for name in COMPONENTS},
+        {name: tuple(_changed_nodes(before, after, seq, dtype, name)) for name in COMPONENTS},
     )
 
 
@@ -106,8 +106,8 @@ def _figures_of_model(preset: Preset, seq: int, dtype: str) -> dict[str, Figure]
         "active per token": (parameter_count.active, "parameters"),
         "embedding": (parameter_count.embedding, "parameters"),
     }
-    flop_count = flops(preset.model, run_config_of(preset.model, seq=seq))
-    quantities["forward FLOPs per token"] = flop_count.per_token, "FLOPs"
+    forward = flops(preset.model, run_config_of(preset.model, seq=seq))
+    quantities["forward FLOPs per token"] = forward.per_token, "FLOPs"
     quantities["training FLOPs per token"] = (
         flops(preset.model, run_config_of(preset.model, seq=seq, phase="training")).per_token,
         "FLOPs",
@@ -143,18 +143,16 @@ def _changed_fields(before: Preset | None, after: Preset | None) -> Iterator[Cha
     """Yields the changed fields by their path in a native description; None for a field that is not set."""
     if before is None or after is None:
         return
-    descriptions = [
-        dict(_flatten_fields(preset_description(preset)["model"])) for preset in (preset_before, preset_after)
-    ]
+    descriptions = [dict(_flatten_fields(preset_description(preset)["model"])) for preset in (before, after)]
     old_fields, new_fields = (
         _with_default_head_sizes(dict(_flatten_fields(preset.model.model_dump())) | set_fields)
-        for preset, set_fields in zip((preset_before, preset_after), descriptions, strict=True)
+        for preset, set_fields in zip((before, after), descriptions, strict=True)
     )  # with defaults too, which a description leaves out
     for path in dict.fromkeys([*descriptions[0], *descriptions[1]]):
         if old_fields.get(path) != new_fields.get(path):
             yield Change(path, old_fields.get(path), new_fields.get(path))
-    if preset_before.dtype != preset_after.dtype:
-        yield Change("dtype", preset_before.dtype, preset_after.dtype)
+    if before.dtype != after.dtype:
+        yield Change("dtype", before.dtype, after.dtype)
 
 
 def _with_default_head_sizes(fields: dict[str, Any]) -> dict[str, Any]:
@@ -188,15 +186,13 @@ def _flatten_fields(table: Mapping[str, Any], prefix: str = "") -> Iterator[tupl
             yield f"{prefix}{key}", value
 
 
-def _changed_nodes(
-    preset_before: Preset | None, preset_after: Preset | None, seq: int, dtype: str, name: str
-) -> list[Quantity]:
+def _changed_nodes(before: Preset | None, after: Preset | None, seq: int, dtype: str, name: str) -> list[Quantity]:
     """Returns the nodes whose value of a quantity differs, largest change first."""
     cost_of_dtype, unit = COMPONENTS[name]
     cost = cost_of_dtype(dtype)
     old_costs, new_costs = (
         {} if preset is None else _costs_by_path(preset.model.tree(), cost, run_config_of(preset.model, seq=seq), unit)
-        for preset in (preset_before, preset_after)
+        for preset in (before, after)
     )
     compared_nodes = (
         Quantity(path, old_costs.get(path), new_costs.get(path), unit)

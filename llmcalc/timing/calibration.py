@@ -102,9 +102,7 @@ class Linear:
         """Returns the logarithm of estimated over measured seconds for each run."""
         all_factors = tuple(factors)
         return [
-            math.log(
-                sum(factor * part_seconds for factor, part_seconds in zip(all_factors, parts, strict=True)) / seconds
-            )
+            math.log(sum(factor * part for factor, part in zip(all_factors, parts, strict=True)) / seconds)
             for parts, seconds in zip(self.parts, self.measured, strict=True)
         ]
 
@@ -225,12 +223,12 @@ class Errors:
         groups: dict[tuple[object, ...], list[tuple[float, float]]] = {}
         for measured_run, estimate in zip(runs, estimates, strict=True):
             groups.setdefault(measured_run.group, []).append((estimate, measured_run.seconds))
-        layout_groups = [group for name, group in groups.items() if name and len(group) >= LEAST_LAYOUTS]
+        choices = [group for name, group in groups.items() if name and len(group) >= LEAST_LAYOUTS]
         return cls(
             median(errors),
             errors[min(len(errors) - 1, int(0.9 * len(errors)))],
-            mean(_regret(group, 1) for group in layout_groups) if layout_groups else None,
-            mean(_regret(group, 3) for group in layout_groups) if layout_groups else None,
+            mean(_regret(group, 1) for group in choices) if choices else None,
+            mean(_regret(group, 3) for group in choices) if choices else None,
         )
 
 
@@ -290,12 +288,12 @@ def calibrate(runs: Sequence[MeasuredRun]) -> Calibration:
         raise InputError(f"--calibrate: {len(runs)} measured runs; expected at least {LEAST_RUNS}")
     linear = Linear(runs)
     estimates = [measured_run.pricer(UNCHANGED) for measured_run in runs]
-    errors_before = Errors.from_runs(runs, estimates)
+    before = Errors.from_runs(runs, estimates)
     trials = [(penalty, _left_out_errors(linear, penalty)) for penalty in PENALTIES]
     sure_trial = min(trials, key=lambda trial: mean(map(abs, trial[1])))
     errors = [math.log(estimate / run.seconds) for run, estimate in zip(runs, estimates, strict=True)]
     power, cautious_trial = _power(sure_trial[1], errors), (CAUTIOUS, _left_out_errors(linear, CAUTIOUS))
-    calibrations: list[Calibration] = []
+    fits: list[Calibration] = []
     weighted_trials = [(sure_trial, power)] if power else []
     for (penalty, logarithms), exponent in [*weighted_trials, (cautious_trial, 1.0)]:
         factors = Factors(*(factor**exponent for factor in astuple(minimize(linear, penalty))))
@@ -303,14 +301,12 @@ def calibrate(runs: Sequence[MeasuredRun]) -> Calibration:
             run.seconds * math.exp(exponent * logarithm + (1 - exponent) * error)
             for run, logarithm, error in zip(runs, logarithms, errors, strict=True)
         ]
-        errors_after = Errors.from_runs(runs, [run.pricer(factors) for run in runs])
-        refusal = _refusal(errors_before, errors_after, _mean_ratio(linear.errors(astuple(factors)), errors))
+        after = Errors.from_runs(runs, [run.pricer(factors) for run in runs])
+        refusal = _refusal(before, after, _mean_ratio(linear.errors(astuple(factors)), errors))
         errors_left_out = Errors.from_runs(runs, left_out)
         is_cautious = penalty == CAUTIOUS
-        calibrations.append(
-            Calibration(len(runs), errors_before, errors_after, errors_left_out, factors, refusal, is_cautious)
-        )
-    return next((fit for fit in calibrations if not fit.refused), calibrations[0])
+        fits.append(Calibration(len(runs), before, after, errors_left_out, factors, refusal, is_cautious))
+    return next((fit for fit in fits if not fit.refused), fits[0])
 
 
 def _mean_ratio(errors_after: Sequence[float], errors_before: Sequence[float]) -> float:

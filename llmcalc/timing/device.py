@@ -123,14 +123,14 @@ class Device:
         return bytes / (self.bandwidth * self.generation.cache)
 
     def attention_seconds(
-        self, flops: Number, keys: Number, head_dim: Number, is_backward: bool = False, efficiency: float = 1.0
+        self, flops: Number, keys: Number, dim: Number, backward: bool = False, efficiency: float = 1.0
     ) -> Number:
         """Returns the seconds of fused attention over `keys` keys, with efficiency e(S) = e∞ / (1 + S₀ / S).
 
-        head_dim: width of a key; narrow heads fill the units less. efficiency: of the best kernel's rate, 1 by default.
+        dim: width of a key; narrow heads fill the units less. efficiency: of the best kernel's rate, 1 by default.
         """
-        best_share, half_rate_keys = self.generation.attention_backward if is_backward else self.generation.attention
-        narrow_share = minimum(1.0, head_dim / 128) ** 0.5
+        best_share, half_rate_keys = self.generation.attention_backward if backward else self.generation.attention
+        narrow_share = minimum(1.0, dim / 128) ** 0.5
         return (
             flops
             * (1 + half_rate_keys / maximum(1, keys))

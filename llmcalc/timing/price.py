@@ -125,7 +125,7 @@ class TimedPass:
         return sum(
             operation.times * operation.seconds
             for operation in self.operations
-            if operation.layer == layer and is_backward in (None, operation.backward)
+            if operation.layer == layer and backward in (None, operation.backward)
         )
 
     def recomputed_seconds(self, layer: int, core: bool, nodes: Iterable[str]) -> Number:
@@ -142,7 +142,7 @@ class TimedPass:
     def layer_launches(self, layer: int, backward: bool, kernels: KernelCounts) -> Number:
         """Returns the number of kernel launches in the forward (or backward) pass of one layer."""
         return sum(
-            kernel.times * kernels.get(kernel.verb, kernel.launches)[is_backward]
+            kernel.times * kernels.get(kernel.verb, kernel.launches)[backward]
             for kernel in self.work.kernels
             if kernel.layer == layer
         )
@@ -222,13 +222,13 @@ class TimeEstimator:
         launched_directions: set[bool] = set()
         is_in_graph = not (self.trains or self.stack.host_kernel)
         launches = self.stack.kernels.get(kernel.verb, kernel.launches) if is_in_graph else kernel.launches
-        for is_backward, compute, memory in pass_parts:
-            if is_backward and not self.trains:
+        for backward, compute, memory in pass_parts:
+            if backward and not self.trains:
                 continue
-            wait = 0.0 if is_backward in launched_directions else launches[is_backward] * self.kernel_wait
-            launched_directions.add(is_backward)
+            wait = 0.0 if backward in launched_directions else launches[backward] * self.kernel_wait
+            launched_directions.add(backward)
             yield TimedOperation(
-                kernel.path, kernel.kind, kernel.layer, kernel.times, is_backward, False, compute, memory, 0.0, wait
+                kernel.path, kernel.kind, kernel.layer, kernel.times, backward, False, compute, memory, 0.0, wait
             )
 
     def _product_seconds(self, kernel: Kernel) -> Iterator[tuple[bool, Number, Number]]:
@@ -253,7 +253,7 @@ class TimeEstimator:
             rate *= device.unaligned_rate_share(kernel.n, kernel.k)
         cast_bytes = CAST_BYTES.get(dtype, 0.0)
         output = max(2.0, element)
-        backward_seconds = kernel.flops[1] / rate / (1 if kernel.frozen else 2)
+        backward = kernel.flops[1] / rate / (1 if kernel.frozen else 2)
         yield (
             False,
             kernel.flops[0] / rate * self._depth_factor(dtype, k),
@@ -263,18 +263,14 @@ class TimeEstimator:
         if cast_bytes and casts_input:
             yield False, 0.0, device.memory_seconds(cast_bytes * m * k)
         if not isinstance(kernel.flops[1], int) or kernel.flops[1]:
-            gradient = backward_seconds * self._depth_factor(dtype, n)
+            gradient = backward * self._depth_factor(dtype, n)
             yield True, gradient, device.memory_seconds(element * (weight + m * n) + output * m * k)
             if cast_bytes and casts_gradient:
                 yield True, 0.0, device.memory_seconds((FROZEN_CAST if kernel.frozen else 1.0) * cast_bytes * m * n)
             if kernel.frozen:
                 return
-            backward_seconds = backward_seconds * self._depth_factor(dtype, m / kernel.experts)
-            yield (
-                True,
-                backward_seconds,
-                device.memory_seconds((element + 4.0) * weight + element * m * k + output * m * n),
-            )
+            backward = backward * self._depth_factor(dtype, m / kernel.experts)
+            yield True, backward, device.memory_seconds((element + 4.0) * weight + element * m * k + output * m * n)
 
     _experts_seconds = _product_seconds
 
@@ -337,39 +333,37 @@ class TimeEstimator:
             products = 2.0 * scores * (kernel.dim + kernel.k) * (self.stack.unaligned_heads if unaligned_dim else 1.0)
             score_bytes = SCORE_BYTES if self.stack.fused else EAGER_SCORE_BYTES
             compute, memory = products / self.product_rate("bf16"), device.memory_seconds(score_bytes * scores)
-            for is_backward in (False, True):
-                yield is_backward, (1 + is_backward) * compute, 0.0
-                yield is_backward, 0.0, (1 + is_backward) * memory
+            for backward in (False, True):
+                yield backward, (1 + backward) * compute, 0.0
+                yield backward, 0.0, (1 + backward) * memory
             return
         efficiency = device.generation.older_attention.get(self.stack.attention, 1.0)
         efficiency *= device.sustained_share() if self.trains else 1.0
         flops_of_passes, keys = kernel.flops, kernel.keys
         if self.stack.reads_masks and not same(kernel.keys, kernel.n):  # a window is a mask, and no pair is skipped
             keys = kernel.n
-            forward_flops = 2.0 * kernel.heads * kernel.m * kernel.n * (kernel.dim + kernel.k)
-            flops_of_passes = forward_flops, ATTENTION_BACKWARD * forward_flops
-        for is_backward in (False, True):
-            flops = kernel.padding * flops_of_passes[is_backward]
-            seconds = device.attention_seconds(flops, keys, kernel.dim, is_backward, efficiency)
-            yield is_backward, seconds, 0.0 if is_backward else device.cache_seconds(cache)
+            forward = 2.0 * kernel.heads * kernel.m * kernel.n * (kernel.dim + kernel.k)
+            flops_of_passes = forward, ATTENTION_BACKWARD * forward
+        for backward in (False, True):
+            flops = kernel.padding * flops_of_passes[backward]
+            seconds = device.attention_seconds(flops, keys, kernel.dim, backward, efficiency)
+            yield backward, seconds, 0.0 if backward else device.cache_seconds(cache)
 
     def _scores_seconds(self, kernel: Kernel) -> Iterator[tuple[bool, Number, Number]]:
         """Estimates the seconds of a product of queries and keys, which sums over the width of a key."""
         dtype = "bf16" if self.trains else self._inference_format(kernel)
         rate = self.product_rate(dtype) / self._depth_factor(dtype, kernel.k)
         cache = kernel.cache_elements * self.formats.cache_bits / 8
-        for is_backward in (False, True):
-            memory = self.device.memory_seconds(
-                2.0 * kernel.moved_elements[is_backward] + (0.0 if is_backward else cache)
-            )
-            yield is_backward, kernel.flops[is_backward] / rate, memory
+        for backward in (False, True):
+            memory = self.device.memory_seconds(2.0 * kernel.moved_elements[backward] + (0.0 if backward else cache))
+            yield backward, kernel.flops[backward] / rate, memory
 
     def _scan_seconds(self, kernel: Kernel) -> Iterator[tuple[bool, Number, Number]]:
         """Estimates the seconds of a scan or recurrence as element-wise memory traffic."""
         weight = kernel.weight_elements * (2.0 if self.trains else self.formats.weight_bits / 8)
-        for is_backward in (False, True):
-            compute = self.device.scan_seconds(kernel.flops[is_backward])
-            yield is_backward, compute, self.device.memory_seconds(2.0 * kernel.moved_elements[is_backward] + weight)
+        for backward in (False, True):
+            compute = self.device.scan_seconds(kernel.flops[backward])
+            yield backward, compute, self.device.memory_seconds(2.0 * kernel.moved_elements[backward] + weight)
 
     def _state_seconds(self, kernel: Kernel) -> Iterator[tuple[bool, Number, Number]]:
         """Estimates the seconds in which a decoded token reads and writes a recurrent state."""
@@ -379,17 +373,17 @@ class TimeEstimator:
         passes = 1.0 if self.stack.fused else self.stack.passes.get(kernel.verb, 1.0)
         if self.stack.fused_experts and kernel.path.endswith(".experts"):
             passes = 0.0
-        for is_backward in (False, True):
-            yield is_backward, 0.0, self.device.memory_seconds(2.0 * passes * kernel.moved_elements[is_backward])
+        for backward in (False, True):
+            yield backward, 0.0, self.device.memory_seconds(2.0 * passes * kernel.moved_elements[backward])
 
     _look_up_seconds = _permutation_seconds = _elementwise_seconds
 
     def _adapter_seconds(self, kernel: Kernel) -> Iterator[tuple[bool, Number, Number]]:
         """Estimates the seconds of the element-wise kernels around an adapter's matrix products."""
         input_bytes, output_bytes = (self.stack.adapter_bytes.get(name, (0.0, 0.0)) for name in ("input", "output"))
-        for is_backward in (False, True):
-            bytes = kernel.m * (kernel.k * input_bytes[is_backward] + kernel.n * output_bytes[is_backward])
-            yield is_backward, 0.0, self.device.memory_seconds(bytes)
+        for backward in (False, True):
+            bytes = kernel.m * (kernel.k * input_bytes[backward] + kernel.n * output_bytes[backward])
+            yield backward, 0.0, self.device.memory_seconds(bytes)
 
     def _loss_seconds(self, kernel: Kernel) -> Iterator[tuple[bool, Number, Number]]:
         memory = self.device.memory_seconds(kernel.m * kernel.n * (self.stack.logit_bytes if self.trains else 4.0))

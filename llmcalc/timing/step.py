@@ -186,12 +186,12 @@ def layer_costs(timed_pass: TimedPass, stack: Stack, plan: StepPlan) -> LayerCos
     layers = range(len(work.layer_kinds))
     wait = stack.layer_wait if work.rank_pass.tp > 1 else 0.0
 
-    def seconds(layer: int, is_backward: bool) -> Number:
-        kernels = timed_pass.layer_seconds(layer, is_backward=is_backward)
-        return kernels + host_wait(timed_pass, stack, layer, is_backward, kernels) + wait
+    def seconds(layer: int, backward: bool) -> Number:
+        kernels = timed_pass.layer_seconds(layer, backward=backward)
+        return kernels + host_wait(timed_pass, stack, layer, backward, kernels) + wait
 
-    forward_passes = [seconds(layer, is_backward=False) for layer in layers]
-    seconds_of_both = [forward_passes[layer] + seconds(layer, is_backward=True) for layer in layers]
+    forward_passes = [seconds(layer, backward=False) for layer in layers]
+    seconds_of_both = [forward_passes[layer] + seconds(layer, backward=True) for layer in layers]
     recomputed_modules = plan.recompute_core, plan.recompute_nodes
     if any(recomputed_modules):
         check_nodes(plan.recompute_nodes, _modules_of_layers(timed_pass))
@@ -223,7 +223,7 @@ def host_wait(timed_pass: TimedPass, stack: Stack, layer: int, backward: bool, k
 
     kernels: seconds of the kernels and messages of that direction.
     """
-    launches = timed_pass.layer_launches(layer, is_backward, stack.kernels)
+    launches = timed_pass.layer_launches(layer, backward, stack.kernels)
     return maximum(0.0, launches * stack.host_kernel - kernels)
 
 

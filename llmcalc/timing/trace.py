@@ -115,16 +115,13 @@ class StepSeconds:
 
 
 def _tabulated_seconds(
-    exact_seconds: Callable[[int, int], float], max_concurrency: int, context_lengths: Sequence[int]
+    exact_seconds: Callable[[int, int], float], most: int, context_lengths: Sequence[int]
 ) -> Seconds:
     """Returns seconds interpolated between batch sizes (powers of two up to `most`) and context lengths.
 
     exact_seconds: (size of the batch, tokens in the cache) → seconds.
     """
-    sizes = [
-        *(2**i for i in range(max(1, max_concurrency).bit_length()) if 2**i < max_concurrency),
-        max(1, max_concurrency),
-    ]
+    sizes = [*(2**i for i in range(max(1, most).bit_length()) if 2**i < most), max(1, most)]
     table = [[exact_seconds(size, cached_tokens) for cached_tokens in context_lengths] for size in sizes]
 
     def seconds(batch_size: float, cached_tokens: float) -> float:
@@ -175,8 +172,8 @@ class Batch:
         decoding: list[tuple[int, int]] = []  # (step at which it ends, request)
         prompts: deque[list[int]] = deque()  # [request, tokens that are computed, tokens to compute]
         first_token_times: dict[int, float] = {}
-        end_seconds: dict[int, float] = {}
-        while len(end_seconds) < len(requests):
+        ends: dict[int, float] = {}
+        while len(ends) < len(requests):
             budget.spend_step()
             while next_request < len(requests) and requests[next_request].arrival <= time_now:
                 request = requests[next_request]
@@ -204,7 +201,7 @@ class Batch:
                         heapq.heappush(decoding, (steps_done + self._further_steps(requests[index]), index))
                         context_sum += requests[index].input + 1
                     else:
-                        end_seconds[index] = first_token_times[index]
+                        ends[index] = first_token_times[index]
                         reserved_tokens -= requests[index].input + 1
             elif sequence_count:
                 equal_steps = self._equal_step_count(
@@ -225,14 +222,14 @@ class Batch:
             while decoding and decoding[0][0] <= steps_done:
                 _, index = heapq.heappop(decoding)
                 request = requests[index]
-                end_seconds[index] = max(time_now, first_token_times[index])
+                ends[index] = max(time_now, first_token_times[index])
                 context_sum -= request.input + 1 + self._further_steps(request) * self.steps.tokens
                 reserved_tokens -= request.input + request.output
         return [
             ServedRequest(
                 first_token_times[i] - request.arrival,
-                (end_seconds[i] - first_token_times[i]) / (request.output - 1) if request.output > 1 else None,
-                end_seconds[i],
+                (ends[i] - first_token_times[i]) / (request.output - 1) if request.output > 1 else None,
+                ends[i],
             )
             for i, request in enumerate(requests)
         ]

@@ -165,10 +165,10 @@ class WorkRecorder(Placements):
 
     def _run_items(self, items: Iterable[Item], path: str, repeats: Number) -> None:
         scope, shares_parameters = self.scopes.get(id(items)), self.shares_parameters
-        node_fields = {} if scope is None else scope.about
-        self.shares_parameters = shares_parameters or node_fields.get("role") == "shared"
-        if node_fields.get("kind") == "layer":
-            self._run_layer(node_fields, items, path, repeats)
+        about = {} if scope is None else scope.about
+        self.shares_parameters = shares_parameters or about.get("role") == "shared"
+        if about.get("kind") == "layer":
+            self._run_layer(about, items, path, repeats)
         else:
             self._run_scope(items, path, repeats)
         self.shares_parameters = shares_parameters
@@ -181,10 +181,10 @@ class WorkRecorder(Placements):
                 node = item.node() if isinstance(item, Scope) else Node(item.name, item.op, role=item.about["role"])
                 self._count_parameters(node.total(total_of), exact_div(repeats, self.layers))
 
-    def _run_layer(self, node_fields: Mapping[str, Any], items: Iterable[Item], path: str, repeats: Number) -> None:
+    def _run_layer(self, about: Mapping[str, Any], items: Iterable[Item], path: str, repeats: Number) -> None:
         self._record_group()
-        indices = node_fields.get("indices")
-        layer_kind = LayerKind(node_fields.get("label", ""), tuple(range(repeats) if indices is None else indices))
+        indices = about.get("indices")
+        layer_kind = LayerKind(about.get("label", ""), tuple(range(repeats) if indices is None else indices))
         self.work.layer_kinds.append(layer_kind)
         self.layer, self.layers = len(self.work.layer_kinds) - 1, repeats
         self._run_scope(items, path, repeats)
@@ -238,15 +238,15 @@ class WorkRecorder(Placements):
         collective: CollectiveKind,
         value: Value,
         group: Group = "tp",
-        is_backward: bool = False,
+        backward: bool = False,
         elements: Number = None,
         messages: int = 1,
     ) -> None:
         if group == "ep" and self._gathers_tokens:
-            self._add_gathering(value, is_backward)
+            self._add_gathering(value, backward)
             return
         message_count = len(self.messages)
-        super()._add_message(collective, value, group, is_backward, elements, messages)
+        super()._add_message(collective, value, group, backward, elements, messages)
         if len(self.messages) == message_count:
             return
         self._record_group()
@@ -268,7 +268,7 @@ class WorkRecorder(Placements):
         routed: rows of tokens and experts, before (dispatch) or after the experts (combine).
         """
         replicas = self.rank_pass.gathered_ranks
-        if is_backward or replicas == 1:
+        if backward or replicas == 1:
             return
         assert isinstance(routed.rows, Routed)
         self._record_group()
@@ -456,18 +456,18 @@ class WorkRecorder(Placements):
         """Adds a product of queries and keys, for attention with a separate softmax or for the selection of keys."""
         op, ranks, run = step.op, self.rank_pass.cp, self.full_run
         assert isinstance(op, AttentionCore)
-        query_key_pairs = run.batch * op.pairs(run)
-        backward_flops = op.backward_flops(run) if self.has_gradient else 0
+        pairs = run.batch * op.pairs(run)
+        backward = op.backward_flops(run) if self.has_gradient else 0
         attends = self.rank_pass.fused and op.v_dim == op.qk_dim
         moved_elements = sum(self._elements(value) for value in step.ins if value.rows is op.rows)
-        moved_elements += SCORE_ELEMENTS * query_key_pairs * (1 if self.rank_pass.fused or op.v_dim == 1 else op.heads)
-        keys = exact_div(query_key_pairs, run.batch) if run.phase == "decode" else run.available_rows(op.rows)
+        moved_elements += SCORE_ELEMENTS * pairs * (1 if self.rank_pass.fused or op.v_dim == 1 else op.heads)
+        keys = exact_div(pairs, run.batch) if run.phase == "decode" else run.available_rows(op.rows)
         self._add_kernel(
             "attention" if attends else "scores",
             "scores",
-            flops=(rank_share(op.forward_flops(run), ranks), rank_share(backward_flops, ranks)),
+            flops=(rank_share(op.forward_flops(run), ranks), rank_share(backward, ranks)),
             moved_elements=(0, 0) if attends else (moved_elements, 2 * moved_elements),
-            cache_elements=query_key_pairs * op.qk_dim if self._reads_cache else 0,
+            cache_elements=pairs * op.qk_dim if self._reads_cache else 0,
             m=rank_share(run.rows(op.rows), ranks),
             n=keys,
             k=op.qk_dim,
@@ -496,13 +496,13 @@ class WorkRecorder(Placements):
         op = step.op
         assert op is not None
         moved_elements = sum(self._elements(value) for value in (*step.ins, *step.outs))
-        backward_flops = op.backward_flops(self.full_run) if self.has_gradient else 0
+        backward = op.backward_flops(self.full_run) if self.has_gradient else 0
         self._add_kernel(
             "scan",
             step.verb,
             flops=(
                 rank_share(op.forward_flops(self.full_run), self.rank_pass.cp),
-                rank_share(backward_flops, self.rank_pass.cp),
+                rank_share(backward, self.rank_pass.cp),
             ),
             weight_elements=op.params() if "params" in op.effects else 0,
             moved_elements=(moved_elements, 2 * moved_elements),

@@ -87,19 +87,19 @@ def _without_unit_axes(shape: Shape) -> Shape:
 
 def match_tensors(spec: ModelSpec, checkpoint: Checkpoint) -> TensorMatch:
     """Matches the tensors of the spec with the tensors of the checkpoint."""
-    match, expected_by_group, stored_by_group = TensorMatch(), defaultdict(list), defaultdict(list)
+    result, expected_by_group, stored_by_group = TensorMatch(), defaultdict(list), defaultdict(list)
     for expected_tensor in expected_tensors(spec):
         expected_by_group[_layer_of_name(expected_tensor.node, spec)].append(expected_tensor)
     for tensor in checkpoint.tensors:
         if NO_PARAMETERS.search(tensor.name):
-            match.buffers.append(tensor)
+            result.buffers.append(tensor)
         else:
             stored_by_group[_layer_of_name(tensor.name, spec)].append(tensor)
     for group in {**expected_by_group, **stored_by_group}:
-        _match_group(expected_by_group[group], stored_by_group[group], match)
-    _match_across_layers(match)
-    _accept_tied_copies(spec, match)
-    return match
+        _match_group(expected_by_group[group], stored_by_group[group], result)
+    _match_across_layers(result)
+    _accept_tied_copies(spec, result)
+    return result
 
 
 def _layer_of_name(name: str, spec: ModelSpec) -> tuple[str, int]:
@@ -113,18 +113,18 @@ def _layer_of_name(name: str, spec: ModelSpec) -> tuple[str, int]:
     return stack_name, int(layer_number[1])
 
 
-def _match_group(expected_tensors: list[Expected], stored_tensors: list[StoredTensor], match: TensorMatch) -> None:
+def _match_group(expected_tensors: list[Expected], stored_tensors: list[StoredTensor], result: TensorMatch) -> None:
     unmatched_tensors = list(expected_tensors)
-    remaining_tensors = [(tensor, _without_unit_axes(tensor.shape)) for tensor in stored_tensors]
+    remaining = [(tensor, _without_unit_axes(tensor.shape)) for tensor in stored_tensors]
     for match_tensors in (_match_equal_shapes, _match_expert_stacks, _match_fused):
-        remaining_tensors = match_tensors(unmatched_tensors, remaining_tensors, match)
+        remaining = match_tensors(unmatched_tensors, remaining, result)
     tensors_by_last_word: dict[tuple[str, int], list[Expected]] = defaultdict(list)  # last word of the node, axes
     for expected_tensor in unmatched_tensors:
         tensors_by_last_word[expected_tensor.node.rpartition(".")[2], len(expected_tensor.shape)].append(
             expected_tensor
         )
     position = {id(expected_tensor): i for i, expected_tensor in enumerate(unmatched_tensors)}
-    for tensor, shape in remaining_tensors:
+    for tensor, shape in remaining:
         name_words = set(tensor.name.split("."))
         tensors_with_last_word = (
             expected_tensor
@@ -137,10 +137,10 @@ def _match_group(expected_tensors: list[Expected], stored_tensors: list[StoredTe
         if closest_tensor is not None:
             unmatched_tensors.remove(closest_tensor)
             tensors_by_last_word[closest_tensor.node.rpartition(".")[2], len(shape)].remove(closest_tensor)
-            match.misshapen.append((closest_tensor, tensor))
+            result.misshapen.append((closest_tensor, tensor))
         else:
-            match.extra.append(tensor)
-    match.missing += [
+            result.extra.append(tensor)
+    result.missing += [
         expected_tensor for expected_tensor in unmatched_tensors if not expected_tensor.buffer
     ]  # a checkpoint may lack buffers
 
@@ -156,7 +156,7 @@ def _match_equal_shapes(expected_tensors: list[Expected], remaining: Unmatched, 
     for is_transposed in (False, True):
         for requires_equal_name in (True, False):
             unmatched_tensors: Unmatched = []
-            for tensor, shape in remaining_tensors:
+            for tensor, shape in remaining:
                 candidates = tensors_by_shape.get(shape if not is_transposed else _transposed_shape(shape))
                 partner = (
                     next(
@@ -175,9 +175,9 @@ def _match_equal_shapes(expected_tensors: list[Expected], remaining: Unmatched, 
                 else:
                     expected_tensors.remove(partner)
                     tensors_by_shape[partner.shape].remove(partner)
-                    match.matched += 1
-            remaining_tensors = unmatched_tensors
-    return remaining_tensors
+                    result.matched += 1
+            remaining = unmatched_tensors
+    return remaining
 
 
 def _transposed_shape(shape: Shape) -> Shape:
@@ -190,7 +190,7 @@ def _match_expert_stacks(unmatched_tensors: list[Expected], remaining: Unmatched
     stacks = [stack for stack in unmatched_tensors if len(stack.shape) > 1]
     shapes = {shape for stack in stacks for shape in (stack.shape[1:], stack.shape[:0:-1])}
     by_shape: dict[Shape, dict[str, list[int]]] = defaultdict(dict)  # shape → word → indices in `remaining`
-    for i, (tensor, shape) in enumerate(remaining_tensors):
+    for i, (tensor, shape) in enumerate(remaining):
         if shape in shapes:
             by_shape[shape].setdefault(_last_word(tensor.name), []).append(i)
     used_indices: set[int] = set()
@@ -212,15 +212,15 @@ def _match_expert_stacks(unmatched_tensors: list[Expected], remaining: Unmatched
             for name_words in same_shape:
                 name_words.pop(name_word, None)
             unmatched_tensors.remove(stack)
-            match.matched += 1
-    return [stored_tensor for i, stored_tensor in enumerate(remaining_tensors) if i not in used_indices]
+            result.matched += 1
+    return [stored_tensor for i, stored_tensor in enumerate(remaining) if i not in used_indices]
 
 
 def _match_fused(expected_tensors: list[Expected], remaining: Unmatched, result: TensorMatch) -> Unmatched:
     """Matches two or three tensors of one parent with a fused tensor, by concatenated rows or columns."""
     unmatched_tensors: Unmatched = []
     fused_by_shape: dict[int, dict[Shape, tuple[Expected, ...]]] = {}  # axes → shape → tensors that are fused to it
-    for tensor, shape in remaining_tensors:
+    for tensor, shape in remaining:
         axes = len(shape)
         if axes not in fused_by_shape:
             fused_by_shape[axes] = _fused_shapes(expected_tensors, axes)
@@ -230,7 +230,7 @@ def _match_fused(expected_tensors: list[Expected], remaining: Unmatched, result:
         else:
             for tensor_part in fused_tensors:
                 expected_tensors.remove(tensor_part)
-                match.matched += 1
+                result.matched += 1
             fused_by_shape = {}
     return unmatched_tensors
 

@@ -135,10 +135,10 @@ def flops_by_path(counter: FlopCounterMode, root: str) -> dict[str, int]:
     for name, flops_by_operation in counter.get_flop_counts().items():
         total = sum(flops_by_operation.values())
         if name == "Global":
-            flops_of_paths[""] = total
+            out[""] = total
         elif name.startswith(root + "."):
-            flops_of_paths[name[len(root) + 1 :]] = total
-    return flops_of_paths
+            out[name[len(root) + 1 :]] = total
+    return out
 
 
 def count_flops(
@@ -157,16 +157,14 @@ def count_flops(
     owners = BackwardOwners(module) if train else None
     with flop_counter() as counter, torch.set_grad_enabled(train):
         outputs = run()
-        forward_flops = flops_by_path(counter, root)
+        forward = flops_by_path(counter, root)
         if owners is None:
-            return forward_flops, {}
-        backward_flops = owners.backward(outputs, counter.get_total_flops)
+            return forward, {}
+        backward = owners.backward(outputs, counter.get_total_flops)
     for parameter in module.parameters():
         parameter.grad = None
-    forward_and_backward = {
-        path: forward_flops.get(path, 0) + backward_flops.get(path, 0) for path in {*forward_flops, *backward_flops}
-    }
-    return forward_flops, forward_and_backward
+    forward_and_backward = {path: forward.get(path, 0) + backward.get(path, 0) for path in {*forward, *backward}}
+    return forward, forward_and_backward
 
 
 class BackwardOwners:

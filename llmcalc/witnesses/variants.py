@@ -27,22 +27,22 @@ from ..workload.recompute import PRODUCTS, Recompute
 
 
 def use_kernels(
-    module: nn.Module, kernels: Choices, recompute: Recompute, adapters: Adapters | None = None, device: str = "cpu"
+    module: nn.Module, choices: Choices, recompute: Recompute, adapters: Adapters | None = None, device: str = "cpu"
 ) -> None:
     """Makes a reference use these kernels inside `kernel_context`, with dropout in training mode."""
     if module.training:
         with_dropout(module)
     if adapters is not None:
         with_adapters(module, adapters, device)
-    if kernels.attention != "eager":
-        replace_attention(module, kernels)
-    if kernels.norm != "eager":
+    if choices.attention != "eager":
+        replace_attention(module, choices)
+    if choices.norm != "eager":
         fuse_norms(module)
-    if kernels.cross_entropy in ("chunked", "split"):
+    if choices.cross_entropy in ("chunked", "split"):
         output_layer(module).forward = lambda x: x
-    if kernels.logits_to_keep is not None:
-        first_logit = -(kernels.logits_to_keep + 1)
-        output_layer(module).register_forward_pre_hook(lambda _, hook_inputs: (hook_inputs[0][:, first_logit:],))
+    if choices.logits_to_keep is not None:
+        first = -(choices.logits_to_keep + 1)
+        output_layer(module).register_forward_pre_hook(lambda _, hook_inputs: (hook_inputs[0][:, first:],))
     add_checkpoints(module, recompute)
     if adapters is not None and recompute.layers:
         module.get_submodule("embed_tokens").register_forward_hook(
@@ -104,14 +104,14 @@ def is_core(name: str) -> bool:
 
 
 @contextmanager
-def kernel_context(kernels: Choices) -> Iterator[None]:
+def kernel_context(choices: Choices) -> Iterator[None]:
     """Disables masks unless attention is eager, and repeated keys for flash attention."""
     changed_attributes: list[tuple[Any, str, Any]] = []
-    if kernels.attention != "eager":
+    if choices.attention != "eager":
         mixers = [module for name, module in sys.modules.items() if name.startswith("llmcalc.components.mixers.")]
         mask = attention_mask.__name__
         changed_attributes = [(module, mask, lambda *_, **__: None) for module in mixers if hasattr(module, mask)]
-    if kernels.attention in ("flash", "sdpa"):
+    if choices.attention in ("flash", "sdpa"):
         repeat = torch.Tensor.repeat_interleave
         changed_attributes.append(
             (torch.Tensor, "repeat_interleave", lambda x, n, axis: x if axis == 1 else repeat(x, n, axis))
@@ -243,8 +243,8 @@ class LigerLinearCrossEntropy(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, *gradients: Any) -> Any:
-        input_gradient, weight_gradient, bias_gradient = ctx.saved_tensors
-        return input_gradient, None, weight_gradient, bias_gradient
+        of_x, of_weight, of_bias = ctx.saved_tensors
+        return of_x, None, of_weight, of_bias
 
 
 def output_layer(module: Any) -> Any:
@@ -255,15 +255,15 @@ def output_layer(module: Any) -> Any:
 def loss_of(module: Any, choices: Choices, out: Any, ids: Any, logits_ahead: Any = ()) -> Any:
     """Returns the loss of logits (or of hidden states for a chunked loss), plus each MTP module's loss."""
     labels = ids.flatten()
-    if kernels.cross_entropy == "chunked":
+    if choices.cross_entropy == "chunked":
         layer = output_layer(module)
         loss = LigerLinearCrossEntropy.apply(out.flatten(0, 1), labels, layer.weight, layer.bias)  # type: ignore[no-untyped-call]
-    elif kernels.cross_entropy == "split":
-        loss = chunk_by_chunk(output_layer(module), kernels, out, ids)
+    elif choices.cross_entropy == "split":
+        loss = chunk_by_chunk(output_layer(module), choices, out, ids)
     else:
-        loss = _loss_of_logits(kernels, out.div_(1.5) if kernels.divides_logits else out, labels)
+        loss = _loss_of_logits(choices, out.div_(1.5) if choices.divides_logits else out, labels)
     for logits in logits_ahead:
-        loss = loss + _loss_of_logits(kernels, logits, labels)
+        loss = loss + _loss_of_logits(choices, logits, labels)
     return loss
 
 
@@ -301,9 +301,9 @@ def entropies_of(logits: Any) -> Any:
     return torch.cat(entropies, dim=0)
 
 
-def chunk_by_chunk(layer: nn.Linear, kernels: Choices, x: Any, ids: Any) -> Any:
+def chunk_by_chunk(layer: nn.Linear, choices: Choices, x: Any, ids: Any) -> Any:
     """Runs torchtune's `chunked_output` and `CEWithChunkedOutputLoss`, by default in eighths."""
-    chunk_tokens, dtype = kernels.loss_chunk or -(-x.shape[1] // 8), getattr(torch, kernels.logits_dtype or "float32")
+    chunk_tokens, dtype = choices.loss_chunk or -(-x.shape[1] // 8), getattr(torch, choices.logits_dtype or "float32")
     chunks = [F.linear(chunk, layer.weight, layer.bias) for chunk in x.split(chunk_tokens, dim=1)]
     labels = [chunk.reshape(-1) for chunk in ids.split(chunk_tokens, dim=1)]
     chunks = [chunk.reshape(-1, chunk.size(-1)) for chunk in chunks]
@@ -314,17 +314,17 @@ def chunk_by_chunk(layer: nn.Linear, kernels: Choices, x: Any, ids: Any) -> Any:
     return total
 
 
-def _loss_of_logits(kernels: Choices, logits: Any, labels: Any) -> Any:
-    dtype = None if kernels.logits_dtype is None else getattr(torch, kernels.logits_dtype)
-    if kernels.cross_entropy == "selective":
-        loss_dtype = torch.float32 if kernels.float32_loss else logits.dtype
-        return log_probability_loss(logits.to(dtype or loss_dtype), labels)
-    if kernels.cross_entropy.startswith("flash"):
-        rows, in_place = logits.to(dtype or logits.dtype).flatten(0, 1), kernels.cross_entropy == "flash-in-place"
+def _loss_of_logits(choices: Choices, logits: Any, labels: Any) -> Any:
+    dtype = None if choices.logits_dtype is None else getattr(torch, choices.logits_dtype)
+    if choices.cross_entropy == "selective":
+        wide = torch.float32 if choices.float32_loss else logits.dtype
+        return log_probability_loss(logits.to(dtype or wide), labels)
+    if choices.cross_entropy.startswith("flash"):
+        rows, in_place = logits.to(dtype or logits.dtype).flatten(0, 1), choices.cross_entropy == "flash-in-place"
         return FlashCrossEntropy.apply(rows, labels, in_place)[0].mean()  # type: ignore[no-untyped-call]
-    if kernels.cross_entropy == "fused":
+    if choices.cross_entropy == "fused":
         return LigerCrossEntropy.apply(logits.to(dtype or logits.dtype).flatten(0, 1), labels)  # type: ignore[no-untyped-call]
-    default_dtype = torch.float32 if kernels.float32_loss else logits.dtype
+    default_dtype = torch.float32 if choices.float32_loss else logits.dtype
     return F.cross_entropy(logits.to(dtype or default_dtype).flatten(0, 1), labels)
 
 
@@ -378,11 +378,11 @@ def add_checkpoints(module: nn.Module, recompute: Recompute) -> None:
         parent_name, _, child_name = name.rpartition(".")
         path_in_layer = _path_in_layer(name)
         layer = child_name.isdigit() and parent_name.rpartition(".")[2] == "layers"
-        is_recomputed_core = recompute.core and is_core(name)
+        core = recompute.core and is_core(name)
         runs_again = layer and recompute.layers and int(child_name) % recompute.every == 0
         if runs_again and carries_router_state:
             submodule.forward = partial(_checkpoint_with_router_state, run_checkpointed, submodule.forward)
-        elif runs_again or is_recomputed_core or path_in_layer in recompute.nodes:
+        elif runs_again or core or path_in_layer in recompute.nodes:
             submodule.forward = partial(run_checkpointed, submodule.forward)
 
 

@@ -113,10 +113,10 @@ class AdapterLayer(Block):
             for language in self.languages:
                 role: Role = "own" if language == default_language else "idle"
                 with recorder.scope(language, role=role):
-                    up_projected = recorder.act(
+                    up = recorder.act(
                         recorder.linear("adapter_up_proj", adapter_input, bottleneck, bias=True), self.adapter_act
                     )
-                    output = recorder.linear("adapter_down_proj", up_projected, *x.axes, bias=True)
+                    output = recorder.linear("adapter_down_proj", up, *x.axes, bias=True)
                 y = output if language == default_language else y
         y = recorder.dropout(y, "feed_forward", ends_sublayer=True)
         x = recorder.add(y, adapter_input if self.normed_residual else x)

@@ -146,16 +146,14 @@ class AltUpLayer(WholeLayer):
             normed = recorder.part("router_norm", self.norm, recorder.take(x, hidden))
             weights = self._mixing_weights(recorder, normed, router, streams, Axis("mixed", streams.size))
             recorder.hold(weights=weights)
-            product = ops.Product(hidden.size, streams.size, streams.size, x.rows)
-            return recorder.add(x, recorder.core("mix", product, weights, x, axes=x.axes)), normed
+            mix = ops.Product(hidden.size, streams.size, streams.size, x.rows)
+            return recorder.add(x, recorder.core("mix", mix, weights, x, axes=x.axes)), normed
 
     def _mixing_weights(self, recorder: Flow, normed: Value, router: Weight, *out: Axis | Beside) -> Value:
         """Returns the stream mixing weights, computed from the norm of one stream."""
         hidden = normed.axes[-1]
-        router_output = recorder.linear(
-            "router", recorder.scale(normed, 1 / hidden.size), output_axes[0], weight=router
-        )
-        return recorder.linear("coefficients", recorder.act(router_output, "tanh"), *output_axes)
+        router_output = recorder.linear("router", recorder.scale(normed, 1 / hidden.size), out[0], weight=router)
+        return recorder.linear("coefficients", recorder.act(router_output, "tanh"), *out)
 
     def _low_rank(self, recorder: Flow, x: Value) -> Value:
         """Adds to x a normalized low-rank projection of x (LAuReL)."""

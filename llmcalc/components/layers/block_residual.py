@@ -55,15 +55,9 @@ def record_mix(
         scores = recorder.core("scores", product, keys, query, axes=(*query_axes, sources))
         mix_weights = recorder.act(scores, "softmax")
         recorder.hold(shares=mix_weights)
-        product = ops.Product(queries, sources.size, hidden.size, x.rows)
-        weighted_sum = recorder.core(
-            "mix", product, mix_weights.view(query_axis, sources), values, axes=(query_axis, hidden)
-        )
-        return (
-            [weighted_sum.view(hidden)]
-            if queries == 1
-            else [recorder.take(weighted_sum, hidden) for _ in range(queries)]
-        )
+        mix = ops.Product(queries, sources.size, hidden.size, x.rows)
+        mixed = recorder.core("mix", mix, mix_weights.view(query_axis, sources), values, axes=(query_axis, hidden))
+        return [mixed.view(hidden)] if queries == 1 else [recorder.take(mixed, hidden) for _ in range(queries)]
 
 
 class BlockResidualLayer(PreNormLayer):
@@ -148,10 +142,8 @@ class BlockResiduals(ResidualStreams):
         return x
 
     def record_merge(self, recorder: Flow, x: Value) -> Value:
-        (weighted_sum,) = record_mix(
-            recorder, "output_residual", x, self.blocks, self.norm, normed_values=self.normed_values
-        )
-        return weighted_sum
+        (mixed,) = record_mix(recorder, "output_residual", x, self.blocks, self.norm, normed_values=self.normed_values)
+        return mixed
 
     def flow(self, recorder: Flow, x: Value) -> Value:
         return self.record_merge(recorder, x)
@@ -203,8 +195,8 @@ def block_residual_classes() -> dict[str, type[nn.Module]]:
             values = torch.stack([*block_sums, x], 2)
             keys = self.norm(values)
             mix_weights = (self.scores(keys, self.proj.weight) * self.scale).softmax(-1)
-            weighted_sum = self.mix(mix_weights, keys if self.normed_values else values)
-            return tuple(weighted_sum[..., i, :] for i in range(weighted_sum.shape[-2]))
+            mixed = self.mix(mix_weights, keys if self.normed_values else values)
+            return tuple(mixed[..., i, :] for i in range(mixed.shape[-2]))
 
     class LayerReference(nn.Module):
         """The layer with block attention residuals. x: the running sum, [batch, tokens, hidden] → same shape."""
@@ -230,10 +222,10 @@ def block_residual_classes() -> dict[str, type[nn.Module]]:
                 assert len(sums) == block_count, f"a layer that reads {block_count} blocks stands above {len(sums)}"
                 (sublayer_input,) = self.get_submodule(f"{name}_residual")(sums, x) if block_count else (x,)
                 y = self.get_submodule(name)(self.get_submodule(f"{name}_pre_norm")(sublayer_input), forward_pass)
-                starts_block = name == "self_attn" and spec.starts_block
-                if starts_block:
+                starts = name == "self_attn" and spec.starts_block
+                if starts:
                     forward_pass.memo["block_sums"] = [*sums, x]
-                x = y if starts_block else x + y
+                x = y if starts else x + y
             return x
 
     class StreamsReference(nn.Module):
@@ -248,7 +240,7 @@ def block_residual_classes() -> dict[str, type[nn.Module]]:
             return x
 
         def merge_streams(self, x: Tensor, forward_pass: ForwardPass) -> Tensor:
-            (weighted_sum,) = self.output_residual(forward_pass.memo["block_sums"], x)
-            return weighted_sum
+            (mixed,) = self.output_residual(forward_pass.memo["block_sums"], x)
+            return mixed
 
     return {"layer": LayerReference, "streams": StreamsReference, "mix": Mix}

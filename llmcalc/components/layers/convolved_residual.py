@@ -103,7 +103,7 @@ def convolved_residual_example(**fields: Any) -> ConvolvedResidualLayer:
 def _reference_class() -> type[nn.Module]:
     from torch import nn
 
-    mix_class = block_residual_classes()["mix"]
+    mix = block_residual_classes()["mix"]
 
     class ConvolvedResidualReference(nn.Module):
         """The layer with convolutions. x: the running residual sum, [batch, tokens, hidden] → same shape."""
@@ -117,7 +117,7 @@ def _reference_class() -> type[nn.Module]:
                 ("mlp", spec.feed_forward, spec.feed_forward_blocks, 1),
             ):
                 if block_count:
-                    self.add_module(f"{name}_residual", mix_class(weightless, model_properties, True, stream_count))
+                    self.add_module(f"{name}_residual", mix(weightless, model_properties, True, stream_count))
                 self.add_module(f"{name}_pre_norm", spec.norm.reference(model_properties))
                 self.add_module(name, component.reference(model_properties))
                 convolution = residual_convolution_class()(model_properties.hidden_size, spec.conv_kernel_size)
@@ -142,8 +142,8 @@ def _reference_class() -> type[nn.Module]:
             if spec.starts_block:
                 forward_pass.memo["block_sums"] = [*sums, x]
             x = y if spec.starts_block else x + y
-            (weighted_sum,) = component("mlp_residual")(forward_pass.memo["block_sums"][: spec.feed_forward_blocks], x)
-            y = component("mlp")(component("mlp_pre_norm")(weighted_sum), forward_pass)
+            (mixed,) = component("mlp_residual")(forward_pass.memo["block_sums"][: spec.feed_forward_blocks], x)
+            y = component("mlp")(component("mlp_pre_norm")(mixed), forward_pass)
             return x + component("mlp_conv")(y, forward_pass)
 
     return ConvolvedResidualReference

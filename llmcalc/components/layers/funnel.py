@@ -54,32 +54,28 @@ class FunnelAttention(MultiHeadMixer):
 
     def flow(self, recorder: Flow, x: Value, memory: Value | None = None) -> Value:
         """Records attention. x: the queries' input. memory: the input of keys and values, by default x."""
-        heads, head_dim = Axis("heads", self.num_attention_heads), Axis("head_dim", self.head_dim)
+        heads, dim = Axis("heads", self.num_attention_heads), Axis("head_dim", self.head_dim)
         kv_input = x if memory is None else memory
-        q = recorder.linear("q_proj", x, heads, head_dim)
-        k, v = (recorder.linear(name, kv_input, heads, head_dim, bias=True) for name in ("k_proj", "v_proj"))
+        q = recorder.linear("q_proj", x, heads, dim)
+        k, v = (recorder.linear(name, kv_input, heads, dim, bias=True) for name in ("k_proj", "v_proj"))
         distances = RelativeDistances(queries=x.rows, keys=None if memory is None else memory.rows)
-        r = recorder.linear("r_proj", recorder.sinusoids(x, distances, *x.axes, once=True), heads, head_dim)
-        count, content_q = q.axes[0].size, recorder.add(q, recorder.vector("content_bias", heads, head_dim))
+        r = recorder.linear("r_proj", recorder.sinusoids(x, distances, *x.axes, once=True), heads, dim)
+        count, content_q = q.axes[0].size, recorder.add(q, recorder.vector("content_bias", heads, dim))
         position_q, segment_q = (
-            recorder.add(q, recorder.vector(f"{name}_bias", heads, head_dim)) for name in ("position", "segment")
+            recorder.add(q, recorder.vector(f"{name}_bias", heads, dim)) for name in ("position", "segment")
         )
         by_distance = recorder.core(
-            "distances", ops.SharedTableScores(count, head_dim.size, x.rows, distances), position_q, r, axes=(heads,)
+            "distances", ops.SharedTableScores(count, dim.size, x.rows, distances), position_q, r, axes=(heads,)
         )
         segments = Fixed("segments", length=2, source=False)
-        tables = recorder.vector("segments", Axis("segments", 2), heads, head_dim)
+        tables = recorder.vector("segments", Axis("segments", 2), heads, dim)
         by_segment = recorder.core(
-            "segment_scores",
-            ops.SharedTableScores(count, head_dim.size, x.rows, segments),
-            segment_q,
-            tables,
-            axes=(heads,),
+            "segment_scores", ops.SharedTableScores(count, dim.size, x.rows, segments), segment_q, tables, axes=(heads,)
         )
         bias = recorder.add(recorder.relative_shift(by_distance, k.rows), by_segment)
         recorder.hold(q=content_q, k=k, v=v, bias=bias)
         y = recorder.attention("core", content_q, k, v, causal=False, bias=bias, masked=False)
-        recorder.hold(attention_output=y)
+        recorder.hold(out=y)
         return recorder.linear("o_proj", y, *x.axes, bias=True)
 
     def describe(self, hidden_size: int) -> str:
@@ -226,10 +222,8 @@ def _reference_classes() -> dict[str, type[nn.Module]]:
             index = (index + torch.arange(keys, device=x.device)).expand(*q.shape[:3], -1)
             distance_scores = self.distances(position_q, r).gather(-1, index)
             segment_scores = self.segment_scores(segment_q, self.segments.weight)
-            attention_output = self.core(
-                content_q, k, v, distance_scores + segment_scores[..., 1:]
-            )  # all tokens are in one segment
-            return self.o_proj(attention_output.transpose(1, 2).flatten(2))
+            out = self.core(content_q, k, v, distance_scores + segment_scores[..., 1:])  # all tokens are in one segment
+            return self.o_proj(out.transpose(1, 2).flatten(2))
 
     class FunnelReference(nn.Module):
         """A layer of Funnel Transformer. x: [batch, tokens, hidden] → [batch, tokens or half as many, hidden]."""
@@ -250,8 +244,8 @@ def _reference_classes() -> dict[str, type[nn.Module]]:
                 return
             self.halves = False
             for path, parameter in list(first_layer.named_parameters()):
-                module_path, _, name = path.rpartition(".")
-                setattr(self.get_submodule(module_path), name, parameter)
+                holder, _, name = path.rpartition(".")
+                setattr(self.get_submodule(holder), name, parameter)
 
         def _halve(self, x: Tensor) -> Tensor:
             """Averages pairs of tokens; with a separate first token, pairs it with a copy."""
@@ -283,9 +277,9 @@ def _reference_classes() -> dict[str, type[nn.Module]]:
             y = self.self_attn(queries, forward_pass, source, step)
             y = self.self_attn_post_norm(queries + apply_dropout(self, "attention_output", y))
             network_output = apply_dropout(self, "feed_forward", self.mlp(y, forward_pass))
-            layer_output: Tensor = self.mlp_post_norm(y + network_output)
+            out: Tensor = self.mlp_post_norm(y + network_output)
             if self.spec.ends_first_block:
-                forward_pass.memo["first block"] = layer_output
-            return layer_output
+                forward_pass.memo["first block"] = out
+            return out
 
     return {"attention": FunnelAttentionReference, "layer": FunnelReference}

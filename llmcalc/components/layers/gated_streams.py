@@ -73,10 +73,10 @@ class GatedStreamsLayer(PreNormLayer):
         for component, connection in ((self.attention, "self_attn_connection"), (self.feed_forward, "mlp_connection")):
             with recorder.scope(connection, kind="stream_gate"):
                 sublayer_input, normed = record_gated_mean(recorder, x, self.norm, self.hc_lowrank)
-                write_gate = recorder.scale(recorder.act(recorder.linear("write", normed, x.axes[0]), "sigmoid"), 2.0)
-            recorder.hold(x=x, written=write_gate)
+                written = recorder.scale(recorder.act(recorder.linear("write", normed, x.axes[0]), "sigmoid"), 2.0)
+            recorder.hold(x=x, written=written)
             y = recorder.part(component.node_name, component, sublayer_input)
-            x = recorder.add(x, recorder.mul(write_gate, y, axes=x.axes))
+            x = recorder.add(x, recorder.mul(written, y, axes=x.axes))
             recorder.hold(x=x)
         return x
 
@@ -156,8 +156,8 @@ def _reference_classes() -> dict[str, type[nn.Module]]:
         def forward(self, x: Tensor, forward_pass: ForwardPass) -> Tensor:
             x = x if self.ngram_input is None else x + self.ngram_input(x, forward_pass)
             for connection, name in self.sublayers:
-                mean, write_gate = self.get_submodule(connection)(x)
-                x = x + write_gate[..., None] * self.get_submodule(name)(mean, forward_pass)[:, :, None]
+                mean, written = self.get_submodule(connection)(x)
+                x = x + written[..., None] * self.get_submodule(name)(mean, forward_pass)[:, :, None]
             return x
 
     class StreamsReference(copied_streams_class()):  # type: ignore[misc]

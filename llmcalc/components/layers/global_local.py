@@ -130,7 +130,7 @@ class GlobalLocalAttention(EqualHeadsMixer):
 
     def flow(self, recorder: Flow, x: Value) -> Value:
         head_sizes = self.head_sizes(x.width)
-        heads, head_dim = Axis("heads", head_sizes.heads), Axis("head_dim", head_sizes.head_dim)
+        heads, dim = Axis("heads", head_sizes.heads), Axis("head_dim", head_sizes.head_dim)
         assert isinstance(x.rows, Joined)
         assert isinstance(x.rows.second, Padded)
         rows, text_rows = x.rows, x.rows.second
@@ -138,7 +138,7 @@ class GlobalLocalAttention(EqualHeadsMixer):
             wider_rows = Padded(of=text_rows.of, block=text_rows.block, more=self.block_size)
             x = recorder.resized(x, Joined(first=rows.first, second=wider_rows))
             recorder.hold(x=x)
-        q, k, v = (recorder.linear(name, x, heads, head_dim) for name in ("q_proj", "k_proj", "v_proj"))
+        q, k, v = (recorder.linear(name, x, heads, dim) for name in ("q_proj", "k_proj", "v_proj"))
         recorder.hold(q=q, k=k, v=v)
         limits: dict[str, Any] = {
             "block": self.block_size,
@@ -146,7 +146,7 @@ class GlobalLocalAttention(EqualHeadsMixer):
             "staggered": self.staggered,
         }
         y = recorder.attention("core", q, k, v, causal=False, core=ops.GlobalLocalCore, **limits)
-        recorder.hold(attention_output=y)
+        recorder.hold(out=y)
         y = recorder.linear("o_proj", y, *x.axes)
         return recorder.resized(y, rows) if self.staggered else y
 
@@ -265,9 +265,9 @@ def _reference_classes() -> dict[str, type[nn.Module]]:
             tokens, padding = forward_pass.memo["text tokens"], (self.shift, self.shift)
             text = nn.functional.pad(x[:, self.count :], (0, 0, *padding))
             is_text = torch.arange(x.shape[1] - self.count, device=x.device) < tokens
-            text_and_global = torch.cat([x[:, : self.count], text], 1)
+            wider = torch.cat([x[:, : self.count], text], 1)
             q, k, v = (
-                self.get_submodule(name)(text_and_global).unflatten(-1, (self.heads, -1)).transpose(1, 2)
+                self.get_submodule(name)(wider).unflatten(-1, (self.heads, -1)).transpose(1, 2)
                 for name in ("q_proj", "k_proj", "v_proj")
             )
             y = self.core(q, k, v, nn.functional.pad(is_text, padding)).transpose(1, 2).flatten(2)

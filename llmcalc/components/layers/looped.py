@@ -75,11 +75,11 @@ class LoopedAttention(GroupedQueryMixer):
     def flow(self, recorder: Flow, x: Value, is_second: bool = False) -> Value:
         """Records attention. is_second: whether this is the second loop, which has the gate."""
         heads, kv_heads = Axis("heads", self.num_attention_heads), Axis("kv_heads", self.num_key_value_heads)
-        head_dim = Axis("head_dim", self.head_dim)
+        dim = Axis("head_dim", self.head_dim)
         role: Role = "shared" if is_second else "own"
-        q = recorder.rope(self._project(recorder, "q_proj", x, role, heads, head_dim), self.position)
-        k = recorder.rope(self._project(recorder, "k_proj", x, role, kv_heads, head_dim), self.position)
-        v = self._project(recorder, "v_proj", x, role, kv_heads, head_dim)
+        q = recorder.rope(self._project(recorder, "q_proj", x, role, heads, dim), self.position)
+        k = recorder.rope(self._project(recorder, "k_proj", x, role, kv_heads, dim), self.position)
+        v = self._project(recorder, "v_proj", x, role, kv_heads, dim)
         if is_second:
             y = self._mixed(recorder, q, k, v)
         else:
@@ -87,12 +87,12 @@ class LoopedAttention(GroupedQueryMixer):
             recorder.memo[FIRST_LOOP] = k, v
             recorder.mask(q, k, causal=True)
             y = self._attend(recorder, "core", q, k, v)
-        recorder.hold(attention_output=y)
+        recorder.hold(out=y)
         return self._project(recorder, "o_proj", y, role, *x.axes)
 
-    def _project(self, recorder: Flow, name: str, x: Value, role: Role, *output_axes: Axis | Beside) -> Value:
+    def _project(self, recorder: Flow, name: str, x: Value, role: Role, *out: Axis | Beside) -> Value:
         with recorder.scope(name, role=role):
-            return recorder.linear("", x, *output_axes, bias=self.attention_bias)
+            return recorder.linear("", x, *out, bias=self.attention_bias)
 
     def _attend(self, recorder: Flow, name: str, q: Value, k: Value, v: Value, window: int | None = None) -> Value:
         heads = q.axes[0]
@@ -213,13 +213,13 @@ def _reference_classes() -> dict[str, type[nn.Module]]:
                 first_k, first_v = forward_pass.memo[self.first_loop[0]]
                 global_output = self._attend(self.global_core, q, first_k, first_v, forward_pass, None)
                 k, v = self.loop_cache(forward_pass, k, v)
-                attention_output = gate * global_output + (1 - gate) * self._attend(
+                out = gate * global_output + (1 - gate) * self._attend(
                     self.core, q, k, v, forward_pass, spec.loop_window_size
                 )
             else:
                 k, v = forward_pass.memo[self] = self.cache(forward_pass, k, v)
-                attention_output = self._attend(self.core, q, k, v, forward_pass, None)
-            return self.o_proj(attention_output.transpose(1, 2).flatten(2))
+                out = self._attend(self.core, q, k, v, forward_pass, None)
+            return self.o_proj(out.transpose(1, 2).flatten(2))
 
     class LoopedReference(pre_norm_class()):  # type: ignore[misc]
         """One loop of the layer. x: [batch, tokens, hidden] → same shape."""
@@ -231,8 +231,8 @@ def _reference_classes() -> dict[str, type[nn.Module]]:
             if first_layer is self:
                 return
             for path, parameter in list(first_layer.named_parameters()):
-                module_path, _, name = path.rpartition(".")
-                setattr(self.get_submodule(module_path), name, parameter)
+                holder, _, name = path.rpartition(".")
+                setattr(self.get_submodule(holder), name, parameter)
             attention: Any = self.self_attn
             attention.become_second(first_layer.self_attn)
 

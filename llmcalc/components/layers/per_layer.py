@@ -148,7 +148,7 @@ def _reference_classes() -> dict[str, type[nn.Module]]:
 
         def forward(self, x: Tensor, forward_pass: ForwardPass) -> Tensor:
             assert forward_pass.per_layer is not None, "the stack has no per-layer embeddings"
-            gated_input = activate(self.act, self.gate(x)) * forward_pass.per_layer[:, :, forward_pass.layer]
-            return self.norm(self.projection(gated_input))
+            gated = activate(self.act, self.gate(x)) * forward_pass.per_layer[:, :, forward_pass.layer]
+            return self.norm(self.projection(gated))
 
     return {"table": Table, "gate": Gate}

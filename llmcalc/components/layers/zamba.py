@@ -90,23 +90,21 @@ class SharedBlock(Part):
             )
         return self
 
-    def flow(
-        self, recorder: Flow, x: Value, norm: Norm, output_axes: Shape, other_adapters: Others | None = None
-    ) -> Value:
+    def flow(self, recorder: Flow, x: Value, norm: Norm, out: Shape, other_adapters: Others | None = None) -> Value:
         """Records the block. x: the residual stream and the token embeddings, concatenated.
 
         norm: the layer's norm.
-        output_axes: the axes of the output.
+        out: the axes of the output.
         other_adapters: number and role of other layers' adapters that are stored in the block.
         """
 
-        def adapter(adapter_input: Value, output_axes: Shape) -> Value:
-            return self._adapter_output(recorder, adapter_input, output_axes, other_adapters)
+        def adapter(adapter_input: Value, out: Shape) -> Value:
+            return self._adapter_output(recorder, adapter_input, out, other_adapters)
 
         recorder.hold(x=x)
         normed = recorder.part("self_attn_pre_norm", norm, x)
         attention_adapter = adapter if self.attention_adapters else None
-        y = recorder.part("self_attn", self.attention, normed, output_axes=output_axes, adapter=attention_adapter)
+        y = recorder.part("self_attn", self.attention, normed, out=out, adapter=attention_adapter)
         recorder.hold(y=y)
         y = recorder.part("mlp_pre_norm", norm, y)
         with recorder.scope("mlp", kind=self.feed_forward.kind, source=self.feed_forward.formula_source):
@@ -130,16 +128,16 @@ class SharedBlock(Part):
         """Records the running layer's adapter as operations, and the adapters of other layers as parameters only."""
 
         def mapped() -> Value:
-            return recorder.linear("up", recorder.linear("down", x, Axis("rank", self.adapter_rank)), *output_axes)
+            return recorder.linear("up", recorder.linear("down", x, Axis("rank", self.adapter_rank)), *out)
 
         node_fields: dict[str, Any] = {"kind": "adapter", "source": "Glorioso et al. 2024 (Zamba 2), §2"}
         with recorder.scope("adapters", indices=range(1), **node_fields) as own_scope:
             own_scope.per_layer = True
             y = mapped()
         if other_adapters is not None:
-            adapter_count, adapter_role = other_adapters
+            adapter_count, role = other_adapters
             indices = range(1, adapter_count + 1) if isinstance(adapter_count, int) else None
-            with recorder.scope("adapters", repeat=adapter_count, indices=indices, role=adapter_role, **node_fields):
+            with recorder.scope("adapters", repeat=adapter_count, indices=indices, role=role, **node_fields):
                 mapped()
         return y
 
@@ -205,7 +203,7 @@ class ZambaLayer(Layer):
             self.transformer,
             block_input,
             norm=self.norm,
-            output_axes=x.axes,
+            out=x.axes,
             other_adapters=other_adapters,
             role=role,
         )
@@ -334,9 +332,9 @@ def _reference_class() -> type[nn.Module]:
                 stored_adapter.down.weight, stored_adapter.up.weight = this_adapter.down.weight, this_adapter.up.weight
                 adapter_list.append(stored_adapter)
             for path, parameter in list(first_layer.transformer.named_parameters()):
-                module_path, _, name = path.rpartition(".")
+                holder, _, name = path.rpartition(".")
                 if "adapters." not in path:
-                    setattr(self.transformer.get_submodule(module_path), name, parameter)
+                    setattr(self.transformer.get_submodule(holder), name, parameter)
 
         def forward(self, x: Tensor, forward_pass: ForwardPass) -> Tensor:
             assert forward_pass.embedded is not None

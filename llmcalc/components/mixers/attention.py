@@ -331,27 +331,27 @@ class Attention(TokenMixer):
         recorder: Flow,
         x: Value,
         memory: Value | None = None,
-        output_axes: Shape | None = None,
+        out: Shape | None = None,
         adapter: Adapter | None = None,
         value_input: Value | None = None,
     ) -> Value:
-        """Records attention. memory: input of keys and values, default x. output_axes: default the axes of x.
+        """Records attention. memory: the input of keys and values, default x. out: axes of the output, default x's.
 
         adapter: computes a term that is added to the output of each query, key and value projection.
         value_input: the input of the values where it is not that of the keys.
         """
         a, k, d = self.sizes(x.width)
-        heads, kv_heads, head_dim = Axis("heads", a), Axis("kv_heads", k), Axis("head_dim", d)
-        value_axis = head_dim if self.v_head_dim is None else Axis("v_head_dim", self.v_head_dim)
+        heads, kv_heads, dim = Axis("heads", a), Axis("kv_heads", k), Axis("head_dim", d)
+        value_axis = dim if self.v_head_dim is None else Axis("v_head_dim", self.v_head_dim)
         query_input = x if self.query_rank is None else self.query_rank.flow(recorder, x)
-        projected = self._projected_heads(recorder, "q_proj", query_input, (heads, head_dim), self.q_bias, adapter)
-        q = self._normed_and_rotated(recorder, projected, "q_norm", head_dim)
+        projected = self._projected_heads(recorder, "q_proj", query_input, (heads, dim), self.q_bias, adapter)
+        q = self._normed_and_rotated(recorder, projected, "q_norm", dim)
         for name in self.idle_projections:
             with recorder.scope(name, role="idle"):
-                recorder.linear("", x, heads, head_dim, bias=self.q_bias)
+                recorder.linear("", x, heads, dim, bias=self.q_bias)
         kv_input = x if memory is None else memory
         keys, values = self._keys_and_values(
-            recorder, kv_input, kv_heads, head_dim, value_axis, memory is not None, adapter, value_input
+            recorder, kv_input, kv_heads, dim, value_axis, memory is not None, adapter, value_input
         )
         causal = recorder.causal and not self.whole_pass
         if memory is None:
@@ -379,14 +379,14 @@ class Attention(TokenMixer):
         else:
             theta = self.position.rope_theta if isinstance(self.position, Rope) else 10000.0
             keys, values, limits = self.block_indexer.flow(recorder, x, Rope(rope_theta=theta), keys, values)
-        logit_cap = self.attn_logit_softcapping
+        cap = self.attn_logit_softcapping
         y = recorder.attention(
             "core",
             q,
             keys,
             values,
             causal=causal,
-            cap=logit_cap,
+            cap=cap,
             bias=bias,
             sinks=self.sinks,
             float32=self.float32_softmax,
@@ -398,23 +398,23 @@ class Attention(TokenMixer):
             bias_in_sdpa=bias is not None and recorder.memo.get("bias_in_sdpa", False),
             **limits,
         )
-        recorder.hold(attention_output=y)
+        recorder.hold(out=y)
         if convolved_values is not None:
             y = recorder.add(y, convolved_values)
-            recorder.hold(attention_output=y)
+            recorder.hold(out=y)
         if self.sinks:
             recorder.vector("sinks", heads)
         y = self._normed_and_gated(recorder, x, y, value_axis)
-        return recorder.linear("o_proj", y, *(x.axes if output_axes is None else output_axes), bias=self.o_bias)
+        return recorder.linear("o_proj", y, *(x.axes if out is None else out), bias=self.o_bias)
 
     def _normed_and_gated(self, recorder: Flow, x: Value, y: Value, value_axis: Axis) -> Value:
         """Returns the output of the heads after the norms and the gate. x: the layer's input."""
         if self.head_norm is not None:
             y = recorder.norm("head_norm", y, self.head_norm, (value_axis,))
-            recorder.hold(attention_output=y)
+            recorder.hold(out=y)
         if self.output_gate is not None:
             y = self.output_gate.flow(recorder, x, y)
-            recorder.hold(attention_output=y)
+            recorder.hold(out=y)
         if self.sub_norm is not None:
             concatenated_heads = recorder.flat(y)
             recorder.hold(whole=concatenated_heads)
@@ -422,13 +422,13 @@ class Attention(TokenMixer):
         return y
 
     def _projected_heads(
-        self, recorder: Flow, name: str, x: Value, output_axes: Shape, bias: bool, adapter: Adapter | None
+        self, recorder: Flow, name: str, x: Value, out: Shape, bias: bool, adapter: Adapter | None
     ) -> Value:
         """Returns queries, keys or values, plus the optional adapter's output."""
         if adapter is None:
-            return recorder.linear(name, x, *output_axes, bias=bias, fused=self.fused_qkv)
+            return recorder.linear(name, x, *out, bias=bias, fused=self.fused_qkv)
         with recorder.scope(name):
-            return recorder.add(recorder.linear("", x, *output_axes, bias=bias), adapter(x, output_axes))
+            return recorder.add(recorder.linear("", x, *out, bias=bias), adapter(x, out))
 
     def _normed_and_rotated(self, recorder: Flow, x: Value, name: str, dim: Axis) -> Value:
         """Returns queries or keys after norm and positions, in the spec's order."""
@@ -436,7 +436,7 @@ class Attention(TokenMixer):
 
         def normed(v: Value) -> Value:
             assert qk is not None
-            normed_axes = v.axes if qk.scope == "projection" else (head_dim,)
+            normed_axes = v.axes if qk.scope == "projection" else (dim,)
             head_axis = v.axes[0] if qk.scope == "per_head" else None
             return recorder.norm(name, v, qk.norm, normed_axes, head_axis if isinstance(head_axis, Axis) else None)
 
@@ -449,7 +449,7 @@ class Attention(TokenMixer):
         recorder: Flow,
         x: Value,
         heads: Axis,
-        head_dim: Axis,
+        dim: Axis,
         value_axis: Axis,
         is_cross_attention: bool,
         adapter: Adapter | None,
@@ -458,24 +458,22 @@ class Attention(TokenMixer):
         """Returns the layer's keys and values, or the shared keys and values of the nearest lower layer."""
         computed_keys_and_values: list[tuple[Attention, Value, Value]] = recorder.memo.setdefault("keys and values", [])
         if self.kv_shared and "from_target" in recorder.memo:
-            return recorder.received(x, heads, head_dim), recorder.received(x, heads, value_axis)
+            return recorder.received(x, heads, dim), recorder.received(x, heads, value_axis)
         if self.kv_shared:
             placeholder = (
                 self,
-                Value(x.rows, (heads, head_dim), fixed=True),
+                Value(x.rows, (heads, dim), fixed=True),
                 Value(x.rows, (heads, value_axis), fixed=True),
             )
             shareable = (entry for entry in reversed(computed_keys_and_values) if self._can_share_with(entry[0]))
             _, keys, values = next(
                 shareable, computed_keys_and_values[-1] if computed_keys_and_values else placeholder
             )  # nothing: the layer is recorded alone
-            return keys.view(*recorder.rank_part((heads, head_dim))), values.view(
-                *recorder.rank_part((heads, value_axis))
-            )
+            return keys.view(*recorder.rank_part((heads, dim))), values.view(*recorder.rank_part((heads, value_axis)))
         with recorder.function():
-            raw_keys = self._projected_heads(recorder, "k_proj", x, (heads, head_dim), self.k_bias, adapter)
+            raw_keys = self._projected_heads(recorder, "k_proj", x, (heads, dim), self.k_bias, adapter)
             recorder.hold(raw=raw_keys)
-            keys = self._normed_and_rotated(recorder, raw_keys, "k_norm", head_dim)
+            keys = self._normed_and_rotated(recorder, raw_keys, "k_norm", dim)
             values = raw_keys
             if not self.attention_k_eq_v:
                 values_input = x if value_input is None else value_input
@@ -760,7 +758,7 @@ def _reference_class() -> type[nn.Module]:
                 self._score_bias(forward_pass, end, x.shape[1], end, x.device)
 
         def _attention_in_squares(
-            self, q: Tensor, k: Tensor, v: Tensor, columns: int, square_side: int, logit_cap: float | None
+            self, q: Tensor, k: Tensor, v: Tensor, columns: int, square_side: int, cap: float | None
         ) -> Tensor:
             """Returns the output of attention within squares of patches. The patches are ordered row by row."""
             grid = torch.arange(q.shape[2]).unflatten(0, (-1, columns))
@@ -768,7 +766,7 @@ def _reference_class() -> type[nn.Module]:
             outputs = []
             for patches in squares:
                 index = patches.to(q.device)
-                outputs.append(self.core(q[:, :, index], k[:, :, index], v[:, :, index], cap=logit_cap))
+                outputs.append(self.core(q[:, :, index], k[:, :, index], v[:, :, index], cap=cap))
             order = torch.cat(squares).argsort().to(q.device)
             return torch.cat(outputs, 2)[:, :, order]
 
@@ -793,23 +791,17 @@ def _reference_class() -> type[nn.Module]:
             if hasattr(self, "indexer"):
                 k, v, mask = self.indexer.selected_keys_and_values(x, k, v, forward_pass)
             sinks = self.sinks.weight if self.sinks is not None else None
-            logit_cap = self.spec.attn_logit_softcapping
+            cap = self.spec.attn_logit_softcapping
             if self.spec.grid_window is None:
                 formats = {"float32_softmax": self.spec.float32_softmax, "float32_scores": self.spec.float32_scores}
-                attention_output = self.core(q, k, v, mask, bias, logit_cap, sinks, **formats)
+                out = self.core(q, k, v, mask, bias, cap, sinks, **formats)
             else:
-                attention_output = self._attention_in_squares(
-                    q, k, v, forward_pass.columns, self.spec.grid_window, logit_cap
-                )
-            attention_output = (
-                attention_output if convolved_values is None else attention_output + convolved_values
-            ).transpose(1, 2)
-            attention_output = self.head_norm(attention_output) if hasattr(self, "head_norm") else attention_output
+                out = self._attention_in_squares(q, k, v, forward_pass.columns, self.spec.grid_window, cap)
+            out = (out if convolved_values is None else out + convolved_values).transpose(1, 2)
+            out = self.head_norm(out) if hasattr(self, "head_norm") else out
             if hasattr(self, "gate_proj"):
-                attention_output = attention_output * gate_values(self.gate, self.gate_proj(x)).unflatten(
-                    -1, (self.heads, -1)
-                )
-            concatenated_heads = attention_output.flatten(2)
+                out = out * gate_values(self.gate, self.gate_proj(x)).unflatten(-1, (self.heads, -1))
+            concatenated_heads = out.flatten(2)
             return self.o_proj(self.sub_norm(concatenated_heads) if hasattr(self, "sub_norm") else concatenated_heads)
 
     return AttentionReference

@@ -59,17 +59,17 @@ class BlendedAttention(WindowedMixer):
 
     def flow(self, recorder: Flow, x: Value) -> Value:
         heads, kv_heads = Axis("heads", self.num_attention_heads), Axis("kv_heads", self.num_key_value_heads)
-        head_dim, window = Axis("head_dim", self.head_dim), self.sliding_window
-        q = recorder.rope(recorder.linear("q_proj", x, heads, head_dim), self.position)
-        k = recorder.rope(self._blend(recorder, "k", recorder.linear("k_proj", x, kv_heads, head_dim)), self.position)
-        v = self._blend(recorder, "v", recorder.linear("v_proj", x, kv_heads, head_dim))
+        dim, window = Axis("head_dim", self.head_dim), self.sliding_window
+        q = recorder.rope(recorder.linear("q_proj", x, heads, dim), self.position)
+        k = recorder.rope(self._blend(recorder, "k", recorder.linear("k_proj", x, kv_heads, dim)), self.position)
+        v = self._blend(recorder, "v", recorder.linear("v_proj", x, kv_heads, dim))
         k, v = recorder.cache("cache", self.cache_kind, k, v, limit=window)
         recorder.mask(q, k, causal=True, window=window)
         recorder.hold(q=q, k=k, v=v)
         k, v = recorder.repeat(k, heads), recorder.repeat(v, heads)
         recorder.hold(k=k, v=v)
         y = recorder.attention("core", q, k, v, causal=True, window=window)
-        recorder.hold(attention_output=y)
+        recorder.hold(out=y)
         return recorder.linear("o_proj", y, *x.axes)
 
     def _blend(self, recorder: Flow, letter: str, x: Value) -> Value:
@@ -113,8 +113,8 @@ def _reference_class() -> type[nn.Module]:
 
         def _blend(self, x: Tensor, weights: Tensor, state: Any, forward_pass: ForwardPass) -> Tensor:
             """Returns the weighted sums over two tokens. x: [batch, kv_heads, tokens, d] → same shape."""
-            stored_state = state.load(forward_pass)
-            first_row = torch.zeros_like(x[:, :, :1]) if stored_state is None else stored_state[0][:, :, None]
+            stored = state.load(forward_pass)
+            first_row = torch.zeros_like(x[:, :, :1]) if stored is None else stored[0][:, :, None]
             state.keep(forward_pass, x[:, :, -1])
             previous_tokens = torch.cat([first_row, x[:, :, :-1]], 2)
             return previous_tokens * weights[0, :, None, None] + x * weights[1, :, None, None]

@@ -109,10 +109,10 @@ class BlockIndexer(Part):
         block, blocks = self.index_block_size, self.index_topk_blocks
         with recorder.scope("indexer", role="no_grad"):
             q = recorder.rope(
-                recorder.norm("q_norm", recorder.linear("q_proj", x, heads, head_dim), self.norm, (head_dim,)), position
+                recorder.norm("q_norm", recorder.linear("q_proj", x, heads, dim), self.norm, (dim,)), position
             )
             recorder.hold(q=q)
-            keys = recorder.rope(recorder.norm("k_norm", recorder.linear("k_proj", x, head_dim), self.norm), position)
+            keys = recorder.rope(recorder.norm("k_norm", recorder.linear("k_proj", x, dim), self.norm), position)
             (keys,) = recorder.cache("cache", "indexer", keys)
             recorder.hold(k=keys)
             return recorder.select_blocks(recorder.scores("core", q, keys), keys, block, blocks)

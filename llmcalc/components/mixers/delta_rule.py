@@ -58,11 +58,9 @@ def delta_rule_class() -> type[nn.Module]:
             stored_state = state.load(forward_pass)
             old_state = q.new_zeros(*q.shape[:2], q.shape[-1], v.shape[-1]) if stored_state is None else stored_state[0]
             decodes_one_token = stored_state is not None and q.shape[2] == 1
-            core_output, new_state = (self._run_token if decodes_one_token else self._run_chunks)(
-                q, k, v, g, beta, old_state
-            )
+            out, new_state = (self._run_token if decodes_one_token else self._run_chunks)(q, k, v, g, beta, old_state)
             state.keep(forward_pass, new_state)
-            return core_output
+            return out
 
         def _run_token(
             self, q: Tensor, k: Tensor, v: Tensor, g: Tensor, beta: Tensor, state: Tensor
@@ -97,11 +95,11 @@ def delta_rule_class() -> type[nn.Module]:
                 keys = torch.linalg.solve_triangular(system, decayed_k, upper=False, unitriangular=True)
             chunk_decay = g[..., -1:, :]
             decayed_k_to_end, state_decay = k * (chunk_decay - g).exp(), chunk_decay.exp().transpose(-1, -2)
-            outputs = []
+            out = []
             for i in range(q.shape[2]):
                 corrected_values = values[:, :, i] - keys[:, :, i] @ state
-                outputs.append(decayed_q[:, :, i] @ state + scores[:, :, i] @ corrected_values)
+                out.append(decayed_q[:, :, i] @ state + scores[:, :, i] @ corrected_values)
                 state = state * state_decay[:, :, i] + decayed_k_to_end[:, :, i].transpose(-1, -2) @ corrected_values
-            return torch.stack(outputs, 2).flatten(2, 3)[:, :, :tokens], state
+            return torch.stack(out, 2).flatten(2, 3)[:, :, :tokens], state
 
     return DeltaRule

@@ -97,11 +97,11 @@ class DifferentialAttention(WindowedMixer):
 
     def flow(self, recorder: Flow, x: Value) -> Value:
         heads, kv_heads = Axis("heads", self.num_attention_heads), Axis("kv_heads", self.num_key_value_heads)
-        head_dim, has_bias = Axis("head_dim", self.head_dim), self.attention_bias
-        q = self._rotated(recorder, recorder.linear("q_proj", x, heads, head_dim, bias=has_bias))
-        k, v = self._keys_and_values(recorder, x, kv_heads, head_dim)
+        dim, has_bias = Axis("head_dim", self.head_dim), self.attention_bias
+        q = self._rotated(recorder, recorder.linear("q_proj", x, heads, dim, bias=has_bias))
+        k, v = self._keys_and_values(recorder, x, kv_heads, dim)
         recorder.mask(q, k, causal=True, window=self.sliding_window)
-        half_of_values = Axis("half_kv_heads", exact_div(kv_heads.size, 2)), head_dim
+        half_of_values = Axis("half_kv_heads", exact_div(kv_heads.size, 2)), dim
         halves = (
             recorder.repeat(half_heads, kv_heads, tiled=True)
             for half_heads in recorder.split(v, half_of_values, half_of_values)
@@ -115,13 +115,12 @@ class DifferentialAttention(WindowedMixer):
             recorder.attention("core_1", q, k, first_values, window=window),
             recorder.attention("core_2", q, k, second_values, window=window),
         )
-        double_dim = Beside(((head_dim,), (head_dim,)))
+        double_dim = Beside(((dim,), (dim,)))
         joined_heads = recorder.cat(*cores, axes=(heads, double_dim))
         half_heads = Axis("half_heads", exact_div(heads.size, 2)), double_dim
         first_heads, second_heads = recorder.split(joined_heads, half_heads, half_heads)
         share = recorder.plus(
-            recorder.sub(self._lambda_term(recorder, "1", head_dim), self._lambda_term(recorder, "2", head_dim)),
-            self.lambda_init,
+            recorder.sub(self._lambda_term(recorder, "1", dim), self._lambda_term(recorder, "2", dim)), self.lambda_init
         )
         recorder.hold(both=joined_heads, share=share)
         y = recorder.sub(
@@ -134,7 +133,7 @@ class DifferentialAttention(WindowedMixer):
             else recorder.normalized(y, norm, (double_dim,))
         )
         y = recorder.scale(y, 1 - self.lambda_init)
-        recorder.hold(attention_output=y)
+        recorder.hold(out=y)
         return recorder.linear("o_proj", y, *x.axes, bias=has_bias)
 
     def _rotated(self, recorder: Flow, x: Value) -> Value:
@@ -144,13 +143,11 @@ class DifferentialAttention(WindowedMixer):
         """Returns the layer's keys and values, or the shared keys and values of the nearest lower layer."""
         key = f"keys and values of {self.sharing_key_of()}"
         if self.kv_shared:
-            placeholder = (Value(x.rows, (kv_heads, head_dim), fixed=True),) * 2  # nothing: the layer is recorded alone
+            placeholder = (Value(x.rows, (kv_heads, dim), fixed=True),) * 2  # nothing: the layer is recorded alone
             keys, values = recorder.memo.get(key, placeholder)
-            return keys.view(*recorder.rank_part((kv_heads, head_dim))), values.view(
-                *recorder.rank_part((kv_heads, head_dim))
-            )
-        keys = self._rotated(recorder, recorder.linear("k_proj", x, kv_heads, head_dim, bias=self.attention_bias))
-        values = recorder.linear("v_proj", x, kv_heads, head_dim, bias=self.attention_bias)
+            return keys.view(*recorder.rank_part((kv_heads, dim))), values.view(*recorder.rank_part((kv_heads, dim)))
+        keys = self._rotated(recorder, recorder.linear("k_proj", x, kv_heads, dim, bias=self.attention_bias))
+        values = recorder.linear("v_proj", x, kv_heads, dim, bias=self.attention_bias)
         recorder.memo[key] = keys, values = recorder.cache(
             "cache", self.cache_kind, keys, values, limit=self.sliding_window
         )
@@ -237,7 +234,7 @@ def _reference_class() -> type[nn.Module]:
             )
             first_heads, second_heads = joined_heads.chunk(2, 1)
             share = self._lambda_term(1) - self._lambda_term(2) + self.spec.lambda_init
-            attention_output = (1 - self.spec.lambda_init) * self.norm(first_heads - share * second_heads)
-            return self.o_proj(attention_output.transpose(1, 2).flatten(2))
+            out = (1 - self.spec.lambda_init) * self.norm(first_heads - share * second_heads)
+            return self.o_proj(out.transpose(1, 2).flatten(2))
 
     return DifferentialReference

@@ -84,12 +84,12 @@ class ExclusiveAttention(WindowedMixer):
 
     def flow(self, recorder: Flow, x: Value) -> Value:
         heads, kv_heads = Axis("heads", self.num_attention_heads), Axis("kv_heads", self.num_key_value_heads)
-        head_dim, bias = Axis("head_dim", self.head_dim), self.attention_bias
-        q = recorder.linear("q_proj", x, heads, head_dim, bias=bias)
-        keys = recorder.linear("k_proj", x, kv_heads, head_dim, bias=bias)
-        values = recorder.linear("v_proj", x, kv_heads, head_dim, bias=bias)
-        q = recorder.rope(recorder.norm("q_norm", q, self.norm, (head_dim,)), self.position)
-        keys = recorder.rope(recorder.norm("k_norm", keys, self.norm, (head_dim,)), self.position)
+        dim, bias = Axis("head_dim", self.head_dim), self.attention_bias
+        q = recorder.linear("q_proj", x, heads, dim, bias=bias)
+        keys = recorder.linear("k_proj", x, kv_heads, dim, bias=bias)
+        values = recorder.linear("v_proj", x, kv_heads, dim, bias=bias)
+        q = recorder.rope(recorder.norm("q_norm", q, self.norm, (dim,)), self.position)
+        keys = recorder.rope(recorder.norm("k_norm", keys, self.norm, (dim,)), self.position)
         if self.adds_embeddings:
             values = recorder.add(values, recorder.memo.get("value_embeddings", values))
         recorder.mask(q, keys, causal=False, window=self.sliding_window)
@@ -97,19 +97,19 @@ class ExclusiveAttention(WindowedMixer):
         repeated_keys_and_values = recorder.repeat(keys, heads), recorder.repeat(values, heads)
         recorder.hold(k=repeated_keys_and_values[0], v=repeated_keys_and_values[1])
         y = recorder.attention("core", q, *repeated_keys_and_values, causal=False, window=self.sliding_window)
-        recorder.hold(attention_output=y, v=values)
+        recorder.hold(out=y, v=values)
         y = self._without_own_value(recorder, y, values)
-        recorder.hold(attention_output=y)
-        y = recorder.mul(y, recorder.act(recorder.linear("gate_proj", x, heads, head_dim), "sigmoid"))
+        recorder.hold(out=y)
+        y = recorder.mul(y, recorder.act(recorder.linear("gate_proj", x, heads, dim), "sigmoid"))
         return recorder.linear("o_proj", y, *x.axes, bias=bias)
 
     def _without_own_value(self, recorder: Flow, y: Value, values: Value) -> Value:
         """Returns the output of the heads minus tanh(α) times its projection on the token's value."""
-        kv_heads, head_dim = values.axes
+        kv_heads, dim = values.axes
         assert isinstance(kv_heads, Axis)
         heads = y.axes
         group = Axis("group", exact_div(self.num_attention_heads, self.num_key_value_heads))
-        y = y.view(kv_heads, group, head_dim)
+        y = y.view(kv_heads, group, dim)
         unit = recorder.div(values, recorder.root_mean_square(values))
         alpha = recorder.act(recorder.vector("alpha", kv_heads, group), "tanh")
         removed_fraction = recorder.mul(recorder.sum(recorder.mul(y, unit), kv_heads, group), alpha)
@@ -150,12 +150,10 @@ def _reference_class() -> type[nn.Module]:
             v = v + forward_pass.memo["value_embeddings"] if spec.adds_embeddings else v
             k, v = self._for_each_query_head(k, v)
             mask = attention_mask(forward_pass, x, x, causal=False, window=spec.sliding_window)
-            attention_output = self.core(q, k, v, mask)
-            unit = nn.functional.normalize(v.float(), dim=-1).to(attention_output.dtype)
-            removed_fraction = torch.tanh(self.alpha.weight)[:, None, None] * (attention_output * unit).sum(
-                -1, keepdim=True
-            )
-            attention_output = (attention_output - removed_fraction * unit).transpose(1, 2).flatten(2)
-            return self.o_proj(attention_output * torch.sigmoid(self.gate_proj(x)))
+            out = self.core(q, k, v, mask)
+            unit = nn.functional.normalize(v.float(), dim=-1).to(out.dtype)
+            removed_fraction = torch.tanh(self.alpha.weight)[:, None, None] * (out * unit).sum(-1, keepdim=True)
+            out = (out - removed_fraction * unit).transpose(1, 2).flatten(2)
+            return self.o_proj(out * torch.sigmoid(self.gate_proj(x)))
 
     return ExclusiveReference

@@ -118,8 +118,8 @@ class GatedDeltaNet(TokenMixer):
         inputs, node_fields = (q, k, v, decay, beta), {"source": "Yang et al. 2024, §3.3"}
         rule = DeltaRule(beta.width, key_dim.size, value_dim.size, self.chunk_size, rows=x.rows)
         y = recorder.alternatives(
-            chunked=lambda: recorder.core("core", rule, *inputs, axes=values, node_fields=node_fields),
-            step=lambda: recorder.core("core", Elementwise(), *inputs, axes=values, node_fields=node_fields),
+            chunked=lambda: recorder.core("core", rule, *inputs, axes=values, about=node_fields),
+            step=lambda: recorder.core("core", Elementwise(), *inputs, axes=values, about=node_fields),
         )
         recorder.state("recurrent_state", heads, key_dim, value_dim, bits=32)
         gate = recorder.act(recorder.linear("g_proj", x, *values), "silu")
@@ -199,9 +199,9 @@ def _reference_class() -> type[nn.Module]:
                 decay.transpose(1, 2)[..., None],
                 beta.transpose(1, 2),
             )
-            attention_output = self.core(q, k, v, decay, beta, forward_pass, self.recurrent_state)
+            out = self.core(q, k, v, decay, beta, forward_pass, self.recurrent_state)
             gate = F.silu(self.g_proj(x).unflatten(-1, (-1, dv)))
-            normed = self.norm(attention_output.transpose(1, 2).to(x.dtype)) * gate
+            normed = self.norm(out.transpose(1, 2).to(x.dtype)) * gate
             return self.o_proj(normed.flatten(2))
 
     return GatedDeltaNetReference

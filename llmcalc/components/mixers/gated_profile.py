@@ -43,29 +43,19 @@ class GatedProfileAttention(ProfileAttention):
     def flow(self, recorder: Flow, x: Value, key_input: Value | None = None, value_input: Value | None = None) -> Value:
         """Records attention. key_input, value_input: the inputs of keys and of values, by default x."""
         heads, kv_heads = Axis("heads", self.num_attention_heads), Axis("kv_heads", self.num_key_value_heads)
-        head_dim, window, rank = (
-            Axis("head_dim", self.head_dim),
-            self.sliding_window,
-            Axis("profiles", self.relative_rank),
-        )
-        q = recorder.linear("q_proj", x, heads, head_dim)
+        dim, window, rank = Axis("head_dim", self.head_dim), self.sliding_window, Axis("profiles", self.relative_rank)
+        q = recorder.linear("q_proj", x, heads, dim)
         keys, values = (
-            self._convolved_heads(recorder, f"{name}_conv", recorder.linear(f"{name}_proj", y, kv_heads, head_dim), y)
+            self._convolved_heads(recorder, f"{name}_conv", recorder.linear(f"{name}_proj", y, kv_heads, dim), y)
             for name, y in (
                 ("k", x if key_input is None else key_input),
                 ("v", x if value_input is None else value_input),
             )
         )
-        profile_weights, gate = (
-            recorder.linear("r_proj", x, heads, rank),
-            recorder.linear("gate_proj", x, heads, head_dim),
-        )
+        profile_weights, gate = recorder.linear("r_proj", x, heads, rank), recorder.linear("gate_proj", x, heads, dim)
         sinks = recorder.linear("sink_proj", x, heads)
-        q = recorder.normalized(recorder.mul(q, recorder.vector("q_scale", heads, head_dim)), WEIGHTLESS, (head_dim,))
-        keys, values = (
-            recorder.normalized(keys, WEIGHTLESS, (head_dim,)),
-            recorder.normalized(values, WEIGHTLESS, (head_dim,)),
-        )
+        q = recorder.normalized(recorder.mul(q, recorder.vector("q_scale", heads, dim)), WEIGHTLESS, (dim,))
+        keys, values = recorder.normalized(keys, WEIGHTLESS, (dim,)), recorder.normalized(values, WEIGHTLESS, (dim,))
         profile_weights = recorder.normalized(
             recorder.mul(profile_weights, recorder.vector("share_scale", heads, rank)), WEIGHTLESS, (rank,)
         )
@@ -78,7 +68,7 @@ class GatedProfileAttention(ProfileAttention):
         y = recorder.attention("core", q, keys, values, causal=recorder.causal, bias=bias, window=window)
         y = recorder.mul(y, recorder.act(sinks, "sigmoid"))  # a key without a value takes a share of each head's output
         y = recorder.mul(y, recorder.act(gate, "sigmoid"))
-        recorder.hold(attention_output=y)
+        recorder.hold(out=y)
         return recorder.linear("o_proj", y, *x.axes)
 
     def _convolved_heads(self, recorder: Flow, name: str, x: Value, token: Value) -> Value:
@@ -88,16 +78,12 @@ class GatedProfileAttention(ProfileAttention):
         """
         if not self.dynamic_convolutions:
             return add_convolution(recorder, name, x, self.conv_kernel_size)
-        (heads, head_dim), taps = x.axes, Axis("kernel", self.conv_kernel_size)
+        (heads, dim), taps = x.axes, Axis("kernel", self.conv_kernel_size)
         with recorder.scope(name):
             weights = recorder.linear("weight_proj", token, heads, taps)
-            weights = recorder.mul(
-                weights, recorder.vector("static_weight", heads, head_dim, taps), axes=(heads, head_dim, taps)
-            )
-            recorder.state("conv_state", heads, head_dim, taps, kind="conv_state")
-            return recorder.add(
-                recorder.sum(recorder.mul(weights, x, axes=(heads, head_dim, taps)), heads, head_dim), x
-            )
+            weights = recorder.mul(weights, recorder.vector("static_weight", heads, dim, taps), axes=(heads, dim, taps))
+            recorder.state("conv_state", heads, dim, taps, kind="conv_state")
+            return recorder.add(recorder.sum(recorder.mul(weights, x, axes=(heads, dim, taps)), heads, dim), x)
 
     def describe(self, hidden_size: Any) -> str:
         return f"{super().describe(hidden_size)}, gated"
@@ -136,11 +122,9 @@ def _reference_class() -> type[nn.Module]:
             self.conv_state: Any = state_class()()
 
         def forward(self, x: Tensor, token: Tensor, forward_pass: ForwardPass) -> Tensor:
-            stored_state = self.conv_state.load(forward_pass)
-            earlier_tokens = (
-                x.new_zeros(x.shape[0], self.kernel, x.shape[-1]) if stored_state is None else stored_state[0]
-            )
-            inputs = torch.cat([earlier_tokens, x], 1)
+            stored = self.conv_state.load(forward_pass)
+            earlier = x.new_zeros(x.shape[0], self.kernel, x.shape[-1]) if stored is None else stored[0]
+            inputs = torch.cat([earlier, x], 1)
             self.conv_state.keep(forward_pass, inputs[:, -self.kernel :])
             windows = inputs[:, 1:].unfold(1, self.kernel, 1)  # [batch, tokens, width, kernel]
             taps = self.weight_proj(token).unflatten(-1, (self.heads, self.kernel)).repeat_interleave(self.size, -2)

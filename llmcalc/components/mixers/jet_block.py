@@ -120,8 +120,8 @@ def _reference_class() -> type[nn.Module]:
         def forward(self, x: Tensor, filters: Tensor, forward_pass: ForwardPass, state: Any) -> Tensor:
             kernel = filters.shape[-1]
             stored_input = state.load(forward_pass)
-            earlier_tokens = x.new_zeros(x.shape[0], kernel, x.shape[-1]) if stored_input is None else stored_input[0]
-            tokens_with_past = torch.cat([earlier_tokens, x], 1)
+            earlier = x.new_zeros(x.shape[0], kernel, x.shape[-1]) if stored_input is None else stored_input[0]
+            tokens_with_past = torch.cat([earlier, x], 1)
             state.keep(forward_pass, tokens_with_past[:, -kernel:])
             windows = tokens_with_past[:, 1:].unfold(1, kernel, 1)  # [batch, tokens, channels, kernel]
             return (windows[..., None, :] @ filters[..., None])[..., 0, 0]
@@ -160,8 +160,8 @@ def _reference_class() -> type[nn.Module]:
             beta = self.b_proj(x).sigmoid().transpose(1, 2)
             heads_of_v = v.unflatten(-1, (-1, value_dim)).transpose(1, 2)
             decay = decay.transpose(1, 2)[..., None]
-            attention_output = self.core(q, k, heads_of_v, decay, beta, forward_pass, self.recurrent_state)
+            out = self.core(q, k, heads_of_v, decay, beta, forward_pass, self.recurrent_state)
             gate = F.silu(self.g_proj(x).unflatten(-1, (-1, value_dim)))
-            return self.o_proj((self.norm(attention_output.transpose(1, 2).to(x.dtype)) * gate).flatten(2))
+            return self.o_proj((self.norm(out.transpose(1, 2).to(x.dtype)) * gate).flatten(2))
 
     return JetBlockReference

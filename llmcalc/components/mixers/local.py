@@ -78,7 +78,7 @@ class LocalAttention(MultiHeadMixer):
         recorder.local_mask(x.rows, self.local_radius, self.global_block_size, *tables)
 
     def flow(self, recorder: Flow, x: Value) -> Value:
-        heads, head_dim, block = Axis("heads", self.num_attention_heads), Axis("head_dim", self.head_dim), None
+        heads, dim, block = Axis("heads", self.num_attention_heads), Axis("head_dim", self.head_dim), None
         kv_input = x
         if self.global_block_size is not None:
             block = self.global_block_size
@@ -91,17 +91,17 @@ class LocalAttention(MultiHeadMixer):
             kv_input = recorder.cat(x, block_sums, axes=x.axes, rows=WithSums(of=x.rows, block=block))
             recorder.hold(read=kv_input)
         block_size = self.local_radius + 1
-        q = recorder.in_blocks(recorder.linear("q_proj", x, heads, head_dim), block_size, x.rows)
+        q = recorder.in_blocks(recorder.linear("q_proj", x, heads, dim), block_size, x.rows)
         recorder.hold(q=q)
         keys, values = (
-            recorder.in_blocks(recorder.linear(name, kv_input, heads, head_dim), block_size, x.rows, around=True)
+            recorder.in_blocks(recorder.linear(name, kv_input, heads, dim), block_size, x.rows, around=True)
             for name in ("k_proj", "v_proj")
         )
         recorder.hold(k=keys, v=values)
         self.share_bias(recorder, x)
         limits: dict[str, Any] = {"radius": self.local_radius, "global_block": block}
         y = recorder.attention("core", q, keys, values, causal=False, core=ops.LocalCore, **limits)
-        recorder.hold(attention_output=y)
+        recorder.hold(out=y)
         return recorder.linear("o_proj", y, *x.axes)
 
     def describe(self, hidden_size: int) -> str:
@@ -240,7 +240,7 @@ def _reference_class() -> type[nn.Module]:
             q = self._split_heads(self._split_into_blocks(self.get_submodule("q_proj")(x)))
             k, v = (self._keys_of_blocks(self.get_submodule(name)(kv_input), tokens) for name in ("k_proj", "v_proj"))
             mask, bias = self._shared_bias(forward_pass, tokens, x.device)
-            attention_output = self.core(q, k, v, mask, bias).transpose(-2, -3).flatten(1, 2)[:, :tokens]
-            return self.o_proj(attention_output.flatten(2))
+            out = self.core(q, k, v, mask, bias).transpose(-2, -3).flatten(1, 2)[:, :tokens]
+            return self.o_proj(out.flatten(2))
 
     return LocalReference

@@ -90,10 +90,10 @@ class Mamba2(TokenMixer):
 
     def flow(self, recorder: Flow, x: Value) -> Value:
         heads = Axis("heads", self.num_heads)
-        head_dim = Axis("head_dim", self.head_dim)
+        dim = Axis("head_dim", self.head_dim)
         groups = Axis("groups", self.n_groups)
         state, kernel = Axis("state", self.state_size), self.conv_kernel
-        inner_axes: Shape = (heads, head_dim)
+        inner_axes: Shape = (heads, dim)
         conv_channels = Beside((inner_axes, (groups, state), (groups, state)))  # the gate and Δ skip the convolution
         gate, u, time_step = recorder.split(
             recorder.linear("in_proj", x, Beside((inner_axes, (conv_channels,), (heads,))), bias=self.use_bias),

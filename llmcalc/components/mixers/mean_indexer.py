@@ -56,14 +56,14 @@ class MeanIndexer(BlockIndexer):
     def flow(
         self, recorder: Flow, x: Value, position: Rope, keys: Value, values: Value
     ) -> tuple[Value, Value, dict[str, Any]]:
-        heads, head_dim = Axis("index_heads", self.index_n_heads), Axis("index_head_dim", self.index_head_dim)
+        heads, dim = Axis("index_heads", self.index_n_heads), Axis("index_head_dim", self.index_head_dim)
         pool, chosen_positions = Axis("pool", self.index_block_size), self.index_block_size * self.index_topk_blocks
         with recorder.scope("indexer", role="no_grad"):
             q = recorder.rope(
-                recorder.norm("q_norm", recorder.linear("q_proj", x, heads, head_dim), self.norm, (head_dim,)), position
+                recorder.norm("q_norm", recorder.linear("q_proj", x, heads, dim), self.norm, (dim,)), position
             )
-            (all_keys,) = recorder.cache("cache", "indexer", recorder.linear("k_proj", x, head_dim))
-            block_means = recorder.sum(recorder.windows(all_keys, pool, past=True), head_dim, mean=True)
+            (all_keys,) = recorder.cache("cache", "indexer", recorder.linear("k_proj", x, dim))
+            block_means = recorder.sum(recorder.windows(all_keys, pool, past=True), dim, mean=True)
             block_means = recorder.rope(recorder.norm("k_norm", block_means, self.norm), position, row_stride=pool.size)
             recorder.hold(q=q, k=block_means)
             scores = recorder.act(
@@ -117,8 +117,8 @@ def _reference_class() -> type[nn.Module]:
             (keys,) = self.cache(forward_pass, self.k_proj(x))
             blocks = keys.shape[1] // block
             block_means = self.k_norm(keys[:, : blocks * block].unflatten(1, (blocks, block)).mean(2))
-            block_starts = torch.arange(blocks, device=x.device) * block
-            angles = block_starts[:, None] / self.theta ** (torch.arange(0, head_dim, 2, device=x.device) / head_dim)
+            starts = torch.arange(blocks, device=x.device) * block
+            angles = starts[:, None] / self.theta ** (torch.arange(0, head_dim, 2, device=x.device) / head_dim)
             cos, sin = (t.to(x.dtype) for t in (angles.cos(), angles.sin()))
             left, right = block_means.chunk(2, -1)
             block_means = torch.cat([left * cos - right * sin, right * cos + left * sin], -1)

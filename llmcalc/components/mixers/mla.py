@@ -206,7 +206,7 @@ class MLA(TokenMixer):
             selection, c, k_rope = recorder.selected(query, c, k_rope)
             recorder.hold(latent=c, k_rope=k_rope, mask=selection)
         options: dict[str, Any] = {"causal": recorder.causal, "sinks": self.sinks, "selection": selection, **limits}
-        core_class = ops.AttentionCore if limits.get("pool") is None else ops.PooledCore
+        core = ops.AttentionCore if limits.get("pool") is None else ops.PooledCore
         head, latent_key = Beside(((nope,), (rope,))), Beside(((latent,), (rope,)))
 
         def expanded() -> Value:
@@ -219,7 +219,7 @@ class MLA(TokenMixer):
             k = recorder.cat(k_nope, k_rope, axes=(heads, head), rows=c.rows)
             recorder.hold(k=k)
             q = recorder.cat(q_nope, q_rope, axes=(heads, head))
-            return recorder.attention("core", q, k, values, core=core_class, **options)
+            return recorder.attention("core", q, k, values, core=core, **options)
 
         def absorbed() -> Value:
             """Records absorbed attention on the latents, with the expansion's weights applied to query and output."""
@@ -227,17 +227,17 @@ class MLA(TokenMixer):
             q = recorder.cat(recorder.absorb("kv_b_proj", q_nope, weight, latent), q_rope, axes=(heads, latent_key))
             k = recorder.cat(c, k_rope, axes=(Axis("one", 1), latent_key))
             recorder.hold(q=q, k=k)
-            y = recorder.attention("core", q, k, c.view(Axis("one", 1), latent), core=core_class, **options)
+            y = recorder.attention("core", q, k, c.view(Axis("one", 1), latent), core=core, **options)
             return recorder.absorb("", y, weight, head_axis)
 
         y = recorder.alternatives(expanded=expanded, absorbed=absorbed)
-        recorder.hold(attention_output=y)
+        recorder.hold(out=y)
         if self.sinks:
             recorder.vector("sinks", heads)
         y = y if self.output_gate is None else self.output_gate.flow(recorder, x, y)
         for factor in gate:
             y = recorder.mul(y, recorder.act(factor, "sigmoid"))
-        recorder.hold(attention_output=y)
+        recorder.hold(out=y)
         return recorder.linear("o_proj", y, *x.axes, bias=self.attention_bias or self.o_bias)
 
     def _latent_and_key(self, recorder: Flow, x: Value, latent: Axis, rope: Axis) -> tuple[Value, Value]:
@@ -282,8 +282,8 @@ class MLA(TokenMixer):
         if not self.query_gate:
             return recorder.linear("q_b_proj", c, heads, head), c
         gate_input = recorder.cat(c, raw_latent, axes=(Beside((c.axes, raw_latent.axes)),))
-        query_gates = recorder.linear("q_gate_proj", gate_input, heads, Beside((*head.parts, (head_axis,))))
-        return query_gates, c
+        gated = recorder.linear("q_gate_proj", gate_input, heads, Beside((*head.parts, (head_axis,))))
+        return gated, c
 
     def describe(self, hidden_size: int) -> str:
         head = self.qk_nope_head_dim + self.qk_rope_head_dim
@@ -458,21 +458,17 @@ def _reference_class() -> type[nn.Module]:
                 q = torch.cat([self.kv_b_proj(q_nope, absorbed_form="query"), q_rope], -1)
                 k, v = torch.cat([latent, k_rope], -1)[:, None], latent[:, None]
                 k, v = k.expand(-1, heads, -1, -1), v.expand(-1, heads, -1, -1)
-                attention_output = self.kv_b_proj(
-                    self.core(q, k, v, mask, sinks=sinks, scale=scale), absorbed_form="value"
-                )
+                out = self.kv_b_proj(self.core(q, k, v, mask, sinks=sinks, scale=scale), absorbed_form="value")
             else:
                 keys_and_values = self.kv_b_proj(latent).unflatten(-1, (heads, -1)).transpose(1, 2)
                 k_nope, v = keys_and_values.split([nope, spec.v_head_dim], -1)
                 k = torch.cat([k_nope, k_rope[:, None].expand(-1, heads, -1, -1)], -1)
-                attention_output = self.core(torch.cat([q_nope, q_rope], -1), k, v, mask, sinks=sinks, scale=scale)
-            attention_output = attention_output.transpose(1, 2)
+                out = self.core(torch.cat([q_nope, q_rope], -1), k, v, mask, sinks=sinks, scale=scale)
+            out = out.transpose(1, 2)
             if hasattr(self, "gate_proj"):
-                attention_output = attention_output * gate_values(self.gate, self.gate_proj(x)).unflatten(
-                    -1, (heads, -1)
-                )
+                out = out * gate_values(self.gate, self.gate_proj(x)).unflatten(-1, (heads, -1))
             if gate is not None:
-                attention_output = attention_output * gate.sigmoid()
-            return self.o_proj(attention_output.flatten(2))
+                out = out * gate.sigmoid()
+            return self.o_proj(out.flatten(2))
 
     return MLAReference

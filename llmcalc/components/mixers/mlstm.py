@@ -123,7 +123,7 @@ def _reference_class() -> type[nn.Module]:
             self, q: Tensor, k: Tensor, v: Tensor, i: Tensor, f: Tensor, state: tuple[Tensor, ...]
         ) -> tuple[Tensor, tuple[Tensor, ...]]:
             log_f, q = F.logsigmoid(f), q * q.shape[-1] ** -0.5
-            outputs, start, tokens = [], 0, q.shape[2]
+            out, start, tokens = [], 0, q.shape[2]
             while start < tokens:
                 step, chunk_size = (
                     (self._run_chunk, self.chunk) if tokens - start >= self.chunk else (self._run_token, 1)
@@ -132,9 +132,9 @@ def _reference_class() -> type[nn.Module]:
                 h, state = step(
                     q[:, :, chunk], k[:, :, chunk], v[:, :, chunk], i[:, :, chunk], log_f[:, :, chunk], state
                 )
-                outputs.append(h)
+                out.append(h)
                 start += chunk_size
-            return torch.cat(outputs, 2), state
+            return torch.cat(out, 2), state
 
         def _run_chunk(
             self, q: Tensor, k: Tensor, v: Tensor, i: Tensor, log_f: Tensor, state: tuple[Tensor, ...]
@@ -194,8 +194,8 @@ def _reference_class() -> type[nn.Module]:
             return self.get_submodule(name)(x).float().unflatten(-1, (self.spec.num_heads, -1)).transpose(1, 2)
 
         def _gate(self, name: str, x: Tensor) -> Tensor:
-            gate_cap = self.spec.gate_soft_cap
-            return gate_cap * torch.tanh(self._split_heads(name, x)[..., 0] / gate_cap)
+            cap = self.spec.gate_soft_cap
+            return cap * torch.tanh(self._split_heads(name, x)[..., 0] / cap)
 
         def forward(self, x: Tensor, forward_pass: ForwardPass) -> Tensor:
             q, k, v = (self._split_heads(name, x) for name in "qkv")

@@ -107,10 +107,10 @@ class NgramAttention(EqualHeadsMixer):
 
     def flow(self, recorder: Flow, x: Value) -> Value:
         head_sizes = self.head_sizes(x.width)
-        heads, head_dim = Axis("heads", head_sizes.heads), Axis("head_dim", head_sizes.head_dim)
+        heads, dim = Axis("heads", head_sizes.heads), Axis("head_dim", head_sizes.head_dim)
         assert isinstance(x.rows, Multiple)
         tokens, streams = x.rows.of, Multiple(of=x.rows.of, by=self.ngram)
-        q, k, v = (recorder.linear(name, x, heads, head_dim, bias=True) for name in ("q_proj", "k_proj", "v_proj"))
+        q, k, v = (recorder.linear(name, x, heads, dim, bias=True) for name in ("q_proj", "k_proj", "v_proj"))
         buckets = recorder.linear("relative_proj", x, Beside(((Axis("buckets", self.num_buckets), heads),)), bias=True)
         num_heads = q.axes[0].size  # those of the rank
         recorder.hold(q=q, k=k, v=v, buckets=buckets)
@@ -119,16 +119,16 @@ class NgramAttention(EqualHeadsMixer):
         )
         core = ops.AttentionCore(num_heads, head_sizes.head_dim, head_sizes.head_dim, rows=tokens)
         y = recorder.core(
-            "core", core, recorder.resized(q, tokens), keys, values, buckets, axes=(heads, head_dim), rows=tokens
+            "core", core, recorder.resized(q, tokens), keys, values, buckets, axes=(heads, dim), rows=tokens
         )
         predict_core = ops.PredictCore(
             num_heads, head_sizes.head_dim, head_sizes.head_dim, rows=tokens, streams=self.ngram
         )
         prediction = recorder.core(
-            "predict_core", predict_core, q, keys, values, k, v, buckets, axes=(heads, head_dim), rows=streams
+            "predict_core", predict_core, q, keys, values, k, v, buckets, axes=(heads, dim), rows=streams
         )
-        joined_streams = recorder.cat(y, prediction, axes=(heads, head_dim), rows=x.rows)
-        recorder.hold(attention_output=joined_streams)
+        joined_streams = recorder.cat(y, prediction, axes=(heads, dim), rows=x.rows)
+        recorder.hold(out=joined_streams)
         return recorder.linear("o_proj", joined_streams, *x.axes, bias=True)
 
     def describe(self, hidden_size: int) -> str:

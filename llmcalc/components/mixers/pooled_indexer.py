@@ -70,19 +70,19 @@ class PooledIndexer(Part):
 
         query_latent: the compressed query, which the queries come from. position: none, because pools have no position.
         """
-        heads, head_dim = Axis("index_heads", self.index_n_heads), Axis("index_head_dim", self.index_head_dim)
+        heads, dim = Axis("index_heads", self.index_n_heads), Axis("index_head_dim", self.index_head_dim)
         pool = Axis("pool", self.index_kpool)
         assert query_latent is not None
         assert position is None
-        q = recorder.linear("q_proj", query_latent, heads, head_dim)
+        q = recorder.linear("q_proj", query_latent, heads, dim)
         recorder.hold(small=query_latent, q=q)
-        keys = recorder.norm("k_norm", recorder.linear("k_proj", x, head_dim), Norm(type="layernorm"))
-        gate = recorder.linear("gate_proj", x, head_dim)
+        keys = recorder.norm("k_norm", recorder.linear("k_proj", x, dim), Norm(type="layernorm"))
+        gate = recorder.linear("gate_proj", x, dim)
         weights = recorder.linear("weights_proj", x, heads)
         recorder.hold(k=keys, gate=gate, weights=weights)
         keys, gate = recorder.cache("cache", "indexer", keys, gate)
         pools, pool_gate = (recorder.windows(rows, pool, past=True) for rows in (keys, gate))
-        pool_gate = recorder.add(pool_gate, recorder.vector("position_bias", pool, head_dim, count=pool.size))
+        pool_gate = recorder.add(pool_gate, recorder.vector("position_bias", pool, dim, count=pool.size))
         entries = recorder.weighted_mean(pools, pool_gate)
         recorder.hold(k=entries)
         scores = recorder.scores(
@@ -137,8 +137,8 @@ def _reference_class() -> type[nn.Module]:
             visible_tokens = (
                 forward_pass.span(forward_pass.past, forward_pass.past + tokens, x.device)[:, None] + 1
             )  # tokens that each query may see
-            pool_ends = (torch.arange(entries.shape[1], device=x.device) + 1) * pool
-            ranked_pools = scores.masked_fill(pool_ends > visible_tokens, float("-inf")).sort(
+            ends = (torch.arange(entries.shape[1], device=x.device) + 1) * pool
+            ranked_pools = scores.masked_fill(ends > visible_tokens, float("-inf")).sort(
                 dim=-1, descending=True, stable=True
             )
             chosen_pools = ranked_pools.indices[..., : spec.index_topk // pool]

@@ -75,11 +75,11 @@ class ProfileAttention(WindowedMixer):
 
     def flow(self, recorder: Flow, x: Value) -> Value:
         heads, kv_heads = Axis("heads", self.num_attention_heads), Axis("kv_heads", self.num_key_value_heads)
-        head_dim, window = Axis("head_dim", self.head_dim), self.sliding_window
-        q = self._normed(recorder, "q_norm", recorder.linear("q_proj", x, heads, head_dim))
+        dim, window = Axis("head_dim", self.head_dim), self.sliding_window
+        q = self._normed(recorder, "q_norm", recorder.linear("q_proj", x, heads, dim))
         keys, values = (
             add_convolution(
-                recorder, f"{name}_conv", recorder.linear(f"{name}_proj", x, kv_heads, head_dim), self.conv_kernel_size
+                recorder, f"{name}_conv", recorder.linear(f"{name}_proj", x, kv_heads, dim), self.conv_kernel_size
             )
             for name in ("k", "v")
         )
@@ -93,7 +93,7 @@ class ProfileAttention(WindowedMixer):
         keys, values = recorder.repeat(keys, heads), recorder.repeat(values, heads)
         recorder.hold(k=keys, v=values)
         y = recorder.attention("core", q, keys, values, causal=recorder.causal, bias=bias, window=window)
-        recorder.hold(attention_output=y)
+        recorder.hold(out=y)
         return recorder.linear("o_proj", y, *x.axes)
 
     def _normed(self, recorder: Flow, name: str, x: Value) -> Value:

@@ -53,24 +53,24 @@ class RelativeAttention(MultiHeadMixer):
         return "Yang et al. 2019 (XLNet), §2.5" if self.segments else "Gulati et al. 2020, §2"
 
     def flow(self, recorder: Flow, x: Value) -> Value:
-        heads, head_dim = Axis("heads", self.num_attention_heads), Axis("head_dim", self.head_dim)
-        q, k, v = (recorder.linear(name, x, heads, head_dim, bias=self.bias) for name in ("q_proj", "k_proj", "v_proj"))
+        heads, dim = Axis("heads", self.num_attention_heads), Axis("head_dim", self.head_dim)
+        q, k, v = (recorder.linear(name, x, heads, dim, bias=self.bias) for name in ("q_proj", "k_proj", "v_proj"))
         rows = Multiple(of=x.rows, by=2) if self.segments else Multiple("distances", of=x.rows, by=2, more=-1)
-        r = recorder.linear("r_proj", recorder.sinusoids(x, rows, *x.axes, once=True), heads, head_dim)
+        r = recorder.linear("r_proj", recorder.sinusoids(x, rows, *x.axes, once=True), heads, dim)
         num_heads = q.axes[0].size
-        position_q = recorder.add(q, recorder.vector("position_bias", heads, head_dim, count=num_heads))
-        scores = ops.DistanceScores(num_heads, head_dim.size, x.rows, rows)
+        position_q = recorder.add(q, recorder.vector("position_bias", heads, dim, count=num_heads))
+        scores = ops.DistanceScores(num_heads, dim.size, x.rows, rows)
         distance_scores = recorder.core("distances", scores, position_q, r, axes=(heads,))
         index = recorder.distances(q, k, clamped=False, shifted=True)
         recorder.hold(q=q, k=k, v=v, r=r, by_distance=distance_scores, index=index)
-        content_q = recorder.add(q, recorder.vector("content_bias", heads, head_dim, count=num_heads))
-        bias = recorder.scale(recorder.at_distance(distance_scores, index), head_dim.size**-0.5)
+        content_q = recorder.add(q, recorder.vector("content_bias", heads, dim, count=num_heads))
+        bias = recorder.scale(recorder.at_distance(distance_scores, index), dim.size**-0.5)
         recorder.hold(q=content_q, bias=bias)
         y = recorder.attention("core", content_q, k, v, causal=False, bias=bias, masked=False)
-        recorder.hold(attention_output=y)
+        recorder.hold(out=y)
         if self.segments:
-            recorder.vector("segment_bias", heads, head_dim, count=num_heads, role="idle")
-            recorder.vector("segments", Axis("segments", 2), heads, head_dim, heads=heads, count=2, role="idle")
+            recorder.vector("segment_bias", heads, dim, count=num_heads, role="idle")
+            recorder.vector("segments", Axis("segments", 2), heads, dim, heads=heads, count=2, role="idle")
         return recorder.linear("o_proj", y, *x.axes, bias=self.bias)
 
     def describe(self, hidden_size: int) -> str:
@@ -139,7 +139,7 @@ def _reference_class() -> type[nn.Module]:
             positions = forward_pass.span(0, x.shape[1], x.device)
             index = (self._largest_distance(x) - (positions[:, None] - positions[None, :])).expand(*q.shape[:-1], -1)
             q, bias = q + self.content_bias.weight[:, None], distance_scores.gather(-1, index) * q.shape[-1] ** -0.5
-            attention_output = self.core(q, k, v, bias=bias)
-            return self.o_proj(attention_output.transpose(1, 2).flatten(2))
+            out = self.core(q, k, v, bias=bias)
+            return self.o_proj(out.transpose(1, 2).flatten(2))
 
     return RelativeReference

@@ -144,11 +144,11 @@ def _reference_classes() -> dict[str, type[nn.Module]]:
             numerator, denominator, largest_exponent = (
                 (zero, zero, zero - 1e30) if stored_state is None else stored_state
             )
-            outputs = []
+            out = []
             for key, value in zip(k.unbind(1), v.unbind(1), strict=True):
                 peak = torch.maximum(largest_exponent, key + bonus)
                 state_weight, token_weight = (largest_exponent - peak).exp(), (key + bonus - peak).exp()
-                outputs.append(
+                out.append(
                     (state_weight * numerator + token_weight * value) / (state_weight * denominator + token_weight)
                 )
                 peak = torch.maximum(largest_exponent + decay, key)
@@ -159,7 +159,7 @@ def _reference_classes() -> dict[str, type[nn.Module]]:
                     peak,
                 )
             self.recurrent_state.keep(forward_pass, numerator, denominator, largest_exponent)
-            return torch.stack(outputs, 1)
+            return torch.stack(out, 1)
 
         def forward(self, x: Tensor, forward_pass: ForwardPass) -> Tensor:
             previous_token = shifted(x, forward_pass, self.shift_state)

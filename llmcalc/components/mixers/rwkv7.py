@@ -58,8 +58,8 @@ class Rwkv7TimeMix(TokenMixer):
     norm_eps: Real = Field(default=6.4e-4, ge=0)
 
     def flow(self, recorder: Flow, x: Value) -> Value:
-        heads, head_dim = Axis("heads", self.num_heads), Axis("head_dim", self.head_dim)
-        all_heads: Shape = (heads, head_dim)
+        heads, dim = Axis("heads", self.num_heads), Axis("head_dim", self.head_dim)
+        all_heads: Shape = (heads, dim)
         previous_token = previous_tokens(recorder, x)
         inputs = {name: token_shift(recorder, x, previous_token, name) for name in INPUT_NAMES}
         recorder.hold(previous=previous_token)
@@ -76,21 +76,19 @@ class Rwkv7TimeMix(TokenMixer):
         gate = self._low_rank(recorder, "g_lora", inputs["g"], self.gate_rank, all_heads, "sigmoid", bias=False)
         removed_key = recorder.mul(key, recorder.vector("k_k", *all_heads))
         key = recorder.mul(key, recorder.mul(rate, recorder.vector("k_a", *all_heads)))
-        rule = TransitionScan(receptance.axes[0].size, head_dim.size, x.rows)
+        rule = TransitionScan(receptance.axes[0].size, dim.size, x.rows)
         y = recorder.core("wkv", rule, receptance, decay, key, value, removed_key, rate, axes=all_heads)
-        recorder.state("recurrent_state", heads, head_dim, head_dim, bits=32)
+        recorder.state("recurrent_state", heads, dim, dim, bits=32)
         y = recorder.norm("g_norm", y, Norm(type="layernorm", eps=self.norm_eps), groups=heads)
         y = recorder.add(y, recorder.mul(value, recorder.mul(key, recorder.vector("r_k", *all_heads))))
         return recorder.linear("o_proj", recorder.mul(y, gate), *x.axes)
 
     def _low_rank(
-        self, recorder: Flow, name: str, x: Value, rank: Any, axes: Shape, activation: str = "", bias: bool = True
+        self, recorder: Flow, name: str, x: Value, rank: Any, axes: Shape, act: str = "", bias: bool = True
     ) -> Value:
         """Returns two linear layers with an activation between them; only the second layer has a bias."""
         low_rank = recorder.linear(f"{name}_a", x, Axis(f"{name}_rank", rank))
-        return recorder.linear(
-            f"{name}_b", recorder.act(low_rank, activation) if activation else low_rank, *axes, bias=bias
-        )
+        return recorder.linear(f"{name}_b", recorder.act(low_rank, act) if act else low_rank, *axes, bias=bias)
 
     def describe(self, hidden_size: int) -> str:
         return f"RWKV-7 {self.num_heads} × {self.head_dim}"
@@ -142,14 +140,14 @@ def _reference_classes() -> dict[str, type[nn.Module]]:
         ) -> tuple[Tensor, Tensor]:
             r, k, v, removal_key, rate = (t.float() for t in (r, k, v, removal_key, rate))
             state = r.new_zeros(r.shape[0], *r.shape[2:], r.shape[-1]) if stored_state is None else stored_state[0]
-            outputs = []
+            out = []
             for token in range(r.shape[1]):
                 removed_value = state @ -removal_key[:, token, :, :, None]
                 correction = removed_value * (removal_key * rate)[:, token, :, None, :]
                 update = v[:, token, :, :, None] * k[:, token, :, None, :]
                 state = state * decay[:, token, :, None, :] + update + correction
-                outputs.append((state @ r[:, token, :, :, None])[..., 0])
-            return torch.stack(outputs, 1), state
+                out.append((state @ r[:, token, :, :, None])[..., 0])
+            return torch.stack(out, 1), state
 
     class TimeMixReference(nn.Module):
         """RWKV-7's time mixing. x: [batch, tokens, hidden] → same shape.

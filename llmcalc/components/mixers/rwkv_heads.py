@@ -56,8 +56,8 @@ class RwkvHeadMix(TokenMixer):
         return self
 
     def flow(self, recorder: Flow, x: Value) -> Value:
-        heads, head_dim = Axis("heads", self.num_heads), Axis("head_dim", self.head_dim)
-        all_heads: Shape = (heads, head_dim)
+        heads, dim = Axis("heads", self.num_heads), Axis("head_dim", self.head_dim)
+        all_heads: Shape = (heads, dim)
         previous_token = previous_tokens(recorder, x)
         inputs = self._mixed_inputs(recorder, x, previous_token)
         recorder.hold(previous=previous_token)
@@ -71,9 +71,9 @@ class RwkvHeadMix(TokenMixer):
             rank = Axis("decay_rank", self.decay_rank)
             low_rank = recorder.act(recorder.linear("decay_a", inputs["w"], rank), "tanh")
             decay = recorder.add(recorder.linear("decay_b", low_rank, *all_heads), decay)
-        rule = DecayScan(receptance.axes[0].size, head_dim.size, x.rows)
+        rule = DecayScan(receptance.axes[0].size, dim.size, x.rows)
         y = recorder.core("wkv", rule, *scan_inputs, recorder.act(decay, "exp"), axes=all_heads)
-        recorder.state("recurrent_state", heads, head_dim, head_dim, bits=32)
+        recorder.state("recurrent_state", heads, dim, dim, bits=32)
         y = recorder.norm("ln_x", y, Norm(type="layernorm", eps=self.norm_eps), groups=heads)
         return recorder.linear("output", recorder.mul(y, gate), *x.axes)
 
@@ -86,9 +86,9 @@ class RwkvHeadMix(TokenMixer):
             recorder.linear("shift_a", token_shift(recorder, x, previous_token, "x"), Beside(tuple(ranks))), "tanh"
         )
         inputs = {}
-        for name, input_part in zip(INPUT_NAMES, recorder.split(low_rank, *ranks), strict=True):
+        for name, part in zip(INPUT_NAMES, recorder.split(low_rank, *ranks), strict=True):
             mix_weight = recorder.add(
-                recorder.linear(f"shift_b_{name}", input_part, *x.axes), recorder.vector(f"time_mix_{name}", *x.axes)
+                recorder.linear(f"shift_b_{name}", part, *x.axes), recorder.vector(f"time_mix_{name}", *x.axes)
             )
             inputs[name] = recorder.add(
                 recorder.mul(x, mix_weight), recorder.mul(previous_token, recorder.complement(mix_weight))
@@ -123,12 +123,12 @@ def _reference_class() -> type[nn.Module]:
             self, r: Tensor, k: Tensor, v: Tensor, decay: Tensor, bonus: Tensor, stored_state: Any
         ) -> tuple[Tensor, Tensor]:
             state = r.new_zeros(r.shape[0], *r.shape[2:], r.shape[-1]) if stored_state is None else stored_state[0]
-            outputs, bonus = [], bonus.float().unflatten(-1, (r.shape[2], -1))[..., None]
+            out, bonus = [], bonus.float().unflatten(-1, (r.shape[2], -1))[..., None]
             for token in range(r.shape[1]):
                 update = k[:, token, :, :, None] @ v[:, token, :, None, :]
-                outputs.append((r[:, token, :, None, :] @ (state + bonus * update))[..., 0, :])
+                out.append((r[:, token, :, None, :] @ (state + bonus * update))[..., 0, :])
                 state = decay[:, token, :, :, None] * state + update
-            return torch.stack(outputs, 1), state
+            return torch.stack(out, 1), state
 
     class HeadMixReference(nn.Module):
         """Time mixing of RWKV-5 and RWKV-6. x: [batch, tokens, hidden] → same shape."""
@@ -165,10 +165,10 @@ def _reference_class() -> type[nn.Module]:
             }
             if self.spec.shift_rank is not None:
                 low_rank = self.shift_a(mixed_with(x, previous_token, self.time_mix_x.weight)).tanh()
-                for name, input_part in zip(
+                for name, part in zip(
                     inputs_of_projections, low_rank.chunk(len(inputs_of_projections), -1), strict=True
                 ):
-                    mix_weights[name] = self.get_submodule(f"shift_b_{name}")(input_part) + mix_weights[name]
+                    mix_weights[name] = self.get_submodule(f"shift_b_{name}")(part) + mix_weights[name]
             return {name: mixed_with(x, previous_token, mix_weight) for name, mix_weight in mix_weights.items()}
 
         def forward(self, x: Tensor, forward_pass: ForwardPass) -> Tensor:

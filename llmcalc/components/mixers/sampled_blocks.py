@@ -47,12 +47,12 @@ class SampledBlockAttention(EqualHeadsMixer):
 
     def flow(self, recorder: Flow, x: Value) -> Value:
         head_sizes = self.head_sizes(x.width)
-        heads, head_dim = Axis("heads", head_sizes.heads), Axis("head_dim", head_sizes.head_dim)
-        q, k, v = (recorder.linear(name, x, heads, head_dim, bias=True) for name in ("q_proj", "k_proj", "v_proj"))
+        heads, dim = Axis("heads", head_sizes.heads), Axis("head_dim", head_sizes.head_dim)
+        q, k, v = (recorder.linear(name, x, heads, dim, bias=True) for name in ("q_proj", "k_proj", "v_proj"))
         recorder.hold(q=q, k=k, v=v)
         limits: dict[str, Any] = {"block": self.block_size, "blocks": self.blocks, "approximated": self.approximated}
         y = recorder.attention("core", q, k, v, causal=False, core=ops.SampledBlocks, **limits)
-        recorder.hold(attention_output=y)
+        recorder.hold(out=y)
         return recorder.linear("o_proj", y, *x.axes, bias=True)
 
     def describe(self, hidden_size: int) -> str:

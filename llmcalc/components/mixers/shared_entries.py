@@ -130,31 +130,31 @@ class SharedEntryAttention(EntryAttention):
         return next(filter(None, self.shared_results().values()), "")
 
     def _mask_and_entries(
-        self, recorder: Flow, x: Value, compressed_query: Value, q: Value, head_dim: Axis, rope: Rope
+        self, recorder: Flow, x: Value, compressed_query: Value, q: Value, dim: Axis, rope: Rope
     ) -> tuple[Value, Value]:
         """Returns the mask of the entries that each token attends to, and the entries of this or a lower layer."""
         assert self.compress_rate is not None
         lower_entries: dict[str, Value] = recorder.memo.setdefault("entries", {})
         latent: Value | None = None
         if self.entries_shared:
-            entries = recorder.of_lower_layer("entries", x, lower_entries.get("entries"), head_dim)
+            entries = recorder.of_lower_layer("entries", x, lower_entries.get("entries"), dim)
         else:
-            latent, entries = self._latent_and_entries(recorder, x, head_dim, rope)
+            latent, entries = self._latent_and_entries(recorder, x, dim, rope)
             lower_entries["entries"] = entries
             recorder.hold(latent=latent)
             recorder.keep(entries=entries)
         recorder.hold(entries=entries)
-        visible_mask = recorder.whole_entries(q, entries, self.compress_rate)
-        recorder.hold(seen=visible_mask)
+        visible = recorder.whole_entries(q, entries, self.compress_rate)
+        recorder.hold(seen=visible)
         if self.indexer is None:
             selection = recorder.of_lower_layer("selection", x, lower_entries.get("selection"))
         else:
             with recorder.scope("indexer", role="no_grad"):
-                selection = self._selection(recorder, self.indexer, x, compressed_query, latent, visible_mask, rope)
+                selection = self._selection(recorder, self.indexer, x, compressed_query, latent, visible, rope)
             lower_entries["selection"] = selection
             recorder.keep(selection=selection)
         recorder.hold(chosen=selection)
-        return recorder.among(visible_mask, selection, entries)
+        return recorder.among(visible, selection, entries)
 
     def _latent_and_entries(self, recorder: Flow, x: Value, dim: Axis, rope: Rope) -> tuple[Value, Value]:
         """Returns the new entries before RoPE, and all entries after RoPE."""
@@ -162,10 +162,10 @@ class SharedEntryAttention(EntryAttention):
         rate = Axis("rate", self.compress_rate)
         unpooled_rows: tuple[Value, ...] = ()
         with recorder.scope("compressor"):
-            kv = recorder.linear("kv_proj", x, head_dim)
+            kv = recorder.linear("kv_proj", x, dim)
             recorder.hold(kv=kv)
             if self.weighted_entries:
-                gate = recorder.linear("gate_proj", x, head_dim)
+                gate = recorder.linear("gate_proj", x, dim)
                 recorder.hold(gate=gate)
                 unpooled_rows = recorder.with_rest(kv, gate)
                 recorder.hold(kv=unpooled_rows[0], gate=unpooled_rows[1])
@@ -174,7 +174,7 @@ class SharedEntryAttention(EntryAttention):
             recorder.hold(latent=latent)
             entries = recorder.rope(latent, rope, row_stride=rate.size)
             recorder.hold(new=entries)
-            op = ops.EntryCache(head_dim.size, rate.size, sum(rows.width for rows in unpooled_rows), rows=x.rows)
+            op = ops.EntryCache(dim.size, rate.size, sum(rows.width for rows in unpooled_rows), rows=x.rows)
             return latent, recorder.keep_entries(op, entries, *unpooled_rows)
 
     def _selection(
@@ -184,29 +184,29 @@ class SharedEntryAttention(EntryAttention):
         x: Value,
         compressed_query: Value,
         latent: Value | None,
-        visible_mask: Value,
+        visible: Value,
         rope: Rope,
     ) -> Value:
         """Returns the entries that each token selects.
 
-        latent: the new entries before RoPE; None for shared ones. visible_mask: the mask of whole entries.
+        latent: the new entries before RoPE; None for shared ones. visible: the mask of whole entries.
         """
         assert self.compress_rate is not None
         lower_entries: dict[str, Value] = recorder.memo["entries"]
-        heads, head_dim = Axis("index_heads", indexer.index_n_heads), Axis("index_head_dim", indexer.index_head_dim)
+        heads, dim = Axis("index_heads", indexer.index_n_heads), Axis("index_head_dim", indexer.index_head_dim)
         if latent is None:
-            keys = recorder.of_lower_layer("keys", x, lower_entries.get("keys"), head_dim)
+            keys = recorder.of_lower_layer("keys", x, lower_entries.get("keys"), dim)
         else:
             with recorder.function():
-                keys = recorder.norm("k_norm", recorder.linear("k_proj", latent, head_dim), self.norm)
+                keys = recorder.norm("k_norm", recorder.linear("k_proj", latent, dim), self.norm)
                 recorder.hold(new=keys)
                 keys = recorder.rope(keys, rope, row_stride=self.compress_rate)
                 recorder.hold(new=keys)
-                keys = recorder.keep_entries(ops.EntryCache(head_dim.size, self.compress_rate, 0, rows=x.rows), keys)
+                keys = recorder.keep_entries(ops.EntryCache(dim.size, self.compress_rate, 0, rows=x.rows), keys)
             lower_entries["keys"] = keys
             recorder.keep(keys=keys)
         recorder.hold(keys=keys)
-        q = recorder.linear("q_proj", compressed_query, heads, head_dim)
+        q = recorder.linear("q_proj", compressed_query, heads, dim)
         recorder.hold(q=q)
         q = recorder.rope(q, rope)
         recorder.hold(q=q)
@@ -215,8 +215,8 @@ class SharedEntryAttention(EntryAttention):
         if blocks is not None:
             core = {"core": ops.BlockCore, "block": blocks.candidate_block_size}
             core["blocks"] = blocks.candidate_topk_blocks
-            keys, visible_mask = recorder.candidates(keys, visible_mask, blocks.candidate_block_size)
-            recorder.hold(keys=keys, seen=visible_mask)
+            keys, visible = recorder.candidates(keys, visible, blocks.candidate_block_size)
+            recorder.hold(keys=keys, seen=visible)
         scores = recorder.act(
             recorder.scale(
                 recorder.scores("core", q, keys, is_cross_attention=True, **core), indexer.index_head_dim**-0.5
@@ -226,7 +226,7 @@ class SharedEntryAttention(EntryAttention):
         weights = recorder.linear("weights_proj", x, heads)
         finds = indexer.finds
         block_counts = None if finds is None else (finds.candidate_topk_blocks, finds.candidate_block_size)
-        return recorder.choose_entries(scores, weights, visible_mask, indexer.index_topk, finds=block_counts)
+        return recorder.choose_entries(scores, weights, visible, indexer.index_topk, finds=block_counts)
 
     def reference(self, model_properties: ModelProperties) -> nn.Module:
         return _reference_class()(self, model_properties)
@@ -252,13 +252,13 @@ def shared_entry_examples() -> dict[str, SharedEntryAttention]:
     indexer = EntryKeyIndexer(index_n_heads=3, index_head_dim=6, index_topk=2)
     blocks = CandidateBlocks(candidate_topk_blocks=2, candidate_block_size=3)
     rate_two_fields = {"compress_rate": 2, "weighted_entries": True, "o_groups": 4, "indexer": indexer}
-    shared_fields = {"compress_rate": 1, "entries_shared": True}
+    shared = {"compress_rate": 1, "entries_shared": True}
     changes: dict[str, dict[str, Any]] = {
         "local": {},
         "computing": rate_two_fields,
         "finding": {"compress_rate": 1, "indexer": indexer.model_copy(update={"finds": blocks})},
-        "scoring": {**shared_fields, "indexer": indexer.model_copy(update={"candidates": blocks})},
-        "reusing": {**shared_fields, "index_topk": 2},
+        "scoring": {**shared, "indexer": indexer.model_copy(update={"candidates": blocks})},
+        "reusing": {**shared, "index_topk": 2},
     }
     return {name: local.model_copy(update=fields) for name, fields in changes.items()}
 
@@ -285,7 +285,7 @@ def _reference_class() -> type[nn.Module]:
             kv, gate = self.kv_proj(x), self.gate_proj(x) if self.spec.weighted_entries else None
             stored_rows = self.cache.load(forward_pass)
             entries, latent = None if stored_rows is None else stored_rows[0], None
-            pending_tokens: tuple[Tensor, ...] = ()
+            pending: tuple[Tensor, ...] = ()
             if gate is None:
                 latent = self.norm(kv)
             else:
@@ -293,7 +293,7 @@ def _reference_class() -> type[nn.Module]:
                     kv, gate = torch.cat([stored_rows[1], kv], 1), torch.cat([stored_rows[2], gate], 1)
                 windows = kv.shape[1] // self.rate
                 window_tokens = windows * self.rate
-                pending_tokens = kv[:, window_tokens:], gate[:, window_tokens:]
+                pending = kv[:, window_tokens:], gate[:, window_tokens:]
                 if windows:
                     kv, gate = (t[:, :window_tokens].unflatten(1, (windows, self.rate)) for t in (kv, gate))
                     latent = self.norm((kv * gate.float().softmax(2).to(kv.dtype)).sum(2))
@@ -304,7 +304,7 @@ def _reference_class() -> type[nn.Module]:
                 entries = new_entries if entries is None else torch.cat([entries, new_entries], 1)
             if entries is None:
                 entries = kv.new_zeros(kv.shape[0], 0, kv.shape[-1])
-            self.cache.keep(forward_pass, entries, *pending_tokens)
+            self.cache.keep(forward_pass, entries, *pending)
             return latent, entries
 
     class Chooser(chooser_class()):  # type: ignore[misc]
@@ -319,16 +319,16 @@ def _reference_class() -> type[nn.Module]:
                 self.cache: Any = state_class()()
 
         def _candidates(
-            self, keys: Tensor, visible_mask: Tensor, forward_pass: ForwardPass
+            self, keys: Tensor, visible: Tensor, forward_pass: ForwardPass
         ) -> tuple[Tensor, Tensor, Tensor | None]:
             """Returns the keys to score, the visible keys, and the keys' positions (if only some keys are scored)."""
             assert self.spec.indexer is not None
             blocks = self.spec.indexer.candidates
             if blocks is None:
-                return keys, visible_mask, None
+                return keys, visible, None
             chosen_blocks: Tensor = forward_pass.memo["candidate blocks"]
             size = blocks.candidate_block_size
-            if forward_pass.past and visible_mask.shape[0] == 1:  # decoding one token scores only the candidates
+            if forward_pass.past and visible.shape[0] == 1:  # decoding one token scores only the candidates
                 offsets = torch.arange(size, device=keys.device)
                 positions = (chosen_blocks[:, 0, :, None] * size + offsets).flatten(1)
                 own_block = (keys.shape[1] - 1) // size * size
@@ -338,13 +338,13 @@ def _reference_class() -> type[nn.Module]:
                 )  # its own block is first
                 positions = positions.sort().values  # equal scores are ranked by position, as in a full pass
                 gathered = keys.gather(1, positions[..., None].expand(-1, -1, keys.shape[-1]))
-                return gathered, visible_mask[:, :1].expand(1, positions.shape[1]), positions
+                return gathered, visible[:, :1].expand(1, positions.shape[1]), positions
             padded = -(-keys.shape[1] // size)
             is_in_chosen_block = torch.zeros(*chosen_blocks.shape[:2], padded, dtype=torch.bool, device=keys.device)
             is_in_chosen_block = is_in_chosen_block.scatter(-1, chosen_blocks, True).repeat_interleave(size, -1)[
                 ..., : keys.shape[1]
             ]
-            return keys, visible_mask & is_in_chosen_block, None
+            return keys, visible & is_in_chosen_block, None
 
         def _find_blocks(self, scores: Tensor, forward_pass: ForwardPass) -> None:
             """Selects the best blocks of each token; its own block is always first. scores: −inf for invisible keys."""
@@ -382,12 +382,7 @@ def _reference_class() -> type[nn.Module]:
 
         @torch.no_grad()
         def forward(
-            self,
-            x: Tensor,
-            compressed_query: Tensor,
-            latent: Tensor | None,
-            visible_mask: Tensor,
-            forward_pass: ForwardPass,
+            self, x: Tensor, compressed_query: Tensor, latent: Tensor | None, visible: Tensor, forward_pass: ForwardPass
         ) -> Tensor:
             spec = self.spec
             if not spec.entries_shared:
@@ -395,10 +390,10 @@ def _reference_class() -> type[nn.Module]:
             keys = forward_pass.memo["entry keys"]
             q = self.q_proj(compressed_query).unflatten(-1, (self.heads, -1)).transpose(1, 2)
             q = rotate(q, forward_pass, forward_pass.past, spec.qk_rope_head_dim, spec.position.rope_theta)
-            keys, visible_mask, positions = self._candidates(keys, visible_mask, forward_pass)
+            keys, visible, positions = self._candidates(keys, visible, forward_pass)
             scores = torch.relu(self.core(q, keys) * q.shape[-1] ** -0.5)
             scores = (scores * self.weights_proj(x).transpose(1, 2)[..., None]).sum(1).float()
-            masked_scores = scores.masked_fill(~visible_mask, float("-inf"))
+            masked_scores = scores.masked_fill(~visible, float("-inf"))
             self._find_blocks(masked_scores, forward_pass)
             ranked = masked_scores.sort(dim=-1, descending=True, stable=True).indices[..., : self.topk]
             return ranked if positions is None else positions[:, None].gather(-1, ranked)
@@ -420,17 +415,15 @@ def _reference_class() -> type[nn.Module]:
             if not spec.entries_shared:
                 latent, memo["entries"] = self.compressor(x, forward_pass)
             entries: Tensor = memo["entries"]
-            whole_entries = (forward_pass.span(forward_pass.past, end, x.device) + 1) // spec.compress_rate
-            visible_mask = torch.arange(entries.shape[1], device=x.device)[None] < whole_entries[:, None]
+            whole = (forward_pass.span(forward_pass.past, end, x.device) + 1) // spec.compress_rate
+            visible = torch.arange(entries.shape[1], device=x.device)[None] < whole[:, None]
             if spec.indexer is not None:
-                memo["selected entries"] = self.indexer(x, compressed_query, latent, visible_mask, forward_pass)
-            selected_entries = memo["selected entries"]
+                memo["selected entries"] = self.indexer(x, compressed_query, latent, visible, forward_pass)
+            selected = memo["selected entries"]
             if forward_pass.past and x.shape[1] == 1:  # decoding one token reads only the selected entries
-                index = selected_entries[:, 0, :, None].expand(-1, -1, entries.shape[-1])
-                return entries.gather(1, index), visible_mask[:, : selected_entries.shape[-1]]
-            selected_mask = (
-                torch.zeros_like(visible_mask).expand(x.shape[0], -1, -1).scatter(-1, selected_entries, True)
-            )
-            return entries, (visible_mask & selected_mask)[:, None]
+                index = selected[:, 0, :, None].expand(-1, -1, entries.shape[-1])
+                return entries.gather(1, index), visible[:, : selected.shape[-1]]
+            selected_mask = torch.zeros_like(visible).expand(x.shape[0], -1, -1).scatter(-1, selected, True)
+            return entries, (visible & selected_mask)[:, None]
 
     return SharedEntryReference

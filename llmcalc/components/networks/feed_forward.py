@@ -137,8 +137,8 @@ class FeedForward(SingleWidthNetwork):
         y = recorder.linear(name, x, ffn, bias=bias, fused=self.fused_gate)
         y = self._activate(recorder, y)
         if self.gated:
-            up_projected = recorder.linear("up_proj", x, ffn, bias=self.up_bias, fused=self.fused_gate)
-            y = recorder.mul(y, act_on_up(recorder, self.up_act, up_projected))
+            up = recorder.linear("up_proj", x, ffn, bias=self.up_bias, fused=self.fused_gate)
+            y = recorder.mul(y, act_on_up(recorder, self.up_act, up))
         y = y if self.sub_norm is None else recorder.part("sub_norm", self.sub_norm, y)
         y = recorder.linear("down_proj", recorder.dropout(y, "activation"), *x.axes, bias=self.down_bias)
         return recorder.mul(y, recorder.vector("output_scale", Axis("one", 1))) if self.output_scale else y
@@ -263,16 +263,16 @@ def _reference_class() -> type[nn.Module]:
 
             part_factors: factors that multiply equal parts of the hidden units, [..., parts]; none by default.
             """
-            has_gate = hasattr(self, "gate_proj")
-            y = self._activate((self.gate_proj if has_gate else self.up_proj)(x))
-            y = y * activate(self.up_act, self.up_proj(x)) if has_gate else y
+            gated = hasattr(self, "gate_proj")
+            y = self._activate((self.gate_proj if gated else self.up_proj)(x))
+            y = y * activate(self.up_act, self.up_proj(x)) if gated else y
             y = self.sub_norm(y) if hasattr(self, "sub_norm") else y
             y = (
                 y
                 if part_factors is None
                 else (y.unflatten(-1, (part_factors.shape[-1], -1)) * part_factors[..., None]).flatten(-2)
             )
-            network_output: Tensor = self.down_proj(apply_dropout(self, "activation", y))
-            return network_output * self.output_scale.weight if hasattr(self, "output_scale") else network_output
+            out: Tensor = self.down_proj(apply_dropout(self, "activation", y))
+            return out * self.output_scale.weight if hasattr(self, "output_scale") else out
 
     return FeedForwardReference

@@ -100,7 +100,7 @@ class Latent(Part):
         """Records the optional norm of the experts' sum, and the projection from the latent width."""
         y = y if self.output_norm is None else recorder.part("latent_output_norm", self.output_norm, y)
         recorder.hold(y=y)
-        return recorder.linear("latent_out", y, *output_axes, bias=self.bias)
+        return recorder.linear("latent_out", y, *out, bias=self.bias)
 
     def reference(self, model_properties: ModelProperties) -> Mapping[str, nn.Module]:
         """Builds the projections to and from the latent width, with the optional norms, as named modules."""
@@ -397,13 +397,7 @@ def check_expert(expert: FeedForward) -> None:
 
 
 def expert_networks(
-    recorder: Flow,
-    expert: FeedForward,
-    rows: Value,
-    experts: Axis,
-    top_k: Number,
-    output_axes: Shape,
-    identities: bool = False,
+    recorder: Flow, expert: FeedForward, rows: Value, experts: Axis, top_k: Number, out: Shape, identities: bool = False
 ) -> Value:
     """Records the networks of all experts at once. identities: whether some rows go to identity experts."""
     ffn = Axis("expert_ffn", expert.intermediate_size)
@@ -421,7 +415,7 @@ def expert_networks(
         y = recorder.act(expert_linear("up_proj", rows, ffn, bias=expert.up_bias), expert.hidden_act)
     y = recorder.dropout(y, "activation")
     recorder.hold(y=y)
-    y = expert_linear("down_proj", y, *output_axes, bias=expert.down_bias)
+    y = expert_linear("down_proj", y, *out, bias=expert.down_bias)
     recorder.hold(y=y)
     return y
 
@@ -525,22 +519,22 @@ def expert_map_class() -> type[nn.Module]:
 
         def forward(self, x: Tensor, expert: Tensor | None, group_ends: Tensor | None = None) -> Tensor:
             if expert is None:
-                expert_outputs = x @ self.weight.transpose(1, 2)
-                return expert_outputs if self.bias is None else expert_outputs + self.bias[:, None]
+                out = x @ self.weight.transpose(1, 2)
+                return out if self.bias is None else out + self.bias[:, None]
             if group_ends is not None:
-                expert_outputs = nn.functional.grouped_mm(x, self.weight.transpose(1, 2), offs=group_ends)
-                return expert_outputs if self.bias is None else expert_outputs + self.bias.index_select(0, expert)
+                out = nn.functional.grouped_mm(x, self.weight.transpose(1, 2), offs=group_ends)
+                return out if self.bias is None else out + self.bias.index_select(0, expert)
             if x.is_meta:  # without data rows cannot be grouped by expert: one product per row, of the same total size
-                expert_outputs = torch.bmm(self.weight[expert], x[:, :, None])[:, :, 0]
-                return expert_outputs if self.bias is None else expert_outputs + self.bias[expert]
-            expert_outputs = x.new_zeros(x.shape[0], self.weight.shape[1])
+                out = torch.bmm(self.weight[expert], x[:, :, None])[:, :, 0]
+                return out if self.bias is None else out + self.bias[expert]
+            out = x.new_zeros(x.shape[0], self.weight.shape[1])
             for i in expert.unique().tolist():
                 rows = (expert == i).nonzero()[:, 0]
                 expert_output = nn.functional.linear(
                     x[rows], self.weight[i], None if self.bias is None else self.bias[i]
                 )
-                expert_outputs = expert_outputs.index_copy(0, rows, expert_output)
-            return expert_outputs
+                out = out.index_copy(0, rows, expert_output)
+            return out
 
     return ExpertMap
 
@@ -574,15 +568,15 @@ def routed_class() -> type[nn.Module]:
                 self.zero_experts = identities.reference()
 
         def forward(self, x: Tensor, expert: Tensor | None, grouped: bool) -> Tensor:
-            has_gate, identity = hasattr(self, "gate_proj"), None
+            gated, identity = hasattr(self, "gate_proj"), None
             if hasattr(self, "zero_experts"):
                 assert expert is not None, "identity experts have no capacity"
                 # rows of identity experts run the last real expert too, so that the computation does not depend on data
                 identity = expert >= self.count
                 expert = expert.masked_fill(identity, self.count - 1)
             group_ends = ends_of_groups(expert, self.count) if grouped and expert is not None else None
-            y = activate(self.act, (self.gate_proj if has_gate else self.up_proj)(x, expert, group_ends))
-            y = y * activate(self.up_act, self.up_proj(x, expert, group_ends)) if has_gate else y
+            y = activate(self.act, (self.gate_proj if gated else self.up_proj)(x, expert, group_ends))
+            y = y * activate(self.up_act, self.up_proj(x, expert, group_ends)) if gated else y
             y = apply_dropout(self, "activation", y)
             y = self.down_proj(y, expert, group_ends)
             return y if identity is None else torch.where(identity[:, None], self.zero_experts(x), y)
@@ -697,8 +691,8 @@ def _reference_class() -> type[nn.Module]:
                 if hasattr(self, "shared_expert_mix"):
                     expert_weights = self.shared_expert_mix(x).softmax(-1)
                     y, shared_output = expert_weights[..., :1] * y, expert_weights[..., 1:] * shared_output
-                has_gate = hasattr(self, "shared_expert_gate")
-                y = y + (self.shared_expert_gate(x).sigmoid() * shared_output if has_gate else shared_output)
+                gated = hasattr(self, "shared_expert_gate")
+                y = y + (self.shared_expert_gate(x).sigmoid() * shared_output if gated else shared_output)
             return y + self.output_bias.weight if hasattr(self, "output_bias") else y
 
     return MoEReference

@@ -53,12 +53,12 @@ class ConformerAttention(Part):
 
     def flow(self, recorder: Flow, x: Value, bias: Value | None) -> Value:
         """Records the attention. bias: a value per head and distance that is added to the scores."""
-        head_dim = Axis("head_dim", exact_div(x.width, self.num_attention_heads))
-        head_axes = (Axis("heads", self.num_attention_heads), head_dim)
+        dim = Axis("head_dim", exact_div(x.width, self.num_attention_heads))
+        head_axes = (Axis("heads", self.num_attention_heads), dim)
         q, k, v = (recorder.linear(f"{letter}_proj", x, *head_axes, bias=self.bias) for letter in "qkv")
         score_terms = () if bias is None else (bias,)
         if self.relative_keys:
-            q = recorder.mul(q, recorder.act(recorder.vector("q_scale", head_dim), "softplus"))
+            q = recorder.mul(q, recorder.act(recorder.vector("q_scale", dim), "softplus"))
             distances = Value(QueryKeyPairs(of=x.rows), x.axes, fixed=True)
             score_terms = (recorder.linear("r_proj", distances, *head_axes), *score_terms)
         window = {"context_left": self.context_left, "context_right": self.context_right}
@@ -174,7 +174,7 @@ class Conformer(TowerPart):
             standardize=True,
         )
         ungated_network = FeedForward(intermediate_size=40, hidden_act="silu")
-        gated_network = FeedForward(
+        gated = FeedForward(
             intermediate_size=14, hidden_act="silu", gated=True, gate_bias=True, up_bias=True, down_bias=True
         )
         windowed_attention = ConformerAttention(
@@ -204,7 +204,7 @@ class Conformer(TowerPart):
                 num_hidden_layers=3,
                 attention=unlimited_attention,
                 convolution=biased_convolution,
-                feed_forward=gated_network,
+                feed_forward=gated,
                 norm=layernorm,
                 relative_buckets=8,
             ),

@@ -83,7 +83,7 @@ class Subsampling(Component):
         if self.standardize:
             mean, scale = recorder.split(recorder.buffer("standardize", Axis("statistics", 2), *x.axes), x.axes, x.axes)
             x = recorder.mul(recorder.add(x, mean), scale)
-        output_shape, frames, pitches = width or x.axes, x.rows, self.num_mel_bins
+        out, frames, pitches = width or x.axes, x.rows, self.num_mel_bins
         y = x.view(Axis("channels", 1), rows=Multiple("spectrum", of=frames, by=pitches))
         for i, conv in enumerate(self.convolutions, 1):
             (time, pitch), channels = conv.kernel, Axis("channels", conv.channels)
@@ -99,9 +99,7 @@ class Subsampling(Component):
                 y = recorder.conv(f"conv_{i}", y, channels, kernel=time * pitch, bias=conv.bias, rows=rows)
             y = y if self.norm is None else recorder.part(f"norm_{i}", self.norm, y)
             y = recorder.act(y, "relu")
-        return recorder.linear(
-            "proj", y.view(*y.axes, Axis("pitches", pitches), rows=frames), *output_shape, bias=self.bias
-        )
+        return recorder.linear("proj", y.view(*y.axes, Axis("pitches", pitches), rows=frames), *out, bias=self.bias)
 
     def reference(self, model_properties: ModelProperties) -> nn.Module:
         return _reference_class()(self, model_properties.hidden_size)

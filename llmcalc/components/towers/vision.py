@@ -178,14 +178,14 @@ class VisionTower(TowerPart):
         layernorm, rms = Norm(type="layernorm"), Norm(type="rmsnorm")
         biased_attention = Attention(num_attention_heads=4, q_bias=True, k_bias=True, v_bias=True, o_bias=True)
         ungated_network = FeedForward(intermediate_size=20, hidden_act="gelu_tanh", up_bias=True, down_bias=True)
-        gated_network = FeedForward(intermediate_size=20, hidden_act="silu", gated=True)
+        gated = FeedForward(intermediate_size=20, hidden_act="silu", gated=True)
         siglip = Block(attention=biased_attention, feed_forward=ungated_network, norm=layernorm, norm_placement="pre")
         turning = Attention(num_attention_heads=2, num_key_value_heads=1, head_dim=8, position=Rope(rope_theta=100.0))
-        pixtral = Block(attention=turning, feed_forward=gated_network, norm=rms, norm_placement="sandwich")
+        pixtral = Block(attention=turning, feed_forward=gated, norm=rms, norm_placement="sandwich")
         head = AttentionPooling(attention=biased_attention, feed_forward=ungated_network, norm=layernorm)
         square, film = Patches(patch_size=2, bias=True), Patches(patch_size=2, num_channels=2, temporal_patch_size=2)
         scaled_block = siglip.model_copy(update={"residual_scale": "output"})
-        conv = Block(attention=ShortConv(grid=True), feed_forward=gated_network, norm=rms, norm_placement="pre")
+        conv = Block(attention=ShortConv(grid=True), feed_forward=gated, norm=rms, norm_placement="pre")
         mixed_stack = Stack(
             num_hidden_layers=3,
             block=conv,
@@ -299,9 +299,9 @@ def _reference_class() -> type[nn.Module]:
             return x + position_sum
 
         def forward(self, pixels: Tensor) -> Tensor:
-            patch_size, t = self.spec.patches.patch_size, self.spec.patches.temporal_patch_size
-            rows, columns = pixels.shape[-2] // patch_size, pixels.shape[-1] // patch_size
-            patches = pixels[:, :, :t].unflatten(-1, (columns, patch_size)).unflatten(-3, (rows, patch_size))
+            p, t = self.spec.patches.patch_size, self.spec.patches.temporal_patch_size
+            rows, columns = pixels.shape[-2] // p, pixels.shape[-1] // p
+            patches = pixels[:, :, :t].unflatten(-1, (columns, p)).unflatten(-3, (rows, p))
             x = self.patch_embedding(patches.permute(0, 3, 5, 1, 2, 4, 6).flatten(3).flatten(1, 2))
             if hasattr(self, "class_embedding"):
                 x = torch.cat([x, self.class_embedding.weight.expand(len(x), 1, -1)], 1)

@@ -113,15 +113,15 @@ class LinearScheme(Scheme):
             or not (experts or is_single_matrix)
         ):
             return None
-        output = site.kind in HEADS and site.name not in ("dense", "head_proj")
+        output = weight_site.kind in HEADS and weight_site.name not in ("dense", "head_proj")
         if (
             (output and not self.head)
-            or (not self.everywhere and _is_skipped(site) and not output)
-            or site.names in self.excluded
+            or (not self.everywhere and _is_skipped(weight_site) and not output)
+            or weight_site.names in self.excluded
         ):
             return None
         group = next(
-            (candidate for candidate in self.groups if candidate.named is None or site.names in candidate.named),
+            (candidate for candidate in self.groups if candidate.named is None or weight_site.names in candidate.named),
             None,
         )
         if group is None:
@@ -179,9 +179,9 @@ def every_linear(fields: Fields, scheme: LinearScheme, *names: str) -> LinearSch
     return replace(scheme, head=has_list, everywhere=True, excluded=listed_modules(fields, *names))
 
 
-def _is_skipped(site: WeightSite) -> bool:
+def _is_skipped(weight_site: WeightSite) -> bool:
     """Whether a linear layer is skipped by quantisers that convert layer by layer."""
-    return site.name == "shared_expert_gate" or site.kind in OUTSIDE_LAYERS
+    return weight_site.name == "shared_expert_gate" or weight_site.kind in OUTSIDE_LAYERS
 
 
 def _is_grouped(weight_site: WeightSite) -> bool:
@@ -190,9 +190,9 @@ def _is_grouped(weight_site: WeightSite) -> bool:
     return weight_site.kind == "attention" and isinstance(op, ExpertLinear) and op.top_k == op.num_experts
 
 
-def _matrix_shapes(site: WeightSite) -> tuple[Number, Number, Number]:
+def _matrix_shapes(weight_site: WeightSite) -> tuple[Number, Number, Number]:
     """Returns (number of matrices, rows, columns) of a tensor."""
-    shape = site.tensor.shape
+    shape = weight_site.tensor.shape
     if len(shape) == 2:
         return (1, *shape)
-    return (1, shape[0] * shape[1], shape[2]) if _is_grouped(site) else (shape[0], shape[1], shape[2])
+    return (1, shape[0] * shape[1], shape[2]) if _is_grouped(weight_site) else (shape[0], shape[1], shape[2])

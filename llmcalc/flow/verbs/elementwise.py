@@ -101,9 +101,9 @@ class ElementwiseVerbs(Recorder):
 
     def split(self, x: Value, *shapes: Shape) -> tuple[Value, ...]:
         """Records a split of the last axis of a value into views."""
-        views = tuple(x.view(*shape) for shape in shapes)
-        self.record("split", "", (x,), views)
-        return views
+        parts = tuple(x.view(*shape) for shape in shapes)
+        self.record("split", "", (x,), parts)
+        return parts
 
     def take(self, x: Value, *axes: Axis | Beside) -> Value:
         """Records a slice of x's first axis: an index if the axes omit that axis, else a range."""

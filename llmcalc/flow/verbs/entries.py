@@ -41,7 +41,7 @@ class EntryVerbs(Recorder):
     def keep_entries(self, op: Op, entries: Value, *pending: Value) -> Value:
         """Caches entries and rows that do not fill an entry yet, and returns all entries."""
         output = entries.view(*entries.axes)
-        self.record("keep_entries", "cache", (entries, *pending_tokens), (output,), op=op)
+        self.record("keep_entries", "cache", (entries, *pending), (output,), op=op)
         return output
 
     def of_lower_layer(self, name: str, x: Value, lower_value: Value | None, *axes: Axis) -> Value:
@@ -91,11 +91,11 @@ class EntryVerbs(Recorder):
         width = values[0].width
         for value in values[1:]:
             width = width + value.width
-        cached_values = tuple(Value(v.rows, v.axes, v, v.fixed, name) for v in values)
-        cached_sizes = tuple((self.n(v.axes[:-1]), self.n(v.axes[-1:])) for v in values)
-        op = ops.KVCache(width, kind, limit, values[0].rows, cached_sizes)
-        self.record("cache", name, values, cached_values, op=op, limit=limit)
-        return cached_values
+        cached = tuple(Value(v.rows, v.axes, v, v.fixed, name) for v in values)
+        parts = tuple((self.n(v.axes[:-1]), self.n(v.axes[-1:])) for v in values)
+        op = ops.KVCache(width, kind, limit, values[0].rows, parts)
+        self.record("cache", name, values, cached, op=op, limit=limit)
+        return cached
 
     def state(
         self,
@@ -116,13 +116,7 @@ class EntryVerbs(Recorder):
         return self.step("received", "", (x,), Value(x.rows, axes, fixed=True))
 
     def core(
-        self,
-        name: str,
-        op: Op,
-        *inputs: Value,
-        axes: Shape,
-        rows: Rows | None = None,
-        node_fields: dict[str, Any] | None = None,
+        self, name: str, op: Op, *ins: Value, axes: Shape, rows: Rows | None = None, about: dict[str, Any] | None = None
     ) -> Value:
         """Records a product, a scan or a look-up with the cost of the given primitive."""
         output = Value(ins[0].rows if rows is None else rows, axes)

@@ -25,7 +25,7 @@ class MixingVerbs(Recorder):
         *,
         causal: bool = True,
         core: Callable[..., Op] = ops.AttentionCore,
-        node_fields: dict[str, Any] | None = None,
+        about: dict[str, Any] | None = None,
         cap: float | None = None,
         bias: Value | None = None,
         sinks: bool = False,
@@ -64,8 +64,8 @@ class MixingVerbs(Recorder):
         value_axes = v.axes[1:]
         other_rows = None if k.rows is q.rows or k.rows == q.rows else k.rows
         op = core(heads.size, self.n(tuple(qk)), self.n(value_axes), causal, rows=q.rows, keys=other_rows, **limits)
-        output = Value(q.rows, (heads, *value_axes))
-        inputs = (q, k, v, *(operand for operand in (bias, selection) if operand is not None))
+        out = Value(q.rows, (heads, *value_axes))
+        ins = (q, k, v, *(operand for operand in (bias, selection) if operand is not None))
         kv_heads = (k if k.once is None else k.once).axes[0]
         options = {
             "causal": causal,
@@ -83,7 +83,7 @@ class MixingVerbs(Recorder):
         }
         options["masked"], options["narrowed"] = masked and other_rows is None, selection is not None
         options |= {"kv_heads": kv_heads, "cache": k.cache, "dropout": self.dropouts.get("attention", 0.0)}
-        return self.step("attention", name, inputs, output, op=op, node_fields=node_fields, **options)
+        return self.step("attention", name, ins, out, op=op, about=about, **options)
 
     def scores(
         self,
@@ -108,9 +108,9 @@ class MixingVerbs(Recorder):
         v_dim = v_dim if weights is None else 1
         keys = k.rows if is_cross_attention else None
         op = core(heads.size, self.n(tuple(qk)), v_dim, rows=q.rows, keys=keys, **limits)
-        inputs = (q, k) if weights is None else (q, k, weights)
+        ins = (q, k) if weights is None else (q, k, weights)
         output = value_of_pairs(q.rows, *((heads,) if weights is None else ()), batched=True)
-        return self.step("scores", name, inputs, output, op=op)
+        return self.step("scores", name, ins, output, op=op)
 
     def strongest(self, strength: Value, q: Value, k: Value, *, keep: Number, window: Number = None) -> Value:
         """Records the `keep` highest of the key strengths that each query may attend to.
@@ -165,10 +165,10 @@ class MixingVerbs(Recorder):
         q, v: the queries, and the values of a token's own sequence.
         cap, window, sinks: as in `attention`. selection: the mask of the other scores, none by default.
         """
-        inputs = (*scores, q, v) if selection is None else (*scores, q, v, selection)
+        ins = (*scores, q, v) if selection is None else (*scores, q, v, selection)
         options = {"cap": cap, "causal": True, "window": window, "sinks": sinks, "parts": len(scores)}
         options["dropout"] = self.dropouts.get("attention", 0.0)
-        return self.step("joint_softmax", "", inputs, Value(q.rows, q.axes[:1]), **options)
+        return self.step("joint_softmax", "", ins, Value(q.rows, q.axes[:1]), **options)
 
     def weighted(self, weights: Value, values: Value) -> Value:
         """Records the weighted sum of values; `weights` may have more columns, for other values."""

@@ -32,7 +32,7 @@ class WeightVerbs(Recorder):
         self,
         name: str,
         x: Value,
-        *output_axes: Axis | Beside,
+        *out: Axis | Beside,
         bias: bool = False,
         weight: Weight | None = None,
         rows: Rows | None = None,
@@ -55,9 +55,9 @@ class WeightVerbs(Recorder):
         tied = weight is not None and weight.is_counted
         if tied and weight is not None:
             weight.tied = True
-        op = ops.Linear(x.width, self.n(output_axes), bias, output_rows if counted is None else counted, tied, x.fixed)
-        weight = Weight(name, output_axes, x.axes) if weight is None else weight
-        output = Value(output_rows, output_axes)
+        op = ops.Linear(x.width, self.n(out), bias, output_rows if counted is None else counted, tied, x.fixed)
+        weight = Weight(name, out, x.axes) if weight is None else weight
+        output = Value(output_rows, out)
         return self.step(
             "linear",
             name,
@@ -65,7 +65,7 @@ class WeightVerbs(Recorder):
             output,
             op=op,
             weight=weight,
-            node_fields=node_fields,
+            about=node_fields,
             bias=bias,
             lent=lent,
             fused=fused,
@@ -76,21 +76,21 @@ class WeightVerbs(Recorder):
         """Records a second use of the linear layer that computed `like`; the first use counts its parameters."""
         return self.step("again", "", (x,), Value(x.rows, like.axes), like=like, bias=bias)
 
-    def absorb(self, name: str, x: Value, weight: Weight, *output_axes: Axis | Beside) -> Value:
+    def absorb(self, name: str, x: Value, weight: Weight, *out: Axis | Beside) -> Value:
         """Applies part of a weight on the other side of a product, per head: q·Wᵀ instead of W·c (DeepSeek-V2,
         §2.1.2).
 
         All such steps together cost as much as the projection itself for the same number of rows. The first of them,
         which has its name, carries the whole cost.
         """
-        output = Value(x.rows, (x.axes[0], *output_axes))
+        output = Value(x.rows, (x.axes[0], *out))
         if not name:
             return self.step("absorb", "", (x,), output, weight=weight)
         op = ops.Linear(self.n(weight.ins), self.n(weight.out), rows=x.rows)
         return self.step("absorb", name, (x,), output, op=op, weight=weight)
 
     def blocks(
-        self, name: str, x: Value, blocks: Axis, *output_axes: Axis | Beside, bias: bool = False, **node_fields: Any
+        self, name: str, x: Value, blocks: Axis, *out: Axis | Beside, bias: bool = False, **node_fields: Any
     ) -> Value:
         """Records a block-diagonal linear layer, where each block maps a slice of x to a slice of the output."""
         op = ops.BlockLinear(blocks.size, x.width, self.n(out), bias, x.rows)
@@ -103,7 +103,7 @@ class WeightVerbs(Recorder):
         x: Value,
         experts: Axis,
         top_k: Number,
-        *output_axes: Axis | Beside,
+        *out: Axis | Beside,
         bias: bool = False,
         identities: bool = False,
         **node_fields: Any,
@@ -113,25 +113,23 @@ class WeightVerbs(Recorder):
         identities: whether some rows are of identity experts, which return them unchanged; false by default.
         """
         rows = x.rows.of if isinstance(x.rows, Routed) else x.rows
-        op = ops.ExpertLinear(experts.size, top_k, x.width, self.n(output_axes), bias, rows)
-        weight = Weight(name, (experts, *output_axes), x.axes)
+        op = ops.ExpertLinear(experts.size, top_k, x.width, self.n(out), bias, rows)
+        weight = Weight(name, (experts, *out), x.axes)
         options = {"bias": bias, "experts": experts, "top_k": top_k, "identities": identities}
-        return self.step(
-            "experts", name, (x,), Value(x.rows, output_axes), op=op, weight=weight, node_fields=node_fields, **options
-        )
+        return self.step("experts", name, (x,), Value(x.rows, out), op=op, weight=weight, about=node_fields, **options)
 
     def per_group(self, name: str, x: Value, groups: Axis, out: Axis) -> Value:
         """Records a block-diagonal linear layer: each group maps an equal slice of x."""
         group_width = exact_div(x.width, groups.size)
-        op = ops.ExpertLinear(groups.size, groups.size, group_width, output_axis.size, False, x.rows)
-        weight = Weight(name, (groups, output_axis), (Axis("group_width", group_width),))
-        return self.step("per_group", name, (x,), Value(x.rows, (groups, output_axis)), op=op, weight=weight)
+        op = ops.ExpertLinear(groups.size, groups.size, group_width, out.size, False, x.rows)
+        weight = Weight(name, (groups, out), (Axis("group_width", group_width),))
+        return self.step("per_group", name, (x,), Value(x.rows, (groups, out)), op=op, weight=weight)
 
     def table(
         self,
         name: str,
         rows: Axis,
-        *vector_axes: Axis | Beside,
+        *dim: Axis | Beside,
         of: Rows = TOKENS,
         by: Index = "ids",
         rows_read: Number = None,
@@ -146,11 +144,9 @@ class WeightVerbs(Recorder):
             `all`: nothing; the value is the table itself.
         rows_read: rows that a token reads; a table's other rows are not counted as active. By default all are.
         """
-        weight = Weight(name, vector_axes, (rows,))
-        op = ops.Embedding(rows.size, self.n(vector_axes), rows_read)
-        return self.step(
-            "table", name, (), Value(of, vector_axes), op=op, weight=weight, node_fields=node_fields, by=by
-        ), weight
+        weight = Weight(name, dim, (rows,))
+        op = ops.Embedding(rows.size, self.n(dim), rows_read)
+        return self.step("table", name, (), Value(of, dim), op=op, weight=weight, about=node_fields, by=by), weight
 
     def unread_table(self, name: str, rows: Axis, *dim: Axis | Beside, **node_fields: Any) -> Weight:
         """Records a table that is read only by other steps, and returns the table's weight."""
@@ -187,15 +183,7 @@ class WeightVerbs(Recorder):
         width = x.width if weight_axes is x.axes else self.n(weight_axes)
         op = ops.Norm(width, spec.weight, spec.has_bias, None if heads is None else heads.size)
         return self.step(
-            "norm",
-            name,
-            (x,),
-            Value(x.rows, x.axes),
-            op=op,
-            node_fields=node_fields,
-            spec=spec,
-            over=over,
-            groups=groups,
+            "norm", name, (x,), Value(x.rows, x.axes), op=op, about=node_fields, spec=spec, over=over, groups=groups
         )
 
     def _norm_groups(self, name: str, x: Value, groups: int, over: Shape | None) -> Axis:
@@ -214,7 +202,7 @@ class WeightVerbs(Recorder):
         self,
         name: str,
         x: Value,
-        *output_axes: Axis | Beside,
+        *out: Axis | Beside,
         kernel: Number,
         groups: Number = 1,
         bias: bool = False,
@@ -231,17 +219,11 @@ class WeightVerbs(Recorder):
         state that keeps the last inputs of a causal convolution; empty where the module around it says so.
         """
         output_rows = x.rows if rows is None else rows
-        op = ops.Conv1d(
-            x.width, self.n(output_axes), kernel, groups, bias, padding, x.fixed, overlap, output_rows, shared
-        )
+        op = ops.Conv1d(x.width, self.n(out), kernel, groups, bias, padding, x.fixed, overlap, output_rows, shared)
         options = {"kernel": kernel, "groups": groups, "bias": bias, "state": state, "shared": shared}
-        weight = Weight(name, output_axes, x.axes)
-        output = (
-            Value(output_rows, output_axes)
-            if is_zero(overlap)
-            else Value(_rows_padded(output_rows, overlap), output_axes)
-        )
-        return self.step("conv", name, (x,), output, op=op, weight=weight, node_fields=node_fields, **options)
+        weight = Weight(name, out, x.axes)
+        output = Value(output_rows, out) if is_zero(overlap) else Value(_rows_padded(output_rows, overlap), out)
+        return self.step("conv", name, (x,), output, op=op, weight=weight, about=node_fields, **options)
 
     def vector(
         self,
@@ -257,7 +239,7 @@ class WeightVerbs(Recorder):
         heads, count, frozen: `heads`, `rows` and `frozen` of `ops.Weight`.
         """
         op = ops.Weight(self.n(axes), None if heads is None else heads.size, count, frozen)
-        return self.step("vector", name, (), Value(ONCE, axes), op=op, node_fields=node_fields)
+        return self.step("vector", name, (), Value(ONCE, axes), op=op, about=node_fields)
 
     def padded(self, x: Value, padding: Number, state: str) -> Value:
         """Records `padding` rows before x: zeros, or rows of an earlier pass.
@@ -278,14 +260,12 @@ class WeightVerbs(Recorder):
 
         state: the name of the state that keeps it. index: which of the state's tensors it is.
         """
-        return self.step("resumed", "", (first_state,), first_state.view(*first_state.axes), state=state, index=index)
+        return self.step("resumed", "", (first,), first.view(*first.axes), state=state, index=index)
 
     def buffer(self, name: str, *axes: Axis | Beside, indices: bool = False, **node_fields: Any) -> Value:
         """Records an untrained buffer in the checkpoint. indices: whether the buffer has integers."""
         value = Value(ONCE, axes, fixed=True)
-        return self.step(
-            "buffer", name, (), value, op=ops.Buffer(self.n(axes)), node_fields=node_fields, indices=indices
-        )
+        return self.step("buffer", name, (), value, op=ops.Buffer(self.n(axes)), about=node_fields, indices=indices)
 
 
 def _rows_padded(rows: Rows, padding: Number) -> Rows:

@@ -99,7 +99,7 @@ def _pair_settings(reader: LaunchReader, data: Table, loss: str, config: dict[st
     batch_settings = pair_settings(
         reader, loss, {"batch": size}, FrozenModel("step2_dpo_finetuning/main.py", "float16")
     )
-    if reader.flag(arguments, "offload_reference_model"):
+    if reader.flag(data, "offload_reference_model"):
         reader.frozen = None
         reader.notes.append("--offload_reference_model: the reference model is on the host")
     config["train_micro_batch_size_per_gpu"] = batch_settings.pop("batch")

@@ -69,11 +69,11 @@ def step1_arguments(reader: LaunchReader, data: Table) -> dict[str, Any]:
     }
 
 
-def loss_settings(reader: LaunchReader, arguments: Table) -> dict[str, Any]:
+def loss_settings(reader: LaunchReader, data: Table) -> dict[str, Any]:
     """Returns the settings of the actor's log-probabilities, which are computed in the format of the logits."""
-    if reader.flag(arguments, "compute_fp32_loss"):
+    if reader.flag(data, "compute_fp32_loss"):
         return {}
-    return {"logits_dtype": "bfloat16" if arguments.get("dtype") == "bf16" else "float16"}
+    return {"logits_dtype": "bfloat16" if data.get("dtype") == "bf16" else "float16"}
 
 
 def rollout_of(reader: LaunchReader, data: Table, ranks: int) -> Rollout:
@@ -82,35 +82,33 @@ def rollout_of(reader: LaunchReader, data: Table, ranks: int) -> Rollout:
         "the critic is counted with its weights, gradients and states, not with its passes; what the hybrid engine "
         "takes to generate answers is not counted"
     )
-    tokens = _sequence_length(reader, arguments)
-    actor_stage = size_of(reader, "--actor_zero_stage", reader.value(arguments, "actor_zero_stage", 0), least=0)
-    critic_stage = size_of(reader, "--critic_zero_stage", reader.value(arguments, "critic_zero_stage", 0), least=0)
-    parameters = _critic_parameters(reader, arguments)
+    tokens = _sequence_length(reader, data)
+    actor_stage = size_of(reader, "--actor_zero_stage", reader.value(data, "actor_zero_stage", 0), least=0)
+    critic_stage = size_of(reader, "--critic_zero_stage", reader.value(data, "critic_zero_stage", 0), least=0)
+    parameters = _critic_parameters(reader, data)
     return Rollout(
         source=SOURCE,
-        reference=Model(_place(reader, arguments, "offload_reference_model"), ranks=ranks if actor_stage == 3 else 1),
+        reference=Model(_place(reader, data, "offload_reference_model"), ranks=ranks if actor_stage == 3 else 1),
         reward=Model(
-            _place(reader, arguments, "offload_reward_model"),
+            _place(reader, data, "offload_reward_model"),
             ranks=ranks if critic_stage == 3 else 1,
             parameters=parameters,
         ),
         critic="device",
-        critic_bytes=_critic_bytes(parameters, critic_stage, ranks, reader.flag(arguments, "offload")),
-        sequences=reader.size(arguments, "per_device_generation_batch_size", 16),
+        critic_bytes=_critic_bytes(parameters, critic_stage, ranks, reader.flag(data, "offload")),
+        sequences=reader.size(data, "per_device_generation_batch_size", 16),
         tokens=tokens,
         logit_tokens=tokens,
-        logit_bytes=12
-        if reader.flag(arguments, "compute_fp32_loss")
-        else 6,  # both models' logits, and log-probabilities
+        logit_bytes=12 if reader.flag(data, "compute_fp32_loss") else 6,  # both models' logits, and log-probabilities
     )
 
 
-def _sequence_length(reader: LaunchReader, arguments: Table) -> int:
-    return reader.size(arguments, "max_prompt_seq_len", 256) + reader.size(arguments, "max_answer_seq_len", 256)
+def _sequence_length(reader: LaunchReader, data: Table) -> int:
+    return reader.size(data, "max_prompt_seq_len", 256) + reader.size(data, "max_answer_seq_len", 256)
 
 
-def _place(reader: LaunchReader, arguments: Table, flag: str) -> Place:
-    return "host" if reader.flag(arguments, flag) else "device"
+def _place(reader: LaunchReader, data: Table, flag: str) -> Place:
+    return "host" if reader.flag(data, flag) else "device"
 
 
 def _critic_parameters(reader: LaunchReader, data: Table) -> int:

@@ -257,7 +257,7 @@ class EngineRank:
         draft_tokens: tokens that are drafted for a step, whose inputs a convolution keeps too (vLLM).
         factors: kind of state → the bytes of an element, as a multiple of those in the classes of transformers.
         """
-        kernels = {kernel for mixer, _ in mixers(self.preset.model) if (kernel := _convolution_tokens(mixer))}
+        kernels = {kernel for part, _ in mixers(self.preset.model) if (kernel := _convolution_tokens(part))}
         kept_inputs = Fraction(1)
         if len(kernels) == 1:
             kernel = kernels.pop()
@@ -280,10 +280,10 @@ class EngineRank:
             if isinstance(op, ExpertLinear):
                 experts = Experts(int(op.top_k), int(op.n_out), int(op.num_experts))
             elif isinstance(op, Linear) and tree_node.kind == "feed_forward":
-                dense_width, is_gated = max(
-                    (dense_width, is_gated), (int(op.n_out), tree_node.node.name == "gate_proj" or is_gated)
+                dense, is_gated = max(
+                    (dense, is_gated), (int(op.n_out), tree_node.node.name == "gate_proj" or is_gated)
                 )
-        return dense_width, is_gated, experts
+        return dense, is_gated, experts
 
     def rope_table_elements(self, video_factor: int = 1, is_scaled: bool = True) -> int:
         """Returns the elements of RoPE's cosine and sine tables; rotary embeddings with equal settings share a table.
@@ -325,10 +325,10 @@ def mixers(spec: ModelSpec) -> Iterator[tuple[Any, int]]:
                 yield mixer, count
 
 
-def _convolution_tokens(mixer: Any) -> int:
+def _convolution_tokens(part: Any) -> int:
     """Returns the tokens in a convolution's state in transformers; 0 without a convolution."""
     for field in ("linear_conv_kernel_dim", "conv_kernel", "conv_L_cache"):
-        if (kernel := getattr(mixer, field, None)) is not None:
+        if (kernel := getattr(part, field, None)) is not None:
             return int(kernel)
     return 0
 
@@ -390,10 +390,8 @@ def rope_tables(preset: Preset, positions: int | None, video_factor: int) -> Ite
         elif isinstance(position, Rope):
             head = int(getattr(mixer, "head_dim", None) or spec.hidden_size // mixer.num_attention_heads)
             is_padded = rows and scaling.get("rope_type") == "proportional"  # also of the dimensions that stay
-            rotary_dim = (
-                head if is_padded else position.rotary_dim or int(head * float(position.partial_rotary_factor or 1))
-            )
-            yield RopeTable(float(position.rope_theta), int(rotary_dim), rows)
+            dim = head if is_padded else position.rotary_dim or int(head * float(position.partial_rotary_factor or 1))
+            yield RopeTable(float(position.rope_theta), int(dim), rows)
 
 
 def _table_rows(scaling: Mapping[str, Any], positions: int, video_factor: int) -> int:

@@ -246,10 +246,8 @@ class Group:
         gathered_bytes = self.gather_bytes * sharding.shards
         reduced_bytes = trained_elements * sharding.reduce_dtype.bytes
         if sharding.shards > 1:
-            for is_backward in (False, True) if self.reshards else (False,):
-                yield Collective(
-                    self.name, "all_gather", "dp", sharding.shards, is_backward, gathered_bytes, microbatches
-                )
+            for backward in (False, True) if self.reshards else (False,):
+                yield Collective(self.name, "all_gather", "dp", sharding.shards, backward, gathered_bytes, microbatches)
         if sharding.shards > 1 and trained_elements:
             yield Collective(
                 self.name, "reduce_scatter", "dp", sharding.shards, True, reduced_bytes * sharding.shards, reductions
@@ -266,9 +264,9 @@ class Group:
     def unshard(self, forward: bool, stream: int | None = COPY_IN) -> None:
         """Starts the FSDP group's all-gather, unless already started. stream: None for the default stream."""
         if self.all_gather_result is None and not self.is_unsharded:
-            self.all_gather_result = self._all_gather(in_forward, stream)
+            self.all_gather_result = self._all_gather(forward, stream)
 
-    def _all_gather(self, in_forward: bool, stream: int | None) -> Storage:
+    def _all_gather(self, forward: bool, stream: int | None) -> Storage:
         """Runs `foreach_all_gather` on a stream. Shards in another format are cast into one tensor first."""
         traffic, sharding = self.traffic, self.traffic.sharding
         size = self.gather_bytes
@@ -277,7 +275,7 @@ class Group:
                 return Storage(traffic.meter, 0)
             _kept_inputs = self._all_gather_inputs()
             traffic.collectives.append(
-                Collective(self.name, "all_gather", "dp", sharding.shards, not in_forward, size * sharding.shards)
+                Collective(self.name, "all_gather", "dp", sharding.shards, not forward, size * sharding.shards)
             )
             return Storage(traffic.meter, size * sharding.shards)
 
@@ -298,18 +296,18 @@ class Group:
             return sharded_param_data
         return Storage(memory_meter, parameter.shard_elements * parameter.width)
 
-    def wait_for_unshard(self, in_forward: bool) -> None:
+    def wait_for_unshard(self, forward: bool) -> None:
         """Copies gathered shards into unsharded parameters. In forward passes the buffer stays until the next copy."""
         if self.all_gather_result is None:
             return
         traffic = self.traffic
-        _prev_all_gather_state = traffic.last_gathered if in_forward else None
-        if in_forward:
+        _prev_all_gather_state = traffic.last_gathered if forward else None
+        if forward:
             traffic.last_gathered = None
         for parameter in self.parameters:
             self._copy_out(parameter)
         self.is_unsharded = True
-        if in_forward and traffic.sharding.shards > 1:
+        if forward and traffic.sharding.shards > 1:
             traffic.last_gathered = self.all_gather_result
         self.all_gather_result = None
 
@@ -344,10 +342,10 @@ class Group:
             graph = self.traffic.graph
             if x is not None and x.dtype.floating:
                 x = Aten(graph).to(x, self.traffic.sharding.gathered_dtype)
-            self.unshard(in_forward=True)
-            self.wait_for_unshard(in_forward=True)
+            self.unshard(forward=True)
+            self.wait_for_unshard(forward=True)
             for group in self.forward_prefetch:
-                group.unshard(in_forward=True)
+                group.unshard(forward=True)
             if x is None or not x.needs_grad:
                 return x
             return record(graph, "RegisterPostBackwardFunction", [x], x.detached(), self._pass_gradient)
@@ -381,13 +379,13 @@ class Group:
             return
         with self.traffic.call_watched(self, "pre-backward"):
             self.state = "pre-backward"
-            self.unshard(in_forward=False)
-            self.wait_for_unshard(in_forward=False)
+            self.unshard(forward=False)
+            self.wait_for_unshard(forward=False)
             forward_order = self.traffic.forward_order
             if not self.backward_prefetch and self.forward_positions and (index := self.forward_positions.pop()) > 0:
-                forward_order[index - 1].unshard(in_forward=False)
+                forward_order[index - 1].unshard(forward=False)
         for group in self.backward_prefetch:
-            group.unshard(in_forward=False)
+            group.unshard(forward=False)
 
     def post_backward(self) -> None:
         """Runs after the group's backward pass: reduces gradients, or accumulates them."""

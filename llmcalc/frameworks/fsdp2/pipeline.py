@@ -176,14 +176,14 @@ class ShardedChunk(Chunk):
     def unshard(self) -> None:
         """Starts the all-gathers of all groups on the default stream (`UNSHARD`)."""
         for parameter_group in self.groups("forward"):
-            parameter_group.unshard(in_forward=False, stream=None)
+            parameter_group.unshard(forward=False, stream=None)
         self.gathers = True
 
     def wait_for_unshard(self) -> None:
         """Copies gathered shards into unsharded parameters (`_assert_unsharded`)."""
         if self.gathers:
             for parameter_group in self.groups("forward"):
-                parameter_group.wait_for_unshard(in_forward=False)
+                parameter_group.wait_for_unshard(forward=False)
         self.gathers = False
 
     def reshard_all(self) -> None:

@@ -57,12 +57,12 @@ def _largest_fitting(least: int, most: int, free_bytes_of: Callable[[int], int])
 
     Room is nearly linear, so a guess is a linear interpolation; half the interval where that gains too little.
     """
-    fitting_value, failing_value = minimum, maximum
+    fitting_value, failing_value = least, most
     free_bytes, missing_bytes = free_bytes_of(fitting_value), -free_bytes_of(failing_value)
     if free_bytes < 0:
         return None
     if missing_bytes <= 0:
-        return maximum
+        return most
     halves_interval = False
     while failing_value - fitting_value > 1:
         width = failing_value - fitting_value

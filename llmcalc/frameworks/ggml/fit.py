@@ -237,28 +237,22 @@ def _with_moved_layers(layers_by_gpu: list[_GpuLayers], i: int, number: int) -> 
     """Returns the GPUs' layers after a move of layers to GPU `i`, together with their experts on the host."""
     result = list(layers_by_gpu)
     layers_left = number
-    for gpu_index, share in enumerate(changed_layers):
+    for gpu_index, share in enumerate(result):
         taken_layers = min(layers_left, share.hosted)
-        changed_layers[gpu_index] = replace(
-            share, layers=share.layers - taken_layers, hosted=share.hosted - taken_layers
-        )
+        result[gpu_index] = replace(share, layers=share.layers - taken_layers, hosted=share.hosted - taken_layers)
         layers_left -= taken_layers
-    changed_layers[i] = replace(changed_layers[i], layers=changed_layers[i].layers + number)
-    return changed_layers
+    result[i] = replace(result[i], layers=result[i].layers + number)
+    return result
 
 
 def _with_overflow(layers_by_gpu: list[_GpuLayers], source: int, i: int, overflow: tuple[str, ...]) -> list[_GpuLayers]:
     """Returns the GPUs' layers with one more layer on a GPU; `overflow` names expert parts that stay on the host."""
     result = list(layers_by_gpu)
     if source != i:
-        changed_layers[source] = replace(
-            changed_layers[source], layers=changed_layers[source].layers - 1, hosted=changed_layers[source].hosted - 1
-        )
-        changed_layers[i] = replace(
-            changed_layers[i], layers=changed_layers[i].layers + 1, hosted=changed_layers[i].hosted + 1
-        )
-    changed_layers[i] = replace(changed_layers[i], overflow=overflow)
-    return changed_layers
+        result[source] = replace(result[source], layers=result[source].layers - 1, hosted=result[source].hosted - 1)
+        result[i] = replace(result[i], layers=result[i].layers + 1, hosted=result[i].hosted + 1)
+    result[i] = replace(result[i], overflow=overflow)
+    return result
 
 
 def largest_number(limit: int, holds: Callable[[int], bool]) -> int:

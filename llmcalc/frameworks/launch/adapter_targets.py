@@ -64,8 +64,8 @@ def with_known_targets(launched_run: Launch, model: ModelSpec) -> Launch:
     known_targets: dict[str, None] = {}
     notes = []
     for target in targets:
-        module_names = [name for word in _last_component_names(target) for name in OTHER_NAMES.get(word, (word,))]
-        layers = [target] if target in names else [name for name in module_names if name in names]
+        parts = [name for word in _last_component_names(target) for name in OTHER_NAMES.get(word, (word,))]
+        layers = [target] if target in names else [name for name in parts if name in names]
         known_targets |= dict.fromkeys(layers)
         if layers and layers != [target]:
             notes.append(f"adapters of {target[:60]} are counted as those of {', '.join(dict.fromkeys(layers))}")
@@ -147,8 +147,8 @@ def _split_alternatives(expression: str) -> list[str]:
         if letter == "|" and depth == 0:
             parts.append("")
         else:
-            alternatives[-1] += character
-    return alternatives
+            parts[-1] += letter
+    return parts
 
 
 def _end_of_group(expression: str, start: int) -> int:

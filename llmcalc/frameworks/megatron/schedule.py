@@ -109,10 +109,10 @@ class Interleaved:
         self.output_gradient: Tensor | None = None
         self.input_gradient: Tensor | None = None
 
-    def chunk_of(self, slot: int, is_forward: bool) -> int:
+    def chunk_of(self, slot: int, forward: bool) -> int:
         """Returns the chunk that runs in the forward or backward slot number `slot` of the schedule."""
         chunk = self.order[slot % self.total]
-        return chunk if is_forward else self.chunks - 1 - chunk
+        return chunk if forward else self.chunks - 1 - chunk
 
     def is_first(self, chunk: int) -> bool:
         """Whether a chunk has the model's first layers."""
@@ -127,9 +127,9 @@ class Interleaved:
         if not (self.first if forward else self.last):
             return True, self.chunk_of(slot + 1, forward)
         if slot < self.pp - 1:
-            return False, self.chunk_of(slot + 1, is_forward) + (1 if is_forward else -1)
-        chunk = self.chunk_of(slot - (self.pp - 1), is_forward)
-        return chunk != (self.chunks - 1 if is_forward else 0), chunk + (1 if is_forward else -1)
+            return False, self.chunk_of(slot + 1, forward) + (1 if forward else -1)
+        chunk = self.chunk_of(slot - (self.pp - 1), forward)
+        return chunk != (self.chunks - 1 if forward else 0), chunk + (1 if forward else -1)
 
     def forward(self, slot: int) -> ForwardOutput:
         """Runs the forward pass of slot number `slot` of the schedule."""

@@ -161,16 +161,16 @@ def _check_visible_devices(reader: LaunchReader, config: Table) -> None:
     Source: swift/model/register.py, `get_default_device_map`.
     """
     source_file = reader.source
-    devices = [
+    visible = [
         name for name in str(source_file.env.get("CUDA_VISIBLE_DEVICES", "")).split(",") if name.strip().isdecimal()
     ]
     processes = 1 if source_file.devices_typed or source_file.world_size is None else source_file.world_size
-    if config.get("device_map") is None and (source_file.devices_typed or len(devices) <= processes):
+    if config.get("device_map") is None and (source_file.devices_typed or len(visible) <= processes):
         return
     raise reader.wrong(
         "device_map" if config.get("device_map") is not None else "CUDA_VISIBLE_DEVICES",
-        f"{len(devices)} devices of {processes} process{'es' * (processes > 1)}: layers that transformers divides over "
-        f"devices are not modelled; expected NPROC_PER_NODE={len(devices) or 2} in the script",
+        f"{len(visible)} devices of {processes} process{'es' * (processes > 1)}: layers that transformers divides over "
+        f"devices are not modelled; expected NPROC_PER_NODE={len(visible) or 2} in the script",
     )
 
 
@@ -203,7 +203,7 @@ def _trainer_table(reader: LaunchReader, data: Table, rlhf_type: str, verb: str)
         raise reader.wrong("--tuner_type", f"{shown(tuner)} is not modelled; expected full or lora")
     if data.get("deepspeed_autotp_size") not in (None, 1):
         reader.unknown["--deepspeed_autotp_size"] = "layers that DeepSpeed divides are not modelled"
-    _check_devices(reader, data)
+    _check_visible_devices(reader, data)
     if reader.flag(data, "freeze_llm"):
         reader.unknown["--freeze_llm"] = "training of an encoder beside frozen layers is not modelled"
     batch = reader.size(data, "per_device_train_batch_size", 1)

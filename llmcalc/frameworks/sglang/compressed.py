@@ -61,15 +61,15 @@ def _cache_sizes(rank: EngineRank) -> CacheSizes:
     parts = compressed_layers(rank)
     if rank.layout.pp > 1:
         raise ImpossibleLayout("--pp-size: of compressed attention is not modelled; expected 1")
-    rates = {mixer.compress_rate for mixer, _ in layer_kinds}
+    rates = {mixer.compress_rate for mixer, _ in parts}
     if not rates <= {None, SHORT_ENTRY, LONG_ENTRY}:
         raise InputError(f"--engine sglang: entries of {rates} tokens; expected {SHORT_ENTRY} or {LONG_ENTRY}")
-    first_mixer = layer_kinds[0][0]
-    indexes = [mixer.indexer.index_head_dim for mixer, _ in layer_kinds if mixer.indexer is not None]
+    first_mixer = parts[0][0]
+    indexes = [mixer.indexer.index_head_dim for mixer, _ in parts if mixer.indexer is not None]
     return CacheSizes(
-        layers=sum(layers for _, layers in layer_kinds) + DRAFTING_LAYERS,
-        short=sum(layers for mixer, layers in layer_kinds if mixer.compress_rate == SHORT_ENTRY),
-        long=sum(layers for mixer, layers in layer_kinds if mixer.compress_rate == LONG_ENTRY),
+        layers=sum(layers for _, layers in parts) + DRAFTING_LAYERS,
+        short=sum(layers for mixer, layers in parts if mixer.compress_rate == SHORT_ENTRY),
+        long=sum(layers for mixer, layers in parts if mixer.compress_rate == LONG_ENTRY),
         width=int(first_mixer.head_dim),
         key=compressed_key_bytes(first_mixer),
         index_width=int(indexes[0]) if indexes else 0,

@@ -176,7 +176,7 @@ def _record_steps(
         rank_run.update()
         rank_run.zero_grad()
     try:
-        if any(traces.setdefault(pass_case, trace) != trace for pass_case, trace in passes.traces().items()):
+        if any(traces.setdefault(case, trace) != trace for case, trace in passes.traces().items()):
             return None
     except NotRepeating:
         return None
@@ -187,10 +187,10 @@ def _record_without_pipeline(rank_run: RankRun, count: int) -> None:
     """Runs forward and backward pass of each micro-batch in sequence, for one stage."""
     (chunk,) = rank_run.chunks
     for _ in range(count):
-        pass_in_flight: Flight | None = chunk.forward_of()
-        assert pass_in_flight is not None
-        chunk.backward_of(pass_in_flight)
-        pass_in_flight = None
+        flight: Flight | None = chunk.forward_of()
+        assert flight is not None
+        chunk.backward_of(flight)
+        flight = None
 
 
 def run_in_groups(chunks: Sequence[Chunk], count: int, group_size: int) -> None:

@@ -37,15 +37,15 @@ def with_teacher(reading: LaunchReader, data: Table, launch: Launch, loaded_byte
 
     Raises `InputError` for a teacher that cannot be read or whose memory is not modelled.
     """
-    name = str(config[TEACHER])[:200]
+    name = str(data[TEACHER])[:200]
     for option in ("load_in_4bit", "load_in_8bit", "use_liger_kernel"):
-        if reading.flag(config, option):
+        if reading.flag(data, option):
             raise reading.wrong(option, f"true; with {TEACHER} it is not modelled; expected false")
     try:
         teacher = load(name).model
     except InputError as error:
         raise reading.wrong(TEACHER, f"{shown(name)} cannot be read ({error}); expected a preset or a hub id") from None
-    beta = config.get("beta", 0.5)
+    beta = data.get("beta", 0.5)
     dtype = "bfloat16" if loaded_bytes == 2 else "float32"
     logits = "autocast" if launch.settings.get("precision") == "autocast" else dtype
     width = BYTES_PER_LOGIT[logits][beta in (0, 1)]

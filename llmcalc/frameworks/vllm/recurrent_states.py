@@ -90,16 +90,16 @@ def _factors_of_formats(
     format, unless the config states another for the states; those of Kimi Delta Attention are float32
     (vllm/model_executor/layers/mamba/mamba_utils.py, `MambaStateDtypeCalculator`, and models/config.py).
     """
-    model_mixers = [mixer for mixer, _ in mixers(rank.preset.model)]
+    parts = [part for part, _ in mixers(rank.preset.model)]
     inputs = _bytes_of_format(flags, "mamba_cache_dtype") or element_bytes
     factors = {"conv_state": Fraction(inputs, 2)}
-    state_bytes = _bytes_of_format(flags, "mamba_ssm_cache_dtype")
-    if any(isinstance(mixer, KimiDeltaAttention) for mixer in model_mixers):
-        if state_bytes not in (None, 4) and not rules.chooses_delta_attention:
+    chosen = _bytes_of_format(flags, "mamba_ssm_cache_dtype")
+    if any(isinstance(part, KimiDeltaAttention) for part in parts):
+        if chosen not in (None, 4) and not rules.chooses_delta_attention:
             raise InputError("--mamba-ssm-cache-dtype: Kimi Delta Attention has states of float32 in this version")
-        return factors | {"recurrent_state": Fraction(state_bytes or 4, 4)}
-    if any(isinstance(mixer, Mamba | Mamba2 | SelectiveMamba2 | GatedDeltaNet) for mixer in model_mixers):
-        return factors | {"recurrent_state": Fraction(state_bytes or _stated_bytes(rank, rules) or inputs, 4)}
+        return factors | {"recurrent_state": Fraction(chosen or 4, 4)}
+    if any(isinstance(part, Mamba | Mamba2 | SelectiveMamba2 | GatedDeltaNet) for part in parts):
+        return factors | {"recurrent_state": Fraction(chosen or _stated_bytes(rank, rules) or inputs, 4)}
     return factors | {"recurrent_state": Fraction(inputs, 2)} if "mamba_cache_dtype" in flags else factors
 
 
@@ -136,13 +136,13 @@ def _state_blocks(
     if "block_size" in flags and rules.aligns_to_block_size:
         alignment = max(alignment, block_size)
     if mode == "all":
-        chunk = max((getattr(mixer, "chunk_size", MAMBA_CHUNK_TOKENS) for mixer in mambas), default=1)
+        chunk = max((getattr(part, "chunk_size", MAMBA_CHUNK_TOKENS) for part in mambas), default=1)
         alignment = math.lcm(alignment, chunk)
     if mode != "align":
         return StateBlocks(mode, draft_tokens, 0, alignment)
-    if _exports_delta_nets(rules, hardware) and any(isinstance(mixer, GatedDeltaNet) for mixer in model_mixers):
+    if _exports_delta_nets(rules, hardware) and any(isinstance(part, GatedDeltaNet) for part in parts):
         return StateBlocks(mode, draft_tokens, 1, math.lcm(alignment, CHECKPOINT_ALIGNMENT))
-    has_checkpoint = rules.checkpoints_of_mamba2 and any(isinstance(mixer, Mamba2) for mixer in mambas)
+    has_checkpoint = rules.checkpoints_of_mamba2 and any(isinstance(part, Mamba2) for part in mambas)
     return StateBlocks(mode, draft_tokens, int(has_checkpoint), alignment)
 
 
@@ -170,5 +170,5 @@ def stored_states(rank: EngineRank, states: StateBlocks) -> list[StateCache]:
 
     Source: vllm/model_executor/layers/mamba/mamba_utils.py, `MambaStateShapeCalculator`.
     """
-    without_drafts = any(isinstance(mixer, KimiDeltaAttention | Mamba) for mixer, _ in mixers(rank.preset.model))
+    without_drafts = any(isinstance(part, KimiDeltaAttention | Mamba) for part, _ in mixers(rank.preset.model))
     return rank.stored_states(0 if without_drafts else states.draft_tokens, states.factors)

@@ -19,9 +19,9 @@ INDENT = "  "
 GAP = "  "
 
 
-def can_render(report: Report, output_stream: IO[str]) -> bool:
+def can_render(report: Report, out: IO[str]) -> bool:
     """Whether this module can write the tables: rich would use no colour, and break no line of a cell."""
-    terminal = output_stream.isatty() or os.environ.get("FORCE_COLOR", "") or os.environ.get("TTY_COMPATIBLE") == "1"
+    terminal = out.isatty() or os.environ.get("FORCE_COLOR", "") or os.environ.get("TTY_COMPATIBLE") == "1"
     return not terminal and not _breaks_cells(report, width_of_terminal())
 
 
@@ -53,12 +53,12 @@ def render(report: Report, out: IO[str], width: int | None = None) -> None:
     """Writes every table of the report. width: columns at which notes wrap; default the terminal's."""
     width = width_of_terminal() if width is None else width
     report = printable_report(report)
-    output_stream.write(report.text)
+    out.write(report.text)
     for i, table in enumerate(with_fitting_bars(report.tables, width)):
         if i:
-            output_stream.write("\n")
+            out.write("\n")
         for line in _table_lines(table, width):
-            output_stream.write(line.rstrip() + "\n")
+            out.write(line.rstrip() + "\n")
 
 
 def with_fitting_bars(tables: Sequence[Table], width: int) -> list[Table]:

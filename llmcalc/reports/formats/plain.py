@@ -41,7 +41,7 @@ def write_csv(report: Report, out: IO[str]) -> None:
     """
     import csv as library
 
-    writer = library.writer(output_stream, lineterminator="\n")
+    writer = library.writer(out, lineterminator="\n")
     tables = [table.without_bars() for table in printable_report(report).tables]
     keys = [column.key for column in tables[0].columns]
     has_targets = keys[0] == TARGET
@@ -156,31 +156,29 @@ def _csv_value(value: Any) -> Any:
     return int(value) if isinstance(value, float) and value.is_integer() and abs(value) < 2**53 else value
 
 
-def write_markdown(report: Report, output_stream: IO[str]) -> None:
+def write_markdown(report: Report, out: IO[str]) -> None:
     """Writes GitHub-flavoured Markdown tables. Every text is escaped (`escape_markdown`)."""
     for i, table in enumerate(printable_report(report).tables):
         if i:
-            output_stream.write("\n")
-        _markdown_table(table.without_bars(), output_stream)
+            out.write("\n")
+        _markdown_table(table.without_bars(), out)
 
 
-def _markdown_table(table: Table, output_stream: IO[str]) -> None:
+def _markdown_table(table: Table, out: IO[str]) -> None:
     if table.title:
         heading = escape_markdown(table.heading.strip())  # bold text neither begins nor ends with a space
-        output_stream.write(f"**{heading}**" + (f" {escape_markdown(table.aside)}" if table.aside else "") + "\n\n")
+        out.write(f"**{heading}**" + (f" {escape_markdown(table.aside)}" if table.aside else "") + "\n\n")
     if table.rows:
-        output_stream.write("| " + " | ".join(escape_markdown(column.title) for column in table.columns) + " |\n")
-        output_stream.write(
-            "|" + "|".join("---:" if column.justify == "right" else ":---" for column in table.columns) + "|\n"
-        )
+        out.write("| " + " | ".join(escape_markdown(column.title) for column in table.columns) + " |\n")
+        out.write("|" + "|".join("---:" if column.justify == "right" else ":---" for column in table.columns) + "|\n")
     for row in table.rows:
         cell_texts = [
             escape_markdown(cell_text(column, cell)) for column, cell in zip(table.columns, row.cells, strict=True)
         ]
         cell_texts[0] = "&nbsp;" * 2 * row.depth + cell_texts[0]
-        output_stream.write("| " + " | ".join(cell_texts) + " |\n")
+        out.write("| " + " | ".join(cell_texts) + " |\n")
     for note in table.notes:
-        output_stream.write(f"\n{_note_paragraph(note)}\n")
+        out.write(f"\n{_note_paragraph(note)}\n")
 
 
 APART = "&#8203;"

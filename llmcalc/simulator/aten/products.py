@@ -48,13 +48,13 @@ class Products(Elementwise):
         def result() -> Tensor:
             return self.graph.operation_result(operation_name, shape, dtype)
 
-        return record(self.graph, operation_name, (a, b), result, backward, *saved_tensors)
+        return record(self.graph, operation_name, (a, b), result, backward, *saves)
 
     def _biased_product(
         self, operation_name: str, bias: Tensor, a: Tensor, b: Tensor, shape: Shape, layouts: Sequence[Layout]
     ) -> Tensor:
         """Adds a bias to the product of a and b. shape, layouts: as in `_product`."""
-        saved_tensors, dtype = saved_factors(a, b), a.dtype
+        saves, dtype = saved_factors(a, b), a.dtype
 
         def backward(output_gradient: Tensor, needs_input_grad: Needs, *_: Tensor) -> Sequence[Gradient]:
             gradients = self._new_gradients(output_gradient, layouts, needs_input_grad[1:])
@@ -63,7 +63,7 @@ class Products(Elementwise):
         def result() -> Tensor:
             return self.graph.operation_result(operation_name, shape, dtype)
 
-        return record(self.graph, operation_name, (bias, a, b), result, backward, *saved_tensors)
+        return record(self.graph, operation_name, (bias, a, b), result, backward, *saves)
 
     def _new_gradients(self, gradient: Tensor, layouts: Iterable[Layout], needs: Iterable[bool]) -> list[Gradient]:
         """Allocates gradients in another number format, in order; None for gradients that are not needed."""
@@ -132,13 +132,13 @@ class Products(Elementwise):
         """
         matrices = (b, *joined_matrices)
         saved_rows = [a] if any(matrix.needs_grad for matrix in matrices) else []
-        saved_tensors = (*saved_rows, *(matrices if a.needs_grad else ()), group_ends)
+        saves = (*saved_rows, *(matrices if a.needs_grad else ()), group_ends)
         rows, columns = a.shape, sum(matrix.shape[2] for matrix in matrices)
         layouts = []
         for matrix in matrices:
-            _, inputs, outputs = matrix.shape
+            _, ins, outs = matrix.shape
             is_column_major = is_size_one(matrix.strides[1]) and not is_size_one(matrix.strides[2])
-            layouts.append((matrix.shape, (inputs * outputs, 1, inputs) if is_column_major else None))
+            layouts.append((matrix.shape, (ins * outs, 1, ins) if is_column_major else None))
 
         def backward(output_gradient: Tensor, needs_input_grad: Needs, *_: Tensor) -> Sequence[Gradient]:
             gradients = self._new_gradients(output_gradient, layouts, needs_input_grad[1:])
@@ -150,7 +150,7 @@ class Products(Elementwise):
             (a, *matrices),
             lambda: self.graph.operation_result("grouped_mm", (rows[0], columns), a.dtype),
             backward,
-            *saved_tensors,
+            *saves,
         )
 
     def matmul(self, a: Tensor, b: Tensor) -> Tensor:

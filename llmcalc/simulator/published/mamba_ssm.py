@@ -368,7 +368,7 @@ def _combined_bwd(
 ) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Optional, Tensor, Optional]:
     """Runs ssd_combined.py:402 (`_mamba_chunk_scan_combined_bwd`), which recomputes the gated output."""
     dout = _contiguous_along(aten, dout, -1)
-    batch, tokens, heads, head_dim = x.shape
+    batch, tokens, heads, dim = x.shape
     groups, state = b.shape[2], b.shape[3]
     chunks, chunk_blocks = ceil_div(tokens, chunk), ceil_div(chunk, 32)
     db = aten.like(b) if db is None else db
@@ -387,7 +387,7 @@ def _combined_bwd(
         outz = aten.like(x) if recompute_output else output
         dout = aten.like(dout)
         dd = aten.to(aten.new_tensor((heads, 1), FLOAT32), d.dtype)
-    dstates = aten.new_tensor((batch, chunks, heads, head_dim, state), states.dtype)
+    dstates = aten.new_tensor((batch, chunks, heads, dim, state), states.dtype)
     dstates, _dda_chunk, states = _state_passing_bwd(aten, states, dstates, x.dtype)
     dx, _ddt, dd_from_x = _dx(aten, x, d, (batch, heads, chunks, chunk), dx)
     splits = _split_count(x, chunks, groups, accelerator)
@@ -415,10 +415,10 @@ def _dx(aten: Aten, x: Tensor, d: Tensor, shape: tuple[Number, ...], dx: Optiona
 
 def _state_passing_bwd(aten: Aten, states: Tensor, dout: Tensor, dtype: Dtype) -> tuple[Tensor, Tensor, Tensor]:
     """Computes gradients of the states and the chunks' decays, and casts the states (ssd_state_passing.py:227)."""
-    batch, chunks, heads, head_dim, state = states.shape
+    batch, chunks, heads, dim, state = states.shape
     dstates = aten.like(dout, dtype=dtype)
     states_copy = states if states.dtype is dtype else aten.like(states, dtype=dtype)
-    return dstates, _sum_workspace(aten, (batch, heads, chunks, ceil_div(head_dim * state, 64)), 3), states_copy
+    return dstates, _sum_workspace(aten, (batch, heads, chunks, ceil_div(dim * state, 64)), 3), states_copy
 
 
 def mamba_chunk_scan_with_state(
@@ -483,7 +483,7 @@ def mamba_split_conv1d_scan_combined(
     a: Tensor,
     d: Tensor,
     chunk: Number,
-    head_dim: Number,
+    dim: Number,
     groups: Number,
     rmsnorm_weight: Optional,
     outproj_weight: Optional,
@@ -492,24 +492,24 @@ def mamba_split_conv1d_scan_combined(
 ) -> Tensor:
     """Runs ssd_combined.py:820 (`MambaSplitConv1dScanCombinedFn`): Mamba-2 after the input projection.
 
-    zxbcdt: [batch, tokens, 2 · inner + 2 · groups · state + heads]. head_dim: the size of a head. The convolution, the
+    zxbcdt: [batch, tokens, 2 · inner + 2 · groups · state + heads]. dim: the size of a head. The convolution, the
     scan's inner values and the norm's output are computed again in the backward pass. Without a weight of the output
     projection the result is that of the scan, or of the norm.
     """
     autograd_graph, (heads,) = aten.graph, d.shape
-    inner_width = heads * head_dim
+    inner_width = heads * dim
     state = exact_div(exact_div(conv1d_weight.shape[0] - inner_width, groups), 2)
     conv_widths = [inner_width, groups * state, groups * state]
 
     def parts(x: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         """Splits z, by head, xBC and Δ, which are stored side by side."""
         z, u, dt = aten.split(x, [inner_width, inner_width + 2 * groups * state, heads])
-        return by_size(aten, head_dim, z), u, dt
+        return by_size(aten, dim, z), u, dt
 
     def split_convolved(u: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         """Splits x, B and C after the convolution. For widths in multiples of 8 `ensure_stride` copies nothing."""
         x, b, c = aten.split(aten.transpose(causal_conv1d_fwd(aten, aten.transpose(u, 1, 2)), 1, 2), conv_widths)
-        return by_size(aten, head_dim, x), by_size(aten, state, b), by_size(aten, state, c)
+        return by_size(aten, dim, x), by_size(aten, state, b), by_size(aten, state, c)
 
     def forward() -> tuple[Tensor, Tensor, Optional]:
         z, u, dt = parts(zxbcdt)
@@ -545,10 +545,10 @@ def mamba_split_conv1d_scan_combined(
         dz, du, ddt = parts(dzxbcdt)
         dxbc = aten.like(u)
         dx, db, dc = aten.split(dxbc, conv_widths)
-        dx, db, dc = by_size(aten, head_dim, dx), by_size(aten, state, db), by_size(aten, state, dc)
+        dx, db, dc = by_size(aten, dim, dx), by_size(aten, state, db), by_size(aten, state, dc)
         dout_og = dout
         outproj_transposed = None if outproj_weight is None else aten.transpose(outproj_weight, 0, 1)
-        dout = by_size(aten, head_dim, _linear_or_input(aten, dout, outproj_transposed, None))
+        dout = by_size(aten, dim, _linear_or_input(aten, dout, outproj_transposed, None))
         drmsnorm_weight: Optional = None
         _recomputed_out: Optional = out_recompute
         if rmsnorm_weight is None:
@@ -576,7 +576,7 @@ def mamba_split_conv1d_scan_combined(
         else:
             _dy = dout
             dout, drmsnorm_weight = _norm_bwd(aten, output, rmsnorm_weight, groups, accelerator)
-            dout = by_size(aten, head_dim, aten.unflatten(dout, 0, rows))
+            dout = by_size(aten, dim, aten.unflatten(dout, 0, rows))
             _, ddt, da, db, dc, dd, _, dbias, _ = _combined_bwd(
                 aten, dout, x, dt, a, b, c, output, chunk, d, None, dt_bias, accelerator, dx, ddt, db, dc
             )

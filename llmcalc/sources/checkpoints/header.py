@@ -108,18 +108,18 @@ class BoundedReader:
         """Skips `text_count` texts, each preceded by its length in 8 bytes."""
         pending, position = b"", 0  # a part of the file, and how much of it has been passed
         for _ in range(text_count):
-            if len(unread_bytes) - position < 8:
+            if len(pending) - position < 8:
                 next_bytes = self.read_bytes(min(_PART, self.size - self.position), field)
-                unread_bytes, position = unread_bytes[position:] + next_bytes, 0
-            if len(unread_bytes) - position < 8:
+                pending, position = pending[position:] + next_bytes, 0
+            if len(pending) - position < 8:
                 self._check_bytes_left(self.size, field)  # raises: the file ends here
-            length = int.from_bytes(unread_bytes[position : position + 8], "little")
+            length = int.from_bytes(pending[position : position + 8], "little")
             position += 8 + length
-            if position > len(unread_bytes):
-                self.skip_bytes(position - len(unread_bytes), field)
-                unread_bytes, position = b"", 0
-        self.file.seek(position - len(unread_bytes), 1)
-        self.position += position - len(unread_bytes)
+            if position > len(pending):
+                self.skip_bytes(position - len(pending), field)
+                pending, position = b"", 0
+        self.file.seek(position - len(pending), 1)
+        self.position += position - len(pending)
 
     def _check_bytes_left(self, byte_count: int, field: str) -> None:
         if not 0 <= byte_count <= self.size - self.position:

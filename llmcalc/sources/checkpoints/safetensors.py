@@ -134,10 +134,10 @@ def _parse_metadata(text: bytes, location: str) -> dict[str, Any]:
         raise InputError(
             f"{location}: __metadata__: {len(text):,} bytes are too many; expected at most {LARGEST_METADATA:,}"
         )
-    text_without_metadata = _TEXTS.sub(b"", text, count=2 * MOST_METADATA + 1)
-    if text_without_metadata.count(b":") > MOST_METADATA or b'"' in text_without_metadata:
+    remaining = _TEXTS.sub(b"", text, count=2 * MOST_METADATA + 1)
+    if remaining.count(b":") > MOST_METADATA or b'"' in remaining:
         raise InputError(f"{location}: __metadata__: too many entries; expected at most {MOST_METADATA:,}")
-    if text_without_metadata.translate(None, _SPACE + b",:") != b"{}":
+    if remaining.translate(None, _SPACE + b",:") != b"{}":
         raise InputError(f"{location}: __metadata__: expected a table of texts; not a safetensors checkpoint")
     try:
         return dict(json.loads(text))
@@ -210,12 +210,12 @@ def parse_index(json_bytes: bytes, location: str) -> dict[str, str]:
 _EXPECTED_MAP = "expected a table of tensor names and the files beside this one that hold them"
 
 
-def _unique_keys(keys_and_values: list[tuple[str, Any]], location: str) -> dict[str, Any]:
+def _unique_keys(pairs: list[tuple[str, Any]], location: str) -> dict[str, Any]:
     """Builds a JSON object from (name, value) pairs. Raises `InputError` for a repeated name."""
-    table = dict(keys_and_values)
-    if len(table) != len(keys_and_values):
+    table = dict(pairs)
+    if len(table) != len(pairs):
         earlier_names: set[str] = set()
-        name = next(name for name, _ in keys_and_values if name in earlier_names or earlier_names.add(name))  # type: ignore[func-returns-value]
+        name = next(name for name, _ in pairs if name in earlier_names or earlier_names.add(name))  # type: ignore[func-returns-value]
         raise InputError(f"{location}: {name[:80]} is listed twice; not the index of a checkpoint")
     return table
 

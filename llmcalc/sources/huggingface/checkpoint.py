@@ -20,8 +20,8 @@ def checkpoint_of(config: Mapping[str, Any]) -> Checkpoint:
     base_families = [family_of(name).like or name for name in types if name in model_types()]
     prefixes = (f"{base}." for name in base_families for base in library_classes().bases.get(name, ()))
     family = family_of(base_families[-1])
-    stored_config = _with_unconverted(config, family.unconverted)
-    return Checkpoint(stored_config, family.modules, family.earlier, tuple(dict.fromkeys((*WRAPPED, *prefixes))))
+    stored = _with_unconverted(config, family.unconverted)
+    return Checkpoint(stored, family.modules, family.earlier, tuple(dict.fromkeys((*WRAPPED, *prefixes))))
 
 
 def _with_unconverted(config: Mapping[str, Any], patterns: tuple[str, ...]) -> Mapping[str, Any]:

@@ -98,10 +98,10 @@ def _flattened_config(config: Mapping[str, Any], draft_type: str) -> dict[str, A
     layers = config.get("transformer_layer_config") or {}
     if draft_type in ("eagle3", "peagle") and layers.get("model_type") == "qwen3":
         merged_fields["use_qk_norm"] = True
-    unread_fields = (*SECTIONS, "architectures")
+    unread = (*SECTIONS, "architectures")
     return {
         **merged_fields,
-        **{name: value for name, value in config.items() if name not in unread_fields},
+        **{name: value for name, value in config.items() if name not in unread},
         "model_type": draft_type,
     }
 

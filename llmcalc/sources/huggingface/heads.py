@@ -58,4 +58,4 @@ def architecture_of(config_data: Mapping[str, Any]) -> str:
 def head_of(config_data: Mapping[str, Any]) -> HeadKind:
     """Returns the output head that `architectures` names; a language-model head if it names none."""
     name = architecture_of(config_data)
-    return next((head for name_ending, head in HEAD_ENDINGS.items() if name.endswith(name_ending)), "lm")
+    return next((head for ending, head in HEAD_ENDINGS.items() if name.endswith(ending)), "lm")

@@ -114,11 +114,11 @@ QKV = ("q_bias", "k_bias", "v_bias")
 QKVO = (*QKV, "o_bias")
 
 
-def glu(config: Config, bias: bool = False, width: int | None = None, activation: str = "hidden_act") -> Table:
+def glu(config: Config, bias: bool = False, width: int | None = None, act: str = "hidden_act") -> Table:
     """Returns a gated FFN."""
     table = {
         "intermediate_size": width or config.size("intermediate_size"),
-        "hidden_act": config.choice(ACTIVATIONS, activation),
+        "hidden_act": config.choice(ACTIVATIONS, act),
         "gated": True,
     }
     return {**table, **biases(bias, "gate_bias", "up_bias", "down_bias")}
@@ -139,9 +139,9 @@ def clamped_by_steps(network: Table) -> Table:
     return {**network, "hidden_act": "clamped_swish", "up_act": "clamped_plus_one"}
 
 
-def mlp(width: int, activation: str, bias: bool = True) -> Table:
+def mlp(width: int, act: str, bias: bool = True) -> Table:
     """Returns a non-gated FFN."""
-    return {"intermediate_size": width, "hidden_act": activation, **biases(bias, "up_bias", "down_bias")}
+    return {"intermediate_size": width, "hidden_act": act, **biases(bias, "up_bias", "down_bias")}
 
 
 def qk_norm(norm: Table, scope: str = "head", order: str = "before_rope") -> Table:
@@ -380,11 +380,11 @@ def _shortest_period(names: list[str]) -> int:
     """Returns the smallest p with `names[i] == names[i % p]` for all i in linear time (Knuth–Morris–Pratt)."""
     border = [0] * len(names)  # length of the longest proper suffix of names[: i + 1] that is also a prefix
     for i in range(1, len(names)):
-        prefix = border_lengths[i - 1]
+        prefix = border[i - 1]
         while prefix and names[i] != names[prefix]:
-            prefix = border_lengths[prefix - 1]
-        border_lengths[i] = prefix + (names[i] == names[prefix])
-    return len(names) - border_lengths[-1]
+            prefix = border[prefix - 1]
+        border[i] = prefix + (names[i] == names[prefix])
+    return len(names) - border[-1]
 
 
 def moe(experts: int, top_k: int, expert: Table, shared: Table | None = None, **fields: Any) -> Table:
@@ -425,7 +425,7 @@ def listed_kinds(config: Config, field: str, name_of_type: dict[str, str], defau
     if field_value is None:
         return default
     kind_of_name = {
-        **{earlier_name: name_of_type.get(name, "") for earlier_name, name in EARLIER_LAYER_TYPES.items()},
+        **{earlier: name_of_type.get(name, "") for earlier, name in EARLIER_LAYER_TYPES.items()},
         **name_of_type,
     }
     names, depth = [kind_of_name.get(name, "") for name in config.texts(field)], len(default)

@@ -124,7 +124,7 @@ def classes() -> dict[str, list[str]]:
 def with_router_field(table: Any, field: str, linear_only: bool = False) -> Any:
     """Returns a description with a true field in every router. linear_only: in linear routers alone."""
     if isinstance(table, list):
-        return [with_router_field(element, field, linear_only) for element in table]
+        return [with_router_field(item, field, linear_only) for item in table]
     if not isinstance(table, dict):
         return table
     filled_table = {name: with_router_field(value, field, linear_only) for name, value in table.items()}
@@ -158,8 +158,8 @@ def _loss_fields(config: Config) -> dict[str, Any]:
         (name for name in classes().get(config.model_type, ()) if head_of({"architectures": [name]}) == "lm"), ""
     )
     names = ("final_logit_softcapping", "logits_soft_cap")
-    logit_cap = next((config.data[name] for name in names if name in config.data), LOGIT_CAPS.get(config.model_type))
-    cap_fields = {"logit_softcapping": float(logit_cap)} if isinstance(logit_cap, int | float) and logit_cap > 0 else {}
+    cap = next((config.data[name] for name in names if name in config.data), LOGIT_CAPS.get(config.model_type))
+    cap_fields = {"logit_softcapping": float(cap)} if isinstance(cap, int | float) and cap > 0 else {}
     return {**cap_fields, **({"float32_loss": False} if name in library_classes().losses_of_logits else {})}
 
 

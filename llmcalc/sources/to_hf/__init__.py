@@ -109,10 +109,10 @@ def _is_likely(family: Family, config_values: ConfigValues) -> bool:
 
 def _activation_of(config_values: ConfigValues) -> str | None:
     try:
-        activation: str = FIELDS["hidden_act"](config_values)
+        act: str = FIELDS["hidden_act"](config_values)
     except NOT_THERE:
         return None
-    return ACTIVATIONS.get(activation, activation)
+    return ACTIVATIONS.get(act, act)
 
 
 def _candidate_config(model_type: str, family: Family, name: str, config_values: ConfigValues) -> dict[str, Any]:
@@ -132,8 +132,8 @@ def _logit_cap_field(model_type: str, family: Family, spec: ModelSpec) -> dict[s
     """Returns the soft cap of the logits, if different from the class's default."""
     if spec.head.type != "lm" or "final_logit_softcapping" not in family.ignored:
         return {}
-    logit_cap = spec.head.logit_softcapping
-    return {} if logit_cap == LOGIT_CAPS.get(model_type) else {"final_logit_softcapping": logit_cap}
+    cap = spec.head.logit_softcapping
+    return {} if cap == LOGIT_CAPS.get(model_type) else {"final_logit_softcapping": cap}
 
 
 def _dropout_fields(family: Family, spec: ModelSpec) -> dict[str, float]:

@@ -21,7 +21,7 @@ CAUSAL = ("ForCausalLM", "LMHeadModel", "GenerationDecoder")
 def class_names(model_type: str, spec: ModelSpec) -> list[str]:
     """Returns the classes of a model type with the output head of this spec, the likeliest first."""
     names = classes().get(model_type, [])
-    return [name for name_ending in _class_endings(names, spec) for name in _classes_ending_with(names, name_ending)]
+    return [name for ending in _class_endings(names, spec) for name in _classes_ending_with(names, ending)]
 
 
 def wrapper_names(model_type: str, without_head: bool) -> list[str]:
@@ -30,8 +30,8 @@ def wrapper_names(model_type: str, without_head: bool) -> list[str]:
     return _classes_ending_with(names, "Model") if without_head else _classes_ending_with(names, CONDITIONAL)
 
 
-def _classes_ending_with(names: list[str], name_ending: str | tuple[str, ...]) -> list[str]:
-    return [name for name in names if name.endswith(name_ending)]
+def _classes_ending_with(names: list[str], ending: str | tuple[str, ...]) -> list[str]:
+    return [name for name in names if name.endswith(ending)]
 
 
 def _class_endings(names: list[str], spec: ModelSpec) -> list[str | tuple[str, ...]]:

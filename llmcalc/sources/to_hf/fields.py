@@ -30,10 +30,10 @@ def _position_rows(config_values: ConfigValues) -> int:
 
 def _activation_name(config_values: ConfigValues) -> str:
     try:
-        activation = config_values.network.hidden_act
+        act = config_values.network.hidden_act
     except Absent:
-        activation = config_values.named("hidden_act")
-    return WRITTEN_ACTIVATIONS.get(activation, activation)
+        act = config_values.named("hidden_act")
+    return WRITTEN_ACTIVATIONS.get(act, act)
 
 
 def _kv_heads(config_values: ConfigValues) -> int:

@@ -23,11 +23,11 @@ def wrapped_config(config: Table, spec: ModelSpec) -> Table:
     It returns `config` unchanged if the spec has no encoders or those of another wrapper.
     """
     model_type = _wrapper_of(config["model_type"]) if spec.towers else ""
-    write_towers = family_of(model_type).writes_towers if model_type else None
-    if write_towers is None:
+    write = family_of(model_type).writes_towers if model_type else None
+    if write is None:
         return config
     try:
-        sections = write_towers(spec.towers)
+        sections = write(spec.towers)
     except (LookupError, AttributeError, TypeError):  # an encoder, or a part of one, that only this wrapper has
         return config
     without_head = config["architectures"][0].endswith("Model")

@@ -74,7 +74,7 @@ class AttentionKernels(LinearKernels):
         """Splits the output of a fused QKV projection into its parts."""
         if any(operation.outs[0].axes[0].name not in HEADS for operation in fused_operations):
             return super().split_product(fused_operations, product, widths)
-        split_outputs = self.split_along(product, widths)
+        parts = self.split_along(product, widths)
         heads = [operation.outs[0].axes[0].size for operation in fused_operations]
         fewest_heads = min(heads)
         if (
@@ -82,8 +82,8 @@ class AttentionKernels(LinearKernels):
         ):  # [groups, queries of a group]: no view of heads
             del product
             for i in (0, 3)[: len(fused_operations) - 2]:
-                split_outputs[i] = self.dense_copy(split_outputs[i])
-        return split_outputs
+                parts[i] = self.dense_copy(parts[i])
+        return parts
 
     def split_along(self, x: Tensor, widths: Sequence[Number]) -> list[Tensor]:
         """Returns views of a tensor's parts (`SplitAlongDim`). Gradients are copied unless they share a tensor."""

@@ -317,9 +317,9 @@ class RankKernels(Lowering):
         """Whether the current layer has 8-bit matrix products."""
         return False
 
-    def with_role(self, tensor_role: str, make_tensor: Callable[[], Tensor]) -> Tensor:
+    def with_role(self, role: str, make_tensor: Callable[[], Tensor]) -> Tensor:
         """Returns the parameter that `make_tensor` creates, marked with a role."""
-        previous_role, self.role = self.role, tensor_role
+        previous_role, self.role = self.role, role
         try:
             return make_tensor()
         finally:
@@ -373,8 +373,8 @@ class RankKernels(Lowering):
             self.later_parameters += parameters
             del self.ordered_parameters[start:]
         elif kind == "pooler":
-            weights_and_biases = [parameters[i : i + 2] for i in range(0, len(parameters), 2)]  # a weight and a bias
-            self.later_parameters = [parameter for pair in reversed(weights_and_biases) for parameter in pair]
+            pairs = [parameters[i : i + 2] for i in range(0, len(parameters), 2)]  # a weight and a bias
+            self.later_parameters = [parameter for pair in reversed(pairs) for parameter in pair]
             del self.ordered_parameters[start:]
         elif kind in ("experts", "lm_head") and module_scope.reads is not None:
             self.ordered_parameters += self.later_parameters
@@ -391,11 +391,11 @@ class RankKernels(Lowering):
         return self.graph.new_tensor(x.shape, x.dtype if dtype is None else dtype)
 
     def node(
-        self, operation_name: str, inputs: Sequence[Tensor], outputs: Sequence[Tensor], backward: Back, *saves: Tensor
+        self, operation_name: str, ins: Sequence[Tensor], outputs: Sequence[Tensor], backward: Back, *saves: Tensor
     ) -> None:
         """Records a graph node whose backward function may free saved tensors early."""
         autograd_graph = self.graph
-        if not recorded(autograd_graph, inputs):
+        if not recorded(autograd_graph, ins):
             return
         saved_tensors: SavedTensors = [autograd_graph.keep(tensor).unpack() for tensor in saves]
 
@@ -403,25 +403,19 @@ class RankKernels(Lowering):
             return backward(saved_tensors, gradients, needs_input_grad)
 
         if len(outputs) == 1:
-            record(autograd_graph, operation_name, inputs, outputs[0], run_backward)
+            record(autograd_graph, operation_name, ins, outputs[0], run_backward)
         else:
-            record_all(autograd_graph, operation_name, inputs, outputs, run_backward)
+            record_all(autograd_graph, operation_name, ins, outputs, run_backward)
 
     def node_with_new_gradients(
-        self, operation_name: str, inputs: Sequence[Tensor], output: Tensor, *saved_tensors: Tensor
+        self, operation_name: str, ins: Sequence[Tensor], output: Tensor, *saves: Tensor
     ) -> Tensor:
         """Records a graph node whose backward function allocates a gradient for each input, and returns the output.
 
         Gradients have the format of the output's gradient.
         """
-        new_tensor, shapes = self.graph.new_tensor, [x.shape for x in inputs]
-        self.node(
-            operation_name,
-            inputs,
-            [output],
-            lambda _, g, needs: [new_tensor(shape, g.dtype) for shape in shapes],
-            *saved_tensors,
-        )
+        new, shapes = self.graph.new_tensor, [x.shape for x in ins]
+        self.node(operation_name, ins, [output], lambda _, g, needs: [new(shape, g.dtype) for shape in shapes], *saves)
         return output
 
     def copy_reordered(self, operation_name: str, x: Tensor, shape: Shape) -> Tensor:

@@ -112,18 +112,18 @@ class DiscardedKernels(SparseKernels):
             return discardable_part(arguments), None
         with autograd_graph.no_grad():
             outputs = discardable_part(arguments)
-        discarded_outputs = DiscardedOutputs(autograd_graph, discardable_part, arguments, outputs, input_storage_id)
-        self.node("checkpoint", arguments, outputs, discarded_outputs.backward, *arguments)
-        return outputs, discarded_outputs
+        discarded = DiscardedOutputs(autograd_graph, discardable_part, arguments, outputs, input_storage_id)
+        self.node("checkpoint", arguments, outputs, discarded.backward, *arguments)
+        return outputs, discarded
 
-    def discard_outputs(self, hook: Tensor, discarded_outputs: DiscardedOutputs) -> Tensor:
+    def discard_outputs(self, hook: Tensor, discarded: DiscardedOutputs) -> Tensor:
         """Frees the outputs of a function, and recomputes them when tensor `hook` receives its gradient."""
-        for storage in discarded_outputs.storages:
+        for storage in discarded.storages:
             storage.release()
         hook_output = Tensor(hook.shape, hook.dtype, hook.storage, hook.strides)
 
         def backward(saved_tensors: SavedTensors, output_gradient: Tensor, needs_input_grad: Needs) -> Gradients:
-            discarded_outputs.recompute()
+            discarded.recompute()
             return [output_gradient]
 
         self.node("recompute", (hook,), [hook_output], backward)
@@ -144,19 +144,19 @@ class DiscardedKernels(SparseKernels):
     def do_norm(self, operation: Step) -> None:
         """Runs a norm. Norms before a sublayer are recomputed, unless fused with a linear layer."""
         readers = [reader for reader, _ in self.readers.get(id(operation.outs[0].storage), ())]
-        is_fused = self.rank_choices.transformer_engine and readers and all(map(self.has_norm_before, readers))
-        if not self.rank_choices.recompute_norms or is_fused or not self._is_sublayer_norm():
+        fused = self.rank_choices.transformer_engine and readers and all(map(self.has_norm_before, readers))
+        if not self.rank_choices.recompute_norms or fused or not self._is_sublayer_norm():
             super().do_norm(operation)
             return
         value, module_path = operation.ins[0], self.module_path()
         x = self.take(operation, value)
         count = x.shape[0] * (value.width // self.extent(operation.options["over"]))
-        outputs, discarded_outputs = self.run_discardable(
+        outputs, discarded = self.run_discardable(
             lambda xs: [self.norm(xs[0], operation, module_path, count)], [x], input_storage_id=id(value.storage)
         )
         del x
-        if discarded_outputs is not None:
-            self.discarded_norms[id(self.frames[-2])] = discarded_outputs
+        if discarded is not None:
+            self.discarded_norms[id(self.frames[-2])] = discarded
         self.bind(operation.outs[0], outputs[0])
 
     def _is_sublayer_norm(self) -> bool:
@@ -165,12 +165,10 @@ class DiscardedKernels(SparseKernels):
 
     def do_add(self, operation: Step) -> None:
         """Runs a residual addition, then frees the outputs of a recomputed norm."""
-        discarded_outputs = self.discarded_norms.pop(id(self.frames[-1]), None)
-        if discarded_outputs is not None:
-            out_value = next(
-                input_value for input_value in operation.ins if id(input_value.storage) != discarded_outputs.reads
-            )
-            self.bind(out_value, self.discard_outputs(self.get(out_value), discarded_outputs))
+        discarded = self.discarded_norms.pop(id(self.frames[-1]), None)
+        if discarded is not None:
+            out_value = next(input_value for input_value in operation.ins if id(input_value.storage) != discarded.reads)
+            self.bind(out_value, self.discard_outputs(self.get(out_value), discarded))
         super().do_add(operation)
 
     # --- activations of experts --------------------------------------------------------------------------------------
@@ -214,21 +212,21 @@ class DiscardedKernels(SparseKernels):
 
         self._run_discardable_activation(operation, run, gate)
 
-    def _run_discardable_activation(self, operation: Step, discardable_part: Part, x: Tensor) -> None:
+    def _run_discardable_activation(self, operation: Step, part: Part, x: Tensor) -> None:
         """Runs an activation whose output can be freed and recomputed."""
-        outputs, self.discarded_activation = self.run_discardable(discardable_part, [x, self.row_probs])
+        outputs, self.discarded_activation = self.run_discardable(part, [x, self.row_probs])
         self.bind(operation.outs[0], outputs[0])
 
     def do_experts(self, operation: Step) -> None:
         """Runs an expert layer and frees its input activation for recomputation."""
         discarded = self.discarded_activation
         x = self.values.get(id(operation.ins[0]))
-        reads_discarded = discarded_outputs is not None and x is not None and x.storage is discarded_outputs.storages[0]
+        reads_discarded = discarded is not None and x is not None and x.storage is discarded.storages[0]
         del x
         super().do_experts(operation)
-        if reads_discarded and discarded_outputs is not None:
+        if reads_discarded and discarded is not None:
             self.discarded_activation = None
-            self.bind(operation.outs[0], self.discard_outputs(self.get(operation.outs[0]), discarded_outputs))
+            self.bind(operation.outs[0], self.discard_outputs(self.get(operation.outs[0]), discarded))
 
     # --- projections of latents --------------------------------------------------------------------------------------
 
@@ -287,7 +285,7 @@ class DiscardedKernels(SparseKernels):
             finally:
                 self.values, self.bound, self.frames, self.memo = caller_state
 
-        outputs, discarded_outputs = self.run_discardable(run, tensors)
+        outputs, discarded = self.run_discardable(run, tensors)
         del tensors
         for value in values:
             self.forget(value.storage)
@@ -295,9 +293,9 @@ class DiscardedKernels(SparseKernels):
             self.bind(value, output)
         del outputs
         self.step(attention)
-        if discarded_outputs is not None:
+        if discarded is not None:
             attention_output = attention.outs[0]
-            self.bind(attention_output, self.discard_outputs(self.get(attention_output), discarded_outputs))
+            self.bind(attention_output, self.discard_outputs(self.get(attention_output), discarded))
         super().items([*branch_items[core_position + 1 :], *items[form_position + 1 :]])
 
     def _splits_latent(self, operation: Step, operations: list[Step]) -> bool:

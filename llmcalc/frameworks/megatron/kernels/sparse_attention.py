@@ -99,8 +99,8 @@ class SparseKernels(Fp8Kernels):
         if not self.rank_choices.sequence_parallel:
             return x
         gathered_rows = self.new_tensor(x.shape[0] * self.rank_choices.tp, x.shape[1])
-        contiguous_copy = self.like(x) if not x.is_contiguous else None
-        del contiguous_copy
+        dense = self.like(x) if not x.is_contiguous else None
+        del dense
         return self.node_with_new_gradients("gather", (x,), gathered_rows)
 
     def _absorb_projections(
@@ -187,14 +187,14 @@ class SparseKernels(Fp8Kernels):
                 if isinstance(operation, Step) and operation.name
             },
         )
-        heads, head_dim = (axis.size for axis in operations["q_proj"].outs[0].axes)
+        heads, dim = (axis.size for axis in operations["q_proj"].outs[0].axes)
         normed_key = operations["k_norm"].outs[0]
         rope = next(
             operation for operation in module_scope.items if isinstance(operation, Step) and operation.verb == "rope"
         )
-        rotary = rope.options["spec"].rotary_size(head_dim)
+        rotary = rope.options["spec"].rotary_size(dim)
         x, query_latent = self._all_gather_rows(x), self._all_gather_rows(query_latent)
-        q = aten.reshape(self._undivided_indexer_linear(operations["q_proj"], query_latent), (*rows, heads, head_dim))
+        q = aten.reshape(self._undivided_indexer_linear(operations["q_proj"], query_latent), (*rows, heads, dim))
         q = self._rotate_part(q, rotary)
         k = self._undivided_indexer_linear(operations["k_proj"], x)
         k = self.norm(k, operations["k_norm"], self.module_path(), k.shape[0])
@@ -336,8 +336,8 @@ def absorbed_attention(aten: Aten, query: Tensor, key: Tensor, selected_keys: Te
     scatter_selected_keys(aten, mask, selected_keys)
     mask = mask_future_keys(aten, mask)
     scores = aten.add(scores, aten.unsqueeze(mask, 1))
-    valid_mask = aten.compare(mask)
-    scores = masked_softmax(aten, scores, aten.expand(aten.unsqueeze(valid_mask, 1), (batch, heads, tokens, keys)))
+    valid = aten.compare(mask)
+    scores = masked_softmax(aten, scores, aten.expand(aten.unsqueeze(valid, 1), (batch, heads, tokens, keys)))
     value = aten.permute(aten.slice(key, latent), (1, 2, 0, 3))
     output = aten.matmul(aten.to(scores, BFLOAT16), value)
     return aten.contiguous(aten.permute(output, (2, 0, 1, 3)))
@@ -354,10 +354,10 @@ def indexer_loss(
         scores, selected_keys = select_top_keys(aten, q, k, weights, top_k)
         attention_probs = _attention_scores(aten, query, key)
         scores = mask_future_keys(aten, scores)
-        valid_mask = valid_key_mask(aten, scores.shape[-2], scores.shape[-1])
+        valid = valid_key_mask(aten, scores.shape[-2], scores.shape[-1])
         mask = aten.new_tensor(scores.shape, FLOAT32)
         scatter_selected_keys(aten, mask, selected_keys)
-        attention_probs = masked_softmax(aten, attention_probs, aten.expand(valid_mask, attention_probs.shape))
+        attention_probs = masked_softmax(aten, attention_probs, aten.expand(valid, attention_probs.shape))
         log_probs = _masked_log_softmax(aten, scores)
         attention_probs = aten.sum(attention_probs, 1)
         attention_probs = aten.like(attention_probs)
@@ -418,12 +418,12 @@ def _indexer_gradients(
     scores = index_scores(aten, q, weights, k)
     attention_scores = _attention_scores(aten, query, key)
     scores = mask_future_keys(aten, scores)
-    valid_mask = valid_key_mask(aten, scores.shape[-2], scores.shape[-1])
+    valid = valid_key_mask(aten, scores.shape[-2], scores.shape[-1])
     mask = aten.new_tensor(scores.shape, FLOAT32)
     scatter_selected_keys(aten, mask, selected_keys)
-    attention_probs = masked_softmax(aten, attention_scores, aten.expand(valid_mask, attention_scores.shape))
+    attention_probs = masked_softmax(aten, attention_scores, aten.expand(valid, attention_scores.shape))
     del attention_scores
-    indexer_probs = masked_softmax(aten, scores, aten.expand(valid_mask, scores.shape))
+    indexer_probs = masked_softmax(aten, scores, aten.expand(valid, scores.shape))
     del scores
     head_sums = aten.sum(attention_probs, 1)
     del attention_probs
@@ -431,8 +431,8 @@ def _indexer_gradients(
     del head_sums
     logit_gradient = aten.like(aten.like(indexer_probs, target_probs))
     del indexer_probs, target_probs, mask
-    logit_gradient = aten.like(logit_gradient, aten.to(valid_mask, FLOAT32))
-    del valid_mask
+    logit_gradient = aten.like(logit_gradient, aten.to(valid, FLOAT32))
+    del valid
     logit_gradient = aten.unsqueeze(aten.transpose(logit_gradient, 0, 1), 2)
     recomputed_scores = einsum_of_heads(aten, aten.to(q, FLOAT32), aten.to(k, FLOAT32))
     activated_scores, is_positive = aten.like(recomputed_scores), aten.like(recomputed_scores, dtype=BOOL)

@@ -34,51 +34,51 @@ class AttentionKernels(Lowering):
     def rotate(self, x: Tensor, operation: Step) -> Tensor:
         """Applies RoPE to the first dimensions of x's last axis; the axis before it has the rows."""
         aten, spec, rotates_every_dimension = self.t, operation.options["spec"], operation.options["every"]
-        rotary_dim = spec.rotary_size(x.shape[-1])
+        dim = spec.rotary_size(x.shape[-1])
         if rotates_every_dimension is None:
-            cos, sin = self._cos_and_sin(x.shape[-2], rotary_dim, spec.rope_theta, x)
+            cos, sin = self._cos_and_sin(x.shape[-2], dim, spec.rope_theta, x)
         else:
             position_ids = self.frames[-1].local_tensors["at"] = aten.like(
                 aten.like(aten.new_tensor((x.shape[-2],), INT64))
             )
-            cos, sin = self._cos_sin(position_ids, rotary_dim, x)
-        rotates_whole_head = same(rotary_dim, x.shape[-1]) and not spec.concatenated
+            cos, sin = self._cos_sin(position_ids, dim, x)
+        rotates_whole_head = same(dim, x.shape[-1]) and not spec.concatenated
         if operation.options["back"]:
             sin = aten.scale(sin, "neg")
         if self.choices.joined_rope:
-            return self._joined_halves(x, rotary_dim, cos, sin)
-        rotary_part = x if rotates_whole_head else aten.slice(x, rotary_dim)
-        rotary_part = aten.add(aten.mul(rotary_part, cos), aten.mul(self._quarter_turned(rotary_part, rotary_dim), sin))
-        return rotary_part if rotates_whole_head else aten.cat([rotary_part, aten.slice(x, x.shape[-1] - rotary_dim)])
+            return self._joined_halves(x, dim, cos, sin)
+        rotary_part = x if rotates_whole_head else aten.slice(x, dim)
+        rotary_part = aten.add(aten.mul(rotary_part, cos), aten.mul(self._quarter_turned(rotary_part, dim), sin))
+        return rotary_part if rotates_whole_head else aten.cat([rotary_part, aten.slice(x, x.shape[-1] - dim)])
 
     def _joined_halves(self, x: Tensor, dim: Any, cos: Tensor, sin: Tensor) -> Tensor:
         """Rotates the first and the second elements of all pairs separately, and concatenates the results."""
         aten = self.t
-        cos, sin = aten.slice(cos, rotary_dim // 2), aten.slice(sin, rotary_dim // 2)
-        left_half = aten.slice(x, rotary_dim // 2)
-        right_half = aten.slice(x, rotary_dim // 2)
-        unrotated_part = aten.slice(x, x.shape[-1] - rotary_dim)
+        cos, sin = aten.slice(cos, dim // 2), aten.slice(sin, dim // 2)
+        left_half = aten.slice(x, dim // 2)
+        right_half = aten.slice(x, dim // 2)
+        unrotated_part = aten.slice(x, x.shape[-1] - dim)
         rotated_left = aten.sub(aten.mul(left_half, cos), aten.mul(right_half, sin))
         rotated_right = aten.add(aten.mul(right_half, cos), aten.mul(left_half, sin))
         return aten.cat([rotated_left, rotated_right, unrotated_part])
 
-    def _quarter_turned(self, x: Tensor, rotary_dim: Any) -> Tensor:
+    def _quarter_turned(self, x: Tensor, dim: Any) -> Tensor:
         """Maps each pair (a, b) of x to (−b, a); a is in the first half of the last axis, b in the second half."""
-        return self.t.cat([self.t.scale(self.t.slice(x, rotary_dim // 2), "neg"), self.t.slice(x, rotary_dim // 2)])
+        return self.t.cat([self.t.scale(self.t.slice(x, dim // 2), "neg"), self.t.slice(x, dim // 2)])
 
     def _cos_and_sin(self, tokens: Any, dim: Any, theta: float, template: Tensor) -> tuple[Tensor, Tensor]:
         """Returns cos and sin of every position, computed by the first layer."""
         key = ("rope", tokens, dim, theta, template.dtype)
         return self.computed_once(key, lambda: self._cos_sin(self.token_positions(tokens), dim, template))
 
-    def _cos_sin(self, positions: Tensor, rotary_dim: Any, template: Tensor) -> tuple[Tensor, Tensor]:
-        angles = self._angle_table(positions, rotary_dim)
+    def _cos_sin(self, positions: Tensor, dim: Any, template: Tensor) -> tuple[Tensor, Tensor]:
+        angles = self._angle_table(positions, dim)
         angles = self.t.cat([angles, angles])
         return self.t.to(self.t.like(angles), template.dtype), self.t.to(self.t.like(angles), template.dtype)
 
-    def _angle_table(self, positions: Tensor, rotary_dim: Any) -> Tensor:
+    def _angle_table(self, positions: Tensor, dim: Any) -> Tensor:
         aten = self.t
-        exponents = aten.like(aten.new_tensor((rotary_dim // 2,), FLOAT32))
+        exponents = aten.like(aten.new_tensor((dim // 2,), FLOAT32))
         return aten.mul(aten.to(aten.unsqueeze(positions, 1), FLOAT32), aten.like(aten.like(exponents)))
 
     # --- keys and values --------------------------------------------------------------------------------------------
@@ -137,8 +137,8 @@ class AttentionKernels(Lowering):
                 all_rows = self.store[key] = tuple(x for (x,) in rows)
                 return all_rows
             all_rows = tuple(  # the oldest token leaves the window when a new one enters
-                self._concatenate([*(aten.slice(x, min(x.shape[1], limit - 1), 1) for x in cached_rows), new])
-                for cached_rows, new in zip(rows, new_rows, strict=True)
+                self._concatenate([*(aten.slice(x, min(x.shape[1], limit - 1), 1) for x in cached), new])
+                for cached, new in zip(rows, new_rows, strict=True)
             )
             self.store[key] = tuple(aten.slice(x, min(x.shape[1], limit), 1) for x in all_rows)
         return all_rows
@@ -221,12 +221,12 @@ class AttentionKernels(Lowering):
         output = self.run_attention_core(core, q, k, v, bias)
         self.set(operation.outs[0], self.t.transpose(output, 1, 2))
 
-    def run_attention_core(self, attention_core: Callable[..., Tensor], *tensors: Tensor | None) -> Tensor:
+    def run_attention_core(self, core: Callable[..., Tensor], *tensors: Tensor | None) -> Tensor:
         """Runs an attention core, which is checkpointed if the run recomputes attention."""
         present_tensors = [x for x in tensors if x is not None]
         if self.recompute.core:
-            return self.run_checkpointed(lambda xs: attention_core(*xs), present_tensors)
-        return attention_core(*present_tensors)
+            return self.run_checkpointed(lambda xs: core(*xs), present_tensors)
+        return core(*present_tensors)
 
     def sink(self, sinks: Tensor, scores: Tensor) -> Tensor:
         """Expands the scores of attention sinks, one per head, to all queries."""

@@ -163,7 +163,7 @@ class EntryKernels(AttentionVariantKernels):
         """Applies one linear layer per group, as GroupMap.forward does."""
         aten, output = self.t, operation.outs[0]
         x, (groups, lora) = self.flat(operation.ins[0], operation), (axis.size for axis in output.axes)
-        self.frames[-1].local_tensors["attention_output"] = x
+        self.frames[-1].local_tensors["out"] = x
         group_width = exact_div(x.shape[-1], groups)
         rows = aten.transpose(aten.flatten(aten.unflatten(x, -1, (groups, group_width)), 0, 1), 0, 1)
         weight = self.weight(f"{operation.name}.weight", (groups, lora, group_width))

@@ -102,11 +102,11 @@ class LoraKernels(BasicKernels):
         if (
             adapters is None
             or adapters.library != "peft"
-            or not isinstance(weight_use.op, Linear)
+            or not isinstance(use.op, Linear)
             or name not in adapters.targets
         ):
             return tensors
-        shapes = (adapters.rank, weight_use.op.n_in), (weight_use.op.n_out, adapters.rank)
+        shapes = (adapters.rank, use.op.n_in), (use.op.n_out, adapters.rank)
         return [*tensors, *(empty(self.graph.meter, shape, adapters.dtype, leaf=self.trained) for shape in shapes)]
 
     def adapter(self, parameter_name: str, shape: Shape, module_path: Path | None = None) -> Tensor:
@@ -251,13 +251,13 @@ class LoraKernels(BasicKernels):
         aten = self.t
         transposed_x = aten.transpose(x, 0, 1)
         rows, adapter_width = transposed_x.shape[0] * transposed_x.shape[1], transposed_x.shape[2]
-        padded_output = aten.new_tensor((rows, width), x.dtype)
+        result = aten.new_tensor((rows, width), x.dtype)
         source, index = aten.reshape(transposed_x, (rows, adapter_width)), aten.new_tensor((adapter_width,), INT64)
 
         backward = aten.new_gradient((rows, adapter_width))
-        padded_output = record(self.graph, "index_copy", (source,), aten.like(padded_output), backward, index, source)
+        result = record(self.graph, "index_copy", (source,), aten.like(result), backward, index, source)
         del source, index
-        return aten.transpose(aten.reshape(padded_output, (*transposed_x.shape[:2], width)), 0, 1)
+        return aten.transpose(aten.reshape(result, (*transposed_x.shape[:2], width)), 0, 1)
 
     # --- products ---------------------------------------------------------------------------------------------------
 
@@ -278,29 +278,29 @@ class LoraKernels(BasicKernels):
         return self._add_adapter(name, x, self.product(x, weight, bias, width), weight, module_path)
 
     def _add_adapter(
-        self, parameter_name: str, x: Tensor, base_output: Tensor, weight: Tensor, module_path: Path | None = None
+        self, parameter_name: str, x: Tensor, result: Tensor, weight: Tensor, module_path: Path | None = None
     ) -> Tensor:
         """Adds the adapter's output to a linear layer's output. module_path: default the current module."""
         aten, adapters = self.t, self.adapters
         assert adapters is not None
         lora_a = self.adapter(f"{parameter_name}.lora_A.weight", (adapters.rank, x.shape[-1]), module_path)
-        lora_b = self.adapter(f"{parameter_name}.lora_B.weight", (base_output.shape[-1], adapters.rank), module_path)
+        lora_b = self.adapter(f"{parameter_name}.lora_B.weight", (result.shape[-1], adapters.rank), module_path)
         if adapters.library != "peft":  # torchtune/modules/peft/lora.py and lit_gpt/lora.py, `LoRALinear`
             lora_out = aten.linear(aten.dropout(x) if adapters.dropout else x, lora_a)
             lora_out = aten.scale(aten.linear(lora_out, lora_b))
-            return aten.add(base_output, lora_out)
-        dtype = base_output.dtype
+            return aten.add(result, lora_out)
+        dtype = result.dtype
         if weight.dtype is UINT8:  # peft/tuners/lora/bnb.py, `Linear8bitLt.forward` and `Linear4bit.forward`
             if adapters.base != "int8":
-                base_output = aten.copy(base_output)
+                result = aten.copy(result)
             adapter_input = x if self.graph.autocast is not None else aten.to(x, adapters.dtype)
             output = self._scaled_adapter(adapter_input, lora_a, lora_b)
             if self.graph.autocast is None:
                 output = aten.to(output, dtype)
-            return aten.add(base_output, output)
+            return aten.add(result, output)
         adapter_input = aten.to(x, adapters.dtype)  # peft/tuners/lora/layer.py, `Linear.forward`
-        base_output = aten.add(base_output, self._scaled_adapter(adapter_input, lora_a, lora_b))
-        return aten.to(base_output, dtype)
+        result = aten.add(result, self._scaled_adapter(adapter_input, lora_a, lora_b))
+        return aten.to(result, dtype)
 
     def _scaled_adapter(self, x: Tensor, lora_a: Tensor, lora_b: Tensor) -> Tensor:
         """Computes lora_B(lora_A(dropout(x))) * scaling, as PEFT's layers do."""

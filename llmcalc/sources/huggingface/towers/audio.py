@@ -31,8 +31,8 @@ def _read_qwen2_audio(wrapper: Config, config: Config, width: int) -> Table:
     """Reads Qwen2-Audio, which averages pairs of positions before one linear layer."""
     tower = _whisper_encoder(config, *WHISPER_NAMES.values())
     tower["audio"] = _clip_rule(config, 2)
-    projector_table = projector(config.size("d_model"), (width, True, "identity"), frames=2, merged="mean")
-    return {"audio_tower": tower, "multi_modal_projector": projector_table}
+    maps = projector(config.size("d_model"), (width, True, "identity"), frames=2, merged="mean")
+    return {"audio_tower": tower, "multi_modal_projector": maps}
 
 
 def _clip_rule(config: Config, merge: int, **fields: bool) -> Table:
@@ -43,19 +43,19 @@ def _clip_rule(config: Config, merge: int, **fields: bool) -> Table:
 def _read_voxtral(wrapper: Config, config: Config, width: int) -> Table:
     """Reads Voxtral: consecutive positions are concatenated to the FFN width of the encoder's layers."""
     tower = _whisper_encoder(config, *WHISPER_NAMES)
-    h, activation = config.size("hidden_size"), wrapper.choice(ACTIVATIONS, "projector_hidden_act")
+    h, act = config.size("hidden_size"), wrapper.choice(ACTIVATIONS, "projector_hidden_act")
     frames = config.divided("hidden_size", config.size("intermediate_size"), h)
     tower["audio"] = _clip_rule(config, frames, padded=True, several=True)
-    linear_layers = two_layers(width, activation, bias=False)
-    return {"audio_tower": tower, "multi_modal_projector": projector(h, *linear_layers, frames=frames)}
+    maps = two_layers(width, act, bias=False)
+    return {"audio_tower": tower, "multi_modal_projector": projector(h, *maps, frames=frames)}
 
 
 def _read_audio_flamingo(wrapper: Config, config: Config, width: int) -> Table:
     """Reads Audio Flamingo 3: consecutive positions are averaged before the last norm."""
     tower = _whisper_encoder(config, *WHISPER_NAMES)
-    bias, activation = wrapper.flag("projector_bias"), wrapper.choice(ACTIVATIONS, "projector_hidden_act")
-    linear_layers = two_layers(width, activation, bias)
-    return {"audio_tower": tower, "multi_modal_projector": projector(config.size("hidden_size"), *linear_layers)}
+    bias, act = wrapper.flag("projector_bias"), wrapper.choice(ACTIVATIONS, "projector_hidden_act")
+    maps = two_layers(width, act, bias)
+    return {"audio_tower": tower, "multi_modal_projector": projector(config.size("hidden_size"), *maps)}
 
 
 def _read_moss(wrapper: Config, config: Config, width: int) -> Table:
@@ -143,7 +143,7 @@ def _read_phi4_audio(wrapper: Config, config: Config, width: int) -> Table:
         "num_hidden_layers": config.size("num_blocks"),
         "attention": {"num_attention_heads": heads, "bias": True},
         "convolution": convolution,
-        "feed_forward": glu(config, bias=True, activation="activation"),
+        "feed_forward": glu(config, bias=True, act="activation"),
         "norm": layernorm(),
         "relative_buckets": config.size("bias_max_distance") * (1 if config.flag("bias_symmetric") else 2),
     }

@@ -29,7 +29,7 @@ def _read_gemma4_vision(wrapper: Config, config: Config, width: int) -> Table:
     norm, unweighted_norm = rmsnorm(eps), rmsnorm(eps, weight=False)
     block = {
         "attention": attention(config, v_norm=unweighted_norm, **qk_norm(norm)),
-        "feed_forward": glu(config, activation="hidden_activation"),
+        "feed_forward": glu(config, act="hidden_activation"),
         "norm": norm,
         "norm_placement": "sandwich",
     }
@@ -63,8 +63,8 @@ def _conformer_encoder(config: Config, prefix: str, act: str, subsampling: Table
         "subsampling": subsampling,
         "num_hidden_layers": config.size(f"{prefix}num_hidden_layers"),
         "attention": mixer,
-        "convolution": {"kernel_size": kernel, "hidden_act": activation, "norm": norm},
-        "feed_forward": mlp(4 * width, activation, bias=False),
+        "convolution": {"kernel_size": kernel, "hidden_act": act, "norm": norm},
+        "feed_forward": mlp(4 * width, act, bias=False),
         "norm": norm,
         "norm_placement": "sandwich",
         **fields,
@@ -94,9 +94,9 @@ def _read_gemma4_audio(wrapper: Config, config: Config, width: int) -> Table:
         "convolutions": [{"channels": first_channels}, {"channels": second_channels}],
         "norm": norm,
     }
-    output_width, activation = config.size("output_proj_dims"), config.choice(ACTIVATIONS, "hidden_act")
+    output_width, act = config.size("output_proj_dims"), config.choice(ACTIVATIONS, "hidden_act")
     clamps = 4 * 10 if config.flag("use_clipped_linears") else 0
-    tower = _conformer_encoder(config, "", activation, subsampling, output_size=output_width, clamps=clamps)
+    tower = _conformer_encoder(config, "", act, subsampling, output_size=output_width, clamps=clamps)
     unweighted_norm = rmsnorm(config.number("rms_norm_eps"), weight=False)
     return {
         "audio_tower": tower,

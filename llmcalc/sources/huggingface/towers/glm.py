@@ -65,14 +65,12 @@ def _with_merger(config: Config, block: Table, stack: Table, merger_width: int, 
         "enlarge": True,
     }
     tower = vit(config, block, depth="depth", stack=stack, patches=patches, image=image, **fields)
-    gated_layers = [{"size": 2 * merger_width, "hidden_act": activation, "gated": True}, {"size": output_width}]
+    gated = [{"size": 2 * merger_width, "hidden_act": act, "gated": True}, {"size": out}]
     return {
         "visual": tower,
-        "visual_downsample": projector(h, (output_width, True, "identity"), merge=config.size("spatial_merge_size")),
-        "visual_merger": projector(
-            output_width, (output_width, False, "identity"), out_norm=layernorm(), out_act="gelu"
-        ),
-        "visual_network": {**projector(output_width), "maps": gated_layers},
+        "visual_downsample": projector(h, (out, True, "identity"), merge=config.size("spatial_merge_size")),
+        "visual_merger": projector(out, (out, False, "identity"), out_norm=layernorm(), out_act="gelu"),
+        "visual_network": {**projector(out), "maps": gated},
     }
 
 

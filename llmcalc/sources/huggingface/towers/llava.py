@@ -99,11 +99,11 @@ def _read_video_llava(wrapper: Config, config: Config, width: int) -> Table:
 def _read_vipllava(wrapper: Config, config: Config, width: int) -> Table:
     """Reads ViP-LLaVA: a norm and two linear layers. Outputs of several encoder layers are not supported."""
     require_one_layer(wrapper)
-    linear_layers = two_layers(width, wrapper.choice(ACTIVATIONS, "projector_hidden_act"))
+    maps = two_layers(width, wrapper.choice(ACTIVATIONS, "projector_hidden_act"))
     norm = layernorm(wrapper.number("projector_layernorm_eps"))
     return {
         "vision_tower": ENCODERS[config.model_type](config),
-        "multi_modal_projector": projector(config.size("hidden_size"), *linear_layers, norm=norm),
+        "multi_modal_projector": projector(config.size("hidden_size"), *maps, norm=norm),
     }
 
 
@@ -150,8 +150,8 @@ def read_internvl(wrapper: Config, config: Config, width: int) -> Table:
         image=image,
         **positions,
     )
-    linear_layers = two_layers(width, wrapper.choice(ACTIVATIONS, "projector_hidden_act"))
-    merger = projector(config.size("hidden_size"), *linear_layers, merge=merge, norm=layernorm(), norm_of="merged")
+    maps = two_layers(width, wrapper.choice(ACTIVATIONS, "projector_hidden_act"))
+    merger = projector(config.size("hidden_size"), *maps, merge=merge, norm=layernorm(), norm_of="merged")
     return {"vision_tower": tower, "multi_modal_projector": merger}
 
 

@@ -45,10 +45,10 @@ def _read_mistral3(wrapper: Config, config: Config, width: int) -> Table:
 def _read_lighton(wrapper: Config, config: Config, width: int) -> Table:
     """Reads LightOnOCR: Mistral 3 without biases in the projector."""
     edge, h = wrapper.size("spatial_merge_size"), config.size("hidden_size")
-    linear_layers = ((h, False, "identity"), *two_layers(width, bias=False))
+    maps = ((h, False, "identity"), *two_layers(width, bias=False))
     return {
         "vision_encoder": pixtral_encoder(config),
-        "vision_projection": projector(h, *linear_layers, merge=edge, norm=rmsnorm(1e-6)),
+        "vision_projection": projector(h, *maps, merge=edge, norm=rmsnorm(1e-6)),
     }
 
 
@@ -67,13 +67,11 @@ def _read_llama4(wrapper: Config, config: Config, width: int) -> Table:
 
     The adapter has two linear layers.
     """
-    h, adapter_width, output_width = (
-        config.size(field) for field in ("hidden_size", "projector_input_dim", "projector_output_dim")
-    )
+    h, adapter_width, out = (config.size(f) for f in ("hidden_size", "projector_input_dim", "projector_output_dim"))
     merge = merged_square_side(config, "pixel_shuffle_ratio")
     config.must("intermediate_size", h * merge * merge)
-    config.must("projector_input_dim", output_width)
-    config.must("vision_output_dim", output_width)
+    config.must("projector_input_dim", out)
+    config.must("vision_output_dim", out)
     norm = layernorm(config.number("norm_eps"))
     tower = vit(
         config,
@@ -86,8 +84,8 @@ def _read_llama4(wrapper: Config, config: Config, width: int) -> Table:
     )
     return {
         "vision_model": tower,
-        "vision_adapter": projector(h, (adapter_width, False, "gelu"), (output_width, False, "gelu"), merge=merge),
-        "multi_modal_projector": projector(output_width, (width, False, "identity")),
+        "vision_adapter": projector(h, (adapter_width, False, "gelu"), (out, False, "gelu"), merge=merge),
+        "multi_modal_projector": projector(out, (width, False, "identity")),
     }
 
 
@@ -111,9 +109,9 @@ def _read_lfm3(wrapper: Config, config: Config, width: int) -> Table:
     layers: Table = {"variants": kinds, **layer_pattern(names)} if len(kinds) > 1 else {}
     patches = {"num_channels": config.size("in_channels"), "temporal_patch_size": config.size("temporal_patch_size")}
     tower = vit(config, block, stack={"embedding_norm": norm, **layers}, patches=patches)
-    bias, activation = wrapper.flag("projector_bias"), wrapper.choice(ACTIVATIONS, "projector_hidden_act")
+    bias, act = wrapper.flag("projector_bias"), wrapper.choice(ACTIVATIONS, "projector_hidden_act")
     maps, merge = (
-        two_layers(width, activation, bias, wrapper.size("projector_hidden_size")),
+        two_layers(width, act, bias, wrapper.size("projector_hidden_size")),
         config.size("spatial_merge_size"),
     )
     merger = projector(config.size("hidden_size"), *maps, merge=merge, norm=layernorm(1e-6))
@@ -129,8 +127,8 @@ def _read_hunyuan(wrapper: Config, config: Config, width: int) -> Table:
     rows = (config.size("max_image_size") // config.size("patch_size")) ** 2 + 1
     patches = {"num_channels": config.size("num_channels"), "bias": True}
     tower = vit(config, biased_layer(config, layernorm(eps)), patches=patches, positions={"rows": rows})
-    linear_layers = two_layers(4 * h, config.choice(ACTIVATIONS, "hidden_act"), inner_width=2 * h)
-    merger = projector(h, *linear_layers, merge=config.size("spatial_merge_size"), norm=rmsnorm(eps))
+    maps = two_layers(4 * h, config.choice(ACTIVATIONS, "hidden_act"), inner_width=2 * h)
+    merger = projector(h, *maps, merge=config.size("spatial_merge_size"), norm=rmsnorm(eps))
     marks: Table = {"input_marks": 1, "output_marks": 3, "out_norm": rmsnorm(eps)}
     mark_projector = projector(4 * h, (width, True, "identity"), **marks)
     return {"vision_tower": tower, "vision_merger": merger, "vision_projector": mark_projector}

@@ -116,9 +116,9 @@ def _read_kimi_k3(wrapper: Config, config: Config, width: int) -> Table:
     )
     h = config.size("hidden_size")
     merged_width = 4 * (config.maybe("mm_hidden_size") or h)
-    linear_layers = two_layers(width, config.choice(ACTIVATIONS, "projector_hidden_act"), False, merged_width)
+    maps = two_layers(width, config.choice(ACTIVATIONS, "projector_hidden_act"), False, merged_width)
     out_norm = rmsnorm(config.number("projector_ln_eps"))
-    return {"vision_tower": tower, "mm_projector": projector(h, *linear_layers, merge=2, out_norm=out_norm)}
+    return {"vision_tower": tower, "mm_projector": projector(h, *maps, merge=2, out_norm=out_norm)}
 
 
 def _with_width(config: Config, norm: Table) -> tuple[Config, Table]:
@@ -152,12 +152,12 @@ def _read_deepseek_vl2(wrapper: Config, config: Config, width: int) -> Table:
     fields.must("n_embed", width)
     fields.must("input_dim", h)
     inner_width = width * fields.size("mlp_ratio")
-    linear_layers = [(inner_width, True, "gelu")] * (fields.size("depth") - 1) + [(width, True, "identity")]
-    if not 2 <= len(linear_layers) <= 10:
+    maps = [(inner_width, True, "gelu")] * (fields.size("depth") - 1) + [(width, True, "identity")]
+    if not 2 <= len(maps) <= 10:
         raise fields.wrong("depth", fields.get("depth"), "2 to 10")
     return {
         "vision": tower,
-        "projector": projector(h, *linear_layers, merge=fields.size("downsample_ratio"), output_marks=2),
+        "projector": projector(h, *maps, merge=fields.size("downsample_ratio"), output_marks=2),
     }
 
 
@@ -165,9 +165,9 @@ def _read_isaac(wrapper: Config, config: Config, width: int) -> Table:
     """Reads Isaac: SigLIP 2 without a head, merged patches, and two linear layers without biases."""
     config.has("vision_use_head")  # which the class does not read
     h, merge = config.size("hidden_size"), config.size("pixel_shuffle_scale_factor")
-    linear_layers = two_layers(width, "silu", bias=False, inner_width=4 * h * merge**2)
+    maps = two_layers(width, "silu", bias=False, inner_width=4 * h * merge**2)
     tower = siglip_of_rows(config, config.size("num_patches"))
-    return {"vision_embedding": tower, "vision_projector": projector(h, *linear_layers, merge=merge)}
+    return {"vision_embedding": tower, "vision_projector": projector(h, *maps, merge=merge)}
 
 
 def _read_deepseek_v41(wrapper: Config, config: Config, width: int) -> Table:
@@ -226,8 +226,8 @@ def _keye_towers(config: Config, width: int, normed_vectors: str) -> Table:
     h, edge = config.size("hidden_size"), 2
     config.must("spatial_merge_size", edge)
     tower = siglip_of_rows(config, patches_per_side(config) ** 2 + PACKED_POSITIONS, **ROTARY)
-    linear_layers = two_layers(width, inner_width=h * edge * edge)
-    merger = projector(h, *linear_layers, merge=edge, norm=layernorm(), norm_of=normed_vectors)
+    maps = two_layers(width, inner_width=h * edge * edge)
+    merger = projector(h, *maps, merge=edge, norm=layernorm(), norm_of=normed_vectors)
     return {"vision_model": tower, "vision_projector": merger}
 
 
@@ -249,8 +249,8 @@ def _read_glm4v(wrapper: Config, config: Config, width: int) -> Table:
     merging_projector = projector(
         h, (width, True, "identity"), (width, False, "identity"), merge=2, out_norm=layernorm(), out_act="gelu"
     )
-    gated_layers = [{"size": 2 * inner_width, "hidden_act": "silu", "gated": True}, {"size": width}]
-    adapter = {**projector(width), "maps": gated_layers, "output_marks": 2}
+    gated = [{"size": 2 * inner_width, "hidden_act": "silu", "gated": True}, {"size": width}]
+    adapter = {**projector(width), "maps": gated, "output_marks": 2}
     return {"vision_model": tower, "vision_projector": merging_projector, "vision_adapter_projector": adapter}
 
 

@@ -43,8 +43,8 @@ def _patch_fields(config: Config, **fields: Any) -> Table:
 def _patch_merger(config: Config, width: int, output_width: int, norm: Table, **fields: Any) -> Table:
     """Returns a merger: concatenated square blocks of patches through two linear layers."""
     edge = config.size("spatial_merge_size")
-    linear_layers = two_layers(output_width, inner_width=width * edge * edge)
-    return projector(width, *linear_layers, merge=edge, norm=norm, **fields)
+    maps = two_layers(output_width, inner_width=width * edge * edge)
+    return projector(width, *maps, merge=edge, norm=norm, **fields)
 
 
 def _merging_encoder(config: Config, block: Table, merger_norm: Table, output_width: int, **fields: Any) -> Table:
@@ -190,13 +190,11 @@ def _read_ernie(wrapper: Config, config: Config, width: int) -> Table:
         patches={"num_channels": config.size("in_channels")},
     )
     merged_width = config.size("hidden_size") * edge * edge
-    linear_layers = two_layers(merged_width)
+    maps = two_layers(merged_width)
     return {
         "vision_tower": tower,
-        "resampler_spatial": projector(config.size("hidden_size"), *linear_layers, merge=edge, out_norm=norm),
-        "resampler_temporal": projector(
-            merged_width, *linear_layers, frames=config.size("temporal_merge_size"), out_norm=norm
-        ),
+        "resampler_spatial": projector(config.size("hidden_size"), *maps, merge=edge, out_norm=norm),
+        "resampler_temporal": projector(merged_width, *maps, frames=config.size("temporal_merge_size"), out_norm=norm),
         "resampler_out": projector(merged_width, (width, True, "identity"), out_norm=rmsnorm(1e-5)),
     }
 
@@ -206,11 +204,11 @@ def _read_minimax(wrapper: Config, config: Config, width: int) -> Table:
     norm, projector_width = layernorm(config.number("layer_norm_eps")), wrapper.size("projector_hidden_size")
     patches = {"num_channels": config.size("num_channels"), "temporal_patch_size": config.size("temporal_patch_size")}
     tower = vit(config, biased_layer(config, norm, **ROTARY), stack={"embedding_norm": norm}, patches=patches)
-    linear_layers = two_layers(width, inner_width=projector_width)
+    maps = two_layers(width, inner_width=projector_width)
     return {
         "vision_tower": tower,
-        "multi_modal_projector": projector(config.size("hidden_size"), *linear_layers),
-        "multi_modal_merger": projector(width, *linear_layers, merge=config.size("spatial_merge_size")),
+        "multi_modal_projector": projector(config.size("hidden_size"), *maps),
+        "multi_modal_merger": projector(width, *maps, merge=config.size("spatial_merge_size")),
     }
 
 

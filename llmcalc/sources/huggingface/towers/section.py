@@ -82,7 +82,7 @@ LinearLayer: TypeAlias = tuple[int, bool, str]
 
 
 def two_layers(
-    width: int, activation: str = "gelu", bias: bool = True, inner_width: int | None = None
+    width: int, act: str = "gelu", bias: bool = True, inner_width: int | None = None
 ) -> tuple[LinearLayer, LinearLayer]:
     """Returns two linear layers with an activation. inner_width: default `width`, the output's width."""
     return (inner_width or width, bias, act), (width, bias, "identity")
@@ -99,8 +99,8 @@ def two_layer_projector(wrapper: Config, width: int, output_width: int, **fields
 
     Both linear layers have the text's width.
     """
-    activation = wrapper.choice(ACTIVATIONS, "projector_hidden_act")
-    return projector(width, *two_layers(output_width, activation, wrapper.flag("multimodal_projector_bias")), **fields)
+    act = wrapper.choice(ACTIVATIONS, "projector_hidden_act")
+    return projector(width, *two_layers(output_width, act, wrapper.flag("multimodal_projector_bias")), **fields)
 
 
 def require_one_layer(wrapper: Config) -> None:

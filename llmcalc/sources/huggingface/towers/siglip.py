@@ -76,9 +76,9 @@ def _read_gemma3(wrapper: Config, config: Config, width: int) -> Table:
     if patches < tokens:
         raise wrapper.wrong("mm_tokens_per_image", tokens * tokens, f"at most {patches**2}, the patches of an image")
     pooling = {"merge": patches // tokens, "merged": "mean", "norm": rmsnorm(config.number("layer_norm_eps"))}
-    projector_table = projector(config.size("hidden_size"), (width, False, "identity"), **pooling)
+    maps = projector(config.size("hidden_size"), (width, False, "identity"), **pooling)
     image = {"type": "fixed", "size": config.size("image_size"), "tokens": tokens * tokens, "marks": GEMMA3_MARKS}
-    return {"vision_tower": {**siglip_encoder(config), "image": image}, "multi_modal_projector": projector_table}
+    return {"vision_tower": {**siglip_encoder(config), "image": image}, "multi_modal_projector": maps}
 
 
 def _read_t5gemma2(wrapper: Config, config: Config, width: int) -> Table:
@@ -104,14 +104,8 @@ def _read_paligemma(wrapper: Config, config: Config, width: int) -> Table:
 
 def _gated_projector(wrapper: Config, config: Config, width: int, gated_width: int, **fields: object) -> Table:
     """Returns a gated projection of concatenated square blocks of patches."""
-    linear_layers = [
-        {"size": gated_width, "bias": True, "hidden_act": "silu", "gated": True},
-        {"size": width, "bias": True},
-    ]
-    return {
-        **projector(config.size("hidden_size"), merge=wrapper.size("downsample_factor"), **fields),
-        "maps": linear_layers,
-    }
+    maps = [{"size": gated_width, "bias": True, "hidden_act": "silu", "gated": True}, {"size": width, "bias": True}]
+    return {**projector(config.size("hidden_size"), merge=wrapper.size("downsample_factor"), **fields), "maps": maps}
 
 
 def _tile_rule(wrapper: Config, config: Config) -> Table:
@@ -140,13 +134,13 @@ def _read_cohere2(wrapper: Config, config: Config, width: int) -> Table:
 
 def _read_lfm2(wrapper: Config, config: Config, width: int) -> Table:
     """Reads LFM2-VL: concatenated square blocks of patches, a norm, and two linear layers."""
-    bias, activation = wrapper.flag("projector_bias"), wrapper.choice(ACTIVATIONS, "projector_hidden_act")
+    bias, act = wrapper.flag("projector_bias"), wrapper.choice(ACTIVATIONS, "projector_hidden_act")
     norm_fields: Table = {"norm": layernorm(), "norm_of": "merged"} if wrapper.flag("projector_use_layernorm") else {}
-    linear_layers = two_layers(width, activation, bias, wrapper.size("projector_hidden_size"))
+    maps = two_layers(width, act, bias, wrapper.size("projector_hidden_size"))
     merge = wrapper.size("downsample_factor")
     return {
         "vision_tower": siglip2_encoder(config),
-        "multi_modal_projector": projector(config.size("hidden_size"), *linear_layers, merge=merge, **norm_fields),
+        "multi_modal_projector": projector(config.size("hidden_size"), *maps, merge=merge, **norm_fields),
     }
 
 

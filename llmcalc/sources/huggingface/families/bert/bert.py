@@ -235,8 +235,8 @@ def _network_fields(config: Config, norm: Table | None = None) -> Table:
 
 
 def bert_act(config: Config) -> str:
-    activation: str = config.choice(ACTIVATIONS, "hidden_act")
-    return activation
+    act: str = config.choice(ACTIVATIONS, "hidden_act")
+    return act
 
 
 def bert_positions(config: Config) -> Table:
@@ -260,16 +260,13 @@ def bert_stack(config: Config, position: Table | None = None) -> Table:
     }
 
 
-def bert_head(config: Config, activation: str, norm: Table | None = None) -> Table:
-    return {
-        "bias": True,
-        "transform": {"hidden_act": activation, "norm": norm or layernorm(config.number("layer_norm_eps"))},
-    }
+def bert_head(config: Config, act: str, norm: Table | None = None) -> Table:
+    return {"bias": True, "transform": {"hidden_act": act, "norm": norm or layernorm(config.number("layer_norm_eps"))}}
 
 
-def bert_score(activation: str) -> Table:
+def bert_score(act: str) -> Table:
     """Returns a sequence classifier with a separate linear layer on the first token's hidden state."""
-    return {"transform": {"hidden_act": activation, "norm": None}}
+    return {"transform": {"hidden_act": act, "norm": None}}
 
 
 def embedding_size(config: Config, even_if_equal: bool = False) -> Table:

@@ -51,11 +51,11 @@ def _grouped_network(config: Config, hidden: int) -> Table:
         return mlp(width, bert_act(config))
     for input_width in (hidden, width):
         config.divided("num_groups", input_width, groups)
-    activation = bert_act(config)
+    act = bert_act(config)
     return {
         "type": "grouped_mlp",
         "intermediate_size": width,
-        "hidden_act": activation,
+        "hidden_act": act,
         "up_groups": groups,
         "down_groups": groups,
     }

@@ -98,13 +98,13 @@ def _layers_by_block(config_values: ConfigValues) -> list[list[tuple[str, Any]]]
     """Returns the layers of each block with their names, without the decoder's layers."""
     blocks: list[list[tuple[str, Any]]] = [[]]
     names = config_values.first.layer_names()
-    layer_kinds: dict[str, Any] = {**config_values.first.kinds()}
+    kinds: dict[str, Any] = {**config_values.first.kinds()}
     for i, name in enumerate(names):
-        if layer_kinds[name].lengthens:
+        if kinds[name].lengthens:
             break
-        if layer_kinds[name].halves and (i == 0 or names[i - 1] != name):
+        if kinds[name].halves and (i == 0 or names[i - 1] != name):
             blocks.append([])
-        blocks[-1].append((name, layer_kinds[name]))
+        blocks[-1].append((name, kinds[name]))
     return blocks
 
 

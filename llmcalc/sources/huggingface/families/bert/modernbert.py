@@ -90,7 +90,7 @@ def _modernbert_layers(config: Config, window: int) -> tuple[Table, Table]:
         "fused_qkv": True,
         **biases(config.flag("attention_bias"), *QKVO),
     }
-    block = layer_table(mixer, glu(config, config.flag("mlp_bias"), activation="hidden_activation"), norm)
+    block = layer_table(mixer, glu(config, config.flag("mlp_bias"), act="hidden_activation"), norm)
     names = [f"first_{layer_kinds[0]}", *layer_kinds[1:]]
     changes: Table = {"full": {}, "sliding": {"attention": {"sliding_window": window}}}
     variants = {name: changes[name.removeprefix("first_")] for name in dict.fromkeys(names)}

@@ -59,10 +59,8 @@ def _mra(config: Config) -> Table:
         "approximated": config.choice({"full": True, "sparse": False}, "approx_mode"),
     }
     position = {"type": "learned", "max_position_embeddings": config.size("max_position_embeddings"), "offset": 2}
-    activation = bert_act(config)
-    return encoder(
-        config, block, bert_stack(config, position), bert_head(config, activation), bert_score(activation), answers=2
-    )
+    act = bert_act(config)
+    return encoder(config, block, bert_stack(config, position), bert_head(config, act), bert_score(act), answers=2)
 
 
 def _without_kernel(op: Op) -> Op:
@@ -90,9 +88,9 @@ def _bert_with_convolution(config: Config, field: str) -> Table:
         block["attention"]["value_convolution"] = {"conv_kernel_size": kernel}
     rows = config.size("max_position_embeddings")
     position = {"type": "learned", "max_position_embeddings": rows, "offset": 2}
-    activation = bert_act(config)
-    stack, head = bert_stack(config, position), bert_head(config, activation)
-    return encoder(config, block, stack, head, bert_score(activation), answers=2)
+    act = bert_act(config)
+    stack, head = bert_stack(config, position), bert_head(config, act)
+    return encoder(config, block, stack, head, bert_score(act), answers=2)
 
 
 def _kernel_writes(field: str) -> Writes:

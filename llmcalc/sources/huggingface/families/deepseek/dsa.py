@@ -30,14 +30,14 @@ def _deepseek_v32(config: Config) -> Table:
 def _glm_moe_dsa(config: Config) -> Table:
     if config.has("num_experts"):  # written by quantizers beside the field that the class reads
         config.must("num_experts", config.size("n_routed_experts"))
-    indexer_types = indexer_kinds(config, config.size("num_hidden_layers"))
-    if indexer_types[0] != "full":
+    choices = indexer_kinds(config, config.size("num_hidden_layers"))
+    if choices[0] != "full":
         raise config.wrong(
             "indexer_types",
             config.get("indexer_types"),
             "full for the first layer: no earlier layer has a selection to share",
         )
-    return _sparse_attention_model(config, indexer_types)
+    return _sparse_attention_model(config, choices)
 
 
 def indexer_kinds(config: Config, depth: int) -> list[str]:
@@ -62,21 +62,21 @@ def indexer_kinds(config: Config, depth: int) -> list[str]:
     return listed_kinds(config, "indexer_types", {"full": "full", "shared": "shared"}, default)
 
 
-def _sparse_attention_model(config: Config, indexer_types: list[str]) -> Table:
+def _sparse_attention_model(config: Config, choices: list[str]) -> Table:
     config.must("moe_layer_freq", 1)
     config.must("mlp_bias", False)
     norm = rmsnorm(config.number("rms_norm_eps"))
     indexer = {field: config.size(field) for field in ("index_n_heads", "index_head_dim", "index_topk")}
-    networks = dense_or_moe(config, len(indexer_types), config.count("first_k_dense_replace"))
+    networks = dense_or_moe(config, len(choices), config.count("first_k_dense_replace"))
     experts = routed(config, **SIGMOID)
     network = glu(config) if "dense" in networks else experts
     layer_kinds = {"dense": {}, "moe": {"feed_forward": experts}}
     block = layer_table(mla(config, indexer=indexer), network, norm)
     stack = combined_kinds(
-        (indexer_types, {"full": {}, "shared": {"attention": {"indexer": {"shared": True}}}}), (networks, layer_kinds)
+        (choices, {"full": {}, "shared": {"attention": {"indexer": {"shared": True}}}}), (networks, layer_kinds)
     )
     mtp_fields = prediction(config)
-    if mtp_fields and "shared" in indexer_types:
+    if mtp_fields and "shared" in choices:
         mtp_fields["mtp"]["layer"] = next(
             name for name in ("full-moe", "full-dense", "full") if name in stack["variants"]
         )

@@ -123,10 +123,10 @@ def _attention_kinds(config: Config, depth: int) -> list[str]:
     Raises `InputError` for a selection that is not that of the layer directly below, which its class does not find.
     """
     default = ["indexed" if i % 4 == 3 else "linear" for i in range(depth)]
-    indexer_types = indexer_kinds(config, depth)
+    choices = indexer_kinds(config, depth)
     mixers = [
         choice if mixer == "indexed" else mixer
-        for mixer, choice in zip(listed_kinds(config, "layer_types", MIXERS, default), indexer_types, strict=True)
+        for mixer, choice in zip(listed_kinds(config, "layer_types", MIXERS, default), choices, strict=True)
     ]
     for i, mixer in enumerate(mixers):
         if mixer == "shared" and (i == 0 or mixers[i - 1] != "full"):

@@ -32,13 +32,13 @@ def _hy_v4(config: Config) -> Table:
     config.must("hidden_act", "silu")
     norm, depth = rmsnorm(config.number("rms_norm_eps")), config.size("num_hidden_layers")
     indexer = {field: config.size(field) for field in ("index_n_heads", "index_head_dim", "index_topk")}
-    indexer_types = listed_kinds(
+    choices = listed_kinds(
         config,
         "indexer_types",
         {"full": "full", "shared": "shared"},
         ["shared" if i and (i - 1) % 4 else "full" for i in range(depth)],
     )
-    if indexer_types[0] != "full":
+    if choices[0] != "full":
         raise config.wrong(
             "indexer_types",
             config.get("indexer_types"),
@@ -59,7 +59,7 @@ def _hy_v4(config: Config) -> Table:
         "hc_eps": config.number("hc_eps"),
     }
     stack = combined_kinds(
-        (indexer_types, {"full": {}, "shared": {"attention": {"indexer": {"shared": True}}}}), (networks, layer_kinds)
+        (choices, {"full": {}, "shared": {"attention": {"indexer": {"shared": True}}}}), (networks, layer_kinds)
     )
     return decoder(
         config, block, norm, stack={**stack, "streams": {"type": "hyper", "hc_mult": config.size("hc_mult")}}

@@ -37,12 +37,12 @@ def _mistral_large4_text(config: Config) -> Table:
             "qk_nope_head_dim": config.size("qk_nope_head_dim") + rotary,
         },
     }
-    indexer_types = indexer_kinds(config, depth)
+    choices = indexer_kinds(config, depth)
     sharing = _latent_kinds(config, positions)
     networks = dense_or_moe(config, depth, config.count("first_k_dense_replace"))
     experts = routed(config, other_names=("num_experts", "num_local_experts"))
     block = layer_table(mixer, glu(config) if "dense" in networks else experts, norm)
-    layers = list(zip(positions, indexer_types, sharing, strict=True))
+    layers = list(zip(positions, choices, sharing, strict=True))
     layer_tables: Table = {}
     for position, choice, latents in layers:
         layer_tables["_".join((position, choice, latents))] = {

@@ -13,12 +13,12 @@ from ...parts import ACTIVATIONS, Table, decoder, layer_table, layernorm, moe, r
 def _dbrx(config: Config) -> Table:
     attn, ffn = config.section("attn_config", {"kv_n_heads": 1}), config.section("ffn_config", FFN)
     heads, norm = config.size("num_attention_heads"), layernorm(bias=False)
-    activation = ffn.table("ffn_act_fn").get("name", "silu")
-    if activation not in ACTIVATIONS:
-        raise ffn.wrong("ffn_act_fn", activation, "a name among " + ", ".join(ACTIVATIONS))
+    act = ffn.table("ffn_act_fn").get("name", "silu")
+    if act not in ACTIVATIONS:
+        raise ffn.wrong("ffn_act_fn", act, "a name among " + ", ".join(ACTIVATIONS))
     mixer = {"num_attention_heads": heads, "num_key_value_heads": attn.size("kv_n_heads"), "position": rope(attn)}
     config.divided("num_attention_heads", config.size("hidden_size"), heads)
-    expert = {"intermediate_size": ffn.size("ffn_hidden_size"), "hidden_act": ACTIVATIONS[activation], "gated": True}
+    expert = {"intermediate_size": ffn.size("ffn_hidden_size"), "hidden_act": ACTIVATIONS[act], "gated": True}
     block = layer_table(mixer, moe(ffn.size("moe_num_experts"), ffn.size("moe_top_k"), expert, expert_loop=True), norm)
     return decoder(config, block, norm)
 

@@ -58,11 +58,11 @@ def _inkling_text(config: Config) -> Table:
         **SIGMOID,
     )
     networks = _network_kinds(config, depth)
-    dense_network: Table = {"type": "mlp", **glu(config, width=width), "output_scale": True}
+    dense: Table = {"type": "mlp", **glu(config, width=width), "output_scale": True}
     block = {
         "type": "convolved",
         "attention": mixer,
-        "feed_forward": dense_network if "dense" in networks else experts,
+        "feed_forward": dense if "dense" in networks else experts,
         "norm": norm,
         "conv_kernel_size": kernel,
     }

@@ -20,7 +20,7 @@ def _jetmoe(config: Config) -> Table:
         **heads,
         "position": rope(config),
     }
-    network = moe(experts, top_k, glu(config, activation="activation_function"), output_bias=True)
+    network = moe(experts, top_k, glu(config, act="activation_function"), output_bias=True)
     block: Table = layer_table(mixer, network, rmsnorm())
     return decoder(config, block, rmsnorm(config.number("rms_norm_eps")))
 

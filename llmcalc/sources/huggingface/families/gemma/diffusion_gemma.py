@@ -52,11 +52,11 @@ def _diffusion_gemma_text(config: Config) -> Table:
         "sliding_window": config.size("sliding_window"),
         "position": {"type": "rope", "rope_theta": local_theta(config), "partial_rotary_factor": None},
     }
-    dense_network = glu(config, activation="hidden_activation")
+    dense_network = glu(config, act="hidden_activation")
     experts = moe(
         config.size("num_experts"),
         config.size("top_k_experts"),
-        glu(config, width=config.size("moe_intermediate_size"), activation="hidden_activation"),
+        glu(config, width=config.size("moe_intermediate_size"), act="hidden_activation"),
         router={"norm": rmsnorm(norm["eps"]), "expert_scale": True},
     )
     block: Table = {

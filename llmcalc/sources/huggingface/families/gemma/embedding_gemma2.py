@@ -43,7 +43,7 @@ def _embedding_gemma2(config: Config) -> Table:
         **biases(config.flag("attention_bias"), *QKVO),
         **qk_norm(norm),
     )
-    network, width = glu(config, activation="hidden_activation"), config.size("hidden_size_per_layer_input")
+    network, width = glu(config, act="hidden_activation"), config.size("hidden_size_per_layer_input")
     block: Table = {
         "type": "gemma4",
         "attention": mixer,
@@ -51,7 +51,7 @@ def _embedding_gemma2(config: Config) -> Table:
         "norm": norm,
         "per_layer_input": {"hidden_size_per_layer_input": width, "hidden_act": network["hidden_act"]},
     }
-    wide_layers = {
+    wide = {
         "head_dim": config.maybe("global_head_dim") or 512,
         "num_key_value_heads": config.maybe("num_global_key_value_heads") or 1,
     }
@@ -59,7 +59,7 @@ def _embedding_gemma2(config: Config) -> Table:
         "sliding_window": config.size("sliding_window"),
         "position": {"type": "rope", "rope_theta": local_theta(config)},
     }
-    layer_head_sizes = head_sizes(config, layer_kinds, wide_layers)
+    layer_head_sizes = head_sizes(config, layer_kinds, wide)
     layers = [
         (layer_kind, {"attention": {**size, **(local_attention if layer_kind == "sliding" else {})}})
         for layer_kind, size in zip(layer_kinds, layer_head_sizes, strict=True)

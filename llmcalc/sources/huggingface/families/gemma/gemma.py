@@ -32,10 +32,10 @@ from ...written_towers import gemma3_sections, paligemma_sections
 
 
 def gemma_like(
-    config: Config, mixer: Table, placement: str, stack: Table | None = None, activation: str = "hidden_activation"
+    config: Config, mixer: Table, placement: str, stack: Table | None = None, act: str = "hidden_activation"
 ) -> Table:
     norm = offset_rmsnorm(config.number("rms_norm_eps"))
-    block = layer_table(mixer, glu(config, activation=activation), norm, placement)
+    block = layer_table(mixer, glu(config, act=act), norm, placement)
     table = decoder(config, block, norm, stack=stack)
     if "use_bidirectional_attention" not in config.defaults or config.get("use_bidirectional_attention") is None:
         return table
@@ -58,7 +58,7 @@ def score_cap(config: Config) -> Table:
 
 
 def _gemma(config: Config) -> Table:
-    return gemma_like(config, _gemma_attention(config), "pre", activation="hidden_act")
+    return gemma_like(config, _gemma_attention(config), "pre", act="hidden_act")
 
 
 def _gemma2(config: Config) -> Table:

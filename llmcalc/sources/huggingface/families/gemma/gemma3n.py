@@ -73,7 +73,7 @@ def _gemma3n(config: Config) -> Table:
         config, position={"rope_theta": 1_000_000.0, **rope(config)}, v_norm=rmsnorm(norm["eps"], weight=False),
         **biases(config.flag("attention_bias"), *QKVO), **qk_norm(norm),
     )  # fmt: skip
-    feed_forward = glu(config, width=layers[0][1]["feed_forward"]["intermediate_size"], activation="hidden_activation")
+    feed_forward = glu(config, width=layers[0][1]["feed_forward"]["intermediate_size"], act="hidden_activation")
     gate = {"hidden_size_per_layer_input": width, "hidden_act": feed_forward["hidden_act"]}
     block = {
         "type": "altup",

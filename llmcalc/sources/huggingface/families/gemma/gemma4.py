@@ -125,10 +125,10 @@ def _gemma4_decoder(config: Config, experts: bool, per_layer: bool) -> Table:
         **biases(config.flag("attention_bias"), *QKVO),
         **qk_norm(norm),
     )
-    dense_network = glu(config, activation="hidden_activation")
+    dense_network = glu(config, act="hidden_activation")
     block: Table = {"type": "gemma4", "attention": mixer, "feed_forward": dense_network, "norm": norm}
     if experts:
-        expert = glu(config, width=config.size("moe_intermediate_size"), activation="hidden_activation")
+        expert = glu(config, width=config.size("moe_intermediate_size"), act="hidden_activation")
         block |= {
             "feed_forward": moe(
                 config.size("num_experts"),

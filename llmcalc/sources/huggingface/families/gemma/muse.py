@@ -35,9 +35,7 @@ from ...parts import (
 
 def _muse_glimmer_text(config: Config) -> Table:
     eps = config.number("rms_norm_eps")
-    block = layer_table(
-        _gated_attention(config), glu(config, activation="hidden_activation"), offset_rmsnorm(eps), "sandwich"
-    )
+    block = layer_table(_gated_attention(config), glu(config, act="hidden_activation"), offset_rmsnorm(eps), "sandwich")
     stack = {**stack_of_layers(_attention_kinds(config)), "embedding_norm": rmsnorm(eps, weight=False)}
     return decoder(config, block, offset_rmsnorm(eps), stack=stack)
 

@@ -39,7 +39,7 @@ def _config_and_stack(config: Config, name: str, has_cross_attention: bool = Fal
     side_config = config.section(name, SIDE)
     norm = offset_rmsnorm(side_config.number("rms_norm_eps"))
     mixer = attention(side_config, **score_cap(side_config), **biases(side_config.flag("attention_bias"), *QKVO))
-    block: Table = layer_table(mixer, glu(side_config, activation="hidden_activation"), norm, "sandwich")
+    block: Table = layer_table(mixer, glu(side_config, act="hidden_activation"), norm, "sandwich")
     if has_cross_attention:
         block["cross_attention"] = {field: value for field, value in mixer.items() if field != "position"}
     depth = side_config.size("num_hidden_layers")
@@ -143,7 +143,7 @@ def _gemma3_side(config: Config, has_merged_attention: bool = False) -> Table:
         }
     else:
         mixer = attention(config, **position_field, **score_cap(config), **qk_norm(norm), **biases(bias, *QKVO))
-    block: Table = layer_table(mixer, glu(config, activation="hidden_activation"), norm, "sandwich")
+    block: Table = layer_table(mixer, glu(config, act="hidden_activation"), norm, "sandwich")
     layer_kinds = every_nth_full(depth, config.maybe("sliding_window_pattern") or 6)
     local_attention_fields = {"position": {"rope_theta": local_theta(config)}}
     return {

@@ -70,20 +70,20 @@ def _seed_oss(config: Config) -> Table:
 
 
 def _arcee(config: Config) -> Table:
-    activation = config.choice(ACTIVATIONS, "hidden_act")
+    act = config.choice(ACTIVATIONS, "hidden_act")
     return _pre_norm_decoder(
         config,
         attention(config, **biases(config.flag("attention_bias"), *QKVO)),
-        mlp(config.size("intermediate_size"), activation, config.flag("mlp_bias")),
+        mlp(config.size("intermediate_size"), act, config.flag("mlp_bias")),
     )
 
 
 def _apertus(config: Config) -> Table:
-    activation = config.choice({**ACTIVATIONS, "xielu": "xielu"}, "hidden_act")
+    act = config.choice({**ACTIVATIONS, "xielu": "xielu"}, "hidden_act")
     mixer = attention(
         config, **biases(config.flag("attention_bias"), *QKVO), **qk_norm(rmsnorm(config.number("rms_norm_eps")))
     )
-    return _pre_norm_decoder(config, mixer, mlp(config.size("intermediate_size"), activation, bias=False))
+    return _pre_norm_decoder(config, mixer, mlp(config.size("intermediate_size"), act, bias=False))
 
 
 def _helium(config: Config) -> Table:

@@ -111,7 +111,7 @@ def _ngram_inputs(config: Config, norm: Table, streams: int) -> dict[int, Table]
     numbers = [] if listed_layers is None else sorted({*config.sizes("ple_layer_ids")})
     longest_ngram, heads_per_ngram = config.size("ngram_size"), config.size("heads_per_ngram")
     width, heads = config.maybe("ple_embed_dim") or config.size("hidden_size"), (longest_ngram - 1) * heads_per_ngram
-    vocab_size_base, divisor = config.size("ngram_vocab_size_base"), config.size("make_ngram_vocab_size_divisible_by")
+    least, divisor = config.size("ngram_vocab_size_base"), config.size("make_ngram_vocab_size_divisible_by")
     kernel = config.size("ple_conv_kernel_size")
     if not numbers:
         return {}
@@ -119,11 +119,9 @@ def _ngram_inputs(config: Config, norm: Table, streams: int) -> dict[int, Table]
         raise config.wrong("ple_layer_ids", numbers, "numbers of layers, from 1 to num_hidden_layers")
     if heads < 1 or width % heads:
         raise config.wrong("ple_embed_dim", width, f"a multiple of (ngram_size - 1) · heads_per_ngram = {heads}")
-    if heads * len(numbers) > MOST_TABLES or vocab_size_base > LARGEST_TABLE:
-        raise config.wrong(
-            "ngram_vocab_size_base", vocab_size_base, f"at most {LARGEST_TABLE}, and {MOST_TABLES} hashed heads"
-        )
-    primes = list(islice(filter(_is_prime, count(vocab_size_base)), heads * len(numbers)))
+    if heads * len(numbers) > MOST_TABLES or least > LARGEST_TABLE:
+        raise config.wrong("ngram_vocab_size_base", least, f"at most {LARGEST_TABLE}, and {MOST_TABLES} hashed heads")
+    primes = list(islice(filter(_is_prime, count(least)), heads * len(numbers)))
     inputs = {}
     for i, layer_number in enumerate(numbers):
         rows = ceil_div(sum(primes[i * heads : (i + 1) * heads]), divisor) * divisor
@@ -176,8 +174,8 @@ def _indexer_of(config_values: ConfigValues) -> Any:
 
 
 def _ngram_parts(config_values: ConfigValues) -> dict[int, Any]:
-    ngram_inputs = {i + 1: getattr(layer, "ngram_input", None) for i, layer in enumerate(config_values.layers)}
-    return {layer_number: part for layer_number, part in ngram_inputs.items() if part is not None}
+    parts = {i + 1: getattr(layer, "ngram_input", None) for i, layer in enumerate(config_values.layers)}
+    return {layer_number: part for layer_number, part in parts.items() if part is not None}
 
 
 MODULES = {

@@ -91,10 +91,8 @@ def _qwen_decoder(config: Config, expert_flags: list[bool]) -> Table:
     }
     period = config.size("full_attention_interval")
     default = ["linear" if (i + 1) % period else "full" for i in range(depth)]
-    layer_kinds = listed_kinds(config, "layer_types", LINEAR_OR_FULL, default)
-    names = [
-        layer_kind + ("_moe" if experts else "") for layer_kind, experts in zip(layer_kinds, expert_flags, strict=True)
-    ]
+    mixing = listed_kinds(config, "layer_types", LINEAR_OR_FULL, default)
+    names = [layer_kind + ("_moe" if experts else "") for layer_kind, experts in zip(mixing, expert_flags, strict=True)]
     stack = stack_of_kinds(layer_tables, names)
     return decoder(config, stack["block"], norm, stack=stack, **_prediction_module(config, names))
 
@@ -240,8 +238,7 @@ def with_latent(config: Config, linear: Table, full_attention: Table, mixing: li
         for network_name, network in networks.items()
     }
     stack = stack_of_kinds(
-        layer_tables,
-        [f"{mixer_name}_{network_name}" for mixer_name, network_name in zip(layer_kinds, names, strict=True)],
+        layer_tables, [f"{mixer_name}_{network_name}" for mixer_name, network_name in zip(mixing, names, strict=True)]
     )
     return {**decoder(config, stack["block"], norm, stack=stack), "tie_word_embeddings": False}
 

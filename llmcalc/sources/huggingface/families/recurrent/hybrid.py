@@ -77,14 +77,14 @@ def mamba2(config: Config, channels: int, **fields: Any) -> Table:
         "use_conv_bias": config.flag("mamba_conv_bias"),
         "chunk_size": config.size("mamba_chunk_size"),
     }
-    has_bias, activation = config.flag("mamba_proj_bias"), config.choice(ACTIVATIONS, "hidden_act")
+    has_bias, act = config.flag("mamba_proj_bias"), config.choice(ACTIVATIONS, "hidden_act")
     return {
         "type": "mamba2",
         **mamba_fields,
         **kernel,
         "use_bias": has_bias,
         "out_bias": has_bias,
-        "hidden_act": activation,
+        "hidden_act": act,
         "norm": norm,
         **fields,
     }

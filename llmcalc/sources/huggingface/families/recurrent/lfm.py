@@ -99,9 +99,9 @@ def _lfm2_moe(config: Config) -> Table:
     }
     config.texts("layer_types")  # the class has no default for layer_types
     dense_layers = config.count("num_dense_layers")
-    layer_kinds = listed_kinds(config, "layer_types", CONV_OR_FULL, [""] * depth)
+    mixing = listed_kinds(config, "layer_types", CONV_OR_FULL, [""] * depth)
     stack = stack_of_kinds(
-        layer_tables, [f"{mixer}_{'dense' if i < dense_layers else 'moe'}" for i, mixer in enumerate(layer_kinds)]
+        layer_tables, [f"{mixer}_{'dense' if i < dense_layers else 'moe'}" for i, mixer in enumerate(mixing)]
     )
     return decoder(config, stack["block"], norm, stack=stack, **_tying_field(config))
 

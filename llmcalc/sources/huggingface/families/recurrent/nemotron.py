@@ -97,10 +97,10 @@ def _mamba(config: Config) -> Table:
     }
 
 
-def _moe(config: Config, activation: str) -> Table:
+def _moe(config: Config, act: str) -> Table:
     has_bias, latent = config.flag("mlp_bias"), config.maybe("moe_latent_size")
-    expert = mlp(config.size("moe_intermediate_size"), activation, bias=False)
-    shared_expert = mlp(config.size("moe_shared_expert_intermediate_size"), activation, has_bias)
+    expert = mlp(config.size("moe_intermediate_size"), act, bias=False)
+    shared_expert = mlp(config.size("moe_shared_expert_intermediate_size"), act, has_bias)
     latent_field = {} if latent is None else {"latent": {"moe_latent_size": latent, "bias": has_bias}}
     routing = {"router": {"scoring_func": "sigmoid", "score_correction": "buffer"}}
     return moe(
@@ -120,18 +120,15 @@ def _nemotron_h(config: Config) -> Table:
 def single_sublayers(config: Config, layers: list[tuple[str, Config]]) -> Table:
     """Returns a model of layers with a single mixer or network. layers: each layer's kind and fields."""
     uncounted_prediction(config)
-    norm, activation = rmsnorm(config.number("layer_norm_epsilon")), config.choice(ACTIVATIONS, "mlp_hidden_act")
+    norm, act = rmsnorm(config.number("layer_norm_epsilon")), config.choice(ACTIVATIONS, "mlp_hidden_act")
     layer_parts: dict[str, Callable[[Config], Table]] = {
         "mamba": lambda fields: {"attention": _mamba(fields), "feed_forward": NONE},
         "attention": lambda fields: {"attention": hybrid_attention(fields, position=None), "feed_forward": NONE},
         "mlp": lambda fields: {
             "attention": NONE,
-            "feed_forward": {
-                "type": "mlp",
-                **mlp(fields.size("intermediate_size"), activation, fields.flag("mlp_bias")),
-            },
+            "feed_forward": {"type": "mlp", **mlp(fields.size("intermediate_size"), act, fields.flag("mlp_bias"))},
         },
-        "moe": lambda fields: {"attention": NONE, "feed_forward": _moe(fields, activation)},
+        "moe": lambda fields: {"attention": NONE, "feed_forward": _moe(fields, act)},
     }
     tables: dict[str, Table] = {}
     names: list[str] = []

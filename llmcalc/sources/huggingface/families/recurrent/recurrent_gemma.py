@@ -50,7 +50,7 @@ def _recurrent_gemma(config: Config) -> Table:
         config,
         bias=True,
         width=config.divided("intermediate_size", config.size("intermediate_size") // 2 * 2, 2),
-        activation="hidden_activation",
+        act="hidden_activation",
     )
     block: Table = layer_table(local_attention, network, norm)
     block_types = config.texts("block_types")

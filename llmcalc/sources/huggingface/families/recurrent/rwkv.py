@@ -12,9 +12,9 @@ from ...parts import Table, decoder, layer_table, layernorm
 
 def _rwkv(config: Config) -> Table:
     hidden, norm = config.size("hidden_size"), layernorm(config.number("layer_norm_epsilon"))
-    time_mix = {"type": "rwkv_time_mix", "attention_hidden_size": config.maybe("attention_hidden_size") or hidden}
+    mixing = {"type": "rwkv_time_mix", "attention_hidden_size": config.maybe("attention_hidden_size") or hidden}
     channels = {"type": "rwkv_channel_mix", "intermediate_size": config.maybe("intermediate_size") or 4 * hidden}
-    block: Table = layer_table(time_mix, channels, norm)
+    block: Table = layer_table(mixing, channels, norm)
     stack = {"variants": {"first": {"input_norm": norm}}, "first_layers": ["first"], "pattern": ["block"]}
     return decoder(config, block, layernorm(), stack=stack)
 

@@ -49,9 +49,9 @@ def _alice_ai(config: Config) -> Table:
     period = config.size("full_attention_interval")
     default = ["linear" if (i + 1) % period else "full" for i in range(depth)]
     changes: dict[str, Table] = {"linear": {}, "full": {"attention": {"type": "attention", **full_attention}}}
-    layer_kinds = listed_kinds(config, "layer_types", LINEAR_OR_FULL, default)
+    kinds = listed_kinds(config, "layer_types", LINEAR_OR_FULL, default)
     base: Table = layer_table(linear, experts, norm)
-    layers = [(kind, changes[kind]) for kind in layer_kinds]
+    layers = [(kind, changes[kind]) for kind in kinds]
     return block_residual_decoder(config, base, layers, config.size("block_attn_res_block_size"))
 
 

@@ -20,13 +20,13 @@ def _baichuan_m1(config: Config) -> Table:
         raise config.wrong("sliding_window_layers", sorted(sliding), f"indices below num_hidden_layers {depth}")
     norm = rmsnorm(config.number("rms_norm_eps"))
     full_attention = _attention(config, "num_attention_heads", "num_key_value_heads")
-    layer_kinds: Table = {"full": {}}
+    kinds: Table = {"full": {}}
     if sliding:
         sliding_attention = _attention(config, "num_swa_attention_heads", "num_swa_key_value_heads")
-        layer_kinds["sliding"] = {"attention": {**sliding_attention, "sliding_window": window}}
+        kinds["sliding"] = {"attention": {**sliding_attention, "sliding_window": window}}
     names = ["sliding" if i in sliding else "full" for i in range(depth)]
     block = layer_table(full_attention, glu(config), norm)
-    return decoder(config, block, norm, stack=combined_kinds((names, layer_kinds)))
+    return decoder(config, block, norm, stack=combined_kinds((names, kinds)))
 
 
 def _attention(config: Config, heads_field: str, kv_heads_field: str) -> Table:

@@ -120,9 +120,9 @@ def _klear(config: Config) -> Table:
     """Reads Klear: Qwen3's layers, whose experts and shared expert are mixed with learned weights."""
     norm, depth = rmsnorm(config.number("rms_norm_eps")), config.size("num_hidden_layers")
     mixer = attention(config, **biases(config.flag("attention_bias"), *QKVO), **qk_norm(norm))
-    dense_layers = set(config.sizes("mlp_only_layers")) if config.get("mlp_only_layers") else set()
+    dense = set(config.sizes("mlp_only_layers")) if config.get("mlp_only_layers") else set()
     expert_interval, width = config.size("decoder_sparse_step"), config.size("moe_intermediate_size")
-    names = ["dense" if i in dense_layers or (i + 1) % expert_interval else "moe" for i in range(depth)]
+    names = ["dense" if i in dense or (i + 1) % expert_interval else "moe" for i in range(depth)]
     experts = moe(
         config.size("num_experts"),
         config.size("num_experts_per_tok"),
@@ -223,8 +223,8 @@ def _grok_2(config: Config) -> Table:
         {**network, "intermediate_size": width},
         {**network, "intermediate_size": config.size("intermediate_size")} if has_residual_network else None,
     )
-    logit_cap = config.number("attn_logit_softcapping")
-    mixer = attention(config, **({"attn_logit_softcapping": logit_cap} if logit_cap else {}))
+    cap = config.number("attn_logit_softcapping")
+    mixer = attention(config, **({"attn_logit_softcapping": cap} if cap else {}))
     block = layer_table(mixer, experts, norm, "sandwich")
     return decoder(config, block, norm)
 

@@ -37,17 +37,17 @@ def _jet_nemotron(config: Config) -> Table:
         expected = f"a list with the kind of each of {depth} layers ({', '.join(LAYER_KINDS)})"
         raise config.wrong("layer_types", config.data.get("layer_types"), expected)
     names = listed_kinds(config, "layer_types", LAYER_KINDS, ["full"] * depth)
-    layer_kinds: Table = {}
+    kinds: Table = {}
     if "full" in names:
-        layer_kinds["full"] = {"attention": mixer}
+        kinds["full"] = {"attention": mixer}
     if "sliding" in names:
         window = _section(config, "swa", {}).size("window_size")
-        layer_kinds["sliding"] = {"attention": {**mixer, "sliding_window": window}}
+        kinds["sliding"] = {"attention": {**mixer, "sliding_window": window}}
     if "linear" in names:
-        layer_kinds["linear"] = {"attention": _jet_block(config, _section(config, "jet", JET_DEFAULTS))}
+        kinds["linear"] = {"attention": _jet_block(config, _section(config, "jet", JET_DEFAULTS))}
     config.fields_read.add(SECTION)
     block = layer_table(mixer, glu(config), norm)
-    return decoder(config, block, norm, stack=combined_kinds((names, layer_kinds)))
+    return decoder(config, block, norm, stack=combined_kinds((names, kinds)))
 
 
 def _section(config: Config, name: str, defaults: dict[str, Any]) -> Config:

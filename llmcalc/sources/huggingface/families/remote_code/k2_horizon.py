@@ -57,9 +57,9 @@ def _k2_horizon(config: Config) -> Table:
     )
     block = layer_table(mixer, glu(config), norm)
     experts = config.count("num_experts")
-    dense_layers = set() if config.get("mlp_only_layers") is None else set(config.sizes("mlp_only_layers"))
+    dense = set() if config.get("mlp_only_layers") is None else set(config.sizes("mlp_only_layers"))
     step = config.size("decoder_sparse_step")
-    names = ["moe" if experts and i not in dense_layers and (i + 1) % step == 0 else "dense" for i in range(depth)]
+    names = ["moe" if experts and i not in dense and (i + 1) % step == 0 else "dense" for i in range(depth)]
     sparse = _sparse_layer(config, experts) if "moe" in names else {}
     return decoder(config, block, norm, stack=combined_kinds((names, {"dense": {}, "moe": sparse})))
 
@@ -70,12 +70,12 @@ def _sparse_layer(config: Config, experts: int) -> Table:
     router: Table = {"scoring_func": scoring}
     if config.flag("moe_gate_bias"):
         router["score_correction"] = "parameter"
-    width, shared_count = config.size("moe_intermediate_size"), config.count("num_shared_experts")
+    width, shared = config.size("moe_intermediate_size"), config.count("num_shared_experts")
     network = moe(
         experts,
         config.size("num_experts_per_tok"),
         glu(config, width=width),
-        glu(config, width=width * shared_count) if shared_count else None,
+        glu(config, width=width * shared) if shared else None,
         router=router,
     )
     value_experts = config.count("mova_num_experts")

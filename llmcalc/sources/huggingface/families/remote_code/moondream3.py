@@ -54,12 +54,12 @@ def _moondream3(config: Config) -> Table:
         {"intermediate_size": experts.size("expert_inner_dim"), "hidden_act": "gelu", "gated": True},
         router={"bias": True},
     )
-    dense_network: Table = {
+    dense: Table = {
         "intermediate_size": text.size("ff_dim"),
         "hidden_act": "gelu_tanh",
         **biases(True, "up_bias", "down_bias"),
     }
-    block = layer_table(mixer, dense_network, norm, parallel="shared")
+    block = layer_table(mixer, dense, norm, parallel="shared")
     first_expert_layer = experts.count("start_layer")
     layer_tables: Table = {"dense": {}, "moe": {"feed_forward": routed}}
     names = ["dense" if layer < first_expert_layer else "moe" for layer in range(depth)]

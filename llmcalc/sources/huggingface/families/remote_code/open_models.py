@@ -80,15 +80,15 @@ def _feed_forward(config: Config, bias: bool) -> Table:
     """Returns the feed-forward network; for SwiGLU, `mlp_hidden_size` is the width of gate and values together."""
     width = config.maybe("intermediate_size") or _network_width(config, config.size("mlp_ratio"))
     config.fields_read.add("mlp_ratio")
-    activation = config.choice({"swiglu": "silu", "gelu": "gelu", "relu": "relu"}, "hidden_act")
-    if activation != "silu":
-        return {"intermediate_size": width, "hidden_act": activation, **biases(bias, "up_bias", "down_bias")}
+    act = config.choice({"swiglu": "silu", "gelu": "gelu", "relu": "relu"}, "hidden_act")
+    if act != "silu":
+        return {"intermediate_size": width, "hidden_act": act, **biases(bias, "up_bias", "down_bias")}
     half_width = config.divided("intermediate_size", width, 2) if width % 2 == 0 else 0
     if not half_width:
         raise config.wrong("intermediate_size", width, "an even number")
     return {
         "intermediate_size": half_width,
-        "hidden_act": activation,
+        "hidden_act": act,
         "gated": True,
         **biases(bias, "gate_bias", "up_bias", "down_bias"),
     }
@@ -163,11 +163,11 @@ def _openlm_arguments(config: Config) -> Table:
     multiple = 256 * -(
         -(2 * _network_width(config, 4) // 3) // 256
     )  # two thirds of four times the width, up to a multiple of 256
-    gated_network = {"intermediate_size": multiple, "gated": True}
+    gated = {"intermediate_size": multiple, "gated": True}
     networks = {
-        "swiglu": {**gated_network, "hidden_act": "silu"},
-        "swiglu_torch": {**gated_network, "hidden_act": "silu"},
-        "gemma_geglu": {**gated_network, "hidden_act": "gelu", **biases(True, "gate_bias", "up_bias", "down_bias")},
+        "swiglu": {**gated, "hidden_act": "silu"},
+        "swiglu_torch": {**gated, "hidden_act": "silu"},
+        "gemma_geglu": {**gated, "hidden_act": "gelu", **biases(True, "gate_bias", "up_bias", "down_bias")},
         "gelu": {"intermediate_size": _network_width(config, 4), "hidden_act": "gelu"},
     }
     network = config.choice(networks, "ffn_type")

@@ -42,7 +42,7 @@ def _phi4flash(config: Config) -> Table:
         "position": None,
     }
     window = _window(config)
-    layer_kinds: Table = {
+    kinds: Table = {
         "mamba": {},
         "sliding": {"attention": attention if window is None else {**attention, "sliding_window": window}},
         "memory": {"attention": {**mamba, "lends_output": True}},
@@ -55,8 +55,8 @@ def _phi4flash(config: Config) -> Table:
     network = glu(config, config.flag("mlp_bias"))
     block = layer_table(mamba, network, norm)
     head = {"bias": True} if config.flag("lm_head_bias") else None
-    layer_kinds = {name: fields for name, fields in layer_kinds.items() if name in names}
-    return decoder(config, block, norm, head, combined_kinds((names, layer_kinds)))
+    kinds = {name: fields for name, fields in kinds.items() if name in names}
+    return decoder(config, block, norm, head, combined_kinds((names, kinds)))
 
 
 def _window(config: Config) -> int | None:

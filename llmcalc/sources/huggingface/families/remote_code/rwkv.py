@@ -31,7 +31,7 @@ def _rwkv_with_heads(config: Config, ranks: Table) -> Table:
     head_dim = config.size("head_size")
     config.fields_read.update(("num_attention_heads", "head_dim"))
     width = config.maybe("attention_hidden_size") or hidden
-    time_mix = {
+    mixing = {
         "type": "rwkv_head_mix",
         "num_heads": config.divided("head_size", width, head_dim),
         "head_dim": head_dim,
@@ -42,19 +42,16 @@ def _rwkv_with_heads(config: Config, ranks: Table) -> Table:
     if width > LARGEST:
         raise config.wrong("hidden_size", hidden, f"a network of at most {LARGEST} channels, 3.5 times as wide")
     channels = {"type": "rwkv_channel_mix", "intermediate_size": width}
-    return _with_first_norm(config, time_mix, channels, eps)
+    return _with_first_norm(config, mixing, channels, eps)
 
 
 def _with_first_norm(
-    config: Config, time_mix: Table, channels: Table, eps: float, first_layer_norm: Table | None = None
+    config: Config, mixing: Table, channels: Table, eps: float, first_layer_norm: Table | None = None
 ) -> Table:
     """Returns a model of RWKV's layers. first_layer_norm: fields of the first layer's mixing that differ."""
     norm = layernorm(eps)
-    block: Table = layer_table(time_mix, channels, norm)
-    changes: Table = {
-        "input_norm": norm,
-        **({"attention": {**time_mix, **first_layer_norm}} if first_layer_norm else {}),
-    }
+    block: Table = layer_table(mixing, channels, norm)
+    changes: Table = {"input_norm": norm, **({"attention": {**mixing, **first_layer_norm}} if first_layer_norm else {})}
     stack = {"variants": {"first": changes}, "first_layers": ["first"], "pattern": ["block"]}
     return decoder(config, block, norm, stack=stack)
 
@@ -69,7 +66,7 @@ def _rwkv7(config: Config) -> Table:
         raise config.wrong("value_dim", widths, f"{hidden}, the hidden_size, in every layer")
     heads, eps = config.divided("head_dim", hidden, head_dim), config.number("norm_eps")
     config.fields_read.update(("num_heads", "num_attention_heads"))
-    time_mix = {
+    mixing = {
         "type": "rwkv7_time_mix",
         "num_heads": heads,
         "head_dim": head_dim,
@@ -89,7 +86,7 @@ def _rwkv7(config: Config) -> Table:
     if not 0 < width <= LARGEST:
         raise config.wrong("hidden_ratio", config.get("hidden_ratio"), f"a network of 1 to {LARGEST} channels")
     channels = {"type": "rwkv7_channel_mix", "intermediate_size": width}
-    return _with_first_norm(config, time_mix, channels, eps, {"first": True})
+    return _with_first_norm(config, mixing, channels, eps, {"first": True})
 
 
 RWKV = {

@@ -92,7 +92,7 @@ def _conformer_encoder(config: Config, defaults: Table) -> Table:
     section = _config_section(config, "encoder_config", "parakeet_encoder", defaults)
     width, heads, norm = section.size("hidden_size"), section.size("num_attention_heads"), layernorm()
     has_bias, head_dim = section.flag("attention_bias"), section.maybe("head_dim")
-    kernel, activation = section.size("conv_kernel_size"), section.choice(ACTIVATIONS, "hidden_act")
+    kernel, act = section.size("conv_kernel_size"), section.choice(ACTIVATIONS, "hidden_act")
     if kernel % 2 == 0:
         raise section.wrong("conv_kernel_size", kernel, "an odd number")
     attention = {
@@ -104,7 +104,7 @@ def _conformer_encoder(config: Config, defaults: Table) -> Table:
     }
     convolution = {
         "kernel_size": kernel,
-        "hidden_act": activation,
+        "hidden_act": act,
         "bias": section.flag("convolution_bias"),
         "convolved": True,
         "batch_norm": True,
@@ -113,7 +113,7 @@ def _conformer_encoder(config: Config, defaults: Table) -> Table:
     block = {
         "type": "conformer",
         "attention": attention,
-        "feed_forward": mlp(section.size("intermediate_size"), activation, has_bias),
+        "feed_forward": mlp(section.size("intermediate_size"), act, has_bias),
         "convolution": convolution,
         "norm": norm,
     }

@@ -63,8 +63,8 @@ def _post_norm_stack(config: Config, stack_name: str) -> Table:
     hidden, heads = config.size("hidden_size"), config.size(f"num_{stack_name}_attention_heads")
     config.divided(f"num_{stack_name}_attention_heads", hidden, heads)
     attention: Table = {"num_attention_heads": heads, **biases(True, *QKVO)}
-    activation = config.choice(ACTIVATIONS, "activation_function")
-    block: Table = layer_table(attention, mlp(config.size(f"{stack_name}_ffn_dim"), activation), layernorm(), "post")
+    act = config.choice(ACTIVATIONS, "activation_function")
+    block: Table = layer_table(attention, mlp(config.size(f"{stack_name}_ffn_dim"), act), layernorm(), "post")
     stack: Table = {
         "num_hidden_layers": config.size(f"num_{stack_name}_layers"),
         "block": block,

@@ -25,7 +25,7 @@ def _seamless(config: Config) -> Table:
     if name and not name.endswith(("Model", "ForTextToText")):
         raise config.wrong("architectures", name, "a class with a text encoder and a text decoder")
     if not name.endswith("ForTextToText"):
-        config.notes += [f"{field}: {part_name} is not counted" for field, part_name in OTHER_PARTS.items()]
+        config.notes += [f"{field}: {part} is not counted" for field, part in OTHER_PARTS.items()]
     is_tied, position, norm = config.flag("tie_word_embeddings"), {"type": "sinusoidal"}, layernorm()
     table: Table = {
         "vocab_size": config.size("vocab_size"),

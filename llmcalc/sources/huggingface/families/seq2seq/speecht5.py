@@ -16,9 +16,9 @@ def _speecht5(config: Config) -> Table:
         raise config.wrong("architectures", name, "SpeechT5ForSpeechToText, the class that generates text")
     config.must("is_encoder_decoder", True)
     norm, hidden = layernorm(config.number("layer_norm_eps")), config.size("hidden_size")
-    activation = config.choice(ACTIVATIONS, "hidden_act")
+    act = config.choice(ACTIVATIONS, "hidden_act")
     depths = {stack_name: config.size(f"{stack_name}_layers") for stack_name in ("encoder", "decoder")}
-    networks = {stack_name: mlp(config.size(f"{stack_name}_ffn_dim"), activation) for stack_name in depths}
+    networks = {stack_name: mlp(config.size(f"{stack_name}_ffn_dim"), act) for stack_name in depths}
     heads = {stack_name: config.size(f"{stack_name}_attention_heads") for stack_name in depths}
     head_dims = {
         stack_name: config.divided(f"{stack_name}_attention_heads", hidden, heads[stack_name]) for stack_name in depths
@@ -64,9 +64,9 @@ def _speecht5(config: Config) -> Table:
 
 def _stem_convolutions(config: Config, hidden: int) -> Table:
     """Returns the stem's convolutions, which turn audio samples into encoder positions."""
-    sizes_by_field = {name: config.sizes(f"conv_{name}") for name in ("dim", "kernel", "stride")}
-    convolution_count = len(sizes_by_field["dim"])
-    for name, list_values in sizes_by_field.items():
+    lists = {name: config.sizes(f"conv_{name}") for name in ("dim", "kernel", "stride")}
+    convolution_count = len(lists["dim"])
+    for name, list_values in lists.items():
         if len(list_values) != convolution_count or not list_values or 0 in list_values:
             raise config.wrong(
                 f"conv_{name}",
@@ -80,7 +80,7 @@ def _stem_convolutions(config: Config, hidden: int) -> Table:
         "type": "wave",
         "convolutions": [
             {"channels": channels, "kernel": kernel, "stride": stride}
-            for channels, kernel, stride in zip(*sizes_by_field.values(), strict=True)
+            for channels, kernel, stride in zip(*lists.values(), strict=True)
         ],
         "bias": config.flag("conv_bias"),
         "norms": config.choice({"group": "first", "layer": "all"}, "feat_extract_norm"),

@@ -69,13 +69,13 @@ def _has_experts(i: int, expert_interval: int) -> bool:
 
 def _nllb_moe(config: Config) -> Table:
     table = bart.bart_like(config, "pre", {"type": "sinusoidal"})
-    activation = config.choice(ACTIVATIONS, "activation_function")
+    act = config.choice(ACTIVATIONS, "activation_function")
     for stack_name in (stack_name for stack_name in ("encoder", "decoder") if stack_name in table):
         expert_interval, depth = config.count(f"{stack_name}_sparse_step"), table[stack_name]["num_hidden_layers"]
         experts = moe(
             config.size("num_experts"),
             2,
-            mlp(config.size(f"{stack_name}_ffn_dim"), activation),
+            mlp(config.size(f"{stack_name}_ffn_dim"), act),
             router=_router(config),
             expert_loop=True,
         )

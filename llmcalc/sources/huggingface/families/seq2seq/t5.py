@@ -106,8 +106,8 @@ def t5_feed_forward(config: Config) -> Table:
             "feed_forward_proj", name, "an activation or gated-ACTIVATION (relu, gated-gelu, gated-silu)"
         )
     activation = "gelu_new" if name == "gated-gelu" else ACTIVATIONS[act]
-    is_gated = config.flag("is_gated_act") if config.has("is_gated_act") else kind == "gated"
-    return {"intermediate_size": config.size("intermediate_size"), "hidden_act": activation, "gated": is_gated}
+    gated = config.flag("is_gated_act") if config.has("is_gated_act") else kind == "gated"
+    return {"intermediate_size": config.size("intermediate_size"), "hidden_act": activation, "gated": gated}
 
 
 def shared_bias(config: Config) -> Table:

@@ -55,8 +55,8 @@ def _pix2struct_text_model(config: Config) -> Table:
     heads, norm = config.size("num_attention_heads"), rmsnorm(config.number("layer_norm_epsilon"))
     if config.size("d_kv") * heads != config.size("hidden_size"):
         raise config.wrong("d_kv", config.size("d_kv"), "hidden_size / num_heads, for the class divides it so")
-    activation = config.choice(ACTIVATIONS, "dense_act_fn")
-    network = {"intermediate_size": config.size("d_ff"), "hidden_act": activation, "gated": True}
+    act = config.choice(ACTIVATIONS, "dense_act_fn")
+    network = {"intermediate_size": config.size("d_ff"), "hidden_act": act, "gated": True}
     bias = {
         "num_attention_heads": heads,
         "relative_attention_num_buckets": config.size("relative_attention_num_buckets"),
