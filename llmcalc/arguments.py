@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias
+from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias, TypeVar
 
 from .errors import InputError, shown, suggest
 from .model import ModelSpec
@@ -22,6 +22,8 @@ if TYPE_CHECKING:
     from .questions.engines import EngineQuestion
     from .questions.runs import RunOptions, RunQuestion
     from .studies.selection import Selection
+
+OptionsOfCommand = TypeVar("OptionsOfCommand")
 
 Model: TypeAlias = str | Path | Mapping[str, Any] | Preset | ModelSpec | Any
 """The forms in which a function accepts a model; `Any` is a configuration object of `transformers`."""
@@ -156,6 +158,15 @@ def options_of(
     return Options(
         *({name: value for name, value in options_by_name.items() if name in group} for group in names_by_subject)
     )
+
+
+def declared_options(options_class: type[OptionsOfCommand], arguments: Mapping[str, Any]) -> OptionsOfCommand:
+    """Returns the declared options of a class with a function's arguments, checked.
+
+    arguments: all arguments by name; those that the class does not declare are left out.
+    """
+    declarations = declared(options_class)
+    return options_class(**checked_values(declarations, {name: arguments[name] for name in declarations}))
 
 
 def optional_length(option: str, value: Any, least: int = 1, most: int = LARGEST) -> int | None:

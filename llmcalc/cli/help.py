@@ -22,7 +22,7 @@ from .signatures import with_signature
 
 PANELS: tuple[str, ...] = get_args(Panel)
 
-OTHER = "Options"
+OTHER = PANELS[0]
 """Panel of the options without a panel."""
 
 LISTS_ALL = "llmcalc.lists_all"
@@ -87,7 +87,7 @@ class Command(TyperCommand):
 
 
 ARGUMENTS = "Arguments"
-ORDER = [ARGUMENTS, OTHER, *PANELS]
+ORDER = [ARGUMENTS, *PANELS]
 
 FEW_PANELS = 2
 """Number of panels up to which their options are joined in one panel."""

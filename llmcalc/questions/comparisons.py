@@ -76,8 +76,9 @@ def _decoding_time(preset: Preset, hardware: Hardware, users: int, tokens: int, 
     tokens: of each sequence in the cache.
     """
     from ..device_memory.settings import settings_of
+    from .options import TimeOptions
     from .runs import RunQuestion
-    from .times import TimeOptions, timed_run
+    from .times import timed_run
 
     if preset.model.kind == "encoder":
         return None

@@ -2,23 +2,21 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from ..device_memory.settings import Settings
 from ..errors import InputError, shown
-from ..frozen import frozen
 from ..parallel.layout import ONE_DEVICE, Layout
 from ..reports.answer import ReportedAnswer
 from ..sources.preset import Preset
 from ..sources.target import load
-from ..timing.calibration import UNCHANGED, Calibration, Factors
+from ..timing.calibration import UNCHANGED, Calibration
 from ..workload.lora import PARALLEL_LIBRARIES
 from ..workload.setting import declared, option
-from .durations import parse_duration
+from .options import OPTIONS_OF_AN_ORDER, TimeOptions
 from .runs import RunQuestion
 
 if TYPE_CHECKING:
@@ -26,50 +24,6 @@ if TYPE_CHECKING:
     from ..frameworks.framework import Framework
     from ..studies.plan import Order
     from ..studies.run_time import TimedRun, TimeSettings
-
-MAX_DEPTH = 8
-"""Largest depth of `--by-node`."""
-
-MAX_NIC = 10**6
-"""Largest bandwidth of `--nic` in GB/s."""
-
-
-def parse_nic(option_name: str, gigabytes: Any) -> float:
-    """Parses a network's GB/s and returns bytes/s. Raises `InputError`, which names `option_name`, for other values."""
-    number_text = re.fullmatch(r"[0-9]{1,7}(?:\.[0-9]{1,6})?", str(gigabytes).strip())
-    value = 0.0 if number_text is None or isinstance(gigabytes, bool) else float(number_text[0])
-    if not 0 < value <= MAX_NIC:
-        raise InputError(f"{option_name}: {shown(gigabytes)}; expected GB/s of a device's network, such as 50")
-    return value * 1e9
-
-
-@frozen
-class TimeOptions:
-    """The options of `llmcalc time` as they were typed; None for an option that was not given.
-
-    global_batch: sequences of a training step of all devices.
-    stack: name of the stack.
-    overlap: messages that run beside products.
-    nic: GB/s of a device's network.
-    engine: a serving engine, `NAME` or `NAME==VERSION`.
-    context: in prefill, cached tokens before the prompt.
-    server: whether a server's time before the first token counts.
-    by_node: levels of the model's tree that nodes are listed by.
-    measured: a measured duration.
-    calibrate: a file of measured runs. factors: what was fitted to them.
-    """
-
-    global_batch: int | None = None
-    stack: str | None = None
-    overlap: str | None = None
-    nic: Any = None
-    engine: str | None = None
-    context: int | None = None
-    server: bool = False
-    by_node: int | None = None
-    measured: Any = None
-    calibrate: Any = None
-    factors: Factors = UNCHANGED
 
 
 def time_phase(question: RunQuestion, options: TimeOptions, is_given: Callable[[str], bool]) -> Settings:
@@ -108,9 +62,6 @@ def ask_time(
     from ..reports.seconds import report
     from ..studies.run_time import explain_measured
 
-    measured_seconds = None if options.measured is None else parse_duration("--measured", options.measured)
-    if options.by_node is not None and not 1 <= options.by_node <= MAX_DEPTH:
-        raise InputError(f"--by-node {options.by_node}: expected 1 to {MAX_DEPTH} levels")
     if question.hardware is None:
         raise InputError("--hardware: missing; expected the accelerator, such as h100")
     if len(question.accelerators) > 1:
@@ -118,9 +69,8 @@ def ask_time(
     question = replace(question, settings=time_phase(question, options, is_given))
     options, calibration = calibrated(question, options, read_model)
     estimated_run = timed_run(question, options)
-    explanation = (
-        None if measured_seconds is None else (measured_seconds, explain_measured(estimated_run, measured_seconds))
-    )
+    measured = options.measured
+    explanation = None if measured is None else (measured, explain_measured(estimated_run, measured))
     return ReportedAnswer(
         estimated_run,
         lambda: with_calibration(report(question.preset, estimated_run, options.by_node, explanation), calibration),
@@ -231,14 +181,10 @@ def time_settings(question: RunQuestion, record: Framework, options: TimeOptions
     return TimeSettings(
         options.stack or record.stack(launch, bool(question.settings.compile)),
         options.overlap,
-        None if options.nic is None else parse_nic("--nic", options.nic),
+        options.nic,
         record.product_format(own_settings) if has_format and record.product_format is not None else "",
-        options.factors,
+        options.factors or UNCHANGED,
     )
-
-
-OPTIONS_OF_AN_ORDER = ("stack", "overlap", "nic", "calibrate")
-"""Options of time that only mean something in a plan by time."""
 
 
 def layout_time_settings(
@@ -301,8 +247,8 @@ def _inference_time(question: RunQuestion, options: TimeOptions) -> TimedRun:
         settings = TimeSettings(
             options.stack or stack_of_engine(options.engine),
             options.overlap,
-            None if options.nic is None else parse_nic("--nic", options.nic),
-            factors=options.factors,
+            options.nic,
+            factors=options.factors or UNCHANGED,
         )
         is_float32 = question.settings.dtype is None and question.preset.dtype == "float32"
         if is_float32 and settings.supporting_stack("decode").halves_float32:

@@ -15,6 +15,7 @@ from ..frozen import frozen
 from .validation import LARGEST, one_of, whole
 
 Panel: TypeAlias = Literal[
+    "Options",
     "What runs",
     "Precision and kernels",
     "Inference",
@@ -54,10 +55,11 @@ class Setting:
     complete: the words that the shell offers.
     every_framework: whether it says the same of every framework. Any other is of torch's own kernels, and a framework
         with kernels of its own refuses it, or has some of its values.
+    parse: what reads a value, and checks it, in place of the check of its type.
     """
 
     help: str
-    panel: Panel
+    panel: Panel = "Options"
     default: str = ""
     phases: tuple[str, ...] = EVERY_PHASE
     needs: str = ""
@@ -71,6 +73,7 @@ class Setting:
     common: bool = False
     complete: Callable[[], Iterable[str]] | None = None
     every_framework: bool = False
+    parse: Check | None = None
 
 
 @frozen(slots=True)
@@ -97,8 +100,10 @@ class Declared:
         Raises `InputError` for a value of another type, and for one that the setting does not take.
         """
         option_name = option_name or self.option
-        if value is None:
-            return None
+        if value is None or self.kind is Any:
+            return value
+        if self.setting.parse is not None:
+            return self.setting.parse(option_name, value)
         if self.words:
             return one_of(option_name, value, self.kind)
         if self.kind is int:
@@ -112,7 +117,7 @@ class Declared:
             return value
         if get_origin(self.kind) is tuple:
             value = names_of(value) if isinstance(value, str) else tuple(value)
-        elif not isinstance(value, str):
+        elif not isinstance(value, (str, self.kind)):
             example = self.setting.example or "bf16"
             raise InputError(f"{option_name}: {shown(value)} is not text; expected a name such as {example!r}")
         return value if self.setting.check is None else self.setting.check(option_name, value)

@@ -10,6 +10,7 @@ from typing import Any
 
 from ...costs.params import params
 from ...errors import InputError
+from ...sources.huggingface.family import field_names
 from ...sources.target import load
 from ...units import DTYPE_BITS
 from ..launch.record import LaunchReader, Table, size_of
@@ -28,23 +29,19 @@ OF_THE_ACTOR = {
 }
 """Argument of step 3 about the actor → the same argument of step 1."""
 
-READ = frozenset(
-    """
+READ = field_names("""
     per_device_generation_batch_size max_prompt_seq_len max_answer_seq_len critic_zero_stage critic_lora_dim
     gradient_accumulation_steps offload dtype only_optimize_lora compute_fp32_loss offload_reference_model
     offload_reward_model critic_model_name_or_path unsupervised_dataset_name enable_ema enable_mixed_precision_lora
-    """.split()  # noqa: SIM905
-) | frozenset(OF_THE_ACTOR)
+    """) | frozenset(OF_THE_ACTOR)
 
-IGNORED = frozenset(
-    """
+IGNORED = field_names("""
     actor_model_name_or_path unsupervised_dataset_config_name unsup_coef generation_batches ppo_epochs
     actor_learning_rate critic_learning_rate actor_weight_decay critic_weight_decay preprocessing_num_workers
     enable_hybrid_engine unpin_actor_parameters release_inference_cache inference_tp_size tp_gather_partition_size
     critic_gradient_checkpointing critic_dropout critic_lora_module_name actor_lora_learning_rate
     critic_lora_learning_rate align_overflow print_answers print_answers_interval enable_test_mode test_stop_step
-    """.split()  # noqa: SIM905
-)
+    """)
 
 OFF = {
     "enable_ema": "a moving average of the weights is not counted",

@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any, NamedTuple
 
+from ...sources.huggingface.family import field_names
 from ..launch.auto_values import AUTO_BUCKETS, AUTO_FORMATS
 from ..launch.command_line import arguments_of, model_name, plain_arguments
 from ..launch.record import CommandLine, Launch, LaunchReader, LaunchSource, Table, reading_of
@@ -46,12 +47,10 @@ its model converts itself to bf16.
 
 READ = frozenset({"model_max_length", "use_lora", "q_lora", "lora_r", "lora_target_modules", "lora_dropout"})
 
-IGNORED = frozenset(
-    """
+IGNORED = field_names("""
     data_path eval_data_path lazy_preprocess cache_dir lora_alpha lora_bias lora_weight_path padding_side
     conv_template deepspeed_port model_type fsdp_transformer_layer_cls_to_wrap
-    """.split()  # noqa: SIM905
-)
+    """)
 
 QWEN_CONFIGS: Mapping[str, Table] = {
     f"finetune/ds_config_zero{stage}.json": {

@@ -10,22 +10,19 @@ from typing import Any
 
 from ...errors import InputError, shown
 from ...parallel.layout import Layout, Zero
+from ...sources.huggingface.family import field_names
 from ..launch.record import Launch, LaunchReader, LaunchSettings, Table, flag_value, size_of, unknown_keys
 from .settings import TitanSettings
 
-FSDP_READ = frozenset(
-    """
+FSDP_READ = field_names("""
     version sharding_strategy reshard_after_forward offload_params activation_checkpointing xla
-    """.split()  # noqa: SIM905
-)
+    """)
 
-FSDP_IGNORED = frozenset(
-    """
+FSDP_IGNORED = field_names("""
     auto_wrap_policy transformer_layer_cls_to_wrap transformer_cls_names_to_wrap min_num_params state_dict_type
     sync_module_states cpu_ram_efficient_loading use_orig_params backward_prefetch backward_prefetch_policy
     forward_prefetch limit_all_gathers activation_cpu_offload xla_fsdp_settings xla_fsdp_v2 xla_fsdp_grad_ckpt
-    """.split()  # noqa: SIM905
-)
+    """)
 
 STRATEGIES: dict[str, tuple[Zero, bool]] = {
     "FULL_SHARD": (3, True),

@@ -14,6 +14,7 @@ from ...algebra import ceil_div
 from ...errors import shown
 from ...model import ModelSpec
 from ...sources.files import validate
+from ...sources.huggingface.family import field_names
 from ..deepspeed.config_file import run_of_program
 from ..launch.record import Launch, LaunchReader, LaunchSettings, LaunchSource, Table, reading_of, size_of
 from ..megatron.named_model import MegatronRun, megatron_run
@@ -21,12 +22,10 @@ from ..megatron.named_model import MegatronRun, megatron_run
 SIGNS = frozenset({"pipe_parallel_size", "model_parallel_size"})
 """Arguments of which every config has one, with underscores or hyphens."""
 
-DEEPSPEED = frozenset(
-    """
+DEEPSPEED = field_names("""
     train_batch_size train_micro_batch_size_per_gpu gradient_accumulation_steps zero_optimization fp16 bf16 optimizer
     gradient_clipping communication_data_type data_types
-    """.split()  # noqa: SIM905
-)
+    """)
 """Keys that DeepSpeed reads."""
 
 OFF: Mapping[str, tuple[Any, ...]] = {

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from ...errors import InputError, one_line
+from ...sources.huggingface.family import field_names
 from .record import CommandLine, LaunchReader
 from .shell_words import Command
 from .unresolved import is_unresolved, is_unset_variable, printable, unresolved_reason
@@ -39,11 +40,9 @@ SHELLS = ("bash", "sh", "sbatch", "source", ".")
 LONGEST_TYPED = 20_000
 """Largest number of letters of a file's name with variables and arguments."""
 
-WITHOUT_PROGRAMS = frozenset(
-    """
+WITHOUT_PROGRAMS = field_names("""
     echo printf cat cp mv rm ls find sed grep tee mkdir pip pip3 chmod wget curl test [ [[ tail head kill wait cd log
-    """.split()  # noqa: SIM905
-)
+    """)
 """Commands that start no program, although their words may name one."""
 
 CONFIG_ENDINGS = (".yaml", ".yml", ".json", ".toml")

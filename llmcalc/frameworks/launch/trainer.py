@@ -12,6 +12,7 @@ from typing import Any
 
 from ...errors import shown
 from ...parallel.layout import Layout
+from ...sources.huggingface.family import field_names
 from ..frozen_model import FrozenModel
 from ..registry import WITHOUT_A_NAME, framework, plugins
 from .accelerate_command import trainer_arguments
@@ -61,19 +62,16 @@ TRAINER_DEFAULTS: dict[str, Any] = {
 }
 """Defaults of arguments that change memory (transformers 5.23, training_args.py)."""
 
-TRAINER_READ = frozenset(
-    """
+TRAINER_READ = field_names("""
     per_device_train_batch_size gradient_accumulation_steps gradient_checkpointing gradient_checkpointing_kwargs
     activation_checkpointing activation_checkpointing_kwargs optim bf16 fp16 torch_compile
     max_seq_length max_length block_size cutoff_len torch_dtype dtype attn_implementation use_liger_kernel
     model_name_or_path use_peft lora_r lora_target_modules lora_dropout load_in_4bit load_in_8bit
     use_cpu no_cuda lora_modules_to_save parallelism_config optim_args optim_target_modules
     auto_find_batch_size neftune_noise_alpha use_bnb_nested_quant
-    """.split()  # noqa: SIM905
-)
+    """)
 
-TRAINER_IGNORED = frozenset(
-    """
+TRAINER_IGNORED = field_names("""
     output_dir overwrite_output_dir num_train_epochs max_steps learning_rate lr_scheduler_type lr_scheduler_kwargs
     warmup_steps warmup_ratio weight_decay adam_beta1 adam_beta2 adam_epsilon average_tokens_across_devices
     max_grad_norm label_smoothing_factor bf16_full_eval fp16_full_eval tf32 torch_compile_backend torch_compile_mode
@@ -96,8 +94,7 @@ TRAINER_IGNORED = frozenset(
     do_sample special_tokens dataset_train_split dataset_test_split dataset_mixture dataset_prepared_path
     log_completions fp16_opt_level past_index use_mps_device mp_parameters include_inputs_for_metrics
     ddp_bucket_cap_mb fsdp_transformer_layer_cls_to_wrap fsdp_min_num_params packing torch_empty_cache_steps
-    """.split()  # noqa: SIM905
-)
+    """)
 """Arguments that do not change the memory of a training step, or by less than one block."""
 
 TRAINER_SIGNS = (

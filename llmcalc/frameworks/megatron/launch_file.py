@@ -17,6 +17,7 @@ from typing import Any, Literal, get_args, get_origin, get_type_hints
 
 from ...errors import InputError, shown, suggest
 from ...parallel.layout import Layout
+from ...sources.huggingface.family import field_names
 from ..launch import trainer
 from ..launch.record import (
     LARGEST,
@@ -106,13 +107,11 @@ def is_megatron(table: Mapping[str, Any]) -> bool:
     return any(key.startswith("--") for key in table) and any(key in flags for key in table)
 
 
-SIGNS = frozenset(
-    """
+SIGNS = field_names("""
     --num-layers --hidden-size --num-attention-heads --micro-batch-size --global-batch-size --seq-length
     --max-position-embeddings --tensor-model-parallel-size --pipeline-model-parallel-size --context-parallel-size
     --train-iters --train-samples --use-mcore-models --use-checkpoint-args
-    """.split()  # noqa: SIM905
-)
+    """)
 """Arguments of sizes, by which a command of Megatron-LM is known."""
 
 

@@ -9,13 +9,12 @@ from typing import Any
 
 from ...errors import InputError
 from ...parallel.layout import Layout, Zero
+from ...sources.huggingface.family import field_names
 from ..launch.record import LaunchReader, LaunchSettings, Table, flag_value, size_of, unknown_keys
 
-MEGATRON_READ = frozenset(
-    """
+MEGATRON_READ = field_names("""
     tp_degree pp_degree num_micro_batches sequence_parallelism recompute_activations use_distributed_optimizer
-    """.split()  # noqa: SIM905
-)
+    """)
 
 
 def read_accelerate(

@@ -9,6 +9,7 @@ from __future__ import annotations
 from typing import Any
 
 from ...errors import shown
+from ...sources.huggingface.family import field_names
 from ...workload.lora import ALL_LINEAR
 from ..frozen_model import FrozenModel
 from ..launch.grpo import SFT_NOTE, grpo_length
@@ -27,15 +28,13 @@ SIZES = (
 )
 """Arguments whose default is 1."""
 
-READ = frozenset(
-    """
+READ = field_names("""
     model tuner_type train_type lora_rank target_modules lora_dropout max_length packing packing_length
     global_batch_size sequence_parallel virtual_pipeline_model_parallel_size recompute_granularity recompute_method
     recompute_num_layers recompute_modules cross_entropy_loss_fusion use_distributed_optimizer torch_dtype
     attention_backend
     use_precision_aware_optimizer exp_avg_dtype exp_avg_sq_dtype main_grads_dtype
-    """.split()  # noqa: SIM905
-) | set(SIZES)
+    """) | set(SIZES)
 
 OFF: dict[str, tuple[Any, ...]] = {
     "optimizer_cpu_offload": (False, None),
@@ -56,8 +55,7 @@ OFF: dict[str, tuple[Any, ...]] = {
 }
 """Arguments of which only these values are modelled."""
 
-IGNORED = frozenset(
-    """
+IGNORED = field_names("""
     finetune lr min_lr lr_warmup_fraction lr_warmup_iters lr_decay_style train_iters num_train_epochs save_interval
     eval_interval eval_iters output_dir save save_safetensors mcore_model mcore_adapter load no_save_optim no_save_rng
     no_load_optim no_load_rng log_interval num_workers moe_permute_fusion moe_grouped_gemm moe_aux_loss_coeff
@@ -68,8 +66,7 @@ IGNORED = frozenset(
     bias_dropout_fusion bias_activation_fusion apply_rope_fusion log_throughput moe_router_load_balancing_type
     moe_z_loss_coeff moe_router_score_function lr_decay_iters lr_warmup_init dataloader_persistent_workers
     dataloader_prefetch_factor data_sharding mlp_padding_free
-    """.split()  # noqa: SIM905
-)
+    """)
 
 
 def run_of_megatron(

@@ -6,17 +6,16 @@ import re
 from collections import deque
 from collections.abc import Sequence
 
+from ...sources.huggingface.family import field_names
 from .accelerators import accelerator_count
 from .server import Container
 
 CONTAINER_PROGRAMS = ("docker", "podman", "nerdctl", "apptainer", "singularity")
 
-DOCKER_SWITCHES = frozenset(
-    """
+DOCKER_SWITCHES = field_names("""
     --rm --privileged --init --detach --interactive --tty --read-only --no-healthcheck --oom-kill-disable --sig-proxy
     --publish-all --quiet --nv --rocm --nvccli --cleanenv --containall --writable-tmpfs --replace
-    """.split()  # noqa: SIM905
-)
+    """)
 """Options of `docker run` without a value."""
 
 SHORT_SWITCHES = re.compile(r"-[ditPq]+")

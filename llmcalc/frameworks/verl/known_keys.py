@@ -5,11 +5,11 @@ from __future__ import annotations
 import re
 
 from ...errors import shown
+from ...sources.huggingface.family import field_names
 from ..launch.record import LaunchReader, Table
 from .rollout import ACTOR, MODEL
 
-READ = frozenset(
-    """
+READ = field_names("""
     actor.strategy actor.ppo_mini_batch_size actor.ppo_micro_batch_size actor.ppo_micro_batch_size_per_gpu
     actor.use_dynamic_bsz actor.ppo_max_token_len_per_gpu actor.ulysses_sequence_parallel_size actor.use_kl_loss
     actor.use_torch_compile actor.entropy_coeff actor.calculate_entropy actor.calculate_sum_pi_squared
@@ -30,8 +30,7 @@ READ = frozenset(
     model.path model.enable_gradient_checkpointing model.enable_activation_offload model.use_liger model.lora_rank
     model.target_modules model.use_fused_kernels model.use_remove_padding model.lora.rank model.lora.target_modules
     model.lora.dropout model.lora.type
-    """.split()  # noqa: SIM905
-)
+    """)
 
 WITHOUT_MEMORY = re.compile(
     r"actor\.(optim\.(lr|min_lr|weight_decay|clip_grad|total_training_steps|betas|warmup\w*|num_cycles)\w*"

@@ -7,6 +7,7 @@ Ultravox: ultravox/model/ultravox_model.py of fixie-ai/ultravox.
 from __future__ import annotations
 
 from ..config import Config
+from ..family import field_names
 from ..parts import ACTIVATIONS, Table, biases, glu, layer_table, layernorm, mlp, rmsnorm
 from .section import Section, patches_per_side, projector, self_attention, two_layers
 from .siglip import siglip_of_rows
@@ -203,12 +204,10 @@ PHI4_AUDIO: Table = {
     "downsample_rate": 1,
 }
 
-AUDIO_FIELDS = frozenset(
-    """
+AUDIO_FIELDS = field_names("""
     activation_dropout audio_token_id chunk_size dropout_rate encoder_layerdrop feature_layer layerdrop left_chunk
     nemo_activation nemo_final_size num_hidden_layers scale_embedding
-    """.split()  # noqa: SIM905
-)
+    """)
 
 WHISPER: Table = {
     "num_mel_bins": 80,
@@ -219,13 +218,11 @@ WHISPER: Table = {
     "activation_function": "gelu",
     "max_source_positions": 1500,
 }
-WHISPER_DECODER = frozenset(
-    """
+WHISPER_DECODER = field_names("""
     apply_spec_augment classifier_proj_size decoder_attention_heads decoder_ffn_dim decoder_layerdrop decoder_layers
     mask_feature_length mask_feature_min_masks mask_feature_prob mask_time_length mask_time_min_masks mask_time_prob
     max_target_positions median_filter_width use_weighted_layer_sum
-    """.split()  # noqa: SIM905
-)
+    """)
 """Fields of Whisper's config that describe its decoder and its training."""
 
 ULTRAVOX: Table = {

@@ -13,6 +13,7 @@ from typing import Any
 
 from ....components.base import LARGEST
 from ..config import Config
+from ..family import field_names
 from ..parts import ACTIVATIONS, Table, attention, glu, layernorm, mlp, qk_norm, rmsnorm
 from .section import Section, projector, vision_section, vit
 
@@ -227,13 +228,11 @@ GEMMA3N_AUDIO: Table = {
     "sscp_conv_stride_size": ((2, 2), (2, 2)),
 }
 
-AUDIO_FIELDS = frozenset(
-    """
+AUDIO_FIELDS = field_names("""
     attention_chunk_size attention_invalid_logits_value attention_logit_cap conf_attention_chunk_size
     conf_attention_logit_cap conf_reduction_factor conf_residual_weight gradient_clipping residual_weight sscp_conv_eps
     vocab_offset
-    """.split()  # noqa: SIM905
-)
+    """)
 IMAGE_FIELDS = frozenset({"do_pooling", "label_names", "model_args", "num_classes", "vocab_offset"})
 
 GEMMA4 = {

@@ -8,6 +8,7 @@ llava_onevision, video_llava, vipllava, deepseek_vl, idefics3, smolvlm, internvl
 from __future__ import annotations
 
 from ..config import Config
+from ..family import field_names
 from ..parts import ACTIVATIONS, QKV, Table, biases, layer_table, layernorm, mlp, qk_norm, rmsnorm
 from .pixtral import PIXTRAL, pixtral_encoder
 from .section import (
@@ -238,12 +239,10 @@ INTERNVL: Table = {
     "use_mean_pooling": True,
 }
 INTERNVL_PROJECTOR: Table = {"projector_hidden_act": "gelu", "downsample_ratio": 0.5, "vision_feature_layer": -1}
-BEIT_FIELDS = frozenset(
-    """
+BEIT_FIELDS = field_names("""
     dropout drop_path_rate initializer_factor layer_scale_init_value projection_dropout qk_normalization qkv_bias
     shared_relative_position_bias use_relative_position_bias
-    """.split()  # noqa: SIM905
-)
+    """)
 """Fields of InternVL's vision encoder that change no count; some are BEiT's, which its class does not read."""
 KINDS = {"clip_vision_model": CLIP, "siglip_vision_model": SIGLIP, "pixtral": PIXTRAL}
 

@@ -7,6 +7,7 @@ lighton_ocr; models/llama4, lfm3_vl, hunyuan_vl.
 from __future__ import annotations
 
 from ..config import Config
+from ..family import field_names
 from ..parts import ACTIVATIONS, Table, glu, layer_pattern, layer_table, layernorm, listed_kinds, qk_norm, rmsnorm
 from .section import (
     ROTARY,
@@ -192,14 +193,12 @@ HUNYUAN: Table = {
     "spatial_merge_size": 2,
     "max_image_size": 2048,
 }
-HUNYUAN_FIELDS = frozenset(
-    """
+HUNYUAN_FIELDS = field_names("""
     add_patchemb_bias anyres_pooling_size anyres_vit_max_image_size anyres_vit_two_views cat_extra_token
     hidden_size_text img_max_token_num interpolate_mode max_vit_seq_len min_image_size num_key_value_heads
     out_hidden_size remove_prenorm resize_resolution temporal_patch_size text_hidden_size
     video_max_image_size video_min_image_size
-    """.split()  # noqa: SIM905
-)
+    """)
 """Fields of HunyuanOCR's encoder that change no count."""
 
 WRAPPERS = {

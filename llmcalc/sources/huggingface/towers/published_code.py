@@ -13,6 +13,7 @@ models/deepseek_v41/common/vision.py at v0.33.0.
 from __future__ import annotations
 
 from ..config import Config
+from ..family import field_names
 from ..parts import ACTIVATIONS, QKVO, Table, biases, glu, layer_table, layernorm, mlp, rmsnorm
 from .llava import INTERNVL, INTERNVL_PROJECTOR, VIT_L, internvit_layer, read_internvl
 from .qwen import moonvit
@@ -351,13 +352,11 @@ INTERNVIT: Table = {
     "norm_type": "rms_norm",
     "layer_norm_eps": 1e-6,
 }
-INTERNVIT_FIELDS = frozenset(
-    """
+INTERNVIT_FIELDS = field_names("""
     capacity_factor drop_path_rate dropout eval_capacity_factor laux_allreduce moe_coeff_ratio moe_intermediate_size
     moe_output_scale noisy_gate_policy num_experts num_routed_experts num_shared_experts shared_expert_intermediate_size
     use_moe use_residual use_rts use_weighted_residual
-    """.split()  # noqa: SIM905
-)
+    """)
 """Fields of InternViT's configs that change no count: those of experts that no published encoder has."""
 CHAT: Table = {"downsample_ratio": 0.5, "select_layer": -1, "max_dynamic_patch": 6}
 MLP_PROJECTOR: Table = {
@@ -379,8 +378,8 @@ DEEPSEEK_VL2: Table = {
     "global_pool": "map",
     "class_token": False,
 }
-TIMM_FIELDS = frozenset(
-    "deterministic ignore_head model_name num_classes num_recomputing_layers use_checkpoint weight_init".split()  # noqa: SIM905
+TIMM_FIELDS = field_names(
+    "deterministic ignore_head model_name num_classes num_recomputing_layers use_checkpoint weight_init"
 )
 MOONVIT: Table = {
     "patch_size": 14,

@@ -11,6 +11,7 @@ from __future__ import annotations
 from typing import Any
 
 from ..config import Config
+from ..family import field_names
 from ..parts import ACTIVATIONS, Table, glu, layer_pattern, layernorm, mlp, rmsnorm
 from .section import ROTARY, biased_layer, projector, two_layers, vision_section, vit
 
@@ -260,12 +261,10 @@ IGNORED = frozenset({"fullatt_block_indexes", "in_chans", "spatial_patch_size", 
 
 INTERN_S2 = ("intern_s2_preview_vision", "intern_s2_preview", "qwen3_5_moe_vision", "qwen3_5_moe")
 
-KIMI_FIELDS = frozenset(
-    """
+KIMI_FIELDS = field_names("""
     init_pos_emb_time merge_type mm_hidden_size mm_projector_type pos_emb_type projector_ln_eps text_hidden_size
     video_attn_type
-    """.split()  # noqa: SIM905
-)
+    """)
 """Fields of Kimi K2.5's encoder that change no count."""
 
 KIMI: Table = {

@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from typing import Any, TypeAlias
 
 from ..config import Config
+from ..family import field_names
 from ..parts import ACTIVATIONS, QKVO, Table, biases, layer_table, mlp
 
 Reader: TypeAlias = Callable[[Config, Config, int], Table]
@@ -129,13 +130,11 @@ def merged_square_side(config: Config, field: str) -> int:
     return merge
 
 
-IGNORED = frozenset(
-    """
+IGNORED = field_names("""
     attention_bias deepstack_visual_indexes default_output_length global_head_dim head_dim image_size initializer_range
     max_position_embeddings multi_modal_projector_bias num_image_tokens num_positions pos_emb_time projection_dim
     projector_dropout projector_hidden_act vision_feature_layer vision_feature_select_strategy vocab_size
-    """.split()  # noqa: SIM905
-)
+    """)
 """Fields of vision and audio encoders that change no count; `attention_bias` and `head_dim` are read where a class uses
 them.
 """
