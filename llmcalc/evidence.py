@@ -127,12 +127,16 @@ def weakest(statuses: Iterable[Status]) -> Status:
 
 def names_of(evidence: Iterable[Evidence], status: Status) -> str:
     """Returns the names of the evidence with a verification status, without repetitions."""
-    return ", ".join(dict.fromkeys(str(item) for item in evidence if item.status == status))
+    return ", ".join(
+        dict.fromkeys(str(evidence_entry) for evidence_entry in evidence if evidence_entry.status == status)
+    )
 
 
 def witnesses_of(evidence: Iterable[Evidence], status: Status) -> str:
     """Returns the independent checks with a verification status, without repetitions."""
-    return "; ".join(dict.fromkeys(item.witness.name for item in evidence if item.status == status))
+    return "; ".join(
+        dict.fromkeys(evidence_entry.witness.name for evidence_entry in evidence if evidence_entry.status == status)
+    )
 
 
 Kernel = TypeVar("Kernel", bound=Callable[..., Any])

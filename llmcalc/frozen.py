@@ -71,7 +71,7 @@ def _compiled_later(cls: Any, name: str, source: Callable[[Any, dict[str, Any]],
 def _constructor_source(cls: Any, names: dict[str, Any]) -> str:
     names |= {"set_field": object.__setattr__, "MISSING": MISSING}
     positional: list[str] = ["self"]
-    keyword: list[str] = []
+    keyword_parameters: list[str] = []
     lines: list[str] = []
     for item in fields(cls):
         parameter = value = item.name
@@ -82,11 +82,11 @@ def _constructor_source(cls: Any, names: dict[str, Any]) -> str:
             names[f"make_{item.name}"] = item.default_factory
             parameter += "=MISSING"
             value = f"make_{item.name}() if {item.name} is MISSING else {item.name}"
-        (keyword if item.kw_only else positional).append(parameter)
+        (keyword_parameters if item.kw_only else positional).append(parameter)
         lines.append(f" set_field(self, {item.name!r}, {value})\n")
     if hasattr(cls, "__post_init__"):
         lines.append(" self.__post_init__()\n")
-    parameters = ", ".join([*positional, *(["*", *keyword] if keyword else [])])
+    parameters = ", ".join([*positional, *(["*", *keyword_parameters] if keyword_parameters else [])])
     return f"def __init__({parameters}):\n{''.join(lines) or ' pass'}"
 
 

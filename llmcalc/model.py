@@ -323,8 +323,10 @@ class ModelSpec(Part):
             x = Value(TOKENS, (embedding_axis,), fixed=True)
         else:
             source_rows = self._source_rows if has_two_stacks else TOKENS
-            role = self._weight_role("embed_tokens")
-            x, table = recorder.table("embed_tokens", rows, embedding_axis, of=source_rows, kind="embedding", role=role)
+            weight_role = self._weight_role("embed_tokens")
+            x, table = recorder.table(
+                "embed_tokens", rows, embedding_axis, of=source_rows, kind="embedding", role=weight_role
+            )
         if self.unused_embedding is not None:
             recorder.part("unused_embedding", self.unused_embedding, x, role="idle", vocab=vocab)
         x = x if has_two_stacks else self._projected_embeddings(recorder, x, hidden)
@@ -409,9 +411,9 @@ class ModelSpec(Part):
             output = table if self.tie_word_embeddings else None
             if self.mtp is not None and output is None:
                 output = Weight("lm_head", (vocab,), x.axes)
-            role = self._weight_role("lm_head")
+            weight_role = self._weight_role("lm_head")
             recorder.result = recorder.part(
-                "lm_head", self.head, x, vocab=vocab, width=embedding_axis, output=output, role=role
+                "lm_head", self.head, x, vocab=vocab, width=embedding_axis, output=output, role=weight_role
             )
             if self.proposal is not None:
                 tokens = self.head.draft_vocab_size
@@ -534,13 +536,13 @@ def _reference_class() -> type[nn.Module]:
             stacks: dict[str, Any] = (
                 {"": only_stack} if only_stack is not None else {"encoder.": self.encoder, "decoder.": self.decoder}
             )
-            out: dict[str, str] = {}
+            repeats: dict[str, str] = {}
             for prefix, stack in stacks.items():
                 for i, layer_kind in enumerate(stack.layer_kinds):
                     first_index = stack.layer_kinds.index(layer_kind)
                     if first_index != i:
-                        out[f"{prefix}layers.{i}"] = f"{prefix}layers.{first_index}"
-            return out
+                        repeats[f"{prefix}layers.{i}"] = f"{prefix}layers.{first_index}"
+            return repeats
 
         def embed(self, ids: Tensor) -> Tensor:
             x: Tensor = self.embed_tokens(ids)
@@ -563,8 +565,8 @@ def _reference_class() -> type[nn.Module]:
                         grouped_experts=forward_pass.grouped_experts, expert_capacity=forward_pass.expert_capacity
                     ),
                 )
-            out: Tensor = self.decoder(self.embed(ids), forward_pass)
-            return out
+            hidden_states: Tensor = self.decoder(self.embed(ids), forward_pass)
+            return hidden_states
 
         def forward(
             self,
@@ -585,14 +587,16 @@ def _reference_class() -> type[nn.Module]:
             x = self.hidden_states(ids, source, run)
             if hasattr(self, "pooler"):
                 pooled_vector, scores = self.get_submodule("pooler")(x)
-            out = self._record_output(pooled_vector if self.scores_pooled else None, x, last_only)
+            model_output = self._record_output(pooled_vector if self.scores_pooled else None, x, last_only)
             if hasattr(self, "proposal"):
-                term, outputs = self.get_submodule("proposal")(x[:, -1:] if last_only else x, ids[:, -out.shape[1] :])
-                out = out + term
-                return (out, outputs) if with_mtp else out
+                term, outputs = self.get_submodule("proposal")(
+                    x[:, -1:] if last_only else x, ids[:, -model_output.shape[1] :]
+                )
+                model_output = model_output + term
+                return (model_output, outputs) if with_mtp else model_output
             if with_pooled:
-                return out, scores
-            return (out, self.mtp(x, ids, self.embed_tokens, mla, **experts)) if with_mtp else out
+                return model_output, scores
+            return (model_output, self.mtp(x, ids, self.embed_tokens, mla, **experts)) if with_mtp else model_output
 
         def _record_output(self, pooled_vector: Tensor | None, x: Tensor, last_only: bool) -> Tensor:
             """Returns the head's output, from the pooled vectors for a sequence classifier."""

@@ -88,10 +88,10 @@ def _parameter_problems(module: nn.Module, tree: Node) -> list[str]:
     lines = [f"parameters: the module has {module_total:,}, the spec {spec_total:,} ({difference_text})"]
     layers = [node for node in tree.children if node.kind == "layer"]
     depth = sum(node.repeat for node in layers)
-    lists = sorted(
+    module_lists = sorted(
         {parameter.rpartition(".")[0] for parameter in counted_params if parameter.endswith(f".{depth - 1}")}, key=len
     )
-    for prefix in lists[:1]:
+    for prefix in module_lists[:1]:
         for node in layers:
             expected_params = node.cost_per_repeat(total_of)
             wrong_layers = {

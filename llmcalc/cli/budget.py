@@ -34,6 +34,6 @@ def command(
         check_writable(junit_file, "--junit")
     answer = ask_budget(file, skip_missing)
     if junit_file is not None:
-        with open_whole_file(junit_file, "--junit") as out:
-            out.write(junit(file.name, answer.result))
+        with open_whole_file(junit_file, "--junit") as output_stream:
+            output_stream.write(junit(file.name, answer.result))
     output_options.show_answer(answer)

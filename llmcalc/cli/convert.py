@@ -34,5 +34,5 @@ def command(
     preset = target_options.load(target)
     with name_in_errors(preset):
         text = convert_model(preset, to or ("hf" if output is not None and output.suffix == ".json" else "toml"))
-    with open_output(output) as out:
-        out.write(text)
+    with open_output(output) as output_stream:
+        output_stream.write(text)

@@ -118,7 +118,7 @@ def engine_flags(context: typer.Context) -> Mapping[str, Any]:
 
 
 def show_servers(
-    ask: Callable[[EngineQuestion], ReportedAnswer],
+    ask_question: Callable[[EngineQuestion], ReportedAnswer],
     context: typer.Context,
     hardware: str | None,
     target_options: TargetOptions,
@@ -126,7 +126,7 @@ def show_servers(
 ) -> None:
     """Shows the answers about a launch file's servers, or about engines that serve TARGET. Exit code 1 if one fails.
 
-    ask: the question that is asked of each. context: the running command, whose options describe the servers.
+    ask_question: the question that is asked of each. context: the running command, whose options describe the servers.
     hardware: the accelerator; None for that of the launch file.
     """
     from ..questions.engines import ask_servers, engine_questions
@@ -147,5 +147,5 @@ def show_servers(
         allow_unknown=target_options.allow_unknown,
     )
     with nullcontext() if launch is not None else name_in_errors(questions[0].preset):
-        answer = ask_servers(questions, ask)
+        answer = ask_servers(questions, ask_question)
     output_options.show_answer(answer, table, None if launch is not None else questions[0].preset)

@@ -107,8 +107,8 @@ def _short_name(option: Any, record: str) -> str:
 
 def _first_sentence(help: str) -> str:
     """Returns the first sentence of a help text, and the default value."""
-    text, mark, default = help.partition(" [default: ")
-    first_sentence = re.split(r"(?<=\.) |(?<=…) (?=[A-Z])", text.strip(), maxsplit=1)[0]
+    help_text, mark, default = help.partition(" [default: ")
+    first_sentence = re.split(r"(?<=\.) |(?<=…) (?=[A-Z])", help_text.strip(), maxsplit=1)[0]
     return f"{first_sentence.rstrip('.')}{mark}{default}"
 
 

@@ -63,5 +63,5 @@ def command(
         return
     from ..reports.cyclonedx import bill_of_materials
 
-    with open_output(output) as out:
-        out.write(json.dumps(bill_of_materials(answer.result), indent=2) + "\n")
+    with open_output(output) as output_stream:
+        output_stream.write(json.dumps(bill_of_materials(answer.result), indent=2) + "\n")

@@ -98,8 +98,8 @@ def open_whole_file(path: Path, option: str) -> Iterator[TextIOWrapper]:
     check_writable(path, option)
     if is_device(path):
         try:
-            with path.open("w", encoding="utf-8") as out:
-                yield out
+            with path.open("w", encoding="utf-8") as output_stream:
+                yield output_stream
         except BrokenPipeError:
             raise
         except OSError as error:
@@ -113,8 +113,8 @@ def open_whole_file(path: Path, option: str) -> Iterator[TextIOWrapper]:
             raise _write_error(path, option, error) from None
         partial_file = Path(name)
         try:
-            with os.fdopen(handle, "w", encoding="utf-8") as out:
-                yield out
+            with os.fdopen(handle, "w", encoding="utf-8") as output_stream:
+                yield output_stream
             partial_file.chmod(target.stat().st_mode if target.exists() else 0o666 & ~_current_umask())
             partial_file.replace(target)
         finally:

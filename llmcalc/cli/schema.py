@@ -11,5 +11,5 @@ def command(output: Output = None) -> None:
     """
     from ..sources.json_schema import description_schema
 
-    with open_output(output) as out:
-        out.write(json.dumps(description_schema(), indent=1) + "\n")
+    with open_output(output) as output_stream:
+        output_stream.write(json.dumps(description_schema(), indent=1) + "\n")

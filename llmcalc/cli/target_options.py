@@ -61,8 +61,10 @@ class TargetOptions(NamedTuple):
         from ..sources.target import load
 
         preset = load(target, tuple(self.overrides or ()), self.head, self.allow_unknown)
-        absent = [OPTIONAL_PARTS[part] for part in sorted(include) if not getattr(preset.model, part)]
-        missing_parts = (f"{part.option} changes nothing: the model has no {part.title}" for part in absent)
+        absent = [OPTIONAL_PARTS[part_name] for part_name in sorted(include) if not getattr(preset.model, part_name)]
+        missing_parts = (
+            f"{part_name.option} changes nothing: the model has no {part_name.title}" for part_name in absent
+        )
         for note in (*preset.notes, *missing_parts):
             store_remark(f"note: {preset.name}: {note}")
         return preset
@@ -118,9 +120,11 @@ class OutputOptions(NamedTuple):
             report = report.brief()
         for text in report.warnings if writer.warns_apart else ():
             store_remark(f"note: {text}")
-        with open_output(self.output) as out:
-            encoding = "ascii" if writer.ascii else getattr(out, "encoding", None) or "utf-8"
-            writer.write(report if encoding.lower().startswith("utf") else report_in_encoding(report, encoding), out)
+        with open_output(self.output) as output_stream:
+            encoding = "ascii" if writer.ascii else getattr(output_stream, "encoding", None) or "utf-8"
+            writer.write(
+                report if encoding.lower().startswith("utf") else report_in_encoding(report, encoding), output_stream
+            )
 
 
 OPTIONS: dict[str, tuple[dict[str, OptionOfCommand], Callable[[dict[str, Any]], Any]]] = {

@@ -76,8 +76,8 @@ def command(
         _with_progress(list(model_names()) if everything else list(targets or ())), target_options.load
     )
     if junit_file is not None:
-        with open_whole_file(junit_file, "--junit") as out:
-            out.write(junit(answer.result.verdicts, answer.result.skipped))
+        with open_whole_file(junit_file, "--junit") as output_stream:
+            output_stream.write(junit(answer.result.verdicts, answer.result.skipped))
     if rank_of_process() == 0:
         output_options.show(answer.report(), table, listing=everything)
     if not answer.ok:

@@ -184,8 +184,8 @@ class Memory:
             return []
         from .encoders import encoder_peaks
 
-        choices = replace(kernel_choices(self.settings, self.spec, attention), attention=attention)
-        return encoder_peaks(self.spec, inputs, activation_format(self.states), choices)
+        kernel_options = replace(kernel_choices(self.settings, self.spec, attention), attention=attention)
+        return encoder_peaks(self.spec, inputs, activation_format(self.states), kernel_options)
 
     def training(self, cuda_runtime: Runtime | None = None) -> Training:
         """Returns the training configuration of the replay, with an accelerator's kernels.

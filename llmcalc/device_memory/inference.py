@@ -306,18 +306,18 @@ def replay_inference(
     memory_meter = Meter(device)
     inference_run = InferenceRun(spec, inference_config, layers, workspace, memory_meter)
     inference_run.set_up()
-    result = ReplayResult(set_up=memory_meter.now)
+    replay_result = ReplayResult(set_up=memory_meter.now)
     memory_meter.peaks = {}
     inference_run.passes()
-    result.peaks = {
+    replay_result.peaks = {
         allocation_place: peak
         for allocation_place, peak in memory_meter.peaks.items()
         if allocation_place.phase in inference_run.names
     }
-    result.after = memory_meter.now
+    replay_result.after = memory_meter.now
     if device is not None:
-        result.read(device, memory_meter.now, memory_meter.peak)
-    return result
+        replay_result.read(device, memory_meter.now, memory_meter.peak)
+    return replay_result
 
 
 def shortened_rank(spec: RankModel, layers: Mapping[int, int]) -> Hashable:

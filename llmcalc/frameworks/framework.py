@@ -188,9 +188,9 @@ class Framework:
     product_format: Callable[[Any], str] | None = None
     narrow_precisions: frozenset[str] = frozenset()
 
-    def evidence_for(self, layout: Layout, trains: bool) -> FrameworkEvidence:
-        """Returns the tests and measurements behind the results for a layout. trains: whether the run is training."""
-        return FrameworkEvidence(self.name) if self.evidence is None else self.evidence(layout, trains)
+    def evidence_for(self, layout: Layout, is_training: bool) -> FrameworkEvidence:
+        """Returns the tests and measurements behind the results for a layout. is_training: of a training run."""
+        return FrameworkEvidence(self.name) if self.evidence is None else self.evidence(layout, is_training)
 
     def is_implied(self, layout_request: LayoutRequest) -> bool:
         """Whether layout options of the user imply this framework without its name."""

@@ -174,8 +174,8 @@ class Cluster:
         frozen_model = self.run.frozen
         if frozen_model is not None:
             trained = memory
-            for part in frozen_model.parts:
-                memory = _with_frozen_model(memory, part, part.additional_bytes(self.memory, trained))
+            for frozen_part in frozen_model.parts:
+                memory = _with_frozen_model(memory, frozen_part, frozen_part.additional_bytes(self.memory, trained))
         return RankMemory(rank, self.layout.coordinates(rank).pp, memory)
 
     @cached_property

@@ -66,8 +66,8 @@ def ask_compare(
             if hardware is not None:
                 model = replace(model, decoding=_decoding_time(preset, hardware, users or 1, tokens, kv_dtype))
             models.append(model)
-    pairs = [(compared_models[i][0], models[i]) for i in sort_order(models, sort)]
-    return ReportedAnswer(tuple(pairs), lambda: report(pairs, layout, load=load))
+    sorted_models = [(compared_models[i][0], models[i]) for i in sort_order(models, sort)]
+    return ReportedAnswer(tuple(sorted_models), lambda: report(sorted_models, layout, load=load))
 
 
 def _decoding_time(preset: Preset, hardware: Hardware, users: int, tokens: int, kv_dtype: str) -> TimedRun | None:
@@ -143,9 +143,9 @@ class ShapeQuestion:
                 self.tie,
             )
             budget = budget_for(target_model, *budgets, seq)
-            result = find_shapes(members, budget, target_model, self.rows, self.tolerance, seq, self.kv_dtype)
+            shapes = find_shapes(members, budget, target_model, self.rows, self.tolerance, seq, self.kv_dtype)
         return ReportedAnswer(
-            result, lambda: report(result, preset, target_model is not None, literature, is_flat=is_flat)
+            shapes, lambda: report(shapes, preset, target_model is not None, literature, is_flat=is_flat)
         )
 
     def _refuse_contradictions(self, overrides: Sequence[str], has_no_target: bool) -> None:

@@ -150,8 +150,8 @@ def _serving_cost(question: RunQuestion, options: CostOptions, power: float | No
             raise InputError(f"{option(name)}: is of training; expected --tokens in place of --requests")
     for name in ("input", "output"):
         if getattr(options, name) is None:
-            part = "prompt" if name == "input" else "answer"
-            raise InputError(f"{option(name)}: missing; expected the tokens of a request's {part}")
+            token_kind = "prompt" if name == "input" else "answer"
+            raise InputError(f"{option(name)}: missing; expected the tokens of a request's {token_kind}")
     assert options.input is not None
     assert options.output is not None
     assert options.requests is not None

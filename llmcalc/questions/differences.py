@@ -89,12 +89,12 @@ def ask_diff(changes: Changes, seq: int | None = None, kv_dtype: str = "bfloat16
     seq: tokens per sequence; default the shorter context length of a pair.
     """
     differences, reports = [], []
-    for before, after, title, unread in changes.pairs:
+    for before, after, title, unread_text in changes.pairs:
         with name_in_errors(after or before):
             presets = [preset for preset in (before, after) if preset is not None]
             tokens = min(usual_context(preset.model) for preset in presets) if seq is None else seq
             differences.append(diff(before, after, tokens, kv_dtype))
-            reports.append(report(differences[-1], title, unread))
+            reports.append(report(differences[-1], title, unread_text))
     if changes.skipped:
         reports.append(skipped_files_report(changes.skipped))
     return ReportedAnswer(tuple(differences), lambda: join_reports(reports))
@@ -140,7 +140,7 @@ def _versions_of_file(
         raise InputError(f"{path}: with --git expected a file, a config.json or a .toml description")
     text = text_at(ref, path)
     name = path.parent.name if path.name == "config.json" and path.parent.name else path.stem
-    model_before, unread = None, ""
+    model_before, unread_text = None, ""
     model_now = read_model(str(path)) if path.exists() else None
     try:
         model_before = (
@@ -149,7 +149,7 @@ def _versions_of_file(
     except InputError as error:
         if model_now is None:
             raise
-        unread = str(error)
+        unread_text = str(error)
     if model_before is None and model_now is None:
         raise InputError(f"{path}: exists neither here nor in {ref}; expected a config.json or a .toml description")
-    return Pair(model_before, model_now, f"{path} since {ref[:SHORT] if COMMIT.fullmatch(ref) else ref}", unread)
+    return Pair(model_before, model_now, f"{path} since {ref[:SHORT] if COMMIT.fullmatch(ref) else ref}", unread_text)

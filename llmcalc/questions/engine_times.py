@@ -37,10 +37,10 @@ def option_time(
     if layout.dp > 1 and layout.ep > 1:
         return None
     formats = {"quantize": settings.get("quantize"), "kv_dtype": TIMED_CACHES[cache]}
-    chosen = {name: value for name, value in formats.items() if value is not None}
+    chosen_formats = {name: value for name, value in formats.items() if value is not None}
     question = RunQuestion(
         preset=preset,
-        settings=settings_of(phase="decode", batch=1, seq=memory.max_model_len, **chosen),
+        settings=settings_of(phase="decode", batch=1, seq=memory.max_model_len, **chosen_formats),
         accelerators=(option.hardware,),
     )
     stack = record.stack(numbers_of(version.version))

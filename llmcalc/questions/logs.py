@@ -166,8 +166,8 @@ def explain_log(question: LogQuestion) -> ExplainedLog:
     if is_placed and NO_MEMORY in logged_run.missing:  # layers lie where the log says, whatever memory the devices have
         logged_run.missing.remove(NO_MEMORY)
     if memory is not None and hardware is None and not is_placed:
-        known = {("weights", ""), *([("kv_tokens", "")] if CACHE_SIZE in memory.settings else [])}
-        computed_bytes = {key: term_bytes for key, term_bytes in computed_bytes.items() if key in known}
+        known_terms = {("weights", ""), *([("kv_tokens", "")] if CACHE_SIZE in memory.settings else [])}
+        computed_bytes = {key: term_bytes for key, term_bytes in computed_bytes.items() if key in known_terms}
     terms = tuple(_term_beside_logged_value(term, log_reading, preset, computed_bytes) for term in log_reading.terms)
     if log_reading.program not in FOLDERS and any(term.computed is None for term in terms):
         logged_run.missing.append(f"the settings of the run: a log of {log_reading.title} does not have them")

@@ -113,9 +113,9 @@ def _measured_run(
         estimated_run = timer(_question_of_row(row, question, read_model), _options_of_row(row, options))
     except InputError as error:
         raise InputError(f"{row_name}: {error}") from None
-    trains = question.settings.phase == TRAINING
-    if (estimated_run.phase == TRAINING) != trains:
-        expected_phases = TRAINING if trains else "prefill or decode"
+    is_training = question.settings.phase == TRAINING
+    if (estimated_run.phase == TRAINING) != is_training:
+        expected_phases = TRAINING if is_training else "prefill or decode"
         raise InputError(
             f"{row_name}: phase: {estimated_run.phase}; expected {expected_phases}: each of training and inference has "
             "a stack of its own to fit"

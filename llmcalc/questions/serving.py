@@ -229,8 +229,10 @@ def _runs_by_format(preset: Preset, hardware: Hardware, options: ServeOptions, l
         raise InputError(f"--quantize, --kv-dtype: {len(formats)} combinations; expected at most {MOST_FORMATS}")
     runs = []
     for pair in dict.fromkeys(formats):
-        chosen = {name: value for name, value in zip(("quantize", "kv_dtype"), pair, strict=True) if value is not None}
-        settings = settings_of(phase="decode", batch=1, seq=length, **chosen)
+        chosen_formats = {
+            name: value for name, value in zip(("quantize", "kv_dtype"), pair, strict=True) if value is not None
+        }
+        settings = settings_of(phase="decode", batch=1, seq=length, **chosen_formats)
         question = RunQuestion(preset=preset, settings=settings, accelerators=(hardware,))
         runs.append((pair, question.on_one_device()))
     return runs

@@ -39,8 +39,8 @@ def time_phase(question: RunQuestion, options: TimeOptions, is_given: Callable[[
         raise InputError("--phase inference: is two passes; expected prefill (a prompt) or decode (a token)")
     from ..timing.stack import stack_names
 
-    trains = options.stack in stack_names("training")
-    if options.global_batch is not None or trains:
+    can_train = options.stack in stack_names("training")
+    if options.global_batch is not None or can_train:
         return settings.with_(phase="training")
     reads_prompt = question.preset.model.kind == "encoder" or options.server or options.context is not None
     return settings.with_(phase="prefill" if reads_prompt else "decode")

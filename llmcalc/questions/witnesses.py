@@ -53,8 +53,8 @@ def ask_check(preset: Preset, name: str, checkpoint: Checkpoint) -> ReportedAnsw
     from ..reports.checkpoint import check_report
     from ..witnesses.checkpoint import match_tensors
 
-    result = match_tensors(preset.model, checkpoint)
-    return ReportedAnswer(result, lambda: check_report(preset, name, checkpoint, result), result.ok)
+    match = match_tensors(preset.model, checkpoint)
+    return ReportedAnswer(match, lambda: check_report(preset, name, checkpoint, match), match.ok)
 
 
 class Verified(NamedTuple):
@@ -103,16 +103,16 @@ class Verification:
         from ..reports.verify import report
         from ..simulator.lowering import Unsupported
 
-        result = Verified([], {})
+        verified = Verified([], {})
         for target in targets:
             try:
-                result.verdicts.append(self._verdict_of_model(read_model(target)))
+                verified.verdicts.append(self._verdict_of_model(read_model(target)))
             except InputError as error:
                 if not self.everything or (self.against == "reference" and not isinstance(error, Unsupported)):
                     raise
-                result.skipped[target] = str(error).removeprefix(f"{target}: ")
-        ok = bool(result.verdicts) and all(verdict.ok for verdict in result.verdicts)
-        return ReportedAnswer(result, lambda: report(*result), ok)
+                verified.skipped[target] = str(error).removeprefix(f"{target}: ")
+        ok = bool(verified.verdicts) and all(verdict.ok for verdict in verified.verdicts)
+        return ReportedAnswer(verified, lambda: report(*verified), ok)
 
     def _verdict_of_model(self, preset: Preset) -> Verdict:
         with name_in_errors(preset):

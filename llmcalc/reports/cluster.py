@@ -184,9 +184,9 @@ def report(
 
 def _layout_note(chosen_for: Hardware, accelerator_fits: Sequence[Fit]) -> str:
     """Writes how the layout was chosen for an accelerator."""
-    fits = all(fit.verdict != "no" for fit in accelerator_fits if fit.hardware == chosen_for)
+    all_fit = all(fit.verdict != "no" for fit in accelerator_fits if fit.hardware == chosen_for)
     title = chosen_for.title
-    choice = f"the most replicas that fit on {title}" if fits else f"none fits on {title}, this one requires least"
+    choice = f"the most replicas that fit on {title}" if all_fit else f"none fits on {title}, this one requires least"
     return f"layout: {choice}; --tp, --pp divide"
 
 

@@ -146,12 +146,12 @@ def _block_table(block: Sequence[Compared], lines: Sequence[Line]) -> Table:
 
 
 def _line_cells(q: Quantities, lines: Sequence[Line]) -> list[str]:
-    return [write(q) for _, write in lines]
+    return [cell_text(q) for _, cell_text in lines]
 
 
-def _for_every_stack(write: Callable[[StackShape], str]) -> Callable[[Quantities], str]:
+def _for_every_stack(stack_text: Callable[[StackShape], str]) -> Callable[[Quantities], str]:
     """Returns a function that writes a quantity for every stack: `12 / 24` if encoder and decoder differ."""
-    return lambda q: " / ".join(unique_texts([write(shape) for shape in q.shapes]))
+    return lambda q: " / ".join(unique_texts([stack_text(shape) for shape in q.shapes]))
 
 
 def _ratio_text(value: float | None) -> str:
@@ -186,8 +186,8 @@ def _kv_heads(shape: StackShape) -> str:
 
 
 def _activation_text(shape: StackShape) -> str:
-    mixing = shape.block.feed_forward
-    return (mixing.activation() if isinstance(mixing, Network) else "") or "–"
+    feed_forward = shape.block.feed_forward
+    return (feed_forward.activation() if isinstance(feed_forward, Network) else "") or "–"
 
 
 def _quantity_lines(quantities: Sequence[Quantities], load: Load | None) -> Sequence[Line]:
@@ -368,7 +368,7 @@ def _rows_by_model(compared_models: Sequence[Compared], is_wide: bool, load: Loa
                 _kv_heads(q.shape),
                 q.forward_flops_per_token,
             ][: len(columns)]
-            + [write(q) for _, write in (load.lines() if load is not None else ())]
+            + [cell_text(q) for _, cell_text in (load.lines() if load is not None else ())]
         )
         for preset, q in compared_models
     ]

@@ -240,8 +240,8 @@ def report_in_encoding(report: Report, encoding: str) -> Report:
 def _with_texts(report: Report, change: Callable[[str], str]) -> Report:
     """Returns the report after a function `change` is applied to every text."""
 
-    def changing(write: Callable[[Any], str]) -> Callable[[Any], str]:
-        return lambda value: change(write(value))
+    def changing(format_value: Callable[[Any], str]) -> Callable[[Any], str]:
+        return lambda value: change(format_value(value))
 
     def cell(value: Any) -> Any:
         if isinstance(value, DisplayedValue):

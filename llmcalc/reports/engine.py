@@ -134,9 +134,11 @@ def fit_report(
     has_times = any(timed_run is not None for timed_run in timed_runs)
     best_option = options[0]
     devices_text = f"{best_option.memory.devices} × {best_option.hardware.title}"
-    holds = f"{users:,} user{'s' * (users > 1)} of {best_option.memory.max_model_len:,} tokens"
+    capacity = f"{users:,} user{'s' * (users > 1)} of {best_option.memory.max_model_len:,} tokens"
     notes = [*_memory_notes(best_option.memory), *_launch_notes(engine_use)]
-    answer_text = f"{holds} on {devices_text}" if best_option.serves else f"no: not {holds} on up to {devices_text}"
+    answer_text = (
+        f"{capacity} on {devices_text}" if best_option.serves else f"no: not {capacity} on up to {devices_text}"
+    )
     rows = [
         Row(
             [

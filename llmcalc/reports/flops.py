@@ -108,16 +108,16 @@ def _without_towers(tree: Node) -> Node:
 def _tree_data(flop_count: FlopCount) -> dict[str, Any]:
     """Returns the model's tree with FLOPs per node, with the encoders, which read images and audio separately."""
     figures = _figures_function(flop_count.include)
-    data = tree_data(_without_towers(flop_count.tree).place(flop_count.run_config), figures)
+    node_data = tree_data(_without_towers(flop_count.tree).place(flop_count.run_config), figures)
     if flop_count.encoders and flop_count.inputs is not None:
         encoders: list[dict[str, Any]] = []
         for encoder_run in flop_count.inputs.runs:
             towers = Node(TOWERS.name, children=encoder_run.nodes, kind=TOWERS.name)
             encoders += tree_data(towers.place(encoder_run.run_config), figures)["children"]
         sums = {"flops": flop_count.encoders, "flops_in_all": flop_count.encoders}
-        data["children"].append({"name": TOWERS.name, **sums, "kind": TOWERS.name, "children": encoders})
-        data |= {key: data[key] + value for key, value in sums.items()}
-    return data
+        node_data["children"].append({"name": TOWERS.name, **sums, "kind": TOWERS.name, "children": encoders})
+        node_data |= {key: node_data[key] + value for key, value in sums.items()}
+    return node_data
 
 
 def _rank_notes(rank_share: RankShare | None) -> list[str]:
@@ -145,9 +145,9 @@ def _component_table(
         Column("bar", "", bars.share_bar, justify="left", bar=True),
     )
 
-    def row(name: str, value: int, depth: int = 0, strong: bool = False) -> Row:
-        bar = None if depth or strong else Bar(value / total, palette.COMPONENTS.get(name, palette.OTHER))
-        return Row([name, value / tokens, value, value / total, bar], depth, strong, is_sum=strong)
+    def row(name: str, value: int, depth: int = 0, is_bold: bool = False) -> Row:
+        bar = None if depth or is_bold else Bar(value / total, palette.COMPONENTS.get(name, palette.OTHER))
+        return Row([name, value / tokens, value, value / total, bar], depth, is_bold, is_sum=is_bold)
 
     rows: list[Row] = []
     scores = by_kind(flop_count.tree, scores_of, flop_count.run_config, flop_count.include)
@@ -155,7 +155,7 @@ def _component_table(
         rows.append(row(component, value))
         if component in scores:
             rows += [row("projections", value - scores[component], 1), row("scores", scores[component], 1)]
-    rows.append(row(f"total, {flop_count.pairs} pairs", total, strong=True))
+    rows.append(row(f"total, {flop_count.pairs} pairs", total, is_bold=True))
     if workload.phase == "training":
         phases = {
             "forward": flop_count.forward,
@@ -168,7 +168,7 @@ def _component_table(
         row(
             f"total, {other_convention} pairs",
             flop_count.full if other_convention == "full" else flop_count.causal,
-            strong=True,
+            is_bold=True,
         )
     )
     pass_text = with_rank(headline(flop_count), rank_share)

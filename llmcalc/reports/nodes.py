@@ -39,7 +39,7 @@ def figures_of_node(
     An optional part counts in itself, and in its parents if it is included.
     """
     cost_per_repeat, repeat = node_position.cost_per_repeat(cost, include), node_position.node.repeat
-    data: dict[str, Any] = {quantity: times(cost_per_repeat, repeat)}
+    figures: dict[str, Any] = {quantity: times(cost_per_repeat, repeat)}
     if repeat != 1:
-        data |= {"repeat": repeat, f"{quantity}_each": cost_per_repeat}
-    return data | {f"{quantity}_in_all": times(cost_per_repeat, node_position.times)}
+        figures |= {"repeat": repeat, f"{quantity}_each": cost_per_repeat}
+    return figures | {f"{quantity}_in_all": times(cost_per_repeat, node_position.times)}

@@ -250,9 +250,9 @@ def _figures_function(include: frozenset[str]) -> Figures:
     """Returns a function of a node's total and, if fewer, active parameters for the JSON tree."""
 
     def figures(node_position: Place) -> dict[str, Any]:
-        data = figures_of_node("params", node_position, total_of, include)
+        node_data = figures_of_node("params", node_position, total_of, include)
         active_params = node_position.total(active_of, include)
-        return data if active_params == data["params"] else data | {"active": active_params}
+        return node_data if active_params == node_data["params"] else node_data | {"active": active_params}
 
     return figures
 

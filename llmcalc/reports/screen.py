@@ -65,10 +65,10 @@ def _trim_group(tables: Sequence[Table]) -> list[Table]:
     free_lines = MOST_LINES
     placed_tables: dict[int, Table] = {}
     for i in sorted(range(len(tables)), key=lambda i: (i > 0, not tables[i].sooner, i)):
-        shorter = _trim_table(tables[i], free_lines - bool(placed_tables), is_required=not placed_tables)
-        if shorter is not None:
-            placed_tables[i] = shorter
-            free_lines -= line_count(shorter, COLUMNS) + (len(placed_tables) > 1)
+        shorter_table = _trim_table(tables[i], free_lines - bool(placed_tables), is_required=not placed_tables)
+        if shorter_table is not None:
+            placed_tables[i] = shorter_table
+            free_lines -= line_count(shorter_table, COLUMNS) + (len(placed_tables) > 1)
     rows = sum(len(tables[i].rows) - len(table.rows) for i, table in placed_tables.items())
     left_out_tables = len(tables) - len(placed_tables)
     shown_tables = [placed_tables[i] for i in sorted(placed_tables)]

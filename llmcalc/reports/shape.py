@@ -169,13 +169,13 @@ def _shape_data(shape: Shape) -> dict[str, Any]:
 
 def _budget_text(study: ShapeStudy) -> dict[str, Any]:
     budget = study.budget
-    trains = budget.kind == "train_flops"
+    is_training = budget.kind == "train_flops"
     return {
         "kind": budget.kind,
         "value": budget.value,
         "tolerance": study.tolerance,
         "tokens": budget.tokens,
-        "tokens_per_active_parameter": TOKENS_PER_PARAMETER if trains and budget.tokens is None else None,
+        "tokens_per_active_parameter": TOKENS_PER_PARAMETER if is_training and budget.tokens is None else None,
         "seq": study.seq,
         "pairs": "full",
         "dtype": study.dtype,

@@ -143,9 +143,9 @@ def record(
     node = Node(autograd_graph, operation_name, inputs, backward)
     if tensors_to_save:
         node.saved = [autograd_graph.save(saved_tensor) for saved_tensor in tensors_to_save]
-    result = output() if callable(output) else output
-    result.node = node
-    return result
+    output_tensor = output() if callable(output) else output
+    output_tensor.node = node
+    return output_tensor
 
 
 def record_all(

@@ -434,10 +434,10 @@ class RequestedBytes:
         if repeats == ONCE:
             return self.steps(events)
         first_repeat, lowest_repeat, count = repeats[0], min(repeats), len(repeats)
-        before, peak_before = self.requested, self.peak_requested
-        self.peak_requested = before
+        requested_before, peak_before = self.requested, self.peak_requested
+        self.peak_requested = requested_before
         steps = self.steps([(storage_number + first_repeat, size, detail) for storage_number, size, detail in events])
-        further_bytes = (count - 1) * (self.requested - before)
+        further_bytes = (count - 1) * (self.requested - requested_before)
         self.requested += further_bytes
         self.peak_requested = max(peak_before, self.peak_requested + max(0, further_bytes))
         for storage_number, size, _ in events:

@@ -253,7 +253,7 @@ def reentrant(autograd_graph: Graph, compute: Run, arguments: Sequence[Tensor]) 
 
     with autograd_graph.no_grad():
         output = compute(arguments)
-    result = record(autograd_graph, "checkpoint", arguments, output, reentrant_backward, *arguments)
-    assert result.node is not None
-    result.node.attributes.append(compute)  # `ctx.run_function`, and what it reads beside its arguments
-    return result
+    output_tensor = record(autograd_graph, "checkpoint", arguments, output, reentrant_backward, *arguments)
+    assert output_tensor.node is not None
+    output_tensor.node.attributes.append(compute)  # `ctx.run_function`, and what it reads beside its arguments
+    return output_tensor

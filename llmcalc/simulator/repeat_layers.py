@@ -156,8 +156,8 @@ class RepeatAnalysis:
         for sweep in sweeps:
             self._pair_storages(sweep)
         for sweep in sweeps:
-            pairs = zip(sweep.repeats[1], sweep.repeats[2], strict=True)
-            sweep.inner = [self._inner_event(sweep.stack, *pair) for pair in pairs]
+            repeat_pairs = zip(sweep.repeats[1], sweep.repeats[2], strict=True)
+            sweep.inner = [self._inner_event(sweep.stack, *pair) for pair in repeat_pairs]
         self._check_edges()
 
     # --- the events of each repeat -----------------------------------------------------------------------------------
@@ -388,7 +388,7 @@ class RepeatAnalysis:
         memory_meter = Meter()
         blocks: list[Any] = [None] * events.count
         _replay_on_meter(memory_meter, events.unfolded_events(self.recorded.set_up), blocks)
-        result = ReplayResult(set_up=memory_meter.now)
+        replay_result = ReplayResult(set_up=memory_meter.now)
         for events_of_part in self.recorded.first_step:
             _replay_on_meter(memory_meter, events.unfolded_events(events_of_part), blocks)
         first_peaks, memory_meter.peaks = memory_meter.peaks, {}
@@ -396,17 +396,17 @@ class RepeatAnalysis:
         for events_of_part in self.recorded.reported_step:
             _replay_on_meter(memory_meter, events.unfolded_events(events_of_part), blocks)
         memory_meter.place = Place("after")
-        result.take_peaks(first_peaks, memory_meter.peaks, self.recorded.phases)
-        result.after = memory_meter.now
-        return result
+        replay_result.take_peaks(first_peaks, memory_meter.peaks, self.recorded.phases)
+        replay_result.after = memory_meter.now
+        return replay_result
 
     def overhead(self, device: CachingAllocator, repeats: Mapping[int, int]) -> AllocatorOverhead:
         """Returns the allocator's overhead of a run. repeats: stack → number of repeats, by default all."""
         events = RepeatedEvents(self, repeats)
         tensors = RequestedBytes(events.count)
         event_pieces = [
-            [(tensors.steps_of_repeats(*stretch), stretch[1]) for stretch in events.stretches(piece)]
-            for piece in (self.recorded.set_up, *self.recorded.first_step, *self.recorded.reported_step)
+            [(tensors.steps_of_repeats(*stretch), stretch[1]) for stretch in events.stretches(memory_peaks)]
+            for memory_peaks in (self.recorded.set_up, *self.recorded.first_step, *self.recorded.reported_step)
         ]
         _latest_run.play(device, event_pieces, events.count)
         return AllocatorOverhead.measured(device, tensors)

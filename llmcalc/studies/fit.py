@@ -108,17 +108,19 @@ def largest_run(
 
     def needed_bytes(name: str, candidate_size: int) -> int:
         """Returns the bytes of a run, or a lower bound if this bound already exceeds the capacity."""
-        least = run(name, candidate_size).least_device_bytes if candidate_size in (1, block) else 0
-        return least if least > capacity else run(name, candidate_size).device.device_bytes
+        least_bytes = run(name, candidate_size).least_device_bytes if candidate_size in (1, block) else 0
+        return least_bytes if least_bytes > capacity else run(name, candidate_size).device.device_bytes
 
     block = cache_block(memory.settings, memory.states) or 1  # memory grows mostly by whole blocks of the cache
 
     # a paged cache is beside what is replayed, and without scores that grows slowly
     is_linear = block > 1 and memory.attention == "flash"
 
-    def largest_size(name: str, most: int | None, maximum: int, step: int = 1) -> int:
-        start = int(getattr(workload, name)) if most is None else maximum
-        stored_bytes = (lambda size: int(run(name, size).states.total_bytes)) if most is None and is_linear else None
+    def largest_size(name: str, max_size: int | None, maximum: int, step: int = 1) -> int:
+        start = int(getattr(workload, name)) if max_size is None else maximum
+        stored_bytes = (
+            (lambda size: int(run(name, size).states.total_bytes)) if max_size is None and is_linear else None
+        )
         return (
             largest_fitting_number(partial(needed_bytes, name), capacity, start, maximum, step, stored_bytes)
             if maximum
@@ -160,8 +162,10 @@ def largest_fitting_number(
             return 0
     elif low < maximum:
         if stored_bytes is not None and is_predicted:
-            known = start if low < start <= maximum and excess(start) <= 0 else low
-            start = largest_fitting_number(stored_bytes, stored_bytes(known) - excess(known), start, maximum)
+            known_fitting = start if low < start <= maximum and excess(start) <= 0 else low
+            start = largest_fitting_number(
+                stored_bytes, stored_bytes(known_fitting) - excess(known_fitting), start, maximum
+            )
         high = max(low + 1, min(start // step * step, maximum))
         tries_next = is_predicted
         while excess(high) <= 0:
@@ -288,9 +292,9 @@ def _evaluate_changes(
             continue
     results: dict[int, Change] = {}
 
-    def is_excluded(least: int) -> bool:
-        return least >= current_fit.needed or (
-            least > current_fit.capacity and sum(bytes < least for bytes in insufficient_bytes) >= NEAREST
+    def is_excluded(least_bytes: int) -> bool:
+        return least_bytes >= current_fit.needed or (
+            least_bytes > current_fit.capacity and sum(bytes < least_bytes for bytes in insufficient_bytes) >= NEAREST
         )
 
     for static_bytes, index, changed in sorted(runs, key=lambda run: run[:2])[:most_changes]:

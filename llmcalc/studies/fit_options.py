@@ -71,10 +71,10 @@ def _run_over_ranks(cluster: Cluster) -> _Divided:
         return max(cluster.tensor_bytes(rank, runtime) for rank in cluster.ranks_that_may_need_most)
 
     if cluster.trains:
-        least = least_static_bytes(cluster.memory) // cluster.layout.world
+        least_bytes = least_static_bytes(cluster.memory) // cluster.layout.world
     else:
-        least = _least_bytes(inference_rank(cluster.memory, cluster.layout, 0, cluster.memory.runtime))
-    return _Divided(cluster.layout.world, cluster.layout, largest, least, tensor_bytes)
+        least_bytes = _least_bytes(inference_rank(cluster.memory, cluster.layout, 0, cluster.memory.runtime))
+    return _Divided(cluster.layout.world, cluster.layout, largest, least_bytes, tensor_bytes)
 
 
 def _least_bytes(memory: Memory) -> int:
@@ -92,8 +92,8 @@ def hardware_options(
     runtime_of: the runtime of the run on an accelerator.
     Raises `InputError` if no layout is possible at all, and for training under a framework that shards no weights.
     """
-    trains, name = memory.settings.phase == "training", request.framework
-    if trains and name is not None and replace(request, devices=1).is_undivided and framework(name).layouts.zero != 3:
+    training, name = memory.settings.phase == "training", request.framework
+    if training and name is not None and replace(request, devices=1).is_undivided and framework(name).layouts.zero != 3:
         raise InputError(f"--framework {name}: its layouts are planned for one kind of accelerator; add --hardware")
     divided_runs, options = _divided_runs(memory, request), []
     for hardware in accelerators:
@@ -136,17 +136,17 @@ def _hardware_option(
     for index, divided_run in enumerate(divided_runs):
         if divided_run.least > hardware.capacity_bytes:
             too_large.append((divided_run.least, index, divided_run))
-        elif (least := divided_run.least_bytes(default_runtime)) > hardware.capacity_bytes:
-            too_large.append((least, index, divided_run))
+        elif (least_bytes := divided_run.least_bytes(default_runtime)) > hardware.capacity_bytes:
+            too_large.append((least_bytes, index, divided_run))
         elif (option := try_run(index, divided_run)) is not None and option.fit.verdict == "fits":
             return option
     while too_large:
-        least, index, divided_run = entry = min(too_large, key=lambda entry: entry[:2])
-        if tried_options and least > min(option.fit.needed for _, option in tried_options):
+        least_bytes, index, divided_run = entry = min(too_large, key=lambda entry: entry[:2])
+        if tried_options and least_bytes > min(option.fit.needed for _, option in tried_options):
             break
         too_large.remove(entry)
         lower_bound_bytes = divided_run.least_bytes(default_runtime)
-        if lower_bound_bytes > least:
+        if lower_bound_bytes > least_bytes:
             too_large.append((lower_bound_bytes, index, divided_run))  # others may need less
         else:
             try_run(index, divided_run)
@@ -158,13 +158,13 @@ def _hardware_option(
 def _divided_runs(memory: Memory, request: LayoutRequest) -> Iterator[_Divided]:
     """Yields the run divided over increasing numbers of accelerators, in possible layouts."""
     version, record = request.framework_version or "", framework_of(request)
-    trains = memory.settings.phase == "training"
+    training = memory.settings.phase == "training"
     powers_of_two = [2**i for i in range(MOST_DEVICES.bit_length())]
     for devices in powers_of_two if request.devices is None else [request.devices]:
         request_of_number = replace(request, devices=devices)
         if devices == 1 and request_of_number.is_undivided:
-            yield _Divided(1, None, memory.memory_on, (least_static_bytes if trains else _least_bytes)(memory))
-        elif trains:
+            yield _Divided(1, None, memory.memory_on, (least_static_bytes if training else _least_bytes)(memory))
+        elif training:
             is_sharded = request_of_number.is_undivided  # fully, unless the user divides the run
             yield from _possible_runs(
                 memory, replace(request_of_number, zero=3) if is_sharded else request_of_number, version

@@ -68,7 +68,7 @@ def program_version() -> str:
 def locked_model(preset: Preset) -> LockEntry:
     """Returns a model's lock-file entry. Raises `InputError` if the model's counts have no closed form."""
     spec = preset.model
-    count, forward = params(spec), flops(spec, run_config_of(spec, 1, SEQUENCE))
+    count, flop_count = params(spec), flops(spec, run_config_of(spec, 1, SEQUENCE))
     return LockEntry(
         preset,
         {
@@ -79,7 +79,7 @@ def locked_model(preset: Preset) -> LockEntry:
             "revision": _hub_revision(preset),
             "sha256": _config_digest(preset),
             "params": {"total": count.total, "active": count.active, "embedding": count.embedding},
-            "flops": {"seq": SEQUENCE, "full": forward.full, "causal": forward.causal},
+            "flops": {"seq": SEQUENCE, "full": flop_count.full, "causal": flop_count.causal},
             "cache": _cache_bytes(preset),
             "weights": _weight_bytes(preset),
             "statuses": {f"{part.kind} {part.name}": part.status for part in evidence_of_parts(spec)},

@@ -203,7 +203,7 @@ def plan_of(
     """
     assert layout_request.devices is not None
     record = framework(layout_request.framework or WITHOUT_A_NAME)
-    use, spec = memory.states, memory.spec
+    states, spec = memory.states, memory.spec
     link = hardware.interconnect
     node = min(NODE, (link.domain_size if link is not None else None) or NODE)
     micro_batches = memory.settings.num_microbatches
@@ -213,7 +213,7 @@ def plan_of(
             "sequences of a step of all devices; expected --global-batch"
         )
     check_depth(spec, MOST_LAYERS)
-    micro_batch, seq = int(use.workload.batch), int(use.workload.seq)
+    micro_batch, seq = int(states.workload.batch), int(states.workload.seq)
     if global_batch is None:
         global_batch = micro_batch * layout_request.devices
     layouts = search(spec, layout_request.devices, global_batch, micro_batch, seq, record.layouts, layout_request, node)
@@ -252,7 +252,7 @@ def plan_of(
     def least(layout: Layout, micro_batch_count: int, recompute: str) -> int:
         return estimates.with_recompute(recompute).estimates_as_configured.least_bytes(layout, micro_batch_count)
 
-    result = LayoutOrder(
+    plan = LayoutOrder(
         layouts,
         hardware.capacity_bytes,
         lambda *layout_run: largest(*layout_run)[0],
@@ -265,9 +265,9 @@ def plan_of(
         budget or search_budget(),
     ).plan(rows, nearest)
     layout_plan = LayoutPlan(
-        estimates, hardware, layout_request.devices, global_batch, result, layouts, rows, layout_times, untimed_reason
+        estimates, hardware, layout_request.devices, global_batch, plan, layouts, rows, layout_times, untimed_reason
     )
-    if result.ended_early and not result.feasible and not result.unreplayed:
+    if plan.ended_early and not plan.feasible and not plan.unreplayed:
         raise early_end_error(layout_plan)
     return layout_plan
 
@@ -382,7 +382,7 @@ class LayoutOrder:
         beside `--zero` holds for all group sizes.
         """
         layouts = self.layouts
-        result = Plan(layouts.tried)
+        plan = Plan(layouts.tried)
         refused_candidates: list[Candidate] = []
         promising_candidates: list[Candidate] = []
         tried = self._candidates_of(layouts.possible)
@@ -394,39 +394,39 @@ class LayoutOrder:
                 (promising_candidates if candidate.may_fit else refused_candidates).append(candidate)
         sort = sorted_by_memory if self.seconds is None else sorted_by_time
         waiting = sort(promising_candidates)
-        result.order = list(waiting)
+        plan.order = list(waiting)
         for _ in range(rows + FURTHER_REPLAYS):
-            if len(result.feasible) == rows or not waiting:
+            if len(plan.feasible) == rows or not waiting:
                 break
-            if result.replays and self.budget.is_spent():
-                result.ended_early = True
+            if plan.replays and self.budget.is_spent():
+                plan.ended_early = True
                 break
             candidate = waiting.pop(0)
-            replayed_candidate, result.replays = self._replay(candidate, self.capacity), result.replays + 1
+            replayed_candidate, plan.replays = self._replay(candidate, self.capacity), plan.replays + 1
             if replayed_candidate is None:
                 continue
             if replayed_candidate.headroom >= 0:
-                result.feasible.append(replayed_candidate)
+                plan.feasible.append(replayed_candidate)
             elif (recomputing_candidate := self._with_more_recomputation(candidate)) is not None:
                 waiting = sort([*waiting, recomputing_candidate])
             else:
                 refused_candidates.append(replayed_candidate)
-        result.unreplayed = waiting
-        if nearest == "always" or (nearest == "if none fits" and not result.feasible):
+        plan.unreplayed = waiting
+        if nearest == "always" or (nearest == "if none fits" and not plan.feasible):
             refused_candidates = self._with_too_large(refused_candidates, too_large)
             too_large = []
-            result.nearest = self._smallest_replay(refused_candidates)
-        result.refused = dict(layouts.refused)
-        result.ended_early |= UNTRIED in result.refused
-        is_untried = UNTRIED in result.refused or bool(result.feasible or waiting or refused_candidates or too_large)
-        if result.refused and not is_untried:
-            counted = {reason: n for reason, n in result.refused.items() if reason != NO_REPLICAS} or result.refused
+            plan.nearest = self._smallest_replay(refused_candidates)
+        plan.refused = dict(layouts.refused)
+        plan.ended_early |= UNTRIED in plan.refused
+        is_untried = UNTRIED in plan.refused or bool(plan.feasible or waiting or refused_candidates or too_large)
+        if plan.refused and not is_untried:
+            counted = {reason: n for reason, n in plan.refused.items() if reason != NO_REPLICAS} or plan.refused
             error = layouts.errors.get(max(counted, key=counted.__getitem__))
             if error is not None and not isinstance(error, ImpossibleLayout):
                 raise error
         if refused_candidates or too_large:
-            result.refused[TOO_MUCH] = len(refused_candidates) + len(too_large)
-        return result
+            plan.refused[TOO_MUCH] = len(refused_candidates) + len(too_large)
+        return plan
 
     def _replay(self, candidate: Candidate, byte_limit: int | None = None) -> Candidate | None:
         """Returns a candidate with replayed bytes; None if it cannot be replayed, with the reason counted."""

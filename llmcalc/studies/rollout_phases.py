@@ -208,8 +208,8 @@ class _Phases:
 
     def _layer_bytes(self) -> int:
         """Returns the bytes of one layer's activations in a pass without gradients."""
-        dense_width, gated, experts = self.model.widths
-        widest = dense_width * (3 if gated else 2)
+        dense_width, is_gated, experts = self.model.widths
+        widest = dense_width * (3 if is_gated else 2)
         if experts is not None:
             widest = max(widest, experts.top_k * 3 * experts.width)
         element = max(2, DTYPE_BITS[self.cluster.memory.states.dtype] // 8)

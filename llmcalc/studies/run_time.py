@@ -379,9 +379,9 @@ class TrainingTimes:
         """Returns the seconds in which a micro-batch through all layers waits for the host."""
         seconds = 0.0
         for layer in range(len(timed_pass.work.layer_kinds)):
-            for backward, runs in ((False, 1 + plan.recompute), (True, 1.0)):
-                kernels = timed_pass.layer_seconds(layer, backward=backward)
-                wait = host_wait(timed_pass, self.stack, layer, backward, kernels)
+            for is_backward, runs in ((False, 1 + plan.recompute), (True, 1.0)):
+                kernels = timed_pass.layer_seconds(layer, backward=is_backward)
+                wait = host_wait(timed_pass, self.stack, layer, is_backward, kernels)
                 seconds += float(timed_pass.work.count(layer) * runs * wait)
         return seconds
 

@@ -62,10 +62,11 @@ def require_attention(name: str | None, specs: Sequence[ModelSpec]) -> str | Non
     """
     if name is None:
         return None
-    kinds = sorted(set().union(*map(attention_kinds, specs)))
-    if name.lower() not in kinds:
+    attention_names = sorted(set().union(*map(attention_kinds, specs)))
+    if name.lower() not in attention_names:
         raise InputError(
-            f"--attention: no model has '{name}'; expected one of {', '.join(kinds)}.{suggest(name, kinds)}"
+            f"--attention: no model has '{name}'; expected one of {', '.join(attention_names)}."
+            f"{suggest(name, attention_names)}"
         )
     return name.lower()
 
@@ -79,17 +80,17 @@ def attention_kinds(spec: ModelSpec) -> frozenset[str]:
     from ..components.base import TokenMixer
     from .layers import distinct_blocks
 
-    kinds: set[str] = set()
+    attention_names: set[str] = set()
     mixers: list[Any] = [block.attention for block in distinct_blocks(spec) if isinstance(block.attention, TokenMixer)]
     for mixer in mixers:
         head_sizes = mixer.head_sizes(spec.hidden_size)
         kind = mixer.type
         if kind == "attention" and head_sizes is not None and head_sizes.kv_heads is not None:
             kind = "mha" if head_sizes.kv_heads == head_sizes.heads else "mqa" if head_sizes.kv_heads == 1 else "gqa"
-        kinds.add(kind)
+        attention_names.add(kind)
         if getattr(mixer, "sliding_window", None) is not None:
-            kinds.add("sliding")
-    return frozenset(kinds)
+            attention_names.add("sliding")
+    return frozenset(attention_names)
 
 
 def has_experts(spec: ModelSpec) -> bool:

@@ -518,7 +518,7 @@ def _shape_of_size(
     spec = members.scaled_to(h, layers)
     parameter_count = params(spec)
     cost = budget.cost_of(spec)
-    trains = budget.kind == "train_flops"
+    is_training = budget.kind == "train_flops"
     return Shape(
         spec=spec,
         stack=stack_shape(spec.main, h),
@@ -527,8 +527,8 @@ def _shape_of_size(
         active=parameter_count.active,
         embedding_and_head=parameter_count.total - parameter_count.non_embedding,
         difference=cost / budget.value - 1,
-        tokens=budget.tokens_for(parameter_count.active) if trains else None,
-        train_flops=cost if trains else None,
+        tokens=budget.tokens_for(parameter_count.active) if is_training else None,
+        train_flops=cost if is_training else None,
         forward_flops_per_token=flops(spec, Workload(batch=1, seq=seq)).per_token,
         kv_bytes_per_token=kv(spec, dtype_name=dtype).bytes_per_token,
         head_sizes=tuple(d for d in HEAD_SIZES if h % d == 0),

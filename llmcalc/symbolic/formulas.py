@@ -308,9 +308,9 @@ class Formulas:
 
         values = {symbol: sympy.Rational(meaning.value) for symbol, meaning in self.meanings.items()}
         expression = sympy.sympify(expression)
-        result = expression.xreplace(values)
-        if result != sympy.Rational(value):
-            raise ArithmeticError(f"{node.name}: the formula {expression} gives {result}, the count is {value}")
+        number = expression.xreplace(values)
+        if number != sympy.Rational(value):
+            raise ArithmeticError(f"{node.name}: the formula {expression} gives {number}, the count is {value}")
         del values[keys()]
         return sympy.expand(expression.xreplace(values))
 
@@ -327,7 +327,7 @@ class Formulas:
         layer_terms: dict[Any, set[Any]] = {}
         other_terms: list[Any] = []
         for term in sympy.Add.make_args(expression):
-            repeat = [f for f in sympy.Mul.make_args(term) if f in counts]
+            repeat = [factor for factor in sympy.Mul.make_args(term) if factor in counts]
             if len(repeat) == 1:
                 layer_terms.setdefault(rewrite_sums(term / repeat[0]), set()).add(repeat[0])
             else:
@@ -353,10 +353,10 @@ class Formulas:
             return None
         total: Any = sympy.Integer(0)
         for term in sympy.Add.make_args(expanded_sum):
-            factors: list[tuple[Any, Any]] = [f.as_base_exp() for f in sympy.Mul.make_args(term)]
+            factors: list[tuple[Any, Any]] = [factor.as_base_exp() for factor in sympy.Mul.make_args(term)]
             fields = [self.meanings[base].field if base in self.meanings else "" for base, _ in factors]
-            heads = sum(exp for (_, exp), f in zip(factors, fields, strict=True) if f in HEADS)
-            sizes = sum(exp for (_, exp), f in zip(factors, fields, strict=True) if f in HEAD_SIZES)
+            heads = sum(exp for (_, exp), factor in zip(factors, fields, strict=True) if factor in HEADS)
+            sizes = sum(exp for (_, exp), factor in zip(factors, fields, strict=True) if factor in HEAD_SIZES)
             lengths = WIDTHS | (HEADS | HEAD_SIZES if heads == sizes else frozenset())
             for (base, exp), field in zip(factors, fields, strict=True):
                 power = exp if field in WIDTHS | HEAD_SIZES else 0
@@ -387,12 +387,12 @@ class Formulas:
         if len(hidden_widths) != 1:
             return []
         (hidden,) = hidden_widths
-        pairs = [(width, ratio(value[width], hidden)) for width in symbols_of(WIDTHS)]
+        width_ratios = [(width, ratio(value[width], hidden)) for width in symbols_of(WIDTHS)]
         if len(sizes) == 1:
-            pairs += [(head * sizes[0], ratio(value[head] * value[sizes[0]], hidden)) for head in heads]
+            width_ratios += [(head * sizes[0], ratio(value[head] * value[sizes[0]], hidden)) for head in heads]
         elif not sizes and len(heads) == 2:
-            pairs.append((heads[1], ratio(value[heads[1]], heads[0])))
-        return pairs
+            width_ratios.append((heads[1], ratio(value[heads[1]], heads[0])))
+        return width_ratios
 
     def _combine_by_power(self, total: Any) -> Any:
         """Combines terms that differ only in the layer, as a multiple of the depth if the terms cover all layers."""

@@ -140,11 +140,11 @@ class PlacedEager(Eager):
     def layer(self, frame: Frame, x: Tensor) -> Tensor:
         meter = self.graph.meter
         outer_place, meter.place = meter.place, self.location([*self.frames[1:], frame])
-        out = super().layer(frame, x)
+        layer_output = super().layer(frame, x)
         meter.place = outer_place
         for block in {id(t.storage.block): t.storage.block for t in _tensors(self.memo.values())}.values():
             block.ends += 1
-        return out
+        return layer_output
 
     def layer_runner(self, frame: Frame, layer_input: Value, layer_output: Value) -> Run:
         for value in self.storages_read[id(frame.scope)]:
@@ -206,13 +206,13 @@ def saved_blocks(spec: ModelSpec, training_pass: Pass, kernels: type[PlacedEager
         ids = run.inputs[TOKENS] = run.inputs[SOURCE] = empty(meter, (training_pass.batch, training_pass.seq), INT64)
         run.take_frames(program)
         labels = run.t.flatten(ids)
-    out = run.run(program)
+    model_output = run.run(program)
     if spec.head.type == "lm":
         meter.place = Location(LOSS)
-        out = run.cap_logits(out)
-        out = run.losses(out, labels)
-    node = out.node
-    del out
+        model_output = run.cap_logits(model_output)
+        model_output = run.losses(model_output, labels)
+    node = model_output.node
+    del model_output
     run.left.clear()  # states that modules keep for a next pass
     blocks = [block for block in meter.alive.values() if block.kind == "temporary"]
     del node  # whose graph keeps them

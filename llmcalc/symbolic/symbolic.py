@@ -200,9 +200,9 @@ def _formulas_of(value: Any) -> Any:
     if isinstance(value, tuple):
         return tuple(map(_formulas_of, value))
     if isinstance(value, dict):
-        return {key: _formulas_of(item) for key, item in value.items()}
+        return {key: _formulas_of(field) for key, field in value.items()}
     if is_dataclass(value) and not isinstance(value, type):
-        changed_fields = {item.name: _formulas_of(getattr(value, item.name)) for item in fields(value)}
+        changed_fields = {field.name: _formulas_of(getattr(value, field.name)) for field in fields(value)}
         return replace(value, **changed_fields)
     return value
 
@@ -340,8 +340,8 @@ def _free_symbols(op: Any) -> set[Any]:
     symbols: set[Any] = set()
     for field in fields(op) if op is not None else ():
         value = getattr(op, field.name)
-        for item in value if isinstance(value, tuple) else (value,):
-            symbols |= getattr(item, "free_symbols", set())
+        for element in value if isinstance(value, tuple) else (value,):
+            symbols |= getattr(element, "free_symbols", set())
     return symbols
 
 

@@ -85,15 +85,15 @@ def loss_or_output(
     module: Any,
     ids: Tensor,
     source_input: Tensor | None,
-    choices: Choices = EAGER,
+    kernels: Choices = EAGER,
     include: frozenset[str] = frozenset(),
 ) -> Any:
     """Runs a forward pass. Returns the loss, or the output of a model without a language-model head."""
     has_mtp = MTP.name in include
-    outputs = module(ids, source_input, with_mtp=has_mtp, grouped_experts=True, expert_capacity=choices.capacity)
-    out, logits_ahead = outputs if has_mtp else (outputs, [])
+    outputs = module(ids, source_input, with_mtp=has_mtp, grouped_experts=True, expert_capacity=kernels.capacity)
+    output, logits_ahead = outputs if has_mtp else (outputs, [])
     del outputs
-    return variants.loss_of(module, choices, out, ids, logits_ahead) if spec.head.type == "lm" else out
+    return variants.loss_of(module, kernels, output, ids, logits_ahead) if spec.head.type == "lm" else output
 
 
 # --- training ---------------------------------------------------------------------------------------------------------

@@ -219,8 +219,8 @@ def unsupported_reason(spec: ModelSpec, settings: Settings, device: Device) -> s
     if device == "cuda" and run.choices.attention == "flash" and _values_differ_in_size(spec):
         return "torch's flash attention takes values of the size of keys alone"
     if isinstance(run, Inference):
-        return next(reason for holds, reason in _inference_limits(memory_use, run, device) if holds)
-    return next(reason for holds, reason in _training_limits(run, device) if holds)
+        return next(reason for applies, reason in _inference_limits(memory_use, run, device) if applies)
+    return next(reason for applies, reason in _training_limits(run, device) if applies)
 
 
 def _recurrent_module(spec: ModelSpec) -> str:

@@ -144,15 +144,15 @@ class _Search:
         layer_indices = sorted(i for layer in layers if layer.role != "shared" for i in layer.indices or ())
         for name in self.family_names.get(key, self.names["layers"]).split(" | "):
             for root in roots:
-                lists = [self._modules_of_lists(root, side) for side in name.split(" & ")]
-                if layer_indices and all(len(modules) == len(layer_indices) for modules in lists):
-                    return dict(zip(layer_indices, zip(*lists, strict=True), strict=True))
+                module_lists = [self._modules_of_lists(root, side) for side in name.split(" & ")]
+                if layer_indices and all(len(modules) == len(layer_indices) for modules in module_lists):
+                    return dict(zip(layer_indices, zip(*module_lists, strict=True), strict=True))
         return {}
 
     def _modules_of_lists(self, root: str, lists: str) -> list[str]:
         """Returns the modules of one or several consecutive `ModuleList`s."""
-        patterns = [part if "*" in part else f"{part}.*" for part in lists.split(" + ")]
-        return [module for part in patterns for module in self._matching_paths(_join_path(root, part))]
+        patterns = [pattern_part if "*" in pattern_part else f"{pattern_part}.*" for pattern_part in lists.split(" + ")]
+        return [module for pattern_part in patterns for module in self._matching_paths(_join_path(root, pattern_part))]
 
     def _find_below_node(
         self, path: str, node: Node, parents: tuple[str, ...], outer_modules: tuple[str, ...], keys: tuple[str, ...]

@@ -250,11 +250,13 @@ def _checks(
         logits, logits_ahead = out if has_mtp else (out, [])
         return [logits, *logits_ahead]
 
-    forward, train = count_flops(module, whole, train=True)
+    forward_flops, training_flops = count_flops(module, whole, train=True)
     workload = Workload(batch=batch, seq=seq, phase="forward")
-    yield from compare_with_model("forward_flops", forward_of, with_repeats(forward, repeats), workload, run_parts)
     yield from compare_with_model(
-        "train_flops", step_of, with_repeats(train, repeats), workload.with_(phase="training"), run_parts
+        "forward_flops", forward_of, with_repeats(forward_flops, repeats), workload, run_parts
+    )
+    yield from compare_with_model(
+        "train_flops", step_of, with_repeats(training_flops, repeats), workload.with_(phase="training"), run_parts
     )
     if spec.kind == "encoder":
         return

@@ -102,7 +102,7 @@ def _result_description(result: Any) -> Any:
 
 def _new_tensors(description: Any) -> Any:
     if isinstance(description, list):
-        return tuple(None if item is None else _new_tensors(item) for item in description)
+        return tuple(None if element is None else _new_tensors(element) for element in description)
     shape, strides, dtype = description
     return torch.empty_strided(shape, strides, dtype=dtype, device="meta")
 
@@ -118,6 +118,6 @@ def key_of(value: Any) -> Hashable | None:
     if isinstance(value, torch.Tensor):
         return (value.shape, value.stride(), value.dtype) if value.is_meta else None
     if isinstance(value, tuple | list):
-        keys = tuple([(type(item), item) if type(item) in _PLAIN else key_of(item) for item in value])
+        keys = tuple([(type(element), element) if type(element) in _PLAIN else key_of(element) for element in value])
         return None if None in keys else keys
     return None

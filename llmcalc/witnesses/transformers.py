@@ -367,12 +367,12 @@ def run_forward(spec: ModelSpec, model: nn.Module, batch: int, seq: int, quirks:
     base_model: Any = model.base_model  # some heads do not return the cache that it filled
     if base_model is not model:
         hooks.append(base_model.register_forward_hook(lambda _, __, output: out.append(output)))
-    forward, _ = count_flops(model, lambda: out.append(model(**inputs)))
+    forward_flops, _ = count_flops(model, lambda: out.append(model(**inputs)))
     for hook in hooks:
         hook.remove()
     stored_cache = next((cache for output in reversed(out) for cache in _caches_of(output)), None)
     if denoises_after_prompt(model):
-        return Pass(forward, calls, None)  # it reads the prompt's cache and fills none
+        return Pass(forward_flops, calls, None)  # it reads the prompt's cache and fills none
     argument = cache_argument(model)
     if stored_cache is None and spec.kind == "decoder" and argument:
         config: Any = model.config
@@ -382,7 +382,9 @@ def run_forward(spec: ModelSpec, model: nn.Module, batch: int, seq: int, quirks:
         state for module_path, state in _module_states(model).items() if states_before.get(module_path) is not state
     ]
     stored_cache = [stored_cache, *states] if states else stored_cache
-    return Pass(forward, calls, None if spec.kind == "encoder" or stored_cache is None else cache_bytes(stored_cache))
+    return Pass(
+        forward_flops, calls, None if spec.kind == "encoder" or stored_cache is None else cache_bytes(stored_cache)
+    )
 
 
 CACHE_NAMES = ("cache", "past_key_values", "cache_params", "state")

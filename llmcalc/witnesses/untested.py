@@ -20,4 +20,6 @@ def untested_parts(spec: ModelSpec) -> tuple[Evidence, ...]:
     ]
     optimizers = map(evidence_of_optimizer, OPTIMIZERS)
     all_evidence = [*evidence_of_run(spec, EAGER, None, include), *optimizers, *frameworks]
-    return tuple(dict.fromkeys(item for item in all_evidence if item.status == "untested"))
+    return tuple(
+        dict.fromkeys(evidence_entry for evidence_entry in all_evidence if evidence_entry.status == "untested")
+    )

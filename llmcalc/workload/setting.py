@@ -153,7 +153,7 @@ def number_of(option_name: str, value: Any) -> float:
 
 def names_of(text: str) -> tuple[str, ...]:
     """Splits text such as `q_proj,v_proj` into a tuple of names."""
-    return tuple(part.strip() for part in text.split(",") if part.strip())
+    return tuple(setting_name.strip() for setting_name in text.split(",") if setting_name.strip())
 
 
 def declared(settings: type) -> dict[str, Declared]:

@@ -231,7 +231,7 @@ def quantized_size(
             f"file; remove {TOWERS.option}"
         )
     tower_sites = ((site, plain(site.tensor.size, dtype)) for site in towers)
-    for site, parts in chain(scheme.store(spec, text_sites, dtype), tower_sites):
-        parts_by_component[site.kind] = parts_by_component.get(site.kind, NOTHING) + parts * site.times
+    for site, stored_parts in chain(scheme.store(spec, text_sites, dtype), tower_sites):
+        parts_by_component[site.kind] = parts_by_component.get(site.kind, NOTHING) + stored_parts * site.times
     total = sum(parts_by_component.values(), NOTHING)
     return QuantizedSize(scheme, scheme.unconverted_dtype(dtype), total, parts_by_component)

@@ -38,11 +38,11 @@ def scheme_of_config(config: Mapping[str, Any] | None) -> Scheme | None:
     """
     if config is None:
         return None
-    table, holder = config.get("quantization_config"), config
+    table, config_section = config.get("quantization_config"), config
     for section in TEXT_SECTIONS:
         if table is None and isinstance(config.get(section), dict):
-            holder = config[section]
-            table = holder.get("quantization_config")
+            config_section = config[section]
+            table = config_section.get("quantization_config")
     if table is None:
         table = config.get("quantization")  # older mlx-lm wrote this field alone
     if table is None:
@@ -58,8 +58,8 @@ def scheme_of_config(config: Mapping[str, Any] | None) -> Scheme | None:
             f"quantization_config.quant_method: {shown(method)} is not known; expected one of {known_methods}."
             f"{suggestion} ({WITHOUT})"
         )
-    if method == "fp8" and holder.get("expert_dtype") is not None:  # as `DeepseekV4Config` moves it
-        table = {"expert_dtype": holder["expert_dtype"], **table}
+    if method == "fp8" and config_section.get("expert_dtype") is not None:  # as `DeepseekV4Config` moves it
+        table = {"expert_dtype": config_section["expert_dtype"], **table}
     scheme_fields = Fields(table, f"quantization_config of {method}")
     try:
         scheme = METHODS[method](scheme_fields)

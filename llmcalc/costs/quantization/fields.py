@@ -83,7 +83,7 @@ class Fields:
         if (
             not isinstance(value, list)
             or len(value) != 2
-            or any(type(item) is not int or not 0 < item <= LARGEST for item in value)
+            or any(type(element) is not int or not 0 < element <= LARGEST for element in value)
         ):
             raise self.wrong(name, value, "two positive whole numbers, or null")
         return value[0], value[1]

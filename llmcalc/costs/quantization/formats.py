@@ -223,8 +223,8 @@ class Bnb4(LinearFormat):
         weight_count = n_out * n_in
         blocks = ceil_div(weight_count, BNB_BLOCK)
         scales = blocks + ceil_div(blocks, BNB_NESTED) * FP32 if self.double else blocks * FP32
-        maps = 16 * FP32 + (256 * FP32 if self.double else 0)
-        return Parts(weights=ceil_div(weight_count, 2), scales=scales, other=maps)
+        map_bytes = 16 * FP32 + (256 * FP32 if self.double else 0)
+        return Parts(weights=ceil_div(weight_count, 2), scales=scales, other=map_bytes)
 
     def describe(self) -> str:
         nested_scales = f", one fp32 scale per {BNB_NESTED} of these" if self.double else ""

@@ -96,27 +96,23 @@ class MLXScheme(Scheme):
                 "counts without it)"
             )
 
-    def _module_format(self, weight_site: WeightSite) -> ModuleFormat | None:
+    def _module_format(self, site: WeightSite) -> ModuleFormat | None:
         """Returns the format of a tensor; None if the tensor stays unconverted.
 
         Raises `InputError` if the config does not tell whether a tensor is converted.
         """
-        if weight_site.tensor.role == "vector":
+        if site.tensor.role == "vector":
             return None
         module_format = next(
-            (storage_format for modules, storage_format in self.others if weight_site.names in modules), self.usual
+            (storage_format for modules, storage_format in self.others if site.names in modules), self.usual
         )
-        is_projection = (
-            weight_site.kind in PROJECTIONS
-            and weight_site.tensor.role == "matrix"
-            and len(weight_site.tensor.shape) == 2
-        )
-        if module_format is self.usual and weight_site.kind not in (*ALWAYS_CONVERTED, "router") and not is_projection:
-            unknown_reason = f"{weight_site.path} ({weight_site.kind}): whether mlx-lm converts it is not in the config"
+        is_projection = site.kind in PROJECTIONS and site.tensor.role == "matrix" and len(site.tensor.shape) == 2
+        if module_format is self.usual and site.kind not in (*ALWAYS_CONVERTED, "router") and not is_projection:
+            unknown_reason = f"{site.path} ({site.kind}): whether mlx-lm converts it is not in the config"
             raise InputError(
                 f"quantization: {unknown_reason}; expected an entry for it, or --quantize none, which counts without it"
             )
-        columns = weight_site.tensor.shape[-1]
+        columns = site.tensor.shape[-1]
         if module_format is None or (isinstance(columns, int) and columns % module_format.group):
             return None
         return module_format

@@ -98,11 +98,11 @@ def run_step(moments: int, in_8_bits: bool, optimizer_step: OptimizerStep) -> No
             if not in_8_bits or parameter.tensor.count < LEAST_8BIT:
                 parameter.states = [aten.like(parameter.tensor, dtype=FLOAT32) for _ in range(moments)]
                 continue
-            maps = [] if has_maps else [aten.new_tensor((MAP_ENTRIES,), FLOAT32) for _ in range(moments)]
+            quantization_maps = [] if has_maps else [aten.new_tensor((MAP_ENTRIES,), FLOAT32) for _ in range(moments)]
             has_maps = True
             states = [aten.like(parameter.tensor, dtype=UINT8) for _ in range(moments)]
             scales = [aten.new_tensor((ceil_div(parameter.tensor.count, BLOCK),), FLOAT32) for _ in range(moments)]
-            parameter.states = [*states, *scales, *maps]
+            parameter.states = [*states, *scales, *quantization_maps]
 
 
 OPTIMIZERS = {

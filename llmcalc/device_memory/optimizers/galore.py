@@ -79,19 +79,19 @@ def _allocate_projector(optimizer_step: OptimizerStep, gradient: Tensor, rank: i
     from ...simulator.tensor import FLOAT32
 
     aten, (rows, columns) = optimizer_step.t, gradient.shape
-    shorter = min(rows, columns)
-    rank, is_right = min(rank, shorter), is_projected_from_the_right(gradient)
+    shorter_side = min(rows, columns)
+    rank, is_right = min(rank, shorter_side), is_projected_from_the_right(gradient)
     matrix = aten.to(gradient, FLOAT32)
     is_float = dtype is FLOAT32
-    left_vectors = aten.new_tensor((rows, shorter), FLOAT32) if is_right else None  # U
+    left_vectors = aten.new_tensor((rows, shorter_side), FLOAT32) if is_right else None  # U
     with optimizer_step.counted_as_states():
         square = (
-            aten.new_tensor((shorter, shorter), FLOAT32) if is_float else None
+            aten.new_tensor((shorter_side, shorter_side), FLOAT32) if is_float else None
         )  # Vh of a tall matrix, U of a wide one
     if square is None:
-        square = aten.new_tensor((shorter, shorter), FLOAT32)
-    right_vectors = aten.new_tensor((shorter, columns), FLOAT32) if not is_right else None  # Vh
-    scales = aten.new_tensor((shorter,), FLOAT32)
+        square = aten.new_tensor((shorter_side, shorter_side), FLOAT32)
+    right_vectors = aten.new_tensor((shorter_side, columns), FLOAT32) if not is_right else None  # Vh
+    scales = aten.new_tensor((shorter_side,), FLOAT32)
     diagonal = aten.new_tensor((rank, rank), FLOAT32)
     product = aten.new_tensor((rows, rank) if is_right else (rank, columns), FLOAT32)
     del diagonal

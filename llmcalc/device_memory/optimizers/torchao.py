@@ -32,9 +32,9 @@ def torchao_adamw(optimizer_name: str, bits: Literal[4, 8], *aliases: str) -> Op
         codes = sum_over(tensors, lambda t: _is_quantized(t) * floor_div(t.size, codes_per_byte))
         other_states = bytes_of(sum_over(tensors, lambda t: (1 - _is_quantized(t)) * t.size), dtype)
         scales = 4 * sum_over(tensors, lambda t: _is_quantized(t) * floor_div(t.size, BLOCK))
-        maps = 2 * 4 * map_entries * sum_over(tensors, _is_quantized)
+        map_bytes = 2 * 4 * map_entries * sum_over(tensors, _is_quantized)
         moment = codes + other_states
-        return {"exp_avg": moment, "exp_avg_sq": moment, "scales": 2 * scales, "qmaps": maps}
+        return {"exp_avg": moment, "exp_avg_sq": moment, "scales": 2 * scales, "qmaps": map_bytes}
 
     def step(optimizer_step: OptimizerStep) -> None:
         """Runs `_AdamBase.step`, which allocates the states just before a tensor's first update."""

@@ -19,6 +19,6 @@ EVIDENCE = FrameworkEvidence(
 )
 
 
-def evidence_for(layout: Layout, trains: bool) -> FrameworkEvidence:
+def evidence_for(layout: Layout, is_training: bool) -> FrameworkEvidence:
     """Returns the tests and measurements behind the results for a layout."""
     return EVIDENCE

@@ -18,8 +18,8 @@ from .param_coordinator import Coordinator
 class UnpackHook:
     """A hook of an autograd node: unpacks a saved tensor that the backward pass does not read."""
 
-    def __init__(self, saved: Saved) -> None:
-        self.saved = saved
+    def __init__(self, saved_tensor: Saved) -> None:
+        self.saved = saved_tensor
 
     def __call__(self) -> None:
         self.saved.unpack()

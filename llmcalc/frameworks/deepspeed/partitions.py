@@ -47,12 +47,12 @@ def offsets(counts: Sequence[int], width: int, aligned: bool) -> tuple[list[int]
     aligned: whether each parameter begins at a multiple of 16 bytes.
     """
     alignment = 16 // gcd(16, width) if aligned else 1
-    starts, position = [], 0
+    start_offsets, position = [], 0
     for count in counts:
         position = -(-position // alignment) * alignment
-        starts.append(position)
+        start_offsets.append(position)
         position += count
-    return starts, position
+    return start_offsets, position
 
 
 def flat_size(elements: int, ranks: int) -> int:

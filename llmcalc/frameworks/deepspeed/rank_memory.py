@@ -116,8 +116,8 @@ def replay_zero(setup: ZeroSetup, expandable: bool) -> tuple[ReplayResult, tuple
     """
     training_run = zero_run(setup, memory_meter := EventMeter())
     training_run.set_up()
-    result = replay_steps_on_allocator(training_run, memory_meter, PrefixCache(expandable))
-    return result, training_run.host_terms()
+    replay_result = replay_steps_on_allocator(training_run, memory_meter, PrefixCache(expandable))
+    return replay_result, training_run.host_terms()
 
 
 MOST_LAYERS = 10_000

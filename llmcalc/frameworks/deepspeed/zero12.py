@@ -96,10 +96,10 @@ class PartitionedRun(ZeroRun):
             for weight, start, element_count in zip(ordered_parameters, starts, sizes, strict=True)
         }
         self.rank_pieces: dict[int, PartitionPiece] = {
-            key: piece
+            key: weight_piece
             for key, weight_pieces in self.pieces.items()
-            for piece in weight_pieces
-            if piece.rank == self.rank
+            for weight_piece in weight_pieces
+            if weight_piece.rank == self.rank
         }
         self.rank_parameters: list[Tensor] = [weight for weight in ordered_parameters if id(weight) in self.rank_pieces]
         with counted_as(self.meter, "weights"):
@@ -269,28 +269,28 @@ class PartitionedRun(ZeroRun):
         settings, this_rank = self.settings, self.rank
         pieces: list[PartitionPiece] = []
         for weight in self.bucket.weights:
-            for piece in self.pieces[id(weight)]:
-                is_separate = self.accumulates_partition and piece.rank == this_rank
+            for weight_piece in self.pieces[id(weight)]:
+                is_separate = self.accumulates_partition and weight_piece.rank == this_rank
                 if is_separate and self.compact_partition is None:
                     self._build_compact_grad_partition_buffer()
-                if pieces and not is_separate and settings.reduce_scatter and pieces[-1].rank == piece.rank:
-                    pieces[-1] = pieces[-1]._replace(elements=pieces[-1].elements + piece.elements)
+                if pieces and not is_separate and settings.reduce_scatter and pieces[-1].rank == weight_piece.rank:
+                    pieces[-1] = pieces[-1]._replace(elements=pieces[-1].elements + weight_piece.elements)
                 else:
-                    pieces.append(piece)
+                    pieces.append(weight_piece)
         if not settings.reduce_scatter:
             whole_bucket = PartitionPiece(-1, self.bucket.elements)
-            self._allreduce([whole_bucket], [piece for piece in pieces if piece.rank == this_rank])
+            self._allreduce([whole_bucket], [weight_piece for weight_piece in pieces if weight_piece.rank == this_rank])
         elif settings.use_multi_rank_bucket_allreduce:
             self._reduce_in_batches(pieces)
         else:
-            for rank in dict.fromkeys(piece.rank for piece in pieces):
-                self._reduce_in_batches([piece for piece in pieces if piece.rank == rank])
+            for rank in dict.fromkeys(weight_piece.rank for weight_piece in pieces):
+                self._reduce_in_batches([weight_piece for weight_piece in pieces if weight_piece.rank == rank])
 
     def _reduce_in_batches(self, pieces_to_reduce: Sequence[PartitionPiece]) -> None:
         """Reduces pieces in batches of a bucket's size (`allreduce_and_scatter`, `allreduce_no_retain`)."""
         batch: list[PartitionPiece] = []
-        for piece in pieces_to_reduce:
-            batch.append(piece)
+        for weight_piece in pieces_to_reduce:
+            batch.append(weight_piece)
             if sum(queued_piece.elements for queued_piece in batch) > self.bucket_elements:
                 self._allreduce(batch)
                 batch = []
@@ -304,7 +304,7 @@ class PartitionedRun(ZeroRun):
 
         accumulated_pieces: pieces that this rank accumulates; by default its own pieces among `reduced_pieces`.
         """
-        element_count = sum(piece.elements for piece in reduced_pieces)
+        element_count = sum(weight_piece.elements for weight_piece in reduced_pieces)
         tensor = Storage(self.meter, element_count * self.bucket_dtype.bytes) if len(reduced_pieces) > 1 else None
         message = (
             Storage(self.meter, element_count * self.communication_dtype.bytes)
@@ -312,9 +312,9 @@ class PartitionedRun(ZeroRun):
             else None
         )
         if self.accumulates_partition and self.communication_dtype is not FLOAT32:
-            for piece in reduced_pieces if accumulated_pieces is None else accumulated_pieces:
-                if piece.rank == self.rank:
-                    source = Storage(self.meter, piece.elements * FLOAT32.bytes)
+            for weight_piece in reduced_pieces if accumulated_pieces is None else accumulated_pieces:
+                if weight_piece.rank == self.rank:
+                    source = Storage(self.meter, weight_piece.elements * FLOAT32.bytes)
                     del source
         del tensor, message
 
@@ -414,8 +414,8 @@ class PartitionedRun(ZeroRun):
             return
         (partition,) = self.trained
         if self.settings.compute_grad_norm:
-            for piece in self.rank_pieces.values():  # scaled_global_norm
-                double_copy = Storage(self.meter, piece.elements * DOUBLE)
+            for rank_piece in self.rank_pieces.values():  # scaled_global_norm
+                double_copy = Storage(self.meter, rank_piece.elements * DOUBLE)
                 del double_copy
         with counted_as(self.meter, "gradients"):
             partition.gradient = self._single_grad_partition()

@@ -77,7 +77,7 @@ class Flag(NamedTuple):
         if self.kind in AMOUNT_RANGES:
             return _read_amount(name, value, self.kind)
         if self.kind == "numbers":
-            return tuple(self._check_bounds(_read_number(name, item)) for item in _read_list(name, value))
+            return tuple(self._check_bounds(_read_number(name, element)) for element in _read_list(name, value))
         if self.kind == "table":
             return _read_table(name, value)
         text = str(value).strip()
@@ -168,17 +168,17 @@ def _read_list(flag_name: str, value: Any) -> list[Any]:
 def _read_table(flag_name: str, value: Any) -> Mapping[str, Any]:
     """Returns name → value of a table: a mapping, JSON, `name=1,other=2`, or a whole number for `level`."""
     if isinstance(value, Mapping):
-        return {str(key): _read_scalar(item) for key, item in value.items()}
+        return {str(key): _read_scalar(element) for key, element in value.items()}
     text = str(value).strip()
     if text.startswith("{"):
         table: Mapping[str, Any] = parse_json(text, flag_name)
         return table
     if re.fullmatch(r"[0-9]{1,3}", text):
         return {"level": int(text)}
-    pairs = [pair.partition("=") for pair in text.split(",")]
-    if not all(equals_sign and re.fullmatch(r"\w{1,80}", key) for key, equals_sign, _ in pairs):
+    keys_and_values = [pair.partition("=") for pair in text.split(",")]
+    if not all(equals_sign and re.fullmatch(r"\w{1,80}", key) for key, equals_sign, _ in keys_and_values):
         raise InputError(f"{flag_name}: {shown(text)}; expected a JSON object")
-    return {key: _read_scalar(item) for key, _, item in pairs}
+    return {key: _read_scalar(element) for key, _, element in keys_and_values}
 
 
 def _read_scalar(value: Any) -> Any:

@@ -121,8 +121,8 @@ class EngineRecord(Record, Generic[RuleType]):
 
     @model_validator(mode="after")
     def _sort_versions(self) -> Self:
-        starts = [rules.first_version for rules in self.versions]
-        if starts != sorted(set(starts)):
+        first_versions = [rules.first_version for rules in self.versions]
+        if first_versions != sorted(set(first_versions)):
             raise ValueError("versions: expected each start once, ascending")
         return self
 

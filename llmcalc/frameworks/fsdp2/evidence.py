@@ -68,7 +68,7 @@ DIVIDED = _evidence_by_test(
 """Evidence for ranks of tensor parallelism."""
 
 
-def evidence_for(layout: Layout, trains: bool) -> FrameworkEvidence:
+def evidence_for(layout: Layout, is_training: bool) -> FrameworkEvidence:
     """Returns the tests and measurements behind the results for a layout."""
     if layout.pp > 1:
         return PIPED

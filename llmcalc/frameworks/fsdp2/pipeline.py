@@ -356,8 +356,8 @@ def stage_memory(setup: ShardedSetup, cuda_runtime: Runtime, tensors: Term) -> D
         repeat_analysis = record_steps(shortens=setup.fsdp.prefetch <= 1)
     except NotRepeating:
         repeat_analysis = record_steps(shortens=False)
-    result = repeat_analysis.counted({})
+    replay_result = repeat_analysis.counted({})
     blocks = repeat_analysis.overhead(CachingAllocator(cuda_runtime.expandable), {})
-    result.slop, result.slop_after = blocks.slop, blocks.slop_after
-    result.reserved = result.peak[1].bytes + blocks.slop + blocks.free
-    return summarize(result, cuda_runtime, layer_stacks(setup.spec), tensors)
+    replay_result.slop, replay_result.slop_after = blocks.slop, blocks.slop_after
+    replay_result.reserved = replay_result.peak[1].bytes + blocks.slop + blocks.free
+    return summarize(replay_result, cuda_runtime, layer_stacks(setup.spec), tensors)

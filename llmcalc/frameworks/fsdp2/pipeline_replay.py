@@ -218,19 +218,19 @@ def played_stage(setup: ShardedSetup, expandable: bool, rehearsals: Rehearsals) 
     try:
         _play_recorded(training_run, memory_meter, recorded_rank, recorded_rank.traces)
         if count == setup.training.microbatches:
-            result = replay_steps_on_allocator(training_run, memory_meter, prefix_cache)
+            replay_result = replay_steps_on_allocator(training_run, memory_meter, prefix_cache)
         else:
             shorter_setup = replace(setup, training=replace(setup.training, microbatches=count))
             shorter_run = PlayedRank(shorter_setup, shorter_meter := EventMeter())
             shorter_run.set_up()
             _play_recorded(shorter_run, shorter_meter, recorded_rank, recorded_rank.traces)
-            result = replay_shorter_on_allocator(
+            replay_result = replay_shorter_on_allocator(
                 (training_run, memory_meter), (shorter_run, shorter_meter), prefix_cache, count
             )
     except NotRepeating:
         return None
-    recorded_rank.replayed[steps_key] = result
-    return result
+    recorded_rank.replayed[steps_key] = replay_result
+    return replay_result
 
 
 def _play_recorded(

@@ -90,7 +90,7 @@ def fsdp_memory(
     check_context_parallelism(spec, layout)
     if tensors is None:
         evidence = evidence_of_run(spec, training_config.choices, training_config.optimizer, training_config.include)
-        framework_evidence = evidence_for(layout, trains=True).run(
+        framework_evidence = evidence_for(layout, is_training=True).run(
             evidence_of_parts(spec, training_config.include), training_config.optimizer
         )
         tensors = with_evidence(WITNESSED if layout.pp == 1 else PIPED, [*framework_evidence, *evidence])

@@ -92,11 +92,11 @@ class ShortenedPasses:
         """Returns the events of passes extended to all layers, and the passes."""
         events: list[Event] = []
         passes: list[RecordedPass] = []
-        for i, piece in enumerate(self.pieces):
+        for i, trace_piece in enumerate(self.pieces):
             start = len(events)
-            events += self.repeated.unfolded_events(piece)
+            events += self.repeated.unfolded_events(trace_piece)
             if i % 2:
-                passes.append(self._unfolded_pass(self.passes[i // 2], piece, start, len(events)))
+                passes.append(self._unfolded_pass(self.passes[i // 2], trace_piece, start, len(events)))
         return events, passes
 
     def _unfolded_pass(

@@ -113,8 +113,8 @@ def torchtitan_training(
     eager_loss = version is not None and EAGER_LOSS[0] <= version < EAGER_LOSS[1]
     if settings.compiled_loss is not None:
         eager_loss = not settings.compiled_loss
-    choices = replace(training_config.choices, joined_rope=True)
-    training_config = replace(training_config, master=False, gradient_dtype=None, choices=choices)
+    kernels = replace(training_config.choices, joined_rope=True)
+    training_config = replace(training_config, master=False, gradient_dtype=None, choices=kernels)
     if training_config.adapters is not None:
         if settings.flat:
             raise InputError(

@@ -178,11 +178,11 @@ class Pattern:
             counts: tuple[int, int | None] = {"*": (0, None), "+": (1, None), "?": (0, 1)}[character]
         elif character == "{":
             text_in_braces, brace, _ = self._text[self._at + 1 :].partition("}")
-            least, comma, most = text_in_braces.partition(",")
-            if not brace or not least.isdecimal() or (most and not most.isdecimal()) or len(text_in_braces) > 9:
+            minimum, comma, maximum = text_in_braces.partition(",")
+            if not brace or not minimum.isdecimal() or (maximum and not maximum.isdecimal()) or len(text_in_braces) > 9:
                 raise self._pattern_error("a wrong repeat")
             self._at += len(text_in_braces) + 2
-            counts = (int(least), int(most) if most else (None if comma else int(least)))
+            counts = (int(minimum), int(maximum) if maximum else (None if comma else int(minimum)))
             if counts[1] is not None and counts[1] < counts[0]:
                 raise self._pattern_error("a wrong repeat")
         else:
@@ -239,18 +239,18 @@ class Pattern:
         while self._next_character() != "]":
             if not self._next_character():
                 raise self._pattern_error("an unmatched [")
-            low = self._next_character()
+            first_character = self._next_character()
             self._at += 1
-            if low == "\\":
+            if first_character == "\\":
                 tests.append(self._parse_escape())
                 continue
             if self._next_character() == "-" and self._text[self._at + 1 : self._at + 2] not in ("]", ""):
-                high = self._text[self._at + 1]
+                last_character = self._text[self._at + 1]
                 self._at += 2
-                if high < low:
+                if last_character < first_character:
                     raise self._pattern_error("a wrong range")
-                tests.append(lambda c, low=low, high=high: low <= c <= high)  # type: ignore[misc]
+                tests.append(lambda c, low=first_character, high=last_character: low <= c <= high)  # type: ignore[misc]
             else:
-                tests.append(low.__eq__)
+                tests.append(first_character.__eq__)
         self._at += 1
         return lambda c: any(test(c) is True for test in tests) != is_negated

@@ -77,12 +77,12 @@ class GgmlServer(GgmlSettings):
         )
         layer_count = len(self.model.layers)
         number = layer_count if self.flags.get("cpu_moe") else int(self.flags.get("n_cpu_moe", 0))
-        dense = int(self.flags.get("n_cpu_ffn", 0))
+        dense_layers = int(self.flags.get("n_cpu_ffn", 0))
         return Placement(
             layers,
             self.overrides,
             host_experts=frozenset(range(min(number, layer_count))),
-            host_networks=frozenset(range(min(dense, layer_count))),
+            host_networks=frozenset(range(min(dense_layers, layer_count))),
         )
 
     def model_buffers(self, placement: Placement) -> dict[str, int]:

@@ -346,7 +346,7 @@ class ModelGraph:
         rotated_keys = self._new_typed((rope, cells, group), copy_type_bytes, rotated_keys)
         query = self._new((nope + rope, heads, tokens), query_rope, query_nope)
         self.graph.expand(query)
-        result: Tensor | None = None
+        attended: Tensor | None = None
         for _ in range(heads // group):
             weight = self._weight(f"blk.{i}.attn_kv_b.weight", i)
             keys_and_values = self._new((group * (nope + value_dim), cells), weight, self._view(cache, None))
@@ -361,12 +361,14 @@ class ModelGraph:
                 (value_dim, group, tokens), self._view(query, None), key, value, self.mask(layer.window)
             )
             merged_heads = self._view(weighted_values, (value_dim * group, tokens))
-            width = 0 if result is None or result.layout is None else result.layout[0]
-            result = (
-                merged_heads if result is None else self._new((width + value_dim * group, tokens), result, merged_heads)
+            width = 0 if attended is None or attended.layout is None else attended.layout[0]
+            attended = (
+                merged_heads
+                if attended is None
+                else self._new((width + value_dim * group, tokens), attended, merged_heads)
             )
-        assert result is not None
-        return result
+        assert attended is not None
+        return attended
 
     def _attend_absorbed(
         self, i: int, layer: LayerShape, cache: Tensor, query_nope: Tensor, query_rope: Tensor
@@ -402,7 +404,7 @@ class ModelGraph:
         tokens, most_mib = self.settings.tokens, self.settings.attention_batch_mib
         mib = cells * tokens * heads * F32 // MIB
         steps = 1 if not most_mib or most_mib >= mib else min(-(-mib // most_mib), heads)
-        group_size, result, finished_heads = -(-heads // steps), None, 0
+        group_size, attended, finished_heads = -(-heads // steps), None, 0
         while finished_heads < heads:
             group = min(group_size, heads - finished_heads)
             queries = query if steps == 1 else self._view(query, None, offset=True)
@@ -410,15 +412,15 @@ class ModelGraph:
             scores = self._inplace(scores, scores, self.mask(window))
             weighted_latents = self._new((rank, tokens, group), values, scores)
             finished_heads += group
-            result = (
+            attended = (
                 weighted_latents
-                if result is None
-                else self._new((rank, tokens, finished_heads), result, weighted_latents)
+                if attended is None
+                else self._new((rank, tokens, finished_heads), attended, weighted_latents)
             )
             if steps > 1:
-                self.graph.expand(result)
-        assert result is not None
-        return result
+                self.graph.expand(attended)
+        assert attended is not None
+        return attended
 
     # -- networks ------------------------------------------------------------------------------------------------
 
@@ -563,12 +565,12 @@ class ModelGraph:
             return stream
         normed = self.norm(f"blk.{i}.ffn_norm.weight", i, stream)
         if layer.experts:
-            result = self.experts(i, layer, normed, tokens)
+            output = self.experts(i, layer, normed, tokens)
             if layer.shared_width:
                 shared_output = self.network(i, "_shexp", layer.shared_width, layer.is_gated, normed, tokens)
-                result = self._inplace(result, result, shared_output)
+                output = self._inplace(output, output, shared_output)
         else:
-            result = self.network(i, "", layer.width, layer.is_gated, normed, tokens)
+            output = self.network(i, "", layer.width, layer.is_gated, normed, tokens)
         if self.weight(f"blk.{i}.post_ffw_norm.weight") is not None:
-            result = self.norm(f"blk.{i}.post_ffw_norm.weight", i, result)
-        return self._inplace(result, result, stream)
+            output = self.norm(f"blk.{i}.post_ffw_norm.weight", i, output)
+        return self._inplace(output, output, stream)

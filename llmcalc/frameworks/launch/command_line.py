@@ -189,7 +189,7 @@ def plain_arguments(
 def plain_value(value: Any) -> Any:
     """Returns the value of a command-line argument, converted to a boolean or a number if it is one."""
     if isinstance(value, list):
-        return [plain_value(item) for item in value]
+        return [plain_value(element) for element in value]
     if not isinstance(value, str):
         return value
     if is_unresolved(value):

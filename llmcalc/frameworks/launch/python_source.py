@@ -61,7 +61,7 @@ def value_of(node: ast.expr, names: Mapping[str, Any], depth: int = 0) -> Any:
         name = dotted(node)
         return names[name] if name in names else Unknown(name)
     if isinstance(node, ast.List | ast.Tuple):
-        return [value_of(item, names, depth + 1) for item in node.elts[:1000]]
+        return [value_of(element, names, depth + 1) for element in node.elts[:1000]]
     if isinstance(node, ast.UnaryOp) and isinstance(node.op, ast.USub):
         value = value_of(node.operand, names, depth + 1)
         return -value if isinstance(value, int | float) else Unknown("-")
@@ -94,7 +94,7 @@ def _comparison_result(operator: ast.cmpop, left: Any, right: Any) -> bool | Non
     if isinstance(operator, ast.Eq | ast.NotEq):
         return bool(left == right) == isinstance(operator, ast.Eq)
     if isinstance(operator, ast.In | ast.NotIn) and isinstance(right, list):
-        has_unknown = any(isinstance(item, Unknown) for item in right)
+        has_unknown = any(isinstance(element, Unknown) for element in right)
         return None if has_unknown else (left in right) == isinstance(operator, ast.In)
     if isinstance(operator, ast.Gt | ast.Lt) and isinstance(left, int | float) and isinstance(right, int | float):
         return left > right if isinstance(operator, ast.Gt) else left < right

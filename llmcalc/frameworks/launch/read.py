@@ -317,10 +317,10 @@ def _read_by_arguments(
         command = _only_command(commands, name_in_errors)
         arguments = arguments_of(command.words, name_in_errors)
         return read_with_options(file, file.read_arguments, arguments, start(command), options)
-    starts = (command for command in script.commands if starts_python(" ".join(command.words[:20]) + " "))
+    start_commands = (command for command in script.commands if starts_python(" ".join(command.words[:20]) + " "))
     unresolved_words = (
         (command.line, command_word)
-        for command in starts
+        for command in start_commands
         for command_word in command.words
         if is_unresolved(command_word)
     )
@@ -437,8 +437,12 @@ def _launcher_counts(launcher: Sequence[str]) -> Iterator[tuple[str, str]]:
 
 def unset_counts(launcher: Sequence[str]) -> tuple[str, ...]:
     """Returns unset script variables in a launcher's numbers of processes and machines, processes first."""
-    pairs = sorted(_launcher_counts(launcher), key=lambda pair: pair[0])
-    names = (re.sub(r"\W+", "", printable(value)) for _, value in pairs if is_unresolved(value) and "(" not in value)
+    launcher_counts = sorted(_launcher_counts(launcher), key=lambda pair: pair[0])
+    names = (
+        re.sub(r"\W+", "", printable(value))
+        for _, value in launcher_counts
+        if is_unresolved(value) and "(" not in value
+    )
     return tuple(dict.fromkeys(name for name in names if re.match(r"[A-Za-z_]", name)))
 
 

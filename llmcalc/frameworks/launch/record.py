@@ -290,14 +290,18 @@ class LaunchReader:
         )
 
     def check_names(
-        self, config: Table, known: Iterable[str], ignored: Collection[str], reason: str = "no argument that is known"
+        self,
+        config: Table,
+        known_names: Iterable[str],
+        ignored: Collection[str],
+        reason: str = "no argument that is known",
     ) -> None:
         """Records arguments that change no memory as ignored, and arguments that are not known as unknown.
 
-        known: names of arguments that are read. reason: why the others are unknown.
+        known_names: names of arguments that are read. reason: why the others are unknown.
         """
         self.ignored += [name for name in config if name in ignored]
-        unknown_keys(self, config, (*known, *ignored), "", reason)
+        unknown_keys(self, config, (*known_names, *ignored), "", reason)
 
     def refuse_set(self, config: Table, reasons: Mapping[str, str], prefix: str = "") -> None:
         """Records as unknown each argument that is set (neither false nor 0). reasons: argument → reason."""

@@ -103,16 +103,16 @@ class StatementReader(WordReader):
             self.skip_space()
             if self.at >= len(self.text):
                 break
-            letter = self.text[self.at]
+            character = self.text[self.at]
             assignment = _ASSIGNED.match(self.text, self.at)
-            if letter == "#":
+            if character == "#":
                 self.skip_comment()
-            elif letter in "\n;&|()":
+            elif character in "\n;&|()":
                 end = self.read_separator()
                 is_doubled = end in ("&", "|") and self.text.startswith(end, self.at)
                 self.at += is_doubled
             elif (
-                letter in "<>" or re.match(r"\d[<>]", self.text[self.at : self.at + 2])
+                character in "<>" or re.match(r"\d[<>]", self.text[self.at : self.at + 2])
             ) and not self.at_placeholder():
                 self.skip_redirection()
             elif assignment and (not words or words[0] in DECLARES):
@@ -162,21 +162,21 @@ class StatementReader(WordReader):
 
     def read_separator(self) -> str:
         """Reads and returns the separator that ends a command; empty for `&>`, which is a redirection."""
-        letter = self.text[self.at]
+        character = self.text[self.at]
         self.at += 1
         next_character = self.text[self.at : self.at + 1]
-        if letter == "\n":
+        if character == "\n":
             self.skip_here_documents()
-        elif letter == ";" and next_character == ";":
+        elif character == ";" and next_character == ";":
             self.at += 1
             return ";;"
-        elif letter == "&" and next_character == ">":
+        elif character == "&" and next_character == ">":
             self.at += 2 if self.text[self.at + 1 : self.at + 2] == ">" else 1
             self.skip_space()
             if self.text[self.at : self.at + 1] not in ("", *"\n;&|()<>"):
                 self.read_word()
             return ""
-        return letter
+        return character
 
     def without_keyword(self, command_words: list[str]) -> list[str]:
         """Removes a leading shell keyword, such as `then`, from a command's words, and opens or closes its block."""
@@ -226,18 +226,22 @@ class StatementReader(WordReader):
 
         end: the separator after the condition.
         """
-        result = self.evaluate_condition(command_words)
+        condition = self.evaluate_condition(command_words)
         if branch.joins == "&":
-            result = (
-                False if False in (branch.condition, result) else (None if None in (branch.condition, result) else True)
+            condition = (
+                False
+                if False in (branch.condition, condition)
+                else (None if None in (branch.condition, condition) else True)
             )
         elif branch.joins == "|":
-            result = (
-                True if True in (branch.condition, result) else (None if None in (branch.condition, result) else False)
+            condition = (
+                True
+                if True in (branch.condition, condition)
+                else (None if None in (branch.condition, condition) else False)
             )
-        branch.joins, branch.condition = (end if end in ("&", "|") else ""), result
+        branch.joins, branch.condition = (end if end in ("&", "|") else ""), condition
         if not branch.joins:
-            branch.turn(result)
+            branch.turn(condition)
         else:
             branch.runs = None if branch.runs is not False else False
 
@@ -250,12 +254,12 @@ class StatementReader(WordReader):
             command_words = [*command_words, "]]"]
         elif command_words[-1:] == ["]]"] and command_words[0] != "[[":
             command_words = ["[[", *command_words]
-        result = holds(command_words)
-        if result is not None:
+        condition = holds(command_words)
+        if condition is not None:
             self.script.unset |= {
                 printable(command_word) for command_word in command_words if UNSET.fullmatch(command_word)
             }
-        return result
+        return condition
 
     def open_block(self, command_words: list[str], end: str) -> None:
         """Opens the block of a keyword such as `if`."""
@@ -486,15 +490,15 @@ class StatementReader(WordReader):
             self.skip_space()
             if self.at >= len(self.text):
                 raise self.error("an array that does not end; expected )")
-            letter = self.text[self.at]
-            if letter == ")":
+            character = self.text[self.at]
+            if character == ")":
                 self.at += 1
                 return items
-            if letter == "#":
+            if character == "#":
                 self.skip_comment()
-            elif letter in "\n;&|(":
+            elif character in "\n;&|(":
                 self.at += 1
-            elif letter in "<>" and not self.at_placeholder():
+            elif character in "<>" and not self.at_placeholder():
                 self.skip_redirection()
             else:
                 word = self.read_word()

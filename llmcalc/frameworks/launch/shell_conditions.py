@@ -46,12 +46,14 @@ class Branch:
     joins: str = ""
     condition: bool | None = None
 
-    def turn(self, fits: bool | None) -> None:
-        """Enters the next branch of an if or case block. fits: whether its condition is true; None if unresolved."""
-        self.runs = False if self.earlier_branch_runs else (None if self.earlier_branch_runs is None else fits)
+    def turn(self, condition_holds: bool | None) -> None:
+        """Enters the next branch of an if or case block. condition_holds: None if unresolved."""
+        self.runs = (
+            False if self.earlier_branch_runs else (None if self.earlier_branch_runs is None else condition_holds)
+        )
         self.earlier_branch_runs = (
             self.earlier_branch_runs
-            or (None if fits is None else fits)
+            or (None if condition_holds is None else condition_holds)
             or (None if self.earlier_branch_runs is None else False)
         )
 

@@ -165,29 +165,29 @@ class WordReader:
         pieces: list[tuple[str, bool]] = []
         size, counted_letters = 0, 0
         while self.at < len(self.text):
-            letter = self.text[self.at]
+            character = self.text[self.at]
             if self.at_placeholder():
                 pieces.append(self.read_plain_text(_PLACEHOLDER))
                 continue
-            if letter == UNRESOLVED:
+            if character == UNRESOLVED:
                 pieces.append(self.read_marked_name())
                 continue
-            if letter in " \t\n;&|()<>":
+            if character in " \t\n;&|()<>":
                 break
-            if letter == "\\":
+            if character == "\\":
                 if self.text[self.at + 1 : self.at + 2] != "\n":
                     pieces.append((self.text[self.at + 1 : self.at + 2], False))
                 self.at += 2
-            elif letter == "'":
+            elif character == "'":
                 end = self.text.find("'", self.at + 1)
                 if end < 0:
                     raise self.error("a quote ' that does not end")
                 pieces.append((self.text[self.at + 1 : end], False))
                 self.at = end + 1
-            elif letter == '"':
+            elif character == '"':
                 self.at += 1
                 pieces += self.read_quoted_text()
-            elif letter in "$`":
+            elif character in "$`":
                 text = self.read_expansion()
                 pieces.append((text.replace(ITEM, " "), True))
             else:
@@ -202,18 +202,18 @@ class WordReader:
         """Reads and returns the pieces of a text in double quotes."""
         pieces: list[tuple[str, bool]] = [("", False)]
         while self.at < len(self.text):
-            letter = self.text[self.at]
-            if letter == '"':
+            character = self.text[self.at]
+            if character == '"':
                 self.at += 1
                 return pieces
-            if letter == "\\":
+            if character == "\\":
                 next_character = self.text[self.at + 1 : self.at + 2]
                 if next_character != "\n":
                     pieces.append((next_character if next_character in '$`"\\' else f"\\{next_character}", False))
                 self.at += 2
-            elif letter == UNRESOLVED:
+            elif character == UNRESOLVED:
                 pieces.append(self.read_marked_name())
-            elif letter in "$`":
+            elif character in "$`":
                 text = self.read_expansion()
                 if ITEM not in text:
                     pieces.append((text, False))
@@ -317,16 +317,16 @@ class WordReader:
         opening_bracket, closing_bracket = self.text[start], {"(": ")", "{": "}"}[self.text[start]]
         depth, i = 0, start
         while i < len(self.text):
-            letter = self.text[i]
-            if letter == "\\":
+            character = self.text[i]
+            if character == "\\":
                 i += 1
-            elif letter == "'" and opening_bracket == "(":
+            elif character == "'" and opening_bracket == "(":
                 i = self.text.find("'", i + 1)
                 if i < 0:
                     break
-            elif letter == opening_bracket:
+            elif character == opening_bracket:
                 depth += 1
-            elif letter == closing_bracket:
+            elif character == closing_bracket:
                 depth -= 1
                 if depth == 0:
                     self.at = i + 1
@@ -381,7 +381,7 @@ class WordReader:
         expanded_text = ""
         while reader.at < len(text):
             position_before = reader.at
-            expanded_text += "".join(piece for piece, _ in reader.read_pieces())
+            expanded_text += "".join(word_piece for word_piece, _ in reader.read_pieces())
             if reader.at == position_before:
                 expanded_text += text[reader.at]
                 reader.at += 1
@@ -392,19 +392,19 @@ class WordReader:
         reader = WordReader(self.script, text, self.depth + 1, self.line)
         text_parts: list[str] = []
         while reader.at < len(text):
-            letter = text[reader.at]
-            if letter in "$`":
+            character = text[reader.at]
+            if character in "$`":
                 text_parts.append(reader.read_expansion().replace(ITEM, " "))
-            elif letter == "\\" and text[reader.at + 1 : reader.at + 2] in ("$", "`", "\\", "\n"):
+            elif character == "\\" and text[reader.at + 1 : reader.at + 2] in ("$", "`", "\\", "\n"):
                 text_parts.append(text[reader.at + 1].replace("\n", ""))
                 reader.at += 2
             else:
-                text_parts.append(letter)
+                text_parts.append(character)
                 reader.at += 1
-        out = "".join(text_parts)
-        if len(out) > LONGEST_VALUE:
+        document_text = "".join(text_parts)
+        if len(document_text) > LONGEST_VALUE:
             raise self.error(f"a here-document grows too long; expected at most {LONGEST_VALUE:,} letters")
-        return out
+        return document_text
 
     def evaluate_arithmetic(self, text: str) -> str:
         """Returns the value of an arithmetic expression of whole numbers; unresolved if it cannot be evaluated."""

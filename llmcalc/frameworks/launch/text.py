@@ -122,7 +122,7 @@ class _ValueBuilder:
                 value = self.build_scalar(node)
             elif isinstance(node, self.yaml.SequenceNode):
                 self.require_tag(node, "seq")
-                value = [self.build_value(item) for item in node.value]
+                value = [self.build_value(element) for element in node.value]
             else:
                 self.require_tag(node, "map")
                 value = self.build_table(node)

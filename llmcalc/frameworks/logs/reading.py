@@ -171,12 +171,12 @@ _PAIR = re.compile(
 
 def argument_pairs(text: str) -> dict[str, Any]:
     """Returns name → value, from arguments as Python prints them: `{'a': 1}`, `Namespace(a=1)`, `a=1, b='x'`."""
-    pairs: dict[str, Any] = {}
+    arguments: dict[str, Any] = {}
     for match in _PAIR.finditer(text):
         value: Any = match["value"]
         if value in ("True", "False"):
             value = value == "True"
         elif value[0] in "'\"":
             value = value[1:-1]
-        pairs.setdefault(match["name"], value)
-    return pairs
+        arguments.setdefault(match["name"], value)
+    return arguments

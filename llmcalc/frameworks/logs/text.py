@@ -55,9 +55,11 @@ def read_log_text(file: str) -> LogText:
 
     Raises `InputError` for a file that is missing, unreadable, too large or empty.
     """
-    data = _standard_input() if file == "-" else read_bytes(Path(file), LARGEST_LOG, "a log", True)
-    encoding = next((name for byte_order_mark, name in _MARKS.items() if data.startswith(byte_order_mark)), "utf-8")
-    text = data.decode(encoding, "replace")
+    log_bytes = _standard_input() if file == "-" else read_bytes(Path(file), LARGEST_LOG, "a log", True)
+    encoding = next(
+        (name for byte_order_mark, name in _MARKS.items() if log_bytes.startswith(byte_order_mark)), "utf-8"
+    )
+    text = log_bytes.decode(encoding, "replace")
     if not text.strip():
         raise InputError(f"{file}: is empty; expected a log")
     return LogText(text)
@@ -67,7 +69,7 @@ def _standard_input() -> bytes:
     if sys.stdin is None or sys.stdin.isatty():
         raise InputError("-: standard input is a terminal; expected a log piped into it")
     stream = getattr(sys.stdin, "buffer", None)
-    data = sys.stdin.read(LARGEST_LOG + 1).encode() if stream is None else stream.read(LARGEST_LOG + 1)
-    if len(data) > LARGEST_LOG:
+    log_bytes = sys.stdin.read(LARGEST_LOG + 1).encode() if stream is None else stream.read(LARGEST_LOG + 1)
+    if len(log_bytes) > LARGEST_LOG:
         raise InputError(f"-: standard input is too large for a log (at most {LARGEST_LOG:,} bytes)")
-    return bytes(data)
+    return bytes(log_bytes)

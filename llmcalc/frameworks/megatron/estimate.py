@@ -50,12 +50,17 @@ def measure_passes(
         memory_meter.restart()
         x = None if chunk.first else rank_run.receive_hidden()
         output = rank_run.forward(chunk, x)
-        saved_bytes, forward = memory_meter.now - start_bytes, PeakByPath.peaks_since_restart(memory_meter, start_bytes)
+        saved_bytes, forward_peaks = (
+            memory_meter.now - start_bytes,
+            PeakByPath.peaks_since_restart(memory_meter, start_bytes),
+        )
         memory_meter.restart()
         rank_run.backward(x, output, None if chunk.last else rank_run.receive_gradient())
-        backward = PeakByPath.peaks_since_restart(memory_meter, start_bytes)
+        backward_peaks = PeakByPath.peaks_since_restart(memory_meter, start_bytes)
         del x, output
         if not pass_bytes:  # a dummy gradient of each shape, and tables
             remaining_bytes = memory_meter.now - set_up_bytes
-        pass_bytes.append(MicroBatchBytes(saved_bytes, forward.plus(remaining_bytes), backward.plus(remaining_bytes)))
+        pass_bytes.append(
+            MicroBatchBytes(saved_bytes, forward_peaks.plus(remaining_bytes), backward_peaks.plus(remaining_bytes))
+        )
     return pass_bytes[1:]

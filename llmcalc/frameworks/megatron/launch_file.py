@@ -313,16 +313,16 @@ def value_of(reader: LaunchReader, flag: str, value_type: Any, value: Any) -> An
         return _flag_value(reader, flag, value)
     if value is None or value is False:
         return None
-    choices = [choice for choice in (get_args(value_type) or (value_type,)) if choice is not NoneType]
+    possible_values = [choice for choice in (get_args(value_type) or (value_type,)) if choice is not NoneType]
     if get_origin(value_type) in (Literal, tuple):
-        choices = [value_type]
+        possible_values = [value_type]
     if value is True or value == "":
         raise reader.wrong(flag, "has no value; expected one")
-    for choice in choices:
+    for choice in possible_values:
         parsed = _parse_single_value(choice, value)
         if parsed is not None:
             return parsed
-    raise reader.wrong(flag, f"{shown(value)}; expected {_expected_types(choices)}")
+    raise reader.wrong(flag, f"{shown(value)}; expected {_expected_types(possible_values)}")
 
 
 def _flag_value(reader: LaunchReader, flag: str, value: Any) -> bool | None:

@@ -157,7 +157,7 @@ def _latent_attention_table(settings: MegatronSettings) -> Table:
 
 def _network_table(settings: MegatronSettings, width: int, has_bias: bool) -> Table:
     """Returns the model-spec table of a feed-forward network."""
-    act = (
+    activation = (
         "silu"
         if settings.swiglu
         else "relu2"
@@ -170,7 +170,7 @@ def _network_table(settings: MegatronSettings, width: int, has_bias: bool) -> Ta
     return {
         "type": "mlp",
         "intermediate_size": width,
-        "hidden_act": act,
+        "hidden_act": activation,
         "gated": settings.gated,
         "up_bias": has_bias,
         "down_bias": has_bias,
@@ -204,19 +204,21 @@ def _experts_table(settings: MegatronSettings) -> Table:
 
 def _mamba_table(settings: MegatronSettings) -> Table:
     """Returns the model-spec table of a Mamba-2 mixer."""
-    inner_width, dim = settings.mamba_inner, settings.mamba_head_dim
-    if inner_width % dim:
-        raise InputError(f"--mamba-head-dim: {dim} does not divide the inner width {inner_width}; expected a divisor")
-    if inner_width // dim % settings.mamba_num_groups:
+    inner_width, head_dim = settings.mamba_inner, settings.mamba_head_dim
+    if inner_width % head_dim:
         raise InputError(
-            f"--mamba-num-groups: {settings.mamba_num_groups}; expected a divisor of {inner_width // dim} heads"
+            f"--mamba-head-dim: {head_dim} does not divide the inner width {inner_width}; expected a divisor"
+        )
+    if inner_width // head_dim % settings.mamba_num_groups:
+        raise InputError(
+            f"--mamba-num-groups: {settings.mamba_num_groups}; expected a divisor of {inner_width // head_dim} heads"
         )
     if settings.mamba_num_groups % settings.tp:  # core/ssm/mamba_mixer.py: ranks have no copies of a group
         raise InputError(f"--mamba-num-groups: {settings.mamba_num_groups}; expected a multiple of --tp {settings.tp}")
     return {
         "type": "mamba2",
-        "num_heads": inner_width // dim,
-        "head_dim": dim,
+        "num_heads": inner_width // head_dim,
+        "head_dim": head_dim,
         "state_size": settings.mamba_state_dim,
         "n_groups": settings.mamba_num_groups,
         "chunk_size": MAMBA_CHUNK,

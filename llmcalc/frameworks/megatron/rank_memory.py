@@ -174,12 +174,12 @@ def play_two_steps(rank_run: RankRun, memory_meter: EventMeter, prefix_cache: Pr
     memory_meter.place = Place("after")
     memory_meter.cut()
     device = prefix_cache.play_pieces(memory_meter.pieces, memory_meter.count, memory_meter.pieces_before_backward)
-    result = ReplayResult(after=device.allocated, reserved=device.peak_reserved)
-    result.peaks = {
+    replay_result = ReplayResult(after=device.allocated, reserved=device.peak_reserved)
+    replay_result.peaks = {
         module_path: peak for module_path, peak in memory_meter.peaks.items() if module_path.phase in PHASES
     }
-    result.slop = device.peak_allocated - result.peak[1].bytes
-    return result
+    replay_result.slop = device.peak_allocated - replay_result.peak[1].bytes
+    return replay_result
 
 
 def rank_memory(

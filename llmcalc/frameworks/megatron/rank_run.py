@@ -391,15 +391,15 @@ class RankRun:
 
     def get_batch(self, model_chunk: Chunk) -> list[Tensor]:
         """Creates the tensors of the batch that a stage reads (training/utils.py, `get_batch_on_this_tp_rank`)."""
-        new, settings = self.graph.new_tensor, self.settings
+        new_tensor, settings = self.graph.new_tensor, self.settings
         rows = self.run_config.batch * self.run_config.workload.seq
         tensors: list[Tensor] = []
         if model_chunk.last:
-            tensors += [new((rows,), INT64), new((rows,), FLOAT32)]
+            tensors += [new_tensor((rows,), INT64), new_tensor((rows,), FLOAT32)]
         if model_chunk.first or (model_chunk.last and settings.mtp_layers):
-            tensors += [new((rows,), INT64), new((rows,), INT64)]
+            tensors += [new_tensor((rows,), INT64), new_tensor((rows,), INT64)]
         if tensors and not settings.no_create_attention_mask_in_dataloader:
-            tensors.append(new((self.run_config.batch * self.run_config.workload.seq, settings.tokens), BOOL))
+            tensors.append(new_tensor((self.run_config.batch * self.run_config.workload.seq, settings.tokens), BOOL))
         return tensors
 
     def forward(self, model_chunk: Chunk, chunk_input: Tensor | None) -> ForwardOutput:

@@ -118,11 +118,13 @@ def record_chunks(
     if count > 1 and _replaces_gather_buffer(chunks):
         return None
     empty_names: Names = frozenset()
-    forward = list(accumulate((model_chunk.in_forward for model_chunk in chunks), or_, initial=empty_names))
-    backward = list(accumulate((model_chunk.names for model_chunk in reversed(chunks)), or_, initial=forward[count]))
+    forward_names = list(accumulate((model_chunk.in_forward for model_chunk in chunks), or_, initial=empty_names))
+    backward_names = list(
+        accumulate((model_chunk.names for model_chunk in reversed(chunks)), or_, initial=forward_names[count])
+    )
     pass_traces: dict[PassCase, PassTrace] = {}
     for chunk_number, chunk in enumerate(chunks):
-        pass_traces |= chunk.traces(chunk_number, forward[chunk_number], backward[count - 1 - chunk_number])
+        pass_traces |= chunk.traces(chunk_number, forward_names[chunk_number], backward_names[count - 1 - chunk_number])
     return pass_traces, chunks
 
 
@@ -146,8 +148,8 @@ def _recorded_chunk(
     chunk = rank_run.chunks[chunk_number]
     layers_before = chunk.lowering.first_layer_index if any(rank_run.rank_choices.bf16_layers) else 0
     workspaces = rank_run.persistent.cublas_bytes, rank_run.persistent.engine_bytes
-    choices = rank_run.rank_choices, rank_run.run_config, chunk.lowering.include
-    key = id(chunk.program), choices, workspaces, layers_before, is_interleaved, by_previous
+    chunk_settings = rank_run.rank_choices, rank_run.run_config, chunk.lowering.include
+    key = id(chunk.program), chunk_settings, workspaces, layers_before, is_interleaved, by_previous
     if key not in _chunks:
         if len(_chunks) >= MAX_CHUNKS:
             _chunks.clear()
@@ -180,8 +182,10 @@ def _record_chunk(rank_run: RankRun, model_chunk: Chunk, is_interleaved: bool, b
 def _allocated_in_forward(passes: RecordedPasses) -> Collection[int]:
     """Returns the numbers of the storages that forward passes allocate."""
     events = passes.events
-    forward = (recorded_pass for recorded_pass in passes.passes if recorded_pass.pass_id[1] != "B")
-    in_forward = (event for recorded_pass in forward for event in events[recorded_pass.start : recorded_pass.end])
+    forward_passes = (recorded_pass for recorded_pass in passes.passes if recorded_pass.pass_id[1] != "B")
+    in_forward = (
+        event for recorded_pass in forward_passes for event in events[recorded_pass.start : recorded_pass.end]
+    )
     return {storage for storage, size, _ in in_forward if size > 0 or size == TAKEN}
 
 

@@ -39,13 +39,13 @@ def check(memory_estimate: Memory, version: str) -> None:
 def document(training_run: RunOnRanks) -> Mapping[str, Any]:
     """Returns the number formats and kernels that follow from Megatron-LM's arguments."""
     settings = settings_on(training_run, training_run.memory.runtime)
-    fused, weights = settings.cross_entropy_loss_fusion, training_run.memory.states.dtype
+    fuses_loss, weights = settings.cross_entropy_loss_fusion, training_run.memory.states.dtype
     return {
         "workload": {"grad_dtype": "float32" if settings.reduces_in_fp32 else weights},
         "execution": {
             "norm": "fused",
             "optimizer_impl": "fused",
-            "cross_entropy": "fused" if fused else "eager",
-            "logits_dtype": weights if fused else "float32",
+            "cross_entropy": "fused" if fuses_loss else "eager",
+            "logits_dtype": weights if fuses_loss else "float32",
         },
     }

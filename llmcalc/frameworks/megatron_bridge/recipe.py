@@ -237,15 +237,15 @@ def _read_configuration(reader: LaunchReader, config: Config, name: str) -> Laun
         world_size = int(gpus[1])
         reader.notes.append(f"{world_size} devices, from the recipe's name")
     settings = {**adapters, **_optimizer_settings(reader, config)}
-    result = megatron_run(reader, parallel_run, world_size, settings)
-    replicas = result.layout.dp
+    launch = megatron_run(reader, parallel_run, world_size, settings)
+    replicas = launch.layout.dp
     if global_batch % (batch * replicas):
         reader.notes.append(f"train.global_batch_size {global_batch} is no multiple of {batch} · {replicas}")
-    result.settings["num_microbatches"] = max(1, global_batch // (batch * replicas))
+    launch.settings["num_microbatches"] = max(1, global_batch // (batch * replicas))
     if get("model.cp_comm_type") == "a2a":
-        result = result._replace(layout=replace(result.layout, cp_comm="a2a"))
+        launch = launch._replace(layout=replace(launch.layout, cp_comm="a2a"))
     reader.ignored += [key for key in config if key.partition(".")[0] in ("logger", "checkpoint", "scheduler", "rng")]
-    return reader.launch("megatron", result, target="" if model_name is None else str(model_name)[:200])
+    return reader.launch("megatron", launch, target="" if model_name is None else str(model_name)[:200])
 
 
 def _length_key(reader: LaunchReader, config: Config) -> str:

@@ -192,17 +192,17 @@ def _set_zero_stage(reader: LaunchReader, arguments: Mapping[str, Any], table: d
     """Sets the ZeRO stage, from the arguments or the DeepSpeed config."""
     stage = arguments.get("--zero-stage", "1.0" if "--deepspeed" not in arguments else None)
     config = arguments.get("--deepspeed_config")
-    data: Mapping[str, Any] = {}
+    deepspeed_config: Mapping[str, Any] = {}
     if isinstance(config, str) and reader.source.fetch is not None:
         try:
-            data = reader.source.fetch(config)
+            deepspeed_config = reader.source.fetch(config)
         except ValueError:
             if stage is None:
                 raise
             shown_file = "a file that the script makes" if is_unresolved(config) else config[:60]
             reader.notes.append(f"--deepspeed_config: {shown_file} is not read; --zero-stage says the stage")
-    if data and is_deepspeed(data):
-        zero = data.get("zero_optimization")
+    if deepspeed_config and is_deepspeed(deepspeed_config):
+        zero = deepspeed_config.get("zero_optimization")
         if isinstance(zero, Mapping):
             stage = zero.get("stage", 0)
             if zero.get("offload_optimizer") or zero.get("cpu_offload"):

@@ -117,15 +117,15 @@ def run_of_megatron(
         settings["attn_implementation"] = "eager"
     elif attention not in ("auto", "fused") and not attention.startswith("flash"):
         raise reader.wrong("--attention_backend", f"{shown(attention)}; expected flash, fused, unfused, local or auto")
-    result = megatron_run(reader, parallel_run, reader.source.world_size, settings)
+    launch = megatron_run(reader, parallel_run, reader.source.world_size, settings)
     global_batch = reader.size(config, "global_batch_size", 16)
-    rank_batch = sizes["micro_batch_size"] * result.layout.dp
+    rank_batch = sizes["micro_batch_size"] * launch.layout.dp
     if global_batch % rank_batch:
         raise reader.wrong(
             "--global_batch_size", f"{global_batch}; expected a multiple of {rank_batch}, micro-batch · dp"
         )
-    result.settings["num_microbatches"] = global_batch // rank_batch
-    return result
+    launch.settings["num_microbatches"] = global_batch // rank_batch
+    return launch
 
 
 REFERENCE = FrozenModel("swift/megatron/trainers/rlhf_mixin.py", is_divided_as_trained=True)

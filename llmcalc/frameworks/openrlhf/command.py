@@ -147,7 +147,7 @@ def _actor_devices(reader: LaunchReader, config: Table) -> int:
 
 
 def _pair_settings(
-    reader: LaunchReader, data: Table, loss: str, config: dict[str, Any], settings: Mapping[str, Any]
+    reader: LaunchReader, arguments: Table, loss: str, config: dict[str, Any], settings: Mapping[str, Any]
 ) -> dict[str, Any]:
     """Doubles the micro-batch for pairs of answers, and returns the loss settings; KTO has single answers."""
     run_settings = {**settings, "batch": config["train_micro_batch_size_per_gpu"]}
@@ -155,29 +155,29 @@ def _pair_settings(
         batch_settings = kto_settings(reader, run_settings, FrozenModel("openrlhf/cli/train_kto.py"))
     else:
         batch_settings = pair_settings(reader, loss, run_settings, FrozenModel("openrlhf/cli/train_dpo.py"))
-    if reader.flag(data, "ref.offload"):
+    if reader.flag(arguments, "ref.offload"):
         reader.frozen = None
         reader.notes.append("--ref.offload: the reference model is on the host")
     config["train_micro_batch_size_per_gpu"] = batch_settings.pop("batch")
     return batch_settings
 
 
-def _deepspeed_config(reader: LaunchReader, data: Table, world_size: int | None) -> dict[str, Any]:
+def _deepspeed_config(reader: LaunchReader, arguments: Table, world_size: int | None) -> dict[str, Any]:
     """Returns the DeepSpeed config of the trained model."""
-    dtype = reader.value(data, "ds.param_dtype", "bf16")
+    dtype = reader.value(arguments, "ds.param_dtype", "bf16")
     if dtype not in ("bf16", "fp16"):
         raise reader.wrong("--ds.param_dtype", f"{shown(dtype)}; expected bf16 or fp16")
-    micro_batch = reader.size(data, "train.micro_batch_size", 1)
-    global_batch = reader.size(data, "train.batch_size", 128)
-    ranks = max(1, (world_size or 1) // reader.size(data, "ds.ring_attn_size", 1))
-    if data.get("train.dynamic_batch_enable"):
+    micro_batch = reader.size(arguments, "train.micro_batch_size", 1)
+    global_batch = reader.size(arguments, "train.batch_size", 128)
+    ranks = max(1, (world_size or 1) // reader.size(arguments, "ds.ring_attn_size", 1))
+    if arguments.get("train.dynamic_batch_enable"):
         micro_batch = 1
     zero: dict[str, Any] = {
-        "stage": reader.size(data, "ds.zero_stage", 2, least=0),
-        "offload_optimizer": {"device": "cpu" if reader.flag(data, "ds.adam_offload") else "none"},
+        "stage": reader.size(arguments, "ds.zero_stage", 2, least=0),
+        "offload_optimizer": {"device": "cpu" if reader.flag(arguments, "ds.adam_offload") else "none"},
         **AUTO_BUCKETS,
     }
-    if reader.flag(data, "ds.overlap_comm"):
+    if reader.flag(arguments, "ds.overlap_comm"):
         zero["overlap_comm"] = True
     config: dict[str, Any] = {
         "train_micro_batch_size_per_gpu": micro_batch,
@@ -186,8 +186,8 @@ def _deepspeed_config(reader: LaunchReader, data: Table, world_size: int | None)
         "gradient_clipping": 1.0,
         "zero_optimization": zero,
     }
-    if data.get("ds.grad_accum_dtype") is not None:
-        config["data_types"] = {"grad_accum_dtype": data["ds.grad_accum_dtype"]}
+    if arguments.get("ds.grad_accum_dtype") is not None:
+        config["data_types"] = {"grad_accum_dtype": arguments["ds.grad_accum_dtype"]}
     return config
 
 

@@ -184,8 +184,8 @@ def words_of_tables(config: Any, known_flags: Mapping[str, Flag], keys: tuple[st
     for key, value in config.items():
         path = (*keys, str(key).replace(YAML_MARK, "\0"))
         flag = find_flag(known_flags, f"--{'.'.join(path)}") or find_flag(known_flags, f"--{path[-1]}")
-        outer = known_flags.get(f"--{path[0].replace('_', '-')}")
-        if isinstance(value, Mapping) and not (outer is not None and outer.kind == "table"):
+        outer_flag = known_flags.get(f"--{path[0].replace('_', '-')}")
+        if isinstance(value, Mapping) and not (outer_flag is not None and outer_flag.kind == "table"):
             yield from words_of_tables(value, known_flags, path)
             continue
         if isinstance(value, Mapping):

@@ -151,8 +151,8 @@ def _expand_variables(value: Any, expand_variables: Callable[[str], str]) -> Any
     if isinstance(value, str):
         return expand_variables(_LITERAL_DOLLAR.sub(DOLLAR_MARK, value.replace("$$", DOLLAR_MARK)))
     if isinstance(value, Mapping):
-        return {key: _expand_variables(item, expand_variables) for key, item in value.items()}
-    return [_expand_variables(item, expand_variables) for item in value] if isinstance(value, list) else value
+        return {key: _expand_variables(element, expand_variables) for key, element in value.items()}
+    return [_expand_variables(element, expand_variables) for element in value] if isinstance(value, list) else value
 
 
 def _reserved_accelerators(devices: Any, name_in_errors: str) -> int | None:
@@ -295,11 +295,11 @@ def _container_servers(
         if key in YAML_TEXT_KEYS and isinstance(value, str):
             value = parse_yaml(value, f"{server_finder.where}: {key}")
         tables = value if isinstance(value, list) else [value]
-        for i, item in enumerate(tables):
-            if isinstance(item, Mapping):
+        for i, element in enumerate(tables):
+            if isinstance(element, Mapping):
                 index = f"[{i}]" if isinstance(value, list) and len(value) > 1 else ""
                 name = f"{place_in_file}.{one_line(str(key))[:60]}{index}".lstrip(".")
-                yield from _container_servers(item, (*outer_tables, table), name, server_finder)
+                yield from _container_servers(element, (*outer_tables, table), name, server_finder)
 
 
 def _servers_of_container(
@@ -345,11 +345,11 @@ def _environment_variables(value: Any) -> dict[str, str]:
     if isinstance(value, Mapping):
         return {str(name): str(text) for name, text in value.items() if _is_plain(text)}
     env: dict[str, str] = {}
-    for item in value if isinstance(value, list) else ():
-        if isinstance(item, Mapping) and _is_plain(item.get("value")):
-            env[str(item.get("name"))] = str(item["value"])
-        elif isinstance(item, str) and "=" in item:
-            name, _, text = item.partition("=")
+    for element in value if isinstance(value, list) else ():
+        if isinstance(element, Mapping) and _is_plain(element.get("value")):
+            env[str(element.get("name"))] = str(element["value"])
+        elif isinstance(element, str) and "=" in element:
+            name, _, text = element.partition("=")
             env[name] = text
     return {name: text for name, text in env.items() if UNRESOLVED not in text}
 
@@ -365,7 +365,7 @@ def _is_plain(value: Any) -> bool:
 def _command_words(value: Any, name_in_errors: str) -> list[str]:
     """Returns the words of a command, from a list of words or from a text, which is split as a shell does."""
     if isinstance(value, list):
-        return [str(item) for item in value if _is_plain(item) or isinstance(item, bool)]
+        return [str(element) for element in value if _is_plain(element) or isinstance(element, bool)]
     if isinstance(value, str):
         return list(NAMED_COMMANDS[value]) if value in NAMED_COMMANDS else _split_words(value, name_in_errors)
     return []

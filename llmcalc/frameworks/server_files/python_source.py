@@ -78,12 +78,12 @@ class _Evaluator:
     def servers(self, server_finder: ServerFinder) -> Iterator[StartedServer]:
         """Yields the servers that the module's statements and functions start."""
         yield from self._servers_in_statements(self.module.body, Container(""), server_finder)
-        outer = dict(self.names)
+        outer_names = dict(self.names)
         for statement in self.module.body:
             functions = [statement, *(statement.body if isinstance(statement, ast.ClassDef) else ())]
             for function in functions:
                 if isinstance(function, ast.FunctionDef | ast.AsyncFunctionDef):
-                    self.names = dict(outer)
+                    self.names = dict(outer_names)
                     container = self._container_of(
                         [*function.decorator_list, *getattr(statement, "decorator_list", [])]
                     )
@@ -142,7 +142,7 @@ class _Evaluator:
         if isinstance(value, str):
             yield from server_finder.in_script(value, self.variables, (), replace(located_container, image="script"))
         else:
-            words = [_word_of_value(item) for item in value[:MOST_WORDS]]
+            words = [_word_of_value(element) for element in value[:MOST_WORDS]]
             yield from server_finder.in_words(replace(located_container, words=words))
 
     def _configuration_arguments(self, call: ast.Call) -> dict[str, Any] | None:
@@ -157,14 +157,14 @@ class _Evaluator:
         if depth > DEEPEST:
             return Unknown("…")
         if isinstance(node, ast.Dict):
-            pairs = zip(node.keys, node.values, strict=True)
+            keys_and_values = zip(node.keys, node.values, strict=True)
             return {
-                str(self.evaluate(key, depth + 1)): self.evaluate(item, depth + 1)
-                for key, item in pairs
+                str(self.evaluate(key, depth + 1)): self.evaluate(element, depth + 1)
+                for key, element in keys_and_values
                 if key is not None
             }
         if isinstance(node, ast.List | ast.Tuple):
-            return [item for text_node in node.elts[:MOST_WORDS] for item in self._list_items(text_node, depth)]
+            return [element for text_node in node.elts[:MOST_WORDS] for element in self._list_items(text_node, depth)]
         if isinstance(node, ast.JoinedStr):
             text_values = [
                 text_node.value if isinstance(text_node, ast.FormattedValue) else text_node for text_node in node.values
@@ -188,7 +188,7 @@ class _Evaluator:
 
     def _call_result(self, call: ast.Call, depth: int) -> Any:
         """Returns the result of a call to a supported function, such as `dict`."""
-        name, arguments = dotted(call.func), [self.evaluate(item, depth + 1) for item in call.args[:3]]
+        name, arguments = dotted(call.func), [self.evaluate(element, depth + 1) for element in call.args[:3]]
         if name == "dict":
             return {keyword.arg: self.evaluate(keyword.value, depth + 1) for keyword in call.keywords if keyword.arg}
         if name == "str" and len(arguments) == 1:
@@ -212,9 +212,9 @@ def _word_of_value(value: Any) -> str:
 def _with_marks(value: Any) -> Any:
     """Returns a value, with marks on the parts that are known only when the file runs."""
     if isinstance(value, dict):
-        return {key: _with_marks(item) for key, item in value.items()}
+        return {key: _with_marks(element) for key, element in value.items()}
     if isinstance(value, list):
-        return [_with_marks(item) for item in value]
+        return [_with_marks(element) for element in value]
     return _word_of_value(value) if isinstance(value, Unknown) else value
 
 

@@ -177,8 +177,8 @@ def _read_env_file(folder: Path | None) -> dict[str, str]:
     if path is None or not path.is_file():
         return {}
     lines = (line.strip().removeprefix("export ") for line in read_text(path, LARGEST).split("\n"))
-    pairs = (line.partition("=") for line in lines if re.match(r"[A-Za-z_]\w*=", line))
-    return {name: value.strip().strip("'\"") for name, _, value in pairs}
+    names_and_values = (line.partition("=") for line in lines if re.match(r"[A-Za-z_]\w*=", line))
+    return {name: value.strip().strip("'\"") for name, _, value in names_and_values}
 
 
 def _bare_configuration(config: Any) -> Iterator[StartedServer]:

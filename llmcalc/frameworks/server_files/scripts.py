@@ -49,11 +49,16 @@ class ServerFinder:
     scripts: int = 0
 
     def in_script(
-        self, text: str, variables: Mapping[str, str], arguments: Sequence[str], outer: Container, depth: int = 0
+        self,
+        text: str,
+        variables: Mapping[str, str],
+        arguments: Sequence[str],
+        outer_container: Container,
+        depth: int = 0,
     ) -> Iterator[StartedServer]:
         """Yields the servers that a shell script starts.
 
-        variables, arguments: those of the script. outer: the container that runs the script, or the user's shell.
+        variables, arguments: those of the script. outer_container: what runs it, a container or the user's shell.
         """
         self.scripts += 1
         if self.scripts > MOST_SCRIPTS:
@@ -64,12 +69,12 @@ class ServerFinder:
             words = [command_word for command_word in command_line.words if command_word not in ("&", "&&", "|", ";")]
             if not words or words[0] in WITHOUT_PROGRAMS:
                 continue
-            line = outer.place if outer.image else f"line {command_line.line}"
-            env = {**outer.env, **script.env(), **_known_variables(command_line.env)}
-            container = replace(outer, place=line, words=words, env=env)
+            line = outer_container.place if outer_container.image else f"line {command_line.line}"
+            env = {**outer_container.env, **script.env(), **_known_variables(command_line.env)}
+            container = replace(outer_container, place=line, words=words, env=env)
             for started_server in self.in_words(container, script.files, depth):
                 yield started_server.with_version_of(versions)
-        yield from _modelfile_servers(script, self.where, outer)
+        yield from _modelfile_servers(script, self.where, outer_container)
 
     def in_words(
         self, container: Container, files: Mapping[str, str] | None = None, depth: int = 0
@@ -107,12 +112,12 @@ def _known_variables(env: Mapping[str, str]) -> dict[str, str]:
     return {name: value for name, value in env.items() if not is_unresolved(value)}
 
 
-def _modelfile_servers(script: Script, name_in_errors: str, outer: Container) -> Iterator[StartedServer]:
+def _modelfile_servers(script: Script, name_in_errors: str, outer_container: Container) -> Iterator[StartedServer]:
     """Yields the servers of the Modelfiles that a script writes."""
     for name, text in script.files.items():
         if is_modelfile(text, name):
             yield server_in_modelfile(
-                text, f"{name_in_errors}: {name}", replace(outer, env={**outer.env, **script.env()})
+                text, f"{name_in_errors}: {name}", replace(outer_container, env={**outer_container.env, **script.env()})
             )
 
 

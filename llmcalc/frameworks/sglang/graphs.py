@@ -88,7 +88,7 @@ def _has_prompt_graphs(
     ):
         return False
     if (
-        any(isinstance(part, KimiDeltaAttention) for part, _ in mixers(rank.preset.model))
+        any(isinstance(mixer, KimiDeltaAttention) for mixer, _ in mixers(rank.preset.model))
         and not rules.kda_prompt_graphs
     ):
         return False

@@ -94,8 +94,8 @@ def slot_bytes_of(rank: EngineRank, flags: Mapping[str, Any]) -> int:
     states, else float32 (configs/mamba_utils.py, `mamba2_state_dtype`).
     """
     is_chosen = any(
-        isinstance(part, Mamba | Mamba2 | SelectiveMamba2 | GatedDeltaNet | KimiDeltaAttention)
-        for part, _ in mixers(rank.preset.model)
+        isinstance(mixer, Mamba | Mamba2 | SelectiveMamba2 | GatedDeltaNet | KimiDeltaAttention)
+        for mixer, _ in mixers(rank.preset.model)
     )
     format_name = str(flags.get("mamba_ssm_dtype") or rank.preset.state_dtype or "float32")
     factors = {"recurrent_state": Fraction(DTYPE_BITS[format_name], 32)} if is_chosen else SAME_FORMATS
@@ -106,7 +106,7 @@ def _slots_of_request(rank: EngineRank, rules: Rules, flags: Mapping[str, Any]) 
     """Returns the slots that a running request takes where prefixes are cached."""
     strategy = flags.get("mamba_scheduler_strategy", "auto")
     overlaps = rules.overlaps_states and any(
-        isinstance(part, GatedDeltaNet | KimiDeltaAttention | Mamba2) for part, _ in mixers(rank.preset.model)
+        isinstance(mixer, GatedDeltaNet | KimiDeltaAttention | Mamba2) for mixer, _ in mixers(rank.preset.model)
     )
     if strategy == "no_buffer" or (strategy == "auto" and not overlaps):
         return SLOTS_OF_A_REQUEST

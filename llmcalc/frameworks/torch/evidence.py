@@ -25,9 +25,9 @@ TRAINING = FrameworkEvidence(name="torch", witness=REPLAYED, rest=REPLAYED)
 """Training: no part is known better than by the source."""
 
 
-def evidence_for(layout: Layout, trains: bool) -> FrameworkEvidence:
-    """Returns the tests and measurements behind the results for a layout. trains: whether the run is training."""
-    if trains:
+def evidence_for(layout: Layout, is_training: bool) -> FrameworkEvidence:
+    """Returns the tests and measurements behind the results for a layout. is_training: whether the run is training."""
+    if is_training:
         return TRAINING
     return SERVING if layout.tp * layout.pp * layout.ep > 1 else ALONE
 

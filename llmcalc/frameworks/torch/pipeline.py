@@ -102,17 +102,17 @@ class Chunk(TrainingRun):
             Flight(stage_input, self.compute_loss(output), output) if self.stage.last else Flight(stage_input, output)
         )
 
-    def backward_of(self, flight: Flight) -> None:
+    def backward_of(self, pass_in_flight: Flight) -> None:
         """Runs the backward pass of a micro-batch, from the gradient received from another rank."""
-        output, flight.out = flight.out, None  # type: ignore[assignment]
+        output, pass_in_flight.out = pass_in_flight.out, None  # type: ignore[assignment]
         if self.stage.last:
             self._run_backward([], partial(self.backward, output))
         else:
             with counted_as(self.meter, "communication"):
                 output_gradient = self.graph.new_tensor(output.shape, output.dtype, output.strides)
             self._backward_from(output, output_gradient)
-        if flight.entry is not None:
-            flight.entry.grad = None  # sent
+        if pass_in_flight.entry is not None:
+            pass_in_flight.entry.grad = None  # sent
 
     def run_layers(self) -> Tensor:
         """Runs the forward pass of the chunk's layers, without the loss."""
@@ -184,9 +184,9 @@ class Chunk(TrainingRun):
         """Computes the loss; without a language-model head, a scalar whose gradient has the output's shape."""
         if self.labels is not None:
             return self.lowering.losses(self.lowering.cap_logits(output), self.labels)
-        new = self.graph.new_tensor
-        loss = new((), output.dtype)
-        return record(self.graph, "loss", [output], loss, lambda g, _: [new(output.shape, output.dtype)])
+        new_tensor = self.graph.new_tensor
+        loss = new_tensor((), output.dtype)
+        return record(self.graph, "loss", [output], loss, lambda g, _: [new_tensor(output.shape, output.dtype)])
 
     def _run_forward(self, stage_input: Tensor | None, compute: Callable[[], Tensor]) -> Tensor:
         """Runs, records or replays a forward pass of the chunk."""

@@ -85,7 +85,7 @@ def read_command(command_line: CommandLine, source_file: LaunchSource) -> Launch
 
 def _resolved_overrides(reader: LaunchReader, overrides: Mapping[str, str]) -> dict[str, Any]:
     """Returns key → value of the overrides. Raises `InputError` for unresolved values other than paths."""
-    data = {}
+    settings = {}
     for key, value in overrides.items():
         if is_unresolved(value) and key in DEVICES and reader.source.devices_typed:
             continue
@@ -93,8 +93,8 @@ def _resolved_overrides(reader: LaunchReader, overrides: Mapping[str, str]) -> d
             raise reader.wrong(key, f"{unresolved_reason(value)}, or expected --devices")
         if is_unresolved(value) and key.startswith(READ_SECTIONS) and not key.endswith(("path", "_dir", "_file")):
             raise reader.wrong(key, unresolved_reason(value))
-        data[key] = plain_value(value)
-    return data
+        settings[key] = plain_value(value)
+    return settings
 
 
 def _is_read(key: str, rollout: Rollout) -> bool:

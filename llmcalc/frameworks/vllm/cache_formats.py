@@ -79,14 +79,14 @@ def packed_bytes(word: str, rank: EngineRank, version: tuple[int, ...]) -> Fract
     dims = {mixer.head_dim or rank.hidden_size // mixer.num_attention_heads for mixer in attentions}
     if len(dims) != 1:
         raise InputError(f"--kv-cache-dtype {word}: heads of several sizes are not modelled; expected fp8")
-    dim = dims.pop()
+    head_dim = dims.pop()
     if word in TURBOQUANT:
-        return _turboquant_bytes(word, dim, rank, version)
-    return Fraction(1, 2 if word.startswith("int4") else 1) + Fraction(SCALE_BYTES, dim)
+        return _turboquant_bytes(word, head_dim, rank, version)
+    return Fraction(1, 2 if word.startswith("int4") else 1) + Fraction(SCALE_BYTES, head_dim)
 
 
-def _turboquant_bytes(word: str, dim: int, rank: EngineRank, version: tuple[int, ...]) -> Fraction:
-    """Returns the bytes per element of keys and values in a format of TurboQuant. dim: elements of a head.
+def _turboquant_bytes(word: str, head_dim: int, rank: EngineRank, version: tuple[int, ...]) -> Fraction:
+    """Returns the bytes per element of keys and values in a format of TurboQuant. head_dim: elements of a head.
 
     Beside recurrent states all layers of full attention have the format; of other models the first two and the last
     two keep 16 bits (`get_boundary_skip_layers`).
@@ -99,6 +99,6 @@ def _turboquant_bytes(word: str, dim: int, rank: EngineRank, version: tuple[int,
             "expected fp8"
         )
     key_bits, value_bits = TURBOQUANT[word]
-    keys = dim if key_bits == 8 else -(-dim * key_bits // 8) + 2
-    slot = keys + -(-dim * value_bits // 8) + 4
-    return Fraction(slot + slot % 2, 2 * dim)
+    keys = head_dim if key_bits == 8 else -(-head_dim * key_bits // 8) + 2
+    slot = keys + -(-head_dim * value_bits // 8) + 4
+    return Fraction(slot + slot % 2, 2 * head_dim)

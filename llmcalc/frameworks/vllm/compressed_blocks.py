@@ -66,9 +66,9 @@ def compressed_pool(rank: EngineRank, layout: PageLayout, has_fp4_indexer: bool 
     for (block, window), group in pages_by_group.items():
         if layout != "groups":  # pages have the bytes of the next larger page of entries
             group = [pages._replace(bytes=min(size for size in sizes if size >= pages.bytes)) for pages in group]
-        parts = -(-_number_of_tuples(group) // divisor)
-        groups.append(LayerGroup(parts, window, block=block))
-        slots.append({size: -(-layers // parts) for size, layers in _layers_by_size(group).items()})
+        tuple_count = -(-_number_of_tuples(group) // divisor)
+        groups.append(LayerGroup(tuple_count, window, block=block))
+        slots.append({size: -(-layers // tuple_count) for size, layers in _layers_by_size(group).items()})
     return BlockPool(_block_bytes(slots, sizes, layout), ENTRY_BLOCK, tuple(groups))
 
 
@@ -88,11 +88,13 @@ def _pages_of_model(rank: EngineRank, has_fp4_entries: bool) -> Iterator[Pages]:
             raise InputError(f"--engine vllm: entries of {rate} tokens; expected {' or '.join(map(str, STATE_BLOCKS))}")
         entry_bytes = {mixer.head_dim: key_bytes}
         if mixer.indexer is not None:
-            dim = mixer.indexer.index_head_dim
-            entry_bytes[dim] = dim // 2 + dim // 32 if has_fp4_entries else float8_bytes(dim)
+            index_head_dim = mixer.indexer.index_head_dim
+            entry_bytes[index_head_dim] = (
+                index_head_dim // 2 + index_head_dim // 32 if has_fp4_entries else float8_bytes(index_head_dim)
+            )
         windows = 1 + mixer.overlap
-        for dim, bytes_of_entry in entry_bytes.items():
-            state_bytes = 2 * windows * dim * FLOAT32_BYTES  # values and scores of each token
+        for index_head_dim, bytes_of_entry in entry_bytes.items():
+            state_bytes = 2 * windows * index_head_dim * FLOAT32_BYTES  # values and scores of each token
             yield Pages(layers, _align_page(ENTRY_BLOCK // rate * bytes_of_entry), ENTRY_BLOCK, None)
             yield Pages(layers, _align_page(STATE_BLOCKS[rate] * state_bytes), STATE_BLOCKS[rate], windows * rate)
     if rank.drafting_layers:
@@ -122,11 +124,13 @@ def _number_of_tuples(group: Iterable[Pages]) -> int:
     return max(_layers_by_size(group).values())
 
 
-def _least_padding(counts: list[int], least: int) -> int:
-    """Returns the number of tuples, at least `least`, of which multiples exceed the counts least; the larger of equals
-    (`_approximate_gcd`).
+def _least_padding(counts: list[int], least_padding: int) -> int:
+    """Returns the number of tuples, at least `least_padding`, whose multiples exceed the counts least; the larger
+    of equals (`_approximate_gcd`).
     """
-    return min(range(least, max(counts) + 1), key=lambda number: (sum(-count % number for count in counts), -number))
+    return min(
+        range(least_padding, max(counts) + 1), key=lambda number: (sum(-count % number for count in counts), -number)
+    )
 
 
 def _block_bytes(slots: list[dict[int, int]], sizes: list[int], layout: PageLayout) -> int:

@@ -179,7 +179,7 @@ def _apply_processor_limits(rule: ImageRule, processor: Mapping[str, Any]) -> Im
     if not isinstance(size, Mapping):
         raise InputError(f"--mm-processor-kwargs: size: {shown(size)}; expected a table with longest_edge")
     most_pixels = table.pop("max_pixels", size.get("longest_edge"))
-    least = table.pop("min_pixels", None)
+    min_pixels = table.pop("min_pixels", None)
     for name in [name for name in table if name in IDLE_PROCESSOR_KEYS]:
         table.pop(name)
     if table or (most_pixels is not None and not isinstance(rule, SmartResize)):
@@ -189,12 +189,12 @@ def _apply_processor_limits(rule: ImageRule, processor: Mapping[str, Any]) -> Im
         )
     if not isinstance(rule, SmartResize):
         return rule
-    limits = {"max_pixels": most_pixels, "min_pixels": least}
+    limits = {"max_pixels": most_pixels, "min_pixels": min_pixels}
     for name, value in limits.items():
         if value is not None and (isinstance(value, bool) or not isinstance(value, int) or not 0 < value < 10**10):
             raise InputError(f"--mm-processor-kwargs: {name}: {shown(value)}; expected a number of pixels")
     changed_limits = {name: value for name, value in limits.items() if value is not None}
-    if most_pixels is not None and least is None:
+    if most_pixels is not None and min_pixels is None:
         changed_limits["min_pixels"] = min(rule.min_pixels, most_pixels)
     return rule.model_copy(update=changed_limits)
 

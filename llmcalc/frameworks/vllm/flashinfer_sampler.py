@@ -27,9 +27,11 @@ def rules_with_sampler(
         return rules
     rows = ranges_at(record.flashinfer_sampler, version)
     if not rows or has_second_runner:
-        first, end = record.flashinfer_sampler[0].start, record.flashinfer_sampler[-1].to
+        first_version, end = record.flashinfer_sampler[0].start, record.flashinfer_sampler[-1].to
         where = (
-            "of the second model runner is not modelled" if rows else f"is modelled from vLLM {first} on, before {end}"
+            "of the second model runner is not modelled"
+            if rows
+            else f"is modelled from vLLM {first_version} on, before {end}"
         )
         raise InputError(f"{SAMPLER_VARIABLE}=1: FlashInfer's sampler {where}; remove the variable")
     sampler = {"logits_copies": rows[-1].logits_copies, "sampler_rows_per_unit": 0}

@@ -25,10 +25,10 @@ class Writer(NamedTuple):
     warns_apart: bool = False
     ascii: bool = False
 
-    def write(self, report: Report, out: IO[str]) -> None:
+    def write(self, report: Report, output_stream: IO[str]) -> None:
         """Writes a report to a stream, in this format."""
         module, _, function = self.function.partition(":")
-        getattr(import_module(f".{module}", __package__), function)(report, out)
+        getattr(import_module(f".{module}", __package__), function)(report, output_stream)
 
 
 WRITERS: dict[Format, Writer] = {

@@ -43,5 +43,5 @@ def _row_html(table: Table, row: Row) -> str:
         colour = f";color:{value.colour}" if column.bar and value and value.colour else ""
         text = escape(cell_text(column, value))
         cells.append(f'<td style="{CELL};text-align:{column.justify}{indent}{colour}">{text}</td>')
-    strong = ' style="font-weight:bold"' if row.strong else ""
-    return f"<tr{strong}>{''.join(cells)}</tr>"
+    bold_style = ' style="font-weight:bold"' if row.strong else ""
+    return f"<tr{bold_style}>{''.join(cells)}</tr>"

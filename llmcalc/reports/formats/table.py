@@ -15,16 +15,16 @@ if TYPE_CHECKING:
     from rich.table import Table as RichTable
 
 
-def render(report: Report, out: IO[str], width: int | None = None) -> None:
+def render(report: Report, output_stream: IO[str], width: int | None = None) -> None:
     """Writes every table of the report. width: characters; default the terminal's width or COLUMNS."""
-    if width is None and pipe.can_render(report, out):
-        pipe.render(report, out)
+    if width is None and pipe.can_render(report, output_stream):
+        pipe.render(report, output_stream)
         return
     from rich.console import Console
 
     report = printable_report(report)
-    out.write(report.text)
-    console = Console(file=out, width=width, highlight=False)
+    output_stream.write(report.text)
+    console = Console(file=output_stream, width=width, highlight=False)
     for i, table in enumerate(pipe.with_fitting_bars(report.tables, console.width)):
         if i:
             console.print()

@@ -55,10 +55,10 @@ class Elementwise(Views):
         """Multiplies two tensors."""
         saves = saved_factors(a, b)
 
-        def backward(output_gradient: Tensor, needs_input_grad: Needs, *saved: Tensor) -> Sequence[Gradient]:
+        def backward(output_gradient: Tensor, needs_input_grad: Needs, *saved_tensors: Tensor) -> Sequence[Gradient]:
             return (
-                self.like(output_gradient, saved[0]) if needs_input_grad[0] else None,
-                self.like(output_gradient, saved[-1]) if needs_input_grad[1] else None,
+                self.like(output_gradient, saved_tensors[0]) if needs_input_grad[0] else None,
+                self.like(output_gradient, saved_tensors[-1]) if needs_input_grad[1] else None,
             )
 
         return record(self.graph, "mul", (a, b), lambda: self.like(a, b), backward, *saves)
@@ -67,9 +67,9 @@ class Elementwise(Views):
         """Divides a by b."""
         saves = (b, a) if b.needs_grad else (b,)
 
-        def backward(output_gradient: Tensor, needs_input_grad: Needs, *saved: Tensor) -> Sequence[Gradient]:
-            gradient_b = self._divisor_gradient(output_gradient, *saved) if needs_input_grad[1] else None
-            return self.like(output_gradient, saved[0]) if needs_input_grad[0] else None, gradient_b
+        def backward(output_gradient: Tensor, needs_input_grad: Needs, *saved_tensors: Tensor) -> Sequence[Gradient]:
+            gradient_b = self._divisor_gradient(output_gradient, *saved_tensors) if needs_input_grad[1] else None
+            return self.like(output_gradient, saved_tensors[0]) if needs_input_grad[0] else None, gradient_b
 
         return record(self.graph, "div", (a, b), lambda: self.like(a, b), backward, *saves)
 
@@ -272,9 +272,9 @@ class Elementwise(Views):
         output, weight = self.graph.new_tensor((), logs.dtype), self.graph.new_tensor((), logs.dtype)
         return record(self.graph, "nll_loss", (logs,), output, self._gradient_like_saved, logs, labels, weight)
 
-    def _gradient_like_saved(self, gradient: Tensor, _: Needs, saved: Tensor, *__: Tensor) -> Sequence[Gradient]:
+    def _gradient_like_saved(self, gradient: Tensor, _: Needs, saved_tensor: Tensor, *__: Tensor) -> Sequence[Gradient]:
         """Allocates a contiguous gradient with the shape and the number format of the first saved tensor."""
-        return (self.graph.new_tensor(saved.shape, saved.dtype),)
+        return (self.graph.new_tensor(saved_tensor.shape, saved_tensor.dtype),)
 
 
 def saved_factors(a: Tensor, b: Tensor) -> tuple[Tensor, ...]:

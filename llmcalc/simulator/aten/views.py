@@ -200,8 +200,8 @@ class Views:
         for x in xs[1:]:
             dtype = promoted_dtype(dtype, x.dtype)
         shapes = [x.shape for x in xs]
-        result = self.graph.new_tensor((*shapes[0][:axis], total, *shapes[0][axis + 1 :]), dtype)
-        return record(self.graph, "cat", xs, result, lambda g, _: [g.view(s, g.strides) for s in shapes])
+        joined = self.graph.new_tensor((*shapes[0][:axis], total, *shapes[0][axis + 1 :]), dtype)
+        return record(self.graph, "cat", xs, joined, lambda g, _: [g.view(s, g.strides) for s in shapes])
 
     def stack(self, xs: Sequence[Tensor], axis: int = 0) -> Tensor:
         """Stacks tensors along a new axis; the backward pass returns views of one tensor."""
@@ -254,8 +254,8 @@ class Views:
             del slice_gradient
             return (base_gradient if needs_input_grad[0] else None, gradient)
 
-        result = Tensor(shape, base.dtype, base.storage, strides)
-        return record(self.graph, "CopySlices", (base, x), result, backward)
+        view = Tensor(shape, base.dtype, base.storage, strides)
+        return record(self.graph, "CopySlices", (base, x), view, backward)
 
     def repeat_interleave(self, x: Tensor, repeats: Number, axis: int) -> Tensor:
         """Repeats every index of an axis."""

@@ -148,8 +148,8 @@ class RingAttention(Eager):
         output, *other_outputs = outputs
         del outputs
 
-        def backward(output_gradient: Tensor, _: Needs, *saved: Tensor) -> Sequence[Gradient]:
-            return kernels.backward(output_gradient, *saved[:5])
+        def backward(output_gradient: Tensor, _: Needs, *saved_tensors: Tensor) -> Sequence[Gradient]:
+            return kernels.backward(output_gradient, *saved_tensors[:5])
 
         return record(autograd_graph, name, (q, k, v), output, backward, q, k, v, output, *other_outputs)
 

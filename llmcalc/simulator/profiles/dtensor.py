@@ -407,12 +407,12 @@ class Divided(Eager):
         x = logits if self.graph.autocast is None else self.t.to(logits, FLOAT32)
         output = self._log_softmax(x)
         logs = record(self.graph, "log_softmax", [x], output, lambda g, *_: [g], output)
-        result, total_weight = self._nll_loss_forward(logs)
+        loss, total_weight = self._nll_loss_forward(logs)
 
         def backward(output_gradient: Tensor, needs_input_grad: Needs, x: Tensor, *_: Tensor) -> list[Tensor]:
             return [self._nll_loss_and_log_softmax_backward(x)]
 
-        return record(self.graph, "nll_loss", [logs], result, backward, logs, labels, total_weight)
+        return record(self.graph, "nll_loss", [logs], loss, backward, logs, labels, total_weight)
 
     def _log_softmax(self, x: Tensor) -> Tensor:
         allocate, row_shape = self.graph.new_tensor, (*x.shape[:-1], 1)
@@ -424,9 +424,9 @@ class Divided(Eager):
         del exp
         shifted_sumexp = self.all_reduce(shifted_sumexp)
         _shifted_logsumexp = allocate(row_shape, x.dtype)
-        result = allocate(x.shape, x.dtype)
+        log_probs = allocate(x.shape, x.dtype)
         del shifted_x
-        return result
+        return log_probs
 
     def _nll_loss_forward(self, x: Tensor) -> tuple[Tensor, Tensor]:
         """Runs `_nll_loss_forward` (torch/distributed/tensor/parallel/loss.py)."""
@@ -436,8 +436,8 @@ class Divided(Eager):
         result_partial = allocate((tokens, 1), x.dtype)
         del mask
         _result_reduced = self.all_reduce(result_partial)
-        result = allocate((tokens,), x.dtype)
-        result = self._zero_where_ignored((tokens,), x.dtype)
+        losses = allocate((tokens,), x.dtype)
+        losses = self._zero_where_ignored((tokens,), x.dtype)
         is_not_ignored = allocate((tokens,), BOOL)
         count = allocate((), INT64)
         del is_not_ignored
@@ -446,8 +446,8 @@ class Divided(Eager):
         loss_sum = allocate((), x.dtype)
         mean = allocate((), x.dtype)
         del loss_sum
-        result = mean
-        return result, total_weight
+        losses = mean
+        return losses, total_weight
 
     def _zero_where_ignored(self, shape: Shape, dtype: Dtype) -> Tensor:
         """Replaces ignored labels by zero: `torch.where(target != ignore_index, …, 0)`."""

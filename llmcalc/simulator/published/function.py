@@ -45,8 +45,8 @@ def record_function(
     tensor_indices = [i for i, x in enumerate(ins) if x is not None]
     is_saved_tensor = [x is not None for x in saved_tensors]
 
-    def node_backward(g: Tensor, _: Needs, *saved: Tensor) -> Sequence[Gradient]:
-        remaining_saved = iter(saved)
+    def node_backward(g: Tensor, _: Needs, *saved_tensors: Tensor) -> Sequence[Gradient]:
+        remaining_saved = iter(saved_tensors)
         outputs = backward(g, *[next(remaining_saved) if is_saved else None for is_saved in is_saved_tensor])
         return [outputs[i] for i in tensor_indices]
 

@@ -93,10 +93,10 @@ def verdict_of(job: Job, job_results: dict[str, Any], target: str = "model", sec
         for rank, (simulated_bytes, measured_bytes) in enumerate(job_results["ranks"])
         for quantity, bytes in measured_bytes.items()
     ]
-    pairs = zip(job_results["losses_of_one"], job_results["losses"], strict=True)
+    loss_pairs = zip(job_results["losses_of_one"], job_results["losses"], strict=True)
     checks += [
         Check(f"step {i}", LOSS, single_loss, loss, witness, within=WITHIN)
-        for i, (single_loss, loss) in enumerate(pairs, start=1)
+        for i, (single_loss, loss) in enumerate(loss_pairs, start=1)
     ]
     info = {
         "layout": job.layout.data(), "batch": job.batch, "seq": job.seq, "microbatches": job.microbatches,

@@ -58,8 +58,8 @@ class Replicated(ParallelStyle):
         return DTensor.from_local(inputs[0], mesh, (Replicate(),), run_check=False)
 
     @staticmethod
-    def _to_local(module: nn.Module, out: DTensor, mesh: DeviceMesh) -> torch.Tensor:
-        return out.to_local()
+    def _to_local(module: nn.Module, output: DTensor, mesh: DeviceMesh) -> torch.Tensor:
+        return output.to_local()
 
 
 def apply_tensor_parallelism(module: Any, mesh: DeviceMesh) -> None:

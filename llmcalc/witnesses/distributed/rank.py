@@ -69,26 +69,26 @@ class OnRank(CpuStorageTracker):
         """Runs a collective and waits until gloo's threads release its tensors, so that every run counts the same."""
         tensors: list[Any] = [leaf for leaf in tree_leaves((args, kwargs)) if isinstance(leaf, Tensor)]
         use_counts = [leaf._use_count() for leaf in tensors]
-        out = func(*args, **kwargs)
+        output = func(*args, **kwargs)
         if func.namespace == "c10d" and func._opname not in POINT_TO_POINT:
-            *results, work_handle = out
+            *results, work_handle = output
             dist.Work.unbox(work_handle).wait()
             if func._opname in BUCKET_OPERATIONS:
-                return out
+                return output
             del work_handle
             finished_future: torch.futures.Future[Any] = torch.futures.Future()
             finished_future.set_result([])
-            out = (*results, c10d._create_work_from_future(finished_future).boxed())
-        elif func.namespace == "_c10d_functional" and isinstance(out, Tensor) and func._opname != "wait_tensor":
-            torch.ops._c10d_functional.wait_tensor(out)
-            tensors.append(out)
+            output = (*results, c10d._create_work_from_future(finished_future).boxed())
+        elif func.namespace == "_c10d_functional" and isinstance(output, Tensor) and func._opname != "wait_tensor":
+            torch.ops._c10d_functional.wait_tensor(output)
+            tensors.append(output)
             use_counts.append(1)
         if func._opname not in POINT_TO_POINT:
             wait_for_release(tensors, use_counts)
-        for tensor in tree_leaves(out):
+        for tensor in tree_leaves(output):
             if isinstance(tensor, Tensor):
                 self._follow(tensor, func)
-        return out
+        return output
 
     def _follow(self, tensor: Tensor, func: Any) -> None:
         if isinstance(tensor, (*WRAPPERS, FakeTensor)):
@@ -109,12 +109,12 @@ class OnRank(CpuStorageTracker):
 
         def resize_(storage: torch.UntypedStorage, byte_count: int) -> Any:
             key, old_bytes = storage._cdata, storage.nbytes()
-            out = original_resize(storage, byte_count)
+            resized = original_resize(storage, byte_count)
             if key in self.tracked:
                 self.sizes[key] = byte_count
                 self.now += byte_count - old_bytes
                 self.peak = max(self.peak, self.now)
-            return out
+            return resized
 
         torch.UntypedStorage.resize_ = resize_  # type: ignore[method-assign, assignment]
         try:

@@ -62,8 +62,8 @@ class AdapterKernels(DiscardedKernels):
         else:
             lora_output = self._gather_columns(self._core_product(self._core_product(x, lora_a), lora_b))
             if self.rank_choices.sequence_parallel:  # a view of this rank's rows
-                parts = [self.local_rows(lora_output.shape[0])] * self.rank_choices.tp
-                lora_output = self.t.split(lora_output, parts, 0)[0]
+                received_rows = [self.local_rows(lora_output.shape[0])] * self.rank_choices.tp
+                lora_output = self.t.split(lora_output, received_rows, 0)[0]
         del x
         self.row_bias = bias
         return self._add_scaled(output, lora_output)
@@ -112,7 +112,7 @@ class AdapterKernels(DiscardedKernels):
         self,
         operation: Step,
         adapters: ParallelAdapters,
-        role: str,
+        tensor_role: str,
         input_width: Number,
         output_width: Number,
         number: str = "",
@@ -121,13 +121,13 @@ class AdapterKernels(DiscardedKernels):
 
         The mcore-bridge divides the weight whose side is divided in the layer, Megatron-Bridge also the other one.
         """
-        tp = self.rank_choices.tp if adapters.library == "megatron-bridge" and role != "expert" else 1
-        rank = adapters.rank // tp if role in ("column", "matrix") else adapters.rank
-        width = output_width // tp if role in ("row", "matrix") else output_width
+        tp = self.rank_choices.tp if adapters.library == "megatron-bridge" and tensor_role != "expert" else 1
+        rank = adapters.rank // tp if tensor_role in ("column", "matrix") else adapters.rank
+        width = output_width // tp if tensor_role in ("row", "matrix") else output_width
         shapes: dict[str, Shape] = {"lora_A": (rank, input_width), "lora_B": (width, adapters.rank)}
         self.in_adapter = True
         lora_a, lora_b = (
-            self.with_role(role, partial(self.weight, f"{operation.name}.{name}.weight{number}", shape))
+            self.with_role(tensor_role, partial(self.weight, f"{operation.name}.{name}.weight{number}", shape))
             for name, shape in shapes.items()
         )
         self.in_adapter = False
@@ -154,9 +154,9 @@ class AdapterKernels(DiscardedKernels):
         tp, shape = self.rank_choices.tp, x.shape
         if tp == 1:
             return x
-        parts = self.new_tensor(shape[0] * tp, shape[1])
+        gathered_columns = self.new_tensor(shape[0] * tp, shape[1])
         output = self.new_tensor(shape[0], shape[1] * tp)
-        del parts
+        del gathered_columns
         return self.node_with_new_gradients("gather", (x,), output)
 
     def _add_scaled(self, output: Tensor, lora_output: Tensor) -> Tensor:

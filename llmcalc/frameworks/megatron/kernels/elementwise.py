@@ -50,10 +50,10 @@ class ElementwiseKernels(AttentionKernels):
 
     def activation(self, x: Tensor, bias: Tensor | None) -> Tensor:
         """Runs an activation that saves its input. Without fusion the bias is added first."""
-        fused = self.rank_choices.bias_activation and bias is not None
-        if bias is not None and not fused:
+        is_fused = self.rank_choices.bias_activation and bias is not None
+        if bias is not None and not is_fused:
             x = self.with_bias(x, bias)
-        inputs = [x, bias] if fused and bias is not None else [x]
+        inputs = [x, bias] if is_fused and bias is not None else [x]
         return self.node_with_new_gradients("activation", inputs, self.like(x), x)
 
     def with_bias(self, x: Tensor, bias: Tensor) -> Tensor:

@@ -442,16 +442,16 @@ class ExpertKernels(HeadKernels):
         self.bind(output_layer.outs[0], output)
 
     def expert_linear(
-        self, operation: Step, x: Tensor, expert_index: int, input_width: Number, output_width: Number, role: str
+        self, operation: Step, x: Tensor, expert_index: int, input_width: Number, output_width: Number, weight_role: str
     ) -> Tensor:
         """Runs the linear layer of a single expert."""
         previous_in_expert, self.in_expert = self.in_expert, self.rank_choices.ep > 1
         path = (*self.module_path(), expert_index)
         weight = self.with_role(
-            role, lambda: self.weight(f"{operation.name}.weight", (output_width, input_width), path)
+            weight_role, lambda: self.weight(f"{operation.name}.weight", (output_width, input_width), path)
         )
         bias = (
-            self.with_role(role, lambda: self.weight(f"{operation.name}.bias", (output_width,), path))
+            self.with_role(weight_role, lambda: self.weight(f"{operation.name}.bias", (output_width,), path))
             if operation.options["bias"]
             else None
         )
@@ -481,11 +481,11 @@ class ExpertKernels(HeadKernels):
         ]
 
     def expert_weights(
-        self, operation: Step, input_width: Number, output_width: Number, role: str
+        self, operation: Step, input_width: Number, output_width: Number, weight_role: str
     ) -> tuple[list[Tensor], list[Tensor]]:
         """Returns the weights and biases of this rank's experts for one layer."""
         previous_in_expert, self.in_expert = self.in_expert, self.rank_choices.ep > 1
-        previous_role, self.role = self.role, role
+        previous_role, self.role = self.role, weight_role
         weights = [
             self.weight(f"{operation.name}.weight{i}", (output_width, input_width)) for i in range(self.local_experts)
         ]

@@ -204,7 +204,7 @@ class Fp8Kernels(DeltaKernels):
         shape, has_norm = x.shape, deferred_norm is not None
 
         def backward(saved_tensors: SavedTensors, output_gradient: Tensor, needs_input_grad: Needs) -> Gradients:
-            new = self.new_tensor
+            new_tensor = self.new_tensor
             bias = [] if bias_shape is None else [self.graph.new_tensor(bias_shape, output_gradient.dtype)]
             quantized_gradient = [self.quantize(rows, n_out)]
             gathered_input = (
@@ -213,12 +213,14 @@ class Fp8Kernels(DeltaKernels):
                 else []
             )
             self.use_overlap_workspaces()
-            input_gradient: Tensor | None = None if in_user_buffers else new(rows, n_in)
-            scattered_gradient = new(local_rows, n_in) if is_sharded and not in_user_buffers else None
-            transposed = [new(n_in, rows, UINT8)] if gathers_rows_alone and self.rank_choices.saves_transposed else []
+            input_gradient: Tensor | None = None if in_user_buffers else new_tensor(rows, n_in)
+            scattered_gradient = new_tensor(local_rows, n_in) if is_sharded and not in_user_buffers else None
+            transposed = (
+                [new_tensor(n_in, rows, UINT8)] if gathers_rows_alone and self.rank_choices.saves_transposed else []
+            )
             weight_gradient = self.weight_gradient(weight)
             if in_user_buffers:
-                input_gradient = new(local_rows, n_in)
+                input_gradient = new_tensor(local_rows, n_in)
             for i in input_places:
                 saved_tensors[i] = None  # clear_tensor_data(ln_out)
             gathered_input.clear()

@@ -210,12 +210,12 @@ class HeadKernels(ElementwiseKernels):
         if self.further_outputs and not self.in_multi_token_prediction:
             mtp_losses, self.further_outputs = self.further_outputs, []
             scaled_hidden, shapes = Tensor(x.shape, x.dtype, x.storage), [tensor.shape for tensor in mtp_losses]
-            new = self.graph.new_tensor
+            new_tensor = self.graph.new_tensor
             self.node(
                 "loss_scaler",
                 (x, *mtp_losses),
                 [scaled_hidden],
-                lambda saved_tensors, g, needs_input_grad: [g, *(new(s, FLOAT32) for s in shapes)],
+                lambda saved_tensors, g, needs_input_grad: [g, *(new_tensor(s, FLOAT32) for s in shapes)],
             )
             del mtp_losses
             x = scaled_hidden
@@ -245,7 +245,7 @@ class HeadKernels(ElementwiseKernels):
     def _core_loss(self, logits: Tensor) -> Tensor:
         """Runs Megatron-Core's loss on a float32 copy of the logits, with softmax and gradient in place."""
         autograd_graph, (rows, width) = self.graph, logits.shape
-        fused = self.rank_choices.loss_implementation == "native"
+        is_fused = self.rank_choices.loss_implementation == "native"
         logits_fp32 = autograd_graph.new_tensor((rows, width), FLOAT32)
         row_max = self.statistics(rows)
         mask, target_indices = autograd_graph.new_tensor((rows, 1), BOOL), autograd_graph.new_tensor((rows, 1), INT64)
@@ -257,7 +257,7 @@ class HeadKernels(ElementwiseKernels):
         del target_logits, exp_sums
 
         def backward(saved_tensors: SavedTensors, output_gradient: Tensor, needs_input_grad: Needs) -> Gradients:
-            if fused:
+            if is_fused:
                 logits_copy = autograd_graph.new_tensor((rows, width), FLOAT32)
                 logits_gradient = autograd_graph.new_tensor((rows, width), BFLOAT16)
                 del logits_copy

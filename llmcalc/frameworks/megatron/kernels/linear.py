@@ -83,7 +83,7 @@ class LinearKernels(RankKernels):
         """Whether the current module belongs to multi-token prediction."""
         return any(module_call.scope.about.get("kind") == "mtp" for module_call in self.frames)
 
-    def shared_table(self, role: str, operation: Step) -> Tensor:
+    def shared_table(self, table_role: str, operation: Step) -> Tensor:
         """Returns the weight of the embedding or output layer, which may be tied."""
         assert operation.weight is not None
         key = "", id(operation.weight)
@@ -91,7 +91,7 @@ class LinearKernels(RankKernels):
             width = operation.weight.ins if operation.weight.out[0].name == "vocab" else operation.weight.out
             rows = operation.weight.out if operation.weight.out[0].name == "vocab" else operation.weight.ins
             shape = self.extent(rows), self.extent(width)
-            self.weights[key] = self.with_role(role, lambda: self.weight(f"{operation.name}.weight", shape))
+            self.weights[key] = self.with_role(table_role, lambda: self.weight(f"{operation.name}.weight", shape))
         return self.weights[key]
 
     def do_linear(self, operation: Step) -> None:
@@ -140,15 +140,15 @@ class LinearKernels(RankKernels):
         return [product for _ in widths]
 
     def linear_weights(
-        self, operation: Step, width: Number, role: str, bias: bool | None = None
+        self, operation: Step, width: Number, weight_role: str, bias: bool | None = None
     ) -> tuple[Tensor, Tensor | None]:
         """Returns a linear layer's weight and bias. width: total outputs of all fused layers."""
         shape = width, operation.ins[0].width
         module_path = self.module_path()
-        weight = self.with_role(role, lambda: self.weight(f"{operation.name}.weight", shape, module_path))
+        weight = self.with_role(weight_role, lambda: self.weight(f"{operation.name}.weight", shape, module_path))
         has_bias = operation.options["bias"] if bias is None else bias
         bias_tensor = (
-            self.with_role(role, lambda: self.weight(f"{operation.name}.bias", (width,), module_path))
+            self.with_role(weight_role, lambda: self.weight(f"{operation.name}.bias", (width,), module_path))
             if has_bias
             else None
         )
@@ -196,19 +196,21 @@ class LinearKernels(RankKernels):
         shape = x.shape
 
         def backward(saved_tensors: SavedTensors, gradients: Any, needs_input_grad: Needs) -> Gradients:
-            new, in_user_buffers = self.new_tensor, kernel_choices.user_buffers
+            new_tensor, in_user_buffers = self.new_tensor, kernel_choices.user_buffers
             output_gradient, norm_gradient = gradients if returns_norm else (gradients, None)
-            gathered_input = new(rows, n_in) if is_sharded and not in_user_buffers and is_trained else None
+            gathered_input = new_tensor(rows, n_in) if is_sharded and not in_user_buffers and is_trained else None
             self.use_overlap_workspaces()
-            input_gradient: Tensor | None = None if in_user_buffers or not needs_input_grad[0] else new(rows, n_in)
+            input_gradient: Tensor | None = (
+                None if in_user_buffers or not needs_input_grad[0] else new_tensor(rows, n_in)
+            )
             if returns_gathered:
-                input_gradient = new(rows, n_in)  # the sum with the gradient of the returned rows
+                input_gradient = new_tensor(rows, n_in)  # the sum with the gradient of the returned rows
             scattered_gradient = (
-                new(local_rows, n_in) if is_sharded and not in_user_buffers and needs_input_grad[0] else None
+                new_tensor(local_rows, n_in) if is_sharded and not in_user_buffers and needs_input_grad[0] else None
             )
             weight_gradient = self.weight_gradient(weight)
             if in_user_buffers:  # a copy of what the buffer has after the product for the weight
-                input_gradient = new(local_rows, n_in)
+                input_gradient = new_tensor(local_rows, n_in)
             bias = [] if bias_shape is None else [self.graph.new_tensor(bias_shape, output_gradient.dtype)]
             if is_trained:
                 saved_tensors[1 if has_norm else 0] = None  # clear_tensor_data(ln_out)
@@ -216,7 +218,7 @@ class LinearKernels(RankKernels):
             if not has_norm:
                 return [input_gradient if scattered_gradient is None else scattered_gradient, weight_gradient, *bias]
             if norm_gradient is not None and not returns_gathered:
-                input_gradient, scattered_gradient = new(local_rows, n_in), None
+                input_gradient, scattered_gradient = new_tensor(local_rows, n_in), None
             x_gradient = self.graph.new_tensor(shape, output_gradient.dtype)
             del input_gradient, scattered_gradient
             return [

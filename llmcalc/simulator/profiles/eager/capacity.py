@@ -59,8 +59,8 @@ class CapacityKernels(ExpertKernels):
             raise self.unsupported("identity experts have no capacity; expected --moe dropless", operation.name)
         t, experts, rows = self.t, *self.expert_row_index("weight").shape
         x = self._by_expert(self.get(operation.ins[0]), experts, rows)
-        outputs, ins = extent(operation.outs[0].axes), x.shape[-1]
-        weight = self.weight(f"{operation.name}.weight", (experts, outputs, ins))
+        outputs, inputs = extent(operation.outs[0].axes), x.shape[-1]
+        weight = self.weight(f"{operation.name}.weight", (experts, outputs, inputs))
         y = t.matmul(x, t.transpose(weight, 1, 2))
         if operation.options["bias"]:
             y = t.add(y, t.unsqueeze(self.weight(f"{operation.name}.bias", (experts, outputs)), 1))

@@ -94,9 +94,9 @@ class EntryKernels(AttentionVariantKernels):
             own_count = count - (count - 1) // size * size
             in_blocks = aten.add(aten.scale(aten.unsqueeze(aten.select(blocks, 1), -1)), offsets)
             in_blocks = aten.flatten(in_blocks, 1)
-            parts = [aten.slice(in_blocks, own_count), aten.slice(in_blocks, in_blocks.shape[-1] - size)]
-            positions = aten.cat(parts)
-            del in_blocks, parts
+            candidate_slices = [aten.slice(in_blocks, own_count), aten.slice(in_blocks, in_blocks.shape[-1] - size)]
+            positions = aten.cat(candidate_slices)
+            del in_blocks, candidate_slices
             positions = aten.sort(positions)[0]
             index = aten.unsqueeze(positions, -1)
             gathered = aten.gather(keys, aten.expand(index, (*index.shape[:-1], keys.shape[-1])))

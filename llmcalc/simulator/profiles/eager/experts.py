@@ -185,8 +185,8 @@ class ExpertKernels(Lowering):
     def do_experts(self, operation: Step) -> None:
         aten, output, experts = self.t, operation.outs[0], operation.options["experts"].size
         x = self.by_row(self.get(operation.ins[0]), len(operation.ins[0].axes))
-        ins, outputs = x.shape[1], extent(output.axes)
-        for size in (ins, outputs):
+        inputs, outputs = x.shape[1], extent(output.axes)
+        for size in (inputs, outputs):
             if isinstance(size, int) and size * x.dtype.bytes % ALIGNED:
                 raise self.unsupported(
                     f"{size} elements of {x.dtype} are {size * x.dtype.bytes} bytes; a grouped product requires a "
@@ -198,12 +198,12 @@ class ExpertKernels(Lowering):
             return  # bound by the first of them
         group_ends = self.ends_of_groups(experts, operation.options["identities"])
         if len(steps) > 1:
-            matrices = [aten.transpose(self.expert_weight(item, (experts, outputs, ins)), 1, 2) for item in steps]
+            matrices = [aten.transpose(self.expert_weight(item, (experts, outputs, inputs)), 1, 2) for item in steps]
             product = aten.grouped_mm(x, matrices[0], group_ends, *matrices[1:])
             for item, y in zip(steps, aten.split(product, [outputs] * len(steps)), strict=True):
                 self.set(item.outs[0], y)
             return
-        weight = self.expert_weight(operation, (experts, outputs, ins))
+        weight = self.expert_weight(operation, (experts, outputs, inputs))
         if x.dtype is not weight.dtype:
             raise self.unsupported(
                 f"torch has no grouped product of {x.dtype} rows and {weight.dtype} weights, and casts neither under "

@@ -138,7 +138,7 @@ class FusedKernels(AttentionKernels, ElementwiseKernels, BasicKernels):
         shapes, repeats_keys = [(x.shape, x.strides) for x in (q, k, v)], k.shape[1] != heads
         sink_inputs = [] if sinks is None else [sinks]
 
-        def backward(output_gradient: Tensor, _: Needs, *saved: Tensor) -> Sequence[Gradient]:
+        def backward(output_gradient: Tensor, _: Needs, *saved_tensors: Tensor) -> Sequence[Gradient]:
             outputs = [autograd_graph.new_tensor(shape, output_gradient.dtype, strides) for shape, strides in shapes]
             outputs += [autograd_graph.new_tensor(sink.shape, sink.dtype) for sink in sink_inputs]
             if allocates_workspace:
@@ -247,7 +247,7 @@ class FusedKernels(AttentionKernels, ElementwiseKernels, BasicKernels):
         shapes = [(x.shape, elementwise(((x.shape, x.strides),), x.shape)) for x in (q, k, v)]
         workspace = FLOAT32.bytes * batch * heads * queries * (q.shape[-1] + 1) + CUDNN_WORKSPACE
 
-        def back(output_gradient: Tensor, _: Needs, *saved: Tensor) -> Sequence[Gradient]:
+        def back(output_gradient: Tensor, _: Needs, *saved_tensors: Tensor) -> Sequence[Gradient]:
             if efficient:
                 outputs = [self._by_token("", shape, output_gradient.dtype) for shape, _ in shapes]
             else:
@@ -283,7 +283,7 @@ class FusedKernels(AttentionKernels, ElementwiseKernels, BasicKernels):
         sums = autograd_graph.operation_result(name, (batch, queries, heads), FLOAT32)
         shapes = [x.shape for x in (q, k, v)]
 
-        def back(output_gradient: Tensor, _: Needs, *saved: Tensor) -> Sequence[Gradient]:
+        def back(output_gradient: Tensor, _: Needs, *saved_tensors: Tensor) -> Sequence[Gradient]:
             return [self._by_token("", shape, output_gradient.dtype) for shape in shapes]
 
         return record(autograd_graph, name, (q, k, v), output, back, q, k, v, output, sums, *bias)
@@ -396,10 +396,10 @@ class FusedKernels(AttentionKernels, ElementwiseKernels, BasicKernels):
         output = autograd_graph.new_tensor(x.shape, x.dtype)
         statistics = [autograd_graph.new_tensor(rows, FLOAT32) for _ in range(2 if spec.type == "layernorm" else 1)]
         del copy
-        result = record(
+        normed = record(
             autograd_graph, "norm", inputs, output, backward, x, *statistics, *([] if weight is None else [weight])
         )
-        return self.t.add(result, bias) if spec.type == "rmsnorm" and bias is not None else result
+        return self.t.add(normed, bias) if spec.type == "rmsnorm" and bias is not None else normed
 
     # --- gated activations ------------------------------------------------------------------------------------------
 
@@ -660,8 +660,8 @@ class FusedKernels(AttentionKernels, ElementwiseKernels, BasicKernels):
         present_gradients = [tensor for tensor in gradients if tensor is not None]
         has_gradient = [tensor is not None for tensor in gradients]
 
-        def backward(output_gradient: Tensor, _: Needs, *saved: Tensor) -> Sequence[Gradient]:
-            saved_gradients = iter(saved)
+        def backward(output_gradient: Tensor, _: Needs, *saved_tensors: Tensor) -> Sequence[Gradient]:
+            saved_gradients = iter(saved_tensors)
             return [next(saved_gradients) if is_saved else None for is_saved in has_gradient]
 
         del gradients

@@ -325,14 +325,14 @@ class StepKernels(ScanKernels):
         memory, norm, largest_exponent = states
         next_exponent = aten.like(aten.add(log_f, largest_exponent), i)
         decay = aten.exp(aten.sub(aten.add(log_f, largest_exponent), next_exponent))
-        write = aten.exp(aten.sub(i, next_exponent))
+        write_weight = aten.exp(aten.sub(i, next_exponent))
         decayed_memory = aten.mul(aten.unsqueeze(decay, -1), memory)
         memory = aten.add(
-            decayed_memory, aten.mul(aten.unsqueeze(write, -1), aten.matmul(aten.transpose(k, -1, -2), v))
+            decayed_memory, aten.mul(aten.unsqueeze(write_weight, -1), aten.matmul(aten.transpose(k, -1, -2), v))
         )
         del decayed_memory
         decayed_memory = aten.mul(decay, norm)
-        norm = aten.add(decayed_memory, aten.mul(write, aten.select(k, 2)))
+        norm = aten.add(decayed_memory, aten.mul(write_weight, aten.select(k, 2)))
         del decayed_memory
         denominator = aten.select(aten.matmul(q, aten.unsqueeze(norm, -1)), -1)
         numerator = aten.matmul(q, memory)

@@ -57,9 +57,9 @@ class DecayKernels(AttentionKernels, ScanModules):
         output, state = self._decode_from_state(q, k, v)
         self.keep("recurrent_state", state)
         normed = self._normalize_with(operations["norm"], aten.flatten(aten.transpose(output, 1, 2), 2))
-        gated = aten.function("sigmoid", self.project(operations["g_proj"], x))
-        gated = aten.mul(gated, normed)
-        return self.project(operations["o_proj"], gated)
+        gate = aten.function("sigmoid", self.project(operations["g_proj"], x))
+        gate = aten.mul(gate, normed)
+        return self.project(operations["o_proj"], gate)
 
     def _decode_from_state(self, q: Tensor, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:
         """Runs the reference's Core.forward, with the outputs of all but the last token in one tensor."""
