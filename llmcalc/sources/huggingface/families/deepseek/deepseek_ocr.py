@@ -19,9 +19,10 @@ def _routed_experts(config: Config, names: list[str]) -> Table:
 
 
 def _deepseek_ocr2_text(config: Config) -> Table:
-    return _routed_experts(
-        config, listed_kinds(config, "mlp_layer_types", DENSE_OR_MOE, ["moe"] * config.size("num_hidden_layers"))
-    )
+    depth = config.size("num_hidden_layers")
+    if config.get("mlp_layer_types") is None:
+        raise config.wrong("mlp_layer_types", None, f"{depth} names, one for each layer; the class has no default")
+    return _routed_experts(config, listed_kinds(config, "mlp_layer_types", DENSE_OR_MOE, ["moe"] * depth))
 
 
 def _unlimited_ocr_text(config: Config) -> Table:
