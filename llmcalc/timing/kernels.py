@@ -13,7 +13,7 @@ from ..parallel.layout import ContextExchange
 from ..parallel.placements import Collective
 from ..workload.counting import Counting, Pairs
 from ..workload.execution import AttentionImplementation, Execution
-from ..workload.rows import TOKENS, ExpertGroups
+from ..workload.rows import ONE_GROUP, TOKENS, ExpertGroups
 from ..workload.run_config import RunConfig
 from ..workload.workload import Phase, Workload
 
@@ -100,7 +100,7 @@ class LayerMessage(NamedTuple):
     layer: int
     collective: Collective
     copies: Number = 1
-    groups: ExpertGroups = ExpertGroups()
+    groups: ExpertGroups = ONE_GROUP
 
 
 class LayerKind(NamedTuple):

@@ -14,7 +14,7 @@ from typing import TypeAlias
 from ..algebra import Number, choose, exact_div, log2, maximum, minimum, same
 from ..frozen import frozen
 from ..parallel.placements import Collective
-from ..workload.rows import ExpertGroups
+from ..workload.rows import ONE_GROUP, ExpertGroups
 from .device import Device
 from .kernels import STATE_BITS, Kernel, RankPass, RankWork
 from .records import Stack
@@ -401,7 +401,7 @@ class TimeEstimator:
         return choose(message.ranks > 1, exposed_share * self.stack.exchange_wait / 2, 0.0)
 
     def _message_seconds(
-        self, message: Collective, token_copies: Number = 1, groups: ExpertGroups = ExpertGroups()
+        self, message: Collective, token_copies: Number = 1, groups: ExpertGroups = ONE_GROUP
     ) -> Number:
         """Estimates the seconds of a message.
 
@@ -426,7 +426,7 @@ class TimeEstimator:
         return exposed_share * device.message_seconds(message.kind, message.ranks, bytes, latency=self.stack.latency)
 
 
-def _copies_per_domain(domains: Number, top_k: Number, groups: ExpertGroups = ExpertGroups()) -> Number:
+def _copies_per_domain(domains: Number, top_k: Number, groups: ExpertGroups = ONE_GROUP) -> Number:
     """Returns the fraction of a token's copies that are sent: one copy for all of its experts in a network domain.
 
     Its groups are any topk_group of the n_group, and each of its experts is in any of these groups. A group is in

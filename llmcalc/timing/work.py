@@ -255,9 +255,7 @@ class WorkRecorder(Placements):
             return
         message = message._replace(times=exact_div(message.times, self.layers))
         rows = value.rows if isinstance(value.rows, Routed) else Routed()
-        self.work.messages.append(
-            LayerMessage(self.layer, self._with_group_size(message), rows.top_k, rows.groups)
-        )
+        self.work.messages.append(LayerMessage(self.layer, self._with_group_size(message), rows.top_k, rows.groups))
 
     @property
     def _gathers_tokens(self) -> bool:

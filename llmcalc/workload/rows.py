@@ -111,6 +111,10 @@ class ExpertGroups(NamedTuple):
     topk_group: int = 1
 
 
+ONE_GROUP = ExpertGroups()
+"""The group of all experts."""
+
+
 @frozen(slots=True)
 class Routed(Rows):
     """One row per token and selected expert. Operations on these rows multiply by `top_k` themselves.
@@ -121,7 +125,7 @@ class Routed(Rows):
     name: str = "routed"
     of: Rows = TOKENS
     top_k: Number = 1
-    groups: ExpertGroups = ExpertGroups()
+    groups: ExpertGroups = ONE_GROUP
 
     def new_rows(self, workload: Workload) -> Number:
         return self.of.new_rows(workload) * self.top_k

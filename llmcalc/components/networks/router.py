@@ -19,7 +19,7 @@ from ...algebra import Number
 from ...flow.axis import Axis
 from ...flow.record import Flow
 from ...flow.value import Value
-from ...workload.rows import ExpertGroups
+from ...workload.rows import ONE_GROUP, ExpertGroups
 from ..base import BY_TORCH, MOST_EXPERTS, Flag, ModelProperties, Part, PartWitness, Size, Vocab, Width
 from ..choice import PartChoice
 from ..norm import Norm, norm_reference
@@ -60,7 +60,7 @@ class Router(Part):
     @property
     def groups(self) -> ExpertGroups:
         """The groups of experts from which a token's experts are selected."""
-        return ExpertGroups()
+        return ONE_GROUP
 
     def check_groups(self, num_experts: int, num_experts_per_tok: int) -> None:
         """Raises `ValueError` for groups that do not divide the experts, or that have too few for a token."""
@@ -104,8 +104,8 @@ class LinearRouter(Router):
         of DeepSeek-V3 computes them; false by default.
     n_group, topk_group: the number of equal groups of neighbouring experts, and the number of groups with the highest
         scores, from which alone a token's experts are selected (DeepSeek-V3, §2.1.2); none by default. They shorten
-        the exchanges of tokens that `time` estimates. Parameters, FLOPs and memory are those of a selection among all
-        experts.
+        the exchanges of tokens that `time` estimates. Parameters and FLOPs do not change, and memory is counted as of
+        a selection among all experts.
     """
 
     witness: ClassVar[PartWitness] = BY_TORCH

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Literal
 
 from ...algebra import Number
-from ...workload.rows import ExpertGroups, Routed
+from ...workload.rows import ONE_GROUP, ExpertGroups, Routed
 from ..axis import Axis
 from ..recorder import Recorder
 from ..value import Value
@@ -63,7 +63,7 @@ class ExpertVerbs(Recorder):
         return self.step("carry", "", (x,) if scale is None else (x, scale), Value(x.rows, x.axes), slot=name)
 
     def dispatch(
-        self, x: Value, top_experts: Value, experts: Axis, top_k: Number, groups: ExpertGroups = ExpertGroups()
+        self, x: Value, top_experts: Value, experts: Axis, top_k: Number, groups: ExpertGroups = ONE_GROUP
     ) -> Value:
         """Records the sorting of rows by expert: one row per token and selected expert.
 
