@@ -430,25 +430,36 @@ def _copies_per_domain(domains: Number, top_k: Number, groups: ExpertGroups = ON
     """Returns the fraction of a token's copies that are sent: one copy for all of its experts in a network domain.
 
     Its groups are any topk_group of the n_group, and each of its experts is in any of these groups. A group is in
-    several domains, or a domain has several groups, whose number among the token's is hypergeometric.
+    several domains, or a domain has several groups: some domains one more than others if they cannot be equal.
     """
     n_group, topk_group = groups
     reachable = maximum(1.0, domains * topk_group / n_group)
     copies = reachable * (1 - (1 - 1 / reachable) ** top_k)
     if n_group > 1:
-        groups_in_domain = n_group / domains
-        shares = (
-            _binomial(groups_in_domain, count)
-            * _binomial(n_group - groups_in_domain, topk_group - count)
-            * (1 - (1 - count / topk_group) ** top_k)
-            for count in range(1, topk_group + 1)
-        )
-        copies = choose(domains < n_group, domains * sum(shares) / comb(n_group, topk_group), copies)
+        fewer = n_group // domains
+        extra = n_group / domains - fewer
+        chance = (1 - extra) * _chance_of_copy(fewer, top_k, groups) + extra * _chance_of_copy(fewer + 1, top_k, groups)
+        copies = choose(domains < n_group, domains * chance, copies)
     return minimum(1.0, copies / top_k)
 
 
+def _chance_of_copy(groups_in_domain: Number, top_k: Number, groups: ExpertGroups) -> Number:
+    """Returns the chance that a domain of some groups has any of a token's experts.
+
+    The number of these groups among the token's groups is hypergeometric.
+    """
+    n_group, topk_group = groups
+    chances = (
+        _binomial(groups_in_domain, count)
+        * _binomial(n_group - groups_in_domain, topk_group - count)
+        * (1 - (1 - count / topk_group) ** top_k)
+        for count in range(1, topk_group + 1)
+    )
+    return sum(chances) / comb(n_group, topk_group)
+
+
 def _binomial(total: Number, selected: int) -> Number:
-    """Returns the binomial coefficient of a total that need not be whole, such as groups in a part of a domain."""
+    """Returns a binomial coefficient, also of an array of totals."""
     return prod((total - index) / (index + 1) for index in range(selected))
 
 

@@ -20,7 +20,7 @@ from ...flow.axis import Axis
 from ...flow.record import Flow
 from ...flow.value import Value
 from ...workload.rows import ONE_GROUP, ExpertGroups
-from ..base import BY_TORCH, MOST_EXPERTS, Flag, ModelProperties, Part, PartWitness, Size, Vocab, Width
+from ..base import BY_TORCH, Flag, ModelProperties, Part, PartWitness, Size, Vocab, Width
 from ..choice import PartChoice
 from ..norm import Norm, norm_reference
 from ..runtime import ForwardPass, vector
@@ -31,7 +31,7 @@ if TYPE_CHECKING:
 
 Scoring: TypeAlias = Literal["softmax", "sigmoid", "sqrtsoftplus"]
 Correction: TypeAlias = Literal["buffer", "parameter"]
-Groups: TypeAlias = Annotated[int, Field(ge=2, le=MOST_EXPERTS, strict=True)]
+Groups: TypeAlias = Annotated[int, Field(ge=2, le=256, strict=True)]
 
 
 class Router(Part):
