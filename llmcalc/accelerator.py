@@ -23,7 +23,7 @@ Amount = Annotated[int, Field(gt=0, le=10**24, strict=True)]
 
 
 class Interconnect(Record):
-    """The links between accelerators of one scale-up domain.
+    """The interconnect of the accelerators in one scale-up domain.
 
     name: name of the link, such as `NVLink 4` or `PCIe 5.0 x16`.
     bandwidth: bytes/s of all links of one accelerator together.
@@ -39,12 +39,12 @@ class Interconnect(Record):
 
     @property
     def bandwidth_per_direction(self) -> int:
-        """Bytes/s that one accelerator can send."""
+        """Bytes/s that one accelerator can send over the interconnect."""
         return self.bandwidth // 2 if self.direction == "bidirectional" else self.bandwidth
 
 
 class Nic(Record):
-    """A network card beyond the scale-up domain, in one system; other systems have other network cards.
+    """A network card beyond the scale-up domain, in one system.
 
     name: the network card and the system, such as `ConnectX-7, 400 Gbit/s (DGX H100)`.
     bandwidth_per_direction: bytes/s per accelerator of the system's network cards.
@@ -132,7 +132,7 @@ class Hardware(Record):
 
     @property
     def capacity_bytes(self) -> int:
-        """The bytes of memory that a run can use: the driver's total, else the usable memory, else the nominal one."""
+        """The bytes of memory available to a run: the driver's total, else the usable or the nominal memory."""
         return self.driver_total or self.usable_memory_bytes or self.memory_bytes
 
     @model_validator(mode="after")
@@ -199,7 +199,7 @@ class Hardware(Record):
 
 
 class ListedHardware(Hardware):
-    """An accelerator in llmcalc's own presets, which must name a vendor and its sources."""
+    """An accelerator in llmcalc's presets, with a required vendor and sources."""
 
     vendor: str = Field(min_length=1)
     sources: tuple[FigureSource, ...] = Field(min_length=1)
@@ -210,7 +210,7 @@ Verdict: TypeAlias = Literal["fits", "tight", "no"]
 
 @frozen(slots=True)
 class Fit:
-    """The verdict whether a run's memory fits on one accelerator.
+    """The verdict on whether a run's memory fits on one accelerator.
 
     needed: bytes required, with the estimated fragmentation.
     fragmentation: bytes of them that are the allocator's free blocks, an estimate; default 0.
@@ -237,7 +237,7 @@ class Fit:
 
     @property
     def share(self) -> float:
-        """The required bytes over the capacity; above 1 if they do not fit."""
+        """The required bytes divided by the capacity; above 1 if the run does not fit."""
         return self.needed / self.capacity
 
     @property

@@ -26,12 +26,12 @@ def _is_array(*values: Number) -> bool:
 
 
 def is_zero(value: Number) -> bool:
-    """Whether a value is the integer 0, which a sum can omit."""
+    """Whether a value is the integer 0, which sums omit."""
     return type(value) is int and value == 0
 
 
 def add(left: Number, right: Number) -> Number:
-    """Returns `left + right`, skipping a plain 0 (which would cost a pass over a million-element array)."""
+    """Returns `left + right`, without a term 0 (a pass over a million-element array costs time)."""
     if type(left) is int and type(right) is int:  # nearly always
         return left + right
     if is_zero(left):
@@ -40,14 +40,14 @@ def add(left: Number, right: Number) -> Number:
 
 
 def times(left: Number, right: Number) -> Number:
-    """Returns `left * right`, skipping a plain 1."""
+    """Returns `left * right`, without a factor 1."""
     if type(left) is int and left == 1:
         return right
     return left if type(right) is int and right == 1 else left * right
 
 
 def same(left: Number, right: Number) -> bool:
-    """Whether two values are certainly equal, arrays in every element. A symbol equals only itself."""
+    """Whether two values are certainly equal, elementwise for arrays. A symbol equals only itself."""
     if left is right:
         return True
     if _is_array(left, right):
@@ -58,7 +58,7 @@ def same(left: Number, right: Number) -> bool:
 
 
 def minimum(left: Number, right: Number) -> Number:
-    """Returns the smaller of two numbers; elementwise for arrays, `Min(left, right)` for symbols."""
+    """Returns the smaller of two numbers: elementwise for arrays, `Min(left, right)` for symbols."""
     if _is_symbolic(left, right):
         import sympy
 
@@ -71,7 +71,7 @@ def minimum(left: Number, right: Number) -> Number:
 
 
 def maximum(left: Number, right: Number) -> Number:
-    """Returns the larger of two numbers; elementwise for arrays, `Max(left, right)` for symbols."""
+    """Returns the larger of two numbers: elementwise for arrays, `Max(left, right)` for symbols."""
     if _is_symbolic(left, right):
         import sympy
 
@@ -84,7 +84,7 @@ def maximum(left: Number, right: Number) -> Number:
 
 
 def choose(condition: Any, if_true: Number, if_false: Number) -> Number:
-    """Returns one of two numbers, depending on a condition on a size; elementwise for arrays.
+    """Returns one of two numbers by a condition on a size; for arrays, chooses for each element.
 
     It does not support symbols.
     """
@@ -96,7 +96,7 @@ def choose(condition: Any, if_true: Number, if_false: Number) -> Number:
 
 
 def log2(value: Number) -> Number:
-    """Returns the logarithm to base 2 as a float, or as an array of floats. It does not support symbols."""
+    """Returns the base-2 logarithm as a float or an array of floats; symbols are not supported."""
     if _is_array(value):
         import numpy
 

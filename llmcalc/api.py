@@ -1,4 +1,4 @@
-"""The Python API: a function for every command, of the same name, with the same options, checks and error messages.
+"""The Python API: one function per command, with the command's name, options, checks and error messages.
 
 A function takes a model in one of five forms: a preset's name or a path, a parsed `config.json`, a configuration object
 of `transformers`, the `Preset` that `load` returns, or a `ModelSpec`. Options have the names of the command line, with
@@ -20,9 +20,9 @@ from .arguments import (
     Model,
     batch_or_users,
     cache_format_of,
+    declared_options,
     engine_questions_of,
     inputs_of,
-    optional_count,
     optional_length,
     optional_text,
     optional_word,
@@ -38,7 +38,7 @@ from .errors import InputError
 from .optional import included
 from .workload.counting import Pairs
 from .workload.execution import AttentionImplementation, LatentForm
-from .workload.setting import checked_values, declared, length_of, option
+from .workload.setting import checked_values, declared, length_of
 from .workload.validation import one_of, text, whole
 from .workload.workload import Phase
 
@@ -462,8 +462,9 @@ def plan(
         is asked for, such as "tp=8,pp=16". stack, overlap, nic, calibrate: as of `time`.
     options: as of `memory`; sizes of groups that are given hold for all layouts.
     """
+    from .questions.options import TimeOptions
     from .questions.runs import RunQuestion, plan_settings
-    from .questions.times import TimeOptions, ask_timed_plan
+    from .questions.times import ask_timed_plan
     from .studies.plan import Order
 
     parsed_options = options_of(options, run=True, layout=True)
@@ -471,12 +472,8 @@ def plan(
     settings = plan_settings(run_options.settings, parsed_options.gives(phase))
     question = RunQuestion(**vars(run_options) | {"settings": settings}, preset=parsed_options.read(model))
     by = optional_word("--by", by, Order)
-    time_options = TimeOptions(
-        stack=optional_text("--stack", stack, "maxtext"),
-        overlap=optional_text("--overlap", overlap, "none"),
-        nic=nic,
-        calibrate=calibrate,
-    )
+    order_options = {"stack": stack, "overlap": overlap, "nic": nic, "calibrate": calibrate}
+    time_options = TimeOptions(**checked_values(declared(TimeOptions), order_options))
     return ask_timed_plan(
         question,
         time_options,
@@ -522,22 +519,12 @@ def time(
     options: as of `memory`.
     Raises `InputError` for what is not modelled, and for an accelerator without peaks or bandwidth.
     """
-    from .questions.times import TimeOptions, ask_time
+    from .questions.options import TimeOptions
+    from .questions.times import ask_time
 
+    time_options = declared_options(TimeOptions, locals())
     parsed_options = options_of(options, run=True, layout=True)
     question = run_question_of(parsed_options, model, launch, hardware, phase, None, with_mtp)
-    time_options = TimeOptions(
-        global_batch=optional_length("--global-batch", global_batch),
-        stack=optional_text("--stack", stack, "maxtext"),
-        overlap=optional_text("--overlap", overlap, "none"),
-        nic=nic,
-        engine=optional_text("--engine", engine, "vllm"),
-        context=optional_length("--context", context, least=0),
-        server=server,
-        by_node=None if by_node is None else whole("--by-node", by_node),
-        measured=measured,
-        calibrate=calibrate,
-    )
     return ask_time(question, time_options, parsed_options.gives(phase), parsed_options.read)
 
 
@@ -588,35 +575,13 @@ def serve(
     stack, nic, calibrate: as of `time`. options: `set`, `head`, `allow_unknown`.
     Raises `InputError` for what is not modelled.
     """
-    from .questions.serving import ServeOptions, ask_serve
+    from .questions.options import ServeOptions
+    from .questions.serving import ask_serve
     from .sources.hardware import find_hardware
 
     parsed_options = options_of(options)
-    sizes = {"devices": devices, "tp": tp, "pp": pp, "dp": dp, "ep": ep}
-    texts = {
-        "engine": engine, "quantize": quantize, "kv_dtype": kv_dtype, "stack": stack, "disaggregate": disaggregate
-    }  # fmt: skip
-    checked_sizes: dict[str, Any] = {
-        name: optional_length(f"--{name}", value, most=1024) for name, value in sizes.items()
-    }
-    checked_sizes |= {name: optional_text(option(name), value, "auto") for name, value in texts.items()}
-    serve_options = ServeOptions(
-        optional_length("--input", input),
-        optional_length("--output", output),
-        optional_length("--concurrency", concurrency),
-        rate,
-        ttft,
-        tpot,
-        trace=trace,
-        draft=draft if draft in (None, "mtp", "ngram") else parsed_options.read_draft(draft),
-        acceptance=acceptance,
-        draft_tokens=optional_length("--draft-tokens", draft_tokens, most=64),
-        price=price,
-        prefix_hit=prefix_hit,
-        nic=nic,
-        calibrate=calibrate,
-        **checked_sizes,
-    )
+    draft = draft if draft in (None, "mtp", "ngram") else parsed_options.read_draft(draft)
+    serve_options = declared_options(ServeOptions, locals())
     accelerator = find_hardware(text("--hardware", hardware, "h100"))
     return ask_serve(parsed_options.read(model), accelerator, serve_options, parsed_options.read)
 
@@ -651,25 +616,13 @@ def cost(
     options: as of `memory`.
     Raises `InputError` for what is not modelled, and where nothing fits.
     """
-    from .questions.costs import CostOptions, ask_cost
+    from .questions.costs import ask_cost
+    from .questions.options import CostOptions
     from .questions.runs import RunQuestion
 
+    cost_options = declared_options(CostOptions, locals())
     parsed_options = options_of(options, run=True, layout=True)
     run_options = run_of(parsed_options, text("--hardware", hardware, "h100"), phase, frozenset(), None)
-    texts = {"engine": engine, "stack": stack, "overlap": overlap}
-    cost_options = CostOptions(
-        tokens=optional_count("--tokens", tokens),
-        requests=optional_count("--requests", requests),
-        input=optional_length("--input", input),
-        output=optional_length("--output", output),
-        concurrency=optional_length("--concurrency", concurrency),
-        price=price,
-        power=power,
-        step=step,
-        global_batch=optional_length("--global-batch", global_batch),
-        nic=nic,
-        **{name: optional_text(option(name), value, "none") for name, value in texts.items()},
-    )
     return ask_cost(RunQuestion(**vars(run_options), preset=parsed_options.read(model)), cost_options)
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias
+from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias, TypeVar
 
 from .errors import InputError, shown, suggest
 from .model import ModelSpec
@@ -22,6 +22,8 @@ if TYPE_CHECKING:
     from .questions.engines import EngineQuestion
     from .questions.runs import RunOptions, RunQuestion
     from .studies.selection import Selection
+
+OptionsOfCommand = TypeVar("OptionsOfCommand")
 
 Model: TypeAlias = str | Path | Mapping[str, Any] | Preset | ModelSpec | Any
 """The forms in which a function accepts a model; `Any` is a configuration object of `transformers`."""
@@ -46,7 +48,7 @@ def load(target: str | Path | Mapping[str, Any] | Any, *, allow_unknown: bool = 
 
 
 def config_dict_of(model: Any) -> Mapping[str, Any]:
-    """Returns a `config.json`, or a configuration object, as a dict. Raises `InputError` for anything else."""
+    """Returns the dict of a `config.json` or of a configuration object. Raises `InputError` for other types."""
     config = model.to_dict() if hasattr(model, "to_dict") else model
     if not isinstance(config, Mapping):
         raise InputError(
@@ -68,7 +70,7 @@ def head_of(head: Any) -> Any:
 def preset_of(
     model: Model, set: str | Iterable[str] = (), head: str | None = None, allow_unknown: bool = False
 ) -> Preset:
-    """Returns the preset of a model given in any form.
+    """Returns the preset of a model in any accepted form.
 
     set: changes of fields, each `path=value`. head: replaces the head of a config. allow_unknown: whether to ignore
     misspelt fields and unknown sizes of a config.
@@ -88,12 +90,12 @@ def preset_of(
 
 
 def spec_of(model: Model) -> ModelSpec:
-    """Returns the `ModelSpec` of a model in any form."""
+    """Returns the `ModelSpec` of a model in any accepted form."""
     return preset_of(model).model
 
 
 class Options(NamedTuple):
-    """The options of a call of the Python API, sorted by subject: reading the model, a rank, a run, a layout."""
+    """The options of a Python API call, sorted by subject: reading the model, a rank, a run, a layout."""
 
     reading: dict[str, Any]
     rank: dict[str, Any]
@@ -105,17 +107,17 @@ class Options(NamedTuple):
         return preset_of(model, **self.reading)
 
     def read_draft(self, draft: Model | None) -> Preset | None:
-        """Reads the draft model, without the changes that apply to the target model; None without a draft model."""
+        """Reads the draft model, which keeps its fields when options change the target model; None without a draft."""
         if draft is None:
             return None
         return preset_of(draft, allow_unknown=self.reading.get("allow_unknown", False))
 
     def gives(self, phase: Any) -> Callable[[str], bool]:
-        """Returns a function that says whether the call sets a setting. phase: the phase that the call sets, if any."""
+        """Returns a test of whether a setting is set in the call. phase: the phase in the call, if any."""
         return lambda name: (phase if name == "phase" else self.settings.get(name)) is not None
 
     def rank_request(self) -> RankRequest | None:
-        """Returns the requested rank; None for the whole model."""
+        """Returns the rank in the call; None for the whole model."""
         if not self.rank:
             return None
         from .parallel.counted_rank import RankRequest, rank_settings
@@ -130,7 +132,7 @@ READING = ("set", "head", "allow_unknown")
 def options_of(
     options_by_name: Mapping[str, Any], *, rank: bool = False, run: bool = False, layout: bool = False
 ) -> Options:
-    """Sorts the options of an API call into those of reading, of a rank, of a run and of a layout.
+    """Sorts the options of an API call into reading, rank, run and layout options.
 
     rank, run, layout: whether the function takes such options.
 
@@ -156,6 +158,15 @@ def options_of(
     return Options(
         *({name: value for name, value in options_by_name.items() if name in group} for group in names_by_subject)
     )
+
+
+def declared_options(options_class: type[OptionsOfCommand], arguments: Mapping[str, Any]) -> OptionsOfCommand:
+    """Returns the declared options of a class with a function's arguments, checked.
+
+    arguments: all arguments by name; those that the class does not declare are left out.
+    """
+    declarations = declared(options_class)
+    return options_class(**checked_values(declarations, {name: arguments[name] for name in declarations}))
 
 
 def optional_length(option: str, value: Any, least: int = 1, most: int = LARGEST) -> int | None:
@@ -285,7 +296,7 @@ def run_question_of(
     with_mtp: bool,
     with_towers: bool = False,
 ) -> RunQuestion:
-    """Returns the question about a model's run, or about a launch file. hardware, phase, workspace: as in `run_of`."""
+    """Returns the question about a model's run or a launch file. hardware, phase, workspace: as in `run_of`."""
     from .questions.runs import memory_question
 
     return memory_question(

@@ -20,7 +20,7 @@ HANDLER = "llmcalc-stand-ins"
 
 
 def printable(text: str) -> str:
-    r"""Returns the text on one line, with every character escaped that is not printable (`str.isprintable`).
+    r"""Returns the text on one line, with unprintable characters escaped (`str.isprintable`).
 
     Control characters (C0, DEL, C1), line and paragraph separators, marks that turn the direction of writing (U+202E,
     U+2066), invisible characters and lone surrogates are written as in Python: `\x1b`, `\n`, `\u202e`. All text that is
@@ -35,7 +35,7 @@ def printable(text: str) -> str:
 
 
 def ascii_replacement(character: str) -> str:
-    """Returns the ASCII replacement of one character.
+    """Returns the ASCII replacement for a character.
 
     It is the entry of `STAND_INS`, the name of a Greek letter, the letter without its accents, or else `?`.
     """

@@ -38,7 +38,7 @@ class MissingExtra(InputError):
 
 
 def _pip_requirement(optional_group: str) -> str:
-    """Returns the pip requirement for an extra, from the checkout, wheel or repository that llmcalc was installed from.
+    """Returns the pip requirement of an extra, from llmcalc's checkout, wheel or repository.
 
     For an installation from an index it is the package's name.
     """
@@ -61,7 +61,7 @@ def _pip_requirement(optional_group: str) -> str:
 
 
 def suggest(wrong_name: str, names: list[str] | dict[str, str], limit: int = 3) -> str:
-    """Returns ` Did you mean a, b?` with the nearest known names, or an empty string if no name is near.
+    """Returns ` Did you mean a, b?` with the nearest known names; empty if no name is near.
 
     Names that begin with the given text come first, then names that contain it, then names with the fewest letters
     that differ. So `t5` finds t5-base, and `layers` num_hidden_layers.
@@ -87,7 +87,7 @@ def _letters_and_digits(name: str) -> str:
 
 
 def near_to(name: str, names: Iterable[str]) -> str:
-    """Returns the known name that differs from `name` by at most two typing errors; empty if there is none.
+    """Returns the known name within two typing errors of `name`; empty if there is none.
 
     A short name may have fewer errors: at most one for every three letters.
     """

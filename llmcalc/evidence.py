@@ -1,4 +1,4 @@
-"""Evidence for computed bytes: the checks behind them, and the rule that a sum has the weakest status of its terms.
+"""Evidence for computed bytes: the checks of each part, where a sum has the weakest status of its terms.
 
 A witness is stated where the thing is declared: in the class of a part, in the record of an optimizer or of a published
 kernel, above the method of a kernel, in the record of a framework. Whatever states none is `untested`. A witness names
@@ -48,7 +48,7 @@ UNTESTED = Witness("untested", "", "")
 
 @frozen
 class Evidence:
-    """The evidence for a part, optimizer, kernel or framework: the independent check of its bytes.
+    """The evidence for a part, optimizer, kernel or framework: an independent check of the computed bytes.
 
     kind: `optimizer`, `mixer`, `network`, `kernel`, `framework`, … name: its name in a spec or in an option. under: the
     framework that runs it; empty for the thing by itself. witness: by default none.
@@ -97,7 +97,7 @@ class FrameworkEvidence:
 
 
 def parts_of_kinds(**names: str) -> tuple[tuple[str, str], ...]:
-    """Returns (kind, name) of model parts. names: per kind, the names of its parts in one text."""
+    """Returns (kind, name) pairs of model parts. names: for each kind, a text with the parts' names."""
     return tuple((kind, name) for kind, text in names.items() for name in text.split())
 
 
@@ -108,7 +108,7 @@ LLAMA_PARTS = parts_of_kinds(
 
 
 def by_torch(test: str) -> Witness:
-    """Returns the witness of bytes that a test compares exactly with torch's own operations. test: its module."""
+    """Returns the evidence that a test compares the bytes with torch's operations. test: the test's module."""
     return Witness("exact", ON_META, test)
 
 
@@ -153,6 +153,6 @@ def compared(witness: Witness, **choice: object) -> Callable[[Kernel], Kernel]:
 
 
 def witness_of(owner: object) -> Witness | Mapping[str, Witness]:
-    """Returns the check that a class or function itself records, not an inherited one; `UNTESTED` without one."""
+    """Returns the check that a class or function records directly, without inheritance; `UNTESTED` without a check."""
     stated_witness: Witness | Mapping[str, Witness] = getattr(owner, "__dict__", {}).get("witness", UNTESTED)
     return stated_witness

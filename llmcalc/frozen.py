@@ -21,7 +21,7 @@ def frozen(cls: Class, /) -> Class: ...
 def frozen(*, slots: bool = False, eq: bool = True, repr: bool = True) -> Callable[[Class], Class]: ...
 @dataclass_transform(frozen_default=True, field_specifiers=(field, Field))
 def frozen(cls: Any = None, /, *, slots: bool = False, eq: bool = True, repr: bool = True) -> Any:
-    """Makes a class of annotated fields a frozen dataclass, as `dataclasses.dataclass(frozen=True)` does.
+    """Turns a class of annotated fields into a frozen dataclass, as `dataclasses.dataclass(frozen=True)` does.
 
     slots: whether instances have slots and no dictionary, false by default.
     eq: whether instances are compared, and hashed, by their fields rather than by identity, true by default.
@@ -51,7 +51,7 @@ def frozen(cls: Any = None, /, *, slots: bool = False, eq: bool = True, repr: bo
 
 
 def _compiled_later(cls: Any, name: str, source: Callable[[Any, dict[str, Any]], str]) -> Callable[..., Any]:
-    """Returns a method that compiles its source on its first call and is then replaced by the compiled method.
+    """Returns a method that is compiled from source on the first call.
 
     source: (class, names) → the method's source text; it adds the values of other names in that text to `names`.
     """

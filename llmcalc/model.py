@@ -1,4 +1,4 @@
-"""The spec of a whole model, the tree of its costs, and the PyTorch model built from the same spec.
+"""The spec of a whole model, the cost tree, and the PyTorch model, built from the same spec.
 
 A decoder-only or encoder-only model has one stack, whose layers are at the top of the tree (`layers.0.self_attn`); an
 encoder-decoder has two (`encoder.layers.0.self_attn`).
@@ -46,7 +46,7 @@ else:
 
 
 class ModelSpec(Part):
-    """The architecture of a model: all fields that are needed to count and to run it.
+    """The architecture of a model: all fields for counting and running the model.
 
     vocab_size: the size of the vocabulary.
     additional_vocab_size: the number of further rows of the embedding, of tokens that the head does not score (image
@@ -202,11 +202,11 @@ class ModelSpec(Part):
             )
 
     def _weight_role(self, name: str) -> Role:
-        """Returns the role of the embedding's or head's weight: `shared` if it belongs to the target model."""
+        """Returns the role of the embedding's or head's weight: `shared` for a target model's weight."""
         return "shared" if name in self.from_target else "own"
 
     def _check_encoder(self, encoder: Stack) -> None:
-        """Raises `ValueError` if the encoder of an encoder-decoder has no input of its width."""
+        """Raises `ValueError` if an encoder-decoder's encoder has no input of the encoder's width."""
         has_own_input = encoder.vocab_size is not None or encoder.stem is not None
         positions = (encoder.position, None if self.decoder is None else self.decoder.position)
         if self.shared_positions and (positions[0] != positions[1] or getattr(positions[0], "type", "") != "learned"):
@@ -238,7 +238,7 @@ class ModelSpec(Part):
     __str__ = __repr__
 
     def stacks(self) -> list[tuple[Literal["encoder", "decoder"], Stack]]:
-        """The stacks of layers, in the order in which they run."""
+        """The stacks of layers in execution order."""
         both_stacks: list[tuple[Literal["encoder", "decoder"], Stack | None]] = [
             ("encoder", self.encoder),
             ("decoder", self.decoder),
@@ -247,7 +247,7 @@ class ModelSpec(Part):
 
     @property
     def source_tokens(self) -> int | None:
-        """The fixed number of encoder positions; None if the encoder reads as many as there are source tokens."""
+        """The fixed number of encoder positions; None if the encoder reads as many positions as source tokens."""
         stem = self.encoder.stem if self.encoder is not None else None
         return None if stem is None else stem.fixed_positions
 
@@ -275,23 +275,23 @@ class ModelSpec(Part):
         return self.embedding_size if scores_every_token and goes_back else None
 
     def tree(self) -> Node:
-        """The tree of named nodes, derived from the program. Counts are computed by walking it."""
+        """The tree of named nodes, derived from the program, over which counts are summed."""
         return self.recorded
 
     @cached_property
     def recorded(self) -> Node:
-        """The tree, which is recorded once because every count reads it."""
+        """The tree, recorded once for all counts."""
         return self.program().node()
 
     def model_copy(self, *, update: Mapping[str, Any] | None = None, deep: bool = False) -> Self:
-        """Returns a copy with changed fields, which records its own tree."""
+        """Returns a copy with changed fields, whose tree is recorded anew."""
         copy = super().model_copy(update=update, deep=deep)
         copy.__dict__.pop("recorded", None)
         copy.__dict__.pop("shared_program", None)
         return copy
 
     def with_dropout(self, probability: float | None) -> Self:
-        """Returns the model with this dropout probability at all places; None keeps the model's own probabilities."""
+        """Returns the model with this dropout probability at all points; None keeps the model's probabilities."""
         if probability is None:
             return self
         dropout_places = ATTENTION_ALONE if self.dropout is None else self.dropout
@@ -299,11 +299,11 @@ class ModelSpec(Part):
 
     @cached_property
     def shared_program(self) -> Flow:
-        """The program, recorded once for callers that only read it."""
+        """The program, recorded once for read-only use."""
         return self.program()
 
     def program(self, flow: Flow | None = None) -> Flow:
-        """The program of the model: its steps from tokens to output.
+        """The program of the model: steps from tokens to output.
 
         flow: what records it, a new one by default.
         """
@@ -351,11 +351,11 @@ class ModelSpec(Part):
 
     @property
     def _reads_own_input(self) -> bool:
-        """Whether the encoder has a stem or token embedding of its own, separate from the decoder's embedding."""
+        """Whether the encoder has a separate stem or token embedding."""
         return self.encoder is not None and (self.encoder.stem is not None or self.encoder.vocab_size is not None)
 
     def _projected_embeddings(self, recorder: Flow, x: Value, hidden: Axis) -> Value:
-        """Returns the token embeddings, projected to the width of the layers if it differs."""
+        """Returns the token embeddings, projected to the layers' width if different."""
         if self.embedding_size is None or self.main.input_size is not None:
             return x
         if self.embedding_kernel is not None:
@@ -517,7 +517,7 @@ def _reference_class() -> type[nn.Module]:
 
         @staticmethod
         def _output_embedding_width(spec: ModelSpec, output_stack: Stack) -> int | None:
-            """Returns the width of the embedding if the output is projected to it before the head."""
+            """Returns the embedding's width if the output is projected to the embedding's width before the head."""
             if isinstance(spec.head, LMHead):
                 return spec.embedding_size if spec.head.transform is None else None
             if spec.head.type == "classification" and spec.head.over == "sequence":
@@ -529,7 +529,7 @@ def _reference_class() -> type[nn.Module]:
             )
 
         def repeats(self) -> dict[str, str]:
-            """Returns for each layer that equals an earlier layer (by path) the path of the first equal layer."""
+            """Returns, by path, the first equal layer of each layer that repeats an earlier layer."""
             only_stack: Any = self._only[0] if not hasattr(self, "encoder") else None
             stacks: dict[str, Any] = (
                 {"": only_stack} if only_stack is not None else {"encoder.": self.encoder, "decoder.": self.decoder}
@@ -595,7 +595,7 @@ def _reference_class() -> type[nn.Module]:
             return (out, self.mtp(x, ids, self.embed_tokens, mla, **experts)) if with_mtp else out
 
         def _record_output(self, pooled_vector: Tensor | None, x: Tensor, last_only: bool) -> Tensor:
-            """Returns the head's output; for a classifier of sequences, from the pooled vectors."""
+            """Returns the head's output, from the pooled vectors for a sequence classifier."""
             if pooled_vector is not None:
                 sequence_scores: Tensor = self.classifier(pooled_vector)
                 return sequence_scores

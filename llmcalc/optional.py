@@ -1,4 +1,4 @@
-"""The optional parts of a model, which totals leave out by default: their names and titles.
+"""The optional parts of a model that totals exclude by default: names and titles.
 
 A node of such a part has the part's name in its `optional` field. Counts take the names of parts to add as `include`.
 """

@@ -76,13 +76,13 @@ class Handler(SimpleHTTPRequestHandler):
 
 class _Server(ThreadingHTTPServer):
     def handle_error(self, request: Any, client_address: Any) -> None:
-        """Ignores a browser that closed its connection before the answer's end, as it does on a new page."""
+        """Ignores a browser that closes the connection before the end of the answer."""
         if not isinstance(sys.exc_info()[1], ConnectionError):
             super().handle_error(request, client_address)
 
 
 class PageServer:
-    """The page on this machine. folder: its files. address: its URL for a browser."""
+    """The page's server on this machine. folder: the page's files. address: the URL for a browser."""
 
     def __init__(self, folder: Path, port: int = 0) -> None:
         """Binds the server to a port. port: 0 (default) for any free port. Raises `InputError` for a port in use."""
@@ -124,7 +124,7 @@ def web_folder_of_checkout() -> Path:
 
 
 def build_page(rebuild: bool = False) -> tuple[Path, str]:
-    """Returns the page's folder, which is built if it is missing, and a remark on the build or an empty text.
+    """Returns the page's folder, built if missing, and a remark on the build or an empty text.
 
     rebuild: whether to build it anew. Raises `InputError` with what the build lacks.
     """

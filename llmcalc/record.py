@@ -31,7 +31,7 @@ class Record(BaseModel):
     @model_validator(mode="before")
     @classmethod
     def _with_none_for_text(cls, values: Any) -> Any:
-        """Replaces `"none"` by None, because TOML has no null, except in a text and in a `type`, where it names a part.
+        """Replaces `"none"` by None (TOML has no null), except in a text or a `type`, where it is a name.
 
         Raises `ValueError` for a renamed field, with its new name.
         """

@@ -1,4 +1,4 @@
-"""Assertions for test suites: that a module has the parameters and performs the FLOPs of its spec.
+"""Assertions for test suites that a module has a spec's parameters and FLOPs.
 
 import llmcalc, llmcalc.testing
 
@@ -37,7 +37,7 @@ def assert_counts(
     batch: int = 1,
     seq: int | None = None,
 ) -> None:
-    """Raises `AssertionError` unless the module has the parameters, and with `inputs` the forward FLOPs, of the spec.
+    """Raises `AssertionError` unless the module has the spec's parameters and, with `inputs`, forward FLOPs.
 
     The message says how large the difference is and, if the module's layers are in a list, which layers differ.
 

@@ -1,4 +1,4 @@
-"""Number formats, and the functions that print and parse numbers. Only this file uses the factors 1000 and 1024.
+"""Number formats, and functions that print and parse numbers. Only this file uses the factors 1000 and 1024.
 
 Counts and rates are decimal (8.03 B parameters, 989 TFLOP/s, 3.35 TB/s); memory is binary (15.0 GiB).
 """
@@ -71,7 +71,7 @@ def bits_to_bytes(bits: int) -> int:
 
 
 def _in_largest_unit(value: float, base: int, names: tuple[str, ...]) -> tuple[float, str]:
-    """Returns the value in the largest unit in which it is at least 1, and that unit."""
+    """Returns the value in the largest unit with a value of at least 1, and the unit."""
     scaled_value, unit_index = float(value), 0
     while abs(scaled_value) >= base and unit_index < len(names) - 1:
         scaled_value, unit_index = scaled_value / base, unit_index + 1
@@ -89,7 +89,7 @@ def count(value: int) -> str:
 
 
 def exact(value: int) -> str:
-    """Prints a count with all its digits: `8,030,261,248`."""
+    """Prints a count with all digits: `8,030,261,248`."""
     return f"{value:,}"
 
 
@@ -215,7 +215,7 @@ LONGEST_NUMBER = 100
 
 
 def exact_number(digits: str, shown: str) -> Fraction:
-    """Returns the value of a number that matches `NUMBER`. shown: the number as error messages show it.
+    """Returns the value of a number in the form of `NUMBER`. shown: the number in error messages.
 
     Raises `InputError` for a number that is longer than any quantity.
     """

@@ -326,6 +326,10 @@ WRONG: list[tuple[Callable[[], Any], str]] = [
     (lambda: llmcalc.params(llmcalc.load("gpt2"), set=["num_hidden_layers=2"]), "--set: the model is loaded already"),
     (lambda: llmcalc.flops("gpt2", users=2, batch=2), "--users: it is another name of --batch"),
     (lambda: llmcalc.flops("gpt2", users=2, phase="training"), "--users: training has no users"),
+    (lambda: llmcalc.time("gpt2", "h100", server="yes"), "--server: 'yes' is not a truth value"),  # type: ignore[arg-type]
+    (lambda: llmcalc.time("no model", "h100", nic=0), "--nic: 0; expected GB/s"),  # before the model is read
+    (lambda: llmcalc.serve("no model", "h100", 1, 1, acceptance=2), "--acceptance: 2; expected a share"),
+    (lambda: llmcalc.cost("no model", "h100", step="1 day"), "--step: '1 day'; expected a duration"),
     (lambda: llmcalc.kv("gpt2", kv_dtype="bf17"), "--kv-dtype: unknown cache format 'bf17'"),
     (lambda: llmcalc.kv("gpt2", seq="32z"), "--seq: '32z' is not"),
     (llmcalc.memory, "missing argument TARGET"),  # type: ignore[list-item]  # an editor says so too

@@ -50,7 +50,7 @@ SHARED_OPTIONS = (
 
 
 class EngineCommand(Command):
-    """A command with `--engine`, which removes the engine's flags from the command line before options are parsed.
+    """A command with `--engine`, which extracts the engine's flags before the options are parsed.
 
     beside_engines: parameters of the command that are options with an engine too (class attribute).
     """
@@ -71,7 +71,7 @@ class EngineCommand(Command):
         return super().parse_args(ctx, args)
 
     def _launched_engines(self, args: Sequence[str]) -> list[str]:
-        """Returns the engine of a launch file whose servers share one engine; none without such a file."""
+        """Returns the engine that all servers of a launch file share; none without a launch file."""
         files = list(_option_values("--launch", args))
         if not files:
             return []

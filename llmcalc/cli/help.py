@@ -22,7 +22,7 @@ from .signatures import with_signature
 
 PANELS: tuple[str, ...] = get_args(Panel)
 
-OTHER = "Options"
+OTHER = PANELS[0]
 """Panel of the options without a panel."""
 
 LISTS_ALL = "llmcalc.lists_all"
@@ -30,7 +30,7 @@ LISTS_ALL = "llmcalc.lists_all"
 
 
 def printable_help(text: str) -> str:
-    """Returns a help text in characters that stdout's encoding has; typer would write UTF-8 to an ASCII stream."""
+    """Returns a help text without characters that stdout cannot encode, because typer ignores the encoding."""
     return fit_to_encoding(text, getattr(sys.stdout, "encoding", None) or "utf-8")
 
 
@@ -45,7 +45,7 @@ class Command(TyperCommand):
                 option.hidden = False  # type: ignore[attr-defined]  # the shell completes it too
 
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
-        """Refuses an option that stands where another option's value is expected; typer would take it as the value."""
+        """Refuses an option name in the place of another option's value, which typer would accept."""
         takes_value = {
             name: not option.is_flag
             for option in self.get_params(ctx)
@@ -63,7 +63,7 @@ class Command(TyperCommand):
         return printable_help(super().get_help(ctx))
 
     def format_options(self, ctx: Any, formatter: Any) -> None:
-        """Writes the arguments, and then the options of each panel, in the order of `PANELS`."""
+        """Writes the arguments and the option panels in the order of `PANELS`."""
         panels: dict[str, list[tuple[str, str]]] = {}
         lists_all = LISTS_ALL in ctx.meta
         for parameter in self.get_params(ctx):
@@ -87,7 +87,7 @@ class Command(TyperCommand):
 
 
 ARGUMENTS = "Arguments"
-ORDER = [ARGUMENTS, OTHER, *PANELS]
+ORDER = [ARGUMENTS, *PANELS]
 
 FEW_PANELS = 2
 """Number of panels up to which their options are joined in one panel."""
@@ -97,7 +97,7 @@ COLUMN = 26
 
 
 def _short_name(option: Any, record: str) -> str:
-    """Returns an option's one-letter name and first long name, with the placeholder of its value."""
+    """Returns an option's one-letter name and first long name, with the placeholder of the option's value."""
     long_names = [name for name in option.opts if name.startswith("--")]
     letters = [name for name in option.opts if not name.startswith("--")]
     name = min(long_names, key=len) if len(long_names[0]) > COLUMN - 8 else long_names[0]
@@ -149,7 +149,7 @@ def with_help_all(command: Callable[..., None]) -> Callable[..., None]:
 
 
 def summary_of(module: str) -> str:
-    """Returns the first line of a command's help, read from its source, so that no command is imported.
+    """Returns the first line of a command's help from the source file, without importing the command.
 
     module: full name of the command's module, or of a package of commands.
     """

@@ -1,4 +1,4 @@
-"""The parallelism options of commands: of a whole layout, or of one counted rank."""
+"""The parallelism options of commands, for a whole layout or for one counted rank."""
 
 from __future__ import annotations
 

@@ -53,12 +53,12 @@ COLLECTED_OBJECTS = 1_000_000
 
 
 def module_name(command: str) -> str:
-    """Returns the name of a command's module, which is also the name of its Python function."""
+    """Returns the name of a command's module, which is also the name of the command's Python function."""
     return command.replace("-", "_")
 
 
 class LazyGroup(TyperGroup):
-    """A group of commands that imports a command's module only when the command runs.
+    """A group of commands that imports each command's module on use.
 
     within: subpackage of the commands' modules, with a leading dot; empty for this package.
     names: names of the commands.
@@ -71,7 +71,7 @@ class LazyGroup(TyperGroup):
         return printable_help(super().get_help(ctx))
 
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
-        """Treats `--help-all` as `--help`, which lists everything in a group."""
+        """Treats `--help-all` as `--help`, which shows the whole group."""
         return super().parse_args(ctx, ["--help", *args[1:]] if args[:1] == ["--help-all"] else args)
 
     def list_commands(self, ctx: Any) -> list[str]:
@@ -101,7 +101,7 @@ class LazyGroup(TyperGroup):
 
 @cache
 def built_command(within: str, name: str) -> Any:
-    """Imports a command's module and builds its options, once per process.
+    """Imports a command's module and builds the command's options, once per process.
 
     within: as `LazyGroup.within`.
     """
@@ -177,20 +177,20 @@ def main() -> None:
 
 
 def _program_name() -> str:
-    """Returns the name under which the program was called, for which shell completion is registered."""
+    """Returns the program's name in the shell, for the registration of shell completion."""
     program_name = Path(sys.argv[0]).stem
     return program_name if program_name == "llmcalc-arch" else "llmcalc"
 
 
 def _print_error(message: str) -> int:
-    """Prints the error, drops collected remarks, and returns exit code 2."""
+    """Prints the error, discards collected remarks, and returns exit code 2."""
     drop_remarks()
     print_line(f"error: {message}")
     return 2
 
 
 def _pipe_closed() -> int:
-    """Handles a closed pipe, as in `llmcalc … | head`, and returns exit code 0."""
+    """Handles a closed output pipe, as in `llmcalc … | head`, and returns exit code 0."""
     discard_stream(sys.stdout)
     return 0
 
@@ -230,7 +230,7 @@ def _is_model(word: str) -> bool:
 
 
 def _usage_message(error: Any) -> str:
-    """Returns one of typer's usage errors as one line: the option, the given value, the expected values."""
+    """Returns a usage error of typer as one line: the option, the value and the expected values."""
     context = getattr(error, "ctx", None)
     help_hint = f" ({context.command_path} --help explains)" if context is not None else ""
     parameter, message = getattr(error, "param", None), error.format_message().rstrip(".")

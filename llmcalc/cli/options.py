@@ -47,7 +47,7 @@ def value_option(
 
 
 def completion_of(names: Callable[[], Iterable[str]]) -> Callable[[str], list[str]]:
-    """Returns a function that completes names in a shell. names: returns all names, when a shell asks for them."""
+    """Returns a shell-completion function for names. names: a function that returns all names."""
     return lambda incomplete: [name for name in names() if name.startswith(incomplete.lower())]
 
 
@@ -251,7 +251,7 @@ def phase_option(words: Any, text: str, show_default: bool = True) -> Any:
 
 
 def is_given(context: typer.Context, name: str) -> bool:
-    """Whether the user typed the option of a parameter, even with its default value."""
+    """Whether the user typed a parameter's option, even with the default value."""
     source = context.get_parameter_source(name)
     return source is not None and source.name != "DEFAULT"
 
@@ -287,7 +287,7 @@ MostParams: TypeAlias = Annotated[
 
 
 def _set_offline(offline: bool) -> bool:
-    """Sets HF_HUB_OFFLINE, before huggingface_hub is imported and reads it."""
+    """Sets HF_HUB_OFFLINE before the import of huggingface_hub, which reads the variable."""
     if offline:
         os.environ["HF_HUB_OFFLINE"] = "1"
     return offline

@@ -1,4 +1,4 @@
-"""Output of answers: to stdout, or to a file that is written completely or not at all. Remarks go to stderr."""
+"""Output of answers to stdout or to a file, which is written completely or not at all. Remarks go to stderr."""
 
 from __future__ import annotations
 
@@ -20,24 +20,24 @@ _remarks: list[str] = []
 
 
 def store_remark(text: str) -> None:
-    """Stores a note or a warning for stderr. It is printed after the answer, and not after an error."""
+    """Stores a note or warning for stderr, printed after a successful answer."""
     _remarks.append(text)
 
 
 def drop_remarks() -> None:
-    """Removes the remarks, at the start of a command and after an error."""
+    """Discards stored remarks, at the start of a command and after an error."""
     _remarks.clear()
 
 
 def print_remarks() -> None:
-    """Prints the remarks on stderr, each on one line, and removes them."""
+    """Prints the remarks on stderr, one line per remark, and removes the printed remarks from the list."""
     for text in _remarks:
         print_line(text)
     drop_remarks()
 
 
 def print_line(text: str) -> None:
-    """Prints one line on stderr, if that is open."""
+    """Prints one line on stderr, if stderr is open."""
     if sys.stderr is not None:  # None: the caller closed it
         with suppress(OSError):
             print(one_line(text), file=sys.stderr, flush=True)
@@ -91,7 +91,7 @@ def is_device(path: Path) -> bool:
 
 @contextmanager
 def open_whole_file(path: Path, option: str) -> Iterator[TextIOWrapper]:
-    """Opens a temporary file that is renamed to its path after it is written completely. A link's target is replaced.
+    """Opens a temporary file, which is renamed to the final path after all its text is written.
 
     Raises `InputError`, which names the option, if it cannot be written.
     """

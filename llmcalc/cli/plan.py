@@ -7,16 +7,18 @@ import typer
 from ..device_memory.settings import Settings
 from ..optional import included
 from ..parallel.layout_request import LayoutRequest
+from ..questions.options import OPTIONS_OF_AN_ORDER, TimeOptions
 from .hardware import OneAccelerator
 from .layout_options import takes_layout
 from .options import TableOption, Target, WithMtp, WithTowers, is_given, length_option, value_option
 from .run_options import CublasWorkspace, takes_settings
+from .setting_options import takes_declared
 from .target_options import OutputOptions, TargetOptions, takes_target
-from .time_options import Calibrate, NicRate, Overlap, Stack
 
 
 @takes_settings
 @takes_layout
+@takes_declared("time_options", TimeOptions, OPTIONS_OF_AN_ORDER)
 @takes_target
 def command(
     context: typer.Context,
@@ -24,6 +26,7 @@ def command(
     hardware: OneAccelerator,
     settings: Settings,
     layout_request: LayoutRequest,
+    time_options: TimeOptions,
     global_batch: Annotated[
         int | None,
         length_option("--global-batch", text="Sequences per step of all devices; default one micro-batch per device."),
@@ -43,10 +46,6 @@ def command(
         str | None,
         value_option("--where", "tp=N,pp=N", "Print the place of a layout with these sizes in the order."),
     ] = None,
-    stack: Stack = None,
-    overlap: Overlap = None,
-    nic: NicRate = None,
-    calibrate: Calibrate = None,
     with_mtp: WithMtp = False,
     with_towers: WithTowers = False,
     cublas_workspace: CublasWorkspace = None,
@@ -59,7 +58,7 @@ def command(
     Of training; given group sizes apply to all layouts. Exit code 1 if none fits.
     """
     from ..questions.runs import RunQuestion, plan_settings
-    from ..questions.times import TimeOptions, ask_timed_plan
+    from ..questions.times import ask_timed_plan
     from ..sources.hardware import find_hardware
     from ..sources.preset import name_in_errors
 
@@ -73,8 +72,7 @@ def command(
         workspace=cublas_workspace,
     )
     with name_in_errors(question.preset):
-        options = TimeOptions(stack=stack, overlap=overlap, nic=nic, calibrate=calibrate)
         answer = ask_timed_plan(
-            question, options, global_batch, rows, by, where, lambda name: target_options.load(name, include)
+            question, time_options, global_batch, rows, by, where, lambda name: target_options.load(name, include)
         )
     output_options.show_answer(answer, table, question.preset)

@@ -22,7 +22,7 @@ CublasWorkspace: TypeAlias = Annotated[
 
 
 def settings_options() -> dict[str, OptionOfCommand]:
-    """Returns the options of `Settings` and their short forms.
+    """Returns the options of `Settings`, with the short forms.
 
     Without a phase option, the other options imply the phase.
     """

@@ -1,15 +1,19 @@
 from __future__ import annotations
 
+from ..questions.options import ServeOptions
+from .hardware import OneAccelerator
 from .options import TableOption, Target
-from .serve_options import ServerValues, serve_answer, takes_server
+from .serve_options import serve_answer
+from .setting_options import takes_declared
 from .target_options import OutputOptions, TargetOptions, takes_target
 
 
-@takes_server
+@takes_declared("options", ServeOptions)
 @takes_target
 def command(
     target: Target,
-    values: ServerValues,
+    hardware: OneAccelerator,
+    options: ServeOptions,
     table: TableOption = None,
     *,
     target_options: TargetOptions,
@@ -19,4 +23,4 @@ def command(
     Every layout that fits by the engine's own rule, the Pareto front, and the cheapest server that keeps the limits.
     Exit code 1 if none does.
     """
-    writing_file.show_answer(serve_answer(target, values, target_options), table)
+    writing_file.show_answer(serve_answer(target, hardware, options, target_options), table)

@@ -8,6 +8,7 @@ from __future__ import annotations
 import inspect
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import replace
+from pathlib import Path
 from typing import Annotated, Any, NamedTuple, TypeAlias, get_type_hints
 
 import typer
@@ -21,14 +22,14 @@ CommandFunction: TypeAlias = Callable[..., None]
 
 
 class OptionOfCommand(NamedTuple):
-    """A parameter of a command. annotation: its type and its typer option. default: its default value."""
+    """A parameter of a command. annotation: type and typer option. default: the default value."""
 
     annotation: Any
     default: Any
 
 
 def optional_parameter(kind: Any, option: Any) -> OptionOfCommand:
-    """Returns a command's parameter with default None. kind: its type. option: typer's option."""
+    """Returns a command's parameter with default None. kind: the parameter's type. option: typer's option."""
     annotated_type: Any = Annotated
     return OptionOfCommand(annotated_type[kind | None, option], None)
 
@@ -56,6 +57,8 @@ def option_of(declaration: Declared, default: Any = None, **changes: Any) -> Opt
     if declaration.kind is bool:
         names = (f"{declaration.option}/{setting.off}",) if setting.off else names
         return OptionOfCommand(Annotated[bool | None, typer.Option(*names, **common_arguments)], default)
+    if declaration.kind is Path:
+        return optional_parameter(Path, typer.Option(*names, metavar=setting.metavar, **common_arguments))
     placeholder = {int: "N", float: "P"}.get(declaration.kind, "TEXT")
     metavar = setting.metavar or "|".join(declaration.words) or placeholder
     words: Iterable[str] = declaration.words
@@ -70,9 +73,10 @@ def option_of(declaration: Declared, default: Any = None, **changes: Any) -> Opt
     return OptionOfCommand(Annotated[str | None, typer_option], default)
 
 
-def options_of(settings: type) -> dict[str, OptionOfCommand]:
-    """Returns the options for all settings of a class."""
-    return {name: option_of(setting, getattr(settings, name)) for name, setting in declared(settings).items()}
+def options_of(settings: type, names: Iterable[str] = ()) -> dict[str, OptionOfCommand]:
+    """Returns the options for the settings of a class. names: the settings' names; all settings if empty."""
+    declarations = declared(settings)
+    return {name: option_of(declarations[name], getattr(settings, name)) for name in names or declarations}
 
 
 def replace_parameter(
@@ -106,6 +110,16 @@ def replace_parameter(
     return decorate
 
 
+def takes_declared(
+    parameter: str, settings: type, names: Iterable[str] = ()
+) -> Callable[[CommandFunction], CommandFunction]:
+    """Returns a decorator that replaces a parameter of a command by the options for a class of settings.
+
+    The parameter gets an object of the class. names: the settings' names; all settings if empty.
+    """
+    return replace_parameter(parameter, options_of(settings, names), lambda chosen: settings(**chosen))
+
+
 def takes_inputs(command: CommandFunction) -> CommandFunction:
     """Replaces the parameter `inputs` of a command by the options of images and audio."""
-    return replace_parameter("inputs", options_of(Inputs), lambda values: Inputs(**values))(command)
+    return takes_declared("inputs", Inputs)(command)

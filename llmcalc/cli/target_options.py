@@ -40,7 +40,7 @@ if TYPE_CHECKING:
 
 
 class TargetOptions(NamedTuple):
-    """The options with which a TARGET is read.
+    """The options that determine how a TARGET is read.
 
     overrides: `path=value` of `--set`.
     head: the head that replaces the config's; default None.
@@ -68,12 +68,12 @@ class TargetOptions(NamedTuple):
         return preset
 
     def load_draft(self, target: str | None) -> Preset | None:
-        """Reads a draft model, without the options that change the TARGET; None without a draft model."""
+        """Reads a draft model without the options that change the TARGET; None without a draft model."""
         return None if target is None else TargetOptions(allow_unknown=self.allow_unknown).load(target)
 
 
 class OutputOptions(NamedTuple):
-    """The options with which an answer is written.
+    """The options that determine how an answer is written.
 
     notes: whether all rows and notes are printed.
     fmt: the format.
@@ -167,7 +167,7 @@ OPTIONS: dict[str, tuple[dict[str, OptionOfCommand], Callable[[dict[str, Any]], 
 
 
 def takes_target(command: CommandFunction) -> CommandFunction:
-    """Replaces the parameters `target_options`, `selection` and `output_options` of a command by their options."""
+    """Replaces a command's parameters `target_options`, `selection` and `output_options` by typer options."""
     for parameter in inspect.signature(command).parameters:
         if parameter in OPTIONS:
             command = replace_parameter(parameter, *OPTIONS[parameter])(command)

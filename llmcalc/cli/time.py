@@ -1,28 +1,20 @@
 from __future__ import annotations
 
-from typing import Annotated
+from typing import Any
 
-from .options import TableOption, value_option
+from ..questions.options import TimeOptions
+from .options import TableOption
+from .setting_options import options_of, replace_parameter
 from .target_options import OutputOptions, takes_target
-from .time_options import TimedRun, takes_timed_run
+from .time_options import OPTIONS_OF_A_REPORT, TimedRun, takes_timed_run
 
 
 @takes_timed_run
+@replace_parameter("report_options", options_of(TimeOptions, OPTIONS_OF_A_REPORT), dict)
 @takes_target
 def command(
     timed_run: TimedRun,
-    by_node: Annotated[
-        int | None,
-        value_option("--by-node", "DEPTH", "List the time by nodes of the model, to this depth."),
-    ] = None,
-    measured: Annotated[
-        str | None,
-        value_option(
-            "--measured",
-            "SECONDS",
-            "A measured time (8.1s, 35ms): whether it is in the range, and what could explain it.",
-        ),
-    ] = None,
+    report_options: dict[str, Any],
     table: TableOption = None,
     *,
     output_options: OutputOptions,
@@ -30,5 +22,4 @@ def command(
     """Time of a training step, a prompt or a token, with its range.
     How sure that is, where the time goes, what bounds it, and whether a measured run is slow.
     """
-    answer = timed_run.ask(timed_run.question(), by_node=by_node, measured=measured)
-    output_options.show_answer(answer, table)
+    output_options.show_answer(timed_run.ask(timed_run.question(), **report_options), table)

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, TypeAlias
+from typing import TYPE_CHECKING, Any
 
 import typer
 
@@ -15,11 +16,13 @@ from ..frameworks.launch.kinds import launch_files
 from ..frozen import frozen
 from ..optional import included
 from ..parallel.layout_request import LayoutRequest
+from ..questions.options import TimeOptions
+from ..workload.setting import declared
 from .hardware import complete_name
 from .layout_options import layout_options
-from .options import TargetOrNone, WithMtp, is_given, length_option, value_option
+from .options import TargetOrNone, WithMtp, is_given, value_option
 from .run_options import settings_options
-from .setting_options import CommandFunction, OptionOfCommand, optional_parameter, replace_parameter
+from .setting_options import CommandFunction, OptionOfCommand, optional_parameter, options_of, replace_parameter
 from .target_options import OPTIONS, TargetOptions
 
 if TYPE_CHECKING:
@@ -27,51 +30,7 @@ if TYPE_CHECKING:
     from ..reports.answer import ReportedAnswer
     from ..sources.preset import Preset
 
-STACK_HELP = (
-    "Software whose fusion, overlap and host times are priced (maxtext, gpt-fast, …; a wrong name lists all). Default "
-    "that of the framework or the engine."
-)
-
-Stack: TypeAlias = Annotated[
-    str | None,
-    value_option("--stack", "NAME", STACK_HELP, panel="Hardware"),
-]
-
-Overlap: TypeAlias = Annotated[
-    str | None,
-    value_option(
-        "--overlap",
-        "none|dp|tp|ep|all",
-        "Messages that run beside products: of gradients (dp), tensor (tp) or expert parallelism (ep); default as "
-        "the stack.",
-        panel="Hardware",
-        hidden=True,
-    ),
-]
-
-NicRate: TypeAlias = Annotated[
-    str | None,
-    value_option(
-        "--nic",
-        "GB/s",
-        "Network of each device beyond its scale-up domain; default as the accelerator's record.",
-        panel="Hardware",
-        hidden=True,
-    ),
-]
-
-Calibrate: TypeAlias = Annotated[
-    str | None,
-    value_option(
-        "--calibrate",
-        "CSV",
-        "Your own measured runs, on which the stack is fitted. A row has columns named as options of time (phase, "
-        "users, seq, tp, …) and seconds; a fit that would not help is refused.",
-        panel="Hardware",
-    ),
-]
-
-TIME_OPTIONS = {
+RUN_FILES = {
     "hardware": optional_parameter(
         str,
         value_option(
@@ -91,40 +50,23 @@ TIME_OPTIONS = {
             panel="What runs",
         ),
     ),
-    "engine": optional_parameter(
-        str,
-        value_option(
-            "--engine",
-            "NAME[==VERSION]",
-            "The serving engine: vllm, vllm==0.6, sglang, tensorrt-llm, llama.cpp; default vllm.",
-            panel="What runs",
-        ),
-    ),
-    "global_batch": optional_parameter(
-        int,
-        length_option("--global-batch", text="Sequences per step of all devices; default one micro-batch per replica."),
-    ),
-    "cached": optional_parameter(
-        int,
-        length_option("--context", text="In prefill, tokens of each sequence cached before the prompt.", least=0),
-    ),
-    "server": OptionOfCommand(
-        Annotated[bool, typer.Option("--server", help="In prefill, add a server's time before the first token.")],
-        False,
-    ),
-    "stack": OptionOfCommand(Stack, None),
-    "overlap": OptionOfCommand(Overlap, None),
-    "nic": OptionOfCommand(NicRate, None),
-    "calibrate": OptionOfCommand(Calibrate, None),
 }
+"""The options for the accelerator and the launch file."""
+
+OPTIONS_OF_A_REPORT = ("by_node", "measured")
+"""Options of `time` that pictures of the time do not have."""
+
+TIME_OPTIONS = options_of(TimeOptions, [name for name in declared(TimeOptions) if name not in OPTIONS_OF_A_REPORT])
 
 
 @frozen
 class TimedRun:
-    """The run to time, as the command line describes it.
+    """The run to time, from the command line.
 
     settings, layout: the run and its layout.
-    values: the options of `TIME_OPTIONS` by name.
+    hardware: the accelerator's name; None for that of the launch file.
+    launch: the file that starts the run; None without one.
+    options: the options of time.
     target: the TARGET; None where the launch file names the model.
     include: optional parts of the model that count.
     target_options: options for reading the TARGET.
@@ -133,7 +75,9 @@ class TimedRun:
 
     settings: Settings
     layout: LayoutRequest
-    values: Mapping[str, Any]
+    hardware: str | None
+    launch: Path | None
+    options: TimeOptions
     target: str | None
     include: frozenset[str]
     target_options: TargetOptions
@@ -148,13 +92,12 @@ class TimedRun:
         from ..questions.runs import RunOptions, memory_question
         from ..sources.hardware import find_all
 
-        hardware = self.values["hardware"]
-        accelerators = tuple(find_all([] if hardware is None else [hardware]))
+        accelerators = tuple(find_all([] if self.hardware is None else [self.hardware]))
         return memory_question(
             self.target,
             self.load,
             RunOptions(settings=self.settings, layout=self.layout, include=self.include, accelerators=accelerators),
-            launch_file=self.values["launch"],
+            launch_file=self.launch,
             is_given=self.is_given,
             allow_unknown=self.target_options.allow_unknown,
             command="time",
@@ -164,35 +107,33 @@ class TimedRun:
         )
 
     def ask(self, question: RunQuestion, **more_options: Any) -> ReportedAnswer:
-        """Returns the answer about the run's time. more_options: further fields of `TimeOptions`."""
-        from ..questions.times import TimeOptions, ask_time
+        """Returns the answer about the run's time. more_options: additional fields of `TimeOptions`."""
+        from ..questions.times import ask_time
         from ..sources.preset import name_in_errors
 
-        names = ("global_batch", "stack", "overlap", "nic", "engine", "server", "calibrate")
-        options = TimeOptions(
-            **{name: self.values[name] for name in names}, context=self.values["cached"], **more_options
-        )
         with name_in_errors(question.preset):
-            return ask_time(question, options, self.is_given, self.load)
+            return ask_time(question, replace(self.options, **more_options), self.is_given, self.load)
 
 
 def takes_timed_run(command: CommandFunction) -> CommandFunction:
     """Replaces a command's parameter `timed_run` by the options of a timed run."""
     settings, layout = settings_options(), layout_options()
     target_options, read_options = OPTIONS["target_options"]
-    context = {"context": OptionOfCommand(typer.Context, inspect.Parameter.empty)}
+    context = {"command_context": OptionOfCommand(typer.Context, inspect.Parameter.empty)}
     model = {"target": OptionOfCommand(TargetOrNone, None), "with_mtp": OptionOfCommand(WithMtp, False)}
-    options = {**context, **settings, **layout, **TIME_OPTIONS, **model, **target_options}
+    options = {**context, **settings, **layout, **RUN_FILES, **TIME_OPTIONS, **model, **target_options}
 
     def timed_run(chosen: dict[str, Any]) -> TimedRun:
         return TimedRun(
             settings_with_shorthands({name: chosen[name] for name in settings}),
             LayoutRequest(**{name: chosen[name] for name in layout}),
-            {name: chosen[name] for name in TIME_OPTIONS},
+            chosen["hardware"],
+            chosen["launch"],
+            TimeOptions(**{name: chosen[name] for name in TIME_OPTIONS}),
             chosen["target"],
             included(chosen["with_mtp"]),
             read_options(chosen),
-            partial(is_given, chosen["context"]),
+            partial(is_given, chosen["command_context"]),
         )
 
     return replace_parameter("timed_run", options, timed_run)(command)

@@ -1,4 +1,4 @@
-"""Commands as tools of language models: JSON schemas of the options, and the answers in JSON.
+"""Commands as tools for language models: JSON schemas of the options, and answers in JSON.
 
 The schemas are read from the options that the command line has; the answers are those of the Python function of the
 command's name, whose arguments have the options' names. A tool reads presets and files and writes nothing.
@@ -40,7 +40,7 @@ KEYS = 'Keys of the answer to return, such as ["params"]; all if not given. "tre
 
 
 class Tool(NamedTuple):
-    """A command of llmcalc as a tool of a language model.
+    """A command of llmcalc as a tool for a language model.
 
     name: the command's name.
     description: what it answers, a sentence.
@@ -57,7 +57,7 @@ class Tool(NamedTuple):
 
     @property
     def schema(self) -> dict[str, Any]:
-        """Returns the JSON schema of a call: common arguments, `options` with the others by name, and `keys`."""
+        """Returns the JSON schema of a call: common arguments, other arguments in `options`, and `keys`."""
         properties = {name: schema for name, schema in self.arguments.items() if name in self.common}
         other_names = ", ".join(name for name in self.arguments if name not in self.common)
         texts: list[str] = []
@@ -78,7 +78,7 @@ class Tool(NamedTuple):
 
 @cache
 def all_tools() -> tuple[Tool, ...]:
-    """Returns the commands that are tools, with the schemas of their arguments."""
+    """Returns the commands that language models can call as tools, with the schemas of the arguments."""
     return tuple(_tool_of_command(name) for name in TOOLS)
 
 
@@ -95,13 +95,13 @@ def _tool_of_command(name: str) -> Tool:
 
 
 def _is_input(parameter: Any) -> bool:
-    """Whether a parameter of a command changes the answer, not only its format."""
+    """Whether a command's parameter changes the content of the answer, and not just the format."""
     writes = parameter.metavar == "FILE" and not {"--output", "--output-file"}.isdisjoint(parameter.opts)
     return not writes and _option_name(parameter) not in LEFT_OUT
 
 
 def _option_name(parameter: Any) -> str:
-    """Returns an option's first long name without dashes; an argument's name."""
+    """Returns an option's first long name without dashes, or an argument's name."""
     return next((name[2:] for name in parameter.opts if name.startswith("--")), str(parameter.name))
 
 
@@ -121,7 +121,7 @@ def _model_schema(description: str) -> dict[str, Any]:
 
 
 def _argument_schema(argument: str, parameter: Any) -> dict[str, Any]:
-    """Returns the JSON schema of an argument: its type, and its help text with the value's placeholder."""
+    """Returns the JSON schema of an argument, from its type and help text."""
     if argument == "model":
         return _model_schema(MODEL)
     if argument == "models":
@@ -151,7 +151,7 @@ def _argument_schema(argument: str, parameter: Any) -> dict[str, Any]:
 
 
 def answer_of_tool(name: str, arguments: Mapping[str, Any]) -> Any:
-    """Calls a tool and returns its answer as a JSON document. arguments: by their names in the schema.
+    """Calls a tool and returns the answer as a JSON document. arguments: by name in the schema.
 
     Raises `InputError`, whose message names the argument, for arguments that the schema or the command refuses.
     """
@@ -194,7 +194,7 @@ def _check_size(arguments: Mapping[str, Any]) -> None:
 
 
 def _check_arguments(known_arguments: Mapping[str, Any], arguments: Mapping[str, Any]) -> None:
-    """Raises `InputError` for the first argument that is unknown or of another type. known_arguments: their schemas."""
+    """Raises `InputError` for the first argument that is unknown or has the wrong type. known_arguments: schemas."""
     from jsonschema import Draft202012Validator
 
     for argument, value in arguments.items():
@@ -213,7 +213,7 @@ def _check_model(model: Any) -> None:
 
 
 def _selected_keys(document: Any, keys: list[str]) -> Any:
-    """Returns the requested keys of a document, or of each of a list of documents."""
+    """Returns the requested keys of a document, or of each document in a list."""
     if isinstance(document, list):
         return [_selected_keys(document_entry, keys) for document_entry in document]
     unknown_keys = [key for key in keys if key not in document]

@@ -1,4 +1,4 @@
-"""The components of model architectures, one file each: its fields, its operations and its PyTorch reference.
+"""The components of model architectures: one file per component, with its fields, operations and PyTorch reference.
 
 `choices` lists them: a new part is a new file and a line there.
 

@@ -1,4 +1,4 @@
-"""Positions added to the embeddings: learned (Gehring 2017; GPT, BERT) and sinusoidal (Vaswani 2017, §3.5)."""
+"""Positional vectors added to the embeddings: learned (Gehring 2017; GPT, BERT), sinusoidal (Vaswani 2017, §3.5)."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 
 class Learned(Component):
-    """A learned position embedding.
+    """A learned table of position embeddings.
 
     max_position_embeddings: the number of positions.
     offset: the number of rows before position 0, 0 by default (2 in OPT and BART).

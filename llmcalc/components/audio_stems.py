@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 
 
 class SubsamplingStem(Stem):
-    """A stem of strided convolutions over the frames of audio: each has a stride of 2 and a gated linear unit.
+    """A stem of strided convolutions over audio frames, each with a stride of 2 and a gated linear unit.
 
     num_mel_bins: the number of values per frame.
     conv_channels: the outputs of each convolution but the last, an even number: the gate halves them.
@@ -54,7 +54,7 @@ class SubsamplingStem(Stem):
         return Value(rows, (Axis("mel", self.num_mel_bins),), fixed=True)
 
     def flow(self, recorder: Flow, x: Value, width: Shape = ()) -> Value:
-        """Records the stem. width: the encoder's width. x: token embeddings if the stem is recorded alone."""
+        """Records the stem. width: the encoder's width. x: token embeddings if recorded without an encoder."""
         y = recorder.frames = x if x.fixed else self.frames_read()
         last_layer = len(self.conv_kernel_sizes) - 1
         for i, kernel_size in enumerate(self.conv_kernel_sizes):
@@ -80,7 +80,7 @@ class SubsamplingStem(Stem):
 
 
 class WaveformStem(Stem):
-    """A stem of three convolutions over the samples of audio: one position of the encoder per 384 samples."""
+    """A stem of three convolutions over audio samples, with one encoder position per 384 samples."""
 
     formula_source: ClassVar[str] = "Jeffries et al. 2024, §3.1"
     input_name: ClassVar[str] = "input_values"
@@ -91,7 +91,7 @@ class WaveformStem(Stem):
         return Value(Multiple("samples", of=SOURCE, by=384, more=511), (Axis("sample", 1),), fixed=True)
 
     def flow(self, recorder: Flow, x: Value, width: Shape = ()) -> Value:
-        """Records the stem. width: the encoder's width. x: token embeddings if the stem is recorded alone."""
+        """Records the stem. width: the encoder's width. x: token embeddings if recorded without an encoder."""
         samples = recorder.frames = x if x.fixed else self.frames_read()
         axes, first_rows = width or x.axes, Multiple(of=SOURCE, by=6, more=7)
         y = recorder.act(recorder.conv("conv1", samples, *axes, kernel=127, rows=first_rows), "tanh")

@@ -1,4 +1,4 @@
-"""The base classes of all components: each has checked fields, recorded operations, a PyTorch reference and examples.
+"""The base classes of components: checked fields, recorded operations, a PyTorch reference and examples.
 
 A part is one file in this package. Its spec has Hugging Face's field names, and only the fields needed to count or run
 it. `flow` (counts, without torch) and `reference` (torch, without counts) are written separately from the same fields
@@ -32,7 +32,7 @@ MOST_LAYERS, MOST_EXPERTS = 100_000, 1_000_000
 
 @frozen(slots=True)
 class Symbol:
-    """The type of a size: the letter that papers use for it, which `llmcalc explain` prints, and its limits.
+    """The type of a size: its symbol in papers, which `llmcalc explain` prints, and its limits.
 
     letter: the letter.
     smallest, largest: the limits, 1 and `LARGEST` by default.
@@ -147,13 +147,13 @@ def check_groups(heads: int, kv_heads: int) -> None:
 
 
 def check_top_k(num_experts: int, num_experts_per_tok: int) -> None:
-    """Raises `ValueError` if a token would have more experts than there are."""
+    """Raises `ValueError` if a token would use more experts than the layer has."""
     if num_experts_per_tok > num_experts:
         raise ValueError(f"num_experts_per_tok: {num_experts_per_tok} is more than num_experts {num_experts}")
 
 
 class Component(Part):
-    """A model component with costs. Subclasses define its operations, its PyTorch reference and tiny examples.
+    """A model component with costs. Subclasses define operations, a PyTorch reference and small examples.
 
     node_name: the name of its module in a layer.
     kind: the kind of component that its costs are counted under.
@@ -179,7 +179,7 @@ class Component(Part):
             raise TypeError(f"{type(self).__name__} has no flow")
 
         def reference(self, model_properties: ModelProperties) -> "nn.Module":
-            """Builds the component as a runnable PyTorch module, from its fields alone. Imports torch."""
+            """Builds the component as a runnable PyTorch module, from the component's fields alone. Imports torch."""
             raise TypeError(f"{type(self).__name__} has no reference")
 
     def required_slots(self) -> Mapping[str, Mapping[str, Any]]:
@@ -187,7 +187,7 @@ class Component(Part):
         return {}
 
     def borrowing_field(self) -> str:
-        """The field that makes the component depend on another layer or the surrounding model; empty without one."""
+        """The field that makes the component depend on another layer or the surrounding model; empty if independent."""
         return ""
 
     def describe(self, hidden_size: int) -> str:
@@ -196,7 +196,7 @@ class Component(Part):
 
     @classmethod
     def examples(cls) -> list[Self]:
-        """Tiny components that together use every option of the class; contract tests run on each of them."""
+        """Tiny components that together use every option of the class, for the contract tests."""
         raise TypeError(f"{cls.__name__} has no examples")
 
 
@@ -283,10 +283,10 @@ class AttentionPosition(Part):
     label: ClassVar[str] = ""
 
     def check_attention(self, attention: AttentionFields) -> None:
-        """Raises `ValueError` if the encoding does not fit the fields of that attention."""
+        """Raises `ValueError` if the encoding is incompatible with the attention's fields."""
 
     def check_place(self, stack_position: StackPosition, head_dim: int) -> None:
-        """Raises `ValueError` if attention at this position, with heads of that size, cannot use the encoding."""
+        """Raises `ValueError` if the attention at this stack position cannot use the encoding."""
         if stack_position.side not in self.sides:
             kind, causal = type(self).model_fields["type"].default, self.sides == ("decoder",)
             directions, expected_place = (
@@ -298,7 +298,7 @@ class AttentionPosition(Part):
             )
 
     def check_heads(self, head_sizes: HeadSizes) -> None:
-        """Raises `Unscalable` if the encoding does not fit attention with these heads."""
+        """Raises `Unscalable` if the encoding is incompatible with these attention heads."""
 
     def required_slots(self) -> Mapping[str, Mapping[str, Any]]:
         """The components of the stack that the encoding needs, as in `TokenMixer.required_slots`."""
@@ -333,11 +333,11 @@ class TokenMixer(Component):
     kernel_packages: ClassVar[tuple[str, ...]] = ()
 
     def head_sizes(self, width: Any) -> HeadSizes | None:
-        """The numbers and sizes of the mixer's heads in a layer of that width; None for a mixer without heads."""
+        """The number and size of the mixer's heads at a layer width; None for a mixer without heads."""
         return None
 
     def report_label(self) -> str:
-        """The word that distinguishes the mixer from those of other layers in reports: `sliding`, `full`, `mamba2`."""
+        """The name of the mixer's kind in reports, such as `sliding`, `full` or `mamba2`."""
         return str(getattr(self, "type", ""))
 
     def length_limits(self) -> tuple[int, ...]:
@@ -345,15 +345,15 @@ class TokenMixer(Component):
         return ()
 
     def window_size(self) -> int | None:
-        """The largest number of tokens that one token attends to, itself included; None without a window."""
+        """The largest number of tokens that a token attends to, including the token; None without a window."""
         return None
 
     def score_position(self) -> AttentionPosition | None:
-        """The position encoding in the mixer's scores; None without one."""
+        """The position encoding that the mixer applies to its scores; None without a position encoding."""
         return None
 
     def with_kv_heads(self, kv_heads: int, width: int) -> Self:
-        """The mixer with `kv_heads` key and value heads, all of them cached; unchanged without such heads."""
+        """The mixer with `kv_heads` key and value heads, all of them cached; the same mixer if it has no such heads."""
         return self
 
     def without_window(self) -> Self:
@@ -361,7 +361,7 @@ class TokenMixer(Component):
         return self
 
     def with_heads(self, head_sizes: HeadSizes) -> Self:
-        """The mixer with other numbers and sizes of its heads.
+        """The mixer with another number and size of heads.
 
         Raises `Unscalable`, with the reason, where its width depends on more than its heads.
         """
@@ -372,21 +372,21 @@ class TokenMixer(Component):
         )
 
     def accepted_bias(self) -> ScoreBias | None:
-        """The bias that a stack's relative_bias can add to the mixer's scores; None if it accepts none."""
+        """The bias that a stack's relative_bias can add to the mixer's scores; None if the mixer accepts no bias."""
         return None
 
     def share_bias(self, recorder: Flow, x: Value) -> None:
-        """Records the bias that all layers of a stack add to their scores, before the first layer.
+        """Records, before the first layer, the bias that all layers of a stack add to their attention scores.
 
         x: the input of the first layer.
         """
 
     def sharing_key_of(self) -> tuple[Any, ...] | None:
-        """A key for sharing: mixers with equal keys can share results (`borrowing_field`); None if the mixer cannot."""
+        """A key for sharing: mixers with equal keys can share results (`borrowing_field`); None if they cannot."""
         return None
 
     def shared_results(self) -> Mapping[tuple[Any, ...], str]:
-        """The results that layers can share: key of equal layers → field that takes the result from a lower layer.
+        """The results that layers can share: key of equal layers → field for the result of a lower layer.
 
         The field is empty where the mixer computes the result itself.
         """
@@ -410,7 +410,7 @@ class LayerParts(Protocol):
 
 
 class StackPart(Component):
-    """A component that a stack of layers has once: before, after or beside its layers."""
+    """A component that occurs once per stack: before, after or beside the layers."""
 
     def check_layers(self, layers: Mapping[str, LayerParts]) -> None:
         """Raises `ValueError` if the component does not fit these layers.
@@ -419,7 +419,7 @@ class StackPart(Component):
         """
 
     def check_place(self, stack_position: StackPosition) -> None:
-        """Raises `ValueError` if a stack of that width and side (encoder or decoder) cannot have the component."""
+        """Raises `ValueError` if a stack with this width and side (encoder or decoder) cannot have the component."""
 
 
 class Network(Component):
@@ -432,15 +432,15 @@ class Network(Component):
     mixture: ClassVar[bool] = False
 
     def active_width(self) -> int | None:
-        """The number of hidden units (d_ff) of the network that process each token."""
+        """The number of hidden units (d_ff) that process each token."""
         return None
 
     def activation(self) -> str:
-        """The name papers use for the network's activation: `SwiGLU`, `GELU`; empty without one."""
+        """The usual name of the network's activation, such as `SwiGLU` or `GELU`; empty without one."""
         return ""
 
     def widened(self, change: Callable[[Any], Any]) -> Self:
-        """The network with `change` applied to every width of its feed-forward networks.
+        """The network after a function `change` is applied to all feed-forward widths.
 
         Raises `Unscalable`, with the reason, where it has other widths as well.
         """
@@ -451,7 +451,7 @@ class Network(Component):
 
 
 class SingleWidthNetwork(Network):
-    """A network with one width between its projections, its field `intermediate_size`."""
+    """A network with a single inner width, the field `intermediate_size`."""
 
     if TYPE_CHECKING:
         intermediate_size: int

@@ -1,4 +1,4 @@
-"""A field that accepts several classes of components, which `type` distinguishes. Files are imported on first use.
+"""A field that accepts several component classes; the table's `type` selects the class, whose file is then imported.
 
 So counting a Llama imports no state-space model.
 """
@@ -52,7 +52,7 @@ class PartChoice:
         return [self.load(kind) for kind in self.homes]
 
     def validate(self, value: Any) -> Part:
-        """Returns a component unchanged, or builds one from a table according to its `type`.
+        """Returns a component unchanged, or builds a component from a table whose `type` names the class.
 
         Raises `PartError` for an error inside the part, and pydantic's own errors for any other value.
         """

@@ -1,4 +1,4 @@
-"""The component classes that each field accepts, by `type`. A new component is a new file and a line here.
+"""The component classes that each field accepts, by `type`.
 
 Each entry is `type` → location of the class, `file:Class` in this package. The file is imported on first use.
 """
@@ -197,6 +197,6 @@ AnyBlockIndexer: TypeAlias = Annotated[Any, BLOCK_INDEXERS]
 
 
 def parts() -> tuple[type[Component], ...]:
-    """Returns every component class with a reference and examples, except layers; contract tests run on all of them."""
+    """Returns every component class with a reference and examples, except layers, for the contract tests."""
     classes = [cls for choice in (MIXERS, CHANNEL_MIXERS, HEADS, STEMS, OTHERS) for cls in choice.classes()]
     return tuple(dict.fromkeys(cls for cls in classes if issubclass(cls, Component)))

@@ -92,7 +92,7 @@ class ConformerConvolution(Part):
         return self._record_projection(recorder, "out_proj", recorder.act(y, self.hidden_act), *hidden)
 
     def _record_projection(self, recorder: Flow, name: str, x: Value, *out: Axis | Beside) -> Value:
-        """Records the projection of that name, as a linear layer or as a convolution of width 1."""
+        """Records a named projection, as a linear layer or as a convolution of width 1."""
         if self.convolved:
             return recorder.conv(name, x, *out, kernel=1, bias=self.bias)
         return recorder.linear(name, x, *out, bias=self.bias)
@@ -136,7 +136,7 @@ def _reference_class() -> type[nn.Module]:
             return (x - self.get_buffer("mean")) * self.get_buffer("scale")
 
     class ConvolutionReference(nn.Module):
-        """The convolution module. x: [clips, frames, hidden] → same shape."""
+        """The conformer's convolution module. x: [clips, frames, hidden] → same shape."""
 
         def __init__(self, spec: ConformerConvolution, width: int) -> None:
             super().__init__()

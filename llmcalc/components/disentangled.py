@@ -1,4 +1,4 @@
-"""Disentangled attention: queries are also compared with the keys' positions, and keys with the queries' positions.
+"""Disentangled attention: also compares queries with the positions of keys, and keys with the positions of queries.
 
 DeBERTa (He 2020, arXiv:2006.03654, §3.1). Versions 2 and 3 bin the distances and project positions with the query and
 key projections of the content (He 2021, arXiv:2111.09543). All layers share one table of relative positions; each layer
@@ -79,7 +79,7 @@ class Disentangled(AttentionPosition):
 
     @property
     def span(self) -> Number:
-        """The number of relative positions in each direction, for each of which the table has a row."""
+        """The number of relative positions in each direction; the table has a row for each."""
         return self.max_relative_positions if self.position_buckets is None else self.position_buckets
 
     def required_slots(self) -> Mapping[str, Mapping[str, Any]]:
@@ -97,7 +97,7 @@ class Disentangled(AttentionPosition):
     def _position_scores(
         self, recorder: Flow, x: Value, q: Value, keys: Value, biases: tuple[bool, bool]
     ) -> Value | None:
-        """Records the position terms of the attention scores and returns their sum; None without any."""
+        """Records the position terms of the attention scores and returns their sum; None without such terms."""
         bias_sum: Value | None = None
         rows = Table(length=2 * self.span, by_tokens=self.within_sequence, of=x.rows)
         table: Value = recorder.memo.get("relative_embedding", Value(rows, x.axes))
@@ -151,7 +151,7 @@ class RelativeEmbedding(StackPart):
                 raise ValueError("relative_embedding: disentangled attention needs a table of its span")
 
     def flow(self, recorder: Flow, x: Value) -> Value:
-        """Returns all rows of the table of relative positions; of x only the width is used."""
+        """Returns all rows of the relative-position table. x: a value of the model's width."""
         length = 2 * self.span
         table_rows = Table(length=length, of=x.rows)
         rows, _ = recorder.table("table", Axis("distances", length), *x.axes, of=table_rows, by="all")
@@ -225,7 +225,7 @@ def _reference_classes() -> dict[str, type[nn.Module]]:
     from torch import nn
 
     class TableReference(nn.Module):
-        """An embedding table. Returns all of its rows, [2·span, hidden]."""
+        """An embedding table, all of whose rows [2·span, hidden] are the output."""
 
         def __init__(self, spec: RelativeEmbedding, model_properties: ModelProperties) -> None:
             super().__init__()

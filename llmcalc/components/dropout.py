@@ -1,4 +1,4 @@
-"""The places of a model where training drops elements, with the probability of each (Srivastava 2014)."""
+"""The dropout points of a model in training, each with a probability (Srivastava 2014)."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ Probability: TypeAlias = Annotated[float, Field(ge=0, lt=1, strict=True, allow_i
 
 
 class Dropout(Record):
-    """The probability of dropout at each place; None where the model's class has no dropout.
+    """The dropout probability at each point of a model; None where the model's class has no dropout.
 
     embedding: of the input of the first layer, after positions and norm.
     attention: of the probabilities that attention multiplies by the values.
@@ -34,7 +34,7 @@ class Dropout(Record):
         return {dropout_place: probability for dropout_place, probability in self if probability}
 
     def with_probability(self, probability: float) -> Dropout:
-        """Returns the same places with another probability."""
+        """Returns the same dropout points with another probability."""
         return Dropout(
             **{dropout_place: probability for dropout_place, place_probability in self if place_probability is not None}
         )

@@ -43,7 +43,7 @@ class Entities(StackPart):
     prediction: Literal["tied", "own"] | None = None
 
     def flow(self, recorder: Flow, x: Value) -> Value:
-        """Records the tables and the head. x: the input of the layers, as wide as they are."""
+        """Records the entity tables and the entity head. x: the input of the layers."""
         vocab = Axis("entities", self.entity_vocab_size)
         entity_axes = x.axes if self.entity_emb_size is None else (Axis("entity", self.entity_emb_size),)
         y, table = recorder.table("embed_entities", vocab, *entity_axes, of=x.rows, kind=self.kind)
@@ -83,7 +83,7 @@ def _reference_class() -> type[nn.Module]:
     from torch import nn
 
     class Prediction(nn.Module):
-        """The head that predicts entities; text without entities does not run it."""
+        """The head that predicts entities; inputs without entities skip the head."""
 
         def __init__(self, spec: Entities, hidden: int, entity_width: int) -> None:
             super().__init__()
@@ -92,7 +92,7 @@ def _reference_class() -> type[nn.Module]:
             self.decoder = nn.Linear(entity_width, spec.entity_vocab_size)
 
     class EntitiesReference(nn.Module):
-        """The tables of entities and the head; text without entities does not use them."""
+        """The entity tables and the entity head; inputs without entities skip both."""
 
         def __init__(self, spec: Entities, model_properties: ModelProperties) -> None:
             super().__init__()

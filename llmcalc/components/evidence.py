@@ -1,4 +1,4 @@
-"""The components of a model, each with the evidence for its memory that its class declares."""
+"""The components of a model, each with the evidence for memory that the component's class declares."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from .base import Part
 
 
 def part_evidence(part: Part) -> Evidence:
-    """Returns a component's evidence: its `type` or class name, with the check that the class declares."""
+    """Returns a component's evidence: the `type` or class name, with the check in the class."""
     kind, class_witness = getattr(part, "type", ""), witness_of(type(part))
     witness = class_witness if isinstance(class_witness, Witness) else class_witness.get(kind, UNTESTED)
     return Evidence(part.noun, kind or in_words(type(part).__name__), witness)
@@ -43,7 +43,7 @@ def parts_below(value: Any, include: frozenset[str] = frozenset()) -> Iterator[P
 
 
 def evidence_of_parts(spec: Part, include: frozenset[str] = frozenset()) -> list[Evidence]:
-    """Returns the evidence of a model's text stacks: each kind of component once, in the order of the description.
+    """Returns the evidence of a model's text stacks, once per kind of component, in the order of the description.
 
     include: the names of optional parts that run too. Encoders of images and audio never do: no text passes them, and
     a run holds their weights alone.

@@ -1,4 +1,4 @@
-"""The stem of a streaming speech encoder, which reads frames of samples and looks at no later one.
+"""The stem of a streaming speech encoder, which reads frames of samples causally.
 
 Moonshine streaming (transformers: models/moonshine_streaming, `MoonshineStreamingEncoderEmbedder`): each frame is
 standardized and compressed by asinh with a learned gain; a linear layer and two causal convolutions with a stride of 2
@@ -39,7 +39,7 @@ class FrameStem(Stem):
         return Value(Multiple("frames", of=SOURCE, by=4), (Axis("sample", self.frame_size),), fixed=True)
 
     def flow(self, recorder: Flow, x: Value, width: Shape = ()) -> Value:
-        """Records the stem. width: the encoder's width. x: token embeddings if the stem is recorded alone."""
+        """Records the stem. width: the encoder's width. x: token embeddings if recorded without an encoder."""
         frames = recorder.frames = x if x.fixed else self.frames_read()
         axes, wide_axis = width or x.axes, Axis("channels", 2 * recorder.n(width or x.axes))
         standardized = recorder.normalized(frames, Norm(type="layernorm", weight=False))

@@ -76,7 +76,7 @@ class LMHead(Component):
     def flow(
         self, recorder: Flow, x: Value, vocab: Axis = ONE_TOKEN, width: Axis | None = None, output: Weight | None = None
     ) -> Value:
-        """Records the head. width: the embedding's width where it differs from x's.
+        """Records the output head. width: the embedding's width, if different from x's width.
 
         output: the weight that gives the logits, the embedding's if the head is tied; a separate weight by default.
         """
@@ -110,7 +110,7 @@ class LMHead(Component):
         return recorder.add(logits, recorder.linear("more_columns", other_features, vocab, rows=rows))
 
     def reference(self, model_properties: ModelProperties, vocab_size: int = 1, width: int | None = None) -> nn.Module:
-        """Builds a head with separate weights; a model that ties them replaces `output.weight`."""
+        """Builds a head with a separate weight; a model with tied embeddings replaces `output.weight`."""
         return _reference_class()(
             self, model_properties, self.draft_vocab_size or vocab_size, width or model_properties.hidden_size
         )

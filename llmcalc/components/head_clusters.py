@@ -55,7 +55,7 @@ class Clusters(Part):
             )
 
     def flow(self, recorder: Flow, x: Value, vocab: Axis, output: Weight | None, rows: Rows) -> Value:
-        """Records the head. x: the hidden states. output: the embedding's weight if the head is tied to it."""
+        """Records the head. x: the hidden states. output: the embedding's weight, if tied."""
         (hidden,) = x.axes
         assert isinstance(hidden, Axis)
         with recorder.scope("centroids", role="no_grad"):  # their scores choose clusters, and enter no logit
@@ -89,7 +89,7 @@ def _reference_class() -> type[nn.Module]:
             return (embeddings @ x[..., None])[..., 0]
 
     class Ordering(nn.Module):
-        """The tokens, ordered by cluster."""
+        """The ordering of the tokens by cluster."""
 
         tokens: Tensor
 

@@ -1,4 +1,4 @@
-"""The `type` of each kind of output head, as in `choices.py`."""
+"""The `type` of each kind of output head."""
 
 from __future__ import annotations
 

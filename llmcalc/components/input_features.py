@@ -1,4 +1,4 @@
-"""Embeddings of additional features of a token, joined to the token's embedding and projected to its width.
+"""Embeddings of additional token features, concatenated with the token's embedding and projected.
 
 RoCBERT (Su et al. 2022, ACL, §3.1): the shape and the pronunciation of a Chinese character. transformers:
 models/roc_bert (`RoCBertEmbeddings`).
@@ -40,7 +40,7 @@ class InputFeatures(StackPart):
         return self
 
     def flow(self, recorder: Flow, x: Value) -> Value:
-        """Returns the projection of the joined embeddings. x: the token embeddings."""
+        """Records the projection of the concatenated embeddings. x: the token embeddings."""
         rows = [x]
         for i, (vocab, table_width) in enumerate(zip(self.vocab_sizes, self.embedding_sizes, strict=True)):
             name = f"feature{i}"
@@ -55,7 +55,7 @@ class InputFeatures(StackPart):
         return recorder.linear("proj", joined_embeddings, *x.axes, bias=True, kind=self.kind)
 
     def reference(self, model_properties: ModelProperties) -> nn.Module:
-        """Builds the tables and the projection: token embeddings [batch, tokens, width] → same shape."""
+        """Builds the feature tables and the projection: token embeddings [batch, tokens, width] → same shape."""
         return _reference_class()(self, model_properties.hidden_size)
 
     @classmethod

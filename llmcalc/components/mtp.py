@@ -1,4 +1,4 @@
-"""Multi-token prediction: modules on top of a decoder that each predict a token further ahead.
+"""Multi-token prediction: modules on top of a decoder that each predict one token further ahead.
 
 DeepSeek-V3 (arXiv:2412.19437), §2.2. They are stored in the checkpoint, and counted only on request.
 """
@@ -36,7 +36,7 @@ MODULE = "module"
 
 
 class MultiTokenPrediction(OutputPart):
-    """Modules that each predict one token further ahead.
+    """The multi-token-prediction modules, each of which predicts one token further ahead.
 
     A module concatenates the norms of the last hidden state and of the next token's embedding, projects them from 2h to
     h, runs one layer of the decoder's kind and a norm, and shares embedding and output head with the model.
@@ -81,7 +81,7 @@ class MultiTokenPrediction(OutputPart):
             )
 
     def flow(self, recorder: Flow, x: Value, stack: Stack, vocab: Axis, table: Weight, output: Weight) -> Value:
-        """Records all prediction modules, one after the other. x: the last hidden states.
+        """Records all prediction modules in sequence. x: the last hidden states.
 
         table: the embedding's weight. output: the weight of the model's head.
         """
@@ -103,7 +103,7 @@ class MultiTokenPrediction(OutputPart):
     def _record_module(
         self, recorder: Flow, x: Value, block: Layer, vocab: Axis, table: Weight, output: Weight
     ) -> Value:
-        """Records one prediction module. x: the hidden states of the model, or of the previous module."""
+        """Records one prediction module. x: hidden states of the model or of the previous module."""
         embedded = recorder.look_up(table, x.rows).view(*x.axes)
         recorder.hold(embedded=embedded)
         normed = recorder.part("enorm", self.norm, embedded), recorder.part("hnorm", self.norm, x)
@@ -148,7 +148,7 @@ def _reference_class() -> Callable[..., nn.Module]:
             self.register_parameter("bias", None)
 
     class ModuleReference(nn.Module):
-        """One prediction module.
+        """The reference of one prediction module.
 
         Hidden states, ids of the next tokens → hidden states and logits, a token further ahead.
         """

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
 
 class NgramEmbedding(StackPart):
-    """Tables of n-grams, each with a projection to the width of the token's embedding.
+    """N-gram embedding tables, each with a projection to the width of the token embedding.
 
     vocab_sizes: the number of rows of each table.
     embedding_size: the width of each table.
@@ -34,7 +34,7 @@ class NgramEmbedding(StackPart):
     embedding_size: Size
 
     def flow(self, recorder: Flow, x: Value) -> Value:
-        """Returns the mean of the token embeddings and of all projected n-grams. x: the token embeddings."""
+        """Records the mean of the token embeddings and all projected n-grams. x: the token embeddings."""
         total = x
         for i, rows in enumerate(self.vocab_sizes):
             ngram = Axis(f"ngram{i}", self.embedding_size)
@@ -45,7 +45,7 @@ class NgramEmbedding(StackPart):
         return total
 
     def reference(self, model_properties: ModelProperties) -> nn.Module:
-        """Builds the tables and projections: token embeddings [batch, tokens, width] → same shape."""
+        """Builds the n-gram tables and projections: token embeddings [batch, tokens, width] → same shape."""
         return _reference_class()(self, model_properties.hidden_size)
 
     @classmethod

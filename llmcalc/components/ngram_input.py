@@ -1,4 +1,4 @@
-"""Embeddings of hashed n-grams that a layer adds to its residual streams, gated by them (Qwen4-Exp, DeepSeek-V4.1).
+"""Hashed n-gram embeddings that a layer gates and adds to its residual streams (Qwen4-Exp, DeepSeek-V4.1).
 
 The n-grams that end at a token are hashed to rows of one table, several for each length. Their vectors side by side
 give a value, and a key for each stream; the product of key and stream gates the value, and a dilated convolution adds
@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
 
 class NgramInput(Component):
-    """A table of n-grams, projections of a row to a value and keys, and optionally a convolution.
+    """A table of n-grams, with projections of a row to a value and keys, and optionally a convolution.
 
     ngram_rows: the number of rows of the table.
     ngram_heads: the number of rows that are looked up for a token.
@@ -47,7 +47,7 @@ class NgramInput(Component):
     norm: Norm
 
     def flow(self, recorder: Flow, x: Value) -> Value:
-        """Returns the term that is added to all residual streams. x: the streams, [tokens, streams, hidden]."""
+        """Records the term for all residual streams. x: the streams, [tokens, streams, hidden]."""
         from ..workload.derived_rows import Multiple
 
         streams, hidden = x.axes

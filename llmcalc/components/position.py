@@ -1,4 +1,4 @@
-"""RoPE (Su 2021, arXiv:2104.09864), which rotates queries and keys, and the choice among positions inside attention.
+"""Rotary position embedding (Su 2021, arXiv:2104.09864), and the choice of positions inside attention.
 
 Terms added to the scores are in `distance`, positions added to the embeddings in `added_position`.
 """

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 
 class ProjectionHead(Component):
-    """A linear layer from every token's hidden state to a vector, which a search compares with others.
+    """A linear layer from every token's hidden state to a vector for similarity search.
 
     size: the size of the vector.
     bias: whether the layer has a bias, false by default.

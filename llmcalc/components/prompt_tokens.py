@@ -1,4 +1,4 @@
-"""Learned tokens in front of a decoder's text, for which no output is computed: soft prompts (CPM-Ant).
+"""Learned prompt tokens before a decoder's text, which have no output: soft prompts (CPM-Ant).
 
 Lester et al. 2021 (arXiv:2104.08691, §2). transformers: models/cpmant.
 """
@@ -26,7 +26,7 @@ MOST_PROMPTS = 2**20
 
 
 class PromptTokens(ResidualStreams):
-    """A learned prompt in front of the text, one of several; its keys and values are cached like those of the text.
+    """A learned prompt before the text, selected from several prompts; the cache includes the prompt's keys and values.
 
     prompt_types: the number of prompts.
     prompt_length: the number of tokens in a prompt.
@@ -51,7 +51,7 @@ class PromptTokens(ResidualStreams):
         return recorder.resized(x, x.rows.of)
 
     def flow(self, recorder: Flow, x: Value) -> Value:
-        """Returns the prompt and the text. x: the token embeddings."""
+        """Records the prompt and the text. x: the token embeddings."""
         table = recorder.unread_table("", Axis("table", self.prompt_types * self.prompt_length), *x.axes)
         return recorder.prefixed(x, table, WithPrompt(of=x.rows, more=self.prompt_length))
 

@@ -1,4 +1,4 @@
-"""Further outputs of a draft model: terms added to its logits, the acceptance probability, its next input.
+"""Additional outputs of a draft model: logit bias, acceptance probability, and next input.
 
 DSpark adds a bias of low rank that the previous token selects; Domino runs a GRU over the tokens proposed so far.
 Sources: specforge/modeling/draft/dspark.py and domino.py of sgl-project/SpecForge.
@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 
 
 class Proposal(OutputPart):
-    """The terms that are added to a draft model's logits, over the vocabulary of the draft's head.
+    """The logit bias of a draft model, over the vocabulary of the draft's head.
 
     markov_rank: the rank of a bias that depends on the previous token (DSpark); none by default.
     markov: how the bias depends on the hidden state: not at all (`vanilla`, the default), by a gate (`gated`) or by the
@@ -65,7 +65,7 @@ class Proposal(OutputPart):
         return "SpecForge 2026" if self.state_size is None else "Gemma 4 2026"
 
     def flow(self, recorder: Flow, x: Value, vocab: Axis = ONE_TOKEN, proposed_tokens: Axis = ONE_TOKEN) -> Value:
-        """Records the terms that the proposal head adds to the draft model's logits. x: the hidden states.
+        """Records the proposal head's logit bias. x: the hidden states.
 
         vocab, proposed_tokens: the axes of the vocabulary read and of the proposed tokens.
         """
@@ -93,7 +93,7 @@ class Proposal(OutputPart):
         return x
 
     def _previous_token_bias(self, recorder: Flow, x: Value, rank: Axis, vocab: Axis, proposed_tokens: Axis) -> Value:
-        """Records the bias by previous token, and returns the bias of the previous token."""
+        """Records the bias table by previous token, and returns the previous token's bias."""
         token, _ = recorder.table("markov_w1", vocab, rank, of=LOGITS)
         projected = token
         if self.markov == "gated":
@@ -108,7 +108,7 @@ class Proposal(OutputPart):
         return token
 
     def reference(self, model_properties: ModelProperties, vocab_size: int = 1, proposed_tokens: int = 1) -> nn.Module:
-        """Builds the PyTorch module: hidden states [batch, tokens, hidden], ids → the term added to the logits."""
+        """Builds the PyTorch module: hidden states [batch, tokens, hidden], ids → the logit bias."""
         return _reference_class()(self, model_properties.hidden_size, vocab_size, proposed_tokens)
 
     @classmethod
@@ -179,7 +179,7 @@ def _reference_class() -> type[nn.Module]:
             return torch.cat(states, 1)
 
         def forward(self, x: Tensor, ids: Tensor) -> tuple[Tensor, list[Tensor]]:
-            """Returns the term added to the logits, and the other outputs: the next states, the acceptance score."""
+            """Returns the logit bias, the next states and the acceptance score."""
             term: Any = 0
             outputs: list[Tensor] = []
             if hasattr(self, "state_proj"):

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 
 def add_convolution(recorder: Flow, name: str, x: Value, kernel: Number) -> Value:
-    """Records the convolution as a module of that name, and the sum with its input. kernel: its width in tokens."""
+    """Records a convolution module and the addition of its input. kernel: the convolution's width in tokens."""
     with recorder.scope(name):
         y = recorder.conv(
             "conv",
@@ -40,7 +40,7 @@ def residual_convolution_class() -> type[nn.Module]:
     from torch import nn
 
     class ResidualConvolution(nn.Module):
-        """The convolution and the sum. x: [batch, tokens, width] → same shape."""
+        """The convolution plus its input. x: [batch, tokens, width] → same shape."""
 
         def __init__(self, width: int, kernel: int) -> None:
             super().__init__()

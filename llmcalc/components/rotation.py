@@ -27,7 +27,7 @@ def rotate(
     inverse: bool = False,
     concatenated: bool = False,
 ) -> Tensor:
-    """Applies RoPE to the first `dim` of x's last axis. x: [..., tokens, head_dim], with its first token at `start`.
+    """Applies RoPE to the first `dim` elements of each head. x: [..., tokens, head_dim], from position `start` on.
 
     inverse: whether it is undone, false by default. concatenated: as in `Rope`.
     """
@@ -41,7 +41,7 @@ def rotate(
 
 
 def rotate_at(x: Tensor, positions: Tensor, dim: int, theta: float) -> Tensor:
-    """Applies RoPE to the first `dim` of x's last axis. x: [..., tokens, head_dim]. positions: one per token."""
+    """Applies RoPE to the first `dim` elements of each head. x: [..., tokens, head_dim]. positions: one per token."""
     return _rotate_pairs(x, dim, *_cos_sin(positions, dim, theta, x))
 
 
@@ -64,7 +64,7 @@ def _rotate_pairs(x: Tensor, dim: int, cos: Tensor, sin: Tensor, concatenated: b
 
 
 def _quarter_turned(x: Tensor) -> Tensor:
-    """Replaces each pair (a, b) of x by (−b, a); a is in the first half of the last axis, b in the second."""
+    """Maps each pair (a, b) to (−b, a), where a is in the first half of the last axis and b in the second half."""
     import torch
 
     half_length = x.shape[-1] // 2

@@ -64,7 +64,7 @@ class ForwardPass:
     memo: dict[Any, Any] = field(default_factory=dict)
 
     def computed_once(self, key: Any, compute_value: Callable[[], Any]) -> Any:
-        """Returns the result of `compute_value`, which is called once per key in this pass."""
+        """Returns the result of `compute_value`, computed once per key in this pass."""
         if key not in self.memo:
             self.memo[key] = compute_value()
         return self.memo[key]
@@ -77,7 +77,7 @@ class ForwardPass:
 
 
 def apply_dropout(module: nn.Module, dropout_place: str, x: Tensor) -> Tensor:
-    """Applies the dropout function that a module has for a place, if it has one.
+    """Applies the module's dropout of a place in the layer, if the module has such a dropout.
 
     A reference runs without dropout unless a comparison attaches it.
     """
@@ -86,7 +86,7 @@ def apply_dropout(module: nn.Module, dropout_place: str, x: Tensor) -> Tensor:
 
 
 def vector(values: Tensor) -> Any:
-    """Creates a module with one parameter, `weight`: a named vector that is added to or multiplied with its input."""
+    """Creates a module with one vector parameter `weight`, which is added to or multiplied with the input."""
     return _vector_class()(values)
 
 
@@ -170,7 +170,7 @@ def cache_class() -> type[nn.Module]:
     from torch import nn
 
     class Cache(nn.Module):
-        """Appends new tensors to the cached ones, and returns all that the new tokens can attend to.
+        """Appends new tensors to the cached tensors, and returns all tensors that new tokens attend to.
 
         Tensors are [..., tokens, width]. limit: the number of last tokens that are cached (a sliding window); None for
         all.
@@ -219,7 +219,7 @@ def state_class() -> type[nn.Module]:
             return None if forward_pass.store is None else forward_pass.store.get(self)
 
         def only_tensor(self, forward_pass: ForwardPass) -> Tensor | None:
-            """Returns the tensor of a state that has a single one, None at the first token or without a cache.
+            """Returns the only tensor of a state; None at the first token or without a cache.
 
             A caller keeps it in a variable until the new state is kept, as transformers does: both are in memory then.
             """
@@ -241,7 +241,7 @@ def causal_conv_class() -> type[nn.Module]:
     from torch import nn
 
     class CausalConv1d(nn.Conv1d):
-        """A causal convolution. x: [batch, channels, tokens] → same shape; an output covers the last `kernel` inputs.
+        """A causal convolution. x: [batch, channels, tokens] → same shape; an output reads the last `kernel` inputs.
 
         state: the module, under the same parent, that stores the last `kept_frames` inputs of each channel; by default
             `kernel` inputs, of which all but one are needed.
@@ -279,7 +279,7 @@ def attention_mask(
     window: int | None = None,
     chunk: int | None = None,
 ) -> Tensor:
-    """Returns the mask [queries, keys] of the last keys that each query of this pass may attend to.
+    """Returns the mask [queries, keys] of the keys that each query of this pass may attend to.
 
     q, k: tensors with a row for each query and for each key, [..., rows, width].
     """

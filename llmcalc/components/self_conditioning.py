@@ -69,7 +69,7 @@ def _reference_class() -> type[nn.Module]:
             return self.post_norm(x + self.mlp(self.pre_norm(x.new_zeros(x.shape))))
 
     class Holder(nn.Module):
-        """A module whose child module is registered in the stack's module."""
+        """A module that registers its child module in the stack's module."""
 
         def __init__(self, spec: SelfConditioning, model_properties: ModelProperties) -> None:
             super().__init__()

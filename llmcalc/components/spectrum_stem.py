@@ -32,7 +32,7 @@ class SpectrumStem(Stem):
 
     @property
     def frames_per_position(self) -> int:
-        """The number of frames that become one position of the encoder."""
+        """The number of audio frames per encoder position."""
         frames = 1
         for convolution in self.subsampling.convolutions:
             frames *= convolution.stride[0]
@@ -43,7 +43,7 @@ class SpectrumStem(Stem):
         return Value(rows, (Axis("mel", self.subsampling.num_mel_bins),), fixed=True)
 
     def flow(self, recorder: Flow, x: Value, width: Shape = ()) -> Value:
-        """Records the stem. width: the encoder's width. x: token embeddings if the stem is recorded alone."""
+        """Records the stem. width: the encoder's width. x: token embeddings if recorded without an encoder."""
         frames = recorder.frames = x if x.fixed else self.frames_read()
         axes = width or x.axes
         return recorder.part("subsampling", self.subsampling, frames, width=axes).view(*axes, rows=SOURCE)

@@ -1,4 +1,4 @@
-"""A stack of layers and the components before and after its layers: positions, embedding norm, final norm.
+"""A stack of layers, with position embeddings, an embedding norm and a final norm.
 
 Layers may differ. `variants` are layers that differ from `block` in some fields. `first_layers` lists the kinds of the
 bottom layers, and `pattern` is repeated for the rest (Gemma 2: sliding, full; DeepSeek-V3: three dense layers, then
@@ -187,7 +187,7 @@ class Stack(Component):
         return self
 
     def _check_sharing(self) -> None:
-        """Raises `ValueError` if layers cannot share parameters, or if a layer reuses a result of no lower layer."""
+        """Raises `ValueError` if layers cannot share parameters, or a reused result has no lower layer."""
         for name in self.shared_layers:
             self.layer(name).check_shared(name)
         shared_results = {
@@ -212,15 +212,15 @@ class Stack(Component):
 
     @property
     def reads_no_embedding(self) -> bool:
-        """Whether the stack reads hidden states, keys and values of a target model, and no embedding."""
+        """Whether the stack reads a target model's hidden states, keys and values instead of an embedding."""
         return self.streams is not None and self.streams.from_target
 
     def kinds(self) -> dict[str, Layer]:
-        """Returns every kind of layer by its name in the pattern."""
+        """Returns the kinds of layers by name in the layer pattern."""
         return {BASE: self.block, **self.variants}
 
     def slots(self) -> dict[str, StackPart]:
-        """Returns the components beside the layers by field: positions, norms and others."""
+        """Returns the stack's components other than layers (positions, norms, …) by field."""
         parts: dict[str, StackPart | None] = {
             "input_features": self.input_features,
             "ngram_embedding": self.ngram_embedding,
@@ -237,7 +237,7 @@ class Stack(Component):
         return {name: component for name, component in parts.items() if component is not None}
 
     def check_place(self, stack_position: StackPosition) -> None:
-        """Raises `ValueError` if a layer or another component of the stack cannot be used at its position."""
+        """Raises `ValueError` for a layer or component that cannot be used at its position in the stack."""
         for name, block in self.kinds().items():
             block.check_place(
                 replace(stack_position, where=f"{stack_position.where}.{BASE if name == BASE else f'variants.{name}'}")
@@ -246,17 +246,17 @@ class Stack(Component):
             component.check_place(replace(stack_position, where=f"{stack_position.where}.{name}"))
 
     def layer_names(self) -> list[str]:
-        """Returns the kind of each layer, from the bottom up."""
+        """Returns the kind of each layer in execution order."""
         repeated_layers = max(0, self.num_hidden_layers - len(self.first_layers))
         repeated_pattern = self.pattern * (repeated_layers // len(self.pattern) + 1)
         return [*self.first_layers, *repeated_pattern][: self.num_hidden_layers]
 
     def layer(self, name: str) -> Layer:
-        """Returns the layer of that kind."""
+        """Returns the layer of the named kind."""
         return self.block if name == BASE else self.variants[name]
 
     def groups(self) -> Iterator[tuple[str, Layer, Number, list[int] | range | None]]:
-        """Yields each kind of layer: (name, layer, number, indices). Indices are None if the depth is symbolic."""
+        """Yields (name, layer, number, indices) of each kind of layer. Indices are None if the depth is symbolic."""
         depth: Number = self.num_hidden_layers
         if not self.first_layers and len(set(self.pattern)) == 1:
             name = self.pattern[0]
@@ -275,7 +275,7 @@ class Stack(Component):
             yield name, self.layer(name), self.first_layers.count(name) + repeats, None
 
     def flow(self, recorder: Flow, x: Value, width: Axis | None = None, positions: Weight | None = None) -> Value:
-        """Records the stack. x: the token embeddings, or the input of the stem or of the stack's own embedding.
+        """Records the stack. x: the token embeddings, or the input of the stem or the stack's embedding.
 
         width: the width of the layers where it differs from x's. positions: the table of learned positions of another
         stack, in the place of its own.
@@ -545,7 +545,7 @@ class Stack(Component):
 
 
 def overlaid_table(base: dict[str, Any], changes: dict[str, Any]) -> dict[str, Any]:
-    """Returns `base` updated with `changes`, table by table; a table of another `type` replaces the old table."""
+    """Returns `base` updated recursively with `changes`; a table with another `type` replaces the old table."""
     out = dict(base)
     for key, value in changes.items():
         base_value = out.get(key)
@@ -616,7 +616,7 @@ def _reference_class() -> type[nn.Module]:
                 self.output_proj = nn.Linear(model_properties.hidden_size, spec.output_size, bias=spec.output_bias)
 
         def _optional_modules(self, component: Component | None, model_properties: ModelProperties) -> tuple[Any, ...]:
-            """Builds a component's module as a tuple of one module, empty without the component.
+            """Builds a component's module as a tuple with one element, or an empty tuple without the component.
 
             torch does not register modules in a tuple.
             """
@@ -628,7 +628,7 @@ def _reference_class() -> type[nn.Module]:
             return (module,)
 
         def _share_parameters(self, first_layer: nn.Module, layer: nn.Module) -> None:
-            """Gives a layer the parameters and buffers of the first layer of its kind."""
+            """Ties a layer's parameters and buffers to the first layer of the same kind."""
             share: Any = getattr(layer, "share", None)
             if share is not None:  # a layer that shares only a part of itself
                 share(first_layer)
@@ -636,7 +636,7 @@ def _reference_class() -> type[nn.Module]:
             share_tensors(first_layer, layer)
 
         def _output_of(self, name: str, x: Tensor) -> Tensor:
-            """Returns the output of an optional module for x; x itself without the module."""
+            """Returns an optional module's output for x, or x without a module."""
             module: Any = getattr(self, name, None)
             return x if module is None else module(x)
 

@@ -31,12 +31,12 @@ class Stem(Component):
 
     @property
     def positions(self) -> Rows:
-        """The rows that the encoder processes: its positions, one vector each."""
+        """The positions that the encoder processes; each position is one vector."""
         return SOURCE
 
     @property
     def fixed_positions(self) -> int | None:
-        """The number of positions that the encoder always processes; None if the number depends on the input."""
+        """The constant number of encoder positions; None if the number depends on the input."""
         return None
 
     def frames_read(self) -> Value:
@@ -64,7 +64,7 @@ class ConvStem(Stem):
 
     @property
     def positions(self) -> Rows:
-        """The rows that the encoder processes: its positions, one vector each."""
+        """The positions that the encoder processes; each position is one vector."""
         return Fixed("positions", length=self.max_source_positions)
 
     @property
@@ -77,7 +77,7 @@ class ConvStem(Stem):
         return Value(rows, (Axis("mel", self.num_mel_bins),), fixed=True)
 
     def flow(self, recorder: Flow, x: Value, width: Shape = ()) -> Value:
-        """Records the stem. width: the encoder's width. x: token embeddings if the stem is recorded alone."""
+        """Records the stem. width: the encoder's width. x: token embeddings if recorded without an encoder."""
         frames = recorder.frames = x if x.fixed else self.frames_read()
         axes = width or x.axes
         y = recorder.act(recorder.conv("conv1", frames, *axes, kernel=3, bias=True), "gelu")

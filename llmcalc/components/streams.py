@@ -27,11 +27,11 @@ class ResidualStreams(StackPart):
 
     @property
     def from_target(self) -> bool:
-        """Whether the layers only read a target model's results: its embedding, hidden states, keys and values."""
+        """Whether the layers read only a target model's embedding, hidden states, keys and values."""
         return False
 
     def _check_every_layer(self, layers: Mapping[str, LayerParts], stream_type: str, **count: int) -> None:
-        """Raises `ValueError` if a layer is not of the streams' type with their number. count: its field and value."""
+        """Raises `ValueError` unless all layers have the streams' type and number. count: its field and value."""
         if any(layer.required_slots().get("streams") != {"type": stream_type, **count} for layer in layers.values()):
             raise ValueError(
                 f"streams: those of type '{stream_type}' stand where every layer is of type '{stream_type}' with their "
@@ -39,7 +39,7 @@ class ResidualStreams(StackPart):
             )
 
     def record_split(self, recorder: Flow, x: Value) -> Value:
-        """Records the split of one residual stream into several. x: the first layer's input without streams."""
+        """Records the split of one residual stream into several streams. x: the input of the first layer."""
         raise TypeError(f"{type(self).__name__} has no streams to split into")
 
     def record_merge(self, recorder: Flow, x: Value) -> Value:
@@ -48,7 +48,7 @@ class ResidualStreams(StackPart):
 
 
 class CopiedStreams(ResidualStreams):
-    """Streams that start as copies of the embedding.
+    """Residual streams that start as copies of the embedding.
 
     hc_mult: the number of streams.
     """
@@ -67,7 +67,7 @@ def copied_streams_class() -> type[nn.Module]:
     from torch import nn
 
     class CopiedStreamsReference(nn.Module):
-        """Copies one residual stream into several, [batch, tokens, streams, hidden]. A subclass merges them."""
+        """Copies one residual stream into [batch, tokens, streams, hidden]. A subclass merges the streams."""
 
         def __init__(self, streams: int) -> None:
             super().__init__()

@@ -118,7 +118,7 @@ class TargetStates(ResidualStreams):
 
     @classmethod
     def examples(cls) -> list[Self]:
-        """Returns no examples: a stack's examples use it."""
+        """Returns no examples, because the stack's examples include the component."""
         return []
 
 
@@ -155,7 +155,7 @@ def _reference_class() -> type[nn.Module]:
             return self.output_norm(out) if hasattr(self, "output_norm") else out
 
     class Holder(nn.Module):
-        """A module whose child modules are registered in the stack's module."""
+        """A module that registers its child modules in the stack's module."""
 
         def __init__(self, spec: TargetStates, model_properties: ModelProperties) -> None:
             super().__init__()

@@ -47,7 +47,7 @@ class TokenTypes(StackPart):
         return self
 
     def flow(self, recorder: Flow, x: Value) -> Value:
-        """Returns the token embeddings plus a row of each table of types. x: the token embeddings."""
+        """Records the sum of token embeddings and a row of each type table. x: the token embeddings."""
         other_tables = ((f"embed_other_{i}", vocab_size) for i, vocab_size in enumerate(self.other_vocab_sizes))
         for name, types in (
             ("embed_types", self.type_vocab_size),

@@ -1,4 +1,4 @@
-"""A second embedding table, whose rows the attention of some layers adds to its values.
+"""A second embedding table, which some attention layers add to the values.
 
 transformers: models/neomme (`NeoMMEModel.value_embeddings`).
 """
@@ -41,7 +41,7 @@ class ValueEmbeddings(ResidualStreams):
         return x
 
     def flow(self, recorder: Flow, x: Value) -> Value:
-        """Records the look-up. x: the first layer's input."""
+        """Records the table look-up. x: the first layer's input."""
         axes = Axis("kv_heads", self.num_key_value_heads), Axis("head_dim", self.head_dim)
         values, _ = recorder.table("", Axis("vocab", self.vocab_size), *axes, of=x.rows)
         return values
@@ -55,7 +55,7 @@ def _reference_class() -> type[nn.Module]:
     from torch import nn
 
     class ValueEmbeddingsReference(nn.Module):
-        """Looks up a vector per key/value head of each token, [batch, heads, tokens, head_dim], to add to values."""
+        """A table with a value vector per token for each key/value head, which the residual stream does not use."""
 
         def __init__(self, spec: ValueEmbeddings) -> None:
             super().__init__()

@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 
 
 class WaveConvolution(Part):
-    """An unpadded convolution along the samples.
+    """An unpadded convolution along audio samples.
 
     channels: the number of output channels.
     kernel, stride: the kernel size and the stride.
@@ -39,7 +39,7 @@ class WaveConvolution(Part):
 
 
 class WaveStem(Stem):
-    """Convolutions with an activation, a norm, a projection, and a sum with a convolution of neighbouring positions.
+    """Convolutions with an activation, a norm, a projection, and a convolutional position embedding.
 
     convolutions: the convolutions, in order.
     bias: whether they have a bias, false by default.
@@ -63,7 +63,7 @@ class WaveStem(Stem):
     mask: Flag = True
 
     def _rows_per_convolution(self) -> list[Rows]:
-        """The rows before and after each convolution: samples first, the encoder's positions last."""
+        """The rows before and after each convolution, from audio samples to encoder positions."""
         stride, padding, rows = 1, 0, list[Rows]()
         for convolution in reversed(self.convolutions):
             padding = padding * convolution.stride + convolution.kernel - convolution.stride
@@ -75,7 +75,7 @@ class WaveStem(Stem):
         return Value(self._rows_per_convolution()[0], (Axis("sample", 1),), fixed=True)
 
     def flow(self, recorder: Flow, x: Value, width: Shape = ()) -> Value:
-        """Records the stem. width: the encoder's width. x: token embeddings if the stem is recorded alone."""
+        """Records the stem. width: the encoder's width. x: token embeddings if recorded without an encoder."""
         y = recorder.frames = x if x.fixed else self.frames_read()
         axes, norm = width or x.axes, Norm(type="layernorm")
         for i, (convolution, rows) in enumerate(zip(self.convolutions, self._rows_per_convolution()[1:], strict=True)):
@@ -123,7 +123,7 @@ def _reference_class() -> type[nn.Module]:
     from .runtime import vector
 
     class Position(nn.Module):
-        """A grouped convolution with weight norm.
+        """A convolutional position embedding with groups and weight norm.
 
         x: [batch, channels, positions] → same shape, or one position more.
         """

@@ -83,7 +83,7 @@ class LowRank:
         return tensors
 
     def trained_copies(self, tree: Node, include: frozenset[str] = frozenset()) -> list[TrainedTensor]:
-        """Returns the tensors of modules that are trained in full beside the adapters, including tied weights."""
+        """Returns the tensors of fully trained modules besides the adapters, including tied weights."""
         tensors = []
         for node_position in tree.walk():
             op, op_use = node_position.node.op, node_position.use
@@ -98,7 +98,7 @@ class LowRank:
         return tensors
 
     def quantized_base(self, tree: Node, include: frozenset[str] = frozenset()) -> tuple[Number, Number]:
-        """Returns (number of quantized weights, their bytes including scales).
+        """Returns (number of quantized weights, bytes with scales).
 
         These are the matrices of linear layers in the layers, an output head with `quantized_head`, and routed experts
         with `quantized_experts`. A shared matrix is counted at its owner.
@@ -125,14 +125,14 @@ class LowRank:
         return weights, total_bytes
 
     def _layer_products(self, tree: Node, include: frozenset[str]) -> Iterator[list[tuple[Place, Linear]]]:
-        """Yields lists of linear layers inside transformer layers; the layers of a list run as one product."""
+        """Yields groups of linear layers in transformer layers; the layers of a group run as one product."""
         fuses_qkv = self.fused_qkv or self.library == "litgpt"
         joined_names = JOINED_PROJECTIONS if self.is_parallel else frozenset(PROJECTIONS if fuses_qkv else ())
         yield from _joined(_linear_layers(tree, include), joined_names)
 
     @property
     def is_parallel(self) -> bool:
-        """Whether the adapters stand beside the linear layers of Megatron-Core."""
+        """Whether the adapters run in parallel to Megatron-Core's linear layers."""
         return self.library in PARALLEL_LIBRARIES
 
 
@@ -140,7 +140,7 @@ Layer = TypeVar("Layer", Linear, ExpertLinear)
 
 
 def _joined(layers: Iterable[tuple[Place, Layer]], joined_names: frozenset[str]) -> Iterator[list[tuple[Place, Layer]]]:
-    """Yields lists of layers that run as one product: neighbours in a module with some of these names."""
+    """Yields groups of neighbouring layers with the given names that run as one product."""
     pending_layers: list[tuple[Place, Layer]] = []
     for node_position, op in layers:
         is_joined = node_position.node.name in joined_names
@@ -156,7 +156,7 @@ def _joined(layers: Iterable[tuple[Place, Layer]], joined_names: frozenset[str])
 
 
 def _linear_layers(tree: Node, include: frozenset[str], layers: bool = True) -> Iterator[tuple[Place, Linear]]:
-    """Yields every linear layer inside (`layers`) or outside of the transformer layers, with its operation."""
+    """Yields every linear layer inside (`layers`) or outside of the transformer layers, with the operation."""
     for node_position in tree.walk():
         op = node_position.node.op
         if isinstance(op, Linear) and node_position.optional in {"", *include} and is_in_layer(node_position) == layers:
@@ -164,7 +164,7 @@ def _linear_layers(tree: Node, include: frozenset[str], layers: bool = True) -> 
 
 
 def _expert_layers(tree: Node, include: frozenset[str]) -> Iterator[tuple[Place, ExpertLinear]]:
-    """Yields every stack of experts' linear layers that has parameters of its own, with its operation."""
+    """Yields the experts' linear layers with separate parameters, with the operation."""
     for node_position in tree.walk():
         op, op_use = node_position.node.op, node_position.use
         if (
@@ -177,7 +177,7 @@ def _expert_layers(tree: Node, include: frozenset[str]) -> Iterator[tuple[Place,
 
 
 def linear_layer_names(tree: Node, include: frozenset[str] = frozenset(), is_parallel: bool = False) -> list[str]:
-    """Returns the names of the linear layers inside the model's layers, each once.
+    """Returns the distinct names of the linear layers inside the model's layers.
 
     is_parallel: whether they are those of Megatron-Core, which include experts, but no router.
     """

@@ -26,18 +26,18 @@ SHORTEST, LONGEST = 2**10, 2**17
 
 
 def cache_bits_of(format_name: str) -> Cost:
-    """Returns a function that counts an operation's cached bits, with keys and values in the named cache format."""
+    """Returns a cost function for an operation's cached bits, with keys and values in the named format."""
     return cache_bits_in(cache_format(format_name))
 
 
 def _cached_tree(spec: ModelSpec) -> Node:
-    """Returns the nodes of the model's tree that have a KV cache; they are evaluated at many sequence lengths."""
+    """Returns the nodes of the model's tree that have a KV cache, for evaluation at many sequence lengths."""
     return spec.tree().only("cache_bits")
 
 
 @frozen(slots=True)
 class CacheGroup:
-    """A group of identical caches.
+    """A group of identical layer caches.
 
     kind: the kind of cache, such as `full_attention`.
     layers: number of layers with such a cache.
@@ -84,7 +84,7 @@ class CacheSize:
 
     @property
     def elements(self) -> int:
-        """The number of cached elements in format `dtype`: keys, values, latents; no states of other formats."""
+        """The number of cached elements in format `dtype`: keys, values, latents, without other states."""
         elements: int = self.tree.total(
             lambda op_use: op_use.cache_bits(2) - op_use.cache_bits(1), RunConfig(self.workload)
         )
@@ -99,14 +99,14 @@ class CacheSize:
 
     @property
     def growth_per_token(self) -> int:
-        """The bytes that one more token of one sequence adds to the cache; layers with a full window add none."""
+        """The bytes that one more token of a sequence adds to the cache; layers whose window is full add none."""
         one_sequence = self.workload.with_(batch=1)
         return bits_to_bytes(
             self._total_bits(one_sequence.with_(seq=one_sequence.seq + 1)) - self._total_bits(one_sequence)
         )
 
     def _cache_places(self) -> list[Place]:
-        """Yields the places of all ops that have a cache."""
+        """Yields the places of all operations with a cache."""
         cost = cache_bits_of(self.dtype)
         return [
             node_position
@@ -156,7 +156,7 @@ class CacheSize:
 
     @property
     def contexts(self) -> list[int]:
-        """The context lengths of `growth`: powers of two from 1,024 on, the model's context length, and `seq`.
+        """The context lengths of `growth`: powers of two from 1,024, the model's context length, and `seq`.
 
         The largest power of two is at most the model's context length (131,072 if it states none) or `seq`.
         """
@@ -168,7 +168,7 @@ class CacheSize:
         return sorted({*powers, limit, self.workload.seq})
 
     def after(self, tokens: int) -> CacheSize:
-        """Returns the cache size after a number of tokens. An encoder reads the same number, unless `source` is set."""
+        """Returns the cache size after `tokens` tokens. An encoder reads the same number, unless `source` is set."""
         source = tokens if self.source is None else self.source
         return replace(self, workload=self.workload.with_(seq=tokens, context=0, source=source))
 
@@ -187,7 +187,7 @@ def _cached_tokens(cache: KVCache, node_position: Place) -> int:
 
 @frozen(slots=True)
 class WhatIf:
-    """The cache size of a changed model. ratio: its bytes over the original model's bytes."""
+    """The cache size of a changed model. ratio: the changed model's bytes / the original bytes."""
 
     what: ModelChange
     cache: CacheSize

@@ -20,7 +20,7 @@ STATE_BITS = 16
 
 @frozen(slots=True)
 class Vector:
-    """The storage format of one head's key or value.
+    """The storage format of the key or value vector of one head.
 
     bits: bits per element.
     block: elements that share a scale; default 1.
@@ -65,7 +65,7 @@ class CacheFormat:
 
     @property
     def of_heads(self) -> bool:
-        """Whether each head's key or value has a separate scale, so that the format cannot store MLA latents."""
+        """Whether each head's key or value has a separate scale, which excludes MLA latents."""
         return bool(self.keys.vector_bytes or self.values.vector_bytes)
 
     def bits_per_token(self, vectors: Sequence[tuple[int, int]]) -> int:
@@ -170,7 +170,7 @@ def cache_format(name: str) -> CacheFormat:
 
 
 def cache_bits_in(stored_format: CacheFormat) -> Cost:
-    """Returns the function that counts an op's cached bits, with keys and values in a cache format.
+    """Returns a function for an operation's cached bits, with keys and values in a cache format.
 
     Raises `InputError` if the format has a scale per head and the cache has entries without heads (MLA latents).
     """

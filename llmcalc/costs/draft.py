@@ -1,4 +1,4 @@
-"""Whether a speculative-decoding draft model fits its target model: vocabulary, and width of the states it reads."""
+"""Checks of a speculative-decoding draft model against the target model: vocabulary and hidden-state width."""
 
 from __future__ import annotations
 
@@ -9,13 +9,13 @@ from ..model import ModelSpec
 
 
 def states_of(spec: ModelSpec) -> TargetStates | None:
-    """Returns the component of a draft model that reads the target model's hidden states; None if it has none."""
+    """Returns the draft component that reads the target model's hidden states; None without such a component."""
     streams = None if spec.decoder is None else spec.decoder.streams
     return streams if isinstance(streams, TargetStates) else None
 
 
 def check_draft(target: ModelSpec, draft: ModelSpec, target_name: str, option: str) -> None:
-    """Raises `InputError` if a model cannot draft tokens for the target.
+    """Raises `InputError` if a model cannot draft tokens for the target model.
 
     target_name: the target's name. option: the option or flag that names the draft, with the draft's name.
     """

@@ -1,4 +1,4 @@
-"""Images and audio of a prompt: the FLOPs of the encoders' passes, and the tokens that images and audio become."""
+"""Images and audio of a prompt: the encoders' FLOPs, and the tokens of images and audio."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from ..workload.run_config import RunConfig
 
 @frozen(slots=True)
 class EncoderRun:
-    """The passes of one encoder, and of the projectors after it, over the inputs of every sequence.
+    """The passes of one encoder and of the projectors after the encoder, over the inputs of every sequence.
 
     nodes: the encoder and its projectors.
     run_config: the pass, whose batch is all images, tiles or clips.
@@ -28,13 +28,13 @@ class EncoderRun:
     run_config: RunConfig
 
     def total(self, cost: Cost) -> Number:
-        """Returns the value of a cost function, summed over the encoder and its projectors."""
+        """Returns the sum of a cost function over the encoder and the projectors."""
         return sum(node.total(cost, self.run_config) for node in self.nodes)
 
 
 @frozen(slots=True)
 class EncodedInputs:
-    """The images and the audio of every sequence, as a model reads them.
+    """The images and audio of every sequence in the model's form.
 
     image_tokens, audio_tokens: the tokens of one sequence that they become; 0 without.
     in_sequence: whether these tokens are part of the text model's sequence; false where a decoder attends to them.
@@ -48,7 +48,7 @@ class EncodedInputs:
 
     @property
     def names(self) -> set[str]:
-        """The names of the encoders and projectors that run."""
+        """The names of the encoders and projectors in use."""
         return {node.name for encoder_run in self.runs for node in encoder_run.nodes}
 
     @property
@@ -62,7 +62,7 @@ class EncodedInputs:
 
 
 def encoded_inputs(spec: ModelSpec, inputs: Inputs, batch: int = 1) -> EncodedInputs:
-    """Returns the images and audio of `batch` sequences as the model reads them.
+    """Returns the images and audio of `batch` sequences in the model's form.
 
     Raises `InputError` for a model that reads none, or whose processor's rule is not known.
     """
@@ -101,7 +101,7 @@ def _fixed_audio_inputs(spec: ModelSpec, seconds: float) -> EncodedInputs:
 
 
 def _encoder_rule(spec: ModelSpec, field: str, input_name: str) -> tuple[str, Any]:
-    """Returns the name of the image or audio encoder, and the rule by which its processor makes patches or frames.
+    """Returns the name of the image or audio encoder, and the processor's rule for patches or frames.
 
     field: the encoder's field with the rule, which is the option's name. input_name: what it reads, in words.
     Raises `InputError` where there is none.

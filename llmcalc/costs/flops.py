@@ -21,17 +21,17 @@ from .recomputation import recomputed, skipped_by_early_stop
 
 
 def forward_of(op_use: Use) -> Number:
-    """Returns the FLOPs of an op in the forward pass."""
+    """Returns an operation's FLOPs in the forward pass."""
     return op_use.forward_flops()
 
 
 def backward_of(op_use: Use) -> Number:
-    """Returns the FLOPs of an op in the backward pass, without recomputation."""
+    """Returns an operation's FLOPs in the backward pass, without recomputation."""
     return op_use.backward_flops()
 
 
 def step_of(op_use: Use) -> Number:
-    """Returns the FLOPs of an op in the workload: forward, and in training also backward, without recomputation."""
+    """Returns the FLOPs of an operation in the workload: forward, plus backward in training, without recomputation."""
     forward = op_use.forward_flops()
     if op_use.run_config is not None and op_use.run_config.phase == "training":
         return forward + op_use.backward_flops()
@@ -39,14 +39,14 @@ def step_of(op_use: Use) -> Number:
 
 
 def scores_of(op_use: Use) -> Number:
-    """Returns the FLOPs of an attention's query-key and score-value products, without a sparse indexer's products."""
+    """Returns the FLOPs of the query-key and score-value products, without a sparse indexer's products."""
     attends = isinstance(op_use.op, AttentionCore) and "no_grad" not in op_use.roles
     return step_of(op_use) if attends else 0
 
 
 @frozen
 class FlopCount:
-    """The FLOPs of one workload over one model.
+    """The FLOPs of one model in one workload.
 
     inputs: the images and audio whose encoders count too; None (default) for text alone.
     """
@@ -63,7 +63,7 @@ class FlopCount:
 
     @property
     def pairs(self) -> Pairs:
-        """The convention for query-key pairs that `total` uses: `full` or `causal`."""
+        """The convention for query-key pairs in `total`: `full` or `causal`."""
         return self.run_config.pairs
 
     def _flops_with_pairs(self, pairs: Pairs) -> Number:
@@ -84,7 +84,7 @@ class FlopCount:
 
     @property
     def full(self) -> Number:
-        """FLOPs with every query against every key."""
+        """FLOPs if every query attends to every key."""
         return self._flops_with_pairs("full")
 
     @property
@@ -111,12 +111,12 @@ class FlopCount:
 
     @property
     def recomputed(self) -> Number:
-        """FLOPs of recomputation, in full as with reentrant checkpointing."""
+        """FLOPs of full recomputation, as with reentrant checkpointing."""
         return recomputed(self.spec, self.run_config, self.include)
 
     @property
     def skipped_by_early_stop(self) -> Number:
-        """FLOPs that non-reentrant checkpointing of layers saves against `recomputed`."""
+        """Difference between `recomputed` and the FLOPs of non-reentrant checkpointing."""
         return skipped_by_early_stop(self.spec, self.run_config, self.include)
 
     @property
@@ -132,7 +132,7 @@ class FlopCount:
         return {**flops_by_component, "recomputation": self.recomputed} if self.recomputed else flops_by_component
 
     def cost(self, cost: Cost) -> Number:
-        """Returns the sum of another cost function over the nodes of the same model and run."""
+        """Returns the sum of another cost function over the same nodes in the same run."""
         return self.tree.total(cost, self.run_config, self.include)
 
     @property
@@ -157,7 +157,7 @@ def run_config_of(
     recompute: str = "none",
     mla: LatentForm = "auto",
 ) -> RunConfig:
-    """Returns the run of a model under these settings, with defaults filled in.
+    """Returns a model's run config with these settings, and defaults for the others.
 
     seq: new tokens per sequence; default `usual_sequence`. Decoding adds one token per sequence; there seq is the
         context if context is not given.
@@ -194,7 +194,7 @@ def flops(
     include: frozenset[str] = frozenset(),
     inputs: EncodedInputs | None = None,
 ) -> FlopCount:
-    """Counts the FLOPs of a run. A bare workload is counted with eager attention.
+    """Counts the FLOPs of a run; for a workload alone, with eager attention.
 
     inputs: the images and audio of its sequences, whose tokens the run's have to include; None (default) for none.
     Raises `InputError` for a phase that the model does not have.

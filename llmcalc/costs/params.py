@@ -9,17 +9,17 @@ from ..model import ModelSpec
 
 
 def total_of(op_use: Use) -> Number:
-    """Returns the parameters of an op; a tied weight counts once."""
+    """Returns the parameters of an operation; a tied weight counts once."""
     return op_use.params()
 
 
 def active_of(op_use: Use) -> Number:
-    """Returns the parameters of an op that one token uses."""
+    """Returns the active parameters of an operation, which process one token."""
     return op_use.active_params()
 
 
 def buffers_of(op_use: Use) -> Number:
-    """Returns the non-trainable buffer elements of an op in the checkpoint."""
+    """Returns an operation's non-trainable buffer elements in the checkpoint."""
     return op_use.buffers()
 
 
@@ -45,7 +45,7 @@ class ParameterCount:
 
     @property
     def active_at_least(self) -> Number:
-        """Active parameters of a token routed to as many identity experts as possible; `active` without any."""
+        """Active parameters of a token with the most identity experts; equals `active` without identity experts."""
         return self.active - self.tree.total(Use.max_skipped_params, include=self.include)
 
     @property
@@ -63,7 +63,7 @@ class ParameterCount:
 
     @property
     def embedding(self) -> Number:
-        """Parameters of the input embeddings: tokens, positions, segments; without an untied output head."""
+        """Parameters of the input embeddings (tokens, positions, segments), which include a tied output head."""
         return self.by_component.get("embedding", 0)
 
     @property
@@ -78,7 +78,7 @@ class ParameterCount:
 
     @property
     def left_out(self) -> dict[str, Number]:
-        """Returns the parameters of each excluded optional part, by its name."""
+        """Returns the parameters of each excluded optional part, by the part's name."""
         left_out_params: dict[str, Number] = {}
         for node_position in self.tree.walk():
             option = node_position.node.optional

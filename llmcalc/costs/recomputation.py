@@ -19,18 +19,18 @@ SAVES_NOTHING = ("add", "dropout", "hold", "keep", "state", "enter", "leave")
 
 
 def _attention_flops(op_use: Use) -> Number:
-    """Returns an op's forward FLOPs of attention scores and of their products with values."""
+    """Returns an operation's forward FLOPs of attention scores and weighted values."""
     attends = isinstance(op_use.op, AttentionCore) and "no_grad" not in op_use.roles
     return op_use.forward_flops() if attends else 0
 
 
 def _unsaved_flops(op_use: Use) -> Number:
-    """Returns an op's forward FLOPs of convolutions, whose results selective checkpointing does not save."""
+    """Returns an operation's forward FLOPs of convolutions, which selective checkpointing recomputes."""
     return op_use.forward_flops() if isinstance(op_use.op, Conv1d) else 0
 
 
 def recomputed(spec: ModelSpec, run_config: RunConfig, include: frozenset[str] = frozenset()) -> Number:
-    """Counts the FLOPs of recomputation, in full as with reentrant checkpointing.
+    """Counts the FLOPs of full recomputation, as with reentrant checkpointing.
 
     Raises `InputError` for a module that no layer has, and if every other operation is recomputed.
     """
@@ -90,20 +90,20 @@ def skipped_by_early_stop(spec: ModelSpec, run_config: RunConfig, include: froze
 
 
 def _value_product_flops(op_use: Use) -> Number:
-    """Returns an op's forward FLOPs of the products of attention scores with values."""
+    """Returns an operation's forward FLOPs of weighted values in attention."""
     if not isinstance(op_use.op, AttentionCore) or "no_grad" in op_use.roles:
         return 0
     return exact_div(op_use.forward_flops() * op_use.op.v_dim, op_use.op.qk_dim + op_use.op.v_dim)
 
 
 def _last_product_flops(scope: Scope, node_position: Place) -> Number:
-    """Counts the FLOPs of the last product of a module; 0 if it ends in another operation."""
+    """Counts the FLOPs of a module's last matrix product; 0 if another operation is last."""
     op = _last_product(scope)
     return 0 if op is None else Use(op, node_position.roles, node_position.run_config).forward_flops()
 
 
 def _layers_and_steps(spec: ModelSpec, run_config: RunConfig) -> Iterator[tuple[Place, Scope]]:
-    """Returns (node, steps of its program) of every kind of layer."""
+    """Returns (node, program steps) of every kind of layer."""
     node_positions = [
         node_position for node_position in spec.tree().walk(run_config) if node_position.node.kind == "layer"
     ]
@@ -137,7 +137,7 @@ def _scopes_by_path(scope: Scope, parent_path: str = "") -> Iterator[tuple[str, 
 
 
 def _last_product(layer: Scope) -> Linear | Conv1d | None:
-    """Returns the last matrix product or convolution of a layer if only additions and dropout follow; else None."""
+    """Returns a layer's last matrix product or convolution if only additions and dropout follow; otherwise None."""
     last_product = None
     for step in layer.steps(idle=False):
         if step.verb not in SAVES_NOTHING:

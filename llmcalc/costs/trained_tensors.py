@@ -30,12 +30,12 @@ class TrainedTensor:
 
     @property
     def is_layer_matrix(self) -> bool:
-        """Whether the tensor is the matrix of a linear layer inside a transformer layer; stacked experts are not."""
+        """Whether the tensor is a linear layer's matrix inside a transformer layer, except stacked experts."""
         return self.in_layer and self.tensor.role == "matrix" and len(self.tensor.shape) == 2
 
 
 def trained_tensors(tree: Node, include: frozenset[str] = frozenset()) -> Iterator[TrainedTensor]:
-    """Yields every trained tensor, a tied tensor once. Stacked experts are one tensor, as in the reference."""
+    """Yields every trained tensor; a tied tensor once, and stacked experts as one tensor."""
     for node_position in tree.walk():
         op_use = node_position.use
         if op_use is not None and not (node_position.optional and node_position.optional not in include):
@@ -59,20 +59,20 @@ def layers_of(tree: Node) -> tuple[str, ...]:
 
 
 def _path_without_indices(node_position: Place) -> str:
-    """Returns the path of a node, without indices."""
+    """Returns the path of a node without layer indices."""
     parent_names = "" if node_position.above is None else _path_without_indices(node_position.above)
     return f"{parent_names}.{node_position.node.name}".strip(".")
 
 
 def is_in_layer(node_position: Place | None) -> bool:
-    """Whether a node is inside one of the model's layers."""
+    """Whether a node is inside a transformer layer."""
     while node_position is not None and node_position.node.kind != "layer":
         node_position = node_position.above
     return node_position is not None
 
 
 def bytes_of(elements: Number, dtype: str) -> Number:
-    """Returns the bytes of a number of elements; formats narrower than a byte are packed."""
+    """Returns the bytes of a number of elements, packed for formats below one byte."""
     bits = DTYPE_BITS[dtype]
     return elements * (bits // 8) if bits % 8 == 0 else bits_to_bytes(elements * bits)
 

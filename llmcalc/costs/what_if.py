@@ -22,7 +22,7 @@ Change: TypeAlias = Callable[[TokenMixer, int], TokenMixer]
 
 @frozen(slots=True)
 class ModelChange:
-    """A change to a model. key: the change's name in JSON. title: its name in tables."""
+    """A change to a model. key: the JSON name. title: the name in tables."""
 
     key: str
     title: str
@@ -57,7 +57,7 @@ def _as_multi_head(mixer: TokenMixer, width: int) -> TokenMixer:
 
 
 def _cached_heads(mixer: TokenMixer, width: int) -> HeadSizes | None:
-    """Returns the heads of a mixer whose cache depends on key/value heads; None for other mixers."""
+    """Returns the heads of a mixer whose cache size depends on key/value heads; None for other mixers."""
     head_sizes = mixer.head_sizes(width)
     if head_sizes is None or all(
         mixer.with_kv_heads(head_count, width) == mixer for head_count in (1, head_sizes.heads)
@@ -67,7 +67,7 @@ def _cached_heads(mixer: TokenMixer, width: int) -> HeadSizes | None:
 
 
 def with_mixers(spec: ModelSpec, change: Change) -> ModelSpec:
-    """Returns the spec with `change` applied to every token mixer, cross-attention included."""
+    """Returns the spec after a function `change` is applied to every token mixer, including cross-attention."""
     return spec.model_copy(
         update={stack_name: _changed_stack(stack, change, spec) for stack_name, stack in spec.stacks()}
     )

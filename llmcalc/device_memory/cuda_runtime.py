@@ -1,4 +1,4 @@
-"""GPU memory beyond the model's tensors: workspaces inside torch's allocator, and the CUDA context outside of it."""
+"""GPU memory beyond the model's tensors: workspaces inside torch's allocator, and the CUDA context outside."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ _CONFIG = re.compile(r"(:\d{1,7}:\d{1,4})+")
 
 @frozen
 class Runtime:
-    """The memory and the properties of the GPU on which a run executes.
+    """The memory and properties of the GPU of a run.
 
     workspace: bytes of one cuBLAS workspace. The forward thread and autograd's thread have one each, through torch's
         allocator. Default: that of an H100.
@@ -111,7 +111,7 @@ def context_bytes(capability: str, multiprocessors: int | None) -> int:
 
 
 def workspace_bytes(config: str) -> int:
-    """Returns the bytes of a cuBLAS workspace: `:4096:8` means eight buffers of 4096 KiB, `:0:0` none.
+    """Returns the bytes of a cuBLAS workspace: `:4096:8` is eight buffers of 4096 KiB, `:0:0` none.
 
     Raises `InputError` for a value that torch does not read.
     """

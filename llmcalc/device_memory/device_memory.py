@@ -1,4 +1,4 @@
-"""The memory of one device in bytes: each peak with its time, its module and the kinds of tensors in it."""
+"""The memory of one device in bytes: each peak with the moment, the module and the kinds of tensors at the peak."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ TORCH = "torch 2.13"
 
 
 class Point(NamedTuple):
-    """The peak of the device's memory while one module runs.
+    """The peak of the device's memory during one module.
 
     phase: part of the step.
     node: path of the module, with the index of its layer; empty for the model itself.
@@ -63,7 +63,7 @@ class Point(NamedTuple):
 
 @frozen
 class Term:
-    """One term of the device's memory in bytes, with the evidence for it.
+    """One term of the device's memory in bytes, with evidence.
 
     name: name in the report.
     bytes: bytes.
@@ -122,7 +122,7 @@ class DeviceMemory:
         return self.reserved_bytes - self.peak_bytes
 
     def fit_on(self, hardware: Hardware) -> Fit:
-        """Returns whether the run fits in an accelerator's memory: yes, no, or only perhaps."""
+        """Returns whether the run fits in an accelerator's memory: yes, no or maybe."""
         return Fit(hardware, self.device_bytes, self.fragmentation)
 
 
@@ -131,10 +131,10 @@ TENSORS = Term("tensors", 0, "exact", ON_META, TORCH)
 
 
 class RecordReplay(Protocol):
-    """Records replays of a model. Each replay has its own allocator."""
+    """Records replays of a model, each on a separate allocator."""
 
     def __call__(self, layers: Mapping[int, int], workspace: int) -> Sequence[RecordedEvents]:
-        """Records the replay with this number of repeats.
+        """Records the replay with a given number of repeats.
 
         layers: stack → repeats of its pattern; stacks that are not there run whole.
         workspace: bytes of one cuBLAS workspace.
@@ -260,7 +260,7 @@ def without_garbage_collection() -> Iterator[None]:
 
 
 class CountedRun:
-    """A run whose tensors are counted at once, and replayed on the caching allocator only when `memory` is read.
+    """A run whose tensors are counted immediately, and which is replayed on the allocator on first use of `memory`.
 
     The run is recorded with a few repeats of each pattern, from which all layers are replayed. Of a run with more than
     `MOST_REPLAYED_LAYERS` layers (`MOST_TRIED_LAYERS` in a search), two shorter runs are replayed on the allocator, and
@@ -290,7 +290,7 @@ class CountedRun:
 
     @property
     def recordings(self) -> list[RecordedEvents]:
-        """The recorded allocations and releases; none after the run was replayed on the allocator."""
+        """The recorded allocations and releases; empty after the replay on the allocator."""
         return [analysis.recorded for analysis in self.analyses]
 
     @property
@@ -341,7 +341,7 @@ class CountedRun:
 
     @cached_property
     def _allocator_overhead(self) -> AllocatorOverhead:
-        """The allocator's overhead with all layers."""
+        """The bytes that the allocator adds to the tensors, extrapolated to all layers."""
         with without_garbage_collection():
             overhead = self._overhead_with_layers({}) if self.whole else self._extrapolated_overhead()
         self.analyses = []  # their events are no longer needed
@@ -368,7 +368,7 @@ class CountedRun:
 
 
 def check_layers(spec: ModelSpec) -> None:
-    """Raises `InputError` for a model with too many layers to replay one by one, whose types repeat in no pattern."""
+    """Raises `InputError` for a model with too many layers to replay one by one and no repeating pattern."""
     irregular_layers = sum(
         stack.irregular_layers if stack.repeats > RECORDED_REPEATS else stack.layers for stack in layer_stacks(spec)
     )
@@ -380,7 +380,7 @@ def check_layers(spec: ModelSpec) -> None:
 
 
 def _join_results(runs: Sequence[ReplayResult]) -> ReplayResult:
-    """Returns the joint result of several consecutive runs."""
+    """Returns the joint result of several runs in sequence."""
     peaks = {allocation_place: peak for replay in runs for allocation_place, peak in replay.peaks.items()}
     return ReplayResult(set_up=runs[0].set_up, after=runs[-1].after, peaks=peaks)
 
@@ -398,7 +398,7 @@ def _add_unreplayed(result: ReplayResult, unreplayed: Sequence[UnreplayedBytes])
 
 
 def _add_encoders(result: ReplayResult, unreplayed: Sequence[UnreplayedBytes], encoders: Sequence[EncoderPeak]) -> None:
-    """Adds the peaks of image and audio encoders, which run before the prompt, when weights and cache are allocated."""
+    """Adds the peaks of image and audio encoders, which run before the prompt beside weights and cache."""
     if not any(allocation_place.phase == "prefill" for allocation_place in result.peaks):
         return
     cache = sum(tensors.bytes for tensors in unreplayed if tensors.kind == "cache")
@@ -420,7 +420,7 @@ def timeline(result: ReplayResult, stacks: list[LayerStack]) -> list[Point]:
 
 
 def moments(peaks: Mapping[Place, Peak]) -> dict[str, Mapping[str, int]]:
-    """Returns the name of each phase → bytes by kind of tensor at the phase's peak."""
+    """Returns phase name → bytes by kind of tensor at the phase's peak."""
     bytes_by_phase: dict[str, Mapping[str, int]] = {}
     for phase in MOMENTS:
         phase_peaks = [peak for allocation_place, peak in peaks.items() if allocation_place.phase == phase]

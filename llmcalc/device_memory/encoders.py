@@ -32,7 +32,7 @@ class EncoderPeak(NamedTuple):
 
 
 def encoder_peaks(spec: ModelSpec, inputs: EncodedInputs, dtype: str, kernel_choices: Choices) -> list[EncoderPeak]:
-    """Returns the peak of each encoder with layers.
+    """Returns the peak of each encoder that has layers.
 
     dtype: number format of activations. kernel_choices: kernels to run.
     """

@@ -57,7 +57,7 @@ if TYPE_CHECKING:
 
 
 class CountedMemory(NamedTuple):
-    """A run whose tensors are counted.
+    """A run with counted tensors.
 
     attention: the attention implementation. encoders: peaks of image and audio encoders.
     """
@@ -98,7 +98,7 @@ class Memory:
 
     @property
     def attention(self) -> AttentionImplementation:
-        """The attention implementation: the one in the settings, else the phase's default."""
+        """The attention implementation of the settings, else the phase's default."""
         return self._counted_run_on(self.runtime).attention
 
     @property
@@ -108,7 +108,7 @@ class Memory:
 
     @property
     def flash_bytes(self) -> int | None:
-        """The `device_bytes` of the same run with flash attention.
+        """The `device_bytes` of the same run, but with flash attention.
 
         None if flash or sdpa runs already, or flash has no kernel, or if the settings choose an implementation.
         """
@@ -120,7 +120,7 @@ class Memory:
             return None
 
     def with_(self, **changes: Any) -> Memory:
-        """Returns the memory of the same model with other settings. Raises `InputError` for contradictory settings.
+        """Returns the memory of the same model with changed settings. Raises `InputError` for contradictory settings.
 
         A new base in few bits brings the recomputation that it has by default.
         """
@@ -143,7 +143,7 @@ class Memory:
         return self._by_runtime[cuda_runtime]
 
     def _counted_run_on(self, cuda_runtime: Runtime) -> CountedMemory:
-        """Returns the run on an accelerator with this runtime, before it is replayed on the allocator."""
+        """Returns the run on an accelerator with this CUDA runtime, before the allocator replay."""
         if cuda_runtime not in self._counted:
             default = default_attention(self.settings, self.spec)
             try:
@@ -216,7 +216,7 @@ class Memory:
     def _recorded_passes(
         self, inference_config: Inference, layers: Mapping[int, int], workspace: int
     ) -> RecordedEvents:
-        """Returns the recorded passes. Ranks of a model share them if the shortened runs of these ranks are equal."""
+        """Returns the recorded passes, which ranks with equal shortened runs share."""
         if not isinstance(self.spec, RankModel):
             return record_inference(self.spec, inference_config, layers, workspace)
         key = shortened_rank(self.spec, layers), inference_config, workspace
@@ -315,12 +315,12 @@ def is_recurrent(spec: ModelSpec) -> bool:
 
 
 def loops_over_experts(spec: ModelSpec) -> bool:
-    """Whether the model's class of transformers runs one expert after another."""
+    """Whether the transformers class runs the experts in a loop."""
     return any(isinstance(part, MoE) and part.expert_loop for part in parts_below(spec))
 
 
 def changes_scores(spec: ModelSpec) -> bool:
-    """Whether attention has sinks, a term added to its scores, or a selection of keys."""
+    """Whether attention has sinks, an additional score term, or a selection of keys."""
     return any(
         operation.verb == "joint_softmax"
         or (operation.verb == "attention" and (operation.options.get("sinks") or len(operation.ins) > 3))

@@ -12,7 +12,7 @@ from .optimizers.registry import optimizer as optimizer_named
 
 
 def evidence_of_optimizer(optimizer_name: str) -> Evidence:
-    """Returns the tests and measurements that support an optimizer. optimizer_name: its name, or an alias."""
+    """Returns the tests and measurements of an optimizer. optimizer_name: name or alias."""
     record = optimizer_named(optimizer_name)
     return Evidence("optimizer", record.name, record.witness)
 

@@ -40,7 +40,7 @@ def host_terms(
 
 
 def offloaded_bytes(spec: ModelSpec, training_config: Training, recompute_period: int) -> int:
-    """Returns the pinned bytes of one micro-batch's offloaded activations, which are linear in the number of layers."""
+    """Returns the pinned bytes of one micro-batch's offloaded activations, linear in the number of layers."""
     stacks = layer_stacks(spec, recompute_period)
     short_run_repeats = {i: SHORT_RUN_REPEATS for i, stack in enumerate(stacks) if stack.can_extrapolate}
     base = _offload_bytes(spec, training_config, short_run_repeats)

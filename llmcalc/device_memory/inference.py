@@ -1,4 +1,4 @@
-"""Replays inference on one device: weights, cache, the passes over a prompt, and one decoding step."""
+"""Replays inference on one device: weights, cache, prompt passes, and one decoding step."""
 
 from __future__ import annotations
 
@@ -67,7 +67,7 @@ class Inference:
 
 
 class Served(Divided):
-    """Runs a rank's passes as serving engines do, also for modules without a tensor-parallel plan in torch.
+    """Runs a rank's passes as serving engines do, including modules without a tensor-parallel plan in torch.
 
     A rank has a part of each expert, or some of the experts. Key heads are copied where there are fewer of them than
     ranks.
@@ -78,7 +78,7 @@ class Served(Divided):
 
 
 class Pass(NamedTuple):
-    """One inference pass.
+    """One inference pass to replay.
 
     tokens: new tokens per sequence.
     past: tokens per sequence that earlier passes have cached.
@@ -122,7 +122,7 @@ class InferenceRun:
         self.lowering: Eager = self._lowering(Graph(self.meter))
 
     def _lowering(self, autograd_graph: Graph) -> Eager:
-        """Creates the program that runs every pass, with the kernels of its settings."""
+        """Creates the lowering of the program, with the kernels of the settings."""
         autograd_graph.enabled = False
         inference_config = self.inference
         run_config = self._run_config("prefill", Pass(inference_config.seq, 0))
@@ -140,7 +140,7 @@ class InferenceRun:
         return lowering
 
     def _run_config(self, phase: Phase, inference_pass: Pass) -> RunConfig:
-        """Returns the run config of a pass. A last prompt chunk of one token runs as a decoding step."""
+        """Returns the run config of a pass. A last prompt chunk of one token counts as a decoding step."""
         inference_config = self.inference
         if inference_pass.past and inference_pass.tokens == 1:
             phase = "decode"
@@ -161,11 +161,11 @@ class InferenceRun:
 
     @property
     def chunks(self) -> int:
-        """The number of passes over the prompt."""
+        """The number of prompt passes."""
         return -(-self.inference.seq // self.chunk)
 
     def prompt_pass(self, number: int) -> Pass:
-        """Returns the pass over one chunk of the prompt. number: the chunk's index, from 0."""
+        """Returns the pass over one prompt chunk. number: the chunk's index, from 0."""
         past = number * self.chunk
         return Pass(min(self.chunk, self.inference.seq - past), past)
 
@@ -199,7 +199,7 @@ class InferenceRun:
         parameters_by_name[key] = lowering.known_parameters
 
     def fill_cache(self, chunks: int) -> None:
-        """Allocates the cache of the prompt's first chunks, without the other tensors of their passes.
+        """Allocates the KV cache of the prompt's first chunks, but none of the passes' other tensors.
 
         All chunks between the first and the last run as one pass, which leaves the same cache.
 
@@ -224,7 +224,7 @@ class InferenceRun:
             self.meter.parameter_path = None
 
     def passes(self) -> None:
-        """Runs the passes of the phase."""
+        """Runs the passes of the phase: prompt or decoding."""
         if self.inference.phase != "decode":
             self.prefill()
         if self.inference.phase != "prefill" and self.caches:
@@ -249,7 +249,7 @@ class InferenceRun:
         self.run("decode", Pass(1, self.inference.seq))
 
     def run(self, phase: Literal["prefill", "decode"], inference_pass: Pass, name: str = "") -> None:
-        """Runs one pass. The pass's token ids and logits are freed at the end.
+        """Runs one pass, and frees the token ids and logits at the end.
 
         name: name of the pass in places; default the phase.
         """
@@ -262,7 +262,7 @@ class InferenceRun:
         self.meter.place = Place("after")
 
     def _run_lowering(self, lowering: Eager, phase: Literal["prefill", "decode"], inference_pass: Pass) -> None:
-        """Runs one pass of new tokens."""
+        """Runs one pass over new tokens."""
         inference_config, inputs, memory_meter = self.inference, lowering.inputs, lowering.graph.meter
         lowering.run_config = self._run_config(phase, inference_pass)
         inputs[TOKENS] = ids = empty(memory_meter, (inference_config.batch, inference_pass.tokens), INT64)
@@ -321,7 +321,7 @@ def replay_inference(
 
 
 def shortened_rank(spec: RankModel, layers: Mapping[int, int]) -> Hashable:
-    """Returns everything on which a rank's recorded run depends, apart from the run's settings.
+    """Returns a cache key of everything outside the settings that determines a rank's recorded run.
 
     layers: as in `InferenceRun`. Ranks whose layers differ in the number of repeats alone are the same, and so are the
     ranks of a tensor-parallel group, unless their parts of the vocabulary differ in length.

@@ -60,7 +60,7 @@ def extrapolate_layers(replay: Callable[[Mapping[int, int]], ReplayResult], stac
 
 
 def highest_pass(result: ReplayResult) -> ReplayResult:
-    """Returns the result in which each phase has only its pass with the highest peak, under the phase's name.
+    """Returns the result with only the highest pass of each phase, under the phase's name.
 
     The passes of a phase (the chunks of a prompt) are numbered: `prefill 0`, `prefill 1`, …. A module that the highest
     pass does not run, such as one of an encoder, has its peak of the first other pass.
@@ -74,7 +74,7 @@ def highest_pass(result: ReplayResult) -> ReplayResult:
         return result
 
     def under_phase_name(allocation_place: Place) -> Place | None:
-        """Returns a module and pass under the phase's name; None if the highest pass has a peak in the same module."""
+        """Returns the place under the phase's name; None if the highest pass also has a peak in the module."""
         name = allocation_place.phase.partition(" ")[0]
         highest_place = allocation_place._replace(phase=phase_by_name[name])
         if highest_place == allocation_place or highest_place not in result.peaks:
@@ -100,7 +100,7 @@ def _extrapolate_peak(peak: Peak, peak_before: Peak, peak_after: Peak, multiple:
 
 
 def _place_in_longer_run(allocation_place: Place, stack: LayerStack, added_repeats: int) -> Place:
-    """Returns the corresponding module in a run with `added_repeats` more repeats of the layer pattern."""
+    """Returns the matching module in a run with `added_repeats` more repeats of the layer pattern."""
     if (
         not stack.contains(allocation_place)
         or allocation_place.layer_index < stack.before + (SHORT_RUN_REPEATS - 1) * stack.period
@@ -110,7 +110,7 @@ def _place_in_longer_run(allocation_place: Place, stack: LayerStack, added_repea
 
 
 def _place_in_model(allocation_place: Place, stacks: list[LayerStack]) -> Place:
-    """Returns the module of the full model that corresponds to a module of a shortened run."""
+    """Returns the full model's module that matches a module of a shortened run."""
     for stack in stacks:
         if stack.can_extrapolate:
             allocation_place = _place_in_longer_run(allocation_place, stack, stack.repeats - SHORT_RUN_REPEATS)
@@ -118,7 +118,7 @@ def _place_in_model(allocation_place: Place, stacks: list[LayerStack]) -> Place:
 
 
 def node_path(allocation_place: Place, stacks: list[LayerStack]) -> str:
-    """Returns the path of a module in the model's tree, with the index of its layer."""
+    """Returns a module's path in the model's tree, with the layer index."""
     for stack in stacks:
         if allocation_place.layer_index >= 0 and stack.contains(allocation_place):
             return stack.node(allocation_place)
@@ -126,7 +126,7 @@ def node_path(allocation_place: Place, stacks: list[LayerStack]) -> str:
 
 
 def list_places(result: ReplayResult, stacks: list[LayerStack]) -> list[tuple[str, str, int]]:
-    """Returns phase, module and peak of every module of the model, in the order in which a pass runs them.
+    """Returns phase, module and peak of every module of the model, in execution order.
 
     Every layer of a stack is listed; of thousands of layers, about a thousand at equal distances.
 
@@ -137,7 +137,7 @@ def list_places(result: ReplayResult, stacks: list[LayerStack]) -> list[tuple[st
     block_stack: LayerStack | None = None
 
     def flush() -> None:
-        """Moves the collected places of a stack to `points`, at every listed layer."""
+        """Moves a stack's collected places to `points`, for every listed layer."""
         if block_stack is None:
             return
         phase = block[0][0].phase

@@ -607,7 +607,7 @@ class Settings:
 
     @property
     def serves(self) -> bool:
-        """Whether kernels and KV cache are by default those of a serving engine."""
+        """Whether kernels and KV cache default to those of a serving engine."""
         return self.phase == "inference"
 
     def recomputed(self) -> Recompute:

@@ -26,7 +26,7 @@ COMPUTED = ("bfloat16", "float16", "float32", "float64")
 
 
 def kernel_choices(settings: Settings, spec: ModelSpec, attention: AttentionImplementation | None = None) -> Choices:
-    """Returns the run's kernels.
+    """Returns the kernel choices of the run.
 
     attention: the implementation if the settings name none; default: the phase's default.
     """
@@ -92,7 +92,7 @@ SCORES_BY_THEMSELVES = ("joint_softmax", "local_mask", "at_distance")
 
 
 def default_attention(settings: Settings, spec: ModelSpec) -> AttentionImplementation:
-    """Returns the default attention implementation of a phase: flash for a server, else sdpa, as in transformers.
+    """Returns the default attention implementation: flash for a server, otherwise sdpa as in transformers.
 
     A model whose scores sdpa does not take, or is not modelled with, trains with eager attention, as transformers
     does; its prefill and its decoding run flash, as the engines that serve it do.
@@ -106,7 +106,7 @@ def default_attention(settings: Settings, spec: ModelSpec) -> AttentionImplement
 def training_run(
     settings: Settings, spec: ModelSpec, memory_use: MemoryUse, attention: AttentionImplementation | None = None
 ) -> Training:
-    """Returns the configuration of the training replay. memory_use: the persistent memory under these settings.
+    """Returns the configuration of the training replay. memory_use: the persistent memory.
 
     attention: the implementation if the settings choose none; default: the default of the phase.
 
@@ -189,7 +189,7 @@ def prompt_chunk(settings: Settings, memory_use: MemoryUse) -> int | None:
 def inference_passes(
     settings: Settings, spec: ModelSpec, memory_use: MemoryUse, attention: AttentionImplementation
 ) -> list[Inference]:
-    """Returns the inference passes of the replay. memory_use: the persistent memory under these settings."""
+    """Returns the inference passes to replay. memory_use: the persistent memory."""
     block = cache_block(settings, memory_use)
     seq = memory_use.workload.seq
     compute_format = activation_format(memory_use)
@@ -219,7 +219,7 @@ def inference_passes(
 
 
 def has_storage_format(memory_use: MemoryUse) -> bool:
-    """Whether weights are stored in a format that matrix products do not compute in."""
+    """Whether the weights' storage format differs from the format of matrix products."""
     return memory_use.quantized is not None or memory_use.dtype not in COMPUTED
 
 
@@ -229,7 +229,7 @@ def activation_format(memory_use: MemoryUse) -> str:
 
 
 def computing_format(format_name: str, option: str) -> str:
-    """Returns the number format of matrix products. Raises `InputError`, which names the option, for other formats."""
+    """Returns the number format of matrix products. Raises `InputError` for an unsupported format of the option."""
     if format_name not in COMPUTED:
         formats = ", ".join(map(short_dtype, COMPUTED))
         raise InputError(f"{option} {short_dtype(format_name)}: no pass computes in it; expected one of {formats}")

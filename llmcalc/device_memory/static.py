@@ -93,7 +93,7 @@ class MemoryUse:
 
     @property
     def _adapters_and_copies(self) -> tuple[tuple[list[TrainedTensor], str], tuple[list[TrainedTensor], str]]:
-        """Returns the tensors of the adapters and of the trained copies of modules, with their number formats."""
+        """Returns the tensors of adapters and of trained module copies, with number formats."""
         assert self.adapters is not None
         tree, include = self.count.tree, self.count.include
         adapters, copies = self.adapters.adapters(tree, include), self.adapters.trained_copies(tree, include)
@@ -242,7 +242,7 @@ def _inference_memory(
 
 
 def _quantization_scheme(settings: Settings, config: Mapping[str, Any] | Checkpoint | None) -> Scheme | None:
-    """Returns the quantization scheme of `quantize`, else the config's scheme; None if only `dtype` is set."""
+    """Returns the quantization scheme of `quantize` or of the config; None if only `dtype` is set."""
     if settings.quantize is not None:
         return None if settings.quantize.strip().lower() == "none" else scheme_named(settings.quantize)
     table = config.config if isinstance(config, Checkpoint) else config
@@ -250,7 +250,7 @@ def _quantization_scheme(settings: Settings, config: Mapping[str, Any] | Checkpo
 
 
 def _unconverted_format(settings: Settings, published_dtype: str) -> str:
-    """Returns the number format of unquantized tensors: the published one, or bf16 if that is below 16 bits."""
+    """Returns the number format of unquantized tensors: the published format, or bf16 for narrower formats."""
     if settings.dtype is None:
         return dtype(published_dtype) if DTYPE_BITS[dtype(published_dtype)] >= 16 else "bfloat16"
     if DTYPE_BITS[dtype(settings.dtype)] < 16:
@@ -360,7 +360,7 @@ def _adapters_and_format(settings: Settings, count: ParameterCount, weights: str
 
 
 def _precision_name(settings: Settings, weights: str, has_master: bool) -> str:
-    """Returns the name of the training precision, such as mixed or pure bf16, that the settings amount to."""
+    """Returns the name of the settings' training precision, such as mixed or pure bf16."""
     if settings.precision in NARROW_PRODUCTS and has_master and weights == "bfloat16":
         return str(settings.precision)
     if DTYPE_BITS[weights] >= 32:
@@ -369,7 +369,7 @@ def _precision_name(settings: Settings, weights: str, has_master: bool) -> str:
 
 
 def _gradient_format(format_name: str | None, weights: str) -> str:
-    """Returns the full name of the gradients' format. Raises `InputError` for a format in which none are summed.
+    """Returns the full name of the gradient format. Raises `InputError` for a format that cannot sum gradients.
 
     weights: the number format of the trained weights, which is the default.
     """

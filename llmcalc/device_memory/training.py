@@ -1,4 +1,4 @@
-"""Replays training on one device: every tensor from set-up to the second step, on a model of the allocator.
+"""Replays training on one device, from set-up to the second step, with every tensor on a simulated allocator.
 
 The second step is the steady state: the optimizer's states exist, and the allocator has the free blocks that the first
 step left.
@@ -195,7 +195,7 @@ class TrainingRun:
         return frozenset(f"{tensor.path}.weight" for tensor in tensors if tensor.is_layer_matrix)
 
     def _is_matrix(self, key: Path) -> bool:
-        """Whether a parameter is the weight matrix of a linear layer inside the layers, or of its adapter."""
+        """Whether a parameter is a linear layer's weight matrix inside the layers, or an adapter's."""
         path = ".".join(part.strip(".") for part in key if type(part) is str and part)
         if self.training.adapters is None:
             return path in self._layer_matrices
@@ -224,7 +224,7 @@ class TrainingRun:
             self._batch()
 
     def forward_and_backward(self) -> None:
-        """Runs one micro-batch. A variable refers to the micro-batch's loss until the backward pass has run."""
+        """Runs one micro-batch, whose loss stays referenced until the end of the backward pass."""
         loss = self.forward()
         self.backward(loss)
 
@@ -256,20 +256,20 @@ class TrainingRun:
 
     @property
     def on_gradient(self) -> Callable[[Tensor], None] | None:
-        """Returns the function to call when a parameter's gradient is complete; None if there is none."""
+        """Returns the hook for a completed parameter gradient; None without a hook."""
         return self._update_parameter if self.training.optimizer_in_backward else None
 
     def finish_backward(self) -> None:
-        """Runs after a backward pass, before its graph is freed; does nothing on one device."""
+        """Hook between a backward pass and the release of its graph; does nothing on one device."""
 
     def _take_workspace(self, threads: int) -> None:
-        """Allocates the workspace of the first `threads` threads that do not have one yet."""
+        """Allocates the workspaces of the first `threads` threads, unless already allocated."""
         if self.workspace and len(self.workspaces) < threads:
             with counted_as(self.meter, "overhead"):
                 self.workspaces.append(Storage(self.meter, self.workspace))
 
     def _batch(self) -> None:
-        """Allocates the token ids, which are also the labels, and frees the previous batch's ids."""
+        """Allocates the token ids (also the labels), and frees the previous batch's ids."""
         training_config, inputs = self.training, self.lowering.inputs
         ids = empty(self.meter, (training_config.batch, training_config.seq), INT64)
         inputs[TOKENS] = ids
@@ -282,7 +282,7 @@ class TrainingRun:
         self.labels = None if self.spec.head.type != "lm" else self.lowering.t.flatten(ids)
 
     def _update_parameter(self, weight: Tensor) -> None:
-        """Updates one parameter and frees its gradient (`register_post_accumulate_grad_hook`)."""
+        """Updates one parameter and frees the gradient (`register_post_accumulate_grad_hook`)."""
         trained_parameter = self._by_parameter.get(id(weight))
         if trained_parameter is None:
             return
@@ -308,7 +308,7 @@ class TrainingRun:
         return dict(zip(map(id, self.parameters), self.trained, strict=True))
 
     def update(self) -> None:
-        """Runs the optimizer's step; with master weights, on fp32 copies of the gradients."""
+        """Runs the optimizer's step, with master weights on fp32 copies of the gradients."""
         self.meter.place = Place("step")
         copies: list[Tensor] = []
         gradients: Sequence[Tensor | None] = self.sums or [weight.grad for weight in self.parameters]
@@ -325,7 +325,7 @@ class TrainingRun:
             trained_parameter.gradient = None
 
     def zero_grad(self) -> None:
-        """Frees the gradients, or keeps them as zeros."""
+        """Frees the gradients or sets them to zero."""
         if not self.training.keeps_gradients:
             for weight in self.parameters:
                 weight.grad = None
@@ -354,7 +354,7 @@ class Steps(Protocol):
         """Allocates the tensors that exist before the first step."""
 
     def step(self) -> None:
-        """Runs one step."""
+        """Runs one training step."""
 
 
 def replay_steps(training_run: Steps, memory_meter: Meter) -> ReplayResult:
@@ -364,7 +364,7 @@ def replay_steps(training_run: Steps, memory_meter: Meter) -> ReplayResult:
 
 
 def _replay_two_steps(training_run: Steps, memory_meter: Meter) -> ReplayResult:
-    """Replays two steps of a run after its set-up, and returns the result."""
+    """Replays a run's set-up and two steps, and returns the result."""
     result = ReplayResult(set_up=memory_meter.now)
     training_run.step()
     first_peaks, memory_meter.peaks = memory_meter.peaks, {}
@@ -393,7 +393,7 @@ def replay_steps_on_allocator(training_run: Steps, memory_meter: EventMeter, pre
 def replay_shorter_on_allocator(
     whole: tuple[Steps, EventMeter], shorter: tuple[Steps, EventMeter], prefix_cache: PrefixCache, micro_batches: int
 ) -> ReplayResult:
-    """Counts the tensors of a run, and replays a shorter one on an allocator in its place.
+    """Counts the tensors of the full run, and replays only a shorter run on the caching allocator.
 
     whole, shorter: the runs after their set-up, each with its meter. micro_batches: those of a step of the shorter run.
     """
@@ -442,7 +442,7 @@ def repeat_steps(
     batch: Sequence[Event],
     passes: Sequence[Event],
 ) -> RecordedEvents | None:
-    """Returns two training steps whose micro-batches all repeat the same recorded passes; None if the steps differ."""
+    """Returns two training steps whose micro-batches repeat the recorded passes; None if the steps differ."""
     training_run.update()
     first_events = memory_meter.cut()
     training_run.update()
@@ -460,7 +460,7 @@ def repeat_steps(
 
 
 def two_steps(training_run: TrainingRun, memory_meter: Recorder) -> RecordedEvents:
-    """Records two training steps one after the other."""
+    """Records two training steps in sequence."""
     training_run.set_up()
     set_up = memory_meter.cut()
     training_run.step()

@@ -23,7 +23,7 @@ class Axis:
 
 @frozen(slots=True)
 class Beside:
-    """Several shapes, concatenated along one axis of a tensor, as in fused projections.
+    """Several shapes concatenated along one axis, as in fused projections.
 
     parts: the shapes.
     name: the name of the axis.

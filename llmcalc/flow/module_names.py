@@ -68,7 +68,7 @@ WRAPPED = ("", "model.", "model.language_model.", "language_model.model.")
 
 
 class ModuleNames:
-    """The names that published models may give to each module of a spec's tree.
+    """The published names of the modules in a spec's tree.
 
     A call with the path of a node returns its names, most usual first; numbers of layers are those of the path, and of
     several experts the first stands for all.
@@ -126,7 +126,7 @@ class ModuleNames:
         return tuple(name for name in joined_names if name) or (path,)
 
     def _layer_names(self, stack: str, index: int) -> tuple[tuple[str, ...], Mapping[str, tuple[str, ...]]]:
-        """Returns the published names of a layer and, by path, of its modules."""
+        """Returns the published names of a layer and of the layer's modules by path."""
         for layers in reversed(self._layers.get(stack, [])):
             if index in layers.indices:
                 return layers.names(index), layers.parts
@@ -137,7 +137,7 @@ class ModuleNames:
         return (*roots, *sides)
 
     def _stack_names(self, stack_name: str, children: Sequence[Node], roots: tuple[str, ...]) -> None:
-        """Adds the names of the nodes of a stack: of its layers, by list of modules, and of the parts around them."""
+        """Adds the names of a stack's nodes: layers by module list, and parts before and after the layers."""
         layers = [child for child in children if child.name == "layers"]
         predictors = [child for child in children if child.name == "mtp"]
         for child in children:
@@ -173,7 +173,7 @@ class ModuleNames:
     def _node_names(
         self, node: Node, path: str, parents: tuple[str, ...], outer_parents: tuple[str, ...], keys: tuple[str, ...]
     ) -> Iterator[tuple[str, tuple[str, ...]]]:
-        """Yields the path and the published names of a node and of every node below it.
+        """Yields the path and published names of a node and all nodes below.
 
         parents: the prefixes of its parent's modules.
         outer_parents: the prefixes of its layer, or of the stack outside of layers.
@@ -211,7 +211,7 @@ class ModuleNames:
             )
 
     def _table_entry(self, keys: tuple[str, ...]) -> str | None:
-        """Returns the table entry of a node: the family's first, by its longest path; None without an entry."""
+        """Returns the published-name entry for a node's path, from the family's table first; None without an entry."""
         return next(
             (names[key] for names in (self._published_names_by_path, self._names) for key in keys if key in names), None
         )
@@ -222,7 +222,7 @@ class ModuleNames:
 
 
 class _Layers(NamedTuple):
-    """Layers of one kind in a stack.
+    """The layers of one kind in a stack.
 
     indices: their indices. are_predictors: whether they are modules of multi-token prediction, numbered after the rest.
     numbers: index → number among the stack's layers with parameters of their own.
@@ -245,7 +245,7 @@ class _Layers(NamedTuple):
 
 
 def _name_in_layer(layer: str, name: str) -> str:
-    """Returns the published name of a module in a layer; empty if the module belongs to another list of layers."""
+    """Returns the published name of a module in a layer; empty for modules of another module list."""
     if name.startswith("&"):
         module_list, _, name = name[1:].partition(".")
         if module_list not in layer.split("."):
@@ -254,7 +254,7 @@ def _name_in_layer(layer: str, name: str) -> str:
 
 
 def _layer_name(lists: str, layer_number: int, layers: int) -> str:
-    """Returns the published name of a layer, in one list of modules or in several of equal length, joined by ` + `.
+    """Returns the published name of a layer. Several module lists of equal length are joined by ` + `.
 
     layer_number: its number among the layers with parameters of their own.
     layers: how many these are.
@@ -270,7 +270,7 @@ def _layer_name(lists: str, layer_number: int, layers: int) -> str:
 
 
 def _layer_parts(layer: Node) -> Iterator[Node]:
-    """Yields the parts of a layer; a prediction module's block counts as a layer, so its parts have the same names.
+    """Yields the parts of a layer; the block of a prediction module counts as a layer.
 
     DeepSeek-V3 stores the module after the last layer, as one layer more (README_WEIGHTS.md).
     """
@@ -294,12 +294,12 @@ class Checkpoint:
     prefixes: tuple[str, ...] = WRAPPED
 
     def names(self, tree: Node, kind: str) -> ModuleNames:
-        """Returns the published module names of a tree. tree: the tree of its spec. kind: the kind of its spec."""
+        """Returns the published module names of a tree. kind: the kind of the tree's spec."""
         return ModuleNames(tree, kind, self.modules, self.earlier, self.prefixes)
 
 
 def _parse_alternatives(text: str, parts: Iterable[str] | None) -> list[list[str]]:
-    """Parses a name in the table: alternative names, each of which may join several modules.
+    """Parses a table name into alternative names, each of which may join several modules.
 
     parts: names of the node's parts that the tables give from the layer down; None for a node without parts. An
     alternative that joins several modules is only for a node with a part in one of them (`router + experts`).
@@ -320,21 +320,21 @@ def _parse_alternatives(text: str, parts: Iterable[str] | None) -> list[list[str
 
 
 def _without_parts(option: list[str], part_names: Iterable[str]) -> list[str]:
-    """Returns the modules of an alternative that can contain others, without joined modules inside of these."""
+    """Returns an alternative's modules that can contain others, except joined modules inside of these."""
     if len(option) == 1:
         return option
     return [word for word in option if f".{word.removeprefix('.')}" not in part_names] or option
 
 
 def _paths_below(words: list[str], parents: tuple[str, ...], outer_parents: tuple[str, ...]) -> Iterator[str]:
-    """Yields the paths of modules below their parents. A name with a leading dot is below `outer_parents`."""
+    """Yields the paths of modules below parents. A name with a leading dot is below `outer_parents`."""
     for word in words:
         for prefix in outer_parents if word.startswith(".") else parents:
             yield prefix + word.removeprefix(".")
 
 
 def _name_pattern(name: str, earlier_name: str) -> tuple[re.Pattern[str], str]:
-    """Returns the pattern of a name's components, and their replacement; `*` is an index in both."""
+    """Returns the pattern of a name's components and the replacement; `*` is an index in both."""
     components = re.escape(name).replace(r"\*", r"(\d+)")
     return re.compile(rf"(?<![^.]){components}(?![^.])"), earlier_name.replace("*", r"\1")
 
@@ -344,7 +344,7 @@ def _split_alternatives(text: str) -> list[str]:
 
 
 def _with_earlier_names(path: str, names: tuple[str, ...]) -> tuple[str, ...]:
-    """Adds the names in earlier checkpoints, and the names of single experts, to the names of the node at `path`.
+    """Adds names in earlier checkpoints and names of single experts to the names of the node at `path`.
 
     A stacked tensor of experts also has the name of its module, which has no linear layers.
     """
@@ -367,6 +367,6 @@ def _without_numbers(path: str) -> str:
 
 
 def _fill_stars(name: str, numbers: Sequence[str]) -> str:
-    """Replaces the stars of a name by layer indices, in order; further stars become 0."""
+    """Replaces the stars of a name by layer indices in order, and further stars by 0."""
     remaining = iter(numbers)
     return re.sub(r"\*", lambda _: next(remaining, "0"), name)

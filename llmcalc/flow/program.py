@@ -1,4 +1,4 @@
-"""A program: the steps that a model runs, in scopes for its modules. Equal layers are one scope with a repeat.
+"""A program: the steps that a model runs, in scopes of modules. Equal layers are one scope with a repeat.
 
 A program does not depend on a workload, dtype, device or framework. The tree of nodes is derived from it: every scope
 is a node, and so is every named step with parameters or costs.
@@ -21,7 +21,7 @@ NEVER_RUN = ("idle", "kept")
 
 
 class Step:
-    """One operation of a program.
+    """One operation of a program, with inputs and outputs.
 
     verb: the kind of operation.
     name: the name of its module; empty if it is not a module.
@@ -56,7 +56,7 @@ class Step:
 
 
 class Scope:
-    """A module of a program: its steps, inner scopes and alternatives, in order of execution.
+    """A module of a program: steps, inner scopes and alternatives, in execution order.
 
     about: fields of its node.
     takes, gives: for a scope with a repeat, the input of its first run and the output of its last; each run's output is
@@ -102,25 +102,25 @@ class Scope:
 
     @property
     def layer_values(self) -> tuple[Value, Value]:
-        """The input and the output of each layer, of a scope with a repeat."""
+        """The input and output of each layer in a scope with a repeat."""
         assert self.takes is not None
         assert self.gives is not None
         return self.takes, self.gives
 
     @property
     def call_values(self) -> tuple[Value, Value]:
-        """The input and the output of a module that is called with one value."""
+        """The input and output of a module with one argument."""
         assert self.reads is not None
         assert self.gives is not None
         return self.reads, self.gives
 
     def node(self) -> Node:
-        """Returns the node of this scope, including the nodes of all scopes in it."""
+        """Returns the tree node of this scope, with the nodes of all nested scopes."""
         op, forms, children = _nodes_of_items(self.items)
         return Node(self.name, op, tuple(children), forms=forms, **self.about)
 
     def scopes(self) -> Iterator[Scope]:
-        """Yields this scope and every scope in it, in order; of alternatives, only the first branch."""
+        """Yields this scope and all nested scopes in order; of alternative branches, only the first."""
         yield self
         for item in self.items:
             if isinstance(item, Scope):
@@ -130,7 +130,7 @@ class Scope:
                 yield from inner_scopes
 
     def steps(self, idle: bool = True) -> Iterator[Step]:
-        """Yields every step in this scope, in order; of alternatives, only the first branch.
+        """Yields every step in this scope in order; of alternative branches, only the first.
 
         idle: whether to include steps that no pass runs, true by default.
         """
@@ -146,7 +146,7 @@ class Scope:
 
 
 class Alternatives:
-    """Several ways to compute one value: name of the form → branch. The first branch is the default.
+    """Several ways to compute one value: form name → branch. The first branch is the default.
 
     All branches have the same nodes with the same parameters.
     """
@@ -161,7 +161,7 @@ Item: TypeAlias = Step | Scope | Alternatives
 
 
 def every_step(items: Iterable[Item]) -> Iterator[Step]:
-    """Yields all steps among these items of a program and in their scopes, in every alternative branch."""
+    """Yields all steps of a program's items and nested scopes, in every alternative branch."""
     for item in items:
         if isinstance(item, Step):
             yield item
@@ -173,7 +173,7 @@ def every_step(items: Iterable[Item]) -> Iterator[Step]:
 
 
 def _nodes_of_items(items: Sequence[Item]) -> tuple[Op | None, dict[str, Op], list[Node]]:
-    """Returns the operation of a scope, the operations of its alternative forms, and its child nodes."""
+    """Returns a scope's operation, operations of alternative forms, and child nodes."""
     op: Op | None = None
     forms: dict[str, Op] = {}
     children: list[Node] = []
@@ -195,7 +195,7 @@ def _nodes_of_items(items: Sequence[Item]) -> tuple[Op | None, dict[str, Op], li
 
 
 def _merge_forms(alternatives: Alternatives) -> tuple[Op | None, dict[str, Op], list[Node]]:
-    """Returns the nodes of the first form, each with the operations of other forms that differ."""
+    """Returns the nodes of the first form, each with the operations of differing forms."""
     (_, first_branch), *other_branches = alternatives.branches.items()
     other_nodes = [(name, _nodes_of_items(branch.items)) for name, branch in other_branches]
     op, forms, children = _nodes_of_items(first_branch.items)

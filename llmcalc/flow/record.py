@@ -1,4 +1,4 @@
-"""The recorder of operations: a component's `flow` calls it once per operation, in the order of the forward pass.
+"""The recorder of operations: a component's `flow` calls the recorder once per operation, in forward order.
 
 Every verb takes values and returns values; its `name` is the module with the operation's weights. The cost of a step is
 an op, built from the axes of its inputs and outputs. Nothing here depends on a workload, a phase, a dtype or a

@@ -56,7 +56,7 @@ class Recorder:
 
     @contextmanager
     def scope(self, name: str, *, whole: bool = False, **node_fields: Any) -> Iterator[Scope]:
-        """Records everything inside as part of the module `name`.
+        """Records everything inside a `with` as part of the module `name`.
 
         whole: whether everything inside is counted under its kind. node_fields: fields of its node.
         """
@@ -82,7 +82,7 @@ class Recorder:
         after: Value | None = None,
         **arguments: Any,
     ) -> Value:
-        """Records a part as a module of that name.
+        """Records a component as a module with this name.
 
         nth: its index in a list of equal parts; the tree shows them as one node, in the place of the first.
         apart: whether it runs as a model of its own, as in `Scope.apart`; false by default.
@@ -110,7 +110,7 @@ class Recorder:
         name: str = "layers",
         **node_fields: Any,
     ) -> Value:
-        """Records `repeat` equal layers once; each layer's output is the next layer's input."""
+        """Records one of `repeat` equal layers; each layer's output is the next layer's input."""
         with self.scope(name, repeat=repeat, indices=indices, **node_fields) as scope:
             scope.takes, scope.gives = x, run(x)
         return scope.gives
@@ -126,7 +126,7 @@ class Recorder:
         split: bool = False,
         **node_fields: Any,
     ) -> Value:
-        """Records equal modules once, with an axis for their number. Their outputs are stacked after the value `after`.
+        """Records equal modules once, with an axis for their number, and stacks the outputs after the value `after`.
 
         split: whether each module reads its own slice of x's first axis instead of all of x, false by default.
         """
@@ -139,7 +139,7 @@ class Recorder:
         return self.step("stack", "", (after, output), Value(output.rows, (stacked_axis, *output.axes)))
 
     def alternatives(self, **branches: Callable[[], Value]) -> Value:
-        """Records several ways to compute one value: name of the form → function. The first form is the default.
+        """Records several ways to compute one value: form name → function. The first form is the default.
 
         Returns the value of the first form; each branch's scope has its own.
         """
@@ -155,7 +155,7 @@ class Recorder:
 
     @contextmanager
     def apart(self, causal: bool, memory: Value | None = None) -> Iterator[None]:
-        """Records everything inside a `with` as a separate stack of layers, without values that other layers share."""
+        """Records a separate stack of layers inside a `with`, without values that other layers share."""
         outer_state = self.causal, self.memory, self.memo
         self.causal, self.memory, self.memo = causal, memory, {}
         try:
@@ -169,11 +169,11 @@ class Recorder:
         return fields
 
     def rank_part(self, argument: Any) -> Any:
-        """Returns an axis, a shape or a weight unchanged; a `RankFlow` returns one rank's part."""
+        """Returns an axis, a shape or a weight unchanged; `RankFlow` overrides this to return one rank's part."""
         return argument
 
     def n(self, shape: Shape) -> Number:
-        """Returns the number of elements of a shape."""
+        """Returns the number of elements of a shape, for the recorder."""
         return extent(shape)
 
     def node(self) -> Node:
@@ -191,7 +191,7 @@ class Recorder:
         about: dict[str, Any] | None = None,
         **options: Any,
     ) -> None:
-        """Records one step with all of its outputs."""
+        """Records one step with several outputs, and returns the outputs."""
         if weight is not None:
             weight.is_counted = True
         self.here.items.append(
@@ -199,7 +199,7 @@ class Recorder:
         )
 
     def step(self, verb: str, name: str, ins: tuple[Value, ...], out: Value, **options: Any) -> Value:
-        """Records one step with one output, and returns the output."""
+        """Records one step and returns the step's output."""
         self.record(verb, name, ins, (out,), **options)
         return out
 
@@ -213,20 +213,20 @@ class Recorder:
         self.record("leave", "", ())
 
     def also(self, value: Value) -> None:
-        """Records a second output of the model in addition to `result`: predictions with their own loss."""
+        """Records a second model output besides `result`: predictions with a separate loss."""
         self.record("also", "", (value,))
 
     def hold(self, **variables: Value) -> None:
-        """Names variables of the forward pass. A variable keeps its value until it is reassigned or the module returns.
+        """Gives variable names to values of the forward pass, which stay in memory until reassignment or return.
 
         Only a profile that runs this very code reads them. A value that has no name lives until its last use.
         """
         self.record("hold", "", tuple(variables.values()), names=tuple(variables), outside=False)
 
     def hold_outside(self, **variables: Value) -> None:
-        """Names variables of the forward pass of the enclosing module, as `hold` does for the module itself."""
+        """Gives variable names to values of the enclosing module's forward pass, which keep the values in memory."""
         self.record("hold", "", tuple(variables.values()), names=tuple(variables), outside=True)
 
     def keep(self, **values: Value) -> None:
-        """Names values that the forward pass stores for all layers until it ends."""
+        """Gives names to values that the forward pass stores for all layers until its end."""
         self.record("keep", "", tuple(values.values()), names=tuple(values))

@@ -43,7 +43,7 @@ ABSENT: Mapping[Role, frozenset[str]] = {
 
 @cache
 def _excluded_effects(roles: frozenset[Role]) -> frozenset[str]:
-    """Returns the effects (parameters, FLOPs, …) that do not count at a node with these roles."""
+    """Returns the effects (parameters, FLOPs, …) excluded from the counts of a node with these roles."""
     return frozenset().union(*(ABSENT[role] for role in roles))
 
 
@@ -91,7 +91,7 @@ class Node:
         return any(child.kind == "layer" for child in self.children)
 
     def only(self, effect: str) -> Node:
-        """Returns a copy with only the nodes that may have an effect, such as parameters; the totals are unchanged."""
+        """Returns a tree of only the nodes that may have an effect (such as parameters), with equal totals."""
         copies = (child.only(effect) for child in self.children)
         children = tuple(copy for copy in copies if copy.children or copy._may_have(effect))
         return replace(self, children=children)
@@ -100,31 +100,31 @@ class Node:
         return self.op is not None and any(effect in op.effects for op in (self.op, *self.forms.values()))
 
     def has_form(self, name: str) -> bool:
-        """Whether this node, or a node below it, has a form of that name."""
+        """Whether this node or a node below has the named form."""
         return name in self.forms or any(child.has_form(name) for child in self.children)
 
     def place(self, run_config: RunConfig | None = None) -> Place:
-        """Returns the position of this node as the root of a tree."""
+        """Returns the place of this node as the root of a tree."""
         return Place(self, None, self.repeat, self.kind, frozenset({self.role}), run_config, self.optional)
 
     def walk(self, run_config: RunConfig | None = None) -> Iterator[Place]:
-        """Yields the positions of this node, as a root, and of every node below it, parents first."""
+        """Yields the places of this node, as the root, and of every node below, parents first."""
         return self.place(run_config).walk()
 
     def total(self, cost: Cost, run_config: RunConfig | None = None, include: frozenset[str] = frozenset()) -> Number:
-        """Returns the cost of this node as a root, including all nodes in it, for all of its repeats."""
+        """Returns the cost of all repeats of this node as a root, including all nodes below."""
         return self.place(run_config).total(cost, include)
 
     def cost_per_repeat(
         self, cost: Cost, run_config: RunConfig | None = None, include: frozenset[str] = frozenset()
     ) -> Number:
-        """Returns the cost of one repeat of this node as a root, including all nodes in it."""
+        """Returns the cost of one repeat of this node, which includes all nodes below."""
         return self.place(run_config).cost_per_repeat(cost, include)
 
 
 @frozen
 class Place:
-    """A node with its position in the model (the repeats and roles of its ancestors) and the run config.
+    """A node with a position in the model (repeats and roles of the ancestors) and a run config.
 
     node: the node.
     above: its parent's place; None for the root.
@@ -145,13 +145,13 @@ class Place:
 
     @cached_property
     def path(self) -> str:
-        """The path: the segments of the ancestors and the node, joined by dots; empty for the root."""
+        """The dotted path of the node: the segments of the ancestors and of the node; empty for the root."""
         if self.above is None:
             return ""
         return f"{self.above.path}.{self.node.segment}" if self.above.path else self.node.segment
 
     def below(self, node: Node) -> Place:
-        """Returns the position of a child of this node."""
+        """Returns the place of a child of this node."""
         return Place(
             node,
             self,
@@ -163,34 +163,34 @@ class Place:
         )
 
     def children(self) -> Iterator[Place]:
-        """Returns the positions of the node's children."""
+        """Returns the places of this node's children."""
         return map(self.below, self.node.children)
 
     def walk(self) -> Iterator[Place]:
-        """Yields this position and every position below it, parents first."""
+        """Yields this place and every place below, parents first."""
         yield self
         for child in self.children():
             yield from child.walk()
 
     @property
     def use(self) -> Use | None:
-        """Returns the node's primitive operation with its roles and its run config; None for a group of nodes."""
+        """Returns the node's primitive operation with roles and run config; None for a group of nodes."""
         return _primitive_use(self.node, self.roles, self.run_config)
 
     def own_cost(self, cost: Cost) -> Number:
-        """Returns the cost of one repeat of this node's op, without child nodes."""
+        """Returns the cost of one repeat of this node's operation, without child nodes."""
         op_use = self.use
         return 0 if op_use is None else cost(op_use)
 
     def cost_per_repeat(self, cost: Cost, include: frozenset[str] = frozenset()) -> Number:
-        """Returns the cost of one repeat of the node, including all nodes in it.
+        """Returns the cost of one repeat of the node, which includes all nodes below.
 
         include: the optional parts below it that are counted.
         """
         return _cost_per_repeat(self.node, self.roles, self.run_config, cost, include)
 
     def total(self, cost: Cost, include: frozenset[str] = frozenset()) -> Number:
-        """Returns the cost of all repeats of the node in one copy of its parent."""
+        """Returns the cost of all repeats of the node within one copy of the parent."""
         return times(self.cost_per_repeat(cost, include), self.node.repeat)
 
     def cost_in_model(self, cost: Cost, include: frozenset[str] = frozenset()) -> Number:
@@ -200,7 +200,7 @@ class Place:
 
 @frozen(slots=True)
 class Use:
-    """A primitive operation with its roles and its run config.
+    """A primitive operation with roles and run config.
 
     A cost that it lacks, or that its roles exclude, is 0.
     """
@@ -249,7 +249,7 @@ class Use:
 
 
 def _primitive_use(node: Node, roles: frozenset[Role], run_config: RunConfig | None) -> Use | None:
-    """Returns the node's own primitive in these roles, in the form that runs; None for a group of nodes."""
+    """Returns the node's primitive in these roles, in the executed form; None for a group of nodes."""
     op = node.op
     if op is None:
         return None
@@ -261,7 +261,7 @@ def _primitive_use(node: Node, roles: frozenset[Role], run_config: RunConfig | N
 def _cost_per_repeat(
     node: Node, roles: frozenset[Role], run_config: RunConfig | None, cost: Cost, include: frozenset[str]
 ) -> Number:
-    """Returns the cost of one repeat of a node in these roles, without objects for the positions of its children."""
+    """Returns the cost of one repeat of a node for the given roles, which includes all nodes below."""
     op_use = _primitive_use(node, roles, run_config)
     value: Number = 0 if op_use is None else cost(op_use)
     for child in node.children:

@@ -1,4 +1,4 @@
-"""Tensors with rows and named axes, and weights. A weight counts once, even if several operations use it."""
+"""Values of a program: tensors with rows and named axes, and weights, which count once if tied."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ class Value:
 
     @property
     def width(self) -> Number:
-        """The number of elements of one row, computed once."""
+        """The number of elements per row, computed once."""
         if self._width is None:
             self._width = extent(self.axes)
         return self._width
@@ -47,7 +47,7 @@ class Value:
 
 
 class Weight:
-    """A trained tensor. The first operation that uses it counts it; for later operations it is tied.
+    """A trained tensor. The first operation that uses the weight counts it; later operations tie to it.
 
     out, ins: the axes of its output and of its input.
     is_counted: whether a step uses it, and counts it. tied: whether a second step uses it.

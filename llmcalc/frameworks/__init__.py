@@ -1,4 +1,4 @@
-"""The frameworks and engines that train and serve models, one folder each, and the memory of every rank.
+"""Training frameworks and serving engines, one folder each, and the memory of ranks.
 
 Whatever is inside a framework's folder may be changed without reading other folders: nothing else names the
 framework, and all that is asked of it is its record.

@@ -1,4 +1,4 @@
-"""The registry record of a training framework: its name, rules and functions.
+"""The registry record of a training framework: name, rules and functions.
 
 Each framework is a folder beside this file with a `record.py` that fills one `Framework`; `registry.py` finds it by its
 name. A record is read whenever options are listed, so it names functions by their files (`FromFile`), which are
@@ -31,7 +31,7 @@ if TYPE_CHECKING:
 
 @frozen
 class RunOnRanks:
-    """The training run of a model over several devices.
+    """A model's training run on several devices.
 
     memory: the model and its run.
     layout: the layout over the devices.
@@ -49,7 +49,7 @@ class RunOnRanks:
     _settings: dict[Runtime, Any] = field(default_factory=dict, repr=False, compare=False)
 
     def recorded_ranks(self, cuda_runtime: Runtime) -> dict[Any, Any]:
-        """Returns the recorded passes of ranks with this CUDA runtime; ranks with equal passes share them.
+        """Returns the recorded passes of ranks with this CUDA runtime; ranks with equal passes share a recording.
 
         Passes do not depend on the allocator, so runs with and without expandable segments share them.
         """
@@ -74,7 +74,7 @@ class FromFile:
 
     @property
     def function(self) -> Callable[..., Any]:
-        """The imported function."""
+        """The function, imported from the file."""
         file, _, name = self.place.partition(":")
         function: Callable[..., Any] = getattr(import_module(f".{file}", self.folder), name)
         return function
@@ -96,11 +96,11 @@ class EstimateErrors(NamedTuple):
     over: float = 1.0
 
     def least(self, bytes: int) -> int:
-        """Returns a lower bound of a layout's memory in bytes. bytes: its estimated peak."""
+        """Returns a lower bound of a layout's memory in bytes. bytes: the estimated peak."""
         return bytes - int(self.under * bytes)
 
     def most(self, bytes: int) -> int:
-        """Returns the upper bound of a layout's memory in bytes, if `bytes` is its estimated peak."""
+        """Returns an upper bound of a layout's memory in bytes. bytes: the estimated peak."""
         return bytes + int(self.over * bytes)
 
 
@@ -109,20 +109,20 @@ RankMemoryOf: TypeAlias = "Callable[[RunOnRanks, int, Runtime], DeviceMemory]"
 
 
 def _accept_every_run(memory_estimate: Memory, version: str) -> None:
-    """Accepts every run; for frameworks without checks before a layout is known."""
+    """Accepts every run; the default of frameworks without checks before the layout."""
 
 
 def _accept_every_layout(memory_estimate: Memory, layout: Layout) -> None:
-    """Accepts every layout; for frameworks without checks of their own."""
+    """Accepts every layout; the default of frameworks without layout checks."""
 
 
 def _no_document_values(training_run: RunOnRanks) -> Mapping[str, Any]:
-    """Returns no values for the JSON document; the default `Framework.document`."""
+    """Returns an empty table for the JSON document; the default `Framework.document`."""
     return {}
 
 
 def _eager_stack(launched_run: Launch | None, compiled: bool) -> str:
-    """Returns the name of the software stack that times eager PyTorch; the default `Framework.stack`."""
+    """Returns the name of the eager PyTorch software stack; the default `Framework.stack`."""
     return "torch"
 
 
@@ -193,5 +193,5 @@ class Framework:
         return FrameworkEvidence(self.name) if self.evidence is None else self.evidence(layout, trains)
 
     def is_implied(self, layout_request: LayoutRequest) -> bool:
-        """Whether the user's layout options imply this framework, though they do not name it."""
+        """Whether layout options of the user imply this framework without its name."""
         return self.implied_by is not None and self.implied_by[1](layout_request)

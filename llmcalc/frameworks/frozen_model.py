@@ -1,4 +1,4 @@
-"""A frozen copy of the trained model on the same devices: the reference model of training on preferences.
+"""A frozen copy of the trained model on the same devices: the reference model of preference training.
 
 Its weights stay all the time. Its pass without gradients runs while the trained model's activations are saved, and adds
 its logits to theirs. DPO's own loss keeps no logits in float32 beside those of a 16-bit model, so that both together
@@ -38,11 +38,11 @@ class FrozenModel:
 
     @property
     def parts(self) -> tuple[FrozenModel | SecondLoss, ...]:
-        """Parts added to the memory of training, each with its bytes."""
+        """The frozen model's additions to training memory: named parts with bytes."""
         return (self,)
 
     def bytes(self, parameters: int, trained_dtype: str) -> int:
-        """Returns the frozen weights' bytes per device.
+        """Returns the bytes of the frozen weights per device.
 
         parameters: number of parameters. trained_dtype: trained format.
         """
@@ -76,11 +76,11 @@ class SecondLoss:
 
     @property
     def parts(self) -> tuple[SecondLoss]:
-        """Parts added to the memory of training: the loss alone."""
+        """The second loss's addition to training memory, as a named part."""
         return (self,)
 
     def additional_bytes(self, memory_estimate: Memory, device: DeviceMemory) -> int:
-        """Returns the bytes per device of the second loss's logits, as if they were never freed: an upper bound."""
+        """Returns the second loss's logits in bytes per device, as if never freed: an upper bound."""
         workload = memory_estimate.states.workload
         return self.width * int(workload.batch) * int(workload.seq) * memory_estimate.spec.vocab_size
 
@@ -102,7 +102,7 @@ class Teacher(FrozenModel):
 
     @property
     def parts(self) -> tuple[FrozenModel | SecondLoss, ...]:
-        """Parts added to the memory of training: the teacher's weights and the loss."""
+        """The teacher's weights and loss, as additions to training memory."""
         return (self,) if self.loss is None else (self, self.loss)
 
     def additional_bytes(self, memory_estimate: Memory, device: DeviceMemory) -> int:

@@ -1,4 +1,4 @@
-"""Inference on several devices: a rank's weights, its shard of the cache, and its part of each pass.
+"""Inference on several devices: a rank's weights, cache shard and part of each pass.
 
 Heads, widths and the vocabulary are divided as torch's tensor parallelism divides them, layers over the stages of a
 pipeline, experts over the ranks that hold some of them each. Key and value heads that are fewer than the ranks are
@@ -30,7 +30,7 @@ WITHOUT_PLAN = (
 
 
 def inference_rank(whole_model: Memory, layout: Layout, rank: int, cuda_runtime: Runtime) -> Memory:
-    """Returns the memory of one inference rank. whole_model: the undivided model and its workload.
+    """Returns the memory of one inference rank. whole_model: the unsharded model and its workload.
 
     Raises `InputError` for a layout that is not of inference, and for sizes that it does not divide.
     """
@@ -44,7 +44,7 @@ def inference_rank(whole_model: Memory, layout: Layout, rank: int, cuda_runtime:
 
 
 def rank_memory(memory_estimate: Memory) -> DeviceMemory:
-    """Returns a rank's device memory, with layer indices of the whole model. memory_estimate: from `inference_rank`.
+    """Returns a rank's device memory with the whole model's layer indices. memory_estimate: from `inference_rank`.
 
     memory_estimate: from `inference_rank`.
     """

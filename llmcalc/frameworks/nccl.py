@@ -44,7 +44,7 @@ NAME = "NCCL buffers"
 
 
 def communicator_bytes(ranks: int, torch: str = "") -> int:
-    """Returns the bytes of one NCCL communicator per rank, averaged over the communicator's ranks.
+    """Returns the mean bytes per rank of one NCCL communicator.
 
     In a ring each rank sends to one other. A tree inside a machine is a chain, with sums up and results down.
     torch: its version, by default the newest.
@@ -68,7 +68,7 @@ def communicators(layout: Layout, framework: Framework) -> list[int]:
 def with_nccl(
     memory: DeviceMemory, layout: Layout, framework: Framework, cuda_runtime: Runtime, torch: str = ""
 ) -> DeviceMemory:
-    """Returns a rank's memory with the bytes of NCCL's buffers added; unchanged if their size is not known."""
+    """Returns a rank's memory plus NCCL's buffers, if the size of the buffers is known."""
     if (
         not framework.nccl_is_known
         or layout.pp > 1

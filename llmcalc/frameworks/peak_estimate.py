@@ -1,4 +1,4 @@
-"""Estimates a rank's peak memory without an allocator, from the activations that a micro-batch saves and its peaks.
+"""Estimates a rank's peak memory from a micro-batch's saved activations and peaks, without an allocator.
 
 A stage of many equal layers is measured with a few, since bytes are linear in their number. Stages that differ only in
 this number share a measurement, and so do layouts that divide experts or replicas in other ways.
@@ -46,7 +46,7 @@ def is_layer_path(path: str) -> bool:
 
 
 class PeakByPath(NamedTuple):
-    """The peak bytes of a forward or backward pass while each module runs, by the module's path.
+    """The peak bytes of a forward or backward pass, by the path of the running module.
 
     With more layers each peak grows by itself: the highest peak of a short run need not be that of a long one.
     """
@@ -69,7 +69,7 @@ class PeakByPath(NamedTuple):
         )
 
     def plus(self, bytes: int) -> PeakByPath:
-        """Returns the peak bytes with a constant added to each module's peak."""
+        """Returns the peak bytes with the same number of bytes added to each module's peak."""
         return PeakByPath({path: peak + bytes for path, peak in self.by_path.items()})
 
 
@@ -125,7 +125,7 @@ class MicroBatchBytes:
 
     @cached_property
     def backward_outside_modules(self) -> int:
-        """The peak bytes of the backward pass outside all modules, when the embedding gets its gradient."""
+        """The peak bytes of the backward pass outside all modules, during the embedding's gradient."""
         return self.backward.by_path.get("", 0)
 
     @cached_property
@@ -134,7 +134,7 @@ class MicroBatchBytes:
         return max((bytes for path, bytes in self.backward.by_path.items() if is_layer_path(path)), default=0)
 
     def with_more_layers(self, longer_peak: MicroBatchBytes, count: int) -> MicroBatchBytes:
-        """Returns a micro-batch's bytes with `count` more layers. longer_peak: its bytes with one more layer."""
+        """Returns a micro-batch's bytes with `count` more layers. longer_peak: bytes with one more layer."""
         return MicroBatchBytes(
             self.saved + count * (longer_peak.saved - self.saved),
             self.forward.with_more_layers(longer_peak.forward, count),
@@ -161,7 +161,7 @@ class BytesPerParameter(NamedTuple):
 
 
 def parameters_in_padded_rows(shards: int, use: Use) -> Number:
-    """Returns the number of parameters, with each tensor's rows padded to a multiple of the shards."""
+    """Returns the number of parameters, with rows padded to a multiple of the shards."""
     count = use.params()
     if not count:
         return 0
@@ -172,7 +172,7 @@ def parameters_in_padded_rows(shards: int, use: Use) -> Number:
 
 
 def distinct_micro_batches(layout: Layout, micro_batches: int) -> int:
-    """Returns the number of micro-batches after which the schedule repeats, plus those of an incomplete round."""
+    """Returns the number of micro-batches after which the schedule repeats, plus an incomplete last round."""
     period = 2 * layout.pp * layout.vpp
     return micro_batches if micro_batches <= period else period + micro_batches % layout.pp
 
@@ -240,7 +240,7 @@ class PeakEstimate:
         return routed_experts(self.spec)
 
     def least_bytes(self, layout: Layout, micro_batches: int = 0) -> int:
-        """Returns a lower bound of the largest rank's bytes: its weights, gradients and optimizer states.
+        """Returns a lower bound of the largest rank's bytes: weights, gradients and optimizer states.
 
         micro_batches: of a step; its first rank also saves the layers whose saved bytes are known from other stages.
             0 (default) for bytes of any run.
@@ -359,7 +359,7 @@ class PeakEstimate:
         return max(forward - gradients, last_layer, first_layer) - pass_bytes.saved
 
     def static_bytes(self, layout: Layout, stage: Stage, gradients_only: bool = False) -> int:
-        """Returns the bytes of weights, gradients and optimizer states of a stage, or of its gradients alone."""
+        """Returns a stage's bytes of weights, gradients and optimizer states, or of the gradients alone."""
         parameters = self.stage_parameters(layout, stage)
         weights, gradients, optimizer, adamw_extra = self.per_parameter
         if gradients_only:
@@ -383,7 +383,7 @@ class PeakEstimate:
         return counts._replace(dense=counts.dense - counts.experts, experts=counts.experts // layout.ep)
 
     def _count_parameters(self, layout: Layout, stage: Stage, shards: int) -> StageParameters:
-        """Counts the parameters of a pipeline stage; here `dense` includes the routed experts."""
+        """Counts a pipeline stage's parameters; `dense` includes the routed experts."""
         tree = shared_rank_program(self.spec, layout, 0, similar_stage(self.spec, stage)).node()
         size = partial(parameters_in_padded_rows, shards) if shards > 1 else total_of
         tree_nodes = [
@@ -451,7 +451,7 @@ class PeakEstimate:
         return shorter_run.with_more_layers(longer_run, repeats - SHORT_RUN_REPEATS)
 
     def _measured_layers(self, stage: Stage) -> tuple[int, int, int | None]:
-        """Returns start and end of the layers measured for a stage, and the number of repeats that they represent.
+        """Returns start and end of a stage's measured layers, and the number of repeats per measured layer.
 
         The repeats are None where all layers of the stage are measured.
 
@@ -479,7 +479,7 @@ class PeakEstimate:
         return start, end, count if end - start == window else None
 
     def _layout_of_layers(self, layout: Layout, start: int, end: int, stage: Stage) -> tuple[Layout, Stage]:
-        """Returns a layout with one stage of the layers from `start` to `end`, and with two experts per rank."""
+        """Returns a one-stage layout of the layers from `start` to `end`, with two experts per rank."""
         count, ep = self.layers, max(1, self.experts // 2)
         sizes: tuple[int, ...]
         if stage.first and stage.last:
@@ -508,7 +508,7 @@ class PeakEstimate:
 def _pass_peaks(
     pass_bytes: MicroBatchBytes, stage: Stage, transient: TransientBytes, micro_batches: int
 ) -> tuple[int, int, int]:
-    """Returns a stage's peak bytes before its first gradient, in the head's and in the layers' backward pass."""
+    """Returns a stage's peak bytes before the first gradient, in the head's and in the layers' backward pass."""
     forward = max(
         pass_bytes.layer_forward_peak,
         pass_bytes.loss_peak + transient.at_loss,

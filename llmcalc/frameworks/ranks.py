@@ -64,7 +64,7 @@ class Cluster:
         own_settings: Any = None,
         frozen: FrozenModel | SecondLoss | None = None,
     ) -> Cluster:
-        """Returns the memory of a layout's devices. framework: record or name; other arguments as in `RunOnRanks`.
+        """Returns the memory of a layout's devices. framework: record or name; other arguments as of `RunOnRanks`.
 
         framework: a record or its name; other arguments as in `RunOnRanks`.
         """
@@ -85,7 +85,7 @@ class Cluster:
 
     @property
     def own_settings(self) -> Any:
-        """The framework's own settings from a launch file; None without one."""
+        """The framework-specific settings from a launch file; None without one."""
         return self.run.own_settings
 
     @property
@@ -98,12 +98,12 @@ class Cluster:
 
     @property
     def trains(self) -> bool:
-        """Whether the run is training."""
+        """Whether the run is a training run."""
         return self.settings.phase == "training"
 
     @cached_property
     def ranks(self) -> tuple[int, ...]:
-        """One rank of every pipeline stage, and the last of all ranks; of a long pipeline those that may need the most.
+        """One rank of every pipeline stage, plus the last rank; in a long pipeline, only ranks that may need the most.
 
         A pipeline is long if its layers are more than `MOST_LAYERS_OF_ALL_STAGES`, or the passes of all its stages more
         than `MOST_PASSES_OF_ALL_STAGES` and each of them is replayed.
@@ -153,13 +153,13 @@ class Cluster:
         return tuple(self.rank_memory(rank, cuda_runtime) for rank in self.ranks)
 
     def rank_memory(self, rank: int, cuda_runtime: Runtime) -> RankMemory:
-        """Returns the memory of one rank; its replay is cached."""
+        """Returns the memory of one rank, from a cached replay."""
         if (rank, cuda_runtime) not in self._replayed:
             self._replayed[rank, cuda_runtime] = self._replay(rank, cuda_runtime)
         return self._replayed[rank, cuda_runtime]
 
     def tensor_bytes(self, rank: int, cuda_runtime: Runtime) -> int:
-        """Returns the bytes of tensors of a rank at its peak in training; 0 if only its replay computes them."""
+        """Returns a rank's tensor bytes at the peak in training; 0 if only a replay can compute them."""
         record = self.framework
         return record.tensor_bytes(self.run, rank, cuda_runtime) if self.trains and record.tensor_bytes else 0
 
@@ -194,12 +194,12 @@ class Cluster:
 
     @property
     def device_rank(self) -> RankMemory:
-        """The rank that needs the most device memory."""
+        """The rank with the largest need of device memory."""
         return largest_need(self.by_rank)
 
     @property
     def peak_rank(self) -> RankMemory:
-        """The rank with the largest peak of allocated bytes; another rank may reserve more, with more free blocks."""
+        """The rank with the largest peak of allocated bytes; another rank may reserve more bytes."""
         return max(self.by_rank, key=lambda rank: (rank.device.peak_bytes, -rank.rank))
 
     @cached_property
@@ -215,20 +215,20 @@ class Cluster:
 
     @property
     def attention(self) -> AttentionImplementation:
-        """The attention implementation."""
+        """The name of the attention implementation."""
         if self.trains:
             return attention_of(self.memory, self.framework)
         return inference_rank(self.memory, self.layout, 0, self.memory.runtime).attention
 
     @property
     def micro_batches(self) -> int:
-        """Number of micro-batches of a step."""
+        """The number of micro-batches per step."""
         microbatches_of_file = getattr(self.own_settings, "microbatches", None)
         return microbatches_of_file or self.settings.num_microbatches or 1
 
     @cached_property
     def messages(self) -> list[Message] | None:
-        """The collective messages of the largest rank in a training step; None if they are not modelled."""
+        """The collective messages of the largest rank in a training step; None if messages are not modelled."""
         if not self.trains:
             return None
         try:
@@ -279,12 +279,12 @@ def _with_frozen_model(memory: DeviceMemory, frozen: FrozenModel | SecondLoss, n
 
 
 def _has_all_layers(chunks: list[Counter[str]], smaller_chunks: list[Counter[str]]) -> bool:
-    """Whether each pipeline chunk contains all layers of the chunk with the same index in `smaller_chunks`."""
+    """Whether each pipeline chunk contains all layers of the same chunk in `smaller_chunks`."""
     return all(layers >= smaller_layers for layers, smaller_layers in zip(chunks, smaller_chunks, strict=True))
 
 
 def attention_of(memory_estimate: Memory, framework: Framework) -> AttentionImplementation:
-    """Returns the attention implementation that runs: the requested one, or the framework's default."""
+    """Returns the attention implementation: the requested one, or the framework's default."""
     requested_attention = memory_estimate.settings.attn_implementation
     return (
         requested_attention or framework.attention or default_attention(memory_estimate.settings, memory_estimate.spec)

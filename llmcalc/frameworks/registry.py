@@ -41,7 +41,7 @@ def framework(name: str) -> Framework:
 
 
 def framework_of(layout_request: LayoutRequest) -> Framework:
-    """Returns the framework that a layout names, or the framework that its options imply."""
+    """Returns the framework in a layout's request, or the framework that the options imply."""
     if layout_request.framework is not None:
         return framework(layout_request.framework)
     implied_frameworks = (
@@ -54,7 +54,7 @@ def framework_of(layout_request: LayoutRequest) -> Framework:
 
 
 def frameworks_for_plans(layout_request: LayoutRequest) -> tuple[Framework, ...]:
-    """Returns the frameworks whose layouts a plan tries: the named or implied one, else `FOR_PLANS`."""
+    """Returns the frameworks for a plan's layouts: the named or implied framework, else `FOR_PLANS`."""
     implied_framework = framework_of(layout_request)
     if layout_request.framework is not None or implied_framework.is_implied(layout_request):
         return (implied_framework,)

@@ -1,4 +1,4 @@
-"""A rank's temporary bytes at points of a training step, which add to its activations and parameters.
+"""A rank's temporary bytes at points of a training step, in addition to activations and parameters.
 
 They are buffers in which gradients are summed over replicas, parameters that are sharded and gathered, and temporary
 tensors of the optimizer's step. Each framework counts its own (`transient_bytes` of its `estimate.py`).
@@ -20,7 +20,7 @@ from ..simulator.tensor import DTYPES, FLOAT32, Dtype, empty
 
 
 class StageParameters(NamedTuple):
-    """The parameter counts of a stage, on one tensor-parallel rank.
+    """The parameter counts of a stage on one tensor-parallel rank.
 
     dense: those of all modules but routed experts.
     experts: those of routed experts.
@@ -48,7 +48,7 @@ class StageParameters(NamedTuple):
 
 
 class TransientBytes(NamedTuple):
-    """A rank's temporary bytes at each point of a training step; all are 0 by default.
+    """A rank's temporary bytes at each point of a training step, 0 by default.
 
     Bytes of a moment inside of the passes are added to `in_passes`: they are negative where less exists then.
 
@@ -98,7 +98,7 @@ def no_transient_bytes(layout: Layout, stage_parameters: Sequence[StageParameter
 
 
 class OptimizerStepBytes(NamedTuple):
-    """The temporary bytes of an optimizer step, per element of its tensors. All are 0 by default.
+    """The temporary bytes of an optimizer step per tensor element, 0 by default.
 
     per_parameter: bytes per parameter.
     per_largest: further bytes per element of the largest tensor.
@@ -117,7 +117,7 @@ class OptimizerStepBytes(NamedTuple):
     gradient_width: int = 0
 
     def rank_bytes(self, layout: Layout, stage_parameters: Sequence[StageParameters], sharded: bool) -> int:
-        """Returns the step's largest temporary bytes on a rank. sharded: whether each rank updates only its shard."""
+        """Returns the largest temporary bytes of the optimizer step on a rank. sharded: whether ranks update shards."""
         dense = sum(stage.dense for stage in stage_parameters)
         experts = sum(stage.experts for stage in stage_parameters)
         shards, expert_shards = (layout.shards, layout.expert_shards) if sharded else (1, 1)
@@ -141,7 +141,7 @@ SIDE = 1024
 
 
 def measure_optimizer_step(training_config: Training, has_flat_parameters: bool = False) -> OptimizerStepBytes:
-    """Measures the temporary bytes of an optimizer's step on one, two and three matrices.
+    """Measures the temporary bytes of an optimizer step on one, two and three matrices.
 
     The step over two shows what one matrix leaves to the next one's update; the third adds what each parameter takes.
     has_flat_parameters: whether a rank's shard of all parameters is one tensor, without rows.

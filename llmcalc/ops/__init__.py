@@ -64,7 +64,7 @@ if TYPE_CHECKING:
 
 
 def __getattr__(name: str) -> Any:
-    """Returns a less common primitive, whose file is imported when it is first used."""
+    """Returns a less common primitive, imported on first use."""
     from importlib import import_module
 
     for file in ("products", "sparse", "recurrent"):

@@ -40,11 +40,11 @@ class AttentionCore(Op):
 
     @property
     def selects_keys(self) -> bool:
-        """Whether an indexer selects the keys: a full pass masks unselected keys, and decoding does not read them."""
+        """Whether an indexer selects the keys: full passes mask unselected keys, and decoding skips them."""
         return self.selected is not None
 
     def pairs(self, run_config: RunConfig) -> Number:
-        """Returns the number of (query, key) pairs per head and sequence, under the run's counting convention."""
+        """Returns the number of (query, key) pairs per head and sequence by the run's convention."""
         new, past = run_config.new_rows(self.rows), run_config.past_rows(self.rows)
         if self.keys is not None:
             return new * run_config.available_rows(self.keys)
@@ -59,7 +59,7 @@ class AttentionCore(Op):
         return _causal_pairs(past + new, window, self.chunk) - _causal_pairs(past, window, self.chunk)
 
     def _cached_keys(self, past: Number, run_config: RunConfig) -> Number:
-        """Returns the number of cached keys that new tokens attend to; with a window W, at most W − 1."""
+        """Returns the number of cached keys that new tokens attend to; at most W − 1 with a window W."""
         limit = self.window if self.window is not None else self.chunk
         if self.selected is not None and run_config.phase == "decode":
             limit = self.selected
@@ -80,7 +80,7 @@ class ReceivedCore(AttentionCore):
     """Attention to keys and values that another model has computed, which get no gradients."""
 
     def backward_flops(self, run_config: RunConfig) -> Number:
-        """Returns the FLOPs of the gradients of queries and of weights; keys and values get none.
+        """Returns the FLOPs of the gradients of queries and weights, without keys and values.
 
         Flash recomputes the scores once (Dao 2023, §3.1).
         """
@@ -90,7 +90,7 @@ class ReceivedCore(AttentionCore):
 
 @frozen(slots=True)
 class OverlappingChunks(AttentionCore):
-    """A centred attention window, computed as in Longformer's classes in overlapping chunks (Beltagy et al. 2020).
+    """A centred attention window in overlapping chunks, as in Longformer's classes (Beltagy et al. 2020).
 
     With w tokens on each side, scores are products within chunks of 2·w tokens, one every w tokens, and each chunk of w
     tokens sums the values of 3·w. The number of tokens is padded to a multiple of 2·w.
@@ -128,7 +128,7 @@ class KVCache(Op):
 
     @property
     def vectors(self) -> tuple[tuple[Number, Number], ...]:
-        """Returns the (heads, size) of each vector that is cached per token."""
+        """Returns (heads, size) of each cached vector per token."""
         return self.parts or ((1, self.width),)
 
     def cache_bits(self, run_config: RunConfig, kv_bits: Number) -> Number:

@@ -31,7 +31,7 @@ class ParamTensor:
 
     @property
     def size(self) -> Number:
-        """The number of elements."""
+        """The number of elements of the tensor."""
         n: Number = 1
         for axis in self.shape:
             n = times(n, axis)
@@ -40,7 +40,7 @@ class ParamTensor:
 
 @frozen(slots=True)
 class Op:
-    """The base class of primitives. A primitive declares its effects, and has a method for each of them.
+    """The base class of primitives, which declare effects and have a method for each effect.
 
     params(): trainable parameters; a tied weight is counted only where it is first used.
     tensors(): the tensors that `params` counts, because optimizers keep their state per tensor.
@@ -53,7 +53,7 @@ class Op:
     effects: ClassVar[frozenset[str]] = frozenset()
 
     def __init_subclass__(cls) -> None:
-        """Raises `TypeError` for an effect without a method, or for a method without its effect."""
+        """Raises `TypeError` for an effect without a method, or a method without an effect."""
         defined = {name for name in EFFECTS for c in cls.__mro__[:-2] if name in c.__dict__}
         derived = {name for name in ("active_params", "backward_flops") if name in cls.effects}
         if cls.effects - EFFECTS:
@@ -73,7 +73,7 @@ class Op:
         raise TypeError(f"{type(self).__name__} declares no FLOPs")
 
     def backward_flops(self, run_config: RunConfig) -> Number:
-        """Returns twice the forward FLOPs: the backward pass of y = x·Wᵀ has two products, dx = dy·W and dW = dyᵀ·x."""
+        """Returns twice the forward FLOPs, since the backward pass of y = x·Wᵀ has two products (dx and dW)."""
         return 2 * self.forward_flops(run_config)
 
 

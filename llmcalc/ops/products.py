@@ -15,7 +15,7 @@ from .linear import ExpertLinear, Linear
 
 @frozen(slots=True)
 class EntryLinear(Linear):
-    """A linear layer whose outputs form entries of `rate` tokens. A pass without a complete entry has no gradient."""
+    """A linear layer whose outputs form entries of `rate` tokens; passes without a complete entry have no gradient."""
 
     rate: Number = 1
 
@@ -25,7 +25,7 @@ class EntryLinear(Linear):
 
 @frozen(slots=True)
 class IdentityExperts(Op):
-    """`count` experts that return their input unchanged, which a router selects like real experts.
+    """`count` experts that return their input unchanged and compete with real experts in the router.
 
     They have no parameters and no FLOPs. How many of a token's `top_k` experts are identity experts depends on the
     data; the real experts are counted as if there were none.
@@ -40,7 +40,7 @@ class IdentityExperts(Op):
     maps: tuple[ExpertLinear, ...]
 
     def _expert_params(self) -> Number:
-        """Returns the parameters of one expert with weights, which a token skips by selecting an identity expert."""
+        """Returns the parameters of one expert with weights, which an identity expert replaces."""
         parameter_count: Number = 0
         for linear in self.maps:
             parameter_count = add(parameter_count, linear.expert_params())
@@ -103,7 +103,7 @@ class Product(Op):
 
 @frozen(slots=True)
 class ExpertRows(Op):
-    """A table with one vector per expert, of which each token multiplies by `top_k` (Doge)."""
+    """A table with one vector per expert, of which each token uses `top_k` (Doge)."""
 
     effects: ClassVar[frozenset[str]] = PARAMS | FLOPS
 
@@ -127,7 +127,7 @@ class ExpertRows(Op):
 
 @frozen(slots=True)
 class BlockSums(Op):
-    """The sum of each block of `block` tokens, as a product with a 0/1 matrix, which needs no gradient (LongT5)."""
+    """Sums over each block of `block` tokens, as a product with a 0/1 matrix without a gradient (LongT5)."""
 
     effects = FLOPS
 
@@ -226,7 +226,7 @@ class Conv1d(Op):
 
 @frozen(slots=True)
 class DynamicConvolution(Op):
-    """A convolution of each head along the tokens, whose filters another part computes for each token (ConvBERT).
+    """A convolution along the tokens per head, with filters that are inputs computed per token (ConvBERT).
 
     Filters: [rows, heads, kernel].
     """

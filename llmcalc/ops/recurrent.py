@@ -1,4 +1,4 @@
-"""Recurrent states, whose size does not grow with the tokens, and the matrix products of chunked recurrences."""
+"""Recurrent states of constant size, and the matrix products of chunked recurrences."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ class State(Op):
 
 @frozen(slots=True)
 class SelectiveScan(Op):
-    """Mamba's recurrence for `inner` channels of `state` elements each: h ← exp(Δ·A)·h + Δ·B·x, y = h·C + D·x.
+    """Mamba's recurrence for `inner` channels with `state` elements: h ← exp(Δ·A)·h + Δ·B·x, y = h·C + D·x.
 
     Its parameters are A [inner, state] and D [inner]; its only matrix multiplication is h·C.
     """
@@ -78,7 +78,7 @@ class HeadScan(Op):
 
 @frozen(slots=True)
 class ChunkedScan(HeadScan):
-    """Mamba-2's recurrence in chunks of `chunk` tokens; the last chunk is padded.
+    """Mamba-2's recurrence in chunks of `chunk` tokens, with a padded last chunk.
 
     Within a chunk it is attention without a softmax (C·Bᵀ times x); between chunks it is a product over all pairs of
     chunks.
@@ -98,7 +98,7 @@ class ChunkedScan(HeadScan):
 
 @frozen(slots=True)
 class ProjectedHeadScan(HeadScan):
-    """Mamba-2's recurrence, one token at a time, with Δ, B and C of separate projections (PLaMo 2)."""
+    """Mamba-2's recurrence, one token at a time, with Δ, B and C from separate projections (PLaMo 2)."""
 
 
 @frozen(slots=True)
@@ -175,7 +175,7 @@ class TransitionScan(DecayScan):
 
 @frozen(slots=True)
 class LightningCore(DecayScan):
-    """Linear attention with a fixed decay, in blocks: each block also has scores Q·Kᵀ and their product with V.
+    """Linear attention with a fixed decay, in blocks; within a block also scores Q·Kᵀ and a product with V.
 
     The last block is shorter, not padded.
     """

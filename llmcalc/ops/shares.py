@@ -1,4 +1,4 @@
-"""Linear layers that a rank runs on some tokens only: on the rank's own tokens, or on tokens sent to the rank."""
+"""Linear layers that a rank runs on a subset of the tokens: its part of the sequence, or received tokens."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from .products import IdentityExperts
 
 @frozen(slots=True)
 class LinearShare(Linear):
-    """A linear layer that every tensor-parallel rank stores in full and runs on its tokens (sequence parallelism).
+    """A linear layer with an unsharded weight, which each tensor-parallel rank runs on a part of the tokens.
 
     ranks: how many ranks divide the tokens.
     """
@@ -29,7 +29,7 @@ class LinearShare(Linear):
 
 @frozen(slots=True)
 class ExpertShare(ExpertLinear):
-    """The experts of one expert-parallel rank, if every expert is selected equally often.
+    """The experts of one expert-parallel rank, under balanced routing.
 
     Each rank sends away its tokens' rows and gets as many from all others, so it computes its share of them.
 
@@ -53,7 +53,7 @@ class ExpertShare(ExpertLinear):
 
 @frozen(slots=True)
 class IdentityShare(IdentityExperts):
-    """The identity experts on one rank, whose experts with weights are divided. maps: the linear layers of all experts.
+    """The identity experts on a rank with sharded other experts. maps: the linear layers of all experts.
 
     ranks: over how many ranks the real experts are divided, each of them whole or in parts.
     """
@@ -68,7 +68,7 @@ class IdentityShare(IdentityExperts):
 
 
 def _divided_by_ranks(quantity: Number, ranks: Number) -> Number:
-    """Divides a number by the number of ranks: an integer if it is a multiple, else an exact fraction."""
+    """Divides a number by the number of ranks: an integer if divisible, else an exact fraction."""
     if isinstance(quantity, int) and quantity % ranks:
         return Fraction(quantity, ranks)
     return exact_div(quantity, ranks)

@@ -1,4 +1,4 @@
-"""Attention to selected keys, to blocks or to compressed entries, and the caches of such attention."""
+"""Attention to selected keys, blocks or compressed entries, and the caches of such attention."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ class MaskedCore(AttentionCore):
 
 @frozen(slots=True)
 class VisibleKeysCore(AttentionCore):
-    """The base of attention to keys of which a query sees fewer than all earlier ones: a full pass masks the others."""
+    """The base of attention to some of the earlier keys: a full pass masks the keys that a query does not see."""
 
     def visible_pairs(self, n: Number) -> Number:
         """Returns the number of (query, key) pairs of the first n tokens."""
@@ -73,7 +73,7 @@ class BlockCore(VisibleKeysCore):
 
 @frozen(slots=True)
 class PooledCore(VisibleKeysCore):
-    """Attention to `selected` tokens in complete pools of `pool` tokens, and to those after the last complete pool.
+    """Attention to `selected` tokens in complete pools of `pool` tokens, and to tokens after the last complete pool.
 
     A full pass masks the other tokens, decoding reads only these (GLM-5.3).
     """
@@ -196,7 +196,7 @@ class PredictCore(AttentionCore):
 
 @frozen(slots=True)
 class EntryScores(AttentionCore):
-    """Attention of each token to entries of `rate` earlier tokens each, at most `chosen` entries (DeepSeek-V4)."""
+    """Attention of each token to at most `chosen` entries of `rate` earlier tokens (DeepSeek-V4)."""
 
     rate: Number = 1
     chosen: Number = None
@@ -206,7 +206,7 @@ class EntryScores(AttentionCore):
         return self.chosen is not None
 
     def visible_pairs(self, n: Number) -> Number:
-        """Returns the (query, entry) pairs of the first n tokens: their number Σ min(⌊p / rate⌋, chosen), p = 1 … n."""
+        """Returns the (query, entry) pairs of the first n tokens: Σ min(⌊p / rate⌋, chosen), p = 1 … n."""
         if self.chosen is not None:
             m = minimum(n, self.rate * self.chosen)
             return self._unlimited_pairs(m) + (n - m) * self.chosen
@@ -228,7 +228,7 @@ class EntryScores(AttentionCore):
 
 @frozen(slots=True)
 class DistanceScores(Op):
-    """The product, per head, of each token's query with the projection of every distance (XLNet, conformers).
+    """The product, per head, of each query with the projections of all distances (XLNet, conformers).
 
     rows: the tokens.
     distances: the distances, of one sequence.
@@ -247,12 +247,12 @@ class DistanceScores(Op):
 
 @frozen(slots=True)
 class SharedTableScores(DistanceScores):
-    """The product, per head, of each token's query with every row of a table that all sequences share (Funnel)."""
+    """The product, per head, of each query with every row of a table shared by all sequences (Funnel)."""
 
 
 @frozen(slots=True)
 class PairScores(Op):
-    """The product, per head, of each token's query with a key for each pair of tokens, which all heads share."""
+    """The product, per head, of each query with a key per token pair, shared by all heads."""
 
     effects = FLOPS
 
@@ -266,7 +266,7 @@ class PairScores(Op):
 
 @frozen(slots=True)
 class EntryCache(Op):
-    """A cache with one entry per `rate` tokens, and `rest` elements per token that no entry has yet (DeepSeek-V4)."""
+    """A cache with one entry per `rate` tokens, plus `rest` elements per not yet compressed token (DeepSeek-V4)."""
 
     effects = CACHE
 
@@ -284,7 +284,7 @@ class EntryCache(Op):
 
 @frozen(slots=True)
 class LastWindow(Op):
-    """The cached window of `rate` tokens that the next entry reads: `width` elements and as many weights per token.
+    """The cached window of `rate` tokens for the next entry: `width` elements and weights per token.
 
     It is empty before the first full window (DeepSeek-V4).
     """

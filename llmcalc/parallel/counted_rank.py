@@ -1,4 +1,4 @@
-"""The options that select one rank of a layout, whose costs are counted instead of the full model's.
+"""The options that select one rank of a layout, whose costs replace the full model's in counts.
 
 The modules that compute layouts are loaded when the first rank is requested.
 """
@@ -42,7 +42,7 @@ class RankRequest:
         return bool(self.sizes) or self.rank is not None
 
     def share(self, spec: ModelSpec, cost: Callable[[RankModel], Number], quantity: str) -> RankShare | None:
-        """Returns the requested rank's part of a model; None if no layout was requested.
+        """Returns the requested rank's model; None if no layout was requested.
 
         cost: the cost whose maximum selects the rank if no rank number was given.
         quantity: that cost in words.
@@ -73,5 +73,5 @@ NO_RANK_OPTIONS = RankRequest()
 
 
 def rank_settings() -> dict[str, Declared]:
-    """Returns the settings that request the counts of one rank, by name."""
+    """Returns the settings that request one rank's counts, by name."""
     return {**{option_name: declared(LayoutRequest)[option_name] for option_name in SIZES}, RANK.name: RANK}

@@ -1,4 +1,4 @@
-"""Divisors of whole numbers."""
+"""Computes divisors of whole numbers."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Layouts over several devices: the sizes of parallel groups, and each rank's index in every group.
+"""Layouts over several devices: parallel group sizes, and each rank's index in every group.
 
 Tensor parallelism (Shoeybi 2019, arXiv:1909.08053) divides heads, feed-forward widths and the vocabulary; sequence
 parallelism (Korthikanti 2022, arXiv:2205.05198) what lies between, by tokens; context parallelism (Liu 2023,
@@ -28,7 +28,7 @@ Zero: TypeAlias = Literal[0, 1, 2, 3]
 
 
 class ImpossibleLayout(InputError):
-    """Raised for group sizes that contradict each other, or that do not divide the model."""
+    """Raised for group sizes that contradict each other or do not divide the model."""
 
 
 class Coordinates(NamedTuple):
@@ -49,7 +49,7 @@ class Coordinates(NamedTuple):
 
 @frozen
 class Layout:
-    """The sizes of all parallel groups, and the options of each kind of parallelism.
+    """The sizes of all parallel groups, and the options of each parallelism.
 
     tp, pp, cp, dp, ep: sizes of the groups, 1 by default.
     etp: ranks that divide one expert, tp by default.
@@ -81,7 +81,7 @@ class Layout:
     pp_layout: tuple[int, ...] | None = None
 
     def __post_init__(self) -> None:
-        """Raises `InputError` for sizes that contradict each other."""
+        """Raises `InputError` for group sizes that contradict each other."""
         for option_name in ("tp", "pp", "cp", "dp", "ep", "vpp", "hsdp_replicas"):
             if getattr(self, option_name) < 1:
                 raise InputError(
@@ -124,7 +124,7 @@ class Layout:
 
     @property
     def world(self) -> int:
-        """The number of devices (ranks)."""
+        """The number of devices (ranks) of the layout."""
         return self.tp * self.cp * self.pp * self.dp
 
     @property
@@ -134,7 +134,7 @@ class Layout:
 
     @property
     def expert_tp(self) -> int:
-        """Number of ranks that divide each expert."""
+        """Number of ranks that shard each expert."""
         return self.tp if self.etp is None else self.etp
 
     @property
@@ -153,7 +153,7 @@ class Layout:
         return max(1, self.expert_dp // self.hsdp_replicas)
 
     def coordinates(self, rank: int) -> Coordinates:
-        """Returns the index of a rank in each group. Ranks are numbered in the order tp, cp, dp, pp.
+        """Returns a rank's index in each group, in rank order tp, cp, dp, pp.
 
         Source: Megatron-LM, parallel_state.py, `RankGenerator`, order tp-cp-ep-dp-pp, with a second one for experts;
         torchtitan's mesh has the same order.
@@ -189,7 +189,7 @@ class Layout:
 
 
 def stage_layers_text(layers: Sequence[int]) -> str:
-    """Returns numbers of layers as `--pp-layout` takes them: 2,2,2,3 as `2x3,3`."""
+    """Writes numbers of layers for `--pp-layout`: 2,2,2,3 as `2x3,3`."""
     runs = [(size, len(list(stages))) for size, stages in groupby(layers)]
     return ",".join(f"{size}x{stages}" if stages > 1 else str(size) for size, stages in runs)
 
@@ -241,7 +241,7 @@ def rank_chunks(layout: Layout, layers: int, rank: int) -> Chunks:
 
 
 def stages(layout: Layout, layers: int) -> Iterator[Stage]:
-    """Yields a pipeline's stages, in the order in which a micro-batch passes them.
+    """Yields a pipeline's stages in the order of a micro-batch.
 
     layers: number of layers of the model.
     Chunk c of rank r is stage c · pp + r (Narayanan 2021, §2.2.2); under DualPipe rank r has the stages r and

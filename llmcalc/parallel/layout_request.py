@@ -1,4 +1,4 @@
-"""The parallelism options as the user typed them, and the layout that follows from them."""
+"""The parallelism options as typed, and the layout derived from them."""
 
 from __future__ import annotations
 
@@ -155,7 +155,7 @@ class LayoutRequest:
 
     @property
     def has_options(self) -> bool:
-        """Whether any option was given."""
+        """Whether the user typed any layout option."""
         return any(getattr(self, field.name) is not None for field in fields(self))
 
     @property
@@ -166,11 +166,11 @@ class LayoutRequest:
 
     @property
     def pipeline(self) -> bool:
-        """Whether any pipeline option was given."""
+        """Whether the user typed any pipeline option."""
         return self.pp is not None or (self.vpp or 1) > 1 or self.schedule is not None
 
     def layout(self, keeps_gathered: Callable[[int, int], bool] = lambda pp, zero: False) -> Layout:
-        """Returns the layout of these options. Raises `InputError` for options that contradict each other.
+        """Returns the layout of these options. Raises `InputError` for contradictory options.
 
         keeps_gathered: (pp, ZeRO stage) → whether gathered weights are kept after the forward pass by default.
         """
@@ -232,7 +232,7 @@ class LayoutRequest:
         return groups
 
     def zero_stage(self) -> int:
-        """Returns the ZeRO stage. Raises `InputError` for an unknown stage, and for a stage that --fsdp contradicts."""
+        """Returns the ZeRO stage. Raises `InputError` for an unknown stage or a contradiction with --fsdp."""
         if self.fsdp is not None and self.zero not in (None, 3):
             raise InputError(f"--zero {self.zero}: --fsdp divides the weights too; expected no --zero, or 3")
         if self.zero is not None and self.zero not in (0, 1, 2, 3):

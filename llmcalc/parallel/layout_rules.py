@@ -1,4 +1,4 @@
-"""A framework's rules, by which a search enumerates its layouts."""
+"""A framework's layout rules, from which a search enumerates layouts."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from .layout import Zero
 
 @frozen
 class LayoutRules:
-    """A framework's rules, by which a search enumerates its layouts.
+    """A framework's layout rules, from which a search enumerates layouts.
 
     name: the framework's name in errors.
     zero: default ZeRO stage of a layout with replicas.

@@ -39,7 +39,7 @@ MAX_PROGRAMS = 512
 
 
 class Message(NamedTuple):
-    """Identical messages of one rank in a step.
+    """Identical messages of one rank in one step.
 
     group: the group of ranks.
     ranks: size of the group.
@@ -56,13 +56,13 @@ class Message(NamedTuple):
 
     @property
     def wire_bytes(self) -> Number:
-        """Bytes that this rank sends for one of the messages."""
+        """Bytes that this rank sends per message."""
         return Collective("", self.kind, self.group, self.ranks, False, self.bytes).wire_bytes
 
 
 @frozen
 class Chunk:
-    """A pipeline stage of this rank, with its program.
+    """A pipeline stage of this rank, and the stage's program.
 
     stage: the stage; None without a pipeline.
     program: the program of its layers.
@@ -75,7 +75,7 @@ class Chunk:
 
 
 class GradientRules(NamedTuple):
-    """A framework's rules for reducing gradients over ranks with the same weights.
+    """A framework's rules for gradient reduction over ranks with the same weights.
 
     framework: its name in errors.
     zero_stages: the ZeRO stages that it supports.
@@ -157,13 +157,13 @@ def _program_collectives(
     own_checkpointing: bool,
     recompute: Recompute,
 ) -> tuple[Collective, ...]:
-    """Returns the collectives of a program's passes; layouts that differ only in replicas or stages share them."""
+    """Returns the collectives of a program's passes; layouts that differ only in replicas or stages share a result."""
     placements = Placements(program.rank_axes.layout, run_config, width, include, own_checkpointing, recompute)
     return tuple(placements.run(program))
 
 
 def _merge_equal(messages: Iterable[Message]) -> list[Message]:
-    """Merges identical messages, and drops empty messages and groups of one rank."""
+    """Merges identical messages, and drops empty messages and single-rank groups."""
     counts: dict[Message, Number] = {}
     for message in messages:
         if message.ranks > 1 and message.bytes and message.count:
@@ -173,7 +173,7 @@ def _merge_equal(messages: Iterable[Message]) -> list[Message]:
 
 
 def _chunks_of_rank(spec: ModelSpec, layout: Layout, micro_batches: int, rank: int, by_index: bool) -> Iterator[Chunk]:
-    """Yields the stages of a rank. A DualPipe rank has two stages, each for half of the micro-batches.
+    """Yields a rank's stages. A DualPipe rank has two stages, each for half of the micro-batches.
 
     by_index: whether messages depend on the indices of layers.
     """
@@ -254,7 +254,7 @@ def _tensor_group_gradients(
 def _data_messages(
     layout: Layout, chunks: list[Chunk], include: frozenset[str], gradients: GradientRules, width: int
 ) -> Iterator[Message]:
-    """Returns messages of gradients and weights among ranks with the same weights; experts have separate groups."""
+    """Returns messages of gradients and weights among ranks with equal weights; experts have separate groups."""
     for chunk in chunks:
         shards = weight_shards(chunk.program, include)
         for expert in (False, True):
@@ -270,7 +270,7 @@ def _data_messages(
 
 
 class ReplicaGroup(NamedTuple):
-    """The ranks with the same weights.
+    """The group of ranks with the same weights.
 
     expert: whether the weights are experts.
     shards: ranks that shard the weights.
@@ -282,7 +282,7 @@ class ReplicaGroup(NamedTuple):
     replicas: int
 
     def message(self, collective_kind: CollectiveKind, bytes: Number, count: Number) -> Message:
-        """Returns the collective messages among the ranks that shard the same weights."""
+        """Returns the collective messages of the ranks that shard the same weights."""
         return Message("expert dp" if self.expert else "dp", self.shards, collective_kind, bytes, count)
 
     def replica_all_reduce(self, bytes: Number, count: Number) -> Message:

@@ -61,7 +61,7 @@ def nearest_layouts_text(
     maximum: int = 3,
     check_layout: Callable[[Layout], object] | None = None,
 ) -> str:
-    """Returns a text of options such as `nearest layouts: --tp 4; --tp 2 --dp 2`; empty if no layout is possible.
+    """Returns options such as `nearest layouts: --tp 4; --tp 2 --dp 2`; empty if no layout is possible.
 
     check_layout: see `suggest_nearest_layouts`.
     """
@@ -102,7 +102,7 @@ def nearest_layouts(spec: ModelSpec, layout_request: LayoutRequest, seq: int | N
 
 
 def _near_layouts(spec: ModelSpec, layout_request: LayoutRequest, layers: int) -> Iterator[tuple[float, Layout]]:
-    """Yields layouts whose group sizes are near the requested ones, each with its distance."""
+    """Yields layouts with group sizes near the requested sizes, each with the distance."""
     experts = routed_experts(spec)
     axes = model_axes(spec)
     target = {option_name: getattr(layout_request, option_name) or 1 for option_name in SIZES}
@@ -153,7 +153,7 @@ def _tensor_sizes(axes: Sequence[Axis], size: int) -> Iterable[int]:
 
 
 def _replica_counts(layout_request: LayoutRequest, dp: int, sizes: dict[str, Any], etp: int) -> set[int]:
-    """Returns numbers of replicas to try.
+    """Returns the numbers of replicas to try for a layout.
 
     With a number of devices: as many replicas as fit. Otherwise: `dp`, and its neighbours that experts divide.
     """
@@ -168,7 +168,7 @@ def _replica_counts(layout_request: LayoutRequest, dp: int, sizes: dict[str, Any
 def _layout_of_sizes(
     layout_request: LayoutRequest, layers: int, target: dict[str, int], sizes: dict[str, Any]
 ) -> Layout | None:
-    """Returns the layout with these group sizes and the requested options; None if it is impossible."""
+    """Returns the layout with the given group sizes and the requested options; None if impossible."""
     pp, vpp = sizes["pp"], sizes["vpp"]
     stage_count = pp * vpp
     pp_layout = layout_request.pp_layout
@@ -195,7 +195,7 @@ def _layout_of_sizes(
 
 
 def _schedule_of_sizes(layout_request: LayoutRequest, pp: int, vpp: int) -> Schedule:
-    """Returns the requested pipeline schedule if these sizes allow it, else the interleaved schedule or 1F1B."""
+    """Returns the requested pipeline schedule if the sizes allow it, else the interleaved schedule or 1F1B."""
     if vpp > 1:
         return "interleaved"
     schedule = layout_request.schedule or "1f1b"

@@ -65,7 +65,7 @@ SCANS = (
 
 
 class Collective(NamedTuple):
-    """A collective operation, or a point-to-point message, of one rank.
+    """A collective operation or a point-to-point message of one rank.
 
     node: the node of the model that causes it.
     kind: the operation.
@@ -137,7 +137,7 @@ class Placements:
         return "rows" if self.layout.sequence_parallel and self.layout.tp > 1 else "whole"
 
     def placement(self, value: Value) -> Placement:
-        """Returns the placement of a value."""
+        """Returns the placement of a value over the ranks."""
         if is_divided(value.axes):
             return "divided"
         return self.placements.get(id(value.storage), self.default_placement if has_tokens(value.rows) else "whole")
@@ -174,7 +174,7 @@ class Placements:
                 self._repeat_recomputed(start, item)
 
     def _repeat_recomputed(self, start: int, layer: Scope) -> None:
-        """Adds the messages that a recomputed layer sends a second time, before its backward pass.
+        """Adds the messages that a recomputed layer repeats before the backward pass.
 
         start: number of messages before the layer. The newer form of checkpointing stops at the last step that saves a
         tensor for the backward pass; the reduction of the last product's output comes after it.
@@ -206,7 +206,7 @@ class Placements:
         elements: Number = None,
         messages: int = 1,
     ) -> None:
-        """Adds the collective message of a tensor.
+        """Adds the collective message for a tensor.
 
         elements: elements per row, by default those of the value.
         messages: number of equal messages, 1 by default.
@@ -224,7 +224,7 @@ class Placements:
         self.messages.append(Collective(self.where, collective_kind, process_group, ranks, backward, bytes, count))
 
     def _make_whole(self, value: Value, process_group: Group = "tp") -> None:
-        """Gathers a sharded tensor on every rank, once for all operations that read it."""
+        """All-gathers a sharded tensor, once for all operations that read it."""
         if self.placement(value) == "partial":
             self._reduce_partial_sum(value)
         region = id(value.storage), value.of is not None, self.has_gradient
@@ -240,7 +240,7 @@ class Placements:
             self._add_message("all_reduce", value, process_group, backward=True)
 
     def _reduce_partial_sum(self, value: Value) -> None:
-        """Reduces a partial sum over its group, to the placement between tensor-parallel linear layers."""
+        """Reduces a partial sum over the group, to the placement between tensor-parallel linear layers."""
         if self.placement(value) != "partial":
             return
         group: Group = "etp" if isinstance(value.rows, Routed) else "tp"
@@ -339,7 +339,7 @@ class Placements:
         return [] if operation.verb == "state" else None
 
     def _place_undivided(self, operation: Step) -> None:
-        """Copies the placement of an operation's inputs to its result, if no axis is sharded.
+        """Gives an operation's result the placement of the inputs, if no axis is sharded.
 
         Raises `InputError` for a step that needs the tokens of other ranks.
         """
@@ -363,7 +363,7 @@ class Placements:
 
 
 def _has_whole_groups(operation: Step) -> bool:
-    """Whether a norm runs over groups, and each rank has complete groups."""
+    """Whether a norm runs over groups that ranks have completely."""
     groups = operation.options.get("groups")
     return groups is not None and is_divided((groups,)) and not has_copies((groups,))
 

@@ -1,4 +1,4 @@
-"""A model with the shard sizes of one rank, so that every count of a model is also a count of the rank.
+"""A model with the shard sizes of one rank; counts of this model are the counts of the rank.
 
 Its tree is that of the rank's program. For two kinds of products the ranks divide the tokens, which sizes alone do not
 show: products of experts, whose rows come from all ranks of a group; and products that sequence parallelism leaves
@@ -28,7 +28,7 @@ from .rank_program import RankAxes, RankFlow, has_whole_towers, shared_rank_prog
 
 
 class RankModel(ModelSpec):
-    """A model whose program is one rank's program. Its fields are the full model's fields."""
+    """A model with one rank's program and the full model's fields."""
 
     _layout: Layout = PrivateAttr(default=ONE_DEVICE)
     _rank: int = PrivateAttr(default=0)
@@ -41,7 +41,7 @@ class RankModel(ModelSpec):
 
     @property
     def rank(self) -> int:
-        """The number of the rank."""
+        """The number of the counted rank."""
         return self._rank
 
     @cached_property
@@ -56,7 +56,7 @@ class RankModel(ModelSpec):
         return copy
 
     def with_symbols(self, symbolic_layout: Layout) -> RankModel:
-        """Returns the same rank with symbolic group sizes."""
+        """Returns the same rank with symbols as group sizes."""
         copy = self.model_copy()
         copy._symbolic_layout = symbolic_layout
         return copy
@@ -75,7 +75,7 @@ class RankModel(ModelSpec):
 
     @property
     def full_model(self) -> ModelSpec:
-        """The spec of the undivided model."""
+        """The spec of the unsharded model."""
         return ModelSpec.model_construct(
             **{option_name: getattr(self, option_name) for option_name in ModelSpec.model_fields}
         )
@@ -86,7 +86,7 @@ class RankModel(ModelSpec):
 
     @property
     def undivided_tree(self) -> Node:
-        """The tree of the rank's layers with undivided sizes; it has the same nodes as the rank's tree."""
+        """The tree of the rank's layers with unsharded sizes, and with the same nodes as the rank's tree."""
         return shared_rank_program(self._divided_model or self, ONE_DEVICE, 0, self._stage_of_rank).node()
 
     @cached_property
@@ -96,7 +96,7 @@ class RankModel(ModelSpec):
 
     @property
     def has_undivided_products(self) -> bool:
-        """Whether the rank runs a matrix product that its tensor-parallel group does not divide."""
+        """Whether the rank runs a matrix product that tensor parallelism does not divide."""
         return self._layout.tp > 1 and any(
             node_position.node.op is not None
             and undivided_place.node.op is not None
@@ -107,7 +107,7 @@ class RankModel(ModelSpec):
         )
 
     def copied(self, include: frozenset[str] = frozenset()) -> dict[str, Number]:
-        """Returns component → number of this rank's parameters that its tensor-parallel group replicates."""
+        """Returns component → number of this rank's parameters that tensor parallelism replicates."""
         parameters_by_component: dict[str, Number] = {}
         for node_position, undivided_place in zip(self.tree().walk(), self.undivided_tree.walk(), strict=True):
             if (
@@ -124,7 +124,7 @@ class RankModel(ModelSpec):
         return parameters_by_component
 
     def _is_copied(self, node_position: Place, size: Number, undivided_size: Number) -> bool:
-        """Whether tensor-parallel ranks have equal tensors. size, undivided_size: elements on a rank, and undivided."""
+        """Whether tensor-parallel ranks have equal tensors. size, undivided_size: elements on a rank and in total."""
         op, tp = node_position.node.op, self._layout.tp
         if isinstance(op, ExpertShare):
             return bool(op.ranks * op.parts < tp)
@@ -136,7 +136,7 @@ class RankModel(ModelSpec):
 
 
 class RankShare(NamedTuple):
-    """The model of one rank, and the reason why this rank is counted.
+    """The model of one rank, and the reason for counting this rank.
 
     reason: the reason in words; empty if the user named the rank.
     """
@@ -177,7 +177,7 @@ class RankShare(NamedTuple):
 
 
 def rank_model(spec: ModelSpec, layout: Layout, rank: int) -> RankModel:
-    """Returns the model of one rank. Counting a size that the layout does not divide raises `InputError`."""
+    """Returns the model of one rank. Raises `InputError` on access to sizes that the layout does not divide."""
     model = RankModel.model_construct(
         **{option_name: getattr(spec, option_name) for option_name in ModelSpec.model_fields}
     )
@@ -186,7 +186,7 @@ def rank_model(spec: ModelSpec, layout: Layout, rank: int) -> RankModel:
 
 
 def heaviest_rank(spec: ModelSpec, layout: Layout, cost: Callable[[RankModel], Number]) -> RankModel:
-    """Returns the model of the rank with the highest cost; among equals the first rank.
+    """Returns the model of the rank with the highest cost; the first rank in a tie.
 
     Compared are the first ranks of all stages: no other rank of a stage has a higher cost.
     """
@@ -199,14 +199,14 @@ def heaviest_rank(spec: ModelSpec, layout: Layout, cost: Callable[[RankModel], N
 
 
 def _layer_indices(spec: ModelSpec) -> Iterator[Any]:
-    """Yields the indices of the layers of each kind."""
+    """Yields the layer indices of each kind of layer."""
     for _, stack in spec.stacks():
         for _, _, count, indices in stack.groups():
             yield range(count) if indices is None else indices
 
 
 def _divide_tokens(node: Node, undivided_node: Node, layout: Layout) -> Node:
-    """Returns the rank's tree with operations on its part of the tokens. undivided_node: of the undivided tree."""
+    """Returns the rank's tree with operations on the rank's tokens. undivided_node: node of the undivided tree."""
     pairs = zip(node.children, undivided_node.children, strict=True)
     children = tuple(_divide_tokens(child, whole_child, layout) for child, whole_child in pairs)
     op = None if node.op is None or undivided_node.op is None else _divide_op_tokens(node.op, undivided_node.op, layout)

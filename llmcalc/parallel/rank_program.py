@@ -1,4 +1,4 @@
-"""The program of one rank: the model's flow, recorded with the rank's sizes and the layers of its stage.
+"""The program of one rank: the model's flow, recorded with the rank's sizes and the stage's layers.
 
 A layout divides axes by their names. Parts compute with the rank's part of a divided axis, so parameters, FLOPs,
 caches and kernels of a rank follow from its program as those of the model follow from the model's.
@@ -63,7 +63,7 @@ NEAR_ROWS = frozenset({"vocab"})
 
 @frozen(slots=True)
 class Shard(Axis):
-    """One rank's part of an axis. full_size: the length before sharding. degree: the number of ranks that divide it."""
+    """One rank's shard of an axis. full_size: the length before sharding. degree: the number of ranks."""
 
     full_size: Number = None
     degree: int = 1
@@ -80,7 +80,7 @@ def flat_axes(shape: Shape) -> Iterator[Axis]:
 
 
 def has_copies(shape: Shape) -> bool:
-    """Whether several ranks have the same part of an axis of the shape, because it has fewer parts than ranks."""
+    """Whether several ranks have the same shard, because an axis has fewer parts than there are ranks."""
     return any(
         isinstance(axis, Shard) and isinstance(axis.size, int) and axis.size * axis.degree > axis.full_size
         for axis in flat_axes(shape)
@@ -101,7 +101,7 @@ def is_divided(shape: Shape) -> bool:
 
 @frozen
 class RankAxes:
-    """The lengths of axes on one rank. coordinates: the rank's index in each group."""
+    """The lengths of axes on one rank. coordinates: the rank's index in each parallel group."""
 
     layout: Layout
     coordinates: Coordinates
@@ -125,7 +125,7 @@ class RankAxes:
         return self.part(axis, self.degree(axis.name), index)
 
     def experts(self, axis: Axis) -> Axis:
-        """Returns the rank's part of an axis of experts, or of heads with their own weights."""
+        """Returns the rank's part of an axis of experts, or of heads with separate weights."""
         if isinstance(axis, Shard) or axis.name != "experts":
             return self.axis(axis)
         return self.part(axis, self.layout.ep, self.coordinates.ep)
@@ -152,7 +152,7 @@ class RankAxes:
 
 
 def divides_groups(axes: Iterable[Axis], layout: Layout) -> bool:
-    """Whether the layout divides the groups of state-space heads, as training does.
+    """Whether the layout divides groups of state-space heads, as in training.
 
     Inference engines give every rank a copy of a single group; training frameworks do not (Megatron-LM,
     core/ssm/mamba_mixer.py, `ngroups`).
@@ -164,7 +164,7 @@ Verb = TypeVar("Verb", bound=Callable[..., Any])
 
 
 def _with_rank_axes(verb: Verb) -> Verb:
-    """Returns the recording function with the rank's part of every axis in its arguments."""
+    """Returns the recording function with every axis argument replaced by the rank's part."""
 
     @wraps(verb)
     def rank_verb(self: RankFlow, *args: Any, **options: Any) -> Any:
@@ -177,7 +177,7 @@ def _with_rank_axes(verb: Verb) -> Verb:
 
 
 class RankFlow(Flow):
-    """Records the operations of a model's parts with one rank's sizes.
+    """Records a model's operations with one rank's sizes.
 
     rank_axes: the rank's part of each axis.
     stage: the stage whose layers are recorded; None for all layers.
@@ -203,7 +203,7 @@ class RankFlow(Flow):
 
     @cached_property
     def divides_evenly(self) -> bool:
-        """Whether the ranks of a tensor-parallel group have parts of the same lengths."""
+        """Whether all ranks of a tensor-parallel group have equally long parts."""
         axes: set[Axis] = set()
         for operation in self.root.steps():
             weight = () if operation.weight is None else (operation.weight.out, operation.weight.ins)
@@ -213,7 +213,7 @@ class RankFlow(Flow):
         return all(axis.size * axis.degree == axis.full_size for axis in rows)
 
     def rank_part(self, argument: Any) -> Any:
-        """Returns the rank's part of an axis, a shape or a weight; other arguments are returned unchanged."""
+        """Returns the rank's shard of an axis, a shape or a weight; other arguments stay unchanged."""
         if isinstance(argument, Axis):
             return self.rank_axes.axis(argument)
         if isinstance(argument, Beside):
@@ -299,7 +299,7 @@ class RankFlow(Flow):
         return super().look_up(table, of, by)
 
     def _record_copy(self, table: Weight) -> None:
-        """Records this stage's copy of the embedding, before the module that reads it."""
+        """Records this stage's copy of the embedding before the module that uses it."""
         reader = self.root.items[-1]
         attributes = {} if isinstance(reader, Alternatives) else {"optional": reader.about.get("optional", "")}
         op = ops.Embedding(table.ins[0].size, self.n(table.out))
@@ -315,7 +315,7 @@ class RankFlow(Flow):
         return rows_of_table, weight
 
     def _stage_copy(self, weight: Weight) -> Weight:
-        """Returns this stage's copy of a table that the first stage has; other weights are returned unchanged."""
+        """Returns this stage's copy of a table of the first stage; other weights stay unchanged."""
         self.rank_part(weight)
         if self.stage is None or self.stage.first or id(weight) not in self.tables:
             return weight
@@ -425,7 +425,7 @@ def _is_frame(item: Item) -> bool:
 
 
 def rank_program(spec: ModelSpec, layout: Layout, rank: int = 0, stage: Stage | Chunks | None = None) -> RankFlow:
-    """Returns the program of one rank of a layout, recorded anew at each call.
+    """Returns a newly recorded program of one rank of a layout.
 
     stage: the stage whose layers are recorded; None (default) for the whole model.
     Raises `InputError` for sizes that the layout does not divide, and for what is not modelled.
@@ -443,7 +443,7 @@ def _record_program(spec: ModelSpec, rank_axes: RankAxes, stage: Stage | Chunks 
 
 
 def model_axes(spec: ModelSpec) -> list[Axis]:
-    """Returns all axes of the tensors that a model computes, in their order, without encoders' axes.
+    """Returns all axes of a model's tensors in order, without encoders' axes.
 
     Ranks that do not divide an encoder of images or audio have it whole.
     """
@@ -477,7 +477,7 @@ MAX_SHARED_PROGRAMS = 512
 def shared_rank_program(
     spec: ModelSpec, layout: Layout, rank: int = 0, stage: Stage | Chunks | None = None
 ) -> RankFlow:
-    """Returns the program of one rank; layouts that divide the model's sizes equally share one recording.
+    """Returns the program of one rank; layouts with equal shard sizes share one recording.
 
     It is for callers that only read it. Its layout has the groups that divide sizes; replicas are left out.
     Arguments and errors are those of `rank_program`.
@@ -508,7 +508,7 @@ _stages: dict[tuple[object, ...], tuple[ModelSpec, Stage]] = {}
 
 
 def similar_stage(spec: ModelSpec, stage: Stage) -> Stage:
-    """Returns the representative of all stages with the same layer types, so that one program serves them all.
+    """Returns one stage as the representative of all stages with the same layer types, to share a program.
 
     Their programs differ in nothing but the indices of their layers, so callers that do not read those share one.
     """

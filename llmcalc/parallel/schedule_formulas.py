@@ -1,4 +1,4 @@
-"""Closed forms of pipeline schedules: what the orders of `schedules` and their timetable give, without making them."""
+"""Closed forms of pipeline schedules, which equal the results of `schedules` and their timetables."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ def peak_in_flight(
 
 
 def bubble(layout: Layout, micro_batches: int) -> float:
-    """Returns the fraction of a step in which a rank is idle, if backward passes take twice as long as forward passes.
+    """Returns the idle fraction of a rank's step, if backward passes take twice as long as forward passes.
 
     Ranks of 1F1B and of interleaved schedules wait only for the first micro-batch to reach the last of them, and for
     its gradient to come back (Narayanan 2021, §2.2): the time of pp − 1 passes of a chunk, forward and backward.

@@ -1,4 +1,4 @@
-"""Pipeline schedules: each rank's order of micro-batches, the micro-batches in flight, and the bubble.
+"""Pipeline schedules: each rank's order of micro-batches, micro-batches in flight, and the bubble.
 
 Sources of the orders:
 1F1B: Narayanan 2019 (PipeDream) and 2021 (arXiv:2104.04473), §2.2.1; Megatron-LM, core/pipeline_parallel/schedules.py,
@@ -32,7 +32,7 @@ Kind: TypeAlias = Literal["F", "B", "I", "W"]
 
 
 class Action(NamedTuple):
-    """One pass of a micro-batch through one of a rank's chunks.
+    """One pass of a micro-batch through a chunk on a rank.
 
     kind: the kind of pass.
     chunk: the index of the chunk on its rank.
@@ -92,7 +92,7 @@ class Pipeline:
         return self.ranks if self.two_way else self.ranks * self.chunks
 
     def stage(self, rank: int, chunk: int) -> int:
-        """Returns the index of a rank's chunk among the stages of its micro-batches."""
+        """Returns the stage index of a rank's chunk in the order of a micro-batch."""
         if self.two_way:
             return self.ranks - 1 - rank if chunk else rank
         return chunk * self.ranks + rank
@@ -104,11 +104,11 @@ class Pipeline:
         return stage % self.ranks
 
     def copies(self) -> Fraction:
-        """The number of copies of the model over all ranks: two in DualPipe, where two ranks have each stage."""
+        """The number of model copies over all ranks: two in DualPipe, where two ranks have each stage."""
         return Fraction(self.ranks * self.chunks, self.stages)
 
     def in_flight(self, rank: int) -> Iterator[tuple[Action, InFlight]]:
-        """Yields every action of a rank with the micro-batches in flight during it."""
+        """Yields every action of a rank, with the micro-batches in flight."""
         awaiting_backward, weights = [0] * self.chunks, [0] * self.chunks
         for action in self.orders[rank]:
             pass_kind, chunk = action[:2]
@@ -118,7 +118,7 @@ class Pipeline:
             weights[chunk] += (pass_kind == "I") - (pass_kind == "W")
 
     def most_in_flight(self, rank: int) -> int:
-        """Returns the largest number of micro-batches in flight on a rank, over all of its chunks."""
+        """Returns the largest number of micro-batches in flight on a rank, over all chunks."""
         return max(accumulate(map(_STEPS.__getitem__, [action[0] for action in self.orders[rank]])))
 
     def peak_in_flight(
@@ -155,12 +155,12 @@ _STEPS = {"F": 1, "B": -1, "I": 0, "W": -1}
 
 
 def effective_schedule(layout: Layout) -> Schedule:
-    """Returns the schedule of a layout: 1F1B with several chunks per rank is called the interleaved schedule."""
+    """Returns the schedule of a layout; 1F1B with several chunks per rank becomes the interleaved schedule."""
     return "interleaved" if layout.schedule == "1f1b" and layout.vpp > 1 else layout.schedule
 
 
 def pipeline(layout: Layout, micro_batches: int, group_size: int | None = None) -> Pipeline:
-    """Returns the order of actions of a layout's schedule. Without a pipeline, micro-batches run one by one.
+    """Returns the actions of a layout's schedule in order. Without a pipeline, micro-batches run one by one.
 
     group_size: micro-batches that pass a chunk before the next chunk's turn in an interleaved schedule; by default the
         number of ranks (Megatron's microbatch_group_size_per_vp_stage).
@@ -212,7 +212,7 @@ def _passes_in_order(pass_kind: Kind, micro_batches: int) -> list[Action]:
 
 
 def _alternating_passes(forwards: list[Action], backwards: list[Action], warmup: int) -> Iterator[Action]:
-    """Returns warm-up forward passes, then alternating forward and backward passes, then the last backward passes."""
+    """Returns warm-up forward passes, alternating forward and backward passes, then the remaining backward passes."""
     steady = max(0, len(forwards) - warmup)
     return chain(
         forwards[:warmup],
@@ -242,7 +242,7 @@ def _interleaved_passes(pass_kind: Kind, chunks: int, micro_batches: int, group_
 
 
 def _check_interleaved(ranks: int, micro_batches: int, group_size: int) -> None:
-    """Raises `InputError` for fewer micro-batches per group than pipeline ranks, as Megatron-LM does."""
+    """Raises `InputError` for micro-batch groups smaller than the number of pipeline ranks, as Megatron-LM does."""
     if group_size < ranks:
         raise InputError(
             f"--microbatch-group-size-per-virtual-pipeline-stage: {group_size}; expected at least as many as --pp "
@@ -261,7 +261,7 @@ def _check_interleaved(ranks: int, micro_batches: int, group_size: int) -> None:
 
 
 def _zb_h1(ranks: int, micro_batches: int, rank: int) -> Order:
-    """Returns 1F1B with weight-gradient passes delayed by as many micro-batches as there are earlier ranks."""
+    """Returns 1F1B with weight-gradient passes, delayed by the number of earlier ranks."""
     p, m = ranks, micro_batches
     warmup = min(p - 1 - rank, m)
     forwards, inputs, weights = (_passes_in_order(pass_kind, m) for pass_kind in ("F", "I", "W"))
@@ -336,7 +336,7 @@ def _dualpipe_actions(ranks: int, micro_batches: int, rank: int) -> Order:
 
 
 class Costs(NamedTuple):
-    """The durations of the passes through one chunk, in any unit; equal for all chunks.
+    """The durations of one chunk's passes in any unit, equal for all chunks.
 
     forward, backward_inputs, backward_weights: 1 by default, so a whole backward pass takes 2.
     send: duration of a message between ranks, 0 by default.
@@ -350,7 +350,7 @@ class Costs(NamedTuple):
     overlapped: float | None = None
 
     def duration(self, pass_kind: Kind) -> float:
-        """Returns the duration of an action that runs alone."""
+        """Returns the duration of a single action."""
         inputs, weights = self.backward_inputs, self.backward_weights
         return {"F": self.forward, "B": inputs + weights, "I": inputs, "W": weights}[pass_kind]
 
@@ -360,7 +360,7 @@ class Costs(NamedTuple):
 
 
 class Span(NamedTuple):
-    """An action with its start and end time."""
+    """An action with start and end time."""
 
     action: Action
     start: float
@@ -368,7 +368,7 @@ class Span(NamedTuple):
 
 
 class Deadlock(ValueError):
-    """Raised for a schedule in which ranks wait for each other forever, or that repeats an action."""
+    """Raised for a schedule with ranks that wait for each other forever, or with a repeated action."""
 
 
 @frozen
@@ -408,12 +408,12 @@ class Timetable:
 
     @property
     def sends(self) -> int:
-        """The number of messages between ranks: outputs of stages, and their gradients."""
+        """The number of messages between ranks, for stage outputs and their gradients."""
         return sum(self.outputs_sent) + sum(self.gradients_sent)
 
 
 def timetable(pipeline: Pipeline, costs: Costs | None = None) -> Timetable:
-    """Computes the times of all actions. An action starts when its rank is free and its inputs have arrived.
+    """Computes the times of all actions. An action starts when the rank is free and the inputs have arrived.
 
     Raises `Deadlock` where ranks wait for ever.
     """
@@ -484,7 +484,7 @@ class _Run:
             next_index += len(overlapped_actions)
 
     def awaited_pass(self, action: Action, rank: int) -> tuple[StagePass, float | None]:
-        """Returns the pass whose result an action needs, and when the result arrives; None while it is pending."""
+        """Returns the pass that an action waits for, and the arrival time of its result; None while it is pending."""
         pass_kind, first_pass = action.kind, self.first_pass[rank][action.chunk]
         index = first_pass + action.micro_batch
         required_pass: StagePass
@@ -501,7 +501,7 @@ class _Run:
         return required_pass, self.ended.get(required_pass)
 
     def finish(self, action: Action, rank: int, start: float, end: float) -> None:
-        """Records an action, sends its result, and wakes the rank that waits for it."""
+        """Records a finished action, sends its result, and wakes the waiting rank."""
         first_pass = self.first_pass[rank][action.chunk]
         index = first_pass + action.micro_batch
         if (action.kind, index) in self.ended:

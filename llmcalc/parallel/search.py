@@ -1,4 +1,4 @@
-"""Searches the parallel layouts of a number of devices, and collects the reasons why others are impossible."""
+"""Searches the parallel layouts for a number of devices, and collects the reasons against other layouts."""
 
 from __future__ import annotations
 
@@ -55,14 +55,14 @@ class Search:
     errors: dict[str, InputError] = field(default_factory=dict)
 
     def refuse(self, error: InputError) -> None:
-        """Counts a refused layout under its reason: the text of the error before the semicolon."""
+        """Counts a refused layout under the reason, which is the error text before the semicolon."""
         reason = str(error).partition(";")[0]
         self.refused[reason] += 1
         self.errors[reason] = error
 
     @property
     def tried(self) -> int:
-        """Number of layouts that were tried."""
+        """Number of layouts that the search tried."""
         return len(self.possible) + self.refused.total()
 
 
@@ -121,7 +121,7 @@ def search(
 
 
 def check_depth(spec: ModelSpec, most_stages: int) -> None:
-    """Raises `InputError` for a model with more layers than those of which layouts are searched."""
+    """Raises `InputError` for a model with too many layers for a layout search."""
     layers = sum(stack.num_hidden_layers for _, stack in spec.stacks())
     if layers > most_stages:
         raise InputError(
@@ -136,7 +136,7 @@ def _sizes_to_try(fixed_size: int | None, multiple: int, maximum: int | None = N
 
 
 def tokens_multiple(cp: int) -> int:
-    """Returns the divisor of allowed sequence lengths: 2 · cp, as each context-parallel rank has two parts."""
+    """Returns the divisor of allowed sequence lengths: 2 · cp, since each context-parallel rank has two parts."""
     return 2 * cp if cp > 1 else 1
 
 
@@ -202,7 +202,7 @@ FIXED_OPTIONS = ("sequence_parallel", "etp", "cp_comm", "hsdp_replicas", "reshar
 def _layout_of_sizes(
     rules: LayoutRules, sizes: dict[str, int], has_experts: bool, layers: int, layout_request: LayoutRequest
 ) -> Layout | None:
-    """Returns the layout of these group sizes; None if a stage would have no layers."""
+    """Returns the layout of these group sizes; None if a stage has no layers."""
     stage_count = sizes["pp"] * sizes["vpp"]
     if stage_count > layers:
         return None
@@ -265,7 +265,7 @@ def _try_layout(
 
 
 def even_stage_sizes(layers: int, count: int) -> tuple[int, ...]:
-    """Returns the number of layers per stage, as even as possible; middle stages get the remaining layers."""
+    """Returns the number of layers per stage, as even as possible; the middle stages get the remainder."""
     layers_per_stage, remainder = divmod(layers, count)
     start = (count - remainder) // 2
     return tuple(layers_per_stage + (start <= i < start + remainder) for i in range(count))

@@ -1,4 +1,4 @@
-"""The parameters of one rank, tensor by tensor, and the rows that each rank stores under ZeRO and FSDP.
+"""The parameters of one rank, tensor by tensor, and each rank's rows under ZeRO and FSDP.
 
 ZeRO (Rajbhandari 2019, arXiv:1910.02054) divides parameters over the ranks that hold the same ones. FSDP2 gives each
 rank equally many rows of every tensor (torch/distributed/fsdp/_fully_shard/_fsdp_param.py, `_init_sharded_param`).
@@ -43,7 +43,7 @@ class WeightShard(NamedTuple):
 
 @lru_cache(maxsize=256)
 def weight_shards(program: RankFlow, include: frozenset[str] = frozenset()) -> tuple[WeightShard, ...]:
-    """Returns the parameters of a rank's program. A tied parameter is listed at its first use.
+    """Returns the parameters of a rank's program, a tied parameter once.
 
     include: optional parts of the model that the program has, none by default.
     """
@@ -55,7 +55,7 @@ def weight_shards(program: RankFlow, include: frozenset[str] = frozenset()) -> t
 def _weight_shards(
     items: Iterable[Item], path: Path, count: Number, include: frozenset[str], expert_groups: bool
 ) -> Iterator[WeightShard]:
-    """Yields the parameters of a program's items. expert_groups: whether experts have separate data-parallel groups."""
+    """Yields the parameters of a program's items. expert_groups: whether experts have separate replica groups."""
     for item in items:
         if isinstance(item, Alternatives):
             yield from _weight_shards(next(iter(item.branches.values())).items, path, count, include, expert_groups)
@@ -79,6 +79,6 @@ def _weight_shards(
 
 
 def shard_rows(rows: int, ranks: int, index: int) -> int:
-    """Returns the number of rows on rank `index` of `ranks`: equal parts, rounded up; the last may be shorter."""
+    """Returns the number of rows on rank `index` of `ranks`: equal parts, rounded up; the last part may be shorter."""
     rows_per_rank: int = ceil_div(rows, ranks)
     return max(0, min(rows_per_rank, rows - rows_per_rank * index))

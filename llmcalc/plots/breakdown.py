@@ -1,4 +1,4 @@
-"""The plot of a run's time by parts and by nodes of the model, coloured by the bound of each."""
+"""The plot of a run's time by parts and by nodes of the model, in the colours of the bounds."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ ROOM = 1.28
 
 @in_style
 def plot_time(title: str, subtitle: str, timed_run: TimedRun, depth: int = 3) -> Figure:
-    """Draws two panels: the parts of the time with the estimate's range, and the nodes coloured by their bounds.
+    """Draws two panels: the parts of the time with the estimate's range, and the nodes in the colours of their bounds.
 
     depth: levels of the model's tree that nodes are listed by.
     """
@@ -44,12 +44,12 @@ def plot_time(title: str, subtitle: str, timed_run: TimedRun, depth: int = 3) ->
 
 
 def _part_seconds(timed_run: TimedRun) -> list[tuple[str, float]]:
-    """Returns the parts that add up to the estimated seconds; waits between layers belong to the work."""
+    """Returns the parts of the estimated seconds; waits between layers belong to the work."""
     return [(name, seconds) for name, seconds in timed_run.parts.items() if seconds and name != "layer waits"]
 
 
 def _node_bars(timed_run: TimedRun, depth: int) -> list[tuple[str, Node]]:
-    """Returns the nodes with their names, longest first; nodes after the first `MOST_NODES` are summed."""
+    """Returns the slowest nodes with their names; nodes after the first `MOST_NODES` are summed."""
     nodes = timed_run.nodes(depth)
     paths = [node.path for node in nodes]
     bars = [
@@ -72,7 +72,7 @@ def _time_axis(ax: Axes, names: list[str], unit: str) -> None:
 
 
 def draw_parts(ax: Axes, timed_run: TimedRun, time_parts: list[tuple[str, float]]) -> None:
-    """Draws a bar of the estimated seconds by bound with a whisker for the range, below it the parts of the time."""
+    """Draws a bar of the estimated seconds by bound, with a whisker for the range, and the parts of the time."""
     unit = unit_of(timed_run.seconds)
     factor, start = FACTORS[unit], 0.0
     for bound, seconds in timed_run.bounds.items():
@@ -91,7 +91,7 @@ def draw_parts(ax: Axes, timed_run: TimedRun, time_parts: list[tuple[str, float]
 
 
 def draw_nodes(ax: Axes, timed_run: TimedRun, bars: list[tuple[str, Node]]) -> None:
-    """Draws a bar for each node of the model and each part of the run, coloured by its bounds."""
+    """Draws a bar for each node of the model and each part of the run, in the colours of the bounds."""
     unit = unit_of(bars[0][1].seconds)
     factor = FACTORS[unit]
     for row, (_, node) in enumerate(bars):

@@ -1,4 +1,4 @@
-"""Plots over the context length: the KV cache, and the FLOPs of one more token."""
+"""Plots against the context length: the KV cache, and the FLOPs of one more token."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ CONTEXTS = tuple(2 ** (10 + i // 2) if i % 2 == 0 else round(2 ** (10.5 + i // 2
 
 
 def cache(models: Sequence[Preset], dtype: str = "bfloat16", ax: Axes | None = None) -> Figure:
-    """Plots the bytes of one sequence's cache against its tokens, on log axes; full windows bend the curve.
+    """Plots the cache bytes of one sequence against the tokens, on log axes.
 
     dtype: format of keys and values.
     ax: axes to draw on; default a new figure.
@@ -65,7 +65,7 @@ def _plot_curves(
     base: int,
     ax: Axes | None,
 ) -> Figure:
-    """Draws a curve per model. write: writes a value with its unit. base: logarithm's base of the vertical axis."""
+    """Draws one curve per model. write: formats a value with its unit. base: log base of the vertical axis."""
     height = max(4.6, ROW * len(models) / PART_OF_HEIGHT + 0.4)
     figure = new_figure(8, height) if ax is None else ax.figure
     curves = [(preset, values_of(preset)) for preset in models]
@@ -103,7 +103,7 @@ def _draw_curves(
 
 
 def _label_ends(ax: Axes, curves: Sequence[tuple[Preset, list[float]]]) -> None:
-    """Names each curve at its end, right of the axes, with a line to the end if the name had to move."""
+    """Labels each curve at its right end, with a connecting line if the label had to move."""
     ends = [(CONTEXTS[-1], values[-1]) for _, values in curves]
     data_to_axes = ax.transData + ax.transAxes.inverted()
     points = [tuple(data_to_axes.transform(end)) for end in ends]

@@ -50,23 +50,23 @@ def paper_columns(columns: int | None) -> Iterator[None]:
 
 
 def is_narrow() -> bool:
-    """Whether a picture is for one column of a paper: its panels stand below one another."""
+    """Whether a picture is for one column of a paper, with panels stacked vertically."""
     return _paper_columns.get() == 1
 
 
 def figure_width(inches: float) -> float:
-    """Returns the width of a picture in inches: that for the columns of a paper, or on a screen the given one."""
+    """Returns the picture's width in inches: a paper column's, or the given width on a screen."""
     columns = _paper_columns.get()
     return inches if columns is None else COLUMN_INCHES[columns]
 
 
 def wrapped_text(text: str, inches: float, points: float = 10) -> str:
-    """Breaks a text between words into lines that fit a width. points: the size of its letters."""
+    """Breaks a text between words into lines of a width. points: the letter size."""
     return "\n".join(wrap(text, max(8, int(inches * 72 / (0.53 * points))), break_long_words=False)) or text
 
 
 def narrow_text(text: str, inches: float = 3.3, points: float = 10) -> str:
-    """Returns a text in lines of this width where a picture is for one column of a paper; else unchanged."""
+    """Breaks a text into lines of this width in a one-column picture; otherwise returns it unchanged."""
     return wrapped_text(text, inches, points) if is_narrow() else text
 
 
@@ -94,7 +94,7 @@ DrawFigure = TypeVar("DrawFigure", bound=Callable[..., Any])
 
 
 def in_style(draw: DrawFigure) -> DrawFigure:
-    """Returns the drawing function so that it draws in llmcalc's style. Raises `MissingExtra` without matplotlib."""
+    """Wraps a drawing function to use llmcalc's style. Raises `MissingExtra` without matplotlib."""
 
     @wraps(draw)
     def draw_in_style(*args: Any, **kwargs: Any) -> Any:
@@ -108,7 +108,7 @@ def in_style(draw: DrawFigure) -> DrawFigure:
 
 
 def draw_heading(figure: Figure, text: str, subtitle: str = "") -> None:
-    """Writes the heading of a figure above its panels, from the left edge on. subtitle: a line in smaller letters."""
+    """Writes a figure's heading above the panels, aligned left. subtitle: a line in smaller letters."""
     text = wrapped_text(text, figure.get_figwidth() - 0.2, 12.6)
     if subtitle:
         below_heading = 1 - (0.2 + 0.2 * len(text.splitlines())) / figure.get_figheight()
@@ -119,7 +119,7 @@ def draw_heading(figure: Figure, text: str, subtitle: str = "") -> None:
 
 @cache
 def _notebook_figure() -> type[Figure]:
-    """Returns a class of figures that a notebook displays, without importing pyplot and its backends."""
+    """Returns a figure class that notebooks display, without importing pyplot."""
     from matplotlib.figure import Figure
 
     class NotebookFigure(Figure):
@@ -144,7 +144,7 @@ def axes_of_panels(axes: Any, panel_count: int) -> list[Axes]:
 
 
 def format_of(path: Path, option: str = "--output") -> str:
-    """Returns the format of a file's suffix. Raises `InputError` for an unknown suffix. option: the file's option."""
+    """Returns the format of a file suffix. Raises `InputError` for an unknown suffix. option: the option's name."""
     suffix = path.suffix.lower().removeprefix(".")
     if suffix not in FORMATS:
         known_suffixes = ", ".join(f".{suffix_name}" for suffix_name in FORMATS)

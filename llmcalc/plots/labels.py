@@ -52,7 +52,7 @@ RINGS: tuple[tuple[float, float, Any], ...] = tuple(
 
 
 def tick_text(value: float, write: Callable[[Any], str]) -> str:
-    """Writes a value of an axis in the unit of its magnitude, without final zeros: `64 GiB`, `1.5 TiB`."""
+    """Writes an axis value in the unit of the value's magnitude, without final zeros: `64 GiB`, `1.5 TiB`."""
     number_text, _, unit = write(value).partition(" ")
     return f"{number_text.rstrip('0').rstrip('.') if '.' in number_text else number_text} {unit}".strip()
 
@@ -94,7 +94,7 @@ class Box(NamedTuple):
 
 
 def _outward(shift: float, radius: float) -> float:
-    """Returns a shift from the edge of a point instead of from its centre."""
+    """Converts a shift from a point's centre to a shift from the point's edge."""
     return shift + math.copysign(radius, shift) if shift else 0
 
 
@@ -106,7 +106,7 @@ def place_names(
     places: Sequence[tuple[float, float, Any]] = PLACES,
     radius: float | Sequence[float] = 0,
 ) -> list[Annotation]:
-    """Writes names beside points, in their order; a name without room is left out.
+    """Writes labels beside points in order; a label without room is left out.
 
     points: the points, in data coordinates.
     other_points: other points that no name may cover; default none.

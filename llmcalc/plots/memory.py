@@ -46,7 +46,7 @@ BESIDE = "free blocks, CUDA context"
 
 
 def draw_bars(ax: Axes, device: DeviceMemory, accelerator_fits: Sequence[Fit] = ()) -> None:
-    """Draws a stacked bar for the device and one per phase, in the order of the run, and a line per capacity.
+    """Draws a stacked bar for the device and for each phase in order, and a line per capacity.
 
     The device's bar has the tensors of the peak, and what the allocator and the runtime take beside them.
     """
@@ -87,7 +87,7 @@ def draw_bars(ax: Axes, device: DeviceMemory, accelerator_fits: Sequence[Fit] = 
 
 
 def draw_timeline(ax: Axes, device: DeviceMemory, accelerator_fits: Sequence[Fit] = ()) -> None:
-    """Draws the peak during each module, in the order of the run."""
+    """Draws the peak during each module in execution order."""
     scale = units.memory_scale(device.device_bytes)
     timeline_points = [timeline_point for timeline_point in device.timeline if timeline_point.node]
     timeline_points += [timeline_point for timeline_point in device.timeline if timeline_point.phase == "step"] * max(

@@ -31,7 +31,7 @@ NAMES = {
 
 @in_style
 def params(counts: Sequence[tuple[str, ParameterCount]], ax: Axes | None = None) -> Figure:
-    """Draws a bar of 100 % per model, in their order, with its parameters beside it.
+    """Draws a 100 % bar per model in order, with the number of parameters.
 
     counts: (name, parameters).
     ax: axes to draw on; default a new figure.

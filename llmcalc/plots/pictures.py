@@ -113,7 +113,7 @@ def _preset_of_label(name: str) -> str:
 
 
 def memory_picture(question: RunQuestion) -> Figure:
-    """Draws the memory of one device by phase, with the capacity of the question's accelerators."""
+    """Draws the memory of one device by phase, with the capacity of named accelerators."""
     needs_matplotlib()
     from .memory import memory as picture
 
@@ -146,7 +146,7 @@ def schedule_picture(layout: Layout, timetable: Timetable) -> Figure:
 
 
 def time_picture(ask: Callable[[], ReportedAnswer], depth: int = 3) -> Figure:
-    """Draws the time of a run by its parts and by their bounds. ask: returns the answer of `time`.
+    """Draws the time of a run by parts and bounds. ask: returns the answer of `time`.
 
     depth: levels of the model's tree that are drawn.
     """
@@ -159,7 +159,7 @@ def time_picture(ask: Callable[[], ReportedAnswer], depth: int = 3) -> Figure:
 
 
 def roofline_picture(ask: Callable[[Phase], ReportedAnswer], phases: Sequence[Phase]) -> Figure:
-    """Draws the products of passes under the roof of an accelerator. ask: returns the answer of `time` in a phase."""
+    """Draws the products of passes under an accelerator's roofline. ask: returns the `time` answer of a phase."""
     needs_matplotlib()
     from .roofline import plot_roofline
 
@@ -182,7 +182,7 @@ def roofline_phases(kind: str, phase: str) -> tuple[Phase, ...]:
 
 
 def serve_picture(ask: Callable[[], ReportedAnswer]) -> Figure:
-    """Draws servers under load. ask: returns the answer of `serve`. Raises `InputError` where no server fits."""
+    """Draws servers under load. ask: returns the answer of `serve`. Raises `InputError` if no server fits."""
     needs_matplotlib()
     from ..studies.server import Limits
     from .servers import plot_servers

@@ -28,7 +28,7 @@ NEAR = 0.06
 
 @in_style
 def plot_roofline(title: str, runs: Sequence[tuple[TimedRun, str]]) -> Figure:
-    """Draws the products of one or several passes on one accelerator, under its roof.
+    """Draws the matrix products of one or several passes under the roofline of an accelerator.
 
     runs: a pass of inference with its description. A point's area is its share of the pass's time.
     Raises `InputError` for a training step.
@@ -126,7 +126,7 @@ def _roof_text(timed_run: TimedRun, ridge: float) -> str:
 def _name_points(
     ax: Axes, runs: Sequence[tuple[TimedRun, dict[str, Traffic]]], roofs: Sequence[tuple[float, float]]
 ) -> None:
-    """Names points by the ends of their paths, the slowest first; points that touch share one name."""
+    """Labels points with the ends of their node paths, slowest first; overlapping points share one label."""
     points = [
         (kernel.seconds / timed_run.seconds, (kernel.intensity, kernel.flops_per_second / 1e12), path)
         for timed_run, kernels in runs

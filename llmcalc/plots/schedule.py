@@ -1,4 +1,4 @@
-"""The plot of a pipeline schedule: one row per rank, time to the right, and the micro-batches in flight."""
+"""The plot of a pipeline schedule: one row per rank along the time, and the micro-batches in flight."""
 
 from __future__ import annotations
 
@@ -104,7 +104,7 @@ def _draw_legend(ax: Axes, timetable: Timetable) -> None:
 
 
 def draw_in_flight(ax: Axes, timetable: Timetable) -> None:
-    """Draws the largest number of micro-batches in flight per rank; those waiting only for W have W's colour."""
+    """Draws the most micro-batches in flight per rank, in W's colour if only weight gradients are missing."""
     counts = [timetable.pipeline.peak_in_flight(rank)[1] for rank in range(timetable.pipeline.ranks)]
     awaiting_backward = [sum(micro_batch_count.awaiting_backward) for micro_batch_count in counts]
     weights = [sum(micro_batch_count.weights) for micro_batch_count in counts]

@@ -25,7 +25,7 @@ WIDTH = 11
 
 @in_style
 def plot_servers(title: str, subtitle: str, studied_servers: Servers, limits: Limits) -> Figure:
-    """Draws two panels: the Pareto front of all servers, and the chosen server's TPOT against its users.
+    """Draws two panels: the Pareto front of all servers, and the chosen server's TPOT by users.
 
     limits: limits that are drawn as lines. Without a chosen server the second panel has the one of most tokens/s.
     """
@@ -38,7 +38,7 @@ def plot_servers(title: str, subtitle: str, studied_servers: Servers, limits: Li
 
 
 def shown_index(studied_servers: Servers) -> int:
-    """Returns the index of the chosen server; if there is none, of the server with the most tokens/s per device."""
+    """Returns the index of the chosen server, or without one, of the server with the most tokens/s per device."""
     return studied_servers.front[-1][0] if studied_servers.chosen is None else studied_servers.chosen.index
 
 
@@ -49,7 +49,7 @@ def front_points(studied_servers: Servers) -> list[tuple[int, LoadPoint]]:
 
 
 def draw_front(ax: Axes, studied_servers: Servers, limits: Limits) -> None:
-    """Draws every server's curve (in colour on the Pareto front), the Pareto front, and the chosen server's load."""
+    """Draws every server's curve (in colour on the Pareto front), the Pareto front, and the chosen load."""
     front_servers = front_points(studied_servers)
     front_indices = list(dict.fromkeys(index for index, _ in front_servers))
     colours = dict(zip(front_indices, SERIES, strict=False))

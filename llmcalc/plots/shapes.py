@@ -52,7 +52,7 @@ def shape(studies: Sequence[tuple[str, ShapeStudy]], ax: Sequence[Axes] | None =
 
 
 def _draw_curves(cache_axes: Axes, flops_axes: Axes, name: str, study: ShapeStudy, style: CurveStyle) -> None:
-    """Draws the shapes of one study in both panels, from the deepest to the widest."""
+    """Draws the shapes of one study in both panels, from deepest to widest."""
     rows = sorted(study.shapes, key=lambda shape: shape.stack.aspect_ratio)
     ratios = [row.stack.aspect_ratio for row in rows]
     for ax, values in (

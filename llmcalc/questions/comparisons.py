@@ -1,4 +1,4 @@
-"""The questions of `compare` (several models side by side) and of `shape` (other shapes of equal cost)."""
+"""The questions of `compare` (several models) and `shape` (other shapes of equal cost)."""
 
 from __future__ import annotations
 
@@ -76,8 +76,9 @@ def _decoding_time(preset: Preset, hardware: Hardware, users: int, tokens: int, 
     tokens: of each sequence in the cache.
     """
     from ..device_memory.settings import settings_of
+    from .options import TimeOptions
     from .runs import RunQuestion
-    from .times import TimeOptions, timed_run
+    from .times import timed_run
 
     if preset.model.kind == "encoder":
         return None
@@ -88,7 +89,7 @@ def _decoding_time(preset: Preset, hardware: Hardware, users: int, tokens: int, 
 
 @frozen
 class ShapeQuestion:
-    """The question of `llmcalc shape`. A field is an option; None for an option that is not given."""
+    """The question of `llmcalc shape`. Each field is an option; None if not given."""
 
     params: str | int | None = None
     flops: str | float | None = None
@@ -148,7 +149,7 @@ class ShapeQuestion:
         )
 
     def _refuse_contradictions(self, overrides: Sequence[str], has_no_target: bool) -> None:
-        """Raises `InputError` if --set sets the same size as an option, or a size that the search chooses."""
+        """Raises `InputError` if --set sets an option's size, or a size that the search varies."""
         set_by_options = {
             "head_dim": ("--head-dim", self.head_dim),
             "num_key_value_heads": ("--kv-ratio", self.kv_ratio),

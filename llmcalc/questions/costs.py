@@ -1,4 +1,4 @@
-"""The question of `llmcalc cost`: days, device-hours, energy and money of a training run or of many requests."""
+"""The question of `llmcalc cost`: days, device-hours, energy and money of training or of many requests."""
 
 from __future__ import annotations
 
@@ -7,15 +7,14 @@ from typing import TYPE_CHECKING, Any
 
 from ..costs.context_length import learned_positions, longest_sequence
 from ..errors import InputError
-from ..frozen import frozen
 from ..reports.answer import ReportedAnswer
 from ..studies.cost import Cost, RunCost
 from ..timing.spread import Amount
 from ..workload.setting import declared, option
-from .durations import parse_duration
+from .options import CostOptions, ServeOptions, TimeOptions
 from .runs import RunQuestion, planned_run
-from .serving import ServeOptions, parse_positive, serve_study
-from .times import TimeOptions, time_settings
+from .serving import serve_study
+from .times import time_settings
 
 if TYPE_CHECKING:
     from ..studies.plan import LayoutPlan
@@ -25,31 +24,6 @@ USUAL_TRAINING_SEQ = 4096
 
 USUAL_STEP_TOKENS = 2**22
 """Default tokens of a training step: 4M, as of Llama 2 (arXiv:2307.09288) and of most of Llama 3's training."""
-
-
-@frozen
-class CostOptions:
-    """The options of `llmcalc cost` as they were typed; None for an option that was not given.
-
-    tokens: tokens that are trained on. step: a measured duration of a step.
-    requests, input, output, concurrency, engine: of requests in place of tokens.
-    global_batch: sequences of a step. power: watts of a device. price: money of a device and hour.
-    stack, overlap, nic: as of `time`.
-    """
-
-    tokens: int | None = None
-    step: Any = None
-    requests: int | None = None
-    input: int | None = None
-    output: int | None = None
-    concurrency: int | None = None
-    engine: str | None = None
-    global_batch: int | None = None
-    power: Any = None
-    price: Any = None
-    stack: str | None = None
-    overlap: str | None = None
-    nic: Any = None
 
 
 def ask_cost(question: RunQuestion, options: CostOptions) -> ReportedAnswer:
@@ -70,8 +44,7 @@ def ask_cost(question: RunQuestion, options: CostOptions) -> ReportedAnswer:
     hardware = question.hardware
     if hardware is None:
         raise InputError("--hardware: missing; expected the accelerator, such as h100")
-    power = hardware.tdp_watts if options.power is None else parse_positive("--power", options.power, "700")
-    price = None if options.price is None else parse_positive("--price", options.price, "2.5")
+    power, price = hardware.tdp_watts if options.power is None else options.power, options.price
     if options.tokens is not None:
         answer = _training_cost(question, options, power, price)
     else:
@@ -99,7 +72,7 @@ def _training_cost(question: RunQuestion, options: CostOptions, power: float | N
     step_count = -(-options.tokens // step_tokens)
     estimate: dict[str, Any] = {"measured": True}
     if options.step is not None:
-        step_seconds = Amount.without_range(parse_duration("--step", options.step))
+        step_seconds = Amount.without_range(options.step)
     else:
         layout_plan = _plan_by_time(question, options, batch)
         seconds = layout_plan.range(layout_plan.plan.feasible[0])
@@ -119,7 +92,7 @@ def _training_cost(question: RunQuestion, options: CostOptions, power: float | N
 
 
 def _with_usual_step(question: RunQuestion, options: CostOptions) -> tuple[RunQuestion, list[str]]:
-    """Adds the usual sequence length of training to a question without one, and returns a note that says so."""
+    """Adds the usual training length to a question without a length, and returns a note about it."""
     settings, assumed_options = question.settings.with_(phase="training"), []
     if settings.seq is None:
         spec = question.preset.model
@@ -130,7 +103,7 @@ def _with_usual_step(question: RunQuestion, options: CostOptions) -> tuple[RunQu
 
 
 def _usual_batch(seq: int, devices: int) -> int:
-    """Returns the number of sequences in a usual training batch: about 4M tokens, divided equally over the replicas."""
+    """Returns the usual number of sequences in a training batch: about 4M tokens, divided over the replicas."""
     target_sequences = max(1, USUAL_STEP_TOKENS // seq)
     if devices <= target_sequences:
         return round(target_sequences / devices) * devices

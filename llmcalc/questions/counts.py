@@ -1,4 +1,4 @@
-"""The questions about counts: parameters, FLOPs, cache and their formulas, of a model or of one rank."""
+"""Answers about counts: parameters, FLOPs, cache and formulas, of a model or of one rank."""
 
 from __future__ import annotations
 
@@ -68,7 +68,7 @@ class ParamsQuestion:
 def _share_of_rank(
     rank: RankRequest | None, spec: ModelSpec, count: Callable[[Any], int], verb: str
 ) -> RankShare | None:
-    """Returns the share of one rank of a layout; None where the whole model is counted. Arguments as of `share`."""
+    """Returns the counts of one rank of a layout; None for the whole model. Arguments as of `share`."""
     return None if rank is None else rank.share(spec, count, verb)
 
 
@@ -82,7 +82,7 @@ def _draft_of_target(target: Preset, draft: Preset | None, **pass_fields: Any) -
 
 
 def _encoded_inputs(preset: Preset, inputs: Inputs, batch: int) -> EncodedInputs | None:
-    """Returns the images and audio per sequence as the model reads them; None without images or audio."""
+    """Returns the images and audio per sequence in the model's form; None without images or audio."""
     if not inputs.is_given:
         return None
     from ..costs.encoders import encoded_inputs
@@ -91,14 +91,14 @@ def _encoded_inputs(preset: Preset, inputs: Inputs, batch: int) -> EncodedInputs
 
 
 def _check_inputs(inputs: Inputs, rank: RankRequest | None) -> None:
-    """Raises `InputError` for a number of images without their size, and for images with one rank of a layout."""
+    """Raises `InputError` for a number of images without a size, and for images with one rank of a layout."""
     inputs.check()
     if inputs.is_given and rank is not None and rank.has_options:
         raise InputError(f"{inputs.option}: encoders are counted beside a whole model; expected no layout")
 
 
 def _refuse_rank_of_draft(draft: Preset | None, rank: RankRequest | None) -> None:
-    """Raises `InputError` for a draft model together with one rank of a layout."""
+    """Raises `InputError` for a draft model in a question about one rank of a layout."""
     if draft is not None and rank is not None and rank.has_options:
         raise InputError("--draft: counts a whole draft beside a whole model; expected no layout")
 
@@ -106,7 +106,7 @@ def _refuse_rank_of_draft(draft: Preset | None, rank: RankRequest | None) -> Non
 def params_of_file(
     target: str, measure: bool, *, is_changed: bool, rank: RankRequest | None = None
 ) -> StoredParams | MeasuredParams | None:
-    """Counts parameters in a checkpoint's header or, with `measure`, of a model class of the library transformers.
+    """Counts parameters in a checkpoint's header or, with `measure`, in a transformers class.
 
     is_changed: whether options change the model, which is an error here.
     Returns None if the target is neither.
@@ -303,7 +303,7 @@ USUAL_STACKS: dict[PassPhase, str] = {"training": "torch", "prefill": "vllm", "d
 
 @frozen
 class ExplainQuestion:
-    """The question of `llmcalc explain`: the formulas to explain, and the values at which they are evaluated.
+    """The question of `llmcalc explain`: formulas, and the values for their evaluation.
 
     node: a part, by the end of its path; None for the whole model.
     quantity: the quantity to explain.

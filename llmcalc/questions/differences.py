@@ -56,7 +56,7 @@ def changes_to_compare(
     allow_unknown: bool = False,
     overridden: bool = False,
 ) -> Changes:
-    """Returns the models to compare.
+    """Returns the pairs of models to compare.
 
     targets: two models, or with `git` any number of files.
     read_model: function that reads a model.
@@ -101,7 +101,7 @@ def ask_diff(changes: Changes, seq: int | None = None, kv_dtype: str = "bfloat16
 
 
 def _reason_to_skip(path: Path, ref: str) -> str:
-    """Returns the reason why a file is no model's config, neither now nor at a commit; empty if it may be one."""
+    """Returns the reason why a file is no model's config, now and at a commit; empty if it may be one."""
     if path.is_symlink():
         return "is a link"
     if path.suffix != ".json":
@@ -135,7 +135,7 @@ def _current_text(path: Path) -> str | None:
 def _versions_of_file(
     path: Path, ref: str, read_model: Callable[[Any], Preset], head: Any, allow_unknown: bool
 ) -> Pair:
-    """Reads a file's model at a commit and now; None for a version that does not exist or cannot be read."""
+    """Reads a file's model at a commit and now; None for a missing or unreadable version."""
     if path.suffix not in (".json", ".toml"):
         raise InputError(f"{path}: with --git expected a file, a config.json or a .toml description")
     text = text_at(ref, path)

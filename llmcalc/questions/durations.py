@@ -1,4 +1,4 @@
-"""Parses durations as people type them."""
+"""Parses durations such as `8.1s`, `35ms` or `12min`."""
 
 from __future__ import annotations
 

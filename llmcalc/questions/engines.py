@@ -1,4 +1,4 @@
-"""The questions about serving engines: whether an engine starts, for how many users, and on which accelerators."""
+"""Answers about serving engines: whether an engine starts, for how many users, and on which accelerators."""
 
 from __future__ import annotations
 
@@ -148,7 +148,7 @@ def _taken_by_name(preset: Preset, server: LaunchedServer) -> list[str]:
 def _model_of_server(
     target: Any, server: LaunchedServer, read_model: Callable[[Any], Preset]
 ) -> tuple[Preset, str | None]:
-    """Returns the model of a server, and the scheme of its weights if only the checkpoint's name states one.
+    """Returns the model of a server, and the quantization scheme if only the checkpoint's name states it.
 
     target: the TARGET, which replaces the model that the file names.
     """
@@ -169,7 +169,7 @@ def _model_of_server(
 
 
 def ask_servers(questions: Sequence[EngineQuestion], ask: Callable[[EngineQuestion], ReportedAnswer]) -> ReportedAnswer:
-    """Answers questions about the servers of a launch file: one document and one screen each."""
+    """Answers questions about a launch file's servers, with one document and one screen per server."""
     from ..reports.document import join_reports
 
     answers = [ask(question) for question in questions]
@@ -182,7 +182,7 @@ def ask_servers(questions: Sequence[EngineQuestion], ask: Callable[[EngineQuesti
 
 
 def ask_engine_memory(question: EngineQuestion) -> ReportedAnswer:
-    """Computes the memory terms of engines on an accelerator. `.ok` of the answer says whether all engines start."""
+    """Computes the memory terms of engines on an accelerator; `.ok` says whether all engines start."""
     from ..reports.engine import memory_report
 
     return _engine_answer(list(question.engine_uses()), memory_report)
@@ -196,7 +196,7 @@ def ask_engine_cache(question: EngineQuestion) -> ReportedAnswer:
 
 
 def _engine_answer(engine_uses: list[EngineUse], make_report: Callable[[list[EngineUse]], Report]) -> ReportedAnswer:
-    """Returns the answer about the memory of one or of several engines."""
+    """Returns the answer about the memory of one or several engines."""
     memories = [engine_use.memory for engine_use in engine_uses]
     result = memories[0] if len(memories) == 1 else memories
     return ReportedAnswer(result, lambda: make_report(engine_uses), all(memory.starts for memory in memories))
@@ -277,7 +277,7 @@ def change_for_users(change: Change, users: int) -> Change:
 
 
 def _drop_length_of_file(record: Engine, launch: LaunchedServer, flags: dict[str, Any]) -> None:
-    """Removes the context length that a launch file sets, so that the length of the users' requests replaces it."""
+    """Removes the context length of a launch file, which the length of the users' requests replaces."""
     length_field = record.instead["--seq"].lstrip("-").replace("-", "_")
     if length_field not in launch.overridden:
         flags.pop(length_field, None)
@@ -301,7 +301,7 @@ def _flags_for_users(
 
 
 def _served_accelerator(record: Engine, hardware: Hardware) -> Hardware:
-    """Returns the named accelerator. Raises `InputError` if the engine does not run on it."""
+    """Returns the named accelerator. Raises `InputError` if the engine does not support it."""
     if not record.runs_on(hardware):
         vendors = " or ".join(record.vendors)
         raise InputError(f"--hardware {hardware.name}: is not modelled with --engine; expected a GPU of {vendors}")
@@ -317,7 +317,7 @@ def _fewest_devices(
     users: int,
     max_devices: int,
 ) -> list[EngineOption]:
-    """Returns the layout with the fewest devices that holds all users, else the largest; None if none is possible.
+    """Returns the layout with the fewest devices that holds all users, else the largest layout; None if impossible.
 
     Of an engine that shows alternatives, those are all layouts of that many devices that hold all users.
     """

@@ -99,7 +99,7 @@ def ask_presets(
 
 
 def ask_hardware(names: Sequence[str] = ()) -> Listing:
-    """Describes the named accelerators in full; without names lists all accelerators."""
+    """Describes the named accelerators in full, or lists all accelerators."""
     from ..reports.hardware import report
     from ..sources.hardware import find_hardware, hardware_names, load_hardware
 

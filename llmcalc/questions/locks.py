@@ -1,4 +1,4 @@
-"""The questions about lock files: the recorded costs of models, and values that differ from the recorded ones."""
+"""The questions about lock files: recorded costs of models, and later differences."""
 
 from __future__ import annotations
 
@@ -21,14 +21,14 @@ MOST_MODELS = 1000
 
 @dataclass(frozen=True)
 class LockFile:
-    """A lock file's content. version: the llmcalc that wrote it. models: target → the model's entry."""
+    """A lock file's content. version: llmcalc's version. models: target → the model's entry."""
 
     version: str
     models: dict[str, dict[str, Any]]
 
 
 def ask_lock(targets: Sequence[str], read_model: Callable[[str], Preset]) -> ReportedAnswer:
-    """Counts the costs of models for a lock file; the result is their entries (`studies.lock.LockEntry`).
+    """Computes the costs of models for a lock file, as entries (`studies.lock.LockEntry`).
 
     targets: names or paths, which a check reads again. read_model: reads one.
     Raises `InputError` for standard input, for a model that is named twice, and for one that cannot be counted.
@@ -49,7 +49,7 @@ def ask_lock(targets: Sequence[str], read_model: Callable[[str], Preset]) -> Rep
 
 
 def ask_lock_check(file: Path, read_model: Callable[[str], Preset]) -> ReportedAnswer:
-    """Counts the models of a lock file again.
+    """Counts the models of a lock file, and compares the counts with the file.
 
     The result is the changes (`studies.lock.Change`); `ok` if there are none.
 

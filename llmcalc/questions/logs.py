@@ -1,4 +1,4 @@
-"""The questions about logs: memory terms of a start-up log or an out-of-memory message beside computed terms."""
+"""The questions about logs: memory terms of a start-up log or an out-of-memory message, and computed terms."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ CONSEQUENCES = ("budget", "kv_cache")
 
 @dataclass(frozen=True)
 class LogQuestion:
-    """A question about a log. file: its path, or `-` for stdin.
+    """A question about a log. file: the log's path, or `-` for stdin.
 
     preset: the model; None for the model that the log names.
 
@@ -53,7 +53,7 @@ class LogQuestion:
 
 @dataclass
 class _LoggedRun:
-    """The run that a log describes: its model, accelerator and flags.
+    """The run in a log: model, accelerator and flags.
 
     missing, notes, scheme_in_name: filled while the log is read; the last one is the scheme that the name of the log's
     model states, if that is the name of a quantized checkpoint.
@@ -87,7 +87,7 @@ class _LoggedRun:
         return preset
 
     def hardware(self) -> Hardware | None:
-        """The accelerator of the run: the user's, else the log's, with the memory size that the log states.
+        """The accelerator of the run, from the user or the log, with the memory size in the log.
 
         Raises `InputError` for a log that states a negative size.
         """
@@ -108,7 +108,7 @@ class _LoggedRun:
 
 
 def read_flags(log_reading: LogReading, record: Engine) -> tuple[dict[str, Any], list[str]]:
-    """Returns the logged flags that llmcalc models for the engine, and a note for each refused flag."""
+    """Returns the modelled flags in the log, and a note for each refused flag."""
     flag_by_field = {flag.field: flag for flag in record.known_flags() if not flag.is_idle}
     flags: dict[str, Any] = {}
     notes: list[str] = []
@@ -144,7 +144,7 @@ def ask_log(question: LogQuestion) -> ReportedAnswer:
 
 
 def explain_log(question: LogQuestion) -> ExplainedLog:
-    """Returns the bytes that a log states, beside the bytes that llmcalc computes for the same run."""
+    """Returns the logged bytes beside the computed bytes of the same run."""
     log_reading = read_log(question.file, read_log_text(question.file))
     logged_run = _LoggedRun(log_reading, question)
     preset = logged_run.preset()
@@ -192,7 +192,7 @@ CACHE_SIZE = "kv_cache_memory_bytes"
 def _engine_run(
     logged_run: _LoggedRun, preset: Preset, hardware: Hardware, with_cache_of_log: bool = False
 ) -> tuple[EngineVersion | None, EngineMemory | None, str]:
-    """Returns the engine's version, its memory and, if it does not start, the first flag change with which it starts.
+    """Returns the engine's version and memory, and the first flag change with which a failing engine starts.
 
     with_cache_of_log: whether the cache has the bytes that the log prints, where the engine has a flag for them.
     """
@@ -251,7 +251,7 @@ def in_use_before(log_reading: LogReading, hardware: Hardware) -> dict[str, int]
 
 
 def _fp8_word(record: Engine, flags: Mapping[str, Any]) -> str:
-    """Returns the engine's cache-format flag value for fp8; empty if the format is set or there is no such flag."""
+    """Returns the engine's flag value for an fp8 cache; empty if the format is set or there is no such flag."""
     flag_by_field = {flag.field: flag for flag in record.known_flags()}
     if "kv_cache_dtype" in flags or "kv_cache_dtype" not in flag_by_field:
         return ""
@@ -275,7 +275,7 @@ FP8_TOLERANCE = 0.08
 def _term_beside_logged_value(
     term: LogTerm, log_reading: LogReading, preset: Preset | None, computed_bytes: Mapping[tuple[str, str], int]
 ) -> ComparedTerm:
-    """Pairs a logged memory term with the computed term of the same device. Host buffers are computed together."""
+    """Pairs a logged memory term with the computed term of the same device, or of the host."""
     key = term.name, _device_name(term, computed_bytes)
     if key in computed_bytes:
         is_alone = (
@@ -292,7 +292,7 @@ def _term_beside_logged_value(
 
 
 def _device_name(term: LogTerm, computed_bytes: Mapping[tuple[str, str], int]) -> str:
-    """Returns the device of a term as engines name it: `CUDA0`, or `CPU` for host memory.
+    """Returns the engine's name for a term's device: `CUDA0`, or `CPU` for host memory.
 
     A device of another backend (Vulkan, ROCm, SYCL) has the number of the accelerator that is computed.
     """

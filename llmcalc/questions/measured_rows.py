@@ -1,4 +1,4 @@
-"""Reads measured runs for `--calibrate rows.csv`: each row is a question of `time` with its measured seconds.
+"""Reads measured runs for `--calibrate rows.csv`: each row is a `time` question with measured seconds.
 
 A column has the name of an option of `time` (`batch`, `seq`, `tp`, `global_batch`, `phase`, …), `model` is another
 TARGET, and `seconds` what was measured. An empty cell is what the command line says. Example:
@@ -28,11 +28,11 @@ from ..workload.inference import USERS, batch_of
 from ..workload.setting import declared, length_of
 from ..workload.validation import whole
 from .durations import parse_duration
+from .options import TimeOptions
 from .runs import RunQuestion
 
 if TYPE_CHECKING:
     from ..studies.run_time import TimedRun
-    from .times import TimeOptions
 
     Timer: TypeAlias = Callable[[RunQuestion, TimeOptions], TimedRun]
 
@@ -166,8 +166,5 @@ def _checked_settings(kind: type, row: Mapping[str, str]) -> dict[str, Any]:
 
 
 def _options_of_row(row: Mapping[str, str], options: TimeOptions) -> TimeOptions:
-    values: dict[str, Any] = {name: row[name] for name in TIME_COLUMNS if name in row}
-    for name in ("global_batch", "context"):
-        if name in values:
-            values[name] = whole(f"--{name}", length_of(f"--{name}", values[name]), 0)
+    values = {name: declared(TimeOptions)[name].checked(row[name]) for name in TIME_COLUMNS if name in row}
     return replace(options, measured=None, by_node=None, calibrate=None, **values)

@@ -47,19 +47,19 @@ class ReceiptFile:
 
     @cached_property
     def other_model(self) -> str:
-        """The model that the log names, if it differs from the question's model; otherwise empty."""
+        """The model in the log, if it differs from the question's model; otherwise empty."""
         known_name = known_model(self.parsed_log.model)
         return "" if known_name is None or known_name.model == self.preset.model else known_name.name
 
     @cached_property
     def other_version(self) -> str:
-        """The log's engine version if llmcalc has other rules for it than for the question's version; else empty."""
+        """The log's engine version, if its rules differ from those of the question's version; else empty."""
         version = self.parsed_log.version
         return "" if not version or self.engine.version(version).record == self.version.record else version
 
     @cached_property
     def terms(self) -> dict[str, int]:
-        """The measured memory terms that apply to the question, with their bytes.
+        """The measured memory terms that apply to the question, with bytes.
 
         Raises `InputError` if none applies.
         """

@@ -1,4 +1,4 @@
-"""The questions about a run: a model with its settings, and for several devices a layout or a launch file."""
+"""Answers about a run: a model with settings and, for several devices, a layout or a launch file."""
 
 from __future__ import annotations
 
@@ -74,7 +74,7 @@ class RunQuestion(RunOptions):
         return replace(self, settings=self.settings.with_(recompute=record.selective_recompute))
 
     def refuse_inputs(self, command: str) -> None:
-        """Raises `InputError` for images and audio, because a command does not count their encoders."""
+        """Raises `InputError` for images and audio, for commands that do not count encoders."""
         option = self.settings.inputs.option
         if option:
             raise InputError(
@@ -84,12 +84,12 @@ class RunQuestion(RunOptions):
 
     @property
     def hardware(self) -> Hardware | None:
-        """The accelerator whose runtime is used; None if none is named."""
+        """The accelerator that provides the CUDA runtime; None if none is named."""
         return self.accelerators[0] if self.accelerators else None
 
     @property
     def tokens(self) -> int:
-        """Tokens per sequence; the search for possible layouts near the requested one needs them."""
+        """Tokens per sequence, for the search of the nearest possible layouts."""
         return usual_sequence(self.preset.model) if self.settings.seq is None else self.settings.seq
 
     def on_one_device(self) -> Memory:
@@ -103,7 +103,7 @@ class RunQuestion(RunOptions):
         return memory(preset.model, self.settings, preset.dtype, self.include, preset.checkpoint, runtime, other_models)
 
     def runtime_on(self, hardware: Hardware | None) -> Runtime:
-        """Returns the CUDA runtime of the run on an accelerator; None for an accelerator that the run does not name."""
+        """Returns the CUDA runtime of the run on an accelerator; None for an accelerator that is not in the run."""
         runtime = runtime_of(hardware, self.workspace, self.settings.allocator == "expandable")
         return replace(runtime, is_tried=self.is_tried)
 
@@ -258,7 +258,7 @@ HALF_FORMATS = ("bfloat16", "float16")
 
 
 def with_published_weights(launch: Launch, preset: Preset) -> Launch:
-    """Returns the run with the number format of the published weights, if its program keeps that format.
+    """Returns the run in the published weights' number format, if the program keeps that format.
 
     transformers 5 loads weights in the checkpoint's format (`dtype="auto"`); `bf16: true` adds autocast, which changes
     no product of weights in bf16.
@@ -314,7 +314,7 @@ def _draft_of(question: RunQuestion, target_memory: Memory) -> Draft | None:
 
 
 def ask_memory(question: RunQuestion, draft: Preset | None = None) -> DeviceUse | RanksUse:
-    """Computes the memory of one device or of a layout's ranks, and the accelerators on which the run fits.
+    """Computes the memory of one device or of a layout's ranks, and the accelerators that fit.
 
     draft: a draft of speculative decoding beside the model; default None.
     Raises `InputError` for settings that contradict each other or the model, and for a framework that has no kernels
@@ -446,7 +446,7 @@ def ask_which_hardware(question: RunQuestion, global_batch: int | None = None) -
 
 
 def planned_run(question: RunQuestion) -> tuple[Memory, LayoutRequest]:
-    """Returns the one-device run of a plan's question, and its layout options with the training framework.
+    """Returns a plan's run on one device, and its layout options with the training framework.
 
     That is the framework that is named or implied, else the first of the usual ones that has the model.
     Raises `InputError` for a model that none of them has.

@@ -1,8 +1,7 @@
-"""The question of `llmcalc serve`: the cheapest server that keeps latency limits under a load of requests."""
+"""The question of `llmcalc serve`: the cheapest server within latency limits under a load of requests."""
 
 from __future__ import annotations
 
-import math
 import re
 from collections.abc import Callable, Sequence
 from dataclasses import replace
@@ -11,17 +10,16 @@ from typing import TYPE_CHECKING, Any
 from ..accelerator import Hardware
 from ..device_memory.settings import settings_of
 from ..errors import InputError, shown
-from ..frozen import frozen
 from ..parallel.layout_request import LayoutRequest
 from ..reports.answer import ReportedAnswer
 from ..sources.preset import Preset
 from ..sources.target import load
 from ..timing.calibration import Calibration
 from ..workload.setting import option
-from ..workload.validation import LARGEST, whole
-from .durations import parse_duration
+from ..workload.validation import LARGEST
+from .options import DRAFT_TOKENS, ServeOptions, TimeOptions
 from .runs import RunQuestion
-from .times import DEFAULT_ENGINE, TimeOptions, parse_nic, stack_of_engine, timed_run
+from .times import DEFAULT_ENGINE, stack_of_engine, timed_run
 
 if TYPE_CHECKING:
     from ..frameworks.engines.engine import Engine
@@ -30,80 +28,17 @@ if TYPE_CHECKING:
     from ..timing.batching import Requests
     from ..timing.speculation import Speculation
 
-MOST_MONEY = 1e12
-"""Largest price, power or rate."""
-
 AUTO = "auto"
 """The word for the published number format in lists of formats."""
-
-MOST_TPOT_WITHOUT_UNIT = 5.0
-"""Seconds of a token; a larger number without a unit is not taken for seconds, as milliseconds were meant."""
 
 MOST_FORMATS = 8
 """Largest number of combinations of formats that are tried."""
 
 
-@frozen
-class ServeOptions:
-    """The options of `llmcalc serve` as they were typed; None for an option that was not given.
-
-    input, output: tokens of a prompt and of an answer. concurrency: requests at any time. rate: requests per second.
-    ttft, tpot: limits as durations. devices, tp, pp, dp, ep: the layout. engine: `NAME` or `NAME==VERSION`.
-    quantize, kv_dtype: formats, separated by commas. price: money of a device and hour.
-    prefix_hit: share of the prompt that is cached. stack, nic, calibrate: as of `time`.
-    trace: file of requests, in place of input, output, concurrency and rate.
-    draft: a draft model (a TARGET, or a preset), `mtp` or `ngram`; acceptance: chance that a drafted token is accepted;
-        draft_tokens: tokens that are drafted in a step.
-    disaggregate: `auto` for replicas of their own for prompts, or their ratio, such as 1:3; None if each does both.
-    """
-
-    input: int | None = None
-    output: int | None = None
-    concurrency: int | None = None
-    rate: Any = None
-    ttft: Any = None
-    tpot: Any = None
-    devices: int | None = None
-    tp: int | None = None
-    pp: int | None = None
-    dp: int | None = None
-    ep: int | None = None
-    engine: str | None = None
-    quantize: str | None = None
-    kv_dtype: str | None = None
-    price: Any = None
-    prefix_hit: Any = None
-    stack: str | None = None
-    nic: Any = None
-    calibrate: Any = None
-    trace: Any = None
-    draft: Any = None
-    acceptance: Any = None
-    draft_tokens: int | None = None
-    disaggregate: Any = None
-
-
-def parse_positive(option_name: str, value: Any, example: str, maximum: float = MOST_MONEY) -> float:
-    """Parses a positive number or its text. Raises `InputError`, which names the option, for other values."""
-    match = re.fullmatch(r"[0-9]{1,13}(?:\.[0-9]{1,9})?|\.[0-9]{1,9}", str(value).strip())
-    parsed_number = math.nan if match is None or isinstance(value, bool) else float(match[0])
-    if not 0 < parsed_number <= maximum:
-        raise InputError(f"{option_name}: {shown(value)}; expected a number above 0, such as {example}")
-    return parsed_number
-
-
-def parse_share(option_name: str, value: Any) -> float:
-    """Parses a fraction of at least 0 and less than 1. Raises `InputError` for other values."""
-    match = re.fullmatch(r"0?\.[0-9]{1,9}|0", str(value).strip())
-    if match is None or isinstance(value, bool):
-        raise InputError(f"{option_name}: {shown(value)}; expected a share from 0 to below 1, such as 0.5")
-    return float(match[0])
-
-
 def ask_serve(
     preset: Preset, hardware: Hardware, options: ServeOptions, read_model: Callable[[str], Preset] = load
 ) -> ReportedAnswer:
-    """Finds a model's servers and the cheapest one within the limits; `.ok` says whether there is one.
+    """Finds a model's servers and the cheapest server within the limits; `.ok` says whether there is one.
 
     read_model: reads the models of measured runs; default without changes.
     Raises `InputError` for options that contradict each other, and for engines whose servers are not modelled.
@@ -111,9 +46,9 @@ def ask_serve(
     from ..reports.calibration import with_calibration
     from ..reports.serve import report
 
-    study, calibration = serve_study(preset, hardware, options, read_model), None
-    if options.calibrate is not None:
-        calibration = _calibration_of_options(preset, hardware, options, read_model)
+    study = serve_study(preset, hardware, options, read_model)
+    calibration = _calibration_of_options(preset, hardware, options, read_model)
+    if calibration is not None:
         device, stack = calibration.factors.device(study.device), calibration.factors.stack(study.stack)
         study = replace(study, device=device, stack=stack)
     servers = study.answer()
@@ -123,8 +58,10 @@ def ask_serve(
 
 def _calibration_of_options(
     preset: Preset, hardware: Hardware, options: ServeOptions, read_model: Callable[[str], Preset]
-) -> Calibration:
-    """Returns the calibration on measured prompt and decoding times; None without a file of measured runs."""
+) -> Calibration | None:
+    """Returns the calibration on measured prompt and decoding times; None without measured runs."""
+    if options.calibrate is None:
+        return None
     from .measured_rows import calibration_of
 
     question = RunQuestion(
@@ -140,7 +77,7 @@ def _calibration_of_options(
 def serve_study(
     preset: Preset, hardware: Hardware, options: ServeOptions, read_model: Callable[[str], Preset] = load
 ) -> ServeStudy:
-    """Builds the study of servers from the options of `serve`. Raises `InputError` as `ask_serve` does."""
+    """Builds the study of servers from the options of `serve`. Raises the `InputError`s of `ask_serve`."""
     from ..frameworks.engines.registry import FOLDERS, engine, engine_and_version
     from ..studies.server import Limits
     from ..studies.serving import ServeStudy, SizesRequest
@@ -167,7 +104,7 @@ def serve_study(
             f"--hardware {hardware.name or hardware.title}: {record.title} does not run on it; expected a GPU of "
             f"{' or '.join(record.vendors)}"
         )
-    cached_share = 0.0 if options.prefix_hit is None else parse_share("--prefix-hit", options.prefix_hit)
+    cached_share = options.prefix_hit or 0.0
     if trace is not None:
         trace = replace(trace, cached_share=cached_share)
     input, output = (options.input, options.output) if trace is None else (trace.mean_input, trace.mean_output)
@@ -178,18 +115,13 @@ def serve_study(
             f"--input, --output: {input + output:,} tokens of a request are too many; expected at most {LARGEST:,}"
         )
     requests = Requests(input, output, int(cached_share * input))
-    limits = Limits(
-        options.concurrency,
-        None if options.rate is None else parse_positive("--rate", options.rate, "2.5 requests per second"),
-        None if options.ttft is None else parse_duration("--ttft", options.ttft),
-        None if options.tpot is None else parse_duration("--tpot", options.tpot, MOST_TPOT_WITHOUT_UNIT),
-    )
+    limits = Limits(options.concurrency, options.rate, options.ttft, options.tpot)
     speculation, draft_flags = _speculation_of_options(preset, record, options, read_model)
     stack = find_stack(options.stack or stack_of_engine(options.engine), "inference")
     return ServeStudy(
         preset,
         hardware,
-        device_of(hardware, None if options.nic is None else parse_nic("--nic", options.nic)),
+        device_of(hardware, options.nic),
         stack,
         record,
         version,
@@ -197,7 +129,7 @@ def serve_study(
         requests,
         limits,
         SizesRequest(options.devices, options.tp, options.pp, options.dp, options.ep),
-        None if options.price is None else parse_positive("--price", options.price, "2.5"),
+        options.price,
         trace,
         options.disaggregate is not None,
         _ratio_of_options(options, requests),
@@ -234,12 +166,6 @@ def _ratio_of_options(options: ServeOptions, requests: Requests) -> tuple[int, i
     return sides
 
 
-DRAFT_TOKENS = 3
-"""Tokens that are drafted in a step where `--draft-tokens` is not given."""
-
-MOST_DRAFT_TOKENS = 64
-
-
 def _speculation_of_options(
     preset: Preset, record: Engine, options: ServeOptions, read_model: Callable[[str], Preset]
 ) -> tuple[Speculation | None, dict[str, Any]]:
@@ -261,8 +187,7 @@ def _speculation_of_options(
         raise InputError("--draft: how many tokens are accepted is not known; expected --acceptance, such as 0.7")
     if record.draft_flags is None:
         raise InputError(f"--draft: speculative decoding of {record.title}'s servers is not modelled; expected vllm")
-    acceptance = parse_share("--acceptance", options.acceptance)
-    tokens = whole("--draft-tokens", options.draft_tokens or DRAFT_TOKENS, most=MOST_DRAFT_TOKENS)
+    tokens = options.draft_tokens or DRAFT_TOKENS
     if options.draft == "mtp" and preset.model.mtp is None:
         raise InputError("--draft mtp: the model has no modules of multi-token prediction; expected a TARGET or ngram")
     method = options.draft if options.draft in ("mtp", "ngram") else "model"
@@ -271,7 +196,7 @@ def _speculation_of_options(
         draft = options.draft if isinstance(options.draft, Preset) else read_model(options.draft)
         check_draft(preset.model, draft.model, preset.name, f"--draft {draft.name}")
     spec = None if draft is None else draft.model
-    return Speculation(tokens, acceptance, spec, method == "mtp"), record.draft_flags(method, draft, tokens)
+    return Speculation(tokens, options.acceptance, spec, method == "mtp"), record.draft_flags(method, draft, tokens)
 
 
 def _trace_of_options(options: ServeOptions) -> Trace | None:
@@ -294,7 +219,7 @@ def _trace_of_options(options: ServeOptions) -> Trace | None:
 
 
 def _runs_by_format(preset: Preset, hardware: Hardware, options: ServeOptions, length: int) -> list[tuple[Any, Any]]:
-    """Returns each pair of number formats of weights and cache, with the model's memory on one device."""
+    """Returns each pair of weight and cache formats, with the model's memory on one device."""
     formats = [
         (quantize, kv_dtype)
         for quantize in _parse_formats("--quantize", options.quantize)

@@ -1,24 +1,22 @@
-"""The question of `llmcalc time`: the seconds of a training step, a prompt or a token, with their range."""
+"""The question of `llmcalc time`: the seconds of a training step, a prompt or a token, with ranges."""
 
 from __future__ import annotations
 
-import re
 from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from ..device_memory.settings import Settings
 from ..errors import InputError, shown
-from ..frozen import frozen
 from ..parallel.layout import ONE_DEVICE, Layout
 from ..reports.answer import ReportedAnswer
 from ..sources.preset import Preset
 from ..sources.target import load
-from ..timing.calibration import UNCHANGED, Calibration, Factors
+from ..timing.calibration import UNCHANGED, Calibration
 from ..workload.lora import PARALLEL_LIBRARIES
 from ..workload.setting import declared, option
-from .durations import parse_duration
+from .options import OPTIONS_OF_AN_ORDER, TimeOptions
 from .runs import RunQuestion
 
 if TYPE_CHECKING:
@@ -26,50 +24,6 @@ if TYPE_CHECKING:
     from ..frameworks.framework import Framework
     from ..studies.plan import Order
     from ..studies.run_time import TimedRun, TimeSettings
-
-MAX_DEPTH = 8
-"""Largest depth of `--by-node`."""
-
-MAX_NIC = 10**6
-"""Largest bandwidth of `--nic` in GB/s."""
-
-
-def parse_nic(option_name: str, gigabytes: Any) -> float:
-    """Parses a network's GB/s and returns bytes/s. Raises `InputError`, which names `option_name`, for other values."""
-    number_text = re.fullmatch(r"[0-9]{1,7}(?:\.[0-9]{1,6})?", str(gigabytes).strip())
-    value = 0.0 if number_text is None or isinstance(gigabytes, bool) else float(number_text[0])
-    if not 0 < value <= MAX_NIC:
-        raise InputError(f"{option_name}: {shown(gigabytes)}; expected GB/s of a device's network, such as 50")
-    return value * 1e9
-
-
-@frozen
-class TimeOptions:
-    """The options of `llmcalc time` as they were typed; None for an option that was not given.
-
-    global_batch: sequences of a training step of all devices.
-    stack: name of the stack.
-    overlap: messages that run beside products.
-    nic: GB/s of a device's network.
-    engine: a serving engine, `NAME` or `NAME==VERSION`.
-    context: in prefill, cached tokens before the prompt.
-    server: whether a server's time before the first token counts.
-    by_node: levels of the model's tree that nodes are listed by.
-    measured: a measured duration.
-    calibrate: a file of measured runs. factors: what was fitted to them.
-    """
-
-    global_batch: int | None = None
-    stack: str | None = None
-    overlap: str | None = None
-    nic: Any = None
-    engine: str | None = None
-    context: int | None = None
-    server: bool = False
-    by_node: int | None = None
-    measured: Any = None
-    calibrate: Any = None
-    factors: Factors = UNCHANGED
 
 
 def time_phase(question: RunQuestion, options: TimeOptions, is_given: Callable[[str], bool]) -> Settings:
@@ -98,7 +52,7 @@ def ask_time(
     is_given: Callable[[str], bool] = lambda name: False,
     read_model: Callable[[str], Preset] = load,
 ) -> ReportedAnswer:
-    """Computes the seconds of a training step, a prompt batch or a token, with their range.
+    """Computes the seconds of a training step, a prompt batch or a token, with a range.
 
     read_model: reads the models of measured runs; default without changes.
     Raises `InputError` for options that contradict each other, and for what is not modelled.
@@ -108,9 +62,6 @@ def ask_time(
     from ..reports.seconds import report
     from ..studies.run_time import explain_measured
 
-    measured_seconds = None if options.measured is None else parse_duration("--measured", options.measured)
-    if options.by_node is not None and not 1 <= options.by_node <= MAX_DEPTH:
-        raise InputError(f"--by-node {options.by_node}: expected 1 to {MAX_DEPTH} levels")
     if question.hardware is None:
         raise InputError("--hardware: missing; expected the accelerator, such as h100")
     if len(question.accelerators) > 1:
@@ -118,9 +69,8 @@ def ask_time(
     question = replace(question, settings=time_phase(question, options, is_given))
     options, calibration = calibrated(question, options, read_model)
     estimated_run = timed_run(question, options)
-    explanation = (
-        None if measured_seconds is None else (measured_seconds, explain_measured(estimated_run, measured_seconds))
-    )
+    measured = options.measured
+    explanation = None if measured is None else (measured, explain_measured(estimated_run, measured))
     return ReportedAnswer(
         estimated_run,
         lambda: with_calibration(report(question.preset, estimated_run, options.by_node, explanation), calibration),
@@ -130,7 +80,7 @@ def ask_time(
 def calibrated(
     question: RunQuestion, options: TimeOptions, read_model: Callable[[str], Preset] = load
 ) -> tuple[TimeOptions, Calibration | None]:
-    """Returns the options with the software stack fitted by `--calibrate`, and the calibration; None without it."""
+    """Returns the options with a calibrated software stack, and the calibration; None without `--calibrate`."""
     if options.calibrate is None:
         return options, None
     from .measured_rows import calibration_of
@@ -140,7 +90,7 @@ def calibrated(
 
 
 def timed_run(question: RunQuestion, options: TimeOptions) -> TimedRun:
-    """Returns the time of a run. Raises `InputError` as `ask_time` does."""
+    """Returns the time of a run. Raises the `InputError`s of `ask_time`."""
     return (
         _training_time(question, options)
         if question.settings.phase == "training"
@@ -192,7 +142,7 @@ def training_run(question: RunQuestion) -> tuple[Memory, Framework, Layout]:
 
 
 def _without_adapters(question: RunQuestion) -> RunQuestion:
-    """Returns the question of the same run without low-rank adapters.
+    """Returns the question about the same run without low-rank adapters.
 
     Frameworks whose memory of adapters is not modelled are checked with it: their time is that of two small products.
     """
@@ -231,20 +181,16 @@ def time_settings(question: RunQuestion, record: Framework, options: TimeOptions
     return TimeSettings(
         options.stack or record.stack(launch, bool(question.settings.compile)),
         options.overlap,
-        None if options.nic is None else parse_nic("--nic", options.nic),
+        options.nic,
         record.product_format(own_settings) if has_format and record.product_format is not None else "",
-        options.factors,
+        options.factors or UNCHANGED,
     )
-
-
-OPTIONS_OF_AN_ORDER = ("stack", "overlap", "nic", "calibrate")
-"""Options of time that only mean something in a plan by time."""
 
 
 def layout_time_settings(
     question: RunQuestion, order_name: str | None, options: TimeOptions
 ) -> Callable[[Framework], TimeSettings]:
-    """Returns the settings of the time estimates of a plan, for each framework.
+    """Returns the settings of a plan's time estimates for each framework.
 
     Raises `InputError` for options of time in a plan by memory.
     """
@@ -301,8 +247,8 @@ def _inference_time(question: RunQuestion, options: TimeOptions) -> TimedRun:
         settings = TimeSettings(
             options.stack or stack_of_engine(options.engine),
             options.overlap,
-            None if options.nic is None else parse_nic("--nic", options.nic),
-            factors=options.factors,
+            options.nic,
+            factors=options.factors or UNCHANGED,
         )
         is_float32 = question.settings.dtype is None and question.preset.dtype == "float32"
         if is_float32 and settings.supporting_stack("decode").halves_float32:
@@ -312,7 +258,7 @@ def _inference_time(question: RunQuestion, options: TimeOptions) -> TimedRun:
 
 
 def serving_layout(question: RunQuestion) -> Layout:
-    """Returns the layout of an inference pass: the requested one, or as many replicas as the devices hold."""
+    """Returns the layout of an inference pass: the requested layout, or as many replicas as fit the devices."""
     from ..studies.fit_serving import serving_replicas
 
     assert question.hardware is not None
@@ -327,7 +273,7 @@ DEFAULT_ENGINE = "vllm"
 
 
 def stack_of_engine(engine: str | None) -> str:
-    """Returns the time stack of an engine: its record's stack for the version, else the stack of that name.
+    """Returns an engine's time stack: the record's stack for the version, else the stack with the engine's name.
 
     Raises `InputError` for an unknown engine.
     """

@@ -66,7 +66,7 @@ class Verified(NamedTuple):
 
 @dataclass(frozen=True)
 class Verification:
-    """The question of `llmcalc verify`: compares formulas with a running model. A field is an option of the command."""
+    """The question of `llmcalc verify`, which compares formulas with a running model. Fields are options."""
 
     everything: bool = False
     device: Device = "meta"
@@ -127,7 +127,7 @@ class Verification:
                 return verify(preset, self.against, self.device, self.batch, self.seq, self.every_layer, self.memory)
 
     def _layout_of_processes(self) -> Layout:
-        """Returns the layout over the processes that torchrun has started; over two processes by default."""
+        """Returns the layout over torchrun's processes, by default over two processes."""
         from ..witnesses.distributed.launch import is_started_by_torchrun
 
         layout = self.layout

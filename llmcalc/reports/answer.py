@@ -23,11 +23,11 @@ MODEL_FIELD: Any = field(default_factory=lambda: Preset.model_construct(name="mo
 
 
 class Answer(ABC):
-    """The answer of a function of the Python API, which the command of the same name prints."""
+    """The answer of a Python API function, printed by the command of the same name."""
 
     @abstractmethod
     def report(self) -> Report:
-        """Returns the answer as data and tables, as the command line prints it."""
+        """Returns the answer as data and tables for the command line."""
 
     @property
     def document(self) -> Any:
@@ -63,7 +63,7 @@ class Answer(ABC):
 
     @classmethod
     def of_result(cls, result: Any, **context: Any) -> Self:
-        """Builds the answer from a result. context: further fields of the answer, such as the report and the model."""
+        """Builds the answer from a result. context: additional fields, such as the report and the model."""
         values: dict[str, Any] = {
             result_field.name: getattr(result, result_field.name)
             for result_field in fields(result)

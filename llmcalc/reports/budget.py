@@ -1,4 +1,4 @@
-"""The report of `llmcalc budget`: all checked values with their bounds, as a table, as data and as JUnit XML."""
+"""The report of `llmcalc budget`: all checked values with bounds, as a table, as data and as JUnit XML."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ def report(file: str, checks: list[Check]) -> Report:
 
 
 def _rows_of_model(target: str, checks: list[Check]) -> list[Row]:
-    """Returns a row for each bound on a model."""
+    """Returns a table row for each bound on a model."""
     return [
         Row(
             [
@@ -74,7 +74,7 @@ def _check_name(check: Check) -> str:
 
 
 def _value_text(check: Check, value: Fraction) -> str:
-    """Writes a checked value in short form, or with all digits where rounding would hide a difference from a bound."""
+    """Writes a checked value in short form, or with all digits if rounding would hide a difference."""
     write = WRITE[KINDS.get(check.key, "bytes")]
     other_limits = [limit.value for limit in check.limits if limit.value != check.measured]
     is_near = any(
@@ -89,7 +89,7 @@ def _limits_text(check: Check, text: Callable[[Limit], str]) -> str:
 
 
 def _limit_text(check: Check, limit: Limit) -> str:
-    """Writes one limit of a check, with all digits if the value has to equal the limit."""
+    """Writes one limit of a check, with all digits if the value must equal the limit."""
     return f"{_number_or_none(limit.value):,}" if limit.operator == "==" else _value_text(check, limit.value)
 
 
@@ -124,7 +124,7 @@ def _budget_data(file: str, checks: list[Check]) -> dict[str, Any]:
 
 
 def junit(file: str, checks: list[Check]) -> str:
-    """Returns JUnit XML: a suite for each model, a test case for each bound."""
+    """Returns JUnit XML with a suite per model and a test case per bound."""
     root = ET.Element("testsuites", name="llmcalc budget")
     for target in dict.fromkeys(check.target for check in checks):
         model_checks = [check for check in checks if check.target == target]

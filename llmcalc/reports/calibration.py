@@ -1,4 +1,4 @@
-"""Calibration in a report (`--calibrate`): cross-validated errors before and after the fit, and the fitted factors."""
+"""Calibration in a report (`--calibrate`): cross-validated errors before and after the fit, and factors."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from .notes import plural
 
 
 def with_calibration(report: Report, calibration: Calibration | None) -> Report:
-    """Adds a calibration's data and notes to a report; without a calibration the report stays unchanged."""
+    """Adds a calibration's data and notes to a report, if there is a calibration."""
     if calibration is None or isinstance(report.data, list):
         return report
     first_table, *other_tables = report.tables

@@ -1,4 +1,4 @@
-"""The reports of the tensors in a checkpoint's header, and of their comparison with a model's spec."""
+"""The reports of a checkpoint's tensors, and of their comparison with a model's spec."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ MOST_SHOWN = 20
 
 
 def report(name: str, checkpoint: Checkpoint) -> Report:
-    """Returns the report of `llmcalc params` for a checkpoint: elements by number format and by prefix of names."""
+    """Returns the report of `llmcalc params` for a checkpoint: elements by number format and name prefix."""
     elements_by_prefix: dict[str, int] = {}
     for tensor in checkpoint.tensors:
         pattern = ".".join("*" if name_part.isdigit() else name_part for name_part in tensor.name.split("."))
@@ -154,7 +154,7 @@ def _shape_text(shape: tuple[int, ...]) -> str:
 
 @dataclass(frozen=True, repr=False)
 class StoredParams(Answer):
-    """The parameters in a checkpoint. name: the file's name. checkpoint: its header.
+    """The parameters in a checkpoint. name: the file's name. checkpoint: the file's header.
 
     total: the number of all elements.
     """

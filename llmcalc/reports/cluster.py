@@ -42,7 +42,7 @@ ASSUMES_DEVICES = re.compile(r"[\d,]+ devices? (is|are) assumed")
 
 
 def _shorten_even_chunks(layers: str) -> str:
-    """Writes `0, 4, …, 28` for chunks of a stage that are evenly spaced."""
+    """Writes `0, 4, …, 28` for evenly spaced chunks of a stage."""
     chunks = layers.split(", ")
     starts = [int(chunk.partition("–")[0]) for chunk in chunks if chunk]
     is_even = len({next_start - start for start, next_start in pairwise(starts)}) == 1
@@ -203,7 +203,7 @@ def _launch_notes(launch: Launch | None) -> list[str]:
 
 
 def _override_text(launch: Launch | None) -> str:
-    """Writes the options typed beside a launch file, each with the file's value; empty without such options."""
+    """Writes the options typed beside a launch file, each with the file's value; empty without typed options."""
     if launch is None or not launch.overridden:
         return ""
     texts = (
@@ -291,7 +291,7 @@ def _time_after_pass(column: Column) -> Column:
 
 
 def _message_rows(cluster: Cluster) -> list[Row]:
-    """Returns one row per group and kind of message, sorted by group."""
+    """Returns one row per group and kind of message in group order."""
     sums: dict[tuple[str, int, str], list[int]] = {}
     for message in cluster.messages or ():
         totals = sums.setdefault((message.group, message.ranks, message.kind), [0, 0, 0])

@@ -1,4 +1,4 @@
-"""The report of `llmcalc compare`: quantities as rows and models as columns, in as many blocks as the width requires.
+"""The report of `llmcalc compare`: quantities as rows, models as columns, in blocks that fit the width.
 
 CSV has one row per model instead, so that each column has one unit.
 """
@@ -48,7 +48,7 @@ Line: TypeAlias = tuple[str, Callable[[Quantities], str]]
 
 
 def _tpot_range(timed_run: TimedRun | None) -> str:
-    """Returns the range of the seconds per decoded token. The timing modules are imported only with an accelerator."""
+    """Returns the range of the seconds per decoded token. Imports the timing modules only with an accelerator."""
     if timed_run is None:
         return "–"
     from .seconds import tpot_text
@@ -57,7 +57,7 @@ def _tpot_range(timed_run: TimedRun | None) -> str:
 
 
 class Load(NamedTuple):
-    """The load under which decoding is timed. hardware: title of the accelerator. users: sequences at once."""
+    """The load of timed decoding. hardware: the accelerator's title. users: concurrent sequences."""
 
     hardware: str
     users: int
@@ -120,7 +120,7 @@ def report(
 
 
 def _model_blocks(compared_models: Sequence[Compared], lines: Sequence[Line], width: int) -> Iterator[list[Compared]]:
-    """Yields groups of models whose columns fit the width: at least one model each, and about equally many."""
+    """Yields groups of models with columns that fit the width, about equally many per group."""
     labels = 2 + max(len(label) for label, _ in lines)
     widths = [2 + max(len(cell) for cell in (preset.display, *_line_cells(q, lines))) for preset, q in compared_models]
     models_per_block = max(1, len(compared_models))
@@ -163,7 +163,7 @@ def _whole_text(value: int | None) -> str:
 
 
 def aspect_text(ratio: float, in_band: bool) -> str:
-    """Writes the aspect ratio h/L, marked if it is in the range of large dense decoders."""
+    """Writes the aspect ratio h/L, marked if in the range of large dense decoders."""
     return f"{ratio:.1f}" + (f" {IN_BAND}" if in_band else "")
 
 
@@ -191,7 +191,7 @@ def _activation_text(shape: StackShape) -> str:
 
 
 def _quantity_lines(quantities: Sequence[Quantities], load: Load | None) -> Sequence[Line]:
-    """Returns the table's rows. A row's unit is the largest in which the smallest model's value is at least 0.1."""
+    """Returns the table's rows, in the largest unit with at least 0.1 for the smallest value."""
     parameter_scale = units.count_scale(10 * min(q.active for q in quantities))
     flops_scale = units.decimal_scale(10 * min(q.forward_flops_per_token for q in quantities), "FLOPs")
     caches = [q.kv_bytes_per_token for q in quantities if q.kv_bytes_per_token]
@@ -303,7 +303,7 @@ def _shape_data(shape: StackShape) -> dict[str, Any]:
 
 
 def _quantities_data(q: Quantities, load: Load | None = None) -> dict[str, Any]:
-    """Returns the JSON document of each model, with raw values.
+    """Returns each model's JSON document with raw values.
 
     The shape is the shape of the stack before the head; `stacks` has both of an encoder-decoder.
     """
@@ -327,7 +327,7 @@ def _quantities_data(q: Quantities, load: Load | None = None) -> dict[str, Any]:
 
 
 def _rows_by_model(compared_models: Sequence[Compared], is_wide: bool, load: Load | None) -> Table:
-    """Returns a row per model. A column's unit is the one in which most values are at least 1.
+    """Returns a row per model, with columns in the unit in which most values are at least 1.
 
     is_wide: whether KV cache, key/value heads and FLOPs are shown, which do not fit 80 characters. Otherwise times
     take the place of the shape.
@@ -393,7 +393,7 @@ def _lower_quartile(values: Iterable[float]) -> float:
 
 
 def _flat_rows(compared_models: Sequence[Compared], load: Load | None) -> Table:
-    """Returns one row of raw values per model, without the nested entries of the JSON document."""
+    """Returns one row of raw values per model, without nested entries."""
     rows = [
         {"target": preset.target, **_quantities_data(q, load), "position": ", ".join(position_encodings(q.spec))}
         for preset, q in compared_models

@@ -1,4 +1,4 @@
-"""The report of `llmcalc cost`: days, device-hours, energy and money of a run, each as a range."""
+"""The report of `llmcalc cost`: days, device-hours, energy and money of a run, with ranges."""
 
 from __future__ import annotations
 

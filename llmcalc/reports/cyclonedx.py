@@ -18,7 +18,7 @@ HUB = "https://huggingface.co/"
 
 
 def bill_of_materials(lock_entries: Sequence[LockEntry]) -> dict[str, Any]:
-    """Returns the bill of materials: a component with a model card and properties for each model.
+    """Returns the bill of materials: for each model a component with a model card and properties.
 
     It has no date, and its serial number follows from its contents, so equal models give equal bytes.
     """

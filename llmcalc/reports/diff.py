@@ -106,7 +106,7 @@ def report(difference: Difference, title: str = "", unread: str = "") -> Report:
 
 
 def _too_long(difference: Difference) -> list[str]:
-    """Returns a warning for each model whose context length is shorter than the sequence."""
+    """Returns a warning for each model with a context length below the sequence length."""
     models = [preset for preset in (difference.before, difference.after) if preset is not None]
     return [
         text
@@ -142,7 +142,7 @@ def _quantity_row(quantity: Quantity) -> Row:
 
 
 def _both_values_text(quantity: Quantity) -> list[str]:
-    """Writes both values in the unit of the larger value, if the smaller is at least a tenth of it."""
+    """Writes two values in the larger value's unit, unless one is less than a tenth of the other."""
     values = [value for value in (quantity.before, quantity.after) if value]
     if not values:
         return ["–" if value is None else WRITE[quantity.unit](value) for value in (quantity.before, quantity.after)]
@@ -155,7 +155,7 @@ def _both_values_text(quantity: Quantity) -> list[str]:
 
 
 def _scaled_text(scale: units.Scale, quantity: Quantity, value: float) -> str:
-    """Writes `0.50 GiB`; without scaling where the unit has no prefix or the value is 0."""
+    """Writes `0.50 GiB`; without scaling for units without a prefix, and for 0."""
     return f"{scale.write(value)} {scale.name}" if value and scale.factor > 1 else WRITE[quantity.unit](value)
 
 
@@ -207,7 +207,7 @@ def _nodes_table(name: str, nodes: Sequence[Quantity]) -> Table:
 
 
 def _field_text(value: Any) -> str:
-    """Writes a field's value of a description; a dash if the field is not set."""
+    """Writes the value of a description's field; a dash if not set."""
     if value is None:
         return "–"
     if isinstance(value, bool):

@@ -1,4 +1,4 @@
-"""The answer of a command before it is written in a format: a JSON document for programs, tables for people.
+"""The answer of a command before formatting: a JSON document for programs, tables for people.
 
 A cell holds the raw value, and its column writes it. So CSV has raw numbers and text has rounded ones. The classes are
 named tuples because a data class takes four times as long to create, at each start.
@@ -66,7 +66,7 @@ class Column(NamedTuple):
 
 
 class DisplayedValue(NamedTuple):
-    """A raw value and its displayed text, for columns whose cells have different units."""
+    """A raw value with a displayed text, for columns with different units."""
 
     value: Any
     text: str
@@ -126,11 +126,11 @@ class Table(NamedTuple):
 
     @property
     def heading(self) -> str:
-        """The heading, such as `Llama 3 8B: 8.03 B parameters`."""
+        """The heading of the table, such as `Llama 3 8B: 8.03 B parameters`."""
         return f"{self.title}: {self.answer}" if self.answer else self.title
 
     def without_bars(self) -> Table:
-        """Returns the table without its columns of bars, for programs."""
+        """Returns the table without bar columns, for programs."""
         columns = [i for i, column in enumerate(self.columns) if not column.bar]
         if len(columns) == len(self.columns):
             return self
@@ -174,7 +174,7 @@ class Report(NamedTuple):
         return self._replace(tables=[table for table in self.tables if table.name == name])
 
     def with_entry(self, name: str, entry: Any, note: str) -> Report:
-        """Returns the report with another entry in its document, and a note before the notes of its first table."""
+        """Returns the report with another entry in the document, and a first note on the first table."""
         assert isinstance(self.data, dict)  # a report of one target
         first_table, *other_tables = self.tables
         data = {**self.data, name: entry}
@@ -224,7 +224,7 @@ class Report(NamedTuple):
 
 
 def printable_report(report: Report) -> Report:
-    """Returns the report with every text on one line and printable (`characters.printable`).
+    """Returns the report with every text printable and on one line (`characters.printable`).
 
     Names in a report come from files that others wrote. Every format but JSON writes this report; JSON escapes the
     same characters.
@@ -238,7 +238,7 @@ def report_in_encoding(report: Report, encoding: str) -> Report:
 
 
 def _with_texts(report: Report, change: Callable[[str], str]) -> Report:
-    """Returns the report with `change` applied to every text of its tables and every line of its text."""
+    """Returns the report after a function `change` is applied to every text."""
 
     def changing(write: Callable[[Any], str]) -> Callable[[Any], str]:
         return lambda value: change(write(value))
@@ -277,12 +277,12 @@ def cell_text(column: Column, value: Any) -> str:
 
 
 def single_or_list(documents: Sequence[dict[str, Any]]) -> dict[str, Any] | list[dict[str, Any]]:
-    """Returns the document of one target, or the list of documents of several targets."""
+    """Returns the document of one target, or a list of documents."""
     return documents[0] if len(documents) == 1 else list(documents)
 
 
 def join_reports(reports: Sequence[Report]) -> Report:
-    """Joins the reports of several targets: documents, tables, texts and warnings, in their order."""
+    """Joins the reports of several targets: documents, tables, texts and warnings, in order."""
     data_of_reports = [report.with_notes() for report in reports]
     documents = [document for data in data_of_reports for document in (data if isinstance(data, list) else [data])]
     tables, warnings = (

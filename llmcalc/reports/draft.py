@@ -1,4 +1,4 @@
-"""The part of an answer about a speculative-decoding draft model beside its target model."""
+"""The part of an answer about a speculative-decoding draft model."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ NAMES = {"embed_tokens": "embedding", "lm_head": "head"}
 
 
 def with_draft(report: Report, draft: Draft | None, is_counted: bool = False) -> Report:
-    """Returns the report with the draft model in its document and in a note of its first table.
+    """Returns the report with the draft model in the document and in a note on the first table.
 
     is_counted: whether the numbers of the report count the draft too.
     """

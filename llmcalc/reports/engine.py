@@ -1,4 +1,4 @@
-"""The reports of `llmcalc memory`, `fit` and `kv` with `--engine`: memory terms, cache, whether the engine starts."""
+"""The reports of `llmcalc memory`, `fit` and `kv` with `--engine`: memory terms, cache, start or failure."""
 
 from __future__ import annotations
 
@@ -220,7 +220,7 @@ def _heading_aside(engine_use: EngineUse) -> str:
 
 
 def _launch_aside(engine_use: EngineUse) -> str:
-    """Writes the launch file that starts the server, and the flags typed in addition; empty without a file."""
+    """Writes the launch file of the server and additionally typed flags; empty without a file."""
     if engine_use.launch is None:
         return ""
     typed_flags = ", ".join(f"{flag} {override.option}" for flag, override in engine_use.launch.overridden.items())
@@ -228,7 +228,7 @@ def _launch_aside(engine_use: EngineUse) -> str:
 
 
 def _launch_notes(engine_use: EngineUse) -> list[str]:
-    """Returns the notes on a launch file: defaults of values that it does not state, and changes to its values."""
+    """Returns the notes on a launch file: assumed defaults and changed values."""
     launch = engine_use.launch
     if launch is None:
         return []
@@ -244,7 +244,7 @@ def _launch_notes(engine_use: EngineUse) -> list[str]:
 
 
 def _launch_data(engine_use: EngineUse) -> dict[str, Any]:
-    """Returns the entry of the launch file in a JSON document; empty without a file."""
+    """Returns the launch file's entry in a JSON document; empty without a file."""
     if engine_use.launch is None:
         return {}
     return {
@@ -274,7 +274,7 @@ def _signed_bytes(term: Term, has_budget: bool) -> int:
 
 
 def _terms_table(engine_use: EngineUse) -> Table:
-    """Returns the memory terms, in the order in which the engine subtracts them from the budget."""
+    """Returns the memory terms in the engine's order of subtraction from the budget."""
     rows = []
     has_budget = any(term.name == "budget" for term in engine_use.memory.terms)
     for term in engine_use.memory.terms:
@@ -298,7 +298,7 @@ def _terms_table(engine_use: EngineUse) -> Table:
 
 
 def _device_rows(engine_use: EngineUse) -> list[Row]:
-    """Returns the bytes of each device and of the disk, for an engine that splits a model over GPUs and host."""
+    """Returns the bytes of each device and the disk, for an engine that splits a model over GPUs and host."""
     if not engine_use.memory.host:
         return []
     rows = []
@@ -324,7 +324,7 @@ def _changes_table(engine_use: EngineUse) -> Table:
 
 
 def _columns_table(engine_uses: Sequence[EngineUse]) -> Table:
-    """Returns a table of the memory terms of several engines, one column each."""
+    """Returns a table of memory terms with one column per engine."""
     names = [_engine_name(engine_use) for engine_use in engine_uses]
     columns = [
         Column("term", f"term, {units.GIB.name}", justify="left"),
@@ -415,7 +415,7 @@ def _flag_values(engine_use: EngineUse, flags: Any, shortest: bool = False) -> l
 
 
 def _flags_cell(engine_use: EngineUse, flags: Any) -> DisplayedValue:
-    """Returns a cell of flags: in data by their usual spellings, on a screen by their shortest ones."""
+    """Returns a cell of flags, with short spellings on screens."""
     usual_flags, brief_flags = (
         " ".join(f"{flag} {value}" for flag, value in _flag_values(engine_use, flags, shortest)) or "—"
         for shortest in (False, True)

@@ -136,7 +136,7 @@ def _with_numbers(explanation: Explanation, latex: bool = False) -> Style:
 
 
 def _symbol_meanings(explanation: Explanation, sections: list[Section] | None = None) -> dict[str, dict[str, Any]]:
-    """Returns symbol → its field and value, for the symbols of the formulas and for numbers of layers."""
+    """Returns symbol → (field, value) for the symbols of the formulas."""
     used_symbols: set[Any] = set()
     for section in explanation.sections if sections is None else sections:
         if sections is None and explanation.node is None:
@@ -155,7 +155,7 @@ def _symbol_meanings(explanation: Explanation, sections: list[Section] | None = 
 
 
 def _node_tables(preset: Preset, explanation: Explanation, rank_share: RankShare | None) -> list[Table]:
-    """Returns one table per node; equal nodes share a table."""
+    """Returns one table per distinct node; equal nodes share a table."""
     tables: list[Table] = []
     for section in explanation.sections:
         source, is_first = section.places[0].source, not tables
@@ -181,7 +181,7 @@ def _node_tables(preset: Preset, explanation: Explanation, rank_share: RankShare
 
 
 def _quantity_tables(preset: Preset, explanation: Explanation, rank_share: RankShare | None) -> list[Table]:
-    """Returns one table per quantity: every component of one layer of each kind, then the total of the model."""
+    """Returns one table per quantity: every component of one layer of each kind, and the model's total."""
     tables: list[Table] = []
     model, values_only = explanation.sections[-1], not explanation.formulas.has_symbols
     names = [_component_text(section) for section in explanation.sections]
@@ -226,7 +226,7 @@ def _quantity_tables(preset: Preset, explanation: Explanation, rank_share: RankS
 
 
 def _component_rows(explanation: Explanation, quantity: Quantity, names: list[str], width: int) -> list[Row]:
-    """Returns the rows of the components' formulas of one quantity.
+    """Returns the rows of the components' formulas for one quantity.
 
     A layer whose formulas are those of an earlier kind of layer takes one row, which names that kind.
     """
@@ -266,7 +266,7 @@ def _component_rows(explanation: Explanation, quantity: Quantity, names: list[st
 
 
 def _component_text(section: Section) -> str:
-    """Writes a component's name and the symbol of its repeats: `layers (moe) × L_moe`."""
+    """Writes a component's name with the symbol of its repeats: `layers (moe) × L_moe`."""
     node_position = section.places[0]
     if not node_position.steps:
         return "in units of h"
@@ -277,7 +277,7 @@ def _component_text(section: Section) -> str:
 
 
 def _formula_steps(explanation: Explanation, formula: Formula) -> list[str]:
-    """Returns the steps of a formula: in symbols, with numbers, and its value."""
+    """Returns the steps of a formula: symbols, numbers, value."""
     formula_texts = [
         write_expression(formula.expression),
         write_expression(formula.expression, _with_numbers(explanation)),
@@ -301,7 +301,7 @@ def _with_unit(formula_texts: list[str], formula: Formula) -> list[str]:
 
 
 def _formula_rows(name: str, formula_texts: list[str], width: int, depth: int = 0, strong: bool = False) -> list[Row]:
-    """Returns the rows of `name   a = b = c`: one line if it fits, else one per step, broken before + and −."""
+    """Returns the rows of `name   a = b = c`: one line if it fits, else one line per step."""
     full_line = " = ".join(formula_texts)
     lines = (
         [full_line]
@@ -346,7 +346,7 @@ def _split_terms(text: str, short_length: int) -> list[str]:
 
 
 def _section_heading(section: Section) -> str:
-    """Writes the common end of the paths of equal nodes: `layers.self_attn (one of 32)`."""
+    """Writes the common end of equal nodes' paths: `layers.self_attn (one of 32)`."""
     repeat_count = sum(node_path.times for node_path in section.places if not node_path.optional)
     shared_names: list[str] = []
     for names in zip(*(reversed(node_path.name.split(".")) for node_path in section.places), strict=False):
@@ -378,7 +378,7 @@ def _paths_text(section: Section) -> str:
 
 
 def _legend_table(explanation: Explanation) -> list[Table]:
-    """Returns a table of the meanings of symbols; none if the formulas have no symbol."""
+    """Returns a table of symbols with meanings; none without symbols."""
     columns = (
         Column("symbol", "symbol", justify="left"),
         Column("field", "stands for", justify="left"),

@@ -64,7 +64,7 @@ LATEX_TEXT = {
 
 
 def latex_text(text: str) -> str:
-    """Escapes a name for LaTeX, so that it contains no LaTeX commands."""
+    """Escapes a name for LaTeX, so that LaTeX finds no commands."""
     return "".join(LATEX_TEXT.get(character, character) for character in printable(text))
 
 
@@ -174,7 +174,7 @@ def _in_brackets(content: Any, style: Style, marks: str, name: str) -> str:
 
 
 def _as_ceiling(expression: Any) -> Any:
-    """Returns x if the expression is −⌊−x⌋, which equals ⌈x⌉; None for other expressions."""
+    """Returns x if the expression is −⌊−x⌋ (which equals ⌈x⌉); None for other expressions."""
     import sympy
 
     if (
@@ -201,7 +201,7 @@ def _factor_order(base: Any) -> tuple[int, tuple[int, str]]:
 
 
 def _degree_of(expression: Any) -> Any:
-    """Returns the degree of an expression: the sum of a product's exponents, or the largest degree of a sum's terms."""
+    """Returns an expression's degree: a product's sum of exponents, or the highest degree in a sum."""
     if expression.is_Symbol:
         return 1
     if expression.is_Add:
@@ -214,7 +214,7 @@ def _degree_of(expression: Any) -> Any:
 
 
 def _term_order(term: Any) -> tuple[Any, ...]:
-    """Returns the sort key of a term.
+    """Returns the sort key of a term in a sum.
 
     Added terms come before subtracted ones, then the highest degree first, then V before L before h, and S last.
     """

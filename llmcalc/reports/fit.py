@@ -1,4 +1,4 @@
-"""The report of `llmcalc fit`: whether a run fits on an accelerator, the largest run that fits, and changes."""
+"""The report of `llmcalc fit`: whether a run fits on an accelerator, the largest fitting run, and changes."""
 
 from __future__ import annotations
 
@@ -115,7 +115,7 @@ def options_data(options: Sequence[HardwareOption]) -> list[dict[str, Any]]:
 
 
 def report(preset: Preset, fit_answer: Fitting, options: Sequence[HardwareOption] = ()) -> Report:
-    """Returns the report for one accelerator: a table of the largest numbers, and a table of changes.
+    """Returns the report for one accelerator: a table of the largest runs, and a table of changes.
 
     options: numbers of the same accelerator on which the run fits; default none.
     """
@@ -146,7 +146,7 @@ USERS_COLUMNS = (Column("users", "users", units.exact), *DECODING_COLUMNS)
 
 
 def _decoding_table(runs: Sequence[TimedRun]) -> Table:
-    """Returns the table of seconds per token of every user: for the run's users, and for the most users that fit."""
+    """Returns the table of seconds per token and user, for the run's users and for the most users."""
     rows = [Row([timed_run.sequences, *decoding_cells(timed_run)]) for timed_run in runs]
     notes = [f"tokens/s of the estimate; {class_text(runs[0].range, runs[0].stack.title)}"]
     return Table(
@@ -283,7 +283,7 @@ CHANGES_NOTE = "changes of kernels, recomputation and chunks leave results as th
 
 
 class _Screen(NamedTuple):
-    """The content that the reports for one device and for several devices share.
+    """The common content of the reports for one device and for several devices.
 
     answer, aside, rows, notes: those of the first table.
     more: tables after the first; default none.
@@ -304,7 +304,7 @@ class _Screen(NamedTuple):
         document: dict[str, Any],
         remark: str = "",
     ) -> Report:
-        """Returns the report with these tables. remark: a note below the changes; default none."""
+        """Returns the report with the given tables. remark: a note below the changes; default none."""
         warnings = too_long_notes(memory.spec, memory.states.workload) + list(
             () if fit.hardware.sources else fit.hardware.notes
         )

@@ -1,4 +1,4 @@
-"""The report of `llmcalc flops`: the FLOPs of one pass, by component."""
+"""The report of `llmcalc flops`: the FLOPs of one pass by component."""
 
 from __future__ import annotations
 
@@ -101,7 +101,7 @@ def report(
 
 
 def _without_towers(tree: Node) -> Node:
-    """Returns the tree without the encoders whose FLOPs are not counted; a 0 would look like a count."""
+    """Returns the tree without uncounted encoders, whose 0 would look like a count."""
     return replace(tree, children=tuple(child for child in tree.children if child.optional not in WITHOUT_FLOPS))
 
 
@@ -221,7 +221,7 @@ def _count_notes(flop_count: FlopCount) -> list[str]:
 
 
 def _latent_notes(flop_count: FlopCount) -> list[str]:
-    """Returns notes on the form in which latent attention runs, and the option for the other form."""
+    """Returns notes on the executed form of latent attention, and on the option for the other form."""
     if flop_count.mla is None:
         return []
     expands_cache = flop_count.mla == "expanded" and flop_count.workload.context
@@ -308,7 +308,7 @@ def _figures_function(include: frozenset[str]) -> Figures:
 
 @frozen(repr=False)
 class Flops(CountedAnswer, FlopCount):
-    """FLOPs of one pass of a model.
+    """The FLOPs of one pass of a model.
 
     preset, share, draft: as in `CountedAnswer`.
     rules: rules of thumb to compare with; default none.

@@ -41,7 +41,7 @@ DETAIL_COLUMNS = (
 
 
 def report(accelerators: Sequence[Hardware], details: bool) -> Report:
-    """Returns the report: one row per accelerator, or with `details` one table each."""
+    """Returns the report: one row per accelerator, or one table per accelerator with `details`."""
     document = {"hardware": [hardware_data(hardware) for hardware in accelerators]}
     return Report(
         document, [_detail_table(hardware) for hardware in accelerators] if details else [_list_table(accelerators)]
@@ -136,7 +136,7 @@ def _detail_rows(hardware: Hardware) -> list[Row]:
 
 
 def _memory_sizes_text(hardware: Hardware) -> str:
-    """Writes the memory sizes in which a chip is sold; empty if there is only one."""
+    """Writes the available memory sizes of a chip; empty if there is only one."""
     if not hardware.configurations:
         return ""
     names = [f"{hardware.name}-{configuration.memory_bytes // 2**30}gb" for configuration in hardware.configurations]
@@ -149,7 +149,7 @@ def _by_format(peaks: dict[str, int]) -> dict[str, int]:
 
 
 def hardware_data(hardware: Hardware) -> dict[str, Any]:
-    """Returns an accelerator as plain data in bytes, bytes/s, FLOP/s, Hz and watts; null for unknown figures."""
+    """Returns an accelerator as plain data in bytes, bytes/s, FLOP/s, Hz and watts; null if unknown."""
     link = hardware.interconnect
     return hardware.model_dump(mode="json") | {
         "interconnect": link and {**link.model_dump(), "bandwidth_per_direction": link.bandwidth_per_direction},

@@ -10,7 +10,7 @@ from .document import Report
 
 
 def with_inputs(report: Report, inputs: EncodedInputs | None) -> Report:
-    """Returns the report with the tokens of images and audio in its document and in a note of its first table."""
+    """Returns the report with image and audio tokens in the document and in a note on the first table."""
     if inputs is None or not isinstance(report.data, dict):
         return report
     return report.with_entry("inputs", inputs_data(inputs), inputs_note(inputs))

@@ -1,4 +1,4 @@
-"""The report of `llmcalc lock`: the entries of a lock file as data, and the values that differ from them as a table."""
+"""The report of `llmcalc lock`: the lock file's entries as data, and the changed values as a table."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The report of `llmcalc explain-log`: each memory term of a log beside the computed term, and the flag to change."""
+"""The report of `llmcalc explain-log`: each memory term of a log beside the computed term, and the flags to change."""
 
 from __future__ import annotations
 

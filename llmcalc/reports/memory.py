@@ -158,7 +158,7 @@ def accelerators_table(accelerator_fits: Sequence[Fit], title: str) -> Table:
 
 
 def verdict_notes(fits: Sequence[Fit]) -> list[str]:
-    """Returns what `tight` and `*` mean, each if a verdict shows it."""
+    """Returns the notes that explain `tight` and `*`, if a verdict shows them."""
     notes = []
     if any(fit.verdict == "tight" for fit in fits):
         notes.append("tight: fits only without the estimated fragmentation")
@@ -198,7 +198,7 @@ def memory_data(preset: Preset, memory: Memory, accelerator_fits: Sequence[Fit])
 
 
 def host_data(device: DeviceMemory) -> dict[str, Any]:
-    """Returns the bytes of host memory and their terms; empty if nothing is on the host."""
+    """Returns the bytes of host memory by term; empty if nothing is on the host."""
     if not device.host:
         return {}
     terms = [
@@ -208,7 +208,7 @@ def host_data(device: DeviceMemory) -> dict[str, Any]:
 
 
 def host_notes(device: DeviceMemory, ranks: int = 1) -> list[str]:
-    """Writes the terms of host memory, with their sources.
+    """Writes the terms of host memory with sources.
 
     ranks: the ranks per host, each with these terms; default 1.
     """
@@ -221,7 +221,7 @@ def host_notes(device: DeviceMemory, ranks: int = 1) -> list[str]:
 
 
 def fits_data(accelerator_fits: Sequence[Fit]) -> list[dict[str, Any]]:
-    """Returns the verdicts whether a run fits on each accelerator as plain data."""
+    """Returns the verdicts for all accelerators as plain data."""
     return [
         {
             "hardware": fit.hardware.name,
@@ -319,7 +319,7 @@ def device_data(device: DeviceMemory) -> dict[str, Any]:
 
 
 def _quantized_data(memory_use: MemoryUse) -> dict[str, Any]:
-    """Returns the quantization scheme and the bytes of weights by part; None if weights are not quantized."""
+    """Returns the quantization scheme and the weight bytes by part; None for plain weights."""
     quantized_size = memory_use.quantized
     if quantized_size is None:
         return {"quantization": None, "weights_by_part": None, "weights_by_component": None}
@@ -386,7 +386,7 @@ def _weight_rows(memory_use: MemoryUse, row: Callable[..., Row]) -> list[Row]:
 
 
 def phase_parts(device: DeviceMemory, device_use: MemoryUse | None = None) -> tuple[list[Column], list[Row]]:
-    """Returns the kinds of memory at the peak of each phase of a training step, as columns and rows.
+    """Returns the kinds of memory at the peak of each training phase, as columns and rows.
 
     device_use: the run on one device, with the formats and the optimizer's states; None (default) for a rank.
     The allocator's rounding and free blocks and the context are those of the highest phase.
@@ -418,7 +418,7 @@ def phase_parts(device: DeviceMemory, device_use: MemoryUse | None = None) -> tu
 
 
 def _kind_text(memory_use: MemoryUse, memory_kind: str) -> str:
-    """Returns the name of a kind of memory in a training step, with its number format or the optimizer's name."""
+    """Returns the name of a kind of memory in training, with the number format or optimizer name."""
     name = KIND_NAMES[memory_kind]
     if memory_kind == "weights" and memory_use.adapters is not None:
         return "weights and adapters"
@@ -474,7 +474,7 @@ def phase_rows(device: DeviceMemory) -> list[Row]:
 
 
 def _leaf_points(points: Sequence[Point]) -> Sequence[Point]:
-    """Returns the points of modules without children, in the order in which they ran."""
+    """Returns the points of modules without children in execution order."""
     holders = {point.node.rpartition(".")[0] for point in points}
     for name in list(holders):
         while name := name.rpartition(".")[0]:
@@ -530,7 +530,7 @@ PRECISION_TEXTS = {
 
 
 def settings_text(memory: Memory, attention: AttentionImplementation) -> str:
-    """Writes a run with its assumed settings: `training of 2,048 tokens: sdpa, fused adamw, pure bf16`."""
+    """Writes a run with assumed settings: `training of 2,048 tokens: sdpa, fused adamw, pure bf16`."""
     memory_use = memory.states
     if memory_use.phase != "training":
         return run_text(memory_use)
@@ -545,7 +545,7 @@ def settings_text(memory: Memory, attention: AttentionImplementation) -> str:
 
 
 def _pure_note(memory: Memory) -> str:
-    """Writes which tensors pure bf16 stores in 16 bits; empty for another precision than the default."""
+    """Writes the tensors that pure bf16 stores in 16 bits; empty for other precisions."""
     if memory.states.precision != "bf16-master":
         return ""
     try:
@@ -560,7 +560,7 @@ def _pure_note(memory: Memory) -> str:
 
 
 def keeps_small_segments(memory: Memory) -> bool:
-    """Whether allocator segments that are too small for later tensors are more than 2 % of the peak."""
+    """Whether allocator segments that later tensors cannot use exceed 2 % of the peak."""
     device = memory.device
     return not memory.runtime.expandable and 50 * (device.reserved_bytes - device.peak_bytes) > device.peak_bytes
 
@@ -606,7 +606,7 @@ def _memory_notes(preset: Preset, memory: Memory, assumed_accelerator: str) -> l
 
 
 def _execution_note(memory: Memory) -> str:
-    """Writes the choices of kernels with their options."""
+    """Writes the kernel choices with their options."""
     choices_data = execution_data(memory)
     texts = [f"{memory.attention} attention (--attn-implementation)", f"{choices_data['norm']} norms (--norm)"]
     if memory.settings.phase == "training":
@@ -620,7 +620,7 @@ def _execution_note(memory: Memory) -> str:
 
 
 def _kernels_note(memory: Memory) -> str:
-    """Writes which packages' kernels recurrent layers are counted with; empty for a model or a phase without them."""
+    """Writes the packages whose kernels are assumed for recurrent layers; empty without recurrent layers."""
     if memory.settings.phase == "decode":
         return ""
     mixers = (part for part in parts_below(memory.spec) if isinstance(part, TokenMixer))
@@ -634,7 +634,7 @@ def _kernels_note(memory: Memory) -> str:
 
 
 def _chunk_note(memory: Memory) -> str:
-    """Writes the chunk length of a chunked prefill; empty if prompts are processed whole."""
+    """Writes the chunk length of a chunked prefill; empty for unchunked prompts."""
     chunk, seq = prompt_chunk(memory.settings, memory.states), memory.states.workload.seq
     if memory.settings.phase == "decode" or chunk is None or chunk >= seq:
         return ""

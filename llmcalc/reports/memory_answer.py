@@ -50,12 +50,12 @@ class MemoryAnswer(Answer):
 
     @property
     def assumed(self) -> str:
-        """The accelerator whose runtime is assumed if the question names none; otherwise empty."""
+        """The accelerator with the assumed CUDA runtime, if the question names none; otherwise empty."""
         return "" if self.accelerators else ASSUMED
 
     @cached_property
     def fits(self) -> list[Fit]:
-        """The verdict for each named accelerator in order; without names, for common accelerators by memory size."""
+        """The verdict for each named accelerator; without names, for common accelerators by memory size."""
         if not self.accelerators:
             device = self.largest_on(self.memory.runtime)
             return fits(device.device_bytes, map(load_hardware, COMMON_HARDWARE), device.fragmentation)
@@ -67,7 +67,7 @@ class MemoryAnswer(Answer):
 
     @property
     def ok(self) -> bool:
-        """Whether the run fits on one of the named accelerators, or none is named."""
+        """Whether the run fits on a named accelerator; true if none is named."""
         return not self.accelerators or any(fit.verdict != "no" for fit in self.fits)
 
 

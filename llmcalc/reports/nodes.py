@@ -13,7 +13,7 @@ Figures: TypeAlias = Callable[[Place], dict[str, Any]]
 
 
 def tree_data(node_position: Place, figures: Figures) -> dict[str, Any]:
-    """Returns a node and its children as nested dicts, with their counts."""
+    """Returns a node and its descendants as nested dicts with counts."""
     node = node_position.node
     node_data: dict[str, Any] = {"name": node.segment, **figures(node_position)}
     for key in ("kind", "label", "optional", "source"):
@@ -31,7 +31,7 @@ def tree_data(node_position: Place, figures: Figures) -> dict[str, Any]:
 def figures_of_node(
     quantity: str, node_position: Place, cost: Cost, include: frozenset[str] = frozenset()
 ) -> dict[str, Any]:
-    """Returns a node's count per copy of its parent, per repeat of the node, and in the whole model.
+    """Returns a node's count per parent copy, per repeat, and in the whole model.
 
     `<quantity>`: all repeats of the node in one repeat of its parent.
     `<quantity>_each`: one repeat, if there are several. The children add up to it, or without it to `<quantity>`.

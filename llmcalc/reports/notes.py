@@ -1,4 +1,4 @@
-"""Conventions and phrases that several reports share."""
+"""Conventions and phrases for several reports."""
 
 from __future__ import annotations
 
@@ -58,7 +58,7 @@ def relative_error_text(difference: float, reference: str) -> str:
 
 
 def plural(number: int, noun: str) -> str:
-    """Writes a number with its noun: `1 token` or `2,048 tokens`."""
+    """Writes a number with a noun: `1 token` or `2,048 tokens`."""
     return f"{number:,} {noun}" + ("" if number == 1 else "s")
 
 
@@ -92,12 +92,12 @@ def too_long_notes(spec: ModelSpec, workload: Workload) -> list[str]:
 
 
 def warnings_of_notes(preset: Preset, notes: Sequence[str]) -> list[str]:
-    """Returns notes as warnings, each preceded by the name of its model."""
+    """Returns notes as warnings, each preceded by the model's name."""
     return [f"{preset.name}: {note}" for note in notes]
 
 
 def identity_experts(tree: Node) -> str:
-    """Returns a note about the count of tokens with identity experts; empty for a model without them."""
+    """Returns a note about tokens routed to identity experts; empty for a model without identity experts."""
     ops = (node_position.node.op for node_position in tree.walk())
     identity_ops: Any = dict.fromkeys(op for op in ops if op is not None and op.effects >= SKIPPED_PARAMS)
     counts = ", ".join(

@@ -1,4 +1,4 @@
-"""Colours that readers with any colour vision can tell apart: Okabe & Ito 2008, https://jfly.uni-koeln.de/color/."""
+"""Colours for readers with any colour vision: Okabe & Ito 2008, https://jfly.uni-koeln.de/color/."""
 
 from __future__ import annotations
 

@@ -97,7 +97,7 @@ Part: TypeAlias = tuple[str, Row]
 
 
 def _component_rows(tree: Node, total: int, include: frozenset[str]) -> list[Row]:
-    """Returns one row per part of the model and per sublayer of a group of layers; the norms share a row."""
+    """Returns one row per part of the model and per sublayer of a layer group; the norms share a row."""
     table_parts: list[Part] = []
     for node_position in tree.place().children():
         if not node_position.optional or node_position.optional in include:
@@ -136,7 +136,7 @@ def _component_row(name: str, per_repeat: int, repeat: int, total: int, depth: i
 
 
 def _with_bars(table_parts: Sequence[Part]) -> list[Row]:
-    """Adds a bar to each row of one component, in proportion to the whole model."""
+    """Adds a bar to each row of one component, proportional to the whole model."""
     rows: list[Row] = []
     covered_depth = -1  # the depth of the row above whose bar includes this one; -1 for none
     for i, (kind, row) in enumerate(table_parts):
@@ -187,7 +187,7 @@ def _params_notes(preset: Preset, parameter_count: ParameterCount, rank_share: R
 
 
 def _rank_notes(preset: Preset, parameter_count: ParameterCount, rank_share: RankShare) -> list[str]:
-    """Returns notes about the counted rank, its copied parameters and the whole model."""
+    """Returns notes about the counted rank, replicated parameters and the whole model."""
     model_total = preset.model.tree().total(total_of, include=parameter_count.include)
     spec, chunks = preset.model, rank_share.model.chunks
     is_tied = spec.tie_word_embeddings and rank_share.layout.pp > 1 and chunks.first != chunks.last
@@ -203,7 +203,7 @@ def _rank_notes(preset: Preset, parameter_count: ParameterCount, rank_share: Ran
 
 
 def _published_notes(preset: Preset, parameter_count: ParameterCount) -> list[str]:
-    """Compares the count with the published figure; a difference has the first reason that the preset states."""
+    """Compares the count with the published figure; a difference has the preset's first reason."""
     published_figures, note = preset.published, preset.published.parameters_note or ""
     first_reason, further_reasons, _ = note.partition("; ")
     if further_reasons and preset.name in model_names():
@@ -228,7 +228,7 @@ DENSE_DECODER_COMPONENTS = {"embedding", "position", "norm", "attention", "feed_
 
 
 def rule_of_thumb(preset: Preset, parameter_count: ParameterCount) -> str:
-    """Compares 12Lh² + 2Vh with the exact count (Kaplan 2020, §2.1); empty unless it is a dense decoder."""
+    """Compares 12Lh² + 2Vh (Kaplan 2020, §2.1) with the exact count; empty unless it is a dense decoder."""
     spec = preset.model
     if (
         spec.kind != "decoder"
@@ -247,7 +247,7 @@ def rule_of_thumb(preset: Preset, parameter_count: ParameterCount) -> str:
 
 
 def _figures_function(include: frozenset[str]) -> Figures:
-    """Returns a function that gives a node's total parameters for the JSON tree, and its active ones if fewer."""
+    """Returns a function of a node's total and, if fewer, active parameters for the JSON tree."""
 
     def figures(node_position: Place) -> dict[str, Any]:
         data = figures_of_node("params", node_position, total_of, include)

@@ -1,4 +1,4 @@
-"""The report of `llmcalc plan`: the layouts that fit, best first, and the reasons why others do not fit."""
+"""The report of `llmcalc plan`: the layouts that fit, best first, and the reasons against others."""
 
 from __future__ import annotations
 
@@ -84,7 +84,7 @@ def report(
 
 
 def _place_in_order(layout_plan: LayoutPlan, requested_sizes: Mapping[str, int]) -> dict[str, Any]:
-    """Returns the position of a layout in the sorted list of layouts that may fit; None if it is not in the list."""
+    """Returns a layout's position among the sorted layouts that may fit; None if it is not listed."""
     order = layout_plan.plan.order
     return {"layout": dict(requested_sizes), "place": position_of_layout(order, requested_sizes), "of": len(order)}
 
@@ -97,7 +97,7 @@ def _place_text(layout_position: dict[str, Any]) -> str:
 
 
 def _answer_text(layout_plan: LayoutPlan) -> str:
-    """Writes how many layouts fit, among all or the replayed ones, and the seconds of the fastest layout."""
+    """Writes the number of layouts that fit, and the seconds of the fastest layout."""
     plan = layout_plan.plan
     fastest_time = layout_plan.range(plan.feasible[0]) if plan.feasible else None
     time_text = "" if fastest_time is None else f"; the fastest takes {range_text(fastest_time)} a step"
@@ -130,7 +130,7 @@ def _layout_row(layout_plan: LayoutPlan, candidate: Candidate, tie: bool = False
 
 
 def _order_notes(layout_plan: LayoutPlan) -> list[str]:
-    """Returns notes on the order of layouts and on its uncertainty."""
+    """Returns notes on the order of layouts and the order's uncertainty."""
     if layout_plan.times is None:
         untimed_text = f"; no time: {layout_plan.untimed_reason}" if layout_plan.untimed_reason else ""
         return [

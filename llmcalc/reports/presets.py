@@ -1,4 +1,4 @@
-"""The report of `llmcalc presets`: the models that come with llmcalc, their counts, published counts and sources."""
+"""The report of `llmcalc presets`: the models that come with llmcalc, with computed and published counts."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ DETAIL_COLUMNS = (
 
 
 def report(presets: Sequence[Counted], details: bool) -> Report:
-    """Returns the report: one row per model, or with `details` one table per model."""
+    """Returns the report: one row per model, or one table per model with `details`."""
     document = {"presets": [preset_data(preset, parameter_count) for preset, parameter_count in presets]}
     return Report(
         document,

@@ -1,4 +1,4 @@
-"""The answer about the memory of a model on a layout's ranks, and the accelerators on which the largest rank fits."""
+"""The answer about the memory of a layout's ranks, and the accelerators on which the largest rank fits."""
 
 from __future__ import annotations
 
@@ -54,12 +54,12 @@ class RanksUse(MemoryAnswer, Cluster):
 
     @cached_property
     def phases(self) -> list[RolloutPhase]:
-        """The reinforcement-learning phases on the first named accelerator, or on the assumed one."""
+        """The reinforcement-learning phases on the first named or assumed accelerator."""
         return self.phases_on(self.accelerators[0] if self.accelerators else load_hardware(f"{ASSUMED.lower()}-sxm"))
 
     @cached_property
     def fits(self) -> list[Fit]:
-        """The verdict for each accelerator: whether all phases of the run fit."""
+        """The verdict for each accelerator on whether all phases of the run fit."""
         return [self._fit_over_phases(fit) for fit in super().fits if self._engine_runs_on(fit.hardware)]
 
     def _engine_runs_on(self, hardware: Hardware) -> bool:
@@ -78,7 +78,7 @@ class RanksUse(MemoryAnswer, Cluster):
 
     @property
     def states(self) -> MemoryUse:
-        """The bytes of the model's static memory on one device, in closed form."""
+        """The bytes of the model's static memory on one device in closed form."""
         return self.memory.states
 
     def largest_on(self, runtime: Runtime) -> DeviceMemory:

@@ -1,4 +1,4 @@
-"""The memory phases of reinforcement learning on a device: rollout, weight transfer, log-probabilities, update."""
+"""The memory phases of reinforcement learning: rollout, weight transfer, log-probabilities, update."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ def largest_phase(phases: Sequence[RolloutPhase]) -> RolloutPhase:
 
 
 def engine_note(rollout: Rollout | None) -> str:
-    """Writes the engine of the rollouts with its flags; empty without an engine."""
+    """Writes the rollout engine with its flags; empty without an engine."""
     if rollout is None or not rollout.engine:
         return ""
     flags = " ".join(f"{name}={value}" for name, value in rollout.flags.items())
@@ -62,7 +62,7 @@ def engine_note(rollout: Rollout | None) -> str:
 def phases_table(
     phases: Sequence[RolloutPhase], heading: str, heading_aside: str, answer_text: str, notes: Sequence[str]
 ) -> Table:
-    """Returns a table of memory terms with one column per phase, and their sums."""
+    """Returns a table of memory terms with one column per phase, and the sum of each column."""
     columns = [
         Column("term", f"{units.GIB.name} of one device", justify="left"),
         *(Column(f"{phase.name}_bytes", TITLES[phase.name], units.GIB.write) for phase in phases),

@@ -1,4 +1,4 @@
-"""The report of `llmcalc plot schedule` as text: a row per stage, time to the right, and micro-batches in flight."""
+"""The report of `llmcalc plot schedule` as text: a row per stage along the time, and micro-batches in flight."""
 
 from __future__ import annotations
 
@@ -122,7 +122,7 @@ def _schedule_notes(timetable: Timetable, in_flight: Sequence[InFlight], chart: 
 
 
 class Chart(NamedTuple):
-    """A timetable drawn with characters: its scale and the drawn range of time.
+    """A timetable drawn with characters, with a scale and a time range.
 
     scale: characters per unit of time.
     windows: ranges of characters that are drawn, one or two.
@@ -133,7 +133,7 @@ class Chart(NamedTuple):
 
     @classmethod
     def from_timetable(cls, timetable: Timetable, free_width: int) -> Chart:
-        """Returns a chart in which the shortest pass has room for its name; if too wide, only its beginning and end."""
+        """Returns a chart in which the shortest pass has room for its name; a chart that is too wide is shortened."""
         shortest_pass = min(
             timetable.costs.duration(action.kind) for order in timetable.pipeline.orders for action in order
         )
@@ -147,7 +147,7 @@ class Chart(NamedTuple):
 
     @property
     def left_out(self) -> tuple[float, float] | None:
-        """The (start, end) of the time range that is not drawn; None if all is drawn."""
+        """The (start, end) of the omitted time range; None if all is drawn."""
         if len(self.windows) == 1:
             return None
         return self.windows[0].stop / self.scale, self.windows[1].start / self.scale
@@ -181,7 +181,7 @@ class Chart(NamedTuple):
 
 
 def schedule_data(layout: Layout, timetable: Timetable) -> dict[str, object]:
-    """Returns the JSON document of a pipeline schedule: the passes of every rank with their times."""
+    """Returns a pipeline schedule's JSON document: the passes of every rank with times."""
     pipeline = timetable.pipeline
     return {
         "schedule": effective_schedule(layout),

@@ -1,4 +1,4 @@
-"""Shortens a report so that it fits a screen: at most 24 lines before the notes, or with them, at 80 columns.
+"""Shortens a report to fit a screen of 80 columns: at most 24 lines.
 
 The first table of a target is placed first. The innermost rows of a nested table are left out first. From other tables
 the last rows are left out, or those farthest from the centre. A table with fewer than three rows left is not shown. A
@@ -34,7 +34,7 @@ def trim_to_screen(report: Report) -> Report:
 
 
 def _trim_with_notes(tables: list[Table], warnings: Sequence[str]) -> list[Table]:
-    """Shortens the longest table of one model, row by row, until all tables and the shown notes fit a screen.
+    """Shortens the longest table of a model, row by row, until tables and notes fit a screen.
 
     warnings: those of the report, which are shown beside the other notes.
     """
@@ -61,7 +61,7 @@ def _trim_with_notes(tables: list[Table], warnings: Sequence[str]) -> list[Table
 
 
 def _trim_group(tables: Sequence[Table]) -> list[Table]:
-    """Returns one model's tables that fit; the notes of the left-out tables stand below the last table."""
+    """Returns the tables of one model that fit, with the notes of omitted tables below the last one."""
     free_lines = MOST_LINES
     placed_tables: dict[int, Table] = {}
     for i in sorted(range(len(tables)), key=lambda i: (i > 0, not tables[i].sooner, i)):
@@ -86,7 +86,7 @@ def _trim_group(tables: Sequence[Table]) -> list[Table]:
 
 
 def _trim_table(table: Table, room: int, is_required: bool = False) -> Table | None:
-    """Shortens a table to a number of lines, without its totals.
+    """Shortens a table, except its totals, to a number of lines.
 
     Returns None if too few rows would be left, unless `is_required`.
     """

@@ -1,4 +1,4 @@
-"""The report of `llmcalc time`: the range of an estimate in seconds, its class, and the parts of the time."""
+"""The report of `llmcalc time`: the range of an estimate, its class, and the parts of the time."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ FEW_NODES = 4
 
 
 def duration(seconds: float, unit: str = "", digits: int = 2) -> str:
-    """Writes seconds with two significant digits: `6.8 s`, `35 ms`, `12 min`. unit: default the largest that fits."""
+    """Writes seconds with two significant digits: `6.8 s`, `35 ms`, `12 min`. unit: default the largest."""
     unit = unit or unit_of(seconds)
     value = seconds / FACTORS[unit]
     rounded_value = float(f"{value:.{digits}g}")
@@ -64,7 +64,7 @@ FACTORS = {"h": 3600.0, "min": 60.0, "s": 1.0, "ms": 1e-3, "us": 1e-6}
 
 
 def unit_of(seconds: float) -> str:
-    """Returns the largest unit in which a duration is at least 1; for hours and minutes at least 2."""
+    """Returns the largest unit in which a duration is at least 1, or at least 2 for hours and minutes."""
     for unit, minimum in (("h", 7200.0), ("min", 120.0), ("s", 1.0), ("ms", 1e-3)):
         if seconds >= minimum:
             return unit
@@ -72,7 +72,7 @@ def unit_of(seconds: float) -> str:
 
 
 def range_unit(low_seconds: float, seconds: float) -> str:
-    """Returns the unit of a range: that of `seconds`, or minutes (seconds) if the low end is below an hour (minute)."""
+    """Returns the unit of a range: the unit of `seconds`, or a smaller unit for a low end below 1."""
     unit = unit_of(seconds)
     return {"h": "min", "min": "s"}.get(unit, unit) if low_seconds < FACTORS[unit] else unit
 
@@ -189,7 +189,7 @@ def _run_text(timed_run: TimedRun) -> str:
 
 
 def _part_rows(timed_run: TimedRun) -> list[Row]:
-    """Returns rows of the parts of the run, with the percentage of each bound (compute, memory, communication)."""
+    """Returns rows of the parts of a run, with percentages by bound (compute, memory, communication)."""
     unit = unit_of(timed_run.seconds)
     time_parts = [
         (name, seconds) for name, seconds in timed_run.parts.items() if seconds or name in ("work", "kernels")

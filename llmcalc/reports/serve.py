@@ -1,4 +1,4 @@
-"""The report of `llmcalc serve`: the cheapest server within the limits, the other servers, and its load curve."""
+"""The report of `llmcalc serve`: the cheapest server within the limits, other servers, and a load curve."""
 
 from __future__ import annotations
 
@@ -129,7 +129,7 @@ def load_text(study: ServeStudy) -> str:
 
 
 def _server_columns(columns: Sequence[Column], study: ServeStudy) -> list[Column]:
-    """Returns the columns of the table of servers; with a price also the cost per million tokens."""
+    """Returns the columns of the table of servers, with the cost per million tokens if there is a price."""
     unused_column = "cost_per_million" if study.price is None else "per_device"
     return [column for column in columns if column.key != unused_column]
 
@@ -161,7 +161,7 @@ def _aside_text(study: ServeStudy) -> str:
 
 
 def _server_rows(study: ServeStudy, servers: Servers) -> list[Row]:
-    """Returns rows of servers: the chosen server, then others within the limits, the cheapest first, then the rest."""
+    """Returns rows of servers: the chosen server, the others within the limits by price, then the rest."""
     chosen_server = servers.chosen
     order = sorted(range(len(servers.servers)), key=lambda index: _server_order(servers, index))
     rows = []
@@ -182,7 +182,7 @@ def _server_order(servers: Servers, index: int) -> tuple[bool, float, int]:
 
 
 def _trace_rows(study: ServeStudy, servers: Servers) -> list[Row]:
-    """Returns rows of a trace's servers: servers within the limits, the fewest devices first, then the others."""
+    """Returns rows of a trace's servers: servers within the limits by number of devices, then the others."""
     chosen_server = servers.chosen
     rows = []
     for index in sorted(range(len(servers.servers)), key=lambda index: _server_order(servers, index)):
@@ -217,7 +217,7 @@ def _rate_cells(point: LoadPoint, study: ServeStudy) -> list[Any]:
 
 
 def _range_cell(seconds: Range | Amount) -> str:
-    """Writes a range of seconds, in the unit of its upper end (`range_unit`): `0.42-12 s`."""
+    """Writes a range of seconds in the upper end's unit (`range_unit`): `0.42-12 s`."""
     low_seconds, high_seconds = float(seconds.low), float(seconds.high)
     unit = range_unit(low_seconds, high_seconds)
     range_ends = (duration(end, unit).removesuffix(f" {unit}") for end in (low_seconds, high_seconds))
@@ -261,7 +261,7 @@ def _serve_notes(study: ServeStudy, servers: Servers) -> list[str]:
 
 
 def _group_text(group: Disaggregated) -> str:
-    """Writes the replicas of a group, and how long the cache of a prompt is sent from one to another."""
+    """Writes the replicas of a group, and the time to send a prompt's cache between replicas."""
     return (
         f"(P+D): {plural(group.prefill, 'replica')} for prompts, {group.decode} that decode; a prompt's cache is sent "
         f"in {duration(group.transfer_seconds)} ({units.memory(round(group.sent_bytes))} a device); this was never "
@@ -369,7 +369,7 @@ def _times_data(study: ServeStudy, server: Server, trace_times: TraceTimes) -> d
 
 
 def _start_command(study: ServeStudy, server: Server) -> str | None:
-    """Returns the command that starts a replica; None if none does alone, as for replicas of two kinds."""
+    """Returns the command that starts a replica; None for replicas of two kinds, or without such a command."""
     if server.group is not None:
         return None
     return start_command(study.engine, study.preset, server.flags, server.quantize)

@@ -106,7 +106,7 @@ def report(
 
 
 def _cost_columns(study: ShapeStudy) -> Sequence[Column]:
-    """Returns the columns of costs. A column's unit is the one in which its smallest value is at least 1."""
+    """Returns the columns of costs, in units in which the smallest value of a column is at least 1."""
     parameter_scale = units.count_scale(min(shape.parameters for shape in study.shapes))
     flops_scale = units.decimal_scale(min(shape.forward_flops_per_token for shape in study.shapes), "FLOPs")
     cache_scale = units.memory_scale(min(shape.kv_bytes_per_token for shape in study.shapes))
@@ -285,7 +285,7 @@ def _training_budget(study: ShapeStudy) -> str:
 
 
 def _active_text(study: ShapeStudy) -> list[int]:
-    """Returns active parameters per token: of the target, else of the budget or, with experts, least and most."""
+    """Returns active parameters per token: of the target, or of the budget as a range with experts."""
     active_of_target = [shape.active for shape in study.shapes if shape.target]
     if active_of_target or not study.shapes[0].stack.mixture_of_experts:
         return active_of_target or [study.budget.value]

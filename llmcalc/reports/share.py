@@ -57,13 +57,13 @@ def rank_text(rank_share: RankShare) -> str:
 
 
 def share_notes(rank_share: RankShare | None, *notes: str) -> list[str]:
-    """Returns notes on a counted rank, such as the reason why it is counted; empty for a full model."""
+    """Returns notes on a counted rank, such as the reason for its choice; empty for a full model."""
     if rank_share is None:
         return []
     return [f"rank {rank_share.rank:,} is {rank_share.reason}" if rank_share.reason else "", *notes]
 
 
 def copies_text(copied_params: dict[str, Number]) -> str:
-    """Writes which parameters are replicated over the tensor-parallel group; empty if none are."""
+    """Writes the parameters that tensor parallelism replicates; empty if there are none."""
     texts = ", ".join(f"{name} {units.exact(parameters)}" for name, parameters in copied_params.items())
     return f"other ranks of its tensor group have these parameters too: {texts}" if texts else ""

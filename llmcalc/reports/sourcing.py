@@ -15,7 +15,7 @@ def source_data(sources: Sequence[FigureSource]) -> list[dict[str, Any]]:
 
 
 def source_notes(sources: Sequence[FigureSource], lists_facts: bool = True) -> list[str]:
-    """Returns one note per source: the figures that it states, its address, and the date on which it was read.
+    """Returns one note per source: the stated figures, the address, and the access date.
 
     lists_facts: whether the sources are llmcalc's own, whose addresses become links; those of a user's file stay text.
     """

@@ -1,4 +1,4 @@
-"""A model in one line, and the `model` entry of documents."""
+"""A one-line summary of a model, and the `model` entry of documents."""
 
 from __future__ import annotations
 
@@ -55,7 +55,7 @@ def describe_part(part: Part | None, hidden_size: int) -> str:
 
 
 def unique_texts(texts: Iterable[str]) -> list[str]:
-    """Returns the texts in their order, without empty and repeated texts."""
+    """Returns the texts in order, without empty and repeated texts."""
     return list(dict.fromkeys(line for line in texts if line))
 
 
@@ -65,12 +65,12 @@ def norm_name(block: Layer) -> str:
 
 
 def norm_placement_of(block: Layer) -> str:
-    """Returns the placement of the norms, such as `pre` or `parallel, shared`."""
+    """Returns the norm placement, such as `pre` or `parallel, shared`."""
     return f"parallel, {block.parallel}" if block.parallel else block.norm_placement
 
 
 def norm_style(block: Layer) -> str:
-    """Writes the kind and the placement of the norms, such as `RMSNorm (pre)`."""
+    """Writes the kind and placement of the norms, such as `RMSNorm (pre)`."""
     return f"{norm_name(block)} ({norm_placement_of(block)})"
 
 

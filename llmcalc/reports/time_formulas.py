@@ -21,7 +21,7 @@ COLUMNS = (
 
 
 def report(preset: Preset, formulas: Sequence[TimeFormula], setting: dict[str, Any]) -> Report:
-    """Returns the report of the formulas. setting: phase, sequences and tokens at which the formulas are evaluated."""
+    """Returns the report of the formulas. setting: phase, sequences and tokens of the evaluation."""
     document = {
         "model": model_data(preset),
         "node": setting["node"],

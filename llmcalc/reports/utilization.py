@@ -16,7 +16,7 @@ IMPOSSIBLE = (
 
 
 def utilization_table(title: str, headline: str, utilization: Utilization) -> Table:
-    """Returns the table of MFU and HFU under each convention, the exact counts first."""
+    """Returns the table of MFU and HFU under each convention, exact counts first."""
     scale = units.decimal_scale(max(row.flops_per_token for row in utilization.conventions), "FLOPs")
     columns = (
         Column("convention", "convention", justify="left"),

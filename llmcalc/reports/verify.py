@@ -39,7 +39,7 @@ MOST_MISSING = 5
 
 
 def report(verdicts: list[Verdict], skipped_models: dict[str, str]) -> Report:
-    """Returns the report of `llmcalc verify`: one row per model, then one row per mismatch.
+    """Returns the report of `llmcalc verify`: one row per model and one row per mismatch.
 
     skipped_models: name of a model that was not compared → the reason.
     """
@@ -55,7 +55,7 @@ def report(verdicts: list[Verdict], skipped_models: dict[str, str]) -> Report:
 
 
 def _untested_warnings(verdicts: list[Verdict]) -> list[str]:
-    """Returns one warning for parts without a measured memory, with the models that have these parts."""
+    """Returns one warning for parts without a memory measurement, with the models that have them."""
     models: dict[str, list[str]] = {}
     for verdict in verdicts:
         for untested_part in verdict.untested:
@@ -94,7 +94,7 @@ def _summary_table(verdicts: list[Verdict], skipped_models: dict[str, str]) -> T
 
 
 def _speed_text(measured_speed: dict[str, Any]) -> str:
-    """Writes the measured speed of one forward pass in one line."""
+    """Writes one line about the measured speed of a forward pass."""
     rate = (
         f"{units.amount(measured_speed['flops_per_second'], 'FLOP/s')} over a forward pass of "
         f"{measured_speed['tokens']:,} tokens"
@@ -112,7 +112,7 @@ def _speed_text(measured_speed: dict[str, Any]) -> str:
 
 
 def _quantity_group(check: Check) -> str:
-    """Returns the quantity under which a check is reported; all checks of memory share a quantity."""
+    """Returns the quantity under which a check is reported; all memory checks share a quantity."""
     return MEMORY if check.quantity.startswith(MEMORY) else check.quantity
 
 
@@ -199,7 +199,7 @@ def _reference_notes(verdicts: list[Verdict]) -> list[str]:
 
 
 def _skipped_notes(skipped_models: dict[str, str]) -> list[str]:
-    """Returns one note per reason, with the models that are skipped for it."""
+    """Returns one note per reason for skipping, with the models that were skipped."""
     return [
         f"skipped, {reason}: {', '.join(name for name, skip_reason in skipped_models.items() if skip_reason == reason)}"
         for reason in dict.fromkeys(skipped_models.values())
@@ -207,7 +207,7 @@ def _skipped_notes(skipped_models: dict[str, str]) -> list[str]:
 
 
 def _explained_differences(verdicts: list[Verdict]) -> list[str]:
-    """Returns one note per model whose count differs by an amount that its preset explains."""
+    """Returns one note per model with a difference that the preset explains."""
     return [
         f"{verdict.target} differs, explained: {units.difference(verdict.info['difference'])} against the published "
         f"count: {verdict.info['note']}"
@@ -261,7 +261,7 @@ def _distributed_note(verdicts: list[Verdict]) -> list[str]:
 
 
 def _coverage_note(verdicts: list[Verdict]) -> str:
-    """Writes the number of parts with parameters that were compared individually, and lists the others."""
+    """Writes the number of individually compared parts with parameters, and lists the others."""
     covered_models = [(verdict, verdict.coverage) for verdict in verdicts if verdict.coverage is not None]
     single_count, summed_count = (
         sum(len(check.alone) for _, check in covered_models),
@@ -295,7 +295,7 @@ def _node_or_moment(check: Check) -> str:
 
 
 def _failure_tables(verdicts: list[Verdict]) -> Iterator[Table]:
-    """Yields a table of the nodes that differ, for each quantity of each model."""
+    """Yields a table of differing nodes for each quantity of each model."""
     remaining = MOST_FAILURES
     columns = (
         Column("node", "node", justify="left"),

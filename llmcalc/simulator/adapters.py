@@ -50,7 +50,7 @@ class Adapters:
 
     @property
     def keeps_inputs(self) -> bool:
-        """Whether a linear layer with a 4-bit weight keeps its input until the whole graph is freed.
+        """Whether a linear layer with a 4-bit weight keeps the input until the whole graph is freed.
 
         Such a version stores it as an attribute of the node (`ctx.tensors`), which no checkpointing removes.
         """
@@ -62,5 +62,5 @@ class Adapters:
         return is_older(self.bitsandbytes, KEEPS_DTYPE)
 
     def stored_bytes(self, rows: Number, columns: Number) -> Number:
-        """Returns the bytes of a quantized matrix, including its scales."""
+        """Returns the bytes of a quantized matrix with scales."""
         return stored_bytes(self.base, rows, columns)

@@ -24,7 +24,7 @@ class Results(Protocol):
     """Stores results of operations for selective recomputation, or returns results that were stored earlier."""
 
     def operation_result(self, operation_name: str, make_tensor: Callable[[], Tensor]) -> Tensor:
-        """Returns the result of an operation. make_tensor: computes it. operation_name: the operation."""
+        """Returns an operation's result. make_tensor: computes the result. operation_name: the operation."""
 
 
 class Graph:
@@ -66,11 +66,11 @@ class Graph:
         self.numbers: Iterator[int] = itertools.count()
 
     def new_tensor(self, shape: Shape, dtype: Dtype, strides: Strides | None = None) -> Tensor:
-        """Allocates a tensor with a new storage."""
+        """Allocates a tensor with a storage of its own."""
         return empty(self.meter, shape, dtype, strides)
 
     def sum_to_shape(self, shape: Shape, x: Tensor) -> Tensor:
-        """Sums x over the axes along which a shape was broadcast, as `at::sum_to` does.
+        """Sums x over broadcast axes, as `at::sum_to` does.
 
         If x has more axes, the result is a view of the sum.
         """
@@ -87,7 +87,7 @@ class Graph:
     def operation_result(
         self, operation_name: str, shape: Shape, dtype: Dtype, strides: Strides | None = None
     ) -> Tensor:
-        """Returns the result of an operation, which selective recomputation may store under the operation's name."""
+        """Returns an operation's result, which selective recomputation may store by operation name."""
         if self.results is None:
             return self.new_tensor(shape, dtype, strides)
         return self.results.operation_result(operation_name, lambda: self.new_tensor(shape, dtype, strides))
@@ -109,7 +109,7 @@ class Graph:
 
     @contextmanager
     def no_grad(self) -> Iterator[None]:
-        """Records no nodes inside the context."""
+        """Disables the recording of autograd nodes inside a `with`."""
         was_enabled, self.enabled = self.enabled, False
         try:
             yield
@@ -134,7 +134,7 @@ def record(
     backward: Backward,
     *tensors_to_save: Tensor,
 ) -> Tensor:
-    """Records the autograd node of `output`, if any input needs a gradient. tensors_to_save: saved for backward.
+    """Records the autograd node of `output` if an input needs a gradient. tensors_to_save: for backward.
 
     output: the result; where only inputs are saved, a function that makes it: torch saves inputs before it computes.
     """
@@ -159,7 +159,7 @@ def record_all(
 
 
 def saved_storages(output: Tensor) -> list[Storage]:
-    """Returns every storage that a tensor's graph saves for the backward pass, each once."""
+    """Returns every storage saved in a tensor's graph for the backward pass, once."""
     storages: dict[int, Storage] = {}
     pending_nodes = [] if output.node is None else [output.node]
     visited_ids = {id(node) for node in pending_nodes}
@@ -230,7 +230,7 @@ def backward(
 
 
 def _run_node(autograd_graph: Graph, node: Node, gradients: dict[tuple[int, int], Tensor]) -> list[Gradient]:
-    """Runs a node's backward function. Saved tensors and incoming gradients live until it returns."""
+    """Runs a node's backward function, during which saved tensors and incoming gradients stay alive."""
     if node.backward is None:
         raise InputError(
             f"{node.place.path}: the backward pass runs through it twice, which torch refuses: a layer that runs again "
@@ -281,7 +281,7 @@ def _add_gradient(
     gradient: Tensor,
     node: Node | None,
 ) -> None:
-    """Accumulates a further gradient: in place if nothing else references the first gradient.
+    """Accumulates another gradient, in place if nothing else references the first gradient.
 
     node: whose output's gradient it is; None for a trained tensor's.
 
@@ -312,7 +312,7 @@ def _add_gradient(
 
 
 def _accumulate_leaf(autograd_graph: Graph, leaf: Tensor, gradient: Tensor) -> None:
-    """Stores the complete gradient of a leaf in its `grad`, or adds it in place.
+    """Whether a gradient has the leaf's strides.
 
     What something else holds, or is stored in another order than the tensor itself, is copied first.
     """
@@ -326,13 +326,13 @@ def _accumulate_leaf(autograd_graph: Graph, leaf: Tensor, gradient: Tensor) -> N
 
 
 def _has_leaf_strides(gradient: Tensor, leaf: Tensor) -> bool:
-    """Whether a gradient has the strides of its leaf."""
+    """Counts the uses of each leaf in a node's graph."""
     axes = zip(leaf.shape, gradient.strides, leaf.strides, strict=True)
     return all(is_size_one(axis_size) or a == b for axis_size, a, b in axes)
 
 
 def _uses_of_leaves(root: Node) -> dict[int, int]:
-    """Counts how often each leaf is used in a node's graph."""
+    """The KV caches and recurrent states that a forward pass stores for later passes."""
     uses: dict[int, int] = {}
     visited_ids, pending_nodes = {id(root)}, [root]
     while pending_nodes:

@@ -1,4 +1,4 @@
-"""The KV caches and recurrent states that one forward pass leaves to the next."""
+"""The KV caches and recurrent states that a forward pass stores for later passes."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from .tensor import FLOAT32, Dtype, Tensor, counted_as, empty
 
 
 class CacheTensors(ParameterTensors):
-    """The KV caches and recurrent states that one forward pass leaves to the next."""
+    """Returns the tensors of a recurrent state, allocated in the first pass; none without a cache."""
 
     def cached(self, cache_name: str) -> tuple[Tensor, ...] | None:
         """Returns the tensors that the current module has cached under a name; None in the first pass."""

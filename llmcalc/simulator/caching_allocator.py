@@ -72,7 +72,7 @@ RepeatedSteps: TypeAlias = list[tuple[list[Step], range]]
 
 
 def allocation(storage_number: int, bytes: int) -> Step:
-    """Encodes the step that allocates storage `storage_number` of at least one byte."""
+    """Encodes the allocation of storage `storage_number` with at least one byte."""
     return storage_number, (bytes + MIN_BLOCK_SIZE - 1) >> UNIT
 
 
@@ -118,7 +118,7 @@ class Pool:
         return duplicate
 
     def add(self, start: int, size: int) -> None:
-        """Adds a free block."""
+        """Adds a free block to the pool."""
         self.starts[start], self.ends[start + size] = size, start
         if size not in self.by_size:
             self.by_size[size] = []
@@ -126,14 +126,14 @@ class Pool:
         insort(self.by_size[size], start)
 
     def remove(self, start: int) -> int:
-        """Removes a free block. Returns its size."""
+        """Removes a free block and returns its size."""
         size = self.starts.pop(start)
         del self.ends[start + size]
         self.by_size[size].remove(start)
         return size
 
     def first_size(self, index: int) -> int:
-        """Returns the first size of free blocks from an index of `sizes` on; forgets sizes without blocks there."""
+        """Returns the first size with free blocks from an index of `sizes` on, and removes sizes without blocks."""
         while not self.by_size[size := self.sizes[index]]:
             del self.by_size[size], self.sizes[index]
         return size
@@ -214,14 +214,14 @@ class CachingAllocator:
         return self.reserved
 
     def _small_pool(self, stream: int) -> int:
-        """Returns the number of a stream's pool for small requests; that of its pool for large ones is the next."""
+        """Returns the number of a stream's pool for small requests; the next number is the pool for large requests."""
         if stream not in self._pool_of_stream:
             self._pool_of_stream[stream] = len(self._pools)
             self._pools += [Pool(is_small, self.expandable_segments) for is_small in (True, False)]
         return self._pool_of_stream[stream]
 
     def play(self, steps: Collection[Step], count: int, base: int = 0) -> None:  # noqa: PLR0915
-        """Performs encoded steps. Storages keep their numbers across calls.
+        """Performs encoded steps; storages keep their numbers across calls.
 
         count: the number of storages so far.
         base: offset of the storage numbers in these steps, default 0.
@@ -351,7 +351,7 @@ MOST_STATES = 32
 
 
 class PrefixCache:
-    """Replays several runs on separate allocators, and replays their common first events only once.
+    """Replays several runs on separate allocators, and replays common first events only once.
 
     Ranks of a pipeline differ in the number of forward passes before the first backward pass. The allocator's state
     after common pieces is stored, and the next run continues from the last one that it shares.
@@ -427,7 +427,7 @@ class RequestedBytes:
         self._named: dict[Any, Any] = {}
 
     def steps_of_repeats(self, events: Sequence[Event], repeats: range) -> list[Step]:
-        """Encodes the events of equal layers that follow each other; returns the allocator steps of the first layer.
+        """Encodes the events of consecutive equal layers; returns the allocator steps of the first layer.
 
         events: those of repeat 0; a storage x of it is x + r in repeat r, and of the same size.
         """
@@ -446,7 +446,7 @@ class RequestedBytes:
         return [(storage_number - first_repeat, n) for storage_number, n in steps]
 
     def steps(self, events: Sequence[Event]) -> list[Step]:
-        """Encodes the next events."""
+        """Encodes the next events as allocator steps."""
         bytes_of_storage, renamed_storages = self._bytes, self._named
         requested_bytes, peak_requested = self.requested, self.peak_requested
         steps: list[Step] = []

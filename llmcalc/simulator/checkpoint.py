@@ -23,7 +23,7 @@ class _AllRecomputed(Exception):
 
 
 class Region:
-    """A checkpointed call (non-reentrant). Its arguments stay referenced until its last node has run.
+    """A non-reentrant checkpointed call, whose arguments stay referenced until the last node has run.
 
     compute: computes the call's result from its arguments.
     stops_early: whether running again stops at the last needed tensor.
@@ -72,7 +72,7 @@ class Region:
         return recomputed_tensor
 
     def drop_unread_results(self) -> None:
-        """Drops stored results after the last saved tensor, because the backward pass does not need them."""
+        """Frees stored results after the last saved tensor, as the backward pass does not need them."""
         for name, result_number, saved_before in self.made_after:
             if saved_before == len(self.packed):
                 self.results[name][result_number] = None
@@ -114,7 +114,7 @@ class Region:
             autograd_graph.autocast, autograd_graph.cast_copies = autocast, casts
 
     def _pack_recomputed(self, tensor: Tensor) -> Saved:
-        """Stores a recomputed tensor, if the node that saved it still exists."""
+        """Stores a recomputed tensor, if the node that saved the original still exists."""
         assert self.recomputed is not None
         detached_tensor = tensor.detached()
         self.graph.meter.reclassify(tensor.storage.block, "activations")
@@ -125,7 +125,7 @@ class Region:
 
 
 class _RecomputedTensor(Saved):
-    """A saved tensor that is recomputed when the backward pass needs its values."""
+    """A saved tensor that the backward pass recomputes on access."""
 
     __slots__ = ("__weakref__", "number", "region")
 
@@ -133,7 +133,7 @@ class _RecomputedTensor(Saved):
         self.region, self.number = region, tensor_number
 
     def unpack(self) -> Tensor:
-        """Returns the tensor, recomputed if necessary."""
+        """Returns the saved tensor, recomputed if necessary."""
         return self.region.unpack(self.number)
 
 
@@ -144,7 +144,7 @@ class _ResultKeeper:
         self.region, self.calls = region, Counter[str]()
 
     def operation_result(self, operation_name: str, make_tensor: Callable[[], Tensor]) -> Tensor:
-        """Computes a result, and stores it if its operation is selected."""
+        """Computes a result, and stores the results of selected operations."""
         output = make_tensor()
         if self.region.keeps_next_result(operation_name, self.calls):
             self.region.graph.meter.reclassify(output.storage.block, "activations")
@@ -155,13 +155,13 @@ class _ResultKeeper:
 
 
 class _KeptResults:
-    """Returns stored results instead of recomputing their operations."""
+    """Returns stored results instead of recomputing them."""
 
     def __init__(self, region: Region) -> None:
         self.region, self.calls, self.next = region, Counter[str](), dict[str, int]()
 
     def operation_result(self, operation_name: str, make_tensor: Callable[[], Tensor]) -> Tensor:
-        """Returns the stored result of an operation, or computes it."""
+        """Returns an operation's stored result, or computes the result."""
         if not self.region.keeps_next_result(operation_name, self.calls):
             return make_tensor()
         result_number = self.next.get(operation_name, 0)
@@ -184,7 +184,7 @@ def _detached_result(autograd_graph: Graph, tensor: Tensor, is_leaf: bool, needs
 
 
 def _alias_of(tensor: Tensor, needs_gradient: bool) -> Tensor:
-    """Returns the same tensor without its graph. needs_gradient: whether the alias needs a gradient."""
+    """Returns a detached alias of a tensor. needs_gradient: whether the alias needs a gradient."""
     detached = tensor.detached()
     detached.leaf = needs_gradient
     return detached
@@ -224,7 +224,7 @@ def checkpoint(
 
 
 def reentrant(autograd_graph: Graph, compute: Run, arguments: Sequence[Tensor]) -> Tensor:
-    """Runs a function without recording it; the backward pass runs it again with a graph.
+    """Runs a function without autograd; the backward pass recomputes the function with autograd.
 
     The inner backward pass runs inside the outer one (`use_reentrant=True`).
     """
@@ -234,7 +234,7 @@ def reentrant(autograd_graph: Graph, compute: Run, arguments: Sequence[Tensor]) 
     forward_autocast = autograd_graph.autocast
 
     def reentrant_backward(gradient: Tensor, needs_input_grad: Needs, *saved_arguments: Tensor) -> Sequence[Gradient]:
-        """Runs the function again, and its backward pass."""
+        """Recomputes the function with autograd, and runs the backward pass."""
         detached_arguments = [
             _alias_of(tensor, needs_grad) for tensor, needs_grad in zip(saved_arguments, needs_input_grad, strict=True)
         ]

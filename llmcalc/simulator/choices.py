@@ -82,7 +82,7 @@ class Choices:
 
     @property
     def on_gpu(self) -> bool:
-        """Whether kernels allocate the temporary memory that they need on a GPU."""
+        """Whether kernels allocate their temporary GPU memory."""
         return self.multiprocessors > 0
 
     @property

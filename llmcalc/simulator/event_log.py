@@ -38,7 +38,7 @@ NOWHERE = Place("", -2)
 
 
 class Recorder:
-    """A meter that records memory events and counts nothing. A block's handle is the number of its storage.
+    """A meter that records memory events without counting. A block's handle is the storage number.
 
     kind, place, parameter_path, stream: as in `Meter`.
     events: the events so far.
@@ -106,7 +106,7 @@ class Recorder:
             self.events.append((block.handle, KEPT, memory_kind))
 
     def cut(self) -> list[Event]:
-        """Returns the events since the last call of `cut`. The first later event records its module and phase."""
+        """Returns the events since the last `cut`. The next event records module and phase."""
         events, self.events = self.events, []
         self._place = NOWHERE
         return events

@@ -30,7 +30,7 @@ def evidence_of_kernels(profile: type[Lowering], program: Flow, kernel_choices: 
 
 
 def chosen_kernels(profile: type[Lowering], kernel_choices: Choices) -> Iterator[Evidence]:
-    """Yields the kernels chosen instead of the default; a kernel without a stated verification is untested."""
+    """Yields the kernels chosen instead of the default; kernels without a stated verification are untested."""
     kernels = [vars(base)[kernel_name] for base in profile.__mro__ for kernel_name in vars(base)]
     for field in fields(kernel_choices):
         value = getattr(kernel_choices, field.name)
@@ -46,7 +46,7 @@ def choice_name(field: str, value: object) -> str:
 
 
 def kernel_title(name: str) -> str:
-    """Returns the name of a kernel without the prefix of its Python method."""
+    """Returns a kernel's name without the Python method's prefix."""
     return name.removeprefix("do_")
 
 

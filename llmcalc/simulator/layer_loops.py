@@ -1,4 +1,4 @@
-"""The layers of each stack as repeats of a pattern of layer types, and the paths of their modules."""
+"""The layers of each stack as repeats of a layer-type pattern, and the paths of the layers' modules."""
 
 from __future__ import annotations
 
@@ -84,7 +84,7 @@ class LayerStack:
 
 
 def layer_stacks(spec: ModelSpec, recompute_interval: int = 1) -> list[LayerStack]:
-    """Returns the layers of each stack, in the order in which they run.
+    """Returns the layers of each stack in execution order.
 
     recompute_interval: recompute treats one layer in as many differently; 1 (default) if all layers run alike.
     """
@@ -118,7 +118,7 @@ def program_stacks(root: Scope, recompute_interval: int = 1, first_layer_index: 
 
 
 def _shares_tensors(kind: Scope) -> bool:
-    """Whether layers of a type share a tensor, such as an encoder's output, a position bias or a weight."""
+    """Whether layers of a type share a tensor, such as an encoder's output, position bias or weight."""
     assert kind.takes is not None
     inner_storages = {id(kind.takes.storage)}
     for operation in kind.steps():
@@ -129,7 +129,7 @@ def _shares_tensors(kind: Scope) -> bool:
 
 
 def _stacks_of_scope(module_scope: Scope, parents: tuple[str, ...] = ()) -> list[tuple[tuple[str, ...], list[Scope]]]:
-    """Returns every stack that runs: the path of its parent module, and its layer kinds."""
+    """Returns every executed stack: the parent module's path and the layer kinds."""
     layer_scopes = [
         item
         for item in module_scope.items

@@ -1,4 +1,4 @@
-"""Liveness of a program's tensors: the last operation that reads each tensor, and modules that never run."""
+"""Liveness of a program's tensors: each tensor's last reader, and modules that never run."""
 
 from __future__ import annotations
 
@@ -46,14 +46,14 @@ def modules_below(module_scope: Scope, parent_path: str = "") -> Iterator[tuple[
 
 
 def base_among(value: Value | None, candidates: set[int]) -> int | None:
-    """Returns the id of the candidate that is this value, or its nearest base; None if there is none."""
+    """Returns the id of the candidate that is this value or its nearest base; None without a match."""
     while value is not None and id(value) not in candidates:
         value = value.of
     return None if value is None else id(value)
 
 
 def is_view_of(value: Value | None, base: Value | None) -> bool:
-    """Whether a value is `base`, or a view of it."""
+    """Whether a value is `base` or a view of `base`."""
     while value is not None and value is not base:
         value = value.of
     return value is not None
@@ -62,7 +62,7 @@ def is_view_of(value: Value | None, base: Value | None) -> bool:
 def last_readers(
     root: Scope, branch: Callable[[Alternatives], Scope], is_skipped: Callable[[Scope], bool]
 ) -> tuple[dict[int, int], set[int]]:
-    """Returns value → last reader of its storage, and the values that several layers read.
+    """Returns value → last reader of the value's storage, and the values that several layers read.
 
     branch: which of several forms runs. is_skipped: whether a module does not.
     """

@@ -1,4 +1,4 @@
-"""Runs a program with the kernels of a profile, and recomputes parts of it: the base class of all profiles.
+"""The base class of all profiles, which runs a program with kernels and recomputes parts.
 
 A profile has a method per verb, `do_<verb>`. `ProgramLowering` calls them in the program's order, knows the tensor of
 every value, and drops it after the last step that reads it.
@@ -121,7 +121,7 @@ class Lowering(ProgramLowering):
         )
 
     def _checkpointed_module(self, module_scope: Scope, recomputed_module: RecomputedModule) -> None:
-        """Runs a module and saves only its inputs; the backward pass recomputes it.
+        """Runs a module with activation checkpointing: saves only its inputs, and recomputes it in the backward pass.
 
         The other tensors that it reads stay as they are now until the backward pass, as do those that all layers read,
         which the reference passes to every module.
@@ -155,11 +155,11 @@ class Lowering(ProgramLowering):
 
     @property
     def carried(self) -> dict[Any, Tensor]:
-        """The tensors that a layer passes to the next layer in addition to its output (`Flow.set_carried`)."""
+        """The tensors that a layer passes to the next layer besides its output (`Flow.set_carried`)."""
         return {key: tensor for key, tensor in self.memo.items() if self.carries_tensors and key[0] == CARRIED}
 
     def set_carried(self, tensors: dict[Any, Tensor]) -> None:
-        """Replaces the carried tensors."""
+        """Replaces the tensors carried to the next layer."""
         for key in self.carried:
             del self.memo[key]
         self.memo.update(tensors)
@@ -214,7 +214,7 @@ class Lowering(ProgramLowering):
         )
 
     def module(self, module_call: Frame) -> None:
-        """Runs a module, checkpointed if it is selected for recomputation."""
+        """Runs a module, with activation checkpointing if selected."""
         recomputed_module = self.recomputed_modules.get(id(module_call.scope))
         if recomputed_module is None:
             super().module(module_call)

@@ -29,12 +29,12 @@ class Place(NamedTuple):
     path: str = ""
 
     def in_backward(self) -> Place:
-        """Returns the same module with the phase of its backward pass."""
+        """Returns the place of the same module in the backward pass."""
         return Place("backward", self.layer_index, self.path)
 
 
 class Device(Protocol):
-    """The interface of an allocator.
+    """The interface of a device's memory allocator.
 
     allocated, requested: bytes of blocks in use, and of the tensors in them.
     peak_allocated, peak_requested, peak_reserved: the peak of each sum, and of the bytes of segments.
@@ -47,10 +47,10 @@ class Device(Protocol):
     peak_reserved: int
 
     def allocate(self, bytes: int, stream: int = 0) -> Any:
-        """Returns the handle of a new block."""
+        """Allocates a block and returns the block's handle."""
 
     def free(self, handle: Any) -> None:
-        """Frees a block."""
+        """Frees a block of memory."""
 
 
 class Block:
@@ -84,7 +84,7 @@ class Peak:
         return {memory_kind: self.by_kind.get(memory_kind, 0) for memory_kind in KINDS}
 
     def copy(self) -> Peak:
-        """Returns an independent peak with the same bytes."""
+        """Returns a copy of the peak."""
         duplicate = Peak()
         duplicate.bytes, duplicate.by_kind = self.bytes, dict(self.by_kind)
         return duplicate
@@ -153,14 +153,14 @@ class Meter:
             self.device.free(block.handle)
 
     def reclassify(self, block: Block, memory_kind: str) -> None:
-        """Counts a block's bytes under another kind from now on; weights and inputs keep their kind."""
+        """Moves a block's bytes to another kind in the counts; weights and inputs keep their kind."""
         if block.kind in MOVABLE:
             self.by_kind[block.kind] -= block.bytes
             self.by_kind[memory_kind] += block.bytes
             block.kind = memory_kind
 
     def restart(self) -> None:
-        """Resets the peaks."""
+        """Resets the recorded peaks."""
         self.peak = self.now
         self.peaks = {}
         self._current_peak = self.peaks[self._place] = Peak()
@@ -168,7 +168,7 @@ class Meter:
 
 
 class NoMeter:
-    """A meter that counts nothing."""
+    """A meter without counts."""
 
     kind: str = ""
     place: Place = Place()

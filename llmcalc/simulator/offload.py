@@ -29,7 +29,7 @@ class Offload:
         self.stash: deque[Tensor | None] = deque(maxlen=STASH)
 
     def pack(self, tensor: Tensor) -> Saved:
-        """Saves a tensor for the backward pass: a large tensor on the host, a small one on the device."""
+        """Saves a tensor for the backward pass, on the host if large, otherwise on the device."""
         if tensor.storage.block.kind == "weights" or tensor.bytes < LEAST_BYTES:
             self.stash.append(None)
             self.graph.meter.reclassify(tensor.storage.block, "activations")

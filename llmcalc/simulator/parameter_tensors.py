@@ -17,19 +17,19 @@ from .value_tensors import ValueTensors
 
 
 class ParameterTensors(ValueTensors):
-    """The parameters and buffers of a program, allocated at their first use."""
+    """The parameters and buffers of a program, allocated on first use."""
 
     def weight(self, parameter_name: str, shape: Shape, module_path: Path | None = None) -> Tensor:
-        """Returns a module's parameter by name, allocated at its first use. module_path: default the current module."""
+        """Returns a module's parameter by name, allocated at the first use. module_path: default the current module."""
         key = (*(self.module_path() if module_path is None else module_path), parameter_name)
         return self.parameter(key, shape, self.dtype, self.adapters is None)
 
     def expert_weight(self, operation: Step, shape: Shape) -> Tensor:
-        """Returns the stacked weights of all experts. shape: experts, rows and columns of each."""
+        """Returns the stacked weights of all experts. shape: experts, rows and columns."""
         return self.weight(f"{operation.name}.weight", shape)
 
     def buffer(self, parameter_name: str, shape: Shape, indices: bool = False) -> Tensor:
-        """Returns a buffer of the current module by name. indices: whether its elements are integers."""
+        """Returns a buffer of the current module by name. indices: whether the elements are integers."""
         key = (*self.module_path(), parameter_name)
         self.buffers.add(key)
         return self.parameter(key, shape, INT64 if indices else self.dtype, trained=False)
@@ -64,7 +64,7 @@ class ParameterTensors(ValueTensors):
         return parameter
 
     def parameter(self, key: Path, shape: Shape, dtype: Dtype, trained: bool) -> Tensor:
-        """Returns the parameter or buffer at a path, allocated at its first use."""
+        """Returns the parameter or buffer at a path, allocated on first use."""
         if key not in self.weights:
             with counted_as(self.graph.meter, "weights"):
                 self.weights[key] = empty(self.graph.meter, shape, dtype, leaf=self.trained and trained)
@@ -80,7 +80,7 @@ class ParameterTensors(ValueTensors):
         return tensors
 
     def create_parameter(self, key: Path, template: Tensor) -> Tensor:
-        """Allocates a parameter or buffer. template: a tensor with its shape and number format."""
+        """Allocates a parameter or buffer. template: a tensor with the same shape and number format."""
         return empty(self.graph.meter, template.shape, template.dtype, leaf=template.leaf)
 
     def prepare_unread(self, program: Flow) -> None:
@@ -93,5 +93,5 @@ class ParameterTensors(ValueTensors):
 
     @property
     def parameters(self) -> list[tuple[Any, Tensor]]:
-        """Returns every trained parameter once, with its path."""
+        """Returns every trained parameter once with its path."""
         return [(key, weight) for key, weight in self.weights.items() if weight.leaf and key[0] != ""]

@@ -28,7 +28,7 @@ class ProgramLowering(CacheTensors):
     """Runs the modules and operations of a program in order, without recomputation."""
 
     def run(self, program: Flow) -> Tensor:
-        """Runs a program. Returns its result, and drops all other tensors."""
+        """Runs a program and returns the result; all other tensors are freed."""
         assert program.result is not None
         self.result: Value = program.result
         self.has_earlier_tokens: bool = bool(self.store)
@@ -48,10 +48,10 @@ class ProgramLowering(CacheTensors):
         return output
 
     def find_dataflow(self, root: Scope) -> None:
-        """Analyses a program before it runs; does nothing without recomputation."""
+        """Analyses a program's dataflow before a run with recomputation; does nothing without recomputation."""
 
     def prepare(self, program: Flow) -> None:
-        """Allocates all parameters, in the order in which the program uses them."""
+        """Allocates all parameters in the program's order of use."""
         if self.known_parameters is None:
             self.known_parameters = self._find_parameters(program)
         parameters: dict[int, Tensor] = {}
@@ -88,14 +88,14 @@ class ProgramLowering(CacheTensors):
         return dry.weights, dry.buffers
 
     def take_frames(self, program: Flow) -> None:
-        """Allocates the input frames of a program, if it has any, stored as [batch, values per frame, frames]."""
+        """Allocates the optional input frames of a program, stored as [batch, values per frame, frames]."""
         if program.frames is not None:
             batch, rows, values = self.shape(program.frames)
             frames = self.graph.new_tensor((batch, values, rows), self.dtype)
             self.inputs[program.frames.rows] = self.t.transpose(frames, 1, 2)
 
     def enter(self, program: Flow) -> Tensor | None:
-        """Allocates the input of a pipeline stage that does not have the first layers; None for other programs."""
+        """Allocates the input of a later pipeline stage; None for programs with the first layers."""
         if program.entry is None:
             return None
         with counted_as(self.graph.meter, "communication"):
@@ -106,7 +106,7 @@ class ProgramLowering(CacheTensors):
     # --- modules and layers -----------------------------------------------------------------------------------------
 
     def module(self, module_call: Frame) -> None:
-        """Runs a module. The caller refers to its input until it returns."""
+        """Runs a module, while the caller still references the module's input."""
         self._module(module_call)
 
     def _module(self, module_call: Frame) -> None:
@@ -133,7 +133,7 @@ class ProgramLowering(CacheTensors):
         del argument
 
     def module_kernel(self, module_scope: Scope) -> Callable[[], None] | None:
-        """Returns the kernel that runs a whole module; None if its operations run one by one."""
+        """Returns the kernel of a whole module; None if the module's operations run one by one."""
         return None
 
     def items(self, items: Sequence[Item]) -> None:
@@ -170,7 +170,7 @@ class ProgramLowering(CacheTensors):
         )
 
     def has_run(self, module_scope: Scope) -> bool:
-        """Whether a module is a separate model, such as an encoder, that an earlier pass has run."""
+        """Whether a module is a separate model, such as an encoder, that already ran in an earlier pass."""
         return (
             module_scope.apart and module_scope.gives is not None and self.is_computed_earlier(module_scope.gives.rows)
         )
@@ -196,11 +196,11 @@ class ProgramLowering(CacheTensors):
         return stacks
 
     def branch(self, alternatives: Alternatives) -> Scope:
-        """Returns the alternative that this run uses."""
+        """Returns the executed alternative of a step."""
         return alternatives.branches[self.run_config.execution.form(alternatives.branches, self.run_config.workload)]
 
     def alternatives(self, item: Alternatives) -> None:
-        """Runs one of the alternative branches, and uses its result as the result of the first branch."""
+        """Runs one of the alternative branches, whose result replaces the first branch's result."""
         first_branch, *_ = item.branches.values()
         branch = self.branch(item)
         self.items(branch.items)
@@ -211,7 +211,7 @@ class ProgramLowering(CacheTensors):
             self.forget(branch.gives.storage)
 
     def side_by_side(self, module_scope: Scope) -> None:
-        """Runs equal modules one after the other, and collects the outputs for the operation that stacks them."""
+        """Runs equal modules in sequence, and collects the outputs for stacking."""
         assert module_scope.over is not None
         module_input, module_output = module_scope.call_values
         outputs: list[Tensor] = []
@@ -259,7 +259,7 @@ class ProgramLowering(CacheTensors):
         return output
 
     def _leave(self, layer_input: Value) -> None:
-        """Drops the input of a layer, or only the layer's own reference if other layers read the input."""
+        """Frees a layer's input, or only the layer's reference if other layers read the input."""
         self.values.pop(id(layer_input), None)
         if id(layer_input.storage) not in self.shared_values:
             self.forget(layer_input.storage)
@@ -277,7 +277,7 @@ class ProgramLowering(CacheTensors):
     # --- steps -----------------------------------------------------------------------------------------------------
 
     def step(self, operation: Step) -> None:
-        """Runs an operation by the profile's method for its name, unless its results are cached."""
+        """Runs an operation with the profile's method of the same name, unless the results are cached."""
         if (self.has_earlier_tokens or self.absent_values) and self.is_cached_step(operation):
             self.absent_values.update(map(id, operation.outs))
             self.has_skipped_steps: bool = self.has_skipped_steps or not self.has_earlier_tokens
@@ -291,7 +291,7 @@ class ProgramLowering(CacheTensors):
         self.release(operation, operation.ins)
 
     def kernel_of(self, operation: Step) -> Callable[[Step], None] | None:
-        """Returns the profile's method that runs an operation; None if the profile has none."""
+        """Returns the profile's method for an operation; None if the profile has none."""
         return getattr(self, f"do_{operation.verb}", None)
 
     def is_cached_step(self, operation: Step) -> bool:
@@ -352,7 +352,7 @@ class ProgramLowering(CacheTensors):
         self.set(operation.outs[0], self.apply_dropout(self.get(operation.ins[0]), operation.options["probability"]))
 
     def apply_dropout(self, x: Tensor, probability: float) -> Tensor:
-        """Returns a tensor after dropout; the tensor itself outside of training or with probability 0."""
+        """Returns a tensor after dropout, or unchanged outside of training or with probability 0."""
         return self.t.dropout(x) if probability and self.run_config.workload.phase == "training" else x
 
 

@@ -26,7 +26,7 @@ SUM_BYTES = COUNTER_BYTES = 4
 
 
 def scratch_bytes(outputs: int, rows: int, multiprocessors: int) -> tuple[int, int]:
-    """Returns the bytes of partial sums and counters of a sum over rows; 0 if one thread block sums an output.
+    """Returns the bytes of partial sums and counters of a row reduction; 0 if one thread block computes an output.
 
     outputs: elements of a row. rows: rows that are summed. multiprocessors: those of the GPU.
     """

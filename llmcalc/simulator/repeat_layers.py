@@ -69,7 +69,7 @@ class AllocatorOverhead(NamedTuple):
     def extrapolate(
         self, longer_overhead: AllocatorOverhead, missing_layers: int, added_layers: int
     ) -> AllocatorOverhead:
-        """Extrapolates the overhead to `missing_layers` further layers, from a run with `added_layers` more layers."""
+        """Extrapolates the overhead to `missing_layers` more layers, from a run with `added_layers` more layers."""
         return AllocatorOverhead(
             *(
                 max(0, longer_value + (longer_value - shorter_value) * missing_layers // added_layers)
@@ -112,7 +112,7 @@ class Sweep:
 
     @property
     def ordered(self) -> list[list[Event]]:
-        """The events of each repeat, in the direction in which the layers run."""
+        """The events of each repeat in execution order."""
         return self.repeats if self.rising else self.repeats[::-1]
 
 
@@ -163,7 +163,7 @@ class RepeatAnalysis:
     # --- the events of each repeat -----------------------------------------------------------------------------------
 
     def _split_by_repeat(self, events_of_piece: Sequence[Event]) -> Iterator[tuple[Repeat | None, list[Event]]]:
-        """Yields the events in order, split where the layer repeat changes; None marks events outside repeats."""
+        """Yields the events split at changes of the layer repeat; None marks events outside of repeats."""
         repeat_of_place: Repeat | None = None
         repeat_of_parameter: Repeat | None = None
         repeat: Repeat | None = None
@@ -193,7 +193,7 @@ class RepeatAnalysis:
     def _split_releases(
         self, repeat: Repeat | None, events: list[Event]
     ) -> Iterator[tuple[Repeat | None, list[Event]]]:
-        """Yields the events of one repeat. A release outside of all repeats counts with the repeat that allocated it.
+        """Yields the events of one repeat. A release outside of all repeats belongs to the allocating repeat.
 
         That holds where the releases pass through all recorded repeats in order, or through all but the first or the
         last one, which may release elsewhere.
@@ -223,7 +223,7 @@ class RepeatAnalysis:
             yield None, pending_events
 
     def _order_of_releases(self, origins: list[Repeat | None]) -> list[Repeat]:
-        """Returns the order in which the repeats begin to release storages; empty if these repeats release none."""
+        """Returns the repeats in the order of their first release of a storage; empty without releases."""
         if origins in self.orders:
             return origins  # type: ignore[return-value]
         inner_origins = origins[: RECORDED_REPEATS - 1]
@@ -263,7 +263,7 @@ class RepeatAnalysis:
         return None
 
     def _sweeps_and_events(self, runs: Sequence[tuple[Repeat | None, list[Event]]]) -> Iterator[Part]:
-        """Yields each run of events through a stack's layers, and the events between such runs."""
+        """Yields each run of events through a stack's layers, and the events between the runs."""
         i = 0
         while i < len(runs):
             repeat, events = runs[i]
@@ -280,7 +280,7 @@ class RepeatAnalysis:
     def _sweep_from(
         self, stack: int, repeat: int, runs: Sequence[tuple[Repeat | None, list[Event]]], start: int
     ) -> tuple[Sweep | None, int]:
-        """Returns the run through a stack's layers that starts here, and the index after it; None if none starts here.
+        """Returns the run through a stack's layers that starts at this index, and the next index; None without a run.
 
         stack, repeat: of the run at `start`, which is that of the stack's first or last repeat.
         """
@@ -306,7 +306,7 @@ class RepeatAnalysis:
     # --- one event for all repeats -----------------------------------------------------------------------------------
 
     def _pair_storages(self, sweep: Sweep) -> None:
-        """Pairs each storage of the second repeat with its counterpart in the third repeat."""
+        """Pairs each storage of the second repeat with the matching storage of the third repeat."""
         second_repeat, third_repeat = sweep.repeats[1], sweep.repeats[2]
         if len(second_repeat) != len(third_repeat):
             raise NotRepeating
@@ -451,7 +451,7 @@ class RepeatedEvents:
         return self.pieces[id(events_of_part)]
 
     def stretches(self, events_of_part: Sequence[Event]) -> Iterator[tuple[list[Event], range]]:
-        """Yields the events that an allocator sees, with the consecutive repeats in which they occur.
+        """Yields the allocator's events, with the consecutive repeats in which they occur.
 
         The events are those of repeat 0; a storage x of it is x + r in repeat r.
         """
@@ -491,7 +491,7 @@ class RepeatedEvents:
         return inner_repeats if sweep.rising else inner_repeats[::-1]
 
     def _events_of_sweep(self, sweep: Sweep, lines: Sequence[EventLine]) -> Iterator[list[Event]]:
-        """Yields the events of each repeat, in the order in which the layers run. lines: the inner repeats' events."""
+        """Yields the events of each repeat in execution order. lines: the inner repeats' events."""
         yield self._renumbered(sweep.ordered[0])
         for repeat in self._repeat_order(sweep):
             yield self._events_of_repeat(sweep, lines, repeat)
@@ -528,7 +528,7 @@ class RepeatedEvents:
         return self.starts[event.number] + event.owner, 1, event.size, event.value
 
     def shifted_place(self, allocation_place: Place) -> Place:
-        """Returns a recorded module with its layer index moved by the added repeats."""
+        """Returns a recorded module with its layer index increased by the added repeats."""
         for i, inner_repeats in self.inner_repeats.items():
             stack = self.analysis.stacks[i]
             first_of_last_repeat = stack.before + LAST * stack.period
@@ -545,7 +545,7 @@ def _seen_by_allocator(events: Sequence[Event]) -> list[Event]:
 
 
 def _replay_on_meter(memory_meter: Meter, events: Sequence[Event], blocks: list[Any]) -> None:
-    """Counts the bytes of events on a meter. blocks: storage → its block on the meter."""
+    """Counts the bytes of events on a meter. blocks: storage → block on the meter."""
     allocate, release = memory_meter.allocate, memory_meter.free
     for storage_number, nbytes, value in events:
         if nbytes >= 0:

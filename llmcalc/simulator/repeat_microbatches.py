@@ -29,7 +29,7 @@ from .tensor import Dtype, Storage, Tensor
 
 
 class EventMeter(Meter):
-    """A meter that also records allocations and releases for an allocator.
+    """A meter that also records allocations and releases for the allocator.
 
     count: the number of storages so far.
     pieces: the allocator's steps, in order.
@@ -82,7 +82,7 @@ class EventMeter(Meter):
         first_storages: Mapping[PassId, int],
         previous_pass: PassId | None = None,
     ) -> int:
-        """Replays a recorded pass. Returns the number of its first storage.
+        """Replays a recorded pass, and returns the number of the pass's first storage.
 
         more_layers: layers before the pass's chunk that the recorded run did not have.
         first_storages: pass → the number of its first storage, for the passes so far.
@@ -190,7 +190,7 @@ PassCase: TypeAlias = tuple[int, str, int, str]
 
 
 class OutputTensor(NamedTuple):
-    """A tensor that outlives the pass that allocates it: the pass's output, or a gradient.
+    """A tensor that outlives the allocating pass: the pass's output or a gradient.
 
     number: number of its storage among those of the pass.
     bytes: bytes of the storage.
@@ -212,13 +212,13 @@ class OutputTensor(NamedTuple):
         return storage
 
     def tensor(self, storage: Storage) -> Tensor:
-        """Returns the tensor, with its shape and format, in a storage."""
+        """Returns the output tensor with shape and format, on a given storage."""
         return Tensor(self.shape, self.dtype, storage, self.strides)
 
 
 @dataclass
 class PassTrace:
-    """The memory events of a forward or backward pass, with bytes relative to its start.
+    """The memory events of a forward or backward pass, with bytes relative to the pass's start.
 
     steps: the allocator's steps; storages are numbered in the pass.
     count: the number of storages.
@@ -248,7 +248,7 @@ class PassTrace:
     input_kind: str | None = None
 
     def relative_to(self, pass_id: PassId, previous_pass: PassId | None) -> PassTrace:
-        """Returns the trace with the numbers of other micro-batches relative to this pass's.
+        """Returns the trace with micro-batch numbers relative to this pass.
 
         previous_pass: the chunk's previous pass, which the trace names `PREVIOUS`; None where cases do not have it.
         """
@@ -263,7 +263,7 @@ class PassTrace:
         return replace(self, releases_of_other_passes=releases)
 
     def has_equal_events(self, other_trace: PassTrace) -> bool:
-        """Whether another trace has the same events, apart from the numbers of the previous pass's storages."""
+        """Whether another trace has the same events, except for numbers of the previous pass's storages."""
         without_numbers = (
             {
                 pass_id: [step for step, _ in releases] if pass_id[1] == PREVIOUS else releases
@@ -278,11 +278,11 @@ class PassTrace:
         )
 
     def releases_of_previous(self, chunk: int) -> list[tuple[int, int]]:
-        """Returns when the pass frees storages of its chunk's previous pass, as (index of the event, storage)."""
+        """Returns the releases of the previous pass's storages, as (index of the event, storage)."""
         return self.releases_of_other_passes.get((chunk, PREVIOUS, 0), [])
 
     def with_storages_of_previous(self, chunk: int, numbers: Mapping[int, int]) -> PassTrace | None:
-        """Returns the trace with other numbers for the previous pass's storages; None if any of them is unknown."""
+        """Returns the trace with new numbers for the previous pass's storages; None if a storage is unknown."""
         releases = self.releases_of_previous(chunk)
         if not releases:
             return self
@@ -293,7 +293,7 @@ class PassTrace:
 
 
 class PassCounter:
-    """Counts passes and sorts them into cases: passes of a case have the same memory events.
+    """Counts passes and sorts them into cases; passes of one case have the same memory events.
 
     by_previous: whether the case of a pass has the kind of the chunk's previous pass; default false.
     forwards, backwards: chunk → the number of its passes.
@@ -311,17 +311,17 @@ class PassCounter:
         self._latest: list[PassId | None] = [None] * chunks
 
     def begin_step(self) -> None:
-        """Starts a step in which the first backward pass of each chunk allocates gradients."""
+        """Starts a step, whose first backward pass per chunk allocates gradients."""
         self.allocates_gradients = [True] * len(self.allocates_gradients)
 
     def next_forward(self, chunk: int) -> tuple[PassCase, PassId]:
-        """Counts a forward pass of a chunk. Returns its case, whose passes have the same events, and its id."""
+        """Counts a forward pass of a chunk, and returns the pass's case and id."""
         pass_number = self.forwards[chunk]
         self.forwards[chunk] += 1
         return self._after_previous(self._case(chunk, "F", pass_number), (chunk, "F", pass_number))
 
     def next_loss(self, chunk: int) -> tuple[PassCase, PassId]:
-        """Returns which kind of pass the loss is, and its id, after the chunk's last forward pass."""
+        """Returns the case and id of the loss after the chunk's last forward pass."""
         pass_number = self.forwards[chunk] - 1
         return self._case(chunk, "L", pass_number), (chunk, "L", pass_number)
 
@@ -331,7 +331,7 @@ class PassCounter:
         return chunk, pass_kind, _index_within_case(pass_number), previous_state if pass_number else ""
 
     def next_backward(self, chunk: int) -> tuple[PassCase, PassId]:
-        """Counts a backward pass of a chunk. Returns its case, whose passes have the same events, and its id."""
+        """Counts a backward pass of a chunk, and returns the pass's case and id."""
         pass_number = self.backwards[chunk]
         self.backwards[chunk] += 1
         next_state = "begun" if self.forwards[chunk] > pass_number + 1 else "alone"
@@ -351,7 +351,7 @@ class PassCounter:
 
 
 def _index_within_case(pass_number: int) -> int:
-    """Returns the index of a pass among those of its case; from the third pass on it is 2.
+    """Returns the index of a pass within its case, at most 2.
 
     The first pass allocates persistent tensors, so that passes 0, 1 and later ones are recorded separately.
     """
@@ -359,7 +359,7 @@ def _index_within_case(pass_number: int) -> int:
 
 
 class RecordedPass(NamedTuple):
-    """A pass of a recorded run.
+    """One pass of a recorded run.
 
     start, end: indices of its events.
     place: the place in which it starts.
@@ -387,7 +387,7 @@ class PassRecorder(PassCounter):
         self.passes: list[RecordedPass] = []
 
     def forward(self, chunk: int, input_tensor: Tensor | None, compute: Callable[[], Tensor]) -> Tensor:
-        """Runs and records a forward pass. compute: the function that computes its output."""
+        """Runs and records a forward pass. compute: the function for the pass's output."""
         return self._run(*self.next_forward(chunk), input_tensor, compute)
 
     def loss(self, chunk: int, output: Tensor, compute: Callable[[], Tensor]) -> Tensor:
@@ -410,7 +410,7 @@ class PassRecorder(PassCounter):
         return [without_storage(0, output)]
 
     def backward(self, chunk: int, gradient_leaves: Sequence[Any], compute: Callable[[], None]) -> None:
-        """Runs and records a backward pass. gradient_leaves: tensors that may have their gradients after the pass."""
+        """Runs and records a backward pass. gradient_leaves: tensors that may receive gradients."""
         case, pass_id = self.next_backward(chunk)
         start, start_place, self.meter.repeats_place = len(self.meter.events), self.meter.place, True
         compute()
@@ -423,11 +423,11 @@ class PassRecorder(PassCounter):
         self.passes.append(RecordedPass(case, pass_id, start, end, start_place, None, gradients, self.previous))
 
     def traces(self) -> dict[PassCase, PassTrace]:
-        """Returns the trace of each case's passes. Raises `NotRepeating` if passes of a case differ."""
+        """Returns one trace per case of passes. Raises `NotRepeating` if passes of a case differ."""
         return RecordedPasses(self.meter.events, self.passes, self.by_previous).traces()
 
     def recorded(self) -> RecordedPasses:
-        """Ends the recording and returns the recorded passes; later events belong to none of them."""
+        """Ends the recording and returns the recorded passes; later events are not part of a pass."""
         return RecordedPasses(self.meter.cut(), self.passes, self.by_previous)
 
 
@@ -440,7 +440,7 @@ class RecordedPasses:
     by_previous: bool
 
     def traces(self, allocated_before: Collection[int] = ()) -> dict[PassCase, PassTrace]:
-        """Returns the trace of each case's passes. Raises `NotRepeating` if passes of a case differ.
+        """Returns one trace per case of passes. Raises `NotRepeating` if passes of a case differ.
 
         allocated_before: storages that exist before the recorded passes, which then neither allocate nor free them.
         """
@@ -463,7 +463,7 @@ class RecordedPasses:
 
 
 def with_unrecorded_cases(pass_traces: Mapping[PassCase, PassTrace]) -> dict[PassCase, PassTrace]:
-    """Adds possible cases of a schedule that were not recorded, if the recorded cases determine their events.
+    """Adds unrecorded cases of a schedule, if the recorded cases determine their events.
 
     A recorded run has one second pass of a kind, in one of its states, and one pass after each first pass. If a second
     pass does what later ones do, it does so in their other states too. A first pass allocates more than later ones, so
@@ -516,7 +516,7 @@ _NO_STORAGE = Storage(NoMeter(), 0)
 
 
 class PassBytes:
-    """Counts the bytes of a pass relative to its start.
+    """Counts the bytes of a pass relative to the pass's start.
 
     allocation_place: the place that runs.
     now, kinds: bytes so far, and the same by kind.
@@ -557,7 +557,7 @@ class PassBytes:
             self._raise_peak()
 
     def reclassify(self, nbytes: int, old_kind: str, new_kind: str) -> None:
-        """Counts bytes of one kind of memory under another kind."""
+        """Moves bytes from one kind of memory to another in the counts."""
         self.kinds[old_kind] = self.kinds.get(old_kind, 0) - nbytes
         self.kinds[new_kind] = self.kinds.get(new_kind, 0) + nbytes
 
@@ -575,7 +575,7 @@ class PassBytes:
 
 
 class TraceReader:
-    """Derives the trace of each case of passes from the recorded events.
+    """Derives one trace per case of passes from the recorded events.
 
     traces: case → the trace of its passes.
     sizes, kinds: storage → its bytes, and the kind that it is counted under.
@@ -683,7 +683,7 @@ class TraceReader:
             raise NotRepeating
 
     def _start_place(self, recorded_pass: RecordedPass) -> Place:
-        """Returns the module and phase in which a pass starts: those of its first event, if the event states them."""
+        """Returns the module and phase in which a pass starts, from the first event with a place."""
         if recorded_pass.start < recorded_pass.end:
             storage_number, nbytes, _ = self.events[recorded_pass.start]
             if nbytes == PLACED:
@@ -727,7 +727,7 @@ class PassPlayer(PassCounter):
         return self._play_forward(chunk, *self.next_loss(chunk), output)
 
     def _play_forward(self, chunk: int, case: PassCase, pass_id: PassId, input_tensor: Tensor | None) -> Tensor:
-        """Replays a forward pass, and returns its output."""
+        """Replays a forward pass and returns the output."""
         pass_trace, base = self._play(chunk, case, pass_id)
         if input_tensor is not None and pass_trace.input_kind is not None:
             input_tensor.storage.block.kind = pass_trace.input_kind
@@ -746,7 +746,7 @@ class PassPlayer(PassCounter):
             gradient_leaves[i].grad = gradient.tensor(storages[gradient.number])
 
     def _play(self, chunk: int, case: PassCase, pass_id: PassId) -> tuple[PassTrace, int]:
-        """Replays a pass; returns its trace and the number of its first storage."""
+        """Replays a pass, and returns the trace and the number of the pass's first storage."""
         trace = self.traces.get(case)
         if trace is None:
             raise NotRepeating

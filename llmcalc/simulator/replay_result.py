@@ -37,7 +37,7 @@ class ReplayResult:
     slopes: Mapping[Place, int] = field(default_factory=dict)
 
     def copy(self) -> ReplayResult:
-        """Returns an independent result with the same bytes."""
+        """Returns a copy of the result."""
         return replace(self, peaks={allocation_place: peak.copy() for allocation_place, peak in self.peaks.items()})
 
     def read(self, device: Device | CachingAllocator, requested_bytes: int, peak_requested_bytes: int) -> None:
@@ -47,7 +47,7 @@ class ReplayResult:
         self.slop_after = device.allocated - requested_bytes
 
     def read_shorter(self, shorter: ReplayResult, micro_batches: int) -> None:
-        """Takes the allocator's bytes of a run with fewer micro-batches; tensors of the others are added to them."""
+        """Takes the allocator's bytes from a run with fewer micro-batches, plus the tensors of the others."""
         self.reserved = shorter.reserved + max(0, self.peak[1].bytes - shorter.peak[1].bytes)
         self.slop, self.slop_after, self.micro_batches = shorter.slop, shorter.slop_after, micro_batches
 
@@ -57,7 +57,7 @@ class ReplayResult:
         second_step_peaks: Mapping[Place, Peak],
         phases: Sequence[str] = PHASES,
     ) -> None:
-        """Keeps the peaks of the second step; of the optimizer the higher peak of both steps."""
+        """Keeps the peaks of the second step; for the optimizer the higher peak of both steps."""
         self.peaks = {
             allocation_place: peak
             for allocation_place, peak in second_step_peaks.items()

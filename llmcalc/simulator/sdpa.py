@@ -91,7 +91,7 @@ def supports_efficient_attention(capability: int, call: SdpaCall) -> bool:
 
 
 def is_half(capability: int, dtype: Dtype) -> bool:
-    """Whether a number format has 16 bits, and kernels of this compute capability support it."""
+    """Whether a number format has 16 bits and is supported by kernels of this compute capability."""
     return dtype is FLOAT16 or (dtype is BFLOAT16 and capability >= 80)
 
 

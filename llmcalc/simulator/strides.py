@@ -49,7 +49,7 @@ def contiguous(shape: Shape) -> Strides:
 
 @lru_cache(REMEMBERED)
 def is_contiguous(shape: Shape, strides: Strides) -> bool:
-    """Whether strides are contiguous; strides of axes with one element do not matter."""
+    """Whether strides are contiguous, ignoring axes with one element."""
     if any(map(is_size_zero, shape)):
         return True
     dense_strides = contiguous(shape)
@@ -98,7 +98,7 @@ def view_strides(shape: Shape, strides: Strides, new_shape: Shape) -> Strides | 
 
 
 class Size:
-    """A product of sizes that can be compared with another product; symbols are compared by factors."""
+    """A product of sizes that can be compared with another product, by factors for symbols."""
 
     __slots__ = ("n",)
 
@@ -129,7 +129,7 @@ def broadcast(*shapes: Shape) -> Shape:
 
 
 def _broadcast_size(first_size: Number, second_size: Number) -> Number:
-    """Returns the broadcast size of two sizes, which are equal unless one of them is 1."""
+    """Returns the broadcast size of two sizes, which must be equal unless one size is 1."""
     if type(second_size) is int and second_size == 1:
         return first_size
     assert (
@@ -143,7 +143,7 @@ def _broadcast_size(first_size: Number, second_size: Number) -> Number:
 
 @lru_cache(REMEMBERED)
 def elementwise(operands: tuple[tuple[Shape, Strides], ...], shape: Shape) -> Strides:
-    """Returns the strides of an elementwise result: the operands' if they agree, otherwise dense in their order."""
+    """Returns the strides of an elementwise result: the operands' strides if equal, else dense in their order."""
     if all(operand_shape == shape for operand_shape, _ in operands):
         if all(is_contiguous(operand_shape, strides) for operand_shape, strides in operands):
             return contiguous(shape)
@@ -204,6 +204,6 @@ def _axis_order(operands: Sequence[Strides], shape: Shape) -> list[int]:
 
 
 def clear_caches() -> None:
-    """Clears the cached strides of symbolic sizes, which no other run can use."""
+    """Clears the cached strides of symbolic sizes, which are useless to other runs."""
     for cached_function in (contiguous, is_contiguous, is_dense, view_strides, elementwise):
         cached_function.cache_clear()

@@ -1,4 +1,4 @@
-"""Tensors without values: shape and strides on a storage, whose bytes a meter counts as long as it exists.
+"""Tensors without values: shape and strides on a storage, whose bytes a meter counts.
 
 A storage is freed when nothing refers to it any more, as in torch. Python's own reference counts decide this (CPython
 frees an object with its last reference), so what a frame names, what a node saves and what a caller passes on keep
@@ -17,7 +17,7 @@ from .strides import Shape, Strides, contiguous, count, is_contiguous
 
 
 class Dtype:
-    """A number format. rank: of two formats in an operation, the result has the one of higher rank."""
+    """A number format. rank: the higher-ranked format of two operands is the result's format."""
 
     __slots__ = ("bytes", "floating", "name", "rank")
 
@@ -67,7 +67,7 @@ class Meter(Protocol):
         """Frees the block of a storage."""
 
     def reclassify(self, block: Any, memory_kind: str) -> None:
-        """Counts a storage's bytes under another kind from now on (`activations`, `gradients`)."""
+        """Moves a storage's bytes to another kind in the counts (`activations`, `gradients`)."""
 
 
 @contextmanager
@@ -91,7 +91,7 @@ def on_stream(memory_meter: Meter, stream: int) -> Iterator[None]:
 
 
 class Storage:
-    """The memory of a tensor and of its views."""
+    """The memory that a tensor and its views share."""
 
     __slots__ = ("__weakref__", "block", "bytes", "meter")
 
@@ -143,12 +143,12 @@ class Tensor:
 
     @property
     def count(self) -> Number:
-        """The number of elements."""
+        """The number of elements of the tensor."""
         return count(self.shape)
 
     @property
     def bytes(self) -> Number:
-        """The bytes of the tensor's elements; an expanded tensor has more of them than its storage."""
+        """The bytes of the tensor's elements, which exceed the storage's bytes for an expanded tensor."""
         return count(self.shape) * self.dtype.bytes
 
     @property

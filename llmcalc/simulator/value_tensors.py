@@ -1,4 +1,4 @@
-"""The tensors of a program's values: stored by the operation that computes them, freed after their last reader."""
+"""The tensors of a program's values, freed after the last reader."""
 
 from __future__ import annotations
 
@@ -91,7 +91,7 @@ class ValueTensors:
         return (self.run_config.batch, rows, *sizes) if value.rows.batched else (rows, *sizes)
 
     def get(self, value: Value) -> Tensor:
-        """Returns a value's tensor in the value's shape; of a tensor with more rows, the first rows."""
+        """Returns a value's tensor in the value's shape, reduced to the first rows if necessary."""
         tensor = self.values.get(id(value))
         if tensor is not None:
             return tensor
@@ -114,7 +114,7 @@ class ValueTensors:
         return id(value) in self.absent_values or (value.of is not None and self.is_from_earlier_pass(value.of))
 
     def is_computed_earlier(self, rows: Rows) -> bool:
-        """Whether an earlier pass has computed all of a tensor's rows, such as an encoder's."""
+        """Whether an earlier pass has computed all rows of a tensor, such as an encoder's output."""
         return (
             self.has_earlier_tokens
             and rows is not ONCE
@@ -122,14 +122,14 @@ class ValueTensors:
         )
 
     def take(self, operation: Step, value: Value) -> Tensor:
-        """Returns a value's tensor, and drops the reference to it if no later operation reads the value."""
+        """Returns a value's tensor, and frees the stored reference after the last read."""
         x = self.get(value)
         if self.last.get(id(value.storage)) == id(operation):
             self.forget(value.storage)
         return x
 
     def flat(self, value: Value, step: Step | None = None) -> Tensor:
-        """Returns a value's tensor as [batch, rows, width]; a copy if the heads are not contiguous.
+        """Returns a value's tensor as [batch, rows, width], copied if the heads are not contiguous.
 
         step: the step that reads it, as in `take`; default none.
         """
@@ -152,7 +152,7 @@ class ValueTensors:
         self.bound.setdefault(id(value.storage), []).append(id(value))
 
     def forget(self, root: Value) -> None:
-        """Drops the references to a value's tensor and to its views."""
+        """Frees the references to a value's tensor and its views."""
         for key in (id(root), *self.bound.pop(id(root), ())):
             self.values.pop(key, None)
 
@@ -161,14 +161,14 @@ class ValueTensors:
         return self.computed_once(("span", tokens), lambda: self.t.new_tensor((tokens,), INT64))
 
     def computed_once(self, key: Any, compute: Callable[[], Result]) -> Result:
-        """Returns what this pass has computed under a key; computes it where the key is new."""
+        """Returns this pass's result under a key, computed at the first request."""
         if key not in self.memo:
             self.memo[key] = compute()
         result: Result = self.memo[key]
         return result
 
     def _value_with_tensor(self, value: Value | None) -> Value | None:
-        """Returns the value itself or its nearest base, whichever has a stored tensor."""
+        """Returns the value, or the nearest base with a stored tensor."""
         while value is not None and id(value) not in self.values:
             value = value.of
         return value
@@ -176,7 +176,7 @@ class ValueTensors:
     # --- calls of modules -------------------------------------------------------------------------------------------
 
     def module_path(self, levels_up: int = 0) -> Path:
-        """Returns the path of the current module, with the indices of the layers that own its parameters.
+        """Returns the current module's path, with the indices of the layers that own its parameters.
 
         levels_up: of which module around it instead, 1 for the nearest.
         """
@@ -188,7 +188,7 @@ class ValueTensors:
         return self._path_of(self.frames[: len(self.frames) - levels_up])
 
     def _path_of(self, frames: Sequence[Frame]) -> Path:
-        """Returns the path of the innermost running module, which determines the layer that owns its parameters."""
+        """Returns the innermost running module's path, which determines the layer that owns the parameters."""
         path: list[Any] = []
         for i, frame in enumerate(frames):
             path.append(frame.scope.name)
@@ -203,7 +203,7 @@ class ValueTensors:
 
     @property
     def cache_path(self) -> Path:
-        """The path of the current module with the indices of all enclosing layers: its key in the cache."""
+        """The path of the current module with all layer indices, as the key in the cache."""
         return tuple(
             path_part
             for module_call in self.frames
@@ -212,7 +212,7 @@ class ValueTensors:
 
     @property
     def path(self) -> str:
-        """The path of the running module."""
+        """The path of the module that runs."""
         return ".".join(module_call.scope.name for module_call in self.frames[1:] if module_call.scope.name)
 
     @property
@@ -233,7 +233,7 @@ class ValueTensors:
         return self.unsupported(reason, step.name)
 
     def _frames_copy(self) -> list[Frame]:
-        """Copies the stack of running modules, without their local variables."""
+        """Copies the stack of running modules without local variables."""
         return [
             Frame(module_call.scope, layer_index=module_call.layer_index, owner=module_call.owner)
             for module_call in self.frames

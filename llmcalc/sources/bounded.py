@@ -1,4 +1,4 @@
-"""Opens and reads the user's files within bounds: only regular files, of limited size and number of elements.
+"""Opens and reads the user's files within bounds on type, size and number of elements.
 
 Every reader of a user's file goes through `open_regular`. A FIFO, a device or a socket could block or never end, and
 files of `/proc` and `/sys` contain more than their size says; all of them are refused.
@@ -25,7 +25,7 @@ _NONBLOCKING = getattr(os, "O_NONBLOCK", 0) | getattr(os, "O_NOCTTY", 0) | getat
 
 
 def open_regular(path: Path, expected: str, or_stdin: bool = False) -> tuple[IO[bytes], int]:
-    """Opens a regular file for reading and returns it with its size in bytes.
+    """Opens a regular file for reading, and returns it with the size in bytes.
 
     expected: what a message says should be there, such as "a .toml file".
     or_stdin: whether the option also reads standard input; a message advises it for a pipe.

@@ -35,7 +35,7 @@ def _choice_classes(metadata: Iterable[Any]) -> list[type[BaseModel]]:
 
 
 def described_model(candidates: list[type[BaseModel]], table: dict[str, Any]) -> type[BaseModel] | None:
-    """Returns the union member that a table describes: the member of the table's `type`, else the first."""
+    """Returns the union member of a table: by the table's `type`, else the first member."""
     for model in candidates:
         type_field = model.model_fields.get("type")
         if type_field is not None and table.get("type") in get_args(type_field.annotation):
@@ -46,7 +46,7 @@ def described_model(candidates: list[type[BaseModel]], table: dict[str, Any]) ->
 def field_paths(
     table: dict[str, Any], model: type[BaseModel] = ModelSpec, parents: tuple[str, ...] = ()
 ) -> list[list[str]]:
-    """Returns the path of every possible field of a description's tables and of their default tables."""
+    """Returns the path of every possible field in a description, including default tables."""
     paths: list[list[str]] = []
     for name, field in model.model_fields.items():
         path = (*parents, name)
@@ -73,7 +73,7 @@ def field_paths(
 
 
 def reachable_models(model: type[BaseModel]) -> list[type[BaseModel]]:
-    """Returns a pydantic model and the models of all tables inside it."""
+    """Returns a pydantic model and the models of all nested tables."""
     models: dict[type[BaseModel], None] = {}
     waiting = [model]
     while waiting:

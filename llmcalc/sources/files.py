@@ -1,4 +1,4 @@
-"""Reads the user's files: limited in size, decoded, with one clear message for each kind of error."""
+"""Reads the user's files: limited size, decoded text, and a clear message for each kind of error."""
 
 from __future__ import annotations
 
@@ -30,12 +30,12 @@ Model = TypeVar("Model", bound=BaseModel)
 
 
 def largest_text(path: Path) -> int:
-    """Returns the largest accepted size of a model's description in bytes, by the suffix of its file."""
+    """Returns the largest accepted size of a model description in bytes, by file suffix."""
     return LARGEST_CONFIG if path.suffix == ".json" else LARGEST_TOML
 
 
 def read_text(path: Path, limit: int | None = None, or_stdin: bool = False) -> str:
-    """Returns the text of a regular file of at most `limit` bytes; `largest_text` by default.
+    """Returns the text of a regular file of at most `limit` bytes (default `largest_text`).
 
     or_stdin: whether the option also reads standard input; a message advises it for a pipe.
     Raises `InputError` for a file that is missing, unreadable, too large or not UTF-8 text.
@@ -72,7 +72,7 @@ def read_stdin() -> str:
 
 
 def is_object(text: str) -> bool:
-    """Whether a text is a JSON object (a `config.json`) rather than TOML, by its first character."""
+    """Whether a text is a JSON object (a `config.json`) instead of TOML, by the first character."""
     return text.lstrip().startswith("{")
 
 
@@ -91,7 +91,7 @@ def parse_toml(text: str, location: str) -> dict[str, Any]:
 
 
 def _require_short_keys(text: str, location: str) -> None:
-    """Raises `InputError` for dotted keys that tomllib would need too much memory for.
+    """Raises `InputError` for dotted keys that need too much memory in tomllib.
 
     It keeps every prefix of a dotted key, so the memory for one key grows with the square of its parts.
     """
@@ -131,7 +131,7 @@ def parse_json(text: str, location: str) -> Any:
 
 
 def require_shallow(parsed_value: Any, location: str) -> None:
-    """Raises `InputError` for a value that is nested deeper than `DEEPEST`, too deeply for recursive functions."""
+    """Raises `InputError` for a value nested deeper than `DEEPEST`."""
     if not any(not level for level in islice(_levels(parsed_value), DEEPEST + 1)):
         raise InputError(_too_deep_error(location))
 
@@ -145,7 +145,7 @@ def require_finite(parsed_value: Any, location: str) -> None:
 
 
 def _levels(parsed_value: Any) -> Iterator[list[Any]]:
-    """Yields the values at each depth of nested tables and lists, the whole value first; then empty lists."""
+    """Yields the values at each depth of nested tables and lists, the whole value first."""
     level = [parsed_value]
     while True:
         yield level

@@ -127,7 +127,7 @@ def text_at(ref: str, path: Path) -> str | None:
 
 
 def repository_root(file: Path) -> Path | None:
-    """Returns the innermost folder above a file that contains a repository's `.git`; None if there is none.
+    """Returns the innermost folder above a file with a repository's `.git`; None without one.
 
     `.git` is a folder with a HEAD, or the file of a linked worktree or a submodule. file: an absolute path.
     """
@@ -209,7 +209,7 @@ def _run_git(root: Path, *arguments: str, limit: int = LARGEST_MESSAGE) -> GitAn
 
 
 def _kill_process(process: subprocess.Popen[bytes]) -> None:
-    """Ends git and the processes that it started."""
+    """Ends git and all processes started by git."""
     if os.name == "posix":
         with suppress(ProcessLookupError):
             os.killpg(process.pid, signal.SIGKILL)
@@ -218,7 +218,7 @@ def _kill_process(process: subprocess.Popen[bytes]) -> None:
 
 
 def path_of_git() -> str:
-    """Returns the path of git in the absolute folders of PATH; a relative folder could belong to a repository.
+    """Returns the path of git from the absolute folders of PATH, because a relative folder is unsafe.
 
     Raises `InputError` if there is none.
     """

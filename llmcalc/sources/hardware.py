@@ -80,7 +80,7 @@ def load_hardware(name: str) -> Hardware:
 
 
 def find_hardware(argument: str) -> Hardware:
-    """Returns the accelerator that an argument names: a `.toml` file, a memory size (`24GiB`), a name or an alias.
+    """Returns the accelerator of an argument: a `.toml` file, a memory size (`24GiB`), a name or an alias.
 
     Names are compared without case and punctuation, and without the maker's words that drivers print before them:
     `NVIDIA H100 80GB HBM3`. Raises `InputError` with the nearest names for an unknown name.
@@ -121,7 +121,7 @@ def _override_preset(preset: Hardware, description: dict[str, Any]) -> dict[str,
 
 
 def memory_only(argument: str) -> Hardware | None:
-    """Returns an accelerator of which only the memory size is known: `24GiB`, `80gb`. None for any other argument.
+    """Returns an accelerator from a memory size alone, such as `24GiB` or `80gb`; None for other arguments.
 
     GiB are 2^30 bytes and GB 10^9. The whole size counts as usable. Raises `InputError` for a size that is not a whole
     number of bytes.
@@ -177,7 +177,7 @@ def _spellings(hardware: Hardware) -> set[str]:
 
 
 def _by_configuration(argument: str) -> Hardware | None:
-    """Returns a chip with the memory size that a name ends with: `m4-max-64gb`. None for any other argument.
+    """Returns a chip with the memory size at the end of a name: `m4-max-64gb`; None for other arguments.
 
     Raises `InputError` for a size that the chip is not sold with.
     """
@@ -202,7 +202,7 @@ def _by_configuration(argument: str) -> Hardware | None:
 
 
 def with_configuration(hardware: Hardware, configuration: Configuration) -> Hardware:
-    """Returns the accelerator with one of its memory sizes, whose name contains the size: `m4-max-64gb`."""
+    """Returns the accelerator with the memory size that a name such as `m4-max-64gb` contains."""
     gib = configuration.memory_bytes // 2**30
     names: dict[str, Any] = {
         "name": f"{hardware.name}-{gib}gb",

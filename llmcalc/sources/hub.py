@@ -42,7 +42,7 @@ Result = TypeVar("Result")
 
 
 def fetch_config(target: str) -> Path:
-    """Returns the path of a repository's `config.json` in the cache, and downloads it if needed.
+    """Returns the path of a repository's cached `config.json`, downloaded if needed.
 
     With the config comes ModelOpt's `hf_quant_config.json` beside it, if the repository has one.
     Raises `InputError`, with a fix, if the repository does not exist, is gated, or the network is not available, and
@@ -54,7 +54,7 @@ def fetch_config(target: str) -> Path:
 
 
 def commit_of(target: str) -> str:
-    """Returns the commit of the repository from which `fetch_config` reads; the cache has a folder per commit.
+    """Returns the commit of the repository from which `fetch_config` reads.
 
     Raises `InputError` as `fetch_config` does.
     """
@@ -62,7 +62,7 @@ def commit_of(target: str) -> str:
 
 
 def _config_path(repo: str, revision: str | None) -> Path:
-    """Returns the path of a repository's config. With a newly cached config, the quantization file is fetched too."""
+    """Returns the path of a repository's config, and fetches the quantization file with a new config."""
     import huggingface_hub
     from huggingface_hub.errors import EntryNotFoundError
 
@@ -77,7 +77,7 @@ def _config_path(repo: str, revision: str | None) -> Path:
 
 
 def fetch_headers(target: str) -> Checkpoint:
-    """Returns the tensors of a repository's safetensors weights; only the bytes of the headers are downloaded.
+    """Returns the tensors of a repository's safetensors weights; downloads only the headers.
 
     Raises `InputError` as `fetch_config` does.
     """
@@ -112,7 +112,7 @@ def _with_deadline(work: Callable[[float], Result], seconds: float) -> Result:
 
 
 class _LimitExceeded(Exception):
-    """Raised if a download exceeds its bound of bytes or seconds."""
+    """Raised for a download that exceeds a bound of bytes or seconds."""
 
 
 def _download(repo: str, name: str, revision: str | None, limit: int) -> Path:
@@ -174,7 +174,7 @@ def _fetch_tensors(repo: str, revision: str | None, deadline: float) -> Checkpoi
 
 
 def _fetch_all(urls: dict[str, str], deadline: float) -> dict[str, bytes]:
-    """Fetches the headers of files in parallel. Returns the JSON of each header by file name."""
+    """Fetches the headers of files in parallel, and returns the JSON of each header by file name."""
     texts: dict[str, bytes] = {}
     errors: list[BaseException] = []
     waiting, lock = list(reversed(urls.items())), threading.Lock()
@@ -255,7 +255,7 @@ def _split_target(target: str) -> tuple[str, str | None]:
 
 @contextmanager
 def _hub_errors(target: str, content: str) -> Iterator[None]:
-    """Converts every error of the hub into an `InputError` of one line, with a fix."""
+    """Converts every error of the hub into an `InputError` with one line and a fix."""
     try:
         from huggingface_hub import errors
     except ImportError:

@@ -66,7 +66,7 @@ def _class_schema(cls: type[BaseModel]) -> dict[str, Any]:
 
 
 def _field_texts(cls: type[BaseModel]) -> dict[str, str]:
-    """Returns the description of each field, from the docstring of the class or of its nearest base class."""
+    """Returns the description of each field, from the docstring of the class or the nearest base class."""
     texts: dict[str, str] = {}
     for owner in cls.__mro__:
         field_texts: dict[str, str] = {}

@@ -1,4 +1,4 @@
-"""Determines the kind of a TARGET from its name, without slow imports."""
+"""Determines the kind of a TARGET from the name, without slow imports."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ HUB_URL = (
 
 
 def hub_id_of(target: str) -> str:
-    """Returns the hub id in a hub URL, with its revision unless it is `main`; empty for any other TARGET."""
+    """Returns the hub id in a hub URL, with a revision other than `main`; empty for any other TARGET."""
     match = re.match(HUB_URL, target) if "/" in target else None
     if match is None:
         return ""
@@ -46,5 +46,5 @@ def normalized_with_points(name: str) -> str:
 
 
 def normalized(name: str) -> str:
-    """Removes case and punctuation from a name: `Llama-3_8B` matches `llama3-8b`. A hub id keeps its organisation."""
+    """Removes case and punctuation from a name: `Llama-3_8B` matches `llama3-8b`. A hub id keeps the organisation."""
     return "".join(character for character in name.lower() if character.isalnum() or character in "/+")

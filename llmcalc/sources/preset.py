@@ -129,7 +129,7 @@ class Preset(Record):
 
     @property
     def checked(self) -> date | None:
-        """The latest date on which a source was read; None if only copies were read."""
+        """The latest date of a read source; None if only copies were read."""
         return max((source.checked for source in self.sources if source.checked is not None), default=None)
 
     @property
@@ -148,7 +148,7 @@ class Preset(Record):
 
     @property
     def stored_as(self) -> dict[str, Any] | None:
-        """The table that describes how the published weights are stored; None if they are plain numbers."""
+        """The table that describes the storage of the published weights; None for plain numbers."""
         if self.config is None:
             return self.quantization_config
         sections = (self.config, *map(self.config.get, TEXT_SECTIONS))

@@ -16,7 +16,7 @@ from .preset import Preset
 
 @cache
 def presets_dir() -> Path:
-    """Returns the folder `presets/`: inside the package if installed from a wheel, beside it in a checkout."""
+    """Returns the folder `presets/`, inside an installed package or beside it in a checkout."""
     package = Path(__file__).resolve().parent.parent
     packaged_folder = package / "presets"
     return packaged_folder if packaged_folder.is_dir() else package.parent / "presets"
@@ -36,7 +36,7 @@ def _preset_text(name: str) -> str:
 
 
 def read_preset(name: str) -> dict[str, Any]:
-    """Returns the description in the preset file of exactly this name; error messages use the name."""
+    """Returns the description in the preset file with exactly this name."""
     return parse_toml(_preset_text(name), name)
 
 
@@ -67,7 +67,7 @@ def find_preset(name_or_alias: str) -> str | None:
 
 
 def _preset_with_alias(alias: str, normalization: Callable[[str], str]) -> str | None:
-    """Returns the preset with this alias. Only files that contain the alias are parsed, because there are hundreds.
+    """Returns the preset with this alias, and parses only files that contain the alias.
 
     normalization: `normalized_with_points` or `normalized`, the form in which aliases are compared.
     """
@@ -82,7 +82,7 @@ def _preset_with_alias(alias: str, normalization: Callable[[str], str]) -> str |
 
 @cache
 def names_by_alias() -> dict[str, str]:
-    """Returns the preset names by normalized alias. It reads all presets, so only suggestions use it."""
+    """Returns the preset names by normalized alias, by reading all presets."""
     presets_by_alias: dict[str, str] = {}
     for name in model_names():
         for alias in read_preset(name).get("aliases", ()):
@@ -95,7 +95,7 @@ _CACHED = re.compile(r"models--([A-Za-z0-9_.-]{1,96}?--[A-Za-z0-9_.-]{1,96}?)(?:
 
 
 def known_model(name: str) -> Preset | None:
-    """Returns the preset of a model's name or path, as logs and launch files state it; None if there is none."""
+    """Returns the preset of a model's name or path in logs and launch files; None if unknown."""
     cached_match = _CACHED.search(name)
     name = cached_match[1].replace("--", "/") if cached_match else name.strip().rstrip("/")
     last_segment = name.rpartition("/")[2]
@@ -123,7 +123,7 @@ Of a GGUF file the type in its name is the scheme.
 
 
 def known_checkpoint(name: str) -> tuple[Preset, str] | None:
-    """Returns the preset and the scheme that the name or path of a quantized checkpoint states; None if unknown.
+    """Returns the preset and the quantization scheme in the name or path of a checkpoint; None if unknown.
 
     `/models/Qwen3-8B-AWQ` is the preset qwen3-8b in awq-int4-g128. The group sizes are the usual ones.
     """
@@ -137,13 +137,13 @@ def known_checkpoint(name: str) -> tuple[Preset, str] | None:
 
 
 def find_by_repository(name: str) -> str | None:
-    """Returns the preset of a repository's name without its owner: `Meta-Llama-3-8B-Instruct`. It reads all presets."""
+    """Returns the preset of a repository's name without the owner: `Meta-Llama-3-8B-Instruct`."""
     return _presets_by_repository().get(normalized(name)) if normalized(name) else None
 
 
 @cache
 def _presets_by_repository() -> dict[str, str]:
-    """Returns the presets by the name of their repository without its owner."""
+    """Returns the presets by repository name without the owner."""
     return {
         normalized(alias.rpartition("/")[2]): name
         for name in model_names()

@@ -1,4 +1,4 @@
-"""Finds model presets by a part of their name."""
+"""Finds model presets by a part of the name."""
 
 from __future__ import annotations
 
@@ -37,6 +37,6 @@ def search_presets(texts: list[str]) -> tuple[list[str], bool]:
 
 
 def _all_spellings(name: str) -> str:
-    """Returns all names of a preset, separated so that a text cannot match across two of them."""
+    """Returns all names of a preset with separators, so that a search text cannot match across two names."""
     preset = load_preset(name)
     return "\n".join(normalized(text) for text in (name, preset.title, *preset.aliases))

@@ -67,7 +67,7 @@ def _split_overrides(target: str) -> tuple[str, tuple[str, ...]]:
 
 
 def _validate_preset(name: str, location: str, description: dict[str, Any]) -> Preset:
-    """Validates a description as a preset; errors also name the config fields from which a field was computed."""
+    """Validates a description as a preset; errors also name the config fields behind a computed field."""
     try:
         return validate(Preset, {**description, "name": name}, location)
     except InputError as error:
@@ -110,7 +110,7 @@ def load_config(
 
 
 def _read_description(target: str, head: HeadKind | None, allow_unknown: bool) -> tuple[str, str, dict[str, Any]]:
-    """Returns the model's name, its name in error messages, and its description as a dict."""
+    """Returns the model's name, the name for error messages, and the description as a dict."""
     if not target.strip():  # Path("") would be the current folder
         raise InputError(
             f"TARGET: '{target}' is empty; expected a preset's name or a path (llmcalc presets lists all presets)"
@@ -157,7 +157,7 @@ def _read_description(target: str, head: HeadKind | None, allow_unknown: bool) -
 
 
 def _describe_gguf(path: Path, head: HeadKind | None, allow_unknown: bool) -> tuple[str, str, dict[str, Any]]:
-    """Describes the model of a GGUF file, whose metadata state its sizes."""
+    """Describes the model of a GGUF file from the sizes in its metadata."""
     from .checkpoints.gguf import read_gguf
     from .checkpoints.gguf_config import gguf_config
     from .huggingface.file import LONGEST_NAME, describe_data
@@ -200,7 +200,7 @@ def _read_config(path: Path, head: HeadKind | None, allow_unknown: bool) -> tupl
 
 
 def _test_path(question: Callable[[], bool]) -> bool:
-    """Returns the result of a test of a path; False if the text cannot be a path, for example if it is too long."""
+    """Returns the result of a path test; False if the text cannot be a path, for example if it is too long."""
     try:
         return question()
     except OSError:

@@ -1,4 +1,4 @@
-"""Writes a spec as a native description, with only the fields that differ from their defaults.
+"""Writes a spec as a native description, without fields that have default values.
 
 A variant of a layer has only the fields that differ from the block.
 """
@@ -30,7 +30,7 @@ def preset_description(preset: Preset) -> dict[str, Any]:
 
 
 def model_description(model: ModelSpec) -> dict[str, Any]:
-    """Returns the fields of a model that are not defaults, as tables: `[model]` of its description."""
+    """Returns the non-default fields of a model as tables, for `[model]` of a description."""
     return _part_table(model)
 
 
@@ -46,14 +46,14 @@ UNPRINTABLE = re.compile(r"[^\n -~]")
 
 
 def _escape_character(character: str) -> str:
-    r"""Escapes a character in a quoted text (`\u202e`) if it is not printable."""
+    r"""Escapes an unprintable character in a quoted text (`\u202e`)."""
     if character.isprintable():
         return character
     return f"\\U{ord(character):08x}" if ord(character) > 0xFFFF else f"\\u{ord(character):04x}"
 
 
 def _part_table(part: BaseModel, base: dict[str, Any] | None = None) -> dict[str, Any]:
-    """Returns a component's fields that are not defaults, and its `type` if it has one.
+    """Returns a component's fields with values other than the defaults, and the field `type`.
 
     base: a table that the result will override; fields that it sets are included even if they are defaults.
     """
@@ -90,7 +90,7 @@ def _plain_value(value: Any, base: Any = None) -> Any:
 
 
 def _difference_table(base: dict[str, Any], other_table: dict[str, Any]) -> dict[str, Any]:
-    """Returns the table of differences that turns `base` into `other_table` when it is merged over `base`."""
+    """Returns the table that turns `base` into `other_table` by a recursive update."""
     out: dict[str, Any] = {}
     for key, value in other_table.items():
         base_value = base.get(key)

@@ -27,7 +27,7 @@ from .budget_file import SETTINGS, Bound, Budget, Fits, Limit, ModelBudget
 
 @dataclass(frozen=True)
 class Check:
-    """One checked value of a model and its bounds.
+    """One checked value of a model, and the value's bounds.
 
     target: the model, as the budget names it.
     key: the key of the budget, such as `params`.
@@ -52,7 +52,7 @@ class Check:
 
     @property
     def broken(self) -> Limit | None:
-        """The first limit that the value breaks; None if it breaks none."""
+        """The first limit that the value violates; None if the value is within the limits."""
         return next((limit for limit in self.limits if not limit.holds(self.measured)), None)
 
 
@@ -83,7 +83,7 @@ def _errors_naming_model(location: str) -> Iterator[None]:
 
 
 def _prepare_checks(model: ModelBudget, preset: Preset) -> Iterator[Callable[[], Check]]:
-    """Checks the settings of one model's bounds and yields functions that count the values."""
+    """Checks the settings of one model's bounds, and yields functions that compute the values."""
     for key, bound in model.bounds.items():
         with _errors_naming_model(f"{model.target}: {key}"):
             settings = _setting_values(key, bound)

@@ -94,21 +94,21 @@ class Limit(Record):
 
 
 class Bound(Record):
-    """A bound on one value: an upper limit, a lower limit or both. settings: setting → its value in the file."""
+    """A bound on one value: an upper limit, a lower limit or both. settings: the file's settings for the value."""
 
     limits: tuple[Limit, ...]
     settings: dict[str, Any] = {}
 
 
 class Fits(Record):
-    """The accelerators on which a run has to fit. on: their names. settings: setting → its value in the file."""
+    """The accelerators on which a run must fit. on: names. settings: the file's settings."""
 
     on: tuple[str, ...]
     settings: dict[str, Any] = {}
 
 
 class ModelBudget(Record):
-    """The bounds of one model. Each field is a bound or None; `fits` names accelerators."""
+    """The bounds of one model. Each field is a bound or None, except `fits`, which names accelerators."""
 
     target: str
     params: Bound | None = None

@@ -44,7 +44,7 @@ def in_dense_band(hidden_size: int, num_hidden_layers: int) -> bool:
 
 @frozen
 class StackShape:
-    """The shape of one stack of layers, read from its most frequent kind of layer.
+    """The shape of one stack of layers, from the most frequent kind of layer.
 
     feed_forward_width: active width of the FFN per token; in a mixture of experts, experts per token × expert width +
         width of the shared experts.
@@ -66,7 +66,7 @@ class StackShape:
 
     @property
     def aspect_ratio(self) -> float:
-        """The ratio h/L."""
+        """The aspect ratio h/L of width to depth."""
         return self.hidden_size / self.num_hidden_layers
 
     @property
@@ -95,7 +95,7 @@ class StackShape:
 
 @frozen
 class Quantities:
-    """The sizes and costs of one model.
+    """The compared sizes and costs of one model.
 
     shape: shape of the stack that computes the output.
     encoder: shape of the encoder of an encoder-decoder; None for other models.
@@ -190,7 +190,7 @@ def _vocabulary_params(tree: Node) -> int:
 
 
 def stack_shape(stack: Stack, hidden_size: int) -> StackShape:
-    """Returns the shape of a stack, read from its most frequent kind of layer (the first among equals).
+    """Returns the shape of a stack, from the most frequent kind of layer.
 
     Heads are those of the most frequent attention layer; in a stack without attention, those of another token mixer.
     """

@@ -1,4 +1,4 @@
-"""Converts the estimated seconds of a run to days, device-hours, energy and money, each with its range."""
+"""Converts the estimated seconds of a run to days, device-hours, energy and money, with ranges."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ SECONDS_OF_AN_HOUR, HOURS_OF_A_DAY = 3600.0, 24.0
 
 @frozen
 class Cost:
-    """The cost of a run: days, device-hours, kWh and money, with their ranges.
+    """The cost of a run: days, device-hours, kWh and money, with ranges.
 
     seconds: of the whole run. devices: that it occupies.
     power: watts of a device; None if not known. price: money of a device and hour; None if not given.
@@ -37,7 +37,7 @@ class Cost:
 
     @property
     def energy_kwh(self) -> Amount | None:
-        """Energy of the devices alone; None if their power is not known."""
+        """Energy of the devices alone; None if the devices' power is unknown."""
         return None if self.power is None else self.device_hours.scaled_by(self.power / 1000)
 
     @property

@@ -1,4 +1,4 @@
-"""Differences between two models: fields of their descriptions, and the resulting counts and bytes."""
+"""Differences between two models: description fields, and the resulting counts and bytes."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ INDEX = re.compile(r"\.(\d[\d\-./]*|\{[^}]*\})(?=\.|$)")
 
 @dataclass(frozen=True)
 class Change:
-    """A changed field of a description: its old and its new value; None in a model that does not have the field."""
+    """A changed field of a description: the old and the new value; None in a model without the field."""
 
     name: str
     before: Any
@@ -48,7 +48,7 @@ class Quantity(Change):
 
     @property
     def change(self) -> float:
-        """The new value minus the old value; a missing value counts as 0."""
+        """The new minus the old value; a missing value counts as 0."""
         return (self.after or 0) - (self.before or 0)
 
 
@@ -140,7 +140,7 @@ def _device_bytes(preset: Preset, seq: int, dtype: str) -> dict[str, Figure]:
 
 
 def _changed_fields(before: Preset | None, after: Preset | None) -> Iterator[Change]:
-    """Yields the fields that differ, by their path in a native description; None for a field that is not set."""
+    """Yields the changed fields by their path in a native description; None for a field that is not set."""
     if before is None or after is None:
         return
     descriptions = [dict(_flatten_fields(preset_description(preset)["model"])) for preset in (before, after)]
@@ -210,7 +210,7 @@ COMPONENTS: dict[str, tuple[Callable[[str], Cost], Unit]] = {
 
 
 def _costs_by_path(tree: Node, cost: Cost, run_config: RunConfig, unit: Unit) -> dict[str, Number]:
-    """Returns the sum of a quantity by path without layer indices; optional parts and zeros are left out."""
+    """Returns the sums of a quantity by path without layer indices, except optional parts and zeros."""
     sums: dict[str, Number] = {}
     for node_position in tree.walk(run_config):
         if not node_position.optional and (value := times(node_position.own_cost(cost), node_position.times)):

@@ -1,4 +1,4 @@
-"""The parameters, FLOPs and bytes that a draft model of speculative decoding adds to its target model.
+"""The parameters, FLOPs and bytes that a draft model adds to a target model.
 
 A draft is a model of its own, or one that reads the target's hidden states and takes its embedding or its head.
 """
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Draft:
-    """A draft model beside its target model, with the draft's costs.
+    """A draft model with its costs.
 
     preset: the draft.
     cache: its cache for the sequences of the question; without a question about sequences, one token's.
@@ -35,7 +35,7 @@ class Draft:
 
     @property
     def params(self) -> int:
-        """The draft model's parameters, except parameters that it shares with the target model."""
+        """The draft model's parameters, without parameters shared with the target model."""
         return int(params(self.preset.model).total)
 
     @property
@@ -52,7 +52,7 @@ def draft_of(
     kv_dtype: str = "bfloat16",
     run_config: RunConfig | None = None,
 ) -> Draft:
-    """Returns the costs of a draft model. batch, seq, kv_dtype: of the draft's KV cache. run_config: the counted pass.
+    """Returns the costs of a draft model. batch, seq, kv_dtype: the draft's KV cache. run_config: the pass.
 
     Raises `InputError` if the draft does not fit the target.
     """

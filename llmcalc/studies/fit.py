@@ -44,7 +44,7 @@ RANK = 16
 
 @frozen
 class Change:
-    """A change of settings. option: its command-line options.
+    """A change of settings. option: the settings as command-line options.
 
     fit: the required bytes and the verdict with the change.
     """
@@ -55,7 +55,7 @@ class Change:
 
 @frozen
 class Fitting:
-    """The answer whether a run fits on one accelerator, the largest numbers that fit, and changes.
+    """The answer on whether a run fits on one accelerator, with the largest runs and possible changes.
 
     memory: the memory of the run.
     fit: the verdict on the run.
@@ -82,7 +82,7 @@ def fit(memory: Memory, hardware: Hardware) -> Fitting:
 
 
 def with_decoding(fit_answer: Fitting, hardware: Hardware) -> Fitting:
-    """Adds the seconds per token of every user: for the run, if it fits, and for the most users that fit."""
+    """Adds the seconds per token and user: for a run that fits, and for the most users."""
     memory, max_batch = fit_answer.memory, fit_answer.batch
     users = [int(memory.states.workload.batch)] if fit_answer.fit.verdict != "no" else []
     users += [max_batch] if max_batch and max_batch not in users else []
@@ -93,7 +93,7 @@ def with_decoding(fit_answer: Fitting, hardware: Hardware) -> Fitting:
 def largest_run(
     memory: Memory, hardware: Hardware, most_batch: int | None = None, most_seq: int | None = None
 ) -> tuple[int, int]:
-    """Returns the most sequences of the run's length, and the longest sequences of its batch, that fit; 0 for none.
+    """Returns the most sequences of the run's length, and the longest sequences of the run's batch, that fit.
 
     most_batch, most_seq: the largest numbers that are asked about; they are tried first. None (default) for as many as
         fit.
@@ -137,7 +137,7 @@ def largest_fitting_number(
     step: int = 1,
     stored_bytes: Callable[[int], int] | None = None,
 ) -> int:
-    """Finds the largest number from 1 to `maximum` that requires at most `capacity` bytes; 0 if there is none.
+    """Finds the largest number from 1 to `maximum` that requires at most `capacity` bytes; 0 for none.
 
     required_bytes: number → bytes, which grow with the number.
     start: the number that is tried first.
@@ -209,7 +209,7 @@ def _next_number(excess_by_value: Mapping[int, int], highest_fitting: int, lowes
 
 
 def _linear_crossing(excess_by_value: Mapping[int, int], highest_fitting: int) -> int:
-    """Returns where the line through the two largest fitting numbers reaches the capacity; large without a slope."""
+    """Returns the number at which a line through the two largest fitting numbers reaches the capacity."""
     lower_number = max(
         (candidate for candidate in excess_by_value if candidate < highest_fitting), default=highest_fitting
     )
@@ -222,7 +222,7 @@ def _linear_crossing(excess_by_value: Mapping[int, int], highest_fitting: int) -
 
 
 def _memory_saving_changes(memory: Memory, current_fit: Fit, batch: int, seq: int) -> Iterable[Change]:
-    """Returns the changes of one setting at a time that save memory.
+    """Returns the changes of single settings that save memory.
 
     If none suffices, also all cheap ones together, with each costly one; if none of these does, with each pair of them.
     """
@@ -260,7 +260,7 @@ def _memory_saving_changes(memory: Memory, current_fit: Fit, batch: int, seq: in
 
 
 def is_deep(memory: Memory) -> bool:
-    """Whether the model has so many layers that only few changes are tried."""
+    """Whether the model has so many layers that only a few changes are tried."""
     return sum(stack.num_hidden_layers for _, stack in memory.spec.stacks()) > DEEP
 
 
@@ -367,7 +367,7 @@ def _inference_changes(memory: Memory) -> tuple[list[dict[str, Any]], list[dict[
 
 
 def _smaller_workloads(memory: Memory, batch: int, seq: int) -> list[dict[str, Any]]:
-    """Returns the changes to fewer sequences and to shorter sequences, each with its memory."""
+    """Returns the changes to fewer sequences and to shorter sequences, each with the resulting memory."""
     workload, changes = memory.states.workload, []
     if 0 < batch < workload.batch:
         changes.append({"batch": batch})

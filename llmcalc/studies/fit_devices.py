@@ -1,4 +1,4 @@
-"""Whether a run fits on a number of accelerators, the fewest accelerators, and changes that make it fit."""
+"""Whether a run fits on a number of accelerators, the minimum number, and changes that make it fit."""
 
 from __future__ import annotations
 
@@ -152,7 +152,7 @@ class DevicesQuestion:
         )
 
     def best_feasible(self, devices: int) -> Candidate | None:
-        """Returns the best layout of a number of accelerators that fits; None if no layout fits."""
+        """Returns the best layout of a number of accelerators that fits; None without one."""
         try:
             return next(iter(self.plan_devices(devices, "never", "memory").plan.feasible), None)
         except InputError:
@@ -166,7 +166,7 @@ def _best_candidate(layout_plan: LayoutPlan) -> Candidate | None:
 
 
 def _fewest_devices(question: DevicesQuestion, layout_plan: LayoutPlan) -> tuple[int | None, Candidate | None]:
-    """Returns the fewest accelerators on which a layout fits, among a number n, n/2, n/4, … and 2n, 4n, …."""
+    """Returns the fewest accelerators with a layout that fits, among n, n/2, n/4, … and 2n, 4n, …."""
     devices = layout_plan.devices
     if layout_plan.plan.feasible:
         return _fewest_halves(question, devices, layout_plan.plan.feasible[0])
@@ -179,7 +179,7 @@ def _fewest_devices(question: DevicesQuestion, layout_plan: LayoutPlan) -> tuple
 
 
 def _fewest_halves(question: DevicesQuestion, devices: int, best_candidate: Candidate) -> tuple[int, Candidate]:
-    """Returns the smallest of n, n/2, n/4, … accelerators on which a layout fits, and that layout.
+    """Returns the fewest of n, n/2, n/4, … accelerators with a layout that fits, and the layout.
 
     With one micro-batch per accelerator, a layout that fits also fits with twice the replicas. So the halves are
     searched by bisection. With a fixed batch they are tried in order.

@@ -1,4 +1,4 @@
-"""The accelerators on which a run fits, and the smallest number of each kind."""
+"""The accelerators on which a run fits, and the minimum number of each kind."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ RuntimeOf = Callable[[Hardware], Runtime]
 
 @frozen
 class HardwareOption:
-    """A kind and number of accelerators for a run. layout: the layout over them; None for one. fit: the verdict."""
+    """A kind and number of accelerators for a run. layout: the parallel layout; None for one. fit: the verdict."""
 
     devices: int
     layout: Layout | None

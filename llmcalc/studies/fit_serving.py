@@ -44,7 +44,7 @@ class Replica:
 
 @frozen
 class ServingFitting:
-    """The answer whether inference fits on a number of accelerators, with its layouts.
+    """The answer on whether inference fits on a number of accelerators, with layouts.
 
     memory: the run on one device.
     tried: all layouts, most replicas first.
@@ -171,12 +171,12 @@ def _has_program(memory: Memory, layout: Layout) -> bool:
 
 
 def _end_ranks(layout: Layout) -> tuple[int, ...]:
-    """Returns a rank of the first and a rank of the last pipeline stage: the stages with embedding and output head."""
+    """Returns a rank of the first and of the last pipeline stage, which have the embedding and the head."""
     return (0,) if layout.pp == 1 else (0, layout.rank(pp=layout.pp - 1))
 
 
 def _replica_of_layout(memory: Memory, hardware: Hardware, layout: Layout) -> Replica:
-    """Returns a layout with the memory of its largest rank."""
+    """Returns a layout with the largest rank's memory."""
     fit_by_rank = {
         rank: rank_memory(inference_rank(memory, layout, rank, memory.runtime)).fit_on(hardware)
         for rank in _end_ranks(layout)

@@ -1,4 +1,4 @@
-"""Layouts that may fit, with their estimated or replayed bytes, and their orders by time and by memory."""
+"""Layouts that may fit, with estimated or replayed bytes, and orders by time and memory."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ AS_CONFIGURED = ""
 
 @frozen
 class Candidate:
-    """A layout that may fit, with its estimated bytes.
+    """A layout that may fit, with estimated bytes.
 
     micro_batches: micro-batches per step.
     device_bytes: bytes that the largest rank requires.
@@ -57,23 +57,23 @@ class Candidate:
 
     @cached_property
     def bubble(self) -> float | None:
-        """The share of a step in which a rank of the pipeline waits; None if the layout does not fit."""
+        """The idle fraction of a pipeline rank's step; None if the layout does not fit."""
         return None if self.sent is None else bubble(self.layout, self.micro_batches)
 
     @property
     def options(self) -> str:
-        """The layout and its recomputation as options of `memory` and `time`."""
+        """The layout and recomputation as options of `memory` and `time`."""
         recompute = "" if self.recompute == AS_CONFIGURED else f"--recompute {self.recompute}"
         return f"{self.layout.options()} {recompute}".strip()
 
 
 def sorted_by_time(candidates: list[Candidate]) -> list[Candidate]:
-    """Sorts candidates by seconds per step; equal ones by required bytes."""
+    """Sorts candidates by seconds per step, then by required bytes."""
     return sorted(candidates, key=lambda candidate: (candidate.seconds, candidate.device_bytes))
 
 
 def tie_flags(candidates: list[Candidate]) -> list[bool]:
-    """Returns for each sorted candidate whether its time is within `TIE` of the first candidate of the same tie."""
+    """Returns for each sorted candidate whether its time is within `TIE` of the first candidate in the tie."""
     are_ties: list[bool] = []
     first_seconds = 0.0
     for candidate in candidates:
@@ -102,7 +102,7 @@ def parse_sizes(text: str) -> dict[str, int]:
 
 
 def position_of_layout(candidates: list[Candidate], layout_sizes: Mapping[str, int]) -> int | None:
-    """Returns the position, counted from 1, of the first sorted layout with these parallel sizes; None without one."""
+    """Returns the position (from 1) of the first sorted layout with these parallel sizes; None without one."""
     for position, candidate in enumerate(candidates, start=1):
         if all(getattr(candidate.layout, name) == degree for name, degree in layout_sizes.items()):
             return position
@@ -114,7 +114,7 @@ ENOUGH_HEADROOM = 0.1
 
 
 def sorted_by_memory(candidates: list[Candidate]) -> list[Candidate]:
-    """Sorts candidates by the sum of their positions in the orders by headroom, by communication and by bubble."""
+    """Sorts candidates by the sum of their ranks by headroom, communication and bubble."""
     position_sums: dict[int, int] = {}
     keys: tuple[Callable[[Candidate], Any], ...] = (
         lambda candidate: -min(candidate.headroom, int(ENOUGH_HEADROOM * candidate.capacity)),

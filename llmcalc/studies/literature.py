@@ -1,4 +1,4 @@
-"""Findings of published studies on depth against width, each with its source and its limits.
+"""Findings of published studies on depth against width, with sources and limits.
 
 Every figure here is stated by its source: Kaplan 2020 (arXiv:2001.08361, §3.1 and Figure 5), Hoffmann 2022
 (arXiv:2203.15556, §3 and Table 4), Tay 2021 (arXiv:2109.10686, its DeepNarrow recommendation), Fahim & Karim 2026

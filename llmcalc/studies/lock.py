@@ -1,4 +1,4 @@
-"""The entry of a model in a lock file: its source, its counts, its bytes by number format, and their evidence.
+"""The entry of a model in a lock file: source, counts, bytes by number format, and evidence.
 
 The entry of a model is a function of its description and of llmcalc's version alone, so it can be compared in CI.
 """
@@ -98,7 +98,7 @@ def _config_digest(preset: Preset) -> str:
 
 
 def _hub_revision(preset: Preset) -> str | None:
-    """Returns the hub repository's commit from which the config was read; None for a preset or a file."""
+    """Returns the hub commit of the config; None for a preset or a file."""
     target = preset.target.removesuffix("?" + "&".join(preset.changes))
     hub_id = hub_id_of(target) or target
     if not is_hub_id(hub_id) or find_preset(hub_id) is not None or Path(hub_id).exists():
@@ -109,7 +109,7 @@ def _hub_revision(preset: Preset) -> str | None:
 
 
 def _cache_bytes(preset: Preset) -> dict[str, Any] | None:
-    """Returns the bytes of the bfloat16 cache at the model's usual context; None for an encoder, which has none."""
+    """Returns the bytes of the bfloat16 cache at the model's usual context; None for an encoder."""
     if preset.model.kind == "encoder":
         return None
     cache_size = kv(preset.model)
@@ -143,7 +143,7 @@ def changes_of(locked_entry: Mapping[str, Any], current_entry: Mapping[str, Any]
 
 
 def _nested_values(table: Any, path: str = "") -> Iterator[tuple[str, Any]]:
-    """Yields the values inside nested tables, each with its path of keys."""
+    """Yields the values inside nested tables, each with a path of keys."""
     if isinstance(table, Mapping) and table:
         for key, item in table.items():
             yield from _nested_values(item, f"{path}.{key}" if path else str(key))

@@ -1,4 +1,4 @@
-"""Finds the layouts of a model on a number of devices that fit, and the reasons why others do not fit.
+"""Finds the layouts of a model that fit on a number of devices, and the reasons against others.
 
 A layout fits if its largest rank fits in a replay on the allocator, as in `llmcalc memory`. An estimate of the peak of
 its tensors is faster and decides which layouts are replayed, and in which order. It does not know the fragmentation of
@@ -86,7 +86,7 @@ class Plan:
 
 @dataclass
 class LayoutEstimates:
-    """Peak estimates in bytes of a model's layouts, as configured and with recomputation, for any number of devices."""
+    """Peak estimates in bytes of a model's layouts, with several kinds of recomputation."""
 
     memory: Memory
     framework: Framework
@@ -103,7 +103,7 @@ class LayoutEstimates:
         return self.with_recompute(RECOMPUTED)
 
     def with_recompute(self, value: str) -> LayoutEstimates:
-        """Returns the estimates with another value of `--recompute`; unchanged estimates if the value is the same."""
+        """Returns the estimates with another value of `--recompute`; the same object for an equal value."""
         if value == AS_CONFIGURED:
             return self
         if value not in self._with:
@@ -146,7 +146,7 @@ class LayoutPlan:
         return self.estimates.framework
 
     def range(self, candidate: Candidate) -> Range | None:
-        """Returns the range of a layout's seconds per step; None for a layout that is not timed."""
+        """Returns the range of a layout's seconds per step; None without a time estimate."""
         if self.times is None or candidate.seconds is None:
             return None
         return self.times.range(candidate.seconds)
@@ -278,7 +278,7 @@ def search_budget() -> Budget:
 
 
 def early_end_error(layout_plan: LayoutPlan) -> InputError:
-    """Returns the error of a search that ended early, where none of its layouts fits: another one may."""
+    """Returns the error of a search that ended early and found no fitting layout, although one may exist."""
     plan = layout_plan.plan
     return InputError(
         f"--devices {layout_plan.devices}: nothing fits so far, and the search ended before all {plan.tried:,} layouts "
@@ -303,7 +303,7 @@ def _layout_times(
     time_settings: Callable[[Framework], TimeSettings] | None,
     record: Framework,
 ) -> tuple[TrainingTimes | None, str]:
-    """Returns the seconds per step of layouts, or the reason why they cannot be estimated."""
+    """Returns the seconds per step of layouts, or the reason why they are unknown."""
     if order_name == "memory":
         return None, ""
     settings = TimeSettings(record.stack(None, False)) if time_settings is None else time_settings(record)
@@ -318,7 +318,7 @@ def _layout_times(
 def replayed_bytes(
     memory: Memory, framework: Framework, version: str, layout: Layout, stage: int = 0, byte_limit: int | None = None
 ) -> int:
-    """Returns the bytes that a layout's largest rank requires, replayed on the allocator as in `llmcalc memory`.
+    """Returns the bytes of a layout's largest rank, replayed on the allocator as in `llmcalc memory`.
 
     memory: the model and its run, with the number of its micro-batches.
     stage: pipeline stage whose rank is replayed first; default 0.
@@ -343,7 +343,7 @@ def tensors_fit(estimate: PeakEstimate, layout: Layout, micro_batches: int, capa
 
 @frozen
 class LayoutOrder:
-    """Sorts layouts by time, or by the sum of their positions by headroom, by communication and by bubble.
+    """Sorts layouts by time, or by combined ranks of headroom, communication and bubble.
 
     The best are replayed. Each layout recomputes as little as it needs to fit.
 
@@ -429,7 +429,7 @@ class LayoutOrder:
         return result
 
     def _replay(self, candidate: Candidate, byte_limit: int | None = None) -> Candidate | None:
-        """Returns a candidate with its replayed bytes; None, and the reason counted, where it cannot be replayed."""
+        """Returns a candidate with replayed bytes; None if it cannot be replayed, with the reason counted."""
         try:
             bytes = self.replayed(candidate.layout, candidate.micro_batches, candidate.recompute, byte_limit)
         except InputError as error:
@@ -438,7 +438,7 @@ class LayoutOrder:
         return replace(candidate, device_bytes=bytes, upper_bound=bytes, replayed=True)
 
     def _candidates_of(self, layouts: Sequence[tuple[Layout, int]]) -> list[Candidate | InputError | None]:
-        """Returns the candidate of each layout, or the error of a layout whose framework refuses the recomputation.
+        """Returns the candidate of each layout, or the error if the framework refuses the recomputation.
 
         It is None for a layout that surely does not fit, and whose kernels others have: it is a candidate that does not
         fit, and nothing more of it is estimated. Layouts of many stages come first, which tell how much layers save.
@@ -461,7 +461,7 @@ class LayoutOrder:
         return self._is_too_large(layout, 0, AS_CONFIGURED)
 
     def _least_need(self, layout: Layout, micro_batches: int) -> int:
-        """Returns a lower bound of the bytes of a layout with the most recomputation; 0 if no bound is known."""
+        """Returns a lower bound of a layout's bytes with the most recomputation; 0 if unknown."""
         try:
             return self.least(layout, micro_batches, self.recomputations[-1])
         except InputError:
@@ -477,7 +477,7 @@ class LayoutOrder:
     def _fitting_candidate(
         self, layout: Layout, micro_batches: int, values: Sequence[str], only_fitting: bool = False
     ) -> Candidate | None:
-        """Returns the candidate with the first `--recompute` value with which the layout may fit, or the last value.
+        """Returns the candidate with the first `--recompute` value that may fit, else the last value.
 
         only_fitting: whether values with which the layout surely does not fit are passed over where others have its
             kernels, and None is returned if it does not fit with the rest; false by default.
@@ -513,7 +513,7 @@ class LayoutOrder:
         return None if skips_value else last_candidate
 
     def _with_more_recomputation(self, candidate: Candidate) -> Candidate | None:
-        """Returns the candidate with the next `--recompute` value with which the layout may fit; None without one."""
+        """Returns the candidate with the next `--recompute` value that may fit; None without such a value."""
         values = self.recomputations[self.recomputations.index(candidate.recompute) + 1 :]
         try:
             recomputed_candidate = (
@@ -526,7 +526,7 @@ class LayoutOrder:
     def _with_too_large(
         self, refused_candidates: list[Candidate], too_large: list[tuple[Layout, int]]
     ) -> list[Candidate]:
-        """Returns all candidates that do not fit; layouts that were too large for an estimate are estimated here.
+        """Returns all candidates that do not fit, including layouts that were too large to be estimated earlier.
 
         The order is that of the search; replayed candidates come later, and last those that fit with no run. Layouts
         with the smallest lower bound are estimated first; where the budget is spent, the rest is left out.
@@ -555,7 +555,7 @@ class LayoutOrder:
         return sorted(refusals, key=order)
 
     def _smallest_replay(self, refused_candidates: list[Candidate]) -> Candidate | None:
-        """Returns the failing layout with the least replayed memory; None if all fit.
+        """Returns the non-fitting layout with the least replayed memory; None if all fit.
 
         It stops when the estimates of the others, minus the largest error, exceed the smallest replay so far. A layout
         that cannot be replayed is removed from the list. A replay ends early at a rank that exceeds the smallest one.
@@ -583,5 +583,5 @@ NEAREST_REPLAYS = 4
 
 
 def _kernel_sizes(layout: Layout) -> tuple[object, ...]:
-    """Returns the sizes of a layout that determine which kernels its ranks run."""
+    """Returns the layout sizes that determine a rank's kernels."""
     return layout.tp, layout.cp, layout.cp_comm, layout.sequence_parallel

@@ -1,4 +1,4 @@
-"""The memory of a device in the phases of reinforcement learning, which an inference engine and training share.
+"""The memory of a device during reinforcement learning, shared by an inference engine and training.
 
 The update is the replayed training step. The engine has its own rule. What other models and passes take is estimated:
 their weights, and for a pass without gradients the logits of a micro-batch or the widest layer's activations.
@@ -31,7 +31,7 @@ TRAINED = ("weights", "gradients", "optimizer")
 
 
 class PhaseTerm(NamedTuple):
-    """A memory term of a phase. status: its verification status. source: the file, rule or check behind the bytes."""
+    """A memory term of a phase. status: verification status. source: the file, rule or check behind the bytes."""
 
     name: str
     bytes: int
@@ -54,7 +54,7 @@ class RolloutPhase(NamedTuple):
 def rollout_phases(
     cluster: Cluster, rollout: Rollout, preset: Preset, hardware: Hardware, runtime: Runtime
 ) -> list[RolloutPhase]:
-    """Returns the phases of a run on an accelerator, in their order.
+    """Returns the phases of a run on an accelerator in order.
 
     cluster: the update of the trained model. runtime: the CUDA runtime of the accelerator.
     Raises `InputError` for flags of the engine that contradict the model.
@@ -100,7 +100,7 @@ class _Phases:
             raise InputError(f"the rollout's {record.title}: {error}") from None
 
     def phases(self) -> list[RolloutPhase]:
-        """The phases in their order."""
+        """The phases in execution order."""
         names = {
             "rollout": self._rollout_phase,
             "weight_transfer": self._weight_transfer,
@@ -113,7 +113,7 @@ class _Phases:
         ]
 
     def _bytes_between_passes(self) -> list[PhaseTerm]:
-        """Returns the bytes that training keeps on the device while none of its passes runs."""
+        """Returns the bytes that training keeps on the device between passes."""
         other_states = [
             term for term in self._other_models() if term.name != "reference" or term.name not in self.rollout.offloaded
         ]
@@ -126,7 +126,7 @@ class _Phases:
                 yield PhaseTerm(memory_kind, self.states[memory_kind], "source", self.rollout.source)
 
     def _other_models(self) -> Iterator[PhaseTerm]:
-        """Yields the memory terms of further models that stay on the device: reference, reward and critic models."""
+        """Yields the memory terms of other models on the device: reference, reward and critic models."""
         for name, model in self._frozen_models():
             if model.place == "device":
                 yield self._frozen_term(name, model)
@@ -152,7 +152,7 @@ class _Phases:
         return PhaseTerm("context", processes * self.context, "estimate", "the CUDA context of each process")
 
     def _engine_terms(self, *names: str) -> Iterator[PhaseTerm]:
-        """Returns the engine's memory terms: the named ones, or all; the memory budget itself is no term."""
+        """Returns the engine's memory terms, all or the named ones, without the memory budget itself."""
         assert self.engine is not None
         for term in self.engine.terms:
             if term.name != "budget" and (not names or term.name in names):
@@ -160,7 +160,7 @@ class _Phases:
                 yield PhaseTerm(f"engine_{term.name}", term.bytes, status, term.source)
 
     def _idle_engine(self) -> Iterator[PhaseTerm]:
-        """Yields the engine's terms while it is idle; in the same process, training reuses its activations' blocks."""
+        """Yields the terms of the idle engine; in the same process, training reuses the engine's activation blocks."""
         if self.engine is None:
             return
         names = ["non_torch", "cuda_graphs"]
@@ -173,7 +173,7 @@ class _Phases:
         yield from self._engine_terms()
 
     def _weight_transfer(self) -> Iterator[PhaseTerm]:
-        """Returns the phase in which the engine receives weights; an engine that sleeps in between has no cache yet."""
+        """Returns the phase in which the engine receives weights; an engine that slept has no cache yet."""
         yield from self._bytes_between_passes()
         yield from self._idle_engine()
         if self.rollout.sleeps:
@@ -189,7 +189,7 @@ class _Phases:
         return 2 * width * hidden_size
 
     def _log_probabilities(self) -> Iterator[PhaseTerm]:
-        """Returns the phase of passes without gradients: of the trained model, then of the reference and the critic."""
+        """Returns the phase of passes without gradients: trained model, reference and critic."""
         rollout = self.rollout
         yield from self._trained_states(("weights",))
         yield from self._other_models()

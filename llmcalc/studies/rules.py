@@ -29,7 +29,7 @@ RECOMPUTES = "megatron_recompute"
 
 @frozen(slots=True)
 class Rule:
-    """A rule of thumb for a workload's FLOPs, and its result.
+    """A rule of thumb for a workload's FLOPs, with the result.
 
     name: its name in tables.
     formula: the formula as the source writes it.
@@ -51,7 +51,7 @@ class Rule:
 
 @frozen(slots=True)
 class Sizes:
-    """The model sizes that the rules use; sums over layers if layers differ.
+    """The model sizes in the rules; sums over layers if layers differ.
 
     width: h, d_model.
     layers: L.
@@ -70,7 +70,7 @@ class Sizes:
 
 
 def _is_plain_transformer(spec: ModelSpec) -> bool:
-    """Whether a model is one stack of attention and FFN layers, as the rules with an attention term assume."""
+    """Whether a model is one stack of attention and FFN layers, as the attention rules assume."""
     layers = [layer for _, stack in spec.stacks() for _, layer, _, _ in stack.groups()]
     return spec.kind != "encoder-decoder" and all(
         _layer_widths(layer, spec.hidden_size) is not None for layer in layers
@@ -78,7 +78,7 @@ def _is_plain_transformer(spec: ModelSpec) -> bool:
 
 
 def _layer_widths(layer: Layer, width: int) -> tuple[int, int, int] | None:
-    """Returns (heads, head size, active FFN width) of a layer with only attention and an FFN; None for others."""
+    """Returns (heads, head size, active FFN width) of a layer with attention and an FFN; None for other layers."""
     mixer, network = layer.attention, layer.feed_forward
     if not layer.plain or not isinstance(mixer, TokenMixer) or not isinstance(network, Network):
         return None
@@ -134,7 +134,7 @@ def palm_appendix_b(parameters: int, keys: int, seq: int) -> int:
 
 
 def megatron_flops(model_sizes: Sizes, batch: int, seq: int, recompute: bool) -> int:
-    """Returns FLOPs of one training iteration.
+    """Returns the FLOPs of one training iteration by Megatron-LM's rules of thumb.
 
     With recomputation: 96Bsℓh²(1 + s/6h + V/16ℓh) (Narayanan 2021, eq. 3).
     Without recomputation: 72Bsℓh²(1 + s/6h + V/12ℓh) (Korthikanti 2022, appendix A).
@@ -189,7 +189,7 @@ EVERY, MHA = (
 def _rules_with_attention(
     model_sizes: Sizes, parameter_count: ParameterCount, context_tokens: int, tokens: int, train: bool
 ) -> Iterator[RuleFields]:
-    """Yields the rules with an attention term, each with the FLOPs of all tokens.
+    """Yields the rules with an attention term, with the FLOPs of all tokens.
 
     context_tokens: cached and new tokens per sequence; every formula per sequence has it as a factor.
     """

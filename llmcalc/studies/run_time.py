@@ -72,7 +72,7 @@ NOT_COUNTED = {
 
 
 class Node(NamedTuple):
-    """A part of the model, or of the run, with its seconds.
+    """A part of the model or the run, with seconds.
 
     path: path in the model, or the name of a part of the run.
     kind: kind of its kernel or message.
@@ -176,7 +176,7 @@ class TimedRun:
         return int(FlopCount(self.spec, self.spec.tree(), run_config, self.include).total)
 
     def utilization(self, pairs: Pairs) -> float:
-        """Returns the Model FLOPs utilization (PaLM, arXiv:2204.02311, appendix B) under a convention of pairs."""
+        """Returns the Model FLOPs utilization (PaLM, arXiv:2204.02311, appendix B) under a convention."""
         return self.model_flops(pairs) / (self.seconds * self.devices * self.peak)
 
     @cached_property
@@ -198,7 +198,7 @@ class TimedRun:
 
     @property
     def bounds(self) -> dict[Bound, float]:
-        """Seconds by bound (compute, memory, …) of the nodes that it limits, which add up to the estimate."""
+        """Seconds by bound (compute, memory, …) of the nodes with that bound; the sum is the estimate."""
         return {bound: sum(node.by_bound[bound] for node in self.nodes(0)) for bound in BOUNDS}
 
     def nodes(self, depth: int = 2) -> list[Node]:
@@ -223,7 +223,7 @@ class TimedRun:
         return sorted(nodes, key=lambda node: -node.seconds)
 
     def traffic(self) -> dict[str, Traffic]:
-        """Returns the matrix products of an inference pass by module path; equal layers are summed.
+        """Returns the matrix products of an inference pass by module path, summed over equal layers.
 
         Raises `InputError` for a training step.
         """
@@ -237,7 +237,7 @@ class TimedRun:
         return kernels
 
     def _parts_of_the_run(self) -> Iterator[tuple[str, Bound, float]]:
-        """Yields the parts of the run outside of the model's nodes, each with its bound."""
+        """Yields the parts of the run outside of the model's nodes, each with a bound."""
         yield "layer waits", "wait", self.parts.get("layer waits", 0.0)
         yield "pipeline bubble", "wait", self.parts.get("bubble", 0.0)
         yield "gradients and weights", "network", self.parts.get("data", 0.0)
@@ -274,7 +274,7 @@ class TimeSettings:
 
 
 class TrainingTimes:
-    """The seconds of training steps of one model in many layouts; equal parts are computed once."""
+    """The seconds of training steps of one model in many layouts, which share the computation of equal parts."""
 
     def __init__(self, memory: Memory, hardware: Hardware, settings: TimeSettings) -> None:
         self.adapters: Adapters | None = _adapters_of_run(memory)
@@ -300,7 +300,7 @@ class TrainingTimes:
             )
 
     def of_run(self, memory: Memory) -> TrainingTimes:
-        """Returns the time estimates of the same model with other settings of recomputation."""
+        """Returns the time estimates of the same model with other recomputation."""
         copy_of_times = copy(self)
         copy_of_times.memory = memory
         copy_of_times.recompute = memory.settings.recomputed()
@@ -386,7 +386,7 @@ class TrainingTimes:
         return seconds
 
     def _slower_settings(self, layout: Layout, micro_batches: int) -> Iterator[tuple[str, float]]:
-        """Yields other settings that often slow runs, with the seconds that they would take."""
+        """Yields settings that often slow down runs, with the estimated seconds."""
         plan, spec = self.plan(layout, micro_batches), self.memory.spec
         device, stack = self.device, self.stack
         older_attention = stack.model_copy(update={"attention": "fa2"})
@@ -411,7 +411,7 @@ def recomputed_share(recompute: Recompute) -> float:
 
 
 def _gradient_buffer_bytes(memory: Memory) -> float | None:
-    """Returns the bytes per element of the gradient buffers that a run states; None if it does not.
+    """Returns the bytes per element of the gradient buffers; None if the run does not state them.
 
     Raises `InputError` for a number format in which no framework sums gradients.
     """
@@ -445,7 +445,7 @@ def _refuse_wide_products(memory: Memory) -> None:
 
 
 def _training_format(memory: Memory) -> str:
-    """Returns the number format of products in training; autocast runs them in 16 bits."""
+    """Returns the number format of matrix products in training, which is 16-bit under autocast."""
     precision = memory.settings.precision or ""
     if precision in NARROW_PRODUCTS:
         return NARROW_PRODUCTS[precision]
@@ -453,7 +453,7 @@ def _training_format(memory: Memory) -> str:
 
 
 def inference_formats(memory: Memory, tokens: int) -> Formats:
-    """Returns the number formats of an inference run. tokens: tokens per sequence in its cache.
+    """Returns the number formats of an inference run. tokens: cached tokens per sequence.
 
     Raises `InputError` for weights in 64 bits.
     """
@@ -469,7 +469,7 @@ def inference_formats(memory: Memory, tokens: int) -> Formats:
 
 
 def _cache_bits(memory: Memory, tokens: int) -> float:
-    """Returns the bits of a cached element, including its share of the scales."""
+    """Returns the bits of a cached element with its share of the scales."""
     if not memory.states.kv_dtype:
         return 16.0
     run_config, tree = RunConfig(Workload(1, tokens)), memory.states.count.tree
@@ -549,7 +549,7 @@ def time_inference(
 
 
 def _resident_bytes(memory: Memory, layout: Layout, work: RankWork) -> int:
-    """Returns the bytes of the weights of a rank, by its share of the parameters, and of its part of the cache."""
+    """Returns the bytes of a rank's weights and of its part of the cache."""
     states = memory.states
     weights = float(states.weights) * float(work.parameters) / float(states.count.total)
     return int(weights / layout.pp + float(states.kv_cache) / (layout.tp * layout.pp))

@@ -16,7 +16,7 @@ KINDS = ("decoder", "encoder", "encoder-decoder")
 
 @frozen(slots=True)
 class Selection:
-    """The filter for models; a field that is None filters nothing.
+    """The filter for models; a field with None filters nothing.
 
     kind: one of `KINDS`.
     attention: one of the names that `attention_kinds` returns.
@@ -31,7 +31,7 @@ class Selection:
     most: int | None = None
 
     def __post_init__(self) -> None:
-        """Raises `InputError` for an unknown kind, and if a lower bound exceeds its upper bound."""
+        """Raises `InputError` for an unknown kind, or a lower bound above the upper bound."""
         if self.kind is not None and self.kind not in KINDS:
             raise InputError(
                 f"--kind: '{self.kind}' is not known; expected one of {', '.join(KINDS)}."

@@ -21,7 +21,7 @@ MOST_REPLICAS = 64
 
 @frozen
 class Trace:
-    """Requests in the order of their arrival, and the share of each prompt that the prefix cache holds."""
+    """Requests in the order of arrival, and the fraction of each prompt that the prefix cache holds."""
 
     requests: tuple[TracedRequest, ...]
     cached_share: float = 0.0
@@ -33,7 +33,7 @@ class Trace:
 
     @property
     def rate(self) -> float | None:
-        """Requests per second; None where all arrive at once."""
+        """Requests per second; None if all requests arrive at once."""
         return (len(self.requests) - 1) / self.span if self.span else None
 
     @property
@@ -70,7 +70,7 @@ class TraceTimes:
 
 
 def trace_times(server: Server, trace: Trace, step_seconds: StepSeconds, budget: StepBudget) -> TraceTimes:
-    """Serves a trace on a server, with the likely seconds per step and with both ends of their range.
+    """Serves a trace on a server with the likely seconds per step and both ends of the range.
 
     step_seconds: of the server's replica. budget: the steps that may be simulated.
     """
@@ -113,7 +113,7 @@ def _tpots_of_requests(served_requests: Sequence[ServedRequest]) -> list[float]:
 
 
 def _percentiles_of_runs(runs: Sequence[Sequence[float]]) -> dict[int, Amount]:
-    """Returns each latency percentile of the likely, the fast and the slow simulation; 0 without such a latency."""
+    """Returns each latency percentile of the likely, fast and slow simulations; 0 without such a latency."""
     return {
         percent: Amount(*(_percentile(served_requests, percent) for served_requests in runs)) for percent in PERCENTILES
     }
@@ -128,7 +128,7 @@ def _percentile(seconds: Sequence[float], percent: int) -> float:
 def sized_for_trace(
     server: Server, replicas: int | None, trace: Trace, limits: Limits, budget: StepBudget
 ) -> tuple[Server, TraceTimes, str]:
-    """Returns the server with the fewest replicas within the limits and its latencies, or the reason why there is none.
+    """Returns the server with the fewest replicas within the limits, or the reason why there is none.
 
     replicas: their number, if it is given. Without limits one replica is enough.
     budget: the steps that may be simulated for this server and those after it.
@@ -154,7 +154,7 @@ def sized_for_trace(
 
 
 def _broken_reason(served_requests: Sequence[ServedRequest], limits: Limits) -> str:
-    """Returns why the requests' latencies exceed the limits; empty if they do not."""
+    """Returns the reason why the requests' latencies exceed the limits; empty if within the limits."""
     ttfts = [request.ttft for request in served_requests]
     for name, limit, seconds in (
         ("tpot", limits.tpot, _tpots_of_requests(served_requests)),

@@ -1,4 +1,4 @@
-"""One server of a model: its layout and formats, its latencies under load, and the limits that it has to keep.
+"""One server of a model: layout, number formats, latencies under load, and latency limits.
 
 A server is one replica or several equal ones, each with an equal part of the requests.
 """
@@ -22,13 +22,13 @@ SECONDS_OF_AN_HOUR = 3600.0
 
 
 def largest_number(keeps: Callable[[int], bool], most: int) -> int:
-    """Returns the largest number from 1 to `most` that keeps a condition, which all smaller ones keep; 0 for none."""
+    """Returns the largest number from 1 to `most` that satisfies a monotonic condition; 0 for none."""
     return bisect_left(range(1, most + 1), True, key=lambda number: not keeps(number))
 
 
 @frozen
 class Limits:
-    """The latency limits of a server; None for no limit.
+    """The latency limits of a server; None means no limit.
 
     concurrency: requests at any time. rate: requests per second that arrive.
     ttft, tpot: seconds to the first token and of each further token, at most.
@@ -40,7 +40,7 @@ class Limits:
     tpot: float | None = None
 
     def violated_limits(self, load: ServedLoad) -> str:
-        """Returns why the latencies of a load exceed the limits; empty if they do not."""
+        """Returns the reason why a load's latencies exceed the limits; empty if within the limits."""
         if self.tpot is not None and load.tpot > self.tpot:
             return "TPOT above --tpot"
         if self.ttft is not None and load.ttft > self.ttft:
@@ -62,7 +62,7 @@ class LayoutSizes:
         return self.tp * self.pp * self.dp
 
     def layout(self, layers: int) -> Layout:
-        """Returns the layout of a replica. Raises `InputError` for sizes that contradict each other."""
+        """Returns the layout of a replica. Raises `InputError` for contradictory sizes."""
         layers_per_stage = None
         if layers % self.pp:
             layers_per_stage = tuple(layers // self.pp + (stage < layers % self.pp) for stage in range(self.pp))
@@ -72,7 +72,7 @@ class LayoutSizes:
 
 @frozen
 class LoadPoint:
-    """A server at one concurrency. load: of one replica. ttft, tpot, end_to_end: seconds, with their ranges.
+    """A server at one concurrency. load: load of one replica. ttft, tpot, end_to_end: seconds with ranges.
 
     cost_per_million: money of a million output tokens; None without a price.
     """
@@ -91,12 +91,12 @@ class LoadPoint:
 
     @property
     def per_device(self) -> float:
-        """Output tokens per second of each device."""
+        """Output tokens per second and device."""
         return self.output_tokens_per_second / self.devices
 
     @property
     def end_to_end(self) -> Amount:
-        """The seconds of a whole request, with the sum of its parts' ranges."""
+        """The seconds of a whole request, with the sum of the parts' ranges."""
         further_tokens = self.load.output - 1
         latency_parts = zip(self.ttft.amount, self.tpot.amount, strict=True)
         return Amount(*(ttft + further_tokens * tpot for ttft, tpot in latency_parts))
@@ -104,7 +104,7 @@ class LoadPoint:
 
 @frozen
 class Server:
-    """A layout with number formats, and the number of its replicas.
+    """A layout with number formats and a number of replicas.
 
     sizes, quantize, kv_dtype: of the replica; None for the published formats.
     replica: what computes its times. memory: what the engine does with a rank's memory.
@@ -130,7 +130,7 @@ class Server:
         return self.sizes.devices * self.replicas * (1 if self.group is None else self.group.replicas)
 
     def load(self, concurrency: float) -> ServedLoad:
-        """Returns the latencies of one replica, or of one group of them, at a concurrency."""
+        """Returns the latencies of one replica, or of one group of replicas, at a concurrency."""
         return (self.replica if self.group is None else self.group).load(concurrency)
 
     @property
@@ -148,7 +148,7 @@ class Server:
         return expected_range(seconds, phase, replica.device, replica.stack, replica.spec, is_tested)
 
     def point(self, concurrency: int) -> LoadPoint:
-        """Returns the server at a concurrency, which is divided evenly over its replicas."""
+        """Returns the server at a concurrency, divided evenly over the replicas."""
         load = self.load(max(1.0, concurrency / self.replicas))
         rate = self.replicas * load.output_tokens_per_second
         cost = None if self.price is None else self.price * self.devices / SECONDS_OF_AN_HOUR / rate * 1e6
@@ -162,11 +162,11 @@ class Server:
 
     @cached_property
     def most_requests(self) -> int:
-        """The most concurrent requests that all replicas hold."""
+        """The maximum number of concurrent requests in all replicas."""
         return self.most_sequences * self.replicas
 
     def curve(self, extra_concurrency: int | None = None) -> list[LoadPoint]:
-        """Returns the server's latencies at 1, 2, 4, … concurrent requests and at the largest number that it holds.
+        """Returns the server's latencies at 1, 2, 4, … concurrent requests and at the server's maximum.
 
         extra_concurrency: a further number of concurrent requests; none by default.
         """
@@ -185,6 +185,6 @@ class Server:
         return largest_number(lambda number: not limits.violated_limits(self.load(number)), self.most_sequences)
 
     def concurrency_of(self, rate: float) -> int | None:
-        """Returns one replica's concurrency at which `rate` requests complete per second; None if it cannot."""
+        """Returns one replica's concurrency at which `rate` requests complete per second; None if impossible."""
         too_slow = largest_number(lambda number: self.load(number).requests_per_second < rate, self.most_sequences)
         return too_slow + 1 if too_slow < self.most_sequences else None

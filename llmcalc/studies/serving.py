@@ -1,4 +1,4 @@
-"""Servers of a model: layouts that fit by an engine's own rule, their latencies under load, and the cheapest server.
+"""Servers of a model: layouts that fit by an engine's rules, latencies under load, and the cheapest server.
 
 What a replica holds is the cache that the engine allocates, over the tokens of a request at its end.
 """
@@ -47,7 +47,7 @@ ATTENTION_RANKS = (2, 4, 8, 16)
 
 @frozen
 class SizesRequest:
-    """The requested sizes of a server; None for a size to try. devices: of the whole server."""
+    """The requested sizes of a server; None for a size to search. devices: devices of the whole server."""
 
     devices: int | None = None
     tp: int | None = None
@@ -57,7 +57,7 @@ class SizesRequest:
 
     @property
     def states_layout(self) -> bool:
-        """Whether the request states a replica's layout; if it does, sizes that it leaves out are 1."""
+        """Whether the request states a replica's layout; if so, omitted sizes are 1."""
         return any(degree is not None for degree in (self.tp, self.pp, self.dp, self.ep))
 
     def candidates(self, experts: int) -> Iterator[LayoutSizes]:
@@ -89,7 +89,7 @@ class SizesRequest:
                     yield LayoutSizes(tp, pp, dp, tp * dp)
 
     def replicas(self, layout_sizes: LayoutSizes) -> int | None:
-        """Returns the number of replicas; None if it follows from the load."""
+        """Returns the number of replicas; None if the load determines the number."""
         if self.devices is not None:
             return self.devices // layout_sizes.devices
         return self.dp if self.dp is not None and layout_sizes.dp == 1 else None
@@ -97,7 +97,7 @@ class SizesRequest:
 
 @frozen
 class ChosenServer:
-    """The cheapest server within the limits, and its load. index: the server's index."""
+    """The cheapest server within the limits, with the load. index: the server's index."""
 
     index: int
     point: LoadPoint
@@ -200,7 +200,7 @@ class ServeStudy:
         )
 
     def _fitting_servers(self, why_not: Counter[str]) -> Iterator[Server]:
-        """Yields a replica of every layout that fits; counts the reasons why others do not fit."""
+        """Yields a replica of every layout that fits, and counts the reasons of the other layouts."""
         experts = routed_experts(self.preset.model)
         layers = sum(stack.num_hidden_layers for _, stack in self.preset.model.stacks())
         for layout_sizes in self.sizes.candidates(experts):
@@ -273,7 +273,7 @@ class ServeStudy:
         return Server(layout_sizes, quantize, kv_dtype, replica, memory, most_requests, engine_flags, price=self.price)
 
     def _divided_server(self, server: Server) -> Server:
-        """Returns a group of replicas, of which some compute prompts and the others decode.
+        """Returns a group of replicas, some for prompts and others for decoding.
 
         Raises `DoesNotFit` if the requested devices are too few for both, or no whole number of groups.
         """
@@ -294,12 +294,12 @@ class ServeStudy:
         return replace(server, group=group, most_sequences=server.most_sequences * group.decode)
 
     def _replica_count(self, server: Server) -> int | None:
-        """Returns the number of replicas, or of groups of them; None if it follows from the load."""
+        """Returns the number of replicas or replica groups; None if the load determines the number."""
         replicas = self.sizes.replicas(server.sizes)
         return replicas if replicas is None or server.group is None else replicas // server.group.replicas
 
     def _sized_server(self, server: Server) -> tuple[Server, LoadPoint | None, str]:
-        """Returns the server with enough replicas for the load and its latencies, or the reason why there is none.
+        """Returns the server with enough replicas for load and latencies, or the reason for none.
 
         Without a load it is the largest one that keeps the limits.
         """
@@ -352,11 +352,11 @@ def _cheapest_index(
 
 
 class DoesNotFit(Exception):
-    """Raised for a replica whose weights and cache do not fit; the message is the reason in a few words."""
+    """Raised for a replica whose weights and cache do not fit, with a short reason."""
 
 
 def cache_flag(engine: Engine, kv_dtype: str) -> dict[str, str]:
-    """Returns the value of an engine's flag for the cache's number format, matched by the start of the format's name.
+    """Returns the engine's flag value for the cache's number format, matched by prefix.
 
     Raises `InputError` for a format that the engine does not have.
     """
@@ -372,7 +372,7 @@ def cache_flag(engine: Engine, kv_dtype: str) -> dict[str, str]:
 
 
 def _pareto_front(curves: Sequence[Sequence[LoadPoint]]) -> tuple[tuple[int, int], ...]:
-    """Returns the Pareto front: points that no other point beats in both TPOT and tokens per second of a device."""
+    """Returns the Pareto front: points that no other point beats in both TPOT and tokens/s per device."""
     points = [(index, point) for index, curve in enumerate(curves) for point in curve]
     points.sort(key=lambda item: (float(item[1].tpot.estimate), -item[1].per_device))
     front_points, best_rate = [], 0.0

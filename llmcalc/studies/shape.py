@@ -92,12 +92,12 @@ class Family:
 
     @property
     def least_depth(self) -> int:
-        """The smallest depth, which has at least one layer of each kind of the layer pattern."""
+        """The smallest depth, with one layer of each kind in the layer pattern."""
         return len(self.spec.main.first_layers) + len(self.spec.main.pattern)
 
     @property
     def step(self) -> int:
-        """The number of which hidden sizes are multiples, so that head counts are integers; at least `unit`."""
+        """The number that divides all hidden sizes, for integer head counts; at least `unit`."""
         width_fractions = [
             width_fraction
             for head_sizes in self._own_heads()
@@ -179,7 +179,7 @@ def family(
     vocab_size: int | None = None,
     tie: bool | None = None,
 ) -> Family:
-    """Returns the family of a model, with some of its ratios and sizes replaced.
+    """Returns a model's family, with replaced ratios and sizes.
 
     kv_ratio: key/value heads over heads, one over a whole number.
     tie: whether the language-model head is tied to the embedding.
@@ -215,7 +215,7 @@ def family(
 
 
 def _with_vocabulary(spec: ModelSpec, vocab_size: int | None, tie: bool | None) -> ModelSpec:
-    """Returns the model with another vocabulary size or another tying of its head, validated again."""
+    """Returns the model with another vocabulary size or head tying, validated again."""
     if tie is not None and not isinstance(spec.head, LMHead):
         option = "--tie" if tie else "--no-tie"
         raise InputError(f"{option}: this model has no language-model head; expected a model that has one")
@@ -261,7 +261,7 @@ def budget_for(
     tokens: int | None = None,
     seq: int = 2048,
 ) -> Budget:
-    """Returns the budget of the given options; by default the target model's number of parameters.
+    """Returns the budget of the options; by default the target model's parameters.
 
     Raises `InputError` if no budget or two budgets are given, or tokens without training FLOPs.
     """
@@ -296,7 +296,7 @@ def parse_ratio(text: str | None, option: str) -> Fraction | None:
 
 @dataclass(frozen=True)
 class Shape:
-    """The sizes and the cost of one model of the family.
+    """The sizes and cost of one model in the family.
 
     target: whether it has the hidden size and the depth of the original model.
     embedding_and_head: parameters of the embedding and of an untied language-model head.
@@ -374,7 +374,7 @@ def find_shapes(
 
 
 def _cost_matches(members: Family, shape_size: tuple[int, int], budget: Budget, tolerance: float) -> bool:
-    """Whether the cost of a shape is within `tolerance` of the budget; False if its head counts are not integers."""
+    """Whether a shape's cost is within `tolerance` of the budget; False for non-integer head counts."""
     try:
         cost = budget.cost_of(members.scaled_to(*shape_size))
     except ArithmeticError:
@@ -394,7 +394,7 @@ def _no_shapes_error(members: Family, budget: Budget, percent: float) -> str:
 
 
 def refine_step(members: Family, budget: Budget, tolerance: float, keep_heads: bool) -> Family:
-    """Reduces the step of hidden sizes until the budget allows `FEWEST_WIDTHS` of them, as far as possible.
+    """Reduces the step between hidden sizes until the budget allows `FEWEST_WIDTHS` sizes, if possible.
 
     keep_heads: whether head sizes must stay unchanged.
     """
@@ -437,7 +437,7 @@ def allowed_widths(members: Family, budget: Budget, tolerance: float) -> range:
 
 
 def nearest_depth(cost: Callable[[int], int], value: int, low: int, high: int) -> int:
-    """Finds the depth from `low` to `high` whose cost is nearest to a value; the smaller one of two equally near.
+    """Finds the depth from `low` to `high` with the cost nearest to a value; the smaller depth in a tie.
 
     cost: an exact count that grows with depth. The search interpolates linearly, since most costs are linear in depth,
     and bisects where that does not halve the bracket.
@@ -463,7 +463,7 @@ def nearest_depth(cost: Callable[[int], int], value: int, low: int, high: int) -
 def search(
     members: Family, budget: Budget, tolerance: float, most_widths: int = MOST_WIDTHS
 ) -> tuple[list[tuple[int, int]], int]:
-    """Finds for each hidden size the depth whose cost is nearest to the budget, within `tolerance` of it.
+    """Finds for each hidden size the depth with the cost nearest to the budget, within `tolerance`.
 
     It also returns the number of shapes that were counted.
     most_widths: largest number of hidden sizes; if the budget allows more, they are evenly spaced in log h.
@@ -496,7 +496,7 @@ def _spaced_widths(widths: range, limit: int) -> list[int]:
 def spread_evenly(
     shape_sizes: list[tuple[int, int]], rows: int, kept_size: tuple[int, int] | None = None
 ) -> list[tuple[int, int]]:
-    """Returns at most `rows` of the shapes, evenly spaced in log h/L, with `kept_size` if it was found."""
+    """Returns at most `rows` shapes, evenly spaced in log h/L, including `kept_size` if present."""
     sorted_sizes = sorted(shape_sizes, key=lambda size: size[0] / size[1])
     if len(sorted_sizes) <= rows:
         return sorted_sizes

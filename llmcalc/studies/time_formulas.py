@@ -109,7 +109,7 @@ LAYERS = re.compile(r"((?:\w+\.)?layers)\.([\d,{}-]+)((?:\..+)?)")
 
 
 def _is_below(kernel: Kernel, node: str | None, work: RankWork) -> bool:
-    """Whether a kernel belongs to a node of the model or to one of the node's descendants."""
+    """Whether a kernel belongs to a node of the model or a descendant."""
     layer_match = LAYERS.fullmatch(node or "")
     if layer_match is None:
         return node is None or f".{node}." in f".{kernel.path}."
@@ -157,7 +157,7 @@ def _kernel_formulas(time_estimator: TimeEstimator, kernel: Kernel, repeat: int)
 
 
 def _compute_formula(time_estimator: TimeEstimator, kernel: Kernel, operation: TimedOperation) -> _Term:
-    """Returns the seconds of the products, F / (P · e); for attention with the keys that fill its kernel."""
+    """Returns the formula F / (P · e) of the seconds of matrix products."""
     if not operation.compute:
         return NO_TERM
     device, seconds = time_estimator.device, float(operation.compute)
@@ -186,7 +186,7 @@ def _compute_formula(time_estimator: TimeEstimator, kernel: Kernel, operation: T
 
 
 def _memory_formula(time_estimator: TimeEstimator, kernel: Kernel, operation: TimedOperation) -> _Term:
-    """Returns the seconds of the memory traffic, B / (W · w); for decoding attention with the units that it fills."""
+    """Returns the formula B / (W · w) of the seconds of memory traffic."""
     if not operation.memory:
         return NO_TERM
     device, seconds = time_estimator.device, float(operation.memory)
@@ -201,7 +201,7 @@ def _memory_formula(time_estimator: TimeEstimator, kernel: Kernel, operation: Ti
 
 
 def _formula_source(time_estimator: TimeEstimator, kernel: Kernel, compute: _Term, memory: _Term, wait: _Term) -> str:
-    """Returns the sources of a formula's efficiency factors, with their evidence and the measurements behind it."""
+    """Returns the sources of a formula's efficiency factors, with evidence and measurements."""
     is_fused_attention = kernel.kind == "attention" and time_estimator.stack.attention != "scores"
     fields = [
         *(["attention"] if is_fused_attention and compute else ["products"] if compute else []),
@@ -222,7 +222,7 @@ def _reads_cache(time_estimator: TimeEstimator, kernel: Kernel) -> bool:
 
 
 def _source_of_figure(generation: Generation, field: str) -> FigureSource | None:
-    """Returns the source of a figure: that of the accelerator's generation, or of the generation it is taken from."""
+    """Returns the source of a figure: the accelerator's generation, or the generation whose figure is reused."""
     for source in generation.sources:
         if field in source.fields:
             return source
@@ -230,5 +230,5 @@ def _source_of_figure(generation: Generation, field: str) -> FigureSource | None
 
 
 def _number_text(value: float) -> str:
-    """Writes a number with as many digits as its formula needs to give its value."""
+    """Writes a number with all digits that are needed for the formula's value."""
     return f"{value:.12g}"

@@ -35,7 +35,7 @@ class ConventionUtilization:
 
 @frozen(slots=True)
 class Utilization:
-    """The MFU and HFU of a measured run, and the peak FLOP/s of its devices.
+    """The MFU and HFU of a measured run, and the devices' peak FLOP/s.
 
     tokens_per_second: of all devices together.
     dtype: number format of the peak.
@@ -94,7 +94,7 @@ def utilization(
 
 @frozen(slots=True)
 class MeasuredRun:
-    """A run whose speed the user measured; an unset field is None.
+    """A run with user-measured speed; an unset field is None.
 
     tokens_per_second: of all devices together, as text such as `12k`, or a number.
     hardware: the accelerator, by name. devices: number of them, 1 by default.
@@ -107,7 +107,7 @@ class MeasuredRun:
     dtype: str | None = None
 
     def __post_init__(self) -> None:
-        """Raises `InputError` for options of a measured run without its rate, or without its accelerator."""
+        """Raises `InputError` for options of a measured run without a rate or an accelerator."""
         if self.tokens_per_second is None:
             for name in ("hardware", "devices", "dtype"):
                 if getattr(self, name) is not None:

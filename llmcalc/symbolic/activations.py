@@ -109,7 +109,7 @@ class Activations:
         return Section((replace(node, letters=node_letters, times=repeat_count or 1),), (formula,), depth)
 
     def components(self) -> list[tuple[int, FormulaNode]]:
-        """Returns the parts of the model and of its layers, the storages that layers share, and the loss."""
+        """Returns the parts of the model and of layers, storages shared by layers, and the loss."""
         component_nodes = components(self.formulas)
         for stack in self.numbers.shared:
             last_layer_index = max(
@@ -222,7 +222,7 @@ class SavedSums:
     def _sum_with_children(
         self, formula_node: FormulaNode, path: Path, unclaimed_sums: dict[Path, Any], repeat_count: Any = None
     ) -> Any:
-        """Adds the saved bytes of a node and of its children.
+        """Adds the saved bytes of a node and its children.
 
         unclaimed_sums: per path what no node has claimed yet; a step that is no node belongs to the module around it.
         repeat_count: the number of equal layers that it stands in; None outside the layers.
@@ -278,6 +278,6 @@ def _shared_line(stack: PathNames) -> PathNames:
 
 
 def _extra_line(names: PathNames) -> FormulaNode:
-    """Returns a table entry for saved bytes that belong to no node of the model, such as the loss."""
+    """Returns a table entry for saved bytes outside of all nodes, such as the loss."""
     node = Node(names[-1])
     return FormulaNode(tuple((name, "", ()) for name in names), ".".join(names), (), node, node, 1, "", "")

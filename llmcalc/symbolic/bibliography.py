@@ -67,7 +67,7 @@ def paper_of_source() -> dict[str, Paper]:
 
 
 def papers(sources: Iterable[str]) -> tuple[list[Paper], list[str]]:
-    """Splits sources such as `Vaswani et al. 2017, §3.2.2` into (papers, other sources), each without duplicates."""
+    """Splits sources such as `Vaswani et al. 2017, §3.2.2` into (papers, other sources), without duplicates."""
     known_papers, other_sources = dict[str, Paper](), dict[str, None]()
     for source in sources:
         name = source.partition(", §")[0]

@@ -40,7 +40,7 @@ class Section:
 
 @dataclass(frozen=True, slots=True)
 class Explanation:
-    """The answer of `llmcalc explain`: the formulas, with their values, of the chosen nodes.
+    """The answer of `llmcalc explain`: formulas with values.
 
     sections: for a node, its sections; for the whole model, one for each component and the last for the model.
     formulas: the formulas of the model.
@@ -63,7 +63,7 @@ def explain(
     setting: Setting = DEFAULT,
     include: frozenset[str] = frozenset(),
 ) -> Explanation:
-    """Explains `node` (any suffix of a path in the tree) or the whole model: formulas with their values.
+    """Explains `node` (any suffix of a path in the tree) or the whole model by formulas with values.
 
     Raises `InputError` for a node that the model does not have or that has no cost of the requested kind, and
     `ArithmeticError` where a formula's value differs from the count.
@@ -91,7 +91,7 @@ def explain(
 
 
 def merge_sections(sections: Iterable[Section]) -> list[Section]:
-    """Returns the sections that have formulas; those of nodes with one name and equal formulas are one section."""
+    """Returns the sections with formulas; nodes with the same name and equal formulas share a section."""
     merged_sections: dict[tuple[object, ...], Section] = {}
     for section in sections:
         formula_keys = ((formula.quantity, formula.expression) for formula in section.formulas)
@@ -111,12 +111,12 @@ def check_kinds(spec: ModelSpec) -> None:
 
 
 def _nonzero_formulas(formulas: tuple[Formula, ...]) -> tuple[Formula, ...]:
-    """Returns the formulas without those that are 0; a formula of active parameters is kept even if it is 0."""
+    """Returns the non-zero formulas, and the formula of active parameters even if it is 0."""
     return tuple(formula for formula in formulas if formula.value or formula.quantity == "active")
 
 
 def _without_equal_forms(formulas: tuple[Formula, ...]) -> tuple[Formula, ...]:
-    """Removes the formula of the absorbed form if it equals the formula of the expanded form."""
+    """Removes the absorbed form's formula if equal to the expanded form's."""
     expanded_formulas = [formula.expression for formula in formulas if formula.quantity == "flops"]
     return tuple(
         formula
@@ -141,7 +141,7 @@ def _section_of_node(formulas: Formulas, node: FormulaNode, quantity: QuantityOr
 
 
 def components(formulas: Formulas) -> list[tuple[int, FormulaNode]]:
-    """Returns (depth in the tree, part) of the model, its layers and its experts; a layer's norms are one part."""
+    """Returns (depth, part) of the model, layers and experts in the tree; a layer's norms are one part."""
     component_nodes: list[tuple[int, FormulaNode]] = []
 
     def add(formula_node: FormulaNode, depth: int) -> None:

@@ -105,7 +105,7 @@ DEFAULT_TRAINING = TrainingSetting()
 
 @dataclass(frozen=True, slots=True)
 class Formula:
-    """A formula with its value.
+    """A formula and the formula's value.
 
     quantity: the quantity.
     expression: the formula in symbols; its value where sympy is not installed.
@@ -131,7 +131,7 @@ class Term:
 
 @dataclass(frozen=True, slots=True)
 class FormulaNode:
-    """A node of the tree, with its numeric and its symbolic form.
+    """A node of the tree in numeric and symbolic form.
 
     walk_indices: indices of its places in a walk over the tree; several where a layer's norms are shown together.
     times: the number of copies in the model.
@@ -157,7 +157,7 @@ class FormulaNode:
 
 
 class Formulas:
-    """The formulas of one model in one setting. Without sympy, a formula is only its value at the setting's length."""
+    """The formulas of one model in one setting; without sympy, each formula is only a number."""
 
     def __init__(self, spec: ModelSpec, setting: Setting = DEFAULT, include: frozenset[str] = frozenset()) -> None:
         self.has_symbols: bool = has_sympy()
@@ -181,7 +181,7 @@ class Formulas:
         return list(_places_in_run(self.root))
 
     def find(self, query: str) -> list[FormulaNode]:
-        """Finds the nodes whose path ends in `query`; without one, nodes whose path has its names in order.
+        """Finds the nodes with paths that end in `query`, else nodes with paths that have the query's names in order.
 
         Raises `InputError` if there are none either.
         """
@@ -254,7 +254,7 @@ class Formulas:
         return Formula(quantity, expression, value, open_form, formula_in_hidden)
 
     def _sum_terms(self, tree: Node, terms: Iterable[Term], node: FormulaNode) -> Any:
-        """Returns the sum of the terms for one repeat of the node."""
+        """Returns the sum of the terms per repeat of the node."""
         value: Any = 0
         for term in terms:
             walked_places = self._places_in_run(tree, term.run_config)
@@ -263,7 +263,7 @@ class Formulas:
         return value
 
     def _places_in_run(self, tree: Node, run_config: RunConfig | None) -> list[Place]:
-        """Returns every place of the tree in a run, in the order of `walk_indices`; cached."""
+        """Returns every place of the tree in a run, in the order of `walk_indices`, from a cache."""
         key = (id(tree), run_config)
         if key not in self._walks:
             self._walks[key] = list(tree.walk(run_config))
@@ -300,7 +300,7 @@ class Formulas:
         return _cache_terms(quantity, empty_run, one_token, element_bits, one_eighth)
 
     def _evaluate_at_numbers(self, expression: Any, value: Fraction, node: FormulaNode) -> Any:
-        """Returns the expression with every symbol but S replaced by its value.
+        """Returns the expression with all symbols except S replaced by numbers.
 
         Raises `ArithmeticError` if its value differs from `value`.
         """
@@ -315,7 +315,7 @@ class Formulas:
         return sympy.expand(expression.xreplace(values))
 
     def _combine_equal_layers(self, expression: Any, rewrite_sums: SumStyle) -> Any:
-        """Combines the terms of equal layers; terms of all layers get the whole depth as a factor.
+        """Combines the terms of equal layers, with the depth as a factor for terms of all layers.
 
         rewrite_sums: function that rewrites the combined sums.
         """
@@ -395,7 +395,7 @@ class Formulas:
         return pairs
 
     def _combine_by_power(self, total: Any) -> Any:
-        """Combines terms that differ only in their layers, under the depth if they cover all layers."""
+        """Combines terms that differ only in the layer, as a multiple of the depth if the terms cover all layers."""
         import sympy
 
         for depth, depth_kinds in self.symbolic.depths.items():
@@ -411,7 +411,7 @@ class Formulas:
 def _cache_terms(
     quantity: Quantity, empty_run: RunConfig, one_token: RunConfig, element_bits: Number, factor: Any
 ) -> list[Term]:
-    """Returns the terms of cache bytes that the first token adds, or that exist before it (states, fixed caches).
+    """Returns the terms of the cache bytes of one token or, for `state`, of the bytes before any token.
 
     Assumes that no window is full yet; a recurrent state does not grow.
     """
@@ -450,7 +450,7 @@ def _expand_if_shorter(expression: Any) -> Any:
 def _build_node(
     numeric_place: Place, symbolic_node: Node, path_names: Steps, positions: Iterator[int], source: str = ""
 ) -> FormulaNode:
-    """Builds a node with its children. positions: yields each node's position in a walk of the tree."""
+    """Builds a node with children. positions: yields each node's position in a walk of the tree."""
     node, index = numeric_place.node, next(positions)
     if (node.name, len(node.children)) != (symbolic_node.name, len(symbolic_node.children)):
         raise ArithmeticError(f"{numeric_place.path}: the tree in symbols is not the tree in numbers")
@@ -479,7 +479,7 @@ def _build_node(
 
 
 def merge_nodes(parent: FormulaNode, name: str, parts: Sequence[FormulaNode]) -> FormulaNode:
-    """Merges several parts of one node into a part with a new name."""
+    """Merges several parts of one node into one renamed part."""
     numeric_node, symbolic_node = (
         Node(name, children=tuple(getattr(pair, side) for pair in parts)) for side in ("numbers", "letters")
     )
@@ -503,7 +503,7 @@ def _places_in_run(node: FormulaNode) -> Iterator[FormulaNode]:
 
 
 def _matches_path_end(names: list[str], path_names: Steps, allows_gaps: bool) -> bool:
-    """Whether names, each optionally followed by a layer label or number, match the end of a path."""
+    """Whether names (with optional layer labels or numbers) match the end of a path."""
     if not names or not path_names:
         return False
     (name, label, indices), outer_steps = path_names[-1], path_names[:-1]

@@ -1,4 +1,4 @@
-"""The bytes that a training pass saves for its backward pass, by module.
+"""The bytes that a training pass saves for backward, by module.
 
 The forward pass runs without values, by the kernels that `llmcalc memory` runs. Sizes may be integers or integers that
 know their formula, so formulas and bytes come from the same code.
@@ -36,7 +36,7 @@ LOSS: Path = (("loss", ""),)
 
 
 class Location(NamedTuple):
-    """The node of a pass that is running.
+    """The node that runs at a moment of a recorded pass.
 
     path: path of the node.
     depth: number of its names that are the path of the layer; 0 outside of layers.
@@ -78,12 +78,12 @@ class Block:
 
     @property
     def location(self) -> Location:
-        """The first node that saves the block; if none does, the node that created it."""
+        """The first node that saves the block, or else the node that created the block."""
         return self.keepers[0] if self.keepers else self.creator
 
     @property
     def shared(self) -> bool:
-        """Whether several layers save a block that was created once: a table of angles, an encoder's output."""
+        """Whether several layers save the same block, such as a table of angles or an encoder's output."""
         layers = {(location.stack, location.layer_index) for location in self.keepers if location.depth}
         if any(stack == self.creator.stack for stack, _ in layers) or not layers:
             return self.ends > 1 and len(layers) != 1
@@ -167,7 +167,7 @@ def _tensors(values: Any) -> Iterator[Tensor]:
 
 @dataclass(frozen=True)
 class Pass:
-    """A training pass.
+    """A recorded training pass.
 
     batch: sequences.
     seq: tokens per sequence, also of an encoder.

@@ -39,7 +39,7 @@ SIDE_NAMES = {"encoder": "enc", "decoder": "dec"}
 
 @dataclass(frozen=True, slots=True)
 class SizeOccurrence:
-    """An occurrence of a size: its stack, kind of layer, part of the layer, field, letter and value."""
+    """An occurrence of a size: stack, kind of layer, component, field, letter and value."""
 
     side: str
     layer: str
@@ -51,7 +51,7 @@ class SizeOccurrence:
 
 @dataclass(frozen=True, slots=True)
 class Meaning:
-    """The meaning of a symbol: a name, a field and its value."""
+    """The meaning of a symbol: name, field and value."""
 
     name: str
     field: str
@@ -63,7 +63,7 @@ SizeReplacer: TypeAlias = Callable[[SizeOccurrence], Any]
 
 @dataclass(frozen=True, slots=True)
 class Symbolic:
-    """The tree of a model with numbers as sizes, and the same tree with symbols as sizes, node by node.
+    """The tree of a model with sizes as numbers, and the same tree with sizes as symbols.
 
     meanings: symbol → its meaning.
     depths: symbol of a stack's depth → symbols of the numbers of its kinds of layers.
@@ -77,17 +77,17 @@ class Symbolic:
 
 
 def has_sympy() -> bool:
-    """Whether sympy is installed, which symbolic formulas need and their values do not."""
+    """Whether sympy is installed, which only symbolic formulas need."""
     return find_spec("sympy") is not None
 
 
 def no_sympy(feature: str) -> MissingExtra:
-    """Returns the error that a feature needs sympy, with the hint how to install it."""
+    """Returns the error for a missing sympy, with installation advice."""
     return MissingExtra(feature, "sympy", "explain")
 
 
 def values_only(spec: ModelSpec) -> Symbolic:
-    """Returns the formulas' tree of a model or of one rank, with numbers instead of symbols. Imports no sympy."""
+    """Returns the formulas' tree with numbers instead of symbols, without importing sympy."""
     tree = spec.tree()
     return Symbolic(spec, tree, tree, {}, {})
 
@@ -172,7 +172,7 @@ def _rank_suffix(rank: RankModel | None) -> str:
 
 
 def _rank_in_symbols(rank: RankModel, size_replacer: SizeReplacer, symbol: Callable[[str, str, Number], Any]) -> Node:
-    """Returns the tree of a rank in symbols, by symbolic integers, because a rank's sizes depend on comparisons."""
+    """Returns a rank's tree in symbols, by symbolic integers, as a rank's sizes depend on comparisons."""
 
     def traced_size(occurrence: SizeOccurrence) -> Any:
         symbol_of_size = size_replacer(occurrence)
@@ -346,7 +346,7 @@ def _free_symbols(op: Any) -> set[Any]:
 
 
 def _layer_labels(stack: Stack) -> dict[str, str]:
-    """Returns the label of each kind of layer: a variant's name, and for `block` a distinguishing trait."""
+    """Returns each kind of layer's label: a variant's name, or for `block` a distinguishing trait."""
     blocks_by_kind = {name: block for name, block, layer_count, _ in stack.groups() if not is_zero(layer_count)}
     if len(blocks_by_kind) == 1:
         return dict.fromkeys(blocks_by_kind, "")
@@ -366,7 +366,7 @@ def _layer_traits(block: Layer) -> tuple[str, str]:
 def _with_depths(
     node: Node, stack_name: str, groups: dict[tuple[str, str], tuple[Any, str]], sharing: frozenset[str] = frozenset()
 ) -> Node:
-    """Adds symbols for the repeats of each kind of layer, and labels.
+    """Adds labels, and symbols for the repeats of each kind of layer.
 
     sharing: the kinds of which one layer has the parameters; the other layers, a node of their own, share them.
     """
@@ -387,7 +387,7 @@ def _with_depths(
 
 
 def _symbol_names(occurrences: list[SizeOccurrence]) -> dict[SizeOccurrence, str]:
-    """Returns the symbol of each size: the letter alone if it is unambiguous, else with subscripts."""
+    """Returns the symbol of each size: a letter, with subscripts if the letter is ambiguous."""
     names: dict[SizeOccurrence, str] = {}
     for letter in dict.fromkeys(occurrence.letter for occurrence in occurrences):
         occurrences_of_letter = [occurrence for occurrence in occurrences if occurrence.letter == letter]
@@ -410,7 +410,7 @@ def _short_name(field: str) -> str:
 
 
 def _subscripts(occurrences: list[SizeOccurrence]) -> dict[SizeOccurrence, str]:
-    """Returns the shortest subscripts that determine the value; empty if all values are equal."""
+    """Returns the shortest subscripts that determine a size's value; empty if all values are equal."""
     if len({occurrence.value for occurrence in occurrences}) == 1:
         return dict.fromkeys(occurrences, "")
     for levels in (("part",), ("layer",), ("side",), ("layer", "part"), ("side", "part"), ("side", "layer")):

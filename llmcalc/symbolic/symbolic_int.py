@@ -1,4 +1,4 @@
-"""Integers that carry the formula by which they were computed.
+"""Integers that remember the formula of their computation.
 
 Kernels compare sizes (whether a reshape copies, how many chunks there are), which a symbol alone cannot do. A symbolic
 integer takes the branch of its value, and its formula holds wherever the same branches are taken.
@@ -11,7 +11,7 @@ from typing import Any
 
 
 class SymbolicInt(int):
-    """An integer that carries the formula by which it was computed.
+    """An integer that remembers the formula of its computation.
 
     formula: a SymPy expression, whose value is the integer.
 
@@ -72,7 +72,7 @@ class SymbolicInt(int):
 
 
 def formula_of(number: int) -> Any:
-    """Returns the formula of an integer; the integer itself if it carries none."""
+    """Returns the formula of an integer; the integer itself if it has no formula."""
     return number.formula if isinstance(number, SymbolicInt) else number
 
 

@@ -1,4 +1,4 @@
-"""Estimates time: the exact work of a rank's pass, its seconds per kernel, and the seconds of a step or a pass.
+"""Time estimates: the exact work of a rank's pass, the seconds per kernel, and the seconds of a step or pass.
 
 The functions that answer a question (of scalars, or of arrays with an element per layout):
 

@@ -1,4 +1,4 @@
-"""A server under load: continuous batching, in which decoding steps also process other requests' prompts.
+"""A server under load: continuous batching, where decoding steps also process chunks of prompts.
 
 `concurrency` requests are in a replica at any time; when one ends, the next takes its place. With C requests of O
 output tokens, d seconds of a step that decodes C sequences, p seconds of a request's own prompt, and e seconds by which
@@ -63,12 +63,12 @@ class Requests:
 
     @property
     def mean_context(self) -> int:
-        """The number of a sequence's tokens in the cache in the middle of its answer."""
+        """The mean number of cached tokens of a sequence during its answer."""
         return self.input + self.output // 2
 
     @property
     def total_tokens(self) -> int:
-        """The number of a sequence's tokens at its end."""
+        """The number of tokens of a sequence at the end of its answer."""
         return self.input + self.output
 
 
@@ -90,7 +90,7 @@ class ServedLoad:
 
     @property
     def end_to_end(self) -> float:
-        """The seconds of a request from its arrival to its last token."""
+        """The seconds of a request from arrival to last token."""
         return self.ttft + (self.output - 1) * self.tpot
 
     @property
@@ -133,12 +133,12 @@ class Replica:
 
     @property
     def further_steps(self) -> float:
-        """The number of decoding steps of a request after its first token."""
+        """The decoding steps of a request after its first token."""
         return (self.requests.output - 1) / self.tokens_per_step
 
     @property
     def batch_count(self) -> int:
-        """The number of batches that run concurrently: one per pipeline stage and data-parallel attention rank."""
+        """The number of concurrent batches: one per pipeline stage and data-parallel attention rank."""
         return self.layout.pp * self.layout.dp
 
     @property
@@ -195,13 +195,13 @@ class Replica:
 
     @cached_property
     def _timed_prompts(self) -> dict[float, InferencePass]:
-        """Number of prompts → their time, since a long prompt has many passes."""
+        """Cached prompt times: number of prompts in a step → time of their pass."""
         return {}
 
     def prompt_pass(
         self, prompt_count: float, tokens: int, cached_tokens: int, chunk: int | None = None
     ) -> InferencePass:
-        """Returns the time of prompts with so many new and cached tokens each, and of a draft model's pass over them.
+        """Returns the time of a prompt pass, with a draft model's pass; prompts have new and cached tokens.
 
         chunk: tokens of each prompt in one pass; None for all.
         """
@@ -223,12 +223,12 @@ class Replica:
 
     @property
     def most_prompts(self) -> float:
-        """The most prompts that one step processes; a long prompt takes several steps."""
+        """The maximum number of prompts per step; a long prompt takes several steps."""
         return 1.0 if self.step_tokens is None else max(1.0, self.step_tokens / self.requests.computed_tokens)
 
     @cached_property
     def saturation_concurrency(self) -> float:
-        """The concurrency beyond which every step processes prompts, so that further requests only wait."""
+        """The concurrency at which every step processes prompts, so that more requests only wait."""
         step_count = len(self.prompts_pass(1).timed_passes)
         return 1 + self.further_steps * self.most_prompts * self.batch_count / step_count
 
@@ -256,7 +256,7 @@ class Replica:
         saved_seconds = token - token_seconds_beside_prompts if self.stack.mixed_steps else 0.0
 
         def extra_seconds(prompts: float) -> float:
-            """Returns the seconds that each of `prompts` prompts in a step adds to the step."""
+            """Returns the seconds that each prompt adds to a step with `prompts` prompts."""
             prompt_pass = self.prompts_pass(prompts)
             seconds = float(prompt_pass.seconds) - len(prompt_pass.timed_passes) * saved_seconds
             return max(0.0, seconds) / prompts / self.batch_count
@@ -275,7 +275,7 @@ class Replica:
 
 
 def seconds_beside_prompts(token_pass: InferencePass) -> float:
-    """Returns the seconds that decoding sequences add to a step with a prompt, without weight reads and launches.
+    """Returns the seconds that decoding adds to a prompt's step, without weight reads and launches.
 
     A draft's passes add all of their time.
     """
@@ -295,5 +295,5 @@ def _added_seconds(operation: TimedOperation) -> float:
 
 
 def _int_if_whole(number: float) -> float:
-    """Returns a number, as an integer if it is whole, so that counts stay exact."""
+    """Returns a number, as an integer if whole."""
     return int(number) if number == int(number) else number

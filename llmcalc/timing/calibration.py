@@ -1,4 +1,4 @@
-"""Fits a time stack to a user's measured runs: factors of the seconds of compute, memory, network and waits.
+"""Fits a time stack to measured runs, by factors of compute, memory, network and waiting seconds.
 
 A factor of 1.2 of `memory` says that bytes take 1.2 times as long as on other systems with this accelerator and stack.
 An estimate is nearly linear in the factors: its share that each of them bounds is found by changing that one. The fit
@@ -40,7 +40,7 @@ class Factors:
     wait: float = 1.0
 
     def device(self, device: Device) -> Device:
-        """Returns the device with its compute and memory rates scaled by the factors."""
+        """Returns the device with compute and memory rates scaled by the factors."""
         generation = device.generation.model_copy(
             update={
                 "kernel_start": device.generation.kernel_start * self.wait,
@@ -59,7 +59,7 @@ class Factors:
         )
 
     def stack(self, stack: Stack) -> Stack:
-        """Returns the time stack with its waits and its network times scaled by the factors."""
+        """Returns the time stack with waits and network times scaled by the factors."""
         return stack.model_copy(update={name: getattr(stack, name) * self.wait for name in WAITS})
 
 
@@ -70,7 +70,7 @@ UNCHANGED = Factors()
 
 @frozen
 class MeasuredRun:
-    """A run that the user measured.
+    """A run with measured seconds.
 
     name: its place in the file. seconds: what was measured. pricer: its estimate by factors.
     group: what has to be equal for the run's layout to be a choice among others; empty for none.
@@ -83,7 +83,7 @@ class MeasuredRun:
 
 
 class Linear:
-    """The estimates of several runs, linearized in the four factors near one value of each factor."""
+    """The estimates of several runs, linearized in the four factors."""
 
     def __init__(self, runs: Sequence[MeasuredRun], base_factors: Factors = UNCHANGED) -> None:
         self.measured: list[float] = [measured_run.seconds for measured_run in runs]
@@ -99,7 +99,7 @@ class Linear:
         return remaining_runs
 
     def errors(self, factors: Iterable[float]) -> list[float]:
-        """Returns the logarithm of estimated over measured seconds, for each run."""
+        """Returns the logarithm of estimated over measured seconds for each run."""
         all_factors = tuple(factors)
         return [
             math.log(sum(factor * part for factor, part in zip(all_factors, parts, strict=True)) / seconds)
@@ -130,7 +130,7 @@ class Penalty(NamedTuple):
     smooth: float = 0.0
 
     def error(self, logarithm: float) -> float:
-        """Returns what one run's error adds to the loss."""
+        """Returns a run's contribution to the loss, from the error of its estimate."""
         size = abs(logarithm)
         return size if size >= self.smooth else (size**2 / self.smooth + self.smooth) / 2
 
@@ -153,7 +153,7 @@ RANGE = (1 / 8, 8.0)
 
 
 def _factor_shares(pricer: Pricer, base_factors: Factors) -> Iterator[float]:
-    """Yields for each factor the seconds of an estimate that are proportional to it, divided by the factor."""
+    """Yields for each factor the seconds of an estimate that are proportional to the factor, per unit of the factor."""
     base = pricer(base_factors)
     slopes = []
     for name in NAMES:
@@ -166,7 +166,7 @@ def _factor_shares(pricer: Pricer, base_factors: Factors) -> Iterator[float]:
 
 
 def minimize(linear: Linear, penalty: Penalty, sweeps: int = 3) -> Factors:
-    """Returns the factors with the least loss: first one common factor, then each factor separately, several times."""
+    """Returns the factors with the least loss, by fitting a common factor, then each factor in several rounds."""
     low, high = map(math.log, RANGE)
     common_factor = _golden_section_minimum(lambda value: linear.loss([value] * len(NAMES), penalty), low, high)
     logarithms = [common_factor] * len(NAMES)
@@ -202,7 +202,7 @@ def _golden_section_minimum(function: Callable[[float], float], low: float, high
 
 @frozen
 class Errors:
-    """Statistics of estimated over measured seconds of several runs.
+    """Statistics of estimated / measured seconds of several runs.
 
     median_error, p90_error: |estimate / measured - 1|.
     regret: how much longer the layout that is estimated fastest takes than the fastest, mean of the groups; None
@@ -261,7 +261,7 @@ WEAK_GAIN, WEAK_SHARE = 0.9, 0.6
 
 @frozen
 class Calibration:
-    """The fitted factors of a calibration, and the errors before and after it.
+    """The fitted factors of a calibration, with errors before and after the fit.
 
     runs: number of measured runs. cautious: whether they agree on no correction, so that all factors stay near 1.
     before, after: errors without and with the fit. left_out: of each run, estimated by a fit of all others.
@@ -278,7 +278,7 @@ class Calibration:
 
     @property
     def factors(self) -> Factors:
-        """The factors that the estimate uses."""
+        """The factors in use."""
         return UNCHANGED if self.refused else self.fitted
 
 
@@ -310,12 +310,12 @@ def calibrate(runs: Sequence[MeasuredRun]) -> Calibration:
 
 
 def _mean_ratio(errors_after: Sequence[float], errors_before: Sequence[float]) -> float:
-    """Returns the mean absolute error with a fit over that without one."""
+    """Returns the mean absolute error with a fit, divided by the error without."""
     return mean(map(abs, errors_after)) / max(mean(map(abs, errors_before)), 1e-12)
 
 
 def _power(left_out_errors: Sequence[float], errors: Sequence[float]) -> float:
-    """Returns the exponent of the fitted factors: 1 or 1/2 for a sure fit, 1/4 for a weak one, 0 for any other.
+    """Returns the exponent of the fitted factors: 1 or 1/2 for a certain fit, 1/4 for a weak fit, else 0.
 
     left_out_errors, errors: logarithms of estimated over measured seconds, of each run by a fit of the others, and
         without a fit.
@@ -330,7 +330,7 @@ def _power(left_out_errors: Sequence[float], errors: Sequence[float]) -> float:
 
 
 def _refusal(before: Errors, after: Errors, gain: float) -> str:
-    """Returns the reason why a fit is not used; empty if it is. gain: mean error with the fit over that without it."""
+    """Returns the reason to reject a fit; empty if accepted. gain: mean error with the fit / mean error without."""
     if before.regret is not None and after.regret is not None and after.regret > before.regret:
         return "it would raise the regret of the chosen layout"
     return "no factors bring the estimates nearer to the measured runs" if gain >= 1 else ""
@@ -341,7 +341,7 @@ MOST_ESTIMATES = 3000
 
 
 def _left_out_errors(linear: Linear, penalty: Penalty) -> list[float]:
-    """Returns the logarithm of each run's error, estimated with factors fitted to the other runs.
+    """Returns each run's logarithmic error, estimated with factors fitted to the other runs.
 
     Of many runs several are left out together, so that the time grows in proportion to the number of runs.
     """

@@ -1,4 +1,4 @@
-"""The rates that a device reaches: datasheet figures times the measured shares of its generation.
+"""The rates that a device achieves: datasheet figures times the generation's measured efficiencies.
 
 Closed forms of one kernel and of one message, for numbers and for arrays. Evidence for a device:
 
@@ -50,7 +50,7 @@ HOST_LINK_SHARE, HOST_LINK_LATENCY = 0.4, 3e-5
 
 @frozen
 class Device:
-    """An accelerator with the rates that it reaches.
+    """An accelerator with achievable rates.
 
     generation: the shares by which its datasheet figures are multiplied.
 
@@ -82,16 +82,16 @@ class Device:
         return self.generation.is_tested
 
     def format_of(self, dtype: str) -> str:
-        """Returns the number format in which matrix products of `dtype` run; bf16 if tensor cores lack `dtype`."""
+        """Returns the number format of matrix products in `dtype`; bf16 if tensor cores lack `dtype`."""
         return dtype if dtype in self.peaks and dtype in self.generation.products else "bf16"
 
     def product_rate(self, dtype: str, sustained: bool = False) -> float:
-        """Returns the FLOP/s of large products. sustained: under load for hours; default false."""
+        """Returns the FLOP/s of large matrix products. sustained: under load for hours; default false."""
         name = self.format_of(dtype)
         return self.peaks[name] * self.generation.products[name] * (self.sustained_share(name) if sustained else 1.0)
 
     def depth_factor(self, dtype: str, inner_size: Number) -> Number:
-        """Returns the slowdown of a matrix product with a short inner axis, which sums less per written output tile.
+        """Returns the slowdown of a matrix product by a short inner axis.
 
         inner_size: size of the axis that it sums over; the rates are those of products over `DEEP` elements.
         """
@@ -110,7 +110,7 @@ class Device:
         return share_if_even if any(length % 8 for length in whole_sizes) else 1.0
 
     def sustained_share(self, dtype: str = "bf16") -> float:
-        """Returns the fraction of a benchmark's FLOP/s that a device sustains under long load."""
+        """Returns the fraction of benchmark FLOP/s that a device sustains under long load."""
         shares = self.generation.sustained
         return shares.get(dtype, shares["bf16"])
 
@@ -125,7 +125,7 @@ class Device:
     def attention_seconds(
         self, flops: Number, keys: Number, dim: Number, backward: bool = False, efficiency: float = 1.0
     ) -> Number:
-        """Returns the seconds of fused attention over `keys` keys: its efficiency is e(S) = e∞ / (1 + S₀ / S).
+        """Returns the seconds of fused attention over `keys` keys, with efficiency e(S) = e∞ / (1 + S₀ / S).
 
         dim: width of a key; narrow heads fill the units less. efficiency: of the best kernel's rate, 1 by default.
         """
@@ -177,7 +177,7 @@ class Device:
         return choose(ranks <= 1, 0.0, seconds)
 
     def _ring_seconds(self, seconds: Number, messages: Number, ranks: Number, domains: Number) -> Number:
-        """Returns the seconds of ring messages through several domains. seconds: of their bytes at the full rate.
+        """Returns the seconds of ring messages through several domains. seconds: time of the bytes at the full rate.
 
         Of the generation's protocols the faster one is taken.
         """
@@ -198,7 +198,7 @@ class Device:
 
 
 def device_of(hardware: Hardware, nic: float | None = None) -> Device:
-    """Returns an accelerator with its reached rates. nic: bytes/s of its network; default as in the accelerator's file.
+    """Returns an accelerator with achievable rates. nic: the network's bytes/s; default as in the accelerator's file.
 
     Raises `InputError` for an accelerator without a bandwidth or without peaks.
     """

@@ -1,4 +1,4 @@
-"""A server whose prompts and whose further tokens are computed by replicas of their own (DistServe, arXiv:2401.09670).
+"""A server with separate replicas for prompts and for decoding (DistServe, arXiv:2401.09670).
 
 No step mixes prompts and decoding sequences, so that a token takes as long as if no prompt arrived. The cache of a
 prompt goes from the replica that computed it to the one that decodes: every device sends its part over its network, as
@@ -31,7 +31,7 @@ MOST_DECODING = 8
 
 @frozen
 class Disaggregated:
-    """Replicas of one layout, of which some compute prompts and the others decode.
+    """Replicas of one layout, some for prompts and others for decoding.
 
     replica: any of them. prefill, decode: numbers of replicas for prompts, and of those that decode.
     """
@@ -42,7 +42,7 @@ class Disaggregated:
 
     @classmethod
     def balanced_group(cls, replica: Replica, sequences: float, replicas: int | None = None) -> Self:
-        """Returns the group of replicas whose prompt and decoding sides wait least for each other.
+        """Returns the group with the best balance of prompt replicas and decoding replicas.
 
         sequences: that a decoding replica runs at once. replicas: of both kinds together; None for as few as come
         within a tenth of the most requests per second and replica.
@@ -67,7 +67,7 @@ class Disaggregated:
 
     @cached_property
     def busy_seconds(self) -> float:
-        """The seconds of a replica per prompt, in steps full of prompts."""
+        """The seconds of a prompt replica per prompt, when every step processes as many prompts as possible."""
         replica = self.replica
         return float(replica.prompts_pass(replica.most_prompts).seconds) / replica.most_prompts / replica.batch_count
 
@@ -81,7 +81,7 @@ class Disaggregated:
 
     @property
     def transfer_seconds(self) -> float:
-        """The seconds in which the cache of a prompt is sent; all devices of a replica send at once."""
+        """The seconds to send a prompt's cache; all devices of a replica send at once."""
         replica = self.replica
         layout = replica.layout
         devices = layout.tp * layout.pp * layout.dp * self.replicas
@@ -93,18 +93,18 @@ class Disaggregated:
         return self.replica.prompt_seconds + self.transfer_seconds
 
     def token_seconds(self, sequences: float) -> float:
-        """Returns the seconds per further token on a replica that decodes this many sequences."""
+        """Returns the seconds per decoded token on a replica that decodes this many sequences."""
         return float(self.replica.decoding_pass(sequences).seconds) / self.replica.tokens_per_step
 
     def _decoded_per_second(self, sequences: float) -> float:
-        """Returns the requests that one decoding replica completes per second."""
+        """Returns the completed requests per second of one decoding replica."""
         return sequences / ((self.replica.requests.output - 1) * self.token_seconds(sequences))
 
     def _most_requests_per_second(self, sequences: float) -> float:
         return min(self.prefill / self.busy_seconds, self.decode * self._decoded_per_second(sequences))
 
     def load(self, concurrency: float) -> ServedLoad:
-        """Returns the latencies at a concurrency of the whole group. Raises `InputError` for less than one request."""
+        """Returns the latencies at the whole group's concurrency. Raises `InputError` for less than one request."""
         output, first_seconds = self.replica.requests.output, self.first_token_seconds
         if concurrency < 1:
             raise InputError(f"--concurrency {concurrency:g}: expected at least 1 request at any time")

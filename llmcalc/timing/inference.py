@@ -58,7 +58,7 @@ def decode(
     layout: Layout = ONE_DEVICE,
     formats: Formats = SIXTEEN_BITS,
 ) -> InferencePass:
-    """Returns the seconds of decoding one token of each of `batch` sequences, after `cached_tokens` tokens each."""
+    """Returns the seconds of decoding one token of each of `batch` sequences, with `cached_tokens` cached tokens."""
     return forward_pass(
         spec, device, stack, rank_pass(stack, layout, batch, 1, cached_tokens, "decode"), formats, layout.pp
     )
@@ -100,7 +100,7 @@ MAX_CHUNKS = 256
 
 
 def _prompt_chunks(seq: int, cached_tokens: int, chunk: int | None) -> Iterator[tuple[int, int]]:
-    """Yields the numbers of new and of earlier tokens for each chunk."""
+    """Yields the new and the earlier tokens of each chunk."""
     chunk_tokens = seq if chunk is None else chunk
     if chunk_tokens < 1 or -(-seq // chunk_tokens) > MAX_CHUNKS:
         raise InputError(f"--chunk {chunk_tokens}: expected at least {-(-seq // MAX_CHUNKS)} of {seq} tokens")
@@ -117,7 +117,7 @@ def rank_pass(
     phase: str,
     include: frozenset[str] = frozenset(),
 ) -> RankPass:
-    """Returns the sizes of one rank's pass. Expert-parallel ranks have whole experts, unless the layout divides them.
+    """Returns the sizes of one rank's pass. Expert-parallel ranks have whole experts, unless etp divides them.
 
     include: optional parts of the model that run; default none.
     """

@@ -1,4 +1,4 @@
-"""The parts of a rank's work: kernels with their sizes, messages, kinds of layers, and the pass that they are of.
+"""The parts of a rank's work in a pass: kernels with sizes, messages, and kinds of layers.
 
 `work.py` records them; there is no constant in them and no device.
 """
@@ -83,7 +83,7 @@ class Kernel:
 
 
 class Adapters(NamedTuple):
-    """Low-rank adapters of frozen weights. rank: their inner width. targets: names of the adapted linear layers."""
+    """Low-rank adapters of frozen weights. rank: inner width. targets: names of the adapted linear layers."""
 
     rank: int
     targets: frozenset[str]
@@ -104,7 +104,7 @@ class LayerMessage(NamedTuple):
 
 
 class LayerKind(NamedTuple):
-    """Equal layers of the model. label: their node's label. indices: their indices among all layers."""
+    """Equal layers of the model. label: the node's label. indices: indices among all layers."""
 
     label: str
     indices: tuple[int, ...]
@@ -112,7 +112,7 @@ class LayerKind(NamedTuple):
 
 @dataclass(frozen=True)
 class RankPass:
-    """One pass of one rank: the run's sizes and the layout's groups.
+    """One pass of one rank: run sizes and layout groups.
 
     batch, seq, context: sequences, new tokens and cached tokens of each whole sequence.
     phase: training, prefill or decode.
@@ -157,7 +157,7 @@ class RankPass:
 
     @property
     def expert_tp(self) -> int:
-        """The number of ranks that divide each expert."""
+        """The number of ranks that shard each expert."""
         return self.tp if self.etp is None else self.etp
 
     @property
@@ -166,14 +166,14 @@ class RankPass:
         return self.sequence_parallel and self.tp > 1
 
     def run_config(self, sequence_parts: Number = 1) -> RunConfig:
-        """Returns the run config of one of `sequence_parts` equal parts of each sequence."""
+        """Returns the run config for one of `sequence_parts` equal parts of each sequence."""
         workload = Workload(self.batch, rank_share(self.seq, sequence_parts), self.context, phase=self.phase)
         return RunConfig(workload, Counting(self.pairs), Execution(self.attention))
 
 
 @dataclass
 class RankWork:
-    """The work of one pass on a rank that has all layers.
+    """The work of one pass on a rank, for all layers.
 
     rank_pass: the pass.
     kernels, messages: in the order in which the pass runs them.
@@ -192,12 +192,12 @@ class RankWork:
     adapters: dict[int, Number] = field(default_factory=dict)
 
     def count(self, layer: int) -> int:
-        """Returns the number of layers of a kind; 1 for work before or after all layers."""
+        """Returns the number of layers of a kind; 1 for work outside of the layers."""
         return len(self.layer_kinds[layer].indices) if layer >= 0 else 1
 
     @property
     def tokens(self) -> Number:
-        """The number of tokens in the rank's part of each sequence, over all sequences."""
+        """The tokens on this rank, summed over all sequences."""
         return self.rank_pass.run_config(self.rank_pass.cp).rows(TOKENS)
 
     @property
@@ -225,7 +225,7 @@ class RankWork:
 
 
 def rank_share(amount: Number, ranks: Number) -> Number:
-    """Returns one rank's share of a number; an integer if the ranks divide it."""
+    """Returns one rank's share of a number; an integer if divisible."""
     if isinstance(amount, int) and isinstance(ranks, int) and amount % ranks == 0:
         return amount // ranks
     return amount / ranks

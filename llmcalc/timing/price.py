@@ -1,4 +1,4 @@
-"""Estimates the seconds of a rank's kernels and messages, each at its place in the model.
+"""Estimates the seconds of a rank's kernels and messages, by place in the model.
 
 A kernel takes the longer of computing and of moving its bytes, and the time until it starts. Numbers may be arrays
 with an element per layout.
@@ -81,7 +81,7 @@ SIXTEEN_BITS = Formats()
 
 @frozen(slots=True)
 class TimedOperation:
-    """A kernel or a message with its estimated seconds.
+    """A kernel or message with estimated seconds.
 
     path, kind, layer, times: as of `Kernel`.
     backward: whether it runs in the backward pass.
@@ -102,11 +102,11 @@ class TimedOperation:
 
     @property
     def seconds(self) -> Number:
-        """The seconds of one execution, in which compute and memory traffic overlap."""
+        """The seconds of one execution, where compute and memory traffic overlap."""
         return maximum(self.compute, self.memory) + self.network + self.wait
 
     def is_recomputed(self, core: bool, nodes: Iterable[str]) -> bool:
-        """Whether the operation belongs to a recomputed module: to the attention core, or to one of these nodes."""
+        """Whether the operation is recomputed, as part of the attention core or of these nodes."""
         return (core and self.kind == "attention") or any(f".{node}." in f".{self.path}." for node in nodes)
 
     @property
@@ -117,13 +117,13 @@ class TimedOperation:
 
 @dataclass
 class TimedPass:
-    """The timed kernels and messages of one micro-batch, or of one pass, on a rank with all layers."""
+    """The timed kernels and messages of one micro-batch or pass, on a rank with all layers."""
 
     work: RankWork
     operations: list[TimedOperation]
 
     def layer_seconds(self, layer: int, backward: bool | None = None) -> Number:
-        """Returns the seconds of one layer of a kind. backward: of one direction alone; None (default) for both."""
+        """Returns the seconds of one layer of a kind. backward: direction; None (default) for both directions."""
         return sum(
             operation.times * operation.seconds
             for operation in self.operations
@@ -131,7 +131,7 @@ class TimedPass:
         )
 
     def recomputed_seconds(self, layer: int, core: bool, nodes: Iterable[str]) -> Number:
-        """Returns the seconds of the recomputed modules of one layer of a kind.
+        """Returns the recomputation seconds of one layer of a kind.
 
         core: whether attention does. nodes: paths of modules below a layer.
         """
@@ -142,7 +142,7 @@ class TimedPass:
         )
 
     def layer_launches(self, layer: int, backward: bool, kernels: KernelCounts) -> Number:
-        """Returns the number of kernels that the host launches in the forward (or backward) pass of one layer."""
+        """Returns the number of kernel launches in the forward (or backward) pass of one layer."""
         return sum(
             kernel.times * kernels.get(kernel.verb, kernel.launches)[backward]
             for kernel in self.work.kernels
@@ -164,7 +164,7 @@ class TimedPass:
 
 @frozen
 class TimeEstimator:
-    """Estimates the seconds of a pass's kernels and messages on a device, with the efficiencies of a software stack."""
+    """Estimates the seconds of kernels and messages on a device, with a software stack's efficiencies."""
 
     device: Device
     stack: Stack
@@ -235,7 +235,7 @@ class TimeEstimator:
             )
 
     def _product_seconds(self, kernel: Kernel) -> Iterator[tuple[bool, Number, Number]]:
-        """Estimates the seconds of y = x·Wᵀ; backward dx = dy·W, and dW = dyᵀ·x, added to the gradient so far."""
+        """Estimates the seconds of y = x·Wᵀ, and backward of dx = dy·W and of dW = dyᵀ·x with accumulation."""
         device, m, n, k = self.device, kernel.m, kernel.n, kernel.k
         weight = kernel.weight_elements * (self.experts_read(kernel) if kernel.kind == "experts" else 1.0)
         if not self.trains:
@@ -278,7 +278,7 @@ class TimeEstimator:
     _experts_seconds = _product_seconds
 
     def _separate_casts(self, kernel: Kernel) -> tuple[bool, bool]:
-        """Returns whether separate kernels cast the input of a training product, and the gradient of its output.
+        """Returns whether separate kernels cast a training product's input and its output's gradient.
 
         Products with the same input cast it once. Fused experts cast what enters and leaves their activation.
         """
@@ -362,7 +362,7 @@ class TimeEstimator:
             yield backward, kernel.flops[backward] / rate, memory
 
     def _scan_seconds(self, kernel: Kernel) -> Iterator[tuple[bool, Number, Number]]:
-        """Estimates a scan's or recurrence's seconds: element-wise work that reads and writes values several times."""
+        """Estimates the seconds of a scan or recurrence as element-wise memory traffic."""
         weight = kernel.weight_elements * (2.0 if self.trains else self.formats.weight_bits / 8)
         for backward in (False, True):
             compute = self.device.scan_seconds(kernel.flops[backward])
@@ -394,7 +394,7 @@ class TimeEstimator:
         yield True, 0.0, LOSS_BACKWARD * memory
 
     def _exchange_wait(self, message: Collective) -> Number:
-        """Returns the waiting seconds before one all-to-all of expert tokens: half of the wait of both in a layer."""
+        """Returns the waiting seconds before one expert all-to-all: half of the wait per layer."""
         if message.group != "ep" or message.backward or not self.stack.exchange_wait:
             return 0.0
         exposed_share = 1 - self.stack.hidden_share("ep")
@@ -427,7 +427,7 @@ class TimeEstimator:
 
 
 def _copies_per_domain(domains: Number, top_k: Number, groups: ExpertGroups = ONE_GROUP) -> Number:
-    """Returns the fraction of a token's copies that are sent: one copy for all of its experts in a network domain.
+    """Returns the fraction of a token's copies that are sent, where experts in one network domain share a copy.
 
     Its groups are any topk_group of the n_group, and each of its experts is in any of these groups. A group is in
     several domains, or a domain has several groups: some domains one more than others if they cannot be equal.

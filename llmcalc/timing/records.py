@@ -1,4 +1,4 @@
-"""The records in `presets/timing`: constants with their source, evidence and the measured rows that tested them."""
+"""The records in `presets/timing`: constants with sources, evidence and the measured rows of their tests."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ FigureEvidence: TypeAlias = Literal["profiled", "measured", "assumed"]
 
 
 class FigureSource(Record):
-    """The source of several figures of a generation.
+    """The source of several figures of an accelerator generation.
 
     gives: names of the fields, separated by commas.
     evidence: `profiled` by kernel tables of the generation, `measured` on runs, or `assumed`.
@@ -40,7 +40,7 @@ class FigureSource(Record):
 
 
 class Generation(Record):
-    """The efficiencies of a generation of accelerators; the head of the TOML file explains each field."""
+    """The efficiencies of an accelerator generation; comments at the top of the TOML file explain each field."""
 
     name: str
     like: str = ""
@@ -87,7 +87,7 @@ def _read_tables(file: str) -> dict[str, dict[str, Any]]:
 
 
 def _with_base(tables: dict[str, dict[str, Any]], name: str) -> dict[str, Any]:
-    """Returns a table completed by the values of the table that its field `like` names."""
+    """Returns a table with missing values from the table in the field `like`."""
     table = tables[name]
     base = _with_base(tables, table["like"]) if table.get("like") else {}
     inherited_values = {field: value for field, value in base.items() if field not in IDENTITY or field == "sources"}
@@ -101,13 +101,13 @@ def _with_base(tables: dict[str, dict[str, Any]], name: str) -> dict[str, Any]:
 
 @cache
 def generations() -> dict[str, Generation]:
-    """Returns every generation by its name."""
+    """Returns every accelerator generation by name."""
     tables = _read_tables("generations.toml")
     return {name: Generation(**_with_base(tables, name)) for name in tables}
 
 
 class Stack(Record):
-    """The efficiencies of a software stack that runs a model; the head of the TOML file explains each field.
+    """The efficiencies of a software stack that runs a model; comments in the TOML file explain each field.
 
     name: its name, for `--stack`.
     title: its name on screens.
@@ -186,6 +186,6 @@ class Stack(Record):
 
 @cache
 def stacks() -> dict[str, Stack]:
-    """Returns every time stack by its name."""
+    """Returns every time stack by name."""
     tables = _read_tables("stacks.toml")
     return {name: Stack(**_with_base(tables, name)) for name in tables}

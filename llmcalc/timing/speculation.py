@@ -1,4 +1,4 @@
-"""The time of speculative decoding: a draft proposes tokens, and the target model checks them in one pass.
+"""The time of speculative decoding: a draft model proposes tokens, and the target model verifies them in one pass.
 
 Of K drafted tokens, each accepted with the chance a where all before it are, a step gives
 
@@ -23,7 +23,7 @@ from .records import Stack
 
 @frozen
 class Speculation:
-    """The draft method and its acceptance: a draft model, or a method without a model.
+    """The method of speculative decoding and its acceptance, with or without a draft model.
 
     tokens: tokens that are drafted in a step. acceptance: chance that a drafted token is accepted, below 1.
     draft: the draft model; None for the model's own modules of multi-token prediction, or without any.
@@ -42,7 +42,7 @@ class Speculation:
 
     @property
     def drafts_a_block(self) -> bool:
-        """Whether the draft proposes all tokens in one pass (DFlash, DSpark) instead of one after the other."""
+        """Whether the draft proposes all tokens in one pass (DFlash, DSpark) instead of one by one."""
         states = None if self.draft is None else states_of(self.draft)
         return states is not None and states.start == "embedding"
 
@@ -65,7 +65,7 @@ class Speculation:
         return self.tokens * (kernel_seconds(frozenset({"mtp"})) - kernel_seconds(frozenset()))
 
     def prompt_seconds(self, device: Device, stack: Stack, batch: Number, seq: int, layout: Layout) -> float:
-        """Returns the seconds in which a draft model computes its cache of prompts; 0 without a draft model."""
+        """Returns the seconds in which a draft model fills its cache with prompts; 0 without a draft model."""
         if self.draft is None:
             return 0.0
         return float(prefill(self.draft, device, stack, batch, seq, 0, None, _draft_layout(layout)).seconds)

@@ -1,4 +1,4 @@
-"""The range of a time estimate, in which 80 % of measured runs of its class lie.
+"""The range of a time estimate, which contains 80 % of measured runs in the estimate's class.
 
 Ranges are calibrated on sets that no constant was found on, because errors differ more between sources than within
 one. They are not symmetric: measured runs are slower than estimates more often than faster.
@@ -37,7 +37,7 @@ class Bounds(Record):
 
 
 class TestedClass(Bounds):
-    """A class of estimates with its tested errors; the file's head explains each field."""
+    """A class of estimates with tested errors; comments in the TOML file explain each field."""
 
     __test__ = False  # not a test, whatever pytest makes of its name
 
@@ -59,7 +59,7 @@ class TestedClass(Bounds):
         return self
 
     def contains_estimate(self, phase: str, experts: bool, device: str, stack: Stack) -> bool:
-        """Whether an estimate belongs to this class. device: the class of its devices."""
+        """Whether an estimate belongs to this class. device: the devices' class."""
         return (
             self.phase == phase
             and self.experts in (None, experts)
@@ -86,7 +86,7 @@ def rounded(value: Number) -> float:
 
 
 class Amount(NamedTuple):
-    """A quantity with its range: 80 % of comparable measured runs lie between low and high."""
+    """A quantity with a range that contains 80 % of comparable measured runs."""
 
     estimate: float
     low: float
@@ -101,13 +101,13 @@ class Amount(NamedTuple):
         return cls(value, value, value)
 
     def as_data(self) -> dict[str, float]:
-        """The amount and its range as plain data."""
+        """The amount and range as plain data."""
         return {name: rounded(value) for name, value in self._asdict().items()}
 
 
 @frozen
 class Range:
-    """An estimate in seconds, with its range and its class.
+    """An estimate in seconds, with range and class.
 
     phase, device, stack: of the class.
     tested: the class; None for a device or a stack without one, which has the widest range.
@@ -123,7 +123,7 @@ class Range:
 
     @property
     def amount(self) -> Amount:
-        """The estimate and the ends of its range, without the class."""
+        """The estimate with its range, without the class."""
         return Amount(float(self.estimate), float(self.low), float(self.high))
 
     def class_data(self) -> dict[str, Any]:

@@ -16,7 +16,7 @@ def stack_names(phase: str = "") -> list[str]:
 
 
 def find_stack(name: str, phase: str = "") -> Stack:
-    """Returns a time stack by name. phase: `training` or `inference`, which the stack must support; default either.
+    """Returns a time stack by name. phase: the required phase, `training` or `inference`; default either.
 
     Raises `InputError` for an unknown name, and for a stack of another phase.
     """
@@ -46,13 +46,13 @@ WITH_OVERLAP = Overlap()
 
 
 def with_attention(stack: Stack, implementation: str | None) -> Stack:
-    """Returns a software stack whose attention writes its scores to memory, if the chosen implementation does."""
+    """Returns a software stack with attention scores in memory, if the chosen implementation writes them."""
     keeps_scores = implementation in ("eager", "sdpa-math") and stack.attention != "scores"
     return stack.model_copy(update={"attention": "scores"}) if keeps_scores else stack
 
 
 def with_gradient_buffers(stack: Stack, buffer_bytes: float | None) -> Stack:
-    """Returns a software stack that sends gradients in the format of their buffers, if it sends these.
+    """Returns a software stack that sends gradients in the gradient buffers' format.
 
     buffer_bytes: bytes per element of a gradient's buffer; None for the stack's own.
     """
@@ -62,7 +62,7 @@ def with_gradient_buffers(stack: Stack, buffer_bytes: float | None) -> Stack:
 
 
 def with_overlap(stack: Stack, overlap: str | None) -> Stack:
-    """Returns a software stack that hides the stated fractions of each group's messages; unchanged for None.
+    """Returns a time stack with the stated overlap of each group's messages; unchanged for None.
 
     Raises `InputError` for an unknown value.
     """

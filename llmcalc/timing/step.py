@@ -80,7 +80,7 @@ class StepPlan:
     def from_layout(
         cls, layout: Layout, micro_batch: Number, micro_batches: int, seq: int, **run_fields: Any
     ) -> StepPlan:
-        """Returns the step plan of a layout. run_fields: further fields that no layout has: format, recomputation, …"""
+        """Returns the step plan of a layout. run_fields: fields outside of the layout: format, recomputation, …"""
         names = ("tp", "pp", "dp", "cp", "ep", "etp", "vpp", "sequence_parallel", "zero", "reshard", "cp_comm")
         return cls(
             **{name: getattr(layout, name) for name in names},
@@ -118,7 +118,7 @@ class StepPlan:
 
     @property
     def tokens(self) -> Number:
-        """The number of a micro-batch's tokens on one rank."""
+        """The tokens of a micro-batch on one rank."""
         return rank_share(self.micro_batch * self.seq, self.cp)
 
     @property
@@ -178,7 +178,7 @@ class LayerCosts(NamedTuple):
 
 
 def layer_costs(timed_pass: TimedPass, stack: Stack, plan: StepPlan) -> LayerCosts:
-    """Sums the seconds of a timed micro-batch by kind of layer. plan: what is recomputed.
+    """Sums the seconds of a timed micro-batch by kind of layer. plan: the step plan with the recomputation.
 
     Raises `InputError` for a recomputed module that no layer has.
     """
@@ -212,14 +212,14 @@ def layer_costs(timed_pass: TimedPass, stack: Stack, plan: StepPlan) -> LayerCos
 
 
 def _modules_of_layers(timed_pass: TimedPass) -> Iterator[str]:
-    """Yields the paths of the modules below a layer that run kernels, with all modules around them."""
+    """Yields the paths of kernel modules below a layer, with all enclosing modules."""
     for operation in timed_pass.operations:
         names = operation.path.split(".")[1:] if operation.layer >= 0 else []
         yield from (".".join(names[:depth]) for depth in range(1, len(names) + 1))
 
 
 def host_wait(timed_pass: TimedPass, stack: Stack, layer: int, backward: bool, kernels: Number) -> Number:
-    """Returns the seconds in which a device waits for the host to launch the kernels of one direction of a layer.
+    """Returns the seconds in which a device waits for kernel launches in one direction of a layer.
 
     kernels: seconds of the kernels and messages of that direction.
     """
@@ -231,7 +231,7 @@ def host_wait(timed_pass: TimedPass, stack: Stack, layer: int, backward: bool, k
 def rank_layers(
     kinds: tuple[LayerKind, ...], pp: int, vpp: int, layers_of_stages: tuple[int, ...] | None
 ) -> tuple[tuple[int, ...], ...]:
-    """Returns the number of layers of each kind on each pipeline rank.
+    """Returns the layers of each kind on each pipeline rank.
 
     layers_of_stages: layers per stage; None for even stages.
     """
@@ -249,7 +249,7 @@ def rank_layers(
 
 
 class PipelineRanks(NamedTuple):
-    """The number of layers and the seconds of each rank of a pipeline.
+    """The layers and the seconds of each pipeline rank.
 
     slowest_seconds, mean_seconds: of a micro-batch on the slowest rank, and on average.
     dense, experts: parameters of the rank that has most of each.
@@ -268,7 +268,7 @@ class PipelineRanks(NamedTuple):
 def pipeline_ranks(
     costs: LayerCosts, pp: int, vpp: int, recompute: float = 0.0, stage_sizes: tuple[int, ...] | None = None
 ) -> PipelineRanks:
-    """Sums the layers of each rank of a pipeline."""
+    """Sums the layers of each pipeline rank."""
     layers = rank_layers(costs.kinds, pp, vpp, stage_sizes)
     seconds = [
         seconds_of_both + recompute * forward_seconds
@@ -316,7 +316,7 @@ def training_step(spec: ModelSpec, device: Device, stack: Stack, plan: StepPlan)
 def step_of(
     spec: ModelSpec, device: Device, stack: Stack, plan: StepPlan, timed_pass: TimedPass, costs: LayerCosts
 ) -> Step:
-    """Returns the seconds of a training step from the timed kernels of its micro-batch."""
+    """Returns the seconds of a training step from the kernels of one micro-batch."""
     ranks = pipeline_ranks(costs, plan.pp, plan.vpp, plan.recompute, plan.stage_sizes)
     return _step_seconds(spec, device, stack, plan, ranks, timed_pass)
 
@@ -324,7 +324,7 @@ def step_of(
 def _step_seconds(
     spec: ModelSpec, device: Device, stack: Stack, plan: StepPlan, ranks: PipelineRanks, timed_pass: TimedPass
 ) -> Step:
-    """Returns the seconds of a step: the pipeline ranks' work, the bubble, data-parallel messages and the update."""
+    """Returns the seconds of a step: pipeline work, bubble, data-parallel messages and update."""
     token_ranks = plan.tp if plan.sequence_parallel else 1
     hop = device.hop_seconds(2.0 * plan.tokens * spec.hidden_size / token_ranks, plan.devices)
     if plan.schedule in ("zb-h1", "dualpipe") and isinstance(plan.pp, int) and plan.pp > 1:
@@ -347,7 +347,7 @@ def _step_seconds(
 
 
 def _data_parallel(plan: StepPlan, device: Device, stack: Stack, ranks: PipelineRanks) -> tuple[Number, Number]:
-    """Returns the exposed seconds of gradient and weight messages, and the number of parameters that a rank updates.
+    """Returns the exposed seconds of gradient and weight messages, and the parameters updated per rank.
 
     ZeRO-3 gathers weights for each micro-batch, and stages 2 and 3 reduce each one's gradients. All else is sent
     once a step: gradients beside the backward pass of the last micro-batch, weights beside the forward pass of the
@@ -387,7 +387,7 @@ def _group_messages(
     trained_params: Number,
     layers: Number,
 ) -> tuple[Number, Number, Number]:
-    """Returns the seconds of gathered weights and of gradients, and the number of parameters that each rank updates.
+    """Returns the seconds of weight and gradient collectives, and the number of parameters that each rank updates.
 
     ranks: of a group, which replicates the weights.
 
@@ -420,7 +420,7 @@ def _group_messages(
 
 
 class StepTimer:
-    """Steps of one model under one time stack; each combination of tp, ep, cp and micro-batch is timed once."""
+    """Steps of one model under one time stack, with one timing per combination of tp, ep, cp and micro-batch."""
 
     def __init__(self, spec: ModelSpec, device: Device, stack: Stack) -> None:
         self.spec: ModelSpec = spec
@@ -429,7 +429,7 @@ class StepTimer:
         self._timed_passes: dict[tuple[Any, ...], tuple[TimedPass, LayerCosts]] = {}
 
     def step(self, plan: StepPlan) -> Step:
-        """Returns the seconds of a step of a plan, as `training_step` does."""
+        """Returns the seconds of a step of a plan; equals `training_step`."""
         key = plan.rank_pass(self.stack), plan.dtype, plan.recompute_core, plan.recompute_nodes
         if key not in self._timed_passes:
             timed_pass = time_pass(rank_work(self.spec, key[0]), self.device, self.stack, Formats(plan.dtype))
@@ -465,7 +465,7 @@ def training_steps(spec: ModelSpec, device: Device, stack: Stack, plan: StepPlan
 
 
 def _pipeline_ranks_of_plans(plan: StepPlan, costs: LayerCosts, plan_count: int) -> PipelineRanks:
-    """Returns the ranks of many pipelines; each distinct pipeline is summed once."""
+    """Returns the ranks of many pipelines, and sums each distinct pipeline once."""
     import numpy
 
     pp, vpp = (numpy.broadcast_to(value, plan_count) for value in (plan.pp, plan.vpp))

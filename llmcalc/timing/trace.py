@@ -117,7 +117,7 @@ class StepSeconds:
 def _tabulated_seconds(
     exact_seconds: Callable[[int, int], float], most: int, context_lengths: Sequence[int]
 ) -> Seconds:
-    """Returns seconds interpolated between sizes of a batch, the powers of two up to `most`, and context lengths.
+    """Returns seconds interpolated between batch sizes (powers of two up to `most`) and context lengths.
 
     exact_seconds: (size of the batch, tokens in the cache) → seconds.
     """
@@ -135,7 +135,7 @@ def _tabulated_seconds(
 
 
 def _index_and_fraction(values: Sequence[int], value: float) -> tuple[int, float]:
-    """Returns the index of the next lower value, and the fraction of the way to the next; extrapolates at the ends."""
+    """Returns the index of the next lower value, and the fraction to the next higher; extrapolates at the ends."""
     if len(values) == 1:
         return 0, 0.0
     index = min(max(0, bisect_right(values, value) - 1), len(values) - 2)
@@ -144,7 +144,7 @@ def _index_and_fraction(values: Sequence[int], value: float) -> tuple[int, float
 
 @dataclass
 class Batch:
-    """The requests of one batch of a replica, step by step.
+    """The requests of one batch on a replica, step by step.
 
     steps: seconds of its steps. sequences, cache_tokens: most sequences, and tokens that its caches hold.
     step_tokens: most tokens of a step. mixed: whether a step with prompts decodes too.
@@ -161,7 +161,7 @@ class Batch:
     def serve_requests(
         self, requests: Sequence[TracedRequest], cached_share: float = 0.0, budget: StepBudget | None = None
     ) -> list[ServedRequest]:
-        """Serves requests, sorted by arrival, and returns their times in the same order.
+        """Serves requests, sorted by arrival, and returns the requests' times in the same order.
 
         cached_share: of each prompt, that an earlier request left in the cache; default none.
         budget: the steps that may be simulated; default those of a question.
@@ -235,11 +235,11 @@ class Batch:
         ]
 
     def _further_steps(self, request: TracedRequest) -> int:
-        """Returns the number of decoding steps of a request after its first token."""
+        """Returns the decoding steps of a request after its first token."""
         return math.ceil((request.output - 1) / self.steps.tokens)
 
     def _take_prompts(self, prompts: deque[list[int]], decoding: int) -> tuple[list[int], int, float]:
-        """Assigns prompt tokens to a step. Returns the prompts that it completes, its tokens, and their mean context.
+        """Assigns prompt tokens to a step. Returns the completed prompts, the step's tokens, and the mean context.
 
         decoding: sequences that decode in the step.
         """
@@ -265,7 +265,7 @@ class Batch:
         cached_tokens: float,
         reserved_tokens: int,
     ) -> int:
-        """Returns the number of steps until the next sequence ends, or until the next request arrives and can start."""
+        """Returns the number of steps until a sequence ends or a new request can start."""
         if next_request == len(requests):
             return most_steps
         request = requests[next_request]
@@ -286,7 +286,7 @@ def serve_trace(
     scale: float = 1.0,
     budget: StepBudget | None = None,
 ) -> list[ServedRequest]:
-    """Serves the requests of a trace on equal replicas, to whose batches they are assigned in turn.
+    """Serves a trace's requests on equal replicas, assigned in turn.
 
     step_seconds: seconds of the replica's steps. requests: in the order of their arrival.
     sequences, cache_tokens: of one replica. cached_share, budget: as of `Batch.serve_requests`.

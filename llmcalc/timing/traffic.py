@@ -12,7 +12,7 @@ from .price import TimeEstimator
 
 @frozen
 class Traffic:
-    """The FLOPs, bytes and seconds of kernels, over all of their executions in a pass.
+    """The FLOPs, bytes and seconds of kernels, summed over a pass.
 
     flops: FLOPs of their matrix products. bytes: bytes that they read and write. seconds: their estimated duration.
     """
@@ -33,12 +33,12 @@ class Traffic:
 
     @property
     def flops_per_second(self) -> float:
-        """The estimated FLOP/s."""
+        """The estimated FLOP/s of the kernel."""
         return self.flops / self.seconds
 
 
 def kernel_traffic(work: RankWork, time_estimator: TimeEstimator) -> Iterator[tuple[str, Traffic]]:
-    """Yields the kernels of an inference pass that compute products, each with its node's path.
+    """Yields the kernels of an inference pass that compute products, each with the node's path.
 
     Bytes are those that the estimate prices, without the losses of the device and of its software.
     """
@@ -61,7 +61,7 @@ def kernel_traffic(work: RankWork, time_estimator: TimeEstimator) -> Iterator[tu
 
 
 def attention_bytes(kernel: Kernel, time_estimator: TimeEstimator) -> float:
-    """Returns the bytes that fused attention moves: its cache, 16-bit queries, results and a prompt's new keys."""
+    """Returns the bytes of fused attention's traffic: cache, 16-bit queries, results, and new prompt keys."""
     cache_bytes = float(kernel.cache_elements) * time_estimator.formats.cache_bits / 8
     heads = float(kernel.heads) + (0.0 if time_estimator.rank_pass.phase == "decode" else float(kernel.kv_heads))
     return cache_bytes + 2.0 * float(kernel.m) * heads * float(kernel.dim + kernel.k)

@@ -1,4 +1,4 @@
-"""The work of a rank's pass: matrix products with their sizes, bytes of memory traffic, and messages.
+"""The work of a rank's pass: sizes of matrix products, bytes of memory traffic, and messages.
 
 This is the walk that places values and finds messages (`parallel/placements.py`); at every step it also records what
 the step computes and moves. There is no constant in it and no device: FLOPs equal those of `llmcalc flops`, parameters
@@ -78,7 +78,7 @@ class WorkRecorder(Placements):
     work: RankWork = field(init=False)
 
     def record(self, program: RankFlow) -> RankWork:
-        """Runs through the program and returns its work."""
+        """Records the program and returns its work."""
         self.work = RankWork(self.rank_pass)
         self.full_run: RunConfig = self.rank_pass.run_config()
         self.layer: int = BEFORE
@@ -145,14 +145,14 @@ class WorkRecorder(Placements):
             yield from self._chosen_items(chosen_items.items)
 
     def _running_scopes(self, scope: Scope) -> Iterator[Scope]:
-        """Yields a scope and every scope in it, in the branches that run."""
+        """Yields a scope and all nested scopes in executed branches."""
         yield scope
         for item in self._chosen_items(scope.items):
             if isinstance(item, Scope):
                 yield from self._running_scopes(item)
 
     def _running_steps(self, items: Iterable[Item]) -> Iterator[Step]:
-        """Yields every step that runs, in order; records which values are identities of others."""
+        """Yields every executed step in order, and records which values are identities of others."""
         for item in self._chosen_items(items):
             if item.about.get("role") in NEVER_RUN or item.about.get("optional", "") not in ("", *self.include):
                 continue
@@ -259,11 +259,11 @@ class WorkRecorder(Placements):
 
     @property
     def _gathers_tokens(self) -> bool:
-        """Whether expert ranks compute the sums of their own experts for the tokens of all ranks."""
+        """Whether expert ranks compute, for all ranks' tokens, the sums over their own experts."""
         return self.rank_pass.gathered_ranks > 0 and self.layout.ep > 1
 
     def _add_gathering(self, routed: Value, backward: bool) -> None:
-        """Adds the message by which ranks gather the tokens of all replicas of attention, or reduce their sums.
+        """Adds the all-gather of tokens over attention replicas, or the reduction of their sums.
 
         routed: rows of tokens and experts, before (dispatch) or after the experts (combine).
         """
@@ -346,7 +346,7 @@ class WorkRecorder(Placements):
             self._add_adapter(self.rank_pass.adapters.rank, rows, x.width, y.width)
 
     def _add_adapter(self, rank: int, rows: Number, width: Number, outputs: Number) -> None:
-        """Adds an adapter's two products, x·Aᵀ·Bᵀ, and the casts and sums around them, of its input and its output."""
+        """Adds an adapter's products x·Aᵀ·Bᵀ, with the casts and sums of input and output."""
         for outputs_of_product, inputs_of_product in ((rank, width), (outputs, rank)):
             flops = 2 * rows * outputs_of_product * inputs_of_product
             self._add_kernel(
@@ -363,7 +363,7 @@ class WorkRecorder(Placements):
         self.work.adapters[self.layer] = self.work.adapters.get(self.layer, 0) + adapter_params
 
     def _shares_input(self, x: Value) -> bool:
-        """Whether an earlier product of this layer has the same input, so that fused software computes both at once."""
+        """Whether an earlier matrix product of this layer has the same input, so that software may fuse both."""
         region = id(self._storage(x)), self.layer
         shares_input = region in self.shared_inputs and self.rank_pass.fused
         self.shared_inputs.add(region)
@@ -382,7 +382,7 @@ class WorkRecorder(Placements):
         )
 
     def _lower_per_group(self, step: Step) -> None:
-        """Adds the products of equal groups of the input's width, or of its blocks, which one kernel computes."""
+        """Adds the products of equal groups of the input's width, or of blocks, as one kernel."""
         x, y, op, ranks = step.ins[0], step.outs[0], step.op, self.rank_pass.cp
         assert op is not None
         rows, flops = self._rows_on_rank(x), rank_share(op.forward_flops(self.full_run), ranks)
@@ -453,7 +453,7 @@ class WorkRecorder(Placements):
         return run.phase == "decode" or not is_zero(run.workload.context)
 
     def _lower_scores(self, step: Step) -> None:
-        """Adds a product of queries and keys: of attention with a softmax of its own, or by which keys are selected."""
+        """Adds a product of queries and keys, for attention with a separate softmax or for the selection of keys."""
         op, ranks, run = step.op, self.rank_pass.cp, self.full_run
         assert isinstance(op, AttentionCore)
         pairs = run.batch * op.pairs(run)
@@ -517,7 +517,7 @@ class WorkRecorder(Placements):
             self._record_group()
 
     def _record_group(self) -> None:
-        """Records the collected element-wise steps as one kernel.
+        """Records a group of element-wise steps as one kernel.
 
         It reads the values that come from outside of the group, and writes those that are read outside of it.
         """
@@ -556,7 +556,7 @@ class WorkRecorder(Placements):
 
 
 def rank_work(spec: ModelSpec, rank_pass: RankPass) -> RankWork:
-    """Returns the work of a rank that has all layers. Raises `InputError` for sizes that the layout does not divide."""
+    """Returns the work of a rank with all layers. Raises `InputError` for sizes that the layout does not divide."""
     tp, etp, divides_tokens = rank_pass.tp, rank_pass.expert_tp, rank_pass.divides_tokens
     program_layout = Layout(tp=tp, etp=etp, dp=etp, sequence_parallel=divides_tokens)
     layout_of_rank = Layout(

@@ -1,4 +1,4 @@
-"""Compares a checkpoint's tensors with the model's by layer and shape, independent of their names.
+"""Compares a checkpoint's tensors with the model's tensors by layer and shape, regardless of names.
 
 Checkpoints name and pack the same weights in many ways. Within each layer, a stored tensor matches an expected one of
 the same or the transposed shape. It matches several expected tensors that it concatenates or stacks (fused q, k and v;
@@ -67,7 +67,7 @@ class TensorMatch:
 
 
 def expected_tensors(spec: ModelSpec) -> Iterator[Expected]:
-    """Yields every parameter and checkpoint buffer of the spec, except those of multi-token-prediction modules."""
+    """Yields every parameter and checkpoint buffer of the spec, except those of multi-token prediction."""
     tree = spec.tree()
     for node_position in tree.walk():
         op_use = node_position.use
@@ -149,7 +149,7 @@ Unmatched = list[tuple[StoredTensor, Shape]]
 
 
 def _match_equal_shapes(expected_tensors: list[Expected], remaining: Unmatched, result: TensorMatch) -> Unmatched:
-    """Matches tensors one to one by shape, then by transposed shape; similar names first."""
+    """Matches tensors one to one by shape, then by transposed shape, preferring similar names."""
     tensors_by_shape: dict[Shape, list[Expected]] = defaultdict(list)
     for expected_tensor in expected_tensors:
         tensors_by_shape[expected_tensor.shape].append(expected_tensor)
@@ -186,7 +186,7 @@ def _transposed_shape(shape: Shape) -> Shape:
 
 
 def _match_expert_stacks(unmatched_tensors: list[Expected], remaining: Unmatched, result: TensorMatch) -> Unmatched:
-    """Matches a stack of n matrices or vectors with n stored tensors, grouped by the last word of their names."""
+    """Matches a stack of n matrices or vectors with n stored tensors, grouped by the last word of the names."""
     stacks = [stack for stack in unmatched_tensors if len(stack.shape) > 1]
     shapes = {shape for stack in stacks for shape in (stack.shape[1:], stack.shape[:0:-1])}
     by_shape: dict[Shape, dict[str, list[int]]] = defaultdict(dict)  # shape → word → indices in `remaining`
@@ -217,7 +217,7 @@ def _match_expert_stacks(unmatched_tensors: list[Expected], remaining: Unmatched
 
 
 def _match_fused(expected_tensors: list[Expected], remaining: Unmatched, result: TensorMatch) -> Unmatched:
-    """Matches two or three tensors of one parent with a fused tensor, along rows, or along columns if transposed."""
+    """Matches two or three tensors of one parent with a fused tensor, by concatenated rows or columns."""
     unmatched_tensors: Unmatched = []
     fused_by_shape: dict[int, dict[Shape, tuple[Expected, ...]]] = {}  # axes → shape → tensors that are fused to it
     for tensor, shape in remaining:
@@ -329,13 +329,13 @@ def _words_of_node(expected_tensor: Expected) -> set[str]:
 
 
 def _stack_in_name(name: str) -> str:
-    """Returns the stack that a tensor's name mentions, `encoder` or `decoder`; empty if it mentions none."""
+    """Returns the stack in a tensor's name, `encoder` or `decoder`; empty for other names."""
     stack_names = re.findall(r"(?:^|\.)(enc|dec)", name)
     return stack_names[0] if stack_names else ""
 
 
 def _accept_tied_copies(spec: ModelSpec, result: TensorMatch) -> None:
-    """Accepts a stored output head that is tied to the embedding and so a second copy of it."""
+    """Accepts a stored output head as a second copy of a tied embedding."""
     if not spec.tie_word_embeddings:
         return
     head_shape = (spec.vocab_size, spec.embedding_size or spec.hidden_size)

@@ -52,7 +52,7 @@ class Check:
 
     @property
     def where(self) -> str:
-        """The path of the node, with the length of the pass if several lengths were measured."""
+        """The path of the node, and the length of the pass if several lengths were measured."""
         node = self.node or "model"
         return node if self.seq is None else f"{node}, {self.seq:,} tokens"
 
@@ -63,7 +63,7 @@ class Check:
         return abs(self.closed_form - self.explained - self.measured) <= self.within * self.measured
 
     def explanation(self, model_sizes: Sizes = ()) -> str:
-        """Describes a difference, with the model size that equals it if there is one."""
+        """Describes a difference, with the model size that equals the difference, if any."""
         if self.measured is None:
             return "the witness has no such module"
         if self.measured == 0:
@@ -96,7 +96,7 @@ class Check:
 
 @dataclass(frozen=True)
 class Coverage:
-    """The paths of the model's leaf nodes with parameters, by the way in which they were compared.
+    """The paths of the model's leaf nodes with parameters, by kind of comparison.
 
     alone: the leaves that were compared individually.
     summed: the leaves that were compared as part of a sum.
@@ -136,7 +136,7 @@ class Verdict:
 
     @property
     def ok(self) -> bool:
-        """Whether every check passed and there was at least one."""
+        """Whether every check passed, and there was at least one check."""
         return bool(self.checks) and all(check.ok for check in self.checks)
 
     @property
@@ -162,7 +162,7 @@ def compare_nodes(
     run_config: RunConfig | None = None,
     include: frozenset[str] = frozenset(),
 ) -> Iterator[Check]:
-    """Yields a check for every node of the tree, for optional parts only if they are in `include`.
+    """Yields a check for every node of the tree, and for optional parts in `include`.
 
     Repeats are compared individually, and reported as one check if their measurements agree.
 
@@ -182,7 +182,7 @@ def compare_nodes(
 def check_repeats(
     node: str, quantity: str, expected_count: int, readings: Mapping[str, int | None], witness: str
 ) -> Iterator[Check]:
-    """Yields one check for all repeats of a node if their measurements agree, else one for each wrong repeat.
+    """Yields one check for all repeats of a node if the measurements agree, else one check per wrong repeat.
 
     readings: path of a repeat → its measurement.
     """
@@ -216,5 +216,5 @@ def module_paths(node_position: Place) -> list[str]:
 
 
 def without_zero_checks(checks: Iterator[Check]) -> Iterator[Check]:
-    """Leaves out checks in which both sides are zero, such as the FLOPs of a norm."""
+    """Removes checks of two zeros, such as the FLOPs of a norm."""
     return (check for check in checks if not (is_zero(check.closed_form) and check.measured == 0))

@@ -55,7 +55,7 @@ _KNOWN: dict[Hashable, int] = {}
 
 
 def _cached_formula(op: Any, formula: Callable[..., int]) -> Callable[..., int]:
-    """Caches an operation's FLOPs for each combination of shapes on the meta device."""
+    """Caches an operation's FLOPs by shapes on the meta device."""
 
     def flops(*args: Any, out_val: Any = None, **kwargs: Any) -> int:
         shapes = key_of((*args, *kwargs.items()))

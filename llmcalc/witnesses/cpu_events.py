@@ -132,7 +132,7 @@ class CpuEvents:
 
 
 def outermost_kernel(operations: list[Any]) -> Any | None:
-    """Returns the first of nested operations that autograd does not decompose; None if there is none."""
+    """Returns the first of nested operations that autograd does not decompose; None without one."""
     return next((operation for operation in operations if _is_kernel(operation.name)), None)
 
 
@@ -163,7 +163,7 @@ def read_events(profile: Any, kernel_of: Callable[[list[Any]], Any | None] = out
 
 
 def _memory_events(profile: Any) -> Iterator[tuple[Any, list[Any]]]:
-    """Yields every allocation, release and sum of gradients with its enclosing operations, outermost first."""
+    """Yields every allocation, release and gradient sum, with the enclosing operations, outermost first."""
     pending_events = [(event, list[Any]()) for event in profile.profiler.kineto_results.experimental_event_tree()]
     while pending_events:
         event, enclosing_events = pending_events.pop()

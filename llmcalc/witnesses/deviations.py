@@ -34,7 +34,7 @@ COMMON_DEVIATIONS = (
 
 
 def cost_in_class(model_type: str, quantity: str, cost: Cost, spec: ModelSpec) -> Cost:
-    """Returns an operation's cost function in the `transformers` classes of a model type, with their deviations."""
+    """Returns an operation's cost function, with the deviations of a model type's `transformers` classes."""
     replacements = [deviation.follow for deviation in _deviations_of(model_type, quantity, spec)]
 
     def changed_cost(op_use: Use) -> Any:
@@ -54,13 +54,13 @@ def class_total(
     run_config: RunConfig | None = None,
     include: frozenset[str] = frozenset(),
 ) -> Number:
-    """Returns the cost of the whole model in the classes of a text model type, including their deviations."""
+    """Returns the cost of the whole model in the classes of a text model type, with the classes' deviations."""
     count = spec.tree().total(cost_in_class(model_type, quantity, cost, spec), run_config, include=include)
     return count + sum(deviation.more(spec) for deviation in _deviations_of(model_type, quantity, spec))
 
 
 def additions_by_path(model_type: str, quantity: str, spec: ModelSpec) -> Callable[[str], Number]:
-    """Returns a function from a node's path to the amount by which the classes exceed the count of its subtree."""
+    """Returns path of a node → amount by which the classes exceed the count of the node's subtree."""
     additions = {
         deviation.at: deviation.more(spec) for deviation in _deviations_of(model_type, quantity, spec) if deviation.at
     }

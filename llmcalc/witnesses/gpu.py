@@ -44,7 +44,7 @@ WITHIN = {"requested_bytes": 0.001, "allocated_bytes": 0.01, "reserved_bytes": 0
 
 
 class AllocatorStatistics(NamedTuple):
-    """The allocator's statistics in bytes. allocated: of current blocks. Other fields: peaks since the last restart."""
+    """The allocator's statistics in bytes. allocated: current blocks. Other fields: peaks since the last reset."""
 
     allocated: int
     peak_requested: int
@@ -136,7 +136,7 @@ class MeasuredMemory:
 
 
 def measure_gpu(spec: ModelSpec, settings: Settings, statistics: Statistics) -> MeasuredMemory:
-    """Measures a run of the PyTorch reference. Raises torch's `OutOfMemoryError` if the device is too small."""
+    """Measures a run of the PyTorch reference. Raises torch's `OutOfMemoryError` on a too small device."""
     training_run = configured_run(spec, settings)
     measured_run = MeasuredMemory()
     statistics.empty()
@@ -170,7 +170,7 @@ def measure_gpu(spec: ModelSpec, settings: Settings, statistics: Statistics) -> 
 
 
 def closed_form(device: DeviceMemory) -> dict[str, int]:
-    """Returns bytes by quantity as `llmcalc memory` computes them. Workspaces count as requested, like tensors."""
+    """Returns bytes by quantity from `llmcalc memory`, with workspaces in requested bytes."""
     workspaces = sum(term.bytes for term in device.terms if term.name == "cuBLAS workspaces")
     return {
         "requested_bytes": device.exact_bytes + workspaces,

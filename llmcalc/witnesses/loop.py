@@ -76,7 +76,7 @@ class without_initial_values(TorchFunctionMode):  # it is used as a function
 
 
 def token_ids(spec: ModelSpec, batch: int, tokens: int, device: str) -> Tensor:
-    """Returns random token ids on a GPU; elsewhere zeros, so that the same experts get all rows."""
+    """Returns random token ids on a GPU; elsewhere zeros, which route all rows to the same experts."""
     return measure.token_ids(spec, batch, tokens, device, is_random=device == "cuda")
 
 
@@ -100,7 +100,7 @@ def loss_or_output(
 
 
 class TrainingLoop:
-    """The training loop whose memory is measured. A new batch overwrites the attributes of the previous one."""
+    """The measured training loop. A new batch overwrites the attributes of the previous batch."""
 
     def __init__(self, spec: ModelSpec, training: Training, device: str) -> None:
         self.spec: ModelSpec = spec
@@ -118,7 +118,7 @@ class TrainingLoop:
         self.optimizers = build_optimizers(training.optimizer, parameters, training.implementation, training.momentum)
 
     def _parameters_in_order(self) -> list[Tensor]:
-        """Returns the trained parameters in the order in which the simulation creates them.
+        """Returns the trained parameters in the simulation's order.
 
         The order matters because the variable of a loop over tensors still refers to the previous tensor.
         """
@@ -241,7 +241,7 @@ def cache_shapes(spec: ModelSpec, inference: Inference) -> CacheShapes:
 
 
 class Passes:
-    """Inference passes: a prompt, or a decoding step after it.
+    """Inference passes over a prompt or one decoded token.
 
     store: the cache by module; None for a model without a cache.
     """
@@ -262,7 +262,7 @@ class Passes:
             self._run(min(chunk, seq - past), past, last_only=self.store is not None)
 
     def cache_of(self, shapes: CacheShapes) -> None:
-        """Creates the cache that a prompt leaves behind. shapes: its tensors' shapes."""
+        """Creates the cache of a prompt. shapes: the shapes of the cache's tensors."""
         modules = dict(self.module.named_modules())
         self.store = {
             modules[path]: tuple(
@@ -277,7 +277,7 @@ class Passes:
         self._run(1, self.inference.seq, last_only=False)
 
     def _run(self, tokens: int, past: int, last_only: bool) -> None:
-        """Runs one inference pass, at whose end token ids and logits are freed."""
+        """Runs one inference pass, and frees token ids and logits at the end."""
         inference = self.inference
         ids, source = token_ids(self.spec, inference.batch, tokens, self.device), None
         if not past:

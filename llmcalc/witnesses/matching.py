@@ -19,7 +19,7 @@ def compare_modules(
     witness: str,
     run_config: RunConfig | None = None,
 ) -> Iterator[Check]:
-    """Yields a check for every node whose module was found, and one joint check for all nodes of the same modules.
+    """Yields a check for every node with a matched module, and a joint check for nodes with the same modules.
 
     closed_form: the count of one repeat of a node. measured_by_path: path in the class → measured number.
     """
@@ -32,7 +32,7 @@ def compare_modules(
 
 
 def coverage_of_leaves(tree: Node, modules_of_nodes: ModulesByNode, params: Cost, include: frozenset[str]) -> Coverage:
-    """Returns for each leaf with parameters how it was compared.
+    """Returns the kind of comparison for each leaf with parameters.
 
     params: the parameters of one op in the class. include: the optional parts that the class has.
     """
@@ -56,7 +56,7 @@ def coverage_of_leaves(tree: Node, modules_of_nodes: ModulesByNode, params: Cost
 def _group_by_modules(
     tree: Node, modules_of_nodes: ModulesByNode, run_config: RunConfig | None
 ) -> Iterable[list[Place]]:
-    """Groups nodes by the class's modules that were found for them; a part of a module is a separate group.
+    """Groups nodes by matched modules of the class; a part of a module is a separate group.
 
     If nested nodes have the same modules, only the innermost node is kept.
     """

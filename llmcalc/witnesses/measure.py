@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
 @contextmanager
 def default_dtype(dtype: torch.dtype) -> Iterator[None]:
-    """Builds modules as `from_pretrained` does: tensors that are no parameters have the model's number format too."""
+    """Sets the default number format, as `from_pretrained` does, so that buffers also have the model's format."""
     import torch
 
     previous_dtype = torch.get_default_dtype()
@@ -54,7 +54,7 @@ def encoder_input(
 
 
 def _sum_upwards(values: Iterable[tuple[str, int]]) -> dict[str, int]:
-    """Adds to each module's value the values of its submodules. The keys are module paths, empty for the root."""
+    """Adds the values of submodules to each module's value. The keys are module paths, empty for the root."""
     totals = {"": 0}
     for path, value in values:
         totals[""] += value
@@ -65,13 +65,13 @@ def _sum_upwards(values: Iterable[tuple[str, int]]) -> dict[str, int]:
 
 
 def parameters(module: nn.Module) -> dict[str, int]:
-    """Returns the number of parameters by module path; a shared parameter counts in the first module that has it."""
+    """Returns the number of parameters by module path; a shared parameter counts in its first module."""
     named_parameters = module.named_parameters()  # yields a shared parameter once, under its first name
     return _sum_upwards((name.rpartition(".")[0], parameter.numel()) for name, parameter in named_parameters)
 
 
 def tensors(module: nn.Module, listed_modules: Sequence[str] = ()) -> dict[str, int]:
-    """Returns parameters by module path; a shared parameter counts in the first of `listed_modules` that has it."""
+    """Returns parameters by module path; a shared parameter belongs to the first of `listed_modules`."""
     rank = {path: i for i, path in reversed([*enumerate(listed_modules)])}
 
     def place(name: str) -> int:
@@ -97,7 +97,7 @@ def buffers(module: nn.Module) -> dict[str, int]:
 
 
 def pass_through(module: nn.Module, paths: Iterable[str]) -> None:
-    """Makes the modules at these paths return their first input instead of running."""
+    """Makes the modules at these paths return their first input unchanged."""
     for path in paths:
         module.get_submodule(path).forward = lambda x, *_: x
 
@@ -120,17 +120,17 @@ def with_repeats(measured_values: dict[str, int], repeats: dict[str, str]) -> di
 
 
 def module_names(module: nn.Module) -> frozenset[str]:
-    """Returns the paths of all modules; the root's path is empty."""
+    """Returns the paths of all modules, with an empty path for the root."""
     return frozenset(name for name, _ in module.named_modules(remove_duplicate=False))
 
 
 def tensor_names(module: nn.Module) -> frozenset[str]:
-    """Returns the paths of all parameters; a shared parameter is listed under each of its names."""
+    """Returns the paths of all parameters; a shared parameter is listed under every name."""
     return frozenset(name for name, _ in module.named_parameters(remove_duplicate=False))
 
 
 def flops_by_path(counter: FlopCounterMode, root: str) -> dict[str, int]:
-    """Returns the counter's result by module path; an empty dict if the counter found no matrix multiplication."""
+    """Returns the counter's result by module path; an empty dict without matrix multiplications."""
     out: dict[str, int] = {}
     for name, flops_by_operation in counter.get_flop_counts().items():
         total = sum(flops_by_operation.values())
@@ -144,7 +144,7 @@ def flops_by_path(counter: FlopCounterMode, root: str) -> dict[str, int]:
 def count_flops(
     module: nn.Module, run: Callable[[], Any], train: bool = False
 ) -> tuple[dict[str, int], dict[str, int]]:
-    """Returns the FLOPs of `run()` by module path, and of `run()` with the backward pass of all its outputs.
+    """Returns the FLOPs of `run()` by module path, without and with the backward pass of all outputs.
 
     run: calls the module and returns the tensors that a loss would be computed from.
     train: whether to run the backward pass; without it the second dict is empty. False by default.
@@ -168,7 +168,7 @@ def count_flops(
 
 
 class BackwardOwners:
-    """Attributes the matrix multiplications of a backward pass to the modules of their forward pass.
+    """Attributes the matrix multiplications of a backward pass to the forward modules.
 
     FlopCounterMode attributes a backward pass to the last module entered, which is wrong where a module's inputs need
     no gradient or branch. Here every autograd node belongs to the innermost module that was running when the node was
@@ -196,7 +196,7 @@ class BackwardOwners:
         self._assign_owner(output, self.stack.pop())
 
     def _assign_owner(self, values: Any, path: str) -> None:
-        """Assigns the autograd nodes that computed these tensors to the module at `path`, unless they have an owner."""
+        """Assigns the autograd nodes of these tensors to the module at `path`, unless they have an owner."""
         import torch
         from torch.utils._pytree import tree_leaves
 
@@ -235,7 +235,7 @@ class BackwardOwners:
 
 
 def cache_bytes_by_path(store: dict[nn.Module, tuple[Tensor, ...]], module: nn.Module) -> dict[str, int]:
-    """Returns the bytes of the cached tensors by module path; a window is a view of a longer storage, as in classes."""
+    """Returns the bytes of the cached tensors by module path; a view of a longer storage counts as its elements."""
     names = {id(submodule): name for name, submodule in module.named_modules()}
     elements_by_id = (
         (names[id(submodule)], sum(tensor.nbytes for tensor in tensors)) for submodule, tensors in store.items()

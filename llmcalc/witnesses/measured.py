@@ -26,7 +26,7 @@ DEPTH = 4
 
 @dataclass(frozen=True)
 class ModuleSize:
-    """The parameters of a module and its submodules. Equal members of a numbered list are one node with a repeat."""
+    """The parameters of a module with submodules. Equal members of a numbered list are one node with a repeat."""
 
     name: str
     params: int
@@ -81,7 +81,7 @@ def _require_class(path: Path, model_type: str, remote_code: bool) -> None:
 
 
 def measured_tree(module: nn.Module) -> ModuleSize:
-    """Returns a tree of parameters by module; a shared parameter is counted in the first module that has it."""
+    """Returns a tree of parameters by module; a shared parameter counts in its first module."""
     parameters_by_path = parameters(module)
     return _module_tree(module, "", type(module).__name__, parameters_by_path, DEPTH)
 

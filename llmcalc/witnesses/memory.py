@@ -1,4 +1,4 @@
-"""Compares the simulated memory of a run with torch's memory when it runs the reference: the bytes are equal.
+"""Compares the simulated memory of a run with torch's measured memory of the reference: equal bytes are expected.
 
 On meta and on the CPU, a dispatch mode tracks every storage that torch creates (`storages.StorageTracker`). Under it
 autograd adds no gradient in place, so the passes of a micro-batch are compared again without it, with the events of the
@@ -90,7 +90,7 @@ class MemoryComparison:
 
 
 def default_runs(spec: ModelSpec, batch: int, seq: int) -> list[Settings]:
-    """Returns the runs that are compared by default: training, prefill, and decoding unless the model is an encoder."""
+    """Returns the runs compared by default: training, prefill and, except for encoders, decoding."""
     training, prefill = (Settings(phase, batch=batch, seq=seq) for phase in ("training", "prefill"))
     return [training, prefill, *([] if spec.kind == "encoder" else [Settings("decode", batch=batch, seq=seq)])]
 
@@ -121,7 +121,7 @@ def compare_memory(spec: ModelSpec, settings: Sequence[Settings], device: Device
 
 
 def _compare_with_events(spec: ModelSpec, settings: Settings, comparison: MemoryComparison) -> None:
-    """Compares a short micro-batch's passes with the CPU profiler's events, or adds the reason against comparing.
+    """Compares a short micro-batch's passes with the CPU profiler's events, or adds the reason for no comparison.
 
     If the vocabulary has too many bytes for the CPU, the model gets a small one, on which in-place sums do not depend.
     """
@@ -275,7 +275,7 @@ def _kernel_limits(attention: str, norm: str, device: Device) -> Iterator[tuple[
 
 
 def _check_size(spec: ModelSpec, settings: Settings) -> None:
-    """Raises `InputError` for a run that would take too much memory on a CPU."""
+    """Raises `InputError` for a run that needs too much CPU memory."""
     byte_count = max(simulate_run(spec, settings).values())
     if byte_count > LARGEST_REAL:
         raise InputError(
@@ -306,7 +306,7 @@ class StepBytes(NamedTuple):
 
 
 class TrainingBytes(NamedTuple):
-    """Bytes after set-up, and in the first and the second step. A run of one step has the same bytes for both."""
+    """Bytes after set-up, in the first step and in the second step (equal for runs of one step)."""
 
     set_up: int
     first: StepBytes
@@ -343,7 +343,7 @@ class InferenceBytes(NamedTuple):
 
 
 def simulate_steps(spec: ModelSpec, training: Training, step_count: int = STEPS) -> TrainingBytes:
-    """Simulates training steps as a dispatch mode counts them. step_count: 2, or 1 for the first step only."""
+    """Simulates training steps with a dispatch mode's counting. step_count: 2, or 1 for the first step only."""
     meter = Meter()
     run = TrainingRun(spec, training, memory_meter=meter)
     run.graph.adds_in_place = False  # under a dispatch mode torch adds gradients into new tensors
@@ -411,7 +411,7 @@ def _event_quantities(passes: PassBytes, gradient_sums: GradientSums) -> dict[st
 
 
 def _saved_bytes(run: TrainingRun, loss: Any) -> int | None:
-    """Returns the bytes that the graph of a loss saves, without weights and inputs; None with recomputation."""
+    """Returns the bytes saved in a loss's graph, without weights and inputs; None with recomputation."""
     if run.training.recompute is not NONE:
         return None
     input_storages = {id(item.storage) for item in _input_tensors(run)}

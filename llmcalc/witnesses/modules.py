@@ -22,7 +22,7 @@ from ..sources.huggingface.towers.names import TOWER_MODULES
 
 @dataclass(frozen=True, slots=True)
 class NodeModules:
-    """The modules of a class that correspond to one node.
+    """The modules of a class that match one node.
 
     modules: the paths of modules or tensors that together correspond to it.
     less: the paths that are subtracted, none by default.
@@ -86,7 +86,7 @@ class _Search:
             yield from self._stack("", other_nodes, self._side_modules(kind, roots))
 
     def tower_nodes(self, tree: Node, base: str) -> Iterator[tuple[str, NodeModules]]:
-        """Finds the modules of towers: below the model without a head, below its encoder, or in the whole model.
+        """Finds the encoders' modules: in the headless model, in the encoder, or in the whole model.
 
         Such a module may contain another one (the projector), so it is not compared as a whole.
         """
@@ -157,7 +157,7 @@ class _Search:
     def _find_below_node(
         self, path: str, node: Node, parents: tuple[str, ...], outer_modules: tuple[str, ...], keys: tuple[str, ...]
     ) -> Iterator[tuple[str, NodeModules]]:
-        """Finds the modules of a node and of all nodes below it.
+        """Finds the modules of a node and of all descendants.
 
         parents: the modules of its parent.
         outer_modules: the modules of its layer, or of the stack outside of layers.
@@ -195,7 +195,7 @@ class _Search:
     def _repeats_of_node(
         self, path: str, indices: Sequence[int], whole_path: str
     ) -> Iterator[tuple[str, tuple[str, ...]]]:
-        """Finds the modules of a node's repeats: each repeat is the member of a module list with the repeat's index."""
+        """Finds the modules of a node's repeats, by the repeat's index in a module list."""
         members = self._matching_paths(f"{whole_path}.*")
         containing_members = [member for member in members if any(path.startswith(f"{member}.") for path in self.known)]
         members = containing_members or members  # Zamba 2's lists have placeholders
@@ -221,7 +221,7 @@ class _Search:
         return None
 
     def _modules_below(self, name: str, parents: tuple[str, ...], outer_modules: tuple[str, ...]) -> list[str]:
-        """Returns the modules with a name below the first parent that has such a module.
+        """Returns the modules with a name below the first parent that has them.
 
         A name with a leading dot is searched in `outer_modules`.
         """
@@ -234,7 +234,7 @@ class _Search:
         return []
 
     def _matching_paths(self, path: str) -> list[str]:
-        """Returns the path itself if the class has it, else all module paths that match the path's stars."""
+        """Returns the path if the class has it, else all module paths that match the path's stars."""
         if "*" not in path:
             return [path] if path in self.known else []
         pattern = re.compile(re.escape(path).replace(r"\*", r"(\d+)"))
@@ -264,7 +264,7 @@ def nodes_called_once(
 
 
 def without_shared(modules_of_nodes: ModulesByNode, params: Mapping[str, int]) -> dict[str, int]:
-    """Returns parameters by path, without a layer's parameters that belong to the stack (T5's table of positions)."""
+    """Returns parameters by path, except a layer's parameters that belong to the stack (T5's position table)."""
     remaining_params = dict(params)
     layers = tuple(
         f"{modules.modules[0]}."

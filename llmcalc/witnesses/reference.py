@@ -1,4 +1,4 @@
-"""Checks counts against llmcalc's own PyTorch model, built from the description alone and run.
+"""Checks counts against llmcalc's PyTorch model, built from the description alone.
 
 On `meta`, whole models of any size are built and run without data; on `cpu` and `cuda` they really compute. On meta,
 identical layers behave identically: one layer of each kind is run, and its FLOPs and cache are used for its repeats,
@@ -77,7 +77,7 @@ def default_seq(spec: ModelSpec) -> int:
 
 
 def longest_pass(spec: ModelSpec) -> int | None:
-    """Returns the longest prompt within the learned positions that leaves a position for decoding; None without them.
+    """Returns the longest prompt within the learned positions, less one for decoding; None without learned positions.
 
     Raises `InputError` if none fit.
     """
@@ -139,7 +139,7 @@ def verify_reference(
 
 
 def _measure_speed(spec: ModelSpec, module: nn.Module, device: Device, batch: int, seq: int) -> dict[str, Any]:
-    """Measures seconds, FLOP/s and bytes of a forward pass; on CUDA with enough tokens to keep the GPU busy."""
+    """Measures seconds, FLOP/s and bytes of a forward pass, on CUDA with enough tokens to keep the GPU busy."""
     tokens = busy_seq(spec, seq) if device == "cuda" else seq
     ids = token_ids(spec, batch, tokens, device, is_random=True)
     source_input = ids if spec.kind == "encoder-decoder" else None
@@ -179,7 +179,7 @@ def build_on_device(spec: ModelSpec, device: Device) -> nn.Module:
 
 
 def _check_activations(spec: ModelSpec, batch: int, seq: int) -> None:
-    """Raises `InputError` if the activations kept for the backward pass are too large for a CPU.
+    """Raises `InputError` if the saved activations are too large for a CPU.
 
     Only the outputs of linear layers and attention scores are counted, which is a lower bound.
     """

@@ -38,7 +38,7 @@ def verify(
 def _compare_model(
     preset: Preset, witness: Witness, device: Device, batch: int, seq: int | None, every_layer: bool, memory: bool
 ) -> Verdict:
-    """Compares the counts of one model with the chosen model or source."""
+    """Compares one model's counts with the chosen model or source."""
     if witness != "reference" and (device != "meta" or every_layer or memory):
         raise InputError(f"--against {witness}: --device, --every-layer and --memory only apply to --against reference")
     if witness == "published":
@@ -54,7 +54,7 @@ def _compare_model(
 
 
 def _with_memory(verdict: Verdict, spec: ModelSpec, device: Device, batch: int, seq: int | None) -> Verdict:
-    """Adds checks of memory to a verdict, with the same tokens; on a GPU with enough tokens to keep it busy."""
+    """Adds memory checks to a verdict, with the same tokens or, on a GPU, with more tokens."""
     from .memory import compare_memory, default_runs
 
     start = time.perf_counter()

@@ -62,13 +62,13 @@ class ShapeCache(TorchDispatchMode):
 
 @cache
 def _is_composed(func: Any) -> bool:
-    """Whether an operation runs as several others, some of which may have FLOPs."""
+    """Whether an operation consists of several others, some of them possibly with FLOPs."""
     return torch._C._dispatch_has_kernel_for_dispatch_key(func.name(), "CompositeImplicitAutograd")
 
 
 @cache
 def _makes_tensors(func: Any) -> bool:
-    """Whether an operation only creates tensors whose shapes follow from the shapes of its inputs.
+    """Whether an operation only creates tensors with shapes from the input shapes.
 
     Views and changes in place say so in their schema. Operations without tensor inputs (`arange`) are left out.
     """
@@ -94,7 +94,7 @@ def _is_new(out: Any, args: tuple[Any, ...]) -> bool:
 
 
 def _result_description(result: Any) -> Any:
-    """Returns the arguments of `torch.empty_strided` for each tensor of a result."""
+    """Returns `torch.empty_strided` arguments for each tensor of a result."""
     if isinstance(result, torch.Tensor):
         return result.shape, result.stride(), result.dtype
     return [None if tensor is None else _result_description(tensor) for tensor in result]

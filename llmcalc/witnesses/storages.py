@@ -1,4 +1,4 @@
-"""Measures the bytes that autograd saves, and the bytes that are alive during a forward and a backward pass.
+"""Measures the bytes that autograd saves, and the live bytes during forward and backward passes.
 
 On meta tensors have no values; on the CPU a pass takes a fifth of the time. An operation creates the same tensors on
 both and on a GPU. Scratch memory of CPU kernels is not measured here.
@@ -21,7 +21,7 @@ from torch.utils._pytree import tree_leaves
 
 
 class StorageTracker(TorchDispatchMode):
-    """Tracks the bytes of a device's storages that are created under this mode, and their peak.
+    """Tracks the bytes and the peak of a device's storages that are created under this mode.
 
     known_tensors: tensors whose storages do not count.
     log: whether every allocation is logged; default False.
@@ -73,7 +73,7 @@ class StorageTracker(TorchDispatchMode):
 
 
 def saved_bytes(out: torch.Tensor, outside: set[Any], device: str) -> int:
-    """Returns the bytes of storages that the autograd graph of `out` saves. outside: storages that do not count."""
+    """Returns the bytes saved in the autograd graph of `out`. outside: storages that do not count."""
     bytes_by_storage: dict[int, int] = {}
     for tensor in saved_tensors(out):
         storage = tensor.untyped_storage()

@@ -146,7 +146,7 @@ def _without_warnings(model: nn.Module) -> None:
 
 
 def _avoid_identity_experts(model: nn.Module) -> None:
-    """Keeps routers from selecting identity experts, as in the count: a score correction ranks these experts last."""
+    """Prevents routers from selecting identity experts, by a score correction that ranks these last."""
     import torch
 
     for module in model.modules():
@@ -259,7 +259,7 @@ def find_modules(spec: ModelSpec, config: Mapping[str, Any], model: Any) -> Modu
 
 
 def _token_ids(model: nn.Module, batch: int, seq: int) -> Any:
-    """Returns token ids on the model's device; on a CPU real values, with the end-of-sequence token only at the end."""
+    """Returns token ids on the model's device, on a CPU with the end-of-sequence token only at the end."""
     import torch
 
     device = next(model.parameters()).device
@@ -274,7 +274,7 @@ def _token_ids(model: nn.Module, batch: int, seq: int) -> Any:
 
 
 def inputs_of(spec: ModelSpec, model: nn.Module, batch: int, seq: int) -> dict[str, Any]:
-    """Returns the tokens of `batch` sequences, or an encoder's frames, under the class's argument names."""
+    """Returns the tokens of `batch` sequences, or encoder frames, by the class's argument names."""
     import torch
 
     ids, name = with_channels(model, _token_ids(model, batch, seq)), type(model).__name__
@@ -290,7 +290,7 @@ def inputs_of(spec: ModelSpec, model: nn.Module, batch: int, seq: int) -> dict[s
 
 
 def with_channels(model: nn.Module, ids: torch.Tensor) -> torch.Tensor:
-    """Returns the ids [batch, tokens], with an axis of channels if the class reads several tokens per position."""
+    """Returns the ids [batch, tokens], with a channel axis for classes with several tokens per position."""
     config: Any = model.config
     channels = class_settings_of({"model_type": config.model_type}).channels
     return ids[..., None].expand(-1, -1, 1 + getattr(config, channels)) if channels else ids
@@ -312,13 +312,13 @@ def _cache_of_no_tokens(spec: ModelSpec, model: nn.Module, batch: int) -> Any:
 
 
 def denoises_after_prompt(model: nn.Module) -> bool:
-    """Whether a class reads a prompt and then denoises further tokens; its pass is run after an empty prompt."""
+    """Whether a class reads a prompt and then denoises tokens; the pass then runs after an empty prompt."""
     is_encoder_decoder: bool = model.config.is_encoder_decoder  # type: ignore[union-attr, assignment]
     return "decoder_input_ids" in signature(model.forward).parameters and not is_encoder_decoder
 
 
 def more_inputs(model: nn.Module, batch: int, seq: int) -> dict[str, Any]:
-    """Returns zeros for the arguments that a class requires in addition to token ids, such as features of no image."""
+    """Returns zeros for the class's required arguments other than token ids, such as features of no image."""
     import torch
 
     config: Any = model.config
@@ -335,7 +335,7 @@ def more_inputs(model: nn.Module, batch: int, seq: int) -> dict[str, Any]:
 
 @dataclass(frozen=True)
 class Pass:
-    """The measurements of a forward pass.
+    """The measurements of one forward pass.
 
     flops: module path → FLOPs.
     calls: module path → number of calls.
@@ -390,13 +390,13 @@ CACHE_NAMES = ("cache", "past_key_values", "cache_params", "state")
 
 
 def cache_argument(model: nn.Module) -> str:
-    """Returns the argument of a decoder class that takes a cache; empty if there is none."""
+    """Returns a decoder class's argument for the cache; empty without one."""
     arguments = signature(model.forward).parameters
     return next((name for name in CACHE_NAMES[:2] if name in arguments), "")
 
 
 def _caches_of(outputs: Any) -> Iterator[Any]:
-    """Yields the caches in a module's output, under the names that classes use for them."""
+    """Yields the caches in a module's output, under the classes' usual names."""
     cache_attributes = (getattr(outputs, name, None) for name in CACHE_NAMES)
     return (cache for cache in cache_attributes if cache is not None)
 
@@ -417,7 +417,7 @@ def _module_states(model: nn.Module) -> dict[tuple[str, str], Any]:
 
 
 def cache_bytes(cache: Any) -> int:
-    """Returns the bytes of all tensors in a transformers cache, however nested; a tensor counts once."""
+    """Returns the bytes of all tensors in a transformers cache, each tensor once."""
     return sum(
         tensor.numel() * tensor.element_size()
         for tensor in {id(tensor): tensor for tensor in _tensors(cache, set())}.values()

@@ -29,7 +29,7 @@ from ..workload.recompute import PRODUCTS, Recompute
 def use_kernels(
     module: nn.Module, choices: Choices, recompute: Recompute, adapters: Adapters | None = None, device: str = "cpu"
 ) -> None:
-    """Makes a reference run these kernels inside `kernel_context`, with dropout if it is in training mode."""
+    """Makes a reference use these kernels inside `kernel_context`, with dropout in training mode."""
     if module.training:
         with_dropout(module)
     if adapters is not None:
@@ -64,7 +64,7 @@ def sdpa_math(causal: bool, q: Any, k: Any, v: Any, *_: Any, **__: Any) -> Any:
 
 
 def scaled_dot_product(capability: int, causal: bool, q: Any, k: Any, v: Any, *_: Any, **__: Any) -> Any:
-    """Runs scaled_dot_product_attention: torch's own on a CPU, a compute capability's kernel on the meta device.
+    """Runs scaled_dot_product_attention: torch's on a CPU, a compute capability's kernel on the meta device.
 
     The kernels of 9.0 and 8.0 read each key head for all of its queries; that of 7.5 has no groups, for which torch
     falls back to its math.
@@ -130,7 +130,7 @@ def kernel_context(choices: Choices) -> Iterator[None]:
 
 
 class FusedRmsNorm(torch.autograd.Function):
-    """torch's `_fused_rms_norm` as in derivatives.yaml, which torch runs as one kernel only on GPUs."""
+    """torch's `_fused_rms_norm` (derivatives.yaml), a single kernel only on GPUs."""
 
     @staticmethod
     def forward(ctx: Any, x: Any, weight: Any) -> Any:
@@ -145,7 +145,7 @@ class FusedRmsNorm(torch.autograd.Function):
 
 
 def fuse_norms(module: nn.Module) -> None:
-    """Replaces every plain norm by one kernel."""
+    """Replaces every plain norm by a fused kernel."""
     for submodule in module.modules():
         norm: Any = submodule
         kind = getattr(submodule, "kind", "")
@@ -157,7 +157,7 @@ def fuse_norms(module: nn.Module) -> None:
 
 
 def _layer_norm(norm_module: Any, x: Any) -> Any:
-    """Runs torch's layer norm kernel with float32 statistics, as on GPUs; a CPU's kernel has bfloat16 statistics."""
+    """Runs torch's layer norm with float32 statistics as on GPUs; the CPU kernel has bfloat16 statistics."""
     return F.layer_norm(x, x.shape[-1:], norm_module.factor(), norm_module.bias, norm_module.eps)
 
 
@@ -253,7 +253,7 @@ def output_layer(module: Any) -> Any:
 
 
 def loss_of(module: Any, choices: Choices, out: Any, ids: Any, logits_ahead: Any = ()) -> Any:
-    """Returns the loss of logits (or of hidden states for a chunked loss), plus the loss of each MTP module."""
+    """Returns the loss of logits (or of hidden states for a chunked loss), plus each MTP module's loss."""
     labels = ids.flatten()
     if choices.cross_entropy == "chunked":
         layer = output_layer(module)
@@ -268,7 +268,7 @@ def loss_of(module: Any, choices: Choices, out: Any, ids: Any, logits_ahead: Any
 
 
 def log_probability_loss(logits: Any, labels: Any) -> Any:
-    """Returns the mean log-probability of labels, with entropies beside it (TRL, `GRPOTrainer._compute_loss`)."""
+    """Returns the labels' mean log-probability, with entropies (TRL, `GRPOTrainer._compute_loss`)."""
     last_tokens = logits.shape[1] - 1
     view = logits[:, :-1, :]
     view = view[:, -last_tokens:, :]
@@ -346,7 +346,7 @@ assert set(SAVED_OPERATIONS) >= PRODUCTS
 
 
 def selective_checkpoint(saved_operations: frozenset[str], alternate_operations: frozenset[str]) -> Callable[[], Any]:
-    """Returns checkpoint contexts that save selected operations' results, half of those of `alternate_operations`."""
+    """Returns checkpoint contexts that save selected operations' results, every second for `alternate_operations`."""
     operations, alternating_operations = (
         {SAVED_OPERATIONS[name] for name in names} for names in (saved_operations, alternate_operations)
     )
@@ -407,7 +407,7 @@ def _checkpoint_with_router_state(
 
 
 def _path_in_layer(name: str) -> str:
-    """Returns the path of a module below its layer; empty outside of layers."""
+    """Returns the path of a module relative to its layer; empty outside of layers."""
     _, separator, path_after_layers = f".{name}".rpartition(".layers.")
     return path_after_layers.partition(".")[2] if separator else ""
 
@@ -416,14 +416,14 @@ def _path_in_layer(name: str) -> str:
 
 
 class Dropout(nn.Module):
-    """Dropout as on a GPU: one kernel with a mask of bytes. On the meta device torch would multiply by noise."""
+    """Dropout as on a GPU: one kernel with a byte mask, instead of the meta device's multiplication by noise."""
 
     def forward(self, x: Any) -> Any:
         return torch.native_dropout(x, 0.1, True)[0]
 
 
 def with_dropout(module: Any) -> None:
-    """Attaches dropout to all modules of a reference, at the places of its spec."""
+    """Attaches dropout to all modules of a reference, at the spec's dropout points."""
     if module.spec.dropout is not None:
         dropouts = dict.fromkeys(module.spec.dropout.probabilities(), Dropout())
         for submodule in (*module.modules(), *getattr(module, "_only", ())):
@@ -451,7 +451,7 @@ class Lora(nn.Module):
 
 
 def with_adapters(module: nn.Module, adapters: Adapters, device: str = "cpu") -> None:
-    """Freezes all parameters and adds an adapter to each target; layers with a shared weight share the adapter."""
+    """Freezes all parameters and adds an adapter to each target layer; layers with tied weights share an adapter."""
     lora_by_weight: dict[int, Lora] = {}
     for parameter in module.parameters():
         parameter.requires_grad_(False)

@@ -1,4 +1,4 @@
-"""The class of `transformers` for a config, and the config fields from which it is built.
+"""The class of `transformers` for a config, and the config fields for building it.
 
 transformers: models/auto/modeling_auto, modeling_rope_utils.
 """
@@ -35,13 +35,13 @@ def witness_of(model_type: str) -> str:
 
 
 def family_of_class(model_type: str) -> Family | None:
-    """Returns the family whose class computes this model type; None if the family is not supported."""
+    """Returns the family whose class runs this model type; None for an unsupported family."""
     class_type = witness_of(model_type)
     return family_of(class_type) if class_type in model_types() else None
 
 
 def require_library_class(config: Mapping[str, Any]) -> None:
-    """Raises `InputError` for a model type whose class is code of the model's own repository, or cannot be built."""
+    """Raises `InputError` for a model type whose class is repository code, or cannot be built."""
     family = family_of_class(config["model_type"])
     if family is not None and family.code and config["model_type"] in classes():
         raise InputError(
@@ -99,7 +99,7 @@ def class_of(config: Mapping[str, Any]) -> str:
 
 
 def class_object_of(config: Mapping[str, Any]) -> Any:
-    """Returns the class that `class_of` names, or a class that only its file in the library has (Kosmos-2)."""
+    """Returns the class named by `class_of`, or a class that only its library file has (Kosmos-2)."""
     import transformers
     from transformers.models.auto.configuration_auto import CONFIG_MAPPING
 
@@ -114,7 +114,7 @@ def class_object_of(config: Mapping[str, Any]) -> Any:
 
 
 def fields_of(config: Mapping[str, Any]) -> dict[str, Any]:
-    """Returns the fields for the configuration class; length-dependent RoPE becomes plain, which changes no count."""
+    """Returns the fields for the configuration class, with length-dependent RoPE replaced by plain RoPE."""
     fields = {field: value for field, value in config.items() if field not in HUB_FIELDS}
     for name in ("rope_scaling", "rope_parameters"):
         rope = fields.get(name)

@@ -10,7 +10,7 @@ from .workload import Workload
 
 
 class Patches(Rows):
-    """The patches of an image or the frames of audio, as many as an encoder's pass has."""
+    """The patches of an image or audio frames in an encoder's pass."""
 
     __slots__ = ()
 
@@ -28,7 +28,7 @@ IMAGES = Sequences("images")
 
 @frozen(slots=True)
 class Distances(Rows):
-    """One row for each distance between a query and a key, shared by all sequences."""
+    """One row per distance between a query and a key, shared by all sequences."""
 
     name: str = "distances"
     batched: bool = False
@@ -59,7 +59,7 @@ class Table(Rows):
 
 @frozen(slots=True)
 class Multiple(Rows):
-    """Rows that are `by` times as many as the rows `of`, and `more` rows, such as samples before a strided convolution.
+    """`by` times as many rows as `of`, plus `more` rows, such as samples before a strided convolution.
 
     There are none if `of` has none.
     """
@@ -91,7 +91,7 @@ class Joined(Rows):
 
 @frozen(slots=True)
 class Padded(Rows):
-    """The rows of `of`, padded to whole blocks of `block` rows, and `more` rows of padding; none if `of` has none."""
+    """The rows of `of`, padded to whole blocks of `block` rows, plus `more` padding rows; none if `of` is empty."""
 
     name: str = "padded"
     of: Rows = SOURCE
@@ -105,7 +105,7 @@ class Padded(Rows):
 
 @frozen(slots=True)
 class FromZeros(Rows):
-    """The states of a recurrence, one before each row (token) of `of`; the first state is zeros."""
+    """The recurrent states before each row (token) of `of`; the first state is zeros."""
 
     name: str = "from_zeros"
     of: Rows = TOKENS
@@ -119,7 +119,7 @@ class FromZeros(Rows):
 
 @frozen(slots=True)
 class OfThisPass(Rows):
-    """The rows of `of` in this pass, without rows of earlier passes, such as uncached keys."""
+    """The rows of `of` that this pass adds, without rows of earlier passes."""
 
     name: str = "of_this_pass"
     of: Rows = TOKENS
@@ -130,7 +130,7 @@ class OfThisPass(Rows):
 
 @frozen(slots=True)
 class Blocks(Rows):
-    """One row for each complete block of `block` rows; a block exists when its last row exists."""
+    """One row for each complete block of `block` rows."""
 
     name: str = "blocks"
     of: Rows = TOKENS
@@ -145,7 +145,7 @@ class Blocks(Rows):
 
 @frozen(slots=True)
 class WithSums(Rows):
-    """The rows of `of`, plus one row for each complete block of `block` of them."""
+    """The rows of `of`, plus one summary row for each complete block of `block` rows."""
 
     name: str = "with_sums"
     of: Rows = TOKENS
@@ -171,7 +171,7 @@ class WithStart(Rows):
 
 @frozen(slots=True)
 class WithPrompt(Rows):
-    """The rows of `of` after `more` prompt rows, which the first pass computes and later passes read from the cache."""
+    """The rows of `of` after `more` prompt rows, which the first pass computes and caches."""
 
     name: str = "with_prompt"
     of: Rows = TOKENS
@@ -203,7 +203,7 @@ class Strided(Rows):
 
 @frozen(slots=True)
 class Merged(Rows):
-    """One row for each square of side × side neighbours, over `frames` consecutive frames."""
+    """One row per square of side × side neighbours over `frames` consecutive frames."""
 
     name: str = "merged"
     of: Rows = PATCHES
@@ -228,7 +228,7 @@ class RowsWithExtra(Rows):
 
 @frozen(slots=True)
 class QueryKeyPairs(Rows):
-    """One row for each (query, key) pair of the rows `of`, shared by all sequences."""
+    """One row per (query, key) pair of the rows of `of`, shared by all sequences."""
 
     name: str = "query_key_pairs"
     batched: bool = False
@@ -240,7 +240,7 @@ class QueryKeyPairs(Rows):
 
 @frozen(slots=True)
 class Halved(Rows):
-    """The averages of pairs of the rows `of` (Funnel Transformer); as few rows as one pair are not averaged.
+    """The averages of pairs of the rows of `of` (Funnel Transformer); a single pair is not averaged.
 
     separate_cls: whether the first row is paired with a copy of itself.
     truncate_seq: whether the last row is left out then.
@@ -259,7 +259,7 @@ class Halved(Rows):
 
 @frozen(slots=True)
 class RelativeDistances(Rows):
-    """One row for each distance between queries and keys with a computed position, shared by all sequences.
+    """One row per distance between queries and keys with a computed position, shared by all sequences.
 
     queries: the rows of the queries; two distances for each of them.
     keys: the rows of the keys, with one distance for each of them where there are more than queries; by default those

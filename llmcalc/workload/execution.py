@@ -45,7 +45,7 @@ step: one decoding step of a recurrence, instead of a chunk of tokens.
 
 @frozen(slots=True)
 class Execution:
-    """The chosen form of every step that has several equivalent forms.
+    """The chosen form of every step with several equivalent forms.
 
     attention: how attention runs. The backward pass of `eager` (default) and `sdpa-math` computes dQ, dK, dP and dV;
         those of `flash` and `sdpa` also compute the scores again.
@@ -60,7 +60,7 @@ class Execution:
     mla: LatentForm = "auto"
 
     def form(self, forms: Iterable[str], workload: Workload) -> str:
-        """Returns the form in which a step runs, one of `forms`; the first is the default."""
+        """Returns the form of a step among the allowed `forms`; the first form is the default."""
         default_form, *other_forms = forms
         return next((name for name in other_forms if self._runs_form(name, workload)), default_form)
 

@@ -1,4 +1,4 @@
-"""Images and audio of a prompt: the settings that describe them, and the pass of an encoder over them."""
+"""Images and audio of a prompt: settings, and an encoder's pass over them."""
 
 from __future__ import annotations
 
@@ -59,7 +59,7 @@ AUDIO = Setting(
 
 @frozen
 class Inputs:
-    """The images and the audio of each sequence. None means none.
+    """The images and audio of each sequence. None means none.
 
     image: the size of every image, WIDTHxHEIGHT in pixels.
     images: the number of images; one if `image` is given.
@@ -77,11 +77,11 @@ class Inputs:
 
     @property
     def option(self) -> str:
-        """The first option of images or audio that is set; empty without any."""
+        """The first set option of images or audio; empty without one."""
         return next((f"--{name}" for name in ("image", "images", "audio") if getattr(self, name) is not None), "")
 
     def check(self) -> None:
-        """Raises `InputError` for a number of images without their size."""
+        """Raises `InputError` for a number of images without a size."""
         if self.images is not None and self.image is None:
             raise InputError("--images: it means nothing without --image; expected --image too")
 
@@ -99,7 +99,7 @@ NO_INPUTS = Inputs()
 
 @frozen(slots=True)
 class EncoderPass(Workload):
-    """One pass of an encoder over images or clips of audio of one size.
+    """One pass of an encoder over images or audio clips of one size.
 
     batch: the number of images, tiles or clips.
     rows, columns: the patches along both sides of each; frames of audio are one column.

@@ -37,7 +37,7 @@ BLOCK, SECOND_BLOCK, CODE_BYTES = 64, 256, 1024
 
 
 def stored_bytes(base: Base, rows: Number, columns: Number) -> Number:
-    """Returns the bytes of a quantized matrix with its scales. rows: its output size. columns: its input size."""
+    """Returns the bytes of a quantized matrix with scales. rows: output size. columns: input size."""
     if base == "int8":
         return rows * columns + 4 * rows  # a scale in fp32 per row
     return nf4_bytes(rows * columns, base == "nf4-dq")

@@ -1,4 +1,4 @@
-"""Rows, the vectors (such as tokens) that a step processes: the rules for their number.
+"""Rows: the vectors (such as tokens) that a step processes, and the rules for their number.
 
 A program only names its rows; their number is computed from a workload when the program is counted.
 """
@@ -14,7 +14,7 @@ from .workload import Workload
 
 @frozen(slots=True)
 class Rows:
-    """The vectors, such as tokens, that a step processes, with the rule for their number per sequence.
+    """The vectors, such as tokens, that a step processes, with the rule for the number per sequence.
 
     name: what they represent.
     batched: whether each sequence has its own rows; otherwise all sequences share them. True by default.
@@ -36,7 +36,7 @@ class Rows:
         return add(self.past_rows(workload), self.new_rows(workload))
 
     def constant_rows(self, workload: Workload) -> Number:
-        """Returns the number of new rows that depend on no parameter, so that no gradient flows through them."""
+        """Returns the number of new rows that depend on no parameter and so need no gradient."""
         return 0
 
 
@@ -69,7 +69,7 @@ class SourceTokens(Rows):
 
 @frozen(slots=True)
 class Fixed(Rows):
-    """A fixed number of rows, independent of the workload, such as the positions of a fixed-length encoder.
+    """A fixed number of rows, such as the positions of a fixed-length encoder.
 
     length: the number of rows per sequence.
     source: whether they are an encoder's and already computed when a token is decoded, true by default.

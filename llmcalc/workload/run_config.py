@@ -61,7 +61,7 @@ class RunConfig:
         return times(rows.new_rows(self.workload), self.batch if rows.batched else 1)
 
     def constant_rows(self, rows: Rows) -> Number:
-        """Returns the number of computed rows that depend on no parameter, so that no gradient flows through them."""
+        """Returns the number of computed rows that depend on no parameter and so need no gradient."""
         return times(rows.constant_rows(self.workload), self.batch if rows.batched else 1)
 
     def has_earlier_tokens(self, rows: Rows) -> bool:
@@ -73,7 +73,7 @@ class RunConfig:
         return flops if self.sequence_ranks == 1 else floor_div(flops, self.sequence_ranks)
 
     def with_workload(self, **changes: Any) -> RunConfig:
-        """Returns a copy with some fields of its workload changed."""
+        """Returns a copy with changed fields of the workload."""
         return replace(self, workload=self.workload.with_(**changes))
 
     def with_pairs(self, pairs: Pairs) -> RunConfig:

@@ -1,4 +1,4 @@
-"""The declaration of a run's setting, beside its type and its default.
+"""The declaration of a run's setting, next to the setting's type and default.
 
 Options of the command line, arguments of Python, fields of the page and of budgets, and the checks of all of them, are
 read from these declarations.
@@ -15,6 +15,7 @@ from ..frozen import frozen
 from .validation import LARGEST, one_of, whole
 
 Panel: TypeAlias = Literal[
+    "Options",
     "What runs",
     "Precision and kernels",
     "Inference",
@@ -37,7 +38,7 @@ Check: TypeAlias = Callable[[str, Any], Any]
 
 @frozen(slots=True)
 class Setting:
-    """The declaration of one setting: its phases, check, help text and panel.
+    """The declaration of one setting: phases, check, help text and panel.
 
     help: what it is, a sentence without its default.
     panel: the heading of `--help` below which it stands.
@@ -54,10 +55,11 @@ class Setting:
     complete: the words that the shell offers.
     every_framework: whether it says the same of every framework. Any other is of torch's own kernels, and a framework
         with kernels of its own refuses it, or has some of its values.
+    parse: what reads a value, and checks it, in place of the check of its type.
     """
 
     help: str
-    panel: Panel
+    panel: Panel = "Options"
     default: str = ""
     phases: tuple[str, ...] = EVERY_PHASE
     needs: str = ""
@@ -71,11 +73,12 @@ class Setting:
     common: bool = False
     complete: Callable[[], Iterable[str]] | None = None
     every_framework: bool = False
+    parse: Check | None = None
 
 
 @frozen(slots=True)
 class Declared:
-    """A setting's declaration with the setting's name and type. kind: the type of its value, without None."""
+    """A setting's declaration with name and type. kind: the value's type without None."""
 
     name: str
     kind: Any
@@ -88,17 +91,19 @@ class Declared:
 
     @property
     def words(self) -> tuple[str, ...]:
-        """The words of a `Literal`; empty for another type."""
+        """The words of a `Literal`; empty for other types."""
         return get_args(self.kind) if get_origin(self.kind) is Literal else ()
 
     def checked(self, value: Any, option_name: str = "") -> Any:
-        """Returns the checked value; None for None. option_name: the name in errors, default the setting's option.
+        """Returns the checked value, or None for None. option_name: the name in errors; default the option.
 
         Raises `InputError` for a value of another type, and for one that the setting does not take.
         """
         option_name = option_name or self.option
-        if value is None:
-            return None
+        if value is None or self.kind is Any:
+            return value
+        if self.setting.parse is not None:
+            return self.setting.parse(option_name, value)
         if self.words:
             return one_of(option_name, value, self.kind)
         if self.kind is int:
@@ -112,7 +117,7 @@ class Declared:
             return value
         if get_origin(self.kind) is tuple:
             value = names_of(value) if isinstance(value, str) else tuple(value)
-        elif not isinstance(value, str):
+        elif not isinstance(value, (str, self.kind)):
             example = self.setting.example or "bf16"
             raise InputError(f"{option_name}: {shown(value)} is not text; expected a name such as {example!r}")
         return value if self.setting.check is None else self.setting.check(option_name, value)
@@ -202,7 +207,7 @@ def training_option(settings: Any) -> str:
 
 
 def check_phase(settings: Any, phase: str) -> None:
-    """Raises `InputError` for a setting of another phase, or without another setting that it needs."""
+    """Raises `InputError` for a setting of another phase, or without a required other setting."""
     for name, declaration in declared(type(settings)).items():
         if getattr(settings, name) is None:
             continue

@@ -11,7 +11,7 @@ from .workload import Workload
 
 @frozen(slots=True)
 class WithPast(Rows):
-    """The rows of a pass: its new tokens, plus tokens of earlier passes that it recomputes.
+    """The rows of a pass: new tokens, plus recomputed tokens of earlier passes.
 
     window: only rows within a window of that many tokens are recomputed; None for all.
     selected: decoding reads only that many rows in total, selected by another part (as in `AttentionCore`); None for

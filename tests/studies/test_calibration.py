@@ -238,6 +238,7 @@ FILES: dict[str, tuple[str, str]] = {
     "too many rows": ("seconds\n" + "1s\n" * 301, "more than 300 rows"),
     "too many rows before a bad one is timed": ("tp,seconds\n" + "3,1s\n" * 301, "more than 300 rows"),
     "a training step": ("phase,seq,seconds\ntraining,512,1s\n", ":2: phase: training; expected prefill or decode"),
+    "no sequences": ("phase,global_batch,seconds\ntraining,0,1s\n", "--global-batch: 0 is too small"),
     "a column twice": ("zero_group,zero-group,seconds\n1,1,1s\n", "column 'zero_group' is there twice"),
 }
 

@@ -239,7 +239,7 @@ REFUSED = {
     "time gpt2 --hardware h100 --phase inference": "expected prefill (a prompt) or decode (a token)",
     "time gpt2 --hardware h100 --measured soon": "--measured: 'soon'; expected a duration",
     "time gpt2 --hardware h100 --measured -1": "--measured",
-    "time gpt2 --hardware h100 --by-node 99": "--by-node 99: expected 1 to 8 levels",
+    "time gpt2 --hardware h100 --by-node 99": "--by-node: 99 is too large; expected at most 8",
     "time gpt2 --hardware h100 --nic fast": "--nic: 'fast'; expected GB/s",
     "time gpt2 --hardware h100 --overlap pp": "--overlap: 'pp' is not known",
     "time gpt2 --hardware h100 --phase training --stack vllm": "--stack vllm: is for inference",

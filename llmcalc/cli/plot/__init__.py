@@ -1,4 +1,4 @@
-"""The command `llmcalc plot`: one file per picture, with the picture's options.
+"""The command `llmcalc plot`, with one file per picture and its options.
 
 An option's help may be changed without reading elsewhere; what a picture shows is decided in `plots`.
 """

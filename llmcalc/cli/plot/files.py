@@ -1,4 +1,4 @@
-"""The output file of a picture."""
+"""The option for the output file of a picture."""
 
 from __future__ import annotations
 
@@ -56,6 +56,6 @@ PaperColumns: TypeAlias = Annotated[
 
 
 def write_picture(figure: Figure, output: Path, option: str = "--output") -> None:
-    """Writes a picture, completely or not at all, in the format of the file's suffix. option: the file's option."""
+    """Writes a picture, completely or not at all, in the format of the file suffix. option: the option's name."""
     with open_whole_file(output, option) as out:
         out.buffer.write(figure_bytes(figure, format_of(output)))

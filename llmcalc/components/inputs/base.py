@@ -1,4 +1,4 @@
-"""The rules by which a processor cuts an image or audio into patches or frames, and how many tokens they become.
+"""The rules by which a processor cuts an image or audio into patches or frames, and the resulting tokens.
 
 A rule repeats the arithmetic of the processor of its class in transformers. The limits in it (pixels, tiles) are those
 of the published processor: `preprocessor_config.json` of a model may state others.
@@ -36,11 +36,11 @@ class ImageRule(Part):
     noun = "rule of a processor"
 
     def rule_among_several(self) -> ImageRule:
-        """Returns the rule for an image in a sequence with several images."""
+        """Returns the rule for images in a sequence with several images."""
         return self
 
     def encode(self, height: int, width: int, patch_size: int) -> Encoded:
-        """Returns the patches and tokens of an image. height, width: its size in pixels.
+        """Returns the patches and tokens of an image. height, width: pixels.
 
         Raises `InputError` for a size that the processor refuses.
         """
@@ -61,12 +61,12 @@ class AudioRule(Part):
 
 
 def aspect_ratio_error(height: int, width: int, limit: int) -> InputError:
-    """Returns the error for an image whose aspect ratio exceeds the allowed one."""
+    """Returns the error for an image whose aspect ratio exceeds the limit."""
     return InputError(
         f"--image {width}x{height}: the processor takes images whose sides differ by a factor of at most {limit}"
     )
 
 
 def frames_of(seconds: float, rate: int, hop: int) -> int:
-    """Returns the number of frames of a recording. rate: samples per second. hop: samples per frame."""
+    """Returns the number of audio frames of a recording. rate: samples per second. hop: samples per frame."""
     return ceil(round(seconds * rate) / hop)

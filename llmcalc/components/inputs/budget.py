@@ -1,4 +1,4 @@
-"""Images keep their shape and are scaled to a budget of tokens; the rest of the budget is padding.
+"""Images keep their aspect ratio and are scaled to a budget of tokens; padding fills the rest of the budget.
 
 Gemma 4. transformers: models/gemma4/image_processing_gemma4.py.
 """

@@ -1,4 +1,4 @@
-"""Images are padded to the grid of square tiles that changes their scale least, and read once more as a whole.
+"""Images are padded to the tile grid that changes the scale least; the encoder also reads the whole image.
 
 Llama 4. transformers: models/llama4/image_processing_llama4.py and processing_llama4.py.
 """
@@ -30,7 +30,7 @@ class Canvas(ImageRule):
     tokens: Width
 
     def _tile_grid(self, height: int, width: int) -> tuple[int, int]:
-        """Returns the tiles per column and per row: least enlargement, else least shrinking, and then fewest tiles."""
+        """Returns the tiles per column and per row: least enlargement, else least shrinking, then the fewest tiles."""
         changes_by_grid: dict[tuple[int, int], float] = {}
         for tiles_down in range(1, self.max_tiles + 1):
             for tiles_across in range(1, self.max_tiles // tiles_down + 1):
@@ -58,5 +58,5 @@ class Canvas(ImageRule):
 
 
 def _to_single_precision(value: float) -> float:
-    """Returns a number rounded to single precision, in which the processor compares scales."""
+    """Rounds a number to single precision, in which the processor compares scales."""
     return unpack("f", pack("f", value))[0]

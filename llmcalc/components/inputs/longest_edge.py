@@ -1,4 +1,4 @@
-"""Images keep their shape and are shrunk until their longer side fits. A mark token ends each row of image tokens.
+"""Images keep their aspect ratio and are shrunk to a longest side. A mark token ends each row of image tokens.
 
 Pixtral (Agrawal 2024, arXiv:2410.07073, §2.2), Mistral 3. transformers: models/pixtral/image_processing_pixtral.py and
 processing_pixtral.py.

@@ -1,4 +1,4 @@
-"""Images are fitted into the best of several resolutions, cut into tiles, and read once more as a whole.
+"""Images are fitted into the best of several resolutions and cut into tiles; the encoder also reads the whole image.
 
 The tokens of the padding are left out, and each line of tokens ends in a mark. LLaVA-NeXT and LLaVA-OneVision (Li 2024,
 arXiv:2408.03326, §3.2). transformers: models/llava_next/processing_llava_next.py,
@@ -35,7 +35,7 @@ class Pinpoints(ImageRule):
         return self.model_copy(update={"resolutions": ()}) if self.several_whole else self
 
     def _best_resolution(self, height: int, width: int) -> tuple[int, int]:
-        """Returns the resolution that keeps most pixels of the image, and among equals has the least padding."""
+        """Returns the resolution that keeps the most pixels; in a tie, the least padding."""
 
         def pixels_and_padding(resolution: tuple[int, int]) -> tuple[int, int]:
             scale = min(resolution[1] / width, resolution[0] / height)

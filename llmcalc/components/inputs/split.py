@@ -1,4 +1,4 @@
-"""An image's longer side is scaled to one length, the image is cut into square tiles, and read once more as a whole.
+"""An image is scaled to a fixed longer side and cut into square tiles; the encoder also reads the whole image.
 
 Idefics3 (Laurençon 2024, arXiv:2408.12637, §3), SmolVLM. transformers: models/idefics3/image_processing_idefics3.py and
 processing_idefics3.py.

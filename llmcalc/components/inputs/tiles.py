@@ -1,4 +1,4 @@
-"""Images are stretched to the grid of square tiles with the nearest shape, and read once more as a whole.
+"""Images are stretched to the tile grid of nearest aspect ratio; the encoder also reads the whole image.
 
 InternVL (Chen 2024, arXiv:2404.16821, §3.3), Aya Vision. transformers: models/got_ocr2/image_processing_got_ocr2.py,
 models/internvl/processing_internvl.py, models/aya_vision/processing_aya_vision.py.
@@ -39,7 +39,7 @@ class Tiles(ImageRule):
         return self
 
     def _nearest_grid(self, height: int, width: int) -> int:
-        """Returns the rows and columns of the grid with the nearest shape; among equals the larger, if half filled."""
+        """Returns the grid's rows and columns with the nearest aspect ratio; in a tie the larger, if half filled."""
         shapes = [
             (tiles_across, tiles_down)
             for tiles_across in range(1, self.max_tiles + 1)

@@ -1,4 +1,4 @@
-"""A standard layer with an adapter after it: gated cross-attention to an encoder, which does not run on text alone.
+"""A standard layer followed by gated cross-attention to an encoder, which text-only input skips.
 
 Evolla (transformers: models/evolla, `EvollaSequenceAlignerCrossAttention`).
 """
@@ -61,7 +61,7 @@ def _reference_class() -> type[nn.Module]:
     from torch import nn
 
     class AdaptedReference(nn.Module):
-        """The layer without the other encoder. x: [batch, tokens, hidden] → same shape."""
+        """The layer without input from the other encoder. x: [batch, tokens, hidden] → same shape."""
 
         def __init__(self, layer: nn.Module, spec: AdaptedLayer, model_properties: ModelProperties) -> None:
             super().__init__()

@@ -1,4 +1,4 @@
-"""A layer with a small adapter network per language after the feed-forward network; only one adapter runs.
+"""A layer with one small adapter network per language after the feed-forward network; a single adapter runs.
 
 X-MOD (Pfeiffer et al. 2022, arXiv:2205.06266, §3.1): all languages share attention and the feed-forward network, and
 each has an adapter, a bottleneck with a residual connection. transformers: models/xmod (`XmodLayer`, `XmodOutput`).
@@ -35,7 +35,7 @@ LanguageCode: TypeAlias = Annotated[str, Field(pattern=r"^[A-Za-z][A-Za-z0-9_]{0
 
 
 class AdapterLayer(Block):
-    """Attention and a feed-forward network, with a norm before or after each, and an adapter after the network.
+    """Attention and a feed-forward network with a norm before or after each, and an adapter after the network.
 
     adapter_size: the width of an adapter between its two projections, which have biases.
     adapter_act: the activation between them.
@@ -95,7 +95,7 @@ class AdapterLayer(Block):
         raise AssertionError("the last sublayer is the feed-forward network")
 
     def _with_adapter_output(self, recorder: Flow, x: Value, normed: Value) -> Value:
-        """Returns the layer's output. x: the residual stream after the feed-forward network.
+        """Returns the adapter layer's output. x: the residual stream after the feed-forward network.
 
         normed: the network's input.
         """
@@ -158,7 +158,7 @@ def _reference_class() -> type[nn.Module]:
     from torch import nn
 
     class Adapter(nn.Module):
-        """The bottleneck of one language. x: [batch, tokens, hidden] → same shape."""
+        """The bottleneck adapter of one language. x: [batch, tokens, hidden] → same shape."""
 
         def __init__(self, spec: AdapterLayer, model_properties: ModelProperties) -> None:
             super().__init__()
@@ -170,7 +170,7 @@ def _reference_class() -> type[nn.Module]:
             return self.adapter_down_proj(activate(self.act, self.adapter_up_proj(x)))
 
     class Adapters(nn.ModuleDict):
-        """The adapters of all languages, of which one runs. x: [batch, tokens, hidden] → same shape."""
+        """The adapters of all languages, of which one adapter runs. x: [batch, tokens, hidden] → same shape."""
 
         def forward(self, x: Tensor, language: str) -> Tensor:
             return self[language](x)

@@ -1,4 +1,4 @@
-"""AltUp: several residual streams; each layer computes on one stream and corrects the other streams.
+"""AltUp: several residual streams, where each layer computes on one stream and then corrects the other streams.
 
 Baykal 2023 (arXiv:2301.13310). The layer is Gemma 3n's: AltUp with a low-rank path beside attention (LAuReL, Menghani
 2024, arXiv:2411.07501) and a per-layer embedding. transformers: models/gemma3n.
@@ -32,7 +32,7 @@ SOURCE = "Baykal et al. 2023, §3"
 
 
 class AltUp(ResidualStreams):
-    """The splitting of the embedding into AltUp's residual streams, and their merging after the last layer.
+    """AltUp's split of the embedding into residual streams, and the merge after the last layer.
 
     Below the layers, they are the embedding and projections of it. After the last layer, the first stream and
     projections of the others are averaged.
@@ -57,7 +57,7 @@ class AltUp(ResidualStreams):
         return recorder.part("streams_out", self, x, merge=True)
 
     def flow(self, recorder: Flow, x: Value, merge: bool = False) -> Value:
-        """Records the split of the embedding into streams, or with `merge` their merge after the last layer."""
+        """Records the split of the embedding into streams or, with `merge`, the merge after the last layer."""
         hidden, other_streams = x.axes[-1], Axis("streams", self.altup_num_inputs - 1)
         first_stream, other_inputs = (
             (recorder.take(x, hidden), recorder.take(x, other_streams, hidden)) if merge else (x, x)
@@ -106,7 +106,7 @@ class AltUpLayer(WholeLayer):
         return {**super().required_slots(), "streams": streams, **self.per_layer_input.required_slots()}
 
     def flow(self, recorder: Flow, x: Value, sharing: Sharing | None = None) -> Value:
-        """Records the layer. x: all streams."""
+        """Records the layer. x: all residual streams."""
         streams, hidden = x.axes
         router = Weight("router", (streams,), (hidden,))
         predicted_streams, router_output = self._predicted_streams(recorder, x, router)
@@ -131,7 +131,7 @@ class AltUpLayer(WholeLayer):
         return recorder.cat(recorder.take(corrected_streams, Axis("streams", 1), hidden), with_embedding, axes=x.axes)
 
     def _sublayer_output(self, recorder: Flow, name: str, component: Component, x: Value) -> Value:
-        """Returns the output of a sublayer after its norm."""
+        """Returns the normalized output of a sublayer."""
         with recorder.function():
             recorder.hold(x=x)
             return recorder.part(f"{name}_post_norm", self.norm, recorder.part(name, component, x))
@@ -150,7 +150,7 @@ class AltUpLayer(WholeLayer):
             return recorder.add(x, recorder.core("mix", mix, weights, x, axes=x.axes)), normed
 
     def _mixing_weights(self, recorder: Flow, normed: Value, router: Weight, *out: Axis | Beside) -> Value:
-        """Returns the mixing weights of the streams, computed from the norm of one stream."""
+        """Returns the stream mixing weights, computed from the norm of one stream."""
         hidden = normed.axes[-1]
         router_output = recorder.linear("router", recorder.scale(normed, 1 / hidden.size), out[0], weight=router)
         return recorder.linear("coefficients", recorder.act(router_output, "tanh"), *out)
@@ -164,7 +164,7 @@ class AltUpLayer(WholeLayer):
     def _corrected_streams(
         self, recorder: Flow, predicted_streams: Value, sublayer_output: Value, router: Weight, router_output: Value
     ) -> tuple[Value, Value]:
-        """Corrects all streams by the sublayers' result. Also returns the scaled first stream, for its embedding.
+        """Corrects all streams by the sublayers' result, and returns the streams and the scaled first stream.
 
         sublayer_output: the output of the sublayers, whose input was the first stream.
         router, router_output: the router of `predict` and the output of its norm, both of which are reused.
@@ -202,7 +202,7 @@ def _reference_classes() -> dict[str, type[nn.Module]]:
             self.projections = nn.ModuleList(nn.Linear(hidden, hidden, bias=False) for _ in range(streams - 1))
 
         def _apply_maps(self, first_stream: Tensor, inputs: Sequence[Tensor]) -> Tensor:
-            """Stacks the first stream and projections of the others scaled to its length: […, streams, hidden]."""
+            """Stacks the first stream and scaled projections of the other streams: […, streams, hidden]."""
             length, streams = root_mean_square(first_stream), [first_stream]
             for projection, x in zip(self.projections, inputs, strict=True):
                 y = projection(x)
@@ -261,7 +261,7 @@ def _reference_classes() -> dict[str, type[nn.Module]]:
             self.scale = vector(torch.ones(hidden))
 
         def forward(self, predicted_streams: Tensor, active_stream: Tensor, predict: Predict) -> tuple[Tensor, Tensor]:
-            """Corrects the predicted streams. Also returns the scaled first stream, for the per-layer embedding."""
+            """Corrects the predicted streams, and returns the streams and the scaled first stream."""
             share = self.coefficients(predict.routed(active_stream, self.router)) + 1
             corrected_streams = (
                 predicted_streams + share[..., None] * (active_stream - predicted_streams[:, :, 0])[:, :, None]

@@ -1,4 +1,4 @@
-"""The standard layer: attention, optional cross-attention and a feed-forward network, each around a residual stream.
+"""The standard layer: attention, optional cross-attention and a feed-forward network, with residual connections.
 
 Placement of the norms:
 - `post`: after the residual addition (Vaswani 2017);
@@ -75,7 +75,7 @@ SCALE_SOURCES: Mapping[bool | str, str] = {"residual": "Shi et al. 2024 (Doge)",
 
 @frozen(slots=True)
 class Sharing:
-    """The position of a layer among the layers that share its parameters.
+    """The role of a layer among layers with shared parameters.
 
     first: whether it is the first of them, which has the parameters.
     others: the number of other layers that use them.
@@ -115,7 +115,7 @@ class Layer(Component):
     without_norms: tuple[str, ...] = ()
 
     def with_mixers(self, change: Callable[[TokenMixer, int], TokenMixer], width: int) -> Self:
-        """The layer with `change` applied to each of its token mixers. width: the width of the layer."""
+        """The layer after a function `change` is applied to each of its token mixers. width: the layer's width."""
         mixers = {name: getattr(self, name) for name in ("attention", "cross_attention") if hasattr(self, name)}
         changed_mixers = {
             name: change(component, width) for name, component in mixers.items() if isinstance(component, TokenMixer)
@@ -123,7 +123,7 @@ class Layer(Component):
         return self.model_copy(update=changed_mixers)
 
     def scaled(self, width: int, heads: Callable[[HeadSizes], HeadSizes], widened: Callable[[int], Number]) -> Self:
-        """The layer scaled to another width. width: the old width. heads, widened: change its heads and other widths.
+        """The layer scaled to another width. width: the old width. heads, widened: functions of old sizes.
 
         Raises `Unscalable`, with the reason, where the layer cannot be scaled that way.
         """
@@ -155,7 +155,7 @@ class Layer(Component):
         return self.attention.required_slots() if isinstance(self.attention, Component) else {}
 
     def check_shared(self, name: str) -> None:
-        """Raises `ValueError` if layers of this kind cannot share parameters. name: the kind's name in a pattern."""
+        """Raises `ValueError` if layers of this kind cannot share parameters. name: the kind's name."""
 
     def borrowing_field(self) -> str:
         if not self.alone:
@@ -179,7 +179,7 @@ class Layer(Component):
 
     @classmethod
     def examples(cls) -> list[Self]:
-        """Returns no examples of a layer that needs its stack: an example of the stack has the layer."""
+        """Returns no examples for a layer that needs a stack; an example of the stack has the layer."""
         return super().examples() if cls.alone else []
 
 
@@ -253,7 +253,7 @@ class Block(Layer):
         return super().reads_encoder() or (self.cross_attention is not None and not self.idle_cross_attention)
 
     def sublayers(self) -> list[tuple[str, Component]]:
-        """The sublayers in the order in which they run: (name in the model's tree, component)."""
+        """The sublayers in execution order: (name in the model's tree, component)."""
         parts: list[Any] = [getattr(self, field) for field in SUBLAYERS]
         names = ("cross_attn" if i == 1 else getattr(component, "node_name", "") for i, component in enumerate(parts))
         return [
@@ -299,7 +299,7 @@ class Block(Layer):
         return x
 
     def _cross_arguments(self, recorder: Flow, name: str) -> dict[str, Any]:
-        """Returns the arguments of the cross-attention sublayer: the encoder's output; none for other sublayers."""
+        """Returns the encoder's output as the argument of the cross-attention sublayer; nothing for other sublayers."""
         return {"memory": recorder.memory, "kind": "cross_attention"} if name == "cross_attn" else {}
 
     def _normalize(self, recorder: Flow, name: str, x: Value, role: Role = "own") -> Value:
@@ -318,7 +318,7 @@ class Block(Layer):
         return recorder.add(x, y)
 
     def _record_idle(self, recorder: Flow, name: str, component: Component, x: Value) -> None:
-        """Records a sublayer that has parameters, with its norms, but never runs."""
+        """Records the parameters of a sublayer with norms, without running the sublayer."""
         if self.norm_placement in ("pre", "sandwich"):
             self._normalize(recorder, f"{name}_pre_norm", x, "idle")
         source = x.axes if self.idle_source_size is None else (Axis("source", self.idle_source_size),)
@@ -369,7 +369,7 @@ def _reference_class() -> type[nn.Module]:
     from torch import nn
 
     class Scaling(nn.Module):
-        """Scales x elementwise: weight · x, plus the bias if there is one."""
+        """Scales x elementwise: weight · x, plus an optional bias."""
 
         def __init__(self, width: int, bias: bool) -> None:
             super().__init__()
@@ -424,7 +424,7 @@ def _reference_class() -> type[nn.Module]:
                 self.order.remove("cross_attn")
 
         def _normalize(self, name: str, x: Tensor) -> Tensor:
-            """Applies the norm of that name, if there is one."""
+            """Applies the named norm, if the layer has it."""
             return getattr(self, name)(x) if hasattr(self, name) else x
 
         def _residual_sum(self, name: str, x: Tensor, y: Tensor) -> Tensor:

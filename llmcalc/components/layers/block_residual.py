@@ -34,7 +34,7 @@ MOST_BLOCKS = 1000
 def record_mix(
     recorder: Flow, name: str, x: Value, block_count: int, norm: Norm, *, normed_values: bool = False, queries: int = 1
 ) -> list[Value]:
-    """Records weighted sums of the sums of finished blocks and the running one, one for each query.
+    """Records, for each query, a weighted sum of the sums of finished blocks and the running sum.
 
     x: the running sum. block_count: the number of finished blocks.
     normed_values: whether the sums that are added up are those after the norm.
@@ -118,7 +118,7 @@ class BlockResidualLayer(PreNormLayer):
 
 
 class BlockResiduals(ResidualStreams):
-    """The residual sums of blocks of layers, and their weighted sum after the last layer.
+    """The residual sums of layer blocks, and a weighted sum of these after the last layer.
 
     blocks: the number of blocks whose sums the output reads when the last layer has run.
     norm: the norm on the sums, of which the scores are computed.
@@ -160,7 +160,7 @@ def block_residual_example(**fields: Any) -> BlockResidualLayer:
 
 @cache
 def block_residual_classes() -> dict[str, type[nn.Module]]:
-    """Returns the classes of the reference: of a layer, of the streams, and of the mix of sums."""
+    """Returns the reference classes of the layer, the streams, and the mix of residual sums."""
     import torch
     from torch import nn
 
@@ -177,7 +177,7 @@ def block_residual_classes() -> dict[str, type[nn.Module]]:
             return mix_weights @ values
 
     class Mix(nn.Module):
-        """Attends over residual sums, each [batch, tokens, hidden]. block_sums: of finished blocks. x: the running sum.
+        """Attends over residual sums [batch, tokens, hidden]. block_sums: sums of finished blocks. x: the running sum.
 
         Returns one mix for each query, of that shape.
         """

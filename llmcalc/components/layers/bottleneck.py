@@ -33,7 +33,7 @@ MOST_NETWORKS = 64
 
 
 class InnerNetwork(Component):
-    """A feed-forward network with a residual connection around it and a norm after the sum.
+    """A feed-forward network with a residual connection and a norm after it.
 
     feed_forward: the network.
     norm: the norm of the sum.
@@ -55,7 +55,7 @@ class InnerNetwork(Component):
 
 
 class BottleneckLayer(WholeLayer):
-    """Post-norm attention and networks of width `bottleneck_size`, between two linear layers.
+    """Post-norm attention and networks of width `bottleneck_size`, with projections before and after.
 
     attention: attention with a head_dim of its own.
     bottleneck_size: the width inside the layer.
@@ -101,7 +101,7 @@ class BottleneckLayer(WholeLayer):
         return recorder.part(f"{name}_norm", self.norm, recorder.linear(name, x, narrow_axis, bias=True))
 
     def _normed_sum(self, recorder: Flow, name: str, x: Value, y: Value) -> Value:
-        """Returns the norm of the bottleneck's residual stream after a sublayer with output y."""
+        """Returns the normalized sum of the bottleneck's residual stream and a sublayer's output y."""
         x = recorder.part(f"{name}_post_norm", self.norm, recorder.add(x, y))
         recorder.hold(y=x)
         return x
@@ -129,7 +129,7 @@ def _inner_reference_class() -> type[nn.Module]:
     from torch import nn
 
     class InnerNetworkReference(nn.Module):
-        """A network and the norm of its sum with its input. x: [batch, tokens, bottleneck] → same shape."""
+        """A network, a residual connection and a norm. x: [batch, tokens, bottleneck] → same shape."""
 
         def __init__(self, spec: InnerNetwork, model_properties: ModelProperties) -> None:
             super().__init__()

@@ -1,4 +1,4 @@
-"""A layer whose network reads a norm, scaled by a function of a condition of the whole sequence.
+"""A layer whose network input is normalized and scaled by a function of a sequence-wide condition.
 
 Voxtral Realtime (transformers: models/voxtral_realtime, `VoxtralRealtimeTextAdaRmsNorm`): the condition is the sinusoid
 of the number of tokens by which the text follows the sound.
@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
 
 class ConditionedLayer(PreNormLayer):
-    """a = x + attention(norm(x)), then a + network(norm(a) · (1 + scale)), where two linear layers give the scale.
+    """Attention and a network, whose normalized input is scaled by 1 + two linear layers of a condition.
 
     condition_rank: the width between the two linear layers, neither of which has a bias.
     """

@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 
 
 class ConformerLayer(PreNormLayer):
-    """x + network/2, x + attention, x + convolution, x + network/2, then a norm; each part has a norm before it.
+    """x + network/2, x + attention, x + convolution, x + network/2 and a norm, with pre-norm parts.
 
     feed_forward: each of the two networks.
     convolution: the convolution along the frames.
@@ -57,7 +57,7 @@ class ConformerLayer(PreNormLayer):
         return recorder.part("norm", self.norm, x)
 
     def _half_network(self, recorder: Flow, name: str, x: Value) -> Value:
-        """Records the sum of x and half of the output of the network with that name."""
+        """Records the sum of x and half of a named network's output."""
         recorder.hold(x=x)
         return recorder.add(
             x,

@@ -1,4 +1,4 @@
-"""A layer whose attention and network each pass a short convolution over the last tokens before the residual sum.
+"""A layer whose attention and network outputs pass a short causal convolution before the residual addition.
 
 transformers: models/inkling (`InklingDecoderLayer`).
 """

@@ -1,4 +1,4 @@
-"""Hyper-connections one sublayer late: a sublayer reads the streams with the weights of the sublayer before.
+"""Delayed hyper-connections: a sublayer reads the streams with the weights that the previous sublayer computed.
 
 The first sublayer reads the first stream alone; the last one's weights make the output of the stack. Before its
 sublayers a layer may add embeddings of n-grams. DeepSeek-V4.1: vLLM, models/deepseek_v41; mlx-vlm, models/deepseek_v41.
@@ -29,7 +29,7 @@ else:
 
 
 class DelayedHyperLayer(HyperLayer):
-    """A layer with hyper-connections whose sublayers read the streams with the weights of the sublayer before.
+    """A hyper-connection layer whose sublayers read the streams with the previous sublayer's weights.
 
     ngram_input: the embeddings of n-grams that are added to all streams first; none by default.
     """
@@ -42,7 +42,7 @@ class DelayedHyperLayer(HyperLayer):
     ngram_input: NgramInput | None = None
 
     def flow(self, recorder: Flow, x: Value, sharing: Sharing | None = None) -> Value:
-        """Records the layer. x: all streams."""
+        """Records the layer. x: all residual streams."""
         if self.ngram_input is not None:
             x = recorder.add(x, recorder.part("ngram_input", self.ngram_input, x))
             recorder.hold(x=x)
@@ -53,7 +53,7 @@ class DelayedHyperLayer(HyperLayer):
 
 
 class DelayedHyperStreams(CopiedStreams):
-    """The streams: copies of the embedding, summed at the end with the weights that the last sublayer computed.
+    """The residual streams: copies of the embedding, summed at the end with the last sublayer's weights.
 
     hc_mult: the number of streams.
     """
@@ -86,7 +86,7 @@ def _reference_classes() -> dict[str, type[nn.Module]]:
     import torch
 
     class DelayedConnection(hyper_classes()["connection"]):  # type: ignore[misc]
-        """The connection of a sublayer that reads the streams with the weights of the sublayer before."""
+        """The connection of a sublayer that reads the streams with the previous sublayer's weights."""
 
         def read_weights(self, new_weights: Tensor, forward_pass: ForwardPass) -> Tensor:
             memo, count = forward_pass.memo, new_weights.shape[-1]
@@ -112,7 +112,7 @@ def _reference_classes() -> dict[str, type[nn.Module]]:
             )
 
     class StreamsReference(copied_streams_class()):  # type: ignore[misc]
-        """Copies one residual stream into n streams, and sums them back into one."""
+        """Copies one residual stream into n streams, and sums the n streams into one after the layers."""
 
         def merge_streams(self, x: Tensor, forward_pass: ForwardPass) -> Tensor:
             weights: Tensor = forward_pass.memo["read weights"]

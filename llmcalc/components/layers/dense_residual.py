@@ -1,4 +1,4 @@
-"""A layer with a dense network beside the experts: the experts read the layer's input, the network attention's output.
+"""A layer with parallel experts: the experts read the layer's input, the dense network reads attention's output.
 
 Snowflake Arctic: vllm/model_executor/models/arctic.py of vllm-project/vllm (`ArcticDecoderLayer`, `use_residual`).
 """

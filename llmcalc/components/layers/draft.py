@@ -1,4 +1,4 @@
-"""The first layer of an EAGLE-3 draft model: its attention reads the token embedding beside the residual stream.
+"""The first layer of an EAGLE-3 draft model, whose attention reads the token embedding and the residual stream.
 
 Li 2025 (arXiv:2503.01840), §3. Sources: `LlamaDecoderLayeremb` in eagle/model/cnets.py of SafeAILab/EAGLE;
 `Eagle3FirstLayerMixin` in speculators/models/eagle3/model_definitions.py of vllm-project/speculators.
@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 
 
 class DraftLayer(PreNormLayer):
-    """A pre-norm layer whose attention reads [norm of the token embedding, norm of the residual stream].
+    """A pre-norm layer whose attention reads the concatenated norms of token embedding and residual stream.
 
     attention: attention whose input is twice as wide as its output; its head_dim is stated.
     norm_before_residual: whether the normalized stream is the residual to which attention is added, in place of the

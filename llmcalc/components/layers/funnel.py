@@ -1,4 +1,4 @@
-"""Funnel Transformer's layers: the first layer of each later block has half as many queries as tokens.
+"""Funnel Transformer's layers; in later blocks, the first layer has half as many queries as tokens.
 
 Dai et al. 2020 (arXiv:2006.03236): post-norm layers with Transformer-XL's positions and segments. The queries of a
 block's first layer are averages of neighbouring tokens, so all further layers have half as many tokens; the first layer
@@ -37,7 +37,7 @@ MOST_HALVINGS = 16
 
 
 class FunnelAttention(MultiHeadMixer):
-    """Attention by content, distance and segment, of an encoder; keys and values have biases, queries have none.
+    """Encoder attention by content, distance and segment; keys and values have biases, queries have none.
 
     num_attention_heads: the number of heads.
     head_dim: the size of a head.
@@ -179,7 +179,7 @@ def _reference_classes() -> dict[str, type[nn.Module]]:
             return apply_dropout(self, "attention", torch.softmax(scores.float(), -1).to(v.dtype)) @ v
 
     class Scores(nn.Module):
-        """Scores of each query with each row of a table. q: [batch, heads, queries, d], rows: [rows, heads, d]."""
+        """Scores of each query with each table row. q: [batch, heads, queries, d], rows: [rows, heads, d]."""
 
         def forward(self, q: Tensor, rows: Tensor) -> Tensor:
             scores = q.transpose(0, 1).flatten(1, 2) @ rows.permute(1, 2, 0)
@@ -204,7 +204,7 @@ def _reference_classes() -> dict[str, type[nn.Module]]:
             return x.unflatten(-1, (self.heads, -1)).transpose(-2, -3)
 
         def forward(self, x: Tensor, forward_pass: ForwardPass, source: Tensor | None = None, step: int = 1) -> Tensor:
-            """Runs attention. step: the distance of neighbouring keys in tokens."""
+            """Runs attention. step: the distance in tokens between neighbouring keys."""
             memory = x if source is None else source
             q, k, v = (self._split_heads(h) for h in (self.q_proj(x), self.k_proj(memory), self.v_proj(memory)))
             queries, keys, is_halved = x.shape[1], memory.shape[1], source is not None
@@ -239,7 +239,7 @@ def _reference_classes() -> dict[str, type[nn.Module]]:
             self.mlp_post_norm = spec.norm.reference(model_properties)
 
         def share(self, first_layer: FunnelReference) -> None:
-            """Uses the first layer's weights; a later layer does not halve."""
+            """Shares the first layer's weights; only the first layer of a block halves the tokens."""
             if first_layer is self:
                 return
             self.halves = False
@@ -248,7 +248,7 @@ def _reference_classes() -> dict[str, type[nn.Module]]:
                 setattr(self.get_submodule(holder), name, parameter)
 
         def _halve(self, x: Tensor) -> Tensor:
-            """Averages pairs of tokens, with the first token beside a copy of itself if it is kept apart."""
+            """Averages pairs of tokens; with a separate first token, pairs it with a copy."""
             if x.shape[1] <= (2 if self.spec.separate_cls else 1):
                 return x
             if self.spec.separate_cls:
@@ -256,7 +256,7 @@ def _reference_classes() -> dict[str, type[nn.Module]]:
             return nn.functional.avg_pool1d(x.transpose(1, 2), 2, 2, ceil_mode=True).transpose(1, 2)
 
         def _lengthen(self, x: Tensor, forward_pass: ForwardPass) -> Tensor:
-            """Repeats tokens to the length of the first block's output, and adds it."""
+            """Repeats tokens to the length of the first block's output, and adds that output."""
             first_block = forward_pass.memo["first block"]
             tokens, repeats = first_block.shape[1], 2**self.spec.halvings
             if self.spec.separate_cls and repeats > 1:

@@ -33,7 +33,7 @@ if TYPE_CHECKING:
 
 
 class Gate(Component):
-    """A learned number, or one per feature, whose tanh multiplies the output of a sublayer.
+    """A learned gate, one number or one per feature, whose tanh multiplies a sublayer's output.
 
     per_feature: whether each feature has a number of its own, false by default.
     """
@@ -46,7 +46,7 @@ class Gate(Component):
 
 
 class GatedCrossLayer(PreNormLayer):
-    """Cross-attention to image features and a feed-forward network, which have parameters and do not run on text.
+    """Cross-attention to image features and a feed-forward network, both skipped for text without images.
 
     attention: attention whose keys and values are made of image features.
     source_size: the width of the image features, by default the layer's.
@@ -90,7 +90,7 @@ class GatedCrossLayer(PreNormLayer):
 
     @property
     def _node_role(self) -> Role:
-        """The role of the layer's nodes in counts: whether they run on text without images."""
+        """The role of the layer's nodes in counts: whether the nodes run for text without images."""
         return "own" if self.runs_on_text else "idle"
 
     def reference(self, model_properties: ModelProperties) -> nn.Module:
@@ -108,7 +108,7 @@ class GatedCrossLayer(PreNormLayer):
 
 
 class GatedCrossTextLayer(GatedCrossLayer):
-    """Cross-attention to image features and a feed-forward network, which text without images passes too.
+    """Cross-attention to image features and a feed-forward network, both also run for text without images.
 
     Attention then has no keys and values, and gives zeros.
     """
@@ -125,7 +125,7 @@ def _reference_class() -> type[nn.Module]:
     from torch import nn
 
     class GatedCrossReference(nn.Module):
-        """The layer without an image. x: [batch, tokens, hidden] → same shape."""
+        """The gated cross-attention layer without an image. x: [batch, tokens, hidden] → same shape."""
 
         def __init__(self, spec: GatedCrossLayer, model_properties: ModelProperties) -> None:
             super().__init__()

@@ -24,7 +24,7 @@ GATE_SUFFIX = "_pre_norm_gate"
 
 
 class GatedNormLayer(PreNormLayer):
-    """Pre-norm attention, then a feed-forward network: x + f(n · σ(up(silu(down(n))))), where n is the norm of x.
+    """Pre-norm attention and a feed-forward network, with norms n gated by σ(up(silu(down(n)))).
 
     gated_norm_rank: the rank of a gate.
     feed_forward_gate: whether the norm before the feed-forward network is gated too, true by default.
@@ -50,7 +50,7 @@ class GatedNormLayer(PreNormLayer):
         return x
 
     def _gated_output(self, recorder: Flow, name: str, x: Value) -> Value:
-        """Returns the output of a norm, multiplied by its gate."""
+        """Returns a norm's output multiplied by the norm's gate."""
         with recorder.scope(name, kind="norm"):
             low_rank = recorder.act(recorder.linear("down_proj", x, Axis("rank", self.gated_norm_rank)), "silu")
             return recorder.mul(x, recorder.act(recorder.linear("up_proj", low_rank, *x.axes), "sigmoid"))

@@ -67,7 +67,7 @@ class GatedStreamsLayer(PreNormLayer):
         return {**super().required_slots(), "streams": {"type": self.type, "hc_mult": self.hc_mult}}
 
     def flow(self, recorder: Flow, x: Value, sharing: Sharing | None = None) -> Value:
-        """Records the layer. x: all streams."""
+        """Records the layer. x: all residual streams."""
         if self.ngram_input is not None:
             x = recorder.add(x, recorder.part("ngram_input", self.ngram_input, x))
         for component, connection in ((self.attention, "self_attn_connection"), (self.feed_forward, "mlp_connection")):
@@ -125,7 +125,7 @@ def _reference_classes() -> dict[str, type[nn.Module]]:
     from torch.nn import functional as F
 
     class Connection(nn.Module):
-        """Reads streams, [batch, tokens, streams, hidden] → (gated mean, factor of each stream or None)."""
+        """Reads the streams [batch, tokens, streams, hidden] → (gated mean, factor of each stream or None)."""
 
         def __init__(self, norm: Norm, streams: int, rank: int, hidden: int, writes: bool) -> None:
             super().__init__()
@@ -161,7 +161,7 @@ def _reference_classes() -> dict[str, type[nn.Module]]:
             return x
 
     class StreamsReference(copied_streams_class()):  # type: ignore[misc]
-        """Copies one residual stream into several, and reads their gated mean."""
+        """Copies one residual stream into several streams, and reads the gated mean of the streams."""
 
         def __init__(self, spec: GatedStreams, model_properties: ModelProperties) -> None:
             super().__init__(spec.hc_mult)

@@ -32,7 +32,7 @@ if TYPE_CHECKING:
 
 
 class Gemma4Layer(WholeLayer):
-    """Attention, then a feed-forward network, each with a norm before it and on its output; a buffer scales the result.
+    """Attention and a feed-forward network, each with norms before and after; a buffer scales the layer's output.
 
     dense: a dense network beside the experts, with its own norms and one on the sum; the router then reads the residual
         stream. None by default.
@@ -85,7 +85,7 @@ class Gemma4Layer(WholeLayer):
         return recorder.mul(x, recorder.buffer("scale", Axis("one", 1)))
 
     def _between_norms(self, recorder: Flow, name: str, component: Any, x: Value, **router_input: Any) -> Value:
-        """Returns the output of a sublayer with a norm before it and a norm on its output."""
+        """Returns the output of a sublayer with norms before and after."""
         y = recorder.part(name, component, recorder.part(f"{name}_pre_norm", self.norm, x), **router_input)
         return recorder.part(f"{name}_post_norm", self.norm, y)
 
@@ -94,7 +94,7 @@ class Gemma4Layer(WholeLayer):
 
     @classmethod
     def examples(cls) -> list[Self]:
-        """Returns examples without per-layer embeddings, which need a stack; one of the stack's examples has them."""
+        """Returns examples without per-layer embeddings; an example of the stack has per-layer embeddings."""
         rms = Norm(type="rmsnorm")
         attention = Attention(num_attention_heads=4, num_key_value_heads=2, position=Rope())
         dense_network = FeedForward(intermediate_size=20, hidden_act="gelu_tanh", gated=True)

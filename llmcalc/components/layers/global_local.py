@@ -1,4 +1,4 @@
-"""An encoder with global tokens: text attends to its own block and to them, and they attend to everything.
+"""An encoder with global tokens: text attends to its block and global tokens, and global tokens attend to all tokens.
 
 PEGASUS-X (Phang et al. 2022, arXiv:2208.04347, §3): in every other layer the blocks are staggered by half a block, so
 that information crosses their borders. transformers: models/pegasus_x (`PegasusXEncoderLayer`).
@@ -39,7 +39,7 @@ def _global_tokens_field() -> Any:
 
 
 class GlobalTokens(ResidualStreams):
-    """Learned global tokens in front of the text, which is padded to whole blocks; they end with the last layer.
+    """Learned global tokens before the text; the text is padded to whole blocks.
 
     num_global_tokens: the number of global tokens.
     block_size: the number of tokens in a block.
@@ -73,7 +73,7 @@ class GlobalTokens(ResidualStreams):
         return recorder.resized(x, x.rows.second.of)
 
     def flow(self, recorder: Flow, x: Value) -> Value:
-        """Returns the global tokens and the text. x: the token embeddings."""
+        """Records the global tokens before the text. x: the token embeddings."""
         global_rows = Fixed("global tokens", length=self.num_global_tokens)
         table = recorder.unread_table("", Axis("table", self.num_global_tokens), *x.axes)
         text_rows = Padded(of=x.rows, block=self.block_size)
@@ -92,7 +92,7 @@ def _required_streams(component: Any) -> Mapping[str, Any]:
 
 
 class GlobalLocalAttention(EqualHeadsMixer):
-    """Multi-head attention of global tokens to everything, and of text to its block and the global tokens.
+    """Multi-head attention where global tokens attend to all tokens, and text attends to its block and global tokens.
 
     num_attention_heads: the number of heads. The projections have no biases.
     num_global_tokens: the number of global tokens, in front of the text.
@@ -163,7 +163,7 @@ class GlobalLocalAttention(EqualHeadsMixer):
 
 
 class GlobalLocalLayer(PreNormLayer):
-    """Pre-norm attention with global tokens and a feed-forward network; global tokens have a separate first norm."""
+    """Pre-norm attention with global tokens, and a feed-forward network; global tokens have a separate first norm."""
 
     formula_source: ClassVar[str] = "Phang et al. 2022, §3"
     plain: ClassVar[bool] = False
@@ -220,7 +220,7 @@ def _reference_classes() -> dict[str, type[nn.Module]]:
             return x[:, self.count : self.count + self.tokens]
 
     class Core(nn.Module):
-        """Attention of global tokens to all, and of blocks to themselves and global tokens.
+        """Attention of global tokens to all tokens, and of text blocks to themselves and global tokens.
 
         q, k, v: [batch, heads, global tokens and text, d] → same shape. is_text: whether text is no padding.
         """

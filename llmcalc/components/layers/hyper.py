@@ -1,4 +1,4 @@
-"""Hyper-connections: several residual streams, which each sublayer reads, mixes and writes with its own weights.
+"""Hyper-connections: several residual streams that each sublayer reads, mixes and writes with learned weights.
 
 Zhu 2024 (arXiv:2409.19606). Xie 2025 (arXiv:2512.24880, §4) constrain the mixing matrix to be doubly stochastic, as
 DeepSeek-V4 does; Hy 4 has no mixing. transformers: models/deepseek_v4 (`DeepseekV4HyperConnection`,
@@ -66,7 +66,7 @@ class HyperLayer(PreNormLayer):
         return {**super().required_slots(), "streams": {"type": self.type, "hc_mult": self.hc_mult}}
 
     def flow(self, recorder: Flow, x: Value, sharing: Sharing | None = None) -> Value:
-        """Records the layer. x: all streams."""
+        """Records the layer. x: all residual streams."""
         for name, component in (("self_attn", self.attention), ("mlp", self.feed_forward)):
             sublayer_input, output_weights, mixed_streams = self._connect_sublayer(recorder, f"{name}_connection", x)
             recorder.hold(read=sublayer_input, written=output_weights, mixed=mixed_streams)
@@ -77,7 +77,7 @@ class HyperLayer(PreNormLayer):
         return x
 
     def _connect_sublayer(self, recorder: Flow, name: str, x: Value) -> tuple[Value, Value, Value]:
-        """Returns the sublayer's input, the weights that add its output to the streams, and the mixed streams."""
+        """Returns the sublayer's input, the weights that add the output to the streams, and the mixed streams."""
         streams, hidden = x.axes
         mixing_axes = () if self.hc_sinkhorn_iters is None else ((streams, Axis("mixed", streams.size)),)
         with recorder.scope(name, kind="residual"):
@@ -135,7 +135,7 @@ class HyperStreams(CopiedStreams):
 
 
 def _connection_weights(recorder: Flow, x: Value, out: Beside) -> tuple[Value, ...]:
-    """Records one projection of all streams, split into parts; each part has its own scale and offsets."""
+    """Records one projection of all streams and splits the result; each part has a scale and offsets."""
     raw_weights = recorder.linear("map", recorder.normalized(x, STREAM_NORM), out)
     weight_parts = tuple(Value(x.rows, component) for component in out.parts)
     recorder.record("core", "offsets", (raw_weights,), weight_parts, ops.StreamOffsets(out.size, len(out.parts)))
@@ -149,12 +149,12 @@ def hyper_example(**fields: Any) -> HyperLayer:
 
 @cache
 def hyper_classes() -> dict[str, type[nn.Module]]:
-    """Returns the classes of the reference: of a layer, of the streams, and of a sublayer's connection."""
+    """Returns the reference classes of the layer, the streams, and a sublayer's connection."""
     import torch
     from torch import nn
 
     class Offsets(nn.Module):
-        """Scales and offsets the mixing weights of a token; each kind of weight has its own scale and offset."""
+        """Scales and offsets the mixing weights of a token; each kind of weight has a separate scale and offset."""
 
         def __init__(self, *part_sizes: int) -> None:
             super().__init__()
@@ -177,7 +177,7 @@ def hyper_classes() -> dict[str, type[nn.Module]]:
             return matrix.transpose(-1, -2) @ streams
 
     class Connection(nn.Module):
-        """The connection of one sublayer. streams → (sublayer input, output weights, mixed streams)."""
+        """The hyper-connection of one sublayer. streams → (sublayer input, output weights, mixed streams)."""
 
         def __init__(self, spec: HyperLayer, hidden: int) -> None:
             super().__init__()
@@ -188,7 +188,7 @@ def hyper_classes() -> dict[str, type[nn.Module]]:
             self.mix = None if spec.hc_sinkhorn_iters is None else Mix()
 
         def read_weights(self, new_weights: Tensor, forward_pass: ForwardPass) -> Tensor:
-            """Returns the weights to read the streams with."""
+            """Returns the weights with which a sublayer reads the streams."""
             return new_weights
 
         def forward(self, streams: Tensor, forward_pass: ForwardPass) -> tuple[Tensor, Tensor, Tensor]:
@@ -236,7 +236,7 @@ def hyper_classes() -> dict[str, type[nn.Module]]:
             return (weights[..., None] * streams).sum(2)
 
     class StreamsReference(copied_streams_class()):  # type: ignore[misc]
-        """Copies one residual stream into n streams, and sums them back into one."""
+        """Copies one residual stream into n streams, and sums the n streams into one after the layers."""
 
         def __init__(self, n: int, hidden: int, merge: str) -> None:
             super().__init__(n)

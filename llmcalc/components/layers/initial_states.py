@@ -1,4 +1,4 @@
-"""A pre-norm layer whose attention reads a mixture of the residual stream and the stream's start.
+"""A pre-norm layer whose attention reads a mixture of the residual stream and its initial value.
 
 transformers: models/neomme (`NeoMMEEncoderLayer`).
 """

@@ -1,4 +1,4 @@
-"""A layer that runs in two loops with the same weights, and attends globally to the keys of its first loop in both.
+"""A layer that runs in two loops with the same weights; both loops attend globally to the first loop's keys.
 
 LoopCoder (IQuest-Coder-V1 2026, §2): the first loop is a pre-norm layer. In the second one a query attends to the keys
 and values of the first loop, and to nearby keys and values of its own; a gate per head, computed from the query, mixes
@@ -41,7 +41,7 @@ FIRST_LOOP = "keys and values of the first loop"
 
 
 class LoopedAttention(GroupedQueryMixer):
-    """Grouped-query attention of a layer that runs in two loops; outside of a 'looped' layer it runs once.
+    """Grouped-query attention of a layer that runs in two loops; outside of a 'looped' layer the attention runs once.
 
     num_attention_heads: the number of query heads, each with a gate in the second loop.
     num_key_value_heads: the number of key and value heads.
@@ -73,7 +73,7 @@ class LoopedAttention(GroupedQueryMixer):
         return (self.loop_window_size,)
 
     def flow(self, recorder: Flow, x: Value, is_second: bool = False) -> Value:
-        """Records attention. is_second: whether it runs in the second loop, which has the gate."""
+        """Records attention. is_second: whether this is the second loop, which has the gate."""
         heads, kv_heads = Axis("heads", self.num_attention_heads), Axis("kv_heads", self.num_key_value_heads)
         dim = Axis("head_dim", self.head_dim)
         role: Role = "shared" if is_second else "own"
@@ -103,7 +103,7 @@ class LoopedAttention(GroupedQueryMixer):
         return recorder.attention(name, q, k, v, causal=True, window=window)
 
     def _mixed(self, recorder: Flow, q: Value, k: Value, v: Value) -> Value:
-        """Records the second loop's attention to the first loop's keys and to its own, and the gate between both."""
+        """Records the second loop's attention to both loops' keys, and the gate between the results."""
         heads, window = q.axes[0], self.loop_window_size
         placeholder = Value(k.rows, k.axes, fixed=True), Value(v.rows, v.axes, fixed=True)
         first_keys, first_values = recorder.memo.get(FIRST_LOOP, placeholder)
@@ -133,7 +133,7 @@ class LoopedAttention(GroupedQueryMixer):
 
 
 class LoopedLayer(PreNormLayer):
-    """A pre-norm layer; the second layer that shares its weights (`Stack.shared_layers`) is its second loop.
+    """A pre-norm layer; the second layer with the same weights (`Stack.shared_layers`) is the second loop.
 
     attention: its attention, of type 'looped'.
     feed_forward: its feed-forward network.
@@ -189,7 +189,7 @@ def _reference_classes() -> dict[str, type[nn.Module]]:
             self.first_loop: list[nn.Module] = []
 
         def become_second(self, first_attention: LoopedAttentionReference) -> None:
-            """Makes this the attention of the second loop."""
+            """Turns this attention into the second loop's attention."""
             self.first_loop = [first_attention]  # a list, so that it is not registered as a submodule
             self.loop_gate = group_map_class()(self.spec.num_attention_heads, self.spec.head_dim, 1)
             self.loop_gate_bias = vector(torch.zeros(self.spec.num_attention_heads))
@@ -227,7 +227,7 @@ def _reference_classes() -> dict[str, type[nn.Module]]:
         repeats_alike = False
 
         def share(self, first_layer: LoopedReference) -> None:
-            """Uses the first loop's weights, in the second loop."""
+            """Shares the first loop's weights with the second loop."""
             if first_layer is self:
                 return
             for path, parameter in list(first_layer.named_parameters()):

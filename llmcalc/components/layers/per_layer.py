@@ -1,4 +1,4 @@
-"""Per-layer embeddings (Gemma 3n, Gemma 4): each layer gets a small vector per token, computed once below the layers.
+"""Per-layer embeddings (Gemma 3n, Gemma 4): one small vector per token and layer, computed before the first layer.
 
 transformers: models/gemma3n, models/gemma4 (`per_layer_input_gate`, `per_layer_model_projection`).
 """
@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
 
 class PerLayerEmbedding(StackPart):
-    """An embedding table with the vectors of all layers, and a projection of the token embedding that is added to them.
+    """An embedding table with the vectors of all layers, plus a projection of the token embedding.
 
     vocab_size_per_layer_input: the number of rows of the table; a token beyond them uses the first row. None (default)
         for the projection alone (EmbeddingGemma 2).
@@ -84,11 +84,11 @@ class PerLayerGate(Part):
     hidden_act: Activation
 
     def required_slots(self) -> Mapping[str, Mapping[str, Any]]:
-        """The part of the stack that computes the vector, as in `Layer.required_slots`."""
+        """The stack components that compute the vector, as in `Layer.required_slots`."""
         return {"per_layer_embedding": {"hidden_size_per_layer_input": self.hidden_size_per_layer_input}}
 
     def flow(self, recorder: Flow, x: Value, norm: Norm) -> Value:
-        """Returns the term to add to x. norm: the layer's norm of this term."""
+        """Returns the term to add to x. norm: the layer's norm of the term."""
         width = Axis("per_layer", self.hidden_size_per_layer_input)
         gate = recorder.act(recorder.linear("gate", x, width), self.hidden_act)
         placeholder = Value(x.rows, (width,), fixed=True)  # for a gate that is recorded without its stack
@@ -108,7 +108,7 @@ def _reference_classes() -> dict[str, type[nn.Module]]:
     from torch import nn
 
     class Table(nn.Module):
-        """Computes the per-layer embedding vectors of all layers for each token.
+        """Computes the per-layer embedding vectors of all layers.
 
         x: token embeddings [batch, tokens, hidden] → vectors [batch, tokens, layers, width].
         """
@@ -137,7 +137,7 @@ def _reference_classes() -> dict[str, type[nn.Module]]:
             return vectors * 2**-0.5
 
     class Gate(nn.Module):
-        """The gated vector of one layer. x: [batch, tokens, hidden] → the term added to x."""
+        """Gates the per-layer vector of one layer. x: [batch, tokens, hidden] → the term added to x."""
 
         def __init__(self, spec: PerLayerGate, model_properties: ModelProperties, norm: Norm) -> None:
             super().__init__()

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
 
 class ResidualGateLayer(WholeLayer):
-    """Attention, then a feed-forward network, with a norm before and after each, and a gated sum.
+    """Attention and a feed-forward network, with norms before and after each, and a gated residual sum.
 
     The gate g of a feature gives β = σ(g) and α = √(σ(−g) · (1 + β)), so that α² + β² = 1.
 

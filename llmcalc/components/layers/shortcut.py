@@ -1,4 +1,4 @@
-"""LongCat-Flash's layer: two transformer layers in one, with experts on a shortcut from the first of them to the end.
+"""LongCat-Flash's layer: two transformer layers, and experts on a shortcut from the first attention to the end.
 
 The experts read the input of the first dense network. Their output is added at the end of the layer, so the second
 attention and the second network can run while tokens are sent to experts. LongCat-Flash (Meituan 2025,
@@ -70,7 +70,7 @@ class ShortcutLayer(PreNormLayer):
         return recorder.add(recorder.add(x, recorder.part("dense", self.dense, normed, nth=1)), expert_output)
 
     def _attention_sublayer(self, recorder: Flow, x: Value, index: int) -> tuple[Value, Value]:
-        """Returns the residual stream after one of the two attentions, and the input of the dense network after it."""
+        """Returns the residual stream after one of the two attentions, and the input of the next dense network."""
         normed = recorder.part("self_attn_pre_norm", self.norm, x, nth=index)
         x = recorder.add(x, recorder.part("self_attn", self.attention, normed, nth=index))
         recorder.hold(x=x)

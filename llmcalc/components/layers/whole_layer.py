@@ -1,4 +1,4 @@
-"""The base classes of layers that have attention, a feed-forward network and a norm for each."""
+"""The base classes of layers with attention, a feed-forward network and norms."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
 
 class WholeLayer(Layer):
-    """A layer that requires attention, a feed-forward network and all of their norms, and has no cross-attention."""
+    """A layer that requires attention, a feed-forward network and all norms, and has no cross-attention."""
 
     parallel: None = None
     cross_attention: None = None
@@ -38,7 +38,7 @@ class WholeLayer(Layer):
         return self
 
     def _record_sublayer(self, recorder: Flow, name: str, component: Any, x: Value) -> Value:
-        """Records a sublayer after the norm before it, and returns its output."""
+        """Records the preceding norm and the sublayer, and returns the output."""
         return recorder.part(name, component, recorder.part(f"{name}_pre_norm", self.norm, x))
 
 
@@ -63,7 +63,7 @@ def pre_norm_class() -> Any:
     from torch import nn
 
     class PreNormReference(nn.Module):
-        """Attention and a network, and the norm before each."""
+        """Pre-norm attention and network."""
 
         def __init__(self, spec: Layer, model_properties: ModelProperties) -> None:
             super().__init__()
@@ -72,7 +72,7 @@ def pre_norm_class() -> Any:
                 self.add_module(name, component.reference(model_properties))
 
         def _sublayer_output(self, name: str, x: Tensor, forward_pass: ForwardPass) -> Tensor:
-            """Returns the output of a sublayer and of the norm before it."""
+            """Returns the output of a sublayer with a preceding norm."""
             return self.get_submodule(name)(self.get_submodule(f"{name}_pre_norm")(x), forward_pass)
 
     return PreNormReference

@@ -1,4 +1,4 @@
-"""Zamba's layer: a state-space mixer, with a transformer block before it that several layers share.
+"""Zamba's layer: a transformer block that several layers share, followed by a state-space mixer.
 
 Zamba (Glorioso 2024, arXiv:2405.16712): the block reads the concatenation of the residual stream and the token
 embeddings, 2 · hidden_size wide. Each layer has its own linear layer for the block's output, and adds the result to its
@@ -125,7 +125,7 @@ class SharedBlock(Part):
         return recorder.linear("down_proj", y, *x.axes, bias=network.down_bias)
 
     def _adapter_output(self, recorder: Flow, x: Value, out: Shape, other_adapters: Others | None) -> Value:
-        """Records the running layer's adapter and, without running them, the adapters of other layers."""
+        """Records the running layer's adapter as operations, and the adapters of other layers as parameters only."""
 
         def mapped() -> Value:
             return recorder.linear("up", recorder.linear("down", x, Axis("rank", self.adapter_rank)), *out)
@@ -143,7 +143,7 @@ class SharedBlock(Part):
 
 
 class ZambaLayer(Layer):
-    """A mixer layer after a shared transformer block. `Stack.shared_layers` names the layers that share the block.
+    """A mixer layer after a shared transformer block. `Stack.shared_layers` names the layers that share a block.
 
     attention: the mixer.
     transformer: the shared block.
@@ -256,11 +256,11 @@ def _reference_class() -> type[nn.Module]:
             return self.up(self.down(x))
 
     def adapters(spec: SharedBlock, n_in: int, n_out: int) -> nn.ModuleList:
-        """Builds the adapter of this layer, which runs, and idle adapters of the other layers."""
+        """Builds the running adapter of this layer, and unused adapters of the other layers."""
         return nn.ModuleList(Adapter(n_in, spec.adapter_rank or 0, n_out) for _ in range(1 + spec.idle_adapters))
 
     class Adapted(nn.Linear):
-        """A linear layer with the adapter of the running layer; the adapters of other layers are only stored."""
+        """A linear layer with the adapter of the running layer; adapters of other layers are only stored."""
 
         def __init__(self, n_in: int, n_out: int, spec: SharedBlock, bias: bool) -> None:
             super().__init__(n_in, n_out, bias=bias)
@@ -318,7 +318,7 @@ def _reference_class() -> type[nn.Module]:
             self.mixer = spec.attention.reference(model_properties)
 
         def share(self, first_layer: ZambaReference) -> None:
-            """Uses the shared block of the first layer of this kind, and stores this layer's adapters there."""
+            """Shares the first layer's block of this kind, and stores this layer's adapters in it."""
             if first_layer is self:
                 return
             for path, module in list(self.transformer.named_modules()):

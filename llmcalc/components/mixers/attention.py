@@ -68,7 +68,7 @@ Adapter: TypeAlias = Callable[[Value, Shape], Value]
 
 
 class Attention(TokenMixer):
-    """Multi-head attention; grouped-query where num_key_value_heads is smaller, multi-query where it is 1.
+    """Multi-head attention, grouped-query attention (fewer num_key_value_heads) and multi-query attention (one head).
 
     num_attention_heads: the number of query heads.
     num_key_value_heads: the number of key and value heads, by default the number of query heads.
@@ -323,7 +323,7 @@ class Attention(TokenMixer):
         return "kv_shared" if self.kv_shared else ""
 
     def _can_share_with(self, other: Attention) -> bool:
-        """Whether this layer can share the keys and values of the other layer."""
+        """Whether this layer can share keys and values with the other layer."""
         return all(map(same, self.sharing_key_of(), other.sharing_key_of()))
 
     def flow(
@@ -424,14 +424,14 @@ class Attention(TokenMixer):
     def _projected_heads(
         self, recorder: Flow, name: str, x: Value, out: Shape, bias: bool, adapter: Adapter | None
     ) -> Value:
-        """Returns queries, keys or values, plus the adapter's output if there is an adapter."""
+        """Returns queries, keys or values, plus the optional adapter's output."""
         if adapter is None:
             return recorder.linear(name, x, *out, bias=bias, fused=self.fused_qkv)
         with recorder.scope(name):
             return recorder.add(recorder.linear("", x, *out, bias=bias), adapter(x, out))
 
     def _normed_and_rotated(self, recorder: Flow, x: Value, name: str, dim: Axis) -> Value:
-        """Returns queries or keys after norm and positions, in the order of the spec."""
+        """Returns queries or keys after norm and positions, in the spec's order."""
         qk = self.qk_norm
 
         def normed(v: Value) -> Value:
@@ -455,7 +455,7 @@ class Attention(TokenMixer):
         adapter: Adapter | None,
         value_input: Value | None,
     ) -> tuple[Value, Value]:
-        """Returns the layer's keys and values, or those of the nearest lower layer that shares them."""
+        """Returns the layer's keys and values, or the shared keys and values of the nearest lower layer."""
         computed_keys_and_values: list[tuple[Attention, Value, Value]] = recorder.memo.setdefault("keys and values", [])
         if self.kv_shared and "from_target" in recorder.memo:
             return recorder.received(x, heads, dim), recorder.received(x, heads, value_axis)
@@ -499,7 +499,7 @@ class Attention(TokenMixer):
         return keys, values
 
     def _cache_limit_and_kind(self, is_cross_attention: bool) -> tuple[Number, str]:
-        """Returns the number of cached tokens, None if unlimited, and the kind of cache."""
+        """Returns the limit of cached tokens (None if unlimited), and the kind of cache."""
         if is_cross_attention:
             return None, "cross_attention"
         if self.sliding_window is not None:
@@ -655,7 +655,7 @@ def _reference_class() -> type[nn.Module]:
             }[self.spec.qk_norm.scope]
 
         def _normalize(self, x: Tensor, norm: nn.Module) -> Tensor:
-            """Applies the norm of queries or keys, if there is one. x: [batch, heads, tokens, head_dim]."""
+            """Applies the optional norm of queries or keys. x: [batch, heads, tokens, head_dim]."""
             assert self.spec.qk_norm is not None
             if self.spec.qk_norm.scope != "projection":
                 return norm(x)
@@ -663,7 +663,7 @@ def _reference_class() -> type[nn.Module]:
             return norm(concatenated_heads).unflatten(-1, (-1, self.head_dim)).transpose(1, 2)
 
         def _normed_and_rotated(self, x: Tensor, norm: str, forward_pass: ForwardPass, start: int) -> Tensor:
-            """Returns queries or keys after norm and positions, in the order of the spec."""
+            """Returns queries or keys after norm and positions, in the spec's order."""
             order = self.spec.qk_norm.order if self.spec.qk_norm is not None else None
             if order == "before_rope":
                 x = self._normalize(x, getattr(self, norm))
@@ -701,7 +701,7 @@ def _reference_class() -> type[nn.Module]:
         def _local_or_shared(
             self, x: Tensor, forward_pass: ForwardPass, value_input: Tensor | None = None
         ) -> tuple[Tensor, Tensor]:
-            """Returns the layer's keys and values, or those of the nearest lower layer that shares them."""
+            """Returns the layer's keys and values, or the shared keys and values of the nearest lower layer."""
             if self.cross:
                 return self._keys_and_values(x, forward_pass, value_input)
             spec = self.spec
@@ -720,7 +720,7 @@ def _reference_class() -> type[nn.Module]:
             return keys_and_values
 
         def _with_target_keys(self, x: Tensor, forward_pass: ForwardPass) -> tuple[Tensor, Tensor]:
-            """Returns a target model's cached keys and values (zeros here), then the keys and values of this pass."""
+            """Returns a target model's cached keys and values (zeros here), concatenated with this pass's."""
             limit = self.spec.sliding_window or self.spec.attention_chunk_size
             past = forward_pass.past if limit is None else min(forward_pass.past, limit - 1)
             heads = x.shape[0], self.kv_heads, past + x.shape[1]
@@ -771,7 +771,7 @@ def _reference_class() -> type[nn.Module]:
             return torch.cat(outputs, 2)[:, :, order]
 
         def forward(self, x: Tensor, forward_pass: ForwardPass, value_input: Tensor | None = None) -> Tensor:
-            """Computes the attention of x. value_input: the input of the values; default x."""
+            """Computes the attention output. x: the input. value_input: input of the value projection; default x."""
             query_input = self.q_a_norm(self.q_a_proj(x)) if hasattr(self, "q_a_proj") else x
             q = self._normed_and_rotated(
                 self._split_heads(self.q_proj(query_input), self.head_dim), "q_norm", forward_pass, forward_pass.past

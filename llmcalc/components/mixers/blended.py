@@ -1,4 +1,4 @@
-"""Grouped-query attention whose keys and values are blended with those of the previous token, in each head.
+"""Grouped-query attention that blends each token's keys and values with the previous token's, per head.
 
 Baichuan-M1 (Wang et al. 2025, arXiv:2502.12671): a convolution over two tokens with one pair of weights per key head
 and one per value head, before RoPE. The cache keeps the blended keys and values, and a state the last key and value
@@ -73,7 +73,7 @@ class BlendedAttention(WindowedMixer):
         return recorder.linear("o_proj", y, *x.axes)
 
     def _blend(self, recorder: Flow, letter: str, x: Value) -> Value:
-        """Records the weighted sum of each row and the previous one. x: the keys or the values."""
+        """Records the weighted sum of each row and the previous row. x: the keys or the values."""
         kv_heads, _ = x.axes
         previous_tokens = recorder.shift(x, state=f"last_{letter}")
         recorder.state(f"last_{letter}", *x.axes, kind="conv_state")

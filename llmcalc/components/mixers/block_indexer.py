@@ -57,7 +57,7 @@ class BlockIndexer(Part):
     norm: Norm = Norm(type="rmsnorm", eps=1e-6)
 
     def check_attention(self, attention: AttentionFields) -> None:
-        """Raises `ValueError` if the indexer does not fit the fields of that attention."""
+        """Raises `ValueError` if the indexer is incompatible with the attention's fields."""
         if attention.sliding_window is not None or attention.attention_chunk_size is not None or attention.kv_shared:
             raise ValueError(
                 "block_indexer: selects among all earlier tokens; expected no window, no chunks and no kv_shared"
@@ -104,7 +104,7 @@ class BlockIndexer(Part):
         return keys, values, {"core": ops.BlockCore, "selection": mask, **core_fields}
 
     def _chosen_mask(self, recorder: Flow, x: Value, position: Rope) -> Value:
-        """Returns the mask of the selected tokens, for each head of the indexer."""
+        """Returns the mask of the selected tokens for each indexer head."""
         heads, dim = Axis("block_index_heads", self.index_n_heads), Axis("index_head_dim", self.index_head_dim)
         block, blocks = self.index_block_size, self.index_topk_blocks
         with recorder.scope("indexer", role="no_grad"):

@@ -88,7 +88,7 @@ class CompressedConvAttention(WindowedMixer):
         return self
 
     def with_kv_heads(self, kv_heads: int, width: int) -> Self:
-        """The mixer with `kv_heads` key and value heads; unchanged if their width is odd and cannot be halved."""
+        """The mixer with `kv_heads` key and value heads; the same mixer if kv_heads · head_dim is odd."""
         return self if kv_heads * self.head_dim % 2 else super().with_kv_heads(kv_heads, width)
 
     def with_heads(self, head_sizes: HeadSizes) -> Self:
@@ -154,7 +154,7 @@ class CompressedConvAttention(WindowedMixer):
         return recorder.add(after_q, mean), recorder.add(after_k, mean_of_keys)
 
     def _mixed_values(self, recorder: Flow, x: Value, kv_heads: Axis, dim: Axis) -> Value:
-        """Returns the values: one half is computed from the token itself, the other half from the previous token."""
+        """Returns the values: half is computed from the token, half from the previous token."""
         half_width = Axis("half", exact_div(kv_heads.size * dim.size, 2))
         has_bias = self.attention_bias
         with recorder.function():

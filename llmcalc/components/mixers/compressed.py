@@ -73,7 +73,7 @@ class CompressedAttention(EntryAttention):
     def _selected_entries(
         self, recorder: Flow, indexer: EntryIndexer, x: Value, compressed_query: Value, mask: Value, rope: Rope
     ) -> Value:
-        """Selects the entries for each token's attention. mask: the entries to choose from."""
+        """Selects the entries for each token's attention. mask: the visible entries."""
         heads, dim = Axis("index_heads", indexer.index_n_heads), Axis("index_head_dim", indexer.index_head_dim)
         with recorder.scope("indexer", role="no_grad"):
             entries = self._all_entries(recorder, "compressor", x, dim, rope)
@@ -93,7 +93,7 @@ class CompressedAttention(EntryAttention):
             return recorder.choose_entries(scores, recorder.linear("weights_proj", x, heads), mask, indexer.index_topk)
 
     def _all_entries(self, recorder: Flow, name: str, x: Value, dim: Axis, rope: Rope) -> Value:
-        """Returns the compressed entries of all tokens so far, of width `dim`."""
+        """Returns the compressed entries of all tokens up to now, of width `dim`."""
         assert self.compress_rate is not None
         rate = Axis("rate", self.compress_rate)
         series: Shape = (Beside(((dim,), (dim,))),) if self.overlap else (dim,)
@@ -121,7 +121,7 @@ class CompressedAttention(EntryAttention):
     def _with_last_window(
         self, recorder: Flow, kv: Value, gate: Value, rate: Axis, dim: Axis, tokens: Rows
     ) -> tuple[Value, Value]:
-        """Concatenates each window of the second half of the features with the previous window of the first half."""
+        """Joins the second feature half of each window with the first feature half of the previous window."""
         window_rows = Beside(((rate,), (rate,)))
         with recorder.function():
             (delayed_series, current_series), (gate_delayed_series, current_gate) = (
@@ -143,7 +143,7 @@ class CompressedAttention(EntryAttention):
             )
 
     def _entry_projection(self, recorder: Flow, name: str, x: Value, out: Shape) -> Value:
-        """Records a projection from which compressed entries are computed."""
+        """Records a projection for the computation of compressed entries."""
         assert self.compress_rate is not None
         op = ops.EntryLinear(x.width, recorder.n(out), rows=x.rows, rate=self.compress_rate)
         weight = Weight(name, out, x.axes)
@@ -177,7 +177,7 @@ def _reference_class() -> type[nn.Module]:
     from torch import nn
 
     class Compressor(nn.Module):
-        """Compresses tokens into entries. x: [batch, tokens, hidden] → all entries so far, [batch, entries, width]."""
+        """Compresses tokens into entries. x: [batch, tokens, hidden] → all entries, [batch, entries, width]."""
 
         def __init__(self, spec: CompressedAttention, hidden: int, width: int) -> None:
             super().__init__()
@@ -194,7 +194,7 @@ def _reference_class() -> type[nn.Module]:
             self.last_window: Any = state_class()() if spec.overlap else None
 
         def _with_last_window(self, kv: Tensor, gate: Tensor, forward_pass: ForwardPass) -> tuple[Tensor, Tensor]:
-            """Concatenates each window of the second half of x with the previous window of the first half.
+            """Joins the second feature half of each window of x with the first feature half of the previous window.
 
             [batch, windows, rate, 2·width] → [batch, windows, 2·rate, width].
             """
@@ -241,7 +241,7 @@ def _reference_class() -> type[nn.Module]:
             return entries
 
     class Chooser(chooser_class()):  # type: ignore[misc]
-        """Selects the entries that each token attends to, by entries of its own."""
+        """Selects compressed entries for each token, by scores against separately compressed keys."""
 
         def __init__(self, spec: CompressedAttention, hidden: int) -> None:
             super().__init__(spec, hidden)

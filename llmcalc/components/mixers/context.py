@@ -1,4 +1,4 @@
-"""Attention of a block of draft tokens to the target model's hidden states and to one another, in both directions.
+"""Attention of a block of draft tokens to the target model's hidden states and, bidirectionally, to one another.
 
 DFlash (Chen 2026, arXiv:2602.06036): queries are of the block; keys and values, by the same projections, of the context
 and of the block. Only those of the context are cached. Source: `Qwen3DFlashAttention` in
@@ -57,7 +57,7 @@ class ContextAttention(TwoSetsMixer):
         return {"streams": {"type": "target_states", "start": "embedding"}}
 
     def flow(self, recorder: Flow, x: Value) -> Value:
-        """Records one softmax over the scores of both attention cores; each core counts its own products."""
+        """Records one softmax over the scores of both attention cores; each core counts its own keys."""
         context: Value = recorder.memo.get("target_states", x)  # x itself where the part is recorded alone
         heads, kv_heads = Axis("heads", self.num_attention_heads), Axis("kv_heads", self.num_key_value_heads)
         dim, bias = Axis("head_dim", self.head_dim), self.attention_bias
@@ -106,7 +106,7 @@ def _reference_class() -> type[nn.Module]:
     import torch
 
     class ContextReference(two_sets_reference()):  # type: ignore[misc]
-        """The attention of a block. x: [batch, tokens, hidden] → same shape."""
+        """The attention of a draft block. x: [batch, tokens, hidden] → same shape."""
 
         def __init__(self, spec: ContextAttention, hidden: int) -> None:
             super().__init__(spec, hidden)

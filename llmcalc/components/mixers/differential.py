@@ -39,7 +39,7 @@ if TYPE_CHECKING:
 
 
 class DifferentialAttention(WindowedMixer):
-    """Attention whose heads subtract one softmax from another.
+    """Attention whose heads are the difference of two softmaxes.
 
     num_attention_heads: the number of query heads.
     num_key_value_heads: the number of key and value heads; even, because values are halved by heads.
@@ -87,7 +87,7 @@ class DifferentialAttention(WindowedMixer):
         return "kv_shared" if self.kv_shared else ""
 
     def with_kv_heads(self, kv_heads: int, width: int) -> Self:
-        """The mixer with other key and value heads; unchanged for an odd kv_heads, which cannot be halved."""
+        """The mixer with another number of key and value heads; the same mixer for an odd kv_heads."""
         return self if kv_heads % 2 else super().with_kv_heads(kv_heads, width)
 
     def with_heads(self, head_sizes: HeadSizes) -> Self:
@@ -140,7 +140,7 @@ class DifferentialAttention(WindowedMixer):
         return x if self.position is None else recorder.rope(x, self.position)
 
     def _keys_and_values(self, recorder: Flow, x: Value, kv_heads: Axis, dim: Axis) -> tuple[Value, Value]:
-        """Returns the layer's keys and values, or those of the nearest lower layer that shares them."""
+        """Returns the layer's keys and values, or the shared keys and values of the nearest lower layer."""
         key = f"keys and values of {self.sharing_key_of()}"
         if self.kv_shared:
             placeholder = (Value(x.rows, (kv_heads, dim), fixed=True),) * 2  # nothing: the layer is recorded alone
@@ -156,7 +156,7 @@ class DifferentialAttention(WindowedMixer):
         return keys, values
 
     def _lambda_term(self, recorder: Flow, term: str, dim: Axis) -> Value:
-        """Records one of the two terms exp(λ_q · λ_k) of λ."""
+        """Records one of the two factors exp(λ_q · λ_k) in λ."""
         product = recorder.mul(recorder.vector(f"lambda_q{term}", dim), recorder.vector(f"lambda_k{term}", dim))
         return recorder.act(recorder.sum(product), "exp")
 
@@ -207,7 +207,7 @@ def _reference_class() -> type[nn.Module]:
             return heads if position is None else position.rotated(heads, forward_pass, forward_pass.past)
 
         def _keys_and_values(self, x: Tensor, forward_pass: ForwardPass) -> tuple[Tensor, Tensor]:
-            """Returns the layer's keys and values, or those of the nearest lower layer that shares them."""
+            """Returns the layer's keys and values, or the shared keys and values of the nearest lower layer."""
             spec = self.spec
             sharing_key = "differential", spec.num_key_value_heads, spec.head_dim, spec.sliding_window
             if spec.kv_shared:

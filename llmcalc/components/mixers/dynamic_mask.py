@@ -135,7 +135,7 @@ def _reference_class() -> type[nn.Module]:
             self.dt_proj = nn.Linear(kv_heads * d, kv_heads, bias=spec.attention_bias)
 
         def _mask(self, v: Tensor, causal_mask: Tensor) -> Tensor:
-            """Computes the mask from values [batch, heads, keys, d]: the strength of a selected key, else −∞."""
+            """Computes the mask from values [batch, heads, keys, d]: a selected key's strength, else −∞."""
             step_sizes = nn.functional.softplus(self.dt_proj(v.transpose(1, 2).flatten(2)))
             strength = (step_sizes * self.A.weight).exp().transpose(1, 2)[:, :, None]
             mask: Tensor = strength.expand(-1, -1, causal_mask.shape[0], -1).masked_fill(~causal_mask, float("-inf"))

@@ -42,7 +42,7 @@ if TYPE_CHECKING:
 
 
 class EntryIndexer(Part):
-    """Small query heads that score compressed entries, to select entries for each token's attention.
+    """Small query heads that score compressed entries and select entries for each token's attention.
 
     index_n_heads: the number of small query heads.
     index_head_dim: the size of a small query, and of the vectors that it is compared with.
@@ -101,7 +101,7 @@ class EntryAttention(TokenMixer):
         return self
 
     def head_sizes(self, width: Any) -> HeadSizes:
-        """The mixer's heads: all query heads share one key head, whose keys are also the values."""
+        """The mixer's heads: all query heads share one key head, and the keys are also the values."""
         return HeadSizes(self.num_attention_heads, 1, self.head_dim)
 
     def report_label(self) -> str:
@@ -115,7 +115,7 @@ class EntryAttention(TokenMixer):
 
     @property
     def selected_entries(self) -> int | None:
-        """The largest number of entries that a token attends to; None where it attends to all, or there are none."""
+        """The largest number of entries that a token attends to; None without entries or without a limit."""
         return None if self.indexer is None else self.indexer.index_topk
 
     def length_limits(self) -> tuple[int, ...]:
@@ -258,7 +258,7 @@ def entry_attention_class() -> Any:
         def _entries_and_mask(
             self, x: Tensor, compressed_query: Tensor, forward_pass: ForwardPass
         ) -> tuple[Tensor, Tensor]:
-            """Returns the entries and the mask of those that each token attends to, [.., tokens, entries]."""
+            """Returns the entries, and the mask [.., tokens, entries] of the entries that each token attends to."""
             raise NotImplementedError
 
         def forward(self, x: Tensor, forward_pass: ForwardPass) -> Tensor:

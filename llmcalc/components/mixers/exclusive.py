@@ -1,4 +1,4 @@
-"""Exclusive attention of an encoder: each head's output loses part of its projection on the token's own value.
+"""Exclusive encoder attention: each head subtracts the output's projection onto the token's value.
 
 transformers: models/neomme (`NeoMMEAttention`, `NeoMMEExclusiveSelfAttention`).
 """
@@ -36,7 +36,7 @@ if TYPE_CHECKING:
 
 
 class ExclusiveAttention(WindowedMixer):
-    """Grouped-query attention whose output, y − tanh(α) · (y · u) · u with the unit value u of the token, is gated.
+    """Grouped-query attention with output y − tanh(α) · (y · u) · u, gated, where u is the token's unit value.
 
     num_attention_heads: the number of query heads, each with its α.
     num_key_value_heads: the number of key and value heads.

@@ -28,7 +28,7 @@ WEIGHTLESS = Norm(type="rmsnorm", weight=False, eps=1e-6)
 
 
 class GatedProfileAttention(ProfileAttention):
-    """Attention with profiles, bounded queries and keys, a gate on the output, and a sink's score from each token.
+    """Attention with profile biases, bounded queries and keys, an output gate, and a sink score from each token.
 
     dynamic_convolutions: whether the taps of the convolutions of keys and values are the sum of learned ones and of
         some that each token's input gives for each head; false by default. Their elementwise products count no FLOPs.
@@ -107,12 +107,12 @@ def _reference_class() -> type[nn.Module]:
     from torch import nn
 
     def shorten(x: Tensor, largest_norm: float) -> Tensor:
-        """Shortens vectors to at most a given length. x: [..., size] → same shape."""
+        """Scales vectors down to at most a given length. x: [..., size] → same shape."""
         length = torch.linalg.vector_norm(x.float(), dim=-1, keepdim=True)
         return (x.float() * (largest_norm / (length + 1e-6)).clamp(max=1.0)).to(x.dtype)
 
     class TokenConvolution(nn.Module):
-        """A causal convolution with taps of each token, and the sum with its input. x: [batch, tokens, width]."""
+        """A causal convolution with per-token filters, added to its input. x: [batch, tokens, width]."""
 
         def __init__(self, hidden: int, heads: int, width: int, kernel: int) -> None:
             super().__init__()
@@ -132,7 +132,7 @@ def _reference_class() -> type[nn.Module]:
             return convolved + x
 
     class Core(nn.Module):
-        """Softmax attention with a bias, and for each query the score of one more key without a value.
+        """Softmax attention with a bias and a sink, a score per query without a value.
 
         q: [batch, heads, queries, d]; k, v: [batch, heads, keys, d]; bias: the scores' shape; sinks: [batch, heads,
         queries] → the shape of q.

@@ -1,4 +1,4 @@
-"""Base classes of token mixers by their heads: grouped queries, or a key head for each query head."""
+"""Base classes of token mixers with grouped-query heads, or with a key head for each query head."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
 
 class GroupedQueryMixer(TokenMixer):
-    """Attention with num_attention_heads query heads, num_key_value_heads key and value heads, head_dim and RoPE.
+    """Attention with num_attention_heads query heads, num_key_value_heads key/value heads, head_dim and RoPE.
 
     A subclass declares these fields, in this order.
     """
@@ -49,7 +49,7 @@ class GroupedQueryMixer(TokenMixer):
 
 
 class WindowedMixer(GroupedQueryMixer):
-    """A grouped-query mixer with an optional sliding window of sliding_window tokens, the token itself included."""
+    """A grouped-query mixer with an optional sliding window of sliding_window tokens, including the token."""
 
     if TYPE_CHECKING:
         type: str
@@ -68,13 +68,13 @@ class WindowedMixer(GroupedQueryMixer):
         return self.model_copy(update={"sliding_window": None})
 
     def _described(self, name: str, details: str = "") -> str:
-        """Returns the name of the attention, its heads, details and window, for headings of reports."""
+        """Returns the attention's name, heads, details and window, for report headings."""
         window = "" if self.sliding_window is None else f", window {self.sliding_window}"
         return f"{name} {self.num_attention_heads}/{self.num_key_value_heads} × {self.head_dim}{details}{window}"
 
     @property
     def cache_kind(self) -> str:
-        """The kind that `llmcalc kv` lists its cache under."""
+        """The kind of cache in the tables of `llmcalc kv`."""
         return "full_attention" if self.sliding_window is None else "sliding_attention"
 
 
@@ -107,7 +107,7 @@ class MultiHeadMixer(TokenMixer):
 
 
 class EqualHeadsMixer(TokenMixer):
-    """A mixer whose num_attention_heads heads are equal parts of its width; a subclass declares the field."""
+    """A mixer with num_attention_heads heads of size width / num_attention_heads; a subclass declares the field."""
 
     if TYPE_CHECKING:
         num_attention_heads: int
@@ -153,7 +153,7 @@ def grouped_reference_class() -> Any:
             return self.get_submodule(f"{projection}_proj")(x).unflatten(-1, (-1, self.spec.head_dim)).transpose(1, 2)
 
         def _for_each_query_head(self, *tensors: Tensor, axis: int = 1) -> tuple[Tensor, ...]:
-            """Repeats keys and values for each query head."""
+            """Repeats keys and values to the number of query heads."""
             group = self.spec.num_attention_heads // self.spec.num_key_value_heads
             return tensors if group == 1 else tuple(t.repeat_interleave(group, axis) for t in tensors)
 

@@ -1,4 +1,4 @@
-"""Attention whose projections are block-diagonal, and the feed-forward network of the same layers.
+"""Attention with block-diagonal projections, and the feed-forward network with block-diagonal projections.
 
 SqueezeBERT (Iandola et al. 2020, arXiv:2006.11316, §3.2): each linear layer is a convolution of width 1 in groups, and
 the inputs of a group reach the outputs of that group alone. transformers: models/squeezebert.

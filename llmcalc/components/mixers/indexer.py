@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 
 
 class Indexer(Part):
-    """Small query heads, computed from the compressed query or the layer's input, that score one key per token.
+    """Small query heads, from the compressed query or the layer's input, that score one key per token.
 
     index_n_heads: the number of small query heads.
     index_head_dim: the size of a query and of a key.
@@ -55,15 +55,15 @@ class Indexer(Part):
 
     @property
     def reads_input(self) -> bool:
-        """Whether its queries come from the layer's input and not from the compressed query."""
+        """Whether the indexer's queries come from the layer's input instead of the compressed query."""
         return self.input_norm is not None
 
     def attention_limits(self) -> Mapping[str, Any]:
-        """Returns fields of attention's op and rows: the number of tokens that a token attends to."""
+        """Returns fields of the attention operation and its rows: the number of attended tokens."""
         return {"selected": self.index_topk}
 
     def flow(self, recorder: Flow, x: Value, query_latent: Value | None = None, position: Rope | None = None) -> Value:
-        """Scores all earlier tokens and selects some of them.
+        """Scores all earlier tokens and selects the tokens with the highest scores.
 
         query_latent: the compressed query, which the indexer's queries come from without input_norm.
         position: RoPE on queries and keys; None for none.
@@ -116,7 +116,7 @@ def _reference_class() -> type[nn.Module]:
     from torch import nn
 
     class IndexerReference(nn.Module):
-        """The indexer. x: [batch, tokens, hidden] → selected positions, [batch, tokens, index_topk at most]."""
+        """The token indexer. x: [batch, tokens, hidden] → selected positions, [batch, tokens, index_topk at most]."""
 
         def __init__(self, spec: Indexer, hidden: int, query: int, rope: int, theta: float) -> None:
             super().__init__()

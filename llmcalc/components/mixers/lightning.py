@@ -35,7 +35,7 @@ if TYPE_CHECKING:
 
 
 class LightningAttention(MultiHeadMixer):
-    """Linear attention with a fixed decay per head.
+    """Returns normalized and rotated queries or keys. name: the name of the norm.
 
     num_attention_heads: the number of heads.
     head_dim: the size of a query, key or value head.
@@ -181,7 +181,7 @@ def _reference_class() -> type[nn.Module]:
             self.o_proj = nn.Linear(width, hidden, bias=spec.o_bias)
 
         def _split_heads(self, letter: str, x: Tensor, forward_pass: ForwardPass) -> Tensor:
-            """Returns the heads of queries, keys or values, [batch, heads, tokens, d]. x: their projection."""
+            """Returns the heads of queries, keys or values, [batch, heads, tokens, d]. x: the projection's output."""
             heads: Tensor = x.unflatten(-1, (self.heads, -1))
             if hasattr(self, f"{letter}_norm"):
                 heads = self.get_submodule(f"{letter}_norm")(heads)

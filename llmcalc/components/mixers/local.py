@@ -1,4 +1,4 @@
-"""Local attention of an encoder: to nearby tokens in both directions, and optionally to sums of token blocks.
+"""Local encoder attention to nearby tokens in both directions, and optionally to sums of token blocks.
 
 LongT5 (Guo et al. 2021, arXiv:2112.07916, §3.1). `local`: a token attends to tokens at most local_radius away. Each
 block of local_radius + 1 tokens attends to itself and its two neighbours; the last block is padded. `transient-global`:
@@ -167,12 +167,12 @@ def _reference_class() -> type[nn.Module]:
             return torch.cat([x, padding], 1).unflatten(1, (-1, block_size))
 
         def _with_neighbours(self, x: Tensor) -> Tensor:
-            """Adds both neighbours to each block. [batch, blocks, block, …] → [batch, blocks, 3 · block, …]."""
+            """Joins each block with its two neighbours. [batch, blocks, block, …] → [batch, blocks, 3 · block, …]."""
             zero_block = torch.zeros_like(x[:, :1])
             return torch.cat([torch.cat([zero_block, x[:, :-1]], 1), x, torch.cat([x[:, 1:], zero_block], 1)], 2)
 
         def _keys_of_blocks(self, x: Tensor, tokens: int) -> Tensor:
-            """Collects the keys or values of each block, of its neighbours, and of all sums.
+            """Collects for each block the keys or values of the block, of both neighbours, and of all block sums.
 
             [batch, tokens and sums, heads · d] → [batch, blocks, heads, keys, d].
             """
@@ -206,7 +206,7 @@ def _reference_class() -> type[nn.Module]:
             return sum_index, forward_pass.span(0, last_sum + 1, device)
 
         def _mask_and_bias(self, forward_pass: ForwardPass, tokens: int, device: Any) -> tuple[Tensor, Tensor | None]:
-            """Returns the mask of each query's keys, [blocks, 1, block, keys], and the bias on the scores."""
+            """Returns the mask [blocks, 1, block, keys] of each query's keys, and the bias on the scores."""
             radius = self.spec.local_radius
             positions = self._split_into_blocks(forward_pass.span(0, tokens, device)[None] + 1)  # 0 marks padding
             keys = self._with_neighbours(positions)

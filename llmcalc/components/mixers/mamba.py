@@ -34,7 +34,7 @@ SCAN_OUTPUT = "output of the scan"
 
 
 class Mamba(TokenMixer):
-    """A selective state-space mixer.
+    """The Mamba selective state-space mixer.
 
     intermediate_size: the number of channels of the recurrence (expand × hidden_size).
     state_size: the number of state elements per channel.

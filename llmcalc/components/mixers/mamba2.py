@@ -39,7 +39,7 @@ if TYPE_CHECKING:
 
 
 class Mamba2(TokenMixer):
-    """A state-space mixer with several heads; each head has a state of [head_dim, state_size].
+    """The Mamba-2 state-space mixer; each head has a state of [head_dim, state_size].
 
     num_heads: the number of heads, which correspond to attention's value heads (§7.2).
     head_dim: the number of channels per head.
@@ -153,7 +153,7 @@ class Mamba2(TokenMixer):
 
 @cache
 def scan_class() -> type[nn.Module]:
-    """Returns the module of Mamba-2's scan, with its parameters A, D and the bias of Δ."""
+    """Returns the reference class of Mamba-2's scan, with the parameters A, D and the bias of Δ."""
     import torch
     from torch import nn
 
@@ -205,7 +205,7 @@ def scan_class() -> type[nn.Module]:
             tokens, padding = x.shape[1], -x.shape[1] % self.chunk
 
             def split_into_chunks(t: Tensor) -> Tensor:
-                """Splits tokens into padded chunks. [.., tokens, heads, ...] → [.., heads, chunks, chunk, ...]."""
+                """Splits tokens into padded chunks: [.., tokens, heads, ...] → [.., heads, chunks, chunk, ...]."""
                 padded_chunks = nn.functional.pad(t, (0, 0) * (t.dim() - 2) + (0, padding))
                 return padded_chunks.unflatten(1, (-1, self.chunk)).movedim(3, 1)
 

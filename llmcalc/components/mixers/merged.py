@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 
 
 class MergedAttention(TwoSetsMixer):
-    """Decoder attention over its own tokens and the encoder's output at once.
+    """Decoder attention to decoder tokens and the encoder's output in one softmax.
 
     The encoder must have the decoder's width.
     num_attention_heads: the number of query heads.

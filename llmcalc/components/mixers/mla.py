@@ -159,7 +159,7 @@ class MLA(TokenMixer):
         return tuple(n for n in (self.sliding_window, selected_tokens) if n is not None)
 
     def with_kv_heads(self, kv_heads: int, width: int) -> Self:
-        """The mixer with a latent as wide as the keys and values of `kv_heads` heads."""
+        """The mixer with a latent width equal to the keys and values of `kv_heads` heads."""
         nope, rope, v = self.qk_nope_head_dim, self.qk_rope_head_dim, self.v_head_dim
         return self.model_copy(update={"kv_lora_rank": kv_heads * (nope + rope + v) - rope})
 
@@ -210,7 +210,7 @@ class MLA(TokenMixer):
         head, latent_key = Beside(((nope,), (rope,))), Beside(((latent,), (rope,)))
 
         def expanded() -> Value:
-            """Records attention on keys and values that are expanded per head from the latents of all tokens."""
+            """Records attention on keys and values expanded per head from all tokens' latents."""
             keys_and_values = recorder.linear(
                 "kv_b_proj", c, heads, Beside(((nope,), (head_axis,))), rows=WithPast(of=c.rows, **limits)
             )
@@ -222,7 +222,7 @@ class MLA(TokenMixer):
             return recorder.attention("core", q, k, values, core=core, **options)
 
         def absorbed() -> Value:
-            """Records attention on the latents themselves; the expansion's weights are applied to query and output."""
+            """Records absorbed attention on the latents, with the expansion's weights applied to query and output."""
             weight = Weight("kv_b_proj", (heads, Beside(((nope,), (head_axis,)))), (latent,))
             q = recorder.cat(recorder.absorb("kv_b_proj", q_nope, weight, latent), q_rope, axes=(heads, latent_key))
             k = recorder.cat(c, k_rope, axes=(Axis("one", 1), latent_key))
@@ -241,7 +241,7 @@ class MLA(TokenMixer):
         return recorder.linear("o_proj", y, *x.axes, bias=self.attention_bias or self.o_bias)
 
     def _latent_and_key(self, recorder: Flow, x: Value, latent: Axis, rope: Axis) -> tuple[Value, Value]:
-        """Returns the latents and the keys' rotary part that all heads share, of new and of cached tokens."""
+        """Returns latents and the keys' shared rotary part, of new and cached tokens."""
         key = self._latent_key()
         computed_latents: list[tuple[Any, Value, Value]] = recorder.memo.setdefault("latents", [])
         if self.kv_shared:
@@ -273,7 +273,7 @@ class MLA(TokenMixer):
     def _query_and_latent(
         self, recorder: Flow, x: Value, heads: Axis, head: Beside, head_axis: Axis
     ) -> tuple[Value, Value | None]:
-        """Returns the query of each head, and the compressed query if there is one."""
+        """Returns the query of each head, and the optional compressed query."""
         if self.q_lora_rank is None:
             return recorder.linear("q_proj", x, heads, head), None
         raw_latent = recorder.linear("q_a_proj", x, Axis("q_lora", self.q_lora_rank), bias=self.attention_bias)
@@ -333,7 +333,7 @@ def _reference_class() -> type[nn.Module]:
     from torch import nn
 
     class Expansion(nn.Linear):
-        """Expands latents to each head's key and value. Absorbed: applies the weight to query or output."""
+        """Expands latents to each head's key and value; if absorbed, applies the weight to the query or output."""
 
         def __init__(self, latent: int, heads: int, nope: int, value: int) -> None:
             super().__init__(latent, heads * (nope + value), bias=False)
@@ -397,7 +397,7 @@ def _reference_class() -> type[nn.Module]:
             )
 
         def _queries_and_gate(self, x: Tensor) -> tuple[Tensor, Tensor | None, Tensor]:
-            """Returns the queries, [batch, tokens, heads, …], their gate if there is one, and the indexer's input."""
+            """Returns the queries [batch, tokens, heads, …], the optional query gate, and the indexer's input."""
             spec, head_shape = self.spec, (self.spec.num_attention_heads, -1)
             raw_latent = x if spec.q_lora_rank is None else self.q_a_proj(x)
             compressed_query = self.q_a_norm(raw_latent) if hasattr(self, "q_a_norm") else raw_latent
@@ -411,7 +411,7 @@ def _reference_class() -> type[nn.Module]:
             return q.unflatten(-1, head_shape), None, compressed_query
 
         def _latent_and_key(self, x: Tensor, forward_pass: ForwardPass) -> tuple[Tensor, Tensor]:
-            """Returns latents and rotary keys, [batch, tokens, …], of this layer or shared by a lower layer."""
+            """Returns latents and rotary keys [batch, tokens, …], of this layer or shared by a lower layer."""
             spec = self.spec
             sharing_key = ("latent", spec.kv_lora_rank, spec.qk_rope_head_dim, spec.mla_use_nope, spec.sliding_window)
             if spec.kv_shared:

@@ -40,7 +40,7 @@ if TYPE_CHECKING:
 
 
 class MixtureOfAttention(TokenMixer):
-    """Attention with query and output projections in a mixture of experts, and keys and values shared by all experts.
+    """Attention whose query and output projections are experts, with keys and values shared by all experts.
 
     num_experts: the number of experts.
     num_experts_per_tok: the number of experts per token.
@@ -76,7 +76,7 @@ class MixtureOfAttention(TokenMixer):
         return self.position
 
     def with_kv_heads(self, kv_heads: int, width: int) -> Self:
-        """The unchanged mixer: an expert has one query head per key head, so another number changes the queries."""
+        """Returns the mixer unchanged, as each expert has one query head per key head."""
         return self
 
     def with_heads(self, head_sizes: HeadSizes) -> Self:

@@ -1,4 +1,4 @@
-"""Streams that predict several next tokens in parallel, and the attention of a decoder with such streams (ProphetNet).
+"""Streams that predict several next tokens in parallel, and the decoder attention over these streams (ProphetNet).
 
 ProphetNet (Qi et al. 2020, arXiv:2001.04063, §3): beside the main stream, which reads the text, n predict streams start
 from a learned vector each. Stream i attends to the main stream's tokens up to i before its own and to itself. Scores
@@ -38,7 +38,7 @@ def _ngram_field() -> Any:
 
 
 class PredictStreams(ResidualStreams):
-    """Predict streams beside the stream of tokens; the output head reads only the predict streams.
+    """Predict streams beside the main token stream; the output head reads only the predict streams.
 
     ngram: the number of predict streams.
     """
@@ -71,7 +71,7 @@ class PredictStreams(ResidualStreams):
         return recorder.resized(x, Multiple(of=x.rows.of, by=self.ngram))
 
     def flow(self, recorder: Flow, x: Value) -> Value:
-        """Returns the rows of the main stream and of the predict streams. x: the token embeddings."""
+        """Records the rows of the main stream and the predict streams. x: the token embeddings."""
         rows = Multiple(of=x.rows, by=self.ngram)
         streams, _ = recorder.table("", Axis("streams", self.ngram), *x.axes, of=rows, by="types")
         return recorder.cat(x, streams, axes=x.axes, rows=Multiple(of=x.rows, by=self.ngram + 1))
@@ -183,7 +183,7 @@ def _reference_classes() -> dict[str, type[nn.Module]]:
             self.core, self.predict_core = softmax_core_class()(), softmax_core_class()()
 
         def _streams(self, name: str, x: Tensor) -> tuple[Tensor, ...]:
-            """Returns the projection of each stream, [batch, heads, tokens, size]."""
+            """Returns the projection of each stream as heads, [batch, heads, tokens, size]."""
             projected = self.get_submodule(name)(x).unflatten(
                 -1, (-1, self.heads) if name[0] == "r" else (self.heads, -1)
             )

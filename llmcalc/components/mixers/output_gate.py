@@ -43,7 +43,7 @@ class OutputGate(Part):
         return recorder.mul(y, recorder.act(gate, self.gate_func))
 
     def reference(self, model_properties: ModelProperties, heads: int, head_dim: int) -> nn.Module:
-        """Builds the projection, to [..., heads * size] or [..., heads]."""
+        """Builds the gate's projection to [..., heads * size] or [..., heads]."""
         from torch import nn
 
         width = heads * head_dim if self.per == "element" else heads
@@ -53,7 +53,7 @@ class OutputGate(Part):
 
 
 def gate_values(gate_func: str, projected: Tensor) -> Tensor:
-    """Returns the values of a gate. projected: the output of its projection."""
+    """Returns the gate's values. projected: the output of the gate's projection."""
     from torch.nn import functional as F
 
     if gate_func == "softplus":
@@ -67,7 +67,7 @@ def _biased_by_head() -> type[nn.Module]:
     from torch import nn
 
     class GateBiasedByHead(nn.Linear):
-        """A projection without an element-wise bias; a single bias per head is added to all outputs of the head."""
+        """A projection with a single bias per head, which is added to all outputs of the head."""
 
         def __init__(self, hidden: int, width: int, heads: int) -> None:
             super().__init__(hidden, width, bias=False)

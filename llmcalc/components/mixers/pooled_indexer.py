@@ -62,11 +62,11 @@ class PooledIndexer(Part):
         return False
 
     def attention_limits(self) -> Mapping[str, Any]:
-        """Returns fields of attention's op and rows: the number of tokens that a token attends to."""
+        """Returns fields of the attention operation and its rows: the number of attended tokens."""
         return {"selected": self.index_topk, "pool": self.index_kpool}
 
     def flow(self, recorder: Flow, x: Value, query_latent: Value | None = None, position: Rope | None = None) -> Value:
-        """Scores all complete pools and selects some of them.
+        """Scores all complete pools and selects the pools with the highest scores.
 
         query_latent: the compressed query, which the queries come from. position: none, because pools have no position.
         """
@@ -93,7 +93,7 @@ class PooledIndexer(Part):
         return scores
 
     def reference(self, model_properties: ModelProperties, query: int, rope: int, theta: float) -> nn.Module:
-        """Builds the indexer. query: the width of the compressed query. rope, theta: unused, as it has no positions."""
+        """Builds the indexer. query: width of the compressed query. rope, theta: unused, as there are no positions."""
         return _reference_class()(self, model_properties.hidden_size, query)
 
 
@@ -103,7 +103,7 @@ def _reference_class() -> type[nn.Module]:
     from torch import nn
 
     class PooledIndexerReference(nn.Module):
-        """The indexer. x: [batch, tokens, hidden] → selected positions, [batch, tokens, selected].
+        """The pool indexer. x: [batch, tokens, hidden] → selected positions, [batch, tokens, selected].
 
         A position may stand more than once for a token with fewer earlier tokens than others.
         """

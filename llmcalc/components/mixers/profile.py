@@ -1,4 +1,4 @@
-"""Attention with a bias by distance: each token mixes it from learned profiles.
+"""Attention with a distance bias that each token mixes from learned profiles.
 
 A profile has a bias for each of the last relative_extent distances; a projection of the layer's input gives each head's
 weights of the profiles. Keys and values pass a short convolution. transformers: models/inkling (`InklingAttention`).
@@ -36,7 +36,7 @@ if TYPE_CHECKING:
 
 
 class ProfileAttention(WindowedMixer):
-    """Grouped-query attention without other positions; no projection has a bias.
+    """Grouped-query attention with profile biases as its only positions; projections have no biases.
 
     num_attention_heads: the number of query heads.
     num_key_value_heads: the number of key and value heads.
@@ -149,7 +149,7 @@ def profile_attention_class() -> type[nn.Module]:
             self.weight = nn.Parameter(torch.randn(extent, rank) * 0.02)
 
     class ProfileAttentionReference(grouped_reference_class()):  # type: ignore[misc]
-        """The attention. x: [batch, tokens, hidden] → same shape."""
+        """A norm on queries and keys before the scores."""
 
         def __init__(self, spec: ProfileAttention, model_properties: ModelProperties) -> None:
             hidden, head_dim = model_properties.hidden_size, spec.head_dim
@@ -164,7 +164,7 @@ def profile_attention_class() -> type[nn.Module]:
             self.core, self.cache = softmax_core_class()(), cache_class()(spec.sliding_window)
 
         def bias_of(self, profile_weights: Tensor, forward_pass: ForwardPass, end: int, keys: int) -> Tensor:
-            """Returns the bias on the scores of the last `keys` tokens before `end`, [batch, heads, tokens, keys].
+            """Returns the score bias of the last `keys` tokens before `end`, [batch, heads, tokens, keys].
 
             profile_weights: each head's weights of the profiles, [batch, heads, tokens, rank].
             """

@@ -27,7 +27,7 @@ class QueryFactors(Part):
     norm: Norm = Norm(type="rmsnorm")
 
     def flow(self, recorder: Flow, x: Value) -> Value:
-        """Records the first projection and the norm."""
+        """Records the first query projection and the norm."""
         low_rank_query = recorder.part(
             "q_a_norm", self.norm, recorder.linear("q_a_proj", x, Axis("query_rank", self.rank))
         )
@@ -35,7 +35,7 @@ class QueryFactors(Part):
         return low_rank_query
 
     def reference(self, model_properties: ModelProperties) -> tuple[nn.Module, nn.Module]:
-        """Builds the first projection and the norm."""
+        """Builds the first query projection and the norm."""
         from torch import nn
 
         return nn.Linear(model_properties.hidden_size, self.rank, bias=False), self.norm.reference(

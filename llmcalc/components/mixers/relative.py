@@ -1,4 +1,4 @@
-"""The relative-position attention of Transformer-XL in both directions: of XLNet, with segments, and of conformers.
+"""Transformer-XL's relative-position attention in both directions, as in XLNet and conformers.
 
 Yang et al. 2019 (arXiv:1906.08237), §2.4 and §2.5; Gulati et al. 2020 (arXiv:2005.08100), §2.1.
 

@@ -37,7 +37,7 @@ SOURCE = "Peng et al. 2023, §3"
 
 
 class RwkvTimeMix(TokenMixer):
-    """RWKV-4's time mixing, used instead of attention. Each channel has its own decay: there are no heads.
+    """RWKV-4's time mixing, which replaces attention and has a separate decay per channel.
 
     attention_hidden_size: the number of channels of the average.
     """
@@ -137,7 +137,7 @@ def _reference_classes() -> dict[str, type[nn.Module]]:
             self.output = nn.Linear(width, hidden, bias=False)
 
         def _weighted_average(self, k: Tensor, v: Tensor, forward_pass: ForwardPass) -> Tensor:
-            """Computes Σ exp(k)·v / Σ exp(k), decayed per token; the largest exponent is subtracted."""
+            """Computes Σ exp(k)·v / Σ exp(k) with a decay per token and a subtracted maximum."""
             bonus, decay = self.time_first.weight.float(), -self.time_decay.weight.float().exp()
             stored_state = self.recurrent_state.load(forward_pass)
             zero = torch.zeros_like(k[:, 0])

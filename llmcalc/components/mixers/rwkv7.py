@@ -86,7 +86,7 @@ class Rwkv7TimeMix(TokenMixer):
     def _low_rank(
         self, recorder: Flow, name: str, x: Value, rank: Any, axes: Shape, act: str = "", bias: bool = True
     ) -> Value:
-        """Returns two linear layers with an activation between them; the second has a bias."""
+        """Returns two linear layers with an activation between them; only the second layer has a bias."""
         low_rank = recorder.linear(f"{name}_a", x, Axis(f"{name}_rank", rank))
         return recorder.linear(f"{name}_b", recorder.act(low_rank, act) if act else low_rank, *axes, bias=bias)
 

@@ -28,7 +28,7 @@ INPUT_NAMES = ("w", "k", "v", "r", "g")
 
 
 class RwkvHeadMix(TokenMixer):
-    """Time mixing of RWKV-5, and with low ranks of RWKV-6.
+    """Time mixing of RWKV-5, and of RWKV-6 with low-rank projections.
 
     num_heads: the number of heads, each with a state of head_dim × head_dim.
     head_dim: the size of a head.
@@ -78,7 +78,7 @@ class RwkvHeadMix(TokenMixer):
         return recorder.linear("output", recorder.mul(y, gate), *x.axes)
 
     def _mixed_inputs(self, recorder: Flow, x: Value, previous_token: Value) -> dict[str, Value]:
-        """Returns the mix of each token with the previous one for each of `INPUT_NAMES`."""
+        """Returns the mixes of each token with the previous token, one mix for each of `INPUT_NAMES`."""
         if self.shift_rank is None:
             return {name: token_shift(recorder, x, previous_token, name) for name in INPUT_NAMES[1:]}
         ranks: list[Shape] = [(Axis(f"rank_{name}", self.shift_rank),) for name in INPUT_NAMES]

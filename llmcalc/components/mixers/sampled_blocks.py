@@ -1,4 +1,4 @@
-"""Attention within the blocks of scores that matter most, with the rest approximated by means of blocks.
+"""Attention within the most important blocks of scores, with block means for the rest.
 
 MRA (Zeng et al. 2022, arXiv:2207.10284, §4): the means of blocks of tokens are scored first; the blocks with the
 highest scores are computed exactly. transformers: models/mra (`mra2_attention`).
@@ -119,7 +119,7 @@ def _reference_class() -> type[nn.Module]:
             return (sums / (totals + 1e-6)).flatten(2, 3)[:, :, :tokens]
 
         def _expanded_indices(self, blocks: Tensor, x: Tensor) -> Tensor:
-            """Returns block indices, expanded to the shape in which they select blocks of x."""
+            """Returns block indices expanded for the selection of blocks of x."""
             return blocks[..., None, None].expand(*blocks.shape, *x.shape[3:])
 
         def _selected_blocks(self, x: Tensor, blocks: Tensor) -> Tensor:

@@ -35,7 +35,7 @@ if TYPE_CHECKING:
 
 
 class SelectiveMamba2(TokenMixer):
-    """A state-space mixer with several heads, whose steps and states depend on the convolved channels.
+    """A multi-head state-space mixer whose step sizes and B, C depend on the convolved channels.
 
     num_heads: the number of heads.
     head_dim: the number of channels per head.

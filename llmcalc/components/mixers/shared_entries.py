@@ -40,7 +40,7 @@ SOURCE = "DeepSeek-V4.1 2026"
 
 
 class CandidateBlocks(Part):
-    """The blocks of keys, the best ones of a lower layer, that an indexer scores; the token's own block is one of them.
+    """The best key blocks of a lower layer's indexer, which this indexer scores; they include the token's block.
 
     candidate_topk_blocks: the number of blocks.
     candidate_block_size: the number of keys in a block.
@@ -53,7 +53,7 @@ class CandidateBlocks(Part):
 
 
 class EntryKeyIndexer(EntryIndexer):
-    """Small query heads that score one key per entry, to select entries for each token's attention.
+    """Small query heads that score one key per entry and select entries for each token's attention.
 
     finds: the blocks that the layer finds for the indexers above it; none by default.
     candidates: the blocks that a lower layer found, outside which no key is scored; by default all keys are scored.
@@ -132,7 +132,7 @@ class SharedEntryAttention(EntryAttention):
     def _mask_and_entries(
         self, recorder: Flow, x: Value, compressed_query: Value, q: Value, dim: Axis, rope: Rope
     ) -> tuple[Value, Value]:
-        """Returns the mask of the entries that each token attends to, and the entries, of this layer or a lower one."""
+        """Returns the mask of the entries that each token attends to, and the entries of this or a lower layer."""
         assert self.compress_rate is not None
         lower_entries: dict[str, Value] = recorder.memo.setdefault("entries", {})
         latent: Value | None = None
@@ -157,7 +157,7 @@ class SharedEntryAttention(EntryAttention):
         return recorder.among(visible, selection, entries)
 
     def _latent_and_entries(self, recorder: Flow, x: Value, dim: Axis, rope: Rope) -> tuple[Value, Value]:
-        """Returns the new entries before RoPE, and all entries so far after it."""
+        """Returns the new entries before RoPE, and all entries after RoPE."""
         assert self.compress_rate is not None
         rate = Axis("rate", self.compress_rate)
         unpooled_rows: tuple[Value, ...] = ()
@@ -233,13 +233,13 @@ class SharedEntryAttention(EntryAttention):
 
     @classmethod
     def examples(cls) -> list[Self]:
-        """Returns layers with entries of their own; an example of the stack has the layers that share entries."""
+        """Returns layers that compute their entries; an example of the stack has layers that share entries."""
         examples: Any = shared_entry_examples()
         return [examples[name] for name in ("local", "computing", "finding")]
 
 
 def shared_entry_examples() -> dict[str, SharedEntryAttention]:
-    """Returns small mixers of each kind, of which `scoring` and `reusing` read the entries of `finding`."""
+    """Returns small mixers of each kind; `scoring` and `reusing` read the entries of `finding`."""
     local = SharedEntryAttention(
         num_attention_heads=4,
         head_dim=8,
@@ -269,7 +269,7 @@ def _reference_class() -> type[nn.Module]:
     from torch import nn
 
     class Compressor(nn.Module):
-        """Compresses tokens into entries. x: [batch, tokens, hidden] → new ones before RoPE, and all after it."""
+        """Compresses tokens into entries. x: [batch, tokens, hidden] → new entries before RoPE, all after RoPE."""
 
         def __init__(self, spec: SharedEntryAttention, hidden: int) -> None:
             super().__init__()
@@ -308,7 +308,7 @@ def _reference_class() -> type[nn.Module]:
             return latent, entries
 
     class Chooser(chooser_class()):  # type: ignore[misc]
-        """Selects the entries that each token attends to, by one key per entry."""
+        """Selects the entries that each token attends to, by scores against one key per entry."""
 
         def __init__(self, spec: SharedEntryAttention, hidden: int) -> None:
             super().__init__(spec, hidden)
@@ -321,7 +321,7 @@ def _reference_class() -> type[nn.Module]:
         def _candidates(
             self, keys: Tensor, visible: Tensor, forward_pass: ForwardPass
         ) -> tuple[Tensor, Tensor, Tensor | None]:
-            """Returns keys to score, the visible ones among them, and their positions where they are not all keys."""
+            """Returns the keys to score, the visible keys, and the keys' positions (if only some keys are scored)."""
             assert self.spec.indexer is not None
             blocks = self.spec.indexer.candidates
             if blocks is None:
@@ -347,7 +347,7 @@ def _reference_class() -> type[nn.Module]:
             return keys, visible & is_in_chosen_block, None
 
         def _find_blocks(self, scores: Tensor, forward_pass: ForwardPass) -> None:
-            """Keeps the best blocks of each token, its own block first. scores: −inf where a key is not visible."""
+            """Selects the best blocks of each token; its own block is always first. scores: −inf for invisible keys."""
             assert self.spec.indexer is not None
             blocks = self.spec.indexer.finds
             if blocks is None:
@@ -365,7 +365,7 @@ def _reference_class() -> type[nn.Module]:
             forward_pass.memo["candidate blocks"] = ranked_indices[..., : blocks.candidate_topk_blocks]
 
         def _all_keys(self, latent: Tensor | None, forward_pass: ForwardPass, x: Tensor) -> Tensor:
-            """Returns the keys of all entries so far. latent: the new entries before RoPE; None without one."""
+            """Returns the keys of all entries up to now. latent: the new entries before RoPE; None without any."""
             spec, stored_rows = self.spec, self.cache.load(forward_pass)
             assert spec.compress_rate is not None
             keys = None if stored_rows is None else stored_rows[0]

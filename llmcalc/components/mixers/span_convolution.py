@@ -1,4 +1,4 @@
-"""Attention and convolutions side by side, with filters that are computed for each token from the tokens around it.
+"""Attention beside convolutions, whose filters are computed for each token from the neighbouring tokens.
 
 ConvBERT (Jiang et al. 2020, arXiv:2008.02496, §4): half of the width is self-attention, half span-based dynamic
 convolution. The filter of a head comes from the product of the query and a convolution of the layer's input.
@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
 
 class SpanConvolution(TokenMixer):
-    """Multi-head attention of an encoder beside dynamic convolutions, each in half of the width; all have biases.
+    """Multi-head encoder attention beside dynamic convolutions; each uses half of the width.
 
     num_attention_heads: the number of heads of attention, and of convolutions; the size of a head is
         hidden_size / (2 · num_attention_heads).

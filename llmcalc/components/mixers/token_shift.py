@@ -1,4 +1,4 @@
-"""RWKV's token shift, a mix of a token with the previous one (Peng et al. 2023, arXiv:2305.13048, §3.1.1)."""
+"""RWKV's token shift, a mix of each token with the previous token (Peng et al. 2023, arXiv:2305.13048, §3.1.1)."""
 
 from __future__ import annotations
 
@@ -13,14 +13,14 @@ if TYPE_CHECKING:
 
 
 def previous_tokens(recorder: Flow, x: Value) -> Value:
-    """Records the previous token of each token, and the state with the last one."""
+    """Records the previous token of each token, and stores the last token as the state."""
     previous_token = recorder.shift(x, state="shift_state")
     recorder.state("shift_state", *x.axes, kind="shift_state")
     return previous_token
 
 
 def token_shift(recorder: Flow, x: Value, previous_token: Value, name: str) -> Value:
-    """Records the mix of each token with the previous one, with a learned weight per channel.
+    """Records the mix of each token with the previous token, with a learned weight per channel.
 
     name: the end of the weight's name, `time_mix_…`.
     """
@@ -29,7 +29,7 @@ def token_shift(recorder: Flow, x: Value, previous_token: Value, name: str) -> V
 
 
 def shifted(x: Tensor, forward_pass: ForwardPass, state: Any) -> Tensor:
-    """Returns the previous token of each token; zeros for the first. x: [batch, tokens, hidden] → same shape."""
+    """Shifts a sequence by one token; the first row becomes zeros. x: [batch, tokens, hidden] → same shape."""
     import torch
 
     stored_token = state.load(forward_pass)
@@ -39,5 +39,5 @@ def shifted(x: Tensor, forward_pass: ForwardPass, state: Any) -> Tensor:
 
 
 def mixed_with(x: Tensor, previous_token: Tensor, mix_weight: Tensor) -> Tensor:
-    """Interpolates between each token and the previous one. mix_weight: the weight of the token, per channel."""
+    """Interpolates between each token and the previous token. mix_weight: the token's weight per channel."""
     return x * mix_weight + previous_token * (1 - mix_weight)

@@ -1,4 +1,4 @@
-"""The base of attention over two sets of keys: of the layer's tokens, and of another sequence."""
+"""The base of attention to two sets of keys: the layer's tokens and another sequence."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ class TwoSetsMixer(WindowedMixer):
         return x if self.norm is None else recorder.norm(name, x, self.norm, (dim,))
 
     def _describe(self, keys: str) -> str:
-        """Describes the heads and the window. keys: the tokens attended to, in words."""
+        """Describes the heads and the window. keys: the attended tokens, in words."""
         a, k = self.num_attention_heads, self.num_key_value_heads
         window = "" if self.sliding_window is None else f", window {self.sliding_window}"
         return f"{'MHA' if a == k else 'GQA'} {a if a == k else f'{a}/{k}'} × {self.head_dim}, {keys}{window}"
@@ -50,7 +50,7 @@ class TwoSetsMixer(WindowedMixer):
 
 @cache
 def two_sets_reference() -> Any:
-    """Returns the base class of the references, with the projections, the norms, and the cache of the first set."""
+    """Returns the base class of the references, with projections, norms and the cache of the layer's tokens."""
 
     class TwoSetsReference(grouped_reference_class()):  # type: ignore[misc]
         def __init__(self, spec: TwoSetsMixer, hidden: int) -> None:
@@ -60,7 +60,7 @@ def two_sets_reference() -> Any:
             self.core, self.cache = product_class()(), cache_class()(spec.sliding_window)
 
         def _split_heads(self, projection: str, x: Tensor) -> Tensor:
-            """Returns the heads of the base class, those of queries and keys after their norm."""
+            """Splits queries, keys and values into heads; queries and keys are normalized."""
             heads = super()._split_heads(projection, x)
             normed = projection != "v" and self.spec.norm is not None
             return self.get_submodule(f"{projection}_norm")(heads) if normed else heads

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 
 class ValueConvolution(Part):
-    """A depthwise convolution of the values. All features of a head share its filter.
+    """A depthwise convolution of the values, with one filter per head.
 
     conv_kernel_size: the kernel size in tokens; odd, so that input and output have the same length.
     """

@@ -1,4 +1,4 @@
-"""Routed value projections (MoVA): each token's values are a weighted sum of the outputs of a few of many projections.
+"""Routed value projections (MoVA): a token's values are a weighted sum of its selected projections.
 
 K2 Horizon 2026 (Institute of Foundation Models); transformers main: models/k2_horizon, `K2HorizonMoVAAttention`. All
 ranks have all projections, of which tensor parallelism divides the heads (SGLang: layers/mova.py).
@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 
 
 class ValueExperts(Part):
-    """Value projections of which a router selects a few for each token.
+    """Value projections, of which a router selects a few for each token.
 
     num_experts: the number of projections.
     num_experts_per_tok: the number of projections of each token.
@@ -62,7 +62,7 @@ class ValueExperts(Part):
         return recorder.combine(y, weights, experts, top_k, float32=self.router.float32_weights)
 
     def reference(self, model_properties: ModelProperties, width: int) -> nn.Module:
-        """Builds the projections, from the hidden size to all heads of values together, and their router."""
+        """Builds the value projections, from the hidden size to all value heads, and the router."""
         return _reference_class()(self, model_properties, width)
 
 

@@ -120,7 +120,7 @@ class FeedForward(SingleWidthNetwork):
 
     @property
     def style(self) -> str:
-        """The name papers use for the network: `SwiGLU`, `GELU`, …"""
+        """The usual name of the network, such as `SwiGLU` or `GELU`."""
         name = "xIELU" if self.hidden_act == "xielu" else PLAIN_NAMES[self.hidden_act]
         return (GLU_NAMES.get(self.hidden_act) or f"gated {name}") if self.gated else name
 
@@ -176,7 +176,7 @@ class FeedForward(SingleWidthNetwork):
 
 
 def act_on_up(recorder: Flow, name: str, x: Value) -> Value:
-    """Records what is applied to the output of an up projection; nothing for the identity."""
+    """Records the activation that follows an up projection; records nothing for the identity."""
     return x if name == "identity" else recorder.act(x, name)
 
 
@@ -259,7 +259,7 @@ def _reference_class() -> type[nn.Module]:
         def forward(
             self, x: Tensor, forward_pass: ForwardPass | None = None, part_factors: Tensor | None = None
         ) -> Tensor:
-            """Runs the network.
+            """Runs the feed-forward network.
 
             part_factors: factors that multiply equal parts of the hidden units, [..., parts]; none by default.
             """

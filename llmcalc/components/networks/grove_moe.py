@@ -1,4 +1,4 @@
-"""Grove MoE: groups of routed experts, each with a smaller adjugate expert beside them.
+"""Grove MoE: groups of routed experts, where each group has a smaller adjugate expert.
 
 Wu et al. 2025 (arXiv:2508.07785), §3. Each selected expert of a token brings the adjugate expert of its group, with its
 own weight. The published class (modeling_qwen3_moe.py of inclusionAI/GroveMoE) runs the adjugate expert once for each
@@ -113,7 +113,7 @@ def _reference_class() -> type[nn.Module]:
     Routed = routed_class()
 
     class GroveMoEReference(Routed):  # type: ignore[misc,valid-type]
-        """Experts and the adjugate experts of their groups. x: [batch, tokens, hidden] → same shape."""
+        """Routed experts and the adjugate experts of the groups. x: [batch, tokens, hidden] → same shape."""
 
         def __init__(self, spec: GroveMoE, model_properties: ModelProperties) -> None:
             hidden, count, self.group = model_properties.hidden_size, spec.num_experts, spec.experts_per_group

@@ -58,7 +58,7 @@ class IdentityExperts(Part):
     zero_expert_num: ZeroExperts
 
     def flow(self, recorder: Flow, x: Value, y: Value) -> Value:
-        """Records the identity experts. x: the input of all experts. y: the output of the experts with weights."""
+        """Records the identity experts. x: the input of all experts. y: the output of the other experts."""
         maps = tuple(s.op for s in recorder.here.steps() if isinstance(s.op, ops.ExpertLinear))
         identity = ops.IdentityExperts(self.zero_expert_num, maps)
         return recorder.core("zero_experts", identity, x, y, axes=y.axes, about={"source": "LongCat-Flash 2025, §2.1"})
@@ -70,7 +70,7 @@ class IdentityExperts(Part):
 
 
 class Latent(Part):
-    """A latent width of the routed experts, with projections into and out of it (Nemotron 3, Muse Spark, Kimi K3).
+    """A latent width of the routed experts, with a down and an up projection (Nemotron 3, Muse Spark, Kimi K3).
 
     moe_latent_size: the latent width.
     bias: whether both projections have a bias, false by default.
@@ -88,22 +88,22 @@ class Latent(Part):
     output_norm: Norm | None = None
 
     def flow(self, recorder: Flow, x: Value) -> Value:
-        """Records the projection to the latent width, and its norm."""
+        """Records the projection to the latent width, with its norm."""
         y = recorder.linear("latent_in", x, Axis("latent", self.moe_latent_size), bias=self.bias)
         return y if self.norm is None else recorder.part("latent_norm", self.norm, y)
 
     def normed_output(self, recorder: Flow, y: Value) -> Value:
-        """Records the norm of the experts' outputs, if there is one. y: one vector per token and expert."""
+        """Records the optional norm of the experts' outputs. y: one vector per token and expert."""
         return y if self.expert_norm is None else recorder.part("expert_norm", self.expert_norm, y)
 
     def project_back(self, recorder: Flow, y: Value, out: Shape) -> Value:
-        """Records the norm of the experts' sum, if there is one, and the projection from the latent width."""
+        """Records the optional norm of the experts' sum, and the projection from the latent width."""
         y = y if self.output_norm is None else recorder.part("latent_output_norm", self.output_norm, y)
         recorder.hold(y=y)
         return recorder.linear("latent_out", y, *out, bias=self.bias)
 
     def reference(self, model_properties: ModelProperties) -> Mapping[str, nn.Module]:
-        """Builds the projections to and from the latent width, and the norms, under their names in the mixture."""
+        """Builds the projections to and from the latent width, with the optional norms, as named modules."""
         from torch import nn
 
         width, latent = model_properties.hidden_size, self.moe_latent_size
@@ -120,7 +120,7 @@ class Latent(Part):
 
 
 class VisionExperts(Part):
-    """A second set of num_experts experts, with its own router, used by image tokens only (ERNIE 4.5 VL).
+    """A second set of num_experts experts with a separate router, for image tokens only (ERNIE 4.5 VL).
 
     expert: the feed-forward network of one expert.
     router: the router, linear by default.
@@ -228,7 +228,7 @@ class MoE(Network):
         return self
 
     def _check_shared_scores(self) -> None:
-        """Raises `ValueError` if the weights of shared experts do not fit the shared expert."""
+        """Raises `ValueError` if the shared experts' weights are incompatible with the shared expert."""
         scores, shared_expert = self.shared_scores, self.shared_expert
         if scores is not None and (
             shared_expert is None
@@ -263,7 +263,7 @@ class MoE(Network):
         return f"router.type '{self.router.type}'" if self.router.reads_token_ids else ""
 
     def flow(self, recorder: Flow, x: Value, router_input: Value | None = None) -> Value:
-        """Records the mixture. router_input: the router's input where it differs from the experts' input."""
+        """Records the mixture of experts. router_input: the router's input, if different from the experts'."""
         top_k, experts = self.num_experts_per_tok, Axis("experts", self.num_experts)
         identities = 0 if self.identity_experts is None else self.identity_experts.zero_expert_num
         classes = add(self.num_experts, identities)
@@ -304,7 +304,7 @@ class MoE(Network):
         return y
 
     def _shared_output(self, recorder: Flow, expert: FeedForward, x: Value) -> Value:
-        """Returns the output of the shared expert, which every token uses."""
+        """Returns the shared expert's output for every token."""
         if self.shared_scores is not None:
             y = self.shared_scores.flow(recorder, expert, x)
             recorder.hold(shared=y)
@@ -401,7 +401,7 @@ def check_expert(expert: FeedForward) -> None:
 def expert_networks(
     recorder: Flow, expert: FeedForward, rows: Value, experts: Axis, top_k: Number, out: Shape, identities: bool = False
 ) -> Value:
-    """Records the networks of all experts at once. identities: whether some rows are sent to identity experts."""
+    """Records the networks of all experts at once. identities: whether some rows go to identity experts."""
     ffn = Axis("expert_ffn", expert.intermediate_size)
 
     def expert_linear(name: str, x: Value, *axes: Axis | Beside, bias: bool) -> Value:
@@ -440,20 +440,20 @@ def dispatch_class() -> type[Any]:
                 self.token = self.order // self.top_k
 
         def copy_rows(self, x: Tensor) -> Tensor:
-            """Copies each token's vector for each of its experts. [batch, tokens, width] → [rows, width]."""
+            """Copies each token's vector once per selected expert. [batch, tokens, width] → [rows, width]."""
             x = x.flatten(0, 1)
             return x.index_select(0, self.token) if self.grouped else x.repeat_interleave(self.top_k, 0)
 
         def sort_by_expert(self, x: Tensor) -> Tensor:
-            """Sorts rows from the order of the tokens to the order of the experts. [rows, width] → same shape."""
+            """Sorts rows from token order to expert order. [rows, width] → same shape."""
             return x.index_select(0, self.order) if self.grouped else x
 
         def sort_by_token(self, x: Tensor) -> Tensor:
-            """Sorts rows from the order of the experts to the order of the tokens. [rows, width] → same shape."""
+            """Sorts rows from expert order to token order. [rows, width] → same shape."""
             return x.new_zeros(x.shape).index_add(0, self.order, x) if self.grouped else x
 
         def combine_outputs(self, x: Tensor, weights: Tensor) -> Tensor:
-            """Sums the experts' outputs of each token, weighted. [rows, width] → [batch, tokens, width]."""
+            """Sums the weighted expert outputs of each token. [rows, width] → [batch, tokens, width]."""
             dtype, tokens = x.dtype, weights.shape[:2]
             weight_dtype = weights.dtype if self.float32_weights else dtype
             if not self.grouped:
@@ -467,7 +467,7 @@ def dispatch_class() -> type[Any]:
 @cache
 def capacity_dispatch_class() -> type[Any]:
     class CapacityDispatch:
-        """The vectors of experts with a fixed capacity: for each expert, the tokens with the highest weights.
+        """Dispatch to experts with a fixed capacity: each expert gets the tokens with the highest weights.
 
         An expert that fewer tokens chose takes others too, with weight 0. weights, expert_indices: the weights and
         indices of each token's experts, [batch, tokens, top_k]. factor: the capacity over an even share of all rows.
@@ -487,7 +487,7 @@ def capacity_dispatch_class() -> type[Any]:
             return x.flatten(0, 1).index_select(0, self.token).unflatten(0, self.weight.shape)
 
         def combine_outputs(self, x: Tensor, weights: Tensor) -> Tensor:
-            """Sums the experts' outputs of each token, weighted. [experts, rows, width] → [batch, tokens, width]."""
+            """Sums the weighted expert outputs of each token. [experts, rows, width] → [batch, tokens, width]."""
             x, tokens = (x * self.weight.to(x.dtype)[..., None]).flatten(0, 1), weights.shape[:2]
             return x.new_zeros(tokens.numel(), x.shape[1]).index_add(0, self.token, x).unflatten(0, tokens)
 
@@ -495,7 +495,7 @@ def capacity_dispatch_class() -> type[Any]:
 
 
 def ends_of_groups(expert: Tensor, experts: int) -> Tensor:
-    """Counts the sorted rows up to each expert's last row, int32. expert: the expert of each row, in rising order."""
+    """Counts the sorted rows up to each expert's last row, as int32. expert: the expert of each row, ascending."""
     import torch
 
     return expert.float().histc(experts, 0, experts - 1).cumsum(0, dtype=torch.int32)
@@ -584,7 +584,7 @@ def routed_class() -> type[nn.Module]:
             return y if identity is None else torch.where(identity[:, None], self.zero_experts(x), y)
 
     class Routed(nn.Module):
-        """A router and its experts. The router's modules are registered under their own names, beside the experts."""
+        """A router and its experts, where the router's modules are registered beside the experts."""
 
         def __init__(
             self,
@@ -601,7 +601,7 @@ def routed_class() -> type[nn.Module]:
                 self.add_module(name, module)
 
         def dispatch(self, weights: Tensor, top_experts: Tensor, forward_pass: ForwardPass | None) -> Any:
-            """Returns the rows for each token's experts."""
+            """Returns the token rows in the order of their experts, for dispatch."""
             if forward_pass is not None and forward_pass.expert_capacity is not None:
                 return capacity_dispatch_class()(weights, top_experts, self.experts.count, forward_pass.expert_capacity)
             grouped = forward_pass is not None and forward_pass.grouped_experts
@@ -673,7 +673,7 @@ def _reference_class() -> type[nn.Module]:
         def forward(
             self, x: Tensor, forward_pass: ForwardPass | None = None, router_input: Tensor | None = None
         ) -> Tensor:
-            """Runs the mixture. router_input: the router's input where it differs from the experts' input."""
+            """Runs the mixture of experts. router_input: the router's input, if different from the experts'."""
             weights, top_experts = self.routing(x if router_input is None else router_input, forward_pass)
             y = self.latent_in(x) if hasattr(self, "latent_in") else x
             y = self.latent_norm(y) if hasattr(self, "latent_norm") else y

@@ -1,4 +1,4 @@
-"""Product-key experts: very many experts of one unit each (Doge's cross-domain mixture of experts).
+"""Product-key experts: a very large number of experts with one unit (Doge's cross-domain mixture of experts).
 
 Shi et al. 2024 (arXiv:2412.11834). Experts are arranged in a grid of num_keys × num_keys. A linear layer scores every
 row and every column of the grid, and an expert's score is the sum of its row's and its column's (product keys: Lample
@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 
 
 class ProductKeyMoE(Network):
-    """Experts of a single hidden unit, selected by product keys, beside a feed-forward network that every token uses.
+    """Experts of a single hidden unit, selected by product keys, beside a dense feed-forward network.
 
     num_experts: the number of experts; each has one input vector and one output vector.
     num_keys: the number of rows, and of columns, of the grid of experts. Experts beyond num_keys² are never selected.
@@ -117,7 +117,7 @@ def _reference_class() -> type[nn.Module]:
             self.weight = nn.Parameter(torch.randn(experts, hidden) * hidden**-0.5)
 
     class InputProducts(Rows):
-        """Multiplies tokens by their experts' input vectors. x: [batch, tokens, hidden] → [batch, tokens, k]."""
+        """Multiplies tokens by the input vectors of their experts. x: [batch, tokens, hidden] → [batch, tokens, k]."""
 
         def forward(self, x: Tensor, top_units: Tensor) -> Tensor:
             return (nn.functional.embedding(top_units, self.weight) @ x[..., None])[..., 0]

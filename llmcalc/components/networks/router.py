@@ -35,7 +35,7 @@ Groups: TypeAlias = Annotated[int, Field(ge=2, le=256, strict=True)]
 
 
 class Router(Part):
-    """The base class of routers. A router's modules are registered in the mixture, beside the experts.
+    """The base class of routers, whose modules are registered beside the experts.
 
     sends_to_identities: whether the router can select identity experts (class attribute).
     reads_token_ids: whether the router reads token ids as well as hidden states (class attribute).
@@ -66,14 +66,14 @@ class Router(Part):
         """Raises `ValueError` for groups that do not divide the experts, or that have too few for a token."""
 
     def flow(self, recorder: Flow, x: Value, experts: Axis, top_k: Number, classes: Number) -> tuple[Value, Value]:
-        """Records the routing. Returns the weights and the indices of each token's experts.
+        """Records the routing, and returns the weights and indices of each token's experts.
 
         classes: the number of experts to select from, identity experts included.
         """
         raise TypeError(f"{type(self).__name__} has no flow")
 
     def reference(self, model_properties: ModelProperties, experts: int, top_k: int, classes: int) -> Any:
-        """Builds a callable: x [batch, tokens, hidden], forward_pass → weights and experts [batch, tokens, top_k].
+        """Builds a function: x [batch, tokens, hidden], forward_pass → weights and experts [batch, tokens, top_k].
 
         Its `modules` are the router's modules, by their names in the mixture.
         """
@@ -90,7 +90,7 @@ def _record_correction(recorder: Flow, storage: Correction | None, classes: Axis
 
 
 class LinearRouter(Router):
-    """A linear layer to one logit per expert.
+    """A router with one linear layer that gives a logit per expert.
 
     bias: whether it has a bias, false by default.
     norm: the norm before it, none by default.
@@ -154,7 +154,7 @@ class LinearRouter(Router):
 
 
 class RouterMLP(Router):
-    """A multi-layer router: hidden_size → router_hidden_size, two more layers of that width, then one logit per expert.
+    """A multi-layer router: a projection to router_hidden_size, two layers of that width, and one logit per expert.
 
     router_hidden_size: the width of the features.
     hidden_act: the activation after each of the two layers, `gelu` by default.
@@ -290,7 +290,7 @@ def _reference_classes() -> dict[str, type[Any]]:
             return chosen_scores / chosen_scores.sum(-1, keepdim=True) if self.top_k > 1 else chosen_scores
 
     class Float32Linear(nn.Linear):
-        """A linear layer that multiplies float32 copies of its input and of its weight."""
+        """A linear layer computed with float32 copies of the input and the weight."""
 
         def forward(self, x: Tensor) -> Tensor:
             bias = None if self.bias is None else self.bias.float()

@@ -1,4 +1,4 @@
-"""Weights of shared experts: a score for each of them, computed from the same input as the router's scores.
+"""Weights of shared experts: one score per shared expert, computed from the router's input.
 
 The scores are normalised together with those of the chosen experts, and one learned factor scales all weights; both act
 elementwise and are left out. transformers: models/inkling (`InklingTopkRouter`, `InklingSharedExperts`).
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
 
 class SharedScores(Part):
-    """A score for each shared expert, which multiplies the expert's part of the hidden units.
+    """Scores that multiply the hidden units of each shared expert.
 
     shared_experts: the number of shared experts; it divides their total width.
     """
@@ -32,7 +32,7 @@ class SharedScores(Part):
     shared_experts: Experts
 
     def flow(self, recorder: Flow, expert: FeedForward, x: Value) -> Value:
-        """Returns the weighted output of all shared experts. expert: all of them as one gated network."""
+        """Returns the weighted sum of all shared experts' outputs. expert: all shared experts as one gated network."""
         experts = Axis("shared_experts", self.shared_experts)
         width = Axis("shared_ffn", expert.intermediate_size // self.shared_experts)
         logits = recorder.linear("shared_router", x, experts, kind="router")
@@ -46,7 +46,7 @@ class SharedScores(Part):
             return recorder.linear("down_proj", recorder.mul(y, expert_weights), *x.axes)
 
     def reference(self, model_properties: ModelProperties) -> Mapping[str, nn.Module]:
-        """Builds the layer of the scores and the factor, under their names in the mixture."""
+        """Builds the linear layer of the scores and the scaling factor, as named modules."""
         import torch
         from torch import nn
 

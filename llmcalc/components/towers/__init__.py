@@ -1,4 +1,4 @@
-"""Vision and audio encoders beside a text model, and projectors from their output to its width.
+"""Vision and audio encoders of a multimodal model, and projectors to the text model's width.
 
 Their parameters are counted, and their FLOPs for the images and the audio that a question gives.
 
@@ -52,7 +52,7 @@ TowerName: TypeAlias = Annotated[str, Field(pattern=NAME_PATTERN, max_length=60)
 
 
 def towers_before(towers: Mapping[str, Tower]) -> Iterator[tuple[str, Tower, list[str]]]:
-    """Yields each tower with the names of the earlier towers whose output it may read.
+    """Yields each tower, and the names of the earlier towers whose output the tower may read.
 
     A projector reads the encoder before it, or the projector just before it. Other towers read none.
     """
@@ -67,7 +67,7 @@ def towers_before(towers: Mapping[str, Tower]) -> Iterator[tuple[str, Tower, lis
 
 
 def check_widths(towers: Mapping[str, Tower]) -> None:
-    """Raises `ValueError` if a projector's input width is not the width of an encoder or projector before it.
+    """Raises `ValueError` if a projector's input width differs from all preceding output widths.
 
     It may be the output width of the encoder before it, or of the projector just before it.
     """
@@ -81,7 +81,7 @@ def check_widths(towers: Mapping[str, Tower]) -> None:
 
 
 def record(recorder: Flow, towers: Mapping[str, Tower]) -> dict[str, Value]:
-    """Records every tower with its input. Returns the output of each tower, by its name."""
+    """Records every tower and returns the output of each tower by name."""
     outputs: dict[str, Value] = {}
     for name, tower, readable_towers in towers_before(towers):
         own_input = tower.input_value()
@@ -91,7 +91,7 @@ def record(recorder: Flow, towers: Mapping[str, Tower]) -> dict[str, Value]:
 
 
 def _tower_input(own_input: Value, outputs: list[Value]) -> Value | None:
-    """Returns the first output with the input's width, or the encoder's output if no output is known to match."""
+    """Returns the first output with the input's width, or the encoder's output without a known match."""
     values_of_width = (value for value in outputs if same(value.width, own_input.width))
     return next(values_of_width, outputs[0] if outputs else None)
 

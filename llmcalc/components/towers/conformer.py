@@ -145,7 +145,7 @@ class Conformer(TowerPart):
         return recorder.part("norm", self.norm, x)
 
     def _half_network(self, recorder: Flow, name: str, x: Value) -> Value:
-        """Records the sum of x and half of the output of the feed-forward network with that name."""
+        """Records the sum of x and half of a named feed-forward network's output."""
         y = recorder.part(name, self.feed_forward, recorder.part(f"{name}_pre_norm", self.norm, x))
         return recorder.add(x, recorder.scale(self._normalize_output(recorder, name, y), 0.5))
 
@@ -217,7 +217,7 @@ def _reference_class() -> type[nn.Module]:
     from torch import nn
 
     class SelfAttention(nn.Module):
-        """The conformer's attention. x: [clips, frames, hidden] → same shape. bias: [heads, frames, frames]."""
+        """The conformer's self-attention. x: [clips, frames, hidden] → same shape. bias: [heads, frames, frames]."""
 
         def __init__(self, spec: Conformer) -> None:
             super().__init__()
@@ -232,7 +232,7 @@ def _reference_class() -> type[nn.Module]:
                 self.q_scale = vector(torch.zeros(width // attention.num_attention_heads))
 
         def _distance_sinusoids(self, frames: int, width: int, reference_tensor: Tensor) -> Tensor:
-            """Computes the sinusoid of each query's distance to each key, [frames, frames, hidden]."""
+            """Computes sinusoids of the distance between each query and key, [frames, frames, hidden]."""
             positions = torch.arange(frames, device=reference_tensor.device)
             scales = torch.exp(
                 torch.arange(width // 2, device=reference_tensor.device) * (-math.log(1e4) / max(width // 2 - 1, 1))
@@ -313,7 +313,7 @@ def _reference_class() -> type[nn.Module]:
                 self.output_proj = nn.Linear(spec.hidden_size, spec.output_size)
 
         def _distance_bias(self, frames: int, reference_tensor: Tensor) -> Tensor | None:
-            """Computes the bias per distance, [heads, frames, frames]: half of the table is for earlier keys."""
+            """Computes the bias per distance, [heads, frames, frames], with half of the table for earlier keys."""
             if self.buckets is None:
                 return None
             positions, half_table = torch.arange(frames, device=reference_tensor.device), self.buckets // 2

@@ -1,4 +1,4 @@
-"""Patch embeddings without an encoder: one projection, positions, and norms around both.
+"""Patch embeddings without an encoder: a projection, positions, and norms before and after.
 
 transformers: models/gemma4_unified (`Gemma4UnifiedVisionEmbedder`, except its last layer, which is a projector).
 """

@@ -1,4 +1,4 @@
-"""Projectors from an encoder's width to the text model's: merged patches, a norm, one or several linear layers.
+"""Projectors from an encoder's width to the text model's width: patch merging, a norm, linear layers.
 
 Gemma 3 averages a square of patches. Pixtral, Qwen-VL and Kimi concatenate them, which equals the pixel shuffle of
 Llama 4, Aya and SmolVLM; ERNIE also concatenates frames. transformers: models/gemma3, gemma3n, gemma4, mistral3,
@@ -80,7 +80,7 @@ class Resampler(Part):
         return self
 
     def flow(self, recorder: Flow, x: Value) -> Value:
-        """Records the resampler and returns its vectors of each image. x: the patches."""
+        """Records the resampler and returns its output vectors for each image. x: the patches."""
         query_count, hidden = Axis("queries", self.queries), Axis("hidden", self.hidden_size)
         keys = recorder.linear("kv_proj", x, hidden) if self.projected else x
         keys = recorder.part("kv_norm", self.norm, keys)
@@ -192,7 +192,7 @@ class Projector(TowerPart):
         return _activate(recorder, x, self.out_act)
 
     def _merge_patches(self, recorder: Flow, x: Value) -> Value:
-        """Merges squares of patches, and the same squares of consecutive frames, into one vector each."""
+        """Merges square blocks of patches, also over consecutive frames, into one vector each."""
         if same(self.merge, 1) and same(self.frames, 1):
             return x
         square = (Axis("rows", self.merge), Axis("columns", self.merge))
@@ -200,7 +200,7 @@ class Projector(TowerPart):
         return recorder.merge(x, rows, Axis("frames", self.frames), *square, mean=self.merged == "mean")
 
     def _with_marks(self, recorder: Flow, name: str, x: Value, mark_count: int, *axes: Axis | Beside) -> Value:
-        """Appends learned vectors to x."""
+        """Appends learned marker vectors to x."""
         vectors = recorder.vector(name, Axis("marks", mark_count), *axes, count=mark_count)
         return recorder.cat(x, vectors, axes=x.axes, rows=RowsWithExtra(of=x.rows, more=mark_count))
 
@@ -322,7 +322,7 @@ def _reference_class() -> type[nn.Module]:
                 self.out_norm = spec.out_norm.reference(ModelProperties(width))
 
         def tokens(self, ids: Tensor) -> Tensor:
-            """Returns the output for non-text tokens."""
+            """Returns the projector's output for non-text tokens."""
             return self._apply_maps(self.token_norm(self.token_embedding(ids)))
 
         def _apply_maps(self, x: Tensor) -> Tensor:

@@ -1,4 +1,4 @@
-"""The subsampling below an audio encoder: convolutions over time and frequency, then a projection per frame.
+"""Convolutional subsampling before an audio encoder, over time and frequency, with a projection per frame.
 
 transformers: models/gemma3n, models/gemma4, models/phi4_multimodal (NeMo's FastConformer: Rekesh 2023,
 arXiv:2305.05084, §2.1).
@@ -72,11 +72,11 @@ class Subsampling(Component):
         return self
 
     def input_value(self) -> Value:
-        """The frames, each with a value per mel bin."""
+        """The audio frames, with one value per mel bin."""
         return Value(PATCHES, (Axis("mel", self.num_mel_bins),), fixed=True)
 
     def flow(self, recorder: Flow, x: Value, width: Shape = ()) -> Value:
-        """Records the subsampling. width: the axes of the output, x's by default.
+        """Records the subsampling. width: the axes of the output; default x's axes.
 
         A convolution runs over each mel bin of each frame: these pairs are its rows, the channels its width.
         """

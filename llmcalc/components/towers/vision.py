@@ -48,7 +48,7 @@ class Patches(Part):
     bias: Flag = False
 
     def read(self) -> Value:
-        """Records the input: the pixels of every patch."""
+        """Returns the input value: the pixels of every patch."""
         patch_axes = (Axis("height", self.patch_size), Axis("width", self.patch_size))
         axes = (Axis("channels", self.num_channels), Axis("frames", self.temporal_patch_size), *patch_axes)
         return Value(PATCHES, axes, fixed=True)
@@ -65,14 +65,14 @@ class PatchPositions(Part):
     axes: Literal[1, 2] = 1
 
     def flow(self, recorder: Flow, x: Value) -> tuple[Value, ...]:
-        """Returns the position embedding of each patch: from one table, or the sum of its column's and its row's."""
+        """Returns the position embedding of each patch: one row, or the sum of a column and a row embedding."""
         rows = Axis("positions", self.axes * self.rows)
         position, table = recorder.table("position_embedding", rows, *x.axes, of=x.rows)
         return (position,) if self.axes == 1 else (position, recorder.look_up(table, x.rows))
 
 
 class AttentionPooling(Part):
-    """A pooling head: one learned query that attends to all patches, then a feed-forward network (SigLIP).
+    """A pooling head: attention of one learned query to all patches, and a feed-forward network (SigLIP).
 
     attention: the attention of the query.
     feed_forward: the network on its output.
@@ -142,7 +142,7 @@ class VisionTower(TowerPart):
         return self.patches.read()
 
     def flow(self, recorder: Flow, x: Value) -> Value:
-        """Records the encoder and returns the patches, the projector's input; other parts ignore the pooling head."""
+        """Records the encoder and returns the patches for the projector."""
         hidden, patches = Axis("hidden", self.hidden_size), x.rows
         x = recorder.linear("patch_embedding", x, hidden, bias=self.patches.bias)
         if self.class_embedding:
@@ -286,7 +286,7 @@ def _reference_class() -> type[nn.Module]:
                 self.pooling = Pooling(spec.pooling, hidden)
 
         def _with_positions(self, x: Tensor, rows: int, columns: int) -> Tensor:
-            """Returns the patches with their positions added."""
+            """Returns the patches plus position embeddings."""
             assert self.spec.positions is not None
             if self.spec.positions.axes == 1:
                 positions: Tensor = self.position_embedding(torch.arange(x.shape[1], device=x.device))

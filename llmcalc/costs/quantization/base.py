@@ -89,7 +89,7 @@ def plain(elements: Number, dtype: str) -> Parts:
 
 @frozen(slots=True)
 class WeightSite:
-    """A weight tensor of a layer, with its path and its number of copies.
+    """A weight tensor of a layer, with its path and number of copies.
 
     path: path of its module, as in the reference model.
     kind: the component that it belongs to.
@@ -112,12 +112,12 @@ class WeightSite:
 
     @property
     def name(self) -> str:
-        """The last component of the weight's path."""
+        """The last component of a weight's path."""
         return self.path.rpartition(".")[2]
 
 
 def sites(tree: Node, include: frozenset[str] = frozenset()) -> Iterator[WeightSite]:
-    """Yields every trainable tensor, layer by layer, in the order of the tree; a tied tensor once."""
+    """Yields every trainable tensor in tree order; a tied tensor once."""
     yield from _sites_below(tree.place(), WeightSite("", "", ParamTensor((), "vector"), 1, None, tree), include)
 
 
@@ -150,7 +150,7 @@ def _sites_below(node_position: Place, weight_site: WeightSite, include: frozens
 
 @frozen
 class Scheme:
-    """A quantization scheme of weights.
+    """A scheme for the quantization of weights.
 
     label: its short name.
     source: the source of its layout.
@@ -163,11 +163,11 @@ class Scheme:
 
     @property
     def reads_names(self) -> bool:
-        """Whether the scheme treats a tensor according to its module's name."""
+        """Whether the conversion of a tensor depends on the module's name."""
         return False
 
     def store(self, spec: ModelSpec, weight_sites: list[WeightSite], dtype: str) -> Iterator[tuple[WeightSite, Parts]]:
-        """Yields each tensor with the bytes of one copy of it.
+        """Yields each tensor and the bytes of one copy of the tensor.
 
         dtype: number format of unconverted tensors.
         Raises `InputError` for a tensor that the format cannot store.
@@ -175,7 +175,7 @@ class Scheme:
         raise TypeError(f"{type(self).__name__} stores nothing")
 
     def notes(self) -> list[str]:
-        """Notes for the user on the converted tensors and their format."""
+        """Notes for the user about converted tensors and formats."""
         return [f"{self.label}: {self.source}", *self.remarks]
 
     def unconverted_dtype(self, dtype: str) -> str:

@@ -1,4 +1,4 @@
-"""Configs of compressed-tensors (llm-compressor): groups of modules, each with its own format.
+"""Configs of compressed-tensors (llm-compressor): groups of modules, each with a separate format.
 
 The layouts are in `formats`. compressed-tensors: compressors/*, quantization/lifecycle/initialize.py at 0.20
 (`weight_g_idx`, for actorder "group", at 0.10).
@@ -30,7 +30,7 @@ ARGUMENTS = ("observer", "observer_kwargs", "dynamic", "actorder", "scale_dtype"
 
 
 def compressed_tensors(fields: Fields) -> Scheme:
-    """Reads a compressed-tensors config: the groups of `config_groups`, in their order."""
+    """Reads a compressed-tensors config with the groups of `config_groups`, in order."""
     fields.ignore("version")
     sparsity = fields.get("sparsity_config")
     if sparsity not in (None, {}) and (not isinstance(sparsity, dict) or sparsity.get("format") != "dense"):
@@ -81,7 +81,7 @@ def _group_of_table(fields: Fields, model_format: Any) -> tuple[Group, str]:
 
 
 def _static_scales(inputs: Fields | None) -> Static:
-    """Returns the stored scales of activations: none if they are dynamic, one if only group scales are dynamic."""
+    """Returns the stored scales of activations: none if dynamic, and one if only group scales are dynamic."""
     if inputs is None:
         return Static()
     inputs.ignore("num_bits", "type", "group_size", "block_structure", *ARGUMENTS)
@@ -95,7 +95,7 @@ def _static_scales(inputs: Fields | None) -> Static:
 
 
 class _Weights(NamedTuple):
-    """The checked fields of a group's `weights`.
+    """The checked fields of `weights` in a config group.
 
     fields: the table, for errors.
     layout: storage format, one of `FORMATS`.
@@ -136,7 +136,7 @@ def _read_weights(weight_fields: Fields, layout: Any) -> _Weights:
 
 
 def _storage_format(table: Fields, layout: Any, static: Static) -> tuple[LinearFormat, str]:
-    """Returns the storage format of a group of modules, and its label."""
+    """Returns the storage format of a module group, and the format's label."""
     weights = _read_weights(table, layout)
     if weights.kind == "float":
         return _fp4_format(weights, static) if weights.bits == 4 else _fp8_format(weights, static)
@@ -155,7 +155,7 @@ def _fp4_format(weights: _Weights, static: Static) -> tuple[LinearFormat, str]:
 
 
 def _fp8_format(weights: _Weights, static: Static) -> tuple[LinearFormat, str]:
-    """Returns the format of fp8 weights, and the name of its element."""
+    """Returns the format of fp8 weights, and the element type's name."""
     weight_fields, strategy, microscaling = weights.fields, weights.strategy, weights.layout == "mxfp8-quantized"
     weight_fields.one_of("num_bits", weights.bits, 8)
     weight_fields.one_of("symmetric", weights.symmetric, True)
@@ -183,7 +183,7 @@ def _packed_int(weights: _Weights) -> tuple[LinearFormat, str]:
 
 
 def _whole_int(weights: _Weights, static: Static) -> tuple[LinearFormat, str]:
-    """Returns the format in which each code has one byte."""
+    """Returns the integer format with one byte per code."""
     bits, strategy = weights.bits, weights.strategy
     weights.fields.one_of("num_bits", bits, 2, 3, 4, 5, 6, 7, 8)
     weights.fields.one_of("strategy", strategy, "channel", "tensor", "group")

@@ -70,7 +70,7 @@ def scheme_of_config(config: Mapping[str, Any] | None) -> Scheme | None:
 
 
 def _method_without_name(table: Mapping[str, Any]) -> str | None:
-    """Returns the quantization method of a config without `quant_method`: early bitsandbytes, ModelOpt, or mlx-lm."""
+    """Returns the quantization method of a config without `quant_method`, such as mlx-lm's or early bitsandbytes'."""
     if "load_in_4bit" in table or "load_in_8bit" in table:
         return "bitsandbytes"
     if "quant_algo" in table:
@@ -140,7 +140,7 @@ def _read_awq(fields: Fields) -> Scheme:
 
 
 def _read_gptq(fields: Fields) -> Scheme:
-    """Reads a config of GPTQ; its layers are those in `modules_in_block_to_quantize`, else every linear layer."""
+    """Reads a config of GPTQ for the layers in `modules_in_block_to_quantize`; by default for every linear layer."""
     fields.ignore(
         *CALIBRATION, "static_groups", "use_cuda_fp16", "use_exllama", "disable_exllama", "max_input_len",
         "model_name_or_path", "model_file_base_name", "damp_auto_increment", "mse", "v2", "quantizer", "pack_dtype",
@@ -204,7 +204,7 @@ def _read_dynamic(fields: Fields, bits: int, group: int | None) -> Iterator[Grou
 
 
 def _read_bitsandbytes(fields: Fields) -> Scheme:
-    """Reads a config of bitsandbytes: int8, or nf4 or fp4, whose scales may be quantized too."""
+    """Reads a bitsandbytes config: int8, nf4 or fp4, optionally with quantized scales."""
     fields.ignore(
         "bnb_4bit_compute_dtype", "llm_int8_threshold", "llm_int8_enable_fp32_cpu_offload", "bnb_4bit_quant_storage"
     )

@@ -14,7 +14,7 @@ LARGEST = 2**20
 
 
 class Fields:
-    """A table of a config. data: its fields. where: its name in error messages."""
+    """A table of a config. data: the fields. where: the table's name in error messages."""
 
     def __init__(self, data: Mapping[str, Any], origin: str) -> None:
         self.data: Mapping[str, Any] = data
@@ -27,12 +27,12 @@ class Fields:
         return self.data.get(name, default)
 
     def lower(self, name: str, default: Any = None) -> Any:
-        """Returns the value of a field; strings are converted to lower case."""
+        """Returns a field's value; strings in lower case."""
         value = self.get(name, default)
         return value.lower() if isinstance(value, str) else value
 
     def ignore(self, *names: str) -> None:
-        """Marks fields as ignored, because they change no size."""
+        """Marks fields as ignored, because the fields change no size."""
         self.read_names.update(names)
 
     def wrong(self, name: str, value: Any, expected: str) -> InputError:
@@ -51,7 +51,7 @@ class Fields:
         self.one_of(name, self.get(name, default), *allowed_values)
 
     def texts(self, *names: str) -> list[str]:
-        """Returns the list of strings in the first field that is present; empty if none is."""
+        """Returns the list of strings in the first present field; empty if all are absent."""
         for name in names:
             value = self.get(name)
             if value is None:
@@ -68,7 +68,7 @@ class Fields:
         return list(dict.fromkeys(text for name in names for text in self.texts(name)))
 
     def group(self, name: str, default: int | None = None) -> int | None:
-        """Returns the number of columns that share a scale; None for a whole row (−1 or null in configs)."""
+        """Returns the number of columns per scale; None for a whole row (−1 or null in configs)."""
         value = self.get(name, default)
         if value is None or (type(value) is int and value == -1):
             return None
@@ -98,7 +98,7 @@ class Fields:
         return Fields(value, f"{self.where}: {name}")
 
     def tables(self, expected: str) -> Iterator[tuple[str, Fields]]:
-        """Yields the name and the fields of every nested table. expected: what a table has, in an error message."""
+        """Yields the name and the fields of every nested table. expected: the valid fields, for an error message."""
         for name in self.data:
             fields = self.table(name)
             if fields is None:

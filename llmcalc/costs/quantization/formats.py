@@ -33,7 +33,7 @@ Whole: TypeAlias = Literal["row", "tensor"]
 
 
 class IndivisibleMatrix(InputError):
-    """Raised for a matrix that a format's blocks do not divide. reason: the matrix and why, without a remedy."""
+    """Raised for a matrix that a format's blocks do not divide. reason: the matrix and the block size."""
 
     def __init__(self, message: str, reason: str) -> None:
         super().__init__(message)
@@ -49,7 +49,7 @@ class LinearFormat:
         raise TypeError(f"{type(self).__name__} stores nothing")
 
     def refuses(self, n_out: Number, n_in: Number) -> str:
-        """Returns why the format cannot store a matrix of this shape; empty if it can."""
+        """Returns the reason why the format cannot store a matrix of this shape; empty if it can."""
         return ""
 
     def describe(self) -> str:
@@ -57,7 +57,7 @@ class LinearFormat:
 
 
 def _indivisible_reason(dimension: str, matrix_size: Number, divisor: int, field: str = "") -> str:
-    """Returns an error text unless a size is a multiple of the divisor, else an empty text.
+    """Returns an error text if the divisor does not divide a size, else an empty text.
 
     field: the divisor's name.
     """
@@ -424,7 +424,7 @@ class AQLM(LinearFormat):
 
 @frozen(slots=True)
 class Averaged(LinearFormat):
-    """ExLlama's average number of bits per weight. vectors: whether each row and column has an fp16 scale (EXL3)."""
+    """ExLlama's average bits per weight. vectors: whether each row and column has an fp16 scale (EXL3)."""
 
     bits: Fraction
     vectors: bool

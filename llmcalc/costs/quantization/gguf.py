@@ -86,7 +86,7 @@ class GGUFMix(Scheme):
         return counts
 
     def _rules_of_model(self, spec: ModelSpec, weight_sites: list[WeightSite]) -> _ModelRules:
-        """Returns llmcalc's form of llama.cpp's rules for a model. Raises `InputError` for an unsupported model."""
+        """Returns the rules of llama.cpp for a model. Raises `InputError` for an unsupported model."""
         if spec.kind == "encoder-decoder":
             raise InputError(
                 f"--quantize {self.label}: llama.cpp's mixes are counted for models of one stack; expected a "
@@ -147,7 +147,7 @@ class _ModelRules:
         self.query_groups = _query_groups(weight_sites)
 
     def category(self, weight_site: WeightSite) -> str:
-        """Returns the category of a tensor in llama.cpp's rules; empty for a tensor that stays F32."""
+        """Returns the category of a tensor in llama.cpp's quantization rules; empty for a tensor that stays F32."""
         category = _tensor_category(weight_site)
         if weight_site.name in ("q_proj", "k_proj", "v_proj") and category:
             siblings = {child.name for child in weight_site.parent.children}
@@ -156,14 +156,14 @@ class _ModelRules:
         return category
 
     def parts(self, weight_site: WeightSite) -> Parts:
-        """Returns the bytes of one tensor of the model, which may be two tensors in the file."""
+        """Returns the bytes of one model tensor, which the file may store as two tensors."""
         total = Parts()
         for ggml_type, (rows, columns) in zip(self.types(weight_site), _file_shapes(weight_site), strict=True):
             total += _type_bytes(rows * columns, ggml_type)
         return total
 
     def types(self, weight_site: WeightSite) -> list[str]:
-        """Returns the ggml type of each tensor in the file that stores one tensor of the model."""
+        """Returns the ggml type of each file tensor of one model tensor."""
         category = self.category(weight_site)
         shapes = _file_shapes(weight_site)
         if category in ("", "kept"):
@@ -257,7 +257,7 @@ class _ModelRules:
 
 
 def _first_occurrence_indices(names: Iterable[str]) -> dict[str, int]:
-    """Returns the index of each distinct name in the order of first occurrence."""
+    """Returns each distinct name's index in the order of first occurrence."""
     return {name: i for i, name in enumerate(dict.fromkeys(names))}
 
 
@@ -343,7 +343,7 @@ def _query_groups(weight_sites: list[WeightSite]) -> Number:
 
 
 def _file_shapes(weight_site: WeightSite) -> list[tuple[Number, Number]]:
-    """Returns (rows, columns) of each tensor in the file that stores one tensor of the model."""
+    """Returns (rows, columns) of each file tensor of one model tensor."""
     shape = weight_site.tensor.shape
     core = next((child for child in weight_site.parent.children if isinstance(child.op, AttentionCore)), None)
     if weight_site.name == "kv_b_proj" and core is not None and "absorbed" in core.forms:

@@ -137,7 +137,7 @@ def quark(scheme_fields: Fields) -> Scheme:
 
 
 def _quark_format(fields: Fields) -> tuple[LinearFormat | None, str]:
-    """Returns the storage format of a group of modules, None for plain weights, and its label."""
+    """Returns the storage format of a module group (None for plain weights), and a label."""
     weights, inputs = fields.table("weight"), fields.table("input_tensors")
     fields.must("output_tensors", None)
     fields.must("bias", None)
@@ -233,7 +233,7 @@ def higgs(fields: Fields) -> Scheme:
 
 
 def gemma(scheme_fields: Fields) -> Scheme:
-    """Reads a config of Google's quantized Gemma; `module_quant_configs` has the bits of single modules."""
+    """Reads a config of Google's quantized Gemma; `module_quant_configs` sets the bits of single modules."""
     scheme_fields.must("quantize_embeddings", False, default=False)
     bits, modules = scheme_fields.get("num_bits", 4), scheme_fields.table("module_quant_configs") or NO_FIELDS
     scheme_fields.one_of("num_bits", bits, 2, 4, 8)
@@ -253,7 +253,7 @@ def gemma(scheme_fields: Fields) -> Scheme:
 
 
 def exllama(name: Literal["exl2", "exl3"], fields: Fields) -> Scheme:
-    """Reads a config of ExLlama. In EXL3 a layer stores a scale of each row and column."""
+    """Reads a config of ExLlama; an EXL3 layer stores a scale per row and column."""
     vectors = name == "exl3"
     fields.ignore("version", "calibration", "out_scales", "codebook", "tensor_storage", "original_quantization_config")
     bits, head_bits = _average_bits(fields, "bits", None), _average_bits(fields, "head_bits", 6)

@@ -56,7 +56,7 @@ class Group:
 
 @frozen
 class LinearScheme(Scheme):
-    """A scheme that converts linear layers.
+    """A quantization scheme that converts linear layers.
 
     groups: the first group that names a layer gives its format.
     scope: all linear layers, or routed experts only.
@@ -104,7 +104,7 @@ class LinearScheme(Scheme):
             raise self._unsupported_error(f"converts {scope_text}, and this model has none; expected another scheme")
 
     def _format_of_tensor(self, weight_site: WeightSite) -> LinearFormat | None:
-        """Returns the format that a tensor is converted to; None if the tensor stays unconverted."""
+        """Returns the target format of a tensor; None if the tensor stays unconverted."""
         experts = weight_site.kind == "experts" and len(weight_site.tensor.shape) == 3
         is_single_matrix = (len(weight_site.tensor.shape) == 2 or _is_grouped(weight_site)) and self.scope == "linear"
         if (
@@ -164,13 +164,13 @@ class LinearScheme(Scheme):
 
 
 def listed_modules(fields: Fields, *names: str) -> ModuleList:
-    """Returns the modules in the lists of a config's fields; by default those of `modules_to_not_convert`."""
+    """Returns the module names listed in a config's fields, by default in `modules_to_not_convert`."""
     names = names or ("modules_to_not_convert",)
     return ModuleList(fields.union(*names), field=names[0])
 
 
 def every_linear(fields: Fields, scheme: LinearScheme, *names: str) -> LinearScheme:
-    """Returns the scheme that `transformers` applies: every `nn.Linear` except the modules in the config's list.
+    """Returns the scheme of `transformers`: every `nn.Linear` except the modules in the config's list.
 
     names: config fields that may hold the list, as in `listed_modules`. The output head is unconverted if there is no
     list or the list names it.
@@ -185,7 +185,7 @@ def _is_skipped(weight_site: WeightSite) -> bool:
 
 
 def _is_grouped(weight_site: WeightSite) -> bool:
-    """Whether a tensor is a grouped attention projection, stored as one `nn.Linear` with the rows of all groups."""
+    """Whether a tensor is a grouped attention projection, which one `nn.Linear` stores with the rows of all groups."""
     op = next((child.op for child in weight_site.parent.children if child.name == weight_site.name), None)
     return weight_site.kind == "attention" and isinstance(op, ExpertLinear) and op.top_k == op.num_experts
 

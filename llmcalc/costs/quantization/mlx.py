@@ -51,7 +51,7 @@ class MLXAffine(LinearFormat):
 
 @frozen
 class ModuleFormat:
-    """The storage format of a module. group: only a module whose columns are a multiple of this number is converted."""
+    """The storage format of a module. group: the number that the module's columns must be a multiple of."""
 
     format: LinearFormat
     group: int
@@ -59,7 +59,7 @@ class ModuleFormat:
 
 @frozen
 class MLXScheme(Scheme):
-    """The scheme of an mlx-lm config.
+    """The quantization scheme of an mlx-lm config.
 
     usual: format of all modules that `others` does not list.
     others: (modules, their format; None for unconverted) of the modules that the config lists.
@@ -132,7 +132,7 @@ class MLXScheme(Scheme):
 
 
 def mlx(fields: Fields) -> Scheme:
-    """Reads an mlx-lm table: its format, and the formats of the modules that it lists."""
+    """Reads an mlx-lm table: the default format, and formats of single modules."""
     names = [name for name in fields.data if name not in ("group_size", "bits", "mode", "quant_method")]
     default_format, label = _module_format(fields)
     modules_by_format: dict[ModuleFormat | None, list[str]] = {}

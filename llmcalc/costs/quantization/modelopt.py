@@ -1,4 +1,4 @@
-"""Configs of ModelOpt (NVIDIA): one algorithm for all linear layers, or one per listed module (MIXED_PRECISION).
+"""Configs of ModelOpt (NVIDIA): one algorithm for all linear layers, or one per named module (MIXED_PRECISION).
 
 Layouts: modelopt/torch/export/quant_utils.py and unified_export_hf.py of NVIDIA/Model-Optimizer. Scales are fp32, but
 those of blocks of NVFP4 (e4m3) and of the microscaling formats (e8m0), which have one byte; `weight_scale_2` and
@@ -86,7 +86,7 @@ def modelopt(fields: Fields) -> Scheme:
 
 
 def listed_groups(layers_table: Fields) -> tuple[tuple[Group, ...], tuple[str, ...]]:
-    """Returns the groups of `quantized_layers`, and their algorithms. Unlisted modules stay unconverted.
+    """Returns the module groups of `quantized_layers` with algorithms. Unlisted modules stay unconverted.
 
     Raises `InputError` for experts of one layer with different formats.
     """

@@ -108,7 +108,7 @@ GROUPS = {
 
 
 def scheme_named(name: str, option: str = "--quantize") -> Scheme:
-    """Returns the scheme of a name.
+    """Returns the quantization scheme with this name.
 
     A llama.cpp mix may have the suffix `-imatrix` (made with an importance matrix) or `-qkv` (q, k and v are one
     tensor). Raises `InputError`, which lists all names, for an unknown name.

@@ -48,7 +48,7 @@ ONE_EXPERT = re.compile(r"experts\.[1-9]\d*\b")
 
 
 class ModuleList:
-    """The modules that a config's list names; it records which entries have matched a module.
+    """The modules that a config's list names, with a record of the entries that have matched a module.
 
     Raises `InputError` for an entry that is an invalid or a slow regular expression, and for an entry that names a
     single expert: all experts of a layer are counted alike.
@@ -82,7 +82,7 @@ class ModuleList:
         self._field, self._matching_seconds = field, 0.0
 
     def _pattern_test(self, list_entry: str, field: str) -> Callable[[str], bool] | None:
-        """Returns the test for an entry that is a pattern; None for an entry that is a plain name."""
+        """Returns the match function of a pattern; None for a plain name."""
         if self.rule == "modelopt":
             return (lambda name: fnmatchcase(name, list_entry)) if set(list_entry) & set("*?[") else None
         text, boundary = list_entry, ""
@@ -113,7 +113,7 @@ class ModuleList:
         return bool(self.entries) and any(self._matches_name(name) for name in names)
 
     def _matches_name(self, name: str) -> bool:
-        """Whether an entry matches the name; notes which. Raises `InputError` if all this matching took too long."""
+        """Whether an entry matches the module name. Raises `InputError` if matching takes too long in total."""
         matching_entries = (
             {self._exact_entries[text] for text in self._matching_texts(name) if text in self._exact_entries}
             if self._exact_entries
@@ -137,7 +137,7 @@ class ModuleList:
         return list_entry is not None
 
     def _matching_texts(self, name: str) -> Iterator[str]:
-        """Yields the plain-name entries that would match a name."""
+        """Yields the plain-name entries that match a name."""
         yield name
         if self.rule != "compressed-tensors":
             yield from _path_prefixes(name)
@@ -157,7 +157,7 @@ class ModuleList:
 
 
 def _unfused_entries(list_entry: str) -> Iterator[str]:
-    """Yields an entry, and the entries of its parts if it names a fused layer."""
+    """Yields an entry, and for a fused layer also entries of the fused parts."""
     yield list_entry
     for fused_name, part_names in FUSED.items():
         name = re.compile(rf"(?<![a-zA-Z0-9_]){fused_name}(?![a-zA-Z0-9_])")
@@ -166,7 +166,7 @@ def _unfused_entries(list_entry: str) -> Iterator[str]:
 
 
 def _match_ways(pattern: str) -> int:
-    """Returns an upper bound on the ways in which a regular expression may match, as an exponent of two."""
+    """Returns an upper bound on the number of ways to match a regular expression, as an exponent of two."""
     remaining_pattern, word_count = WORDS.subn("", pattern)
     optional = len(re.findall(r"(?<![(*+?}])\?", remaining_pattern))
     return (

@@ -1,4 +1,4 @@
-"""Optimizers, by library or one file each: the bytes of the states in closed form, and the replay of a step.
+"""Optimizers, by library or one file each: the bytes of optimizer states in closed form, and a replayed step.
 
 An optimizer may be changed or added without reading the others: its record is all that the rest of llmcalc asks.
 """

@@ -58,19 +58,19 @@ def step(optimizer_step: OptimizerStep) -> None:
 
 
 def _is_factored(parameter: OptimizedParameter) -> bool:
-    """Whether a tensor has row and column means instead of a whole second moment; a vector has none."""
+    """Whether a tensor has row and column means instead of a full second moment; vectors have none."""
     return len(parameter.grad.shape) > 1
 
 
 def _new_reduction(optimizer_step: OptimizerStep, tensor: Tensor, axis: int, dtype: Dtype | None = None) -> Tensor:
-    """Allocates a reduction over one axis, whose length becomes 1."""
+    """Allocates the result of a reduction that shrinks one axis to length 1."""
     shape = list(tensor.shape)
     shape[axis] = 1
     return optimizer_step.t.new_tensor(tuple(shape), dtype or tensor.dtype)
 
 
 def _new_norm(optimizer_step: OptimizerStep, tensor: Tensor) -> None:
-    """Allocates the norm of a tensor, which the host reads."""
+    """Allocates the norm of a tensor for a read on the host."""
     optimizer_step.t.new_tensor((), tensor.dtype)
 
 
@@ -80,7 +80,7 @@ def _new_estimate(optimizer_step: OptimizerStep, row_var: Tensor, col_var: Tenso
 
 
 def _single_tensor_adafactor(optimizer_step: OptimizerStep, trained_parameters: Sequence[OptimizedParameter]) -> None:
-    """Updates parameters one by one. An update's local variables live until the next update replaces them."""
+    """Updates parameters one by one. An update's temporary tensors live until the next update replaces them."""
     for parameter in optimizer_step.loop_over(trained_parameters):
         grad = parameter.grad
         _new_norm(optimizer_step, parameter.tensor)

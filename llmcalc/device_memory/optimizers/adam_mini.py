@@ -31,7 +31,7 @@ def _mean_count(tensor: ParamTensor) -> Number:
 
 
 def step(optimizer_step: OptimizerStep) -> None:
-    """Runs `Adam_mini.step`. Its local variables live until the next parameter replaces them."""
+    """Runs `Adam_mini.step`. Temporary tensors live until the next parameter replaces them."""
     aten = optimizer_step.t
     momentum_over_denominator = update = None
     for parameter in optimizer_step.loop_over(optimizer_step.updated):

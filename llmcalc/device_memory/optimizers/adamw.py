@@ -31,7 +31,7 @@ def states(tensors: Sequence[TrainedTensor], dtype: str) -> States:
 
 
 def step(optimizer_step: OptimizerStep) -> None:
-    """Runs `Adam.step`."""
+    """Runs torch's `Adam.step` on tensors without values."""
     update(optimizer_step, optimizer_step.updated)
 
 
@@ -67,7 +67,7 @@ def _multi_tensor_adam(optimizer_step: OptimizerStep, trained_parameters: Sequen
 
 
 def _single_tensor_adam(optimizer_step: OptimizerStep, trained_parameters: Sequence[OptimizedParameter]) -> None:
-    """Allocates a square root and its quotient, while the previous parameter's denominator still exists."""
+    """Allocates a square root and a quotient, while the previous parameter's denominator still exists."""
     for parameter in optimizer_step.loop_over(trained_parameters):
         denom = optimizer_step.t.like(optimizer_step.t.like(parameter.states[-1]))
         optimizer_step.write(parameter.tensor, denom)

@@ -33,7 +33,7 @@ def of_rank(rank: int, optimizer_name: str) -> Optimizer:
     """Returns the record of APOLLO with projections of this rank."""
 
     def states(tensors: Sequence[TrainedTensor], dtype: str) -> States:
-        """Returns the bytes of projectors, of both moments, and of the norm of each matrix's last scaled gradient."""
+        """Returns the bytes of projectors, both moments, and the norm of each matrix's last scaled gradient."""
         projected, other_tensors = split(tensors)
         elements = sum_over(projected, lambda tensor: rank * longer_side(tensor))
         moment = bytes_of(elements + elements_of(other_tensors), dtype)
@@ -45,7 +45,7 @@ def of_rank(rank: int, optimizer_name: str) -> Optimizer:
         }
 
     def step(optimizer_step: OptimizerStep) -> None:
-        """Runs `AdamW.step`. Its local variables live until the next parameter replaces them."""
+        """Runs `AdamW.step`. Temporary tensors live until the next parameter replaces them."""
         aten = optimizer_step.t
         grad = denom = norm_grad = factor = scaled_grad = None
         for parameter in in_update_order(optimizer_step):
@@ -75,7 +75,7 @@ def of_rank(rank: int, optimizer_name: str) -> Optimizer:
 
 
 def _allocate_projector(optimizer_step: OptimizerStep, gradient: Tensor, rank: int, dtype: Dtype) -> Tensor:
-    """Allocates the tensors of `get_orthogonal_matrix`: fp32 copy of the gradient, random numbers, their quotient."""
+    """Allocates the tensors of `get_orthogonal_matrix`: fp32 gradient, random matrix and the scaled random matrix."""
     from ...simulator.tensor import FLOAT32
 
     aten, (rows, columns) = optimizer_step.t, gradient.shape

@@ -61,7 +61,7 @@ def bitsandbytes_optimizer(
 
 
 def is_large(tensor: ParamTensor, min_elements: int = LEAST_8BIT) -> Number:
-    """Returns 1 if a tensor has enough elements for 8-bit states (4096), otherwise 0."""
+    """Returns the tensors with projected gradients, and the other tensors."""
     return minimum(1, floor_div(tensor.size, min_elements))
 
 

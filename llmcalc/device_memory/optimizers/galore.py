@@ -46,7 +46,7 @@ def of_rank(rank: int, optimizer_name: str) -> Optimizer:
         return {"ortho_matrix": bytes_of(projectors, dtype), "exp_avg": moment, "exp_avg_sq": moment}
 
     def step(optimizer_step: OptimizerStep) -> None:
-        """Runs `AdamW.step`. Its local variables live until the next parameter replaces them."""
+        """Runs `AdamW.step`. Temporary tensors live until the next parameter replaces them."""
         aten = optimizer_step.t
         grad = denom = norm_grad = None
         for parameter in in_update_order(optimizer_step):
@@ -75,7 +75,7 @@ def of_rank(rank: int, optimizer_name: str) -> Optimizer:
 
 
 def _allocate_projector(optimizer_step: OptimizerStep, gradient: Tensor, rank: int, dtype: Dtype) -> Tensor:
-    """Allocates the tensors of `get_orthogonal_matrix`. Returns the projector, or the tensor that it is a view of."""
+    """Allocates the tensors of `get_orthogonal_matrix`, and returns the projector or the base of a projector view."""
     from ...simulator.tensor import FLOAT32
 
     aten, (rows, columns) = optimizer_step.t, gradient.shape

@@ -55,7 +55,7 @@ def low_rank_optimizer(
 
 
 def split(tensors: Sequence[TrainedTensor]) -> tuple[list[TrainedTensor], list[TrainedTensor]]:
-    """Returns the tensors whose gradients are projected, and the other tensors."""
+    """Returns the tensors with projected gradients, and the other tensors."""
     projected = [tensor for tensor in tensors if tensor.is_layer_matrix]
     return projected, [tensor for tensor in tensors if not tensor.is_layer_matrix]
 
@@ -73,7 +73,7 @@ def longer_side(tensor: ParamTensor) -> Number:
 
 
 def in_update_order(optimizer_step: OptimizerStep) -> Iterator[OptimizedParameter]:
-    """Yields the updated parameters as LLaMA-Factory groups them: vectors, tensors with weight decay, matrices."""
+    """Yields the updated parameters in LLaMA-Factory's groups: vectors, tensors with weight decay, matrices."""
     other_parameters = [parameter for parameter in optimizer_step.updated if not parameter.matrix]
     vectors = [parameter for parameter in other_parameters if len(parameter.grad.shape) < 2]
     decayed_parameters = [parameter for parameter in other_parameters if len(parameter.grad.shape) >= 2]

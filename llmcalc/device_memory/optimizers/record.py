@@ -1,4 +1,4 @@
-"""The registry record of an optimizer: formulas of its states, the replay of its step, and its verification.
+"""The registry record of an optimizer: formulas of its states, a replay of its step, and verification.
 
 Each optimizer is a file beside this one that fills one `Optimizer`; `registry.py` finds it by its name. States are
 those that the library allocates at the first step, tensor by tensor; they have the dtype of the tensors that the
@@ -113,7 +113,7 @@ class Optimizer:
 
 @frozen
 class OptimizerState:
-    """The state of an optimizer over some tensors.
+    """The optimizer state of a set of tensors.
 
     dtype: number format of the states; empty without states; `uint8` for 8-bit states, whose scales are fp32.
     states: the library's name of a state → its bytes; they add up to `bytes`.
@@ -128,11 +128,11 @@ class OptimizerState:
     paged: Number = 0
 
     def with_more(self, other_state: OptimizerState) -> OptimizerState:
-        """Returns the sum of the optimizer state of these tensors and of other tensors."""
+        """Returns the optimizer state of these tensors plus other tensors."""
         states = {name: add(size, other_state.states[name]) for name, size in self.states.items()}
         return replace(self, states=states, paged=add(self.paged, other_state.paged))
 
     @property
     def bytes(self) -> Number:
-        """Bytes of all states."""
+        """Bytes of all optimizer states."""
         return reduce(add, self.states.values(), 0)

@@ -1,4 +1,4 @@
-"""Finds an optimizer's record by name: `OPTIMIZER` of its own file, or one of `OPTIMIZERS` of its library's file."""
+"""Finds an optimizer's record by name: `OPTIMIZER` of a file, or an entry of a library file's `OPTIMIZERS`."""
 
 from __future__ import annotations
 
@@ -75,7 +75,7 @@ def optimizers() -> Iterator[Optimizer]:
 
 
 def optimizer(optimizer_name: str, option_name: str = "--optimizer") -> Optimizer:
-    """Returns the optimizer's record by its name or an alias, in which `_` and `-` are equivalent.
+    """Returns the optimizer's record by name or alias, in which `_` and `-` are equivalent.
 
     `galore` and `apollo` may have the rank of their projections behind `-r`.
 

@@ -1,4 +1,4 @@
-"""Runs one step of an optimizer by its name."""
+"""Replays one step of the optimizer with a given name."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ def run_step(
     dtype: Dtype | None = None,
     torch: str = "",
 ) -> None:
-    """Replays one step of an optimizer, by its name; the first step allocates its states.
+    """Replays one step of the named optimizer; the first step allocates the optimizer states.
 
     optimizer_name: of an optimizer, or an alias of one. trained_parameters: all parameters, in the model's order.
     implementation: how the library runs the step; None (default) for the library's own.

@@ -19,18 +19,18 @@ if TYPE_CHECKING:
 
 
 def state_bytes(names: tuple[str, ...], tensors: Sequence[TrainedTensor], dtype: str) -> States:
-    """Returns the bytes of states that have one element for each of a tensor's. names: those of the states."""
+    """Returns the bytes of optimizer states that have the tensor's number of elements. names: the states' names."""
     return dict.fromkeys(names, bytes_of(elements_of(tensors), dtype))
 
 
 def allocate_states(names: tuple[str, ...], optimizer_step: OptimizerStep) -> None:
-    """Allocates the states of parameters that have none yet; this is all that `SGDScheduleFree.step` allocates."""
+    """Allocates missing optimizer states, the only allocations of `SGDScheduleFree.step`."""
     for parameter in optimizer_step.loop_over(optimizer_step.updated):
         parameter.states = parameter.states or optimizer_step.states_like(parameter.tensor, len(names))
 
 
 def adamw_step(names: tuple[str, ...], optimizer_step: OptimizerStep) -> None:
-    """Runs `AdamWScheduleFree.step`: foreach allocates all denominators together, a loop one at a time."""
+    """Runs `AdamWScheduleFree.step`: foreach allocates all denominators together, the loop one by one."""
     allocate_states(names, optimizer_step)
     aten, updated = optimizer_step.t, optimizer_step.updated
     if optimizer_step.implementation == "foreach":

@@ -1,4 +1,4 @@
-"""SGD of `torch.optim` (torch/optim/sgd.py of torch 2.13): one buffer per element with momentum, else no state."""
+"""SGD of `torch.optim` (torch/optim/sgd.py of torch 2.13): one buffer per element if momentum is used."""
 
 from __future__ import annotations
 

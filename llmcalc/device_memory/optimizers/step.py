@@ -1,4 +1,4 @@
-"""An optimizer step on tensors without values: its parameters, and operations that all optimizers share.
+"""An optimizer step on tensors without values: parameters, and operations for all optimizers.
 
 A step allocates and frees what the function of the library that it names allocates and frees, in the same order. A
 local variable stands for the local variable of that name: what it holds lives until it gets another value or the
@@ -40,7 +40,7 @@ class OptimizedParameter:
 
     @property
     def grad(self) -> Tensor:
-        """The gradient of the parameter. Only parameters that have a gradient are read here."""
+        """The gradient of the parameter, which must exist."""
         assert self.gradient is not None
         return self.gradient
 
@@ -70,7 +70,7 @@ class OptimizerStep:
         return [parameter for parameter in self.parameters if parameter.gradient is not None]
 
     def loop_over(self, parameters: Sequence[OptimizedParameter]) -> Iterator[OptimizedParameter]:
-        """Yields the parameters in order, and sets each one's path on the meter."""
+        """Yields the parameters in order, and sets the meter's path to each parameter's path."""
         memory_meter = self.t.graph.meter
         for parameter in parameters:
             memory_meter.parameter_path = parameter.path
@@ -82,12 +82,12 @@ class OptimizerStep:
         return counted_as(self.t.graph.meter, "optimizer")
 
     def states_like(self, tensor: Tensor, count: int = 1) -> list[Tensor]:
-        """Allocates states with the shape of a tensor, in the number format of the states. count: how many of them."""
+        """Allocates optimizer states with the shape of a tensor, in the states' format. count: number of states."""
         with self.counted_as_states():
             return [self.t.like(tensor, dtype=self.dtype) for _ in range(count)]
 
     def write(self, target: object, *read_tensors: object) -> None:
-        """Marks an in-place operation that reads tensors and writes into `target`; it allocates nothing."""
+        """Records the reads and the write of an in-place operation on `target`, which allocates no memory."""
 
     def by_dtype(self, parameters: Sequence[OptimizedParameter]) -> list[list[OptimizedParameter]]:
         """Returns tensors by device and number format, as `_group_tensors_by_device_and_dtype` does.

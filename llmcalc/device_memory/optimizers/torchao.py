@@ -28,7 +28,7 @@ def torchao_adamw(optimizer_name: str, bits: Literal[4, 8], *aliases: str) -> Op
     codes_per_byte, map_entries = 8 // bits, 2**bits
 
     def states(tensors: Sequence[TrainedTensor], dtype: str) -> States:
-        """Returns the bytes of two states per element: quantized codes with scales and a code map, or plain numbers."""
+        """Returns the bytes of two states per element: quantized codes, scales and code map, or plain numbers."""
         codes = sum_over(tensors, lambda t: _is_quantized(t) * floor_div(t.size, codes_per_byte))
         other_states = bytes_of(sum_over(tensors, lambda t: (1 - _is_quantized(t)) * t.size), dtype)
         scales = 4 * sum_over(tensors, lambda t: _is_quantized(t) * floor_div(t.size, BLOCK))

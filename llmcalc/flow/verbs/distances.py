@@ -1,4 +1,4 @@
-"""Verbs of relative positions: biases and scores by distance, and blocks of rows."""
+"""Methods that record relative positions: biases and scores by distance, and blocks of rows."""
 
 from __future__ import annotations
 
@@ -11,14 +11,14 @@ from .pairs import value_of_pairs
 
 
 class DistanceVerbs(Recorder):
-    """Verbs of relative positions: biases and scores by distance, and blocks of rows."""
+    """Methods that record relative positions: biases and scores by distance, and blocks of rows."""
 
     def alibi(self, q: Value, k: Value) -> Value:
-        """Records ALiBi's penalty for each head, query and key, computed once per pass."""
+        """Records ALiBi's penalty for each head, query and key."""
         return self.step("alibi", "", (q, k), value_of_pairs(q.rows, q.axes[0], fixed=True))
 
     def distance_bias(self, table: Value, q: Value) -> Value:
-        """Records T5's bias: for each query and key, the row of a table for the bucket of their distance."""
+        """Records T5's relative bias: a table row for the distance bucket of each query and key."""
         output = value_of_pairs(q.rows, *table.axes)
         return self.step("distance_bias", "", (table, q), output, causal=self.causal)
 
@@ -28,13 +28,13 @@ class DistanceVerbs(Recorder):
         return self.step("sinusoids", "", (x,), Value(distances, axes, fixed=True), once=once)
 
     def occurring(self, table: Value, rows: Rows) -> Value:
-        """Records the rows of a table for the distances that occur in a sequence."""
+        """Records the table rows of the distances in a sequence."""
         return self.step("occurring", "", (table,), Value(rows, table.axes))
 
     def distances(
         self, q: Value, k: Value, *, clamped: bool, shifted: bool, stored: bool = False, binned: bool = False
     ) -> Value:
-        """Records the index, for each query and key, of their distance in a table.
+        """Records the table index of the distance between each query and each key.
 
         clamped: whether larger distances share an index. shifted: whether distances may be negative, so that indices
         begin at the lowest. stored: whether a pass stores the distances. binned: whether far distances share bins.
@@ -43,7 +43,7 @@ class DistanceVerbs(Recorder):
         return self.step("distances", "", (q, k), value_of_pairs(q.rows, fixed=True), **options)
 
     def at_distance(self, scores: Value, distances: Value, *, by_key: bool = False) -> Value:
-        """Records the selection of the score at each query's and key's distance, from scores of all distances.
+        """Records for each query and key the selection of the score at their distance.
 
         by_key: whether they are scores of every key by every distance; false by default.
         """
@@ -51,7 +51,7 @@ class DistanceVerbs(Recorder):
         return self.step("at_distance", "", (scores, distances), output, by_key=by_key)
 
     def relative_shift(self, scores: Value, keys: Rows) -> Value:
-        """Records the selection, for each query and each of these keys, of the score at their distance.
+        """Records the relative shift, which selects for each query and key the score at their distance.
 
         scores: the scores of each query at every distance. keys: the rows of the keys, which may differ from the
         queries'.
@@ -60,7 +60,7 @@ class DistanceVerbs(Recorder):
         return self.step("relative_shift", "", (scores,), output, keys=keys)
 
     def in_blocks(self, x: Value, block: Number, of: Rows, *, around: bool = False) -> Value:
-        """Records a split of the rows of queries, or of keys and values, into blocks; the last block is padded.
+        """Records a split of rows (queries, keys or values) into blocks; padding completes the last block.
 
         of: the rows that are put in blocks; further rows of x are seen by every block.
         around: whether each block has its two neighbours beside it; false by default.

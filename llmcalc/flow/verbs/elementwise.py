@@ -1,4 +1,4 @@
-"""Verbs of elementwise operations and of shapes: no product and no weight, only memory."""
+"""Methods that record elementwise operations and changes of shape, which only cost memory."""
 
 from __future__ import annotations
 
@@ -13,10 +13,10 @@ from ..value import Value, Weight
 
 
 class ElementwiseVerbs(Recorder):
-    """Verbs of elementwise operations and of shapes: no product and no weight, only memory."""
+    """Methods that record elementwise operations and changes of shape, which only cost memory."""
 
     def act(self, x: Value, name: str, *parameters: Value) -> Value:
-        """Records an activation. parameters: vectors of its computation (xIELU)."""
+        """Records an activation function. parameters: trained vectors of the function (xIELU)."""
         return self.step("act", "", (x, *parameters), Value(x.rows, x.axes), kind=name)
 
     def mul(self, a: Value, b: Value, axes: Shape | None = None) -> Value:
@@ -37,11 +37,11 @@ class ElementwiseVerbs(Recorder):
         return self.step("div", "", (a, b), Value(a.rows, a.axes, fixed=a.fixed and b.fixed))
 
     def scale(self, x: Value, factor: float) -> Value:
-        """Records x times a constant."""
+        """Records the product of x and a constant."""
         return self.step("scale", "", (x,), Value(x.rows, x.axes, fixed=x.fixed), by=factor)
 
     def plus(self, x: Value, constant: float) -> Value:
-        """Records x plus a constant."""
+        """Records the sum of x and a constant."""
         return self.step("plus", "", (x,), Value(x.rows, x.axes, fixed=x.fixed), constant=constant)
 
     def sum(self, x: Value, *axes: Axis | Beside, mean: bool = False) -> Value:
@@ -61,14 +61,14 @@ class ElementwiseVerbs(Recorder):
         return self.step("sinkhorn", "", (matrix,), Value(matrix.rows, matrix.axes), steps=steps, eps=eps)
 
     def shift(self, x: Value, state: str) -> Value:
-        """Records the previous row of each row; for the first row, the state of an earlier pass, or zeros.
+        """Records a shift by one row; the first row becomes the state of an earlier pass, or zeros.
 
         state: the name of the state that keeps the last row.
         """
         return self.step("shift", "", (x,), Value(x.rows, x.axes), state=state)
 
     def scan(self, kind: str, *ins: Value, axes: Shape) -> Value:
-        """Records an elementwise recurrence along the rows, which is not a module. kind: the name of the recurrence."""
+        """Records an elementwise recurrence along the rows. kind: the name of the recurrence."""
         return self.step("scan", "", ins, Value(ins[0].rows, axes), kind=kind)
 
     def complement(self, x: Value) -> Value:
@@ -76,11 +76,11 @@ class ElementwiseVerbs(Recorder):
         return self.step("complement", "", (x,), Value(x.rows, x.axes, fixed=x.fixed))
 
     def delayed(self, x: Value, first: Value) -> Value:
-        """Records the previous row of each row. first: the row before the first row."""
+        """Records a shift of rows by one. first: the row before the first row."""
         return self.step("delayed", "", (x, first), Value(x.rows, x.axes))
 
     def dropout(self, x: Value, dropout_place: str, *, ends_sublayer: bool = False) -> Value:
-        """Records training dropout at a place of `components/dropout.py`; no step if the model has none there.
+        """Records training dropout at a point of `components/dropout.py`; nothing if the model has none there.
 
         ends_sublayer: whether it is recorded anyway, because a framework may fuse it with the residual sum that
             follows; false by default.
@@ -106,15 +106,15 @@ class ElementwiseVerbs(Recorder):
         return parts
 
     def take(self, x: Value, *axes: Axis | Beside) -> Value:
-        """Records a slice of x's first axis: one index if the axes omit that axis, several indices otherwise."""
+        """Records a slice of x's first axis: an index if the axes omit that axis, else a range."""
         return self.step("take", "", (x,), x.view(*axes))
 
     def flat(self, x: Value) -> Value:
-        """Records x with all axes flattened into one; a copy if the axes are not stored in this order."""
+        """Records x with all axes flattened into one axis; makes a copy if the storage order of the axes differs."""
         return self.step("flat", "", (x,), Value(x.rows, (Beside((x.axes,)),), fixed=x.fixed))
 
     def delayed_weights(self, name: str, x: Value, streams: Axis | Beside, *, keeps: bool = False) -> Value:
-        """Records the weights of the streams that the sublayer before has kept under a name.
+        """Records a read of the stream weights that the previous sublayer stored under a name.
 
         keeps: whether x takes their place, false by default.
         """
@@ -125,33 +125,33 @@ class ElementwiseVerbs(Recorder):
         return self.step("copies", "", (x,), x.view(over, *x.axes))
 
     def cat(self, *parts: Value, axes: Shape, rows: Rows | None = None) -> Value:
-        """Records a concatenation of values along the axes; with `rows`, along the rows."""
+        """Records a concatenation of values along the axes or, with `rows`, along the rows."""
         cache = parts[0].cache if all(x.cache == parts[0].cache for x in parts) else ""
         return self.step("cat", "", parts, Value(parts[0].rows if rows is None else rows, axes, cache=cache))
 
     def resized(self, x: Value, rows: Rows) -> Value:
-        """Records x with rows of zeros added at its ends, or with rows at its ends left out."""
+        """Records padding of x with zero rows, or the removal of rows at the ends."""
         return self.step("resized", "", (x,), Value(rows, x.axes))
 
     def resampled(self, x: Value, rows: Rows) -> Value:
-        """Records averages of neighbouring rows, or repeated rows. rows: those of the result."""
+        """Records averages of neighbouring rows, or repeated rows. rows: rows of the result."""
         return self.step("resampled", "", (x,), Value(rows, x.axes))
 
     def prefixed(self, x: Value, table: Weight, rows: Rows) -> Value:
-        """Records rows of a table and x after them. rows: those of both."""
+        """Records the concatenation of table rows and x. rows: the rows of the result."""
         return self.step("prefixed", "", (x,), Value(rows, x.axes), weight=table)
 
     def absent(self, name: str, *axes: Axis | Beside) -> Value:
-        """Records a value without rows, such as the features of a missing image. name: the noun of its rows."""
+        """Records a value with zero rows, such as the features of a missing image. name: what one row is."""
         return self.step("absent", "", (), Value(Fixed(name, length=0), axes))
 
     def merge(self, x: Value, rows: Rows, *neighbours: Axis, mean: bool = False) -> Value:
-        """Records a merge of neighbouring rows: their concatenation under further axes, or their average."""
+        """Records a merge of neighbouring rows: a concatenation along other axes, or an average."""
         axes = x.axes if mean else (*neighbours, *x.axes)
         return self.step("merge", "", (x,), Value(rows, axes), neighbours=neighbours, mean=mean)
 
     def repeat(self, x: Value, heads: Axis, tiled: bool = False) -> Value:
-        """Records the repetition of keys or values for each query head; unchanged if there are as many already.
+        """Records the repetition of keys or values for each query head; nothing if the head counts are equal.
 
         tiled: whether all heads follow one another before the first comes again; by default, the copies of a head lie
             side by side.
@@ -163,7 +163,7 @@ class ElementwiseVerbs(Recorder):
         return self.step("repeat", "", (x,), output, tiled=tiled)
 
     def added_sinusoids(self, rows: Rows, *axes: Axis | Beside) -> Value:
-        """Records sinusoidal positions of these rows, shared by all sequences; a node of the tree."""
+        """Records sinusoidal positions of these rows as a node of the tree, shared by all sequences."""
         return self.step("added_sinusoids", "", (), Value(rows, axes, fixed=True), op=ops.Elementwise())
 
     def in_format_of(self, x: Value, value: Value) -> Value:

@@ -1,4 +1,4 @@
-"""Verbs of cache entries that each summarize several rows, of caches and of recurrent states."""
+"""Methods that record compressed cache entries, caches and recurrent states."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from .pairs import value_of_pairs
 
 
 class EntryVerbs(Recorder):
-    """Verbs of cache entries that each summarize several rows, of caches and of recurrent states."""
+    """Methods that record compressed cache entries, caches and recurrent states."""
 
     def windows(self, x: Value, rate: Axis, *, past: bool = False) -> Value:
         """Records the rows of x grouped into full windows of `rate` rows.
@@ -29,23 +29,23 @@ class EntryVerbs(Recorder):
         return self.step("windows", "", (x,), Value(Blocks(of=rows, block=rate.size), (rate, *x.axes)))
 
     def weighted_mean(self, values: Value, gate: Value) -> Value:
-        """Records the mean over the rows of each window, weighted elementwise with a softmax of the gate."""
+        """Records the mean over each window's rows, weighted elementwise by a softmax of the gate."""
         return self.step("weighted_mean", "", (values, gate), Value(values.rows, values.axes[1:]))
 
     def with_rest(self, *row_values: Value) -> tuple[Value, ...]:
-        """Records x after the rows of earlier passes that do not fill an entry yet."""
+        """Records x after earlier passes' rows that do not fill an entry yet."""
         output = tuple(value.view(*value.axes) for value in row_values)
         self.record("with_rest", "", row_values, output)
         return output
 
     def keep_entries(self, op: Op, entries: Value, *pending: Value) -> Value:
-        """Caches entries, and the rows that do not fill an entry yet. Returns all entries so far."""
+        """Caches entries and rows that do not fill an entry yet, and returns all entries."""
         output = entries.view(*entries.axes)
         self.record("keep_entries", "cache", (entries, *pending), (output,), op=op)
         return output
 
     def of_lower_layer(self, name: str, x: Value, lower_value: Value | None, *axes: Axis) -> Value:
-        """Records that a layer reads what a lower layer has computed: entries, keys or a selection, by their name.
+        """Records that a layer reads a lower layer's entries, keys or selection, by name.
 
         lower_value: that value; None where the layer is recorded alone.
         axes: the axes of entries and keys; none of a selection.
@@ -57,11 +57,11 @@ class EntryVerbs(Recorder):
         )
 
     def whole_entries(self, q: Value, entries: Value, rate: Number) -> Value:
-        """Records the mask of the entries whose `rate` tokens all precede or equal the query's token."""
+        """Records the mask of entries whose `rate` tokens do not follow the query's token."""
         return self.step("whole_entries", "", (q, entries), value_of_pairs(q.rows, fixed=True), rate=rate)
 
     def candidates(self, keys: Value, mask: Value, block_size: Number) -> tuple[Value, Value]:
-        """Records the choice of the keys in the blocks that a lower layer found. Returns the keys and their mask."""
+        """Records the choice of keys in the blocks that a lower layer selected, and returns the keys and a mask."""
         output = keys.view(*keys.axes), value_of_pairs(mask.rows, fixed=True)
         self.record("candidates", "", (keys, mask), output, block_size=block_size)
         return output
@@ -69,7 +69,7 @@ class EntryVerbs(Recorder):
     def choose_entries(
         self, scores: Value, weights: Value, mask: Value, top_k: Number, *, finds: tuple[Number, Number] | None = None
     ) -> Value:
-        """Records the selection of each query's `top_k` entries with the highest weighted sums of head scores.
+        """Records for each query the selection of the `top_k` entries with the highest weighted head scores.
 
         finds: the number and the size of the blocks of entries that it finds for the layers above; none by default.
         """
@@ -77,17 +77,17 @@ class EntryVerbs(Recorder):
         return self.step("choose_entries", "", (scores, weights, mask), output, top_k=top_k, finds=finds)
 
     def among(self, mask: Value, selected: Value, entries: Value) -> tuple[Value, Value]:
-        """Records the mask of the selected entries. Returns it with the entries to read."""
+        """Records the mask of the selected entries, and returns the mask and the entries to read."""
         output = Value(selected.rows, (), fixed=True), entries.view(*entries.axes)
         self.record("among", "", (mask, selected, entries), output)
         return output
 
     def mask(self, q: Value, k: Value, *, causal: bool, window: Number = None, chunk: Number = None) -> None:
-        """Records the mask of keys that each query may attend to; equal layers share it."""
+        """Records the mask of keys that each query may attend to; layers with equal masks share one."""
         self.record("mask", "", (q, k), causal=causal, window=window, chunk=chunk)
 
     def cache(self, name: str, kind: str, *values: Value, limit: Number = None) -> tuple[Value, ...]:
-        """Caches the given values per row for later passes. Returns them with the cached rows included."""
+        """Caches the values per row for later passes, and returns the values with all cached rows."""
         width = values[0].width
         for value in values[1:]:
             width = width + value.width
@@ -112,12 +112,12 @@ class EntryVerbs(Recorder):
         self.record("state", name, last, op=ops.State(self.n(axes), kind, bits))
 
     def received(self, x: Value, *axes: Axis | Beside) -> Value:
-        """Hidden states of another model that the pass receives, one row per row of x."""
+        """Records another model's hidden states as an input, one row per row of x."""
         return self.step("received", "", (x,), Value(x.rows, axes, fixed=True))
 
     def core(
         self, name: str, op: Op, *ins: Value, axes: Shape, rows: Rows | None = None, about: dict[str, Any] | None = None
     ) -> Value:
-        """Records a product, a scan or a look-up whose cost is the given op."""
+        """Records a product, a scan or a look-up with the cost of the given primitive."""
         output = Value(ins[0].rows if rows is None else rows, axes)
         return self.step("core", name, ins, output, op=op, about=about)

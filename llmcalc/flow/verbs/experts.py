@@ -1,4 +1,4 @@
-"""Verbs of experts: routing rows to experts and combining the experts' outputs."""
+"""Methods that record the routing of rows to experts and the combination of expert outputs."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from ..value import Value
 
 
 class ExpertVerbs(Recorder):
-    """Verbs of experts: routing rows to experts and combining the experts' outputs."""
+    """Methods that record the routing of rows to experts and the combination of expert outputs."""
 
     def route(
         self,
@@ -24,7 +24,7 @@ class ExpertVerbs(Recorder):
         table: Value | None = None,
         skip: bool = False,
     ) -> tuple[Value, Value]:
-        """Records the selection of the experts with the highest scores; returns their weights and their indices.
+        """Records the selection of the experts with the highest scores, and returns expert weights and indices.
 
         scoring: the function from logits to scores. The weights are the scores of the chosen experts over their sum, or
             a softmax over the logits of the chosen experts alone.
@@ -44,7 +44,7 @@ class ExpertVerbs(Recorder):
         return weights, top_experts
 
     def product_keys(self, scores: Value, side: Axis, top_k: Number) -> tuple[Value, Value]:
-        """Records the selection of experts in a grid by product keys; returns their weights and their indices.
+        """Records the selection of experts in a grid by product keys, and returns expert weights and indices.
 
         scores: those of the rows of the grid and those of its columns, side by side. An expert's score is the sum of
             its row's and its column's; a softmax over the chosen experts' scores gives the weights.
@@ -55,7 +55,7 @@ class ExpertVerbs(Recorder):
         return weights, top_units
 
     def carry(self, name: str, x: Value, scale: Value | None = None) -> Value:
-        """Passes x to the next layer under a name.
+        """Records that x is passed to the next layer under a name.
 
         scale: what the value of the layer below is multiplied by before it is added to x; nothing is added by default,
             nor in the first layer.
@@ -65,7 +65,7 @@ class ExpertVerbs(Recorder):
     def dispatch(
         self, x: Value, top_experts: Value, experts: Axis, top_k: Number, groups: ExpertGroups = ONE_GROUP
     ) -> Value:
-        """Records the sorting of rows by expert: one row per token and selected expert.
+        """Records the sorting of token copies by expert: one row per token and selected expert.
 
         x may have such rows already, in the order of the tokens.
         groups: the groups of experts from which a token's experts are selected, one by default.

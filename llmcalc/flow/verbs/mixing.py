@@ -1,4 +1,4 @@
-"""Verbs that mix rows: attention, its scores and masks, and the choice of keys."""
+"""Methods that record attention, its scores and masks, and the choice of keys."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from .pairs import value_of_pairs
 
 
 class MixingVerbs(Recorder):
-    """Verbs that mix rows: attention, its scores and masks, and the choice of keys."""
+    """Methods that record attention, its scores and masks, and the choice of keys."""
 
     def attention(
         self,
@@ -40,7 +40,7 @@ class MixingVerbs(Recorder):
         bias_in_sdpa: bool = False,
         **limits: Any,
     ) -> Value:
-        """Records softmax(q·kᵀ)·v. Axes are (heads, size). A kernel may repeat fewer key and value heads.
+        """Records softmax(q·kᵀ)·v, with axes (heads, size). A kernel may repeat key and value heads.
 
         Keys of another sequence are recognized by their rows.
 
@@ -97,7 +97,7 @@ class MixingVerbs(Recorder):
         core: Callable[..., Op] = ops.AttentionCore,
         **limits: Any,
     ) -> Value:
-        """Records q·kᵀ alone, without softmax and values; keys may have no heads.
+        """Records the scores q·kᵀ without softmax and values; keys may be shared by all heads.
 
         weights: per query, a weight for each head: the sum of ReLU(q·kᵀ) over the heads, with these weights.
         values: the values that a later step, `weighted`, adds up; the op of this step counts it too.
@@ -113,7 +113,7 @@ class MixingVerbs(Recorder):
         return self.step("scores", name, ins, output, op=op)
 
     def strongest(self, strength: Value, q: Value, k: Value, *, keep: Number, window: Number = None) -> Value:
-        """Records the strengths of the `keep` strongest keys of those that each query may attend to.
+        """Records the `keep` highest of the key strengths that each query may attend to.
 
         strength: that of each key and head. window: as in `attention`.
         """
@@ -121,14 +121,14 @@ class MixingVerbs(Recorder):
         return self.step("strongest", "", (strength, q, k), output, keep=keep, causal=True, window=window)
 
     def select(self, scores: Value, k: Value, top_k: Number, pool: Number = None) -> None:
-        """Records the selection of the `top_k` keys per query by score, for this layer and layers that reuse it.
+        """Records the selection of the `top_k` keys per query, for this layer and layers that reuse the selection.
 
         pool: the scores are those of whole pools of that many keys; the keys after the last whole pool come on top.
         """
         self.record("select", "", (scores, k), top_k=top_k, causal=True, pool=pool)
 
     def selected(self, q: Value, *keys: Value) -> tuple[Value, ...]:
-        """Records the mask of the keys that `select` selected last; returns it with the keys to read.
+        """Records the mask of the keys that `select` selected, and returns the mask and the keys to read.
 
         While decoding one token, only the selected keys are read. The selection may be from a lower layer.
         """
@@ -137,12 +137,12 @@ class MixingVerbs(Recorder):
         return output
 
     def select_blocks(self, scores: Value, k: Value, block: Number, blocks: Number) -> Value:
-        """Records the mask of the `blocks` blocks of `block` keys with the highest scores, for each query and head."""
+        """Records for each query and head the mask of the `blocks` best-scored blocks of `block` keys."""
         output = value_of_pairs(scores.rows, *scores.axes, fixed=True, batched=True)
         return self.step("select_blocks", "", (scores, k), output, block=block, blocks=blocks)
 
     def only_selected(self, mask: Value, *keys: Value, block: Number, blocks: Number) -> tuple[Value, ...]:
-        """Records the mask of `select_blocks`; returns it with the keys and values to read.
+        """Records the mask of `select_blocks`, and returns the mask with the keys and values to read.
 
         While decoding one token, only those of the selected blocks are read.
         """
@@ -160,7 +160,7 @@ class MixingVerbs(Recorder):
         sinks: bool = False,
         selection: Value | None = None,
     ) -> Value:
-        """Records one softmax over two kinds of scores: masked ones of the token's sequence, and others.
+        """Records one softmax over two kinds of scores: masked scores of the sequence, and other scores.
 
         q, v: the queries, and the values of a token's own sequence.
         cap, window, sinks: as in `attention`. selection: the mask of the other scores, none by default.
@@ -171,12 +171,12 @@ class MixingVerbs(Recorder):
         return self.step("joint_softmax", "", ins, Value(q.rows, q.axes[:1]), **options)
 
     def weighted(self, weights: Value, values: Value) -> Value:
-        """Records the weighted sum of values; further columns of `weights` belong to other values."""
+        """Records the weighted sum of values; `weights` may have more columns, for other values."""
         return self.step("weighted", "", (weights, values), Value(weights.rows, (*weights.axes, values.axes[-1])))
 
 
 def _view_of_keys(keys: Value) -> Value:
-    """Returns a view of keys or values, of which a kernel may read only some."""
+    """Returns a view of keys or values, which a kernel may read partly."""
     output = keys.view(*keys.axes)
     output.once = keys.once
     return output

@@ -1,4 +1,4 @@
-"""Values that have an entry for each query and each key."""
+"""Values with an entry for each query and key."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from ..value import Value
 
 
 def value_of_pairs(of: Rows, *axes: Axis | Beside, fixed: bool = False, batched: bool = False) -> Value:
-    """Returns a value with an element per query and key. batched: whether each sequence has its own; default false."""
+    """Returns a value with an element per query and key. batched: whether sequences differ; default false."""
     from ...workload.derived_rows import QueryKeyPairs
 
     of = of.of if isinstance(of, QueryKeyPairs) else of

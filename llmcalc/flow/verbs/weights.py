@@ -1,4 +1,4 @@
-"""Verbs of operations with weights: linear layers, tables, norms, convolutions, vectors and buffers."""
+"""Methods that record operations with weights: linear layers, tables, norms, convolutions, vectors, buffers."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ Index: TypeAlias = Literal["ids", "known ids", "chosen", "positions", "types", "
 
 
 class Normed(Protocol):
-    """The spec of a norm: whether it has a weight and a bias, and how many parts it normalizes separately."""
+    """The spec of a norm: whether there is a weight and a bias, and the number of separately normalized parts."""
 
     weight: bool
     groups: int
@@ -26,7 +26,7 @@ class Normed(Protocol):
 
 
 class WeightVerbs(Recorder):
-    """Verbs of operations with weights: linear layers, tables, norms, convolutions, vectors and buffers."""
+    """Methods that record operations with weights: linear layers, tables, norms, convolutions and others."""
 
     def linear(
         self,
@@ -73,7 +73,7 @@ class WeightVerbs(Recorder):
         )
 
     def apply_again(self, x: Value, like: Value, bias: bool = False) -> Value:
-        """Records the linear layer that computed `like` on another value; the first step counts both."""
+        """Records a second use of the linear layer that computed `like`; the first use counts its parameters."""
         return self.step("again", "", (x,), Value(x.rows, like.axes), like=like, bias=bias)
 
     def absorb(self, name: str, x: Value, weight: Weight, *out: Axis | Beside) -> Value:
@@ -92,7 +92,7 @@ class WeightVerbs(Recorder):
     def blocks(
         self, name: str, x: Value, blocks: Axis, *out: Axis | Beside, bias: bool = False, **node_fields: Any
     ) -> Value:
-        """Records a block-diagonal linear layer: each block maps one slice of x to one slice of the output."""
+        """Records a block-diagonal linear layer, where each block maps a slice of x to a slice of the output."""
         op = ops.BlockLinear(blocks.size, x.width, self.n(out), bias, x.rows)
         weight = Weight(name, (blocks, *out), x.axes)
         return self.step("blocks", name, (x,), Value(x.rows, out), op=op, weight=weight, about=node_fields, bias=bias)
@@ -119,7 +119,7 @@ class WeightVerbs(Recorder):
         return self.step("experts", name, (x,), Value(x.rows, out), op=op, weight=weight, about=node_fields, **options)
 
     def per_group(self, name: str, x: Value, groups: Axis, out: Axis) -> Value:
-        """Records a separate linear layer per group: each maps its equal slice of x. Every row passes all groups."""
+        """Records a block-diagonal linear layer: each group maps an equal slice of x."""
         group_width = exact_div(x.width, groups.size)
         op = ops.ExpertLinear(groups.size, groups.size, group_width, out.size, False, x.rows)
         weight = Weight(name, (groups, out), (Axis("group_width", group_width),))
@@ -149,7 +149,7 @@ class WeightVerbs(Recorder):
         return self.step("table", name, (), Value(of, dim), op=op, weight=weight, about=node_fields, by=by), weight
 
     def unread_table(self, name: str, rows: Axis, *dim: Axis | Beside, **node_fields: Any) -> Weight:
-        """Records a table that only other steps read. Returns its weight."""
+        """Records a table that is read only by other steps, and returns the table's weight."""
         weight = Weight(name, dim, (rows,))
         self.record("unread_table", name, (), (), ops.Embedding(rows.size, self.n(dim)), weight, node_fields)
         return weight
@@ -187,14 +187,14 @@ class WeightVerbs(Recorder):
         )
 
     def _norm_groups(self, name: str, x: Value, groups: int, over: Shape | None) -> Axis:
-        """Returns the axis of a norm's parts. Raises `InputError` if they do not divide the width."""
+        """Returns the axis of a norm's groups. Raises `InputError` if the groups do not divide the width."""
         width = x.width if over is None else self.n(over)
         if isinstance(width, int) and width % groups:
             raise InputError(f"{name or self.here.name}.groups: {groups} does not divide the width {width}")
         return Axis("norm_groups", groups)
 
     def normalized(self, x: Value, spec: Normed, over: Shape | None = None, like: Value | None = None) -> Value:
-        """Records a norm without a node: without weights, or with those of the norm that computed `like`."""
+        """Records a norm without a tree node, without weights or with the weights of the norm behind `like`."""
         options = {"spec": spec, "over": x.axes if over is None else over, "like": like}
         return self.step("norm", "", (x,), Value(x.rows, x.axes), **options)
 
@@ -213,7 +213,7 @@ class WeightVerbs(Recorder):
         shared: Number = 1,
         **node_fields: Any,
     ) -> Value:
-        """Records a convolution along the rows.
+        """Records a convolution along the rows of x.
 
         groups, padding, overlap, shared: as in `ops.Conv1d`. rows: the rows of the output. state: the name of the
         state that keeps the last inputs of a causal convolution; empty where the module around it says so.
@@ -242,34 +242,34 @@ class WeightVerbs(Recorder):
         return self.step("vector", name, (), Value(ONCE, axes), op=op, about=node_fields)
 
     def padded(self, x: Value, padding: Number, state: str) -> Value:
-        """Records x with `padding` rows before the first: zeros, or rows of an earlier pass.
+        """Records `padding` rows before x: zeros, or rows of an earlier pass.
 
         state: the name of the state that keeps them.
         """
         return self.step("padded", "", (x,), Value(_rows_padded(x.rows, padding), x.axes), more=padding, state=state)
 
     def zeros(self, x: Value, state: str) -> Value:
-        """Records one row of zeros per sequence, with x's axes; no row if an earlier pass has stored the state.
+        """Records one row of zeros per sequence, with x's axes; no row if an earlier pass stored the state.
 
         state: the name of the state.
         """
         return self.step("zeros", "", (x,), Value(SEQUENCES, x.axes, fixed=True), state=state)
 
     def resumed(self, first: Value, state: str, index: int = 0) -> Value:
-        """Records the row before the first row: the last row of an earlier pass, or else `first`.
+        """Records the row before the first row: the last row of an earlier pass, else `first`.
 
         state: the name of the state that keeps it. index: which of the state's tensors it is.
         """
         return self.step("resumed", "", (first,), first.view(*first.axes), state=state, index=index)
 
     def buffer(self, name: str, *axes: Axis | Beside, indices: bool = False, **node_fields: Any) -> Value:
-        """Records a buffer that is stored in the checkpoint and not trained. indices: whether it has integers."""
+        """Records an untrained buffer in the checkpoint. indices: whether the buffer has integers."""
         value = Value(ONCE, axes, fixed=True)
         return self.step("buffer", name, (), value, op=ops.Buffer(self.n(axes)), about=node_fields, indices=indices)
 
 
 def _rows_padded(rows: Rows, padding: Number) -> Rows:
-    """Returns rows with `padding` rows before the first."""
+    """Returns rows preceded by `padding` rows."""
     from ...workload.derived_rows import RowsWithExtra
 
     return RowsWithExtra(of=rows, more=padding)

@@ -1,4 +1,4 @@
-"""Reads a config of axolotl, which names the model, its adapters and the arguments of transformers' Trainer.
+"""Reads a config of axolotl: a model, adapters, and the arguments of transformers' Trainer.
 
 Source: axolotl 0.18.0 (067b021c8): utils/schemas/{config,training,peft,model}.py for keys and defaults,
 utils/config/__init__.py (`resolve_dtype`, `normalize_config`) for number formats and checkpointing, loaders/model.py
@@ -12,6 +12,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from ...errors import shown
+from ...sources.huggingface.family import field_names
 from ..launch.record import Launch, LaunchReader, LaunchSource, Table, reading_of, size_of
 from ..launch.trainer import (
     attention_settings,
@@ -24,8 +25,7 @@ from ..launch.trainer import (
 )
 from .deepspeed_configs import DEEPSPEED_CONFIGS
 
-READ = frozenset(
-    """
+READ = field_names("""
     base_model micro_batch_size gradient_accumulation_steps sequence_len optimizer bf16 fp16 bfloat16 float16 float32
     load_in_4bit load_in_8bit adapter lora_r lora_target_modules lora_target_linear lora_target_parameters
     lora_modules_to_save lora_dropout gradient_checkpointing gradient_checkpointing_kwargs attn_implementation
@@ -41,11 +41,9 @@ READ = frozenset(
     diffusion llmcompressor
     lisa_n_layers use_scattermoe use_sonicmoe use_onebitllms llama4_linearized_experts fused_attn_kernel
     nvfp4_merge_aware liger_rms_norm_gated
-    """.split()  # noqa: SIM905
-)
+    """)
 
-IGNORED = frozenset(
-    """
+IGNORED = field_names("""
     base_model_config base_model_ignore_patterns cls_model_config tokenizer_config model_type tokenizer_type
     tokenizer_use_fast tokenizer_legacy processor_type processor_kwargs tokenizer_use_mistral_common strict
     is_llama_derived_model is_falcon_derived_model is_mistral_derived_model is_qwen_derived_model datasets
@@ -99,8 +97,7 @@ IGNORED = frozenset(
     swanlab_completion_log_interval swanlab_completion_max_buffer swanlab_lark_webhook_url swanlab_lark_secret
     swanlab_model_tags reinit_weights eta_min adam_eps kto_desirable_weight kto_undesirable_weight
     lora_qkv_kernel lora_o_kernel otel_metrics_host otel_metrics_port role_boundaries gemma4_hybrid_attn_impl
-    """.split()  # noqa: SIM905
-)
+    """)
 """Keys that do not change the memory of a training step, or by less than one block."""
 
 REFUSED = {
@@ -182,7 +179,7 @@ def read_axolotl(config: Table, source_file: LaunchSource) -> Launch:
 
 
 def _groups_of_ranks(reader: LaunchReader, config: Table) -> tuple[int | None, dict[str, Any]]:
-    """Returns the number of devices, None where nothing implies it, and accelerate's `parallelism_config`.
+    """Returns the number of devices (None if not implied) and accelerate's `parallelism_config`.
 
     Source: utils/distributed.py, `_get_parallel_config_kwargs`: devices that no size names replicate the model.
     """
@@ -243,7 +240,7 @@ def _accumulation_steps(reader: LaunchReader, config: Table) -> int:
 
 
 def _half_format(reader: LaunchReader, config: Table) -> str | None:
-    """Returns the 16-bit number format in which weights are loaded and trained; None for fp32.
+    """Returns the 16-bit number format of loading and training; None for fp32.
 
     `bf16: auto`, the default, is bf16 where the accelerator has it (`resolve_dtype`).
     """

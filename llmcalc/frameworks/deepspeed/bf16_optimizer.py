@@ -1,4 +1,4 @@
-"""Replays training steps of one rank in stage 1 with bfloat16 weights and gradients that are accumulated in float32.
+"""Replays training steps of one rank in stage 1 with bfloat16 weights and float32 gradient accumulation.
 
 Every rank has all weights, and the sums of all gradients in float32; it updates a float32 copy of its own partition.
 Source: deepspeed/runtime/bf16_optimizer.py of 0.19.8 (`BF16_Optimizer`).
@@ -14,7 +14,7 @@ from .replicated import ReplicatedRun
 
 
 class Bf16OptimizerRun(ReplicatedRun):
-    """Training steps of one rank under `BF16_Optimizer`.
+    """The training steps of one rank under `BF16_Optimizer`.
 
     flat_sums: the gradients of all micro-batches, in one flat tensor of the accumulation format.
     partition_size: elements of the rank's partition.
@@ -53,7 +53,7 @@ class Bf16OptimizerRun(ReplicatedRun):
             del message
 
     def update(self) -> None:
-        """Runs the optimizer on the rank's partition, with its part of the sums (`step`)."""
+        """Runs the optimizer on the rank's partition with the partition's gradient sums (`step`)."""
         self.meter.place = Place("step")
         assert self.flat_sums is not None
         self.trained[0].gradient = Tensor((self.partition_size,), FLOAT32, self.flat_sums)

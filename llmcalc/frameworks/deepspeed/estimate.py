@@ -1,4 +1,4 @@
-"""Estimates the memory of ranks under DeepSpeed ZeRO without an allocator, for the search over layouts."""
+"""Estimates rank memory under DeepSpeed ZeRO without an allocator, for the layout search."""
 
 from __future__ import annotations
 

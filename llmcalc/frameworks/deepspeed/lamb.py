@@ -36,7 +36,7 @@ class LambRun(ReplicatedRun):
 
 
 class OneBitLambRun(ReplicatedRun):
-    """Training steps of one rank with 1-bit Lamb, after compression of messages has begun.
+    """The training steps of one rank with 1-bit Lamb, after the start of message compression.
 
     states: the fresh second moment, the rank's errors, and the errors of the part that it sums.
     """

@@ -36,7 +36,7 @@ class GatheringProfile(Eager):
     coordinator: Coordinator | None = None
 
     def gather_with(self, coordinator: Coordinator) -> None:
-        """Partitions all parameters that are created from now on. coordinator: gathers and releases them."""
+        """Partitions all parameters created from this call on. coordinator: gathers and releases parameters."""
         self.coordinator = coordinator
         self.opened: list[Path] = []
         self.of_frames: list[list[Path]] = []
@@ -44,7 +44,7 @@ class GatheringProfile(Eager):
     # --- parameters -------------------------------------------------------------------------------------------------
 
     def create_parameter(self, key: Path, template: Tensor) -> Tensor:
-        """Creates a partitioned parameter, and returns its full tensor."""
+        """Creates a partitioned parameter and returns the full tensor."""
         if self.coordinator is None or key in self.buffers:
             return super().create_parameter(key, template)
         return self.coordinator.add_parameter(key, template).full_param
@@ -72,15 +72,15 @@ class GatheringProfile(Eager):
         ]
 
     def parameter(self, key: Path, shape: Shape, dtype: Dtype, trained: bool) -> Tensor:
-        """Returns a parameter, gathered for use."""
+        """Returns a parameter after its all-gather."""
         return self.gather_for_use(super().parameter(key, shape, dtype, trained))
 
     def _shared_weight(self, weight: Weight, parameter_name: str, shape: Shape) -> Tensor:
-        """Returns a shared parameter, gathered for use."""
+        """Returns a shared parameter after its all-gather."""
         return self.gather_for_use(super()._shared_weight(weight, parameter_name, shape))
 
     def gather_for_use(self, weight: Tensor) -> Tensor:
-        """Returns a parameter, after gathering its module if necessary."""
+        """Returns a parameter, after an all-gather of its module if necessary."""
         if self.coordinator is not None and not self.only_finds_parameters:
             parameter = self.coordinator.by_tensor.get(id(weight))
             if parameter is not None and not any(
@@ -93,7 +93,7 @@ class GatheringProfile(Eager):
     # --- running ----------------------------------------------------------------------------------------------------
 
     def step(self, operation: Step) -> None:
-        """Runs an operation of the program, and releases its parameters afterwards."""
+        """Runs an operation of the program and releases the operation's parameters."""
         if self.coordinator is None:
             super().step(operation)
             return

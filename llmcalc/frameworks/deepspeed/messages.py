@@ -35,7 +35,7 @@ def gradient_messages(replicated_weights: ReplicatedWeights) -> Iterator[Message
 
 
 def _group_by_module(weights: list[WeightShard]) -> list[list[WeightShard]]:
-    """Groups weights by module."""
+    """Groups the weights by module."""
     modules: dict[object, list[WeightShard]] = {}
     for weight in weights:
         modules.setdefault(weight.path, []).append(weight)
@@ -43,7 +43,7 @@ def _group_by_module(weights: list[WeightShard]) -> list[list[WeightShard]]:
 
 
 def _bucket_sizes(elements: int) -> list[int]:
-    """Returns the number of elements of each gradient bucket."""
+    """Returns the number of elements per gradient bucket."""
     full_buckets, remaining_elements = divmod(elements, BUCKET)
     return [BUCKET] * full_buckets + [remaining_elements] * (remaining_elements > 0)
 

@@ -42,7 +42,7 @@ class ParameterStorage(Storage):
 
 
 class AllGatherHandle:
-    """An all-gather of several parameters (`AllGatherCoalescedHandle`). flat: their shared buffer."""
+    """An all-gather of several parameters (`AllGatherCoalescedHandle`). flat: the shared buffer."""
 
     def __init__(self, parameters: Sequence[Parameter], flat_parameters: Storage | None) -> None:
         self.parameters: Sequence[Parameter] = parameters
@@ -95,7 +95,7 @@ class Parameter:
 
     @property
     def storage(self) -> ParameterStorage:
-        """The storage of the full parameter."""
+        """The storage of the full, gathered parameter."""
         assert isinstance(self.full_param.storage, ParameterStorage)
         return self.full_param.storage
 
@@ -132,7 +132,7 @@ class Coordinator:
         self.backward_modules: list[Path] = []
 
     def add_parameter(self, path: Path, template: Tensor) -> Parameter:
-        """Adds a partitioned parameter. template: a tensor with its shape and format."""
+        """Adds a partitioned parameter. template: a tensor with the parameter's shape and format."""
         parameter = Parameter(self.meter, path, template, self.ranks)
         self.parameters.append(parameter)
         self.modules.setdefault(parameter.module, []).append(parameter)
@@ -152,7 +152,7 @@ class Coordinator:
     # --- the trace --------------------------------------------------------------------------------------------------
 
     def reset_step(self) -> None:
-        """Starts a forward pass at the beginning of the recorded trace."""
+        """Restarts the recorded trace for a forward pass."""
         for parameter in self.parameters:
             if parameter.gathering is not None:
                 self._wait_for_all_gather(parameter)
@@ -245,7 +245,7 @@ class Coordinator:
         del copied_shards
 
     def _wait_for_all_gather(self, parameter: Parameter) -> None:
-        """Copies the parameters of an all-gather out of its buffer, which is freed with its last reference."""
+        """Copies the parameters of an all-gather out of the buffer, which is freed with the last reference."""
         handle = parameter.gathering
         assert handle is not None
         parameter.gathering = None
@@ -263,13 +263,13 @@ class Coordinator:
             self._release(parameter)
 
     def _release(self, parameter: Parameter) -> None:
-        """Frees a gathered parameter."""
+        """Frees the storage of a gathered parameter."""
         if parameter.available and parameter.gathering is None:
             parameter.storage.inner, parameter.available = None, False
             self.live_elements -= parameter.count
 
     def _parameters_to_release(self, module_path: Path) -> list[Parameter]:
-        """Returns the parameters to release after a module (`__params_to_release`), cached per step of the trace."""
+        """Returns the parameters to release after a module (`__params_to_release`), cached per step."""
         key = (module_path, self.step)
         if key not in self.to_release:
             released = [
@@ -297,7 +297,7 @@ class Coordinator:
         self.backward_modules = []
 
     def gather_persistent(self) -> None:
-        """Gathers all persistent parameters at the end of a step, each into its own buffer."""
+        """Gathers each persistent parameter into a separate buffer at the end of a step."""
         persistent_parameters = [parameter for parameter in self.parameters if parameter.persists]
         with counted_as(self.meter, "weights"):
             from_host = self._copy_shards_from_host(persistent_parameters)
@@ -310,7 +310,7 @@ class Coordinator:
         del from_host
 
     def _copy_shards_from_host(self, parameters: Sequence[Parameter]) -> list[Storage]:
-        """Copies the rank's shards from the host, and returns their storages; none without offloading."""
+        """Copies the rank's shards from the host and returns their device storages; none without offloading."""
         if self.settings.offload_param == "none" or self.ranks == 1:
             return []
         return [
@@ -323,7 +323,7 @@ class Coordinator:
         """Returns the backward hook of a module's output, which gathers the module (`PreBackwardFunctionForModule`)."""
 
         def fetch() -> None:
-            """Gathers the module, and releases modules whose backward pass is over."""
+            """Gathers the module, and releases modules after their backward pass."""
             if module_path in self.backward_modules:
                 return
             for open_module in [

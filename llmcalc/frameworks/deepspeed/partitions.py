@@ -21,7 +21,7 @@ Item = TypeVar("Item")
 
 
 class PartitionPiece(NamedTuple):
-    """The piece of a parameter in one rank's partition. elements: number of elements of the piece."""
+    """The piece of a parameter in one rank's partition. elements: the number of elements."""
 
     rank: int
     elements: int
@@ -35,7 +35,7 @@ def elements(weight: Tensor) -> int:
 
 
 def round_robin_order(items: Sequence[Item], ranks: int) -> list[Item]:
-    """Returns parameters in the order in which round-robin assignment gives them to ranks (`_round_robin_reorder`)."""
+    """Returns parameters in the order of DeepSpeed's round-robin assignment to ranks (`_round_robin_reorder`)."""
     return [item for rank in range(ranks) for item in items[rank::ranks]]
 
 
@@ -98,6 +98,6 @@ def module_of(path: Path) -> Path:
 
 
 def _layer_of(path: Path) -> Path:
-    """Returns the path of a parameter's layer, or of its module outside of layers."""
+    """Returns the path of a parameter's layer, or of its module outside of the layers."""
     index_positions = [i for i, path_part in enumerate(path) if type(path_part) is int]
     return path[: index_positions[0] + 1] if index_positions else module_of(path)

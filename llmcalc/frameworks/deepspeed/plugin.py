@@ -8,24 +8,21 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
+from ...sources.huggingface.family import field_names
 from ..launch.record import LaunchReader, LaunchSettings, Table, size_of, unknown_keys
 from .config_file import read_into, without_chunked_loss
 
 FILE = "a DeepSpeed JSON"
 
-PLUGIN = frozenset(
-    """
+PLUGIN = field_names("""
     zero_stage gradient_accumulation_steps offload_optimizer_device offload_param_device deepspeed_config_file
-    """.split()  # noqa: SIM905
-)
+    """)
 
-PLUGIN_IGNORED = frozenset(
-    """
+PLUGIN_IGNORED = field_names("""
     zero3_init_flag zero3_save_16bit_model gradient_clipping deepspeed_multinode_launcher deepspeed_hostfile
     deepspeed_exclusion_filter deepspeed_inclusion_filter deepspeed_moe_layer_cls_names offload_optimizer_nvme_path
     offload_param_nvme_path seq_parallel_communication_data_type
-    """.split()  # noqa: SIM905
-)
+    """)
 
 
 def read_accelerate(

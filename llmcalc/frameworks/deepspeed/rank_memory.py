@@ -50,7 +50,7 @@ def zero_run(setup: ZeroSetup, memory_meter: Meter | None = None) -> ZeroRun:
 
 
 def _run_type(training_config: Training, settings: DeepSpeedSettings) -> type[ZeroRun]:
-    """Returns the class of a rank's run. In stage 0 DeepSpeed's fused Adam updates one flat copy of 16-bit weights."""
+    """Returns the class of a rank's run. In stage 0, fused Adam updates one flat copy of 16-bit weights."""
     if sums_in_fp32(training_config, settings):
         return Bf16OptimizerRun
     if settings.stage:
@@ -110,7 +110,7 @@ def _check_training(training_config: Training, settings: DeepSpeedSettings) -> N
 
 @without_garbage_collection()
 def replay_zero(setup: ZeroSetup, expandable: bool) -> tuple[ReplayResult, tuple[Term, ...]]:
-    """Replays the set-up and two training steps of one rank on the allocator. Later steps repeat the second.
+    """Replays one rank's set-up and two training steps on the allocator. Later steps repeat the second step.
 
     expandable: whether the allocator has expandable segments. Returns also what the rank keeps on the host.
     """

@@ -72,7 +72,7 @@ class ReplicatedRun(ZeroRun):
                 del float32_gradient
 
     def update(self) -> None:
-        """Runs the optimizer step; for 16-bit weights with float32 copies of the gradients."""
+        """Runs the optimizer step, on float32 copies of the gradients for 16-bit weights."""
         self.meter.place = Place("step")
         if self.dtype is not FLOAT32:
             self.check_overflow()
@@ -90,7 +90,7 @@ class FlatCopyRun(ReplicatedRun):
     """
 
     def prepare_training(self) -> None:
-        """Creates the flat weights, their float32 copy and the optimizer states."""
+        """Creates the flat weights, a float32 copy and the optimizer states."""
         self.parameters: list[Tensor] = self.parameters_in_module_order()
         element_count, width = sum(map(elements, self.parameters)), self.dtype.bytes
         with counted_as(self.meter, "weights"):

@@ -27,7 +27,7 @@ one bit.
 
 @dataclass(frozen=True)
 class DeepSpeedSettings:
-    """The settings of ZeRO in DeepSpeed. A field has the name of its JSON key, without the section.
+    """DeepSpeed's settings of ZeRO. Each field has the name of a JSON key without the section.
 
     stage: of `zero_optimization`, as are all keys up to `memory_efficient_linear`; None for that of the layout.
     contiguous_gradients: whether gradients are copied into the buffer of a bucket as they are produced.

@@ -27,7 +27,7 @@ DOUBLE = 8
 
 
 def number_format(name: str | None, default: Dtype) -> Dtype:
-    """Returns the number format that one of DeepSpeed's names means (`DtypeEnum`)."""
+    """Returns the number format of a DeepSpeed format name (`DtypeEnum`)."""
     names = {
         "fp32": "float32",
         "fp16": "float16",
@@ -84,7 +84,7 @@ class ZeroRun(TrainingRun):
         self.host_norms: dict[int, Storage] = {}
 
     def micro_batches(self) -> None:
-        """Runs the first and the last micro-batch of a step; those between need as much memory as the last."""
+        """Runs the first and the last micro-batch of a step; the others need as much memory as the last."""
         recorded_microbatches = min(self.training.microbatches, 2)
         for i in range(recorded_microbatches):
             if i:
@@ -102,7 +102,7 @@ class ZeroRun(TrainingRun):
         return [*weights_by_id.values(), *(weight for weight in self.lowering.unused_modules if weight.leaf)]
 
     def run_optimizer(self, trained_parameters: Sequence[OptimizedParameter]) -> None:
-        """Updates trained tensors, and frees their gradients."""
+        """Updates trained tensors and frees the gradients."""
         training_config = self.training
         run_step(
             self.graph,

@@ -41,7 +41,7 @@ class Bucket:
     elements: int = 0
 
     def clear(self) -> None:
-        """Empties the bucket of gradients."""
+        """Empties the gradient bucket."""
         self.weights, self.elements = [], 0
 
 
@@ -129,7 +129,7 @@ class PartitionedRun(ZeroRun):
         return self.settings.offload_optimizer != "none"
 
     def host_terms(self) -> tuple[Term, ...]:
-        """Returns the host memory of the partition, its gradients and states, and ZeRO-Offload's buffers (`__init__`).
+        """Returns the host memory of the partition, gradients and optimizer states, with ZeRO-Offload's buffers.
 
         Gradients of several micro-batches are accumulated for whole parameters (`buffer_to_accumulate_to_in_cpu`).
         """
@@ -158,7 +158,7 @@ class PartitionedRun(ZeroRun):
 
     @property
     def accumulates_partition(self) -> bool:
-        """Whether each rank accumulates its own partition in float32 (`_use_compact_grad_partition_buffer`)."""
+        """Whether each rank accumulates its gradient partition in float32 (`_use_compact_grad_partition_buffer`)."""
         return self.accumulation_dtype is FLOAT32 and self.accumulation_dtype is not self.dtype
 
     @property
@@ -168,7 +168,7 @@ class PartitionedRun(ZeroRun):
 
     @property
     def on_gradient(self) -> Callable[[Tensor], None]:
-        """The hook that runs when a parameter's gradient is complete."""
+        """Hook that runs after a parameter's gradient is complete."""
         return self.process_gradients
 
     def process_gradients(self, weight: Tensor) -> None:
@@ -182,7 +182,7 @@ class PartitionedRun(ZeroRun):
             self.reduce_independent(weight)
 
     def setup_buckets(self) -> None:
-        """Allocates the bucket's buffers."""
+        """Allocates the buffers of the gradient buckets."""
         if self.has_buffers:
             return
         if self.contiguous:
@@ -216,7 +216,7 @@ class PartitionedRun(ZeroRun):
             self.accumulated[id(weight)] = grad
 
     def reduce_independent(self, weight: Tensor) -> None:
-        """Adds a gradient to the bucket, and reduces a full one (`reduce_independent_p_g_buckets_and_remove_grads`)."""
+        """Adds a gradient to the bucket, reducing a full one (`reduce_independent_p_g_buckets_and_remove_grads`)."""
         bucket, settings, element_count = self.bucket, self.settings, elements(weight)
         if bucket.elements + element_count > self.bucket_elements:
             self.reduce_ipg_grads()
@@ -265,7 +265,7 @@ class PartitionedRun(ZeroRun):
         self.pending_frees = []
 
     def average_tensor(self) -> None:
-        """Reduces the bucket's buffer, or one oversized gradient, piece by piece to the ranks that own the pieces."""
+        """Reduces the bucket's buffer or one oversized gradient, piece by piece, to the owning ranks."""
         settings, this_rank = self.settings, self.rank
         pieces: list[PartitionPiece] = []
         for weight in self.bucket.weights:
@@ -300,7 +300,7 @@ class PartitionedRun(ZeroRun):
     def _allreduce(
         self, reduced_pieces: Sequence[PartitionPiece], accumulated_pieces: Sequence[PartitionPiece] | None = None
     ) -> None:
-        """Copies pieces into one tensor, casts it to the communication format and reduces it (`allreduce_bucket`).
+        """Concatenates tensors, casts the result to the communication format and reduces it (`allreduce_bucket`).
 
         accumulated_pieces: pieces that this rank accumulates; by default its own pieces among `reduced_pieces`.
         """
@@ -339,7 +339,7 @@ class PartitionedRun(ZeroRun):
         self._store_gradient(weight, Tensor(weight.shape, self.dtype, self.partition_buffer))
 
     def _copy_to_host(self, weight: Tensor) -> None:
-        """Copies a gradient and its norm into buffers that are sent to the host.
+        """Copies a gradient and its norm into buffers for the host.
 
         Source: `set_norm_for_param_grad_in_gpu`, `async_inplace_copy_grad_to_fp32_buffer_from_gpu`.
         """
@@ -424,7 +424,7 @@ class PartitionedRun(ZeroRun):
         self.run_optimizer([partition])
 
     def _single_grad_partition(self) -> Tensor:
-        """Returns the gradients of the rank's partition as one float32 tensor."""
+        """Returns the gradients of the rank's partition, concatenated as one float32 tensor."""
         if self.compact_partition is not None:
             return Tensor((self.partition_size,), FLOAT32, self.compact_partition)
         assert self.averaged_gradients is not None

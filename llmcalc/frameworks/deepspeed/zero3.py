@@ -51,7 +51,7 @@ class Stage3Run(ZeroRun):
     # --- set-up -----------------------------------------------------------------------------------------------------
 
     def prepare_training(self) -> None:
-        """Creates the rank's shards, their float32 copies and gradients, and the bucket's buffer."""
+        """Creates the rank's shards, float32 copies, gradients, and the bucket's buffer."""
         coordinator, memory_meter, width = self.coordinator, self.meter, self.dtype.bytes
         parameters_by_path = {parameter.path: parameter for parameter in coordinator.parameters}
         coordinator.parameters = [parameters_by_path[path] for path in in_module_order(list(parameters_by_path))]
@@ -86,7 +86,7 @@ class Stage3Run(ZeroRun):
         return self.settings.offload_optimizer != "none"
 
     def host_terms(self) -> tuple[Term, ...]:
-        """Returns the host memory of the fp32 partitions, their gradients and states, and the parameter shards.
+        """Returns the host memory of fp32 partitions, gradients, optimizer states, and parameter shards.
 
         The buffer of all parts of trained parameters is always pinned (`_create_param_groups_fp16_flat_cpu_memory`).
         """
@@ -126,7 +126,7 @@ class Stage3Run(ZeroRun):
         del gradient_buffer
 
     def _sub_groups(self, trained_parameters: list[Parameter]) -> list[list[Parameter]]:
-        """Returns the sub-groups of parameters that one optimizer step updates (`_create_fp16_sub_groups`)."""
+        """Returns the parameter sub-groups, each for one optimizer step (`_create_fp16_sub_groups`)."""
         groups: list[list[Parameter]] = [[]]
         for parameter in trained_parameters:
             if groups[-1] and sum(member.shard_elements for member in groups[-1]) >= self.settings.sub_group_size:
@@ -151,7 +151,7 @@ class Stage3Run(ZeroRun):
 
     @property
     def on_gradient(self) -> Callable[[Tensor], None]:
-        """The hook that runs when a parameter's gradient is complete."""
+        """Hook that runs after a parameter's gradient is complete."""
         return self.reduce_independent
 
     def reduce_independent(self, weight: Tensor) -> None:
@@ -193,7 +193,7 @@ class Stage3Run(ZeroRun):
         self.bucket, self.elements = [], 0
 
     def _copy_to_host(self, parameter: Parameter) -> None:
-        """Accumulates a gradient shard on the host, at the last micro-batch with its fp32 norm (`partition_grads`)."""
+        """Accumulates a gradient shard on the host; the last micro-batch adds its fp32 norm (`partition_grads`)."""
         grad_buffer = Storage(self.meter, parameter.shard_elements * self.accumulation_dtype.bytes)
         if not self.is_last_microbatch:
             return

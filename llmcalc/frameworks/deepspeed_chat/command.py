@@ -11,6 +11,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from ...errors import shown
+from ...sources.huggingface.family import field_names
 from ..deepspeed.config_file import run_of_program
 from ..frozen_model import FrozenModel
 from ..launch.command_line import arguments_of, model_name, plain_arguments
@@ -18,21 +19,17 @@ from ..launch.record import CommandLine, Launch, LaunchReader, LaunchSource, Tab
 from ..launch.trainer import pair_settings
 from . import step3
 
-READ = frozenset(
-    """
+READ = field_names("""
     per_device_train_batch_size max_seq_len gradient_accumulation_steps gradient_checkpointing offload dtype zero_stage
     lora_dim lora_module_name only_optimize_lora compute_fp32_loss dropout offload_reference_model
-    """.split()  # noqa: SIM905
-)
+    """)
 
-IGNORED = frozenset(
-    """
+IGNORED = field_names("""
     data_path data_split sft_only_data_path data_output_path model_name_or_path per_device_eval_batch_size learning_rate
     weight_decay num_train_epochs lr_scheduler_type num_warmup_steps output_dir seed local_rank lora_learning_rate
     enable_tensorboard tensorboard_path add_eot_token eot_token print_loss deepspeed deepspeed_config
     num_padding_at_beginning eval_interval eval_iters beta label_smoothing
-    """.split()  # noqa: SIM905
-)
+    """)
 
 STEPS = {r"step3|rlhf": "rlhf", r"step2_dpo|dpo": "sigmoid", r"step2|reward": "reward"}
 """Pattern in the names of a script's folders → the loss of its step; step 1 otherwise."""
@@ -68,7 +65,7 @@ def read_command(command_line: CommandLine, source_file: LaunchSource) -> Launch
 
 
 def _read_step3(reader: LaunchReader, arguments: Mapping[str, Any], source_file: LaunchSource) -> Launch:
-    """Returns the training of the actor in step 3, with the models beside it."""
+    """Returns the actor's training in step 3, with the other models."""
     data = plain_arguments(arguments, reader, step3.READ - {"critic_model_name_or_path"})
     target = model_name(reader, "--actor_model_name_or_path", arguments.get("--actor_model_name_or_path"))
     reader.check_names(data, step3.READ, IGNORED | step3.IGNORED)
@@ -81,7 +78,7 @@ def _read_step3(reader: LaunchReader, arguments: Mapping[str, Any], source_file:
 
 
 def _loss_of_command(name_in_errors: str, arguments: Mapping[str, Any]) -> str:
-    """Returns the loss of the training step (1, 2) that a command runs; empty for step 1.
+    """Returns the loss of a command's training step (1, 2); empty for step 1.
 
     name_in_errors: the file's name.
     """
@@ -94,7 +91,7 @@ def _loss_of_command(name_in_errors: str, arguments: Mapping[str, Any]) -> str:
 
 
 def _pair_settings(reader: LaunchReader, data: Table, loss: str, config: dict[str, Any]) -> dict[str, Any]:
-    """Doubles a config's micro-batch where samples are pairs, and returns the settings of the pairs' loss."""
+    """Doubles a config's micro-batch for pairs of answers, and returns the settings of the pair loss."""
     size = config["train_micro_batch_size_per_gpu"]
     batch_settings = pair_settings(
         reader, loss, {"batch": size}, FrozenModel("step2_dpo_finetuning/main.py", "float16")

@@ -10,6 +10,7 @@ from typing import Any
 
 from ...costs.params import params
 from ...errors import InputError
+from ...sources.huggingface.family import field_names
 from ...sources.target import load
 from ...units import DTYPE_BITS
 from ..launch.record import LaunchReader, Table, size_of
@@ -28,23 +29,19 @@ OF_THE_ACTOR = {
 }
 """Argument of step 3 about the actor → the same argument of step 1."""
 
-READ = frozenset(
-    """
+READ = field_names("""
     per_device_generation_batch_size max_prompt_seq_len max_answer_seq_len critic_zero_stage critic_lora_dim
     gradient_accumulation_steps offload dtype only_optimize_lora compute_fp32_loss offload_reference_model
     offload_reward_model critic_model_name_or_path unsupervised_dataset_name enable_ema enable_mixed_precision_lora
-    """.split()  # noqa: SIM905
-) | frozenset(OF_THE_ACTOR)
+    """) | frozenset(OF_THE_ACTOR)
 
-IGNORED = frozenset(
-    """
+IGNORED = field_names("""
     actor_model_name_or_path unsupervised_dataset_config_name unsup_coef generation_batches ppo_epochs
     actor_learning_rate critic_learning_rate actor_weight_decay critic_weight_decay preprocessing_num_workers
     enable_hybrid_engine unpin_actor_parameters release_inference_cache inference_tp_size tp_gather_partition_size
     critic_gradient_checkpointing critic_dropout critic_lora_module_name actor_lora_learning_rate
     critic_lora_learning_rate align_overflow print_answers print_answers_interval enable_test_mode test_stop_step
-    """.split()  # noqa: SIM905
-)
+    """)
 
 OFF = {
     "enable_ema": "a moving average of the weights is not counted",
@@ -55,7 +52,7 @@ OFF = {
 
 
 def step1_arguments(reader: LaunchReader, data: Table) -> dict[str, Any]:
-    """Returns the arguments with which step 1 would train the actor of step 3."""
+    """Returns the step-1 arguments that describe the training of step 3's actor."""
     reader.refuse_set(data, OFF, "--")
     accumulation_steps = reader.size(data, "gradient_accumulation_steps", 1)
     arguments = {name: value for name, value in data.items() if name in ("offload", "dtype", "only_optimize_lora")}
@@ -77,7 +74,7 @@ def loss_settings(reader: LaunchReader, data: Table) -> dict[str, Any]:
 
 
 def rollout_of(reader: LaunchReader, data: Table, ranks: int) -> Rollout:
-    """Returns the three models beside the actor. ranks: the number of devices."""
+    """Returns the actor's three companion models. ranks: the number of devices."""
     reader.notes.append(
         "the critic is counted with its weights, gradients and states, not with its passes; what the hybrid engine "
         "takes to generate answers is not counted"
@@ -112,7 +109,7 @@ def _place(reader: LaunchReader, data: Table, flag: str) -> Place:
 
 
 def _critic_parameters(reader: LaunchReader, data: Table) -> int:
-    """Returns the number of the critic's parameters; 0 with a note if its name says nothing of its size."""
+    """Returns the number of the critic's parameters; 0 with a note if the critic's name states no size."""
     name = str(data.get("critic_model_name_or_path", ""))[:200]
     try:
         total: int = params(load(name).model).total

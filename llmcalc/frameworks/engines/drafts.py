@@ -1,4 +1,4 @@
-"""The draft model of speculative decoding, as a flag of an engine names it."""
+"""The draft model of speculative decoding in an engine's flag."""
 
 from __future__ import annotations
 

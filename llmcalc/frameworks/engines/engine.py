@@ -1,4 +1,4 @@
-"""The registry record of a serving engine, and the device memory that it computes.
+"""The registry record of a serving engine, and the engine's device memory.
 
 A record names functions by their files, which are imported when they are called, so that help pages stay fast.
 """
@@ -44,7 +44,7 @@ class Term(NamedTuple):
 
 
 class Change(NamedTuple):
-    """A changed flag, and the KV cache that results. flag: the flag with its value, as users type it."""
+    """A changed flag with the resulting KV cache. flag: the flag and value as users type it."""
 
     flag: str
     kv_tokens: int
@@ -54,7 +54,7 @@ class Change(NamedTuple):
 
 @frozen
 class EngineMemory:
-    """The memory of each device of a serving engine, and the KV cache that remains.
+    """The memory of each device of a serving engine, and the remaining KV cache.
 
     terms: the terms of the fullest rank, in the order in which they are taken.
     kv_tokens: tokens of the cache as the engine prints them. blocks: blocks of the cache.
@@ -92,7 +92,7 @@ class EngineMemory:
 
 
 class EngineVersion(NamedTuple):
-    """The version of an engine, and the range of versions that have the same memory rules.
+    """An engine's version, and the range of versions with the same memory rules.
 
     version: the version. record: the range of versions whose rules hold, such as `0.21`.
     note: a remark where the version is assumed or newer than the newest record; else empty.
@@ -165,7 +165,7 @@ class Engine:
         return [stack for first_version, stack in self.stacks if first_version <= version][-1]
 
     def version(self, version_text: str) -> EngineVersion:
-        """Returns the version that a user wrote, or the newest of an empty text, with the range that has its rules."""
+        """Returns the typed version (the newest for an empty text), and the range of versions with the same rules."""
         version: EngineVersion = self.rules().version_of(version_text)
         return version
 
@@ -196,7 +196,7 @@ class Engine:
     def changes_on(
         self, preset: Preset, hardware: Hardware, version: EngineVersion, flags: Mapping[str, Any]
     ) -> list[Change]:
-        """Returns single-flag changes that may give a larger KV cache, the cheapest first, each with its memory."""
+        """Returns changes of a single flag that may enlarge the KV cache, cheapest first, with the resulting memory."""
         changes: list[Change] = []
         for typed_flag, values in self.candidates(self.server(preset, hardware, version, flags)):
             try:

@@ -111,7 +111,7 @@ def _read_number(flag_name: str, value: Any) -> int:
 
 
 def _read_tokens(flag_name: str, value: Any) -> int:
-    """Returns a number of tokens as vLLM and SGLang read it: 32k is 32,000 and 32K is 32,768."""
+    """Returns a number of tokens in the notation of vLLM and SGLang: 32k is 32,000 and 32K is 32,768."""
     if isinstance(value, int) and not isinstance(value, bool):
         return value
     match = re.fullmatch(r"([0-9][0-9_,]{0,20}(?:\.[0-9]{1,9})?)([kKmMgG]?)", str(value).strip())
@@ -133,7 +133,7 @@ def _read_amount(flag_name: str, value: Any, kind: FlagKind) -> float:
 
 
 def refused_flags(feature: str, names: str = "", switches: str = "") -> list[Flag]:
-    """Returns flags that are refused because llmcalc does not model them.
+    """Returns flags that llmcalc refuses, because they are not modelled.
 
     feature: the subject of the error message. names, switches: the flags with a value and those without one, with
         spaces between; spellings of one flag have `|` between them.
@@ -144,7 +144,7 @@ def refused_flags(feature: str, names: str = "", switches: str = "") -> list[Fla
 
 
 def idle_flags(names: str, kind: FlagKind = "text") -> list[Flag]:
-    """Returns flags that change no memory of a device. names: as in `refused_flags`. kind: how values are read."""
+    """Returns flags without an effect on device memory. names: as in `refused_flags`. kind: type of value."""
     return [Flag(tuple(spellings.split("|")), kind, is_idle=True) for spellings in names.split()]
 
 
@@ -166,7 +166,7 @@ def _read_list(flag_name: str, value: Any) -> list[Any]:
 
 
 def _read_table(flag_name: str, value: Any) -> Mapping[str, Any]:
-    """Returns name → value, from a mapping, JSON, `name=1,other=2`, or a whole number, the value of `level`."""
+    """Returns name → value of a table: a mapping, JSON, `name=1,other=2`, or a whole number for `level`."""
     if isinstance(value, Mapping):
         return {str(key): _read_scalar(item) for key, item in value.items()}
     text = str(value).strip()
@@ -214,7 +214,7 @@ def read_values(
     values: Mapping[str, Any],
     renamed_flags: Mapping[str, str] = MappingProxyType({}),
 ) -> dict[str, Any]:
-    """Returns the values of flags from Python keyword names, such as `max_model_len`.
+    """Returns the values of flags by Python keyword names, such as `max_model_len`.
 
     renamed_flags: option of llmcalc → the flags that it sets, as in `split_arguments`; default none.
     Raises `InputError` for an unknown flag, with the nearest name.
@@ -247,14 +247,14 @@ def _is_idle_field(flags: Sequence[Flag], field: str) -> bool:
 
 
 class MatchedFlag(NamedTuple):
-    """The flag that a command-line argument names. keys: the keys of a nested table, as in `--flag.key`."""
+    """The flag of a command-line argument. keys: the keys of a nested table, as in `--flag.key`."""
 
     flag: Flag
     keys: tuple[str, ...] = ()
 
 
 def find_flag(flags_by_name: Mapping[str, Flag], flag_name: str) -> MatchedFlag | None:
-    """Returns the flag that a command-line argument names: by spelling, by unambiguous prefix, or with a table's keys.
+    """Returns the flag of a command-line argument, by spelling, unambiguous prefix or table key.
 
     flags_by_name: spelling → flag.
     """
@@ -288,7 +288,7 @@ def split_arguments(
     renamed_flags: Mapping[str, str],
     unknown: dict[str, str] | None = None,
 ) -> tuple[list[str], dict[str, Any]]:
-    """Splits command-line arguments into llmcalc's arguments and the values of an engine's flags, by field name.
+    """Splits command-line arguments into llmcalc's arguments and engine flag values by field name.
 
     other_arguments: options of llmcalc that stay → whether they take a value.
     renamed_flags: options of llmcalc, each → the engine's flags that it sets, with spaces between. Their values are
@@ -350,7 +350,7 @@ def split_arguments(
 
 
 def _engine_value(option: str, flag: Flag, text: str) -> str:
-    """Returns the value of an option of llmcalc as the engine's flag has it: 8k is 8,192 tokens, 2 devices are 1,1."""
+    """Converts an llmcalc option's value to the engine flag's form: 8k becomes 8,192 tokens, 2 devices become 1,1."""
     is_split = option == "--devices" and flag.kind == "text"
     if flag.kind not in ("tokens", "number") and not is_split:
         return text
@@ -378,7 +378,7 @@ def _switch_turned_off(flags_by_name: Mapping[str, Flag], flags: Sequence[Flag],
 
 
 def _take_value(flag_name: str, flag: Flag, queue: deque[str]) -> Any:
-    """Removes a flag's value from the queue of arguments and returns it. Raises `InputError` if it is missing."""
+    """Removes a flag's value from the argument queue and returns the value. Raises `InputError` if missing."""
     next_argument = queue[0].lower() if queue else ""
     if flag.kind == "switch":
         return queue.popleft() if next_argument in ("true", "false") else True
@@ -392,7 +392,7 @@ def _take_value(flag_name: str, flag: Flag, queue: deque[str]) -> Any:
 
 
 def _take_values(queue: deque[str]) -> list[str]:
-    """Removes the arguments before the next flag from the queue and returns them."""
+    """Removes the arguments up to the next flag from the queue and returns them."""
     words = []
     while queue and not re.match(r"--?[A-Za-z]", queue[0]):
         words.append(queue.popleft())
@@ -400,7 +400,7 @@ def _take_values(queue: deque[str]) -> list[str]:
 
 
 def _set_key(values: dict[str, Any], keys: Sequence[str], value: Any) -> None:
-    """Sets the value of a nested key in a table, and creates the tables on the way to it."""
+    """Sets the value of a nested key in a table, and creates missing inner tables."""
     *outer_table, last_key = keys
     for key in outer_table:
         if not isinstance(values.get(key), dict):

@@ -20,7 +20,7 @@ def layouts_of(
     largest_tensor: int = 8,
     has_stages: bool = True,
 ) -> Iterator[tuple[dict[str, Any], EngineMemory]]:
-    """Yields (flags, memory) of each possible layout, the fewest devices first. A size that a flag states stays.
+    """Yields (flags, memory) of each possible layout, fewest devices first; sizes in the flags stay unchanged.
 
     memory_of: server → its memory. most_devices: the largest number of devices.
     largest_tensor: devices of a machine, which divide each matrix. has_stages: whether more devices become stages.

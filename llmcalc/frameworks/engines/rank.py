@@ -1,4 +1,4 @@
-"""The shard of a model on one rank of a serving engine: weights, caches per layer and token, and layer widths."""
+"""The shard of a model on one rank of a serving engine: weights, cache per token, and layer widths."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ SAME_FORMATS: Mapping[str, Fraction] = {}
 
 
 def float8_bytes(elements: int) -> int:
-    """Returns the bytes of an indexer's key, or of a latent beside one: float8 with a float32 as scale of a group."""
+    """Returns the bytes of a float8 indexer key or latent, with a float32 scale for each group of elements."""
     return elements + elements // INDEXER_GROUP * 4
 
 
@@ -55,7 +55,7 @@ class StageWithoutCache(InputError):
 
 
 class TokenCache(NamedTuple):
-    """The KV caches of layers of one attention type, whose bytes grow with the tokens.
+    """The KV caches of layers with one attention type, whose bytes grow with the tokens.
 
     kind: kind of attention. layers: their number. window: tokens that each keeps at most; None for all.
     width: elements of one token in one layer.
@@ -76,7 +76,7 @@ class StateCache(NamedTuple):
 
 
 class Experts(NamedTuple):
-    """The routed experts of a layer on one rank.
+    """The routed experts of one layer on one rank.
 
     top_k: experts of a token. width: width of an expert. number: their number.
     """
@@ -104,7 +104,7 @@ class EngineRank:
 
     @cached_property
     def model(self) -> RankModel:
-        """The model with the rank's shard sizes."""
+        """The model with one rank's shard sizes."""
         return rank_model(self.preset.model, self.layout, self.rank)
 
     @property
@@ -122,7 +122,7 @@ class EngineRank:
 
     @cached_property
     def scheme(self) -> str | None:
-        """The quantization scheme of the weights; None for the checkpoint's scheme, or for no quantization."""
+        """The quantization scheme of the weights; None for the checkpoint's scheme or for plain weights."""
         if self.quantize is not None or self.dtype is not None:
             return self.quantize
         table, stored_bits = self.preset.stored_as, DTYPE_BITS.get(self.preset.dtype, 16)
@@ -133,7 +133,7 @@ class EngineRank:
 
     @cached_property
     def weights(self) -> int:
-        """Bytes of the rank's weights, with the image and audio encoders that it loads."""
+        """Bytes of the rank's weights, including its image and audio encoders."""
         if self.scheme == "mxfp4" and self.layout.tp > 1:
             return self._bytes_with_divided_blocks()
         try:
@@ -147,7 +147,7 @@ class EngineRank:
             ) from None
 
     def _bytes_with_divided_blocks(self) -> int:
-        """Bytes of weights with MXFP4 experts, which ranks divide evenly, even inside a quantization block."""
+        """Bytes of weights with MXFP4 experts, divided evenly over ranks even inside a quantization block."""
         full_model = self.preset.model
         quantization_savings = self._weights(full_model, "none") - self._weights(full_model, self.scheme)
         return self._weights(self.model, "none") - quantization_savings // (self.layout.tp * self.layout.pp)
@@ -184,7 +184,7 @@ class EngineRank:
 
     @property
     def token_caches(self) -> list[TokenCache]:
-        """The KV caches of the rank's layers, which grow with the tokens; drafting modules use full attention."""
+        """The growing KV caches of the rank's layers; drafting modules use full attention."""
         caches = [
             TokenCache(
                 cache_group.kind,
@@ -243,7 +243,7 @@ class EngineRank:
 
     @property
     def state_caches(self) -> list[StateCache]:
-        """The recurrent states of the rank's layers."""
+        """The recurrent states of the layers on this rank."""
         return [
             StateCache(cache_group.kind, cache_group.layers, -(-cache_group.bytes // cache_group.layers))
             for cache_group in self._cache_groups
@@ -271,7 +271,7 @@ class EngineRank:
 
     @cached_property
     def widths(self) -> tuple[int, bool, Experts | None]:
-        """The width of the rank's widest dense feed-forward network, whether the network is gated, and the experts."""
+        """The width of the widest dense feed-forward network, its gate, and the rank's experts."""
         dense, is_gated, experts = 0, False, None
         for tree_node in self.model.tree().walk():
             op = tree_node.node.op
@@ -286,7 +286,7 @@ class EngineRank:
         return dense, is_gated, experts
 
     def rope_table_elements(self, video_factor: int = 1, is_scaled: bool = True) -> int:
-        """Returns the elements of RoPE's tables of cosines and sines, one table per base, rotary dimension and scaling.
+        """Returns the elements of RoPE's cosine and sine tables; rotary embeddings with equal settings share a table.
 
         video_factor: factor of the positions of models with positions of images and videos; 1 by default.
         is_scaled: whether scaled positions make tables longer, as in vLLM and SGLang; true by default.
@@ -312,7 +312,7 @@ def compressed_layers(rank: EngineRank) -> list[tuple[CompressedAttention, int]]
 
 
 def compressed_key_bytes(mixer: CompressedAttention) -> int:
-    """Returns the bytes of a key: float8 with a scale for 64 elements, padding, and rotated elements of 16 bits."""
+    """Returns the bytes of a key: float8 elements with scales and padding, plus 16-bit rotary elements."""
     unrotated = mixer.head_dim - mixer.qk_rope_head_dim
     return unrotated + 2 * mixer.qk_rope_head_dim + unrotated // 64 + 1
 
@@ -367,7 +367,7 @@ def _walk_components(component: Record, depth: int = 0) -> Iterator[Record]:
 
 
 class RopeTable(NamedTuple):
-    """A table of cosines and sines. base: of its frequencies. dim: rotated dimensions. rows: its positions."""
+    """A table of cosines and sines. base: the RoPE base. dim: rotated dimensions. rows: number of positions."""
 
     base: float
     dim: int
@@ -375,7 +375,7 @@ class RopeTable(NamedTuple):
 
 
 def rope_tables(preset: Preset, positions: int | None, video_factor: int) -> Iterator[RopeTable]:
-    """Yields the table of every rotary embedding. positions: the model's longest sequence; None for rows of 0.
+    """Yields the table of every rotary embedding. positions: longest sequence of the model; None for 0 rows.
 
     video_factor: factor of the positions of models with positions of images and videos.
     """

@@ -1,4 +1,4 @@
-"""A receipt: memory sizes that an engine measured and logged at its start, which replace llmcalc's estimates."""
+"""A receipt: memory sizes from an engine's start-up log, which replace llmcalc's estimates."""
 
 from __future__ import annotations
 

@@ -63,7 +63,7 @@ class EngineServer:
             )
 
     def with_flags(self, **changed_flags: Any) -> Self:
-        """Returns the same server with changed flags."""
+        """Returns a copy of the server with changed flags."""
         return replace(self, flags={**self.flags, **changed_flags})
 
     @property
@@ -87,12 +87,12 @@ class EngineServer:
 
     @property
     def tp(self) -> int:
-        """The number of tensor-parallel ranks."""
+        """The number of tensor-parallel ranks of the server."""
         return int(self.flags.get(self.layout_fields[0], 1))
 
     @property
     def pp(self) -> int:
-        """The number of pipeline stages."""
+        """The number of pipeline stages of the server."""
         return int(self.flags.get(self.layout_fields[1], 1))
 
     def stage_layers(self, order: Iterable[int]) -> tuple[int, ...] | None:
@@ -132,7 +132,7 @@ class EngineServer:
         return 1 if is_fp8 and self.reads_cache_scheme else self.element_bytes
 
     def scheme_of(self, word: str, schemes: Mapping[str, str]) -> str | None:
-        """Returns the quantization scheme of the weights by `--quantization`; None for the checkpoint's own scheme.
+        """Returns the quantization scheme of `--quantization`; None for the checkpoint's scheme.
 
         word: the flag's value. schemes: value → scheme of a checkpoint that states none.
         Raises `InputError` for a scheme that only the checkpoint knows.
@@ -159,12 +159,12 @@ class EngineServer:
 
     @property
     def defaults(self) -> dict[str, Any]:
-        """Flag name → the value in effect: the user's, or the default."""
+        """Flag name → effective value, from the user or the default."""
         raise NotImplementedError
 
     @property
     def assumed(self) -> dict[str, Any]:
-        """Flag name → the default, for each flag that the user did not type."""
+        """Flag name → default value, for each flag that the user did not type."""
         engine_record = engine(self.name)
         return {
             engine_record.typed(flag_name): value
@@ -174,13 +174,13 @@ class EngineServer:
 
     @property
     def settings(self) -> dict[str, Any]:
-        """Flag name → the value in effect, with the parallel sizes and without the measured sizes."""
+        """Flag name → effective value, with the parallel sizes and without the measured sizes."""
         values = {**dict.fromkeys(self.layout_fields, 1), **self.defaults, **self.flags}
         return {flag_name: value for flag_name, value in values.items() if flag_name != RECEIPT_FIELD}
 
     @cached_property
     def receipt_terms(self) -> dict[str, int]:
-        """The logged sizes in bytes that were measured under this server's flags, by name."""
+        """Logged sizes in bytes by name, measured with this server's flags."""
         receipt: Receipt | None = self.flags.get(RECEIPT_FIELD)
         if receipt is None:
             return {}

@@ -1,4 +1,4 @@
-"""The command that starts a server: an engine's own words, the model's hub id, and flags as users type them."""
+"""The command that starts a server, with the engine's program, the model's hub id, and the flags."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ PLAIN_BITS = 16
 
 
 def hub_id(preset: Preset) -> str | None:
-    """Returns the hub id under which engines find a model's weights; None for a changed model, or one of a file."""
+    """Returns the hub id under which engines find a model's weights; None for a changed model or a local file."""
     names = (preset.target, preset.name, *preset.aliases)
     return None if preset.changes else next((name for name in names if is_hub_id(name)), None)
 

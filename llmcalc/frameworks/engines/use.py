@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class EngineUse:
-    """A serving engine with a model on one type of accelerator, with its memory and suggested flags.
+    """A serving engine with a model on one type of accelerator: the memory and suggested flags.
 
     preset: the model. engine, version: the engine. hardware: the accelerator. flags: values of the engine's flags.
     memory: its memory. changes: changes that leave more for the cache. launch: the file that starts it; None without.

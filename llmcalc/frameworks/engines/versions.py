@@ -29,24 +29,24 @@ def numbers_of(version: str) -> Numbers:
 
 
 class VersionRange(Record):
-    """A range of versions: from the version `from` on, up to `to` if that is stated."""
+    """A range of versions, from the version `from` up to the optional version `to`."""
 
     start: str = Field(alias="from")
     to: str | None = None
 
     @property
     def first_version(self) -> Numbers:
-        """The first version of the range, as numbers."""
+        """The first version in the range, as numbers."""
         return numbers_of(self.start)
 
     @property
     def end_version(self) -> Numbers | None:
-        """The first version after the range, as numbers; None for a range without an end."""
+        """The first version after the range, as numbers; None for an open range."""
         return None if self.to is None else numbers_of(self.to)
 
 
 class MeasuredOverhead(Record):
-    """A memory overhead measured in logs.
+    """A memory overhead that logs state.
 
     mib: MiB. logs: number of logs. accelerators: the accelerators in these logs.
     """
@@ -80,13 +80,13 @@ def has_link(hardware: Hardware, link_name: str) -> bool:
 
 
 def measured_context(rows: Iterable[MeasuredContext], hardware: Hardware, devices: int) -> MeasuredContext:
-    """Returns the measured context of an accelerator with `devices` ranks, on its type of link if that was measured."""
+    """Returns the CUDA context measured with `devices` ranks, preferably on the accelerator's type of link."""
     matching_rows = [row for row in rows if row.devices <= devices and has_link(hardware, row.link)]
     return max(matching_rows, key=lambda row: (row.devices, row.link))
 
 
 class RuleRange(VersionRange):
-    """The memory rules of a range of versions, with the engine's source file and function that state them."""
+    """The memory rules of a range of versions, with their source file and function in the engine."""
 
     source: str
     function: str
@@ -102,7 +102,7 @@ RuleType = TypeVar("RuleType", bound=RuleRange)
 
 
 def ranges_at(ranges: Iterable[RangeType], version: Numbers) -> list[RangeType]:
-    """Returns the ranges that contain a version, in their order."""
+    """Returns the ranges that contain a version, in order."""
     return [
         candidate
         for candidate in ranges
@@ -131,7 +131,7 @@ class EngineRecord(Record, Generic[RuleType]):
         return ranges_at(self.versions, version)[-1]
 
     def version_of(self, version_text: str) -> EngineVersion:
-        """Returns the version that the user typed, or the newest, with the range of versions that has its rules.
+        """Returns the typed version, or the newest, and the range of versions with the same rules.
 
         Raises `InputError` for a version that is older than all ranges.
         """

@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any, NamedTuple
 
+from ...sources.huggingface.family import field_names
 from ..launch.auto_values import AUTO_BUCKETS, AUTO_FORMATS
 from ..launch.command_line import arguments_of, model_name, plain_arguments
 from ..launch.record import CommandLine, Launch, LaunchReader, LaunchSource, Table, reading_of
@@ -16,7 +17,7 @@ from ..launch.trainer import keys_read, launch_as_trainer
 
 
 class Script(NamedTuple):
-    """A training script of FastChat or Qwen, with its defaults.
+    """A training script of FastChat or Qwen, with default arguments.
 
     rank: default rank of adapters.
     targets: default layers with adapters.
@@ -46,12 +47,10 @@ its model converts itself to bf16.
 
 READ = frozenset({"model_max_length", "use_lora", "q_lora", "lora_r", "lora_target_modules", "lora_dropout"})
 
-IGNORED = frozenset(
-    """
+IGNORED = field_names("""
     data_path eval_data_path lazy_preprocess cache_dir lora_alpha lora_bias lora_weight_path padding_side
     conv_template deepspeed_port model_type fsdp_transformer_layer_cls_to_wrap
-    """.split()  # noqa: SIM905
-)
+    """)
 
 QWEN_CONFIGS: Mapping[str, Table] = {
     f"finetune/ds_config_zero{stage}.json": {
@@ -77,7 +76,7 @@ def _script_name(command_line: CommandLine) -> str:
 
 
 def starts_program(command_line: CommandLine) -> bool:
-    """Whether a command starts a script of FastChat or Qwen with its arguments."""
+    """Whether a command starts a training script of FastChat or Qwen."""
     known_arguments = ("--model_max_length", "--lazy_preprocess", "--use_lora", "--q_lora")
     return _script_name(command_line) in SCRIPTS and any(
         command_word.partition("=")[0] in known_arguments for command_word in command_line.words

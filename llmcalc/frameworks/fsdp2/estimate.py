@@ -15,7 +15,7 @@ from .training import torchtitan_training
 
 
 def estimate(memory_estimate: Memory) -> PeakEstimate:
-    """Returns the memory estimate of FSDP2 ranks. Shards are the master weights, and gradients have their width."""
+    """Returns the memory estimate of FSDP2 ranks. Shards are master weights; gradients have the same format."""
     memory_use, parameter_count, training_config = (
         memory_estimate.states,
         memory_estimate.states.count.total,

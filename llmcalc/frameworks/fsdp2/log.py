@@ -1,4 +1,4 @@
-"""Logs of torchtitan (train.py and components/metrics.py): memory reserved for the model and in each step."""
+"""Logs of torchtitan (train.py and components/metrics.py): reserved memory for the model and per step."""
 
 from __future__ import annotations
 

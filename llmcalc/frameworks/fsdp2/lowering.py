@@ -1,4 +1,4 @@
-"""Runs a model whose layers are wrapped by `fully_shard` one by one, inside a wrapped root model.
+"""Runs a model with `fully_shard` on each layer and on the root model.
 
 The hooks of a group run around its module, outside of a checkpoint inside it, as in torchtitan
 (torchtitan/models/llama3/infra/parallelize.py). Further inputs of a layer pass no hooks.
@@ -70,7 +70,7 @@ class FsdpProfile(RingAttention):
     splits: bool = False
 
     def shard(self, communication: Traffic, layer_paths: Collection[str], splits: bool) -> None:
-        """Shards all parameters that are created from now on.
+        """Shards all parameters created from this call on.
 
         splits: whether embedding and head are separate groups.
         """
@@ -122,7 +122,7 @@ class FsdpProfile(RingAttention):
         return parameter.unsharded_param
 
     def _new_quantised_weight(self, name: str, rows: Number, columns: Number) -> Tensor:
-        """Returns the sharded 4-bit codes of a quantized weight; its scales, which are no parameter, are on every rank.
+        """Returns the sharded 4-bit codes of a quantized weight; the unsharded scales are on every rank.
 
         Source: bitsandbytes/nn/modules.py, `Params4bit`, whose `quant_state` holds the scales.
         """
@@ -166,7 +166,7 @@ class FsdpProfile(RingAttention):
         return [(path, parameter.shard) for path, parameter in self.sharded.items() if parameter.shard.leaf]
 
     def parameter(self, key: Path, shape: Shape, dtype: Dtype, trained: bool) -> Tensor:
-        """Returns a parameter, created in the group of its layer."""
+        """Returns a parameter, created in the layer's FSDP group."""
         if self.traffic is not None and key in self.sharded:
             layer = self.parameter_layer(key)
             if layer.layer_index >= 0 and layer != self.current_layer:
@@ -174,7 +174,7 @@ class FsdpProfile(RingAttention):
         return super().parameter(key, shape, dtype, trained)
 
     def parameter_layer(self, key: Path) -> Layer:
-        """Returns the group of a parameter: its layer, the embedding, the head, or the root model."""
+        """Returns a parameter's FSDP group: the layer, the embedding, the head, or the root model."""
         if self.splits and len(key) > 1:
             top_module = str(key[1]).partition(".")[0]
             if top_module == EMBEDDING.path or top_module in IN_HEAD:
@@ -188,14 +188,14 @@ class FsdpProfile(RingAttention):
         return MODEL
 
     def parameter_name(self, key: Path) -> str:
-        """Returns the path of a parameter as one string."""
+        """Returns a parameter's path as one string."""
         return ".".join(str(path_part).strip(".") for path_part in key[1:] if path_part != "")
 
     # --- running ----------------------------------------------------------------------------------------------------
 
     @property
     def current_layer(self) -> Layer:
-        """The layer that runs; `MODEL` outside of layers."""
+        """The layer that runs at the moment; `MODEL` outside of layers."""
         names: list[str] = []
         for module_call in self.frames[1:]:
             names += [module_call.scope.name] if module_call.scope.name else []
@@ -216,7 +216,7 @@ class FsdpProfile(RingAttention):
             self.choices = kernel_choices
 
     def run(self, program: Flow) -> Tensor:
-        """Runs the program between the root group's all-gather and its release."""
+        """Runs the program between all-gather and release of the root group."""
         if self.traffic is None:
             return super().run(program)
         group = self.groups.get(MODEL)
@@ -261,7 +261,7 @@ class FsdpProfile(RingAttention):
             group.post_forward([self.get(module_scope.gives)])
 
     def layer(self, module_call: Frame, x: Tensor) -> Tensor:
-        """Runs a layer between its group's all-gather and its release."""
+        """Runs a layer between all-gather and release of the layer's group."""
         layer_index = -1 if module_call.layer_index is None else module_call.layer_index
         path = ".".join(filter(None, (self.path, module_call.scope.name)))
         if self.traffic is None or path not in self.layer_paths:
@@ -280,7 +280,7 @@ class FsdpProfile(RingAttention):
 
 
 def torchtitan_name(name: str) -> str:
-    """Returns torchtitan's path of a linear layer; unknown paths stay unchanged."""
+    """Returns torchtitan's path of a linear layer; other paths stay unchanged."""
     *parent_names, last_name = name.split(".")
     return ".".join((*parent_names[:-1], TORCHTITAN_NAMES[last_name])) if last_name in TORCHTITAN_NAMES else name
 
@@ -295,7 +295,7 @@ def layer_norm_names(program: Flow) -> frozenset[str]:
 def module_order_key(
     paths: Sequence[Path], layer_norms: Collection[str]
 ) -> Callable[[Parameter], tuple[bool, int, bool]]:
-    """Returns a sort key for a group's parameters: the order of `nn.Module.named_parameters`.
+    """Returns a group's parameter sort key: the order of `nn.Module.named_parameters`.
 
     The program has parameters in the order of their use. A module has its weight before its bias, and a layer has its
     sublayers before its norms, as in transformers, torchtitan and the reference. The order matters because the last

@@ -34,7 +34,7 @@ Moment: TypeAlias = Literal["pre-forward", "post-forward", "pre-backward", "post
 
 @frozen
 class Sharding:
-    """The sharding of a rank's parameters.
+    """The way in which a rank's parameters are sharded.
 
     shards: number of shards of a parameter.
     index: the shard of this rank.
@@ -68,7 +68,7 @@ class Sharding:
 
 
 class GatheredStorage(Storage):
-    """The storage of an unsharded parameter. It has memory only while its group is gathered."""
+    """The storage of an unsharded parameter, allocated only while the group is gathered."""
 
     __slots__ = ()
 
@@ -93,7 +93,7 @@ class GatheredStorage(Storage):
 
 
 class Parameter:
-    """A parameter of a group (`FSDPParam`).
+    """A parameter of an FSDP group (`FSDPParam`).
 
     path: its path in the model.
     unsharded_param: the gathered parameter, which modules use and which gets the gradients of this rank.
@@ -143,7 +143,7 @@ class Parameter:
 
     @property
     def is_cast(self) -> bool:
-        """Whether the parameter is gathered in another number format than its shards have."""
+        """Whether the all-gather has another number format than the shards."""
         return self.shard.dtype is not self.unsharded_param.dtype
 
 
@@ -236,7 +236,7 @@ class Group:
 
     @property
     def gather_bytes(self) -> int:
-        """Bytes that each rank contributes to the group's all-gather."""
+        """Bytes that each rank contributes to the FSDP group's all-gather."""
         return sum(parameter.shard_elements * parameter.width for parameter in self.parameters)
 
     def step_collectives(self, microbatches: int, reductions: int) -> Iterator[Collective]:
@@ -262,7 +262,7 @@ class Group:
     # --- gathering --------------------------------------------------------------------------------------------------
 
     def unshard(self, forward: bool, stream: int | None = COPY_IN) -> None:
-        """Starts the group's all-gather, if it has not started. stream: None for the default stream."""
+        """Starts the FSDP group's all-gather, unless already started. stream: None for the default stream."""
         if self.all_gather_result is None and not self.is_unsharded:
             self.all_gather_result = self._all_gather(forward, stream)
 
@@ -280,7 +280,7 @@ class Group:
             return Storage(traffic.meter, size * sharding.shards)
 
     def _all_gather_inputs(self) -> list[Storage]:
-        """Allocates the inputs of an all-gather: casts together, or copies from the host one by one."""
+        """Allocates the inputs of an all-gather: one cast of all shards, or one copy from the host per shard."""
         memory_meter, sharding = self.traffic.meter, self.traffic.sharding
         if sharding.offloads:
             return [self._copy_from_host(parameter) for parameter in self.parameters]
@@ -289,7 +289,7 @@ class Group:
         return [Storage(memory_meter, cast_bytes)] if cast_bytes else []
 
     def _copy_from_host(self, parameter: Parameter) -> Storage:
-        """Allocates a copy of a shard on the device, and its cast beside it (`FSDPParam.all_gather_inputs`)."""
+        """Allocates a device copy of a shard, and a cast of the copy (`FSDPParam.all_gather_inputs`)."""
         memory_meter = self.traffic.meter
         sharded_param_data = Storage(memory_meter, parameter.shard_elements * parameter.shard.dtype.bytes)
         if not parameter.is_cast:
@@ -312,7 +312,7 @@ class Group:
         self.all_gather_result = None
 
     def _copy_out(self, parameter: Parameter) -> None:
-        """Allocates an unsharded parameter. A single rank casts its shard first."""
+        """Allocates an unsharded parameter; a single rank casts the shard first."""
         sharding = self.traffic.sharding
         if sharding.shards == 1 and sharding.offloads:
             with counted_as(self.traffic.meter, "communication"):
@@ -333,7 +333,7 @@ class Group:
     # --- hooks ------------------------------------------------------------------------------------------------------
 
     def pre_forward(self, x: Tensor | None) -> Tensor | None:
-        """Runs before the group's modules: all-gathers, and casts their input to the compute format.
+        """Runs before the group's modules: starts all-gathers, and casts inputs to the compute format.
 
         The gradient of that input is computed after all gradients of the group.
         """
@@ -351,7 +351,7 @@ class Group:
             return record(graph, "RegisterPostBackwardFunction", [x], x.detached(), self._pass_gradient)
 
     def _pass_gradient(self, gradient: Tensor, needs_input_grad: Needs) -> list[Tensor]:
-        """Returns a gradient unchanged."""
+        """Passes a gradient on unchanged."""
         self.post_backward()
         return [gradient]
 
@@ -413,7 +413,7 @@ class Group:
             parameter.accumulated_grad = empty(self.traffic.meter, unsharded_grad.shape, reduce_dtype)
 
     def _reduce_gradients(self) -> None:
-        """Reduces the gradients of all parameters that have one."""
+        """Reduces all existing gradients of the group."""
         parameters_with_grad: list[Parameter] = []
         unsharded_grads: list[Tensor] = []
         for parameter in self.parameters:
@@ -436,7 +436,7 @@ class Group:
             self.all_reduce_input = all_reduce_input
 
     def _get_grad_inner_tensor(self, parameter: Parameter, grad: Tensor) -> Tensor:
-        """Returns the gradient as FSDP reduces it: sharded like the parameter, and fully summed."""
+        """Returns the gradient in the form that FSDP reduces: sharded like the parameter, and fully summed."""
         if grad.shape == parameter.unsharded_param.shape and not parameter.has_partial_gradient:
             return grad
         gradient = empty(self.traffic.meter, parameter.unsharded_param.shape, grad.dtype)

@@ -73,7 +73,7 @@ NEWEST = ScheduleSettings()
 
 @frozen
 class ShardedSetup(RankSetup):
-    """The training of one rank under `fully_shard`. schedule_settings: those of its pipeline."""
+    """The training of one rank under `fully_shard`. schedule_settings: settings of the pipeline schedule."""
 
     fsdp: Fsdp = TITAN
     schedule_settings: ScheduleSettings = NEWEST
@@ -103,18 +103,18 @@ class ShardedChunk(Chunk):
         self.keep_unsharded(True)
 
     def gathered(self) -> list[Parameter]:
-        """Returns the parameters of all groups."""
+        """Returns the gathered parameters of all groups."""
         return [
             parameter for parameter_group in self.lowering.groups.values() for parameter in parameter_group.parameters
         ]
 
     def set_up(self) -> None:
-        """Creates the parameters' shards."""
+        """Creates the shards of the parameters."""
         super().set_up()
         set_resharding_and_prefetch(self.lowering.groups, self.stacks, self.fsdp, self.reshard)
 
     def _initialize_stage(self) -> None:
-        """Allocates receive buffers, and infers shapes where torch does."""
+        """Allocates receive buffers, and infers shapes like torch."""
         if self.schedule_settings.infers_shapes:
             self._shape_inference()
         super()._initialize_stage()
@@ -137,7 +137,7 @@ class ShardedChunk(Chunk):
             buffer.grad = None
 
     def forward_one_chunk(self, i: int) -> Tensor:
-        """Runs the forward pass of micro-batch `i`, and stores an output that the schedule returns."""
+        """Runs the forward pass of micro-batch `i`, and stores the output."""
         output = super().forward_one_chunk(i)
         if self.schedule_settings.returns and (self.stage.last or self.schedule_settings.keeps_outputs):
             self.output_chunks.append(output)
@@ -158,7 +158,7 @@ class ShardedChunk(Chunk):
             empty(self.meter, (self.training.microbatches * shape[0], *shape[1:]), dtype)
 
     def finish_backward(self) -> None:
-        """Ends a backward pass."""
+        """Hook at the end of a backward pass."""
         self.meter.place = Place("backward")
         self.traffic.finish(list(self.lowering.groups.values()))
 
@@ -167,7 +167,7 @@ class ShardedChunk(Chunk):
         self.traffic.reduces = self.traffic.reshards = self.traffic.is_last_backward = not is_kept
 
     def groups(self, phase: str) -> Iterator[Group]:
-        """Yields the parameter groups in order; each is the module to which the meter assigns new storages."""
+        """Yields the FSDP parameter groups in order, and makes each group the meter's current module."""
         for layer, parameter_group in self.lowering.groups.items():
             self.meter.place = Place(phase) if layer.layer_index < 0 else Place(phase, layer.layer_index, layer.path)
             yield parameter_group
@@ -221,7 +221,7 @@ def schedule_settings_at(version: date | None, schedules: int = 1) -> ScheduleSe
     """Returns torchtitan's schedule settings at a date, with torch of that date. version: None for the newest."""
 
     def is_before(change_date: date) -> bool:
-        """Whether the version of torchtitan is older than a change."""
+        """Whether torchtitan's version is older than a change."""
         return version is not None and version < change_date
 
     returns_outputs = is_before(RETURNS_NOTHING)
@@ -237,7 +237,7 @@ def schedule_settings_at(version: date | None, schedules: int = 1) -> ScheduleSe
 
 
 class ShardedRank(RankRun):
-    """Training steps of a pipeline rank. Raises `InputError` as `sharding` does, and for unsupported schedules."""
+    """The training steps of a pipeline rank. Raises `InputError` as `sharding` does, and for unsupported schedules."""
 
     chunk_type = ShardedChunk
     chunks: list[ShardedChunk]  # type: ignore[assignment]
@@ -265,17 +265,17 @@ class ShardedRank(RankRun):
             )
 
     def set_up(self) -> None:
-        """Creates the parameters' shards of all stages."""
+        """Creates the parameter shards of all stages."""
         for model_chunk in self.chunks:
             model_chunk.set_up()
 
     def passes(self) -> None:
-        """Runs the pipeline schedules of a step; all after the second repeat the second."""
+        """Runs the pipeline schedules of a step; schedules after the second repeat the second."""
         for _ in range(min(self.schedules, 2)):
             self._run_schedule()
 
     def _run_schedule(self) -> None:
-        """Runs one schedule: all micro-batches of one local batch."""
+        """Runs one schedule with all micro-batches of a local batch."""
         for model_chunk in self.chunks:
             model_chunk.clear_runtime_states()
         super().passes()
@@ -304,7 +304,7 @@ class ShardedRank(RankRun):
 
 
 def _active_chunks(actions: Sequence[Action], max_active: int) -> Iterator[tuple[int, ...]]:
-    """Yields, for each action, the chunks whose parameters are unsharded: those of the next actions."""
+    """Yields for each action the chunks with unsharded parameters, which are the chunks of the next actions."""
     active_chunks: list[tuple[int, ...]] = []
     next_chunks: tuple[int, ...] = ()
     for action in reversed(actions):
@@ -331,7 +331,7 @@ def _record_two_steps(sharded_rank: ShardedRank, memory_meter: Recorder) -> Reco
 
 @without_garbage_collection()
 def stage_memory(setup: ShardedSetup, cuda_runtime: Runtime, tensors: Term) -> DeviceMemory:
-    """Returns the memory of a pipeline rank. tensors: verification status of its tensors. Raises `InputError`."""
+    """Returns the memory of a pipeline rank. tensors: verification status of the rank's tensors."""
 
     def record_steps(shortens: bool) -> RepeatAnalysis:
         """Records two training steps. shortens: whether sequences of equal layers are shortened."""

@@ -54,7 +54,7 @@ Rehearsals: TypeAlias = dict[tuple[object, ...], RecordedRank]
 
 
 class SchedulePasses(PassCounter):
-    """Counts passes per schedule, because a schedule's first passes differ from later ones.
+    """Counts passes per schedule, whose first passes differ from later passes.
 
     schedule: number of schedules that have begun.
     starts: per chunk, its forward passes before the current schedule.
@@ -71,11 +71,11 @@ class SchedulePasses(PassCounter):
         self.starts = list(self.forwards)
 
     def _schedule_position(self, chunk: int, pass_number: int) -> int:
-        """Returns the index of a pass in its schedule, capped at 2; after the first schedule 3 more."""
+        """Returns the position of a pass in its schedule, at most 2; plus 3 after the first schedule."""
         return min(pass_number - self.starts[chunk], 2) + 3 * (self.schedule > 1)
 
     def _case(self, chunk: int, pass_kind: str, pass_number: int) -> PassCase:
-        """Returns the case of a forward pass; passes of a case have the same memory events."""
+        """Returns the case of a forward pass; passes with equal cases have the same memory events."""
         previous_state = "flying" if self.backwards[chunk] < pass_number else "done"
         return (
             chunk,
@@ -85,7 +85,7 @@ class SchedulePasses(PassCounter):
         )
 
     def next_backward(self, chunk: int) -> tuple[PassCase, PassId]:
-        """Counts a backward pass, and returns its case and its id."""
+        """Counts a backward pass and returns the pass's case and id."""
         pass_number = self.backwards[chunk]
         self.backwards[chunk] += 1
         next_state = "begun" if self.forwards[chunk] > pass_number + 1 else "alone"
@@ -93,7 +93,7 @@ class SchedulePasses(PassCounter):
 
 
 class RecordedSchedule(SchedulePasses, PassRecorder):
-    """Runs passes and records their events. parameters: the gathered parameters of each chunk."""
+    """Runs passes and records memory events. parameters: the gathered parameters of each chunk."""
 
     def __init__(self, memory_meter: Recorder, parameters: Sequence[Sequence[Parameter]]) -> None:
         PassRecorder.__init__(self, memory_meter, len(parameters))
@@ -102,7 +102,7 @@ class RecordedSchedule(SchedulePasses, PassRecorder):
         self.parameters: Sequence[Sequence[Parameter]] = parameters
 
     def _outputs(self, chunk: int, output: Tensor) -> list[tuple[int, Tensor, int]]:
-        """Returns the output, and the parameters that the pass has gathered."""
+        """Returns the pass's output, and the parameters gathered in the pass."""
         gathered_parameters = [
             without_storage(i, parameter.unsharded_param)
             for i, parameter in enumerate(self.parameters[chunk], 1)
@@ -128,7 +128,7 @@ class PlayedPasses(SchedulePasses, PassPlayer):
         self.parameters: Sequence[Sequence[Parameter]] = parameters
 
     def _play_forward(self, chunk: int, pass_case: PassCase, pass_id: PassId, stage_input: Tensor | None) -> Tensor:
-        """Replays a forward pass, and binds gathered parameters to their storages."""
+        """Replays a forward pass and assigns storages to gathered parameters."""
         pass_trace, base = self._play(chunk, pass_case, pass_id)
         if stage_input is not None and pass_trace.input_kind is not None:
             stage_input.storage.block.kind = pass_trace.input_kind
@@ -165,7 +165,7 @@ class PlayedChunk(ShardedChunk):
         return output
 
     def _run_backward(self, stage_inputs: Sequence[Tensor], compute: Callable[[], None]) -> None:
-        """Runs or replays a backward pass, and collects all gradients that exist after it."""
+        """Runs or replays a backward pass, and collects all resulting gradients."""
         assert self.passes is not None
         gathered_parameters = self.gathered()
         accumulated_gradients: list[Any] = [AccumulatedGradient(parameter) for parameter in gathered_parameters]
@@ -179,7 +179,7 @@ class PlayedChunk(ShardedChunk):
 
 
 class PlayedRank(ShardedRank):
-    """A rank whose passes are recorded or replayed."""
+    """A pipeline rank with recorded or replayed passes."""
 
     chunk_type = PlayedChunk
 
@@ -239,7 +239,7 @@ def _play_recorded(
     recorded_rank: RecordedRank,
     traces: Mapping[PassCase, PassTrace],
 ) -> None:
-    """Lets a rank replay recorded passes from here on. traces: those of the recorded rank."""
+    """Makes a rank replay recorded passes instead of running them. traces: the recorded rank's traces."""
     parameters = [model_chunk.gathered() for model_chunk in sharded_rank.chunks]
     passes = PlayedPasses(memory_meter, traces, recorded_rank.layer_offsets(sharded_rank.chunks), parameters)
     for model_chunk in sharded_rank.chunks:
@@ -264,7 +264,7 @@ def rehearse(setup: ShardedSetup, chunks: Sequence[ShardedChunk]) -> RecordedRan
 def _rehearsed_traces(
     setup: ShardedSetup, chunks: Sequence[ShardedChunk], stacks: Sequence[Sequence[LayerStack]]
 ) -> dict[PassCase, PassTrace]:
-    """Records passes and returns their events by case. stacks: per chunk, the stacks that run with few layers."""
+    """Records passes and returns events by case. stacks: per chunk, the stacks shortened to few layers."""
     pass_traces: dict[PassCase, PassTrace] = {}
     for group in (MICROBATCHES, 2) if len(chunks) > 1 else (MICROBATCHES,):  # of one chunk some are always in flight
         training_run = PlayedRank(setup, recorder := Recorder())

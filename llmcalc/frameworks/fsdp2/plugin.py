@@ -10,22 +10,19 @@ from typing import Any
 
 from ...errors import InputError, shown
 from ...parallel.layout import Layout, Zero
+from ...sources.huggingface.family import field_names
 from ..launch.record import Launch, LaunchReader, LaunchSettings, Table, flag_value, size_of, unknown_keys
 from .settings import TitanSettings
 
-FSDP_READ = frozenset(
-    """
+FSDP_READ = field_names("""
     version sharding_strategy reshard_after_forward offload_params activation_checkpointing xla
-    """.split()  # noqa: SIM905
-)
+    """)
 
-FSDP_IGNORED = frozenset(
-    """
+FSDP_IGNORED = field_names("""
     auto_wrap_policy transformer_layer_cls_to_wrap transformer_cls_names_to_wrap min_num_params state_dict_type
     sync_module_states cpu_ram_efficient_loading use_orig_params backward_prefetch backward_prefetch_policy
     forward_prefetch limit_all_gathers activation_cpu_offload xla_fsdp_settings xla_fsdp_v2 xla_fsdp_grad_ckpt
-    """.split()  # noqa: SIM905
-)
+    """)
 
 STRATEGIES: dict[str, tuple[Zero, bool]] = {
     "FULL_SHARD": (3, True),
@@ -137,7 +134,7 @@ def _sharding_strategy(reader: LaunchReader, table: Table) -> tuple[Zero, bool, 
 def reduction_settings(
     reader: LaunchReader, table: Table, command_settings: Mapping[str, Any], loss_parallel: bool = True
 ) -> TitanSettings:
-    """Returns the settings of gradient reduction, which has the format of matrix products (`set_mixed_precision`).
+    """Returns the settings of gradient reduction in the format of matrix products (`set_mixed_precision`).
 
     Version 1 keeps whole gradients until the last micro-batch (`Accelerator.no_sync`); version 2 has no such method.
     Beside adapters version 1 has a flat parameter for each adapter, and others for frozen weights, which have no
@@ -175,7 +172,7 @@ def mixed_precision_settings(command_settings: Mapping[str, Any]) -> dict[str, A
 def read_accelerate(
     reader: LaunchReader, config: Table, world_size: int, command_settings: dict[str, Any]
 ) -> LaunchSettings:
-    """Returns the FSDP run of an accelerate config. command_settings: the run's settings apart from FSDP."""
+    """Returns the FSDP run of an accelerate config. command_settings: the settings outside of FSDP."""
     machines = size_of(reader, "num_machines", config["num_machines"]) if config.get("num_machines") else 1
     table = {str(key).removeprefix("fsdp_"): value for key, value in reader.table(config, "fsdp_config").items()}
     return _fsdp_run(reader, table, world_size, machines, reader.table(config, "parallelism_config"), command_settings)
@@ -184,7 +181,7 @@ def read_accelerate(
 def read_trainer(
     reader: LaunchReader, config: Table, world_size: int, command_settings: dict[str, Any]
 ) -> LaunchSettings:
-    """Returns the FSDP run of Trainer arguments. command_settings: the run's settings apart from FSDP.
+    """Returns the FSDP run of Trainer arguments. command_settings: the settings outside of FSDP.
 
     With `bf16` or `fp16`, accelerate casts trained parameters in 16 bits to fp32 before they are sharded.
     """
@@ -239,7 +236,7 @@ def sharded_launch(
     reshard: bool = True,
     **fields: Any,
 ) -> Launch:
-    """Returns the run of a program that shards weights over all of its devices; one device runs plain PyTorch.
+    """Returns the FSDP2 run of a program on several devices; on one device, a run in plain PyTorch.
 
     own_settings: the settings of FSDP; None for replicas.
     reshard: whether a layer's weights are freed after its forward pass; true by default.

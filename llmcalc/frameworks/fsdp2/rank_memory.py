@@ -138,7 +138,7 @@ def counted_rank(
 
 
 def _count_rank(setup: ShardedSetup, cuda_runtime: Runtime) -> CountedRun:
-    """Records a rank without a pipeline, and counts its tensors."""
+    """Records a rank without a pipeline, and counts the rank's tensors."""
     spec, layout, rank, fsdp_settings = setup.spec, setup.layout, setup.rank, setup.fsdp
     rank_sharding = sharding(setup.training, layout, rank, fsdp_settings)
     program = rank_program(spec, layout, rank) if layout.tp > 1 else None
@@ -146,7 +146,7 @@ def _count_rank(setup: ShardedSetup, cuda_runtime: Runtime) -> CountedRun:
     rank_training = replace(setup.training, seq=part_of_sequence(layout, setup.training.seq))
 
     def run(layers: Mapping[int, int], workspace: int) -> Sequence[RecordedEvents]:
-        """Creates a run with a number of layers."""
+        """Creates a run with the given number of layers."""
         if layers and fsdp_settings.prefetch > 1:
             raise NotRepeating(f"the first and last {fsdp_settings.prefetch} layers gather others than those between")
         return [
@@ -157,7 +157,7 @@ def _count_rank(setup: ShardedSetup, cuda_runtime: Runtime) -> CountedRun:
 
 
 def host_terms(setup: ShardedSetup) -> tuple[Term, ...]:
-    """Returns the named parts of a rank's host memory, in bytes: pinned shards and gradients, and optimizer states."""
+    """Returns the named parts of a rank's host memory in bytes: pinned shards, gradients, optimizer states."""
     stacks, optimizer_record = layer_stacks(setup.spec), optimizer(setup.training.optimizer)
     weights = gradients = states = 0
     for layer, group in _run_of_few_layers(setup).lowering.groups.items():
@@ -203,7 +203,7 @@ def rank_memory(training_run: RunOnRanks, rank: int, cuda_runtime: Runtime) -> D
 
 
 def tensor_bytes(training_run: RunOnRanks, rank: int, cuda_runtime: Runtime) -> int:
-    """Returns the bytes of tensors of a rank at its peak; 0 for a pipeline stage, whose replay alone states them.
+    """Returns a rank's tensor bytes at the peak; 0 for a pipeline stage, whose bytes only the replay computes.
 
     Raises `InputError` as `rank_memory` does.
     """
@@ -291,7 +291,7 @@ def communication(
 
 
 def own_messages(training_run: RunOnRanks, rank: int) -> list[Message] | None:
-    """Returns the collective messages in a rank's replay; None for a layout that is replayed without messages.
+    """Returns the collective messages of a rank's replay; None for a layout without simulated messages.
 
     Raises `InputError` as `rank_memory` does.
     """
@@ -312,12 +312,12 @@ def own_messages(training_run: RunOnRanks, rank: int) -> list[Message] | None:
 
 
 def _with_repetitions(previous_collective: Collective, collective: Collective, repetitions: int) -> Collective:
-    """Returns a collective with the number of an equal collective added to its own."""
+    """Returns a collective with its count increased by that of an equal collective."""
     return previous_collective._replace(times=previous_collective.times + repetitions * collective.times)
 
 
 def _run_of_few_layers(setup: ShardedSetup) -> FsdpRun:
-    """Creates a run, after set-up, with a few layers of each long stack."""
+    """Creates a run with a few layers of each long stack, and sets it up."""
     spec, training, layout, rank = setup.spec, setup.training, setup.layout, setup.rank
     program = rank_program(spec, layout, rank) if layout.tp > 1 else None
     layers = {

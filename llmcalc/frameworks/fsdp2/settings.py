@@ -33,7 +33,7 @@ class Float8:
     skips_small: bool = False
 
     def converts(self, name: str, rows: int, columns: int) -> bool:
-        """Whether a linear layer runs in 8 bits. name: torchtitan's name of it. rows, columns: the full weight's shape.
+        """Whether a linear layer runs in 8 bits. name: torchtitan's module name. rows, columns: unsharded shape.
 
         Source: torchtitan/components/quantization/utils.py; torchao/float8/float8_linear_utils.py,
         `_auto_filter_for_tensorwise` and `_auto_filter_for_rowwise`.
@@ -49,7 +49,7 @@ class Float8:
 
 @frozen
 class TitanSettings:
-    """Settings of a torchtitan job that `llmcalc memory` has no option for. accelerate's files set the last four.
+    """A torchtitan job's settings without a `llmcalc memory` option. accelerate's files set the last four.
 
     old: whether the file has the form of 2024.
     float8: the conversion of linear layers to float8; None (default) for none.

@@ -20,7 +20,7 @@ from .pipeline import ShardedChunk
 
 
 def repeating_stacks(model_chunk: ShardedChunk) -> list[LayerStack]:
-    """Returns the only stack of a chunk if it has more repeats than are recorded; otherwise none."""
+    """Returns the only stack of a chunk if it has more layers than are recorded; otherwise no stack."""
     stacks = program_stacks(
         model_chunk.program.root, model_chunk.training.recompute.every, model_chunk.lowering.first_layer_index
     )
@@ -89,7 +89,7 @@ class ShortenedPasses:
         return sources
 
     def unfolded(self) -> tuple[list[Event], list[RecordedPass]]:
-        """Returns the events of passes with all layers, and the passes in them."""
+        """Returns the events of passes extended to all layers, and the passes."""
         events: list[Event] = []
         passes: list[RecordedPass] = []
         for i, piece in enumerate(self.pieces):
@@ -102,7 +102,7 @@ class ShortenedPasses:
     def _unfolded_pass(
         self, recorded_pass: RecordedPass, events: Sequence[Event], start: int, end: int
     ) -> RecordedPass:
-        """Returns a pass with all layers.
+        """Returns a pass extended to all layers.
 
         events: its recorded events. start, end: indices among the full run's events.
         """

@@ -39,7 +39,7 @@ IMPLEMENTATIONS: dict[str, Literal["fused", "foreach", "loop"]] = {
 
 
 def _keys_by_section(text: str) -> dict[str, frozenset[str]]:
-    """Returns section → keys of a text with `section: key key …`; a section goes on until the next one."""
+    """Returns section → keys of a text with lines `section: key key …`."""
     keys_by_section: dict[str, set[str]] = {}
     for word in text.split():
         if word.endswith(":"):
@@ -128,13 +128,13 @@ def is_titan(config: Mapping[str, Any]) -> bool:
 
 
 class _Job:
-    """The keys of a torchtitan job; a key's section depends on torchtitan's version."""
+    """The keys of a torchtitan job, whose sections depend on torchtitan's version."""
 
     def __init__(self, config: Mapping[str, Any], reader: LaunchReader) -> None:
         self.data, self.reading = config, reader
 
     def find_key(self, key: str, *sections: str) -> tuple[str, Any]:
-        """Returns (section.key, value) of a key, searched in several sections; the value is None if it is missing."""
+        """Returns (section.key, value) of the first of several sections with the key; the value is None if missing."""
         for section in sections:
             table = self.data.get(section)
             if isinstance(table, Mapping) and key in table:
@@ -174,7 +174,7 @@ def read_job(config: Table, reader: LaunchReader, spec: ModelSpec) -> Launch:
 
 
 def _read_sections(job_config: _Job, world_size: int | None, spec: ModelSpec | None = None) -> Launch:
-    """Returns the training run of a job: its model, layout and settings."""
+    """Returns the training run of a job: model, layout and settings."""
     reader = job_config.reading
     for name, table in job_config.data.items():
         _check_section(reader, name, table)
@@ -210,7 +210,7 @@ def _check_section(reader: LaunchReader, name: str, table: Any) -> None:
 
 
 def _job_layout(job_config: _Job, layers: int, world_size: int | None) -> Layout:
-    """Returns the parallel layout of a job."""
+    """Returns the parallel layout of a torchtitan job."""
     reader, sections = job_config.reading, ("parallelism", "training")
     tp = job_config.size_of("tensor_parallel_degree", 1, *sections)
     pp = job_config.size_of("pipeline_parallel_degree", 1, "parallelism", "experimental", "training")
@@ -331,7 +331,7 @@ def _stage_layers_from_split_points(
 
 
 def _schedules_per_step(job_config: _Job, layout: Layout) -> int:
-    """Returns how many local batches are accumulated per step; each runs the pipeline schedule once."""
+    """Returns the number of accumulated batches per step; each batch runs the pipeline schedule once."""
     local_batch = _local_batch(job_config)
     name, global_batch = job_config.find_key("global_batch_size", "training")
     batches_per_step = -1 if global_batch is None else size_of(job_config.reading, name, global_batch, least=-1)
@@ -440,7 +440,7 @@ def _optimizer_implementation(job_config: _Job) -> Literal["fused", "foreach", "
 
 
 def _compiles_layers(job_config: _Job) -> bool:
-    """Whether layers are compiled."""
+    """Whether torch.compile compiles the layers."""
     if "compile" in job_config.data:
         components = job_config.find_key("components", "compile")[1]
         names = ["model", "loss"] if components is None else components

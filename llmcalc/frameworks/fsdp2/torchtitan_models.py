@@ -1,4 +1,4 @@
-"""Model specs of torchtitan's flavors, from its model registries.
+"""Model specs of the flavors in torchtitan's model registries.
 
 Source: torchtitan/models/{llama3,llama4,qwen3,deepseek_v3,gpt_oss}/__init__.py and model/args.py, and
 models/moe/moe.py for defaults of experts, at 9810191bb^ (2026-02-22); torchtitan/models/llama at 9dec370
@@ -19,7 +19,7 @@ Table = dict[str, Any]
 
 
 class Llama(NamedTuple):
-    """The arguments of a Llama flavor, under torchtitan's names."""
+    """The arguments of a Llama flavor with torchtitan's names."""
 
     dim: int
     n_layers: int
@@ -38,7 +38,7 @@ class Llama(NamedTuple):
 
 
 class Experts(NamedTuple):
-    """The arguments of a mixture of experts, under torchtitan's names. width: one expert's (`moe_inter_dim`)."""
+    """The arguments of a mixture of experts with torchtitan's names. width: expert width (`moe_inter_dim`)."""
 
     num_experts: int
     num_shared_experts: int

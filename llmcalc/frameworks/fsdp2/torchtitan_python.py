@@ -13,6 +13,7 @@ from dataclasses import replace
 from typing import Any
 
 from ...errors import suggest
+from ...sources.huggingface.family import field_names
 from ..launch.command_line import plain_value
 from ..launch.python_source import CALLED, Config, Configurations, Unknown, parse_python
 from ..launch.record import Launch, LaunchReader, LaunchSource, reading_of, size_of
@@ -27,13 +28,11 @@ CHECKPOINTING = {"FullAC": "full", "SelectiveAC": "selective", "MemoryBudgetAC":
 
 TOKENS = "training.num_tokens_per_microbatch_per_dp_rank"
 
-IGNORED_KEYS = frozenset(
-    """
+IGNORED_KEYS = field_names("""
     training.disable_cuda_graphs training.num_tokens_per_microbatch_per_dp_rank training.max_context_length
     training.num_tokens_per_train_step parallelism.spmd_backend parallelism.enable_sequence_parallel
     parallelism.num_pp_microbatches parallelism.enable_fsdp_symm_mem activation_checkpoint.preserve_rng_state
-    """.split()  # noqa: SIM905
-)
+    """)
 """Keys that the TOML files did not have, which are read here or change no memory."""
 
 SECTIONS = ("training", "parallelism", "compile", "activation_checkpoint", "optimizer")
@@ -139,7 +138,7 @@ def _batch_settings(reader: LaunchReader, config: Mapping[str, Any], parallelism
 
 
 def _checkpointing_mode(reader: LaunchReader, config: Mapping[str, Any]) -> dict[str, Any]:
-    """Returns the mode of activation checkpointing, from its class or from a field of early configurations."""
+    """Returns the activation checkpointing mode, from a class or, in early configurations, from a field."""
     called_class = str(config.get(f"activation_checkpoint.{CALLED}", ""))
     if called_class.startswith("ActivationCheckpointConfig"):
         return {}

@@ -30,7 +30,7 @@ from .with_tensor_parallel import FsdpTensorParallelProfile
 
 @frozen
 class Fsdp:
-    """The arguments of `fully_shard`.
+    """The arguments of `fully_shard` (FSDP2).
 
     dtype: number format of shards, of their gradients and of the optimizer's states.
     reduced: number format in which gradients are reduced over ranks.
@@ -87,14 +87,14 @@ IN_PLACE = date(2025, 12, 2)
 
 
 def torchtitan_date(version: date | None, settings: TitanSettings) -> date | None:
-    """Returns torchtitan's date: the requested version, or the date of the job's form; None for the newest."""
+    """Returns torchtitan's date: from the requested version, or from the job's config form; None for the newest."""
     return DATE_OF_2024_JOBS if version is None and settings.old else version
 
 
 def torchtitan_training(
     spec: ModelSpec, training_config: Training, version: date | None = None, settings: TitanSettings = DEFAULT_SETTINGS
 ) -> tuple[Training, Fsdp]:
-    """Returns torchtitan's training settings and its arguments of `fully_shard`.
+    """Returns torchtitan's training settings and `fully_shard` arguments.
 
     The shards are the master weights. Gradients are reduced in float32, unless they have a format of their own.
     Adapters are sharded in their own format, and gathered in that of the weights.
@@ -206,7 +206,7 @@ def sharding(training_config: Training, layout: Layout, rank: int, fsdp_settings
 
 
 class FsdpRun(TrainingRun):
-    """Replays the training steps of one rank.
+    """Replays the training steps of one FSDP2 rank.
 
     traffic: the communication state of its groups, with their collectives.
     program: the program of a rank of tensor parallelism; by default that of the whole model.
@@ -247,7 +247,7 @@ class FsdpRun(TrainingRun):
         set_resharding_and_prefetch(self.lowering.groups, self.stacks, self.fsdp, self.reshard)
 
     def micro_batches(self) -> None:
-        """Runs the micro-batches of a step; only one of several identical ones runs."""
+        """Runs the micro-batches of a step; one micro-batch stands for several identical ones."""
         reduces_each_micro_batch = self.fsdp.reduces_each
         count = min(self.training.microbatches, 2 if reduces_each_micro_batch else 3)
         for i in range(count):
@@ -262,7 +262,7 @@ class FsdpRun(TrainingRun):
             super().update()
 
     def finish_backward(self) -> None:
-        """Ends a backward pass."""
+        """Hook at the end of a backward pass."""
         self.meter.place = Place("backward")
         self.traffic.finish(list(self.lowering.groups.values()))
 
@@ -270,7 +270,7 @@ class FsdpRun(TrainingRun):
 def set_resharding_and_prefetch(
     groups: Mapping[Layer, Group], stacks: Sequence[str], fsdp_settings: Fsdp, reshard: bool
 ) -> None:
-    """Sets for each group whether it reshards after the forward pass, and which groups it prefetches.
+    """Configures each FSDP group: resharding after the forward pass, and prefetched groups.
 
     stacks: per stack, the path of its layers.
     """

@@ -29,13 +29,13 @@ class FsdpTensorParallelProfile(Divided, FsdpProfile):
     unsharded_shapes: Mapping[str, Shape] = {}
 
     def shard(self, communication: Traffic, layer_paths: Collection[str], splits: bool) -> None:
-        """Shards all parameters created from now on."""
+        """Shards all parameters created from this call on."""
         super().shard(communication, layer_paths, splits)
         self.divides_loss: bool = communication.sharding.divides_loss
         self.copies_gathered: bool = communication.sharding.copies_gathered
 
     def prepare(self, program: Flow) -> None:
-        """Creates the parameters, and records their shapes before sharding."""
+        """Creates the parameters and records the shapes before sharding."""
         self.find_places(program)
         self.unsharded_shapes = dict(_unsharded_shapes(program.root.items, "model"))
         super().prepare(program)
@@ -51,7 +51,7 @@ class FsdpTensorParallelProfile(Divided, FsdpProfile):
         return self.unsharded_shapes.get(_path_without_indices(key), shape)
 
     def gathers_in_8_bits(self, operation: Step) -> bool:
-        """Whether a step's input is all-gathered in float8, with one scale per tensor (float8_tensor_parallel.py)."""
+        """Whether a step's input is all-gathered in float8 with one scale per tensor (float8_tensor_parallel.py)."""
         float8 = None if self.traffic is None else self.traffic.sharding.float8
         if float8 is None or float8.recipe != "tensorwise":
             return False
@@ -60,7 +60,7 @@ class FsdpTensorParallelProfile(Divided, FsdpProfile):
         return float8.converts(torchtitan_name(name), rows, columns)
 
     def has_partial_gradient(self, key: Path) -> bool:
-        """Whether the rank's gradient of a parameter covers only its own tokens or heads."""
+        """Whether the rank's gradient of a parameter covers only the rank's tokens or heads."""
         return self.tokens > 1 and _path_without_indices(key) not in self.unsharded_shapes
 
 

@@ -1,4 +1,4 @@
-"""The memory of a llama.cpp server, flag changes that free memory of its GPUs, and placements that fit."""
+"""The memory of a llama.cpp server, flag changes that free GPU memory, and placements that fit."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ SMALL_BATCH = 128
 
 
 def memory(server: GgmlServer) -> EngineMemory:
-    """Returns the memory of a server, after llama.cpp's --fit has adjusted its flags."""
+    """Returns the memory of a server after --fit."""
     fitted_server = fit(server)
     fitted_memory = engine_memory(fitted_server.server, fitted_server.buffers, fitted_server.notes)
     if not fitted_server.notes:
@@ -47,13 +47,13 @@ def _free_bytes_of_fullest_gpu(server: GgmlServer, buffers: Buffers) -> int:
 
 
 def _without_fit(server: GgmlServer, **flags: Any) -> GgmlServer:
-    """Returns the server with --fit off, and with all layers on GPUs unless flags state their number."""
+    """Returns the server with --fit off, and with all layers on GPUs unless the flags state a number."""
     layer_flags = {} if server.asks_for_layers else {"n_gpu_layers": "all"}
     return server.with_flags(fit="off", **(layer_flags | flags))
 
 
 def _largest_fitting(least: int, most: int, free_bytes_of: Callable[[int], int]) -> int | None:
-    """Returns the largest value for which the falling function `free_bytes_of` is not negative; None if there is none.
+    """Returns the largest value for which the decreasing function `free_bytes_of` is at least 0; None without one.
 
     Room is nearly linear, so a guess is a linear interpolation; half the interval where that gains too little.
     """
@@ -81,7 +81,7 @@ def _largest_fitting(least: int, most: int, free_bytes_of: Callable[[int], int])
 
 
 def fewest_host_experts(server: GgmlServer) -> int | None:
-    """Returns the smallest -ncmoe (layers with experts on the host) with which everything else fits on the GPUs."""
+    """Returns the smallest -ncmoe (layers with experts on the host) with which the rest fits on the GPUs."""
     layer_count = len(server.model.layers)
     if not any(layer.experts for layer in server.model.layers):
         return None
@@ -135,7 +135,7 @@ def candidates(server: GgmlServer) -> Iterator[tuple[str, dict[str, Any]]]:
 
 
 def layouts(server: GgmlServer, most_devices: int) -> Iterator[tuple[dict[str, Any], EngineMemory]]:
-    """Yields (flags, server's memory) of each placement, the fewest devices first.
+    """Yields (flags, server memory) of each placement, fewest devices first.
 
     Of as many devices: everything on GPUs, a smaller cache, experts on the host, layers on the host. A placement that
     the user's flags fix is the only one.

@@ -1,4 +1,4 @@
-"""The compute buffers that ggml reserves: assigns a graph's tensors to devices and allocates them, without values.
+"""ggml's compute buffers: assigns a graph's tensors to devices and allocates them, without computing values.
 
 The scheduler gives every operation a device, divides the graph into runs on one device, and copies what such a run
 reads from other devices (ggml/src/ggml-backend.cpp, `ggml_backend_sched_split_graph`). The allocator then places each
@@ -84,14 +84,14 @@ class Tensor:
 
 
 class Graph:
-    """A compute graph: operations in the order in which they run."""
+    """A compute graph: operations in execution order."""
 
     def __init__(self) -> None:
         self.nodes: list[Tensor] = []
         self._visited: set[int] = set()
 
     def expand(self, *results: Tensor) -> None:
-        """Adds operations and the operations they read, sources first (`ggml_build_forward_expand`)."""
+        """Adds operations after their source operations (`ggml_build_forward_expand`)."""
         for result in results:
             if id(result) in self._visited or result.operation in LEAVES:
                 continue
@@ -111,7 +111,7 @@ class Graph:
 
 
 def buffer_sizes(graph: Graph, devices: Sequence[str], pipeline: bool = False) -> dict[str, int]:
-    """Returns device → bytes of its compute buffer. Each graph can be allocated only once.
+    """Returns device → bytes of the compute buffer. Each graph can be allocated only once.
 
     devices: the GPUs in their order; the host comes after them. pipeline: whether inputs have several copies.
     """
@@ -146,7 +146,7 @@ def _assign_devices(nodes: Sequence[Tensor], devices: Sequence[str]) -> None:
 
 
 def _default_device(tensor: Tensor, default: str) -> str:
-    """Returns the device of a tensor without an assigned device: its own, its base tensor's, or the host."""
+    """Returns the default device of a tensor: the source's, the base tensor's, or the host."""
     owner = tensor.base or tensor
     if owner.is_external:
         return owner.device or default
@@ -175,7 +175,7 @@ _OperationOrder: TypeAlias = list[tuple[Tensor, Tensor | None]]
 
 
 def _split_by_device(nodes: Sequence[Tensor]) -> tuple[_OperationOrder, list[Tensor]]:
-    """Divides the graph into splits on one device, and adds the copies that a split reads at its start (pass 5)."""
+    """Splits the graph by device, and adds copies of the tensors that each split reads (pass 5)."""
     copies: dict[tuple[int, str | None], Tensor] = {}
     operations_with_copies: _OperationOrder = []
     start = inputs = 0
@@ -211,14 +211,14 @@ def _reads_weight_elsewhere(node: Tensor, device: str | None) -> bool:
 
 
 class _Buffer:
-    """The compute buffer of a device: its free blocks, and its largest size in use."""
+    """The compute buffer of a device: free blocks, and the largest used size."""
 
     def __init__(self) -> None:
         self.free: list[tuple[int, int]] = [(0, 2**62)]
         self.size = 0
 
     def allocate(self, nbytes: int) -> int:
-        """Allocates the best-fitting free block, the last one only if no other is large enough; returns its offset."""
+        """Allocates in the best-fitting free block, and in the last block only if no other fits; returns the offset."""
         best_block = len(self.free) - 1
         least_bytes = -1
         for i, (_, block_bytes) in enumerate(self.free[:-1]):
@@ -233,7 +233,7 @@ class _Buffer:
         return offset
 
     def release(self, offset: int, nbytes: int) -> None:
-        """Frees a block, and merges it with adjacent free blocks."""
+        """Frees a block and merges it with adjacent free blocks."""
         if not nbytes:
             return
         free_blocks = self.free
@@ -252,7 +252,7 @@ def _align(nbytes: int) -> int:
 
 
 def _allocate_tensors(ordered: _OperationOrder, copies: Sequence[Tensor], pipeline: bool) -> dict[str, int]:
-    """Allocates all tensors in their order, and returns device → bytes used of its buffer."""
+    """Allocates all tensors in order, and returns device → used bytes of the buffer."""
     buffers = defaultdict[str, _Buffer](_Buffer)
     operations: list[tuple[Tensor, Sequence[Tensor]]] = []
     inputs: dict[int, Tensor] = {}

@@ -26,7 +26,7 @@ HOSTED_PARTS = {
 
 
 class FittedServer(NamedTuple):
-    """A server after --fit: its context, placement and buffers, and notes on the changes."""
+    """A server after --fit: context, placement, buffers, and notes on the changes."""
 
     server: GgmlServer
     placement: Placement
@@ -36,7 +36,7 @@ class FittedServer(NamedTuple):
 
 @dataclass(frozen=True)
 class _GpuLayers:
-    """The layers of one GPU. layers: number of layers. hosted: number of them with experts on the host, the last ones.
+    """The layers of one GPU. layers: number of layers. hosted: number of last layers with experts on the host.
 
     overflow: of the first hosted layer, the parts that are not on the GPU; empty for all experts.
     """
@@ -47,7 +47,7 @@ class _GpuLayers:
 
 
 def fit(server: GgmlServer) -> FittedServer:
-    """Returns the server with the flags that --fit chooses, so that each GPU has a free margin."""
+    """Returns the server with the flags of --fit, which leave a free margin on each GPU."""
     placement = server.placement
     fitted_server = FittedServer(server, placement, server.buffers(placement))
     if not server.adjusts_flags or not server.devices:
@@ -71,7 +71,7 @@ def fit(server: GgmlServer) -> FittedServer:
 
 
 def free_margins(server: GgmlServer) -> list[int]:
-    """Returns the bytes that stay free on each GPU (--fit-target, in MiB)."""
+    """Returns the free margin of each GPU in bytes (--fit-target, in MiB)."""
     text = str(server.flags.get("fit_target", server.flags.get("fit_margin", server.record.fit_margin_mib)))
     mib_texts = text.split(",")
     if not all(number_text.strip().isdecimal() and len(number_text) < 10 for number_text in mib_texts):
@@ -137,7 +137,7 @@ class _LayerFit:
         return self.fitted.server
 
     def placement_of(self, shares: list[_GpuLayers]) -> Placement:
-        """Returns the placement of layers; the last layers are on GPUs, in the order of the GPUs."""
+        """Returns the placement of layers: the last layers are on the GPUs, in GPU order."""
         layer_count, layers_on_gpus = len(self.server.model.layers), sum(gpu_layers.layers for gpu_layers in shares)
         layers_by_gpu = (
             tuple(float(gpu_layers.layers) for gpu_layers in shares) if layers_on_gpus else self.server.layer_shares
@@ -163,14 +163,14 @@ class _LayerFit:
         return self.server.with_flags(n_gpu_layers=on_gpus).buffers(placement)
 
     def keeps_margins(self, layers_by_gpu: list[_GpuLayers], *numbers: int) -> bool:
-        """Whether all GPUs keep their free margin with these layers."""
+        """Whether all GPUs keep the free margin with these layers."""
         buffers = self.buffers_of(layers_by_gpu)
         return all(
             buffers.bytes_on(self.server.devices[i]) <= self.targets[i] for i in numbers if i < len(layers_by_gpu)
         )
 
     def place_layers(self) -> FittedServer:
-        """Returns the server with layers placed: without experts from the last GPU on, then with experts."""
+        """Places the server's layers: without experts from the last GPU on, then with experts."""
         layer_count = len(self.server.model.layers)
         has_experts = any(layer.experts for layer in self.server.model.layers)
         layers_by_gpu = [_GpuLayers()] * len(self.server.devices)
@@ -190,7 +190,7 @@ class _LayerFit:
     def _with_most_layers(
         self, layers_by_gpu: list[_GpuLayers], i: int, most_layers: int, has_experts: bool
     ) -> list[_GpuLayers]:
-        """Returns the GPUs' layers, with as many layers without experts on GPU `i` as fit."""
+        """Returns the GPUs' layers with the most expert-free layers on GPU `i` that fit."""
 
         def with_layers(layers: int) -> list[_GpuLayers]:
             hosted_layers = max(layers - (i == len(layers_by_gpu) - 1), 0) if has_experts else 0
@@ -199,7 +199,7 @@ class _LayerFit:
         return with_layers(largest_number(most_layers, lambda n: self.keeps_margins(with_layers(n), i)))
 
     def _with_experts(self, layers_by_gpu: list[_GpuLayers]) -> list[_GpuLayers]:
-        """Returns the GPUs' layers with experts moved from the host, first to the first GPU, also parts of a layer."""
+        """Returns the GPUs' layers after experts move from the host to the GPUs, first GPU first."""
         for i in range(len(layers_by_gpu)):
             hosted_layers = sum(gpu_layers.hosted for gpu_layers in layers_by_gpu)
             if not hosted_layers:
@@ -215,7 +215,7 @@ class _LayerFit:
         return largest_number(most_layers, lambda n: self.keeps_margins(_with_moved_layers(layers_by_gpu, i, n), i))
 
     def _with_partial_layer(self, layers_by_gpu: list[_GpuLayers], i: int) -> list[_GpuLayers]:
-        """Returns the GPUs' layers with as many parts of the next layer's experts on GPU `i` as fit."""
+        """Returns the GPUs' layers with the most parts of the next layer's experts on GPU `i` that fit."""
         source = next((gpu_index for gpu_index, gpu_layers in enumerate(layers_by_gpu) if gpu_layers.hosted), None)
         if source is None or source < i:
             return layers_by_gpu
@@ -234,7 +234,7 @@ class _LayerFit:
 
 
 def _with_moved_layers(layers_by_gpu: list[_GpuLayers], i: int, number: int) -> list[_GpuLayers]:
-    """Returns the GPUs' layers, with layers moved to GPU `i` together with their experts on the host."""
+    """Returns the GPUs' layers after a move of layers to GPU `i`, together with their experts on the host."""
     result = list(layers_by_gpu)
     layers_left = number
     for gpu_index, share in enumerate(result):
@@ -246,7 +246,7 @@ def _with_moved_layers(layers_by_gpu: list[_GpuLayers], i: int, number: int) -> 
 
 
 def _with_overflow(layers_by_gpu: list[_GpuLayers], source: int, i: int, overflow: tuple[str, ...]) -> list[_GpuLayers]:
-    """Returns the GPUs' layers with one more layer on a GPU, without the parts of its experts in `overflow`."""
+    """Returns the GPUs' layers with one more layer on a GPU; `overflow` names expert parts that stay on the host."""
     result = list(layers_by_gpu)
     if source != i:
         result[source] = replace(result[source], layers=result[source].layers - 1, hosted=result[source].hosted - 1)
@@ -256,5 +256,5 @@ def _with_overflow(layers_by_gpu: list[_GpuLayers], source: int, i: int, overflo
 
 
 def largest_number(limit: int, holds: Callable[[int], bool]) -> int:
-    """Returns the largest number up to `limit` for which `holds` is true; 0 if there is none. Smaller ones hold too."""
+    """Returns the largest number up to `limit` for which the monotonic condition `holds` is true; 0 for none."""
     return limit if holds(limit) else bisect_left(range(1, limit), True, key=lambda number: not holds(number))

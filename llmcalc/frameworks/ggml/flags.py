@@ -1,4 +1,4 @@
-"""The flags that llama-server and its fork share (common/arg.cpp): flags that change memory, and refused flags."""
+"""The flags that llama-server and ik_llama.cpp share (common/arg.cpp): modelled flags and refused flags."""
 
 from __future__ import annotations
 
@@ -54,6 +54,6 @@ IDLE = (*idle_flags(WITH_VALUE), *idle_flags(SWITCHES, "switch"))
 
 
 def cache_types(*other_types: str) -> tuple[Flag, Flag]:
-    """Returns the flags of the number formats of cached keys and values. other_types: formats of one engine only."""
+    """Returns the flags for number formats of cached keys and values. other_types: engine-specific formats."""
     words = (*CACHE_TYPES, *other_types)
     return Flag(("--cache-type-k", "-ctk"), "word", words), Flag(("--cache-type-v", "-ctv"), "word", words)

@@ -1,4 +1,4 @@
-"""The flags of llama-server and of its fork that do not change the server's memory.
+"""The flags of llama-server and ik_llama.cpp without an effect on memory.
 
 Source: common/arg.cpp of llama.cpp, common/common.cpp of ik_llama.cpp. Spellings of a flag have `|` between them.
 """

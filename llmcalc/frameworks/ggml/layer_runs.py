@@ -1,4 +1,4 @@
-"""Selects the layers whose graphs are built: of a repeating pattern of layers, the first few repeats and the last.
+"""Selects the layers for graph building: in a repeating layer pattern, the first few repeats and the last.
 
 From its second repeat on, a pattern allocates and frees the same bytes, but its results may alternate between two free
 blocks; so an even number of repeats is left out.
@@ -16,7 +16,7 @@ FIRST_REPEATS, LAST_REPEATS = 3, 2
 
 
 def laid_out_layers(keys: Sequence[Hashable]) -> list[int]:
-    """Returns the indices of the layers whose graphs are built. keys: one per layer, equal for equal graphs."""
+    """Returns the indices of the layers for graph building. keys: one per layer, equal for equal graphs."""
     layer_indices: list[int] = []
     start = 0
     while start < len(keys):

@@ -1,4 +1,4 @@
-"""A model as llama.cpp loads it: its tensors with GGUF names and bytes, and the sizes of its layers.
+"""A model as llama.cpp loads it: GGUF tensors with bytes, and layer sizes.
 
 Names: gguf-py/gguf/tensor_mapping.py. Types: those of a GGUF file's header, else those that llama-quantize chooses.
 """
@@ -111,7 +111,7 @@ class LatentSizes(NamedTuple):
 
 
 class DeltaNet(NamedTuple):
-    """The sizes of a Gated DeltaNet. key_width: queries of all heads, as many as keys. kernel: of its convolution."""
+    """The sizes of a Gated DeltaNet. key_width: width of all query heads. kernel: width of the convolution."""
 
     heads: int
     key_dim: int
@@ -127,7 +127,7 @@ class DeltaNet(NamedTuple):
 
 @dataclass
 class LayerShape:
-    """The sizes of a layer that determine its graph and its cache.
+    """The sizes of a layer that determine the compute graph and the cache.
 
     heads: query heads. key_width, value_width: cached elements of a token, over all heads. window: tokens that it
     attends to; None for all. latent: the sizes of latent attention.
@@ -156,7 +156,7 @@ class LayerShape:
 
 @dataclass(frozen=True, eq=False)
 class GgufModel:
-    """A model as llama.cpp loads it. quantize: llmcalc's scheme; None for the file's or the published format."""
+    """A model as llama.cpp loads it. quantize: llmcalc's scheme; None for the format of the file or checkpoint."""
 
     preset: Preset
     quantize: str | None = None
@@ -178,7 +178,7 @@ class GgufModel:
 
     @property
     def trained_context(self) -> int:
-        """The context length in tokens that the model was trained for; 0 if it states none."""
+        """The context length in tokens that the model was trained for; 0 if unknown."""
         return int(longest_sequence(self.preset.model) or 0)
 
     @cached_property
@@ -194,7 +194,7 @@ class GgufModel:
 
     @property
     def scheme(self) -> str:
-        """The name of the number format of the weights."""
+        """The name of the weights' number format."""
         if self.quantize is not None:
             return self.quantize
         if self.file is not None:
@@ -213,7 +213,7 @@ class GgufModel:
 
     @cached_property
     def stored(self) -> tuple[GgufTensor, ...]:
-        """The tensors of the GGUF file."""
+        """The tensors stored in the GGUF file."""
         if self.file is None or self.quantize is not None:
             return tuple(self._chosen_tensors())
         return tuple(
@@ -236,7 +236,7 @@ class GgufModel:
 
     @cached_property
     def modules(self) -> tuple[LayerShape, ...]:
-        """The sizes of the multi-token-prediction modules, which are further layers of the file; empty without them."""
+        """The sizes of the multi-token-prediction modules, stored as layers after the decoder; empty without any."""
         shapes: list[LayerShape] = []
         for tree_node in self.preset.model.tree().place().children():
             if tree_node.node.optional == MTP.name and tree_node.node.indices:
@@ -245,7 +245,7 @@ class GgufModel:
 
     @cached_property
     def mtp_tensors(self) -> tuple[GgufTensor, ...]:
-        """The tensors of the multi-token-prediction modules, with the number formats of further layers."""
+        """The tensors of multi-token-prediction modules, in the formats of additional layers."""
         layer_count = len(self.layers)
         if self.file is not None and self.quantize is None:
             return tuple(tensor for tensor in self.stored if tensor.layer is not None and tensor.layer >= layer_count)
@@ -287,7 +287,7 @@ class GgufModel:
 
 
 def _layer_places(tree_node: Place) -> Iterator[Place]:
-    """Yields each group of equal decoder layers as a node of the model's tree."""
+    """Yields each group of equal decoder layers as a place in the model's tree."""
     for child in tree_node.children():
         if child.optional:
             continue
@@ -298,7 +298,7 @@ def _layer_places(tree_node: Place) -> Iterator[Place]:
 
 
 def _layer_shape(layer: Place) -> LayerShape:
-    """Returns the sizes of a layer from its operations."""
+    """Returns a layer's sizes, read from the layer's operations."""
     shape = LayerShape()
     query_rank = channels = kernel = 0
     for tree_node in layer.walk():

@@ -171,7 +171,7 @@ class Pattern:
         return end_state
 
     def _parse_counts(self) -> tuple[int, int | None]:
-        """Parses `*`, `+`, `?` or `{m,n}`, and returns the fewest and the most repetitions; None for no limit."""
+        """Parses `*`, `+`, `?` or `{m,n}`, and returns (minimum, maximum) repetitions; None for no maximum."""
         character = self._next_character()
         if character and character in "*+?":
             self._at += 1

@@ -63,7 +63,7 @@ def read_overrides(text: str, devices: Sequence[str]) -> tuple[Override, ...]:
 
 @dataclass(frozen=True)
 class LayerDevices:
-    """The devices of layers. number: the model's layers. devices: GPUs. on_gpus: GPU layers, with the output layer.
+    """The devices of layers. number: the model's layers. devices: GPUs. on_gpus: GPU layers plus the output layer.
 
     split: the share of each GPU. output_counts_first: whether the output is the first of the layers on GPUs.
     """
@@ -75,7 +75,7 @@ class LayerDevices:
     output_counts_first: bool
 
     def device(self, layer: int) -> str:
-        """Returns the device of a layer; the index after the last layer means the output layer."""
+        """Returns the device of a layer, or of the output layer for the index after the last layer."""
         active_devices = min(self.on_gpus, self.number + 1) if self.devices else 0
         start = max(self.number + self.output_counts_first - self.on_gpus, 0)
         if layer < start or layer - start >= active_devices:
@@ -89,7 +89,7 @@ class LayerDevices:
 
 @dataclass(frozen=True)
 class Placement:
-    """The devices of all tensors. overrides: the user's, in order. host_experts: layers with experts on the host.
+    """The devices of all tensors. overrides: the user's, in order. host_experts: layers with host experts.
 
     host_networks: layers whose dense networks are on the host.
     partial: layers of which only some experts' tensors are on the host: layer → the parts that are
@@ -122,5 +122,5 @@ class Placement:
 
     @property
     def has_overrides(self) -> bool:
-        """Whether any tensor is on another device than its layer, which turns pipeline parallelism off."""
+        """Whether a tensor is not on its layer's device, which disables pipeline parallelism."""
         return bool(self.overrides or self.host_experts or self.host_networks or self.partial)

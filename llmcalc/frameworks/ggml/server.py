@@ -30,7 +30,7 @@ def cache_bytes(type_name: str, elements: int) -> int:
 
 
 class Buffers(NamedTuple):
-    """The buffers of a server (tensors, caches, compute graphs), as device → bytes; the host is one of the devices."""
+    """The buffers of a server (tensors, caches, compute graphs) as device → bytes, including the host."""
 
     model: Mapping[str, int]
     cache: Mapping[str, int]
@@ -51,7 +51,7 @@ class Buffers(NamedTuple):
 
 @frozen(eq=False)
 class GgmlServer(GgmlSettings):
-    """A server with its buffers on each device: tensors, caches and graphs, of the model and of a draft model."""
+    """A server of a model and an optional draft model, with the buffers of each device."""
 
     @cached_property
     def draft(self) -> GgmlServer | None:
@@ -65,13 +65,13 @@ class GgmlServer(GgmlSettings):
 
     @cached_property
     def overrides(self) -> tuple[Override, ...]:
-        """The parsed overrides of --override-tensor."""
+        """The parsed rules of --override-tensor."""
         text = self.flags.get("override_tensor")
         return () if text is None else read_overrides(str(text), self.devices)
 
     @cached_property
     def placement(self) -> Placement:
-        """The device of each tensor as the flags state it, before --fit changes it."""
+        """The device of each tensor according to the flags, before --fit changes the placement."""
         layers = LayerDevices(
             len(self.model.layers), self.devices, self.layers_on_gpus, self.layer_shares, self.rules.output_counts_first
         )
@@ -117,7 +117,7 @@ class GgmlServer(GgmlSettings):
         return keys, cells * cache_bytes(self.value_type, rank) if has_values else 0
 
     def cache_buffers(self, placement: Placement) -> dict[str, int]:
-        """Returns device → bytes of the caches, which are on the devices of their layers."""
+        """Returns device → bytes of the caches, by the layers' devices."""
         sizes: dict[str, int] = {}
         for i, layer in enumerate(self.model.layers):
             device = placement.layers.device(i) if self.keeps_cache else HOST
@@ -131,7 +131,7 @@ class GgmlServer(GgmlSettings):
     def graph_buffers(
         self, placement: Placement, layers: Mapping[int, LayerShape], other_tensors: Iterable[GgufTensor] = ()
     ) -> dict[str, int]:
-        """Returns device → bytes of the graph of `layers` and the output. other_tensors: further loaded tensors."""
+        """Returns device → bytes of the graph of `layers` and output. other_tensors: other loaded tensors."""
         size_and_device = {
             tensor.name: (tensor.nbytes, placement.device(tensor)) for tensor in (*self.model.tensors, *other_tensors)
         }
@@ -212,7 +212,7 @@ class GgmlServer(GgmlSettings):
         return keys
 
     def buffers(self, placement: Placement) -> Buffers:
-        """Returns all buffers of each device."""
+        """Returns all buffers by device."""
         buffers = Buffers(self.model_buffers(placement), self.cache_buffers(placement), self.compute_buffers(placement))
         if self.drafts_by_modules:
             buffers = buffers.with_draft(self.module_buffers(placement))
@@ -229,7 +229,7 @@ class GgmlServer(GgmlSettings):
         return size + (0 if self.draft is None else self.draft.model.file_bytes)
 
     def module_buffers(self, placement: Placement) -> Buffers:
-        """Returns the buffers of the multi-token-prediction modules, which are layers after the last one.
+        """Returns the buffers of the multi-token-prediction modules, which are additional last layers.
 
         They have a cache of the draft's types and a graph that returns the logits of one token of each slot.
         """
@@ -250,7 +250,7 @@ class GgmlServer(GgmlSettings):
         return self.share_model_with(replace(self, flags={**self.flags, **changed_flags}))
 
     def share_model_with(self, other_server: GgmlServer) -> GgmlServer:
-        """Returns this server with another server's model object, so that the model is read once."""
+        """Returns this server with another server's model object, to read the model only once."""
         other_server.__dict__["model"] = self.model
         other_server.__dict__["draft_model"] = self.draft_model
         other_server.__dict__["encoder_bytes"] = self.encoder_bytes

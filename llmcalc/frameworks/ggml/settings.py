@@ -26,7 +26,7 @@ DEVICE_NAMES = {"NVIDIA": "CUDA", "AMD": "ROCm", "APPLE": "MTL", "INTEL": "SYCL"
 
 @frozen(eq=False)
 class GgmlSettings(EngineServer):
-    """The settings of a server of a model, derived from its flags.
+    """The settings of a llama.cpp server of a model, from the flags.
 
     record: what is known of its versions. reserved_bytes: bytes of each GPU that it leaves unused.
     """
@@ -62,7 +62,7 @@ class GgmlSettings(EngineServer):
 
     @cached_property
     def devices(self) -> tuple[str, ...]:
-        """The names of the GPUs: listed in --device, or one per share of --tensor-split, or a single GPU."""
+        """The names of the GPUs: from --device, or one name per share of --tensor-split, or a single GPU."""
         vendor = self.hardware.vendor.split(" ")[0].upper()
         word = DEVICE_NAMES.get(vendor, "CUDA")
         device_list = self.flags.get("device")
@@ -81,7 +81,7 @@ class GgmlSettings(EngineServer):
 
     @property
     def split_shares(self) -> tuple[float, ...]:
-        """The shares of the GPUs in --tensor-split."""
+        """The GPUs' shares of the layers in --tensor-split."""
         text = self.flags.get("tensor_split")
         if text is None:
             return ()
@@ -95,7 +95,7 @@ class GgmlSettings(EngineServer):
 
     @property
     def layer_shares(self) -> tuple[float, ...]:
-        """The share of layers of each device; equal by default, as all devices have the same free memory."""
+        """Each device's share of the layers; equal by default, because all devices have the same free memory."""
         shares = self.split_shares or (1.0,) * len(self.devices)
         if len(shares) > max(len(self.devices), 1):
             raise InputError(f"--tensor-split: {len(shares)} shares for {len(self.devices)} devices")
@@ -109,7 +109,7 @@ class GgmlSettings(EngineServer):
 
     @property
     def is_unified(self) -> bool:
-        """Whether all sequences share one cache (--kv-unified), the default with an automatic --parallel."""
+        """Whether all sequences share one cache (--kv-unified); default with automatic --parallel."""
         if "kv_unified" in self.flags:
             return bool(self.flags["kv_unified"])
         is_automatic = int(self.flags.get("parallel", -1)) < 1
@@ -126,7 +126,7 @@ class GgmlSettings(EngineServer):
 
     @property
     def context(self) -> int:
-        """The tokens of the cache before padding (-c). Raises `InputError` if neither flag nor model states it."""
+        """The tokens of the cache before padding (-c). Raises `InputError` if flag and model state none."""
         number = int(self.flags.get("ctx_size", self.rules.ctx_size))
         if number:
             return number
@@ -138,7 +138,7 @@ class GgmlSettings(EngineServer):
 
     @property
     def sequence_cells(self) -> int:
-        """The number of cache cells (tokens) of one stream of sequences, with padding."""
+        """The number of cache cells (tokens) per stream of sequences, with padding."""
         padding = self.rules.cell_padding_flash if self.uses_flash_attention else self.rules.cell_padding
         return _round_up(_round_up(self.context, padding) // self.streams, padding)
 
@@ -155,7 +155,7 @@ class GgmlSettings(EngineServer):
 
     @property
     def uses_flash_attention(self) -> bool:
-        """Whether flash attention runs as one operation; `auto` turns it on, since GPUs and hosts support it."""
+        """Whether flash attention runs as one operation; `auto` enables flash attention on GPUs and hosts."""
         return str(self.flags.get("flash_attn", self.rules.flash_attn)) in ("on", "auto", "1", "true")
 
     @property
@@ -168,7 +168,7 @@ class GgmlSettings(EngineServer):
 
     @property
     def latent_mode(self) -> int:
-        """Format of MLA's cached latents (ik's -mla): 0 expanded, 1 with their transpose, 2 and 3 latents alone."""
+        """Format of MLA's cache (ik's -mla): 0 expanded, 1 latents with a transposed copy, 2 and 3 latents alone."""
         if self.rules.latent_cache == "modes":
             return int(self.flags.get("mla_use", self.rules.mla_use))
         return 0 if self.rules.latent_cache == "expanded" else 3
@@ -207,12 +207,12 @@ class GgmlSettings(EngineServer):
 
     @property
     def keeps_cache(self) -> bool:
-        """Whether a layer's cache is on the layer's device; with --no-kv-offload it is on the host."""
+        """Whether a layer's cache is on the layer's device; --no-kv-offload puts the cache on the host."""
         return not self.flags.get("no_kv_offload", False)
 
     @property
     def defaults(self) -> dict[str, Any]:
-        """Flag name → the value in effect: the user's, or the default."""
+        """Flag name → effective value, from the user or the default."""
         return {
             "ctx_size": self.context,
             "n_gpu_layers": "auto" if self.rules.fits else self.layers_on_gpus,
@@ -226,11 +226,11 @@ class GgmlSettings(EngineServer):
 
     @property
     def longest_request(self) -> int:
-        """The tokens of the longest request of a slot."""
+        """The tokens of the longest request in a slot."""
         return self.sequence_cells
 
     def window_cells(self, window: int | None) -> int:
-        """Returns the cache cells of one stream for layers with sliding windows; all cells in early versions."""
+        """Returns the cache cells per stream for layers with sliding windows; the full context in early versions."""
         full_cells = self.sequence_cells
         if window is None or not self.rules.windowed_cache or self.flags.get("swa_full"):
             return full_cells

@@ -60,7 +60,7 @@ def drafting_types(flags: Mapping[str, Any]) -> list[str]:
 
 
 def drafted_tokens(flags: Mapping[str, Any]) -> int:
-    """Returns the largest number of drafted tokens per slot. Raises `InputError` for unmodelled drafting methods."""
+    """Returns the maximum of drafted tokens per slot. Raises `InputError` for unmodelled drafting methods."""
     types = drafting_types(flags)
     if flags.get("model_draft"):
         if MTP_TYPE in types:
@@ -79,7 +79,7 @@ def drafted_tokens(flags: Mapping[str, Any]) -> int:
 
 
 def draft_model_of(flags: Mapping[str, Any], target: Preset) -> Preset | None:
-    """Returns the draft model; None without one. Raises `InputError` for a model that does not fit the target."""
+    """Returns the draft model; None without one. Raises `InputError` if draft and target model are incompatible."""
     name = flags.get("model_draft")
     if not name:
         return None

@@ -33,7 +33,7 @@ one by one. silu: activation and product are two operations, in place.
 
 @dataclass(frozen=True)
 class GraphRules:
-    """The rules by which a version builds its graph; `presets/engines/llama_cpp.toml` explains the fields."""
+    """The rules by which an engine version builds compute graphs; `presets/engines/llama_cpp.toml` has the fields."""
 
     style: GraphStyle
     mask_f16: bool = False
@@ -57,7 +57,7 @@ class GraphRules:
 
 @dataclass(frozen=True)
 class GraphSettings:
-    """The settings of a server on which its compute graph depends.
+    """The server settings that determine the compute graph.
 
     tokens: tokens of a micro-batch. outputs: rows of logits. streams: caches with sequences of their own.
     cells: cells of the cache by window (None: full layers). flash: whether attention is one operation.
@@ -164,7 +164,7 @@ class ModelGraph:
         return self._inplace(normed, normed, weight)
 
     def mask(self, window: int | None) -> Tensor:
-        """Returns the attention mask of layers with a window, converted to 16 bits where flash attention needs it."""
+        """Returns the attention mask of windowed layers, in 16 bits for flash attention."""
         if window not in self._masks:
             tokens = self.settings.tokens // self.settings.streams
             rows = -(-tokens // MASK_ROWS) * MASK_ROWS if self.rules.pad_mask else tokens
@@ -178,7 +178,7 @@ class ModelGraph:
         return self._masks[window]
 
     def rotation_matrix(self, head: int, type_bytes: int, most_columns: int = 0) -> Tensor | None:
-        """Returns the matrix that rotates heads before a cache of blocks (src/llama-kv-cache.cpp); None without one.
+        """Returns the rotation matrix of heads before a block-quantized cache (src/llama-kv-cache.cpp), or None.
 
         head: elements of a head. type_bytes: bytes of 256 cached elements. most_columns: the largest matrix; 0 for any.
         """
@@ -190,7 +190,7 @@ class ModelGraph:
         return self._rotations.setdefault((size, most_columns), Tensor(size * size * F32, operation="input"))
 
     def apply_rotation(self, input_tensor: Tensor, elements: tuple[int, ...], matrix: Tensor | None) -> Tensor:
-        """Returns heads times a matrix that rotates them; without one the heads unchanged."""
+        """Returns the heads multiplied by a rotation matrix, or unchanged without a matrix."""
         if matrix is None:
             return input_tensor
         return self._view(self._new(elements, matrix, self._view(input_tensor, None)), elements)
@@ -240,7 +240,7 @@ class ModelGraph:
 
     @property
     def _has_delta_nets(self) -> bool:
-        """Whether the model is a Qwen3-Next or 3.5, whose projection of queries gives the gate of the output too."""
+        """Whether the model is a Qwen3-Next or 3.5, whose query projection also gives the output gate."""
         return any(layer.delta_net is not None for layer in self.layers.values())
 
     def _attend(
@@ -327,7 +327,7 @@ class ModelGraph:
     def _attend_by_head_groups(
         self, i: int, layer: LayerShape, cache: Tensor, query_nope: Tensor, query_rope: Tensor
     ) -> Tensor:
-        """Adds ik's -mla 2 and 3 with flash attention, which expands keys and values from the cache per group of heads.
+        """Adds ik's -mla 2 and 3 with flash attention, which expand the cache's keys and values per head group.
 
         -amb bounds the MiB of the expanded keys and values of one group of heads.
         """
@@ -398,7 +398,7 @@ class ModelGraph:
     def _attend_with_scores(
         self, query: Tensor, cache: Tensor, values: Tensor, cells: int, heads: int, rank: int, window: int | None
     ) -> Tensor:
-        """Adds attention scores and weighted latents; ik's -amb bounds the MiB of scores per group of heads."""
+        """Adds attention scores and weighted latents; ik's -amb limits the MiB of scores per head group."""
         tokens, most_mib = self.settings.tokens, self.settings.attention_batch_mib
         mib = cells * tokens * heads * F32 // MIB
         steps = 1 if not most_mib or most_mib >= mib else min(-(-mib // most_mib), heads)
@@ -473,7 +473,7 @@ class ModelGraph:
         return summed_output
 
     def recurrence(self, i: int, layer: LayerShape, normed: Tensor) -> Tensor:
-        """Adds a recurrent layer: its input projection, its states, and its output projection."""
+        """Adds a recurrent layer: input projection, states and output projection."""
         tokens = self.settings.tokens
         width = max(self.hidden, 2 * layer.heads * layer.head_dim)
         states = Tensor(0, operation="cache", device=self.layer_device(i))
@@ -518,7 +518,7 @@ class ModelGraph:
     # -- the model -----------------------------------------------------------------------------------------------
 
     def build(self) -> Graph:
-        """Returns the graph, in the order in which it runs."""
+        """Returns the graph in execution order."""
         tokens = self.settings.tokens
         numbers = Tensor(tokens * I32, operation="input", layout=(tokens,))
         output_rows = Tensor(self.settings.outputs * I32, operation="input", layout=(self.settings.outputs,))
@@ -542,7 +542,7 @@ class ModelGraph:
         return self.graph
 
     def _mixer_output(self, i: int, layer: LayerShape, stream: Tensor) -> Tensor | None:
-        """Returns the output of a layer's attention or recurrence; None for a layer with only a network."""
+        """Returns the output of a layer's attention or recurrence; None for a layer without either."""
         if not layer.heads and not layer.state_elements:
             return None
         normed = self.norm(f"blk.{i}.attn_norm.weight", i, stream)

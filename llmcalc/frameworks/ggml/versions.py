@@ -41,20 +41,20 @@ class GgmlRules(RuleRange):
 
     @property
     def graph(self) -> GraphRules:
-        """The rules by which the version builds its compute graph."""
+        """The version's rules for compute graphs."""
         shared_fields = [field.name for field in fields(GraphRules) if field.name in type(self).model_fields]
         return GraphRules(**{name: getattr(self, name) for name in shared_fields})
 
 
 class DeviceContext(Record):
-    """A process's GPU memory before llama.cpp allocates (CUDA context). logs: number of logs with the measurement."""
+    """GPU memory in use before llama.cpp allocates (CUDA context). logs: number of logs with this figure."""
 
     mib: int = Field(ge=0)
     logs: int = Field(ge=0)
 
 
 class GgmlRecord(EngineRecord[GgmlRules]):
-    """The contents of llama_cpp.toml or ik_llama_cpp.toml. compute_logs: logs whose compute buffers were compared."""
+    """The contents of llama_cpp.toml or ik_llama_cpp.toml. compute_logs: logs with compared compute buffers."""
 
     context: DeviceContext
     fit_margin_mib: int = Field(ge=0)

@@ -1,4 +1,4 @@
-"""Reads a config of GPT-NeoX: its own model arguments, with DeepSpeed's keys in the same table.
+"""Reads a config of GPT-NeoX, which has model arguments and DeepSpeed's keys in the same table.
 
 Sources: EleutherAI/gpt-neox at ea7aefd8, megatron/neox_arguments/{neox_args,deepspeed_args}.py for defaults,
 megatron/model/transformer.py (`ParallelMLP`, `ParallelTransformerLayer`) for sizes and norms, megatron/training.py.
@@ -14,6 +14,7 @@ from ...algebra import ceil_div
 from ...errors import shown
 from ...model import ModelSpec
 from ...sources.files import validate
+from ...sources.huggingface.family import field_names
 from ..deepspeed.config_file import run_of_program
 from ..launch.record import Launch, LaunchReader, LaunchSettings, LaunchSource, Table, reading_of, size_of
 from ..megatron.named_model import MegatronRun, megatron_run
@@ -21,12 +22,10 @@ from ..megatron.named_model import MegatronRun, megatron_run
 SIGNS = frozenset({"pipe_parallel_size", "model_parallel_size"})
 """Arguments of which every config has one, with underscores or hyphens."""
 
-DEEPSPEED = frozenset(
-    """
+DEEPSPEED = field_names("""
     train_batch_size train_micro_batch_size_per_gpu gradient_accumulation_steps zero_optimization fp16 bf16 optimizer
     gradient_clipping communication_data_type data_types
-    """.split()  # noqa: SIM905
-)
+    """)
 """Keys that DeepSpeed reads."""
 
 OFF: Mapping[str, tuple[Any, ...]] = {
@@ -169,7 +168,7 @@ def _kernel_settings(reader: LaunchReader, arguments: Table) -> dict[str, Any]:
 
 
 def _mixer_kind(reader: LaunchReader, arguments: Table) -> str:
-    """Returns the attention or recurrence type of all layers, and records other types as unknown."""
+    """Returns the attention or recurrence type of all layers, and records any other type as unknown."""
     config = reader.value(arguments, "attention_config", [[["global"], "all"]])
     kinds: set[str] = set()
     for entry in config if isinstance(config, list) else [config]:
@@ -267,7 +266,7 @@ ROTATION = {"rotary_pct": 1.0, "rotary_emb_base": 10_000}
 
 
 def _network_table(reader: LaunchReader, arguments: Table, width: int) -> dict[str, Any]:
-    """Returns the model-spec table of the feed-forward network (`ParallelMLP`). Gated ones have 2/3 of the width."""
+    """Returns the model-spec table of the feed-forward network (`ParallelMLP`); gated networks have 2/3 width."""
     activation = str(reader.value(arguments, "activation", "gelu"))
     is_gated = activation in GATED
     if not is_gated and activation not in ("gelu", "relu", "silu"):

@@ -67,5 +67,5 @@ FLAGS = (
 
 
 def flags() -> tuple[Flag, ...]:
-    """Returns all flags of ik_llama.cpp's server."""
+    """Returns all flags of the ik_llama.cpp server."""
     return FLAGS

@@ -21,7 +21,7 @@ def read_record() -> GgmlRecord:
 
 
 class IkLlamaCppServer(GgmlServer):
-    """A server of ik_llama.cpp."""
+    """A server of ik_llama.cpp with the fork's flags."""
 
     name = "ik_llama.cpp"
 

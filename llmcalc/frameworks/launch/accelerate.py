@@ -9,6 +9,7 @@ from typing import Any
 
 from ...errors import shown
 from ...parallel.layout import Layout
+from ...sources.huggingface.family import field_names
 from ..registry import WITHOUT_A_NAME, plugins
 from .record import (
     FP16_NOTE,
@@ -31,21 +32,17 @@ WITHOUT_PLUGIN = ("NO", "MULTI_GPU")
 OTHER_DEVICES = ("MULTI_XPU", "MULTI_NPU", "MULTI_MLU", "MULTI_MUSA", "MULTI_SDAA", "MULTI_HPU")
 """Values of `distributed_type` for replicas on accelerators whose kernels are not modelled."""
 
-ACCELERATE_READ = frozenset(
-    """
+ACCELERATE_READ = field_names("""
     distributed_type mixed_precision num_processes num_machines parallelism_config dynamo_config
     gradient_accumulation_steps use_cpu
-    """.split()  # noqa: SIM905
-)
+    """)
 
-ACCELERATE_IGNORED = frozenset(
-    """
+ACCELERATE_IGNORED = field_names("""
     compute_environment debug enable_cpu_affinity gpu_ids machine_rank main_process_ip main_process_port
     main_training_function rdzv_backend same_network tpu_env tpu_use_cluster tpu_use_sudo tpu_name tpu_zone commands
     command_file ipex_config mpirun_config main_process_port_ rdzv_conf max_restarts monitor_interval fp8_config
     downcast_bf16
-    """.split()  # noqa: SIM905
-)
+    """)
 
 
 def is_accelerate(config: Table) -> bool:

@@ -1,4 +1,4 @@
-"""Reads the settings that `accelerate launch` adds to the Trainer's arguments: its config file and its own arguments.
+"""Reads the settings of `accelerate launch`, from the config file and the command's arguments.
 
 Source: accelerate 1.x, commands/launch.py; utils/launch.py, which hands both over to the script in the environment.
 """
@@ -20,7 +20,7 @@ STAGED = ("offload_optimizer_device", "offload_param_device")
 
 
 def config_table(launcher: Sequence[str], name_in_errors: str, read_text: ReadText | None) -> dict[str, Any]:
-    """Returns the config of `accelerate launch`: its file, overridden by its arguments; empty for other launchers."""
+    """Returns the config of `accelerate launch`, with the arguments over the file; empty for other launchers."""
     launcher_index = next(
         (i for i, command_word in enumerate(launcher[:-1]) if command_word.endswith("accelerate")), None
     )

@@ -1,4 +1,4 @@
-"""Finds the linear layers of a model that a launch file's names of adapted modules mean, as PEFT does.
+"""Resolves a launch file's names of adapted modules to the model's linear layers, as PEFT does.
 
 PEFT takes a list of names, of which it skips those that the model does not have, or one regular expression for whole
 paths (peft/tuners/tuners_utils.py, `check_target_module_exists`). An expression is not run: the alternatives of its
@@ -51,7 +51,7 @@ LONGEST, MOST = 400, 200
 
 
 def with_known_targets(launched_run: Launch, model: ModelSpec) -> Launch:
-    """Returns the run with adapters under the model's own layer names, and notes on translated names.
+    """Returns the run with adapters on the model's layer names, and notes on translated names.
 
     Names of which the model has none stay, and so does an option that was typed: both are errors where they are wrong.
     """
@@ -78,7 +78,7 @@ def with_known_targets(launched_run: Launch, model: ModelSpec) -> Launch:
 
 
 def _with_known_modules(launched_run: Launch, model: ModelSpec) -> Launch:
-    """Returns the run with modules trained in full named as in llmcalc's model, not as in the class."""
+    """Returns the run with fully trained modules under llmcalc's names."""
     modules = launched_run.settings.get("modules_to_save")
     if not modules or "modules_to_save" in launched_run.overridden:
         return launched_run
@@ -88,7 +88,7 @@ def _with_known_modules(launched_run: Launch, model: ModelSpec) -> Launch:
 
 
 def _last_component_names(target: str) -> list[str]:
-    """Returns the last components that a name, a path or an expression stands for; none of an encoder's."""
+    """Returns the last name components of adapter targets: a name, a path or an expression, without encoders'."""
     if len(target) > LONGEST:
         return []
     try:
@@ -104,7 +104,7 @@ TOKENS = re.compile(
 
 
 def _last_components(expression: str) -> Iterator[str]:
-    """Yields the last components of paths that an expression matches. Raises `ValueError` for unsupported syntax."""
+    """Yields the last components of the paths that an expression matches. Raises `ValueError` for other syntax."""
     for alternative in _split_alternatives(expression):
         pieces: list[list[str]] = []  # after the last dot: the alternatives of each piece
         position, earlier_text = 0, ""
@@ -140,7 +140,7 @@ def _last_components(expression: str) -> Iterator[str]:
 
 
 def _split_alternatives(expression: str) -> list[str]:
-    """Splits a regular expression at the bars outside of its groups."""
+    """Splits a regular expression at top-level bars."""
     parts, depth = [""], 0
     for letter in expression:
         depth += (letter == "(") - (letter == ")")
@@ -152,7 +152,7 @@ def _split_alternatives(expression: str) -> list[str]:
 
 
 def _end_of_group(expression: str, start: int) -> int:
-    """Returns the position of the bracket that closes a group. Raises `ValueError` if it is missing."""
+    """Returns the position of a group's closing bracket. Raises `ValueError` if it is missing."""
     depth = 0
     for position in range(start, len(expression)):
         depth += (expression[position] == "(") - (expression[position] == ")")

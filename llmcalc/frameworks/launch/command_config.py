@@ -1,4 +1,4 @@
-"""Finds the config file that a command names, and overrides its values with those in the command."""
+"""Finds the config file that a command names, and applies the overrides in the command."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ DEEPEST = 20
 
 
 def config_place(command_line: CommandLine) -> tuple[str, int, int] | None:
-    """Returns a command's config file, and the range of words that name it; None if the command names none.
+    """Returns a command's config file and the range of words that name the file; None without a config file.
 
     The file is the first word with the ending of one, or the value of `--config`.
     """
@@ -38,7 +38,7 @@ def config_place(command_line: CommandLine) -> tuple[str, int, int] | None:
 
 
 def with_typed_values(config: Table, command_line: CommandLine, name_in_errors: str) -> dict[str, Any]:
-    """Returns the tables of a command's config file, overridden by the command's other words.
+    """Returns the tables of a command's config file, with values from the command's other words.
 
     A word is `key=value`, or an argument `--key value`; a key with dots is one of an inner table. Raises `InputError`
     for a word of another form.
@@ -68,14 +68,14 @@ def with_typed_values(config: Table, command_line: CommandLine, name_in_errors: 
 
 
 def _typed_value(value: Any, name_in_errors: str) -> Any:
-    """Returns the value of a word of the command; a value in brackets is a YAML list."""
+    """Returns the value of a command's word; brackets mean a YAML list."""
     if isinstance(value, str) and re.fullmatch(r"\[.*\]", value, re.DOTALL) and not is_unresolved(value):
         return parse_yaml(value, name_in_errors)
     return plain_value(value)
 
 
 def _set_dotted_key(table: dict[str, Any], key: str, value: Any, name_in_errors: str) -> None:
-    """Sets the value of a dotted key; the tables that contain it are copied first."""
+    """Sets a dotted key's value in copies of the nested tables."""
     *names, name = key.split(".")
     if len(names) >= DEEPEST:
         raise InputError(f"{name_in_errors}: {key[:60]}: too many dots; expected at most {DEEPEST} names")

@@ -1,4 +1,4 @@
-"""Splits a shell command into launcher, program and arguments, and the value of `--launch` into its parts."""
+"""Splits a shell command into launcher, program and arguments, and splits the value of `--launch`."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from ...errors import InputError, one_line
+from ...sources.huggingface.family import field_names
 from .record import CommandLine, LaunchReader
 from .shell_words import Command
 from .unresolved import is_unresolved, is_unset_variable, printable, unresolved_reason
@@ -39,11 +40,9 @@ SHELLS = ("bash", "sh", "sbatch", "source", ".")
 LONGEST_TYPED = 20_000
 """Largest number of letters of a file's name with variables and arguments."""
 
-WITHOUT_PROGRAMS = frozenset(
-    """
+WITHOUT_PROGRAMS = field_names("""
     echo printf cat cp mv rm ls find sed grep tee mkdir pip pip3 chmod wget curl test [ [[ tail head kill wait cd log
-    """.split()  # noqa: SIM905
-)
+    """)
 """Commands that start no program, although their words may name one."""
 
 CONFIG_ENDINGS = (".yaml", ".yml", ".json", ".toml")
@@ -63,7 +62,7 @@ class TypedLaunch(NamedTuple):
 
 
 def typed_launch(text: str) -> TypedLaunch:
-    """Splits the value of `--launch` into its parts. The name of an existing file is not split."""
+    """Splits the value of `--launch` into parts, except the name of an existing file."""
     if len(text) > LONGEST_TYPED:
         raise InputError(f"--launch: {len(text):,} letters; expected at most {LONGEST_TYPED:,}")
     if not re.search(r"\s", text) or _file_exists(text):
@@ -161,7 +160,7 @@ def arguments_of(command_words: Sequence[str], name_in_errors: str) -> dict[str,
 
 
 def overrides_of(command_words: Sequence[str]) -> dict[str, Any]:
-    """Returns Hydra's overrides, `key=value` or `+key=value`, as dotted key → value. Other words are skipped."""
+    """Returns Hydra's overrides, `key=value` or `+key=value`, as dotted key → value; skips other words."""
     overrides: dict[str, Any] = {}
     for command_word in command_words:
         match = re.fullmatch(r"\+{0,2}([A-Za-z_][\w.@/-]{0,150})=(.*)", command_word, re.DOTALL)
@@ -173,7 +172,7 @@ def overrides_of(command_words: Sequence[str]) -> dict[str, Any]:
 def plain_arguments(
     arguments: Mapping[str, Any], reader: LaunchReader, read_arguments: Sequence[str] | frozenset[str]
 ) -> dict[str, Any]:
-    """Returns arguments with underscores in their names, and with booleans and numbers converted.
+    """Returns arguments with underscores in the names, and with parsed booleans and numbers.
 
     read_arguments: names whose values matter. One of them that is known only when the script runs is an error.
     """
@@ -202,7 +201,7 @@ def plain_value(value: Any) -> Any:
 
 
 def model_name(reader: LaunchReader, flag: str, value: Any) -> str:
-    """Returns the model name in an argument, marked if the name is known only when the script runs."""
+    """Returns an argument's model name, with a mark if unknown before the script runs."""
     if isinstance(value, str) and is_unresolved(value):
         return f"${printable(value).lstrip('$')}"
     return "" if value is None else str(value)[:200]

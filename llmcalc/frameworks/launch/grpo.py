@@ -1,4 +1,4 @@
-"""The memory settings of GRPO training with TRL and trainers derived from it: sequences, engine and reference model.
+"""Memory settings of GRPO training with TRL and derived trainers: sequences, engine and reference model.
 
 Source: TRL 1.10 (f2cd57710), trainer/grpo_{config,trainer}.py and generation/vllm_generation.py.
 """
@@ -29,7 +29,7 @@ GRPO_READ = (
 def grpo_length(
     reader: LaunchReader, config: Table, prompt_key: str, has_adapters: bool, beta: float = 0.0
 ) -> dict[str, Any]:
-    """Returns the tokens per sequence of a GRPO training step, where a sequence is a prompt with its completion.
+    """Returns the tokens per sequence (prompt and completion) of a GRPO training step.
 
     With a beta other than 0 it has a reference model: beside adapters the frozen weights, else a copy of all weights.
 

@@ -1,4 +1,4 @@
-"""Lists the kinds of launch files: one per framework, and those of programs that run several frameworks."""
+"""Lists the kinds of launch files: one kind per framework, and programs that run several frameworks."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ COMMAND = {"runs": "command:starts_program", "read_command": "command:read_comma
 def _program(
     folder: str, program: str, version: str, title: str = "", name: str = "", **functions: str
 ) -> tuple[str, LaunchFile]:
-    """Returns a program's folder and the kind of its launch files.
+    """Returns a program's folder, and the kinds of launch files of the program.
 
     version: the version whose defaults are filled in.
     title, name: as in `LaunchFile`; by default a config of the program, and its folder.
@@ -123,7 +123,7 @@ PROGRAMS = dict(
 
 
 def program_files() -> tuple[LaunchFile, ...]:
-    """Returns the kinds of launch files of programs that train with a framework, and of programs that are refused."""
+    """Returns the launch file kinds of programs that train with a framework, and of refused programs."""
     return (*PROGRAMS.values(), *REFUSED)
 
 
@@ -135,7 +135,7 @@ def _framework_files() -> tuple[LaunchFile, ...]:
 
 
 def kinds() -> tuple[LaunchFile, ...]:
-    """Returns all kinds of launch files, in the order in which a file is compared with them."""
+    """Returns all kinds of launch files, in the order of recognition."""
     return (*program_files(), *_framework_files())
 
 

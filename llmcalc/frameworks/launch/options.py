@@ -1,4 +1,4 @@
-"""Replaces values of a launch file by the command-line options that the user added to it."""
+"""Replaces a launch file's values by command-line options."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ def read_with_options(
 
 
 def _of_kind(file: LaunchFile, launched_run: Launch) -> Launch:
-    """Returns the training run with the kind of its file, the program, and the program's version."""
+    """Returns the training run with the file's kind, the program, and the program's version."""
     return replace(
         _without_master_format(launched_run),
         kind=file.name,
@@ -73,7 +73,7 @@ def _without_master_format(launched_run: Launch) -> Launch:
 
 
 def _file_value(launched_run: Launch, name: str) -> Any:
-    """Returns the launch file's value of an option; None if the file states none."""
+    """Returns a launch file's value of an option; None if not stated."""
     if name == "framework":
         return launched_run.framework
     if name == "fsdp":

@@ -23,7 +23,7 @@ DEEPEST = 40
 
 
 class Unknown:
-    """A value that cannot be evaluated from the syntax tree. text: the source of its expression."""
+    """A value that the syntax tree does not determine. text: the source of the expression."""
 
     def __init__(self, text: str) -> None:
         self.text = text
@@ -111,14 +111,14 @@ def dotted(node: ast.expr) -> str:
 
 
 def source_of(node: ast.AST) -> str:
-    """Returns a description of an expression for error messages: its kind and its name."""
+    """Returns an expression's description for error messages: kind and name."""
     if isinstance(node, ast.Call):
         return f"{dotted(node.func) or 'a call'}(…)"[:60]
     return type(node).__name__
 
 
 def constants(statements: list[ast.stmt]) -> dict[str, Any]:
-    """Returns variable → value from plain assignments, in their order."""
+    """Returns variable → value of plain assignments, in order."""
     names: dict[str, Any] = {}
     for statement in statements:
         if isinstance(statement, ast.Assign) and len(statement.targets) == 1:
@@ -187,7 +187,7 @@ class Configurations:
         return {}
 
     def read_statement(self, statement: ast.stmt, names: Config, configs: dict[str, Config], depth: int) -> None:
-        """Evaluates a statement of a function.
+        """Evaluates a statement in a Python function.
 
         A condition that is known runs its branch; assignments in another one, or in a loop, give unknown values.
         """
@@ -209,7 +209,7 @@ class Configurations:
                     self.assign_value(target, {"": Unknown("a condition")}, names, configs)
 
     def truth_of(self, node: ast.expr, names: Config, configs: dict[str, Config]) -> bool | None:
-        """Returns whether a condition on plain values holds; None if that is not known."""
+        """Returns whether a condition on plain values is true; None if unknown."""
         if isinstance(node, ast.BoolOp):
             truths = [self.truth_of(operand, names, configs) for operand in node.values]
             decisive = isinstance(node.op, ast.Or)
@@ -230,7 +230,7 @@ class Configurations:
         return _comparison_result(node.ops[0], left, right)
 
     def _plain_value(self, node: ast.expr, names: Config, configs: dict[str, Config]) -> Any:
-        """Returns the value of an expression that builds no configuration; its text in small letters for `.lower()`."""
+        """Returns the value of an expression that builds no configuration; `.lower()` gives small letters."""
         if isinstance(node, ast.Call):
             if isinstance(node.func, ast.Attribute) and node.func.attr == "lower" and not node.args:
                 text = self._plain_value(node.func.value, names, configs)
@@ -263,7 +263,7 @@ class Configurations:
             raise RecursionError
 
     def evaluate(self, node: ast.expr, names: Config, configs: dict[str, Config], depth: int) -> Config:
-        """Returns the configuration that an expression builds; any other value is stored under the empty path."""
+        """Returns the configuration that an expression builds; for a plain value, a table with an empty path."""
         self.count_work(1)
         if depth > DEEPEST:
             raise RecursionError

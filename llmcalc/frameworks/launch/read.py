@@ -1,4 +1,4 @@
-"""Reads training launch files of any kind; their contents tell the kind."""
+"""Reads training launch files, and recognizes the kind of a file by its contents."""
 
 from __future__ import annotations
 
@@ -174,7 +174,7 @@ def starts_python(text: str) -> bool:
 
 
 def _is_script(text: str) -> bool:
-    """Whether a text is a shell script: it starts Python, and has arguments or variables."""
+    """Whether a text is a shell script, which starts Python and has arguments or variables."""
     if not starts_python(text) or not re.search(
         r"(^|[\s(\"'])(--[A-Za-z]|\$[A-Za-z_{@*]|[a-z_.]+=|\S+\.ya?ml\b)", text
     ):
@@ -245,7 +245,7 @@ def _read_training_command(
     environments = {command.line: command.env for command in script.commands}
 
     def start(command_line: CommandLine) -> LaunchSource:
-        """Returns the launch file's name and options for one command: its environment and its number of devices."""
+        """Returns the launch file's name, environment and number of devices for one command."""
         command_env = environments.get(command_line.line, {})
         env = {**script.env(), **{name: value for name, value in command_env.items() if not is_unresolved(value)}}
         world_size = source_file.world_size or processes([*batch, *command_line.launcher], env)
@@ -359,7 +359,7 @@ def _only_command(commands: list[CommandLine], name_in_errors: str) -> CommandLi
 
 
 def _read_config(name: str, command_line: CommandLine, source_file: LaunchSource, options: Mapping[str, Any]) -> Launch:
-    """Returns the training run of a program's config file, overridden by the command's other words."""
+    """Returns the training run of a program's config file, with values from the command's other words."""
     if is_unresolved(name):
         raise InputError(f"{source_file.where}: line {command_line.line}: {unresolved_reason(name)}")
     if source_file.read_text is None:
@@ -427,7 +427,7 @@ COUNTS = {
 
 
 def _launcher_counts(launcher: Sequence[str]) -> Iterator[tuple[str, str]]:
-    """Yields (kind of count, number as text), such as machines, for each count in a launcher's arguments."""
+    """Yields (kind of count, number as text) for each count, such as machines, in a launcher's arguments."""
     for i, command_word in enumerate(launcher):
         name, equals_sign, value = command_word.partition("=")
         key = COUNTS.get(f"--{name[2:].replace('_', '-')}" if name.startswith("--") else name)

@@ -1,4 +1,4 @@
-"""The training run that a launch file describes, in one form for all frameworks, and the kinds of launch files."""
+"""The training run of a launch file, in one form for all frameworks, and the kinds of launch files."""
 
 from __future__ import annotations
 
@@ -123,7 +123,7 @@ def json_value_of(value: Any) -> Any:
 
 @frozen
 class LaunchSource:
-    """The name of a launch file, and the options with which it is read.
+    """The name of a launch file, and options for reading the file.
 
     where: the file's name in messages.
     world_size: number of devices; None (default) for that of the file, or the smallest that its layout allows.
@@ -186,7 +186,7 @@ class CommandLine(NamedTuple):
 
 @frozen
 class LaunchFile:
-    """A kind of launch file.
+    """A kind of launch file, with the reader.
 
     name: its name in JSON documents.
     title: its name in messages.
@@ -226,7 +226,7 @@ class LaunchFile:
 
 
 class LaunchSettings(NamedTuple):
-    """Layout and settings of a training run, which one reader passes to another. Fields as in `Launch`."""
+    """Layout and settings of a training run, for passing between readers. Fields as in `Launch`."""
 
     layout: Layout
     settings: dict[str, Any]
@@ -275,7 +275,7 @@ class LaunchReader:
 
     @property
     def where(self) -> str:
-        """The launch file's name in error messages."""
+        """The name of the launch file in error messages."""
         return self.source.where
 
     def check_unknown(self) -> None:
@@ -300,7 +300,7 @@ class LaunchReader:
         unknown_keys(self, config, (*known, *ignored), "", reason)
 
     def refuse_set(self, config: Table, reasons: Mapping[str, str], prefix: str = "") -> None:
-        """Records each argument with a value other than false or 0 as unknown. reasons: argument → reason."""
+        """Records as unknown each argument that is set (neither false nor 0). reasons: argument → reason."""
         for name, reason in reasons.items():
             if config.get(name):
                 self.unknown[f"{prefix}{name}"] = reason
@@ -308,7 +308,7 @@ class LaunchReader:
     def refuse_other_values(
         self, config: Table, modelled: Mapping[str, Sequence[Any]], prefix: str = "", ending: str = ""
     ) -> None:
-        """Records each argument with another value than the modelled ones as unknown.
+        """Records as unknown each argument whose value is not modelled.
 
         modelled: argument → its modelled values. ending: the end of the reason.
         """
@@ -317,7 +317,7 @@ class LaunchReader:
                 self.unknown[f"{prefix}{name}"] = f"{shown(config[name])[:60]} is not modelled{ending}"
 
     def value(self, config: Table, argument_name: str, default: Any) -> Any:
-        """Returns the value of an argument, or the program's default if it is absent or null."""
+        """Returns an argument's value, or the program's default if the argument is absent or null."""
         if config.get(argument_name) is not None:
             return config[argument_name]
         self.filled_in[argument_name] = default
@@ -328,7 +328,7 @@ class LaunchReader:
         return size_of(self, argument_name, self.value(config, argument_name, default), least=least)
 
     def optional_size(self, config: Table, argument_name: str) -> int | None:
-        """Returns the value of an argument as a whole number of at least 1; None without it."""
+        """Returns an argument's value as a whole number of at least 1; None if not set."""
         value = config.get(argument_name)
         return None if value is None else size_of(self, argument_name, value)
 
@@ -352,7 +352,7 @@ class LaunchReader:
         return world_size
 
     def sequence_ranks(self, config: Table, argument_name: str, world_size: int, prefix: str = "") -> int:
-        """Returns the ranks that divide each sequence, with a note. Raises `InputError` for no divisor of the devices.
+        """Returns the number of ranks that divide each sequence, with a note. Raises `InputError` for a wrong number.
 
         prefix: what precedes the argument in the file; empty by default.
         """
@@ -368,7 +368,7 @@ class LaunchReader:
         return ranks
 
     def flag(self, config: Table, argument_name: str, default: bool = False) -> bool:
-        """Returns the value of an argument as a boolean, or its default.
+        """Returns an argument's value as a boolean, or the default.
 
         A default of false is not listed as assumed.
         """
@@ -381,7 +381,7 @@ class LaunchReader:
         return InputError(f"{self.where}: {argument_name}: {text}")
 
     def devices(self, world_size: int | None) -> int:
-        """Returns the number of devices; without `world_size` 1, with a note."""
+        """Returns the number of devices; 1 with a note if `world_size` is missing."""
         if world_size is None:
             self.notes.append(f"1 device is assumed; {self.source.devices_advice()}")
         return world_size or 1
@@ -429,7 +429,7 @@ class LaunchReader:
         return replace(self.frozen, ranks=layout.dp // layout.hsdp_replicas)
 
     def launch(self, framework: str, launch_settings: LaunchSettings, **fields: Any) -> Launch:
-        """Returns the training run under a framework. fields: further fields of `Launch`.
+        """Returns the training run under a framework. fields: additional fields of `Launch`.
 
         Raises `InputError` as `check_unknown` does.
         """
@@ -450,7 +450,7 @@ class LaunchReader:
         )
 
     def with_records(self, launched_run: Launch) -> Launch:
-        """Returns a run that another reader made of this file's arguments, with what this reader has recorded."""
+        """Returns a run from another reader of this file, with the arguments that this reader has recorded."""
         return replace(
             launched_run,
             unknown={**self.unknown, **launched_run.unknown},
@@ -491,7 +491,7 @@ ATTENTION = "attn_implementation"
 
 
 def default_attention(reader: LaunchReader) -> dict[str, Any]:
-    """Returns no attention setting, so that transformers' default (sdpa) runs, and lists the default as filled in."""
+    """Returns no attention setting, for transformers' default (sdpa), and lists the default as assumed."""
     reader.filled_in[ATTENTION] = "sdpa"
     return {}
 

@@ -31,7 +31,7 @@ class RefusedProgram:
     reads_configs: bool = False
 
     def runs(self, command_line: CommandLine) -> bool:
-        """Whether a command starts the program."""
+        """Whether a command starts this program."""
         from .command_config import config_place  # reads YAML; help lists programs without it
 
         if self.reads_configs and config_place(command_line) is not None:
@@ -114,7 +114,7 @@ REFUSED = tuple(
 
 
 class RefusedConfig(NamedTuple):
-    """A kind of config file that is recognized by its keys and not read.
+    """A kind of config file that is recognized by its keys, and refused.
 
     program: the program's name.
     matches: whether tables are such a file.

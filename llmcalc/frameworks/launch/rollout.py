@@ -16,7 +16,7 @@ States: TypeAlias = Literal["weights", "gradients", "optimizer", "reference"]
 
 @frozen
 class Model:
-    """A model beside the trained one on the training devices, such as the reference model.
+    """An additional model on the training devices, such as the reference model.
 
     place: where it is. weight_bytes: bytes of an element of its weights. ranks: ranks that divide its weights.
     parameters: their number; 0 (default) for as many as the trained model has.
@@ -30,7 +30,7 @@ class Model:
 
 @frozen
 class Rollout:
-    """The rollout engine that generates on the training devices, and the other models on them.
+    """The rollout engine that shares the training devices, and the other models on these devices.
 
     source: the files that say so.
     engine: its name, as of `--engine`; empty for an engine on devices of its own.

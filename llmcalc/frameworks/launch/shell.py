@@ -41,7 +41,7 @@ SETS_VARIABLES = ("read", "unset", "source", ".", "mapfile", "readarray")
 def read_script(
     text: str, name_in_errors: str, typed_variables: Mapping[str, str] | None = None, arguments: Sequence[str] = ()
 ) -> Script:
-    """Returns a shell script with its variables and commands, without running it.
+    """Returns the variables and commands of a shell script, without running the script.
 
     typed_variables: variables that are set before the script runs.
     arguments: arguments of the script.
@@ -65,7 +65,7 @@ _SPACE = " \t"
 
 
 class StatementReader(WordReader):
-    """Parses shell source and adds its commands to a script.
+    """Parses shell source and appends the commands to a script.
 
     branches: the blocks around the current position.
     waiting: (name of its end, whether it expands) of each here-document whose text comes after the line.
@@ -93,7 +93,7 @@ class StatementReader(WordReader):
             self.read_statement()
 
     def read_statement(self) -> None:
-        """Reads a simple command up to its end, and applies its effect to the script."""
+        """Reads a simple command and applies its effect to the script."""
         words: list[str] = []
         assignments: dict[str, str | list[str]] = {}
         line, end, is_doubled = self.line, "", False
@@ -131,11 +131,11 @@ class StatementReader(WordReader):
             self.branches[-1].patterns = []
 
     def skips_next(self) -> bool:
-        """Whether the next command of a list joined by && and || surely does not run."""
+        """Whether the next command in a list of && and || is certainly skipped."""
         return bool(self.joined_by) and self.has_succeeded is (self.joined_by == "||")
 
     def read_joined(self, command_words: list[str], assignments: dict[str, str | list[str]]) -> bool:
-        """Reads a simple command of a list joined by && and ||, as far as known conditions say whether it runs.
+        """Reads a command in a list of && and ||, and decides by known conditions whether it runs.
 
         Returns whether the command needs nothing more: it is a condition, or it surely does not run.
         """
@@ -156,7 +156,7 @@ class StatementReader(WordReader):
         return is_condition
 
     def skip_comment(self) -> None:
-        """Skips to the end of the line."""
+        """Skips a comment, up to the end of the line."""
         end = self.text.find("\n", self.at)
         self.at = len(self.text) if end < 0 else end
 
@@ -194,7 +194,7 @@ class StatementReader(WordReader):
         return command_words
 
     def read_patterns(self, command_words: list[str], end: str) -> bool:
-        """Reads the patterns of a `case` branch. Returns whether these words were patterns."""
+        """Reads the patterns of a `case` branch, and returns whether the words were patterns."""
         branch = self.branches[-1] if self.branches else None
         if branch is None or branch.value is None or branch.patterns is None or command_words[:1] == ["esac"]:
             return False
@@ -207,7 +207,7 @@ class StatementReader(WordReader):
         return True
 
     def matches_patterns(self, value: str, patterns: list[str]) -> bool | None:
-        """Whether a text matches one of the patterns of a `case`; None if it is too long to be compared."""
+        """Whether a text matches a pattern of a `case`; None if the text is too long for the comparison."""
         has_uncomparable_pattern = False
         for pattern in patterns:
             if not set(pattern) & set("*?["):
@@ -311,7 +311,7 @@ class StatementReader(WordReader):
             self.branches.append(branch)
 
     def is_running(self) -> bool:
-        """Whether the current position is executed: no block around it is skipped."""
+        """Whether the current position is executed, because all enclosing blocks are."""
         return not any(branch.runs is False for branch in self.branches)
 
     def in_unsure_branch(self) -> bool:
@@ -358,7 +358,7 @@ class StatementReader(WordReader):
             self.add_command(command_words, assignments, line)
 
     def skip_assignments(self, assignments: Mapping[str, object]) -> None:
-        """Notes the variables of a command that does not run, unless arguments that its condition needs are missing."""
+        """Notes the variables set by a skipped command, unless arguments that its condition needs are missing."""
         if not self.script.missing:
             self.script.skipped |= set(assignments)
 
@@ -406,7 +406,7 @@ class StatementReader(WordReader):
         self.script.commands.append(Command(tuple(command_words), env, line, tuple(self.script.loops.items())))
 
     def set_container_variables(self, command_words: list[str]) -> None:
-        """Sets the environment variables of a container's options, `-e NAME=VALUE`, for the script in the container."""
+        """Sets the environment variables of container options, `-e NAME=VALUE`, for the script in the container."""
         for option, command_word in pairwise(command_words):
             name, equals_sign, value = command_word.partition("=")
             if option in ("-e", "--env") and equals_sign and NAME.fullmatch(name):
@@ -441,7 +441,7 @@ class StatementReader(WordReader):
                 self.output_file = file_name
 
     def skip_here_documents(self) -> None:
-        """Reads the texts of here-documents, and stores those that a command writes to a file."""
+        """Reads here-documents, and stores those that a command writes to a file."""
         pending_documents, self.waiting = self.waiting, []
         for delimiter, is_expanded in pending_documents:
             start = self.at
@@ -461,7 +461,7 @@ class StatementReader(WordReader):
                     break
 
     def read_assigned_value(self, name: str, is_append: bool) -> str | list[str]:
-        """Reads and returns the value after `NAME=`."""
+        """Reads and returns the assigned value after `NAME=`."""
         if self.text[self.at : self.at + 1] == "(":
             self.at += 1
             items = self.read_array()

@@ -70,13 +70,13 @@ class Script:
     work: int = 0
 
     def env(self) -> dict[str, str]:
-        """The exported variables of the script whose values are known."""
+        """The script's exported variables with known values."""
         values = {name: self.variables.get(name, "") for name in sorted(self.exported)}
         return {name: value for name, value in values.items() if isinstance(value, str) and not is_unresolved(value)}
 
 
 def expander(name_in_errors: str, variables: Mapping[str, str]) -> Callable[[str], str]:
-    """Returns a function that expands variables in texts as Docker Compose does: only `$` has a meaning.
+    """Returns a function that expands variables like Docker Compose, where only `$` is special.
 
     variables: those that are set. The letters of all texts count as those of one script.
     """
@@ -128,11 +128,11 @@ class WordReader:
         return self.lines[1]
 
     def at_placeholder(self) -> bool:
-        """Whether a placeholder for the user, such as `<path>`, begins here."""
+        """Whether a placeholder for the user, such as `<path>`, begins at this position."""
         return self.text.startswith("<", self.at) and _PLACEHOLDER.match(self.text, self.at) is not None
 
     def read_word(self) -> list[str]:
-        """Reads and returns a shell word, as several words where an unquoted expansion has spaces or is an array."""
+        """Reads and returns a shell word, split into several words at an unquoted expansion."""
         words: list[str] = []
         parts_of_open_word: list[str] = []  # the parts of the word that is not finished; empty if there is none
         start = self.at
@@ -161,7 +161,7 @@ class WordReader:
         return words
 
     def read_pieces(self) -> list[tuple[str, bool]]:
-        """Reads and returns the pieces of a word: (text, whether its spaces split the word)."""
+        """Reads and returns the pieces of a word: (text, whether spaces in the text split the word)."""
         pieces: list[tuple[str, bool]] = []
         size, counted_letters = 0, 0
         while self.at < len(self.text):
@@ -226,7 +226,7 @@ class WordReader:
         raise self.error('a quote " that does not end')
 
     def read_marked_name(self) -> tuple[str, bool]:
-        """Reads an unresolved name with its marks, in a text that is parsed for the second time."""
+        """Reads an unresolved name with marks, in a text that was already parsed once."""
         end = self.text.find(UNRESOLVED, self.at + 1)
         end = len(self.text) if end < 0 else end + 1
         start, self.at = self.at, end
@@ -243,7 +243,7 @@ class WordReader:
         return match[0], False
 
     def read_expansion(self) -> str:
-        """Reads an expansion, which begins with a dollar sign or a backquote, and returns its text."""
+        """Reads an expansion after a dollar sign or a backquote, and returns the text."""
         text = self.expand_dollar()
         self.count_work(len(text))
         return text
@@ -302,7 +302,7 @@ class WordReader:
         return unresolved(f"$({text[:20]})")
 
     def script_argument(self, argument_number: int) -> str:
-        """Returns argument number `argument_number` of the script, from 1; unresolved if it was not typed."""
+        """Returns the script's positional argument `argument_number`, from 1; unresolved if it was not typed."""
         arguments = self.script.arguments
         if argument_number > len(arguments):
             self.script.missing = max(self.script.missing, argument_number)
@@ -335,7 +335,7 @@ class WordReader:
         raise self.error(f"{opening_bracket} that does not end; expected {closing_bracket}")
 
     def expand_braces(self, text_in_braces: str) -> str:
-        """Returns the expansion of `${…}`."""
+        """Returns the expanded text of `${…}`."""
         array_match = re.fullmatch(r"([A-Za-z_][A-Za-z0-9_]*)\[[@*]\]", text_in_braces)
         if array_match is not None:
             value = self.script.variables.get(array_match[1])
@@ -374,7 +374,7 @@ class WordReader:
         return text if value is not None or name in self.script.skipped else unresolved(f"${name}")
 
     def expand_nested_text(self, text: str) -> str:
-        """Returns a nested text, such as a default value, with its expansions."""
+        """Returns a nested text, such as a default value, after expansion."""
         if self.depth > 20:
             raise self.error("defaults nested too deeply")
         reader = WordReader(self.script, text, self.depth + 1, self.line)
@@ -388,7 +388,7 @@ class WordReader:
         return expanded_text
 
     def expand_here_document(self, text: str) -> str:
-        """Returns the text of a here-document with its expansions, in which quotes have no special meaning."""
+        """Returns the expanded text of a here-document, in which quotes are not special."""
         reader = WordReader(self.script, text, self.depth + 1, self.line)
         text_parts: list[str] = []
         while reader.at < len(text):

@@ -105,7 +105,7 @@ def _check_events(yaml: Any, text: str, name_in_errors: str) -> None:
 
 
 class _ValueBuilder:
-    """Builds Python values from PyYAML's nodes. A node is built once for all of its aliases."""
+    """Builds Python values from PyYAML's nodes, once per node for all aliases."""
 
     def __init__(self, yaml: Any, name_in_errors: str) -> None:
         self.yaml, self.where = yaml, name_in_errors
@@ -178,7 +178,7 @@ class _ValueBuilder:
         return [self.build_value(table) for table in nodes]
 
     def are_equal_scalars(self, first_node: Any, second_node: Any) -> bool:
-        """Whether two YAML nodes are scalars of the same text."""
+        """Whether two YAML nodes are scalars with the same text."""
         scalar = self.yaml.ScalarNode
         return (
             isinstance(first_node, scalar) and isinstance(second_node, scalar) and first_node.value == second_node.value

@@ -12,6 +12,7 @@ from typing import Any
 
 from ...errors import shown
 from ...parallel.layout import Layout
+from ...sources.huggingface.family import field_names
 from ..frozen_model import FrozenModel
 from ..registry import WITHOUT_A_NAME, framework, plugins
 from .accelerate_command import trainer_arguments
@@ -61,19 +62,16 @@ TRAINER_DEFAULTS: dict[str, Any] = {
 }
 """Defaults of arguments that change memory (transformers 5.23, training_args.py)."""
 
-TRAINER_READ = frozenset(
-    """
+TRAINER_READ = field_names("""
     per_device_train_batch_size gradient_accumulation_steps gradient_checkpointing gradient_checkpointing_kwargs
     activation_checkpointing activation_checkpointing_kwargs optim bf16 fp16 torch_compile
     max_seq_length max_length block_size cutoff_len torch_dtype dtype attn_implementation use_liger_kernel
     model_name_or_path use_peft lora_r lora_target_modules lora_dropout load_in_4bit load_in_8bit
     use_cpu no_cuda lora_modules_to_save parallelism_config optim_args optim_target_modules
     auto_find_batch_size neftune_noise_alpha use_bnb_nested_quant
-    """.split()  # noqa: SIM905
-)
+    """)
 
-TRAINER_IGNORED = frozenset(
-    """
+TRAINER_IGNORED = field_names("""
     output_dir overwrite_output_dir num_train_epochs max_steps learning_rate lr_scheduler_type lr_scheduler_kwargs
     warmup_steps warmup_ratio weight_decay adam_beta1 adam_beta2 adam_epsilon average_tokens_across_devices
     max_grad_norm label_smoothing_factor bf16_full_eval fp16_full_eval tf32 torch_compile_backend torch_compile_mode
@@ -96,8 +94,7 @@ TRAINER_IGNORED = frozenset(
     do_sample special_tokens dataset_train_split dataset_test_split dataset_mixture dataset_prepared_path
     log_completions fp16_opt_level past_index use_mps_device mp_parameters include_inputs_for_metrics
     ddp_bucket_cap_mb fsdp_transformer_layer_cls_to_wrap fsdp_min_num_params packing torch_empty_cache_steps
-    """.split()  # noqa: SIM905
-)
+    """)
 """Arguments that do not change the memory of a training step, or by less than one block."""
 
 TRAINER_SIGNS = (
@@ -126,7 +123,7 @@ def read_trainer(config: Table, source_file: LaunchSource) -> Launch:
 
 
 def read_arguments(arguments: Table, source_file: LaunchSource) -> Launch:
-    """Returns the training run of a command's Trainer arguments, as `read_trainer` does for a file."""
+    """Returns the training run of a Trainer command; `read_trainer` does so for a config file."""
     with reading_of(source_file) as reader:  # a TARGET may replace the model
         config = plain_arguments(arguments, reader, keys_read() - {"model_name_or_path"})
         return _read_arguments(reader, {**trainer_arguments(source_file), **config})
@@ -195,7 +192,7 @@ def trainer_launch(
 def _with_named_files(
     reader: LaunchReader, config: Table, name: str, keys: Sequence[str], shipped: Mapping[str, Table]
 ) -> dict[str, Any]:
-    """Returns the arguments in which the framework's config files are replaced by their tables."""
+    """Returns the arguments with the framework's config files replaced by the files' tables."""
     expected_text = f"a config of {framework(name).title}"
     tables = {
         key: reader.fetched(key, config[key], expected_text, shipped)
@@ -245,7 +242,7 @@ def noise_words(reader: LaunchReader, config: Table) -> None:
 
 
 def optimizer_settings(reader: LaunchReader, key: str, value: Any) -> dict[str, Any]:
-    """Returns the settings of an optimizer from the Trainer's name for it. key: the argument with the name."""
+    """Returns an optimizer's settings by the Trainer's name. key: the argument with the name."""
     name = str(value)[:60]
     if name.startswith("OptimizerNames."):
         name = name.partition(".")[2].lower()
@@ -287,7 +284,7 @@ def pair_settings(
 def kto_settings(
     reader: LaunchReader, run_settings: Mapping[str, Any], reference: FrozenModel | None = None
 ) -> dict[str, Any]:
-    """Returns KTO's batch settings: samples are single sequences; mismatched answers run first, without gradients.
+    """Returns KTO's batch settings: samples are single sequences; mismatched answers run without gradients.
 
     run_settings: the settings of the run. reference: as of `pair_settings`.
     """
@@ -297,7 +294,7 @@ def kto_settings(
 
 
 def add_reference(reader: LaunchReader, run_settings: Mapping[str, Any], reference: FrozenModel | None = None) -> None:
-    """Adds the reference model of a loss: the frozen weights if adapters are trained, else a copy of all weights.
+    """Adds the reference model of a loss: shared frozen weights with adapters, else a copy of all weights.
 
     run_settings: the settings of the run.
     reference: the copy; None (default) for one in the number format of the trained weights.
@@ -324,7 +321,7 @@ LOSSES_WITHOUT_REFERENCE = ("simpo", "orpo", "cpo", "reward")
 
 
 def weight_formats(reader: LaunchReader, config: Table, default: str = "auto") -> tuple[dict[str, Any], bool]:
-    """Returns the number formats of weights and matrix products, and whether they depend on the checkpoint's format.
+    """Returns the number formats of weights and products, and whether they depend on the checkpoint.
 
     Weights have the format of `dtype`; "auto" is that of the checkpoint. bf16 or fp16 is autocast, which changes
     products of weights in fp32 alone. default: the program's default of `dtype`.
@@ -351,7 +348,7 @@ FLASH_KERNELS = ("flash_attention", "flash_attn", "flash-attn", "sdpa", "flex_at
 
 
 def attention_settings(reader: LaunchReader, key: str, value: Any) -> dict[str, Any]:
-    """Returns the attention setting from transformers' name of the implementation. key: the argument with the name."""
+    """Returns the attention setting for transformers' implementation name. key: the argument with the name."""
     name = str(value)[:80]
     if name in ("eager", "sdpa"):
         return {"attn_implementation": name}

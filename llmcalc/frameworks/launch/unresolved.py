@@ -1,4 +1,4 @@
-"""Marks words of a script whose values are known only when the script runs, and explains them in messages."""
+"""Marks a script's words with values that are unknown until it runs, and explains these words in messages."""
 
 from __future__ import annotations
 
@@ -19,13 +19,13 @@ NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
 
 
 def unresolved(name: str) -> str:
-    """Returns a marked name, in place of a value that is known only when the script runs."""
+    """Returns a marked name that replaces a value unknown before the script runs."""
     letters = (letter for letter in name if not letter.isspace() and letter not in (UNRESOLVED, ITEM))
     return f"{UNRESOLVED}{''.join(letters)}{UNRESOLVED}"
 
 
 def is_unresolved(text: str) -> bool:
-    """Whether a word has a part that is known only when the script runs."""
+    """Whether a part of a word is unknown before the script runs."""
     return UNRESOLVED in text
 
 
@@ -40,7 +40,7 @@ def printable(text: str, letters: int = 80) -> str:
 
 
 def unresolved_reason(text: str) -> str:
-    """Returns the message about an unresolved word: its variable, and the command that sets the variable."""
+    """Returns the message about an unresolved word: the variable, and the command that sets it."""
     name = text.split(UNRESOLVED)[1] if text.count(UNRESOLVED) > 1 else printable(text)
     message = f"'{printable(text)[:60]}' is known only when the script runs"
     variable = NAME.match(name, 1) if name.startswith("$") else None

@@ -10,24 +10,21 @@ from collections.abc import Mapping
 from typing import Any
 
 from ...errors import shown
+from ...sources.huggingface.family import field_names
 from ..fsdp2.plugin import sharded_launch
 from ..fsdp2.settings import TitanSettings
 from ..launch.record import Launch, LaunchReader, LaunchSource, Table, reading_of, size_of
 from ..launch.trainer import HEAD_ADAPTER, lora_settings
 
-READ = frozenset(
-    """
+READ = field_names("""
     checkpoint_dir precision quantize devices num_nodes lora_r lora_dropout lora_query lora_key lora_value
     lora_projection lora_mlp lora_head train optimizer model_name
-    """.split()  # noqa: SIM905
-)
+    """)
 
-IGNORED = frozenset(
-    """
+IGNORED = field_names("""
     out_dir lora_alpha eval log logger_name seed access_token tokenizer_dir resume generate use_clearml data
     model_config initial_checkpoint_dir
-    """.split()  # noqa: SIM905
-)
+    """)
 """Arguments that do not change the memory of a training step, or that only pretraining has, which is refused."""
 
 TARGETS = {

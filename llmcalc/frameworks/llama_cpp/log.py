@@ -1,4 +1,4 @@
-"""Reads logs of llama.cpp and ik_llama.cpp (load_tensors, llama_kv_cache, llama_context), and Ollama's own lines.
+"""Reads logs of llama.cpp and ik_llama.cpp (load_tensors, llama_kv_cache, llama_context) and Ollama.
 
 Buffers of recurrent states (`RS`) count as cache, as they do where they are computed.
 """
@@ -124,7 +124,7 @@ def read_log(log_text: LogText) -> LogReading | None:
 
 
 def _is_of_a_slot(line: str) -> bool:
-    """Whether a line is about a single slot of the server, which has only a part of the context."""
+    """Whether a line is about a single server slot, with a fraction of the context."""
     return _SLOT.search(line[:LONGEST_PREFIX]) is not None
 
 
@@ -158,7 +158,7 @@ def _llama_server_flags(log_values: LogValues) -> dict[str, str]:
 
 
 def _ollama_flags(log_values: LogValues) -> dict[str, str]:
-    """Returns Ollama's options from the log, in which each request has an equal share of the context."""
+    """Returns Ollama's options from the log, where all requests share the context equally."""
     parallel = max(1, int(log_values.text("parallel") or 1))
     options = {"num_batch": log_values.text("ubatch_size"), "OLLAMA_NUM_PARALLEL": log_values.text("parallel")}
     if "ctx_size" in log_values:
@@ -175,7 +175,7 @@ def _largest_buffer(memory_terms: Sequence[LogTerm]) -> str:
 
 
 def _buffer_sizes(log_text: LogText) -> dict[tuple[str, str], int]:
-    """Returns (buffer's name, device) → bytes. A context that is created again replaces its buffers."""
+    """Returns (buffer name, device) → bytes. A recreated context replaces its buffers."""
     buffers: dict[tuple[str, str], int] = {}
     for line in log_text.lines_with(*(f'msg="{buffer_kind}"' for buffer_kind in _OLLAMA_NAMES)):
         match = _OLLAMA_BUFFER.search(line[:LONGEST_PREFIX])

@@ -10,6 +10,7 @@ from typing import Any
 
 from ...device_memory.optimizers.registry import LARGEST_RANK
 from ...errors import shown
+from ...sources.huggingface.family import field_names
 from ..frozen_model import FrozenModel
 from ..launch.record import Launch, LaunchReader, LaunchSource, Table, reading_of
 from ..launch.trainer import (
@@ -26,18 +27,15 @@ from ..launch.trainer import (
 from .deepspeed_configs import DEEPSPEED_CONFIGS
 from .version_1 import is_version_1, read_version_1
 
-READ = frozenset(
-    """
+READ = field_names("""
     stage finetuning_type cutoff_len lora_rank lora_target lora_dropout additional_target quantization_bit
     quantization_method quantization_type double_quantization flash_attn enable_liger_kernel pure_bf16
     disable_gradient_checkpointing use_reentrant_gc use_unsloth_gc upcast_lmhead_output
     use_adam_mini use_muon pissa_init use_galore galore_rank galore_target galore_layerwise galore_proj_type
     use_apollo apollo_rank apollo_target apollo_layerwise apollo_proj apollo_proj_type
-    """.split()  # noqa: SIM905
-)
+    """)
 
-IGNORED = frozenset(
-    """
+IGNORED = field_names("""
     dataset eval_dataset dataset_dir media_dir template train_on_prompt mask_history streaming buffer_size
     mix_strategy interleave_probs overwrite_cache preprocessing_batch_size max_samples val_size packing neat_packing
     tool_format default_system enable_thinking preserve_thinking tokenized_path ignore_pad_token_for_loss plot_loss
@@ -62,8 +60,7 @@ IGNORED = frozenset(
     swanlab_mode swanlab_workspace temperature top_k top_p use_audio_in_video use_kv_cache use_v1_kernels
     vllm_config vllm_enforce_eager vllm_gpu_util vllm_max_lora_rank vllm_maxlen freeze_extra_modules
     freeze_language_model freeze_trainable_layers freeze_trainable_modules asft_alpha profiler_output_dir
-    """.split()  # noqa: SIM905
-)
+    """)
 """Arguments that do not change the memory of a training step, or whose method is refused by another one."""
 
 REFUSED = {
@@ -245,7 +242,7 @@ def _optimizer_settings(
 def _low_rank_optimizer(
     reader: LaunchReader, config: Table, name: str, run_settings: Table, world_size: int | None
 ) -> dict[str, Any]:
-    """Returns the settings of GaLore or APOLLO. name: the beginning of their arguments."""
+    """Returns the settings of GaLore or APOLLO. name: the common prefix of the arguments."""
     if "lora_rank" in run_settings:
         raise reader.wrong(f"use_{name}", "LLaMA-Factory refuses it with adapters; expected finetuning_type: full")
     if config.get("deepspeed"):

@@ -1,4 +1,4 @@
-"""Reads a config of LLaMA-Factory's version 1, which has a training loop of its own.
+"""Reads a config of LLaMA-Factory's version 1, which has its own training loop.
 
 Source: LLaMA-Factory 0.9.6.dev0 (ff6d4d12e): src/llamafactory/v1/config/{training,model}_args.py for defaults,
 core/base_trainer.py for optimizer and loss, plugins/trainer_plugins/distributed/fsdp2.py for formats (products in bf16,
@@ -11,28 +11,25 @@ from dataclasses import replace
 from typing import Any
 
 from ...errors import shown
+from ...sources.huggingface.family import field_names
 from ..frozen_model import SecondLoss
 from ..fsdp2.settings import TitanSettings
 from ..launch.record import Launch, LaunchReader, LaunchSource, Table, reading_of, size_of
 from ..launch.trainer import attention_settings, lora_settings, pair_settings, trainer_launch
 from .deepspeed_configs import DEEPSPEED_CONFIGS
 
-READ = frozenset(
-    """
+READ = field_names("""
     model model_class flash_attn peft_config kernel_config quant_config dist_config optim_config micro_batch_size
     global_batch_size cutoff_len bf16 enable_activation_checkpointing dp_size cp_size mp_replicate_size mp_shard_size
     pref_loss
-    """.split()  # noqa: SIM905
-)
+    """)
 
-IGNORED = frozenset(
-    """
+IGNORED = field_names("""
     train_dataset eval_dataset output_dir learning_rate num_train_epochs max_steps max_grad_norm batching_strategy
     batching_workers cp_mode dist_timeout lr_scheduler_config seed full_determinism resume_from_checkpoint save_steps
     save_epochs save_ckpt_as_hf save_total_limit logging_steps pref_beta pref_ftx simpo_gamma dpo_label_smoothing
     ld_alpha trust_remote_code custom_chat_template init_config sample_backend max_new_tokens
-    """.split()  # noqa: SIM905
-)
+    """)
 """Keys that do not change the memory of a training step."""
 
 
@@ -99,7 +96,7 @@ def _plugin_name(reader: LaunchReader, config: Table, key: str) -> str:
 
 
 def _framework_arguments(reader: LaunchReader, data: Table) -> dict[str, Any]:
-    """Returns the Trainer's arguments that select the same framework."""
+    """Returns the equivalent Trainer arguments that select a framework."""
     table, name = reader.table(data, "dist_config"), _plugin_name(reader, data, "dist_config")
     if not name:
         return {}
@@ -119,7 +116,7 @@ def _framework_arguments(reader: LaunchReader, data: Table) -> dict[str, Any]:
 
 
 def _optimizer_settings(reader: LaunchReader, config: Table) -> dict[str, Any]:
-    """Returns the settings of torch's AdamW, which is the default."""
+    """Returns the settings of torch's AdamW, the default optimizer."""
     name = _plugin_name(reader, config, "optim_config")
     if name:
         reader.unknown["optim_config.name"] = f"'{name}' is not modelled; the default, AdamW, is"

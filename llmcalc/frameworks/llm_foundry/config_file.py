@@ -76,7 +76,7 @@ def read_llm_foundry(config: Table, source_file: LaunchSource) -> Launch:
 
 
 def _resolved_value(reader: LaunchReader, config: Table, name: str, value: Any) -> Any:
-    """Returns a value, or the value of the key to which it refers. Raises `InputError` for a missing key."""
+    """Returns a value, or the value of a referenced key. Raises `InputError` for a missing key."""
     match = VARIABLE.fullmatch(value.strip()) if isinstance(value, str) else None
     if match is None:
         return value

@@ -15,7 +15,7 @@ TOLERANCE_SHARE, TOLERANCE_BYTES = 0.02, 64 * 2**20
 
 @dataclass(frozen=True)
 class ComparedTerm:
-    """A logged memory size with the computed size. computed: bytes; None if it is not computed."""
+    """A logged memory size with the computed size. computed: bytes; None without a computed size."""
 
     term: LogTerm
     computed: int | None = None
@@ -37,7 +37,7 @@ class ComparedTerm:
 
 @dataclass(frozen=True)
 class ExplainedLog:
-    """A log with computed memory sizes. reading: the log's contents. terms: logged sizes with the computed sizes.
+    """A log with computed memory sizes. reading: the log's contents. terms: logged and computed sizes.
 
     preset, hardware, version: what the computation is for; None where the log and the user name none.
     off: the term that is off or in the way; empty for none. flag: what changes it; empty for none that is known.

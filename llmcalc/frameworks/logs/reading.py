@@ -1,4 +1,4 @@
-"""The contents of a log: program, model, version, flags and device, and each memory size that it prints."""
+"""The contents of a log: program, model, version, flags, device and memory sizes."""
 
 from __future__ import annotations
 
@@ -92,22 +92,22 @@ class Pattern(NamedTuple):
 
 
 def pattern(hint: str, expression: str) -> Pattern:
-    """Returns a regular expression that is tried only directly after the fixed text `hint` in a line."""
+    """Returns a regular expression that is tried only after the fixed text `hint` in a line."""
     return Pattern(hint, re.compile(expression))
 
 
 def _skip_no_line(line: str) -> bool:
-    """Returns False: no line of the log is skipped."""
+    """Returns False, so that no log line is skipped."""
     return False
 
 
 class LogValues:
-    """The values that regular expressions matched in a log, by name of the regex group, in the order of the lines."""
+    """The values of regular expressions in a log, by regex group, in line order."""
 
     def __init__(
         self, log_text: LogText, patterns: Sequence[Pattern], is_left_out: Callable[[str], bool] = _skip_no_line
     ) -> None:
-        """Matches the patterns. log_text: the log. is_left_out: whether a line is skipped; by default none."""
+        """Matches the patterns in a log. is_left_out: whether a line is skipped; by default no line is."""
         matches: dict[str, list[tuple[int, str]]] = {}
         for hint, expression in patterns:
             for start, hint_start, end in log_text.line_spans(hint):
@@ -128,11 +128,11 @@ class LogValues:
 
     @property
     def version(self) -> str:
-        """The program's version, of the regex group `version`, without a `v` before its numbers."""
+        """The program's version from the regex group `version`, without a leading `v`."""
         return self.text("version").removeprefix("v")
 
     def stated_numbers(self, *names: str) -> dict[str, str]:
-        """Returns the name of each of these regex groups that matched → the number as text, without commas."""
+        """Returns regex group → matched number as text, without commas."""
         return {name: self.text(name).replace(",", "") for name in names if name in self}
 
     def sizes(self, group_name: str) -> list[int]:

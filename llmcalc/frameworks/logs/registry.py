@@ -1,4 +1,4 @@
-"""Finds the reader of a log: `read_log` in the `log.py` of each program's folder."""
+"""Finds the reader of a log: the function `read_log` in a program's `log.py`."""
 
 from __future__ import annotations
 

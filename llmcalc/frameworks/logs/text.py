@@ -45,13 +45,13 @@ class LogText:
             yield start, hint_start, end
 
     def lines_with(self, *hints: str) -> list[str]:
-        """Returns the lines that contain any of these texts, in their order."""
+        """Returns the lines that contain any of these texts, in order."""
         spans = {(start, end) for hint in hints for start, _, end in self.line_spans(hint)}
         return [self.text[start:end] for start, end in sorted(spans)]
 
 
 def read_log_text(file: str) -> LogText:
-    """Returns the text of a log. file: its path, or `-` for standard input.
+    """Returns the text of a log. file: the log's path, or `-` for standard input.
 
     Raises `InputError` for a file that is missing, unreadable, too large or empty.
     """

@@ -342,7 +342,7 @@ class MegatronArguments:
 
     @classmethod
     def flags(cls) -> dict[str, str]:
-        """Returns command-line argument → name of its field."""
+        """Returns command-line argument → field name."""
         return {flag_of(argument.name): argument.name for argument in fields(cls) if argument.name not in FACTS}
 
     def changed_fields(self) -> Iterator[str]:

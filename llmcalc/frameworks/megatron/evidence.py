@@ -55,7 +55,7 @@ EVIDENCE = FrameworkEvidence(
 
 
 def evidence_for(layout: Layout, trains: bool) -> FrameworkEvidence:
-    """Returns the tests and measurements behind Megatron-LM's results, which are the same for every layout."""
+    """Returns the tests and measurements behind Megatron-LM's results, which are equal for all layouts."""
     return EVIDENCE
 
 

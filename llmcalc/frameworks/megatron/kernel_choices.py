@@ -88,17 +88,17 @@ def optimizer_sharding(settings: MegatronSettings) -> OptimizerSharding:
 
 
 def is_hopper(gpu: str) -> bool:
-    """Whether a GPU name is one of NVIDIA's Hopper generation."""
+    """Whether a GPU's name belongs to NVIDIA's Hopper generation."""
     return any(gpu_name in gpu.upper() for gpu_name in ("H100", "H200", "H800", "H20", "GH200"))
 
 
 def is_blackwell(gpu: str) -> bool:
-    """Whether a GPU name is one of NVIDIA's Blackwell generation."""
+    """Whether a GPU's name belongs to NVIDIA's Blackwell generation."""
     return any(gpu_name in gpu.upper() for gpu_name in ("B100", "B200", "B300"))
 
 
 def is_ampere(gpu: str) -> bool:
-    """Whether a GPU name is one of NVIDIA's Ampere generation."""
+    """Whether a GPU's name belongs to NVIDIA's Ampere generation."""
     return any(gpu_name in gpu.upper() for gpu_name in ("A100", "A800"))
 
 
@@ -142,7 +142,7 @@ def loss(settings: MegatronSettings) -> Loss:
 
 
 def choices_of(settings: MegatronSettings) -> RankChoices:
-    """Returns the kernels that a run's ranks use."""
+    """Returns the kernel choices of a run's ranks."""
     capacity = settings.moe_expert_capacity_factor if settings.moe_pad_expert_input_to_capacity else None
     return RankChoices(
         tp=settings.tp,
@@ -242,6 +242,6 @@ def uses_expandable_segments(settings: MegatronSettings) -> bool:
 
 
 def retains_batches(settings: MegatronSettings) -> bool:
-    """Whether every batch of a step stays on the GPU until the next step begins."""
+    """Whether every batch stays on the GPU until the next step."""
     first_version, last_version = RETAINED
     return settings.date is not None and first_version <= settings.date < last_version

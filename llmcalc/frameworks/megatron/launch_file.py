@@ -17,6 +17,7 @@ from typing import Any, Literal, get_args, get_origin, get_type_hints
 
 from ...errors import InputError, shown, suggest
 from ...parallel.layout import Layout
+from ...sources.huggingface.family import field_names
 from ..launch import trainer
 from ..launch.record import (
     LARGEST,
@@ -106,18 +107,16 @@ def is_megatron(table: Mapping[str, Any]) -> bool:
     return any(key.startswith("--") for key in table) and any(key in flags for key in table)
 
 
-SIGNS = frozenset(
-    """
+SIGNS = field_names("""
     --num-layers --hidden-size --num-attention-heads --micro-batch-size --global-batch-size --seq-length
     --max-position-embeddings --tensor-model-parallel-size --pipeline-model-parallel-size --context-parallel-size
     --train-iters --train-samples --use-mcore-models --use-checkpoint-args
-    """.split()  # noqa: SIM905
-)
+    """)
 """Arguments of sizes, by which a command of Megatron-LM is known."""
 
 
 def is_run_by(command_words: Sequence[str]) -> bool:
-    """Whether a command line runs a script of Megatron-LM, by arguments that other programs spell differently."""
+    """Whether a command line runs a Megatron-LM script, recognized by Megatron-LM's spelling of arguments."""
     if trainer.is_run_by(command_words):
         return False
     names = {word.partition("=")[0] for word in command_words}
@@ -175,7 +174,7 @@ def _note_entry(reader: LaunchReader, key: str) -> None:
 
 
 def _read_arguments(reader: LaunchReader, arguments: Table, env: dict[str, str]) -> Launch:
-    """Returns the training run of Megatron-LM's arguments: its settings and model."""
+    """Returns the training run of Megatron-LM's arguments: settings and model."""
     source_file = reader.source
     values = _field_values(reader, arguments)
     argument_values = {flag.replace("-", "_").lstrip("_"): value for flag, value in arguments.items()}
@@ -268,7 +267,7 @@ def _field_types() -> dict[str, Any]:
 
 
 def _field_values(reader: LaunchReader, arguments: Mapping[str, Any]) -> dict[str, Any]:
-    """Returns field → value of all arguments with a field, and records the other arguments as ignored or unknown."""
+    """Returns field → value of all known arguments, and records the other arguments as ignored or unknown."""
     flags, values = MegatronSettings.flags(), dict[str, Any]()
     for flag, value in arguments.items():
         name = flag.lstrip("-").replace("-", "_")
@@ -302,7 +301,7 @@ def _field_values(reader: LaunchReader, arguments: Mapping[str, Any]) -> dict[st
 
 
 def value_of(reader: LaunchReader, flag: str, value_type: Any, value: Any) -> Any:
-    """Returns the value of an argument in the type of its field; None if the argument is not set.
+    """Returns an argument's value in the type of the matching field; None if the argument is not set.
 
     Raises `InputError`, naming the argument, for a value of another type.
     """
@@ -448,7 +447,7 @@ FORMATS = {"fp32": "fp32", "bf16": "bf16", "fp16": "fp16", "fp8": "uint8"}
 
 
 def settings_of(settings: MegatronSettings) -> dict[str, Any]:
-    """Returns option of `llmcalc memory` → value, for each of Megatron-LM's arguments that has such an option."""
+    """Returns `llmcalc memory` option → value, for each argument of Megatron-LM with such an option."""
     is_half_precision = settings.bf16 or settings.fp16
     command_settings: dict[str, Any] = {
         "phase": "training",

@@ -1,4 +1,4 @@
-"""Replaces arguments of a Megatron-LM launch file by the command-line options that the user added to it."""
+"""Replaces arguments of a Megatron-LM launch file by command-line options."""
 
 from __future__ import annotations
 

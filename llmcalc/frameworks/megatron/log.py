@@ -1,4 +1,4 @@
-"""Reads Megatron-LM's logs: its estimated memory (training/theoretical_memory_usage.py) and `report_memory`."""
+"""Reads Megatron-LM's logs: the estimated memory (training/theoretical_memory_usage.py) and `report_memory`."""
 
 from __future__ import annotations
 

@@ -34,7 +34,7 @@ HIDDEN_LAYERS = {"M": "mamba", "*": "attention", "-": "dense", "E": "experts", "
 
 
 def model_of(settings: MegatronSettings, origin: str) -> ModelSpec:
-    """Returns the model of Megatron-LM's arguments. Raises `InputError` that names an argument without a component."""
+    """Returns the model of Megatron-LM's arguments. Raises `InputError` for an argument without a component."""
     if settings.padded_vocabulary is None:
         raise InputError(
             f"--vocab-size: missing; the size of a {settings.tokenizer} is in its files alone; expected --vocab-size "
@@ -241,7 +241,7 @@ def _mixer_table(settings: MegatronSettings, has_rotary_positions: bool = True) 
 
 
 def _layers_without_rope(settings: MegatronSettings) -> list[bool]:
-    """Returns for each layer whether it has no rotary positions: the last of every N layers."""
+    """Returns for each layer whether rotary positions are absent: in the last of every N layers."""
     frequency = settings.no_rope_freq
     if frequency is None or _rope_table(settings) is None:
         return [False] * settings.layers

@@ -49,7 +49,7 @@ BRIDGE_TARGETS = ("linear_qkv", "linear_proj", "linear_fc1", "linear_fc2")
 
 
 def bridge_adapters(reader: LaunchReader, section: str, rank: Any, targets: Any, dropout: Any) -> dict[str, Any]:
-    """Returns the settings of Megatron-Bridge's low-rank adapters. section: the key of their table.
+    """Returns the settings of Megatron-Bridge's low-rank adapters. section: the table's key.
 
     targets, dropout: None for the default.
     """
@@ -71,7 +71,7 @@ def smallest_run(parallel_run: MegatronRun) -> int:
 def megatron_run(
     reader: LaunchReader, parallel_run: MegatronRun, world_size: int | None, settings: dict[str, Any]
 ) -> LaunchSettings:
-    """Returns the layout and settings of a Megatron-Core run. settings: the run's other settings.
+    """Returns the layout and settings of a Megatron-Core run. settings: the other settings.
 
     Raises `InputError` for a number of devices that the groups do not divide.
     """

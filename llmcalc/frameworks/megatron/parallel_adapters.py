@@ -12,7 +12,7 @@ OPTIONS = frozenset({"lora_rank", "lora_targets", "lora_dtype", "lora_dropout", 
 
 @dataclass(frozen=True)
 class ParallelAdapters:
-    """Low-rank adapters that are divided over ranks as the layers beside which they stand.
+    """Low-rank adapters that are sharded over ranks like the linear layers that they adapt.
 
     library: whose they are. rank: inner width. targets: names of the linear layers that have one.
     dropout: whether the input of an adapter passes dropout.

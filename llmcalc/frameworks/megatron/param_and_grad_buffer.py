@@ -38,7 +38,7 @@ class Range(NamedTuple):
 
 @dataclass
 class Buffer:
-    """A contiguous buffer of gradients, and with the distributed optimizer also of weights.
+    """A contiguous gradient buffer, which also has the weights under the distributed optimizer.
 
     shards: number of ranks that divide it. size: number of elements. ranges: parameter → its range and bucket index.
     packed: whether every parameter lies in a single shard.
@@ -59,7 +59,7 @@ class Buffer:
 
 
 def round_up(number: int, multiple: int) -> int:
-    """Returns a number rounded up to a multiple."""
+    """Rounds a number up to a multiple."""
     return -(-number // multiple) * multiple
 
 

@@ -9,19 +9,18 @@ from typing import Any
 
 from ...errors import InputError
 from ...parallel.layout import Layout, Zero
+from ...sources.huggingface.family import field_names
 from ..launch.record import LaunchReader, LaunchSettings, Table, flag_value, size_of, unknown_keys
 
-MEGATRON_READ = frozenset(
-    """
+MEGATRON_READ = field_names("""
     tp_degree pp_degree num_micro_batches sequence_parallelism recompute_activations use_distributed_optimizer
-    """.split()  # noqa: SIM905
-)
+    """)
 
 
 def read_accelerate(
     reader: LaunchReader, config: Table, world_size: int, command_settings: dict[str, Any]
 ) -> LaunchSettings:
-    """Returns the Megatron-LM run of an accelerate config. command_settings: the run's other settings."""
+    """Returns the Megatron-LM run of an accelerate config. command_settings: the other settings."""
     reader.refuse_groups(config)
     section = "megatron_lm_config"
     plugin_options = {

@@ -74,7 +74,7 @@ Recording needs as many.
 def replay_rank(
     spec: ModelSpec, settings: MegatronSettings, rank: int, recorded_ranks: RecordedRanks | None = None
 ) -> ReplayResult:
-    """Replays the set-up and two training steps of a rank. Raises `InputError` that names an unmodelled argument.
+    """Replays a rank's set-up and two training steps. Raises `InputError` for an unmodelled argument.
 
     recorded_ranks: recorded passes of other ranks of the same run, to which this rank's are added; None (default) for
         none.
@@ -158,7 +158,7 @@ def record_rank(spec: ModelSpec, settings: MegatronSettings, rank: int, is_last_
 
 
 def steps_key(rank_run: RankRun, memory_meter: EventMeter) -> tuple[object, ...]:
-    """Returns a cache key of everything that determines a rank's steps, apart from passes, settings and layout."""
+    """Returns a cache key of everything outside passes, settings and layout that determines a rank's steps."""
     memory_meter.cut()
     ((steps, _),) = memory_meter.pieces
     optimizer = rank_run.updated_sizes, rank_run.states_per_parameter, rank_run.step_gather_sizes

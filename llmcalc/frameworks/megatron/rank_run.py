@@ -1,4 +1,4 @@
-"""Replays the training steps of a rank tensor by tensor: its set-up, the passes of a micro-batch, the optimizer.
+"""Returns a cache key of everything outside the settings that determines a rank's passes.
 
 A variable that holds a tensor here lives as long as Megatron's own variable.
 
@@ -97,7 +97,7 @@ class Chunk:
 
     @cached_property
     def program(self) -> RankFlow:
-        """The program of the chunk's layers."""
+        """The recorded program of the chunk's layers."""
         return self.record_program()
 
     @property
@@ -112,7 +112,7 @@ class Chunk:
 
 
 class ForwardOutput:
-    """The output of a chunk's forward pass.
+    """The output tensor of a chunk's forward pass.
 
     model_chunk: the layers that ran.
     data: the tensor that is sent to the next stage; None after it has been sent.
@@ -130,12 +130,12 @@ class ForwardOutput:
         self.input: Tensor | None = chunk_input
 
     def free(self) -> None:
-        """Frees the tensor that has been sent, and keeps its graph (`deallocate_output_tensor`)."""
+        """Frees the sent tensor's data, but not its graph (`deallocate_output_tensor`)."""
         self.data = None
 
 
 class RankRun:
-    """Runs training steps of one rank of a layout.
+    """Runs the training steps of one rank of a layout.
 
     spec: the model, with the vocabulary before it is padded.
     """
@@ -192,7 +192,7 @@ class RankRun:
         return [stage for stage in stages(self.layout, layers) if stage.rank == self.coordinates.pp]
 
     def _create_chunk(self, stage: Stage | None, rank: int) -> Chunk:
-        """Creates the chunk of a pipeline stage."""
+        """Creates the chunk of layers of a pipeline stage."""
         lowering = RankLowering(self.graph, self.run_config, self.rank_choices, self.persistent)
         lowering.include = frozenset({MTP.name} if self.settings.mtp_layers else ())
         lowering.first_layer_index = 0 if stage is None else stage.layers.start
@@ -202,7 +202,7 @@ class RankRun:
     # --- set-up ------------------------------------------------------------------------------------------------------
 
     def storage(self, size: Any, memory_kind: str) -> Storage:
-        """Allocates bytes that are counted as a kind of memory, such as gradients."""
+        """Allocates bytes under a kind of memory, such as gradients."""
         with counted_as(self.meter, memory_kind):
             return Storage(self.meter, size)
 
@@ -261,7 +261,7 @@ class RankRun:
         self._make_main_parameters()
 
     def _gradient_buffers(self, model_chunk: Chunk, bucket: int | None, tied: bool) -> Iterator[Buffer]:
-        """Yields the data-parallel buffers of a chunk, those of experts last."""
+        """Yields a chunk's data-parallel buffers, with the experts' buffers last."""
         distributed = self.sharding in ("elements", "layout")
         for expert in (False, True):
             parameters = [
@@ -298,7 +298,7 @@ class RankRun:
             )
 
     def _attention_layers(self) -> int:
-        """Returns the number of this rank's layers with latent attention, each of which has RoPE tables."""
+        """Returns the number of this rank's latent-attention layers, each of which has RoPE tables."""
         if self.layout.pp == 1:
             return self.spec.main.num_hidden_layers + self.settings.mtp_layers
         layers = sum(len(model_chunk.stage.layers) for model_chunk in self.chunks if model_chunk.stage is not None)
@@ -324,7 +324,7 @@ class RankRun:
                     self.rope_tables[2 * i + k] = self.storage(2 * size, "overhead")
 
     def _make_main_parameters(self) -> None:
-        """Creates the fp32 main parameters of this rank, each from a copy in the parameter's own type.
+        """Creates this rank's fp32 main parameters, each from a copy in the parameter's format.
 
         A precision-aware optimizer makes its own at its first step (core/optimizer/distrib_optimizer.py,
         `_build_model_and_main_param_groups`).
@@ -367,7 +367,7 @@ class RankRun:
             self.storage(2 * size, "communication")
 
     def _make_precision_aware_states(self, size: int) -> None:
-        """Creates a parameter's states under a precision-aware optimizer, with scales for states below fp32.
+        """Creates a parameter's states for a precision-aware optimizer, with scales for formats below fp32.
 
         Of fp32 main parameters it keeps the 16 bits that bf16 weights do not have (`store_param_remainders`).
         Source: TransformerEngine, pytorch/optimizers/fused_adam.py, `initialize_state`.
@@ -403,7 +403,7 @@ class RankRun:
         return tensors
 
     def forward(self, model_chunk: Chunk, chunk_input: Tensor | None) -> ForwardOutput:
-        """Runs `forward_step`. On the last stage its output is the loss."""
+        """Runs `forward_step`; on the last stage the output is the loss."""
         self.meter.place = Place("forward")
         batch = self.get_batch(model_chunk)
         self.make_first_rope_tables()
@@ -489,7 +489,7 @@ class RankRun:
     # --- a step ------------------------------------------------------------------------------------------------------
 
     def step(self) -> None:
-        """Runs a training step."""
+        """Runs one training step of the rank."""
         from .schedule import run_passes
 
         self.gradient_copies = []
@@ -498,7 +498,7 @@ class RankRun:
         self.end_step()
 
     def end_step(self) -> None:
-        """Runs the end of a training step, after its passes: deferred gradients and the optimizer."""
+        """Runs the end of a training step after all passes: deferred gradients and optimizer."""
         self.persistent.drain(self.layout.tp if self.rank_choices.sequence_parallel else 1)
         self.optimizer_step()
         if self.chunks[-1].last and not self.reported_losses:
@@ -506,7 +506,7 @@ class RankRun:
 
     @property
     def microbatches(self) -> int:
-        """The number of micro-batches to replay; all later ones repeat the last of them."""
+        """The number of micro-batches to replay; later micro-batches repeat the last replayed one."""
         if self.retains or self.rank_choices.wgrad_deferral_limit is not None:
             return self.settings.microbatches
         return min(self.settings.microbatches, 2 * self.layout.pp * self.layout.vpp + 2)

@@ -1,4 +1,4 @@
-"""Records the passes of each pipeline chunk separately, once for all ranks and layouts that have an equal chunk.
+"""Records the passes of each pipeline chunk once for all ranks and layouts with an equal chunk.
 
 The passes of two chunks meet only in tensors that stay allocated after their first use, such as workspaces and dummy
 gradients: the first chunk that needs one allocates it. So a chunk is recorded alone, and its passes beside other chunks
@@ -31,7 +31,7 @@ Names: TypeAlias = frozenset[str | Shape]
 
 @frozen
 class RecordedChunk:
-    """The passes of a pipeline chunk, recorded without other chunks.
+    """The passes of a pipeline chunk, recorded separately.
 
     program: the program of its layers.
     layers_before: the layers before it.
@@ -53,13 +53,13 @@ class RecordedChunk:
 
     @property
     def names(self) -> Names:
-        """The names of tensors that remain allocated after the forward and backward passes."""
+        """The names of tensors still allocated after the forward and backward passes."""
         return frozenset(self.storages)
 
     def traces(
         self, chunk_number: int, names_before_forward: Names, names_before_backward: Names
     ) -> dict[PassCase, PassTrace]:
-        """Returns case of passes → memory events, renumbered for chunk number `chunk_number`.
+        """Returns case of passes → memory events, renumbered for chunk `chunk_number`.
 
         names_before_forward, names_before_backward: tensors that earlier chunks have allocated.
         Raises `NotRepeating` if passes that should be alike are not.
@@ -97,7 +97,7 @@ def _renumber_trace(pass_trace: PassTrace, chunk_number: int) -> PassTrace:
 def record_chunks(
     spec: ModelSpec, settings: MegatronSettings, rank: int, is_last_stage: bool, by_previous: bool
 ) -> tuple[Mapping[PassCase, PassTrace], Sequence[RecordedChunk]] | None:
-    """Returns case of passes → memory events, and the rank's chunks; None if chunks must be recorded together.
+    """Returns pass case → memory events, and the rank's chunks; None if chunks must be recorded together.
 
     is_last_stage, by_previous: as in `record_passes`.
     Raises `NotRepeating` if passes that should be alike are not.
@@ -186,7 +186,7 @@ def _allocated_in_forward(passes: RecordedPasses) -> Collection[int]:
 
 
 def _replaces_gather_buffer(chunks: Sequence[RecordedChunk]) -> bool:
-    """Whether a chunk replaces the gather buffer of another chunk, which is too small for it."""
+    """Whether a chunk replaces another chunk's gather buffer with a larger buffer."""
     users = [model_chunk for model_chunk in chunks if GATHER_BUFFER in model_chunk.in_forward]
     users += [model_chunk for model_chunk in reversed(chunks) if GATHER_BUFFER in model_chunk.names]
     sizes = [chunk.sizes[GATHER_BUFFER] for chunk in users]

@@ -12,7 +12,7 @@ STEPS = 3, 3
 
 
 def record_passes(rank_run: RankRun, recorder: Recorder, is_last_stage: bool, by_previous: bool) -> RecordedPasses:
-    """Returns the recorded passes of each case of a rank, after its set-up.
+    """Returns the recorded passes of each case of a rank, after the set-up of the rank.
 
     rank_run: the rank's run, on that recorder.
     is_last_stage: whether each micro-batch's backward pass in the last chunk comes before the next one's forward pass,
@@ -46,7 +46,7 @@ def _run_passes(rank_run: RankRun, count: int, is_last_stage: bool) -> None:
 
 
 def _run_alternating_passes(rank_run: RankRun) -> None:
-    """Runs two forward passes of each chunk, then backward and forward passes in turn."""
+    """Runs two forward passes of each chunk, then alternates backward and forward passes."""
     flights = InFlight(rank_run)
     for model_chunk in rank_run.chunks:
         for _ in range(2):
@@ -60,7 +60,7 @@ def _run_alternating_passes(rank_run: RankRun) -> None:
 
 
 class InFlight:
-    """The micro-batches of each chunk that wait for their backward passes. rank_run: the rank's training run."""
+    """The micro-batches of each chunk that wait for a backward pass. rank_run: the rank's training run."""
 
     def __init__(self, rank_run: RankRun) -> None:
         self.run = rank_run

@@ -18,7 +18,7 @@ from .settings_from_options import settings_of, settings_on
 
 
 def rank_memory(training_run: RunOnRanks, rank: int, cuda_runtime: Runtime) -> DeviceMemory:
-    """Returns the memory of one rank, from a replay."""
+    """Returns the memory of one replayed rank."""
     return replay.rank_memory(
         training_run.memory.spec,
         settings_on(training_run, cuda_runtime),

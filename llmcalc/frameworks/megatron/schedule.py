@@ -22,7 +22,7 @@ def run_passes(rank_run: RankRun) -> None:
 
 
 def _run_without_pipeline(rank_run: RankRun) -> None:
-    """Runs `forward_backward_no_pipelining`.
+    """Runs Megatron-Core's `forward_backward_no_pipelining`.
 
     Where the passes of two micro-batches overlap, one enters a layer while the other leaves one. Both together save
     as much as one pass, and the loss comes after the last layer of both
@@ -123,7 +123,7 @@ class Interleaved:
         return self.last and chunk == self.chunks - 1
 
     def next_received(self, slot: int, forward: bool) -> tuple[bool, int]:
-        """Returns whether the rank receives a tensor after slot `slot`, and the chunk that it is for."""
+        """Returns whether the rank receives a tensor after slot `slot`, and for which chunk."""
         if not (self.first if forward else self.last):
             return True, self.chunk_of(slot + 1, forward)
         if slot < self.pp - 1:
@@ -168,7 +168,7 @@ class Interleaved:
             self._cool_down(slot)
 
     def _warm_up(self, slot: int) -> None:
-        """Runs a warm-up forward pass. The last warm-up step also receives the first gradient from the next stage."""
+        """Runs a warm-up forward pass. The last warm-up pass also receives the first gradient."""
         receives_input, next_chunk = self.next_received(slot, True)
         receives_input = receives_input and slot != self.total - 1
         receives_gradient = slot == self.warmup - 1 and self.remaining > 0
@@ -187,7 +187,7 @@ class Interleaved:
             self.gradients[-1].append(self.backward_buffer[-1])
 
     def _forward_and_backward(self, slot: int) -> None:
-        """Runs one forward and one backward pass, then communicates. slot: index of the backward pass."""
+        """Runs one forward and one backward pass, then the communication. slot: index of the backward pass."""
         forward_step = slot + self.warmup
         self.output = self.forward(forward_step)
         self.input_gradient = self.backward(slot)
@@ -208,7 +208,7 @@ class Interleaved:
             self.gradients[gradient_chunk].append(self.output_gradient)
 
     def _forward_and_backward_overlapped(self, slot: int) -> None:
-        """Runs one forward and one backward pass, overlapped with communication."""
+        """Runs one forward and one backward pass, with overlapped communication."""
         rank, forward_step = self.rank, slot + self.warmup
         if self.output is not None:
             self.output.free()

@@ -1,4 +1,4 @@
-"""The settings of a Megatron-LM run: its arguments, and the sizes derived from them.
+"""The settings of a Megatron-LM run: arguments, and sizes derived from the arguments.
 
 What `validate_args` of megatron/training/arguments.py derives from other arguments (commit d98e8a64, 2026-08-22) is a
 property here.
@@ -20,7 +20,7 @@ from .arguments import MegatronArguments, flag_of
 
 @frozen
 class MegatronSettings(MegatronArguments):
-    """Megatron-LM's arguments of a run, and the sizes derived from them."""
+    """Megatron-LM's arguments of a run, and sizes derived from the arguments."""
 
     @property
     def tp(self) -> int:
@@ -125,7 +125,7 @@ class MegatronSettings(MegatronArguments):
 
     @property
     def expert_layers(self) -> tuple[bool, ...]:
-        """For each layer, whether it has experts: with a frequency N, the first of every N layers."""
+        """For each layer, whether it has experts; with a frequency N, the first of every N layers has experts."""
         if self.num_experts is None:
             return (False,) * self.layers
         freq = self.moe_layer_freq
@@ -135,7 +135,7 @@ class MegatronSettings(MegatronArguments):
 
     @property
     def delta_layers(self) -> tuple[bool, ...]:
-        """For each layer, whether it has Gated DeltaNet: with a frequency N, all but the last of every N layers.
+        """For each layer, whether it has Gated DeltaNet; with a frequency N, every N-th layer has attention instead.
 
         Source: experimental_attention_variant_module_specs.py, `get_linear_attention_pattern`.
         """
@@ -196,7 +196,7 @@ class MegatronSettings(MegatronArguments):
 
     @property
     def vocabulary(self) -> int | None:
-        """The tokenizer's vocabulary size before padding; None if it is only in the tokenizer's files.
+        """The tokenizer's vocabulary size before padding; None if only the tokenizer's files state the size.
 
         A null tokenizer added a token for the end of a document until 2026-04-22 (commit c9dfe34798).
         """
@@ -217,7 +217,7 @@ class MegatronSettings(MegatronArguments):
         return size
 
     def _named_vocabulary(self) -> int | None:
-        """The vocabulary size in thousands that a SentencePiece model's name states (`…_256k.model`)."""
+        """The vocabulary size in thousands, from a SentencePiece model's name (`…_256k.model`)."""
         match = re.search(r"[_.-](\d{2,3})k\.(?:model|vocab)", (self.tokenizer_model or "")[-200:])
         return None if match is None else int(match[1]) * 1000
 
@@ -256,7 +256,7 @@ class MegatronSettings(MegatronArguments):
 
     @cached_property
     def stage_layers(self) -> tuple[int, ...] | None:
-        """The number of layers of each stage, in the order of a micro-batch; None if all stages have the same number.
+        """The number of layers per stage, in pipeline order; None if all stages have the same number.
 
         Source: megatron/core/transformer/transformer_block.py, `get_num_layers_to_build`; the words of a layout are
         those of pipeline_parallel_layer_layout.py, and hybrid patterns have a bar at the end of a stage.
@@ -274,7 +274,7 @@ class MegatronSettings(MegatronArguments):
         return None
 
     def _layers_with_given_ends(self) -> tuple[int, ...]:
-        """Returns the layers of each stage if the first or last stage's number is set. Raises `InputError`."""
+        """Returns the layers per stage if the first or last stage's number is set. Raises `InputError`."""
         first_stage_layers, last_stage_layers = (
             self.decoder_first_pipeline_num_layers,
             self.decoder_last_pipeline_num_layers,
@@ -295,7 +295,7 @@ class MegatronSettings(MegatronArguments):
         return tuple(layers // self.chunks for layers in layers_by_rank) * self.chunks
 
     def _layers_beside_embedding_and_loss(self) -> tuple[int, ...]:
-        """Returns the layers of each stage where embedding or loss count as one layer. Raises `InputError`."""
+        """Returns the layers per stage if embedding or loss count as one layer. Raises `InputError`."""
         embedding, loss = self.account_for_embedding_in_pipeline_split, self.account_for_loss_in_pipeline_split
         count, layers_with_ends = self.pp * self.chunks, self.layers + embedding + loss
         if layers_with_ends % count:

@@ -280,7 +280,7 @@ def _layout_arguments(layout: Layout) -> dict[str, Any]:
 
 
 def _shape_arguments(spec: ModelSpec) -> dict[str, Any]:
-    """Returns the arguments that describe the model's shapes, as far as kernels depend on them."""
+    """Returns the arguments of the model's shapes that kernels depend on."""
     stack = spec.main
     steps = list(spec.shared_program.root.steps(idle=False))
     rope_steps = [operation for operation in steps if operation.verb == "rope"]

@@ -45,7 +45,7 @@ def unmodelled_arguments(megatron_settings: MegatronSettings) -> dict[str, str]:
 
 
 def _unsupported_fp8(megatron_settings: MegatronSettings) -> dict[str, str]:
-    """Returns argument → reason, for settings of 8-bit products that are not modelled; empty if all are."""
+    """Returns argument → reason of unmodelled 8-bit settings; empty if all are modelled."""
     if megatron_settings.fp8_format is None:
         return (
             {"--fp8-param-gather": "8-bit weights without --fp8-format"} if megatron_settings.fp8_param_gather else {}
@@ -73,7 +73,7 @@ def _unsupported_fp8(megatron_settings: MegatronSettings) -> dict[str, str]:
 
 
 def gpu_runs_recipe(megatron_settings: MegatronSettings) -> bool:
-    """Whether the GPU supports the 8-bit recipe: 128-blocks before Blackwell, 32-blocks from it on."""
+    """Whether the GPU supports the 8-bit recipe: 128-blocks before Blackwell, 32-blocks since Blackwell."""
     gpu = megatron_settings.gpu.upper()
     is_blackwell = any(argument_name in gpu for argument_name in ("B100", "B200", "B300"))
     supported_recipes = {"tensorwise": True, "delayed": True, "blockwise": not is_blackwell, "mxfp8": is_blackwell}

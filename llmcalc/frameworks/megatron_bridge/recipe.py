@@ -89,7 +89,7 @@ def starts_program(command_line: CommandLine) -> bool:
 
 
 def read_command(command_line: CommandLine, source_file: LaunchSource) -> Launch:
-    """Raises `InputError` for a command, with the recipe's file and overrides to type in its place."""
+    """Raises `InputError` for a command, with the recipe's file and overrides to type instead."""
     command_words = list(command_line.words)
     flag_index = next((i for i, command_word in enumerate(command_words) if command_word == "--recipe"), None)
     recipe = (
@@ -129,7 +129,7 @@ def read_python(text: str, source_file: LaunchSource) -> Launch:
 
 
 def _recipe_configuration(reader: LaunchReader, syntax_tree: ast.Module, name: str | None) -> tuple[Config, str]:
-    """Returns a recipe's configuration and its name, which may be imported from another file."""
+    """Returns a recipe's configuration and name, also if imported from another file."""
     configurations = Configurations(syntax_tree, COMMON)
     recipes = [key for key in configurations.functions if not key.startswith("_")]
     aliases = _imported_recipes(syntax_tree)
@@ -168,7 +168,7 @@ def _recipe_configuration(reader: LaunchReader, syntax_tree: ast.Module, name: s
 
 
 def _imported_recipes(syntax_tree: ast.Module) -> dict[str, tuple[str, str]]:
-    """Returns recipes that a file imports under other names.
+    """Returns imported recipes by their names in the file.
 
     The result is name → (path of the recipe's file from this file's folder, the recipe's name there).
     """
@@ -261,7 +261,7 @@ def _names_model(key: str, config: Mapping[str, Any]) -> bool:
 
 
 def _adapter_settings(reader: LaunchReader, config: Config) -> dict[str, Any]:
-    """Returns the settings of low-rank adapters (`peft`); none where the weights are trained."""
+    """Returns the settings of low-rank adapters (`peft`); none for full training."""
     fields = {key.partition(".")[2]: value for key, value in config.items() if key.startswith("peft.")}
     scheme = fields.get("0", config.get("peft", "lora"))
     called = fields.get(CALLED)
@@ -280,7 +280,7 @@ def _adapter_settings(reader: LaunchReader, config: Config) -> dict[str, Any]:
 
 
 def _optimizer_settings(reader: LaunchReader, config: Config) -> dict[str, Any]:
-    """Returns the optimizer settings: the number formats of its states."""
+    """Returns the optimizer settings: number formats of the states."""
     if config.get("optimizer.use_precision_aware_optimizer") is not True:
         return {}
     states = {_number_format(config.get(f"optimizer.exp_avg{end}_dtype")) for end in ("", "_sq")}

@@ -15,6 +15,7 @@ from typing import Any
 
 from ...components.norm import Norm
 from ...model import ModelSpec
+from ...sources.huggingface.family import field_names
 from ..deepspeed.config_file import is_deepspeed
 from ..launch.command_line import arguments_of
 from ..launch.record import CommandLine, Launch, LaunchReader, LaunchSource, reading_of, size_of
@@ -38,8 +39,7 @@ RENAMED = {
 }
 """Its name of an argument → Megatron-LM's."""
 
-IGNORED = frozenset(
-    """
+IGNORED = field_names("""
     train-tokens lr-decay-tokens lr-warmup-tokens log-optimizer-states-to-tensorboard deepspeed deepspeed_config
     no-pipeline-parallel deepspeed-activation-checkpointing zero-stage checkpoint-num-layers kill-switch-file load-tag
     no-load-lr-state universal-checkpoint use-checkpoint-args mmap-warmup repeated-dataloader reset-iteration
@@ -53,8 +53,7 @@ IGNORED = frozenset(
     reweight-loss-based-on-position-frequency eval-only inference finetune loss-on-targets-only
     kill-switch-path norm-target-loss valid-weighted-split-paths-path test-weighted-split-paths-path reset-progress
     sync-tp-duplicated-parameters
-    """.split()  # noqa: SIM905
-)
+    """)
 
 REFUSED = {
     "ds-sequence-parallel-fpdt": "attention over chunks of a sequence on the host (FPDT) is not modelled",
@@ -178,7 +177,7 @@ def _set_position_embedding(reader: LaunchReader, table: dict[str, Any]) -> None
 
 
 def _set_layer_partition(reader: LaunchReader, table: dict[str, Any]) -> None:
-    """Sets how layers are divided into stages: embedding and head may count as one layer each (BigScience)."""
+    """Sets the division of layers into stages, where embedding and head may count as layers (BigScience)."""
     method = table.pop("--pp-partition-method", None)
     if method is None or str(table.get("--pipeline-model-parallel-size", 1)) == "1":
         return
@@ -190,7 +189,7 @@ def _set_layer_partition(reader: LaunchReader, table: dict[str, Any]) -> None:
 
 
 def _set_zero_stage(reader: LaunchReader, arguments: Mapping[str, Any], table: dict[str, Any]) -> None:
-    """Sets the ZeRO stage from the arguments, or from the DeepSpeed config that they name."""
+    """Sets the ZeRO stage, from the arguments or the DeepSpeed config."""
     stage = arguments.get("--zero-stage", "1.0" if "--deepspeed" not in arguments else None)
     config = arguments.get("--deepspeed_config")
     data: Mapping[str, Any] = {}

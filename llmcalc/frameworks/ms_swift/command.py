@@ -1,4 +1,4 @@
-"""Reads `swift sft` and `swift pt`, which run Hugging Face's Trainer under their own argument names.
+"""Reads `swift sft` and `swift pt`, which run Hugging Face's Trainer with other argument names.
 
 Source: ms-swift at 3602360a (2026-08-22): swift/arguments/{sft_args,tuner_args}.py, base_args/*.py,
 swift/trainers/arguments.py for defaults, swift/config/*.json for the DeepSpeed configs that come with it.
@@ -10,6 +10,7 @@ from dataclasses import replace
 from typing import Any
 
 from ...errors import shown
+from ...sources.huggingface.family import field_names
 from ..launch.auto_values import AUTO_BATCH, AUTO_BUCKETS, AUTO_FORMATS
 from ..launch.command_line import arguments_of, model_name, plain_arguments
 from ..launch.grpo import grpo_length, with_log_probabilities
@@ -19,18 +20,15 @@ from .megatron_command import READ as MEGATRON_READ
 from .megatron_command import run_of_megatron
 from .rlhf import GRPO_BETA, PAIRS, known_names, megatron_rollout_of, rollout_of, sequences_of
 
-READ = frozenset(
-    """
+READ = field_names("""
     model model_id_or_path tuner_type train_type sft_type torch_dtype per_device_train_batch_size
     gradient_accumulation_steps gradient_checkpointing gradient_checkpointing_kwargs max_length packing packing_length
     deepspeed attn_impl lora_rank target_modules modules_to_save lora_dropout quant_method quant_bits
     bnb_4bit_use_double_quant use_liger_kernel optim bf16 fp16 torch_compile
     sequence_parallel_size deepspeed_autotp_size neftune_noise_alpha freeze_llm
-    """.split()  # noqa: SIM905
-)
+    """)
 
-IGNORED = frozenset(
-    """
+IGNORED = field_names("""
     dataset val_dataset cached_dataset split_dataset_ratio dataset_shuffle streaming interleave_prob stopping_strategy
     shuffle_buffer_size columns strict model_name model_author custom_dataset_info dataset_num_proc download_mode
     load_from_cache_file disable_auto_column_mapping system template truncation_strategy agent_template padding_side
@@ -43,8 +41,7 @@ IGNORED = frozenset(
     enable_thinking data_seed use_logits_to_keep experts_impl norm_bbox max_pixels ds3_gather_for_generation
     tuner_backend padding_free router_aux_loss_coef callbacks num_workers lr_scheduler warmup_steps cached_val_dataset
     early_stop_interval new_special_tokens predict_with_generate max_model_len
-    """.split()  # noqa: SIM905
-)
+    """)
 """Arguments that do not change the memory of a training step of a language model."""
 
 OFFLOADED = {"zero2_offload": 2, "zero3_offload": 3}
@@ -144,7 +141,7 @@ def _read_megatron_command(reader: LaunchReader, command_line: CommandLine, verb
 
 
 def _task_arguments(reader: LaunchReader, config: Table, rlhf_type: str) -> tuple[str, ...]:
-    """Returns the arguments of a task other than language modelling, and adds a note on how its loss is counted."""
+    """Returns the arguments of other tasks than language modelling, and adds a note on the counted loss."""
     task_type = str(config.get("task_type", "causal_lm"))[:30]
     if rlhf_type or task_type in ("causal_lm", "prm"):
         return ()
@@ -156,7 +153,7 @@ def _task_arguments(reader: LaunchReader, config: Table, rlhf_type: str) -> tupl
 
 
 def _check_visible_devices(reader: LaunchReader, config: Table) -> None:
-    """Raises `InputError` for a process that sees several devices: transformers divides the layers over them.
+    """Raises `InputError` for a process with several visible devices, over which transformers divides the layers.
 
     Source: swift/model/register.py, `get_default_device_map`.
     """

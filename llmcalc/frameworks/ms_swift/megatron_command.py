@@ -9,6 +9,7 @@ from __future__ import annotations
 from typing import Any
 
 from ...errors import shown
+from ...sources.huggingface.family import field_names
 from ...workload.lora import ALL_LINEAR
 from ..frozen_model import FrozenModel
 from ..launch.grpo import SFT_NOTE, grpo_length
@@ -27,15 +28,13 @@ SIZES = (
 )
 """Arguments whose default is 1."""
 
-READ = frozenset(
-    """
+READ = field_names("""
     model tuner_type train_type lora_rank target_modules lora_dropout max_length packing packing_length
     global_batch_size sequence_parallel virtual_pipeline_model_parallel_size recompute_granularity recompute_method
     recompute_num_layers recompute_modules cross_entropy_loss_fusion use_distributed_optimizer torch_dtype
     attention_backend
     use_precision_aware_optimizer exp_avg_dtype exp_avg_sq_dtype main_grads_dtype
-    """.split()  # noqa: SIM905
-) | set(SIZES)
+    """) | set(SIZES)
 
 OFF: dict[str, tuple[Any, ...]] = {
     "optimizer_cpu_offload": (False, None),
@@ -56,8 +55,7 @@ OFF: dict[str, tuple[Any, ...]] = {
 }
 """Arguments of which only these values are modelled."""
 
-IGNORED = frozenset(
-    """
+IGNORED = field_names("""
     finetune lr min_lr lr_warmup_fraction lr_warmup_iters lr_decay_style train_iters num_train_epochs save_interval
     eval_interval eval_iters output_dir save save_safetensors mcore_model mcore_adapter load no_save_optim no_save_rng
     no_load_optim no_load_rng log_interval num_workers moe_permute_fusion moe_grouped_gemm moe_aux_loss_coeff
@@ -68,14 +66,13 @@ IGNORED = frozenset(
     bias_dropout_fusion bias_activation_fusion apply_rope_fusion log_throughput moe_router_load_balancing_type
     moe_z_loss_coeff moe_router_score_function lr_decay_iters lr_warmup_init dataloader_persistent_workers
     dataloader_prefetch_factor data_sharding mlp_padding_free
-    """.split()  # noqa: SIM905
-)
+    """)
 
 
 def run_of_megatron(
     reader: LaunchReader, config: Table, other_ignored_names: frozenset[str], rlhf_type: str = ""
 ) -> LaunchSettings:
-    """Returns the training run of a command.
+    """Returns the training run of a `megatron` command of ms-swift.
 
     other_ignored_names: ms-swift's arguments that do not change memory.
     rlhf_type: the `--rlhf_type` of `megatron rlhf`; empty (default) for supervised training.
@@ -136,7 +133,7 @@ REFERENCE = FrozenModel("swift/megatron/trainers/rlhf_mixin.py", is_divided_as_t
 
 
 def _adapter_settings(reader: LaunchReader, config: Table) -> dict[str, Any]:
-    """Returns the settings of low-rank adapters (mcore-bridge, tuners/lora.py); none where the weights are trained."""
+    """Returns the settings of low-rank adapters (mcore-bridge, tuners/lora.py); none for full training."""
     tuner = config.get("tuner_type", config.get("train_type"))
     tuner = reader.value(config, "tuner_type", "full") if tuner is None else tuner
     if tuner == "full":
@@ -153,7 +150,7 @@ def _adapter_settings(reader: LaunchReader, config: Table) -> dict[str, Any]:
 
 
 def _sequences(reader: LaunchReader, rlhf_type: str, micro_batch: int, adapters: dict[str, Any]) -> int:
-    """Returns the sequences of a micro-batch, and adds the reference model of training on preferences to the run.
+    """Returns a micro-batch's sequences, and adds the reference model of preference training to the run.
 
     adapters: the settings of adapters, without which the trained model is the reference.
     """

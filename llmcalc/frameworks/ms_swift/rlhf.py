@@ -1,4 +1,4 @@
-"""Reads the arguments of `swift rlhf`: training on preferences, and GRPO with its rollout engine.
+"""Reads the arguments of `swift rlhf`: preference training, and GRPO with a rollout engine.
 
 Source: as of `command.py`, with swift/arguments/rlhf_args.py and swift/rlhf_trainers/{args_mixin,rollout_mixin,
 grpo_trainer}.py.
@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
+from ...sources.huggingface.family import field_names
 from ..launch.grpo import GRPO_READ, colocated_rollout
 from ..launch.record import Launch, LaunchReader, Table
 from ..launch.rollout import Rollout, States
@@ -16,12 +17,10 @@ from ..launch.trainer import kto_settings, pair_settings
 PAIRS = {"dpo": "sigmoid", "simpo": "simpo", "orpo": "orpo", "cpo": "cpo", "rm": "reward", "kto": "kto"}
 """`rlhf_type` on preferences → its loss."""
 
-PAIRS_IGNORED = frozenset(
-    """
+PAIRS_IGNORED = field_names("""
     beta rpo_alpha simpo_gamma cpo_alpha loss_type loss_weights label_smoothing center_rewards_coefficient
     f_divergence_type reference_free desirable_weight undesirable_weight
-    """.split()  # noqa: SIM905
-)
+    """)
 """Arguments of trainings on pairs that do not change the memory of a step."""
 
 GRPO_BETA = 0.04
@@ -30,8 +29,7 @@ GRPO_BETA = 0.04
 GRPO_MORE = ("sleep_level", "offload_model", "offload_optimizer", "vllm_max_num_seqs")
 """Arguments of GRPO that ms-swift adds to TRL's, and that are read."""
 
-GRPO_IGNORED = frozenset(
-    """
+GRPO_IGNORED = field_names("""
     reward_funcs reward_weights num_generations num_generations_eval log_completions temperature top_k top_p min_p
     repetition_penalty num_iterations epsilon epsilon_high delta overlong_filter dynamic_sample max_resample_times
     importance_sampling_level loss_type scale_rewards advantage_estimator kl_in_reward vllm_server_host
@@ -46,8 +44,7 @@ GRPO_IGNORED = frozenset(
     vllm_mm_processor_cache_gb vllm_disable_cascade_attn structured_outputs_regex gc_collect_after_offload
     vllm_server_pass_dataset log_rollout_offpolicy_metrics
     replay_buffer_size fipo_decay_rate fipo_clip_range fipo_clip_high_only fipo_safety_threshold real_tau
-    """.split()  # noqa: SIM905
-)
+    """)
 """Arguments of GRPO that do not change the memory of a step, or that of the engine by little."""
 
 OTHER_MODELS = ("teacher_model", "ref_model", "reward_model", "async_generate")
@@ -68,7 +65,7 @@ def known_names(reader: LaunchReader, config: Table, rlhf_type: str) -> tuple[st
 
 
 def sequences_of(reader: LaunchReader, rlhf_type: str, batch: int, has_adapters: bool) -> int:
-    """Returns the sequences of a micro-batch of preference training, and adds its reference model to the run.
+    """Returns a micro-batch's sequences in preference training, and adds the reference model to the run.
 
     batch: pairs of a micro-batch, or answers of KTO.
     """

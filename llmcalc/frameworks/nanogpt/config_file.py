@@ -91,7 +91,7 @@ def read_python(text: str, source_file: LaunchSource) -> Launch:
 
 
 def _run_values(reader: LaunchReader, names: Mapping[str, Any], command_words: Sequence[str]) -> dict[str, Any]:
-    """Returns key → value of a run, from the file, from configuration files in the command, and from `--key=value`."""
+    """Returns key → value of a run, from the file, the command's configuration files, and `--key=value`."""
     values = dict(names)
     for command_word in command_words:
         match = re.fullmatch(r"--(\w{1,60})=(.*)", command_word, re.DOTALL)

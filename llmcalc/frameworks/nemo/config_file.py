@@ -164,7 +164,7 @@ SECTIONS = ("encoder", "decoder")
 
 
 def _resolved_value(reader: LaunchReader, key: str, value: Any, values: Mapping[str, Any], depth: int = 0) -> Any:
-    """Returns a value; a reference such as `${.encoder_seq_length}` is replaced by the value of its key."""
+    """Returns a value, with a reference such as `${.encoder_seq_length}` replaced by the referenced value."""
     reference = LINK.fullmatch(value) if isinstance(value, str) else None
     if reference is None:
         return value

@@ -42,7 +42,7 @@ FLAGS = (
 
 
 def flags() -> tuple[Flag, ...]:
-    """Returns all options of Ollama, as flags."""
+    """Returns all options of Ollama in the form of flags."""
     return FLAGS
 
 

@@ -77,7 +77,7 @@ def _llama_cpp() -> GgmlRecord:
 
 @dataclass(frozen=True, eq=False)
 class OllamaServer:
-    """A model that Ollama loads. flags: its options by the names of `flags.FLAGS`."""
+    """A model in Ollama. flags: options by the names of `flags.FLAGS`."""
 
     preset: Preset
     hardware: Hardware
@@ -141,7 +141,7 @@ class OllamaServer:
         return GgufModel(self.preset, self.flags.get("quantize"))
 
     def with_flags(self, **changed_flags: Any) -> OllamaServer:
-        """Returns the same model with changed options."""
+        """Returns a copy of the server with changed options."""
         server = replace(self, flags={**self.flags, **changed_flags})
         server.__dict__["model"] = self.model
         return server
@@ -184,7 +184,7 @@ class OllamaServer:
 
     @cached_property
     def fitted(self) -> FittedServer:
-        """The placed server. Before 0.10 several sequences run only with the whole model on the GPUs."""
+        """The server after placement. Before 0.10, several sequences require the whole model on the GPUs."""
         chosen_parallel = int(self.flags.get("OLLAMA_NUM_PARALLEL", 0))
         numbers = [chosen_parallel] if chosen_parallel else sorted({self.rules.parallel, 1}, reverse=True)
         for parallel in numbers:
@@ -205,7 +205,7 @@ class OllamaServer:
 
     @property
     def defaults(self) -> dict[str, Any]:
-        """Option name → its default."""
+        """Option name → default value."""
         server = self.fitted.server
         return {
             "num_ctx": self.num_ctx,
@@ -270,7 +270,7 @@ def candidates(server: OllamaServer) -> Iterator[tuple[str, dict[str, Any]]]:
 
 
 def longest_context(server: OllamaServer) -> int | None:
-    """Returns the largest num_ctx, a multiple of 256, with the whole model on the GPUs; None if there is none."""
+    """Returns the largest num_ctx (a multiple of 256) with the whole model on the GPUs; None without one."""
 
     def holds(step: int) -> bool:
         return not host_layers(server.with_flags(num_ctx=256 * step).fitted)
@@ -279,7 +279,7 @@ def longest_context(server: OllamaServer) -> int | None:
 
 
 def layouts(server: OllamaServer, most_devices: int) -> Iterator[tuple[dict[str, Any], EngineMemory]]:
-    """Yields (options, Ollama's memory) for 1 GPU, 2 GPUs, …; `starts` is true if the whole model is on GPUs."""
+    """Yields (options, Ollama's memory) for 1 GPU, 2 GPUs, …; `starts` is true if the whole model fits the GPUs."""
     numbers = [0] if "CUDA_VISIBLE_DEVICES" in server.flags else [1, 2, 4, 8]
     for number in numbers:
         if number > most_devices:

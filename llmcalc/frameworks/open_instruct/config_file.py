@@ -8,19 +8,17 @@ from __future__ import annotations
 
 from typing import Any
 
+from ...sources.huggingface.family import field_names
 from ..launch.record import Launch, LaunchReader, LaunchSource, Table, reading_of, size_of
 from ..launch.trainer import TRAINER_IGNORED, keys_read, lora_settings, pair_settings, trainer_launch
 
-READ = frozenset(
-    """
+READ = field_names("""
     model_name_or_path max_seq_length per_device_train_batch_size gradient_accumulation_steps gradient_checkpointing
     use_lora use_qlora lora_rank lora_dropout use_8bit_optimizer fused_optimizer use_liger_kernel use_flash_attn
     loss_type sequence_parallel_size dpo_loss_type
-    """.split()  # noqa: SIM905
-)
+    """)
 
-IGNORED = frozenset(
-    """
+IGNORED = field_names("""
     exp_name config_name tokenizer_name tokenizer_revision use_slow_tokenizer add_bos low_cpu_mem_usage
     dataset_mixer dataset_mixer_list dataset_mixer_list_splits dataset_mix_dir dataset_config_name dataset_name
     max_train_samples overwrite_cache clip_grad_norm lora_alpha num_epochs final_lr_ratio timeout with_tracking
@@ -33,8 +31,7 @@ IGNORED = frozenset(
     clean_checkpoints_at_end cache_logprobs_only dataset_config_hash eval_priority eval_workspace hf_repo_url
     label_smoothing save_to_hub send_slack_alerts oe_eval_gpu_multiplier output_router_logits
     packing load_balancing_loss
-    """.split()  # noqa: SIM905
-)
+    """)
 """Arguments that do not change the memory of a training step."""
 
 SIGNS = (

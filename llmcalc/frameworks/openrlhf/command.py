@@ -85,7 +85,7 @@ def _module_name(command_line: CommandLine) -> str:
 
 
 def starts_program(command_line: CommandLine) -> bool:
-    """Whether a command starts a module of OpenRLHF, or one of its scripts with its arguments."""
+    """Whether a command starts an OpenRLHF module or script."""
     return command_line.program.startswith("openrlhf.cli.")
 
 
@@ -149,7 +149,7 @@ def _actor_devices(reader: LaunchReader, config: Table) -> int:
 def _pair_settings(
     reader: LaunchReader, data: Table, loss: str, config: dict[str, Any], settings: Mapping[str, Any]
 ) -> dict[str, Any]:
-    """Doubles the micro-batch of a config for pairs, and returns the settings of their loss; KTO has single answers."""
+    """Doubles the micro-batch for pairs of answers, and returns the loss settings; KTO has single answers."""
     run_settings = {**settings, "batch": config["train_micro_batch_size_per_gpu"]}
     if loss == "kto":
         batch_settings = kto_settings(reader, run_settings, FrozenModel("openrlhf/cli/train_kto.py"))
@@ -238,7 +238,7 @@ SOURCE = "openrlhf/cli/train_ppo_ray.py, trainer/ray/vllm_engine.py"
 
 
 def _rollout_of(reader: LaunchReader, config: Table, ranks: int) -> Rollout | None:
-    """Returns the other models on the actor's devices: the reference, and with `colocate_all` critic and engine."""
+    """Returns the models that share the actor's devices: the reference and, with `colocate_all`, critic and engine."""
     colocates_all = reader.flag(config, "train.colocate_all")
     colocates_reference = colocates_all or reader.flag(config, "train.colocate_actor_ref")
     if not colocates_reference:
@@ -280,7 +280,7 @@ def _longest_sequence(reader: LaunchReader, config: Table) -> int:
 
 
 def _reference_model(reader: LaunchReader, config: Table, ranks: int) -> Model:
-    """Returns the reference model; none if the KL term has no weight."""
+    """Returns the reference model; none if the KL weight is 0."""
     if config.get("algo.kl.init_coef", 0.01) in (0, 0.0, "0", "0.0"):
         return Model()
     reference_place: Place = "host" if reader.flag(config, "ref.offload") else "device"

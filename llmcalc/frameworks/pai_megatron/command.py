@@ -1,4 +1,4 @@
-"""Reads commands of Pai-Megatron-Patch: arguments of Megatron-LM, with its own tokenizers and datasets.
+"""Reads commands of Pai-Megatron-Patch: Megatron-LM's arguments, with other tokenizers and datasets.
 
 Source: Pai-Megatron-Patch at a098ca5: megatron_patch/arguments.py, and megatron_patch/tokenizer/__init__.py for the
 size of the vocabulary: the tokenizer's words and `--extra-vocab-size`.
@@ -8,20 +8,19 @@ from __future__ import annotations
 
 from typing import Any
 
+from ...sources.huggingface.family import field_names
 from ..launch.command_line import arguments_of
 from ..launch.record import CommandLine, Launch, LaunchReader, LaunchSource, reading_of, size_of
 from ..launch.unresolved import is_unresolved, unresolved_reason
 from ..megatron.launch_file import read_megatron
 
-IGNORED = frozenset(
-    """
+IGNORED = field_names("""
     patch-tokenizer-type extra-vocab-size max-padding-length train-mode dataset train-data-path valid-data-path
     keep-last epochs train-data generation-length data-dir intermediate-size n-head-kv task inference-output
     num-fewshot-samples patch-size cvcuda-image-processing dataset-config image-folder convert-checkpoint-from
     spatial-merge-size temporal-patch-size disable-vision-class-token ds_config enable-parallel-output
     rotary-scale-factor
-    """.split()  # noqa: SIM905
-)
+    """)
 """Arguments of the patch that change no memory of the language model's step."""
 
 WORDS = {

@@ -7,6 +7,7 @@ from typing import Any
 
 from ...errors import InputError, shown
 from ...sources.hardware import find_hardware
+from ...sources.huggingface.family import field_names
 
 ACCELERATOR_LABELS = (
     "nvidia.com/gpu.product",
@@ -54,11 +55,9 @@ MACHINE_TYPES = (
 """Pattern of a machine's type → its accelerator, as AWS, Google and Azure list them."""
 
 _MEMORY = re.compile(r"[0-9]{1,3}gb")
-_IGNORED_WORDS = frozenset(
-    """
+_IGNORED_WORDS = field_names("""
     nvidia tesla geforce gpu amd instinct hbm2 hbm2e hbm3 hbm3e generation shared vws workstation server edition
-    """.split()  # noqa: SIM905
-)
+    """)
 
 
 def accelerator_of(label: str) -> str:
@@ -86,7 +85,7 @@ def accelerator_of(label: str) -> str:
 
 
 def _accelerator_name(name: str, memory: str) -> str:
-    """Returns an accelerator's name, with the label's memory size, such as `80gb`; empty if it is unknown."""
+    """Returns an accelerator's name with a memory size, such as `80gb`, from the label; empty if unknown."""
     if not re.search(r"[a-z]", name) or re.fullmatch(r"[0-9.]+\s*[gmt]i?b", name) or name.endswith(".toml"):
         return ""
     try:

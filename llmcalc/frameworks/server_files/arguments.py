@@ -1,4 +1,4 @@
-"""Reads the arguments of a server's command as flags of its engine, and the config file that they name."""
+"""Reads a server command's arguments and config file as engine flags."""
 
 from __future__ import annotations
 
@@ -121,7 +121,7 @@ MOST_FLAGS = 300
 
 
 def flags_of(program: ServerProgram, engine_record: Engine) -> tuple[Flag, ...]:
-    """Returns the flags of a server program: its own flags, then those of the engine."""
+    """Returns the flags of a server program: the program's additional flags, then the engine's flags."""
     return (
         Flag((*program.model_flags, f"--{MODEL_FLAG}")),
         Flag((f"--{CONFIG_FLAG}", *program.config_flags)),
@@ -132,7 +132,7 @@ def flags_of(program: ServerProgram, engine_record: Engine) -> tuple[Flag, ...]:
 
 
 def engine_of_flags(command_words: Sequence[str]) -> str:
-    """Returns the first engine that has all flags of a command, some of which change memory; empty for none."""
+    """Returns the first engine that has all flags of a command, at least one of which changes memory."""
     names = {command_word.partition("=")[0] for command_word in command_words if command_word.startswith("--")}
     if not LEAST_FLAGS <= len(names) <= MOST_FLAGS:
         return ""
@@ -173,7 +173,7 @@ MOST_KEYS = 1_000
 
 
 def words_of_tables(config: Any, known_flags: Mapping[str, Flag], keys: tuple[str, ...] = ()) -> Iterator[str]:
-    """Yields the words of a command line that is equivalent to a config file's keys. known_flags: spelling → flag.
+    """Yields command-line words equivalent to a config file's keys. known_flags: spelling → flag.
 
     A key of an inner table is `--outer.key`, or `--key` where only that is a flag. Raises `InputError` for no table.
     """

@@ -6,17 +6,16 @@ import re
 from collections import deque
 from collections.abc import Sequence
 
+from ...sources.huggingface.family import field_names
 from .accelerators import accelerator_count
 from .server import Container
 
 CONTAINER_PROGRAMS = ("docker", "podman", "nerdctl", "apptainer", "singularity")
 
-DOCKER_SWITCHES = frozenset(
-    """
+DOCKER_SWITCHES = field_names("""
     --rm --privileged --init --detach --interactive --tty --read-only --no-healthcheck --oom-kill-disable --sig-proxy
     --publish-all --quiet --nv --rocm --nvccli --cleanenv --containall --writable-tmpfs --replace
-    """.split()  # noqa: SIM905
-)
+    """)
 """Options of `docker run` without a value."""
 
 SHORT_SWITCHES = re.compile(r"-[ditPq]+")
@@ -61,7 +60,7 @@ def container_of(command_words: Sequence[str], place_in_file: str) -> Container 
 
 
 def number_of_gpus(text: str, location: str) -> int | None:
-    """Returns the number of accelerators in the value of `--gpus`, a number or a list of devices; None for all.
+    """Returns the number of accelerators in `--gpus` (a number or a list of devices); None for all.
 
     location: where the command stands, in messages. Raises `InputError` for a number that is no count.
     """

@@ -40,7 +40,7 @@ def table_of_engine(table: Mapping[str, Any]) -> Container | None:
 
 
 def tables_of_engines(table: Mapping[str, Any]) -> Iterator[Container]:
-    """Yields the servers of a table with several servers, and their locations in the file; none for other tables."""
+    """Yields the servers of a table, with each server's location in the file; nothing for tables without servers."""
     model = table.get("model")
     if isinstance(model, Mapping) and isinstance(model.get("model_id"), str) and "base_args" in model:
         yield from _recipe_servers(table, model)
@@ -60,7 +60,7 @@ WORKER_COMMANDS = {"sglang_config": "sglang serve", "vllm_config": "vllm serve",
 
 
 def _recipe_servers(table: Mapping[str, Any], model: Mapping[str, Any]) -> Iterator[Container]:
-    """Yields the server of each variant of a vLLM recipe, with the features that are on by default."""
+    """Yields the server of each vLLM recipe variant, with the default features."""
     opt_in_features = table.get("opt_in_features")
     disabled_features = set(map(str, opt_in_features)) if isinstance(opt_in_features, list) else set()
     features = [
@@ -82,7 +82,7 @@ def _recipe_servers(table: Mapping[str, Any], model: Mapping[str, Any]) -> Itera
 
 
 def _words_of_recipe(value: Any) -> list[str]:
-    """Returns the words of a recipe's list, which it joins with spaces: `--max-model-len auto` is two words."""
+    """Returns the words of a recipe's list after joining with spaces: `--max-model-len auto` is two words."""
     texts = _texts_of(value)
     return [word for text in texts for word in (text.split() if text.startswith("--") and "'" not in text else [text])]
 
@@ -128,7 +128,7 @@ def _operator_server(table: Mapping[str, Any], model: Mapping[str, Any]) -> Cont
 
 
 def _stack_server(table: Mapping[str, Any], model: str, flags: Mapping[str, Any], image: str, gpus: Any) -> Container:
-    """Returns a server of vLLM's production stack. flags: keys beside `vllmConfig` that are flags. gpus: as stated."""
+    """Returns a server of vLLM's production stack. flags: flags beside `vllmConfig`. gpus: the stated number."""
     config = inner_table(table, "vllmConfig")
     all_flags = {**flags, **{key: value for key, value in config.items() if key not in WITHOUT_FLAG}}
     return Container(

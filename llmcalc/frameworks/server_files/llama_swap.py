@@ -1,4 +1,4 @@
-"""Reads configs of llama-swap, in which each model has the command of its server, with macros.
+"""Reads configs of llama-swap, which have a server command per model, with macros.
 
 Its README and config.example.yaml describe them: `${name}` in a command is a macro of the model or of the file,
 `${MODEL_ID}` the model's key, `${PORT}` a free port, `${env.NAME}` a variable of the environment. Lines that begin
@@ -35,7 +35,7 @@ def is_llama_swap(config: Any) -> bool:
 def servers_of_llama_swap(
     config: Mapping[str, Any], name_in_errors: str, variables: Mapping[str, str]
 ) -> Iterator[Container]:
-    """Yields the server command of each model.
+    """Yields the server command of each model in the config.
 
     name_in_errors: the file in messages. variables: environment variables.
     """
@@ -69,7 +69,7 @@ def _read_macros(table: Mapping[str, Any]) -> dict[str, str]:
 
 
 def _expand_macros(text: str, macros: Mapping[str, str], location: str) -> str:
-    """Returns a command with its macros expanded, also nested ones. location: the location in error messages."""
+    """Returns a command with all macros expanded, including nested macros. location: the location in errors."""
     for _ in range(DEEPEST):
         names = re.findall(r"\$\{([\w.-]{1,120})\}", text)
         if not names:

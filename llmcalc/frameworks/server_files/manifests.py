@@ -65,7 +65,7 @@ DEEPEST_NESTING = 30
 def servers_in_tables(
     config: Any, server_finder: ServerFinder, variables: Mapping[str, str]
 ) -> Iterator[StartedServer]:
-    """Yields the servers in parsed tables.
+    """Yields the servers in the tables of a parsed file.
 
     server_finder: the file's finder. variables: variables that the file may use.
     """
@@ -176,7 +176,7 @@ def _reserved_accelerators(devices: Any, name_in_errors: str) -> int | None:
 def _skypilot_servers(
     config: Mapping[str, Any], server_finder: ServerFinder, variables: Mapping[str, str]
 ) -> Iterator[StartedServer]:
-    """Yields the servers of a SkyPilot task: its script `run`, on the accelerators of its resources."""
+    """Yields the servers of a SkyPilot task, from its script `run` and its accelerators."""
     gpus = _task_accelerators(inner_table(config, "resources").get("accelerators"))
     gpu, number = gpus[0] if len(gpus) == 1 else ("", None)
     counts = {count for _, count in gpus}
@@ -270,7 +270,7 @@ def _container_servers(
     place_in_file: str,
     server_finder: ServerFinder,
 ) -> Iterator[StartedServer]:
-    """Yields the servers of a table and its inner tables. outer_tables: enclosing tables, the outermost first."""
+    """Yields the servers of a table and nested tables. outer_tables: enclosing tables, outermost first."""
     if len(outer_tables) > DEEPEST_NESTING:
         raise InputError(
             f"{server_finder.where}: {place_in_file[:80]}: nested too deeply; expected at most {DEEPEST_NESTING} tables"
@@ -390,7 +390,7 @@ def _expand_container_variables(word: str, env: Mapping[str, str]) -> str:
 
 
 def _container_image(tables: Sequence[Mapping[str, Any]]) -> str:
-    """Returns the container's image as an outer table states it: as text, or as `repository` and `tag`."""
+    """Returns the container image in an outer table, as text or as `repository` and `tag`."""
     for table in reversed(tables):
         image = table.get("image")
         if isinstance(image, str):
@@ -450,7 +450,7 @@ def _accelerator_limit(tables: Sequence[Mapping[str, Any]], name_in_errors: str)
 
 
 def _hub_model(tables: Sequence[Mapping[str, Any]]) -> str:
-    """Returns the Hugging Face name of the model whose address is in a table; empty without one."""
+    """Returns the Hugging Face name of the model in a table, from its address; empty without an address."""
     for table in reversed(tables):
         for owner in (
             table,
@@ -477,7 +477,7 @@ def _adapter_flags(tables: Sequence[Mapping[str, Any]]) -> list[str]:
 
 
 def _implied_engine(tables: Sequence[Mapping[str, Any]]) -> str:
-    """Returns the engine that a model format or a framework name implies; empty if there is none."""
+    """Returns the engine of a model format or framework name; empty for other names."""
     formats = {"vllm": "vllm", "huggingface": "vllm", "sglang": "sglang", "trtllm": "tensorrt-llm"}
     for table in reversed(tables):
         for name in (inner_table(table, "modelFormat").get("name"), table.get("backendFramework"), table.get("engine")):
@@ -487,7 +487,7 @@ def _implied_engine(tables: Sequence[Mapping[str, Any]]) -> str:
 
 
 def _parallel_sizes(tables: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
-    """Returns the parallel sizes that a manifest states in keys of its own, not in the server's command."""
+    """Returns the parallel sizes in a manifest's keys, outside of the server's command."""
     sizes: dict[str, Any] = {}
     for table in tables:
         for key, value in inner_table(table, "parallelism").items():

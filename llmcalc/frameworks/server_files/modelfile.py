@@ -33,7 +33,7 @@ def is_modelfile(text: str, name: str) -> bool:
 
 
 def _without_quoted_texts(text: str) -> str:
-    """Removes the quoted texts of a Modelfile, which may have several lines."""
+    """Removes quoted texts, possibly over several lines, from a Modelfile."""
     text = re.sub(r'"""[\s\S]*?"""', '""', text)
     return re.sub(r'"[^"]*"', '""', text)
 

@@ -155,7 +155,7 @@ LONGEST_PREFIX = 60
 
 
 class ServerStart(NamedTuple):
-    """A command that starts a server: its program, the arguments, and the model that its launcher names."""
+    """A command that starts a server: program, arguments, and the model in the launcher's arguments."""
 
     program: ServerProgram
     arguments: tuple[str, ...]
@@ -168,7 +168,7 @@ def program_named(engine: str) -> ServerProgram | None:
 
 
 def start_of(command_words: Sequence[str], image: str = "") -> ServerStart | None:
-    """Returns the start of a server in a command, for a shell or a container; None if the command starts no server.
+    """Returns the server start in a command of a shell or a container; None if the command starts no server.
 
     image: the image of the container; empty for a shell.
     """
@@ -204,13 +204,13 @@ def _is_model(word: str) -> bool:
 
 
 def program_of_image(image: str) -> ServerProgram | None:
-    """Returns the server program of a container image, by the image's name; None for an unknown image."""
+    """Returns the server program of a container image by name; None for other images."""
     name = image.lower().partition("@")[0]
     return next((program for program in PROGRAMS if any(image_part in name for image_part in program.images)), None)
 
 
 def version_of_image(image: str) -> str:
-    """Returns the engine version in a container image's tag; empty if the tag states none."""
+    """Returns the engine version in a container image's tag; empty without a version."""
     if OTHER_VERSIONS.search(image):
         return ""
     program = program_of_image(image)
@@ -220,7 +220,7 @@ def version_of_image(image: str) -> str:
 
 
 def _start_at_word(command_words: Sequence[str], i: int, image: str = "") -> ServerStart | None:
-    """Returns the start of the server whose program is word number `i` of a command; None for another word."""
+    """Returns the server start at word number `i` of a command; None for another word."""
     word = command_words[i]
     next_word = command_words[i + 1] if i + 1 < len(command_words) else ""
     if word in ("-m", "--module") and i:
@@ -254,7 +254,7 @@ def _start_at_word(command_words: Sequence[str], i: int, image: str = "") -> Ser
 
 
 def _start_of_module(module: str, arguments: tuple[str, ...]) -> ServerStart | None:
-    """Returns the start of a server that a Python module runs; None for other modules."""
+    """Returns the server start of a Python module; None for modules that start no server."""
     program = next((program for program in PROGRAMS if module in program.modules), None)
     if program is None:
         return None
@@ -264,7 +264,7 @@ def _start_of_module(module: str, arguments: tuple[str, ...]) -> ServerStart | N
 
 
 def _fork_of(program: ServerProgram, image_and_path: str, arguments: Sequence[str]) -> ServerProgram:
-    """Returns the fork of a program if its path or a flag shows it.
+    """Returns a program's fork, if the path or a flag indicates one.
 
     image_and_path: container image and program path.
     """

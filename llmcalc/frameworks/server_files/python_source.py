@@ -1,4 +1,4 @@
-"""Finds servers that Python files start: Ray Serve's `LLMConfig`, and commands in lists or texts, as for Modal.
+"""Finds servers in Python files: Ray Serve's `LLMConfig`, and commands in lists or texts, as for Modal.
 
 The file is read from its syntax tree; nothing in it is imported or run. What a call returns is unresolved, other than
 of `dict`, `str`, `os.environ.get` with a default, and `" ".join`.
@@ -39,7 +39,7 @@ GPU_ARGUMENT = "gpu"
 
 
 def servers_in_python(text: str, server_finder: ServerFinder, variables: Mapping[str, str]) -> Iterator[StartedServer]:
-    """Yields the servers that a Python file starts. server_finder: the file's finder. variables: environment variables.
+    """Yields the servers that a Python file starts. server_finder: the caller. variables: environment variables.
 
     Raises `InputError` for a file that is no Python, and for one that starts an engine inside its own program alone.
     """
@@ -101,7 +101,7 @@ class _Evaluator:
     def _servers_in_statements(
         self, statements: list[ast.stmt], container: Container, server_finder: ServerFinder, depth: int = 0
     ) -> Iterator[StartedServer]:
-        """Yields the servers that statements start; assignments are evaluated in their order."""
+        """Yields the servers that statements start, and evaluates assignments in order."""
         commands: dict[str, int] = {}
         for statement in statements if depth < DEEPEST else ():
             variable = _assigned_name(statement)
@@ -205,7 +205,7 @@ class _Evaluator:
 
 
 def _word_of_value(value: Any) -> str:
-    """Returns a value as a word of a command, marked if it is known only when the file runs."""
+    """Returns a value as a command's word, with a mark if unknown before the file runs."""
     return unresolved(value.text or "…") if isinstance(value, Unknown) else str(value)
 
 
@@ -241,7 +241,7 @@ def _is_command(value: Any) -> bool:
 
 
 def _assigned_name(statement: ast.stmt) -> str:
-    """Returns the name of the variable that a statement assigns; empty for none."""
+    """Returns the variable that a statement assigns; empty for other statements."""
     if isinstance(statement, ast.Assign) and len(statement.targets) == 1:
         return dotted(statement.targets[0])
     return dotted(statement.target) if isinstance(statement, ast.AnnAssign | ast.AugAssign) else ""
@@ -259,7 +259,7 @@ def _is_extension(statement: ast.stmt) -> bool:
 
 
 def _direct_calls(statement: ast.stmt) -> Iterator[ast.Call]:
-    """Yields the calls in a statement, without those of nested statements."""
+    """Yields the calls in a statement, without calls in nested statements."""
     nodes: list[ast.AST] = [node for node in ast.iter_child_nodes(statement) if not isinstance(node, ast.stmt)]
     while nodes:
         node = nodes.pop()
@@ -269,7 +269,7 @@ def _direct_calls(statement: ast.stmt) -> Iterator[ast.Call]:
 
 
 def _inner_bodies(statement: ast.stmt) -> Iterator[list[ast.stmt]]:
-    """Yields the bodies of `with`, `if`, `for` and `try`, in their order."""
+    """Yields the bodies of `with`, `if`, `for` and `try`, in order."""
     if isinstance(statement, ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef):
         return
     for name in ("body", "orelse", "finalbody"):

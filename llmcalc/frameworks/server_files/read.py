@@ -1,4 +1,4 @@
-"""Reads server launch files of any kind; their contents tell the kind."""
+"""Reads server launch files, and recognizes the kind of a file by its contents."""
 
 from __future__ import annotations
 
@@ -114,7 +114,7 @@ def _without_copies(servers: Sequence[LaunchedServer]) -> list[LaunchedServer]:
 
 
 def _is_worker(start: ServerStart) -> bool:
-    """Whether a command joins a server on another machine, and is therefore no server of its own."""
+    """Whether a command joins a server on another machine, and so starts no separate server."""
     text = " ".join(start.arguments)
     return re.search(r"--headless\b|--(node[-_]rank|data[-_]parallel[-_]start[-_]rank)[ =][1-9]", text) is not None
 
@@ -172,7 +172,7 @@ def _yaml_documents(text: str, name_in_errors: str) -> list[str]:
 
 
 def _read_env_file(folder: Path | None) -> dict[str, str]:
-    """Returns the variables in the file `.env` beside a compose file; none without such a file."""
+    """Returns the variables in the file `.env` beside a compose file; none without the file `.env`."""
     path = None if folder is None else folder / ".env"
     if path is None or not path.is_file():
         return {}
@@ -182,7 +182,7 @@ def _read_env_file(folder: Path | None) -> dict[str, str]:
 
 
 def _bare_configuration(config: Any) -> Iterator[StartedServer]:
-    """Yields the server of a config file that has no command, and whose keys are all flags of one engine."""
+    """Yields the server of a config file without a command, if all keys are flags of one engine."""
     if isinstance(config, Mapping):
         name = engine_of_flags(
             [
@@ -209,7 +209,7 @@ def _read_server(
     folder: Path | None,
     typed_flags: Mapping[str, Any],
 ) -> LaunchedServer:
-    """Returns a server with its parsed flags. Raises `InputError` for an engine that is not modelled."""
+    """Returns a server with parsed flags. Raises `InputError` for an unmodelled engine."""
     start, container = started_server.start, started_server.container
     location = f"{name_in_errors}: {container.place}" if container.place else name_in_errors
     name = start.program.engine
@@ -257,7 +257,7 @@ def _read_server(
 
 
 def _flags_of_variables(program: ServerProgram, env: Mapping[str, str]) -> Iterator[str]:
-    """Yields the flags equivalent to a program's environment variables: `--ctx-size` for `LLAMA_ARG_CTX_SIZE=4096`."""
+    """Yields the flags equivalent to environment variables: `--ctx-size` for `LLAMA_ARG_CTX_SIZE=4096`."""
     if not program.variables or not any(name.startswith(program.variables) for name in env):
         return
     flags_by_name = flags_by_spelling(reversed(flags_of(program, engine(program.engine))))
@@ -302,7 +302,7 @@ SECRET_NAMES = re.compile(r"TOKEN|KEY|SECRET|PASSWORD|CREDENTIAL", re.IGNORECASE
 
 
 def _named_reader(name_in_errors: str, folder: Path | None, files: Mapping[str, str]) -> ReadNamedFile:
-    """Returns a function that reads a file named in a command, written by its script or beside the launch file."""
+    """Returns a function that reads a command's files, written by the script or beside the launch file."""
 
     def read(name: str) -> str:
         base_name = name.rpartition("/")[2]

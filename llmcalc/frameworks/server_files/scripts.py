@@ -43,7 +43,7 @@ _SERVERS = re.compile(
 
 @dataclass
 class ServerFinder:
-    """Finds servers in the scripts and commands of a file. where: the file's name in messages. scripts: number read."""
+    """Finds servers in a file's scripts and commands. where: the file's name in messages. scripts: number read."""
 
     where: str
     scripts: int = 0

@@ -41,7 +41,7 @@ class Container:
 
 @dataclass(frozen=True)
 class StartedServer:
-    """The start of a server, with the container or shell in which its command runs.
+    """The start of a server, with the container or shell of its command.
 
     files: texts that its script writes to files, by the files' names.
     version: the engine's version, where the script installs it or names an image; else empty.
@@ -53,7 +53,7 @@ class StartedServer:
     version: str = ""
 
     def with_version_of(self, versions: Mapping[str, str]) -> StartedServer:
-        """Returns the start with its engine's version by the file's text, if its own command names none.
+        """Returns the start with the engine version in the file's text, unless its command states a version.
 
         versions: engine → version.
         """

@@ -104,7 +104,7 @@ class Server(EngineServer):
 
     @property
     def cached_element_bytes(self) -> int:
-        """The bytes of one element of the KV cache; latents that an indexer selects have 8 bits on Blackwell by default
+        """The bytes per element of the KV cache; latents of an indexer have 8 bits on Blackwell by default
         (python/sglang/srt/server_args.py).
         """
         is_blackwell = float(self.hardware.compute_capability or 0) >= BLACKWELL_CAPABILITY
@@ -127,12 +127,12 @@ class Server(EngineServer):
 
     @property
     def dp(self) -> int:
-        """The number of data-parallel replicas: of the whole model, or of attention alone."""
+        """The number of data-parallel replicas, of the whole model or of attention alone."""
         return int(self.flags.get("dp_size", 1))
 
     @property
     def divides_attention(self) -> bool:
-        """Whether attention alone is data-parallel; SGLang ignores the flag if there is one replica."""
+        """Whether only attention is data-parallel; SGLang ignores the flag for a single replica."""
         return bool(self.flags.get("enable_dp_attention")) and self.dp > 1
 
     @property
@@ -168,13 +168,13 @@ class Server(EngineServer):
 
     @property
     def has_encoder(self) -> bool:
-        """Whether the model runs with an encoder, also with one that is not counted."""
+        """Whether the model runs with an encoder, even an encoder that llmcalc does not count."""
         has_config = isinstance(self._vision_config, Mapping) and not self.flags.get("language_model_only")
         return self.loads_towers or has_config
 
     @property
     def _vision_config(self) -> Any:
-        """The config of the image encoder, also of one that is not counted; None without an encoder."""
+        """The config of the image encoder, even of an uncounted one; None without an encoder."""
         return (self.preset.config or {}).get("vision_config")
 
     @property
@@ -193,7 +193,7 @@ class Server(EngineServer):
 
     @cached_property
     def architectures(self) -> tuple[str, ...]:
-        """The names of the model's classes."""
+        """The names of the model's classes in `architectures`."""
         return architectures(self.preset)
 
     @cached_property
@@ -203,14 +203,14 @@ class Server(EngineServer):
 
     @property
     def max_running_requests(self) -> int | None:
-        """The most requests that run at once, of all replicas; None without a limit."""
+        """The largest number of concurrent requests in all replicas; None without a limit."""
         default = DEFAULT_REQUESTS_WITH_DRAFTS if self.drafts.tokens else None
         chosen_value: int | None = self.flags.get("max_running_requests", default)
         return chosen_value
 
     @property
     def draft_reserve_gib(self) -> float:
-        """The GiB reserved for a draft model and its KV cache, which are outside the budget."""
+        """The GiB outside of the budget that are reserved for a draft model and its KV cache."""
         algorithm, rule = self.flags.get("speculative_algorithm"), self.rules.fraction
         if algorithm is None or rule == "by_tp" or (algorithm, rule) == ("ngram", "by_reserve"):
             return 0
@@ -218,12 +218,12 @@ class Server(EngineServer):
 
     @property
     def is_amd(self) -> bool:
-        """Whether the accelerator is AMD's."""
+        """Whether the accelerator is from AMD."""
         return self.hardware.vendor.upper().startswith("AMD")
 
     @property
     def aiter_share(self) -> float:
-        """The factor on the memory fraction with AMD's attention kernels, which need further memory.
+        """The factor on the memory fraction with AMD's attention kernels, which need additional memory.
 
         Of latent attention they have ranks of 16 and 128 heads alone; and requests of more than 8,192 tokens count.
         """
@@ -297,7 +297,7 @@ class Server(EngineServer):
         return self.scheme_of(str(self.flags.get("quantization", "none")).removesuffix("_marlin"), SCHEMES)
 
     def loads_draft_modules(self, stage: int) -> bool:
-        """Whether a stage has the modules that draft, and their memory is taken from the cache's."""
+        """Whether a stage has drafting modules, whose memory reduces the KV cache."""
         return self.drafts.with_mtp and stage == self.pp - 1
 
     @cached_property
@@ -355,7 +355,7 @@ class Server(EngineServer):
         return self.hardware.capacity_bytes - self.outside_torch
 
     def loaded_bytes(self, rank: EngineRank) -> int:
-        """Returns the bytes by which loading reduces free memory: weights, a draft's, RoPE tables and adapter slots."""
+        """Returns the bytes of memory that loading takes: weights, draft weights, RoPE tables and adapter slots."""
         tables = rank.rope_table_elements() * ROPE_BYTES
         adapters = adapter_bytes(rank, self.flags, self.element_bytes)
         host_expert_bytes = host_experts_bytes(rank, self.flags) - self.repeated_dense_bytes(rank)
@@ -370,7 +370,7 @@ class Server(EngineServer):
         )
 
     def repeated_dense_bytes(self, rank: EngineRank) -> int:
-        """Returns the extra bytes of dense networks that each rank has in full, in models with experts."""
+        """Returns the additional bytes of dense networks that ranks have in full, in models with experts."""
         if not self.flags.get("moe_dense_tp_size") or rank.widths[2] is None:
             return 0
         whole_bytes = replace(rank, layout=ONE_DEVICE, rank=0).weights_by_component.get("feed_forward", 0)
@@ -378,7 +378,7 @@ class Server(EngineServer):
 
     @property
     def pool_ratios(self) -> tuple[float, float]:
-        """Ratios of pool sizes: recurrent states to KV cache, and tokens of window layers to those of full layers."""
+        """Ratios of pool sizes: recurrent states to KV cache, and window layers' tokens to full layers' tokens."""
         defaults = self.record.ratios
         return (
             float(self.flags.get("mamba_full_memory_ratio", defaults.states)),
@@ -402,12 +402,12 @@ class Server(EngineServer):
 
     @property
     def load(self) -> RankLoad:
-        """The requests of a rank: a replica of attention has its part of all."""
+        """The requests of a rank; with data-parallel attention a fraction of all requests."""
         replicas, requests = self.dp if self.divides_attention else 1, self.max_running_requests
         return RankLoad(None if requests is None else max(1, requests // replicas), replicas, self.drafts.tokens)
 
     def state_pool_in(self, rank: EngineRank, available: int) -> StatePool | None:
-        """Returns the pool of recurrent states of a rank; None for a model without them.
+        """Returns a rank's pool of recurrent states; None for a model without recurrent states.
 
         available: bytes for states and KV cache together. Raises `InputError` for versions without such pools.
         """
@@ -526,7 +526,7 @@ def _server_notes(server: Server) -> list[str]:
 
 
 def _states_note(pool: StatePool | None, concurrency: float) -> str:
-    """Returns a note if recurrent states limit the requests that run at once; otherwise an empty text."""
+    """Returns a note if recurrent states limit the concurrent requests; otherwise an empty text."""
     if pool is None or pool.requests >= concurrency:
         return ""
     return (
@@ -536,7 +536,7 @@ def _states_note(pool: StatePool | None, concurrency: float) -> str:
 
 
 def _cache_note(tokens: int, length: int, stops: bool) -> str:
-    """Returns a note if the KV cache holds less than one request; otherwise an empty text."""
+    """Returns a note if the KV cache is too small for one request; otherwise an empty text."""
     if stops or tokens >= length:
         return ""
     return (

@@ -31,7 +31,7 @@ def layouts(server: Server, most_devices: int) -> Iterator[tuple[dict[str, Any],
 
 
 def layout_flags(tp: int, pp: int, dp: int, ep: int) -> dict[str, Any] | None:
-    """Returns SGLang's flags of a layout; None for a layout that SGLang does not support.
+    """Returns SGLang's flags for a layout; None for an unsupported layout.
 
     Ranks with attention of their own divide experts with all others.
     """

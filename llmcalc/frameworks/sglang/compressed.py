@@ -41,7 +41,7 @@ EVICTION_INTERVAL = 128
 
 
 class CacheSizes(NamedTuple):
-    """The sizes of a rank's caches.
+    """The sizes of one rank's caches of compressed attention.
 
     layers: of the model, and the layer that drafts. short, long: layers with entries of 4 tokens, and of 128.
     width: elements of a key. key: its bytes. index_width: elements of an indexer's key. window: tokens of a window.
@@ -57,7 +57,7 @@ class CacheSizes(NamedTuple):
 
 
 def _cache_sizes(rank: EngineRank) -> CacheSizes:
-    """Returns the sizes of a rank's caches. Raises `InputError` for entries of other lengths."""
+    """Returns the sizes of a rank's caches. Raises `InputError` for unsupported entry lengths."""
     parts = compressed_layers(rank)
     if rank.layout.pp > 1:
         raise ImpossibleLayout("--pp-size: of compressed attention is not modelled; expected 1")
@@ -128,7 +128,7 @@ def compressed_tokens(
 
 
 def _padded_entry_bytes(key_bytes: int, rate: int, is_paged: bool) -> float:
-    """Returns the bytes of an entry, with its part of the padding of a page. rate: tokens of an entry."""
+    """Returns the bytes of an entry, with a share of the page's padding. rate: tokens per entry."""
     if not is_paged:
         return key_bytes
     entries = PAGE_TOKENS // rate

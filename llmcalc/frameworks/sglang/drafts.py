@@ -1,4 +1,4 @@
-"""Speculative decoding in SGLang: drafted tokens, and the model that drafts them.
+"""Speculative decoding in SGLang: the draft model and the number of drafted tokens.
 
 To 0.5.13 the default fraction reserves memory for the draft, which is loaded after the cache is sized. From 0.5.14 on
 its weights are loaded before, and a token of the cache has the draft's layers too, each as wide as one of the target's
@@ -83,7 +83,7 @@ def _verified_tokens(flags: Mapping[str, Any], algorithm: str, architectures: tu
 
 
 def draft_layers(drafts: Drafts, preset: Preset) -> int:
-    """Returns the layers of the draft that a token of the cache has too."""
+    """Returns the draft's layers that cache each token of the KV cache."""
     if drafts.draft is not None:
         return sum(int(stack.num_hidden_layers) for _, stack in drafts.draft.model.stacks())
     mtp = preset.model.mtp

@@ -1,4 +1,4 @@
-"""The flags of `sglang.launch_server`: flags that change memory, and flags without an effect on it.
+"""The flags of `sglang.launch_server`: flags that change memory, and other flags.
 
 They are those of python/sglang/srt/server_args.py, `ServerArgs.add_cli_args`, in SGLang 0.4.9, 0.5.5 and 0.5.10;
 `newer_flags.py` has those of later versions.

@@ -30,7 +30,7 @@ FLAGS_WITHOUT_PROMPT_GRAPHS = (
 
 
 def decode_graphs_mib(rules: Rules, flags: Mapping[str, Any], sequences: int) -> int:
-    """Returns the MiB reserved for graphs of decoding steps. sequences: those of the largest graph."""
+    """Returns the MiB reserved for graphs of decoding steps. sequences: sequences in the largest graph."""
     is_disabled = flags.get("disable_cuda_graph") or flags.get("cuda_graph_backend_decode") == "disabled"
     if rules.reserves_used_graphs and (is_disabled or flags.get("disaggregation_mode") == "prefill"):
         return 0
@@ -69,7 +69,7 @@ def _has_prompt_graphs(
     architectures: tuple[str, ...],
     stages: int,
 ) -> bool:
-    """Whether prompts run as CUDA graphs."""
+    """Whether prompts run as CUDA graphs in SGLang."""
     backend = flags.get("cuda_graph_backend_prefill")
     is_whole = rules.switches_all_graphs and bool(flags.get("disable_cuda_graph"))
     if rules.prompt_graphs == "off" or flags.get("disable_piecewise_cuda_graph") or backend == "disabled" or is_whole:

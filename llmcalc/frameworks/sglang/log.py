@@ -55,7 +55,7 @@ def read_log(log_text: LogText) -> LogReading | None:
 
 
 def _is_of_another_rank(line: str) -> bool:
-    """Whether a line is from another rank than the first; all ranks print the same lines."""
+    """Whether a line is from another rank than the first; all ranks log the same lines."""
     match = _RANK.search(line[:120])
     return match is not None and int(match[1]) > 0
 

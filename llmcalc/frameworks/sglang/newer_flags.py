@@ -1,4 +1,4 @@
-"""Flags of `sglang.launch_server` that SGLang has from 0.5.11 on: those of arg_groups/fields in 0.5.23."""
+"""Flags of `sglang.launch_server` since 0.5.11 (arg_groups/fields in 0.5.23)."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The pool of recurrent states in SGLang, and what it leaves for keys and values (`handle_max_mamba_cache`).
+"""The pool of recurrent states in SGLang, and the memory left for keys and values (`handle_max_mamba_cache`).
 
 A slot holds the states of all layers. A running request takes several of them, as prefixes are cached with their
 states, and each drafted token of a request has a copy of the states beside the slots.
@@ -30,7 +30,7 @@ DEFAULT_SLOTS = 512
 
 
 class RankLoad(NamedTuple):
-    """The requests that a rank serves.
+    """The requests of a rank.
 
     requests: the most that run at once; None without a limit. replicas: replicas of attention.
     draft_tokens: drafted tokens that a request verifies at once.
@@ -42,7 +42,7 @@ class RankLoad(NamedTuple):
 
 
 class StatePool(NamedTuple):
-    """The slots of recurrent states on a rank.
+    """The slots for recurrent states on a rank.
 
     slots: their number. requests: requests that can run at once with them. left: bytes that are left for the cache.
     """

@@ -77,7 +77,7 @@ class FractionByTp(Record):
 
 
 class DeviceDefaults(VersionRange):
-    """Defaults of devices with less than `below_gib` GiB of memory; the TOML file explains the fields."""
+    """Defaults for devices with less than `below_gib` GiB of memory; the TOML file explains the fields."""
 
     below_gib: float
     reserve_gib: float
@@ -87,7 +87,7 @@ class DeviceDefaults(VersionRange):
 
 
 class PoolRatios(Record):
-    """Default ratios of pool sizes: recurrent states to KV cache, tokens of window layers to tokens of full layers."""
+    """Default ratios of pool sizes: recurrent states to KV cache, window layers' tokens to full layers' tokens."""
 
     states: float
     window: float

@@ -19,7 +19,7 @@ FUSED_MATRICES = {"q_proj": "qkv", "k_proj": "qkv", "v_proj": "qkv", "gate_proj"
 
 
 def unused_segment_bytes(rank: EngineRank, element_bytes: int) -> int:
-    """Returns the unused bytes in the allocator's segments of weights; 0 for quantized weights.
+    """Returns the unused bytes in the allocator segments of weights; 0 for quantized weights.
 
     element_bytes: bytes of an element of the weights.
     """

@@ -1,4 +1,4 @@
-"""The device memory of TensorRT-LLM: the KV cache gets a fraction of the memory free at the peak of a dummy run.
+"""The device memory of TensorRT-LLM: the KV cache gets a fraction of the free memory at a dummy run's peak.
 
 The run is of `max_num_tokens` tokens of prompts (`_torch/pyexecutor/_util.py`, `configure_kv_cache_capacity`); its peak
 counts weights, torch's activations and all memory outside torch, but not its own cache.
@@ -177,7 +177,7 @@ class Server(EngineServer):
 
 
 class Stage(NamedTuple):
-    """The memory of a rank of one pipeline stage: its named parts in bytes, and its KV cache blocks."""
+    """The memory of a rank of one pipeline stage: named parts in bytes, and KV cache blocks."""
 
     terms: tuple[Term, ...]
     blocks: int

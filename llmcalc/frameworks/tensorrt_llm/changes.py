@@ -31,7 +31,7 @@ def candidates(server: Server) -> Iterator[tuple[str, dict[str, Any]]]:
 
 
 def layouts(server: Server, most_devices: int) -> Iterator[tuple[dict[str, Any], EngineMemory]]:
-    """Yields (flags, TensorRT-LLM's memory) of each possible layout, the fewest devices first.
+    """Yields (flags, TensorRT-LLM's memory) of each possible layout, fewest devices first.
 
     most_devices: the largest number of devices.
     """
@@ -39,7 +39,7 @@ def layouts(server: Server, most_devices: int) -> Iterator[tuple[dict[str, Any],
 
 
 def layout_flags(tp: int, pp: int, dp: int, ep: int) -> dict[str, Any] | None:
-    """Returns TensorRT-LLM's flags of a layout; None for a layout that it does not support.
+    """Returns TensorRT-LLM's flags for a layout; None for an unsupported layout.
 
     Ranks with attention of their own are all ranks of a stage.
     """

@@ -65,7 +65,7 @@ def read_log(log_text: LogText) -> LogReading | None:
 
 
 def _memory_terms(log_values: LogValues) -> Iterator[LogTerm]:
-    """Yields each printed memory size. Memory outside torch includes the dummy run's cache, which the engine adds back.
+    """Yields each logged memory size. The memory outside torch includes the dummy run's cache.
 
     A server that stops before it makes its pool has that of the dummy run alone; its tokens are those it planned.
     """

@@ -28,7 +28,7 @@ class Defaults(Record):
 
 
 class NonTorch(MeasuredOverhead):
-    """Measured GPU memory outside torch after the dummy run, without the KV cache. devices: least number of ranks."""
+    """Measured GPU memory outside torch after the dummy run, without the KV cache. devices: minimum of ranks."""
 
     devices: int
 

@@ -84,7 +84,7 @@ def _with_process_lines(message: str) -> LogText:
 
 
 def _diagnose_shortage(sizes: dict[str, int], total_bytes: int) -> tuple[str, str]:
-    """Returns the part of memory that exhausts the device, and the change that reduces it."""
+    """Returns the largest part of a device's exhausted memory, and a change that reduces this part."""
     requested_bytes = sizes.get("requested", 0)
     if sizes.get("other_processes", 0) > max(requested_bytes, total_bytes // 20):
         return "other_processes", "CUDA_VISIBLE_DEVICES"

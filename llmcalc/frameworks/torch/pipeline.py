@@ -35,7 +35,7 @@ from .messages import bucket_sizes
 
 @dataclass
 class Flight:
-    """A micro-batch between its forward pass and its backward pass through a pipeline chunk.
+    """A micro-batch between forward and backward pass through a pipeline chunk.
 
     entry: the input from another rank. out: the output, or the loss.
     logits: on the last stage, the logits that the schedule still refers to.
@@ -91,7 +91,7 @@ class Chunk(TrainingRun):
     # --- alone ------------------------------------------------------------------------------------------------------
 
     def forward_of(self) -> Flight:
-        """Runs the forward pass of a micro-batch; on the last stage with the loss."""
+        """Runs the forward pass of a micro-batch, with the loss on the last stage."""
         self.next_batch()
         self.meter.place = Place("forward")
         stage_input = self.lowering.enter(self.program)
@@ -123,7 +123,7 @@ class Chunk(TrainingRun):
             self.labels = labels
 
     def _backward_from(self, output: Tensor, output_gradient: Tensor) -> None:
-        """Runs the backward pass from an output tensor and its gradient."""
+        """Runs the backward pass from an output tensor and the output's gradient."""
         self.meter.place = Place("backward")
         self._take_workspace(2)
         backward(self.graph, output, output_gradient, self.finish_backward)
@@ -157,7 +157,7 @@ class Chunk(TrainingRun):
                     self.gradients.append(empty(self.meter, shape, self.lowering.dtype))
 
     def forward_one_chunk(self, i: int) -> Tensor:
-        """Runs the forward pass of micro-batch `i`. Returns its output, which the chunk stores."""
+        """Runs the forward pass of micro-batch `i`, and returns and stores the output."""
         self.next_batch()
         self.meter.place = Place("forward")
         if self.received:
@@ -167,12 +167,12 @@ class Chunk(TrainingRun):
         return output
 
     def forward_and_loss(self, i: int) -> Tensor | None:
-        """Runs the forward pass of micro-batch `i`. Returns its loss on the last stage, otherwise None."""
+        """Runs the forward pass of micro-batch `i`, and returns the loss on the last stage, otherwise None."""
         output = self.forward_one_chunk(i)
         return self.compute_loss(output) if self.stage.last else None
 
     def perform_reduce_grad(self) -> None:
-        """Runs after the last backward pass of a step; does nothing without sharding."""
+        """Hook after the last backward pass of a step; does nothing without sharding."""
 
     def compute_loss(self, output: Tensor) -> Tensor:
         """Computes the loss of the current micro-batch."""
@@ -181,7 +181,7 @@ class Chunk(TrainingRun):
         return compute_losses() if self.passes is None else self.passes.loss(self.number, output, compute_losses)
 
     def _compute_losses(self, output: Tensor) -> Tensor:
-        """Computes the loss; without a language-model head, a scalar whose gradient has the output's size."""
+        """Computes the loss; without a language-model head, a scalar whose gradient has the output's shape."""
         if self.labels is not None:
             return self.lowering.losses(self.lowering.cap_logits(output), self.labels)
         new = self.graph.new_tensor
@@ -291,7 +291,7 @@ class RankRun:
         self.end_passes()
 
     def begin_step(self) -> None:
-        """Prepares a training step: counts it, and allocates its tokens."""
+        """Counts a training step, and allocates the step's tokens."""
         passes = self.chunks[0].passes
         if passes is not None:
             passes.begin_step()
@@ -340,10 +340,10 @@ class RankRun:
                     chunk.perform_reduce_grad()
 
     def before_action(self, i: int) -> None:
-        """Runs before action `i` of the schedule; does nothing without sharding."""
+        """Hook before action `i` of the schedule; does nothing without sharding."""
 
     def _one_forward_one_backward(self, model_chunk: Chunk) -> None:
-        """Runs `Schedule1F1B._step_microbatches`. Each sent tensor stays referenced until the next one is sent."""
+        """Runs `Schedule1F1B._step_microbatches`, where each sent tensor stays referenced until the next send."""
         is_last_stage, count = model_chunk.stage.last, self.training.microbatches
         warmup_chunks = min(count, self.layout.pp - model_chunk.stage.rank)
         fwd_mb_index = bwd_mb_index = 0
@@ -385,7 +385,7 @@ class RankRun:
         first_chunk.trained, first_chunk.parameters = chunk_parameters
 
     def zero_grad(self) -> None:
-        """Frees the gradients, or fills them with zeros."""
+        """Frees the gradients or sets them to zero."""
         for model_chunk in self.chunks:
             model_chunk.zero_grad()
 

@@ -55,7 +55,7 @@ class RecordedRank:
         return self.prefix_caches.setdefault(expandable, PrefixCache(expandable))
 
     def layer_offsets(self, chunks: Sequence[Chunk]) -> list[int]:
-        """Returns, per chunk of a rank, how many layers later it begins than the recorded one."""
+        """Returns for each chunk of a rank how many layers it starts after the recorded chunk."""
         pairs = zip(chunks, self.layers_before, strict=True)
         return [model_chunk.lowering.first_layer_index - layers_before for model_chunk, layers_before in pairs]
 
@@ -65,7 +65,7 @@ RecordedRanks: TypeAlias = dict[tuple[object, ...], RecordedRank]
 
 
 def micro_batches_on_allocator(layout: Layout, chunks: Sequence[Chunk], micro_batches: int) -> int:
-    """Returns how many micro-batches of a schedule are replayed on the allocator; the tensors of all are counted.
+    """Returns the number of micro-batches to replay on the allocator; the tensors of all micro-batches count.
 
     They are enough for the most that are in flight, twice, and those of interleaved stages keep the size of a group.
     """
@@ -117,7 +117,7 @@ def replay_rank_on_allocator(setup: RankSetup, expandable: bool, recorded_ranks:
 def _play_recorded(
     rank_run: RankRun, memory_meter: EventMeter, recorded_rank: RecordedRank, traces: Mapping[PassCase, PassTrace]
 ) -> None:
-    """Sets a run up whose passes are replayed from recorded ones. traces: those of the recorded rank."""
+    """Sets up a run that replays recorded passes. traces: the recorded rank's traces."""
     passes = PassPlayer(memory_meter, traces, recorded_rank.layer_offsets(rank_run.chunks))
     for model_chunk, parameters in zip(rank_run.chunks, recorded_rank.parameters, strict=True):
         model_chunk.passes, model_chunk.lowering.known_parameters = passes, parameters
@@ -125,7 +125,7 @@ def _play_recorded(
 
 
 def passes_key(rank_run: RankRun) -> tuple[object, ...]:
-    """Returns a cache key of everything that determines a rank's passes, apart from training settings and layout."""
+    """Returns a cache key of everything outside settings and layout that determines a rank's passes."""
     spec, layout, rank = rank_run.setup.spec, rank_run.layout, rank_run.setup.rank
     coordinates, stacks = layout.coordinates(rank), [stack for _, stack in spec.stacks()]
     is_last_stage = coordinates.pp == layout.pp - 1
@@ -157,7 +157,7 @@ def record_rank(setup: RankSetup) -> RecordedRank:
 def _record_steps(
     rank_run: RankRun, recorder: Recorder, traces: dict[PassCase, PassTrace], group_size: int
 ) -> list[ParameterSet | None] | None:
-    """Runs steps, and adds their passes to the traces. Returns the parameters of each chunk; None if passes differ.
+    """Runs steps and adds the passes to the traces. Returns each chunk's parameters; None if passes differ.
 
     group_size: micro-batches of a group in `run_in_groups`.
     """
@@ -184,7 +184,7 @@ def _record_steps(
 
 
 def _record_without_pipeline(rank_run: RankRun, count: int) -> None:
-    """Runs the forward and backward pass of each micro-batch in turn, for one stage."""
+    """Runs forward and backward pass of each micro-batch in sequence, for one stage."""
     (chunk,) = rank_run.chunks
     for _ in range(count):
         flight: Flight | None = chunk.forward_of()
@@ -194,7 +194,7 @@ def _record_without_pipeline(rank_run: RankRun, count: int) -> None:
 
 
 def run_in_groups(chunks: Sequence[Chunk], count: int, group_size: int) -> None:
-    """Runs micro-batches in groups: the forward passes of a group, chunk by chunk, then its backward passes.
+    """Runs micro-batches in groups: a group's forward passes, chunk by chunk, then its backward passes.
 
     In the chunk with the loss each backward pass comes before the next forward pass, as on the last stage of a
     pipeline. In other chunks several micro-batches are in flight.

@@ -10,6 +10,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from ...errors import shown, suggest
+from ...sources.huggingface.family import field_names
 from ..frozen_model import FrozenModel
 from ..fsdp2.plugin import sharded_launch
 from ..fsdp2.settings import TitanSettings
@@ -19,24 +20,20 @@ from .models import MODELS
 
 COMPONENT = "_component_"
 
-READ = frozenset(
-    """
+READ = field_names("""
     model dataset tokenizer optimizer loss batch_size gradient_accumulation_steps optimizer_in_bwd compile dtype
     enable_activation_checkpointing enable_activation_offloading fsdp_cpu_offload fsdp_reshard_after_forward
     tensor_parallel_dim context_parallel_dim data_parallel_shard_dim data_parallel_replicate_dim quantizer
     use_fp8 enable_fp8_training ac_mode fsdp
-    """.split()  # noqa: SIM905
-)
+    """)
 
-IGNORED = frozenset(
-    """
+IGNORED = field_names("""
     output_dir checkpointer resume_from_checkpoint save_adapter_weights_only seed shuffle run_val_every_n_steps
     dataset_val batch_size_val lr_scheduler epochs max_steps_per_epoch clip_grad_norm metric_logger log_every_n_steps
     log_peak_memory_stats log_level device profiler custom_sharded_layers enable_async_checkpointing
     cudnn_deterministic_mode keep_last_n_checkpoints epochs_to_run compile_components packed
     low_cpu_ram tensor_parallel_plan name ref_checkpointer save_every_n_epochs fp8_recipe_name ac_option
-    """.split()  # noqa: SIM905
-)
+    """)
 """Keys that do not change the memory of a training step."""
 
 OFF = {

@@ -1,4 +1,4 @@
-"""Reads a recipe of TRL: arguments of `SFTConfig` or `GRPOConfig`, of `ModelConfig` and of `ScriptArguments`.
+"""Reads a TRL recipe: arguments of `SFTConfig` or `GRPOConfig`, `ModelConfig` and `ScriptArguments`.
 
 open-r1 and the alignment handbook have the same arguments. Source: TRL 1.10 (f2cd57710), trainer/{base_config,
 sft_config,grpo_config,model_config}.py and scripts/utils.py.
@@ -9,6 +9,7 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import Any
 
+from ...sources.huggingface.family import field_names
 from ..frozen_model import FrozenModel
 from ..launch.grpo import GRPO_READ, colocated_rollout, grpo_length, with_log_probabilities
 from ..launch.record import Launch, LaunchReader, LaunchSource, Table, reading_of
@@ -26,14 +27,12 @@ from ..launch.trainer import (
 from .distillation import IGNORED as IGNORED_WITH_TEACHER
 from .distillation import TEACHER, with_teacher
 
-SIGNS = frozenset(
-    """
+SIGNS = field_names("""
     use_peft lora_r lora_target_modules load_in_4bit max_length max_completion_length max_prompt_length
     num_generations dataset_mixture dataset_mixer dataset_train_split packing packing_strategy reward_funcs
     teacher_model_name_or_path completion_only_loss assistant_only_loss use_bnb_nested_quant bnb_4bit_quant_type
     dataset_text_field
-    """.split()  # noqa: SIM905
-)
+    """)
 """Arguments that TRL has and the Trainer has not."""
 
 GRPO_SIGNS = ("num_generations", "max_completion_length", "reward_funcs", "reward_weights")
@@ -62,8 +61,7 @@ READ = frozenset(
     )
 )
 
-IGNORED = frozenset(
-    """
+IGNORED = field_names("""
     completion_only_loss assistant_only_loss padding_free packing_strategy eval_packing shuffle_dataset
     truncation_mode pad_to_multiple_of router_aux_loss_coef model_init_kwargs chat_template_path dataset_streaming
     dataset_test_split dataset_prompt_column system_prompt callbacks benchmarks hub_model_revision wandb_entity
@@ -82,8 +80,7 @@ IGNORED = frozenset(
     use_adaptive_entropy use_bias_correction_kl use_transformers_paged vllm_group_port vllm_importance_sampling_cap
     vllm_importance_sampling_correction vllm_importance_sampling_mode vllm_model_impl vllm_structured_outputs_regex
     sync_ref_model ref_model_sync_steps label_smoothing dataset_kwargs chat_template
-    """.split()  # noqa: SIM905
-)
+    """)
 """Arguments that do not change the memory of a training step, or by less than one block."""
 
 KTO_LOSSES = ("kto", "apo_zero_unpaired")

@@ -1,4 +1,4 @@
-"""The teacher of TRL's GKD: a larger model on the same devices, and the divergence of both models' logits.
+"""The teacher in TRL's GKD: a larger model on the same devices, and the loss between both models' logits.
 
 Source: TRL 1.10 (f2cd57710), trl/experimental/gkd/gkd_trainer.py and gkd_config.py, examples/scripts/gkd.py;
 `Accelerator.prepare_model` of accelerate, which wraps a model for evaluation neither in DDP nor in FSDP.
@@ -33,7 +33,7 @@ the eager cross-entropy at its peak. Measured with torch on meta (tests/framewor
 
 
 def with_teacher(reading: LaunchReader, data: Table, launch: Launch, loaded_bytes: int) -> Launch:
-    """Returns the run with a teacher's weights and its loss. loaded_bytes: bytes per weight of a loaded model.
+    """Returns the run with a teacher's weights and loss. loaded_bytes: bytes per weight of a loaded model.
 
     Raises `InputError` for a teacher that cannot be read or whose memory is not modelled.
     """

@@ -9,27 +9,24 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
+from ...sources.huggingface.family import field_names
 from ..launch.record import Launch, LaunchSource, Table, reading_of, size_of, unknown_keys
 from ..launch.trainer import lora_settings, optimizer_settings, trainer_launch
 
-TRAINING_READ = frozenset("max_seq_length batch_size gradient_accumulation_steps gradient_checkpointing optim".split())  # noqa: SIM905
+TRAINING_READ = field_names("max_seq_length batch_size gradient_accumulation_steps gradient_checkpointing optim")
 
-TRAINING_IGNORED = frozenset(
-    """
+TRAINING_IGNORED = field_names("""
     num_epochs learning_rate warmup_steps warmup_ratio max_steps save_steps weight_decay random_seed packing
     train_on_completions lr_scheduler_type eval_steps
-    """.split()  # noqa: SIM905
-)
+    """)
 """Keys of `training` that do not change memory."""
 
-LORA_READ = frozenset("lora_r lora_dropout target_modules use_dora".split())  # noqa: SIM905
+LORA_READ = field_names("lora_r lora_dropout target_modules use_dora")
 
-LORA_IGNORED = frozenset(
-    """
+LORA_IGNORED = field_names("""
     lora_alpha use_rslora use_loftq vision_all_linear finetune_vision_layers finetune_language_layers
     finetune_attention_modules finetune_mlp_modules
-    """.split()  # noqa: SIM905
-)
+    """)
 """Keys of `lora` that do not change memory of the text model."""
 
 

@@ -1,4 +1,4 @@
-"""Reads Python files that train with Unsloth, as its notebooks do, from their syntax tree. Nothing is run.
+"""Reads Python files that train with Unsloth from the syntax tree, without running them.
 
 The arguments are those of the calls of `from_pretrained`, of `get_peft_model` and of the trainer's configuration.
 Unsloth's kernels are not modelled: the run is counted as PEFT and the Trainer run it, which needs at least as much.
@@ -131,7 +131,7 @@ def _read_calls(
 
 
 def _whole_groups(reader: LaunchReader, config: Mapping[str, Any], words: Mapping[str, Any]) -> dict[str, Any]:
-    """Returns GRPO's batch size, enlarged to a whole group if a step has only a part of one (models/rl.py)."""
+    """Returns GRPO's batch size, rounded up to a whole group of completions (models/rl.py)."""
     if config.get("steps_per_generation") is not None or config.get("generation_batch_size") is not None:
         return {}
     group = reader.size(config, "num_generations", 8)
@@ -167,14 +167,14 @@ def _is_method(name: str, method: str) -> bool:
 
 
 def _named_calls(syntax_tree: ast.Module) -> Iterator[tuple[str, ast.Call]]:
-    """Yields (dotted function name, call) for each call in a module, in the order of lines."""
+    """Yields (dotted function name, call) for each call in a module, in line order."""
     calls = [node for node in ast.walk(syntax_tree) if isinstance(node, ast.Call)][:MOST_CALLS]
     for call in sorted(calls, key=lambda node: (node.lineno, node.col_offset)):
         yield dotted(call.func).rpartition("trl.")[2], call
 
 
 def _call_arguments(calls: list[tuple[str, ast.Call]], names: Mapping[str, Any], matches: Any) -> dict[str, Any] | None:
-    """Returns the evaluated arguments of the first call whose name matches; None without such a call."""
+    """Returns the evaluated arguments of the first call with a matching name; None without such a call."""
     call = next((call for name, call in calls if matches(name)), None)
     if call is None:
         return None

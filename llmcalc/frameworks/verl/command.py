@@ -11,6 +11,7 @@ from typing import Any
 
 from ...errors import shown
 from ...parallel.layout import Layout
+from ...sources.huggingface.family import field_names
 from ..fsdp2.settings import TitanSettings
 from ..launch.command_line import model_name, overrides_of, plain_value
 from ..launch.record import CommandLine, Launch, LaunchReader, LaunchSettings, LaunchSource, Table, reading_of, size_of
@@ -24,14 +25,12 @@ from .sft import FP32_SHARDS, SFT_TRAINER, run_of_sft
 
 TRAINERS = ("verl.trainer.main_ppo", "main_ppo.py", "recipe.dapo.main_dapo", "verl.trainer.main_ppo_sync")
 
-READ_BESIDE = frozenset(
-    """
+READ_BESIDE = field_names("""
     name tensor_model_parallel_size gpu_memory_utilization max_model_len max_num_seqs max_num_batched_tokens
     enforce_eager free_cache_engine log_prob_use_dynamic_bsz log_prob_max_token_len_per_gpu
     log_prob_micro_batch_size_per_gpu update_weights_bucket_megabytes param_offload optimizer_offload model_dtype
     adv_estimator use_kl_in_reward
-    """.split()  # noqa: SIM905
-)
+    """)
 """Last parts of the keys of rollout, reference, critic and algorithm that are read."""
 
 DEVICES = ("trainer.n_gpus_per_node", "trainer.nnodes")
@@ -99,7 +98,7 @@ def _resolved_overrides(reader: LaunchReader, overrides: Mapping[str, str]) -> d
 
 
 def _is_read(key: str, rollout: Rollout) -> bool:
-    """Whether this reader reads a key, or refuses some of its values."""
+    """Whether this reader handles a key, or refuses some of the key's values."""
     if key.startswith((MODEL, ACTOR, "data.max_", "trainer.n")) or key.rpartition(".")[2] in READ_BESIDE:
         return True
     return key.removeprefix(f"{ROLLOUT}.engine_kwargs.{rollout.engine}.") in rollout.flags
@@ -114,7 +113,7 @@ def _training_devices(reader: LaunchReader, config: Table) -> int:
 
 
 def _micro_batch_shape(reader: LaunchReader, config: Table, sequence_ranks: int) -> tuple[int, int]:
-    """Returns the sequences of a micro-batch, and the largest number of tokens per sequence on all of its ranks."""
+    """Returns a micro-batch's number of sequences, and the largest number of tokens per sequence on all ranks."""
     prompt_tokens = reader.size(config, "data.max_prompt_length", 512)
     response_tokens = reader.size(config, "data.max_response_length", 512)
     if reader.flag(config, f"{ACTOR}.use_dynamic_bsz"):
@@ -132,7 +131,7 @@ def _micro_batch_shape(reader: LaunchReader, config: Table, sequence_ranks: int)
 
 
 def _micro_batches(reader: LaunchReader, config: Table, batch: int, ranks: int) -> int:
-    """Returns the number of micro-batches per update, which processes a mini-batch with all of its responses."""
+    """Returns the number of micro-batches per update of a mini-batch with all responses."""
     mini_batch = reader.size(config, f"{ACTOR}.ppo_mini_batch_size", 256)
     responses_per_prompt = reader.size(config, f"{ROLLOUT}.n", 1)
     if reader.flag(config, f"{ACTOR}.use_dynamic_bsz"):
@@ -183,7 +182,7 @@ FP32, BF16 = ("fp32", "float32"), ("bf16", "bfloat16")
 
 
 def _fsdp_run(reader: LaunchReader, config: Table, world_size: int) -> LaunchSettings:
-    """Returns the actor's run under FSDP: fp32 shards, computing in bf16."""
+    """Returns the actor's run under FSDP, with fp32 shards and bf16 computation."""
     strategy = str(reader.value(config, f"{ACTOR}.strategy", "fsdp"))
     if strategy not in ("fsdp", "fsdp2"):
         raise reader.wrong(f"{ACTOR}.strategy", f"{shown(strategy)}; expected fsdp, fsdp2 or megatron")

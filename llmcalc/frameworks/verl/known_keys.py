@@ -1,15 +1,15 @@
-"""Keys of verl's actor and model: keys that are read, keys that change no memory, and keys that are refused."""
+"""Keys of verl's actor and model: modelled keys, keys without an effect on memory, and refused keys."""
 
 from __future__ import annotations
 
 import re
 
 from ...errors import shown
+from ...sources.huggingface.family import field_names
 from ..launch.record import LaunchReader, Table
 from .rollout import ACTOR, MODEL
 
-READ = frozenset(
-    """
+READ = field_names("""
     actor.strategy actor.ppo_mini_batch_size actor.ppo_micro_batch_size actor.ppo_micro_batch_size_per_gpu
     actor.use_dynamic_bsz actor.ppo_max_token_len_per_gpu actor.ulysses_sequence_parallel_size actor.use_kl_loss
     actor.use_torch_compile actor.entropy_coeff actor.calculate_entropy actor.calculate_sum_pi_squared
@@ -30,8 +30,7 @@ READ = frozenset(
     model.path model.enable_gradient_checkpointing model.enable_activation_offload model.use_liger model.lora_rank
     model.target_modules model.use_fused_kernels model.use_remove_padding model.lora.rank model.lora.target_modules
     model.lora.dropout model.lora.type
-    """.split()  # noqa: SIM905
-)
+    """)
 
 WITHOUT_MEMORY = re.compile(
     r"actor\.(optim\.(lr|min_lr|weight_decay|clip_grad|total_training_steps|betas|warmup\w*|num_cycles)\w*"
@@ -57,7 +56,7 @@ NOTED = {
 
 
 def check_keys(reader: LaunchReader, config: Table) -> None:
-    """Adds a note on each key of the actor and of the model that is not read and may change memory."""
+    """Adds a note on each ignored key of the actor and model that may change memory."""
     for key, value in config.items():
         if not key.startswith((ACTOR, MODEL)) or value in (None, False, 0, "none", "null"):
             continue

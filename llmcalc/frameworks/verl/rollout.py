@@ -37,7 +37,7 @@ SOURCE = "verl/workers/fsdp_workers.py, megatron_workers.py"
 
 
 def read_rollout(reader: LaunchReader, config: Table, actor_run: LaunchSettings, megatron: bool) -> Rollout:
-    """Returns the rollout engine and the models beside the actor (trainer/config/rollout/rollout.yaml, ref, critic)."""
+    """Returns the rollout engine and the other models (trainer/config/rollout/rollout.yaml, ref, critic)."""
     layout, rank_tokens = actor_run.layout, actor_run.settings["seq"] // actor_run.layout.cp
     kind = "megatron" if megatron else "fsdp_config"
     reader.notes.append("rollouts at their longest")
@@ -72,7 +72,7 @@ def read_rollout(reader: LaunchReader, config: Table, actor_run: LaunchSettings,
 
 
 def _engine_and_flags(reader: LaunchReader, config: Table) -> tuple[str, dict[str, Any]]:
-    """Returns name and flags of the rollout engine; an empty name for an engine that is not modelled."""
+    """Returns the rollout engine's name and flags; an empty name for an unmodelled engine."""
     name = str(reader.value(config, f"{ROLLOUT}.name", "vllm"))
     if name not in ENGINE_FLAGS:
         reader.notes.append(f"{ROLLOUT}.name {shown(name)}: not modelled; its memory is not counted")
@@ -114,7 +114,7 @@ def _engine_arguments(reader: LaunchReader, config: Table, name: str) -> dict[st
 
 
 def _log_probability_batch(reader: LaunchReader, config: Table, sequences: int, tokens: int) -> tuple[int, int]:
-    """Returns the sequences of a micro-batch of log-probabilities, and a rank's tokens of each.
+    """Returns the sequences of a log-probability micro-batch, and the rank's tokens per sequence.
 
     sequences, tokens: those of a micro-batch of the update, which are the default.
     """
@@ -129,7 +129,7 @@ def _log_probability_batch(reader: LaunchReader, config: Table, sequences: int, 
 
 
 def _reference_model(reader: LaunchReader, config: Table, layout: Layout, megatron: bool) -> Model:
-    """Returns the reference model; none without a KL term, or if the adapters' frozen weights are the reference."""
+    """Returns the reference model; none without a KL term, or if the frozen weights serve as the reference."""
     has_kl_term = reader.flag(config, f"{ACTOR}.use_kl_loss") or reader.flag(config, "algorithm.use_kl_in_reward")
     has_adapters = any(config.get(f"{MODEL}.{key}") not in (None, 0) for key in ("lora_rank", "lora.rank"))
     if not has_kl_term or has_adapters:

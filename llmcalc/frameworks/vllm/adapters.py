@@ -1,4 +1,4 @@
-"""Slots of LoRA adapters in vLLM (vllm/lora/layers), which `--enable-lora` allocates when the model is loaded.
+"""Slots of LoRA adapters in vLLM (vllm/lora/layers), which `--enable-lora` allocates at load time.
 
 Each linear layer of the rank has, for each of `max_loras` slots, a matrix of `max_lora_rank` rows over its inputs and
 one over its outputs; of packed layers each slice has its own pair, and of experts each expert (read in 0.19 and 0.33).
@@ -28,7 +28,7 @@ ADAPTS_EXPERTS_FROM = (0, 19)
 
 
 def adapter_slots(flags: Mapping[str, Any]) -> tuple[int, int]:
-    """Returns the number of adapter slots and their LoRA rank. Raises `InputError` for a rank that vLLM refuses."""
+    """Returns the number of adapter slots and the LoRA rank. Raises `InputError` for a rank that vLLM refuses."""
     number, rank = int(flags.get("max_loras", 1)), int(flags.get("max_lora_rank", DEFAULT_LORA_RANK))
     if rank not in LORA_RANKS:
         raise InputError(f"--max-lora-rank {rank}: expected one of {', '.join(map(str, LORA_RANKS))}")

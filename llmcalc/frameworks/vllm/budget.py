@@ -1,4 +1,4 @@
-"""The device memory of vLLM: the budget, the parts subtracted from it, and the KV cache that remains.
+"""The device memory of vLLM: the budget, the parts subtracted from the budget, and the remaining KV cache.
 
 `presets/engines/vllm.toml` has the rules of each version with their source files.
 """
@@ -188,7 +188,7 @@ class Server(EngineServer):
 
     @property
     def loads_towers(self) -> bool:
-        """Whether image and audio encoders are loaded; not if the flags allow no images and no audio."""
+        """Whether image and audio encoders are loaded; false if the flags allow neither images nor audio."""
         if self.flags.get("language_model_only"):
             return False
         limits = self.flags.get("limit_mm_per_prompt", {})
@@ -240,7 +240,7 @@ class Server(EngineServer):
 
     @property
     def version_of_rules(self) -> tuple[int, ...]:
-        """The version whose rules apply; VLLM_USE_V1=0 selects the last version of the V0 engine."""
+        """The version whose rules apply; VLLM_USE_V1=0 means the last version of the V0 engine."""
         is_first_engine = self.flags.get("VLLM_USE_V1") == 0 and self.numbers > LAST_V0_VERSION
         return LAST_V0_VERSION if is_first_engine else self.numbers
 
@@ -251,7 +251,7 @@ class Server(EngineServer):
 
     @cached_property
     def rules(self) -> Rules:
-        """The memory rules of the version, with the model runner that runs the model and its sampler."""
+        """The version's memory rules, with the model runner and sampler of this server."""
         rules = self.record.rules(self.version_of_rules)
         if self.second_runner is not None:
             rules = rules_with_runner(rules, self.second_runner)
@@ -271,7 +271,7 @@ class Server(EngineServer):
         return self.record.state_rules(self.version_of_rules)
 
     def needs_blocks_of_sequences(self, pool: BlockPool) -> bool:
-        """Whether each sequence must have a cache block: with recurrent states, if CUDA graphs decode whole batches."""
+        """Whether each sequence needs a cache block: for recurrent states, if CUDA graphs decode whole batches."""
         decodes_in_graphs = self.captured_graphs > 0 and self.graph_mode != "PIECEWISE"
         return pool.has_states and self.state_rules.needs_blocks_of_sequences and decodes_in_graphs
 
@@ -331,7 +331,7 @@ class Server(EngineServer):
 
     @property
     def tokens_in_flight(self) -> int:
-        """The tokens of all batches scheduled at once, for which a window needs further blocks."""
+        """The tokens of all concurrently scheduled batches, for which a window needs additional blocks."""
         if not self.rules.reserves_batches_in_flight:
             return self.max_num_batched_tokens
         finds_drafts = self.speculation.tokens and not self.speculation.with_mtp and self.speculation.draft is None
@@ -434,7 +434,7 @@ class Server(EngineServer):
         return int((estimate.constant_mib + captured_share * estimate.mib_per_layer * layers) * MIB)
 
     def stored_weights(self, rank: EngineRank) -> int:
-        """Returns the bytes of the weights as vLLM stores them, with RoPE tables, padded experts and copies for MLA."""
+        """Returns the bytes of vLLM's stored weights, with RoPE tables, padded experts and copies for MLA."""
         tables = rank.rope_table_elements(VIDEO_FACTOR) * self.element_bytes
         _, _, experts = rank.widths
         padding = 0
@@ -450,7 +450,7 @@ class Server(EngineServer):
         return max(0, rank.weights + tables + padding + copies - offloaded_bytes)
 
     def repeated_encoder_bytes(self, rank: EngineRank) -> int:
-        """Returns the extra bytes of encoders that each rank loads in full (`--mm-encoder-tp-mode`)."""
+        """Returns the additional bytes of encoders that ranks load in full (`--mm-encoder-tp-mode`)."""
         if self.flags.get("mm_encoder_tp_mode") != "data" or not (rank.with_towers and self.preset.model.towers):
             return 0
         whole_bytes, rank_bytes = (
@@ -565,7 +565,7 @@ class Server(EngineServer):
         return min(map(self.stage, range(self.pp)), key=lambda stage: stage.blocks)
 
     def penalty_bytes(self, rank: EngineRank) -> int:
-        """Returns the bytes of token counts for sampling penalties, if they reduce the KV cache."""
+        """Returns the bytes of token counts for sampling penalties, if these reduce the KV cache."""
         if self.second_runner is None or not self.second_runner.counts_penalties:
             return 0
         return penalty_bytes(self.max_num_seqs, rank.vocab_size)
@@ -591,7 +591,7 @@ class Server(EngineServer):
 
 
 class Stage(NamedTuple):
-    """The memory of a rank of one pipeline stage: its named parts, its KV cache blocks, and its CUDA graphs."""
+    """The memory of a rank of one pipeline stage: named parts, KV cache blocks and CUDA graphs."""
 
     terms: tuple[Term, ...]
     pool: BlockPool
@@ -628,7 +628,7 @@ def memory(server: Server) -> EngineMemory:
 
 
 def _startup_error(server: Server, stage: Stage, concurrency: float) -> str:
-    """Returns vLLM's error message if it does not start; empty if it starts."""
+    """Returns the error message with which vLLM fails to start; empty if vLLM starts."""
     messages, rules, length = server.record.messages, server.rules, server.longest_request
     budget, batch, block = stage.terms[0].bytes, server.max_num_batched_tokens, stage.pool.block_size
     if server.state_rules.needs_batch_of_a_block and stage.pool.aligns_states and block > batch:
@@ -670,6 +670,6 @@ def _server_notes(server: Server) -> list[str]:
 
 
 def longest_request(server: Server) -> int:
-    """Returns the largest `--max-model-len` with which the cache holds one request; 0 if there is none."""
+    """Returns the largest `--max-model-len` for which the cache holds one request; 0 if there is none."""
     stage = server.fullest_stage
     return stage.pool.longest_request(stage.blocks, server.tokens_in_flight, server.longest_request)

@@ -1,4 +1,4 @@
-"""Bytes of vLLM's quantized KV cache formats, which store scales beside elements (v1/kv_cache_interface.py).
+"""Bytes of vLLM's quantized KV cache formats, with scales beside elements (v1/kv_cache_interface.py).
 
 Scales of a token and head are one float32 for its keys and one for its values (v1/attention/backends/triton_attn.py,
 `customize_spec`); TurboQuant has a norm of its keys, and a scale and a zero of its values

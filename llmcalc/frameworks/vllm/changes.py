@@ -48,7 +48,7 @@ def candidates(server: Server) -> Iterator[tuple[str, dict[str, Any]]]:
 
 
 def layouts(server: Server, most_devices: int) -> Iterator[tuple[dict[str, Any], EngineMemory]]:
-    """Yields (flags, vLLM's memory) of each possible layout, the fewest devices first.
+    """Yields (flags, vLLM's memory) of each possible layout, fewest devices first.
 
     Where vLLM refuses its own default number of sequences, as many as the cache has blocks. most_devices: the largest
     number of devices.
@@ -61,7 +61,7 @@ def layouts(server: Server, most_devices: int) -> Iterator[tuple[dict[str, Any],
 
 
 def layout_flags(tp: int, pp: int, dp: int, ep: int) -> dict[str, Any] | None:
-    """Returns vLLM's flags of a layout; None for experts divided over only some ranks, which vLLM does not support."""
+    """Returns vLLM's flags for a layout; None if experts are divided over only some ranks (unsupported)."""
     if ep not in (1, tp * dp) or (ep > 1 and pp > 1 and dp > 1):
         return None
     parallel_sizes = {"tensor_parallel_size": tp, "pipeline_parallel_size": pp, "data_parallel_size": dp}

@@ -33,7 +33,7 @@ FLOAT32_BYTES = 4
 
 
 class Pages(NamedTuple):
-    """The pages of one cache in layers of one type.
+    """The pages of a cache in all layers of one type.
 
     layers: number of layers. bytes: bytes of a page. block: tokens of a page. window: tokens that the cache keeps; None
     for all tokens.
@@ -110,7 +110,7 @@ def _align_page(size: int) -> int:
 
 
 def _layers_by_size(group: Iterable[Pages]) -> dict[int, int]:
-    """Bytes of a page → number of layers with such pages in a group."""
+    """Bytes of a page → number of layers with pages of this size in a group."""
     layers: dict[int, int] = {}
     for pages in group:
         layers[pages.bytes] = layers.get(pages.bytes, 0) + pages.layers
@@ -118,7 +118,7 @@ def _layers_by_size(group: Iterable[Pages]) -> dict[int, int]:
 
 
 def _number_of_tuples(group: Iterable[Pages]) -> int:
-    """The number of tuples with one page of each size that a group fills."""
+    """The number of page tuples (one page of each size) in a group."""
     return max(_layers_by_size(group).values())
 
 
@@ -130,7 +130,7 @@ def _least_padding(counts: list[int], least: int) -> int:
 
 
 def _block_bytes(slots: list[dict[int, int]], sizes: list[int], layout: PageLayout) -> int:
-    """Returns the bytes of a block. slots: for each group, bytes of a page → number of its pages in a block."""
+    """Returns the bytes of a block. slots: for each group, the bytes of a page → the number of pages in a block."""
     if layout == "tuples":
         return sum(sizes) * max(max(pages.values()) for pages in slots)
     if layout == "page sizes":

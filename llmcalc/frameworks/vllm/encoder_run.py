@@ -95,13 +95,13 @@ def image_size(limits: Mapping[str, Any]) -> tuple[int, int] | None:
 
 
 def image_tower(spec: ModelSpec) -> VisionTower | None:
-    """Returns the image encoder; None without an encoder whose image processor is known."""
+    """Returns the image encoder; None without an encoder with a known image processor."""
     towers = [tower for tower in spec.towers.values() if isinstance(tower, VisionTower)]
     return towers[0] if len(towers) == 1 and towers[0].image is not None else None
 
 
 def patch_of_long_videos(spec: ModelSpec) -> int:
-    """Returns the patch size of an encoder that encodes two video frames as one image; otherwise 0."""
+    """Returns the patch size of an encoder that merges two video frames; otherwise 0."""
     tower = image_tower(spec)
     if tower is None or not isinstance(tower.image, SmartResize):
         return 0

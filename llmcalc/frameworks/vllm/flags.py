@@ -1,4 +1,4 @@
-"""The flags of `vllm serve`: flags that change memory, and flags without an effect on it.
+"""The flags of `vllm serve`: flags that change memory, and other flags.
 
 They are those of vllm/engine/arg_utils.py, `EngineArgs.add_cli_args`, and of vllm/entrypoints/openai/cli_args.py in
 vLLM 0.6.6, 0.9.2, 0.19, 0.24 and 0.33.

@@ -1,4 +1,4 @@
-"""FlashInfer's kernels of top-k and top-p in vLLM's sampler, which hold fewer copies of the logits than torch's sort.
+"""FlashInfer's top-k and top-p kernels in vLLM's sampler, which hold fewer copies of the logits than torch's sort.
 
 `presets/engines/vllm.toml` has the versions, with the source files.
 """
@@ -19,7 +19,7 @@ SAMPLER_VARIABLE = "VLLM_USE_FLASHINFER_SAMPLER"
 def rules_with_sampler(
     record: VLLMRecord, version: Numbers, rules: Rules, flags: Mapping[str, Any], has_second_runner: bool
 ) -> Rules:
-    """Returns the memory rules with FlashInfer's sampler if the variable chooses it; otherwise `rules` themselves.
+    """Returns the memory rules with FlashInfer's sampler if the variable selects it; otherwise `rules` unchanged.
 
     Raises `InputError` where FlashInfer's sampler is not modelled.
     """

@@ -1,4 +1,4 @@
-"""Projections of keys and values that vLLM allocates and a model does not use (model_executor/models/gemma4.py).
+"""Key and value projections that vLLM allocates but a model does not use (model_executor/models/gemma4.py).
 
 Its classes of Gemma 3n and Gemma 4 have one matrix of queries, keys and values in each layer: also in layers that take
 keys and values from a lower one, and in layers whose values are the projected keys.
@@ -12,7 +12,7 @@ from ..engines.rank import EngineRank, architectures, mixers
 
 
 def unused_projection_bytes(rank: EngineRank, classes: tuple[str, ...]) -> int:
-    """Returns the bytes of a rank's unused projections, in the number format of its other projections of attention.
+    """Returns the bytes of a rank's unused projections, in the number format of the other attention projections.
 
     classes: names of the model classes that have them.
     """

@@ -24,7 +24,7 @@ PADDING_RATIO = 1.5
 
 @frozen
 class LayerGroup:
-    """Layers with one cache type. groups: number of KV cache groups. window: tokens per layer; None for all tokens.
+    """Layers with one cache type. groups: number of KV cache groups. window: tokens per layer, or None for all.
 
     states: how their recurrent states are kept; None for keys and values. block: tokens of the group's blocks; None for
     those of the pool.
@@ -36,7 +36,7 @@ class LayerGroup:
     block: int | None = None
 
     def blocks(self, length: int, block: int, chunk: int) -> int:
-        """Returns the blocks of a request of `length` tokens. chunk: tokens in flight, which windows hold too."""
+        """Returns the blocks of a request of `length` tokens. chunk: tokens in flight, which windows also hold."""
         block = self.block or block
         if self.states is not None:
             return self.groups * self.states.blocks_of_request(length, block)
@@ -75,13 +75,13 @@ class BlockPool:
         return sum(group.blocks(length, self.block_size, chunk) for group in self.groups)
 
     def max_concurrency(self, blocks: int, length: int, chunk: int) -> float:
-        """Returns the number of requests of `length` tokens that the blocks hold."""
+        """Returns the number of requests of `length` tokens that fit the blocks."""
         if len(self.groups) == 1 and self.groups[0].window is None and self.groups[0].states is None:
             return blocks * self.block_size / length
         return blocks / max(1, self.blocks_of_request(length, chunk))
 
     def printed_tokens(self, blocks: int, length: int, chunk: int, rules: Rules) -> int:
-        """Returns the tokens of the KV cache as this vLLM version prints them."""
+        """Returns the tokens of the KV cache in this vLLM version's log format."""
         if rules.printed_tokens == "max_concurrency x max_model_len":
             return int(self.max_concurrency(blocks, length, chunk) * length)
         if rules.printed_tokens == "blocks x block_size":
@@ -89,7 +89,7 @@ class BlockPool:
         return blocks // sum(group.groups for group in self.groups) * self.block_size
 
     def longest_request(self, blocks: int, chunk: int, max_tokens: int) -> int:
-        """Returns the length of the longest request that the blocks hold: `max_tokens`, or whole blocks."""
+        """Returns the longest request that fits the blocks: `max_tokens`, or whole blocks."""
         smallest_block = min(group.block or self.block_size for group in self.groups)
         if self.blocks_of_request(max_tokens, chunk) <= blocks:
             return max_tokens

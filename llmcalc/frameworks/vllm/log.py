@@ -126,7 +126,7 @@ def read_log(log_text: LogText) -> LogReading | None:
 
 
 def _memory_terms(log_values: LogValues) -> Iterator[LogTerm]:
-    """Yields each printed memory size: the largest over the ranks, and the smallest for the KV cache."""
+    """Yields each logged memory size: the largest of all ranks, and for the KV cache the smallest."""
     yield from log_values.largest("budget", "weights")
     if "peak" in log_values and "weights" in log_values:
         yield LogTerm("profile_run", max(log_values.sizes("peak")) - max(log_values.sizes("weights")))

@@ -1,4 +1,4 @@
-"""vLLM's second model runner (vllm/v1/worker/gpu): the models that run on it, and its memory rules.
+"""vLLM's second model runner (vllm/v1/worker/gpu): supported models and memory rules.
 
 `presets/engines/vllm.toml` has what its versions do, with the source files.
 """
@@ -83,5 +83,5 @@ def rules_with_runner(rules: Rules, runner: SecondRunner) -> Rules:
 
 
 def penalty_bytes(sequences: int, vocab_size: int) -> int:
-    """Returns the bytes of token counts for sampling penalties: per sequence and vocabulary entry 4 bytes and a bit."""
+    """Returns the bytes of token counts for sampling penalties: 4 bytes and a bit per sequence and vocabulary entry."""
     return sequences * 4 * (vocab_size + -(-vocab_size // 32))

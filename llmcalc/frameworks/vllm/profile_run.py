@@ -60,7 +60,7 @@ class ProfileRun(NamedTuple):
         return self.encoder.output_bytes + (self.encoder.pixel_bytes if self.keeps_pixels else 0)
 
     def layer_bytes(self, rank: EngineRank) -> int:
-        """Returns the peak bytes in a layer, in its dense network or in its experts."""
+        """Returns the peak bytes inside a layer, in the dense network or the experts."""
         width, is_gated, experts = rank.widths
         h, T = rank.hidden_size, self.tokens
         if experts is None:

@@ -1,4 +1,4 @@
-"""The blocks of recurrent states in vLLM's cache, and their number per request.
+"""The blocks of recurrent states in vLLM's cache, and the number of blocks per request.
 
 A state takes one block, whose bytes attention's blocks adopt (vllm/platforms/interface.py, `_align_hybrid_block_size`;
 to 0.19 vllm/model_executor/models/config.py). With prefix caching a request keeps further states: two in the mode
@@ -52,7 +52,7 @@ class StateBlocks(NamedTuple):
     factors: Mapping[str, Fraction] = SAME_FORMATS
 
     def blocks_of_request(self, length: int, block: int) -> int:
-        """Returns the state blocks of a layer group for one request of this length. block: tokens of a block."""
+        """Returns the state blocks of a layer group for one request of this length. block: tokens per block."""
         if self.mode == "all":
             return -(-length // block) + self.draft_tokens
         return (2 + self.checkpoints if self.mode == "align" else 1) + self.draft_tokens
@@ -84,7 +84,7 @@ def state_blocks(
 def _factors_of_formats(
     rank: EngineRank, rules: StateRules, flags: Mapping[str, Any], element_bytes: int
 ) -> Mapping[str, Fraction]:
-    """Returns the bytes of the states' elements as multiples of those in the classes of transformers.
+    """Returns the ratios of vLLM's bytes per state element to those of the classes in transformers.
 
     By default the last inputs of a convolution and the states of Mamba and of Gated DeltaNets have the model's number
     format, unless the config states another for the states; those of Kimi Delta Attention are float32
@@ -104,13 +104,13 @@ def _factors_of_formats(
 
 
 def _bytes_of_format(flags: Mapping[str, Any], field: str) -> int | None:
-    """Returns the bytes of an element in the number format that a flag chooses; None without one, and for `auto`."""
+    """Returns the bytes per element of the number format in a flag; None without the flag, and for `auto`."""
     word = str(flags.get(field, "auto"))
     return None if word in AUTO_WORDS else DTYPE_BITS[word] // 8
 
 
 def _stated_bytes(rank: EngineRank, rules: StateRules) -> int | None:
-    """Returns the bytes of a state's element that the config states, or that the version has for the model's class."""
+    """Returns the bytes of a state element, from the config or the version's rule for the model class."""
     if not rules.reads_config_dtype:
         return None
     if rank.preset.state_dtype is not None:
@@ -126,7 +126,7 @@ def _state_blocks(
     draft_tokens: int,
     block_size: int,
 ) -> StateBlocks:
-    """Returns the number and the place of the states, without their number formats."""
+    """Returns the number and location of the states, without number formats."""
     parts = [part for part, _ in mixers(rank.preset.model)]
     mambas = [part for part in parts if isinstance(part, Mamba | Mamba2)]
     mode = "current"
@@ -157,7 +157,7 @@ def _exports_delta_nets(rules: StateRules, hardware: Hardware) -> bool:
 
 
 def _state_storage_mode(rules: StateRules, has_mamba: bool, state_mode: str, draft_tokens: int) -> str:
-    """Returns vLLM's mode of storing recurrent states under prefix caching. state_mode: `--mamba-cache-mode`."""
+    """Returns vLLM's storage mode of recurrent states for prefix caching. state_mode: `--mamba-cache-mode`."""
     if rules.mode_of_prefixes != "all or align":
         return rules.mode_of_prefixes
     if not has_mamba or state_mode == "align" or (state_mode == "none" and draft_tokens and rules.aligns_drafts):
@@ -166,7 +166,7 @@ def _state_storage_mode(rules: StateRules, has_mamba: bool, state_mode: str, dra
 
 
 def stored_states(rank: EngineRank, states: StateBlocks) -> list[StateCache]:
-    """Returns the recurrent states as vLLM stores them: a convolution's last k − 1 inputs, and those of drafts.
+    """Returns the recurrent states in vLLM: a convolution's last k − 1 inputs and the recurrence, also for drafts.
 
     Source: vllm/model_executor/layers/mamba/mamba_utils.py, `MambaStateShapeCalculator`.
     """

@@ -1,4 +1,4 @@
-"""The workspace of vLLM's sparse attention, which its profile run reserves (v1/worker/workspace.py).
+"""The workspace of vLLM's sparse attention, reserved in the profile run (v1/worker/workspace.py).
 
 The layers share one workspace of the largest reservation. The indexer gathers cached keys of several sequences at once
 (v1/attention/backends/mla/indexer.py, `get_max_prefill_buffer_size`), and compressed attention the keys of a few
@@ -35,7 +35,7 @@ def sparse_workspace(rank: EngineRank, length: int, tokens: int) -> int:
 
 
 def _reserved_bytes(mixer: CompressedAttention, length: int, tokens: int) -> list[int]:
-    """Returns the bytes that a layer of compressed attention and its indexer reserve."""
+    """Returns the bytes reserved by a layer of compressed attention and its indexer."""
     batch, window = min(length, tokens), mixer.sliding_window
     rate = mixer.compress_rate
     keys = batch + min(length - batch, window - 1) + (0 if rate is None else length // rate)

@@ -1,4 +1,4 @@
-"""Speculative decoding in vLLM (vllm/config/speculative.py): the drafted tokens, and the model that drafts them.
+"""Speculative decoding in vLLM (vllm/config/speculative.py): the draft model and the number of drafted tokens.
 
 Modules of multi-token prediction add their weights and one layer of cache each; a draft model adds its own, and one
 that reads hidden states shares the target's embedding or head (v1/spec_decode/eagle.py). Tokens that are found in the
@@ -46,7 +46,7 @@ NO_SPECULATION = Speculation()
 
 
 def speculation_of(flags: Mapping[str, Any], preset: Preset) -> Speculation:
-    """Returns the speculative decoding of a server's flags. Raises `InputError` for methods that are not modelled."""
+    """Returns the speculative decoding of a server's flags. Raises `InputError` for unmodelled methods."""
     values_by_key = {key: flags[field] for field, key in KEYS_OF_FLAGS.items() if field in flags}
     table = {**flags.get("speculative_config", {}), **values_by_key}
     if not table:

@@ -1,4 +1,4 @@
-"""Reads `presets/engines/vllm.toml`: per version the memory rules, defaults by device, and measured overheads."""
+"""Reads `presets/engines/vllm.toml`: memory rules by version, defaults by device, measured overheads."""
 
 from __future__ import annotations
 
@@ -58,7 +58,7 @@ class FlashInferSampler(VersionRange):
 
 
 class StateRules(VersionRange):
-    """The rules for recurrent states of a range of versions; the TOML file explains the fields."""
+    """The rules for recurrent states in a range of versions; the TOML file explains the fields."""
 
     caches_prefixes: bool = False
     mode_of_prefixes: Literal["current", "all or align", "align"]
@@ -78,7 +78,7 @@ PageLayout: TypeAlias = Literal["tuples", "page sizes", "groups"]
 
 
 class CompressedPages(VersionRange):
-    """Where a block has the pages of compressed attention in a range of versions; the TOML file explains the fields."""
+    """Rules for the pages of compressed attention in a block, by vLLM version; the TOML file explains the fields."""
 
     layout: PageLayout
 
@@ -109,7 +109,7 @@ class PaddedExperts(VersionRange):
     swizzle: int = 0
 
     def bytes_of(self, hidden: int, intermediate: int) -> int:
-        """Returns the bytes of one padded expert: matrices of both projections, a scale per 32 elements, and biases."""
+        """Returns the bytes of one padded expert: the projections' matrices, scales per 32 elements, and biases."""
         hidden_size, intermediate_size = _round_up(hidden, self.hidden), _round_up(intermediate, self.intermediate)
         rows, bias = (256, 4) if self.swizzle else (1, 2)
 
@@ -182,12 +182,12 @@ class VLLMRecord(EngineRecord[Rules]):
         )
 
     def frames_of_videos(self, version: Numbers, patch_size: int) -> int:
-        """Returns the frames of the longest video, if its tokens are not limited like an image's; otherwise 0."""
+        """Returns the frames of the longest video if its tokens are unlimited; otherwise 0."""
         rows = ranges_at(self.video_frames, version)
         return max((row.frames for row in rows if row.patch_size == patch_size), default=0)
 
     def state_rules(self, version: Numbers) -> StateRules:
-        """Returns a version's rules for recurrent states; the first rules for all earlier versions."""
+        """Returns a version's rules for recurrent states; earlier versions have the first rules."""
         return (ranges_at(self.recurrent_states, version) or self.recurrent_states)[-1]
 
     def page_layout(self, version: Numbers) -> PageLayout:

@@ -1,4 +1,4 @@
-"""The formats in which an answer is written: one writer per name, whose file is imported when it writes.
+"""The formats of a written answer, with one writer per name, which is imported on use.
 
 A writer may be changed without reading the reports: it is given a `Report` and computes nothing.
 """
@@ -14,7 +14,7 @@ Format: TypeAlias = Literal["table", "json", "csv", "markdown"]
 
 
 class Writer(NamedTuple):
-    """The writer of a format.
+    """The function type of a format's writer.
 
     function: the function that writes a report to a stream, as `module:function` of this room.
     warns_apart: whether warnings are printed to standard error, because the format has no notes.

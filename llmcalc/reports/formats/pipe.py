@@ -36,7 +36,7 @@ def _breaks_cells(report: Report, width: int) -> bool:
 
 
 def width_of_terminal() -> int:
-    """Returns the width of the terminal as rich does: COLUMNS, else the width of a standard stream, else 80."""
+    """Returns the terminal's width as rich does: COLUMNS, else a standard stream's width, else 80."""
     columns = os.environ.get("COLUMNS", "")
     if columns.isdigit() and int(columns):
         return int(columns)
@@ -50,7 +50,7 @@ def width_of_terminal() -> int:
 
 
 def render(report: Report, out: IO[str], width: int | None = None) -> None:
-    """Writes every table of the report. width: columns at which notes are broken; default the terminal's."""
+    """Writes every table of the report. width: columns at which notes wrap; default the terminal's."""
     width = width_of_terminal() if width is None else width
     report = printable_report(report)
     out.write(report.text)
@@ -159,13 +159,13 @@ def _grid_lines(table: Table) -> Iterator[str]:
 
 
 def indented_lines(text: str, width: int, hanging_indent: str = "") -> Iterator[str]:
-    """Yields the lines of a text above or below a table. hanging_indent: further indent of all lines but the first."""
+    """Yields the lines of a text above or below a table. hanging_indent: indent of all lines after the first."""
     for line in _wrapped_lines(text, width - len(INDENT), hanging_indent):
         yield INDENT + line
 
 
 def _wrapped_lines(text: str, width: int, hanging_indent: str = "") -> Iterator[str]:
-    """Yields lines of at most `width`, broken between words; a longer word (a link) has a line of its own.
+    """Yields lines of at most `width`, broken between words; a longer word (a link) gets a separate line.
 
     hanging_indent: indent of the lines after the first.
     """

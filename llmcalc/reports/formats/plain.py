@@ -18,7 +18,7 @@ WITHIN = " / "
 
 
 def write_json(report: Report, out: IO[str]) -> None:
-    """Writes one document, or a list of documents of several targets, in ASCII."""
+    """Writes one document or a list of documents as ASCII JSON."""
     out.write(f"{json_text(report, indent=2)}\n")
 
 
@@ -35,7 +35,7 @@ def _json_value(value: Any) -> Any:
 
 
 def write_csv(report: Report, out: IO[str]) -> None:
-    """Writes the raw values of the tables with the first table's name and columns, after one heading line.
+    """Writes the raw values of the tables with the first table's name and columns as CSV.
 
     The first column is `target`. A text that a spreadsheet would compute gets an apostrophe before it.
     """
@@ -100,7 +100,7 @@ REST = "rest"
 
 
 def leaves_of(rows: Sequence[Row]) -> list[Row]:
-    """Returns the rows that are neither sums nor parents, with names that begin with their parents' names.
+    """Returns the rows that are neither sums nor parents, with the parents' names as prefixes.
 
     What the parts of a row leave of its numbers is a row `parent / rest`. So each column of amounts can be summed.
     """
@@ -126,7 +126,7 @@ def leaves_of(rows: Sequence[Row]) -> list[Row]:
 
 
 def _without_parts(cell: Any, part_cells: Sequence[Any]) -> Any:
-    """Returns a cell's number minus the sum of its parts; other values stay unchanged."""
+    """Returns a cell's number minus the sum of the cell's parts; other values stay unchanged."""
     numbers = [_raw_value(part_cell) for part_cell in part_cells]
     value = _raw_value(cell)
     if not isinstance(value, int | float) or isinstance(value, bool):
@@ -135,7 +135,7 @@ def _without_parts(cell: Any, part_cells: Sequence[Any]) -> Any:
 
 
 def _rows_with_parents(table: Table) -> Iterator[list[Any]]:
-    """Yields the rows; a nested row's first cell begins with the names of its parents: `layers / mlp`."""
+    """Yields the rows; a nested row's first cell begins with the parents' names: `layers / mlp`."""
     parent_names: list[str] = []
     for row in table.rows:
         first_cell, *other_cells = (_csv_value(value) for value in row.cells)

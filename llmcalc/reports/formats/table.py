@@ -38,7 +38,7 @@ def render(report: Report, out: IO[str], width: int | None = None) -> None:
 
 
 def _print_heading(console: Console, table: Table) -> None:
-    """Prints the heading, with the aside on the same line if there is room."""
+    """Prints the heading, with the aside on the same line if it fits."""
     from rich.text import Text
 
     if not table.title:

@@ -43,7 +43,7 @@ class Elementwise(Views):
         return record(self.graph, "add", (x,), self.like(x), lambda g, _: (g,))
 
     def scale_in_place(self, x: Tensor) -> Tensor:
-        """Multiplies x by a number, or divides it by one, in place."""
+        """Multiplies or divides x in place by a number."""
         view = Tensor(x.shape, x.dtype, x.storage, x.strides)
         return record(self.graph, "div_", (x,), view, lambda g, _: (self.like(g),))
 
@@ -80,7 +80,7 @@ class Elementwise(Views):
         return self.like(negative, second_ratio)
 
     def square(self, x: Tensor) -> Tensor:
-        """Squares each element. torch allocates the same bytes for any other constant power."""
+        """Squares each element; any other constant power allocates the same bytes."""
 
         def backward(output_gradient: Tensor, _: Needs, x: Tensor) -> Sequence[Gradient]:
             power = self.like(x)
@@ -117,7 +117,7 @@ class Elementwise(Views):
         return record(self.graph, "expm1", (x,), output, backward, output)
 
     def clamp(self, x: Tensor, both: bool = False) -> Tensor:
-        """Limits x to a minimum or a maximum; both: to both (`clamp_backward`)."""
+        """Limits x to a minimum, a maximum or both (`clamp_backward`)."""
 
         def backward(output_gradient: Tensor, _: Needs, x: Tensor) -> Sequence[Gradient]:
             is_within = self.compare(x)
@@ -151,7 +151,7 @@ class Elementwise(Views):
         return record(self.graph, "minimum", (a, b), lambda: self.like(a, b), backward, a, b)
 
     def _minimum_gradient(self, output_gradient: Tensor, a: Tensor, b: Tensor) -> Tensor:
-        """Returns one operand's gradient of a minimum: half where both are equal, zero where the other is smaller."""
+        """Returns one operand's gradient of a minimum: half for equal operands, zero for the larger operand."""
         is_equal, half_gradient = self.compare(a, b), self.like(output_gradient)
         gradient = self.like(is_equal, half_gradient, output_gradient, dtype=output_gradient.dtype)
         is_larger = self.compare(a, b)
@@ -163,7 +163,7 @@ class Elementwise(Views):
         return record(self.graph, "exp", (x,), output, lambda g, _, output: (self.like(g, output),), output)
 
     def function(self, operation_name: str, x: Tensor) -> Tensor:
-        """Applies an elementwise function whose gradient is computed by one kernel."""
+        """Applies an elementwise function with a single gradient kernel."""
         output = self.like(x)
         if operation_name in SAVES_OUTPUT:
             return record(
@@ -180,11 +180,11 @@ class Elementwise(Views):
         )
 
     def compare(self, *xs: Tensor) -> Tensor:
-        """Compares tensors elementwise, or combines them logically; no gradient flows."""
+        """Compares tensors elementwise, or combines them logically, without a gradient."""
         return self.like(*xs, dtype=BOOL)
 
     def where(self, condition: Tensor, a: Tensor, b: Tensor) -> Tensor:
-        """Selects elements of a where the condition holds, otherwise of b."""
+        """Selects elements of a where the condition is true, otherwise of b."""
 
         def backward(output_gradient: Tensor, needs_input_grad: Needs, condition: Tensor) -> Sequence[Gradient]:
             return tuple(
@@ -202,12 +202,12 @@ class Elementwise(Views):
         )
 
     def _gradient_where(self, output_gradient: Tensor, condition: Tensor) -> Tensor:
-        """Returns the gradient where the condition holds, and elsewhere zeros from a separate tensor."""
+        """Returns the gradient where the condition is true, and zeros from a separate tensor elsewhere."""
         zero = self.graph.new_tensor((), output_gradient.dtype)
         return self.like(output_gradient, condition, zero, dtype=output_gradient.dtype)
 
     def dropout(self, x: Tensor) -> Tensor:
-        """Runs training dropout in one kernel, which saves a mask of one byte per element and allocates it first."""
+        """Runs training dropout in one kernel, which first allocates a saved mask of one byte per element."""
         mask, output = self.like(x, dtype=BOOL), self.like(x)
         return record(self.graph, "dropout", (x,), output, lambda g, _, mask: (self.like(g),), mask)
 
@@ -248,7 +248,7 @@ class Elementwise(Views):
         return record(autograd_graph, "softmax", (x,), output, backward, output)
 
     def logsumexp(self, x: Tensor) -> Tensor:
-        """Computes log Σ exp x over the last axis; on a GPU the exponentials are a tensor beside it (ReduceOps.cpp)."""
+        """Computes log Σ exp x over the last axis; on a GPU the exponentials are a temporary tensor (ReduceOps.cpp)."""
         shape, dtype = x.shape, x.dtype
         exponentials = self.graph.new_tensor(shape, dtype) if self.graph.multiprocessors else None
         output = self.graph.new_tensor(shape[:-1], dtype)
@@ -278,5 +278,5 @@ class Elementwise(Views):
 
 
 def saved_factors(a: Tensor, b: Tensor) -> tuple[Tensor, ...]:
-    """Returns the factors that a product saves, because each gradient needs the other factor."""
+    """Returns the factors that a product saves for the gradients of the other factors."""
     return (*((b,) if a.needs_grad else ()), *((a,) if b.needs_grad else ()))

@@ -26,7 +26,7 @@ class LookUps(Products):
         return record(self.graph, "gather", (x,), lambda: self.graph.new_tensor(shape, dtype), backward, index, x)
 
     def scatter(self, x: Tensor, index: Tensor, source: Tensor | None = None) -> Tensor:
-        """Replaces elements of x's last axis by index with those of `source`, or with a constant."""
+        """Replaces elements along x's last axis by elements of `source`, or by a constant."""
         shapes = x.shape, index.shape
 
         def backward(output_gradient: Tensor, needs_input_grad: Needs, _: Tensor) -> Sequence[Gradient]:
@@ -57,23 +57,23 @@ class LookUps(Products):
         return backward
 
     def topk(self, x: Tensor, k: Number, axis: int = -1) -> tuple[Tensor, Tensor]:
-        """Returns the k highest values along an axis, and their indices."""
+        """Returns the k highest values along an axis, and the indices of these values."""
         axis = axis % len(x.shape)
         shape = (*x.shape[:axis], k, *x.shape[axis + 1 :])
         values, indices = self.graph.new_tensor(shape, x.dtype), self.graph.new_tensor(shape, INT64)
         return record(self.graph, "topk", (x,), values, self._gather_backward(x.shape), indices), indices
 
     def histogram(self, x: Tensor, bins: Number) -> Tensor:
-        """Counts how often each integer from 0 to bins − 1 occurs, in float32."""
+        """Counts the occurrences of each integer from 0 to bins − 1, in float32."""
         float_values = self.to(x, FLOAT32)
         return self.graph.new_tensor((bins,), float_values.dtype)
 
     def sort(self, x: Tensor) -> tuple[Tensor, Tensor]:
-        """Sorts integers. Returns the sorted integers and their original indices."""
+        """Sorts integers, and returns the sorted integers and the original indices."""
         return self.like(x), self.graph.new_tensor(x.shape, INT64)
 
     def index_add(self, rows: Number, source: Tensor, index: Tensor) -> Tensor:
-        """Adds the rows of `source` at their indices to `rows` rows of zeros."""
+        """Adds the rows of `source` at given indices to `rows` zero rows."""
         zeros = self.graph.new_tensor((rows, *source.shape[1:]), source.dtype)
         backward = self.new_gradient(source.shape)
         return record(self.graph, "index_add", (source,), lambda: self.like(zeros), backward, index, source)

@@ -1,4 +1,4 @@
-"""Matrix products, linear layers and convolutions, with the copies of their inputs under autocast."""
+"""Matrix products, linear layers and convolutions, with the copies that autocast makes of the inputs."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ class Products(Elementwise):
         return self._biased_product("baddbmm", bias, a, b, shape, layouts)
 
     def _product(self, operation_name: str, a: Tensor, b: Tensor, shape: Shape, layouts: Sequence[Layout]) -> Tensor:
-        """Multiplies a and b. shape: that of the product. layouts: those of the gradients of a and b."""
+        """Multiplies a and b. shape: the product's shape. layouts: layouts of the gradients of a and b."""
         saves, dtype = saved_factors(a, b), a.dtype
 
         def backward(output_gradient: Tensor, needs_input_grad: Needs, *_: Tensor) -> Sequence[Gradient]:
@@ -66,14 +66,14 @@ class Products(Elementwise):
         return record(self.graph, operation_name, (bias, a, b), result, backward, *saves)
 
     def _new_gradients(self, gradient: Tensor, layouts: Iterable[Layout], needs: Iterable[bool]) -> list[Gradient]:
-        """Allocates gradients in the number format of another one, in order; None for those that are not needed."""
+        """Allocates gradients in another number format, in order; None for gradients that are not needed."""
         return [
             self.graph.new_tensor(shape, gradient.dtype, strides) if needs_gradient else None
             for (shape, strides), needs_gradient in zip(layouts, needs, strict=True)
         ]
 
     def operand(self, x: Tensor) -> Tensor:
-        """Casts an operand to the autocast format; the cast of a weight is cached.
+        """Casts an operand to the autocast format, with a cache for weights.
 
         A product's arguments are copied from the last to the first, and live beside the copies until it ran. Source:
         aten/src/ATen/autocast_mode.cpp, `cached_cast`.
@@ -115,7 +115,7 @@ class Products(Elementwise):
         return output if bias is None else self.add(output, bias)
 
     def _runs_as_matrix(self, x: Tensor, weight: Tensor) -> bool:
-        """Whether a batched linear layer runs as one matrix product: for a trained weight, or if x needs no copy.
+        """Whether a batched linear layer runs as one matrix product: for a trained weight, or an uncopied x.
 
         Source: aten/src/ATen/native/LinearAlgebra.cpp, `should_fold`.
         """
@@ -125,7 +125,7 @@ class Products(Elementwise):
         return all(same(x.strides[i], x.strides[i + 1] * x.shape[i + 1]) for i in leading_axes)
 
     def grouped_mm(self, a: Tensor, b: Tensor, group_ends: Tensor, *joined_matrices: Tensor) -> Tensor:
-        """Multiplies each group of rows by the group's matrix: [rows, k] × [groups, k, m].
+        """Multiplies each group of rows by a matrix per group: [rows, k] × [groups, k, m].
 
         group_ends: last row per group. joined_matrices: further matrices, [groups, k, ·], beside the columns of b
         in one product.
@@ -154,7 +154,7 @@ class Products(Elementwise):
         )
 
     def matmul(self, a: Tensor, b: Tensor) -> Tensor:
-        """Multiplies matrices in the last two axes; leading axes are equal or broadcast."""
+        """Multiplies matrices in the last two axes; leading axes are broadcast."""
         low_b = self.operand(b)
         return self._matmul(self.operand(a), low_b)
 

@@ -31,7 +31,7 @@ class Views:
         return self.graph.new_tensor(shape, result_dtype if dtype is None else dtype, strides)
 
     def new_gradient(self, shape: Shape) -> Backward:
-        """Returns a backward function that allocates one gradient of a shape, and reads no other tensor."""
+        """Returns a backward function that allocates one gradient of a shape."""
         return lambda gradient, _, *__: (self.graph.new_tensor(shape, gradient.dtype),)
 
     # --- views -------------------------------------------------------------------------------------------------------
@@ -58,7 +58,7 @@ class Views:
         return copied_view
 
     def with_shape(self, x: Tensor, shape: Shape) -> Tensor:
-        """Returns the tensor with another shape, which torch's kernel gives it from the start; records no operation."""
+        """Returns the tensor with another shape, as the kernel's output shape; records no operation."""
         if x.shape == shape:
             return x
         strides, input_shape = layout.view_strides(x.shape, x.strides, shape), x.shape
@@ -75,7 +75,7 @@ class Views:
         )
 
     def unflatten(self, x: Tensor, axis: int, sizes: Shape) -> Tensor:
-        """Splits one axis."""
+        """Splits one axis into several axes."""
         axis = axis % len(x.shape)
         return self.reshape(x, (*x.shape[:axis], *sizes, *x.shape[axis + 1 :]))
 
@@ -118,13 +118,13 @@ class Views:
         return self._view(x, shape, x.strides, "slice", self.new_gradient(x.shape))
 
     def select(self, x: Tensor, axis: int) -> Tensor:
-        """Returns one index of an axis. Its gradient is padded with zeros."""
+        """Returns one index of an axis; the gradient is padded with zeros."""
         axis = axis % len(x.shape)
         shape, strides = (*x.shape[:axis], *x.shape[axis + 1 :]), (*x.strides[:axis], *x.strides[axis + 1 :])
         return self._view(x, shape, strides, "select", self.new_gradient(x.shape))
 
     def split(self, x: Tensor, sizes: Sequence[Number], axis: int = -1) -> list[Tensor]:
-        """Splits an axis into views with one node, which concatenates their gradients."""
+        """Splits an axis into views with a single autograd node, which concatenates the gradients."""
         axis = axis % len(x.shape)
         input_shape, dtype = x.shape, x.dtype
         views = [x.view((*input_shape[:axis], axis_size, *input_shape[axis + 1 :]), x.strides) for axis_size in sizes]
@@ -143,7 +143,7 @@ class Views:
         return views
 
     def unbind(self, x: Tensor, axis: int = 0) -> list[Tensor]:
-        """Splits an axis into its indices: views with one node, which stacks their gradients."""
+        """Splits an axis into views of its indices with a single autograd node, which stacks the gradients."""
         axis, input_shape, dtype = axis % len(x.shape), x.shape, x.dtype
         shape, strides = (*input_shape[:axis], *input_shape[axis + 1 :]), (*x.strides[:axis], *x.strides[axis + 1 :])
         views = [x.view(shape, strides) for _ in range(input_shape[axis])]
@@ -165,7 +165,7 @@ class Views:
         return record(self.graph, "clone", (x,), self.graph.new_tensor(x.shape, x.dtype), lambda g, _: (g,))
 
     def copy(self, x: Tensor) -> Tensor:
-        """Copies a tensor in the order of its axes (the default of `clone`)."""
+        """Copies a tensor in axis order (the default of `clone`)."""
         return record(
             self.graph,
             "clone",
@@ -179,7 +179,7 @@ class Views:
         return x if x.is_contiguous else self.clone(x)
 
     def to(self, x: Tensor, dtype: Dtype) -> Tensor:
-        """Casts to another number format; returns the tensor itself if it has that format already."""
+        """Casts to another number format; returns the same tensor if the format is already the requested one."""
         if x.dtype is dtype:
             return x
         converted = self.graph.new_tensor(x.shape, dtype, self._preserved_strides(x))
@@ -191,7 +191,7 @@ class Views:
         return x.strides if is_dense(x.shape, x.strides) else layout.elementwise(((x.shape, x.strides),), x.shape)
 
     def cat(self, xs: Sequence[Tensor], axis: int = -1) -> Tensor:
-        """Concatenates tensors along an axis; their gradients are views of one tensor."""
+        """Concatenates tensors along an axis; the backward pass returns views of one tensor."""
         axis = axis % len(xs[0].shape)
         total: Number = 0
         for x in xs:
@@ -204,7 +204,7 @@ class Views:
         return record(self.graph, "cat", xs, result, lambda g, _: [g.view(s, g.strides) for s in shapes])
 
     def stack(self, xs: Sequence[Tensor], axis: int = 0) -> Tensor:
-        """Stacks tensors along a new axis; their gradients are views of one tensor."""
+        """Stacks tensors along a new axis; the backward pass returns views of one tensor."""
         axis, n = axis % (len(xs[0].shape) + 1), len(xs)
         shape = (*xs[0].shape[:axis], n, *xs[0].shape[axis:])
         return record(
@@ -223,7 +223,7 @@ class Views:
         return self._view(x, shape[:-1], strides[:-1], "squeeze", lambda g, _: (g.view(shape, (*g.strides, 1)),))
 
     def scale_slice_in_place(self, base: Tensor, size: Number, axis: int) -> Tensor:
-        """Multiplies a slice of `base` by a number in place; returns the slice. No later operation may use `base`.
+        """Multiplies a slice of `base` in place by a number, and returns the slice; `base` is unusable afterwards.
 
         Its gradient is written into zeros of the size of `base` (`AsStridedBackward0`), copied, and scaled in a copy of
         the slice (`CopySlices`).
@@ -244,7 +244,7 @@ class Views:
         )
 
     def write_into(self, base: Tensor, x: Tensor) -> Tensor:
-        """Writes x into a part of `base` in place (`CopySlices`); no later operation may use `base`."""
+        """Writes x into a part of `base` in place (`CopySlices`); `base` is unusable afterwards."""
         shape, strides, part_shape = base.shape, base.strides, x.shape
 
         def backward(output_gradient: Tensor, needs_input_grad: Needs) -> Sequence[Gradient]:
@@ -272,7 +272,7 @@ class Views:
 
 
 def result_type(*xs: Tensor) -> Dtype:
-    """Returns the number format of an elementwise result. Scalars count only if they alone are floating."""
+    """Returns the number format of an elementwise result. Scalars matter only if no tensor is floating-point."""
     non_scalars = [x for x in xs if x.shape]
     if non_scalars and (any(x.dtype.floating for x in non_scalars) or not any(x.dtype.floating for x in xs)):
         xs = tuple(non_scalars)

@@ -1,4 +1,4 @@
-"""torch's context parallelism (ring attention): each rank's queries attend to the keys and values of all ranks.
+"""torch's context parallelism (ring attention): each rank's queries attend to all ranks' keys and values.
 
 A rank has two parts of every sequence, one from its beginning and one from its end, so that all ranks have as much to
 do under a causal mask. In each round a rank attends to the keys and values of another one, and merges what it finds in
@@ -40,7 +40,7 @@ ROWS = 2
 
 @frozen
 class Ring:
-    """The ranks of a context-parallel group, each of which has a part of the sequence.
+    """The ranks of a context-parallel group, each with a part of the sequence.
 
     ranks: how many they are. rank: which of them this one is. gathers: whether all keys and values come at once
     (`allgather`), else in a ring (`alltoall`).
@@ -54,7 +54,7 @@ class Ring:
     peaks_only: bool = False
 
     def rounds(self) -> list[int]:
-        """Returns the numbers of the rounds that run: one for each rank of the ring."""
+        """Returns the numbers of executed rounds: one per rank of the ring."""
         changes = 0, self.rank, self.ranks - 1
         return [
             i
@@ -69,7 +69,7 @@ def ring_of(layout: Layout, rank: int) -> Ring | None:
 
 
 def part_of_sequence(layout: Layout, seq: int) -> int:
-    """Returns the number of tokens of a sequence on one rank.
+    """Returns a rank's number of tokens of a sequence.
 
     Raises `InputError` where torch fails, and for a ring of more than `MOST_RANKS`.
     """
@@ -89,12 +89,12 @@ def part_of_sequence(layout: Layout, seq: int) -> int:
 
 
 class RingAttention(Eager):
-    """Runs attention in a context-parallel ring. ring: its ranks; None (default) for one device."""
+    """Runs ring attention over context-parallel ranks. ring: the ranks; None (default) for one device."""
 
     ring: Ring | None = None
 
     def do_repeat(self, operation: Step) -> None:
-        """Repeats key heads for all of their query heads, as torchtitan does (`repeat_kv`)."""
+        """Repeats key heads for the query heads, as torchtitan's `repeat_kv` does."""
         if self.ring is None:
             super().do_repeat(operation)
         elif operation.options["tiled"]:
@@ -171,7 +171,7 @@ class Rotater:
         self.buffer = self.graph.new_tensor((n * self.ranks if self.gathers else n,), curr_buffer.dtype)
 
     def next_buffer(self, template: Tensor) -> Tensor:
-        """Returns the received buffer, or one rank's part. template: a tensor shaped like the buffer's first half."""
+        """Returns the received buffer or one rank's part. template: a tensor like the buffer's first half."""
         assert self.buffer is not None
         return Tensor((2 * template.count,), self.buffer.dtype, self.buffer.storage)
 
@@ -185,7 +185,7 @@ class Merger:
         self.lse: Tensor | None = None
 
     def step(self, output: Tensor, lse: Tensor, is_partial: bool) -> None:
-        """Merges the output of one round. is_partial: whether it covers only the second half of the queries."""
+        """Merges the output of one round. is_partial: whether the output covers only the second half of the queries."""
         self.dtype: Dtype = output.dtype
         output = self.t.to(output, FLOAT32)
         self._merge_one(output, self.t.unsqueeze(lse, -1), is_partial)
@@ -211,7 +211,7 @@ class Merger:
         return aten.like(weight, aten.like(output, block_out))
 
     def results(self) -> tuple[Tensor, Tensor]:
-        """Returns the output in its number format, and the logsumexp."""
+        """Returns the output in the requested number format, and the logsumexp."""
         assert self.out is not None
         assert self.lse is not None
         output = self.t.to(self.out, self.dtype)
@@ -219,12 +219,12 @@ class Merger:
 
 
 def half_of_rows(aten: Aten, x: Tensor) -> Tensor:
-    """Returns one half of the rows of a tensor on this rank."""
+    """Returns half of a tensor's rows on this rank."""
     return aten.slice(x, x.shape[ROWS] // CHUNKS, ROWS)
 
 
 def partial_update(aten: Aten, whole_output: Tensor) -> Tensor:
-    """Replaces one part of a tensor in a copy, or adds to that part in place (`_partial_update`)."""
+    """Replaces part of a tensor in a copy, or adds to the part in place (`_partial_update`)."""
     half_outputs = [half_of_rows(aten, whole_output)] * CHUNKS
     return aten.cat(half_outputs, ROWS)
 
@@ -239,7 +239,7 @@ class Kernels:
         self.t: Aten = Aten(autograd_graph)
 
     def forward(self, query: Tensor, key: Tensor, value: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-        """Runs `_templated_ring_attention`."""
+        """Runs torch's `_templated_ring_attention`."""
         aten, (rank, ring_size) = self.t, (self.ring.rank, self.ring.ranks)
         key, value = aten.contiguous(key), aten.contiguous(value)
         sdpa_merger = Merger(aten)
@@ -264,7 +264,7 @@ class Kernels:
         return *sdpa_merger.results(), seed, offset
 
     def _flash_forward(self, q: Tensor) -> list[Tensor]:
-        """Runs `_scaled_dot_product_flash_attention`."""
+        """Runs torch's `_scaled_dot_product_flash_attention`."""
         allocate = self.graph.new_tensor
         output = allocate(q.shape, q.dtype, elementwise(((q.shape, q.strides),), q.shape))
         return [output, allocate(q.shape[:-1], FLOAT32), allocate((2,), INT64), allocate((), INT64)]
@@ -272,7 +272,7 @@ class Kernels:
     def backward(
         self, grad_out: Tensor, query: Tensor, key: Tensor, value: Tensor, output: Tensor, logsumexp: Tensor
     ) -> list[Gradient]:
-        """Runs `_templated_ring_attention_backward`."""
+        """Runs torch's `_templated_ring_attention_backward`."""
         aten, (rank, ring_size) = self.t, (self.ring.rank, self.ring.ranks)
         grad_query, grad_key, grad_value = (aten.like(x, dtype=FLOAT32) for x in (query, key, value))
         key, value = aten.contiguous(key), aten.contiguous(value)

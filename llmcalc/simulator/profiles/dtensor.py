@@ -43,7 +43,7 @@ ENTERED = "from_local"
 
 
 class Message(NamedTuple):
-    """A collective message that a rank sends. place: the module and phase in which it is sent."""
+    """A collective message that a rank sends. place: module and phase of the message."""
 
     place: Place
     sent: Collective
@@ -51,7 +51,7 @@ class Message(NamedTuple):
 
 @dataclass
 class Recurrence:
-    """A recurrent module that one kernel runs. last: its output projection. summed: whether its output is reduced."""
+    """A recurrent module that one kernel runs. last: output projection. summed: whether the output is reduced."""
 
     last: Step
     summed: bool = True
@@ -91,7 +91,7 @@ class Divided(Eager):
         return super().enter(program)
 
     def find_places(self, program: Flow) -> None:
-        """Finds the placement of each tensor, if tokens are sharded.
+        """Finds the placement of each tensor for sharded tokens.
 
         Raises `InputError` for what torch does not divide, or no rule knows.
         """
@@ -204,7 +204,7 @@ class Divided(Eager):
         return local_rows
 
     def linear_output(self, operation: Step, x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
-        """Returns the output of a linear layer, reduced over ranks if its input is sharded (`RowwiseParallel`)."""
+        """Returns a linear layer's output, reduced over ranks for a sharded input (`RowwiseParallel`)."""
         output = super().linear_output(operation, x, weight, bias)
         if operation.weight is None or not is_divided(operation.ins[0].axes) or is_divided(operation.outs[0].axes):
             return output
@@ -213,7 +213,7 @@ class Divided(Eager):
         return self._sum_of_ranks(operation, output, bias is not None)
 
     def _sum_of_ranks(self, operation: Step, output: Tensor, has_bias: bool) -> Tensor:
-        """Reduces the output of a linear layer over ranks; with sharded tokens by a reduce-scatter."""
+        """Reduces a linear layer's output over ranks, by a reduce-scatter for sharded tokens."""
         if self.tokens == 1:
             return record(self.graph, "redistribute", [output], self.all_reduce(output), lambda g, _: [g])
         if has_bias:
@@ -262,7 +262,7 @@ class Divided(Eager):
         super().step(operation)
 
     def _enter_parallel_region(self, operation: Step) -> None:
-        """Adds the input gradients of all linear layers that read x, and sums them over ranks."""
+        """Adds the input gradients of all linear layers with input x, and all-reduces the sum."""
         value = operation.ins[0]
         if is_divided(value.axes):
             return
@@ -291,7 +291,7 @@ class Divided(Eager):
     def norm(
         self, x: Tensor, spec: Norm, name: str, shape: Any, groups: Any = 1, module_path: Path | None = None
     ) -> Tensor:
-        """Runs a norm; with sharded tokens on distributed tensors (`SequenceParallel`)."""
+        """Runs a norm, on distributed tensors if tokens are sharded (`SequenceParallel`)."""
         self.graph.subclasses = self.tokens > 1 and not self.choices.compiled
         try:
             return super().norm(x, spec, name, shape, groups, module_path)
@@ -319,7 +319,7 @@ class Divided(Eager):
     # --- recurrences ------------------------------------------------------------------------------------------------
 
     def run_module_at_once(self, module_scope: Scope, compute_module: Callable[[Steps, Tensor], Tensor]) -> None:
-        """Runs a module by one published kernel, between the gathering of its input and the reduction of its output."""
+        """Runs a module as one published kernel, after gathering the input and before reducing the output."""
         for operation in module_steps(module_scope):
             if (
                 operation.weight is not None
@@ -385,7 +385,7 @@ class Divided(Eager):
         return rows
 
     def _mask_tensor(self, tensor: Tensor) -> tuple[Tensor, Tensor]:
-        """Computes which indices belong to other ranks (`_MaskPartial._mask_tensor`).
+        """Computes the mask of indices of other ranks (`_MaskPartial._mask_tensor`).
 
         Returns them with the indices relative to this rank's first row.
         """
@@ -401,7 +401,7 @@ class Divided(Eager):
     # --- the loss ---------------------------------------------------------------------------------------------------
 
     def cross_entropy(self, logits: Tensor, labels: Tensor) -> Tensor:
-        """Runs `F.cross_entropy` under `loss_parallel`, of logits [tokens, this rank's vocabulary]."""
+        """Runs `F.cross_entropy` under `loss_parallel` on logits [tokens, this rank's vocabulary]."""
         if not self.divides_loss:
             return super().cross_entropy(logits, labels)
         x = logits if self.graph.autocast is None else self.t.to(logits, FLOAT32)
@@ -475,7 +475,7 @@ class Divided(Eager):
 
 
 def named_steps(items: Iterable[Item], path: str = "") -> Iterator[tuple[str, Step]]:
-    """Yields the operations that run, with the paths of their modules."""
+    """Yields the executed operations with module paths."""
     for item in items:
         if isinstance(item, Alternatives):
             yield from named_steps(next(iter(item.branches.values())).items, path)
@@ -490,7 +490,7 @@ def named_steps(items: Iterable[Item], path: str = "") -> Iterator[tuple[str, St
 
 
 def check_divided(program: RankFlow) -> None:
-    """Raises `InputError` for experts, whose plans are not modelled, and for fewer key heads or groups than ranks."""
+    """Raises `InputError` for experts (not modelled), and for fewer key heads or groups than ranks."""
     layout = program.rank_axes.layout
     for operation in program.root.steps():
         if operation.verb == "experts":

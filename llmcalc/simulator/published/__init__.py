@@ -1,4 +1,4 @@
-"""Published kernels of libraries: the tensors that the kernels save, and their temporary tensors.
+"""Published kernels of libraries, with the tensors that they save and their temporary tensors.
 
 A file for each library. `KERNELS` says where each kernel comes from and how its memory is known.
 
@@ -33,7 +33,7 @@ class Library:
 
 @frozen
 class Kernel:
-    """A published kernel with its library, its source file and the test that verifies it.
+    """A published kernel with library, source file and verifying test.
 
     name: its name in the library. library: the name of the library. where: its file and class.
     known: how its memory is known. note: what else a reader should know.

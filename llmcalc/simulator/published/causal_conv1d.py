@@ -1,4 +1,4 @@
-"""Short causal convolutions of the causal-conv1d library: one kernel that includes the activation.
+"""Short causal convolutions of the causal-conv1d library, fused with the activation.
 
 Source: Dao-AILab/causal-conv1d at 0d2252d1, causal_conv1d/causal_conv1d_interface.py (`CausalConv1dFn`),
 cpp_functions.py, and csrc/causal_conv1d.cpp for the copy of a gradient in another order. x: [batch, channels, tokens].

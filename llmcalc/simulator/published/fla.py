@@ -99,7 +99,7 @@ def layer_norm_gated(
 
 
 def _l2norm_fwd(aten: Aten, x: Tensor) -> tuple[Tensor, Tensor]:
-    """Scales x to length 1, and returns 1 / its length (fla/modules/l2norm.py:148)."""
+    """Scales x to length 1, and returns the inverse length (fla/modules/l2norm.py:148)."""
     return aten.like(x), aten.new_tensor(x.shape[:-1], FLOAT32)
 
 

@@ -1,4 +1,4 @@
-"""An autograd.Function of a published kernel as one node, and the properties of a device that size workspaces."""
+"""An autograd.Function of a published kernel as one node, and device properties that size workspaces."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Lightning attention by its authors' training kernel.
+"""Lightning attention with the authors' training kernel.
 
 Source: OpenNLPLab/lightning-attention at d15c3852, lightning_attn/ops/lightning_attn_interface.py and
 triton/lightning_attn2.py. q, k, v: [batch, heads, tokens, size].

@@ -284,13 +284,13 @@ def _chunk_cumsum_fwd(aten: Aten, dt: Tensor, chunk: Number) -> tuple[Tensor, Te
 
 
 def _chunk_state_fwd(aten: Aten, b: Tensor, x: Tensor, dt: Tensor) -> Tensor:
-    """Computes the state that each chunk adds, in float32 (ssd_chunk_state.py:812)."""
+    """Computes each chunk's contribution to the state, in float32 (ssd_chunk_state.py:812)."""
     batch, _, heads, dim = x.shape
     return aten.new_tensor((batch, dt.shape[2], heads, dim, b.shape[-1]), FLOAT32)
 
 
 def _state_passing_fwd(aten: Aten, states: Tensor, dtype: Dtype | None = None) -> tuple[Tensor, Tensor]:
-    """Computes the state before each chunk, and the last one (ssd_state_passing.py:196)."""
+    """Computes the state before each chunk and the last state (ssd_state_passing.py:196)."""
     batch, _, heads, *state_shape = states.shape
     output = aten.new_tensor(states.shape, states.dtype if dtype is None else dtype)
     return output, aten.new_tensor((batch, heads, *state_shape), FLOAT32)
@@ -470,7 +470,7 @@ def mamba_chunk_scan_with_state(
 
 
 def _linear_or_input(aten: Aten, x: Tensor, weight: Optional, bias: Optional) -> Tensor:
-    """Computes x·Wᵀ + b; returns x without a weight."""
+    """Computes x·Wᵀ + b, or returns x if there is no weight."""
     return x if weight is None else aten.linear(x, weight, bias)
 
 
@@ -490,7 +490,7 @@ def mamba_split_conv1d_scan_combined(
     outproj_bias: Optional,
     accelerator: Accelerator = H100,
 ) -> Tensor:
-    """Runs ssd_combined.py:820 (`MambaSplitConv1dScanCombinedFn`): all of Mamba-2 after its input projection.
+    """Runs ssd_combined.py:820 (`MambaSplitConv1dScanCombinedFn`): Mamba-2 after the input projection.
 
     zxbcdt: [batch, tokens, 2 · inner + 2 · groups · state + heads]. dim: the size of a head. The convolution, the
     scan's inner values and the norm's output are computed again in the backward pass. Without a weight of the output
@@ -638,7 +638,7 @@ def _dw(aten: Aten, x: Tensor, weight: Tensor, groups: Number, accelerator: Acce
 
 
 def _norm_bwd(aten: Aten, x: Tensor, weight: Tensor, groups: Number, accelerator: Accelerator) -> tuple[Tensor, Tensor]:
-    """Runs `_layer_norm_bwd` (layernorm_gated.py:272); the gate's gradient is allocated by the caller."""
+    """Runs `_layer_norm_bwd` (layernorm_gated.py:272); the caller allocates the gate's gradient."""
     flat_x = aten.flatten(aten.flatten(x, 2), 0, 1)
     dx = aten.like(flat_x)
     return dx, _dw(aten, flat_x, weight, groups, accelerator)

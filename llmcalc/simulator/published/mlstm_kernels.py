@@ -1,4 +1,4 @@
-"""xLSTM's matrix memory by mlstm_kernels: its training kernel for long chunks.
+"""xLSTM's matrix memory in mlstm_kernels: the training kernel for long chunks.
 
 Source: NX-AI/mlstm_kernels at 39d3c617, mlstm_kernels/torch/chunkwise/triton_xl_chunk. What torch.compile fuses (the
 sums of the gates, and their gradients) is counted by its results alone. q, k: [batch, heads, tokens, size].
@@ -29,7 +29,7 @@ def supports(tokens: Number, chunk: Number) -> bool:
 
 
 def _chunk_states(aten: Aten, k: Tensor, v: Tensor, chunk: Number) -> tuple[Tensor, Tensor, Tensor]:
-    """Allocates memory, normalizer and largest exponent before each chunk and after the last (fw_recurrent.py)."""
+    """Allocates memory, normalizer and largest exponent at each chunk boundary (fw_recurrent.py)."""
     batch, heads, tokens, head_size = k.shape
     state_count = exact_div(tokens, chunk) + 1
     shape = batch, heads, state_count * head_size
@@ -106,7 +106,7 @@ def _run_token_by_token(aten: Aten, xs: Sequence[Tensor]) -> tuple[Tensor, Seque
 
 
 def _single_state(aten: Aten, k: Tensor, v: Tensor) -> Sequence[Tensor]:
-    """Allocates the memory, its normalizer and the largest exponent."""
+    """Allocates the matrix memory, its normalizer and the largest exponent."""
     shape = *k.shape[:2], k.shape[3]
     return (
         aten.new_tensor((*shape, v.shape[-1]), FLOAT32),

@@ -1,4 +1,4 @@
-"""RWKV-4's weighted average by its CUDA training kernel.
+"""RWKV-4's weighted average with the published CUDA training kernel.
 
 Source: transformers 5.23, models/rwkv/modeling_rwkv.py:57 (`RwkvLinearAttention`), with the kernel of BlinkDL/RWKV-LM.
 """

@@ -1,4 +1,4 @@
-"""The tensors listed in a checkpoint's header: names, shapes, formats, bytes. Only headers are read, never the data.
+"""The tensors in a checkpoint's header: names, shapes, formats, bytes. The data are never read.
 
 A format may be changed or added without reading the others: all that the rest asks for is the list of tensors.
 """

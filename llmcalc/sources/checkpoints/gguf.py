@@ -1,4 +1,4 @@
-"""Reads the headers of `.gguf` files, as llama.cpp writes them.
+"""Reads the headers of llama.cpp's `.gguf` files.
 
 Format: https://github.com/ggml-org/ggml/blob/master/docs/gguf.md. Block sizes: `ggml.h` and the Python package `gguf`
 (`GGML_QUANT_SIZES`); a test compares them with the package. The package maps the whole file into memory; this file
@@ -109,13 +109,13 @@ def read_gguf(path: Path) -> Checkpoint:
 
 
 class _ElementCount:
-    """Counts the texts and lists in the metadata arrays of a file, and limits their number."""
+    """Counts and limits the texts and lists in a file's metadata arrays."""
 
     def __init__(self) -> None:
         self.elements = 0
 
     def add(self, reader: BoundedReader, key: str, element_count: int) -> None:
-        """Counts `element_count` further elements.
+        """Counts `element_count` more elements.
 
         Raises `InputError` for more than the file can hold or the limit allows.
         """

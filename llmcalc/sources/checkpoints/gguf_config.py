@@ -100,7 +100,7 @@ def _gemma3_fields(checkpoint: Checkpoint, architecture: str, config: _Config) -
 
 
 def _layer_types(config: _Config, has_window: Callable[[int], bool]) -> list[str]:
-    """Returns the kind of every layer, by llama.cpp's fixed pattern for the architecture, which files do not state."""
+    """Returns each layer's kind by llama.cpp's fixed pattern for the architecture, which files do not state."""
     layers = config.get("num_hidden_layers")
     number = layers if isinstance(layers, int) else 0
     return ["sliding_attention" if has_window(i) else "full_attention" for i in range(min(number, MOST_LAYERS))]

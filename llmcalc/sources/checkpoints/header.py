@@ -1,4 +1,4 @@
-"""The tensors of a checkpoint, independent of the file format, and a reader for files with untrusted lengths."""
+"""The tensors of a checkpoint in any file format, and a reader for files with untrusted lengths."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ class StoredTensor:
 
 @dataclass(frozen=True)
 class Checkpoint:
-    """All tensors of a checkpoint, in the order of the file. metadata: the other entries of the header."""
+    """All tensors of a checkpoint in file order. metadata: other header entries."""
 
     format: str
     tensors: tuple[StoredTensor, ...]
@@ -69,7 +69,7 @@ class Checkpoint:
 
 
 class BoundedReader:
-    """A reader of a binary header that never reads past the size of the file, nor more than `LARGEST_HEADER` bytes.
+    """A reader of a binary header, bounded by the file's size and `LARGEST_HEADER` bytes.
 
     Every read names its field, so that an error for a truncated file names the field where the file ends.
     """
@@ -105,7 +105,7 @@ class BoundedReader:
         self.file.seek(byte_count, 1)
 
     def skip_texts(self, text_count: int, field: str) -> None:
-        """Skips `text_count` texts, each of which is stored after its length in 8 bytes."""
+        """Skips `text_count` texts, each preceded by its length in 8 bytes."""
         pending, position = b"", 0  # a part of the file, and how much of it has been passed
         for _ in range(text_count):
             if len(pending) - position < 8:
@@ -135,7 +135,7 @@ class BoundedReader:
         return InputError(f"{self.location}: {field[:80]}: {problem}")
 
     def read_number(self, struct_format: str, field: str) -> Any:
-        """Reads one little-endian number in a format of `struct`."""
+        """Reads a little-endian number in a format of `struct`."""
         return struct.unpack("<" + struct_format, self.read_bytes(struct.calcsize("<" + struct_format), field))[0]
 
 
@@ -155,5 +155,5 @@ def require_no_overlap(starts: Sequence[int], tensors: Sequence[StoredTensor], l
 
 
 def open_checkpoint(path: Path) -> tuple[IO[bytes], int]:
-    """Opens a file and returns it with its size. Raises `InputError` for a file that is missing or cannot be read."""
+    """Opens a file and returns it with its size. Raises `InputError` for a missing or unreadable file."""
     return open_regular(path, "a checkpoint")

@@ -49,7 +49,7 @@ MOST_SHARDS = 5_000
 
 
 def read_safetensors(path: Path) -> Checkpoint:
-    """Returns the tensors of one file.
+    """Returns the tensors of one safetensors file.
 
     Raises `InputError` for a length that exceeds the file or the bound, a header that is not JSON, a tensor whose bytes
     do not match its shape, and tensors that overlap or have the same name.
@@ -150,7 +150,7 @@ def _bad_entry(name: str, location: str) -> InputError:
 
 
 def _parse_tensor(name: str, text: bytes, location: str, data_bytes: int | None) -> tuple[StoredTensor, int]:
-    """Parses a tensor's header entry. Returns the tensor and the offset of its data."""
+    """Parses a tensor's header entry into the tensor and the data offset."""
     try:
         if len(text) > LONGEST_ENTRY:
             raise ValueError
@@ -170,7 +170,7 @@ def _parse_tensor(name: str, text: bytes, location: str, data_bytes: int | None)
 
 
 def read_index(path: Path) -> Checkpoint:
-    """Returns the tensors of all shards listed in a `model.safetensors.index.json`, from its folder.
+    """Returns the tensors of all shards listed in a `model.safetensors.index.json`.
 
     Raises `InputError` for a missing shard, for a tensor that is not in its shard, and for one that is in two.
     """
@@ -183,7 +183,7 @@ def read_index(path: Path) -> Checkpoint:
 
 
 def parse_index(json_bytes: bytes, location: str) -> dict[str, str]:
-    """Parses an index and returns the file of each tensor, in the folder of the index.
+    """Parses an index, and returns the file of each tensor in the index's folder.
 
     Raises `InputError` for anything else, and for more tensors or files than the bounds.
     """

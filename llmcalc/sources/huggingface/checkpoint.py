@@ -1,4 +1,4 @@
-"""Describes a checkpoint's module names, from its config and the records of its families."""
+"""Describes a checkpoint's module names, from the config and the family records."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ def checkpoint_of(config: Mapping[str, Any]) -> Checkpoint:
 
 
 def _with_unconverted(config: Mapping[str, Any], patterns: tuple[str, ...]) -> Mapping[str, Any]:
-    """Returns the config with further entries in its list of unconverted modules, at its top or in its text model."""
+    """Returns the config with additional unconverted modules, in its main table or text model."""
     table, text = config.get("quantization_config"), config.get("text_config")
     if table is None and isinstance(text, dict):
         converted_text = _with_unconverted(text, patterns)

@@ -1,4 +1,4 @@
-"""The addresses below which the published code of models stands, for `Family.code`."""
+"""The base addresses of models' published code, for `Family.code`."""
 
 from __future__ import annotations
 

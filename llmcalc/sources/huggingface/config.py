@@ -50,7 +50,7 @@ MOST: dict[str, int] = {
 
 
 def is_whole(value: Any) -> TypeGuard[int]:
-    """Whether a value is an integer; JSON's true and false are not."""
+    """Whether a value is an integer, except JSON's true and false."""
     return isinstance(value, int) and not isinstance(value, bool)
 
 
@@ -61,7 +61,7 @@ def in_json(value: Any) -> str:
 
 
 def is_number(value: Any) -> TypeGuard[int | float]:
-    """Whether a value is a number; JSON's true and false are not."""
+    """Whether a value is a number, except JSON's true and false."""
     return is_whole(value) or isinstance(value, float)
 
 
@@ -148,7 +148,7 @@ class Config:
         return tuple(dict.fromkeys((*read_names, *alias_names, *usual_names)))
 
     def _winning_name(self, names: tuple[str, ...]) -> str | None:
-        """Returns the name whose value applies, if the config has several aliases; a null replaces no other value."""
+        """Returns the name whose value applies, if a config has several aliases; null values do not apply."""
         present_names = [name for name in names if name in self.data]
         if len(present_names) < 2:
             return present_names[0] if present_names else None
@@ -156,11 +156,11 @@ class Config:
         return next((name for name in reversed([*self.data]) if name in others), present_names[0])
 
     def _name_in_config(self, names: tuple[str, ...]) -> str:
-        """Returns the name under which the config has the field, or the usual name if it does not have it."""
+        """Returns the alias that the config has for the field, or the usual name."""
         return self._winning_name(self._with_aliases(names)) or names[0]
 
     def has_list(self, name: str) -> bool:
-        """Whether the config itself has the field, with a list."""
+        """Whether the field is in the config, not only among the defaults, and has a list."""
         return self.has(name) and isinstance(self.get(name), list | tuple)
 
     def size(self, *names: str) -> int:
@@ -172,11 +172,11 @@ class Config:
         return self._read_integer(names, 0, "a whole number, 0 or more")
 
     def with_fields(self, **fields: Any) -> Config:
-        """Returns the config with other values for some fields; a field read in one counts as read in both."""
+        """Returns the config with new values for some fields; both configs share the record of read fields."""
         return replace(self, data={**self.data, **fields})
 
     def size_by_name(self, name: str) -> int:
-        """Returns the positive integer in a field of this very name, or its default, whatever its aliases say."""
+        """Returns the positive integer in a field with exactly this name, or the default, ignoring aliases."""
         return replace(self, aliases={}).size(name)
 
     def _read_integer(self, names: tuple[str, ...], minimum: int, expected: str) -> int:
@@ -195,7 +195,7 @@ class Config:
         return self.size(*names) if is_present and self.get(*names) is not None else None
 
     def _checked(self, names: tuple[str, ...], is_right: Callable[[Any], bool], expected: str) -> Any:
-        """Returns the value of a field. Raises `InputError` if it is not right."""
+        """Returns the value of a field. Raises `InputError` for an invalid value."""
         value = self.get(*names)
         if not is_right(value):
             raise self.wrong(self._name_in_config(names), value, expected)
@@ -219,7 +219,7 @@ class Config:
         return str(self._checked(names, lambda value: isinstance(value, str), "a text"))
 
     def sizes(self, *names: str) -> list[int]:
-        """Returns the list of integers in a field; elements may be 0."""
+        """Returns the list of integers in a field, with 0 allowed."""
 
         def is_right(value: Any) -> bool:
             return isinstance(value, list | tuple) and all(is_whole(item) and 0 <= item <= LARGEST for item in value)
@@ -240,7 +240,7 @@ class Config:
         return table
 
     def section(self, name: str, defaults: Mapping[str, Any] | None = None) -> Config:
-        """Returns the table in a field as a config; a missing one is empty. defaults: those of its own fields."""
+        """Returns a nested table as a config; a missing table is empty. defaults: defaults of the table's fields."""
         table = self.table(name) if self.has(name) else {}
         return Config(table, defaults or {}, self.model_type, self.head, f"{self.where}{name}.")
 
@@ -260,13 +260,13 @@ class Config:
             raise self.wrong(name, value, f"one of {expected} (what is counted for {self.model_type} knows no other)")
 
     def divided(self, name: str, dividend: int, divisor: int) -> int:
-        """Returns dividend / divisor. Raises `InputError` if it is not an integer, since the class requires one."""
+        """Returns dividend / divisor. Raises `InputError` unless the result is an integer, which the class requires."""
         if divisor <= 0 or dividend % divisor:
             raise self.wrong(name, divisor, f"a divisor of {dividend}")
         return dividend // divisor
 
     def wrong(self, name: str, value: Any, expected: str) -> InputError:
-        """Returns an error that names the field, its value and the expected value."""
+        """Returns an error with the field's name, value and expected value."""
         alias = self.aliases.get(name, name)
         name = self._winning_name((name, alias)) or alias
         problem = "missing" if value is None and name not in self.data else in_json(value)
@@ -299,7 +299,7 @@ class Config:
         return near_to(name, unset)
 
     def _restates_field(self, name: str, value: Any) -> bool:
-        """Whether another field, which was read, has the same value and a similar name."""
+        """Whether another field, already read, has the same value and a similar name."""
         words = words_of(name)
         return any(
             words & words_of(field) and self.data[field] == value for field in self.fields_read & self.data.keys()

@@ -49,7 +49,7 @@ LEAST_EAGLE_WIDTH = 1024
 
 
 def as_draft(config: Mapping[str, Any]) -> tuple[Mapping[str, Any], list[str]]:
-    """Replaces the model type of a draft model's config by the type of the draft method; adds remarks.
+    """Replaces a draft model's model type by the draft method's type, and adds remarks.
 
     Raises `InputError` for a draft that is not supported, recognised by its class or by a field.
     """
@@ -81,7 +81,7 @@ def as_draft(config: Mapping[str, Any]) -> tuple[Mapping[str, Any], list[str]]:
 
 
 def _flattened_config(config: Mapping[str, Any], draft_type: str) -> dict[str, Any]:
-    """Returns a draft's config with the fields of its tables at the top level, where existing fields take precedence.
+    """Returns a draft's config with nested fields moved to the top level, where existing fields take precedence.
 
     The class's name, which says nothing of its head, is left out.
     """
@@ -122,7 +122,7 @@ def _require_described_draft(config: Mapping[str, Any], name: str) -> None:
 
 
 def _is_eagle(config: Mapping[str, Any]) -> bool:
-    """Whether a config describes an EAGLE draft: a Llama of one layer that is as wide as a whole model."""
+    """Whether a config describes an EAGLE draft: a single Llama layer as wide as a whole model."""
     width = config.get("hidden_size")
     return (
         architecture_of(config) == "LlamaForCausalLM"

@@ -28,7 +28,7 @@ module are compared as a sum.
 
 
 def field_names(text: str) -> frozenset[str]:
-    """Returns the names of a config's fields that a text has, one after another."""
+    """Returns the names of config fields that a text combines."""
     return frozenset(text.split())
 
 
@@ -40,7 +40,7 @@ CLASSIFIERS = ("ForSequenceClassification", "ForTokenClassification")
 
 @dataclass(frozen=True)
 class Deviation:
-    """A difference between the classes of a family and its architecture, and the way to count it.
+    """A difference between a family's classes and its architecture, and how to count it.
 
     quantity: the number that it changes.
     follow: returns an op as the class runs it.
@@ -110,7 +110,7 @@ LOOKS_FOR_THE_END = Quirks(reads_values=("ForSequenceClassification",))
 
 @dataclass(frozen=True)
 class Family:
-    """A `model_type`: how its config is read and written, and how its `transformers` classes deviate from the spec.
+    """A `model_type`: readers and writers of the config, and deviations of the `transformers` classes from the spec.
 
     read: function from a config to the `model` table of a native description.
     defaults: defaults of fields that its configuration class in `transformers` does not state, or all of its defaults

@@ -17,7 +17,7 @@ from .registry import config_of, family_of, text_of
 
 
 class TrackedInt(int):
-    """An integer that carries the names of the config fields it was calculated from."""
+    """An integer that remembers the config fields it was computed from."""
 
     fields: frozenset[str]
 
@@ -26,7 +26,7 @@ class TrackedInt(int):
 
 
 class TrackedFloat(float):
-    """A float that carries the names of its config fields, also through `math.floor`."""
+    """A float that remembers the config fields it was read from, also through `math.floor`."""
 
     fields: frozenset[str]
 
@@ -35,7 +35,7 @@ class TrackedFloat(float):
 
 
 def _with_fields(value: Any, fields: frozenset[str]) -> Any:
-    """Returns a number that carries these field names; any other value is unchanged."""
+    """Returns a number that remembers these config fields; any other value is unchanged."""
     if type(value) not in (int, float):
         return value
     tracked_number: Any = TrackedInt(value) if isinstance(value, int) else TrackedFloat(value)
@@ -60,7 +60,7 @@ for _tracked_type, _plain in ((TrackedInt, int), (TrackedFloat, float)):
 
 
 def fields_behind(config: Mapping[str, Any], message: str) -> str:
-    """Returns ` (…)` with the config fields from which the fields in an error message were computed.
+    """Returns ` (…)` with the config fields behind the fields in an error message.
 
     Empty if the names are the same.
     """
@@ -87,7 +87,7 @@ def fields_behind(config: Mapping[str, Any], message: str) -> str:
 
 
 def _tracked_value(value: Any, path: str) -> Any:
-    """Returns a config value whose numbers carry their path in the config."""
+    """Returns a config value whose numbers remember their path in the config."""
     if isinstance(value, dict):
         return {name: _tracked_value(element, f"{path}.{name}") for name, element in value.items()}
     if isinstance(value, list):

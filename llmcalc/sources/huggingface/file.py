@@ -58,7 +58,7 @@ def require_counted_type(text: str, location: str) -> None:
 def describe_config(
     path: Path, head: HeadKind | None = None, allow_unknown: bool = False
 ) -> tuple[str, dict[str, Any]]:
-    """Returns a model's name and its description: the `model` table, the config and remarks.
+    """Returns a model's name and description: `model` table, config and remarks.
 
     Raises `InputError`, which names the field, for a config that is not supported.
     """
@@ -137,7 +137,7 @@ def describe_data(
 
 
 def _rope_parameters(table: Mapping[str, Any]) -> dict[str, Any]:
-    """Returns how a config scales rotary positions, in the form of `rope_parameters`; empty if it does not say.
+    """Returns a config's scaling of rotary positions in the form of `rope_parameters`; empty if not stated.
 
     The older `rope_scaling` does not hold for layers with a window that have a base of their own (Gemma 3).
     """
@@ -152,7 +152,7 @@ def _rope_parameters(table: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _config_tables(config_data: Mapping[str, Any]) -> Iterator[Mapping[str, Any]]:
-    """Yields the table of a config's text model, if it has one, and the config itself."""
+    """Yields the table of a config's text model, if present, and the config."""
     text_config = config_data.get("text_config")
     if isinstance(text_config, Mapping):
         yield text_config

@@ -14,37 +14,32 @@ from typing import Any
 from ...components.base import LARGEST
 from ...errors import InputError, shown
 from .config import is_number, is_whole
+from .family import field_names
 
-META = frozenset(
-    """
+META = field_names("""
     dim n_layers n_heads n_kv_heads vocab_size multiple_of ffn_dim_multiplier norm_eps rope_theta use_scaled_rope
     max_batch_size max_seq_len rope_scaling_factor high_freq_factor
-    """.split()  # noqa: SIM905
-)
+    """)
 """Fields of Meta's `params.json` for Llama 1 to 3."""
 
-MISTRAL = frozenset(
-    "dim n_layers n_heads n_kv_heads head_dim hidden_dim vocab_size norm_eps rope_theta max_seq_len moe".split()  # noqa: SIM905
+MISTRAL = field_names(
+    "dim n_layers n_heads n_kv_heads head_dim hidden_dim vocab_size norm_eps rope_theta max_seq_len moe"
 )
 """Fields of Mistral's `params.json`."""
 
-NANOGPT = frozenset("n_layer n_head n_embd block_size bias vocab_size dropout".split())  # noqa: SIM905
-NANOCHAT = frozenset("sequence_len sequence_length vocab_size n_layer n_head n_kv_head n_embd".split())  # noqa: SIM905
+NANOGPT = field_names("n_layer n_head n_embd block_size bias vocab_size dropout")
+NANOCHAT = field_names("sequence_len sequence_length vocab_size n_layer n_head n_kv_head n_embd")
 
-MAMBA = frozenset(
-    """
+MAMBA = field_names("""
     d_model d_intermediate n_layer vocab_size ssm_cfg attn_layer_idx attn_cfg rms_norm residual_in_fp32 fused_add_norm
     pad_vocab_size_multiple tie_embeddings
-    """.split()  # noqa: SIM905
-)
+    """)
 """Arguments of mamba_ssm's `MambaConfig`."""
 
-MLC = frozenset(
-    """
+MLC = field_names("""
     context_window_size prefill_chunk_size tensor_parallel_shards pipeline_parallel_stages max_batch_size
     attention_sink_size sliding_window_size disaggregation kwargs head_dim
-    """.split()  # noqa: SIM905
-)
+    """)
 """Fields of MLC's `model_config` that are settings of its engine, and `head_dim`, which it fills in."""
 
 

@@ -39,7 +39,7 @@ def rmsnorm(eps: float = 1e-6, **fields: Any) -> Table:
 
 
 def float32_rmsnorm(eps: float, **fields: Any) -> Table:
-    """Returns an RMSNorm that also multiplies by the weight in float32 (OLMo 2)."""
+    """Returns an RMSNorm that applies its weight in float32 (OLMo 2)."""
     return rmsnorm(eps, float32_product=True, **fields)
 
 
@@ -98,7 +98,7 @@ def rope(
 
 
 def full_rope(config: Config) -> Table:
-    """Returns rotary positions for a separate rotary part of each head, whose dimensions are all rotated.
+    """Returns rotary positions for a separate, fully rotated part of each head.
 
     The whole part is rotary, whatever share the config states.
     """
@@ -125,17 +125,17 @@ def glu(config: Config, bias: bool = False, width: int | None = None, act: str =
 
 
 def fused_glu(config: Config) -> Table:
-    """Returns a gated FFN whose class computes gate and up projection as one product (`gate_up_proj`)."""
+    """Returns a gated FFN with gate and up projection as one product (`gate_up_proj`) in its class."""
     return {**glu(config), "fused_gate": True}
 
 
 def clamped(network: Table) -> Table:
-    """Returns a gated SiLU network whose gate has a largest value, and its up projection two (`swiglu_limit`)."""
+    """Returns a gated SiLU network with upper-clamped gate and two-sided-clamped up projection (`swiglu_limit`)."""
     return {**network, "hidden_act": "clamped_silu", "up_act": "clamped"}
 
 
 def clamped_by_steps(network: Table) -> Table:
-    """Returns a gated network as of gpt-oss (`_apply_gate`): y · σ(1.702 y) of the clamped gate, times up and 1."""
+    """Returns gpt-oss's gated network (`_apply_gate`): y · σ(1.702 y) of the clamped gate, times (up + 1)."""
     return {**network, "hidden_act": "clamped_swish", "up_act": "clamped_plus_one"}
 
 
@@ -198,7 +198,7 @@ def decoder(
 
 
 def _without_single_variant(layers: Table) -> Table:
-    """Removes the variants of layers if all layers are of one kind."""
+    """Removes the layer variants if all layers have the same kind."""
     used_kinds = {*layers.get("first_layers", ()), *layers.get("pattern", ())}
     if len(used_kinds) != 1 or not used_kinds <= set(layers.get("variants", ())):
         return layers
@@ -232,7 +232,7 @@ def encoder(
 
 
 def _add_idle_cross_attention(config: Config, block: Table) -> None:
-    """Adds BERT's cross-attention, with self-attention's heads, to a decoder's block; it runs only with an encoder."""
+    """Adds BERT's cross-attention with self-attention's heads to a decoder layer; only encoder-decoders run it."""
     if block["norm_placement"] != "post":
         raise config.wrong("add_cross_attention", True, f"false: {config.model_type} is not supported with it")
     block |= {"cross_attention": block["attention"], "idle_cross_attention": True}
@@ -247,7 +247,7 @@ def token_types(types: int, tasks: int | None = None) -> Table:
 
 
 def pooler(is_present: bool, scores: int | None = None) -> Table:
-    """Returns BERT's pooler, as a model's field `pooler`, if `is_present`. scores: number of scores from its output."""
+    """Returns BERT's pooler as a model's field `pooler` if `is_present`. scores: number of scores after the pooler."""
     return {"pooler": {"dense": True, **({} if scores is None else {"num_labels": scores})}} if is_present else {}
 
 
@@ -280,7 +280,7 @@ def simple_answers(config: Config) -> Table:
 
 
 def block_sparse_note(config: Config) -> None:
-    """Reads BigBird's `attention_type`; adds a remark that block-sparse attention is counted as full attention."""
+    """Reads BigBird's `attention_type`, and adds a remark that block-sparse attention is counted as full."""
     if config.choice({"original_full": False, "block_sparse": True}, "attention_type"):
         longest_length = (5 + 2 * config.size("num_random_blocks")) * config.size("block_size")
         config.notes.append(
@@ -377,7 +377,7 @@ def layer_pattern(names: list[str]) -> Table:
 
 
 def _shortest_period(names: list[str]) -> int:
-    """Returns the smallest p with `names[i] == names[i % p]` for all i, in linear time (Knuth, Morris, Pratt 1977)."""
+    """Returns the smallest p with `names[i] == names[i % p]` for all i in linear time (Knuth–Morris–Pratt)."""
     border = [0] * len(names)  # length of the longest proper suffix of names[: i + 1] that is also a prefix
     for i in range(1, len(names)):
         prefix = border[i - 1]
@@ -388,7 +388,7 @@ def _shortest_period(names: list[str]) -> int:
 
 
 def moe(experts: int, top_k: int, expert: Table, shared: Table | None = None, **fields: Any) -> Table:
-    """Returns routed experts and a shared expert, each from a table of `glu` or `mlp`."""
+    """Returns routed experts and a shared expert, each from an FFN table."""
     table = {"type": "moe", "num_experts": experts, "num_experts_per_tok": top_k, "expert": expert, **fields}
     return table if shared is None else {**table, "shared_expert": shared}
 
@@ -402,7 +402,7 @@ FULL_OR_SLIDING = {"full_attention": "full", "sliding_attention": "sliding"}
 
 
 def every_nth_full(depth: int, period: int) -> list[str]:
-    """Returns the kinds of layers: every n-th layer has full attention, the others a sliding window."""
+    """Returns each layer's kind: full attention in every n-th layer, a sliding window in others."""
     return ["sliding" if (i + 1) % period else "full" for i in range(depth)]
 
 
@@ -416,7 +416,7 @@ EARLIER_LAYER_TYPES = {
 
 
 def listed_kinds(config: Config, field: str, name_of_type: dict[str, str], default: list[str]) -> list[str]:
-    """Returns the kind of each layer from a list in the config, translated by `name_of_type`; `default` without a list.
+    """Returns each layer's kind from a list in the config, translated by `name_of_type`; `default` without a list.
 
     The list `layer_types` may have earlier names of the kinds, and go on with the layers of multi-token prediction.
     Raises `InputError` for any other number of kinds.
@@ -496,7 +496,7 @@ DENSE_OR_MOE = {"dense": "dense", "sparse": "moe"}
 
 
 def dense_or_moe(config: Config, depth: int, first_dense: int) -> list[str]:
-    """Returns `dense` for the first layers, then `moe`; or the kinds in `mlp_layer_types`."""
+    """Returns `dense` for the first layers, then `moe`, or the kinds in `mlp_layer_types`."""
     default = ["dense" if i < first_dense else "moe" for i in range(depth)]
     return listed_kinds(config, "mlp_layer_types", DENSE_OR_MOE, default) if config.has("mlp_layer_types") else default
 
@@ -519,7 +519,7 @@ def uncounted_prediction(config: Config) -> None:
 
 
 def combined_kinds(*axes: tuple[list[str], Table]) -> Table:
-    """Returns the stack fields of layers that vary in several ways, such as attention and network.
+    """Returns the stack fields of layers that differ in several components, such as attention and network.
 
     axes: each is (the kind of each layer, kind → the fields of the block that it changes). An axis with one kind that
         changes nothing is omitted. No two axes may change the same field.
@@ -547,7 +547,7 @@ def learned_positions(config: Config, offset: int = 0) -> Table:
 
 
 def stack_of_kinds(layer_tables: dict[str, Table], names: list[str]) -> Table:
-    """Returns the stack fields of several kinds of layers, each a complete table of a layer.
+    """Returns the stack fields of several kinds of layers, each from a complete layer table.
 
     `names` is the kind of each layer.
 

@@ -124,7 +124,7 @@ def classes() -> dict[str, list[str]]:
 
 
 def with_router_fields(table: Any, fields: dict[str, Any], linear_only: bool = False) -> Any:
-    """Returns a description in which every router has these fields. linear_only: linear routers alone."""
+    """Returns a description with these fields in every router. linear_only: in linear routers alone."""
     if isinstance(table, list):
         return [with_router_fields(item, fields, linear_only) for item in table]
     if not isinstance(table, dict):
@@ -166,7 +166,7 @@ LOGIT_CAPS = {
 
 
 def _loss_fields(config: Config) -> dict[str, Any]:
-    """Returns head fields that describe the loss: the number format of the logits that it reads, and their cap.
+    """Returns head fields for the loss: the number format of its logits, and their cap.
 
     Without a class in the config it is that of the model type's first class with such a head.
     """
@@ -191,7 +191,7 @@ def kind_of_class(name: str) -> str:
 
 
 def with_model_type(config_data: Mapping[str, Any]) -> tuple[Mapping[str, Any], list[str]]:
-    """Returns the config with its model type, and remarks; a missing model type is found by the class name.
+    """Returns the config with its model type (by class name if missing), and remarks.
 
     Raises `InputError` if the class belongs to another family than the model type.
     """
@@ -229,7 +229,7 @@ def with_model_type(config_data: Mapping[str, Any]) -> tuple[Mapping[str, Any], 
 
 
 def _type_of_repository_code(config_data: Mapping[str, Any], name: str) -> str:
-    """Returns the model type of a config whose class is repository code; empty if llmcalc does not read it.
+    """Returns the model type of a config whose class is repository code; empty if llmcalc cannot read the config.
 
     name: the name of the class.
     """
@@ -280,14 +280,14 @@ def model_types() -> list[str]:
 
 @cache
 def _add_unlisted_families() -> None:
-    """Adds the families of files that `FILES` does not list yet."""
+    """Adds the families of files that are missing in `FILES`."""
     for file in family_files():
         if file not in FILES:
             FILE_OF.update(dict.fromkeys(families_in(file), file))
 
 
 def family_files() -> list[str]:
-    """Returns the names of all files of families, whether `FILES` lists them or not."""
+    """Returns the names of all family files, also of those missing in `FILES`."""
     from pkgutil import iter_modules
 
     folder = Path(__file__).with_name("families")
@@ -316,7 +316,7 @@ def _with_class_fields(family: Family, model_type: str) -> Family:
 
 
 def usual_name(model_type: str) -> str:
-    """Returns a model type in its class's spelling. The argument may use `_` for `-`, or be a folder name."""
+    """Returns a model type in the class's spelling, from a spelling with `_` for `-` or a folder name."""
     return SPELLED.get(model_type.replace("-", "_"), model_type)
 
 
@@ -363,7 +363,7 @@ def is_measurable(config: Mapping[str, Any]) -> bool:
 
 
 def _unsupported_type_advice(config: Mapping[str, Any]) -> str:
-    """Returns advice, for a message, on what to do with a config of an unsupported model type."""
+    """Returns the advice for an error message about a config of an unsupported model type."""
     if is_measurable(config):
         return "llmcalc params --measure counts its transformers class instead"
     if "auto_map" in config:
@@ -378,7 +378,7 @@ def _unsupported_type_advice(config: Mapping[str, Any]) -> str:
 
 
 def text_of(config_data: Mapping[str, Any]) -> tuple[str, Mapping[str, Any], str]:
-    """Returns the path to a config's text model, the text model's fields, and its model type.
+    """Returns the path of a config's text model, with the text model's fields and model type.
 
     Raises `InputError` if the wrapper or the section with its text model is not supported.
     """
@@ -439,7 +439,7 @@ def causal_class(model_type: str, location: str, config: Mapping[str, Any]) -> s
 
 
 def _fields_from_wrapper(family: Family, wrapper_config: Mapping[str, Any]) -> dict[str, Any]:
-    """Returns the text model's fields that the wrapper's class takes from other sections of its config."""
+    """Returns the text model's fields that the wrapper's class takes from other config sections."""
     fields: dict[str, Any] = {}
     for name, (section, field, default) in family.passed.items():
         table = wrapper_config.get(section)
@@ -466,7 +466,7 @@ def _tying_field(family: Family, wrapper_config: Mapping[str, Any]) -> dict[str,
 
 
 def _tying_remark(model_type: str, wrapper_config: Mapping[str, Any], model: Mapping[str, Any]) -> list[str]:
-    """Returns a remark if the wrapper's config does not set weight tying and its class's default differs.
+    """Returns a remark if the wrapper's config omits weight tying and the class's default differs.
 
     The text model's default counts.
     """
@@ -493,7 +493,7 @@ def _tying_remark(model_type: str, wrapper_config: Mapping[str, Any], model: Map
 
 
 def _builds_towers(model_type: str, wrapper_config: Mapping[str, Any]) -> bool:
-    """Whether the class in `architectures` builds vision or audio encoders; a text model's own class does not."""
+    """Whether the class in `architectures` builds vision or audio encoders; false for a text model's class."""
     family, cls = family_of(model_type), architecture_of(wrapper_config)
     if family.towers:
         return not cls or cls.startswith(family.towers)
@@ -501,7 +501,7 @@ def _builds_towers(model_type: str, wrapper_config: Mapping[str, Any]) -> bool:
 
 
 def _with_usual_model_types(wrapper_config: Mapping[str, Any]) -> dict[str, Any]:
-    """Returns a wrapper's config whose sections have the model types of `transformers`, in the place of other names."""
+    """Returns a wrapper's config whose sections have the model types of `transformers` instead of other names."""
     return {
         name: {**section, "model_type": OTHER_NAMES[section["model_type"]]}
         if isinstance(section, dict) and str(section.get("model_type")) in OTHER_NAMES
@@ -513,7 +513,7 @@ def _with_usual_model_types(wrapper_config: Mapping[str, Any]) -> dict[str, Any]
 def _wrapped_model(
     wrapper: str, wrapper_config: Mapping[str, Any], field: str, default: int
 ) -> tuple[str, Mapping[str, Any], int]:
-    """Returns the model type and the config that a class with a projection wraps, and the size of its vectors."""
+    """Returns the model type and config inside a projection class, and the vector size."""
     section = wrapper_config[family_of(wrapper).text_section]
     inner_model_type = usual_name(section.get("model_type") or str(family_of(wrapper).text))
     size = Config(wrapper_config, {field: default}, wrapper).size(field)

@@ -21,7 +21,7 @@ SIZED_THINGS = frozenset(
 
 
 def words_of(name: str) -> frozenset[str]:
-    """Returns the words of a field's name, without words such as `num` that mean a count."""
+    """Returns the words of a field's name, except words such as `num` that mean a count."""
     return frozenset(name.lower().split("_")) - COUNTING_WORDS
 
 
@@ -55,7 +55,7 @@ class Unknown(NamedTuple):
 
 
 def require_known(unknown_fields: Sequence[Unknown], model_type: str) -> None:
-    """Raises `InputError` for misspelt fields and for unknown sizes; the message names all of them."""
+    """Raises `InputError` for misspelt fields and unknown sizes, all named in the message."""
     problems = [
         f"{field.path} (did you mean {field.intended_name}?)"
         if field.intended_name
@@ -77,7 +77,7 @@ def remark_on_ignored_fields(paths: Sequence[str]) -> list[str]:
 
 
 def remark_on_defaults(default_sizes: dict[str, int]) -> list[str]:
-    """Returns a remark on sizes that the config leaves to its class; empty if there are none."""
+    """Returns a remark on sizes with default values of the class; empty if there are none."""
     listed_sizes = ", ".join(f"{path} = {size:,}" for path, size in default_sizes.items())
     return (
         [f"sizes that the config does not give, taken from its class's defaults: {listed_sizes}"]

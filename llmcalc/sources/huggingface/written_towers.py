@@ -1,4 +1,4 @@
-"""Writes vision and audio encoders as sections of a wrapper's config, the inverse of the readers in `towers`."""
+"""Writes vision and audio encoders as sections of a wrapper's config; the inverse of the readers in `towers`."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def _layer_fields(tower: Any) -> Table:
 
 
 def _patches_per_side(tower: Any) -> int:
-    """Returns the number of patches along one side of the image, from the size of the position embedding."""
+    """Returns the patches along one image side, from the size of the position embedding."""
     return isqrt(tower.positions.rows)
 
 

@@ -1,4 +1,4 @@
-"""Converts a spec to the `config.json` of a `transformers` class that computes the same architecture.
+"""Converts a spec to the `config.json` of an equivalent `transformers` class.
 
 It is the inverse of `sources.huggingface`. The fields that a family's reader reads are filled with the spec's values,
 the reader reads that config, and the config is accepted only if it gives the same spec. So a wrong field can lose a
@@ -60,7 +60,7 @@ def to_config(spec: ModelSpec) -> dict[str, Any]:
 
 
 def _nearest_class(spec_values: dict[str, Any], other_configs: list[tuple[str, dict[str, Any]]]) -> str:
-    """Returns, for a message, the class that differs least from the spec, and its first difference.
+    """Returns, for a message, the class with the fewest differences from the spec, and the first difference.
 
     other_configs: (name of a class, what it computes in canonical form).
     """
@@ -141,7 +141,7 @@ def _group_fields(model_type: str, family: Family, config_values: ConfigValues) 
 
 
 def _logit_cap_field(model_type: str, family: Family, spec: ModelSpec) -> dict[str, float | None]:
-    """Returns the soft cap of the logits, if it differs from the default of a class that reads one."""
+    """Returns the soft cap of the logits, if different from the class's default."""
     if spec.head.type != "lm" or "final_logit_softcapping" not in family.ignored:
         return {}
     cap = spec.head.logit_softcapping
@@ -157,7 +157,7 @@ def _dropout_fields(family: Family, spec: ModelSpec) -> dict[str, float]:
 
 
 def _fill_fields(config: dict[str, Any], family: Family, config_values: ConfigValues, fields: list[str]) -> None:
-    """Sets each config field with a value in the model, except nulls that are the class's default."""
+    """Sets each config field with a value in the model, except nulls that equal the class's default."""
     other_names = {} if family.spelled_as_read else family.aliases
     for field in (other_names.get(field, field) for field in fields):
         try:
@@ -170,7 +170,7 @@ def _fill_fields(config: dict[str, Any], family: Family, config_values: ConfigVa
 
 
 def _same_activation(value: Any, default: Any) -> bool:
-    """Whether two names mean the same activation, so that the name in the class's config stays."""
+    """Whether two names mean the same activation, so that the class's name can stay."""
     return (
         isinstance(value, str)
         and isinstance(default, str)
@@ -179,7 +179,7 @@ def _same_activation(value: Any, default: Any) -> bool:
 
 
 def _value_of_field(family: Family, field: str, config_values: ConfigValues) -> Any:
-    """Returns a field's value: by the family's rule, by another name of the field, or by its name in the spec."""
+    """Returns a field's value by the family's rule, by an alias, or by the spec's field name."""
     usual_name = {alias: name for name, alias in family.aliases.items()}.get(field, field)
     names = (usual_name, field, USUAL.get(usual_name, usual_name), USUAL.get(field, field))
     rule = next((family.writes[name] for name in names if name in family.writes), None)
@@ -197,7 +197,7 @@ def _value_of_field(family: Family, field: str, config_values: ConfigValues) -> 
 
 
 def _fields_read(family: Family, config: dict[str, Any]) -> set[str]:
-    """Returns every field that a family's reader reads from a config, whether or not it succeeds."""
+    """Returns every config field that a family's reader reads, even if reading fails."""
     model_type, head = config["model_type"], head_of(config)
     tracked_config = Config(config, family.defaults, model_type, head, "", family.aliases, family.unread)
     assert family.read is not None
@@ -215,7 +215,7 @@ def _read_back(config: dict[str, Any]) -> ModelSpec | None:
 
 
 def _is_in_tower(difference: Difference) -> bool:
-    """Whether a difference is in a vision or audio encoder; differences of the text model are reported first."""
+    """Whether a difference is in a vision or audio encoder, which is reported after text model differences."""
     return difference[0].startswith("towers")
 
 

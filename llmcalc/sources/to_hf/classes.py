@@ -25,7 +25,7 @@ def class_names(model_type: str, spec: ModelSpec) -> list[str]:
 
 
 def wrapper_names(model_type: str, without_head: bool) -> list[str]:
-    """Returns the classes of a wrapper's model type, with or without its text model's output head."""
+    """Returns the classes of a wrapper's model type, with or without an output head."""
     names = classes().get(model_type, [])
     return _classes_ending_with(names, "Model") if without_head else _classes_ending_with(names, CONDITIONAL)
 

@@ -91,7 +91,7 @@ def differences(left: Any, right: Any, path: str = "") -> Iterator[Difference]:
 
 
 def count_of_values(difference: Difference) -> int:
-    """Returns the number of different values. A part of only one spec counts with all its fields."""
+    """Returns the number of different values. A part that only one spec has counts with all fields."""
     return max(_field_values(difference[1]), _field_values(difference[2]))
 
 
@@ -130,7 +130,7 @@ def _prediction_table(spec: ModelSpec, mtp: MultiTokenPrediction | None) -> Any:
 
 
 def _plain_values(value: Any, width: int) -> Any:
-    """Converts parts to tables and tuples to lists. width: the residual stream's width, for a default head size."""
+    """Converts components to tables and tuples to lists. width: the residual width, for a default head size."""
     if isinstance(value, Stack):
         return _stack_tables(value, width)
     if isinstance(value, Part):

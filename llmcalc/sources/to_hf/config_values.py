@@ -29,7 +29,7 @@ STATE_SPACE = ("mamba", "mamba2")
 
 
 class ConfigValues:
-    """The values of one model for config fields. A field for which the model has no value raises `Absent`.
+    """The values of one model for config fields; raises `Absent` for fields without a value.
 
     fields: usual name of a config field → the function that gets it from a spec.
     """
@@ -41,7 +41,7 @@ class ConfigValues:
         self.first: Stack = spec.encoder if spec.encoder is not None else spec.main
 
     def of_spec(self, spec: ModelSpec) -> ConfigValues:
-        """Returns the values of another model with the same functions of fields."""
+        """Returns the values of another model, with the same field functions."""
         return ConfigValues(spec, self.fields)
 
     def usual(self, name: str) -> Any:
@@ -55,7 +55,7 @@ class ConfigValues:
 
     @cached_property
     def parts(self) -> list[Part]:
-        """Every component of the text model, outer ones before inner ones, layers in the order in which they run."""
+        """Every component of the text model, outer before inner components, layers in execution order."""
         parts: list[Part] = [self.spec]
         for _, stack in self.spec.stacks():
             layers = {id(layer): layer for layer in map(stack.layer, stack.layer_names())}
@@ -70,7 +70,7 @@ class ConfigValues:
 
     @cached_property
     def _first_values(self) -> dict[str, Any]:
-        """Returns by field name the first value other than None among the components; None if no component sets it."""
+        """Returns by field name the first value among the components that is not None; None if all are."""
         values: dict[str, Any] = {}
         for part in self.parts:
             for name in type(part).model_fields:
@@ -79,7 +79,7 @@ class ConfigValues:
         return values
 
     def named(self, name: str) -> Any:
-        """Returns a field's first value other than None among the components; None if no component sets it."""
+        """Returns a field's first value among the components that is not None; None if all are."""
         if name not in self._first_values:
             raise Absent
         return self._first_values[name]
@@ -98,7 +98,7 @@ class ConfigValues:
 
     @property
     def full(self) -> Attention:
-        """The first attention without a window; if all have windows, the first attention."""
+        """The first attention without a window, else the first attention."""
         with suppress(Absent):
             return self.find(Attention, condition=lambda part: part.sliding_window is None)
         return self.find(Attention)
@@ -136,14 +136,14 @@ class ConfigValues:
 
     @property
     def dense(self) -> FeedForward:
-        """The FFN of a layer without experts; if there is none, the shared expert."""
+        """The FFN of a layer without experts, else the shared expert."""
         layers = map(self.first.layer, dict.fromkeys(self.first.layer_names()))
         networks = (network for layer in layers for network in layer.networks())
         return present(next((network for network in networks if isinstance(network, FeedForward)), None))
 
     @property
     def network(self) -> FeedForward:
-        """The FFN that all layers have: the dense FFN, or one expert."""
+        """The common FFN of all layers: the dense FFN, or one expert."""
         with suppress(Absent):
             return self.dense
         return self.moe.expert
@@ -154,7 +154,7 @@ class ConfigValues:
 
     @property
     def position(self) -> Rope:
-        """The rotary position encoding; if layers differ, of a layer without a window."""
+        """The rotary position encoding, of a layer without a window if layers differ."""
         layers = sorted(zip(self.windows, self.positions, strict=True), key=lambda layer: layer[0] is not None)
         return present(next((position for _, position in layers if isinstance(position, Rope)), None))
 
@@ -164,7 +164,7 @@ class ConfigValues:
 
     @property
     def head_dim(self) -> int:
-        """The size of a query head; if layers differ, of the first layer."""
+        """The size of a query head, of the first layer if layers differ."""
         mixers_with_heads = (mixer for mixer in self.mixers if getattr(mixer, "num_attention_heads", None) is not None)
         mixer = present(next(mixers_with_heads, None))
         head_dim: int | None = getattr(mixer, "head_dim", None)
@@ -189,7 +189,7 @@ class ConfigValues:
         return next((i for i, network in enumerate(self.networks) if isinstance(network, MoE)), len(self.layers))
 
     def kinds(self, **family_words: str) -> list[str]:
-        """Returns the kind of each layer as in `layer_types`. family_words: a family's own names for the kinds."""
+        """Returns each layer's kind as in `layer_types`. family_words: a family's names for the kinds."""
         return [family_words.get(layer_kind, layer_kind) for layer_kind in self._layer_kind_names]
 
     @cached_property
@@ -213,7 +213,7 @@ def kind_of(mixer: Any) -> str:
 
 
 def _parts_inside(value: Any) -> Iterator[Part]:
-    """Yields a component and all components inside it."""
+    """Yields a component and all nested components."""
     if isinstance(value, Part):
         yield value
         for name in type(value).model_fields:

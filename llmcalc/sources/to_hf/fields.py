@@ -1,4 +1,4 @@
-"""Computes the value of each config field from a spec, by the field's name.
+"""Computes the value of each config field from a spec, by field name.
 
 A field with the same name in the spec is found by `ConfigValues.named` and is not listed. A wrong value here cannot
 produce a wrong config: every proposed config is read back and compared with the spec.
@@ -61,7 +61,7 @@ def _attention_bias(config_values: ConfigValues) -> bool:
 
 
 def _mlp_bias(config_values: ConfigValues) -> bool:
-    """Returns whether the dense FFN has a bias; without a dense FFN, the shared expert or the experts."""
+    """Returns whether the dense FFN (else the shared expert or the experts) has a bias."""
     with suppress(Absent):
         return config_values.dense.up_bias
     with suppress(Absent):
@@ -111,7 +111,7 @@ def _prediction_modules(config_values: ConfigValues) -> int:
 
 
 def _relative_bias(config_values: ConfigValues) -> RelativeBias:
-    """Returns the first stack's relative bias, or the first of its attention layers."""
+    """Returns the first stack's relative bias, or that of its first attention layer."""
     bias: RelativeBias = config_values.first.relative_bias or config_values.typed("relative_bias")
     return bias
 

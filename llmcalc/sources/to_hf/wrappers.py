@@ -37,6 +37,6 @@ def wrapped_config(config: Table, spec: ModelSpec) -> Table:
 
 
 def _wrapper_of(text: str) -> str:
-    """Returns the wrapper of a text model's type that has `writes_towers`; both are in the same file."""
+    """Returns the wrapper with `writes_towers` for a text model's type; both are in the same file."""
     wrapper_types = (model_type for model_type in FILES[FILE_OF[text]] if family_of(model_type).text == text)
     return next((model_type for model_type in wrapper_types if family_of(model_type).writes_towers is not None), "")

@@ -1,4 +1,4 @@
-"""Compares real processes with the simulation: the memory of each rank, and the loss with a single process's loss."""
+"""Compares real processes with the simulation: each rank's memory, and the loss with a single process's loss."""
 
 from __future__ import annotations
 
@@ -60,7 +60,7 @@ def job_for(
 
 
 def verify_distributed(job: Job, target: str = "model") -> Verdict:
-    """Runs a job on processes of this machine, or on processes that torchrun has started, and compares their results.
+    """Runs a job on local processes, or on processes that torchrun has started, and compares the results.
 
     Raises `InputError` if a process fails or does not answer.
     """
@@ -68,7 +68,7 @@ def verify_distributed(job: Job, target: str = "model") -> Verdict:
 
 
 def verify_all(jobs: Sequence[Job], target: str = "model") -> list[Verdict]:
-    """Runs jobs with the same number of processes, one after the other."""
+    """Runs jobs with the same number of processes in sequence."""
     start = time.perf_counter()
     if is_started_by_torchrun():
         from .work import run_jobs

@@ -28,7 +28,7 @@ FSDP = Fsdp(DTYPE, DTYPE)
 
 @dataclass(frozen=True)
 class Job:
-    """A training run of a model.
+    """A training run of a model on several processes.
 
     spec: the model.
     layout: the parallelism.

@@ -1,4 +1,4 @@
-"""Starts the processes of a distributed run on this machine, and ends all of them if one dies or hangs."""
+"""Starts the processes of a distributed run on this machine, and ends all processes if one dies or hangs."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ LIMIT = 600.0
 
 
 def is_started_by_torchrun() -> bool:
-    """Whether this process is one of several that torchrun has started."""
+    """Whether torchrun has started this process as one of several."""
     return "RANK" in os.environ and "WORLD_SIZE" in os.environ
 
 
@@ -32,7 +32,7 @@ def rank_of_process() -> int:
 
 
 def run_processes(jobs: Sequence[Job], limit: float = LIMIT, module: str = "llmcalc.witnesses.distributed.work") -> Any:
-    """Runs jobs with the same number of ranks in new processes. Returns what rank 0 prints.
+    """Runs jobs with the same number of ranks in new processes, and returns the output of rank 0.
 
     limit: timeout in seconds.
     module: the module that each process runs.
@@ -72,7 +72,7 @@ def _start_processes(rank: int, world: int, port: int, arguments: list[str], fol
 
 
 def _wait_for_processes(processes: list[subprocess.Popen[bytes]], deadline: float, folder: str, limit: float) -> None:
-    """Waits for the end of all processes. Raises `InputError` for the first process that fails, and at the timeout."""
+    """Waits for the end of all processes. Raises `InputError` for a failed process or a timeout."""
     while True:
         codes = [process.poll() for process in processes]
         for rank, code in enumerate(codes):
@@ -87,7 +87,7 @@ def _wait_for_processes(processes: list[subprocess.Popen[bytes]], deadline: floa
 
 
 def _process_error(rank: int, code: int, folder: str) -> str:
-    """Returns the error of a process: its last line of standard error, or the message of its `InputError`."""
+    """Returns the error of a process: the last line of stderr, or the message of an `InputError`."""
     end_reason = f"was killed by {signal.Signals(-code).name}" if code < 0 else f"ended with exit code {code}"
     lines = Path(folder, f"err.{rank}").read_text(errors="replace").strip().splitlines()
     errors = [line for line in lines if "Error" in line] or lines

@@ -83,7 +83,7 @@ def apply_tensor_parallelism(module: Any, mesh: DeviceMesh) -> None:
 
 
 def _parallel_styles(name: str, submodule: nn.Module) -> dict[str, ParallelStyle]:
-    """Returns the tensor-parallel styles by path for a module or its children; empty if another rule covers it."""
+    """Returns the tensor-parallel styles by path for a module or its children; empty if another rule applies."""
     parent, _, last_name = name.rpartition(".")
     if last_name == "embed_tokens" and not parent:
         if isinstance(submodule, StageInput):
@@ -151,7 +151,7 @@ class StageInput(nn.Module):
 
 
 def keep_stage(module: Any, layers: range, is_first_stage: bool, is_last_stage: bool) -> None:
-    """Removes the layers of other pipeline stages. Only the first stage keeps the embedding, only the last the head."""
+    """Removes the layers of other pipeline stages, and the embedding or head if another stage has it."""
     stage_layers = nn.ModuleList(module.layers[i] for i in layers)
     for owner in (module, module._only[0]):
         owner.layers = stage_layers

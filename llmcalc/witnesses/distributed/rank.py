@@ -1,4 +1,4 @@
-"""One process of a distributed run: it builds its part of the model, trains it, and tracks every storage.
+"""One process of a distributed run, which builds and trains its part of the model and tracks storages.
 
 This module imports torch, so import it only in functions that run torch.
 """
@@ -104,7 +104,7 @@ class OnRank(CpuStorageTracker):
 
     @contextmanager
     def track_resizes(self) -> Iterator[None]:
-        """Tracks `resize_` of storages, which dispatch modes do not see; FSDP frees unsharded parameters with it."""
+        """Tracks `resize_` of storages, which dispatch modes do not see; FSDP frees parameters by `resize_`."""
         original_resize = torch.UntypedStorage.resize_
 
         def resize_(storage: torch.UntypedStorage, byte_count: int) -> Any:
@@ -124,7 +124,7 @@ class OnRank(CpuStorageTracker):
 
 
 def wait_for_release(tensors: list[Any], reference_counts: list[int]) -> None:
-    """Waits until other threads have released tensors: until each has at most the given number of references."""
+    """Waits until other threads have released tensors, down to a given number of references."""
     limit = time.monotonic() + RELEASE_SECONDS
     while any(
         tensor._use_count() > holder_count for tensor, holder_count in zip(tensors, reference_counts, strict=True)
@@ -146,7 +146,7 @@ def token_ids(job: Job) -> Tensor:
 
 
 def seeded_reference(job: Job) -> Any:
-    """Builds the model with the same values in every process."""
+    """Builds the model with equal values in every process."""
     torch.manual_seed(SEED)
     return build_reference(job.spec, DTYPE, "cpu")
 
@@ -181,7 +181,7 @@ def _optimizers(job: Job, module: Any) -> list[Any]:
 
 
 class Rank:
-    """A process of a run."""
+    """A process of a distributed run."""
 
     def __init__(self, job: Job) -> None:
         self.job: Job = job
@@ -275,7 +275,7 @@ class Rank:
     # --- running ----------------------------------------------------------------------------------------------------
 
     def loss_context(self) -> AbstractContextManager[Any]:
-        """Returns the context manager of the loss: with tensor parallelism it is computed on divided logits."""
+        """Returns the context manager of the loss, which with tensor parallelism reads sharded logits."""
         return loss_parallel() if self.job.layout.tp > 1 else nullcontext()
 
     def run_micro_batches(self, ids: Tensor) -> float:

@@ -1,4 +1,4 @@
-"""Scratch memory on the CPU: blocks that a kernel or a collective frees before it returns.
+"""Scratch memory on the CPU: blocks that a kernel or a collective frees before its end.
 
 This module imports torch, so import it only in functions that run torch.
 """
@@ -27,7 +27,7 @@ def scratch_of(run_kernels: Callable[[], object]) -> dict[str, int]:
 
 
 def _innermost_computation(operations: list[Any]) -> Any | None:
-    """Returns the last of nested operations that computes or communicates; None if there is none."""
+    """Returns the last of nested operations that computes or communicates; None without one."""
     return next((operation for operation in reversed(operations) if _computes(operation.name)), None)
 
 

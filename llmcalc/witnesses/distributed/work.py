@@ -1,4 +1,4 @@
-"""The program of a distributed run's processes: each runs its part of every job and simulates its rank.
+"""The program of a distributed run's processes, which run parts of every job and simulate their ranks.
 
 `python -m llmcalc.witnesses.distributed.work FILE` starts a process; FILE has one job per line. The processes connect
 as with torchrun (RANK, WORLD_SIZE, MASTER_ADDR, MASTER_PORT), and rank 0 prints the results of all.

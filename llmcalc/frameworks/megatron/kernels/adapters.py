@@ -19,10 +19,10 @@ from .recompute import DiscardedKernels
 
 
 class AdapterKernels(DiscardedKernels):
-    """Linear layers with adapters, which tensor parallelism divides as their layers. Fused layers share an adapter."""
+    """Linear layers with adapters, sharded by tensor parallelism like the layers. Fused layers share an adapter."""
 
     def adapter_of(self, operation: Step) -> ParallelAdapters | None:
-        """Returns the adapters if a linear layer has one of them."""
+        """Returns a linear layer's adapters, if any."""
         adapters = self.rank_choices.adapters
         return adapters if adapters is not None and operation.name in adapters.targets else None
 
@@ -85,7 +85,7 @@ class AdapterKernels(DiscardedKernels):
         return self._add_scaled(output, lora_output)
 
     def grouped_linear(self, operation: Step, x: Tensor, width: Number) -> Tensor:
-        """Runs the experts' layer; mcore-bridge adapts each expert, Megatron-Bridge all of a rank by one adapter."""
+        """Runs the experts' linear layer: mcore-bridge has an adapter per expert, Megatron-Bridge one per rank."""
         adapters, output = self.adapter_of(operation), super().grouped_linear(operation, x, width)
         if adapters is None:
             return output
@@ -117,7 +117,7 @@ class AdapterKernels(DiscardedKernels):
         output_width: Number,
         number: str = "",
     ) -> tuple[Tensor, Tensor]:
-        """Returns this rank's part of an adapter's weights A and B. number: of the expert; empty for none.
+        """Returns this rank's shard of an adapter's weights A and B. number: the expert; empty for other layers.
 
         The mcore-bridge divides the weight whose side is divided in the layer, Megatron-Bridge also the other one.
         """
@@ -138,7 +138,7 @@ class AdapterKernels(DiscardedKernels):
         return self.dropout(x) if adapters.dropout else x
 
     def _core_product(self, x: Tensor, weight: Tensor) -> Tensor:
-        """Runs a linear layer of Megatron-Core on rows that no rank divides; what ranks sum is summed in place."""
+        """Runs a Megatron-Core linear layer on rows that no rank divides; all-reduces are in place."""
         self.persistent.use_torch_workspace("forward")
         output, shape = self.new_tensor(x.shape[0], weight.shape[0]), x.shape
 
@@ -160,5 +160,5 @@ class AdapterKernels(DiscardedKernels):
         return self.node_with_new_gradients("gather", (x,), output)
 
     def _add_scaled(self, output: Tensor, lora_output: Tensor) -> Tensor:
-        """Adds the scaled output of an adapter to that of its layer."""
+        """Adds the scaled output of an adapter to the layer's output."""
         return self.add(output, self.t.scale(lora_output))

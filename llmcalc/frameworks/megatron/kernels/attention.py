@@ -34,7 +34,7 @@ NOT_MODELLED = {
 
 
 def not_modelled(operation: Step) -> str:
-    """Returns why these kernels do not run an attention step; empty if they do."""
+    """Returns the reason why these kernels cannot run an attention step; empty if they can."""
     features = dict.fromkeys(feature for option, feature in NOT_MODELLED.items() if operation.options.get(option))
     if not features:
         return ""
@@ -47,12 +47,12 @@ class AttentionKernels(LinearKernels):
     def do_mask(self, operation: Step) -> None: ...
 
     def do_cache(self, operation: Step) -> None:
-        """Returns keys and values unchanged, since there is no cache in training."""
+        """Returns keys and values unchanged, because training has no cache."""
         for cached, value in zip(operation.outs, operation.ins, strict=True):
             self.bind(cached, self.get(value))
 
     def get(self, value: Value) -> Tensor:
-        """Returns the tensor of a value; for a view, the tensor that it is a view of."""
+        """Returns the tensor of a value; for a view, its base tensor."""
         tensor = self.values.get(id(value))
         if tensor is not None:
             return tensor
@@ -65,7 +65,7 @@ class AttentionKernels(LinearKernels):
         self.bind(value, tensor)
 
     def do_repeat(self, operation: Step) -> None:
-        """Copies nothing: attention backends read a key head for all of its query heads, or repeat it themselves."""
+        """Copies nothing, because attention backends read a key head for all its query heads."""
         self.bind(operation.outs[0], self.get(operation.ins[0]))
 
     # --- queries, keys and values of one product ---------------------------------------------------------------------
@@ -92,7 +92,7 @@ class AttentionKernels(LinearKernels):
         shape, dtype = x.shape, x.dtype
 
         def joined(saved_tensors: SavedTensors, gradients: list[Gradient], needs_input_grad: Needs) -> Gradients:
-            """Returns the joined gradient of the parts: a view if all share one tensor, otherwise a copy."""
+            """Returns the joined gradient of the parts: a view if all parts share one tensor, otherwise a copy."""
             present_gradients = [gradient for gradient in gradients if gradient is not None]
             first_gradient = present_gradients[0]
             if len(present_gradients) == len(gradients) and all(
@@ -122,7 +122,7 @@ class AttentionKernels(LinearKernels):
     # --- attention ---------------------------------------------------------------------------------------------------
 
     def do_attention(self, operation: Step) -> None:
-        """Runs attention, and recomputes it in the backward pass if recomputation is set."""
+        """Runs attention, with optional recomputation in the backward pass."""
         name = type(operation.op).__name__
         if name != "AttentionCore":
             raise self.unsupported(f"no kernels for '{name}'", operation.name)
@@ -154,7 +154,7 @@ class AttentionKernels(LinearKernels):
     def attention(
         self, q: Tensor, k: Tensor, v: Tensor, heads: Number, groups: Number, width: Number, masked: bool
     ) -> Tensor:
-        """Runs the attention backend of the run."""
+        """Runs the run's attention backend."""
         backend = self.rank_choices.attention_backend
         if backend == "fused":
             return self.cudnn_attention(q, k, v, heads, width)
@@ -163,7 +163,7 @@ class AttentionKernels(LinearKernels):
         return self.unfused_attention(q, k, v, heads, groups, width, masked)
 
     def cudnn_attention(self, q: Tensor, k: Tensor, v: Tensor, heads: Number, width: Number) -> Tensor:
-        """Runs cuDNN's attention, which saves its inputs, its output, and a logsumexp per query and head.
+        """Runs cuDNN's attention, which saves its inputs, output, and one logsumexp per query and head.
 
         Its backward pass has a workspace beside the gradients, where queries' gradients and a number per query and head
         are summed in fp32 (NVIDIA/cudnn-frontend, node/scaled_dot_product_flash_attention.h, `dQ_accum` and
@@ -198,7 +198,7 @@ class AttentionKernels(LinearKernels):
         return self.all_to_all_output(output)
 
     def cudnn_workspace(self, sums: tuple[Number, Number] | None, heads: Number) -> None:
-        """Allocates and frees the workspace of cuDNN's backward pass. sums: its fp32 sums; None without sums."""
+        """Allocates and frees the workspace of cuDNN's backward pass. sums: fp32 gradient sums; None without them."""
         if sums is not None:
             query_gradient_sums = self.graph.new_tensor((sums[0], sums[1] + heads), FLOAT32)
             del query_gradient_sums
@@ -240,7 +240,7 @@ class AttentionKernels(LinearKernels):
         return self.dense_copy(output) if has_several_sequences else output
 
     def transpose_batch(self, x: Tensor) -> Tensor:
-        """Returns a copy with the batch before the tokens, or back; its gradient is copied too."""
+        """Returns a copy with swapped batch and token axes; the backward pass copies the gradient too."""
         return self.copy_reordered("transpose", x, x.shape)
 
     def unfused_attention(

@@ -19,7 +19,7 @@ Recipe: TypeAlias = Literal["none", "tensorwise", "delayed", "blockwise", "mxfp8
 
 @frozen
 class RankChoices:
-    """The kernels of a rank, and the parallel sizes and settings that they depend on.
+    """The kernels of a rank, with the parallel sizes and settings that determine them.
 
     tp, cp, ep, etp: ranks of the tensor, context, expert and expert-tensor parallel groups.
     sequence_parallel: whether activations between the products of tensor parallelism are divided by tokens.

@@ -30,7 +30,7 @@ class ElementwiseKernels(AttentionKernels):
         self.bind(operation.outs[0], self.get(operation.ins[-1]))
 
     def do_flat(self, operation: Step) -> None:
-        """Returns the tensor unchanged, since heads are already flat."""
+        """Returns the tensor unchanged, because heads are already flat."""
         self.bind(operation.outs[0], self.get(operation.ins[0]))
 
     # --- activations -------------------------------------------------------------------------------------------------
@@ -101,13 +101,13 @@ class ElementwiseKernels(AttentionKernels):
     # --- additions ---------------------------------------------------------------------------------------------------
 
     def do_dropout(self, operation: Step) -> None:
-        """Defers dropout of a sublayer's output to the residual addition; other kernels include their dropout."""
+        """Defers the dropout of a sublayer's output to the residual addition; other kernels fuse their dropout."""
         self.bind(operation.outs[0], self.get(operation.ins[0]))
         if operation.options["place"] in ("attention_output", "feed_forward"):
             self.dropout_outputs.add(id(operation.outs[0]))
 
     def do_add(self, operation: Step) -> None:
-        """Adds two tensors, with the deferred dropout of one of them."""
+        """Adds two tensors, and applies deferred dropout to either of them."""
         dropout_output = next(
             (input_value for input_value in operation.ins if id(input_value) in self.dropout_outputs), None
         )

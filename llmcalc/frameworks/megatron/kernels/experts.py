@@ -53,7 +53,7 @@ class ExpertKernels(HeadKernels):
         )
 
     def shared_expert_gate(self, operation: Step, x: Tensor) -> Tensor:
-        """Runs the gate of shared experts (SharedExpertMLP.forward): one logit per token."""
+        """Runs the gate of shared experts (SharedExpertMLP.forward), with one logit per token."""
         start, (rows, n_in) = len(self.ordered_parameters), x.shape
         weight, _ = self.linear_weights(operation, operation.outs[0].width, "")
         self.later_parameters += self.ordered_parameters[start:]
@@ -137,7 +137,7 @@ class ExpertKernels(HeadKernels):
     # --- dispatchers -------------------------------------------------------------------------------------------------
 
     def do_dispatch(self, operation: Step) -> None:
-        """Sends tokens to their experts by the run's dispatcher."""
+        """Sends tokens to their experts with the run's dispatcher."""
         local_tensors, x = self.frames[-1].local_tensors, self.take(operation, operation.ins[0])
         self.top_k: int = operation.options["top_k"]
         self.all_experts: int = operation.options["experts"].size
@@ -151,7 +151,7 @@ class ExpertKernels(HeadKernels):
         self.bind(operation.outs[0], expert_rows)
 
     def do_combine(self, operation: Step) -> None:
-        """Sends expert outputs back to their tokens by the run's dispatcher."""
+        """Returns expert outputs to their tokens with the run's dispatcher."""
         local_tensors, y = self.frames[-1].local_tensors, self.take(operation, operation.ins[0])
         expert_outputs = [y]
         del y
@@ -167,12 +167,12 @@ class ExpertKernels(HeadKernels):
 
     @property
     def local_experts(self) -> int:
-        """The number of experts on this rank."""
+        """The number of experts on the current rank."""
         experts: int = self.all_experts // self.rank_choices.ep
         return experts
 
     def received_rows(self, rows: Number) -> Number:
-        """Returns the number of token rows that this rank's experts receive. rows: tokens of each rank."""
+        """Returns the number of token rows for this rank's experts. rows: tokens of each rank."""
         return self.sent_rows(rows) * self.rank_choices.etp
 
     def sent_rows(self, rows: Number) -> Number:
@@ -182,15 +182,15 @@ class ExpertKernels(HeadKernels):
         return self.all_experts * math.ceil(rows * self.top_k / self.all_experts * self.rank_choices.capacity_factor)
 
     def move_rows(self, operation_name: str, x: Tensor, rows: Number) -> Tensor:
-        """Copies token rows to other ranks or into another order; the gradient is copied back."""
+        """Copies token rows to other ranks or into another order; the backward pass copies the gradient back."""
         return self.copy_reordered(operation_name, x, (rows, *x.shape[1:]))
 
     def keep_in_dispatcher(self, *tensors: Tensor) -> None:
-        """Keeps tensors referenced by this layer's dispatcher until its next forward pass."""
+        """Keeps tensors referenced until the next forward pass of this layer's dispatcher."""
         self.persistent.module_tensors[(id(self), *self.module_path())] = [tensor.detached() for tensor in tensors]
 
     def _all_gather_tokens(self, x: Tensor, local_tensors: dict[str, Tensor]) -> Tensor:
-        """Runs MoEAllGatherTokenDispatcher: gathers all ranks' tokens, and selects those of this rank's experts."""
+        """Runs MoEAllGatherTokenDispatcher: gathers all ranks' tokens and selects those of local experts."""
         kernel_choices, autograd_graph, (rows, width) = self.rank_choices, self.graph, x.shape
         group, probs, mask = (
             kernel_choices.ep * kernel_choices.etp,
@@ -223,7 +223,7 @@ class ExpertKernels(HeadKernels):
     def permute(
         self, x: Tensor, rows: Number, tokens: Number, experts: Number, probs: Tensor | None
     ) -> tuple[Tensor, Tensor]:
-        """Sorts token rows by expert. Returns the sorted rows and the map of their positions."""
+        """Sorts token rows by expert, and returns the sorted rows and the position map."""
         autograd_graph, width = self.graph, x.shape[1]
         if self.rank_choices.permute_fusion:
             index = autograd_graph.new_tensor((tokens, 2 * experts + 1), INT32)
@@ -263,7 +263,7 @@ class ExpertKernels(HeadKernels):
         return self.node_with_new_gradients("unpermute", (y,), output, *saved_for_backward)
 
     def _reduce_scatter_tokens(self, expert_outputs: list[Tensor], local_tensors: dict[str, Tensor]) -> Tensor:
-        """Sums expert outputs per token, and reduce-scatters them to the tokens' ranks."""
+        """Sums expert outputs per token and reduce-scatters the sums to the tokens' ranks."""
         kernel_choices, width = self.rank_choices, expert_outputs[0].shape[1]
         x = local_tensors["hidden_states"]
         group, all_rows = kernel_choices.ep * kernel_choices.etp, x.shape[0]
@@ -344,7 +344,7 @@ class ExpertKernels(HeadKernels):
         return expert_rows
 
     def _return_rows_by_hybridep(self, expert_outputs: list[Tensor], local_tensors: dict[str, Tensor]) -> Tensor:
-        """Sends expert outputs back to their tokens by HybridEP's kernel."""
+        """Returns expert outputs to their tokens with HybridEP's kernel."""
         autograd_graph, y, handle = self.graph, expert_outputs.pop(), self.dispatch_handle
         self.dispatch_handle = []
         shape, dtype = y.shape, y.dtype
@@ -353,7 +353,7 @@ class ExpertKernels(HeadKernels):
         return self.node_with_new_gradients("combine", (y,), output, *handle)
 
     def _return_rows(self, expert_outputs: list[Tensor], local_tensors: dict[str, Tensor]) -> Tensor:
-        """Sends expert outputs back to their tokens by all-to-all."""
+        """Returns expert outputs to their tokens by all-to-all."""
         kernel_choices, row_count = self.rank_choices, expert_outputs[0].shape[0]
         if self.local_experts > 1:
             expert_outputs.append(self.move_rows("unsort", expert_outputs[0], row_count))
@@ -392,7 +392,7 @@ class ExpertKernels(HeadKernels):
         raise self.unsupported("no kernels for an expert's layer outside of experts", operation.name)
 
     def module_kernel(self, module_scope: Scope) -> Callable[[], None] | None:
-        """Returns the kernel that runs experts one after the other (SequentialMLP), where products are not grouped."""
+        """Returns the kernel that runs experts in sequence (SequentialMLP), for products that are not grouped."""
         steps = [item for item in module_scope.items if isinstance(item, Step) and item.verb == "experts"]
         if self.rank_choices.grouped_gemm or not steps:
             return super().module_kernel(module_scope)
@@ -444,7 +444,7 @@ class ExpertKernels(HeadKernels):
     def expert_linear(
         self, operation: Step, x: Tensor, expert_index: int, input_width: Number, output_width: Number, role: str
     ) -> Tensor:
-        """Runs a linear layer of a single expert."""
+        """Runs the linear layer of a single expert."""
         previous_in_expert, self.in_expert = self.in_expert, self.rank_choices.ep > 1
         path = (*self.module_path(), expert_index)
         weight = self.with_role(
@@ -472,7 +472,7 @@ class ExpertKernels(HeadKernels):
         return output if bias is None else self.with_bias(output, bias)
 
     def fused_expert_steps(self, operation: Step) -> list[Step]:
-        """Returns the expert layers that read the same input and run as one grouped matrix product."""
+        """Returns the expert layers with the same input, which run as one grouped matrix product."""
         readers = self.readers[id(operation.ins[0].storage)]
         return [
             reader
@@ -518,7 +518,7 @@ class ExpertKernels(HeadKernels):
         return output
 
     def do_act(self, operation: Step) -> None:
-        """Runs an activation; on expert rows it also multiplies by their probabilities."""
+        """Runs an activation, which on expert rows also multiplies by the router probabilities."""
         if not self.is_of_expert_rows(operation) or self._is_gate(operation.outs[0]):
             super().do_act(operation)
             return
@@ -531,7 +531,7 @@ class ExpertKernels(HeadKernels):
         self.bind(operation.outs[0], self.multiply_by_probabilities(output, self.row_probs))
 
     def do_mul(self, operation: Step) -> None:
-        """Multiplies by a gate; on expert rows also by their probabilities."""
+        """Multiplies by a gate, and on expert rows also by the router probabilities."""
         if operation.ins[0].width == 1:  # a number for each token
             logits, y = (self.take(operation, input_value) for input_value in operation.ins)
             self.bind(operation.outs[0], self.t.mul(y, self.t.function("sigmoid", logits)))
@@ -581,7 +581,7 @@ class ExpertKernels(HeadKernels):
 
 
 def _shared_experts(module_scope: Scope) -> list[Item]:
-    """Returns the operations of a module's shared experts, with their output gate."""
+    """Returns the operations of a module's shared experts, including the output gate."""
     items = module_scope.items
     positions = [
         i for i, item in enumerate(items) if isinstance(item, Scope) and item.about.get("kind") == "shared_expert"
@@ -598,5 +598,5 @@ def _shared_experts(module_scope: Scope) -> list[Item]:
 
 
 def _operation_name(item: Item) -> str:
-    """Returns an operation's name; empty for any other item of the program."""
+    """Returns an operation's name; empty for a scope of the program."""
     return item.verb if isinstance(item, Step) else ""

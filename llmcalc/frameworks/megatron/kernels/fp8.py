@@ -28,19 +28,19 @@ Specs = list[tuple[Shape, Dtype]]
 
 
 class Quantized(NamedTuple):
-    """An 8-bit tensor with scales, quantized by rows and by columns; both quantizations may share tensors."""
+    """An 8-bit tensor with scales, quantized rowwise and columnwise, possibly with shared tensors."""
 
     rows: list[Tensor]
     columns: list[Tensor]
 
 
 def round_up(n: Number, multiple: int) -> Number:
-    """Returns a number rounded up to a multiple."""
+    """Rounds a number up to a multiple."""
     return ceil_div(n, multiple) * multiple
 
 
 def quantized_specs(recipe: str, rows: Number, width: Number, weight: bool = False) -> tuple[Specs, Specs]:
-    """Returns shapes and formats of an 8-bit tensor's parts, by rows and by columns. weight: whether blocks are 2D."""
+    """Returns shapes and formats of an 8-bit tensor's rowwise and columnwise parts. weight: 2D blocks."""
     element_spec, transposed_spec = ((rows, width), UINT8), ((width, rows), UINT8)
     if recipe == "mxfp8":
         return (
@@ -59,7 +59,7 @@ def quantized_specs(recipe: str, rows: Number, width: Number, weight: bool = Fal
 
 
 def weight_sizes(kernel_choices: RankChoices, rows: Number, width: Number) -> list[int]:
-    """Returns the bytes of each part of an 8-bit weight: elements and scales, first by rows and then by columns."""
+    """Returns the bytes of each part of an 8-bit weight: elements and scales, rowwise, then columnwise."""
     rowwise, columnwise = quantized_specs(kernel_choices.fp8_recipe, rows, width, weight=True)
     tensors = [
         *rowwise,
@@ -108,7 +108,7 @@ class Fp8Kernels(DeltaKernels):
         return first_bf16_layers <= layer_index < kernel_choices.layers - last_bf16_layers
 
     def quantize(self, rows: Number, width: Number, by_rows: bool = True, by_columns: bool = True) -> Quantized:
-        """Returns an 8-bit tensor, quantized by rows and by columns as its products need it."""
+        """Returns an 8-bit tensor, quantized rowwise or columnwise as the products need."""
         kernel_choices = self.rank_choices
         row_specs, column_specs = quantized_specs(kernel_choices.fp8_recipe, rows, width)
         if kernel_choices.fp8_recipe not in ONE_SCALE:
@@ -147,7 +147,7 @@ class Fp8Kernels(DeltaKernels):
     def gather_quantized(
         self, rows: Number, width: Number, by_rows: bool, by_columns: bool
     ) -> tuple[Quantized, list[Tensor]]:
-        """All-gathers an 8-bit tensor over sequence-parallel ranks. Returns it with the temporary sorting buffers."""
+        """All-gathers an 8-bit tensor over sequence-parallel ranks, and returns it with the sorting buffers."""
         multiple = MULTIPLES.get(self.rank_choices.fp8_recipe, 1)
         if exact_div(rows, self.rank_choices.tp) % multiple or width % multiple:
             raise self.unsupported(
@@ -162,7 +162,7 @@ class Fp8Kernels(DeltaKernels):
         return quantized_tensor, sorting_buffers
 
     def quantize_weight(self, weight: Tensor) -> None:
-        """Allocates the 8-bit copy of a weight at its first use; the copy stays allocated."""
+        """Allocates the 8-bit copy of a weight at the first use; the copy stays allocated."""
         data_sizes = [] if self.rank_choices.fp8_weights else weight_sizes(self.rank_choices, *weight.shape)
         self.persistent.keep_quantized_weight(weight, [*data_sizes, *state_sizes(self.rank_choices)])
 
@@ -245,7 +245,7 @@ class Fp8Kernels(DeltaKernels):
 
     @property
     def saves_wide_input(self) -> bool:
-        """Whether the current module is shared experts, whose input the router saves in 16 bits (shared_experts.py)."""
+        """Whether the current module is shared experts, whose 16-bit input the router saves (shared_experts.py)."""
         is_shared_expert = any(module_call.scope.about.get("kind") == "shared_expert" for module_call in self.frames)
         return is_shared_expert and self.rank_choices.fp8_recipe != "delayed"
 
@@ -351,7 +351,7 @@ class Fp8Kernels(DeltaKernels):
         return self.quantized_linear("linear", x, weight, False, False)
 
     def quantized_linear(self, name: str, x: Tensor, weight: Tensor, saves_wide: bool, divided: bool) -> Tensor:
-        """Runs an 8-bit linear layer.
+        """Runs a linear layer with 8-bit inputs.
 
         saves_wide: whether the saved input has 16 bits. divided: whether output rows are reduce-scattered.
         """

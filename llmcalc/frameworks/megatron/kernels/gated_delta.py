@@ -28,7 +28,7 @@ PROJECTIONS = ("q_proj", "k_proj", "v_proj", "g_proj", "b_proj", "a_proj")
 
 
 class DeltaKernels(MambaKernels):
-    """Kernels of gated DeltaNet. Its six input projections run as one linear layer."""
+    """Kernels of gated DeltaNet, which runs all six input projections as one linear layer."""
 
     def module_kernel(self, module_scope: Scope) -> Callable[[], None] | None:
         """Returns the kernel that runs a gated DeltaNet mixer."""
@@ -49,7 +49,7 @@ class DeltaKernels(MambaKernels):
         return lambda: self._run_delta_mixer(module_scope, delta_step)
 
     def _run_delta_mixer(self, module_scope: Scope, core: Step) -> None:
-        """Runs GatedDeltaNet.forward."""
+        """Runs Megatron-Core's GatedDeltaNet.forward."""
         aten, op, batch = self.t, core.op, self.run_config.batch
         assert isinstance(op, DeltaRule)
         operations = {
@@ -101,7 +101,7 @@ class DeltaKernels(MambaKernels):
         beta: Tensor,
         alpha: Tensor,
     ) -> tuple[Tensor, ...]:
-        """Runs _prepare_input_for_gated_delta_rule.
+        """Runs Megatron-Core's _prepare_input_for_gated_delta_rule.
 
         It normalizes queries and keys, repeats them for each value head, and computes decay and beta. Values and the
         output gate are copied.

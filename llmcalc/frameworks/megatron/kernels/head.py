@@ -67,7 +67,7 @@ class HeadKernels(ElementwiseKernels):
 
     @property
     def layers_input_takes_gradient(self) -> bool:
-        """Whether embeddings of a frozen table are made to take a gradient, so that layers can be recomputed.
+        """Whether a frozen table's embeddings need a gradient, for the recomputation of layers.
 
         Sources: modelscope/mcore-bridge, model/gpt_model.py, always; Megatron-Bridge, peft/recompute.py, only then.
         """
@@ -156,7 +156,7 @@ class HeadKernels(ElementwiseKernels):
     # --- tokens further ahead ----------------------------------------------------------------------------------------
 
     def _look_for_readers(self, module_scope: Scope, module: Scope) -> None:
-        """Moves multi-token-prediction modules and their losses before the output layer."""
+        """Moves multi-token-prediction modules and losses before the output layer."""
         mtp_modules = [
             item for item in module_scope.items if isinstance(item, Scope) and item.about.get("kind") == "mtp"
         ]
@@ -188,7 +188,7 @@ class HeadKernels(ElementwiseKernels):
             super().do_linear(operation)
 
     def _project_embedding_and_hidden(self, operation: Step, x: Tensor) -> Tensor:
-        """Projects a token's embedding concatenated with its hidden state, and gathers the sharded outputs.
+        """Projects the concatenated embedding and hidden state of a token, and gathers the sharded outputs.
 
         Source: multi_token_prediction.py, `_concat_embeddings`. A rank's tokens are a view of all tokens.
         """
@@ -231,7 +231,7 @@ class HeadKernels(ElementwiseKernels):
         return self._core_loss(logits)
 
     def _engine_loss(self, logits: Tensor) -> Tensor:
-        """Runs Transformer Engine's loss, which overwrites the logits with their gradient in the forward pass."""
+        """Runs Transformer Engine's loss, whose forward pass overwrites the logits with the gradient."""
         rows = logits.shape[0]
         loss, softmax_sums = self.new_tensor(rows, 1, FLOAT32), self.new_tensor(rows, 3, FLOAT32)
         del softmax_sums

@@ -24,7 +24,7 @@ class LinearKernels(RankKernels):
     # --- norms -------------------------------------------------------------------------------------------------------
 
     def do_norm(self, operation: Step) -> None:
-        """Runs a norm, or defers it to the linear layer with which it is fused."""
+        """Runs a norm, or defers the norm to a linear layer that fuses it."""
         value, output = operation.ins[0], operation.outs[0]
         readers = [reader for reader, _ in self.readers.get(id(output.storage), ())]
         if self.rank_choices.transformer_engine and readers and all(map(self.has_norm_before, readers)):
@@ -95,7 +95,7 @@ class LinearKernels(RankKernels):
         return self.weights[key]
 
     def do_linear(self, operation: Step) -> None:
-        """Runs a linear layer with the kernel of its sharding: by columns, by rows, or unsharded."""
+        """Runs a linear layer by its sharding: column-parallel, row-parallel or unsharded."""
         output = operation.outs[0]
         if id(operation) in self.pending_outputs:
             self.bind(output, self.pending_outputs.pop(id(operation)))
@@ -114,7 +114,7 @@ class LinearKernels(RankKernels):
             self.bind(output, self.undivided_linear(operation, x))
 
     def fused_column_steps(self, operation: Step) -> list[Step]:
-        """Returns the column-parallel layers of a module that read the same input and run as one matrix product."""
+        """Returns a module's column-parallel layers with the same input, which run as one matrix product."""
         module = self.module_of_step[id(operation)]
         return [
             reader
@@ -136,13 +136,13 @@ class LinearKernels(RankKernels):
                 self.pending_outputs[id(fused_step)] = layer_output
 
     def split_product(self, fused_operations: list[Step], product: Tensor, widths: Sequence[Number]) -> list[Tensor]:
-        """Returns the outputs of fused linear layers; by default each is the undivided output."""
+        """Returns the outputs of fused linear layers; by default the undivided output for each layer."""
         return [product for _ in widths]
 
     def linear_weights(
         self, operation: Step, width: Number, role: str, bias: bool | None = None
     ) -> tuple[Tensor, Tensor | None]:
-        """Returns weight and bias of a linear layer. width: total outputs of all fused layers."""
+        """Returns a linear layer's weight and bias. width: total outputs of all fused layers."""
         shape = width, operation.ins[0].width
         module_path = self.module_path()
         weight = self.with_role(role, lambda: self.weight(f"{operation.name}.weight", shape, module_path))
@@ -155,7 +155,7 @@ class LinearKernels(RankKernels):
         return weight, bias_tensor
 
     def column_linear(self, operation: Step, x: Tensor, width: Number) -> Tensor:
-        """Runs a column-parallel layer, with its fused norm if there is one."""
+        """Runs a column-parallel layer, fused with a preceding norm if there is one."""
         deferred_norm = self.waiting_norms.get(id(operation.ins[0].storage))
         norm = [] if deferred_norm is None else self.norm_weights(*deferred_norm)
         weight, bias = self.linear_weights(operation, width, "column")
@@ -168,7 +168,7 @@ class LinearKernels(RankKernels):
         )
 
     def adds_bias(self, operation: Step) -> bool:
-        """Whether a column-parallel layer adds its bias itself, because no activation adds it."""
+        """Whether a column-parallel layer adds the bias, because no activation does."""
         return operation.weight is None or operation.weight.out[0].name != "ffn"
 
     def engine_column_linear(
@@ -238,12 +238,12 @@ class LinearKernels(RankKernels):
         return output
 
     def _fused_norm(self, x: Tensor, deferred_norm: Step) -> tuple[Tensor, list[Tensor]]:
-        """Returns the output of a norm that is fused with a product, and its statistics."""
+        """Returns the output and the statistics of a norm that is fused with a product."""
         output, has_mean = self.like(x), deferred_norm.options["spec"].type == "layernorm"
         return output, [self.statistics(x.shape[0]) for _ in range(2 if has_mean else 1)]
 
     def core_column_linear(self, x: Tensor, weight: Tensor, bias: Tensor | None, adds_bias: bool) -> Tensor:
-        """Runs ColumnParallelLinear, which gathers rows in a buffer shared by all such layers."""
+        """Runs ColumnParallelLinear, which gathers rows in a buffer for all such layers."""
         is_sharded, (local_rows, n_in) = self.rank_choices.sequence_parallel, x.shape
         rows = local_rows * self.rank_choices.tp if is_sharded else local_rows
         if is_sharded:
@@ -266,7 +266,7 @@ class LinearKernels(RankKernels):
     def _core_gradients(
         self, output_gradient: Tensor, rows: int, shape: tuple[int, int], weight: Tensor, bias: Tensor | None
     ) -> Gradients:
-        """Runs the end of the backward pass of ColumnParallelLinear: gradients of its input, weight and bias.
+        """Runs the end of ColumnParallelLinear's backward pass: gradients of input, weight and bias.
 
         rows: rows of the gathered input. shape: the shape of the rank's input.
         """
@@ -282,7 +282,7 @@ class LinearKernels(RankKernels):
         ]
 
     def row_linear(self, operation: Step, x: Tensor) -> Tensor:
-        """Runs a row-parallel layer and reduces its output over ranks; the next addition adds the bias."""
+        """Runs a row-parallel layer and reduces the output over ranks; the next addition adds the layer's bias."""
         weight, self.row_bias = self.linear_weights(operation, operation.outs[0].width, "row")
         if not self.rank_choices.transformer_engine:
             return self.core_row_linear(x, weight)
@@ -333,7 +333,7 @@ class LinearKernels(RankKernels):
         return self.whole_linear(x, *self.linear_weights(operation, operation.outs[0].width, "matrix"))
 
     def whole_linear(self, x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
-        """Runs the product of a weight that every rank has in full; a frozen weight's product saves no input."""
+        """Runs the product of an unsharded weight; a frozen weight's product saves no input."""
         (rows, n_in), engine = x.shape, self.rank_choices.transformer_engine
         self.use_workspace(engine, "forward")
         output = self.new_tensor(rows, weight.shape[0])
@@ -402,7 +402,7 @@ class LinearKernels(RankKernels):
         return output
 
     def _frozen_output(self, x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
-        """Computes the logits of a frozen output layer, which saves no input, from rows gathered in a tensor of theirs.
+        """Computes the logits of a frozen output layer, which saves no input, from gathered rows in a new tensor.
 
         Source: Megatron-LM, megatron/core/tensor_parallel/layers.py, `linear_with_frozen_weight`.
         """
@@ -424,7 +424,7 @@ class LinearKernels(RankKernels):
 
 
 def is_divided(axis: Axis | Beside) -> bool:
-    """Whether tensor parallelism shards an axis, or all of several concatenated axes."""
+    """Whether tensor parallelism shards an axis, or each of several concatenated axes."""
     if isinstance(axis, Beside):
         return all(is_divided(axis_part[0]) for axis_part in axis.parts)
     return axis.name in COLUMNS

@@ -1,4 +1,4 @@
-"""The base class of a rank's kernels, with its parameters in module order and its persistent tensors."""
+"""The base class of a rank's kernels, with parameters in module order and persistent tensors."""
 
 from __future__ import annotations
 
@@ -79,7 +79,7 @@ class Parameter(NamedTuple):
 
     @property
     def size(self) -> int:
-        """The parameter's number of elements."""
+        """The number of elements of the parameter."""
         size: int = self.tensor.count
         return size
 
@@ -88,7 +88,7 @@ class UncountedMeter(NoMeter):
     """A meter that counts nothing, for weights inside buffers that are counted elsewhere."""
 
     def allocate(self, size: Number) -> Any:
-        """Returns a block that no meter counts."""
+        """Returns a block without counting its bytes."""
         return Block(size, "weights")
 
 
@@ -146,7 +146,7 @@ class PersistentTensors:
             self._keep_workspace(f"Transformer Engine, stream {stream}", self.engine_bytes)
 
     def _keep_workspace(self, operation_name: str, size: Number) -> None:
-        """Allocates the workspace `operation_name` at its first use."""
+        """Allocates the workspace `operation_name` on first use."""
         if size and operation_name not in self.workspaces:
             with counted_as(self.meter, "overhead"):
                 self.workspaces[operation_name] = Storage(self.meter, size)
@@ -160,7 +160,7 @@ class PersistentTensors:
             self.shared.setdefault(GATHER_BUFFER, []).append(self.gather_buffer.block)
 
     def defers_gradient(self, limit: int | None) -> bool:
-        """Whether one more weight gradient of the output layer is deferred.
+        """Whether another weight gradient of the output layer is deferred.
 
         limit: `RankChoices.wgrad_deferral_limit`.
         """
@@ -184,7 +184,7 @@ class PersistentTensors:
         self._keep_workspace(f"mask of {tokens}", tokens * tokens)
 
     def keep_quantized_weight(self, weight: Tensor, sizes: Sequence[int]) -> None:
-        """Allocates the 8-bit copy and the scales of a weight. sizes: bytes of each tensor."""
+        """Allocates a weight's 8-bit copy and scales. sizes: bytes of each tensor."""
         if id(weight) not in self.quantized_weights:
             with counted_as(self.meter, "weights"):
                 self.quantized_weights[id(weight)] = [Storage(self.meter, size) for size in sizes]
@@ -294,7 +294,7 @@ class RankKernels(Lowering):
     # --- rows --------------------------------------------------------------------------------------------------------
 
     def rows(self, value: Value) -> Number:
-        """Returns a value's number of rows (tokens) per micro-batch, before tensor parallelism divides them."""
+        """Returns a value's rows (tokens) per micro-batch, before tensor parallelism divides them."""
         return self.run_config.rows(value.rows)
 
     def local_rows(self, rows: Number) -> Number:
@@ -304,7 +304,7 @@ class RankKernels(Lowering):
     # --- parameters --------------------------------------------------------------------------------------------------
 
     def parameter(self, key: Path, shape: Shape, dtype: Dtype, trained: bool) -> Tensor:
-        """Returns a parameter, created at its first use."""
+        """Returns a parameter, created on first use."""
         if key not in self.weights:
             is_trained = self.rank_choices.adapters is None or self.in_adapter
             self.weights[key] = tensor = empty(UncountedMeter(), shape, BFLOAT16, leaf=is_trained)
@@ -326,7 +326,7 @@ class RankKernels(Lowering):
             self.role = previous_role
 
     def module(self, module_call: Frame) -> None:
-        """Runs a module, and recomputes it in the backward pass if its kind is selected for recomputation."""
+        """Runs a module, with recomputation in the backward pass if its kind is selected."""
         module_scope = module_call.scope
         module_input, module_output = module_scope.reads, module_scope.gives
         is_recomputed = (
@@ -358,7 +358,7 @@ class RankKernels(Lowering):
         self.bind(module_output, output)
 
     def _module(self, module_call: Frame) -> None:
-        """Runs a module, and orders its parameters as Megatron-LM creates them.
+        """Runs a module, with its parameters in Megatron-LM's order.
 
         Attention creates its output projection first, a mixture of experts its shared experts last, and a model its
         pooler after the head, with the scores before the vector.
@@ -393,7 +393,7 @@ class RankKernels(Lowering):
     def node(
         self, operation_name: str, ins: Sequence[Tensor], outputs: Sequence[Tensor], backward: Back, *saves: Tensor
     ) -> None:
-        """Records a graph node whose backward function may free saved tensors before it ends."""
+        """Records a graph node whose backward function may free saved tensors early."""
         autograd_graph = self.graph
         if not recorded(autograd_graph, ins):
             return
@@ -419,7 +419,7 @@ class RankKernels(Lowering):
         return output
 
     def copy_reordered(self, operation_name: str, x: Tensor, shape: Shape) -> Tensor:
-        """Copies a tensor into another order or to other ranks; the gradient is copied back."""
+        """Copies a tensor into another order or to other ranks; the backward pass copies the gradient back."""
         new, input_shape = self.graph.new_tensor, x.shape
         return record(self.graph, operation_name, (x,), new(shape, x.dtype), lambda g, _: (new(input_shape, g.dtype),))
 
@@ -435,7 +435,7 @@ class RankKernels(Lowering):
         def checkpoint_backward(
             saved_tensors: SavedTensors, output_gradient: Tensor, needs_input_grad: Needs
         ) -> Gradients:
-            """Recomputes the function with a graph, and runs its backward pass."""
+            """Recomputes the function with autograd, then runs the backward pass."""
             argument_gradients: dict[int, Tensor] = {}
 
             def detached_argument(i: int) -> Tensor:
@@ -475,7 +475,7 @@ class RankKernels(Lowering):
         return x if x.is_contiguous else self.dense_copy(x)
 
     def weight_gradient(self, weight: Tensor) -> Tensor | None:
-        """Returns the gradient of a weight, or its dummy if the product accumulates into the main gradient.
+        """Returns a weight's gradient, or a dummy gradient if the product accumulates into the main gradient.
 
         A frozen weight has none.
         """
@@ -493,7 +493,7 @@ class RankKernels(Lowering):
 
     @property
     def adapters_read_gathered_rows(self) -> bool:
-        """Whether adapters of column-parallel layers read the rows that the product gathered, of all ranks."""
+        """Whether adapters of column-parallel layers read the rows gathered for the product."""
         adapters = self.rank_choices.adapters
         return adapters is not None and adapters.library == "megatron-bridge"
 
@@ -507,7 +507,7 @@ class RankKernels(Lowering):
 
 
 def direct_steps(module_scope: Scope) -> Iterator[Step]:
-    """Yields a module's own operations, without submodules; of alternative branches, the first."""
+    """Yields a module's operations without submodules; of alternative branches, the first."""
     for item in module_scope.items:
         if isinstance(item, Step):
             yield item

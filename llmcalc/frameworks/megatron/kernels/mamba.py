@@ -18,7 +18,7 @@ from .mla import LatentKernels
 
 
 class MambaKernels(LatentKernels):
-    """Kernels of Mamba-2. Convolution, scan and gate are one function, the norm another."""
+    """Kernels of Mamba-2, with one function for convolution, scan and gate, and another for the norm."""
 
     def module_kernel(self, module_scope: Scope) -> Callable[[], None] | None:
         """Returns the kernel that runs a Mamba-2 mixer."""
@@ -30,7 +30,7 @@ class MambaKernels(LatentKernels):
         return lambda: self._run_mixer(module_scope, scan_step)
 
     def _run_mixer(self, module_scope: Scope, scan: Step) -> None:
-        """Runs a Mamba-2 mixer (`_ssm_training`)."""
+        """Runs Megatron-Core's Mamba-2 mixer (`_ssm_training`)."""
         aten, op = self.t, scan.op
         assert isinstance(op, ChunkedScan)
         operations = {
@@ -128,9 +128,9 @@ class MambaKernels(LatentKernels):
         return self.copy_reordered("cat", exchanged_tokens, (exchanged_tokens.shape[0] // self.rank_choices.cp, width))
 
     def parameter_shard(self, x: Tensor, shape: Shape) -> Tensor:
-        """Returns this rank's shard of a parameter; the gradient covers the full parameter."""
+        """Returns this rank's shard of a parameter, whose gradient covers the full parameter."""
         return self.copy_reordered("slice", x, shape)
 
     def swap_batch_and_tokens(self, x: Tensor) -> Tensor:
-        """Swaps the axes of batch and tokens by a copy; for a batch of one nothing is copied."""
+        """Swaps the axes of batch and tokens by a copy; does nothing for a batch of one."""
         return x if self.run_config.batch == 1 else self.dense_copy(x)

@@ -1,4 +1,4 @@
-"""The kernels of selective recomputation, which frees outputs of layer parts after they have been read.
+"""The kernels of selective recomputation, which free layer outputs after the last read.
 
 Sources: Megatron-LM, megatron/core/tensor_parallel/random.py, `CheckpointWithoutOutput`, and in core/transformer
 transformer_layer.py (`layernorm`), moe/experts.py (`moe_act`) and multi_latent_attention.py (`mla_up_proj`).
@@ -49,7 +49,7 @@ class DiscardedOutputs:
         self.argument_gradients: dict[int, Tensor] = {}
 
     def recompute(self) -> None:
-        """Recomputes the outputs with their graph, and restores their storages."""
+        """Recomputes the outputs with autograd, and restores the storages."""
         autograd_graph, argument_gradients = self.graph, self.argument_gradients
         enabled, autograd_graph.enabled = autograd_graph.enabled, True
         outer_place = autograd_graph.meter.place
@@ -106,7 +106,7 @@ class DiscardedKernels(SparseKernels):
     def run_discardable(
         self, discardable_part: Part, arguments: Sequence[Tensor], input_storage_id: int = 0
     ) -> tuple[list[Tensor], DiscardedOutputs | None]:
-        """Runs a function that saves only its arguments. Returns the outputs and the `DiscardedOutputs`."""
+        """Runs a function that saves only its arguments, and returns the outputs and `DiscardedOutputs`."""
         autograd_graph = self.graph
         if not recorded(autograd_graph, arguments):
             return discardable_part(arguments), None
@@ -132,7 +132,7 @@ class DiscardedKernels(SparseKernels):
     # --- shared experts ----------------------------------------------------------------------------------------------
 
     def _look_for_readers(self, module_scope: Scope, module: Scope) -> None:
-        """Marks the input and output of shared experts, so that they can be recomputed."""
+        """Marks the input and output of shared experts for recomputation."""
         for item in module_scope.items if "shared_expert" in self.rank_choices.recompute_kinds else ():
             if isinstance(item, Scope) and item.about.get("kind") == "shared_expert":
                 steps = [operation for operation in item.items if isinstance(operation, Step)]
@@ -142,7 +142,7 @@ class DiscardedKernels(SparseKernels):
     # --- norms of a layer --------------------------------------------------------------------------------------------
 
     def do_norm(self, operation: Step) -> None:
-        """Runs a norm. A norm before a sublayer is recomputed, unless it is fused with a linear layer."""
+        """Runs a norm. Norms before a sublayer are recomputed, unless fused with a linear layer."""
         readers = [reader for reader, _ in self.readers.get(id(operation.outs[0].storage), ())]
         fused = self.rank_choices.transformer_engine and readers and all(map(self.has_norm_before, readers))
         if not self.rank_choices.recompute_norms or fused or not self._is_sublayer_norm():
@@ -182,7 +182,7 @@ class DiscardedKernels(SparseKernels):
         )
 
     def do_act(self, operation: Step) -> None:
-        """Runs an activation, recomputed in the backward pass if selected."""
+        """Runs an activation, with optional recomputation in the backward pass."""
         if not self._recomputes_activation(operation) or self._is_gate(operation.outs[0]):
             super().do_act(operation)
             return
@@ -197,7 +197,7 @@ class DiscardedKernels(SparseKernels):
         self._run_discardable_activation(operation, run, self.take(operation, operation.ins[0]))
 
     def do_mul(self, operation: Step) -> None:
-        """Runs a gated activation, recomputed in the backward pass if selected."""
+        """Runs a gated activation, with optional recomputation in the backward pass."""
         if not self._recomputes_activation(operation):
             super().do_mul(operation)
             return
@@ -218,7 +218,7 @@ class DiscardedKernels(SparseKernels):
         self.bind(operation.outs[0], outputs[0])
 
     def do_experts(self, operation: Step) -> None:
-        """Runs an expert layer, then frees its input activation for recomputation."""
+        """Runs an expert layer and frees its input activation for recomputation."""
         discarded = self.discarded_activation
         x = self.values.get(id(operation.ins[0]))
         reads_discarded = discarded is not None and x is not None and x.storage is discarded.storages[0]
@@ -231,7 +231,7 @@ class DiscardedKernels(SparseKernels):
     # --- projections of latents --------------------------------------------------------------------------------------
 
     def items(self, items: Sequence[Item]) -> None:
-        """Runs a module's operations; with `mla_up_proj` the up-projections of latents are freed and recomputed."""
+        """Runs a module's operations; `mla_up_proj` frees and recomputes the up-projections of latents."""
         alternatives = [item for item in items if isinstance(item, Alternatives)]
         names = {item.name for item in items if isinstance(item, Step)}
         if not (self.rank_choices.recompute_up and self.graph.enabled and alternatives and "kv_a_proj" in names):

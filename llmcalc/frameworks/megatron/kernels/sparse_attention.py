@@ -40,7 +40,7 @@ class SparseKernels(Fp8Kernels):
         return lambda: self._run_absorbed_attention(module_scope, indexer)
 
     def _run_absorbed_attention(self, module_scope: Scope, indexer: Scope) -> None:
-        """Runs AbsorbedMLASelfAttention.forward."""
+        """Runs Megatron-Core's AbsorbedMLASelfAttention.forward."""
         aten, operations = (
             self.t,
             {
@@ -95,7 +95,7 @@ class SparseKernels(Fp8Kernels):
         self.bind(output_projection.outs[0], self.row_linear(output_projection, y))
 
     def _all_gather_rows(self, x: Tensor) -> Tensor:
-        """Returns the rows of all tensor-parallel ranks, gathered if they are sharded."""
+        """Returns the rows of all tensor-parallel ranks, after an all-gather if sharded."""
         if not self.rank_choices.sequence_parallel:
             return x
         gathered_rows = self.new_tensor(x.shape[0] * self.rank_choices.tp, x.shape[1])
@@ -112,7 +112,7 @@ class SparseKernels(Fp8Kernels):
         sizes: tuple[Number, Number, Number, Number],
         rows: tuple[Number, Number],
     ) -> tuple[Tensor, Tensor]:
-        """Runs qkv_up_proj_and_rope_apply: queries in latent space, and one key shared by all heads."""
+        """Runs qkv_up_proj_and_rope_apply: queries in latent space, and one key for all heads."""
         aten, (heads, nope, rope, value_dim) = self.t, sizes
         weight_by_head = aten.unflatten(weight, 0, (heads, nope + value_dim))
         keys = aten.slice(weight_by_head, nope, 1)
@@ -136,7 +136,7 @@ class SparseKernels(Fp8Kernels):
         values: Tensor,
         rows: tuple[Number, Number],
     ) -> Tensor:
-        """Runs DSAttention.forward. The indexer's gradients do not reach its inputs."""
+        """Runs DSAttention.forward, with the indexer's inputs detached."""
         aten, autograd_graph = self.t, self.graph
         indexer_input, query_latent = x.detached(), query_latent.detached()
         key_starts, key_ends = (
@@ -205,7 +205,7 @@ class SparseKernels(Fp8Kernels):
         return q, k, aten.reshape(weights, (*rows, heads))
 
     def _rotate_part(self, x: Tensor, rotary: Number) -> Tensor:
-        """Applies rotary embeddings to the first dimensions of each head."""
+        """Applies rotary embeddings to the first elements of each head."""
         rotated_part, unrotated = self.t.split(x, [rotary, x.shape[-1] - rotary])
         rotated_part = self.rotate(rotated_part)
         return self.t.cat([rotated_part, unrotated])
@@ -232,7 +232,7 @@ class SparseKernels(Fp8Kernels):
 
 
 def index_scores(aten: Aten, q: Tensor, weights: Tensor, k: Tensor) -> Tensor:
-    """Runs _compute_index_scores.
+    """Runs Megatron-Core's _compute_index_scores.
 
     q: [tokens, batch, heads, size]; k: [tokens, batch, size] → [batch, tokens, tokens].
     """
@@ -260,7 +260,7 @@ def valid_key_mask(aten: Aten, tokens: Number, keys: Number) -> Tensor:
 
 
 def mask_future_keys(aten: Aten, x: Tensor) -> Tensor:
-    """Runs apply_starts_ends_mask_to_scores."""
+    """Runs Megatron-Core's apply_starts_ends_mask_to_scores."""
     valid = valid_key_mask(aten, x.shape[-2], x.shape[-1])
     _others = aten.like(valid)
     return aten.new_tensor(x.shape, x.dtype)
@@ -296,7 +296,7 @@ def masked_softmax(aten: Aten, logits: Tensor, key_is_valid: Tensor) -> Tensor:
     autograd_graph, row_shape = aten.graph, (*logits.shape[:-1], 1)
 
     def mask_invalid_keys(x: Tensor) -> Tensor:
-        """Fills the elements of invalid keys."""
+        """Fills the scores of invalid keys."""
         invalid_keys = aten.new_tensor(x.shape, BOOL)
         return aten.masked_fill(x, invalid_keys)
 
@@ -350,7 +350,7 @@ def indexer_loss(
     autograd_graph = aten.graph
 
     def forward() -> tuple[Tensor, Tensor]:
-        """Runs the forward pass without a graph."""
+        """Runs the forward pass without an autograd graph."""
         scores, selected_keys = select_top_keys(aten, q, k, weights, top_k)
         attention_probs = _attention_scores(aten, query, key)
         scores = mask_future_keys(aten, scores)
@@ -399,7 +399,7 @@ def _attention_scores(aten: Aten, query: Tensor, key: Tensor) -> Tensor:
 
 
 def _masked_log_softmax(aten: Aten, scores: Tensor) -> Tensor:
-    """Runs masked_log_softmax."""
+    """Runs Megatron-Core's masked_log_softmax."""
     invalid_keys = aten.new_tensor(scores.shape, BOOL)
     masked_scores = aten.new_tensor(scores.shape, FLOAT32)
     del invalid_keys
@@ -414,7 +414,7 @@ def _masked_log_softmax(aten: Aten, scores: Tensor) -> Tensor:
 def _indexer_gradients(
     aten: Aten, q: Tensor, weights: Tensor, k: Tensor, query: Tensor, key: Tensor, selected_keys: Tensor
 ) -> Gradients:
-    """Runs bwd_fused_indexer_loss_naive."""
+    """Runs Megatron-Core's bwd_fused_indexer_loss_naive."""
     scores = index_scores(aten, q, weights, k)
     attention_scores = _attention_scores(aten, query, key)
     scores = mask_future_keys(aten, scores)

@@ -1,4 +1,4 @@
-"""PyTorch without a compiler: each step of a model's program runs the operations of the PyTorch reference.
+"""PyTorch without a compiler, where each step of a program runs the PyTorch reference's operations.
 
 A kernel may be changed without reading the part whose step it runs: it follows the reference's lines, with which a test
 compares its bytes.
@@ -40,4 +40,4 @@ class Eager(
     ElementwiseKernels,
     BasicKernels,
 ):
-    """Runs a program like the reference; recurrent parts run by the kernels used in training."""
+    """Runs a program like the reference, but recurrent parts with training kernels."""

@@ -52,7 +52,7 @@ class AttentionKernels(Lowering):
         return rotary_part if rotates_whole_head else aten.cat([rotary_part, aten.slice(x, x.shape[-1] - dim)])
 
     def _joined_halves(self, x: Tensor, dim: Any, cos: Tensor, sin: Tensor) -> Tensor:
-        """Rotates the two halves of each pair separately, and concatenates them."""
+        """Rotates the first and the second elements of all pairs separately, and concatenates the results."""
         aten = self.t
         cos, sin = aten.slice(cos, dim // 2), aten.slice(sin, dim // 2)
         left_half = aten.slice(x, dim // 2)
@@ -67,7 +67,7 @@ class AttentionKernels(Lowering):
         return self.t.cat([self.t.scale(self.t.slice(x, dim // 2), "neg"), self.t.slice(x, dim // 2)])
 
     def _cos_and_sin(self, tokens: Any, dim: Any, theta: float, template: Tensor) -> tuple[Tensor, Tensor]:
-        """Returns cos and sin of every position, computed by the first layer that needs them."""
+        """Returns cos and sin of every position, computed by the first layer."""
         key = ("rope", tokens, dim, theta, template.dtype)
         return self.computed_once(key, lambda: self._cos_sin(self.token_positions(tokens), dim, template))
 
@@ -98,7 +98,7 @@ class AttentionKernels(Lowering):
         self.set(operation.outs[0], self.heads_first(repeated_keys))
 
     def repeat_heads(self, x: Tensor, heads: Any) -> Tensor:
-        """Repeats key heads as `repeat_kv` of transformers does: a single head is a view for all.
+        """Repeats key heads as `repeat_kv` of transformers does; a single head becomes a view.
 
         x: [batch, key heads, rows, size].
         """
@@ -159,7 +159,7 @@ class AttentionKernels(Lowering):
         return new_rows if cached_tensors is None else self._read_pages(all_rows)
 
     def _read_pages(self, cached_tensors: Sequence[Tensor]) -> Sequence[Tensor]:
-        """Returns the paged cache as attention reads it: the pages themselves for fused kernels, otherwise a copy."""
+        """Returns the paged cache for attention: the pages for fused kernels, otherwise a copy."""
         if self.paged and self.choices.attention != "flash":
             return [self.t.copy(x) for x in cached_tensors]
         return cached_tensors
@@ -235,7 +235,7 @@ class AttentionKernels(Lowering):
         return aten.to(aten.expand(expanded_sinks, (*scores.shape[:-1], 1)), scores.dtype)
 
     def mask(self, operation: Step, queries: Any, keys: Any) -> Tensor:
-        """Returns the mask [queries, keys] of visible keys, computed by the first layer that needs it."""
+        """Returns the mask [queries, keys] of visible keys, computed by the first layer."""
         window = operation.options.get("window")
         chunk = operation.options.get("chunk")
         causal = operation.options["causal"]
@@ -243,7 +243,7 @@ class AttentionKernels(Lowering):
         return self.computed_once(key, lambda: self._visible_keys(queries, keys, causal, window, chunk))
 
     def mask_of_scores(self, step: Step, queries: Any, keys: Any) -> Tensor:
-        """Returns the mask that attention applies to its own scores, computed by the first layer that needs it.
+        """Returns the mask for unfused attention scores, computed by the first layer.
 
         The classes of transformers add a mask [batch, 1, queries, keys] to the scores of eager attention, which they
         compute from that of visible keys. A part that selects keys reads the mask of visible keys in any case.
@@ -287,7 +287,7 @@ class AttentionKernels(Lowering):
         is_floored: bool = False,
         is_named: bool = False,
     ) -> Tensor:
-        """Computes softmax(q·kᵀ)·v. sinks: per head, the score of one extra key without a value.
+        """Computes softmax(q·kᵀ)·v. sinks: per head, the score of an additional key without a value.
 
         bias: the term added to the scores. dropout: the probability of dropout, which runs on the probabilities.
         float32: whether the softmax is in float32, or in the scores' number format.

@@ -40,7 +40,7 @@ class AttentionVariantKernels(AttentionKernels):
         self.bind(operation.outs[0], scores)
 
     def scores_by_row(self, x: Tensor, rows: Tensor) -> Tensor:
-        """Computes scores of rows (such as positions) that all sequences share, [batch, heads, tokens, rows].
+        """Computes scores of rows (such as positions) shared by all sequences, [batch, heads, tokens, rows].
 
         x: [batch, tokens, heads, d]. rows: [rows, heads, d], or [rows, d] for all heads.
         """
@@ -101,11 +101,11 @@ class AttentionVariantKernels(AttentionKernels):
         self._bind_selected(operation, keys)
 
     def reads_selected(self, queries: Any) -> bool:
-        """Whether the reference reads only selected keys, as in decoding one token."""
+        """Whether the reference reads only selected keys, as when decoding one token."""
         return self.has_earlier_tokens and is_size_one(queries)
 
     def _bind_selected(self, operation: Step, keys: Sequence[Tensor]) -> None:
-        """Keeps the selected keys and values, and frees the others."""
+        """Keeps the selected keys and values and frees the others."""
         for value, output, tensor in zip(operation.ins[1:], operation.outs[1:], keys, strict=True):
             self.values.pop(id(value), None)
             self.bind(output, tensor)
@@ -175,7 +175,7 @@ class AttentionVariantKernels(AttentionKernels):
 
     @compared(BY_TORCH)
     def do_joint_softmax(self, operation: Step) -> None:
-        """Runs MergedReference.forward and CompressedAttentionReference.forward, from the scores to their softmax."""
+        """Runs MergedReference.forward and CompressedAttentionReference.forward, from scores to softmax."""
         if self.choices.attention != "eager" or self.recompute.core:
             raise self.unsupported(
                 "one softmax over the scores of several cores runs step by step; expected --attn-implementation eager, "

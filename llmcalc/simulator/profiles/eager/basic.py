@@ -22,7 +22,7 @@ BY_TOKEN = ("ids", "known ids")
 
 
 class BasicKernels(Lowering):
-    """Kernels of the steps that most models have."""
+    """Kernels of the steps in most models."""
 
     # --- linear layers and tables -----------------------------------------------------------------------------------
 
@@ -61,7 +61,7 @@ class BasicKernels(Lowering):
         return self.t.linear(x, weight, bias)
 
     def has_adapter(self, operation: Step) -> bool:
-        """Whether a linear layer has a low-rank adapter; this profile has no adapters."""
+        """Whether a linear layer has a low-rank adapter; false in this profile."""
         return False
 
     def linear_output(self, operation: Step, x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
@@ -148,13 +148,13 @@ class BasicKernels(Lowering):
         self.set(operation.outs[0], self.t.transpose(y, 1, 2) if is_heads_first else y)
 
     def norms_heads_first(self, value: Value, normed_shape: Shape) -> bool:
-        """Whether a norm runs on [batch, heads, rows, size] in an order of axes that matters; here never."""
+        """Whether a norm's axis order on [batch, heads, rows, size] matters; false in this profile."""
         return False
 
     def norm(
         self, x: Tensor, spec: Norm, name: str, shape: Any, groups: Any = 1, module_path: Path | None = None
     ) -> Tensor:
-        """Runs NormReference.forward.
+        """Runs a norm as NormReference.forward does.
 
         module_path: the module with the norm's parameters; default the running module.
         """
@@ -193,7 +193,7 @@ class BasicKernels(Lowering):
         self.set(operation.outs[0], self.apply_activation(self.get(operation.ins[0]), operation.options["kind"]))
 
     def apply_activation(self, x: Tensor, activation_name: str) -> Tensor:
-        """Applies an activation function by its name to x."""
+        """Applies an activation function by name."""
         if activation_name == "relu2":
             return self.t.square(self.t.function("relu", x))
         if activation_name == "square":
@@ -232,7 +232,7 @@ class BasicKernels(Lowering):
         )
 
     def _cube(self, x: Tensor) -> Tensor:
-        """Computes x³; autocast may run powers in float32."""
+        """Computes x³, under autocast possibly in float32."""
         return self.t.square(self.t.to(x, FLOAT32) if self.autocasts_to_float32 else x)
 
     @compared(BY_TORCH)
@@ -285,7 +285,7 @@ class BasicKernels(Lowering):
         return self.t.expand(head_rows, (head_rows.shape[0], shape[2], *head_rows.shape[2:]))
 
     def _joined_along(self, xs: list[Tensor], shape: Any) -> int | None:
-        """Returns the axis along which the inputs' sizes sum to the result's size; None if there is none."""
+        """Returns the axis along which the inputs are concatenated to the result; None without one."""
         for axis in range(len(shape) - 1, 0, -1):
             axis_from_end = axis - len(shape)
             if sum(x.shape[axis_from_end] for x in xs) == shape[axis]:
@@ -303,20 +303,20 @@ class BasicKernels(Lowering):
 
     @compared(BY_TORCH)
     def do_state(self, operation: Step) -> None:
-        """Caches a recurrent state for the next pass, unless the operation that reads the state caches it."""
+        """Caches a recurrent state for the next pass, unless the reading operation does."""
         if operation.ins:
             self.keep(operation.name, *(self.t.select(self.get(input_value), 1) for input_value in operation.ins))
 
     # --- the loss ---------------------------------------------------------------------------------------------------
 
     def cap_logits(self, logits: Tensor) -> Tensor:
-        """Returns the logits that the loss reads: capped, c · tanh(x / c), if the output head caps them."""
+        """Returns the logits for the loss, capped as c · tanh(x / c) if the output head has a cap."""
         if not self.choices.caps_logits or self.choices.cross_entropy != "eager":
             return logits
         return self.t.scale(self.t.function("tanh", self.t.scale(logits)))
 
     def losses(self, logits: Tensor, labels: Tensor) -> Tensor:
-        """Returns the loss: cross-entropy of the logits, plus that of each multi-token prediction."""
+        """Returns the loss: cross-entropy of the logits, plus the losses of multi-token prediction."""
         mtp_logits, self.further_outputs = self.further_outputs, []
         if self.choices.divides_logits:
             logits = self.t.scale_in_place(logits)

@@ -1,4 +1,4 @@
-"""Convolutions along the rows."""
+"""Convolutions along the rows of a tensor."""
 
 from __future__ import annotations
 

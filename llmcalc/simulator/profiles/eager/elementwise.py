@@ -14,7 +14,7 @@ from .basic import BasicKernels
 
 
 class ElementwiseKernels(BasicKernels):
-    """Steps whose operands are matched by the names of their axes."""
+    """Elementwise steps whose operands are aligned by axis names."""
 
     @compared(BY_TORCH)
     def do_add(self, operation: Step) -> None:
@@ -33,7 +33,7 @@ class ElementwiseKernels(BasicKernels):
         self.set(operation.outs[0], self.t.div(*self._align_axes(operation)))
 
     def _align_axes(self, operation: Step) -> tuple[Tensor, Tensor]:
-        """Returns both operands, with size 1 along axes of the result that they lack."""
+        """Returns both operands, with size 1 along missing axes."""
         a, b = map(self.get, operation.ins)
         most_axes, axes = max(len(a.shape), len(b.shape)), operation.outs[0].axes
         return self._align_axes_of(operation.ins[0], a, axes, most_axes), self._align_axes_of(
@@ -41,7 +41,7 @@ class ElementwiseKernels(BasicKernels):
         )
 
     def _align_axes_of(self, value: Value, x: Tensor, axes: Shape, most_axes: int) -> Tensor:
-        """Returns x with axes of size 1 for those of `axes` that the value does not have."""
+        """Returns x with size 1 along axes that the value does not have."""
         if value.rows is ONCE and value.axes:
             for axis in reversed(axes):
                 if axis in value.axes:
@@ -109,7 +109,7 @@ class ElementwiseKernels(BasicKernels):
             super().do_act(operation)
 
     def xielu(self, x: Tensor, alpha: Tensor, constants: Tensor) -> Tensor:
-        """Runs XIELU.forward."""
+        """Computes the xIELU activation, as XIELU.forward does."""
         aten = self.t
         beta, eps = aten.unbind(constants)
         positive_alpha, negative_alpha = aten.unbind(aten.function("softplus", alpha))

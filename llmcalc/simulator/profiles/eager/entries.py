@@ -1,4 +1,4 @@
-"""Attention to compressed entries, each of which summarizes several tokens (DeepSeek-V4)."""
+"""Attention to compressed entries, which summarize several tokens each (DeepSeek-V4)."""
 
 from __future__ import annotations
 
@@ -78,13 +78,13 @@ class EntryKernels(AttentionVariantKernels):
 
     @compared(BY_TORCH)
     def do_of_lower_layer(self, operation: Step) -> None:
-        """Returns what a lower layer has kept under its name."""
+        """Returns the named values that a lower layer has stored."""
         self.refuse_recomputed(operation)
         self.bind(operation.outs[0], self.memo[operation.options["slot"]])
 
     @compared(BY_TORCH)
     def do_candidates(self, operation: Step) -> None:
-        """Runs Chooser._candidates: gathers the candidates of a single token, else masks all other keys."""
+        """Runs Chooser._candidates: gathers the candidates for a single token, else masks all other keys."""
         aten, (keys, visible_mask) = self.t, map(self.get, operation.ins)
         blocks, size, count = self.memo["candidate blocks"], operation.options["block_size"], keys.shape[1]
         if self.reads_selected(blocks.shape[1]):
@@ -109,7 +109,7 @@ class EntryKernels(AttentionVariantKernels):
         self.bind(operation.outs[1], aten.compare(visible_mask, in_blocks))
 
     def _find_blocks(self, masked_scores: Tensor, count: Number, size: Number) -> None:
-        """Runs Chooser._find_blocks: keeps the best blocks of each token for the layers above."""
+        """Runs Chooser._find_blocks: stores each token's best blocks for higher layers."""
         aten, (batch, tokens, entries) = self.t, masked_scores.shape
         blocks_of_all = -(-entries // size)
         padded = aten.pad(masked_scores, blocks_of_all * size)
@@ -160,7 +160,7 @@ class EntryKernels(AttentionVariantKernels):
 
     @compared(BY_TORCH)
     def do_per_group(self, operation: Step) -> None:
-        """Runs GroupMap.forward."""
+        """Applies one linear layer per group, as GroupMap.forward does."""
         aten, output = self.t, operation.outs[0]
         x, (groups, lora) = self.flat(operation.ins[0], operation), (axis.size for axis in output.axes)
         self.frames[-1].local_tensors["out"] = x

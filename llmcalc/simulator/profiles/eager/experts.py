@@ -28,7 +28,7 @@ class ExpertKernels(Lowering):
     """Experts as in the reference with `grouped_experts`."""
 
     def by_row(self, x: Tensor, axes: int = 1) -> Tensor:
-        """Flattens [batch, rows, …] to [batch · rows, elements], unless x has rows sorted by expert.
+        """Flattens [batch, rows, …] to [batch · rows, elements], except rows sorted by expert.
 
         axes: the axes of one row.
         """
@@ -148,7 +148,7 @@ class ExpertKernels(Lowering):
 
     @compared(BY_TORCH)
     def do_combine(self, operation: Step) -> None:
-        """Sums the weighted outputs of each token's experts.
+        """Sums the weighted expert outputs of each token.
 
         The classes of transformers put the rows back into the order of tokens by an index and sum over the experts.
         Until then they name the experts' inputs and outputs (integrations/moe.py, `grouped_mm_experts_forward`).
@@ -221,7 +221,7 @@ class ExpertKernels(Lowering):
         self.set(output, y)
 
     def _run_with(self, step: Step) -> list[Step]:
-        """Returns the linear layers of experts that run as one product with this step, in order.
+        """Returns the experts' linear layers that run as one product with this step, in order.
 
         The classes of transformers have gate and up projections as one weight (`gate_up_proj`).
         """
@@ -258,7 +258,7 @@ class ExpertKernels(Lowering):
 
     @compared(BY_TORCH)
     def core_ExpertRows(self, operation: Step) -> None:
-        """Runs experts of one hidden unit each, whose input and output vectors are looked up per token."""
+        """Runs experts of one hidden unit, with input and output vectors looked up per token."""
         aten, op, (x, expert_indices) = self.t, operation.op, operation.ins
         assert isinstance(op, ExpertRows)
         table = self.weight(f"{operation.name}.weight", (op.num_experts, op.width))

@@ -267,7 +267,7 @@ class FusedKernels(AttentionKernels, ElementwiseKernels, BasicKernels):
         return record(autograd_graph, name, inputs, output, back, *inputs, *bias, output, sums, *seeds)
 
     def _expanded_mask(self, mask: Tensor, batch: Any, is_aligned: bool) -> Tensor:
-        """Returns a mask for each sequence of the batch; aligned, a view of a copy with rows of a multiple of 16."""
+        """Returns one mask per sequence of the batch; aligned masks are views with rows padded to a multiple of 16."""
         aten, (_, heads, queries, keys) = self.t, mask.shape
         if is_aligned and keys % 16:
             padding = aten.new_tensor((1, heads, queries, ceil_div(keys, 16) * 16 - keys), mask.dtype)
@@ -360,7 +360,7 @@ class FusedKernels(AttentionKernels, ElementwiseKernels, BasicKernels):
     def norm(
         self, x: Tensor, spec: Norm, name: str, shape: Any, groups: Any = 1, module_path: Path | None = None
     ) -> Tensor:
-        """Runs a fused norm, which saves the input and statistics of each row.
+        """Runs a fused norm, which saves the input and row statistics.
 
         Source: derivatives.yaml, `native_layer_norm`, `_fused_rms_norm`. On a GPU an input that is not dense is copied
         for the kernel (aten/src/ATen/native/cuda/layer_norm_kernel.cu).
@@ -482,7 +482,7 @@ class FusedKernels(AttentionKernels, ElementwiseKernels, BasicKernels):
         return super().loss(logits, labels)
 
     def _rows_of_logits(self, logits: Tensor) -> Tensor:
-        """Returns the logits as [tokens, vocabulary], in the number format in which the loss reads them."""
+        """Returns the logits as [tokens, vocabulary] in the loss's number format."""
         return self.t.flatten(self.t.to(logits, DTYPES[self.choices.logits_dtype or logits.dtype.name]), 0, 1)
 
     @compared(COMPILED, compiled=True)
@@ -501,7 +501,7 @@ class FusedKernels(AttentionKernels, ElementwiseKernels, BasicKernels):
 
     @compared(LIGER, cross_entropy="fused")
     def _loss_over_logits(self, logits: Tensor, labels: Tensor) -> Tensor:
-        """Runs the loss of Liger-Kernel, whose forward pass overwrites the logits with their gradient.
+        """Runs Liger-Kernel's loss, whose forward pass overwrites the logits with the gradient.
 
         Source: linkedin/Liger-Kernel 0.8.2, ops/cross_entropy.py. The host reads the number of labels that count, and
         whether all labels are within the vocabulary.

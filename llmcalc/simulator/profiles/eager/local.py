@@ -17,7 +17,7 @@ class LocalKernels(PositionKernels):
     """Local attention as in the reference, line by line."""
 
     def _block_sum_indices(self, tokens: Any, block_size: Any) -> tuple[Tensor, Tensor]:
-        """Returns the block index of each token, and all block indices, computed once per pass."""
+        """Returns each token's block index and all block indices, computed once per pass."""
         key = ("of_token", tokens, block_size)
         block_of_token = self.computed_once(key, lambda: self.t.like(self.t.like(self.token_positions(tokens))))
         return block_of_token, self.token_positions(floor_div(tokens, block_size))
@@ -58,7 +58,7 @@ class LocalKernels(PositionKernels):
         )
 
     def _first_rows(self, x: Tensor, rows: Any) -> Tensor:
-        """Returns the first rows of x; x itself if it has no more rows."""
+        """Returns the first rows of x, or x if it has no more rows."""
         return x if x.shape[1] == rows else self.t.slice(x, rows, 1)
 
     def _split_into_blocks(self, x: Tensor, block: Any) -> Tensor:
@@ -95,7 +95,7 @@ class LocalKernels(PositionKernels):
     def _local_mask(
         self, tokens: Any, radius: Any, block_size: Any, tables: list[Tensor]
     ) -> tuple[Tensor, Tensor | None]:
-        """Runs LocalReference._mask_and_bias."""
+        """Builds the local attention mask, as LocalReference._mask_and_bias does."""
         aten, block = self.t, radius + 1
         token_positions = self._split_into_blocks(aten.like(aten.unsqueeze(self.token_positions(tokens), 0)), block)
         keys = self._with_neighbours(token_positions)

@@ -1,4 +1,4 @@
-"""Linear layers with frozen, possibly quantized weights and an adapter, as peft, torchtune and LitGPT run them."""
+"""Linear layers with frozen, possibly quantized weights and an adapter, as in peft, torchtune and LitGPT."""
 
 from __future__ import annotations
 
@@ -26,12 +26,12 @@ TOGETHER = "qkv_proj"
 
 
 class LoraKernels(BasicKernels):
-    """Linear layers with adapters, and their quantized weights."""
+    """Linear layers with adapters and quantized weights."""
 
     # --- weights ----------------------------------------------------------------------------------------------------
 
     def matrix(self, operation: Step) -> Tensor:
-        """Returns the weight of a linear layer; the weight is quantized if the base model is."""
+        """Returns the weight of a linear layer, quantized for a quantized base model."""
         weight = operation.weight
         if weight is None or not self._is_quantised(operation):
             return self._trained_copy(operation, super().matrix(operation))
@@ -63,7 +63,7 @@ class LoraKernels(BasicKernels):
         return adapters.quantized_head and operation.outs[0] is self.result and not is_tied
 
     def expert_weight(self, operation: Step, shape: Shape) -> Tensor:
-        """Returns the stacked weights of all experts, decoded where they are stored in 4 bits.
+        """Returns the stacked weights of all experts, decoded from 4 bits if necessary.
 
         Source: axolotl, monkeypatch/moe_quant.py; bitsandbytes/nn/parametrize.py, `Bnb4bitParametrization`.
         """
@@ -89,7 +89,7 @@ class LoraKernels(BasicKernels):
         return self.parameter(key, weight.shape, weight.dtype, trained=True)
 
     def layer_name(self, operation: Step) -> str:
-        """Returns the name of a linear layer, or of the module that consists of it."""
+        """Returns the name of a linear layer, or of its single-layer module."""
         return operation.name or self.frames[-1].scope.name
 
     def has_adapter(self, operation: Step) -> bool:
@@ -97,7 +97,7 @@ class LoraKernels(BasicKernels):
         return self.adapters is not None and self.layer_name(operation) in self.adapters.targets
 
     def unread_parameters(self, name: str, use: Use) -> list[Tensor]:
-        """Returns parameters that no pass reads, with adapters: PEFT adapts layers by name, even if they never run."""
+        """Returns unread parameters with adapters, because PEFT adapts layers by name."""
         adapters, tensors = self.adapters, super().unread_parameters(name, use)
         if (
             adapters is None
@@ -110,7 +110,7 @@ class LoraKernels(BasicKernels):
         return [*tensors, *(empty(self.graph.meter, shape, adapters.dtype, leaf=self.trained) for shape in shapes)]
 
     def adapter(self, parameter_name: str, shape: Shape, module_path: Path | None = None) -> Tensor:
-        """Returns a trained adapter matrix of a module, by default the current one."""
+        """Returns a module's trained adapter matrix. Default: the current module."""
         assert self.adapters is not None
         key = (*(self.module_path() if module_path is None else module_path), parameter_name)
         return self.parameter(key, shape, self.adapters.dtype, trained=True)
@@ -129,11 +129,11 @@ class LoraKernels(BasicKernels):
                 self._run_as_one_product(fused_steps)
 
     def _is_fused_by_its_class(self, operation: Step) -> bool:
-        """Whether a class of transformers runs a projection with others as one product, without adapters."""
+        """Whether a transformers class fuses a projection with others into one product, without adapters."""
         return self.choices.like_classes and self.adapters is None and bool(operation.options.get("fused"))
 
     def _fused_projections(self, operation: Step) -> list[Step]:
-        """Returns the projections that run as one product with this projection, in order; none if it runs alone."""
+        """Returns the projections fused with this projection into one product, in order; none if it runs alone."""
         litgpt = self.adapters is not None and self.adapters.library == "litgpt"
         is_fused_by_its_class = self._is_fused_by_its_class(operation)
         names = GATE if is_fused_by_its_class and operation.name in GATE else PROJECTIONS
@@ -152,7 +152,7 @@ class LoraKernels(BasicKernels):
         return groups if len(groups) > 1 and groups[0].name == names[0] else []
 
     def _run_as_one_product(self, operations: list[Step]) -> None:
-        """Runs projections of one input as one product, whose result is split."""
+        """Runs projections of one input as one product and splits the result."""
         x, widths = self.flat(operations[0].ins[0]), [operation.outs[0].width for operation in operations]
         total = sum(widths)
         biased_steps = [operation for operation in operations if operation.options["bias"]]
@@ -169,7 +169,7 @@ class LoraKernels(BasicKernels):
             self.set(operation.outs[0], step_output)
 
     def _run_as_its_class(self, operations: list[Step]) -> None:
-        """Runs fused projections as one product and splits the result. Their weights are stored separately.
+        """Runs fused projections as one product and splits the result. The weights are stored separately.
 
         Source: transformers' modeling_phi3.py, whose step was measured (tests/data/gpu).
         """

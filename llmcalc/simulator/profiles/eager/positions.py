@@ -97,12 +97,12 @@ class PositionKernels(AttentionVariantKernels):
 
     @compared(BY_TORCH)
     def core_DistanceScores(self, operation: Step) -> None:
-        """Multiplies every query by the projected distances of its sequence."""
+        """Multiplies every query by the projected distances of the sequence."""
         x, r = (self.heads_first(self.get(input_value)) for input_value in operation.ins)
         self.bind(operation.outs[0], self.t.matmul(x, self.t.transpose(r, -1, -2)))
 
     def core_PairScores(self, operation: Step) -> None:
-        """Multiplies every query by the keys of its pairs, as one product for each query position."""
+        """Multiplies every query by the keys of its pairs, in one product per query position."""
         aten, x, keys = self.t, self.heads_first(self.get(operation.ins[0])), self.get(operation.ins[1])
         tokens = x.shape[-2]
         keys = aten.transpose(aten.unflatten(keys, 0, (tokens, tokens)), -1, -2)

@@ -1,4 +1,4 @@
-"""Padding before the first token of causal convolutions, and the value of each token's previous token."""
+"""Padding of causal convolutions, and the shift of rows by one token."""
 
 from __future__ import annotations
 

@@ -39,11 +39,11 @@ class ServingKernels(EntryKernels, PositionKernels, FusedKernels):
 
     @property
     def scores_in_kernel(self) -> bool:
-        """Whether one kernel computes all of attention, including every term and mask of its scores."""
+        """Whether one kernel computes all of attention, including every score term and mask."""
         return self.choices.attention == "flash" and not self.trained
 
     def branch(self, item: Alternatives) -> Scope:
-        """Returns the absorbed form of latent attention where keys are selected, also in a prefill."""
+        """Returns the absorbed form of latent attention if keys are selected, even in prefill."""
         absorbed_form = item.branches.get("absorbed")
         if absorbed_form is None or not self.scores_in_kernel or self.run_config.execution.mla != "auto":
             return super().branch(item)
@@ -104,13 +104,13 @@ class ServingKernels(EntryKernels, PositionKernels, FusedKernels):
         del logits
 
     def serve_selected(self, operation: Step) -> None:
-        """Gives the kernel all keys and values, which it reads by the indices of the selected ones."""
+        """Passes all keys and values to the kernel, which reads the selected keys by index."""
         self._bind_selected(operation, list(map(self.get, operation.ins[1:])))
 
     serve_only_selected = serve_selected
 
     def serve_select_blocks(self, operation: Step) -> None:
-        """Allocates the largest score of each block, and the indices of the selected blocks."""
+        """Allocates each block's highest score, and the indices of the selected blocks."""
         output, keys = operation.outs[0], self.get(operation.ins[1])
         shape = (keys.shape[0], output.axes[0].size, self.run_config.new_rows(operation.ins[1].rows))
         blocks = ceil_div(keys.shape[1], operation.options["block"])
@@ -133,7 +133,7 @@ class ServingKernels(EntryKernels, PositionKernels, FusedKernels):
         del logits
 
     def serve_candidates(self, operation: Step) -> None:
-        """Notes how many keys the blocks that a lower layer found have; the kernel reads them where they are."""
+        """Notes the number of keys in the blocks selected by a lower layer; the kernel reads these keys in place."""
         keys = self.get(operation.ins[0])
         chosen_blocks = self.memo["candidate blocks"].shape[-1]
         self.selectable_entries = minimum(keys.shape[1], chosen_blocks * operation.options["block_size"])
@@ -184,5 +184,5 @@ SELECTIONS = frozenset({"choose_entries", "of_lower_layer", "select_blocks", "wh
 
 
 def is_of_pairs(value: Value) -> bool:
-    """Whether a tensor has an element for each pair of a query and a key."""
+    """Whether a tensor has an element per query and key."""
     return isinstance(value.rows, QueryKeyPairs)

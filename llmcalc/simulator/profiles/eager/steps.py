@@ -1,4 +1,4 @@
-"""Decoding of one token by a recurrence from its state, operation by operation as in the references.
+"""Decodes one token by a recurrence from its state, operation by operation as in the references.
 
 A method `decode_<Op>` runs a whole module. Its local variables stand for those of the reference's forward pass; one
 whose name begins with an underscore is only held.
@@ -25,7 +25,7 @@ DECODED = by_torch("tests/simulator/test_inference.py")
 
 
 class StepKernels(ScanKernels):
-    """Kernels that decode one token of a recurrence."""
+    """Kernels for decoding one token of a recurrence."""
 
     def state_before(self, name: str) -> Tensor:
         """Returns the single tensor of a recurrent state."""
@@ -43,7 +43,7 @@ class StepKernels(ScanKernels):
 
     @compared(DECODED)
     def decode_SelectiveScan(self, operations: Steps, x: Tensor) -> Tensor:
-        """Runs MambaReference.forward."""
+        """Decodes one token of Mamba, as MambaReference.forward does."""
         aten, op, activation_name = self.t, operations.op("scan", SelectiveScan), operations.acts[0]
         has_heads = operations["x_proj"].verb == "experts"
         heads = operations["x_proj"].options["experts"].size if has_heads else 1
@@ -80,7 +80,7 @@ class StepKernels(ScanKernels):
         return self._head_map(operation, x, heads, operation.outs[0].width) if by_head else self.project(operation, x)
 
     def _head_map(self, operation: Step, x: Tensor, heads: Any, output_width: Any) -> Tensor:
-        """Runs HeadMap.forward."""
+        """Applies one linear layer per head, as HeadMap.forward does."""
         aten, width = self.t, exact_div(x.shape[-1], heads)
         weight = self.weight(f"{operation.name}.weight", (heads, output_width, width))
         y = aten.matmul(aten.transpose(aten.unflatten(x, -1, (heads, width)), 1, 2), aten.transpose(weight, -1, -2))
@@ -89,7 +89,7 @@ class StepKernels(ScanKernels):
         return aten.flatten(aten.transpose(y, 1, 2), 2)
 
     def _decode_scan(self, x: Tensor, step: Tensor, b: Tensor, c: Tensor, shape: Any) -> tuple[Tensor, Tensor]:
-        """Runs Scan.forward."""
+        """Runs Mamba's scan for one token, as Scan.forward does."""
         aten, previous_state = self.t, self.state_before("ssm_state")
         decay = aten.exp(
             aten.mul(
@@ -115,7 +115,7 @@ class StepKernels(ScanKernels):
 
     @compared(DECODED)
     def decode_ChunkedScan(self, operations: Steps, x: Tensor) -> Tensor:
-        """Runs Mamba2Reference.forward."""
+        """Decodes one token of Mamba-2, as Mamba2Reference.forward does."""
         aten, op, activation_name = self.t, operations.op("scan", ChunkedScan), operations.acts[0]
         inner_width = op.heads * op.head_dim
         group_width = exact_div(operations["conv1d"].outs[0].width - inner_width, 2)
@@ -145,7 +145,7 @@ class StepKernels(ScanKernels):
         return aten.add(converted_skip, aten.mul(aten.unsqueeze(self.weight("D", heads), 1), x)), last_state
 
     def _chunked_scan_step(self, x: Tensor, log: Tensor, b: Tensor, c: Tensor) -> tuple[Tensor, Tensor]:
-        """Runs ChunkedScan._decode_step."""
+        """Runs Mamba-2's scan for one token, as ChunkedScan._decode_step does."""
         aten, previous_state = self.t, self.state_before("ssm_state")
         decayed_state = aten.mul(previous_state, aten.unsqueeze(aten.unsqueeze(aten.select(aten.exp(log), 1), -1), -1))
         state = aten.add(
@@ -155,7 +155,7 @@ class StepKernels(ScanKernels):
         return aten.unsqueeze(aten.select(aten.matmul(state, aten.unsqueeze(aten.select(c, 1), -1)), -1), 1), state
 
     def _gated(self, operations: Steps, y: Tensor, gate: Tensor, activation_name: str, inner_width: Any) -> Tensor:
-        """Runs Mamba2Reference._gated_output."""
+        """Gates Mamba-2's output, as Mamba2Reference._gated_output does."""
         activated_gate = self.apply_activation(gate, activation_name)
         for operation in operations.all:
             if operation.verb == "mul":
@@ -175,7 +175,7 @@ class StepKernels(ScanKernels):
         )
 
     def _decode_gated_delta(self, operations: Steps, x: Tensor) -> Tensor:
-        """Runs GatedDeltaNetReference.forward."""
+        """Decodes one token of Gated DeltaNet, as GatedDeltaNetReference.forward does."""
         aten, op = self.t, operations.op("core", DeltaRule)
         _qkv, convolved_qkv = self._convolved_qkv(operations, x)
         convolved_qkv = aten.transpose(convolved_qkv, 1, 2)
@@ -200,7 +200,7 @@ class StepKernels(ScanKernels):
         return self.project(operations["o_proj"], aten.flatten(normed, 2))
 
     def _convolved_qkv(self, operations: Steps, x: Tensor) -> tuple[Tensor, Tensor]:
-        """Returns queries, keys and values side by side, [batch, channels, tokens], and their convolution."""
+        """Returns concatenated queries, keys and values [batch, channels, tokens] and their convolution."""
         qkv = self.t.transpose(self.t.cat([self.project(operations[name], x) for name in QKV]), 1, 2)
         return qkv, self.t.function("silu", self.conv_with_state(operations["conv1d"], qkv, "conv_state"))
 
@@ -208,7 +208,7 @@ class StepKernels(ScanKernels):
         return self.t.repeat_interleave(self.t.transpose(self.by_head(x, size), 1, 2), group, 1)
 
     def _decode_kimi_delta(self, operations: Steps, x: Tensor) -> Tensor:
-        """Runs KimiDeltaAttentionReference.forward."""
+        """Decodes one token of Kimi Delta Attention, as KimiDeltaAttentionReference.forward does."""
         aten, op = self.t, operations.op("core", DeltaRule)
         _qkv, convolved_qkv = self._convolved_qkv(operations, x)
         width = op.heads * op.key_dim
@@ -222,7 +222,7 @@ class StepKernels(ScanKernels):
         return self.project(operations["o_proj"], normed)
 
     def _log_decay(self, operations: Steps, x: Tensor) -> Tensor:
-        """Runs KimiDeltaAttentionReference._log_decay."""
+        """Computes the log decay, as KimiDeltaAttentionReference._log_decay does."""
         aten, op = self.t, operations.op("core", DeltaRule)
         raw_decay, bias = self._gate_projection("f", operations, x), self.weight("dt_bias", (op.heads * op.key_dim,))
         float_gate = aten.to(raw_decay, FLOAT32)
@@ -236,7 +236,7 @@ class StepKernels(ScanKernels):
         return aten.scale(aten.function("sigmoid", aten.mul(negative_a, gate_logits)))
 
     def _delta_rule(self, q: Tensor, k: Tensor, v: Tensor, output_gradient: Tensor, beta: Tensor) -> Tensor:
-        """Runs DeltaRule.forward of both references."""
+        """Runs the delta rule for one token, as DeltaRule.forward does."""
         aten = self.t
         q, k, v, output_gradient, beta = [aten.to(x, FLOAT32) for x in (q, k, v, output_gradient, beta)]
         q_unit = aten.scale(self._unit_length(q))
@@ -253,7 +253,7 @@ class StepKernels(ScanKernels):
     def _delta_rule_step(
         self, q: Tensor, k: Tensor, v: Tensor, output_gradient: Tensor, beta: Tensor, state: Tensor
     ) -> tuple[Tensor, Tensor]:
-        """Runs DeltaRule._run_token."""
+        """Updates the delta rule's state, as DeltaRule._run_token does."""
         aten = self.t
         state = aten.mul(state, aten.exp(aten.unsqueeze(aten.select(output_gradient, 2), -1)))
         predicted_values = aten.sum(aten.mul(state, aten.unsqueeze(aten.select(k, 2), -1)), -2)
@@ -269,7 +269,7 @@ class StepKernels(ScanKernels):
 
     @compared(DECODED)
     def decode_MatrixMemory(self, operations: Steps, x: Tensor) -> Tensor:
-        """Runs MLSTMReference.forward."""
+        """Decodes one token of mLSTM, as MLSTMReference.forward does."""
         aten, op = self.t, operations.op("core", MatrixMemory)
         q, k, v = (self._float_heads(operations[operation_name], x, op.heads) for operation_name in "qkv")
         cached_states = self.cached("recurrent_state")
@@ -292,13 +292,13 @@ class StepKernels(ScanKernels):
         return self.project(operations["out_proj"], output)
 
     def _float_heads(self, operation: Step, x: Tensor, heads: Any) -> Tensor:
-        """Runs MLSTMReference._split_heads."""
+        """Splits into float32 heads, as MLSTMReference._split_heads does."""
         aten = self.t
         y = aten.to(self.project(operation, x), FLOAT32)
         return aten.transpose(aten.unflatten(y, -1, (heads, exact_div(y.shape[-1], heads))), 1, 2)
 
     def _float_gate(self, operation: Step, x: Tensor, heads: Any) -> Tensor:
-        """Runs MLSTMReference._gate."""
+        """Computes a gate in float32, as MLSTMReference._gate does."""
         scaled_gate = self.t.scale(self.t.select(self._float_heads(operation, x, heads), -1), "div")
         scaled_gate = self.t.function("tanh", scaled_gate)
         return self.t.scale(scaled_gate)
@@ -306,7 +306,7 @@ class StepKernels(ScanKernels):
     def _decode_memory_token(
         self, q: Tensor, k: Tensor, v: Tensor, i: Tensor, f: Tensor, states: list[Tensor]
     ) -> tuple[Tensor, list[Tensor]]:
-        """Runs Core.forward of mLSTM's reference, for one token."""
+        """Runs Core.forward of mLSTM's reference for one token."""
         aten = self.t
         log_f, q = self._log_sigmoid(f), aten.scale(q)
         h, next_states = self._matrix_memory_step(q, k, v, i, log_f, states)
@@ -320,7 +320,7 @@ class StepKernels(ScanKernels):
     def _matrix_memory_step(
         self, q: Tensor, k: Tensor, v: Tensor, i: Tensor, log_f: Tensor, states: list[Tensor]
     ) -> tuple[Tensor, list[Tensor]]:
-        """Runs Core._run_token."""
+        """Updates mLSTM's matrix memory, as Core._run_token does."""
         aten = self.t
         memory, norm, largest_exponent = states
         next_exponent = aten.like(aten.add(log_f, largest_exponent), i)
@@ -345,7 +345,7 @@ class StepKernels(ScanKernels):
         self.set(operation.outs[0], self._weighted_average(*map(self.get, operation.ins)))
 
     def _weighted_average(self, key: Tensor, value: Tensor, time_first: Tensor, decay: Tensor) -> Tensor:
-        """Runs TimeMixReference._weighted_average."""
+        """Computes RWKV's weighted average, as TimeMixReference._weighted_average does."""
         aten, dtype = self.t, key.dtype
         key, value = aten.to(key, FLOAT32), aten.to(value, FLOAT32)
         time_first, decay = aten.to(time_first, FLOAT32), aten.scale(aten.exp(aten.to(decay, FLOAT32)), "neg")
@@ -384,7 +384,7 @@ class StepKernels(ScanKernels):
 
     @compared(DECODED)
     def decode_rglru(self, operations: Steps, x: Tensor) -> Tensor:
-        """Runs RGLRUReference.forward."""
+        """Decodes one token of RG-LRU, as RGLRUReference.forward does."""
         aten, conv = self.t, operations["conv_1d"]
         gate = self.apply_activation(self.project(operations["linear_y"], x), operations.acts[0])
         u = aten.transpose(self.project(operations["linear_x"], x), 1, 2)
@@ -412,7 +412,7 @@ class StepKernels(ScanKernels):
         return self.t.function("sigmoid", self._block_linear(operation, x))
 
     def _block_linear(self, operation: Step, x: Tensor) -> Tensor:
-        """Runs BlockMap.forward."""
+        """Applies a block-diagonal linear layer, as BlockMap.forward does."""
         aten, op = self.t, operation.op
         assert isinstance(op, BlockLinear)
         size = exact_div(x.shape[-1], op.blocks)
@@ -423,7 +423,7 @@ class StepKernels(ScanKernels):
         return aten.unflatten(aten.flatten(aten.transpose(output, 0, 1), 1), 0, x.shape[:2])
 
     def _recurrence_step(self, a: Tensor, b: Tensor, h: Tensor) -> Tensor:
-        """Computes a·h + b."""
+        """Computes one step a·h + b of a linear recurrence."""
         aten = self.t
         next_state = aten.add(aten.slice(b, 1, 1), aten.mul(aten.slice(a, 1, 1), aten.unsqueeze(h, 1)))
         return aten.cat([next_state, aten.slice(b, 0, 1)], 1)

@@ -1,4 +1,4 @@
-"""Models with several residual streams: AltUp and hyper-connections."""
+"""Models with several residual streams, such as AltUp and hyper-connections."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ class StreamKernels(Lowering):
 
     @compared(BY_TORCH)
     def core_Product(self, operation: Step) -> None:
-        """Multiplies each token's streams by the token's matrix of weights, or by vectors that tokens share."""
+        """Multiplies each token's streams by a per-token weight matrix, or by shared vectors."""
         aten, (matrix, x) = self.t, map(self.get, operation.ins)
         if len(x.shape) == 1:
             self.set(operation.outs[0], aten.select(aten.linear(matrix, aten.unsqueeze(x, 0)), 3))
@@ -66,7 +66,7 @@ class StreamKernels(Lowering):
 
     @compared(BY_TORCH)
     def do_delayed_weights(self, operation: Step) -> None:
-        """Returns the weights that the sublayer before has kept; of the first sublayer, those of the first stream."""
+        """Returns the stream weights of the previous sublayer, or of the first stream for the first sublayer."""
         x, output, key = self.get(operation.ins[0]), operation.outs[0], operation.options["slot"]
         self.refuse_recomputed(operation)
         if key not in self.memo:
@@ -85,7 +85,7 @@ class StreamKernels(Lowering):
 
     @compared(BY_TORCH)
     def do_sinkhorn(self, operation: Step) -> None:
-        """Runs HyperLayer's Connection.forward: each division allocates a new matrix."""
+        """Runs HyperLayer's Connection.forward, where each division allocates a new matrix."""
         matrix = self.take(operation, operation.ins[0])
         matrix = self._divide_by_sums(matrix, -2)
         for _ in range(operation.options["steps"] - 1):

@@ -1,4 +1,4 @@
-"""Reads the vision and audio encoders of multimodal wrappers' configs, with the projectors to the text model's width.
+"""Reads vision and audio encoders of multimodal wrappers, with the projectors to the text model's width.
 
 An encoder that is not supported is left out, with a remark. A config without encoders imports none of these files.
 
@@ -26,7 +26,7 @@ SECTIONS = ("vision_config", "audio_config", "vq_config", "discrete_vision_confi
 
 
 def sections_of(kind: str, file: str) -> Mapping[str, Section]:
-    """Returns the supported sections of a wrapper's config, by name. file: `tower_file` of its family's record."""
+    """Returns the supported sections of a wrapper's config by name. file: the family's `tower_file`."""
     if not file:
         return {}
     wrappers: dict[str, dict[str, Section]] = import_module(f".{file}", __package__).WRAPPERS

@@ -7,6 +7,7 @@ Ultravox: ultravox/model/ultravox_model.py of fixie-ai/ultravox.
 from __future__ import annotations
 
 from ..config import Config
+from ..family import field_names
 from ..parts import ACTIVATIONS, Table, biases, glu, layer_table, layernorm, mlp, rmsnorm
 from .section import Section, patches_per_side, projector, self_attention, two_layers
 from .siglip import siglip_of_rows
@@ -28,7 +29,7 @@ def _whisper_encoder(config: Config, width: str, depth: str, heads: str, ffn_wid
 
 
 def _read_qwen2_audio(wrapper: Config, config: Config, width: int) -> Table:
-    """Reads Qwen2-Audio: pairs of positions are averaged before one linear layer."""
+    """Reads Qwen2-Audio, which averages pairs of positions before one linear layer."""
     tower = _whisper_encoder(config, *WHISPER_NAMES.values())
     tower["audio"] = _clip_rule(config, 2)
     maps = projector(config.size("d_model"), (width, True, "identity"), frames=2, merged="mean")
@@ -59,14 +60,14 @@ def _read_audio_flamingo(wrapper: Config, config: Config, width: int) -> Table:
 
 
 def _read_moss(wrapper: Config, config: Config, width: int) -> Table:
-    """Reads MOSS-Transcribe-Diarize: consecutive positions are concatenated, and a norm follows the linear layers."""
+    """Reads MOSS-Transcribe-Diarize: concatenated positions, linear layers and a final norm."""
     towers = _read_audio_flamingo(wrapper, config, width)
     merge_fields: Table = {"frames": wrapper.size("audio_merge_size"), "out_norm": layernorm()}
     return {**towers, "multi_modal_projector": {**towers["multi_modal_projector"], **merge_fields}}
 
 
 def _read_ultravox(wrapper: Config, config: Config, width: int) -> Table:
-    """Reads Ultravox: stacked positions with a norm, a gated linear layer, and a linear layer to the text's width.
+    """Reads Ultravox: concatenated positions, a norm, a gated linear layer, and a linear layer to the text's width.
 
     A norm follows the gated layer (`projector_ln_mid`, from version 0.5 on) or the last one. An encoder that
     `audio_model_id` names is loaded from there, whatever `audio_config` says.
@@ -88,7 +89,7 @@ def _read_ultravox(wrapper: Config, config: Config, width: int) -> Table:
 
 
 def _read_phi4_vision(wrapper: Config, config: Config, width: int) -> Table:
-    """Reads Phi-4-multimodal's vision encoder: SigLIP with its head, and average pooling of blocks of patches.
+    """Reads Phi-4-multimodal's vision encoder: SigLIP with its head, and average pooling of patch blocks.
 
     Vectors mark ends of lines and separate images; the projector has two linear layers.
     """
@@ -203,12 +204,10 @@ PHI4_AUDIO: Table = {
     "downsample_rate": 1,
 }
 
-AUDIO_FIELDS = frozenset(
-    """
+AUDIO_FIELDS = field_names("""
     activation_dropout audio_token_id chunk_size dropout_rate encoder_layerdrop feature_layer layerdrop left_chunk
     nemo_activation nemo_final_size num_hidden_layers scale_embedding
-    """.split()  # noqa: SIM905
-)
+    """)
 
 WHISPER: Table = {
     "num_mel_bins": 80,
@@ -219,13 +218,11 @@ WHISPER: Table = {
     "activation_function": "gelu",
     "max_source_positions": 1500,
 }
-WHISPER_DECODER = frozenset(
-    """
+WHISPER_DECODER = field_names("""
     apply_spec_augment classifier_proj_size decoder_attention_heads decoder_ffn_dim decoder_layerdrop decoder_layers
     mask_feature_length mask_feature_min_masks mask_feature_prob mask_time_length mask_time_min_masks mask_time_prob
     max_target_positions median_filter_width use_weighted_layer_sum
-    """.split()  # noqa: SIM905
-)
+    """)
 """Fields of Whisper's config that describe its decoder and its training."""
 
 ULTRAVOX: Table = {

@@ -13,6 +13,7 @@ from typing import Any
 
 from ....components.base import LARGEST
 from ..config import Config
+from ..family import field_names
 from ..parts import ACTIVATIONS, Table, attention, glu, layernorm, mlp, qk_norm, rmsnorm
 from .section import Section, projector, vision_section, vit
 
@@ -46,7 +47,7 @@ def _read_gemma4_vision(wrapper: Config, config: Config, width: int) -> Table:
 
 
 def _conformer_encoder(config: Config, prefix: str, act: str, subsampling: Table, **fields: Any) -> Table:
-    """Returns the layers of the Universal Speech Model. prefix: beginning of the names of their config fields."""
+    """Returns the layers of the Universal Speech Model. prefix: common prefix of the config fields."""
     width, norm = config.size("hidden_size"), rmsnorm(config.number("rms_norm_eps"))
     heads = f"{prefix}num_attention_heads"
     config.divided(heads, width, config.size(heads))
@@ -165,7 +166,7 @@ def _read_gemma3n_audio(wrapper: Config, config: Config, width: int) -> Table:
 
 
 def _read_pairs(config: Config, name: str) -> list[list[int]]:
-    """Reads two pairs of sizes, each of time and frequency."""
+    """Reads two (time, frequency) pairs of sizes."""
     pairs = config.get(name)
     if not isinstance(pairs, list | tuple) or len(pairs) != 2:
         raise config.wrong(name, pairs, "two pairs of positive whole numbers")
@@ -227,13 +228,11 @@ GEMMA3N_AUDIO: Table = {
     "sscp_conv_stride_size": ((2, 2), (2, 2)),
 }
 
-AUDIO_FIELDS = frozenset(
-    """
+AUDIO_FIELDS = field_names("""
     attention_chunk_size attention_invalid_logits_value attention_logit_cap conf_attention_chunk_size
     conf_attention_logit_cap conf_reduction_factor conf_residual_weight gradient_clipping residual_weight sscp_conv_eps
     vocab_offset
-    """.split()  # noqa: SIM905
-)
+    """)
 IMAGE_FIELDS = frozenset({"do_pooling", "label_names", "model_args", "num_classes", "vocab_offset"})
 
 GEMMA4 = {

@@ -27,12 +27,12 @@ def _read_glm4v(wrapper: Config, config: Config, width: int) -> Table:
 
 
 def _read_glm_ocr(wrapper: Config, config: Config, width: int) -> Table:
-    """Reads GLM-OCR's vision encoder, whose merger is as wide as its output for each channel of an image."""
+    """Reads GLM-OCR's vision encoder, whose merger is wider than the text model by the number of image channels."""
     return _encoder_with_qk_norm(config, config.size("out_hidden_size") * config.size("in_channels"))
 
 
 def _read_glm5_next(wrapper: Config, config: Config, width: int) -> Table:
-    """Reads GLM-5.3's vision encoder, which states the width of its merger and clamps its gates.
+    """Reads GLM-5.3's vision encoder, with a stated merger width and clamped gates.
 
     The gate of its merger is clamped, too, which a projector does not describe.
     """
@@ -41,7 +41,7 @@ def _read_glm5_next(wrapper: Config, config: Config, width: int) -> Table:
 
 
 def _encoder_with_qk_norm(config: Config, merger_width: int, clamps_gate: bool = False) -> Table:
-    """Returns an encoder whose queries and keys have norms, with its merger."""
+    """Returns an encoder with QK-norm, and its merger."""
     norm, bias = rmsnorm(config.number("rms_norm_eps")), config.flag("attention_bias")
     attention = self_attention(config, "num_heads", **ROTARY, **biases(bias, *QKVO), **qk_norm(norm))
     network = clamped(glu(config, bias)) if clamps_gate else glu(config, bias)
@@ -49,7 +49,7 @@ def _encoder_with_qk_norm(config: Config, merger_width: int, clamps_gate: bool =
 
 
 def _with_merger(config: Config, block: Table, stack: Table, merger_width: int, **fields: Any) -> Table:
-    """Returns the encoder, the linear layer that merges square blocks of patches, and the gated FFN after it."""
+    """Returns the encoder, the linear layer that merges square patch blocks, and a gated FFN."""
     h, out, act = config.size("hidden_size"), config.size("out_hidden_size"), config.choice(ACTIVATIONS, "hidden_act")
     patches = {
         "num_channels": config.size("in_channels"),

@@ -8,6 +8,7 @@ llava_onevision, video_llava, vipllava, deepseek_vl, idefics3, smolvlm, internvl
 from __future__ import annotations
 
 from ..config import Config
+from ..family import field_names
 from ..parts import ACTIVATIONS, QKV, Table, biases, layer_table, layernorm, mlp, qk_norm, rmsnorm
 from .pixtral import PIXTRAL, pixtral_encoder
 from .section import (
@@ -76,7 +77,7 @@ def _read_onevision(wrapper: Config, config: Config, width: int) -> Table:
 
 
 def _read_llava_next(wrapper: Config, config: Config, width: int) -> Table:
-    """Reads LLaVA-NeXT: like LLaVA, with a learned vector at the end of each row of tokens."""
+    """Reads LLaVA-NeXT: LLaVA with a learned vector at the end of each row of tokens."""
     towers = _read_llava(wrapper, config, width)
     towers["vision_tower"].pop("image", None)
     return {
@@ -97,7 +98,7 @@ def _read_video_llava(wrapper: Config, config: Config, width: int) -> Table:
 
 
 def _read_vipllava(wrapper: Config, config: Config, width: int) -> Table:
-    """Reads ViP-LLaVA: a norm and two linear layers. Outputs of several layers of the encoder are not supported."""
+    """Reads ViP-LLaVA: a norm and two linear layers. Outputs of several encoder layers are not supported."""
     require_one_layer(wrapper)
     maps = two_layers(width, wrapper.choice(ACTIVATIONS, "projector_hidden_act"))
     norm = layernorm(wrapper.number("projector_layernorm_eps"))
@@ -116,7 +117,7 @@ def _read_deepseek_vl(wrapper: Config, config: Config, width: int) -> Table:
 
 
 def _read_idefics3(wrapper: Config, config: Config, width: int) -> Table:
-    """Reads Idefics 3: SigLIP, and one linear layer over concatenated square blocks of patches."""
+    """Reads Idefics 3: SigLIP, and one linear layer over concatenated square patch blocks."""
     merge, image_size = wrapper.size("scale_factor"), config.size("image_size")
     connector = projector(config.size("hidden_size"), (width, False, "identity"), merge=merge)
     tokens = patches_per_side(config) ** 2 // merge**2
@@ -238,12 +239,10 @@ INTERNVL: Table = {
     "use_mean_pooling": True,
 }
 INTERNVL_PROJECTOR: Table = {"projector_hidden_act": "gelu", "downsample_ratio": 0.5, "vision_feature_layer": -1}
-BEIT_FIELDS = frozenset(
-    """
+BEIT_FIELDS = field_names("""
     dropout drop_path_rate initializer_factor layer_scale_init_value projection_dropout qk_normalization qkv_bias
     shared_relative_position_bias use_relative_position_bias
-    """.split()  # noqa: SIM905
-)
+    """)
 """Fields of InternVL's vision encoder that change no count; some are BEiT's, which its class does not read."""
 KINDS = {"clip_vision_model": CLIP, "siglip_vision_model": SIGLIP, "pixtral": PIXTRAL}
 

@@ -1,4 +1,4 @@
-"""Vision encoders whose patches become probabilities of visual words, each with an embedding: Ovis 2.
+"""Vision encoders that map patches to probabilities of visual words with embeddings: Ovis 2.
 
 Lu 2024 (arXiv:2405.20797, §3), Fini 2024 (AIMv2, arXiv:2411.14402). transformers: models/ovis2.
 """
@@ -11,7 +11,7 @@ from .section import patches_per_side, projector, self_attention, vision_section
 
 
 def _read_ovis2(wrapper: Config, config: Config, width: int) -> Table:
-    """Reads Ovis 2: AIMv2's gated layers, a head over the visual words, and the table of their embeddings.
+    """Reads Ovis 2: AIMv2's gated layers, a head over visual words, and the visual embedding table.
 
     The class adds the positions after the norm of the patches, which changes no count.
     """
@@ -29,7 +29,7 @@ def _read_ovis2(wrapper: Config, config: Config, width: int) -> Table:
 
 
 def visual_words(config: Config, encoder_width: int, width: int) -> Table:
-    """Returns the head over visual words, and the table of their embeddings, in which the last mark images."""
+    """Returns the head over visual words and their embedding table, whose last rows mark images."""
     indicators = config.size("num_visual_indicator_tokens")
     words = config.size("vocab_size") - indicators
     if words < 1:

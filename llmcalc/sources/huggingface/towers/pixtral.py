@@ -7,6 +7,7 @@ lighton_ocr; models/llama4, lfm3_vl, hunyuan_vl.
 from __future__ import annotations
 
 from ..config import Config
+from ..family import field_names
 from ..parts import ACTIVATIONS, Table, glu, layer_pattern, layer_table, layernorm, listed_kinds, qk_norm, rmsnorm
 from .section import (
     ROTARY,
@@ -24,14 +25,14 @@ from .section import (
 
 
 def pixtral_encoder(config: Config) -> Table:
-    """Returns Pixtral's encoder: gated layers without biases, and a norm before them."""
+    """Returns Pixtral's encoder: an initial norm and gated layers without biases."""
     norm = rmsnorm(1e-5)
     block = layer_table(self_attention(config, **ROTARY), glu(config), norm)
     return vit(config, block, stack={"embedding_norm": norm}, patches={"num_channels": config.size("num_channels")})
 
 
 def _read_mistral3(wrapper: Config, config: Config, width: int) -> Table:
-    """Reads Mistral 3: square blocks of patches are merged to the width of one patch, then two linear layers."""
+    """Reads Mistral 3: square patch blocks merged to one patch's width, then two linear layers."""
     require_one_layer(wrapper)
     merge, h = wrapper.size("spatial_merge_size"), config.size("hidden_size")
     merger = two_layer_projector(wrapper, h, width, merge=merge, norm=rmsnorm(1e-5))
@@ -43,7 +44,7 @@ def _read_mistral3(wrapper: Config, config: Config, width: int) -> Table:
 
 
 def _read_lighton(wrapper: Config, config: Config, width: int) -> Table:
-    """Reads LightOnOCR: like Mistral 3, without biases in its projector."""
+    """Reads LightOnOCR: Mistral 3 without biases in the projector."""
     edge, h = wrapper.size("spatial_merge_size"), config.size("hidden_size")
     maps = ((h, False, "identity"), *two_layers(width, bias=False))
     return {
@@ -192,14 +193,12 @@ HUNYUAN: Table = {
     "spatial_merge_size": 2,
     "max_image_size": 2048,
 }
-HUNYUAN_FIELDS = frozenset(
-    """
+HUNYUAN_FIELDS = field_names("""
     add_patchemb_bias anyres_pooling_size anyres_vit_max_image_size anyres_vit_two_views cat_extra_token
     hidden_size_text img_max_token_num interpolate_mode max_vit_seq_len min_image_size num_key_value_heads
     out_hidden_size remove_prenorm resize_resolution temporal_patch_size text_hidden_size
     video_max_image_size video_min_image_size
-    """.split()  # noqa: SIM905
-)
+    """)
 """Fields of HunyuanOCR's encoder that change no count."""
 
 WRAPPERS = {

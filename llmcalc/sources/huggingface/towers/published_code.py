@@ -13,6 +13,7 @@ models/deepseek_v41/common/vision.py at v0.33.0.
 from __future__ import annotations
 
 from ..config import Config
+from ..family import field_names
 from ..parts import ACTIVATIONS, QKVO, Table, biases, glu, layer_table, layernorm, mlp, rmsnorm
 from .llava import INTERNVL, INTERNVL_PROJECTOR, VIT_L, internvit_layer, read_internvl
 from .qwen import moonvit
@@ -36,7 +37,7 @@ DUMMY_HEADS = 7
 
 
 def _internvit_encoder(config: Config, dummy_heads: int = 0) -> Table:
-    """Returns InternViT: a class vector, and scaled sublayer outputs. dummy_heads: heads beside those of the config."""
+    """Returns InternViT: a class vector, and scaled sublayer outputs. dummy_heads: heads beyond the config's number."""
     return vit(
         config,
         internvit_layer(config, config.flag("qkv_bias"), config.flag("qk_normalization"), dummy_heads),
@@ -63,13 +64,13 @@ def _read_internvl_chat(wrapper: Config, config: Config, width: int) -> Table:
 
 
 def _read_internvit_chat(wrapper: Config, config: Config, width: int) -> Table:
-    """Reads a class with InternVL's encoder and projector, without a rule for its processor."""
+    """Reads a class with InternVL's encoder and projector, without an image rule."""
     merger = _patch_merger(wrapper, config.size("hidden_size"), *two_layers(width))
     return {"vision_model": _internvit_encoder(config), "vision_projector": merger}
 
 
 def _read_nvlm(wrapper: Config, config: Config, width: int) -> Table:
-    """Reads NVLM: its projector is as wide as the text model's feed-forward network, without biases."""
+    """Reads NVLM, whose projector is as wide as the text model's FFN and has no biases."""
     text = wrapper.table("llm_config")
     ffn_width = Config(text, {}, "llm_config", where="llm_config.").size("intermediate_size")
     merger = _patch_merger(wrapper, config.size("hidden_size"), *two_layers(width, bias=False, inner_width=ffn_width))
@@ -131,7 +132,7 @@ def _with_width(config: Config, norm: Table) -> tuple[Config, Table]:
 
 
 def _read_deepseek_vl2(wrapper: Config, config: Config, width: int) -> Table:
-    """Reads DeepSeek-VL2: SigLIP under timm's names with a pooling head, and vectors for row ends and views."""
+    """Reads DeepSeek-VL2: SigLIP with timm's names and a pooling head, and vectors for row ends and views."""
     wrapper.must("tile_tag", "2D")
     config.must("class_token", False)
     config.must("global_pool", "map")
@@ -162,7 +163,7 @@ def _read_deepseek_vl2(wrapper: Config, config: Config, width: int) -> Table:
 
 
 def _read_isaac(wrapper: Config, config: Config, width: int) -> Table:
-    """Reads Isaac: SigLIP 2 without its head, merged patches, and two linear layers without biases."""
+    """Reads Isaac: SigLIP 2 without a head, merged patches, and two linear layers without biases."""
     config.has("vision_use_head")  # which the class does not read
     h, merge = config.size("hidden_size"), config.size("pixel_shuffle_scale_factor")
     maps = two_layers(width, "silu", bias=False, inner_width=4 * h * merge**2)
@@ -171,7 +172,7 @@ def _read_isaac(wrapper: Config, config: Config, width: int) -> Table:
 
 
 def _read_deepseek_v41(wrapper: Config, config: Config, width: int) -> Table:
-    """Reads DeepSeek-V4.1: gated layers with RMSNorm and RoPE, merged patches, and three marks around them."""
+    """Reads DeepSeek-V4.1: gated layers with RMSNorm and RoPE, merged patches, and three marker vectors."""
     norm = rmsnorm(1e-6)
     block = biased_layer(config, norm, network=glu(config), **ROTARY)
     tower = vit(config, block, stack={"final_norm": norm}, patches={"bias": True})
@@ -222,7 +223,7 @@ def _read_keye_1_5(wrapper: Config, config: Config, width: int) -> Table:
 
 
 def _keye_towers(config: Config, width: int, normed_vectors: str) -> Table:
-    """Reads Keye-VL: SigLIP with RoPE and two position embeddings, which are counted as one embedding."""
+    """Reads Keye-VL: SigLIP with RoPE and two position embeddings, counted as one."""
     h, edge = config.size("hidden_size"), 2
     config.must("spatial_merge_size", edge)
     tower = siglip_of_rows(config, patches_per_side(config) ** 2 + PACKED_POSITIONS, **ROTARY)
@@ -273,7 +274,7 @@ HEAD_DIM = 128
 
 
 def _read_minicpmv(wrapper: Config, config: Config, width: int) -> Table:
-    """Reads MiniCPM-V: SigLIP without its head, without its last layer if the config says so, and a resampler.
+    """Reads MiniCPM-V: SigLIP without a head (and optionally without the last layer), and a resampler.
 
     Version 2.0 has timm's encoder of images of 384 pixels, and stores the positions of its queries.
     """
@@ -309,7 +310,7 @@ QWEN_VL_ROWS = 256
 
 
 def _read_phi3v(wrapper: Config, config: Config, width: int) -> Table:
-    """Reads Phi-3-vision: CLIP's large encoder, whose sizes are constants in its class, and two linear layers.
+    """Reads Phi-3-vision: CLIP's large encoder, with sizes fixed in the class, and two linear layers.
 
     Two vectors of four patches' width mark the ends of lines and of the whole image.
     """
@@ -351,13 +352,11 @@ INTERNVIT: Table = {
     "norm_type": "rms_norm",
     "layer_norm_eps": 1e-6,
 }
-INTERNVIT_FIELDS = frozenset(
-    """
+INTERNVIT_FIELDS = field_names("""
     capacity_factor drop_path_rate dropout eval_capacity_factor laux_allreduce moe_coeff_ratio moe_intermediate_size
     moe_output_scale noisy_gate_policy num_experts num_routed_experts num_shared_experts shared_expert_intermediate_size
     use_moe use_residual use_rts use_weighted_residual
-    """.split()  # noqa: SIM905
-)
+    """)
 """Fields of InternViT's configs that change no count: those of experts that no published encoder has."""
 CHAT: Table = {"downsample_ratio": 0.5, "select_layer": -1, "max_dynamic_patch": 6}
 MLP_PROJECTOR: Table = {
@@ -379,8 +378,8 @@ DEEPSEEK_VL2: Table = {
     "global_pool": "map",
     "class_token": False,
 }
-TIMM_FIELDS = frozenset(
-    "deterministic ignore_head model_name num_classes num_recomputing_layers use_checkpoint weight_init".split()  # noqa: SIM905
+TIMM_FIELDS = field_names(
+    "deterministic ignore_head model_name num_classes num_recomputing_layers use_checkpoint weight_init"
 )
 MOONVIT: Table = {
     "patch_size": 14,

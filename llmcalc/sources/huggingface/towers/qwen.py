@@ -11,6 +11,7 @@ from __future__ import annotations
 from typing import Any
 
 from ..config import Config
+from ..family import field_names
 from ..parts import ACTIVATIONS, Table, glu, layer_pattern, layernorm, mlp, rmsnorm
 from .section import ROTARY, biased_layer, projector, two_layers, vision_section, vit
 
@@ -48,7 +49,7 @@ def _patch_merger(config: Config, width: int, output_width: int, norm: Table, **
 
 
 def _merging_encoder(config: Config, block: Table, merger_norm: Table, output_width: int, **fields: Any) -> Table:
-    """Returns an encoder of `depth` layers, and its merger to an output width."""
+    """Returns an encoder of `depth` layers with a merger to an output width."""
     return {
         "visual": vit(config, block, depth="depth", image=_resizing_rule(config), **fields),
         "visual_merger": _patch_merger(config, config.size("hidden_size"), output_width, merger_norm),
@@ -152,7 +153,7 @@ def _read_kimi(wrapper: Config, config: Config, width: int) -> Table:
 
 
 def moonvit(config: Config, rows: int, width: int, **layer: Any) -> tuple[Table, Table]:
-    """Returns MoonViT, and the projector that merges square blocks of its patches.
+    """Returns MoonViT, and the projector that merges square patch blocks.
 
     rows: those of the position embedding. layer: further arguments of `biased_layer`.
     """
@@ -200,7 +201,7 @@ def _read_ernie(wrapper: Config, config: Config, width: int) -> Table:
 
 
 def _read_minimax(wrapper: Config, config: Config, width: int) -> Table:
-    """Reads MiniMax-M3: two linear layers on each patch, then two more on square blocks of their outputs."""
+    """Reads MiniMax-M3: two linear layers on each patch, then two linear layers on square blocks of patches."""
     norm, projector_width = layernorm(config.number("layer_norm_eps")), wrapper.size("projector_hidden_size")
     patches = {"num_channels": config.size("num_channels"), "temporal_patch_size": config.size("temporal_patch_size")}
     tower = vit(config, biased_layer(config, norm, **ROTARY), stack={"embedding_norm": norm}, patches=patches)
@@ -260,12 +261,10 @@ IGNORED = frozenset({"fullatt_block_indexes", "in_chans", "spatial_patch_size", 
 
 INTERN_S2 = ("intern_s2_preview_vision", "intern_s2_preview", "qwen3_5_moe_vision", "qwen3_5_moe")
 
-KIMI_FIELDS = frozenset(
-    """
+KIMI_FIELDS = field_names("""
     init_pos_emb_time merge_type mm_hidden_size mm_projector_type pos_emb_type projector_ln_eps text_hidden_size
     video_attn_type
-    """.split()  # noqa: SIM905
-)
+    """)
 """Fields of Kimi K2.5's encoder that change no count."""
 
 KIMI: Table = {

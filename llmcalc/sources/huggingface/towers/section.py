@@ -1,4 +1,4 @@
-"""Reads one section of a wrapper's config (`vision_config`, `audio_config`), and builds tables that readers share."""
+"""Reads one section of a wrapper's config (`vision_config`, `audio_config`), and builds tables for all readers."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from typing import Any, TypeAlias
 
 from ..config import Config
+from ..family import field_names
 from ..parts import ACTIVATIONS, QKVO, Table, biases, layer_table, mlp
 
 Reader: TypeAlias = Callable[[Config, Config, int], Table]
@@ -15,7 +16,7 @@ Reader: TypeAlias = Callable[[Config, Config, int], Table]
 
 @dataclass(frozen=True)
 class Section:
-    """A section of a wrapper's config.
+    """A section of a wrapper's config, such as `vision_config`.
 
     defaults_by_type: supported model types of the section → defaults of their configuration classes; the first is the
         wrapper's default.
@@ -34,7 +35,7 @@ class Section:
 
 
 def vision_section(read: Reader, kinds: Mapping[str, Table], *fields: Any, **named_fields: Any) -> dict[str, Section]:
-    """Returns the sections of a wrapper that describes one encoder in `vision_config`; the arguments of `Section`."""
+    """Returns the only section of a wrapper, `vision_config`; the arguments are those of `Section`."""
     return {"vision_config": Section(read, kinds, *fields, **named_fields)}
 
 
@@ -46,7 +47,7 @@ def vit(
     patches: Table | None = None,
     **fields: Any,
 ) -> Table:
-    """Returns a vision encoder: patches of an image and layers over them. depth: the field with their number."""
+    """Returns a vision encoder with image patches and layers. depth: the field of the number of layers."""
     return {
         "type": "vision",
         "hidden_size": config.size("hidden_size"),
@@ -84,12 +85,12 @@ LinearLayer: TypeAlias = tuple[int, bool, str]
 def two_layers(
     width: int, act: str = "gelu", bias: bool = True, inner_width: int | None = None
 ) -> tuple[LinearLayer, LinearLayer]:
-    """Returns two linear layers with an activation between them. inner_width: default `width`, the output's."""
+    """Returns two linear layers with an activation. inner_width: default `width`, the output's width."""
     return (inner_width or width, bias, act), (width, bias, "identity")
 
 
 def projector(width: int, *maps: LinearLayer, **fields: Any) -> Table:
-    """Returns a projector of linear layers. width: the width of its input."""
+    """Returns a projector of linear layers. width: the input's width."""
     linear_layers = [{"size": output_width, "bias": bias, "hidden_act": act} for output_width, bias, act in maps]
     return {"type": "projector", "input_size": width, "maps": linear_layers, **fields}
 
@@ -118,7 +119,7 @@ def patches_per_side(config: Config) -> int:
 
 
 def merged_square_side(config: Config, field: str) -> int:
-    """Returns the side of the squares of patches that are merged, in patches: one divided by the field's value.
+    """Returns the side of merged patch squares, in patches: one divided by the field's value.
 
     Raises `InputError` if that is no whole number.
     """
@@ -129,13 +130,11 @@ def merged_square_side(config: Config, field: str) -> int:
     return merge
 
 
-IGNORED = frozenset(
-    """
+IGNORED = field_names("""
     attention_bias deepstack_visual_indexes default_output_length global_head_dim head_dim image_size initializer_range
     max_position_embeddings multi_modal_projector_bias num_image_tokens num_positions pos_emb_time projection_dim
     projector_dropout projector_hidden_act vision_feature_layer vision_feature_select_strategy vocab_size
-    """.split()  # noqa: SIM905
-)
+    """)
 """Fields of vision and audio encoders that change no count; `attention_bias` and `head_dim` are read where a class uses
 them.
 """

@@ -71,7 +71,7 @@ def clip_encoder(config: Config) -> Table:
 
 
 def _read_gemma3(wrapper: Config, config: Config, width: int) -> Table:
-    """Reads Gemma 3: SigLIP, and the average of each square block of patches."""
+    """Reads Gemma 3: SigLIP, and the average of each square patch block."""
     tokens, patches = int(wrapper.size("mm_tokens_per_image") ** 0.5), patches_per_side(config)
     if patches < tokens:
         raise wrapper.wrong("mm_tokens_per_image", tokens * tokens, f"at most {patches**2}, the patches of an image")
@@ -109,7 +109,7 @@ def _gated_projector(wrapper: Config, config: Config, width: int, gated_width: i
 
 
 def _tile_rule(wrapper: Config, config: Config) -> Table:
-    """Returns Aya Vision's rule for cutting an image into tiles, with a mark before each tile and two around all."""
+    """Returns Aya Vision's rule for cutting an image into tiles, with a mark before each tile and two outer marks."""
     merge = wrapper.size("downsample_factor")
     tokens = max((patches_per_side(config) // merge) ** 2, 1)
     image_size = config.size("image_size")

@@ -50,7 +50,7 @@ class DecayKernels(AttentionKernels, ScanModules):
         return heads
 
     def decode_tokens(self, operations: Steps, x: Tensor) -> Tensor:
-        """Runs one token after the other from a state (LightningReference.forward)."""
+        """Runs tokens in sequence from a state (LightningReference.forward)."""
         aten, op = self.t, operations.op("core", DecayScan)
         _cached_state = self.cached("recurrent_state")
         q, k, v = self._lightning_heads(operations, x, op.head_dim)
@@ -62,7 +62,7 @@ class DecayKernels(AttentionKernels, ScanModules):
         return self.project(operations["o_proj"], gated)
 
     def _decode_from_state(self, q: Tensor, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:
-        """Runs Core.forward of the reference. The outputs of all but the last token are one tensor here."""
+        """Runs the reference's Core.forward, with the outputs of all but the last token in one tensor."""
         aten, (batch, heads, tokens, head_size) = self.t, q.shape
         slope = self._decay_slopes(heads)
         cached_state = self.cached("recurrent_state")
@@ -113,11 +113,11 @@ class DecayKernels(AttentionKernels, ScanModules):
         return self.project(operations["out_proj"], output)
 
     def memory_shapes(self, op: MatrixMemory) -> tuple[Any, ...]:
-        """Returns the shapes of the matrix memory, its normalizer and the largest exponent of each head."""
+        """Returns the shapes of each head's matrix memory, normalizer and largest exponent."""
         return (op.heads, op.key_dim, op.value_dim), (op.heads, op.key_dim), (op.heads, 1)
 
     def _memory_states(self, state: Step) -> list[Tensor] | None:
-        """Returns the states in float32; None for a sequence's first token."""
+        """Returns the states in float32; None at a sequence's first token."""
         cached_states = self.cached(state.name)
         return None if cached_states is None else [self.t.to(x, FLOAT32) for x in cached_states]
 

@@ -23,7 +23,7 @@ class DeltaRuleKernels(ScanModules):
         return (self.kimi_delta if operations["core"].op.by_channel else self.gated_delta)(operations, x)
 
     def refuse_dynamic_filters(self, operations: Steps) -> None:
-        """Raises `Unsupported` for values whose convolution has filters of each token (JetBlock)."""
+        """Raises `Unsupported` for values with per-token convolution filters (JetBlock)."""
         if "conv1d" not in operations:
             raise self.unsupported(
                 "the memory of a convolution with filters of each token (jet_block) is not modelled; params, flops and "
@@ -74,7 +74,7 @@ class DeltaRuleKernels(ScanModules):
         return self.project(operations["o_proj"], o)
 
     def _keep_convolved(self, operations: Steps) -> None:
-        """Caches the last inputs of a layer's three convolutions as one tensor."""
+        """Caches the last inputs of a layer's three convolutions in one tensor."""
         conv = operations["conv1d"]
         self.states(operations["conv_state"], (conv.outs[0].width, conv.options["kernel"]))
 
@@ -108,7 +108,7 @@ class DeltaRuleKernels(ScanModules):
         )
 
     def _gate_projection(self, name: str, operations: Steps, x: Tensor) -> Tensor:
-        """Projects to a gate, by one linear layer or two of low rank."""
+        """Projects to a gate, by one linear layer or two low-rank layers."""
         if f"{name}_proj" in operations:
             return self.project(operations[f"{name}_proj"], x)
         return self.project(operations[f"{name}_b_proj"], self.project(operations[f"{name}_a_proj"], x))

@@ -12,7 +12,7 @@ OpClass = TypeVar("OpClass", bound=Op)
 
 
 class Steps:
-    """The operations of a module by name, without submodules; of alternative branches, the first.
+    """A module's operations by name, without submodules; of alternative branches, the first.
 
     named: name → step. acts: the names of its activations, in their order.
     """
@@ -29,14 +29,14 @@ class Steps:
         return self.named[name]
 
     def op(self, name: str, op_class: type[OpClass]) -> OpClass:
-        """Returns the op of an operation by its name. op_class: the class of the op."""
+        """Returns the op of a named operation. op_class: the op's class."""
         op = self.named[name].op
         assert isinstance(op, op_class)
         return op
 
 
 def module_steps(module_scope: Scope) -> Iterator[Step]:
-    """Returns the operations of a module without its submodules; of alternative branches, the first."""
+    """Returns a module's operations without submodules; of alternative branches, the first."""
     for item in module_scope.items:
         if isinstance(item, Alternatives):
             yield from module_steps(next(iter(item.branches.values())))

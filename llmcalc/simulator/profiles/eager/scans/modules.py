@@ -1,4 +1,4 @@
-"""The base class of recurrent modules: kernels that run a whole module, and the operations that they share."""
+"""The base class of recurrent modules: kernels for whole modules, and common operations."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ class ScanModules(ConvolutionKernels, BasicKernels):
         return self.has_earlier_tokens and is_size_one(self.run_config.new_rows(TOKENS))
 
     def run_module_at_once(self, module_scope: Scope, compute_module: Callable[[Steps, Tensor], Tensor]) -> None:
-        """Runs all operations of a module by `compute_module`, which gives the output of the last one."""
+        """Runs all operations of a module by `compute_module`, which returns the last output."""
         assert module_scope.reads is not None
         self._check_number_formats()
         steps = Steps(module_scope)
@@ -162,7 +162,7 @@ class ScanModules(ConvolutionKernels, BasicKernels):
             _padded_input = self.t.new_tensor((*x.shape[:2], cached_tokens), x.dtype)
 
     def final_state(self, state: Step, *shape: Any) -> Optional:
-        """Returns the tensor to which a kernel writes the last state: the cache's own, or one copied to the cache."""
+        """Returns the tensor for a kernel's last state: the cache's tensor, or one copied to the cache."""
         is_first_pass = self.cached(state.name) is None
         states = self.states(state, shape)
         if not states or is_first_pass:
@@ -178,7 +178,7 @@ class ScanModules(ConvolutionKernels, BasicKernels):
 
     @compared(PUBLISHED)
     def do_scan(self, operation: Step) -> None:
-        """Runs an elementwise recurrence by the profile's method for its kind."""
+        """Runs an elementwise recurrence with the profile's method for its kind."""
         kernel = getattr(self, f"{'next' if self.decodes_one_token else 'scan'}_{operation.options['kind']}", None)
         if kernel is None:
             raise self.unsupported(f"no kernels for a scan of the kind '{operation.options['kind']}'", operation.name)
@@ -186,7 +186,7 @@ class ScanModules(ConvolutionKernels, BasicKernels):
         kernel(operation)
 
     def find_step(self, name: str) -> Step:
-        """Returns an operation of the current module by its name."""
+        """Returns an operation of the current module by name."""
         return next(operation for operation in module_steps(self.frames[-1].scope) if operation.name == name)
 
     @compared(BY_TORCH)

@@ -40,7 +40,7 @@ class RgLruKernels(ScanModules):
         return self.project(operations["linear_out"], output)
 
     def _rglru(self, u: Tensor, gate: Step) -> Tensor:
-        """Runs `RecurrentGemmaRglru.forward`."""
+        """Runs the recurrence as `RecurrentGemmaRglru.forward` does."""
         aten, (batch, tokens, width) = self.t, u.shape
         assert isinstance(gate.op, BlockLinear)
         blocks = gate.op.blocks
@@ -68,7 +68,7 @@ class RgLruKernels(ScanModules):
         return self._loop_over_tokens(x, recurrent_gate, reset)
 
     def _bounded_sqrt(self, x: Tensor) -> Tensor:
-        """Runs `SqrtBoundDerivative`."""
+        """Computes the square root as `SqrtBoundDerivative` does."""
         aten = self.t
 
         def backward(output_gradient: Tensor, _: Any, x: Tensor) -> list[Tensor]:
@@ -78,7 +78,7 @@ class RgLruKernels(ScanModules):
         return record(aten.graph, "SqrtBoundDerivative", (x,), aten.like(x), backward, x)
 
     def _loop_over_tokens(self, x: Tensor, gate: Tensor, reset: Tensor) -> Tensor:
-        """Runs `RecurrentGemmaRglru._rnn_scan`: one token after the other. The module keeps the last state."""
+        """Runs `RecurrentGemmaRglru._rnn_scan` token by token. The module keeps the last state."""
         aten, (batch, tokens, width) = self.t, x.shape
         gate = aten.mul(gate, aten.like(reset))
         state, states = aten.new_tensor((batch, width), FLOAT32), aten.like(x)
@@ -95,7 +95,7 @@ class RgLruKernels(ScanModules):
     def _first_tokens(
         self, x: Tensor, gate: Tensor, states: Tensor, state: Tensor, tokens: Any
     ) -> tuple[Tensor, Tensor]:
-        """Records the loop's first tokens as one node, with their saved tensors and gradients.
+        """Records the operations on the first tokens as one autograd node with saved tensors and gradients.
 
         The most is held while the last tokens run, and while their gradients are computed.
         """

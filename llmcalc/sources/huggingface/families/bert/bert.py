@@ -1,4 +1,4 @@
-"""BERT and encoders with the same structure.
+"""BERT and encoders with the same architecture.
 
 bert, ernie, megatron-bert, roberta, xlm-roberta, camembert, ibert, roberta-prelayernorm, xlm-roberta-xl, data2vec-text,
 distilbert, electra, albert, mpnet, fnet, big_bird.
@@ -78,7 +78,7 @@ def _xlm_roberta_xl(config: Config) -> Table:
 
 
 def _pre_norm(config: Config, table: Table, embedding_norm: bool = False) -> Table:
-    """Returns the model with a norm before each sublayer and after the last layer.
+    """Returns the model with pre-norm sublayers and a final norm.
 
     embedding_norm: whether the norm after the embeddings is kept; default False.
     """
@@ -121,7 +121,7 @@ def _electra(config: Config) -> Table:
 
 
 def _albert(config: Config) -> Table:
-    """Reads ALBERT: layers belong to groups, and all layers of a group share one set of parameters."""
+    """Reads ALBERT, where all layers of a group share one set of parameters."""
     depth = config.size("num_hidden_layers")
     groups = config.size("num_hidden_groups")
     layers_per_group = config.size("inner_group_num")
@@ -200,7 +200,7 @@ def _mpnet(config: Config) -> Table:
 
 
 def has_pretraining_head(config: Config) -> bool:
-    """Whether the head is the pretraining head, which has more than one projection to the vocabulary or to classes."""
+    """Whether the model has the pretraining head, with more than one projection to the vocabulary or to classes."""
     return config.head == "lm" and architecture(config).endswith("ForPreTraining")
 
 
@@ -251,7 +251,7 @@ def padded_positions(config: Config) -> Table:
 
 
 def bert_stack(config: Config, position: Table | None = None) -> Table:
-    """Returns the position, segment and ERNIE task embeddings, and a norm on their sum."""
+    """Returns position, segment and ERNIE task embeddings, and a norm on their sum."""
     types, tasks = config.count("type_vocab_size"), "use_task_id" in config.defaults and config.flag("use_task_id")
     return {
         "position": position or bert_positions(config),
@@ -276,7 +276,7 @@ def embedding_size(config: Config, even_if_equal: bool = False) -> Table:
 
 
 def input_size(model: Table) -> Table:
-    """Returns the width of position and segment embeddings and their norm, which equals the token embedding's width."""
+    """Returns the width of position and segment embeddings, equal to the width of the token embedding."""
     return {"input_size": model["embedding_size"]} if "embedding_size" in model else {}
 
 
@@ -315,7 +315,7 @@ def _parameter_owners(config_values: ConfigValues) -> list[int]:
 
 
 def _layers_per_group(config_values: ConfigValues) -> int:
-    """Returns the number of layers in an ALBERT group, which run one after the other."""
+    """Returns the number of sequential layers in an ALBERT group."""
     owners = _parameter_owners(config_values)
     group_starts = [i for i, owner in enumerate(owners) if owner == 0]
     return group_starts[1] if len(group_starts) > 1 else 1

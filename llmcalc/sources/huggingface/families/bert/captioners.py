@@ -1,4 +1,4 @@
-"""Decoders of captions with BERT's layers: GIT, which reads image features as tokens, and BLIP's text decoder.
+"""Caption decoders with BERT's layers: GIT, which reads image features as tokens, and BLIP's text decoder.
 
 BLIP's decoder attends to the image by cross-attention, which does not run on text alone.
 

@@ -105,13 +105,13 @@ def _deberta_model(
 
 
 def _largest_distance(config: Config) -> int:
-    """Returns the largest relative distance with its own embedding."""
+    """Returns the largest relative distance with a separate embedding."""
     distance = config.get("max_relative_positions")
     return distance if is_whole(distance) and distance > 0 else config.size("max_position_embeddings")
 
 
 def _listed_names(config: Config, name: str) -> list[str]:
-    """Reads a list of strings, or one string with bars between its parts."""
+    """Reads a list of strings, or a string of names separated by bars."""
     value = config.get(name)
     if value is None:
         return []

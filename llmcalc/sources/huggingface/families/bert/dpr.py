@@ -1,4 +1,4 @@
-"""The encoders of questions and of passages of DPR: BERT without its pooler, read at the first token.
+"""DPR's encoders of questions and passages: BERT without a pooler, read at the first token.
 
 Karpukhin et al. 2020 (arXiv:2004.04906). transformers: models/dpr.
 """
@@ -18,7 +18,7 @@ OUTSIDE = ("layers", "embed_tokens", "embed_positions", "embed_types", "embed_no
 
 
 def _dpr(config: Config) -> Table:
-    """Reads an encoder. The reader, which scores answers, is another class, with heads of its own."""
+    """Reads a DPR encoder. DPR's reader, which scores answers, is another class."""
     if architecture(config) == READER:
         raise config.wrong("architectures", READER, "DPRQuestionEncoder or DPRContextEncoder, the encoders of texts")
     config.must("projection_dim", 0)

@@ -1,4 +1,4 @@
-"""ESM, protein language models: a pre-norm BERT with rotary or learned positions, and a contact head in every class.
+"""ESM protein language models: a pre-norm BERT with rotary or learned positions and a contact head.
 
 transformers: models/esm. The structure prediction of `EsmForProteinFolding` is not supported.
 """

@@ -1,4 +1,4 @@
-"""ESM C, a model of proteins: pre-norm layers with RoPE, a LayerNorm on all queries and keys, and a gated network.
+"""ESM C, a protein model: pre-norm layers with RoPE, a LayerNorm on all queries and keys, and a gated FFN.
 
 transformers: models/esmc.
 """

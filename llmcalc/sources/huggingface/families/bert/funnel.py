@@ -1,4 +1,4 @@
-"""Funnel Transformer: blocks of layers, each later one with half as many tokens, and a decoder of the full length.
+"""Funnel Transformer: blocks of layers that halve the number of tokens, and a decoder at full length.
 
 Dai et al. 2020 (arXiv:2006.03236). Classes that score a whole sequence have no decoder. transformers: models/funnel.
 """
@@ -49,7 +49,7 @@ def _funnel(config: Config) -> Table:
 
 
 def _block_repeats(config: Config) -> list[int]:
-    """Returns the number of times that each layer of a block runs."""
+    """Returns how often each layer of a block runs."""
     sizes = config.sizes("block_sizes")
     repeats = [1] * len(sizes) if config.get("block_repeats") is None else config.sizes("block_repeats")
     if not 1 <= len(sizes) <= MOST_BLOCKS:
@@ -62,7 +62,7 @@ def _block_repeats(config: Config) -> list[int]:
 
 
 def _stack_of_blocks(sizes: list[int], repeats: list[int], decoders: int, halves_keys: bool) -> Table:
-    """Returns the kinds of layers of a stack: `blockN` and further names for layers that differ in block N."""
+    """Returns a stack's kinds of layers: `blockN`, and more names for differing layers of block N."""
     names: list[str] = []
     shared_layers: list[str] = []
     variants: Table = {}
@@ -95,7 +95,7 @@ def _stack_of_blocks(sizes: list[int], repeats: list[int], decoders: int, halves
 
 
 def _layers_by_block(config_values: ConfigValues) -> list[list[tuple[str, Any]]]:
-    """Returns the layers of each block, with their names; layers of the decoder are left out."""
+    """Returns the layers of each block with their names, without the decoder's layers."""
     blocks: list[list[tuple[str, Any]]] = [[]]
     names = config_values.first.layer_names()
     kinds: dict[str, Any] = {**config_values.first.kinds()}
@@ -141,7 +141,7 @@ DROPOUT = {
 
 
 def _lists_of_layers() -> str:
-    """Returns the module lists of the layers in classes with a decoder and without one, of any number of blocks."""
+    """Returns the paths of layers in classes with and without a decoder, for any number of blocks."""
     blocks = [f"encoder.blocks.{i}" for i in range(MOST_BLOCKS)]
     counts = range(MOST_BLOCKS, 0, -1)
     layer_lists = [" + ".join([*blocks[:count], "decoder.layers"]) for count in counts]

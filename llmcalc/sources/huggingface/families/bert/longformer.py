@@ -1,4 +1,4 @@
-"""Longformer: RoBERTa with attention to a window around each token, and separate projections for global attention.
+"""Longformer: RoBERTa with windowed attention, and separate projections for global attention.
 
 Beltagy et al. 2020 (arXiv:2004.05150). Tokens with global attention attend to all tokens by projections of their own;
 plain text has no such tokens, so these are parameters that do not run.

@@ -1,4 +1,4 @@
-"""Encoders with rotary positions, most of them with gated FFNs.
+"""Encoders with rotary positions, mostly with gated FFNs.
 
 modernbert and its decoder, eurobert, nomic_bert, gte, jina_embeddings_v3.
 
@@ -73,7 +73,7 @@ def _modernbert_decoder(config: Config) -> Table:
 
 
 def _modernbert_layers(config: Config, window: int) -> tuple[Table, Table]:
-    """Returns ModernBERT's layer and the stack's other fields, with local and global layers.
+    """Returns ModernBERT's layer and the stack's other fields, for local and global layers.
 
     The first layer has no norm before its attention, because a norm follows the embeddings.
     """
@@ -183,7 +183,7 @@ def _gte(config: Config) -> Table:
 
 
 def _jina_embeddings_v3(config: Config) -> Table:
-    """Reads jina-embeddings-v3, without its per-task low-rank adapters, which another library implements."""
+    """Reads jina-embeddings-v3 without the per-task low-rank adapters, which are in another library."""
     return _rotary_encoder(
         config,
         mlp(config.size("intermediate_size"), bert_act(config)),

@@ -1,4 +1,4 @@
-"""NeoMME, an encoder of text and of patches of images: exclusive attention, value embeddings, a factorized table.
+"""NeoMME, an encoder of text and image patches: exclusive attention, value embeddings, a factorized table.
 
 transformers: models/neomme. The first and the last layer with full attention add value embeddings. Sliding layers have
 a short and a long window in turn.
@@ -72,7 +72,7 @@ def _neomme(config: Config) -> Table:
 
 
 def _rotary_positions(config: Config, layer_kind: str, rotary_fraction: float, theta: float) -> Table:
-    """Returns the RoPE of one kind of layer, whose angles belong alternately to rows and columns of an image."""
+    """Returns the RoPE of one kind of layer, with angles alternately for image rows and columns."""
     table = {"type": "rope", "rope_theta": theta, **rope(config, rotary_fraction, kind=f"{layer_kind}_attention")}
     rotary_dim = int(config.size("head_dim") * table.get("partial_rotary_factor", 1.0))
     if rotary_dim < 4 or rotary_dim % 4:
@@ -85,7 +85,7 @@ def _rotary_positions(config: Config, layer_kind: str, rotary_fraction: float, t
 
 
 def _window_distances(config: Config, layer_kinds: list[str]) -> list[int | None]:
-    """Returns the number of tokens on each side that each layer attends to; None for all tokens."""
+    """Returns each layer's window: the number of tokens on either side; None for all tokens."""
     short = config.maybe("sliding_window")
     is_listed = config.has("per_layer_config")
     table = config.table("per_layer_config") if is_listed else {}

@@ -46,7 +46,7 @@ MRA_BLOCK = 32
 
 
 def _mra(config: Config) -> Table:
-    """Reads MRA. The number of exact blocks follows from the longest sequence, whatever the length of the input."""
+    """Reads MRA. The longest sequence determines the number of exact blocks."""
     block, rows = bert_block(config), config.size("max_position_embeddings") // MRA_BLOCK
     config.must("add_cross_attention", False)
     if not rows:
@@ -76,7 +76,7 @@ NO_KERNEL = Deviation(
 
 
 def _bert_with_convolution(config: Config, field: str) -> Table:
-    """Reads BERT without a pooler and with a convolution of the values. field: the config field of its kernel size.
+    """Reads BERT without a pooler and with a convolution of the values. field: the config field of the kernel size.
 
     A question-answering head has two scores, whatever the number of labels.
     """

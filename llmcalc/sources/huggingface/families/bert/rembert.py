@@ -37,7 +37,7 @@ def _bert_generation(config: Config) -> Table:
 
 
 def _rembert(config: Config) -> Table:
-    """Reads RemBERT: its input embedding is narrower than its output embedding, so they are never tied."""
+    """Reads RemBERT, whose input embedding is narrower than the output embedding and never tied."""
     width = config.size("input_embedding_size")
     config.fields_read.add("tie_word_embeddings")
     head = bert_head(config, bert_act(config))

@@ -1,4 +1,4 @@
-"""RoCBERT: BERT with embeddings of each character's shape and pronunciation in addition to the token's embedding.
+"""RoCBERT: BERT with additional embeddings of each character's shape and pronunciation.
 
 Su et al. 2022 (ACL, "RoCBert: Robust Chinese Bert with Multimodal Contrastive Pretraining"). transformers:
 models/roc_bert.

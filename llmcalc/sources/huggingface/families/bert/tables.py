@@ -37,7 +37,7 @@ def _layoutlm(config: Config) -> Table:
 
 
 def _tapas(config: Config) -> Table:
-    """Reads TAPAS. Its question-answering class scores cells and columns, and an aggregation of the pooled vector."""
+    """Reads TAPAS, whose question-answering class scores cells, columns and aggregations."""
     vocab_sizes = config.sizes("type_vocab_sizes")
     if not 1 <= len(vocab_sizes) <= 64 or 0 in vocab_sizes:
         raise config.wrong("type_vocab_sizes", vocab_sizes, "from 1 to 64 positive whole numbers")

@@ -1,4 +1,4 @@
-"""Ultrabert: an encoder of Llama's layers, two of three with a sliding window, and a head with a bottleneck.
+"""Ultrabert: an encoder of Llama's layers, two of three with a sliding window, and a bottleneck head.
 
 UltraVBERT adds an encoder of images, which is not counted.
 
@@ -56,7 +56,7 @@ def _ultrabert(config: Config) -> Table:
 
 
 def _layer_kinds_and_distance(config: Config, depth: int) -> tuple[list[str], int]:
-    """Returns the kind of each layer and the distance that window layers see, from either form of the config."""
+    """Returns each layer's kind and the window distance, from either form of the config."""
     layer_kinds, distance = every_nth_full(depth, 3), config.size("sliding_window")
     if config.get("attention_windows") is not None:
         windows = config.sizes("attention_windows")

@@ -1,4 +1,4 @@
-"""XLM and FlauBERT: BERT's layers with learned or sinusoidal positions in a table, and an embedding of languages.
+"""XLM and FlauBERT: BERT's layers with a position table, learned or sinusoidal, and language embeddings.
 
 transformers: models/xlm, models/flaubert.
 """

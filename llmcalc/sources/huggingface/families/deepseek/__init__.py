@@ -1,1 +1,1 @@
-"""DeepSeek's latent attention (MLA) and routing, and models that use one of the two."""
+"""DeepSeek's latent attention (MLA) and routing, and models with either."""

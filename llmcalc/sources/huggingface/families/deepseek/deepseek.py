@@ -15,7 +15,7 @@ from ...writes import PARTIAL_ROTARY, Writes
 
 
 def mla(config: Config, value: int | None = None, **fields: Any) -> Table:
-    """Returns latent attention from DeepSeek's config fields. value: default of v_head_dim; None to require it."""
+    """Returns latent attention from DeepSeek's config fields. value: default v_head_dim; None to require the field."""
     return {
         "type": "mla",
         "num_attention_heads": config.size("num_attention_heads"),
@@ -33,7 +33,7 @@ def mla(config: Config, value: int | None = None, **fields: Any) -> Table:
 def routed(
     config: Config, shared_bias: bool = False, other_names: tuple[str, ...] = ("num_local_experts",), **fields: Any
 ) -> Table:
-    """Returns DeepSeek's mixture of experts, with the shared experts as one FFN of their total width.
+    """Returns DeepSeek's mixture of experts, where one wide FFN stands for all shared experts.
 
     other_names: other names that the class accepts for n_routed_experts.
     """
@@ -83,7 +83,7 @@ def _deepseek_v2(config: Config) -> Table:
 
 
 def _without_latent(config: Config) -> Table:
-    """Returns multi-head attention of the published class with `use_mla` false (DeepSeek-VL2 Tiny, DeepSeek-OCR)."""
+    """Returns multi-head attention for `use_mla` false (DeepSeek-VL2 Tiny, DeepSeek-OCR)."""
     config.fields_read.update(("kv_lora_rank", "q_lora_rank", "qk_nope_head_dim", "qk_rope_head_dim", "v_head_dim"))
     heads = config.size("num_attention_heads")
     table: Table = {"num_attention_heads": heads, "position": full_rope(config)}

@@ -87,7 +87,7 @@ def _rotary_dims(config: Config) -> int:
 
 
 def _compression_rates(config: Config) -> dict[str, int]:
-    """Returns the tokens per compressed entry by kind of layer; two older config fields override the table's values."""
+    """Returns the tokens per compressed entry by kind of layer; two older config fields take precedence."""
     table = config.table("compress_rates") if config.has("compress_rates") else {SPARSE: 4, HEAVY: 128}
     rates = Config(table, {}, config.model_type, config.head, f"{config.where}compress_rates.")
     older_names = {SPARSE: "compress_rate_csa", HEAVY: "compress_rate_hca"}
@@ -98,7 +98,7 @@ def _compression_rates(config: Config) -> dict[str, int]:
 
 
 def _attention_kinds(config: Config, depth: int) -> list[str]:
-    """Returns the kind of attention of each layer: as listed, or from the compression ratios of an older config.
+    """Returns each layer's kind of attention, from the list or from an older config's compression ratios.
 
     The ratios may include the MTP module's.
     """
@@ -112,7 +112,7 @@ def _attention_kinds(config: Config, depth: int) -> list[str]:
 
 
 def _routing_kinds(config: Config, depth: int) -> list[str]:
-    """Returns the kind of routing of each layer: by a hash of the token or by a router."""
+    """Returns each layer's kind of routing: by a hash of the token or by a router."""
     hash_layers = config.count("num_hash_layers") if config.has("num_hash_layers") else 3
     return listed_kinds(
         config,
@@ -128,7 +128,7 @@ def _scoring_func(config: Config) -> str:
 
 
 def _written_layer_types(config_values: ConfigValues) -> list[str]:
-    """Returns the kind of each layer under DeepSeek-V4's names."""
+    """Returns each layer's kind under DeepSeek-V4's names."""
     type_names = ("sliding_attention", "compressed_sparse_attention", "heavily_compressed_attention")
     return [
         type_names[0] if mixer.compress_rate is None else type_names[1] if mixer.indexer is not None else type_names[2]
@@ -137,7 +137,7 @@ def _written_layer_types(config_values: ConfigValues) -> list[str]:
 
 
 def _rates_by_kind(config_values: ConfigValues) -> dict[str, int]:
-    """Returns the tokens per compressed entry for each kind of layer with such entries."""
+    """Returns the tokens per compressed entry, by kind of layer."""
     kinds_and_mixers = zip(_written_layer_types(config_values), config_values.mixers, strict=True)
     return {"compressed_sparse_attention": 4, "heavily_compressed_attention": 128} | {
         layer_kind: mixer.compress_rate for layer_kind, mixer in kinds_and_mixers if mixer.compress_rate is not None

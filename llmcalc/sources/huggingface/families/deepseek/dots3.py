@@ -1,4 +1,4 @@
-"""The text model of Dots 3: latent attention with a gate per head, sparse in some layers, with a window in others.
+"""The text model of Dots 3: latent attention with a gate per head; some layers are sparse, others windowed.
 
 Layers with a window have sizes of their own. Queries and latents are scaled, which has no parameters.
 
@@ -56,7 +56,7 @@ def _dots3_note_text(config: Config) -> Table:
 
 
 def _attention_kinds(config: Config, depth: int) -> list[str]:
-    """Returns the attention of each layer: to selected tokens (`indexed`), within a window or to all tokens."""
+    """Returns each layer's attention: to selected tokens (`indexed`), within a window or to all tokens."""
     selects_keys = config.get("use_dsa")
     full_kind = "full" if selects_keys is False else "indexed"
     windows = config.flag("use_sliding_window")
@@ -68,7 +68,7 @@ def _attention_kinds(config: Config, depth: int) -> list[str]:
 
 
 def _network_kinds(config: Config, depth: int) -> list[str]:
-    """Returns the kind of each layer's network; `moe_layer_freq` is an interval, or has a number for every layer."""
+    """Returns each layer's kind of network; `moe_layer_freq` is an interval or a list with a number per layer."""
     first_moe, interval = config.count("first_k_dense_replace"), config.get("moe_layer_freq")
     expert_flags = config.sizes("moe_layer_freq") if isinstance(interval, list) else None
     if expert_flags is not None and len(expert_flags) < depth:

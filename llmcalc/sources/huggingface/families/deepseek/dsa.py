@@ -41,7 +41,7 @@ def _glm_moe_dsa(config: Config) -> Table:
 
 
 def indexer_kinds(config: Config, depth: int) -> list[str]:
-    """Returns for each layer `full` if it has an indexer, `shared` if it uses the selection of an earlier layer.
+    """Returns `full` for each layer with an indexer, and `shared` for layers that reuse an earlier selection.
 
     The config has a list, a pattern, or an interval.
     """

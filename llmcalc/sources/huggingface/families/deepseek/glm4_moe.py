@@ -60,7 +60,7 @@ def _dots1(config: Config) -> Table:
 
 
 def _minimax_m2(config: Config) -> Table:
-    """Reads MiniMax-M2: QK-norm over all heads together; every layer has experts."""
+    """Reads MiniMax-M2: QK-norm over all heads together, and experts in every layer."""
     config.must("use_qk_norm", True)
     config.must("qk_norm_type", "per_layer")
     config.must("use_routing_bias", True)

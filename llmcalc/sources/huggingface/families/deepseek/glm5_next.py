@@ -118,7 +118,7 @@ def _linear_attention(config: Config) -> Table:
 
 
 def _attention_kinds(config: Config, depth: int) -> list[str]:
-    """Returns the kind of each layer's attention: `linear`, or latent with an indexer (`full`) or without (`shared`).
+    """Returns each layer's kind of attention: `linear`, or latent with an indexer (`full`) or without (`shared`).
 
     Raises `InputError` for a selection that is not that of the layer directly below, which its class does not find.
     """

@@ -45,7 +45,7 @@ def longcat_flash(config: Config) -> Table:
 
 
 def _layer_count(config: Config) -> int:
-    """Returns the number of layers of the class, each of which counts as two in `num_hidden_layers`.
+    """Returns the class's number of layers, which is half of `num_hidden_layers`.
 
     If a config has both fields, `num_hidden_layers` is used.
     """
@@ -64,7 +64,7 @@ def _layer_count(config: Config) -> int:
 
 
 def _with_real_experts(op: Op) -> Op:
-    """Returns the operation of identity experts, which in the class have a real expert's layers except the last."""
+    """Returns the operation of identity experts, which in the class have all layers of an expert except the last."""
     return (
         Weight(op.count * sum(linear.expert_params() for linear in op.maps[:-1]))
         if isinstance(op, IdentityExperts)

@@ -1,4 +1,4 @@
-"""Mistral Large 4: latent attention on selected tokens without a compressed query; some layers have no positions.
+"""Mistral Large 4: latent attention on selected tokens, without query compression; some layers lack positions.
 
 The indexer reads the layer's input, each head scales its queries by position, and layers may use the latents of a lower
 layer. transformers: models/mistral_large4.
@@ -69,7 +69,7 @@ def _position_kinds(config: Config, depth: int) -> list[str]:
 
 
 def _latent_kinds(config: Config, positions: list[str]) -> list[str]:
-    """Returns for each layer `computed`, or `shared` if it uses the latents of a lower layer."""
+    """Returns `computed` for each layer with its own latents, and `shared` for layers that use a lower layer's."""
     if not config.has("kv_source_layers"):
         return ["computed"] * len(positions)
     sources = config.sizes("kv_source_layers")
@@ -93,7 +93,7 @@ def _rotary_attention(config_values: ConfigValues) -> Any:
 
 
 def _latent_source_layers(config_values: ConfigValues) -> list[int]:
-    """Returns, for each layer, the index of the layer whose latents it reads: itself or a lower layer."""
+    """Returns for each layer the index of the layer whose latents it reads."""
     source_by_nope: dict[bool, int] = {}
     sources = []
     for i, mixer in enumerate(config_values.mixers):

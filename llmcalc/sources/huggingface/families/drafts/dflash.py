@@ -1,4 +1,4 @@
-"""DFlash, DSpark and Domino: drafts of a whole block of tokens in a pass, with attention to the target's hidden states.
+"""DFlash, DSpark and Domino: drafts of a block of tokens per pass, with attention to the target's hidden states.
 
 Sources: specforge/modeling/draft/dflash.py, dspark.py and domino.py of sgl-project/SpecForge; speculators/models/dflash
 and dspark of vllm-project/speculators. SpecForge's configs have a table `dflash_config`, those of speculators the same
@@ -16,7 +16,7 @@ from .eagle import COMMON, IGNORED
 
 
 def _dflash(config: Config) -> Table:
-    """Reads DFlash: Qwen3's layers, whose projections also compute the keys and values of the target's states."""
+    """Reads DFlash: Qwen3's layers, which also project the target's states to keys and values."""
     norm, depth = rmsnorm(config.number("rms_norm_eps")), config.size("num_hidden_layers")
     hidden, heads = config.size("hidden_size"), config.size("num_attention_heads")
     mixer: Table = {

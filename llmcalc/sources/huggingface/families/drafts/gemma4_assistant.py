@@ -1,4 +1,4 @@
-"""Gemma 4's drafts: layers that read a target's cached keys and values, between two projections of its states.
+"""Gemma 4's draft models: layers that read a target's cached keys and values, with an input and an output projection.
 
 transformers: models/gemma4_assistant, models/gemma4_unified_assistant. Their layers are those of Gemma 4 in which all
 share keys and values; the input is the target's embedding of the token beside its last hidden state.
@@ -25,7 +25,7 @@ def _unified_assistant(config: Config) -> Table:
 
 
 def _draft_model(config: Config, draft_type: str, usual_values: dict[str, Any]) -> Table:
-    """Reads a draft. draft_type: the model type of its layers.
+    """Reads a draft model. draft_type: the model type of the layers.
 
     usual_values: fields of theirs with the value that the class takes.
     """

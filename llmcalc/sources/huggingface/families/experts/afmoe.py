@@ -52,7 +52,7 @@ def _dense_and_expert_networks(config: Config, names: list[str], shared_width: i
 
 
 def _afmoe(config: Config) -> Table:
-    """Reads AFMoE: a norm before and after each sublayer; full-attention layers have no positions."""
+    """Reads AFMoE: a norm before and after each sublayer; full-attention layers have no position encoding."""
     depth, norm = config.size("num_hidden_layers"), float32_rmsnorm(config.number("rms_norm_eps"))
     mixer = attention(
         config, output_gate={"per": "element"}, **biases(config.flag("attention_bias"), *QKVO), **qk_norm(norm)
@@ -73,7 +73,7 @@ def _afmoe(config: Config) -> Table:
 
 
 def _laguna(config: Config) -> Table:
-    """Reads Laguna: each layer may have its own number of heads."""
+    """Reads Laguna, where the number of heads may differ by layer."""
     config.must("moe_apply_router_weight_on_input", False)
     config.must("gating", True, "per-head", "per-element")
     depth, norm = config.size("num_hidden_layers"), rmsnorm(config.number("rms_norm_eps"))

@@ -19,7 +19,7 @@ def _pre_norm(config: Config, feed_forward: Table) -> Table:
 
 
 def _aria(config: Config) -> Table:
-    """Reads Aria: routed experts have SwiGLU and no biases; hidden_act and mlp_bias are for shared experts."""
+    """Reads Aria: routed experts have SwiGLU and no biases; hidden_act and mlp_bias apply to shared experts."""
     is_published_code = config.data.get("model_type") == "aria_moe_lm"  # whose class names the experts' width apart
     name = "moe_intermediate_size" if is_published_code and config.has("moe_intermediate_size") else "intermediate_size"
     config.fields_read.add("intermediate_size")

@@ -1,4 +1,4 @@
-"""Doge: an attention mask computed from the values, and optionally very many experts of one hidden unit each.
+"""Doge: an attention mask computed from the values, and optionally product-key experts with one hidden unit.
 
 The residual has a learned weight.
 

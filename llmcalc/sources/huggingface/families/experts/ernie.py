@@ -85,7 +85,7 @@ OWN_CODE = "ernie4_5_moe_vl"
 
 
 def _of_both(config: Config, name: str, maximum: int) -> int:
-    """Returns a number that earlier configs state for text experts and for image experts; at most `maximum`.
+    """Returns a number that earlier configs state twice, for text and image experts; at most `maximum`.
 
     Raises `InputError` if the two differ.
     """

@@ -35,7 +35,7 @@ def _gpt_oss(config: Config) -> Table:
 
 
 def _gpt_oss_layer(config: Config, expert: Table, **fields: Any) -> Table:
-    """Returns a layer of gpt-oss. fields: further fields of its attention."""
+    """Returns a layer of gpt-oss. fields: additional fields of the layer's attention."""
     experts = moe(
         config.size("num_local_experts", "num_experts"),
         config.size("num_experts_per_tok"),
@@ -48,7 +48,7 @@ def _gpt_oss_layer(config: Config, expert: Table, **fields: Any) -> Table:
 
 
 def _privacy_filter(config: Config) -> Table:
-    """Reads the privacy filter: each token attends equally far to both sides."""
+    """Reads the privacy filter, whose window is symmetric around each token."""
     width = config.size("intermediate_size")
     expert = {
         "intermediate_size": width,

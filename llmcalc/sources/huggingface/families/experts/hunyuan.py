@@ -64,7 +64,7 @@ def _hunyuan_v1_dense(config: Config) -> Table:
 
 
 def _hunyuan_vl_text(config: Config) -> Table:
-    """Reads HunyuanOCR's text model: Tencent's field names are aliases in its class and take precedence."""
+    """Reads HunyuanOCR's text model, where Tencent's field names are aliases with precedence."""
     for usual_name, published_name in (("vocab_size", "org_vocab_size"), ("head_dim", "attention_head_dim")):
         if (
             config.data.get(usual_name) is not None
@@ -87,7 +87,7 @@ def _values_per_layer(config: Config, name: str) -> list[int]:
 
 
 def _hunyuan_v1_moe(config: Config) -> Table:
-    """Reads Hunyuan A13B: every layer has experts and a shared expert of the same width.
+    """Reads Hunyuan A13B, with experts and a shared expert of the same width in every layer.
 
     The number of experts per token may differ by layer.
     """

@@ -1,4 +1,4 @@
-"""Inkling: attention with biases from learned profiles of distances, and short convolutions after every sublayer.
+"""Inkling: attention with learned distance-profile biases, and short convolutions after every sublayer.
 
 Its router also scores the shared experts. transformers: models/inkling.
 """
@@ -23,7 +23,7 @@ RANGES = {"hybrid": "full", "hybrid_sliding": "sliding"}
 
 
 def profile_mixers(config: Config) -> tuple[Table, Table]:
-    """Returns the sizes of attention with profiles of distances, and what is different in layers with a window."""
+    """Returns the sizes of attention with distance profiles, and the changes in layers with a window."""
     window = config.size("sliding_window_size")
     full_attention: Table = {
         "num_attention_heads": config.size("num_attention_heads"),

@@ -60,7 +60,7 @@ def _inkling2_text(config: Config) -> Table:
 
 
 def _block_size(config_values: ConfigValues) -> int:
-    """Returns the number of layers of a block: the index of the second layer that starts one, or all layers."""
+    """Returns the layers per block: the index of the second block's first layer, or all layers."""
     starts = [i for i, layer in enumerate(config_values.layers) if getattr(layer, "starts_block", False)]
     return starts[1] if len(starts) > 1 else len(config_values.layers)
 

@@ -1,4 +1,4 @@
-"""JetMoE: experts in attention and in the FFN, each with its own router.
+"""JetMoE: experts in attention and in the FFN, each with a separate router.
 
 transformers: models/jetmoe. The norms of the layers use the class's default epsilon.
 """

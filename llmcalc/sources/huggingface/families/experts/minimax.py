@@ -1,4 +1,4 @@
-"""MiniMax-01 (Text-01, M1): lightning attention, some layers of softmax attention, and experts in every layer.
+"""MiniMax-01 (Text-01, M1): lightning attention, softmax attention in some layers, and experts in all layers.
 
 transformers: models/minimax. The class normalises the input of each sublayer and adds the sublayer's output to the
     normalised input. The spec describes this as a norm on the embeddings and a norm after each addition; the last one

@@ -67,7 +67,7 @@ def _step3p5(config: Config) -> Table:
 
 
 def _layers_with_experts(config: Config, depth: int) -> list[str]:
-    """Returns the kind of each layer's network: experts in the layers of `moe_layers_enum`; default from layer 3 on."""
+    """Returns each layer's kind of network: experts in the layers of `moe_layers_enum`, by default from layer 3 on."""
     listed_indices = config.get("moe_layers_enum")
     if listed_indices is None:
         return ["dense" if i < 3 else "moe" for i in range(depth)]

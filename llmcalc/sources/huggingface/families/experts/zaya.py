@@ -14,7 +14,7 @@ from ...writes import PARTIAL_ROTARY
 
 
 def _zaya(config: Config) -> Table:
-    """Reads ZAYA1: the first layer's router has no earlier router whose features it could add.
+    """Reads ZAYA1, where a router adds an earlier router's features, except in the first layer.
 
     In configs of the older code some layers are attention and others experts; a config with only those fields is an
     error.

@@ -1,4 +1,4 @@
-"""DiffusionGemma: Gemma 4's layers with experts, which read a prompt in order and denoise the tokens after it.
+"""DiffusionGemma: Gemma 4's layers with experts, which read a prompt causally and denoise the tokens after it.
 
 One set of weights is the encoder, a causal pass that caches the prompt, and the decoder, whose tokens also attend to
 each other and start from what the previous step predicted. transformers: models/diffusion_gemma.
@@ -79,7 +79,7 @@ def _diffusion_gemma_text(config: Config) -> Table:
 
 
 def _head_sizes(config: Config, layer_kinds: list[str]) -> list[Table]:
-    """Returns the head sizes of each layer that differ from the common ones."""
+    """Returns each layer's head sizes that differ from the common sizes."""
     heads = config.maybe("num_global_key_value_heads")
     full_head_dim = config.size("global_head_dim") if config.has("global_head_dim") else 512
     return head_sizes(

@@ -1,4 +1,4 @@
-"""EmbeddingGemma 2: an encoder of Gemma 4's layers, whose per-layer vectors are projections of the token embedding.
+"""EmbeddingGemma 2: an encoder of Gemma 4's layers, with per-layer vectors projected from the token embedding.
 
 The hidden state of every token is projected to the size of the sentence embedding.
 

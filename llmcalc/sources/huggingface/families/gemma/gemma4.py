@@ -42,7 +42,7 @@ if TYPE_CHECKING:
 
 
 def _full_heads(config: Config, layer_kinds: list[str]) -> list[Table]:
-    """Returns the head sizes of each layer that differ from the common ones: `global_` fields in full layers."""
+    """Returns each layer's head sizes that differ from the common sizes: `global_` fields in full layers."""
     heads = config.maybe("num_global_key_value_heads") if config.flag("attention_k_eq_v") else None
     full_fields: Table = {
         "head_dim": config.size("global_head_dim"),
@@ -52,7 +52,7 @@ def _full_heads(config: Config, layer_kinds: list[str]) -> list[Table]:
 
 
 def head_sizes(config: Config, layer_kinds: list[str], full_fields: Table) -> list[Table]:
-    """Returns the head sizes of each layer that differ from the common ones: those in `per_layer_config`, if given.
+    """Returns each layer's head sizes that differ from the common sizes (`per_layer_config`).
 
     full_fields: those of the full layers without `per_layer_config`.
     """
@@ -72,7 +72,7 @@ def head_sizes(config: Config, layer_kinds: list[str], full_fields: Table) -> li
 
 
 def _layer_fields_and_kinds(config: Config, layer_kinds: list[str], wider: str) -> Table:
-    """Returns the fields of the stack with its layer variants, and the name of each layer's variant.
+    """Returns the stack's fields with layer variants, and the name of each layer's variant.
 
     wider: the FFN of twice the width in layers with shared keys and values.
     """
@@ -169,14 +169,14 @@ def full_attention(config_values: ConfigValues) -> Any:
 
 
 def sliding_attention(config_values: ConfigValues) -> Any:
-    """Returns the attention of the first layer with a window, or of the first layer if no layer has one."""
+    """Returns the attention of the first layer with a window, else of the first layer."""
     return (config_values.typed("attention") if config_values.window is None else config_values.sliding).sizes(
         config_values.spec.hidden_size
     )
 
 
 def _full_kv_heads(config_values: ConfigValues) -> int | None:
-    """Returns the key/value heads of full layers, if they differ from those of the other layers."""
+    """Returns the key/value heads of full-attention layers if they differ from the other layers' number."""
     kv_heads: int | None = full_attention(config_values).num_key_value_heads
     return kv_heads if kv_heads != config_values.mixers[0].num_key_value_heads else None
 

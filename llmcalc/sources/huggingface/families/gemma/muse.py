@@ -1,4 +1,4 @@
-"""The text models of Muse Glimmer and Muse Spark: gated attention, QK-norm, embeddings normalised without weights.
+"""The text models of Muse Glimmer and Muse Spark: gated attention, QK-norm, weightless norms on embeddings.
 
 A full-attention layer has no positions. Glimmer has Gemma 2's norms. Spark gates its residual sums and has experts of
 a latent width.
@@ -41,7 +41,7 @@ def _muse_glimmer_text(config: Config) -> Table:
 
 
 def _muse_spark_text(config: Config) -> Table:
-    """Reads Muse Spark, in which layers have experts unless the config lists them as dense."""
+    """Reads Muse Spark, where layers have experts unless listed as dense."""
     depth = config.size("num_hidden_layers")
     eps = config.number("rms_norm_eps")
     post_norm_eps = config.number("post_norm_eps")
@@ -89,7 +89,7 @@ def _gated_attention(config: Config) -> Table:
 
 
 def _attention_kinds(config: Config) -> list[tuple[str, Table]]:
-    """Returns the kind of each layer, and its attention if it differs from the other layers' attention.
+    """Returns each layer's kind, and its attention if it differs from the other layers' attention.
 
     Counted from the last layer down, every fourth has full attention and no positions.
     """
@@ -105,7 +105,7 @@ def _attention_kinds(config: Config) -> list[tuple[str, Table]]:
 
 
 def _position_changes(config: Config, full_flags: list[bool]) -> list[Table]:
-    """Returns each layer's position encoding if it is unusual; a base of 0 in `layer_rope_theta` means none."""
+    """Returns each layer's position encoding if it is unusual; a 0 in `layer_rope_theta` means no positions."""
     bases = config.get("layer_rope_theta")
     if bases is None:
         return [{"position": "none"} if is_full else {} for is_full in full_flags]

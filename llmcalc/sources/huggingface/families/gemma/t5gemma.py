@@ -1,4 +1,4 @@
-"""T5Gemma: an encoder and a decoder of Gemma 2's layers, each with its own token embedding and possibly its own width.
+"""T5Gemma: an encoder and a decoder of Gemma 2's layers, with separate token embeddings.
 
 transformers: models/t5gemma, models/t5gemma2. Without `is_encoder_decoder` it is the encoder alone. T5Gemma 2 has Gemma
     3's layers, one attention over the decoder's own tokens and the encoder's output, and a vision encoder.
@@ -35,7 +35,7 @@ if TYPE_CHECKING:
 
 
 def _config_and_stack(config: Config, name: str, has_cross_attention: bool = False) -> tuple[Config, Table]:
-    """Returns the config and the stack of the encoder or the decoder; a missing section has the class's defaults."""
+    """Returns the config and the stack of the encoder or decoder; a missing section has the class's defaults."""
     side_config = config.section(name, SIDE)
     norm = offset_rmsnorm(side_config.number("rms_norm_eps"))
     mixer = attention(side_config, **score_cap(side_config), **biases(side_config.flag("attention_bias"), *QKVO))

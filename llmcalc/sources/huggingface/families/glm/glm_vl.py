@@ -1,4 +1,4 @@
-"""The text models of GLM-4.1V and GLM-OCR (GLM-4-0414's layers) and of GLM-4.5V (GLM-4.5's layers with experts).
+"""The text models of GLM-4.1V and GLM-OCR (GLM-4-0414's layers), and of GLM-4.5V (with experts).
 
 transformers: models/glm4v, models/glm_ocr, models/glm4v_moe.
 """

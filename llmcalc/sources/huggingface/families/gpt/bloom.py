@@ -69,7 +69,7 @@ def _nullable_flag(config: Config, name: str) -> bool:
 
 
 def _mpt(config: Config) -> Table:
-    """Reads MPT as published: ALiBi without the other options of MosaicML's code, which the class ignores."""
+    """Reads MPT as published, with ALiBi and without options that the class ignores."""
     norm = layernorm(config.number("layer_norm_epsilon"), bias=False)
     config.must("expansion_ratio", 4)
     config.must("no_bias", True)

@@ -1,4 +1,4 @@
-"""CPM-Ant: a decoder that reads its prompt in both directions, after a learned prompt, with T5's biases of distances.
+"""CPM-Ant: a decoder with a learned prompt, bidirectional attention in the prompt and T5's relative biases.
 
 OpenBMB 2022. Biases between tokens of two segments are in the same table as those of distances within one.
 transformers: models/cpmant.

@@ -45,7 +45,7 @@ def full_width_heads(config: Config, **fields: Any) -> Table:
 
 
 def plain_ffn(config: Config, width: str, act: str, bias: bool = True) -> Table:
-    """Returns a non-gated FFN, by default four times as wide as hidden_size. width: the config field of its width."""
+    """Returns a non-gated FFN, by default four times as wide as hidden_size. width: config field of the width."""
     return mlp(config.maybe(width) or 4 * config.size("hidden_size"), config.choice(ACTIVATIONS, act), bias)
 
 
@@ -70,7 +70,7 @@ def _gpt(
 
 
 def _choice_head(config: Config) -> Table:
-    """Returns the second head of a multiple-choice class: one score of the last token for each continuation."""
+    """Returns the second head of a multiple-choice class: one score per continuation, from the last token."""
     if config.head != "lm" or not architecture(config).endswith("DoubleHeadsModel"):
         return {}
     config.must("summary_use_proj", True)
@@ -195,14 +195,14 @@ NO_COUNT = field_names(
 
 
 def _activation_name(config_values: ConfigValues) -> str:
-    """Returns GPT-1's name of the activation: its `gelu` is the approximate GELU."""
+    """Returns GPT-1's activation name, where `gelu` means the approximate GELU."""
     return {"gelu_new": "gelu", "gelu_tanh": "gelu"}.get(
         config_values.network.hidden_act, config_values.network.hidden_act
     )
 
 
 def _attention_types(config_values: ConfigValues) -> list[Any]:
-    """Returns GPT-Neo's attention types with one entry per layer."""
+    """Returns GPT-Neo's attention type for each layer."""
     return [[["global" if layer_kind == "full_attention" else "local"], 1] for layer_kind in config_values.kinds()]
 
 

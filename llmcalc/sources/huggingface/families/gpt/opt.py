@@ -44,7 +44,7 @@ def _biogpt(config: Config) -> Table:
 
 
 def _fairseq(config: Config, width: str, act: str, position: Table, **softmax: bool) -> Table:
-    """Returns a decoder of fairseq. softmax: further fields of its attention."""
+    """Returns a decoder of fairseq. softmax: additional fields of the attention."""
     norm = layernorm()
     block = layer_table(full_width_heads(config, **softmax, **biases(True, *QKVO)), plain_ffn(config, width, act), norm)
     return decoder(config, block, norm, stack={"position": position})

@@ -13,14 +13,14 @@ from ..gpt.gpt import plain_ffn
 
 
 def _bitnet(config: Config) -> Table:
-    """Reads BitNet: a norm before the output projection of each sublayer."""
+    """Reads BitNet, with a norm before each sublayer's output projection."""
     norm = rmsnorm(config.number("rms_norm_eps"))
     mixer = attention(config, sub_norm=norm, **biases(config.flag("attention_bias"), *QKVO))
     return decoder(config, layer_table(mixer, {**glu(config), "sub_norm": norm}, norm), norm)
 
 
 def _nanochat(config: Config) -> Table:
-    """Reads nanochat: norms have no weights; there is a norm on the embeddings, and QK-norm comes after RoPE."""
+    """Reads nanochat: norms have no weights, a norm follows the embeddings, and QK-norm follows RoPE."""
     norm = rmsnorm(config.number("rms_norm_eps"), weight=False)
     mixer = attention(config, **biases(config.flag("attention_bias"), *QKVO), **qk_norm(norm, order="after_rope"))
     block = layer_table(mixer, plain_ffn(config, "intermediate_size", "hidden_act", False), norm)

@@ -1,4 +1,4 @@
-"""Chameleon: Llama's layers with a LayerNorm per head on queries and keys, and norms before or after each sublayer.
+"""Chameleon: Llama's layers with a LayerNorm per head on queries and keys, and pre-norm or post-norm sublayers.
 
 Images are tokens of the vocabulary; the encoder that makes them (a VQ-VAE) is not counted.
 

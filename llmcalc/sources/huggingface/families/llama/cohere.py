@@ -1,4 +1,4 @@
-"""Cohere's Command models: one LayerNorm per layer, for attention and FFN in parallel.
+"""Cohere's Command models: one LayerNorm per layer, before parallel attention and FFN.
 
 cohere (Command R): QK-norm per head in R+.
 cohere2 (Command A, R7B): sliding windows with RoPE, full layers without positions.
@@ -121,7 +121,7 @@ def _cohere2_moe(config: Config) -> Table:
 
 
 def _cohere_compass(config: Config) -> Table:
-    """Reads Cohere Compass: `rope_parameters` has a table per kind of layer; a null table means no positions."""
+    """Reads Cohere Compass: `rope_parameters` has a table per kind of layer, or null for no positions."""
     rope_parameters = config.data.get("rope_parameters")
     tables = rope_parameters if isinstance(rope_parameters, dict) else {}
     window = config.maybe("sliding_window")
@@ -152,7 +152,7 @@ IGNORED = field_names(
 
 
 def _rms_eps(config_values: ConfigValues) -> float:
-    """Returns the epsilon of an RMSNorm. Only an RMSNorm has the field, because its presence selects RMSNorm."""
+    """Returns the epsilon of an RMSNorm, whose field is present only for an RMSNorm."""
     if config_values.layers[0].norm.type != "rmsnorm":
         raise Absent
     return config_values.layers[0].norm.eps

@@ -76,7 +76,7 @@ def _hyperclovax(config: Config) -> Table:
 
 
 def _sliding_decoder(config: Config, feed_forward: Table) -> Table:
-    """Reads Granite SWA: each fourth layer, starting with the lowest, has full attention.
+    """Reads Granite SWA, where every fourth layer from the first has full attention.
 
     `layer_rope_theta` is the base of RoPE in each layer; 0 means no positions.
     """
@@ -109,7 +109,7 @@ def _granitemoe_swa(config: Config) -> Table:
 
 
 def _rope_bases(config_values: ConfigValues) -> Any:
-    """Returns RoPE's base in each layer, 0 for a layer without positions."""
+    """Returns RoPE's base in each layer, or 0 without positions."""
     return [position.rope_theta if isinstance(position, Rope) else 0 for position in config_values.positions]
 
 

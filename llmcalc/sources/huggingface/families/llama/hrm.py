@@ -1,4 +1,4 @@
-"""HRM-Text: two stacks of gated layers that run alternately, several times, with the same parameters.
+"""HRM-Text: two stacks of gated layers that run alternately and repeatedly with the same parameters.
 
 Wang et al. 2025 (arXiv:2506.21734): the low-level stack runs L_cycles times, then the high-level stack once, and all of
 it H_cycles times. Every run of a layer has a cache of its own.

@@ -1,4 +1,4 @@
-"""IDEFICS: Llama's layers, and below every few of them a layer that attends to images.
+"""IDEFICS: Llama's layers, with a layer that attends to images before every few of them.
 
 Laurençon et al. 2023 (arXiv:2306.16527), after Flamingo. Its class runs the layers for images on text too: a pass over
 text alone has queries without keys there. transformers: models/idefics.
@@ -52,7 +52,7 @@ def _image_layer(config_values: ConfigValues) -> Any:
 
 
 def _image_layer_interval(config_values: ConfigValues) -> int:
-    """Returns the number of Llama's layers above each layer that attends to images."""
+    """Returns the number of Llama's layers between layers that attend to images."""
     names = config_values.first.layer_names()
     return names.count("block") // max(1, names.count("image"))
 

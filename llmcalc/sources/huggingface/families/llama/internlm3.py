@@ -1,4 +1,4 @@
-"""InternLM3 and IQuest-Coder, which have their own configs but are computed by Llama's class.
+"""InternLM3 and IQuest-Coder, which have separate configs but use Llama's class.
 
 transformers: models/internlm3, models/iquestcoder (configurations only), models/llama.
 """

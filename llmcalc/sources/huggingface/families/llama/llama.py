@@ -1,4 +1,4 @@
-"""Llama and models that differ from it in biases, QK-norm or a sliding window: llama, mistral, qwen2, qwen3, cwm.
+"""Llama and models with other biases, QK-norm or a sliding window: llama, mistral, qwen2, qwen3, cwm.
 
 transformers: models/llama, models/mistral, models/qwen2, models/qwen3, models/cwm.
 """
@@ -29,7 +29,7 @@ from ...writes import WINDOW
 def llama_like(
     config: Config, mixer: Table, mlp_bias: bool = False, by_layer: bool = False, network: Table | None = None
 ) -> Table:
-    """Returns a decoder of pre-norm RMSNorm layers with a gated FFN, with sliding layers if the class has them.
+    """Returns a decoder of pre-norm RMSNorm layers with a gated FFN, and optional sliding layers.
 
     network: the FFN, by default with a bias if `mlp_bias`.
     by_layer: whether `layer_types` counts although the family has no default for it.
@@ -84,7 +84,7 @@ def _qwen3(config: Config) -> Table:
 
 
 def _cwm(config: Config) -> Table:
-    """Reads Code World Model: each fourth layer, starting with the lowest, has full attention."""
+    """Reads Code World Model, where every fourth layer from the first has full attention."""
     depth, norm = config.size("num_hidden_layers"), rmsnorm(config.number("rms_norm_eps"))
     block = layer_table(attention(config), glu(config, config.flag("mlp_bias")), norm)
     config.size("sliding_window")

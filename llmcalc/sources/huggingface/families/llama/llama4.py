@@ -90,7 +90,7 @@ def _llama4_text(config: Config) -> Table:
 
 
 def _rope_flags(config: Config, depth: int) -> list[int]:
-    """Returns 1 for each layer with RoPE, 0 for others; an empty list in the config means the default."""
+    """Returns 1 for each layer with RoPE and 0 for others; an empty list in the config means the default."""
     flags, interval = config.get("no_rope_layers"), config.size("no_rope_layer_interval")
     ropes = config.sizes("no_rope_layers") if flags else [int((i + 1) % interval != 0) for i in range(depth)]
     if len(ropes) != depth:

@@ -1,4 +1,4 @@
-"""Llama 3.2 Vision (mllama): Llama's layers, and between them layers that attend to the image.
+"""Llama 3.2 Vision (mllama): Llama's layers, interleaved with layers that attend to the image.
 
 A pass over text alone skips the latter, and so do its counts: their parameters are counted, and no FLOPs and no cache.
 

@@ -1,4 +1,4 @@
-"""The text model of Molmo 2: Qwen 3's layers, or OLMo 2's with the norms after each sublayer.
+"""The text model of Molmo 2: Qwen 3's layers, or OLMo 2's layers with norms after each sublayer.
 
 The embedding has further rows for image tokens, which the head does not score.
 

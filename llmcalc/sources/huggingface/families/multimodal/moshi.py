@@ -1,4 +1,4 @@
-"""Moshi, which speaks while it listens, and Kyutai's speech to text: decoders that read tokens of text and of audio.
+"""Moshi (speech dialogue) and Kyutai's speech to text: decoders that read tokens of text and of audio.
 
 Défossez et al. 2024 (arXiv:2410.00037); Zeghidour et al. 2025 (arXiv:2509.08753). The audio codec is not counted, nor
 is Moshi's depth decoder, which generates the audio's tokens of a time step.
@@ -13,7 +13,7 @@ from ...parts import ACTIVATIONS, Table, architecture, attention, decoder, float
 
 
 def _moshi(config: Config) -> Table:
-    """Reads Moshi's main decoder; its table has one more token than its head scores, and is never tied."""
+    """Reads Moshi's main decoder, whose untied embedding table has one token more than the output head."""
     config.fields_read.add("tie_word_embeddings")
     if not architecture(config).endswith(("ForCausalLM", "MoshiModel")):
         config.notes.append("num_codebooks: the embeddings of the audio's tokens are not counted")
@@ -21,7 +21,7 @@ def _moshi(config: Config) -> Table:
 
 
 def _kyutai_speech_to_text(config: Config) -> Table:
-    """Reads the decoder, whose table has the tokens of text, those of every codebook, and a padding token."""
+    """Reads the decoder, whose embedding table has text tokens, all codebooks' tokens, and a padding token."""
     config.must("tie_word_embeddings", False)
     codebooks = config.size("num_codebooks")
     config.notes.append(
@@ -32,7 +32,7 @@ def _kyutai_speech_to_text(config: Config) -> Table:
 
 
 def _sliding_decoder(config: Config) -> Table:
-    """Returns the decoder: Llama's layers with a sliding window; half of `ffn_dim` is the network's gate."""
+    """Returns the decoder: Llama's layers with a sliding window; half of `ffn_dim` is the FFN's gate."""
     norm, width = float32_rmsnorm(config.number("rms_norm_eps")), config.size("ffn_dim")
     config.divided("num_attention_heads", config.size("hidden_size"), config.size("num_attention_heads"))
     if width % 2:

@@ -1,4 +1,4 @@
-"""Multimodal wrappers of any text model. `towers` reads their vision and audio encoders.
+"""Multimodal wrappers of any text model, whose vision and audio encoders `towers` reads.
 
 transformers: the folders of `models` that the model types name.
 """

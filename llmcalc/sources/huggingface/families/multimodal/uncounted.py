@@ -1,4 +1,4 @@
-"""Multimodal wrappers whose text model is counted but whose encoders are not: a remark names each encoder.
+"""Multimodal wrappers with an uncounted encoder and a counted text model; a remark names each encoder.
 
 transformers: the folders of `models` that the model types name.
 """

@@ -106,7 +106,7 @@ def _indexer(config: Config, norm: Table) -> Table:
 
 
 def _ngram_inputs(config: Config, norm: Table, streams: int) -> dict[int, Table]:
-    """Returns the n-gram embeddings by the number of their layer, counted from 1."""
+    """Returns the n-gram embeddings by layer number, counted from 1."""
     listed_layers = config.get("ple_layer_ids")
     numbers = [] if listed_layers is None else sorted({*config.sizes("ple_layer_ids")})
     longest_ngram, heads_per_ngram = config.size("ngram_size"), config.size("heads_per_ngram")
@@ -145,7 +145,7 @@ def _is_prime(number: int) -> bool:
 
 @frozen(slots=True)
 class _VisibleBlocks(EntryScores):
-    """The indexer's scores of the complete blocks before each token only."""
+    """The indexer's scores of only the complete blocks before each token."""
 
     def pairs(self, run_config: RunConfig) -> Any:
         past = run_config.past_rows(self.rows)
@@ -153,7 +153,7 @@ class _VisibleBlocks(EntryScores):
 
 
 def _visible_blocks(op: Op) -> Op:
-    """Returns an operation with the indexer's scores as the `transformers` class computes them."""
+    """Returns an operation with the indexer's scores as in the `transformers` class."""
     if not isinstance(op, EntryScores):
         return op
     return _VisibleBlocks(op.heads, op.qk_dim, op.v_dim, rows=op.rows, keys=op.keys, rate=op.rate)

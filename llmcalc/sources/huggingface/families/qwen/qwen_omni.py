@@ -30,7 +30,7 @@ OF_QWEN3 = {"vision_config": "qwen3_omni_moe_vision_encoder", "audio_config": "q
 
 
 def _of_thinker(encoders: dict[str, str], **other_models: str) -> dict[str, str]:
-    """Returns the thinker's encoders and the other models beside it, by their paths in the whole model's config."""
+    """Returns the thinker's encoders and the other models, by their paths in the whole model's config."""
     return {**{f"thinker_config.{name}": encoder for name, encoder in encoders.items()}, **other_models}
 
 

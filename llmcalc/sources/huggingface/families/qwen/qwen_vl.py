@@ -14,7 +14,7 @@ from ..llama.llama import llama_like
 
 
 def _qwen2_vl_text(config: Config) -> Table:
-    """Reads Qwen2-VL's text model: the head size is hidden_size / num_attention_heads, regardless of `head_dim`."""
+    """Reads Qwen2-VL's text model, where the head size is hidden_size / num_attention_heads despite `head_dim`."""
     return llama_like(config, attention(config, head_dim=None, **biases(True, *QKV)))
 
 

@@ -1,1 +1,1 @@
-"""State-space models, linear attention, and hybrids of them with softmax attention."""
+"""State-space models, linear attention, and hybrids with softmax attention."""

@@ -98,7 +98,7 @@ def _qwen_decoder(config: Config, expert_flags: list[bool]) -> Table:
 
 
 def _prediction_module(config: Config, names: list[str]) -> Table:
-    """Returns Qwen's multi-token prediction: one module with a layer of full attention."""
+    """Returns Qwen's multi-token prediction: one module with a full-attention layer."""
     layers = config.count("mtp_num_hidden_layers") if config.has("mtp_num_hidden_layers") else 0
     full_kind = next((name for name in reversed(names) if name.startswith("full")), None)
     if layers != 1 or full_kind is None or config.head != "lm":
@@ -143,7 +143,7 @@ OUTSIDE = {
 
 
 def linear_attention_config(config: Config, defaults: Table | None = None) -> Config:
-    """Returns Kimi Linear's table `linear_attn_config`; its fields may also be at the top level, under other names.
+    """Returns Kimi Linear's table `linear_attn_config`, from its place or from renamed top-level fields.
 
     defaults: the defaults of further fields.
     """
@@ -168,13 +168,13 @@ def _kimi_linear(config: Config) -> Table:
 
 
 def _bailing_hybrid(config: Config) -> Table:
-    """Reads Ling 3 as its class in transformers builds it, whose queries have no low rank."""
+    """Reads Ling 3 as in transformers, without query compression."""
     config.must("q_lora_rank", None)
     return ling_3(config)
 
 
 def ling_3(config: Config) -> Table:
-    """Reads Ling 3: full-rank gates, gated latent attention; a latent-attention layer ends each group.
+    """Reads Ling 3: full-rank gates and gated latent attention; a latent-attention layer ends each group.
 
     Linear attention has the sizes of the model, unless the config has separate fields for them.
     """
@@ -198,7 +198,7 @@ def ling_3(config: Config) -> Table:
 
 
 def kda(config: Config, linear_fields: Config, **fields: Any) -> Table:
-    """Returns Kimi delta attention. linear_fields: the config's table of its sizes.
+    """Returns Kimi delta attention. linear_fields: the config's table of sizes.
 
     fields: further fields of the component.
     """
@@ -213,7 +213,7 @@ def kda(config: Config, linear_fields: Config, **fields: Any) -> Table:
 
 
 def with_latent(config: Config, linear: Table, full_attention: Table, mixing: list[str]) -> Table:
-    """Returns a model with linear or latent attention in each layer, and some first layers without experts.
+    """Returns a model with linear or latent attention per layer, and experts after the first layers.
 
     Its class never ties the head.
     """
@@ -244,7 +244,7 @@ def with_latent(config: Config, linear: Table, full_attention: Table, mixing: li
 
 
 def kimi_mixers(config: Config, linear_config: Config, depth: int) -> list[str]:
-    """Returns the mixer of each layer: from `layer_types`, else from two lists of layer numbers, which start at 1.
+    """Returns each layer's mixer, from `layer_types` or from two lists of layer numbers, which start at 1.
 
     Without either, each fourth layer has full attention.
     """

@@ -41,12 +41,12 @@ MIXERS = {"attention": "attention", "full_attention": "attention", "mamba": "mam
 
 
 def hybrid_attention(config: Config, **fields: Any) -> Table:
-    """Returns attention for a model that also has layers of another type."""
+    """Returns attention for a hybrid model."""
     return {"type": "attention", **attention(config, **fields)}
 
 
 def mixed_decoder(config: Config, layer_tables: dict[str, Table], names: list[str]) -> Table:
-    """Returns a decoder with several kinds of layers; each kind is a layer's table without its norm."""
+    """Returns a decoder with several kinds of layers. Each kind is a layer table without a norm."""
     norm = rmsnorm(config.number("rms_norm_eps"))
     stack = stack_of_kinds(
         {name: {**layer_table, "norm": norm, "norm_placement": "pre"} for name, layer_table in layer_tables.items()},
@@ -56,7 +56,7 @@ def mixed_decoder(config: Config, layer_tables: dict[str, Table], names: list[st
 
 
 def dense(config: Config, bias: bool = False, width: int | None = None) -> Table:
-    """Returns a gated FFN for a model that may also have layers with experts."""
+    """Returns a gated FFN for a model that may also have experts."""
     return {"type": "mlp", **glu(config, bias, width)}
 
 

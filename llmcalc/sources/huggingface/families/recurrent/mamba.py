@@ -20,7 +20,7 @@ NONE: Table = {"type": "none"}
 
 
 def step_rank(config: Config, name: str) -> int:
-    """Returns the rank of the projection of Δ; `auto` is hidden_size / 16, rounded up."""
+    """Returns the rank of Δ's projection; `auto` is hidden_size / 16, rounded up."""
     return -(-config.size("hidden_size") // 16) if config.get(name) == "auto" else config.size(name)
 
 
@@ -94,7 +94,7 @@ classes ignore.
 
 
 def layer_interval(config_values: ConfigValues, layer_indices: list[int]) -> int:
-    """Returns the distance between consecutive layers of a list; the model's depth for at most one layer."""
+    """Returns the distance between consecutive listed layers; the model's depth for at most one layer."""
     return layer_indices[1] - layer_indices[0] if len(layer_indices) > 1 else len(config_values.layers)
 
 

@@ -58,7 +58,7 @@ def _nemotron(config: Config) -> Table:
 
 
 def layer_kinds(config: Config) -> list[str]:
-    """Returns the kind of each layer, from a list or from letters; their number is the depth."""
+    """Returns each layer's kind, from a list or from letters; the number of kinds is the depth."""
     field = "layer_types" if config.has("layer_types") or config.has("layers_block_type") else "hybrid_override_pattern"
     pattern: Any = config.get(field)
     letters = list(pattern) if isinstance(pattern, str) else config.texts(field)
@@ -118,7 +118,7 @@ def _nemotron_h(config: Config) -> Table:
 
 
 def single_sublayers(config: Config, layers: list[tuple[str, Config]]) -> Table:
-    """Returns a model of layers that are a single mixer or network. layers: the kind of each, and its fields."""
+    """Returns a model of layers with a single mixer or network. layers: each layer's kind and fields."""
     uncounted_prediction(config)
     norm, act = rmsnorm(config.number("layer_norm_epsilon")), config.choice(ACTIVATIONS, "mlp_hidden_act")
     layer_parts: dict[str, Callable[[Config], Table]] = {

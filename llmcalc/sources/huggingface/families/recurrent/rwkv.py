@@ -1,4 +1,4 @@
-"""RWKV-4: linear in the sequence length, without attention, with LayerNorm; a norm follows the embeddings.
+"""RWKV-4: linear in the sequence length, without attention, with LayerNorm also after the embeddings.
 
 transformers: models/rwkv.
 """

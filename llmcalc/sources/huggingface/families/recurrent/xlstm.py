@@ -1,4 +1,4 @@
-"""xLSTM (xLSTM-7B): only mLSTM layers, each with a gated FFN.
+"""xLSTM (xLSTM-7B): mLSTM layers, each with a gated FFN.
 
 transformers: models/xlstm, which never ties the head to the embedding.
 """

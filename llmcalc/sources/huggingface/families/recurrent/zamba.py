@@ -1,4 +1,4 @@
-"""Zamba: state-space layers, some of them preceded by a shared transformer block: zamba, zamba2.
+"""Zamba and Zamba 2: state-space layers, some with a preceding shared transformer block.
 
 transformers: models/zamba, models/zamba2.
 """
@@ -77,7 +77,7 @@ def _hybrid_decoder(config: Config, mixer: Table, block: Table, names: list[str]
 
 
 def _double_width_attention(config: Config, position: Table | None) -> Table:
-    """Returns attention whose heads together have twice the width of the model, like its input."""
+    """Returns attention whose input and heads have twice the model's width."""
     double_width, heads = 2 * config.size("hidden_size"), config.size("num_attention_heads")
     if (config.maybe("attention_hidden_size") or double_width) != double_width:
         raise config.wrong(

@@ -1,4 +1,4 @@
-"""AFM-7, Apple's text model: Llama's layers with QK-norm; the last ones read one lower layer's keys and values.
+"""AFM-7, Apple's text model: Llama's layers with QK-norm; the last layers share one lower layer's keys and values.
 
 Source: the class in `Family.code`.
 """

@@ -1,4 +1,4 @@
-"""Baichuan-M1: keys and values blended with those of the previous token, and sliding layers with heads of their own.
+"""Baichuan-M1: keys and values blended with the previous token's, and a separate number of heads in sliding layers.
 
 Wang et al. 2025 (arXiv:2502.12671). Its head scores by rows of unit length, which has no parameters. Source: the
 modeling file in `Family.code`.
@@ -30,7 +30,7 @@ def _baichuan_m1(config: Config) -> Table:
 
 
 def _attention(config: Config, heads_field: str, kv_heads_field: str) -> Table:
-    """Returns blended attention. Sliding layers whose fields are not stated have the numbers of the others."""
+    """Returns blended attention; sliding layers without stated fields have the other layers' numbers."""
     heads = config.maybe(heads_field) or config.size("num_attention_heads")
     kv_heads = config.maybe(kv_heads_field) or config.size("num_key_value_heads")
     return {

@@ -21,7 +21,7 @@ def _chatglm(config: Config) -> Table:
 
 
 def _chatglm1(config: Config) -> Table:
-    """Reads ChatGLM-6B, in which halves of each head are rotated by two positions."""
+    """Reads ChatGLM-6B, which rotates the halves of each head by two positions."""
     norm = layernorm(config.number("layernorm_epsilon"))
     mixer = {
         "num_attention_heads": config.size("num_attention_heads"),

@@ -1,4 +1,4 @@
-"""DeepSeek-V4.1: entries and selections that layers share, hyper-connections one sublayer late, and engrams.
+"""DeepSeek-V4.1: entries and selections shared by layers, delayed hyper-connections, and engrams.
 
 An engram is a table of hashed n-grams whose rows a layer adds to its residual streams. Sources:
 vllm/models/deepseek_v41 of vllm-project/vllm at v0.33.0, and mlx_vlm/models/deepseek_v41 of Blaizzy/mlx-vlm.
@@ -111,7 +111,7 @@ def _layer_indices(config: Config, name: str, depth: int) -> set[int]:
 
 
 def _ngram_inputs(config: Config, depth: int, streams: int, norm: Table) -> dict[int, Table]:
-    """Returns the engram of each layer that has one."""
+    """Returns the engram of each layer with an engram."""
     layer_ids, rows = config.sizes("engram_layer_ids"), config.sizes("engram_num_embeddings")
     if len(rows) != len(layer_ids):
         raise config.wrong("engram_num_embeddings", rows, f"one number of rows for each of {len(layer_ids)} layers")

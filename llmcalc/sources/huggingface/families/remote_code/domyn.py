@@ -1,4 +1,4 @@
-"""Domyn Edge: layers with head sizes, windows and positions of their own, norms around sublayers, and QK-norm.
+"""Domyn Edge: head sizes, windows and positions per layer, norms around sublayers, and QK-norm.
 
 The norms of queries and keys have no weights. Sources: vLLM's file in `Family.code`, and its configuration class in
 igeniusai/vllm-domyn-edge.
@@ -36,12 +36,12 @@ def _domyn_edge(config: Config) -> Table:
 
 
 def _is_window(pair: object) -> bool:
-    """Whether a value is a window: the number of tokens before each token that it attends to, or -1 for all, and 0."""
+    """Whether a value is a window (two token counts): tokens before each token, or -1 for all; then 0."""
     return isinstance(pair, list | tuple) and len(pair) == 2 and is_whole(pair[0]) and pair[0] >= -1 and pair[1] == 0
 
 
 def _head_dims(config: Config) -> list[int]:
-    """Returns the head size of each layer, from a list or from the fields of single layers."""
+    """Returns each layer's head size, from a list or from fields of single layers."""
     if not config.has("per_layer_config"):
         return config.sizes("head_sizes")
     layers = config.table("per_layer_config")

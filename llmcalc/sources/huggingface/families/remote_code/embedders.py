@@ -62,7 +62,7 @@ def _jina_bert(config: Config) -> Table:
 
 
 def _neobert(config: Config) -> Table:
-    """Reads NeoBERT: Llama's layers without a causal mask; the network has two thirds of the stated width.
+    """Reads NeoBERT: Llama's layers without a causal mask, and an FFN with two thirds of the stated width.
 
     Its width is the next multiple of 8.
     """

@@ -44,14 +44,14 @@ def _deepseek(config: Config) -> Table:
 
 
 def _bailing_moe(config: Config) -> Table:
-    """Reads Ling and Ring, versions 1 and 2. The MTP modules of version 2 are those of DeepSeek-V3."""
+    """Reads Ling and Ring, versions 1 and 2, with DeepSeek-V3's MTP modules in version 2."""
     norm, depth = rmsnorm(config.number("rms_norm_eps")), config.size("num_hidden_layers")
     names = ["dense" if i < config.count("first_k_dense_replace") else "moe" for i in range(depth)]
     return deepseek(config, ling_attention(config, norm), ling_experts(config), names)
 
 
 def ling_attention(config: Config, norm: Table) -> Table:
-    """Returns the grouped-query attention of Ling. norm: of queries and keys, if there is one."""
+    """Returns Ling's grouped-query attention. norm: the optional norm of queries and keys."""
     return attention(
         config,
         position=ling_rope(config),
@@ -83,7 +83,7 @@ def ling_experts(config: Config) -> Table:
 
 
 def ling_lightning(config: Config, norm: Table) -> Table:
-    """Returns the lightning attention of Ring-linear and Ling 2.5. norm: of queries and keys, if there is one."""
+    """Returns lightning attention of Ring-linear and Ling 2.5. norm: the optional norm of queries and keys."""
     heads = config.size("num_attention_heads")
     return {
         "type": "lightning",
@@ -99,7 +99,7 @@ def ling_lightning(config: Config, norm: Table) -> Table:
 
 
 def _bailing_linear(config: Config) -> Table:
-    """Reads Ring-linear: lightning attention with a layer of softmax attention at the end of each group of layers.
+    """Reads Ring-linear: groups of lightning-attention layers, each ended by a softmax-attention layer.
 
     The layers after the last whole group have softmax attention, too.
     """
@@ -171,7 +171,7 @@ def _hunyuan(config: Config) -> Table:
 
 
 def _in_every_layer(config: Config, name: str, depth: int) -> int:
-    """Returns a size that may be a list with one value per layer. Raises `InputError` if layers differ."""
+    """Returns a size that may be a list with one value per layer. Raises `InputError` for differing values."""
     values = config.get(name)
     if not isinstance(values, list):
         return config.size(name)
@@ -181,7 +181,7 @@ def _in_every_layer(config: Config, name: str, depth: int) -> int:
 
 
 def _grok(config: Config) -> Table:
-    """Reads Grok-1 in the form of the hub: experts in every layer, norms before and after each sublayer."""
+    """Reads Grok-1 in the hub's form: experts in every layer, norms before and after each sublayer."""
     norm = rmsnorm(config.number("rms_norm_eps"))
     experts = moe(
         config.size("num_experts"), config.size("num_experts_per_tok"), {**glu(config), "hidden_act": "gelu_tanh"}
@@ -192,7 +192,7 @@ def _grok(config: Config) -> Table:
 
 
 def _arctic(config: Config) -> Table:
-    """Reads Snowflake Arctic: every `moe_layer_frequency`-th layer has experts, with `use_residual` beside a network.
+    """Reads Snowflake Arctic: experts in every `moe_layer_frequency`-th layer; `use_residual` adds a dense network.
 
     That network is as wide as the layer.
     """
@@ -212,7 +212,7 @@ def _arctic(config: Config) -> Table:
 
 
 def _grok_2(config: Config) -> Table:
-    """Reads Grok-2: with `residual_moe` a network beside the experts, which reads the same input."""
+    """Reads Grok-2; `residual_moe` adds a network with the same input as the experts."""
     norm, has_residual_network = rmsnorm(config.number("rms_norm_eps")), config.flag("residual_moe")
     width = config.maybe("moe_intermediate_size") or config.size("intermediate_size")
     config.fields_read.add("intermediate_size")
@@ -230,7 +230,7 @@ def _grok_2(config: Config) -> Table:
 
 
 def _minimax_m1(config: Config) -> Table:
-    """Reads MiniMax-Text-01 and M1, which list their layers as 0, lightning attention, and 1, softmax attention."""
+    """Reads MiniMax-Text-01 and M1, whose layer list has 0 for lightning attention and 1 for softmax attention."""
     config.must("postnorm", True)
     depth, attention_flags = config.size("num_hidden_layers"), config.sizes("attn_type_list")
     if len(attention_flags) != depth or not {*attention_flags} <= {0, 1}:
@@ -242,7 +242,7 @@ def _minimax_m1(config: Config) -> Table:
 
 
 def _sarvam_mla(config: Config) -> Table:
-    """Reads Sarvam 105B: DeepSeek-V3 with the field names of Ling; its queries have no low rank unless stated."""
+    """Reads Sarvam 105B: DeepSeek-V3 with Ling's field names, by default without query compression."""
     depth, first_moe = config.size("num_hidden_layers"), config.count("first_k_dense_replace")
     names = ["dense" if i < first_moe else "moe" for i in range(depth)]
     width, shared_count = config.size("moe_intermediate_size"), config.count("num_shared_experts")
@@ -284,7 +284,7 @@ LAYOUTS = {"rope_layout": 1, "sliding_window_layout": 0}
 
 
 def _layer_flags(config: Config, name: str, depth: int, default: int) -> list[int]:
-    """Returns 0 or 1 for each layer, from a list in the config; `default` for every layer without the list."""
+    """Returns 0 or 1 for each layer, from a list in the config; without the list, `default` for every layer."""
     layer_flags = config.sizes(name) if config.has(name) else [default] * depth
     if len(layer_flags) != depth or not {*layer_flags} <= {0, 1}:
         raise config.wrong(name, layer_flags, f"{depth} times 0 or 1, one for each layer")

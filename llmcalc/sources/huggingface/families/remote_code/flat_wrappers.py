@@ -53,7 +53,7 @@ def _text_of_version(config: Config, first_version: float) -> Table:
 
 
 def _text_of_type(config: Config, model_type: str, fields: Mapping[str, Any]) -> Table:
-    """Returns the text model that the fields describe, read under the given model type."""
+    """Returns the text model of the fields, read under the given model type."""
     family = family_of(model_type)
     text = config_of({**fields, "architectures": []}, model_type, family, config.head, config.where)
     table: Table = family.read(text) if family.read is not None else {}
@@ -64,7 +64,7 @@ def _text_of_type(config: Config, model_type: str, fields: Mapping[str, Any]) ->
 
 
 def _moondream(config: Config) -> Table:
-    """Reads Moondream 2: Phi's layers with the sizes of Phi 1.5, unless a config of 2024 states others.
+    """Reads Moondream 2: Phi's layers with Phi 1.5's sizes, unless a config of 2024 states others.
 
     Its encoder of images is not counted. Sizes under `config`, which its smaller model has, are not supported.
     """
@@ -99,7 +99,7 @@ MINICPM_FIELDS = field_names(
 
 
 def _llava(text: str, code: str) -> Family:
-    """Returns the record of a class of LLaVA's own code. text: the model type of its text model.
+    """Returns the record of a class in LLaVA's code. text: the text model's type.
 
     VILA and NVILA, whose classes have LLaVA's names, have the text model in `llm_cfg`.
     """

@@ -97,7 +97,7 @@ def _stablelm_epoch(config: Config) -> Table:
 
 
 def _refined_web(config: Config) -> Table:
-    """Reads the first files of Falcon: 40B with a norm for each of the parallel sublayers, 7B with one norm."""
+    """Reads Falcon's first files: the 40B has a norm for each parallel sublayer, the 7B one norm."""
     bias, heads = config.flag("bias"), config.size("num_attention_heads")
     kv_heads = config.maybe("n_head_kv") or (1 if config.flag("multi_query") else heads)
     position = {"type": "alibi"} if config.flag("alibi") else rope(config)
@@ -195,7 +195,7 @@ def _openelm(config: Config) -> Table:
 
 
 def _nemotron_nas(config: Config) -> Table:
-    """Reads models of NVIDIA's Puzzle: each layer has its number of groups and width of FFN, or lacks the part."""
+    """Reads models of NVIDIA's Puzzle, whose layers differ in groups and FFN width, or lack a part."""
     depth = config.size("num_hidden_layers")
     width = config.size("hidden_size")
     heads = config.size("num_attention_heads")
@@ -234,7 +234,7 @@ def _nemotron_nas(config: Config) -> Table:
 
 
 def _block_part(config: Config, layer: int, table: Table, name: str) -> Config:
-    """Returns the table of a layer's attention or FFN. Raises `InputError` for a part that is a single projection."""
+    """Returns the table of a layer's attention or FFN. Raises `InputError` for a single projection."""
     location = f"{config.where}block_configs[{layer}]."
     part_table = Config({name: table.get(name)}, {}, config.model_type, where=location).table(name)
     fields = Config(part_table, BLOCK_PART, config.model_type, where=f"{location}{name}.")

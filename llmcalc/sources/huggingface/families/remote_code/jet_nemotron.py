@@ -1,4 +1,4 @@
-"""Jet-Nemotron: Qwen2's layers, in most of which linear attention (JetBlock) takes the place of softmax attention.
+"""Jet-Nemotron: Qwen2's layers, most of them with linear attention (JetBlock) instead of softmax attention.
 
 Gu et al. 2025 (arXiv:2508.15884). Sources: the modeling file in `Family.code`, and SGLang's models/jet_nemotron.py.
 """

@@ -65,7 +65,7 @@ def _k2_horizon(config: Config) -> Table:
 
 
 def _sparse_layer(config: Config, experts: int) -> Table:
-    """Returns what a layer with routed experts has of its own: its network, and in MoVA its values."""
+    """Returns the special parts of a layer with routed experts: the network, and in MoVA the values."""
     scoring = config.choice({"softmax": "softmax", "sigmoid": "sigmoid"}, "router_score_func")
     router: Table = {"scoring_func": scoring}
     if config.flag("moe_gate_bias"):

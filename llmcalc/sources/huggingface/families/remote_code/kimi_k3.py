@@ -63,7 +63,7 @@ def block_residual_decoder(
 
 
 class _Mixers(NamedTuple):
-    """The mixers of all layers.
+    """The token mixers of all layers.
 
     linear: the table of Kimi delta attention.
     full: the table of latent attention.
@@ -76,7 +76,7 @@ class _Mixers(NamedTuple):
 
 
 def _attention_mixers(config: Config, depth: int) -> _Mixers:
-    """Returns Kimi delta attention, latent attention, and the kind of attention of each layer."""
+    """Returns Kimi delta attention, latent attention, and each layer's kind of attention."""
     linear_config = linear_attention_config(config, {"gate_lower_bound": None, "use_full_rank_gate": False})
     stated_bound = linear_config.get("gate_lower_bound")
     bound: Table = {}
@@ -98,7 +98,7 @@ def _attention_mixers(config: Config, depth: int) -> _Mixers:
 
 
 def _latent_experts(config: Config) -> Table:
-    """Returns routed experts on a latent of another width, and the shared experts as one network."""
+    """Returns routed experts on a latent width, and the shared experts as one network."""
     width, shared_count = config.size("moe_intermediate_size"), config.count("n_shared_experts")
     latent_width, eps = config.maybe("routed_expert_hidden_size"), config.number("rms_norm_eps")
     normed = {"output_norm": rmsnorm(eps)} if config.flag("latent_moe_use_norm") else {}

@@ -1,4 +1,4 @@
-"""Ling 2.5 and Ring 2.5, and Ling 3 with a low rank of its queries: latent attention beside linear attention.
+"""Ling 2.5, Ring 2.5 and Ling 3 with query compression: latent attention beside linear attention.
 
 All of them state the model type `bailing_hybrid`, whose class in transformers is Ling 3's without that low rank.
 
@@ -20,7 +20,7 @@ from .experts import LING, LING_IGNORED, ling_experts, ling_lightning
 
 
 def _ling_2_5(config: Config) -> Table:
-    """Reads Ling 2.5 and 2.6: lightning attention, with a layer of latent attention at the end of each group."""
+    """Reads Ling 2.5 and 2.6: groups of lightning-attention layers, each ended by a latent-attention layer."""
     uncounted_prediction(config)
     norm, depth = rmsnorm(config.number("rms_norm_eps")), config.size("num_hidden_layers")
     group = config.size("layer_group_size")

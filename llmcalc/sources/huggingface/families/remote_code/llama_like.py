@@ -38,7 +38,7 @@ def _llama(config: Config) -> Table:
 
 
 def _xverse(config: Config) -> Table:
-    """Reads XVERSE; XVERSE-MoE has experts in every layer, and shared experts as one network of their total width."""
+    """Reads XVERSE and XVERSE-MoE, which has experts in every layer and one wide FFN for the shared experts."""
     table = _llama(config)
     if config.has("num_experts"):
         shared_count = config.count("num_shared_experts") if config.has("num_shared_experts") else 0
@@ -58,7 +58,7 @@ def _internlm(config: Config) -> Table:
 
 
 def _baichuan(config: Config) -> Table:
-    """Reads Baichuan 1 and 2. The 7B has RoPE; the 13B has ALiBi, and its length is in `model_max_length`.
+    """Reads Baichuan 1 and 2. The 7B has RoPE; the 13B has ALiBi, and the length in `model_max_length`.
 
     The classes have as many heads of keys and values as of queries.
     """
@@ -84,7 +84,7 @@ def _minicpm(config: Config) -> Table:
 
 
 def _mobilellm(config: Config) -> Table:
-    """Reads MobileLLM: `share_embedding` ties the head; sharing the weights of adjacent layers is not supported."""
+    """Reads MobileLLM: `share_embedding` ties the head; weight sharing of adjacent layers is not supported."""
     config.must("layer_sharing", False)
     return llama_like(config, attention(config, **biases(config.flag("attention_bias"), *QKVO)))
 
@@ -113,7 +113,7 @@ def _plm(config: Config) -> Table:
 
 
 def _lille(config: Config) -> Table:
-    """Reads Lille 130M: the width of its network is 8/3 of the model's, rounded to 256."""
+    """Reads Lille 130M, whose FFN width is 8/3 of the model's width, rounded to 256."""
     norm = rmsnorm(config.number("layer_norm_eps"))
     width = max(1, round(8 * config.size("hidden_size") // 3 / 256)) * 256
     block = layer_table(attention(config), {"intermediate_size": width, "hidden_act": "silu", "gated": True}, norm)
@@ -153,7 +153,7 @@ def _step1(config: Config) -> Table:
 
 
 def _solar(config: Config) -> Table:
-    """Reads Solar Pro, which adds earlier layers' states to later layers with fixed weights, without parameters.
+    """Reads Solar Pro, which adds earlier layers' states to later layers with fixed weights.
 
     The engines that serve it attend to all tokens, whatever `sliding_window` says.
     """
@@ -172,7 +172,7 @@ def _plamo(config: Config) -> Table:
 
 
 def _cogvlm(config: Config) -> Table:
-    """Reads CogVLM 1 and 2: Llama's layers for text tokens; image tokens have separate weights.
+    """Reads CogVLM 1 and 2: Llama's layers for text tokens, and separate weights for image tokens.
 
     CogVLM 2, which states its heads of keys and values, has a bias in the projections of queries, keys and values of
     an image.

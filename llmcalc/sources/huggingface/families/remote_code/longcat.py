@@ -1,4 +1,4 @@
-"""LongCat-Flash-Lite: LongCat-Flash with embeddings of n-grams beside those of tokens.
+"""LongCat-Flash-Lite: LongCat-Flash with additional n-gram embeddings.
 
 Source: the file in `Family.code`; its hashes of n-grams have no parameters.
 """
@@ -19,7 +19,7 @@ MOST_TABLES = 64
 
 
 def _longcat_flash_ngram(config: Config) -> Table:
-    """Reads LongCat-Flash-Lite: `emb_split_num` tables for each length of n-grams from 2 to `emb_neighbor_num`.
+    """Reads LongCat-Flash-Lite: `emb_split_num` tables per n-gram length from 2 to `emb_neighbor_num`.
 
     Table i has ngram_vocab_size_ratio · vocab_size + 2·i + 1 rows.
     """

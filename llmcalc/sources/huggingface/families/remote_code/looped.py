@@ -1,4 +1,4 @@
-"""Ouro, Nanbeige 4.2 and LoopCoder: decoders whose layers run several times, with the same parameters in every step.
+"""Ouro, Nanbeige 4.2 and LoopCoder: decoders that run all layers several times with the same parameters.
 
 Ouro (Zhu et al. 2025, arXiv:2510.25741): each of the `total_ut_steps` steps runs all layers, and each of them caches
 keys and values of its own in every step. The final norm ends each step, and a gate of one output may end them early.
@@ -44,7 +44,7 @@ def _ouro(config: Config) -> Table:
 
 
 def _nanbeige(config: Config) -> Table:
-    """Reads Nanbeige 4.2. With weights for the losses of its loops, it runs one loop more than there are weights."""
+    """Reads Nanbeige 4.2; with loss weights per loop, there is one loop more than weights."""
     for name in OTHER_STRUCTURES:
         config.must(name, False)
     for name in ("emb_neighbor_num", "insert_ngram_layer_idx"):
@@ -81,7 +81,7 @@ def _loopcoder(config: Config) -> Table:
 
 
 def _steps(config: Config, loop_count: int) -> Table:
-    """Returns a stack whose layers all run in each of `loop_count` loops, with the same parameters."""
+    """Returns a stack that runs all layers in each of `loop_count` loops with the same parameters."""
     depth = config.size("num_hidden_layers")
     if depth > MOST_KINDS or depth * loop_count > MOST_LAYERS:
         raise config.wrong("num_hidden_layers", depth, f"at most {MOST_KINDS} layers")

@@ -1,4 +1,4 @@
-"""MiMo-V2.5 and -Pro: sliding layers with sizes of their own, and experts, in layers that the config lists.
+"""MiMo-V2.5 and -Pro: sliding layers with separate sizes, and experts in listed layers.
 
 MiMo-V2-Flash has a class in transformers, which reads fewer of the fields (`experts.mimo`).
 
@@ -30,7 +30,7 @@ SIZES = ("num_attention_heads", "num_key_value_heads", "head_dim", "v_head_dim")
 
 
 def _mimo_v2(config: Config) -> Table:
-    """Reads MiMo-V2.5: only sliding layers have sinks; `hybrid_layer_pattern` marks them with 1."""
+    """Reads MiMo-V2.5: only sliding layers have sinks; 1 in `hybrid_layer_pattern` marks a sliding layer."""
     config.must("add_full_attention_sink_bias", None, False)
     config.must("n_shared_experts", None, 0)
     uncounted_prediction(config)

@@ -1,4 +1,4 @@
-"""MiniCPM-SALA: lightning attention beside sparse attention with an output gate, in layers that the config lists.
+"""MiniCPM-SALA: lightning attention in listed layers, sparse attention with an output gate in others.
 
 Source: the modeling file in `Family.code`; sequences of up to `dense_len` tokens attend to all tokens.
 """
@@ -38,7 +38,7 @@ def _sparse_attention(config: Config) -> Table:
 
 
 def _lightning_attention(config: Config, norm: Table) -> Table:
-    """Returns the lightning attention. norm: of queries and keys, if there is one."""
+    """Returns the lightning attention. norm: the optional norm of queries and keys."""
     heads = config.size("lightning_nh")
     config.must("lightning_nkv", heads)
     for name in ("use_output_gate", "use_output_norm"):

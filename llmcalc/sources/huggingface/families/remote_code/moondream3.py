@@ -1,4 +1,4 @@
-"""Moondream 3: a layer norm, then attention and a network or experts side by side; its text model's sizes are nested.
+"""Moondream 3: a layer norm, then attention in parallel to a network or experts.
 
 Source: the file in `Family.code`.
 """
@@ -27,7 +27,7 @@ EXPERTS = {"start_layer": 4, "n_experts": 64, "n_experts_per_tok": 8, "expert_in
 
 
 def _moondream3(config: Config) -> Table:
-    """Reads Moondream 3. The scales of queries and values by each token's projections (`tau`) are not counted."""
+    """Reads Moondream 3. Token-dependent scales of queries and values (`tau`) are not counted."""
     sections = config.table("config") if config.has("config") else {}
     config.fields_read.add("config")
     text = Config(_config_section(config, sections, "text"), TEXT, config.model_type, where="config.text.")

@@ -30,7 +30,7 @@ from ...parts import (
 
 
 def _hf_olmo(config: Config) -> Table:
-    """Reads OLMo 1: one flag for the biases of all linear layers, and one for the weights of the norms."""
+    """Reads OLMo 1, with one flag for all linear biases and one for norm weights."""
     bias = config.flag("include_bias")
     config.choice({"sequential": True, "llama": True}, "block_type")
     norm_bias = bias if config.get("bias_for_layer_norm") is None else config.flag("bias_for_layer_norm")

@@ -1,4 +1,4 @@
-"""Phi-4-mini-flash: Mamba beside differential attention, then gates on one Mamba layer's recurrence and shared keys.
+"""Phi-4-mini-flash: Mamba and differential attention, then layers that reuse one recurrence and shared keys.
 
 SambaY (Ren et al. 2025, arXiv:2507.06607): the first half has Mamba and sliding differential attention in turn. One
 Mamba layer and one full attention follow; the layers above them read that recurrence, and those keys and values. No
@@ -60,7 +60,7 @@ def _phi4flash(config: Config) -> Table:
 
 
 def _window(config: Config) -> int | None:
-    """Returns the window of the first half's attention, which configs state once or for each layer."""
+    """Returns the window of the first half's attention, stated once or per layer."""
     value = config.get("sliding_window")
     if not isinstance(value, list):
         return config.maybe("sliding_window")

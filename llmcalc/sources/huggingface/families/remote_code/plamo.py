@@ -1,4 +1,4 @@
-"""PLaMo 2 and 3: norms before and after each sublayer; PLaMo 2 has state-space layers beside attention.
+"""PLaMo 2 and 3: norms before and after each sublayer; PLaMo 2 also has state-space layers.
 
 Sources: the files of vLLM in `Family.code` of each model type.
 """
@@ -25,7 +25,7 @@ from ...parts import (
 
 
 def _plamo2(config: Config) -> Table:
-    """Reads PLaMo 2: every `mamba_step`-th layer has attention, in a window unless `full_attention_idx` lists it."""
+    """Reads PLaMo 2: every `mamba_step`-th layer has attention; `full_attention_idx` lists layers without a window."""
     eps, depth, period = config.number("rms_norm_eps"), config.size("num_hidden_layers"), config.size("mamba_step")
     norm, heads, size = offset_rmsnorm(eps), config.size("num_attention_heads"), config.size("hidden_size_per_head")
     window, full_layers = config.maybe("attention_window_size"), config.get("full_attention_idx")
@@ -62,7 +62,7 @@ def _plamo2(config: Config) -> Table:
 
 
 def _is_mamba(config: Config, layer: int, depth: int, period: int) -> bool:
-    """Whether a layer has a state-space mixer; if no layer is at half the period, the last has attention."""
+    """Whether a layer has a state-space mixer; without a layer at half the period, the last has attention."""
     if not config.flag("mamba_enabled"):
         return False
     if period < 2:

@@ -1,4 +1,4 @@
-"""Nemotron-H-Puzzle: Nemotron-H, whose layers have sizes of their own (Nemotron 3 Puzzle 75B A9B).
+"""Nemotron-H-Puzzle: Nemotron-H with sizes per layer (Nemotron 3 Puzzle 75B A9B).
 
 Sources: the modeling file in `Family.code`, and its ports in vLLM and SGLang (models/nemotron_h.py).
 """
@@ -16,7 +16,7 @@ from ..recurrent.nemotron import KINDS, layer_kinds, single_sublayers
 
 
 def _puzzle(config: Config) -> Table:
-    """Reads Nemotron-H-Puzzle: `block_configs` has the kind of each layer, and sizes that replace the model's own."""
+    """Reads Nemotron-H-Puzzle: `block_configs` has each layer's kind and sizes, which replace the model's sizes."""
     blocks = config.get("block_configs")
     if not isinstance(blocks, list) or not all(isinstance(block, dict) for block in blocks):
         raise config.wrong("block_configs", blocks, "a list with a table of fields for each layer")

@@ -1,4 +1,4 @@
-"""The first Qwen: one projection of queries, keys and values with a bias, and a gated FFN of half of intermediate_size.
+"""The first Qwen: one biased projection of queries, keys and values, and a gated FFN of half of intermediate_size.
 
 Source: modeling_qwen.py of Qwen/Qwen-7B and Qwen/Qwen-72B. The first revision of Qwen-7B has GPT-2's field names.
 """

@@ -1,4 +1,4 @@
-"""RWKV-5, RWKV-6 and RWKV-7 in the forms of their Hugging Face classes; a norm follows the embeddings.
+"""RWKV-5, RWKV-6 and RWKV-7 as in their Hugging Face classes; a norm follows the embeddings.
 
 Sources: the modeling files in `Family.code` of each model type.
 """

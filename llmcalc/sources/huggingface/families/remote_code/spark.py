@@ -1,4 +1,4 @@
-"""Spark-X2.5: Llama's layers with a gate on each head's output, and sliding windows in three of four layers.
+"""Spark-X2.5: Llama's layers with an output gate per head, and sliding windows in three of four layers.
 
 Sources: the modeling file in `Family.code`, and its ports in SGLang (models/spark2_5.py) and MLX-LM.
 """

@@ -33,7 +33,7 @@ def _step3_text(config: Config) -> Table:
 
 
 def _layers_with_experts(config: Config, depth: int) -> set[int]:
-    """Returns the layer indices in `moe_layers_enum`, a comma-separated text; default all layers but the first."""
+    """Returns the layer indices in `moe_layers_enum`, a comma-separated text; default all but the first layer."""
     listed_indices = config.get("moe_layers_enum")
     if listed_indices is None:
         return {*range(1, depth)}

@@ -1,4 +1,4 @@
-"""Multimodal wrappers whose class is code in the model's own repository; only their text model is counted.
+"""Multimodal wrappers whose class is code in the model's repository; only the text model is counted.
 
 Sources: the modeling files of the models' repositories, in `Family.code` of each model type.
 """
@@ -34,7 +34,7 @@ def _interns1_pro_text(config: Config) -> Table:
 
 
 def _wrapper(text: str, code: str, text_section: str = "text_config", **fields: Any) -> Family:
-    """Returns the record of a wrapper with a class of its own, which ties what its text model's config ties.
+    """Returns the record of a wrapper with a separate class, which ties the same weights as the text model.
 
     text: the model type of its text model.
     fields: further fields of the record.

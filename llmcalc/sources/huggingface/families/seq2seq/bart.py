@@ -44,7 +44,7 @@ def _bart(config: Config) -> Table:
 
 
 def _mvp(config: Config) -> Table:
-    """Reads MVP, without the learned prompts of each layer."""
+    """Reads MVP without its learned prompts."""
     config.must("use_prompt", False)
     return _bart(config)
 
@@ -58,7 +58,7 @@ def _m2m_100(config: Config) -> Table:
 
 
 def _marian(config: Config) -> Table:
-    """Reads Marian: its sinusoidal positions are a frozen table in the checkpoint."""
+    """Reads Marian, whose sinusoidal positions are a frozen table in the checkpoint."""
     decoder_vocab = config.maybe("decoder_vocab_size") or config.size("vocab_size")
     shares_embeddings = config.flag("share_encoder_decoder_embeddings")
     table = bart_like(config, "post", position=learned_positions(config))
@@ -89,7 +89,7 @@ def _pegasus(config: Config) -> Table:
 
 
 def _bigbird_pegasus(config: Config) -> Table:
-    """Reads BigBird-Pegasus, whose encoder attends to all tokens, or in long sequences to some blocks of tokens."""
+    """Reads BigBird-Pegasus, whose encoder attends to all tokens, or to token blocks in long sequences."""
     block_sparse_note(config)
     table = bart_like(config, "pre", position=learned_positions(config), bias=config.flag("use_bias"))
     if architecture(config).endswith("ForCausalLM"):  # the class of the decoder alone ties nothing

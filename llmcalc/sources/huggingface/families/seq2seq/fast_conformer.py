@@ -14,7 +14,7 @@ from ...parts import ACTIVATIONS, QKVO, Table, biases, head_table, layer_table, 
 
 
 def _canary(config: Config) -> Table:
-    """Reads Canary, whose decoder is a section of its config and reads the encoder's output as it is."""
+    """Reads Canary, whose decoder is a section of the config and reads the unprojected encoder output."""
     section = _config_section(config, "decoder_config", "canary_decoder", CANARY_DECODER)
     if section.size("vocab_size") != config.size("vocab_size"):
         raise section.wrong("vocab_size", section.get("vocab_size"), f"{config.get('vocab_size')}, as in the config")
@@ -38,7 +38,7 @@ def _cohere_asr(config: Config) -> Table:
 
 
 def _config_section(config: Config, name: str, kind: str, defaults: Table) -> Config:
-    """Returns a section of the config, which has the defaults of its class where the config has none."""
+    """Returns a section of the config, or the class's defaults without a section."""
     fields = {} if config.get(name) is None else config.table(name)
     section = Config(fields, defaults, kind, where=f"{name}.")
     if fields.get("model_type", kind) != kind:
@@ -88,7 +88,7 @@ def _decoder(section: Config, position: Table) -> Table:
 
 
 def _conformer_encoder(config: Config, defaults: Table) -> Table:
-    """Returns the FastConformer. defaults: the values of fields that its section leaves out."""
+    """Returns the FastConformer. defaults: default values of the section's fields."""
     section = _config_section(config, "encoder_config", "parakeet_encoder", defaults)
     width, heads, norm = section.size("hidden_size"), section.size("num_attention_heads"), layernorm()
     has_bias, head_dim = section.flag("attention_bias"), section.maybe("head_dim")
@@ -128,7 +128,7 @@ def _conformer_encoder(config: Config, defaults: Table) -> Table:
 
 
 def _subsampling(section: Config) -> Table:
-    """Returns the convolutions below the layers: each halves the frames, and the last ones are depthwise-separable."""
+    """Returns the convolutions before the layers: each halves the frames; all but the first are depthwise-separable."""
     factor, mel_bins = section.size("subsampling_factor"), section.size("num_mel_bins")
     section.must("subsampling_conv_kernel_size", 3)
     section.must("subsampling_conv_stride", 2)

@@ -1,4 +1,4 @@
-"""Moonshine streaming: an encoder of frames of samples, which looks at few later frames, and Moonshine's decoder.
+"""Moonshine streaming: an encoder of audio frames with a short look-ahead, and Moonshine's decoder.
 
 The decoder adds learned positions to the encoder's output, and projects it if the two widths differ.
 transformers: models/moonshine_streaming.

@@ -86,7 +86,7 @@ def _post_norm_stack(config: Config, stack_name: str) -> Table:
 
 
 def _learned_positions(config: Config, extra_rows: int) -> Table:
-    """Returns learned positions after the padding token's row. extra_rows: the rows that predict streams read ahead."""
+    """Returns learned positions after the padding row. extra_rows: rows for tokens of predict streams."""
     rows, padding = config.size("max_position_embeddings"), config.get("pad_token_id")
     if not is_whole(padding) or not 0 <= padding < min(64, rows - 2):
         raise config.wrong("pad_token_id", padding, "the index of the padding token, below max_position_embeddings − 2")

@@ -1,4 +1,4 @@
-"""Speech encoder-decoders whose encoder's length depends on the length of the audio: Speech2Text and Moonshine.
+"""Speech encoder-decoders whose encoder length depends on the audio: Speech2Text and Moonshine.
 
 Wang et al. 2020 (arXiv:2010.05171); Jeffries et al. 2024 (arXiv:2410.15608).
 transformers: models/speech_to_text, models/moonshine.
@@ -72,7 +72,7 @@ def _moonshine(config: Config) -> Table:
 
 
 def _stack_attention(config: Config, stack_name: str, hidden: int) -> Table:
-    """Returns the attention of a stack; it has as many key/value heads as query heads."""
+    """Returns the attention of a stack, with as many key/value heads as query heads."""
     heads = config.size(f"{stack_name}_num_attention_heads")
     kv_heads = config.maybe(f"{stack_name}_num_key_value_heads")
     if kv_heads not in (None, heads):

@@ -50,13 +50,13 @@ def _switch(config: Config) -> Table:
 
 
 def _router(config: Config) -> Table:
-    """Returns a router that computes in its own number format, by default float32, which has copies of its inputs."""
+    """Returns a router that computes in a separate number format (default float32), with copies of its inputs."""
     dtype = config.choice({"float32": "float32", "float16": "float16", "bfloat16": "bfloat16"}, "router_dtype")
     return {**biases(config.flag("router_bias"), "bias"), **biases(dtype == "float32", "float32_product")}
 
 
 def _expert_interval(config: Config, stack_name: str, depth: int) -> int:
-    """Returns the interval at which layers have experts, from the config's number of evenly spread such layers."""
+    """Returns the interval of layers with experts, from the number of evenly spread expert layers."""
     sparse_layers = config.count(f"num_sparse_{stack_name}_layers")
     if config.has(f"{stack_name}_sparse_step"):
         return config.count(f"{stack_name}_sparse_step")
@@ -111,12 +111,12 @@ def _expert_layers(config_values: ConfigValues, stack_name: str) -> list[int]:
 
 
 def _written_router_dtype(config_values: ConfigValues) -> str:
-    """Returns the number format of routers; a spec does not tell the formats of 16 bits apart."""
+    """Returns the number format of routers; a spec does not distinguish 16-bit formats."""
     return "float32" if config_values.find(LinearRouter).float32_product else "bfloat16"
 
 
 def _written_expert_interval(config_values: ConfigValues, stack_name: str) -> int:
-    """Returns the config's interval at which layers have experts; 0 for none."""
+    """Returns the config's interval of layers with experts; 0 for none."""
     sparse_layers = _expert_layers(config_values, stack_name)
     return sparse_layers[0] + 1 if sparse_layers else 0
 

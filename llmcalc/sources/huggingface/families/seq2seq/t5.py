@@ -95,7 +95,7 @@ def _t5_attention(config: Config) -> Table:
 
 
 def t5_feed_forward(config: Config) -> Table:
-    """Returns the FFN that `feed_forward_proj` names, such as `relu` or `gated-gelu`; `gated-` adds a gate.
+    """Returns the FFN of `feed_forward_proj`, such as `relu` or `gated-gelu`; `gated-` adds a gate.
 
     is_gated_act, if given, overrides the prefix.
     """

@@ -47,7 +47,7 @@ def _udop(config: Config) -> Table:
 
 
 def _bias_buckets(config: Config) -> list[int]:
-    """Returns the numbers of buckets of the tables in `relative_bias_args`, the table of distances in the text first.
+    """Returns the bucket numbers of the tables in `relative_bias_args`, the text-distance table first.
 
     By default there are three, of BUCKETS buckets each.
     """

@@ -1,0 +1,269 @@
+"""The options of `time`, `serve` and `cost` beside those of a run and a layout, each declared once.
+
+The options of the command line, the checks of the Python API and those of measured rows are read from these classes.
+An attribute is None for an option that was not given, and else the checked value. Nothing here needs a model.
+"""
+
+from __future__ import annotations
+
+import math
+import re
+from functools import partial
+from pathlib import Path
+from typing import Annotated, Any, TypeAlias
+
+from ..errors import InputError, shown
+from ..frozen import frozen
+from ..units import parse_count
+from ..workload.setting import Setting
+from .durations import parse_duration
+
+MAX_DEPTH = 8
+"""Largest depth of `--by-node`."""
+
+MAX_NIC = 10**6
+"""Largest bandwidth of `--nic` in GB/s."""
+
+MOST_MONEY = 1e12
+"""Largest price, power or rate."""
+
+MOST_TPOT_WITHOUT_UNIT = 5.0
+"""Seconds of a token; a larger number without a unit is not taken for seconds, as milliseconds were meant."""
+
+DRAFT_TOKENS = 3
+"""Tokens that are drafted in a step where `--draft-tokens` is not given."""
+
+
+def parse_nic(option_name: str, gigabytes: Any) -> float:
+    """Parses a network's GB/s and returns bytes/s. Raises `InputError`, which names `option_name`, for other values."""
+    number_text = re.fullmatch(r"[0-9]{1,7}(?:\.[0-9]{1,6})?", str(gigabytes).strip())
+    value = 0.0 if number_text is None or isinstance(gigabytes, bool) else float(number_text[0])
+    if not 0 < value <= MAX_NIC:
+        raise InputError(f"{option_name}: {shown(gigabytes)}; expected GB/s of a device's network, such as 50")
+    return value * 1e9
+
+
+def parse_positive(option_name: str, value: Any, example: str) -> float:
+    """Parses a positive number or its text. Raises `InputError`, which names the option, for other values."""
+    match = re.fullmatch(r"[0-9]{1,13}(?:\.[0-9]{1,9})?|\.[0-9]{1,9}", str(value).strip())
+    parsed_number = math.nan if match is None or isinstance(value, bool) else float(match[0])
+    if not 0 < parsed_number <= MOST_MONEY:
+        raise InputError(f"{option_name}: {shown(value)}; expected a number above 0, such as {example}")
+    return parsed_number
+
+
+def parse_share(option_name: str, value: Any) -> float:
+    """Parses a fraction of at least 0 and less than 1. Raises `InputError` for other values."""
+    match = re.fullmatch(r"0?\.[0-9]{1,9}|0", str(value).strip())
+    if match is None or isinstance(value, bool):
+        raise InputError(f"{option_name}: {shown(value)}; expected a share from 0 to below 1, such as 0.5")
+    return float(match[0])
+
+
+def _parse_count(option_name: str, value: Any) -> int:
+    return parse_count(str(value), option_name)
+
+
+listed = partial(Setting, common=True)
+"""A setting that `--help` lists."""
+
+InputTokens: TypeAlias = Annotated[int | None, listed("Tokens of a prompt.")]
+OutputTokens: TypeAlias = Annotated[int | None, listed("Tokens of an answer. The file of the answer is --output-file.")]
+EngineName: TypeAlias = Annotated[
+    str | None,
+    listed(
+        "vllm, sglang or tensorrt-llm. Default vllm, the newest that was read.",
+        example="vllm",
+        metavar="NAME[==VERSION]",
+    ),
+]
+Price: TypeAlias = Annotated[
+    float | None,
+    listed(
+        "Price of a device and hour, in any currency.", parse=partial(parse_positive, example="2.5"), metavar="MONEY"
+    ),
+]
+Stack: TypeAlias = Annotated[
+    str | None,
+    listed(
+        "Software whose fusion, overlap and host times are priced (maxtext, gpt-fast, …; a wrong name lists all). "
+        "Default that of the framework or the engine.",
+        "Hardware",
+        example="maxtext",
+        metavar="NAME",
+    ),
+]
+Overlap: TypeAlias = Annotated[
+    str | None,
+    Setting(
+        "Messages that run beside products: of gradients (dp), tensor (tp) or expert parallelism (ep); default as the "
+        "stack.",
+        "Hardware",
+        example="none",
+        metavar="none|dp|tp|ep|all",
+    ),
+]
+NicRate: TypeAlias = Annotated[
+    float | None,
+    Setting(
+        "Network of each device beyond its scale-up domain; default as the accelerator's record.",
+        "Hardware",
+        parse=parse_nic,
+        metavar="GB/s",
+    ),
+]
+Calibrate: TypeAlias = Annotated[
+    Path | None,
+    listed(
+        "Your own measured runs, on which the stack is fitted. A row has columns named as options of time (phase, "
+        "users, seq, tp, …) and seconds; a fit that would not help is refused.",
+        "Hardware",
+        metavar="CSV",
+    ),
+]
+in_seconds = partial(listed, parse=parse_duration, metavar="SECONDS")
+
+
+@frozen
+class TimeOptions:
+    """The options of `llmcalc time`, and `factors`, what `calibrate` fitted; None for the stack as it is."""
+
+    engine: Annotated[
+        str | None,
+        listed(
+            "The serving engine: vllm, vllm==0.6, sglang, tensorrt-llm, llama.cpp; default vllm.",
+            "What runs",
+            example="vllm",
+            metavar="NAME[==VERSION]",
+        ),
+    ] = None
+    global_batch: Annotated[
+        int | None, listed("Sequences per step of all devices; default one micro-batch per replica.")
+    ] = None
+    context: Annotated[int | None, listed("In prefill, tokens of each sequence cached before the prompt.", least=0)] = (
+        None
+    )
+    server: Annotated[bool, listed("In prefill, add a server's time before the first token.")] = False
+    stack: Stack = None
+    overlap: Overlap = None
+    nic: NicRate = None
+    calibrate: Calibrate = None
+    by_node: Annotated[
+        int | None, listed("List the time by nodes of the model, to this depth.", most=MAX_DEPTH, metavar="DEPTH")
+    ] = None
+    measured: Annotated[
+        float | None, in_seconds("A measured time (8.1s, 35ms): whether it is in the range, and what could explain it.")
+    ] = None
+    factors: Any = None
+
+
+OPTIONS_OF_AN_ORDER = ("stack", "overlap", "nic", "calibrate")
+"""Options of time that only mean something in a plan by time."""
+
+size = partial(listed, panel="Layout", most=1024)
+of_load = partial(listed, panel="Inference")
+
+
+@frozen
+class ServeOptions:
+    """The options of `llmcalc serve`. draft: the TARGET of a draft model, its preset, `mtp` or `ngram`."""
+
+    input: InputTokens = None
+    output: OutputTokens = None
+    trace: Annotated[
+        Path | None,
+        of_load(
+            "Requests to simulate, in place of equal ones: CSV or JSON lines of arrival, input, output.", metavar="FILE"
+        ),
+    ] = None
+    engine: EngineName = None
+    quantize: Annotated[
+        str | None,
+        listed(
+            "Schemes of the weights to try (auto,fp8-dynamic); default as published.", example="auto", metavar="SCHEMES"
+        ),
+    ] = None
+    kv_dtype: Annotated[
+        str | None,
+        listed("Formats of the cache to try (auto,fp8); default the engine's.", example="auto", metavar="FORMATS"),
+    ] = None
+    price: Price = None
+    concurrency: Annotated[
+        int | None, of_load("Requests in the server at any time; default as many as fit.", spellings=("--users",))
+    ] = None
+    rate: Annotated[
+        float | None,
+        of_load(
+            "Requests per second that arrive, in place of --concurrency.",
+            parse=partial(parse_positive, example="2.5 requests per second"),
+            metavar="R",
+        ),
+    ] = None
+    ttft: Annotated[float | None, in_seconds("Most time to the first token (1s, 300ms).", "Inference")] = None
+    tpot: Annotated[
+        float | None,
+        in_seconds(
+            "Most time of each further token (30ms).",
+            "Inference",
+            parse=partial(parse_duration, most_without_unit=MOST_TPOT_WITHOUT_UNIT),
+        ),
+    ] = None
+    prefix_hit: Annotated[
+        float | None,
+        of_load("Share of each prompt that the prefix cache has (0.5); default 0.", parse=parse_share, metavar="P"),
+    ] = None
+    draft: Annotated[
+        Any, of_load("Drafts tokens: a model, the model's own modules (mtp), or its text (ngram).", metavar="TARGET")
+    ] = None
+    acceptance: Annotated[
+        float | None,
+        of_load("Chance that a drafted token is accepted (0.7); with --draft.", parse=parse_share, metavar="P"),
+    ] = None
+    draft_tokens: Annotated[
+        int | None, of_load(f"Tokens that are drafted in a step; default {DRAFT_TOKENS}.", most=64)
+    ] = None
+    disaggregate: Annotated[
+        str | None,
+        listed(
+            "Prompts on replicas of their own: P for D that decode, or as needed.",
+            "Layout",
+            example="auto",
+            metavar="auto|P:D",
+        ),
+    ] = None
+    devices: Annotated[int | None, size("Devices of the server; default as few as keep the limits.")] = None
+    tp: Annotated[int | None, size("Ranks that divide heads and widths. A given layout is the only one.")] = None
+    pp: Annotated[int | None, size("Stages of a pipeline.")] = None
+    dp: Annotated[int | None, size("Replicas; with --ep above --tp, ranks with attention of their own.")] = None
+    ep: Annotated[int | None, size("Ranks that divide the experts.")] = None
+    stack: Stack = None
+    nic: NicRate = None
+    calibrate: Calibrate = None
+
+
+@frozen
+class CostOptions:
+    """The options of `llmcalc cost`: of a training run, or of requests that are served."""
+
+    tokens: Annotated[int | None, listed("Tokens to train on (15T).", parse=_parse_count, metavar="N")] = None
+    requests: Annotated[
+        int | None, listed("Requests to serve (1M), with --input and --output.", parse=_parse_count, metavar="N")
+    ] = None
+    input: InputTokens = None
+    output: OutputTokens = None
+    concurrency: Annotated[int | None, listed("Requests in the server at any time. Default as many as fit.")] = None
+    price: Price = None
+    power: Annotated[
+        float | None,
+        listed("Power of a device; default its TDP.", parse=partial(parse_positive, example="700"), metavar="WATTS"),
+    ] = None
+    step: Annotated[
+        float | None, in_seconds("A measured training step (8.1s). By default that of the fastest layout of plan.")
+    ] = None
+    global_batch: Annotated[
+        int | None, listed("Sequences per training step. Default about 4M tokens, of --seq 4096.")
+    ] = None
+    engine: EngineName = None
+    stack: Stack = None
+    overlap: Overlap = None
+    nic: NicRate = None
