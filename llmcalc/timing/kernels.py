@@ -13,7 +13,7 @@ from ..parallel.layout import ContextExchange
 from ..parallel.placements import Collective
 from ..workload.counting import Counting, Pairs
 from ..workload.execution import AttentionImplementation, Execution
-from ..workload.rows import TOKENS
+from ..workload.rows import ONE_GROUP, TOKENS, ExpertGroups
 from ..workload.run_config import RunConfig
 from ..workload.workload import Phase, Workload
 
@@ -94,11 +94,13 @@ class LayerMessage(NamedTuple):
 
     layer: as in `Kernel`. collective: the message.
     copies: rows of each token that it sends, one for each of its experts.
+    groups: the groups of experts from which a token's experts are selected.
     """
 
     layer: int
     collective: Collective
     copies: Number = 1
+    groups: ExpertGroups = ONE_GROUP
 
 
 class LayerKind(NamedTuple):

@@ -8,11 +8,13 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
+from math import comb, prod
 from typing import TypeAlias
 
 from ..algebra import Number, choose, exact_div, log2, maximum, minimum, same
 from ..frozen import frozen
 from ..parallel.placements import Collective
+from ..workload.rows import ONE_GROUP, ExpertGroups
 from .device import Device
 from .kernels import STATE_BITS, Kernel, RankPass, RankWork
 from .records import Stack
@@ -205,8 +207,9 @@ class TimeEstimator:
         operations: list[TimedOperation] = []
         for kernel in work.kernels:
             operations += self.timed_kernels(kernel)
-        for layer, message, copies in work.messages:
-            times, seconds, wait = message.times, self._message_seconds(message, copies), self._exchange_wait(message)
+        for layer, message, copies, groups in work.messages:
+            seconds, wait = self._message_seconds(message, copies, groups), self._exchange_wait(message)
+            times = message.times
             operations.append(
                 TimedOperation(
                     message.node, message.kind, layer, times, message.backward, True, 0.0, 0.0, seconds, wait
@@ -397,10 +400,13 @@ class TimeEstimator:
         exposed_share = 1 - self.stack.hidden_share("ep")
         return choose(message.ranks > 1, exposed_share * self.stack.exchange_wait / 2, 0.0)
 
-    def _message_seconds(self, message: Collective, token_copies: Number = 1) -> Number:
+    def _message_seconds(
+        self, message: Collective, token_copies: Number = 1, groups: ExpertGroups = ONE_GROUP
+    ) -> Number:
         """Estimates the seconds of a message.
 
         token_copies: rows of each token in an exchange of experts' tokens.
+        groups: the groups of experts from which a token's experts are selected.
         """
         device, rank_pass, bytes = self.device, self.rank_pass, message.bytes
         exposed_share = 1 - self.stack.hidden_share(message.group)
@@ -411,7 +417,7 @@ class TimeEstimator:
             return device.message_seconds(message.kind, message.ranks, bytes * share, stride, self.stack.latency)
         if message.group == "ep":
             domains = maximum(1.0, message.ranks / device.domain)
-            copies = choose(message.ranks > device.domain, _copies_per_domain(domains, token_copies), 1.0)
+            copies = choose(message.ranks > device.domain, _copies_per_domain(domains, token_copies, groups), 1.0)
             return exposed_share * device.message_seconds(message.kind, message.ranks, bytes * copies)
         if message.group == "cp":
             ranks = minimum(message.ranks, 2) if message.kind == "send" else message.ranks
@@ -420,9 +426,41 @@ class TimeEstimator:
         return exposed_share * device.message_seconds(message.kind, message.ranks, bytes, latency=self.stack.latency)
 
 
-def _copies_per_domain(domains: Number, top_k: Number) -> Number:
-    """Returns the fraction of a token's copies that are sent, where experts in one network domain share a copy."""
-    return minimum(1.0, domains * (1 - (1 - 1 / domains) ** top_k) / top_k)
+def _copies_per_domain(domains: Number, top_k: Number, groups: ExpertGroups = ONE_GROUP) -> Number:
+    """Returns the fraction of a token's copies that are sent, where experts in one network domain share a copy.
+
+    Its groups are any topk_group of the n_group, and each of its experts is in any of these groups. A group is in
+    several domains, or a domain has several groups: some domains one more than others if they cannot be equal.
+    """
+    n_group, topk_group = groups
+    reachable = maximum(1.0, domains * topk_group / n_group)
+    copies = reachable * (1 - (1 - 1 / reachable) ** top_k)
+    if n_group > 1:
+        fewer = n_group // domains
+        extra = n_group / domains - fewer
+        chance = (1 - extra) * _chance_of_copy(fewer, top_k, groups) + extra * _chance_of_copy(fewer + 1, top_k, groups)
+        copies = choose(domains < n_group, domains * chance, copies)
+    return minimum(1.0, copies / top_k)
+
+
+def _chance_of_copy(groups_in_domain: Number, top_k: Number, groups: ExpertGroups) -> Number:
+    """Returns the chance that a domain of some groups has any of a token's experts.
+
+    The number of these groups among the token's groups is hypergeometric.
+    """
+    n_group, topk_group = groups
+    chances = (
+        _binomial(groups_in_domain, count)
+        * _binomial(n_group - groups_in_domain, topk_group - count)
+        * (1 - (1 - count / topk_group) ** top_k)
+        for count in range(1, topk_group + 1)
+    )
+    return sum(chances) / comb(n_group, topk_group)
+
+
+def _binomial(total: Number, selected: int) -> Number:
+    """Returns a binomial coefficient, also of an array of totals."""
+    return prod((total - index) / (index + 1) for index in range(selected))
 
 
 def time_pass(work: RankWork, device: Device, stack: Stack, formats: Formats) -> TimedPass:

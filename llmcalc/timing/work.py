@@ -254,8 +254,8 @@ class WorkRecorder(Placements):
         if message.backward and self.rank_pass.phase != "training":
             return
         message = message._replace(times=exact_div(message.times, self.layers))
-        copies = value.rows.top_k if isinstance(value.rows, Routed) else 1
-        self.work.messages.append(LayerMessage(self.layer, self._with_group_size(message), copies))
+        rows = value.rows if isinstance(value.rows, Routed) else Routed()
+        self.work.messages.append(LayerMessage(self.layer, self._with_group_size(message), rows.top_k, rows.groups))
 
     @property
     def _gathers_tokens(self) -> bool:

@@ -5,6 +5,8 @@ A program only names its rows; their number is computed from a workload when the
 
 from __future__ import annotations
 
+from typing import NamedTuple
+
 from ..algebra import Number, add
 from ..frozen import frozen
 from .workload import Workload
@@ -102,13 +104,28 @@ class Sequences(Rows):
         return 1
 
 
+class ExpertGroups(NamedTuple):
+    """Groups of neighbouring experts. n_group: their number. topk_group: the number that a token's experts are in."""
+
+    n_group: int = 1
+    topk_group: int = 1
+
+
+ONE_GROUP = ExpertGroups()
+"""The group of all experts."""
+
+
 @frozen(slots=True)
 class Routed(Rows):
-    """One row per token and selected expert. Operations on these rows multiply by `top_k` themselves."""
+    """One row per token and selected expert. Operations on these rows multiply by `top_k` themselves.
+
+    groups: the groups of experts from which a token's experts are selected, one by default.
+    """
 
     name: str = "routed"
     of: Rows = TOKENS
     top_k: Number = 1
+    groups: ExpertGroups = ONE_GROUP
 
     def new_rows(self, workload: Workload) -> Number:
         return self.of.new_rows(workload) * self.top_k

@@ -117,28 +117,33 @@ IN_FLOAT32 = re.compile(r"F\.linear\(\s*hidden_states\.(type\(torch\.float32\)|f
 """A router's product of float32 copies."""
 
 
-def routes_in_float32(names: list[str]) -> bool:
-    """Whether the module of these classes has a router whose logits are a product of float32 copies."""
+GROUP_MASK = re.compile(r"\bgroup_mask\.scatter_\(")
+"""A router's mask of the groups of experts from which a token's experts are selected."""
+
+
+def matches_code(pattern: re.Pattern[str], names: list[str]) -> bool:
+    """Whether the pattern is in the module of any of these classes."""
     import inspect
     import sys
 
     import transformers
 
     modules = {getattr(getattr(transformers, name, None), "__module__", "") for name in names} - {""}
-    return any(IN_FLOAT32.search(inspect.getsource(sys.modules[module])) for module in modules)
+    return any(pattern.search(inspect.getsource(sys.modules[module])) for module in modules)
 
 
-def float32_routers(found: dict[str, list[str]]) -> list[str]:
-    """Returns the model types whose classes route tokens in float32, sorted."""
-    return sorted(kind for kind, names in found.items() if routes_in_float32(names))
+def types_by_code(pattern: re.Pattern[str], found: dict[str, list[str]]) -> list[str]:
+    """Returns the model types with the pattern in the code of their classes, sorted."""
+    return sorted(kind for kind, names in found.items() if matches_code(pattern, names))
 
 
 def class_lists(found: dict[str, list[str]]) -> dict[str, list[str]]:
     """Returns the lists of classes and model types by what their code does."""
     return {
         "losses_of_logits": losses_of_logits(found),
-        "float32_routers": float32_routers(found),
+        "float32_routers": types_by_code(IN_FLOAT32, found),
         "float32_weights": float32_weights(),
+        "grouped_routers": types_by_code(GROUP_MASK, found),
     }
 
 

@@ -92,7 +92,7 @@ def test_messages_equal_those_of_parallel_messages(name: str, layout: Layout) ->
     expected = per_micro_batch(spec, layout, rank_pass)
     work = rank_work(spec, rank_pass)
     messages: Counter[Any] = Counter()
-    for layer, message, _ in work.messages:
+    for layer, message, *_ in work.messages:
         key = message.group, message.ranks, message.kind, message.bytes
         messages[key] += message.times * work.count(layer)
     assert {key: n for key, n in messages.items() if key[0] in groups and key[1] > 1 and n} == expected
@@ -156,7 +156,7 @@ def test_ranks_that_gather_tokens_send_them_to_no_expert() -> None:
 
     def messages(rank_pass: RankPass) -> Counter[tuple[str, str, Any, Any]]:
         sent: Counter[tuple[str, str, Any, Any]] = Counter()
-        for layer, message, _ in rank_work(spec, rank_pass).messages:
+        for layer, message, *_ in rank_work(spec, rank_pass).messages:
             if layer >= 0:
                 sent[message.kind, message.group, message.ranks, message.bytes] += message.times
         return sent

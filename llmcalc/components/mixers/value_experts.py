@@ -45,6 +45,7 @@ class ValueExperts(Part):
     @model_validator(mode="after")
     def _check_fields(self) -> Self:
         check_top_k(self.num_experts, self.num_experts_per_tok)
+        self.router.check_groups(self.num_experts, self.num_experts_per_tok)
         if self.router.type != "linear":
             raise ValueError(f"router.type: '{self.router.type}' selects networks, not values; expected 'linear'")
         return self
@@ -54,7 +55,7 @@ class ValueExperts(Part):
         experts, top_k = Axis("value_experts", self.num_experts), self.num_experts_per_tok
         weights, top_experts = self.router.flow(recorder, x, experts, top_k, experts.size)
         recorder.hold(weights=weights, chosen=top_experts)
-        rows = recorder.dispatch(x, top_experts, experts, top_k)
+        rows = recorder.dispatch(x, top_experts, experts, top_k, self.router.groups)
         recorder.hold(rows=rows)
         y = recorder.act(recorder.experts("v_experts", rows, experts, top_k, heads, head_axis), self.hidden_act)
         recorder.hold(y=y)

@@ -57,6 +57,7 @@ class GroveMoE(Network):
     @model_validator(mode="after")
     def _check_fields(self) -> Self:
         check_top_k(self.num_experts, self.num_experts_per_tok)
+        self.router.check_groups(self.num_experts, self.num_experts_per_tok)
         if self.num_experts % self.experts_per_group:
             raise ValueError(
                 f"experts_per_group: {self.experts_per_group} does not divide num_experts {self.num_experts}; expected "
@@ -82,7 +83,7 @@ class GroveMoE(Network):
         weights, top_experts = self.router.flow(recorder, x, experts, top_k, self.num_experts)
         outputs = []
         for name, network, axis in (("experts", self.expert, experts), ("chunk_experts", self.adjugate_expert, groups)):
-            rows = recorder.dispatch(x, top_experts, axis, top_k)
+            rows = recorder.dispatch(x, top_experts, axis, top_k, self.router.groups)
             with recorder.scope(name, kind="experts", source=self.formula_source):
                 y = expert_networks(recorder, network, rows, axis, top_k, x.axes)
             outputs.append(recorder.combine(y, weights, axis, top_k, float32=self.router.float32_weights))

@@ -140,7 +140,7 @@ class VisionExperts(Part):
 
     def flow(self, recorder: Flow, x: Value, experts: Axis, top_k: Number) -> Value:
         weights, top_experts = self.router.flow(recorder, x, experts, top_k, experts.size)
-        rows = recorder.dispatch(x, top_experts, experts, top_k)
+        rows = recorder.dispatch(x, top_experts, experts, top_k, self.router.groups)
         with recorder.scope("experts", kind="experts", source=self.formula_source):
             y = expert_networks(recorder, self.expert, rows, experts, top_k, x.axes)
         return recorder.combine(y, weights, experts, top_k, float32=self.router.float32_weights)
@@ -213,6 +213,8 @@ class MoE(Network):
     @model_validator(mode="after")
     def _check_fields(self) -> Self:
         check_top_k(self.num_experts, self.num_experts_per_tok)
+        for router in (self.router, *(() if self.vision_experts is None else (self.vision_experts.router,))):
+            router.check_groups(self.num_experts, self.num_experts_per_tok)
         check_expert(self.expert)
         if self.identity_experts is not None and not self.router.sends_to_identities:
             raise ValueError(
@@ -272,7 +274,7 @@ class MoE(Network):
             recorder.part("vision_experts", self.vision_experts, x, role="idle", experts=experts, top_k=top_k)
         expert_input = x if self.latent is None else self.latent.flow(recorder, x)
         recorder.hold(weights=weights, chosen=top_experts, y=expert_input)
-        rows = recorder.dispatch(expert_input, top_experts, experts, top_k)
+        rows = recorder.dispatch(expert_input, top_experts, experts, top_k, self.router.groups)
         with recorder.scope("experts", kind="experts", source=self.formula_source):
             recorder.hold(x=rows)
             y = expert_networks(

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Literal
 
 from ...algebra import Number
-from ...workload.rows import Routed
+from ...workload.rows import ONE_GROUP, ExpertGroups, Routed
 from ..axis import Axis
 from ..recorder import Recorder
 from ..value import Value
@@ -62,12 +62,15 @@ class ExpertVerbs(Recorder):
         """
         return self.step("carry", "", (x,) if scale is None else (x, scale), Value(x.rows, x.axes), slot=name)
 
-    def dispatch(self, x: Value, top_experts: Value, experts: Axis, top_k: Number) -> Value:
+    def dispatch(
+        self, x: Value, top_experts: Value, experts: Axis, top_k: Number, groups: ExpertGroups = ONE_GROUP
+    ) -> Value:
         """Records the sorting of token copies by expert: one row per token and selected expert.
 
         x may have such rows already, in the order of the tokens.
+        groups: the groups of experts from which a token's experts are selected, one by default.
         """
-        rows = x.rows if isinstance(x.rows, Routed) else Routed(of=x.rows, top_k=top_k)
+        rows = x.rows if isinstance(x.rows, Routed) else Routed(of=x.rows, top_k=top_k, groups=groups)
         return self.step("dispatch", "", (x, top_experts), Value(rows, x.axes), experts=experts, top_k=top_k)
 
     def to_tokens(self, routed: Value) -> Value:

@@ -135,6 +135,8 @@ class MegatronArguments:
     moe_router_score_function: Literal["softmax", "sigmoid", "sqrtsoftplus"] = "softmax"
     moe_router_dtype: Literal["fp32", "fp64"] | None = None
     moe_router_enable_expert_bias: bool = False
+    moe_router_num_groups: int | None = None
+    moe_router_group_topk: int | None = None
     moe_router_load_balancing_type: tuple[str, ...] = ("aux_loss",)
     moe_aux_loss_coeff: tuple[float, ...] = (0.0,)
     moe_router_padding_for_quantization: bool = False

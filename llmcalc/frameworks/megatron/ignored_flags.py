@@ -72,7 +72,7 @@ IGNORED = field_names("""
     moe-hybridep-num-sms-preprocessing moe-hybridep-pad-uneven-dispatch-inputs moe-mlp-glu-interleave-size
     moe-pad-experts-for-cuda-graph-inference moe-paged-stash-buffer-size-factor-cpu
     moe-paged-stash-buffer-size-factor-cuda moe-paged-stash-page-size moe-per-layer-logging
-    moe-router-bias-update-rate moe-router-force-load-balancing moe-router-group-topk moe-router-num-groups
+    moe-router-bias-update-rate moe-router-force-load-balancing
     moe-router-pre-softmax moe-router-quantile-balancing-ema moe-router-topk-scaling-factor
     moe-routing-trace-capture-hidden-states moe-routing-trace-capture-logits moe-routing-trace-dump-weights
     moe-routing-trace-max-training-iters moe-shared-expert-glu-interleave-size moe-token-drop-policy

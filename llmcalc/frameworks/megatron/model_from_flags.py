@@ -184,6 +184,8 @@ def _experts_table(settings: MegatronSettings) -> Table:
     router: Table = {"type": "linear", "bias": has_bias, "scoring_func": settings.moe_router_score_function}
     if settings.moe_router_enable_expert_bias:
         router["score_correction"] = "buffer"
+    if settings.moe_router_num_groups not in (None, 1):
+        router |= {"n_group": settings.moe_router_num_groups, "topk_group": settings.moe_router_group_topk or 1}
     shared_width = settings.moe_shared_expert_intermediate_size
     table: Table = {
         "type": "moe",

@@ -436,6 +436,12 @@ class MegatronSettings(MegatronArguments):
                 )
             if self.moe_router_topk > self.num_experts:
                 self._reject_value("moe_router_topk", f"at most --num-experts {self.num_experts}")
+            groups, selected = self.moe_router_num_groups or 1, self.moe_router_group_topk or 1
+            if self.num_experts % groups:
+                self._reject_value("moe_router_num_groups", f"a divisor of --num-experts {self.num_experts}")
+            if not groups >= selected >= self.moe_router_topk * groups / self.num_experts:
+                least = -(-self.moe_router_topk * groups // self.num_experts)
+                self._reject_value("moe_router_group_topk", f"{least} to {groups} of --moe-router-num-groups {groups}")
             if len(self.expert_layers) != self.layers and self.hybrid_layer_pattern is None:
                 raise InputError(
                     f"--moe-layer-freq: a pattern of {len(self.expert_layers)} layers; expected one of {self.layers}"
@@ -544,6 +550,8 @@ SIZES = (
     "decoder_num_layers",
     "make_vocab_size_divisible_by",
     "moe_router_topk",
+    "moe_router_num_groups",
+    "moe_router_group_topk",
     "dsa_indexer_n_heads",
     "dsa_indexer_head_dim",
     "dsa_indexer_topk",

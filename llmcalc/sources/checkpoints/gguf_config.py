@@ -122,15 +122,16 @@ def _latent_fields(checkpoint: Checkpoint, architecture: str, config: _Config) -
         head_fields.get("key_mla", head_fields.get("key", 0)),
         head_fields.get("value_mla", head_fields.get("value", 0)),
     )
-    has_correction = _has_tensor(checkpoint, "exp_probs_b.bias")
+    has_correction, groups = _has_tensor(checkpoint, "exp_probs_b.bias"), fields.get("n_group", 1)
     return {
         **fields,
+        "n_group": groups,
         "q_lora_rank": fields.get("q_lora_rank"),
         "qk_nope_head_dim": key - fields.get("qk_rope_head_dim", 0),
         "v_head_dim": value,
         "num_key_value_heads": config.get("num_attention_heads"),
         "head_dim": None,
-        "topk_method": "noaux_tc" if has_correction else "greedy",
+        "topk_method": "noaux_tc" if has_correction else "greedy" if groups == 1 else "group_limited_greedy",
         "scoring_func": "sigmoid" if has_correction else "softmax",
         "model_type": "deepseek_v3" if has_correction else "deepseek_v2",
         "architectures": ["DeepseekV3ForCausalLM" if has_correction else "DeepseekV2ForCausalLM"],

@@ -135,6 +135,7 @@ class Family:
     code: the published source of its class, if that is code of the model's own repository (`auto_map`), or a class that
         `transformers` cannot build. It is never run: the witnesses of such a family are the reference and the sizes of
         published checkpoints.
+    grouped_router: whether the source in `code` selects a token's experts from `topk_group` of `n_group` groups.
     projection: for a class that projects the hidden state of every token to a vector (ColPali) around a wrapper of
         images, the field with the vector's size and its default; none by default.
     ties: which `tie_word_embeddings` the class of a wrapper uses if both it and its `text_config` have one: the
@@ -180,6 +181,7 @@ class Family:
     unread: frozenset[str] = frozenset()
     like: str | None = None
     code: str = ""
+    grouped_router: bool = False
     projection: tuple[str, int] | None = None
     ties: Literal["wrapper", "text", "either", "never"] = "wrapper"
     filled: Mapping[str, Any] = field(default_factory=dict)

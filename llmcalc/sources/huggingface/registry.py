@@ -99,6 +99,7 @@ class LibraryClasses(NamedTuple):
     losses_of_logits: the classes whose loss reads the logits in the logits' own number format.
     float32_routers: the model types whose classes route tokens by a product of float32 copies.
     float32_weights: the model types whose classes weigh experts' outputs in float32.
+    grouped_routers: the model types whose classes select a token's experts from some groups of experts.
     """
 
     transformers: str
@@ -108,6 +109,7 @@ class LibraryClasses(NamedTuple):
     losses_of_logits: list[str]
     float32_routers: list[str]
     float32_weights: list[str]
+    grouped_routers: list[str]
 
 
 @cache
@@ -121,18 +123,32 @@ def classes() -> dict[str, list[str]]:
     return library_classes().classes
 
 
-def with_router_field(table: Any, field: str, linear_only: bool = False) -> Any:
-    """Returns a description with a true field in every router. linear_only: in linear routers alone."""
+def with_router_fields(table: Any, fields: dict[str, Any], linear_only: bool = False) -> Any:
+    """Returns a description with these fields in every router. linear_only: in linear routers alone."""
     if isinstance(table, list):
-        return [with_router_field(item, field, linear_only) for item in table]
+        return [with_router_fields(item, fields, linear_only) for item in table]
     if not isinstance(table, dict):
         return table
-    filled_table = {name: with_router_field(value, field, linear_only) for name, value in table.items()}
+    filled_table = {name: with_router_fields(value, fields, linear_only) for name, value in table.items()}
     router = filled_table.get("router", {})
     is_mixture = "num_experts" in filled_table and "expert" in filled_table
     if is_mixture and (not linear_only or router.get("type", "linear") == "linear"):
-        filled_table["router"] = {**router, field: True}
+        filled_table["router"] = {**router, **fields}
     return filled_table
+
+
+def has_grouped_router(model_type: str, family: Family) -> bool:
+    """Whether the model's class or its published code selects a token's experts from some groups of experts."""
+    return family.grouped_router or (family.like or model_type) in library_classes().grouped_routers
+
+
+def _expert_groups(config: Config) -> dict[str, Any]:
+    """Returns the fields of a router's groups of experts; nothing where a token's experts are selected among all."""
+    groups = config.maybe("n_group")
+    reads_method = "topk_method" in config.defaults  # of the classes with groups, those of DeepSeek-V2
+    if groups in (None, 1) or (reads_method and config.get("topk_method") == "greedy"):
+        return {}
+    return {"n_group": groups, "topk_group": config.size("topk_group")}
 
 
 LOGIT_CAPS = {
@@ -551,9 +567,11 @@ def read(config_data: Mapping[str, Any], head: HeadKind | None = None) -> Config
     if model["head"]["type"] == "lm":
         model["head"] = {**model["head"], **_loss_fields(config)}
     if model_type in library_classes().float32_routers:
-        model = with_router_field(model, "float32_product", linear_only=True)
+        model = with_router_fields(model, {"float32_product": True}, linear_only=True)
     if model_type in library_classes().float32_weights:
-        model = with_router_field(model, "float32_weights")
+        model = with_router_fields(model, {"float32_weights": True})
+    if has_grouped_router(model_type, family):
+        model = with_router_fields(model, _expert_groups(config), linear_only=True)
     family_records = (family,) if location or wrapper == model_type else (family, family_of(wrapper))
     uncounted_towers = {
         name: tower_notes for record in family_records for name, tower_notes in record.uncounted.items()

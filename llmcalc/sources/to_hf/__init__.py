@@ -24,7 +24,7 @@ from ..huggingface.config import Config
 from ..huggingface.family import Family
 from ..huggingface.heads import head_of
 from ..huggingface.parts import ACTIVATIONS
-from ..huggingface.registry import FILE_OF, LOGIT_CAPS, family_of, read_config
+from ..huggingface.registry import FILE_OF, LOGIT_CAPS, family_of, has_grouped_router, read_config
 from .classes import class_names
 from .compare import Difference, canonical_values, count_of_values, differences
 from .config_values import ConfigValues
@@ -124,8 +124,20 @@ def _candidate_config(model_type: str, family: Family, name: str, config_values:
     config = {field: value for field, value in config.items() if field in kept_fields}
     _fill_fields(config, family, config_values, [field for field in ALSO if field in read_fields])
     return (
-        config | _logit_cap_field(model_type, family, config_values.spec) | _dropout_fields(family, config_values.spec)
+        config
+        | _logit_cap_field(model_type, family, config_values.spec)
+        | _dropout_fields(family, config_values.spec)
+        | _group_fields(model_type, family, config_values)
     )
+
+
+def _group_fields(model_type: str, family: Family, config_values: ConfigValues) -> dict[str, Any]:
+    """Returns the groups of experts, for a class that selects a token's experts from some of them."""
+    if not has_grouped_router(model_type, family) or not config_values.with_experts():
+        return {}
+    groups = config_values.moe.router.groups
+    method = {"topk_method": "group_limited_greedy"} if groups.n_group > 1 and "topk_method" in family.defaults else {}
+    return groups._asdict() | method
 
 
 def _logit_cap_field(model_type: str, family: Family, spec: ModelSpec) -> dict[str, float | None]:

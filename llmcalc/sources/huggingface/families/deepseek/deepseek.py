@@ -161,34 +161,29 @@ ROUTING = field_names(
 
 LATENT_WRITES: Writes = {"num_key_value_heads": lambda s: s.named("num_attention_heads")}
 
-UNGROUPED_WRITES: Writes = {"n_group": lambda s: 1, "topk_group": lambda s: 1}
-"""Experts are chosen among all, because the spec has no expert groups."""
-
-UNGROUPED_LATENT_WRITES: Writes = {**LATENT_WRITES, **UNGROUPED_WRITES}
-
 
 FAMILIES = {
-    "deepseek_v2": Family(_deepseek_v2, {"moe_layer_freq": 1}, ROUTING, writes=UNGROUPED_LATENT_WRITES),
-    "deepseek_v3": Family(_deepseek_v3, {"moe_layer_freq": 1}, ROUTING, writes=UNGROUPED_LATENT_WRITES),
+    "deepseek_v2": Family(_deepseek_v2, {"moe_layer_freq": 1}, ROUTING, writes=LATENT_WRITES),
+    "deepseek_v3": Family(_deepseek_v3, {"moe_layer_freq": 1}, ROUTING, writes=LATENT_WRITES),
     "kimi_k2": Family(_deepseek_v3, {"moe_layer_freq": 1}, ROUTING, like="deepseek_v3"),
     "kimi_k25": Family(None, text="deepseek_v3", tower_file="qwen"),
     "mistral4": Family(
         _mistral4,
         {"moe_layer_freq": 1, "mlp_bias": False},
         ROUTING | {"sliding_window"},
-        writes=UNGROUPED_LATENT_WRITES,
+        writes=LATENT_WRITES,
     ),
     "glm4_moe_lite": Family(
         _glm4_moe_lite,
         {"moe_layer_freq": 1, "first_k_dense_replace": 1},
         ROUTING,
-        writes={**UNGROUPED_LATENT_WRITES, "mlp_layer_types": "mlp_layer_types", **PARTIAL_ROTARY},
+        writes={**LATENT_WRITES, "mlp_layer_types": "mlp_layer_types", **PARTIAL_ROTARY},
     ),
     "axk1": Family(
         _axk1,
         {"moe_layer_freq": 1, "first_k_dense_replace": 1},
         ROUTING,
-        writes=UNGROUPED_LATENT_WRITES,
+        writes=LATENT_WRITES,
         modules={"mlp": "mlp - mlp.post_mlp_layernorm | mlp", "mlp_post_norm": "mlp.post_mlp_layernorm"},
     ),
     "minicpm3": Family(_minicpm3, ignored=ROUTING, writes=LATENT_WRITES),

@@ -20,7 +20,7 @@ from ...parts import (
     prediction,
     rmsnorm,
 )
-from .deepseek import LATENT_WRITES, ROUTING, SIGMOID, UNGROUPED_LATENT_WRITES, mla, routed
+from .deepseek import LATENT_WRITES, ROUTING, SIGMOID, mla, routed
 
 
 def _deepseek_v32(config: Config) -> Table:
@@ -117,7 +117,7 @@ FAMILIES = {
         _deepseek_v32,
         {"moe_layer_freq": 1},
         ROUTING,
-        writes=UNGROUPED_LATENT_WRITES,
+        writes=LATENT_WRITES,
         modules=DSA_MODULES,
     ),
     "glm_moe_dsa": Family(
@@ -131,7 +131,7 @@ FAMILIES = {
             """
         ),
         writes={
-            **UNGROUPED_LATENT_WRITES,
+            **LATENT_WRITES,
             "indexer_types": lambda s: ["shared" if mixer.indexer.shared else "full" for mixer in s.mixers],
         },
         modules=DSA_MODULES,

@@ -28,7 +28,7 @@ from ...parts import (
     rope,
 )
 from ...writes import PARTIAL_ROTARY
-from .deepseek import ROUTING, SIGMOID, UNGROUPED_WRITES, deepseek, routed
+from .deepseek import ROUTING, SIGMOID, deepseek, routed
 
 
 def _glm4_moe(config: Config) -> Table:
@@ -81,9 +81,9 @@ FAMILIES = {
         _glm4_moe,
         {"moe_layer_freq": 1},
         ROUTING,
-        writes={**UNGROUPED_WRITES, **PARTIAL_ROTARY},
+        writes=PARTIAL_ROTARY,
     ),
-    "dots1": Family(_dots1, {"moe_layer_freq": 1}, ROUTING | {"use_sliding_window"}, writes=UNGROUPED_WRITES),
+    "dots1": Family(_dots1, {"moe_layer_freq": 1}, ROUTING | {"use_sliding_window"}),
     "minimax_m2": Family(
         _minimax_m2,
         {

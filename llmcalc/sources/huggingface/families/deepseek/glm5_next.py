@@ -28,7 +28,7 @@ from ...parts import (
 )
 from ...writes import UNPADDED
 from ..recurrent.delta import KDA_MODULES, kda, linear_attention_config
-from .deepseek import ROUTING, SIGMOID, UNGROUPED_LATENT_WRITES, routed
+from .deepseek import LATENT_WRITES, ROUTING, SIGMOID, routed
 from .deepseek_v4 import HYPER_MODULES
 from .dsa import DSA_MODULES, indexer_kinds
 
@@ -174,7 +174,7 @@ FAMILIES = {
             """
         ),
         writes={
-            **UNGROUPED_LATENT_WRITES,
+            **LATENT_WRITES,
             **UNPADDED,
             "num_attention_heads": lambda s: _mla(s).num_attention_heads,
             "num_key_value_heads": lambda s: _mla(s).num_attention_heads,

@@ -12,7 +12,7 @@ from .....components.mixers.mla import MLA
 from ...config import Config
 from ...family import Family, Modules
 from ...parts import Table, combined_kinds, decoder, dense_or_moe, glu, layer_table, layernorm, rmsnorm
-from .deepseek import ROUTING, UNGROUPED_LATENT_WRITES, mla, routed
+from .deepseek import LATENT_WRITES, ROUTING, mla, routed
 from .dsa import DSA_MODULES, indexer_kinds
 
 if TYPE_CHECKING:
@@ -118,7 +118,7 @@ FAMILIES = {
         {"index_topk_freq": 1, "index_skip_topk_offset": 2},
         ROUTING | {"index_skip_topk_offset", "index_topk_freq", "index_topk_pattern", "no_rope_layer_interval"},
         writes={
-            **UNGROUPED_LATENT_WRITES,
+            **LATENT_WRITES,
             "qk_nope_head_dim": lambda s: _rotary_attention(s).qk_nope_head_dim,
             "qk_rope_head_dim": lambda s: _rotary_attention(s).qk_rope_head_dim,
             "no_rope_layers": lambda s: [0 if mixer.mla_use_nope else 1 for mixer in s.mixers],

@@ -28,7 +28,7 @@ from ...parts import (
     rope,
     uncounted_prediction,
 )
-from .deepseek import ROUTING, SIGMOID, UNGROUPED_WRITES, routed
+from .deepseek import ROUTING, SIGMOID, routed
 
 
 def _solar_open(config: Config) -> Table:
@@ -77,7 +77,7 @@ def _mellum(config: Config) -> Table:
 
 
 FAMILIES = {
-    "solar_open": Family(_solar_open, ignored=ROUTING, writes=UNGROUPED_WRITES),
+    "solar_open": Family(_solar_open, ignored=ROUTING),
     "mellum": Family(
         _mellum,
         ignored=frozenset({"max_window_layers", "use_sliding_window"}),

@@ -23,7 +23,6 @@ from ...parts import (
     uncounted_prediction,
 )
 from ...writes import WINDOW
-from ..deepseek.deepseek import UNGROUPED_WRITES
 
 PATTERN_LETTERS = {"L": "sliding", "G": "full"}
 """Letters of `sliding_window_pattern` as a string of local and global layers, which repeats."""
@@ -111,6 +110,5 @@ FAMILIES = {
     "exaone_moe": Family(
         _exaone_moe,
         ignored=IGNORED | {"first_last_k_dense_replace"},
-        writes=UNGROUPED_WRITES,
     ),
 }

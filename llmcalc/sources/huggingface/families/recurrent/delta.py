@@ -35,7 +35,7 @@ from ...parts import (
     stack_of_kinds,
 )
 from ...writes import PARTIAL_ROTARY, UNPADDED, Writes
-from ..deepseek.deepseek import LATENT_WRITES, SIGMOID, UNGROUPED_LATENT_WRITES, mla
+from ..deepseek.deepseek import LATENT_WRITES, SIGMOID, mla
 from .mamba import layer_interval, layers_of_kind
 
 LINEAR_OR_FULL = {"linear_attention": "linear", "full_attention": "full"}
@@ -429,7 +429,7 @@ FAMILIES = {
         ROUTING | OF_LING,
         aliases=KIMI_NAMES,
         writes={
-            **UNGROUPED_LATENT_WRITES,
+            **LATENT_WRITES,
             "head_dim": lambda s: s.named("linear_head_dim"),
             "short_conv_kernel_size": lambda s: s.named("linear_conv_kernel_dim"),
             "kda_safe_gate": lambda s: s.named("kda_lower_bound") is not None,

@@ -334,12 +334,14 @@ FAMILIES = {
         _bailing_moe,
         LING,
         LING_IGNORED,
+        grouped_router=True,
         code="https://github.com/inclusionAI/Ming-UniAudio/blob/main/modeling_bailing_moe.py",
     ),
     "bailing_moe_linear": Family(
         _bailing_linear,
         {**LING, "layer_group_size": 1, "linear_silu": False},
         LING_IGNORED | {"group_norm_size", "num_nextn_predict_layers"},
+        grouped_router=True,
         code=f"{MLX}bailing_moe_linear.py",
     ),
     "Klear": Family(

@@ -45,12 +45,14 @@ FAMILIES = {
             """
         ),
         aliases={"linear_silu": "use_linear_silu"},
+        grouped_router=True,
         code=f"{VLLM}bailing_moe_linear.py",
     ),
     "bailing_moe_v3": replace(
         delta.FAMILIES["bailing_hybrid"],
         read=delta.ling_3,
         defaults={**class_defaults("bailing_hybrid"), **delta.FAMILIES["bailing_hybrid"].defaults},
+        grouped_router=True,
         code=f"{VLLM}bailing_moe_v3.py",
         writes={},
         modules={},

@@ -1,0 +1,173 @@
+"""Routers that select a token's experts from some groups of experts: what states the groups, and how far tokens go."""
+
+from __future__ import annotations
+
+import json
+from itertools import combinations, pairwise, product
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+import llmcalc
+from llmcalc.components.evidence import parts_below
+from llmcalc.components.networks.feed_forward import FeedForward
+from llmcalc.components.networks.moe import MoE
+from llmcalc.components.networks.router import LinearRouter
+from llmcalc.errors import InputError
+from llmcalc.frameworks.megatron.model_from_flags import model_of
+from llmcalc.model import ModelSpec
+from llmcalc.parallel.placements import Collective
+from llmcalc.sources.hardware import load_hardware
+from llmcalc.sources.huggingface.registry import read_config
+from llmcalc.sources.presets import load_preset
+from llmcalc.sources.to_hf import to_config
+from llmcalc.timing.device import device_of
+from llmcalc.timing.kernels import RankPass
+from llmcalc.timing.price import Formats, TimeEstimator, _copies_per_domain
+from llmcalc.timing.records import stacks
+from llmcalc.timing.work import rank_work
+from llmcalc.workload.rows import ExpertGroups
+from tests.builders import spec_of
+from tests.families.deepseek.dsa import SMALL
+from tests.families.remote_code.experts import LING2
+from tests.frameworks.megatron.test_megatron_arguments import EXPERTS, settings
+
+OF_DEEPSEEK = ExpertGroups(8, 4)
+V3: dict[str, Any] = {
+    "model_type": "deepseek_v3",
+    **{name: size for name, size in SMALL.items() if "index" not in name},
+}
+V2 = {**V3, "model_type": "deepseek_v2"}
+
+
+def groups_of(spec: ModelSpec) -> set[ExpertGroups]:
+    return {part.router.groups for part in parts_below(spec) if isinstance(part, MoE)}
+
+
+@pytest.mark.parametrize(("domains", "groups"), [(2, (4, 2)), (4, (4, 2)), (2, (6, 3)), (3, (6, 2)), (8, (4, 2))])
+def test_domains_that_a_token_reaches(domains: int, groups: tuple[int, int]) -> None:
+    """Every selection of groups and every place of two and of three experts in them, one by one."""
+    cells = max(domains, groups[0])  # a cell is a part of one group and of one domain
+    for top_k in (2, 3):
+        reached = []
+        for chosen in combinations(range(groups[0]), groups[1]):
+            of_token = [cell for cell in range(cells) if cell * groups[0] // cells in chosen]
+            for places in product(of_token, repeat=top_k):
+                reached.append(len({cell * domains // cells for cell in places}))
+        mean = sum(reached) / len(reached)
+        assert _copies_per_domain(domains, top_k, ExpertGroups(*groups)) == pytest.approx(mean / top_k)
+
+
+def test_deepseek_v3_sends_a_token_to_less_than_four_of_eight_domains() -> None:
+    """Eight experts in four groups, each in its own domain: 4 · (1 − (3/4)^8) domains. Of all: 8 · (1 − (7/8)^8)."""
+    assert 8 * _copies_per_domain(8, 8, OF_DEEPSEEK) == pytest.approx(3.5996, abs=1e-4)
+    assert 8 * _copies_per_domain(8, 8) == pytest.approx(5.2511, abs=1e-4)
+
+
+@pytest.mark.parametrize("domains", [1, 1.5, 2, 3, 4, 8, 16, 32])
+def test_fewer_groups_and_fewer_domains_are_never_more_copies(domains: float) -> None:
+    copies = [_copies_per_domain(domains, 8, ExpertGroups(8, selected)) for selected in range(1, 9)]
+    assert all(less <= more for less, more in pairwise(copies))
+    assert copies[-1] == pytest.approx(_copies_per_domain(domains, 8), rel=0.02 if domains in (1.5, 3) else 1e-12)
+    assert _copies_per_domain(domains, 8, OF_DEEPSEEK) <= _copies_per_domain(domains + 1, 8, OF_DEEPSEEK)
+
+
+def exchange_seconds(ranks: int, groups: ExpertGroups) -> float:
+    estimator = TimeEstimator(device_of(load_hardware("h100-sxm")), stacks()["megatron"], Formats(), RankPass(1, 1))
+    message = Collective("mlp", "all_to_all", "ep", ranks, False, 2**30, 1)
+    return float(estimator._message_seconds(message, 8, groups))
+
+
+def test_exchanges_between_domains_take_less_time_with_groups_and_those_in_one_domain_the_same() -> None:
+    assert exchange_seconds(8, OF_DEEPSEEK) == exchange_seconds(8, ExpertGroups())
+    ratio = exchange_seconds(64, OF_DEEPSEEK) / exchange_seconds(64, ExpertGroups())
+    assert ratio == pytest.approx(3.5996 / 5.2511, rel=0.01)
+
+
+def test_messages_of_a_model_have_its_router_s_groups() -> None:
+    messages = rank_work(load_preset("deepseek-v3").model, RankPass(1, 256, ep=2, etp=1)).messages
+    assert {message.groups for message in messages if message.collective.group == "ep"} == {OF_DEEPSEEK}
+
+
+def test_groups_cost_no_parameters_and_no_flops_and_no_memory() -> None:
+    grouped = {**V3, "moe_intermediate_size": 16}
+    plain = {**grouped, "n_group": 1}
+    assert llmcalc.params(grouped).total == llmcalc.params(plain).total
+    assert llmcalc.flops(grouped, seq=64).total == llmcalc.flops(plain, seq=64).total
+    of_grouped, of_plain = (llmcalc.memory(config, phase="training", seq=64).document for config in (grouped, plain))
+    assert of_grouped["memory"] == of_plain["memory"]
+
+
+@pytest.mark.parametrize(
+    ("config", "groups"),
+    [
+        (V3, (2, 1)),
+        ({**V3, "n_group": 1}, (1, 1)),
+        ({name: value for name, value in V3.items() if "group" not in name}, (8, 4)),  # the class's own
+        ({**V3, "model_type": "kimi_k2"}, (2, 1)),
+        (V2, (1, 1)),  # the class's own topk_method is greedy
+        ({**V2, "topk_method": "group_limited_greedy"}, (2, 1)),
+        ({**V2, "topk_method": "greedy"}, (1, 1)),
+        ({**LING2, "n_group": 4, "topk_group": 2}, (4, 2)),
+        (LING2, (1, 1)),
+    ],
+)
+def test_configs_state_groups(config: dict[str, Any], groups: tuple[int, int]) -> None:
+    spec = spec_of(config)
+    assert groups_of(spec) == {ExpertGroups(*groups)}
+    if config["model_type"] in ("deepseek_v2", "deepseek_v3"):
+        assert groups_of(ModelSpec.model_validate(read_config(to_config(spec))[0])) == {ExpertGroups(*groups)}
+
+
+def test_presets_have_the_groups_of_their_published_configs() -> None:
+    cases = Path(__file__).parent.parent / "data" / "cases"
+    for name in ("deepseek-v3", "deepseek-v2-lite", "glm-4.5-air", "kimi-linear-48b"):
+        config = json.loads((cases / name / "config.json").read_text())
+        stated = config.get("n_group", config.get("num_expert_group", 1)), config.get("topk_group", 1)
+        preset = {"kimi-linear-48b": "kimi-linear-48b-a3b"}.get(name, name)
+        assert groups_of(load_preset(preset).model) == {ExpertGroups(*stated)}
+
+
+def test_the_class_selects_experts_of_neighbours() -> None:
+    from transformers import DeepseekV3Config
+    from transformers.models.deepseek_v3.modeling_deepseek_v3 import DeepseekV3TopkRouter
+
+    config = DeepseekV3Config(**{**V3, "n_routed_experts": 16, "n_group": 4, "topk_group": 2, "num_experts_per_tok": 4})
+    torch.manual_seed(0)
+    router = DeepseekV3TopkRouter(config)
+    torch.nn.init.normal_(router.weight)
+    experts = router(torch.randn(200, SMALL["hidden_size"]))[2]
+    assert max(len(set((chosen // 4).tolist())) for chosen in experts) == 2
+
+
+@pytest.mark.parametrize(
+    ("fields", "error"),
+    [
+        ({"n_group": 2}, "router.topk_group: missing; expected both n_group and topk_group, or neither"),
+        ({"topk_group": 2}, "router.n_group: missing; expected both"),
+        ({"n_group": 3, "topk_group": 1}, "router.n_group: 3 does not divide num_experts 8; expected a divisor of 8"),
+        ({"n_group": 4, "topk_group": 5}, "router.topk_group: 5; expected 2 to 4, because a token selects 4 experts"),
+        ({"n_group": 4, "topk_group": 1}, "router.topk_group: 1; expected 2 to 4, because a token selects 4 experts"),
+        ({"n_group": 1, "topk_group": 1}, "greater than or equal to 2"),
+        ({"n_group": 257, "topk_group": 1}, "less than or equal to 256"),
+    ],
+)
+def test_groups_that_cannot_be(fields: dict[str, Any], error: str) -> None:
+    with pytest.raises(ValueError, match=error):
+        MoE(
+            num_experts=8,
+            num_experts_per_tok=4,
+            expert=FeedForward(intermediate_size=8, hidden_act="silu"),
+            router=LinearRouter(**fields),
+        )
+
+
+def test_megatron_states_groups() -> None:
+    grouped = settings(**EXPERTS, moe_router_num_groups=4, moe_router_group_topk=2)
+    assert groups_of(model_of(grouped, "")) == {ExpertGroups(4, 2)}
+    with pytest.raises(InputError, match="--moe-router-num-groups: 3; expected a divisor of --num-experts 8"):
+        settings(**EXPERTS, moe_router_num_groups=3).check()
+    with pytest.raises(InputError, match="--moe-router-group-topk: 5; expected 1 to 4 of --moe-router-num-groups 4"):
+        settings(**EXPERTS, moe_router_num_groups=4, moe_router_group_topk=5).check()
