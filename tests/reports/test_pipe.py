@@ -115,3 +115,10 @@ def test_rich_is_imported_for_a_terminal_alone() -> None:
     )
     assert coloured.returncode == 3
     assert b"\x1b[" in coloured.stdout
+
+
+def test_a_percent_sign_stays_beside_its_number() -> None:
+    assert list(pipe.indented_lines("one in ten by more than 29 %; and others", 28)) == [
+        "  one in ten by more than",
+        "  29 %; and others",
+    ]

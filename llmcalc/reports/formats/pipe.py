@@ -167,10 +167,12 @@ def indented_lines(text: str, width: int, hanging_indent: str = "") -> Iterator[
 def _wrapped_lines(text: str, width: int, hanging_indent: str = "") -> Iterator[str]:
     """Yields lines of at most `width`, broken between words; a longer word (a link) gets a separate line.
 
+    A percent sign stays beside its number.
+
     hanging_indent: indent of the lines after the first.
     """
     line = ""
-    for word in re.findall(r"\s*\S+\s*", text):
+    for word in re.findall(r"\s*\S+(?: %\S*)?\s*", text):
         if line.strip() and len(line) + len(word.rstrip()) > width:
             yield line.rstrip()
             line = hanging_indent
