@@ -436,9 +436,10 @@ def _copies_per_domain(domains: Number, top_k: Number, groups: ExpertGroups = ON
     reachable = maximum(1.0, domains * topk_group / n_group)
     copies = reachable * (1 - (1 - 1 / reachable) ** top_k)
     if n_group > 1:
-        fewer = n_group // domains
-        extra = n_group / domains - fewer
-        chance = (1 - extra) * _chance_of_copy(fewer, top_k, groups) + extra * _chance_of_copy(fewer + 1, top_k, groups)
+        least_groups = n_group // domains
+        extra = n_group / domains - least_groups
+        chances = [_chance_of_copy(count, top_k, groups) for count in (least_groups, least_groups + 1)]
+        chance = (1 - extra) * chances[0] + extra * chances[1]
         copies = choose(domains < n_group, domains * chance, copies)
     return minimum(1.0, copies / top_k)
 

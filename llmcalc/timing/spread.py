@@ -76,8 +76,8 @@ class _Classes(Record):
 
     def widest_bounds(self, phase: str) -> Bounds:
         """Returns the range of what was never tested: it contains the range of each tested class of its phase."""
-        alike = [candidate for candidate in self.classes if candidate.phase == phase]
-        return Bounds(low=min(each.low for each in alike), high=max(each.high for each in alike))
+        of_phase = [tested for tested in self.classes if tested.phase == phase]
+        return Bounds(low=min(tested.low for tested in of_phase), high=max(tested.high for tested in of_phase))
 
 
 @cache

@@ -116,12 +116,16 @@ SETS_FURTHER_FIELDS = {(kind, "num_layers") for kind in ("longt5", "mt5", "switc
 """Own names of a class that set a further field (`num_decoder_layers`), which the usual name does not."""
 
 
+OVERRIDDEN = {("step3p5", "n_routed_experts")}
+"""Own names whose default in the class replaces a value under the usual name."""
+
+
 def test_every_name_that_a_class_knows_a_field_by_is_read() -> None:
     """transformers sets the own field where a config has the usual name (`attribute_map`)."""
     compared = 0
     for kind, usual, own in renamed():
         shape = next((shape for shape in shapes_of(kind) if own in shape and usual not in shape), None)
-        if shape is not None and (kind, own) not in SETS_FURTHER_FIELDS:
+        if shape is not None and (kind, own) not in SETS_FURTHER_FIELDS | OVERRIDDEN:
             other = {usual if name == own else name: value for name, value in shape.items()}
             assert read_config(other) == read_config(shape), (kind, usual, own)
             compared += 1

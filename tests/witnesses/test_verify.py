@@ -172,7 +172,7 @@ def test_a_wrong_reference_is_found(
     if quantity == "forward_flops" and part is attention:
 
         class Skips(torch.nn.Module):
-            def forward(self, q: torch.Tensor, *_: Any) -> torch.Tensor:
+            def forward(self, q: torch.Tensor, *_: Any, **__: Any) -> torch.Tensor:
                 return q
 
         wrong = _more(right, "core", Skips)
@@ -185,7 +185,7 @@ def test_a_count_of_nothing_is_a_failure(monkeypatch: pytest.MonkeyPatch) -> Non
     """Fused kernels that the counter does not know count as zero without a warning."""
 
     class Fused(torch.nn.Module):
-        def forward(self, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, *_: Any) -> torch.Tensor:
+        def forward(self, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, *_: Any, **__: Any) -> torch.Tensor:
             out: torch.Tensor = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu(q, k, v)[0]
             return out
 

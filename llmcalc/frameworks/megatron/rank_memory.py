@@ -22,6 +22,7 @@ from .kernels import Parameter
 from .rank_run import RankRun
 from .record_chunks import record_chunks
 from .record_passes import record_passes
+from .schedule import run_step
 from .settings import MegatronSettings
 
 SOURCES = {
@@ -167,10 +168,10 @@ def steps_key(rank_run: RankRun, memory_meter: EventMeter) -> tuple[object, ...]
 
 def play_two_steps(rank_run: RankRun, memory_meter: EventMeter, prefix_cache: PrefixCache) -> ReplayResult:
     """Replays two training steps after the set-up, and returns the peak and the allocator's statistics."""
-    rank_run.step()
+    run_step(rank_run)
     memory_meter.place = Place()
     memory_meter.peaks = {}
-    rank_run.step()
+    run_step(rank_run)
     memory_meter.place = Place("after")
     memory_meter.cut()
     device = prefix_cache.play_pieces(memory_meter.pieces, memory_meter.count, memory_meter.pieces_before_backward)

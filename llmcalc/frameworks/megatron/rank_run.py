@@ -488,15 +488,6 @@ class RankRun:
 
     # --- a step ------------------------------------------------------------------------------------------------------
 
-    def step(self) -> None:
-        """Runs one training step of the rank."""
-        from .schedule import run_passes
-
-        self.gradient_copies = []
-        self.batches = []
-        run_passes(self)
-        self.end_step()
-
     def end_step(self) -> None:
         """Runs the end of a training step after all passes: deferred gradients and optimizer."""
         self.persistent.drain(self.layout.tp if self.rank_choices.sequence_parallel else 1)

@@ -11,7 +11,14 @@ from ...simulator.tensor import Tensor
 from .rank_run import ForwardOutput, RankRun
 
 
-def run_passes(rank_run: RankRun) -> None:
+def run_step(rank_run: RankRun) -> None:
+    """Runs one training step of a rank."""
+    rank_run.gradient_copies, rank_run.batches = [], []
+    _run_passes(rank_run)
+    rank_run.end_step()
+
+
+def _run_passes(rank_run: RankRun) -> None:
     """Runs the forward and backward passes of a step."""
     if rank_run.layout.pp == 1:
         _run_without_pipeline(rank_run)

@@ -25,7 +25,7 @@ from llmcalc.frameworks.megatron.launch_file import read_megatron
 from llmcalc.frameworks.megatron.param_and_grad_buffer import is_updated_by_muon
 from llmcalc.frameworks.megatron.rank_memory import rank_memory, replay_rank
 from llmcalc.frameworks.megatron.rank_run import FLAGS, RankRun
-from llmcalc.frameworks.megatron.schedule import Interleaved
+from llmcalc.frameworks.megatron.schedule import Interleaved, run_step
 from llmcalc.frameworks.megatron.settings import MegatronSettings
 from llmcalc.frameworks.megatron.settings_from_options import settings_of
 from llmcalc.frameworks.registry import framework as framework_named
@@ -214,8 +214,8 @@ def kept(spec: ModelSpec, settings: MegatronSettings, rank: int | None = None) -
     """A rank after two steps, without an allocator that rounds."""
     run = RankRun(spec, settings, settings.world_size - 1 if rank is None else rank, Meter(WitnessAllocator()))
     run.set_up()
-    run.step()
-    run.step()
+    run_step(run)
+    run_step(run)
     return run
 
 
@@ -232,7 +232,7 @@ def test_an_answer_adds_up() -> None:
 def test_a_step_leaves_what_the_one_before_left() -> None:
     run = kept(*changed(LATENT))
     before = run.meter.now
-    run.step()
+    run_step(run)
     assert run.meter.now == before
 
 
@@ -416,7 +416,7 @@ def test_norms_of_heads_keep_their_inputs() -> None:
             one = memory(spec, Settings("training", batch=1, seq=512))
             run = RankRun(spec, settings_of(one, Layout()), 0, Meter())
             run.set_up()
-            run.step()
+            run_step(run)
             kept = [peak.by_kind["activations"] for at, peak in run.meter.peaks.items() if at.phase == "forward"]
             found.append((sum(one.size for one in run.chunks[0].parameters), max(kept)))
         (parameters, held), (more_parameters, more_held) = found

@@ -12,6 +12,7 @@ from llmcalc.device_memory.settings import Settings
 from llmcalc.errors import InputError
 from llmcalc.frameworks.megatron.rank_memory import rank_memory
 from llmcalc.frameworks.megatron.rank_run import FLAGS, RankRun
+from llmcalc.frameworks.megatron.schedule import run_step
 from llmcalc.frameworks.megatron.settings_from_options import settings_of
 from llmcalc.parallel.layout import Layout
 from llmcalc.simulator.meter import Meter
@@ -40,7 +41,7 @@ def rank_of(run: Memory, layout: Layout) -> tuple[RankRun, Meter]:
 def saved_by(run: Memory, layout: Layout) -> int:
     """The bytes that stay between the forward and the backward pass of a micro-batch after the first."""
     rank, meter = rank_of(run, layout)
-    rank.step()
+    run_step(rank)
     start = meter.now
     output = rank.forward(rank.chunks[0], None)
     saved = int(meter.now - start)
@@ -68,7 +69,7 @@ def test_only_adapters_have_gradients_and_states(library: str, tp: int) -> None:
     assert meter.by_kind["gradients"] == 4 * elements
     assert meter.by_kind["weights"] == 2 * (frozen + elements)
     assert meter.by_kind["optimizer"] == 4 * elements + 4 * FLAGS
-    rank.step()
+    run_step(rank)
     assert meter.by_kind["optimizer"] == 12 * elements + 4 * FLAGS
 
 

@@ -9,6 +9,7 @@ import pytest
 from llmcalc.errors import InputError
 from llmcalc.frameworks.megatron.model_from_flags import model_of
 from llmcalc.frameworks.megatron.rank_run import RankRun
+from llmcalc.frameworks.megatron.schedule import run_step
 from llmcalc.frameworks.megatron.settings import MegatronSettings
 from llmcalc.frameworks.megatron.unsupported import unmodelled_arguments
 from llmcalc.simulator.meter import Meter
@@ -97,8 +98,8 @@ def of_a_layer(**changes: Any) -> int:
 
 def after(one: MegatronSettings) -> int:
     run = run_of(one)
-    run.step()
-    run.step()
+    run_step(run)
+    run_step(run)
     return int(run.meter.now)
 
 

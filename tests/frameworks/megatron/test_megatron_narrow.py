@@ -10,6 +10,7 @@ from llmcalc.errors import InputError
 from llmcalc.frameworks.megatron.model_from_flags import model_of
 from llmcalc.frameworks.megatron.rank_memory import rank_memory
 from llmcalc.frameworks.megatron.rank_run import RankRun
+from llmcalc.frameworks.megatron.schedule import run_step
 from llmcalc.frameworks.megatron.settings import MegatronSettings
 from llmcalc.frameworks.megatron.unsupported import unmodelled_arguments
 from llmcalc.simulator.meter import Meter
@@ -168,8 +169,8 @@ def after_step(layers: int, **changes: Any) -> int:
     meter = Meter()
     run = RankRun(model_of(one, ""), one, 0, meter)
     run.set_up()
-    run.step()
-    run.step()
+    run_step(run)
+    run_step(run)
     return int(meter.now)
 
 
