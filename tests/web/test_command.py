@@ -30,7 +30,7 @@ def page(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     (made / "dist" / "index.html").write_text("<!doctype html>")
     (made / "dist" / "pyodide" / "pyodide.mjs").write_text("export {}")
     (made / "dist" / "pyodide" / "pyodide.asm.wasm").write_bytes(b"\0asm")
-    monkeypatch.setattr(page_server, "checkout", lambda: made)
+    monkeypatch.setattr(page_server, "web_folder_of_checkout", lambda: made)
     return made / "dist"
 
 
@@ -183,7 +183,7 @@ def test_a_build_without_node_says_so(run: Run, monkeypatch: pytest.MonkeyPatch,
     (made / "src").mkdir(parents=True)
     for name in ("build.py", "src/bridge.py"):
         (made / name).write_text((WEB / name).read_text())
-    monkeypatch.setattr(page_server, "checkout", lambda: made)
+    monkeypatch.setattr(page_server, "web_folder_of_checkout", lambda: made)
     monkeypatch.setenv("PATH", str(tmp_path))
     result = run("web", "--no-browser")
     assert result.code == 2
