@@ -86,6 +86,10 @@ class Training:
     state_dtype: Dtype | None = None
     gradient_dtype: Dtype | None = None
 
+    def step_optimizer(self, graph: Graph, parameters: Sequence[OptimizedParameter]) -> None:
+        """Replays the optimizer's step on these parameters."""
+        run_step(graph, self.optimizer, parameters, self.implementation, self.momentum, self.state_dtype, self.torch)
+
 
 class TrainingRun:
     """Replays training steps of a model.
@@ -287,21 +291,8 @@ class TrainingRun:
         if trained_parameter is None:
             return
         trained_parameter.gradient = weight.grad
-        self._run_optimizer([trained_parameter])
+        self.training.step_optimizer(self.graph, [trained_parameter])
         trained_parameter.gradient = weight.grad = None
-
-    def _run_optimizer(self, parameters: Sequence[OptimizedParameter]) -> None:
-        """Runs the step of the run's optimizer on these parameters."""
-        config = self.training
-        run_step(
-            self.graph,
-            config.optimizer,
-            parameters,
-            config.implementation,
-            config.momentum,
-            config.state_dtype,
-            config.torch,
-        )
 
     @cached_property
     def _by_parameter(self) -> dict[int, OptimizedParameter]:
@@ -320,7 +311,7 @@ class TrainingRun:
         self.meter.parameter_path = None
         del gradients
         with self.graph.no_grad():
-            self._run_optimizer(self.trained)
+            self.training.step_optimizer(self.graph, self.trained)
         for trained_parameter in self.trained:
             trained_parameter.gradient = None
 

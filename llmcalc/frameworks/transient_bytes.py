@@ -10,7 +10,6 @@ from collections.abc import Callable, Sequence
 from typing import NamedTuple, TypeAlias
 
 from ..device_memory.optimizers.registry import optimizer
-from ..device_memory.optimizers.run_step import run_step
 from ..device_memory.optimizers.step import OptimizedParameter
 from ..device_memory.training import Training
 from ..parallel.layout import Layout
@@ -202,15 +201,7 @@ def _step_peak(
         memory_meter.restart()
         for parameter, gradient in zip(trained_parameters, gradients, strict=True):
             parameter.gradient = empty(memory_meter, shape, FLOAT32) if has_copies else gradient
-        run_step(
-            graph,
-            training_config.optimizer,
-            trained_parameters,
-            training_config.implementation,
-            training_config.momentum,
-            training_config.state_dtype,
-            training_config.torch,
-        )
+        training_config.step_optimizer(graph, trained_parameters)
         for parameter in trained_parameters:
             parameter.gradient = None
     return memory_meter.peak - bytes_before

@@ -8,7 +8,7 @@ from contextvars import ContextVar
 from functools import cache, wraps
 from pathlib import Path
 from textwrap import wrap
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Any, ParamSpec, TypeVar
 
 from ..errors import InputError, MissingExtra
 from ..reports.palette import INK
@@ -90,21 +90,22 @@ def new_figure(width: float, height: float, **kwargs: Any) -> Figure:
         return _notebook_figure()(figsize=(figure_width(width), height), layout="constrained", **kwargs)
 
 
-DrawFigure = TypeVar("DrawFigure", bound=Callable[..., Any])
+P = ParamSpec("P")
+Drawn = TypeVar("Drawn")
 
 
-def in_style(draw: DrawFigure) -> DrawFigure:
+def in_style(draw: Callable[P, Drawn]) -> Callable[P, Drawn]:
     """Wraps a drawing function to use llmcalc's style. Raises `MissingExtra` without matplotlib."""
 
     @wraps(draw)
-    def draw_in_style(*args: Any, **kwargs: Any) -> Any:
+    def draw_in_style(*args: P.args, **kwargs: P.kwargs) -> Drawn:
         needs_matplotlib()
         from matplotlib import rc_context
 
         with rc_context(STYLE):
             return draw(*args, **kwargs)
 
-    return draw_in_style  # type: ignore[return-value]
+    return draw_in_style
 
 
 def draw_heading(figure: Figure, text: str, subtitle: str = "") -> None:

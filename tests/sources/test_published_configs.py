@@ -104,12 +104,18 @@ def test_a_field_that_the_class_does_not_read_is_unknown(kind: str, field: str, 
     assert f"unrecognised fields, ignored: {field}" in ignoring["notes"]
 
 
+def test_layers_without_a_default_in_the_class_are_asked_for() -> None:
+    config = {name: value for name, value in shapes_of("deepseek_ocr2_text")[0].items() if name != "mlp_layer_types"}
+    with pytest.raises(InputError, match="mlp_layer_types: missing; expected 3 names, one for each layer"):
+        describe_data(config)
+
+
 def renamed() -> Iterator[tuple[str, str, str]]:
     """Yields (model type, usual name, the class's own name) of every field that two names have in a class's configs."""
     for kind in model_types():
-        for usual, own in library_classes().names.get(kind, {}).items():
+        for usual_name, class_name in library_classes().names.get(kind, {}).items():
             if family_of(kind).read is not None:
-                yield kind, usual, own
+                yield kind, usual_name, class_name
 
 
 SETS_FURTHER_FIELDS = {(kind, "num_layers") for kind in ("longt5", "mt5", "switch_transformers", "t5", "udop", "umt5")}

@@ -74,7 +74,6 @@ class EntryAttention(TokenMixer):
 
     node_name: ClassVar[str] = "self_attn"
     kind: ClassVar[str] = "attention"
-    entry_noun: ClassVar[str] = "entries"
 
     num_attention_heads: Heads
     head_dim: HeadDim
@@ -182,6 +181,11 @@ class EntryAttention(TokenMixer):
     ) -> tuple[Value, Value]:
         """Returns the mask of the entries that each token attends to, and the entries."""
         raise TypeError(f"{type(self).__name__} computes no entries")
+
+    @property
+    def entry_noun(self) -> str:
+        """What summaries call the entries."""
+        return "entries"
 
     def describe(self, hidden_size: int) -> str:
         entries = "" if self.compress_rate is None else f", {self.entry_noun} of {self.compress_rate} tokens"

@@ -100,7 +100,7 @@ class SharedEntryAttention(EntryAttention):
         return self
 
     @property
-    def entry_noun(self) -> str:  # type: ignore[override]
+    def entry_noun(self) -> str:
         return "shared entries" if self.entries_shared else "entries"
 
     @property

@@ -8,7 +8,6 @@ from contextlib import contextmanager
 from ...costs.trained_tensors import TrainedTensor
 from ...device_memory.device_memory import Term
 from ...device_memory.optimizers.registry import optimizer
-from ...device_memory.optimizers.run_step import run_step
 from ...device_memory.optimizers.step import OptimizedParameter
 from ...device_memory.training import Training, TrainingRun
 from ...frozen import frozen
@@ -103,16 +102,7 @@ class ZeroRun(TrainingRun):
 
     def run_optimizer(self, trained_parameters: Sequence[OptimizedParameter]) -> None:
         """Updates trained tensors and frees the gradients."""
-        training_config = self.training
-        run_step(
-            self.graph,
-            training_config.optimizer,
-            trained_parameters,
-            training_config.implementation,
-            training_config.momentum,
-            training_config.state_dtype,
-            training_config.torch,
-        )
+        self.training.step_optimizer(self.graph, trained_parameters)
         for trained_parameter in trained_parameters:
             trained_parameter.gradient = None
 

@@ -12,7 +12,9 @@ from ...errors import InputError, one_line
 from .programs import ServerStart, program_named
 from .server import Container, StartedServer
 
-INSTRUCTIONS = "from parameter template system adapter license message renderer parser requires".split()  # noqa: SIM905
+INSTRUCTIONS = frozenset(
+    {"from", "parameter", "template", "system", "adapter", "license", "message", "renderer", "parser", "requires"}
+)
 
 _INSTRUCTION = re.compile(r"^[ \t]*([A-Za-z]+)[ \t]+(.*)$")
 

@@ -11,6 +11,7 @@ from contextlib import suppress
 from functools import cached_property
 from typing import Any, TypeVar
 
+from ...components.added_position import Learned
 from ...components.base import AttentionPosition, Part, TokenMixer
 from ...components.layers.block import Layer
 from ...components.mixers.attention import Attention
@@ -157,6 +158,14 @@ class ConfigValues:
         """The rotary position encoding, of a layer without a window if layers differ."""
         layers = sorted(zip(self.windows, self.positions, strict=True), key=lambda layer: layer[0] is not None)
         return present(next((position for _, position in layers if isinstance(position, Rope)), None))
+
+    @property
+    def position_rows(self) -> int:
+        """The number of rows of the position embedding, or the context length."""
+        position = self.first.position
+        return present(
+            position.max_position_embeddings if isinstance(position, Learned) else self.spec.max_position_embeddings
+        )
 
     @property
     def window(self) -> int | None:

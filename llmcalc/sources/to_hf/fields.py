@@ -10,7 +10,6 @@ from collections.abc import Callable
 from contextlib import suppress
 from typing import Any
 
-from ...components.added_position import Learned
 from ...components.classifier import Classifier
 from ...components.distance import RelativeBias
 from ...components.mixers.attention import Attention
@@ -19,13 +18,6 @@ from ...components.networks.router import LinearRouter
 from ..huggingface.absent import Absent, present
 from ..huggingface.writes import WRITTEN_ACTIVATIONS
 from .config_values import ConfigValues
-
-
-def _position_rows(config_values: ConfigValues) -> int:
-    """Returns the number of rows of the position embedding, or the context length."""
-    if isinstance(config_values.first.position, Learned):
-        return config_values.first.position.max_position_embeddings
-    return present(config_values.spec.max_position_embeddings)
 
 
 def _activation_name(config_values: ConfigValues) -> str:
@@ -120,7 +112,7 @@ FIELDS: dict[str, Callable[[ConfigValues], Any]] = {
     "hidden_size": lambda s: s.spec.hidden_size,
     "vocab_size": lambda s: s.spec.vocab_size,
     "num_hidden_layers": lambda s: s.first.num_hidden_layers,
-    "max_position_embeddings": _position_rows,
+    "max_position_embeddings": lambda s: s.position_rows,
     "n_positions": lambda s: s.spec.max_position_embeddings,
     "is_decoder": lambda s: s.spec.kind == "decoder",
     "type_vocab_size": lambda s: 0 if s.first.token_types is None else s.first.token_types.type_vocab_size or 0,

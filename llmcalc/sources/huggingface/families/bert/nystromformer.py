@@ -12,7 +12,6 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
-from .....components.added_position import Learned
 from .....ops import Op, SampledBlocks
 from ...config import Config
 from ...dropout import BERT_DROPOUT
@@ -99,9 +98,7 @@ def _kernel_writes(field: str) -> Writes:
 
 def _blocks_per_row(config_values: ConfigValues) -> int:
     """Returns the number of exact score blocks per block of tokens in MRA, for the longest sequence."""
-    position = config_values.first.position
-    table_rows = position.max_position_embeddings if isinstance(position, Learned) else 0
-    rows = max(1, table_rows // MRA_BLOCK)
+    rows = max(1, config_values.position_rows // MRA_BLOCK)
     blocks: int = config_values.first.block.attention.blocks
     return -(-blocks // rows)
 
