@@ -42,8 +42,8 @@ def bends(spec: ModelSpec) -> set[int]:
 @in_one_test
 @pytest.mark.parametrize("mixer", EXAMPLES)
 def test_it_names_the_lengths_at_which_it_changes(mixer: TokenMixer) -> None:
-    found, reach = bends(around_a_model(mixer)), mixer.length_limits()
-    if found:
-        assert any(abs(n - min(found)) <= 2 for n in reach), (found, reach)
+    bends_found, reach = bends(around_a_model(mixer)), mixer.length_limits()
+    if bends_found:
+        assert any(abs(n - min(bends_found)) <= 2 for n in reach), (bends_found, reach)
     for length in reach:
-        assert length > LONGEST or length <= 2 or any(abs(n - length) <= 2 for n in found), (found, length)
+        assert length > LONGEST or length <= 2 or any(abs(n - length) <= 2 for n in bends_found), (bends_found, length)

@@ -23,11 +23,11 @@ def wrapper(kind: str) -> ModelSpec:
 
 def test_images_are_tokens_of_each_sequence_and_a_batch_of_all() -> None:
     spec = wrapper("qwen2_5_vl")
-    one = encoded_inputs(spec, Inputs(image="90x64"))
+    encoding = encoded_inputs(spec, Inputs(image="90x64"))
     several = encoded_inputs(spec, Inputs(image="90x64", images=3), batch=2)
-    assert (one.image_tokens, several.image_tokens, several.audio_tokens) == (88, 3 * 88, 0)
+    assert (encoding.image_tokens, several.image_tokens, several.audio_tokens) == (88, 3 * 88, 0)
     assert several.added_tokens == 3 * 88
-    assert several.total(forward_of) == 6 * one.total(forward_of)
+    assert several.total(forward_of) == 6 * encoding.total(forward_of)
     assert several.names == {"visual", "visual_merger"}
 
 
@@ -35,10 +35,10 @@ def test_audio_is_tokens_of_each_sequence_and_a_batch_of_all() -> None:
     spec = wrapper("qwen2_audio")
     clip: Any = spec.towers["audio_tower"]
     inputs = Inputs(audio=clip.audio.frames / 100)
-    one, two = encoded_inputs(spec, inputs), encoded_inputs(spec, inputs, batch=2)
-    assert one.added_tokens == two.added_tokens == one.audio_tokens > 0
-    assert two.total(forward_of) == 2 * one.total(forward_of)
-    assert one.names == {"audio_tower", "multi_modal_projector"}
+    single_encoding, double_encoding = encoded_inputs(spec, inputs), encoded_inputs(spec, inputs, batch=2)
+    assert single_encoding.added_tokens == double_encoding.added_tokens == single_encoding.audio_tokens > 0
+    assert double_encoding.total(forward_of) == 2 * single_encoding.total(forward_of)
+    assert single_encoding.names == {"audio_tower", "multi_modal_projector"}
 
 
 def test_tokens_outside_the_sequence_add_none() -> None:

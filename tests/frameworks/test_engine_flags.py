@@ -127,8 +127,8 @@ def test_arguments_are_split() -> None:
         "model --seq 8 --max-len=9 --eager false --graphs --no-eager --prefix --lora a --lora b "
         "--compile.x.y 1 --sizes 1 2 --flops --port 3"
     )
-    kept, values = split_arguments("server", FLAGS, arguments.split(), {"--flops": False}, OPTIONS)
-    assert kept == ["model", "--flops"]
+    positional_arguments, values = split_arguments("server", FLAGS, arguments.split(), {"--flops": False}, OPTIONS)
+    assert positional_arguments == ["model", "--flops"]
     assert values == {
         "seq": "8", "max_len": "9", "eager": False, "prefix": "sha", "lora": "a,b", "compile": {"x": {"y": "1"}},
         "sizes": "1 2", "port": "3",

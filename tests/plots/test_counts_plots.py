@@ -84,17 +84,17 @@ def test_pictures_can_be_drawn_on_axes_that_are_given() -> None:
 
 def test_shapes_can_be_drawn_on_axes_that_are_given() -> None:
     preset = llmcalc.load("llama3.2-1b")
-    found = find_shapes(family(preset.model), budget_for(preset.model), preset.model, 4)
-    whole = shapes.shape([("Llama", found)])
+    shape_study = find_shapes(family(preset.model), budget_for(preset.model), preset.model, 4)
+    whole = shapes.shape([("Llama", shape_study)])
     figure = new_figure(9, 4)
     axes = figure.subplots(2, 1)
-    assert shapes.shape([("Llama", found)], ax=axes) is figure
+    assert shapes.shape([("Llama", shape_study)], ax=axes) is figure
     assert figure.get_suptitle() == ""
     for own, given in zip(whole.axes, axes, strict=True):
         assert own.get_title("left") == given.get_title("left")
         assert [line.get_ydata().tolist() for line in own.lines] == [line.get_ydata().tolist() for line in given.lines]
     with pytest.raises(InputError, match="ax: 1 are given; expected 2, one for each panel"):
-        shapes.shape([("Llama", found)], ax=[axes[0]])
+        shapes.shape([("Llama", shape_study)], ax=[axes[0]])
 
 
 def test_proportions_can_be_drawn_on_axes_that_are_given() -> None:

@@ -181,9 +181,9 @@ def test_a_walk_of_a_ring_is_close_to_its_replay(layout: Layout) -> None:
 def test_rounds_that_do_the_same_change_no_peak(comm: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     """An estimate leaves them out."""
     settings = Settings(phase="training", seq=32768, attn_implementation="flash")
-    one = memory(llmcalc.load("qwen3-0.6b").model, settings)
+    one_rank_memory = memory(llmcalc.load("qwen3-0.6b").model, settings)
     layout = Layout(cp=16, zero=3, cp_comm=comm)
     assert len(Ring(16, 0, peaks_only=True).rounds()) < 16
-    short = framework_named("fsdp2").estimate(one).largest_rank(layout, 1)
+    short = framework_named("fsdp2").estimate(one_rank_memory).largest_rank(layout, 1)
     monkeypatch.setattr(Ring, "rounds", lambda self: list(range(self.ranks)))
-    assert framework_named("fsdp2").estimate(one).largest_rank(layout, 1) == short
+    assert framework_named("fsdp2").estimate(one_rank_memory).largest_rank(layout, 1) == short

@@ -165,9 +165,9 @@ def held(run: Any, shapes: list[tuple[int, ...]], trained: list[bool]) -> Held:
     saved = sum(s.bytes for s in saved_storages(out) if id(s) not in own)
     live, forward = meter.now - base, meter.peak - base
     meter.restart()
-    given = graph.new_tensor(out.shape, out.dtype, out.strides)
-    backward(graph, out, given)
-    del out, given
+    output_gradient = graph.new_tensor(out.shape, out.dtype, out.strides)
+    backward(graph, out, output_gradient)
+    del out, output_gradient
     return Held(saved, live, forward, meter.peak - base, meter.now - base)
 
 

@@ -242,8 +242,8 @@ PLAIN = [
 def test_a_saved_model_is_what_its_config_says(config: dict[str, Any], tmp_path: Path) -> None:
     (tmp_path / "config.json").write_text(json.dumps(config))
     stored = _stored(config)
-    found = match_tensors(load(str(tmp_path)).model, stored)
-    assert found.ok, (found.missing[:3], found.extra[:3], found.misshapen[:3])
+    matches = match_tensors(load(str(tmp_path)).model, stored)
+    assert matches.ok, (matches.missing[:3], matches.extra[:3], matches.misshapen[:3])
     first = stored.tensors[len(stored.tensors) // 2]
     without = Checkpoint("safetensors", tuple(t for t in stored.tensors if t is not first))
     assert not match_tensors(load(str(tmp_path)).model, without).ok

@@ -44,9 +44,9 @@ def test_the_largest_number_is_found_in_few_steps(start: int, capacity: int) -> 
         asked.append(n)
         return 100 + (3 * n * n + 17 * n) // 64 * 16 - 5
 
-    found = largest_fitting_number(needed, capacity, start, 2**20)
-    assert found == 0 or needed(found) <= capacity
-    assert needed(found + 1) > capacity
+    largest_number = largest_fitting_number(needed, capacity, start, 2**20)
+    assert largest_number == 0 or needed(largest_number) <= capacity
+    assert needed(largest_number + 1) > capacity
     assert len(asked) < 20
 
 

@@ -120,13 +120,13 @@ def test_the_budget_is_kept_and_the_model_marked(name: str) -> None:
     own = llmcalc.load(name).model
     budget = budget_for(own)
     assert budget == Budget("parameters", params(own).total)
-    found = find_shapes(family(own), budget, own)
-    assert 2 <= len(found.shapes) <= 12
-    assert all(abs(s.parameters / budget.value - 1) <= 0.02 for s in found.shapes)
-    assert all(s.difference == s.parameters / budget.value - 1 for s in found.shapes)
-    ratios = [s.stack.aspect_ratio for s in found.shapes]
+    shape_study = find_shapes(family(own), budget, own)
+    assert 2 <= len(shape_study.shapes) <= 12
+    assert all(abs(s.parameters / budget.value - 1) <= 0.02 for s in shape_study.shapes)
+    assert all(s.difference == s.parameters / budget.value - 1 for s in shape_study.shapes)
+    ratios = [s.stack.aspect_ratio for s in shape_study.shapes]
     assert ratios == sorted(ratios)
-    (marked,) = [s for s in found.shapes if s.target]
+    (marked,) = [s for s in shape_study.shapes if s.target]
     assert (marked.stack.hidden_size, marked.stack.num_hidden_layers) == (own.hidden_size, own.main.num_hidden_layers)
     assert marked.difference == 0
 
@@ -212,9 +212,9 @@ def test_training_flops_as_the_budget() -> None:
 
 
 def test_a_budget_past_64_bits_is_counted_in_ints() -> None:
-    found = find_shapes(family(STANDARD), Budget("train_flops", 10**26), rows=3)
-    assert found.shapes
-    assert all(isinstance(s.train_flops, int) and s.train_flops > 2**63 for s in found.shapes)
+    shape_study = find_shapes(family(STANDARD), Budget("train_flops", 10**26), rows=3)
+    assert shape_study.shapes
+    assert all(isinstance(s.train_flops, int) and s.train_flops > 2**63 for s in shape_study.shapes)
     huge = find_shapes(family(STANDARD), Budget("parameters", 10**16), rows=3)
     assert all(abs(s.parameters / 10**16 - 1) <= 0.02 for s in huge.shapes)
 
@@ -460,13 +460,13 @@ def test_the_command_line_acts() -> None:
     }
     first = changed["shapes"][0]
     assert first["kv_bytes_per_token"] == first["num_hidden_layers"] * 2 * first["num_key_value_heads"] * 64
-    one = find_shapes(
+    same_shape = find_shapes(
         family(STANDARD, 64, Fraction(1, 8), Fraction(4), 32000), Budget("parameters", 8_000_000_000), seq=100
     ).shapes[0]
     assert (
         first["flops_per_token"]
-        == one.forward_flops_per_token
-        == flops(one.spec, run_config(batch=1, seq=100)).total / 100
+        == same_shape.forward_flops_per_token
+        == flops(same_shape.spec, run_config(batch=1, seq=100)).total / 100
     )
     target = document("llama3-8b", "--set", "tie_word_embeddings=true", "--params", "7.5B")
     assert target["proportions"]["tie_word_embeddings"] is True
@@ -562,8 +562,10 @@ def test_a_proportion_is_positive(text: str) -> None:
 
 def test_a_head_size_that_does_not_divide_the_models_width() -> None:
     """Once raised ArithmeticError: 48 does not divide GPT-2 medium's 1,024, so its own shape is not in the family."""
-    found = find_shapes(family(llmcalc.load("gpt2-medium").model, 48), budget_for(llmcalc.load("gpt2-medium").model))
-    assert {s.stack.head_dim for s in found.shapes} == {48}
+    shape_study = find_shapes(
+        family(llmcalc.load("gpt2-medium").model, 48), budget_for(llmcalc.load("gpt2-medium").model)
+    )
+    assert {s.stack.head_dim for s in shape_study.shapes} == {48}
     assert "do not meet this budget" in run("gpt2-medium", "--head-dim", "48", "--notes")
 
 

@@ -405,11 +405,13 @@ def full_server(row: Row) -> tuple[Replica, int]:
         flags |= cache_flag(record, "fp8")
     flags |= bench_settings(row)
     memory = record.memory_on(preset, row.hardware, version, flags)
-    held = min(int(memory.kv_tokens // length), int(flags["max_batch_size"]) * row.whole("pp")) * row.whole("dp")
-    if held < 1:
+    requests_in_cache = min(
+        int(memory.kv_tokens // length), int(flags["max_batch_size"]) * row.whole("pp")
+    ) * row.whole("dp")
+    if requests_in_cache < 1:
         raise NotAsked("throughput of servers whose cache holds no request")
     graphs = tuple(size for size in BENCH_GRAPHS if size <= int(flags["max_batch_size"]))
-    return replace(replica_of(row), step_tokens=int(flags["max_num_tokens"]), graph_batches=graphs), held
+    return replace(replica_of(row), step_tokens=int(flags["max_num_tokens"]), graph_batches=graphs), requests_in_cache
 
 
 def _default_server(row: Row, record: Engine, version: EngineVersion, flags: dict[str, Any]) -> tuple[Replica, int]:
@@ -424,10 +426,10 @@ def _default_server(row: Row, record: Engine, version: EngineVersion, flags: dic
     memory = record.memory_on(preset, row.hardware, version, flags)
     length = row.whole("input") + row.whole("output")
     at_once = int(memory.settings.get(record.step_sequences) or memory.kv_tokens // length)
-    held = min(min(int(memory.kv_tokens // length), at_once) * row.whole("dp"), row.whole("batch"))
-    if held < 1:
+    requests_in_cache = min(min(int(memory.kv_tokens // length), at_once) * row.whole("dp"), row.whole("batch"))
+    if requests_in_cache < 1:
         raise NotAsked("throughput of servers whose cache holds no request")
-    return replace(replica_of(row), step_tokens=memory.settings.get(record.step_tokens)), held
+    return replace(replica_of(row), step_tokens=memory.settings.get(record.step_tokens)), requests_in_cache
 
 
 def bench_settings(row: Row) -> dict[str, int]:
@@ -435,7 +437,7 @@ def bench_settings(row: Row) -> dict[str, int]:
 
     It rounds up its own estimate of the cache (tensorrt_llm/bench/build/tuning.py); prompts are not cut.
     """
-    ranks, pp, given, output = (
+    ranks, pp, input_tokens, output = (
         row.whole("tp") * row.whole("dp"),
         row.whole("pp"),
         row.whole("input"),
@@ -449,12 +451,12 @@ def bench_settings(row: Row) -> dict[str, int]:
     token_bytes = elements * float(row["kv_bits"]) / 8
     weights = params_of(row["model"])["total"] * {"fp8": 1.0, "fp4": 0.5}[row["precision"]]
     cache = (row.hardware.memory_bytes * ranks * pp - weights) * CACHE_SHARE
-    sequences = min(cache / token_bytes / (given + output), 4096) / pp
-    tokens = min(sequences * (1 + given / output), 32768)
+    sequences = min(cache / token_bytes / (input_tokens + output), 4096) / pp
+    tokens = min(sequences * (1 + input_tokens / output), 32768)
     step = 32 if sequences < 256 else 128 if sequences < 1024 else 256
     batch = max(64, step * ceil(sequences / step))
     step = 256 if tokens < 4096 else 512 if tokens < 8192 else 1024
-    step_tokens = max(2048, step * ceil(tokens / step), given + batch)
+    step_tokens = max(2048, step * ceil(tokens / step), input_tokens + batch)
     return {"max_batch_size": batch, "max_num_tokens": step_tokens}
 
 
@@ -473,9 +475,9 @@ CACHE_SHARE = 0.9
 
 def full_seconds(row: Row) -> float:
     """Seconds of an output token where all requests of a benchmark arrive at once and fill the server in waves."""
-    replica, held = full_server(row)
-    waves, last = divmod(row.whole("requests"), held)
-    seconds = waves * replica.load(held).end_to_end if waves else 0.0
+    replica, requests_in_cache = full_server(row)
+    waves, last = divmod(row.whole("requests"), requests_in_cache)
+    seconds = waves * replica.load(requests_in_cache).end_to_end if waves else 0.0
     seconds += replica.load(last).end_to_end if last else 0.0
     return seconds / row.whole("requests") / row.whole("output")
 
@@ -489,23 +491,23 @@ def _inference_seconds(row: Row, factors: Factors) -> float:
     layout, formats, spec, device, stack = (
         replica.layout, replica.formats, replica.spec, replica.device, replica.stack
     )  # fmt: skip
-    given, output, load = replica.requests.input, replica.requests.output, row.whole("batch")
+    input_tokens, output, load = replica.requests.input, replica.requests.output, row.whole("batch")
     batch = max(1, load // layout.dp)
     if measure == "output_rate":
         return 1 / load_of(row, factors).output_tokens_per_second
-    if row.is_loaded and given:
+    if row.is_loaded and input_tokens:
         served = load_of(row, factors)
         return {"tpot": served.tpot, "ttft": served.ttft, "end_to_end": served.end_to_end}[measure]
 
     def prompt(sequences: int, context: int = 0, server: bool = False) -> float:
-        seconds = prefill(spec, device, stack, sequences, given, context, None, layout, formats, server).seconds
+        seconds = prefill(spec, device, stack, sequences, input_tokens, context, None, layout, formats, server).seconds
         return float(seconds)
 
     if measure == "ttft":
         return prompt(1, server=True)
     if measure == "prompt":
         return prompt(batch, context=output if row.stack.name.startswith("llamacpp") and batch == 1 else 0)
-    token = float(decode(spec, device, stack, batch, given + output // 2, layout, formats).seconds)
+    token = float(decode(spec, device, stack, batch, input_tokens + output // 2, layout, formats).seconds)
     return prompt(batch) + output * token if measure == "end_to_end" else token
 
 
@@ -523,11 +525,11 @@ def naive(row: Row) -> float:
         tokens = float(row["micro_batch"]) * row.whole("micro_batches") * row.whole("dp") * row.whole("seq")
         factor = 4 if row["lora"] else 6  # frozen weights have no gradient
         return factor * used * tokens / (peak * devices * NAIVE_MFU)
-    batch, given, output = row.whole("batch"), row.whole("input", 0), row.whole("output", 0)
-    prompt = 2 * used * batch * given / (peak * devices * NAIVE_MFU)
+    batch, input_tokens, output = row.whole("batch"), row.whole("input", 0), row.whole("output", 0)
+    prompt = 2 * used * batch * input_tokens / (peak * devices * NAIVE_MFU)
     token = used * float(row["weight_bits"]) / 8 / (hardware.bandwidth() * devices)
     if row["measure"] in ("prompt", "ttft"):
         return prompt
     if row["measure"] in ("throughput", "output_rate"):
-        return 2 * used * (given + output) / output / (peak * devices * NAIVE_MFU)
+        return 2 * used * (input_tokens + output) / output / (peak * devices * NAIVE_MFU)
     return prompt + output * token if row["measure"] == "end_to_end" else token

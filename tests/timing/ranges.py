@@ -103,12 +103,12 @@ def widening(sources: int) -> float:
 
 def ends(sources: Iterable[Sequence[Ratios]]) -> tuple[float, float]:
     """The range in which 80 % of the rows of a further source are expected."""
-    known, found = list(sources), []
+    known, range_ends = list(sources), []
     for end, tail in enumerate(TAILS):
         ratios = [[row[end] for row in rows] for rows in known]
         middle = quantile(ratios, 0.5)
-        found.append(middle * (quantile(ratios, tail) / middle) ** widening(len(known)))
-    return found[0], found[1]
+        range_ends.append(middle * (quantile(ratios, tail) / middle) ** widening(len(known)))
+    return range_ends[0], range_ends[1]
 
 
 def share_within(rows: Sequence[Ratios], low: float, high: float) -> float:

@@ -223,13 +223,13 @@ def test_quantized_weights_and_caches_are_read_faster() -> None:
 
 def test_experts_that_no_token_selects_are_not_read() -> None:
     spec = load_preset("mixtral-8x7b").model
-    one = time_pass(rank_work(spec, RankPass(1, 1, 100, "decode")), h100(), VLLM, Formats())
+    single_pass = time_pass(rank_work(spec, RankPass(1, 1, 100, "decode")), h100(), VLLM, Formats())
     many = time_pass(rank_work(spec, RankPass(64, 1, 100, "decode")), h100(), VLLM, Formats())
 
     def expert_memory(priced: Any) -> float:
         return float(sum(line.memory for line in priced.operations if line.kind == "experts"))
 
-    assert 3.5 < expert_memory(many) / expert_memory(one) < 4.2  # 8 of 8 experts, in place of 2
+    assert 3.5 < expert_memory(many) / expert_memory(single_pass) < 4.2  # 8 of 8 experts, in place of 2
 
 
 def test_every_figure_of_a_generation_has_a_source() -> None:

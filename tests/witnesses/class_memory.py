@@ -429,9 +429,13 @@ def saved_by_class(config: dict[str, Any], batch: int, seq: int) -> list[tuple[i
         module.register_forward_hook(lambda *_: Named.modules.__delitem__(-1))
 
     def saved(out: torch.Tensor, known: set[Any], device: str) -> int:
-        kept = {t.untyped_storage()._cdata: t for t in witness.saved_tensors(out) if t.device.type == device}
+        saved_by_storage = {
+            t.untyped_storage()._cdata: t for t in witness.saved_tensors(out) if t.device.type == device
+        }
         found.extend(
-            (t.untyped_storage().nbytes(), Named.made.get(key, "")) for key, t in kept.items() if key not in known
+            (t.untyped_storage().nbytes(), Named.made.get(key, ""))
+            for key, t in saved_by_storage.items()
+            if key not in known
         )
         return 0
 

@@ -130,8 +130,8 @@ def test_a_class_that_is_given_labels_keeps_them_shifted() -> None:
     model = class_to_train(config)
     ids = torch.empty(BATCH, seq, dtype=torch.int64, device="meta")
     outside = [*model.parameters(), *model.buffers(), ids]
-    given = measured(lambda: model(input_ids=ids, labels=ids).loss, outside, tracker_class=AllReal)
-    assert given.saved == class_memory(spec, config, BATCH, seq).saved + BATCH * seq * 8
+    measured_bytes = measured(lambda: model(input_ids=ids, labels=ids).loss, outside, tracker_class=AllReal)
+    assert measured_bytes.saved == class_memory(spec, config, BATCH, seq).saved + BATCH * seq * 8
 
 
 def test_a_head_without_logits_runs_up_to_its_result() -> None:

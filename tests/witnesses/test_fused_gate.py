@@ -43,8 +43,8 @@ def test_a_class_holds_product_result_and_output(class_name: str) -> None:
     config = SimpleNamespace(hidden_size=WIDTH, intermediate_size=INTERMEDIATE, hidden_act="silu")
     network = getattr(import_module(f"transformers.models.{module_name}"), name)(config)
     tokens = 64
-    held = most_held(network, torch.zeros(1, tokens, WIDTH))
-    assert held == 4 * tokens * (3 * INTERMEDIATE + WIDTH)
+    most_saved_bytes = most_held(network, torch.zeros(1, tokens, WIDTH))
+    assert most_saved_bytes == 4 * tokens * (3 * INTERMEDIATE + WIDTH)
 
 
 def test_the_product_lives_until_the_network_returns() -> None:

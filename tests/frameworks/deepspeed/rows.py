@@ -54,8 +54,10 @@ def training(row: Row) -> Training:
 def outcome(row: Row) -> Outcome:
     """A row's total over its devices, in GB, is divided by their number."""
     model, settings, devices = spec(MODELS[row["model"]]), UNDER[row["method"]], row["n_gpus"]
-    found, _ = replay_zero(ZeroSetup(model, training(row), settings, devices, 0, A100.workspace), A100.expandable)
-    answer = summarize(found, A100, layer_stacks(model), tensor_status(settings, training(row)))
+    replay_result, _ = replay_zero(
+        ZeroSetup(model, training(row), settings, devices, 0, A100.workspace), A100.expandable
+    )
+    answer = summarize(replay_result, A100, layer_stacks(model), tensor_status(settings, training(row)))
     answer = with_nccl(
         answer, Layout(dp=devices, zero=settings.stage or 0), framework("deepspeed"), A100, training(row).torch
     )

@@ -143,8 +143,8 @@ def test_many_layers_from_few(layout: Layout) -> None:
     tensors = Term("tensors", 0, "exact", "")
     for expandable in (False, True):
         runtime = replace(HOPPER, expandable=expandable)
-        found = replay_sharded_rank(spec, training, layout, 1, WitnessAllocator(expandable), runtime.workspace)
-        whole = summarize(found, runtime, layer_stacks(spec), tensors)
+        replay_result = replay_sharded_rank(spec, training, layout, 1, WitnessAllocator(expandable), runtime.workspace)
+        whole = summarize(replay_result, runtime, layer_stacks(spec), tensors)
         assert stage_memory(ShardedSetup(spec, training, layout, 1, runtime.workspace), runtime, tensors) == whole
 
 

@@ -111,9 +111,9 @@ def test_groups_of_ranks_of_axolotl_without_fsdp() -> None:
 
 
 def test_weights_of_axolotl_that_stay_in_their_format() -> None:
-    kept = {"model_quantization_config": "Mxfp4Config"}
-    assert "model_quantization_config (weights that stay" in _refusal("axolotl_qlora.yaml", **kept)
-    _changed("axolotl_qlora.yaml", **kept, model_quantization_config_kwargs={"dequantize": True})
+    mxfp4_settings = {"model_quantization_config": "Mxfp4Config"}
+    assert "model_quantization_config (weights that stay" in _refusal("axolotl_qlora.yaml", **mxfp4_settings)
+    _changed("axolotl_qlora.yaml", **mxfp4_settings, model_quantization_config_kwargs={"dequantize": True})
 
 
 def test_chunks_of_axolotls_loss() -> None:

@@ -54,9 +54,9 @@ def held(meter: Meter, graph: Graph, out: Tensor, base: int, counts_saved: bool 
     saved = sum(s.bytes for s in saved_storages(out) if s.block.kind != "weights") if counts_saved else 0
     live, forward = meter.now - base, meter.peak - base
     meter.restart()
-    given = graph.new_tensor(out.shape, out.dtype, out.strides)
-    backward(graph, out, given)
-    del out, given
+    output_gradient = graph.new_tensor(out.shape, out.dtype, out.strides)
+    backward(graph, out, output_gradient)
+    del out, output_gradient
     return Held(saved, live, forward, meter.peak - base, meter.now - base)
 
 
