@@ -338,10 +338,23 @@ def architectures(preset: Preset) -> tuple[str, ...]:
     if preset.config is not None:
         class_names = preset.config.get("architectures")
         return tuple(map(str, class_names)) if isinstance(class_names, list | tuple) else ()
+    exported = _latest_export.get(id(preset.model))
+    if exported is None:
+        _latest_export.clear()
+        exported = _latest_export[id(preset.model)] = preset.model, _architectures_of_export(preset.model)
+    return exported[1]
+
+
+_latest_export: dict[int, tuple[ModelSpec, tuple[str, ...]]] = {}
+"""The latest model, by its identity, and the class names of its export: a search asks for them for each server."""
+
+
+def _architectures_of_export(spec: ModelSpec) -> tuple[str, ...]:
+    """Returns the class names in the config that a model is exported to; none if it cannot be exported."""
     try:
         from ...sources.to_hf import to_config
 
-        return tuple(to_config(preset.model).get("architectures", ()))
+        return tuple(to_config(spec).get("architectures", ()))
     except (InputError, MissingExtra, ImportError):  # the page has no writer of configs
         return ()
 
