@@ -50,7 +50,7 @@ class ModelSpec(Part):
 
     vocab_size: the size of the vocabulary.
     additional_vocab_size: the number of further rows of the embedding, of tokens that the head does not score (image
-        tokens of Llama 3.2 Vision and Molmo 2); none by default.
+        tokens of Llama 3.2 Vision and Molmo 2, padding of MusicGen's codebooks); none by default.
     hidden_size: the width of the residual stream.
     tie_word_embeddings: whether the head uses the embedding's weight.
     embedding_size: the width of a factorized embedding, with a projection to hidden_size, and one back before whatever
@@ -119,9 +119,11 @@ class ModelSpec(Part):
             raise ValueError("decoder.block.cross_attention: an encoder-decoder needs one")
         self._check_main()
         self._check_from_target()
-        if self.additional_vocab_size is not None and (self.tie_word_embeddings or self.kind == "encoder-decoder"):
+        is_read_by_encoder = self.kind == "encoder-decoder" and not self._reads_own_input
+        if self.additional_vocab_size is not None and (self.tie_word_embeddings or is_read_by_encoder):
             raise ValueError(
-                "additional_vocab_size: is for a model of one stack with tie_word_embeddings = false; expected none"
+                "additional_vocab_size: is for an embedding that the decoder alone reads, with tie_word_embeddings = "
+                "false; expected none"
             )
         self._check_embedding_kernel()
         if self.encoder is not None and self.decoder is not None:
@@ -316,7 +318,7 @@ class ModelSpec(Part):
         embedding_axis = hidden if self.embedding_size is None else Axis("embedding", self.embedding_size)
         has_two_stacks = self.kind == "encoder-decoder"
         if has_two_stacks and self._reads_own_input:
-            table = recorder.unread_table("embed_tokens", vocab, embedding_axis, kind="embedding")
+            table = recorder.unread_table("embed_tokens", rows, embedding_axis, kind="embedding")
             x = Value(self._source_rows, (embedding_axis,))
         elif self.main.reads_no_embedding:
             table = recorder.unread_table("embed_tokens", rows, embedding_axis, kind="embedding")

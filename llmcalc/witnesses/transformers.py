@@ -14,6 +14,7 @@ from collections import Counter
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from inspect import signature
+from operator import attrgetter
 from typing import TYPE_CHECKING, Any
 
 from ..costs.context_length import learned_positions
@@ -277,23 +278,28 @@ def inputs_of(spec: ModelSpec, model: nn.Module, batch: int, seq: int) -> dict[s
     """Returns the tokens of `batch` sequences, or encoder frames, by the class's argument names."""
     import torch
 
-    ids, name = with_channels(model, _token_ids(model, batch, seq)), type(model).__name__
+    token_ids, name = _token_ids(model, batch, seq), type(model).__name__
+    ids = with_channels(model, token_ids)
     inputs: dict[str, Any] = {"input_ids": ids[:, None] if name.endswith("ForMultipleChoice") else ids}  # of one choice
     if spec.encoder is not None and spec.encoder.stem is not None:
         stem = spec.encoder.stem
         inputs = {stem.input_name: torch.empty(stem.frames(batch, seq), dtype=torch.bfloat16, device="meta")}
     if spec.kind == "encoder-decoder":
-        inputs["decoder_input_ids"] = ids
+        inputs |= {"decoder_input_ids": ids, **({"input_ids": token_ids} if "input_ids" in inputs else {})}
     elif denoises_after_prompt(model):
         inputs = {"decoder_input_ids": ids, "past_key_values": _cache_of_no_tokens(spec, model, batch)}
     return inputs | more_inputs(model, batch, seq)
 
 
 def with_channels(model: nn.Module, ids: torch.Tensor) -> torch.Tensor:
-    """Returns the ids [batch, tokens], with a channel axis for classes with several tokens per position."""
+    """Returns the ids [batch, tokens], with a channel axis or more sequences for classes with several tokens per
+    position.
+    """
     config: Any = model.config
-    channels = class_settings_of({"model_type": config.model_type}).channels
-    return ids[..., None].expand(-1, -1, 1 + getattr(config, channels)) if channels else ids
+    quirks = class_settings_of({"model_type": config.model_type})
+    if quirks.codebooks:
+        return ids.repeat_interleave(attrgetter(quirks.codebooks)(config), 0)
+    return ids[..., None].expand(-1, -1, 1 + getattr(config, quirks.channels)) if quirks.channels else ids
 
 
 def _cache_of_no_tokens(spec: ModelSpec, model: nn.Module, batch: int) -> Any:

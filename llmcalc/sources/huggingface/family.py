@@ -89,6 +89,8 @@ class Quirks:
     refuses_cache: classes that fail with a cache, because they pass `use_cache` twice or to an encoder that refuses it.
     channels: the config field with the number of further tokens at each position, of audio, whose embeddings the class
         adds to that of the text's token; empty for classes with one token at each position.
+    codebooks: the path of the config field with the number of codebooks, for classes that take the ids of each as a
+        sequence of its own in the batch (MusicGen); empty for other classes.
     counted_as: config fields → the value that is counted, in families whose classes replace modules by the length of a
         sequence (BigBird); not class names.
     more_inputs: function from the class's config object to the arguments that it requires beside token ids, each with
@@ -100,6 +102,7 @@ class Quirks:
     refuses_cache: tuple[str, ...] = ()
     refuses_bfloat16: tuple[str, ...] = ()
     channels: str = ""
+    codebooks: str = ""
     counted_as: Mapping[str, Any] = field(default_factory=dict)
     more_inputs: Callable[[Any], Mapping[str, tuple[int | str, ...]]] = lambda config: {}
 
