@@ -14,7 +14,6 @@ from collections import Counter
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from inspect import signature
-from operator import attrgetter
 from typing import TYPE_CHECKING, Any
 
 from ..costs.context_length import learned_positions
@@ -292,14 +291,9 @@ def inputs_of(spec: ModelSpec, model: nn.Module, batch: int, seq: int) -> dict[s
 
 
 def with_channels(model: nn.Module, ids: torch.Tensor) -> torch.Tensor:
-    """Returns the ids [batch, tokens], with a channel axis or more sequences for classes with several tokens per
-    position.
-    """
+    """Returns the ids [batch, tokens] as a class takes them that reads several tokens at each position."""
     config: Any = model.config
-    quirks = class_settings_of({"model_type": config.model_type})
-    if quirks.codebooks:
-        return ids.repeat_interleave(attrgetter(quirks.codebooks)(config), 0)
-    return ids[..., None].expand(-1, -1, 1 + getattr(config, quirks.channels)) if quirks.channels else ids
+    return class_settings_of({"model_type": config.model_type}).audio_ids(config, ids)
 
 
 def _cache_of_no_tokens(spec: ModelSpec, model: nn.Module, batch: int) -> Any:

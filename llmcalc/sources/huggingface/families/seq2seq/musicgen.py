@@ -73,6 +73,10 @@ MODULES: Modules = {**BART_MODULES, "embed_tokens": "embed_tokens", "lm_head": "
 OF_BOTH: Modules = {
     **MODULES,
     **{f"encoder.{name}": module for name, module in T5_MODULES.items() if not name.startswith("decoder.")},
+    **{
+        name: f"{T5_MODULES[name]} | {MODULES.get(name, name)}"
+        for name in ("q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj")
+    },
     "encoder": "text_encoder.encoder",
     "encoder.embed_tokens": "text_encoder.shared",
     "decoder": "decoder.model.decoder",
@@ -82,25 +86,23 @@ OF_BOTH: Modules = {
 }
 """Names where the text encoder is T5; of another encoder, totals alone are compared."""
 
+OF_CODEBOOKS = Quirks(audio_ids=lambda config, ids: ids.repeat_interleave(config.num_codebooks, 0))
+"""Quirks of a decoder that takes the tokens of each codebook as a sequence of its own."""
+
 FAMILIES = {
     "musicgen": Family(
         _musicgen,
         ignored=frozenset({"vocab_size"}),
         uncounted_modules="audio_encoder",
-        generates=True,
         modules=OF_BOTH,
-        quirks=Quirks(codebooks="decoder.num_codebooks"),
+        quirks=Quirks(audio_ids=lambda config, ids: ids.repeat_interleave(config.decoder.num_codebooks, 0)),
     ),
-    "musicgen_decoder": Family(
-        _musicgen_decoder, modules=MODULES, quirks=Quirks(codebooks="num_codebooks"), dropout=BART_DROPOUT
-    ),
+    "musicgen_decoder": Family(_musicgen_decoder, modules=MODULES, quirks=OF_CODEBOOKS, dropout=BART_DROPOUT),
     "musicgen_melody": Family(
         None,
         text="musicgen_melody_decoder",
         text_section="decoder",
         uncounted_encoders={"text_encoder": "t5", "audio_encoder": "encodec"},
     ),
-    "musicgen_melody_decoder": Family(
-        _melody_decoder, modules=MODULES, quirks=Quirks(codebooks="num_codebooks"), dropout=BART_DROPOUT
-    ),
+    "musicgen_melody_decoder": Family(_melody_decoder, modules=MODULES, quirks=OF_CODEBOOKS, dropout=BART_DROPOUT),
 }
