@@ -155,6 +155,7 @@ STEMS = PartChoice(
         "convolution": "stem:ConvStem",
         "subsampling": "audio_stems:SubsamplingStem",
         "waveform": "audio_stems:WaveformStem",
+        "features": "feature_stem:FeatureStem",
         "frames": "frame_stem:FrameStem",
         "spectrum": "spectrum_stem:SpectrumStem",
         "wave": "wave_stem:WaveStem",
