@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, ClassVar, Literal, Self
 from ..flow.axis import Axis, Shape
 from ..flow.record import Flow
 from ..flow.value import Value
+from ..workload.derived_rows import Multiple
 from ..workload.rows import SOURCE
 from .base import BY_TORCH, ModelProperties, PartWitness, Vocab, Width
 from .stem import Stem
@@ -34,13 +35,14 @@ class FeatureStem(Stem):
     num_styles: Vocab
 
     def frames_read(self) -> Value:
-        return Value(SOURCE, (Axis("hidden", self.num_features),), fixed=True)
+        return Value(Multiple("features", of=SOURCE), (Axis("hidden", self.num_features),), fixed=True)
 
     def flow(self, recorder: Flow, x: Value, width: Shape = ()) -> Value:
         """Records the stem. width: the encoder's width. x: token embeddings if recorded without an encoder."""
         frames = recorder.frames = x if x.fixed else self.frames_read()
+        recorder.frames_by_row = True
         recorder.unread_table("styles", Axis("styles", self.num_styles), *frames.axes, role="idle")
-        return frames
+        return frames.view(*(width or x.axes), rows=SOURCE)
 
     def frames(self, batch: int, encoder_positions: int) -> tuple[int, int, int]:
         """Returns the shape of the stem's input: [batch, positions, num_features]."""
@@ -51,7 +53,7 @@ class FeatureStem(Stem):
 
     @classmethod
     def examples(cls) -> list[Self]:
-        return [cls(num_features=16, num_styles=5)]
+        return [cls(num_features=24, num_styles=5)]
 
 
 @cache
