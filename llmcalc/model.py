@@ -270,6 +270,8 @@ class ModelSpec(Part):
         """The width that the output is projected back to; None if it keeps the width of the layers, or if the head's
         own transform projects it.
         """
+        if self.main.keeps_embedding_width:
+            return None
         if isinstance(self.head, LMHead):
             return self.embedding_size if self.head.transform is None else None
         scores_every_token = self.head.type != "classification" or self.head.over == "token"
@@ -522,6 +524,8 @@ def _reference_class() -> type[nn.Module]:
         @staticmethod
         def _output_embedding_width(spec: ModelSpec, output_stack: Stack) -> int | None:
             """Returns the embedding's width if the output is projected to the embedding's width before the head."""
+            if output_stack.keeps_embedding_width:
+                return None
             if isinstance(spec.head, LMHead):
                 return spec.embedding_size if spec.head.transform is None else None
             if spec.head.type == "classification" and spec.head.over == "sequence":

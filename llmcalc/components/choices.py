@@ -143,6 +143,7 @@ STREAMS = PartChoice(
         "prompt_tokens": "prompt_tokens:PromptTokens",
         "value_embeddings": "value_embeddings:ValueEmbeddings",
         "global_tokens": "layers.global_local:GlobalTokens",
+        "latents": "latents:Latents",
     },
 )
 """Parts that start the residual stream from something else than the embedding alone, or split it into several before

@@ -100,6 +100,8 @@ class ValueTensors:
         if value.of is None:
             raise self.unsupported("reads a value that no step has made")
         x, shape = self.get(value.of), self.shape(value)
+        if value.of.rows is ONCE and value.rows is not ONCE and value.rows.batched:  # rows of every sequence alike
+            return self.t.expand(self.t.reshape(x, shape[1:]), shape)
         if isinstance(x.count, int) and x.count != count(shape) and x.shape[1] != shape[1]:
             if value.rows == value.of.rows:  # rows of earlier passes are there too
                 shape = (shape[0], x.shape[1], *shape[2:])

@@ -266,7 +266,8 @@ def _token_ids(model: nn.Module, batch: int, seq: int) -> Any:
     if device.type == "meta":
         return torch.empty(batch, seq, dtype=torch.long, device=device)
     config: Any = getattr(model.config, "text_config", model.config)
-    end_token = config.eos_token_id if isinstance(config.eos_token_id, int) else config.vocab_size - 1
+    stated_end = getattr(config, "eos_token_id", None)
+    end_token = stated_end if isinstance(stated_end, int) else config.vocab_size - 1
     ids = torch.randint(0, config.vocab_size - 1, (batch, seq))
     ids = ids + (ids >= end_token)
     ids[:, -1] = end_token

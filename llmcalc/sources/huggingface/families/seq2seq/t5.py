@@ -1,8 +1,9 @@
 """T5 models: t5, mt5, umt5 (a relative position bias in every layer), longt5 (an encoder with local attention), and
 pop2piano (an encoder of a spectrum).
 
-transformers: models/t5, models/mt5, models/umt5, models/longt5, models/pop2piano. The classes of the first four classes tie the head regardless of the config (T5
-    1.1, mT5 and UMT5 are published with an untied head); llmcalc counts as the config says.
+transformers: models/t5, models/mt5, models/umt5, models/longt5, models/pop2piano. The first four tie the head
+    regardless of the config (T5 1.1, mT5 and UMT5 are published with an untied head); llmcalc counts as the config
+    says.
 """
 
 from __future__ import annotations
