@@ -233,6 +233,13 @@ class ModelSpec(Part):
             return "encoder" if self.decoder is None else "encoder-decoder"
         return "decoder"
 
+    @property
+    def one_pass_model(self) -> str:
+        """What the model is called if it reads a sequence in one pass and keeps no cache; empty for others."""
+        if self.kind == "encoder":
+            return "an encoder-only model"
+        return "" if self.main.streams is None else self.main.streams.one_pass_model
+
     def __repr__(self) -> str:
         depth = " + ".join(str(stack.num_hidden_layers) for _, stack in self.stacks())
         return f"<ModelSpec: {self.kind}, {depth} layers, hidden {self.hidden_size}>"

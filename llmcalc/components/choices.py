@@ -144,6 +144,7 @@ STREAMS = PartChoice(
         "value_embeddings": "value_embeddings:ValueEmbeddings",
         "global_tokens": "layers.global_local:GlobalTokens",
         "latents": "latents:Latents",
+        "byte_patches": "byte_patches:PatchStreams",
     },
 )
 """Parts that start the residual stream from something else than the embedding alone, or split it into several before

@@ -291,6 +291,7 @@ class Stack(Component):
         hidden: Shape = x.axes if width is None else (width,)
         embedding_axes = hidden if self.input_size is None else (Axis("embedding", self.input_size),)
         with recorder.apart(recorder.causal, recorder.memory), recorder.function():
+            recorder.memo["hidden"] = hidden
             return self._run_layers(recorder, self._first_input(recorder, x, hidden, embedding_axes, positions))
 
     def _run_layers(self, recorder: Flow, x: Value) -> Value:

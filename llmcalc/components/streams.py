@@ -30,6 +30,11 @@ class ResidualStreams(StackPart):
         """Whether the layers read only a target model's embedding, hidden states, keys and values."""
         return False
 
+    @property
+    def one_pass_model(self) -> str:
+        """What a model is called that reads a sequence in one pass because of them; empty for others."""
+        return ""
+
     def embedding_width(self) -> int | None:
         """The width of the embeddings and of the output, where the split and the merge change it; None where not."""
         return None

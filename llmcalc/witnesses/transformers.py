@@ -354,7 +354,7 @@ def run_forward(spec: ModelSpec, model: nn.Module, batch: int, seq: int, quirks:
     from transformers import DynamicCache
 
     name, inputs = type(model).__name__, inputs_of(spec, model, batch, seq)
-    if spec.kind != "encoder" and not name.endswith(quirks.refuses_cache) and not denoises_after_prompt(model):
+    if not spec.one_pass_model and not name.endswith(quirks.refuses_cache) and not denoises_after_prompt(model):
         inputs["use_cache"] = True
     if name.endswith(quirks.makes_mask) and not name.endswith(quirks.reads_values):
         inputs["attention_mask"] = torch.zeros(batch, 1, seq, seq, dtype=torch.bfloat16, device="meta")
@@ -375,7 +375,7 @@ def run_forward(spec: ModelSpec, model: nn.Module, batch: int, seq: int, quirks:
     if denoises_after_prompt(model):
         return Pass(forward_flops, calls, None)  # it reads the prompt's cache and fills none
     argument = cache_argument(model)
-    if stored_cache is None and spec.kind == "decoder" and argument:
+    if stored_cache is None and spec.kind == "decoder" and not spec.one_pass_model and argument:
         config: Any = model.config
         stored_cache = DynamicCache(config=config)  # the class fills a given cache, and creates none
         model(**inputs, **{argument: stored_cache})
@@ -384,7 +384,7 @@ def run_forward(spec: ModelSpec, model: nn.Module, batch: int, seq: int, quirks:
     ]
     stored_cache = [stored_cache, *states] if states else stored_cache
     return Pass(
-        forward_flops, calls, None if spec.kind == "encoder" or stored_cache is None else cache_bytes(stored_cache)
+        forward_flops, calls, None if spec.one_pass_model or stored_cache is None else cache_bytes(stored_cache)
     )
 
 
