@@ -49,7 +49,6 @@ def _musicgen_decoder(config: Config) -> Table:
 
 def _melody_decoder(config: Config) -> Table:
     """Reads a decoder whose embedding has, for each codebook, all tokens and a padding token."""
-    config.must("tie_word_embeddings", False)
     norm, heads, codebooks = layernorm(), config.size("num_attention_heads"), config.size("num_codebooks")
     config.divided("num_attention_heads", config.size("hidden_size"), heads)
     network = mlp(config.size("ffn_dim"), config.choice(ACTIVATIONS, "activation_function"), bias=False)
@@ -58,6 +57,7 @@ def _melody_decoder(config: Config) -> Table:
         layer_table({"num_attention_heads": heads}, network, norm),
         norm,
         stack={"position": {"type": "sinusoidal"}},
+        tie_word_embeddings=False,  # its class ties nothing
         vocab_size=codebooks * config.size("vocab_size"),
         additional_vocab_size=codebooks,
     )
@@ -102,7 +102,8 @@ FAMILIES = {
         None,
         text="musicgen_melody_decoder",
         text_section="decoder",
-        uncounted_encoders={"text_encoder": "t5", "audio_encoder": "encodec"},
+        ties="never",
+        uncounted_encoders={"audio_encoder": "encodec", "text_encoder": "t5"},
     ),
     "musicgen_melody_decoder": Family(_melody_decoder, modules=MODULES, quirks=OF_CODEBOOKS, dropout=BART_DROPOUT),
 }
