@@ -531,7 +531,7 @@ def _reference_class() -> type[nn.Module]:
         @staticmethod
         def _output_embedding_width(spec: ModelSpec, output_stack: Stack) -> int | None:
             """Returns the embedding's width if the output is projected to the embedding's width before the head."""
-            if output_stack.keeps_embedding_width:
+            if output_stack.streams is not None and output_stack.streams.type in ("latents", "byte_patches"):
                 return None
             if isinstance(spec.head, LMHead):
                 return spec.embedding_size if spec.head.transform is None else None

@@ -13,7 +13,7 @@ from ..flow.record import Flow
 from ..flow.value import Value
 from ..workload.derived_rows import Multiple
 from ..workload.rows import SOURCE
-from .base import BY_TORCH, ModelProperties, PartWitness, Vocab, Width
+from .base import ModelProperties, Vocab, Width
 from .stem import Stem
 
 if TYPE_CHECKING:
@@ -28,8 +28,6 @@ class FeatureStem(Stem):
     """
 
     formula_source: ClassVar[str] = "Choi and Lee 2023, §3"
-    witness: ClassVar[PartWitness] = BY_TORCH
-
     type: Literal["features"] = "features"
     num_features: Width
     num_styles: Vocab

@@ -587,7 +587,8 @@ def _reference_class() -> type[nn.Module]:
             if spec.vocab_size is not None:
                 self.embed_tokens = nn.Embedding(spec.vocab_size, model_properties.hidden_size)
             self._token_types = self._optional_modules(spec.token_types, embedding_context)
-            if spec.input_size is not None and not spec.keeps_embedding_width:
+            is_projected = spec.streams is None or spec.streams.type not in ("latents", "byte_patches")
+            if spec.input_size is not None and is_projected:
                 self.input_proj = nn.Linear(spec.input_size, model_properties.hidden_size)
             for name, component, *arguments in (
                 ("stem", spec.stem, model_properties),
