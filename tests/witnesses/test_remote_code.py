@@ -494,11 +494,60 @@ def test_every_step_of_ouro_runs_the_same_layers() -> None:
     assert llmcalc.kv(config, seq=1000).bytes == 96 * 2 * 2048 * 1000 * 2
 
 
-def test_sizes_of_moondream_in_its_own_table_are_refused() -> None:
+def test_moondream_has_the_sizes_of_its_own_table() -> None:
+    """Phi's layer of width h has attention of 4h² + 4h, a network of 8h² + 5h, and a norm of 2h."""
     small = {"architectures": ["HfMoondream"], "model_type": "moondream1", "config": {"text": {"dim": 1024}}}
-    with pytest.raises(InputError, match="config: a table"):
-        llmcalc.load(small)
+    small["config"]["text"] |= {"ff_dim": 4096, "n_heads": 16, "n_kv_heads": 16}
+    layers = 24 * (12 * 1024**2 + 11 * 1024)
+    assert llmcalc.params(small).total == layers + 51200 * (2 * 1024 + 1) + 2 * 1024
     assert llmcalc.params({**small, "config": {}}).total == 1_418_270_720
+    with pytest.raises(InputError, match=r"config\.text\.dims: 8; expected no such field"):
+        llmcalc.load({**small, "config": {"text": {"dims": 8}}})
+
+
+ENCODERS_WITH_PUBLISHED_TOTALS: dict[str, tuple[int, dict[str, Any]]] = {
+    "openvla-7b": (
+        7_541_237_184,  # half of the bytes in its index, 15,082,474,368
+        {
+            "architectures": ["OpenVLAForActionPrediction"], "model_type": "openvla", "image_sizes": [224, 224],
+            "text_config": {"model_type": "llama", "vocab_size": 32064}, "use_fused_vision_backbone": True,
+            "timm_model_ids": ["vit_large_patch14_reg4_dinov2.lvd142m", "vit_so400m_patch14_siglip_224"],
+        },
+    ),
+    "ovis2.5-9b": (
+        9_174_807_784,  # 840 tensors of 18,349,615,568 bytes
+        {
+            "architectures": ["Ovis2_5"], "model_type": "ovis2_5", "visual_vocab_size": 65536,
+            "llm_config": {
+                "model_type": "qwen3", "vocab_size": 151936, "hidden_size": 4096, "intermediate_size": 12288,
+                "num_hidden_layers": 36, "num_attention_heads": 32, "num_key_value_heads": 8, "head_dim": 128,
+                "tie_word_embeddings": False,
+            },
+            "vit_config": {
+                "model_type": "siglip2_navit", "hidden_size": 1152, "intermediate_size": 4304, "num_patches": -1,
+                "num_hidden_layers": 27, "num_attention_heads": 16, "image_size": 512, "patch_size": 16,
+                "hidden_stride": 2, "window_size": 112, "use_rope": True, "preserve_original_pe": True,
+            },
+        },
+    ),
+}  # fmt: skip
+"""Model → its published number of parameters with encoders, and its config."""
+
+
+@pytest.mark.parametrize("name", ENCODERS_WITH_PUBLISHED_TOTALS)
+def test_a_model_with_encoders_has_its_published_total(name: str) -> None:
+    published, config = ENCODERS_WITH_PUBLISHED_TOTALS[name]
+    assert llmcalc.params(config, with_towers=True).total == published
+
+
+def test_encoders_that_are_not_supported_are_named() -> None:
+    config = ENCODERS_WITH_PUBLISHED_TOTALS["openvla-7b"][1]
+    for change, text in (
+        ({"timm_model_ids": ["vit_huge", "vit_so400m_patch14_siglip_224"]}, "timm_model_ids: 'vit_huge'"),
+        ({"image_sizes": [224, 225]}, "image_sizes: 225"),
+        ({"use_fused_vision_backbone": False}, "a list of 1, as use_fused_vision_backbone says"),
+    ):
+        assert any("not counted" in note and text in note for note in read({**config, **change}).notes)
 
 
 def test_the_weights_of_images_in_the_layers_of_cogvlm_are_named() -> None:

@@ -62,7 +62,7 @@ class ShortConv(TokenMixer):
             )
         elif stack_position.before_grid:
             raise ValueError(
-                "class_embedding: a convolution over the grid of patches has no place for it; expected false"
+                "class_embedding, registers: a convolution over the grid of patches has no place for them; expected none"
             )
 
     def flow(self, recorder: Flow, x: Value) -> Value:

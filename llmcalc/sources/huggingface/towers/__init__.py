@@ -51,7 +51,7 @@ def read_towers(kind: str, family: Family, wrapper: Mapping[str, Any], width: in
             continue
         if section is None and supported_sections[name].default_section is None:
             continue
-        if section is None:
+        if section is None and not supported_sections[name].is_flat:
             notes.append(f"{name}: not given; its encoder has its class's defaults")
         try:
             tables, remarks = _read_section(kind, wrapper, name, supported_sections[name], width)

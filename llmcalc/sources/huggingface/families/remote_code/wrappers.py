@@ -95,8 +95,10 @@ FAMILIES = {
         code=f"{SGLANG}interns2preview.py",
         tower_file="qwen",
     ),
-    "ovis": _wrapper("qwen2", f"{HUB}AIDC-AI/Ovis1.6-Gemma2-9B modeling_ovis.py", "llm_config"),
-    "ovis2_5": _wrapper("qwen3", f"{HUB}AIDC-AI/Ovis2.5-9B modeling_ovis2_5.py", "llm_config"),
+    "ovis": _wrapper(
+        "qwen2", f"{HUB}AIDC-AI/Ovis1.6-Gemma2-9B modeling_ovis.py", "llm_config", tower_file="ovis"
+    ),
+    "ovis2_5": _wrapper("qwen3", f"{HUB}AIDC-AI/Ovis2.5-9B modeling_ovis2_5.py", "llm_config", tower_file="ovis"),
     "eagle_chat": _wrapper("qwen2", f"{HUB}nvidia/Eagle2-9B modeling_eagle_chat.py", "llm_config"),
     "Llama_Nemotron_Nano_VL": _wrapper(
         "llama", f"{HUB}nvidia/Llama-3.1-Nemotron-Nano-VL-8B-V1 modeling.py", "llm_config"
@@ -146,7 +148,7 @@ FAMILIES = {
     "openvla": _wrapper(
         "llama",
         f"{GITHUB}openvla/openvla/blob/main/prismatic/extern/hf/modeling_prismatic.py",
-        uncounted_encoders={"timm_model_ids": "timm"},
+        tower_file="timm",
     ),
     "midashenglm": _wrapper(
         "qwen2_5_omni_text", f"{VLLM}midashenglm.py", uncounted_encoders={"audio_encoder_config": "dasheng"}
