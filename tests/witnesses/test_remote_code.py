@@ -115,12 +115,14 @@ def test_every_encoder_of_a_class_of_code_is_compared() -> None:
     """DeepSeek-VL2's encoder is timm's: its formula is compared with the reference alone.
 
     MiniCPM-o's is MiniCPM-V's, dots.vlm's is dots.ocr's. Phi-3-vision's is as large as its class states, and compared
-    with a published total, as Kimi K3's is. Ultravox's has the bytes of its file.
+    with a published total, as Kimi K3's, OpenVLA's and Ovis 2.5's are. Ultravox's has the bytes of its file. Ovis 1.6
+    and Moondream have the parts of Ovis 2.5 and DeepSeek-VL2.
     """
     read_here = {kind for kind in KINDS if family_of(kind).tower_file}
     assert read_here == {
         *(config["model_type"] for config in ENCODERS.values()), *QWEN3_5_ENCODERS, "deepseek_vl_v2", "dots_vlm",
-        "kimi_k3", "minicpmo", "phi3_v", "ultravox",
+        "kimi_k3", "minicpmo", "moondream1", "moondream2", "moondream3", "openvla", "ovis", "ovis2_5", "phi3_v",
+        "ultravox",
     }  # fmt: skip
 
 

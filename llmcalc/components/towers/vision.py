@@ -287,7 +287,8 @@ def _reference_class() -> type[nn.Module]:
         The patches are row by row. With a pooling head the output is [images, 1, hidden].
 
         RoPE uses a patch's index in that order. The published classes rotate half of a head by its row and half by its
-        column; only the angles differ, no parameter. A class embedding and registers come last and are left out of the result.
+        column; only the angles differ, no parameter. A class embedding and registers come last and are not in
+        the result.
         """
 
         def __init__(self, spec: VisionTower) -> None:

@@ -21,7 +21,19 @@ def _read_ovis2(wrapper: Config, config: Config, width: int) -> Table:
     """
     wrapper.must("hidden_size", width)
     indicators = config.size("num_visual_indicator_tokens")
-    return {"vision_tower": _aimv2(config), **_visual_words(config, config.size("hidden_size"), width, indicators)}
+    tower = _with_image_rule(_aimv2(config), config, config)
+    return {"vision_tower": tower, **_visual_words(config, config.size("hidden_size"), width, indicators)}
+
+
+def _with_image_rule(tower: Table, encoder: Config, config: Config) -> Table:
+    """Returns the encoder with the rule for cutting an image into tiles. config: the section with `hidden_stride`."""
+    merge = config.size("hidden_stride")
+    image = {"type": "covering", "size": encoder.size("image_size"), "max_tiles": OVIS_TILES, "merge": merge}
+    return {**tower, "image": image}
+
+
+OVIS_TILES = 9
+"""The most tiles of an image in the code of Ovis 1.6 and 2."""
 
 
 def _aimv2(config: Config) -> Table:
@@ -53,6 +65,7 @@ def _read_ovis(wrapper: Config, config: Config, width: int) -> Table:
         tower = _aimv2(backbone)
     else:
         raise config.wrong("backbone_config.model_type", backbone_type, "siglip_vision_model or aimv2")
+    tower = _with_image_rule(tower, backbone, config)
     backbone.close(IGNORED | BACKBONE_FIELDS)
     config.unknown += backbone.unknown
     return {"vision_tower": tower, **_visual_words(config, tower["hidden_size"], width, OVIS_INDICATORS)}

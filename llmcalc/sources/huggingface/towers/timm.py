@@ -13,7 +13,7 @@ from typing import Any
 
 from ..config import Config
 from ..parts import Table, layernorm
-from .section import Section, biased_layer, projector, two_layers, vit
+from .section import LinearLayer, Section, biased_layer, projector, two_layers, vit
 
 DINOV2_L: Table = {"hidden_size": 1024, "num_hidden_layers": 24, "num_attention_heads": 16, "intermediate_size": 4096}
 SO400M: Table = {"hidden_size": 1152, "num_hidden_layers": 27, "num_attention_heads": 16, "intermediate_size": 4304}
@@ -54,7 +54,7 @@ def _read_openvla(wrapper: Config, config: Config, width: int) -> Table:
             raise wrapper.wrong(field, entries, f"a list of {count}, as use_fused_vision_backbone says")
     encoders = [_timm_encoder(wrapper, *pair) for pair in zip(names, image_sizes, strict=True)]
     encoder_width = sum(encoder["hidden_size"] for encoder in encoders)
-    maps = two_layers(width)
+    maps: tuple[LinearLayer, ...] = two_layers(width)
     if is_fused:
         maps = ((4 * encoder_width, True, "gelu"), (width, True, "gelu"), (width, True, "identity"))
     towers = dict(zip(("vision_featurizer", "vision_fused_featurizer"), encoders, strict=False))

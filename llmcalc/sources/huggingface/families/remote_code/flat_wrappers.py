@@ -65,7 +65,7 @@ def _text_of_type(config: Config, model_type: str, fields: Mapping[str, Any]) ->
 
 
 def _moondream(config: Config) -> Table:
-    """Reads Moondream 2: Phi's layers with Phi 1.5's sizes, unless `text_config` (2024) or `config.text` state others."""
+    """Reads Moondream 2: Phi's layers, with Phi 1.5's sizes where `text_config` or `config.text` state none."""
     config.notes.append(f"vision: {NOT_COUNTED}" if config.has("text_config") else f"region: {REGION}")
     stated_fields = config.table("text_config") if config.has("text_config") else config.data
     sections = config.table("config") if config.has("config") else {}

@@ -90,6 +90,6 @@ def config_section(config: Config, sections: Mapping[str, Any], name: str) -> Ma
 
 FAMILIES = {
     "moondream3": Family(
-        _moondream3, generates=True, towers="Moondream3", tower_file="published_code", code=f"{VLLM}moondream3.py"
+        _moondream3, generates=True, towers="HfMoondream", tower_file="published_code", code=f"{VLLM}moondream3.py"
     ),
 }

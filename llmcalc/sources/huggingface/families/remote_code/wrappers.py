@@ -95,9 +95,7 @@ FAMILIES = {
         code=f"{SGLANG}interns2preview.py",
         tower_file="qwen",
     ),
-    "ovis": _wrapper(
-        "qwen2", f"{HUB}AIDC-AI/Ovis1.6-Gemma2-9B modeling_ovis.py", "llm_config", tower_file="ovis"
-    ),
+    "ovis": _wrapper("qwen2", f"{HUB}AIDC-AI/Ovis1.6-Gemma2-9B modeling_ovis.py", "llm_config", tower_file="ovis"),
     "ovis2_5": _wrapper("qwen3", f"{HUB}AIDC-AI/Ovis2.5-9B modeling_ovis2_5.py", "llm_config", tower_file="ovis"),
     "eagle_chat": _wrapper("qwen2", f"{HUB}nvidia/Eagle2-9B modeling_eagle_chat.py", "llm_config"),
     "Llama_Nemotron_Nano_VL": _wrapper(
