@@ -115,13 +115,13 @@ def test_every_encoder_of_a_class_of_code_is_compared() -> None:
     """DeepSeek-VL2's encoder is timm's: its formula is compared with the reference alone.
 
     MiniCPM-o's is MiniCPM-V's, dots.vlm's is dots.ocr's. Phi-3-vision's is as large as its class states, and compared
-    with a published total, as Kimi K3's, OpenVLA's and Ovis 2.5's are. Ultravox's has the bytes of its file. Ovis 1.6
+    with a published total, as Kimi K3's, OpenVLA's, LocateAnything's and Ovis 2.5's are. Ultravox's has the bytes of its file. Ovis 1.6
     and Moondream have the parts of Ovis 2.5 and DeepSeek-VL2.
     """
     read_here = {kind for kind in KINDS if family_of(kind).tower_file}
     assert read_here == {
         *(config["model_type"] for config in ENCODERS.values()), *QWEN3_5_ENCODERS, "deepseek_vl_v2", "dots_vlm",
-        "kimi_k3", "minicpmo", "moondream1", "moondream2", "moondream3", "openvla", "ovis", "ovis2_5", "phi3_v",
+        "kimi_k3", "locateanything", "minicpmo", "moondream1", "moondream2", "moondream3", "openvla", "ovis", "ovis2_5", "phi3_v",
         "ultravox",
     }  # fmt: skip
 
@@ -516,6 +516,23 @@ ENCODERS_WITH_PUBLISHED_TOTALS: dict[str, tuple[int, dict[str, Any]]] = {
             "timm_model_ids": ["vit_large_patch14_reg4_dinov2.lvd142m", "vit_so400m_patch14_siglip_224"],
         },
     ),
+    "locateanything-3b": (
+        7_661_331_936 // 2 - 152_681 * 2_048,  # half of the bytes in its index, which has the tied embedding twice
+        {
+            "architectures": ["LocateAnythingForConditionalGeneration"], "model_type": "locateanything",
+            "mlp_connector_layers": 2,
+            "text_config": {
+                "model_type": "qwen2", "vocab_size": 152681, "hidden_size": 2048, "intermediate_size": 11008,
+                "num_hidden_layers": 36, "num_attention_heads": 16, "num_key_value_heads": 2, "block_size": 6,
+                "tie_word_embeddings": True,
+            },
+            "vision_config": {
+                "model_type": "moonvit", "hidden_size": 1152, "init_pos_emb_height": 64, "init_pos_emb_width": 64,
+                "intermediate_size": 4304, "merge_kernel_size": [2, 2], "num_attention_heads": 16,
+                "num_hidden_layers": 27, "patch_size": 14,
+            },
+        },
+    ),
     "ovis2.5-9b": (
         9_174_807_784,  # 840 tensors of 18,349,615,568 bytes
         {
@@ -540,6 +557,41 @@ ENCODERS_WITH_PUBLISHED_TOTALS: dict[str, tuple[int, dict[str, Any]]] = {
 def test_a_model_with_encoders_has_its_published_total(name: str) -> None:
     published, config = ENCODERS_WITH_PUBLISHED_TOTALS[name]
     assert llmcalc.params(config, with_towers=True).total == published
+
+
+MOLMO: dict[str, Any] = {
+    "architectures": ["MolmoForCausalLM"], "model_type": "molmo", "attention_layer_norm": False,
+    "embedding_size": 152064, "hidden_size": 3584, "intermediate_size": 37888, "layer_norm_eps": 1e-06,
+    "layer_norm_type": "rms", "max_position_embeddings": 4096, "norm_after": False, "num_attention_heads": 28,
+    "num_hidden_layers": 28, "num_key_value_heads": 4, "qkv_bias": True, "rope_theta": 1000000.0,
+    "tie_word_embeddings": False, "torch_dtype": "float16", "vocab_size": 152064,
+}  # fmt: skip
+"""Molmo 7B D."""
+
+
+def test_the_encoder_of_molmo_has_the_parameters_that_are_named() -> None:
+    """https://huggingface.co/allenai/Molmo-7B-D-0924: 8,021,025,280 parameters in the index of a converted checkpoint."""
+    description = llmcalc.load(MOLMO)
+    assert llmcalc.params(description).total + 404_950_016 == 8_021_025_280
+    (note,) = description.notes
+    assert "404,950,016 parameters" in note
+
+
+def test_modules_of_molmo_keep_their_format_by_their_own_names() -> None:
+    """Its index in NF4 has 6,661,964,712 bytes, with the encoder in float16, and tables and states of each layer."""
+    skipped_modules = ["model.vision_backbone", "model.transformer.ff_out", "model.transformer.ln_f"]
+    table = {"quant_method": "bitsandbytes", "load_in_4bit": True, "bnb_4bit_quant_type": "nf4"}
+    config = {**MOLMO, "quantization_config": {**table, "llm_int8_skip_modules": skipped_modules}}
+    spec, scheme = spec_of(MOLMO), scheme_of_config(config)
+    assert scheme is not None
+    size = quantized_size(spec, scheme, names=checkpoint_of(config).names(spec.tree(), spec.kind))
+    assert 0 <= 6_661_964_712 - (size.total + 2 * 404_950_016) < 28 * 4 * 200
+
+
+def test_an_encoder_of_a_class_that_is_not_read_is_named() -> None:
+    config = {**SHAPES["DeepseekVLV2ForCausalLM-deepseek_vl_v2-0"], "vision_config": {"width": {"sam_vit_b": {}}}}
+    (note,) = read({**config, "architectures": ["DeepseekOCR2ForCausalLM"]}).notes
+    assert note == "vision_config: its encoder is not counted: that of DeepseekOCR2ForCausalLM is not supported"
 
 
 def test_encoders_that_are_not_supported_are_named() -> None:

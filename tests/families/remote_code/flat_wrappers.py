@@ -29,6 +29,9 @@ SHAPES: dict[str, list[dict[str, Any]]] = {
         {"model_type": "llava_llama", **LLAVA},
         {"model_type": "llava_llama", "llm_cfg": {"model_type": "qwen2", **SMALL}},
     ],
+    "LogicsForConditionalGeneration": [
+        {"model_type": "logics", **LLAVA, "head_dim": 8, "siglip_config": {"hidden_size": 24}}
+    ],
     "LlavaMistralForCausalLM": [{"model_type": "llava_mistral", **LLAVA}],
     "LlavaMptForCausalLM": [
         {"model_type": "llava_mpt", "vocab_size": 96, "d_model": 32, "n_layers": 3, "n_heads": 4, "mm_hidden_size": 24}

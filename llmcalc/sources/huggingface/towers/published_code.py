@@ -90,6 +90,15 @@ def _read_kimi_vl(wrapper: Config, config: Config, width: int) -> Table:
     return {"vision_tower": tower, "multi_modal_projector": merger}
 
 
+def _read_locateanything(wrapper: Config, config: Config, width: int) -> Table:
+    """Reads LocateAnything: MoonViT, and a projector with a norm on the merged patches."""
+    wrapper.must("mlp_connector_layers", 2)
+    rows = config.size("init_pos_emb_height") * config.size("init_pos_emb_width")
+    tower, merger = moonvit(config, rows, width, network=mlp(config.size("intermediate_size"), "gelu_tanh"))
+    maps = {"maps": projector(1, *two_layers(width))["maps"], "norm": layernorm(), "norm_of": "merged"}
+    return {"vision_model": tower, "vision_projector": merger | maps}
+
+
 def _read_kimi_k3(wrapper: Config, config: Config, width: int) -> Table:
     """Reads MoonViT-V2 of Kimi K3: RMSNorm, heads wider than the encoder, and no biases."""
     expected = {
@@ -502,6 +511,7 @@ WRAPPERS = {
         _read_kimi_k3, {"kimi_k3_vision": MOONVIT_V2}, ignored=KIMI_K3_FIELDS, aliases=MOONVIT_V2_NAMES
     ),
     "kimi_vl": vision_section(_read_kimi_vl, {"moonvit": MOONVIT}, ignored=frozenset({"text_hidden_size"})),
+    "locateanything": vision_section(_read_locateanything, {"moonvit": MOONVIT}, {"mlp_connector_layers": 2}, None),
     "deepseek_v41": vision_section(
         _read_deepseek_v41, {"deepseek_v41_vision": DEEPSEEK_V41}, ignored=DEEPSEEK_V41_FIELDS
     ),

@@ -143,6 +143,11 @@ FAMILIES = {
     "bunny-phi3": _llava("phi3", f"{BUNNY}bunny_phi3.py"),
     "bunny-llama": _llava("llama", f"{BUNNY}bunny_llama.py"),
     "bunny-qwen2": _llava("qwen2", f"{BUNNY}bunny_qwen.py"),
+    "logics": replace(
+        _llava("qwen3", f"{HUB}Logics-MLLM/Logics-Thinking-8B modeling_logics.py"),
+        generates=True,
+        ignored=LLAVA_FIELDS | {"siglip_config", "sliding_window", "max_window_layers", "use_sliding_window"},
+    ),
     "phi4-siglip": replace(
         _llava("phi3", f"{GITHUB}Blaizzy/mlx-vlm/blob/main/mlx_vlm/models/phi4_siglip/language.py"), generates=True
     ),

@@ -120,7 +120,12 @@ FAMILIES = {
     "llava_onevision2": _wrapper("qwen3", f"{VLLM}llava_onevision2.py"),
     "mage_vl": _wrapper("qwen3", f"{MLX_VLM}mage_vl"),
     "llmjpvl": _wrapper("llama", f"{MLX_VLM}llmjpvl"),
-    "locateanything": _wrapper("qwen2", f"{MLX_VLM}locateanything"),
+    "locateanything": _wrapper(
+        "qwen2",
+        f"{MLX_VLM}locateanything",
+        tower_file=READ_HERE,
+        ignored=frozenset({"text_config.block_size", "text_config.causal_attn"}),
+    ),
     "nvila": _wrapper("qwen2", f"{SGLANG}nvila.py"),
     "nvila_lite": _wrapper("qwen2", f"{SGLANG}nvila_lite.py"),
     "plamo2vl": _wrapper("plamo2", f"{MLX_VLM}plamo2vl"),
