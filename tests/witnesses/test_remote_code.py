@@ -115,14 +115,14 @@ def test_every_encoder_of_a_class_of_code_is_compared() -> None:
     """DeepSeek-VL2's encoder is timm's: its formula is compared with the reference alone.
 
     MiniCPM-o's is MiniCPM-V's, dots.vlm's is dots.ocr's. Phi-3-vision's is as large as its class states, and compared
-    with a published total, as Kimi K3's, OpenVLA's, LocateAnything's and Ovis 2.5's are. Ultravox's has the bytes of its file. Ovis 1.6
-    and Moondream have the parts of Ovis 2.5 and DeepSeek-VL2.
+    with a published total, as those of Kimi K3, OpenVLA, LocateAnything and Ovis 2.5 are. Ultravox's has the bytes of
+    its file. Ovis 1.6 and Moondream have the parts of Ovis 2.5 and DeepSeek-VL2.
     """
     read_here = {kind for kind in KINDS if family_of(kind).tower_file}
     assert read_here == {
         *(config["model_type"] for config in ENCODERS.values()), *QWEN3_5_ENCODERS, "deepseek_vl_v2", "dots_vlm",
-        "kimi_k3", "locateanything", "minicpmo", "moondream1", "moondream2", "moondream3", "openvla", "ovis", "ovis2_5", "phi3_v",
-        "ultravox",
+        "kimi_k3", "locateanything", "minicpmo", "moondream1", "moondream2", "moondream3", "openvla", "ovis",
+        "ovis2_5", "phi3_v", "ultravox",
     }  # fmt: skip
 
 
@@ -570,7 +570,7 @@ MOLMO: dict[str, Any] = {
 
 
 def test_the_encoder_of_molmo_has_the_parameters_that_are_named() -> None:
-    """https://huggingface.co/allenai/Molmo-7B-D-0924: 8,021,025,280 parameters in the index of a converted checkpoint."""
+    """https://huggingface.co/allenai/Molmo-7B-D-0924: 8,021,025,280 parameters, as a converted index says."""
     description = llmcalc.load(MOLMO)
     assert llmcalc.params(description).total + 404_950_016 == 8_021_025_280
     (note,) = description.notes

@@ -502,7 +502,7 @@ def _builds_towers(model_type: str, wrapper_config: Mapping[str, Any]) -> bool:
 
 
 def _encoders_of_another_class(model_type: str, wrapper_config: Mapping[str, Any]) -> list[str]:
-    """Returns a remark for each section of an encoder in a config whose class is not the one whose encoders are read."""
+    """Returns a remark for each encoder in a config whose class is not the one whose encoders are read."""
     from .towers import SECTIONS
 
     remark = f"its encoder is not counted: that of {architecture_of(wrapper_config)} is not supported"
