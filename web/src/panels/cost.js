@@ -82,8 +82,8 @@ function paint() {
   const cells = Object.entries(found.cost).filter(([key, value]) => value !== null && key !== "days") // which is the headline
     .map(([key, value]) => h("div", { class: "figure" }, h("span", {}, TITLES[key][0]), h("b", {}, `${about(value.low)}–${about(value.high)} ${TITLES[key][1]}`), h("span", { class: "quiet" }, t("likely {0}", about(value.estimate)))));
   made.answer.replaceChildren(
-    instead?.devices ? h("p", { class: "quiet instead" }, t("The page begins with {0} devices, which have no room for this model in any layout; it doubled them until one had.", integer(starts().cost.devices))) : "",
     h("p", { class: "quiet said" }, h("b", { class: "big" }, t("{0}–{1} days", about(found.cost.days.low), about(found.cost.days.high))), t(" for {0} tokens of {1} on {2}: {3} steps of {4} tokens, {5} each, likely {6}.", state.cost.tokens, answer.title, name ? t("{0}, {1}", devices, name) : devices, integer(found.steps), integer(found.step_tokens), range(found.step), seconds(found.step.estimate))),
+    instead?.devices ? h("p", { class: "quiet instead" }, t("The page begins with {0} devices, which have no room for this model in any layout; it doubled them until one had.", integer(starts().cost.devices))) : "",
     h("div", { class: "figures" }, cells));
   made.details.replaceChildren(h("ul", { class: "notes" }, found.notes.map((note) => h("li", {}, translated(note)))));
 }
