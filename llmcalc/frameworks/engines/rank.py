@@ -338,12 +338,29 @@ def architectures(preset: Preset) -> tuple[str, ...]:
     if preset.config is not None:
         class_names = preset.config.get("architectures")
         return tuple(map(str, class_names)) if isinstance(class_names, list | tuple) else ()
+    model = preset.model
+    if id(model) not in _exported_classes:
+        if len(_exported_classes) >= MOST_EXPORTED_CLASSES:
+            _exported_classes.clear()
+        _exported_classes[id(model)] = model, _classes_of_export(model)
+    return _exported_classes[id(model)][1]
+
+
+def _classes_of_export(model: ModelSpec) -> tuple[str, ...]:
+    """Returns the class names in the config that `convert` writes of a model; none if no class computes it."""
     try:
         from ...sources.to_hf import to_config
 
-        return tuple(to_config(preset.model).get("architectures", ()))
+        return tuple(to_config(model).get("architectures", ()))
     except (InputError, MissingExtra, ImportError):  # the page has no writer of configs
         return ()
+
+
+_exported_classes: dict[int, tuple[ModelSpec, tuple[str, ...]]] = {}
+"""Class names in the exports of models; the model is kept so that no other one gets its id."""
+
+MOST_EXPORTED_CLASSES = 32
+"""Number of models whose class names are kept."""
 
 
 def key_heads(spec: ModelSpec) -> list[int]:
