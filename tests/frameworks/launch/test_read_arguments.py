@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ast
 import importlib
+import json
 from pathlib import Path
 from typing import Any
 
@@ -11,6 +12,7 @@ import pytest
 import yaml
 
 import llmcalc
+from llmcalc import memory
 from llmcalc.errors import InputError
 from llmcalc.frameworks.launch.accelerate import read_accelerate
 from llmcalc.frameworks.launch.read import launch_of
@@ -154,6 +156,16 @@ def test_tensor_parallelism_of_transformers_keeps_whole_activations() -> None:
     assert (launch.layout.tp, launch.layout.dp, launch.layout.sequence_parallel) == (2, 4, False)
     assert launch.own_settings is not None
     assert launch.own_settings.loss_parallel is False
+
+
+@pytest.mark.parametrize("loss", ["chunked", "split"])
+def test_a_chunked_loss_beside_whole_logits_is_refused(loss: str, tmp_path: Path) -> None:
+    """It was counted with the hidden states gathered in place of the logits: 47 GiB of a model with 1B parameters."""
+    groups = {"parallelism_config": {"tp_size": 2, "dp_shard_size": 4}, "distributed_type": "FSDP"}
+    path = tmp_path / "a.json"
+    path.write_text(json.dumps({**ACCELERATE, **groups}))
+    with pytest.raises(InputError, match=f"--cross-entropy {loss}: of logits that are gathered .* fused or eager"):
+        memory("llama3.2-1b", launch=path, cross_entropy=loss)
 
 
 TRAINER: dict[str, Any] = {"model_name_or_path": "gpt2", "per_device_train_batch_size": 2, "bf16": True}
