@@ -49,6 +49,6 @@ def test_other_quantized_weights_are_counted_wide_with_a_warning(tmp_path: Path)
     table = {"quant_method": "gptq", "bits": 4, "group_size": 32, "desc_act": False}
     answer = _trained(tmp_path, table)
     assert answer.document["memory"]["peak_bytes"] == _trained(tmp_path, None).document["memory"]["peak_bytes"]
-    (warning,) = answer.report.warnings
+    (warning,) = answer.report().warnings
     assert "quantized by gptq; its training is counted over bfloat16 weights" in warning
-    assert _trained(tmp_path, None).report.warnings == []
+    assert _trained(tmp_path, None).report().warnings == []
