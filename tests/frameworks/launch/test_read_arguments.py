@@ -276,3 +276,54 @@ def test_tokens_of_each_device_in_dynamic_micro_batches_of_verl() -> None:
 def test_adapted_layers_of_verl_are_a_list() -> None:
     more = "actor_rollout_ref.model.lora_rank=8 actor_rollout_ref.model.target_modules=[q_proj,v_proj]"
     assert _script(VERL + more).settings["lora_targets"] == ("q_proj", "v_proj")
+
+
+# ---- arguments in tables of their own
+
+
+def test_liger_kernel_replaces_what_its_table_says() -> None:
+    """transformers passes `liger_kernel_config` to Liger-Kernel; `--liger_kernel_config` of a command is JSON."""
+    liger = {**TRAINER, "use_liger_kernel": True}
+    settings = read_trainer(liger, LaunchSource("t.yaml")).settings
+    assert (settings["norm"], settings["cross_entropy"]) == ("fused", "chunked")
+    table = {"rms_norm": False, "layer_norm": False, "fused_linear_cross_entropy": False, "cross_entropy": True}
+    settings = read_trainer({**liger, "liger_kernel_config": json.dumps(table)}, LaunchSource("t.yaml")).settings
+    assert "norm" not in settings
+    assert settings["cross_entropy"] == "fused"
+
+
+def test_arguments_of_checkpointing_of_a_command_are_json() -> None:
+    checkpoints = {"gradient_checkpointing": True, "gradient_checkpointing_kwargs": '{"use_reentrant": true}'}
+    assert read_trainer({**TRAINER, **checkpoints}, LaunchSource("t.yaml")).settings["recompute"] == "full-reentrant"
+
+
+def test_an_evaluation_with_larger_batches_is_noted() -> None:
+    notes = read_trainer({**TRAINER, "eval_strategy": "steps"}, LaunchSource("t.yaml")).notes
+    assert any("batches of 8 (per_device_eval_batch_size) are not counted" in note for note in notes)
+    same_batch = {**TRAINER, "eval_strategy": "steps", "per_device_eval_batch_size": 2}
+    assert not any("evaluation" in note for note in read_trainer(same_batch, LaunchSource("t.yaml")).notes)
+
+
+def test_model_init_kwargs_of_trl_choose_kernels_and_formats() -> None:
+    def settings(**model_arguments: Any) -> Any:
+        config = yaml.safe_load((FILES / "trl_sft.yaml").read_text()) | {"model_init_kwargs": model_arguments}
+        return launch_of(yaml.safe_dump(config), "sft.yaml").settings
+
+    assert settings(attn_implementation="eager")["attn_implementation"] == "eager"
+    assert settings(dtype="bfloat16")["master_weights"] == "none"
+    with pytest.raises(InputError, match=r"model_init_kwargs\.quantization_config"):
+        settings(quantization_config={"load_in_4bit": True})
+
+
+def test_a_plugin_of_axolotl_that_is_not_modelled_is_refused() -> None:
+    config = yaml.safe_load((FILES / "axolotl_qlora.yaml").read_text())
+    config["plugins"] = ["axolotl.integrations.spectrum.SpectrumPlugin"]
+    with pytest.raises(InputError, match=r"plugins\..*SpectrumPlugin"):
+        launch_of(yaml.safe_dump(config), "q.yaml")
+
+
+def test_arguments_that_ms_swift_hands_on_to_the_trainer() -> None:
+    text = (FILES / "swift_lora.sh").read_text()
+    compiled = text.replace("swift sft", "swift sft --torch_compile true", 1)
+    assert compiled != text
+    assert launch_of(compiled, "s.sh").settings["compile"] is True
