@@ -230,8 +230,7 @@ def _memory_saving_changes(memory: Memory, current_fit: Fit, batch: int, seq: in
 
     If none suffices, also all cheap ones together, with each costly one; if none of these does, with each pair of them.
     """
-    training = memory.settings.phase == "training"
-    cheap_changes, costly_changes = (_training_changes if training else _inference_changes)(memory)
+    cheap_changes, costly_changes = possible_changes(memory)
     costly_changes = [*costly_changes, *_smaller_workloads(memory, batch, seq)]
     insufficient_bytes: list[int] = []
     most_changes = FEW_CHANGES if is_deep(memory) else None
@@ -324,6 +323,12 @@ def as_options(changes: Mapping[str, Any]) -> str:
         for name, value in changes.items()
         if value is not None
     )
+
+
+def possible_changes(memory: Memory) -> tuple[list[dict[str, Any]], list[dict[str, Any]]]:
+    """Returns (changes that keep the results, changes of number formats, optimizer and trained tensors)."""
+    training = memory.settings.phase == "training"
+    return (_training_changes if training else _inference_changes)(memory)
 
 
 def _training_changes(memory: Memory) -> tuple[list[dict[str, Any]], list[dict[str, Any]]]:

@@ -106,7 +106,9 @@ class TimedRun:
     lines: the priced kernels and messages, each with how often it runs in the estimate.
     passes: the passes of inference; none in training.
     hidden_host: seconds of the parts in which kernels wait for the host.
-    resident_bytes: weights and cache of a device in inference; 0 in training.
+    resident_bytes: weights and cache of a device in inference; in training weights, gradients and optimizer states of
+        the layout that was asked for.
+    chosen_options: options of a layout that was chosen since the run does not fit without one; empty for none.
     alternatives: description of other settings → seconds with them.
     seconds_on: the estimate on another device under another stack.
     """
@@ -128,6 +130,7 @@ class TimedRun:
     passes: tuple[RankWork, ...] = field(default=(), repr=False)
     hidden_host: float = 0.0
     resident_bytes: int = 0
+    chosen_options: str = ""
     include: frozenset[str] = frozenset()
     alternatives: dict[str, float] = field(default_factory=dict)
     seconds_on: Callable[[Device, Stack], float] | None = field(default=None, repr=False)

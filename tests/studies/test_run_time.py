@@ -120,6 +120,18 @@ def test_rules_stand_beside_the_estimate(run: Any) -> None:
     assert rules["6ND"] == pytest.approx(6 * 8_030_261_248 * 4096 / (0.45 * 989.5e12))
 
 
+def test_a_run_that_does_not_fit_undivided_takes_the_fastest_layout_of_its_plan(run: Any) -> None:
+    words = ("llama3-8b", *H100, "--devices", "8", "--global-batch", "64")
+    [fastest, *_] = answer(run, "plan", *words, "--rows", "1")["feasible"]
+    timed = answer(run, "time", *words)
+    assert timed["seconds"] == fastest["seconds"]
+    assert timed["layout"]["zero"] == 1
+    assert "the fastest layout that fits: --dp 8 --zero 1; undivided" in " ".join(run("time", *words)[1].split())
+    stated = " ".join(run("time", *words, "--dp", "8")[1].split())
+    assert "optimizer states are 135.37 GiB a device, which has 79.19 GiB: they do not fit" in stated
+    assert "do not fit" not in run("time", *words, "--dp", "8", "--zero", "1")[1]
+
+
 def test_a_measured_time_is_compared_with_the_range(run: Any) -> None:
     words = ("time", "llama3-8b", *H100, "--devices", "16", "--dp", "16", "--zero", "1", "--seq", "4k")
     estimate = answer(run, *words)["seconds"]["estimate"]
