@@ -164,22 +164,25 @@ def changes_on_several(
     options: Sequence[HardwareOption],
     request: LayoutRequest,
     runtime_of: RuntimeOf,
-    costly_changes: Sequence[Mapping[str, Any]],
+    setting_changes: Sequence[Mapping[str, Any]],
 ) -> Iterator[Change]:
     """Yields changes to several accelerators of a kind, fewest first, the unchanged run last.
 
     options: the fewest accelerators of each kind for the unchanged run.
-    costly_changes: changes of settings that are tried on fewer accelerators than that.
+    setting_changes: changes of settings that are tried on fewer accelerators than that.
     """
     for option in options:
         fits_unchanged, hardware = option.fit.verdict != "no", option.fit.hardware
         fewer = option.devices if fits_unchanged else MOST_DEVICES + 1
         listed: list[tuple[int, Change]] = []
-        for changes in costly_changes:
+        for changes in setting_changes:
             try:
-                divided_run, fit = next(_fitting_runs(memory.with_(**changes), hardware, request, runtime_of, fewer))
-            except (InputError, StopIteration):
+                runs = list(_fitting_runs(memory.with_(**changes), hardware, request, runtime_of, fewer))
+            except InputError:
                 continue
+            if not runs:
+                continue
+            divided_run, fit = min(runs, key=lambda run: run[1].verdict != "fits")
             words = f"{_devices_text(divided_run.devices, divided_run.layout)} {as_options(changes)}"
             if sum(devices == divided_run.devices for devices, _ in listed) < MOST_PER_NUMBER:
                 listed.append((divided_run.devices, Change(words, fit)))
@@ -191,13 +194,15 @@ def changes_on_several(
 def _fitting_runs(
     memory: Memory, hardware: Hardware, request: LayoutRequest, runtime_of: RuntimeOf, fewer: int
 ) -> Iterator[tuple[_Divided, Fit]]:
-    """Yields the runs that fit on two or more accelerators, but fewer than `fewer`."""
+    """Yields the runs on two or more accelerators, but fewer than `fewer`, that fit tightly, and then one that fits."""
     for divided_run in takewhile(lambda divided_run: divided_run.devices < fewer, _divided_runs(memory, request)):
         is_too_large = max(divided_run.least, divided_run.least_bytes(memory.runtime)) > hardware.capacity_bytes
         if divided_run.devices > 1 and not is_too_large:
             fit = divided_run.memory_on(runtime_of(hardware)).fit_on(hardware)
             if fit.verdict != "no":
                 yield divided_run, fit
+            if fit.verdict == "fits":
+                return
 
 
 def _devices_text(devices: int, layout: Layout | None) -> str:
