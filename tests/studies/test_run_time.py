@@ -280,7 +280,7 @@ REFUSED = {
     "time gpt2 --hardware h100 --devices 4 --dp 4 --global-batch 6": "--global-batch 6: expected a multiple of 4",
     "time gpt2 --hardware h100 --global-batch 6 --num-microbatches 3": "expected one of the two",
     "time gpt2 --hardware h100 --recompute nodes:mlpx": "nodes:mlpx: no layer has that module; expected some of",
-    "time llama3-8b --hardware h100 --lora-rank 8 --base nf4": "--base nf4: the time of a base in 4 bits is",
+    "time llama3-8b --hardware h100 --lora-rank 8 --base int8": "--base int8: its time is not modelled",
     "time llama3-8b --hardware h100 --lora-rank 8 --modules-to-save lm_head": "the time of trained copies",
     "time llama3-8b --hardware a100 --fsdp 8 --precision fp8": "--precision fp8: a100-80gb has no fp8 units",
     "time llama3-8b --hardware h100 --fsdp 8 --precision mxfp8": "h100-sxm (compute capability 9.0) has no units",
