@@ -99,8 +99,8 @@ class WorkRecorder(Placements):
             for value in step.ins if step.verb not in NO_KERNEL and step.verb not in IDENTITIES else ():
                 self._count_reader(value)
         for scope in self.scopes.values():
-            if scope.gives is not None and scope.about.get("kind") == "layer":
-                self._count_reader(scope.gives)
+            if scope.output is not None and scope.about.get("kind") == "layer":
+                self._count_reader(scope.output)
         self.run(program)
         self._record_group()
         self._record_loss(program)
@@ -138,13 +138,13 @@ class WorkRecorder(Placements):
             form = self.full_run.execution.form(item.branches, self.full_run.workload)
             if self.rank_pass.sparse_heads and "absorbed" in item.branches and _selects(item.branches["absorbed"]):
                 form = "absorbed"
-            default_output, chosen_items = next(iter(item.branches.values())).gives, item.branches[form]
+            default_output, chosen_items = next(iter(item.branches.values())).output, item.branches[form]
             if (
-                chosen_items.gives is not None
+                chosen_items.output is not None
                 and default_output is not None
-                and chosen_items.gives is not default_output
+                and chosen_items.output is not default_output
             ):
-                self.aliases[id(default_output.storage)] = chosen_items.gives
+                self.aliases[id(default_output.storage)] = chosen_items.output
             yield from self._chosen_items(chosen_items.items)
 
     def _running_scopes(self, scope: Scope) -> Iterator[Scope]:
