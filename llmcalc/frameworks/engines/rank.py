@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Iterator, Mapping
 from fractions import Fraction
 from functools import cached_property
@@ -338,25 +339,27 @@ def architectures(preset: Preset) -> tuple[str, ...]:
     if preset.config is not None:
         class_names = preset.config.get("architectures")
         return tuple(map(str, class_names)) if isinstance(class_names, list | tuple) else ()
-    exported = _latest_export.get(id(preset.model))
-    if exported is None:
-        _latest_export.clear()
-        exported = _latest_export[id(preset.model)] = preset.model, _architectures_of_export(preset.model)
-    return exported[1]
+    model = preset.model
+    names = next((names for known, names in _exported_classes if known is model or known == model), None)
+    if names is None:
+        names = _classes_of_export(model)
+        _exported_classes.append((model, names))
+    return names
 
 
-_latest_export: dict[int, tuple[ModelSpec, tuple[str, ...]]] = {}
-"""The latest model, by its identity, and the class names of its export: a search asks for them for each server."""
-
-
-def _architectures_of_export(spec: ModelSpec) -> tuple[str, ...]:
-    """Returns the class names in the config that a model is exported to; none if it cannot be exported."""
+def _classes_of_export(model: ModelSpec) -> tuple[str, ...]:
+    """Returns the class names in the config that `convert` writes of a model; none if no class computes it."""
     try:
-        from ...sources.to_hf import to_config
+        from ...sources.to_hf import find_config
 
-        return tuple(to_config(spec).get("architectures", ()))
+        config = find_config(model)
     except (InputError, MissingExtra, ImportError):  # the page has no writer of configs
         return ()
+    return () if config is None else tuple(config["architectures"])
+
+
+_exported_classes: deque[tuple[ModelSpec, tuple[str, ...]]] = deque(maxlen=32)
+"""Models of the latest questions, with the class names in their exports."""
 
 
 def key_heads(spec: ModelSpec) -> list[int]:

@@ -11,7 +11,6 @@ import pytest
 
 import llmcalc
 from llmcalc.errors import InputError
-from llmcalc.frameworks.engines import rank
 from llmcalc.frameworks.engines.rank import EngineRank
 from llmcalc.frameworks.engines.registry import engine_and_version
 from llmcalc.frameworks.vllm.compressed_blocks import compressed_pool
@@ -290,19 +289,6 @@ def test_graphs_are_those_of_the_sizes(flags: dict[str, Any], further_graphs: in
 
 def test_no_graphs_take_no_memory() -> None:
     assert answer(compilation_config={"cudagraph_mode": "NONE"}).result.bytes_of("cuda_graphs") == 0
-
-
-def test_a_model_is_exported_once_for_all_servers(monkeypatch: pytest.MonkeyPatch) -> None:
-    """An export takes longer than all else of an answer, and rules ask for its class several times a server."""
-    exports = []
-    exported = rank._architectures_of_export
-    monkeypatch.setattr(rank, "_architectures_of_export", lambda spec: exports.append(spec) or exported(spec))
-    preset = llmcalc.load("qwen3.6-35b-a3b")
-    record, version = engine_and_version("vllm==0.33")
-    for devices in (1, 2):
-        flags = {"tensor_parallel_size": devices}
-        assert record.memory_on(preset, find_hardware("h100"), version, flags).kv_tokens
-    assert exports == [preset.model]
 
 
 def test_the_environment_decides_whether_graphs_are_subtracted() -> None:
