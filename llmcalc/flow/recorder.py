@@ -33,6 +33,7 @@ class Recorder:
     memory: the encoder's output that the stack may attend to; None without one.
     result: the value that the whole program computes.
     frames: the frames of an audio signal that the program is given; None where it reads token ids alone.
+    frames_by_row: whether the values of a frame are neighbours in memory, false by default.
     entry: the value that the program is given in the place of its first layers; None where it has all of them.
     positions: the table of learned positions that was recorded last; None before any.
     dropouts: place → probability of dropout in training; empty for a model without dropout.
@@ -48,6 +49,7 @@ class Recorder:
         self.memory = memory
         self.result: Value | None = None
         self.frames: Value | None = None
+        self.frames_by_row = False
         self.entry: Value | None = None
         self.positions: Weight | None = None
         self.dropouts: Mapping[str, float] = {}

@@ -17,7 +17,7 @@ from .serving import serve_study
 from .times import time_settings
 
 if TYPE_CHECKING:
-    from ..studies.plan import LayoutPlan
+    from ..studies.plan import LayoutPlan, Plan
 
 USUAL_TRAINING_SEQ = 4096
 """Default tokens of a sequence: what most pre-training runs since Llama 2 start with."""
@@ -130,11 +130,26 @@ def _plan_by_time(question: RunQuestion, options: CostOptions, batch: int) -> La
     if layout_plan.plan.ended_early and not layout_plan.plan.feasible:
         raise early_end_error(layout_plan)
     if not layout_plan.plan.feasible or layout_plan.plan.feasible[0].seconds is None:
-        raise InputError(
-            f"--devices {layout.devices}: no layout of {layout_plan.plan.tried:,} fits the memory of "
-            f"{question.hardware.title}; expected more devices, --recompute full, or --step with a measured step"
-        )
+        raise _no_layout_error(layout_plan.plan, question, layout.devices)
     return layout_plan
+
+
+def _no_layout_error(plan: Plan, question: RunQuestion, devices: int | None) -> InputError:
+    """Returns the error for a training run of which no layout fits: for lack of memory, or of a model of its time."""
+    from ..studies.plan import TOO_MUCH
+
+    assert question.hardware is not None
+    if plan.refused and TOO_MUCH not in plan.refused:
+        reason = max(plan.refused, key=plan.refused.__getitem__)
+        return InputError(
+            f"--devices {devices}: none of {plan.tried:,} layouts can be counted, most because {reason}; expected "
+            "--step with a measured step"
+        )
+    more_memory = "more devices" if question.settings.recompute == "full" else "more devices, --recompute full"
+    return InputError(
+        f"--devices {devices}: no layout of {plan.tried:,} fits the memory of {question.hardware.title}; expected "
+        f"{more_memory}, or --step with a measured step"
+    )
 
 
 def _refuse_training_options(options: Any, names: tuple[str, ...]) -> None:

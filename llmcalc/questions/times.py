@@ -42,7 +42,7 @@ def time_phase(question: RunQuestion, options: TimeOptions, is_given: Callable[[
     can_train = options.stack in stack_names("training")
     if options.global_batch is not None or can_train:
         return settings.with_(phase="training")
-    reads_prompt = question.preset.model.kind == "encoder" or options.server or options.context is not None
+    reads_prompt = bool(question.preset.model.one_pass_model) or options.server or options.context is not None
     return settings.with_(phase="prefill" if reads_prompt else "decode")
 
 

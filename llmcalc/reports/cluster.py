@@ -29,6 +29,7 @@ from .memory import (
     phase_parts,
     phase_rows,
     settings_text,
+    stored_weights_notes,
     untested_notes,
     workload_data,
 )
@@ -121,7 +122,7 @@ def report(
     column, largest_rank, layout = cluster.memory, cluster.device_rank, cluster.layout
     memory_use = column.states
     warnings = too_long_notes(memory_use.count.spec, memory_use.workload)
-    warnings += untested_notes(largest_rank.device)
+    warnings += untested_notes(largest_rank.device) + stored_weights_notes(preset, memory_use)
     needed_bytes, rank_text = largest_rank.device.device_bytes, f"by rank {largest_rank.rank}"
     if rollout:
         phase = largest_phase(rollout)

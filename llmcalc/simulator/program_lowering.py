@@ -88,9 +88,13 @@ class ProgramLowering(CacheTensors):
         return dry.weights, dry.buffers
 
     def take_frames(self, program: Flow) -> None:
-        """Allocates the optional input frames of a program, stored as [batch, values per frame, frames]."""
-        if program.frames is not None:
-            batch, rows, values = self.shape(program.frames)
+        """Allocates the optional input frames of a program, stored as [batch, values per frame, frames] by default."""
+        if program.frames is None:
+            return
+        batch, rows, values = self.shape(program.frames)
+        if program.frames_by_row:
+            self.inputs[program.frames.rows] = self.graph.new_tensor((batch, rows, values), self.dtype)
+        else:
             frames = self.graph.new_tensor((batch, values, rows), self.dtype)
             self.inputs[program.frames.rows] = self.t.transpose(frames, 1, 2)
 

@@ -95,11 +95,13 @@ class ValueTensors:
         tensor = self.values.get(id(value))
         if tensor is not None:
             return tensor
-        if value.fixed and value.rows in self.inputs:  # audio frames
+        if value.fixed and value.of is None and value.rows in self.inputs:  # audio frames
             return self.inputs[value.rows]
         if value.of is None:
             raise self.unsupported("reads a value that no step has made")
         x, shape = self.get(value.of), self.shape(value)
+        if value.of.rows is ONCE and value.rows is not ONCE and value.rows.batched:  # rows of every sequence alike
+            return self.t.expand(self.t.reshape(x, shape[1:]), shape)
         if isinstance(x.count, int) and x.count != count(shape) and x.shape[1] != shape[1]:
             if value.rows == value.of.rows:  # rows of earlier passes are there too
                 shape = (shape[0], x.shape[1], *shape[2:])

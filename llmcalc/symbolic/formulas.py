@@ -163,6 +163,7 @@ class Formulas:
         self.has_symbols: bool = has_sympy()
         self.symbolic: Symbolic = latest_symbolic(spec) if self.has_symbols else values_only(spec)
         self.setting: Setting = setting
+        self.one_pass_model: str = spec.one_pass_model
         self.include: frozenset[str] = include
         self.meanings: dict[Any, Meaning] = {}
         if self.has_symbols:
@@ -213,13 +214,13 @@ class Formulas:
     def formula(self, node: FormulaNode, quantity: Quantity) -> Formula | None:
         """Returns the formula of one repeat of the node. FLOPs and parameters may be 0.
 
-        None for a node without a cache or state, and for the absorbed form in a model without one. Raises
+        None for a node or a model without a cache or state, and for the absorbed form in a model without one. Raises
         `ArithmeticError` if the formula's value differs from the count.
         """
         if quantity == "flops_absorbed" and not self.symbolic.numbers.has_form("absorbed"):
             return None
         value = Fraction(self._sum_terms(self.symbolic.numbers, self._numeric_terms(quantity), node))
-        if quantity in ("kv", "state") and not value:
+        if quantity in ("kv", "state") and (not value or self.one_pass_model):
             return None
         if not self.has_symbols:
             return Formula(quantity, value, value, value)

@@ -229,6 +229,12 @@ class Divided(Eager):
         super().do_linear(operation)
         output = operation.outs[0]
         if not self.divides_loss and self.result is not None and output.storage is self.result.storage:
+            if self.head is not None:
+                raise self.unsupported(
+                    f"--cross-entropy {self.choices.cross_entropy}: of logits that are gathered from their ranks it is "
+                    "not modelled; expected fused or eager",
+                    operation.name,
+                )
             self.bind(output, self._gather_logits(self.get(output), output))
 
     def _gather_logits(self, logits: Tensor, value: Value) -> Tensor:

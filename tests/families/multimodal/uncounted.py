@@ -2,6 +2,8 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
+from ..seq2seq.musicgen import CODEC, T5
+
 SHAPES: dict[str, list[dict[str, object]]] = {}
 """Wrappers: their text models are in other files."""
 
@@ -41,6 +43,12 @@ WRAPPERS = {
     ),
     "speech-encoder-decoder": UncountedModules(
         "SpeechEncoderDecoderModel", "encoder + enc_to_dec_proj", {"encoder": WAV2VEC2}, text_model="decoder"
+    ),
+    "musicgen_melody": UncountedModules(
+        "MusicgenMelodyForConditionalGeneration",
+        "text_encoder + audio_encoder + enc_to_dec_proj + audio_enc_to_dec_proj",
+        {"text_encoder": T5, "audio_encoder": CODEC},
+        text_model="decoder",
     ),
     "qwen2_5_omni": UncountedModules(
         "Qwen2_5OmniForConditionalGeneration",

@@ -103,7 +103,7 @@ class FusedKernels(AttentionKernels, ElementwiseKernels, BasicKernels):
         if self.choices.attention == "sdpa":
             output = self.scaled_dot_product(operation, q, k, v, is_cross_attention)
         elif self.choices.attention == "flash":
-            output = self.run_attention_core(self.flash, q, k, v, sinks)
+            output = self.run_attention_core(self.flash, *self._attention_operands(q, k, v), sinks)
         else:
             has_window = operation.options.get("window") is not None or operation.options.get("chunk") is not None
             if has_window or operation.options["cap"] is not None:
@@ -113,8 +113,15 @@ class FusedKernels(AttentionKernels, ElementwiseKernels, BasicKernels):
             k, v = (self.t.expand(x, (x.shape[0], q.shape[1], *x.shape[2:])) for x in (k, v))
             is_masked = operation.options["causal"] and not is_cross_attention
             dropout = operation.options["dropout"]
+            q, k, v = self._attention_operands(q, k, v)
             output = self.run_attention_core(lambda q, k, v: self.sdpa_math(q, k, v, is_masked, dropout), q, k, v)
         self.set(operation.outs[0], self.t.transpose(output, 1, 2))
+
+    def _attention_operands(self, q: Tensor, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        """Casts queries, keys and values to the autocast format (aten/src/ATen/autocast_mode.h)."""
+        v = self.t.operand(v)
+        k = self.t.operand(k)
+        return self.t.operand(q), k, v
 
     @compared(CHOSEN, attention="flash")
     def flash(self, q: Tensor, k: Tensor, v: Tensor, sinks: Tensor | None = None) -> Tensor:
@@ -172,7 +179,8 @@ class FusedKernels(AttentionKernels, ElementwiseKernels, BasicKernels):
         mask_trained = bias is not None and recorded(self.graph, (bias,))
         is_masked = is_masked or bias is not None
         is_trained = recorded(self.graph, (q, k, v))
-        call = SdpaCall(q.dtype, q.shape[-1], v.shape[-1], keys, is_masked, is_trained, dropout, mask_trained)
+        dtype = self.graph.autocast or q.dtype
+        call = SdpaCall(dtype, q.shape[-1], v.shape[-1], keys, is_masked, is_trained, dropout, mask_trained)
         backend = sdpa_backend(kernel_choices.capability, call)
         is_grouped_query = not is_masked and q.shape[-1] == v.shape[-1] and v.shape[-1] <= 256
         if k.shape[1] != heads and is_grouped_query and backend == "efficient":
@@ -182,6 +190,7 @@ class FusedKernels(AttentionKernels, ElementwiseKernels, BasicKernels):
             backend = "math"  # all others ask for equal numbers of heads (`check_batch_size_and_num_heads_dense`)
         elif k.shape[1] != heads and not (is_grouped_query and backend in ("cudnn", "flash", "cpu")):
             k, v = (self.repeat_heads(x, heads) for x in (k, v))
+        q, k, v = self._attention_operands(q, k, v)
         if bias is not None:
             if backend not in ("cudnn", "efficient"):
                 raise self.unsupported(
