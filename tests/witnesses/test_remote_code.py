@@ -18,12 +18,14 @@ from typing import Any
 import pytest
 
 import llmcalc
+from llmcalc.costs.encoders import encoded_inputs
 from llmcalc.costs.params import params
 from llmcalc.costs.quantization import quantized_size, scheme_of_config
 from llmcalc.errors import InputError
 from llmcalc.sources.huggingface.checkpoint import checkpoint_of
 from llmcalc.sources.huggingface.registry import FILES, family_of, model_types, read
 from llmcalc.witnesses.reference import verify_reference
+from llmcalc.workload.inputs import Inputs
 from tests.builders import WITH_CLASSES, kinds_of_parts, spec_of
 from tests.families.remote_code.kimi_k3 import TEXT as KIMI_K3
 from tests.samples import in_one_test, sampled
@@ -592,6 +594,13 @@ def test_an_encoder_of_a_class_that_is_not_read_is_named() -> None:
     config = {**SHAPES["DeepseekVLV2ForCausalLM-deepseek_vl_v2-0"], "vision_config": {"width": {"sam_vit_b": {}}}}
     (note,) = read({**config, "architectures": ["DeepseekOCR2ForCausalLM"]}).notes
     assert note == "vision_config: its encoder is not counted: that of DeepseekOCR2ForCausalLM is not supported"
+
+
+@pytest.mark.parametrize(("image", "tokens"), [("448x448", 196), ("800x600", 19 * 25), ("4000x3000", 48 * 64)])
+def test_images_of_ovis_2_5_are_tokens_of_32_pixels_and_two_marks(image: str, tokens: int) -> None:
+    """vllm/transformers_utils/processors/ovis2_5.py, `smart_resize`: 4000 · 3000 become 2048 · 1536 pixels."""
+    spec = spec_of(ENCODERS_WITH_PUBLISHED_TOTALS["ovis2.5-9b"][1])
+    assert encoded_inputs(spec, Inputs(image=image)).image_tokens == tokens + 2
 
 
 def test_encoders_that_are_not_supported_are_named() -> None:
