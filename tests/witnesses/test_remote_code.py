@@ -117,14 +117,14 @@ def test_every_encoder_of_a_class_of_code_is_compared() -> None:
     """DeepSeek-VL2's encoder is timm's: its formula is compared with the reference alone.
 
     MiniCPM-o's is MiniCPM-V's, dots.vlm's is dots.ocr's. Phi-3-vision's is as large as its class states, and compared
-    with a published total, as those of Kimi K3, OpenVLA, LocateAnything and Ovis 2.5 are. Ultravox's has the bytes of
-    its file. Ovis 1.6 and Moondream have the parts of Ovis 2.5 and DeepSeek-VL2.
+    with a published total, as those of Kimi K3, OpenVLA, LLaVA-OneVision 1.5, LocateAnything and Ovis 2.5 are.
+    Ultravox's has the bytes of its file. Ovis 1.6 and Moondream have the parts of Ovis 2.5 and DeepSeek-VL2.
     """
     read_here = {kind for kind in KINDS if family_of(kind).tower_file}
     assert read_here == {
         *(config["model_type"] for config in ENCODERS.values()), *QWEN3_5_ENCODERS, "deepseek_vl_v2", "dots_vlm",
-        "kimi_k3", "locateanything", "minicpmo", "moondream1", "moondream2", "moondream3", "openvla", "ovis",
-        "ovis2_5", "phi3_v", "ultravox",
+        "kimi_k3", "llavaonevision1_5", "locateanything", "minicpmo", "moondream1", "moondream2", "moondream3",
+        "openvla", "ovis", "ovis2_5", "phi3_v", "ultravox",
     }  # fmt: skip
 
 
@@ -532,6 +532,22 @@ ENCODERS_WITH_PUBLISHED_TOTALS: dict[str, tuple[int, dict[str, Any]]] = {
                 "model_type": "moonvit", "hidden_size": 1152, "init_pos_emb_height": 64, "init_pos_emb_width": 64,
                 "intermediate_size": 4304, "merge_kernel_size": [2, 2], "num_attention_heads": 16,
                 "num_hidden_layers": 27, "patch_size": 14,
+            },
+        },
+    ),
+    "llava-onevision-1.5-8b": (
+        17_054_429_248 // 2 - 32,  # half of the bytes in its index, without the angles of the class vector
+        {
+            "architectures": ["LLaVAOneVision1_5_ForConditionalGeneration"], "model_type": "llavaonevision1_5",
+            "text_config": {
+                "model_type": "LLaVAOneVision1_5_text", "vocab_size": 151936, "hidden_size": 4096, "head_dim": 128,
+                "intermediate_size": 12288, "num_hidden_layers": 36, "num_attention_heads": 32,
+                "num_key_value_heads": 8, "tie_word_embeddings": False,
+            },
+            "vision_config": {
+                "depth": 24, "embed_dim": 1024, "hidden_act": "gelu", "hidden_size": 1024, "in_channels": 3,
+                "intermediate_size": 4096, "layer_norm_eps": 1e-05, "model_type": "rice_vit", "num_heads": 16,
+                "patch_size": 14, "spatial_merge_size": 2, "temporal_patch_size": 1, "text_hidden_size": 4096,
             },
         },
     ),
