@@ -26,6 +26,9 @@ from .base_configs import BASE_CONFIGS
 ALGORITHMS = ("grpo", "dpo", "sft")
 """Tables of the trainings that are modelled."""
 
+TABLES = {*ALGORITHMS, "policy", "loss_fn", "checkpointing", "cluster", "data", "data_plane", "env", "logger"}
+"""Tables of which a config that builds on another one has some."""
+
 REFUSED = {
     "ppo": "the value model of PPO",
     "distillation": "the teacher of a distillation",
@@ -130,22 +133,10 @@ MOST_BASES = 8
 
 def is_nemo_rl(config: Table) -> bool:
     """Whether a table is a config of NeMo-RL, or builds on one."""
-    tables = {
-        "policy",
-        "cluster",
-        "grpo",
-        "dpo",
-        "sft",
-        "loss_fn",
-        "checkpointing",
-        "data",
-        "env",
-        "data_plane",
-        "logger",
-    }
-    has_base = isinstance(config.get("defaults"), str) and config["defaults"].endswith((".yaml", ".yml"))
-    has_tables = isinstance(config.get("policy"), Mapping) and isinstance(config.get("cluster"), Mapping)
-    return (has_tables and bool(tables & set(config))) or (has_base and bool(tables & set(config)))
+    base = config.get("defaults")
+    if isinstance(base, str) and base.endswith((".yaml", ".yml")):
+        return bool(TABLES & set(config))
+    return all(isinstance(config.get(name), Mapping) for name in ("policy", "cluster"))
 
 
 def read_nemo_rl(config: Table, source_file: LaunchSource) -> Launch:
