@@ -34,7 +34,7 @@ from .device_memory import (
     with_evidence,
 )
 from .evidence import evidence_of_run
-from .host import host_terms
+from .host import host_terms, paged_bytes, with_paged_states
 from .inference import Inference, record_inference, shortened_rank
 from .optimizers.registry import optimizer
 from .settings import Settings
@@ -103,7 +103,8 @@ class Memory:
     @property
     def least_device_bytes(self) -> int:
         """The least bytes that the device may need: a bound of `device.device_bytes`, without the allocator."""
-        return self._counted_run_on(self.runtime).run.least_bytes(self._unreplayed_bytes())
+        least_bytes = self._counted_run_on(self.runtime).run.least_bytes(self._unreplayed_bytes())
+        return least_bytes + paged_bytes(self.states)
 
     @property
     def flash_bytes(self) -> int | None:
@@ -168,6 +169,7 @@ class Memory:
         if self.settings.phase != "training":
             return device
         recompute_period = self.settings.recomputed().every
+        device = with_paged_states(device, self.states)
         return replace(device, host=host_terms(self.spec, self.states, self.training(), recompute_period))
 
     @property
@@ -200,7 +202,7 @@ class Memory:
         )
 
     def _training_of(self, cuda_runtime: Runtime) -> RecordReplay:
-        training = self.training(cuda_runtime)
+        training = replace(self.training(cuda_runtime), pages_states=True)
         return lambda layers, workspace: [record(self.spec, training, layers, workspace)]
 
     def _inference_of(self, attention: AttentionImplementation, cuda_runtime: Runtime) -> RecordReplay:

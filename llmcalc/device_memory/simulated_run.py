@@ -210,7 +210,7 @@ def inference_passes(
         paged=bool(block),
         weights=not has_storage_format(memory_use),
     )
-    if settings.phase == "prefill" or spec.kind == "encoder":
+    if settings.phase == "prefill" or spec.one_pass_model:
         return [prefill]
     if settings.phase == "decode":
         return [replace(prefill, phase="decode", chunk=None)]

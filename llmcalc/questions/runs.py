@@ -403,9 +403,9 @@ def ask_fit(question: RunQuestion, global_batch: int | None = None) -> ReportedA
     from ..frameworks.registry import framework_of
     from ..parallel.nearest import suggest_nearest_layouts
     from ..reports import fit as reports
-    from ..studies.fit import fit, with_decoding
+    from ..studies.fit import changes_beside_devices, fit, with_decoding
     from ..studies.fit_devices import fit_devices
-    from ..studies.fit_options import hardware_options
+    from ..studies.fit_options import changes_on_several, hardware_options
     from ..studies.fit_serving import fit_serving
 
     layout = question.layout
@@ -432,6 +432,17 @@ def ask_fit(question: RunQuestion, global_batch: int | None = None) -> ReportedA
         if layout.devices is None:
             fit_answer = with_decoding(fit(memory_on_one, question.hardware), question.hardware)
             options = hardware_options(memory_on_one, question.accelerators, layout, question.runtime_on)
+            if fit_answer.fit.verdict == "no":
+                sufficient = [change for change in fit_answer.changes if change.fit.verdict != "no"]
+                on_several = changes_on_several(
+                    memory_on_one,
+                    options,
+                    layout,
+                    question.runtime_on,
+                    changes_beside_devices(memory_on_one, sufficient),
+                )
+                changes = (*sufficient, *on_several, *fit_answer.changes[len(sufficient) :])
+                fit_answer = replace(fit_answer, changes=changes)
             return ReportedAnswer(
                 fit_answer, lambda: reports.report(preset, fit_answer, options), fit_answer.fit.verdict != "no"
             )

@@ -131,7 +131,7 @@ def test_qlora_of_axolotl() -> None:
         "batch": 2,
         "num_microbatches": 4,
         "seq": 1024,
-        "optimizer": "paged-adamw-8bit",
+        "optimizer": "paged-adamw-8bit-trainer",
         "dtype": "bf16",
         "recompute": "full-reentrant",
         "attn_implementation": "flash",
