@@ -151,7 +151,7 @@ FEW = 64
 
 
 def _gdn_fwd(
-    aten: Aten, q: Tensor, k: Tensor, v: Tensor, g: Tensor, beta: Tensor, gates_in_kernel: bool
+    aten: Aten, q: Tensor, k: Tensor, v: Tensor, g: Tensor, beta: Tensor, *, gates_in_kernel: bool
 ) -> tuple[Tensor, ...]:
     """Runs fla/ops/gated_delta_rule/chunk.py:256 and :30 (`chunk_gated_delta_rule_fwd`)."""
     q, q_rstd = _l2norm_fwd(aten, q)
@@ -267,7 +267,9 @@ def chunk_gated_delta_rule(
     gates_in_kernel = a_log is not None
     with autograd_graph.no_grad():
         dense_inputs = [aten.contiguous(x) for x in (q, k, v, g, beta)]
-        o, q_unit, q_rstd, k_unit, k_rstd, g_sum, beta_open, a = _gdn_fwd(aten, *dense_inputs, gates_in_kernel)
+        o, q_unit, q_rstd, k_unit, k_rstd, g_sum, beta_open, a = _gdn_fwd(
+            aten, *dense_inputs, gates_in_kernel=gates_in_kernel
+        )
     saved_tensors = (
         q_unit,
         q_rstd,
@@ -313,7 +315,7 @@ def chunk_gated_delta_rule_alone(
 
 
 def _kda_fwd(
-    aten: Aten, q: Tensor, k: Tensor, v: Tensor, g: Tensor, beta: Tensor, gates_in_kernel: bool
+    aten: Aten, q: Tensor, k: Tensor, v: Tensor, g: Tensor, beta: Tensor, *, gates_in_kernel: bool
 ) -> tuple[Tensor, ...]:
     """Runs fla/ops/kda/chunk.py:28 and chunk_fwd.py:20 (`chunk_kda_fwd`)."""
     heads, head_size = g.shape[2:]
@@ -440,7 +442,9 @@ def chunk_kda(
     gates_in_kernel = a_log is not None
     with autograd_graph.no_grad():
         dense_inputs = [aten.contiguous(x) for x in (q, k, v, g, beta)]
-        o, q_unit, q_rstd, k_unit, k_rstd, beta_open, g_sum, aqk, akk = _kda_fwd(aten, *dense_inputs, gates_in_kernel)
+        o, q_unit, q_rstd, k_unit, k_rstd, beta_open, g_sum, aqk, akk = _kda_fwd(
+            aten, *dense_inputs, gates_in_kernel=gates_in_kernel
+        )
         kept_sum = None if gates_in_kernel else g_sum
         del g_sum
     saved_inputs = kept_sum, dense_inputs[3], dense_inputs[4], beta_open, a_log, dt_bias, aqk, akk
