@@ -28,9 +28,10 @@ FILES = Path(__file__).parents[2] / "data" / "launch"
 def _tables_of_names(file: Path) -> list[tuple[str, frozenset[str]]]:
     """The tables of a module whose names end in READ, with the names of arguments in them."""
     module_name = ".".join(("llmcalc", "frameworks", *file.relative_to(FRAMEWORKS).with_suffix("").parts))
+    text = file.read_text()
     tables = {
         target.id
-        for statement in ast.parse(file.read_text()).body
+        for statement in (ast.parse(text).body if "READ" in text else ())
         for target in getattr(statement, "targets", [getattr(statement, "target", None)])
         if isinstance(target, ast.Name) and target.id.endswith("READ")
     }
