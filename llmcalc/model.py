@@ -353,10 +353,10 @@ class ModelSpec(Part):
             )
             with recorder.scope(stack_name) as scope:
                 if stack_name == "encoder":
-                    scope.apart, scope.reads = True, None if self._reads_own_input else x
-                    x = recorder.memory = scope.gives = self._encoder_output(recorder, stack, x)
+                    scope.is_separate_model, scope.argument = True, None if self._reads_own_input else x
+                    x = recorder.memory = scope.output = self._encoder_output(recorder, stack, x)
                 else:
-                    scope.reads = x
+                    scope.argument = x
                     x = stack.flow(recorder, x, positions=recorder.positions if self.shared_positions else None)
         if recorder.has_output or self.towers:
             self._record_output(recorder, x, vocab, hidden, embedding_axis, table)

@@ -148,11 +148,11 @@ def components(formulas: Formulas) -> list[tuple[int, FormulaNode]]:
         if formula_node.optional and formula_node.optional not in formulas.include:
             return
         component_nodes.append((depth, formula_node))
-        node = formula_node.numbers
+        node = formula_node.numeric_node
         if node.kind == "layer" or node.is_stack or node.optional:
-            norms = [child for child in formula_node.children if child.numbers.kind == "norm"]
+            norms = [child for child in formula_node.children if child.numeric_node.kind == "norm"]
             for child in formula_node.children:
-                if child.numbers.kind != "norm" or len(norms) == 1:
+                if child.numeric_node.kind != "norm" or len(norms) == 1:
                     add(child, depth + 1)
             if len(norms) > 1:
                 component_nodes.append((depth + 1, merge_nodes(formula_node, "norms", norms)))

@@ -140,8 +140,8 @@ class FormulaNode:
     steps: Steps
     path: str
     walk_indices: tuple[int, ...]
-    numbers: Node
-    letters: Node
+    numeric_node: Node
+    symbolic_node: Node
     times: Number
     optional: str
     source: str
@@ -200,12 +200,12 @@ class Formulas:
                 ".".join(path_name[0] for path_name in node.steps[i:]) for node in nodes for i in range(len(node.steps))
             }
             component_names = dict.fromkeys(
-                node.steps[-1][0] for node in nodes[1:] if node.numbers.children or len(node.steps) == 1
+                node.steps[-1][0] for node in nodes[1:] if node.numeric_node.children or len(node.steps) == 1
             )
             components: dict[str, str] = {}  # `attention` → self_attn: the outermost node of a component has its name
             for node in nodes[1:]:
-                if node.numbers.children:
-                    components.setdefault(node.numbers.kind, node.steps[-1][0])
+                if node.numeric_node.children:
+                    components.setdefault(node.numeric_node.kind, node.steps[-1][0])
             known_names = components | {path_end: path_end for path_end in sorted(path_ends)}
             suggestion = suggest(query, known_names) or f" Expected one of {', '.join(component_names)}."
             raise InputError(f"NODE: the model has no node '{query}'.{suggestion}")
@@ -482,7 +482,7 @@ def _build_node(
 def merge_nodes(parent: FormulaNode, name: str, parts: Sequence[FormulaNode]) -> FormulaNode:
     """Merges several parts of one node into one renamed part."""
     numeric_node, symbolic_node = (
-        Node(name, children=tuple(getattr(pair, side) for pair in parts)) for side in ("numbers", "letters")
+        Node(name, children=tuple(getattr(pair, side) for pair in parts)) for side in ("numeric_node", "symbolic_node")
     )
     positions = tuple(i for part in parts for i in part.walk_indices)
     path = f"{parent.path}.{name}" if parent.path else name
@@ -491,8 +491,8 @@ def merge_nodes(parent: FormulaNode, name: str, parts: Sequence[FormulaNode]) ->
         steps=(*parent.steps, (name, "", ())),
         path=path,
         walk_indices=positions,
-        numbers=numeric_node,
-        letters=symbolic_node,
+        numeric_node=numeric_node,
+        symbolic_node=symbolic_node,
         children=(),
     )
 

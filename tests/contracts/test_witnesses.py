@@ -238,6 +238,7 @@ NOT_EXACT: Mapping[str, Mapping[str, str]] = {
         **dict.fromkeys(("part candidate_blocks", "part entry_key_indexer", "part ngram_input"), NOT_RUN),
         "part multi_token_prediction": "the comparison leaves it out, as training does by default",
         "optimizer adafactor": NOT_RUN,
+        "optimizer adafactor-transformers": NOT_RUN,
         "optimizer muon": "refused on shards",
     },
     "fsdp2, a pipeline": {"all but a Llama with AdamW": NOT_RUN},

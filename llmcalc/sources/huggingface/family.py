@@ -118,7 +118,8 @@ class Family:
     defaults: defaults of fields that its configuration class in `transformers` does not state, or all of its defaults
         if it has no class there; `registry` adds those of the class (`class_defaults`).
     ignored: fields of its configs that change no count and that its class in `transformers` does not have; of the
-        class's own fields `registry` adds all, for a test compares those that are not read with the class.
+        class's own fields `registry` adds all, for a test compares those that are not read with the class. With a
+        path (`text_config.block_size`) a field of the text model that only the wrapper's class has.
     uncounted: field of its configs → the remark that the part it describes is not counted, because its class does not
         have it; `{}` in the remark is the field's value.
     published_as: other model types in published configs whose class is of this family; the class's name decides.

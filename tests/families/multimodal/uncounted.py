@@ -173,7 +173,7 @@ UNBUILT = {
     **dict.fromkeys(("fast_vlm", "perception_lm"), "its class needs timm"),
     **dict.fromkeys(
         (
-            *("funaudiochat", "lfm2_audio", "meralion2", "midashenglm", "multi_modality", "nvembed", "openvla"),
+            *("funaudiochat", "lfm2_audio", "meralion2", "midashenglm", "multi_modality", "nvembed"),
             *("alpamayo2_super", "molmo_point", "videollama3_qwen2", "youtu_vl"),
         ),
         "its class is code of its repository",
