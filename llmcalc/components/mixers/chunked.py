@@ -104,7 +104,7 @@ def _reference_class() -> type[nn.Module]:
 
         def __init__(self, spec: ChunkedAttention) -> None:
             super().__init__()
-            self.hashes, self.directions = spec.num_hashes, spec.directions
+            self.hashes, self.directions = spec.num_hashes or 1, spec.directions
 
         @torch.no_grad()
         def forward(self, keys: Tensor) -> Tensor:
