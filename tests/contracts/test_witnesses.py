@@ -328,7 +328,6 @@ NOT_KNOWN: Mapping[str, str] = {
     "layer conformer": "new: convolutions with a batch norm were not compared",
     **{f"rule of a processor {name}": TOKENS_ALONE for name in RULES},
     "part gate": "new: one of its forms, a bias of each head, was not compared",
-    "mixer jet_block": "the kernels of its convolution with filters of each token are not modelled",
     "network grove_moe": "the indices of the groups of a token's experts are not modelled",
 }
 """What is untested now, each with the reason: it was called `source` before."""

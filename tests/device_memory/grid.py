@@ -61,6 +61,7 @@ RECURRENT = (
     "Mamba",
     "Mamba2",
     "KimiDeltaAttention",
+    "JetBlock",
     "RGLRU",
     "RwkvTimeMix",
     "LightningAttention",
