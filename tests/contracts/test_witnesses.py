@@ -314,6 +314,10 @@ NOT_KNOWN: Mapping[str, str] = {
     "streams byte_patches": "new: the memory of patches of bytes is not modelled",
     "reading reading": NEW_ROWS,
     "streams latents": NEW_ROWS,
+    **dict.fromkeys(
+        ("layer reversible", "mixer chunked", "position axial", "streams reversible"),
+        "new: the memory of reversible layers, which compute their activations again, is not modelled",
+    ),
     "part frames": "new: asinh, and convolutions with strides, were not compared",
     "part spectrum": "new: convolutions over time and frequency were not compared",
     "part wave": "new: convolutions with strides, and weight norm, were not compared",
