@@ -248,7 +248,10 @@ NOT_EXACT: Mapping[str, Mapping[str, str]] = {
 }
 """Run → what is known by its source now, each with the reason."""
 
-RULES = (*("budget", "canvas", "clips", "fixed", "longest_edge", "pinpoints", "smart_resize", "split", "tiles"),)
+RULES = (
+    *("budget", "canvas", "clips", "covering", "fixed", "longest_edge", "padded", "pinpoints", "smart_resize"),
+    *("split", "tiles"),
+)
 TOKENS_ALONE = "it says how many patches and tokens there are, and holds no memory"
 
 NO_MODEL = "new: its example was compared alone, and no model with it"
