@@ -308,7 +308,7 @@ def _loss_settings(reader: LaunchReader, config: Table) -> dict[str, Any]:
     if config.get("liger_fused_linear_cross_entropy"):
         loss_settings["cross_entropy"] = "chunked"
     elif config.get("liger_cross_entropy"):
-        loss_settings["cross_entropy"] = "fused"
+        loss_settings |= {"cross_entropy": "fused", "logits_dtype": "fp32"}  # transformers copies logits to fp32 first
     elif config.get("chunked_cross_entropy"):
         chunks = reader.size(config, "chunked_cross_entropy_num_chunks", 8)  # monkeypatch/loss/chunked.py
         loss_settings |= {

@@ -181,12 +181,25 @@ def trainer_launch(
             break
     else:
         reader.refuse_groups(config)
+        launch_settings = LaunchSettings(
+            Layout(dp=world), run_settings | _autocast_of_adapters(reader, config, run_settings)
+        )
     return reader.launch(
         framework_name,
         launch_settings,
         target="" if name is None else str(name)[:200],
         published_weights=published_weights and framework_name == WITHOUT_A_NAME,
     )
+
+
+def _autocast_of_adapters(reader: LaunchReader, config: Table, run_settings: Mapping[str, Any]) -> dict[str, Any]:
+    """Returns the precision of a run that trains fp32 adapters beside bf16 weights.
+
+    The argument bf16 is autocast: an adapter's input is copied to bf16, not to the adapter's fp32. Elsewhere autocast
+    changes no product of bf16 weights.
+    """
+    is_autocast = reader.flag(config, "bf16") and run_settings.get("dtype") == "bf16" and "lora_rank" in run_settings
+    return {"precision": "autocast"} if is_autocast and "lora_dtype" not in run_settings else {}
 
 
 def _with_named_files(
