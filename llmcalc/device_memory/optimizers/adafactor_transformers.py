@@ -17,7 +17,7 @@ from .record import BY_TORCH, Optimizer, States
 
 if TYPE_CHECKING:
     from ...simulator.tensor import Tensor
-    from .step import OptimizedParameter, OptimizerStep
+    from .step import OptimizerStep
 
 
 def states(tensors: Sequence[TrainedTensor], dtype: str) -> States:

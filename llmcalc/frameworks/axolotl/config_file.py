@@ -298,13 +298,13 @@ def _loss_settings(reader: LaunchReader, config: Table) -> dict[str, Any]:
     if not isinstance(plugins, list):
         raise reader.wrong("plugins", f"{shown(plugins)}; expected a list of names")
     if config.get("liger_rms_norm") or config.get("liger_layer_norm"):
-        loss_settings["norm"] = "fused"
+        loss_settings["norm"] = "liger" if config.get("liger_glu_activation") else "fused"
+    elif config.get("liger_glu_activation"):
+        reader.notes.append("liger_glu_activation: saves a product of each gated network less than is counted")
     if config.get("liger_rms_norm_gated"):
         reader.notes.append("liger_rms_norm_gated: the gated norm of linear attention is counted step by step")
     if config.get("liger_rope"):
         reader.notes.append("liger_rope: turns queries and keys in place, of which copies are counted")
-    if config.get("liger_glu_activation"):
-        reader.notes.append("liger_glu_activation: saves a product of each gated network less than is counted")
     if config.get("liger_fused_linear_cross_entropy"):
         loss_settings["cross_entropy"] = "chunked"
     elif config.get("liger_cross_entropy"):

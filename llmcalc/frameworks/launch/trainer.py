@@ -391,7 +391,7 @@ def trainer_kernels(
     if reader.flag(config, "torch_compile"):
         kernel_settings["compile"] = True
     if reader.flag(config, "use_liger_kernel"):
-        kernel_settings |= {"norm": "fused", "cross_entropy": "chunked"}
+        kernel_settings |= {"norm": "liger", "cross_entropy": "chunked"}
     return kernel_settings
 
 

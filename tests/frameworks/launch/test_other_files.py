@@ -366,7 +366,7 @@ TRAINER: dict[str, Any] = {"per_device_train_batch_size": 2}
             {"gradient_checkpointing": True, "gradient_checkpointing_kwargs": {"use_reentrant": True}},
             {"recompute": "full-reentrant"},
         ),
-        ({"use_liger_kernel": True}, {"norm": "fused", "cross_entropy": "chunked"}),
+        ({"use_liger_kernel": True}, {"norm": "liger", "cross_entropy": "chunked"}),
         ({"torch_compile": True}, {"compile": True}),
         (
             {"use_peft": True, "lora_r": 8, "lora_target_modules": ["q_proj"], "load_in_4bit": True},

@@ -361,9 +361,18 @@ class FusedKernels(AttentionKernels, ElementwiseKernels, BasicKernels):
     # --- norms ------------------------------------------------------------------------------------------------------
 
     def norms_heads_first(self, value: Value, normed_shape: Shape) -> bool:
-        """Whether a norm's input is stored heads first: the fused kernel preserves the order of axes."""
+        """Whether a norm's input is stored heads first: the fused kernel preserves the order of axes.
+
+        The classes of transformers norm queries and keys before they are stored heads first.
+        """
         is_fused = self.choices.norm == "fused" or self.choices.compiled
-        return is_fused and len(value.axes) == 2 and len(normed_shape) == 1 and value.axes[0].name in HEADS
+        return (
+            is_fused
+            and not self.choices.like_classes
+            and len(value.axes) == 2
+            and len(normed_shape) == 1
+            and value.axes[0].name in HEADS
+        )
 
     @compared(CHOSEN, norm="fused")
     def norm(
@@ -412,25 +421,35 @@ class FusedKernels(AttentionKernels, ElementwiseKernels, BasicKernels):
 
     # --- gated activations ------------------------------------------------------------------------------------------
 
+    @property
+    def _fuses_gates(self) -> bool:
+        """Whether an activation and the product with it are one operation."""
+        return self.choices.compiled or self.choices.fused_gate
+
     @compared(BY_TORCH)
     def do_act(self, operation: Step) -> None:
-        if self.choices.compiled and self._in_this_module("mul", operation.outs[0]):
+        if self._fuses_gates and self._in_this_module("mul", operation.outs[0]):
             self.bind(operation.outs[0], self.get(operation.ins[0]))  # the product reads the gate itself
         else:
             super().do_act(operation)
 
     @compared(BY_TORCH)
     def do_mul(self, operation: Step) -> None:
-        """Computes act(gate) · up; torch.compile recomputes pointwise results in the backward pass."""
-        autograd_graph = self.graph
-        if not (self.choices.compiled and any(map(self._is_activation_output, operation.ins))):
+        """Computes act(gate) · up; torch.compile and Liger-Kernel compute the activation in the backward pass again.
+
+        Source: linkedin/Liger-Kernel 0.8.5, ops/swiglu.py, which writes the gradients over the gate and the projection.
+        """
+        autograd_graph, in_place = self.graph, self.choices.fused_gate
+        if not (self._fuses_gates and any(map(self._is_activation_output, operation.ins))):
             super().do_mul(operation)
             return
         gate, up_projection = map(self.get, operation.ins)
         output = self.t.like(gate, up_projection)
         shapes = [(operand.shape, operand.dtype) for operand in (gate, up_projection)]
 
-        def backward(output_gradient: Tensor, needs_input_grad: Needs, *_: Tensor) -> Sequence[Gradient]:
+        def backward(output_gradient: Tensor, needs_input_grad: Needs, *inputs: Tensor) -> Sequence[Gradient]:
+            if in_place:
+                return [x if needs_grad else None for x, needs_grad in zip(inputs, needs_input_grad, strict=True)]
             return [
                 autograd_graph.new_tensor(*shape_and_dtype) if needs_grad else None
                 for shape_and_dtype, needs_grad in zip(shapes, needs_input_grad, strict=True)
