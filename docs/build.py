@@ -89,14 +89,14 @@ def relabelled(picture: str, labels: Mapping[str, str]) -> str:
     """The plot with those words in the place of its own; each {} stands for a number or a name, in the same order."""
     patterns = [(re.compile(re.escape(text).replace(r"\{\}", "(.+?)")), other) for text, other in labels.items()]
 
-    def one(match: re.Match[str]) -> str:
+    def with_label(match: re.Match[str]) -> str:
         text = match[2].strip()
         for pattern, other in patterns:
-            if (found := pattern.fullmatch(text)) is not None:
-                return match[1] + other.replace("{}", "%s") % found.groups()
+            if (label_match := pattern.fullmatch(text)) is not None:
+                return match[1] + other.replace("{}", "%s") % label_match.groups()
         return match[1] + text
 
-    return WRITTEN.sub(one, picture)
+    return WRITTEN.sub(with_label, picture)
 
 
 def drawn(command: str, page: Path, count: int, labels: Mapping[str, str]) -> str:
@@ -141,7 +141,7 @@ def typeset(text: str) -> str:
 def linked(text: str, page: Path, folder: Path) -> str:
     """Links to files that the site does not have become text; those to another language's pages get its address."""
 
-    def one(match: re.Match[str]) -> str:
+    def resolved_link(match: re.Match[str]) -> str:
         target = (page.parent / match[2]).resolve()
         if target.suffix != ".md" or not target.exists() or not target.is_relative_to(DOCS):
             return match[1]
@@ -149,7 +149,7 @@ def linked(text: str, page: Path, folder: Path) -> str:
             return match[0]
         return f"[{match[1]}]({match[2].removesuffix('.md')}.html{match[3] or ''})"
 
-    return LINK.sub(one, text)
+    return LINK.sub(resolved_link, text)
 
 
 def joined(text: str) -> str:

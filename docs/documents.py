@@ -68,17 +68,23 @@ def described() -> Described:
     """Reads the descriptions."""
     data = tomllib.loads(FILE.read_text())
 
-    def rows(found: dict[str, Any]) -> dict[str, Key]:
-        return {key: Key.of(row) for key, row in found.items()}
+    def rows(described_keys: dict[str, Any]) -> dict[str, Key]:
+        return {key: Key.of(row) for key, row in described_keys.items()}
 
     every = rows(data["every"])
     parts = {
-        name: Keys(name, rows({k: v for k, v in found.items() if k != "about"}), found["about"])
-        for name, found in data["parts"].items()
+        name: Keys(name, rows({k: v for k, v in part_keys.items() if k != "about"}), part_keys["about"])
+        for name, part_keys in data["parts"].items()
     }
     documents = {
-        name: Keys(name, every | rows(one["keys"]), "", tuple(one["asked"]), tuple(one.get("checked", ())))
-        for name, one in data["documents"].items()
+        name: Keys(
+            name,
+            every | rows(command_keys["keys"]),
+            "",
+            tuple(command_keys["asked"]),
+            tuple(command_keys.get("checked", ())),
+        )
+        for name, command_keys in data["documents"].items()
     }
     return Described(documents, parts)
 
@@ -109,13 +115,13 @@ def entries(value: Any, keys: Keys, parts: dict[str, Keys], path: str = "") -> I
     row = keys.rows.get(path)
     part = parts[row.part] if row is not None and row.part else None
     for name, below in value.items():
-        own, other = (f"{path}.{each}" if path else each for each in (name, "*"))
-        if own in keys.known:
-            yield from entries(below, keys, parts, own)
+        exact_path, any_name_path = (f"{path}.{each}" if path else each for each in (name, "*"))
+        if exact_path in keys.known:
+            yield from entries(below, keys, parts, exact_path)
         elif part is not None and name in part.known:
             yield from entries(below, part, parts, name)
         else:
-            yield from entries(below, keys, parts, other if _within(other, keys) else own)
+            yield from entries(below, keys, parts, any_name_path if _within(any_name_path, keys) else exact_path)
 
 
 def _within(path: str, keys: Keys) -> bool:
@@ -124,8 +130,8 @@ def _within(path: str, keys: Keys) -> bool:
 
 def documents_of(command: str) -> list[dict[str, Any]]:
     """The documents that a command prints; it runs in a folder with the files that it names."""
-    found = json.loads(printed(f"{command} --format json"))
-    return found if isinstance(found, list) else [found]
+    answer = json.loads(printed(f"{command} --format json"))
+    return answer if isinstance(answer, list) else [answer]
 
 
 @dataclass
@@ -140,46 +146,46 @@ Found: TypeAlias = dict[tuple[str, str], Seen]
 """(title, key) → what documents have there."""
 
 
-def see(document: dict[str, Any], keys: Keys, parts: dict[str, Keys], found: Found) -> None:
+def see(document: dict[str, Any], keys: Keys, parts: dict[str, Keys], seen_keys: Found) -> None:
     """Adds what a document has."""
     for entry in entries(document, keys, parts):
-        one = found.setdefault((entry.keys.title, entry.path), Seen())
-        one.kinds.add("null" if entry.value is None else KINDS[type(entry.value)])
-        if one.example is None and not isinstance(entry.value, dict | list):
-            one.example = entry.value
+        seen_key = seen_keys.setdefault((entry.keys.title, entry.path), Seen())
+        seen_key.kinds.add("null" if entry.value is None else KINDS[type(entry.value)])
+        if seen_key.example is None and not isinstance(entry.value, dict | list):
+            seen_key.example = entry.value
 
 
 def page() -> str:
     """Every document and every part, a table each."""
-    told = described()
+    description = described()
     text = (
         "# JSON\n\nWhat `--format json` prints: one document for each model, several models as a list. Integers are "
         "exact and in base units; a number with a fraction is a ratio or an average. In a key, `[]` is each entry of a "
         "list, and `*` each name of a map. A key may be absent where its meaning says so.\n"
     )
-    found: Found = {}
+    seen_keys: Found = {}
     with tempfile.TemporaryDirectory() as name, folder(Path(name)):
-        for keys in told.documents.values():
+        for keys in description.documents.values():
             for document in chain.from_iterable(map(documents_of, keys.asked)):
-                see(document, keys, told.parts, found)
-    for title, keys in told.documents.items():
-        text += f"\n## {title}\n\n`llmcalc {keys.asked[0]} --format json`\n{table(keys, found)}"
+                see(document, keys, description.parts, seen_keys)
+    for title, keys in description.documents.items():
+        text += f"\n## {title}\n\n`llmcalc {keys.asked[0]} --format json`\n{table(keys, seen_keys)}"
     text += "\n## Parts\n\nWhat several documents have.\n"
-    for title, keys in told.parts.items():
-        text += f"\n### {title} {{ #part-{title} }}\n\n{keys.about}\n{table(keys, found)}"
+    for title, keys in description.parts.items():
+        text += f"\n### {title} {{ #part-{title} }}\n\n{keys.about}\n{table(keys, seen_keys)}"
     return text
 
 
-def table(keys: Keys, found: Found) -> str:
+def table(keys: Keys, seen_keys: Found) -> str:
     """The rows of a document or a part."""
     text = "\n| key | value | meaning |\n|:---|:---|:---|\n"
     for path, key in keys.rows.items():
-        one = found.get((keys.title, path), Seen({key.kind} - {""}))
-        kinds = ", ".join(sorted(one.kinds - {"object" if key.part else ""}, key=lambda kind: kind == "null"))
+        seen_key = seen_keys.get((keys.title, path), Seen({key.kind} - {""}))
+        kinds = ", ".join(sorted(seen_key.kinds - {"object" if key.part else ""}, key=lambda kind: kind == "null"))
         value = f"[{key.part}](#part-{key.part})" + (", null" if kinds else "") if key.part else kinds
         value += f", {key.unit}" if key.unit and not key.part else ""
-        if one.example is not None and not key.part:
-            example = json.dumps(one.example, ensure_ascii=False)
+        if seen_key.example is not None and not key.part:
+            example = json.dumps(seen_key.example, ensure_ascii=False)
             value += f"<br>`{_cell(example if len(example) <= LONGEST else example[: LONGEST - 1] + '…')}`"
         shown = path.replace("*", "&#42;").replace("[", "&#91;").replace(".", ".<wbr>")  # it breaks at dots alone
         text += f"| <code>{shown}</code> | {value} | {_cell(key.meaning)} |\n"

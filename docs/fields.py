@@ -15,10 +15,12 @@ def listed(text: str, known: frozenset[str] | None = None) -> str:
     lines: list[str] = []
     inside = skipped = False
     for number, line in enumerate(text.splitlines()):
-        if number and (found := FIELD.match(line)):
-            skipped = known is not None and known.isdisjoint(found[1].split(", "))
+        if number and (field_match := FIELD.match(line)):
+            skipped = known is not None and known.isdisjoint(field_match[1].split(", "))
             if not skipped:
-                lines += ([] if inside or not lines[-1] else [""]) + [f"- `{found[1]}`: {line[found.end() :]}"]
+                lines += ([] if inside or not lines[-1] else [""]) + [
+                    f"- `{field_match[1]}`: {line[field_match.end() :]}"
+                ]
                 inside = True
         elif line.startswith(" ") and skipped:
             continue

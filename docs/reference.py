@@ -64,8 +64,8 @@ def commands() -> str:
         text = printed(f"{name} --help")
         page += f"\n## {name}\n\n```text\n{text}```\n"
         if "\nCommands:\n" in text:
-            for one in re.findall(r"^  (\w+)  ", text.split("\nCommands:\n")[1], re.MULTILINE):
-                page += f"\n### {name} {one}\n\n```text\n{printed(f'{name} {one} --help')}```\n"
+            for command in re.findall(r"^  (\w+)  ", text.split("\nCommands:\n")[1], re.MULTILINE):
+                page += f"\n### {name} {command}\n\n```text\n{printed(f'{name} {command} --help')}```\n"
     return page
 
 
@@ -90,10 +90,12 @@ def kind_of(field: dict[str, Any]) -> str:
     if "const" in field:
         return f"`{json.dumps(field['const'])}`"
     if "enum" in field:
-        return ", ".join(f"`{json.dumps(one)}`" for one in field["enum"])
+        return ", ".join(f"`{json.dumps(word)}`" for word in field["enum"])
     for several in ("anyOf", "oneOf"):
         if several in field:
-            return " or ".join(dict.fromkeys(kind_of(one) for one in field[several] if one.get("type") != "null"))
+            return " or ".join(
+                dict.fromkeys(kind_of(choice) for choice in field[several] if choice.get("type") != "null")
+            )
     if field.get("type") == "array":
         inside = kind_of(field["items"]) if field.get("items") else "values"
         return f"list of {inside}"
@@ -110,8 +112,8 @@ def part(name: str, schema: dict[str, Any], level: int = 2) -> str:
         page += "\n| field | value | default |\n|:---|:---|:---|\n"
         required = schema.get("required", [])
         for key, field in rows.items():
-            given = f"`{json.dumps(field['default'])}`" if "default" in field else ""
-            default = "required" if key in required else given
+            stated_default = f"`{json.dumps(field['default'])}`" if "default" in field else ""
+            default = "required" if key in required else stated_default
             page += f"| `{key}` | {cell(kind_of(field))} | {default} |\n"
     elif kinds := kind_of(schema):
         page += f"\n{kinds}\n"
@@ -127,8 +129,10 @@ def descriptions() -> str:
     page += "`llmcalc schema` prints. A description begins with the fields of the file itself.\n"
     page += "In `variants` every field is optional: what is left out is taken from `block`.\n"
     page += part("The file", {k: v for k, v in document.items() if k != "$defs"})
-    parts = sorted((name, one) for name, one in document["$defs"].items() if not name.endswith("Partial"))
-    return page + "".join(part(name, one) for name, one in parts)
+    parts = sorted(
+        (name, part_schema) for name, part_schema in document["$defs"].items() if not name.endswith("Partial")
+    )
+    return page + "".join(part(name, part_schema) for name, part_schema in parts)
 
 
 def anchor(name: str) -> str:
@@ -139,16 +143,18 @@ def accelerators() -> str:
     """Every accelerator with its figures and the sources of each."""
     page = "# Accelerators\n\nThe accelerators that come with llmcalc, with the source of each figure. "
     page += "Peaks are dense, without sparsity.\n"
-    found = json.loads(printed("hardware --format json"))["hardware"]
+    rows = json.loads(printed("hardware --format json"))["hardware"]
     page += "\n| name | vendor | memory, GiB | bandwidth, TB/s | bf16, TFLOPs |\n|:---|:---|---:|---:|---:|\n"
-    for one in found:
-        peak = one["peak_flops"].get("bfloat16")
+    for accelerator in rows:
+        peak = accelerator["peak_flops"].get("bfloat16")
         bf16 = f"{peak / 1e12:,.0f}" if peak else ""
-        page += f"| [{one['title']}](#{anchor(one['name'])}) | {one['vendor']} | {one['memory_bytes'] / 2**30:.0f} "
-        page += f"| {one['memory_bandwidth'] / 1e12:.2f} | {bf16} |\n"
-    for one in found:
-        name = one["name"]
-        page += f"\n## {one['title']} {{ #{anchor(name)} }}\n\n```text\n{printed(f'hardware {name}')}```\n"
+        page += f"| [{accelerator['title']}](#{anchor(accelerator['name'])}) | {accelerator['vendor']} "
+        page += (
+            f"| {accelerator['memory_bytes'] / 2**30:.0f} | {accelerator['memory_bandwidth'] / 1e12:.2f} | {bf16} |\n"
+        )
+    for accelerator in rows:
+        name = accelerator["name"]
+        page += f"\n## {accelerator['title']} {{ #{anchor(name)} }}\n\n```text\n{printed(f'hardware {name}')}```\n"
     return page
 
 

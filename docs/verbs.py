@@ -67,23 +67,23 @@ def shape(value: Any) -> str:
     """The rows and the axes of a value."""
     from llmcalc.flow.axis import Beside
 
-    def axis(one: Any) -> str:
-        if isinstance(one, Beside):
-            return " + ".join(" · ".join(map(axis, part)) or "1" for part in one.parts)
-        return str(one.name)
+    def axis(value_axis: Any) -> str:
+        if isinstance(value_axis, Beside):
+            return " + ".join(" · ".join(map(axis, part)) or "1" for part in value_axis.parts)
+        return str(value_axis.name)
 
     return f"[{', '.join((value.rows.name, *map(axis, value.axes)))}]"
 
 
-def shapes(found: Any) -> Iterator[str]:
+def shapes(values: Any) -> Iterator[str]:
     """The shapes of every value in arguments or results."""
     from llmcalc.flow.value import Value
 
-    if isinstance(found, Value):
-        yield shape(found)
-    elif isinstance(found, dict | tuple | list):
-        for one in found.values() if isinstance(found, dict) else found:
-            yield from shapes(one)
+    if isinstance(values, Value):
+        yield shape(values)
+    elif isinstance(values, dict | tuple | list):
+        for member in values.values() if isinstance(values, dict) else values:
+            yield from shapes(member)
 
 
 def quoted(text: str) -> str:
@@ -94,14 +94,14 @@ def quoted(text: str) -> str:
 @functools.cache
 def source(file: str) -> dict[tuple[int, str], str]:
     """(line, name of a method) → the shortest call of it that begins there."""
-    text, found = Path(file).read_text(encoding="utf-8"), dict[tuple[int, str], str]()
+    text, shortest_calls = Path(file).read_text(encoding="utf-8"), dict[tuple[int, str], str]()
     for node in ast.walk(ast.parse(text)):
         if isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute):
             for line in range(node.lineno, (node.end_lineno or node.lineno) + 1):
-                before, written = found.get((line, node.func.attr)), quoted(ast.unparse(node))
+                before, written = shortest_calls.get((line, node.func.attr)), quoted(ast.unparse(node))
                 if before is None or len(written) < len(before):
-                    found[line, node.func.attr] = written
-    return found
+                    shortest_calls[line, node.func.attr] = written
+    return shortest_calls
 
 
 @contextmanager
@@ -119,8 +119,11 @@ def watched(calls: dict[str, list[Call]]) -> Iterator[None]:
             is_part = file.startswith(package) and not file.startswith(recorder)
             text = source(file).get((line, name)) if is_part else None
             if text is not None:
-                made = [one for one in items[count:] if hasattr(one, "verb")]
-                ops = [f"`{one.verb}`" + (f" with `ops.{type(one.op).__name__}`" if one.op else "") for one in made]
+                recorded_steps = [step for step in items[count:] if hasattr(step, "verb")]
+                ops = [
+                    f"`{step.verb}`" + (f" with `ops.{type(step.op).__name__}`" if step.op else "")
+                    for step in recorded_steps
+                ]
                 takes, gives = tuple(shapes([arguments, named])), tuple(shapes(result))
                 place = Path(file).relative_to(ROOT).as_posix()
                 calls.setdefault(name, []).append(Call(place, line, text, takes, gives, tuple(dict.fromkeys(ops))))
@@ -155,7 +158,11 @@ def recorded() -> dict[str, list[Call]]:
 def described(name: str, method: Callable[..., Any], calls: list[Call]) -> str:
     """A verb's section."""
     signature = inspect.signature(method)
-    plain = [one.replace(annotation=one.empty) for one in signature.parameters.values() if one.name != "self"]
+    plain = [
+        parameter.replace(annotation=parameter.empty)
+        for parameter in signature.parameters.values()
+        if parameter.name != "self"
+    ]
     head = re.sub(
         r'\w+\(name="(\w+)", batched=True\)', lambda rows: rows[1].upper(), quoted(str(inspect.Signature(plain)))
     )
@@ -169,7 +176,15 @@ def described(name: str, method: Callable[..., Any], calls: list[Call]) -> str:
     if not calls:
         return text
     named = head.startswith("(name")  # then a call with the name in it says the most
-    call = min(calls, key=lambda one: (named and not re.search(r'"\w', one.text), len(one.text), one.file, one.line))
+    call = min(
+        calls,
+        key=lambda candidate: (
+            named and not re.search(r'"\w', candidate.text),
+            len(candidate.text),
+            candidate.file,
+            candidate.line,
+        ),
+    )
     records = f"Records {', '.join(call.steps)}. " if call.steps else ""
     text += f"\n{records}As in `{call.file.removeprefix('llmcalc/')}`:\n\n```python\n{call.text}\n```\n"
     if call.takes or call.gives:

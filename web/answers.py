@@ -20,8 +20,8 @@ DEFAULTS: dict[str, Any] = bridge.DEFAULTS
 
 def names() -> list[str]:
     """All presets."""
-    found: list[str] = bridge.names({})
-    return found
+    preset_names: list[str] = bridge.names({})
+    return preset_names
 
 
 def of_preset(name: str) -> dict[str, Any]:
@@ -48,7 +48,7 @@ def _memory(request: dict[str, Any]) -> dict[str, Any]:
 
 def nodes_of(tree: dict[str, Any]) -> list[str]:
     """Paths of the boxes in the drawing of an architecture: the model's parts, and what its layers consist of."""
-    found = []
+    formula_nodes = []
 
     def visit(node: dict[str, Any], path: str) -> None:
         for child in node.get("children", ()):
@@ -57,18 +57,21 @@ def nodes_of(tree: dict[str, Any]) -> list[str]:
                 continue
             stack = child.get("kind") == "layer" or child["name"] in ("encoder", "decoder")
             if not stack:
-                found.append(below)
+                formula_nodes.append(below)
             else:
                 visit(child, below)
 
     visit(tree, "")
-    return found
+    return formula_nodes
 
 
 def proportions() -> dict[str, Any]:
     """What all presets are drawn by, the oldest first: of those with the same sizes, the page names that one."""
-    found = sorted(names(), key=lambda name: (load(name).released or "9999", len(name), name))
-    return {"band": DENSE_BAND, "models": [{"name": name, **bridge.proportions({"model": name})} for name in found]}
+    ordered_names = sorted(names(), key=lambda name: (load(name).released or "9999", len(name), name))
+    return {
+        "band": DENSE_BAND,
+        "models": [{"name": name, **bridge.proportions({"model": name})} for name in ordered_names],
+    }
 
 
 def models() -> list[dict[str, Any]]:

@@ -323,18 +323,18 @@ IMPORT = re.compile(r'^import .*?"(\.{1,2}/[^"]+)";$', re.MULTILINE)
 
 def imported(start: Path) -> list[str]:
     """What a module imports when it is loaded, and what that does: paths relative to its folder."""
-    found: list[Path] = []
+    modules: list[Path] = []
     start = start.resolve()
 
     def visit(path: Path) -> None:
         for name in IMPORT.findall(path.read_text(encoding="utf-8")):
             other = (path.parent / name).resolve()
-            if other not in found:
-                found.append(other)
+            if other not in modules:
+                modules.append(other)
                 visit(other)
 
     visit(start)
-    return [path.relative_to(start.parent).as_posix() for path in found]
+    return [path.relative_to(start.parent).as_posix() for path in modules]
 
 
 def first(out: Path, only: list[str]) -> None:
@@ -350,11 +350,11 @@ def first(out: Path, only: list[str]) -> None:
     chosen = only or names
     with _processes(len(chosen)) as pool:
         counted = map if pool is None else partial(pool.map, chunksize=AT_ONCE)
-        for name, found in zip(chosen, counted(answers.of_preset, chosen), strict=True):
-            for folder, data in found.items():
+        for name, first_answers in zip(chosen, counted(answers.of_preset, chosen), strict=True):
+            for folder, data in first_answers.items():
                 _write(out / folder / f"{name}.json", data)
             preset = answers.load(name)
-            pages.append(preset_pages.PresetPage(preset, found["first"], answers.DEFAULTS, card.available()))
+            pages.append(preset_pages.PresetPage(preset, first_answers["first"], answers.DEFAULTS, card.available()))
         if card.available():
             say("drawing preview cards")
             drawn = counted(partial(card.preset_card, source=addresses.name_of(addresses.project_urls())), pages)
@@ -414,9 +414,9 @@ def main() -> int:
     """Exit codes: 0 built; 2 something is missing."""
     parser = argparse.ArgumentParser(description="Build the page of llmcalc into web/dist.")
     parser.add_argument("--presets", default="", help="only these have a first answer (a quick build; default: all)")
-    asked = parser.parse_args()
+    options = parser.parse_args()
     try:
-        build([name for name in asked.presets.split(",") if name])
+        build([name for name in options.presets.split(",") if name])
     except Missing as missing:
         say(f"error: {missing}")
         return 2

@@ -13,7 +13,6 @@ from ..costs.trained_tensors import bytes_of, elements_of, trained_tensors
 from ..errors import InputError
 from ..evidence import UNTESTED, Evidence, Witness
 from ..flow.module_names import Checkpoint
-from ..flow.program import every_step
 from ..frozen import frozen
 from ..model import ModelSpec
 from ..ops.recurrent import State
@@ -326,7 +325,7 @@ def changes_scores(spec: ModelSpec) -> bool:
     return any(
         operation.verb == "joint_softmax"
         or (operation.verb == "attention" and (operation.options.get("sinks") or len(operation.ins) > 3))
-        for operation in every_step(spec.shared_program.root.items)
+        for operation in spec.shared_program.root.steps(idle=False)
     )
 
 

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from .. import units
 from ..reports.palette import BOUNDS, FAINT, INK
 from ..reports.seconds import BOUND_NAMES, FACTORS, PART_NAMES, duration, range_of, unit_of
 from ..studies.run_time import Node, TimedRun
-from .figure import draw_heading, in_style, is_narrow, narrow_text, new_figure
+from .figure import draw_heading, in_style, is_narrow, new_figure
 from .labels import escape_label
 
 if TYPE_CHECKING:
@@ -24,6 +24,9 @@ HEIGHT = 0.62
 ROOM = 1.28
 """Length of an axis over its longest bar, with room for the bar's text."""
 
+NARROW_ROOM = 2
+"""The same in a picture for one column of a paper, whose text is as large and whose bars are shorter."""
+
 
 @in_style
 def plot_time(title: str, subtitle: str, timed_run: TimedRun, depth: int = 3) -> Figure:
@@ -38,8 +41,7 @@ def plot_time(title: str, subtitle: str, timed_run: TimedRun, depth: int = 3) ->
     parts_axes, node_axes = figure.subplots(2, 1, height_ratios=heights)
     draw_parts(parts_axes, timed_run, time_parts)
     draw_nodes(node_axes, timed_run, bars)
-    draw_heading(figure, escape_label(title))
-    parts_axes.set_title(narrow_text(escape_label(subtitle), 2.6, 9), color=INK, fontsize=9)
+    draw_heading(figure, escape_label(title), escape_label(subtitle))
     return figure
 
 
@@ -65,7 +67,10 @@ def _node_bars(timed_run: TimedRun, depth: int) -> list[tuple[str, Node]]:
 
 
 def _time_axis(ax: Axes, names: list[str], unit: str) -> None:
-    ax.set_yticks(range(len(names)), [escape_label(name) for name in names])
+    labels = [escape_label(name) for name in names]
+    if is_narrow():
+        labels = [label.replace(" (", "\n(") for label in labels]
+    ax.set_yticks(range(len(names)), labels, fontsize=8 if is_narrow() else None)
     ax.invert_yaxis()
     ax.tick_params(left=False)
     ax.set_xlabel(unit)
@@ -87,7 +92,7 @@ def draw_parts(ax: Axes, timed_run: TimedRun, time_parts: list[tuple[str, float]
         start += seconds
         ax.text(start / factor, row, f"  {_share_text(seconds, timed_run)}", va="center", color=INK)
     _time_axis(ax, ["estimate, with its range", *(name for name, _ in time_parts)], unit)
-    ax.set_xlim(0, (1.5 if is_narrow() else ROOM) * high_end)
+    ax.set_xlim(0, (NARROW_ROOM if is_narrow() else ROOM) * high_end)
 
 
 def draw_nodes(ax: Axes, timed_run: TimedRun, bars: list[tuple[str, Node]]) -> None:
@@ -101,7 +106,7 @@ def draw_nodes(ax: Axes, timed_run: TimedRun, bars: list[tuple[str, Node]]) -> N
             start += seconds
         ax.text(start / factor, row, f"  {_share_text(node.seconds, timed_run)}", va="center", color=INK)
     _time_axis(ax, [name for name, _ in bars], unit)
-    ax.set_xlim(0, (2 if is_narrow() else ROOM) * bars[0][1].seconds / factor)
+    ax.set_xlim(0, (NARROW_ROOM if is_narrow() else ROOM) * bars[0][1].seconds / factor)
     _draw_legend(ax, timed_run)
 
 
@@ -115,4 +120,8 @@ def _draw_legend(ax: Axes, timed_run: TimedRun) -> None:
 
     bounds = [bound for bound, seconds in timed_run.bounds.items() if seconds]
     patches = [Patch(color=BOUNDS[bound], label=BOUND_NAMES[bound]) for bound in bounds]
-    ax.legend(handles=patches, loc="lower right", frameon=False, fontsize=9, title="bound by", alignment="left")
+    look: dict[str, Any] = {"frameon": False, "fontsize": 9, "title": "bound by", "alignment": "left"}
+    if is_narrow():
+        ax.figure.legend(handles=patches, loc="outside lower center", ncols=len(patches), **look)
+    else:
+        ax.legend(handles=patches, loc="lower right", **look)

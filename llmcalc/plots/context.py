@@ -11,7 +11,7 @@ from ..costs.context_length import longest_sequence
 from ..costs.flops import flops, run_config_of
 from ..reports.palette import FAINT, INK
 from ..sources.preset import Preset
-from .figure import in_style, narrow_text, new_figure
+from .figure import in_style, is_narrow, narrow_text, new_figure
 from .labels import escape_label, spread_labels, tick_text
 from .series import curve_style
 
@@ -42,7 +42,7 @@ def plot_flops(models: Sequence[Preset], ax: Axes | None = None) -> Figure:
     """Plots the forward FLOPs of one token against its context length, on log axes."""
 
     def token_flops_of(preset: Preset) -> list[float]:
-        phase = "forward" if preset.model.kind == "encoder" else "decode"
+        phase = "forward" if preset.model.one_pass_model else "decode"
         values: list[float] = []
         for tokens in CONTEXTS:
             run_config = (
@@ -98,7 +98,9 @@ def _draw_curves(
     ax.yaxis.set_major_formatter(FuncFormatter(lambda value, _: tick_text(value, write)))
     ax.grid(color=FAINT, linewidth=0.4, alpha=0.6)
     ax.set_xlabel(narrow_text("tokens of the context; dotted past what the model was made for", 2.4))
-    ax.set_title(title, color=INK, fontweight="bold")
+    ax.set_title(title, color=INK, fontweight="bold", pad=14 if is_narrow() else None)
+    if is_narrow():
+        ax.tick_params(axis="x", labelsize=8)
     _label_ends(ax, curves)
 
 

@@ -109,12 +109,13 @@ def in_style(draw: Callable[P, Drawn]) -> Callable[P, Drawn]:
 
 
 def draw_heading(figure: Figure, text: str, subtitle: str = "") -> None:
-    """Writes a figure's heading above the panels, aligned left. subtitle: a line in smaller letters."""
+    """Writes a figure's heading above the panels, aligned left. subtitle: a text below it in smaller letters."""
     text = wrapped_text(text, figure.get_figwidth() - 0.2, 12.6)
     if subtitle:
-        below_heading = 1 - (0.2 + 0.2 * len(text.splitlines())) / figure.get_figheight()
-        figure.text(0.01, below_heading, subtitle, ha="left", color=INK, fontsize=9)
-        text += "\n"
+        subtitle = narrow_text(subtitle, figure.get_figwidth() - 0.2, 9)
+        subtitle_top = 1 - (0.06 + 0.2 * len(text.splitlines())) / figure.get_figheight()
+        figure.text(0.01, subtitle_top, subtitle, ha="left", va="top", color=INK, fontsize=9)
+        text += "\n" * len(subtitle.splitlines())
     figure.suptitle(text, x=0.01, ha="left", color=INK, fontsize=12, fontweight="bold")
 
 

@@ -69,7 +69,7 @@ def _draw_bars(ax: Axes, counts: Sequence[tuple[str, ParameterCount]]) -> None:
                 linewidth=0.8,
                 label=legend,
             )
-            if total_fraction >= (2 if is_narrow() else 1) * LEGIBLE:
+            if total_fraction >= (2.5 if is_narrow() else 1) * LEGIBLE:
                 share_text = f"{100 * total_fraction:.0f} %"
                 ax.text(
                     bar_start + total_fraction / 2,
@@ -97,6 +97,7 @@ def _draw_bars(ax: Axes, counts: Sequence[tuple[str, ParameterCount]]) -> None:
         frameon=False,
         fontsize=9,
         handlelength=1,
+        columnspacing=1 if is_narrow() else None,
     )
 
 

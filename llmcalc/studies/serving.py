@@ -19,6 +19,7 @@ from ..frameworks.engines.engine import Engine, EngineVersion
 from ..frameworks.engines.rank import StageWithoutCache
 from ..frozen import frozen
 from ..parallel.layout import ImpossibleLayout, Layout
+from ..parallel.rank_program import no_pipeline_reason
 from ..parallel.search import routed_experts
 from ..sources.preset import Preset
 from ..timing.batching import Replica, Requests
@@ -203,7 +204,11 @@ class ServeStudy:
         """Yields a replica of every layout that fits, and counts the reasons of the other layouts."""
         experts = routed_experts(self.preset.model)
         layers = sum(stack.num_hidden_layers for _, stack in self.preset.model.stacks())
+        pipeline_reason = no_pipeline_reason(self.preset.model)
         for layout_sizes in self.sizes.candidates(experts):
+            if layout_sizes.pp > 1 and pipeline_reason:
+                why_not[pipeline_reason] += 1
+                continue
             if layout_sizes.pp > layers:
                 why_not["more pipeline stages than layers"] += 1
                 continue

@@ -279,7 +279,7 @@ PAPER: dict[str, tuple[tuple[str, ...], dict[str, Any]]] = {
     "shape": (("llama3-8b",), {"rows": 6}),
     "schedule": ((), {"pp": 4, "num_microbatches": 8, "vpp": 2}),
     "memory": (("gpt2",), {"phase": "training", "hardware": "24GiB"}),
-    "time": (("llama3-8b",), {"hardware": "h100"}),
+    "time": (("deepseek-v2-lite",), {"hardware": "h100", "phase": "training"}),
     "roofline": (("llama3-8b",), {"hardware": "h100"}),
     "serve": (("llama3-8b",), {"hardware": "h100", "input": 4096, "output_tokens": 1024, "tp": 1, "tpot": "30ms"}),
 }
@@ -288,6 +288,7 @@ PAPER: dict[str, tuple[tuple[str, ...], dict[str, Any]]] = {
 @pytest.mark.parametrize("columns", [1, 2])
 @pytest.mark.parametrize("picture", PAPER)
 def test_a_picture_for_a_paper_has_the_width_of_its_columns_and_holds_its_texts(picture: str, columns: int) -> None:
+    from matplotlib.legend import Legend
     from matplotlib.text import Text
 
     models, options = PAPER[picture]
@@ -302,6 +303,9 @@ def test_a_picture_for_a_paper_has_the_width_of_its_columns_and_holds_its_texts(
             box = text.get_window_extent()
             assert figure.bbox.x0 - 2 <= box.x0, text.get_text()
             assert box.x1 <= figure.bbox.x1 + 2, text.get_text()
+    written = [text for ax in figure.axes for text in ax.texts]
+    for box in (legend.get_window_extent() for legend in figure.findobj(Legend)):
+        assert not [text.get_text() for text in written if box.overlaps(text.get_window_extent())]
 
 
 def test_another_number_of_columns_is_refused() -> None:

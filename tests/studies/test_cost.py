@@ -120,3 +120,9 @@ REFUSALS: dict[str, tuple[tuple[str, ...], str]] = {
 @pytest.mark.parametrize(("words", "message"), REFUSALS.values(), ids=REFUSALS)
 def test_refusals(run: Any, words: tuple[str, ...], message: str) -> None:
     assert message in refusal(run, "llama3-8b", "--hardware", "h100", *words)
+
+
+def test_layouts_that_cannot_be_counted_are_not_said_to_lack_memory(run: Any) -> None:
+    message = refusal(run, "zamba2-1.2b", "--hardware", "h100", "--tokens", "1B", "--devices", "2")
+    assert "--devices 2: none of 2 layouts can be counted, most because " in message
+    assert message.endswith("; expected --step with a measured step\n")

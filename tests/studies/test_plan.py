@@ -460,7 +460,9 @@ def test_an_encoder_decoder_has_layouts_without_a_pipeline(run: Any, framework: 
 MEGATRON = ("--framework", "megatron")
 
 
-@pytest.mark.parametrize("words", [["t5-small"], ["bert-base"], [SMALL, "--optimizer", "sgd"]])
+@pytest.mark.parametrize(
+    "words", [["t5-small"], ["bert-base"], [SMALL, "--optimizer", "sgd"], ["lfm2-350m?num_hidden_layers=4"]]
+)
 def test_a_plan_without_a_framework_is_under_one_that_trains_the_model(run: Any, words: list[str]) -> None:
     found = asked(run, "plan", *words, "--devices", "2", "--seq", "64", "--hardware", "h100", "--rows", "1")
     assert found["framework"] == "fsdp2"

@@ -141,7 +141,7 @@ def test_refused_servers_and_runs_are_in_chinese() -> None:
         result, errors = ask("serve", model=model, options={"hardware": "h100-sxm", **SERVED, **more})
         sentences |= errors
         sentences |= set() if result is None else {*result["serve"]["notes"], *result["serve"]["why_not"]}
-    for model in ("jamba-v0.1", "bloom-7b1", "gpt-oss-20b", "glm-4.6"):
+    for model in ("jamba-v0.1", "bloom-7b1", "gpt-oss-20b", "glm-4.6", "zamba2-7b"):
         sentences |= ask("cost", model=model, options={"hardware": "h100-sxm", "devices": 1, "tokens": "1T"})[1]
     lora = {"seq": 512, "lora_rank": 16, "base": "nf4", "recompute": "full"}
     sentences |= ask("training", model="deepseek-v3.2", settings={**lora, "lora_targets": "v_proj"})[1]

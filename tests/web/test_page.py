@@ -97,6 +97,13 @@ def test_a_wrong_name(visit: Open) -> None:
     assert page.locator(".chip").count() == 1
 
 
+def test_a_link_to_a_model_that_there_is_not_shows_the_error_alone(visit: Open) -> None:
+    page = visit("#m=nosuch-8b", own=True)
+    until(page, "window.llmcalc.whole")
+    assert "nosuch-8b" in page.inner_text("#hero .error")
+    assert not page.locator(".lead:visible, .grid:visible").count()
+
+
 def test_a_link_is_restored(visit: Open) -> None:
     page = visit("#m=gemma3-27b,bert-base&ctx=2048&b=4&w=q4_k_m&kv=fp8&node=lm_head")
     assert page.inner_text("h1").startswith("Gemma 3 27B")

@@ -147,6 +147,36 @@ def test_more_devices_are_offered_where_a_run_has_no_room(visit: Open) -> None:
 
 
 @pytest.mark.browser
+def test_a_run_without_room_on_the_first_devices_is_answered_on_more(visit: Open) -> None:
+    page = visit("#m=deepseek-v3")
+    seen(page, "cost")
+    until(page, "window.llmcalc.cost?.devices === 256")
+    assert "begins with 64 devices, which have no room" in page.inner_text("#cost .instead")
+    assert page.locator("#cost .error").count() == 0
+    assert page.locator("#cost").get_by_label("Devices").input_value() == "256"
+    page.locator("#chips ~ input").fill("gpt2")
+    page.locator("#chips ~ input").press("Enter")
+    until(page, "window.llmcalc.cost.devices === 64")
+    assert page.locator("#cost .instead").count() == 0
+
+
+@pytest.mark.browser
+def test_where_there_is_no_server_the_page_leads_on(visit: Open) -> None:
+    page = visit("#m=mamba2-2.7b")
+    page.wait_for_selector("#serve .error")
+    page.wait_for_selector("#serve .offer:has-text('Memory on one accelerator')")
+    page.locator("#serve").get_by_label("Engine").select_option("sglang")
+    page.wait_for_selector("#serve .offer:has-text('Engine: vLLM')")
+    page = visit("#m=gpt2&s.tpot=1")
+    page.wait_for_selector("#serve .said:has-text('No server keeps the limit')")
+    page.click("#serve .offer:has-text('Count with 768 + 256 tokens')")
+    until(page, "window.llmcalc.serve.requests.input === 768")
+    page.click("#serve .offer:has-text('Most ms per token: none')")
+    until(page, "window.llmcalc.serve.chosen !== null")
+    assert page.locator("#serve .error").count() == 0
+
+
+@pytest.mark.browser
 @pytest.mark.parametrize("width", [1280, 390])
 def test_axe_finds_nothing(visit: Open, width: int) -> None:
     page = visit("#m=llama3-8b", width)

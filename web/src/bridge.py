@@ -43,8 +43,8 @@ SAFE = 2**53 - 1
 
 def document(report: Report) -> dict[str, Any]:
     """The document as the command writes it."""
-    found: dict[str, Any] = json.loads(json_text(report))
-    return found
+    parsed: dict[str, Any] = json.loads(json_text(report))
+    return parsed
 
 
 def exact(data: Any, path: str = "") -> dict[str, str]:
@@ -88,18 +88,18 @@ def _curves(model: str, kv: str, batch: int) -> dict[str, list[list[float]]]:
     preset = _loaded(model)
     longest = longest_sequence(preset.model)
     tokens = [n for n in CONTEXTS if n <= max(longest or 0, 2**17)]
-    found: dict[str, list[list[float]]] = {"kv": [], "flops": []}
+    points: dict[str, list[list[float]]] = {"kv": [], "flops": []}
     for n in tokens:
         try:
-            found["flops"].append([n, api.flops(preset, seq=n).per_token])
+            points["flops"].append([n, api.flops(preset, seq=n).per_token])
         except InputError:  # no positions for so many tokens
             break
     for n in tokens:
         try:
-            found["kv"].append([n, api.kv(preset, batch=batch, seq=n, kv_dtype=kv).bytes])
+            points["kv"].append([n, api.kv(preset, batch=batch, seq=n, kv_dtype=kv).bytes])
         except InputError:  # an encoder has no cache
             break
-    return found
+    return points
 
 
 def answer(request: dict[str, Any]) -> dict[str, Any]:
@@ -119,7 +119,7 @@ def answer(request: dict[str, Any]) -> dict[str, Any]:
         "remarks": list(preset.notes),
         **documents,
         "curves": _curves(key, dtype, batch),
-        "exact": {name: texts for name, one in documents.items() if (texts := exact(one))},
+        "exact": {name: texts for name, report in documents.items() if (texts := exact(report))},
     }
 
 
@@ -135,16 +135,16 @@ def _memory(model: str, seq: int, batch: int, weights: str, kv: str) -> dict[str
 
 def memory(request: dict[str, Any]) -> dict[str, Any]:
     """The document of `llmcalc memory`: the most that inference takes on one device, and where it fits."""
-    found = _memory(json.dumps(request["model"]), request["ctx"], request["batch"], request["weights"], request["kv"])
-    return {"memory": found, "exact": exact(found)}
+    report = _memory(json.dumps(request["model"]), request["ctx"], request["batch"], request["weights"], request["kv"])
+    return {"memory": report, "exact": exact(report)}
 
 
 def training(request: dict[str, Any]) -> dict[str, Any]:
     """The document of `llmcalc memory --phase training`. settings: fields of `Settings`."""
     preset = _loaded(json.dumps(request["model"]))
     with name_in_errors(preset):
-        found = document(api.memory(preset, "training", **request["settings"]).report())
-    return {"training": found, "exact": exact(found)}
+        report = document(api.memory(preset, "training", **request["settings"]).report())
+    return {"training": report, "exact": exact(report)}
 
 
 def cluster(request: dict[str, Any]) -> dict[str, Any]:
@@ -154,8 +154,8 @@ def cluster(request: dict[str, Any]) -> dict[str, Any]:
     preset = _loaded(json.dumps(request["model"]))
     with name_in_errors(preset):
         run = api.memory(preset, "training", **request["settings"], **request["layout"] or {"devices": 1})
-        found = document(run.report())
-    return {"cluster": found, "schedule": _timetable(run), "exact": exact(found)}
+        report = document(run.report())
+    return {"cluster": report, "schedule": _timetable(run), "exact": exact(report)}
 
 
 def plan(request: dict[str, Any]) -> dict[str, Any]:
@@ -163,8 +163,8 @@ def plan(request: dict[str, Any]) -> dict[str, Any]:
     preset = _loaded(json.dumps(request["model"]))
     options = {**request["settings"], **request["layout"], "global_batch": request["global_batch"]}
     with name_in_errors(preset):
-        found = document(api.plan(preset, request["hardware"], "training", rows=request["rows"], **options).report())
-    return {"plan": found, "exact": exact(found)}
+        report = document(api.plan(preset, request["hardware"], "training", rows=request["rows"], **options).report())
+    return {"plan": report, "exact": exact(report)}
 
 
 def serve(request: dict[str, Any]) -> dict[str, Any]:
@@ -174,16 +174,16 @@ def serve(request: dict[str, Any]) -> dict[str, Any]:
         options["tpot"] = f"{limit}ms"
     preset = _loaded(json.dumps(request["model"]))
     with name_in_errors(preset):
-        found = document(api.serve(preset, **options).report())
-    return {"serve": found, "exact": exact(found)}
+        report = document(api.serve(preset, **options).report())
+    return {"serve": report, "exact": exact(report)}
 
 
 def cost(request: dict[str, Any]) -> dict[str, Any]:
     """The document of `llmcalc cost` for a training run. options: its options by their names."""
     preset = _loaded(json.dumps(request["model"]))
     with name_in_errors(preset):
-        found = document(api.cost(preset, **request["options"]).report())
-    return {"cost": found, "exact": exact(found)}
+        report = document(api.cost(preset, **request["options"]).report())
+    return {"cost": report, "exact": exact(report)}
 
 
 def _timetable(run: Any) -> dict[str, Any] | None:
@@ -218,10 +218,10 @@ def _shape(model: str, seq: int, kv: str) -> dict[str, Any]:
 
     preset = _loaded(model)
     try:
-        made = api.shape(preset, seq=seq, kv_dtype=kv).report()
+        report = api.shape(preset, seq=seq, kv_dtype=kv).report()
     except InputError as error:  # the page names the model itself
         raise InputError(str(error).removeprefix(f"{preset.name}: ")) from None
-    return {"shape": document(made), "table": _table(made.tables[0]), "band": list(DENSE_BAND)}
+    return {"shape": document(report), "table": _table(report.tables[0]), "band": list(DENSE_BAND)}
 
 
 def shape(request: dict[str, Any]) -> dict[str, Any]:

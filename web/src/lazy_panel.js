@@ -35,11 +35,11 @@ export function lazyPanel(name) {
   let view = null, drawn = null, drawing = Promise.resolve();
   const place = $(name);
   const near = () => { // measured when asked: an observer tells late where the page has grown meanwhile
-    const { top, bottom, width } = place.getBoundingClientRect();
-    return width > 0 && bottom > -MARGIN && top < window.innerHeight + MARGIN;
+    const { top, bottom } = place.getBoundingClientRect();
+    return bottom > -MARGIN && top < window.innerHeight + MARGIN;
   };
   const show = (wanted = false) => {
-    if (view && view !== drawn && (all || (wanted === true && !drawn) || near())) {
+    if (view && view !== drawn && place.clientWidth && (all || (wanted === true && !drawn) || near())) {
       drawn = view;
       drawing = paint();
     }

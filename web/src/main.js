@@ -63,6 +63,7 @@ function draw() {
   const room = Object.fromEntries(["treemap", "kv", "flops"].map((name) => [name, { width: $(name).clientWidth, height: $(name).clientHeight }]));
   const view = { models: shown, model, room, defaults, withFirst, choose, pick, act, add, link, copy: copied };
   chips();
+  document.querySelector("main").classList.toggle("unanswered", Boolean(model.error));
   for (const panel of PANELS) panel.draw(view);
   const own = times.answers.at(-1);
   $("progress").textContent = window.llmcalc.live

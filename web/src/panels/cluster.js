@@ -184,8 +184,8 @@ function paintAll() {
   const where = layout.pp > 1 ? t("rank {0} of stage {1}", worst.rank, worst.stage) : t("rank {0}", worst.rank);
   const holder = h("div", { class: "timetable" });
   made.body.replaceChildren(
-    instead ? h("p", { class: "quiet instead" }, t("The page begins with another layout, which this model cannot have: {0}.", translated(instead.why))) : "",
     h("p", { class: "quiet said" }, h("b", { class: "big", title: t("{0} bytes", integer(used.device_bytes)) }, joined(bytes(used.device_bytes))), `${used.peak_rank === used.device_rank ? t(" needed by {0}, whose peak is in the {1}.", where, node ? t("{0}, {1}", PHASES[phase], node) : PHASES[phase]) : t(" needed by {0}.", where)}${t(" {0} on {1}; micro-batches of a step: {2}, each of {3} × {4} tokens, {5}, {6} attention, with {7}.", answer.title, devices(layout), workload.num_microbatches, workload.batch, integer(workload.seq), workload.precision ?? workload.dtype, execution.attn_implementation, FRAMEWORKS[framework.name])}`),
+    instead ? h("p", { class: "quiet instead" }, t("The page begins with another layout, which this model cannot have: {0}.", translated(instead.why))) : "",
     legend(parts, used.device_bytes, false), grid(used, layout),
     h("p", { class: "quiet" }, t("Unlisted ranks need as much as the listed rank of their stage.")),
     h("details", {}, h("summary", {}, t("Rank {0} on accelerators", worst.rank)), fitting(fits, parts, used.device_bytes)),

@@ -13,5 +13,5 @@ export function draw({ model }) {
   const when = model.answer?.params.model.kind === "encoder" ? t(" at the peak") : t(" at the peak of prefill and decoding");
   const short = fits.length && fits.every((fit) => fit.verdict === "no"); // what fits then is several, in the panel on servers
   const servers = h("button", { type: "button", class: "offer", onclick: () => $("serve").closest("article").scrollIntoView() }, t("See the servers that hold it"));
-  place.replaceChildren(h("p", { class: "quiet" }, h("b", {}, joined(bytes(used.device_bytes))), when, short ? [". ", t("No single accelerator has room. "), servers] : ""), legend(parts, used.device_bytes), fitting(fits, parts, used.device_bytes));
+  place.replaceChildren(h("p", { class: "quiet" }, h("b", {}, joined(bytes(used.device_bytes))), when, short ? [t(". "), t("No single accelerator has room. "), servers] : ""), legend(parts, used.device_bytes), fitting(fits, parts, used.device_bytes));
 }

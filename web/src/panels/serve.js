@@ -7,13 +7,15 @@ import { integer, range, seconds } from "../format.js";
 import { front } from "../front.js";
 import { SERIES } from "../palette.js";
 import { readout } from "../readout.js";
-import { options, request } from "../training_settings.js";
+import { options, request, starts } from "../training_settings.js";
 import { commandLine } from "../shell.js";
 import { asked, state, target } from "../state.js";
 import { t, translated } from "../words.js";
 
 const ROWS = 8, HEIGHT = 220, LEFT = 62, BOTTOM = 34, TOP = 12, RIGHT = 18;
 const SIZES = ["tp", "pp", "dp", "ep"];
+const REASONS = { "TPOT above --tpot": t("more ms per token than the limit"), "the cache holds fewer requests than --concurrency": t("the cache holds fewer requests than there are users") }; // without options
+const ENGINES = { vllm: "vLLM", sglang: "SGLang", "tensorrt-llm": "TensorRT-LLM" };
 
 let made = null, view = null, answer = null, width = 0;
 
@@ -27,7 +29,7 @@ function make() {
   const changed = () => { view.link(); ask(); };
   const controls = [
     choice("serve", "hardware", t("Accelerator"), changed, { values: () => view.model.memory?.memory?.fits.map((fit) => fit.hardware) ?? [] }),
-    choice("serve", "engine", t("Engine"), changed, { note: t("The program that serves the model; by its own rule weights and cache fit"), names: { vllm: "vLLM", sglang: "SGLang", "tensorrt-llm": "TensorRT-LLM" } }),
+    choice("serve", "engine", t("Engine"), changed, { note: t("The program that serves the model; by its own rule weights and cache fit"), names: ENGINES }),
     choice("serve", "quantize", t("Weights"), changed, { names: { auto: t("as published"), "fp8-dynamic": "fp8", "awq-int4-g128": t("4 bits (AWQ)"), nvfp4: "nvfp4" } }),
     choice("serve", "kv_dtype", t("KV cache"), changed, { names: { auto: t("default") } }),
     number("serve", "devices", t("Devices"), changed, { note: t("Of the whole server; by default as few as keep the limit"), empty: t("as needed") }),
@@ -100,19 +102,39 @@ function chart(server, limit, users) {
   return [drawing, said];
 }
 
-const fail = (reason) => { made.answer.replaceChildren(reason); made.details.replaceChildren(); };
+const fail = (...reason) => { made.answer.replaceChildren(...reason); made.details.replaceChildren(); };
+
+/** A button that counts with other settings. */
+const offer = (text, settings) => h("button", { type: "button", class: "offer", onclick: () => { Object.assign(state.serve, settings); view.link(); ask(); } }, text);
+
+/** Ways on where there is no server: without a setting that may be the reason, and what one accelerator needs. */
+function offers() {
+  const { hardware, engine } = starts().serve;
+  const usual = [["hardware", t("Accelerator"), hardware, hardware], ["engine", t("Engine"), engine, ENGINES[engine]], ["quantize", t("Weights"), "auto", t("as published")], ["kv_dtype", t("KV cache"), "auto", t("default")], ["devices", t("Devices"), null, t("as needed")], ["tpot", t("Most ms per token"), null, t("none")]];
+  const back = usual.filter(([name, , value]) => state.serve[name] !== value && (name !== "tpot" || answer.found)).map(([name, title, value, text]) => offer(t("{0}: {1}", title, text), { [name]: value }));
+  const alone = h("button", { type: "button", class: "offer", onclick: () => $("memory").closest("article").scrollIntoView() }, t("Memory on one accelerator"));
+  return h("div", { class: "near" }, back, answer.error && view.model.memory?.memory ? alone : "");
+}
+
+/** What is said where a request is longer than a sequence of the model may be. */
+function tooLong({ input, output }) {
+  const { limit } = view.model.answer, shorter = { input: limit - Math.floor(limit / 4), output: Math.floor(limit / 4) };
+  if (!limit || input + output <= limit) return "";
+  return h("p", { class: "error" }, t("{0} tokens are more than the {1} that this model was made for.", integer(input + output), integer(limit)), " ", offer(t("Count with {0} + {1} tokens", integer(shorter.input), integer(shorter.output)), shorter));
+}
 
 function paint() {
   if (!answer) return;
   width = $("serve").clientWidth;
   if (answer.stopped) return fail(h("p", { class: "quiet" }, t("Stopped. "), h("button", { type: "button", class: "offer", onclick: () => { servers.forget(); ask(); } }, t("Count again"))));
-  if (answer.error) return fail(h("p", { class: "error" }, answer.error));
+  if (answer.error) return fail(h("p", { class: "error" }, answer.error), offers());
   const found = answer.found.serve, { chosen, why_not: reasons, price, limits } = found;
   const shown = found.servers[chosen?.server ?? 0];
   const said = chosen
     ? [h("b", { class: "big" }, `${integer(chosen.devices)} × ${found.hardware}`), t(price === null ? " ({0}) for {1} users of {2} + {3} tokens: {4} a token, likely {5}; {6} tokens/s." : " ({0}) for {1} users of {2} + {3} tokens: {4} a token, likely {5}; {6} tokens/s; {7} per million tokens out.", named(chosen.options), integer(limits.concurrency), integer(found.requests.input), integer(found.requests.output), range(chosen.tpot), seconds(chosen.tpot.estimate), integer(chosen.output_tokens_per_second), chosen.cost_per_million?.toPrecision(3))]
-    : [h("b", { class: "big" }, t("No server keeps the limit")), t(" {0} on {1}: {2}.", answer.title, found.hardware, Object.entries(reasons).map(([why, many]) => `${translated(why)} (${many})`).join(", "))];
-  made.answer.replaceChildren(h("p", { class: "quiet said" }, said), chosen ? launch(chosen) : "");
+    : [h("b", { class: "big" }, t("No server keeps the limit")), t(" {0} on {1}: {2}.", answer.title, found.hardware, Object.entries(reasons).map(([why, many]) => `${REASONS[why] ?? translated(why)} (${many})`).join(", "))];
+  made.answer.replaceChildren(h("p", { class: "quiet said" }, said),
+    tooLong(found.requests), chosen ? launch(chosen) : offers());
   made.details.replaceChildren(
     found.servers.length ? table(found) : "",
     ...(found.servers.length ? [h("h3", {}, t("Which layout: the Pareto front")), h("div", {}, front(found, width, named))] : []),

@@ -49,7 +49,7 @@ class LoraKernels(BasicKernels):
         super().do_table(operation)
         adapters, is_read_by_token = self.adapters, operation.options["by"] in ("ids", "known ids")
         if adapters is not None and adapters.library == "peft" and self.recompute.layers and is_read_by_token:
-            rows = self.get(operation.outs[0])
+            rows = self.tensor_of(operation.outs[0])
             rows.leaf = self.graph.enabled and rows.node is None
 
     def _is_quantised(self, operation: Step) -> bool:
@@ -157,7 +157,7 @@ class LoraKernels(BasicKernels):
 
     def _run_as_one_product(self, operations: list[Step]) -> None:
         """Runs projections of one input as one product and splits the result."""
-        x, widths = self.flat(operations[0].ins[0]), [operation.outs[0].width for operation in operations]
+        x, widths = self.flat_tensor(operations[0].ins[0]), [operation.outs[0].width for operation in operations]
         total = sum(widths)
         biased_steps = [operation for operation in operations if operation.options["bias"]]
         if len(biased_steps) not in (0, len(operations)):
@@ -170,7 +170,7 @@ class LoraKernels(BasicKernels):
         product = self._with_adapters(operations, x, self.product(x, weight, bias, total), weight)
         for operation, step_output in zip(operations, self.t.split(product, widths), strict=True):
             self.modules[id(operation.outs[0])] = self.module_path(), operation.name
-            self.set(operation.outs[0], step_output)
+            self.store_tensor(operation.outs[0], step_output)
 
     def _run_as_its_class(self, operations: list[Step]) -> None:
         """Runs fused projections as one product and splits the result. The weights are stored separately.
@@ -178,7 +178,7 @@ class LoraKernels(BasicKernels):
         Source: transformers' modeling_phi3.py, whose step was measured (tests/data/gpu).
         """
         autograd_graph = self.graph
-        x = self.flat(operations[0].ins[0])
+        x = self.flat_tensor(operations[0].ins[0])
         widths = [operation.outs[0].width for operation in operations]
         x = self.t.operand(x)
         weights = [self.t.operand(self.matrix(operation)) for operation in operations]
@@ -213,9 +213,9 @@ class LoraKernels(BasicKernels):
         )
         for operation, step_output in zip(operations, self.t.split(product, widths), strict=True):
             self.modules[id(operation.outs[0])] = self.module_path(), operation.name
-            self.set(operation.outs[0], step_output)
+            self.store_tensor(operation.outs[0], step_output)
         if operations[0].name in GATE:  # a variable names a half of the product until the module returns
-            self.frames[-1].local_tensors["gate"] = self.get(operations[0].outs[0])
+            self.frames[-1].local_tensors["gate"] = self.tensor_of(operations[0].outs[0])
 
     def _with_adapters(self, operations: list[Step], x: Tensor, product: Tensor, weight: Tensor) -> Tensor:
         adapters = self.adapters
