@@ -50,7 +50,7 @@ class ModelSpec(Part):
 
     vocab_size: the size of the vocabulary.
     additional_vocab_size: the number of further rows of the embedding, of tokens that the head does not score (image
-        tokens of Llama 3.2 Vision and Molmo 2); none by default.
+        tokens of Llama 3.2 Vision and Molmo 2, padding of MusicGen's codebooks); none by default.
     hidden_size: the width of the residual stream.
     tie_word_embeddings: whether the head uses the embedding's weight.
     embedding_size: the width of a factorized embedding, with a projection to hidden_size, and one back before whatever
@@ -119,9 +119,11 @@ class ModelSpec(Part):
             raise ValueError("decoder.block.cross_attention: an encoder-decoder needs one")
         self._check_main()
         self._check_from_target()
-        if self.additional_vocab_size is not None and (self.tie_word_embeddings or self.kind == "encoder-decoder"):
+        is_read_by_encoder = self.kind == "encoder-decoder" and not self._reads_own_input
+        if self.additional_vocab_size is not None and (self.tie_word_embeddings or is_read_by_encoder):
             raise ValueError(
-                "additional_vocab_size: is for a model of one stack with tie_word_embeddings = false; expected none"
+                "additional_vocab_size: is for an embedding that the decoder alone reads, with tie_word_embeddings = "
+                "false; expected none"
             )
         self._check_embedding_kernel()
         if self.encoder is not None and self.decoder is not None:
@@ -231,6 +233,13 @@ class ModelSpec(Part):
             return "encoder" if self.decoder is None else "encoder-decoder"
         return "decoder"
 
+    @property
+    def one_pass_model(self) -> str:
+        """What the model is called if it reads a sequence in one pass and keeps no cache; empty for others."""
+        if self.kind == "encoder":
+            return "an encoder-only model"
+        return "" if self.main.streams is None else self.main.streams.one_pass_model
+
     def __repr__(self) -> str:
         depth = " + ".join(str(stack.num_hidden_layers) for _, stack in self.stacks())
         return f"<ModelSpec: {self.kind}, {depth} layers, hidden {self.hidden_size}>"
@@ -268,6 +277,8 @@ class ModelSpec(Part):
         """The width that the output is projected back to; None if it keeps the width of the layers, or if the head's
         own transform projects it.
         """
+        if self.main.keeps_embedding_width:
+            return None
         if isinstance(self.head, LMHead):
             return self.embedding_size if self.head.transform is None else None
         scores_every_token = self.head.type != "classification" or self.head.over == "token"
@@ -316,7 +327,7 @@ class ModelSpec(Part):
         embedding_axis = hidden if self.embedding_size is None else Axis("embedding", self.embedding_size)
         has_two_stacks = self.kind == "encoder-decoder"
         if has_two_stacks and self._reads_own_input:
-            table = recorder.unread_table("embed_tokens", vocab, embedding_axis, kind="embedding")
+            table = recorder.unread_table("embed_tokens", rows, embedding_axis, kind="embedding")
             x = Value(self._source_rows, (embedding_axis,))
         elif self.main.reads_no_embedding:
             table = recorder.unread_table("embed_tokens", rows, embedding_axis, kind="embedding")
@@ -342,10 +353,10 @@ class ModelSpec(Part):
             )
             with recorder.scope(stack_name) as scope:
                 if stack_name == "encoder":
-                    scope.apart, scope.reads = True, None if self._reads_own_input else x
-                    x = recorder.memory = scope.gives = self._encoder_output(recorder, stack, x)
+                    scope.is_separate_model, scope.argument = True, None if self._reads_own_input else x
+                    x = recorder.memory = scope.output = self._encoder_output(recorder, stack, x)
                 else:
-                    scope.reads = x
+                    scope.argument = x
                     x = stack.flow(recorder, x, positions=recorder.positions if self.shared_positions else None)
         if recorder.has_output or self.towers:
             self._record_output(recorder, x, vocab, hidden, embedding_axis, table)
@@ -520,6 +531,8 @@ def _reference_class() -> type[nn.Module]:
         @staticmethod
         def _output_embedding_width(spec: ModelSpec, output_stack: Stack) -> int | None:
             """Returns the embedding's width if the output is projected to the embedding's width before the head."""
+            if output_stack.streams is not None and output_stack.streams.type in ("latents", "byte_patches"):
+                return None
             if isinstance(spec.head, LMHead):
                 return spec.embedding_size if spec.head.transform is None else None
             if spec.head.type == "classification" and spec.head.over == "sequence":

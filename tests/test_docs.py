@@ -162,6 +162,7 @@ def test_no_page_breaks_its_policy(site: Path, chromium: Any) -> None:
         server.server_close()
 
 
+@pytest.mark.browser
 def test_search_engines_are_told_of_each_page_and_its_languages(site: Path) -> None:
     """A page has its own description, and its address in each language that it is in; no other page's."""
     address = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["urls"]["Documentation"]
@@ -179,6 +180,7 @@ def test_search_engines_are_told_of_each_page_and_its_languages(site: Path) -> N
     assert found[site / "handbook" / "norms.html"][0].startswith("A norm rescales each token")
 
 
+@pytest.mark.browser
 def test_every_folder_of_pages_has_a_first_page(site: Path) -> None:
     """An address that ends in a folder, such as /reference/, shows what is in it."""
     folders = {file.parent for file in site.rglob("*.html")}

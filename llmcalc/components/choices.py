@@ -143,6 +143,8 @@ STREAMS = PartChoice(
         "prompt_tokens": "prompt_tokens:PromptTokens",
         "value_embeddings": "value_embeddings:ValueEmbeddings",
         "global_tokens": "layers.global_local:GlobalTokens",
+        "latents": "latents:Latents",
+        "byte_patches": "byte_patches:PatchStreams",
     },
 )
 """Parts that start the residual stream from something else than the embedding alone, or split it into several before
@@ -155,6 +157,7 @@ STEMS = PartChoice(
         "convolution": "stem:ConvStem",
         "subsampling": "audio_stems:SubsamplingStem",
         "waveform": "audio_stems:WaveformStem",
+        "features": "feature_stem:FeatureStem",
         "frames": "frame_stem:FrameStem",
         "spectrum": "spectrum_stem:SpectrumStem",
         "wave": "wave_stem:WaveStem",

@@ -17,7 +17,7 @@ from ..flow.axis import Axis
 from ..flow.record import Flow
 from ..flow.value import Value, Weight
 from ..workload.derived_rows import Multiple
-from ..workload.rows import LOGITS, Rows
+from ..workload.rows import LOGITS, SEQUENCES, Rows
 from .base import BY_TORCH, ONE_TOKEN, Component, Flag, ModelProperties, PartWitness, Real, Vocab
 from .choice import only
 from .networks.feed_forward import activate
@@ -81,7 +81,9 @@ class LMHead(Component):
         output: the weight that gives the logits, the embedding's if the head is tied; a separate weight by default.
         """
         vocab = vocab if self.draft_vocab_size is None else Axis("vocab", self.draft_vocab_size)
-        rows: Rows = replace(x.rows, of=LOGITS) if isinstance(x.rows, Multiple) else LOGITS  # of each predict stream
+        rows: Rows = LOGITS
+        if isinstance(x.rows, Multiple):  # output queries, or each predict stream
+            rows = x.rows if x.rows.of is SEQUENCES else replace(x.rows, of=LOGITS)
         if self.clusters is not None:
             return self.clusters.flow(recorder, x, vocab, output, rows)
         if self.transform is None:

@@ -215,6 +215,11 @@ class Stack(Component):
         """Whether the stack reads a target model's hidden states, keys and values instead of an embedding."""
         return self.streams is not None and self.streams.from_target
 
+    @property
+    def keeps_embedding_width(self) -> bool:
+        """Whether input and output have the width of the embeddings, and the layers may have another one."""
+        return self.streams is not None and self.streams.embedding_width() is not None
+
     def kinds(self) -> dict[str, Layer]:
         """Returns the kinds of layers by name in the layer pattern."""
         return {BASE: self.block, **self.variants}
@@ -244,6 +249,9 @@ class Stack(Component):
             )
         for name, component in self.slots().items():
             component.check_place(replace(stack_position, where=f"{stack_position.where}.{name}"))
+        width = self.input_size or stack_position.width
+        if self.keeps_embedding_width and self.streams.embedding_width() != width:
+            raise ValueError(f"{stack_position.where}.streams.query_size: expected {width}, the embeddings' width")
 
     def layer_names(self) -> list[str]:
         """Returns the kind of each layer in execution order."""
@@ -283,6 +291,7 @@ class Stack(Component):
         hidden: Shape = x.axes if width is None else (width,)
         embedding_axes = hidden if self.input_size is None else (Axis("embedding", self.input_size),)
         with recorder.apart(recorder.causal, recorder.memory), recorder.function():
+            recorder.memo["hidden"] = hidden
             return self._run_layers(recorder, self._first_input(recorder, x, hidden, embedding_axes, positions))
 
     def _run_layers(self, recorder: Flow, x: Value) -> Value:
@@ -354,7 +363,9 @@ class Stack(Component):
         x = x if self.embedding_norm is None else recorder.part("embed_norm", self.embedding_norm, x)
         x = recorder.dropout(x, "embedding")
         recorder.hold(x=x)
-        return x if self.input_size is None else recorder.linear("input_proj", x, *hidden, bias=True, kind="embedding")
+        if self.input_size is None or self.keeps_embedding_width:
+            return x
+        return recorder.linear("input_proj", x, *hidden, bias=True, kind="embedding")
 
     def _record_layers(self, recorder: Flow, x: Value, label: str, block: Layer, repeat: Number, indices: Any) -> Value:
         """Records the layers of one kind. If the layers share parameters, the first layer stores them."""
@@ -576,7 +587,8 @@ def _reference_class() -> type[nn.Module]:
             if spec.vocab_size is not None:
                 self.embed_tokens = nn.Embedding(spec.vocab_size, model_properties.hidden_size)
             self._token_types = self._optional_modules(spec.token_types, embedding_context)
-            if spec.input_size is not None:
+            is_projected = spec.streams is None or spec.streams.type not in ("latents", "byte_patches")
+            if spec.input_size is not None and is_projected:
                 self.input_proj = nn.Linear(spec.input_size, model_properties.hidden_size)
             for name, component, *arguments in (
                 ("stem", spec.stem, model_properties),

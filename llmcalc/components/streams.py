@@ -30,6 +30,15 @@ class ResidualStreams(StackPart):
         """Whether the layers read only a target model's embedding, hidden states, keys and values."""
         return False
 
+    @property
+    def one_pass_model(self) -> str:
+        """What a model is called that reads a sequence in one pass because of them; empty for others."""
+        return ""
+
+    def embedding_width(self) -> int | None:
+        """The width of the embeddings and of the output, where the split and the merge change it; None where not."""
+        return None
+
     def _check_every_layer(self, layers: Mapping[str, LayerParts], stream_type: str, **count: int) -> None:
         """Raises `ValueError` unless all layers have the streams' type and number. count: its field and value."""
         if any(layer.required_slots().get("streams") != {"type": stream_type, **count} for layer in layers.values()):

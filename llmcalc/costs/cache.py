@@ -210,8 +210,8 @@ def kv(
     Raises `InputError` for an encoder-only model, for a source given to a model without an encoder, and for an unknown
     cache format.
     """
-    if spec.kind == "encoder":
-        raise InputError("an encoder-only model keeps no KV cache: it reads a sequence in one pass")
+    if spec.one_pass_model:
+        raise InputError(f"{spec.one_pass_model} keeps no KV cache: it reads a sequence in one pass")
     check_source(spec, source)
     tokens = usual_context(spec) if seq is None else seq
     workload = Workload(batch=batch, seq=tokens, source=source, phase="prefill")

@@ -201,9 +201,9 @@ def flops(
     """
     run_config = RunConfig(run) if isinstance(run, Workload) else run
     workload = run_config.workload
-    if spec.kind == "encoder" and workload.phase in ("prefill", "decode"):
+    if spec.one_pass_model and workload.phase in ("prefill", "decode"):
         raise InputError(
-            f"--phase {workload.phase}: an encoder-only model keeps no cache; expected forward or training"
+            f"--phase {workload.phase}: {spec.one_pass_model} keeps no cache; expected forward or training"
         )
     if workload.phase == "decode" and not workload.context:
         raise InputError("--context: decoding needs at least one token before it")

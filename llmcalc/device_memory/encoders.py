@@ -67,7 +67,7 @@ def _layer_program(tower: Any) -> Flow:
     if tower.type == "audio":
         frames = tower.stack.stem.frames_read()
     else:
-        frames = Value(RowsWithExtra(of=PATCHES) if tower.class_embedding else PATCHES, (hidden,))
+        frames = Value(RowsWithExtra(of=PATCHES, more=tower.vector_count) if tower.vector_count else PATCHES, (hidden,))
         program.entry = frames
     with program.apart(causal=False):
         program.result = (

@@ -13,7 +13,6 @@ from ..costs.trained_tensors import bytes_of, elements_of, trained_tensors
 from ..errors import InputError
 from ..evidence import UNTESTED, Evidence, Witness
 from ..flow.module_names import Checkpoint
-from ..flow.program import every_step
 from ..frozen import frozen
 from ..model import ModelSpec
 from ..ops.recurrent import State
@@ -35,7 +34,7 @@ from .device_memory import (
     with_evidence,
 )
 from .evidence import evidence_of_run
-from .host import host_terms
+from .host import host_terms, paged_bytes, with_paged_states
 from .inference import Inference, record_inference, shortened_rank
 from .optimizers.registry import optimizer
 from .settings import Settings
@@ -104,7 +103,8 @@ class Memory:
     @property
     def least_device_bytes(self) -> int:
         """The least bytes that the device may need: a bound of `device.device_bytes`, without the allocator."""
-        return self._counted_run_on(self.runtime).run.least_bytes(self._unreplayed_bytes())
+        least_bytes = self._counted_run_on(self.runtime).run.least_bytes(self._unreplayed_bytes())
+        return least_bytes + paged_bytes(self.states)
 
     @property
     def flash_bytes(self) -> int | None:
@@ -169,6 +169,7 @@ class Memory:
         if self.settings.phase != "training":
             return device
         recompute_period = self.settings.recomputed().every
+        device = with_paged_states(device, self.states)
         return replace(device, host=host_terms(self.spec, self.states, self.training(), recompute_period))
 
     @property
@@ -201,7 +202,7 @@ class Memory:
         )
 
     def _training_of(self, cuda_runtime: Runtime) -> RecordReplay:
-        training = self.training(cuda_runtime)
+        training = replace(self.training(cuda_runtime), pages_states=True)
         return lambda layers, workspace: [record(self.spec, training, layers, workspace)]
 
     def _inference_of(self, attention: AttentionImplementation, cuda_runtime: Runtime) -> RecordReplay:
@@ -324,7 +325,7 @@ def changes_scores(spec: ModelSpec) -> bool:
     return any(
         operation.verb == "joint_softmax"
         or (operation.verb == "attention" and (operation.options.get("sinks") or len(operation.ins) > 3))
-        for operation in every_step(spec.shared_program.root.items)
+        for operation in spec.shared_program.root.steps(idle=False)
     )
 
 

@@ -1,5 +1,7 @@
 """Host memory of a run on one device: paged optimizer states, and offloaded activations.
 
+Paged states are in managed memory: on the device while it has room, and no memory of torch's allocator.
+
 Pinned tensors come from torch's allocator of pinned memory, which takes the next power of two of bytes
 (aten/src/ATen/core/CachingHostAllocator.h, `allocate`).
 """
@@ -11,7 +13,7 @@ from dataclasses import replace
 
 from ..model import ModelSpec
 from ..simulator.layer_loops import SHORT_RUN_REPEATS, layer_stacks
-from .device_memory import Term
+from .device_memory import DeviceMemory, Term
 from .static import MemoryUse
 from .training import Training, TrainingRun
 
@@ -33,10 +35,26 @@ def host_terms(
         size = offloaded_bytes(spec, training_config, recompute_period)
         source = "torchtune/training/_activation_offloading.py, OffloadActivations, with pinned tensors"
         memory_terms.append(Term("activations (pinned)", size, "source", source))
-    if memory_use.optimizer is not None and memory_use.optimizer.paged:
-        source = "bitsandbytes/functional.py, get_paged: managed memory, on the device while it has room"
-        memory_terms.append(Term("paged optimizer states, at most", int(memory_use.optimizer.paged), "source", source))
+    if paged_bytes(memory_use):
+        memory_terms.append(Term("paged optimizer states, at most", paged_bytes(memory_use), "source", PAGED_SOURCE))
     return tuple(memory_terms)
+
+
+PAGED_SOURCE = "bitsandbytes/functional.py, get_paged: managed memory, on the device while it has room"
+
+
+def paged_bytes(memory_use: MemoryUse) -> int:
+    """Returns the bytes of paged optimizer states."""
+    return 0 if memory_use.optimizer is None else int(memory_use.optimizer.paged)
+
+
+def with_paged_states(device: DeviceMemory, memory_use: MemoryUse) -> DeviceMemory:
+    """Returns the memory of a device of whose tensors paged states are no part, with these states beside them."""
+    paged = paged_bytes(memory_use)
+    if not paged:
+        return device
+    term = Term("paged optimizer states", paged, "estimate", PAGED_SOURCE)
+    return replace(device, device_bytes=device.device_bytes + paged, terms=(*device.terms, term))
 
 
 def offloaded_bytes(spec: ModelSpec, training_config: Training, recompute_period: int) -> int:

@@ -662,9 +662,9 @@ def _check_model(settings: Settings, spec: ModelSpec) -> None:
     from ..ops import ExpertLinear
 
     check_source(spec, settings.source)
-    if spec.kind == "encoder":
+    if spec.one_pass_model:
         if settings.phase == "decode":
-            raise InputError("--phase decode: an encoder-only model does not decode; expected prefill or training")
+            raise InputError(f"--phase decode: {spec.one_pass_model} does not decode; expected prefill or training")
         for name in ("chunk", "kv_block", "kv_dtype"):
             if getattr(settings, name) is not None:
                 raise InputError(f"{option(name)}: an encoder-only model keeps no cache")

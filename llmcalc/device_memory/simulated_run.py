@@ -5,7 +5,6 @@ from __future__ import annotations
 from dataclasses import replace
 
 from ..errors import InputError
-from ..flow.program import every_step
 from ..model import ModelSpec
 from ..optional import TOWERS
 from ..simulator.adapters import Adapters
@@ -67,7 +66,7 @@ def optimizer_implementation(settings: Settings, memory_use: MemoryUse) -> Optim
 
 
 def supports_sdpa(spec: ModelSpec) -> bool:
-    """Whether scaled_dot_product_attention can run all attention of a model.
+    """Whether scaled_dot_product_attention can run all attention of a model that runs; idle encoders do not count.
 
     It takes no sinks and no soft cap, computes no scores of float32 copies as some classes do, and takes here no
     selection and no term added to the scores that the model's class does not give it as a mask.
@@ -83,7 +82,7 @@ def supports_sdpa(spec: ModelSpec) -> bool:
         )
         and not operation.options.get("sinks")
         and not operation.options.get("float32_scores")
-        for operation in every_step(spec.shared_program.root.items)
+        for operation in spec.shared_program.root.steps(idle=False)
     )
 
 
@@ -211,7 +210,7 @@ def inference_passes(
         paged=bool(block),
         weights=not has_storage_format(memory_use),
     )
-    if settings.phase == "prefill" or spec.kind == "encoder":
+    if settings.phase == "prefill" or spec.one_pass_model:
         return [prefill]
     if settings.phase == "decode":
         return [replace(prefill, phase="decode", chunk=None)]

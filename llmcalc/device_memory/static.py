@@ -234,7 +234,7 @@ def _inference_memory(
     inputs = encoded_inputs(spec, settings.inputs, batch) if settings.inputs.is_given else None
     seq += 0 if inputs is None else inputs.added_tokens
     workload = Workload(batch, seq, source=settings.source, phase="prefill")
-    if spec.kind == "encoder":
+    if spec.one_pass_model:
         return MemoryUse(count, settings.phase, weights, workload, quantized=stored_size, inputs=inputs)
     activation_format = weights if settings.phase != "inference" and DTYPE_BITS[weights] >= 16 else "bfloat16"
     cache = cache_format(settings.kv_dtype or activation_format).name

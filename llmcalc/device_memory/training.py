@@ -63,6 +63,7 @@ class Training:
     state_dtype: number format of the optimizer's states; default that of the tensors that it updates.
     gradient_dtype: number format of gradient buffers that persist between steps; each gradient is added to its buffer
         as soon as it is complete. None (default) if every parameter keeps its gradient.
+    pages_states: whether states in managed memory are left out of the tensors of torch's allocator, default false.
     """
 
     batch: int = 1
@@ -85,10 +86,25 @@ class Training:
     offload: bool = False
     state_dtype: Dtype | None = None
     gradient_dtype: Dtype | None = None
+    pages_states: bool = False
 
     def step_optimizer(self, graph: Graph, parameters: Sequence[OptimizedParameter]) -> None:
         """Replays the optimizer's step on these parameters."""
-        run_step(graph, self.optimizer, parameters, self.implementation, self.momentum, self.state_dtype, self.torch)
+        run_step(
+            graph,
+            self.optimizer,
+            parameters,
+            self.implementation,
+            self.momentum,
+            self.state_dtype,
+            self.torch,
+            self.pages_states,
+        )
+
+
+def _joined(key: Path) -> str:
+    """Returns the path of a parameter as text, without the indices of layers."""
+    return ".".join(part.strip(".") for part in key if type(part) is str and part)
 
 
 class TrainingRun:
@@ -174,7 +190,12 @@ class TrainingRun:
             for key, weight in self.lowering.parameters:
                 self.meter.parameter_path = key
                 self.trained.append(
-                    OptimizedParameter(self._updated_tensor(weight), matrix=self._is_matrix(key), path=key)
+                    OptimizedParameter(
+                        self._updated_tensor(weight),
+                        matrix=self._is_matrix(key),
+                        path=key,
+                        table=_joined(key).replace(".modules_to_save", "") in self._tables,
+                    )
                 )
             self.meter.parameter_path = None
             self.copies = [self._updated_tensor(weight) for weight in self.lowering.unused_modules if weight.leaf]
@@ -198,9 +219,15 @@ class TrainingRun:
         tensors = trained_tensors(self.program.node(), self.training.include)
         return frozenset(f"{tensor.path}.weight" for tensor in tensors if tensor.is_layer_matrix)
 
+    @cached_property
+    def _tables(self) -> frozenset[str]:
+        """Returns the paths, without indices, of tables of embeddings."""
+        tensors = trained_tensors(self.program.node(), self.training.include)
+        return frozenset(f"{tensor.path}.weight" for tensor in tensors if tensor.tensor.role == "table")
+
     def _is_matrix(self, key: Path) -> bool:
         """Whether a parameter is a linear layer's weight matrix inside the layers, or an adapter's."""
-        path = ".".join(part.strip(".") for part in key if type(part) is str and part)
+        path = _joined(key)
         if self.training.adapters is None:
             return path in self._layer_matrices
         is_in_layer = any(path.startswith(f"{layer}.") for layer in layers_of(self.program.node()))

@@ -241,7 +241,8 @@ class _Layers(NamedTuple):
         """Returns the published names of a layer."""
         number = len(self.numbers) + index if self.are_predictors else self.numbers.get(index, index)
         layer_names = [_layer_name(name, number, len(self.numbers)) for name in self.lists]
-        return tuple(f"{root}{name}" for root in self.roots for name in layer_names)
+        names = tuple(f"{root}{name}" for root in self.roots for name in layer_names)
+        return (*names, f"mtp.layers.{index}", f"model.mtp.layers.{index}") if self.are_predictors else names
 
 
 def _name_in_layer(layer: str, name: str) -> str:

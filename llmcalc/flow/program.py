@@ -59,60 +59,61 @@ class Scope:
     """A module of a program: steps, inner scopes and alternatives, in execution order.
 
     about: fields of its node.
-    takes, gives: for a scope with a repeat, the input of its first run and the output of its last; each run's output is
-        the next one's input. For a branch of alternatives, and for a part of its own, `gives` is its output.
-    nth: its index in a list of equal modules that are recorded one by one; the tree shows them as one node.
-    reads: the value that it is called with; None if it is not a part of its own.
-    over: for a scope that runs once for each index of an axis, side by side, that axis; its outputs are stacked.
-    slice: for such a scope, the slice of `reads` that each run reads; None if each reads all of it.
-    apart: whether it runs as a model of its own, which shares no masks and angles with what is around it.
+    first_input, output: for a scope with a repeat, the input of its first run and the output of its last; each run's
+        output is the next one's input. For a branch of alternatives, and for a part of its own, `output` is its output.
+    list_index: its index in a list of equal modules that are recorded one by one; the tree shows them as one node.
+    argument: the value that it is called with; None if it is not a part of its own.
+    stacked_axis: for a scope that runs once for each index of an axis, side by side, that axis; its outputs are
+        stacked.
+    argument_slice: for such a scope, the slice of `argument` that each run reads; None if each reads all of it.
+    is_separate_model: whether it runs as a model of its own, which shares no masks and angles with what is around it.
     per_layer: whether each layer has parameters of its own here, in a module whose parameters layers share.
-    after: for a module that runs right after the first of the layers that follow it: the value that stands for that
-        layer's output. `reads` is the layer's input, and `gives` replaces its output.
+    first_layer_output: for a module that runs right after the first of the layers that follow it: the value that
+        stands for that layer's output. `argument` is the layer's input, and `output` replaces its output.
     """
 
     __slots__ = (
         "about",
-        "after",
-        "apart",
-        "gives",
+        "argument",
+        "argument_slice",
+        "first_input",
+        "first_layer_output",
+        "is_separate_model",
         "items",
+        "list_index",
         "name",
-        "nth",
-        "over",
+        "output",
         "per_layer",
-        "reads",
-        "slice",
-        "takes",
+        "stacked_axis",
     )
 
     def __init__(self, name: str, about: dict[str, Any]) -> None:
         self.name: str = name
         self.about: dict[str, Any] = about
         self.items: list[Item] = []
-        self.takes: Value | None = None
-        self.gives: Value | None = None
-        self.nth: int | None = None
-        self.reads: Value | None = None
-        self.over: Axis | None = None
-        self.slice: Value | None = None
-        self.apart: bool = False
+        self.first_input: Value | None = None
+        self.output: Value | None = None
+        self.list_index: int | None = None
+        self.argument: Value | None = None
+        self.stacked_axis: Axis | None = None
+        self.argument_slice: Value | None = None
+        self.is_separate_model: bool = False
         self.per_layer: bool = False
-        self.after: Value | None = None
+        self.first_layer_output: Value | None = None
 
     @property
     def layer_values(self) -> tuple[Value, Value]:
         """The input and output of each layer in a scope with a repeat."""
-        assert self.takes is not None
-        assert self.gives is not None
-        return self.takes, self.gives
+        assert self.first_input is not None
+        assert self.output is not None
+        return self.first_input, self.output
 
     @property
     def call_values(self) -> tuple[Value, Value]:
         """The input and output of a module with one argument."""
-        assert self.reads is not None
-        assert self.gives is not None
-        return self.reads, self.gives
+        assert self.argument is not None
+        assert self.output is not None
+        return self.argument, self.output
 
     def node(self) -> Node:
         """Returns the tree node of this scope, with the nodes of all nested scopes."""
@@ -178,9 +179,9 @@ def _nodes_of_items(items: Sequence[Item]) -> tuple[Op | None, dict[str, Op], li
     forms: dict[str, Op] = {}
     children: list[Node] = []
     for item in items:
-        if isinstance(item, Scope) and item.nth:
+        if isinstance(item, Scope) and item.list_index:
             i, first_copy = next((i, child) for i, child in enumerate(children) if child.name == item.name)
-            children[i] = replace(first_copy, repeat=item.nth + 1, indices=range(item.nth + 1))
+            children[i] = replace(first_copy, repeat=item.list_index + 1, indices=range(item.list_index + 1))
         elif isinstance(item, Scope):
             children.append(item.node())
         elif isinstance(item, Alternatives):

@@ -33,6 +33,7 @@ class Recorder:
     memory: the encoder's output that the stack may attend to; None without one.
     result: the value that the whole program computes.
     frames: the frames of an audio signal that the program is given; None where it reads token ids alone.
+    frames_by_row: whether the values of a frame are neighbours in memory, false by default.
     entry: the value that the program is given in the place of its first layers; None where it has all of them.
     positions: the table of learned positions that was recorded last; None before any.
     dropouts: place → probability of dropout in training; empty for a model without dropout.
@@ -48,6 +49,7 @@ class Recorder:
         self.memory = memory
         self.result: Value | None = None
         self.frames: Value | None = None
+        self.frames_by_row = False
         self.entry: Value | None = None
         self.positions: Weight | None = None
         self.dropouts: Mapping[str, float] = {}
@@ -92,13 +94,13 @@ class Recorder:
         """
         indices: dict[str, Any] = {} if nth is None else {"indices": (nth,)}
         with self.scope(name, kind=kind or part.kind, source=part.formula_source, role=role, **indices) as scope:
-            scope.nth, scope.reads, scope.apart, scope.after = nth, x, apart, after
+            scope.list_index, scope.argument, scope.is_separate_model, scope.first_layer_output = nth, x, apart, after
             output = (
                 part.flow(self, x, **arguments)
                 if after is None
                 else part.flow(self, x, first_layer_output=after, **arguments)
             )
-            scope.gives = output
+            scope.output = output
             return output
 
     def layers(
@@ -112,8 +114,8 @@ class Recorder:
     ) -> Value:
         """Records one of `repeat` equal layers; each layer's output is the next layer's input."""
         with self.scope(name, repeat=repeat, indices=indices, **node_fields) as scope:
-            scope.takes, scope.gives = x, run(x)
-        return scope.gives
+            scope.first_input, scope.output = x, run(x)
+        return scope.output
 
     def side_by_side(
         self,
@@ -133,8 +135,8 @@ class Recorder:
         indices = range(over.size) if isinstance(over.size, int) else None
         module_input = x.view(*x.axes[1:]) if split else x
         with self.scope(name, repeat=over.size, indices=indices, **node_fields) as scope:
-            scope.over, scope.reads, scope.slice = over, x, module_input if split else None
-            output = scope.gives = run(module_input)
+            scope.stacked_axis, scope.argument, scope.argument_slice = over, x, module_input if split else None
+            output = scope.output = run(module_input)
         stacked_axis = Axis(over.name, over.size + 1)
         return self.step("stack", "", (after, output), Value(output.rows, (stacked_axis, *output.axes)))
 
@@ -146,12 +148,12 @@ class Recorder:
         parent, scopes = self.here, dict[str, Scope]()
         for name, branch in branches.items():
             self.here = scopes[name] = Scope(name, {})
-            self.here.gives = branch()
+            self.here.output = branch()
         self.here = parent
         parent.items.append(Alternatives(scopes))
         first_scope, *_ = scopes.values()
-        assert first_scope.gives is not None
-        return first_scope.gives
+        assert first_scope.output is not None
+        return first_scope.output
 
     @contextmanager
     def apart(self, causal: bool, memory: Value | None = None) -> Iterator[None]:

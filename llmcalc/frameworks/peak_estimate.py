@@ -469,14 +469,15 @@ class PeakEstimate:
             elif not first_layer and not stage.first:
                 start += skipped_layers
             return start, end, repeats
-        count = end - start
         while end - start > window:
             start, end = (start + 1, end) if stage.last else (start, end - 1)
         while end - start < window and not stage.last and end < len(kinds) and kinds[end] is kinds[start]:
             end += 1
         while end - start < window and not stage.first and start > 0 and kinds[start - 1] is kinds[start]:
             start -= 1
-        return start, end, count if end - start == window else None
+        if end - start < window:
+            return stage.layers.start, stage.layers.stop, None
+        return start, end, len(stage.layers)
 
     def _layout_of_layers(self, layout: Layout, start: int, end: int, stage: Stage) -> tuple[Layout, Stage]:
         """Returns a one-stage layout of the layers from `start` to `end`, with two experts per rank."""

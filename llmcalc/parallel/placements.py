@@ -162,14 +162,14 @@ class Placements:
                 continue
             scope_repeats, has_gradient = times(repeats, attributes.get("repeat", 1)), self.has_gradient
             self.has_gradient = has_gradient and attributes.get("role") != "no_grad"
-            if item.takes is not None:
-                self._reduce_partial_sum(item.takes)
+            if item.first_input is not None:
+                self._reduce_partial_sum(item.first_input)
             start = len(self.messages)
             self._run_items(item.items, item_path, scope_repeats)
             self.has_gradient = has_gradient
             self.where, self.repeats = item_path, scope_repeats
-            if item.takes is not None and item.gives is not None:
-                self._reduce_partial_sum(item.gives)
+            if item.first_input is not None and item.output is not None:
+                self._reduce_partial_sum(item.output)
             if attributes.get("kind") == "layer":
                 self._repeat_recomputed(start, item)
 

@@ -374,7 +374,9 @@ class RankFlow(Flow):
         if not self.stage.last:
             self.result = self.exit
         computed_ids = {
-            id(module_scope.after) for module_scope in self.root.scopes() if module_scope.after is not None
+            id(module_scope.first_layer_output)
+            for module_scope in self.root.scopes()
+            if module_scope.first_layer_output is not None
         } | {id(self.entry)}
         for operation in self.root.steps(idle=False):
             for value in operation.ins:

@@ -80,7 +80,7 @@ def _decoding_time(preset: Preset, hardware: Hardware, users: int, tokens: int, 
     from .runs import RunQuestion
     from .times import timed_run
 
-    if preset.model.kind == "encoder":
+    if preset.model.one_pass_model:
         return None
     settings = settings_of(phase="decode", batch=users, seq=tokens, kv_dtype=kv_dtype)
     timed = timed_run(RunQuestion(preset=preset, settings=settings, accelerators=(hardware,)), TimeOptions())

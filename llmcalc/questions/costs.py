@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from ..costs.context_length import learned_positions, longest_sequence
 from ..errors import InputError
@@ -12,12 +12,9 @@ from ..studies.cost import Cost, RunCost
 from ..timing.spread import Amount
 from ..workload.setting import declared, option
 from .options import CostOptions, ServeOptions, TimeOptions
-from .runs import RunQuestion, planned_run
+from .runs import RunQuestion
 from .serving import serve_study
-from .times import time_settings
-
-if TYPE_CHECKING:
-    from ..studies.plan import LayoutPlan, Plan
+from .times import fastest_plan
 
 USUAL_TRAINING_SEQ = 4096
 """Default tokens of a sequence: what most pre-training runs since Llama 2 start with."""
@@ -74,7 +71,8 @@ def _training_cost(question: RunQuestion, options: CostOptions, power: float | N
     if options.step is not None:
         step_seconds = Amount.without_range(options.step)
     else:
-        layout_plan = _plan_by_time(question, options, batch)
+        time_options = TimeOptions(stack=options.stack, overlap=options.overlap, nic=options.nic)
+        layout_plan = fastest_plan(question, time_options, batch)
         seconds = layout_plan.range(layout_plan.plan.feasible[0])
         assert seconds is not None
         assert layout_plan.times is not None
@@ -108,48 +106,6 @@ def _usual_batch(seq: int, devices: int) -> int:
     if devices <= target_sequences:
         return round(target_sequences / devices) * devices
     return next(number for number in range(target_sequences, 0, -1) if devices % number == 0)
-
-
-def _plan_by_time(question: RunQuestion, options: CostOptions, batch: int) -> LayoutPlan:
-    """Returns the plan of layouts, sorted by time. Raises `InputError` if no layout fits."""
-    from ..studies.plan import early_end_error, plan_of
-
-    assert question.hardware is not None
-    memory, layout = planned_run(question)
-    time_options = TimeOptions(stack=options.stack, overlap=options.overlap, nic=options.nic)
-    layout_plan = plan_of(
-        memory,
-        question.hardware,
-        layout,
-        batch,
-        1,
-        order_name="time",
-        nearest="never",
-        time_settings=lambda record: time_settings(question, record, time_options),
-    )
-    if layout_plan.plan.ended_early and not layout_plan.plan.feasible:
-        raise early_end_error(layout_plan)
-    if not layout_plan.plan.feasible or layout_plan.plan.feasible[0].seconds is None:
-        raise _no_layout_error(layout_plan.plan, question, layout.devices)
-    return layout_plan
-
-
-def _no_layout_error(plan: Plan, question: RunQuestion, devices: int | None) -> InputError:
-    """Returns the error for a training run of which no layout fits: for lack of memory, or of a model of its time."""
-    from ..studies.plan import TOO_MUCH
-
-    assert question.hardware is not None
-    if plan.refused and TOO_MUCH not in plan.refused:
-        reason = max(plan.refused, key=plan.refused.__getitem__)
-        return InputError(
-            f"--devices {devices}: none of {plan.tried:,} layouts can be counted, most because {reason}; expected "
-            "--step with a measured step"
-        )
-    more_memory = "more devices" if question.settings.recompute == "full" else "more devices, --recompute full"
-    return InputError(
-        f"--devices {devices}: no layout of {plan.tried:,} fits the memory of {question.hardware.title}; expected "
-        f"{more_memory}, or --step with a measured step"
-    )
 
 
 def _refuse_training_options(options: Any, names: tuple[str, ...]) -> None:

@@ -392,9 +392,11 @@ class ExplainQuestion:
 
         assert self.hardware is not None
         hardware, batch = find_hardware(self.hardware), self.batch or 1
-        phase = self.phase or ("prefill" if preset.model.kind == "encoder" else "decode")
-        if phase == "decode" and preset.model.kind == "encoder":
-            raise InputError("--phase decode: an encoder-only model does not decode; expected prefill or training")
+        phase = self.phase or ("prefill" if preset.model.one_pass_model else "decode")
+        if phase == "decode" and preset.model.one_pass_model:
+            raise InputError(
+                f"--phase decode: {preset.model.one_pass_model} does not decode; expected prefill or training"
+            )
         stack = self.stack or USUAL_STACKS[phase]
         formulas = time_formulas(preset.model, self.node, hardware, stack, phase, batch, seq)
         setting = {"node": self.node, "hardware": hardware.name, "stack": stack, "phase": phase}

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, fields, replace
 from functools import partial
 from pathlib import Path
@@ -100,12 +100,27 @@ class RunQuestion(RunOptions):
             from ..studies.draft import bytes_of_draft
 
             other_models = bytes_of_draft(self.draft, self.settings)
-        return memory(preset.model, self.settings, preset.dtype, self.include, preset.checkpoint, runtime, other_models)
+        settings = self.settings
+        if settings.phase == "training" and settings.lora_rank is not None and settings.base is None:
+            settings = settings.with_(base=base_of_checkpoint(preset.stored_as))
+            settings = settings if self.launch is not None else settings.with_usual_recomputation()
+        return memory(preset.model, settings, preset.dtype, self.include, preset.checkpoint, runtime, other_models)
 
     def runtime_on(self, hardware: Hardware | None) -> Runtime:
         """Returns the CUDA runtime of the run on an accelerator; None for an accelerator that is not in the run."""
         runtime = runtime_of(hardware, self.workspace, self.settings.allocator == "expandable")
         return replace(runtime, is_tried=self.is_tried)
+
+
+def base_of_checkpoint(stored_as: Mapping[str, Any] | None) -> str | None:
+    """Returns the `base` of a checkpoint of bitsandbytes, in whose format transformers loads and PEFT keeps weights.
+
+    stored_as: the table `quantization_config` of the checkpoint; None without one.
+    """
+    table = stored_as or {}
+    if table.get("quant_method", "bitsandbytes") == "bitsandbytes" and table.get("load_in_4bit"):
+        return "nf4-dq" if table.get("bnb_4bit_use_double_quant") else "nf4"
+    return "int8" if table.get("quant_method") == "bitsandbytes" and table.get("load_in_8bit") else None
 
 
 def with_implied_phase(
@@ -189,6 +204,9 @@ def memory_question(
             raise InputError(f"{option(name)}: {launch.where} defines the model that it trains; remove the option")
     if launch.spec is None:
         preset = model_of_file(target, launch.target, launch.where, read_model)
+        if target is not None and is_stated(launch.target) and launch.target not in (preset.name, *preset.aliases):
+            note = f"the model of the file, {shown(launch.target)}, is replaced by TARGET"
+            launch = replace(launch, notes=(*launch.notes, note))
     elif target is None:
         preset = Preset(name=str(launch_file), model=launch.spec)
     else:
@@ -207,6 +225,11 @@ def _require_target(target: Any, command: str) -> Any:
     return target
 
 
+def is_stated(model_name: str) -> bool:
+    """Whether a launch file states its model, and no variable or command of its script does."""
+    return bool(model_name) and not model_name.startswith(("$", "`"))
+
+
 def model_of_file(target: Any, model_name: str, place_in_error: str, read_model: Callable[[Any], Preset]) -> Preset:
     """Returns the TARGET, or the model that a launch file names.
 
@@ -217,7 +240,7 @@ def model_of_file(target: Any, model_name: str, place_in_error: str, read_model:
         return read_model(target)
     if not model_name:
         raise InputError(f"missing argument TARGET: {place_in_error} names no model; add TARGET, the model's name")
-    if model_name.startswith(("$", "`")):
+    if not is_stated(model_name):
         raise InputError(
             f"{place_in_error}: the model, '{model_name[:80]}', is known only when the script runs; add TARGET, the "
             "model's name"
@@ -380,9 +403,9 @@ def ask_fit(question: RunQuestion, global_batch: int | None = None) -> ReportedA
     from ..frameworks.registry import framework_of
     from ..parallel.nearest import suggest_nearest_layouts
     from ..reports import fit as reports
-    from ..studies.fit import fit, with_decoding
+    from ..studies.fit import changes_beside_devices, fit, with_decoding
     from ..studies.fit_devices import fit_devices
-    from ..studies.fit_options import hardware_options
+    from ..studies.fit_options import changes_on_several, hardware_options
     from ..studies.fit_serving import fit_serving
 
     layout = question.layout
@@ -409,6 +432,17 @@ def ask_fit(question: RunQuestion, global_batch: int | None = None) -> ReportedA
         if layout.devices is None:
             fit_answer = with_decoding(fit(memory_on_one, question.hardware), question.hardware)
             options = hardware_options(memory_on_one, question.accelerators, layout, question.runtime_on)
+            if fit_answer.fit.verdict == "no":
+                sufficient = [change for change in fit_answer.changes if change.fit.verdict != "no"]
+                on_several = changes_on_several(
+                    memory_on_one,
+                    options,
+                    layout,
+                    question.runtime_on,
+                    changes_beside_devices(memory_on_one, sufficient),
+                )
+                changes = (*sufficient, *on_several, *fit_answer.changes[len(sufficient) :])
+                fit_answer = replace(fit_answer, changes=changes)
             return ReportedAnswer(
                 fit_answer, lambda: reports.report(preset, fit_answer, options), fit_answer.fit.verdict != "no"
             )

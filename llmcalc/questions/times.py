@@ -22,7 +22,7 @@ from .runs import RunQuestion
 if TYPE_CHECKING:
     from ..device_memory.estimate import Memory
     from ..frameworks.framework import Framework
-    from ..studies.plan import Order
+    from ..studies.plan import LayoutPlan, Order, Plan
     from ..studies.run_time import TimedRun, TimeSettings
 
 
@@ -42,7 +42,7 @@ def time_phase(question: RunQuestion, options: TimeOptions, is_given: Callable[[
     can_train = options.stack in stack_names("training")
     if options.global_batch is not None or can_train:
         return settings.with_(phase="training")
-    reads_prompt = question.preset.model.kind == "encoder" or options.server or options.context is not None
+    reads_prompt = bool(question.preset.model.one_pass_model) or options.server or options.context is not None
     return settings.with_(phase="prefill" if reads_prompt else "decode")
 
 
@@ -105,11 +105,22 @@ def _training_time(question: RunQuestion, options: TimeOptions) -> TimedRun:
     for name in ("engine", "context", "server"):
         if getattr(options, name):
             raise InputError(f"{option(name)}: is of inference; expected --phase prefill or decode")
-    assert question.hardware is not None
+    hardware = question.hardware
+    assert hardware is not None
     layout_question = question.preset.model, question.layout, question.tokens
     with suggest_nearest_layouts(*layout_question):
         memory, record, layout = training_run(question)
-        micro_batches = micro_batches_of(memory, layout, options.global_batch)
+        least_bytes, chosen_options = record.estimate(memory).least_bytes(layout), ""
+        fastest = _fastest_fitting_layout(question, options) if least_bytes > hardware.capacity_bytes else None
+        if fastest is None:
+            micro_batches = micro_batches_of(memory, layout, options.global_batch)
+        else:
+            candidate, memory, record = fastest.plan.feasible[0], fastest.memory, fastest.framework
+            layout, micro_batches = candidate.layout, candidate.micro_batches
+            chosen_options = layout.options()
+            if candidate.recompute:
+                memory = memory.with_(recompute=candidate.recompute)
+                chosen_options += f" --recompute {candidate.recompute}"
         settings = time_settings(question, record, options)
     adapters = memory.states.adapters
     divides_adapters = adapters is not None and adapters.library in PARALLEL_LIBRARIES
@@ -117,7 +128,60 @@ def _training_time(question: RunQuestion, options: TimeOptions) -> TimedRun:
     with suggest_nearest_layouts(*layout_question, check_layout=check_layout):
         if check_layout is not None:  # as `memory` refuses it
             check_layout(layout)
-        return time_training(memory, question.hardware, layout, micro_batches, settings)
+        timed_run = time_training(memory, hardware, layout, micro_batches, settings)
+    return replace(timed_run, resident_bytes=least_bytes, chosen_options=chosen_options)
+
+
+def _fastest_fitting_layout(question: RunQuestion, options: TimeOptions) -> LayoutPlan | None:
+    """Returns the plan of a run over devices without a layout; None with a layout, and where nothing fits."""
+    if not question.layout.is_undivided or question.launch is not None or question.settings.num_microbatches:
+        return None
+    try:
+        return fastest_plan(question, options, options.global_batch)
+    except InputError:
+        return None
+
+
+def fastest_plan(question: RunQuestion, options: TimeOptions, global_batch: int | None) -> LayoutPlan:
+    """Returns the plan of layouts over devices, sorted by time. Raises `InputError` if no layout fits."""
+    from ..studies.plan import early_end_error, plan_of
+    from .runs import planned_run
+
+    assert question.hardware is not None
+    memory, layout = planned_run(question)
+    layout_plan = plan_of(
+        memory,
+        question.hardware,
+        layout,
+        global_batch,
+        1,
+        order_name="time",
+        nearest="never",
+        time_settings=lambda record: time_settings(question, record, options),
+    )
+    if layout_plan.plan.ended_early and not layout_plan.plan.feasible:
+        raise early_end_error(layout_plan)
+    if not layout_plan.plan.feasible or layout_plan.plan.feasible[0].seconds is None:
+        raise _no_layout_error(layout_plan.plan, question, layout.devices)
+    return layout_plan
+
+
+def _no_layout_error(plan: Plan, question: RunQuestion, devices: int | None) -> InputError:
+    """Returns the error for a training run of which no layout fits: for lack of memory, or of a model of its time."""
+    from ..studies.plan import TOO_MUCH
+
+    assert question.hardware is not None
+    if plan.refused and TOO_MUCH not in plan.refused:
+        reason = max(plan.refused, key=plan.refused.__getitem__)
+        return InputError(
+            f"--devices {devices}: none of {plan.tried:,} layouts can be counted, most because {reason}; expected "
+            "--step with a measured step"
+        )
+    more_memory = "more devices" if question.settings.recompute == "full" else "more devices, --recompute full"
+    return InputError(
+        f"--devices {devices}: no layout of {plan.tried:,} fits the memory of {question.hardware.title}; expected "
+        f"{more_memory}, or --step with a measured step"
+    )
 
 
 def training_run(question: RunQuestion) -> tuple[Memory, Framework, Layout]:

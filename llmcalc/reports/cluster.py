@@ -29,6 +29,7 @@ from .memory import (
     phase_parts,
     phase_rows,
     settings_text,
+    stored_weights_notes,
     untested_notes,
     workload_data,
 )
@@ -121,7 +122,7 @@ def report(
     column, largest_rank, layout = cluster.memory, cluster.device_rank, cluster.layout
     memory_use = column.states
     warnings = too_long_notes(memory_use.count.spec, memory_use.workload)
-    warnings += untested_notes(largest_rank.device)
+    warnings += untested_notes(largest_rank.device) + stored_weights_notes(preset, memory_use)
     needed_bytes, rank_text = largest_rank.device.device_bytes, f"by rank {largest_rank.rank}"
     if rollout:
         phase = largest_phase(rollout)
@@ -139,6 +140,7 @@ def report(
             *warnings,
             *assumptions,
             layout_note,
+            *_undivided_notes(cluster, accelerator_fits, launch),
             *host,
             *_cluster_notes(cluster, assumed_accelerator),
             *_launch_notes(launch),
@@ -188,6 +190,15 @@ def _layout_note(chosen_for: Hardware, accelerator_fits: Sequence[Fit]) -> str:
     title = chosen_for.title
     choice = f"the most replicas that fit on {title}" if all_fit else f"none fits on {title}, this one requires least"
     return f"layout: {choice}; --tp, --pp divide"
+
+
+def _undivided_notes(cluster: Cluster, accelerator_fits: Sequence[Fit], launch: Launch | None) -> list[str]:
+    """Returns the way out for replicas of a whole model that does not fit; empty for any other run."""
+    layout = cluster.layout
+    is_divided = layout.dp < layout.world or layout.zero or launch is not None or not cluster.trains
+    if is_divided or any(fit.verdict != "no" for fit in accelerator_fits):
+        return []
+    return [f"each device holds the whole model: --fsdp {layout.world} shards it, llmcalc plan lists layouts that fit"]
 
 
 def _launch_notes(launch: Launch | None) -> list[str]:

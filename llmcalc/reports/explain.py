@@ -140,7 +140,7 @@ def _symbol_meanings(explanation: Explanation, sections: list[Section] | None = 
     used_symbols: set[Any] = set()
     for section in explanation.sections if sections is None else sections:
         if sections is None and explanation.node is None:
-            used_symbols |= getattr(section.places[0].letters.repeat, "free_symbols", set())
+            used_symbols |= getattr(section.places[0].symbolic_node.repeat, "free_symbols", set())
         for formula in section.formulas:
             for expression in (formula.expression, formula.in_hidden):
                 used_symbols |= getattr(expression, "free_symbols", set())
@@ -233,7 +233,7 @@ def _component_rows(explanation: Explanation, quantity: Quantity, names: list[st
     values_only = not explanation.formulas.has_symbols
     blocks: list[list[tuple[Section, str, list[str]]]] = []
     for section, name in zip(explanation.sections[:-1], names, strict=False):
-        is_layer = section.places[0].numbers.kind == "layer"
+        is_layer = section.places[0].numeric_node.kind == "layer"
         if is_layer or not blocks or section.depth <= blocks[-1][0][0].depth:
             blocks.append([])
         for formula in (
@@ -255,9 +255,9 @@ def _component_rows(explanation: Explanation, quantity: Quantity, names: list[st
             (component.depth, component_name, tuple(formula_texts))
             for component, component_name, formula_texts in block[1:]
         )
-        key = (section.places[0].numbers.kind, tuple(block[0][2]), contents)
+        key = (section.places[0].numeric_node.kind, tuple(block[0][2]), contents)
         first_name = first_names.setdefault(key, layer_name)
-        if section.places[0].numbers.kind == "layer" and first_name != layer_name:
+        if section.places[0].numeric_node.kind == "layer" and first_name != layer_name:
             rows += _formula_rows(name, [f"as {first_name}"], width, section.depth)
             continue
         for component, component_name, formula_texts in block:
@@ -272,7 +272,7 @@ def _component_text(section: Section) -> str:
         return "in units of h"
     name, label, _ = node_position.steps[-1]
     displayed_name = f"{name} ({label})" if label else name
-    repeat = node_position.letters.repeat
+    repeat = node_position.symbolic_node.repeat
     return displayed_name if type(repeat) is int and repeat == 1 else f"{displayed_name} × {repeat}"
 
 
@@ -395,8 +395,8 @@ def _source_notes(explanation: Explanation) -> list[str]:
     paths_by_source: dict[str, list[str]] = {}
     for section in explanation.sections:
         for node_position in section.places:
-            if node_position.numbers.source and node_position.steps:
-                paths_by_source.setdefault(node_position.numbers.source, []).append(node_position.steps[-1][0])
+            if node_position.numeric_node.source and node_position.steps:
+                paths_by_source.setdefault(node_position.numeric_node.source, []).append(node_position.steps[-1][0])
     source_texts = [f"{', '.join(dict.fromkeys(names))}: {source}" for source, names in paths_by_source.items()]
     return ["sources: " + "; ".join(source_texts)] if source_texts else []
 

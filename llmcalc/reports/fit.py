@@ -133,13 +133,10 @@ def report(preset: Preset, fit_answer: Fitting, options: Sequence[HardwareOption
     }
     if fit_answer.decoding:
         screen = screen._replace(more=[_decoding_table(fit_answer.decoding)])
-    device_changes = [_more_devices(option) for option in options if option.devices > 1 and option.fit.verdict != "no"]
     remark = CHANGES_NOTE
     if is_deep(fit_answer.memory):
         remark += f"; of a model with more than {DEEP} layers only the {FEW_CHANGES} that store least are tried"
-    return screen.report(
-        preset, fit_answer.memory, fit_answer.fit, [*device_changes, *fit_answer.changes], document, remark
-    )
+    return screen.report(preset, fit_answer.memory, fit_answer.fit, fit_answer.changes, document, remark)
 
 
 USERS_COLUMNS = (Column("users", "users", units.exact), *DECODING_COLUMNS)
@@ -156,12 +153,6 @@ def _decoding_table(runs: Sequence[TimedRun]) -> Table:
 
 def _decoding_data(fit_answer: Fitting) -> list[dict[str, Any]]:
     return [{"users": timed_run.sequences, **decoding_data(timed_run)} for timed_run in fit_answer.decoding]
-
-
-def _more_devices(option: HardwareOption) -> Change:
-    """Returns the change of a run to a larger number of accelerators."""
-    layout = "" if option.layout is None else option.layout.options()
-    return Change(f"--devices {option.devices} {layout}".strip(), option.fit)
 
 
 def devices_report(preset: Preset, fit_answer: DeviceFitting) -> Report:

@@ -104,7 +104,7 @@ def report(preset: Preset, memory: Memory, accelerator_fits: Sequence[Fit], assu
     memory_use, device = memory.states, memory.device
     warnings = too_long_notes(memory_use.count.spec, memory_use.workload)
     warnings += [remark for fit in accelerator_fits if not fit.hardware.sources for remark in fit.hardware.notes]
-    warnings += untested_notes(device)
+    warnings += untested_notes(device) + stored_weights_notes(preset, memory_use)
     answer_text = f"{units.GIB.write(device.device_bytes)} {units.GIB.name} required"
     parameters = "" if memory_use.phase == "training" else f", {units.count(memory_use.count.total)} parameters"
     settings_line = settings_text(memory, memory.attention) + parameters
@@ -489,6 +489,19 @@ def untested_notes(device: DeviceMemory) -> list[str]:
         if term.status == "untested":
             names.setdefault(term.witness, []).append(term.name)
     return [f"untested: {', '.join(terms)} ({reason})" for reason, terms in names.items()]
+
+
+def stored_weights_notes(preset: Preset, memory_use: MemoryUse) -> list[str]:
+    """Returns a warning if a training run is counted over wider weights than the checkpoint's quantized ones."""
+    method = str((preset.stored_as or {}).get("quant_method", ""))[:40]
+    is_counted = memory_use.adapters is not None and memory_use.adapters.base != "none"
+    if memory_use.phase != "training" or is_counted or not method or method in CONVERTED:
+        return []
+    return [f"the checkpoint is quantized by {method}; its training is counted over {memory_use.dtype} weights"]
+
+
+CONVERTED = ("fp8", "mxfp4")
+"""Methods of checkpoints whose weights trainers convert to 16 bits (transformers' `Mxfp4Config(dequantize=True)`)."""
 
 
 # --- notes ------------------------------------------------------------------------------------------------------------

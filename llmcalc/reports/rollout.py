@@ -56,6 +56,9 @@ def engine_note(rollout: Rollout | None) -> str:
         return ""
     flags = " ".join(f"{name}={value}" for name, value in rollout.flags.items())
     idle_text = "weights and cache are freed" if rollout.sleeps else "weights and cache stay on the device"
+    if rollout.shares_weights:
+        cache_text = "is freed" if rollout.sleeps else "stays on the device"
+        idle_text = f"cache {cache_text}; its weights are those of the training"
     return f"rollouts by {rollout.engine} (newest rules): {flags}; while it is idle its {idle_text}"
 
 

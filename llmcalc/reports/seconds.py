@@ -232,10 +232,18 @@ def _time_notes(timed_run: TimedRun) -> list[str]:
         )
     rules = [f"{rule} at 45 % MFU: {duration(value)}" for rule, value in timed_run.rules.items() if value is not None]
     resident, capacity = timed_run.resident_bytes, timed_run.hardware.capacity_bytes
-    too_large = (
-        f"weights and cache are {units.memory(resident)} a device, which has {units.memory(capacity)}: they do not "
-        "fit; --devices N divides them"
-    )
+    sizes = f"are {units.memory(resident)} a device, which has {units.memory(capacity)}"
+    if timed_run.phase != "training":
+        too_large = f"weights and cache {sizes}: they do not fit; --devices N divides them"
+    elif timed_run.chosen_options:
+        too_large = (
+            f"the fastest layout that fits: {timed_run.chosen_options}; undivided, weights, gradients and optimizer "
+            f"states {sizes}"
+        )
+    else:
+        too_large = (
+            f"weights, gradients and optimizer states {sizes}: they do not fit; llmcalc plan lists layouts that do"
+        )
     return [
         *([too_large] if resident > capacity else []),
         *lines,

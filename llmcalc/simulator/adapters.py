@@ -7,8 +7,8 @@ from __future__ import annotations
 
 from ..algebra import Number
 from ..frozen import frozen
-from ..workload.lora import Base, Library, stored_bytes
-from .tensor import FLOAT32, Dtype
+from ..workload.lora import Base, Library, stored_bytes, stored_tensors
+from .tensor import BFLOAT16, FLOAT32, UINT8, Dtype
 from .versions import is_older
 
 FREES_INPUTS = (0, 43, 2)
@@ -64,3 +64,14 @@ class Adapters:
     def stored_bytes(self, rows: Number, columns: Number) -> Number:
         """Returns the bytes of a quantized matrix with scales."""
         return stored_bytes(self.base, rows, columns)
+
+    def stored_tensors(self, rows: Number, columns: Number) -> dict[str, tuple[Number, Dtype]]:
+        """Returns suffix → (elements, number format) of the tensors of a quantized matrix, its codes first."""
+        tensors = stored_tensors(self.base, rows, columns)
+        return {name: (count, UINT8 if size == 1 else FLOAT32) for name, (count, size) in tensors.items()}
+
+    def computing_format(self, input_format: Dtype) -> Dtype:
+        """Returns the number format of products with 4-bit weights: for inputs in float32 that of QLoRA's recipes,
+        bfloat16 (`bnb_4bit_compute_dtype`), to which bitsandbytes casts them.
+        """
+        return BFLOAT16 if self.library == "peft" and input_format is FLOAT32 else input_format

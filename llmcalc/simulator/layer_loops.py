@@ -119,8 +119,8 @@ def program_stacks(root: Scope, recompute_interval: int = 1, first_layer_index: 
 
 def _shares_tensors(kind: Scope) -> bool:
     """Whether layers of a type share a tensor, such as an encoder's output, position bias or weight."""
-    assert kind.takes is not None
-    inner_storages = {id(kind.takes.storage)}
+    assert kind.first_input is not None
+    inner_storages = {id(kind.first_input.storage)}
     for operation in kind.steps():
         if any(id(input_value.storage) not in inner_storages for input_value in operation.ins):
             return True
@@ -133,10 +133,10 @@ def _stacks_of_scope(module_scope: Scope, parents: tuple[str, ...] = ()) -> list
     layer_scopes = [
         item
         for item in module_scope.items
-        if isinstance(item, Scope) and item.takes is not None and not item.about.get("optional")
+        if isinstance(item, Scope) and item.first_input is not None and not item.about.get("optional")
     ]
     stacks = [(parents, layer_scopes)] if layer_scopes else []
     for item in module_scope.items:
-        if isinstance(item, Scope) and item.takes is None and not item.about.get("optional"):
+        if isinstance(item, Scope) and item.first_input is None and not item.about.get("optional"):
             stacks += _stacks_of_scope(item, (*parents, item.name))
     return stacks

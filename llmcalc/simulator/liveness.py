@@ -29,7 +29,7 @@ def unused_modules(module_scope: Scope, repeats: Number = 1) -> Iterator[tuple[s
 
 def is_a_layer(module_scope: Scope) -> bool:
     """Whether a repeated module is a layer of a stack, not a multi-token-prediction module."""
-    return module_scope.takes is not None and not module_scope.about.get("optional")
+    return module_scope.first_input is not None and not module_scope.about.get("optional")
 
 
 def modules_below(module_scope: Scope, parent_path: str = "") -> Iterator[tuple[str, Scope]]:
@@ -40,7 +40,12 @@ def modules_below(module_scope: Scope, parent_path: str = "") -> Iterator[tuple[
                 yield from modules_below(branch, parent_path)
         elif isinstance(item, Scope) and item.about.get("role") not in NEVER_RUN:
             path = f"{parent_path}{item.name}"
-            if item.reads is not None and item.over is None and item.after is None and item.nth is None:
+            if (
+                item.argument is not None
+                and item.stacked_axis is None
+                and item.first_layer_output is None
+                and item.list_index is None
+            ):
                 yield path, item
             yield from modules_below(item, f"{path}.")
 
@@ -76,8 +81,9 @@ def last_readers(
             if isinstance(item, Alternatives):
                 executed_branch, first_branch = branch(item), next(iter(item.branches.values()))
                 visit(executed_branch.items, layer)
-                if executed_branch is not first_branch and executed_branch.gives is not None:  # the first stands for it
-                    shared_values.add(id(executed_branch.gives.storage))
+                if executed_branch is not first_branch and executed_branch.output is not None:
+                    # the first branch stands for it
+                    shared_values.add(id(executed_branch.output.storage))
             elif isinstance(item, Step):
                 for value in item.ins:
                     key = id(value.storage)
@@ -85,14 +91,14 @@ def last_readers(
                     if (
                         layer is not root
                         and layers_by_value.get(key, layer) is not layer
-                        and not is_view_of(value, layer.takes)
+                        and not is_view_of(value, layer.first_input)
                     ):
                         shared_values.add(key)
                 for value in item.outs:
                     layers_by_value[id(value)] = layer
             elif not is_skipped(item):
-                visit(item.items, item if item.takes is not None else layer)
-                if item.over is not None:  # each of its runs reads what comes from outside
+                visit(item.items, item if item.first_input is not None else layer)
+                if item.stacked_axis is not None:  # each of its runs reads what comes from outside
                     operations = list(item.steps())
                     inner_values = {id(output_value) for operation in operations for output_value in operation.outs}
                     storages_read = {
@@ -103,9 +109,9 @@ def last_readers(
     visit(root.items, root)
     for module_scope in root.scopes():
         if (
-            module_scope.takes is not None
-            and module_scope.gives is not None
-            and last_layer.get(id(module_scope.gives.storage)) is module_scope
+            module_scope.first_input is not None
+            and module_scope.output is not None
+            and last_layer.get(id(module_scope.output.storage)) is module_scope
         ):
-            shared_values.add(id(module_scope.gives.storage))  # the loop over the layers reads it after all steps
+            shared_values.add(id(module_scope.output.storage))  # the loop over the layers reads it after all steps
     return {key: step for key, step in last_reader.items() if key not in shared_values}, shared_values

@@ -66,11 +66,11 @@ class Lowering(ProgramLowering):
             operation.verb == "carry" and len(operation.ins) > 1 for operation in root.steps(idle=False)
         )
         for module_scope in root.scopes():
-            if module_scope.takes is not None:
+            if module_scope.first_input is not None:
                 operations = list(module_scope.steps(idle=False))
                 outputs = {id(output) for operation in operations for output in operation.outs}
                 storages_read = {id(input_value.storage) for operation in operations for input_value in operation.ins}
-                layer_input_ids = {id(module_scope.takes.storage)} - self.shared_values
+                layer_input_ids = {id(module_scope.first_input.storage)} - self.shared_values
                 self.values_computed[id(module_scope)] = outputs
                 self.storages_read[id(module_scope)] = storages_read - outputs - layer_input_ids
 
@@ -115,8 +115,8 @@ class Lowering(ProgramLowering):
             for input_value in operation.ins
         )
         return RecomputedModule(
-            tuple(value for value in values_read.values() if not is_view_of(value, module_scope.reads)),
-            frozenset(base_among(value, outputs) or 0 for value in outside_reads) - {0, id(module_scope.gives)},
+            tuple(value for value in values_read.values() if not is_view_of(value, module_scope.argument)),
+            frozenset(base_among(value, outputs) or 0 for value in outside_reads) - {0, id(module_scope.output)},
             tuple(value for value in values_read.values() if self.last.get(id(value.storage)) in step_ids),
         )
 
@@ -144,11 +144,11 @@ class Lowering(ProgramLowering):
                 caller_state[0].update(
                     {key: self.values[key] for key in recomputed_module.values_read_outside if key in self.values}
                 )
-                return self.get(module_output)
+                return self.tensor_of(module_output)
             finally:
                 self.values, self.bound, self.frames, self.memo = caller_state
 
-        output = self.run_checkpointed(run, [self.get(module_input)])
+        output = self.run_checkpointed(run, [self.tensor_of(module_input)])
         for value in recomputed_module.last_read_here:
             self.forget(value.storage)
         self.bind(module_output, output)
@@ -189,7 +189,7 @@ class Lowering(ProgramLowering):
             self.set_carried(dict(zip(carried_keys, arguments[1:], strict=True)))
             try:
                 self.module(Frame(module_call.scope, layer_index=module_call.layer_index, owner=module_call.owner))
-                output = self.get(layer_output)
+                output = self.tensor_of(layer_output)
                 caller_state[0].update({key: self.values[key] for key in shared_outputs if key in self.values})
                 return output
             finally:

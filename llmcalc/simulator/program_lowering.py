@@ -41,7 +41,7 @@ class ProgramLowering(CacheTensors):
         if program.entry is not None:
             self.bind(program.entry, self.inputs.pop(ENTRY))
         self.module(Frame(program.root))
-        output = self.get(program.result)
+        output = self.tensor_of(program.result)
         self.values.clear()
         self.bound.clear()
         self.memo = {}
@@ -88,9 +88,13 @@ class ProgramLowering(CacheTensors):
         return dry.weights, dry.buffers
 
     def take_frames(self, program: Flow) -> None:
-        """Allocates the optional input frames of a program, stored as [batch, values per frame, frames]."""
-        if program.frames is not None:
-            batch, rows, values = self.shape(program.frames)
+        """Allocates the optional input frames of a program, stored as [batch, values per frame, frames] by default."""
+        if program.frames is None:
+            return
+        batch, rows, values = self.shape(program.frames)
+        if program.frames_by_row:
+            self.inputs[program.frames.rows] = self.graph.new_tensor((batch, rows, values), self.dtype)
+        else:
             frames = self.graph.new_tensor((batch, values, rows), self.dtype)
             self.inputs[program.frames.rows] = self.t.transpose(frames, 1, 2)
 
@@ -112,20 +116,20 @@ class ProgramLowering(CacheTensors):
     def _module(self, module_call: Frame) -> None:
         """Runs the items of a module, with the module on the stack."""
         module_scope = module_call.scope
-        argument = None if module_scope.reads is None else self.get(module_scope.reads)
+        argument = None if module_scope.argument is None else self.tensor_of(module_scope.argument)
         self.frames.append(module_call)
         memory_meter = self.graph.meter
         outer_place, memory_meter.place = memory_meter.place, self.place
-        memo, self.memo = self.memo, {} if module_scope.apart else self.memo
-        outer_values = set(self.values) if module_scope.apart else set()
+        memo, self.memo = self.memo, {} if module_scope.is_separate_model else self.memo
+        outer_values = set(self.values) if module_scope.is_separate_model else set()
         module_kernel = self.module_kernel(module_scope)
         with self.graph.no_grad() if module_scope.about.get("role") == "no_grad" else nullcontext():
             if module_kernel is None:
                 self.items(module_scope.items)
             else:
                 module_kernel()
-        if module_scope.apart and module_scope.gives is not None:  # what its layers read goes with it
-            for key in set(self.values) - outer_values - {id(module_scope.gives), id(module_scope.gives.storage)}:
+        if module_scope.is_separate_model and module_scope.output is not None:  # what its layers read goes with it
+            for key in set(self.values) - outer_values - {id(module_scope.output), id(module_scope.output.storage)}:
                 self.values.pop(key)
         self.memo = memo
         self.frames.pop()
@@ -143,7 +147,7 @@ class ProgramLowering(CacheTensors):
             if isinstance(item, Scope) and (self.skips(item) or self.has_run(item)):
                 self._leave_out(item)
                 continue
-            if isinstance(item, Scope) and item.takes is not None:
+            if isinstance(item, Scope) and item.first_input is not None:
                 layer_scopes.append(item)
                 continue
             if layer_scopes:
@@ -153,9 +157,9 @@ class ProgramLowering(CacheTensors):
                 self.alternatives(item)
             elif isinstance(item, Step):
                 self.step(item)
-            elif item.after is not None:
+            elif item.first_layer_output is not None:
                 self.after_first = item
-            elif item.over is not None:
+            elif item.stacked_axis is not None:
                 self.side_by_side(item)
             else:
                 self.module(Frame(item))
@@ -172,13 +176,15 @@ class ProgramLowering(CacheTensors):
     def has_run(self, module_scope: Scope) -> bool:
         """Whether a module is a separate model, such as an encoder, that already ran in an earlier pass."""
         return (
-            module_scope.apart and module_scope.gives is not None and self.is_computed_earlier(module_scope.gives.rows)
+            module_scope.is_separate_model
+            and module_scope.output is not None
+            and self.is_computed_earlier(module_scope.output.rows)
         )
 
     def _leave_out(self, module_scope: Scope) -> None:
         """Marks the output of a skipped module as absent."""
-        if module_scope.gives is not None:
-            self.absent_values.add(id(module_scope.gives.storage))
+        if module_scope.output is not None:
+            self.absent_values.add(id(module_scope.output.storage))
         if not self.skips(module_scope):
             self.stack_number += self._count_stacks(module_scope)
 
@@ -188,7 +194,7 @@ class ProgramLowering(CacheTensors):
         for item in module_scope.items:
             if isinstance(item, Scope) and self.skips(item):
                 continue
-            is_layer = isinstance(item, Scope) and item.takes is not None
+            is_layer = isinstance(item, Scope) and item.first_input is not None
             stacks += is_layer and not is_in_stack
             is_in_stack = is_layer
             if isinstance(item, Scope) and not is_layer:
@@ -204,33 +210,33 @@ class ProgramLowering(CacheTensors):
         first_branch, *_ = item.branches.values()
         branch = self.branch(item)
         self.items(branch.items)
-        assert first_branch.gives is not None
-        assert branch.gives is not None
+        assert first_branch.output is not None
+        assert branch.output is not None
         if branch is not first_branch:
-            self.set(first_branch.gives, self.get(branch.gives))
-            self.forget(branch.gives.storage)
+            self.store_tensor(first_branch.output, self.tensor_of(branch.output))
+            self.forget(branch.output.storage)
 
     def side_by_side(self, module_scope: Scope) -> None:
         """Runs equal modules in sequence, and collects the outputs for stacking."""
-        assert module_scope.over is not None
+        assert module_scope.stacked_axis is not None
         module_input, module_output = module_scope.call_values
         outputs: list[Tensor] = []
-        slices = None if module_scope.slice is None else self.t.unbind(self.get(module_input), 2)
-        for i in range(module_scope.over.size):
-            if slices is not None and module_scope.slice is not None:
-                self.values[id(module_scope.slice)] = slices[i]
+        slices = None if module_scope.argument_slice is None else self.t.unbind(self.tensor_of(module_input), 2)
+        for i in range(module_scope.stacked_axis.size):
+            if slices is not None and module_scope.argument_slice is not None:
+                self.values[id(module_scope.argument_slice)] = slices[i]
             self.module(Frame(module_scope, layer_index=i, owner=i))
-            outputs.append(self.get(module_output))
+            outputs.append(self.tensor_of(module_output))
             self.forget(module_output.storage)
-        if module_scope.slice is not None:
-            self.values.pop(id(module_scope.slice))
+        if module_scope.argument_slice is not None:
+            self.values.pop(id(module_scope.argument_slice))
         self.stacks[id(module_output)] = outputs
         self.release(module_scope, (input_value for operation in module_scope.steps() for input_value in operation.ins))
 
     def layers(self, layer_scopes: list[Scope]) -> None:
         """Runs a stack of layers in the model's order."""
         (first_input, _), (_, last_output) = layer_scopes[0].layer_values, layer_scopes[-1].layer_values
-        hidden = self.get(first_input)
+        hidden = self.tensor_of(first_input)
         self._leave(first_input)
         owners: dict[str, int] = {}
         layer_order = shortened(layer_kinds(layer_scopes), self.run_only.get(self.stack_number))
@@ -249,10 +255,10 @@ class ProgramLowering(CacheTensors):
 
     def run_after_layer(self, module_scope: Scope, x: Tensor, y: Tensor) -> Tensor:
         """Runs the module that follows the first layer. x, y: the layer's input and output."""
-        (module_input, module_output), first_layer_output = module_scope.call_values, module_scope.after
+        (module_input, module_output), first_layer_output = module_scope.call_values, module_scope.first_layer_output
         self.values[id(module_input)], self.values[id(first_layer_output)] = x, y
         self.module(Frame(module_scope))
-        output = self.get(module_output)
+        output = self.tensor_of(module_output)
         for value in (module_input, first_layer_output):
             self.values.pop(id(value), None)
         self.forget(module_output.storage)
@@ -269,7 +275,7 @@ class ProgramLowering(CacheTensors):
         layer_input, layer_output = module_call.scope.layer_values
         self.values[id(layer_input)] = x
         self.module(module_call)
-        output = self.get(layer_output)
+        output = self.tensor_of(layer_output)
         self._leave(layer_input)
         self.forget(layer_output.storage)
         return output
@@ -320,13 +326,13 @@ class ProgramLowering(CacheTensors):
         frame = self.frames[-2 if operation.options["outside"] else -1]
         for operation_name, value in zip(operation.options["names"], operation.ins, strict=True):
             if not self.is_from_earlier_pass(value):
-                frame.local_tensors[operation_name] = self.get(value)
+                frame.local_tensors[operation_name] = self.tensor_of(value)
 
     @compared(BY_TORCH)
     def do_keep(self, operation: Step) -> None:
         """Stores tensors for later operations of the pass."""
         for operation_name, value in zip(operation.options["names"], operation.ins, strict=True):
-            self.memo[operation_name] = self.get(value)
+            self.memo[operation_name] = self.tensor_of(value)
 
     @compared(BY_TORCH)
     def do_enter(self, operation: Step) -> None:
@@ -344,12 +350,14 @@ class ProgramLowering(CacheTensors):
     @compared(BY_TORCH)
     def do_also(self, operation: Step) -> None:
         """Adds a second result to the program's results."""
-        self.further_outputs.append(self.get(operation.ins[0]))
+        self.further_outputs.append(self.tensor_of(operation.ins[0]))
 
     @compared(by_torch("tests/simulator/test_dropout.py"))
     def do_dropout(self, operation: Step) -> None:
         """Runs dropout in training, if the model's dropout probability is not 0."""
-        self.set(operation.outs[0], self.apply_dropout(self.get(operation.ins[0]), operation.options["probability"]))
+        self.store_tensor(
+            operation.outs[0], self.apply_dropout(self.tensor_of(operation.ins[0]), operation.options["probability"])
+        )
 
     def apply_dropout(self, x: Tensor, probability: float) -> Tensor:
         """Returns a tensor after dropout, or unchanged outside of training or with probability 0."""

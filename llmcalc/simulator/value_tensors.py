@@ -90,16 +90,18 @@ class ValueTensors:
         rows = self.run_config.new_rows(value.rows)
         return (self.run_config.batch, rows, *sizes) if value.rows.batched else (rows, *sizes)
 
-    def get(self, value: Value) -> Tensor:
+    def tensor_of(self, value: Value) -> Tensor:
         """Returns a value's tensor in the value's shape, reduced to the first rows if necessary."""
         tensor = self.values.get(id(value))
         if tensor is not None:
             return tensor
-        if value.fixed and value.rows in self.inputs:  # audio frames
+        if value.fixed and value.of is None and value.rows in self.inputs:  # audio frames
             return self.inputs[value.rows]
         if value.of is None:
             raise self.unsupported("reads a value that no step has made")
-        x, shape = self.get(value.of), self.shape(value)
+        x, shape = self.tensor_of(value.of), self.shape(value)
+        if value.of.rows is ONCE and value.rows is not ONCE and value.rows.batched:  # rows of every sequence alike
+            return self.t.expand(self.t.reshape(x, shape[1:]), shape)
         if isinstance(x.count, int) and x.count != count(shape) and x.shape[1] != shape[1]:
             if value.rows == value.of.rows:  # rows of earlier passes are there too
                 shape = (shape[0], x.shape[1], *shape[2:])
@@ -121,22 +123,22 @@ class ValueTensors:
             and is_zero(rows.new_rows(self.run_config.workload.with_(phase="decode")))
         )
 
-    def take(self, operation: Step, value: Value) -> Tensor:
+    def tensor_read_by(self, operation: Step, value: Value) -> Tensor:
         """Returns a value's tensor, and frees the stored reference after the last read."""
-        x = self.get(value)
+        x = self.tensor_of(value)
         if self.last.get(id(value.storage)) == id(operation):
             self.forget(value.storage)
         return x
 
-    def flat(self, value: Value, step: Step | None = None) -> Tensor:
+    def flat_tensor(self, value: Value, step: Step | None = None) -> Tensor:
         """Returns a value's tensor as [batch, rows, width], copied if the heads are not contiguous.
 
-        step: the step that reads it, as in `take`; default none.
+        step: the step that reads it, as in `tensor_read_by`; default none.
         """
-        x = self.get(value) if step is None else self.take(step, value)
+        x = self.tensor_of(value) if step is None else self.tensor_read_by(step, value)
         return x if len(value.axes) == 1 else self.t.flatten(x, len(x.shape) - len(value.axes))
 
-    def set(self, value: Value, tensor: Tensor) -> None:
+    def store_tensor(self, value: Value, tensor: Tensor) -> None:
         """Stores the tensor of a value, with axes in the value's order."""
         if isinstance(value.rows, QueryKeyPairs):
             self.bind(value, tensor)
@@ -192,8 +194,8 @@ class ValueTensors:
         path: list[Any] = []
         for i, frame in enumerate(frames):
             path.append(frame.scope.name)
-            if frame.scope.nth is not None:
-                path.append(frame.scope.nth)
+            if frame.scope.list_index is not None:
+                path.append(frame.scope.list_index)
             if frame.layer_index is not None:
                 inner_scopes = [inner_frame.scope for inner_frame in self.frames[i:]]
                 is_shared = any(module_scope.about.get("role") == "shared" for module_scope in inner_scopes)
@@ -207,7 +209,7 @@ class ValueTensors:
         return tuple(
             path_part
             for module_call in self.frames
-            for path_part in (module_call.scope.name, module_call.scope.nth, module_call.layer_index)
+            for path_part in (module_call.scope.name, module_call.scope.list_index, module_call.layer_index)
         )
 
     @property

@@ -22,7 +22,7 @@ def decoded_token(
     memory: the run on one device. users: sequences of a replica; default those of the run. stack: what runs it.
     None for training, prompts and encoders, and for accelerators and layouts without a time.
     """
-    if memory.settings.phase not in ("inference", "decode") or memory.spec.kind == "encoder":
+    if memory.settings.phase not in ("inference", "decode") or memory.spec.one_pass_model:
         return None
     batch = int(memory.states.workload.batch) if users is None else users
     try:

@@ -112,7 +112,7 @@ def _figures_of_model(preset: Preset, seq: int, dtype: str) -> dict[str, Figure]
         flops(preset.model, run_config_of(preset.model, seq=seq, phase="training")).per_token,
         "FLOPs",
     )
-    if preset.model.kind != "encoder":
+    if not preset.model.one_pass_model:
         cache = kv(preset.model, seq=seq, dtype_name=dtype)
         quantities["KV cache per token"] = cache.bytes_per_token, "bytes"
         quantities["KV cache of a sequence"] = cache.bytes, "bytes"
@@ -126,8 +126,8 @@ def _device_bytes(preset: Preset, seq: int, dtype: str) -> dict[str, Figure]:
     from ..device_memory.settings import Settings
 
     try:
-        kv_dtype = None if preset.model.kind == "encoder" else dtype
-        phase: Any = "prefill" if preset.model.kind == "encoder" else "inference"
+        kv_dtype = None if preset.model.one_pass_model else dtype
+        phase: Any = "prefill" if preset.model.one_pass_model else "inference"
         device_run = memory(
             preset.model, Settings(phase=phase, seq=seq, kv_dtype=kv_dtype), preset.dtype, config=preset.checkpoint
         )

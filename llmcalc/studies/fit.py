@@ -230,15 +230,12 @@ def _memory_saving_changes(memory: Memory, current_fit: Fit, batch: int, seq: in
 
     If none suffices, also all cheap ones together, with each costly one; if none of these does, with each pair of them.
     """
-    training = memory.settings.phase == "training"
-    cheap_changes, costly_changes = (_training_changes if training else _inference_changes)(memory)
+    cheap_changes, costly_changes = _possible_changes(memory)
     costly_changes = [*costly_changes, *_smaller_workloads(memory, batch, seq)]
     insufficient_bytes: list[int] = []
     most_changes = FEW_CHANGES if is_deep(memory) else None
     evaluate = partial(_evaluate_changes, memory, current_fit, insufficient_bytes, most_changes=most_changes)
-    combined_changes: dict[str, Any] = {}
-    for changes in cheap_changes:
-        combined_changes |= changes
+    combined_changes = _combined(cheap_changes)
     pairs = [
         {**first_change, **second_change}
         for first_change, second_change in combinations(costly_changes, 2)
@@ -324,6 +321,26 @@ def as_options(changes: Mapping[str, Any]) -> str:
         for name, value in changes.items()
         if value is not None
     )
+
+
+def changes_beside_devices(memory: Memory, sufficient: Sequence[Change]) -> list[dict[str, Any]]:
+    """Returns the changes of settings that are tried on several accelerators: those that keep the results, together,
+    and, unless a change suffices on one accelerator, each of the others.
+    """
+    if is_deep(memory):
+        return []
+    cheap_changes, costly_changes = _possible_changes(memory)
+    return [*([_combined(cheap_changes)] if cheap_changes else []), *([] if sufficient else costly_changes)]
+
+
+def _combined(changes: Iterable[Mapping[str, Any]]) -> dict[str, Any]:
+    return {name: value for settings in changes for name, value in settings.items()}
+
+
+def _possible_changes(memory: Memory) -> tuple[list[dict[str, Any]], list[dict[str, Any]]]:
+    """Returns (changes that keep the results, changes of number formats, optimizer and trained tensors)."""
+    training = memory.settings.phase == "training"
+    return (_training_changes if training else _inference_changes)(memory)
 
 
 def _training_changes(memory: Memory) -> tuple[list[dict[str, Any]], list[dict[str, Any]]]:

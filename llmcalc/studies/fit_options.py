@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
-from itertools import tee
-from typing import NamedTuple
+from itertools import takewhile, tee
+from typing import Any, NamedTuple
 
 from ..accelerator import Fit, Hardware
 from ..device_memory.cuda_runtime import Runtime
@@ -18,7 +18,7 @@ from ..frameworks.registry import framework, framework_of, layout_of
 from ..frozen import frozen
 from ..parallel.layout import ImpossibleLayout, Layout
 from ..parallel.layout_request import LayoutRequest
-from .fit import least_static_bytes
+from .fit import Change, as_options, least_static_bytes
 from .fit_serving import serving_layouts
 
 MOST_DEVICES = 64
@@ -153,6 +153,61 @@ def _hardware_option(
     if not tried_options:
         raise ImpossibleLayout("--devices: no layout of this number is possible")
     return min(tried_options, key=lambda entry: (entry[1].fit.needed, entry[0]))[1]
+
+
+MOST_PER_NUMBER = 2
+"""Largest number of changes that are listed for a number of accelerators."""
+
+
+def changes_on_several(
+    memory: Memory,
+    options: Sequence[HardwareOption],
+    request: LayoutRequest,
+    runtime_of: RuntimeOf,
+    setting_changes: Sequence[Mapping[str, Any]],
+) -> Iterator[Change]:
+    """Yields changes to several accelerators of a kind, fewest first, the unchanged run last.
+
+    options: the fewest accelerators of each kind for the unchanged run.
+    setting_changes: changes of settings that are tried on fewer accelerators than that.
+    """
+    for option in options:
+        fits_unchanged, hardware = option.fit.verdict != "no", option.fit.hardware
+        fewer = option.devices if fits_unchanged else MOST_DEVICES + 1
+        listed: list[tuple[int, Change]] = []
+        for changes in setting_changes:
+            try:
+                runs = list(_fitting_runs(memory.with_(**changes), hardware, request, runtime_of, fewer))
+            except InputError:
+                continue
+            if not runs:
+                continue
+            divided_run, fit = min(runs, key=lambda run: run[1].verdict != "fits")
+            words = f"{_devices_text(divided_run.devices, divided_run.layout)} {as_options(changes)}"
+            if sum(devices == divided_run.devices for devices, _ in listed) < MOST_PER_NUMBER:
+                listed.append((divided_run.devices, Change(words, fit)))
+        yield from (change for _, change in sorted(listed, key=lambda entry: entry[0]))
+        if fits_unchanged and option.devices > 1:
+            yield Change(_devices_text(option.devices, option.layout), option.fit)
+
+
+def _fitting_runs(
+    memory: Memory, hardware: Hardware, request: LayoutRequest, runtime_of: RuntimeOf, fewer: int
+) -> Iterator[tuple[_Divided, Fit]]:
+    """Yields the runs on two or more accelerators, but fewer than `fewer`, that fit tightly, and then one that fits."""
+    for divided_run in takewhile(lambda divided_run: divided_run.devices < fewer, _divided_runs(memory, request)):
+        is_too_large = max(divided_run.least, divided_run.least_bytes(memory.runtime)) > hardware.capacity_bytes
+        if divided_run.devices > 1 and not is_too_large:
+            fit = divided_run.memory_on(runtime_of(hardware)).fit_on(hardware)
+            if fit.verdict != "no":
+                yield divided_run, fit
+            if fit.verdict == "fits":
+                return
+
+
+def _devices_text(devices: int, layout: Layout | None) -> str:
+    """Writes a number of accelerators and their layout as options of the command line."""
+    return f"--devices {devices} {'' if layout is None else layout.options()}".strip()
 
 
 def _divided_runs(memory: Memory, request: LayoutRequest) -> Iterator[_Divided]:

@@ -80,7 +80,13 @@ class _Phases:
         tp = cluster.layout.tp
         self.vocab = -(-preset.model.vocab_size // tp)
         self.model = EngineRank(preset, cluster.layout, 0, with_towers=False)
-        self.engine = self._engine_memory(hardware)
+        self.engine = None if rollout.shares_weights else self._engine_memory(hardware)
+        self.shared_budget = self._shared_budget(hardware.capacity_bytes) if rollout.shares_weights else 0
+
+    def _shared_budget(self, capacity_bytes: int) -> int:
+        """Returns the bytes of an engine whose weights the training shares: its share of the device."""
+        shares = (share for least, share in self.rollout.shares_by_capacity if capacity_bytes >= least << 30)
+        return int(next(shares, self.rollout.flags["gpu_memory_utilization"]) * capacity_bytes)
 
     def _engine_memory(self, hardware: Hardware) -> EngineMemory | None:
         """Returns the inference engine's memory on the device.
@@ -107,7 +113,8 @@ class _Phases:
             "log_probabilities": self._log_probabilities,
             "update": self._update_phase,
         }
-        left_out = () if self.engine is not None else ("rollout", "weight_transfer")
+        left_out: tuple[str, ...] = () if self.engine is not None else ("rollout", "weight_transfer")
+        left_out = ("weight_transfer",) if self.rollout.shares_weights else left_out
         return [
             RolloutPhase(name, tuple(_present_terms(terms()))) for name, terms in names.items() if name not in left_out
         ]
@@ -153,6 +160,11 @@ class _Phases:
 
     def _engine_terms(self, *names: str) -> Iterator[PhaseTerm]:
         """Returns the engine's memory terms, all or the named ones, without the memory budget itself."""
+        if self.rollout.shares_weights:
+            if not names or "kv_cache" in names:
+                cache_bytes = self.shared_budget - self.states["weights"]
+                yield PhaseTerm("engine_kv_cache", cache_bytes, "estimate", self.rollout.source)
+            return
         assert self.engine is not None
         for term in self.engine.terms:
             if term.name != "budget" and (not names or term.name in names):
@@ -161,7 +173,7 @@ class _Phases:
 
     def _idle_engine(self) -> Iterator[PhaseTerm]:
         """Yields the terms of the idle engine; in the same process, training reuses the engine's activation blocks."""
-        if self.engine is None:
+        if self.engine is None and not self.rollout.shares_weights:
             return
         names = ["non_torch", "cuda_graphs"]
         if not self.rollout.sleeps:

@@ -35,6 +35,7 @@ from ..timing.work import rank_work
 from ..units import DTYPE_BITS, short_dtype, signed_percent
 from ..workload.counting import Counting, Pairs
 from ..workload.execution import Execution
+from ..workload.lora import stored_bytes
 from ..workload.recompute import Recompute
 from ..workload.run_config import RunConfig
 from ..workload.workload import Workload
@@ -56,6 +57,9 @@ GRADIENT_FORMATS = "float32", "bfloat16", "float16"
 
 BLACKWELL = 10.0
 """NVIDIA's first compute capability whose units multiply numbers with a scale per 32 elements (mxfp8)."""
+
+LARGE_WEIGHT = 2**24
+"""Elements of a weight matrix by which the bits of an element with its scales are counted."""
 
 KEPT_PRODUCTS = 0.5
 """Share of a layer that runs again where checkpointing keeps some of its products."""
@@ -106,7 +110,9 @@ class TimedRun:
     lines: the priced kernels and messages, each with how often it runs in the estimate.
     passes: the passes of inference; none in training.
     hidden_host: seconds of the parts in which kernels wait for the host.
-    resident_bytes: weights and cache of a device in inference; 0 in training.
+    resident_bytes: weights and cache of a device in inference; in training weights, gradients and optimizer states of
+        the layout that was asked for.
+    chosen_options: options of a layout that was chosen since the run does not fit without one; empty for none.
     alternatives: description of other settings → seconds with them.
     seconds_on: the estimate on another device under another stack.
     """
@@ -128,6 +134,7 @@ class TimedRun:
     passes: tuple[RankWork, ...] = field(default=(), repr=False)
     hidden_host: float = 0.0
     resident_bytes: int = 0
+    chosen_options: str = ""
     include: frozenset[str] = frozenset()
     alternatives: dict[str, float] = field(default_factory=dict)
     seconds_on: Callable[[Device, Stack], float] | None = field(default=None, repr=False)
@@ -430,12 +437,16 @@ def _adapters_of_run(memory: Memory) -> Adapters | None:
     low_rank = memory.states.adapters
     if low_rank is None:
         return None
-    if low_rank.base != "none":
-        raise InputError(f"--base {low_rank.base}: the time of a base in 4 bits is not modelled; expected --base none")
+    if low_rank.base == "int8" or (low_rank.base != "none" and not memory.settings.has_kbit_base):
+        raise InputError(
+            f"--base {low_rank.base}: its time is not modelled; expected --base nf4, nf4-dq or none of PEFT"
+        )
     if low_rank.copies:
         modules = ",".join(sorted(low_rank.copies))
         raise InputError(f"--modules-to-save {modules}: the time of trained copies is not modelled; expected none")
-    return Adapters(low_rank.rank, low_rank.targets)
+    is_in_4_bits = low_rank.base != "none"
+    bits = 8 * stored_bytes(low_rank.base, 1, LARGE_WEIGHT) / LARGE_WEIGHT if is_in_4_bits else 0.0
+    return Adapters(low_rank.rank, low_rank.targets, float(bits))
 
 
 def _refuse_wide_products(memory: Memory) -> None:
@@ -502,8 +513,8 @@ def time_inference(
     Raises `InputError` for a phase without a time.
     """
     workload, phase, spec = memory.states.workload, memory.settings.phase, memory.spec
-    if spec.kind == "encoder" and phase == "decode":
-        raise InputError("--phase decode: an encoder-only model does not decode; expected prefill or training")
+    if spec.one_pass_model and phase == "decode":
+        raise InputError(f"--phase decode: {spec.one_pass_model} does not decode; expected prefill or training")
     device = settings.device(hardware)
     batch, seq = int(workload.batch), int(workload.seq)
     replica = replace(layout, dp=1) if layout.dp > 1 and layout.ep == 1 else layout

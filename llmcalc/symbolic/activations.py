@@ -104,9 +104,11 @@ class Activations:
         formula = self.formulas.of_value("activations", symbolic_sum, int(value), node, group_by_token)
         repeat_count = self.numbers.times.get(node.walk_indices[0]) if node.walk_indices else None
         node_letters = (
-            node.letters if self.numbers.layers.issuperset(node.walk_indices) else replace(node.letters, repeat=1)
+            node.symbolic_node
+            if self.numbers.layers.issuperset(node.walk_indices)
+            else replace(node.symbolic_node, repeat=1)
         )
-        return Section((replace(node, letters=node_letters, times=repeat_count or 1),), (formula,), depth)
+        return Section((replace(node, symbolic_node=node_letters, times=repeat_count or 1),), (formula,), depth)
 
     def components(self) -> list[tuple[int, FormulaNode]]:
         """Returns the parts of the model and of layers, storages shared by layers, and the loss."""
@@ -229,8 +231,11 @@ class SavedSums:
         """
         total = unclaimed_sums.pop(path, 0)
         for child in formula_node.children:
-            node, location = child.numbers if self.side == "numbers" else child.letters, child.walk_indices[0]
-            child_path = (*path, (child.numbers.name, child.numbers.label))
+            node, location = (
+                child.numeric_node if self.side == "numbers" else child.symbolic_node,
+                child.walk_indices[0],
+            )
+            child_path = (*path, (child.numeric_node.name, child.numeric_node.label))
             is_layer = repeat_count is None and child_path in self._paths
             self.times[location] = node.repeat if is_layer else repeat_count
             self.by_location[location] = self._sum_with_children(

@@ -69,8 +69,8 @@ def explain(
     `ArithmeticError` where a formula's value differs from the count.
     """
     formulas = Formulas(spec, setting, include)
-    if spec.kind == "encoder" and quantity == "kv":
-        raise InputError("--quantity kv: an encoder-only model keeps no KV cache; expected params or flops")
+    if spec.one_pass_model and quantity == "kv":
+        raise InputError(f"--quantity kv: {spec.one_pass_model} keeps no KV cache; expected params or flops")
     check_kinds(spec)
     if node is None or node.lower() == "model":
         sections = [
@@ -148,11 +148,11 @@ def components(formulas: Formulas) -> list[tuple[int, FormulaNode]]:
         if formula_node.optional and formula_node.optional not in formulas.include:
             return
         component_nodes.append((depth, formula_node))
-        node = formula_node.numbers
+        node = formula_node.numeric_node
         if node.kind == "layer" or node.is_stack or node.optional:
-            norms = [child for child in formula_node.children if child.numbers.kind == "norm"]
+            norms = [child for child in formula_node.children if child.numeric_node.kind == "norm"]
             for child in formula_node.children:
-                if child.numbers.kind != "norm" or len(norms) == 1:
+                if child.numeric_node.kind != "norm" or len(norms) == 1:
                     add(child, depth + 1)
             if len(norms) > 1:
                 component_nodes.append((depth + 1, merge_nodes(formula_node, "norms", norms)))

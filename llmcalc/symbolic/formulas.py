@@ -140,8 +140,8 @@ class FormulaNode:
     steps: Steps
     path: str
     walk_indices: tuple[int, ...]
-    numbers: Node
-    letters: Node
+    numeric_node: Node
+    symbolic_node: Node
     times: Number
     optional: str
     source: str
@@ -163,6 +163,7 @@ class Formulas:
         self.has_symbols: bool = has_sympy()
         self.symbolic: Symbolic = latest_symbolic(spec) if self.has_symbols else values_only(spec)
         self.setting: Setting = setting
+        self.one_pass_model: str = spec.one_pass_model
         self.include: frozenset[str] = include
         self.meanings: dict[Any, Meaning] = {}
         if self.has_symbols:
@@ -199,12 +200,12 @@ class Formulas:
                 ".".join(path_name[0] for path_name in node.steps[i:]) for node in nodes for i in range(len(node.steps))
             }
             component_names = dict.fromkeys(
-                node.steps[-1][0] for node in nodes[1:] if node.numbers.children or len(node.steps) == 1
+                node.steps[-1][0] for node in nodes[1:] if node.numeric_node.children or len(node.steps) == 1
             )
             components: dict[str, str] = {}  # `attention` → self_attn: the outermost node of a component has its name
             for node in nodes[1:]:
-                if node.numbers.children:
-                    components.setdefault(node.numbers.kind, node.steps[-1][0])
+                if node.numeric_node.children:
+                    components.setdefault(node.numeric_node.kind, node.steps[-1][0])
             known_names = components | {path_end: path_end for path_end in sorted(path_ends)}
             suggestion = suggest(query, known_names) or f" Expected one of {', '.join(component_names)}."
             raise InputError(f"NODE: the model has no node '{query}'.{suggestion}")
@@ -213,13 +214,13 @@ class Formulas:
     def formula(self, node: FormulaNode, quantity: Quantity) -> Formula | None:
         """Returns the formula of one repeat of the node. FLOPs and parameters may be 0.
 
-        None for a node without a cache or state, and for the absorbed form in a model without one. Raises
+        None for a node or a model without a cache or state, and for the absorbed form in a model without one. Raises
         `ArithmeticError` if the formula's value differs from the count.
         """
         if quantity == "flops_absorbed" and not self.symbolic.numbers.has_form("absorbed"):
             return None
         value = Fraction(self._sum_terms(self.symbolic.numbers, self._numeric_terms(quantity), node))
-        if quantity in ("kv", "state") and not value:
+        if quantity in ("kv", "state") and (not value or self.one_pass_model):
             return None
         if not self.has_symbols:
             return Formula(quantity, value, value, value)
@@ -481,7 +482,7 @@ def _build_node(
 def merge_nodes(parent: FormulaNode, name: str, parts: Sequence[FormulaNode]) -> FormulaNode:
     """Merges several parts of one node into one renamed part."""
     numeric_node, symbolic_node = (
-        Node(name, children=tuple(getattr(pair, side) for pair in parts)) for side in ("numbers", "letters")
+        Node(name, children=tuple(getattr(pair, side) for pair in parts)) for side in ("numeric_node", "symbolic_node")
     )
     positions = tuple(i for part in parts for i in part.walk_indices)
     path = f"{parent.path}.{name}" if parent.path else name
@@ -490,8 +491,8 @@ def merge_nodes(parent: FormulaNode, name: str, parts: Sequence[FormulaNode]) ->
         steps=(*parent.steps, (name, "", ())),
         path=path,
         walk_indices=positions,
-        numbers=numeric_node,
-        letters=symbolic_node,
+        numeric_node=numeric_node,
+        symbolic_node=symbolic_node,
         children=(),
     )
 

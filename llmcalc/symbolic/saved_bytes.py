@@ -122,7 +122,9 @@ class PlacedEager(Eager):
     def location(self, frames: Sequence[Frame]) -> Location:
         """Returns the node of the model that is running in the innermost frame."""
         named_frames = [frame for frame in frames if frame.scope.name]
-        layers = [(i + 1, frame.layer_index) for i, frame in enumerate(named_frames) if frame.scope.takes is not None]
+        layers = [
+            (i + 1, frame.layer_index) for i, frame in enumerate(named_frames) if frame.scope.first_input is not None
+        ]
         depth, layer_index = layers[0] if layers else (0, -1)
         return Location(
             tuple(_name_and_label(frame.scope) for frame in named_frames),

@@ -19,10 +19,11 @@ from ..workload.workload import Phase, Workload
 
 KernelKind: TypeAlias = Literal[
     "product", "experts", "scores", "attention", "scan", "elementwise", "adapter", "look-up", "permutation", "state",
-    "loss",
+    "loss", "dequantization",
 ]  # fmt: skip
 """What a kernel does; `scores` is a product of queries and keys alone, `scan` any other operation with FLOPs, whose
-cost only its op knows, and `adapter` the element-wise work around an adapter's products.
+cost only its op knows, `adapter` the element-wise work around an adapter's products, and `dequantization` what makes
+16-bit copies of a frozen weight in 4 bits for a product.
 """
 
 BEFORE, AFTER = -1, -2
@@ -83,10 +84,16 @@ class Kernel:
 
 
 class Adapters(NamedTuple):
-    """Low-rank adapters of frozen weights. rank: inner width. targets: names of the adapted linear layers."""
+    """Low-rank adapters of frozen weights.
+
+    rank: inner width. targets: names of the adapted linear layers.
+    base_bits: bits of an element of the layers' frozen linear weights with its scales, which are dequantized for each
+        product; 0 (default) for weights in 16 bits.
+    """
 
     rank: int
     targets: frozenset[str]
+    base_bits: float = 0.0
 
 
 class LayerMessage(NamedTuple):

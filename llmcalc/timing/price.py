@@ -35,6 +35,10 @@ FROZEN_CAST = 0.75
 QUANTIZED = "quantized"
 """The format of products whose weights the kernel decodes (AWQ, GPTQ, GGUF), to what `Stack.quantized` names."""
 
+DEQUANTIZATION_FLOPS = 75.0
+"""Operations in float32 whose time the decoding of a weight in 4 bits takes: 2.62e9 weights in 2.96 ms on an H200
+(bitsandbytes 0.50, kDequantizeBlockwise, in blocks of 64; tests/data/gpu)."""
+
 KEY_HEADS_OF_LATENTS = 16
 """Key heads by which decoding attention over latents or single keys is divided among a device's units."""
 
@@ -387,6 +391,26 @@ class TimeEstimator:
         for backward in (False, True):
             bytes = kernel.m * (kernel.k * input_bytes[backward] + kernel.n * output_bytes[backward])
             yield backward, 0.0, self.device.memory_seconds(bytes)
+
+    def _dequantization_seconds(self, kernel: Kernel) -> Iterator[tuple[bool, Number, Number]]:
+        """Estimates the seconds of 16-bit copies of a weight in 4 bits, with casts of a float32 input and output.
+
+        A head in 16 bits is cast from float32 in the forward pass.
+        """
+        assert self.rank_pass.adapters is not None
+        base_bytes = self.rank_pass.adapters.base_bits / 8
+        if kernel.in_16_bits:
+            yield False, 0.0, self.device.memory_seconds(6.0 * kernel.weight_elements)
+            return
+        for backward in (False, True):
+            weights = kernel.moved_elements[backward]
+            yield (
+                backward,
+                DEQUANTIZATION_FLOPS * weights / self.device.peaks.get("fp32", self.device.peaks["bf16"]),
+                (self.device.memory_seconds((base_bytes + 2.0) * weights)),
+            )
+            casts = kernel.m * (kernel.k + kernel.n) if kernel.launches[backward] else 0
+            yield backward, 0.0, self.device.memory_seconds(6.0 * casts)
 
     def _loss_seconds(self, kernel: Kernel) -> Iterator[tuple[bool, Number, Number]]:
         memory = self.device.memory_seconds(kernel.m * kernel.n * (self.stack.logit_bytes if self.trains else 4.0))

@@ -57,6 +57,9 @@ SUMMED_LATER = frozenset({"combine", "to_tokens", "add", "dropout"})
 IN_16_BITS = frozenset({"lm_head", "router"})
 """Parts whose products stay in 16 bits in a run of narrower formats."""
 
+DEQUANTIZATION_KERNELS = 3
+"""Kernels around a product with a weight in 4 bits: to the product's format, the weight's copy, and back."""
+
 READ_AGAIN = frozenset({"norm", "act", "mul", "rope"})
 """Element-wise verbs whose backward pass reads the input again."""
 
@@ -96,8 +99,8 @@ class WorkRecorder(Placements):
             for value in step.ins if step.verb not in NO_KERNEL and step.verb not in IDENTITIES else ():
                 self._count_reader(value)
         for scope in self.scopes.values():
-            if scope.gives is not None and scope.about.get("kind") == "layer":
-                self._count_reader(scope.gives)
+            if scope.output is not None and scope.about.get("kind") == "layer":
+                self._count_reader(scope.output)
         self.run(program)
         self._record_group()
         self._record_loss(program)
@@ -135,13 +138,13 @@ class WorkRecorder(Placements):
             form = self.full_run.execution.form(item.branches, self.full_run.workload)
             if self.rank_pass.sparse_heads and "absorbed" in item.branches and _selects(item.branches["absorbed"]):
                 form = "absorbed"
-            default_output, chosen_items = next(iter(item.branches.values())).gives, item.branches[form]
+            default_output, chosen_items = next(iter(item.branches.values())).output, item.branches[form]
             if (
-                chosen_items.gives is not None
+                chosen_items.output is not None
                 and default_output is not None
-                and chosen_items.gives is not default_output
+                and chosen_items.output is not default_output
             ):
-                self.aliases[id(default_output.storage)] = chosen_items.gives
+                self.aliases[id(default_output.storage)] = chosen_items.output
             yield from self._chosen_items(chosen_items.items)
 
     def _running_scopes(self, scope: Scope) -> Iterator[Scope]:
@@ -330,6 +333,7 @@ class WorkRecorder(Placements):
         gradient_flops = 0 if x.fixed else 2 * (rows - constant_rows) * y.width * x.width
         name = self.where.rpartition(".")[2]
         frozen = self.rank_pass.adapters is not None
+        is_in_16_bits = not {step.about.get("kind"), name}.isdisjoint(IN_16_BITS)
         self._add_kernel(
             "product",
             "linear",
@@ -339,10 +343,25 @@ class WorkRecorder(Placements):
             weight_elements=y.width * x.width,
             flops=(flops, (0 if frozen else flops) + gradient_flops if self.has_gradient else 0),
             launches=(0, 0) if shares_input else (1, 1 if frozen else 2 + extra_launches),
-            in_16_bits=not {step.about.get("kind"), name}.isdisjoint(IN_16_BITS),
+            in_16_bits=is_in_16_bits,
             frozen=frozen,
         )
-        if self.rank_pass.adapters is not None and name in self.rank_pass.adapters.targets:
+        if self.rank_pass.adapters is None:
+            return
+        if self.rank_pass.adapters.base_bits:
+            has_backward = bool(self.has_gradient and gradient_flops)
+            self._add_kernel(
+                "dequantization",
+                "dequantize",
+                m=rows,
+                n=y.width,
+                k=x.width,
+                weight_elements=y.width * x.width,
+                moved_elements=(y.width * x.width, y.width * x.width if has_backward else 0),
+                launches=(DEQUANTIZATION_KERNELS, DEQUANTIZATION_KERNELS if has_backward else 0),
+                in_16_bits=is_in_16_bits,
+            )
+        if name in self.rank_pass.adapters.targets:
             self._add_adapter(self.rank_pass.adapters.rank, rows, x.width, y.width)
 
     def _add_adapter(self, rank: int, rows: Number, width: Number, outputs: Number) -> None:

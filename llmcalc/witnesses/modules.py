@@ -172,7 +172,7 @@ class _Search:
             yield path, node_modules
             paths_and_modules = [(path, node_modules.modules)]
         else:
-            paths_and_modules = list(self._repeats_of_node(path, node.indices, node_modules.modules[0]))
+            paths_and_modules = list(self._repeats_of_node(path, node.indices, node_modules.modules))
             yield from ((node_position, NodeModules(paths)) for node_position, paths in paths_and_modules)
         for node_position, module_paths in paths_and_modules:
             for child in node.children:
@@ -193,15 +193,22 @@ class _Search:
         return self._first_existing(node.name, parents)
 
     def _repeats_of_node(
-        self, path: str, indices: Sequence[int], whole_path: str
+        self, path: str, indices: Sequence[int], list_paths: Sequence[str]
     ) -> Iterator[tuple[str, tuple[str, ...]]]:
-        """Finds the modules of a node's repeats, by the repeat's index in a module list."""
-        members = self._matching_paths(f"{whole_path}.*")
-        containing_members = [member for member in members if any(path.startswith(f"{member}.") for path in self.known)]
-        members = containing_members or members  # Zamba 2's lists have placeholders
+        """Finds the modules of a node's repeats by index in a module list, or in several lists of one length."""
+        member_lists = [self._members(list_path) for list_path in list_paths]
+        has_equal_lists = len({len(members) for members in member_lists}) == 1
         for i in indices:
-            if i < len(members):
-                yield f"{path}.{i}", (members[i],)
+            members = tuple(
+                members[i] for members in member_lists[: None if has_equal_lists else 1] if i < len(members)
+            )
+            if members:
+                yield f"{path}.{i}", members
+
+    def _members(self, list_path: str) -> list[str]:
+        """Returns the modules of a module list, without placeholders that have no modules (Zamba 2)."""
+        members = self._matching_paths(f"{list_path}.*")
+        return [member for member in members if any(path.startswith(f"{member}.") for path in self.known)] or members
 
     def _first_existing(
         self, alternatives: str, parents: tuple[str, ...], outer_modules: tuple[str, ...] = ()

@@ -82,12 +82,12 @@ def longest_pass(spec: ModelSpec) -> int | None:
     Raises `InputError` if none fit.
     """
     learned_rows = learned_positions(spec)
-    if learned_rows == 1 and spec.kind != "encoder":
+    if learned_rows == 1 and not spec.one_pass_model:
         raise InputError(
             "max_position_embeddings: 1 learned position has room for no token to decode after the first; expected "
             "at least 2"
         )
-    return learned_rows if learned_rows is None or spec.kind == "encoder" else learned_rows - 1
+    return learned_rows if learned_rows is None or spec.one_pass_model else learned_rows - 1
 
 
 def busy_seq(spec: ModelSpec, seq: int) -> int:
@@ -114,7 +114,7 @@ def verify_reference(
     seq = default_seq(spec) if seq is None else seq
     longest_tokens = longest_pass(spec)
     if longest_tokens is not None and seq > longest_tokens:
-        decoding_text = "" if spec.kind == "encoder" else " and one more"
+        decoding_text = "" if spec.one_pass_model else " and one more"
         raise InputError(
             f"--seq: {seq} tokens{decoding_text} do not fit {learned_positions(spec)} learned positions; expected at "
             f"most {longest_tokens}"
@@ -258,7 +258,7 @@ def _checks(
     yield from compare_with_model(
         "train_flops", step_of, with_repeats(training_flops, repeats), workload.with_(phase="training"), run_parts
     )
-    if spec.kind == "encoder":
+    if spec.one_pass_model:
         return
 
     store: dict[nn.Module, tuple[torch.Tensor, ...]] = {}

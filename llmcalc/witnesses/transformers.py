@@ -266,7 +266,8 @@ def _token_ids(model: nn.Module, batch: int, seq: int) -> Any:
     if device.type == "meta":
         return torch.empty(batch, seq, dtype=torch.long, device=device)
     config: Any = getattr(model.config, "text_config", model.config)
-    end_token = config.eos_token_id if isinstance(config.eos_token_id, int) else config.vocab_size - 1
+    stated_end = getattr(config, "eos_token_id", None)
+    end_token = stated_end if isinstance(stated_end, int) else config.vocab_size - 1
     ids = torch.randint(0, config.vocab_size - 1, (batch, seq))
     ids = ids + (ids >= end_token)
     ids[:, -1] = end_token
@@ -277,23 +278,23 @@ def inputs_of(spec: ModelSpec, model: nn.Module, batch: int, seq: int) -> dict[s
     """Returns the tokens of `batch` sequences, or encoder frames, by the class's argument names."""
     import torch
 
-    ids, name = with_channels(model, _token_ids(model, batch, seq)), type(model).__name__
+    token_ids, name = _token_ids(model, batch, seq), type(model).__name__
+    ids = with_channels(model, token_ids)
     inputs: dict[str, Any] = {"input_ids": ids[:, None] if name.endswith("ForMultipleChoice") else ids}  # of one choice
     if spec.encoder is not None and spec.encoder.stem is not None:
         stem = spec.encoder.stem
         inputs = {stem.input_name: torch.empty(stem.frames(batch, seq), dtype=torch.bfloat16, device="meta")}
     if spec.kind == "encoder-decoder":
-        inputs["decoder_input_ids"] = ids
+        inputs |= {"decoder_input_ids": ids, **({"input_ids": token_ids} if "input_ids" in inputs else {})}
     elif denoises_after_prompt(model):
         inputs = {"decoder_input_ids": ids, "past_key_values": _cache_of_no_tokens(spec, model, batch)}
     return inputs | more_inputs(model, batch, seq)
 
 
 def with_channels(model: nn.Module, ids: torch.Tensor) -> torch.Tensor:
-    """Returns the ids [batch, tokens], with a channel axis for classes with several tokens per position."""
+    """Returns the ids [batch, tokens] as a class takes them that reads several tokens at each position."""
     config: Any = model.config
-    channels = class_settings_of({"model_type": config.model_type}).channels
-    return ids[..., None].expand(-1, -1, 1 + getattr(config, channels)) if channels else ids
+    return class_settings_of({"model_type": config.model_type}).audio_ids(config, ids)
 
 
 def _cache_of_no_tokens(spec: ModelSpec, model: nn.Module, batch: int) -> Any:
@@ -353,7 +354,7 @@ def run_forward(spec: ModelSpec, model: nn.Module, batch: int, seq: int, quirks:
     from transformers import DynamicCache
 
     name, inputs = type(model).__name__, inputs_of(spec, model, batch, seq)
-    if spec.kind != "encoder" and not name.endswith(quirks.refuses_cache) and not denoises_after_prompt(model):
+    if not spec.one_pass_model and not name.endswith(quirks.refuses_cache) and not denoises_after_prompt(model):
         inputs["use_cache"] = True
     if name.endswith(quirks.makes_mask) and not name.endswith(quirks.reads_values):
         inputs["attention_mask"] = torch.zeros(batch, 1, seq, seq, dtype=torch.bfloat16, device="meta")
@@ -374,7 +375,7 @@ def run_forward(spec: ModelSpec, model: nn.Module, batch: int, seq: int, quirks:
     if denoises_after_prompt(model):
         return Pass(forward_flops, calls, None)  # it reads the prompt's cache and fills none
     argument = cache_argument(model)
-    if stored_cache is None and spec.kind == "decoder" and argument:
+    if stored_cache is None and spec.kind == "decoder" and not spec.one_pass_model and argument:
         config: Any = model.config
         stored_cache = DynamicCache(config=config)  # the class fills a given cache, and creates none
         model(**inputs, **{argument: stored_cache})
@@ -383,7 +384,7 @@ def run_forward(spec: ModelSpec, model: nn.Module, batch: int, seq: int, quirks:
     ]
     stored_cache = [stored_cache, *states] if states else stored_cache
     return Pass(
-        forward_flops, calls, None if spec.kind == "encoder" or stored_cache is None else cache_bytes(stored_cache)
+        forward_flops, calls, None if spec.one_pass_model or stored_cache is None else cache_bytes(stored_cache)
     )
 
 

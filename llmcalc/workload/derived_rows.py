@@ -275,3 +275,16 @@ class RelativeDistances(Rows):
         queries = self.queries.new_rows(workload)
         keys = queries if self.keys is None else self.keys.new_rows(workload)
         return add(2 * queries, times(keys, minimum(keys - queries, 1)))
+
+
+@frozen(slots=True)
+class BytePatches(Rows):
+    """The patches of a text: one of its first byte, and one for every `patch` bytes; none of an empty text."""
+
+    name: str = "patches of bytes"
+    of: Rows = TOKENS
+    patch: Number = 1
+
+    def new_rows(self, workload: Workload) -> Number:
+        rows = self.of.new_rows(workload)
+        return 0 if is_zero(rows) else add(ceil_div(rows, self.patch), 1)

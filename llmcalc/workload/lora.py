@@ -5,9 +5,10 @@ QLoRA: Dettmers et al. 2023, arXiv:2305.14314; bitsandbytes/functional.py, `quan
 
 from __future__ import annotations
 
+from functools import reduce
 from typing import Literal, TypeAlias
 
-from ..algebra import Number, ceil_div
+from ..algebra import Number, add, ceil_div
 
 Base: TypeAlias = Literal["none", "nf4", "nf4-dq", "int8"]
 """The frozen matrices of the layers: as the model's own numbers (`none`), in 4 bits (`nf4`), in 4 bits with scales that
@@ -32,24 +33,33 @@ PROJECTIONS = ("q_proj", "k_proj", "v_proj")
 ALL_LINEAR = "all-linear"
 """The target that stands for every linear layer of the model's layers."""
 
-BLOCK, SECOND_BLOCK, CODE_BYTES = 64, 256, 1024
-"""bitsandbytes: weights per scale; scales per scale of scales; bytes of the table that decodes scales."""
+BLOCK, SECOND_BLOCK = 64, 256
+"""bitsandbytes: weights per scale, and scales per scale of scales."""
+
+TABLE, SECOND_TABLE = 16, 256
+"""bitsandbytes: fp32 entries of the table that decodes the weights of a matrix, and of the one that decodes scales."""
+
+
+def stored_tensors(base: Base, rows: Number, columns: Number) -> dict[str, tuple[Number, int]]:
+    """Returns suffix → (elements, bytes of an element) of the tensors of a quantized matrix, its codes first.
+
+    A byte holds two weights of 4 bits. There is an fp32 scale per block of 64 of them, or one byte where the scales are
+    quantised too; these have an fp32 scale per 256, a table and their mean. In 8 bits a row has an fp32 scale. The names
+    are those of a checkpoint (bitsandbytes/functional.py, `QuantState.as_dict`; nn/modules.py, `Linear8bitLt`).
+
+    rows: output size. columns: input size.
+    """
+    if base == "int8":
+        return {"": (rows * columns, 1), ".SCB": (rows, 4)}
+    blocks = ceil_div(rows * columns, BLOCK)
+    codes = {"": (ceil_div(rows * columns, 2), 1), ".quant_map": (TABLE, 4)}
+    if base == "nf4":
+        return codes | {".absmax": (blocks, 4)}
+    nested_scales = ceil_div(blocks, SECOND_BLOCK)
+    scales_of_scales = {".nested_absmax": (nested_scales, 4), ".nested_quant_map": (SECOND_TABLE, 4)}
+    return codes | {".absmax": (blocks, 1)} | scales_of_scales | {".nested_offset": (1, 4)}
 
 
 def stored_bytes(base: Base, rows: Number, columns: Number) -> Number:
-    """Returns the bytes of a quantized matrix with scales. rows: output size. columns: input size."""
-    if base == "int8":
-        return rows * columns + 4 * rows  # a scale in fp32 per row
-    return nf4_bytes(rows * columns, base == "nf4-dq")
-
-
-def nf4_bytes(weights: Number, double_quantized: bool) -> Number:
-    """Returns the bytes of a 4-bit matrix: two weights per byte, and an fp32 scale per block of 64.
-
-    double_quantized: whether the scales are quantised: one byte each, an fp32 scale per 256 of them, the table that
-        decodes them, and their mean.
-    """
-    blocks, codes = ceil_div(weights, BLOCK), ceil_div(weights, 2)
-    if not double_quantized:
-        return codes + 4 * blocks
-    return codes + blocks + 4 * ceil_div(blocks, SECOND_BLOCK) + CODE_BYTES + 4
+    """Returns the bytes of a quantized matrix with scales and tables. rows: output size. columns: input size."""
+    return reduce(add, (count * size for count, size in stored_tensors(base, rows, columns).values()))

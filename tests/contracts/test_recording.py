@@ -96,9 +96,11 @@ def test_what_goes_round_a_loop_has_the_same_axes_at_both_ends(example: Componen
     repeated may change the rows.
     """
     for scope in _scopes(around_a_model(example).program().root):
-        if scope.takes is not None and scope.about.get("repeat", 1) != 1:
-            assert scope.gives is not None
-            assert (scope.takes.rows, scope.takes.axes) == (scope.gives.rows, scope.gives.axes), scope.name
+        if scope.first_input is not None and scope.about.get("repeat", 1) != 1:
+            assert scope.output is not None
+            assert (scope.first_input.rows, scope.first_input.axes) == (scope.output.rows, scope.output.axes), (
+                scope.name
+            )
 
 
 def _scopes(scope: Scope) -> list[Scope]:
@@ -116,7 +118,7 @@ def test_a_step_reads_what_was_made_before_it(example: Component) -> None:
     what its last step made.
     """
     program = around_a_model(example).program()
-    made = {id(scope.after) for scope in _scopes(program.root) if scope.after is not None}
+    made = {id(scope.first_layer_output) for scope in _scopes(program.root) if scope.first_layer_output is not None}
     for step in _run(program.root):
         for value in step.ins:
             assert id(value.storage) in made or _given(value), (step.verb, step.name)

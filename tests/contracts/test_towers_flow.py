@@ -119,9 +119,9 @@ def test_symbols_and_arrays_record_the_towers_of_a_wrapper(kind: str) -> None:
 def test_equal_layers_of_a_tower_give_what_the_next_one_takes(example: Any) -> None:
     recorder, _ = alone(example)
     for scope in scopes(recorder.root):
-        if scope.takes is not None:
-            assert scope.gives is not None
-            assert (scope.takes.rows, scope.takes.axes) == (scope.gives.rows, scope.gives.axes)
+        if scope.first_input is not None:
+            assert scope.output is not None
+            assert (scope.first_input.rows, scope.first_input.axes) == (scope.output.rows, scope.output.axes)
 
 
 @in_one_test

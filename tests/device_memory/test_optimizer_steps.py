@@ -20,6 +20,7 @@ import pytest
 import torch
 import torch._dynamo  # a first step imports it, and would count what it allocates
 from torch import nn
+from transformers import optimization
 
 import llmcalc
 from llmcalc.costs.trained_tensors import trained_tensors
@@ -41,11 +42,12 @@ Shape: TypeAlias = tuple[int, ...]
 
 
 class Parameter(NamedTuple):
-    """A parameter of a test. matrix: whether Muon updates it."""
+    """A parameter of a test. matrix: whether Muon updates it. table: whether it is a table of embeddings."""
 
     shape: Shape
     dtype: str
     matrix: bool
+    table: bool = False
 
 
 class Step(NamedTuple):
@@ -145,7 +147,8 @@ def all_trained(meter: Meter, of: Iterable[Parameter]) -> list[OptimizedParamete
     trained = []
     for one in of:
         tensor = empty(meter, one.shape, DTYPES[one.dtype], leaf=True)
-        trained.append(OptimizedParameter(tensor, one.matrix, empty(meter, one.shape, DTYPES[one.dtype])))
+        gradient = empty(meter, one.shape, DTYPES[one.dtype])
+        trained.append(OptimizedParameter(tensor, one.matrix, gradient, table=one.table))
     return trained
 
 
@@ -179,6 +182,8 @@ def made(
             yield torch.optim.SGD(every, momentum=0.9 if momentum else 0.0, **how)
         case "adafactor":
             yield torch.optim.Adafactor(every, foreach=how["foreach"])
+        case "adafactor-transformers":
+            yield optimization.Adafactor(every, lr=1e-3, scale_parameter=False, relative_step=False)
         case "muon":
             taken = [one.matrix for one in of]
             if any(taken):
@@ -251,7 +256,11 @@ def test_states_add_up_to_the_closed_form(name: str, dtype: str, preset: str) ->
     """Step counts are in the closed form; without values they are counted where they are on the device: for fused."""
     held = list(trained_tensors(llmcalc.load(preset).model.tree()))
     closed = optimizer(name).state(held, dtype, momentum=True)
-    every = [Parameter(one.tensor.shape, dtype, one.is_layer_matrix) for one in held for _ in range(one.times)]
+    every = [
+        Parameter(one.tensor.shape, dtype, one.is_layer_matrix, one.tensor.role == "table")
+        for one in held
+        for _ in range(one.times)
+    ]
     for implementation in optimizer(name).implementations:
         expected = closed.bytes if implementation == "fused" else closed.bytes - closed.states.get("step", 0)
         first, second = without_values(name, every, implementation, momentum=True)
@@ -261,10 +270,11 @@ def test_states_add_up_to_the_closed_form(name: str, dtype: str, preset: str) ->
 # Hand arithmetic from the source code of bitsandbytes, torchao and schedulefree
 
 
-def kept(name: str, *shapes: Shape, dtype: str = "bfloat16") -> int:
-    first, second = without_values(name, [Parameter(shape, dtype, False) for shape in shapes])
-    assert first == Step(first.kept, first.kept), "kernels make no tensors"
-    assert second == Step(0, first.kept)
+def kept(name: str, *shapes: Shape, dtype: str = "bfloat16", temporary: int = 0, table: bool = False) -> int:
+    """temporary: bytes that a step of the largest, last tensor makes and frees."""
+    first, second = without_values(name, [Parameter(shape, dtype, False, table) for shape in shapes])
+    assert first == Step(first.kept + temporary, first.kept), "kernels make no other tensors"
+    assert second == Step(temporary, first.kept)
     return first.kept
 
 
@@ -288,6 +298,17 @@ def test_lion_has_one_8_bit_state(name: str) -> None:
 
 @compares(lambda name, states: {Thing("optimizer", optimizer(name).name)}, torch=False)
 @pytest.mark.parametrize(
+    ("name", "states"),
+    [(f"{name}-8bit-trainer", 1 + ("adamw" in name)) for name in ("adamw", "lion", "paged-adamw", "paged-lion")],
+)
+def test_the_trainer_gives_tables_of_embeddings_states_of_32_bits(name: str, states: int) -> None:
+    """transformers/trainer.py, `register_module_override`; measured on an H200 (tests/witnesses/test_gpu_low_rank.py)."""
+    assert kept(name, (64, 64), table=True) == states * 4 * 4096
+    assert kept(name, (64, 64)) == states * (4096 + 4 * 16 + 256 * 4)
+
+
+@compares(lambda name, states: {Thing("optimizer", optimizer(name).name)}, torch=False)
+@pytest.mark.parametrize(
     ("name", "states"), [("lion", 1), ("paged_lion_32bit", 1), ("paged_adamw_32bit", 2), ("paged-adamw", 2)]
 )
 def test_states_of_32_bits_by_hand(name: str, states: int) -> None:
@@ -298,14 +319,15 @@ def test_states_of_32_bits_by_hand(name: str, states: int) -> None:
 @compares(lambda: {Thing("optimizer", "adamw-8bit-torchao")}, torch=False)
 def test_torchaos_states_by_hand() -> None:
     """Each state of whole blocks has a code map of its own; other states are in the tensor's format, here bf16."""
-    assert kept("adamw_torch_8bit", (64, 64)) == 2 * (4096 + 4 * 16 + 1024)
+    assert kept("adamw_torch_8bit", (64, 64), temporary=2 * 4 * (4096 + 16)) == 2 * (4096 + 4 * 16 + 1024)
     assert kept("ao_adamw_8bit", (4097,), (10,)) == 2 * 2 * 4107
 
 
 @compares(lambda: {Thing("optimizer", "adamw-4bit-torchao")}, torch=False)
 def test_torchaos_states_of_4_bits_by_hand() -> None:
     """Two codes in a byte, a scale for each block of 256, and a map of 16 codes per state."""
-    assert kept("adamw_torch_4bit", (64, 64)) == 2 * (2048 + 4 * 16 + 4 * 16)
+    wide = 2 * (4 + 8) * 4096 + 2 * 4 * 16  # new states in fp32 with their scales, and codes of 8 bytes
+    assert kept("adamw_torch_4bit", (64, 64), temporary=wide) == 2 * (2048 + 4 * 16 + 4 * 16)
     assert kept("ao_adamw_4bit", (4097,), (10,)) == 2 * 2 * 4107
 
 
@@ -329,6 +351,16 @@ def test_states_that_the_driver_pages_are_those_of_large_tensors() -> None:
         assert paged is not None
         assert [paged(list(trained_tensors(node))) for node in (large, small)] == [per_element * 100_000, 0]
     assert optimizer("adamw-8bit").paged is None
+
+
+def test_states_that_the_driver_pages_are_no_tensors_of_torchs_allocator() -> None:
+    """A whole run leaves out states of 100,000 elements and more; their scales and small states stay."""
+    of = [Parameter((1000, 100), "bfloat16", False), Parameter((64, 64), "bfloat16", False)]
+    meter = Meter()
+    trained, before = all_trained(meter, of), meter.now
+    run_step(Graph(meter), "paged-adamw-8bit", trained, pages_states=True)
+    scales, maps = -(-100_000 // 256), 2 * 256 * 4
+    assert meter.now - before == 2 * (4 * scales + 4096 + 4 * 16) + maps
 
 
 # What is refused
@@ -365,16 +397,21 @@ def test_defaults_are_the_libraries() -> None:
         "adamw": "foreach",
         "sgd": "foreach",
         "adafactor": "loop",
+        "adafactor-transformers": "loop",
         "muon": "foreach",
         "lion": "loop",
         "adamw-8bit": "loop",
+        "adamw-8bit-trainer": "loop",
         "lion-8bit": "loop",
+        "lion-8bit-trainer": "loop",
         "adamw-8bit-torchao": "loop",
         "adamw-4bit-torchao": "loop",
         "paged-adamw": "loop",
         "paged-adamw-8bit": "loop",
+        "paged-adamw-8bit-trainer": "loop",
         "paged-lion": "loop",
         "paged-lion-8bit": "loop",
+        "paged-lion-8bit-trainer": "loop",
         "adam-mini": "loop",
         "galore": "loop",
         "apollo": "loop",

@@ -175,3 +175,10 @@ def test_files_and_options_that_contradict_each_other(run: Any, words: tuple[str
 def test_a_chosen_layout_says_whether_it_fits(run: Any, model: str, words: str) -> None:
     _, out, _ = run("memory", model, "--devices", "2", "--hardware", "rtx-3060", "--notes", columns=120)
     assert f"layout: {words}; --tp, --pp divide" in out
+
+
+def test_replicas_of_a_whole_model_that_do_not_fit_say_what_divides_it(run: Any) -> None:
+    words = ("memory", SMALL, "--phase", "training", "--seq", "64", "--hardware", "2GiB", "--devices", "4")
+    note = "each device holds the whole model: --fsdp 4 shards it, llmcalc plan lists layouts that fit"
+    assert note in " ".join(run(*words)[1].split())
+    assert "whole model" not in run(*words, "--fsdp", "4", "--notes")[1]

@@ -51,11 +51,14 @@ def test_a_linear_layer_that_does_not_run_has_an_adapter_too() -> None:
 
 
 def test_a_base_in_4_bits_has_scales_and_is_decoded_for_each_product() -> None:
-    """A matrix of 100 × 64: 3,200 bytes of codes, and 4 for each block of 64."""
+    """A matrix of 100 × 64: 3,200 bytes of codes, a table of 16 numbers, and 4 for each block of 64.
+
+    Loaded on an H200, Qwen3 0.6B had 64 bytes per matrix beside codes and scales (tests/data/gpu/h200/qlora.jsonl).
+    """
     plain = Adapters(4, frozenset({"q_proj"}), base="nf4")
-    assert plain.stored_bytes(100, 64) == 3200 + 4 * 100
+    assert plain.stored_bytes(100, 64) == 3200 + 4 * 16 + 4 * 100
     double = Adapters(4, frozenset({"q_proj"}), base="nf4-dq")
-    assert double.stored_bytes(100, 64) == 3200 + 100 + 4 + 1024 + 4
+    assert double.stored_bytes(100, 64) == 3200 + 4 * 16 + 100 + 4 + 1024 + 4
     assert plain.dtype is FLOAT32
     of_4_bits, of_16 = (without_values(spec(0), adapters=how) for how in (plain, HOW["queries and values"]))
     assert of_4_bits.backward > 0

@@ -92,9 +92,9 @@ def test_one_key_head_that_a_class_does_not_repeat_runs_math(capability: int) ->
         attention(2, repeat_kv=False)
 
 
-def test_a_model_with_attention_of_an_audio_encoder_has_a_default() -> None:
-    """Gemma 4 E2B's conformer adds scores of distances, which scaled_dot_product_attention is not given."""
-    assert default_attention(TRAINING, load("gemma4-e2b").model) == "eager"
+def test_an_idle_audio_encoder_does_not_choose_the_attention_of_the_text_model() -> None:
+    """Gemma 4 E2B's conformer adds scores of distances, but only the text model, which has none, is trained."""
+    assert default_attention(TRAINING, load("gemma4-e2b").model) == "sdpa"
 
 
 def test_a_class_with_scores_in_float32_trains_without_sdpa() -> None:

@@ -22,6 +22,7 @@ from safetensors.torch import save_file
 
 from llmcalc.errors import InputError
 from llmcalc.sources.checkpoints.gguf import TYPES, read_gguf
+from llmcalc.sources.checkpoints.gguf_config import gguf_config
 from llmcalc.sources.checkpoints.header import Checkpoint, StoredTensor
 from llmcalc.sources.checkpoints.read import read_checkpoint
 from llmcalc.sources.checkpoints.safetensors import DTYPE_BITS, read_safetensors
@@ -314,3 +315,31 @@ def test_the_command(run: Any, tmp_path: Path) -> None:
     assert f"{total:,}" in shown.out
     assert json.loads(run("params", file, "--format", "json").out)["params"]["total"] == total
     assert "does not describe an architecture" in run("flops", file).err
+
+
+@pytest.mark.parametrize(
+    ("groups", "has_correction", "expected"),
+    [
+        ({"expert_group_count": 4, "expert_group_used_count": 2}, True, (4, 2)),
+        ({"expert_group_count": 4, "expert_group_used_count": 2}, False, (4, 2)),
+        ({"expert_group_count": 1, "expert_group_used_count": 1}, True, (None, None)),
+        ({}, False, (None, None)),
+    ],
+)
+def test_groups_of_experts_in_a_gguf_file(
+    groups: dict[str, int], has_correction: bool, expected: tuple[int | None, int | None]
+) -> None:
+    """DeepSeek-V3 selects from groups by scores with a correction (`exp_probs_b`), DeepSeek-V2 by scores alone."""
+    sizes = {
+        "block_count": 2, "embedding_length": 32, "feed_forward_length": 48, "attention.head_count": 4,
+        "attention.head_count_kv": 1, "attention.q_lora_rank": 16, "attention.kv_lora_rank": 8, "context_length": 64,
+        "attention.key_length_mla": 12, "attention.value_length_mla": 8, "rope.dimension_count": 4,
+        "leading_dense_block_count": 1, "expert_count": 8, "expert_used_count": 2, "expert_shared_count": 1,
+        "expert_feed_forward_length": 16, "attention.layer_norm_rms_epsilon": 1e-6, **groups,
+    }  # fmt: skip
+    names = ["token_embd.weight", "output.weight", *(["blk.1.exp_probs_b.bias"] if has_correction else [])]
+    tensors = tuple(StoredTensor(name, "F32", (96, 32), 4 * 96 * 32) for name in names)
+    metadata = {"general.architecture": "deepseek2", **{f"deepseek2.{name}": size for name, size in sizes.items()}}
+    spec: Any = spec_of(gguf_config(Checkpoint("gguf", tensors, metadata), "m.gguf"))
+    router = spec.decoder.variants["moe"].feed_forward.router
+    assert (router.n_group, router.topk_group) == expected

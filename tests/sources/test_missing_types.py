@@ -20,14 +20,11 @@ TASKS = (
 """Auto classes whose classes generate or encode text."""
 
 MISSING = {
-    "a text model without a reader": """
-    perceiver reformer
+    "its attention sorts tokens by random hashes, for which there is no part yet": """
+    reformer
     """,
-    "a wrapper of a text model without a reader": """
-    blt
-    """,
-    "no language model: it generates music, speech or the actions of a robot, and no text": """
-    dia musicgen musicgen_melody pi0 pop2piano
+    "no language model: it generates the actions of a robot, and no text": """
+    pi0
     """,
 }
 """Reason → the model types that are not read."""

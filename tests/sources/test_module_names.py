@@ -29,7 +29,7 @@ LISTS_IN_LISTS = re.compile(r"albert_layer_groups|adapter_list")
 list has placeholders.
 """
 
-UNEVEN_LISTS = {"funnel"}
+UNEVEN_LISTS = {"blt", "funnel"}
 """Families whose layers are in several lists of unequal lengths, of which a table of names does not say the lengths."""
 
 

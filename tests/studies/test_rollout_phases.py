@@ -9,6 +9,7 @@ import pytest
 
 import llmcalc
 from llmcalc.errors import InputError
+from llmcalc.frameworks.launch.read import read_launch
 
 GIB = 2**30
 TOTAL = 79.19
@@ -38,6 +39,15 @@ python3 -m verl.trainer.main_ppo algorithm.adv_estimator=grpo \\
 OPENRLHF = """
 python3 -m openrlhf.cli.train_ppo_ray --actor.model_name_or_path Qwen/Qwen2.5-0.5B --actor.num_gpus_per_node 4 \\
     --train.colocate_all --vllm.num_engines 4 --vllm.gpu_memory_utilization 0.5 --data.max_len 2048 --ds.zero_stage 3 \\
+"""
+
+UNSLOTH = """
+from unsloth import FastLanguageModel
+model, tokenizer = FastLanguageModel.from_pretrained(
+    "Qwen/Qwen2.5-0.5B", max_seq_length=512, load_in_4bit=False, fast_inference=True, gpu_memory_utilization=0.6)
+model = FastLanguageModel.get_peft_model(model, r=8)
+options = SFTConfig(per_device_train_batch_size=2)
+options = GRPOConfig(per_device_train_batch_size=8, max_prompt_length=256, max_completion_length=256)
 """
 
 PARAMETERS = 494_032_768
@@ -153,6 +163,29 @@ def test_the_critic_of_openrlhf_and_its_engine_without_sleep(tmp_path: Path) -> 
     assert "engine_kv_cache" not in asleep["update"]
     assert "critic" not in asleep["update"]
     assert "optimizer" not in asleep["rollout"]
+
+
+def test_unsloth_trains_beside_the_weights_of_its_engine(tmp_path: Path) -> None:
+    """The engine has 0.6 of the device with the weights, which are there once, and keeps its cache."""
+    phases = phases_of(tmp_path, "grpo.py", UNSLOTH)
+    assert list(phases) == ["rollout", "log_probabilities", "update"]
+    rollout = phases["rollout"]
+    assert rollout["weights"] > 2 * PARAMETERS
+    assert rollout["weights"] + engine_bytes(rollout) == pytest.approx(0.6 * TOTAL * GIB, rel=1e-4)
+    assert phases["update"]["engine_kv_cache"] == rollout["engine_kv_cache"]
+    standby = phases_of(tmp_path, "grpo.py", 'os.environ["UNSLOTH_VLLM_STANDBY"] = "1"' + UNSLOTH)
+    # a device of 40 GiB and more: 0.925 · 0.95 of it, whatever the file says, freed while the model is trained
+    budget = standby["rollout"]["weights"] + engine_bytes(standby["rollout"])
+    assert budget == pytest.approx(0.925 * 0.95 * TOTAL * GIB, rel=1e-4)
+    assert engine_bytes(standby["update"]) == 0
+
+
+def test_a_file_of_unsloth_that_trains_twice_is_counted_by_its_grpo(tmp_path: Path) -> None:
+    file = tmp_path / "grpo.py"
+    file.write_text(UNSLOTH.replace("fast_inference=True", "load_in_fp8=True"))
+    notes = read_launch(file).notes
+    assert any("trains with SFTConfig, GRPOConfig; the run of GRPOConfig is counted" in note for note in notes)
+    assert any("load_in_fp8: frozen weights are counted in 16 bits, an upper bound" in note for note in notes)
 
 
 def test_a_run_fits_over_all_its_phases(tmp_path: Path) -> None:

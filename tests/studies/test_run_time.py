@@ -120,6 +120,18 @@ def test_rules_stand_beside_the_estimate(run: Any) -> None:
     assert rules["6ND"] == pytest.approx(6 * 8_030_261_248 * 4096 / (0.45 * 989.5e12))
 
 
+def test_a_run_that_does_not_fit_undivided_takes_the_fastest_layout_of_its_plan(run: Any) -> None:
+    words = ("llama3-8b", *H100, "--devices", "8", "--global-batch", "64")
+    [fastest, *_] = answer(run, "plan", *words, "--rows", "1")["feasible"]
+    timed = answer(run, "time", *words)
+    assert timed["seconds"] == fastest["seconds"]
+    assert timed["layout"]["zero"] == 1
+    assert "the fastest layout that fits: --dp 8 --zero 1; undivided" in " ".join(run("time", *words)[1].split())
+    stated = " ".join(run("time", *words, "--dp", "8")[1].split())
+    assert "optimizer states are 135.37 GiB a device, which has 79.19 GiB: they do not fit" in stated
+    assert "do not fit" not in run("time", *words, "--dp", "8", "--zero", "1")[1]
+
+
 def test_a_measured_time_is_compared_with_the_range(run: Any) -> None:
     words = ("time", "llama3-8b", *H100, "--devices", "16", "--dp", "16", "--zero", "1", "--seq", "4k")
     estimate = answer(run, *words)["seconds"]["estimate"]
@@ -268,7 +280,7 @@ REFUSED = {
     "time gpt2 --hardware h100 --devices 4 --dp 4 --global-batch 6": "--global-batch 6: expected a multiple of 4",
     "time gpt2 --hardware h100 --global-batch 6 --num-microbatches 3": "expected one of the two",
     "time gpt2 --hardware h100 --recompute nodes:mlpx": "nodes:mlpx: no layer has that module; expected some of",
-    "time llama3-8b --hardware h100 --lora-rank 8 --base nf4": "--base nf4: the time of a base in 4 bits is",
+    "time llama3-8b --hardware h100 --lora-rank 8 --base int8": "--base int8: its time is not modelled",
     "time llama3-8b --hardware h100 --lora-rank 8 --modules-to-save lm_head": "the time of trained copies",
     "time llama3-8b --hardware a100 --fsdp 8 --precision fp8": "--precision fp8: a100-80gb has no fp8 units",
     "time llama3-8b --hardware h100 --fsdp 8 --precision mxfp8": "h100-sxm (compute capability 9.0) has no units",

@@ -4,8 +4,13 @@ from __future__ import annotations
 
 import pytest
 
+from llmcalc import load
+from llmcalc.device_memory.estimate import memory
+from llmcalc.device_memory.settings import Settings
+from llmcalc.frameworks.ranks import Cluster
 from llmcalc.frameworks.registry import NAMES
 from llmcalc.frameworks.registry import framework as framework_named
+from llmcalc.parallel.layout import Layout
 from tests.samples import spread, with_rest
 from tests.studies.walk_errors import errors
 
@@ -33,3 +38,12 @@ def test_a_replay_needs_what_is_stated(model: str, seq: int, devices: int, frame
     stated = framework_named(framework).estimate_errors
     for error in errors(framework, model, seq, 2, devices):
         assert -stated.under <= error.share <= stated.over, error
+
+
+def test_one_of_three_dense_layers_is_walked_alone() -> None:
+    """The first stage has one of DeepSeek-V3's three dense layers, and the next stage the other two."""
+    run = memory(load("deepseek-v3").model, Settings("training", seq=2048, num_microbatches=16))
+    layout = Layout(tp=2, pp=31, ep=64, etp=1, dp=32, sequence_parallel=True, zero=1, pp_layout=(1, *(2,) * 30))
+    walked = framework_named("megatron").estimate(run).peaks_by_stage(layout, 16)[0]
+    replayed = Cluster.with_framework(run, layout, "megatron").rank_memory(0, run.runtime).device.device_bytes
+    assert replayed == pytest.approx(walked, rel=0.1)

@@ -115,12 +115,14 @@ def test_every_encoder_of_a_class_of_code_is_compared() -> None:
     """DeepSeek-VL2's encoder is timm's: its formula is compared with the reference alone.
 
     MiniCPM-o's is MiniCPM-V's, dots.vlm's is dots.ocr's. Phi-3-vision's is as large as its class states, and compared
-    with a published total, as Kimi K3's is. Ultravox's has the bytes of its file.
+    with a published total, as those of Kimi K3, OpenVLA, LocateAnything and Ovis 2.5 are. Ultravox's has the bytes of
+    its file. Ovis 1.6 and Moondream have the parts of Ovis 2.5 and DeepSeek-VL2.
     """
     read_here = {kind for kind in KINDS if family_of(kind).tower_file}
     assert read_here == {
         *(config["model_type"] for config in ENCODERS.values()), *QWEN3_5_ENCODERS, "deepseek_vl_v2", "dots_vlm",
-        "kimi_k3", "minicpmo", "phi3_v", "ultravox",
+        "kimi_k3", "locateanything", "minicpmo", "moondream1", "moondream2", "moondream3", "openvla", "ovis",
+        "ovis2_5", "phi3_v", "ultravox",
     }  # fmt: skip
 
 
@@ -494,11 +496,112 @@ def test_every_step_of_ouro_runs_the_same_layers() -> None:
     assert llmcalc.kv(config, seq=1000).bytes == 96 * 2 * 2048 * 1000 * 2
 
 
-def test_sizes_of_moondream_in_its_own_table_are_refused() -> None:
+def test_moondream_has_the_sizes_of_its_own_table() -> None:
+    """Phi's layer of width h has attention of 4h² + 4h, a network of 8h² + 5h, and a norm of 2h."""
     small = {"architectures": ["HfMoondream"], "model_type": "moondream1", "config": {"text": {"dim": 1024}}}
-    with pytest.raises(InputError, match="config: a table"):
-        llmcalc.load(small)
+    small["config"]["text"] |= {"ff_dim": 4096, "n_heads": 16, "n_kv_heads": 16}
+    layers = 24 * (12 * 1024**2 + 11 * 1024)
+    assert llmcalc.params(small).total == layers + 51200 * (2 * 1024 + 1) + 2 * 1024
     assert llmcalc.params({**small, "config": {}}).total == 1_418_270_720
+    with pytest.raises(InputError, match=r"config\.text\.dims: 8; expected no such field"):
+        llmcalc.load({**small, "config": {"text": {"dims": 8}}})
+
+
+ENCODERS_WITH_PUBLISHED_TOTALS: dict[str, tuple[int, dict[str, Any]]] = {
+    "openvla-7b": (
+        7_541_237_184,  # half of the bytes in its index, 15,082,474,368
+        {
+            "architectures": ["OpenVLAForActionPrediction"], "model_type": "openvla", "image_sizes": [224, 224],
+            "text_config": {"model_type": "llama", "vocab_size": 32064}, "use_fused_vision_backbone": True,
+            "timm_model_ids": ["vit_large_patch14_reg4_dinov2.lvd142m", "vit_so400m_patch14_siglip_224"],
+        },
+    ),
+    "locateanything-3b": (
+        7_661_331_936 // 2 - 152_681 * 2_048,  # half of the bytes in its index, which has the tied embedding twice
+        {
+            "architectures": ["LocateAnythingForConditionalGeneration"], "model_type": "locateanything",
+            "mlp_connector_layers": 2,
+            "text_config": {
+                "model_type": "qwen2", "vocab_size": 152681, "hidden_size": 2048, "intermediate_size": 11008,
+                "num_hidden_layers": 36, "num_attention_heads": 16, "num_key_value_heads": 2, "block_size": 6,
+                "tie_word_embeddings": True,
+            },
+            "vision_config": {
+                "model_type": "moonvit", "hidden_size": 1152, "init_pos_emb_height": 64, "init_pos_emb_width": 64,
+                "intermediate_size": 4304, "merge_kernel_size": [2, 2], "num_attention_heads": 16,
+                "num_hidden_layers": 27, "patch_size": 14,
+            },
+        },
+    ),
+    "ovis2.5-9b": (
+        9_174_807_784,  # 840 tensors of 18,349,615,568 bytes
+        {
+            "architectures": ["Ovis2_5"], "model_type": "ovis2_5", "visual_vocab_size": 65536,
+            "llm_config": {
+                "model_type": "qwen3", "vocab_size": 151936, "hidden_size": 4096, "intermediate_size": 12288,
+                "num_hidden_layers": 36, "num_attention_heads": 32, "num_key_value_heads": 8, "head_dim": 128,
+                "tie_word_embeddings": False,
+            },
+            "vit_config": {
+                "model_type": "siglip2_navit", "hidden_size": 1152, "intermediate_size": 4304, "num_patches": -1,
+                "num_hidden_layers": 27, "num_attention_heads": 16, "image_size": 512, "patch_size": 16,
+                "hidden_stride": 2, "window_size": 112, "use_rope": True, "preserve_original_pe": True,
+            },
+        },
+    ),
+}  # fmt: skip
+"""Model → its published number of parameters with encoders, and its config."""
+
+
+@pytest.mark.parametrize("name", ENCODERS_WITH_PUBLISHED_TOTALS)
+def test_a_model_with_encoders_has_its_published_total(name: str) -> None:
+    published, config = ENCODERS_WITH_PUBLISHED_TOTALS[name]
+    assert llmcalc.params(config, with_towers=True).total == published
+
+
+MOLMO: dict[str, Any] = {
+    "architectures": ["MolmoForCausalLM"], "model_type": "molmo", "attention_layer_norm": False,
+    "embedding_size": 152064, "hidden_size": 3584, "intermediate_size": 37888, "layer_norm_eps": 1e-06,
+    "layer_norm_type": "rms", "max_position_embeddings": 4096, "norm_after": False, "num_attention_heads": 28,
+    "num_hidden_layers": 28, "num_key_value_heads": 4, "qkv_bias": True, "rope_theta": 1000000.0,
+    "tie_word_embeddings": False, "torch_dtype": "float16", "vocab_size": 152064,
+}  # fmt: skip
+"""Molmo 7B D."""
+
+
+def test_the_encoder_of_molmo_has_the_parameters_that_are_named() -> None:
+    """https://huggingface.co/allenai/Molmo-7B-D-0924: 8,021,025,280 parameters, as a converted index says."""
+    description = llmcalc.load(MOLMO)
+    assert llmcalc.params(description).total + 404_950_016 == 8_021_025_280
+    (note,) = description.notes
+    assert "404,950,016 parameters" in note
+
+
+def test_modules_of_molmo_keep_their_format_by_their_own_names() -> None:
+    """Its index in NF4 has 6,661,964,712 bytes, with the encoder in float16, and tables and states of each layer."""
+    skipped_modules = ["model.vision_backbone", "model.transformer.ff_out", "model.transformer.ln_f"]
+    table = {"quant_method": "bitsandbytes", "load_in_4bit": True, "bnb_4bit_quant_type": "nf4"}
+    config = {**MOLMO, "quantization_config": {**table, "llm_int8_skip_modules": skipped_modules}}
+    spec, scheme = spec_of(MOLMO), scheme_of_config(config)
+    assert scheme is not None
+    size = quantized_size(spec, scheme, names=checkpoint_of(config).names(spec.tree(), spec.kind))
+    assert 0 <= 6_661_964_712 - (size.total + 2 * 404_950_016) < 28 * 4 * 200
+
+
+def test_an_encoder_of_a_class_that_is_not_read_is_named() -> None:
+    config = {**SHAPES["DeepseekVLV2ForCausalLM-deepseek_vl_v2-0"], "vision_config": {"width": {"sam_vit_b": {}}}}
+    (note,) = read({**config, "architectures": ["DeepseekOCR2ForCausalLM"]}).notes
+    assert note == "vision_config: its encoder is not counted: that of DeepseekOCR2ForCausalLM is not supported"
+
+
+def test_encoders_that_are_not_supported_are_named() -> None:
+    config = ENCODERS_WITH_PUBLISHED_TOTALS["openvla-7b"][1]
+    for change, text in (
+        ({"timm_model_ids": ["vit_huge", "vit_so400m_patch14_siglip_224"]}, "timm_model_ids: 'vit_huge'"),
+        ({"image_sizes": [224, 225]}, "image_sizes: 225"),
+        ({"use_fused_vision_backbone": False}, "a list of 1, as use_fused_vision_backbone says"),
+    ):
+        assert any("not counted" in note and text in note for note in read({**config, **change}).notes)
 
 
 def test_the_weights_of_images_in_the_layers_of_cogvlm_are_named() -> None:

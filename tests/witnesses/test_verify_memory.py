@@ -124,7 +124,7 @@ def test_a_wrong_replay_of_a_layer_is_found(monkeypatch: pytest.MonkeyPatch) -> 
     right = Eager.do_norm
 
     def wrong(self: Any, step: Any) -> None:
-        self.kept = [*getattr(self, "kept", []), self.t.like(self.get(step.ins[0]))]
+        self.kept = [*getattr(self, "kept", []), self.t.like(self.tensor_of(step.ins[0]))]
         right(self, step)
 
     monkeypatch.setattr(Eager, "do_norm", wrong)

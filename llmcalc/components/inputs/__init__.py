@@ -24,6 +24,8 @@ IMAGE_RULES = PartChoice(
         "tiles": "inputs.tiles:Tiles",
         "canvas": "inputs.canvas:Canvas",
         "split": "inputs.split:Split",
+        "padded": "inputs.padded:Padded",
+        "covering": "inputs.covering:Covering",
         "budget": "inputs.budget:Budget",
     },
 )

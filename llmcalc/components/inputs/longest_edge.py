@@ -1,7 +1,7 @@
-"""Images keep their aspect ratio and are shrunk to a longest side. A mark token ends each row of image tokens.
+"""Images keep their aspect ratio and are shrunk to a longest side. A mark token may end each row of image tokens.
 
-Pixtral (Agrawal 2024, arXiv:2410.07073, §2.2), Mistral 3. transformers: models/pixtral/image_processing_pixtral.py and
-processing_pixtral.py.
+Pixtral (Agrawal 2024, arXiv:2410.07073, §2.2), Mistral 3, LightOnOCR. transformers:
+models/pixtral/image_processing_pixtral.py and processing_pixtral.py, models/lighton_ocr/processing_lighton_ocr.py.
 """
 
 from __future__ import annotations
@@ -9,7 +9,7 @@ from __future__ import annotations
 from math import floor
 from typing import Literal
 
-from ..base import Width
+from ..base import Flag, Width
 from .base import Encoded, ImageRule
 
 
@@ -18,11 +18,13 @@ class LongestEdge(ImageRule):
 
     size: the longest side in pixels.
     merge: the side of the square of patches of a token, 1 by default.
+    line_marks: whether a mark ends each row of tokens, true by default (false in LightOnOCR).
     """
 
     type: Literal["longest_edge"] = "longest_edge"
     size: Width
     merge: Width = 1
+    line_marks: Flag = True
 
     def encode(self, height: int, width: int, patch_size: int) -> Encoded:
         ratio = max(height / self.size, width / self.size)
@@ -30,4 +32,4 @@ class LongestEdge(ImageRule):
             height, width = floor(height / ratio), floor(width / ratio)
         factor = self.merge * patch_size
         rows, columns = ((pixel_length - 1) // factor + 1 for pixel_length in (height, width))
-        return Encoded(1, rows * self.merge, columns * self.merge, rows * (columns + 1))
+        return Encoded(1, rows * self.merge, columns * self.merge, rows * (columns + self.line_marks))

@@ -1,7 +1,7 @@
 """Images keep their aspect ratio: both sides become multiples of a factor, within limits on the number of pixels.
 
-Qwen2-VL (Wang 2024, arXiv:2409.12191, §2.1) and its successors, GLM-V. transformers:
-models/qwen2_vl/image_processing_qwen2_vl.py, models/glm4v/image_processing_glm4v.py.
+Qwen2-VL (Wang 2024, arXiv:2409.12191, §2.1) and its successors, GLM-V, MiniMax-M3, VideoLLaMA 3.
+transformers: models/qwen2_vl/image_processing_qwen2_vl.py, models/glm4v/image_processing_glm4v.py.
 """
 
 from __future__ import annotations
@@ -9,7 +9,7 @@ from __future__ import annotations
 from math import ceil, floor, sqrt
 from typing import Literal, Self
 
-from pydantic import model_validator
+from pydantic import Field, model_validator
 
 from ..base import Flag, Width
 from .base import Encoded, ImageRule, aspect_ratio_error
@@ -25,6 +25,7 @@ class SmartResize(ImageRule):
     min_pixels, max_pixels: limits of the product of the sides.
     frames: the frames as which an image counts against the limits, 1 by default (2 in GLM-V).
     enlarge: whether an image with a side below the factor is enlarged first, false by default (true in GLM-V).
+    marks: the further tokens that the processor writes around an image, 0 by default.
     """
 
     type: Literal["smart_resize"] = "smart_resize"
@@ -33,6 +34,7 @@ class SmartResize(ImageRule):
     max_pixels: Width
     frames: Width = 1
     enlarge: Flag = False
+    marks: int = Field(default=0, ge=0, le=1000, strict=True)
 
     @model_validator(mode="after")
     def _check_fields(self) -> Self:
@@ -56,4 +58,4 @@ class SmartResize(ImageRule):
             upscale_factor = sqrt(self.min_pixels / area)
             sides = [ceil(pixel_length * upscale_factor / factor) * factor for pixel_length in (height, width)]
         rows, columns = (pixel_length // patch_size for pixel_length in sides)
-        return Encoded(1, rows, columns, rows * columns // self.merge**2)
+        return Encoded(1, rows, columns, rows * columns // self.merge**2 + self.marks)

@@ -1,16 +1,19 @@
 """Images are stretched to the tile grid of nearest aspect ratio; the encoder also reads the whole image.
 
-InternVL (Chen 2024, arXiv:2404.16821, §3.3), Aya Vision. transformers: models/got_ocr2/image_processing_got_ocr2.py,
-models/internvl/processing_internvl.py, models/aya_vision/processing_aya_vision.py.
+InternVL (Chen 2024, arXiv:2404.16821, §3.3), Aya Vision, Command A Vision. transformers:
+models/got_ocr2/image_processing_got_ocr2.py, models/internvl/processing_internvl.py,
+models/aya_vision/processing_aya_vision.py, models/cohere2_vision/image_processing_cohere2_vision.py.
 """
 
 from __future__ import annotations
 
+from math import prod
+from operator import itemgetter
 from typing import Literal, Self
 
 from pydantic import Field, model_validator
 
-from ..base import Width
+from ..base import Flag, Width
 from .base import Encoded, ImageRule
 
 
@@ -22,6 +25,8 @@ class Tiles(ImageRule):
     tokens: the embeddings of a tile.
     tile_marks: the further tokens that the processor writes for each tile, 0 by default.
     marks: those that it writes around an image, 0 by default.
+    least_scaling: whether the grid is the one that enlarges the image least or else shrinks it least, in the place of
+        that of nearest aspect ratio; false by default (true in Command A Vision).
     """
 
     type: Literal["tiles"] = "tiles"
@@ -31,6 +36,7 @@ class Tiles(ImageRule):
     tokens: Width
     tile_marks: int = Field(default=0, ge=0, le=1000, strict=True)
     marks: int = Field(default=0, ge=0, le=1000, strict=True)
+    least_scaling: Flag = False
 
     @model_validator(mode="after")
     def _check_fields(self) -> Self:
@@ -38,14 +44,19 @@ class Tiles(ImageRule):
             raise ValueError(f"min_tiles: {self.min_tiles} is more than max_tiles {self.max_tiles}; expected less")
         return self
 
-    def _nearest_grid(self, height: int, width: int) -> int:
-        """Returns the grid's rows and columns with the nearest aspect ratio; in a tie the larger, if half filled."""
+    def _tile_count(self, height: int, width: int) -> int:
+        """Returns the number of tiles of the grid of nearest aspect ratio; in a tie the larger, if half filled."""
         shapes = [
             (tiles_across, tiles_down)
             for tiles_across in range(1, self.max_tiles + 1)
             for tiles_down in range(1, self.max_tiles // tiles_across + 1)
             if tiles_across * tiles_down >= self.min_tiles
         ]
+        if self.least_scaling:
+            scales = [(self.size * min(a / width, d / height), a * d) for a, d in sorted(shapes, key=prod)]
+            enlarging = [scaled for scaled in scales if scaled[0] >= 1]
+            key = itemgetter(0)
+            return min(enlarging, key=key)[1] if enlarging else max(scales, key=key)[1]
         best_grid, least_difference = (1, 1), float("inf")
         for tiles_across, tiles_down in sorted(shapes, key=lambda shape: shape[0] * shape[1]):
             difference = abs(width / height - tiles_across / tiles_down)
@@ -55,7 +66,7 @@ class Tiles(ImageRule):
         return best_grid[0] * best_grid[1]
 
     def encode(self, height: int, width: int, patch_size: int) -> Encoded:
-        tiles = self._nearest_grid(height, width)
+        tiles = self._tile_count(height, width)
         images, patches_per_side = tiles + (tiles > 1), self.size // patch_size
         return Encoded(
             images, patches_per_side, patches_per_side, images * (self.tokens + self.tile_marks) + self.marks

@@ -62,7 +62,8 @@ class ShortConv(TokenMixer):
             )
         elif stack_position.before_grid:
             raise ValueError(
-                "class_embedding: a convolution over the grid of patches has no place for it; expected false"
+                "class_embedding: a convolution over the grid of patches has no place for vectors beside it; expected "
+                "false, and no registers"
             )
 
     def flow(self, recorder: Flow, x: Value) -> Value:

@@ -54,15 +54,18 @@ TowerName: TypeAlias = Annotated[str, Field(pattern=NAME_PATTERN, max_length=60)
 def towers_before(towers: Mapping[str, Tower]) -> Iterator[tuple[str, Tower, list[str]]]:
     """Yields each tower, and the names of the earlier towers whose output the tower may read.
 
-    A projector reads the encoder before it, or the projector just before it. Other towers read none.
+    A projector reads the encoder before it, or the projector just before it, or with `encoders` several encoders before
+    it. Other towers read none.
     """
     readable: list[str] = []
+    encoder_names: list[str] = []
     for name, tower in towers.items():
         if tower.type != "projector" or tower.raw:
             yield name, tower, []
             readable = [name]
+            encoder_names.append(name)
         else:
-            yield name, tower, readable
+            yield name, tower, readable if tower.encoders == 1 else encoder_names[-tower.encoders :]
             readable = [*readable[:1], name]
 
 
@@ -73,7 +76,13 @@ def check_widths(towers: Mapping[str, Tower]) -> None:
     """
     for name, tower, readable_towers in towers_before(towers):
         input_widths = {tower_name: towers[tower_name].output_width for tower_name in readable_towers}
-        if tower.type == "projector" and input_widths and tower.input_size not in input_widths.values():
+        if tower.type == "projector" and tower.encoders > 1:
+            if len(input_widths) < tower.encoders or sum(input_widths.values()) != tower.input_size:
+                raise ValueError(
+                    f"towers.{name}.input_size: {tower.input_size}; expected {sum(input_widths.values())}, the widths "
+                    f"of the {tower.encoders} encoders before it together"
+                )
+        elif tower.type == "projector" and input_widths and tower.input_size not in input_widths.values():
             expected_widths = " or ".join(
                 f"{width}, which {tower_name} gives" for tower_name, width in input_widths.items()
             )
@@ -85,7 +94,8 @@ def record(recorder: Flow, towers: Mapping[str, Tower]) -> dict[str, Value]:
     outputs: dict[str, Value] = {}
     for name, tower, readable_towers in towers_before(towers):
         own_input = tower.input_value()
-        source = _tower_input(own_input, [outputs[read_name] for read_name in readable_towers])
+        is_joined = tower.type == "projector" and tower.encoders > 1
+        source = None if is_joined else _tower_input(own_input, [outputs[read_name] for read_name in readable_towers])
         outputs[name] = recorder.part(name, tower, own_input if source is None else source.view(*own_input.axes))
     return outputs
 

@@ -113,6 +113,7 @@ class Projector(TowerPart):
     input_marks, output_marks: the number of learned vectors inserted before and after the linear layers (line ends,
         separators); 0 by default.
     resampler: the learned queries that read the patches before the norm and the linear layers, none by default.
+    encoders: the number of encoders before it whose outputs for a patch it reads side by side (OpenVLA), 1 by default.
     raw: whether the input does not come from an encoder but is raw audio frames (the unified Gemma 4); false by
         default.
     """
@@ -131,6 +132,7 @@ class Projector(TowerPart):
     input_marks: int = Field(default=0, ge=0, le=1000, strict=True)
     output_marks: int = Field(default=0, ge=0, le=1000, strict=True)
     resampler: Resampler | None = None
+    encoders: int = Field(default=1, ge=1, le=10, strict=True)
     raw: Flag = False
 
     @model_validator(mode="after")

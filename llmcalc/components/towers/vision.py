@@ -100,6 +100,8 @@ class VisionTower(TowerPart):
     stack: the layers.
     positions: learned positions of the patches, none by default.
     class_embedding: whether a class embedding is added to the sequence, false by default.
+    registers: the number of further learned vectors that are added to it (Darcet 2023, arXiv:2309.16588), 0 by
+        default. With registers, positions are added to the patches alone.
     pooling: the pooling head, none by default.
     standardize: whether a mean and a scale are stored as a buffer (Gemma 4), false by default.
     clamps: the number of clipping bounds per layer, stored as buffers (Gemma 4); 0 by default.
@@ -114,6 +116,7 @@ class VisionTower(TowerPart):
     stack: Stack
     positions: PatchPositions | None = None
     class_embedding: Flag = False
+    registers: int = Field(default=0, ge=0, le=1000, strict=True)
     pooling: AttentionPooling | None = None
     standardize: Flag = False
     clamps: int = Field(default=0, ge=0, le=1000, strict=True)
@@ -122,7 +125,7 @@ class VisionTower(TowerPart):
     @model_validator(mode="after")
     def _check_fields(self) -> Self:
         position_in_model = StackPosition(
-            "stack", self.hidden_size, "encoder", grid=True, before_grid=self.class_embedding
+            "stack", self.hidden_size, "encoder", grid=True, before_grid=self.vector_count > 0
         )
         self.stack.check_place(position_in_model)
         if self.pooling is not None:
@@ -135,6 +138,11 @@ class VisionTower(TowerPart):
         return self
 
     @property
+    def vector_count(self) -> int:
+        """The number of learned vectors beside the patches."""
+        return int(self.class_embedding) + self.registers
+
+    @property
     def output_width(self) -> int:
         return self.hidden_size
 
@@ -145,13 +153,15 @@ class VisionTower(TowerPart):
         """Records the encoder and returns the patches for the projector."""
         hidden, patches = Axis("hidden", self.hidden_size), x.rows
         x = recorder.linear("patch_embedding", x, hidden, bias=self.patches.bias)
+        if self.registers:
+            x = self._add_positions(recorder, x)
         if self.class_embedding:
             x = recorder.cat(x, recorder.vector("class_embedding", hidden), axes=x.axes, rows=RowsWithExtra(of=patches))
-        if self.positions is not None:
-            positions, *other_terms = self.positions.flow(recorder, x)
-            for term in other_terms:
-                positions = recorder.add(positions, term)
-            x = recorder.add(x, positions)
+        if self.registers:
+            registers = recorder.vector("registers", Axis("registers", self.registers), hidden, count=self.registers)
+            x = recorder.cat(x, registers, axes=x.axes, rows=RowsWithExtra(of=patches, more=self.vector_count))
+        else:
+            x = self._add_positions(recorder, x)
         with recorder.apart(causal=False):
             x = self.stack.flow(recorder, x)
         x = x.view(hidden, rows=patches)
@@ -164,6 +174,15 @@ class VisionTower(TowerPart):
             with recorder.scope("pooling"), recorder.apart(causal=False):
                 self.pooling.flow(recorder, x)
         return x
+
+    def _add_positions(self, recorder: Flow, x: Value) -> Value:
+        """Records the sum of the patches and their positions; returns x where there are no positions."""
+        if self.positions is None:
+            return x
+        positions, *other_terms = self.positions.flow(recorder, x)
+        for term in other_terms:
+            positions = recorder.add(positions, term)
+        return recorder.add(x, positions)
 
     def describe(self, hidden_size: int) -> str:
         return f"ViT {self.stack.num_hidden_layers} × {self.hidden_size}"
@@ -219,6 +238,14 @@ class VisionTower(TowerPart):
                 hidden_size=12, patches=square, stack=stacks[3], positions=PatchPositions(rows=17), class_embedding=True
             ),
             cls(
+                hidden_size=12,
+                patches=square,
+                stack=stacks[3],
+                positions=PatchPositions(rows=16),
+                class_embedding=True,
+                registers=3,
+            ),
+            cls(
                 hidden_size=10,
                 patches=film,
                 stack=stacks[1],
@@ -260,7 +287,8 @@ def _reference_class() -> type[nn.Module]:
         The patches are row by row. With a pooling head the output is [images, 1, hidden].
 
         RoPE uses a patch's index in that order. The published classes rotate half of a head by its row and half by its
-        column; only the angles differ, no parameter. A class embedding comes last and is left out of the result.
+        column; only the angles differ, no parameter. A class embedding and registers come last and are not in
+        the result.
         """
 
         def __init__(self, spec: VisionTower) -> None:
@@ -271,6 +299,8 @@ def _reference_class() -> type[nn.Module]:
             )
             if spec.class_embedding:
                 self.class_embedding = vector(torch.randn(hidden) * 0.02)
+            if spec.registers:
+                self.registers = vector(torch.randn(spec.registers, hidden) * 0.02)
             if spec.positions is not None:
                 self.position_embedding = nn.Embedding(spec.positions.axes * spec.positions.rows, hidden)
             stack = spec.stack.reference(ModelProperties(hidden, causal=False))
@@ -303,11 +333,17 @@ def _reference_class() -> type[nn.Module]:
             rows, columns = pixels.shape[-2] // p, pixels.shape[-1] // p
             patches = pixels[:, :, :t].unflatten(-1, (columns, p)).unflatten(-3, (rows, p))
             x = self.patch_embedding(patches.permute(0, 3, 5, 1, 2, 4, 6).flatten(3).flatten(1, 2))
+            is_positioned_first = hasattr(self, "position_embedding") and self.spec.registers > 0
+            x = self._with_positions(x, rows, columns) if is_positioned_first else x
             if hasattr(self, "class_embedding"):
                 x = torch.cat([x, self.class_embedding.weight.expand(len(x), 1, -1)], 1)
-            x = self._with_positions(x, rows, columns) if hasattr(self, "position_embedding") else x
+            if hasattr(self, "registers"):
+                x = torch.cat([x, self.registers.weight.expand(len(x), -1, -1)], 1)
+            elif hasattr(self, "position_embedding"):
+                x = self._with_positions(x, rows, columns)
             x = self._stack[0].forward(x, ForwardPass(columns=columns))
-            x = x[:, :-1] if hasattr(self, "class_embedding") else x
+            vector_count = int(self.spec.class_embedding) + self.spec.registers
+            x = x[:, : x.shape[1] - vector_count]
             if hasattr(self, "standardize"):
                 x = (x - self.standardize.mean) * self.standardize.scale
             return self.pooling(x) if hasattr(self, "pooling") else x

@@ -18,7 +18,7 @@ from ...flow.tree import Node, Place
 from ...frozen import frozen
 from ...model import ModelSpec
 from ...ops import ParamTensor
-from ...optional import TOWERS
+from ...optional import MTP, TOWERS
 from ..trained_tensors import bytes_of
 
 WITHOUT = "--quantize none counts without it"
@@ -166,6 +166,9 @@ class Scheme:
         """Whether the conversion of a tensor depends on the module's name."""
         return False
 
+    def look_up(self, names: tuple[str, ...]) -> None:
+        """Records what the scheme's lists say of a module that is not included."""
+
     def store(self, spec: ModelSpec, weight_sites: list[WeightSite], dtype: str) -> Iterator[tuple[WeightSite, Parts]]:
         """Yields each tensor and the bytes of one copy of the tensor.
 
@@ -223,6 +226,9 @@ def quantized_size(
     if scheme.reads_names:
         names = names or ModuleNames(tree, spec.kind, {})
         weight_sites = [replace(site, names=names(site.path)) for site in weight_sites]
+        included_paths = {site.path for site in weight_sites}
+        for path in (site.path for site in sites(tree, frozenset({MTP.name})) if site.path not in included_paths):
+            scheme.look_up(names(path))
     text_sites = [weight_site for weight_site in weight_sites if weight_site.optional != TOWERS.name]
     towers = [weight_site for weight_site in weight_sites if weight_site.optional == TOWERS.name]
     if towers and scheme.unconverted_dtype(dtype) != dtype:

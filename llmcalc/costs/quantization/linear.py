@@ -84,6 +84,10 @@ class LinearScheme(Scheme):
     def reads_names(self) -> bool:
         return bool(self.excluded.entries) or any(group.named is not None for group in self.groups)
 
+    def look_up(self, names: tuple[str, ...]) -> None:
+        for module_list in (self.excluded, *(group.named for group in self.groups if group.named is not None)):
+            module_list.look_up(names)
+
     def store(self, spec: ModelSpec, weight_sites: list[WeightSite], dtype: str) -> Iterator[tuple[WeightSite, Parts]]:
         has_converted = False
         for site in weight_sites:
@@ -112,6 +116,8 @@ class LinearScheme(Scheme):
             or weight_site.kind in NEVER_CONVERTED
             or not (experts or is_single_matrix)
         ):
+            if weight_site.tensor.role == "matrix":
+                self.excluded.look_up(weight_site.names)
             return None
         output = weight_site.kind in HEADS and weight_site.name not in ("dense", "head_proj")
         if (

@@ -28,8 +28,10 @@ FUSED: dict[str, tuple[str, ...]] = {
 }
 """Linear layer that vLLM fuses, and may have in a list → the layers of most classes."""
 
-NEVER_CONVERTED = re.compile(r"norm|embed|lm_head|(^|\.)(gate|router)\W*$")
-"""Entries that may match no module without a note: norms with other names, tied output heads."""
+NEVER_CONVERTED = re.compile(
+    r"norm|embed|lm_head|(^|\.)(gate|router)\W*$|vision|visual|audio|projector|correction_bias"
+)
+"""Entries that may match no module without a note: norms with other names, tied output heads, encoders."""
 
 REPEATED_GROUP = re.compile(r"\)[*+{]")
 WORDS = re.compile(r"\((?:\?:)?(?:\w|-|\\\.)+(?:\|(?:\w|-|\\\.)+)*\)")
@@ -112,6 +114,10 @@ class ModuleList:
         """Whether an entry matches one of a module's names."""
         return bool(self.entries) and any(self._matches_name(name) for name in names)
 
+    def look_up(self, names: Iterable[str]) -> None:
+        """Records the entries that match a module which no list decides on."""
+        _ = names in self
+
     def _matches_name(self, name: str) -> bool:
         """Whether an entry matches the module name. Raises `InputError` if matching takes too long in total."""
         matching_entries = (
@@ -149,11 +155,25 @@ class ModuleList:
     @property
     def unused(self) -> list[str]:
         """Entries without a matching module, except entries for modules that no scheme converts."""
+        tests, used = dict(self._pattern_tests), self.used
+
+        def is_covered(list_entry: str) -> bool:
+            """Whether another entry, which was used, matches the same modules or some of them."""
+            test = tests.get(list_entry)
+            return any(used_test(_example(list_entry)) for name, used_test in tests.items() if name in used) or (
+                test is not None and any(test(_example(name)) for name in used)
+            )
+
         return [
             list_entry
             for list_entry in self.entries
-            if list_entry not in self.used and not NEVER_CONVERTED.search(list_entry)
+            if list_entry not in used and not NEVER_CONVERTED.search(list_entry) and not is_covered(list_entry)
         ]
+
+
+def _example(list_entry: str) -> str:
+    """Returns the name of a module that an entry of a list matches, if its only `*` is at its end."""
+    return f"{list_entry.rstrip('*.')}.module"
 
 
 def _unfused_entries(list_entry: str) -> Iterator[str]:

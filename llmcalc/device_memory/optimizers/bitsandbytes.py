@@ -6,7 +6,10 @@ code map of 256 fp32 values per state is shared by all tensors. So since version
 The step count is no tensor, and the kernels write into the states and the parameter.
 
 Paged optimizers keep the states of tensors of 100,000 elements and more in managed memory, which lies on the device
-while there is room and which the driver may move to the host.
+while there is room and which the driver may move to the host. It is no memory of torch's allocator.
+
+The Trainer of transformers gives embeddings fp32 states in an optimizer of 8 bits (transformers/trainer.py,
+`GlobalOptimManager`): names that end in `-trainer`.
 
 The step is the source code of bitsandbytes 0.50. Its states equal those of a run on the CPU, which is not among the
 tests.
@@ -14,13 +17,13 @@ tests.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from functools import partial
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, Literal
 
-from ...algebra import Number, ceil_div, floor_div, minimum
+from ...algebra import Number, add, ceil_div, floor_div, minimum
 from ...costs.trained_tensors import TrainedTensor, sum_over
 from ...evidence import by_source
+from ...frozen import frozen
 from ...ops import ParamTensor
 from .record import COMPARISON, Optimizer, States
 
@@ -35,74 +38,113 @@ LEAST_PAGED = 100_000
 
 
 def bitsandbytes_optimizer(
-    optimizer_name: str, moments: Literal[1, 2], bits: Literal[8, 32], *aliases: str, is_paged: bool = False
+    optimizer_name: str,
+    moments: Literal[1, 2],
+    bits: Literal[8, 32],
+    *aliases: str,
+    is_paged: bool = False,
+    wide_tables: bool = False,
 ) -> Optimizer:
-    """Returns the record of an optimizer with this number of states per element."""
+    """Returns the record of an optimizer with this number of states per element.
+
+    wide_tables: whether tables of embeddings have fp32 states whatever their size; false by default.
+    """
     formats = (
         f"tensors of under {LEAST_8BIT:,} elements have fp32 states; the others 1 byte per element and an fp32 scale "
-        f"per block of {BLOCK} (from the source code of bitsandbytes, not checked by running it)"
+        f"per block of {BLOCK}"
     )
     paging = "the driver may move states to the host, where the device has no room for them"
-    in_8_bits = bits == 8
+    embeddings = "the Trainer gives embeddings fp32 states"
+    layout = _Layout(moments, bits == 8, is_paged, wide_tables)
+    notes = ((formats, layout.in_8_bits), (embeddings, wide_tables), (paging, is_paged))
     return Optimizer(
         name=optimizer_name,
         implementations=("loop",),
-        states=partial(state_bytes, moments, in_8_bits),
-        step=partial(run_step, moments, in_8_bits),
+        states=layout.state_bytes,
+        step=layout.run_step,
         not_in_torch="bitsandbytes runs on a GPU alone, and is not a part of torch",
         aliases=aliases,
-        note="; ".join(text for text, applies in ((formats, in_8_bits), (paging, is_paged)) if applies),
-        state_format="uint8" if in_8_bits else "float32",
-        state_format_note="its states are 8-bit, with fp32 scales" if in_8_bits else "its states are fp32",
-        by_element=not in_8_bits,
-        paged=paged_bytes(moments, in_8_bits) if is_paged else None,
-        witness=by_source("bitsandbytes/optim/optimizer.py", COMPARISON),
+        note="; ".join(text for text, applies in notes if applies),
+        state_format="uint8" if layout.in_8_bits else "float32",
+        state_format_note="its states are 8-bit, with fp32 scales" if layout.in_8_bits else "its states are fp32",
+        by_element=not layout.in_8_bits,
+        paged=layout.paged_bytes if is_paged else None,
+        witness=by_source("bitsandbytes/optim/optimizer.py, and on an H200 (tests/data/gpu)", COMPARISON),
     )
 
 
 def is_large(tensor: ParamTensor, min_elements: int = LEAST_8BIT) -> Number:
-    """Returns the tensors with projected gradients, and the other tensors."""
+    """Returns 1 if a tensor has at least this number of elements, otherwise 0."""
     return minimum(1, floor_div(tensor.size, min_elements))
 
 
-def state_bytes(moments: int, in_8_bits: bool, tensors: Sequence[TrainedTensor], dtype: str) -> States:
-    """Returns the bytes of the states: n bytes with ⌈n/256⌉ scales and a shared code map, or n fp32 numbers."""
-    is_quantized = is_large if in_8_bits else lambda tensor: 0
-    state = sum_over(tensors, lambda t: is_quantized(t) * t.size + 4 * (1 - is_quantized(t)) * t.size)
-    sizes: States = {f"state{i + 1}": state for i in range(moments)}
-    if in_8_bits:
-        scales = 4 * sum_over(tensors, lambda t: is_quantized(t) * ceil_div(t.size, BLOCK))
-        sizes |= {f"absmax{i + 1}": scales for i in range(moments)}
-        sizes["qmaps"] = moments * 4 * MAP_ENTRIES * minimum(1, sum_over(tensors, is_quantized))
-    return sizes
+@frozen
+class _Layout:
+    """The states of an optimizer of bitsandbytes.
 
+    moments: states per element. in_8_bits: whether large tensors have quantized states.
+    is_paged, wide_tables: as of `bitsandbytes_optimizer`.
+    """
 
-def paged_bytes(moments: int, in_8_bits: bool) -> Callable[[Sequence[TrainedTensor]], Number]:
-    """Returns the function that counts the bytes of states in managed memory."""
-    return lambda tensors: (
-        moments * (1 if in_8_bits else 4) * sum_over(tensors, lambda t: is_large(t, LEAST_PAGED) * t.size)
-    )
+    moments: int
+    in_8_bits: bool
+    is_paged: bool
+    wide_tables: bool
 
+    def has_float32_states(self, is_table: bool) -> bool:
+        """Whether a tensor has fp32 states whatever its size. is_table: whether it is a table of embeddings."""
+        return not self.in_8_bits or (self.wide_tables and is_table)
 
-def run_step(moments: int, in_8_bits: bool, optimizer_step: OptimizerStep) -> None:
-    """Runs `Optimizer8bit.step`, which allocates a tensor's states just before its first update."""
-    from ...simulator.tensor import FLOAT32, UINT8
+    def _by_format(self, tensors: Sequence[TrainedTensor]) -> tuple[list[TrainedTensor], list[TrainedTensor]]:
+        """Returns the tensors with quantized states, if they are large, and the other tensors."""
+        narrow: list[TrainedTensor] = []
+        wide: list[TrainedTensor] = []
+        for tensor in tensors:
+            (wide if self.has_float32_states(tensor.tensor.role == "table") else narrow).append(tensor)
+        return narrow, wide
 
-    aten = optimizer_step.t
-    states_with_maps = 3 * moments  # of a tensor that owns the code maps: states, scales, maps
-    has_maps = any(len(parameter.states) == states_with_maps for parameter in optimizer_step.parameters)
-    for parameter in optimizer_step.loop_over(optimizer_step.updated):
-        if parameter.states:
-            continue
-        with optimizer_step.counted_as_states():
-            if not in_8_bits or parameter.tensor.count < LEAST_8BIT:
-                parameter.states = [aten.like(parameter.tensor, dtype=FLOAT32) for _ in range(moments)]
+    def state_bytes(self, tensors: Sequence[TrainedTensor], dtype: str) -> States:
+        """Returns the bytes of the states: n bytes with ⌈n/256⌉ scales and a shared code map, or n fp32 numbers."""
+        narrow, wide = self._by_format(tensors)
+        state = sum_over(narrow, lambda t: is_large(t) * t.size + 4 * (1 - is_large(t)) * t.size)
+        sizes: States = {f"state{i + 1}": add(state, sum_over(wide, lambda t: 4 * t.size)) for i in range(self.moments)}
+        if self.in_8_bits:
+            scales = 4 * sum_over(narrow, lambda t: is_large(t) * ceil_div(t.size, BLOCK))
+            sizes |= {f"absmax{i + 1}": scales for i in range(self.moments)}
+            sizes["qmaps"] = self.moments * 4 * MAP_ENTRIES * minimum(1, sum_over(narrow, is_large))
+        return sizes
+
+    def paged_bytes(self, tensors: Sequence[TrainedTensor]) -> Number:
+        """Returns the bytes of states in managed memory."""
+        narrow, wide = self._by_format(tensors)
+        sizes = [sum_over(group, lambda t: is_large(t, LEAST_PAGED) * t.size) for group in (narrow, wide)]
+        return self.moments * add(sizes[0], 4 * sizes[1])
+
+    def run_step(self, optimizer_step: OptimizerStep) -> None:
+        """Runs `Optimizer8bit.step`, which allocates a tensor's states just before its first update."""
+        from ...simulator.tensor import FLOAT32, UINT8
+
+        aten = optimizer_step.t
+        states_with_maps = 3 * self.moments  # of a tensor that owns the code maps: states, scales, maps
+        has_maps = any(len(parameter.states) == states_with_maps for parameter in optimizer_step.parameters)
+        for parameter in optimizer_step.loop_over(optimizer_step.updated):
+            if parameter.states:
                 continue
-            quantization_maps = [] if has_maps else [aten.new_tensor((MAP_ENTRIES,), FLOAT32) for _ in range(moments)]
-            has_maps = True
-            states = [aten.like(parameter.tensor, dtype=UINT8) for _ in range(moments)]
-            scales = [aten.new_tensor((ceil_div(parameter.tensor.count, BLOCK),), FLOAT32) for _ in range(moments)]
-            parameter.states = [*states, *scales, *quantization_maps]
+            tensor = parameter.tensor
+            is_quantized = tensor.count >= LEAST_8BIT and not self.has_float32_states(parameter.table)
+            state_format = UINT8 if is_quantized else FLOAT32
+            if self.is_paged and tensor.count >= LEAST_PAGED:
+                parameter.states = optimizer_step.paged_states_like(tensor, state_format, self.moments)
+            with optimizer_step.counted_as_states():
+                map_count = self.moments if is_quantized and not has_maps else 0
+                quantization_maps = [aten.new_tensor((MAP_ENTRIES,), FLOAT32) for _ in range(map_count)]
+                has_maps = has_maps or is_quantized
+                parameter.states += [
+                    aten.like(tensor, dtype=state_format) for _ in range(self.moments - len(parameter.states))
+                ]
+                blocks = ceil_div(tensor.count, BLOCK)
+                scales = [aten.new_tensor((blocks,), FLOAT32) for _ in range(self.moments if is_quantized else 0)]
+                parameter.states += [*scales, *quantization_maps]
 
 
 OPTIMIZERS = {
@@ -115,6 +157,10 @@ OPTIMIZERS = {
         bitsandbytes_optimizer("paged-adamw-8bit", 2, 8, is_paged=True),
         bitsandbytes_optimizer("paged-lion", 1, 32, "paged-lion-32bit", is_paged=True),
         bitsandbytes_optimizer("paged-lion-8bit", 1, 8, is_paged=True),
+        bitsandbytes_optimizer("adamw-8bit-trainer", 2, 8, wide_tables=True),
+        bitsandbytes_optimizer("lion-8bit-trainer", 1, 8, wide_tables=True),
+        bitsandbytes_optimizer("paged-adamw-8bit-trainer", 2, 8, is_paged=True, wide_tables=True),
+        bitsandbytes_optimizer("paged-lion-8bit-trainer", 1, 8, is_paged=True, wide_tables=True),
     )
 }
 """AdamW, and Lion with one state per element (Chen 2023, arXiv:2302.06675)."""

@@ -17,16 +17,21 @@ NAMES = (
     "adamw",
     "sgd",
     "adafactor",
+    "adafactor-transformers",
     "muon",
     "lion",
     "adamw-8bit",
+    "adamw-8bit-trainer",
     "lion-8bit",
+    "lion-8bit-trainer",
     "adamw-8bit-torchao",
     "adamw-4bit-torchao",
     "paged-adamw",
     "paged-adamw-8bit",
+    "paged-adamw-8bit-trainer",
     "paged-lion",
     "paged-lion-8bit",
+    "paged-lion-8bit-trainer",
     "adam-mini",
     "galore",
     "apollo",
@@ -35,9 +40,10 @@ NAMES = (
 )
 """The words of `--optimizer`; the file of `adam-mini` is `adam_mini.py`."""
 
+OF_BITSANDBYTES = [name for name in NAMES if "lion" in name or "paged" in name or name.startswith("adamw-8bit")]
+
 LIBRARIES = {
-    **dict.fromkeys(("lion", "lion-8bit", "adamw-8bit"), "bitsandbytes"),
-    **dict.fromkeys(("paged-adamw", "paged-adamw-8bit", "paged-lion", "paged-lion-8bit"), "bitsandbytes"),
+    **dict.fromkeys(OF_BITSANDBYTES, "bitsandbytes"),
     **dict.fromkeys(("adamw-8bit-torchao", "adamw-4bit-torchao"), "torchao"),
     **dict.fromkeys(("schedule-free-adamw", "schedule-free-sgd"), "schedule_free"),
 }

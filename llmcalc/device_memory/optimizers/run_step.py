@@ -21,12 +21,13 @@ def run_step(
     momentum: bool = False,
     dtype: Dtype | None = None,
     torch: str = "",
+    pages_states: bool = False,
 ) -> None:
     """Replays one step of the named optimizer; the first step allocates the optimizer states.
 
     optimizer_name: of an optimizer, or an alias of one. trained_parameters: all parameters, in the model's order.
     implementation: how the library runs the step; None (default) for the library's own.
-    momentum, dtype, torch: as in `OptimizerStep`.
+    momentum, dtype, torch, pages_states: as in `OptimizerStep`.
     Raises `InputError` for an unknown optimizer, or an implementation that it does not have.
     """
     optimizer_record = optimizer(optimizer_name)
@@ -38,5 +39,7 @@ def run_step(
         )
     with autograd_graph.no_grad():
         optimizer_record.step(
-            OptimizerStep(Aten(autograd_graph), trained_parameters, chosen_implementation, momentum, dtype, torch)
+            OptimizerStep(
+                Aten(autograd_graph), trained_parameters, chosen_implementation, momentum, dtype, torch, pages_states
+            )
         )

@@ -16,7 +16,8 @@ from typing import Any
 
 from ...frozen import frozen
 from ...simulator.aten import Aten
-from ...simulator.tensor import Dtype, Tensor, counted_as
+from ...simulator.meter import NoMeter
+from ...simulator.tensor import Dtype, Tensor, counted_as, empty
 from ...workload.execution import OptimizerImplementation
 
 
@@ -30,6 +31,7 @@ class OptimizedParameter:
     states: its optimizer states, empty before the first step. States that all parameters share belong to the first
         parameter that needs them.
     path: path of the parameter.
+    table: whether it is a table of embeddings, default false.
     """
 
     tensor: Tensor
@@ -37,6 +39,7 @@ class OptimizedParameter:
     gradient: Tensor | None = None
     states: list[Tensor] = field(default_factory=list)
     path: Any = None
+    table: bool = False
 
     @property
     def grad(self) -> Tensor:
@@ -55,6 +58,8 @@ class OptimizerStep:
     momentum: whether SGD has momentum, default false.
     dtype: number format of the states; default that of the tensors, or of their gradients, as in torch.
     torch: the version of torch, such as `2.0`; default the newest.
+    pages_states: whether states in managed memory are no tensors of torch's allocator; default false, and then they are
+        counted as such.
     """
 
     t: Aten
@@ -63,6 +68,7 @@ class OptimizerStep:
     momentum: bool = False
     dtype: Dtype | None = None
     torch: str = ""
+    pages_states: bool = False
 
     @property
     def updated(self) -> list[OptimizedParameter]:
@@ -85,6 +91,13 @@ class OptimizerStep:
         """Allocates optimizer states with the shape of a tensor, in the states' format. count: number of states."""
         with self.counted_as_states():
             return [self.t.like(tensor, dtype=self.dtype) for _ in range(count)]
+
+    def paged_states_like(self, tensor: Tensor, dtype: Dtype, count: int) -> list[Tensor]:
+        """Allocates optimizer states in managed memory. count: number of states."""
+        if self.pages_states:
+            return [empty(NoMeter(), tensor.shape, dtype) for _ in range(count)]
+        with self.counted_as_states():
+            return [self.t.like(tensor, dtype=dtype) for _ in range(count)]
 
     def write(self, target: object, *read_tensors: object) -> None:
         """Records the reads and the write of an in-place operation on `target`, which allocates no memory."""

@@ -136,6 +136,12 @@ ATTENTION_FLAGS = {
 CUT_CROSS_ENTROPY = "CutCrossEntropyPlugin"
 """The plugin that computes the loss without logits."""
 
+PLUGINS = (
+    "LigerPlugin", CUT_CROSS_ENTROPY, "SwanLabPlugin", "LMEvalPlugin", "KernelsPlugin", "ExpertParallelPlugin",
+    "DiffusionPlugin",
+)  # fmt: skip
+"""Plugins that are modelled, or whose own keys are read or refused."""
+
 
 def is_axolotl(config: Table) -> bool:
     """Whether a table is a config of axolotl."""
@@ -297,6 +303,9 @@ def _loss_settings(reader: LaunchReader, config: Table) -> dict[str, Any]:
     plugins = config.get("plugins") or []
     if not isinstance(plugins, list):
         raise reader.wrong("plugins", f"{shown(plugins)}; expected a list of names")
+    for plugin in plugins:
+        if str(plugin).rpartition(".")[2] not in PLUGINS:
+            reader.unknown[f"plugins.{plugin}"[:100]] = "what it changes is not modelled"
     if config.get("liger_rms_norm") or config.get("liger_layer_norm"):
         loss_settings["norm"] = "fused"
     if config.get("liger_rms_norm_gated"):

@@ -140,7 +140,7 @@ class GatheringProfile(Eager):
         finally:
             modules = self.of_frames.pop()
         for module in modules:
-            self._add_release_hooks(module, module_call.scope.gives)
+            self._add_release_hooks(module, module_call.scope.output)
 
     def _add_release_hooks(self, module_path: Path, output: Value | None) -> None:
         """Releases a module's parameters after its forward pass, and gathers them before its backward pass."""

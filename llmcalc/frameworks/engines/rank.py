@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Iterator, Mapping
 from fractions import Fraction
 from functools import cached_property
@@ -338,12 +339,27 @@ def architectures(preset: Preset) -> tuple[str, ...]:
     if preset.config is not None:
         class_names = preset.config.get("architectures")
         return tuple(map(str, class_names)) if isinstance(class_names, list | tuple) else ()
-    try:
-        from ...sources.to_hf import to_config
+    model = preset.model
+    names = next((names for known, names in _exported_classes if known is model or known == model), None)
+    if names is None:
+        names = _classes_of_export(model)
+        _exported_classes.append((model, names))
+    return names
 
-        return tuple(to_config(preset.model).get("architectures", ()))
+
+def _classes_of_export(model: ModelSpec) -> tuple[str, ...]:
+    """Returns the class names in the config that `convert` writes of a model; none if no class computes it."""
+    try:
+        from ...sources.to_hf import find_config
+
+        config = find_config(model)
     except (InputError, MissingExtra, ImportError):  # the page has no writer of configs
         return ()
+    return () if config is None else tuple(config["architectures"])
+
+
+_exported_classes: deque[tuple[ModelSpec, tuple[str, ...]]] = deque(maxlen=32)
+"""Models of the latest questions, with the class names in their exports."""
 
 
 def key_heads(spec: ModelSpec) -> list[int]:

@@ -241,7 +241,7 @@ class FsdpProfile(RingAttention):
         group = self.groups[EMBEDDING]
         group.pre_forward(None)
         super().step(operation)
-        group.post_forward([self.get(operation.outs[0])])
+        group.post_forward([self.tensor_of(operation.outs[0])])
 
     def module(self, module_call: Frame) -> None:
         """Runs a module of the program; the output head may be a separate group."""
@@ -249,16 +249,16 @@ class FsdpProfile(RingAttention):
         if self.traffic is None or not self.splits or len(self.frames) != 1 or module_scope.name not in IN_HEAD:
             super().module(module_call)
             return
-        assert module_scope.reads is not None
-        assert module_scope.gives is not None
+        assert module_scope.argument is not None
+        assert module_scope.output is not None
         group = self.groups[HEAD]
         if module_scope.name == self.in_head[0]:
-            cast_input = group.pre_forward(self.get(module_scope.reads))
+            cast_input = group.pre_forward(self.tensor_of(module_scope.argument))
             assert cast_input is not None
-            self.values[id(module_scope.reads)] = cast_input
+            self.values[id(module_scope.argument)] = cast_input
         super().module(module_call)
         if module_scope.name == self.in_head[-1]:
-            group.post_forward([self.get(module_scope.gives)])
+            group.post_forward([self.tensor_of(module_scope.output)])
 
     def layer(self, module_call: Frame, x: Tensor) -> Tensor:
         """Runs a layer between all-gather and release of the layer's group."""
@@ -287,7 +287,7 @@ def torchtitan_name(name: str) -> str:
 
 def layer_norm_names(program: Flow) -> frozenset[str]:
     """Returns the names of norms that are direct children of layers."""
-    layers = (module_scope for module_scope in program.root.scopes() if module_scope.takes is not None)
+    layers = (module_scope for module_scope in program.root.scopes() if module_scope.first_input is not None)
     submodules = (item for module_scope in layers for item in module_scope.items if isinstance(item, Scope))
     return frozenset(item.name for item in submodules if item.about.get("kind") == "norm")
 

@@ -165,27 +165,22 @@ def sharding(training_config: Training, layout: Layout, rank: int, fsdp_settings
     for name in (fsdp_settings.dtype, fsdp_settings.reduced):
         if name not in DTYPES:
             raise InputError(f"FSDP2 in {name} is not modelled; expected one of {', '.join(DTYPES)}")
-    for is_modelled, description in (
-        (
-            training_config.adapters is not None and training_config.adapters.base == "int8",
-            "adapters over weights in 8 bits",
-        ),
-        (training_config.adapters is not None and bool(training_config.adapters.copies), "--modules-to-save"),
-        (training_config.adapters is not None and layout.dp < layout.world, "adapters in a layout that divides more"),
-        (
-            training_config.adapters is not None and fsdp_settings.float8 is not None,
-            "adapters beside products in 8 bits",
-        ),
-        (training_config.autocast, "autocast beside its own mixed precision"),
-        (training_config.master, "master weights: the shards themselves have their format"),
-        (training_config.optimizer_in_backward, "the optimizer in the backward pass"),
-        (training_config.gradient_dtype is not None, "sums of gradients in a format of their own"),
-        (training_config.keeps_gradients, "gradients that are set to zero"),
-        (fsdp_settings.offloads and layout.pp > 1, "shards on the host in a pipeline"),
-        (fsdp_settings.offloads and fsdp_settings.float8 is not None, "shards on the host beside products in 8 bits"),
+    adapters, is_float8 = training_config.adapters, fsdp_settings.float8 is not None
+    for is_unmodelled, description, expected in (
+        (adapters is not None and adapters.base == "int8", "adapters over weights in 8 bits", "--base nf4 or none"),
+        (adapters is not None and bool(adapters.copies), "--modules-to-save", "none"),
+        (adapters is not None and layout.dp < layout.world, "adapters in a layout that divides more", "--fsdp N alone"),
+        (adapters is not None and is_float8, "adapters beside products in 8 bits", "one of the two"),
+        (training_config.autocast, "autocast beside its own mixed precision", "--precision bf16-master or bf16"),
+        (training_config.master, "master weights beside shards in fp32", "--precision bf16-master"),
+        (training_config.optimizer_in_backward, "the optimizer in the backward pass", "none"),
+        (training_config.gradient_dtype is not None, "sums of gradients in another format", "no --grad-dtype"),
+        (training_config.keeps_gradients, "gradients that are set to zero", "--zero-grad none"),
+        (fsdp_settings.offloads and layout.pp > 1, "shards on the host in a pipeline", "--pp 1"),
+        (fsdp_settings.offloads and is_float8, "shards on the host beside products in 8 bits", "one of the two"),
     ):
-        if is_modelled:
-            raise InputError(f"FSDP2 with {description} is not modelled")
+        if is_unmodelled:
+            raise InputError(f"FSDP2 with {description} is not modelled; expected {expected}")
     formats = DTYPES[fsdp_settings.dtype], DTYPES[training_config.dtype], DTYPES[fsdp_settings.reduced]
     coordinates, shard_groups = layout.coordinates(rank), layout.dp // layout.hsdp_replicas
     index = coordinates.dp % shard_groups * layout.cp + coordinates.cp  # the mesh `dp_shard_cp`

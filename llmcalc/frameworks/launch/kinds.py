@@ -107,6 +107,7 @@ PROGRAMS = dict(
             read_python="config_file:read_python",
         ),
         _program("nemo", "NeMo", "2.x (2025)"),
+        _program("nemo_rl", "NeMo-RL", "7ea279a (2026-08-22)"),
         _program("openrlhf", "OpenRLHF", "0.11.0", "a command of OpenRLHF", **COMMAND),
         _program(
             "pai_megatron",

@@ -341,18 +341,19 @@ class LaunchReader:
 
         nodes, node_devices: the arguments with the number of nodes, and of devices of each.
         prefix: what precedes the arguments in the file; empty by default.
-        Raises `InputError` for `--devices` with another number.
+        `--devices` replaces the file's number, with a note.
         """
         counts = [
             size_of(self, prefix + name, self.value(config, name, default))
             for name, default in ((node_devices, 8), (nodes, 1))
         ]
         world_size = counts[0] * counts[1]
-        if self.source.devices_typed and self.source.world_size not in (None, world_size):
-            raise self.wrong(
-                "--devices",
-                f"{self.source.world_size}; the file has {nodes} · {node_devices} = {counts[1]} · {counts[0]}",
+        typed_devices = self.source.world_size if self.source.devices_typed else None
+        if typed_devices not in (None, world_size):
+            self.notes.append(
+                f"--devices {typed_devices} replaces the file's {nodes} · {node_devices} = {counts[1]} · {counts[0]}"
             )
+            return typed_devices
         return world_size
 
     def sequence_ranks(self, config: Table, argument_name: str, world_size: int, prefix: str = "") -> int:

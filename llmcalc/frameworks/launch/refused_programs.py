@@ -131,9 +131,6 @@ def _has_tables(config: Table, *names: str) -> bool:
     return all(isinstance(config.get(name), Mapping) for name in names)
 
 
-NEMO_RL_TABLES = {"policy", "grpo", "dpo", "loss_fn", "checkpointing", "data", "cluster", "env"}
-"""Tables of which a config of NeMo-RL that builds on another one has some."""
-
 REFUSED_CONFIGS = (
     RefusedConfig(
         "verl",
@@ -144,15 +141,6 @@ REFUSED_CONFIGS = (
         "ms-swift",
         lambda data: bool({"tuner_type", "train_type", "sft_type", "rlhf_type"} & set(data)),
         "TARGET with options such as --lora-rank, --base nf4, --recompute full and --seq",
-    ),
-    RefusedConfig(
-        "NeMo-RL",
-        lambda data: (
-            (_has_tables(data, "policy", "cluster") and bool({"loss_fn", "grpo", "dpo", "sft"} & set(data)))
-            or (str(data.get("defaults", "")).endswith(".yaml") and bool(NEMO_RL_TABLES & set(data)))
-        ),
-        "TARGET with --phase training and --fsdp N, or --tp N and --pp N, for the policy, and --phase inference for "
-        "the rollout",
     ),
     RefusedConfig(
         "nanotron",

@@ -36,6 +36,10 @@ class Rollout:
     engine: its name, as of `--engine`; empty for an engine on devices of its own.
     flags: values of its flags, by their names.
     sleeps: whether it frees weights and cache while it does not generate.
+    shares_weights: whether the trained model's frozen weights are the engine's own tensors, which then stay; its budget
+        is a share of the device, and its cache what the weights leave of it. False by default.
+    shares_by_capacity: for an engine that shares weights, (GiB of a device, share) from the largest: the share of the
+        first that the device has replaces `gpu_memory_utilization`. Empty (default) for the flag.
     is_own_process: whether it is a process of its own, with a CUDA context of its own.
     offloaded: states of the trained model that are on the host while another phase runs; `reference`: the reference
         model is there during rollouts.
@@ -53,6 +57,8 @@ class Rollout:
     engine: str = ""
     flags: Mapping[str, Any] = field(default_factory=dict)
     sleeps: bool = False
+    shares_weights: bool = False
+    shares_by_capacity: tuple[tuple[int, float], ...] = ()
     is_own_process: bool = False
     offloaded: frozenset[States] = frozenset()
     reference: Model = Model()
@@ -71,6 +77,7 @@ class Rollout:
             "engine": self.engine or None,
             "flags": dict(self.flags),
             "sleeps": self.sleeps,
+            "shares_weights": self.shares_weights,
             "offloaded": sorted(self.offloaded),
             "reference": self.reference.place,
             "reward": self.reward.place,

@@ -12,6 +12,7 @@ from typing import Any
 
 from ...errors import shown
 from ...parallel.layout import Layout
+from ...sources.files import parse_json
 from ...sources.huggingface.family import field_names
 from ..frozen_model import FrozenModel
 from ..registry import WITHOUT_A_NAME, framework, plugins
@@ -34,22 +35,22 @@ OPTIMIZERS: dict[str, dict[str, Any]] = {
     "adamw_torch": {"optimizer": "adamw", "optimizer_impl": "foreach"},
     "adamw_torch_fused": {"optimizer": "adamw", "optimizer_impl": "fused"},
     "adamw_hf": {"optimizer": "adamw", "optimizer_impl": "loop"},
-    "adamw_bnb_8bit": {"optimizer": "adamw-8bit"},
-    "adamw_8bit": {"optimizer": "adamw-8bit"},
+    "adamw_bnb_8bit": {"optimizer": "adamw-8bit-trainer"},
+    "adamw_8bit": {"optimizer": "adamw-8bit-trainer"},
     "adamw_torch_8bit": {"optimizer": "adamw-8bit-torchao"},
     "ao_adamw_8bit": {"optimizer": "adamw-8bit-torchao"},
     "adamw_torch_4bit": {"optimizer": "adamw-4bit-torchao"},
     "ao_adamw_4bit": {"optimizer": "adamw-4bit-torchao"},
-    "paged_adamw_8bit": {"optimizer": "paged-adamw-8bit"},
+    "paged_adamw_8bit": {"optimizer": "paged-adamw-8bit-trainer"},
     "paged_adamw": {"optimizer": "paged-adamw"},
     "paged_adamw_32bit": {"optimizer": "paged-adamw"},
     "lion_32bit": {"optimizer": "lion"},
-    "lion_8bit": {"optimizer": "lion-8bit"},
+    "lion_8bit": {"optimizer": "lion-8bit-trainer"},
     "paged_lion_32bit": {"optimizer": "paged-lion"},
-    "paged_lion_8bit": {"optimizer": "paged-lion-8bit"},
+    "paged_lion_8bit": {"optimizer": "paged-lion-8bit-trainer"},
     "schedule_free_adamw": {"optimizer": "schedule-free-adamw"},
     "schedule_free_sgd": {"optimizer": "schedule-free-sgd"},
-    "adafactor": {"optimizer": "adafactor"},
+    "adafactor": {"optimizer": "adafactor-transformers"},
     "sgd": {"optimizer": "sgd"},
 }
 """`optim` → options of `llmcalc memory`."""
@@ -66,7 +67,7 @@ TRAINER_READ = field_names("""
     per_device_train_batch_size gradient_accumulation_steps gradient_checkpointing gradient_checkpointing_kwargs
     activation_checkpointing activation_checkpointing_kwargs optim bf16 fp16 torch_compile
     max_seq_length max_length block_size cutoff_len torch_dtype dtype attn_implementation use_liger_kernel
-    model_name_or_path use_peft lora_r lora_target_modules lora_dropout load_in_4bit load_in_8bit
+    liger_kernel_config model_name_or_path use_peft lora_r lora_target_modules lora_dropout load_in_4bit load_in_8bit
     use_cpu no_cuda lora_modules_to_save parallelism_config optim_args optim_target_modules
     auto_find_batch_size neftune_noise_alpha use_bnb_nested_quant
     """)
@@ -75,7 +76,7 @@ TRAINER_IGNORED = field_names("""
     output_dir overwrite_output_dir num_train_epochs max_steps learning_rate lr_scheduler_type lr_scheduler_kwargs
     warmup_steps warmup_ratio weight_decay adam_beta1 adam_beta2 adam_epsilon average_tokens_across_devices
     max_grad_norm label_smoothing_factor bf16_full_eval fp16_full_eval tf32 torch_compile_backend torch_compile_mode
-    liger_kernel_config use_cache logging_strategy logging_steps logging_first_step log_on_each_node
+    use_cache logging_strategy logging_steps logging_first_step log_on_each_node
     logging_nan_inf_filter include_num_input_tokens_seen log_level log_level_replica disable_tqdm report_to run_name
     project trackio_space_id trackio_bucket_id trackio_static_space_id eval_strategy evaluation_strategy eval_steps
     eval_delay per_device_eval_batch_size prediction_loss_only eval_on_start eval_do_concat_batches
@@ -227,10 +228,21 @@ def trainer_settings(
     run_settings |= trainer_kernels(reader, config, defaults)
     run_settings |= trainer_adapters(reader, config)
     noise_words(reader, config)
+    _add_evaluation_note(reader, config, run_settings["batch"])
     for argument_name in ("auto_find_batch_size", "optim_args", "optim_target_modules", "use_cpu", "no_cuda"):
         if config.get(argument_name) not in (None, False, ""):
             reader.unknown[argument_name] = "it is modelled without"
     return run_settings
+
+
+def _add_evaluation_note(reader: LaunchReader, config: Table, batch: int) -> None:
+    """Adds a note on an evaluation that may need more than the training, since its batches are larger."""
+    strategies = {str(config.get(name, "no")).lower() for name in ("eval_strategy", "evaluation_strategy")}
+    evaluated = size_of(reader, "per_device_eval_batch_size", config.get("per_device_eval_batch_size") or 8)
+    if strategies - {"no", "false", "none"} and evaluated > batch:
+        reader.notes.append(
+            f"evaluation: batches of {evaluated} (per_device_eval_batch_size) are not counted, and may need more"
+        )
 
 
 def noise_words(reader: LaunchReader, config: Table) -> None:
@@ -366,9 +378,8 @@ def trainer_kernels(
     kernel_settings: dict[str, Any] = {}
     checkpoints = reader.flag(config, "gradient_checkpointing", defaults["gradient_checkpointing"])
     if checkpoints or reader.flag(config, "activation_checkpointing"):
-        kwargs = config.get("gradient_checkpointing_kwargs") or config.get("activation_checkpointing_kwargs") or {}
-        if not isinstance(kwargs, Mapping):
-            raise reader.wrong("gradient_checkpointing_kwargs", f"{shown(kwargs)}; expected a table")
+        names = ("gradient_checkpointing_kwargs", "activation_checkpointing_kwargs")
+        kwargs = next((table for name in names if (table := _table_or_json(reader, config, name))), {})
         is_reentrant = kwargs.get("use_reentrant", defaults["use_reentrant"])
         kernel_settings["recompute"] = "full-reentrant" if is_reentrant in (True, "true", "True") else "full"
     if config.get("attn_implementation") is not None:
@@ -378,8 +389,32 @@ def trainer_kernels(
     if reader.flag(config, "torch_compile"):
         kernel_settings["compile"] = True
     if reader.flag(config, "use_liger_kernel"):
-        kernel_settings |= {"norm": "fused", "cross_entropy": "chunked"}
+        kernel_settings |= _liger_settings(reader, _table_or_json(reader, config, "liger_kernel_config"))
     return kernel_settings
+
+
+def _table_or_json(reader: LaunchReader, config: Table, argument_name: str) -> Table:
+    """Returns the table of an argument, which a command states as JSON; empty without it."""
+    value = config.get(argument_name)
+    if not isinstance(value, str) or not value:
+        return reader.table(config, argument_name)
+    table = parse_json(value, f"{reader.where}: {argument_name}")
+    if not isinstance(table, Mapping):
+        raise reader.wrong(argument_name, f"{shown(value)}; expected a table")
+    return table
+
+
+def _liger_settings(reader: LaunchReader, liger_kernels: Table) -> dict[str, Any]:
+    """Returns the settings of Liger-Kernel, which replaces norms and the loss with the head unless a table says less.
+
+    liger_kernels: the arguments of `_apply_liger_kernel_to_instance`; empty for the defaults.
+    """
+    has_norms = any(reader.flag(liger_kernels, name, True) for name in ("rms_norm", "layer_norm"))
+    settings: dict[str, Any] = {"norm": "fused"} if has_norms else {}
+    if reader.flag(liger_kernels, "cross_entropy"):
+        return {**settings, "cross_entropy": "fused"}
+    is_chunked = reader.flag(liger_kernels, "fused_linear_cross_entropy", True)
+    return {**settings, "cross_entropy": "chunked"} if is_chunked else settings
 
 
 def trainer_adapters(reader: LaunchReader, config: Table) -> dict[str, Any]:

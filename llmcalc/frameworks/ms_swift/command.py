@@ -24,9 +24,19 @@ READ = field_names("""
     model model_id_or_path tuner_type train_type sft_type torch_dtype per_device_train_batch_size
     gradient_accumulation_steps gradient_checkpointing gradient_checkpointing_kwargs max_length packing packing_length
     deepspeed attn_impl lora_rank target_modules modules_to_save lora_dropout quant_method quant_bits
-    bnb_4bit_use_double_quant use_liger_kernel optim bf16 fp16 torch_compile
+    bnb_4bit_use_double_quant use_liger_kernel liger_kernel_config optim bf16 fp16 torch_compile
     sequence_parallel_size deepspeed_autotp_size neftune_noise_alpha freeze_llm
     """)
+
+PASSED_ON = (
+    "neftune_noise_alpha",
+    "gradient_checkpointing_kwargs",
+    "liger_kernel_config",
+    "torch_compile",
+    "eval_strategy",
+    "per_device_eval_batch_size",
+)
+"""Arguments of the Trainer that ms-swift hands on to it."""
 
 IGNORED = field_names("""
     dataset val_dataset cached_dataset split_dataset_ratio dataset_shuffle streaming interleave_prob stopping_strategy
@@ -216,7 +226,7 @@ def _trainer_table(reader: LaunchReader, data: Table, rlhf_type: str, verb: str)
         "optim": reader.value(data, "optim", "adamw_torch_fused"),
         "attn_implementation": reader.value(data, "attn_impl", "sdpa"),
     }
-    table["neftune_noise_alpha"] = data.get("neftune_noise_alpha")
+    table |= {name: data.get(name) for name in PASSED_ON}
     table["bf16"] = table["torch_dtype"] == "bfloat16"
     table["fp16"] = not table["bf16"]
     if table["attn_implementation"] in ("flash_attn", "flash_attention_2", "flash_attention_3"):

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 from ...device_memory.cuda_runtime import Runtime
 from ...device_memory.device_memory import TORCH, DeviceMemory, Term, summarize
+from ...device_memory.host import with_paged_states
 from ...simulator.layer_loops import layer_stacks
 from ..framework import RunOnRanks
 from ..fsdp2.settings import titan_settings
@@ -15,6 +18,8 @@ def rank_memory(training_run: RunOnRanks, rank: int, cuda_runtime: Runtime) -> D
     """Returns the device memory of one rank. Raises `InputError` for a layout that is not supported or not modelled."""
     spec, training = training_run.memory.spec, training_run.memory.training(cuda_runtime)
     check_torch(training_run.layout)
+    is_alone = training_run.layout.world == 1
+    training = replace(training, pages_states=is_alone)
     setup = RankSetup(spec, training, training_run.layout, rank, cuda_runtime.workspace)
     recorded_ranks = training_run.recorded_ranks(cuda_runtime)
     replay = replay_rank_on_allocator(setup, cuda_runtime.expandable, recorded_ranks)
@@ -24,4 +29,5 @@ def rank_memory(training_run: RunOnRanks, rank: int, cuda_runtime: Runtime) -> D
         from ..fsdp2.rank_memory import IN_FLOAT8
 
         tensors = IN_FLOAT8
-    return summarize(replay, cuda_runtime, layer_stacks(spec), tensors)
+    device = summarize(replay, cuda_runtime, layer_stacks(spec), tensors)
+    return with_paged_states(device, training_run.memory.states) if is_alone else device

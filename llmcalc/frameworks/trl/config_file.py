@@ -58,12 +58,19 @@ READ = frozenset(
         "use_dora",
         "lora_target_parameters",
         "cast_lm_head_to_fp32",
+        "model_init_kwargs",
     )
 )
 
+MODEL_ARGUMENTS = ("attn_implementation", "dtype", "torch_dtype")
+"""Arguments of a model's `from_pretrained` in `model_init_kwargs` that are arguments of TRL's scripts too."""
+
+MODEL_ARGUMENTS_IGNORED = ("trust_remote_code", "revision", "use_cache", "device_map", "low_cpu_mem_usage")
+"""Its other arguments that change no memory."""
+
 IGNORED = field_names("""
     completion_only_loss assistant_only_loss padding_free packing_strategy eval_packing shuffle_dataset
-    truncation_mode pad_to_multiple_of router_aux_loss_coef model_init_kwargs chat_template_path dataset_streaming
+    truncation_mode pad_to_multiple_of router_aux_loss_coef chat_template_path dataset_streaming
     dataset_test_split dataset_prompt_column system_prompt callbacks benchmarks hub_model_revision wandb_entity
     wandb_project wandb_run_group trust_remote_code use_rslora lora_task_type bnb_4bit_quant_storage num_generations
     num_generations_eval temperature top_p top_k min_p reward_funcs reward_weights scale_rewards epsilon
@@ -102,6 +109,7 @@ def is_trl(config: Table) -> bool:
 def read_trl(config: Table, source_file: LaunchSource) -> Launch:
     """Returns the training run of a TRL recipe. Raises `InputError`, which names file and argument."""
     with reading_of(source_file) as reader:
+        config = _with_model_arguments(reader, config)
         is_grpo = any(name in config for name in GRPO_SIGNS)
         ignored = TRAINER_IGNORED | IGNORED | (IGNORED_WITH_TEACHER if config.get(TEACHER) else frozenset())
         reader.check_names(config, (*keys_read(), *READ, *GRPO_READ, *PREFERENCE_SIGNS), ignored)
@@ -143,6 +151,15 @@ def read_trl(config: Table, source_file: LaunchSource) -> Launch:
             reader, config, launched_run, utilization=0.3, max_tokens=4096, reference_bytes=loaded_bytes
         )
         return replace(launched_run, rollout=rollout)
+
+
+def _with_model_arguments(reader: LaunchReader, config: Table) -> Table:
+    """Returns the arguments with those of `model_init_kwargs`, which a file has in place of its script's own."""
+    model_arguments = reader.table(config, "model_init_kwargs")
+    for name, value in model_arguments.items():
+        if name not in (*MODEL_ARGUMENTS, *MODEL_ARGUMENTS_IGNORED) and value is not None:
+            reader.unknown[f"model_init_kwargs.{name}"[:100]] = "it is modelled without"
+    return {**{name: model_arguments[name] for name in MODEL_ARGUMENTS if name in model_arguments}, **config}
 
 
 def _preference_settings(reader: LaunchReader, config: Table, run_settings: dict[str, Any]) -> dict[str, Any]:

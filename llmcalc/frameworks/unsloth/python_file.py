@@ -15,7 +15,7 @@ from typing import Any
 
 from ..launch.grpo import SFT_NOTE, colocated_rollout, grpo_length
 from ..launch.python_source import Unknown, constants, dotted, parse_python, value_of
-from ..launch.record import Launch, LaunchReader, LaunchSource, reading_of, size_of
+from ..launch.record import Launch, LaunchReader, LaunchSource, reading_of, share_of, size_of
 from ..launch.trainer import lora_settings, optimizer_settings, pair_settings, trainer_launch
 from .config_file import OFFLOADED_CHECKPOINTS, UPPER_BOUND, recompute_settings
 
@@ -58,20 +58,18 @@ def read_python(text: str, source_file: LaunchSource) -> Launch:
                 "from_pretrained", f"no call of {', '.join(LOADERS)}; expected one, or TARGET with --phase training"
             )
         adapters = _call_arguments(calls, names, lambda name: _is_method(name, "get_peft_model"))
-        kind = next((name for name, _ in calls if name in CONFIGS), "")
+        kinds = dict.fromkeys(name for name, _ in calls if name in CONFIGS)
+        kind = "GRPOConfig" if "GRPOConfig" in kinds else next(iter(kinds), "")
+        if len(kinds) > 1:
+            reader.notes.append(f"the file trains with {', '.join(kinds)}; the run of {kind} is counted")
         if not kind:
             raise reader.wrong(
                 "SFTConfig", f"no call of a trainer's configuration; expected one of {', '.join(CONFIGS)}"
             )
-        if kind == "GRPOConfig" and reader.flag(model, "fast_inference"):
-            raise reader.wrong(
-                "fast_inference",
-                "vLLM shares its weights with the training, which is not modelled; expected fast_inference = False, or "
-                "TARGET with --phase training",
-            )
         config = _call_arguments(calls, names, lambda name: name == kind) or {}
         trainer = _call_arguments(calls, names, lambda name: name.endswith("Trainer")) or {}
-        return _read_calls(reader, model, adapters, {**trainer, **config}, CONFIGS[kind])
+        is_standby = STANDBY.search(text) is not None
+        return _read_calls(reader, model, adapters, {**trainer, **config}, CONFIGS[kind], is_standby)
 
 
 def _read_calls(
@@ -80,8 +78,12 @@ def _read_calls(
     adapters: Mapping[str, Any] | None,
     config: Mapping[str, Any],
     loss: str,
+    is_standby: bool,
 ) -> Launch:
-    """Returns the training run of three calls' arguments. adapters: None without adapters."""
+    """Returns the training run of three calls' arguments. adapters: None without adapters.
+
+    is_standby: whether vLLM frees its cache while the model is trained.
+    """
     length = next(
         (
             config[argument_name]
@@ -118,6 +120,10 @@ def _read_calls(
         run_settings |= pair_settings(reader, loss, run_settings)
     reader.notes += [SFT_NOTE] * (loss == "grpo")
     reader.notes.append(UPPER_BOUND)
+    if reader.flag(model, "load_in_fp8"):
+        reader.notes.append("load_in_fp8: frozen weights are counted in 16 bits, an upper bound")
+    if model.get("qat_scheme") is not None:
+        reader.unknown["qat_scheme"] = "weights that are quantized while they are trained are not modelled"
     name = str(model.get("model_name", ""))
     model_name = FOUR_BITS.sub("", name)
     if model_name != name:
@@ -125,9 +131,31 @@ def _read_calls(
     launched_run = trainer_launch(reader, {}, run_settings, target=model_name)
     if loss != "grpo":
         return launched_run
-    return replace(
-        launched_run, rollout=colocated_rollout(reader, {**config, "use_vllm": False}, launched_run, utilization=0.9)
-    )
+    rollout = colocated_rollout(reader, {**config, "use_vllm": False}, launched_run, utilization=0.9)
+    if reader.flag(model, "fast_inference"):
+        rollout = replace(rollout, **_shared_engine(reader, model, is_standby))
+    return replace(launched_run, rollout=rollout, filled_in=dict(reader.filled_in))
+
+
+def _shared_engine(reader: LaunchReader, model: Mapping[str, Any], is_standby: bool) -> dict[str, Any]:
+    """Returns the rollout's fields of a vLLM engine whose weights the training shares (vllm_utils.py, `load_vllm`)."""
+    utilization = share_of(reader, "gpu_memory_utilization", model, 0.5)
+    flags = {"gpu_memory_utilization": utilization, "max_model_len": reader.size(model, "max_seq_length", 2048)}
+    return {
+        "source": "unsloth_zoo/vllm_utils.py",
+        "engine": "vllm",
+        "flags": flags,
+        "sleeps": is_standby,
+        "shares_weights": True,
+        "shares_by_capacity": STANDBY_SHARES if is_standby else (),
+    }
+
+
+STANDBY_SHARES = ((40, 0.925 * 0.95), (25, 0.9 * 0.95), (20, 0.825 * 0.95), (14, 0.8 * 0.95), (10, 0.775 * 0.95))
+"""GiB of a device → the share of it that vLLM 0.11 and later has in standby, whatever the file says (`load_vllm`)."""
+
+STANDBY = re.compile(r"""^(?!\s*#(?! get_ipython)).*UNSLOTH_VLLM_STANDBY["'\\]{1,3}\]\s*=\s*\\?["']1""", re.MULTILINE)
+"""A line that turns standby on; exported notebooks have it in the text of a cell."""
 
 
 def _whole_groups(reader: LaunchReader, config: Mapping[str, Any], words: Mapping[str, Any]) -> dict[str, Any]:
@@ -156,7 +184,7 @@ def _adapter_settings(reader: LaunchReader, model: Mapping[str, Any], adapters: 
     )
     adapter_settings |= recompute_settings(adapters.get("use_gradient_checkpointing", OFFLOADED_CHECKPOINTS))
     is_eight_bits = reader.flag(model, "load_in_8bit")
-    is_whole = reader.flag(model, "load_in_16bit") or reader.flag(model, "full_finetuning")
+    is_whole = any(reader.flag(model, name) for name in ("load_in_16bit", "load_in_fp8", "full_finetuning"))
     if reader.flag(model, "load_in_4bit", not (is_eight_bits or is_whole)):
         return adapter_settings | {"base": "nf4-dq"}
     return adapter_settings | ({"base": "int8"} if is_eight_bits else {})

@@ -16,7 +16,7 @@ from ...errors import InputError, shown
 from ...parallel.layout import ONE_DEVICE, Layout
 from ..engines.engine import EngineMemory, Term, TermStatus
 from ..engines.flags import AUTO_WORDS
-from ..engines.rank import EngineRank, compressed_layers, key_heads
+from ..engines.rank import EngineRank, architectures, compressed_layers, key_heads
 from ..engines.server import EngineServer
 from .adapters import adapter_bytes, adapter_slots
 from .cache_formats import (
@@ -28,6 +28,7 @@ from .cache_formats import (
     stores_latents_in_float8,
 )
 from .compressed_blocks import ENTRY_BLOCK, compressed_pool
+from .cuda_graphs import GRAPH_SIZES, LARGEST_SIZE, CUDAGraphs, cuda_graphs, graph_mode_of
 from .encoder_run import (
     EncoderRequest,
     EncoderRun,
@@ -63,9 +64,6 @@ DEFAULT_BLOCK_TOKENS = 16
 DEFAULT_COMPUTE_UNITS = 108
 """Compute units of an accelerator that does not state them."""
 
-GRAPH_SIZES = (1, 2, 4, *range(8, 257, 8), *range(272, 513, 16))
-"""Batch sizes of which vLLM captures CUDA graphs (vllm/config/vllm.py, `_set_cudagraph_sizes`)."""
-
 SCHEMES = {"fp8": "fp8-dynamic", "awq": "awq-int4-g128", "gptq": "gptq-int4-g128", "mxfp4": "mxfp4"}
 """Value of `--quantization` → the scheme of the weights of a checkpoint that states none."""
 
@@ -80,6 +78,12 @@ FIRST_VERSION_WITHOUT_V0 = (0, 11)
 
 CONTEXT_RANKS_FROM = ((0, 11), (0, 11, 1))
 """First versions in which ranks divide the tokens of a cache of latents, and of one of several heads."""
+
+FULL_GRAPHS_FROM = (0, 11)
+"""First version that captures whole passes of decoding by default (config/compilation.py, `FULL_AND_PIECEWISE`)."""
+
+FLASH = "FLASH_ATTN"
+"""The name of vLLM's attention by FlashAttention."""
 
 GRAPHS_ARE_ESTIMATED_FROM = (0, 19)
 """First version that estimates CUDA graphs (v1/worker/gpu_worker.py)."""
@@ -204,35 +208,18 @@ class Server(EngineServer):
             return self.rules.subtracts_graphs
         return bool(chosen_value)
 
-    @property
-    def graph_mode(self) -> str:
-        """The mode of CUDA graphs: `PIECEWISE`, `FULL`, `FULL_DECODE_ONLY`, `FULL_AND_PIECEWISE` or `NONE`."""
-        return str(self.compilation.get("cudagraph_mode", "FULL_AND_PIECEWISE")).upper().rpartition(".")[2]
+    def has_class_of(self, classes: tuple[str, ...]) -> bool:
+        """Returns whether the model's class is one of `classes`."""
+        return not {*architectures(self.preset)}.isdisjoint(classes)
 
-    @property
-    def captured_graphs(self) -> int:
-        """The number of captured CUDA graphs: piecewise graphs of mixed batches, and full graphs of decode batches."""
-        graph_mode = self.graph_mode
-        if self.flags.get("enforce_eager") or graph_mode in ("NONE", "0") or self.compilation.get("level", 3) == 0:
-            return 0
-        chosen_sizes = self.flags.get("cudagraph_capture_sizes") or self.compilation.get("cudagraph_capture_sizes")
-        sizes = GRAPH_SIZES if chosen_sizes is None else tuple(dict.fromkeys(chosen_sizes))
-        size_limit = self.flags.get("max_cudagraph_capture_size", self.compilation.get("max_cudagraph_capture_size"))
-        if size_limit is None:
-            size_limit = max(sizes) if chosen_sizes else min(2 * self.decoded_tokens, GRAPH_SIZES[-1])
-        piecewise_graphs = (
-            0 if graph_mode in ("FULL", "FULL_DECODE_ONLY") else sum(size <= size_limit for size in sizes)
+    @cached_property
+    def graphs(self) -> CUDAGraphs:
+        """The CUDA graphs that the server captures."""
+        is_larger = self.has_class_of(self.record.larger_graphs)
+        default_limit = GRAPH_SIZES[-1] if is_larger else min(2 * self.decoded_tokens, LARGEST_SIZE)
+        return cuda_graphs(
+            self.flags, self.compilation, self.decoded_tokens, self.max_num_batched_tokens, default_limit
         )
-        full_graphs = (
-            0 if graph_mode == "PIECEWISE" else sum(size <= min(size_limit, self.decoded_tokens) for size in sizes)
-        )
-        return (piecewise_graphs + full_graphs) * self.graphs_per_batch_size
-
-    @property
-    def graphs_per_batch_size(self) -> int:
-        """The number of CUDA graphs per batch size: 2 with adapters, otherwise 1 (v1/cudagraph_dispatcher.py)."""
-        is_special = self.compilation.get("cudagraph_specialize_lora", True)
-        return 2 if self.flags.get("enable_lora") and is_special else 1
 
     @property
     def record(self) -> VLLMRecord:
@@ -272,7 +259,7 @@ class Server(EngineServer):
 
     def needs_blocks_of_sequences(self, pool: BlockPool) -> bool:
         """Whether each sequence needs a cache block: for recurrent states, if CUDA graphs decode whole batches."""
-        decodes_in_graphs = self.captured_graphs > 0 and self.graph_mode != "PIECEWISE"
+        decodes_in_graphs = self.graphs.number > 0 and graph_mode_of(self.compilation) != "PIECEWISE"
         return pool.has_states and self.state_rules.needs_blocks_of_sequences and decodes_in_graphs
 
     @property
@@ -425,17 +412,18 @@ class Server(EngineServer):
         )
         return encoder_run(self.preset.model, request, self.flags.get("mm_processor_kwargs", {}))
 
-    def cuda_graph_bytes(self, layers: int) -> int:
-        """Returns the estimated bytes of CUDA graphs, which depend on the number of captured sequences."""
-        estimate = self.record.cuda_graphs
-        if not self.captured_graphs:
-            return 0
-        captured_share = self.captured_graphs / (2 * len(GRAPH_SIZES))
-        return int((estimate.constant_mib + captured_share * estimate.mib_per_layer * layers) * MIB)
+    def cuda_graph_bytes(self, rank: EngineRank) -> int:
+        """Returns the memory that vLLM estimates for the CUDA graphs of a rank."""
+        is_flash = self.flags.get("attention_backend", FLASH) == FLASH
+        is_split = is_flash and self.numbers >= FULL_GRAPHS_FROM and not self.has_class_of(self.record.triton_attention)
+        capability = self.hardware.compute_capability if is_split else None
+        split_bytes = self.graphs.split_buffer_bytes(rank, self.element_bytes, capability)
+        return self.graphs.estimated_bytes(self.record.cuda_graphs, rank, split_bytes)
 
     def stored_weights(self, rank: EngineRank) -> int:
         """Returns the bytes of vLLM's stored weights, with RoPE tables, padded experts and copies for MLA."""
-        tables = rank.rope_table_elements(VIDEO_FACTOR) * self.element_bytes
+        table_bytes = 4 if self.has_class_of(self.record.float32_tables) else self.element_bytes
+        tables = rank.rope_table_elements(VIDEO_FACTOR) * table_bytes
         _, _, experts = rank.widths
         padding = 0
         if rank.scheme == "mxfp4" and experts is not None:
@@ -523,7 +511,7 @@ class Server(EngineServer):
         rank, profile_run, rules = self.rank(stage_number), self.profile_run(stage_number), self.rules
         pool = self.pool(rank)
         memory_outside_torch = self.record.outside_torch(self.numbers, self.hardware, self.tp, self.pp)
-        graphs = self.measured_or_computed("cuda_graphs", self.cuda_graph_bytes(rank.number_of_layers))
+        graphs = self.measured_or_computed("cuda_graphs", self.cuda_graph_bytes(rank))
         outside_bytes = self.measured_or_computed(
             "non_torch", memory_outside_torch.mib * MIB + self.penalty_bytes(rank)
         )

@@ -129,7 +129,7 @@ FLAGS = (
     Flag(("--runner",), "word", ("auto", "generate"), is_idle=True),
     Flag(("--task",), "word", ("auto", "generate"), is_idle=True),
     Flag(("--convert",), "word", ("auto", "none"), is_idle=True),
-    Flag(("--performance-mode",), "word", ("balanced", "throughput")),
+    Flag(("--performance-mode",), "word", ("balanced", "interactivity", "throughput")),
     Flag(("--mamba-cache-dtype",), "word", STATE_FORMATS),
     Flag(("--mamba-ssm-cache-dtype",), "word", STATE_FORMATS),
     Flag(("--enable-prefix-caching",), "switch"),

@@ -74,6 +74,9 @@ REFUSAL_MESSAGES = (
 )
 """Parts of the messages with which vLLM refuses to start, of all versions."""
 
+SAMPLER_MESSAGE = "CUDA out of memory occurred when warming up sampler with"
+"""The message of vLLM where the sampler finds no room after the cache and the graphs (`_dummy_sampler_run`)."""
+
 ARGUMENT_LINES = ("non-default args: ", "args: Namespace(")
 """Beginnings of the lines with what the user typed."""
 
@@ -96,7 +99,10 @@ def read_log(log_text: LogText) -> LogReading | None:
     """Returns the memory sizes that vLLM printed in a log; None if it has none."""
     log_values = LogValues(log_text, PATTERNS)
     memory_terms = tuple(_memory_terms(log_values))
-    message = next(iter(log_text.lines_with(*REFUSAL_MESSAGES)), "")
+    refusal = next(iter(log_text.lines_with(*REFUSAL_MESSAGES)), "")
+    sampler_message = next(iter(log_text.lines_with(SAMPLER_MESSAGE)), "")
+    message = refusal or sampler_message
+    is_out_of_memory = bool(sampler_message) and not refusal
     arguments = _flags_in_log(log_text)
     is_named = "version" in log_values or any(term_name in log_values for term_name in ("kv_tokens", "budget"))
     if not (message or (memory_terms and (is_named or len(memory_terms) > 1 or "weights" in log_values))):
@@ -120,7 +126,10 @@ def read_log(log_text: LogText) -> LogReading | None:
         flags=stated_values | arguments,
         has_arguments=bool(log_text.lines_with(*ARGUMENT_LINES)),
         message=message.strip(),
-        refused=bool(message),
+        refused=bool(refusal),
+        kind="oom" if is_out_of_memory else "startup",
+        off="profile_run" if is_out_of_memory else "",
+        flag="--max-num-seqs" if is_out_of_memory else "",
         oom_flag="--max-num-seqs",
     )
 

@@ -139,14 +139,15 @@ class NonTorch(VersionRange, MeasuredOverhead):
 
 
 class GraphEstimate(Record):
-    """The estimated memory of CUDA graphs: a constant, and an amount per layer where all graphs are captured.
+    """What vLLM's estimate of CUDA graphs measures in one graph.
 
-    sequences: least number of sequences with which all are captured.
+    shared_mib: the pool that the first graph leaves. mib_per_layer: of each further graph. mib_per_complex_layer: the
+    same of layers with experts, recurrent states or an indexer.
     """
 
-    constant_mib: float
+    shared_mib: float
     mib_per_layer: float
-    sequences: int
+    mib_per_complex_layer: float
     logs: int
 
     @property
@@ -159,6 +160,9 @@ class VLLMRecord(EngineRecord[Rules]):
     """The contents of `presets/engines/vllm.toml`; the file explains the fields."""
 
     whole_projections: tuple[str, ...] = ()
+    larger_graphs: tuple[str, ...] = ()
+    triton_attention: tuple[str, ...] = ()
+    float32_tables: tuple[str, ...] = ()
     second_runner: tuple[SecondRunner, ...] = Field(min_length=1)
     flashinfer_sampler: tuple[FlashInferSampler, ...] = Field(min_length=1)
     recurrent_states: tuple[StateRules, ...] = Field(min_length=1)

@@ -100,8 +100,8 @@ class RingAttention(Eager):
         elif operation.options["tiled"]:
             AttentionKernels.do_repeat(self, operation)
         else:
-            x, heads = self.get(operation.ins[0]), operation.outs[0].axes[0].size
-            self.set(operation.outs[0], self.t.repeat_interleave(x, heads // x.shape[2], 2))
+            x, heads = self.tensor_of(operation.ins[0]), operation.outs[0].axes[0].size
+            self.store_tensor(operation.outs[0], self.t.repeat_interleave(x, heads // x.shape[2], 2))
 
     def attention_AttentionCore(self, operation: Step) -> None:
         if self.ring is not None:

@@ -229,7 +229,13 @@ class Divided(Eager):
         super().do_linear(operation)
         output = operation.outs[0]
         if not self.divides_loss and self.result is not None and output.storage is self.result.storage:
-            self.bind(output, self._gather_logits(self.get(output), output))
+            if self.head is not None:
+                raise self.unsupported(
+                    f"--cross-entropy {self.choices.cross_entropy}: of logits that are gathered from their ranks it is "
+                    "not modelled; expected fused or eager",
+                    operation.name,
+                )
+            self.bind(output, self._gather_logits(self.tensor_of(output), output))
 
     def _gather_logits(self, logits: Tensor, value: Value) -> Tensor:
         """Gathers the logits of the full vocabulary (`ColwiseParallel`, `Shard._to_replicate_tensor`).
@@ -266,7 +272,7 @@ class Divided(Eager):
         value = operation.ins[0]
         if is_divided(value.axes):
             return
-        x = self.get(value)
+        x = self.tensor_of(value)
         if self.is_by_tokens(value):
             if all(key != id(value) for key, *_ in self.module_inputs[-1]):
                 local_tensor = self._wrap_in_dtensor(
@@ -323,7 +329,7 @@ class Divided(Eager):
         for operation in module_steps(module_scope):
             if (
                 operation.weight is not None
-                and operation.ins[:1] == (module_scope.reads,)
+                and operation.ins[:1] == (module_scope.argument,)
                 and is_divided(operation.outs[0].axes)
             ):
                 self._enter_parallel_region(operation)

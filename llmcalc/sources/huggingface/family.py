@@ -9,6 +9,8 @@ from typing import TYPE_CHECKING, Any, Literal, TypeAlias
 from .writes import Writes
 
 if TYPE_CHECKING:
+    from torch import Tensor
+
     from ...algebra import Number
     from ...model import ModelSpec
     from ...ops import Op
@@ -87,8 +89,8 @@ class Quirks:
     makes_mask: classes that build a mask from the ids if they are given none, and read their values for it.
     refuses_bfloat16: classes with operations that torch does not have in bfloat16 (Fourier transforms).
     refuses_cache: classes that fail with a cache, because they pass `use_cache` twice or to an encoder that refuses it.
-    channels: the config field with the number of further tokens at each position, of audio, whose embeddings the class
-        adds to that of the text's token; empty for classes with one token at each position.
+    audio_ids: function from the class's config object and ids [batch, tokens] to the ids that its decoder takes, for
+        classes with several tokens of audio at each position, whose embeddings they add.
     counted_as: config fields → the value that is counted, in families whose classes replace modules by the length of a
         sequence (BigBird); not class names.
     more_inputs: function from the class's config object to the arguments that it requires beside token ids, each with
@@ -99,7 +101,7 @@ class Quirks:
     makes_mask: tuple[str, ...] = ()
     refuses_cache: tuple[str, ...] = ()
     refuses_bfloat16: tuple[str, ...] = ()
-    channels: str = ""
+    audio_ids: Callable[[Any, Tensor], Tensor] = lambda config, ids: ids
     counted_as: Mapping[str, Any] = field(default_factory=dict)
     more_inputs: Callable[[Any], Mapping[str, tuple[int | str, ...]]] = lambda config: {}
 
@@ -116,7 +118,8 @@ class Family:
     defaults: defaults of fields that its configuration class in `transformers` does not state, or all of its defaults
         if it has no class there; `registry` adds those of the class (`class_defaults`).
     ignored: fields of its configs that change no count and that its class in `transformers` does not have; of the
-        class's own fields `registry` adds all, for a test compares those that are not read with the class.
+        class's own fields `registry` adds all, for a test compares those that are not read with the class. With a
+        path (`text_config.block_size`) a field of the text model that only the wrapper's class has.
     uncounted: field of its configs → the remark that the part it describes is not counted, because its class does not
         have it; `{}` in the remark is the field's value.
     published_as: other model types in published configs whose class is of this family; the class's name decides.

@@ -501,6 +501,15 @@ def _builds_towers(model_type: str, wrapper_config: Mapping[str, Any]) -> bool:
     return family.text is not None and not cls.endswith("ForCausalLM")
 
 
+def _encoders_of_another_class(model_type: str, wrapper_config: Mapping[str, Any]) -> list[str]:
+    """Returns a remark for each encoder in a config whose class is not the one whose encoders are read."""
+    from .towers import SECTIONS
+
+    remark = f"its encoder is not counted: that of {architecture_of(wrapper_config)} is not supported"
+    sections = (name for name in SECTIONS if isinstance(wrapper_config.get(name), dict))
+    return [f"{name}: {remark}" for name in sections if name not in family_of(model_type).uncounted]
+
+
 def _with_usual_model_types(wrapper_config: Mapping[str, Any]) -> dict[str, Any]:
     """Returns a wrapper's config whose sections have the model types of `transformers` instead of other names."""
     return {
@@ -577,7 +586,8 @@ def read(config_data: Mapping[str, Any], head: HeadKind | None = None) -> Config
         name: tower_notes for record in family_records for name, tower_notes in record.uncounted.items()
     }
     encoders = (() if location else record.uncounted_encoders for record in family_records)
-    config.close(frozenset().union(uncounted_towers, *encoders, *(record.ignored for record in family_records)))
+    below = (name.removeprefix(location) for name in family_of(wrapper).ignored if location and location in name)
+    config.close(frozenset(below).union(uncounted_towers, *encoders, *(record.ignored for record in family_records)))
     uncounted_notes = [
         f"{name}: {tower_notes.format(shown(config_data[name]))}"
         for name, tower_notes in uncounted_towers.items()
@@ -595,4 +605,6 @@ def read(config_data: Mapping[str, Any], head: HeadKind | None = None) -> Config
         towers, tower_notes = read_towers(wrapper, family_of(wrapper), sections, model["hidden_size"])
         model |= {"towers": towers} if towers else {}
         notes += tower_notes
+    elif family_of(wrapper).towers:
+        notes += _encoders_of_another_class(wrapper, wrapper_config)
     return ConfigDescription(model, notes, model_type, config.unknown, config.from_defaults)

@@ -41,8 +41,24 @@ def to_config(spec: ModelSpec) -> dict[str, Any]:
 
     Raises `InputError` if no known class computes the spec; it names the nearest class and the difference.
     """
-    config_values, spec_values = ConfigValues(spec, FIELDS), canonical_values(spec)
     other_configs: list[tuple[str, dict[str, Any]]] = []
+    config = find_config(spec, other_configs)
+    if config is None:
+        raise InputError(
+            "no transformers class is known here that computes this architecture"
+            + _nearest_class(canonical_values(spec), other_configs)
+        )
+    return config
+
+
+def find_config(
+    spec: ModelSpec, other_configs: list[tuple[str, dict[str, Any]]] | None = None
+) -> dict[str, Any] | None:
+    """Returns the config, as `to_config` does; None if no known class computes the spec.
+
+    other_configs: as of `_nearest_class`, to which the classes that compute another spec are added; None for no list.
+    """
+    config_values, spec_values = ConfigValues(spec, FIELDS), canonical_values(spec)
     for model_type, family in _possible_families(config_values):
         for name in class_names(model_type, spec):
             config = wrapped_config(_candidate_config(model_type, family, name, config_values), spec)
@@ -52,11 +68,9 @@ def to_config(spec: ModelSpec) -> dict[str, Any]:
             class_values = canonical_values(config_spec)
             if next(differences(spec_values, class_values), None) is None:
                 return config
-            other_configs.append((config["architectures"][0], class_values))
-    raise InputError(
-        "no transformers class is known here that computes this architecture"
-        + _nearest_class(spec_values, other_configs)
-    )
+            if other_configs is not None:
+                other_configs.append((config["architectures"][0], class_values))
+    return None
 
 
 def _nearest_class(spec_values: dict[str, Any], other_configs: list[tuple[str, dict[str, Any]]]) -> str:

@@ -29,6 +29,7 @@ SIZES = ((40, 64), (90, 31))
 
 OTHER_SHAPES: dict[str, list[dict[str, Any]]] = {
     "llama4": [{"vision_config": {**LLAMA4, "num_attention_heads": 3}}],  # RoPE needs heads of a multiple of 4
+    "kimi_k25": WRAPPERS["kimi_k25"][2][:1],  # whose class takes a square of positions
     "llava": [*WRAPPERS["llava"][2], {"vision_config": PIXTRAL, "vision_feature_select_strategy": "full"}],
     **{
         kind: [
@@ -71,7 +72,7 @@ def build(config: dict[str, Any]) -> Any:
     return getattr(model, "model", model)
 
 
-def pixels(spec: ModelSpec, height: int, width: int) -> dict[str, torch.Tensor]:
+def pixels(kind: str, spec: ModelSpec, height: int, width: int) -> dict[str, torch.Tensor]:
     """Returns the class's input for an image."""
     rule, tower = next((tower.image, tower) for tower in spec.towers.values() if getattr(tower, "image", None))
     patches, side = tower.patches, tower.patches.patch_size
@@ -79,7 +80,12 @@ def pixels(spec: ModelSpec, height: int, width: int) -> dict[str, torch.Tensor]:
     flat = patches.num_channels * patches.temporal_patch_size * side**2
     if rule.type == "smart_resize":
         grid = torch.tensor([[1, encoded.rows, encoded.columns]])
-        return {"pixel_values": torch.ones(encoded.rows * encoded.columns, flat), "image_grid_thw": grid}
+        merges = {"image_merge_sizes": torch.tensor([1])} if kind == "video_llama_3" else {}
+        return {"pixel_values": torch.ones(encoded.rows * encoded.columns, flat), "image_grid_thw": grid, **merges}
+    if rule.type == "padded":
+        grid = torch.tensor([[1, encoded.rows, encoded.columns]])
+        square = patches.num_channels, side, side
+        return {"pixel_values": torch.ones(encoded.rows * encoded.columns, *square), "image_grid_thw": grid}
     if rule.type == "budget":
         columns = max(
             1, encoded.real_patches // rule.merge // max(1, round((encoded.real_patches * height / width) ** 0.5))
@@ -114,22 +120,28 @@ def test_flops_of_an_image_are_those_of_the_class(kind: str, shape: dict[str, An
         closed = encoded_inputs(spec, Inputs(image=f"{width}x{height}")).total(forward_of)
         with torch.no_grad(), FlopCounterMode(display=False) as counter:
             with_encoder = model if hasattr(model, "get_image_features") else model.encoder
-            output = with_encoder.get_image_features(**pixels(spec, height, width))
+            output = with_encoder.get_image_features(**pixels(kind, spec, height, width))
             if kind == "llama4":  # the forward pass has this line
                 model.multi_modal_projector(output.last_hidden_state.flatten(0, -2))
-        assert closed == counter.get_total_flops() - means_as_products(spec), (height, width)
+        assert closed == counter.get_total_flops() - products_for_nothing(spec, height, width), (height, width)
 
 
-def means_as_products(spec: ModelSpec) -> int:
-    """Returns the FLOPs of means that Gemma 4's class computes as a product with a matrix of shares.
+def products_for_nothing(spec: ModelSpec, height: int, width: int) -> int:
+    """Returns the FLOPs of means that Gemma 4's class computes as products, and of Ovis 2's products with zeros.
 
-    Patches of the whole budget, times embeddings of the whole budget, times the width.
+    Gemma 4: patches of the whole budget, times embeddings of the whole budget, times the width, by a matrix of shares.
+    Ovis 2: the probabilities of the words that mark images are zeros, which its class multiplies with their embeddings.
     """
-    tower = next(iter(spec.towers.values()))
-    rule: Any = getattr(tower, "image", None)
-    if rule.type != "budget":
-        return 0
-    return 2 * rule.max_tokens * rule.max_tokens * rule.merge**2 * tower.output_width
+    tower: Any = next(iter(spec.towers.values()))
+    rule: Any = tower.image
+    if rule.type == "budget":
+        return 2 * rule.max_tokens * rule.max_tokens * rule.merge**2 * tower.output_width
+    if rule.type == "covering":
+        table: Any = spec.towers["visual_embeddings_table"]
+        encoded = rule.encode(height, width, tower.patches.patch_size)
+        rows = encoded.parts * encoded.rows * encoded.columns // rule.merge**2
+        return 2 * rows * table.output_marks * table.output_width
+    return 0
 
 
 @pytest.mark.parametrize(("kind", "shape"), list(cases("audio")))

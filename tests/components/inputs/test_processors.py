@@ -161,18 +161,22 @@ def gemma4(height: int, width: int) -> Measured:
     return 1, 280 * 9, rows // 48 * (columns // 48) + 2
 
 
+def function_of(path: str, *names: str, **scope: Any) -> dict[str, Any]:
+    """Functions of a module of transformers that needs torchvision, which they do not."""
+    import numpy as np
+
+    tree = ast.parse((Path(transformers.__file__).parent / "models" / path).read_text(encoding="utf-8"))
+    tree.body = [node for node in tree.body if isinstance(node, ast.FunctionDef) and node.name in names]
+    scope |= {"math": math, "lru_cache": lru_cache, "np": np}
+    exec(compile(tree, path, "exec"), scope)
+    return scope
+
+
 @lru_cache(maxsize=1)
 def llama4_functions() -> dict[str, Any]:
-    """The functions of Llama 4's processor that choose its tiles. Its module needs torchvision, they do not."""
-    path = Path(transformers.__file__).parent / "models/llama4/image_processing_llama4.py"
-    names = {"get_factors", "find_supported_resolutions", "get_best_fit"}
-    tree = ast.parse(path.read_text(encoding="utf-8"))
-    tree.body = [node for node in tree.body if isinstance(node, ast.FunctionDef) and node.name in names]
-    scope: dict[str, Any] = {
-        "torch": torch, "math": math, "defaultdict": defaultdict, "lru_cache": lru_cache, "SizeDict": Any
-    }  # fmt: skip
-    exec(compile(tree, str(path), "exec"), scope)
-    return scope
+    names = "get_factors", "find_supported_resolutions", "get_best_fit"
+    scope = {"torch": torch, "defaultdict": defaultdict, "SizeDict": Any}
+    return function_of("llama4/image_processing_llama4.py", *names, **scope)
 
 
 def llama4(height: int, width: int) -> Measured:
@@ -184,6 +188,70 @@ def llama4(height: int, width: int) -> Measured:
 
     text = Llama4Processor._prompt_split_image(SimpleNamespace(), (down, across), 144)
     return down * across + (down * across > 1), 24 * 24, text.count("<|")
+
+
+def video_llama(height: int, width: int) -> Measured:
+    module = models("video_llama_3")
+    images = module.VideoLlama3ImageProcessorPil()
+    tokens, patches = counted(module.VideoLlama3Processor, height, width, image_processor=images)
+    return 1, patches, tokens
+
+
+@lru_cache(maxsize=1)
+def minimax_function() -> Any:
+    return function_of("minimax_m3_vl/image_processing_minimax_m3_vl.py", "smart_resize")["smart_resize"]
+
+
+def minimax(height: int, width: int) -> Measured:
+    """A start and an end mark stand around the tokens (`MiniMaxM3VLProcessor.replace_image_token`)."""
+    rows, columns = minimax_function()(height, width, 28, 4 * 28 * 28, 451_584)
+    patches = rows // 14 * (columns // 14)
+    return 1, patches, patches // 4 + 2
+
+
+@lru_cache(maxsize=1)
+def kimi_function() -> Any:
+    return function_of("kimi_k25/image_processing_kimi_k25.py", "navit_resize")["navit_resize"]
+
+
+def kimi(height: int, width: int) -> Measured:
+    _, (rows, columns) = kimi_function()(height, width, 14, 2, 16384, 512)
+    patches = rows // 14 * (columns // 14)
+    return 1, patches, patches // 4
+
+
+@lru_cache(maxsize=1)
+def cohere_function() -> Any:
+    names = "get_optimal_tiled_canvas", "get_all_supported_aspect_ratios"
+    return function_of("cohere2_vision/image_processing_cohere2_vision.py", *names)["get_optimal_tiled_canvas"]
+
+
+def cohere(height: int, width: int) -> Measured:
+    """A line break ends each tile of 16 × 16 tokens (`Cohere2VisionProcessor.replace_image_token`)."""
+    tiles = math.prod(cohere_function()((height, width), (512, 512), 1, 12))
+    images = tiles + (tiles > 1)
+    return images, 32 * 32, images * (256 + 1) + 2
+
+
+def ovis(height: int, width: int) -> Measured:
+    from transformers.models.ovis2.image_processing_pil_ovis2 import get_min_tile_covering_grid
+    from transformers.models.ovis2.processing_ovis2 import Ovis2Processor
+
+    columns, rows = get_min_tile_covering_grid((height, width), 448, 9)
+    fields = SimpleNamespace(image_seq_length=256)
+    text = Ovis2Processor.replace_image_token(fields, {"grids": torch.tensor([[rows, columns]])}, 0)
+    return rows * columns + (rows * columns > 1), 32 * 32, text.count("<")
+
+
+def lighton(height: int, width: int) -> Measured:
+    from transformers.models.lighton_ocr.processing_lighton_ocr import LightOnOcrProcessor
+
+    fields = SimpleNamespace(size={"longest_edge": 1540}, patch_size=28)
+    found = LightOnOcrProcessor._get_num_multimodal_tokens(
+        processor(image_processor=fields, effective_patch_size=28), image_sizes=[[height, width]]
+    )
+    (tokens,) = found["num_image_tokens"]
+    return 1, 4 * tokens, tokens
 
 
 QWEN, GLM = (56 * 56, 3584 * 3584), (112 * 112, 9_633_792)
@@ -205,6 +273,25 @@ CASES: dict[str, tuple[dict[str, Any], int, Callable[[int, int], Measured]]] = {
         14,
         smart_resize("glm4v", "Glm4vImageProcessorPil", 14, *GLM),
     ),
+    "minimax_m3": (
+        {"type": "smart_resize", "merge": 2, "min_pixels": 4 * 28 * 28, "max_pixels": 451_584, "marks": 2},
+        14,
+        minimax,
+    ),
+    "video_llama_3": (
+        {"type": "smart_resize", "merge": 1, "min_pixels": 56 * 56, "max_pixels": 28 * 28 * 1280},
+        14,
+        video_llama,
+    ),
+    "kimi_k25": ({"type": "padded", "merge": 2, "max_patches": 16384, "max_side": 512}, 14, kimi),
+    "cohere2_vision": (
+        {"type": "tiles", "size": 512, "max_tiles": 12, "tokens": 256, "tile_marks": 1, "marks": 2}
+        | {"least_scaling": True},
+        16,
+        cohere,
+    ),
+    "ovis2": ({"type": "covering", "size": 448, "max_tiles": 9, "merge": 2}, 14, ovis),
+    "lighton_ocr": ({"type": "longest_edge", "size": 1540, "merge": 2, "line_marks": False}, 14, lighton),
     "mistral3": ({"type": "longest_edge", "size": 1540, "merge": 2}, 14, pixtral),
     "llava_next": ({"type": "pinpoints", "size": 336, "resolutions": LLAVA_NEXT}, 14, llava_next),
     "llava_onevision": (

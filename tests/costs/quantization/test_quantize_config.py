@@ -166,11 +166,11 @@ def test_modules_that_a_config_leaves_out() -> None:
 
 def test_entries_that_name_nothing_are_said() -> None:
     scheme = scheme_of_config(
-        {"quantization_config": {"quant_method": "fp8", "modules_to_not_convert": ["lm_head", "visual.blocks"]}}
+        {"quantization_config": {"quant_method": "fp8", "modules_to_not_convert": ["lm_head", "model.layers.0.mixer"]}}
     )
     assert scheme is not None
     quantized_size(DENSE, scheme)
-    assert [text for text in scheme.notes() if "not in this model: visual.blocks" in text]
+    assert [text for text in scheme.notes() if "not in this model: model.layers.0.mixer" in text]
 
 
 @in_one_test

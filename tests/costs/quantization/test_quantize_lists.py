@@ -15,7 +15,10 @@ import pytest
 
 import llmcalc
 from llmcalc.costs.params import params
-from llmcalc.costs.quantization import Parts, quantized_size, scheme_of_config
+from llmcalc.costs.quantization import Parts, QuantizedSize, quantized_size, scheme_of_config
+from llmcalc.costs.quantization.base import sites
+from llmcalc.device_memory.settings import Settings
+from llmcalc.device_memory.static import memory
 from llmcalc.errors import InputError
 from llmcalc.model import ModelSpec
 from llmcalc.sources.huggingface.checkpoint import checkpoint_of
@@ -226,3 +229,56 @@ def test_dynamic_rules_of_gptqmodel() -> None:
         of_llama(**table, dynamic={".*": {"speed": 1}})
     with pytest.raises(InputError, match="quick to match"):
         of_llama(**table, dynamic={"-:(a+)+#": {}})
+
+
+PREDICTING: dict[str, Any] = {
+    "model_type": "deepseek_v3", "architectures": ["DeepseekV3ForCausalLM"], "vocab_size": 96, "hidden_size": 32,
+    "intermediate_size": 64, "moe_intermediate_size": 16, "num_hidden_layers": 2, "num_attention_heads": 2,
+    "num_key_value_heads": 2, "n_routed_experts": 4, "num_experts_per_tok": 2, "n_shared_experts": 1,
+    "first_k_dense_replace": 1, "n_group": 1, "topk_group": 1, "kv_lora_rank": 16, "q_lora_rank": 16,
+    "qk_nope_head_dim": 16, "qk_rope_head_dim": 16, "v_head_dim": 16, "num_nextn_predict_layers": 1,
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("entry", ["mtp*", "mtp.layers.0*", "model.layers.2*"])
+def test_modules_of_multi_token_prediction_are_excluded_by_their_names(entry: str) -> None:
+    """They are numbered after the layers, or stand in a list of their own, as in Qwen3.5's checkpoints."""
+    spec = spec_of(PREDICTING)
+
+    def size(*entries: str, include: frozenset[str] = frozenset()) -> QuantizedSize:
+        table = {"quant_method": "modelopt", "quant_algo": "FP8", "ignore": ["lm_head", *entries]}
+        scheme = scheme_of_config({**PREDICTING, "quantization_config": table})
+        assert scheme is not None
+        names = checkpoint_of(PREDICTING).names(spec.tree(), spec.kind)
+        return quantized_size(spec, scheme, include=include, names=names)
+
+    with_module = size(entry, include=frozenset({"mtp"}))
+    module = sum(site.tensor.size * site.times for site in sites(spec.tree(), frozenset({"mtp"}))) - params(spec).total
+    assert with_module.total - size(entry).total == 2 * module
+    for found in (with_module, size(entry)):
+        assert not [note for note in found.scheme.notes() if "not in this model" in note]
+
+
+@pytest.mark.parametrize(
+    "entries",
+    [
+        ("*.mlp.shared_experts.*", "model.layers.1.mlp.shared_experts*"),
+        ("model.layers.0*", "model.layers.0.mlp*"),
+        ("model.vision_tower*", "mm_projector*", "e_score_correction_bias"),
+    ],
+)
+def test_entries_that_another_entry_covers_or_that_name_encoders_are_no_mistakes(entries: tuple[str, ...]) -> None:
+    table = {"quant_method": "modelopt", "quant_algo": "FP8", "ignore": ["lm_head", *entries]}
+    scheme = scheme_of_config({**PREDICTING, "quantization_config": table})
+    assert scheme is not None
+    spec = spec_of(PREDICTING)
+    found = quantized_size(spec, scheme, names=checkpoint_of(PREDICTING).names(spec.tree(), spec.kind))
+    assert not [note for note in found.scheme.notes() if "not in this model" in note]
+
+
+def test_modules_that_no_format_converts_are_in_the_model() -> None:
+    """The config of gpt-oss excludes attention, and MXFP4 converts experts alone."""
+    preset = llmcalc.load("gpt-oss-20b")
+    use = memory(preset.model, Settings(), preset.dtype, frozenset(), preset.checkpoint)
+    assert use.quantized is not None
+    assert not [note for note in use.quantized.scheme.notes() if "not in this model" in note]

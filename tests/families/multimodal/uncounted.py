@@ -2,6 +2,8 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
+from ..seq2seq.musicgen import CODEC, T5
+
 SHAPES: dict[str, list[dict[str, object]]] = {}
 """Wrappers: their text models are in other files."""
 
@@ -41,6 +43,12 @@ WRAPPERS = {
     ),
     "speech-encoder-decoder": UncountedModules(
         "SpeechEncoderDecoderModel", "encoder + enc_to_dec_proj", {"encoder": WAV2VEC2}, text_model="decoder"
+    ),
+    "musicgen_melody": UncountedModules(
+        "MusicgenMelodyForConditionalGeneration",
+        "text_encoder + audio_encoder + enc_to_dec_proj + audio_enc_to_dec_proj",
+        {"text_encoder": T5, "audio_encoder": CODEC},
+        text_model="decoder",
     ),
     "qwen2_5_omni": UncountedModules(
         "Qwen2_5OmniForConditionalGeneration",
@@ -165,7 +173,7 @@ UNBUILT = {
     **dict.fromkeys(("fast_vlm", "perception_lm"), "its class needs timm"),
     **dict.fromkeys(
         (
-            *("funaudiochat", "lfm2_audio", "meralion2", "midashenglm", "multi_modality", "nvembed", "openvla"),
+            *("funaudiochat", "lfm2_audio", "meralion2", "midashenglm", "multi_modality", "nvembed"),
             *("alpamayo2_super", "molmo_point", "videollama3_qwen2", "youtu_vl"),
         ),
         "its class is code of its repository",

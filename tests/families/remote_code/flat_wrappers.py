@@ -2,6 +2,8 @@ from __future__ import annotations
 
 from typing import Any
 
+from .moondream3 import VISION as MOONDREAM_VISION
+
 SMALL: dict[str, Any] = {
     "vocab_size": 96,
     "hidden_size": 32,
@@ -20,10 +22,15 @@ LLAVA: dict[str, Any] = {
 }
 MINICPM: dict[str, Any] = {**SMALL, "query_num": 64, "image_size": 448, "vision_config": {"hidden_size": 24}}
 
+MOONDREAM_TEXT = {"dim": 32, "ff_dim": 48, "n_layers": 2, "n_heads": 4, "n_kv_heads": 2, "vocab_size": 96}
+
 SHAPES: dict[str, list[dict[str, Any]]] = {
     "LlavaLlamaForCausalLM": [
         {"model_type": "llava_llama", **LLAVA},
         {"model_type": "llava_llama", "llm_cfg": {"model_type": "qwen2", **SMALL}},
+    ],
+    "LogicsForConditionalGeneration": [
+        {"model_type": "logics", **LLAVA, "head_dim": 8, "siglip_config": {"hidden_size": 24}}
     ],
     "LlavaMistralForCausalLM": [{"model_type": "llava_mistral", **LLAVA}],
     "LlavaMptForCausalLM": [
@@ -47,7 +54,10 @@ SHAPES: dict[str, list[dict[str, Any]]] = {
         {"model_type": "minicpmo", **MINICPM, "audio_config": {"d_model": 24}, "tts_config": {"num_vq": 4}},
         {"model_type": "minicpmo", **MINICPM, "version": "4.5", "head_dim": 16},
     ],
-    "HfMoondream": [{"model_type": "moondream1", **SMALL}],
+    "HfMoondream": [
+        {"model_type": "moondream1", **SMALL, "config": {"vision": MOONDREAM_VISION}},
+        {"model_type": "moondream1", "config": {"text": MOONDREAM_TEXT, "vision": MOONDREAM_VISION}},
+    ],
     "Moondream": [{"model_type": "moondream1", "text_config": {"model_type": "phi", **SMALL}}],
     "Moondream2": [
         {"model_type": "moondream2", "text_config": SMALL, "vision_config": {"hidden_size": 24}},

@@ -152,6 +152,10 @@ SHAPES = {
         {"model_type": "xverse", **SMALL, "num_experts": 4, "moe_top_k": 2, "num_shared_experts": 2},
         {"model_type": "xverse", **SMALL, "num_experts": 4, "moe_top_k": 1, "num_shared_experts": None},
     ],
+    "SkyworkForCausalLM": [
+        {"model_type": "skywork", **SMALL},
+        {"model_type": "skywork", **GROUPED, "rope_theta": 500000, "rope_scaling": None},
+    ],
     "AquilaForCausalLM": [
         {"model_type": "aquila", **SMALL},
         {"model_type": "aquila", **GROUPED},

@@ -30,6 +30,15 @@ LATENT: dict[str, Any] = {
 
 EXPERTS: dict[str, Any] = {**SMALL, "moe_intermediate_size": 16, "num_experts": 4, "num_experts_per_tok": 2}
 
+SIGLIP: dict[str, Any] = {
+    "hidden_size": 24,
+    "intermediate_size": 20,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 2,
+    "image_size": 24,
+    "patch_size": 4,
+}
+
 SHAPES: dict[str, list[dict[str, Any]]] = {
     "InternVLChatModel": [
         {"model_type": "internvl_chat", "llm_config": {"model_type": kind, **SMALL, **fields}}
@@ -60,7 +69,27 @@ SHAPES: dict[str, list[dict[str, Any]]] = {
             },
         },
     ],
-    "Ovis": [{"model_type": "ovis", "llm_config": {"model_type": "gemma2", **SMALL, "head_dim": 8}}],
+    "Ovis": [
+        {
+            "model_type": "ovis",
+            "llm_config": {"model_type": "gemma2", **SMALL, "head_dim": 8},
+            "visual_tokenizer_config": {
+                "model_type": "siglip_visual_tokenizer",
+                "vocab_size": 50,
+                "hidden_stride": 2,
+                "backbone_config": {"model_type": "siglip_vision_model", **SIGLIP},
+            },
+        },
+        {
+            "model_type": "ovis",
+            "llm_config": {"model_type": "qwen2", **SMALL},
+            "visual_tokenizer_config": {
+                "model_type": "aimv2_visual_tokenizer",
+                "vocab_size": 40,
+                "backbone_config": {"model_type": "aimv2", **SIGLIP, "use_bias": True},
+            },
+        },
+    ],
     "MultiModalityCausalLM": [{"model_type": "multi_modality", "language_config": {"model_type": "llama", **SMALL}}],
     "InternS1ForConditionalGeneration": [
         {"model_type": "interns1", "text_config": {"model_type": "qwen3", **SMALL, "head_dim": 8}}
@@ -132,7 +161,15 @@ SHAPES: dict[str, list[dict[str, Any]]] = {
     "Eagle2_5_VLForConditionalGeneration": [
         {"model_type": "eagle_2_5_vl", "text_config": {"model_type": "qwen2", **SMALL}}
     ],
-    "Ovis2_5": [{"model_type": "ovis2_5", "llm_config": {"model_type": "qwen3", **SMALL, "head_dim": 8}}],
+    "Ovis2_5": [
+        {
+            "model_type": "ovis2_5",
+            "llm_config": {"model_type": "qwen3", **SMALL, "head_dim": 8},
+            "visual_vocab_size": 40,
+            "vit_config": {"model_type": "siglip2_navit", **SIGLIP, **vit},
+        }
+        for vit in ({}, {"preserve_original_pe": False, "hidden_stride": 1}, {"num_patches": 9, "use_rope": False})
+    ],
     "NVLM_D_Model": [{"model_type": "NVLM_D", "llm_config": {"model_type": "qwen2", **SMALL}}],
     "H2OVLChatModel": [{"model_type": "h2ovl_chat", "llm_config": {"model_type": "mistral", **SMALL}}],
     "SkyworkChatModel": [{"model_type": "skywork_chat", "llm_config": {"model_type": "qwen2", **SMALL}}],
@@ -167,7 +204,19 @@ SHAPES: dict[str, list[dict[str, Any]]] = {
         {"model_type": "tinyllava", "text_config": {"model_type": kind, **SMALL}} for kind in ("phi", "qwen2")
     ],
     "OpenVLAForActionPrediction": [
-        {"model_type": "openvla", "text_config": {"model_type": "llama", **SMALL}, "timm_model_ids": ["vit_large"]}
+        {
+            "model_type": "openvla",
+            "text_config": {"model_type": "llama", **SMALL},
+            "timm_model_ids": ["vit_large_patch14_reg4_dinov2.lvd142m", "vit_so400m_patch14_siglip_224"],
+            "image_sizes": [28, 42],
+        },
+        {
+            "model_type": "openvla",
+            "text_config": {"model_type": "llama", **SMALL},
+            "use_fused_vision_backbone": False,
+            "timm_model_ids": ["vit_so400m_patch14_siglip_224"],
+            "image_sizes": [28],
+        },
     ],
     "HCXVisionForCausalLM": [{"model_type": "hyperclovax_vlm", "text_config": {"model_type": "llama", **SMALL}}],
     **{

@@ -7,7 +7,13 @@ T5, MT5, UMT5 = ({"model_type": kind, **SMALL} for kind in ("t5", "mt5", "umt5")
 LONGT5: dict[str, Any] = {**SMALL, "model_type": "longt5", "local_radius": 11, "global_block_size": 7}
 SUMMING = {**LONGT5, "encoder_attention_type": "transient-global"}
 
+PIANO: dict[str, Any] = {**SMALL, "model_type": "pop2piano", "composer_vocab_size": 5}
+
 SHAPES = {
+    "Pop2PianoForConditionalGeneration": [
+        PIANO,
+        {**PIANO, "d_kv": 12, "num_decoder_layers": 2, "feed_forward_proj": "relu", "composer_vocab_size": 9},
+    ],
     "T5ForConditionalGeneration": [
         T5,
         {**T5, "d_kv": 12, "num_decoder_layers": 2, "feed_forward_proj": "gated-gelu", "tie_word_embeddings": False},

@@ -355,7 +355,7 @@ TRAINER: dict[str, Any] = {"per_device_train_batch_size": 2}
         ({}, {"batch": 2, "num_microbatches": 1, "precision": "fp32", "optimizer": "adamw", "optimizer_impl": "fused"}),
         ({"bf16": True}, {"precision": "autocast"}),
         ({"torch_dtype": "bfloat16"}, {"dtype": "bf16", "master_weights": "none"}),
-        ({"optim": "paged_adamw_8bit"}, {"optimizer": "paged-adamw-8bit"}),
+        ({"optim": "paged_adamw_8bit"}, {"optimizer": "paged-adamw-8bit-trainer"}),
         ({"optim": "paged_adamw_32bit"}, {"optimizer": "paged-adamw"}),
         ({"optim": "lion_8bit"}, {"optimizer": "lion-8bit"}),
         ({"optim": "schedule_free_adamw"}, {"optimizer": "schedule-free-adamw"}),

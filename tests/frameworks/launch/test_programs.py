@@ -59,6 +59,7 @@ PROGRAM_OF = {
     "llm_foundry_mpt.yaml": "LLM Foundry",
     "neox_small.yml": "GPT-NeoX",
     "nemo_gpt.yaml": "NeMo",
+    "nemo_rl_grpo.yaml": "NeMo-RL",
 }
 
 
@@ -86,18 +87,6 @@ def test_a_file_of_another_program_is_refused_by_its_name(name: str) -> None:
         read_launch(FILES / name)
     assert REFUSED[name] in str(stop.value)
     assert "expected" in str(stop.value)
-
-
-@pytest.mark.parametrize(
-    "text",
-    [
-        "policy: {model_name: a/b}\ncluster: {gpus_per_node: 8}\ngrpo: {max_num_steps: 1}\n",
-        "defaults: grpo_math_1B.yaml\npolicy: {model_name: a/b}\n",
-    ],
-)
-def test_a_config_of_nemo_rl_is_refused_by_its_name(text: str) -> None:
-    with pytest.raises(InputError, match="is a config of NeMo-RL, which is not read; expected TARGET with"):
-        launch_of(text, "grpo.yaml")
 
 
 def test_a_file_without_a_model_asks_for_one() -> None:
@@ -142,7 +131,7 @@ def test_qlora_of_axolotl() -> None:
         "batch": 2,
         "num_microbatches": 4,
         "seq": 1024,
-        "optimizer": "paged-adamw-8bit",
+        "optimizer": "paged-adamw-8bit-trainer",
         "dtype": "bf16",
         "recompute": "full-reentrant",
         "attn_implementation": "flash",

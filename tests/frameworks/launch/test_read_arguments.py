@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ast
 import importlib
+import json
 from pathlib import Path
 from typing import Any
 
@@ -11,6 +12,7 @@ import pytest
 import yaml
 
 import llmcalc
+from llmcalc import memory
 from llmcalc.errors import InputError
 from llmcalc.frameworks.launch.accelerate import read_accelerate
 from llmcalc.frameworks.launch.read import launch_of
@@ -156,6 +158,16 @@ def test_tensor_parallelism_of_transformers_keeps_whole_activations() -> None:
     assert launch.own_settings.loss_parallel is False
 
 
+@pytest.mark.parametrize("loss", ["chunked", "split"])
+def test_a_chunked_loss_beside_whole_logits_is_refused(loss: str, tmp_path: Path) -> None:
+    """It was counted with the hidden states gathered in place of the logits: 47 GiB of a model with 1B parameters."""
+    groups = {"parallelism_config": {"tp_size": 2, "dp_shard_size": 4}, "distributed_type": "FSDP"}
+    path = tmp_path / "a.json"
+    path.write_text(json.dumps({**ACCELERATE, **groups}))
+    with pytest.raises(InputError, match=f"--cross-entropy {loss}: of logits that are gathered .* fused or eager"):
+        memory("llama3.2-1b", launch=path, cross_entropy=loss)
+
+
 TRAINER: dict[str, Any] = {"model_name_or_path": "gpt2", "per_device_train_batch_size": 2, "bf16": True}
 
 
@@ -264,3 +276,54 @@ def test_tokens_of_each_device_in_dynamic_micro_batches_of_verl() -> None:
 def test_adapted_layers_of_verl_are_a_list() -> None:
     more = "actor_rollout_ref.model.lora_rank=8 actor_rollout_ref.model.target_modules=[q_proj,v_proj]"
     assert _script(VERL + more).settings["lora_targets"] == ("q_proj", "v_proj")
+
+
+# ---- arguments in tables of their own
+
+
+def test_liger_kernel_replaces_what_its_table_says() -> None:
+    """transformers passes `liger_kernel_config` to Liger-Kernel; `--liger_kernel_config` of a command is JSON."""
+    liger = {**TRAINER, "use_liger_kernel": True}
+    settings = read_trainer(liger, LaunchSource("t.yaml")).settings
+    assert (settings["norm"], settings["cross_entropy"]) == ("fused", "chunked")
+    table = {"rms_norm": False, "layer_norm": False, "fused_linear_cross_entropy": False, "cross_entropy": True}
+    settings = read_trainer({**liger, "liger_kernel_config": json.dumps(table)}, LaunchSource("t.yaml")).settings
+    assert "norm" not in settings
+    assert settings["cross_entropy"] == "fused"
+
+
+def test_arguments_of_checkpointing_of_a_command_are_json() -> None:
+    checkpoints = {"gradient_checkpointing": True, "gradient_checkpointing_kwargs": '{"use_reentrant": true}'}
+    assert read_trainer({**TRAINER, **checkpoints}, LaunchSource("t.yaml")).settings["recompute"] == "full-reentrant"
+
+
+def test_an_evaluation_with_larger_batches_is_noted() -> None:
+    notes = read_trainer({**TRAINER, "eval_strategy": "steps"}, LaunchSource("t.yaml")).notes
+    assert any("batches of 8 (per_device_eval_batch_size) are not counted" in note for note in notes)
+    same_batch = {**TRAINER, "eval_strategy": "steps", "per_device_eval_batch_size": 2}
+    assert not any("evaluation" in note for note in read_trainer(same_batch, LaunchSource("t.yaml")).notes)
+
+
+def test_model_init_kwargs_of_trl_choose_kernels_and_formats() -> None:
+    def settings(**model_arguments: Any) -> Any:
+        config = yaml.safe_load((FILES / "trl_sft.yaml").read_text()) | {"model_init_kwargs": model_arguments}
+        return launch_of(yaml.safe_dump(config), "sft.yaml").settings
+
+    assert settings(attn_implementation="eager")["attn_implementation"] == "eager"
+    assert settings(dtype="bfloat16")["master_weights"] == "none"
+    with pytest.raises(InputError, match=r"model_init_kwargs\.quantization_config"):
+        settings(quantization_config={"load_in_4bit": True})
+
+
+def test_a_plugin_of_axolotl_that_is_not_modelled_is_refused() -> None:
+    config = yaml.safe_load((FILES / "axolotl_qlora.yaml").read_text())
+    config["plugins"] = ["axolotl.integrations.spectrum.SpectrumPlugin"]
+    with pytest.raises(InputError, match=r"plugins\..*SpectrumPlugin"):
+        launch_of(yaml.safe_dump(config), "q.yaml")
+
+
+def test_arguments_that_ms_swift_hands_on_to_the_trainer() -> None:
+    text = (FILES / "swift_lora.sh").read_text()
+    compiled = text.replace("swift sft", "swift sft --torch_compile true", 1)
+    assert compiled != text
+    assert launch_of(compiled, "s.sh").settings["compile"] is True

@@ -170,6 +170,15 @@ def test_a_refusal_names_the_longest_request_that_fits() -> None:
     assert document["message"].startswith("(EngineCore_DP0 pid=9) ERROR")
 
 
+def test_a_sampler_without_room_is_out_of_memory(tmp_path: Path) -> None:
+    """The message comes after the cache is allocated: fewer sequences make it start, not a shorter length."""
+    log = tmp_path / "sampler.log"
+    message = "CUDA out of memory occurred when warming up sampler with 1024 dummy requests. Please try lowering"
+    log.write_text(f"(Worker pid=22) ERROR 10-25 13:12:42 [multiproc_executor.py:671] RuntimeError: {message}\n")
+    document = functions.explain_log(log).document
+    assert (document["kind"], document["off"], document["flag"]) == ("oom", "profile_run", "--max-num-seqs")
+
+
 def test_a_flag_that_is_not_modelled_is_noted() -> None:
     notes = functions.explain_log(LOGS / "vllm_refused.log", hardware="rtx-4090").document["notes"]
     assert any("computed without --limit-mm-per-prompt" in note for note in notes)

@@ -219,7 +219,7 @@ def compared() -> list[Compared]:
     rows: list[Compared] = []
     for number, row in enumerate(LOGS):
         result = computed(number)
-        terms = {"weights": "weights", "profile_run": "peak", "kv_cache": "kv"}
+        terms = {"weights": "weights", "profile_run": "peak", "cuda_graphs": "graphs", "kv_cache": "kv"}
         for term, key in terms.items():
             if row[f"{key}_gib"] and (term == "weights" or row["accelerator_stated"]):
                 rows.append(Compared(row, term, result.bytes_of(term) / GIB, row[f"{key}_gib"]))
@@ -238,8 +238,9 @@ def share(rows: list[Compared], within: float) -> float:
 @pytest.mark.parametrize(
     ("term", "most", "within", "least"),
     [
-        ("weights", 0.001, 0.01, 0.85),
+        ("weights", 0.001, 0.01, 0.89),
         ("profile_run", 0.01, 0.05, 0.85),
+        ("cuda_graphs", 0.08, 0.3, 0.8),
         ("kv_cache", 0.005, 0.05, 0.8),
         ("kv_tokens", 0.005, 0.05, 0.8),
         ("kv_tokens, complete flags", 0.001, 0.01, 0.85),
@@ -434,7 +435,7 @@ def test_whether_it_starts() -> None:
         if starts != row["starts"]
     ]
     print(f"\nstarts: {len(rows) - len(wrong)} of {len(rows)}; wrong: {wrong}")
-    assert len(wrong) <= 4
+    assert len(wrong) <= 3
 
 
 def test_no_answer_is_far_off_without_an_estimate() -> None:

@@ -267,21 +267,28 @@ def test_the_longest_request_that_fits_is_chosen() -> None:
 
 
 @pytest.mark.parametrize(
-    ("flags", "graphs"),
+    ("flags", "further_graphs", "largest_batch"),
     [
-        ({}, 1.0),
-        ({"max_num_seqs": 64}, (19 + 11) / (2 * 51)),  # mixed batches up to 128, decoding ones up to 64
-        ({"cudagraph_capture_sizes": "1 2 4 8"}, 8 / (2 * 51)),
-        ({"compilation_config": '{"cudagraph_mode": "FULL_DECODE_ONLY"}'}, 0.5),
-        ({"compilation_config": {"cudagraph_mode": "NONE"}}, 0),
-        ({"max_cudagraph_capture_size": 4}, 6 / (2 * 51)),
+        ({}, 50 + 50, 512),
+        ({"max_num_seqs": 64}, 18 + 10, 64),  # mixed batches up to 128, decoding ones up to 64
+        ({"cudagraph_capture_sizes": "1 2 4 8"}, 3 + 3, 8),
+        ({"compilation_config": '{"cudagraph_mode": "FULL_DECODE_ONLY"}'}, 50, 512),
+        ({"compilation_config": '{"cudagraph_mode": "PIECEWISE"}'}, 50, 0),
+        ({"max_cudagraph_capture_size": 4}, 2 + 2, 4),
+        ({"performance_mode": "interactivity"}, 75 + 75, 512),
+        ({"attention_backend": "FLASHINFER"}, 50 + 50, 0),
+        ({"hardware": "a100-80gb"}, 50 + 34, 0),
     ],
 )
-def test_graphs_are_those_of_the_sizes(flags: dict[str, Any], graphs: float) -> None:
-    """A constant of the first capture, and a share of what all graphs of 32 layers take."""
-    constant, layers = 138 * 2**20, 32 * 22.5 * 2**20
-    expected = constant + graphs * layers if graphs else 0
+def test_graphs_are_those_of_the_sizes(flags: dict[str, Any], further_graphs: int, largest_batch: int) -> None:
+    """The pool of the first graph, or FlashAttention 3's sums of 32 parts, and 0.19 MiB a layer of each further one."""
+    first_mib = max(130, 32 * largest_batch * 32 * 128 * 4 / 2**20)
+    expected = (first_mib + further_graphs * 32 * 0.19) * 2**20
     assert answer(**flags).result.bytes_of("cuda_graphs") == pytest.approx(expected, abs=2)
+
+
+def test_no_graphs_take_no_memory() -> None:
+    assert answer(compilation_config={"cudagraph_mode": "NONE"}).result.bytes_of("cuda_graphs") == 0
 
 
 def test_the_environment_decides_whether_graphs_are_subtracted() -> None:
@@ -309,9 +316,9 @@ def test_slots_of_adapters_are_weights() -> None:
     vocabulary = 2 * (151_936 + 4096)  # embedding and head have the whole vocabulary on every rank
     sides = 36 * (attention + network) + vocabulary
     assert slots.bytes_of("weights") - plain.bytes_of("weights") == 4 * 64 * 2 * sides
-    # graphs are captured with adapters and without, after one first capture
-    first = 138 * 2**20
-    assert slots.bytes_of("cuda_graphs") == pytest.approx(2 * plain.bytes_of("cuda_graphs") - first, abs=2)
+    # 51 graphs of each mode are captured with adapters and without
+    further = slots.bytes_of("cuda_graphs") - plain.bytes_of("cuda_graphs")
+    assert further == pytest.approx(2 * 51 * 36 * 0.19 * 2**20, abs=2)
 
 
 def test_experts_have_slots_of_adapters() -> None:

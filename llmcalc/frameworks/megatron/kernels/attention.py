@@ -49,24 +49,24 @@ class AttentionKernels(LinearKernels):
     def do_cache(self, operation: Step) -> None:
         """Returns keys and values unchanged, because training has no cache."""
         for cached, value in zip(operation.outs, operation.ins, strict=True):
-            self.bind(cached, self.get(value))
+            self.bind(cached, self.tensor_of(value))
 
-    def get(self, value: Value) -> Tensor:
+    def tensor_of(self, value: Value) -> Tensor:
         """Returns the tensor of a value; for a view, its base tensor."""
         tensor = self.values.get(id(value))
         if tensor is not None:
             return tensor
         if value.of is None:
             raise self.unsupported("reads a value that no step has made")
-        return self.get(value.of)
+        return self.tensor_of(value.of)
 
-    def set(self, value: Value, tensor: Tensor) -> None:
+    def store_tensor(self, value: Value, tensor: Tensor) -> None:
         """Assigns a tensor to a value without changing its shape."""
         self.bind(value, tensor)
 
     def do_repeat(self, operation: Step) -> None:
         """Copies nothing, because attention backends read a key head for all its query heads."""
-        self.bind(operation.outs[0], self.get(operation.ins[0]))
+        self.bind(operation.outs[0], self.tensor_of(operation.ins[0]))
 
     # --- queries, keys and values of one product ---------------------------------------------------------------------
 
@@ -108,7 +108,7 @@ class AttentionKernels(LinearKernels):
 
     def do_rope(self, operation: Step) -> None:
         """Applies rotary embeddings to queries or keys."""
-        x = self.take(operation, operation.ins[0])
+        x = self.tensor_read_by(operation, operation.ins[0])
         self.bind(operation.outs[0], self.rotate(x))
 
     def rotate(self, x: Tensor) -> Tensor:
@@ -129,7 +129,7 @@ class AttentionKernels(LinearKernels):
         reason = not_modelled(operation)
         if reason:
             raise self.unsupported(reason, operation.name)
-        q, k, v = (self.take(operation, input_value) for input_value in operation.ins[:3])
+        q, k, v = (self.tensor_read_by(operation, input_value) for input_value in operation.ins[:3])
         heads = operation.outs[0].axes[0].size
         groups = (
             operation.ins[1].once.axes[0].size if operation.ins[1].once is not None else operation.ins[1].axes[0].size

@@ -27,17 +27,17 @@ class ElementwiseKernels(AttentionKernels):
 
     def do_in_format_of(self, operation: Step) -> None:
         """Returns the tensor unchanged, since all activations have one number format."""
-        self.bind(operation.outs[0], self.get(operation.ins[-1]))
+        self.bind(operation.outs[0], self.tensor_of(operation.ins[-1]))
 
     def do_flat(self, operation: Step) -> None:
         """Returns the tensor unchanged, because heads are already flat."""
-        self.bind(operation.outs[0], self.get(operation.ins[0]))
+        self.bind(operation.outs[0], self.tensor_of(operation.ins[0]))
 
     # --- activations -------------------------------------------------------------------------------------------------
 
     def do_act(self, operation: Step) -> None:
         """Runs an activation; the activation of a gate is deferred to the multiplication."""
-        x = self.take(operation, operation.ins[0])
+        x = self.tensor_read_by(operation, operation.ins[0])
         if self._is_gate(operation.outs[0]):
             self.bind(operation.outs[0], x)
             return
@@ -68,7 +68,7 @@ class ElementwiseKernels(AttentionKernels):
         if operation.outs[0].axes[0].name == "heads":
             self.bind(
                 operation.outs[0],
-                self.times_gate(*(self.take(operation, input_value) for input_value in operation.ins)),
+                self.times_gate(*(self.tensor_read_by(operation, input_value) for input_value in operation.ins)),
             )
             return
         gate = self.gate_and_up(operation)
@@ -77,7 +77,7 @@ class ElementwiseKernels(AttentionKernels):
 
     def gate_and_up(self, operation: Step) -> Tensor:
         """Returns the output of the fused gate-and-up projection. Raises `Unsupported` for other inputs."""
-        gate, up = (self.take(operation, input_value) for input_value in operation.ins)
+        gate, up = (self.tensor_read_by(operation, input_value) for input_value in operation.ins)
         if gate is not up:
             raise self.unsupported("no kernels for a product of values that are not of one layer", operation.name)
         return gate
@@ -102,7 +102,7 @@ class ElementwiseKernels(AttentionKernels):
 
     def do_dropout(self, operation: Step) -> None:
         """Defers the dropout of a sublayer's output to the residual addition; other kernels fuse their dropout."""
-        self.bind(operation.outs[0], self.get(operation.ins[0]))
+        self.bind(operation.outs[0], self.tensor_of(operation.ins[0]))
         if operation.options["place"] in ("attention_output", "feed_forward"):
             self.dropout_outputs.add(id(operation.outs[0]))
 
@@ -113,12 +113,15 @@ class ElementwiseKernels(AttentionKernels):
         )
         if dropout_output is None:
             self.bind(
-                operation.outs[0], self.add(*(self.take(operation, input_value) for input_value in operation.ins))
+                operation.outs[0],
+                self.add(*(self.tensor_read_by(operation, input_value) for input_value in operation.ins)),
             )
             return
         residual = next(input_value for input_value in operation.ins if input_value is not dropout_output)
         bias, self.row_bias = self.row_bias, None
-        output = self.bias_dropout_add(self.take(operation, dropout_output), self.take(operation, residual), bias)
+        output = self.bias_dropout_add(
+            self.tensor_read_by(operation, dropout_output), self.tensor_read_by(operation, residual), bias
+        )
         self.bind(operation.outs[0], output)
 
     def add(self, a: Tensor, b: Tensor) -> Tensor:

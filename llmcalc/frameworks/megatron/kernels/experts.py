@@ -103,7 +103,11 @@ class ExpertKernels(HeadKernels):
 
     def do_route(self, operation: Step) -> None:
         """Runs topk_routing_with_score_function: probabilities and a routing mask per token and expert."""
-        logits, k, autograd_graph = self.take(operation, operation.ins[0]), operation.options["top_k"], self.graph
+        logits, k, autograd_graph = (
+            self.tensor_read_by(operation, operation.ins[0]),
+            operation.options["top_k"],
+            self.graph,
+        )
         rows, experts = logits.shape
         dtype = logits.dtype
         expert_indices = autograd_graph.new_tensor((rows, k), INT64)
@@ -138,7 +142,7 @@ class ExpertKernels(HeadKernels):
 
     def do_dispatch(self, operation: Step) -> None:
         """Sends tokens to their experts with the run's dispatcher."""
-        local_tensors, x = self.frames[-1].local_tensors, self.take(operation, operation.ins[0])
+        local_tensors, x = self.frames[-1].local_tensors, self.tensor_read_by(operation, operation.ins[0])
         self.top_k: int = operation.options["top_k"]
         self.all_experts: int = operation.options["experts"].size
         dispatch_functions = {
@@ -152,7 +156,7 @@ class ExpertKernels(HeadKernels):
 
     def do_combine(self, operation: Step) -> None:
         """Returns expert outputs to their tokens with the run's dispatcher."""
-        local_tensors, y = self.frames[-1].local_tensors, self.take(operation, operation.ins[0])
+        local_tensors, y = self.frames[-1].local_tensors, self.tensor_read_by(operation, operation.ins[0])
         expert_outputs = [y]
         del y
         combine_functions = {
@@ -381,7 +385,9 @@ class ExpertKernels(HeadKernels):
         if self.rank_choices.grouped_gemm:
             group = self.fused_expert_steps(operation)
             product = self.grouped_linear(
-                operation, self.take(operation, operation.ins[0]), sum(reader.outs[0].width for reader in group)
+                operation,
+                self.tensor_read_by(operation, operation.ins[0]),
+                sum(reader.outs[0].width for reader in group),
             )
             for reader in group:
                 if reader is operation:
@@ -405,7 +411,7 @@ class ExpertKernels(HeadKernels):
         has_gate = any(isinstance(item, Step) and item.verb == "mul" for item in module_scope.items)
         experts, width = self.local_experts, sum(layer.outs[0].width for layer in input_layers)
         hidden_width, output_width = output_layer.ins[0].width, output_layer.outs[0].width
-        x, probs = self.get(input_layers[0].ins[0]), self.row_probs
+        x, probs = self.tensor_of(input_layers[0].ins[0]), self.row_probs
         rows = x.shape[0]
         rows_per_expert = rows // experts
         expert_inputs = [x] if experts == 1 else self.t.split(x, [rows_per_expert] * experts, 0)
@@ -522,7 +528,7 @@ class ExpertKernels(HeadKernels):
         if not self.is_of_expert_rows(operation) or self._is_gate(operation.outs[0]):
             super().do_act(operation)
             return
-        x = self.take(operation, operation.ins[0])
+        x = self.tensor_read_by(operation, operation.ins[0])
         if self.rank_choices.weighted_activation:
             self.bind(operation.outs[0], self.weighted_glu(x, self.row_probs, operation.outs[0].width))
             return
@@ -533,7 +539,7 @@ class ExpertKernels(HeadKernels):
     def do_mul(self, operation: Step) -> None:
         """Multiplies by a gate, and on expert rows also by the router probabilities."""
         if operation.ins[0].width == 1:  # a number for each token
-            logits, y = (self.take(operation, input_value) for input_value in operation.ins)
+            logits, y = (self.tensor_read_by(operation, input_value) for input_value in operation.ins)
             self.bind(operation.outs[0], self.t.mul(y, self.t.function("sigmoid", logits)))
             return
         if not self.is_of_expert_rows(operation):

@@ -60,7 +60,7 @@ class DeltaKernels(MambaKernels):
         widths = [operations[name].outs[0].width for name in PROJECTIONS]
         query_projection = operations[PROJECTIONS[0]]
         input_value = query_projection.ins[0]
-        x = self.get(input_value)
+        x = self.tensor_of(input_value)
         self.forget(input_value.storage)
         product = self.column_linear(query_projection, x, sum(widths[1:], widths[0]))
         del x

@@ -48,10 +48,10 @@ class HeadKernels(ElementwiseKernels):
 
     def layers(self, layer_scopes: list[Scope]) -> None:
         """Runs a stack of layers, and transposes the embedding before the first layer to [tokens, batch]."""
-        stack_input = layer_scopes[0].takes
+        stack_input = layer_scopes[0].first_input
         assert stack_input is not None
         if not self.has_entry:
-            x = self.get(stack_input)
+            x = self.tensor_of(stack_input)
             self._leave(stack_input)
             embeddings = self.enter_layers(x)
             del x
@@ -61,7 +61,7 @@ class HeadKernels(ElementwiseKernels):
         if layer_scopes[0].about.get("kind") != "mtp":
             self.run_layers(layer_scopes)
             return
-        last_hidden, storage = self.get(stack_input), stack_input.storage
+        last_hidden, storage = self.tensor_of(stack_input), stack_input.storage
         super().layers(layer_scopes)
         self.bind(storage, last_hidden)  # the output layer reads it after them
 
@@ -91,7 +91,7 @@ class HeadKernels(ElementwiseKernels):
         if method == "none":
             super().layers(layer_scopes)
             return
-        stack_input, stack_output = layer_scopes[0].takes, layer_scopes[-1].gives
+        stack_input, stack_output = layer_scopes[0].first_input, layer_scopes[-1].output
         assert stack_input is not None
         assert stack_output is not None
         if any(
@@ -103,7 +103,7 @@ class HeadKernels(ElementwiseKernels):
             raise self.unsupported(
                 "no kernels for layers that run again and read an encoder; expected no recomputation"
             )
-        hidden = self.get(stack_input)
+        hidden = self.tensor_of(stack_input)
         self._leave(stack_input)
         layer_order = shortened(layer_kinds(layer_scopes), self.run_only.get(self.stack_number))
         self.stack_number += 1
@@ -170,7 +170,7 @@ class HeadKernels(ElementwiseKernels):
 
     def do_also(self, operation: Step) -> None:
         """Computes the loss of a multi-token-prediction module, whose logits stay referenced until the main loss."""
-        logits = self.get(operation.ins[0])
+        logits = self.tensor_of(operation.ins[0])
         self.further_outputs.append(self.loss_of(logits))
         self.logits = [logits.detached()]
 
@@ -182,7 +182,8 @@ class HeadKernels(ElementwiseKernels):
             and not self.is_output(operation)
         ):
             self.bind(
-                operation.outs[0], self._project_embedding_and_hidden(operation, self.take(operation, operation.ins[0]))
+                operation.outs[0],
+                self._project_embedding_and_hidden(operation, self.tensor_read_by(operation, operation.ins[0])),
             )
         else:
             super().do_linear(operation)

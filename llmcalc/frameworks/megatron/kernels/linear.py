@@ -29,9 +29,9 @@ class LinearKernels(RankKernels):
         readers = [reader for reader, _ in self.readers.get(id(output.storage), ())]
         if self.rank_choices.transformer_engine and readers and all(map(self.has_norm_before, readers)):
             self.waiting_norms[id(output.storage)] = operation, self.module_path()
-            self.bind(output, self.take(operation, value))
+            self.bind(output, self.tensor_read_by(operation, value))
             return
-        x = self.take(operation, value)
+        x = self.tensor_read_by(operation, value)
         count = x.shape[0] * (value.width // self.extent(operation.options["over"]))
         self.bind(output, self.norm(x, operation, self.module_path(), count))
 
@@ -100,7 +100,7 @@ class LinearKernels(RankKernels):
         if id(operation) in self.pending_outputs:
             self.bind(output, self.pending_outputs.pop(id(operation)))
             return
-        x = self.take(operation, operation.ins[0])
+        x = self.tensor_read_by(operation, operation.ins[0])
         assert operation.weight is not None
         if self.is_output(operation):
             logits = self.output(operation, x)

@@ -328,7 +328,7 @@ class RankKernels(Lowering):
     def module(self, module_call: Frame) -> None:
         """Runs a module, with recomputation in the backward pass if its kind is selected."""
         module_scope = module_call.scope
-        module_input, module_output = module_scope.reads, module_scope.gives
+        module_input, module_output = module_scope.argument, module_scope.output
         is_recomputed = (
             module_scope.about.get("kind") in self.rank_choices.recompute_kinds and module_call.layer_index is None
         )
@@ -348,11 +348,11 @@ class RankKernels(Lowering):
             )
             try:
                 self._module(Frame(module_scope))
-                return self.get(module_output)
+                return self.tensor_of(module_output)
             finally:
                 self.values, self.bound, self.frames, self.memo = caller_state
 
-        output = self.checkpoint(run, [self.get(module_input)])
+        output = self.checkpoint(run, [self.tensor_of(module_input)])
         if self.last.get(id(module_input.storage)) in {id(operation) for operation in module_scope.steps()}:
             self.forget(module_input.storage)
         self.bind(module_output, output)
@@ -376,7 +376,7 @@ class RankKernels(Lowering):
             pairs = [parameters[i : i + 2] for i in range(0, len(parameters), 2)]  # a weight and a bias
             self.later_parameters = [parameter for pair in reversed(pairs) for parameter in pair]
             del self.ordered_parameters[start:]
-        elif kind in ("experts", "lm_head") and module_scope.reads is not None:
+        elif kind in ("experts", "lm_head") and module_scope.argument is not None:
             self.ordered_parameters += self.later_parameters
             self.later_parameters = []
 

@@ -45,7 +45,7 @@ class MambaKernels(LatentKernels):
         )
         self.do_linear(input_projection)
         value = input_projection.outs[0]
-        zxbcdt = self.get(value)
+        zxbcdt = self.tensor_of(value)
         self.forget(value.storage)
         batch, ranks = self.run_config.batch, self.rank_choices.cp
         inner_width, channels = op.heads * op.head_dim, convolution_step.outs[0].width
@@ -95,7 +95,7 @@ class MambaKernels(LatentKernels):
             y = self.exchange_to_tokens(y, inner_width)
         if "norm" in operations:
             y = mamba_ssm.rmsnorm_fn(aten, y, self.weight("norm.weight", (inner_width,)), None, groups)
-        assert module_scope.gives is not None or output_projection.outs
+        assert module_scope.output is not None or output_projection.outs
         self.bind(output_projection.outs[0], self.row_linear(output_projection, y))
 
     def exchange_to_heads(self, x: Tensor, part_widths: Sequence[Number], group_copies: int) -> Tensor:

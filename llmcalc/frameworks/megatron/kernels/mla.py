@@ -18,7 +18,7 @@ class LatentKernels(ExpertKernels):
 
     def do_split(self, operation: Step) -> None:
         """Splits a latent vector into views; heads stay whole, since one kernel reads all parts together."""
-        x = self.get(operation.ins[0])
+        x = self.tensor_of(operation.ins[0])
         if len(operation.ins[0].axes) == 1:
             for output, view in zip(
                 operation.outs, self.split_along(x, [output.width for output in operation.outs]), strict=True
@@ -35,9 +35,9 @@ class LatentKernels(ExpertKernels):
         if value.of is None:
             super().do_rope(operation)
         elif len(value.axes) == 1:
-            self.bind(operation.outs[0], self._gather_shared_key(self.get(value)))
+            self.bind(operation.outs[0], self._gather_shared_key(self.tensor_of(value)))
         else:
-            self.bind(operation.outs[0], self.get(value))  # in place, or by what joins the parts
+            self.bind(operation.outs[0], self.tensor_of(value))  # in place, or by what joins the parts
 
     def _gather_shared_key(self, x: Tensor) -> Tensor:
         """Gathers the tokens of the rotary key part, which all heads share, over the tensor-parallel ranks."""
@@ -50,7 +50,7 @@ class LatentKernels(ExpertKernels):
         if len(operation.ins) != 2:
             raise self.unsupported("no kernels for joining these values", operation.name)
         first_value, second_value = operation.ins
-        x, y = self.get(first_value), self.get(second_value)
+        x, y = self.tensor_of(first_value), self.tensor_of(second_value)
         if x is y:
             self.bind(operation.outs[0], self._rotate_query(x))
             return

@@ -136,7 +136,7 @@ class DiscardedKernels(SparseKernels):
         for item in module_scope.items if "shared_expert" in self.rank_choices.recompute_kinds else ():
             if isinstance(item, Scope) and item.about.get("kind") == "shared_expert":
                 steps = [operation for operation in item.items if isinstance(operation, Step)]
-                item.reads, item.gives = steps[0].ins[0], steps[-1].outs[0]
+                item.argument, item.output = steps[0].ins[0], steps[-1].outs[0]
         super()._look_for_readers(module_scope, module)
 
     # --- norms of a layer --------------------------------------------------------------------------------------------
@@ -149,7 +149,7 @@ class DiscardedKernels(SparseKernels):
             super().do_norm(operation)
             return
         value, module_path = operation.ins[0], self.module_path()
-        x = self.take(operation, value)
+        x = self.tensor_read_by(operation, value)
         count = x.shape[0] * (value.width // self.extent(operation.options["over"]))
         outputs, discarded = self.run_discardable(
             lambda xs: [self.norm(xs[0], operation, module_path, count)], [x], input_storage_id=id(value.storage)
@@ -168,7 +168,7 @@ class DiscardedKernels(SparseKernels):
         discarded = self.discarded_norms.pop(id(self.frames[-1]), None)
         if discarded is not None:
             out_value = next(input_value for input_value in operation.ins if id(input_value.storage) != discarded.reads)
-            self.bind(out_value, self.discard_outputs(self.get(out_value), discarded))
+            self.bind(out_value, self.discard_outputs(self.tensor_of(out_value), discarded))
         super().do_add(operation)
 
     # --- activations of experts --------------------------------------------------------------------------------------
@@ -194,7 +194,7 @@ class DiscardedKernels(SparseKernels):
                 return [self.weighted_glu(x, probs, width)]
             return [self.multiply_by_probabilities(self.activation(x, None), probs)]
 
-        self._run_discardable_activation(operation, run, self.take(operation, operation.ins[0]))
+        self._run_discardable_activation(operation, run, self.tensor_read_by(operation, operation.ins[0]))
 
     def do_mul(self, operation: Step) -> None:
         """Runs a gated activation, with optional recomputation in the backward pass."""
@@ -226,7 +226,7 @@ class DiscardedKernels(SparseKernels):
         super().do_experts(operation)
         if reads_discarded and discarded is not None:
             self.discarded_activation = None
-            self.bind(operation.outs[0], self.discard_outputs(self.get(operation.outs[0]), discarded))
+            self.bind(operation.outs[0], self.discard_outputs(self.tensor_of(operation.outs[0]), discarded))
 
     # --- projections of latents --------------------------------------------------------------------------------------
 
@@ -266,7 +266,7 @@ class DiscardedKernels(SparseKernels):
             made_storages |= {id(output.storage) for output in operation.outs}
         early_values = {key: self.values[key] for key in values_read if key in self.values}
         super().items(down_steps)
-        inputs = [(value, early_values.get(key) or self.get(value)) for key, value in values_read.items()]
+        inputs = [(value, early_values.get(key) or self.tensor_of(value)) for key, value in values_read.items()]
         early_values.clear()
         values, tensors = [value for value, _ in inputs], [tensor for _, tensor in inputs]
         del inputs
@@ -281,7 +281,7 @@ class DiscardedKernels(SparseKernels):
             try:
                 for operation in up_steps:
                     self.step(operation)
-                return [self.get(value) for value in attention_inputs]
+                return [self.tensor_of(value) for value in attention_inputs]
             finally:
                 self.values, self.bound, self.frames, self.memo = caller_state
 
@@ -295,7 +295,7 @@ class DiscardedKernels(SparseKernels):
         self.step(attention)
         if discarded is not None:
             attention_output = attention.outs[0]
-            self.bind(attention_output, self.discard_outputs(self.get(attention_output), discarded))
+            self.bind(attention_output, self.discard_outputs(self.tensor_of(attention_output), discarded))
         super().items([*branch_items[core_position + 1 :], *items[form_position + 1 :]])
 
     def _splits_latent(self, operation: Step, operations: list[Step]) -> bool:

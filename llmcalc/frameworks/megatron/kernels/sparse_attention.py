@@ -62,7 +62,7 @@ class SparseKernels(Fp8Kernels):
         heads = query_up.outs[0].axes[0].size
         nope = exact_div(query_up.outs[0].width, heads) - rope
         value_dim = exact_div(kv_up.outs[0].width, heads) - nope
-        x = self.get(query_down.ins[0])
+        x = self.tensor_of(query_down.ins[0])
         self.forget(query_down.ins[0].storage)
         query_latent = self.undivided_linear(query_down, x)
         kv_latent_and_rope = self.undivided_linear(kv_down, x)

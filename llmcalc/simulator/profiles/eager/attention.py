@@ -26,10 +26,10 @@ class AttentionKernels(Lowering):
 
     @compared(BY_TORCH)
     def do_rope(self, operation: Step) -> None:
-        x = self.get(operation.ins[0])
+        x = self.tensor_of(operation.ins[0])
         has_heads = len(x.shape) == 4
         rotated_x = self.rotate(self.heads_first(x) if has_heads else x, operation)
-        self.set(operation.outs[0], self.heads_first(rotated_x) if has_heads else rotated_x)
+        self.store_tensor(operation.outs[0], self.heads_first(rotated_x) if has_heads else rotated_x)
 
     def rotate(self, x: Tensor, operation: Step) -> Tensor:
         """Applies RoPE to the first dimensions of x's last axis; the axis before it has the rows."""
@@ -85,7 +85,7 @@ class AttentionKernels(Lowering):
 
     @compared(BY_TORCH)
     def do_repeat(self, operation: Step) -> None:
-        x, heads = self.get(operation.ins[0]), operation.outs[0].axes[0].size
+        x, heads = self.tensor_of(operation.ins[0]), operation.outs[0].axes[0].size
         if isinstance(operation.ins[0].rows, QueryKeyPairs):
             self.bind(operation.outs[0], self.t.repeat_interleave(x, heads // x.shape[1], 1))
             return
@@ -95,7 +95,7 @@ class AttentionKernels(Lowering):
             repeated_keys = self.repeat_heads(self.heads_first(x), heads)
         else:
             repeated_keys = self.t.repeat_interleave(self.heads_first(x), heads // x.shape[2], 1)
-        self.set(operation.outs[0], self.heads_first(repeated_keys))
+        self.store_tensor(operation.outs[0], self.heads_first(repeated_keys))
 
     def repeat_heads(self, x: Tensor, heads: Any) -> Tensor:
         """Repeats key heads as `repeat_kv` of transformers does; a single head becomes a view.
@@ -111,7 +111,9 @@ class AttentionKernels(Lowering):
         if self.is_from_earlier_pass(operation.ins[0]):
             all_rows: Sequence[Tensor] = self._read_pages(self.cached(operation.name) or ())
         else:
-            all_rows = self._with_new(operation.name, list(map(self.get, operation.ins)), operation.options["limit"])
+            all_rows = self._with_new(
+                operation.name, list(map(self.tensor_of, operation.ins)), operation.options["limit"]
+            )
         if self.store is not None:
             for input_value in operation.ins:
                 self.forget(input_value.storage)
@@ -175,19 +177,19 @@ class AttentionKernels(Lowering):
         """Multiplies by the part of MLA's up-projection that is absorbed in queries or outputs (Expansion.forward)."""
         aten, weight, output = self.t, operation.weight, operation.outs[0]
         assert weight is not None
-        x = self.heads_first(self.get(operation.ins[0]))
+        x = self.heads_first(self.tensor_of(operation.ins[0]))
         heads = output.axes[0].size
         is_query = output.axes[1:] == weight.ins
         weights_of_heads = aten.unflatten(self.matrix(operation), 0, (heads, exact_div(extent(weight.out), heads)))
         weight_part = aten.slice(weights_of_heads, x.shape[-1] if is_query else output.axes[1].size, 1)
         product = aten.matmul(x, weight_part if is_query else aten.transpose(weight_part, -1, -2))
-        self.set(output, self.heads_first(product))
+        self.store_tensor(output, self.heads_first(product))
 
     # --- scores -----------------------------------------------------------------------------------------------------
 
     @compared(BY_TORCH)
     def do_mask(self, operation: Step) -> None:
-        q, k = map(self.get, operation.ins)
+        q, k = map(self.tensor_of, operation.ins)
         self.mask_of_scores(operation, q.shape[1], k.shape[1])
 
     @compared(BY_TORCH)
@@ -201,11 +203,11 @@ class AttentionKernels(Lowering):
 
     @compared(BY_TORCH)
     def attention_AttentionCore(self, operation: Step) -> None:
-        q, k, v = (self.heads_first(self.get(input_value)) for input_value in operation.ins[:3])
-        bias = self.get(operation.ins[3]) if operation.options["biased"] else None
+        q, k, v = (self.heads_first(self.tensor_of(input_value)) for input_value in operation.ins[:3])
+        bias = self.tensor_of(operation.ins[3]) if operation.options["biased"] else None
         mask = None
         if operation.options["narrowed"]:
-            mask = self.get(operation.ins[-1])
+            mask = self.tensor_of(operation.ins[-1])
         elif operation.options["masked"]:
             mask = self.mask_of_scores(operation, q.shape[2], k.shape[2])
         sinks = self.weight("sinks", (q.shape[1],)) if operation.options.get("sinks") else None
@@ -219,7 +221,7 @@ class AttentionKernels(Lowering):
             )  # fmt: skip
 
         output = self.run_attention_core(core, q, k, v, bias)
-        self.set(operation.outs[0], self.t.transpose(output, 1, 2))
+        self.store_tensor(operation.outs[0], self.t.transpose(output, 1, 2))
 
     def run_attention_core(self, core: Callable[..., Tensor], *tensors: Tensor | None) -> Tensor:
         """Runs an attention core, which is checkpointed if the run recomputes attention."""

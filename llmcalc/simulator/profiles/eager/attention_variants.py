@@ -23,9 +23,9 @@ class AttentionVariantKernels(AttentionKernels):
     @compared(BY_TORCH)
     def do_scores(self, operation: Step) -> None:
         """Computes scores [batch, heads, queries, keys]."""
-        aten, keys, (q, k) = self.t, operation.ins[1], map(self.get, operation.ins[:2])
+        aten, keys, (q, k) = self.t, operation.ins[1], map(self.tensor_of, operation.ins[:2])
         if len(operation.ins) > 2:
-            scores = self._weighted_scores(q, k, self.get(operation.ins[2]))
+            scores = self._weighted_scores(q, k, self.tensor_of(operation.ins[2]))
             del q, k
             self.release(operation, operation.ins)
             scores = aten.to(scores, FLOAT32)
@@ -58,7 +58,7 @@ class AttentionVariantKernels(AttentionKernels):
 
     @compared(BY_TORCH)
     def do_select(self, operation: Step) -> None:
-        aten, scores = self.t, self.get(operation.ins[0])
+        aten, scores = self.t, self.tensor_of(operation.ins[0])
         if operation.options["pool"] is not None:
             self.memo["selected"] = self._tokens_of_pools(operation, scores)
             return
@@ -68,7 +68,7 @@ class AttentionVariantKernels(AttentionKernels):
 
     def _tokens_of_pools(self, operation: Step, scores: Tensor) -> Tensor:
         """Runs the end of PooledIndexerReference.forward, from the scores of pools, [batch, queries, pools]."""
-        aten, pool, keys = self.t, operation.options["pool"], self.get(operation.ins[1]).shape[1]
+        aten, pool, keys = self.t, operation.options["pool"], self.tensor_of(operation.ins[1]).shape[1]
         batch, queries, pools = scores.shape
         visible_tokens = aten.add_number(aten.unsqueeze(self.token_positions(queries), 1))
         top_pools = aten.sort(aten.masked_fill(scores, aten.compare(aten.new_tensor((pools,), INT64), visible_tokens)))[
@@ -82,7 +82,7 @@ class AttentionVariantKernels(AttentionKernels):
     @compared(BY_TORCH)
     def do_selected(self, operation: Step) -> None:
         """Builds the mask of each sequence's selected keys (MLAReference.forward)."""
-        aten, (q, *keys) = self.t, map(self.get, operation.ins)
+        aten, (q, *keys) = self.t, map(self.tensor_of, operation.ins)
         mask, selected_indices = self.mask(operation, q.shape[1], keys[0].shape[1]), self.memo["selected"]
         if self.reads_selected(q.shape[1]):
             if len(keys[0].shape) == 4:  # every head has keys of its own: MeanIndexerReference.narrow
@@ -115,7 +115,7 @@ class AttentionVariantKernels(AttentionKernels):
     @compared(BY_TORCH)
     def do_select_blocks(self, operation: Step) -> None:
         """Runs the end of BlockIndexerReference.forward, from the scores, [batch, index heads, queries, keys]."""
-        aten, block, scores = self.t, operation.options["block"], self.get(operation.ins[0])
+        aten, block, scores = self.t, operation.options["block"], self.tensor_of(operation.ins[0])
         self.forget(operation.ins[0].storage)
         scores = aten.to(scores, FLOAT32)
         queries, key_count = scores.shape[-2:]
@@ -146,9 +146,9 @@ class AttentionVariantKernels(AttentionKernels):
     def do_only_selected(self, operation: Step) -> None:
         """Runs BlockIndexerReference.narrow. Keys and values: [batch, heads, keys, d]."""
         aten = self.t
-        visible_mask = self.get(operation.ins[0])
+        visible_mask = self.tensor_of(operation.ins[0])
         block, blocks = operation.options["block"], operation.options["blocks"]
-        keys = [self.heads_first(self.get(input_value)) for input_value in operation.ins[1:]]
+        keys = [self.heads_first(self.tensor_of(input_value)) for input_value in operation.ins[1:]]
         if self.reads_selected(visible_mask.shape[-2]):
             key_count = keys[0].shape[2]
             rows_read = minimum(key_count, (blocks - 1) * block + (key_count - 1) % block + 1)
@@ -183,7 +183,7 @@ class AttentionVariantKernels(AttentionKernels):
             )
         aten, options, local_tensors = self.t, operation.options, self.frames[-1].local_tensors
         score_values = operation.ins[: options["parts"]]
-        q, v, *selection = (self.get(input_value) for input_value in operation.ins[options["parts"] :])
+        q, v, *selection = (self.tensor_of(input_value) for input_value in operation.ins[options["parts"] :])
         scores = self._join_scores(score_values)
         scores = aten.scale(scores)
         if options["cap"] is not None:
@@ -204,7 +204,7 @@ class AttentionVariantKernels(AttentionKernels):
 
     def _join_scores(self, score_values: Sequence[Value]) -> Tensor:
         """Concatenates the scores of all attention cores, and drops the separate tensors."""
-        scores = [self.get(value) for value in score_values]
+        scores = [self.tensor_of(value) for value in score_values]
         for value in score_values:
             self.forget(value.storage)
         return scores[0] if len(scores) == 1 else self.t.cat(scores)
@@ -218,10 +218,10 @@ class AttentionVariantKernels(AttentionKernels):
 
     @compared(BY_TORCH)
     def do_weighted(self, operation: Step) -> None:
-        aten, weights, v = self.t, self.get(operation.ins[0]), self.get(operation.ins[1])
+        aten, weights, v = self.t, self.tensor_of(operation.ins[0]), self.tensor_of(operation.ins[1])
         v = aten.unsqueeze(v, 1) if len(operation.ins[1].axes) < 2 else self.heads_first(v)
         weights = weights if weights.shape[-1] == v.shape[2] else aten.slice(weights, v.shape[2])
-        self.set(operation.outs[0], self.heads_first(aten.matmul(weights, v)))
+        self.store_tensor(operation.outs[0], self.heads_first(aten.matmul(weights, v)))
 
     # --- masked by strengths (Doge) -----------------------------------------------------------------------------------
 
@@ -229,7 +229,7 @@ class AttentionVariantKernels(AttentionKernels):
     def do_strongest(self, operation: Step) -> None:
         """Runs the end of DynamicMaskReference._mask, which masks all but the keys with the highest strengths."""
         aten = self.t
-        strength, q, k = map(self.get, operation.ins)
+        strength, q, k = map(self.tensor_of, operation.ins)
         key_strength = aten.unsqueeze(aten.transpose(strength, 1, 2), 2)
         visible_mask = self.mask(operation, q.shape[1], k.shape[1])
         mask = aten.masked_fill(

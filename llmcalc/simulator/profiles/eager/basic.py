@@ -28,7 +28,7 @@ class BasicKernels(Lowering):
 
     @compared(BY_TORCH)
     def do_linear(self, operation: Step) -> None:
-        x, output = self.flat(operation.ins[0], operation), operation.outs[0]
+        x, output = self.flat_tensor(operation.ins[0], operation), operation.outs[0]
         bias = None
         if operation.options["bias"]:
             lending_layer = operation.options.get("lent")
@@ -41,7 +41,7 @@ class BasicKernels(Lowering):
         weight = self.matrix(operation)
         if operation.options.get("float32"):
             x, weight, bias = self.t.to(x, FLOAT32), self.t.to(weight, FLOAT32), bias and self.t.to(bias, FLOAT32)
-        self.set(output, self.linear_output(operation, x, weight, bias))
+        self.store_tensor(output, self.linear_output(operation, x, weight, bias))
 
     def output_rows(self, operation: Step) -> Number:
         """Returns the rows per sequence, the last ones, that a linear layer computes."""
@@ -50,11 +50,11 @@ class BasicKernels(Lowering):
     @compared(BY_TORCH)
     def do_again(self, operation: Step) -> None:
         """Runs the linear layer of another operation a second time."""
-        x, output = self.flat(operation.ins[0]), operation.outs[0]
+        x, output = self.flat_tensor(operation.ins[0]), operation.outs[0]
         module, name = self.modules[id(operation.options["like"])]
         bias = self.weight(f"{name}.bias", (output.width,), module) if operation.options["bias"] else None
         weight = self.weight(f"{name}.weight", (output.width, x.shape[-1]), module)
-        self.set(output, self.repeat_linear(name, module, x, weight, bias))
+        self.store_tensor(output, self.repeat_linear(name, module, x, weight, bias))
 
     def repeat_linear(self, name: str, module_path: Path, x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
         """Computes x·Wᵀ + b with the linear layer of this name in this module."""
@@ -76,12 +76,12 @@ class BasicKernels(Lowering):
     def do_table(self, operation: Step) -> None:
         output = operation.outs[0]
         if operation.options["by"] == "all":
-            self.set(output, self.table(operation))
+            self.store_tensor(output, self.table(operation))
             return
         index_kind = operation.options["by"]
         embeddings = self.look_up_rows(operation, self.table(operation), self._look_up_indices(output.rows, index_kind))
         if index_kind in BY_TOKEN:
-            self.set(output, embeddings)
+            self.store_tensor(output, embeddings)
         else:
             self.bind(output, embeddings)  # [rows, …]: all sequences share it
 
@@ -120,11 +120,13 @@ class BasicKernels(Lowering):
     def do_vector(self, operation: Step) -> None:
         assert isinstance(operation.op, VectorWeight)
         key, is_trained = (*self.module_path(), operation.name), self.adapters is None and not operation.op.frozen
-        self.set(operation.outs[0], self.parameter(key, operation.op.tensors()[0].shape, self.dtype, is_trained))
+        self.store_tensor(
+            operation.outs[0], self.parameter(key, operation.op.tensors()[0].shape, self.dtype, is_trained)
+        )
 
     @compared(BY_TORCH)
     def do_buffer(self, operation: Step) -> None:
-        self.set(
+        self.store_tensor(
             operation.outs[0], self.buffer(operation.name, self.shape(operation.outs[0]), operation.options["indices"])
         )
 
@@ -134,18 +136,18 @@ class BasicKernels(Lowering):
     def do_norm(self, operation: Step) -> None:
         spec: Norm = operation.options["spec"]
         value, normed_shape, heads = operation.ins[0], operation.options["over"], getattr(operation.op, "heads", None)
-        x = self.get(value)
+        x = self.tensor_of(value)
         is_heads_first = heads is not None or self.norms_heads_first(value, normed_shape)
         if is_heads_first:
             x = self.t.transpose(x, 1, 2)
         elif len(normed_shape) > 1:
-            x = self.flat(value)
+            x = self.flat_tensor(value)
         shape = x.shape[-1:] if heads is None else (heads, 1, x.shape[-1])
         groups, shape_source = operation.options.get("groups"), operation.options.get("like")
         module, name = (self.module_path(), operation.name) if shape_source is None else self.modules[id(shape_source)]
         self.modules[id(operation.outs[0])] = module, name
         y = self.norm(x, spec, name, shape, 1 if groups is None else groups.size, module)
-        self.set(operation.outs[0], self.t.transpose(y, 1, 2) if is_heads_first else y)
+        self.store_tensor(operation.outs[0], self.t.transpose(y, 1, 2) if is_heads_first else y)
 
     def norms_heads_first(self, value: Value, normed_shape: Shape) -> bool:
         """Whether a norm's axis order on [batch, heads, rows, size] matters; false in this profile."""
@@ -190,7 +192,9 @@ class BasicKernels(Lowering):
 
     @compared(BY_TORCH)
     def do_act(self, operation: Step) -> None:
-        self.set(operation.outs[0], self.apply_activation(self.get(operation.ins[0]), operation.options["kind"]))
+        self.store_tensor(
+            operation.outs[0], self.apply_activation(self.tensor_of(operation.ins[0]), operation.options["kind"])
+        )
 
     def apply_activation(self, x: Tensor, activation_name: str) -> Tensor:
         """Applies an activation function by name."""
@@ -237,15 +241,15 @@ class BasicKernels(Lowering):
 
     @compared(BY_TORCH)
     def do_flat(self, operation: Step) -> None:
-        self.bind(operation.outs[0], self.flat(operation.ins[0]))
+        self.bind(operation.outs[0], self.flat_tensor(operation.ins[0]))
 
     @compared(BY_TORCH)
     def do_scale(self, operation: Step) -> None:
-        self.set(operation.outs[0], self.t.scale(self.get(operation.ins[0])))
+        self.store_tensor(operation.outs[0], self.t.scale(self.tensor_of(operation.ins[0])))
 
     @compared(BY_TORCH)
     def do_split(self, operation: Step) -> None:
-        x = self.get(operation.ins[0])
+        x = self.tensor_of(operation.ins[0])
         shapes = [self.shape(output) for output in operation.outs]
         if all(len(shape) == len(x.shape) for shape in shapes):
             axes = range(-1, 1 - len(x.shape), -1)
@@ -253,23 +257,25 @@ class BasicKernels(Lowering):
             axis = next(split_axes, -1)
             part_tensors = self.t.split(x, [shape[axis] for shape in shapes], axis)
         else:
-            part_tensors = self.t.split(self.flat(operation.ins[0]), [output.width for output in operation.outs])
+            part_tensors = self.t.split(self.flat_tensor(operation.ins[0]), [output.width for output in operation.outs])
         for output, view in zip(operation.outs, part_tensors, strict=True):
-            self.set(output, view)
+            self.store_tensor(output, view)
 
     @compared(BY_TORCH)
     def do_cat(self, operation: Step) -> None:
-        xs = list(map(self.get, operation.ins))
+        xs = list(map(self.tensor_of, operation.ins))
         shape = self.shape(operation.outs[0])
         axis = self._joined_along(xs, shape)
         if axis is None:
-            xs = [self.flat(input_value) for input_value in operation.ins]
+            xs = [self.flat_tensor(input_value) for input_value in operation.ins]
             axis = -1
         needs_transpose = len(shape) == 4 and axis == 3
         if needs_transpose:  # heads first
             xs = [self._expand_heads(x, shape) for x in xs]
         concatenation = self._join_in_pages(xs, axis) if all(map(self.pooled, xs)) else self.t.cat(xs, axis)
-        self.set(operation.outs[0], self.t.transpose(concatenation, 1, 2) if needs_transpose else concatenation)
+        self.store_tensor(
+            operation.outs[0], self.t.transpose(concatenation, 1, 2) if needs_transpose else concatenation
+        )
 
     def _join_in_pages(self, xs: list[Tensor], axis: int) -> Tensor:
         """Joins adjacent tensors in the pages of a cache, which are read in place."""
@@ -305,7 +311,7 @@ class BasicKernels(Lowering):
     def do_state(self, operation: Step) -> None:
         """Caches a recurrent state for the next pass, unless the reading operation does."""
         if operation.ins:
-            self.keep(operation.name, *(self.t.select(self.get(input_value), 1) for input_value in operation.ins))
+            self.keep(operation.name, *(self.t.select(self.tensor_of(input_value), 1) for input_value in operation.ins))
 
     # --- the loss ---------------------------------------------------------------------------------------------------
 

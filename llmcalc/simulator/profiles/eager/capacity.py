@@ -16,12 +16,12 @@ from .experts import ExpertKernels
 class CapacityKernels(ExpertKernels):
     """Experts as in the reference with `expert_capacity`."""
 
-    def set(self, value: Value, tensor: Tensor) -> None:
+    def store_tensor(self, value: Value, tensor: Tensor) -> None:
         """Assigns a tensor to a value; rows of experts keep the shape [experts, rows, width]."""
         if self.choices.capacity is not None and isinstance(value.rows, Routed) and len(tensor.shape) == 3:
             self.bind(value, tensor)
         else:
-            super().set(value, tensor)
+            super().store_tensor(value, tensor)
 
     @compared(BY_TORCH)
     def do_dispatch(self, operation: Step) -> None:
@@ -41,7 +41,7 @@ class CapacityKernels(ExpertKernels):
         local_tensors["weight"] = aten.transpose(sent_weights, 0, 1)
         local_tensors["token"] = aten.flatten(aten.transpose(token_indices, 0, 1))
         del sent_weights, token_indices
-        rows = aten.index_select(aten.flatten(self.get(x), 0, -2), local_tensors["token"])
+        rows = aten.index_select(aten.flatten(self.tensor_of(x), 0, -2), local_tensors["token"])
         self.bind(operation.outs[0], aten.unflatten(rows, 0, local_tensors["weight"].shape))
 
     @compared(BY_TORCH)
@@ -58,7 +58,7 @@ class CapacityKernels(ExpertKernels):
         if operation.options["identities"]:
             raise self.unsupported("identity experts have no capacity; expected --moe dropless", operation.name)
         t, experts, rows = self.t, *self.expert_row_index("weight").shape
-        x = self._by_expert(self.get(operation.ins[0]), experts, rows)
+        x = self._by_expert(self.tensor_of(operation.ins[0]), experts, rows)
         outputs, inputs = extent(operation.outs[0].axes), x.shape[-1]
         weight = self.weight(f"{operation.name}.weight", (experts, outputs, inputs))
         y = t.matmul(x, t.transpose(weight, 1, 2))
@@ -75,9 +75,9 @@ class CapacityKernels(ExpertKernels):
         if self.choices.capacity is None:
             super().do_combine(operation)
             return
-        aten, weights, sent_weights = self.t, self.get(operation.ins[1]), self.expert_row_index("weight")
-        y = self._by_expert(self.take(operation, operation.ins[0]), *sent_weights.shape)
+        aten, weights, sent_weights = self.t, self.tensor_of(operation.ins[1]), self.expert_row_index("weight")
+        y = self._by_expert(self.tensor_read_by(operation, operation.ins[0]), *sent_weights.shape)
         y = aten.flatten(aten.mul(y, aten.unsqueeze(aten.to(sent_weights, y.dtype), 2)), 0, 1)
-        self.set(
+        self.store_tensor(
             operation.outs[0], aten.index_add(weights.shape[0] * weights.shape[1], y, self.expert_row_index("token"))
         )

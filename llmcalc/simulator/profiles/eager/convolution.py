@@ -22,9 +22,11 @@ class ConvolutionKernels(Lowering):
         if not isinstance(op, Conv1d) or not is_zero(op.padding):
             raise self.unsupported("no kernels for a causal convolution", operation.name)
         filters_of_heads = not is_size_one(operation.options["shared"])  # then [batch, rows, heads, size]
-        x = self.t.transpose(self.get(operation.ins[0]) if filters_of_heads else self.flat(operation.ins[0]), 1, 2)
+        x = self.t.transpose(
+            self.tensor_of(operation.ins[0]) if filters_of_heads else self.flat_tensor(operation.ins[0]), 1, 2
+        )
         convolved = self.convolve(x, operation, self.run_config.new_rows(output.rows))
-        self.set(output, self.t.transpose(convolved, 1, 2))
+        self.store_tensor(output, self.t.transpose(convolved, 1, 2))
 
     def convolve(self, x: Tensor, operation: Step, length: Number) -> Tensor:
         """Convolves [batch, channels, rows, …] → [batch, out, length, …]."""

@@ -18,23 +18,23 @@ class ElementwiseKernels(BasicKernels):
 
     @compared(BY_TORCH)
     def do_add(self, operation: Step) -> None:
-        self.set(operation.outs[0], self.t.add(*self._align_axes(operation)))
+        self.store_tensor(operation.outs[0], self.t.add(*self._align_axes(operation)))
 
     @compared(BY_TORCH)
     def do_mul(self, operation: Step) -> None:
-        self.set(operation.outs[0], self.t.mul(*self._align_axes(operation)))
+        self.store_tensor(operation.outs[0], self.t.mul(*self._align_axes(operation)))
 
     @compared(BY_TORCH)
     def do_sub(self, operation: Step) -> None:
-        self.set(operation.outs[0], self.t.sub(*self._align_axes(operation)))
+        self.store_tensor(operation.outs[0], self.t.sub(*self._align_axes(operation)))
 
     @compared(BY_TORCH)
     def do_div(self, operation: Step) -> None:
-        self.set(operation.outs[0], self.t.div(*self._align_axes(operation)))
+        self.store_tensor(operation.outs[0], self.t.div(*self._align_axes(operation)))
 
     def _align_axes(self, operation: Step) -> tuple[Tensor, Tensor]:
         """Returns both operands, with size 1 along missing axes."""
-        a, b = map(self.get, operation.ins)
+        a, b = map(self.tensor_of, operation.ins)
         most_axes, axes = max(len(a.shape), len(b.shape)), operation.outs[0].axes
         return self._align_axes_of(operation.ins[0], a, axes, most_axes), self._align_axes_of(
             operation.ins[1], b, axes, most_axes
@@ -62,7 +62,7 @@ class ElementwiseKernels(BasicKernels):
 
     @compared(BY_TORCH)
     def do_plus(self, operation: Step) -> None:
-        self.set(operation.outs[0], self.t.add_number(self.get(operation.ins[0])))
+        self.store_tensor(operation.outs[0], self.t.add_number(self.tensor_of(operation.ins[0])))
 
     @compared(BY_TORCH)
     def do_sum(self, operation: Step) -> None:
@@ -70,8 +70,8 @@ class ElementwiseKernels(BasicKernels):
         value, output = operation.ins[0], operation.outs[0]
         (summed_axis,) = [i for i, axis in enumerate(value.axes) if axis not in output.axes]
         reduction = self.t.mean if operation.options["mean"] else self.t.sum
-        x = self.get(value)
-        self.set(output, reduction(x, len(x.shape) - len(value.axes) + summed_axis, keepdim=False))
+        x = self.tensor_of(value)
+        self.store_tensor(output, reduction(x, len(x.shape) - len(value.axes) + summed_axis, keepdim=False))
 
     # --- positions ---------------------------------------------------------------------------------------------------
 
@@ -79,11 +79,11 @@ class ElementwiseKernels(BasicKernels):
     def do_added_sinusoids(self, operation: Step) -> None:
         """Computes sinusoids [rows, width] in float32 (SinusoidalReference.forward)."""
         output = operation.outs[0]
-        self.set(output, self._compute_sinusoids(self.run_config.new_rows(output.rows), output.width))
+        self.store_tensor(output, self._compute_sinusoids(self.run_config.new_rows(output.rows), output.width))
 
     @compared(BY_TORCH)
     def do_in_format_of(self, operation: Step) -> None:
-        x, value = map(self.get, operation.ins)
+        x, value = map(self.tensor_of, operation.ins)
         self.bind(operation.outs[0], self.t.to(value, x.dtype))
 
     def _compute_sinusoids(self, rows: Number, width: Number) -> Tensor:
@@ -99,10 +99,10 @@ class ElementwiseKernels(BasicKernels):
     @compared(BY_TORCH)
     def do_act(self, operation: Step) -> None:
         if operation.options["kind"] == "xielu":
-            self.set(operation.outs[0], self.xielu(*map(self.get, operation.ins)))
+            self.store_tensor(operation.outs[0], self.xielu(*map(self.tensor_of, operation.ins)))
         elif operation.options["kind"] == "log_position":
-            x, *factors = map(self.get, operation.ins)
-            self.set(
+            x, *factors = map(self.tensor_of, operation.ins)
+            self.store_tensor(
                 operation.outs[0], self.t.transpose(self.scale_by_position(self.t.transpose(x, 1, 2), *factors), 1, 2)
             )
         else:

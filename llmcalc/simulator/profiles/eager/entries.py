@@ -16,30 +16,30 @@ class EntryKernels(AttentionVariantKernels):
 
     @compared(BY_TORCH)
     def do_windows(self, operation: Step) -> None:
-        aten, x, output = self.t, self.get(operation.ins[0]), operation.outs[0]
+        aten, x, output = self.t, self.tensor_of(operation.ins[0]), operation.outs[0]
         shape = self.shape(output)
         if is_zero(shape[1]):  # no window is full yet
             if self.only_finds_parameters:
-                self.set(output, aten.new_tensor((shape[0], 1, *shape[2:]), x.dtype))
+                self.store_tensor(output, aten.new_tensor((shape[0], 1, *shape[2:]), x.dtype))
             else:
                 self.absent_values.add(id(output))
             return
         window_rows = shape[1] * shape[2]
-        self.set(
+        self.store_tensor(
             output, aten.unflatten(x if x.shape[1] == window_rows else aten.slice(x, window_rows, 1), 1, shape[1:3])
         )
 
     @compared(BY_TORCH)
     def do_weighted_mean(self, operation: Step) -> None:
-        aten, (values, gate) = self.t, map(self.get, operation.ins)
-        self.set(
+        aten, (values, gate) = self.t, map(self.tensor_of, operation.ins)
+        self.store_tensor(
             operation.outs[0],
             aten.sum(aten.mul(values, aten.to(aten.softmax(aten.to(gate, FLOAT32)), values.dtype)), 2),
         )
 
     @compared(BY_TORCH)
     def do_with_rest(self, operation: Step) -> None:
-        rows = list(map(self.get, operation.ins))
+        rows = list(map(self.tensor_of, operation.ins))
         cached_tensors = self.frames[-1].local_tensors["held"] = self.cached("cache")
         if cached_tensors is not None:
             rows = [self.t.cat([cached_rows, x], 1) for cached_rows, x in zip(cached_tensors[1:], rows, strict=True)]
@@ -52,8 +52,8 @@ class EntryKernels(AttentionVariantKernels):
         """Caches all compressed entries, and the tokens that do not fill an entry yet."""
         aten, (value, *rows), cached_tensors = self.t, operation.ins, self.cached(operation.name)
         assert isinstance(operation.op, EntryCache)
-        remaining_rows, rate = [self.get(row) for row in rows], operation.op.rate
-        new_entries = None if self.is_from_earlier_pass(value) else self.get(value)
+        remaining_rows, rate = [self.tensor_of(row) for row in rows], operation.op.rate
+        new_entries = None if self.is_from_earlier_pass(value) else self.tensor_of(value)
         cached_entries = None if cached_tensors is None else cached_tensors[0]
         if new_entries is None:
             entries = (
@@ -71,7 +71,7 @@ class EntryKernels(AttentionVariantKernels):
 
     @compared(BY_TORCH)
     def do_whole_entries(self, operation: Step) -> None:
-        aten, (q, entries) = self.t, map(self.get, operation.ins)
+        aten, (q, entries) = self.t, map(self.tensor_of, operation.ins)
         complete_entries = self.frames[-1].local_tensors["whole"] = aten.like(
             aten.like(self.token_positions(q.shape[1]))
         )
@@ -87,7 +87,7 @@ class EntryKernels(AttentionVariantKernels):
     @compared(BY_TORCH)
     def do_candidates(self, operation: Step) -> None:
         """Runs Chooser._candidates: gathers the candidates for a single token, else masks all other keys."""
-        aten, (keys, visible_mask) = self.t, map(self.get, operation.ins)
+        aten, (keys, visible_mask) = self.t, map(self.tensor_of, operation.ins)
         blocks, size, count = self.memo["candidate blocks"], operation.options["block_size"], keys.shape[1]
         if self.reads_selected(blocks.shape[1]):
             offsets = aten.new_tensor((size,), INT64)
@@ -125,7 +125,7 @@ class EntryKernels(AttentionVariantKernels):
     @compared(BY_TORCH)
     def do_choose_entries(self, operation: Step) -> None:
         """Runs Chooser.forward, from the scores of all heads on."""
-        aten, (scores, weights, visible_mask) = self.t, map(self.get, operation.ins)
+        aten, (scores, weights, visible_mask) = self.t, map(self.tensor_of, operation.ins)
         self.forget(operation.ins[0].storage)
         self.forget(operation.ins[1].storage)
         weighted_scores = aten.mul(scores, aten.unsqueeze(aten.transpose(weights, 1, 2), -1))
@@ -145,7 +145,7 @@ class EntryKernels(AttentionVariantKernels):
 
     @compared(BY_TORCH)
     def do_among(self, operation: Step) -> None:
-        aten, (visible_mask, chosen_entries, entries) = self.t, map(self.get, operation.ins)
+        aten, (visible_mask, chosen_entries, entries) = self.t, map(self.tensor_of, operation.ins)
         self.values.pop(id(operation.ins[2]), None)
         if self.reads_selected(chosen_entries.shape[1]):
             index = aten.unsqueeze(aten.select(chosen_entries, 1), -1)
@@ -164,10 +164,10 @@ class EntryKernels(AttentionVariantKernels):
     def do_per_group(self, operation: Step) -> None:
         """Applies one linear layer per group, as GroupMap.forward does."""
         aten, output = self.t, operation.outs[0]
-        x, (groups, lora) = self.flat(operation.ins[0], operation), (axis.size for axis in output.axes)
+        x, (groups, lora) = self.flat_tensor(operation.ins[0], operation), (axis.size for axis in output.axes)
         self.frames[-1].local_tensors["out"] = x
         group_width = exact_div(x.shape[-1], groups)
         rows = aten.transpose(aten.flatten(aten.unflatten(x, -1, (groups, group_width)), 0, 1), 0, 1)
         weight = self.weight(f"{operation.name}.weight", (groups, lora, group_width))
         products = aten.transpose(aten.matmul(rows, aten.transpose(weight, 1, 2)), 0, 1)
-        self.set(output, aten.unflatten(products, 0, x.shape[:2]))
+        self.store_tensor(output, aten.unflatten(products, 0, x.shape[:2]))

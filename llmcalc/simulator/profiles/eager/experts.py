@@ -44,23 +44,23 @@ class ExpertKernels(Lowering):
         inputs = dict(zip(options["beside"], operation.ins[1:], strict=True))
         if options["scoring"] == "softmax of chosen":
             logits, expert_indices = aten.topk(
-                aten.to(self.take(operation, operation.ins[0]), FLOAT32), options["top_k"]
+                aten.to(self.tensor_read_by(operation, operation.ins[0]), FLOAT32), options["top_k"]
             )
             weights = aten.softmax(logits)
         else:
-            scores = self.router_scores(self.take(operation, operation.ins[0]), options["scoring"])
+            scores = self.router_scores(self.tensor_read_by(operation, operation.ins[0]), options["scoring"])
             if "table" in inputs:
                 expert_indices = aten.new_tensor((*scores.shape[:-1], options["top_k"]), INT64)
             else:
                 expert_indices = self.top_experts(scores, options["top_k"], inputs.get("correction"))
             weights = self.weights_of(scores, expert_indices)
             if "scale" in inputs:
-                weights = aten.mul(weights, aten.index_select(self.get(inputs["scale"]), expert_indices))
+                weights = aten.mul(weights, aten.index_select(self.tensor_of(inputs["scale"]), expert_indices))
             if options["skip"]:
                 is_skipped = aten.compare(expert_indices)
                 weights, expert_indices = aten.masked_fill(weights, is_skipped), aten.like(expert_indices)
         for value, x in zip(operation.outs, (weights, expert_indices), strict=True):
-            self.set(value, x)
+            self.store_tensor(value, x)
 
     def router_scores(self, logits: Tensor, scoring: str) -> Tensor:
         """Converts logits to scores, in float32."""
@@ -74,7 +74,7 @@ class ExpertKernels(Lowering):
 
     def top_experts(self, scores: Tensor, top_k: int, correction: Value | None) -> Tensor:
         """Returns the experts with the highest corrected scores."""
-        return self.t.topk(scores if correction is None else self.t.add(scores, self.get(correction)), top_k)[1]
+        return self.t.topk(scores if correction is None else self.t.add(scores, self.tensor_of(correction)), top_k)[1]
 
     def weights_of(self, scores: Tensor, expert_indices: Tensor) -> Tensor:
         """Returns the scores of the chosen experts, divided by the sum of these scores."""
@@ -86,16 +86,18 @@ class ExpertKernels(Lowering):
     @compared(BY_TORCH)
     def do_product_keys(self, operation: Step) -> None:
         aten, grid_side = self.t, operation.options["side"].size
-        rows, columns = aten.split(aten.to(self.take(operation, operation.ins[0]), FLOAT32), (grid_side, grid_side))
+        rows, columns = aten.split(
+            aten.to(self.tensor_read_by(operation, operation.ins[0]), FLOAT32), (grid_side, grid_side)
+        )
         top_scores, top_indices = aten.topk(
             aten.flatten(aten.add(aten.unsqueeze(rows, 3), aten.unsqueeze(columns, 2)), 2), operation.options["top_k"]
         )
-        self.set(operation.outs[0], aten.to(aten.softmax(top_scores), self.dtype))
-        self.set(operation.outs[1], top_indices)
+        self.store_tensor(operation.outs[0], aten.to(aten.softmax(top_scores), self.dtype))
+        self.store_tensor(operation.outs[1], top_indices)
 
     @compared(BY_TORCH)
     def do_carry(self, operation: Step) -> None:
-        x, key = self.get(operation.ins[0]), (CARRIED, operation.options["slot"])
+        x, key = self.tensor_of(operation.ins[0]), (CARRIED, operation.options["slot"])
         if len(operation.ins) > 1 and self.recompute.reentrant:
             raise self.unsupported(
                 "--recompute full-reentrant takes no layer that keeps a value for the layer above; expected full"
@@ -108,9 +110,9 @@ class ExpertKernels(Lowering):
                 "full, or nodes without this module"
             )
         if len(operation.ins) > 1 and key in self.memo:
-            x = self.t.add(x, self.t.mul(self.memo[key], self.get(operation.ins[1])))
+            x = self.t.add(x, self.t.mul(self.memo[key], self.tensor_of(operation.ins[1])))
         self.memo[key] = x
-        self.set(operation.outs[0], x)
+        self.store_tensor(operation.outs[0], x)
 
     # --- rows -------------------------------------------------------------------------------------------------------
 
@@ -119,15 +121,15 @@ class ExpertKernels(Lowering):
         x, output = operation.ins[0], operation.outs[0]
         if x.rows == output.rows:  # they are in the order of the tokens
             order = self.expert_row_index("order")
-            self.set(output, self.t.index_select(self.by_row(self.get(x), len(x.axes)), order))
+            self.store_tensor(output, self.t.index_select(self.by_row(self.tensor_of(x), len(x.axes)), order))
             return
         local_tensors = self.frames[-1].local_tensors
-        local_tensors["expert"], local_tensors["order"] = self.t.sort(self.t.flatten(self.get(operation.ins[1])))
+        local_tensors["expert"], local_tensors["order"] = self.t.sort(self.t.flatten(self.tensor_of(operation.ins[1])))
         local_tensors["token"] = self.t.like(local_tensors["order"])
-        rows = self.t.index_select(self.t.flatten(self.get(x), 0, -2), local_tensors["token"])
+        rows = self.t.index_select(self.t.flatten(self.tensor_of(x), 0, -2), local_tensors["token"])
         if self.choices.like_classes:
             local_tensors["rows"] = rows
-        self.set(output, rows)
+        self.store_tensor(output, rows)
 
     def expert_row_index(self, name: str) -> Tensor:
         """Returns one index per row that is sent to an expert: its expert, its token, or its position in token order.
@@ -143,8 +145,8 @@ class ExpertKernels(Lowering):
     @compared(BY_TORCH)
     def do_to_tokens(self, operation: Step) -> None:
         value = operation.ins[0]
-        x = self.by_row(self.take(operation, value), len(value.axes))
-        self.set(operation.outs[0], self.t.index_add(x.shape[0], x, self.expert_row_index("order")))
+        x = self.by_row(self.tensor_read_by(operation, value), len(value.axes))
+        self.store_tensor(operation.outs[0], self.t.index_add(x.shape[0], x, self.expert_row_index("order")))
 
     @compared(BY_TORCH)
     def do_combine(self, operation: Step) -> None:
@@ -153,8 +155,8 @@ class ExpertKernels(Lowering):
         The classes of transformers put the rows back into the order of tokens by an index and sum over the experts.
         Until then they name the experts' inputs and outputs (integrations/moe.py, `grouped_mm_experts_forward`).
         """
-        aten, weights = self.t, self.get(operation.ins[1])
-        outputs = self.by_row(self.take(operation, operation.ins[0]), len(operation.ins[0].axes))
+        aten, weights = self.t, self.tensor_of(operation.ins[1])
+        outputs = self.by_row(self.tensor_read_by(operation, operation.ins[0]), len(operation.ins[0].axes))
         dtype = outputs.dtype
         y = aten.mul(
             outputs,
@@ -171,20 +173,20 @@ class ExpertKernels(Lowering):
             *rows, top_k = weights.shape
             tokens = rows[0] if len(rows) == 1 else rows[0] * rows[1]
             token_sums = aten.sum(aten.unflatten(y, 0, (tokens, top_k)), 1)
-            self.set(operation.outs[0], aten.to(token_sums, dtype))
+            self.store_tensor(operation.outs[0], aten.to(token_sums, dtype))
             for frame in self.frames:
                 frame.local_tensors.pop("rows", None)
             return
         del outputs
         token_sums = aten.index_add(weights.shape[0] * weights.shape[1], y, self.expert_row_index("token"))
-        self.set(operation.outs[0], aten.to(token_sums, dtype))
+        self.store_tensor(operation.outs[0], aten.to(token_sums, dtype))
 
     # --- experts ----------------------------------------------------------------------------------------------------
 
     @compared(BY_TORCH)
     def do_experts(self, operation: Step) -> None:
         aten, output, experts = self.t, operation.outs[0], operation.options["experts"].size
-        x = self.by_row(self.get(operation.ins[0]), len(operation.ins[0].axes))
+        x = self.by_row(self.tensor_of(operation.ins[0]), len(operation.ins[0].axes))
         inputs, outputs = x.shape[1], extent(output.axes)
         for size in (inputs, outputs):
             if isinstance(size, int) and size * x.dtype.bytes % ALIGNED:
@@ -201,7 +203,7 @@ class ExpertKernels(Lowering):
             matrices = [aten.transpose(self.expert_weight(item, (experts, outputs, inputs)), 1, 2) for item in steps]
             product = aten.grouped_mm(x, matrices[0], group_ends, *matrices[1:])
             for item, y in zip(steps, aten.split(product, [outputs] * len(steps)), strict=True):
-                self.set(item.outs[0], y)
+                self.store_tensor(item.outs[0], y)
             return
         weight = self.expert_weight(operation, (experts, outputs, inputs))
         if x.dtype is not weight.dtype:
@@ -218,7 +220,7 @@ class ExpertKernels(Lowering):
                     self.weight(f"{operation.name}.bias", (experts, outputs)), self.expert_row_index("expert")
                 ),
             )
-        self.set(output, y)
+        self.store_tensor(output, y)
 
     def _run_with(self, step: Step) -> list[Step]:
         """Returns the experts' linear layers that run as one product with this step, in order.
@@ -252,9 +254,9 @@ class ExpertKernels(Lowering):
 
     @compared(BY_TORCH)
     def core_IdentityExperts(self, operation: Step) -> None:
-        rows, y = (self.by_row(self.get(input_value), len(input_value.axes)) for input_value in operation.ins)
+        rows, y = (self.by_row(self.tensor_of(input_value), len(input_value.axes)) for input_value in operation.ins)
         identity = self.frames[-1].local_tensors["identity"]
-        self.set(operation.outs[0], self.t.where(self.t.unsqueeze(identity, 1), rows, y))
+        self.store_tensor(operation.outs[0], self.t.where(self.t.unsqueeze(identity, 1), rows, y))
 
     @compared(BY_TORCH)
     def core_ExpertRows(self, operation: Step) -> None:
@@ -264,10 +266,16 @@ class ExpertKernels(Lowering):
         table = self.weight(f"{operation.name}.weight", (op.num_experts, op.width))
         if operation.outs[0].axes == expert_indices.axes:
             output = aten.select(
-                aten.matmul(aten.embedding(table, self.get(expert_indices)), aten.unsqueeze(self.get(x), 3)), 3
+                aten.matmul(
+                    aten.embedding(table, self.tensor_of(expert_indices)), aten.unsqueeze(self.tensor_of(x), 3)
+                ),
+                3,
             )
         else:
             output = aten.select(
-                aten.matmul(aten.unsqueeze(self.get(x), 2), aten.embedding(table, self.get(expert_indices))), 2
+                aten.matmul(
+                    aten.unsqueeze(self.tensor_of(x), 2), aten.embedding(table, self.tensor_of(expert_indices))
+                ),
+                2,
             )
-        self.set(operation.outs[0], output)
+        self.store_tensor(operation.outs[0], output)

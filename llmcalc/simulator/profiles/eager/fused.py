@@ -77,7 +77,7 @@ class FusedKernels(AttentionKernels, ElementwiseKernels, BasicKernels):
             self._in_this_module(verb, operation.outs[0]) for verb in ("attention", "only_selected")
         )
         if self.choices.attention in ("flash", "sdpa") and not operation.options["tiled"] and is_read_by_attention:
-            self.bind(operation.outs[0], self.get(operation.ins[0]))
+            self.bind(operation.outs[0], self.tensor_of(operation.ins[0]))
         else:
             super().do_repeat(operation)
 
@@ -96,14 +96,14 @@ class FusedKernels(AttentionKernels, ElementwiseKernels, BasicKernels):
                 "expected eager",
                 operation.name,
             )
-        q, k, v = (self.heads_first(self.get(input_value)) for input_value in operation.ins[:3])
+        q, k, v = (self.heads_first(self.tensor_of(input_value)) for input_value in operation.ins[:3])
         if self.choices.like_classes and operation.options["copies_heads"]:
             q, k, v = (self.t.contiguous(x) for x in (q, k, v))
         is_cross_attention = operation.ins[1].rows != operation.ins[0].rows
         if self.choices.attention == "sdpa":
             output = self.scaled_dot_product(operation, q, k, v, is_cross_attention)
         elif self.choices.attention == "flash":
-            output = self.run_attention_core(self.flash, q, k, v, sinks)
+            output = self.run_attention_core(self.flash, *self._attention_operands(q, k, v), sinks)
         else:
             has_window = operation.options.get("window") is not None or operation.options.get("chunk") is not None
             if has_window or operation.options["cap"] is not None:
@@ -113,8 +113,15 @@ class FusedKernels(AttentionKernels, ElementwiseKernels, BasicKernels):
             k, v = (self.t.expand(x, (x.shape[0], q.shape[1], *x.shape[2:])) for x in (k, v))
             is_masked = operation.options["causal"] and not is_cross_attention
             dropout = operation.options["dropout"]
+            q, k, v = self._attention_operands(q, k, v)
             output = self.run_attention_core(lambda q, k, v: self.sdpa_math(q, k, v, is_masked, dropout), q, k, v)
-        self.set(operation.outs[0], self.t.transpose(output, 1, 2))
+        self.store_tensor(operation.outs[0], self.t.transpose(output, 1, 2))
+
+    def _attention_operands(self, q: Tensor, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        """Casts queries, keys and values to the autocast format (aten/src/ATen/autocast_mode.h)."""
+        v = self.t.operand(v)
+        k = self.t.operand(k)
+        return self.t.operand(q), k, v
 
     @compared(CHOSEN, attention="flash")
     def flash(self, q: Tensor, k: Tensor, v: Tensor, sinks: Tensor | None = None) -> Tensor:
@@ -172,7 +179,8 @@ class FusedKernels(AttentionKernels, ElementwiseKernels, BasicKernels):
         mask_trained = bias is not None and recorded(self.graph, (bias,))
         is_masked = is_masked or bias is not None
         is_trained = recorded(self.graph, (q, k, v))
-        call = SdpaCall(q.dtype, q.shape[-1], v.shape[-1], keys, is_masked, is_trained, dropout, mask_trained)
+        dtype = self.graph.autocast or q.dtype
+        call = SdpaCall(dtype, q.shape[-1], v.shape[-1], keys, is_masked, is_trained, dropout, mask_trained)
         backend = sdpa_backend(kernel_choices.capability, call)
         is_grouped_query = not is_masked and q.shape[-1] == v.shape[-1] and v.shape[-1] <= 256
         if k.shape[1] != heads and is_grouped_query and backend == "efficient":
@@ -182,6 +190,7 @@ class FusedKernels(AttentionKernels, ElementwiseKernels, BasicKernels):
             backend = "math"  # all others ask for equal numbers of heads (`check_batch_size_and_num_heads_dense`)
         elif k.shape[1] != heads and not (is_grouped_query and backend in ("cudnn", "flash", "cpu")):
             k, v = (self.repeat_heads(x, heads) for x in (k, v))
+        q, k, v = self._attention_operands(q, k, v)
         if bias is not None:
             if backend not in ("cudnn", "efficient"):
                 raise self.unsupported(
@@ -208,7 +217,7 @@ class FusedKernels(AttentionKernels, ElementwiseKernels, BasicKernels):
         Source: transformers/integrations/sdpa_attention.py, `create_position_bias_mask`.
         """
         aten = self.t
-        bias = aten.unsqueeze(self.get(operation.ins[3]), 0)
+        bias = aten.unsqueeze(self.tensor_of(operation.ins[3]), 0)
         if causal:
             visible_keys = self._visible_keys(queries, keys, causal, None, None)
             return aten.clone(aten.masked_fill(bias, visible_keys))
@@ -406,7 +415,7 @@ class FusedKernels(AttentionKernels, ElementwiseKernels, BasicKernels):
     @compared(BY_TORCH)
     def do_act(self, operation: Step) -> None:
         if self.choices.compiled and self._in_this_module("mul", operation.outs[0]):
-            self.bind(operation.outs[0], self.get(operation.ins[0]))  # the product reads the gate itself
+            self.bind(operation.outs[0], self.tensor_of(operation.ins[0]))  # the product reads the gate itself
         else:
             super().do_act(operation)
 
@@ -417,7 +426,7 @@ class FusedKernels(AttentionKernels, ElementwiseKernels, BasicKernels):
         if not (self.choices.compiled and any(map(self._is_activation_output, operation.ins))):
             super().do_mul(operation)
             return
-        gate, up_projection = map(self.get, operation.ins)
+        gate, up_projection = map(self.tensor_of, operation.ins)
         output = self.t.like(gate, up_projection)
         shapes = [(operand.shape, operand.dtype) for operand in (gate, up_projection)]
 
@@ -428,7 +437,7 @@ class FusedKernels(AttentionKernels, ElementwiseKernels, BasicKernels):
             ]
 
         product = record(autograd_graph, "glu", (gate, up_projection), output, backward, gate, up_projection)
-        self.set(operation.outs[0], product)
+        self.store_tensor(operation.outs[0], product)
 
     def _in_this_module(self, verb: str, value: Value) -> bool:
         """Whether an operation of that name in the current module reads a value."""
@@ -456,7 +465,7 @@ class FusedKernels(AttentionKernels, ElementwiseKernels, BasicKernels):
             )
         bias = self.weight(f"{operation.name}.bias", (operation.outs[0].width,)) if operation.options["bias"] else None
         self.head = (self.matrix(operation), bias)
-        self.bind(operation.outs[0], self.flat(operation.ins[0]))
+        self.bind(operation.outs[0], self.flat_tensor(operation.ins[0]))
 
     def output_rows(self, operation: Step) -> Number:
         rows, last_rows = super().output_rows(operation), self.choices.logits_to_keep

@@ -25,19 +25,19 @@ class LocalKernels(PositionKernels):
     @compared(BY_TORCH)
     def core_BlockSums(self, operation: Step) -> None:
         assert isinstance(operation.op, BlockSums)
-        aten, x = self.t, self.flat(operation.ins[0])
+        aten, x = self.t, self.flat_tensor(operation.ins[0])
         block_of_token, block_indices = self._block_sum_indices(x.shape[1], operation.op.block)
         membership = aten.to(
             aten.like(aten.unsqueeze(block_indices, 1), aten.unsqueeze(block_of_token, 0), dtype=BOOL), x.dtype
         )
-        self.set(operation.outs[0], aten.matmul(membership, x))
+        self.store_tensor(operation.outs[0], aten.matmul(membership, x))
 
     # --- blocks -----------------------------------------------------------------------------------------------------
 
     @compared(BY_TORCH)
     def do_in_blocks(self, operation: Step) -> None:
         value, output, block = operation.ins[0], operation.outs[0], operation.options["block"]
-        x, heads, tokens = self.flat(value), output.axes[0].size, self.run_config.new_rows(output.rows)
+        x, heads, tokens = self.flat_tensor(value), output.axes[0].size, self.run_config.new_rows(output.rows)
         if not operation.options["around"]:
             self.bind(output, self._by_head(self._split_into_blocks(x, block), heads))
             return
@@ -90,7 +90,9 @@ class LocalKernels(PositionKernels):
     def do_local_mask(self, operation: Step) -> None:
         options, tokens = operation.options, self.run_config.new_rows(operation.options["of"])
         sizes = tokens, options["radius"], options["block_sums"]
-        self.computed_once(("blocks", *sizes), lambda: self._local_mask(*sizes, list(map(self.get, operation.ins))))
+        self.computed_once(
+            ("blocks", *sizes), lambda: self._local_mask(*sizes, list(map(self.tensor_of, operation.ins)))
+        )
 
     def _local_mask(
         self, tokens: Any, radius: Any, block_size: Any, tables: list[Tensor]
@@ -125,7 +127,7 @@ class LocalKernels(PositionKernels):
     def attention_LocalCore(self, operation: Step) -> None:
         if self.choices.attention != "eager":
             raise self.unsupported("local attention runs with eager attention alone", operation.name)
-        q, k, v = map(self.get, operation.ins)
+        q, k, v = map(self.tensor_of, operation.ins)
         assert isinstance(operation.op, LocalCore)
         tokens, op = self.run_config.new_rows(operation.outs[0].rows), operation.op
         mask, bias = self.memo["blocks", tokens, op.radius, op.global_block]
@@ -134,7 +136,7 @@ class LocalKernels(PositionKernels):
             lambda q, k, v, *bias: self._local_core(q, k, v, mask, dropout, *bias), q, k, v, bias
         )
         output = self.t.flatten(self.t.transpose(output, -2, -3), 1, 2)
-        self.set(operation.outs[0], self._first_rows(output, tokens))
+        self.store_tensor(operation.outs[0], self._first_rows(output, tokens))
 
     def _local_core(
         self, q: Tensor, k: Tensor, v: Tensor, mask: Tensor, dropout: float, bias: Tensor | None = None

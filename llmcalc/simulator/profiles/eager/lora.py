@@ -49,7 +49,7 @@ class LoraKernels(BasicKernels):
         super().do_table(operation)
         adapters, is_read_by_token = self.adapters, operation.options["by"] in ("ids", "known ids")
         if adapters is not None and adapters.library == "peft" and self.recompute.layers and is_read_by_token:
-            rows = self.get(operation.outs[0])
+            rows = self.tensor_of(operation.outs[0])
             rows.leaf = self.graph.enabled and rows.node is None
 
     def _is_quantised(self, operation: Step) -> bool:
@@ -78,8 +78,12 @@ class LoraKernels(BasicKernels):
 
     def _new_quantised_weight(self, parameter_name: str, rows: Number, columns: Number) -> Tensor:
         assert self.adapters is not None
-        size = self.adapters.stored_bytes(rows, columns)
-        return self.parameter((*self.module_path(), f"{parameter_name}.weight"), (size,), UINT8, trained=False)
+        path = self.module_path()
+        codes, *_ = [
+            self.parameter((*path, f"{parameter_name}.weight{suffix}"), (elements,), dtype, trained=False)
+            for suffix, (elements, dtype) in self.adapters.stored_tensors(rows, columns).items()
+        ]
+        return codes
 
     def _trained_copy(self, operation: Step, weight: Tensor) -> Tensor:
         """Returns the trained copy of a frozen weight (peft/utils/other.py, `ModulesToSaveWrapper`)."""
@@ -153,7 +157,7 @@ class LoraKernels(BasicKernels):
 
     def _run_as_one_product(self, operations: list[Step]) -> None:
         """Runs projections of one input as one product and splits the result."""
-        x, widths = self.flat(operations[0].ins[0]), [operation.outs[0].width for operation in operations]
+        x, widths = self.flat_tensor(operations[0].ins[0]), [operation.outs[0].width for operation in operations]
         total = sum(widths)
         biased_steps = [operation for operation in operations if operation.options["bias"]]
         if len(biased_steps) not in (0, len(operations)):
@@ -166,7 +170,7 @@ class LoraKernels(BasicKernels):
         product = self._with_adapters(operations, x, self.product(x, weight, bias, total), weight)
         for operation, step_output in zip(operations, self.t.split(product, widths), strict=True):
             self.modules[id(operation.outs[0])] = self.module_path(), operation.name
-            self.set(operation.outs[0], step_output)
+            self.store_tensor(operation.outs[0], step_output)
 
     def _run_as_its_class(self, operations: list[Step]) -> None:
         """Runs fused projections as one product and splits the result. The weights are stored separately.
@@ -174,7 +178,7 @@ class LoraKernels(BasicKernels):
         Source: transformers' modeling_phi3.py, whose step was measured (tests/data/gpu).
         """
         autograd_graph = self.graph
-        x = self.flat(operations[0].ins[0])
+        x = self.flat_tensor(operations[0].ins[0])
         widths = [operation.outs[0].width for operation in operations]
         x = self.t.operand(x)
         weights = [self.t.operand(self.matrix(operation)) for operation in operations]
@@ -209,9 +213,9 @@ class LoraKernels(BasicKernels):
         )
         for operation, step_output in zip(operations, self.t.split(product, widths), strict=True):
             self.modules[id(operation.outs[0])] = self.module_path(), operation.name
-            self.set(operation.outs[0], step_output)
+            self.store_tensor(operation.outs[0], step_output)
         if operations[0].name in GATE:  # a variable names a half of the product until the module returns
-            self.frames[-1].local_tensors["gate"] = self.get(operations[0].outs[0])
+            self.frames[-1].local_tensors["gate"] = self.tensor_of(operations[0].outs[0])
 
     def _with_adapters(self, operations: list[Step], x: Tensor, product: Tensor, weight: Tensor) -> Tensor:
         adapters = self.adapters
@@ -308,14 +312,18 @@ class LoraKernels(BasicKernels):
         return aten.scale(aten.linear(aten.linear(aten.dropout(x) if has_dropout else x, lora_a), lora_b))
 
     def product(self, x: Tensor, weight: Tensor, bias: Tensor | None, width: Number) -> Tensor:
-        """Computes x·Wᵀ + b; a 4-bit weight is decoded first (bitsandbytes/autograd/_functions.py, `MatMul4Bit`)."""
+        """Computes x·Wᵀ + b; a 4-bit weight is decoded first (bitsandbytes/autograd/_functions.py, `MatMul4Bit`).
+
+        The product has a number format of its own (bitsandbytes/nn/modules.py, `Linear4bit.forward`).
+        """
         if weight.dtype is not UINT8:
             return super().product(x, weight, bias, width)
         assert self.adapters is not None
         if self.adapters.base == "int8":
             return self._product_in_8_bits(x, weight, width)
         autograd_graph, shape = self.graph, (width, x.shape[-1])
-        input_shape, dtype = x.shape, x.dtype
+        input_shape, dtype, module_dtype = x.shape, self.adapters.computing_format(x.dtype), x.dtype
+        x = self.t.to(x, dtype)
 
         def backward(output_gradient: Tensor, _: Needs, *__: Tensor) -> Sequence[Gradient]:
             decoded_weight = self._decode_weight(shape, dtype)
@@ -323,13 +331,15 @@ class LoraKernels(BasicKernels):
             del decoded_weight
             return (output,)
 
+        scales = self._decode_scales(shape)
         decoded_weight = self._decode_weight(shape, dtype)
         output = autograd_graph.new_tensor((*input_shape[:-1], width), dtype)
-        del decoded_weight
+        del scales, decoded_weight
         product = record(autograd_graph, "matmul_4bit", (x,), output, backward, weight)
         if self.adapters.keeps_inputs and product.node is not None:
             product.node.attributes.append(x.detached())
-        return product
+        del x, output
+        return self.t.to(product, module_dtype)
 
     def _product_in_8_bits(self, x: Tensor, weight: Tensor, width: Number) -> Tensor:
         """Computes x·Wᵀ in int8, without the columns of outliers, whose number depends on the values.
@@ -367,11 +377,18 @@ class LoraKernels(BasicKernels):
 
     def _decode_weight(self, shape: Shape, dtype: Dtype) -> Tensor:
         """Decodes a 4-bit weight to a number format (bitsandbytes/functional.py, `dequantize_4bit`)."""
-        adapters, autograd_graph = self.adapters, self.graph
+        adapters = self.adapters
         assert adapters is not None
-
-        blocks = ceil_div(count(shape), BLOCK)
-        scales = autograd_graph.new_tensor((blocks,), FLOAT32) if adapters.base == "nf4-dq" else None
-        output = autograd_graph.new_tensor(shape, FLOAT16 if adapters.decodes_to_half else dtype)
+        scales = self._decode_scales(shape)
+        output = self.graph.new_tensor(shape, FLOAT16 if adapters.decodes_to_half else dtype)
         del scales
         return self.t.to(output, dtype)
+
+    def _decode_scales(self, shape: Shape) -> Tensor | None:
+        """Decodes the scales of a 4-bit weight, if these are quantised too; the forward pass adds their mean to a copy.
+
+        Source: bitsandbytes/backends/cuda/ops.py, `_dequant_linear_fallback`.
+        """
+        assert self.adapters is not None
+        is_nested = self.adapters.base == "nf4-dq"
+        return self.graph.new_tensor((ceil_div(count(shape), BLOCK),), FLOAT32) if is_nested else None

@@ -23,7 +23,7 @@ class PositionKernels(AttentionVariantKernels):
 
     def _query_and_key_counts(self, operation: Step) -> tuple[Any, Any]:
         """Returns the numbers of queries and keys, from the last two inputs of an operation."""
-        q, k = map(self.get, operation.ins[-2:])
+        q, k = map(self.tensor_of, operation.ins[-2:])
         return q.shape[1], k.shape[1]
 
     # --- biases -----------------------------------------------------------------------------------------------------
@@ -50,7 +50,9 @@ class PositionKernels(AttentionVariantKernels):
             self.token_positions(self.run_config.new_rows(q.rows)),
             self.token_positions(self.run_config.available_rows(q.rows)),
         )
-        self.bind(operation.outs[0], self.bias_by_distance(self.get(table), queries, keys, operation.options["causal"]))
+        self.bind(
+            operation.outs[0], self.bias_by_distance(self.tensor_of(table), queries, keys, operation.options["causal"])
+        )
 
     def bias_by_distance(self, table: Tensor, queries: Tensor, keys: Tensor, causal: bool) -> Tensor:
         """Computes T5's relative bias [heads, queries, keys]: a table row per distance bucket."""
@@ -72,38 +74,40 @@ class PositionKernels(AttentionVariantKernels):
     @compared(BY_TORCH)
     def do_sinusoids(self, operation: Step) -> None:
         """Computes concatenated sines and cosines of float32 angles."""
-        output, dtype = operation.outs[0], self.get(operation.ins[0]).dtype
+        output, dtype = operation.outs[0], self.tensor_of(operation.ins[0]).dtype
         count, width = self.run_config.new_rows(output.rows), output.width
         if not operation.options["once"]:
             key = ("distances", count, width)
             angles = self.computed_once(
                 key, lambda: self._angle_table(self.token_positions(count), 2 * ceil_div(width, 2))
             )
-            self.set(output, self._sines_and_cosines(angles, dtype))
+            self.store_tensor(output, self._sines_and_cosines(angles, dtype))
             return
         key = ("away", count, width)
         if key not in self.memo:
             angles = self._angle_table(self.t.like(self.token_positions(count)), 2 * ceil_div(width, 2))
             self.memo[key] = self.t.expand(self._sines_and_cosines(angles, dtype), self.shape(output))
             del angles
-        self.set(output, self.memo[key])
+        self.store_tensor(output, self.memo[key])
 
     def _sines_and_cosines(self, angles: Tensor, dtype: Dtype) -> Tensor:
         return self.t.to(self.t.cat([self.t.like(angles), self.t.like(angles)]), dtype)
 
     @compared(BY_TORCH)
     def core_TableScores(self, operation: Step) -> None:
-        self.bind(operation.outs[0], self.scores_by_row(self.get(operation.ins[0]), self.get(operation.ins[1])))
+        self.bind(
+            operation.outs[0], self.scores_by_row(self.tensor_of(operation.ins[0]), self.tensor_of(operation.ins[1]))
+        )
 
     @compared(BY_TORCH)
     def core_DistanceScores(self, operation: Step) -> None:
         """Multiplies every query by the projected distances of the sequence."""
-        x, r = (self.heads_first(self.get(input_value)) for input_value in operation.ins)
+        x, r = (self.heads_first(self.tensor_of(input_value)) for input_value in operation.ins)
         self.bind(operation.outs[0], self.t.matmul(x, self.t.transpose(r, -1, -2)))
 
     def core_PairScores(self, operation: Step) -> None:
         """Multiplies every query by the keys of its pairs, in one product per query position."""
-        aten, x, keys = self.t, self.heads_first(self.get(operation.ins[0])), self.get(operation.ins[1])
+        aten, x, keys = self.t, self.heads_first(self.tensor_of(operation.ins[0])), self.tensor_of(operation.ins[1])
         tokens = x.shape[-2]
         keys = aten.transpose(aten.unflatten(keys, 0, (tokens, tokens)), -1, -2)
         scores = aten.matmul(aten.transpose(aten.flatten(x, 0, 1), 0, 1), keys)
@@ -112,7 +116,9 @@ class PositionKernels(AttentionVariantKernels):
     @compared(BY_TORCH)
     def do_occurring(self, operation: Step) -> None:
         output = operation.outs[0]
-        self.set(output, self.t.slice(self.get(operation.ins[0]), self.run_config.new_rows(output.rows), 0))
+        self.store_tensor(
+            output, self.t.slice(self.tensor_of(operation.ins[0]), self.run_config.new_rows(output.rows), 0)
+        )
 
     @compared(BY_TORCH)
     def do_distances(self, operation: Step) -> None:
@@ -139,7 +145,7 @@ class PositionKernels(AttentionVariantKernels):
 
     @compared(BY_TORCH)
     def do_at_distance(self, operation: Step) -> None:
-        aten, (scores, index) = self.t, map(self.get, operation.ins)
+        aten, (scores, index) = self.t, map(self.tensor_of, operation.ins)
         index = aten.expand(index, (*scores.shape[:-1], index.shape[-1]))
         if operation.options["by_key"]:
             self.bind(operation.outs[0], aten.transpose(aten.gather(scores, aten.transpose(index, -1, -2)), -1, -2))

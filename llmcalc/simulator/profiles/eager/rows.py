@@ -18,11 +18,11 @@ class RowKernels(Lowering):
         output = operation.outs[0]
         padding_rows = operation.options["more"]
         state = operation.options["state"]
-        x = aten.transpose(self.flat(operation.ins[0]), 1, 2)
+        x = aten.transpose(self.flat_tensor(operation.ins[0]), 1, 2)
         cached_rows = self.frames[-1].local_tensors["held"] = self.cached(state)
         padded_input = aten.pad(x, x.shape[2] + padding_rows) if cached_rows is None else aten.cat([cached_rows[0], x])
         self.keep(state, aten.slice(padded_input, padding_rows))
-        self.set(output, aten.transpose(padded_input, 1, 2))
+        self.store_tensor(output, aten.transpose(padded_input, 1, 2))
 
     @compared(BY_TORCH)
     def do_zeros(self, operation: Step) -> None:
@@ -31,7 +31,7 @@ class RowKernels(Lowering):
         if cached_rows is not None:
             self.absent_values.add(id(output))
         else:
-            self.set(output, self.t.new_tensor(self.shape(output), self.get(operation.ins[0]).dtype))
+            self.store_tensor(output, self.t.new_tensor(self.shape(output), self.tensor_of(operation.ins[0]).dtype))
 
     @compared(BY_TORCH)
     def do_resumed(self, operation: Step) -> None:
@@ -41,9 +41,9 @@ class RowKernels(Lowering):
         elif self.is_from_earlier_pass(operation.ins[0]):
             self.absent_values.add(id(output))
         else:
-            self.bind(output, self.get(operation.ins[0]))
+            self.bind(output, self.tensor_of(operation.ins[0]))
 
     @compared(BY_TORCH)
     def do_delayed(self, operation: Step) -> None:
-        x, first_row = map(self.get, operation.ins)
-        self.set(operation.outs[0], self.t.cat([first_row, self.t.slice(x, x.shape[1] - 1, 1)], 1))
+        x, first_row = map(self.tensor_of, operation.ins)
+        self.store_tensor(operation.outs[0], self.t.cat([first_row, self.t.slice(x, x.shape[1] - 1, 1)], 1))

@@ -82,13 +82,13 @@ class ServingKernels(EntryKernels, PositionKernels, FusedKernels):
         frame = self.frames[-2 if operation.options["outside"] else -1]
         for operation_name, value in zip(operation.options["names"], operation.ins, strict=True):
             if self.is_computed(value) and not self.is_from_earlier_pass(value):
-                frame.local_tensors[operation_name] = self.get(value)
+                frame.local_tensors[operation_name] = self.tensor_of(value)
 
     @compared(BY_TORCH)
     def do_keep(self, operation: Step) -> None:
         for operation_name, value in zip(operation.options["names"], operation.ins, strict=True):
             if self.is_computed(value):
-                self.memo[operation_name] = self.get(value)
+                self.memo[operation_name] = self.tensor_of(value)
 
     # --- selections -------------------------------------------------------------------------------------------------
 
@@ -97,7 +97,7 @@ class ServingKernels(EntryKernels, PositionKernels, FusedKernels):
         return self.t.new_tensor((minimum(queries * keys, INDEXER_LOGITS // 4),), FLOAT32)
 
     def serve_select(self, operation: Step) -> None:
-        batch, keys = self.get(operation.ins[1]).shape[:2]
+        batch, keys = self.tensor_of(operation.ins[1]).shape[:2]
         queries = self.run_config.new_rows(operation.ins[1].rows)
         logits = self.indexer_logits(batch * queries, keys)
         self.memo["selected"] = self.t.new_tensor((batch, queries, minimum(keys, operation.options["top_k"])), INT32)
@@ -105,13 +105,13 @@ class ServingKernels(EntryKernels, PositionKernels, FusedKernels):
 
     def serve_selected(self, operation: Step) -> None:
         """Passes all keys and values to the kernel, which reads the selected keys by index."""
-        self._bind_selected(operation, list(map(self.get, operation.ins[1:])))
+        self._bind_selected(operation, list(map(self.tensor_of, operation.ins[1:])))
 
     serve_only_selected = serve_selected
 
     def serve_select_blocks(self, operation: Step) -> None:
         """Allocates each block's highest score, and the indices of the selected blocks."""
-        output, keys = operation.outs[0], self.get(operation.ins[1])
+        output, keys = operation.outs[0], self.tensor_of(operation.ins[1])
         shape = (keys.shape[0], output.axes[0].size, self.run_config.new_rows(operation.ins[1].rows))
         blocks = ceil_div(keys.shape[1], operation.options["block"])
         scores = self.t.new_tensor((*shape, blocks), FLOAT32)
@@ -120,7 +120,7 @@ class ServingKernels(EntryKernels, PositionKernels, FusedKernels):
 
     def serve_choose_entries(self, operation: Step) -> None:
         entries = self.selectable_entries
-        batch, queries = self.get(operation.ins[1]).shape[:2]
+        batch, queries = self.tensor_of(operation.ins[1]).shape[:2]
         logits = self.indexer_logits(batch * queries, entries)
         if operation.options["finds"] is not None:
             count, size = operation.options["finds"]
@@ -134,16 +134,16 @@ class ServingKernels(EntryKernels, PositionKernels, FusedKernels):
 
     def serve_candidates(self, operation: Step) -> None:
         """Notes the number of keys in the blocks selected by a lower layer; the kernel reads these keys in place."""
-        keys = self.get(operation.ins[0])
+        keys = self.tensor_of(operation.ins[0])
         chosen_blocks = self.memo["candidate blocks"].shape[-1]
         self.selectable_entries = minimum(keys.shape[1], chosen_blocks * operation.options["block_size"])
         self.bind(operation.outs[0], keys)
 
     def serve_whole_entries(self, operation: Step) -> None:
-        self.selectable_entries = self.get(operation.ins[1]).shape[1]
+        self.selectable_entries = self.tensor_of(operation.ins[1]).shape[1]
 
     def serve_among(self, operation: Step) -> None:
-        selected_mask, entries = map(self.get, operation.ins[1:])
+        selected_mask, entries = map(self.tensor_of, operation.ins[1:])
         self.values.pop(id(operation.ins[2]), None)
         self.bind(operation.outs[0], selected_mask)
         self.bind(operation.outs[1], entries)
@@ -152,7 +152,7 @@ class ServingKernels(EntryKernels, PositionKernels, FusedKernels):
 
     def serve_joint_softmax(self, operation: Step) -> None:
         """Keeps the queries until the kernel runs, when the first weighted sum of values is read."""
-        q = self.get(operation.ins[operation.options["parts"]])
+        q = self.tensor_of(operation.ins[operation.options["parts"]])
         if operation.options["sinks"]:
             self.weight("sinks", (operation.outs[0].axes[0].size,))
         self.joint_output = None
@@ -161,18 +161,18 @@ class ServingKernels(EntryKernels, PositionKernels, FusedKernels):
     def serve_weighted(self, operation: Step) -> None:
         """Allocates the output of the kernel, which sums the values of all kinds of keys."""
         if self.joint_output is not None:
-            self.set(operation.outs[0], self.get(self.joint_output))
+            self.store_tensor(operation.outs[0], self.tensor_of(self.joint_output))
             return
-        q, out = self.get(operation.ins[0]), operation.outs[0]
+        q, out = self.tensor_of(operation.ins[0]), operation.outs[0]
         output = self.t.new_tensor((*q.shape[:3], out.axes[-1].size), q.dtype)
         self.t.new_tensor(q.shape[:3], FLOAT32)
-        self.set(out, output)
+        self.store_tensor(out, output)
         self.joint_output = out
 
     @compared(BY_TORCH)
     def do_add(self, operation: Step) -> None:
         if self.scores_in_kernel and self.joint_output is not None and self.joint_output in operation.ins:
-            a, b = map(self.get, operation.ins)
+            a, b = map(self.tensor_of, operation.ins)
             if a.storage is b.storage:
                 self.bind(operation.outs[0], a)
                 return

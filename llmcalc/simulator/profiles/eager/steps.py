@@ -342,7 +342,7 @@ class StepKernels(ScanKernels):
 
     @compared(DECODED)
     def next_wkv(self, operation: Step) -> None:
-        self.set(operation.outs[0], self._weighted_average(*map(self.get, operation.ins)))
+        self.store_tensor(operation.outs[0], self._weighted_average(*map(self.tensor_of, operation.ins)))
 
     def _weighted_average(self, key: Tensor, value: Tensor, time_first: Tensor, decay: Tensor) -> Tensor:
         """Computes RWKV's weighted average, as TimeMixReference._weighted_average does."""

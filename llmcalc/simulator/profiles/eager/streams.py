@@ -15,83 +15,85 @@ class StreamKernels(Lowering):
     @compared(BY_TORCH)
     def do_take(self, operation: Step) -> None:
         value, output = operation.ins[0], operation.outs[0]
-        x = self.get(value)
+        x = self.tensor_of(value)
         if len(output.axes) < len(value.axes):
-            self.set(output, self.t.select(x, 2))
+            self.store_tensor(output, self.t.select(x, 2))
         else:
-            self.set(output, self.t.slice(x, output.axes[0].size, 2))
+            self.store_tensor(output, self.t.slice(x, output.axes[0].size, 2))
 
     def do_received(self, operation: Step) -> None:
         """Allocates the hidden states of another model, which need no gradient."""
-        self.set(operation.outs[0], self.t.new_tensor(self.shape(operation.outs[0]), self.get(operation.ins[0]).dtype))
+        self.store_tensor(
+            operation.outs[0], self.t.new_tensor(self.shape(operation.outs[0]), self.tensor_of(operation.ins[0]).dtype)
+        )
 
     @compared(BY_TORCH)
     def do_copies(self, operation: Step) -> None:
-        x, output = self.t.unsqueeze(self.get(operation.ins[0]), 2), operation.outs[0]
-        self.set(output, self.t.expand(x, self.shape(output)))
+        x, output = self.t.unsqueeze(self.tensor_of(operation.ins[0]), 2), operation.outs[0]
+        self.store_tensor(output, self.t.expand(x, self.shape(output)))
 
     @compared(BY_TORCH)
     def do_stack(self, operation: Step) -> None:
         first_stream, other_streams = operation.ins
         outputs = self.stacks.pop(id(other_streams))
-        self.set(operation.outs[0], self.t.stack([self.get(first_stream), *outputs], 2))
+        self.store_tensor(operation.outs[0], self.t.stack([self.tensor_of(first_stream), *outputs], 2))
 
     @compared(BY_TORCH)
     def core_Product(self, operation: Step) -> None:
         """Multiplies each token's streams by a per-token weight matrix, or by shared vectors."""
-        aten, (matrix, x) = self.t, map(self.get, operation.ins)
+        aten, (matrix, x) = self.t, map(self.tensor_of, operation.ins)
         if len(x.shape) == 1:
-            self.set(operation.outs[0], aten.select(aten.linear(matrix, aten.unsqueeze(x, 0)), 3))
+            self.store_tensor(operation.outs[0], aten.select(aten.linear(matrix, aten.unsqueeze(x, 0)), 3))
         elif len(x.shape) == 2:
-            self.set(operation.outs[0], aten.transpose(aten.linear(matrix, x), -1, -2))
+            self.store_tensor(operation.outs[0], aten.transpose(aten.linear(matrix, x), -1, -2))
         else:
-            self.set(operation.outs[0], aten.matmul(matrix, x))
+            self.store_tensor(operation.outs[0], aten.matmul(matrix, x))
 
     @compared(BY_TORCH)
     def core_StreamMix(self, operation: Step) -> None:
-        matrix, x = map(self.get, operation.ins)
-        self.set(operation.outs[0], self.t.matmul(self.t.transpose(matrix, -1, -2), x))
+        matrix, x = map(self.tensor_of, operation.ins)
+        self.store_tensor(operation.outs[0], self.t.matmul(self.t.transpose(matrix, -1, -2), x))
 
     @compared(BY_TORCH)
     def core_StreamOffsets(self, operation: Step) -> None:
         """Applies one scale per kind of weight and one offset per weight (Offsets.forward)."""
         aten, sizes = self.t, [output.width for output in operation.outs]
-        weight_parts = aten.split(self.get(operation.ins[0]), sizes)
+        weight_parts = aten.split(self.tensor_of(operation.ins[0]), sizes)
         base = self.weight(f"{operation.name}.base", (sum(sizes),))
         scale = self.weight(f"{operation.name}.scale", (len(sizes),))
         for output, weight_logits, scale_element, offset in zip(
             operation.outs, weight_parts, aten.unbind(scale), aten.split(base, sizes), strict=True
         ):
-            self.set(output, aten.add(aten.mul(weight_logits, scale_element), offset))
+            self.store_tensor(output, aten.add(aten.mul(weight_logits, scale_element), offset))
 
     @compared(BY_TORCH)
     def do_delayed_weights(self, operation: Step) -> None:
         """Returns the stream weights of the previous sublayer, or of the first stream for the first sublayer."""
-        x, output, key = self.get(operation.ins[0]), operation.outs[0], operation.options["slot"]
+        x, output, key = self.tensor_of(operation.ins[0]), operation.outs[0], operation.options["slot"]
         self.refuse_recomputed(operation)
         if key not in self.memo:
             count = x.shape[-1]
             first_stream = self.t.select(self.t.new_tensor((count, count), x.dtype), 0)
             self.memo[key] = self.t.expand(first_stream, x.shape)
-        self.set(output, self.memo[key])
+        self.store_tensor(output, self.memo[key])
         if operation.options["keeps"]:
             self.memo[key] = x
 
     @compared(BY_TORCH)
     def do_root_mean_square(self, operation: Step) -> None:
-        aten, x = self.t, self.get(operation.ins[0])
+        aten, x = self.t, self.tensor_of(operation.ins[0])
         size = aten.sqrt(aten.clamp(aten.mean(aten.square(aten.to(x, FLOAT32)))))
-        self.set(operation.outs[0], aten.to(size, x.dtype))
+        self.store_tensor(operation.outs[0], aten.to(size, x.dtype))
 
     @compared(BY_TORCH)
     def do_sinkhorn(self, operation: Step) -> None:
         """Runs HyperLayer's Connection.forward, where each division allocates a new matrix."""
-        matrix = self.take(operation, operation.ins[0])
+        matrix = self.tensor_read_by(operation, operation.ins[0])
         matrix = self._divide_by_sums(matrix, -2)
         for _ in range(operation.options["steps"] - 1):
             matrix = self._divide_by_sums(matrix, -1)
             matrix = self._divide_by_sums(matrix, -2)
-        self.set(operation.outs[0], matrix)
+        self.store_tensor(operation.outs[0], matrix)
 
     def _divide_by_sums(self, matrix: Tensor, axis: int) -> Tensor:
         aten = self.t

@@ -51,7 +51,7 @@ def read_towers(kind: str, family: Family, wrapper: Mapping[str, Any], width: in
             continue
         if section is None and supported_sections[name].default_section is None:
             continue
-        if section is None:
+        if section is None and not supported_sections[name].is_flat:
             notes.append(f"{name}: not given; its encoder has its class's defaults")
         try:
             tables, remarks = _read_section(kind, wrapper, name, supported_sections[name], width)
@@ -78,7 +78,8 @@ def _read_section(
     fields = section.default_section if wrapper.get(name) is None else wrapper[name]
     if not isinstance(fields, dict):
         raise InputError(f"{name}: {type(fields).__name__}; expected a table of fields")
-    model_type = fields.get("model_type", next(iter(section.defaults_by_type)))
+    stated_type = fields.get("model_type")
+    model_type = next(iter(section.defaults_by_type)) if stated_type in (None, "") else stated_type
     if not isinstance(model_type, str) or model_type not in section.defaults_by_type:
         raise InputError(f"{name}.model_type: {model_type!r}; expected one of {', '.join(section.defaults_by_type)}")
     config = Config(fields, section.defaults_by_type[model_type], model_type, where=f"{name}.", aliases=section.aliases)

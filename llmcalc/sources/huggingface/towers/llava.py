@@ -53,7 +53,12 @@ def _image_rule(wrapper: Config, config: Config) -> Table:
     image_size = config.size("image_size")
     if config.model_type == "pixtral":
         return {"image": {"type": "longest_edge", "size": image_size}}
-    return {"image": {"type": "fixed", "size": image_size, "tokens": patches_per_side(config) ** 2}}
+    return {"image": _fixed_rule(config)}
+
+
+def _fixed_rule(config: Config) -> Table:
+    """Returns the rule for an image that is resized to one square, each of whose patches is a token."""
+    return {"type": "fixed", "size": config.size("image_size"), "tokens": patches_per_side(config) ** 2}
 
 
 def _tiles_of_pinpoints(wrapper: Config, config: Config) -> Table:
@@ -102,8 +107,9 @@ def _read_vipllava(wrapper: Config, config: Config, width: int) -> Table:
     require_one_layer(wrapper)
     maps = two_layers(width, wrapper.choice(ACTIVATIONS, "projector_hidden_act"))
     norm = layernorm(wrapper.number("projector_layernorm_eps"))
+    image = {"image": _fixed_rule(config)} if config.model_type == "clip_vision_model" else {}
     return {
-        "vision_tower": ENCODERS[config.model_type](config),
+        "vision_tower": ENCODERS[config.model_type](config) | image,
         "multi_modal_projector": projector(config.size("hidden_size"), *maps, norm=norm),
     }
 
@@ -111,7 +117,7 @@ def _read_vipllava(wrapper: Config, config: Config, width: int) -> Table:
 def _read_deepseek_vl(wrapper: Config, config: Config, width: int) -> Table:
     """Reads DeepSeek-VL: SigLIP and two linear layers."""
     return {
-        "vision_model": siglip_encoder(config),
+        "vision_model": {**siglip_encoder(config), "image": _fixed_rule(config)},
         "aligner": projector(config.size("hidden_size"), *two_layers(width)),
     }
 

@@ -1,13 +1,17 @@
-"""Vision encoders that map patches to probabilities of visual words with embeddings: Ovis 2.
+"""Vision encoders that map patches to probabilities of visual words with embeddings: Ovis.
 
 Lu 2024 (arXiv:2405.20797, §3), Fini 2024 (AIMv2, arXiv:2411.14402). transformers: models/ovis2.
+
+Sources of Ovis 1.6, 2 and 2.5 in their own code: vllm/model_executor/models/ovis.py, ovis2_5.py and siglip2navit.py of
+vllm-project/vllm at v0.19.0.
 """
 
 from __future__ import annotations
 
 from ..config import Config
 from ..parts import QKVO, Table, biases, glu, layer_table, layernorm, rmsnorm
-from .section import patches_per_side, projector, self_attention, vision_section, vit
+from .section import IGNORED, ROTARY, Section, patches_per_side, projector, self_attention, vision_section, vit
+from .siglip import SIGLIP, siglip_encoder, siglip_of_rows
 
 
 def _read_ovis2(wrapper: Config, config: Config, width: int) -> Table:
@@ -16,24 +20,82 @@ def _read_ovis2(wrapper: Config, config: Config, width: int) -> Table:
     The class adds the positions after the norm of the patches, which changes no count.
     """
     wrapper.must("hidden_size", width)
+    indicators = config.size("num_visual_indicator_tokens")
+    tower = _with_image_rule(_aimv2(config), config, config)
+    return {"vision_tower": tower, **_visual_words(config, config.size("hidden_size"), width, indicators)}
+
+
+def _with_image_rule(tower: Table, encoder: Config, config: Config) -> Table:
+    """Returns the encoder with the rule for cutting an image into tiles. config: the section with `hidden_stride`."""
+    merge = config.size("hidden_stride")
+    image = {"type": "covering", "size": encoder.size("image_size"), "max_tiles": OVIS_TILES, "merge": merge}
+    return {**tower, "image": image}
+
+
+OVIS_TILES = 9
+"""The most tiles of an image in the code of Ovis 1.6 and 2."""
+
+
+def _aimv2(config: Config) -> Table:
+    """Returns AIMv2's encoder."""
     norm = rmsnorm(config.number("rms_norm_eps"))
     attention = self_attention(config, **biases(config.flag("qkv_bias"), *QKVO))
-    tower = vit(
+    return vit(
         config,
         layer_table(attention, glu(config, config.flag("mlp_bias")), norm),
         stack={"embedding_norm": norm, "final_norm": norm},
         patches={"num_channels": config.size("num_channels"), "bias": True},
         positions={"rows": patches_per_side(config) ** 2},
     )
-    return {"vision_tower": tower, **visual_words(config, config.size("hidden_size"), width)}
 
 
-def visual_words(config: Config, encoder_width: int, width: int) -> Table:
-    """Returns the head over visual words and their embedding table, whose last rows mark images."""
-    indicators = config.size("num_visual_indicator_tokens")
-    words = config.size("vocab_size") - indicators
+def _read_ovis(wrapper: Config, config: Config, width: int) -> Table:
+    """Reads Ovis 1.6 and 2 in their own code: an encoder of `backbone_config` below the head over visual words."""
+    config.must("drop_cls_token", False)
+    config.must("depths", None)
+    fields = config.table("backbone_config")
+    kinds = {"siglip_visual_tokenizer": "siglip_vision_model", "aimv2_visual_tokenizer": "aimv2"}
+    backbone_type = fields.get("model_type", kinds[config.model_type])
+    where = f"{config.where}backbone_config."
+    if backbone_type == "siglip_vision_model":
+        backbone = Config(fields, SIGLIP, backbone_type, where=where)
+        tower = siglip_encoder(backbone)
+    elif backbone_type == "aimv2":
+        backbone = Config(fields, AIMV2, backbone_type, where=where, aliases={"mlp_bias": "use_bias"})
+        tower = _aimv2(backbone)
+    else:
+        raise config.wrong("backbone_config.model_type", backbone_type, "siglip_vision_model or aimv2")
+    tower = _with_image_rule(tower, backbone, config)
+    backbone.close(IGNORED | BACKBONE_FIELDS)
+    config.unknown += backbone.unknown
+    return {"vision_tower": tower, **_visual_words(config, tower["hidden_size"], width, OVIS_INDICATORS)}
+
+
+def _read_ovis2_5(wrapper: Config, config: Config, width: int) -> Table:
+    """Reads Ovis 2.5: SigLIP 2 with RoPE, and position embeddings between which it interpolates."""
+    config.must("temporal_patch_size", 1)
+    config.must("fullatt_block_indexes", None)
+    patches = config.get("num_patches")
+    rows = patches if type(patches) is int and patches > 0 else patches_per_side(config) ** 2
+    rope: Table = ROTARY if config.flag("use_rope") else {}
+    tower = siglip_of_rows(config, rows if config.flag("preserve_original_pe") else 0, **rope)
+    return {
+        "vision_tower": tower,
+        **_visual_words(config, tower["hidden_size"], width, OVIS2_5_INDICATORS, wrapper.size("visual_vocab_size")),
+    }
+
+
+def _visual_words(
+    config: Config, encoder_width: int, width: int, indicators: int, vocabulary: int | None = None
+) -> Table:
+    """Returns the head over visual words and their embedding table, whose last rows mark images.
+
+    indicators: the number of these rows. vocabulary: that of all rows, by default the section's `vocab_size`.
+    """
+    vocabulary = vocabulary or config.size("vocab_size")
+    words = vocabulary - indicators
     if words < 1:
-        raise config.wrong("vocab_size", config.size("vocab_size"), f"more than the {indicators} that mark images")
+        raise config.wrong("vocab_size", vocabulary, f"more than the {indicators} that mark images")
     head = projector(
         encoder_width, (words, False, "identity"), merge=config.size("hidden_stride"), out_norm=layernorm()
     )
@@ -59,8 +121,53 @@ AIMV2: Table = {
     "hidden_stride": 1,
     "num_visual_indicator_tokens": 5,
 }
+OVIS: Table = {
+    "vocab_size": 16384,
+    "hidden_stride": 1,
+    "drop_cls_token": False,
+    "depths": None,
+    "backbone_config": {},
+}
+NAVIT: Table = {
+    "hidden_size": 1024,
+    "intermediate_size": 4096,
+    "num_hidden_layers": 24,
+    "num_attention_heads": 16,
+    "num_channels": 3,
+    "num_patches": -1,
+    "image_size": 512,
+    "patch_size": 16,
+    "hidden_act": "gelu_pytorch_tanh",
+    "layer_norm_eps": 1e-6,
+    "hidden_stride": 2,
+    "fullatt_block_indexes": None,
+    "temporal_patch_size": 1,
+    "preserve_original_pe": True,
+    "use_rope": True,
+}
+OVIS_INDICATORS, OVIS2_5_INDICATORS = 5, 4
+"""Rows of the table of visual words that mark images, which the classes of Ovis 1.6 and 2, and of 2.5, state."""
+BACKBONE_FIELDS = frozenset({"attention_dropout", "projection_dropout", "use_bias"})
+TOKENIZER_FIELDS = frozenset({"backbone_kwargs", "sepsilon", "tau", "tokenize_function", "use_indicators"})
 
 WRAPPERS = {
+    "ovis": {
+        "visual_tokenizer_config": Section(
+            _read_ovis,
+            {"siglip_visual_tokenizer": OVIS, "aimv2_visual_tokenizer": OVIS},
+            default_section=None,
+            ignored=TOKENIZER_FIELDS,
+        )
+    },
+    "ovis2_5": {
+        "vit_config": Section(
+            _read_ovis2_5,
+            {"siglip2_navit": NAVIT},
+            {"visual_vocab_size": 65536},
+            default_section=None,
+            ignored=frozenset({"attention_dropout", "window_size"}),
+        )
+    },
     "ovis2": vision_section(
         _read_ovis2,
         {"ovis2_vision": AIMV2},

@@ -47,8 +47,9 @@ def _read_lighton(wrapper: Config, config: Config, width: int) -> Table:
     """Reads LightOnOCR: Mistral 3 without biases in the projector."""
     edge, h = wrapper.size("spatial_merge_size"), config.size("hidden_size")
     maps = ((h, False, "identity"), *two_layers(width, bias=False))
+    image = {"type": "longest_edge", "size": config.size("image_size"), "merge": edge, "line_marks": False}
     return {
-        "vision_encoder": pixtral_encoder(config),
+        "vision_encoder": {**pixtral_encoder(config), "image": image},
         "vision_projection": projector(h, *maps, merge=edge, norm=rmsnorm(1e-6)),
     }
 

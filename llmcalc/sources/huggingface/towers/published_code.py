@@ -2,12 +2,12 @@
 
 InternViT (Chen 2023, arXiv:2312.14238), MoonViT (Kimi-VL: 2025, arXiv:2504.07491), DeepSeek-VL2 (Wu 2024,
 arXiv:2412.10302), EVA-CLIP (Sun 2023, arXiv:2303.15389) in GLM-4V, SigLIP in Eagle 2.5, Isaac, Keye-VL and
-MiniCPM-V, CLIP in Phi-3-vision, OpenCLIP in Qwen-VL, and DeepSeek-V4.1's encoder.
+MiniCPM-V and Moondream, CLIP in Phi-3-vision, OpenCLIP in Qwen-VL, and DeepSeek-V4.1's encoder.
 
 Sources: vllm/model_executor/models/intern_vit.py, internvl.py, nvlm_d.py, h2ovl.py, skyworkr1v.py, interns1_vit.py,
 interns1.py, moonvit.py, kimi_vl.py, deepseek_vl2.py, eagle2_5_vl.py, isaac.py, dots_ocr.py, keye.py, keye_vl1_5.py,
 glm4v.py, minicpmv.py, qwen_vl.py, phi3v.py and layers/resampler.py of vllm-project/vllm at v0.19.0, and
-models/deepseek_v41/common/vision.py at v0.33.0.
+models/deepseek_v41/common/vision.py at v0.33.0; moondream/torch/vision.py of vikhyat/moondream.
 """
 
 from __future__ import annotations
@@ -88,6 +88,15 @@ def _read_kimi_vl(wrapper: Config, config: Config, width: int) -> Table:
     rows = config.size("init_pos_emb_height") * config.size("init_pos_emb_width")
     tower, merger = moonvit(config, rows, width, network=mlp(config.size("intermediate_size"), "gelu_tanh"))
     return {"vision_tower": tower, "multi_modal_projector": merger}
+
+
+def _read_locateanything(wrapper: Config, config: Config, width: int) -> Table:
+    """Reads LocateAnything: MoonViT, and a projector with a norm on the merged patches."""
+    wrapper.must("mlp_connector_layers", 2)
+    rows = config.size("init_pos_emb_height") * config.size("init_pos_emb_width")
+    tower, merger = moonvit(config, rows, width, network=mlp(config.size("intermediate_size"), "gelu_tanh"))
+    maps = {"maps": projector(1, *two_layers(width))["maps"], "norm": layernorm(), "norm_of": "merged"}
+    return {"vision_model": tower, "vision_projector": merger | maps}
 
 
 def _read_kimi_k3(wrapper: Config, config: Config, width: int) -> Table:
@@ -305,6 +314,31 @@ def _read_qwen_vl(wrapper: Config, config: Config, width: int) -> Table:
     return {"visual": tower, "resampler": resampler}
 
 
+def _read_moondream(wrapper: Config, config: Config, width: int) -> Table:
+    """Reads Moondream 2 of 2025 and Moondream 3: SigLIP, and a projector of the whole image beside its tiles' patches.
+
+    The vectors of the tiles are averaged to as many as the whole image has, so that they are a second image.
+    """
+    wrapper.must("text_config", None)  # the field of the code of 2024, whose projector differs
+    sizes = config.section("vision", MOONDREAM)
+    sizes.must("proj_out_dim", width)
+    usual_names = {
+        "hidden_size": sizes.size("enc_dim"),
+        "intermediate_size": sizes.size("enc_ff_dim"),
+        "num_hidden_layers": sizes.size("enc_n_layers"),
+        "num_attention_heads": sizes.size("enc_n_heads"),
+        "num_channels": sizes.size("in_channels"),
+        "patch_size": sizes.size("enc_patch_size"),
+        "image_size": sizes.size("crop_size"),
+    }
+    maps = two_layers(width, "gelu_tanh", inner_width=sizes.size("proj_inner_dim"))
+    sizes.close(frozenset({"max_crops", "overlap_margin"}))
+    config.unknown += sizes.unknown
+    tower_config = Config(usual_names, SIGLIP, config.model_type, where=sizes.where)
+    tower = siglip_of_rows(tower_config, patches_per_side(tower_config) ** 2)
+    return {"vision": tower, "vision_projector": projector(usual_names["hidden_size"], *maps, frames=2)}
+
+
 QWEN_VL_ROWS = 256
 """Rows of the position embedding of Qwen-VL's encoder, between which larger images interpolate."""
 
@@ -323,6 +357,17 @@ def _read_phi3v(wrapper: Config, config: Config, width: int) -> Table:
     }
 
 
+MOONDREAM: Table = {
+    "enc_dim": 1152,
+    "enc_patch_size": 14,
+    "enc_n_layers": 27,
+    "enc_ff_dim": 4304,
+    "enc_n_heads": 16,
+    "proj_out_dim": 2048,
+    "crop_size": 378,
+    "in_channels": 3,
+    "proj_inner_dim": 8192,
+}
 CLIP_LARGE = VIT_L
 """Sizes of openai/clip-vit-large-patch14-336, which Phi-3-vision's class states."""
 MINICPM_VIT: Table = {**SIGLIP, **SO400M, "image_size": 980, "num_hidden_layers": 27}
@@ -438,6 +483,15 @@ EVA: Table = {"hidden_act": "gelu", "layer_norm_eps": 1e-6}
 INTERNVIT_SECTION = {"intern_vit_6b": INTERNVIT}
 
 ISAAC: Table = {**SIGLIP, "num_patches": 256, "pixel_shuffle_scale_factor": 1}
+MOONDREAM_SECTION = {
+    "config": Section(
+        _read_moondream,
+        {"config": {}},
+        {"text_config": None},
+        ignored=frozenset({"text", "region", "tokenizer", "tau"}),
+        is_flat=True,
+    )
+}
 KIMI_K3_FIELDS = frozenset({"init_pos_emb_time", "pos_emb_interpolation_mode", "video_attn_type"})
 DEEPSEEK_V41_FIELDS = frozenset({"max_image_tokens", "max_wh_ratio", "min_pixels", "rope_theta"})
 DOTS_SECTION = vision_section(
@@ -457,6 +511,7 @@ WRAPPERS = {
         _read_kimi_k3, {"kimi_k3_vision": MOONVIT_V2}, ignored=KIMI_K3_FIELDS, aliases=MOONVIT_V2_NAMES
     ),
     "kimi_vl": vision_section(_read_kimi_vl, {"moonvit": MOONVIT}, ignored=frozenset({"text_hidden_size"})),
+    "locateanything": vision_section(_read_locateanything, {"moonvit": MOONVIT}, {"mlp_connector_layers": 2}, None),
     "deepseek_v41": vision_section(
         _read_deepseek_v41, {"deepseek_v41_vision": DEEPSEEK_V41}, ignored=DEEPSEEK_V41_FIELDS
     ),
@@ -480,6 +535,9 @@ WRAPPERS = {
             _read_qwen_vl, {"visual": QWEN_VL}, default_section=None, ignored=frozenset({"image_start_id"})
         )
     },
+    "moondream1": MOONDREAM_SECTION,
+    "moondream2": MOONDREAM_SECTION,
+    "moondream3": MOONDREAM_SECTION,
     "phi3_v": {
         "img_processor": Section(
             _read_phi3v,

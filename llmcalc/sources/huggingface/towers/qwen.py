@@ -149,7 +149,12 @@ def _read_kimi(wrapper: Config, config: Config, width: int) -> Table:
     wrapper.must("projection_hidden_size", config.size("hidden_size"))
     rows = config.size("pos_emb_height") * config.size("pos_emb_width")
     tower, merger = moonvit(config, rows, width)
-    return {"vision_tower": tower, "mm_projector": merger}
+    image = {"type": "padded", "merge": merger["merge"], "max_patches": KIMI_PATCHES, "max_side": KIMI_SIDE}
+    return {"vision_tower": {**tower, "image": image}, "mm_projector": merger}
+
+
+KIMI_PATCHES, KIMI_SIDE = 16384, 512
+"""The most patches of an image, and along one side, in the processor of Kimi K2.5."""
 
 
 def moonvit(config: Config, rows: int, width: int, **layer: Any) -> tuple[Table, Table]:
@@ -204,13 +209,20 @@ def _read_minimax(wrapper: Config, config: Config, width: int) -> Table:
     """Reads MiniMax-M3: two linear layers on each patch, then two linear layers on square blocks of patches."""
     norm, projector_width = layernorm(config.number("layer_norm_eps")), wrapper.size("projector_hidden_size")
     patches = {"num_channels": config.size("num_channels"), "temporal_patch_size": config.size("temporal_patch_size")}
-    tower = vit(config, biased_layer(config, norm, **ROTARY), stack={"embedding_norm": norm}, patches=patches)
+    edge = config.size("spatial_merge_size")
+    image = {"type": "smart_resize", "merge": edge, "min_pixels": 4 * 28**2, "max_pixels": MINIMAX_PIXELS, "marks": 2}
+    layer = biased_layer(config, norm, **ROTARY)
+    tower = vit(config, layer, stack={"embedding_norm": norm}, patches=patches, image=image)
     maps = two_layers(width, inner_width=projector_width)
     return {
         "vision_tower": tower,
         "multi_modal_projector": projector(config.size("hidden_size"), *maps),
-        "multi_modal_merger": projector(width, *maps, merge=config.size("spatial_merge_size")),
+        "multi_modal_merger": projector(width, *maps, merge=edge),
     }
+
+
+MINIMAX_PIXELS = 451_584
+"""The most pixels of an image in the processor of MiniMax-M3."""
 
 
 QWEN2: Table = {

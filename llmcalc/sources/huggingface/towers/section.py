@@ -24,6 +24,7 @@ class Section:
     default_section: the fields of a section that the config lacks; None if the class then builds no encoder.
     ignored: fields of the section that change no count.
     aliases: usual name of a field of the section → another name for it, which its class reads too.
+    is_flat: whether the wrapper has no such section, because its code or fields of its own state the sizes.
     """
 
     read: Reader
@@ -32,6 +33,7 @@ class Section:
     default_section: Table | None = field(default_factory=dict)
     ignored: frozenset[str] = frozenset()
     aliases: Mapping[str, str] = field(default_factory=dict)
+    is_flat: bool = False
 
 
 def vision_section(read: Reader, kinds: Mapping[str, Table], *fields: Any, **named_fields: Any) -> dict[str, Section]:

@@ -53,7 +53,8 @@ def siglip_of_rows(config: Config, rows: int, has_pooling: bool = False, **atten
 
 def _read_video_llama(wrapper: Config, config: Config, width: int) -> Table:
     """Reads VideoLLaMA 3: SigLIP with RoPE instead of a position embedding, and two linear layers."""
-    tower = siglip_of_rows(config, rows=0, **ROTARY)
+    image = {"type": "smart_resize", "merge": 1, "min_pixels": 56 * 56, "max_pixels": 28 * 28 * 1280}
+    tower = {**siglip_of_rows(config, rows=0, **ROTARY), "image": image}
     return {"vision_model": tower, "projector": projector(config.size("hidden_size"), *two_layers(width))}
 
 
@@ -127,7 +128,7 @@ def _read_aya(wrapper: Config, config: Config, width: int) -> Table:
 
 def _read_cohere2(wrapper: Config, config: Config, width: int) -> Table:
     return {
-        "vision_tower": siglip_encoder(config),
+        "vision_tower": {**siglip_encoder(config), "image": {**_tile_rule(wrapper, config), "least_scaling": True}},
         "multi_modal_projector": _gated_projector(wrapper, config, width, wrapper.size("alignment_intermediate_size")),
     }
 

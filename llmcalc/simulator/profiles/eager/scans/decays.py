@@ -127,8 +127,10 @@ class DecayKernels(AttentionKernels, ScanModules):
 
     @compared(PUBLISHED)
     def scan_wkv(self, operation: Step) -> None:
-        key, value, time_first, decay = map(self.get, operation.ins)
+        key, value, time_first, decay = map(self.tensor_of, operation.ins)
         state, head_size = self.find_step("recurrent_state"), key.shape[-1:]
         self.states(state, head_size, head_size, head_size)
         has_cache = self.store is not None
-        self.set(operation.outs[0], rwkv.rwkv_linear_attention(self.t, decay, time_first, key, value, has_cache))
+        self.store_tensor(
+            operation.outs[0], rwkv.rwkv_linear_attention(self.t, decay, time_first, key, value, has_cache)
+        )

@@ -51,13 +51,13 @@ class ScanModules(ConvolutionKernels, BasicKernels):
 
     def run_module_at_once(self, module_scope: Scope, compute_module: Callable[[Steps, Tensor], Tensor]) -> None:
         """Runs all operations of a module by `compute_module`, which returns the last output."""
-        assert module_scope.reads is not None
+        assert module_scope.argument is not None
         self._check_number_formats()
         steps = Steps(module_scope)
         for operation in steps.all:
             if operation.verb == "keep":
                 raise self.not_modelled(operation, "a recurrence whose output higher layers read")
-        self.set(steps.all[-1].outs[0], compute_module(steps, self.flat(module_scope.reads)))
+        self.store_tensor(steps.all[-1].outs[0], compute_module(steps, self.flat_tensor(module_scope.argument)))
         for operation in steps.all:
             if operation.verb == "state" and self.store is not None and self.cached(operation.name) is None:
                 raise self.unsupported("no kernels that keep this state", operation.name)
@@ -127,7 +127,7 @@ class ScanModules(ConvolutionKernels, BasicKernels):
         else:
             self.keep_inputs(self.find_step(state), x)
             y = self.causal_conv(operation, x)
-        self.set(operation.outs[0], self.t.transpose(y, 1, 2))
+        self.store_tensor(operation.outs[0], self.t.transpose(y, 1, 2))
 
     def conv_with_state(self, operation: Step, x: Tensor, state: str, cached_inputs: Any = None) -> Tensor:
         """Runs CausalConv1d.forward of the references. x: [batch, channels, tokens]."""
@@ -171,7 +171,7 @@ class ScanModules(ConvolutionKernels, BasicKernels):
 
     def channels(self, operation: Step) -> Tensor:
         """Returns the input of a convolution as [batch, channels, tokens]."""
-        return self.t.transpose(self.flat(operation.ins[0]), 1, 2)
+        return self.t.transpose(self.flat_tensor(operation.ins[0]), 1, 2)
 
     def _normalize_with(self, operation: Step, x: Tensor) -> Tensor:
         return self.norm(x, operation.options["spec"], operation.name, x.shape[-1:])
@@ -191,12 +191,12 @@ class ScanModules(ConvolutionKernels, BasicKernels):
 
     @compared(BY_TORCH)
     def do_shift(self, operation: Step) -> None:
-        aten, x, state = self.t, self.get(operation.ins[0]), operation.options["state"]
+        aten, x, state = self.t, self.tensor_of(operation.ins[0]), operation.options["state"]
         cached_row = self.cached(state)
         previous_row = aten.new_tensor((x.shape[0], 1, *x.shape[2:]), x.dtype) if cached_row is None else cached_row[0]
         self.keep(state, aten.slice(x, 1, 1))
-        self.set(operation.outs[0], aten.cat([previous_row, aten.slice(x, x.shape[1] - 1, 1)], 1))
+        self.store_tensor(operation.outs[0], aten.cat([previous_row, aten.slice(x, x.shape[1] - 1, 1)], 1))
 
     @compared(BY_TORCH)
     def do_complement(self, operation: Step) -> None:
-        self.set(operation.outs[0], self.t.scale(self.get(operation.ins[0]), "rsub"))
+        self.store_tensor(operation.outs[0], self.t.scale(self.tensor_of(operation.ins[0]), "rsub"))

@@ -135,6 +135,7 @@ FAMILIES = {
             "indexer_types": lambda s: ["shared" if mixer.indexer.shared else "full" for mixer in s.mixers],
         },
         modules=DSA_MODULES,
+        earlier={"self_attn.indexer.weights_proj": "self_attn.indexers_proj"},
     ),
     "axk2": Family(
         _axk2,

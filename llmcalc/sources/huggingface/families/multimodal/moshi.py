@@ -75,7 +75,9 @@ FAMILIES = {
         towers="KyutaiSpeechToTextForConditionalGeneration",
         uncounted_encoders={"codec_config": "mimi"},
         uncounted_modules="codec_model",
-        quirks=Quirks(makes_mask=EVERY, channels="num_codebooks"),
+        quirks=Quirks(
+            makes_mask=EVERY, audio_ids=lambda config, ids: ids[..., None].expand(-1, -1, 1 + config.num_codebooks)
+        ),
         modules={**MODULES, "embed_tokens": "embed_tokens.embed_tokens"},
     ),
 }

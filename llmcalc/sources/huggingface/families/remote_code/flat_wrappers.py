@@ -18,6 +18,7 @@ from ...family import Family, field_names
 from ...parts import Table
 from ...registry import config_of, family_of
 from ..multimodal.multimodal import LLAVA_TOWERS, OF_LLAVA
+from .moondream3 import REGION, config_section
 
 TEXT_OF_VERSION = {2.0: "minicpm", 2.5: "llama", 2.6: "qwen2", 4.0: "llama", 4.5: "qwen3"}
 """Version of MiniCPM-V → the model type of its text model."""
@@ -64,15 +65,29 @@ def _text_of_type(config: Config, model_type: str, fields: Mapping[str, Any]) ->
 
 
 def _moondream(config: Config) -> Table:
-    """Reads Moondream 2: Phi's layers with Phi 1.5's sizes, unless a config of 2024 states others.
-
-    Its encoder of images is not counted. Sizes under `config`, which its smaller model has, are not supported.
-    """
-    config.must("config", None, {})
-    config.notes.append(f"vision: {NOT_COUNTED}")
+    """Reads Moondream 2: Phi's layers, with Phi 1.5's sizes where `text_config` or `config.text` state none."""
+    config.notes.append(f"vision: {NOT_COUNTED}" if config.has("text_config") else f"region: {REGION}")
     stated_fields = config.table("text_config") if config.has("text_config") else config.data
-    return _text_of_type(config, "phi", stated_fields)
+    sections = config.table("config") if config.has("config") else {}
+    config.fields_read.add("config")
+    text_fields = config_section(config, sections, "text")
+    unknown_names = sorted(text_fields.keys() - TEXT_NAMES.keys() - {"prefix_attn", "group_size"})
+    if unknown_names:
+        raise config.wrong(f"config.text.{unknown_names[0]}", text_fields[unknown_names[0]], "no such field")
+    named_sizes = {usual: text_fields[name] for name, usual in TEXT_NAMES.items() if name in text_fields}
+    return _text_of_type(config, "phi", {**stated_fields, **named_sizes})
 
+
+TEXT_NAMES = {
+    "dim": "hidden_size",
+    "ff_dim": "intermediate_size",
+    "n_layers": "num_hidden_layers",
+    "n_heads": "num_attention_heads",
+    "n_kv_heads": "num_key_value_heads",
+    "vocab_size": "vocab_size",
+    "max_context": "max_position_embeddings",
+}
+"""Field of `config.text` of Moondream → its usual name."""
 
 NOT_COUNTED = "its encoder is not counted"
 
@@ -128,6 +143,11 @@ FAMILIES = {
     "bunny-phi3": _llava("phi3", f"{BUNNY}bunny_phi3.py"),
     "bunny-llama": _llava("llama", f"{BUNNY}bunny_llama.py"),
     "bunny-qwen2": _llava("qwen2", f"{BUNNY}bunny_qwen.py"),
+    "logics": replace(
+        _llava("qwen3", f"{HUB}Logics-MLLM/Logics-Thinking-8B modeling_logics.py"),
+        generates=True,
+        ignored=LLAVA_FIELDS | {"siglip_config", "sliding_window", "max_window_layers", "use_sliding_window"},
+    ),
     "phi4-siglip": replace(
         _llava("phi3", f"{GITHUB}Blaizzy/mlx-vlm/blob/main/mlx_vlm/models/phi4_siglip/language.py"), generates=True
     ),
@@ -192,6 +212,8 @@ FAMILIES = {
             {"config": None, "text_config": None},
             ignored=frozenset({"vision_config"}),
             generates=True,
+            towers="HfMoondream",
+            tower_file="published_code",
             code=f"{GITHUB}vikhyat/moondream/blob/main/moondream/torch/text.py",
         )
         for kind in ("moondream1", "moondream2")

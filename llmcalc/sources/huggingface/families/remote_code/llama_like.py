@@ -318,6 +318,7 @@ FAMILIES = {
         aliases={"num_experts_per_tok": "moe_top_k"},
         code=f"{HUB}xverse/XVERSE-7B modeling_xverse.py",
     ),
+    "skywork": Family(_llama, COMMON, code=f"{HUB}Skywork/Skywork-13B-base modeling_skywork.py"),
     "aquila": Family(_llama, COMMON, code=f"{VLLM}aquila.py"),
     "Yi": Family(_llama, COMMON, code=f"{HUB}01-ai/Yi-34B modeling_yi.py"),
 }

@@ -13,6 +13,8 @@ from ...config import Config
 from ...family import Family
 from ...parts import QKVO, Table, biases, combined_kinds, decoder, layer_table, layernorm, moe
 
+REGION = "the heads that choose points and sizes of objects are not counted"
+
 TEXT = {
     "dim": 2048,
     "ff_dim": 8192,
@@ -30,7 +32,7 @@ def _moondream3(config: Config) -> Table:
     """Reads Moondream 3. Token-dependent scales of queries and values (`tau`) are not counted."""
     sections = config.table("config") if config.has("config") else {}
     config.fields_read.add("config")
-    text = Config(_config_section(config, sections, "text"), TEXT, config.model_type, where="config.text.")
+    text = Config(config_section(config, sections, "text"), TEXT, config.model_type, where="config.text.")
     stated_experts = text.table("moe") if text.has("moe") else {}
     experts = Config(stated_experts, EXPERTS, config.model_type, where="config.text.moe.")
     hidden, depth = text.size("dim"), text.size("n_layers")
@@ -39,7 +41,7 @@ def _moondream3(config: Config) -> Table:
     scales = depth * (2 * heads * head_size * (heads + 2 * kv_heads) + heads)
     config.notes += [
         f"tau: the scales of queries and values are not counted: {scales:,} parameters",
-        "vision: its encoder is not counted",
+        f"region: {REGION}",
     ]
     norm = layernorm()
     mixer: Table = {
@@ -78,7 +80,7 @@ def _moondream3(config: Config) -> Table:
     return decoder(model_sizes, block, norm, {"bias": True}, combined_kinds((names, layer_tables)))
 
 
-def _config_section(config: Config, sections: Mapping[str, Any], name: str) -> Mapping[str, Any]:
+def config_section(config: Config, sections: Mapping[str, Any], name: str) -> Mapping[str, Any]:
     """Returns a table of the config; empty if it has none. Raises `InputError` for anything else."""
     section = sections.get(name)
     if section is not None and not isinstance(section, dict):
@@ -87,5 +89,7 @@ def _config_section(config: Config, sections: Mapping[str, Any], name: str) -> M
 
 
 FAMILIES = {
-    "moondream3": Family(_moondream3, generates=True, code=f"{VLLM}moondream3.py"),
+    "moondream3": Family(
+        _moondream3, generates=True, towers="HfMoondream", tower_file="published_code", code=f"{VLLM}moondream3.py"
+    ),
 }

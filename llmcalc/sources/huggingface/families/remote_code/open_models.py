@@ -124,8 +124,41 @@ def _molmo(config: Config) -> Table:
     )
     rows = config.maybe("embedding_size") or config.size("vocab_size")
     config.fields_read.add("vocab_size")
-    config.notes.append("the vision encoder, whose sizes are in the code of the model, is not counted")
+    config.notes.append(
+        "the vision encoder, whose sizes are in the code of the model, and its projector are not counted: "
+        f"{_molmo_vision(config):,} parameters"
+    )
     return {**decoder(config, block, norm), "vocab_size": rows, "additional_vocab_size": 128}
+
+
+def _molmo_vision(config: Config) -> int:
+    """Returns the number of parameters of Molmo 1's encoder of images and of its projector.
+
+    The encoder is CLIP's large one for 336 pixels, of whose 24 layers two are read: the second-to-last and the ninth
+    from the end, side by side. Four patches become one by attention of their mean, and a gated network has the text
+    model's widths.
+    """
+    width, patch, rows, depth = 1024, 3 * 14 * 14, 24 * 24 + 1, 23
+    layer = 4 * width * (width + 1) + 2 * 4 * width * width + 5 * width + 4 * width
+    encoder = width * (patch + 1 + rows + 2) + depth * layer
+    pooling = 3 * (2 * width + 1) * width + (width + 1) * width + 2 * 2 * width
+    gated_width = config.size("intermediate_size") // 2
+    return encoder + pooling + gated_width * (2 * width + config.size("hidden_size"))
+
+
+OLMO_MODULES = {
+    "layers": "transformer.blocks",
+    "embed_tokens": "transformer.wte",
+    "norm": "transformer.ln_f",
+    "lm_head": "transformer.ff_out",
+    **dict.fromkeys(("q_proj", "k_proj", "v_proj"), ".att_proj"),
+    "o_proj": ".attn_out",
+    **dict.fromkeys(("gate_proj", "up_proj"), ".ff_proj"),
+    "down_proj": ".ff_out",
+    "self_attn_pre_norm": "attn_norm",
+    "mlp_pre_norm": "ff_norm",
+}
+"""Node → its module in the code of OLMo 1 and Molmo 1."""
 
 
 def _openlm(config: Config) -> Table:
@@ -228,6 +261,7 @@ FAMILIES = {
             """
         ),
         aliases=OLMO_NAMES,
+        modules=OLMO_MODULES,
         code=OLMO,
     ),
     "molmo": Family(
@@ -244,6 +278,7 @@ FAMILIES = {
             "tie_word_embeddings": False,
         },
         frozenset({"clip_qkv", "use_position_ids", "image_feature_dropout", "weight_tying"}),
+        modules=OLMO_MODULES,
         code=f"{VLLM}molmo.py",
     ),
     "openlm": Family(

@@ -95,8 +95,8 @@ FAMILIES = {
         code=f"{SGLANG}interns2preview.py",
         tower_file="qwen",
     ),
-    "ovis": _wrapper("qwen2", f"{HUB}AIDC-AI/Ovis1.6-Gemma2-9B modeling_ovis.py", "llm_config"),
-    "ovis2_5": _wrapper("qwen3", f"{HUB}AIDC-AI/Ovis2.5-9B modeling_ovis2_5.py", "llm_config"),
+    "ovis": _wrapper("qwen2", f"{HUB}AIDC-AI/Ovis1.6-Gemma2-9B modeling_ovis.py", "llm_config", tower_file="ovis"),
+    "ovis2_5": _wrapper("qwen3", f"{HUB}AIDC-AI/Ovis2.5-9B modeling_ovis2_5.py", "llm_config", tower_file="ovis"),
     "eagle_chat": _wrapper("qwen2", f"{HUB}nvidia/Eagle2-9B modeling_eagle_chat.py", "llm_config"),
     "Llama_Nemotron_Nano_VL": _wrapper(
         "llama", f"{HUB}nvidia/Llama-3.1-Nemotron-Nano-VL-8B-V1 modeling.py", "llm_config"
@@ -120,7 +120,12 @@ FAMILIES = {
     "llava_onevision2": _wrapper("qwen3", f"{VLLM}llava_onevision2.py"),
     "mage_vl": _wrapper("qwen3", f"{MLX_VLM}mage_vl"),
     "llmjpvl": _wrapper("llama", f"{MLX_VLM}llmjpvl"),
-    "locateanything": _wrapper("qwen2", f"{MLX_VLM}locateanything"),
+    "locateanything": _wrapper(
+        "qwen2",
+        f"{MLX_VLM}locateanything",
+        tower_file=READ_HERE,
+        ignored=frozenset({"text_config.block_size", "text_config.causal_attn"}),
+    ),
     "nvila": _wrapper("qwen2", f"{SGLANG}nvila.py"),
     "nvila_lite": _wrapper("qwen2", f"{SGLANG}nvila_lite.py"),
     "plamo2vl": _wrapper("plamo2", f"{MLX_VLM}plamo2vl"),
@@ -146,7 +151,7 @@ FAMILIES = {
     "openvla": _wrapper(
         "llama",
         f"{GITHUB}openvla/openvla/blob/main/prismatic/extern/hf/modeling_prismatic.py",
-        uncounted_encoders={"timm_model_ids": "timm"},
+        tower_file="timm",
     ),
     "midashenglm": _wrapper(
         "qwen2_5_omni_text", f"{VLLM}midashenglm.py", uncounted_encoders={"audio_encoder_config": "dasheng"}

@@ -11,6 +11,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
+from .....components.head_kind import HeadKind
 from ...config import Config
 from ...dropout import dropout_of
 from ...family import Family, Modules
@@ -22,12 +23,12 @@ from ..bert.bert import BERT_MODULES, SECOND_BIAS
 def _encoder_decoder(config: Config) -> Table:
     config.fields_read.add("tie_word_embeddings")  # each of the two models ties by its own config
     sections: dict[str, Mapping[str, Any]] = {name: config.table(name) for name in ("encoder", "decoder")}
-    layer_tables = {name: _model_type(config, name, fields) for name, fields in sections.items()}
+    layer_tables = {name: model_type_of(config, name, fields) for name, fields in sections.items()}
     decoder_class = causal_class(layer_tables["decoder"], "decoder.", config.data)
-    encoder = _section_model(
-        config, "encoder", layer_tables["encoder"], {**sections["encoder"], "architectures": ["Model"]}
+    encoder = section_model(
+        config, "encoder", layer_tables["encoder"], {**sections["encoder"], "architectures": ["Model"]}, "none"
     )
-    decoder = _section_model(
+    decoder = section_model(
         config, "decoder", layer_tables["decoder"], {**sections["decoder"], "architectures": [decoder_class]}
     )
     if "encoder" not in encoder or "decoder" in encoder:
@@ -49,19 +50,22 @@ def _encoder_decoder(config: Config) -> Table:
     return {**decoder, "encoder": stack}
 
 
-def _model_type(config: Config, name: str, fields: Mapping[str, Any]) -> str:
+def model_type_of(config: Config, name: str, fields: Mapping[str, Any]) -> str:
+    """Returns the model type of a section with the config of a whole model."""
     model_type = fields.get("model_type")
     if not isinstance(model_type, str):
         raise config.wrong(name, model_type, "a table of fields with the model_type of that model")
     return usual_name(model_type)
 
 
-def _section_model(config: Config, name: str, model_type: str, fields: Mapping[str, Any]) -> Table:
+def section_model(
+    config: Config, name: str, model_type: str, fields: Mapping[str, Any], head: HeadKind = "lm"
+) -> Table:
     """Returns the model that a section of the config describes."""
     family = family_of(model_type, f"{name}.", fields)
     if family.read is None:
         raise config.wrong(name, model_type, "a model of text, not a wrapper")
-    section = config_of(fields, model_type, family, "none" if name == "encoder" else "lm", f"{name}.")
+    section = config_of(fields, model_type, family, head, f"{name}.")
     table = family.read(section)
     table |= dropout_of(section, family)
     section.close(family.ignored, config)

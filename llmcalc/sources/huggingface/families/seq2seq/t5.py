@@ -1,7 +1,9 @@
-"""T5 models: t5, mt5, umt5 (a relative position bias in every layer), longt5 (an encoder with local attention).
+"""T5 models: t5, mt5, umt5 (a relative position bias in every layer), longt5 (an encoder with local attention), and
+pop2piano (an encoder of a spectrum).
 
-transformers: models/t5, models/mt5, models/umt5, models/longt5. These classes tie the head regardless of the config (T5
-    1.1, mT5 and UMT5 are published with an untied head); llmcalc counts as the config says.
+transformers: models/t5, models/mt5, models/umt5, models/longt5, models/pop2piano. The first four tie the head
+    regardless of the config (T5 1.1, mT5 and UMT5 are published with an untied head); llmcalc counts as the config
+    says.
 """
 
 from __future__ import annotations
@@ -13,7 +15,7 @@ from .....workload.rows import LOGITS
 from ...absent import present
 from ...config import Config
 from ...dropout import T5_DROPOUT
-from ...family import LOOKS_FOR_THE_END, Deviation, Family, Modules, Quirks, untied
+from ...family import EVERY, LOOKS_FOR_THE_END, Deviation, Family, Modules, Quirks, untied
 from ...parts import ACTIVATIONS, Table, architecture, head_table, labels, layer_table, rmsnorm
 from ...writes import Writes
 
@@ -46,6 +48,19 @@ def _longt5(config: Config) -> Table:
     if has_block_sums:
         table["encoder"]["relative_bias"] = {**table["encoder"]["relative_bias"], "of_blocks": True}
     return table
+
+
+def _pop2piano(config: Config) -> Table:
+    """Reads Pop2Piano: T5's encoder over the frames of a spectrum, and a head that its class never ties."""
+    config.fields_read.add("tie_word_embeddings")
+    config.must("is_encoder_decoder", True)
+    table = _t5(config)
+    table["encoder"]["stem"] = {
+        "type": "features",
+        "num_features": table["hidden_size"],
+        "num_styles": config.size("composer_vocab_size"),
+    }
+    return {**table, "tie_word_embeddings": False}
 
 
 def t5_like(config: Config, block: Table, stack: Table, decoder_block: Table | None = None) -> Table:
@@ -198,6 +213,15 @@ FAMILIES = {
     "t5": replace(OF_T5, defaults={"tie_word_embeddings": True, "n_positions": None}),
     "mt5": OF_T5,
     "umt5": replace(OF_T5, read=_umt5, defaults={"tie_word_embeddings": True, "n_positions": None}),
+    "pop2piano": replace(
+        OF_T5,
+        read=_pop2piano,
+        defaults={"n_positions": None},
+        writes={},
+        quirks=Quirks(makes_mask=EVERY),
+        deviations=(),
+        modules={**T5_MODULES, "encoder.stem": "mel_conditioner", "styles": "embedding"},
+    ),
     "longt5": replace(
         OF_T5,
         read=_longt5,

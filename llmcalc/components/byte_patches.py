@@ -1,0 +1,312 @@
+"""The byte latent transformer: a stack's layers run over patches of bytes, between small layers that run over bytes.
+
+Pagnoni et al. 2024 (arXiv:2412.09871). A frozen language model of bytes ends a patch where the next byte is hard to
+predict, so the number of patches depends on the text. transformers: models/blt.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from functools import cache
+from typing import TYPE_CHECKING, Any, ClassVar, Literal
+
+from pydantic import Field
+
+from ..flow.axis import Axis
+from ..flow.record import Flow
+from ..flow.value import Value
+from ..workload.derived_rows import BytePatches, Multiple
+from .base import Flag, LayerParts, Layers, ModelProperties, Part, StackPosition, Vocab, Width
+from .layers.block import Block
+from .norm import Norm
+from .reading import Reading
+from .runtime import ForwardPass
+from .streams import ResidualStreams
+
+if TYPE_CHECKING:
+    from torch import Tensor, nn
+
+MOST_BYTES, MOST_VECTORS, MOST_TABLES = 2**16, 64, 256
+"""The most bytes of a patch, vectors that a patch has in the layers of bytes, and tables of groups of bytes."""
+
+
+class ByteLayers(Part):
+    """Layers that run over bytes.
+
+    num_hidden_layers: the number of layers.
+    block: the layer.
+    """
+
+    noun: ClassVar[str] = "layers of bytes"
+
+    num_hidden_layers: Layers
+    block: Block
+
+    def check_place(self, where: str, width: int) -> None:
+        self.block.check_place(StackPosition(f"{where}.block", width, "decoder"))
+
+    def flow(self, recorder: Flow, x: Value, before: Callable[[Value], Value] | None = None) -> Value:
+        """Records the layers. before: what each of them does first."""
+        depth = self.num_hidden_layers
+
+        def run(v: Value) -> Value:
+            if before is None:
+                return self.block.flow(recorder, v)
+            v = before(v)
+            with recorder.scope("block"):
+                return self.block.flow(recorder, v)
+
+        indices = range(depth) if isinstance(depth, int) else None
+        return recorder.layers(x, run, depth, indices, source=self.block.formula_source)
+
+
+class Patcher(ByteLayers):
+    """A frozen language model of bytes, whose entropy says where patches end.
+
+    vocab_size: its vocabulary.
+    hidden_size: the width of its layers.
+    norm: the norm before its head.
+    """
+
+    vocab_size: Vocab
+    hidden_size: Width
+    norm: Norm
+
+
+class PatchStreams(ResidualStreams):
+    """Layers of bytes before and after those of patches.
+
+    patch_size: the number of bytes that a patch is counted with; it is 1 where every byte is a patch.
+    local_size: the width of the layers of bytes.
+    vectors: the number of vectors of a patch in the layers of bytes, which read the bytes and which the bytes read.
+    projected: whether a linear layer brings the vectors of a patch to the width of the layers; otherwise they have it
+        together. False by default.
+    hash_tables, hash_vocab_size: the number of tables with embeddings of groups of bytes, and the rows of each.
+    encoder: the layers of bytes before the patches.
+    reads: the cross-attention of the patches to the bytes.
+    decoder: the layers of bytes after the patches.
+    writes: the cross-attention of the bytes to the patches.
+    writes_every_layer: whether each layer of the decoder has one, false by default; otherwise the first layer.
+    norm: the norm after the decoder.
+    patcher: the language model of bytes, none where the patches are given.
+    patcher_runs: whether it runs in a forward pass, true by default.
+    """
+
+    formula_source: ClassVar[str] = "Pagnoni et al. 2024, §3"
+    kind: ClassVar[str] = "embedding"
+
+    type: Literal["byte_patches"] = "byte_patches"
+    patch_size: int = Field(ge=1, le=MOST_BYTES, strict=True)
+    local_size: Width
+    vectors: int = Field(ge=1, le=MOST_VECTORS, strict=True)
+    projected: Flag = False
+    hash_tables: int = Field(ge=1, le=MOST_TABLES, strict=True)
+    hash_vocab_size: Vocab
+    encoder: ByteLayers
+    reads: Reading
+    decoder: ByteLayers
+    writes: Reading
+    writes_every_layer: Flag = False
+    norm: Norm
+    patcher: Patcher | None = None
+    patcher_runs: Flag = True
+
+    @property
+    def one_pass_model(self) -> str:
+        return "a model of patches of bytes"
+
+    def embedding_width(self) -> int:
+        return self.local_size
+
+    def check_layers(self, layers: Mapping[str, LayerParts]) -> None:
+        """Accepts any layers."""
+
+    def check_place(self, stack_position: StackPosition) -> None:
+        where, width = stack_position.where, self.local_size
+        if stack_position.side != "decoder":
+            raise ValueError(f"{where}: bytes do not read later bytes; expected a decoder")
+        if not self.projected and self.vectors * width != stack_position.width:
+            raise ValueError(
+                f"{where}.projected: {self.vectors} vectors of {width} are not {stack_position.width}; expected true"
+            )
+        for name, layers in (("encoder", self.encoder), ("decoder", self.decoder)):
+            layers.check_place(f"{where}.{name}", width)
+        for name, reading in (("reads", self.reads), ("writes", self.writes)):
+            reading.check_width(f"{where}.{name}", width)
+        if self.patcher is not None:
+            self.patcher.check_place(f"{where}.patcher", self.patcher.hidden_size)
+
+    def record_split(self, recorder: Flow, x: Value) -> Value:
+        """Records what becomes the patches. x: the embeddings of the bytes."""
+        hidden = recorder.memo["hidden"]
+        if self.patcher is not None:
+            self._record_patcher(recorder, self.patcher, x)
+        rows = Axis("hashes", self.hash_tables * self.hash_vocab_size)
+        groups = Multiple("groups of bytes", of=x.rows, by=self.hash_tables)
+        hashed, _ = recorder.table("hash_embedding", rows, *x.axes, of=groups, rows_read=1, kind=self.kind)
+        x = recorder.add(x, recorder.sum(hashed.view(Axis("tables", self.hash_tables), *x.axes, rows=x.rows), *x.axes))
+        with recorder.scope("local_encoder"):
+            with recorder.apart(recorder.causal):
+                x = self.encoder.flow(recorder, x)
+            patches, vectors = BytePatches(of=x.rows, patch=self.patch_size), Axis("vectors", self.vectors)
+            reduced = recorder.resampled(x, patches)
+            y = recorder.linear("patch_proj", reduced, vectors, *x.axes, kind=self.kind)
+            y = recorder.part("reads", self.reads, self._as_vectors(y, x, patches), memory=x)
+            y = y.view(vectors, *x.axes, rows=patches)
+        recorder.memo["bytes"] = x
+        recorder.keep(bytes=x)
+        return recorder.linear("in_proj", y, *hidden, kind=self.kind) if self.projected else y.view(*hidden)
+
+    def record_merge(self, recorder: Flow, x: Value) -> Value:
+        """Records the layers of bytes after the patches. x: the patches."""
+        y: Value = recorder.memo["bytes"]
+        with recorder.scope("local_decoder"):
+            projected = recorder.linear("patch_proj", x, Axis("vectors", self.vectors), *y.axes, kind=self.kind)
+            memory, layers = self._as_vectors(projected, y, x.rows), self.decoder
+
+            def read(v: Value) -> Value:
+                return recorder.part("writes", self.writes, v, memory=memory)
+
+            if not self.writes_every_layer:
+                y = read(y)
+            with recorder.apart(recorder.causal):
+                y = layers.flow(recorder, y, read if self.writes_every_layer else None)
+            return recorder.part("norm", self.norm, y)
+
+    def _as_vectors(self, y: Value, x: Value, patches: Any) -> Value:
+        """Returns the vectors of the patches as rows. x: the bytes."""
+        return y.view(*x.axes, rows=Multiple("vectors of patches", of=patches, by=self.vectors))
+
+    def _record_patcher(self, recorder: Flow, patcher: Patcher, x: Value) -> None:
+        vocab, hidden = Axis("vocab", patcher.vocab_size), Axis("hidden", patcher.hidden_size)
+        role: Any = "no_grad" if self.patcher_runs else "idle"
+        with recorder.scope("patcher", role=role), recorder.apart(recorder.causal):
+            y, _ = recorder.table("embed_tokens", vocab, hidden, of=x.rows, kind="embedding")
+            y = recorder.part("norm", patcher.norm, patcher.flow(recorder, y))
+            recorder.linear("lm_head", y, vocab, kind="lm_head")
+
+    def reference(self, model_properties: ModelProperties) -> nn.Module:
+        return _reference_class()(self, model_properties)
+
+
+@cache
+def _reference_class() -> type[nn.Module]:
+    import torch
+    from torch import nn
+
+    class LocalReference(nn.Module):
+        """Layers of bytes, and a projection of patches to vectors."""
+
+        def __init__(self, layers: ByteLayers, width: int, patch_size: int, vectors: int) -> None:
+            super().__init__()
+            self.layers = nn.ModuleList(
+                layers.block.reference(ModelProperties(width)) for _ in range(layers.num_hidden_layers)
+            )
+            self.patch_proj = nn.Linear(patch_size, vectors * width, bias=False)
+            self.vectors = vectors
+
+        def as_vectors(self, patches: Tensor) -> Tensor:
+            projected: Tensor = self.patch_proj(patches)
+            return projected.unflatten(-1, (self.vectors, -1)).flatten(1, 2)
+
+    class EncoderReference(LocalReference):
+        """Layers of bytes, and patches that read them.
+
+        [batch, bytes, width] → same shape, [batch, patches, vectors · width].
+        """
+
+        def __init__(self, spec: PatchStreams) -> None:
+            super().__init__(spec.encoder, spec.local_size, spec.local_size, spec.vectors)
+            self.reads, self.patch_size = spec.reads.reference(spec.local_size, spec.local_size), spec.patch_size
+
+        def forward(self, x: Tensor) -> tuple[Tensor, Tensor]:
+            for layer in self.layers:
+                x = layer(x, ForwardPass())
+            patches = 1 - (-x.shape[1] // self.patch_size)
+            patch_of_byte = torch.arange(x.shape[1], device=x.device).add(self.patch_size - 1) // self.patch_size
+            index, start = patch_of_byte[None, :, None].expand_as(x), x.new_zeros(x.shape[0], patches, x.shape[2])
+            reduced = start.scatter_reduce(1, index, x, "amax", include_self=False)
+            return x, self.reads(self.as_vectors(reduced), x).unflatten(1, (patches, -1)).flatten(2)
+
+    class ReadingFirst(nn.Module):
+        """A layer of bytes behind cross-attention to the patches."""
+
+        def __init__(self, block: nn.Module, reading: nn.Module) -> None:
+            super().__init__()
+            self.writes, self.block = reading, block
+
+        def forward(self, x: Tensor, memory: Tensor) -> Tensor:
+            output: Tensor = self.block(self.writes(x, memory), ForwardPass())
+            return output
+
+    class DecoderReference(LocalReference):
+        """Layers of bytes that read patches.
+
+        [batch, bytes, width], [batch, patches, hidden] → [batch, bytes, width].
+        """
+
+        def __init__(self, spec: PatchStreams, hidden: int) -> None:
+            super().__init__(spec.decoder, spec.local_size, hidden, spec.vectors)
+            if spec.writes_every_layer:
+                self.layers = nn.ModuleList(ReadingFirst(block, self._reading(spec)) for block in self.layers)
+            else:
+                self.writes = self._reading(spec)
+            self.norm = spec.norm.reference(ModelProperties(spec.local_size))
+
+        @staticmethod
+        def _reading(spec: PatchStreams) -> nn.Module:
+            return spec.writes.reference(spec.local_size, spec.local_size)
+
+        def forward(self, x: Tensor, patches: Tensor) -> Tensor:
+            memory = self.as_vectors(patches)
+            x = self.writes(x, memory) if hasattr(self, "writes") else x
+            for layer in self.layers:
+                x = layer(x, memory) if isinstance(layer, ReadingFirst) else layer(x, ForwardPass())
+            output: Tensor = self.norm(x)
+            return output
+
+    class PatcherReference(nn.Module):
+        """A language model of bytes, whose logits say where patches end. ids: [batch, bytes] → nothing."""
+
+        def __init__(self, spec: Patcher) -> None:
+            super().__init__()
+            properties = ModelProperties(spec.hidden_size)
+            self.embed_tokens = nn.Embedding(spec.vocab_size, spec.hidden_size)
+            self.layers = nn.ModuleList(spec.block.reference(properties) for _ in range(spec.num_hidden_layers))
+            self.norm = spec.norm.reference(properties)
+            self.lm_head = nn.Linear(spec.hidden_size, spec.vocab_size, bias=False)
+
+        def forward(self, ids: Tensor) -> None:
+            with torch.no_grad():
+                x = self.embed_tokens(ids)
+                for layer in self.layers:
+                    x = layer(x, ForwardPass())
+                self.lm_head(self.norm(x))
+
+    class PatchStreamsReference(nn.Module):
+        """Bytes [batch, bytes, local_size] → patches [batch, patches, hidden], and back."""
+
+        def __init__(self, spec: PatchStreams, model_properties: ModelProperties) -> None:
+            super().__init__()
+            self.spec, hidden, width = spec, model_properties.hidden_size, spec.local_size
+            if spec.patcher is not None:
+                self.patcher = PatcherReference(spec.patcher)
+            self.hash_embedding = nn.Embedding(spec.hash_tables * spec.hash_vocab_size, width)
+            self.local_encoder, self.local_decoder = EncoderReference(spec), DecoderReference(spec, hidden)
+            if spec.projected:
+                self.in_proj = nn.Linear(spec.vectors * width, hidden, bias=False)
+
+        def split_streams(self, x: Tensor, forward_pass: ForwardPass) -> Tensor:
+            if self.spec.patcher is not None and self.spec.patcher_runs:
+                self.patcher(forward_pass.ids)
+            ids = torch.zeros(*x.shape[:2], self.spec.hash_tables, dtype=torch.long, device=x.device)
+            x, y = self.local_encoder(x + self.hash_embedding(ids).sum(2))
+            forward_pass.memo["bytes"] = x
+            patches: Tensor = self.in_proj(y) if hasattr(self, "in_proj") else y
+            return patches
+
+        def merge_streams(self, x: Tensor, forward_pass: ForwardPass) -> Tensor:
+            output: Tensor = self.local_decoder(forward_pass.memo["bytes"], x)
+            return output
+
+    return PatchStreamsReference

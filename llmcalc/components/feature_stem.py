@@ -1,0 +1,71 @@
+"""The input of an encoder that reads vectors of features as they are, such as the frames of a spectrum (Pop2Piano).
+
+Choi and Lee 2023 (arXiv:2211.00895). transformers: models/pop2piano (`Pop2PianoConcatEmbeddingToMel`).
+"""
+
+from __future__ import annotations
+
+from functools import cache
+from typing import TYPE_CHECKING, ClassVar, Literal, Self
+
+from ..flow.axis import Axis, Shape
+from ..flow.record import Flow
+from ..flow.value import Value
+from ..workload.derived_rows import Multiple
+from ..workload.rows import SOURCE
+from .base import ModelProperties, Vocab, Width
+from .stem import Stem
+
+if TYPE_CHECKING:
+    from torch import Tensor, nn
+
+
+class FeatureStem(Stem):
+    """Vectors of features, one per position; a row of a table may stand before them, for the style of the output.
+
+    num_features: the number of features, which is the encoder's width.
+    num_styles: the number of rows of the table, whose look-up is not part of a pass.
+    """
+
+    formula_source: ClassVar[str] = "Choi and Lee 2023, §3"
+    type: Literal["features"] = "features"
+    num_features: Width
+    num_styles: Vocab
+
+    def frames_read(self) -> Value:
+        return Value(Multiple("features", of=SOURCE), (Axis("hidden", self.num_features),), fixed=True)
+
+    def flow(self, recorder: Flow, x: Value, width: Shape = ()) -> Value:
+        """Records the stem. width: the encoder's width. x: token embeddings if recorded without an encoder."""
+        frames = recorder.frames = x if x.fixed else self.frames_read()
+        recorder.frames_by_row = True
+        recorder.unread_table("styles", Axis("styles", self.num_styles), *frames.axes, role="idle")
+        return frames.view(*(width or x.axes), rows=SOURCE)
+
+    def frames(self, batch: int, encoder_positions: int) -> tuple[int, int, int]:
+        """Returns the shape of the stem's input: [batch, positions, num_features]."""
+        return batch, encoder_positions, self.num_features
+
+    def reference(self, model_properties: ModelProperties) -> nn.Module:
+        return _reference_class()(self)
+
+    @classmethod
+    def examples(cls) -> list[Self]:
+        return [cls(num_features=24, num_styles=5)]
+
+
+@cache
+def _reference_class() -> type[nn.Module]:
+    from torch import nn
+
+    class FeatureStemReference(nn.Module):
+        """Vectors of features as they are. frames: [batch, positions, num_features] → same shape."""
+
+        def __init__(self, spec: FeatureStem) -> None:
+            super().__init__()
+            self.styles = nn.Embedding(spec.num_styles, spec.num_features)
+
+        def forward(self, frames: Tensor) -> Tensor:
+            return frames
+
+    return FeatureStemReference

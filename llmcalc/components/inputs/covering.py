@@ -1,0 +1,64 @@
+"""An image is cut into the fewest tiles that cover it at its own resolution; the encoder also reads the whole image.
+
+Ovis (Lu 2024, arXiv:2405.20797). transformers: models/ovis2/image_processing_ovis2.py and processing_ovis2.py.
+"""
+
+from __future__ import annotations
+
+from typing import Literal
+
+from pydantic import Field
+
+from ..base import Width
+from .base import Encoded, ImageRule
+
+COVERED_SHARE = 0.9
+"""The share of an image's area that its tiles keep at least, where so many tiles are allowed."""
+
+
+class Covering(ImageRule):
+    """The rule for tiles of `size` × `size` pixels, with the whole image in an additional tile if there are several.
+
+    size: the side of a tile in pixels.
+    max_tiles: the most tiles, without the whole image.
+    merge: the side of the square of patches of a token; rows and columns of patches are padded to a multiple of it.
+
+    The processor writes a mark before and after the whole image, one between the tiles, and one at the end.
+    """
+
+    type: Literal["covering"] = "covering"
+    size: Width
+    max_tiles: int = Field(ge=1, le=1000, strict=True)
+    merge: Width
+
+    def _covered_share(self, height: int, width: int, columns: int, rows: int) -> float:
+        """Returns the share of an image's area that remains if its longest sides are shrunk to that of a tile."""
+        row_heights = [height // columns] * (columns - 1) + [height - height // columns * (columns - 1)]
+        column_widths = [width // rows] * (rows - 1) + [width - width // rows * (rows - 1)]
+        area = 0.0
+        for row_height in row_heights:
+            for column_width in column_widths:
+                long, short = max(row_height, column_width), min(row_height, column_width)
+                area += short / long * self.size * self.size if long > self.size else long * short
+        return area / (width * height)
+
+    def _fewest_tiles(self, height: int, width: int) -> int:
+        """Returns the number of tiles."""
+        grids = [
+            (columns, rows)
+            for columns in range(1, self.max_tiles + 1)
+            for rows in range(1, self.max_tiles // columns + 1)
+        ]
+        shares = {grid: self._covered_share(height, width, *grid) for grid in grids}
+        covering_sizes = [columns * rows for (columns, rows), share in shares.items() if share > COVERED_SHARE]
+        if covering_sizes:
+            return min(covering_sizes)
+        most_covered = max(shares.values())
+        return min(columns * rows for (columns, rows), share in shares.items() if share == most_covered)
+
+    def encode(self, height: int, width: int, patch_size: int) -> Encoded:
+        tiles = self._fewest_tiles(height, width)
+        images, patches_per_side = tiles + (tiles > 1), self.size // patch_size
+        tokens = (-(-patches_per_side // self.merge)) ** 2
+        padded_patches = None if patches_per_side % self.merge == 0 else tokens * self.merge**2
+        return Encoded(images, patches_per_side, patches_per_side, images * tokens + tiles + 2, padded_patches)

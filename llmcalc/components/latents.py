@@ -1,0 +1,113 @@
+"""Latent vectors that read all tokens, run through the layers in their place, and are read by output queries.
+
+Jaegle et al. 2021 (Perceiver IO, arXiv:2107.14795). transformers: models/perceiver (`PerceiverForMaskedLM`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from functools import cache
+from typing import TYPE_CHECKING, ClassVar, Literal
+
+from pydantic import Field
+
+from ..flow.axis import Axis
+from ..flow.record import Flow
+from ..flow.value import Value
+from ..workload.derived_rows import Multiple
+from ..workload.rows import SEQUENCES
+from .base import LayerParts, ModelProperties, StackPosition, Width
+from .reading import Reading
+from .runtime import ForwardPass, vector
+from .streams import ResidualStreams
+
+if TYPE_CHECKING:
+    from torch import Tensor, nn
+
+MOST_ROWS = 2**20
+"""The largest number of latents or of output queries."""
+
+
+class Latents(ResidualStreams):
+    """Learned latents of the layers' width, which read the embeddings, and learned queries, which read the latents.
+
+    num_latents: the number of latents of a sequence.
+    latent_size: the width of a latent and of the layers.
+    reads: the cross-attention of the latents to the embeddings.
+    num_queries: the number of output queries, and so of positions with an output, whatever the sequence's length.
+    query_size: the width of a query and of the output, which is that of the embeddings.
+    writes: the cross-attention of the queries to the latents.
+    """
+
+    formula_source: ClassVar[str] = "Jaegle et al. 2021, §3"
+    kind: ClassVar[str] = "embedding"
+
+    type: Literal["latents"] = "latents"
+    num_latents: int = Field(ge=1, le=MOST_ROWS, strict=True)
+    latent_size: Width
+    reads: Reading
+    num_queries: int = Field(ge=1, le=MOST_ROWS, strict=True)
+    query_size: Width
+    writes: Reading
+
+    def embedding_width(self) -> int:
+        return self.query_size
+
+    def check_layers(self, layers: Mapping[str, LayerParts]) -> None:
+        """Accepts any layers."""
+
+    def check_place(self, stack_position: StackPosition) -> None:
+        if stack_position.side != "encoder":
+            raise ValueError(f"{stack_position.where}: latents read later tokens; expected an encoder")
+        if self.latent_size != stack_position.width:
+            raise ValueError(
+                f"{stack_position.where}.latent_size: {self.latent_size}; expected the width of the layers, "
+                f"{stack_position.width}"
+            )
+        self.reads.check_width(f"{stack_position.where}.reads", stack_position.width)
+        self.writes.check_width(f"{stack_position.where}.writes", self.query_size)
+
+    def record_split(self, recorder: Flow, x: Value) -> Value:
+        latents = self._learned_rows(recorder, "latents", self.num_latents, Axis("hidden", self.latent_size))
+        return recorder.part("reads", self.reads, latents, memory=x)
+
+    def record_merge(self, recorder: Flow, x: Value) -> Value:
+        queries = self._learned_rows(recorder, "queries", self.num_queries, Axis("embedding", self.query_size))
+        return recorder.part("writes", self.writes, queries, memory=x)
+
+    def _learned_rows(self, recorder: Flow, name: str, count: int, width: Axis) -> Value:
+        """Records a table of vectors, and returns them as rows of every sequence."""
+        table = recorder.vector(name, Axis(name, count), width, count=count, kind=self.kind)
+        return table.view(width, rows=Multiple(name, of=SEQUENCES, by=count))
+
+    def reference(self, model_properties: ModelProperties) -> nn.Module:
+        return _reference_class()(self)
+
+
+@cache
+def _reference_class() -> type[nn.Module]:
+    import torch
+    from torch import nn
+
+    class LatentsReference(nn.Module):
+        """Latents [batch, num_latents, latent_size] between embeddings [batch, tokens, query_size] and outputs [batch,
+        num_queries, query_size].
+        """
+
+        def __init__(self, spec: Latents) -> None:
+            super().__init__()
+            hidden = spec.latent_size
+            self.latents = vector(torch.randn(spec.num_latents, hidden) * 0.02)
+            self.reads = spec.reads.reference(hidden, spec.query_size)
+            self.queries = vector(torch.randn(spec.num_queries, spec.query_size) * 0.02)
+            self.writes = spec.writes.reference(spec.query_size, hidden)
+
+        def split_streams(self, x: Tensor, forward_pass: ForwardPass) -> Tensor:
+            latents: Tensor = self.reads(self.latents.weight.expand(len(x), -1, -1), x)
+            return latents
+
+        def merge_streams(self, x: Tensor, forward_pass: ForwardPass) -> Tensor:
+            output: Tensor = self.writes(self.queries.weight.expand(len(x), -1, -1), x)
+            return output
+
+    return LatentsReference

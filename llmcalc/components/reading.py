@@ -1,0 +1,83 @@
+"""Cross-attention between two sequences of one stack, each behind a norm, with an optional network after it."""
+
+from __future__ import annotations
+
+from functools import cache
+from typing import TYPE_CHECKING, ClassVar
+
+from ..flow.record import Flow
+from ..flow.value import Value
+from .base import Flag, ModelProperties, Part, StackPosition
+from .mixers.attention import Attention
+from .networks.feed_forward import FeedForward
+from .norm import Norm
+from .runtime import ForwardPass
+
+if TYPE_CHECKING:
+    from torch import Tensor, nn
+
+
+class Reading(Part):
+    """Rows of one sequence read those of another one.
+
+    attention: the attention of the reading rows.
+    norm: the norm of the reading rows, that of the rows that are read, and that before the network.
+    feed_forward: the network after the attention, none by default.
+    residual: whether the reading rows are added to what they read, true by default.
+    """
+
+    formula_source: ClassVar[str] = "Vaswani et al. 2017, §3.2.3"
+    noun: ClassVar[str] = "reading"
+    kind: ClassVar[str] = "cross_attention"
+
+    attention: Attention
+    norm: Norm
+    feed_forward: FeedForward | None = None
+    residual: Flag = True
+
+    def check_width(self, where: str, width: int) -> None:
+        """Raises `ValueError` if the attention cannot read for rows of this width."""
+        self.attention.check_place(StackPosition(f"{where}.attention", width, "encoder"))
+        self.attention.check_crossing()
+
+    def flow(self, recorder: Flow, x: Value, memory: Value) -> Value:
+        """Records the cross-attention. x: the reading rows. memory: the rows that are read."""
+        queries, keys = recorder.part("query_norm", self.norm, x), recorder.part("kv_norm", self.norm, memory)
+        with recorder.apart(causal=False):
+            y = recorder.part("attention", self.attention, queries, memory=keys)
+        y = recorder.add(x, y) if self.residual else y
+        if self.feed_forward is None:
+            return y
+        return recorder.add(y, recorder.part("mlp", self.feed_forward, recorder.part("mlp_norm", self.norm, y)))
+
+    def reference(self, width: int, source_width: int) -> nn.Module:
+        """Builds the module. width: the width of the reading rows. source_width: that of the rows that are read."""
+        return _reference_class()(self, width, source_width)
+
+
+@cache
+def _reference_class() -> type[nn.Module]:
+    from torch import nn
+
+    class ReadingReference(nn.Module):
+        """Cross-attention. x: [batch, rows, width], memory: [batch, other rows, source width] → shape of x."""
+
+        def __init__(self, spec: Reading, width: int, source_width: int) -> None:
+            super().__init__()
+            self.residual = spec.residual
+            for name, size in (("query_norm", width), ("kv_norm", source_width)):
+                self.add_module(name, spec.norm.reference(ModelProperties(size)))
+            self.attention = spec.attention.reference(
+                ModelProperties(width, causal=False, cross=True, source_size=source_width)
+            )
+            if spec.feed_forward is not None:
+                self.mlp_norm = spec.norm.reference(ModelProperties(width))
+                self.mlp = spec.feed_forward.reference(ModelProperties(width))
+
+        def forward(self, x: Tensor, memory: Tensor) -> Tensor:
+            keys = self.get_submodule("kv_norm")(memory)
+            y = self.attention(self.get_submodule("query_norm")(x), ForwardPass(memory=keys))
+            y = x + y if self.residual else y
+            return y + self.mlp(self.mlp_norm(y), ForwardPass()) if hasattr(self, "mlp") else y
+
+    return ReadingReference

@@ -1,0 +1,110 @@
+"""Adafactor of transformers, which its Trainer runs (transformers/optimization.py of 5.23; `--optim adafactor`).
+
+It differs from torch's in its step: gradients and parameters in 16 bits are copied to fp32, and an update has the shape
+of the whole tensor beside them. The Trainer sets neither relative steps nor a scale by the parameter. A tensor keeps
+its root mean square on the device.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from typing import TYPE_CHECKING, Any
+
+from ...costs.trained_tensors import TrainedTensor, count_of
+from ...workload.execution import OptimizerImplementation
+from . import adafactor
+from .record import BY_TORCH, Optimizer, States
+
+if TYPE_CHECKING:
+    from ...simulator.tensor import Tensor
+    from .step import OptimizedParameter, OptimizerStep
+
+
+def states(tensors: Sequence[TrainedTensor], dtype: str) -> States:
+    """Returns the bytes of row and column means (or of the whole second moment), and of root mean squares."""
+    moments = {name: size for name, size in adafactor.states(tensors, "float32").items() if name != "step"}
+    return moments | {"RMS": 4 * count_of(tensors)}
+
+
+def step(optimizer_step: OptimizerStep) -> None:
+    """Runs `Adafactor.step`. The temporary tensors of one parameter live until those of the next replace them."""
+    from ...simulator.tensor import FLOAT32
+
+    aten, update = optimizer_step.t, None
+    for parameter in optimizer_step.loop_over(optimizer_step.updated):
+        grad = None  # type: ignore[assignment]
+        grad = aten.to(parameter.grad, FLOAT32)
+        if not parameter.states:
+            with optimizer_step.counted_as_states():
+                parameter.states = _new_states(optimizer_step, grad)
+        p_data_fp32 = None  # type: ignore[assignment]
+        p_data_fp32 = aten.to(parameter.tensor, FLOAT32)
+        with optimizer_step.counted_as_states():
+            parameter.states[0] = _root_mean_square(optimizer_step)
+        squared = aten.like(grad)
+        update = aten.like(squared)
+        del squared
+        if len(grad.shape) > 1:
+            row, column = parameter.states[1:]
+            row_mean = aten.like(row)
+            optimizer_step.write(row, row_mean)
+            del row_mean
+            column_mean = aten.like(column)
+            optimizer_step.write(column, column_mean)
+            del column_mean
+            update = _estimate(optimizer_step, grad, row, column)
+        else:
+            update = aten.like(parameter.states[1])
+        optimizer_step.write(update, grad)
+        _root_mean_square(optimizer_step)
+        negated = aten.like(update)
+        optimizer_step.write(p_data_fp32, negated)
+        del negated
+
+
+def _new_states(optimizer_step: OptimizerStep, grad: Tensor) -> list[Tensor]:
+    """Allocates the states of a tensor; its root mean square, the first one, is replaced in each step."""
+    shapes = [(*grad.shape[:-1],), (*grad.shape[:-2], grad.shape[-1])] if len(grad.shape) > 1 else [grad.shape]
+    return [None, *(optimizer_step.t.new_tensor(shape, grad.dtype) for shape in shapes)]  # type: ignore[list-item]
+
+
+def _root_mean_square(optimizer_step: OptimizerStep) -> Tensor:
+    """Runs `_rms`: the quotient of a norm and a number."""
+    from ...simulator.tensor import FLOAT32
+
+    norm = optimizer_step.t.new_tensor((), FLOAT32)
+    return optimizer_step.t.like(norm)
+
+
+def _estimate(optimizer_step: OptimizerStep, grad: Tensor, row: Tensor, column: Tensor) -> Tensor:
+    """Runs `_approx_sq_grad`: the product of a factor per row and a factor per column."""
+    aten = optimizer_step.t
+    mean = aten.new_tensor((*row.shape[:-1], 1), row.dtype)
+    row_factor = aten.like(row)
+    del mean
+    column_factor = aten.like(column)
+    product = aten.like(grad)
+    optimizer_step.write(product, row_factor, column_factor)
+    return product
+
+
+def build_torch_optimizers(
+    parameters: Sequence[tuple[Any, bool]], implementation: OptimizerImplementation, momentum: bool
+) -> Iterator[Any]:
+    """Builds the optimizer of transformers as its Trainer does. parameters: as of `adafactor`."""
+    from transformers.optimization import Adafactor
+
+    yield Adafactor([tensor for tensor, _ in parameters], lr=1e-3, scale_parameter=False, relative_step=False)
+
+
+OPTIMIZER = Optimizer(
+    name="adafactor-transformers",
+    implementations=("loop",),
+    states=states,
+    step=step,
+    build_torch_optimizers=build_torch_optimizers,
+    note="a matrix has one mean per row and one per column, a vector its whole second moment",
+    state_format="float32",
+    state_format_note="its states are fp32",
+    witness=BY_TORCH,
+)

@@ -1,0 +1,391 @@
+"""Reads a config of NeMo-RL: the training of the policy by FSDP2 or Megatron-Core, and the rollouts beside it.
+
+Source: NVIDIA-NeMo/RL at 7ea279ab (2026-08-22): examples/configs/*.yaml for keys and defaults,
+nemo_rl/models/automodel/setup.py and nemo_rl/models/megatron/setup.py for formats and recomputation,
+nemo_rl/algorithms/{grpo,dpo,sft}.py for batches, models/generation/vllm/vllm_worker.py for the engine.
+"""
+
+from __future__ import annotations
+
+import posixpath
+import re
+from collections.abc import Mapping
+from typing import Any
+
+from ...errors import shown
+from ...parallel.layout import Layout
+from ...sources.huggingface.family import field_names
+from ..frozen_model import FrozenModel
+from ..fsdp2.settings import TitanSettings
+from ..launch.record import Launch, LaunchReader, LaunchSettings, LaunchSource, Table, reading_of, share_of
+from ..launch.rollout import Rollout
+from ..launch.trainer import lora_settings
+from ..megatron.named_model import MegatronRun, bridge_adapters, megatron_run
+from .base_configs import BASE_CONFIGS
+
+ALGORITHMS = ("grpo", "dpo", "sft")
+"""Tables of the trainings that are modelled."""
+
+REFUSED = {
+    "ppo": "the value model of PPO",
+    "distillation": "the teacher of a distillation",
+    "rm": "the head of rewards",
+    "reward_model_cfg": "the head of rewards",
+}
+"""Table of another training → what it has that is not modelled."""
+
+READ = field_names("""
+    model_name train_global_batch_size train_micro_batch_size logprob_batch_size max_total_sequence_length precision
+    dtensor_cfg.enabled dtensor_cfg.cpu_offload dtensor_cfg.sequence_parallel dtensor_cfg.activation_checkpointing
+    dtensor_cfg.tensor_parallel_size dtensor_cfg.context_parallel_size dtensor_cfg.dp_replicate_size
+    dtensor_cfg.expert_parallel_size dtensor_cfg.lora_cfg.enabled dtensor_cfg.lora_cfg.dim
+    dtensor_cfg.lora_cfg.target_modules dtensor_cfg.lora_cfg.match_all_linear dtensor_cfg.lora_cfg.dropout
+    dtensor_cfg.env_vars.PYTORCH_CUDA_ALLOC_CONF dtensor_cfg.env_vars.PYTORCH_ALLOC_CONF
+    megatron_cfg.enabled megatron_cfg.activation_checkpointing megatron_cfg.recompute_granularity
+    megatron_cfg.recompute_modules megatron_cfg.tensor_model_parallel_size megatron_cfg.expert_tensor_parallel_size
+    megatron_cfg.expert_model_parallel_size megatron_cfg.pipeline_model_parallel_size megatron_cfg.context_parallel_size
+    megatron_cfg.sequence_parallel megatron_cfg.peft.enabled megatron_cfg.peft.dim megatron_cfg.peft.target_modules
+    megatron_cfg.peft.dropout megatron_cfg.optimizer.optimizer megatron_cfg.optimizer.use_distributed_optimizer
+    megatron_cfg.optimizer.use_precision_aware_optimizer
+    megatron_cfg.distributed_data_parallel_config.grad_reduce_in_fp32
+    dynamic_batching.enabled dynamic_batching.train_mb_tokens sequence_packing.enabled sequence_packing.train_mb_tokens
+    optimizer.name optimizer.kwargs.foreach optimizer.kwargs.fused
+    """)
+"""Keys of `policy` that are read, beside those of the engine."""
+
+MODELLED: Mapping[str, tuple[Any, ...]] = {
+    "dtensor_cfg.expert_parallel_size": (1,),
+    "megatron_cfg.optimizer.optimizer": ("adam",),
+    "megatron_cfg.optimizer.optimizer_cpu_offload": (False,),
+    "megatron_cfg.fine_grained_activation_offloading": (False,),
+    "megatron_cfg.cuda_graph_impl": ("none",),
+    "megatron_cfg.fp8_cfg.enabled": (False,),
+    "megatron_cfg.mtp_num_layers": (0,),
+    "megatron_cfg.use_fused_linear_logprobs": (False,),
+    "megatron_cfg.num_layers_in_first_pipeline_stage": (),
+    "megatron_cfg.num_layers_in_last_pipeline_stage": (),
+    "megatron_cfg.moe_enable_deepep": (False,),
+    "draft.enabled": (False,),
+    "reward_model_cfg.enabled": (False,),
+    "precision": ("bfloat16",),
+    "generation.vllm_cfg.precision": ("bfloat16", "auto"),
+    "generation.vllm_cfg.pipeline_parallel_size": (1,),
+    "generation.vllm_cfg.expert_parallel_size": (1,),
+    "generation.sglang_cfg.dp_size": (1,),
+}
+"""Key of `policy` → the values that are modelled, beside none at all."""
+
+IGNORED = field_names("""
+    scheduler optimizer generation generation_batch_size logprob_chunk_size offload_optimizer_for_logprob max_grad_norm
+    make_sequence_length_divisible_by tokenizer hf_config_overrides refit_buffer_size_gb
+    dtensor_cfg._v2 dtensor_cfg.custom_parallel_plan dtensor_cfg.clear_cache_every_n_steps
+    megatron_cfg.empty_unused_memory_level megatron_cfg.converter_type megatron_cfg.freeze_moe_router
+    megatron_cfg.moe_router_dtype megatron_cfg.moe_router_load_balancing_type megatron_cfg.moe_router_bias_update_rate
+    megatron_cfg.moe_permute_fusion megatron_cfg.apply_rope_fusion megatron_cfg.bias_activation_fusion
+    megatron_cfg.defer_fp32_logits megatron_cfg.moe_per_layer_logging megatron_cfg.moe_token_dispatcher_type
+    megatron_cfg.moe_shared_expert_overlap megatron_cfg.use_gloo_process_groups megatron_cfg.mtp_loss_scaling_factor
+    megatron_cfg.mtp_use_repeated_layer megatron_cfg.mtp_detach_heads megatron_cfg.gradient_accumulation_fusion
+    megatron_cfg.use_fused_weighted_squared_relu megatron_cfg.pipeline_dtype megatron_cfg.force_reconvert_from_hf
+    megatron_cfg.cuda_graph_modules megatron_cfg.cuda_graph_warmup_steps megatron_cfg.train_iters
+    megatron_cfg.fused_linear_logprobs_chunk_size megatron_cfg.offload_modules megatron_cfg.track_moe_metrics
+    """)
+"""Other keys of `policy`, which change no memory of the update, or only little (formats of a router)."""
+
+IGNORED_TABLES = (
+    "tokenizer.", "generation.", "scheduler.", "optimizer.kwargs.", "draft.", "reward_model_cfg.", "dynamic_batching.",
+    "sequence_packing.", "dtensor_cfg.lora_cfg.", "dtensor_cfg.automodel_kwargs.", "dtensor_cfg.env_vars.",
+    "dtensor_cfg.moe_parallelizer.", "megatron_cfg.optimizer.", "megatron_cfg.scheduler.", "megatron_cfg.checkpoint.",
+    "megatron_cfg.distributed_data_parallel_config.", "megatron_cfg.peft.", "megatron_cfg.fp8_cfg.",
+    "megatron_cfg.env_vars.", "megatron_cfg.model_overrides.",
+)  # fmt: skip
+"""Tables of `policy` whose other keys change no memory of the update that is counted."""
+
+OPTIMIZERS = {"torch.optim.AdamW": "adamw", "torch.optim.adamw.AdamW": "adamw", "torch.optim.Adam": "adamw"}
+
+ENGINES: Mapping[str, tuple[str, Mapping[str, str]]] = {
+    "vllm": (
+        "vllm_cfg",
+        {
+            "tensor_parallel_size": "tensor_parallel_size",
+            "gpu_memory_utilization": "gpu_memory_utilization",
+            "max_model_len": "max_model_len",
+            "enforce_eager": "enforce_eager",
+        },
+    ),
+    "sglang": (
+        "sglang_cfg",
+        {"tp_size": "tp_size", "mem_fraction_static": "mem_fraction_static", "context_length": "context_length"},
+    ),
+}
+"""Engine of the rollouts → its table, and key of the table → flag of the engine."""
+
+FP32_SHARDS = FrozenModel("nemo_rl/models/automodel/setup.py", "bfloat16", name="fp32 shards beyond 16 bits")
+"""The other two bytes of frozen weights, whose shards are in fp32."""
+
+MOST_BASES = 8
+"""Largest number of configs that build on one another."""
+
+
+def is_nemo_rl(config: Table) -> bool:
+    """Whether a table is a config of NeMo-RL, or builds on one."""
+    tables = {"policy", "cluster", "grpo", "dpo", "sft", "loss_fn", "checkpointing", "data", "env"}
+    has_base = isinstance(config.get("defaults"), str) and config["defaults"].endswith((".yaml", ".yml"))
+    has_tables = isinstance(config.get("policy"), Mapping) and isinstance(config.get("cluster"), Mapping)
+    return (has_tables and bool(tables & set(config))) or (has_base and bool(tables & set(config)))
+
+
+def read_nemo_rl(config: Table, source_file: LaunchSource) -> Launch:
+    """Returns the training run of a config. Raises `InputError`, which names file and key."""
+    with reading_of(source_file) as reader:
+        merged_config = _with_bases(reader, config)
+        for name, reason in REFUSED.items():
+            if isinstance(merged_config.get(name), Mapping):
+                raise reader.wrong(name, f"{reason} is not modelled; expected a config of {', '.join(ALGORITHMS)}")
+        algorithm = next((name for name in ALGORITHMS if isinstance(merged_config.get(name), Mapping)), "")
+        if not algorithm:
+            raise reader.wrong("grpo", f"the file has no table of a training; expected one of {', '.join(ALGORITHMS)}")
+        values = _flat_values(reader, merged_config)
+        policy = {key.removeprefix("policy."): value for key, value in values.items() if key.startswith("policy.")}
+        _check_keys(reader, policy)
+        target = str(policy.get("model_name") or "")
+        is_megatron = reader.flag(policy, "megatron_cfg.enabled")
+        world_size = _training_devices(reader, values, policy)
+        read_run = _megatron_run if is_megatron else _fsdp_run
+        launch_settings = read_run(reader, policy, world_size)
+        if algorithm == "dpo":
+            launch_settings.settings["batch"] *= 2
+            reader.notes.append("DPO: two sequences a pair, the loss of SFT; the reference model is on the host")
+        elif algorithm == "grpo":
+            reader.notes.append("GRPO: the loss of the update is counted as that of SFT; rollouts at their longest")
+        rollout = _rollout(reader, values, policy) if algorithm == "grpo" else None
+        framework = "megatron" if is_megatron else "torch" if launch_settings.own_settings is None else "fsdp2"
+        return reader.launch(framework, launch_settings, target=target, rollout=rollout)
+
+
+def _with_bases(reader: LaunchReader, config: Table) -> dict[str, Any]:
+    """Returns a config with the values of the configs that its `defaults` name. Its own values come first."""
+    merged_config, folder = dict(config), ""
+    for _ in range(MOST_BASES):
+        base = merged_config.pop("defaults", None)
+        if base is None:
+            return merged_config
+        if not isinstance(base, str):
+            raise reader.wrong("defaults", f"{shown(base)}; expected the path of one config of NeMo-RL")
+        path = posixpath.join(folder, base)
+        folder = posixpath.dirname(path)
+        merged_config = _merged(reader.fetched("defaults", path, "a config of NeMo-RL", BASE_CONFIGS), merged_config)
+    raise reader.wrong("defaults", f"more than {MOST_BASES} configs build on one another; expected fewer")
+
+
+def _merged(base: Table, config: Table) -> dict[str, Any]:
+    """Returns the tables of a base config with the values of another config in their place."""
+    merged_config = dict(base)
+    for key, value in config.items():
+        inner_table = merged_config.get(key)
+        are_tables = isinstance(value, Mapping) and isinstance(inner_table, Mapping)
+        merged_config[key] = _merged(merged_config[key], value) if are_tables else value
+    return merged_config
+
+
+PRODUCT = re.compile(r"\$\{mul:\s*(\d{1,9})\s*,\s*(\d{1,9})\s*\}")
+REFERENCE = re.compile(r"\$\{([a-z_]\w*(?:\.\w+)*)\}", re.IGNORECASE)
+
+
+def _flat_values(reader: LaunchReader, config: Table) -> dict[str, Any]:
+    """Returns dotted key → value of `policy`, `cluster` and `loss_fn`; `${a.b}` and `${mul:a, b}` have their values."""
+    values: dict[str, Any] = {}
+
+    def add(table: Table, prefix: str) -> None:
+        for key, value in table.items():
+            if isinstance(value, Mapping):
+                add(value, f"{prefix}{key}.")
+            else:
+                values[f"{prefix}{key}"[:150]] = value
+
+    add({name: reader.table(config, name) for name in ("policy", "cluster", "loss_fn")}, "")
+    for key, value in values.items():
+        for _ in range(MOST_BASES):
+            if not isinstance(value, str) or "${" not in value:
+                break
+            value = REFERENCE.sub(lambda match: str(values.get(match[1], match[0])), value)
+            value = PRODUCT.sub(lambda match: str(int(match[1]) * int(match[2])), value)
+        values[key] = value
+    return values
+
+
+def _check_keys(reader: LaunchReader, policy: Table) -> None:
+    """Records keys of `policy` that are ignored, and those whose values are not modelled."""
+    for key, value in policy.items():
+        modelled_values = MODELLED.get(key)
+        if modelled_values is not None and value is not None and value not in modelled_values:
+            reader.unknown[f"policy.{key}"] = f"{shown(value)[:60]} is not modelled"
+        elif modelled_values is None and key not in READ and (key in IGNORED or key.startswith(IGNORED_TABLES)):
+            reader.ignored.append(f"policy.{key}")
+        elif modelled_values is None and key not in READ and value not in (None, False):
+            reader.unknown[f"policy.{key}"] = "no key that is known"
+
+
+def _training_devices(reader: LaunchReader, values: Table, policy: Table) -> int:
+    """Returns the number of devices that train; those of separate rollouts are left out."""
+    nodes, node_devices = "cluster.num_nodes", "cluster.gpus_per_node"
+    world_size = reader.node_devices(values, nodes, node_devices)
+    if policy.get("generation.colocated.enabled") is not False:
+        return world_size
+    engine_nodes = reader.optional_size(policy, "generation.colocated.resources.num_nodes") or 0
+    engine_devices = reader.optional_size(policy, "generation.colocated.resources.gpus_per_node")
+    node_size = reader.size(values, node_devices, 8)
+    if reader.size(values, nodes, 1) > 1:
+        engine_devices = engine_nodes * (engine_devices or node_size)
+    if not engine_devices or engine_devices >= world_size:
+        raise reader.wrong(
+            "policy.generation.colocated.resources",
+            f"{engine_devices or 0} of {world_size} devices for the rollouts; expected some, and others that train",
+        )
+    reader.notes.append(f"{engine_devices} of {world_size} devices are those of the rollouts, which are not counted")
+    return world_size - engine_devices
+
+
+def _batch_settings(reader: LaunchReader, policy: Table, replicas: int) -> dict[str, Any]:
+    """Returns sequences, tokens and micro-batches of a step. Packed sequences are one sequence of their tokens."""
+    tokens = reader.size(policy, "max_total_sequence_length", 512)
+    batch = reader.size(policy, "train_micro_batch_size", 1)
+    micro_batches = max(1, reader.size(policy, "train_global_batch_size", 512) // (batch * replicas))
+    for name in ("sequence_packing", "dynamic_batching"):
+        if reader.flag(policy, f"{name}.enabled"):
+            packed_tokens = reader.size(policy, f"{name}.train_mb_tokens", batch * tokens)
+            reader.notes.append(f"{name}: micro-batches of {packed_tokens} tokens, counted as one sequence")
+            return {"batch": 1, "seq": packed_tokens, "num_microbatches": min(micro_batches, 2)}
+    return {"batch": batch, "seq": tokens, "num_microbatches": micro_batches}
+
+
+def _fsdp_run(reader: LaunchReader, policy: Table, world_size: int) -> LaunchSettings:
+    """Returns the run under FSDP2: shards in fp32, gradients reduced in fp32; on one device, autocast without FSDP2."""
+    tp = reader.size(policy, "dtensor_cfg.tensor_parallel_size", 1)
+    cp = reader.size(policy, "dtensor_cfg.context_parallel_size", 1)
+    replicas = reader.size(policy, "dtensor_cfg.dp_replicate_size", 1)
+    dp, rest = divmod(world_size, tp * cp)
+    if rest or dp % replicas:
+        raise reader.wrong(
+            "policy.dtensor_cfg", f"{world_size} devices; expected a multiple of tp · cp · dp_replicate_size"
+        )
+    settings: dict[str, Any] = {
+        "phase": "training",
+        "attn_implementation": "flash",
+        **({"dtype": "bf16", "master_weights": "fp32"} if world_size > 1 else {"precision": "autocast"}),
+        **_batch_settings(reader, policy, dp),
+        **_optimizer_settings(reader, policy),
+    }
+    if reader.flag(policy, "dtensor_cfg.activation_checkpointing"):
+        settings["recompute"] = "full"
+        reader.notes.append("activation_checkpointing: whole layers are recomputed, which run again module by module")
+    if reader.flag(policy, "dtensor_cfg.lora_cfg.enabled"):
+        targets = policy.get("dtensor_cfg.lora_cfg.target_modules")
+        is_everywhere = reader.flag(policy, "dtensor_cfg.lora_cfg.match_all_linear", True)
+        settings |= lora_settings(
+            reader,
+            rank=("policy.dtensor_cfg.lora_cfg.dim", reader.value(policy, "dtensor_cfg.lora_cfg.dim", 8)),
+            targets=("policy.dtensor_cfg.lora_cfg.target_modules", "all-linear" if is_everywhere else targets),
+            dropout=policy.get("dtensor_cfg.lora_cfg.dropout"),
+        )
+        if world_size > 1:
+            reader.frozen = FP32_SHARDS
+        reader.notes.append("frozen weights are in fp32")
+    reader.expandable = any(
+        "expandable_segments:true" in str(policy.get(f"dtensor_cfg.env_vars.{name}", "")).lower()
+        for name in ("PYTORCH_CUDA_ALLOC_CONF", "PYTORCH_ALLOC_CONF")
+    )
+    layout = Layout(
+        tp=tp,
+        cp=cp,
+        dp=dp,
+        zero=3 if world_size > 1 else 0,
+        hsdp_replicas=replicas,
+        sequence_parallel=tp > 1 and reader.flag(policy, "dtensor_cfg.sequence_parallel"),
+    )
+    if world_size == 1:  # nemo_automodel/components/distributed/fsdp2.py leaves a model on one rank as it is
+        return LaunchSettings(layout, settings)
+    offloads = reader.flag(policy, "dtensor_cfg.cpu_offload")
+    return LaunchSettings(layout, settings, TitanSettings(reduced="float32", reduces_each=True, offloads=offloads))
+
+
+def _optimizer_settings(reader: LaunchReader, policy: Table) -> dict[str, Any]:
+    """Returns the settings of torch's optimizer, which runs all tensors at once unless the file says otherwise."""
+    name = str(reader.value(policy, "optimizer.name", "torch.optim.AdamW"))
+    if name not in OPTIMIZERS:
+        reader.unknown["policy.optimizer.name"] = f"{shown(name)[:80]} is not modelled; torch.optim.AdamW is"
+    if reader.flag(policy, "optimizer.kwargs.fused"):
+        return {"optimizer": "adamw", "optimizer_impl": "fused"}
+    is_loop = policy.get("optimizer.kwargs.foreach") is False
+    return {"optimizer": "adamw", "optimizer_impl": "loop" if is_loop else "foreach"}
+
+
+def _megatron_run(reader: LaunchReader, policy: Table, world_size: int) -> LaunchSettings:
+    """Returns the run under Megatron-Core (models/megatron/setup.py)."""
+
+    def size(name: str) -> int:
+        return reader.size(policy, f"megatron_cfg.{name}_parallel_size", 1)
+
+    tp, pp, cp = size("tensor_model"), size("pipeline_model"), size("context")
+    recompute = None
+    if reader.flag(policy, "megatron_cfg.activation_checkpointing"):
+        recompute = str(reader.value(policy, "megatron_cfg.recompute_granularity", "full"))
+    sums_in_fp32 = reader.flag(policy, "megatron_cfg.distributed_data_parallel_config.grad_reduce_in_fp32")
+    parallel_run = MegatronRun(
+        tp=tp,
+        pp=pp,
+        cp=cp,
+        ep=size("expert_model"),
+        etp=size("expert_tensor"),
+        sequence_parallel=reader.flag(policy, "megatron_cfg.sequence_parallel"),
+        distributed_optimizer=reader.flag(policy, "megatron_cfg.optimizer.use_distributed_optimizer", True),
+        **_batch_settings(reader, policy, max(1, world_size // (tp * pp * cp))),
+        recompute_granularity=recompute,
+        recompute_modules=policy.get("megatron_cfg.recompute_modules"),
+        grad_dtype="fp32" if sums_in_fp32 else "bf16",
+    )
+    settings: dict[str, Any] = {}
+    if reader.flag(policy, "megatron_cfg.peft.enabled"):
+        section = "policy.megatron_cfg.peft"
+        rank = reader.value(policy, "megatron_cfg.peft.dim", 8)
+        targets, dropout = policy.get("megatron_cfg.peft.target_modules"), policy.get("megatron_cfg.peft.dropout")
+        settings = bridge_adapters(reader, section, rank, targets or None, dropout)
+    if reader.flag(policy, "megatron_cfg.optimizer.use_precision_aware_optimizer"):
+        settings["precision_aware_optimizer"] = True
+    return megatron_run(reader, parallel_run, world_size, settings)
+
+
+def _rollout(reader: LaunchReader, values: Table, policy: Table) -> Rollout:
+    """Returns the engine on the training devices. During rollouts the policy and its states are on the host.
+
+    Log-probabilities are those of logits in fp32 (algorithms/loss; models/automodel/train.py).
+    """
+    is_colocated = reader.flag(policy, "generation.colocated.enabled", True)
+    engine = str(reader.value(policy, "generation.backend", "vllm"))
+    flags: dict[str, Any] = {}
+    if engine not in ENGINES and is_colocated:
+        reader.notes.append(f"policy.generation.backend {shown(engine)[:40]}: not modelled; its memory is not counted")
+    elif is_colocated:
+        table, names = ENGINES[engine]
+        for key, flag in names.items():
+            name = f"generation.{table}.{key}"
+            if flag in ("gpu_memory_utilization", "mem_fraction_static"):
+                flags[flag] = share_of(reader, name, policy, 0.6)
+            elif flag == "enforce_eager":
+                flags[flag] = reader.flag(policy, name)
+            elif policy.get(name) is not None:
+                flags[flag] = reader.size(policy, name, 1)
+    if values.get("loss_fn.reference_policy_kl_penalty") not in (None, 0, 0.0):
+        reader.notes.append("the reference model is on the host; its weights take the place of the policy's")
+    tokens = reader.size(policy, "max_total_sequence_length", 512)
+    return Rollout(
+        source="nemo_rl/models/policy/workers/*_policy_worker*.py, nemo_rl/models/generation/vllm/vllm_worker.py",
+        engine=engine if is_colocated and engine in ENGINES else "",
+        flags=flags,
+        sleeps=True,
+        is_own_process=True,
+        offloaded=frozenset({"weights", "optimizer", "gradients"}) if is_colocated else frozenset(),
+        sequences=reader.size(policy, "logprob_batch_size", 1),
+        tokens=tokens,
+        logit_tokens=tokens,
+        logit_bytes=8,  # fp32, and their log-softmax
+    )

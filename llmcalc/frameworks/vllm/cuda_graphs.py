@@ -1,0 +1,120 @@
+"""The CUDA graphs that vLLM captures, and its estimate of their memory (v1/worker/gpu_model_runner.py).
+
+`profile_cudagraph_memory` captures the two largest graphs of each mode: the pool that the first one leaves is shared by
+all, and each further graph is counted with the memory of the second.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any, NamedTuple
+
+from ...components.mixers.attention import Attention
+from ..engines.rank import EngineRank, mixers
+from .versions import GraphEstimate
+
+MIB = 2**20
+
+GRAPH_SIZES = (1, 2, 4, *range(8, 257, 8), *range(272, 1025, 16))
+"""Batch sizes of which vLLM captures CUDA graphs (vllm/config/vllm.py, `_set_cudagraph_sizes`)."""
+
+INTERACTIVE_SIZES = (*range(1, 33), *GRAPH_SIZES[7:])
+"""The batch sizes with `--performance-mode interactivity`."""
+
+LARGEST_SIZE = 512
+"""The largest batch that is captured by default."""
+
+SPLITS = 32
+"""Parts of a sequence that FlashAttention 3 sums in a graph (`flash_attn_max_num_splits_for_cuda_graph`)."""
+
+LARGEST_SPLIT_BATCH = 992
+"""The largest batch of a graph in which FlashAttention 3 splits sequences (v1/attention/backends/flash_attn.py)."""
+
+FLASH_ATTENTION_3 = 9
+"""NVIDIA's generation of GPUs on which vLLM runs FlashAttention 3 (vllm/v1/attention/backends/fa_utils.py)."""
+
+WIDEST_HEAD = 256
+"""The largest head size of FlashAttention."""
+
+
+class CUDAGraphs(NamedTuple):
+    """The CUDA graphs of a server. piecewise: their number for mixed batches. full: their number for decoding.
+
+    largest_batch: sequences of the largest full graph. copies: 2 with graphs of adapters and without.
+    """
+
+    piecewise: int = 0
+    full: int = 0
+    largest_batch: int = 0
+    copies: int = 1
+
+    @property
+    def number(self) -> int:
+        """The number of all graphs."""
+        return (self.piecewise + self.full) * self.copies
+
+    def estimated_bytes(self, estimate: GraphEstimate, rank: EngineRank, split_bytes: int) -> int:
+        """Returns the memory that vLLM estimates for the graphs of a rank. split_bytes: of `split_buffer_bytes`."""
+        if not self.number:
+            return 0
+        complex_layers = layers_with_many_kernels(rank)
+        simple_layers = rank.number_of_layers - complex_layers
+        graph_mib = estimate.mib_per_layer * simple_layers + estimate.mib_per_complex_layer * complex_layers
+        further_graphs = sum(max(self.copies * graphs - 1, 0) for graphs in (self.piecewise, self.full))
+        return int(max(estimate.shared_mib * MIB, split_bytes) + further_graphs * max(1, graph_mib) * MIB)
+
+    def split_buffer_bytes(self, rank: EngineRank, element_bytes: int, compute_capability: str | None) -> int:
+        """Returns the bytes of the float32 sums of parts of sequences that FlashAttention 3 keeps in full graphs.
+
+        A buffer holds each part of each query of the largest batch (csrc/flash_attn, `out_accum`).
+        """
+        is_flash = int(float(compute_capability or 0)) == FLASH_ATTENTION_3 and element_bytes == 2
+        if not is_flash or not 0 < self.largest_batch <= LARGEST_SPLIT_BATCH:
+            return 0
+        widths = [
+            mixer.num_attention_heads * (mixer.head_dim or rank.hidden_size // mixer.num_attention_heads)
+            for mixer, _ in mixers(rank.preset.model)
+            if isinstance(mixer, Attention) and (mixer.head_dim or 0) <= WIDEST_HEAD
+        ]
+        return SPLITS * self.largest_batch * max(widths, default=0) // rank.layout.tp * 4
+
+
+def cuda_graphs(
+    flags: Mapping[str, Any], compilation: Mapping[str, Any], decoded_tokens: int, batch_tokens: int, default_limit: int
+) -> CUDAGraphs:
+    """Returns the graphs that a server captures.
+
+    compilation: contents of `--compilation-config`. decoded_tokens: of a step in which every sequence decodes.
+    batch_tokens: tokens of the largest batch. default_limit: the largest batch that is captured without a flag.
+    """
+    graph_mode = graph_mode_of(compilation)
+    if flags.get("enforce_eager") or graph_mode in ("NONE", "0") or compilation.get("level", 3) == 0:
+        return CUDAGraphs()
+    chosen_sizes = flags.get("cudagraph_capture_sizes") or compilation.get("cudagraph_capture_sizes")
+    default_sizes = INTERACTIVE_SIZES if flags.get("performance_mode") == "interactivity" else GRAPH_SIZES
+    sizes = default_sizes if chosen_sizes is None else tuple(dict.fromkeys(chosen_sizes))
+    size_limit = flags.get("max_cudagraph_capture_size", compilation.get("max_cudagraph_capture_size"))
+    if size_limit is None:
+        size_limit = max(sizes) if chosen_sizes else default_limit
+    captured_sizes = [size for size in sizes if size <= min(size_limit, batch_tokens)]
+    full_sizes = [size for size in captured_sizes if size <= decoded_tokens]
+    has_copies = flags.get("enable_lora") and compilation.get("cudagraph_specialize_lora", True)
+    return CUDAGraphs(
+        piecewise=0 if graph_mode in ("FULL", "FULL_DECODE_ONLY") else len(captured_sizes),
+        full=0 if graph_mode == "PIECEWISE" else len(full_sizes),
+        largest_batch=0 if graph_mode == "PIECEWISE" else max(full_sizes, default=0),
+        copies=2 if has_copies else 1,  # v1/cudagraph_dispatcher.py
+    )
+
+
+def graph_mode_of(compilation: Mapping[str, Any]) -> str:
+    """Returns the mode of CUDA graphs: `PIECEWISE`, `FULL`, `FULL_DECODE_ONLY`, `FULL_AND_PIECEWISE` or `NONE`."""
+    return str(compilation.get("cudagraph_mode", "FULL_AND_PIECEWISE")).upper().rpartition(".")[2]
+
+
+def layers_with_many_kernels(rank: EngineRank) -> int:
+    """Returns the number of a rank's layers with more kernels than a dense layer: experts, an indexer or states."""
+    _, _, experts = rank.widths
+    if experts is not None or rank.selects_latents:
+        return rank.number_of_layers
+    return max((state.layers for state in rank.state_caches), default=0)

@@ -1,0 +1,129 @@
+"""Perceiver IO for language: bytes, a fixed number of latents, and as many outputs as the longest text has positions.
+
+Jaegle et al. 2021 (arXiv:2107.14795). The other classes read images, sound or vectors, or score whole texts.
+transformers: models/perceiver (`PerceiverForMaskedLM`).
+"""
+
+from __future__ import annotations
+
+from ...config import Config
+from ...family import EVERY, Family, Modules, Quirks
+from ...parts import ACTIVATIONS, QKVO, Table, architecture, biases, encoder, layernorm, learned_positions, mlp
+
+OUTPUT_HEADS, OUTPUT_QUERY_SIZE = 8, 32
+"""The heads of the output queries and the size of a query, which the class states."""
+
+
+def _perceiver(config: Config) -> Table:
+    name = architecture(config)
+    if name and not name.endswith("ForMaskedLM"):
+        raise config.wrong("architectures", name, "PerceiverForMaskedLM, the class of text")
+    latent_size, width = config.size("d_latents"), config.size("d_model")
+    norm, act = layernorm(), config.choice(ACTIVATIONS, "hidden_act")
+    by = config.choice({"kv": width, "q": latent_size}, "cross_attention_shape_for_attention")
+    queries = config.size("max_position_embeddings")
+
+    def attention(heads: int, qk_channels: int, v_channels: int, heads_field: str) -> Table:
+        sizes = {"head_dim": qk_channels, "v_head_dim": v_channels}
+        divided = {field: config.divided(heads_field, channels, heads) for field, channels in sizes.items()}
+        return {"num_attention_heads": heads, **divided, "float32_softmax": False, **biases(True, *QKVO)}
+
+    def network(size: int, factor: str) -> Table:
+        return mlp(config.size(factor) * size, act)
+
+    qk_channels, v_channels = (config.maybe(field) for field in ("qk_channels", "v_channels"))
+    read_by, own = qk_channels or by, qk_channels or latent_size
+    reads = attention(
+        config.size("num_cross_attention_heads"), read_by, v_channels or read_by, "num_cross_attention_heads"
+    )
+    mixer = attention(config.size("num_self_attention_heads"), own, v_channels or own, "num_self_attention_heads")
+    if (v_channels or own) != latent_size:
+        raise config.wrong("v_channels", v_channels, f"{latent_size} (d_latents), or null: a residual adds both")
+    config.divided("num_self_attention_heads", latent_size, config.size("num_self_attention_heads"))
+    config.divided("num_cross_attention_heads", latent_size, config.size("num_cross_attention_heads"))
+    streams = {
+        "type": "latents",
+        "num_latents": config.size("num_latents"),
+        "latent_size": latent_size,
+        "reads": {
+            "attention": reads,
+            "norm": norm,
+            "feed_forward": network(latent_size, "cross_attention_widening_factor"),
+            "residual": config.flag("use_query_residual"),
+        },
+        "num_queries": queries,
+        "query_size": width,
+        "writes": {
+            "attention": attention(OUTPUT_HEADS, OUTPUT_HEADS * OUTPUT_QUERY_SIZE, width, "d_model"),
+            "norm": norm,
+            "feed_forward": mlp(width, act),
+            "residual": False,
+        },
+    }
+    block = {
+        "attention": mixer,
+        "feed_forward": network(latent_size, "self_attention_widening_factor"),
+        "norm": norm,
+        "norm_placement": "pre",
+    }
+    sizes = {"embedding_size": width} if width != latent_size else {}
+    stack = {
+        **_repeated_layers(config),
+        "position": learned_positions(config),
+        "streams": streams,
+        **({"input_size": width} if sizes else {}),
+    }
+    config.fields_read.add("tie_word_embeddings")
+    return encoder(config, block, stack, {"bias": True}, tie_word_embeddings=True, **sizes)
+
+
+def _repeated_layers(config: Config) -> Table:
+    """Returns the layers of all blocks, which share the parameters of the first block's."""
+    layers, blocks = config.size("num_self_attends_per_block"), config.size("num_blocks")
+    if blocks == 1:
+        return {"num_hidden_layers": layers}
+    names = [f"layer{i}" for i in range(layers)]
+    return {
+        "num_hidden_layers": layers * blocks,
+        "variants": {name: {} for name in names},
+        "pattern": names,
+        "shared_layers": names,
+    }
+
+
+MODULES: Modules = {
+    "embed_tokens": "input_preprocessor.embeddings",
+    "embed_positions": "input_preprocessor.position_embeddings",
+    "layers": "encoder.self_attends",
+    "latents": "embeddings.latents",
+    "reads": "encoder.cross_attention",
+    "queries": "decoder.output_position_encodings.position_embeddings",
+    "writes": "decoder.decoding_cross_attention",
+    "query_norm": "attention.self.layernorm1",
+    "kv_norm": "attention.self.layernorm2",
+    "self_attn_pre_norm": "attention.self.layernorm1",
+    "attention": "attention - attention.self.layernorm1 - attention.self.layernorm2",
+    "self_attn": "attention - attention.self.layernorm1",
+    "q_proj": "self.query",
+    "k_proj": "self.key",
+    "v_proj": "self.value",
+    "o_proj": "output.dense",
+    "mlp_norm": "layernorm",
+    "mlp_pre_norm": "layernorm",
+    "up_proj": "dense1",
+    "down_proj": "dense2",
+    "lm_head": "embedding_decoder",
+}
+
+FAMILIES = {
+    "perceiver": Family(
+        _perceiver,
+        defaults={"tie_word_embeddings": True},
+        aliases={"hidden_size": "d_latents"},
+        unread=frozenset({"hidden_size"}),
+        ignored=frozenset({"_label_trainable_num_channels"}),
+        modules=MODULES,
+        quirks=Quirks(reads_values=EVERY),
+        dropout={"attention": "attention_probs_dropout_prob"},
+    ),
+}

@@ -1,0 +1,166 @@
+"""The byte latent transformer: a decoder of patches of bytes, between a local encoder and a local decoder of bytes.
+
+Pagnoni et al. 2024 (arXiv:2412.09871). transformers: models/blt.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from ...config import Config
+from ...family import EVERY, Family, Modules, Quirks
+from ...parts import Table, attention, decoder, glu, layer_table, rmsnorm
+
+
+def _blt(config: Config) -> Table:
+    whole, local_encoder, local_decoder = (
+        config.section(f"{name}_config", defaults) for name, defaults in SECTIONS.items() if name != "patcher"
+    )
+    width, vectors = local_encoder.size("hidden_size"), config.size("cross_attn_k")
+    for section, field, expected in (
+        (local_decoder, "hidden_size", width),
+        (local_decoder, "hidden_size_global", whole.size("hidden_size")),
+        (local_decoder, "cross_attn_k", vectors),
+        (local_encoder, "cross_attn_k", vectors),
+    ):
+        if section.size(field) != expected:
+            raise section.wrong(field, section.size(field), f"{expected}, as the parts around it have")
+    if local_encoder.flag("cross_attn_all_layers") and local_encoder.size("num_hidden_layers") > 1:
+        raise local_encoder.wrong("cross_attn_all_layers", True, "false: of its layers the last one alone counts")
+    window = config.maybe("local_attention_window_len")
+    window_field = {} if window is None else {"sliding_window": window}
+    is_by_entropy = config.text("patching_mode") == "entropy" and config.flag("patch_in_forward")
+    streams: Table = {
+        "type": "byte_patches",
+        "patch_size": config.size("patch_size") if is_by_entropy else 1,
+        "local_size": width,
+        "vectors": vectors,
+        "projected": vectors * width != whole.size("hidden_size"),
+        "hash_tables": len(config.sizes("encoder_hash_byte_group_size"))
+        * config.size("encoder_hash_byte_group_nb_functions"),
+        "hash_vocab_size": config.size("encoder_hash_byte_group_vocab"),
+        "encoder": _layers(local_encoder, window_field),
+        "reads": _reading(local_encoder),
+        "decoder": _layers(local_decoder, window_field),
+        "writes": _reading(local_decoder),
+        "writes_every_layer": local_decoder.flag("cross_attn_all_layers"),
+        "norm": rmsnorm(local_decoder.number("rms_norm_eps")),
+    }
+    if config.flag("patch_in_forward"):
+        patcher = config.section("patcher_config", SECTIONS["patcher"])
+        own_window = patcher.maybe("sliding_window")
+        streams["patcher"] = {
+            **_layers(patcher, {} if own_window is None else {"sliding_window": own_window}),
+            "vocab_size": patcher.size("vocab_size"),
+            "hidden_size": patcher.size("hidden_size"),
+            "norm": rmsnorm(patcher.number("rms_norm_eps")),
+        }
+        streams["patcher_runs"] = is_by_entropy
+        patcher.close(frozenset(patcher.defaults), config)
+    if is_by_entropy:
+        config.notes.append(
+            f"patch_size: where a patch ends depends on the text; patches of {streams['patch_size']} bytes are counted"
+        )
+    config.fields_read.add("patcher_config")
+    _check_vocabulary(config, local_encoder)
+    layers = _layers(whole)
+    for section in (whole, local_encoder, local_decoder):
+        section.close(frozenset(section.defaults), config)
+    sizes = {} if width == whole.size("hidden_size") else {"embedding_size": width}
+    stack = {**layers, "streams": streams, **({"input_size": width} if sizes else {})}
+    block = stack.pop("block")
+    sized = config.with_fields(hidden_size=whole.size("hidden_size"))
+    table = decoder(sized, block, None, stack=stack, **sizes)
+    return {**table, "max_position_embeddings": local_encoder.size("max_position_embeddings")}
+
+
+def _check_vocabulary(config: Config, local_encoder: Config) -> None:
+    """Raises `InputError` if embedding and head have different vocabularies."""
+    rows, vocab = local_encoder.size("vocab_size"), config.size("vocab_size")
+    if rows != vocab:
+        raise local_encoder.wrong("vocab_size", rows, f"{vocab}, the vocabulary of the head")
+
+
+def _layers(config: Config, fields: Table | None = None) -> Table:
+    """Returns layers of Llama's kind. fields: further fields of their attention."""
+    heads, hidden = config.size("num_attention_heads"), config.size("hidden_size")
+    config.divided("num_attention_heads", hidden, heads)
+    config.must("dropout", 0, 0.0, None)
+    network = glu(config, width=config.maybe("intermediate_size") or int(8 * hidden / 3))
+    block = layer_table(attention(config, **(fields or {})), network, rmsnorm(config.number("rms_norm_eps")))
+    return {"num_hidden_layers": config.size("num_hidden_layers"), "block": block}
+
+
+def _reading(config: Config) -> Table:
+    """Returns cross-attention, whose norms of queries and keys stand before the projections."""
+    mixer = {name: value for name, value in attention(config).items() if name != "position"}
+    return {"attention": mixer, "norm": rmsnorm(config.number("rms_norm_eps"))}
+
+
+SHARED: dict[str, Any] = {
+    "num_key_value_heads": None,
+    "rms_norm_eps": 1e-5,
+    "dropout": 0.0,
+    "hidden_act": "silu",
+    "rope_parameters": None,
+}
+LOCAL: dict[str, Any] = {
+    **SHARED,
+    "vocab_size": 260,
+    "cross_attn_k": 2,
+    "hidden_size_global": 2048,
+    "hidden_size": 1024,
+    "num_attention_heads": 16,
+    "max_position_embeddings": 24576,
+    "sliding_window": None,
+}
+SECTIONS: dict[str, dict[str, Any]] = {
+    "global": {
+        **SHARED,
+        "hidden_size": 2048,
+        "num_attention_heads": 16,
+        "num_hidden_layers": 25,
+        "max_position_embeddings": 4096,
+        "intermediate_size": 5632,
+    },
+    "encoder": {**LOCAL, "cross_attn_all_layers": False, "num_hidden_layers": 1, "intermediate_size": None},
+    "decoder": {**LOCAL, "cross_attn_all_layers": True, "num_hidden_layers": 9, "intermediate_size": 2816},
+    "patcher": {
+        **SHARED,
+        "vocab_size": 260,
+        "hidden_size": 768,
+        "num_hidden_layers": 14,
+        "num_attention_heads": 12,
+        "max_position_embeddings": 8192,
+        "intermediate_size": 2048,
+        "sliding_window": 512,
+    },
+}
+"""The defaults of the classes of the sections."""
+
+MODULES: Modules = {
+    "embed_tokens": "local_encoder.embed_tokens",
+    "local_encoder": "local_encoder - local_encoder.embed_tokens",
+    "local_decoder.layers": "layers + cross_attn_layers",
+    "layers.writes": "",
+    "layers.block": "",
+    "layers": "global_transformer.layers",
+    "in_proj": "global_transformer.token_embedding_projection",
+    "hash_embedding": "encoder_hash_tok_embedding",
+    "patch_proj": "patch_embedding_projection",
+    "reads": "cross_attn_layers.0",
+    "local_decoder.writes": "cross_attn_layers.0",
+    "query_norm": "q_norm",
+    "kv_norm": "k_norm",
+    "attention": "",
+}
+
+FAMILIES = {
+    "blt": Family(
+        _blt,
+        defaults={"encoder_hash_byte_group_size": [3, 4, 5, 6, 7, 8]},
+        ignored=frozenset({"max_position_embeddings"}),
+        modules=MODULES,
+        quirks=Quirks(reads_values=EVERY, counted_as={"use_cache": False}),
+    ),
+}

@@ -1,0 +1,108 @@
+"""Dia: an encoder of text's bytes, and a decoder of an audio codec's tokens with one embedding for each channel.
+
+The codec is another model. transformers: models/dia.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from ...config import Config
+from ...family import Family, Modules, Quirks
+from ...parts import Table, attention, fused_glu, head_table, layer_table, rmsnorm
+
+
+def _dia(config: Config) -> Table:
+    encoder_config, decoder_config = (
+        config.section("encoder_config", ENCODER),
+        config.section("decoder_config", DECODER),
+    )
+    width, channels = encoder_config.size("hidden_size"), decoder_config.size("num_channels")
+    delays = config.sizes("delay_pattern")
+    if len(delays) != channels:
+        raise config.wrong("delay_pattern", delays, f"{channels} numbers, one for each channel (num_channels)")
+    encoder, decoder = _stack(encoder_config), _stack(decoder_config)
+    cross_width = decoder_config.size("cross_hidden_size")
+    if cross_width != width:
+        raise decoder_config.wrong("cross_hidden_size", cross_width, f"{width}, the width of the encoder (hidden_size)")
+    decoder["block"]["cross_attention"] = {
+        "num_attention_heads": decoder_config.size("cross_num_attention_heads"),
+        "num_key_value_heads": decoder_config.size("cross_num_key_value_heads"),
+        "head_dim": decoder_config.size("cross_head_dim"),
+    }
+    table = {
+        "vocab_size": channels * decoder_config.size("vocab_size"),
+        "hidden_size": decoder_config.size("hidden_size"),
+        "tie_word_embeddings": False,
+        "max_position_embeddings": decoder_config.size("max_position_embeddings"),
+        "encoder": {**encoder, "vocab_size": encoder_config.size("vocab_size"), "hidden_size": width},
+        "decoder": decoder,
+        "head": head_table(config),
+    }
+    config.notes.append(
+        f"num_channels: vocab_size is that of {channels} channels; the embeddings of {channels} tokens at each "
+        "position are not counted in memory before their sum"
+    )
+    for section in (encoder_config, decoder_config):
+        section.close(frozenset(section.defaults), config)
+    return table
+
+
+def _stack(config: Config) -> Table:
+    """Returns the encoder or the decoder without its cross-attention: pre-norm layers with RoPE and SwiGLU."""
+    norm = rmsnorm(config.number("norm_eps"))
+    block = layer_table(attention(config), fused_glu(config), norm)
+    return {"num_hidden_layers": config.size("num_hidden_layers"), "block": block, "final_norm": norm}
+
+
+ENCODER: dict[str, Any] = {
+    "max_position_embeddings": 1024,
+    "num_hidden_layers": 12,
+    "hidden_size": 1024,
+    "num_attention_heads": 16,
+    "num_key_value_heads": 16,
+    "head_dim": 128,
+    "intermediate_size": 4096,
+    "norm_eps": 1e-5,
+    "vocab_size": 256,
+    "hidden_act": "silu",
+}
+DECODER: dict[str, Any] = {
+    **ENCODER,
+    "max_position_embeddings": 3072,
+    "num_hidden_layers": 18,
+    "hidden_size": 2048,
+    "intermediate_size": 8192,
+    "num_key_value_heads": 4,
+    "cross_num_attention_heads": 16,
+    "cross_head_dim": 128,
+    "cross_num_key_value_heads": 16,
+    "cross_hidden_size": 1024,
+    "vocab_size": 1028,
+    "num_channels": 9,
+}
+"""The defaults of the classes of the two sections."""
+
+MODULES: Modules = {
+    "encoder.embed_tokens": "embedding",
+    "embed_tokens": "decoder.embeddings.embed",
+    "self_attn": "self_attention",
+    "self_attn_pre_norm": "pre_sa_norm",
+    "cross_attn": "cross_attention",
+    "cross_attn_pre_norm": "pre_ca_norm",
+    "encoder.mlp_pre_norm": "post_sa_norm",
+    "mlp_pre_norm": "pre_mlp_norm",
+    "gate_proj": "gate_up_proj/2",
+    "up_proj": "gate_up_proj/2",
+    "lm_head": "logits_dense",
+}
+
+FAMILIES = {
+    "dia": Family(
+        _dia,
+        defaults={"delay_pattern": [0, *range(8, 16)]},
+        ignored=frozenset({"norm_eps"}),
+        modules=MODULES,
+        quirks=Quirks(audio_ids=lambda config, ids: ids[..., None].repeat(1, 1, config.decoder_config.num_channels)),
+    ),
+}

@@ -1,0 +1,109 @@
+"""MusicGen: a decoder of an audio codec's tokens, with one embedding and one head for each codebook.
+
+Copet et al. 2023 (arXiv:2306.05284). MusicGen's decoder attends to the output of a text encoder. MusicGen Melody's has
+no cross-attention: the text and the chroma of a melody are tokens before those of the audio, so its text encoder is not
+counted. The codec is not counted either.
+transformers: models/musicgen, models/musicgen_melody.
+"""
+
+from __future__ import annotations
+
+from ...config import Config
+from ...dropout import BART_DROPOUT
+from ...family import Family, Modules, Quirks
+from ...parts import ACTIVATIONS, IDLE_CROSS_ATTENTION, Table, decoder, layer_table, layernorm, mlp
+from .bart import BART_MODULES
+from .encoder_decoder import model_type_of, section_model
+from .t5 import T5_MODULES
+
+
+def _musicgen(config: Config) -> Table:
+    """Reads the decoder, and the text encoder in whose output it attends."""
+    text, music = config.table("text_encoder"), config.table("decoder")
+    text_type = model_type_of(config, "text_encoder", text)
+    music_type = "musicgen_decoder"
+    if music.get("model_type", music_type) != music_type:
+        raise config.wrong("decoder.model_type", music["model_type"], f"'{music_type}'")
+    encoder = section_model(config, "text_encoder", text_type, {**text, "architectures": ["EncoderModel"]}, "none")
+    table = section_model(config, "decoder", music_type, {**music, "architectures": ["MusicgenForCausalLM"]})
+    if "encoder" not in encoder or "decoder" in encoder:
+        raise config.wrong("text_encoder", text_type, "the config of a text encoder, such as T5's")
+    del table["decoder"]["block"]["idle_cross_attention"]
+    source_width = encoder["hidden_size"]
+    stack = {**encoder["encoder"], "vocab_size": encoder["vocab_size"], "hidden_size": source_width}
+    if source_width != table["hidden_size"] and music.get("cross_attention_hidden_size") is None:
+        stack["output_size"] = table["hidden_size"]
+    config.fields_read.add("audio_encoder")
+    config.notes.append("its encoder is not counted: audio_encoder: the codec that turns audio into tokens and back")
+    return {**table, "encoder": stack}
+
+
+def _musicgen_decoder(config: Config) -> Table:
+    """Reads MusicGen's decoder, which attends to the text."""
+    table = _melody_decoder(config)
+    block = table["decoder"]["block"]
+    block |= {"cross_attention": block["attention"], "idle_cross_attention": True}
+    config.notes.append(IDLE_CROSS_ATTENTION)
+    return table
+
+
+def _melody_decoder(config: Config) -> Table:
+    """Reads a decoder whose embedding has, for each codebook, all tokens and a padding token."""
+    norm, heads, codebooks = layernorm(), config.size("num_attention_heads"), config.size("num_codebooks")
+    config.divided("num_attention_heads", config.size("hidden_size"), heads)
+    network = mlp(config.size("ffn_dim"), config.choice(ACTIVATIONS, "activation_function"), bias=False)
+    table = decoder(
+        config,
+        layer_table({"num_attention_heads": heads}, network, norm),
+        norm,
+        stack={"position": {"type": "sinusoidal"}},
+        tie_word_embeddings=False,  # its class ties nothing
+        vocab_size=codebooks * config.size("vocab_size"),
+        additional_vocab_size=codebooks,
+    )
+    config.notes.append(
+        f"num_codebooks: vocab_size is that of {codebooks} codebooks; the embeddings of {codebooks} tokens at each "
+        "position are not counted in memory before their sum"
+    )
+    return table
+
+
+MODULES: Modules = {**BART_MODULES, "embed_tokens": "embed_tokens", "lm_head": "lm_heads"}
+
+OF_BOTH: Modules = {
+    **MODULES,
+    **{f"encoder.{name}": module for name, module in T5_MODULES.items() if not name.startswith("decoder.")},
+    **{
+        name: f"{T5_MODULES[name]} | {MODULES.get(name, name)}"
+        for name in ("q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj")
+    },
+    "encoder": "text_encoder.encoder",
+    "encoder.embed_tokens": "text_encoder.shared",
+    "decoder": "decoder.model.decoder",
+    "embed_tokens": "decoder.model.decoder.embed_tokens",
+    "output_proj": "enc_to_dec_proj",
+    "lm_head": "decoder.lm_heads",
+}
+"""Names where the text encoder is T5; of another encoder, totals alone are compared."""
+
+OF_CODEBOOKS = Quirks(audio_ids=lambda config, ids: ids.repeat_interleave(config.num_codebooks, 0))
+"""Quirks of a decoder that takes the tokens of each codebook as a sequence of its own."""
+
+FAMILIES = {
+    "musicgen": Family(
+        _musicgen,
+        ignored=frozenset({"vocab_size"}),
+        uncounted_modules="audio_encoder",
+        modules=OF_BOTH,
+        quirks=Quirks(audio_ids=lambda config, ids: ids.repeat_interleave(config.decoder.num_codebooks, 0)),
+    ),
+    "musicgen_decoder": Family(_musicgen_decoder, modules=MODULES, quirks=OF_CODEBOOKS, dropout=BART_DROPOUT),
+    "musicgen_melody": Family(
+        None,
+        text="musicgen_melody_decoder",
+        text_section="decoder",
+        ties="never",
+        uncounted_encoders={"audio_encoder": "encodec", "text_encoder": "t5"},
+    ),
+    "musicgen_melody_decoder": Family(_melody_decoder, modules=MODULES, quirks=OF_CODEBOOKS, dropout=BART_DROPOUT),
+}

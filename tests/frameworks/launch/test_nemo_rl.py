@@ -1,0 +1,107 @@
+"""Configs of NeMo-RL: what they build on, the policy's run, and the rollouts beside it."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+from llmcalc.errors import InputError
+from llmcalc.frameworks.launch.read import launch_of, read_launch
+from llmcalc.frameworks.launch.record import Launch
+from llmcalc.parallel.layout import Layout
+
+FILES = Path(__file__).parents[2] / "data" / "launch"
+
+
+def read(base: str, policy: dict[str, Any], devices: int | None = None, **tables: Any) -> Launch:
+    """The run of a recipe on one of NeMo-RL's base configs."""
+    config = {"defaults": f"../../{base}", "policy": policy, "cluster": {"gpus_per_node": 8}} | tables
+    return launch_of(yaml.safe_dump(config), "recipe.yaml", devices, folder=FILES)
+
+
+def test_a_recipe_has_the_values_of_the_config_that_it_builds_on() -> None:
+    """grpo_math_1B.yaml packs sequences: 256 tokens · micro-batches of 2 are one sequence of 512."""
+    launch = read_launch(FILES / "nemo_rl_grpo.yaml")
+    assert (launch.program, launch.framework, launch.target) == ("NeMo-RL", "fsdp2", "Qwen/Qwen2.5-0.5B")
+    assert launch.layout == Layout(tp=2, dp=4, zero=3)
+    assert (launch.settings["batch"], launch.settings["seq"]) == (1, 512)
+    assert (launch.settings["dtype"], launch.settings["master_weights"]) == ("bf16", "fp32")
+    assert (launch.settings["recompute"], launch.settings["optimizer_impl"]) == ("full", "foreach")
+    rollout = launch.rollout
+    assert rollout is not None
+    assert rollout.flags["gpu_memory_utilization"] == 0.6
+    assert rollout.flags["max_model_len"] == 256
+    assert rollout.offloaded == {"weights", "gradients", "optimizer"}
+    assert any("grpo_math_1B.yaml is not here" in note for note in launch.notes)
+
+
+def test_a_config_beside_the_recipe_comes_first(tmp_path: Path) -> None:
+    """A base names its own base from its own folder."""
+    (tmp_path / "bases").mkdir()
+    (tmp_path / "bases" / "first.yaml").write_text("defaults: second.yaml\npolicy: {train_micro_batch_size: 3}\n")
+    second = "sft: {}\npolicy: {max_total_sequence_length: 64, model_name: gpt2}\ncluster: {num_nodes: 1}\n"
+    (tmp_path / "bases" / "second.yaml").write_text(second)
+    recipe = tmp_path / "recipe.yaml"
+    recipe.write_text("defaults: bases/first.yaml\npolicy: {train_global_batch_size: 48}\n")
+    launch = read_launch(recipe)
+    batch = {name: launch.settings[name] for name in ("batch", "seq", "num_microbatches")}
+    assert batch == {"batch": 3, "seq": 64, "num_microbatches": 2}
+    assert launch.rollout is None
+
+
+def test_one_device_runs_autocast_without_fsdp() -> None:
+    launch = read("sft.yaml", {}, cluster={"gpus_per_node": 1})
+    assert (launch.framework, launch.own_settings) == ("torch", None)
+    assert launch.settings["precision"] == "autocast"
+    assert launch.settings["optimizer_impl"] == "loop"
+
+
+def test_a_policy_of_megatron_core() -> None:
+    sizes = {"pipeline_model_parallel_size": 2, "tensor_model_parallel_size": 2, "activation_checkpointing": True}
+    launch = read("grpo_math_8B_megatron.yaml", {"megatron_cfg": sizes})
+    assert (launch.framework, launch.layout.tp, launch.layout.pp, launch.layout.dp) == ("megatron", 2, 2, 2)
+    assert (launch.settings["grad_dtype"], launch.settings["recompute"]) == ("bf16", "full")
+    assert launch.settings["precision_aware_optimizer"] is True
+
+
+def test_devices_of_separate_rollouts_do_not_train() -> None:
+    colocated = {"enabled": False, "resources": {"gpus_per_node": 8, "num_nodes": 1}}
+    policy = {"generation": {"colocated": colocated}}
+    launch = read("grpo_math_8B.yaml", policy, cluster={"gpus_per_node": 8, "num_nodes": 2})
+    assert launch.layout.world == 8
+    assert launch.rollout is not None
+    assert (launch.rollout.engine, launch.rollout.offloaded) == ("", frozenset())
+
+
+def test_typed_devices_replace_those_of_the_file() -> None:
+    launch = read("sft.yaml", {}, 16)
+    assert launch.layout.world == 16
+    assert any("--devices 16 replaces the file's cluster.num_nodes" in note for note in launch.notes)
+
+
+def test_dpo_counts_two_sequences_a_pair() -> None:
+    assert read("dpo.yaml", {}).settings["batch"] == 4
+
+
+@pytest.mark.parametrize(
+    ("policy", "refusal"),
+    [
+        ({"dtensor_cfg": {"expert_parallel_size": 8}}, "dtensor_cfg.expert_parallel_size (8 is not modelled)"),
+        ({"optimizer": {"name": "a.FusedAdam"}}, "policy.optimizer.name ('a.FusedAdam' is not modelled"),
+        ({"quant_cfg": "NVFP4"}, "policy.quant_cfg (no key that is known)"),
+        ({"hf_config_overrides": {"num_hidden_layers": 2}}, "policy.hf_config_overrides.num_hidden_layers"),
+        ({"dtensor_cfg": {"tensor_parallel_size": 3}}, "8 devices; expected a multiple of tp"),
+    ],
+)
+def test_values_that_are_refused(policy: dict[str, Any], refusal: str) -> None:
+    with pytest.raises(InputError) as stop:
+        read("sft.yaml", policy)
+    assert refusal in str(stop.value)
+
+
+def test_other_trainings_are_refused_by_their_table() -> None:
+    with pytest.raises(InputError, match="ppo: the value model of PPO is not modelled; expected a config of grpo"):
+        read("sft.yaml", {}, ppo={"max_num_epochs": 1})
