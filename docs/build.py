@@ -177,15 +177,26 @@ def home() -> str:
     return COMMENT.sub("", re.sub(r"\]\(docs/", "](", text))
 
 
+def stated_address(name: str) -> str:
+    """An address of the project, which pyproject.toml states by its name."""
+    return str(tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["urls"][name])
+
+
 def published_at() -> str:
-    """The address of the documentation's site, which pyproject.toml states."""
-    return str(tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["urls"]["Documentation"])
+    """The address of the documentation's site."""
+    return stated_address("Documentation")
 
 
 def configured(source: Path, place: str) -> str:
-    """A language's zensical.toml, with the address that it is published at, which pyproject.toml states."""
+    """A language's zensical.toml, with the address that it is published at and a link to the repository at the foot of
+    each page, which pyproject.toml states.
+    """
     address = f"{published_at()}{place}/" if place else published_at()
-    return (source / "zensical.toml").read_text().replace("[project]\n", f'[project]\nsite_url = "{address}"\n', 1)
+    settings = (source / "zensical.toml").read_text()
+    settings = settings.replace("[project]\n", f'[project]\nsite_url = "{address}"\n', 1)
+    repository = stated_address("Repository")
+    icon = 'icon = "fontawesome/brands/github"\nname = "GitHub"'
+    return settings + f'\n[[project.extra.social]]\n{icon}\nlink = "{repository}"\n'
 
 
 def contents(pages: Path, settings: str) -> None:

@@ -87,6 +87,12 @@ def test_links_lead_somewhere(site: Path) -> None:
 
 
 @pytest.mark.browser
+def test_every_page_links_to_the_repository(site: Path) -> None:
+    pages = [file for file in site.rglob("*.html") if 'http-equiv="refresh"' not in file.read_text()]
+    assert [file for file in pages if 'href="https://github.com/llmcalc/llmcalc"' not in file.read_text()] == []
+
+
+@pytest.mark.browser
 def test_language_models_have_a_page_of_every_command(site: Path) -> None:
     """`llms.txt` links to pages of Markdown in the site; the schema has the address that it names."""
     address = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["urls"]["Documentation"]
