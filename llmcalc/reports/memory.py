@@ -521,12 +521,21 @@ def not_counted(memory_use: MemoryUse) -> list[str]:
 
 
 def run_text(memory_use: MemoryUse) -> str:
-    """Writes a run's phase, tokens and precision: `training of 2,048 tokens (bf16-master)`."""
+    """Writes a run's phase, tokens and precision or adapters: `training of 2,048 tokens (bf16-master)`."""
     workload = memory_use.workload
     batch = "" if workload.batch == 1 else f"{workload.batch:,} × "
-    precision = f" ({memory_use.precision})" if memory_use.precision else ""
+    weights = _adapters_text(memory_use) or memory_use.precision
+    precision = f" ({weights})" if weights else ""
     preposition = "after" if memory_use.phase == "decode" else "of"
     return f"{memory_use.phase} {preposition} {batch}{plural(workload.seq, 'token')}{precision}"
+
+
+def _adapters_text(memory_use: MemoryUse) -> str:
+    """Writes low-rank adapters with the format of the frozen weights; empty for a run that trains the weights."""
+    adapters = memory_use.adapters
+    if adapters is None:
+        return ""
+    return f"LoRA of rank {adapters.rank}" + (f" on {adapters.base}" if adapters.base != "none" else "")
 
 
 PRECISION_TEXTS = {
@@ -547,10 +556,7 @@ def settings_text(memory: Memory, attention: AttentionImplementation) -> str:
     memory_use = memory.states
     if memory_use.phase != "training":
         return run_text(memory_use)
-    precision = PRECISION_TEXTS.get(memory_use.precision or "", memory_use.precision)
-    adapters = memory_use.adapters
-    if adapters is not None:
-        precision = f"LoRA of rank {adapters.rank}" + (f" on {adapters.base}" if adapters.base != "none" else "")
+    precision = _adapters_text(memory_use) or PRECISION_TEXTS.get(memory_use.precision or "", memory_use.precision)
     optimizer, implementation = memory_use.optimizer, optimizer_implementation(memory.settings, memory_use)
     optimizer_text = "" if optimizer is None else f"{implementation} {optimizer.name}"
     run_title = run_text(memory_use).partition(" (")[0]

@@ -173,11 +173,11 @@ def changes_on_several(
     """
     for option in options:
         fits_unchanged, hardware = option.fit.verdict != "no", option.fit.hardware
-        fewer = option.devices if fits_unchanged else MOST_DEVICES + 1
+        most_devices = option.devices - 1 if fits_unchanged else MOST_DEVICES
         listed: list[tuple[int, Change]] = []
         for changes in setting_changes:
             try:
-                runs = list(_fitting_runs(memory.with_(**changes), hardware, request, runtime_of, fewer))
+                runs = list(_fitting_runs(memory.with_(**changes), hardware, request, runtime_of, most_devices))
             except InputError:
                 continue
             if not runs:
@@ -192,10 +192,12 @@ def changes_on_several(
 
 
 def _fitting_runs(
-    memory: Memory, hardware: Hardware, request: LayoutRequest, runtime_of: RuntimeOf, fewer: int
+    memory: Memory, hardware: Hardware, request: LayoutRequest, runtime_of: RuntimeOf, most_devices: int
 ) -> Iterator[tuple[_Divided, Fit]]:
-    """Yields the runs on two or more accelerators, but fewer than `fewer`, that fit tightly, and then one that fits."""
-    for divided_run in takewhile(lambda divided_run: divided_run.devices < fewer, _divided_runs(memory, request)):
+    """Yields the runs on two or more accelerators, at most `most_devices`, that fit tightly, and then one that fits."""
+    for divided_run in takewhile(
+        lambda divided_run: divided_run.devices <= most_devices, _divided_runs(memory, request)
+    ):
         is_too_large = max(divided_run.least, divided_run.least_bytes(memory.runtime)) > hardware.capacity_bytes
         if divided_run.devices > 1 and not is_too_large:
             fit = divided_run.memory_on(runtime_of(hardware)).fit_on(hardware)

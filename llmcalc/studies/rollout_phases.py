@@ -85,7 +85,7 @@ class _Phases:
 
     def _shared_budget(self, capacity_bytes: int) -> int:
         """Returns the bytes of an engine whose weights the training shares: its share of the device."""
-        shares = (share for least, share in self.rollout.shares_by_capacity if capacity_bytes >= least << 30)
+        shares = (share for gib, share in self.rollout.shares_by_capacity if capacity_bytes >= gib << 30)
         return int(next(shares, self.rollout.flags["gpu_memory_utilization"]) * capacity_bytes)
 
     def _engine_memory(self, hardware: Hardware) -> EngineMemory | None:

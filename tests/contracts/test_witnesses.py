@@ -314,6 +314,10 @@ NOT_KNOWN: Mapping[str, str] = {
     "streams byte_patches": "new: the memory of patches of bytes is not modelled",
     "reading reading": NEW_ROWS,
     "streams latents": NEW_ROWS,
+    **dict.fromkeys(
+        ("layer reversible", "mixer chunked", "position axial", "streams reversible"),
+        "new: the memory of reversible layers, which compute their activations again, is not modelled",
+    ),
     "part frames": "new: asinh, and convolutions with strides, were not compared",
     "part spectrum": "new: convolutions over time and frequency were not compared",
     "part wave": "new: convolutions with strides, and weight norm, were not compared",
@@ -324,7 +328,6 @@ NOT_KNOWN: Mapping[str, str] = {
     "layer conformer": "new: convolutions with a batch norm were not compared",
     **{f"rule of a processor {name}": TOKENS_ALONE for name in RULES},
     "part gate": "new: one of its forms, a bias of each head, was not compared",
-    "mixer jet_block": "the kernels of its convolution with filters of each token are not modelled",
     "network grove_moe": "the indices of the groups of a token's experts are not modelled",
 }
 """What is untested now, each with the reason: it was called `source` before."""

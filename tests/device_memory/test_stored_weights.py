@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from llmcalc import memory
+from llmcalc import fit, memory
 
 CONFIG = {
     "model_type": "llama",
@@ -52,3 +52,10 @@ def test_other_quantized_weights_are_counted_wide_with_a_warning(tmp_path: Path)
     (warning,) = answer.report().warnings
     assert "quantized by gptq; its training is counted over bfloat16 weights" in warning
     assert _trained(tmp_path, None).report().warnings == []
+
+
+def test_the_heading_of_fit_names_the_adapters_and_their_base(tmp_path: Path) -> None:
+    path = tmp_path / "config.json"
+    path.write_text(json.dumps(CONFIG | {"quantization_config": {"load_in_4bit": True}}))
+    heading = fit(path, lora_rank=8, seq=64, hardware="h100").report().tables[0].aside
+    assert heading.startswith("training of 64 tokens (LoRA of rank 8 on nf4): ")

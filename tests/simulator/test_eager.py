@@ -29,6 +29,8 @@ PUBLISHED = {
     "KimiDeltaAttention-1",
     "KimiDeltaAttention-2",
     "KimiDeltaAttention-3",
+    "JetBlock-0",
+    "JetBlock-1",
     "RGLRU-0",
     "RGLRU-1",
     "RwkvTimeMix-0",

@@ -118,8 +118,12 @@ def test_a_whole_prompt_holds_what_torch_holds(name: str) -> None:
     compared(around_a_model(EXAMPLES[name]), ONE_PROMPT)
 
 
+TRAINED_ALONE = {"JetBlock-0", "JetBlock-1"}
+"""Examples whose published kernels are modelled in training alone."""
+
+
 @compares(lambda name: of_run(around_a_model(EXAMPLES[name])))
-@pytest.mark.parametrize("name", sampled_examples(sorted(PUBLISHED)))
+@pytest.mark.parametrize("name", sampled_examples(sorted(PUBLISHED - TRAINED_ALONE)))
 def test_a_recurrent_part_decodes_as_torch_does(name: str) -> None:
     """Published kernels run the prompt: they keep what the reference keeps."""
     spec = around_a_model(EXAMPLES[name])

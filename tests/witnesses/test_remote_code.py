@@ -18,12 +18,14 @@ from typing import Any
 import pytest
 
 import llmcalc
+from llmcalc.costs.encoders import encoded_inputs
 from llmcalc.costs.params import params
 from llmcalc.costs.quantization import quantized_size, scheme_of_config
 from llmcalc.errors import InputError
 from llmcalc.sources.huggingface.checkpoint import checkpoint_of
 from llmcalc.sources.huggingface.registry import FILES, family_of, model_types, read
 from llmcalc.witnesses.reference import verify_reference
+from llmcalc.workload.inputs import Inputs
 from tests.builders import WITH_CLASSES, kinds_of_parts, spec_of
 from tests.families.remote_code.kimi_k3 import TEXT as KIMI_K3
 from tests.samples import in_one_test, sampled
@@ -115,14 +117,14 @@ def test_every_encoder_of_a_class_of_code_is_compared() -> None:
     """DeepSeek-VL2's encoder is timm's: its formula is compared with the reference alone.
 
     MiniCPM-o's is MiniCPM-V's, dots.vlm's is dots.ocr's. Phi-3-vision's is as large as its class states, and compared
-    with a published total, as those of Kimi K3, OpenVLA, LocateAnything and Ovis 2.5 are. Ultravox's has the bytes of
-    its file. Ovis 1.6 and Moondream have the parts of Ovis 2.5 and DeepSeek-VL2.
+    with a published total, as those of Kimi K3, OpenVLA, LLaVA-OneVision 1.5, LocateAnything and Ovis 2.5 are.
+    Ultravox's has the bytes of its file. Ovis 1.6 and Moondream have the parts of Ovis 2.5 and DeepSeek-VL2.
     """
     read_here = {kind for kind in KINDS if family_of(kind).tower_file}
     assert read_here == {
         *(config["model_type"] for config in ENCODERS.values()), *QWEN3_5_ENCODERS, "deepseek_vl_v2", "dots_vlm",
-        "kimi_k3", "locateanything", "minicpmo", "moondream1", "moondream2", "moondream3", "openvla", "ovis",
-        "ovis2_5", "phi3_v", "ultravox",
+        "kimi_k3", "llavaonevision1_5", "locateanything", "minicpmo", "moondream1", "moondream2", "moondream3",
+        "openvla", "ovis", "ovis2_5", "phi3_v", "ultravox",
     }  # fmt: skip
 
 
@@ -288,9 +290,11 @@ def test_jet_nemotron_caches_what_its_layers_keep() -> None:
     assert llmcalc.kv(JET_NEMOTRON["4B"][0], seq=65536).bytes == full + window + states
 
 
-def test_memory_of_jet_nemotron_is_refused() -> None:
-    for phase in ("prefill", "decode", "training"):
-        with pytest.raises(InputError, match=r"filters of each token \(jet_block\) is not modelled"):
+def test_memory_of_jet_nemotron_is_of_training() -> None:
+    answer = llmcalc.memory(JET_NEMOTRON["2B"][0], phase="training", seq=1024)
+    assert answer.device.device_bytes > 16 * llmcalc.params(JET_NEMOTRON["2B"][0]).total
+    for phase in ("prefill", "decode"):
+        with pytest.raises(InputError, match=r"filters of each token \(jet_block\) is modelled in training alone"):
             llmcalc.memory(JET_NEMOTRON["2B"][0], phase=phase).report()
 
 
@@ -533,6 +537,22 @@ ENCODERS_WITH_PUBLISHED_TOTALS: dict[str, tuple[int, dict[str, Any]]] = {
             },
         },
     ),
+    "llava-onevision-1.5-8b": (
+        17_054_429_248 // 2 - 32,  # half of the bytes in its index, without the angles of the class vector
+        {
+            "architectures": ["LLaVAOneVision1_5_ForConditionalGeneration"], "model_type": "llavaonevision1_5",
+            "text_config": {
+                "model_type": "LLaVAOneVision1_5_text", "vocab_size": 151936, "hidden_size": 4096, "head_dim": 128,
+                "intermediate_size": 12288, "num_hidden_layers": 36, "num_attention_heads": 32,
+                "num_key_value_heads": 8, "tie_word_embeddings": False,
+            },
+            "vision_config": {
+                "depth": 24, "embed_dim": 1024, "hidden_act": "gelu", "hidden_size": 1024, "in_channels": 3,
+                "intermediate_size": 4096, "layer_norm_eps": 1e-05, "model_type": "rice_vit", "num_heads": 16,
+                "patch_size": 14, "spatial_merge_size": 2, "temporal_patch_size": 1, "text_hidden_size": 4096,
+            },
+        },
+    ),
     "ovis2.5-9b": (
         9_174_807_784,  # 840 tensors of 18,349,615,568 bytes
         {
@@ -592,6 +612,13 @@ def test_an_encoder_of_a_class_that_is_not_read_is_named() -> None:
     config = {**SHAPES["DeepseekVLV2ForCausalLM-deepseek_vl_v2-0"], "vision_config": {"width": {"sam_vit_b": {}}}}
     (note,) = read({**config, "architectures": ["DeepseekOCR2ForCausalLM"]}).notes
     assert note == "vision_config: its encoder is not counted: that of DeepseekOCR2ForCausalLM is not supported"
+
+
+@pytest.mark.parametrize(("image", "tokens"), [("448x448", 196), ("800x600", 19 * 25), ("4000x3000", 48 * 64)])
+def test_images_of_ovis_2_5_are_tokens_of_32_pixels_and_two_marks(image: str, tokens: int) -> None:
+    """vllm/transformers_utils/processors/ovis2_5.py, `smart_resize`: 4000 · 3000 become 2048 · 1536 pixels."""
+    spec = spec_of(ENCODERS_WITH_PUBLISHED_TOTALS["ovis2.5-9b"][1])
+    assert encoded_inputs(spec, Inputs(image=image)).image_tokens == tokens + 2
 
 
 def test_encoders_that_are_not_supported_are_named() -> None:

@@ -53,10 +53,13 @@ class Tiles(ImageRule):
             if tiles_across * tiles_down >= self.min_tiles
         ]
         if self.least_scaling:
-            scales = [(self.size * min(a / width, d / height), a * d) for a, d in sorted(shapes, key=prod)]
-            enlarging = [scaled for scaled in scales if scaled[0] >= 1]
-            key = itemgetter(0)
-            return min(enlarging, key=key)[1] if enlarging else max(scales, key=key)[1]
+            scales = [
+                (self.size * min(across / width, down / height), across * down)
+                for across, down in sorted(shapes, key=prod)
+            ]
+            enlarging = [scale for scale in scales if scale[0] >= 1]
+            by_scale = itemgetter(0)
+            return min(enlarging, key=by_scale)[1] if enlarging else max(scales, key=by_scale)[1]
         best_grid, least_difference = (1, 1), float("inf")
         for tiles_across, tiles_down in sorted(shapes, key=lambda shape: shape[0] * shape[1]):
             difference = abs(width / height - tiles_across / tiles_down)

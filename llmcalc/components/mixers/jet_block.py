@@ -17,7 +17,7 @@ from ...flow.axis import Axis
 from ...flow.record import Flow
 from ...flow.value import Value
 from ...ops import DeltaRule, DynamicConvolution, Elementwise
-from ..base import ChunkSize, HeadSizes, Kernel, ModelProperties, Real, TokenMixer, Width
+from ..base import PUBLISHED, ChunkSize, HeadSizes, Kernel, ModelProperties, PartWitness, Real, TokenMixer, Width
 from ..norm import Norm, norm_reference
 from ..runtime import ForwardPass, state_class, vector
 from .delta_rule import delta_rule_class
@@ -40,6 +40,7 @@ class JetBlock(TokenMixer):
     """
 
     formula_source: ClassVar[str] = "Gu et al. 2025 (arXiv:2508.15884), §3"
+    witness: ClassVar[PartWitness] = PUBLISHED
     node_name: ClassVar[str] = "linear_attn"
     kind: ClassVar[str] = "linear_attention"
     uncounted: ClassVar[str] = "the decays of JetBlock, and in decode the whole step of its state"

@@ -155,19 +155,18 @@ class ModuleList:
     @property
     def unused(self) -> list[str]:
         """Entries without a matching module, except entries for modules that no scheme converts."""
-        tests, used = dict(self._pattern_tests), self.used
+        tests_by_entry, used_entries = dict(self._pattern_tests), self.used
 
         def is_covered(list_entry: str) -> bool:
             """Whether another entry, which was used, matches the same modules or some of them."""
-            test = tests.get(list_entry)
-            return any(used_test(_example(list_entry)) for name, used_test in tests.items() if name in used) or (
-                test is not None and any(test(_example(name)) for name in used)
-            )
+            entry_test, example = tests_by_entry.get(list_entry), _example(list_entry)
+            is_matched = any(tests_by_entry[name](example) for name in used_entries if name in tests_by_entry)
+            return is_matched or (entry_test is not None and any(entry_test(_example(name)) for name in used_entries))
 
         return [
             list_entry
             for list_entry in self.entries
-            if list_entry not in used and not NEVER_CONVERTED.search(list_entry) and not is_covered(list_entry)
+            if list_entry not in used_entries and not NEVER_CONVERTED.search(list_entry) and not is_covered(list_entry)
         ]
 
 

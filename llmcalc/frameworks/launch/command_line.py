@@ -34,6 +34,9 @@ CONSOLE_PROGRAMS = {
 }
 """Programs that a package installs → their subcommands that start work; empty where there are none."""
 
+PACKAGE_FILES = re.compile(r"(?:^|/)(swift/cli/\w+)\.py$")
+"""The path of a file of a package that is started as a module too: `swift/cli/sft.py` is `swift.cli.sft`."""
+
 SHELLS = ("bash", "sh", "sbatch", "source", ".")
 """Words before a script's name that start it."""
 
@@ -100,7 +103,9 @@ def command_line(command: Command) -> CommandLine | None:
         name = command_word.rpartition("/")[2]
         next_word = command_words[i + 1] if i + 1 < len(command_words) else ""
         if command_word.endswith(".py") and not command_word.startswith("-"):
-            return CommandLine(command_words[:i], name, _without_separator(command_words[i + 1 :]), *line_and_loops)
+            in_package = PACKAGE_FILES.search(command_word)
+            program = name if in_package is None else in_package[1].replace("/", ".")
+            return CommandLine(command_words[:i], program, _without_separator(command_words[i + 1 :]), *line_and_loops)
         if (
             command_word in ("-m", "--module")
             and next_word

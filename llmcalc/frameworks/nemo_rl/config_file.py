@@ -26,6 +26,9 @@ from .base_configs import BASE_CONFIGS
 ALGORITHMS = ("grpo", "dpo", "sft")
 """Tables of the trainings that are modelled."""
 
+TABLES = {*ALGORITHMS, "policy", "loss_fn", "checkpointing", "cluster", "data", "data_plane", "env", "logger"}
+"""Tables of which a config that builds on another one has some."""
+
 REFUSED = {
     "ppo": "the value model of PPO",
     "distillation": "the teacher of a distillation",
@@ -65,12 +68,13 @@ MODELLED: Mapping[str, tuple[Any, ...]] = {
     "megatron_cfg.num_layers_in_first_pipeline_stage": (),
     "megatron_cfg.num_layers_in_last_pipeline_stage": (),
     "megatron_cfg.moe_enable_deepep": (False,),
+    "megatron_cfg.moe_grouped_gemm": (True,),
+    "megatron_cfg.attention_backend": ("auto", "flash", "fused"),
     "draft.enabled": (False,),
     "reward_model_cfg.enabled": (False,),
     "precision": ("bfloat16",),
     "generation.vllm_cfg.precision": ("bfloat16", "auto"),
     "generation.vllm_cfg.pipeline_parallel_size": (1,),
-    "generation.vllm_cfg.expert_parallel_size": (1,),
     "generation.sglang_cfg.dp_size": (1,),
 }
 """Key of `policy` → the values that are modelled, beside none at all."""
@@ -88,6 +92,7 @@ IGNORED = field_names("""
     megatron_cfg.use_fused_weighted_squared_relu megatron_cfg.pipeline_dtype megatron_cfg.force_reconvert_from_hf
     megatron_cfg.cuda_graph_modules megatron_cfg.cuda_graph_warmup_steps megatron_cfg.train_iters
     megatron_cfg.fused_linear_logprobs_chunk_size megatron_cfg.offload_modules megatron_cfg.track_moe_metrics
+    megatron_cfg.moe_router_enable_expert_bias hf_config_overrides.max_position_embeddings
     """)
 """Other keys of `policy`, which change no memory of the update, or only little (formats of a router)."""
 
@@ -96,7 +101,7 @@ IGNORED_TABLES = (
     "sequence_packing.", "dtensor_cfg.lora_cfg.", "dtensor_cfg.automodel_kwargs.", "dtensor_cfg.env_vars.",
     "dtensor_cfg.moe_parallelizer.", "megatron_cfg.optimizer.", "megatron_cfg.scheduler.", "megatron_cfg.checkpoint.",
     "megatron_cfg.distributed_data_parallel_config.", "megatron_cfg.peft.", "megatron_cfg.fp8_cfg.",
-    "megatron_cfg.env_vars.", "megatron_cfg.model_overrides.",
+    "megatron_cfg.env_vars.", "megatron_cfg.model_overrides.", "hf_config_overrides.rope_scaling.",
 )  # fmt: skip
 """Tables of `policy` whose other keys change no memory of the update that is counted."""
 
@@ -128,10 +133,10 @@ MOST_BASES = 8
 
 def is_nemo_rl(config: Table) -> bool:
     """Whether a table is a config of NeMo-RL, or builds on one."""
-    tables = {"policy", "cluster", "grpo", "dpo", "sft", "loss_fn", "checkpointing", "data", "env"}
-    has_base = isinstance(config.get("defaults"), str) and config["defaults"].endswith((".yaml", ".yml"))
-    has_tables = isinstance(config.get("policy"), Mapping) and isinstance(config.get("cluster"), Mapping)
-    return (has_tables and bool(tables & set(config))) or (has_base and bool(tables & set(config)))
+    base = config.get("defaults")
+    if isinstance(base, str) and base.endswith((".yaml", ".yml")):
+        return bool(TABLES & set(config))
+    return all(isinstance(config.get(name), Mapping) for name in ("policy", "cluster"))
 
 
 def read_nemo_rl(config: Table, source_file: LaunchSource) -> Launch:
@@ -374,6 +379,7 @@ def _rollout(reader: LaunchReader, values: Table, policy: Table) -> Rollout:
                 flags[flag] = reader.flag(policy, name)
             elif policy.get(name) is not None:
                 flags[flag] = reader.size(policy, name, 1)
+    _add_expert_ranks(reader, policy, flags)
     if values.get("loss_fn.reference_policy_kl_penalty") not in (None, 0, 0.0):
         reader.notes.append("the reference model is on the host; its weights take the place of the policy's")
     tokens = reader.size(policy, "max_total_sequence_length", 512)
@@ -389,3 +395,14 @@ def _rollout(reader: LaunchReader, values: Table, policy: Table) -> Rollout:
         logit_tokens=tokens,
         logit_bytes=8,  # fp32, and their log-softmax
     )
+
+
+def _add_expert_ranks(reader: LaunchReader, policy: Table, flags: dict[str, Any]) -> None:
+    """Adds vLLM's flag of ranks of experts, of which a rank group of tensor parallelism has as many as ranks."""
+    name = "generation.vllm_cfg.expert_parallel_size"
+    ranks = reader.size(policy, name, 1)
+    if "tensor_parallel_size" not in flags or ranks == 1:
+        return
+    flags["enable_expert_parallel"] = True
+    if ranks != flags["tensor_parallel_size"]:
+        reader.unknown[f"policy.{name}"] = "it is modelled equal to tensor_parallel_size"

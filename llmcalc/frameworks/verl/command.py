@@ -21,7 +21,7 @@ from ..launch.unresolved import is_unresolved, unresolved_reason
 from ..megatron.named_model import MegatronRun, bridge_adapters, megatron_run
 from .known_keys import check_keys
 from .rollout import ACTOR, MODEL, REFERENCE, ROLLOUT, read_rollout
-from .sft import FP32_SHARDS, SFT_TRAINER, run_of_sft
+from .sft import ENGINE_SFT_TRAINER, FP32_SHARDS, SFT_TRAINER, run_of_sft, with_keys_of_fsdp
 
 TRAINERS = ("verl.trainer.main_ppo", "main_ppo.py", "recipe.dapo.main_dapo", "verl.trainer.main_ppo_sync")
 
@@ -39,6 +39,7 @@ DEVICES = ("trainer.n_gpus_per_node", "trainer.nnodes")
 READ_SECTIONS = (
     *DEVICES,
     "data.micro_batch",
+    "engine.",
     "model.lora",
     "ulysses",
     MODEL,
@@ -58,15 +59,19 @@ def starts_program(command_line: CommandLine) -> bool:
 def read_command(command_line: CommandLine, source_file: LaunchSource) -> Launch:
     """Returns the training run of a verl command. Raises `InputError`, which names file and key."""
     with reading_of(source_file) as reader:
-        if command_line.program not in (*TRAINERS, SFT_TRAINER):
+        sft_models = {SFT_TRAINER: "model.partial_pretrain", ENGINE_SFT_TRAINER: "model.path"}
+        if command_line.program not in (*TRAINERS, *sft_models):
             raise reader.wrong(
                 f"line {command_line.line}: {command_line.program}",
-                f"is not read; expected {TRAINERS[0]} or {SFT_TRAINER}",
+                f"is not read; expected {TRAINERS[0]} or {ENGINE_SFT_TRAINER}",
             )
         overrides = overrides_of(command_line.words)
         config = _resolved_overrides(reader, overrides)
-        if command_line.program == SFT_TRAINER:
-            target = model_name(reader, "model.partial_pretrain", overrides.get("model.partial_pretrain"))
+        if command_line.program in sft_models:
+            key = sft_models[command_line.program]
+            target = model_name(reader, key, overrides.get(key))
+            if command_line.program == ENGINE_SFT_TRAINER:
+                config = with_keys_of_fsdp(reader, config)
             return reader.launch("fsdp2", run_of_sft(reader, config), target=target)
         target = model_name(reader, f"{MODEL}.path", overrides.get(f"{MODEL}.path"))
         reader.expandable = True  # verl/utils/device.py, `set_expandable_segments`, between rollouts
@@ -146,9 +151,11 @@ def _common_settings(reader: LaunchReader, config: Table) -> dict[str, Any]:
     if reader.flag(config, f"{MODEL}.use_liger"):
         settings["norm"] = "fused"
     settings |= _loss_settings(reader, config)
-    for argument_name in ("calculate_sum_pi_squared", "entropy_from_logits_with_chunking", "entropy_checkpointing"):
+    if reader.flag(config, f"{ACTOR}.calculate_sum_pi_squared"):
+        reader.unknown[f"{ACTOR}.calculate_sum_pi_squared"] = "it is modelled without"
+    for argument_name in ("entropy_from_logits_with_chunking", "entropy_checkpointing"):
         if reader.flag(config, f"{ACTOR}.{argument_name}"):
-            reader.unknown[f"{ACTOR}.{argument_name}"] = "it is modelled without"
+            reader.notes.append(f"{argument_name}: entropies that need less are counted without it, an upper bound")
     if config.get(f"{MODEL}.lora.rank") not in (None, 0):
         raise reader.wrong(f"{MODEL}.lora.rank", f"is of Megatron-Core; expected {MODEL}.lora_rank for FSDP")
     rank = config.get(f"{MODEL}.lora_rank")

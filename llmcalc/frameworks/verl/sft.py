@@ -1,7 +1,8 @@
-"""Reads verl's supervised fine-tuning by FSDP, `verl.trainer.fsdp_sft_trainer`, with Hydra's overrides.
+"""Reads verl's supervised fine-tuning by FSDP, `fsdp_sft_trainer` and `sft_trainer`, with Hydra's overrides.
 
-Source: verl at b178a3cd (2026-01-29): verl/trainer/config/sft_trainer.yaml for defaults and
-verl/trainer/fsdp_sft_trainer.py for formats: shards in `model_dtype`, products in bf16, gradients reduced in fp32.
+Source: verl at b178a3cd (2026-01-29): verl/trainer/config/{sft_trainer,sft_trainer_engine,engine/fsdp}.yaml for
+defaults and verl/trainer/fsdp_sft_trainer.py for formats: shards in `model_dtype`, products in bf16, gradients reduced
+in fp32.
 """
 
 from __future__ import annotations
@@ -18,6 +19,25 @@ from ..launch.trainer import lora_settings
 
 SFT_TRAINER = "verl.trainer.fsdp_sft_trainer"
 
+ENGINE_SFT_TRAINER = "verl.trainer.sft_trainer"
+"""The trainer whose engine is configured apart from the model."""
+
+ENGINE_KEYS = {
+    "model.path": "model.partial_pretrain",
+    "engine.model_dtype": "model.fsdp_config.model_dtype",
+    "engine.offload_policy": "model.fsdp_config.cpu_offload",
+    "engine.strategy": "model.strategy",
+    "engine.ulysses_sequence_parallel_size": "ulysses_sequence_parallel_size",
+}
+"""Key of that trainer → the key of `fsdp_sft_trainer` with the same meaning."""
+
+ENGINE_IGNORED = (
+    "checkpoint.", "engine.wrap_policy", "engine.reshard_after_forward", "engine.forward_prefetch",
+    "engine.use_orig_params", "engine.seed", "engine.full_determinism", "engine.use_torch_compile",
+    "engine.param_offload", "engine.optimizer_offload", "engine.entropy_",
+)  # fmt: skip
+"""Beginnings of its keys that change no memory of a step: states that are offloaded come back for it."""
+
 FP32_SHARDS = FrozenModel(
     "verl/trainer/fsdp_sft_trainer.py, verl/workers/fsdp_workers.py", "bfloat16", name="fp32 shards beyond 16 bits"
 )
@@ -32,6 +52,31 @@ READ = field_names("""
     model.enable_gradient_checkpointing model.lora_rank model.target_modules model.use_liger model.strategy
     ulysses_sequence_parallel_size
     """)
+
+
+def with_keys_of_fsdp(reader: LaunchReader, config: Table) -> dict[str, Any]:
+    """Returns the overrides of `sft_trainer` under the keys of `fsdp_sft_trainer`.
+
+    By default its micro-batches have a number of tokens (`use_dynamic_bsz`), which are counted as one sequence.
+    """
+    engine = str(config.get("engine", "fsdp"))
+    if engine not in ("fsdp", "fsdp2"):
+        raise reader.wrong("engine", f"{shown(engine)} is not read; expected fsdp")
+    if str(config.get("engine.fsdp_size", -1)) != "-1":
+        reader.unknown["engine.fsdp_size"] = "groups of fewer devices than all are not modelled"
+    without = ("engine", "optim", "engine.fsdp_size", "data.use_dynamic_bsz", "data.max_token_len_per_gpu")
+    reader.ignored += [key for key in config if key.startswith(ENGINE_IGNORED)]
+    renamed = {
+        ENGINE_KEYS.get(key, key): value
+        for key, value in config.items()
+        if key not in without and not key.startswith(ENGINE_IGNORED)
+    }
+    if reader.flag(config, "data.use_dynamic_bsz", True):
+        ranks = reader.size(config, "engine.ulysses_sequence_parallel_size", 1)
+        tokens = reader.size(config, "data.max_token_len_per_gpu", 8192) * ranks
+        reader.notes.append(f"data.use_dynamic_bsz: micro-batches of {tokens} tokens, counted as one sequence")
+        renamed |= {"data.micro_batch_size_per_gpu": 1, "data.max_length": tokens}
+    return {"model.strategy": "fsdp", **renamed}
 
 
 def run_of_sft(reader: LaunchReader, config: Table) -> LaunchSettings:

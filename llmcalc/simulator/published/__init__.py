@@ -54,6 +54,7 @@ LIBRARIES = {
         Library("fla", "fla-org/flash-linear-attention", "bc3b101dcb713ddc5bd8924b66754eb68b5ccf89"),
         Library("mlstm_kernels", "NX-AI/mlstm_kernels", "39d3c61741e5d2c0e6ab8922106dd236632c5139"),
         Library("lightning_attn", "OpenNLPLab/lightning-attention", "d15c38529bbd5c2c82b44ddda3cac885825aa873"),
+        Library("jetai", "NVlabs/Jet-Nemotron", "94cbd12404637950722a09f70c8649ff1b1f2793"),
         Library("transformers", "huggingface/transformers", "5.23.0"),
     )
 }
@@ -110,6 +111,14 @@ _KERNELS_OF_LIBRARIES: Mapping[str, Sequence[tuple[str, str, Known, str]]] = {
     ],
     "lightning_attn": [
         ("lightning_attn_func", "ops/triton/lightning_attn2.py, LightningAttention2", RUN, ""),
+    ],
+    "jetai": [
+        (
+            "dynamic_conv_triton_autograd",
+            "jetai/modeling/hf/dconv_fwdbwd.py, DynamicConvTritonFunc",
+            RUN,
+            "in training; prompts and tokens are not modelled",
+        ),
     ],
     "transformers": [
         ("RwkvLinearAttention", "models/rwkv/modeling_rwkv.py", RUN, ""),

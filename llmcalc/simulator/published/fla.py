@@ -150,11 +150,13 @@ FEW = 64
 # --- the gated delta rule --------------------------------------------------------------------------------------------
 
 
-def _gdn_fwd(aten: Aten, q: Tensor, k: Tensor, v: Tensor, g: Tensor, beta: Tensor) -> tuple[Tensor, ...]:
+def _gdn_fwd(
+    aten: Aten, q: Tensor, k: Tensor, v: Tensor, g: Tensor, beta: Tensor, *, gates_in_kernel: bool
+) -> tuple[Tensor, ...]:
     """Runs fla/ops/gated_delta_rule/chunk.py:256 and :30 (`chunk_gated_delta_rule_fwd`)."""
     q, q_rstd = _l2norm_fwd(aten, q)
     k, k_rstd = _l2norm_fwd(aten, k)
-    beta = aten.like(beta, dtype=FLOAT32)
+    beta = aten.like(beta, dtype=FLOAT32) if gates_in_kernel else beta
     o, g, a = _gdn_chunks(aten, k, v, g)
     return o, q, q_rstd, k, k_rstd, g, beta, a
 
@@ -226,13 +228,14 @@ def chunk_gated_delta_rule(
     v: Tensor,
     g: Tensor,
     beta: Tensor,
-    a_log: Tensor,
-    dt_bias: Tensor,
+    a_log: Optional = None,
+    dt_bias: Optional = None,
     accelerator: Accelerator = H100,
 ) -> Tensor:
-    """Runs fla/ops/gated_delta_rule/chunk.py:253 (`ChunkGatedDeltaRuleFunction`): L2 norms, gate and sigmoid inside.
+    """Runs fla/ops/gated_delta_rule/chunk.py:253 (`ChunkGatedDeltaRuleFunction`), with L2 norms inside.
 
-    q, k: [B, T, H, K]; v: [B, T, HV, V]; g, beta: [B, T, HV], before their activations; a_log, dt_bias: [HV].
+    q, k: [B, T, H, K]; v: [B, T, HV, V]; g, beta: [B, T, HV]. With a_log and dt_bias, [HV] each, the kernel applies the
+    activations of g and beta; without them g is the log decay in float32 and beta follows its sigmoid.
     """
     autograd_graph = aten.graph
 
@@ -247,21 +250,26 @@ def chunk_gated_delta_rule(
         beta_raw: Tensor,
         beta: Tensor,
         a: Tensor,
-        g_input: Tensor,
-        a_log: Tensor,
-        dt_bias: Tensor,
+        g_input: Optional,
+        a_log: Optional,
+        dt_bias: Optional,
     ) -> Sequence[Gradient]:
         do = aten.contiguous(do)
-        gate = g_input, a_log, dt_bias
-        dq, dk, dv, db, dg, da, dbias = _gdn_bwd(aten, q, k, v, g, beta, do, gate, accelerator)
+        gate = None
+        if g_input is not None and a_log is not None and dt_bias is not None:
+            gate = g_input, a_log, dt_bias
+        dq, dk, dv, db, dg, *gate_gradients = _gdn_bwd(aten, q, k, v, g, beta, do, gate, accelerator)
         dq = aten.like(q)
         dk = aten.like(k)
-        db = aten.like(beta_raw)
-        return dq, dk, dv, aten.to(dg, g.dtype), db, da, dbias
+        db = db if gate is None else aten.like(beta_raw)
+        return dq, dk, dv, aten.to(dg, g.dtype), db, *(gate_gradients or (None, None))
 
+    gates_in_kernel = a_log is not None
     with autograd_graph.no_grad():
         dense_inputs = [aten.contiguous(x) for x in (q, k, v, g, beta)]
-        o, q_unit, q_rstd, k_unit, k_rstd, g_sum, beta_open, a = _gdn_fwd(aten, *dense_inputs)
+        o, q_unit, q_rstd, k_unit, k_rstd, g_sum, beta_open, a = _gdn_fwd(
+            aten, *dense_inputs, gates_in_kernel=gates_in_kernel
+        )
     saved_tensors = (
         q_unit,
         q_rstd,
@@ -272,7 +280,7 @@ def chunk_gated_delta_rule(
         dense_inputs[4],
         beta_open,
         a,
-        dense_inputs[3],
+        dense_inputs[3] if gates_in_kernel else None,
         a_log,
         dt_bias,
     )
@@ -306,17 +314,19 @@ def chunk_gated_delta_rule_alone(
 # --- Kimi delta attention --------------------------------------------------------------------------------------------
 
 
-def _kda_fwd(aten: Aten, q: Tensor, k: Tensor, v: Tensor, g: Tensor, beta: Tensor) -> tuple[Tensor, ...]:
+def _kda_fwd(
+    aten: Aten, q: Tensor, k: Tensor, v: Tensor, g: Tensor, beta: Tensor, *, gates_in_kernel: bool
+) -> tuple[Tensor, ...]:
     """Runs fla/ops/kda/chunk.py:28 and chunk_fwd.py:20 (`chunk_kda_fwd`)."""
     heads, head_size = g.shape[2:]
     q, q_rstd = _l2norm_fwd(aten, q)
     k, k_rstd = _l2norm_fwd(aten, k)
-    beta = aten.like(beta, dtype=FLOAT32)
-    _g = aten.like(g, dtype=FLOAT32)
+    beta = aten.like(beta, dtype=FLOAT32) if gates_in_kernel else beta
+    g_sum = aten.like(g, dtype=FLOAT32)
     aqk, akk, _w, u, _kg = _kda_intra_fwd(aten, k, v, heads)
     _h, v_new = _fwd_h(aten, k, u, heads, head_size)
     o = aten.like(v_new)
-    return o, q, q_rstd, k, k_rstd, beta, aqk, akk
+    return o, q, q_rstd, k, k_rstd, beta, g_sum, aqk, akk
 
 
 def _kda_intra_fwd(aten: Aten, k: Tensor, v: Tensor, heads: Number) -> tuple[Tensor, ...]:
@@ -342,28 +352,32 @@ def _kda_bwd(
     beta: Tensor,
     akk: Tensor,
     do: Tensor,
-    g_org: Tensor,
-    a_log: Tensor,
-    dt_bias: Tensor,
+    g_sum: Optional,
+    gate: tuple[Tensor, Tensor, Tensor] | None,
 ) -> tuple[Tensor, ...]:
-    """Runs fla/ops/kda/chunk_bwd.py:435 (`chunk_kda_bwd`)."""
+    """Runs fla/ops/kda/chunk_bwd.py:435 (`chunk_kda_bwd`).
+
+    g_sum: the summed decays; None where the kernel computes them again. gate: its input, A and bias, if the kernel
+    computes it.
+    """
     batch, tokens, heads, head_size = k.shape
     value_heads = v.shape[2]
-    g = aten.like(g_org, dtype=FLOAT32)
+    if g_sum is None:
+        assert gate is not None
+        g_sum = aten.like(gate[0], dtype=FLOAT32)
     _w, u, kg = _kda_w_u(aten, k, v, value_heads)
     _qg = aten.like(kg)
     _h, _v_new = _fwd_h(aten, k, u, value_heads, head_size)
     _daqk = aten.new_tensor((batch, tokens, value_heads, CHUNK), FLOAT32)
     dv = aten.like(do)
     _dh, dv = _bwd_dhu(aten, q, dv, value_heads, head_size)
-    dq, dk, dv, db, dg, _dakk = _kda_fused(aten, v, g, beta, akk)
+    dq, dk, dv, db, dg, _dakk = _kda_fused(aten, v, g_sum, beta, akk)
     dq, dk, db, dg = _kda_intra_bwd(aten, dq, dk, beta, dg)
     if not same(heads, value_heads):
         dq = _by_group(aten, dq, heads)
         dk = _by_group(aten, dk, heads)
     dg = aten.like(dg)
-    dg, da, dbias = _gate_bwd(aten, g_org, a_log, dt_bias)
-    return dq, dk, dv, db, dg, da, dbias
+    return (dq, dk, dv, db, *((dg,) if gate is None else _gate_bwd(aten, *gate)))
 
 
 def _kda_fused(aten: Aten, v: Tensor, g: Tensor, beta: Tensor, a: Tensor) -> tuple[Tensor, ...]:
@@ -384,12 +398,20 @@ def _kda_intra_bwd(aten: Aten, dq: Tensor, dk: Tensor, beta: Tensor, dg: Tensor)
 
 
 def chunk_kda(
-    aten: Aten, q: Tensor, k: Tensor, v: Tensor, g: Tensor, beta: Tensor, a_log: Tensor, dt_bias: Tensor
+    aten: Aten,
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    g: Tensor,
+    beta: Tensor,
+    a_log: Optional = None,
+    dt_bias: Optional = None,
 ) -> Tensor:
-    """Runs fla/ops/kda/chunk.py:24 (`ChunkKDAFunction`): L2 norms, gate and sigmoid inside.
+    """Runs fla/ops/kda/chunk.py:24 (`ChunkKDAFunction`), with L2 norms inside.
 
-    q, k: [B, T, H, K]; v: [B, T, HV, V]; g: [B, T, HV, K] and beta: [B, T, HV], before their activations; a_log: [HV];
-    dt_bias: [HV · K]. A lower bound of the gate makes no difference.
+    q, k: [B, T, H, K]; v: [B, T, HV, V]; g: [B, T, HV, K]; beta: [B, T, HV]. With a_log, [HV], and dt_bias, [HV · K],
+    the kernel applies the activations of g and beta; without them g is the log decay and beta follows its sigmoid. A
+    lower bound of the gate makes no difference.
     """
     autograd_graph = aten.graph
 
@@ -400,25 +422,32 @@ def chunk_kda(
         k: Tensor,
         k_rstd: Tensor,
         v: Tensor,
+        g_sum: Optional,
         g_input: Tensor,
         beta_raw: Tensor,
         beta: Tensor,
-        a_log: Tensor,
-        dt_bias: Tensor,
+        a_log: Optional,
+        dt_bias: Optional,
         aqk: Tensor,
         akk: Tensor,
     ) -> Sequence[Gradient]:
         do = aten.contiguous(do)
-        dq, dk, dv, db, dg, da, dbias = _kda_bwd(aten, q, k, v, beta, akk, do, g_input, a_log, dt_bias)
+        gate = None if a_log is None or dt_bias is None else (g_input, a_log, dt_bias)
+        dq, dk, dv, db, dg, *gate_gradients = _kda_bwd(aten, q, k, v, beta, akk, do, g_sum, gate)
         dq = aten.like(q)
         dk = aten.like(k)
-        db = aten.like(beta_raw)
-        return dq, dk, dv, dg, db, da, dbias
+        db = aten.like(beta_raw) if gate is not None else db
+        return dq, dk, dv, aten.to(dg, g_input.dtype), aten.to(db, beta_raw.dtype), *(gate_gradients or (None, None))
 
+    gates_in_kernel = a_log is not None
     with autograd_graph.no_grad():
         dense_inputs = [aten.contiguous(x) for x in (q, k, v, g, beta)]
-        o, q_unit, q_rstd, k_unit, k_rstd, beta_open, aqk, akk = _kda_fwd(aten, *dense_inputs)
-    saved_inputs = dense_inputs[3], dense_inputs[4], beta_open, a_log, dt_bias, aqk, akk
+        o, q_unit, q_rstd, k_unit, k_rstd, beta_open, g_sum, aqk, akk = _kda_fwd(
+            aten, *dense_inputs, gates_in_kernel=gates_in_kernel
+        )
+        kept_sum = None if gates_in_kernel else g_sum
+        del g_sum
+    saved_inputs = kept_sum, dense_inputs[3], dense_inputs[4], beta_open, a_log, dt_bias, aqk, akk
     saved_tensors = q_unit, q_rstd, k_unit, k_rstd, dense_inputs[2], *saved_inputs
     return record_function(
         autograd_graph, "ChunkKDAFunction", (q, k, v, g, beta, a_log, dt_bias), o, backward, saved_tensors

@@ -586,8 +586,12 @@ def read(config_data: Mapping[str, Any], head: HeadKind | None = None) -> Config
         name: tower_notes for record in family_records for name, tower_notes in record.uncounted.items()
     }
     encoders = (() if location else record.uncounted_encoders for record in family_records)
-    below = (name.removeprefix(location) for name in family_of(wrapper).ignored if location and location in name)
-    config.close(frozenset(below).union(uncounted_towers, *encoders, *(record.ignored for record in family_records)))
+    nested_fields = (
+        name.removeprefix(location) for name in family_of(wrapper).ignored if location and location in name
+    )
+    config.close(
+        frozenset(nested_fields).union(uncounted_towers, *encoders, *(record.ignored for record in family_records))
+    )
     uncounted_notes = [
         f"{name}: {tower_notes.format(shown(config_data[name]))}"
         for name, tower_notes in uncounted_towers.items()

@@ -38,6 +38,15 @@ SIGLIP: dict[str, Any] = {
     "image_size": 24,
     "patch_size": 4,
 }
+RICE: dict[str, Any] = {
+    "model_type": "rice_vit",
+    "depth": 2,
+    "hidden_size": 24,
+    "intermediate_size": 20,
+    "num_heads": 2,
+    "patch_size": 4,
+    "text_hidden_size": 32,
+}
 
 SHAPES: dict[str, list[dict[str, Any]]] = {
     "InternVLChatModel": [
@@ -144,7 +153,11 @@ SHAPES: dict[str, list[dict[str, Any]]] = {
     ],
     "LlmJpVLForConditionalGeneration": [{"model_type": "llmjpvl", "text_config": {"model_type": "llama", **SMALL}}],
     "LocateAnythingForConditionalGeneration": [
-        {"model_type": "locateanything", "text_config": {"model_type": "qwen2", **SMALL}}
+        {
+            "model_type": "locateanything",
+            "text_config": {"model_type": "qwen2", **SMALL},
+            "vision_config": {"model_type": "moonvit", **SIGLIP, "init_pos_emb_height": 4, "init_pos_emb_width": 4},
+        }
     ],
     "MiniMaxVL01ForConditionalGeneration": [
         {
@@ -194,7 +207,7 @@ SHAPES: dict[str, list[dict[str, Any]]] = {
     ],
     "LLaVAOneVision1_5_ForConditionalGeneration": [
         {"model_type": "llavaonevision1_5", "text_config": {"model_type": "LLaVAOneVision1_5_text", **SMALL}},
-        {"model_type": "llavaonevision1_5", "text_config": {**SMALL, "head_dim": 16}, "vision_config": {"depth": 2}},
+        {"model_type": "llavaonevision1_5", "text_config": {**SMALL, "head_dim": 16}, "vision_config": RICE},
     ],
     "UltravoxModel": [
         {"model_type": "ultravox", "text_config": {"model_type": kind, **SMALL}, "audio_config": {"d_model": 24}}

@@ -298,12 +298,13 @@ def test_adapters_over_weights_in_8_bits_are_refused() -> None:
     ],
 )
 def test_codes_of_4_bits_are_sharded_and_their_scales_are_not(ranks: int, others: int, adapters: int) -> None:
-    """Three layers of 24 · (24 + 12 + 12 + 24) and 3 · 24 · 40 elements; a scale of 4 bytes per 64 of a matrix.
+    """Three layers of 24 · (24 + 12 + 12 + 24) and 3 · 24 · 40 elements; a scale of 4 bytes per 64 of a matrix, and the
+    16 values of nf4 in fp32 beside each of the seven matrices.
 
     others: elements of a shard of embedding, head and norms, in bf16. adapters: those of adapters, in fp32.
     """
     codes = 3 * (24 * 72 + 3 * 24 * 40) // 2
-    scales = 3 * 4 * (9 + 5 + 5 + 9 + 3 * 15)
+    scales = 3 * 4 * (9 + 5 + 5 + 9 + 3 * 15 + 7 * 16)
     settings = Settings("training", batch=2, seq=16, lora_rank=4, lora_targets=("q_proj",), base="nf4", dtype="bf16")
     cluster = Cluster.with_framework(
         memory(family("llama3-8b"), settings), Layout(dp=ranks, zero=3 if ranks > 1 else 0), "fsdp2"

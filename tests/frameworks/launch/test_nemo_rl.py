@@ -82,6 +82,17 @@ def test_typed_devices_replace_those_of_the_file() -> None:
     assert any("--devices 16 replaces the file's cluster.num_nodes" in note for note in launch.notes)
 
 
+def test_ranks_of_experts_of_the_engine_are_those_of_its_tensor_parallelism() -> None:
+    def policy(ranks: int) -> dict[str, Any]:
+        return {"generation": {"vllm_cfg": {"tensor_parallel_size": 4, "expert_parallel_size": ranks}}}
+
+    rollout = read("grpo_math_8B.yaml", policy(4)).rollout
+    assert rollout is not None
+    assert rollout.flags["enable_expert_parallel"] is True
+    with pytest.raises(InputError, match="modelled equal to tensor_parallel_size"):
+        read("grpo_math_8B.yaml", policy(8))
+
+
 def test_dpo_counts_two_sequences_a_pair() -> None:
     assert read("dpo.yaml", {}).settings["batch"] == 4
 

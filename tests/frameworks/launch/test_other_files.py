@@ -357,9 +357,9 @@ TRAINER: dict[str, Any] = {"per_device_train_batch_size": 2}
         ({"torch_dtype": "bfloat16"}, {"dtype": "bf16", "master_weights": "none"}),
         ({"optim": "paged_adamw_8bit"}, {"optimizer": "paged-adamw-8bit-trainer"}),
         ({"optim": "paged_adamw_32bit"}, {"optimizer": "paged-adamw"}),
-        ({"optim": "lion_8bit"}, {"optimizer": "lion-8bit"}),
+        ({"optim": "lion_8bit"}, {"optimizer": "lion-8bit-trainer"}),
         ({"optim": "schedule_free_adamw"}, {"optimizer": "schedule-free-adamw"}),
-        ({"optim": "adamw_bnb_8bit"}, {"optimizer": "adamw-8bit"}),
+        ({"optim": "adamw_bnb_8bit"}, {"optimizer": "adamw-8bit-trainer"}),
         (
             {"gradient_checkpointing": True, "gradient_checkpointing_kwargs": {"use_reentrant": True}},
             {"recompute": "full-reentrant"},

@@ -28,9 +28,10 @@ FILES = Path(__file__).parents[2] / "data" / "launch"
 def _tables_of_names(file: Path) -> list[tuple[str, frozenset[str]]]:
     """The tables of a module whose names end in READ, with the names of arguments in them."""
     module_name = ".".join(("llmcalc", "frameworks", *file.relative_to(FRAMEWORKS).with_suffix("").parts))
+    text = file.read_text()
     tables = {
         target.id
-        for statement in ast.parse(file.read_text()).body
+        for statement in (ast.parse(text).body if "READ" in text else ())
         for target in getattr(statement, "targets", [getattr(statement, "target", None)])
         if isinstance(target, ast.Name) and target.id.endswith("READ")
     }
@@ -327,3 +328,36 @@ def test_arguments_that_ms_swift_hands_on_to_the_trainer() -> None:
     compiled = text.replace("swift sft", "swift sft --torch_compile true", 1)
     assert compiled != text
     assert launch_of(compiled, "s.sh").settings["compile"] is True
+
+
+ENGINE_SFT = (
+    "torchrun --nproc-per-node=4 -m verl.trainer.sft_trainer model.path=gpt2 data.max_token_len_per_gpu=512 "
+    "engine.model_dtype=bf16 engine.ulysses_sequence_parallel_size=2 engine=fsdp"
+)
+
+
+def test_sft_of_verl_with_an_engine() -> None:
+    """Micro-batches of 512 tokens on each rank of a sequence: its two ranks have 1,024."""
+    launch = launch_of(ENGINE_SFT, "sft.sh")
+    assert (launch.target, launch.framework, launch.layout.dp) == ("gpt2", "fsdp2", 4)
+    assert (launch.settings["batch"], launch.settings["seq"]) == (1, 512)
+    assert (launch.settings["master_weights"], launch.settings["recompute"]) == ("none", "full")
+    for override, refusal in (
+        ("engine=megatron", "'megatron' is not read"),
+        ("engine.fsdp_size=2", "engine.fsdp_size"),
+    ):
+        with pytest.raises(InputError, match=refusal):
+            launch_of(f"{ENGINE_SFT} {override}", "sft.sh")
+
+
+def test_a_file_of_ms_swift_is_its_command() -> None:
+    text = "torchrun --nproc-per-node=4 swift/cli/sft.py --model gpt2 --deepspeed zero2 --max_length 128"
+    launch = launch_of(text, "sft.sh")
+    assert (launch.program, launch.framework, launch.layout.zero) == ("ms-swift", "deepspeed", 2)
+
+
+def test_entropies_of_verl_that_need_less_are_an_upper_bound() -> None:
+    text = (FILES / "verl_fsdp.sh").read_text()
+    key = "actor_rollout_ref.actor.entropy_checkpointing"
+    notes = launch_of(text.replace("main_ppo ", f"main_ppo {key}=True ", 1), "ppo.sh").notes
+    assert any("entropy_checkpointing: entropies that need less" in note for note in notes)

@@ -33,7 +33,7 @@ def error_of(number: int, with_free_memory: bool) -> float:
         context = sglang_record().cuda_context(hardware, log["flags"].get("tp_size", 1)).mib * MIB
         hardware = hardware.model_copy(update={"driver_total": int(log["free_gib"] * GIB) + context})
     record, version = engine_and_version(f"sglang=={log['version']}")
-    # the config of https://huggingface.co/moonshotai/Kimi-K2.5, whose preset has no encoder of images
+    # the config of https://huggingface.co/moonshotai/Kimi-K2.5, with its encoder of images
     target = str(DATA / log["target"]) if log["target"].endswith(".json") else log["target"]
     return record.memory_on(llmcalc.load(target), hardware, version, log["flags"]).kv_tokens / log["tokens"] - 1
 

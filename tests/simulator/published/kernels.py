@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from llmcalc.simulator.aten import Aten
-from llmcalc.simulator.published import causal_conv1d, fla, lightning_attn, mamba_ssm, mlstm_kernels, rwkv
+from llmcalc.simulator.published import causal_conv1d, fla, jet_nemotron, lightning_attn, mamba_ssm, mlstm_kernels, rwkv
 from llmcalc.simulator.tensor import FLOAT32, Tensor
 
 Sizes = dict[str, int]
@@ -256,6 +256,7 @@ CHUNKED = [
 # --- fla -------------------------------------------------------------------------------------------------------------
 
 GDN, KDA = "fla.ops.gated_delta_rule.chunk:chunk_gated_delta_rule", "fla.ops.kda.chunk:chunk_kda"
+DYNAMIC_CONV = "jetai.modeling.hf.dconv_fwdbwd:dynamic_conv_triton_autograd"
 FLA_CONV, FLA_NORM = "fla.modules.conv.causal_conv1d:causal_conv1d", "fla.modules.fused_norm_gate:rms_norm_gated"
 IN_KERNEL = {
     "use_qk_l2norm_in_kernel": True,
@@ -406,6 +407,13 @@ def wkv(*xs: Any) -> Any:
 
 
 OTHERS = [
+    KernelCase(
+        "dynamic_conv_triton_autograd",
+        DELTA[:2],
+        lambda s: bf16((s.B, s.T, s.HV * s.V), (s.B, s.T, s.HV * s.V * 4)),
+        lambda t, s, x, filters: jet_nemotron.dynamic_conv(t, x, filters),
+        lambda s, x, filters: published(DYNAMIC_CONV)(x, filters.unflatten(-1, (s.HV * s.V, 4))),
+    ),
     KernelCase(
         "mlstm_chunkwise__xl_chunk",
         MEMORY,

@@ -22,7 +22,7 @@ from collections.abc import Callable, Sequence
 from typing import Any
 from unittest.mock import MagicMock
 
-LIBRARIES = ("mamba_ssm", "causal_conv1d", "fla", "mlstm_kernels", "lightning_attn", "einops")
+LIBRARIES = ("mamba_ssm", "causal_conv1d", "fla", "mlstm_kernels", "lightning_attn", "jetai", "einops")
 """The libraries, and einops, which they import."""
 
 WITHOUT_INIT = (
@@ -36,6 +36,9 @@ WITHOUT_INIT = (
     "lightning_attn",
     "lightning_attn.ops",
     "lightning_attn.ops.triton",
+    "jetai",
+    "jetai.modeling",
+    "jetai.modeling.hf",
 )
 """Packages whose own `__init__` imports models and more; their modules are imported one by one instead."""
 

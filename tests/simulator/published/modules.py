@@ -12,6 +12,7 @@ from torch import nn
 
 from llmcalc.components.base import ModelProperties, TokenMixer
 from llmcalc.components.mixers.gated_delta_net import GatedDeltaNet
+from llmcalc.components.mixers.jet_block import JetBlock
 from llmcalc.components.mixers.kda import KimiDeltaAttention
 from llmcalc.components.mixers.lightning import LightningAttention
 from llmcalc.components.mixers.mamba import Mamba
@@ -187,6 +188,38 @@ def published_gated_delta_net(s: Of, **how: Any) -> nn.Module:
     return made
 
 
+def delta_net_of_class(s: Of, path: str, name: str) -> nn.Module:
+    """A class of transformers with the libraries' kernels, which are found when its module is imported."""
+    fields: dict[str, Any] = {"hidden_size": s.h, "num_hidden_layers": 2}
+    fields["layer_types"] = ["linear_attention", "full_attention"]
+    sizes = {"num_key_heads": s.H, "num_value_heads": s.HV, "key_head_dim": s.K, "value_head_dim": s.V}
+    fields |= {f"linear_{field}": size for field, size in sizes.items()} | {"linear_allow_neg_eigval": False}
+    module: Any = importlib.import_module(f"transformers.models.{path}")
+    made: nn.Module = getattr(module, f"{name}GatedDeltaNet")(getattr(module, f"{name}Config")(**fields), 0)
+    return made
+
+
+def kda_of_class(s: Of) -> nn.Module:
+    fields: dict[str, Any] = {"hidden_size": s.h, "linear_num_heads": s.H, "linear_head_dim": s.K}
+    fields |= {"num_hidden_layers": 2, "layer_types": ["linear_attention", "full_attention"]}
+    module: Any = importlib.import_module("transformers.models.kimi_linear.modeling_kimi_linear")
+    made: nn.Module = module.KimiLinearDeltaAttention(module.KimiLinearConfig(**fields), 0)
+    return made
+
+
+def published_jet_block(s: Of) -> nn.Module:
+    """The published block; the norm of fla takes no `autotune_interval`, which is a field of a fork."""
+    jet = "jetai.modeling.hf.jet_block"
+    module, norm = importlib.import_module(jet), published("fla.modules:FusedRMSNormGated")
+    module.FusedRMSNormGated = lambda size, eps, **_: norm(size, eps=eps)  # type: ignore[attr-defined]
+    sizes = {"num_heads": s.H, "head_dim": s.K, "expand_v": s.V / s.K, "dconv_generator_reduction": s.H * s.V // s.G}
+    settings = published(f"{jet}:JetBlockConfig")(**sizes)
+    made: nn.Module = published(f"{jet}:JetBlock")(
+        hidden_size=s.h, initializer_range=0.02, layer_idx=0, jet_block_config=settings
+    )
+    return made
+
+
 def published_kda(s: Of) -> nn.Module:
     """Without the bias of its output gate, which Kimi Linear does not have."""
     made: Any = published("fla.layers.kda:KimiDeltaAttention")(hidden_size=s.h, head_dim=s.K, num_heads=s.H)
@@ -314,10 +347,35 @@ LINEAR = [
         lambda s: published_gated_delta_net(s, allow_neg_eigval=True),
     ),
     ModuleCase(
+        "gated DeltaNet of OLMo Hybrid's class",
+        DELTA,
+        gated_delta_net,
+        lambda s: delta_net_of_class(s, "olmo_hybrid.modeling_olmo_hybrid", "OlmoHybrid"),
+        choices=Choices(like_classes=True),
+    ),
+    ModuleCase(
+        "JetBlock",
+        [
+            {"h": 256, "H": 4, "K": 64, "V": 128, "G": 64, "B": 1, "T": 512, "n": 1},
+            {"h": 512, "H": 4, "K": 96, "V": 256, "G": 128, "B": 2, "T": 500, "n": 2},
+        ],
+        lambda s: JetBlock(
+            linear_num_value_heads=s.H, linear_key_head_dim=s.K, linear_value_head_dim=s.V, generator_size=s.G
+        ),
+        published_jet_block,
+    ),
+    ModuleCase(
         "Kimi delta attention",
         DELTA,
         lambda s: KimiDeltaAttention(linear_num_heads=s.H, linear_head_dim=s.K),
         published_kda,
+    ),
+    ModuleCase(
+        "Kimi delta attention of Kimi Linear's class",
+        DELTA,
+        lambda s: KimiDeltaAttention(linear_num_heads=s.H, linear_head_dim=s.K),
+        kda_of_class,
+        choices=Choices(like_classes=True),
     ),
     ModuleCase(
         "mLSTM (xLSTM)",

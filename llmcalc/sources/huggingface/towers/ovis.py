@@ -2,8 +2,8 @@
 
 Lu 2024 (arXiv:2405.20797, §3), Fini 2024 (AIMv2, arXiv:2411.14402). transformers: models/ovis2.
 
-Sources of Ovis 1.6, 2 and 2.5 in their own code: vllm/model_executor/models/ovis.py, ovis2_5.py and siglip2navit.py of
-vllm-project/vllm at v0.19.0.
+Sources of Ovis 1.6, 2 and 2.5 in their own code: vllm/model_executor/models/ovis.py, ovis2_5.py and siglip2navit.py,
+and vllm/transformers_utils/processors/ovis2_5.py of vllm-project/vllm at v0.19.0.
 """
 
 from __future__ import annotations
@@ -79,10 +79,16 @@ def _read_ovis2_5(wrapper: Config, config: Config, width: int) -> Table:
     rows = patches if type(patches) is int and patches > 0 else patches_per_side(config) ** 2
     rope: Table = ROTARY if config.flag("use_rope") else {}
     tower = siglip_of_rows(config, rows if config.flag("preserve_original_pe") else 0, **rope)
+    pixels = {"min_pixels": OVIS2_5_SIDES[0] ** 2, "max_pixels": OVIS2_5_SIDES[1] ** 2}
+    image = {"type": "smart_resize", "merge": config.size("hidden_stride"), **pixels, "enlarge": True, "marks": 2}
     return {
-        "vision_tower": tower,
+        "vision_tower": {**tower, "image": image},
         **_visual_words(config, tower["hidden_size"], width, OVIS2_5_INDICATORS, wrapper.size("visual_vocab_size")),
     }
+
+
+OVIS2_5_SIDES = 448, 1792
+"""The sides of a square with the least and the most pixels of an image in the code of Ovis 2.5."""
 
 
 def _visual_words(

@@ -99,6 +99,30 @@ def _read_locateanything(wrapper: Config, config: Config, width: int) -> Table:
     return {"vision_model": tower, "vision_projector": merger | maps}
 
 
+def _read_rice(wrapper: Config, config: Config, width: int) -> Table:
+    """Reads LLaVA-OneVision 1.5: RICE-ViT with RoPE and a class vector with learned angles, and Qwen2's merger."""
+    config.must("text_hidden_size", width)
+    config.must("temporal_patch_size", 1)
+    norm, h, merge = (
+        layernorm(config.number("layer_norm_eps")),
+        config.size("hidden_size"),
+        config.size("spatial_merge_size"),
+    )
+    block = biased_layer(config, norm, heads="num_heads", **ROTARY)
+    angles = block["attention"]["head_dim"] // 2
+    config.notes.append(f"class_pos_emb: the learned angles of the class vector are not counted: {angles} parameters")
+    tower = vit(
+        config,
+        block,
+        depth="depth",
+        stack={"embedding_norm": norm},
+        patches={"num_channels": config.size("in_channels")},
+        class_embedding=True,
+    )
+    merger = projector(h, *two_layers(width, inner_width=h * merge * merge), merge=merge, norm=norm)
+    return {"visual": tower, "visual_merger": merger}
+
+
 def _read_kimi_k3(wrapper: Config, config: Config, width: int) -> Table:
     """Reads MoonViT-V2 of Kimi K3: RMSNorm, heads wider than the encoder, and no biases."""
     expected = {
@@ -492,6 +516,19 @@ MOONDREAM_SECTION = {
         is_flat=True,
     )
 }
+RICE: Table = {
+    "depth": 24,
+    "hidden_size": 1024,
+    "hidden_act": "gelu",
+    "in_channels": 3,
+    "intermediate_size": 4096,
+    "layer_norm_eps": 1e-5,
+    "num_heads": 16,
+    "patch_size": 14,
+    "spatial_merge_size": 2,
+    "temporal_patch_size": 1,
+    "text_hidden_size": 4096,
+}
 KIMI_K3_FIELDS = frozenset({"init_pos_emb_time", "pos_emb_interpolation_mode", "video_attn_type"})
 DEEPSEEK_V41_FIELDS = frozenset({"max_image_tokens", "max_wh_ratio", "min_pixels", "rope_theta"})
 DOTS_SECTION = vision_section(
@@ -511,6 +548,9 @@ WRAPPERS = {
         _read_kimi_k3, {"kimi_k3_vision": MOONVIT_V2}, ignored=KIMI_K3_FIELDS, aliases=MOONVIT_V2_NAMES
     ),
     "kimi_vl": vision_section(_read_kimi_vl, {"moonvit": MOONVIT}, ignored=frozenset({"text_hidden_size"})),
+    "llavaonevision1_5": vision_section(
+        _read_rice, {"rice_vit": RICE}, default_section=None, ignored=frozenset({"embed_dim"})
+    ),
     "locateanything": vision_section(_read_locateanything, {"moonvit": MOONVIT}, {"mlp_connector_layers": 2}, None),
     "deepseek_v41": vision_section(
         _read_deepseek_v41, {"deepseek_v41_vision": DEEPSEEK_V41}, ignored=DEEPSEEK_V41_FIELDS

@@ -6,9 +6,10 @@ from typing import Any
 
 from .....components.base import PUBLISHED
 from .....evidence import compared
+from .....flow.program import Step
 from .....ops import DeltaRule
-from ....published import fla
-from ....tensor import Tensor
+from ....published import fla, jet_nemotron
+from ....tensor import FLOAT32, Tensor
 from .module_steps import Steps
 from .modules import ScanModules
 
@@ -19,17 +20,12 @@ class DeltaRuleKernels(ScanModules):
     @compared(PUBLISHED)
     def module_DeltaRule(self, operations: Steps, x: Tensor) -> Tensor:
         assert isinstance(operations["core"].op, DeltaRule)
-        self.refuse_dynamic_filters(operations)
-        return (self.kimi_delta if operations["core"].op.by_channel else self.gated_delta)(operations, x)
-
-    def refuse_dynamic_filters(self, operations: Steps) -> None:
-        """Raises `Unsupported` for values with per-token convolution filters (JetBlock)."""
         if "conv1d" not in operations:
-            raise self.unsupported(
-                "the memory of a convolution with filters of each token (jet_block) is not modelled; params, flops and "
-                "kv count this model",
-                "convolution",
-            )
+            return self.jet_block(operations, x)
+        is_class = self.choices.like_classes and operations["norm"].options["spec"].type == "rmsnorm"
+        if operations["core"].op.by_channel:
+            return (self.kimi_delta_of_class if is_class else self.kimi_delta)(operations, x)
+        return (self.gated_delta_of_class if is_class else self.gated_delta)(operations, x)
 
     def gated_delta(self, operations: Steps, x: Tensor) -> Tensor:
         """Runs fla/layers/gated_deltanet.py:190 (`GatedDeltaNet.forward`)."""
@@ -72,6 +68,115 @@ class DeltaRuleKernels(ScanModules):
         o = fla.layer_norm_gated(aten, o, g, weight, bias, self.accelerator)
         o = aten.flatten(o, 2)
         return self.project(operations["o_proj"], o)
+
+    def refuse_dynamic_filters(self, operations: Steps) -> None:
+        """Raises `Unsupported` for values with per-token convolution filters (JetBlock) in a pass with a cache."""
+        if "conv1d" not in operations:
+            raise self.unsupported(
+                "the memory of a convolution with filters of each token (jet_block) is modelled in training alone; "
+                "params, flops and kv count this model",
+                "convolution",
+            )
+
+    def gated_delta_of_class(self, operations: Steps, x: Tensor) -> Tensor:
+        """Runs transformers/models/olmo_hybrid/modeling_olmo_hybrid.py (`OlmoHybridGatedDeltaNet.forward`).
+
+        The classes of Qwen3-Next and Qwen3.5 differ in which projections are one product. Convolution and delta rule
+        are kernels of causal-conv1d and fla; the gates and the norm are torch's.
+        """
+        aten, op = self.t, operations.op("core", DeltaRule)
+        q, k, v = self._convolved_heads(operations, x)
+        o, _log_decay = self._delta_rule_behind_gates(operations, x, q, k, v)
+        gate = self.by_head(self.project(operations["g_proj"], x), op.value_dim)
+        return self.project(operations["o_proj"], aten.flatten(self._gated_norm(operations["norm"], o, gate), 2))
+
+    def kimi_delta_of_class(self, operations: Steps, x: Tensor) -> Tensor:
+        """Runs transformers/models/kimi_linear/modeling_kimi_linear.py (`KimiLinearDeltaAttention.forward`)."""
+        aten, op = self.t, operations.op("core", DeltaRule)
+        q, k, v = self._convolved_heads(operations, x)
+        g = self._channel_decays(operations, x)
+        beta = self.apply_activation(self.project(operations["b_proj"], x), "sigmoid")
+        _state = self.final_state(operations["recurrent_state"], op.heads, op.key_dim, op.value_dim)
+        o = fla.chunk_kda(aten, q, k, v, g, beta)
+        gate = self.by_head(self._gate_projection("g", operations, x), op.value_dim)
+        o = aten.flatten(self._gated_float32_norm(operations["norm"], o, gate), 2)
+        return self.project(operations["o_proj"], o)
+
+    def _channel_decays(self, operations: Steps, x: Tensor) -> Tensor:
+        """Computes the log decay of each channel (`KimiLinearForgetGate.forward`); others cast that of one product."""
+        aten, op = self.t, operations.op("core", DeltaRule)
+        g = aten.to(self._gate_projection("f", operations, x), FLOAT32)
+        g = self.by_head(aten.add(g, self.weight("dt_bias", (op.heads * op.key_dim,))), op.key_dim)
+        rate = aten.unsqueeze(aten.exp(aten.to(self.weight("A_log", (op.heads,)), FLOAT32)), -1)
+        if "softplus" not in operations.acts:
+            g = aten.scale(aten.function("sigmoid", aten.mul(rate, g)))
+        elif "f_proj" in operations:
+            g = aten.mul(aten.scale(rate, "neg"), aten.function("softplus", g))
+        else:
+            is_large = aten.compare(g)
+            g = aten.where(is_large, g, aten.function("log", aten.add_number(aten.exp(g))))
+            g = aten.mul(aten.scale(rate, "neg"), g)
+        return aten.to(g, x.dtype) if "f_proj" in operations else g
+
+    def _gated_float32_norm(self, norm: Step, x: Tensor, gate: Tensor) -> Tensor:
+        """Runs a norm in float32, multiplied by the sigmoid of a gate (`KimiLinearRMSNormGated.forward`)."""
+        aten, spec = self.t, norm.options["spec"].model_copy(update={"float32_product": True})
+        y = self._normalize(x, spec, 1)
+        _variance = aten.new_tensor((*x.shape[:-1], 1), FLOAT32)
+        y = aten.mul(aten.to(self.weight(f"{norm.name}.weight", x.shape[-1:]), FLOAT32), y)
+        y = aten.mul(y, aten.function("sigmoid", aten.to(gate, FLOAT32)))
+        return aten.to(y, x.dtype)
+
+    def _convolved_heads(self, operations: Steps, x: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        """Returns queries, keys and values by head, behind one convolution of causal-conv1d."""
+        aten, op = self.t, operations.op("core", DeltaRule)
+        projections = [self.project(operations[f"{name}_proj"], x) for name in "qkv"]
+        widths = [projection.shape[-1] for projection in projections]
+        qkv = aten.transpose(aten.cat(projections), 1, 2)
+        del projections
+        qkv = aten.transpose(self.convolve_with_cached(operations, qkv, "silu"), 1, 2)
+        q, k, v = aten.split(qkv, widths)
+        return self.by_head(q, op.key_dim), self.by_head(k, op.key_dim), self.by_head(v, op.value_dim)
+
+    def _gated_norm(self, norm: Step, x: Tensor, gate: Tensor) -> Tensor:
+        """Runs a norm whose output is multiplied by SiLU of a gate in float32 (`OlmoHybridRMSNormGated.forward`).
+
+        The class names the variance until it returns.
+        """
+        aten = self.t
+        y = self._normalize_with(norm, x)
+        _variance = aten.new_tensor((*x.shape[:-1], 1), FLOAT32)
+        y = aten.mul(y, self.apply_activation(aten.to(gate, FLOAT32), "silu"))
+        return aten.to(y, x.dtype)
+
+    def jet_block(self, operations: Steps, x: Tensor) -> Tensor:
+        """Runs `JetBlock.forward` of NVlabs/Jet-Nemotron at 94cbd12, jetai/modeling/hf/jet_block.py, in training."""
+        if self.store is not None:
+            self.refuse_dynamic_filters(operations)
+        aten, op = self.t, operations.op("core", DeltaRule)
+        q, k = (self.apply_activation(self.project(operations[f"{name}_proj"], x), "silu") for name in "qk")
+        v = self.project(operations["v_proj"], x)
+        filters = self.project(operations["w2"], self.apply_activation(self.project(operations["w1"], x), "silu"))
+        v = self.apply_activation(jet_nemotron.dynamic_conv(aten, v, filters), "silu")
+        q, k, v = self.by_head(q, op.key_dim), self.by_head(k, op.key_dim), self.by_head(v, op.value_dim)
+        o, _log_decay = self._delta_rule_behind_gates(operations, x, q, k, v)
+        gate = self.by_head(self.project(operations["g_proj"], x), op.value_dim)
+        weight = self.weight("norm.weight", (op.value_dim,))
+        o = fla.rms_norm_gated(aten, o, gate, weight, self.accelerator)
+        return self.project(operations["o_proj"], aten.flatten(o, 2))
+
+    def _delta_rule_behind_gates(
+        self, operations: Steps, x: Tensor, q: Tensor, k: Tensor, v: Tensor
+    ) -> tuple[Tensor, Tensor]:
+        """Runs the delta rule on a strength and a log decay that torch has computed, and returns the latter too."""
+        aten, op = self.t, operations.op("core", DeltaRule)
+        beta = self.apply_activation(self.project(operations["b_proj"], x), "sigmoid")
+        decay = self.decay((op.heads,))
+        step_size = aten.to(self.project(operations["a_proj"], x), FLOAT32)
+        step_size = aten.add(step_size, self.weight("dt_bias", (op.heads,)))
+        g = aten.mul(decay, self.apply_activation(step_size, "softplus"))
+        _state = self.final_state(operations["recurrent_state"], op.heads, op.key_dim, op.value_dim)
+        return fla.chunk_gated_delta_rule(aten, q, k, v, g, beta, accelerator=self.accelerator), g
 
     def _keep_convolved(self, operations: Steps) -> None:
         """Caches the last inputs of a layer's three convolutions in one tensor."""

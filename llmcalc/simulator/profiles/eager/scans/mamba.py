@@ -8,7 +8,7 @@ from .....algebra import exact_div
 from .....components.base import PUBLISHED
 from .....components.norm import Norm
 from .....evidence import compared
-from .....ops import ChunkedScan, SelectiveScan, State
+from .....ops import ChunkedScan, SelectiveScan
 from ....published import mamba_ssm
 from ....tensor import FLOAT32, Tensor
 from .module_steps import Steps
@@ -91,7 +91,7 @@ class MambaKernels(ScanModules):
         project = aten.transpose(self.project(operations["in_proj"], x), 1, 2)
         a = self.decay((op.inner, op.state))
         u, gate = mamba_ssm.split_halves(aten, project)
-        u = aten.transpose(self._convolve_with_cached(operations, u, activation_name), 1, 2)
+        u = aten.transpose(self.convolve_with_cached(operations, u, activation_name), 1, 2)
         rank = operations["x_proj"].outs[0].width - 2 * op.state
         dt, b, c = aten.split(self.project(operations["x_proj"], u), [rank, op.state, op.state])
         if "dt_norm" in operations:
@@ -115,20 +115,6 @@ class MambaKernels(ScanModules):
             y = aten.mul(y, self.apply_activation(gate, activation_name))
         return self.project(operations["out_proj"], aten.transpose(y, 1, 2))
 
-    def _convolve_with_cached(self, operations: Steps, x: Tensor, activation_name: str) -> Tensor:
-        """Convolves with the inputs that earlier passes cached (transformers/cache_utils.py, `update_conv_state`)."""
-        aten, state, tokens = self.t, operations["conv_state"], x.shape[2]
-        if self.store is None:
-            return self.causal_conv(operations["conv1d"], x, activation_name)
-        assert isinstance(state.op, State)
-        cached_tokens, cached_inputs = exact_div(state.op.size, x.shape[1]), self.cached(state.name)
-        (state_tensor,) = self.states(state, (x.shape[1], cached_tokens))
-        if cached_inputs is not None:
-            x = aten.cat([state_tensor, x])
-        elif tokens < cached_tokens:
-            x = aten.new_tensor((*x.shape[:2], cached_tokens), x.dtype)
-        return aten.slice(self.causal_conv(operations["conv1d"], x, activation_name), tokens)
-
     def mamba_of_heads(self, operations: Steps, x: Tensor) -> Tensor:
         """Runs transformers/models/zamba/modeling_zamba.py (`ZambaMambaMixer.forward`), with one scan per head."""
         aten, op, activation_name = self.t, operations.op("scan", SelectiveScan), operations.acts[0]
@@ -139,7 +125,7 @@ class MambaKernels(ScanModules):
         u, gate = aten.split(aten.unflatten(project, 1, (op.inner, 2)), [1, 1], 2)
         u = aten.contiguous(aten.reshape(u, (batch, op.inner, tokens)))
         gate = aten.transpose(aten.reshape(gate, (batch, heads, size, tokens)), 0, 1)
-        u = self._convolve_with_cached(operations, u, activation_name)
+        u = self.convolve_with_cached(operations, u, activation_name)
         u = aten.transpose(aten.reshape(u, (batch, heads, size, tokens)), 0, 1)
         x_proj = self.weight("x_proj.weight", (heads, rank + 2 * op.state, size))
         dt_b_c = aten.transpose(aten.matmul(aten.unsqueeze(x_proj, 1), u), 2, 3)

@@ -114,6 +114,20 @@ class ScanModules(ConvolutionKernels, BasicKernels):
         y = aten.slice(aten.convolution(x, weight, self.bias(operation), x.shape[2] + kernel - 1), x.shape[2])
         return y if activation_name is None else self.apply_activation(y, activation_name)
 
+    def convolve_with_cached(self, operations: Steps, x: Tensor, activation_name: str) -> Tensor:
+        """Convolves with the inputs that earlier passes cached (transformers/cache_utils.py, `update_conv_state`)."""
+        aten, state, tokens = self.t, operations["conv_state"], x.shape[2]
+        if self.store is None:
+            return self.causal_conv(operations["conv1d"], x, activation_name)
+        assert isinstance(state.op, State)
+        cached_tokens, cached_inputs = exact_div(state.op.size, x.shape[1]), self.cached(state.name)
+        (state_tensor,) = self.states(state, (x.shape[1], cached_tokens))
+        if cached_inputs is not None:
+            x = aten.cat([state_tensor, x])
+        elif tokens < cached_tokens:
+            x = aten.new_tensor((*x.shape[:2], cached_tokens), x.dtype)
+        return aten.slice(self.causal_conv(operations["conv1d"], x, activation_name), tokens)
+
     @compared(BY_TORCH)
     def do_conv(self, operation: Step) -> None:
         if is_zero(getattr(operation.op, "padding", 0)):

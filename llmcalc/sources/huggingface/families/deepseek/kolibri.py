@@ -17,6 +17,7 @@ from ...parts import (
     biases,
     decoder,
     every_nth_full,
+    float32_rmsnorm,
     glu,
     layer_table,
     listed_kinds,
@@ -45,7 +46,7 @@ def _kolibri1(config: Config) -> Table:
 
 
 def _flint(config: Config) -> Table:
-    norm, depth = rmsnorm(config.number("rms_norm_eps")), config.size("num_hidden_layers")
+    norm, depth = float32_rmsnorm(config.number("rms_norm_eps")), config.size("num_hidden_layers")
     if config.get("mlp_only_layers") is None:  # the class replaces null by its default
         config.data = {name: value for name, value in config.data.items() if name != "mlp_only_layers"}
     attention_kinds = listed_kinds(
@@ -58,12 +59,13 @@ def _flint(config: Config) -> Table:
         attention_kinds,
         {"full": {"attention": UNTURNED}, "sliding": {"attention": {"sliding_window": config.size("sliding_window")}}},
     )
-    mixer = attention(config, sinks=True, **biases(config.flag("attention_bias"), *QKVO), **qk_norm(norm))
+    kernels = {"sinks": True, "float32_scores": True}
+    mixer = attention(config, **kernels, **biases(config.flag("attention_bias"), *QKVO), **qk_norm(norm))
     expert_fields = {
         "shared": glu(config, width=config.size("shared_expert_intermediate_size")),
         "router": {"scoring_func": "sigmoid"},
     }
-    return qwen_moe(config, config.count("num_experts"), mixer, expert_fields, windows)
+    return qwen_moe(config, config.count("num_experts"), mixer, expert_fields, windows, float32_product=True)
 
 
 FAMILIES = {

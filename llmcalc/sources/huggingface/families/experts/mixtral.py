@@ -87,12 +87,19 @@ def qwen3_moe(config: Config) -> Table:
     return qwen_moe(config, config.count("num_experts", "num_local_experts"), mixer, {})
 
 
-def qwen_moe(config: Config, experts: int, mixer: Table, fields: Table, *axes: tuple[list[str], Table]) -> Table:
+def qwen_moe(
+    config: Config,
+    experts: int,
+    mixer: Table,
+    fields: Table,
+    *axes: tuple[list[str], Table],
+    float32_product: bool = False,
+) -> Table:
     """Returns a model with experts in every `decoder_sparse_step`-th layer that is not in `mlp_only_layers`.
 
-    fields: fields of the experts beyond the routed ones.
+    fields: fields of the experts beyond the routed ones. float32_product: as in `Norm`.
     """
-    norm = rmsnorm(config.number("rms_norm_eps"))
+    norm = rmsnorm(config.number("rms_norm_eps"), **biases(float32_product, "float32_product"))
     depth = config.size("num_hidden_layers")
     expert_interval = config.size("decoder_sparse_step")
     dense_layers = set() if config.get("mlp_only_layers") is None else set(config.sizes("mlp_only_layers"))

@@ -107,7 +107,9 @@ FAMILIES = {
     "pointsv1.5_chat": _wrapper("qwen2", f"{SGLANG}points_v15_chat.py", "llm_config"),
     "minimax_vl_01": _wrapper("minimax_text_01", f"{HUB}MiniMaxAI/MiniMax-VL-01 modeling_minimax_vl_01.py"),
     "llavaonevision1_5": _wrapper(
-        "qwen3", f"{HUB}lmms-lab/LLaVA-OneVision-1.5-8B-Instruct modeling_llavaonevision1_5.py"
+        "qwen3",
+        f"{HUB}lmms-lab/LLaVA-OneVision-1.5-8B-Instruct modeling_llavaonevision1_5.py",
+        tower_file=READ_HERE,
     ),
     "tinyllava": _wrapper(
         "llama", f"{GITHUB}TinyLLaVA/TinyLLaVA_Factory/blob/main/tinyllava/model/modeling_tinyllava.py"

@@ -1,0 +1,26 @@
+"""The convolution of JetBlock, whose filters are computed for each token.
+
+Source: NVlabs/Jet-Nemotron at 94cbd12, jetai/modeling/hf/dconv_fwdbwd.py (`DynamicConvTritonFunc`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from ..aten import Aten
+from ..tensor import Gradient, Tensor
+from .function import record_function
+
+
+def dynamic_conv(aten: Aten, x: Tensor, filters: Tensor) -> Tensor:
+    """Convolves each token with its own filters. x: [B, T, channels]; filters: [B, T, channels · width]."""
+    autograd_graph = aten.graph
+
+    def backward(_dy: Tensor, x: Tensor, filters: Tensor) -> Sequence[Gradient]:
+        _dense = aten.contiguous(_dy)
+        return aten.like(x), aten.like(filters)
+
+    with autograd_graph.no_grad():
+        dense_x, dense_filters = aten.contiguous(x), aten.contiguous(filters)
+        y = aten.like(dense_x)
+    return record_function(autograd_graph, "DynamicConvTritonFunc", (x, filters), y, backward, (dense_x, dense_filters))
