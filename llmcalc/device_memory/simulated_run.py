@@ -140,6 +140,7 @@ def training_run(
             memory_use.adapters.quantized_head,
             settings.bitsandbytes or "",
             memory_use.adapters.quantized_experts,
+            memory_use.adapters.experts,
         )
     return Training(
         batch=memory_use.workload.batch,

@@ -69,6 +69,7 @@ def settings_of(row: dict[str, Any]) -> Settings:
         options |= {"lora_rank": row["lora"], "lora_targets": tuple(row["lora_targets"].split(","))}
         options |= {"base": row.get("base"), "lora_dtype": row.get("adapters")}
         options["lora_dropout"] = True if row.get("lora_dropout") else None
+        options["lora_experts"] = True if "a3b" in row["model"] and row["lora_targets"] == "all-linear" else None
     parts = row.get("liger", ())
     if "rms_norm" in parts and "swiglu" in parts:
         options["norm"] = "liger"
@@ -119,10 +120,19 @@ def test_steps_beside_4_bits_take_what_is_computed(low_rank: list[Error]) -> Non
     """With and without double quantisation, autocast, recomputation, norms in float32, dropout, bfloat16 adapters."""
 
     def is_dense_in_4_bits(row: dict[str, Any]) -> bool:
-        return str(row.get("base")).startswith("nf4") and "a3b" not in row["model"]
+        return str(row.get("base")).startswith("nf4")
 
     assert are_near(low_rank, 0.001, is_dense_in_4_bits) == 7
     assert all(abs(error.after_step) < 0.0045 for error in low_rank if is_dense_in_4_bits(error.row))
+
+
+def test_adapters_of_fused_experts_take_what_is_computed() -> None:
+    """PEFT adds the product of an adapter to the weights of all experts, and keeps the sum for the backward pass."""
+    errors = list(errors_of("qlora", lambda row: "a3b" in row["model"]))
+    assert are_near(errors, 0.001, lambda row: True) == 2
+    assert all(abs(error.after_step) < 0.0002 for error in errors)
+    row = errors[0].row
+    assert memory(load(row["model"]).model, settings_of(row)).states.trained == row["trained"]
 
 
 def test_steps_of_lora_take_what_is_computed(low_rank: list[Error]) -> None:

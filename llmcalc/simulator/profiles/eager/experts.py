@@ -200,7 +200,12 @@ class ExpertKernels(Lowering):
             return  # bound by the first of them
         group_ends = self.ends_of_groups(experts, operation.options["identities"])
         if len(steps) > 1:
-            matrices = [aten.transpose(self.expert_weight(item, (experts, outputs, inputs)), 1, 2) for item in steps]
+            if self.adapters is not None and self.adapters.experts:  # one adapter stands beside the fused weight
+                weights = [self.expert_weight(operation, (experts, outputs * len(steps), inputs), len(steps))]
+            else:
+                weights = [self.expert_weight(item, (experts, outputs, inputs)) for item in steps]
+            matrices = [aten.transpose(weight, 1, 2) for weight in weights]
+            del weights
             product = aten.grouped_mm(x, matrices[0], group_ends, *matrices[1:])
             for item, y in zip(steps, aten.split(product, [outputs] * len(steps)), strict=True):
                 self.store_tensor(item.outs[0], y)
@@ -227,7 +232,8 @@ class ExpertKernels(Lowering):
 
         The classes of transformers have gate and up projections as one weight (`gate_up_proj`).
         """
-        if not self.choices.like_classes or self.adapters is not None or step.name not in GATE_AND_UP:
+        is_fused = self.choices.like_classes if self.adapters is None else self.adapters.experts
+        if not is_fused or step.name not in GATE_AND_UP:
             return [step]
         steps = [
             item
