@@ -209,6 +209,8 @@ def low_rank(tree: Node, adapters: LowRank, targets: Sequence[str], include: fro
     if adapters.experts:
         if adapters.library != "peft":
             raise InputError(f"--lora-experts: {adapters.library} has no such adapters; expected --lora-library peft")
+        if adapters.quantized_experts:
+            raise InputError("--lora-experts with --quantized-experts: not modelled together; expected one of them")
         if not any(_expert_layers(tree, include)):
             raise InputError("--lora-experts: the model has no routed experts; expected no such option")
     layer_names = linear_layer_names(tree, include, adapters.is_parallel)

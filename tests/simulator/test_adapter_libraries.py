@@ -153,7 +153,7 @@ def test_a_quantised_head_is_stored_in_4_bits() -> None:
 
 
 def test_experts_in_4_bits_are_decoded_whole_and_kept_for_the_backward_pass() -> None:
-    """Per matrix of all experts: half a byte, an fp32 scale per 64 and a table instead of 2 bytes; decoded, 2 bytes again."""
+    """Per matrix of all experts: half a byte, an fp32 scale per 64 and a table; decoded, 2 bytes again."""
     expert = FeedForward(intermediate_size=64, hidden_act="silu", gated=True)
     model = around_a_model(MoE(num_experts=4, num_experts_per_tok=2, expert=expert))
     assert model.decoder is not None
@@ -188,7 +188,7 @@ def test_the_closed_form_of_experts_in_4_bits() -> None:
         ("llama3-8b", {}, "the model has no routed experts"),
         ("mixtral-8x7b", {"lora_dropout": True}, "PEFT has no dropout beside experts"),
         ("mixtral-8x7b", {"lora_library": "litgpt"}, "litgpt has no such adapters"),
-        ("mixtral-8x7b", {"base": "nf4", "quantized_experts": True}, "no adapters beside experts in 4 bits"),
+        ("mixtral-8x7b", {"base": "nf4", "quantized_experts": True}, "not modelled together"),
     ],
 )
 def test_adapters_of_experts_that_no_library_has_are_refused(name: str, options: dict[str, Any], message: str) -> None:
@@ -198,8 +198,10 @@ def test_adapters_of_experts_that_no_library_has_are_refused(name: str, options:
 
 def test_an_answer_names_the_adapters_of_experts_that_it_leaves_out() -> None:
     counted, usual = (
-        llmcalc.memory("mixtral-8x7b?num_hidden_layers=1", phase="training", lora_rank=4, lora_targets=t, lora_experts=e)
-        for t, e in (("all-linear", True), ("all-linear", False))
+        llmcalc.memory(
+            "mixtral-8x7b?num_hidden_layers=1", phase="training", lora_rank=4, lora_targets="all-linear", lora_experts=e
+        )
+        for e in (True, False)
     )
     adapters = 8 * (8 * (4096 + 2 * 14336) + 4 * (14336 + 4096))
     assert counted.states.trained - usual.states.trained == adapters

@@ -70,8 +70,6 @@ class LoraKernels(BasicKernels):
         """
         adapters, aten = self.adapters, self.t
         if adapters is not None and adapters.experts:
-            if adapters.quantized_experts:
-                raise self.unsupported("no adapters beside experts in 4 bits are modelled", operation.name)
             weight, (experts, rows, columns) = super().expert_weight(operation, shape), shape
             rank = adapters.rank * matrices
             lora_a = self.adapter(f"{operation.name}.lora_A.weight", (rank * experts, columns))
