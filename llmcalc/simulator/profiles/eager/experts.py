@@ -207,8 +207,7 @@ class ExpertKernels(Lowering):
                 weights = [self.expert_weight(operation, (experts, outputs * len(steps), inputs), len(steps))]
             else:
                 weights = [
-                    self.slices_of_experts(item, self.expert_weight(item, (experts, outputs, inputs)))
-                    for item in steps
+                    self.slices_of_experts(item, self.expert_weight(item, (experts, outputs, inputs))) for item in steps
                 ]
             matrices = [aten.transpose(weight, 1, 2) for weight in weights]
             del weights
