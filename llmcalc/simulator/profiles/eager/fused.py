@@ -36,8 +36,8 @@ CHUNKS_KEPT = by_torch("tests/simulator/test_adapter_libraries.py")
 
 COMPILED = Witness(
     "estimate",
-    "torch.compile: products and attention kept, norms fused, all else run again (within 8 % of 2 published runs, 17 to "
-    "20 % below 3 measured steps of a whole compiled model, 42 % below one of QLoRA)",
+    "torch.compile: products and attention kept, norms fused, all else run again (within 8 % of 2 published runs, "
+    "17 to 20 % below 3 measured steps of a whole compiled model, 42 % below one of QLoRA)",
     "tests/device_memory/test_published.py",
 )
 """The witness of what torch.compile is taken to keep: published measurements of fine-tuning, and steps on an H200."""
