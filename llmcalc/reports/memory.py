@@ -429,16 +429,14 @@ def _kind_text(memory_use: MemoryUse, memory_kind: str) -> str:
 
 
 def _optimizer_rows(memory_use: MemoryUse, phases: Sequence[Mapping[str, int]]) -> list[Row]:
-    """Returns rows of master weights and optimizer states, which exist in all phases.
+    """Returns rows of master weights and optimizer states, which exist in all phases; none for paged states.
 
     phases: bytes by kind, by phase.
     """
-    if memory_use.optimizer is None or any(
-        bytes_by_kind.get("optimizer") != phases[0].get("optimizer") for bytes_by_kind in phases
-    ):
-        return []
-
     state = memory_use.optimizer
+    changes = any(bytes_by_kind.get("optimizer") != phases[0].get("optimizer") for bytes_by_kind in phases)
+    if state is None or state.paged or changes:  # paged states are beside torch's tensors
+        return []
     optimizer_parts = [("master weights", "float32", memory_use.master_weights)] if memory_use.has_master else []
     optimizer_parts += [
         (name, "" if state.dtype == "uint8" else state.dtype, byte_count)
