@@ -61,6 +61,9 @@ FIT_COLUMNS = (
     Column("verdict", "verdict", justify="left", verdict=True),
 )
 
+IN_PEAK = ("tensors", "cuBLAS workspaces", "rounding to blocks")
+"""The terms whose sum is the peak; the others come on top of it."""
+
 TERM_NAMES = {"free blocks": "fragmentation"}
 """Term of a device's memory → its name in tables, where that differs."""
 
@@ -129,8 +132,8 @@ def term_name(term: Term) -> str:
 
 def estimated_parts(device: DeviceMemory) -> list[tuple[str, int]]:
     """Returns the names and bytes of the estimated terms that allocator and runtime add to the tensors."""
-    estimates = [term for term in device.terms if term.status == "estimate"]
-    return [(f"{term_name(term)} (estimate)", term.bytes) for term in estimates[-2:]]
+    estimates = [term for term in device.terms if term.status == "estimate" and term.name not in IN_PEAK]
+    return [(f"{term_name(term)} (estimate)", term.bytes) for term in estimates]
 
 
 def accelerators_table(accelerator_fits: Sequence[Fit], title: str) -> Table:
