@@ -81,7 +81,7 @@ class LowRank:
         for product in _joined(_expert_layers(tree, include), JOINED_PROJECTIONS):
             node_position, experts = product[0]
             if node_position.node.name in self.targets or self.experts:
-                number = 1 if self.library == "megatron-bridge" else experts.num_experts
+                number = experts.num_experts if self.experts or self.library == "mcore-bridge" else 1
                 rank = self.rank * (1 if self.is_parallel else len(product))
                 for shape in ((rank, experts.n_in), (sum(op.n_out for _, op in product), rank)):
                     copies = times(number, node_position.times)
