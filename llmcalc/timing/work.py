@@ -447,6 +447,8 @@ class WorkRecorder(Placements):
             chance=min(1.0, top_k / experts),
             routed_tokens=rank_share(rows * ep, top_k),
         )
+        if step.options["bias"] and self.where.endswith("down_proj"):
+            self._add_kernel("expert-bias", "expert_bias", m=rows, n=y.width, launches=(0, 0))
 
     def _lower_attention(self, step: Step) -> None:
         op, ranks, run = step.op, self.rank_pass.cp, self.full_run
