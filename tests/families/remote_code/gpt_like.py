@@ -43,7 +43,7 @@ SHAPES: dict[str, list[dict[str, Any]]] = {
         },
         {"model_type": "jais", **SMALL, "activation_function": "gelu_new", "tie_word_embeddings": False},
     ],
-    "GPT": [
+    "GPTForCausalLM": [
         {"model_type": "nanogpt", **NANOGPT},
         {"model_type": "nanogpt", **NANOGPT, "n_embd": 48, "bias": False, "dropout": 0.1},
     ],
