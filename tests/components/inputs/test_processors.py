@@ -25,6 +25,7 @@ from pydantic import TypeAdapter
 from llmcalc.components.inputs import IMAGE_RULES, ImageInput
 from llmcalc.components.inputs.clips import Clips
 from llmcalc.errors import InputError
+from llmcalc.sources.huggingface.towers.siglip import LFM2_LIMITS
 
 RANDOM = random.Random(7)
 SIZES = [
@@ -254,6 +255,35 @@ def lighton(height: int, width: int) -> Measured:
     return 1, 4 * tokens, tokens
 
 
+@lru_cache(maxsize=1)
+def lfm2_processors() -> tuple[Any, Any, Any]:
+    """Returns the size of a whole image, the grid of tiles, and the text of an image in LFM2-VL's two processors."""
+    from transformers.models.lfm2_vl.processing_lfm2_vl import Lfm2VlProcessor as Processor
+
+    path = Path(transformers.__file__).parent / "models/lfm2_vl/image_processing_lfm2_vl.py"
+    names = "round_by_factor", "find_closest_aspect_ratio", "smart_resize", "_is_image_too_large", "_target_ratios"
+    nodes = ast.walk(ast.parse(path.read_text(encoding="utf-8")))
+    functions = [node for node in nodes if isinstance(node, ast.FunctionDef) and node.name in names]
+    scope: dict[str, Any] = {"math": math, "lru_cache": lru_cache}
+    exec(compile(ast.Module(functions, []), str(path), "exec"), scope)
+    return SimpleNamespace(**scope), Processor, SimpleNamespace(image_token="<", image_start_token="<")
+
+
+def lfm2(height: int, width: int) -> Measured:
+    functions, cls, marks = lfm2_processors()
+    columns = rows = 1
+    if functions._is_image_too_large(None, height, width, 256, 16, 2, 2.0):
+        ratios = functions._target_ratios(None, 2, 10)
+        columns, rows = functions.find_closest_aspect_ratio(width / height, ratios, width, height, 512)
+    resized_width, resized_height = functions.smart_resize(None, height, width, 2, 64, 256, 16)
+    tokens = cls._compute_tokens_for_image(None, [resized_height, resized_width], 16, 2)
+    marks.image_thumbnail_token = marks.image_end_token = "<"
+    text = cls._build_image_tokens(
+        marks, rows, columns, cls._compute_tokens_per_tile(None, 512, 16, 2), tokens, True, True
+    )
+    return rows * columns + (rows * columns > 1), max(1024, 4 * tokens), text.count("<")
+
+
 QWEN, GLM = (56 * 56, 3584 * 3584), (112 * 112, 9_633_792)
 LLAVA_NEXT = [[336, 672], [672, 336], [672, 672], [1008, 336], [336, 1008]]
 ONEVISION = [[384 * down, 384 * across] for down in range(1, 7) for across in range(1, 7)]
@@ -290,6 +320,7 @@ CASES: dict[str, tuple[dict[str, Any], int, Callable[[int, int], Measured]]] = {
         16,
         cohere,
     ),
+    "lfm2_vl": ({"type": "native_tiles", "merge": 2, **LFM2_LIMITS}, 16, lfm2),
     "ovis2": ({"type": "covering", "size": 448, "max_tiles": 9, "merge": 2}, 14, ovis),
     "lighton_ocr": ({"type": "longest_edge", "size": 1540, "merge": 2, "line_marks": False}, 14, lighton),
     "mistral3": ({"type": "longest_edge", "size": 1540, "merge": 2}, 14, pixtral),
