@@ -115,7 +115,8 @@ def test_mlcs_config_is_that_of_its_model() -> None:
     }
     description = llmcalc.load(written)
     assert llmcalc.params(description).total == llmcalc.params({"model_type": "llama", **fields}).total
-    assert description.config is not None and description.config["max_position_embeddings"] == 4096
+    assert description.config is not None
+    assert description.config["max_position_embeddings"] == 4096
     assert any("q4f16_1' is not counted; --quantize counts a scheme" in note for note in description.notes)
 
 

@@ -92,8 +92,9 @@ def test_layers_without_experts_of_ernies_own_code_are_named() -> None:
     assert any("moe_layer_start_index: counted as Baidu's own code reads it" in note for note in read(config).notes)
     kinds = ["dense", "dense", "sparse", "sparse"]
     listed = read({**config, "mlp_layer_types": kinds})
-    assert listed.notes == [] and listed.model == read(config).model
-    with pytest.raises(InputError, match="moe_layer_start_index: 2; expected the first sparse layer of mlp_layer_types"):
+    assert listed.notes == []
+    assert listed.model == read(config).model
+    with pytest.raises(InputError, match="moe_layer_start_index: 2; expected the first sparse layer of mlp"):
         read({**config, "mlp_layer_types": ["dense", *kinds[:3]]})
 
 

@@ -11,7 +11,7 @@ import re
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from ...errors import InputError, shown
+from ...errors import shown
 from ...model import ModelSpec
 from ...parallel.layout import Layout
 from ...sources.files import validate

@@ -37,14 +37,10 @@ MAMBA = field_names("""
 """Arguments of mamba_ssm's `MambaConfig`."""
 
 MLC = field_names("""
-    position_embedding_base context_window_size prefill_chunk_size tensor_parallel_shards pipeline_parallel_stages max_batch_size
-    attention_sink_size sliding_window_size disaggregation kwargs head_dim
+    position_embedding_base context_window_size prefill_chunk_size tensor_parallel_shards pipeline_parallel_stages
+    max_batch_size attention_sink_size sliding_window_size disaggregation kwargs head_dim
     """)
 """Fields of MLC's `model_config` that are settings of its engine, and `head_dim`, which it fills in."""
-
-
-DESCRIPTION = "a description in TOML, whose fields llmcalc schema lists"
-"""What a model without a reader can be described with, as an error says it."""
 
 
 def as_config(arguments: Mapping[str, Any]) -> tuple[Mapping[str, Any], list[str]]:
@@ -72,8 +68,9 @@ def as_config(arguments: Mapping[str, Any]) -> tuple[Mapping[str, Any], list[str
         return _read_mamba(arguments)
     if {"n_layer", "n_head", "n_embd", "n_kv_head", "window_pattern"} <= names:
         raise InputError(
-            f"window_pattern: {shown(arguments['window_pattern'])}; nanochat's later models have windows and embeddings "
-            f"of values, which are not read; expected its first arguments alone, or {DESCRIPTION}"
+            f"window_pattern: {shown(arguments['window_pattern'])}; nanochat's later models have windows and "
+            "embeddings of values, which are not read; expected its first arguments alone, or a description in TOML, "
+            "whose fields llmcalc schema lists"
         )
     return arguments, []
 

@@ -263,7 +263,7 @@ def lfm2_processors() -> tuple[Any, Any, Any]:
     path = Path(transformers.__file__).parent / "models/lfm2_vl/image_processing_lfm2_vl.py"
     names = "round_by_factor", "find_closest_aspect_ratio", "smart_resize", "_is_image_too_large", "_target_ratios"
     nodes = ast.walk(ast.parse(path.read_text(encoding="utf-8")))
-    functions = [node for node in nodes if isinstance(node, ast.FunctionDef) and node.name in names]
+    functions: list[ast.stmt] = [n for n in nodes if isinstance(n, ast.FunctionDef) and n.name in names]
     scope: dict[str, Any] = {"math": math, "lru_cache": lru_cache}
     exec(compile(ast.Module(functions, []), str(path), "exec"), scope)
     return SimpleNamespace(**scope), Processor, SimpleNamespace(image_token="<", image_start_token="<")

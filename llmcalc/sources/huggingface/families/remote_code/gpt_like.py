@@ -1,5 +1,5 @@
-"""Layers with LayerNorm or with heads that differ by layer: CodeShell, Jais, nanoGPT, the first Phi and StableLM, Falcon's first
-files, Phi-3-small, OpenELM, and the models that NVIDIA's architecture search found.
+"""Layers with LayerNorm or with heads that differ by layer: CodeShell, Jais, nanoGPT, the first Phi and StableLM,
+Falcon's first files, Phi-3-small, OpenELM, and the models that NVIDIA's architecture search found.
 
 Sources: the modeling files of the models' repositories, vLLM's and mlx-lm's, in `Family.code` of each model type.
 """
