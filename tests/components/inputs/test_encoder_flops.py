@@ -166,7 +166,10 @@ def test_flops_of_audio_are_those_of_the_class(kind: str, shape: dict[str, Any])
     features = torch.ones(1, stem.num_mel_bins, frames)
     with torch.no_grad(), FlopCounterMode(display=False) as counter:
         if hasattr(model, "get_audio_features"):
-            model.get_audio_features(features)
+            further: tuple[Any, ...] = (torch.ones(1, frames),) if "flamingo" in kind else ()
+            if kind == "musicflamingo":
+                further = *further, torch.full((1, frames // 4), model.config.audio_token_id)
+            model.get_audio_features(features, *further)
         else:  # Qwen2-Audio has these two lines in its forward pass
             model.multi_modal_projector(model.audio_tower(features).last_hidden_state)
     assert inputs.total(forward_of) == counter.get_total_flops()

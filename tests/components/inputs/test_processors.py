@@ -385,6 +385,30 @@ def test_audio_of_qwen2_audio_is_cut_as_its_processor_cuts_it(seconds: float) ->
     assert (encoded.parts, encoded.rows) == (1, features["input_features"].shape[-1])
 
 
+@pytest.mark.parametrize("name", ["audioflamingo3", "musicflamingo"])
+def test_audio_of_the_flamingos_is_cut_into_clips_as_their_processors_cut_it(name: str) -> None:
+    import numpy as np
+
+    module = import_module(f"transformers.models.{name}.processing_{name}")
+    cls: Any = getattr(module, {"audioflamingo3": "AudioFlamingo3Processor"}.get(name, "MusicFlamingoProcessor"))
+    extractor = transformers.WhisperFeatureExtractor(feature_size=8)
+    most_seconds, marks = {"audioflamingo3": (600, 0), "musicflamingo": (1200, 2)}[name]
+    rule = Clips(merge=2, several=True, max_clips=most_seconds // 30, marks=marks)
+    fields = SimpleNamespace(feature_extractor=extractor, max_audio_len=most_seconds, audio_token="<")
+    fields.audio_bos_token = fields.audio_eos_token = "<"
+    fields._get_audio_token_length = lambda lengths: cls._get_audio_token_length(fields, lengths)
+    fields.replace_audio_token = lambda inputs, audio_idx: cls.replace_audio_token(fields, inputs, audio_idx)
+    for seconds in (0.5, 7.13, 30, 30.5, 61):
+        signal = np.zeros(round(seconds * 16_000), np.float32)
+        settings = {"sampling_rate": 16_000, "return_attention_mask": True, "padding": "max_length"}
+        inputs, texts = cls._process_audio(fields, [signal], **settings, return_tensors="pt")
+        encoded = rule.encode(seconds)
+        assert encoded.tokens == texts[0].count("<")
+        assert (encoded.parts, encoded.rows) == (len(inputs["input_features"]), inputs["input_features"].shape[-1])
+    with pytest.raises(InputError, match=f"at most {most_seconds // 30} clips; expected at most {most_seconds}"):
+        rule.encode(most_seconds + 1)
+
+
 @pytest.mark.parametrize(("seconds", "clips"), [(1, 1), (30, 1), (30.5, 2), (95, 4)])
 def test_audio_of_voxtral_is_padded_to_clips(seconds: float, clips: int) -> None:
     """A clip of 30 s is 3,000 frames, 1,500 positions and 375 tokens."""
