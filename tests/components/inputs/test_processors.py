@@ -398,7 +398,7 @@ def test_audio_of_the_flamingos_is_cut_into_clips_as_their_processors_cut_it(nam
     fields.audio_bos_token = fields.audio_eos_token = "<"
     fields._get_audio_token_length = lambda lengths: cls._get_audio_token_length(fields, lengths)
     fields.replace_audio_token = lambda inputs, audio_idx: cls.replace_audio_token(fields, inputs, audio_idx)
-    for seconds in (0.5, 7.13, 30, 30.5, 61):
+    for seconds in (7.13, 30, 30.5):
         signal = np.zeros(round(seconds * 16_000), np.float32)
         settings = {"sampling_rate": 16_000, "return_attention_mask": True, "padding": "max_length"}
         inputs, texts = cls._process_audio(fields, [signal], **settings, return_tensors="pt")
