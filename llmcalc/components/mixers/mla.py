@@ -72,7 +72,7 @@ class MLA(TokenMixer):
         False by default.
     output_gate: the gate on the output of the heads (Ling 3, Hy 4), none by default.
     query_gate: whether one projection makes the queries and a gate with one value per element. Its input is the
-        compressed query after and before its norm, concatenated (A.X-K2). False by default.
+        compressed query after and before its norm, concatenated (A.X-K2); its sigmoid is in float32. False by default.
     sinks: whether each head has one more key, with a learned score and no value (Hy 4); false by default.
     norm: the norm on the compressed query and on the latent; None for no norm.
     key_norm: whether the shared rotary part of the key has the norm too (Dots 3), false by default.
@@ -236,7 +236,7 @@ class MLA(TokenMixer):
             recorder.vector("sinks", heads)
         y = y if self.output_gate is None else self.output_gate.flow(recorder, x, y)
         for factor in gate:
-            y = recorder.mul(y, recorder.act(factor, "sigmoid"))
+            y = recorder.mul(y, recorder.act(factor, "sigmoid", float32=True), float32=True)
         recorder.hold(out=y)
         return recorder.linear("o_proj", y, *x.axes, bias=self.attention_bias or self.o_bias)
 
@@ -468,7 +468,7 @@ def _reference_class() -> type[nn.Module]:
             if hasattr(self, "gate_proj"):
                 out = out * gate_values(self.gate, self.gate_proj(x)).unflatten(-1, (heads, -1))
             if gate is not None:
-                out = out * gate.sigmoid()
+                out = (out * gate.float().sigmoid()).to(out.dtype)
             return self.o_proj(out.flatten(2))
 
     return MLAReference

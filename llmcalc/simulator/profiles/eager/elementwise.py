@@ -22,7 +22,9 @@ class ElementwiseKernels(BasicKernels):
 
     @compared(BY_TORCH)
     def do_mul(self, operation: Step) -> None:
-        self.store_tensor(operation.outs[0], self.t.mul(*self._align_axes(operation)))
+        a, b = self._align_axes(operation)
+        product = self.t.mul(a, b)
+        self.store_tensor(operation.outs[0], self.t.to(product, a.dtype) if operation.options["float32"] else product)
 
     @compared(BY_TORCH)
     def do_sub(self, operation: Step) -> None:
