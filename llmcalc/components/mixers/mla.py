@@ -203,7 +203,8 @@ class MLA(TokenMixer):
         limits |= {} if self.sliding_window is None else {"window": self.sliding_window}
         selection: Value | None = None
         if self.indexer is not None:
-            selection, c, k_rope = recorder.selected(query, c, k_rope)
+            lends = recorder.memo.get("lends_selection", False)
+            selection, c, k_rope = recorder.selected(query, c, k_rope, lends=lends)
             recorder.hold(latent=c, k_rope=k_rope, mask=selection)
         options: dict[str, Any] = {"causal": recorder.causal, "sinks": self.sinks, "selection": selection, **limits}
         core = ops.AttentionCore if limits.get("pool") is None else ops.PooledCore

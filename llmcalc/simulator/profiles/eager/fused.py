@@ -115,7 +115,8 @@ class FusedKernels(AttentionKernels, ElementwiseKernels, BasicKernels):
             dropout = operation.options["dropout"]
             q, k, v = self._attention_operands(q, k, v)
             output = self.run_attention_core(lambda q, k, v: self.sdpa_math(q, k, v, is_masked, dropout), q, k, v)
-        self.store_tensor(operation.outs[0], self.t.transpose(output, 1, 2))
+        output = self.t.transpose(output, 1, 2)
+        self.store_tensor(operation.outs[0], self.t.contiguous(output) if self.choices.like_classes else output)
 
     def _attention_operands(self, q: Tensor, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         """Casts queries, keys and values to the autocast format (aten/src/ATen/autocast_mode.h)."""
