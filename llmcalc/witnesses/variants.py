@@ -63,7 +63,9 @@ def sdpa_math(causal: bool, q: Any, k: Any, v: Any, *_: Any, **__: Any) -> Any:
     return torch.ops.aten._scaled_dot_product_attention_math(q, k, v, None, 0.0, causal)[0]
 
 
-def scaled_dot_product(capability: int, causal: bool, q: Any, k: Any, v: Any, mask: Any = None, *_: Any, **__: Any) -> Any:
+def scaled_dot_product(
+    capability: int, causal: bool, q: Any, k: Any, v: Any, mask: Any = None, *_: Any, **__: Any
+) -> Any:
     """Runs scaled_dot_product_attention: torch's on a CPU, a compute capability's kernel on the meta device.
 
     mask: the mask of the keys that an indexer selected; None (default) for none.
