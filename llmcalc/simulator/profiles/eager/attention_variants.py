@@ -205,8 +205,8 @@ class AttentionVariantKernels(AttentionKernels):
             local_tensors["sink"] = self.sink(self.weight("sinks", (scores.shape[1],)), scores)
         scores = local_tensors["scores"] = aten.masked_fill(scores, aten.like(visible_mask))
         if options["sinks"]:
-            joint_probs = aten.softmax(aten.to(aten.cat([scores, local_tensors["sink"]]), FLOAT32))
-            probs = aten.to(aten.slice(joint_probs, scores.shape[-1]), v.dtype)
+            joint_probs = aten.softmax(aten.cat([scores, local_tensors["sink"]]))
+            probs = aten.slice(joint_probs, scores.shape[-1])
             self.bind(operation.outs[0], self.apply_dropout(probs, options["dropout"]))
             return
         probs = aten.to(aten.softmax(aten.to(scores, FLOAT32)), v.dtype)
