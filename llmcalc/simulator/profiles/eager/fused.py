@@ -92,7 +92,7 @@ class FusedKernels(AttentionKernels, ElementwiseKernels, BasicKernels):
         sinks = self.weight("sinks", (operation.outs[0].axes[0].size,)) if operation.options.get("sinks") else None
         if not (flash and not self.trained) and (changes_scores or (sinks is not None and not flash)):
             raise self.unsupported(
-                f"--attn-implementation {self.choices.attention} takes no bias, no sinks and no selection; "
+                f"--attn-implementation {self.choices.attention} takes no bias, no sinks and no such selection; "
                 "expected eager",
                 operation.name,
             )
