@@ -193,7 +193,9 @@ class BasicKernels(Lowering):
     @compared(BY_TORCH)
     def do_act(self, operation: Step) -> None:
         x = self.tensor_of(operation.ins[0])
-        x = self.t.to(x, FLOAT32) if operation.options["float32"] else x
+        if operation.options["float32"]:
+            x = self.t.to(x, FLOAT32)
+            self.release(operation, operation.ins)
         self.store_tensor(operation.outs[0], self.apply_activation(x, operation.options["kind"]))
 
     def apply_activation(self, x: Tensor, activation_name: str) -> Tensor:

@@ -23,8 +23,12 @@ class ElementwiseKernels(BasicKernels):
     @compared(BY_TORCH)
     def do_mul(self, operation: Step) -> None:
         a, b = self._align_axes(operation)
-        product = self.t.mul(a, b)
-        self.store_tensor(operation.outs[0], self.t.to(product, a.dtype) if operation.options["float32"] else product)
+        product, dtype = self.t.mul(a, b), a.dtype
+        if operation.options["float32"]:
+            del a, b
+            self.release(operation, operation.ins)
+            product = self.t.to(product, dtype)
+        self.store_tensor(operation.outs[0], product)
 
     @compared(BY_TORCH)
     def do_sub(self, operation: Step) -> None:
