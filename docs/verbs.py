@@ -192,15 +192,17 @@ def described(name: str, method: Callable[..., Any], calls: list[Call]) -> str:
     return text
 
 
+RECORDS, MODULES = "Methods that record ", "modules and variables"
+"""How the docstring of a group of verbs begins, before its heading; and the heading of those of the recorder itself."""
+
+
 def page() -> str:
     """The page."""
     calls, text = recorded(), HEAD
     for cls in classes():
         words = " ".join((inspect.getdoc(cls) or "").split("\n\n")[0].split())
-        title, _, rest = words.rstrip(".").partition(": ")
-        if not title.startswith("Verbs"):
-            title, rest = "Modules and variables", "where operations are recorded, and what a step keeps"
-        text += f"\n## {title}\n\n{(rest or title)[0].upper()}{(rest or title)[1:]}.\n"
+        title = words.removeprefix(RECORDS).rstrip(".").partition(":")[0] if words.startswith(RECORDS) else MODULES
+        text += f"\n## {title[0].upper()}{title[1:]}\n\n{words}\n"
         for name, method in verbs(cls).items():
             text += "\n" + described(name, method, calls.get(name, []))
     return text

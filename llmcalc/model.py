@@ -509,7 +509,13 @@ def _reference_class() -> type[nn.Module]:
             if spec.head.type == "projection":
                 self.projection = spec.head.reference(ModelProperties(mapped_width or hidden))
             if isinstance(spec.head, LMHead):
-                self.lm_head = spec.head.reference(ModelProperties(hidden), spec.vocab_size, spec.embedding_size)
+                self.lm_head = spec.head.reference(
+                    ModelProperties(hidden),
+                    spec.vocab_size,
+                    2 * hidden
+                    if output_stack.streams is not None and output_stack.streams.type == "reversible"
+                    else spec.embedding_size,
+                )
                 output: Any = getattr(self.lm_head, "decoder", self.lm_head)
                 if spec.tie_word_embeddings:
                     output.weight = self.embed_tokens.weight

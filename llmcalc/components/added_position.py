@@ -7,10 +7,11 @@ from typing import TYPE_CHECKING, ClassVar, Literal, Self
 
 from pydantic import Field
 
-from ..flow.axis import Axis
+from ..flow.axis import Axis, Beside
 from ..flow.record import Flow
 from ..flow.value import Value
-from .base import BY_TORCH, Component, ModelProperties, PartWitness, Positions
+from ..workload.derived_rows import Table
+from .base import BY_TORCH, Component, ModelProperties, PartWitness, Positions, Width
 from .rotation import angles_of
 
 if TYPE_CHECKING:
@@ -46,6 +47,42 @@ class Learned(Component):
     @classmethod
     def examples(cls) -> list[Self]:
         return [cls(max_position_embeddings=64), cls(max_position_embeddings=64, offset=2)]
+
+
+class Axial(Component):
+    """Learned positions in a grid: a part of each vector depends on the row, the other on the column (Reformer).
+
+    rows, columns: the sides of the grid, in which positions follow one another row by row.
+    row_size, column_size: the widths of the two parts.
+    """
+
+    formula_source: ClassVar[str] = "Kitaev et al. 2020 (Reformer)"
+    noun: ClassVar[str] = "position"
+    kind: ClassVar[str] = "embedding"
+
+    type: Literal["axial"] = "axial"
+    rows: Positions
+    columns: Positions
+    row_size: Width
+    column_size: Width
+
+    def describe(self, hidden_size: int) -> str:
+        return f"axial {self.rows} × {self.columns}"
+
+    def flow(self, recorder: Flow, x: Value) -> Value:
+        row_axes, column_axes = (Axis("row_part", self.row_size),), (Axis("column_part", self.column_size),)
+        parts = []
+        for name, length, axes in (("by_row", self.rows, row_axes), ("by_column", self.columns, column_axes)):
+            table, _ = recorder.table(name, Axis(name, length), *axes, of=Table(length=length), by="all")
+            parts.append(recorder.resampled(table, x.rows))
+        return recorder.cat(*parts, axes=(Beside((row_axes, column_axes)),)).view(*x.axes)
+
+    def reference(self, model_properties: ModelProperties) -> nn.Module:
+        return _reference_classes()["axial"](self)
+
+    @classmethod
+    def examples(cls) -> list[Self]:
+        return [cls(rows=8, columns=8, row_size=10, column_size=14)]
 
 
 class Sinusoidal(Component):
@@ -84,6 +121,19 @@ def _reference_classes() -> dict[str, type[nn.Module]]:
         def forward(self, positions: Tensor) -> Tensor:
             return super().forward(positions + self.offset)
 
+    class AxialReference(nn.Module):
+        """Looks up a row's and a column's part of each position. positions: [tokens] → [tokens, hidden]."""
+
+        def __init__(self, spec: Axial) -> None:
+            super().__init__()
+            self.columns = spec.columns
+            self.by_row = nn.Embedding(spec.rows, spec.row_size)
+            self.by_column = nn.Embedding(spec.columns, spec.column_size)
+
+        def forward(self, positions: Tensor) -> Tensor:
+            row, column = self.by_row(positions // self.columns), self.by_column(positions % self.columns)
+            return torch.cat([row, column], -1)
+
     class SinusoidalReference(nn.Module):
         """Computes sinusoids of the positions. positions: [tokens] → [tokens, hidden]."""
 
@@ -95,4 +145,4 @@ def _reference_classes() -> dict[str, type[nn.Module]]:
             angles = angles_of(positions, self.hidden_size, 10000.0)
             return torch.cat([angles.sin(), angles.cos()], -1)[:, : self.hidden_size]
 
-    return {"learned": LearnedReference, "sinusoidal": SinusoidalReference}
+    return {"learned": LearnedReference, "axial": AxialReference, "sinusoidal": SinusoidalReference}

@@ -104,7 +104,7 @@ SCORE_POSITIONS = PartChoice(
 )
 
 if TYPE_CHECKING:
-    from .added_position import Learned, Sinusoidal
+    from .added_position import Axial, Learned, Sinusoidal
     from .disentangled import Disentangled
     from .distance import Alibi, LayerBias, TransformerXL
 
@@ -113,9 +113,16 @@ else:
     ScorePosition = Annotated[Part, SCORE_POSITIONS]
 
 
-POSITIONS = PartChoice("learned", {"learned": "added_position:Learned", "sinusoidal": "added_position:Sinusoidal"})
+POSITIONS = PartChoice(
+    "learned",
+    {
+        "learned": "added_position:Learned",
+        "sinusoidal": "added_position:Sinusoidal",
+        "axial": "added_position:Axial",
+    },
+)
 
 if TYPE_CHECKING:
-    Position: TypeAlias = Learned | Sinusoidal
+    Position: TypeAlias = Learned | Sinusoidal | Axial
 else:
     Position = Annotated[Part, POSITIONS]

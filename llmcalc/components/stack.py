@@ -250,7 +250,7 @@ class Stack(Component):
         for name, component in self.slots().items():
             component.check_place(replace(stack_position, where=f"{stack_position.where}.{name}"))
         width = self.input_size or stack_position.width
-        if self.keeps_embedding_width and self.streams.embedding_width() != width:
+        if self.streams is not None and self.streams.embedding_width() not in (None, width):
             raise ValueError(f"{stack_position.where}.streams.query_size: expected {width}, the embeddings' width")
 
     def layer_names(self) -> list[str]:

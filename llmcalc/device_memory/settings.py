@@ -19,7 +19,7 @@ from ..workload.execution import (
     AttentionImplementation,
     CrossEntropy,
     LatentForm,
-    NormImplementation,
+    NormKernels,
     OptimizerImplementation,
 )
 from ..workload.inference import CACHE_FORMATS, USERS, batch_of
@@ -490,9 +490,9 @@ class Settings:
         ),
     ] = None
     norm: Annotated[
-        NormImplementation | None,
+        NormKernels | None,
         Setting(
-            "Norms step by step or as one kernel.",
+            "Norms step by step or as one kernel. With liger gated activations are one too, as Liger-Kernel's.",
             "Precision and kernels",
             "fused in inference, else RMSNorm step by step and LayerNorm as one kernel",
         ),

@@ -36,7 +36,8 @@ def kernel_choices(settings: Settings, spec: ModelSpec, attention: AttentionImpl
     trains_as_classes = like_classes and settings.phase == "training"
     return Choices(
         attention=settings.attn_implementation or attention or default,
-        norm=settings.norm or ("fused" if is_serving else "eager"),
+        norm="fused" if settings.norm == "liger" else settings.norm or ("fused" if is_serving else "eager"),
+        fused_gate=settings.norm == "liger",
         cross_entropy=settings.cross_entropy or "eager",
         logits_dtype=None if settings.logits_dtype is None else dtype(settings.logits_dtype),
         float32_loss=spec.head.type != "lm" or spec.head.float32_loss,

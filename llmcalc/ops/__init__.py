@@ -26,6 +26,8 @@ from .linear import Linear as Linear
 from .linear import Norm as Norm
 
 if TYPE_CHECKING:
+    from .hashed import ChunkCore as ChunkCore
+    from .hashed import HashRotations as HashRotations
     from .products import BlockLinear as BlockLinear
     from .products import BlockSums as BlockSums
     from .products import Conv1d as Conv1d
@@ -67,7 +69,7 @@ def __getattr__(name: str) -> Any:
     """Returns a less common primitive, imported on first use."""
     from importlib import import_module
 
-    for file in ("products", "sparse", "recurrent"):
+    for file in ("products", "sparse", "recurrent", "hashed"):
         primitive = vars(import_module(f".{file}", __name__)).get(name)
         if isinstance(primitive, type) and issubclass(primitive, Op):
             globals()[name] = primitive

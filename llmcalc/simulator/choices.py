@@ -40,6 +40,8 @@ class Choices:
     like_classes: whether parts run as the classes of transformers run them where the reference does otherwise: one
         product for queries, keys and values by `Attention.fused_qkv`, and a mask that eager attention adds to the
         scores; false by default.
+    fused_gate: whether gated activations are one kernel, which keeps gate and up-projection and writes their gradients
+        over them (Liger-Kernel); false by default.
     compiled: whether torch.compile is estimated for layers and loss: norms are one kernel, a gated activation is
         computed again in the backward pass, and so is what the loss computes of the logits; false by default.
     compiled_loss: whether torch.compile is estimated for the loss too, if it is for layers; true by default.
@@ -71,6 +73,7 @@ class Choices:
     keeps_logits: bool = False
     fused_qkv: bool = False
     like_classes: bool = False
+    fused_gate: bool = False
     compiled: bool = False
     compiled_loss: bool = True
     capacity: Fraction | None = None

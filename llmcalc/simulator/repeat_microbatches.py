@@ -424,20 +424,19 @@ class PassRecorder(PassCounter):
 
     def traces(self) -> dict[PassCase, PassTrace]:
         """Returns one trace per case of passes. Raises `NotRepeating` if passes of a case differ."""
-        return RecordedPasses(self.meter.events, self.passes, self.by_previous).traces()
+        return RecordedPasses(self.meter.events, self.passes).traces()
 
     def recorded(self) -> RecordedPasses:
         """Ends the recording and returns the recorded passes; later events are not part of a pass."""
-        return RecordedPasses(self.meter.cut(), self.passes, self.by_previous)
+        return RecordedPasses(self.meter.cut(), self.passes)
 
 
 @frozen
 class RecordedPasses:
-    """The passes of a recorded run. events: the run's memory events. by_previous: as in `PassCounter`."""
+    """The passes of a recorded run. events: the run's memory events."""
 
     events: Sequence[Event]
     passes: Sequence[RecordedPass]
-    by_previous: bool
 
     def traces(self, allocated_before: Collection[int] = ()) -> dict[PassCase, PassTrace]:
         """Returns one trace per case of passes. Raises `NotRepeating` if passes of a case differ.
@@ -458,8 +457,7 @@ class RecordedPasses:
                 )
                 for recorded_pass in passes
             ]
-        pass_traces = TraceReader(events, passes).traces
-        return with_unrecorded_cases(pass_traces) if self.by_previous else pass_traces
+        return with_unrecorded_cases(TraceReader(events, passes).traces)
 
 
 def with_unrecorded_cases(pass_traces: Mapping[PassCase, PassTrace]) -> dict[PassCase, PassTrace]:

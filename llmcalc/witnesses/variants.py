@@ -243,31 +243,46 @@ class FlashCrossEntropy(torch.autograd.Function):
 
 
 class LigerLinearCrossEntropy(torch.autograd.Function):
-    """Liger-Kernel's fused linear cross-entropy (0.8.2, ops/fused_linear_cross_entropy.py): gradients in the forward
+    """Liger-Kernel's fused linear cross-entropy (0.8.5, ops/fused_linear_cross_entropy.py): gradients in the forward
     pass."""
 
     @staticmethod
     def forward(ctx: Any, x: Any, labels: Any, weight: Any, bias: Any) -> Any:
         tokens, chunks = x.shape[0], -(-weight.shape[0] // x.shape[1])
-        chunk_tokens = 1 << (-(-tokens // chunks) - 1).bit_length()
+        chunk_tokens = min(tokens, 1 << (-(-tokens // chunks) - 1).bit_length())
         input_gradient = torch.zeros_like(x)
         weight_gradient = torch.zeros_like(weight) if weight.requires_grad else None
         bias_gradient = None if bias is None else torch.zeros_like(bias)
         losses = x.new_zeros(tokens, dtype=torch.float32)
         is_counted = labels != -100
         is_counted.sum()
+        device = "cuda" if x.is_cuda else "cpu"
+        product_format = torch.get_autocast_dtype(device) if torch.is_autocast_enabled(device) else x.dtype
+        uses_mm_out = x.dtype == weight.dtype == product_format
+        logits_storage = x.new_empty((chunk_tokens, weight.shape[0])) if uses_mm_out else None
         for start in range(0, tokens, chunk_tokens):
             chunk_input = x[start : start + chunk_tokens]
-            logits = chunk_input @ weight.t()
-            if bias is not None:
-                logits = logits + bias
-            gradient = logits  # the kernel has written it there
-            input_gradient[start : start + chunk_tokens] = gradient @ weight
-            if weight_gradient is not None:
-                transposed_gradient = gradient.t()
-                weight_gradient += torch.mm(transposed_gradient, chunk_input).float()
+            if logits_storage is None:
+                logits = chunk_input @ weight.t()
+                if bias is not None:
+                    logits = logits + bias
+                input_gradient[start : start + chunk_tokens] = logits @ weight
+            else:
+                logits = logits_storage[: chunk_input.shape[0]]
+                torch.mm(chunk_input, weight.t(), out=logits)
+                if bias is not None:
+                    logits.add_(bias)
+                torch.mm(logits, weight, out=input_gradient[start : start + chunk_tokens])
+            if weight_gradient is not None and logits.dtype is torch.float32:
+                weight_gradient += torch.mm(logits.t(), chunk_input).float()
+            elif weight_gradient is not None:
+                chunk_input = chunk_input.to(logits.dtype)
+                if weight_gradient.dtype == logits.dtype:  # else a product of a GPU adds to it in float32
+                    torch.addmm(weight_gradient, logits.t(), chunk_input, out=weight_gradient)
             if bias_gradient is not None:
-                torch.add(bias_gradient, gradient.sum(0), out=bias_gradient)
+                torch.add(bias_gradient, logits.sum(0), out=bias_gradient)
+            del logits, chunk_input
+        del logits_storage
         loss = losses.sum()
         ctx.save_for_backward(
             input_gradient.detach(), None if weight_gradient is None else weight_gradient.detach(), bias_gradient

@@ -288,3 +288,26 @@ class BytePatches(Rows):
     def new_rows(self, workload: Workload) -> Number:
         rows = self.of.new_rows(workload)
         return 0 if is_zero(rows) else add(ceil_div(rows, self.patch), 1)
+
+
+@frozen(slots=True)
+class PaddedBeyond(Rows):
+    """The rows of `of`, padded to whole blocks of `block` rows where there are more than `least`."""
+
+    name: str = "padded"
+    of: Rows = TOKENS
+    block: Number = 1
+    least: Number = 1
+
+    def new_rows(self, workload: Workload) -> Number:
+        rows = self.of.new_rows(workload)
+        return rows if is_zero(rows) else _padded_beyond(rows, self.block, self.least)
+
+
+def _padded_beyond(rows: Number, block: Number, least: Number) -> Number:
+    return rows + is_beyond(rows, least) * (ceil_div(rows, block) * block - rows)
+
+
+def is_beyond(rows: Number, least: Number) -> Number:
+    """Returns 1 for more rows than `least`, else 0."""
+    return minimum(1, floor_div(rows - 1, least))

@@ -44,8 +44,8 @@ def stored_tensors(base: Base, rows: Number, columns: Number) -> dict[str, tuple
     """Returns suffix → (elements, bytes of an element) of the tensors of a quantized matrix, its codes first.
 
     A byte holds two weights of 4 bits. There is an fp32 scale per block of 64 of them, or one byte where the scales are
-    quantised too; these have an fp32 scale per 256, a table and their mean. In 8 bits a row has an fp32 scale. The names
-    are those of a checkpoint (bitsandbytes/functional.py, `QuantState.as_dict`; nn/modules.py, `Linear8bitLt`).
+    quantised too; these have an fp32 scale per 256, a table and their mean. In 8 bits a row has an fp32 scale.
+    Names are those of a checkpoint (bitsandbytes/functional.py, `QuantState.as_dict`; nn/modules.py, `Linear8bitLt`).
 
     rows: output size. columns: input size.
     """

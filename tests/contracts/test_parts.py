@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 import torch
 
-from llmcalc.components.added_position import Learned, Sinusoidal
+from llmcalc.components.added_position import Axial, Learned, Sinusoidal
 from llmcalc.components.base import Component, Nothing
 from llmcalc.components.choices import CHANNEL_MIXERS, LAYERS, MIXERS, parts
 from llmcalc.components.classifier import Classifier
@@ -23,7 +23,9 @@ from llmcalc.components.layers.conformer import ConformerLayer
 from llmcalc.components.layers.funnel import FunnelAttention, FunnelLayer
 from llmcalc.components.layers.global_local import GlobalLocalAttention, GlobalLocalLayer, GlobalTokens
 from llmcalc.components.layers.looped import LoopedAttention, LoopedLayer
+from llmcalc.components.layers.reversible import ReversibleLayer, ReversibleStreams
 from llmcalc.components.mixers.attention import Attention
+from llmcalc.components.mixers.chunked import ChunkedAttention
 from llmcalc.components.mixers.context import ContextAttention
 from llmcalc.components.mixers.exclusive import ExclusiveAttention
 from llmcalc.components.mixers.fourier import FourierMixer
@@ -130,6 +132,15 @@ def looped_decoder(part: LoopedAttention | LoopedLayer) -> ModelSpec:
     return ModelSpec(vocab_size=50, hidden_size=HIDDEN, tie_word_embeddings=False, decoder=stack)
 
 
+def reversible_decoder(part: ChunkedAttention | ReversibleLayer) -> ModelSpec:
+    """A decoder of two reversible layers with the part."""
+    layer = part if isinstance(part, ReversibleLayer) else ReversibleLayer.examples()[0]
+    attention = layer.attention if isinstance(part, ReversibleLayer) else part
+    streams = ReversibleStreams(block=attention.chunk_length, least=attention.chunk_length, norm=NORM)
+    stack = Stack(num_hidden_layers=2, block=layer.model_copy(update={"attention": attention}), streams=streams)
+    return ModelSpec(vocab_size=50, hidden_size=HIDDEN, tie_word_embeddings=False, decoder=stack)
+
+
 def funnel_encoder(part: FunnelAttention | FunnelLayer) -> ModelSpec:
     """An encoder of two halvings, and a decoder, whose layers all have the part."""
     layer = part if isinstance(part, FunnelLayer) else FunnelLayer.examples()[0].model_copy(update={"attention": part})
@@ -177,7 +188,9 @@ def around_a_model(part: Component) -> ModelSpec:
             return both.model_copy(update={"decoder": Stack(num_hidden_layers=2, block=block)})
         case Norm():
             return decoder(norm=part, final_norm=part, embedding_norm=part)
-        case Learned() | Sinusoidal():
+        case ChunkedAttention() | ReversibleLayer():
+            return reversible_decoder(part)
+        case Learned() | Sinusoidal() | Axial():
             return decoder(position=part)
         case RelativeBias():
             return local_encoder(LocalAttention.examples()[1], part) if part.of_blocks else decoder(relative_bias=part)
@@ -285,7 +298,7 @@ def is_causal(example: Any) -> bool:
         isinstance(example, ContextAttention) or recurs_in_a_block or getattr(example, "whole_pass", False)
     )
     gives_further_rows = getattr(example, "ngram", 1) > 1  # the logits of each predict stream
-    return around_a_model(example).kind != "encoder" and not sees_whole_pass and not gives_further_rows
+    return not around_a_model(example).one_pass_model and not sees_whole_pass and not gives_further_rows
 
 
 CAUSAL = [p for p in EXAMPLES if is_causal(p.values[0])]

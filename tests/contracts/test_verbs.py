@@ -31,6 +31,11 @@ def test_the_page_is_up_to_date() -> None:
     assert verbs.page() == verbs.PAGE.read_text(encoding="utf-8"), "run: python docs/verbs.py"
 
 
+def test_groups_of_verbs_have_headings_of_their_own() -> None:
+    headings = re.findall(r"^## (.*)$", verbs.PAGE.read_text(encoding="utf-8"), re.MULTILINE)
+    assert len(set(headings)) == len(headings) == len(verbs.classes())
+
+
 def test_every_verb_has_a_section(sections: dict[str, str]) -> None:
     assert list(sections) == list(VERBS)
     assert {"linear", "attention", "cache", "part", "route"} <= set(VERBS)

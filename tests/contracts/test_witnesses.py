@@ -248,7 +248,10 @@ NOT_EXACT: Mapping[str, Mapping[str, str]] = {
 }
 """Run → what is known by its source now, each with the reason."""
 
-RULES = (*("budget", "canvas", "clips", "fixed", "longest_edge", "pinpoints", "smart_resize", "split", "tiles"),)
+RULES = (
+    *("budget", "canvas", "clips", "covering", "fixed", "longest_edge", "padded", "pinpoints", "smart_resize"),
+    *("split", "tiles"),
+)
 TOKENS_ALONE = "it says how many patches and tokens there are, and holds no memory"
 
 NO_MODEL = "new: its example was compared alone, and no model with it"
@@ -314,6 +317,10 @@ NOT_KNOWN: Mapping[str, str] = {
     "streams byte_patches": "new: the memory of patches of bytes is not modelled",
     "reading reading": NEW_ROWS,
     "streams latents": NEW_ROWS,
+    **dict.fromkeys(
+        ("layer reversible", "mixer chunked", "position axial", "streams reversible"),
+        "new: the memory of reversible layers, which compute their activations again, is not modelled",
+    ),
     "part frames": "new: asinh, and convolutions with strides, were not compared",
     "part spectrum": "new: convolutions over time and frequency were not compared",
     "part wave": "new: convolutions with strides, and weight norm, were not compared",

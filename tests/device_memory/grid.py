@@ -332,7 +332,11 @@ def training(spec: ModelSpec, values: Values, seed: int = 0) -> Training:
 
 def nodes(spec: ModelSpec) -> list[str]:
     """The modules right below the layers that are no norms."""
-    scopes = [one for one in spec.program().root.scopes() if one.first_input is not None and not one.about.get("optional")]
+    scopes = [
+        scope
+        for scope in spec.program().root.scopes()
+        if scope.first_input is not None and not scope.about.get("optional")
+    ]
     paths = dict.fromkeys(path for scope in scopes for path, _ in modules_below(scope))
     return [path for path in paths if "." not in path and "norm" not in path and "scale" not in path]
 

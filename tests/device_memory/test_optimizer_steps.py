@@ -302,7 +302,7 @@ def test_lion_has_one_8_bit_state(name: str) -> None:
     [(f"{name}-8bit-trainer", 1 + ("adamw" in name)) for name in ("adamw", "lion", "paged-adamw", "paged-lion")],
 )
 def test_the_trainer_gives_tables_of_embeddings_states_of_32_bits(name: str, states: int) -> None:
-    """transformers/trainer.py, `register_module_override`; measured on an H200 (tests/witnesses/test_gpu_low_rank.py)."""
+    """transformers/trainer.py, `register_module_override`; also measured (tests/witnesses/test_gpu_low_rank.py)."""
     assert kept(name, (64, 64), table=True) == states * 4 * 4096
     assert kept(name, (64, 64)) == states * (4096 + 4 * 16 + 256 * 4)
 

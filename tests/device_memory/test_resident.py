@@ -104,8 +104,8 @@ def test_adapters_by_hand(base: str) -> None:
     layers = 32 * [4096 * 4096, 1024 * 4096, 1024 * 4096, 4096 * 4096, *3 * [14336 * 4096]]
     frozen = {
         "none": 2 * sum(layers),
-        "nf4": sum(w // 2 + 4 * (w // 64) for w in layers),
-        "nf4-dq": sum(w // 2 + w // 64 + 4 * (w // 64 // 256) + 1028 for w in layers),
+        "nf4": sum(w // 2 + 64 + 4 * (w // 64) for w in layers),
+        "nf4-dq": sum(w // 2 + 64 + w // 64 + 4 * (w // 64 // 256) + 1028 for w in layers),
     }
     assert use.weights == 2 * (n - sum(layers)) + frozen[base] + 4 * trained
 

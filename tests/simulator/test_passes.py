@@ -176,6 +176,7 @@ LAYOUTS = {
 SAMPLE = (
     "torch, gradients that are parts of one",
     "torch, replicas",
+    "Megatron, several chunks",
     "Megatron, recomputed experts in chunks",
 )
 """Layouts with every cause: of each other layout, these have all that it has. torch's chunks are played as Megatron's
@@ -193,7 +194,16 @@ def test_played_ranks_are_those_that_are_run(case: Any, monkeypatch: pytest.Monk
         cluster = Cluster.with_framework(one, layout, framework)
         return cluster.by_rank, [known.traces is not None for known in cluster.run.recorded_ranks(one.runtime).values()]
 
+    are_played: list[bool] = []
+
+    def play_two_steps(rank_run: Any, *arguments: Any) -> Any:
+        are_played.append(rank_run.passes is not None)
+        return play(rank_run, *arguments)
+
+    play = answer.play_two_steps
+    monkeypatch.setattr(answer, "play_two_steps", play_two_steps)
     played, rehearsed = ranks()
+    assert all(are_played)
     monkeypatch.setattr(rehearsal, "MICROBATCHES_RUN_IN_FULL", 1000)
     monkeypatch.setattr(answer, "MICROBATCHES_RUN_IN_FULL", {True: 1000, False: 1000})
     run, none = ranks()

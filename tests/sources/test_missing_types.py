@@ -20,9 +20,6 @@ TASKS = (
 """Auto classes whose classes generate or encode text."""
 
 MISSING = {
-    "its attention sorts tokens by random hashes, for which there is no part yet": """
-    reformer
-    """,
     "no language model: it generates the actions of a robot, and no text": """
     pi0
     """,

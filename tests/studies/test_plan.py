@@ -477,7 +477,7 @@ def test_a_plan_without_a_framework_is_under_one_that_trains_the_model(run: Any,
             "--framework megatron: Megatron's encoder models are counted only from a launch file; expected --launch",
         ),
         (
-            ["t5-small", *MEGATRON],
+            ["bart-base", *MEGATRON],
             "--framework megatron: Megatron's encoder-decoder models are counted only from a launch file; "
             "expected --launch",
         ),

@@ -56,13 +56,16 @@ def settled(page: Any) -> None:
     until(page, "window.llmcalc && window.llmcalc.settled")
 
 
+AXE = WEB / "node_modules" / "axe-core" / "axe.min.js"
+"""axe-core, which the page's build fetches."""
+
 RULES = ["wcag2a", "wcag2aa", "wcag21a", "wcag21aa", "wcag22aa", "best-practice"]
 """Rules of axe-core: colour contrast, names of controls, order of headings, landmarks (WCAG 2.2 A and AA)."""
 
 
 def inaccessible(page: Any) -> dict[str, list[str]]:
     """What axe-core finds in a page: rule → elements that break it. In dark colours contrast alone is looked at."""
-    page.evaluate((WEB / "node_modules" / "axe-core" / "axe.min.js").read_text())  # a script tag would be refused
+    page.evaluate(AXE.read_text())  # a script tag would be refused
     found: dict[str, list[str]] = {}
     for scheme, rules in ("light", RULES), ("dark", ["color-contrast"]):
         page.emulate_media(color_scheme=scheme)

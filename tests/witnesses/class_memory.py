@@ -493,7 +493,7 @@ def record(name: str) -> dict[str, Any]:
 def classes_table() -> str:
     """The families, with what their classes and llmcalc save, in MB."""
     lines = [
-        "| config | layers | class | saves | llmcalc | `--norm` | | because |",
+        "| config | layers | class | saves | llmcalc | `--norm` | difference | because |",
         "|:---|---:|:---|---:|---:|:---|---:|:---|",
     ]
     for name, found in recorded().items():

@@ -1,4 +1,4 @@
-"""Memory of QLoRA and of optimizers on an H200 (tests/data/gpu/h200), beside what is computed.
+"""Memory of QLoRA, of optimizers and of Liger-Kernel on an H200 (tests/data/gpu/h200), beside what is computed.
 `python -m tests.witnesses.test_gpu_low_rank` prints every row.
 """
 
@@ -69,11 +69,20 @@ def settings_of(row: dict[str, Any]) -> Settings:
         options |= {"lora_rank": row["lora"], "lora_targets": tuple(row["lora_targets"].split(","))}
         options |= {"base": row.get("base"), "lora_dtype": row.get("adapters")}
         options["lora_dropout"] = True if row.get("lora_dropout") else None
+    parts = row.get("liger", ())
+    if "rms_norm" in parts and "swiglu" in parts:
+        options["norm"] = "liger"
+    if "fused_linear_cross_entropy" in parts or row.get("loss") == "cce":
+        options["cross_entropy"] = "chunked"
+    elif "cross_entropy" in parts:  # of the copy in float32 that transformers makes
+        options |= {"cross_entropy": "fused", "logits_dtype": "float32"}
     return Settings("training", attn_implementation=row["attention"], **options)
 
 
 def is_in_suite(row: dict[str, Any]) -> bool:
     """Whether the tests count a row: steps of few layers, and each optimizer of a library once."""
+    if "liger" in row:
+        return "trainer" not in row and ("llama" in row["model"] or "rope" not in row["liger"])
     if "lora" in row:
         return "llama3.2-1b?" in row["model"] or "qwen2.5" in row["model"] or "base" not in row
     is_known_elsewhere = row.get("optimizer") in ("fused", "foreach", "sgd", "torch_adafactor", "lion_32bit")
@@ -102,8 +111,12 @@ def are_near(errors: list[Error], within: float, is_meant: Callable[[dict[str, A
     return len(of_rows)
 
 
+def share(errors: list[Error], within: float) -> float:
+    return sum(abs(error.relative) <= within for error in errors) / len(errors)
+
+
 def test_steps_beside_4_bits_take_what_is_computed(low_rank: list[Error]) -> None:
-    """With and without double quantisation, autocast, recomputation, float32 norms, dropout and adapters in bfloat16."""
+    """With and without double quantisation, autocast, recomputation, norms in float32, dropout, bfloat16 adapters."""
 
     def is_dense_in_4_bits(row: dict[str, Any]) -> bool:
         return str(row.get("base")).startswith("nf4") and "a3b" not in row["model"]
@@ -128,8 +141,15 @@ def test_optimizers_take_what_is_computed() -> None:
     assert are_near(errors, 0.003, lambda row: row.get("optimizer") in SMALL_DIFFERENCES) == 1
 
 
+def test_kernels_of_liger_take_what_is_computed() -> None:
+    """Norms, gated activations, and the loss of head and logits, also of Cut Cross-Entropy at the same peak."""
+    errors = list(errors_of("liger", is_in_suite))
+    assert share(errors, 0.0002) == 8 / 12
+    assert share(errors, 0.018) == 1
+
+
 if __name__ == "__main__":
-    for error in (*errors_of("qlora"), *errors_of("optimizers")):
+    for error in (*errors_of("qlora"), *errors_of("optimizers"), *errors_of("liger")):
         keys = {key: value for key, value in error.row.items() if not key.endswith("bytes") and value is not True}
         flags = [name for name, value in error.row.items() if value is True]
         print(f"{error.relative:+9.3%} {error.after_step:+9.3%}", *keys.values(), *flags)

@@ -37,6 +37,9 @@ FLOATS = ("bf16", "fp32", "fp16")
 MOST_PASSES = 2048
 """Forward passes of micro-batches through stages that a drawing of a schedule has room for."""
 
+LISTED_BY_COMMAND = " (llmcalc presets lists all)"
+"""What errors say of a command; the page has a list of its own."""
+
 SAFE = 2**53 - 1
 """The largest integer of JavaScript's numbers."""
 
@@ -291,4 +294,4 @@ def call(name: str, request: str) -> str:
     try:
         return json.dumps({"result": CALLS[name](json.loads(request))}, ensure_ascii=False)
     except InputError as error:
-        return json.dumps({"error": str(error)}, ensure_ascii=False)
+        return json.dumps({"error": str(error).replace(LISTED_BY_COMMAND, "")}, ensure_ascii=False)

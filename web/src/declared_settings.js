@@ -37,7 +37,7 @@ export const DECLARED = {
   quantized_experts: {"option": "--quantized-experts", "kind": "flag"},
   bitsandbytes: {"option": "--bitsandbytes", "kind": "text"},
   attn_implementation: {"option": "--attn-implementation", "kind": "word", "words": ["eager", "sdpa", "sdpa-math", "flash"]},
-  norm: {"option": "--norm", "kind": "word", "words": ["eager", "fused"]},
+  norm: {"option": "--norm", "kind": "word", "words": ["eager", "fused", "liger"]},
   cross_entropy: {"option": "--cross-entropy", "kind": "word", "words": ["eager", "fused", "chunked", "split", "flash", "flash-in-place", "selective"]},
   loss_chunk: {"option": "--loss-chunk", "kind": "number", "least": 1, "most": 1099511627776},
   logits_to_keep: {"option": "--logits-to-keep", "kind": "number", "least": 1, "most": 1099511627776},

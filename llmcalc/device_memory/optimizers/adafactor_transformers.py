@@ -17,7 +17,7 @@ from .record import BY_TORCH, Optimizer, States
 
 if TYPE_CHECKING:
     from ...simulator.tensor import Tensor
-    from .step import OptimizedParameter, OptimizerStep
+    from .step import OptimizerStep
 
 
 def states(tensors: Sequence[TrainedTensor], dtype: str) -> States:
@@ -32,12 +32,12 @@ def step(optimizer_step: OptimizerStep) -> None:
 
     aten, update = optimizer_step.t, None
     for parameter in optimizer_step.loop_over(optimizer_step.updated):
-        grad = None  # type: ignore[assignment]
+        grad = None
         grad = aten.to(parameter.grad, FLOAT32)
         if not parameter.states:
             with optimizer_step.counted_as_states():
                 parameter.states = _new_states(optimizer_step, grad)
-        p_data_fp32 = None  # type: ignore[assignment]
+        p_data_fp32 = None
         p_data_fp32 = aten.to(parameter.tensor, FLOAT32)
         with optimizer_step.counted_as_states():
             parameter.states[0] = _root_mean_square(optimizer_step)

@@ -307,17 +307,17 @@ def _loss_settings(reader: LaunchReader, config: Table) -> dict[str, Any]:
         if str(plugin).rpartition(".")[2] not in PLUGINS:
             reader.unknown[f"plugins.{plugin}"[:100]] = "what it changes is not modelled"
     if config.get("liger_rms_norm") or config.get("liger_layer_norm"):
-        loss_settings["norm"] = "fused"
+        loss_settings["norm"] = "liger" if config.get("liger_glu_activation") else "fused"
+    elif config.get("liger_glu_activation"):
+        reader.notes.append("liger_glu_activation: saves a product of each gated network less than is counted")
     if config.get("liger_rms_norm_gated"):
         reader.notes.append("liger_rms_norm_gated: the gated norm of linear attention is counted step by step")
     if config.get("liger_rope"):
         reader.notes.append("liger_rope: turns queries and keys in place, of which copies are counted")
-    if config.get("liger_glu_activation"):
-        reader.notes.append("liger_glu_activation: saves a product of each gated network less than is counted")
     if config.get("liger_fused_linear_cross_entropy"):
         loss_settings["cross_entropy"] = "chunked"
     elif config.get("liger_cross_entropy"):
-        loss_settings["cross_entropy"] = "fused"
+        loss_settings |= {"cross_entropy": "fused", "logits_dtype": "fp32"}  # transformers copies logits to fp32 first
     elif config.get("chunked_cross_entropy"):
         chunks = reader.size(config, "chunked_cross_entropy_num_chunks", 8)  # monkeypatch/loss/chunked.py
         loss_settings |= {

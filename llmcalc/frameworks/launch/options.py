@@ -117,8 +117,9 @@ def _with_layout(launched_run: Launch, options: Mapping[str, Any]) -> Launch:
         framework_record = framework_of(layout_request)
         settings = dict(launched_run.settings)
         if framework_record.name != WITHOUT_A_NAME and settings.get("precision") == "autocast":
+            is_of_adapters = "lora_rank" in settings and "dtype" in settings
             settings = {name: value for name, value in settings.items() if name not in FORMATS}
-            settings |= {"dtype": "bf16", "master_weights": "fp32"}
+            settings |= {"dtype": "bf16", "master_weights": "none" if is_of_adapters else "fp32"}
         is_default = framework_record.name == WITHOUT_A_NAME
         return replace(
             launched_run,

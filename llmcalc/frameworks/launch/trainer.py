@@ -182,12 +182,25 @@ def trainer_launch(
             break
     else:
         reader.refuse_groups(config)
+        launch_settings = LaunchSettings(
+            Layout(dp=world), run_settings | _autocast_of_adapters(reader, config, run_settings)
+        )
     return reader.launch(
         framework_name,
         launch_settings,
         target="" if name is None else str(name)[:200],
         published_weights=published_weights and framework_name == WITHOUT_A_NAME,
     )
+
+
+def _autocast_of_adapters(reader: LaunchReader, config: Table, run_settings: Mapping[str, Any]) -> dict[str, Any]:
+    """Returns the precision of a run that trains fp32 adapters beside bf16 weights.
+
+    The argument bf16 is autocast: an adapter's input is copied to bf16, not to the adapter's fp32. Elsewhere autocast
+    changes no product of bf16 weights.
+    """
+    is_autocast = reader.flag(config, "bf16") and run_settings.get("dtype") == "bf16" and "lora_rank" in run_settings
+    return {"precision": "autocast"} if is_autocast and "lora_dtype" not in run_settings else {}
 
 
 def _with_named_files(
@@ -405,14 +418,16 @@ def _table_or_json(reader: LaunchReader, config: Table, argument_name: str) -> T
 
 
 def _liger_settings(reader: LaunchReader, liger_kernels: Table) -> dict[str, Any]:
-    """Returns the settings of Liger-Kernel, which replaces norms and the loss with the head unless a table says less.
+    """Returns the settings of Liger-Kernel, which replaces norms, gated activations and the loss with the head unless a
+    table says less. A loss of logits is that of the fp32 copy which transformers makes.
 
     liger_kernels: the arguments of `_apply_liger_kernel_to_instance`; empty for the defaults.
     """
     has_norms = any(reader.flag(liger_kernels, name, True) for name in ("rms_norm", "layer_norm"))
-    settings: dict[str, Any] = {"norm": "fused"} if has_norms else {}
+    has_gates = all(reader.flag(liger_kernels, name, True) for name in ("swiglu", "geglu"))
+    settings: dict[str, Any] = {"norm": "liger" if has_gates else "fused"} if has_norms else {}
     if reader.flag(liger_kernels, "cross_entropy"):
-        return {**settings, "cross_entropy": "fused"}
+        return {**settings, "cross_entropy": "fused", "logits_dtype": "fp32"}
     is_chunked = reader.flag(liger_kernels, "fused_linear_cross_entropy", True)
     return {**settings, "cross_entropy": "chunked"} if is_chunked else settings
 

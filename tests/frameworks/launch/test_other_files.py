@@ -360,11 +360,13 @@ TRAINER: dict[str, Any] = {"per_device_train_batch_size": 2}
         ({"optim": "lion_8bit"}, {"optimizer": "lion-8bit-trainer"}),
         ({"optim": "schedule_free_adamw"}, {"optimizer": "schedule-free-adamw"}),
         ({"optim": "adamw_bnb_8bit"}, {"optimizer": "adamw-8bit-trainer"}),
+        ({"optim": "adafactor"}, {"optimizer": "adafactor-transformers"}),
+        ({"dtype": "bfloat16", "bf16": True, "use_peft": True}, {"dtype": "bf16", "precision": "autocast"}),
         (
             {"gradient_checkpointing": True, "gradient_checkpointing_kwargs": {"use_reentrant": True}},
             {"recompute": "full-reentrant"},
         ),
-        ({"use_liger_kernel": True}, {"norm": "fused", "cross_entropy": "chunked"}),
+        ({"use_liger_kernel": True}, {"norm": "liger", "cross_entropy": "chunked"}),
         ({"torch_compile": True}, {"compile": True}),
         (
             {"use_peft": True, "lora_r": 8, "lora_target_modules": ["q_proj"], "load_in_4bit": True},

@@ -133,6 +133,7 @@ def test_qlora_of_axolotl() -> None:
         "seq": 1024,
         "optimizer": "paged-adamw-8bit-trainer",
         "dtype": "bf16",
+        "precision": "autocast",
         "recompute": "full-reentrant",
         "attn_implementation": "flash",
         "lora_rank": 16,

@@ -28,9 +28,10 @@ FILES = Path(__file__).parents[2] / "data" / "launch"
 def _tables_of_names(file: Path) -> list[tuple[str, frozenset[str]]]:
     """The tables of a module whose names end in READ, with the names of arguments in them."""
     module_name = ".".join(("llmcalc", "frameworks", *file.relative_to(FRAMEWORKS).with_suffix("").parts))
+    text = file.read_text()
     tables = {
         target.id
-        for statement in ast.parse(file.read_text()).body
+        for statement in (ast.parse(text).body if "READ" in text else ())
         for target in getattr(statement, "targets", [getattr(statement, "target", None)])
         if isinstance(target, ast.Name) and target.id.endswith("READ")
     }
@@ -285,11 +286,13 @@ def test_liger_kernel_replaces_what_its_table_says() -> None:
     """transformers passes `liger_kernel_config` to Liger-Kernel; `--liger_kernel_config` of a command is JSON."""
     liger = {**TRAINER, "use_liger_kernel": True}
     settings = read_trainer(liger, LaunchSource("t.yaml")).settings
-    assert (settings["norm"], settings["cross_entropy"]) == ("fused", "chunked")
+    assert (settings["norm"], settings["cross_entropy"]) == ("liger", "chunked")
+    without_gates = {**liger, "liger_kernel_config": {"swiglu": False}}
+    assert read_trainer(without_gates, LaunchSource("t.yaml")).settings["norm"] == "fused"
     table = {"rms_norm": False, "layer_norm": False, "fused_linear_cross_entropy": False, "cross_entropy": True}
     settings = read_trainer({**liger, "liger_kernel_config": json.dumps(table)}, LaunchSource("t.yaml")).settings
     assert "norm" not in settings
-    assert settings["cross_entropy"] == "fused"
+    assert (settings["cross_entropy"], settings["logits_dtype"]) == ("fused", "fp32")
 
 
 def test_arguments_of_checkpointing_of_a_command_are_json() -> None:

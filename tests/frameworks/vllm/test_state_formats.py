@@ -10,6 +10,9 @@ import pytest
 
 import llmcalc
 from llmcalc.errors import InputError
+from llmcalc.frameworks.engines import rank
+from llmcalc.model import ModelSpec
+from llmcalc.sources import to_hf
 
 
 def answer(target: Any, version: str, **flags: Any) -> Any:
@@ -81,3 +84,18 @@ def test_turboquant_packs_keys_and_values_of_a_head(word: str, slot: int) -> Non
         answer("qwen3-8b", "0.24", kv_cache_dtype=word)
     with pytest.raises(InputError, match=r"is modelled from vLLM 0\.21 on"):
         answer("qwen3.6-27b", "0.20.2", kv_cache_dtype=word)
+
+
+def test_the_classes_of_equal_models_are_looked_up_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The names of classes decide the number format of states, the model runner and the projections of a rank."""
+    models: list[ModelSpec] = []
+
+    def find_config(model: ModelSpec) -> None:
+        models.append(model)
+
+    monkeypatch.setattr(to_hf, "find_config", find_config)
+    rank._exported_classes.clear()
+    for _ in range(2):
+        answer("granite-4.0-h-350m", "0.19")
+    rank._exported_classes.clear()
+    assert len(models) == 1

@@ -371,9 +371,18 @@ class FusedKernels(AttentionKernels, ElementwiseKernels, BasicKernels):
     # --- norms ------------------------------------------------------------------------------------------------------
 
     def norms_heads_first(self, value: Value, normed_shape: Shape) -> bool:
-        """Whether a norm's input is stored heads first: the fused kernel preserves the order of axes."""
+        """Whether a norm's input is stored heads first: the fused kernel preserves the order of axes.
+
+        The classes of transformers norm queries and keys before they are stored heads first.
+        """
         is_fused = self.choices.norm == "fused" or self.choices.compiled
-        return is_fused and len(value.axes) == 2 and len(normed_shape) == 1 and value.axes[0].name in HEADS
+        return (
+            is_fused
+            and not self.choices.like_classes
+            and len(value.axes) == 2
+            and len(normed_shape) == 1
+            and value.axes[0].name in HEADS
+        )
 
     @compared(CHOSEN, norm="fused")
     def norm(
@@ -422,25 +431,35 @@ class FusedKernels(AttentionKernels, ElementwiseKernels, BasicKernels):
 
     # --- gated activations ------------------------------------------------------------------------------------------
 
+    @property
+    def _fuses_gates(self) -> bool:
+        """Whether an activation and the product with it are one operation."""
+        return self.choices.compiled or self.choices.fused_gate
+
     @compared(BY_TORCH)
     def do_act(self, operation: Step) -> None:
-        if self.choices.compiled and self._in_this_module("mul", operation.outs[0]):
+        if self._fuses_gates and self._in_this_module("mul", operation.outs[0]):
             self.bind(operation.outs[0], self.tensor_of(operation.ins[0]))  # the product reads the gate itself
         else:
             super().do_act(operation)
 
     @compared(BY_TORCH)
     def do_mul(self, operation: Step) -> None:
-        """Computes act(gate) · up; torch.compile recomputes pointwise results in the backward pass."""
-        autograd_graph = self.graph
-        if not (self.choices.compiled and any(map(self._is_activation_output, operation.ins))):
+        """Computes act(gate) · up; torch.compile and Liger-Kernel compute the activation in the backward pass again.
+
+        Source: linkedin/Liger-Kernel 0.8.5, ops/swiglu.py, which writes the gradients over the gate and the projection.
+        """
+        autograd_graph, in_place = self.graph, self.choices.fused_gate
+        if not (self._fuses_gates and any(map(self._is_activation_output, operation.ins))):
             super().do_mul(operation)
             return
         gate, up_projection = map(self.tensor_of, operation.ins)
         output = self.t.like(gate, up_projection)
         shapes = [(operand.shape, operand.dtype) for operand in (gate, up_projection)]
 
-        def backward(output_gradient: Tensor, needs_input_grad: Needs, *_: Tensor) -> Sequence[Gradient]:
+        def backward(output_gradient: Tensor, needs_input_grad: Needs, *inputs: Tensor) -> Sequence[Gradient]:
+            if in_place:
+                return [x if needs_grad else None for x, needs_grad in zip(inputs, needs_input_grad, strict=True)]
             return [
                 autograd_graph.new_tensor(*shape_and_dtype) if needs_grad else None
                 for shape_and_dtype, needs_grad in zip(shapes, needs_input_grad, strict=True)
@@ -647,8 +666,9 @@ class FusedKernels(AttentionKernels, ElementwiseKernels, BasicKernels):
     def _fused_linear_loss(self, x: Tensor, weight: Tensor, bias: Tensor | None, labels: Tensor) -> Tensor:
         """Runs output head and loss as Liger-Kernel's single function, which computes gradients in its forward pass.
 
-        Source: linkedin/Liger-Kernel 0.8.2, ops/fused_linear_cross_entropy.py. A chunk's logits, over which their
-        gradient is written, are still referenced while the next chunk's logits are allocated.
+        Source: linkedin/Liger-Kernel 0.8.5, ops/fused_linear_cross_entropy.py, measured on an H200 (tests/data/gpu).
+        Products of operands in one format write into one tensor of a chunk's logits, over which their gradient is
+        written, and add to the weight's gradient in place; those of float32 make a whole gradient for each chunk.
 
         x: the input of the output head, [tokens, hidden]. weight, bias: the head's.
         """
@@ -659,23 +679,28 @@ class FusedKernels(AttentionKernels, ElementwiseKernels, BasicKernels):
         gradients = [aten.like(tensor) if tensor.needs_grad or tensor is bias else None for tensor in inputs]
         losses, is_counted = aten.new_tensor((tokens,), FLOAT32), aten.compare(labels)
         aten.new_tensor((), INT64)
-        transposed_weight: Tensor | None = None
+        writes_in_place = x.dtype is weight.dtype and autograd_graph.autocast in (None, x.dtype)
         with autograd_graph.no_grad():
+            logits = aten.new_tensor((min(size, tokens), weight.shape[0]), x.dtype) if writes_in_place else None
             for start in range(0, tokens, size):
                 chunk_input = aten.slice(x, min(size, tokens - start), 0)
-                logits = aten.product(chunk_input, aten.transpose(weight, 0, 1))
+                if not writes_in_place:
+                    logits = aten.product(chunk_input, aten.transpose(weight, 0, 1))
+                    if bias is not None:
+                        logits = aten.add(logits, bias)
+                    aten.product(logits, weight)
+                assert logits is not None
+                if weight.needs_grad and logits.dtype is FLOAT32:
+                    aten.product(aten.transpose(aten.slice(logits, chunk_input.shape[0], 0), 0, 1), chunk_input)
+                elif weight.needs_grad:
+                    aten.to(chunk_input, logits.dtype)
                 if bias is not None:
-                    logits = aten.add(logits, bias)
-                gradient = logits
-                aten.product(gradient, weight)
-                if weight.needs_grad:
-                    transposed_weight = aten.transpose(gradient, 0, 1)
-                    aten.to(aten.product(transposed_weight, chunk_input), FLOAT32)
-                if bias is not None:
-                    aten.new_tensor(bias.shape, gradient.dtype)
+                    aten.new_tensor(bias.shape, logits.dtype)
+                if not writes_in_place:
+                    logits = None
+            del chunk_input, logits
             output = aten.new_tensor((), FLOAT32)
-            del chunk_input, logits, gradient
-        del losses, is_counted, transposed_weight
+        del losses, is_counted
         present_gradients = [tensor for tensor in gradients if tensor is not None]
         has_gradient = [tensor is not None for tensor in gradients]
 

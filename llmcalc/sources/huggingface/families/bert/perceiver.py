@@ -32,12 +32,17 @@ def _perceiver(config: Config) -> Table:
         return mlp(config.size(factor) * size, act)
 
     qk_channels, v_channels = (config.maybe(field) for field in ("qk_channels", "v_channels"))
-    read_by, own = qk_channels or by, qk_channels or latent_size
+    read_channels, own_channels = qk_channels or by, qk_channels or latent_size
     reads = attention(
-        config.size("num_cross_attention_heads"), read_by, v_channels or read_by, "num_cross_attention_heads"
+        config.size("num_cross_attention_heads"),
+        read_channels,
+        v_channels or read_channels,
+        "num_cross_attention_heads",
     )
-    mixer = attention(config.size("num_self_attention_heads"), own, v_channels or own, "num_self_attention_heads")
-    if (v_channels or own) != latent_size:
+    mixer = attention(
+        config.size("num_self_attention_heads"), own_channels, v_channels or own_channels, "num_self_attention_heads"
+    )
+    if (v_channels or own_channels) != latent_size:
         raise config.wrong("v_channels", v_channels, f"{latent_size} (d_latents), or null: a residual adds both")
     config.divided("num_self_attention_heads", latent_size, config.size("num_self_attention_heads"))
     config.divided("num_cross_attention_heads", latent_size, config.size("num_cross_attention_heads"))

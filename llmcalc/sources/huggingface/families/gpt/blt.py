@@ -30,6 +30,8 @@ def _blt(config: Config) -> Table:
     window = config.maybe("local_attention_window_len")
     window_field = {} if window is None else {"sliding_window": window}
     is_by_entropy = config.text("patching_mode") == "entropy" and config.flag("patch_in_forward")
+    if is_by_entropy and config.maybe("max_patch_length") is not None:
+        raise config.wrong("max_patch_length", config.get("max_patch_length"), "null: it splits patches by the text")
     streams: Table = {
         "type": "byte_patches",
         "patch_size": config.size("patch_size") if is_by_entropy else 1,
@@ -48,7 +50,9 @@ def _blt(config: Config) -> Table:
     }
     if config.flag("patch_in_forward"):
         patcher = config.section("patcher_config", SECTIONS["patcher"])
-        own_window = patcher.maybe("sliding_window")
+        own_window, vocab = patcher.maybe("sliding_window"), config.size("vocab_size")
+        if patcher.size("vocab_size") < vocab:
+            raise patcher.wrong("vocab_size", patcher.size("vocab_size"), f"at least {vocab}, the model's vocabulary")
         streams["patcher"] = {
             **_layers(patcher, {} if own_window is None else {"sliding_window": own_window}),
             "vocab_size": patcher.size("vocab_size"),
@@ -59,14 +63,15 @@ def _blt(config: Config) -> Table:
         patcher.close(frozenset(patcher.defaults), config)
     if is_by_entropy:
         config.notes.append(
-            f"patch_size: where a patch ends depends on the text; patches of {streams['patch_size']} bytes are counted"
+            "patch_size: the lengths of a text's patches are not counted, but "
+            f"{streams['patch_size']} bytes for each patch"
         )
     config.fields_read.add("patcher_config")
     _check_vocabulary(config, local_encoder)
     layers = _layers(whole)
     for section in (whole, local_encoder, local_decoder):
         section.close(frozenset(section.defaults), config)
-    sizes = {} if width == whole.size("hidden_size") else {"embedding_size": width}
+    sizes: Table = {} if width == whole.size("hidden_size") else {"embedding_size": width}
     stack = {**layers, "streams": streams, **({"input_size": width} if sizes else {})}
     block = stack.pop("block")
     sized = config.with_fields(hidden_size=whole.size("hidden_size"))

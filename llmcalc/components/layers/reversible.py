@@ -1,0 +1,131 @@
+"""Reversible layers: two residual streams, of which each sublayer reads one and is added to the other (Reformer).
+
+Gomez et al. 2017 (arXiv:1707.04585), Kitaev et al. 2020 (arXiv:2001.04451, §3). Training computes each layer again
+instead of keeping its activations. transformers: models/reformer (`ReformerLayer`, `_ReversibleFunction`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from functools import cache
+from typing import TYPE_CHECKING, Any, ClassVar, Literal, Self
+
+from ...flow.axis import Axis, Beside
+from ...flow.record import Flow
+from ...flow.value import Value
+from ...workload.derived_rows import PaddedBeyond
+from ..base import ChunkSize, LayerParts, ModelProperties
+from ..mixers.chunked import ChunkedAttention
+from ..networks.feed_forward import FeedForward
+from ..norm import Norm
+from ..runtime import ForwardPass
+from ..streams import ResidualStreams
+from .block import Sharing
+from .whole_layer import PreNormLayer, pre_norm_class
+
+if TYPE_CHECKING:
+    from torch import Tensor, nn
+
+
+class ReversibleStreams(ResidualStreams):
+    """Two residual streams, which start as the embedding and end side by side behind a norm.
+
+    block: the number of tokens that a sequence is padded to a multiple of.
+    least: the number of tokens up to which it is not padded.
+    norm: the norm of both streams.
+    """
+
+    formula_source: ClassVar[str] = "Kitaev et al. 2020, §3"
+    kind: ClassVar[str] = "norm"
+
+    type: Literal["reversible"] = "reversible"
+    block: ChunkSize
+    least: ChunkSize
+    norm: Norm
+
+    @property
+    def one_pass_model(self) -> str:
+        return "a model of reversible layers"
+
+    def check_layers(self, layers: Mapping[str, LayerParts]) -> None:
+        if any(layer.required_slots().get("streams") != {"type": "reversible"} for layer in layers.values()):
+            raise ValueError("streams: those of type 'reversible' stand where every layer is of type 'reversible'")
+
+    def record_split(self, recorder: Flow, x: Value) -> Value:
+        padded = recorder.resized(x, PaddedBeyond(of=x.rows, block=self.block, least=self.least))
+        recorder.memo["tokens"] = x.rows
+        return recorder.cat(padded, padded, axes=(Beside((x.axes, x.axes)),))
+
+    def record_merge(self, recorder: Flow, x: Value) -> Value:
+        return recorder.resized(recorder.part("reversible_norm", self.norm, x), recorder.memo["tokens"])
+
+    def reference(self, model_properties: ModelProperties) -> nn.Module:
+        return _reference_classes()["streams"](self, model_properties.hidden_size)
+
+
+class ReversibleLayer(PreNormLayer):
+    """Attention of the second stream is added to the first one, and the network of the first one to the second."""
+
+    formula_source: ClassVar[str] = "Kitaev et al. 2020, §3"
+    plain: ClassVar[bool] = False
+    alone: ClassVar[bool] = False
+
+    type: Literal["reversible"] = "reversible"
+    attention: ChunkedAttention
+    feed_forward: FeedForward
+
+    def required_slots(self) -> Mapping[str, Mapping[str, Any]]:
+        return {"streams": {"type": "reversible"}}
+
+    def flow(self, recorder: Flow, x: Value, sharing: Sharing | None = None) -> Value:
+        hidden: Axis = recorder.memo["hidden"][0]
+        first, second = recorder.split(x, (hidden,), (hidden,))
+        first = recorder.add(first, self._record_sublayer(recorder, "self_attn", self.attention, second))
+        second = recorder.add(second, self._record_sublayer(recorder, "mlp", self.feed_forward, first))
+        return recorder.cat(first, second, axes=x.axes)
+
+    def reference(self, model_properties: ModelProperties) -> nn.Module:
+        return _reference_classes()["layer"](self, model_properties)
+
+    @classmethod
+    def examples(cls) -> list[Self]:
+        network = FeedForward(intermediate_size=20, hidden_act="relu", up_bias=True, down_bias=True)
+        return [
+            cls(attention=attention, feed_forward=network, norm=Norm(type="layernorm"))
+            for attention in ChunkedAttention.examples()
+        ]
+
+
+@cache
+def _reference_classes() -> dict[str, type[nn.Module]]:
+    import torch
+    from torch import nn
+
+    class StreamsReference(nn.Module):
+        """Two streams of padded tokens. [batch, tokens, hidden] → [batch, padded tokens, 2 · hidden] → [batch, tokens,
+        2 · hidden].
+        """
+
+        def __init__(self, spec: ReversibleStreams, hidden: int) -> None:
+            super().__init__()
+            self.block, self.least, self.tokens = spec.block, spec.least, 0
+            self.reversible_norm = spec.norm.reference(ModelProperties(2 * hidden))
+
+        def split_streams(self, x: Tensor, forward_pass: ForwardPass) -> Tensor:
+            self.tokens = x.shape[1]
+            padding = -x.shape[1] % self.block if x.shape[1] > self.least else 0
+            return nn.functional.pad(x, (0, 0, 0, padding)).repeat(1, 1, 2)
+
+        def merge_streams(self, x: Tensor, forward_pass: ForwardPass) -> Tensor:
+            output: Tensor = self.reversible_norm(x)[:, : self.tokens]
+            return output
+
+    class LayerReference(pre_norm_class()):  # type: ignore[misc]
+        """A reversible layer. x: [batch, tokens, 2 · hidden] → same shape."""
+
+        def forward(self, x: Tensor, forward_pass: ForwardPass) -> Tensor:
+            first, second = x.chunk(2, -1)
+            first = first + self._sublayer_output("self_attn", second, forward_pass)
+            return torch.cat([first, second + self._sublayer_output("mlp", first, forward_pass)], -1)
+
+    return {"streams": StreamsReference, "layer": LayerReference}

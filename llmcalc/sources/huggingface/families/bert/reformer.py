@@ -1,0 +1,121 @@
+"""Reformer: reversible layers whose attention is local, or sorted by hashes.
+
+Kitaev et al. 2020 (arXiv:2001.04451). transformers: models/reformer.
+"""
+
+from __future__ import annotations
+
+from math import lcm
+
+from ...config import Config, is_whole
+from ...family import EVERY, Family, Modules, Quirks
+from ...parts import ACTIVATIONS, Table, architecture, decoder, layer_pattern, layernorm, learned_positions, mlp
+
+HASHES = {"local": False, "lsh": True}
+
+
+def _reformer(config: Config) -> Table:
+    name = architecture(config)
+    if name.endswith(("ForSequenceClassification", "ForQuestionAnswering")):
+        raise config.wrong("architectures", name, "ReformerModelWithLMHead, ReformerForMaskedLM or ReformerModel")
+    listed_kinds = config.texts("attn_layers")
+    if not listed_kinds or not HASHES.keys() >= {*listed_kinds}:
+        raise config.wrong("attn_layers", listed_kinds, "a list of 'local' and 'lsh'")
+    if config.has("num_hidden_layers") and config.size("num_hidden_layers") != len(listed_kinds):
+        raise config.wrong("num_hidden_layers", config.size("num_hidden_layers"), f"{len(listed_kinds)} (attn_layers)")
+    norm = layernorm(config.number("layer_norm_eps"))
+    layers = {kind: {"attention": _attention(config, kind)} for kind in dict.fromkeys(listed_kinds)}
+    block = {
+        "type": "reversible",
+        **layers[listed_kinds[0]],
+        "feed_forward": mlp(config.size("feed_forward_size"), config.choice(ACTIVATIONS, "hidden_act")),
+        "norm": norm,
+        "norm_placement": "pre",
+    }
+    chunks = [config.size(f"{'lsh' if HASHES[kind] else 'local'}_attn_chunk_length") for kind in layers]
+    stack: Table = {
+        "num_hidden_layers": len(listed_kinds),
+        "position": _position(config),
+        "streams": {"type": "reversible", "block": lcm(*chunks), "least": min(chunks), "norm": norm},
+    }
+    if len(layers) > 1:
+        stack |= {"variants": layers, **layer_pattern(listed_kinds)}
+    config.fields_read.add("tie_word_embeddings")  # a row of the head is twice as wide as one of the embedding
+    config.notes.append("reversible layers: training computes each layer again, which is not counted")
+    table = decoder(config, block, None, {"bias": True}, stack, tie_word_embeddings=False)
+    if not config.flag("is_decoder"):
+        table["encoder"] = table.pop("decoder")
+    return table
+
+
+def _attention(config: Config, kind: str) -> Table:
+    is_hashed = HASHES[kind]
+    prefix = "lsh" if is_hashed else "local"
+    table: Table = {
+        "type": "chunked",
+        "num_attention_heads": config.size("num_attention_heads"),
+        "head_dim": config.size("attention_head_size"),
+        "chunk_length": config.size(f"{prefix}_attn_chunk_length"),
+        "chunks_before": config.count(f"{prefix}_num_chunks_before"),
+        "chunks_after": config.count(f"{prefix}_num_chunks_after"),
+    }
+    if not is_hashed:
+        return table
+    buckets = config.get("num_buckets")
+    listed_buckets = buckets if isinstance(buckets, list) else [buckets]
+    if not listed_buckets or not all(is_whole(number) and number > 0 and number % 2 == 0 for number in listed_buckets):
+        expected = "an even number, or a list of even numbers; its class chooses one by the length of the first text"
+        raise config.wrong("num_buckets", buckets, expected)
+    return {**table, "num_hashes": config.size("num_hashes"), "directions": sum(listed_buckets) // 2}
+
+
+def _position(config: Config) -> Table:
+    if not config.flag("axial_pos_embds"):
+        return learned_positions(config)
+    shape, widths, hidden = (
+        config.sizes("axial_pos_shape"),
+        config.sizes("axial_pos_embds_dim"),
+        config.size("hidden_size"),
+    )
+    if len(shape) != 2 or 0 in shape:
+        raise config.wrong("axial_pos_shape", shape, "two positive whole numbers")
+    if len(widths) != 2 or sum(widths) != hidden or 0 in widths:
+        raise config.wrong("axial_pos_embds_dim", widths, f"two positive whole numbers whose sum is {hidden}")
+    return {
+        "type": "axial",
+        "rows": shape[0],
+        "columns": shape[1],
+        "row_size": widths[0],
+        "column_size": widths[1],
+    }
+
+
+MODULES: Modules = {
+    "embed_tokens": "embeddings.word_embeddings",
+    "embed_positions": "embeddings.position_embeddings.embedding | embeddings.position_embeddings",
+    "by_row": "weights.0",
+    "by_column": "weights.1",
+    "layers": "encoder.layers",
+    "self_attn_pre_norm": "attention.layer_norm",
+    "self_attn": "attention.self_attention + attention.output",
+    "qk_proj": "query_key",
+    "q_proj": "query",
+    "k_proj": "key",
+    "v_proj": "value",
+    "o_proj": "dense",
+    "mlp_pre_norm": "feed_forward.layer_norm",
+    "mlp": "feed_forward.dense + feed_forward.output",
+    "up_proj": ".feed_forward.dense.dense",
+    "down_proj": ".feed_forward.output.dense",
+    "reversible_norm": "encoder.layer_norm",
+}
+
+FAMILIES = {
+    "reformer": Family(
+        _reformer,
+        defaults={"attn_layers": ["local", "lsh"] * 3, "axial_pos_shape": [64, 64], "axial_pos_embds_dim": [64, 192]},
+        modules=MODULES,
+        quirks=Quirks(reads_values=EVERY, counted_as={"use_cache": False}),
+        dropout={},
+    ),
+}
