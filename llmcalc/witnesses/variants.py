@@ -99,7 +99,8 @@ def masked_scaled_dot_product(capability: int, q: Any, k: Any, v: Any, mask: Any
 
 def keep_masks(mixer: Any) -> None:
     """Makes a mixer compute its mask inside `kernel_context` too, because its indexer reads the mask."""
-    mixer_module, forward = sys.modules[type(mixer).__module__], mixer.forward
+    mixer_module: Any = sys.modules[type(mixer).__module__]
+    forward = mixer.forward
 
     def forward_with_mask(*inputs: Any) -> Any:
         replaced_mask = mixer_module.attention_mask
