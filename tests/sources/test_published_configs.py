@@ -118,7 +118,9 @@ def renamed() -> Iterator[tuple[str, str, str]]:
                 yield kind, usual_name, class_name
 
 
-SETS_FURTHER_FIELDS = {(kind, "num_layers") for kind in ("longt5", "mt5", "switch_transformers", "t5", "udop", "umt5")}
+SETS_FURTHER_FIELDS = {
+    (kind, "num_layers") for kind in ("longt5", "mt5", "pop2piano", "switch_transformers", "t5", "udop", "umt5")
+}
 """Own names of a class that set a further field (`num_decoder_layers`), which the usual name does not."""
 
 
