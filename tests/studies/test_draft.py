@@ -138,6 +138,12 @@ def test_a_config_of_speculators_states_eagles_bias_and_norms(fields: dict[str, 
         ({"architectures": ["DeepseekV3ForCausalLMNextN"]}, "architectures: .* is a draft model.*--with-mtp"),
         ({"model_type": "mlp_speculator"}, "model_type: mlp_speculator is of a draft model.*a draft of dflash"),
         ({"hydra_num_heads": 4}, "hydra_num_heads: 4 is a field of a draft model"),
+        ({"architectures": ["EagleMiniCPMForCausalLM"]}, "EagleMiniCPMForCausalLM is the class of a draft model whose"),
+        (
+            {"architectures": ["DSparkDraftModel"], "n_mtp_layers": 3},
+            "n_mtp_layers: 3 is a field of a draft model whose",
+        ),
+        ({"architectures": ["Eagle3DeepseekV2ForCausalLM"], "kv_lora_rank": 512}, "kv_lora_rank: 512 is a field of a"),
     ],
 )
 def test_other_drafts_are_refused_as_drafts(config: dict[str, Any], message: str) -> None:

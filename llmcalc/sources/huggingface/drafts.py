@@ -35,6 +35,12 @@ OTHER_CLASS = re.compile(rf"DFlare|DFlash\d|Medusa|Speculator|Draft(er|Model)|{M
 convolutions of their own beside DFlash's fields, Medusa, other speculators, modules of multi-token prediction as files.
 """
 
+OTHER_LAYERS = re.compile(r"Eagle\d*(DeepSeek|Deepseek|MiniCPM|MistralLarge3|Llama4)|DSparkV\d")
+"""Part of the names of vLLM's classes of drafts whose layers are not Llama's or Qwen3's."""
+
+FIELDS_OF_OTHER_LAYERS = ("kv_lora_rank", "q_lora_rank", "n_mtp_layers")
+"""Fields of drafts with layers of DeepSeek, unless the class says that the layers are Llama's."""
+
 OTHER_TYPE = re.compile(rf"^(medusa|mlp_speculator|recurrent_drafter)$|{MTP_TYPE.pattern}")
 """The model types of such drafts."""
 
@@ -80,7 +86,9 @@ def as_draft(config: Mapping[str, Any]) -> tuple[Mapping[str, Any], list[str]]:
         projector = projector.get("projector_type") if isinstance(projector, dict) else None
         draft_type = projector if projector in ("dspark", "domino") else draft_type
     if draft_type:
-        return _flattened_config(config, draft_type), []
+        flattened_config = _flattened_config(config, draft_type)
+        _require_described_layers(flattened_config, name)
+        return flattened_config, []
     _require_described_draft(config, name)
     if _is_eagle(config):
         return _flattened_config(config, "eagle"), [
@@ -114,6 +122,18 @@ def _flattened_config(config: Mapping[str, Any], draft_type: str) -> dict[str, A
         **{name: value for name, value in config.items() if name not in unread},
         "model_type": draft_type,
     }
+
+
+def _require_described_layers(config: Mapping[str, Any], name: str) -> None:
+    """Raises `InputError` for a draft of a method that is read, whose layers are those of another family."""
+    fields = [field for field in FIELDS_OF_OTHER_LAYERS if config.get(field) is not None and "Llama" not in name]
+    if not fields and not OTHER_LAYERS.search(name):
+        return
+    sign = f"{fields[0]}: {shown(config[fields[0]])} is a field" if fields else f"architectures: {name} is the class"
+    raise InputError(
+        f"{sign} of a draft model whose layers are not supported; expected the config of a draft with layers of Llama "
+        "or Qwen3, or of a whole model"
+    )
 
 
 def _require_described_draft(config: Mapping[str, Any], name: str) -> None:
