@@ -143,13 +143,36 @@ def test_a_config_of_speculators_states_eagles_bias_and_norms(fields: dict[str, 
             {"architectures": ["DSparkDraftModel"], "n_mtp_layers": 3},
             "n_mtp_layers: 3 is a field of a draft model whose",
         ),
-        ({"architectures": ["Eagle3DeepseekV2ForCausalLM"], "kv_lora_rank": 512}, "kv_lora_rank: 512 is a field of a"),
+        (
+            {"architectures": ["GptOssForCausalLMEagle3"], "num_local_experts": 16},
+            "num_local_experts: 16 is a field of a",
+        ),
+        (
+            {"architectures": ["DSparkDraftModel"], "dflash_config": {"attention_mode": "mla"}},
+            "'mla' is the attention of",
+        ),
+        (
+            {"architectures": ["DSparkDraftModel"], "attention_modes": ["gqa", "kda"]},
+            "'kda' is the attention of a draft",
+        ),
     ],
 )
 def test_other_drafts_are_refused_as_drafts(config: dict[str, Any], message: str) -> None:
     for allow_unknown in (False, True):
         with pytest.raises(InputError, match=message):
             llmcalc.load(config, allow_unknown=allow_unknown)
+
+
+def test_a_table_of_dspark_is_read_as_that_of_dflash() -> None:
+    """SpecForge's configs of GLM-5.2 and Inkling have the fields of DSpark in a table of its own."""
+    config = DRAFTS["qwen3-8b-dspark"]["config"]
+    names = ("markov_rank", "markov_head_type", "enable_confidence_head", "confidence_head_with_markov")
+    fields = config["dflash_config"]
+    tables = {
+        "dflash_config": {name: entry for name, entry in fields.items() if name not in names},
+        "dspark_config": {name: fields[name] for name in names if name in fields},
+    }
+    assert llmcalc.load({**config, **tables}).model == llmcalc.load(config).model
 
 
 # --- beside a target --------------------------------------------------------------------------------------------------

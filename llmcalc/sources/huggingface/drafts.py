@@ -38,8 +38,15 @@ convolutions of their own beside DFlash's fields, Medusa, other speculators, mod
 OTHER_LAYERS = re.compile(r"Eagle\d*(DeepSeek|Deepseek|MiniCPM|MistralLarge3|Llama4)|DSparkV\d")
 """Part of the names of vLLM's classes of drafts whose layers are not Llama's or Qwen3's."""
 
-FIELDS_OF_OTHER_LAYERS = ("kv_lora_rank", "q_lora_rank", "n_mtp_layers")
-"""Fields of drafts with layers of DeepSeek, unless the class says that the layers are Llama's."""
+FIELDS_OF_OTHER_LAYERS = (
+    *("kv_lora_rank", "q_lora_rank", "n_mtp_layers", "num_experts", "num_local_experts", "n_routed_experts"),
+    *("linear_attn_config", "target_kv_heads"),
+)
+"""Fields of drafts with latent or linear attention, experts or the target's keys and values, unless the class says that
+the layers are Llama's."""
+
+ATTENTION_MODES = (None, "gqa", "mha")
+"""Values of `attention_mode`, and of each entry of `attention_modes`, whose layers are read."""
 
 OTHER_TYPE = re.compile(rf"^(medusa|mlp_speculator|recurrent_drafter)$|{MTP_TYPE.pattern}")
 """The model types of such drafts."""
@@ -49,7 +56,7 @@ FIELDS = {"draft_vocab_size": "eagle3", "eagle_config": "eagle3", "dflash_config
 
 OTHER_FIELDS = ("medusa_num_heads", "hydra_num_heads", "speculators_config", "speculators_model_type")
 
-SECTIONS = ("transformer_layer_config", "model", "eagle_config", "dflash_config")
+SECTIONS = ("transformer_layer_config", "model", "eagle_config", "dflash_config", "dspark_config")
 """Tables of a draft's config whose fields are read as if they were at its top: the layers' config of speculators, the
 draft's config in vLLM's, the fields of SpecForge.
 """
@@ -127,9 +134,17 @@ def _flattened_config(config: Mapping[str, Any], draft_type: str) -> dict[str, A
 def _require_described_layers(config: Mapping[str, Any], name: str) -> None:
     """Raises `InputError` for a draft of a method that is read, whose layers are those of another family."""
     fields = [field for field in FIELDS_OF_OTHER_LAYERS if config.get(field) is not None and "Llama" not in name]
-    if not fields and not OTHER_LAYERS.search(name):
+    listed_modes = config.get("attention_modes")
+    modes = [config.get("attention_mode"), *(listed_modes if isinstance(listed_modes, list) else [listed_modes])]
+    other_modes = [mode for mode in modes if mode not in ATTENTION_MODES]
+    if OTHER_LAYERS.search(name):
+        sign = f"architectures: {name} is the class"
+    elif fields:
+        sign = f"{fields[0]}: {shown(config[fields[0]])} is a field"
+    elif other_modes:
+        sign = f"attention_mode: {shown(other_modes[0])} is the attention"
+    else:
         return
-    sign = f"{fields[0]}: {shown(config[fields[0]])} is a field" if fields else f"architectures: {name} is the class"
     raise InputError(
         f"{sign} of a draft model whose layers are not supported; expected the config of a draft with layers of Llama "
         "or Qwen3, or of a whole model"
