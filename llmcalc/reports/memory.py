@@ -61,6 +61,9 @@ FIT_COLUMNS = (
     Column("verdict", "verdict", justify="left", verdict=True),
 )
 
+IN_PEAK = ("tensors", "cuBLAS workspaces", "rounding to blocks")
+"""The terms whose sum is the peak; the others come on top of it."""
+
 TERM_NAMES = {"free blocks": "fragmentation"}
 """Term of a device's memory → its name in tables, where that differs."""
 
@@ -129,8 +132,8 @@ def term_name(term: Term) -> str:
 
 def estimated_parts(device: DeviceMemory) -> list[tuple[str, int]]:
     """Returns the names and bytes of the estimated terms that allocator and runtime add to the tensors."""
-    estimates = [term for term in device.terms if term.status == "estimate"]
-    return [(f"{term_name(term)} (estimate)", term.bytes) for term in estimates[-2:]]
+    estimates = [term for term in device.terms if term.status == "estimate" and term.name not in IN_PEAK]
+    return [(f"{term_name(term)} (estimate)", term.bytes) for term in estimates]
 
 
 def accelerators_table(accelerator_fits: Sequence[Fit], title: str) -> Table:
@@ -429,16 +432,14 @@ def _kind_text(memory_use: MemoryUse, memory_kind: str) -> str:
 
 
 def _optimizer_rows(memory_use: MemoryUse, phases: Sequence[Mapping[str, int]]) -> list[Row]:
-    """Returns rows of master weights and optimizer states, which exist in all phases.
+    """Returns rows of master weights and optimizer states, which exist in all phases; none for paged states.
 
     phases: bytes by kind, by phase.
     """
-    if memory_use.optimizer is None or any(
-        bytes_by_kind.get("optimizer") != phases[0].get("optimizer") for bytes_by_kind in phases
-    ):
-        return []
-
     state = memory_use.optimizer
+    changes = any(bytes_by_kind.get("optimizer") != phases[0].get("optimizer") for bytes_by_kind in phases)
+    if state is None or state.paged or changes:  # paged states are beside torch's tensors
+        return []
     optimizer_parts = [("master weights", "float32", memory_use.master_weights)] if memory_use.has_master else []
     optimizer_parts += [
         (name, "" if state.dtype == "uint8" else state.dtype, byte_count)

@@ -95,7 +95,7 @@ class ValueTensors:
         tensor = self.values.get(id(value))
         if tensor is not None:
             return tensor
-        if value.fixed and value.of is None and value.rows in self.inputs:  # audio frames
+        if value.fixed and value.storage.rows == value.rows and value.rows in self.inputs:  # audio frames
             return self.inputs[value.rows]
         if value.of is None:
             raise self.unsupported("reads a value that no step has made")

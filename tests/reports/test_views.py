@@ -53,7 +53,7 @@ def reports(preset: Preset) -> list[Report]:
         *_memory(preset, use),
         compare_view.report([(preset, compare.quantities(spec))], width=WIDTH),
     ]
-    return found if spec.kind == "encoder" else [*found, kv_view.report(preset, cache.kv(spec, 1, 64))]
+    return found if spec.one_pass_model else [*found, kv_view.report(preset, cache.kv(spec, 1, 64))]
 
 
 def _memory(preset: Preset, found: Memory) -> list[Report]:
@@ -63,7 +63,7 @@ def _memory(preset: Preset, found: Memory) -> list[Report]:
     try:
         needed = found.device.device_bytes
     except Unsupported as error:
-        reasons = ("a grouped product requires a multiple of 16", "is not modelled; params, flops and kv count")
+        reasons = ("a grouped product requires a multiple of 16", "params, flops and kv count")
         if not any(reason in str(error) for reason in reasons):
             raise
         return []
@@ -100,7 +100,7 @@ def test_every_architecture_can_be_explained(spec: ModelSpec) -> None:
     assert formulas["params"] == params.params(spec).total
     workload = run_config(batch=1, seq=SEQ.seq, source=SEQ.seq)
     assert formulas["flops"] * SEQ.seq == pytest.approx(flops.flops(spec, workload).total)
-    assert ("kv" in formulas) == (spec.kind != "encoder" and cache.kv(spec).bytes_per_token > 0)
+    assert ("kv" in formulas) == (not spec.one_pass_model and cache.kv(spec).bytes_per_token > 0)
     shown = " ".join(out.getvalue().split())
     assert f"= {formulas['params']:,}" in shown
 
