@@ -7,6 +7,9 @@ becomes full. Each such length must be near one that `reach` returns, and each l
 
 from __future__ import annotations
 
+from itertools import pairwise
+from typing import Any
+
 import pytest
 
 from llmcalc.components.base import TokenMixer
@@ -28,15 +31,28 @@ EXAMPLES = [
 
 
 def bends(spec: ModelSpec) -> set[int]:
-    """Returns the contexts at which the growth of a decoded token's FLOPs or of the cache changes."""
-    tree, found = spec.tree(), set()
-    for cost in (forward_of, cache_bits_of("bfloat16")):
-        costs = [
-            tree.total(cost, run_config(seq=1, context=n, source=8, phase="decode", pairs="causal"))
-            for n in range(LONGEST)
-        ]
-        found |= {n for n in range(2, LONGEST - 1) if costs[n + 1] - costs[n] != costs[n] - costs[n - 1]}
-    return found
+    """Returns the contexts at which the growth of a decoded token's FLOPs or of the cache changes.
+
+    A model that reads a sequence in one pass decodes no token, and its passes grow by the cost of one more token.
+    """
+    costs: list[list[Any]] = [
+        [spec.tree().total(cost, run_config(source=8, pairs="causal", **lengths)) for lengths in lengths_of(spec)]
+        for cost in (forward_of, cache_bits_of("bfloat16"))
+    ]
+    if spec.one_pass_model:
+        costs = [[longer - shorter for shorter, longer in pairwise(totals)] for totals in costs]
+    return {
+        n
+        for totals in costs
+        for n in range(2, len(totals) - 1)
+        if totals[n + 1] - totals[n] != totals[n] - totals[n - 1]
+    }
+
+
+def lengths_of(spec: ModelSpec) -> list[dict[str, Any]]:
+    if spec.one_pass_model:
+        return [{"seq": n} for n in range(LONGEST)]
+    return [{"seq": 1, "context": n, "phase": "decode"} for n in range(LONGEST)]
 
 
 @in_one_test

@@ -118,7 +118,9 @@ def renamed() -> Iterator[tuple[str, str, str]]:
                 yield kind, usual_name, class_name
 
 
-SETS_FURTHER_FIELDS = {(kind, "num_layers") for kind in ("longt5", "mt5", "switch_transformers", "t5", "udop", "umt5")}
+SETS_FURTHER_FIELDS = {
+    (kind, "num_layers") for kind in ("longt5", "mt5", "pop2piano", "switch_transformers", "t5", "udop", "umt5")
+}
 """Own names of a class that set a further field (`num_decoder_layers`), which the usual name does not."""
 
 
@@ -241,7 +243,9 @@ EAGLE: dict[str, Any] = {
         ({"architectures": ["LlamaForCausalLMMedusa"], "draft_vocab_size": None}, "LlamaForCausalLMMedusa is a draft"),
         ({"architectures": ["QwenDFlareDraftModel"], "dflash_config": {}}, "QwenDFlareDraftModel is a draft"),
         ({"architectures": [], "draft_vocab_size": None, "medusa_num_heads": 5}, "medusa_num_heads: 5 is a field of"),
-        ({"architectures": ["MTPDraftModel"], "draft_vocab_size": None}, "MTPDraftModel is a draft model"),
+        ({"architectures": ["JetSpecDraftModel"]}, "JetSpecDraftModel is a draft model"),
+        ({"architectures": ["DFlash2DraftModel"], "dflash_config": {}}, "DFlash2DraftModel is a draft model"),
+        ({"architectures": [], "speculators_model_type": "pard2"}, "speculators_model_type: 'pard2' is a field of"),
     ],
 )
 def test_a_draft_that_is_not_read_is_refused_with_every_option(

@@ -6,6 +6,12 @@ from typing import Any
 
 import pytest
 
+from llmcalc.components.layers.block import Block
+from llmcalc.components.layers.reversible import ReversibleStreams
+from llmcalc.components.mixers.chunked import ChunkedAttention
+from llmcalc.components.networks.feed_forward import FeedForward
+from llmcalc.components.norm import Norm
+from llmcalc.components.stack import Stack
 from llmcalc.costs.cache import kv
 from llmcalc.costs.flops import flops
 from llmcalc.errors import InputError
@@ -54,6 +60,24 @@ def test_a_config_that_its_class_would_not_run_is_refused(name: str) -> None:
     config, message = REFUSED[name]
     with pytest.raises(InputError, match=message):
         read_config(config)
+
+
+def test_attention_in_chunks_stands_in_reversible_layers() -> None:
+    """It keeps no cache, and only the streams of reversible layers say that their model does not decode."""
+    (mixer, _), norm = ChunkedAttention.examples(), Norm(type="rmsnorm")
+    block = Block(
+        attention=mixer,
+        feed_forward=FeedForward(type="mlp", intermediate_size=8, hidden_act="gelu"),
+        norm=norm,
+        norm_placement="pre",
+    )
+    streams = ReversibleStreams(block=4, least=4, norm=norm)
+    for fields, message in (
+        ({}, "need one with type = 'reversible'"),
+        ({"streams": streams}, "every layer is of type"),
+    ):
+        with pytest.raises(ValueError, match=message):
+            Stack(num_hidden_layers=1, block=block, **fields)
 
 
 def test_latents_hold_what_torch_holds() -> None:

@@ -115,6 +115,66 @@ def test_a_config_of_speculators_has_the_same_draft() -> None:
     assert llmcalc.params(of_qwen3).total == llmcalc.params(config).total + 2 * 128  # q_norm and k_norm
 
 
+@pytest.mark.parametrize(
+    ("fields", "own_vectors"),
+    [({}, 1), ({"fusion_bias": True}, 2), ({"layernorms": True, "fusion_bias": True}, 5)],
+    ids=["eagle", "with a bias", "with all norms"],
+)
+def test_a_config_of_speculators_states_eagles_bias_and_norms(fields: dict[str, bool], own_vectors: int) -> None:
+    """`fusion_fc` of 2 · 4096 inputs, one layer of Llama with its last norm; bias, first norm and two more by field."""
+    layers = DRAFTS["eagle-llama-2-chat-7b"]["config"]
+    config = {"speculators_model_type": "eagle", "transformer_layer_config": layers, **fields}
+    shapes = [(4096, 2 * 4096), *layer_tensors(4096, 4096, 32, 32, 128, 11008), *[(4096,)] * own_vectors]
+    preset = llmcalc.load(config)
+    assert llmcalc.params(preset).total == sum(prod(shape) for shape in shapes)
+    assert not any("unrecognised" in note for note in preset.notes)
+
+
+@pytest.mark.parametrize(
+    ("config", "message"),
+    [
+        ({"model_type": "deepseek_mtp"}, "model_type: deepseek_mtp is of a draft model.*--with-mtp"),
+        ({"architectures": ["Qwen3NextMTP"]}, "architectures: Qwen3NextMTP is a draft model.*--with-mtp"),
+        ({"architectures": ["DeepseekV3ForCausalLMNextN"]}, "architectures: .* is a draft model.*--with-mtp"),
+        ({"model_type": "mlp_speculator"}, "model_type: mlp_speculator is of a draft model.*a draft of dflash"),
+        ({"hydra_num_heads": 4}, "hydra_num_heads: 4 is a field of a draft model"),
+        ({"architectures": ["EagleMiniCPMForCausalLM"]}, "EagleMiniCPMForCausalLM is the class of a draft model whose"),
+        (
+            {"architectures": ["DSparkDraftModel"], "n_mtp_layers": 3},
+            "n_mtp_layers: 3 is a field of a draft model whose",
+        ),
+        (
+            {"architectures": ["GptOssForCausalLMEagle3"], "num_local_experts": 16},
+            "num_local_experts: 16 is a field of a",
+        ),
+        (
+            {"architectures": ["DSparkDraftModel"], "dflash_config": {"attention_mode": "mla"}},
+            "'mla' is the attention of",
+        ),
+        (
+            {"architectures": ["DSparkDraftModel"], "attention_modes": ["gqa", "kda"]},
+            "'kda' is the attention of a draft",
+        ),
+    ],
+)
+def test_other_drafts_are_refused_as_drafts(config: dict[str, Any], message: str) -> None:
+    for allow_unknown in (False, True):
+        with pytest.raises(InputError, match=message):
+            llmcalc.load(config, allow_unknown=allow_unknown)
+
+
+def test_a_table_of_dspark_is_read_as_that_of_dflash() -> None:
+    """SpecForge's configs of GLM-5.2 and Inkling have the fields of DSpark in a table of its own."""
+    config = DRAFTS["qwen3-8b-dspark"]["config"]
+    names = ("markov_rank", "markov_head_type", "enable_confidence_head", "confidence_head_with_markov")
+    fields = config["dflash_config"]
+    tables = {
+        "dflash_config": {name: entry for name, entry in fields.items() if name not in names},
+        "dspark_config": {name: fields[name] for name in names if name in fields},
+    }
+    assert llmcalc.load({**config, **tables}).model == llmcalc.load(config).model
+
+
 # --- beside a target --------------------------------------------------------------------------------------------------
 
 EAGLE3 = 424_689_664

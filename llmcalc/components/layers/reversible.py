@@ -48,7 +48,7 @@ class ReversibleStreams(ResidualStreams):
         return "a model of reversible layers"
 
     def check_layers(self, layers: Mapping[str, LayerParts]) -> None:
-        if any(layer.required_slots().get("streams") != {"type": "reversible"} for layer in layers.values()):
+        if not all(isinstance(layer, ReversibleLayer) for layer in layers.values()):
             raise ValueError("streams: those of type 'reversible' stand where every layer is of type 'reversible'")
 
     def record_split(self, recorder: Flow, x: Value) -> Value:

@@ -6,6 +6,7 @@ models/reformer (`LocalSelfAttention`, `LSHSelfAttention`).
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from functools import cache
 from typing import TYPE_CHECKING, Any, ClassVar, Literal, Self
 
@@ -50,6 +51,9 @@ class ChunkedAttention(MultiHeadMixer):
     chunks_after: int = Field(default=0, ge=0, le=MOST_NEIGHBOURS, strict=True)
     num_hashes: int | None = Field(default=None, ge=1, le=MOST_HASHES, strict=True)
     directions: int = Field(default=1, ge=1, le=MOST_DIRECTIONS, strict=True)
+
+    def required_slots(self) -> Mapping[str, Mapping[str, Any]]:
+        return {"streams": {"type": "reversible"}}
 
     def length_limits(self) -> tuple[int, ...]:
         return (self.chunk_length,)

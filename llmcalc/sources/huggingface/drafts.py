@@ -21,28 +21,51 @@ CLASSES: dict[str, re.Pattern[str]] = {
         "eagle3": r"Eagle3(?=[A-Z]|$)",
         "dspark": r"DSpark",
         "domino": r"DominoDraft",
-        "dflash": r"DFlash",
+        "dflash": r"DFlash(?!\d)",
         "eagle": r"Eagle(?=[A-Z]|$)",
     }.items()
 }
 """Model type of a draft → part of the names of its classes; the first that matches."""
 
-OTHER_CLASS = re.compile(r"DFlare|Medusa|Speculator|MTPDraft|NextN(?=[A-Z]|$)")
-"""Part of the names of other drafts' classes: AngelSlim's DFlare, which has projections of the target's states of its
-own beside DFlash's fields, Medusa, other speculators, modules of multi-token prediction as files."""
+MTP_CLASS, MTP_TYPE = re.compile(r"(MTP|NextN)(?=[A-Z]|$)"), re.compile(r"(^|_)(mtp|nextn)$")
+"""Parts of the names of classes and model types of multi-token-prediction modules as files, as in vLLM and SGLang."""
+
+OTHER_CLASS = re.compile(rf"DFlare|DFlash\d|Medusa|Speculator|Draft(er|Model)|{MTP_CLASS.pattern}")
+"""Part of the names of other drafts' classes: AngelSlim's DFlare and Z Lab's DFlash 2, which have projections or
+convolutions of their own beside DFlash's fields, Medusa, other speculators, modules of multi-token prediction as files.
+"""
+
+OTHER_LAYERS = re.compile(r"Eagle\d*(DeepSeek|Deepseek|MiniCPM|MistralLarge3|Llama4)|DSparkV\d")
+"""Part of the names of vLLM's classes of drafts whose layers are not Llama's or Qwen3's."""
+
+FIELDS_OF_OTHER_LAYERS = (
+    *("kv_lora_rank", "q_lora_rank", "n_mtp_layers", "num_experts", "num_local_experts", "n_routed_experts"),
+    *("linear_attn_config", "target_kv_heads"),
+)
+"""Fields of drafts with latent or linear attention, experts or the target's keys and values, unless the class says that
+the layers are Llama's."""
+
+ATTENTION_MODES = (None, "gqa", "mha")
+"""Values of `attention_mode`, and of each entry of `attention_modes`, whose layers are read."""
+
+OTHER_TYPE = re.compile(rf"^(medusa|mlp_speculator|recurrent_drafter)$|{MTP_TYPE.pattern}")
+"""The model types of such drafts."""
 
 FIELDS = {"draft_vocab_size": "eagle3", "eagle_config": "eagle3", "dflash_config": "dflash"}
 """Field that only configs of drafts have → the model type of the draft."""
 
-OTHER_FIELDS = ("medusa_num_heads", "speculators_config", "speculators_model_type")
+OTHER_FIELDS = ("medusa_num_heads", "hydra_num_heads", "speculators_config", "speculators_model_type")
 
-SECTIONS = ("transformer_layer_config", "model", "eagle_config", "dflash_config")
+SECTIONS = ("transformer_layer_config", "model", "eagle_config", "dflash_config", "dspark_config")
 """Tables of a draft's config whose fields are read as if they were at its top: the layers' config of speculators, the
 draft's config in vLLM's, the fields of SpecForge.
 """
 
-SPECULATORS_DSPARK = {"markov_rank": 256, "enable_confidence_head": True, "confidence_head_with_markov": True}
-"""Defaults of DSpark's config in speculators where they differ from SpecForge's."""
+SPECULATORS_DEFAULTS: dict[str, dict[str, Any]] = {
+    "dspark": {"markov_rank": 256, "enable_confidence_head": True, "confidence_head_with_markov": True},
+    "eagle": {"fusion_bias": False},
+}
+"""Model type of a draft → defaults of its config in speculators, where they differ from its other source's."""
 
 LEAST_EAGLE_WIDTH = 1024
 """The least hidden_size at which a Llama of one layer is read as a draft of EAGLE; smaller ones are made for tests."""
@@ -63,14 +86,16 @@ def as_draft(config: Mapping[str, Any]) -> tuple[Mapping[str, Any], list[str]]:
         draft_type = stated_type if stated_type in CLASSES else ""
     elif not draft_type and is_draft:
         draft_type = str(model_type)
-    if not draft_type and not OTHER_CLASS.search(name):
+    if not draft_type and not OTHER_CLASS.search(name) and not isinstance(stated_type, str):
         draft_type = next((draft_type for field, draft_type in FIELDS.items() if config.get(field) is not None), "")
     if draft_type == "dflash":
         projector = config.get("dflash_config")
         projector = projector.get("projector_type") if isinstance(projector, dict) else None
         draft_type = projector if projector in ("dspark", "domino") else draft_type
     if draft_type:
-        return _flattened_config(config, draft_type), []
+        flattened_config = _flattened_config(config, draft_type)
+        _require_described_layers(flattened_config, name)
+        return flattened_config, []
     _require_described_draft(config, name)
     if _is_eagle(config):
         return _flattened_config(config, "eagle"), [
@@ -85,8 +110,8 @@ def _flattened_config(config: Mapping[str, Any], draft_type: str) -> dict[str, A
 
     The class's name, which says nothing of its head, is left out.
     """
-    merged_fields: dict[str, Any] = (
-        dict(SPECULATORS_DSPARK) if draft_type == "dspark" and "speculators_model_type" in config else {}
+    merged_fields = (
+        dict(SPECULATORS_DEFAULTS.get(draft_type, {})) if config.get("speculators_model_type") is not None else {}
     )
     for section in SECTIONS:
         table = config.get(section)
@@ -106,18 +131,44 @@ def _flattened_config(config: Mapping[str, Any], draft_type: str) -> dict[str, A
     }
 
 
+def _require_described_layers(config: Mapping[str, Any], name: str) -> None:
+    """Raises `InputError` for a draft of a method that is read, whose layers are those of another family."""
+    fields = [field for field in FIELDS_OF_OTHER_LAYERS if config.get(field) is not None and "Llama" not in name]
+    listed_modes = config.get("attention_modes")
+    modes = [config.get("attention_mode"), *(listed_modes if isinstance(listed_modes, list) else [listed_modes])]
+    other_modes = [mode for mode in modes if mode not in ATTENTION_MODES]
+    if OTHER_LAYERS.search(name):
+        sign = f"architectures: {name} is the class"
+    elif fields:
+        sign = f"{fields[0]}: {shown(config[fields[0]])} is a field"
+    elif other_modes:
+        sign = f"attention_mode: {shown(other_modes[0])} is the attention"
+    else:
+        return
+    raise InputError(
+        f"{sign} of a draft model whose layers are not supported; expected the config of a draft with layers of Llama "
+        "or Qwen3, or of a whole model"
+    )
+
+
 def _require_described_draft(config: Mapping[str, Any], name: str) -> None:
     """Raises `InputError` for a config whose class or fields show a draft that its model type does not describe."""
     fields = [field for field in OTHER_FIELDS if config.get(field) is not None]
+    model_type = str(config.get("model_type"))
     if OTHER_CLASS.search(name):
         sign = f"architectures: {name} is"
+    elif OTHER_TYPE.search(model_type):
+        sign = f"model_type: {model_type} is of"
     elif fields:
         sign = f"{fields[0]}: {shown(config[fields[0]])} is a field of"
     else:
         return
+    expected = f"the config of a whole model, or of a draft of {', '.join(sorted(CLASSES))}"
+    if MTP_CLASS.search(name) or MTP_TYPE.search(model_type):
+        expected = "the config of its target, whose multi-token-prediction modules --with-mtp counts"
     raise InputError(
         f"{sign} a draft model for speculative decoding, which reads the hidden states of its target model and is not "
-        f"supported; expected the config of a whole model, or of a draft of {', '.join(sorted(CLASSES))}"
+        f"supported; expected {expected}"
     )
 
 

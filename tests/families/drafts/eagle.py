@@ -15,6 +15,7 @@ SHAPES: dict[str, list[dict[str, Any]]] = {
     "EagleLlamaForCausalLM": [
         {"model_type": "eagle", **SMALL, "num_hidden_layers": 1},
         {"model_type": "eagle", **SMALL, "num_hidden_layers": 3, "bias": False, "qkv_bias": True},
+        {"model_type": "eagle", **SMALL, "num_hidden_layers": 1, "layernorms": True, "fusion_bias": False},
     ],
     "LlamaForCausalLMEagle3": [
         {"model_type": "eagle3", **SMALL, "draft_vocab_size": 40},

@@ -84,7 +84,7 @@ DFLASH: dict[str, Any] = {
 }
 UNCOUNTED = (IGNORED - {"layer_types", "sliding_window"}) | field_names(
     """
-    attention_backend attention_mode loss_decay_gamma num_anchors projector_type pure_draft_prefix_len
+    attention_backend attention_mode attention_modes loss_decay_gamma num_anchors projector_type pure_draft_prefix_len
     sample_from_anchor shift_label sliding_window_non_causal target_hidden_size
     """
 )

@@ -1,7 +1,7 @@
 """EAGLE 1 to 3.1 and P-EAGLE: Llama's layers that read the hidden states of a target model.
 
 Sources: eagle/model/cnets1.py and cnets.py of SafeAILab/EAGLE; specforge/modeling/draft/llama3_eagle.py and peagle.py
-of sgl-project/SpecForge; speculators/models/eagle3 and peagle of vllm-project/speculators; llama_eagle.py and
+of sgl-project/SpecForge; speculators/models/eagle.py, eagle3 and peagle of vllm-project/speculators; llama_eagle.py and
 llama_eagle3.py of vLLM. The sizes of 13 published EAGLE drafts are in the README of SafeAILab/EAGLE.
 """
 
@@ -18,19 +18,31 @@ STATES = 3
 
 
 def _eagle(config: Config) -> Table:
-    """Reads EAGLE and EAGLE-2: a projection of embedding and target state, and layers without the first norm."""
+    """Reads EAGLE, EAGLE-2 and HASS: a projection of embedding and target state, and layers without the first norm.
+
+    Those of speculators may have all norms, also of the embedding and of the output.
+    """
     norm = rmsnorm(config.number("rms_norm_eps"))
     bias = config.flag("attention_bias")
     mixer = attention(config, **biases(config.flag("qkv_bias") or bias, *QKV), **biases(bias, "o_bias"))
     block = layer_table(mixer, glu(config), norm)
-    states = {"type": "target_states", "start": "joined", "states": 1, "bias": config.flag("bias")}
-    stack: Table = {
-        "variants": {"first": {"without_norms": ["self_attn_pre_norm"]}, "later": {}},
-        "first_layers": ["first"],
-        "pattern": ["first" if config.size("num_hidden_layers") == 1 else "later"],
-        "streams": states,
-    }
-    return decoder(config, block, None, stack=stack, tie_word_embeddings=False, from_target=["embed_tokens", "lm_head"])
+    bias_field = "bias" if config.get("fusion_bias") is None else "fusion_bias"
+    config.fields_read.update(("bias", "fusion_bias"))
+    states = {"type": "target_states", "start": "joined", "states": 1, "bias": config.flag(bias_field)}
+    stack: Table = {"streams": states}
+    has_norms = config.flag("layernorms")
+    if has_norms:
+        stack["embedding_norm"] = norm
+    else:
+        stack |= {
+            "variants": {"first": {"without_norms": ["self_attn_pre_norm"]}, "later": {}},
+            "first_layers": ["first"],
+            "pattern": ["first" if config.size("num_hidden_layers") == 1 else "later"],
+        }
+    from_target = ["embed_tokens", "lm_head"]
+    return decoder(
+        config, block, norm if has_norms else None, stack=stack, tie_word_embeddings=False, from_target=from_target
+    )
 
 
 def _eagle3(config: Config) -> Table:
@@ -111,8 +123,8 @@ EAGLE3: dict[str, Any] = {
 FAMILIES = {
     "eagle": Family(
         _eagle,
-        {**COMMON, "bias": True, "qkv_bias": False},
-        IGNORED,
+        {**COMMON, "bias": True, "fusion_bias": None, "qkv_bias": False, "layernorms": False},
+        IGNORED | {"transformer_layer_architecture"},
         code="https://github.com/SafeAILab/EAGLE/blob/main/eagle/model/cnets1.py",
     ),
     "eagle3": Family(
