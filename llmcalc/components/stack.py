@@ -314,6 +314,9 @@ class Stack(Component):
             recorder.part("entities", self.entities, x, role="idle")
         mixers = [layer.attention for layer in self.kinds().values()]
         recorder.memo["lends"] = any(getattr(mixer, "kv_shared", False) for mixer in mixers)
+        recorder.memo["lends_selection"] = any(
+            getattr(getattr(mixer, "indexer", None), "shared", False) for mixer in mixers
+        )
         recorder.memo["embedded"] = x
         recorder.keep(embedded=x)
         recorder.hold(x=x)

@@ -38,6 +38,7 @@ class LowRank:
     quantized_head: whether a quantised base includes an output head of its own; false by default.
     fused_qkv: whether queries, keys and values are one linear layer; false by default.
     quantized_experts: whether a base in 4 bits includes routed experts; false by default.
+    experts: whether routed experts have adapters, too, as PEFT has them beside fused weights; false by default.
     """
 
     rank: int
@@ -48,15 +49,16 @@ class LowRank:
     quantized_head: bool = False
     fused_qkv: bool = False
     quantized_experts: bool = False
+    experts: bool = False
 
     def adapters(self, tree: Node, include: frozenset[str] = frozenset()) -> list[TrainedTensor]:
         """Returns the trained tensors of the adapters: A [rank, in] and B [out, rank] of every adapted layer.
 
         LitGPT has one A [rank · parts, in] and one B [out, rank] for the adapted ones of queries, keys and values. What
         is one layer of Megatron-Core has one adapter. So has each expert with mcore-bridge; with Megatron-Bridge all
-        experts of a rank share one, of which that of one rank is counted.
+        experts of a rank share one, of which that of one rank is counted. PEFT's have one per expert and fused weight.
         """
-        tensors = self._adapters_of_experts(tree, include) if self.is_parallel else []
+        tensors = self._adapters_of_experts(tree, include) if self.is_parallel or self.experts else []
         for product in self._layer_products(tree, include):
             adapted_products = [
                 (node_position, op) for node_position, op in product if node_position.node.name in self.targets
@@ -71,13 +73,17 @@ class LowRank:
         return tensors
 
     def _adapters_of_experts(self, tree: Node, include: frozenset[str]) -> list[TrainedTensor]:
-        """Returns the adapters of routed experts of Megatron-Core."""
+        """Returns the adapters of routed experts of Megatron-Core, or of the fused experts of transformers.
+
+        PEFT gives a fused weight the rank of all matrices in it (peft/utils/transformers_weight_conversion.py).
+        """
         tensors = []
         for product in _joined(_expert_layers(tree, include), JOINED_PROJECTIONS):
             node_position, experts = product[0]
-            if node_position.node.name in self.targets:
-                number = experts.num_experts if self.library == "mcore-bridge" else 1
-                for shape in ((self.rank, experts.n_in), (sum(op.n_out for _, op in product), self.rank)):
+            if node_position.node.name in self.targets or self.experts:
+                number = experts.num_experts if self.experts or self.library == "mcore-bridge" else 1
+                rank = self.rank * (1 if self.is_parallel else len(product))
+                for shape in ((rank, experts.n_in), (sum(op.n_out for _, op in product), rank)):
                     copies = times(number, node_position.times)
                     tensors.append(TrainedTensor(ParamTensor(shape, "matrix"), node_position.kind, copies))
         return tensors
@@ -123,6 +129,12 @@ class LowRank:
             weights = add(weights, times(rows * experts.n_in, node_position.times))
             total_bytes = add(total_bytes, times(stored_bytes(self.base, rows, experts.n_in), node_position.times))
         return weights, total_bytes
+
+    def uncounted_adapters(self, tree: Node, include: frozenset[str] = frozenset()) -> list[TrainedTensor]:
+        """Returns the adapters of routed experts that PEFT may add where every linear layer has one."""
+        if self.experts or self.library != "peft" or not self.targets >= {*linear_layer_names(tree, include)}:
+            return []
+        return replace(self, experts=True)._adapters_of_experts(tree, include)
 
     def _layer_products(self, tree: Node, include: frozenset[str]) -> Iterator[list[tuple[Place, Linear]]]:
         """Yields groups of linear layers in transformer layers; the layers of a group run as one product."""
@@ -194,6 +206,13 @@ def low_rank(tree: Node, adapters: LowRank, targets: Sequence[str], include: fro
     """
     if adapters.base not in BASES:
         raise InputError(f"--base {adapters.base}: not known; expected one of {', '.join(BASES)}")
+    if adapters.experts:
+        if adapters.library != "peft":
+            raise InputError(f"--lora-experts: {adapters.library} has no such adapters; expected --lora-library peft")
+        if adapters.quantized_experts:
+            raise InputError("--lora-experts with --quantized-experts: not modelled together; expected one of them")
+        if not any(_expert_layers(tree, include)):
+            raise InputError("--lora-experts: the model has no routed experts; expected no such option")
     layer_names = linear_layer_names(tree, include, adapters.is_parallel)
     names = list(layer_names) if list(targets) == [ALL_LINEAR] else list(targets)
     for name in names:

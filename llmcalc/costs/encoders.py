@@ -133,7 +133,9 @@ def _encoder_runs(spec: ModelSpec, name: str, encoded_input: Encoded, input_coun
         return
     yield EncoderRun(nodes[:1], RunConfig(workload))
     if nodes[1:]:
-        yield EncoderRun(nodes[1:], RunConfig(replace(workload, rows=encoded_input.real_patches, columns=1)))
+        yield EncoderRun(
+            nodes[1:], RunConfig(replace(workload, batch=input_count, rows=encoded_input.real_patches, columns=1))
+        )
 
 
 def _check_merges(spec: ModelSpec, names_of_parts: list[str], encoded_input: Encoded) -> None:

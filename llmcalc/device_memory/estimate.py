@@ -277,6 +277,7 @@ class Memory:
             (base.startswith("nf4"), "bitsandbytes/functional.py, quantize_4bit"),
             (base == "int8", "bitsandbytes/autograd/_functions.py, MatMul8bitLt, without columns of outliers"),
             (use.adapters is not None and use.adapters.library == "litgpt", "lit_gpt/lora.py"),
+            (bool(settings.lora_experts), "peft/tuners/lora/layer.py, ParamWrapper"),
             (bool(settings.offload_activations), "torchtune/training/_activation_offloading.py"),
             (bool(settings.optimizer_in_backward), "torchtune/training/memory.py, OptimizerInBackwardWrapper"),
             (use.quantized is not None, "the scheme's storage; products in the activations' format"),

@@ -464,6 +464,15 @@ class Settings:
             needs="lora_rank",
         ),
     ] = None
+    lora_experts: Annotated[
+        bool | None,
+        Setting(
+            "Fused routed experts have adapters, too, as with PEFT's all-linear for classes like Qwen3-MoE.",
+            "Low-rank adapters",
+            phases=TRAINING,
+            needs="lora_rank",
+        ),
+    ] = None
     bitsandbytes: Annotated[
         str | None,
         Setting(

@@ -9,6 +9,7 @@ from ..model import ModelSpec
 from ..optional import TOWERS
 from ..simulator.adapters import Adapters
 from ..simulator.choices import Choices
+from ..simulator.sdpa import takes_as_mask
 from ..simulator.tensor import DTYPES, FLOAT8, Dtype
 from ..units import dtype, short_dtype
 from ..workload.execution import AttentionImplementation, OptimizerImplementation
@@ -70,15 +71,18 @@ def supports_sdpa(spec: ModelSpec) -> bool:
     """Whether scaled_dot_product_attention can run all attention of a model that runs; idle encoders do not count.
 
     It takes no sinks and no soft cap, computes no scores of float32 copies as some classes do, and takes here no
-    selection and no term added to the scores that the model's class does not give it as a mask.
+    selection per head and no term added to the scores that the model's class does not give it as a mask.
     """
     return all(
         operation.verb not in SCORES_BY_THEMSELVES
         and not (
             operation.verb == "attention"
             and (
-                len(operation.ins) > 3 + operation.options.get("bias_in_sdpa", False)
-                or any(operation.options.get(name) is not None for name in ("cap", "selected"))
+                operation.options["cap"] is not None
+                or (
+                    not takes_as_mask(operation)
+                    and (len(operation.ins) > 3 or operation.options.get("selected") is not None)
+                )
             )
         )
         and not operation.options.get("sinks")
@@ -140,6 +144,7 @@ def training_run(
             memory_use.adapters.quantized_head,
             settings.bitsandbytes or "",
             memory_use.adapters.quantized_experts,
+            memory_use.adapters.experts,
         )
     return Training(
         batch=memory_use.workload.batch,

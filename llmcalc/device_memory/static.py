@@ -10,7 +10,7 @@ from collections.abc import Mapping
 from functools import reduce
 from typing import Any, TypeAlias
 
-from ..algebra import Number, add, ceil_div
+from ..algebra import Number, add, ceil_div, is_zero
 from ..costs.adapters import LowRank, low_rank
 from ..costs.cache import cache_bits_of
 from ..costs.cache_formats import cache_format
@@ -166,6 +166,13 @@ class MemoryUse:
             f"{option} modules: {size:,} parameters ({OPTIONAL_PARTS[option].option} counts them)"
             for option, size in self.count.left_out.items()
         ]
+        if self.adapters is not None:
+            size = elements_of(self.adapters.uncounted_adapters(self.count.tree, self.count.include))
+            if not is_zero(size):
+                notes.append(
+                    f"adapters of routed experts: {size:,} parameters, which PEFT's all-linear trains beside the fused "
+                    "experts of many classes, such as those of Qwen3-MoE and DeepSeek-V3 (--lora-experts counts them)"
+                )
         if self.quantized is None and DTYPE_BITS[self.dtype] < 16:
             option_note = " (--quantize counts them)" if self.phase != "training" else ""
             notes.append(
@@ -354,7 +361,10 @@ def _adapters_and_format(settings: Settings, count: ParameterCount, weights: str
         bool(settings.quantized_head),
         bool(settings.fused_qkv),
         bool(settings.quantized_experts),
+        bool(settings.lora_experts),
     )
+    if settings.lora_experts and settings.lora_dropout:
+        raise InputError("--lora-experts with --lora-dropout: PEFT has no dropout beside experts; expected one of them")
     adapters = low_rank(count.tree, requested_adapters, targets, count.include)
     return adapters, _float_format(settings.lora_dtype, "--lora-dtype", weights if is_parallel else "float32")
 

@@ -599,7 +599,7 @@ def _memory_notes(preset: Preset, memory: Memory, assumed_accelerator: str) -> l
     if settings.phase == "training" and settings.attn_implementation is None and memory.attention == "eager":
         notes.append(
             "counted with eager attention: scaled_dot_product_attention takes no sinks and no soft cap, and biases and "
-            "selections are not modelled with it"
+            "selections per head are not modelled with it"
         )
     if settings.phase == "training" and keeps_small_segments(memory):
         notes.append(

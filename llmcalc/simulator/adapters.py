@@ -35,6 +35,7 @@ class Adapters:
     bitsandbytes: the version of bitsandbytes whose products run, such as `0.41.1`; the newest by default.
     quantized_experts: whether a base in 4 bits includes routed experts, which are decoded whole in each pass (axolotl's
         monkeypatch/moe_quant.py, bitsandbytes/nn/parametrize.py); false by default.
+    experts: whether routed experts have adapters (peft/tuners/lora/layer.py, `ParamWrapper`); false by default.
     """
 
     rank: int
@@ -47,6 +48,7 @@ class Adapters:
     quantized_head: bool = False
     bitsandbytes: str = ""
     quantized_experts: bool = False
+    experts: bool = False
 
     @property
     def keeps_inputs(self) -> bool:

@@ -24,8 +24,11 @@ class ParameterTensors(ValueTensors):
         key = (*(self.module_path() if module_path is None else module_path), parameter_name)
         return self.parameter(key, shape, self.dtype, self.adapters is None)
 
-    def expert_weight(self, operation: Step, shape: Shape) -> Tensor:
-        """Returns the stacked weights of all experts. shape: experts, rows and columns."""
+    def expert_weight(self, operation: Step, shape: Shape, matrices: int = 1) -> Tensor:
+        """Returns the stacked weights of all experts.
+
+        shape: experts, rows and columns. matrices: the number of linear layers that are fused in it, default 1.
+        """
         return self.weight(f"{operation.name}.weight", shape)
 
     def buffer(self, parameter_name: str, shape: Shape, indices: bool = False) -> Tensor:

@@ -10,6 +10,7 @@ from __future__ import annotations
 from typing import Literal, NamedTuple, TypeAlias
 
 from ..algebra import Number
+from ..flow.program import Step
 from .tensor import BFLOAT16, FLOAT16, FLOAT32, Dtype
 
 SdpaBackend: TypeAlias = Literal["cudnn", "flash", "efficient", "math", "cpu"]
@@ -88,6 +89,16 @@ def supports_efficient_attention(capability: int, call: SdpaCall) -> bool:
     if call.dtype is FLOAT32:
         return is_multiple(4 if capability >= 80 else 1, call)
     return is_half(capability, call.dtype) and is_multiple(8, call)
+
+
+def takes_as_mask(attention: Step) -> bool:
+    """Whether the call takes what attention reads beside queries, keys and values as its mask.
+
+    That is a bias that the class gives it so, or one selection of keys for all heads.
+    """
+    if attention.options["narrowed"]:
+        return not attention.options["biased"] and not attention.ins[-1].axes
+    return bool(attention.options["bias_in_sdpa"])
 
 
 def is_half(capability: int, dtype: Dtype) -> bool:

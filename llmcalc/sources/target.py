@@ -130,8 +130,9 @@ def _read_description(target: str, head: HeadKind | None, allow_unknown: bool) -
     if path.suffix == ".toml" or _test_path(path.is_file):
         if path.suffix in (".yaml", ".yml"):
             raise InputError(
-                f"{target}: YAML files of models (litgpt, GPT-NeoX) are not read; expected the config.json that their "
-                "own converter to Hugging Face writes, or a .toml description (llmcalc schema says what it has)"
+                f"{target}: YAML files of models are not read; expected the config.json beside litgpt's "
+                "model_config.yaml or the hub id in its hf_config, the config.json that GPT-NeoX's converter writes or "
+                "memory --launch for its run, or a .toml description (llmcalc convert writes one of a config.json)"
             )
         if path.suffix != ".toml":
             raise InputError(f"{target}: expected a .toml description, a config.json or a folder that holds one")

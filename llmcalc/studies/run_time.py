@@ -17,6 +17,7 @@ from ..costs.flops import FlopCount
 from ..costs.params import ParameterCount
 from ..device_memory.estimate import Memory
 from ..device_memory.settings import NARROW_PRODUCTS
+from ..device_memory.simulated_run import supports_sdpa
 from ..errors import InputError
 from ..frozen import frozen
 from ..model import ModelSpec
@@ -280,6 +281,14 @@ class TimeSettings:
         return self.factors.stack(with_overlap(stack, self.overlap))
 
 
+def _with_class_attention(stack: Stack, memory: Memory) -> Stack:
+    """Returns a software stack with the attention that is stated, or else that the classes of transformers run."""
+    implementation = memory.settings.attn_implementation
+    if implementation is None and stack.reads_masks and not supports_sdpa(memory.spec):
+        implementation = "eager"
+    return with_attention(stack, implementation)
+
+
 class TrainingTimes:
     """The seconds of training steps of one model in many layouts, which share the computation of equal parts."""
 
@@ -289,7 +298,7 @@ class TrainingTimes:
         self.hardware: Hardware = hardware
         self.settings: TimeSettings = settings
         self.device: Device = settings.device(hardware)
-        stack = with_attention(settings.supporting_stack("training"), memory.settings.attn_implementation)
+        stack = _with_class_attention(settings.supporting_stack("training"), memory)
         self.stack: Stack = with_gradient_buffers(stack, _gradient_buffer_bytes(memory))
         self.step_timer: StepTimer = StepTimer(memory.spec, self.device, self.stack)
         self.recompute: Recompute = memory.settings.recomputed()
@@ -527,7 +536,7 @@ def time_inference(
         return prefill(spec, device, stack, batch, seq, context, chunk, replica, formats, server)
 
     time_phase: TimePhase = "decode" if phase == "decode" else "prefill"
-    stack = with_attention(settings.supporting_stack(time_phase), memory.settings.attn_implementation)
+    stack = _with_class_attention(settings.supporting_stack(time_phase), memory)
     inference_pass = pass_on(device, stack)
     operations = tuple(
         (float(operation.times * timed_pass.work.count(operation.layer)), operation)

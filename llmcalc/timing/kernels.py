@@ -19,11 +19,11 @@ from ..workload.workload import Phase, Workload
 
 KernelKind: TypeAlias = Literal[
     "product", "experts", "scores", "attention", "scan", "elementwise", "adapter", "look-up", "permutation", "state",
-    "loss", "dequantization",
+    "loss", "dequantization", "expert-bias",
 ]  # fmt: skip
 """What a kernel does; `scores` is a product of queries and keys alone, `scan` any other operation with FLOPs, whose
-cost only its op knows, `adapter` the element-wise work around an adapter's products, and `dequantization` what makes
-16-bit copies of a frozen weight in 4 bits for a product.
+cost only its op knows, `adapter` the element-wise work around an adapter's products, `dequantization` what makes
+16-bit copies of a frozen weight in 4 bits for a product, and `expert-bias` the sum of the experts' outputs and biases.
 """
 
 BEFORE, AFTER = -1, -2

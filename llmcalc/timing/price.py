@@ -385,6 +385,12 @@ class TimeEstimator:
 
     _look_up_seconds = _permutation_seconds = _elementwise_seconds
 
+    def _expert_bias_seconds(self, kernel: Kernel) -> Iterator[tuple[bool, Number, Number]]:
+        """Estimates the seconds in which the experts' biases, times the routing weights, are added to their outputs."""
+        for backward in (False, True):
+            bytes = self.stack.expert_bias_bytes[backward] * kernel.m * kernel.n
+            yield backward, 0.0, self.device.memory_seconds(bytes)
+
     def _adapter_seconds(self, kernel: Kernel) -> Iterator[tuple[bool, Number, Number]]:
         """Estimates the seconds of the element-wise kernels around an adapter's matrix products."""
         input_bytes, output_bytes = (self.stack.adapter_bytes.get(name, (0.0, 0.0)) for name in ("input", "output"))

@@ -167,6 +167,7 @@ class Stack(Record):
     mixed_steps: bool = True
     host_update: float = 0.0
     passes: dict[str, float] = {}
+    expert_bias_bytes: tuple[float, float] = (0.0, 0.0)
     adapter_bytes: dict[Literal["input", "output"], tuple[float, float]] = {}
     versions: str
     rows: int = Field(ge=0)

@@ -47,8 +47,12 @@ WITH_OVERLAP = Overlap()
 
 def with_attention(stack: Stack, implementation: str | None) -> Stack:
     """Returns a software stack with attention scores in memory, if the chosen implementation writes them."""
-    keeps_scores = implementation in ("eager", "sdpa-math") and stack.attention != "scores"
-    return stack.model_copy(update={"attention": "scores"}) if keeps_scores else stack
+    if implementation not in ("eager", "sdpa-math") or stack.attention == "scores":
+        return stack
+    eager_kernels = {
+        verb: stack.kernels[f"eager_{verb}"] for verb in ("attention",) if f"eager_{verb}" in stack.kernels
+    }
+    return stack.model_copy(update={"attention": "scores", "kernels": stack.kernels | eager_kernels})
 
 
 def with_gradient_buffers(stack: Stack, buffer_bytes: float | None) -> Stack:

@@ -27,6 +27,7 @@ from ..parallel.rank_program import RankFlow, is_divided, shared_rank_program
 from ..workload.derived_rows import QueryKeyPairs
 from ..workload.rows import LOGITS, ONCE, Routed
 from ..workload.run_config import RunConfig
+from .eager import eager_repeats, eager_verb
 from .kernels import (
     AFTER,
     BEFORE,
@@ -205,6 +206,14 @@ class WorkRecorder(Placements):
             self.placements[id(step.outs[0].storage)] = "partial"  # each rank has the sums of its own experts
         self._count_storage(step)
         if step.verb in NO_KERNEL or step.verb in IDENTITIES:
+            if (
+                step.verb == "dropout"
+                and step.options["probability"]
+                and not self.rank_pass.fused
+                and self.has_gradient
+            ):
+                self._record_group()
+                self._add_kernel("elementwise", "dropout", moved_elements=(2 * self._elements(step.outs[0]),) * 2)
             return
         lowering = getattr(self, f"_lower_{step.verb}", None)
         if lowering is None and (step.op is None or "forward_flops" not in step.op.effects):
@@ -438,6 +447,8 @@ class WorkRecorder(Placements):
             chance=min(1.0, top_k / experts),
             routed_tokens=rank_share(rows * ep, top_k),
         )
+        if step.options["bias"] and self.where.endswith("down_proj"):
+            self._add_kernel("expert-bias", "expert_bias", m=rows, n=y.width, launches=(0, 0))
 
     def _lower_attention(self, step: Step) -> None:
         op, ranks, run = step.op, self.rank_pass.cp, self.full_run
@@ -451,6 +462,9 @@ class WorkRecorder(Placements):
         cache_elements = self.cache_reads.get(f"{module}.{cache_name}", self.cache_reads.get(cache_name, 0))
         if run.phase == "decode" and op.selects_keys:  # of the whole cache, the selected keys
             cache_elements = run.batch * exact_div(cache_elements, run.batch * keys) * op.pairs(run)
+        for verb, option in (("softcap", "cap"), ("head_copies", "copies_heads")):
+            if step.options.get(option):
+                self._add_kernel("elementwise", verb, launches=(0, 0))  # fused software has no kernel of its own for it
         self._add_kernel(
             "attention",
             "attention",
@@ -563,14 +577,9 @@ class WorkRecorder(Placements):
         reread_elements = read_elements if any(step.verb in READ_AGAIN for step in group) else 0
         path, repeats = self.where, self.repeats
         self.where, self.repeats = self.group_position
-        first_step = group[0]
-        is_one_kernel = first_step.verb == "norm" and first_step.options["spec"].type == "layernorm"
-        verb = "layernorm" if is_one_kernel else first_step.verb
-        if verb == "act" and first_step.options.get("kind") == "gelu_new":
-            verb = "gelu_new"  # step by step, as `NewGELUActivation` of transformers
-        self._add_kernel(
-            "elementwise", verb, moved_elements=(moved_elements, moved_elements + reread_elements), launches=(1, 1)
-        )
+        moved_of_passes = moved_elements, moved_elements + reread_elements
+        kernel = self._add_kernel("elementwise", eager_verb(group[0]), moved_elements=moved_of_passes, launches=(1, 1))
+        kernel.times *= 1 if self.rank_pass.fused else eager_repeats(group[0])
         self.where, self.repeats = path, repeats
 
 

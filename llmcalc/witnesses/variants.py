@@ -63,13 +63,19 @@ def sdpa_math(causal: bool, q: Any, k: Any, v: Any, *_: Any, **__: Any) -> Any:
     return torch.ops.aten._scaled_dot_product_attention_math(q, k, v, None, 0.0, causal)[0]
 
 
-def scaled_dot_product(capability: int, causal: bool, q: Any, k: Any, v: Any, *_: Any, **__: Any) -> Any:
+def scaled_dot_product(
+    capability: int, causal: bool, q: Any, k: Any, v: Any, mask: Any = None, *_: Any, **__: Any
+) -> Any:
     """Runs scaled_dot_product_attention: torch's on a CPU, a compute capability's kernel on the meta device.
+
+    mask: the mask of the keys that an indexer selected; None (default) for none.
 
     The kernels of 9.0 and 8.0 read each key head for all of its queries; that of 7.5 has no groups, for which torch
     falls back to its math.
     """
     aten = torch.ops.aten
+    if mask is not None:
+        return masked_scaled_dot_product(capability, q, k, v, mask)
     if capability == 0:
         return F.scaled_dot_product_attention(q, k, v, is_causal=causal, enable_gqa=k.shape[1] != q.shape[1])
     if capability == 90:
@@ -79,6 +85,32 @@ def scaled_dot_product(capability: int, causal: bool, q: Any, k: Any, v: Any, *_
     if k.shape[1] != q.shape[1]:
         return aten._scaled_dot_product_attention_math(q, k, v, None, 0.0, causal, enable_gqa=True)[0]
     return aten._scaled_dot_product_efficient_attention(q, k, v, None, True, 0.0, causal)[0]
+
+
+def masked_scaled_dot_product(capability: int, q: Any, k: Any, v: Any, mask: Any) -> Any:
+    """Runs scaled_dot_product_attention with a mask of visible keys: torch's on a CPU, cuDNN's for 9.0 on meta."""
+    if capability == 0:
+        return F.scaled_dot_product_attention(q, k, v, attn_mask=mask)
+    hidden = torch.full((), float("-inf"), dtype=q.dtype, device=q.device)
+    bias = torch.where(mask, torch.zeros((), dtype=q.dtype, device=q.device), hidden)
+    del hidden
+    return torch.ops.aten._scaled_dot_product_cudnn_attention(q, k, v, bias, True, 0.0, False)[0]
+
+
+def keep_masks(mixer: Any) -> None:
+    """Makes a mixer compute its mask inside `kernel_context` too, because its indexer reads the mask."""
+    mixer_module: Any = sys.modules[type(mixer).__module__]
+    forward = mixer.forward
+
+    def forward_with_mask(*inputs: Any) -> Any:
+        replaced_mask = mixer_module.attention_mask
+        mixer_module.attention_mask = attention_mask
+        try:
+            return forward(*inputs)
+        finally:
+            mixer_module.attention_mask = replaced_mask
+
+    mixer.forward = forward_with_mask
 
 
 def replace_attention(module: nn.Module, choices: Choices) -> None:
@@ -93,6 +125,8 @@ def replace_attention(module: nn.Module, choices: Choices) -> None:
                 "sdpa": partial(scaled_dot_product, choices.capability),
             }
             submodule.forward = partial(kernels.get(choices.attention, sdpa_math), causal)
+            if getattr(getattr(owner, "spec", None), "indexer", None) is not None:
+                keep_masks(owner)
             if hasattr(owner, "_mask_and_bias"):
                 owner._mask_and_bias = lambda *_: (None, None)
 

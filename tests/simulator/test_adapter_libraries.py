@@ -13,6 +13,7 @@ from llmcalc.components.layers.block import Block
 from llmcalc.components.networks.feed_forward import FeedForward
 from llmcalc.components.networks.moe import MoE
 from llmcalc.device_memory.training import Training, replay
+from llmcalc.errors import InputError
 from llmcalc.model import ModelSpec
 from llmcalc.simulator.adapters import Adapters
 from llmcalc.simulator.autograd import Graph
@@ -140,7 +141,7 @@ def test_an_older_bitsandbytes_keeps_the_inputs_of_its_products() -> None:
 
 
 def test_a_quantised_head_is_stored_in_4_bits() -> None:
-    """LM head of 50 × h: 2 bytes each, or half a byte and an fp32 scale per 64."""
+    """LM head of 50 × h: 2 bytes each, or half a byte, an fp32 scale per 64 and a table of 16 in fp32."""
     model = spec(2)
     h = model.hidden_size
     usual, narrow = (
@@ -148,11 +149,11 @@ def test_a_quantised_head_is_stored_in_4_bits() -> None:
         for head in (False, True)
     )
     weights = model.vocab_size * h
-    assert usual - narrow == 2 * weights - (-(-weights // 2) + 4 * -(-weights // 64))
+    assert usual - narrow == 2 * weights - (-(-weights // 2) + 4 * -(-weights // 64) + 64)
 
 
 def test_experts_in_4_bits_are_decoded_whole_and_kept_for_the_backward_pass() -> None:
-    """Per matrix of all experts: half a byte and an fp32 scale per 64 instead of 2 bytes; decoded, 2 bytes again."""
+    """Per matrix of all experts: half a byte, an fp32 scale per 64 and a table; decoded, 2 bytes again."""
     expert = FeedForward(intermediate_size=64, hidden_act="silu", gated=True)
     model = around_a_model(MoE(num_experts=4, num_experts_per_tok=2, expert=expert))
     assert model.decoder is not None
@@ -161,7 +162,7 @@ def test_experts_in_4_bits_are_decoded_whole_and_kept_for_the_backward_pass() ->
         Adapters(3, frozenset({"k_proj"}), base="nf4", quantized_experts=is_quantized) for is_quantized in (False, True)
     )
     set_up = [replay(model, Training(2, 7, adapters=adapters)).set_up for adapters in (usual, narrow)]
-    assert set_up[0] - set_up[1] == layers * 3 * (2 * matrix - (matrix // 2 + 4 * matrix // 64))
+    assert set_up[0] - set_up[1] == layers * 3 * (2 * matrix - (matrix // 2 + 4 * matrix // 64 + 64))
     kept = [without_values(model, adapters=adapters).live for adapters in (usual, narrow)]
     assert kept[1] - kept[0] == layers * 3 * 2 * matrix
     with pytest.raises(Unsupported, match="experts in 8 bits"):
@@ -177,8 +178,35 @@ def test_the_closed_form_of_experts_in_4_bits() -> None:
     )
     matrix = 128 * 768 * 2048
     saved = usual.document["memory"]["exact_bytes"] - stored.document["memory"]["exact_bytes"]
-    assert saved == 2 * 3 * (2 * matrix - (matrix // 2 + 4 * matrix // 64))
+    assert saved == 2 * 3 * (2 * matrix - (matrix // 2 + 4 * matrix // 64 + 64))
     assert stored.document["memory"]["terms"][0]["status"] == "estimate"
+
+
+@pytest.mark.parametrize(
+    ("name", "options", "message"),
+    [
+        ("llama3-8b", {}, "the model has no routed experts"),
+        ("mixtral-8x7b", {"lora_dropout": True}, "PEFT has no dropout beside experts"),
+        ("mixtral-8x7b", {"lora_library": "litgpt"}, "litgpt has no such adapters"),
+        ("mixtral-8x7b", {"base": "nf4", "quantized_experts": True}, "not modelled together"),
+    ],
+)
+def test_adapters_of_experts_that_no_library_has_are_refused(name: str, options: dict[str, Any], message: str) -> None:
+    with pytest.raises(InputError, match=message):
+        llmcalc.memory(f"{name}?num_hidden_layers=1", phase="training", lora_rank=4, lora_experts=True, **options)
+
+
+def test_an_answer_names_the_adapters_of_experts_that_it_leaves_out() -> None:
+    counted, usual = (
+        llmcalc.memory(
+            "mixtral-8x7b?num_hidden_layers=1", phase="training", lora_rank=4, lora_targets="all-linear", lora_experts=e
+        )
+        for e in (True, False)
+    )
+    adapters = 8 * (8 * (4096 + 2 * 14336) + 4 * (14336 + 4096))
+    assert counted.states.trained - usual.states.trained == adapters
+    assert counted.states.not_counted == []
+    assert f"adapters of routed experts: {adapters:,} parameters" in usual.states.not_counted[0]
 
 
 def test_offloaded_tensors_leave_the_device() -> None:

@@ -5,6 +5,8 @@ from __future__ import annotations
 import pytest
 
 from llmcalc.components.mixers.attention import Attention
+from llmcalc.components.mixers.indexer import Indexer
+from llmcalc.components.mixers.mla import MLA
 from llmcalc.device_memory.settings import Settings
 from llmcalc.device_memory.simulated_run import default_attention
 from llmcalc.model import ModelSpec
@@ -69,6 +71,19 @@ def test_a_backend_holds_what_torch_holds(kv_heads: int, capability: int) -> Non
     assert held._replace(saved=saved) == reference, "\n".join([*ours, "=====", *theirs])
 
 
+@pytest.mark.parametrize("capability", [CPU, H100])
+def test_a_selection_of_keys_is_a_mask_that_every_layer_saves(capability: int) -> None:
+    indexer = Indexer(index_n_heads=3, index_head_dim=10, index_topk=5)
+    sizes = {"kv_lora_rank": 12, "q_lora_rank": 20, "qk_nope_head_dim": 16, "qk_rope_head_dim": 8, "v_head_dim": 16}
+    spec, choices = (
+        around_a_model(MLA(num_attention_heads=4, indexer=indexer, **sizes)),
+        Choices("sdpa", capability=capability),
+    )
+    held = without_values(spec, choices=choices)
+    saved = held.saved - (SEEDS if capability == H100 else 0)
+    assert held._replace(saved=saved) == by_torch(spec, choices=choices)
+
+
 @pytest.mark.parametrize("kv_heads", [4, 2])
 def test_the_efficient_backend_holds_what_torch_holds(kv_heads: int) -> None:
     """Without groups; with them torch's math runs, which has no seeds."""
@@ -101,6 +116,12 @@ def test_a_class_with_scores_in_float32_trains_without_sdpa() -> None:
     """GPT-Neo, GPT-J and CodeGen have no scaled_dot_product_attention in transformers."""
     for name in ("gpt-neo-125m", "gpt-j-6b", "codegen-350m"):
         assert default_attention(TRAINING, load(name).model) == "eager"
+
+
+def test_classes_with_one_selection_for_all_heads_train_with_sdpa() -> None:
+    """DeepSeek-V3.2 and GLM-5 give it to the call as a mask; MiniMax-M3 has one for each head."""
+    for name, expected in (("deepseek-v3.2", "sdpa"), ("glm-5", "sdpa"), ("minimax-m3", "eager")):
+        assert default_attention(TRAINING, load(name).model) == expected
 
 
 def test_a_window_makes_a_mask_that_every_layer_saves() -> None:

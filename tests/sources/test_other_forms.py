@@ -34,6 +34,7 @@ GPT2 = {
     "vocab_size": 50257,
     "dropout": 0.0,
 }
+NANOCHAT = {"sequence_len": 2048, "vocab_size": 65536, "n_layer": 20, "n_head": 10, "n_kv_head": 10, "n_embd": 1280}
 
 
 @pytest.mark.parametrize(
@@ -89,9 +90,15 @@ def test_other_arguments_of_mamba_are_refused(fields: dict[str, Any], message: s
 
 
 def test_nanochat_has_no_parameters_but_matrices() -> None:
-    config = {"sequence_len": 2048, "vocab_size": 65536, "n_layer": 20, "n_head": 10, "n_kv_head": 10, "n_embd": 1280}
     total = 2 * 65536 * 1280 + 20 * 12 * 1280**2
-    assert llmcalc.params(config).total == total == 560_988_160
+    assert llmcalc.params(NANOCHAT).total == total == 560_988_160
+    assert llmcalc.params({"step": 9, "model_config": NANOCHAT, "user_config": {}}).total == total
+
+
+def test_nanogpt_without_biases_has_the_parameters_that_it_prints() -> None:
+    """nanoGPT prints 123.59M: its parameters without the table of positions."""
+    total = llmcalc.params({**GPT2, "bias": False, "vocab_size": 50304}).total
+    assert total - 1024 * 768 == 123_587_328
 
 
 def test_mlcs_config_is_that_of_its_model() -> None:
@@ -108,16 +115,20 @@ def test_mlcs_config_is_that_of_its_model() -> None:
     }
     description = llmcalc.load(written)
     assert llmcalc.params(description).total == llmcalc.params({"model_type": "llama", **fields}).total
+    assert description.config is not None
+    assert description.config["max_position_embeddings"] == 4096
     assert any("q4f16_1' is not counted; --quantize counts a scheme" in note for note in description.notes)
 
 
 @pytest.mark.parametrize(
     ("config", "message"),
     [
-        ({**LLAMA3_8B, "vocab_size": -1}, "vocab_size: -1; expected a positive whole number"),
+        ({**LLAMA3_8B, "vocab_size": -1}, "vocab_size: -1; expected the number of entries of the tokenizer"),
+        ({**LLAMA3_8B, "vocab_size": 0}, "vocab_size: 0; expected a positive whole number"),
         ({**LLAMA3_8B, "ffn_dim_multiplier": "x"}, "ffn_dim_multiplier: 'x'; expected a number"),
         ({**MISTRAL_7B, "moe": 8}, "moe: 8; expected a table of fields"),
-        ({**GPT2, "bias": False}, "bias: False; GPT-2's class has biases everywhere"),
+        ({**GPT2, "bias": 1}, "bias: 1; expected true or false"),
+        ({**NANOCHAT, "window_pattern": "SSSL"}, "window_pattern: 'SSSL'; nanochat's later models"),
         ({**LLAMA3_8B, "n_experts": 8}, "model_type: missing"),
     ],
 )
@@ -132,7 +143,7 @@ def test_a_yaml_file_is_refused_with_a_way_out(run: Run, tmp_path: Path) -> None
     code, out, err = run("params", str(path))
     assert (code, out) == (2, "")
     assert err.count("error:") == 1
-    assert "expected the config.json that their own converter to Hugging Face writes" in err
+    assert "expected the config.json beside litgpt's model_config.yaml or the hub id in its hf_config" in err
 
 
 def test_a_params_json_is_read_from_a_file(run: Run, tmp_path: Path) -> None:

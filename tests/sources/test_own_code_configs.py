@@ -86,6 +86,18 @@ def test_ernies_own_code_lists_text_and_image_experts() -> None:
         read({**config, "moe_layer_end_index": 20})
 
 
+def test_layers_without_experts_of_ernies_own_code_are_named() -> None:
+    """The class of transformers reads `mlp_layer_types` alone."""
+    config = {**shapes_of("ernie4_5_vl_moe_text")[0], "num_hidden_layers": 4, "moe_layer_start_index": 2}
+    assert any("moe_layer_start_index: counted as Baidu's own code reads it" in note for note in read(config).notes)
+    kinds = ["dense", "dense", "sparse", "sparse"]
+    listed = read({**config, "mlp_layer_types": kinds})
+    assert listed.notes == []
+    assert listed.model == read(config).model
+    with pytest.raises(InputError, match="moe_layer_start_index: 2; expected the first sparse layer of mlp"):
+        read({**config, "mlp_layer_types": ["dense", *kinds[:3]]})
+
+
 def test_ernies_own_code_has_no_shared_experts_by_default() -> None:
     """The model is published as 424 B; two shared experts in each of its 51 layers would be 9.0 B more."""
     total = llmcalc.params(config_of("ernie-4.5-vl-424b-a47b")).total

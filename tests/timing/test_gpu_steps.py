@@ -4,6 +4,7 @@ found, beside what `llmcalc time` estimates for the same options.
 
 from __future__ import annotations
 
+from pathlib import Path
 from statistics import median
 from typing import Any, Literal
 
@@ -12,6 +13,7 @@ import pytest
 import llmcalc
 from tests.gpu_rows import rows_of, training_options
 from tests.witnesses.test_gpu_families import LOOPS, TRAINING
+from tests.witnesses.test_gpu_newer import measured_spec, model_type
 
 
 def estimate(row: dict[str, Any], gpu: str) -> float:
@@ -59,8 +61,35 @@ def test_steps_of_families_on_an_h200() -> None:
         seconds = float(answer.report().data["seconds"]["estimate"])  # type: ignore[call-overload]
         errors.append(abs(seconds / row["seconds"] - 1))
     assert len(errors) == 116
-    assert median(errors) < 0.12
-    assert sorted(errors)[int(0.9 * len(errors))] < 0.5
+    assert median(errors) < 0.11
+    assert sorted(errors)[int(0.9 * len(errors))] < 0.43
+
+
+def test_steps_of_newer_families_on_an_h200(tmp_path: Path) -> None:
+    """DeepSeek-V4's step was estimated at 0.32 of its time before the 39 divisions of each mixing matrix were counted.
+
+    The largest errors are of LFM 3 (+34 %) and of VaultGemma (-34 %), whose host took 35 and 79 microseconds a kernel.
+    """
+    errors = {}
+    for row in (row for row in rows_of("h200", "newer") if "config" in row):
+        measured_spec(row, tmp_path)
+        target, size = str(tmp_path / "config.json"), {"batch": row["batch"], "seq": row["seq"]}
+        answer = llmcalc.time(target, phase="training", hardware="h200", precision="bf16", **size)
+        seconds = float(answer.report().data["seconds"]["estimate"])  # type: ignore[call-overload]
+        errors[model_type(row)] = abs(seconds / row["seconds"] - 1)
+    assert median(errors.values()) < 0.1
+    assert errors["deepseek_v4"] < 0.33
+    assert max(errors.values()) < 0.36
+
+
+def test_classes_without_sdpa_are_timed_with_eager_attention() -> None:
+    """Gemma 2 caps its scores, which scaled_dot_product_attention does not, so that its class runs eager attention."""
+    seconds = {}
+    for implementation in (None, "eager", "flash"):
+        options: dict[str, Any] = {"attn_implementation": implementation} if implementation else {}
+        answer = llmcalc.time("gemma2-2b", phase="training", hardware="h200", precision="bf16", seq=1024, **options)
+        seconds[implementation] = answer.report().data["seconds"]["estimate"]  # type: ignore[call-overload]
+    assert seconds[None] == seconds["eager"] > 1.1 * seconds["flash"]
 
 
 def forward_error(row: dict[str, Any], gpu: str, phase: Literal["prefill", "decode"], stack: str) -> float:

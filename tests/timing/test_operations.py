@@ -1,7 +1,7 @@
 """Operations that the host launches for a layer of transformers' classes, as torch's dispatcher counts them.
 
-Views run nothing. On a processor attention is one operation; a layer of a decoder also fills a cache, which time does
-not count.
+Views run nothing. On a processor attention is one operation, and dropout three, of which one is counted as on a GPU;
+a layer of a decoder also fills a cache, which time does not count.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ import pytest
 
 import llmcalc
 from llmcalc.sources.target import load
-from llmcalc.timing.stack import find_stack
+from llmcalc.timing.stack import find_stack, with_attention
 from llmcalc.timing.step import StepPlan
 from llmcalc.timing.work import rank_work
 
@@ -26,28 +26,53 @@ SIZES = {
 }  # fmt: skip
 GROUPED = {**SIZES, "num_key_value_heads": 2, "head_dim": 16}
 GPT2 = {
-    "n_embd": 64, "n_head": 4, "vocab_size": 100, "use_cache": False, "attn_pdrop": 0.0, "embd_pdrop": 0.0,
-    "resid_pdrop": 0.0, "bos_token_id": 0, "eos_token_id": 0,
+    "n_embd": 64, "n_head": 4, "vocab_size": 100, "use_cache": False, "attn_pdrop": 0.0, "bos_token_id": 0,
+    "eos_token_id": 0,
+}  # fmt: skip
+V4 = {
+    **GROUPED, "head_dim": 32, "q_lora_rank": 32, "o_lora_rank": 16, "o_groups": 2, "moe_intermediate_size": 32,
+    "n_routed_experts": 8, "num_experts_per_tok": 2, "qk_rope_head_dim": 16, "sliding_window": 16,
+    "num_nextn_predict_layers": 0, "compress_rates": {"heavily_compressed_attention": 4},
+    "experts_implementation": "grouped_mm",
 }  # fmt: skip
 MODELS: dict[str, tuple[str, str, dict[str, Any]]] = {
     "llama3-8b": ("LlamaConfig", "LlamaForCausalLM", GROUPED),
     "qwen3-0.6b": ("Qwen3Config", "Qwen3ForCausalLM", GROUPED),
-    "bert-base": (
-        "BertConfig", "BertModel", {**SIZES, "hidden_dropout_prob": 0.0, "attention_probs_dropout_prob": 0.0},
-    ),
+    "bert-base": ("BertConfig", "BertModel", {**SIZES, "attention_probs_dropout_prob": 0.0}),
     "gpt2": ("GPT2Config", "GPT2LMHeadModel", GPT2),
     "qwen3-30b-a3b": (
         "Qwen3MoeConfig", "Qwen3MoeForCausalLM",
         {**GROUPED, "num_experts": 8, "num_experts_per_tok": 2, "moe_intermediate_size": 64,
          "experts_implementation": "grouped_mm"},
     ),
+    "gemma2-2b": ("Gemma2Config", "Gemma2ForCausalLM", {**GROUPED, "attn_implementation": "eager"}),
+    "aya-23-8b": ("CohereConfig", "CohereForCausalLM", GROUPED),
+    "opt-1.3b": (
+        "OPTConfig", "OPTForCausalLM",
+        {**SIZES, "ffn_dim": 96, "word_embed_proj_dim": 64, "attn_implementation": "eager"},
+    ),
+    "deepseek-v4-flash": ("DeepseekV4Config", "DeepseekV4ForCausalLM", V4),
 }  # fmt: skip
 """Preset → class of transformers of the same layers, with small sizes."""
 
-JOINED = {"gpt2"}
-"""Presets whose class joins the products of queries, keys and values, which the work counts one by one."""
+TOLERANCES = {"gpt2": 0.35, "gemma2-2b": 0.12, "aya-23-8b": 0.12, "deepseek-v4-flash": 0.2}
+"""Preset → relative error of its operations, where it exceeds 8 %.
 
-NOT_RUN = {"detach", "empty", "empty_like", "empty_strided", "new_empty", "new_empty_strided", "_unsafe_view"}
+GPT-2's class joins the products of queries, keys and values, which the work counts one by one. Casts of Gemma's
+1 + weight to float32, rotary embeddings in float32 and DeepSeek-V4's entries of windows are not counted.
+"""
+
+NOT_RUN = {
+    "bernoulli_",
+    "div_",
+    "detach",
+    "empty",
+    "empty_like",
+    "empty_strided",
+    "new_empty",
+    "new_empty_strided",
+    "_unsafe_view",
+}
 
 
 class Operations(TorchDispatchMode):
@@ -67,6 +92,9 @@ def operations(preset: str, layers: int) -> tuple[int, int]:
     """Returns the operations of the forward and of the backward pass of a model with some number of layers."""
     config, model_class, settings = MODELS[preset]
     name = "n_layer" if preset == "gpt2" else "num_hidden_layers"
+    if "compress_rates" in settings:
+        kinds = {"layer_types": ["heavily_compressed_attention"] * layers, "mlp_layer_types": ["hash_moe"] * layers}
+        settings = {**settings, **kinds}
     model = getattr(transformers, model_class)(getattr(transformers, config)(**settings, **{name: layers}))
     model = model.to(torch.bfloat16).train()
     ids = torch.randint(0, 100, (2, 16))
@@ -81,7 +109,7 @@ def operations(preset: str, layers: int) -> tuple[int, int]:
 @pytest.mark.parametrize("preset", MODELS)
 def test_a_layer_launches_what_its_class_runs(preset: str) -> None:
     few, many = operations(preset, 2), operations(preset, 4)
-    stack = find_stack("torch")
+    stack = with_attention(find_stack("torch"), MODELS[preset][2].get("attn_implementation"))
     work = rank_work(load(preset).model, StepPlan(micro_batch=1, seq=64).rank_pass(stack))
     for backward in (False, True):
         counted = sum(
@@ -90,7 +118,7 @@ def test_a_layer_launches_what_its_class_runs(preset: str) -> None:
             if kernel.layer == 0
         )
         measured = (many[backward] - few[backward]) / 2
-        assert counted == pytest.approx(measured, rel=0.35 if preset in JOINED else 0.08), (counted, measured)
+        assert counted == pytest.approx(measured, rel=TOLERANCES.get(preset, 0.08)), (counted, measured)
 
 
 def test_repeated_heads_and_operations_of_a_graph_take_time() -> None:

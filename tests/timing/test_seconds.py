@@ -416,6 +416,19 @@ def test_fused_experts_move_no_activation_and_cast_less() -> None:
         assert len(memory(MEGATRON, "experts", path)) - len(memory(graphs, "experts", path)) == casts
 
 
+def test_biases_of_experts_are_added_step_by_step() -> None:
+    """Megatron-Core adds the last product's biases, times the routing weights, but its fused products have them."""
+    moved = {}
+    for preset in ("gpt-oss-20b", "qwen3-30b-a3b"):
+        work = rank_work(load_preset(preset).model, RankPass(1, 4096, ep=8))
+        for stack in (MEGATRON, find_stack("megatron-graphs")):
+            lines = time_pass(work, h100(), stack, Formats("bf16")).operations
+            moved[preset, stack.name] = sum(line.memory for line in lines if line.kind == "expert-bias")
+    elements = 2 * 4 * 4096 * 2880  # of two kinds of layers, with four experts a token
+    assert moved.pop(("gpt-oss-20b", "megatron")) == pytest.approx(h100().memory_seconds((28 + 36) * elements))
+    assert not any(moved.values())
+
+
 def test_recomputed_modules_take_their_forward_seconds_again() -> None:
     spec, device = llama(), h100()
     plan = StepPlan(micro_batches=1)

@@ -6,14 +6,19 @@ All families are in `tests/data/class_memory.json`; a sample of them is measured
 from __future__ import annotations
 
 from contextlib import nullcontext
+from dataclasses import replace
 
 import pytest
 import torch
 
+from llmcalc.device_memory.settings import Settings
+from llmcalc.device_memory.simulated_run import default_attention
+from llmcalc.simulator.sdpa import CPU
 from llmcalc.sources.huggingface.registry import family_of
 from tests.builders import spec_of
 from tests.families import shapes_of
 from tests.samples import in_one_test
+from tests.simulator.models import without_values
 from tests.simulator.witness import measured
 from tests.witnesses.class_memory import (
     BATCH,
@@ -22,6 +27,7 @@ from tests.witnesses.class_memory import (
     config_of,
     explained,
     in_training,
+    kernels_of,
     record,
     recorded,
 )
@@ -122,6 +128,17 @@ def test_most_families_add_up() -> None:
     """Of 76 families, 64 do; the others run recurrences step by step, or every expert."""
     assert sum(not family.reason for family in FAMILIES.values()) == 64
     assert len(FAMILIES) == len(recorded()) == len(classes_table().splitlines()) - 2 == 76
+
+
+@pytest.mark.parametrize("family", ["axk2", "deepseek_v32", "glm_moe_dsa"])
+def test_a_class_with_an_indexer_gives_the_selection_to_sdpa_as_its_mask(family: str) -> None:
+    """On meta, torch's math runs, as on a CPU. The sizes of the experts are those that its grouped products take."""
+    sizes = {"moe_intermediate_size": 16, "hidden_size": 64, "n_routed_experts": 8}
+    config = shapes_of(family)[0] | sizes | ({"num_local_experts": 8} if family == "axk2" else {})
+    spec, model = spec_of(config), class_to_train(config)
+    model.config._attn_implementation = default_attention(Settings("training"), spec)
+    choices = replace(kernels_of(model), attention="sdpa", capability=CPU, like_classes=True)
+    assert held_by(spec, model, BATCH, 64) == without_values(spec, BATCH, 64, choices=choices)
 
 
 def test_a_class_that_is_given_labels_keeps_them_shifted() -> None:

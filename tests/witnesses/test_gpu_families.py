@@ -48,7 +48,7 @@ TRAINING = {
     ),
     **dict.fromkeys(("phi3-mini", "phi-4-mini", "pythia-1b", "pythia-2.8b", "gpt2"), CACHES),
     "gpt-neo-1.3b": BUFFERS,
-    "dbrx": "the class runs one expert after another and keeps their weights' copies",
+    "dbrx": "the class runs one expert after another and keeps what the others have computed until their turn",
     "switch-base-8": "the class runs one expert after another, with dropout",
     "whisper-small": "blocks of the allocator; the requested bytes differ by 3.6 MB",
     "all-minilm-l6-v2": "its loss is a sum of hidden states, whose gradient is not computed here",

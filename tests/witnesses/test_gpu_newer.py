@@ -14,13 +14,11 @@ from tests.gpu_rows import rows_of
 from tests.witnesses.test_gpu_families import peak_bytes
 
 TRAINING = {
-    "axk2": (0.089, "scores of selected keys are computed one by one; the class runs scaled_dot_product_attention"),
-    "deepseek_v4": (0.03, "not explained: 0.8 GB"),
+    "deepseek_v4": (0.015, "its hyper-connections keep two float32 copies of all streams, of which one is counted"),
 }
 """Model type → the largest relative error of a training step's peak, where it exceeds 0.3 %, and why."""
 
 PREFILL = {
-    "axk2": 0.003,
     "deepseek_v4": 0.022,
     "flint": 0.122,
     "mellum": 0.006,

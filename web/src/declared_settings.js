@@ -35,6 +35,7 @@ export const DECLARED = {
   modules_to_save: {"option": "--modules-to-save", "kind": "text"},
   quantized_head: {"option": "--quantized-head", "kind": "flag"},
   quantized_experts: {"option": "--quantized-experts", "kind": "flag"},
+  lora_experts: {"option": "--lora-experts", "kind": "flag"},
   bitsandbytes: {"option": "--bitsandbytes", "kind": "text"},
   attn_implementation: {"option": "--attn-implementation", "kind": "word", "words": ["eager", "sdpa", "sdpa-math", "flash"]},
   norm: {"option": "--norm", "kind": "word", "words": ["eager", "fused", "liger"]},

@@ -22,6 +22,7 @@ IMAGE_RULES = PartChoice(
         "longest_edge": "inputs.longest_edge:LongestEdge",
         "pinpoints": "inputs.pinpoints:Pinpoints",
         "tiles": "inputs.tiles:Tiles",
+        "native_tiles": "inputs.native_tiles:NativeTiles",
         "canvas": "inputs.canvas:Canvas",
         "split": "inputs.split:Split",
         "padded": "inputs.padded:Padded",

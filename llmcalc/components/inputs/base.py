@@ -20,7 +20,7 @@ class Encoded:
     parts: the tiles of the image, or the clips of the audio, that the encoder reads, all of one size.
     rows, columns: the patches along both sides of each part; frames of audio are one column.
     tokens: the tokens of the text model's sequence.
-    real_patches: the patches of each part that projectors read; None (default) for all, fewer where some are padding,
+    real_patches: the patches of all parts that projectors read; None (default) for all, fewer where some are padding,
         more where they are padded after the encoder.
     """
 

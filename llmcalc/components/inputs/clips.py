@@ -2,12 +2,15 @@
 
 Whisper (Radford 2022, arXiv:2212.04356, §2.2), Qwen2-Audio, Voxtral, Audio Flamingo 3. transformers:
 models/whisper/feature_extraction_whisper.py, models/qwen2_audio/processing_qwen2_audio.py,
-models/voxtral/processing_voxtral.py.
+models/voxtral/processing_voxtral.py, models/audioflamingo3/processing_audioflamingo3.py,
+models/musicflamingo/processing_musicflamingo.py.
 """
 
 from __future__ import annotations
 
 from typing import Literal
+
+from pydantic import Field
 
 from ...errors import InputError
 from ..base import Flag, Width
@@ -24,6 +27,8 @@ class Clips(AudioRule):
     merge: the encoder's positions that become one token of the text model.
     padded: whether padding becomes tokens too (Voxtral), false by default.
     several: whether audio longer than a clip is cut into several, false by default: the processor drops the rest.
+    max_clips: the most clips of a recording, whose rest the processor drops; by default there is no limit.
+    marks: the further tokens that the processor writes around a recording, 0 by default.
     """
 
     type: Literal["clips"] = "clips"
@@ -31,6 +36,8 @@ class Clips(AudioRule):
     merge: Width = 1
     padded: Flag = False
     several: Flag = False
+    max_clips: Width | None = None
+    marks: int = Field(default=0, ge=0, le=1000, strict=True)
 
     def encode(self, seconds: float) -> Encoded:
         frames, clip_seconds = frames_of(seconds, RATE, HOP), self.frames * HOP / RATE
@@ -40,5 +47,10 @@ class Clips(AudioRule):
                 f"{clip_seconds:g}"
             )
         clip_count = -(-frames // self.frames)
+        if self.max_clips is not None and clip_count > self.max_clips:
+            raise InputError(
+                f"--audio {seconds:g}: the model reads at most {self.max_clips} clips; expected at most "
+                f"{self.max_clips * clip_seconds:g}"
+            )
         positions = clip_count * self.frames // 2 if self.padded else (frames - 1) // 2 + 1
-        return Encoded(clip_count, self.frames, 1, max(1, positions // self.merge))
+        return Encoded(clip_count, self.frames, 1, max(1, positions // self.merge) + self.marks)

@@ -24,7 +24,7 @@ GATE_SUFFIX = "_pre_norm_gate"
 
 
 class GatedNormLayer(PreNormLayer):
-    """Pre-norm attention and a feed-forward network, with norms n gated by σ(up(silu(down(n)))).
+    """Pre-norm attention and a feed-forward network, with norms n gated by σ(up(silu(down(n)))) in float32.
 
     gated_norm_rank: the rank of a gate.
     feed_forward_gate: whether the norm before the feed-forward network is gated too, true by default.
@@ -53,7 +53,8 @@ class GatedNormLayer(PreNormLayer):
         """Returns a norm's output multiplied by the norm's gate."""
         with recorder.scope(name, kind="norm"):
             low_rank = recorder.act(recorder.linear("down_proj", x, Axis("rank", self.gated_norm_rank)), "silu")
-            return recorder.mul(x, recorder.act(recorder.linear("up_proj", low_rank, *x.axes), "sigmoid"))
+            gate = recorder.act(recorder.linear("up_proj", low_rank, *x.axes), "sigmoid", float32=True)
+            return recorder.mul(x, gate, float32=True)
 
     def reference(self, model_properties: ModelProperties) -> nn.Module:
         return _reference_class()(self, model_properties)
@@ -76,7 +77,7 @@ def _reference_class() -> type[nn.Module]:
             self.down_proj, self.up_proj = nn.Linear(hidden, rank, bias=False), nn.Linear(rank, hidden, bias=False)
 
         def forward(self, x: Tensor) -> Tensor:
-            return x * self.up_proj(nn.functional.silu(self.down_proj(x))).sigmoid()
+            return (x * self.up_proj(nn.functional.silu(self.down_proj(x))).float().sigmoid()).to(x.dtype)
 
     class GatedNormLayerReference(pre_norm_class()):  # type: ignore[misc]
         """The layer with gated norms. x: [batch, tokens, hidden] → same shape."""

@@ -54,7 +54,7 @@ class CompressedAttention(EntryAttention):
         return self
 
     def _normed_query(self, recorder: Flow, q: Value, dim: Axis) -> Value:
-        return recorder.normalized(q, Norm(type="rmsnorm", weight=False, eps=self.norm.eps), (dim,))
+        return recorder.normalized(q, Norm(type="rmsnorm", weight=False, scales_x=True, eps=self.norm.eps), (dim,))
 
     def _mask_and_entries(
         self, recorder: Flow, x: Value, compressed_query: Value, q: Value, dim: Axis, rope: Rope
@@ -267,7 +267,9 @@ def _reference_class() -> type[nn.Module]:
 
         def __init__(self, spec: CompressedAttention, model_properties: ModelProperties) -> None:
             super().__init__(spec, model_properties)
-            self.unit = norm_reference(Norm(type="rmsnorm", weight=False, eps=spec.norm.eps), spec.head_dim)
+            self.unit = norm_reference(
+                Norm(type="rmsnorm", weight=False, scales_x=True, eps=spec.norm.eps), spec.head_dim
+            )
             if spec.compress_rate is not None:
                 self.compressor = Compressor(spec, model_properties.hidden_size, spec.head_dim)
             if spec.indexer is not None:

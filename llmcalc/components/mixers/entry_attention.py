@@ -282,7 +282,7 @@ def entry_attention_class() -> Any:
                 allowed_mask = torch.cat([mask.expand(*entry_mask.shape[:-1], -1), entry_mask], -1)
             sink = self.sinks.weight[None, :, None, None].expand(*scores.shape[:-1], 1).to(scores.dtype)
             scores = scores.masked_fill(~allowed_mask, float("-inf"))
-            attention_weights = torch.cat([scores, sink], -1).float().softmax(-1)[..., :-1].to(k.dtype)
+            attention_weights = torch.cat([scores, sink], -1).softmax(-1)[..., :-1]
             out = self.core(q, k, attention_weights[..., :keys])
             if entries is not None:
                 out = out + self.entry_core(q, entries, attention_weights[..., keys:])

@@ -72,7 +72,7 @@ class MLA(TokenMixer):
         False by default.
     output_gate: the gate on the output of the heads (Ling 3, Hy 4), none by default.
     query_gate: whether one projection makes the queries and a gate with one value per element. Its input is the
-        compressed query after and before its norm, concatenated (A.X-K2). False by default.
+        compressed query after and before its norm, concatenated (A.X-K2); its sigmoid is in float32. False by default.
     sinks: whether each head has one more key, with a learned score and no value (Hy 4); false by default.
     norm: the norm on the compressed query and on the latent; None for no norm.
     key_norm: whether the shared rotary part of the key has the norm too (Dots 3), false by default.
@@ -203,7 +203,8 @@ class MLA(TokenMixer):
         limits |= {} if self.sliding_window is None else {"window": self.sliding_window}
         selection: Value | None = None
         if self.indexer is not None:
-            selection, c, k_rope = recorder.selected(query, c, k_rope)
+            lends = recorder.memo.get("lends_selection", False)
+            selection, c, k_rope = recorder.selected(query, c, k_rope, lends=lends)
             recorder.hold(latent=c, k_rope=k_rope, mask=selection)
         options: dict[str, Any] = {"causal": recorder.causal, "sinks": self.sinks, "selection": selection, **limits}
         core = ops.AttentionCore if limits.get("pool") is None else ops.PooledCore
@@ -236,7 +237,7 @@ class MLA(TokenMixer):
             recorder.vector("sinks", heads)
         y = y if self.output_gate is None else self.output_gate.flow(recorder, x, y)
         for factor in gate:
-            y = recorder.mul(y, recorder.act(factor, "sigmoid"))
+            y = recorder.mul(y, recorder.act(factor, "sigmoid", float32=True), float32=True)
         recorder.hold(out=y)
         return recorder.linear("o_proj", y, *x.axes, bias=self.attention_bias or self.o_bias)
 
@@ -468,7 +469,7 @@ def _reference_class() -> type[nn.Module]:
             if hasattr(self, "gate_proj"):
                 out = out * gate_values(self.gate, self.gate_proj(x)).unflatten(-1, (heads, -1))
             if gate is not None:
-                out = out * gate.sigmoid()
+                out = (out * gate.float().sigmoid()).to(out.dtype)
             return self.o_proj(out.flatten(2))
 
     return MLAReference

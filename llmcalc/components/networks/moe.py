@@ -170,6 +170,8 @@ class MoE(Network):
     expert_loop: whether its class of transformers runs one expert after another (DBRX, Switch Transformers), where
         others run one product of all experts' rows; false by default. Counts do not change. Memory is counted as
         of one product, so that of the class is an estimate.
+    sliced_experts: whether that loop reads the weights of each expert as slices of the tensors of all experts (DBRX,
+        LongCat-Flash), of which every gradient has the size of the whole tensor; false by default.
     output_bias: whether there is a bias on the output of all experts (JetMoE), false by default.
     router_aux_loss_coef, router_z_loss_coef: training settings without effect on counts, none by default.
     """
@@ -206,6 +208,7 @@ class MoE(Network):
     vision_experts: VisionExperts | None = None
     latent: Latent | None = None
     expert_loop: Flag = False
+    sliced_experts: Flag = False
     output_bias: Flag = False
     router_aux_loss_coef: Real | None = None
     router_z_loss_coef: Real | None = None
@@ -220,6 +223,8 @@ class MoE(Network):
             raise ValueError(
                 f"identity_experts: a router of type '{self.router.type}' sends no tokens to them; expected none"
             )
+        if self.sliced_experts and not self.expert_loop:
+            raise ValueError("sliced_experts: a loop over experts reads slices; expected expert_loop = true, too")
         if self.shared_expert_gate and self.shared_expert is None:
             raise ValueError("shared_expert_gate: there is no shared_expert to gate")
         if self.shared_expert_mix and (self.shared_expert is None or self.shared_expert_gate):
@@ -277,8 +282,9 @@ class MoE(Network):
         rows = recorder.dispatch(expert_input, top_experts, experts, top_k, self.router.groups)
         with recorder.scope("experts", kind="experts", source=self.formula_source):
             recorder.hold(x=rows)
+            has_identities = self.identity_experts is not None
             y = expert_networks(
-                recorder, self.expert, rows, experts, top_k, expert_input.axes, self.identity_experts is not None
+                recorder, self.expert, rows, experts, top_k, expert_input.axes, has_identities, self.sliced_experts
             )
             y = y if self.identity_experts is None else self.identity_experts.flow(recorder, rows, y)
         if self.latent is not None:
@@ -399,13 +405,20 @@ def check_expert(expert: FeedForward) -> None:
 
 
 def expert_networks(
-    recorder: Flow, expert: FeedForward, rows: Value, experts: Axis, top_k: Number, out: Shape, identities: bool = False
+    recorder: Flow,
+    expert: FeedForward,
+    rows: Value,
+    experts: Axis,
+    top_k: Number,
+    out: Shape,
+    identities: bool = False,
+    sliced: bool = False,
 ) -> Value:
-    """Records the networks of all experts at once. identities: whether some rows go to identity experts."""
+    """Records the networks of all experts at once. identities, sliced: as in `Flow.experts`."""
     ffn = Axis("expert_ffn", expert.intermediate_size)
 
     def expert_linear(name: str, x: Value, *axes: Axis | Beside, bias: bool) -> Value:
-        return recorder.experts(name, x, experts, top_k, *axes, bias=bias, identities=identities)
+        return recorder.experts(name, x, experts, top_k, *axes, bias=bias, identities=identities, sliced=sliced)
 
     if expert.gated:
         y = recorder.act(expert_linear("gate_proj", rows, ffn, bias=expert.gate_bias), expert.hidden_act)

@@ -15,14 +15,20 @@ from ..value import Value, Weight
 class ElementwiseVerbs(Recorder):
     """Methods that record elementwise operations and changes of shape, which only cost memory."""
 
-    def act(self, x: Value, name: str, *parameters: Value) -> Value:
-        """Records an activation function. parameters: trained vectors of the function (xIELU)."""
-        return self.step("act", "", (x, *parameters), Value(x.rows, x.axes), kind=name)
+    def act(self, x: Value, name: str, *parameters: Value, float32: bool = False) -> Value:
+        """Records an activation function. parameters: trained vectors of the function (xIELU).
 
-    def mul(self, a: Value, b: Value, axes: Shape | None = None) -> Value:
-        """Records a · b, elementwise. axes: the axes of the product, a's by default."""
+        float32: whether it reads a float32 copy of x and has a result in float32, false by default.
+        """
+        return self.step("act", "", (x, *parameters), Value(x.rows, x.axes), kind=name, float32=float32)
+
+    def mul(self, a: Value, b: Value, axes: Shape | None = None, float32: bool = False) -> Value:
+        """Records a · b, elementwise. axes: the axes of the product, a's by default.
+
+        float32: whether b is in float32 and the product is converted to the number format of a, false by default.
+        """
         output = Value(a.rows, a.axes if axes is None else axes, fixed=a.fixed and b.fixed)
-        return self.step("mul", "", (a, b), output)
+        return self.step("mul", "", (a, b), output, float32=float32)
 
     def add(self, a: Value, b: Value) -> Value:
         """Records a + b."""

@@ -127,13 +127,15 @@ class MixingVerbs(Recorder):
         """
         self.record("select", "", (scores, k), top_k=top_k, causal=True, pool=pool)
 
-    def selected(self, q: Value, *keys: Value) -> tuple[Value, ...]:
+    def selected(self, q: Value, *keys: Value, lends: bool = False) -> tuple[Value, ...]:
         """Records the mask of the keys that `select` selected, and returns the mask and the keys to read.
 
         While decoding one token, only the selected keys are read. The selection may be from a lower layer.
+
+        lends: whether higher layers may reuse the selection, false by default.
         """
         output = value_of_pairs(q.rows, fixed=True, batched=True), *map(_view_of_keys, keys)
-        self.record("selected", "", (q, *keys), output, causal=True)
+        self.record("selected", "", (q, *keys), output, causal=True, lends=lends)
         return output
 
     def select_blocks(self, scores: Value, k: Value, block: Number, blocks: Number) -> Value:

@@ -106,16 +106,18 @@ class WeightVerbs(Recorder):
         *out: Axis | Beside,
         bias: bool = False,
         identities: bool = False,
+        sliced: bool = False,
         **node_fields: Any,
     ) -> Value:
         """Records the linear layers of the `top_k` experts of each token; x has `top_k` routed rows per token.
 
         identities: whether some rows are of identity experts, which return them unchanged; false by default.
+        sliced: whether the class reads each expert's weight as a slice of this one; false by default.
         """
         rows = x.rows.of if isinstance(x.rows, Routed) else x.rows
         op = ops.ExpertLinear(experts.size, top_k, x.width, self.n(out), bias, rows)
         weight = Weight(name, (experts, *out), x.axes)
-        options = {"bias": bias, "experts": experts, "top_k": top_k, "identities": identities}
+        options = {"bias": bias, "experts": experts, "top_k": top_k, "identities": identities, "sliced": sliced}
         return self.step("experts", name, (x,), Value(x.rows, out), op=op, weight=weight, about=node_fields, **options)
 
     def per_group(self, name: str, x: Value, groups: Axis, out: Axis) -> Value:

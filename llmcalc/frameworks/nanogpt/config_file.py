@@ -11,10 +11,11 @@ import re
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from ...errors import InputError, shown
+from ...errors import shown
 from ...model import ModelSpec
 from ...parallel.layout import Layout
 from ...sources.files import validate
+from ...sources.huggingface.registry import read
 from ..launch.python_source import Unknown, constants, parse_python
 from ..launch.record import CommandLine, Launch, LaunchReader, LaunchSettings, LaunchSource, reading_of, size_of
 from ..launch.unresolved import is_unresolved, unresolved_reason
@@ -144,8 +145,6 @@ def _read_values(reader: LaunchReader, values: Mapping[str, Any]) -> Launch:
     }
     if run_values["compile"] is True:
         settings["compile"] = True
-    if run_values["dropout"] not in (0, 0.0):
-        reader.notes.append(f"dropout = {shown(run_values['dropout'])}: its masks are not counted")
     spec = _gpt_model(reader, run_values)
     return reader.launch("torch", LaunchSettings(Layout(dp=world_size), settings), spec=spec)
 
@@ -166,28 +165,6 @@ def _gpt_model(reader: LaunchReader, run_values: Mapping[str, Any]) -> ModelSpec
             for argument_name in ("n_layer", "n_head", "n_embd")
         )
         biased, vocabulary = run_values["bias"] is True, VOCABULARIES.get(str(run_values["dataset"]), PADDED)
-    if width % heads:
-        raise InputError(f"n_head: {heads}; expected a divisor of n_embd {width}")
-    norm = {"type": "layernorm", "bias": biased}
-    biases = {f"{name}_bias": biased for name in "qkvo"}
-    block: dict[str, Any] = {
-        "norm": norm,
-        "norm_placement": "pre",
-        "attention": {"num_attention_heads": heads, **biases},
-        "feed_forward": {
-            "type": "mlp",
-            "intermediate_size": 4 * width,
-            "hidden_act": "gelu",
-            "gated": False,
-            "up_bias": biased,
-            "down_bias": biased,
-        },
-    }
-    position = {"type": "learned", "max_position_embeddings": size_of(reader, "block_size", run_values["block_size"])}
-    table = {
-        "vocab_size": vocabulary,
-        "hidden_size": width,
-        "tie_word_embeddings": True,
-        "decoder": {"num_hidden_layers": layers, "position": position, "final_norm": norm, "block": block},
-    }
-    return validate(ModelSpec, table, reader.where)
+    config = {"model_type": "nanogpt", "n_layer": layers, "n_head": heads, "n_embd": width, "bias": biased}
+    config |= {"vocab_size": vocabulary, "block_size": run_values["block_size"], "dropout": run_values["dropout"]}
+    return validate(ModelSpec, read(config).model, reader.where)

@@ -37,8 +37,8 @@ MAMBA = field_names("""
 """Arguments of mamba_ssm's `MambaConfig`."""
 
 MLC = field_names("""
-    context_window_size prefill_chunk_size tensor_parallel_shards pipeline_parallel_stages max_batch_size
-    attention_sink_size sliding_window_size disaggregation kwargs head_dim
+    position_embedding_base context_window_size prefill_chunk_size tensor_parallel_shards pipeline_parallel_stages
+    max_batch_size attention_sink_size sliding_window_size disaggregation kwargs head_dim
     """)
 """Fields of MLC's `model_config` that are settings of its engine, and `head_dim`, which it fills in."""
 
@@ -50,6 +50,9 @@ def as_config(arguments: Mapping[str, Any]) -> tuple[Mapping[str, Any], list[str
     """
     if isinstance(arguments.get("model_config"), dict) and isinstance(arguments.get("model_type"), str):
         return _read_mlc(arguments)
+    nested = arguments.get("model_config")
+    if isinstance(nested, dict) and {"n_layer", "n_head", "n_embd", "n_kv_head"} <= set(nested):
+        arguments = nested  # meta_*.json beside a checkpoint of nanochat
     names = frozenset(arguments)
     if "model_type" in names or "architectures" in names:
         return arguments, []
@@ -58,17 +61,25 @@ def as_config(arguments: Mapping[str, Any]) -> tuple[Mapping[str, Any], list[str
     if {"dim", "n_layers", "n_heads", "vocab_size"} <= names <= META:
         return _read_meta(arguments)
     if {"n_layer", "n_head", "n_embd", "block_size"} <= names <= NANOGPT:
-        return _read_nanogpt(arguments)
+        return {**arguments, "model_type": "nanogpt"}, ["arguments of nanoGPT: read as 'nanogpt', with its tied head"]
     if {"n_layer", "n_head", "n_embd", "n_kv_head"} <= names <= NANOCHAT:
         return _read_nanochat(arguments)
     if {"d_model", "n_layer", "vocab_size", "ssm_cfg"} <= names <= MAMBA:
         return _read_mamba(arguments)
+    if {"n_layer", "n_head", "n_embd", "n_kv_head", "window_pattern"} <= names:
+        raise InputError(
+            f"window_pattern: {shown(arguments['window_pattern'])}; nanochat's later models have windows and "
+            "embeddings of values, which are not read; expected its first arguments alone, or a description in TOML, "
+            "whose fields llmcalc schema lists"
+        )
     return arguments, []
 
 
 def _positive_size(arguments: Mapping[str, Any], name: str, default: int | None = None) -> int:
     """Returns the positive integer in a field. Raises `InputError` for any other value, and without a default."""
     value = arguments.get(name, default)
+    if name == "vocab_size" and value == -1:
+        raise InputError("vocab_size: -1; expected the number of entries of the tokenizer, 32000 for Llama 1 and 2")
     if not is_whole(value) or not 0 < value <= LARGEST:
         raise InputError(f"{name}: {shown(value)}; expected a positive whole number")
     return value
@@ -125,22 +136,6 @@ def _shared_fields(arguments: Mapping[str, Any]) -> dict[str, Any]:
     }
     other_names = {"rms_norm_eps": "norm_eps", "rope_theta": "rope_theta", "max_position_embeddings": "max_seq_len"}
     return config | {name: arguments[field] for name, field in other_names.items() if arguments.get(field) is not None}
-
-
-def _read_nanogpt(arguments: Mapping[str, Any]) -> tuple[dict[str, Any], list[str]]:
-    """Reads nanoGPT's arguments as GPT-2's config; its linear layers have biases by default."""
-    if arguments.get("bias", True) is not True:
-        raise InputError(
-            f"bias: {shown(arguments['bias'])}; GPT-2's class has biases everywhere; expected true, or a description: "
-            "llmcalc convert writes that of the config with bias true, in which each bias is a field"
-        )
-    config = {
-        "model_type": "gpt2",
-        **{name: _positive_size(arguments, name) for name in ("n_layer", "n_head", "n_embd")},
-        "n_positions": _positive_size(arguments, "block_size"),
-        "vocab_size": _positive_size(arguments, "vocab_size", 50304),
-    }
-    return config, ["arguments of nanoGPT: read as 'gpt2', with its biases and its tied head"]
 
 
 def _read_nanochat(arguments: Mapping[str, Any]) -> tuple[dict[str, Any], list[str]]:
@@ -204,8 +199,10 @@ def _read_mamba(arguments: Mapping[str, Any]) -> tuple[dict[str, Any], list[str]
 def _read_mlc(arguments: Mapping[str, Any]) -> tuple[dict[str, Any], list[str]]:
     """Reads MLC's config: the fields of the model's original config, without the engine's settings."""
     fields = {name: value for name, value in arguments["model_config"].items() if name not in MLC}
-    theta = fields.pop("position_embedding_base", None)
-    config = {**fields, "model_type": arguments["model_type"], **({} if theta is None else {"rope_theta": theta})}
+    written = arguments["model_config"]
+    other_names = {"rope_theta": "position_embedding_base", "max_position_embeddings": "context_window_size"}
+    fields |= {name: written[field] for name, field in other_names.items() if written.get(field) not in (None, -1)}
+    config = {**fields, "model_type": arguments["model_type"]}
     remarks = ["mlc-chat-config.json: read as the config of its model"]
     if arguments.get("quantization"):
         scheme = shown(arguments["quantization"])

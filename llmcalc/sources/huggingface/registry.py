@@ -385,7 +385,8 @@ def text_of(config_data: Mapping[str, Any]) -> tuple[str, Mapping[str, Any], str
     model_type = config_data.get("model_type")
     if not isinstance(model_type, str) or not model_type:
         raise InputError(
-            f"model_type: {'missing' if model_type is None else shown(model_type)}; expected the name of a model type"
+            f"model_type: {'missing' if model_type is None else shown(model_type)}; expected the name of a model type, "
+            "or a description in TOML, whose fields llmcalc schema lists"
         )
     model_type = usual_name(model_type)
     family = family_of(model_type, config=config_data)

@@ -39,6 +39,7 @@ NUMERICS = frozenset(
         "fused_qkv",
         "fused_gate",
         "expert_loop",
+        "sliced_experts",
         "float32_loss",
         "logit_softcapping",
         "rope_theta",

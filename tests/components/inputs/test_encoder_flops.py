@@ -30,6 +30,10 @@ SIZES = ((40, 64), (90, 31))
 OTHER_SHAPES: dict[str, list[dict[str, Any]]] = {
     "llama4": [{"vision_config": {**LLAMA4, "num_attention_heads": 3}}],  # RoPE needs heads of a multiple of 4
     "kimi_k25": WRAPPERS["kimi_k25"][2][:1],  # whose class takes a square of positions
+    "lfm2_vl": [
+        {**shape, "vision_config": {**shape["vision_config"], "num_patches": 25, "patch_size": 16}}
+        for shape in WRAPPERS["lfm2_vl"][2]
+    ],  # tiles of 32 × 32 patches
     "llava": [*WRAPPERS["llava"][2], {"vision_config": PIXTRAL, "vision_feature_select_strategy": "full"}],
     **{
         kind: [
@@ -95,6 +99,13 @@ def pixels(kind: str, spec: ModelSpec, height: int, width: int) -> dict[str, tor
         for i in range(encoded.real_patches):
             places[0, i] = torch.tensor([i % columns, i // columns])
         return {"pixel_values": torch.ones(1, encoded.rows, flat), "image_position_ids": places}
+    if rule.type == "native_tiles":
+        real_patches = encoded.real_patches or 0
+        return {
+            "pixel_values": torch.ones(1, encoded.rows, flat),
+            "spatial_shapes": torch.tensor([[rule.merge, real_patches // rule.merge]]),
+            "pixel_attention_mask": (torch.arange(encoded.rows) < real_patches)[None].long(),
+        }
     shape = encoded.parts, patches.num_channels, encoded.rows * side, encoded.columns * side
     values = torch.ones(*shape)
     if rule.type == "longest_edge":
@@ -155,7 +166,10 @@ def test_flops_of_audio_are_those_of_the_class(kind: str, shape: dict[str, Any])
     features = torch.ones(1, stem.num_mel_bins, frames)
     with torch.no_grad(), FlopCounterMode(display=False) as counter:
         if hasattr(model, "get_audio_features"):
-            model.get_audio_features(features)
+            further: tuple[Any, ...] = (torch.ones(1, frames),) if "flamingo" in kind else ()
+            if kind == "musicflamingo":
+                further = *further, torch.full((1, frames // 4), model.config.audio_token_id)
+            model.get_audio_features(features, *further)
         else:  # Qwen2-Audio has these two lines in its forward pass
             model.multi_modal_projector(model.audio_tower(features).last_hidden_state)
     assert inputs.total(forward_of) == counter.get_total_flops()

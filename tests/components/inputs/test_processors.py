@@ -25,6 +25,7 @@ from pydantic import TypeAdapter
 from llmcalc.components.inputs import IMAGE_RULES, ImageInput
 from llmcalc.components.inputs.clips import Clips
 from llmcalc.errors import InputError
+from llmcalc.sources.huggingface.towers.siglip import LFM2_LIMITS
 
 RANDOM = random.Random(7)
 SIZES = [
@@ -254,6 +255,35 @@ def lighton(height: int, width: int) -> Measured:
     return 1, 4 * tokens, tokens
 
 
+@lru_cache(maxsize=1)
+def lfm2_processors() -> tuple[Any, Any, Any]:
+    """Returns the size of a whole image, the grid of tiles, and the text of an image in LFM2-VL's two processors."""
+    from transformers.models.lfm2_vl.processing_lfm2_vl import Lfm2VlProcessor as Processor
+
+    path = Path(transformers.__file__).parent / "models/lfm2_vl/image_processing_lfm2_vl.py"
+    names = "round_by_factor", "find_closest_aspect_ratio", "smart_resize", "_is_image_too_large", "_target_ratios"
+    nodes = ast.walk(ast.parse(path.read_text(encoding="utf-8")))
+    functions: list[ast.stmt] = [n for n in nodes if isinstance(n, ast.FunctionDef) and n.name in names]
+    scope: dict[str, Any] = {"math": math, "lru_cache": lru_cache}
+    exec(compile(ast.Module(functions, []), str(path), "exec"), scope)
+    return SimpleNamespace(**scope), Processor, SimpleNamespace(image_token="<", image_start_token="<")
+
+
+def lfm2(height: int, width: int) -> Measured:
+    functions, cls, marks = lfm2_processors()
+    columns = rows = 1
+    if functions._is_image_too_large(None, height, width, 256, 16, 2, 2.0):
+        ratios = functions._target_ratios(None, 2, 10)
+        columns, rows = functions.find_closest_aspect_ratio(width / height, ratios, width, height, 512)
+    resized_width, resized_height = functions.smart_resize(None, height, width, 2, 64, 256, 16)
+    tokens = cls._compute_tokens_for_image(None, [resized_height, resized_width], 16, 2)
+    marks.image_thumbnail_token = marks.image_end_token = "<"
+    text = cls._build_image_tokens(
+        marks, rows, columns, cls._compute_tokens_per_tile(None, 512, 16, 2), tokens, True, True
+    )
+    return rows * columns + (rows * columns > 1), max(1024, 4 * tokens), text.count("<")
+
+
 QWEN, GLM = (56 * 56, 3584 * 3584), (112 * 112, 9_633_792)
 LLAVA_NEXT = [[336, 672], [672, 336], [672, 672], [1008, 336], [336, 1008]]
 ONEVISION = [[384 * down, 384 * across] for down in range(1, 7) for across in range(1, 7)]
@@ -290,6 +320,7 @@ CASES: dict[str, tuple[dict[str, Any], int, Callable[[int, int], Measured]]] = {
         16,
         cohere,
     ),
+    "lfm2_vl": ({"type": "native_tiles", "merge": 2, **LFM2_LIMITS}, 16, lfm2),
     "ovis2": ({"type": "covering", "size": 448, "max_tiles": 9, "merge": 2}, 14, ovis),
     "lighton_ocr": ({"type": "longest_edge", "size": 1540, "merge": 2, "line_marks": False}, 14, lighton),
     "mistral3": ({"type": "longest_edge", "size": 1540, "merge": 2}, 14, pixtral),
@@ -352,6 +383,30 @@ def test_audio_of_qwen2_audio_is_cut_as_its_processor_cuts_it(seconds: float) ->
     encoded = Clips(merge=2).encode(seconds)
     assert encoded.tokens == max(1, (((frames - 1) // 2 + 1) - 2) // 2 + 1)
     assert (encoded.parts, encoded.rows) == (1, features["input_features"].shape[-1])
+
+
+@pytest.mark.parametrize("name", ["audioflamingo3", "musicflamingo"])
+def test_audio_of_the_flamingos_is_cut_into_clips_as_their_processors_cut_it(name: str) -> None:
+    import numpy as np
+
+    module = import_module(f"transformers.models.{name}.processing_{name}")
+    cls: Any = getattr(module, {"audioflamingo3": "AudioFlamingo3Processor"}.get(name, "MusicFlamingoProcessor"))
+    extractor = transformers.WhisperFeatureExtractor(feature_size=8)
+    most_seconds, marks = {"audioflamingo3": (600, 0), "musicflamingo": (1200, 2)}[name]
+    rule = Clips(merge=2, several=True, max_clips=most_seconds // 30, marks=marks)
+    fields = SimpleNamespace(feature_extractor=extractor, max_audio_len=most_seconds, audio_token="<")
+    fields.audio_bos_token = fields.audio_eos_token = "<"
+    fields._get_audio_token_length = lambda lengths: cls._get_audio_token_length(fields, lengths)
+    fields.replace_audio_token = lambda inputs, audio_idx: cls.replace_audio_token(fields, inputs, audio_idx)
+    for seconds in (7.13, 30, 30.5):
+        signal = np.zeros(round(seconds * 16_000), np.float32)
+        settings = {"sampling_rate": 16_000, "return_attention_mask": True, "padding": "max_length"}
+        inputs, texts = cls._process_audio(fields, [signal], **settings, return_tensors="pt")
+        encoded = rule.encode(seconds)
+        assert encoded.tokens == texts[0].count("<")
+        assert (encoded.parts, encoded.rows) == (len(inputs["input_features"]), inputs["input_features"].shape[-1])
+    with pytest.raises(InputError, match=f"at most {most_seconds // 30} clips; expected at most {most_seconds}"):
+        rule.encode(most_seconds + 1)
 
 
 @pytest.mark.parametrize(("seconds", "clips"), [(1, 1), (30, 1), (30.5, 2), (95, 4)])

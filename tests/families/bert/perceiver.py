@@ -36,5 +36,6 @@ SHAPES = {
             "num_cross_attention_heads": 2,
         },
         {**SMALL, "d_model": 32},
+        {**SMALL, "num_blocks": 3, "num_self_attends_per_block": 1},
     ],
 }

@@ -3,6 +3,7 @@ from __future__ import annotations
 from typing import Any
 
 SMALL: dict[str, Any] = {"vocab_size": 96, "n_embd": 32, "n_layer": 2, "n_head": 4, "n_positions": 64}
+NANOGPT: dict[str, Any] = {"vocab_size": 96, "n_embd": 32, "n_layer": 2, "n_head": 4, "block_size": 64}
 USUAL: dict[str, Any] = {
     "vocab_size": 96,
     "hidden_size": 32,
@@ -41,6 +42,10 @@ SHAPES: dict[str, list[dict[str, Any]]] = {
             "position_embedding_type": "alibi",
         },
         {"model_type": "jais", **SMALL, "activation_function": "gelu_new", "tie_word_embeddings": False},
+    ],
+    "GPTForCausalLM": [
+        {"model_type": "nanogpt", **NANOGPT},
+        {"model_type": "nanogpt", **NANOGPT, "n_embd": 48, "bias": False, "dropout": 0.1},
     ],
     "MixFormerSequentialForCausalLM": [{"model_type": "mixformer-sequential", **shape} for shape in PHI],
     "PhiForCausalLM": [

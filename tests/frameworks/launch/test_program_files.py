@@ -131,7 +131,7 @@ REFUSED = [
         "megatron_bridge_recipes.py",
         "qwen25_7b_pretrain_8gpu_config, qwen25_7b_pretrain_long_config, qwen25_7b_peft_config",
     ),
-    ("nanogpt_small.py --n_head=5", "n_head: 5; expected a divisor of n_embd 384"),
+    ("nanogpt_small.py --n_head=5", "n_head: 5; expected a divisor of 384"),
 ]
 
 

@@ -11,7 +11,7 @@ from ....evidence import compared
 from ....flow.program import Step
 from ....flow.value import Value
 from ...strides import is_size_one
-from ...tensor import BOOL, FLOAT32, INT64, UINT8, Tensor
+from ...tensor import BOOL, FLOAT32, INT32, INT64, UINT8, Tensor
 from .attention import AttentionKernels
 
 
@@ -53,7 +53,12 @@ class AttentionVariantKernels(AttentionKernels):
     def _weighted_scores(self, q: Tensor, k: Tensor, weights: Tensor) -> Tensor:
         """Runs the core of IndexerReference. q: [batch, queries, heads, d], k: [batch, keys, d]."""
         aten = self.t
-        scores = aten.function("relu", aten.scale(aten.matmul(q, aten.transpose(aten.unsqueeze(k, 1), -1, -2))))
+        k = aten.transpose(aten.unsqueeze(k, 1), -1, -2)
+        if not self.choices.like_classes:
+            scores = aten.function("relu", aten.scale(aten.matmul(q, k)))
+            return aten.select(aten.matmul(aten.unsqueeze(weights, 2), scores), 2)
+        scores = aten.function("relu", aten.scale(aten.matmul(aten.to(q, FLOAT32), aten.to(k, FLOAT32))))
+        weights = aten.scale(aten.to(weights, FLOAT32))
         return aten.select(aten.matmul(aten.unsqueeze(weights, 2), scores), 2)
 
     @compared(BY_TORCH)
@@ -62,9 +67,12 @@ class AttentionVariantKernels(AttentionKernels):
         if operation.options["pool"] is not None:
             self.memo["selected"] = self._tokens_of_pools(operation, scores)
             return
-        mask = self.mask(operation, *scores.shape[1:])
-        top_keys = aten.sort(aten.masked_fill(scores, aten.like(mask)))[1]
-        self.memo["selected"] = aten.slice(top_keys, minimum(top_keys.shape[-1], operation.options["top_k"]))
+        mask, count = self.mask(operation, *scores.shape[1:]), minimum(scores.shape[-1], operation.options["top_k"])
+        scores = aten.masked_fill(scores, aten.like(mask))
+        if self.choices.like_classes:
+            self.memo["selected"] = aten.to(aten.topk(scores, count)[1], INT32)
+        else:
+            self.memo["selected"] = aten.slice(aten.sort(scores)[1], count)
 
     def _tokens_of_pools(self, operation: Step, scores: Tensor) -> Tensor:
         """Runs the end of PooledIndexerReference.forward, from the scores of pools, [batch, queries, pools]."""
@@ -84,6 +92,8 @@ class AttentionVariantKernels(AttentionKernels):
         """Builds the mask of each sequence's selected keys (MLAReference.forward)."""
         aten, (q, *keys) = self.t, map(self.tensor_of, operation.ins)
         mask, selected_indices = self.mask(operation, q.shape[1], keys[0].shape[1]), self.memo["selected"]
+        if self.choices.like_classes and not operation.options["lends"]:
+            del self.memo["selected"]  # a class keeps it in its layer
         if self.reads_selected(q.shape[1]):
             if len(keys[0].shape) == 4:  # every head has keys of its own: MeanIndexerReference.narrow
                 count = selected_indices.shape[-1]
@@ -195,8 +205,8 @@ class AttentionVariantKernels(AttentionKernels):
             local_tensors["sink"] = self.sink(self.weight("sinks", (scores.shape[1],)), scores)
         scores = local_tensors["scores"] = aten.masked_fill(scores, aten.like(visible_mask))
         if options["sinks"]:
-            joint_probs = aten.softmax(aten.to(aten.cat([scores, local_tensors["sink"]]), FLOAT32))
-            probs = aten.to(aten.slice(joint_probs, scores.shape[-1]), v.dtype)
+            joint_probs = aten.softmax(aten.cat([scores, local_tensors["sink"]]))
+            probs = aten.slice(joint_probs, scores.shape[-1])
             self.bind(operation.outs[0], self.apply_dropout(probs, options["dropout"]))
             return
         probs = aten.to(aten.softmax(aten.to(scores, FLOAT32)), v.dtype)

@@ -192,9 +192,11 @@ class BasicKernels(Lowering):
 
     @compared(BY_TORCH)
     def do_act(self, operation: Step) -> None:
-        self.store_tensor(
-            operation.outs[0], self.apply_activation(self.tensor_of(operation.ins[0]), operation.options["kind"])
-        )
+        x = self.tensor_of(operation.ins[0])
+        if operation.options["float32"]:
+            x = self.t.to(x, FLOAT32)
+            self.release(operation, operation.ins)
+        self.store_tensor(operation.outs[0], self.apply_activation(x, operation.options["kind"]))
 
     def apply_activation(self, x: Tensor, activation_name: str) -> Tensor:
         """Applies an activation function by name."""

@@ -22,7 +22,13 @@ class ElementwiseKernels(BasicKernels):
 
     @compared(BY_TORCH)
     def do_mul(self, operation: Step) -> None:
-        self.store_tensor(operation.outs[0], self.t.mul(*self._align_axes(operation)))
+        a, b = self._align_axes(operation)
+        product, dtype = self.t.mul(a, b), a.dtype
+        if operation.options["float32"]:
+            del a, b
+            self.release(operation, operation.ins)
+            product = self.t.to(product, dtype)
+        self.store_tensor(operation.outs[0], product)
 
     @compared(BY_TORCH)
     def do_sub(self, operation: Step) -> None:

@@ -6,15 +6,18 @@ spreads the tokens.
 
 from __future__ import annotations
 
+from typing import Any
+
 from ....components.base import BY_TORCH
 from ....evidence import compared
 from ....flow.axis import extent
 from ....flow.program import Step
 from ....flow.value import Value
 from ....ops import ExpertRows
+from ...autograd import record
 from ...lowering import CARRIED, Lowering
 from ...strides import count
-from ...tensor import FLOAT32, INT32, INT64, Tensor
+from ...tensor import FLOAT32, INT32, INT64, Gradient, Tensor
 
 ALIGNED = 16
 """torch's grouped product requires rows of a multiple of that many bytes."""
@@ -200,12 +203,19 @@ class ExpertKernels(Lowering):
             return  # bound by the first of them
         group_ends = self.ends_of_groups(experts, operation.options["identities"])
         if len(steps) > 1:
-            matrices = [aten.transpose(self.expert_weight(item, (experts, outputs, inputs)), 1, 2) for item in steps]
+            if self.adapters is not None and self.adapters.experts:  # one adapter stands beside the fused weight
+                weights = [self.expert_weight(operation, (experts, outputs * len(steps), inputs), len(steps))]
+            else:
+                weights = [
+                    self.slices_of_experts(item, self.expert_weight(item, (experts, outputs, inputs))) for item in steps
+                ]
+            matrices = [aten.transpose(weight, 1, 2) for weight in weights]
+            del weights
             product = aten.grouped_mm(x, matrices[0], group_ends, *matrices[1:])
             for item, y in zip(steps, aten.split(product, [outputs] * len(steps)), strict=True):
                 self.store_tensor(item.outs[0], y)
             return
-        weight = self.expert_weight(operation, (experts, outputs, inputs))
+        weight = self.slices_of_experts(operation, self.expert_weight(operation, (experts, outputs, inputs)))
         if x.dtype is not weight.dtype:
             raise self.unsupported(
                 f"torch has no grouped product of {x.dtype} rows and {weight.dtype} weights, and casts neither under "
@@ -222,12 +232,29 @@ class ExpertKernels(Lowering):
             )
         self.store_tensor(output, y)
 
+    def slices_of_experts(self, operation: Step, weight: Tensor) -> Tensor:
+        """Returns the weight, of whose slices autograd adds gradients of the size of all experts.
+
+        Each slice has a gradient of that size, of zeros beside its expert. The first two are added to a third tensor,
+        the others are added to the sum in its place (torch/csrc/autograd/input_buffer.cpp, `accumulate`).
+        """
+        if not (operation.options["sliced"] and self.choices.like_classes):
+            return weight
+
+        def backward(first_gradient: Tensor, *_: Any) -> tuple[Gradient]:
+            second_gradient, gradient_sum = self.t.like(first_gradient), self.t.like(first_gradient)
+            del second_gradient
+            return (gradient_sum,)
+
+        return record(self.graph, "select", (weight,), weight.view(weight.shape, weight.strides), backward)
+
     def _run_with(self, step: Step) -> list[Step]:
         """Returns the experts' linear layers that run as one product with this step, in order.
 
         The classes of transformers have gate and up projections as one weight (`gate_up_proj`).
         """
-        if not self.choices.like_classes or self.adapters is not None or step.name not in GATE_AND_UP:
+        is_fused = self.choices.like_classes if self.adapters is None else self.adapters.experts
+        if not is_fused or step.name not in GATE_AND_UP:
             return [step]
         steps = [
             item

@@ -62,12 +62,21 @@ class LoraKernels(BasicKernels):
         is_tied = ("", id(operation.weight)) in self.weights
         return adapters.quantized_head and operation.outs[0] is self.result and not is_tied
 
-    def expert_weight(self, operation: Step, shape: Shape) -> Tensor:
-        """Returns the stacked weights of all experts, decoded from 4 bits if necessary.
+    def expert_weight(self, operation: Step, shape: Shape, matrices: int = 1) -> Tensor:
+        """Returns the stacked weights of all experts, decoded from 4 bits and added to an adapter's if necessary.
 
-        Source: axolotl, monkeypatch/moe_quant.py; bitsandbytes/nn/parametrize.py, `Bnb4bitParametrization`.
+        Sources: axolotl, monkeypatch/moe_quant.py; bitsandbytes/nn/parametrize.py, `Bnb4bitParametrization`;
+        peft/tuners/lora/layer.py, `_LoraFactorsProxy`.
         """
-        adapters = self.adapters
+        adapters, aten = self.adapters, self.t
+        if adapters is not None and adapters.experts:
+            weight, (experts, rows, columns) = super().expert_weight(operation, shape), shape
+            rank = adapters.rank * matrices
+            lora_a = self.adapter(f"{operation.name}.lora_A.weight", (rank * experts, columns))
+            lora_b = self.adapter(f"{operation.name}.lora_B.weight", (rows, rank * experts))
+            low_rank_rows = aten.unflatten(lora_a, 0, (experts, rank))
+            low_rank_columns = aten.permute(aten.unflatten(lora_b, 1, (rank, experts)), (2, 0, 1))
+            return aten.baddbmm(weight, *(aten.to(x, weight.dtype) for x in (low_rank_columns, low_rank_rows)))
         if adapters is None or not adapters.quantized_experts or adapters.base == "none":
             return super().expert_weight(operation, shape)
         if adapters.base == "int8":

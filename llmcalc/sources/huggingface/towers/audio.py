@@ -6,6 +6,9 @@ Ultravox: ultravox/model/ultravox_model.py of fixie-ai/ultravox.
 
 from __future__ import annotations
 
+from dataclasses import replace
+from typing import Any
+
 from ..config import Config
 from ..family import field_names
 from ..parts import ACTIVATIONS, Table, biases, glu, layer_table, layernorm, mlp, rmsnorm
@@ -36,7 +39,7 @@ def _read_qwen2_audio(wrapper: Config, config: Config, width: int) -> Table:
     return {"audio_tower": tower, "multi_modal_projector": maps}
 
 
-def _clip_rule(config: Config, merge: int, **fields: bool) -> Table:
+def _clip_rule(config: Config, merge: int, **fields: int) -> Table:
     """Returns the rule by which Whisper's processor cuts audio, with `merge` encoder positions per token."""
     return {"type": "clips", "frames": 2 * config.size("max_source_positions"), "merge": merge, **fields}
 
@@ -52,18 +55,28 @@ def _read_voxtral(wrapper: Config, config: Config, width: int) -> Table:
 
 
 def _read_audio_flamingo(wrapper: Config, config: Config, width: int) -> Table:
-    """Reads Audio Flamingo 3: consecutive positions are averaged before the last norm."""
-    tower = _whisper_encoder(config, *WHISPER_NAMES)
-    bias, act = wrapper.flag("projector_bias"), wrapper.choice(ACTIVATIONS, "projector_hidden_act")
-    maps = two_layers(width, act, bias)
-    return {"audio_tower": tower, "multi_modal_projector": projector(config.size("hidden_size"), *maps)}
+    """Reads Audio Flamingo 3, whose processor reads ten minutes: pairs of positions are averaged."""
+    towers = _read_moss(wrapper, config, width, frames=2, merged="mean")
+    towers["audio_tower"]["audio"] = _clip_rule(config, 2, several=True, max_clips=20)
+    return towers
 
 
-def _read_moss(wrapper: Config, config: Config, width: int) -> Table:
-    """Reads MOSS-Transcribe-Diarize: concatenated positions, linear layers and a final norm."""
+def _read_music_flamingo(wrapper: Config, config: Config, width: int) -> Table:
+    """Reads Music Flamingo, whose processor reads twenty minutes and writes a mark before and after the tokens."""
     towers = _read_audio_flamingo(wrapper, config, width)
-    merge_fields: Table = {"frames": wrapper.size("audio_merge_size"), "out_norm": layernorm()}
-    return {**towers, "multi_modal_projector": {**towers["multi_modal_projector"], **merge_fields}}
+    towers["audio_tower"]["audio"] |= {"max_clips": 40, "marks": 2}
+    return towers
+
+
+def _read_moss(wrapper: Config, config: Config, width: int, **merge_fields: Any) -> Table:
+    """Reads MOSS-Transcribe-Diarize: concatenated positions, linear layers and a final norm.
+
+    merge_fields: how another projector of two linear layers merges positions.
+    """
+    bias, act = wrapper.flag("projector_bias"), wrapper.choice(ACTIVATIONS, "projector_hidden_act")
+    merge_fields = merge_fields or {"frames": wrapper.size("audio_merge_size"), "out_norm": layernorm()}
+    maps = projector(config.size("hidden_size"), *two_layers(width, act, bias), **merge_fields)
+    return {"audio_tower": _whisper_encoder(config, *WHISPER_NAMES), "multi_modal_projector": maps}
 
 
 def _read_ultravox(wrapper: Config, config: Config, width: int) -> Table:
@@ -239,15 +252,13 @@ WHISPER_NAMES = {
     "intermediate_size": "encoder_ffn_dim",
 }
 
-FLAMINGO = {
-    "audio_config": Section(
-        _read_audio_flamingo,
-        {"audioflamingo3_encoder": VOXTRAL, "musicflamingo_encoder": VOXTRAL},
-        {"projector_hidden_act": "gelu", "projector_bias": True},
-        ignored=AUDIO_FIELDS,
-        aliases=WHISPER_NAMES,
-    )
-}
+FLAMINGO = Section(
+    _read_audio_flamingo,
+    {"audioflamingo3_encoder": VOXTRAL, "musicflamingo_encoder": VOXTRAL},
+    {"projector_hidden_act": "gelu", "projector_bias": True},
+    ignored=AUDIO_FIELDS,
+    aliases=WHISPER_NAMES,
+)
 
 WRAPPERS = {
     "qwen2_audio": {
@@ -261,8 +272,8 @@ WRAPPERS = {
             ignored=AUDIO_FIELDS | {"head_dim"},
         )
     },
-    "audioflamingo3": FLAMINGO,
-    "musicflamingo": FLAMINGO,
+    "audioflamingo3": {"audio_config": FLAMINGO},
+    "musicflamingo": {"audio_config": replace(FLAMINGO, read=_read_music_flamingo)},
     "moss_transcribe_diarize": {
         "audio_config": Section(
             _read_moss,

@@ -133,14 +133,27 @@ def _read_cohere2(wrapper: Config, config: Config, width: int) -> Table:
     }
 
 
+LFM2_LIMITS: Table = {
+    "size": 512,
+    "min_tiles": 2,
+    "max_tiles": 10,
+    "min_tokens": 64,
+    "tokens": 256,
+    "tile_marks": 1,
+    "marks": 2,
+}
+"""Limits of LFM2-VL's processor: tiles in pixels, their number, tokens of a whole image, tokens around them."""
+
+
 def _read_lfm2(wrapper: Config, config: Config, width: int) -> Table:
     """Reads LFM2-VL: concatenated square blocks of patches, a norm, and two linear layers."""
     bias, act = wrapper.flag("projector_bias"), wrapper.choice(ACTIVATIONS, "projector_hidden_act")
     norm_fields: Table = {"norm": layernorm(), "norm_of": "merged"} if wrapper.flag("projector_use_layernorm") else {}
     maps = two_layers(width, act, bias, wrapper.size("projector_hidden_size"))
     merge = wrapper.size("downsample_factor")
+    image = {"type": "native_tiles", "merge": merge, **LFM2_LIMITS}
     return {
-        "vision_tower": siglip2_encoder(config),
+        "vision_tower": {**siglip2_encoder(config), "image": image},
         "multi_modal_projector": projector(config.size("hidden_size"), *maps, merge=merge, **norm_fields),
     }
 

@@ -87,6 +87,8 @@ def _repeated_layers(config: Config) -> Table:
     layers, blocks = config.size("num_self_attends_per_block"), config.size("num_blocks")
     if blocks == 1:
         return {"num_hidden_layers": layers}
+    if layers == 1:
+        return {"num_hidden_layers": blocks, "shared_layers": ["block"]}
     names = [f"layer{i}" for i in range(layers)]
     return {
         "num_hidden_layers": layers * blocks,

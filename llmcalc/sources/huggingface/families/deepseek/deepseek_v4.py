@@ -17,11 +17,11 @@ from ...parts import (
     clamped,
     combined_kinds,
     decoder,
+    float32_rmsnorm,
     full_rope,
     glu,
     listed_kinds,
     moe,
-    rmsnorm,
     uncounted_prediction,
 )
 
@@ -38,7 +38,7 @@ def _deepseek_v4(config: Config) -> Table:
     config.must("n_shared_experts", 1)
     config.must("hidden_act", "silu")
     depth = config.size("num_hidden_layers")
-    norm = rmsnorm(config.number("rms_norm_eps"))
+    norm = float32_rmsnorm(config.number("rms_norm_eps"))
     width = config.size("moe_intermediate_size", "intermediate_size")
     fields = ("num_attention_heads", "head_dim", "q_lora_rank", "o_groups", "o_lora_rank", "sliding_window")
     position: Table = full_rope(config)

@@ -29,6 +29,7 @@ def longcat_flash(config: Config) -> Table:
         glu(config, width=config.size("moe_intermediate_size")),
         None,
         expert_loop=True,
+        sliced_experts=True,
         **routing,
     )
     norm = rmsnorm(config.number("rms_norm_eps"))

@@ -19,7 +19,8 @@ def _dbrx(config: Config) -> Table:
     mixer = {"num_attention_heads": heads, "num_key_value_heads": attn.size("kv_n_heads"), "position": rope(attn)}
     config.divided("num_attention_heads", config.size("hidden_size"), heads)
     expert = {"intermediate_size": ffn.size("ffn_hidden_size"), "hidden_act": ACTIVATIONS[act], "gated": True}
-    block = layer_table(mixer, moe(ffn.size("moe_num_experts"), ffn.size("moe_top_k"), expert, expert_loop=True), norm)
+    experts = ffn.size("moe_num_experts"), ffn.size("moe_top_k"), expert
+    block = layer_table(mixer, moe(*experts, expert_loop=True, sliced_experts=True), norm)
     return decoder(config, block, norm)
 
 

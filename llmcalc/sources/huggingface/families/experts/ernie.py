@@ -66,14 +66,27 @@ def _ernie4_5_vl_moe_text(config: Config) -> Table:
             "moe_intermediate_size", widths, "two positive whole numbers: for a text expert, for an image expert"
         )
     depth = config.size("num_hidden_layers")
-    first_layer = _of_both(config, "moe_layer_start_index", depth) if config.has("moe_layer_start_index") else 1
+    stated = config.has("moe_layer_start_index")
+    first_layer = _of_both(config, "moe_layer_start_index", depth) if stated else 1
+    names = dense_or_moe(config, depth, first_layer)
+    if stated and names != ["dense"] * first_layer + ["moe"] * (depth - first_layer):
+        raise config.wrong(
+            "moe_layer_start_index",
+            config.get("moe_layer_start_index"),
+            "the first sparse layer of mlp_layer_types, or null",
+        )
+    if stated and first_layer != 1 and not config.has("mlp_layer_types") and config.data.get("model_type") != OWN_CODE:
+        config.notes.append(
+            "moe_layer_start_index: counted as Baidu's own code reads it; the class of transformers reads "
+            "mlp_layer_types alone, and without it has one dense layer"
+        )
     if config.has("moe_layer_end_index") and _of_both(config, "moe_layer_end_index", depth - 1) != depth - 1:
         raise config.wrong("moe_layer_end_index", config.get("moe_layer_end_index"), f"{depth - 1} or more")
     if config.has("moe_layer_interval"):
         config.must("moe_layer_interval", 1)
     return _network_kinds(
         config,
-        dense_or_moe(config, depth, first_layer),
+        names,
         widths[0],
         {},
         vision_experts={"expert": glu(config, width=widths[1]), "router": CORRECTED},

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 from .....algebra import ceil_div
 from ...config import Config
 from ...family import Family
-from ...parts import Table, decoder, glu, listed_kinds, moe, rmsnorm, stack_of_layers
+from ...parts import Table, decoder, float32_rmsnorm, glu, listed_kinds, moe, stack_of_layers
 from ..deepseek.deepseek import SIGMOID
 from .inkling import FLOAT32_STATES, MIXER_WRITES, MODULES, RANGES, profile_mixers
 
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
 
 def _inkling2_text(config: Config) -> Table:
-    depth, norm = config.size("num_hidden_layers"), rmsnorm(config.number("rms_norm_eps"))
+    depth, norm = config.size("num_hidden_layers"), float32_rmsnorm(config.number("rms_norm_eps"))
     full_attention, sliding = profile_mixers(config)
     full_attention |= {"type": "gated_profile", "dynamic_convolutions": True}
     sliding |= {"dynamic_convolutions": False}

@@ -29,8 +29,11 @@ from ...parts import (
 from ...writes import UNPADDED
 
 
-def _pre_norm_decoder(config: Config, mixer: Table, feed_forward: Table, stack: Table | None = None) -> Table:
-    norm = rmsnorm(config.number("rms_norm_eps"))
+def _pre_norm_decoder(
+    config: Config, mixer: Table, feed_forward: Table, stack: Table | None = None, float32_product: bool = False
+) -> Table:
+    """Returns a decoder with norms before attention and network. float32_product: as in `Norm`."""
+    norm = rmsnorm(config.number("rms_norm_eps"), **biases(float32_product, "float32_product"))
     return decoder(config, layer_table(mixer, feed_forward, norm), norm, stack=stack)
 
 
@@ -92,9 +95,8 @@ def _helium(config: Config) -> Table:
         "head_dim",
         config.divided("num_attention_heads", config.size("hidden_size"), config.size("num_attention_heads")),
     )
-    return _pre_norm_decoder(
-        config, attention(config, **biases(config.flag("attention_bias"), *QKV)), glu(config, config.flag("mlp_bias"))
-    )
+    mixer = attention(config, **biases(config.flag("attention_bias"), *QKV))
+    return _pre_norm_decoder(config, mixer, glu(config, config.flag("mlp_bias")), float32_product=True)
 
 
 FAMILIES = {

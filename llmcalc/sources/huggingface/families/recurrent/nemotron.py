@@ -19,6 +19,7 @@ from ...parts import (
     attention,
     biases,
     decoder,
+    float32_rmsnorm,
     layer_table,
     layernorm,
     mlp,
@@ -120,7 +121,7 @@ def _nemotron_h(config: Config) -> Table:
 def single_sublayers(config: Config, layers: list[tuple[str, Config]]) -> Table:
     """Returns a model of layers with a single mixer or network. layers: each layer's kind and fields."""
     uncounted_prediction(config)
-    norm, act = rmsnorm(config.number("layer_norm_epsilon")), config.choice(ACTIVATIONS, "mlp_hidden_act")
+    norm, act = float32_rmsnorm(config.number("layer_norm_epsilon")), config.choice(ACTIVATIONS, "mlp_hidden_act")
     layer_parts: dict[str, Callable[[Config], Table]] = {
         "mamba": lambda fields: {"attention": _mamba(fields), "feed_forward": NONE},
         "attention": lambda fields: {"attention": hybrid_attention(fields, position=None), "feed_forward": NONE},

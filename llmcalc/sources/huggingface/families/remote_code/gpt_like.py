@@ -1,5 +1,5 @@
-"""Layers with LayerNorm or with heads that differ by layer: CodeShell, Jais, the first Phi and StableLM, Falcon's first
-files, Phi-3-small, OpenELM, and the models that NVIDIA's architecture search found.
+"""Layers with LayerNorm or with heads that differ by layer: CodeShell, Jais, nanoGPT, the first Phi and StableLM,
+Falcon's first files, Phi-3-small, OpenELM, and the models that NVIDIA's architecture search found.
 
 Sources: the modeling files of the models' repositories, vLLM's and mlx-lm's, in `Family.code` of each model type.
 """
@@ -11,8 +11,9 @@ from dataclasses import replace
 from typing import Any
 
 from .....components.base import LARGEST
-from ...code_addresses import HUB, MLX, VLLM
+from ...code_addresses import GITHUB, HUB, MLX, VLLM
 from ...config import Config, is_number, is_whole
+from ...dropout import GPT2_DROPOUT
 from ...family import Family, field_names
 from ...parts import (
     ACTIVATIONS,
@@ -26,6 +27,7 @@ from ...parts import (
     layer_table,
     layernorm,
     learned_positions,
+    mlp,
     moe,
     qk_norm,
     rmsnorm,
@@ -69,6 +71,15 @@ def _jais(config: Config) -> Table:
     if position_type == "learned":
         table["decoder"]["position"] = learned_positions(config)
     return table
+
+
+def _nanogpt(config: Config) -> Table:
+    """Reads nanoGPT: GPT-2's layers, with or without biases everywhere."""
+    bias = config.flag("bias")
+    norm = layernorm(bias=bias)
+    network = mlp(4 * config.size("hidden_size"), "gelu", bias)
+    layer = {"attention": full_width_heads(config, **biases(bias, *QKVO)), "feed_forward": network, "norm": norm}
+    return decoder(config, {**layer, "norm_placement": "pre"}, norm, stack={"position": learned_positions(config)})
 
 
 def _phi(config: Config) -> Table:
@@ -319,6 +330,13 @@ FAMILIES = {
         ),
         aliases=GPT2_NAMES,
         code=f"{VLLM}jais.py",
+    ),
+    "nanogpt": Family(
+        _nanogpt,
+        {"block_size": 1024, "vocab_size": 50304, "bias": True, "tie_word_embeddings": True},
+        aliases={**GPT2_NAMES, "max_position_embeddings": "block_size"},
+        dropout=dict.fromkeys(GPT2_DROPOUT, "dropout"),
+        code=f"{GITHUB}karpathy/nanoGPT/blob/master/model.py",
     ),
     "mixformer-sequential": PHI,
     "phi-msft": PHI,

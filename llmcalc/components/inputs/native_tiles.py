@@ -1,0 +1,60 @@
+"""Images keep their size up to a number of tokens; larger ones become tiles, beside the whole image made smaller.
+
+LFM2-VL. transformers: models/lfm2_vl/image_processing_lfm2_vl.py, models/lfm2_vl/processing_lfm2_vl.py.
+"""
+
+from __future__ import annotations
+
+from math import ceil, floor, prod, sqrt
+from typing import Literal
+
+from pydantic import Field
+
+from ..base import Width
+from .base import Encoded
+from .tiles import Tiles
+
+LARGE = 2
+"""The factor of the most tokens of a whole image above which an image becomes tiles."""
+
+
+class NativeTiles(Tiles):
+    """The rule for images read whole up to a number of tokens; the encoder reads all parts padded to one length.
+
+    size: the side of a tile in pixels.
+    min_tiles, max_tiles: limits of the number of tiles, without the whole image.
+    merge: the side of the square of patches of a token.
+    min_tokens, tokens: the fewest and the most tokens of a whole image.
+    tile_marks: the further tokens that the processor writes for each tile and for the whole image beside them, 0 by
+        default.
+    marks: those that it writes around an image, 0 by default.
+    """
+
+    type: Literal["native_tiles"] = "native_tiles"  # type: ignore[assignment]
+    least_scaling: Literal[False] = False
+    merge: Width
+    min_tokens: Width = Field(default=1)
+
+    def encode(self, height: int, width: int, patch_size: int) -> Encoded:
+        factor = self.merge * patch_size
+        rounded_sides = [round(pixel_length / factor) * factor for pixel_length in (height, width)]
+        fewest_pixels, most_pixels = (token_count * factor**2 for token_count in (self.min_tokens, self.tokens))
+        is_large = prod(max(patch_size, side) for side in rounded_sides) > LARGE * most_pixels
+        sides = [max(factor, side) for side in rounded_sides]
+        if prod(sides) > most_pixels:
+            shrink = sqrt(height * width / most_pixels)
+            sides = [max(factor, floor(pixel_length / shrink / factor) * factor) for pixel_length in (height, width)]
+        elif prod(sides) < fewest_pixels:
+            enlarge = sqrt(fewest_pixels / (height * width))
+            sides = [ceil(pixel_length * enlarge / factor) * factor for pixel_length in (height, width)]
+        patches, patches_of_tile = prod(sides) // patch_size**2, (self.size // patch_size) ** 2
+        tiles = self._tile_count(height, width) if is_large else 0
+        tokens_of_tiles = tiles * ceil(self.size // patch_size / self.merge) ** 2
+        tile_marks = (tiles + 1) * self.tile_marks if tiles else 0
+        return Encoded(
+            parts=tiles + 1,
+            rows=max(self.tokens * self.merge**2, patches_of_tile, patches),
+            columns=1,
+            tokens=tokens_of_tiles + patches // self.merge**2 + tile_marks + self.marks,
+            real_patches=tiles * patches_of_tile + patches,
+        )
