@@ -71,13 +71,12 @@ def test_attention_in_chunks_stands_in_reversible_layers() -> None:
         norm=norm,
         norm_placement="pre",
     )
-    streams = ReversibleStreams(block=4, least=4, norm=norm)
-    for fields, message in (
-        ({}, "need one with type = 'reversible'"),
-        ({"streams": streams}, "every layer is of type"),
+    for streams, message in (
+        (None, "need one with type = 'reversible'"),
+        (ReversibleStreams(block=4, least=4, norm=norm), "every layer is of type"),
     ):
         with pytest.raises(ValueError, match=message):
-            Stack(num_hidden_layers=1, block=block, **fields)
+            Stack(num_hidden_layers=1, block=block, streams=streams)
 
 
 def test_latents_hold_what_torch_holds() -> None:
