@@ -56,7 +56,7 @@ class Axial(Component):
     row_size, column_size: the widths of the two parts.
     """
 
-    formula_source: ClassVar[str] = "Kitaev et al. 2020 (Reformer)"
+    formula_source: ClassVar[str] = "Kitaev et al. 2020"
     noun: ClassVar[str] = "position"
     kind: ClassVar[str] = "embedding"
 
