@@ -71,7 +71,7 @@ def test_whisper_reads_one_clip() -> None:
     ("model", "settings", "says"),
     [
         ("llama3-8b", {"image": "8x8"}, "--image: no encoder of images is counted beside the text model"),
-        ("lfm2-vl-450m", {"image": "8x8"}, "--image: how the model's processor cuts images is not known"),
+        ("kimi-k3", {"image": "8x8"}, "--image: how the model's processor cuts images is not known"),
         ("gemma4-e2b", {"audio": 3}, "--audio: how the model's processor cuts audio is not known"),
         (MODEL, {"image": "8"}, "is not the size of an image; expected WIDTHxHEIGHT"),
         (MODEL, {"image": "0x8"}, "is not the size of an image"),

@@ -107,7 +107,7 @@ def test_what_the_reader_remarks_is_shown(tmp_path: Path, run: Run) -> None:
 @pytest.mark.parametrize("text", ["lamma3-8b", "no-such-thing-at-all"])
 def test_a_wrong_name_is_the_command_lines_message(text: str, run: Run) -> None:
     found = json.loads(bridge().call("find", json.dumps({"text": text})))
-    assert run("params", text).err == f"error: {found['error']}\n"
+    assert run("params", text).err == f"error: {found['error']} (llmcalc presets lists all)\n"
 
 
 @pytest.mark.parametrize(

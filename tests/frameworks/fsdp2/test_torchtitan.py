@@ -146,7 +146,7 @@ DIVIDED = {
         "8B", 8, 1, 131_072, 1, 4, 1, 4.4
     ),
     "torchtitan_202412/T5/1F1B+compile+Float8+AsyncTP/8192/{'fsdp': 8, 'tp': 8, 'pp': 8, 'schedule': '1F1B'}": Divided(
-        "405B", 512, 32, 8_192, 8, 1, 8, 8.7, 15.8
+        "405B", 512, 32, 8_192, 8, 1, 8, 8.7, 17.1
     ),
     "torchtitan_202412/T6/4D+compile+Float8+AsyncTP/32768/"
     "{'fsdp': 8, 'cp': 1, 'tp': 8, 'pp': 8, 'schedule': '1F1B'}": Divided("405B", 512, 8, 32_768, 8, 1, 8, 1.0, 7.9),
