@@ -69,7 +69,7 @@ class ChunkedAttention(MultiHeadMixer):
             q = recorder.linear("qk_proj", x, heads, size)
             k = recorder.normalized(q, Norm(type="rmsnorm", weight=False), (size,))
             rotations = ops.HashRotations(
-                heads.size, size.size, self.num_hashes, self.directions, self.chunk_length, rows=x.rows
+                q.axes[0].size, size.size, self.num_hashes, self.directions, self.chunk_length, rows=x.rows
             )
             with recorder.scope("hashing", role="no_grad"):
                 recorder.core("", rotations, q, axes=(heads,))
