@@ -16,9 +16,9 @@ import torch
 from llmcalc.model import ModelSpec
 from llmcalc.ops import AttentionCore
 from llmcalc.sources.huggingface.registry import family_of, model_types
-from llmcalc.witnesses.transformers import more_inputs
+from llmcalc.witnesses.transformers import class_settings_of, more_inputs, with_channels
 from llmcalc.witnesses.witness import class_of, fields_of, witness_of
-from llmcalc.workload.derived_rows import Table
+from llmcalc.workload.derived_rows import Multiple, Table
 from llmcalc.workload.rows import Fixed, SourceTokens
 from llmcalc.workload.run_config import RunConfig
 from tests.builders import WITH_CLASSES, run_config, spec_of
@@ -90,6 +90,12 @@ def _narrowed(spec: ModelSpec) -> bool:
     return any(value is not None for core, _, _ in cores for value in (core.window, core.chunk, core.selected))
 
 
+def _crosses(core: AttentionCore) -> bool:
+    """Whether the keys belong to another sequence, or the queries are vectors that read a sequence."""
+    reads = core.keys is not None and isinstance(core.rows, Multiple)
+    return reads or isinstance(core.keys, (*CROSSED, Multiple))
+
+
 def _seen(weights: Any) -> int:
     return sum(int((layer != 0).sum()) for layer in weights or () if layer is not None)
 
@@ -108,7 +114,7 @@ def _counted(spec: ModelSpec) -> tuple[int, int]:
     own = crossed = 0
     for core, times, run in _cores(spec):
         pairs = core.heads * core.pairs(run) * times
-        own, crossed = (own, crossed + pairs) if isinstance(core.keys, CROSSED) else (own + pairs, crossed)
+        own, crossed = (own, crossed + pairs) if _crosses(core) else (own + pairs, crossed)
     return own, crossed
 
 
@@ -120,9 +126,10 @@ def _weights(config: dict[str, Any], spec: ModelSpec) -> tuple[int, int]:
     made._attn_implementation, made._experts_implementation = "eager", "batched_mm"
     torch.manual_seed(0)
     model = getattr(transformers, class_of(config))(made).eval()
-    inputs = {"input_ids": torch.randint(3, spec.vocab_size - 1, (1, SEQ))}
+    ids = torch.randint(3, 19, (1, SEQ))  # tokens of every vocabulary, of a text or of a codebook
+    inputs = {"input_ids": ids if spec.encoder is not None else with_channels(model, ids)}
     if spec.kind == "encoder-decoder":
-        inputs["decoder_input_ids"] = inputs["input_ids"]
+        inputs["decoder_input_ids"] = with_channels(model, ids)
     inputs |= more_inputs(model, 1, SEQ)
     with torch.no_grad():
         out = model(
