@@ -76,8 +76,9 @@ class ChunkedAttention(MultiHeadMixer):
         v = recorder.linear("v_proj", x, heads, size)
         limits: dict[str, Any] = {
             "block": self.chunk_length,
-            "neighbours": self.chunks_before + self.chunks_after,
-            "hashes": 1 if self.num_hashes is None else self.num_hashes,
+            "before": self.chunks_before,
+            "after": self.chunks_after,
+            "hashes": self.num_hashes,
         }
         y = recorder.attention("core", q, k, v, causal=recorder.causal, core=ops.ChunkCore, **limits)
         return recorder.linear("o_proj", y, *x.axes)
