@@ -15,7 +15,7 @@ from pydantic import Field
 from ..flow.axis import Axis
 from ..flow.record import Flow
 from ..flow.value import Value
-from ..workload.derived_rows import BytePatches, Multiple
+from ..workload.derived_rows import BytePatches, Multiple, PatchVectors
 from .base import Flag, LayerParts, Layers, ModelProperties, Part, StackPosition, Vocab, Width
 from .layers.block import Block
 from .norm import Norm
@@ -175,7 +175,7 @@ class PatchStreams(ResidualStreams):
 
     def _as_vectors(self, y: Value, x: Value, patches: Any) -> Value:
         """Returns the vectors of the patches as rows. x: the bytes."""
-        return y.view(*x.axes, rows=Multiple("vectors of patches", of=patches, by=self.vectors))
+        return y.view(*x.axes, rows=PatchVectors(of=patches, by=self.vectors))
 
     def _record_patcher(self, recorder: Flow, patcher: Patcher, x: Value) -> None:
         vocab, hidden = Axis("vocab", patcher.vocab_size), Axis("hidden", patcher.hidden_size)

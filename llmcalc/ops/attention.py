@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from ..algebra import Number, ceil_div, floor_div, is_zero, minimum, triangle
 from ..frozen import frozen
+from ..workload.derived_rows import PatchVectors
 from ..workload.inputs import EncoderPass
 from ..workload.rows import TOKENS, Rows
 from ..workload.run_config import RunConfig
@@ -47,6 +48,9 @@ class AttentionCore(Op):
         """Returns the number of (query, key) pairs per head and sequence by the run's convention."""
         new, past = run_config.new_rows(self.rows), run_config.past_rows(self.rows)
         if self.keys is not None:
+            vectors = self.rows if isinstance(self.rows, PatchVectors) else self.keys
+            if run_config.pairs == "causal" and isinstance(vectors, PatchVectors):
+                return vectors.pairs_with_bytes(run_config.workload)
             return new * run_config.available_rows(self.keys)
         if self.square is not None:
             return _pairs_in_squares(run_config, self.square)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from ..algebra import Number
+from ..algebra import Number, floor_div, maximum, minimum, triangle
 from ..frozen import frozen
 from ..workload.derived_rows import is_beyond
 from ..workload.rows import TOKENS, Rows
@@ -15,19 +15,38 @@ from .base import FLOPS, Op
 class ChunkCore(AttentionCore):
     """Attention of each chunk of queries to its own keys and those of neighbouring chunks; of one chunk, to all keys.
 
+    The first chunk is the neighbour after the last one. A mask of sorted tokens depends on their values, so the causal
+    pairs of their chunks are all pairs.
+
     block: the number of tokens in a chunk.
-    neighbours: the number of neighbouring chunks.
-    hashes: the number of orders of the tokens, each of which has such an attention.
+    before, after: the number of neighbouring chunks on each side.
+    hashes: the number of hashes that sort the tokens, each of which has such an attention; None for tokens in order.
     """
 
     block: Number = 1
-    neighbours: Number = 0
-    hashes: Number = 1
+    before: int = 0
+    after: int = 0
+    hashes: Number = None
 
     def pairs(self, run_config: RunConfig) -> Number:
-        rows = run_config.new_rows(self.rows)
-        has_chunks, keys = is_beyond(rows, self.block), self.block * (1 + self.neighbours)
-        return rows * (has_chunks * self.hashes * keys + (1 - has_chunks) * rows)
+        rows, is_masked = run_config.new_rows(self.rows), self.causal and run_config.pairs == "causal"
+        has_chunks = is_beyond(rows, self.block)
+        if is_masked and self.hashes is None:
+            pairs_of_chunks = self._causal_pairs_of_chunks(rows)
+        else:
+            orders = 1 if self.hashes is None else self.hashes
+            pairs_of_chunks = rows * orders * self.block * (self.before + 1 + self.after)
+        return has_chunks * pairs_of_chunks + (1 - has_chunks) * (triangle(rows) if is_masked else rows * rows)
+
+    def _causal_pairs_of_chunks(self, rows: Number) -> Number:
+        """Returns the pairs of tokens in order. A neighbour `shift` chunks further is an earlier one for the last
+        `shift` chunks, which have the first chunks as their neighbours.
+        """
+        chunks, pairs = maximum(floor_div(rows, self.block), 1), 0
+        for neighbour in range(-self.before, self.after + 1):
+            shift = neighbour - chunks * floor_div(neighbour, chunks)
+            pairs += shift * self.block**2 + (1 - minimum(1, shift)) * chunks * triangle(self.block)
+        return pairs
 
 
 @frozen(slots=True)

@@ -291,6 +291,22 @@ class BytePatches(Rows):
 
 
 @frozen(slots=True)
+class PatchVectors(Rows):
+    """The vectors of patches of bytes, `by` of each. A mask lets a patch and its bytes alone read each other."""
+
+    name: str = "vectors of patches"
+    of: BytePatches = BytePatches()
+    by: Number = 1
+
+    def new_rows(self, workload: Workload) -> Number:
+        return times(self.of.new_rows(workload), self.by)
+
+    def pairs_with_bytes(self, workload: Workload) -> Number:
+        """Returns the number of allowed pairs of a vector and a byte, each of which is in one patch."""
+        return times(self.of.of.new_rows(workload), self.by)
+
+
+@frozen(slots=True)
 class PaddedBeyond(Rows):
     """The rows of `of`, padded to whole blocks of `block` rows where there are more than `least`."""
 

@@ -18,6 +18,7 @@ from llmcalc.components.choices import LAYERS, MIXERS
 from llmcalc.components.layers.block import Block
 from llmcalc.components.layers.looped import LoopedLayer
 from llmcalc.components.mixers.attention import Attention
+from llmcalc.components.mixers.chunked import ChunkedAttention
 from llmcalc.components.mixers.context import ContextAttention
 from llmcalc.components.mixers.local import LocalAttention
 from llmcalc.components.mixers.merged import MergedAttention
@@ -254,7 +255,7 @@ CHECKPOINTED = {
         f"{mixer.__name__}-{at}-alone": decoder(attention=mixer.examples()[at], feed_forward=Nothing())
         for mixer in MIXERS.classes()
         if "decoder" in getattr(mixer, "sides", ())
-        if mixer not in (MergedAttention, ContextAttention, NgramAttention)
+        if mixer not in (MergedAttention, ContextAttention, NgramAttention, ChunkedAttention)
         for at in dict.fromkeys((0, len(mixer.examples()) - 1))
     },
     **{f"merged-{i}": around_a_model(part) for i, part in enumerate(MergedAttention.examples())},

@@ -168,7 +168,7 @@ ENCODERS = {
         "mpnet",
         "mra",
     ),
-    *("nomic_bert", "nystromformer", "openai_privacy_filter", "squeezebert", "tapas", "ultrabert", "xlm"),
+    *("nomic_bert", "nystromformer", "openai_privacy_filter", "perceiver", "squeezebert", "tapas", "ultrabert", "xlm"),
     *("embedding_gemma2_text", "xlm-roberta", "xlnet", "yoso"),
 }
 """Families of encoder-only models or classifiers, which do not decode."""
@@ -290,7 +290,10 @@ def _measured(config: dict[str, Any], spec: ModelSpec) -> int:
             inputs |= masks | {f"decoder_{key}": mask for key, mask in masks.items()}
         masks |= more_inputs(model, BATCH, CONTEXT)
         source = ids if stem is None else torch.empty(stem.frames(BATCH, CONTEXT), dtype=torch.bfloat16, device=device)
-        name, inputs["encoder_outputs"] = "decoder_input_ids", model.get_encoder()(source, **masks)
+        encoder = model.get_encoder()
+        first = next(iter(signature(encoder.forward).parameters))  # Pop2Piano's features take the place of embeddings
+        sources = {"inputs_embeds" if stem is not None and first == "input_ids" else first: source}
+        name, inputs["encoder_outputs"] = "decoder_input_ids", encoder(**sources, **masks)
     empty = {cache_argument(model): DynamicCache(config=model.config)} if makes_mask and spec.encoder is None else {}
     more = [{} if spec.encoder is not None else more_inputs(model, BATCH, seq) for seq in (CONTEXT, 1)]
     out = model(**{name: ids}, **inputs, **empty, **more[0])

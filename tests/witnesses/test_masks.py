@@ -16,9 +16,9 @@ import torch
 from llmcalc.model import ModelSpec
 from llmcalc.ops import AttentionCore
 from llmcalc.sources.huggingface.registry import family_of, model_types
-from llmcalc.witnesses.transformers import more_inputs
+from llmcalc.witnesses.transformers import more_inputs, with_channels
 from llmcalc.witnesses.witness import class_of, fields_of, witness_of
-from llmcalc.workload.derived_rows import Table
+from llmcalc.workload.derived_rows import Multiple, PatchVectors, Table
 from llmcalc.workload.rows import Fixed, SourceTokens
 from llmcalc.workload.run_config import RunConfig
 from tests.builders import WITH_CLASSES, run_config, spec_of
@@ -64,7 +64,8 @@ def shapes(file: str, every: bool) -> Iterator[tuple[str, dict[str, Any], ModelS
     met: set[str] = set()
     for cls, some in import_module(f"tests.families.{file}").SHAPES.items():
         for i, shape in enumerate(some):
-            kind, config = shape["model_type"], {"architectures": [cls], **shape}
+            kind = shape["model_type"]
+            config = {"architectures": [cls], **shape, **IN_ORDER.get(kind, {})}
             if kind in WITHOUT_WEIGHTS | OTHERWISE.keys() | IDLE or "SequenceClassification" in cls:
                 continue
             spec = spec_of(config)
@@ -76,13 +77,22 @@ def shapes(file: str, every: bool) -> Iterator[tuple[str, dict[str, Any], ModelS
 CROSSED = (SourceTokens, Fixed)
 """Rows of keys that belong to another sequence."""
 
+VECTORS = (Multiple, PatchVectors)
+"""Rows of learned vectors and of patches, which are another sequence than the tokens."""
+
+IN_ORDER = {"reformer": {"attn_layers": ["local", "local"]}}
+"""Model type → fields of its shapes here: the mask of tokens sorted by a hash depends on their values."""
+
+BY_MODULE = {"blt"}
+"""Families whose classes give the weights of some of their stacks alone: here those of each attention module."""
+
 
 def _cores(spec: ModelSpec) -> list[tuple[AttentionCore, int, RunConfig]]:
     """Every attention op with attention weights; an indexer's scores only select keys, those of profiles are a bias."""
     places = spec.tree().walk(run_config(seq=SEQ, pairs="causal"))
     attending = (p for p in places if isinstance(p.node.op, AttentionCore) and not isinstance(p.node.op.keys, Table))
     attending = (p for p in attending if not p.optional)
-    return [(p.node.op, p.times, p.run_config) for p in attending if "no_grad" not in p.roles]  # type: ignore[misc]
+    return [(p.node.op, p.times, p.run_config) for p in attending if not {"no_grad", "idle"} & {*p.roles}]  # type: ignore[misc]
 
 
 def _narrowed(spec: ModelSpec) -> bool:
@@ -90,8 +100,31 @@ def _narrowed(spec: ModelSpec) -> bool:
     return any(value is not None for core, _, _ in cores for value in (core.window, core.chunk, core.selected))
 
 
+def _crosses(core: AttentionCore) -> bool:
+    """Whether the keys belong to another sequence, or the queries are vectors that read a sequence."""
+    reads = core.keys is not None and isinstance(core.rows, VECTORS)
+    return reads or isinstance(core.keys, (*CROSSED, *VECTORS))
+
+
 def _seen(weights: Any) -> int:
     return sum(int((layer != 0).sum()) for layer in weights or () if layer is not None)
+
+
+def _weights_by_module(model: torch.nn.Module, inputs: dict[str, Any]) -> tuple[int, int]:
+    """Attention weights that are not 0, without the rows of equal ones where a mask allows no key, in two groups."""
+    seen = {"SelfAttention": 0, "CrossAttention": 0}
+    for path, module in model.named_modules():
+        ending = next((ending for ending in seen if type(module).__name__.endswith(ending)), None)
+        if ending is not None and "patcher" not in path.split("."):  # it only says where patches end
+
+            def count(_: Any, inputs: Any, output: Any, ending: str = ending) -> None:
+                has_keys = (output[1] != output[1][..., :1]).any(-1, keepdim=True)
+                seen[ending] += int(((output[1] != 0) & has_keys).sum())
+
+            module.register_forward_hook(count)
+    with torch.no_grad():
+        model(**inputs)
+    return seen["SelfAttention"], seen["CrossAttention"]
 
 
 @pytest.mark.parametrize("every", [False, pytest.param(True, marks=pytest.mark.exhaustive)], ids=["one", "every type"])
@@ -108,7 +141,7 @@ def _counted(spec: ModelSpec) -> tuple[int, int]:
     own = crossed = 0
     for core, times, run in _cores(spec):
         pairs = core.heads * core.pairs(run) * times
-        own, crossed = (own, crossed + pairs) if isinstance(core.keys, CROSSED) else (own + pairs, crossed)
+        own, crossed = (own, crossed + pairs) if _crosses(core) else (own + pairs, crossed)
     return own, crossed
 
 
@@ -120,14 +153,17 @@ def _weights(config: dict[str, Any], spec: ModelSpec) -> tuple[int, int]:
     made._attn_implementation, made._experts_implementation = "eager", "batched_mm"
     torch.manual_seed(0)
     model = getattr(transformers, class_of(config))(made).eval()
-    inputs = {"input_ids": torch.randint(3, spec.vocab_size - 1, (1, SEQ))}
+    ids = torch.randint(3, 19, (1, SEQ))  # tokens of every vocabulary, of a text or of a codebook
+    inputs: dict[str, Any] = {"input_ids": ids if spec.encoder is not None else with_channels(model, ids)}
     if spec.kind == "encoder-decoder":
-        inputs["decoder_input_ids"] = inputs["input_ids"]
+        inputs["decoder_input_ids"] = with_channels(model, ids)
     inputs |= more_inputs(model, 1, SEQ)
+    if config["model_type"] in {"fsmt", "blt"}:  # with one token, FSMT's class builds no mask; BLT's has no cache
+        inputs |= {"use_cache": False}
+    if config["model_type"] in BY_MODULE:
+        return _weights_by_module(model, inputs)
     with torch.no_grad():
-        out = model(
-            **inputs, output_attentions=True, **({"use_cache": False} if config["model_type"] == "fsmt" else {})
-        )  # with one token, the class builds no mask
+        out = model(**inputs, output_attentions=True)
     own = sum(_seen(getattr(out, name, None)) for name in ("attentions", "encoder_attentions", "decoder_attentions"))
     return own, _seen(getattr(out, "cross_attentions", None))
 

@@ -69,15 +69,16 @@ class ChunkedAttention(MultiHeadMixer):
             q = recorder.linear("qk_proj", x, heads, size)
             k = recorder.normalized(q, Norm(type="rmsnorm", weight=False), (size,))
             rotations = ops.HashRotations(
-                heads.size, size.size, self.num_hashes, self.directions, self.chunk_length, rows=x.rows
+                q.axes[0].size, size.size, self.num_hashes, self.directions, self.chunk_length, rows=x.rows
             )
             with recorder.scope("hashing", role="no_grad"):
                 recorder.core("", rotations, q, axes=(heads,))
         v = recorder.linear("v_proj", x, heads, size)
         limits: dict[str, Any] = {
             "block": self.chunk_length,
-            "neighbours": self.chunks_before + self.chunks_after,
-            "hashes": 1 if self.num_hashes is None else self.num_hashes,
+            "before": self.chunks_before,
+            "after": self.chunks_after,
+            "hashes": self.num_hashes,
         }
         y = recorder.attention("core", q, k, v, causal=recorder.causal, core=ops.ChunkCore, **limits)
         return recorder.linear("o_proj", y, *x.axes)
