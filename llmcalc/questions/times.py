@@ -115,12 +115,9 @@ def _training_time(question: RunQuestion, options: TimeOptions) -> TimedRun:
         if fastest is None:
             micro_batches = micro_batches_of(memory, layout, options.global_batch)
         else:
-            candidate, memory, record = fastest.plan.feasible[0], fastest.memory, fastest.framework
-            layout, micro_batches = candidate.layout, candidate.micro_batches
-            chosen_options = layout.options()
-            if candidate.recompute:
-                memory = memory.with_(recompute=candidate.recompute)
-                chosen_options += f" --recompute {candidate.recompute}"
+            candidate, record = fastest.plan.feasible[0], fastest.framework
+            memory = fastest.estimates.with_recompute(candidate.recompute).memory
+            layout, micro_batches, chosen_options = candidate.layout, candidate.micro_batches, candidate.options
         settings = time_settings(question, record, options)
     adapters = memory.states.adapters
     divides_adapters = adapters is not None and adapters.library in PARALLEL_LIBRARIES

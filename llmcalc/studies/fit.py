@@ -15,6 +15,7 @@ from ..device_memory.estimate import Memory
 from ..device_memory.simulated_run import cache_block, default_attention, optimizer_implementation
 from ..errors import InputError
 from ..frozen import frozen
+from ..parallel.layout import Layout
 from ..workload.lora import ALL_LINEAR
 from ..workload.setting import option
 from .decoding import decoded_token
@@ -312,6 +313,11 @@ def least_static_bytes(memory: Memory) -> int:
     """Returns a lower bound of a device's bytes: weights, their copies and, in training, optimizer states."""
     states = memory.states
     return int(states.weights + states.master_weights + states.optimizer_bytes)
+
+
+def devices_option(devices: int, layout: Layout | None) -> str:
+    """Writes a number of accelerators and their layout as options of the command line."""
+    return f"--devices {devices} {'' if layout is None else layout.options()}".strip()
 
 
 def as_options(changes: Mapping[str, Any]) -> str:

@@ -17,7 +17,7 @@ from ..parallel.layout import ImpossibleLayout, Layout
 from ..parallel.layout_request import LayoutRequest
 from ..parallel.search import tokens_multiple
 from ..simulator.effort import Budget
-from .fit import MOST_BATCH, MOST_SEQ, Change, largest_fitting_number
+from .fit import MOST_BATCH, MOST_SEQ, Change, devices_option, largest_fitting_number
 from .layout_candidates import Candidate
 from .plan import (
     RECOMPUTED,
@@ -270,6 +270,6 @@ def _changes_that_fit(
             )
     if fewest_devices is not None and fewest_candidate is not None:
         yield Change(
-            f"--devices {fewest_devices} {fewest_candidate.layout.options()}".strip(),
+            devices_option(fewest_devices, fewest_candidate.layout),
             Fit(question.hardware, fewest_candidate.device_bytes),
         )

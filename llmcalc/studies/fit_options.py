@@ -18,7 +18,7 @@ from ..frameworks.registry import framework, framework_of, layout_of
 from ..frozen import frozen
 from ..parallel.layout import ImpossibleLayout, Layout
 from ..parallel.layout_request import LayoutRequest
-from .fit import Change, as_options, least_static_bytes
+from .fit import Change, as_options, devices_option, least_static_bytes
 from .fit_serving import serving_layouts
 
 MOST_DEVICES = 64
@@ -183,12 +183,12 @@ def changes_on_several(
             if not runs:
                 continue
             divided_run, fit = min(runs, key=lambda run: run[1].verdict != "fits")
-            words = f"{_devices_text(divided_run.devices, divided_run.layout)} {as_options(changes)}"
+            words = f"{devices_option(divided_run.devices, divided_run.layout)} {as_options(changes)}"
             if sum(devices == divided_run.devices for devices, _ in listed) < MOST_PER_NUMBER:
                 listed.append((divided_run.devices, Change(words, fit)))
         yield from (change for _, change in sorted(listed, key=lambda entry: entry[0]))
         if fits_unchanged and option.devices > 1:
-            yield Change(_devices_text(option.devices, option.layout), option.fit)
+            yield Change(devices_option(option.devices, option.layout), option.fit)
 
 
 def _fitting_runs(
@@ -205,11 +205,6 @@ def _fitting_runs(
                 yield divided_run, fit
             if fit.verdict == "fits":
                 return
-
-
-def _devices_text(devices: int, layout: Layout | None) -> str:
-    """Writes a number of accelerators and their layout as options of the command line."""
-    return f"--devices {devices} {'' if layout is None else layout.options()}".strip()
 
 
 def _divided_runs(memory: Memory, request: LayoutRequest) -> Iterator[_Divided]:

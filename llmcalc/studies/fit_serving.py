@@ -18,7 +18,7 @@ from ..parallel.rank_program import model_axes
 from ..parallel.search import HEADS, WIDTHS, check_depth, even_stage_sizes, refusal
 from ..simulator.effort import Budget
 from .decoding import decoded_token
-from .fit import Change, Fitting, fit, largest_run
+from .fit import Change, Fitting, devices_option, fit, largest_run
 from .run_time import TimedRun
 
 NODE = 8
@@ -86,7 +86,7 @@ def fit_serving(memory: Memory, hardware: Hardware, layout_request: LayoutReques
             batch, seq = largest_run(rank_run, hardware, batch, seq)
     if not best_fits and fewest_layout is not None:
         larger_replica = _replica_of_layout(memory, hardware, fewest_layout)
-        changes = (Change(f"--devices {fewest_layout.world} {fewest_layout.options()}", larger_replica.fit), *changes)
+        changes = (Change(devices_option(fewest_layout.world, fewest_layout), larger_replica.fit), *changes)
     timed_replicas = [
         replace(replica, decoding=decoded_token(memory, hardware, replica.layout))
         if replica.fit.verdict != "no"

@@ -409,14 +409,15 @@ class TimeEstimator:
             yield False, 0.0, self.device.memory_seconds(6.0 * kernel.weight_elements)
             return
         for backward in (False, True):
-            weights = kernel.moved_elements[backward]
+            if not kernel.launches[backward]:
+                continue
+            weights = kernel.weight_elements
             yield (
                 backward,
                 DEQUANTIZATION_FLOPS * weights / self.device.peaks.get("fp32", self.device.peaks["bf16"]),
                 (self.device.memory_seconds((base_bytes + 2.0) * weights)),
             )
-            casts = kernel.m * (kernel.k + kernel.n) if kernel.launches[backward] else 0
-            yield backward, 0.0, self.device.memory_seconds(6.0 * casts)
+            yield backward, 0.0, self.device.memory_seconds(6.0 * kernel.m * (kernel.k + kernel.n))
 
     def _loss_seconds(self, kernel: Kernel) -> Iterator[tuple[bool, Number, Number]]:
         memory = self.device.memory_seconds(kernel.m * kernel.n * (self.stack.logit_bytes if self.trains else 4.0))

@@ -366,7 +366,6 @@ class WorkRecorder(Placements):
                 n=y.width,
                 k=x.width,
                 weight_elements=y.width * x.width,
-                moved_elements=(y.width * x.width, y.width * x.width if has_backward else 0),
                 launches=(DEQUANTIZATION_KERNELS, DEQUANTIZATION_KERNELS if has_backward else 0),
                 in_16_bits=is_in_16_bits,
             )

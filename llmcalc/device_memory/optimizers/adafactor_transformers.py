@@ -39,13 +39,14 @@ def step(optimizer_step: OptimizerStep) -> None:
                 parameter.states = _new_states(optimizer_step, grad)
         p_data_fp32 = None
         p_data_fp32 = aten.to(parameter.tensor, FLOAT32)
+        means = 2 if len(grad.shape) > 1 else 1
         with optimizer_step.counted_as_states():
-            parameter.states[0] = _root_mean_square(optimizer_step)
+            parameter.states[means:] = [_root_mean_square(optimizer_step)]
         squared = aten.like(grad)
         update = aten.like(squared)
         del squared
-        if len(grad.shape) > 1:
-            row, column = parameter.states[1:]
+        if means == 2:
+            row, column = parameter.states[:means]
             row_mean = aten.like(row)
             optimizer_step.write(row, row_mean)
             del row_mean
@@ -54,7 +55,7 @@ def step(optimizer_step: OptimizerStep) -> None:
             del column_mean
             update = _estimate(optimizer_step, grad, row, column)
         else:
-            update = aten.like(parameter.states[1])
+            update = aten.like(parameter.states[0])
         optimizer_step.write(update, grad)
         _root_mean_square(optimizer_step)
         negated = aten.like(update)
@@ -63,9 +64,9 @@ def step(optimizer_step: OptimizerStep) -> None:
 
 
 def _new_states(optimizer_step: OptimizerStep, grad: Tensor) -> list[Tensor]:
-    """Allocates the states of a tensor; its root mean square, the first one, is replaced in each step."""
+    """Allocates the means of a tensor, or its second moment. Its root mean square follows them, new in each step."""
     shapes = [(*grad.shape[:-1],), (*grad.shape[:-2], grad.shape[-1])] if len(grad.shape) > 1 else [grad.shape]
-    return [None, *(optimizer_step.t.new_tensor(shape, grad.dtype) for shape in shapes)]  # type: ignore[list-item]
+    return [optimizer_step.t.new_tensor(shape, grad.dtype) for shape in shapes]
 
 
 def _root_mean_square(optimizer_step: OptimizerStep) -> Tensor:

@@ -51,6 +51,11 @@ _Step: TypeAlias = CharacterTest | _Anchor | None
 """How a state is left: by a character, at an end of the name, or freely."""
 
 
+def _range_test(first_character: str, last_character: str) -> CharacterTest:
+    """Returns a test whether a character lies between two characters, both included."""
+    return lambda character: first_character <= character <= last_character
+
+
 class Pattern:
     """A compiled regular expression. Raises `InputError` for an invalid one, which names its flag."""
 
@@ -249,7 +254,7 @@ class Pattern:
                 self._at += 2
                 if last_character < first_character:
                     raise self._pattern_error("a wrong range")
-                tests.append(lambda c, low=first_character, high=last_character: low <= c <= high)  # type: ignore[misc]
+                tests.append(_range_test(first_character, last_character))
             else:
                 tests.append(first_character.__eq__)
         self._at += 1
