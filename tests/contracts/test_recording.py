@@ -118,11 +118,13 @@ def test_a_step_reads_what_was_made_before_it(example: Component) -> None:
     what its last step made.
     """
     program = around_a_model(example).program()
-    made = {id(scope.first_layer_output) for scope in _scopes(program.root) if scope.first_layer_output is not None}
+    value_ids = {
+        id(scope.first_layer_output) for scope in _scopes(program.root) if scope.first_layer_output is not None
+    }
     for step in _run(program.root):
         for value in step.ins:
-            assert id(value.storage) in made or _given(value), (step.verb, step.name)
-        made |= {id(value.storage) for value in step.outs}
+            assert id(value.storage) in value_ids or _given(value), (step.verb, step.name)
+        value_ids |= {id(value.storage) for value in step.outs}
 
 
 def test_attention_reads_what_is_added_to_its_scores() -> None:

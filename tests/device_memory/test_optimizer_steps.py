@@ -270,7 +270,7 @@ def test_states_add_up_to_the_closed_form(name: str, dtype: str, preset: str) ->
 # Hand arithmetic from the source code of bitsandbytes, torchao and schedulefree
 
 
-def kept(name: str, *shapes: Shape, dtype: str = "bfloat16", temporary: int = 0, table: bool = False) -> int:
+def state_bytes(name: str, *shapes: Shape, dtype: str = "bfloat16", temporary: int = 0, table: bool = False) -> int:
     """temporary: bytes that a step of the largest, last tensor makes and frees."""
     first, second = without_values(name, [Parameter(shape, dtype, False, table) for shape in shapes])
     assert first == Step(first.kept + temporary, first.kept), "kernels make no other tensors"
@@ -282,18 +282,18 @@ def kept(name: str, *shapes: Shape, dtype: str = "bfloat16", temporary: int = 0,
 @pytest.mark.parametrize("name", ["adamw-8bit", "adam8bit", "adamw_bnb_8bit", "paged_adamw_8bit"])
 def test_states_of_8_bits_by_hand(name: str) -> None:
     maps = 2 * 256 * 4
-    assert kept(name, (4095,)) == 2 * 4 * 4095  # under 4096 elements: fp32, no maps
-    assert kept(name, (64, 64)) == 2 * (4096 + 4 * 16) + maps  # 4096 / 256 scales
-    assert kept(name, (4097,)) == 2 * (4097 + 4 * 17) + maps  # one element in a 17th block
-    assert kept(name, (64, 64), (10,), (4097,)) == 2 * (4096 + 64 + 40 + 4097 + 68) + maps  # the maps are shared
-    assert kept(name, (64, 64), dtype="float32") == kept(name, (64, 64))
+    assert state_bytes(name, (4095,)) == 2 * 4 * 4095  # under 4096 elements: fp32, no maps
+    assert state_bytes(name, (64, 64)) == 2 * (4096 + 4 * 16) + maps  # 4096 / 256 scales
+    assert state_bytes(name, (4097,)) == 2 * (4097 + 4 * 17) + maps  # one element in a 17th block
+    assert state_bytes(name, (64, 64), (10,), (4097,)) == 2 * (4096 + 64 + 40 + 4097 + 68) + maps  # the maps are shared
+    assert state_bytes(name, (64, 64), dtype="float32") == state_bytes(name, (64, 64))
 
 
 @compares(lambda name: {Thing("optimizer", optimizer(name).name)}, torch=False)
 @pytest.mark.parametrize("name", ["lion_8bit", "paged_lion_8bit"])
 def test_lion_has_one_8_bit_state(name: str) -> None:
-    assert kept(name, (4095,)) == 4 * 4095
-    assert kept(name, (64, 64), (4097,)) == 4096 + 4 * 16 + 4097 + 4 * 17 + 256 * 4
+    assert state_bytes(name, (4095,)) == 4 * 4095
+    assert state_bytes(name, (64, 64), (4097,)) == 4096 + 4 * 16 + 4097 + 4 * 17 + 256 * 4
 
 
 @compares(lambda name, states: {Thing("optimizer", optimizer(name).name)}, torch=False)
@@ -303,8 +303,8 @@ def test_lion_has_one_8_bit_state(name: str) -> None:
 )
 def test_the_trainer_gives_tables_of_embeddings_states_of_32_bits(name: str, states: int) -> None:
     """transformers/trainer.py, `register_module_override`; also measured (tests/witnesses/test_gpu_low_rank.py)."""
-    assert kept(name, (64, 64), table=True) == states * 4 * 4096
-    assert kept(name, (64, 64)) == states * (4096 + 4 * 16 + 256 * 4)
+    assert state_bytes(name, (64, 64), table=True) == states * 4 * 4096
+    assert state_bytes(name, (64, 64)) == states * (4096 + 4 * 16 + 256 * 4)
 
 
 @compares(lambda name, states: {Thing("optimizer", optimizer(name).name)}, torch=False)
@@ -312,23 +312,23 @@ def test_the_trainer_gives_tables_of_embeddings_states_of_32_bits(name: str, sta
     ("name", "states"), [("lion", 1), ("paged_lion_32bit", 1), ("paged_adamw_32bit", 2), ("paged-adamw", 2)]
 )
 def test_states_of_32_bits_by_hand(name: str, states: int) -> None:
-    assert kept(name, (64, 64), (10,)) == states * 4 * (4096 + 10)
+    assert state_bytes(name, (64, 64), (10,)) == states * 4 * (4096 + 10)
     assert optimizer(name).state_format == "float32"
 
 
 @compares(lambda: {Thing("optimizer", "adamw-8bit-torchao")}, torch=False)
 def test_torchaos_states_by_hand() -> None:
     """Each state of whole blocks has a code map of its own; other states are in the tensor's format, here bf16."""
-    assert kept("adamw_torch_8bit", (64, 64), temporary=2 * 4 * (4096 + 16)) == 2 * (4096 + 4 * 16 + 1024)
-    assert kept("ao_adamw_8bit", (4097,), (10,)) == 2 * 2 * 4107
+    assert state_bytes("adamw_torch_8bit", (64, 64), temporary=2 * 4 * (4096 + 16)) == 2 * (4096 + 4 * 16 + 1024)
+    assert state_bytes("ao_adamw_8bit", (4097,), (10,)) == 2 * 2 * 4107
 
 
 @compares(lambda: {Thing("optimizer", "adamw-4bit-torchao")}, torch=False)
 def test_torchaos_states_of_4_bits_by_hand() -> None:
     """Two codes in a byte, a scale for each block of 256, and a map of 16 codes per state."""
     wide = 2 * (4 + 8) * 4096 + 2 * 4 * 16  # new states in fp32 with their scales, and codes of 8 bytes
-    assert kept("adamw_torch_4bit", (64, 64), temporary=wide) == 2 * (2048 + 4 * 16 + 4 * 16)
-    assert kept("ao_adamw_4bit", (4097,), (10,)) == 2 * 2 * 4107
+    assert state_bytes("adamw_torch_4bit", (64, 64), temporary=wide) == 2 * (2048 + 4 * 16 + 4 * 16)
+    assert state_bytes("ao_adamw_4bit", (4097,), (10,)) == 2 * 2 * 4107
 
 
 @compares(lambda name, states: {Thing("optimizer", optimizer(name).name)}, torch=False)

@@ -79,9 +79,9 @@ def test_a_selection_of_keys_is_a_mask_that_every_layer_saves(capability: int) -
         around_a_model(MLA(num_attention_heads=4, indexer=indexer, **sizes)),
         Choices("sdpa", capability=capability),
     )
-    held = without_values(spec, choices=choices)
-    saved = held.saved - (SEEDS if capability == H100 else 0)
-    assert held._replace(saved=saved) == by_torch(spec, choices=choices)
+    simulated = without_values(spec, choices=choices)
+    saved = simulated.saved - (SEEDS if capability == H100 else 0)
+    assert simulated._replace(saved=saved) == by_torch(spec, choices=choices)
 
 
 @pytest.mark.parametrize("kv_heads", [4, 2])

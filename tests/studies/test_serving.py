@@ -266,9 +266,9 @@ def test_a_stage_without_keys_is_no_reason_to_refuse_the_search(run: Any, tmp_pa
 
 def test_layers_that_share_parameters_are_served_without_a_pipeline(run: Any) -> None:
     load = ("--concurrency", "1", "--input", "64", "--output", "16", "--devices", "2")
-    found = serve(run, "zamba2-1.2b?num_hidden_layers=14", "--hardware", "h100", *load)
-    assert {server["options"]["pp"] for server in found["servers"]} == {1}
-    assert found["why_not"]["a pipeline of layers that share parameters is not modelled"] == 1
+    answer = serve(run, "zamba2-1.2b?num_hidden_layers=14", "--hardware", "h100", *load)
+    assert {server["options"]["pp"] for server in answer["servers"]} == {1}
+    assert answer["why_not"]["a pipeline of layers that share parameters is not modelled"] == 1
 
 
 def test_a_time_per_token_of_many_seconds_needs_its_unit(run: Any) -> None:

@@ -248,10 +248,10 @@ def lighton(height: int, width: int) -> Measured:
     from transformers.models.lighton_ocr.processing_lighton_ocr import LightOnOcrProcessor
 
     fields = SimpleNamespace(size={"longest_edge": 1540}, patch_size=28)
-    found = LightOnOcrProcessor._get_num_multimodal_tokens(
+    tokens_by_kind = LightOnOcrProcessor._get_num_multimodal_tokens(
         processor(image_processor=fields, effective_patch_size=28), image_sizes=[[height, width]]
     )
-    (tokens,) = found["num_image_tokens"]
+    (tokens,) = tokens_by_kind["num_image_tokens"]
     return 1, 4 * tokens, tokens
 
 

@@ -272,8 +272,8 @@ def test_entries_that_another_entry_covers_or_that_name_encoders_are_no_mistakes
     scheme = scheme_of_config({**PREDICTING, "quantization_config": table})
     assert scheme is not None
     spec = spec_of(PREDICTING)
-    found = quantized_size(spec, scheme, names=checkpoint_of(PREDICTING).names(spec.tree(), spec.kind))
-    assert not [note for note in found.scheme.notes() if "not in this model" in note]
+    size = quantized_size(spec, scheme, names=checkpoint_of(PREDICTING).names(spec.tree(), spec.kind))
+    assert not [note for note in size.scheme.notes() if "not in this model" in note]
 
 
 def test_modules_that_no_format_converts_are_in_the_model() -> None:

@@ -80,8 +80,8 @@ def mamba(s: Of, **how: Any) -> Mamba:
 
 
 def published_mamba(s: Of, **how: Any) -> nn.Module:
-    made: nn.Module = published("mamba_ssm.modules.mamba_simple:Mamba")(s.h, d_state=s.N, dt_rank=s.R, **how)
-    return made
+    mixer: nn.Module = published("mamba_ssm.modules.mamba_simple:Mamba")(s.h, d_state=s.N, dt_rank=s.R, **how)
+    return mixer
 
 
 def jamba(s: Of) -> nn.Module:
@@ -95,8 +95,8 @@ def jamba(s: Of) -> nn.Module:
 def zamba(s: Of) -> nn.Module:
     fields = {"hidden_size": s.h, "mamba_d_state": s.N, "mamba_dt_rank": s.R, "mamba_expand": 2}
     module = transformers("zamba.modeling_zamba")
-    made: nn.Module = module.ZambaMambaMixer(config("Zamba", **fields, n_mamba_heads=s.H), 0)
-    return made
+    mixer: nn.Module = module.ZambaMambaMixer(config("Zamba", **fields, n_mamba_heads=s.H), 0)
+    return mixer
 
 
 def mamba2(s: Of, norm: bool = True, **how: Any) -> Mamba2:
@@ -106,8 +106,8 @@ def mamba2(s: Of, norm: bool = True, **how: Any) -> Mamba2:
 
 def published_mamba2(s: Of, norm: bool = True, **how: Any) -> nn.Module:
     sizes = {"d_state": s.N, "headdim": s.P, "ngroups": s.G, "chunk_size": s.c}
-    made: nn.Module = published("mamba_ssm.modules.mamba2:Mamba2")(s.h, **sizes, rmsnorm=norm, **how)
-    return made
+    mixer: nn.Module = published("mamba_ssm.modules.mamba2:Mamba2")(s.h, **sizes, rmsnorm=norm, **how)
+    return mixer
 
 
 MAMBA2 = [
@@ -184,8 +184,8 @@ def gated_delta_net(s: Of, **how: Any) -> GatedDeltaNet:
 
 def published_gated_delta_net(s: Of, **how: Any) -> nn.Module:
     sizes = {"hidden_size": s.h, "head_dim": s.K, "num_heads": s.H, "num_v_heads": s.HV, "expand_v": s.V / s.K}
-    made: nn.Module = published("fla.layers.gated_deltanet:GatedDeltaNet")(**sizes, **how)
-    return made
+    mixer: nn.Module = published("fla.layers.gated_deltanet:GatedDeltaNet")(**sizes, **how)
+    return mixer
 
 
 def delta_net_of_class(s: Of, path: str, name: str) -> nn.Module:
@@ -195,16 +195,16 @@ def delta_net_of_class(s: Of, path: str, name: str) -> nn.Module:
     sizes = {"num_key_heads": s.H, "num_value_heads": s.HV, "key_head_dim": s.K, "value_head_dim": s.V}
     fields |= {f"linear_{field}": size for field, size in sizes.items()} | {"linear_allow_neg_eigval": False}
     module: Any = importlib.import_module(f"transformers.models.{path}")
-    made: nn.Module = getattr(module, f"{name}GatedDeltaNet")(getattr(module, f"{name}Config")(**fields), 0)
-    return made
+    mixer: nn.Module = getattr(module, f"{name}GatedDeltaNet")(getattr(module, f"{name}Config")(**fields), 0)
+    return mixer
 
 
 def kda_of_class(s: Of) -> nn.Module:
     fields: dict[str, Any] = {"hidden_size": s.h, "linear_num_heads": s.H, "linear_head_dim": s.K}
     fields |= {"num_hidden_layers": 2, "layer_types": ["linear_attention", "full_attention"]}
     module: Any = importlib.import_module("transformers.models.kimi_linear.modeling_kimi_linear")
-    made: nn.Module = module.KimiLinearDeltaAttention(module.KimiLinearConfig(**fields), 0)
-    return made
+    mixer: nn.Module = module.KimiLinearDeltaAttention(module.KimiLinearConfig(**fields), 0)
+    return mixer
 
 
 def published_jet_block(s: Of) -> nn.Module:
@@ -214,10 +214,10 @@ def published_jet_block(s: Of) -> nn.Module:
     module.FusedRMSNormGated = lambda size, eps, **_: norm(size, eps=eps)  # type: ignore[attr-defined]
     sizes = {"num_heads": s.H, "head_dim": s.K, "expand_v": s.V / s.K, "dconv_generator_reduction": s.H * s.V // s.G}
     settings = published(f"{jet}:JetBlockConfig")(**sizes)
-    made: nn.Module = published(f"{jet}:JetBlock")(
+    mixer: nn.Module = published(f"{jet}:JetBlock")(
         hidden_size=s.h, initializer_range=0.02, layer_idx=0, jet_block_config=settings
     )
-    return made
+    return mixer
 
 
 def published_kda(s: Of) -> nn.Module:
@@ -267,8 +267,8 @@ def mlstm(s: Of, biased: bool = False) -> MLSTM:
 def lfm2(s: Of, biased: bool = False) -> nn.Module:
     fields = {"hidden_size": s.h, "conv_L_cache": s.W, "conv_bias": biased, "num_hidden_layers": 1}
     module = transformers("lfm2.modeling_lfm2")
-    made: nn.Module = module.Lfm2ShortConv(config("Lfm2", **fields, layer_types=["conv"]), 0)
-    return made
+    mixer: nn.Module = module.Lfm2ShortConv(config("Lfm2", **fields, layer_types=["conv"]), 0)
+    return mixer
 
 
 class Positioned(nn.Module):
