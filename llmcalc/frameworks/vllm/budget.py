@@ -400,8 +400,10 @@ class Server(EngineServer):
         has_videos = input_limit(limits.get("video", 1)) != 0
         patch_size = patch_of_long_videos(self.preset.model) if has_videos else 0
         is_whole = self.flags.get("mm_encoder_tp_mode") == "data"
-        videos, chunk_bytes = None, None
-        if reads_chunks_of_images(self.preset.model) and (videos := self.record.videos_as_images(self.version_of_rules)):
+        videos, chunk_bytes = self.record.videos_as_images(self.version_of_rules), None
+        if videos is not None and not reads_chunks_of_images(self.preset.model):
+            videos = None
+        if videos is not None:
             free_bytes = self.free_bytes_at_start - self.stored_weights(self.rank(0))
             chunk_bytes = min(free_bytes // 2, self.total_memory // 10) if videos.reads_chunks else 0
         request = EncoderRequest(

@@ -35,7 +35,7 @@ ATTENTION_VECTORS = 4
 """Vectors of a patch that attention holds: query, key, value and output."""
 
 POSITION_BYTES = 32
-"""Bytes for each patch and row of the table of positions by which vLLM estimates a chunk of images (`_encoder_chunk`)."""
+"""Bytes of each patch and row of the table of positions by which vLLM sizes a chunk of images (`_encoder_chunk`)."""
 
 
 class EncoderRequest(NamedTuple):
@@ -116,7 +116,7 @@ def patch_of_long_videos(spec: ModelSpec) -> int:
 
 
 def reads_chunks_of_images(spec: ModelSpec) -> bool:
-    """Whether the encoder scales images to a budget of tokens, as Gemma 4's, which vLLM gives a part of them at once."""
+    """Whether the encoder scales images to a budget of tokens, as Gemma 4's, which vLLM gives some at a time."""
     tower = image_tower(spec)
     return tower is not None and isinstance(tower.image, Budget)
 
@@ -142,7 +142,7 @@ def encoder_run(spec: ModelSpec, request: EncoderRequest, processor: Mapping[str
         copies = min(request.frames // tower.patches.temporal_patch_size, most_images)
     marks = int(getattr(rule, "marks", 0))
     tokens, image_patches = image.tokens - marks, image.parts * image.rows * image.columns
-    if request.videos is not None:
+    if request.videos is not None and isinstance(rule, Budget):
         image_patches = image_patches * request.videos.frame_tokens // rule.max_tokens
         copies, tokens, marks = request.videos.frames, request.videos.frame_tokens, request.videos.marks
     tokens, marked_tokens = copies * tokens, copies * (tokens + (marks if request.videos is not None else 0))
@@ -153,7 +153,7 @@ def encoder_run(spec: ModelSpec, request: EncoderRequest, processor: Mapping[str
     pixel = tower.patches.num_channels * tower.patches.temporal_patch_size * tower.patches.patch_size**2
     element = request.element_bytes
     rank_patches = patches * -(-images // request.image_ranks)
-    if request.chunk_bytes is not None:
+    if request.chunk_bytes is not None and tower.positions is not None:
         chunk = request.chunk_bytes // (image_patches * tower.positions.rows * POSITION_BYTES)
         rank_patches = min(rank_patches, image_patches * max(1, chunk))
     return EncoderRun(

@@ -1,7 +1,8 @@
-"""Tensors that vLLM's classes of Gemma 3n and Gemma 4 allocate beside the model's own (model_executor/models/gemma4.py).
+"""Tensors that vLLM allocates beside a Gemma 3n's or Gemma 4's own (model_executor/models/gemma4.py).
 
-They have one matrix of queries, keys and values in each layer: also in layers that take keys and values from a lower one,
-and in layers whose values are the projected keys. CUDA graphs read the small embeddings of each layer from a buffer.
+Its classes have one matrix of queries, keys and values in each layer: also in layers that take keys and values from a
+lower one, and in layers whose values are the projected keys. CUDA graphs read the small embeddings
+of each layer from a buffer.
 """
 
 from __future__ import annotations
@@ -31,7 +32,7 @@ def unused_projection_bytes(rank: EngineRank, classes: tuple[str, ...]) -> int:
 def layer_embedding_bytes(rank: EngineRank, tokens: int, element_bytes: int) -> int:
     """Returns the bytes of the buffer with the embeddings of each layer, for a batch of `tokens` (gemma4_mm.py)."""
     decoder = rank.preset.model.decoder
-    embedding = getattr(decoder, "per_layer_embedding", None)
-    if embedding is None:
+    if decoder is None or decoder.per_layer_embedding is None:
         return 0
-    return tokens * decoder.num_hidden_layers * embedding.hidden_size_per_layer_input * element_bytes
+    width: int = decoder.per_layer_embedding.hidden_size_per_layer_input
+    return tokens * decoder.num_hidden_layers * width * element_bytes

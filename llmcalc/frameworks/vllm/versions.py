@@ -243,8 +243,12 @@ class VLLMRecord(EngineRecord[Rules]):
         return max(
             rows,
             key=lambda overhead: (
-                bool(overhead.only_on), bool(overhead.link), overhead.stages, overhead.devices, overhead.first_version
-            ),  # fmt: skip
+                bool(overhead.only_on),
+                bool(overhead.link),
+                overhead.stages,
+                overhead.devices,
+                overhead.first_version,
+            ),
         )
 
     def cuda_context(self, hardware: Hardware, devices: int) -> MeasuredContext:
