@@ -158,7 +158,8 @@ def explain_log(question: LogQuestion) -> ExplainedLog:
         if preset is not None and hardware is not None:
             version, memory, flag = _engine_run(logged_run, preset, hardware)
         elif preset is not None:
-            _, memory, _ = _engine_run(_LoggedRun(log_reading, question), preset, ANY_DEVICE, with_cache_of_log=True)
+            unplaced_run = _LoggedRun(log_reading, question, scheme_in_name=logged_run.scheme_in_name)
+            _, memory, _ = _engine_run(unplaced_run, preset, ANY_DEVICE, with_cache_of_log=True)
     if memory is not None:
         computed_bytes = {(term.name, term.device): term.bytes for term in memory.terms if term.bytes}
         computed_bytes |= {("kv_tokens", ""): memory.kv_tokens, ("blocks", ""): memory.blocks}
@@ -332,4 +333,5 @@ def _wrong_term_and_flag(log_reading: LogReading, terms: tuple[ComparedTerm, ...
     furthest = max(causes, key=lambda term: abs((term.computed or 0) - term.term.value), default=None)
     wrong_term = "kv_cache" if furthest is None else furthest.term.name
     flags = engine(log_reading.program).flag_of if log_reading.program in FOLDERS else {}
-    return wrong_term, change or flags.get(wrong_term, "")
+    advised = log_reading.flag if wrong_term == "kv_cache" else ""
+    return wrong_term, change or advised or flags.get(wrong_term, "")

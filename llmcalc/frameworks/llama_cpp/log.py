@@ -66,6 +66,17 @@ FLAGS = ("ctx_size", "batch_size", "ubatch_size", "n_gpu_layers", "parallel")
 IK_FLAGS = ("mla_use", "attention_max_batch", "fused_moe")
 """Flags of ik_llama.cpp alone, whose values its logs print."""
 
+FAILURES = {
+    "compute_buffer": ("failed to allocate compute",),
+    "kv_buffer": ("failed to allocate buffer for kv cache",),
+    "model_buffer": ("error loading model: unable to allocate", "unable to allocate backend buffer"),
+}
+"""Name of a buffer → parts of the messages of a program that found no room for it."""
+
+BUFFER_FLAGS = {"compute_buffer": "--ubatch-size", "model_buffer": "--n-gpu-layers"}
+OLLAMA_OPTIONS = {"compute_buffer": "num_batch", "model_buffer": "num_gpu"}
+"""Name of a buffer → the flag, and the option of Ollama, that changes it; of the cache it is the context."""
+
 MOST_DEVICES = 16
 """Devices of a log over which layers are divided at most."""
 
@@ -99,6 +110,10 @@ def read_log(log_text: LogText) -> LogReading | None:
         memory_terms = (*memory_terms, LogTerm("requested", requested_bytes))
     if not memory_terms:
         return None
+    off = ""
+    if is_out_of_memory:
+        off = next((name for name, hints in FAILURES.items() if log_text.lines_with(*hints)), "")
+        off = off or _largest_buffer(memory_terms)
     formats = {PLAIN_FORMATS.get(log_values.text(term_name), "") for term_name in ("key_format", "value_format")}
     is_fork = not is_ollama and any(term_name in log_values for term_name in IK_FLAGS)
     program = "ollama" if is_ollama else "ik_llama.cpp" if is_fork else "llama.cpp"
@@ -115,8 +130,10 @@ def read_log(log_text: LogText) -> LogReading | None:
         flags=_ollama_flags(log_values) if is_ollama else _llama_server_flags(log_values),
         scheme=log_values.text("file_type").lower().replace(" - ", "_"),
         message=next((line.strip() for line in log_text.lines_with("out of memory", "failed to allocate")), ""),
-        off=_largest_buffer(memory_terms) if is_out_of_memory else "",
-        flag=("num_ctx" if is_ollama else "--ctx-size") if is_out_of_memory else "",
+        off=off,
+        flag=(OLLAMA_OPTIONS if is_ollama else BUFFER_FLAGS).get(off, "num_ctx" if is_ollama else "--ctx-size")
+        if is_out_of_memory
+        else "",
         oom_flag="num_ctx" if is_ollama else "--ctx-size",
         cache_tokens=max(log_values.counts("ctx_size"), default=0),
         cache_dtype=formats.pop() if len(formats) == 1 else "",

@@ -15,6 +15,7 @@ PATTERNS = (
     pattern("sglang", rf"sglang(?:\[all\])?(?:==| version:? | v)(?P<version>{VERSION})"),
     pattern("Load weight begin.", rf"avail mem=(?P<free>{AMOUNT})"),
     pattern("Load weight end.", rf"mem usage=(?P<weights>{AMOUNT})"),
+    pattern("Load weight end.", rf"avail mem=(?P<left>{AMOUNT})"),
     pattern("KV Cache is allocated.", rf"#tokens: (?P<tokens>{COUNT})"),
     pattern("KV Cache is allocated.", rf"\bK size: (?P<keys>{AMOUNT}), V size: (?P<values>{AMOUNT})"),
     pattern("KV Cache is allocated.", rf"\bKV size: (?P<latents>{AMOUNT})"),
@@ -23,12 +24,17 @@ PATTERNS = (
     pattern("context_len=", rf"=(?P<context_length>{COUNT})"),
 )
 
+RANK_HINTS = ("Load weight ", "KV Cache is allocated.", "max_total_num_tokens=")
+"""Parts of the lines by which the first rank of a log is found."""
+
 _RANK = re.compile(r"\bTP([0-9]{1,4})\b")
 
 
 def read_log(log_text: LogText) -> LogReading | None:
     """Returns the memory sizes that SGLang printed in a log; None if it has none."""
-    log_values = LogValues(log_text, PATTERNS, _is_of_another_rank)
+    ranks = [int(match[1]) for line in log_text.lines_with(*RANK_HINTS) if (match := _RANK.search(line[:120]))]
+    first_rank = min(ranks, default=0)
+    log_values = LogValues(log_text, PATTERNS, lambda line: _is_of_another_rank(line, first_rank))
     arguments: dict[str, Any] = {}
     for line in log_text.lines_with("ServerArgs("):
         arguments |= argument_pairs(line[line.index("ServerArgs(") :])
@@ -54,10 +60,10 @@ def read_log(log_text: LogText) -> LogReading | None:
     )
 
 
-def _is_of_another_rank(line: str) -> bool:
-    """Whether a line is from another rank than the first; all ranks log the same lines."""
+def _is_of_another_rank(line: str, first_rank: int) -> bool:
+    """Whether a line is from another rank than the first in the log; all ranks log the same lines."""
     match = _RANK.search(line[:120])
-    return match is not None and int(match[1]) > 0
+    return match is not None and int(match[1]) != first_rank
 
 
 def _memory_terms(log_values: LogValues, arguments: dict[str, Any]) -> Iterator[LogTerm]:
@@ -66,6 +72,9 @@ def _memory_terms(log_values: LogValues, arguments: dict[str, Any]) -> Iterator[
     if free_bytes is not None and re.fullmatch(r"0?\.[0-9]{1,12}|1(\.0)?", fraction):
         yield LogTerm("budget", int(free_bytes * float(fraction)))
     yield from log_values.largest("weights", "cuda_graphs")
+    left_bytes = log_values.last_size("left")
+    if "weights" not in log_values and free_bytes is not None and left_bytes is not None:  # before 0.4.4
+        yield LogTerm("weights", free_bytes - left_bytes)
     cache = sum(sum(log_values.sizes(term_name)) for term_name in ("keys", "values", "latents"))
     if cache:
         yield LogTerm("kv_cache", cache)

@@ -62,17 +62,25 @@ PATTERNS = (
     pattern("for peak activation, ", rf" and (?P<cuda_graphs>{AMOUNT}) for CUDAGraph memory"),
 )
 
+TOO_LITTLE_FREE = "is less than desired GPU memory utilization"
+"""The message of vLLM where other programs, or the one that just ended, hold what the budget asks for."""
+
+ADVISED_FLAGS = {
+    TOO_LITTLE_FREE: "--gpu-memory-utilization",
+    "No available memory for the cache blocks": "--gpu-memory-utilization",
+    "To serve at least one request with the model": "--max-model-len",
+    "is larger than the maximum number of tokens that can be stored in KV": "--max-model-len",
+}
+"""Parts of the messages with which vLLM refuses to start, of all versions → the flag that it advises to change."""
+
 REFUSAL_MESSAGES = (
-    "No available memory for the cache blocks",
-    "To serve at least one request with the model",
-    "is larger than the maximum number of tokens that can be stored in KV",
-    "is less than desired GPU memory utilization",
+    *ADVISED_FLAGS,
     "is less than the engine's budget after excluding",
     "exceed the desired GPU memory utilization",
     "exceeds available Mamba cache blocks",
     "In Mamba cache align mode, block_size",
 )
-"""Parts of the messages with which vLLM refuses to start, of all versions."""
+"""Parts of all messages with which vLLM refuses to start, of all versions."""
 
 SAMPLER_MESSAGE = "CUDA out of memory occurred when warming up sampler with"
 """The message of vLLM where the sampler finds no room after the cache and the graphs (`_dummy_sampler_run`)."""
@@ -128,10 +136,14 @@ def read_log(log_text: LogText) -> LogReading | None:
         message=message.strip(),
         refused=bool(refusal),
         kind="oom" if is_out_of_memory else "startup",
-        off="profile_run" if is_out_of_memory else "",
-        flag="--max-num-seqs" if is_out_of_memory else "",
+        off="profile_run" if is_out_of_memory else "budget" if TOO_LITTLE_FREE in refusal else "",
+        flag="--max-num-seqs" if is_out_of_memory else _advised_flag(refusal),
         oom_flag="--max-num-seqs",
     )
+
+
+def _advised_flag(refusal: str) -> str:
+    return next((flag for message, flag in ADVISED_FLAGS.items() if message in refusal), "")
 
 
 def _memory_terms(log_values: LogValues) -> Iterator[LogTerm]:
@@ -160,7 +172,7 @@ def _flags_in_log(log_text: LogText) -> dict[str, Any]:
     """Returns the model and the flags that a log prints, as the user typed them or as the engine configured them."""
     arguments: dict[str, Any] = {}
     for line in log_text.lines_with("LLM engine (v", "LLM engine with config"):
-        for name, value in argument_pairs(line).items():
+        for name, value in argument_pairs(line.partition("config:")[2]).items():
             if name in CONFIG_FIELDS:
                 arguments[CONFIG_FIELDS[name]] = str(value).removeprefix("torch.") if name == "dtype" else value
     for line in log_text.lines_with(*ARGUMENT_LINES):

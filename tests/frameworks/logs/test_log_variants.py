@@ -153,3 +153,78 @@ def test_ollamas_request_for_memory_states_the_context(tmp_path: Path) -> None:
     # 40,960 cells of 36 layers with 8 key heads of 128, keys and values in 16 bits
     assert terms["kv_buffer", "CUDA0"]["computed"] == 40_960 * 36 * 2 * 8 * 128 * 2
     assert abs(terms["model_buffer", "CUDA0"]["difference"]) < 0.02
+
+
+CONFIG_LINE = (
+    "INFO 04-29 01:34:48 [core.py:58] Initializing a V1 LLM engine (v0.8.5) with config: model='Qwen/Qwen3-14B', "
+    "speculative_config=None, tokenizer='Qwen/Qwen3-14B', dtype=torch.bfloat16, max_seq_len=4096, "
+    "tensor_parallel_size=2, quantization=None, kv_cache_dtype=auto\n"
+)
+
+
+def test_the_configuration_of_an_engine_names_the_model(tmp_path: Path) -> None:
+    """`config: model='…'` was read as a field `config`, so that the log named no model."""
+    file = tmp_path / "config.log"
+    file.write_text(CONFIG_LINE + "INFO 04-29 01:35:10 [gpu_model_runner.py:1347] Model loading took 13.79 GiB\n")
+    document = functions.explain_log(file).document
+    assert document["model"]["name"] == "qwen3-14b"
+    assert document["terms"][0]["computed"] == pytest.approx(13.79 * 2**30, rel=0.01)
+
+
+ALLOCATION = "alloc_buffer: allocating 51.72 MiB on device 1: cudaMalloc failed: out of memory\n"
+FAILURES = {
+    ALLOCATION + "graph_reserve: failed to allocate compute buffers": (
+        "compute_buffer",
+        "--ubatch-size",
+    ),
+    ALLOCATION + "llama_model_load: error loading model: unable to allocate CUDA1 buffer": (
+        "model_buffer",
+        "--n-gpu-layers",
+    ),
+    "alloc_tensor_range: failed to allocate Vulkan0 buffer of size 1632174080\n"
+    "llama_init_from_model: failed to initialize the context: failed to allocate buffer for kv cache": (
+        "kv_buffer",
+        "--ctx-size",
+    ),
+    "ValueError: Free memory on device cuda:0 (13.87/15.99 GiB) on startup is less than desired GPU memory utilization "
+    "(0.9, 14.39 GiB). Decrease GPU memory utilization or reduce GPU memory used by other processes.": (
+        "budget",
+        "--gpu-memory-utilization",
+    ),
+    "ValueError: No available memory for the cache blocks. Try increasing `gpu_memory_utilization` when initializing": (
+        "kv_cache",
+        "--gpu-memory-utilization",
+    ),
+    "ValueError: To serve at least one request with the models's max seq len (262144), (24.00 GiB KV cache is needed, "
+    "which is larger than the available KV cache memory (11.52 GiB).": ("kv_cache", "--max-model-len"),
+}
+
+
+@pytest.mark.parametrize("message", FAILURES, ids=lambda message: FAILURES[message][0] + FAILURES[message][1])
+def test_a_failure_names_what_found_no_room_and_its_flag(message: str, tmp_path: Path) -> None:
+    file = tmp_path / "failed.log"
+    file.write_text(message + "\n")
+    document = functions.explain_log(file).document
+    assert (document["off"], document["flag"]) == FAILURES[message]
+
+
+def test_weights_of_sglang_by_the_free_memory_and_of_another_rank(tmp_path: Path) -> None:
+    """Before 0.4.4 SGLang prints what is free before and after loading; a posted log may be of the last rank."""
+    file = tmp_path / "sglang.log"
+    file.write_text(
+        "[2024-10-22 06:31:41 TP3] Load weight begin. avail mem=47.27 GB\n"
+        "[2024-10-22 06:31:45 TP3] Load weight end. type=Phi3ForCausalLM, dtype=torch.bfloat16, avail mem=40.06 GB\n"
+    )
+    document = functions.explain_log(file).document
+    assert [term["name"] for term in document["terms"]] == ["weights"]
+    assert document["terms"][0]["log"] == pytest.approx(7.21 * 2**30)
+
+
+def test_the_scheme_in_a_name_holds_without_an_accelerator(tmp_path: Path) -> None:
+    file = tmp_path / "sglang.log"
+    file.write_text(
+        "server_args=ServerArgs(model_path='Qwen/Qwen3-8B-FP8', tp_size=1)\n"
+        "Load weight end. type=Qwen3ForCausalLM, avail mem=62.40 GB, mem usage=8.80 GB.\n"
+    )
+    document = functions.explain_log(file).document
+    assert document["terms"][0]["computed"] == pytest.approx(8.8 * 2**30, rel=0.02)
