@@ -262,7 +262,7 @@ def model_of_file(target: Any, model_name: str, place_in_error: str, read_model:
         return preset.model_copy(update={"notes": (*preset.notes, note)})
 
 
-_PATH = re.compile(r"(?:/|\./|\.\./|~/).*[^/]")
+_PATH = re.compile(r"(?:/|\./|\.\./|~/|models?/|checkpoints?/|weights/).*[^/]")
 """The path of a folder or a file, which a launch file may name on another machine."""
 
 

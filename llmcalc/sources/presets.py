@@ -106,6 +106,8 @@ def known_model(name: str) -> Preset | None:
     return None if preset_name is None else load_preset(preset_name)
 
 
+_GGUF_TYPE = r"(?P<mix>(?:i?q[1-8]_(?:[01k]|xxs|xs|nl|s|m)(?:_[sml])?|f16|bf16))"
+
 SCHEMES_IN_NAMES = (
     (r"awq(?:[-_]?int4|[-_]?4bit)?|int4[-_]awq", "awq-int4-g128"),
     (r"gptq(?:[-_]?int4|[-_]?4bit)?|int4[-_]gptq", "gptq-int4-g128"),
@@ -114,11 +116,14 @@ SCHEMES_IN_NAMES = (
     (r"fp8(?:[-_]dynamic)?", "fp8-dynamic"),
     (r"nvfp4|fp4", "nvfp4"),
     (r"w8a8|quantized\.w8a8", "w8a8"),
-    (r"(?P<mix>i?q[2-8](?:_[01k])(?:_[sml])?|f16|bf16)\.gguf", ""),
+    (rf"{_GGUF_TYPE}(?:-[0-9]{{5}}-of-[0-9]{{5}})?\.gguf", ""),
+    (rf"gguf:{_GGUF_TYPE}|{_GGUF_TYPE.replace('mix', 'mix_of_repository')}-gguf", ""),
+    (r"gguf", "q4_k_m"),
 )
 """End of the name of a checkpoint's folder or file → the scheme of `--quantize` that it names.
 
-Of a GGUF file the type in its name is the scheme.
+Of a GGUF file the type in its name is the scheme, and of a repository of them that of its tag; without one llama-server
+takes Q4_K_M.
 """
 
 
@@ -132,7 +137,10 @@ def known_checkpoint(name: str) -> tuple[Preset, str] | None:
         match = re.fullmatch(rf"(?P<model>.{{2,200}}?)[-_.](?:{pattern})", last_segment, re.IGNORECASE)
         preset = None if match is None else known_model(match["model"])
         if match is not None and preset is not None:
-            return preset, scheme or match["mix"].lower()
+            types = match.groupdict()
+            if pattern == "gguf" and preset.quantization_config is not None:  # gpt-oss: its files have its own format
+                continue
+            return preset, scheme or (types.get("mix") or types["mix_of_repository"]).lower()
     return None
 
 

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import re
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from typing import Any
 
 from ...sources.huggingface.family import field_names
+from ..launch.unresolved import is_unresolved
 from .accelerators import accelerator_count
 from .server import Container
 
@@ -34,6 +36,7 @@ def container_of(command_words: Sequence[str], place_in_file: str) -> Container 
     if not queue or queue.popleft() not in ("run", "exec", "create"):
         return None
     env: dict[str, str] = {}
+    mounts: dict[str, str] = {}
     entry: list[str] = []
     gpus = None
     while queue and queue[0].startswith("-"):
@@ -49,6 +52,8 @@ def container_of(command_words: Sequence[str], place_in_file: str) -> Container 
             variable, variable_equals, text = value.partition("=")
             if variable_equals:
                 env[variable] = text
+        elif name in ("-v", "--volume", "--mount"):
+            mounts |= mount_of(value)
         elif name == "--entrypoint":
             entry = value.split()
         elif name == "--gpus":
@@ -56,7 +61,24 @@ def container_of(command_words: Sequence[str], place_in_file: str) -> Container 
     if not queue:
         return None
     image = queue.popleft()
-    return Container(place_in_file, (*entry, *queue), image, env, gpus=gpus)
+    return Container(place_in_file, (*entry, *queue), image, env, gpus=gpus, mounts=mounts)
+
+
+def mount_of(volume: Any) -> dict[str, str]:
+    """Returns folder in the container → the host's path, of a volume in any spelling; empty for a volume without both.
+
+    `/data/Qwen3-8B:/model:ro`, `type=bind,source=/data/Qwen3-8B,target=/model`, or a table with `source` and `target`.
+    """
+    if isinstance(volume, Mapping):
+        parts = {str(key): str(value) for key, value in volume.items()}
+    elif "=" in str(volume):
+        parts = dict(part.partition("=")[::2] for part in str(volume).split(","))
+    else:
+        parts = dict(zip(("source", "target"), str(volume).split(":"), strict=False))
+    source = parts.get("source") or parts.get("src", "")
+    target = parts.get("target") or parts.get("dst") or parts.get("destination", "")
+    is_folder = "/" in source and not is_unresolved(source) and target.startswith("/") and target.rstrip("/")
+    return {target.rstrip("/"): source.rstrip("/")} if is_folder else {}
 
 
 def number_of_gpus(text: str, location: str) -> int | None:

@@ -18,6 +18,7 @@ from ..launch.text import parse_yaml
 from ..launch.unresolved import UNRESOLVED, unresolved
 from .accelerators import ACCELERATOR_LABELS, MACHINE_LABELS, accelerator_count
 from .arguments import engine_of_flags
+from .docker_command import mount_of
 from .engine_tables import inner_table, table_of_engine, tables_of_engines
 from .llama_swap import is_llama_swap, servers_of_llama_swap
 from .scripts import ServerFinder, starts_server, versions_in
@@ -123,8 +124,9 @@ def _compose_servers(
         place_in_file = f"services.{one_line(str(name))[:60]}"
         text = {
             key: _expand_variables(service.get(key), expand_variables)
-            for key in (*COMMAND_KEYS, "environment", "image")
+            for key in (*COMMAND_KEYS, "environment", "image", "volumes")
         }
+        volumes = text["volumes"] if isinstance(text["volumes"], list) else []
         devices = inner_table(service, "deploy", "resources", "reservations").get("devices")
         container = Container(
             place=place_in_file,
@@ -134,6 +136,7 @@ def _compose_servers(
             image=str(text["image"] or ""),
             env=_environment_variables(text["environment"]),
             gpus=_reserved_accelerators(devices, f"{server_finder.where}: {place_in_file}"),
+            mounts={folder: source for volume in volumes for folder, source in mount_of(volume).items()},
         )
         words = tuple(command_word.replace(DOLLAR_MARK, "$") for command_word in container.words)
         yield from server_finder.in_words(replace(container, words=words))

@@ -239,6 +239,7 @@ def _read_server(
     model = start.model or arguments.model or container.model
     if container.model and not re.fullmatch(r"[\w.-]+/[\w.-]+", model):
         model = container.model
+    model = container.host_path(model)
     return LaunchedServer(
         where=name_in_errors,
         place=container.place,

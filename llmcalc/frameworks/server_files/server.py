@@ -26,6 +26,7 @@ class Container:
     model: the model that the file names outside the command; empty without one.
     engine: the engine that the file names outside the command; empty without one.
     sizes: fields of the layout that the file states outside the command → their values.
+    mounts: folder in the container → the host's folder or file that it shows.
     """
 
     place: str
@@ -37,6 +38,14 @@ class Container:
     model: str = ""
     engine: str = ""
     sizes: Mapping[str, Any] = field(default_factory=dict)
+    mounts: Mapping[str, str] = field(default_factory=dict)
+
+    def host_path(self, path: str) -> str:
+        """Returns the host's path of a path in the container: `/data/Qwen3-8B` of `/model`; of others the same path."""
+        for folder, source in self.mounts.items():
+            if path == folder or path.startswith(f"{folder}/"):
+                return source + path[len(folder) :]
+        return path
 
 
 @dataclass(frozen=True)

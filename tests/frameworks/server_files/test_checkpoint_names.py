@@ -76,3 +76,54 @@ def test_a_checkpoint_that_is_not_here_is_counted_by_its_name(tmp_path: Path) ->
     file.write_text("vllm serve /models/Qwen3-8B\n")
     plain = llmcalc.memory(launch=file, hardware="rtx-4090")
     assert any("is not here; by its name it is the preset qwen3-8b" in text for text in plain.document["notes"])
+
+
+@pytest.mark.parametrize(
+    ("name", "preset", "scheme"),
+    [
+        ("unsloth/Qwen3-4B-Instruct-2507-GGUF:Q8_0", "qwen3-4b-2507", "q8_0"),
+        ("ggml-org/Qwen2.5-Coder-3B-Q8_0-GGUF", "qwen2.5-coder-3b", "q8_0"),
+        ("/mnt/gguf/GLM-4.5-Q8_0/GLM-4.5-Q8_0-00001-of-00008.gguf", "glm-4.5", "q8_0"),
+        ("bartowski/Qwen3-8B-GGUF:IQ4_XS", "qwen3-8b", "iq4_xs"),
+        ("ggml-org/gemma-3-4b-it-GGUF", "gemma3-4b", "q4_k_m"),  # what llama-server takes without a tag
+        ("unsloth/Qwen3-8B-GGUF:UD-Q4_K_XL", None, ""),
+        ("ggml-org/gpt-oss-20b-GGUF", None, ""),  # in mxfp4 alone
+    ],
+)
+def test_a_repository_of_gguf_files_states_preset_and_type(name: str, preset: str | None, scheme: str) -> None:
+    known = known_checkpoint(name)
+    assert (None if known is None else (known[0].name, known[1])) == (None if preset is None else (preset, scheme))
+
+
+COMPOSE = """
+services:
+  vllm:
+    image: vllm/vllm-openai:v0.19.0
+    volumes: [{volume}]
+    command: ["--model", "/mnt/model", "--max-model-len", "8192"]
+"""
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        COMPOSE.format(volume='"/data/Qwen3-8B:/mnt/model"'),
+        COMPOSE.format(volume='"/data/Qwen3-8B:/mnt/model:ro"'),
+        COMPOSE.format(volume="{type: bind, source: /data/Qwen3-8B, target: /mnt/model}"),
+        "docker run --gpus all -v /data/Qwen3-8B:/mnt/model -v cache:/root vllm/vllm-openai:v0.19.0 --model /mnt/model",
+        "docker run --mount type=bind,src=/data/Qwen3-8B,dst=/mnt/model vllm/vllm-openai:v0.19.0 --model /mnt/model",
+        "vllm serve models/Qwen3-8B",
+    ],
+)
+def test_a_model_in_a_mounted_folder_is_that_of_the_host(text: str, tmp_path: Path) -> None:
+    file = tmp_path / ("compose.yml" if "services" in text else "serve.sh")
+    file.write_text(text)
+    document = llmcalc.memory(launch=file, hardware="h100").document
+    assert document["model"]["name"] == "qwen3-8b"
+
+
+def test_a_mount_whose_host_folder_is_not_known_leaves_the_path(tmp_path: Path) -> None:
+    file = tmp_path / "compose.yml"
+    file.write_text(COMPOSE.format(volume='"${MODELS}:/mnt/model"'))
+    with pytest.raises(InputError, match="its model, '/mnt/model', cannot be read"):
+        llmcalc.memory(launch=file, hardware="h100")
