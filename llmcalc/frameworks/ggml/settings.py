@@ -110,6 +110,8 @@ class GgmlSettings(EngineServer):
     @property
     def is_unified(self) -> bool:
         """Whether all sequences share one cache (--kv-unified); default with automatic --parallel."""
+        if self.rules.one_cache:
+            return True
         if "kv_unified" in self.flags:
             return bool(self.flags["kv_unified"])
         is_automatic = int(self.flags.get("parallel", -1)) < 1
@@ -148,10 +150,14 @@ class GgmlSettings(EngineServer):
         return self.sequence_cells * self.streams
 
     @property
+    def batch(self) -> int:
+        """The tokens of a batch (-b), at most the context."""
+        return min(int(self.flags.get("batch_size", 2048)), self.cache_cells)
+
+    @property
     def micro_batch(self) -> int:
         """The tokens of a micro-batch (-ub), at most -b and the context."""
-        batch = min(int(self.flags.get("batch_size", 2048)), self.cache_cells)
-        return min(int(self.flags.get("ubatch_size", 512)), batch)
+        return min(int(self.flags.get("ubatch_size", 512)), self.batch)
 
     @property
     def uses_flash_attention(self) -> bool:
@@ -227,14 +233,15 @@ class GgmlSettings(EngineServer):
     @property
     def longest_request(self) -> int:
         """The tokens of the longest request in a slot."""
-        return self.sequence_cells
+        return self.sequence_cells // (self.sequences if self.rules.one_cache else 1)
 
     def window_cells(self, window: int | None) -> int:
         """Returns the cache cells per stream for layers with sliding windows; the full context in early versions."""
         full_cells = self.sequence_cells
         if window is None or not self.rules.windowed_cache or self.flags.get("swa_full"):
             return full_cells
-        needed_cells = window * (self.sequences if self.is_unified else 1) + self.micro_batch
+        batch = self.batch if self.rules.window_batch == "batch" else self.micro_batch
+        needed_cells = window * (self.sequences if self.is_unified else 1) + batch
         padding = self.rules.cell_padding_flash if self.uses_flash_attention else self.rules.cell_padding
         return min(full_cells, _round_up(needed_cells, padding))
 

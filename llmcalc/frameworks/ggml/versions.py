@@ -18,6 +18,8 @@ class GgmlRules(RuleRange):
     ctx_size: int = Field(ge=0)
     parallel: int = Field(ge=1)
     kv_unified: bool = True
+    one_cache: bool = False
+    window_batch: Literal["batch", "micro-batch"] = "micro-batch"
     flash_attn: Literal["on", "off", "auto"] = "auto"
     n_gpu_layers: Literal["all", "zero"] = "all"
     output_counts_first: bool = False

@@ -88,3 +88,20 @@ def test_models_with_gated_delta_nets() -> None:
     assert len(errors) == 4
     assert sum(abs(error) < 1e-4 for error in errors) == 3
     assert min(errors) > -0.017
+
+
+@pytest.mark.parametrize(
+    ("build", "cells"),
+    [
+        ("b5452", 16 * 1024 + 2048),  # issue 13703 prints 18,432 cells and 7,488 MiB
+        ("b5600", 16 * 1024 + 512),
+        ("b6200", 16 * (1024 + 512)),
+        ("b7000", 16 * (1024 + 512)),
+    ],
+)
+def test_sequences_shared_a_cache_of_windows_before_each_had_one(build: str, cells: int) -> None:
+    record, version = engine_and_version(f"llama.cpp=={build}")
+    flags = {"parallel": 16, "ctx_size": 49_152, "n_gpu_layers": "99", "flash_attn": "on", "quantize": "q4_k_m"}
+    memory = record.memory_on(llmcalc.load("gemma3-27b"), find_hardware("l40s"), version, flags)
+    assert memory.bytes_of("kv_buffer") == (10 * 49_152 + 52 * cells) * 2 * 16 * 128 * 2
+    assert (memory.max_model_len, memory.max_concurrency) == (49_152 // 16, 16)
