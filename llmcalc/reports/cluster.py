@@ -301,14 +301,14 @@ def _time_after_pass(column: Column) -> Column:
 
 def _message_rows(cluster: Cluster) -> list[Row]:
     """Returns one row per group and kind of message in group order."""
-    sums: dict[tuple[str, int, str], list[int]] = {}
+    totals_by_message: dict[tuple[str, int, str], list[int]] = {}
     for message in cluster.messages or ():
-        totals = sums.setdefault((message.group, message.ranks, message.kind), [0, 0, 0])
+        totals = totals_by_message.setdefault((message.group, message.ranks, message.kind), [0, 0, 0])
         totals[0] += message.count
         totals[1] = max(totals[1], message.bytes)
         totals[2] += message.count * message.wire_bytes
-    groups = list(dict.fromkeys((group, ranks) for group, ranks, _ in sums))
-    ordered_messages = sorted(sums.items(), key=lambda message: groups.index(message[0][:2]))
+    groups = list(dict.fromkeys((group, ranks) for group, ranks, _ in totals_by_message))
+    ordered_messages = sorted(totals_by_message.items(), key=lambda message: groups.index(message[0][:2]))
     return [
         Row([group, ranks, MESSAGE_NAMES[message_kind], *totals])
         for (group, ranks, message_kind), totals in ordered_messages
