@@ -4,9 +4,10 @@
 
 Pages are prepared in a folder of their own: commands stand above their outputs, plots and figures are drawn with the
 words of the language's labels.toml, formulas become MathML that KaTeX draws anew, the reference is written from the
-program, and links that lead out of docs/ become text. Afterwards the switch of languages of each page is led to the same page in the other
-language, which has the same path in its folder; its head says so too, and what the page is about; and each page gets a
-Content-Security-Policy that lets it use the site's own files alone, for which scripts within pages become files.
+program, and links that lead out of docs/ become text. Afterwards the switch of languages of each page is led to the
+same page in the other language, which has the same path in its folder; its head says so too, and what the page is
+about; and each page gets a Content-Security-Policy that lets it use the site's own files alone, for which scripts
+within pages become files.
 """
 
 from __future__ import annotations
