@@ -51,6 +51,7 @@ STACKS = {
     "torchtitan": "fsdp2",
     "torchtitan-compile": "fsdp2-compile",
     "fms-fsdp": "fsdp2-compile",
+    "olmo-core": "fsdp2-compile",
     "deepspeed": "deepspeed",
     "deepspeed-offload": "deepspeed-offload",
     "automodel": "fsdp2-liger",
