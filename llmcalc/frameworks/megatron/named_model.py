@@ -8,7 +8,7 @@ from typing import Any
 
 from ...errors import InputError
 from ...parallel.layout import Layout
-from ..launch.record import LaunchReader, LaunchSettings
+from ..launch.record import LaunchReader, LaunchSettings, Table, share_of
 from ..launch.trainer import lora_settings
 
 
@@ -60,6 +60,21 @@ def bridge_adapters(reader: LaunchReader, section: str, rank: Any, targets: Any,
         dropout=dropout,
     )
     return {**settings, "lora_library": "megatron-bridge", "lora_dtype": "bf16"}
+
+
+def optimizer_on_host(
+    reader: LaunchReader, config: Table, prefix: str = "", default_fraction: float = 0.0
+) -> dict[str, Any]:
+    """Returns the setting of Adam's step on the host (core/optimizer/optimizer_config.py); none without it.
+
+    prefix: what stands before the arguments' names. default_fraction: the share of states without an argument.
+    """
+    if not reader.flag(config, f"{prefix}optimizer_cpu_offload"):
+        return {}
+    name = f"{prefix}optimizer_offload_fraction"
+    if share_of(reader, name, config, default_fraction) != 1:
+        reader.unknown[name] = "states on the device beside those on the host are not modelled; 1 is"
+    return {"optimizer_offload": True}
 
 
 def smallest_run(parallel_run: MegatronRun) -> int:

@@ -398,6 +398,11 @@ class MegatronSettings(MegatronArguments):
         self._check_context()
         if self.fp16 and self.bf16:
             raise InputError("--fp16, --bf16: both are given; expected one")
+        if self.optimizer_cpu_offload and not (self.use_precision_aware_optimizer and self.use_distributed_optimizer):
+            raise InputError(
+                "--optimizer-cpu-offload: Megatron-LM needs --use-precision-aware-optimizer and "
+                "--use-distributed-optimizer with it; expected both"
+            )
         if self.kind == "t5" and self.decoder_seq_length is None:
             raise InputError("--decoder-seq-length: missing; T5 needs it")
         self.layout()

@@ -18,7 +18,7 @@ from ..launch.command_line import overrides_of, plain_value
 from ..launch.python_source import CALLED, Config, Configurations, Unknown, parse_python
 from ..launch.record import CommandLine, Launch, LaunchReader, LaunchSource, reading_of, size_of
 from ..launch.unresolved import is_unresolved, printable, unresolved_reason
-from ..megatron.named_model import MegatronRun, bridge_adapters, megatron_run, smallest_run
+from ..megatron.named_model import MegatronRun, bridge_adapters, megatron_run, optimizer_on_host, smallest_run
 
 PACKAGE = "megatron.bridge.recipes"
 
@@ -58,7 +58,6 @@ OFF: dict[str, tuple[Any, ...]] = {
     "model.moe_token_dispatcher_type": ("alltoall", None),
     "model.freeze_language_model": (False, None),
     "comm_overlap.overlap_moe_expert_parallel_comm": (False, None),
-    "optimizer.optimizer_cpu_offload": (False, None),
 }
 """Keys of which only these values are modelled for a model that is named."""
 
@@ -236,7 +235,7 @@ def _read_configuration(reader: LaunchReader, config: Config, name: str) -> Laun
     if world_size is None and gpus is not None and int(gpus[1]) % smallest_run(parallel_run) == 0:
         world_size = int(gpus[1])
         reader.notes.append(f"{world_size} devices, from the recipe's name")
-    settings = {**adapters, **_optimizer_settings(reader, config)}
+    settings = {**adapters, **_optimizer_settings(reader, config), **optimizer_on_host(reader, config, "optimizer.")}
     launch = megatron_run(reader, parallel_run, world_size, settings)
     replicas = launch.layout.dp
     if global_batch % (batch * replicas):

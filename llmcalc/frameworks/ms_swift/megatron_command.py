@@ -15,7 +15,7 @@ from ..frozen_model import FrozenModel
 from ..launch.grpo import SFT_NOTE, grpo_length
 from ..launch.record import LaunchReader, LaunchSettings, Table, size_of
 from ..launch.trainer import kto_settings, lora_settings, pair_settings
-from ..megatron.named_model import MegatronRun, megatron_run
+from ..megatron.named_model import MegatronRun, megatron_run, optimizer_on_host
 from .rlhf import GRPO_BETA, PAIRS, known_names
 
 SIZES = (
@@ -33,11 +33,11 @@ READ = field_names("""
     global_batch_size sequence_parallel virtual_pipeline_model_parallel_size recompute_granularity recompute_method
     recompute_num_layers recompute_modules cross_entropy_loss_fusion use_distributed_optimizer torch_dtype
     attention_backend
-    use_precision_aware_optimizer exp_avg_dtype exp_avg_sq_dtype main_grads_dtype
+    use_precision_aware_optimizer exp_avg_dtype exp_avg_sq_dtype main_grads_dtype optimizer_cpu_offload
+    optimizer_offload_fraction
     """) | set(SIZES)
 
 OFF: dict[str, tuple[Any, ...]] = {
-    "optimizer_cpu_offload": (False, None),
     "fp8_format": (None,),
     "mtp_num_layers": (None, 0),
     "optimizer": ("adam",),
@@ -111,7 +111,7 @@ def run_of_megatron(
         recompute_modules=[modules] if isinstance(modules, str) else modules,
         fuses_cross_entropy=reader.flag(config, "cross_entropy_loss_fusion", True),
     )
-    settings = {**adapters, **_optimizer_settings(reader, config)}
+    settings = {**adapters, **_optimizer_settings(reader, config), **optimizer_on_host(reader, config, "", 1.0)}
     attention = str(reader.value(config, "attention_backend", "flash"))
     if attention in ("unfused", "local"):
         settings["attn_implementation"] = "eager"

@@ -20,7 +20,7 @@ from ..fsdp2.settings import TitanSettings
 from ..launch.record import Launch, LaunchReader, LaunchSettings, LaunchSource, Table, reading_of, share_of
 from ..launch.rollout import Rollout
 from ..launch.trainer import lora_settings
-from ..megatron.named_model import MegatronRun, bridge_adapters, megatron_run
+from ..megatron.named_model import MegatronRun, bridge_adapters, megatron_run, optimizer_on_host
 from .base_configs import BASE_CONFIGS
 
 ALGORITHMS = ("grpo", "dpo", "sft")
@@ -59,7 +59,6 @@ READ = field_names("""
 MODELLED: Mapping[str, tuple[Any, ...]] = {
     "dtensor_cfg.expert_parallel_size": (1,),
     "megatron_cfg.optimizer.optimizer": ("adam",),
-    "megatron_cfg.optimizer.optimizer_cpu_offload": (False,),
     "megatron_cfg.fine_grained_activation_offloading": (False,),
     "megatron_cfg.cuda_graph_impl": ("none",),
     "megatron_cfg.fp8_cfg.enabled": (False,),
@@ -356,6 +355,7 @@ def _megatron_run(reader: LaunchReader, policy: Table, world_size: int) -> Launc
         settings = bridge_adapters(reader, section, rank, targets or None, dropout)
     if reader.flag(policy, "megatron_cfg.optimizer.use_precision_aware_optimizer"):
         settings["precision_aware_optimizer"] = True
+    settings |= optimizer_on_host(reader, policy, "megatron_cfg.optimizer.")
     return megatron_run(reader, parallel_run, world_size, settings)
 
 

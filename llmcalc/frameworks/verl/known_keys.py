@@ -27,6 +27,9 @@ READ = field_names("""
     actor.megatron.override_transformer_config.recompute_granularity
     actor.megatron.override_transformer_config.recompute_method
     actor.megatron.override_transformer_config.recompute_num_layers
+    actor.optim.override_optimizer_config.optimizer_cpu_offload
+    actor.optim.override_optimizer_config.optimizer_offload_fraction
+    actor.optim.override_optimizer_config.use_precision_aware_optimizer
     model.path model.enable_gradient_checkpointing model.enable_activation_offload model.use_liger model.lora_rank
     model.target_modules model.use_fused_kernels model.use_remove_padding model.lora.rank model.lora.target_modules
     model.lora.dropout model.lora.type
@@ -34,6 +37,7 @@ READ = field_names("""
 
 WITHOUT_MEMORY = re.compile(
     r"actor\.(optim\.(lr|min_lr|weight_decay|clip_grad|total_training_steps|betas|warmup\w*|num_cycles)\w*"
+    r"|optim\.override_optimizer_config\.overlap_cpu_optimizer_d2h_h2d"
     r"|kl_loss_\w+|clip_ratio\w*|policy_loss\.\w+|loss_agg_mode|loss_scale_factor|grad_clip|tau_\w+|profiler\..*"
     r"|checkpoint\..*|ppo_epochs|shuffle|data_loader_seed|freeze_vision_tower|tis_\w+|rollout_n|router_replay\.mode"
     r"|fsdp_config\.(use_orig_params|forward_prefetch|wrap_policy\..*|mixed_precision\.buffer_dtype)"

@@ -70,6 +70,13 @@ READ: list[tuple[str, str, str, dict[str, Any]]] = [
         "megatron",
         {"lora_rank": 16, "lora_library": "megatron-bridge", "lora_dropout": True, "lora_dtype": "bf16"},
     ),
+    (
+        "verl_megatron.sh 4 +actor_rollout_ref.actor.optim.override_optimizer_config.optimizer_cpu_offload=True "
+        "+actor_rollout_ref.actor.optim.override_optimizer_config.optimizer_offload_fraction=1.",
+        "verl",
+        "megatron",
+        {"optimizer_offload": True, "tp": 4},
+    ),
     ("megatron_deepspeed.slurm", "megatron-deepspeed", "megatron", {"tp": 2, "pp": 2, "dp": 2, "zero": 1}),
     ("pai_qwen2.sh dsw 7B 2 bf16", "pai-megatron-patch", "megatron", {"tp": 2, "dp": 4, "sequence_parallel": True}),
     ("nanogpt_small.py", "nanogpt", "torch", {"dp": 1, "batch": 8, "seq": 512, "num_microbatches": 16}),
