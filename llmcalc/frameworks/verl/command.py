@@ -18,7 +18,7 @@ from ..launch.record import CommandLine, Launch, LaunchReader, LaunchSettings, L
 from ..launch.rollout import Rollout
 from ..launch.trainer import lora_settings
 from ..launch.unresolved import is_unresolved, unresolved_reason
-from ..megatron.named_model import MegatronRun, bridge_adapters, megatron_run, optimizer_on_host
+from ..megatron.named_model import MegatronRun, bridge_adapters, megatron_run, optimizer_on_host, stage_ends
 from .known_keys import check_keys
 from .rollout import ACTOR, MODEL, REFERENCE, ROLLOUT, read_rollout
 from .sft import ENGINE_SFT_TRAINER, FP32_SHARDS, SFT_TRAINER, run_of_sft, with_keys_of_fsdp
@@ -269,6 +269,7 @@ def _megatron_run(reader: LaunchReader, config: Table, world_size: int) -> Launc
         ep=size("expert_model_parallel_size"),
         etp=reader.optional_size(config, f"{section}.expert_tensor_parallel_size"),
         vpp=reader.optional_size(config, f"{section}.virtual_pipeline_model_parallel_size") or 1,
+        stage_ends=stage_ends(reader, config, f"{override}."),
         sequence_parallel=reader.flag(config, f"{section}.sequence_parallel", True),
         distributed_optimizer=reader.flag(config, f"{section}.use_distributed_optimizer", True),
         batch=batch,

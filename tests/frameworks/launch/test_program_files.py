@@ -200,7 +200,7 @@ def test_adapters_of_deepspeed_chat_have_the_format_of_the_weights() -> None:
         ("actor.optim.override_optimizer_config.optimizer_cpu_offload=True", "optimizer_cpu_offload"),
         ("model.lora.rank=32", r"model\.lora\.rank"),
         ("model.mtp.enable_train=True", "mtp"),
-        ("actor.megatron.override_transformer_config.num_layers_in_last_pipeline_stage=3", "num_layers_in_last"),
+        ("actor.megatron.override_transformer_config.account_for_loss_in_pipeline_split=True", "account_for_loss"),
     ],
 )
 def test_keys_of_verl_that_decide_memory_and_are_not_read_are_refused(override: str, said: str) -> None:
