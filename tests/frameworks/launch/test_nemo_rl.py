@@ -75,8 +75,7 @@ def test_stages_of_other_lengths_follow_from_the_models_layers() -> None:
     assert launch.settings["optimizer_offload"] is True
     assert launch.layout.pp_layout is None
     assert launch.with_stage_sizes(32).layout.pp_layout == (7, 10, 10, 5)
-    with pytest.raises(
-        InputError, match=r"layers of the first and of the last stage: 21 layers are left":
+    with pytest.raises(InputError, match="layers of the first and of the last stage: 21 layers are left"):
         launch.with_stage_sizes(33)
 
 
