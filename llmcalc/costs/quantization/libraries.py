@@ -233,8 +233,8 @@ def higgs(fields: Fields) -> Scheme:
 
 
 BLOCK_SCALES = (
-    "tables of embeddings have one scale a row, as transformers builds them, and encoders are not converted; checkpoints "
-    "may have more scales (Gemma 4 E2B's for mobile devices has 2.46 GB with its encoders, 3 % more than its class)"
+    "tables of embeddings have one scale a row, as transformers builds them, and encoders are not converted; "
+    "checkpoints may have more scales (Gemma 4 E2B's for mobile devices has 2.46 GB with its encoders, 3 % more than its class)"
 )
 
 

@@ -38,7 +38,7 @@ BARE_ROUTERS = frozenset(
         "mimo_v2_flash", "muse_spark", "nemotron_h",
     )
 )  # fmt: skip
-"""Model types whose router is a parameter of its own class in mlx-lm 0.32, and no linear layer: it stays unconverted."""
+"""Model types whose router is a bare parameter in mlx-lm 0.32, and no linear layer: it stays unconverted."""
 
 ROUTERS = "whether mlx-lm converts the routers is not in the config: they are counted as converted"
 

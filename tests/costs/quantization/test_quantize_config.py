@@ -344,20 +344,6 @@ def test_every_name_is_counted(model: str) -> None:
         assert quantized_size(spec, scheme_named(name)).total < 2 * params(spec).total
 
 
-def test_mlx_converts_no_router_that_is_a_bare_parameter() -> None:
-    """`MoEGate` of mlx-lm's deepseek_v3.py has a parameter `weight`, and `mlp.gate` of qwen3_moe.py is a linear layer."""
-    routers = sum(site.tensor.size for site in sites(MIXTURE.tree()) if site.kind == "router")
-    bare, usual = (
-        quantized_size(MIXTURE, _mlx({"model_type": kind, "quantization": MLX})).by_part
-        for kind in ("deepseek_v3", "qwen3_moe")
-    )
-    assert bare.unconverted - usual.unconverted == 2 * routers
-    assert usual.weights - bare.weights == routers // 2
-    scheme = _mlx({"model_type": "kimi_k25", "text_config": {}, "quantization": MLX})
-    quantized_size(MIXTURE, scheme)
-    assert "routers" not in " ".join(scheme.notes())
-
-
 @pytest.mark.parametrize("case", ["mamba-130m", "mamba2-2.7b"])
 def test_state_space_models(case: str) -> None:
     """dt_proj of the smaller model has rows of 48: F16 in llama.cpp's mixes with blocks of 256, and no type in those
@@ -432,7 +418,7 @@ def test_mlx_converts_routers_where_its_table_says_so() -> None:
 
 
 def test_mlx_converts_no_router_that_is_a_bare_parameter() -> None:
-    """`MoEGate` of mlx-lm's deepseek_v3.py has a parameter `weight`, and `mlp.gate` of qwen3_moe.py is a linear layer."""
+    """`MoEGate` of mlx-lm's deepseek_v3.py has a bare `weight`, and `mlp.gate` of qwen3_moe.py is a linear layer."""
     routers = sum(site.tensor.size for site in sites(MIXTURE.tree()) if site.kind == "router")
     bare, usual = (
         quantized_size(MIXTURE, _mlx({"model_type": kind, "quantization": MLX})).by_part

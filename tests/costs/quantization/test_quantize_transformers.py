@@ -217,7 +217,8 @@ def test_gemma_with_quantized_tables() -> None:
     config = {"architectures": ["Gemma4ForCausalLM"], **shape, "tie_word_embeddings": False}
     described = llmcalc.load(config)
     scheme = scheme_of_config({"quantization_config": {"quant_method": "gemma", **table}})
-    assert scheme is not None and described.checkpoint is not None
+    assert scheme is not None
+    assert described.checkpoint is not None
     names = described.checkpoint.names(described.model.tree(), described.model.kind)
     found = quantized_size(described.model, scheme, names=names)
     model = replace_with_quant_layers(build(config), GemmaQuantizationConfig(**table), table["modules_to_not_convert"])
