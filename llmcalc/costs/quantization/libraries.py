@@ -234,7 +234,8 @@ def higgs(fields: Fields) -> Scheme:
 
 BLOCK_SCALES = (
     "tables of embeddings have one scale a row, as transformers builds them, and encoders are not converted; "
-    "checkpoints may have more scales (Gemma 4 E2B's for mobile devices has 2.46 GB with its encoders, 3 % more than its class)"
+    "checkpoints may have more scales (that of Gemma 4 E2B for mobile devices has 2.46 GB with its encoders, 3 % more "
+    "than its class)"
 )
 
 
