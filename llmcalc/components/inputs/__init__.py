@@ -30,7 +30,7 @@ IMAGE_RULES = PartChoice(
         "budget": "inputs.budget:Budget",
     },
 )
-AUDIO_RULES = PartChoice("clips", {"clips": "inputs.clips:Clips"})
+AUDIO_RULES = PartChoice("clips", {"clips": "inputs.clips:Clips", "recording": "inputs.recording:Recording"})
 
 if TYPE_CHECKING:
     ImageInput: TypeAlias = ImageRule

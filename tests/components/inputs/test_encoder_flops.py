@@ -34,6 +34,15 @@ OTHER_SHAPES: dict[str, list[dict[str, Any]]] = {
         {**shape, "vision_config": {**shape["vision_config"], "num_patches": 25, "patch_size": 16}}
         for shape in WRAPPERS["lfm2_vl"][2]
     ],  # tiles of 32 × 32 patches
+    "phi4_multimodal": [
+        {**shape, "audio_config": {**shape["audio_config"], "downsample_rate": 1}}
+        for shape in WRAPPERS["phi4_multimodal"][2]
+    ],  # whose class merges no frames
+    "gemma4_unified": [
+        {**shape, "vision_config": {**shape["vision_config"], "mm_posemb_size": 400}}
+        for shape in WRAPPERS["gemma4_unified"][2]
+        if shape["vision_config"]
+    ],
     "llava": [*WRAPPERS["llava"][2], {"vision_config": PIXTRAL, "vision_feature_select_strategy": "full"}],
     **{
         kind: [
@@ -157,22 +166,39 @@ def products_for_nothing(spec: ModelSpec, height: int, width: int) -> int:
 
 @pytest.mark.parametrize(("kind", "shape"), list(cases("audio")))
 def test_flops_of_audio_are_those_of_the_class(kind: str, shape: dict[str, Any]) -> None:
-    """A clip has twice as many frames as the encoder has positions."""
     config = wrapped(kind, shape)
     spec, model = spec_of(config), build(config)
-    tower: Any = spec.towers["audio_tower"]
-    stem, frames = tower.stack.stem, tower.audio.frames
-    inputs = encoded_inputs(spec, Inputs(audio=frames / 100))
-    features = torch.ones(1, stem.num_mel_bins, frames)
-    with torch.no_grad(), FlopCounterMode(display=False) as counter:
+    rule = rule_of(spec, "audio")
+    lengths = [rule.frames / 100] if rule.type == "clips" else [0.31, 1.9]  # a clip has the frames of the encoder
+    for seconds in lengths:
+        closed = encoded_inputs(spec, Inputs(audio=seconds)).total(forward_of)
+        with torch.no_grad(), FlopCounterMode(display=False) as counter:
+            run_audio(kind, model, spec, rule.encode(seconds))
+        assert closed == counter.get_total_flops(), seconds
+
+
+def run_audio(kind: str, model: Any, spec: ModelSpec, encoded: Encoded) -> None:
+    """Runs the class's encoder of audio and its projector on features of the size that its processor makes."""
+    tower: Any = next(tower for tower in spec.towers.values() if getattr(tower, "audio", None) is not None)
+    batch = encoded.parts, encoded.rows
+    if tower.type == "projector":
+        model.get_audio_features(torch.ones(*batch, tower.input_size), torch.ones(*batch).bool())
+    elif tower.type == "conformer":
+        features = torch.ones(*batch, tower.subsampling.num_mel_bins)
+        if kind == "phi4_multimodal":
+            embedding = model.embed_tokens_extend.audio_embed
+            embedding.down_proj_for_speech(embedding.up_proj_for_speech(embedding.encoder(features, None)))
+        else:
+            model.get_audio_features(features, torch.full(batch, kind != "gemma3n"))
+    else:
+        features = torch.ones(encoded.parts, tower.stack.stem.num_mel_bins, encoded.rows)
         if hasattr(model, "get_audio_features"):
-            further: tuple[Any, ...] = (torch.ones(1, frames),) if "flamingo" in kind else ()
+            further: tuple[Any, ...] = (torch.ones(*batch),) if "flamingo" in kind else ()
             if kind == "musicflamingo":
-                further = *further, torch.full((1, frames // 4), model.config.audio_token_id)
+                further = *further, torch.full((1, encoded.rows // 4), model.config.audio_token_id)
             model.get_audio_features(features, *further)
         else:  # Qwen2-Audio has these two lines in its forward pass
             model.multi_modal_projector(model.audio_tower(features).last_hidden_state)
-    assert inputs.total(forward_of) == counter.get_total_flops()
 
 
 def test_an_image_with_too_few_patches_is_refused() -> None:
