@@ -136,15 +136,22 @@ def _encoder_runs(
     )
     names_of_parts = list(_with_projectors(spec, name, has_images))
     _check_merges(spec, names_of_parts, encoded_input)
-    nodes = tuple(towers_by_name[name_of_part] for name_of_part in names_of_parts)
-    if encoded_input.real_patches is None:
-        yield EncoderRun(nodes, RunConfig(workload))
-        return
-    yield EncoderRun(nodes[:1], RunConfig(workload))
-    if nodes[1:]:
-        yield EncoderRun(
-            nodes[1:], RunConfig(replace(workload, batch=input_count, rows=encoded_input.real_patches, columns=1))
-        )
+    encoder_pass, merged_patches = workload, 1
+    for name_of_part in names_of_parts:
+        tower: Any = spec.towers[name_of_part]
+        if tower.type == "projector" and encoder_pass is workload and encoded_input.real_patches is not None:
+            encoder_pass = replace(workload, batch=input_count, rows=encoded_input.real_patches, columns=1)
+        if tower.type == "projector":
+            merged_patches *= tower.merge**2
+        further_patches = 0
+        if tower.type == "projector" and tower.frames > 1 and encoded_input.repeats_frames:
+            further_patches = (tower.frames - 1) * encoder_pass.rows * encoder_pass.columns
+        if tower.type == "projector" and tower.input_marks and encoded_input.line_marks:
+            further_patches = (encoded_input.line_marks - tower.input_marks) * merged_patches
+        if further_patches:
+            patches = encoder_pass.rows * encoder_pass.columns + further_patches
+            encoder_pass = replace(encoder_pass, rows=patches, columns=1)
+        yield EncoderRun((towers_by_name[name_of_part],), RunConfig(encoder_pass))
 
 
 def _check_merges(spec: ModelSpec, names_of_parts: list[str], encoded_input: Encoded) -> None:

@@ -23,6 +23,7 @@ IMAGE_RULES = PartChoice(
         "pinpoints": "inputs.pinpoints:Pinpoints",
         "tiles": "inputs.tiles:Tiles",
         "native_tiles": "inputs.native_tiles:NativeTiles",
+        "dynamic_hd": "inputs.dynamic_hd:DynamicHd",
         "canvas": "inputs.canvas:Canvas",
         "split": "inputs.split:Split",
         "padded": "inputs.padded:Padded",

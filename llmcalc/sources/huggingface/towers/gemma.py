@@ -17,10 +17,17 @@ from ..family import field_names
 from ..parts import ACTIVATIONS, Table, attention, glu, layernorm, mlp, qk_norm, rmsnorm
 from .section import Section, projector, vision_section, vit
 
-GEMMA4_TOKENS, GEMMA4_MARKS = 280, 2
+GEMMA4_BUDGET: Table = {"type": "budget", "max_tokens": 280, "marks": 2}
 """The most embeddings of an image in Gemma 4's published processors, and the tokens that they write around it."""
 
-GEMMA4_FRAMES: Table = {"window": 321, "lead": 160, "multiple": 128, "frames_per_token": 4, "max_seconds": 30, "marks": 2}
+GEMMA4_FRAMES: Table = {
+    "window": 321,
+    "lead": 160,
+    "multiple": 128,
+    "frames_per_token": 4,
+    "max_seconds": 30,
+    "marks": 2,
+}
 GEMMA3N_FRAMES: Table = {"window": 513, "multiple": 128, "tokens": 188, "max_seconds": 30, "marks": 4}
 """How the published processors cut audio into frames, and the tokens that they write for a recording."""
 
@@ -40,7 +47,7 @@ def _read_gemma4_vision(wrapper: Config, config: Config, width: int) -> Table:
     }
     positions = {"rows": config.size("position_embedding_size"), "axes": 2}
     clamps, merge = 4 * 7 if config.flag("use_clipped_linears") else 0, config.size("pooling_kernel_size")
-    image = {"type": "budget", "max_tokens": GEMMA4_TOKENS, "merge": merge, "marks": GEMMA4_MARKS}
+    image = {**GEMMA4_BUDGET, "merge": merge}
     standardize = config.flag("standardize")
     tower = vit(config, block, positions=positions, standardize=standardize, clamps=clamps, image=image)
     pooling: Table = {"merge": merge, "merged": "mean", "norm": unweighted_norm}
@@ -122,7 +129,7 @@ def _read_unified_vision(wrapper: Config, config: Config, width: int) -> Table:
         "patches": patches,
         "positions": positions,
         "norm": layernorm(1e-5),
-        "image": {"type": "budget", "max_tokens": GEMMA4_TOKENS, "merge": 1, "marks": GEMMA4_MARKS},
+        "image": {**GEMMA4_BUDGET, "merge": 1, "projects_padding": True},
     }
     return {
         "vision_embedder": embedder,
