@@ -259,7 +259,7 @@ class Server(EngineServer):
         return self.record.state_rules(self.version_of_rules)
 
     def needs_blocks_of_sequences(self, pool: BlockPool) -> bool:
-        """Whether each sequence needs a cache block: for recurrent states, if CUDA graphs decode whole batches."""
+        """Whether every sequence occupies a cache block: true for recurrent states decoded in full CUDA graphs."""
         decodes_in_graphs = self.graphs.number > 0 and graph_mode_of(self.compilation) != "PIECEWISE"
         return pool.has_states and self.state_rules.needs_blocks_of_sequences and decodes_in_graphs
 
