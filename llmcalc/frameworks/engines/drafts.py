@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from ...errors import InputError, shown
 from ...sources.preset import Preset
+from ...sources.presets import known_model
 from ...sources.target import load
 
 
@@ -15,6 +16,10 @@ def read_draft(model: str | Preset, flag: str, expected: str) -> Preset:
     try:
         return model if isinstance(model, Preset) else load(model)
     except InputError as error:
+        named = known_model(str(model)) if str(model).startswith(("/", "./", "../", "~/")) else None
+        if named is not None:  # a folder of another machine
+            note = f"the draft model, {shown(model)}, is not here; by its name it is the preset {named.name}"
+            return named.model_copy(update={"notes": (*named.notes, note)})
         raise InputError(
             f"{flag} {shown(model)}: cannot be read ({str(error)[:200]}); expected a preset, {expected}"
         ) from None

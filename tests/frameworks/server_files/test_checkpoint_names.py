@@ -127,3 +127,20 @@ def test_a_mount_whose_host_folder_is_not_known_leaves_the_path(tmp_path: Path) 
     file.write_text(COMPOSE.format(volume='"${MODELS}:/mnt/model"'))
     with pytest.raises(InputError, match="its model, '/mnt/model', cannot be read"):
         llmcalc.memory(launch=file, hardware="h100")
+
+
+def test_a_draft_on_another_machine_is_the_preset_of_its_name(tmp_path: Path) -> None:
+    folder = "/data/hub/models--meta-llama--Llama-3.2-1B-Instruct/snapshots/9213176726"
+    text = (
+        "python3 -m sglang.launch_server --model-path /data/Llama-3.1-70B-Instruct --speculative-algorithm STANDALONE "
+        "--speculative-num-steps 5 --speculative-eagle-topk 1 --speculative-num-draft-tokens 6 --tp 4 "
+        "--mem-fraction-static 0.7 --max-running-requests 1 --context-length 8192 --speculative-draft-model-path "
+    )
+    files = [tmp_path / "by_path.sh", tmp_path / "by_name.sh"]
+    for file, draft in zip(files, (folder, "llama3.2-1b"), strict=True):
+        file.write_text(text + draft + "\n")
+    by_path, by_name = (llmcalc.memory(launch=file, hardware="h100") for file in files)
+    assert by_path.result.terms == by_name.result.terms
+    file.write_text(text + "/data/own-draft\n")
+    with pytest.raises(InputError, match="cannot be read"):
+        llmcalc.memory(launch=file, hardware="h100")
