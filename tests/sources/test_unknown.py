@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -18,7 +17,6 @@ from tests.builders import CASES
 from tests.families import shapes_of
 from tests.samples import in_one_test
 
-Run = Callable[..., Any]
 LLAMA = shapes_of("llama")[0]
 
 
@@ -100,7 +98,7 @@ def test_no_real_config_is_refused(case: Path) -> None:
     assert describe_data(config)["model"] == describe_data(config, allow_unknown=True)["model"]
 
 
-def test_the_option_goes_on_past_both(run: Run, tmp_path: Path) -> None:
+def test_the_option_goes_on_past_both(run: Any, tmp_path: Path) -> None:
     path = tmp_path / "config.json"
     path.write_text(json.dumps({**without("num_hidden_layers"), "num_hidden_layer": 3, "num_experts": 8}))
     err = run("params", str(path)).error
