@@ -36,15 +36,7 @@ def scheme_of_config(config: Mapping[str, Any] | None) -> Scheme | None:
 
     Raises `InputError` for an unknown method or field, and for a value that the method does not support.
     """
-    if config is None:
-        return None
-    table, config_section = config.get("quantization_config"), config
-    for section in TEXT_SECTIONS:
-        if table is None and isinstance(config.get(section), dict):
-            config_section = config[section]
-            table = config_section.get("quantization_config")
-    if table is None:
-        table = config.get("quantization")  # older mlx-lm wrote this field alone
+    table, config_section = (None, {}) if config is None else _quantization_table(config)
     if table is None:
         return None
     if not isinstance(table, dict):
@@ -67,6 +59,14 @@ def scheme_of_config(config: Mapping[str, Any] | None) -> Scheme | None:
     except InputError as error:
         raise InputError(f"{error} ({WITHOUT})") from None
     return replace(scheme, stated=scheme_fields.where) if isinstance(scheme, LinearScheme) else scheme
+
+
+def _quantization_table(config: Mapping[str, Any]) -> tuple[Any, Mapping[str, Any]]:
+    """Returns the field on quantization of a config or of its text model, and the part of the config that it is in."""
+    for config_section in (config, *(config.get(section) for section in TEXT_SECTIONS)):
+        if isinstance(config_section, Mapping) and config_section.get("quantization_config") is not None:
+            return config_section["quantization_config"], config_section
+    return config.get("quantization"), config  # older mlx-lm wrote this field alone
 
 
 def _method_without_name(table: Mapping[str, Any]) -> str | None:
