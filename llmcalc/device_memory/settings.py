@@ -360,6 +360,16 @@ class Settings:
             every_framework=True,
         ),
     ] = None
+    optimizer_offload: Annotated[
+        bool | None,
+        Setting(
+            "Main weights and states of the optimizer are on the host, where its step runs. "
+            "Of a --framework whose optimizer does.",
+            "Training",
+            phases=TRAINING,
+            every_framework=True,
+        ),
+    ] = None
     offload_activations: Annotated[
         bool | None, Setting("What layers save waits on the host.", "Training", phases=TRAINING)
     ] = None

@@ -400,3 +400,25 @@ def test_layers_of_albert_are_those_of_its_groups() -> None:
     assert 0 < second - first == third - second
     with pytest.raises(InputError, match="inner_group_num: 10001; expected at most 100000 layers"):
         llmcalc.load(albert(num_hidden_layers=10, inner_group_num=10_001))
+
+
+@pytest.mark.parametrize(
+    ("section", "name", "value", "expected"),
+    [
+        ("encoder", "n_layers", 3, "encoder.n_layers: 3; expected 2, as encoder_config.num_hidden_layers"),
+        (
+            "transf_decoder.config_dict",
+            "inner_size",
+            64,
+            "config_dict.inner_size: 64; expected 48, as intermediate_size",
+        ),
+        ("head", "num_classes", 8, "head.num_classes: 8; expected 96, as vocab_size"),
+    ],
+)
+def test_sizes_of_nemo_are_those_that_the_class_reads(section: str, name: str, value: int, expected: str) -> None:
+    """Published configs of Cohere Transcribe have NeMo's sections alone; the class reads its defaults."""
+    outer, _, inner = section.partition(".")
+    table: dict[str, Any] = {name: value}
+    shape = shapes_of("cohere_asr")[0]
+    with pytest.raises(InputError, match=re.escape(expected)):
+        llmcalc.load({**shape, outer: {inner: table} if inner else table})

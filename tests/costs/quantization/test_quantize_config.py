@@ -415,6 +415,20 @@ def test_mlx_converts_routers_where_its_table_says_so() -> None:
     assert of_config(MIXTURE, **MLX, **gates).total < of_config(MIXTURE, **MLX, **kept).total
 
 
+def test_mlx_converts_no_router_that_is_a_bare_parameter() -> None:
+    """`MoEGate` of mlx-lm's deepseek_v3.py has a bare `weight`, and `mlp.gate` of qwen3_moe.py is a linear layer."""
+    routers = sum(site.tensor.size for site in sites(MIXTURE.tree()) if site.kind == "router")
+    bare, usual = (
+        quantized_size(MIXTURE, _mlx({"model_type": kind, "quantization": MLX})).by_part
+        for kind in ("deepseek_v3", "qwen3_moe")
+    )
+    assert bare.unconverted - usual.unconverted == 2 * routers
+    assert usual.weights - bare.weights == routers // 2
+    scheme = _mlx({"model_type": "kimi_k25", "text_config": {}, "quantization": MLX})
+    quantized_size(MIXTURE, scheme)
+    assert "routers" not in " ".join(scheme.notes())
+
+
 @pytest.mark.parametrize("case", ["mamba-130m", "mamba2-2.7b"])
 def test_mlx_converts_the_linear_layers_of_a_recurrence_and_no_convolution(case: str) -> None:
     spec = llmcalc.load(str(Path(__file__).parents[2] / "data/cases" / case)).model

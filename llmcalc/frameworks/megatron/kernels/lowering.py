@@ -202,7 +202,7 @@ class PersistentTensors:
         gradient = self.dummies.get(weight.shape)
         if gradient is None:
             with counted_as(self.meter, "gradients"):
-                gradient = self.dummies[weight.shape] = autograd_graph.new_tensor(weight.shape, BFLOAT16)
+                gradient = self.dummies[weight.shape] = empty(self.meter, weight.shape, BFLOAT16)
             self.shared[weight.shape] = [gradient.storage.block]
         return gradient
 
