@@ -36,7 +36,9 @@ def scheme_of_config(config: Mapping[str, Any] | None) -> Scheme | None:
 
     Raises `InputError` for an unknown method or field, and for a value that the method does not support.
     """
-    table, config_section = (None, {}) if config is None else _quantization_table(config)
+    if config is None:
+        return None
+    table, config_section = _quantization_table(config)
     if table is None:
         return None
     if not isinstance(table, dict):

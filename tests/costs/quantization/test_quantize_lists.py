@@ -16,7 +16,7 @@ import pytest
 import llmcalc
 from llmcalc.costs.params import params
 from llmcalc.costs.quantization import Parts, QuantizedSize, quantized_size, scheme_of_config
-from llmcalc.costs.quantization.base import sites
+from llmcalc.costs.quantization.base import weight_sites_of
 from llmcalc.device_memory.settings import Settings
 from llmcalc.device_memory.static import memory
 from llmcalc.errors import InputError
@@ -253,7 +253,10 @@ def test_modules_of_multi_token_prediction_are_excluded_by_their_names(entry: st
         return quantized_size(spec, scheme, include=include, names=names)
 
     with_module = size(entry, include=frozenset({"mtp"}))
-    module = sum(site.tensor.size * site.times for site in sites(spec.tree(), frozenset({"mtp"}))) - params(spec).total
+    module = (
+        sum(site.tensor.size * site.times for site in weight_sites_of(spec.tree(), frozenset({"mtp"})))
+        - params(spec).total
+    )
     assert with_module.total - size(entry).total == 2 * module
     for found in (with_module, size(entry)):
         assert not [note for note in found.scheme.notes() if "not in this model" in note]
