@@ -13,9 +13,7 @@ SMALL = "qwen3-0.6b?num_hidden_layers=6"
 
 
 def options(run: Any, *words: str, code: int = 0) -> list[dict[str, Any]]:
-    got, out, err = run("fit", *words, "--format", "json")
-    assert got == code, err
-    found: list[dict[str, Any]] = json.loads(out)["options"]
+    found: list[dict[str, Any]] = run("fit", *words, "--format", "json").document_with(code)["options"]
     return found
 
 
