@@ -86,7 +86,13 @@ GLM_SHAPES: list[dict[str, Any]] = [
 ]
 
 QWEN_2_5 = {k: v for k, v in QWEN.items() if k != "num_position_embeddings"}
-VIDEO_LLAMA = {**COMMON_VISION, "num_attention_heads": 2}
+VIDEO_LLAMA = {
+    "hidden_size": 24,
+    "intermediate_size": 20,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 2,
+    "patch_size": 4,
+}
 INTERNVL = {**COMMON_VISION, "image_size": 24}
 WHISPER = {
     "hidden_size": 24,
