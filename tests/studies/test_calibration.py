@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import math
 import random
 from collections.abc import Callable, Sequence
@@ -90,7 +89,7 @@ def test_a_fit_that_is_not_sure_keeps_every_factor_near_1() -> None:
         MeasuredRun(str(i), seconds(UNCHANGED) * math.exp(error), seconds)
         for i, (seconds, error) in enumerate(zip(PRICERS, noise, strict=True))
     ]
-    fit, whole = calibrate(runs), calibration.minimize(calibration.Linear(runs), calibration.AS_ONE)
+    fit, whole = calibrate(runs), calibration.minimize(calibration.LinearizedRuns(runs), calibration.AS_ONE)
     assert (fit.refused, fit.cautious) == ("", True)
     assert 1 < fit.factors.memory < whole.memory
     assert all(0.98 < factor < 1.02 for factor in astuple(fit.factors))
@@ -170,9 +169,7 @@ def rows(tmp_path: Path) -> Callable[[str], str]:
 
 
 def answer(run: Any, *words: str) -> Any:
-    code, out, err = run(*words, "--format", "json")
-    assert code == 0, err
-    return json.loads(out)
+    return run(*words, "--format", "json").document
 
 
 def test_time_plan_and_serve_answer_as_it_runs_here(run: Any, rows: Any) -> None:
@@ -248,17 +245,12 @@ FILES: dict[str, tuple[str, str]] = {
 
 @pytest.mark.parametrize(("text", "message"), FILES.values(), ids=FILES)
 def test_files_that_are_refused(run: Any, rows: Any, text: str, message: str) -> None:
-    code, out, err = run(*TIME, "--calibrate", rows(text))
-    assert (code, out) == (2, "")
-    assert err.count("\n") == 1
-    assert message in err
+    assert message in run(*TIME, "--calibrate", rows(text)).error
 
 
 def test_a_plan_is_not_calibrated_on_tokens(run: Any, rows: Any) -> None:
     words = ("plan", "gpt2", "--hardware", "h100", "--devices", "2", "--rows", "1", "--calibrate", rows(ROWS))
-    code, out, err = run(*words)
-    assert (code, out) == (2, "")
-    assert ":2: phase: decode; expected training" in err
+    assert ":2: phase: decode; expected training" in run(*words).error
 
 
 def test_a_plan_by_memory_takes_no_calibration(run: Any, rows: Any) -> None:
