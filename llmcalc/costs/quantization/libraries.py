@@ -44,16 +44,26 @@ AVERAGE = "bits per weight are the average that the converter aims at: its layer
 TORCHAO = "torchao stores Python objects: what they hold beside codes and scales is not counted"
 
 
+AUTO_ROUND = (
+    "act_bits", "act_data_type", "act_dynamic", "act_group_size", "act_sym", "amp", "autoround_version", "backend",
+    "batch_size", "block_name_to_quantize", "dataset", "enable_minmax_tuning", "enable_norm_bias_tuning",
+    "enable_quanted_input", "gradient_accumulate_steps", "iters", "low_gpu_mem_usage", "lr", "minmax_lr", "nsamples",
+    "quant_block_list", "scale_dtype", "seqlen", "super_bits", "super_group_size", "supported_types", "sym",
+    "to_quant_block_names", "train_bs", "enable_alg_ext", "model_free", "static_kv_dtype",
+)  # fmt: skip
+"""Fields of AutoRound on how codes were found, and on what its integer formats do not store."""
+
+
+def ignore_settings_of_auto_round(fields: Fields) -> None:
+    """Reads what AutoRound writes beside a format, also in the checkpoints that it exports as AWQ and GPTQ."""
+    fields.ignore(*AUTO_ROUND)
+    fields.must("data_type", "int", default="int")
+    fields.must("provider", "auto-round", default="auto-round")
+
+
 def auto_round(scheme_fields: Fields) -> Scheme:
     """Reads an auto-round config: GPTQ's layout without indices, or AWQ's; `extra_config` has bits of single layers."""
-    scheme_fields.ignore(
-        "act_bits", "act_data_type", "act_dynamic", "act_group_size", "act_sym", "amp", "autoround_version", "backend",
-        "batch_size", "block_name_to_quantize", "dataset", "enable_minmax_tuning", "enable_norm_bias_tuning",
-        "enable_quanted_input", "gradient_accumulate_steps", "iters", "low_gpu_mem_usage", "lr", "minmax_lr",
-        "nsamples", "quant_block_list", "scale_dtype", "seqlen", "super_bits", "super_group_size", "supported_types",
-        "sym", "to_quant_block_names", "train_bs", "enable_alg_ext", "model_free", "static_kv_dtype",
-    )  # fmt: skip
-    scheme_fields.must("data_type", "int", default="int")
+    ignore_settings_of_auto_round(scheme_fields)
     packing = scheme_fields.get("packing_format", "auto_round:auto_gptq")
     if not isinstance(packing, str) or not packing.startswith("auto_round"):
         raise scheme_fields.wrong("packing_format", packing, "auto_round:auto_gptq or auto_round:auto_awq")

@@ -282,3 +282,68 @@ def test_modules_that_no_format_converts_are_in_the_model() -> None:
     use = memory(preset.model, Settings(), preset.dtype, frozenset(), preset.checkpoint)
     assert use.quantized is not None
     assert not [note for note in use.quantized.scheme.notes() if "not in this model" in note]
+
+
+# Checkpoints of Qwen3.6 27B whose index states the bytes of all tensors, its encoder included
+
+LINEAR = [i for i in range(64) if i % 4 != 3]
+FULL = [i for i in range(64) if i % 4 == 3]
+EIGHT_BITS = {"bits": 8, "group_size": 64, "mode": "affine"}
+
+
+def unconverted_by_auto_round() -> list[str]:
+    """The list in config.json of github.com/hualayn/ai-articles at dfaac59, by its layers."""
+    layer = "model.language_model.layers."
+    return [
+        *(f"{layer}{i}.linear_attn.{part}" for i in LINEAR for part in ("in_proj_a", "in_proj_b", "out_proj")),
+        *(f"{layer}{i}.self_attn.o_proj" for i in FULL),
+        *(f"{layer}{i}.self_attn.{part}_proj" for i in range(43, 64, 4) for part in "qkv"),
+        *(f"{layer}{i}.mlp.{part}_proj" for i in range(43, 64, 4) for part in ("gate", "up")),
+        *(f"{layer}{i}.mlp.down_proj" for i in FULL),
+        *("model.visual.blocks", "visual", "linear_attn.out_proj", "linear_attn.in_proj_b", "linear_attn.in_proj_a"),
+        *("lm_head", "embed_tokens", "self_attn.o_proj", "mtp"),
+    ]
+
+
+CHECKPOINTS: dict[str, tuple[dict[str, Any], int]] = {
+    "AutoRound in AWQ's format, github.com/hualayn/ai-articles at dfaac59": (
+        {
+            "quant_method": "awq", "bits": 4, "group_size": 128, "zero_point": True, "version": "gemm", "sym": False,
+            "provider": "auto-round", "autoround_version": "0.12.3", "data_type": "int", "batch_size": 1,
+            "nsamples": 1024, "seqlen": 4096, "low_gpu_mem_usage": True,
+            "to_quant_block_names": "model.language_model.layers",
+            "modules_to_not_convert": unconverted_by_auto_round(),
+        },
+        26_025_400_800,
+    ),
+    "mlx-lm in 4 and 8 bits, github.com/Arp1tMoga/fast_qwen at 0f58585": (
+        {
+            "bits": 4, "group_size": 32, "mode": "affine",
+            **dict.fromkeys(("language_model.lm_head", "language_model.model.embed_tokens"), EIGHT_BITS),
+            **{f"language_model.model.layers.{i}.linear_attn.out_proj": EIGHT_BITS for i in LINEAR},
+            **{
+                f"language_model.model.layers.{i}.mlp.{part}_proj": EIGHT_BITS
+                for i in range(56, 64) for part in ("gate", "up", "down")
+            },
+        },
+        20_444_027_360,
+    ),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", CHECKPOINTS)
+def test_an_index_of_qwen_36_has_the_counted_bytes(name: str) -> None:
+    table, total = CHECKPOINTS[name]
+    spec = load("qwen3.6-27b").model
+    config = {"model_type": "qwen3_5", "architectures": ["Qwen3_5ForConditionalGeneration"]}
+    scheme = scheme_of_config({**config, "quantization_config": table})
+    assert scheme is not None
+    names = checkpoint_of(config).names(spec.tree(), spec.kind)
+    assert quantized_size(spec, scheme, include=frozenset({"towers"}), names=names).total == total
+
+
+def test_an_index_of_qwen_25_in_3_bits_has_the_counted_bytes() -> None:
+    """Of github.com/roshinpv/mpx at 60b0a99, whose config has the sizes of Qwen2.5 14B."""
+    scheme = scheme_of_config({"model_type": "qwen2", "quantization": {"group_size": 64, "bits": 3}})
+    assert scheme is not None
+    assert quantized_size(load("qwen2.5-14b").model, scheme).total == 6_463_203_328
