@@ -127,6 +127,7 @@ def _ignore_exporter(fields: Fields) -> None:
     """Ignores the settings of AutoRound in a checkpoint that it exported in the format of another library."""
     if "autoround_version" in fields.data or "provider" in fields.data:
         libraries.ignore_settings_of_auto_round(fields)
+        fields.must("data_type", "int", default="int")
 
 
 def _read_awq(fields: Fields) -> Scheme:

@@ -347,3 +347,41 @@ def test_an_index_of_qwen_25_in_3_bits_has_the_counted_bytes() -> None:
     scheme = scheme_of_config({"model_type": "qwen2", "quantization": {"group_size": 64, "bits": 3}})
     assert scheme is not None
     assert quantized_size(load("qwen2.5-14b").model, scheme).total == 6_463_203_328
+
+
+AUTO_ROUND = {
+    "quant_method": "auto-round", "packing_format": "auto_round:llm_compressor", "autoround_version": "0.12.3",
+    "bits": 4, "act_bits": 4, "sym": True, "act_sym": True, "act_dynamic": True, "iters": 0,
+}  # fmt: skip
+NVFP4 = {"data_type": "nv_fp", "act_data_type": "nv_fp4_with_static_gs", "group_size": 16, "act_group_size": 16}
+MXFP4 = {"data_type": "mx_fp", "act_data_type": "mx_fp", "group_size": 32, "act_group_size": 32}
+
+
+def test_auto_rounds_nvfp4_of_qwen_3_has_the_size_of_its_file() -> None:
+    """`model.safetensors` of Qwen3-1.7B has 1,415,404,568 bytes, of which some 113 for each tensor are its header.
+
+    196 linear layers have four tensors each: codes, two scales and that of the activations.
+    """
+    spec = load("qwen3-1.7b").model
+    scheme = scheme_of_config({"quantization_config": {**AUTO_ROUND, **NVFP4}})
+    assert scheme is not None
+    total = quantized_size(spec, scheme).total
+    assert 105 < (1_415_404_568 - total) / (4 * 196 + 4 * 28 + 2) < 120  # type: ignore[operator]
+    assert scheme.label == "auto-round-nvfp4-g16"
+
+
+def test_auto_rounds_mxfp4_is_that_of_compressed_tensors() -> None:
+    weights = {"num_bits": 4, "type": "float", "group_size": 32, "strategy": "group"}
+    group = {"targets": ["Linear"], "weights": weights}
+    table = {
+        "quant_method": "compressed-tensors",
+        "format": "mxfp4-pack-quantized",
+        "config_groups": {"group_0": group},
+    }
+    assert of_llama(**AUTO_ROUND, **MXFP4) == of_llama(**table, ignore=["lm_head"])
+    wide = {"extra_config": {"model.layers.0.mlp.down_proj": {"bits": 16, "data_type": "float"}}}
+    assert of_llama(**AUTO_ROUND, **MXFP4, **wide).weights == ALL // 2 - F // 2
+    eight = {"extra_config": {"model.layers.0.mlp.down_proj": {"bits": 8}}}
+    assert of_llama(**AUTO_ROUND, **MXFP4, **eight).weights == ALL // 2 + F // 2
+    with pytest.raises(InputError, match="group_size: 64; expected 32, the block of mx_fp"):
+        of_llama(**AUTO_ROUND, **{**MXFP4, "group_size": 64})
