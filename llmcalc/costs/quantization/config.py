@@ -155,7 +155,7 @@ def _read_gptq(fields: Fields) -> Scheme:
     fields.ignore(
         *CALIBRATION, "static_groups", "use_cuda_fp16", "use_exllama", "disable_exllama", "max_input_len",
         "model_name_or_path", "model_file_base_name", "damp_auto_increment", "mse", "v2", "quantizer", "pack_dtype",
-        "hf_format", "hyb_act", "offload_to_disk",
+        "hf_format", "hyb_act", "offload_to_disk", "pack_impl",
     )  # fmt: skip
     _ignore_exporter(fields)
     fields.must("method", "gptq", default="gptq")

@@ -385,3 +385,13 @@ def test_auto_rounds_mxfp4_is_that_of_compressed_tensors() -> None:
     assert of_llama(**AUTO_ROUND, **MXFP4, **eight).weights == ALL // 2 + F // 2
     with pytest.raises(InputError, match="group_size: 64; expected 32, the block of mx_fp"):
         of_llama(**AUTO_ROUND, **{**MXFP4, "group_size": 64})
+
+
+def test_what_gptqmodel_writes_beside_a_format_changes_nothing() -> None:
+    """The fields of a config that GPTQModel 5.6.12 wrote, as quoted in an issue of its repository."""
+    table = {"quant_method": "gptq", "bits": 4, "group_size": 32}
+    written = {
+        "desc_act": False, "sym": True, "lm_head": False, "checkpoint_format": "gptq", "pack_dtype": "int32",
+        "meta": {"quantizer": ["gptqmodel:5.6.12"], "mse": 0.0, "gptaq": False}, "pack_impl": "cpu", "format": "gptq",
+    }  # fmt: skip
+    assert of_llama(**table, **written) == of_llama(**table)
