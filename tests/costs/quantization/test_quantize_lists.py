@@ -395,3 +395,17 @@ def test_what_gptqmodel_writes_beside_a_format_changes_nothing() -> None:
         "meta": {"quantizer": ["gptqmodel:5.6.12"], "mse": 0.0, "gptaq": False}, "pack_impl": "cpu", "format": "gptq",
     }  # fmt: skip
     assert of_llama(**table, **written) == of_llama(**table)
+
+
+@pytest.mark.parametrize("order", [(0, 1, 2), (2, 1, 0), (1, 2, 0)])
+def test_a_name_comes_before_a_pattern_and_both_before_all_linear_layers(order: tuple[int, ...]) -> None:
+    """Of compressed-tensors, in whichever order the groups are: Qwen3.6's checkpoints have `Linear` first."""
+
+    def group(target: str, bits: int) -> dict[str, Any]:
+        weights = {"num_bits": bits, "type": "int", "group_size": 32, "strategy": "group", "symmetric": True}
+        return {"targets": [target], "weights": weights, "format": "pack-quantized"}
+
+    groups = (group("Linear", 4), group("re:.*down_proj$", 8), group("model.layers.1.mlp.down_proj", 2))
+    table = {"quant_method": "compressed-tensors", "ignore": ["lm_head"]}
+    found = of_llama(**table, config_groups={f"group_{i}": groups[i] for i in order})
+    assert found.weights == (ALL - 2 * F) // 2 + F + F // 4
