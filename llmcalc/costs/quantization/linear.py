@@ -188,8 +188,8 @@ def every_linear(fields: Fields, scheme: LinearScheme, *names: str) -> LinearSch
     names: config fields that may hold the list, as in `listed_modules`. The output head is unconverted if there is no
     list or the list names it.
     """
-    has_list = any(fields.get(name) is not None for name in names or ("modules_to_not_convert",))
-    return replace(scheme, head=has_list, everywhere=True, excluded=listed_modules(fields, *names))
+    has_module_list = any(fields.get(name) is not None for name in names or ("modules_to_not_convert",))
+    return replace(scheme, head=has_module_list, everywhere=True, excluded=listed_modules(fields, *names))
 
 
 def _is_skipped(weight_site: WeightSite) -> bool:
