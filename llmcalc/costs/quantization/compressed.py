@@ -36,7 +36,7 @@ def compressed_tensors(fields: Fields) -> Scheme:
     A module has the format of the group with its name, else of one with a pattern for it, else of that of `Linear`,
     in whichever order the groups are (compressed-tensors: `match_targets`; vLLM: `find_matched_target`).
     """
-    fields.ignore("version")
+    fields.ignore("version", "provider")
     sparsity = fields.get("sparsity_config")
     if sparsity not in (None, {}) and (not isinstance(sparsity, dict) or sparsity.get("format") != "dense"):
         raise fields.wrong("sparsity_config", sparsity, "none, or the format dense")
