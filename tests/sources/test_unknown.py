@@ -134,3 +134,10 @@ def test_what_reads_like_a_size() -> None:
     others = [Unknown(path, 4, "", False).is_size for path in ("eos_id", "seed", "x_steps", "norm_scale")]
     assert not any(others)
     assert not Unknown("num_x", True, "", False).is_size
+
+
+def test_a_model_type_of_its_own_with_a_known_class_names_the_type_that_is_read() -> None:
+    """As a published copy of Kimi K2 has it, whose code is its own by `auto_map`."""
+    config = {**LLAMA, "model_type": "bot_v1", "architectures": ["LlamaForCausalLM"], "auto_map": {"AutoModel": "x.Y"}}
+    with pytest.raises(InputError, match="its class is named as that of llama: with that model_type it is read"):
+        describe_data(config)

@@ -125,9 +125,17 @@ def _read_fbgemm(fields: Fields) -> Scheme:
     return every_linear(fields, LinearScheme("fp8-channel", named.FBGEMM_SOURCE, (), (Group(FP8("row")),)))
 
 
+def _ignore_exporter(fields: Fields) -> None:
+    """Ignores the settings of AutoRound in a checkpoint that it exported in the format of another library."""
+    if "autoround_version" in fields.data or "provider" in fields.data:
+        libraries.ignore_settings_of_auto_round(fields)
+        fields.must("data_type", "int", default="int")
+
+
 def _read_awq(fields: Fields) -> Scheme:
     """Reads a config of AWQ, in the layout `gemm`."""
     fields.ignore(*CALIBRATION, "do_fuse", "fuse_max_seq_len", "modules_to_fuse")
+    _ignore_exporter(fields)
     fields.must("bits", 4, default=4)
     fields.must("w_bit", 4, default=4)
     fields.must("zero_point", True, default=True)
@@ -149,8 +157,9 @@ def _read_gptq(fields: Fields) -> Scheme:
     fields.ignore(
         *CALIBRATION, "static_groups", "use_cuda_fp16", "use_exllama", "disable_exllama", "max_input_len",
         "model_name_or_path", "model_file_base_name", "damp_auto_increment", "mse", "v2", "quantizer", "pack_dtype",
-        "hf_format", "hyb_act", "offload_to_disk",
+        "hf_format", "hyb_act", "offload_to_disk", "pack_impl",
     )  # fmt: skip
+    _ignore_exporter(fields)
     fields.must("method", "gptq", default="gptq")
     fields.one_of(
         "checkpoint_format", fields.lower("checkpoint_format", fields.get("format", "gptq")), "gptq", "gptq_v2"

@@ -250,7 +250,7 @@ def test_entries_that_name_nothing_are_said() -> None:
             "expected the format of the layer's other experts",
         ),
         ({"quant_method": "hqq", "quant_config": {"weight_quant_params": {"nbits": 5}}}, "nbits: 5; expected one of"),
-        ({"quant_method": "auto-round", "bits": 4, "data_type": "mx_fp"}, "data_type: 'mx_fp'; expected one of 'int'"),
+        ({"quant_method": "auto-round", "bits": 4, "data_type": "fp"}, "data_type: 'fp'; expected one of 'int'"),
         ({"quant_method": "auto-round", "bits": 4, "packing_format": "gguf"}, "packing_format: 'gguf'; expected auto"),
         ({"quant_method": "quark"}, "global_quant_config: None; expected how weights are quantised"),
         ({"quant_method": "quark", "global_quant_config": {"weight": {"dtype": "int4"}}}, "dtype: 'int4'; expected"),
