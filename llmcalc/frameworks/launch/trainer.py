@@ -98,6 +98,9 @@ TRAINER_IGNORED = field_names("""
     """)
 """Arguments that do not change the memory of a training step, or by less than one block."""
 
+QUANTIZATION_AWARE = "fake-quantized weights are not modelled; --allow-unknown counts plain ones, which need less"
+"""Why quantization-aware training is refused."""
+
 TRAINER_SIGNS = (
     "per_device_train_batch_size",
     "gradient_accumulation_steps",

@@ -17,7 +17,7 @@ from ...sources.huggingface.family import field_names
 from ..launch.grpo import SFT_NOTE, colocated_rollout, grpo_length
 from ..launch.python_source import Unknown, constants, dotted, parse_python, value_of
 from ..launch.record import Launch, LaunchReader, LaunchSource, reading_of, share_of, size_of
-from ..launch.trainer import lora_settings, optimizer_settings, pair_settings, trainer_launch
+from ..launch.trainer import QUANTIZATION_AWARE, lora_settings, optimizer_settings, pair_settings, trainer_launch
 from .config_file import OFFLOADED_CHECKPOINTS, UPPER_BOUND, recompute_settings
 
 LOADERS = ("FastLanguageModel", "FastVisionModel", "FastModel")
@@ -126,7 +126,7 @@ def _read_calls(
     if reader.flag(model, "load_in_fp8"):
         reader.notes.append("load_in_fp8: frozen weights are counted in 16 bits, an upper bound")
     if model.get("qat_scheme") is not None:
-        reader.unknown["qat_scheme"] = "weights that are quantized while they are trained are not modelled"
+        reader.unknown["qat_scheme"] = QUANTIZATION_AWARE
     name = str(model.get("model_name", ""))
     model_name = FOUR_BITS.sub("", name)
     if model_name != name:
