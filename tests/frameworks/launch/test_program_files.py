@@ -118,6 +118,15 @@ def test_the_allocator_is_that_of_the_commands_environment() -> None:
     assert (plain.settings.get("allocator"), expandable.settings.get("allocator")) == (None, "expandable")
 
 
+def test_deepspeeds_own_arguments_name_its_config() -> None:
+    """deepspeed.add_config_arguments: `--deepspeed` turns it on, `--deepspeed_config` is the file."""
+    text = FILES["deepspeed_trainer.sh"]
+    launch = launch_of(text, "f.sh", folder=FOLDER)
+    own_arguments = text.replace("--deepspeed zero2.json", "--deepspeed --deepspeed_config zero2.json")
+    assert own_arguments != text
+    assert launch_of(own_arguments, "f.sh", folder=FOLDER) == launch
+
+
 @in_one_test
 @pytest.mark.parametrize(("text", "kind", "framework", "values"), READ, ids=[case[0] for case in READ])
 def test_a_run_is_read(text: str, kind: str, framework: str, values: dict[str, Any]) -> None:
