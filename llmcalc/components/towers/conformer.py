@@ -4,7 +4,8 @@ Gulati 2020 (arXiv:2005.08100).
 
 Gemma's is the Universal Speech Model's (Zhang 2023, arXiv:2303.01037): attention windows in chunks, and scores against
 projected sinusoids of the distances. Phi-4-multimodal's has a table of distances shared by all layers, biases
-everywhere and a gated network, and cuts long audio into segments. transformers: models/gemma3n, models/gemma4, models/phi4_multimodal.
+everywhere and a gated network, and cuts long audio into segments. transformers:
+models/gemma3n, models/gemma4, models/phi4_multimodal.
 """
 
 from __future__ import annotations
@@ -84,7 +85,7 @@ class ConformerAttention(Part):
 
 
 class Conformer(TowerPart):
-    """A conformer: frames of a spectrum → fewer frames of hidden_size → layers → every reduction-th frame → output_size.
+    """A conformer: frames of a spectrum → fewer frames of hidden_size → layers → fewer frames → output_size.
 
     hidden_size: the width.
     subsampling: the convolutions that reduce the number of frames.
