@@ -21,7 +21,6 @@ from ..mixers.attention import Attention
 from ..networks.feed_forward import FeedForward
 from ..norm import Norm
 from ..runtime import ForwardPass
-from ..spectrum_stem import SpectrumStem
 from ..stack import Stack
 from ..stem import ConvStem
 from .base import TowerPart
@@ -73,6 +72,8 @@ class AudioTower(TowerPart):
 
     @classmethod
     def examples(cls) -> list[Self]:
+        from ..spectrum_stem import SpectrumStem
+
         layernorm = Norm(type="layernorm")
         mixer = Attention(num_attention_heads=2, q_bias=True, v_bias=True, o_bias=True)
         ungated_network = FeedForward(intermediate_size=20, hidden_act="gelu", up_bias=True, down_bias=True)
