@@ -6,7 +6,7 @@ transformers: models/qwen2_audio, models/voxtral.
 from __future__ import annotations
 
 from functools import cache
-from typing import TYPE_CHECKING, ClassVar, Literal, Self
+from typing import TYPE_CHECKING, Any, ClassVar, Literal, Self
 
 from pydantic import model_validator
 
@@ -87,7 +87,7 @@ class AudioTower(TowerPart):
             final_norm=layernorm,
         )
         windows = block.model_copy(update={"attention": mixer.model_copy(update={"grid_window": 3})})
-        fields = {"num_hidden_layers": 2, "position": Sinusoidal(), "final_norm": layernorm}
+        fields: dict[str, Any] = {"num_hidden_layers": 2, "position": Sinusoidal(), "final_norm": layernorm}
         chunks = Stack(block=windows, stem=ConvStem(num_mel_bins=5, max_source_positions=9, chunk=4), **fields)
         convolution = SpectrumConv(channels=4, bias=True)
         subsampling = Subsampling(num_mel_bins=9, convolutions=(convolution,) * 2, hidden_act="gelu", chunk=6)

@@ -106,7 +106,9 @@ QWEN3_AUDIO_SECTION = Section(
 
 WRAPPERS = {
     "qwen2_5_omni_thinker": {
-        "vision_config": Section(read_qwen2_5, {"qwen2_5_omni_vision_encoder": QWEN2_5}, ignored=IGNORED | {"embed_dim"}),
+        "vision_config": Section(
+            read_qwen2_5, {"qwen2_5_omni_vision_encoder": QWEN2_5}, ignored=IGNORED | {"embed_dim"}
+        ),
         "audio_config": Section(
             _read_qwen2_5_audio, {"qwen2_5_omni_audio_encoder": QWEN2_5_AUDIO}, ignored=AUDIO_FIELDS
         ),
