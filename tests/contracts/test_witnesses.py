@@ -249,7 +249,20 @@ NOT_EXACT: Mapping[str, Mapping[str, str]] = {
 """Run → what is known by its source now, each with the reason."""
 
 RULES = (
-    *("budget", "canvas", "clips", "covering", "fixed", "longest_edge", "padded", "pinpoints", "smart_resize"),
+    *(
+        "budget",
+        "canvas",
+        "chunks",
+        "clips",
+        "covering",
+        "dynamic_hd",
+        "fixed",
+        "longest_edge",
+        "padded",
+        "pinpoints",
+        "recording",
+        "smart_resize",
+    ),
     *("split", "tiles", "native_tiles"),
 )
 TOKENS_ALONE = "it says how many patches and tokens there are, and holds no memory"
