@@ -249,21 +249,8 @@ NOT_EXACT: Mapping[str, Mapping[str, str]] = {
 """Run → what is known by its source now, each with the reason."""
 
 RULES = (
-    *(
-        "budget",
-        "canvas",
-        "chunks",
-        "clips",
-        "covering",
-        "dynamic_hd",
-        "fixed",
-        "longest_edge",
-        "padded",
-        "pinpoints",
-        "recording",
-        "smart_resize",
-    ),
-    *("split", "tiles", "native_tiles"),
+    *("budget", "canvas", "clips", "covering", "fixed", "longest_edge", "padded", "pinpoints", "smart_resize"),
+    *("split", "tiles", "native_tiles", "dynamic_hd", "chunks", "recording"),
 )
 TOKENS_ALONE = "it says how many patches and tokens there are, and holds no memory"
 
